@@ -1,5 +1,5 @@
-//! What large record files cost: makes a baseline and a run of many cases, and reads one, with the
-//! time it took and the peak of the process' memory.
+//! Measures the cost of large record files: makes a baseline and a run of many cases, and reads
+//! one, with the time it took and the peak of the process' memory.
 //!
 //! ```text
 //! cargo run --release --example large_records -- make DIR CASES RUNS SAMPLES
@@ -133,7 +133,7 @@ fn make_comparisons(folder: &Path, recorded: &Path, size: &Size) {
         for timing in blocks.iter_mut().flat_map(|block| &mut block.head) {
             timing.time_ns *= slower;
         }
-        Series::of(&blocks)
+        Series::from_blocks(&blocks)
     };
     let (equal, slower) = (blocks(1.0), blocks(1.05));
     for index in 1..=size.shards {
@@ -187,7 +187,7 @@ fn read(path: &Path) {
     println!("{cases} cases in {:.2} s, peak {}", started.elapsed().as_secs_f64(), peak());
 }
 
-/// The most memory that the process held, as Linux tells it.
+/// Peak memory of the process, as Linux reports it.
 fn peak() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

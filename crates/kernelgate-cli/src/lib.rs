@@ -14,9 +14,9 @@
 //! - [`pages`]: HTML pages of measurements, verdicts and traces.
 //! - [`verbs`]: the command line, one file a verb.
 //!
-//! What is measured, and how, is in `kernelgate`, which the bench executables link; this crate
-//! links it for the formats that both know. A library beside the program so that both of its names
-//! share one `main` and its tests reach the parts.
+//! Measuring is in `kernelgate`, which the bench executables link; this crate links it for the
+//! formats that both know. A library beside the program so that both of its names share one `main`
+//! and its tests reach the parts.
 
 pub mod benches;
 pub mod bisect;
@@ -39,10 +39,10 @@ use kernelgate::harness::{guard, variables};
 use kernelgate::protocol;
 use kernelgate::record::text::printable;
 
-/// The program on these arguments, the first of which is its name.
+/// Runs the program with these arguments, the first of which is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     if std::env::var_os(protocol::VARIABLE).is_some_and(|value| value == protocol::QUESTION) {
-        // It lies beside bench executables, and holds the same marks.
+        // The program lies beside bench executables, and contains the same marks.
         println!("{}", benches::PROGRAM);
         return Exit::Fine.into();
     }
@@ -72,7 +72,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// An error with its causes, each once: some errors quote their cause.
+/// An error with its causes, each once, because some errors quote their cause.
 fn with_causes(error: &anyhow::Error) -> String {
     let causes = error.chain().map(ToString::to_string);
     causes.fold(String::new(), |text, cause| match text.contains(&cause) {

@@ -1,4 +1,4 @@
-//! Arguments in, exit code out.
+//! Passes the arguments to the library, and ends with its exit code.
 
 use std::process::ExitCode;
 

@@ -1,19 +1,19 @@
-//! `kernelgate check` from outside: a scratch repository as any CI would check it, with an installed
-//! program and no script.
+//! `kernelgate check` from outside: in a scratch repository as any CI would check it, with an
+//! installed program and no script.
 
 #![cfg(unix)]
 
 use crate::package::Outcome;
 use crate::package::scratch::{CASE, Scratch};
 
-/// The check in the scratch repository, with the environment of a comparison.
+/// Runs the check in the scratch repository, with the environment of a comparison.
 fn check(scratch: &Scratch, flags: &str) -> Outcome {
     let mut command = scratch.kernelgate(&format!("check {flags}"));
     command.env("KERNELGATE_BACKEND", "cpu").env_remove("KERNELGATE_CUDA_LIBS");
     command.output().unwrap().into()
 }
 
-/// A baseline `main` of two runs, thresholds that no noise reaches.
+/// Saves a baseline `main` of two runs, with thresholds that noise does not reach.
 fn save_baseline(scratch: &Scratch) {
     let mut save = scratch.kernelgate("baseline save main --runs 2 -- -- --quick --noplot");
     let saved: Outcome = save.env("KERNELGATE_BACKEND", "cpu").output().unwrap().into();
@@ -66,14 +66,13 @@ fn a_dry_run_prints_its_commands_and_runs_none() {
 #[test]
 fn a_slower_head_fails_the_check_with_a_comment_and_files() {
     let scratch = Scratch::new();
-    // Sixteen times as slow, which no noise hides.
+    // The head is sixteen times as slow, which noise cannot hide.
     scratch.bench("ROUNDS: usize = 100", "ROUNDS: usize = 1600");
-    let outcome = check(&scratch, "--base main --out told --budget 5m --case-time 0.1s");
+    let outcome = check(&scratch, "--base main --out out --budget 5m --case-time 0.1s");
     let words = ["**1 regressed", "- base: ", "noise floor", "Kernel resources"];
     outcome.expect(1, &words).expect(1, &["kernelgate compare --base", "nothing is recorded for"]);
-    let read = |name: &str| {
-        std::fs::read_to_string(scratch.folder.path().join("told").join(name)).unwrap()
-    };
+    let read =
+        |name: &str| std::fs::read_to_string(scratch.folder.path().join("out").join(name)).unwrap();
     assert_eq!(read("comment.md"), outcome.stdout);
     assert!(read("report.html").contains("<svg") && read("change.svg").starts_with("<svg"));
     assert!(read("junit.xml").contains("type=\"regressed\"") && read("bmf.json").contains(CASE));
@@ -86,12 +85,12 @@ fn a_base_that_does_not_build_leaves_the_committed_baseline() {
     scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
     scratch.commit("broken");
     scratch.bench("fn main()", "fn main()");
-    check(&scratch, "--base main --out told").expect(2, &["does not build", "nothing was judged"]);
+    check(&scratch, "--base main --out out").expect(2, &["does not build", "nothing was judged"]);
     save_baseline(&scratch);
-    let outcome = check(&scratch, "--base main --out told --runs 2 --allow-inconclusive");
+    let outcome = check(&scratch, "--base main --out out --runs 2 --allow-inconclusive");
     let words = ["the committed baseline is the second best", "- base: baseline `main` of"];
     outcome.expect(0, &words).expect(0, &["run 2 of 2", "of 1 (threshold 5%)"]);
-    assert!(scratch.folder.path().join("told/report/index.html").is_file());
+    assert!(scratch.folder.path().join("out/report/index.html").is_file());
 }
 
 #[test]
@@ -102,7 +101,7 @@ fn a_bench_that_dies_is_not_judged() {
     let dies = "\n[[bench]]\nname = \"dies\"\nharness = false\n";
     scratch.write("Cargo.toml", &format!("{manifest}{dies}"));
     scratch.write("benches/dies.rs", "fn main() { std::process::abort() }");
-    let outcome = check(&scratch, "--mode gate --out told --runs 1 --allow-inconclusive");
+    let outcome = check(&scratch, "--mode gate --out out --runs 1 --allow-inconclusive");
     let died = "**`cargo bench` ended with 101 (run 1 of 1)**: a bench that died is not judged";
     outcome.expect(2, &["of 1 (threshold", died]);
 }

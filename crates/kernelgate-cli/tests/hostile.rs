@@ -1,4 +1,4 @@
-//! Benches that lie, break and attack: each behaviour is refused by name, and nothing that it wrote
+//! Benches that lie, fail and attack: each behaviour is refused by name, and none of their text
 //! acts on a terminal, in a comment, a page, a table or a test report.
 
 #![cfg(unix)]
@@ -28,12 +28,12 @@ fn verified(case: &str) -> VerifiedCase {
     }
 }
 
-/// A toy that answers `verify` as a bench that behaves.
+/// A toy bench that answers `verify` correctly.
 fn toy() -> Toy {
     Toy::new(ResponseBody::Verify(vec![verified(TOY_CASE)]))
 }
 
-/// No panic, no character that acts, and an exit code that is not 0.
+/// Checks for a non-zero exit code, no panic, and no control character.
 #[track_caller]
 fn refused(name: &str, outcome: &Outcome, words: &[&str]) {
     let all = outcome.all();
@@ -50,7 +50,7 @@ fn refused(name: &str, outcome: &Outcome, words: &[&str]) {
 fn a_response_that_cannot_be_is_refused_by_name() {
     let toy = toy();
     toy.kernelgate("verify --dir benches").expect(0, &[TOY_CASE, "1 ok"]);
-    // What a number, a name or the envelope becomes, and the words of the refusal.
+    // A number, a name or the envelope, its replacement, and the words of the refusal.
     for (from, to, words) in [
         ("\"checked\": 10", "\"checked\": 20", "20 of 10 elements checked"),
         ("\"checked\": 10", "\"checked\": -1", "invalid value: integer `-1`"),
@@ -122,7 +122,7 @@ fn a_bench_that_attacks_is_named_and_leaves_nothing() {
         refused(name, &outcome, &[words]);
         assert!(!victim.exists(), "{name}");
     }
-    // The answer is whole.
+    // The answer itself is complete.
     for (name, script) in [
         ("a child that outlives it", "sleep 20 &"),
         (
@@ -237,7 +237,7 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
     }
     toy.records(|run| run["started"] = "yesterday".into());
     refused("no time", &toy.compare(), &["`yesterday` is no time"]);
-    // Of a case that was not asked for, a crash, a folder at the path of the record.
+    // A record of another case, a crash, a folder at the path of the record.
     toy.records(|_| ());
     for (name, script, words) in [
         ("a crash after the record", "kill -SEGV $$", "signal"),
@@ -251,7 +251,7 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
     ] {
         toy.behaves(&format!("{RECORDS}\n{script}"));
         refused(name, &toy.compare(), &[words]);
-        // What it left does not break the next comparison.
+        // Files that it left do not break the next comparison.
         toy.behaves(RECORDS);
         assert!(matches!(toy.compare().code, Some(0 | 3)), "after {name}");
     }
@@ -271,7 +271,7 @@ fn samples(run: &mut serde_json::Value, field: &str, values: &[f64]) {
     case(run)["samples"][field] = values.into();
 }
 
-/// Names that are plain text, and mean something to a spreadsheet, a browser or a forge.
+/// Names that are plain text, but have a meaning for a spreadsheet, a browser or a forge.
 const HOSTILE: [&str; 8] = [
     "=cmd|' /C calc'!A0",
     "@SUM(1)",
@@ -283,7 +283,7 @@ const HOSTILE: [&str; 8] = [
     "&lt;b&gt;",
 ];
 
-/// Nothing of [`HOSTILE`] is live in Markdown.
+/// Checks that no name of [`HOSTILE`] acts as Markdown.
 #[track_caller]
 fn inert_markdown(text: &str) {
     let (mut code, mut lines) = (false, Vec::new());
@@ -302,7 +302,7 @@ fn inert_markdown(text: &str) {
 }
 
 fn hostile_id(word: &str) -> String {
-    // A part of an id holds no `/`.
+    // A part of an id cannot contain `/`.
     format!("{}/scale/n1/cpu/hot", word.replace("||", "\\\\"))
 }
 
@@ -356,7 +356,7 @@ fn names_of_others_are_inert_in_every_output_of_every_verb() {
     records_of_others(&toy);
 }
 
-/// A baseline and a run with hostile ids and failures, through the verbs that read them.
+/// Writes a baseline and a run with hostile ids and failures, and reads them with the verbs.
 fn records_of_others(toy: &Toy) {
     let runs = toy.package.path("target/kernelgate/runs");
     let session = |name: &str, factor: f64| {
@@ -408,7 +408,7 @@ fn records_of_others(toy: &Toy) {
     inert_markdown(&toy.kernelgate("baseline show a --format markdown").stdout);
 }
 
-/// Names of kernels and ranges in a trace.
+/// Names of kernels and ranges in a trace are escaped.
 #[test]
 fn names_in_a_trace_are_inert_in_stats_and_diagnoses() {
     let package = crate::package::Package::new();

@@ -1,5 +1,6 @@
-//! The program from outside, in one binary: each file here is a subject. One binary links once, and
-//! its tests keep every core busy where one after the other would wait for its slowest test.
+//! Tests of the program from outside, in one binary: each file here has one subject. One binary
+//! links once, and its tests use every core, whereas several binaries would wait for each other's
+//! slowest test.
 
 #![allow(clippy::unwrap_used)]
 

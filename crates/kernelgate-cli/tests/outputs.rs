@@ -1,12 +1,12 @@
-//! Whole outputs of the verbs on the fixture, as snapshots. Facts of the run and of the machine are
-//! replaced: times, dates, folders, the device.
+//! Complete outputs of the verbs on the fixture, as snapshots. Facts of the run and of the machine
+//! are replaced: times, dates, folders, the device.
 
 use regex::Regex;
 
 use crate::package::{Outcome, Package};
 
-/// A text without what differs from run to run.
-fn stable(package: &Package, text: &str) -> String {
+/// Replaces the parts of a text that differ from run to run.
+fn normalized(package: &Package, text: &str) -> String {
     let folder = package.path("").display().to_string();
     let text = text.replace(folder.trim_end_matches('/'), "FOLDER");
     [
@@ -31,14 +31,14 @@ fn stable(package: &Package, text: &str) -> String {
     .fold(text, |text, (from, to)| Regex::new(from).unwrap().replace_all(&text, *to).into_owned())
 }
 
-/// Both streams with the exit code.
+/// Both output streams with the exit code.
 fn both_streams(package: &Package, outcome: &Outcome) -> String {
     let Outcome { code, stdout, stderr } = outcome;
     let text = format!("exit {}\n-- stdout\n{stdout}\n-- stderr\n{stderr}", code.unwrap_or(-1));
-    stable(package, &text)
+    normalized(package, &text)
 }
 
-/// JSON with its names and no numbers that a machine makes.
+/// JSON with its names, and placeholders for measured numbers.
 fn names(value: &serde_json::Value) -> serde_json::Value {
     use serde_json::Value;
     match value {
@@ -54,7 +54,8 @@ fn names(value: &serde_json::Value) -> serde_json::Value {
     }
 }
 
-/// A baseline `a` of two runs at 200 µs, and a run `head`: one case at 300 µs, one as before.
+/// A package with a baseline `a` of two runs at 200 µs, and a run `head`: one case at 300 µs, one
+/// unchanged.
 fn slower() -> Package {
     let package = Package::new();
     for session in ["b1", "b2"] {
@@ -82,7 +83,7 @@ fn a_gate_in_every_format() {
     let json = package.kernelgate("gate --baseline a --format json");
     let value: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     let text = serde_json::to_string_pretty(&names(&value)).unwrap();
-    insta::assert_snapshot!("gate.json", stable(&package, &text));
+    insta::assert_snapshot!("gate.json", normalized(&package, &text));
 }
 
 #[test]
@@ -145,7 +146,7 @@ fn a_comparison_of_one_file_with_itself() {
     package.dir();
     let line = "compare --base-dir executables --head-dir executables --backend cpu";
     let outcome = package.kernelgate(line);
-    insta::assert_snapshot!("compare_identical", stable(&package, &outcome.stdout));
+    insta::assert_snapshot!("compare_identical", normalized(&package, &outcome.stdout));
 }
 
 #[test]
@@ -164,8 +165,8 @@ fn mistakes_of_the_command_line() {
 fn doctor_names_every_check() {
     let package = Package::new();
     let outcome = package.kernelgate("doctor");
-    let text = stable(&package, &outcome.stdout);
-    // Whether a GPU, its libraries and its tools are there is up to the machine.
+    let text = normalized(&package, &outcome.stdout);
+    // The GPU, its libraries and its tools depend on the machine.
     let fixed = ["build", "baselines", "runs"];
     let lines: Vec<&str> =
         text.lines().filter(|line| fixed.iter().any(|what| line.starts_with(what))).collect();

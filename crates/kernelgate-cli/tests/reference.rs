@@ -1,4 +1,4 @@
-//! The reference pages of docs/reference are generated from the program: a stale one fails.
+//! The reference pages of docs/reference are generated from the program, and a stale page fails.
 //! `UPDATE_REFERENCE=1 cargo test -p kernelgate-cli --test program reference` writes them.
 
 mod records;
@@ -36,9 +36,9 @@ fn check(name: &str, title: &str, body: &str) {
     assert!(page == text, "docs/reference/{name} is stale: run {UPDATE}");
 }
 
-/// The long help of a command and of those below it, each in a section.
+/// The long help of a command and of its subcommands, each in a section.
 fn sections(page: &mut String, command: &Command, name: &str) {
-    // Values of variables are this machine's.
+    // The values of environment variables depend on this machine.
     let shown = command.clone().mut_args(|arg| arg.hide_env_values(true));
     let help = shown.bin_name(name).term_width(COLUMNS).render_long_help().to_string();
     let help: Vec<&str> = help.trim_end().lines().map(str::trim_end).collect();
@@ -51,7 +51,7 @@ fn sections(page: &mut String, command: &Command, name: &str) {
 #[test]
 fn the_page_of_verbs_is_the_help() {
     let mut page = String::new();
-    // Propagates the global flags to the verbs.
+    // Building the command passes the global flags on to the verbs.
     let mut command = kernelgate_cli::verbs::command().version("VERSION");
     command.build();
     sections(&mut page, &command, "kernelgate");
@@ -146,7 +146,7 @@ fn the_page_of_reports_has_every_table_of_stats() {
     check("stats-reports.md", "Reports of `stats`", &page);
 }
 
-/// Keys that `kernelgate.toml` takes in a table, by the error for another one.
+/// The keys of a table of `kernelgate.toml`, taken from the error for an unknown key.
 fn keys(table: &str) -> Vec<String> {
     let error = rules_file::parse("x", &format!("{table}no-such-key = 1")).unwrap_err().to_string();
     let expected = error.split("expected").nth(1).unwrap();

@@ -1,5 +1,5 @@
-//! What others wrote, from outside: values of files, names and messages of benches. None of it
-//! reaches a command line, a path or a terminal as it is.
+//! Text of others, from outside: values of files, names and messages of benches. None of it reaches
+//! a command line, a path or a terminal as it is.
 
 #![cfg(unix)]
 
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use crate::package::{CASE, Outcome, Package, copy_executable, fixture_path};
 
-/// Begins every sequence that a terminal obeys.
+/// The character with which every terminal sequence begins.
 const ESCAPE: char = '\u{1b}';
 
 #[track_caller]
@@ -124,7 +124,7 @@ fn a_tensor_without_a_plain_name_fails_its_case() {
 }
 
 #[test]
-fn what_a_broken_bench_process_said_is_cleaned() {
+fn messages_of_a_broken_bench_process_are_cleaned() {
     let package = Package::new();
     std::fs::create_dir(package.path("bin")).unwrap();
     copy_executable(fixture_path(), package.path("bin/fixture"));
@@ -136,7 +136,7 @@ fn what_a_broken_bench_process_said_is_cleaned() {
     );
 }
 
-/// A committed folder, and what CI kept, may have any names.
+/// The name of a committed folder, or of an artifact of CI, can be anything.
 #[test]
 fn names_of_files_are_cleaned_where_they_are_printed() {
     let package = Package::new();
@@ -144,13 +144,13 @@ fn names_of_files_are_cleaned_where_they_are_printed() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("b.json"), "{").unwrap();
     std::fs::write(package.path("kept\u{7}.json"), "{").unwrap();
-    let said = [
+    let messages = [
         ("baseline list", "baselines/a/b.json: broken or cut short"),
         ("history import . --store s\u{1b}[2J", "kept\\u{7}.json: read ./kept"),
     ];
-    for (verb, said) in said {
+    for (verb, message) in messages {
         let outcome = package.kernelgate(verb);
-        outcome.expect(2, &[said]);
+        outcome.expect(2, &[message]);
         harmless(&outcome);
     }
     let trace = r#"{"traceEvents": [{"ph": "X", "cat": "kernel", "name": 1, "ts": 1}]}"#;
@@ -160,29 +160,29 @@ fn names_of_files_are_cleaned_where_they_are_printed() {
     harmless(&outcome);
 }
 
-/// A pipe without a writer would be waited for without end, a device read so.
+/// Reading a pipe without a writer, or a device, would not end.
 #[test]
-fn what_is_no_file_is_refused_by_name() {
+fn a_device_or_a_pipe_is_refused_by_name() {
     let package = Package::new();
     let fifo = Command::new("mkfifo").arg(package.path("pipe.json")).status();
     assert!(fifo.unwrap().success());
     std::os::unix::fs::symlink("/dev/zero", package.path("zero.json")).unwrap();
     for name in ["pipe.json", "zero.json"] {
-        let said = format!("{name}: it is no file but a device, a pipe or a socket");
+        let expected = format!("{name}: it is no file but a device, a pipe or a socket");
         for verb in ["stats", "diagnose", "export"] {
-            package.kernelgate(&format!("{verb} {name}")).expect(2, &[&said]);
+            package.kernelgate(&format!("{verb} {name}")).expect(2, &[&expected]);
         }
-        package.kernelgate(&format!("history import {name} --store s")).expect(2, &[&said]);
+        package.kernelgate(&format!("history import {name} --store s")).expect(2, &[&expected]);
         package
             .kernelgate(&format!("report --runs {name} --peers {name}"))
             .expect(2, &[name, "it is no file"]);
     }
 }
 
-/// Neither a reader that went away nor a fault of the cases.
+// Neither a broken pipe nor a failing case.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_is_an_error_that_is_said() {
+fn a_full_disk_is_reported_as_an_error() {
     let (package, _) = package();
     for line in ["doctor", "runs", "gate --baseline a", "baseline list"] {
         let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
@@ -201,7 +201,7 @@ fn a_full_disk_is_an_error_that_is_said() {
     Outcome::from(shell.arg(line).output().unwrap()).expect(2, &words);
 }
 
-/// Commands that write into the folder OUT, and a file of it that each writes.
+/// Commands that write into the folder OUT, each with a file that it writes.
 const OUTPUTS: [(&str, &str); 3] = [
     ("export t.json --out OUT/x.json", "x.json"),
     ("verify n64_none --backend cpu DIR --dump OUT", "fixture_spin_n64_none_cpu_hot.safetensors"),
@@ -210,7 +210,7 @@ const OUTPUTS: [(&str, &str); 3] = [
 const TRACE: &str = r#"{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7,
     "ts": 1, "dur": 5, "args": {"correlation": 1, "device": 0, "stream": 7}}]}"#;
 
-/// A link is not written through, and a pipe not waited for.
+/// Output is not written through a link or into a pipe.
 #[test]
 fn leftovers_at_output_paths_are_replaced_or_named() {
     let package = Package::new();
@@ -262,20 +262,20 @@ fn a_timeline_that_does_not_fit_on_the_disk_leaves_the_earlier_one() {
     assert_eq!(std::fs::read_dir(package.path("out")).unwrap().count(), 1);
 }
 
-/// Git can commit a link; a pipe would be waited for without end.
+/// Git can commit a link, and reading a pipe would not end.
 #[test]
-fn a_lock_file_that_is_none_is_named_at_once() {
+fn a_wrong_lock_file_is_named_at_once() {
     let (package, _) = package();
     let baseline = package.baseline("a");
     let lock = baseline.with_file_name(".a.json.lock");
     let victim = package.path("victim");
     let seal = format!("baseline seal {}", baseline.display());
     let refused = |what: &str| {
-        let said = format!(".a.json.lock is no lock file but {what}: remove it");
+        let expected = format!(".a.json.lock is no lock file but {what}: remove it");
         for line in ["baseline add a", &seal] {
-            package.kernelgate(line).expect(2, &["failed to lock", &said]);
+            package.kernelgate(line).expect(2, &["failed to lock", &expected]);
         }
-        package.bench("s3", "n64 --save-baseline a").expect(2, &[&said]);
+        package.bench("s3", "n64 --save-baseline a").expect(2, &[&expected]);
         std::fs::remove_dir_all(package.path("target/kernelgate/runs/s3")).unwrap();
         std::fs::remove_file(&lock).unwrap();
     };
@@ -294,7 +294,7 @@ fn a_lock_file_that_is_none_is_named_at_once() {
     assert!(!victim.exists());
 }
 
-/// What names a file in a record is a name.
+/// A record names files by plain names, never by paths.
 #[test]
 fn a_run_that_names_a_path_is_refused() {
     let (package, _) = package();
@@ -320,7 +320,7 @@ fn a_run_that_names_a_path_is_refused() {
 }
 
 #[test]
-fn what_lies_beside_the_benches_is_not_run() {
+fn other_files_beside_the_benches_are_not_run() {
     let package = Package::new();
     std::fs::create_dir(package.path("bin")).unwrap();
     copy_executable(fixture_path(), package.path("bin/fixture"));
@@ -363,8 +363,9 @@ fn a_commit_that_is_given_is_one_and_is_recorded_as_stated() {
     }
     bench("1a2b3c4d5e+changes", "n64").expect(0, &[]);
     assert_eq!(package.run("s1")["stated_commit"], true);
-    let said = "the commit 1a2b3c4d+changes of the run s1/fixture is as KERNELGATE_COMMIT stated";
-    package.kernelgate("baseline add a").expect(0, &[said]);
+    let expected =
+        "the commit 1a2b3c4d+changes of the run s1/fixture is as KERNELGATE_COMMIT stated";
+    package.kernelgate("baseline add a").expect(0, &[expected]);
     package.kernelgate("baseline show a").expect(0, &["1a2b3c4d+changes (as stated)"]);
 }
 
@@ -387,7 +388,7 @@ fn an_executable_that_was_copied_here_is_not_of_this_checkout() {
 }
 
 #[test]
-fn a_revision_that_looks_like_an_option_is_none() {
+fn a_revision_that_looks_like_an_option_is_not_found() {
     let package = Package::new();
     let git =
         Command::new("git").arg("-C").arg(package.folder.path()).args(["init", "--quiet"]).status();
@@ -402,7 +403,7 @@ fn a_revision_that_looks_like_an_option_is_none() {
 }
 
 #[test]
-fn paths_that_are_no_text_are_errors_and_not_panics() {
+fn paths_that_are_not_utf8_are_errors() {
     use std::os::unix::ffi::OsStrExt;
     let package = Package::new();
     let odd = package.folder.path().join(std::ffi::OsStr::from_bytes(b"odd\xff"));
@@ -415,7 +416,7 @@ fn paths_that_are_no_text_are_errors_and_not_panics() {
         command.output().unwrap().into()
     };
     run("list", &std::env::temp_dir()).expect(0, &[CASE]);
-    run("verify n64 --dump told", &std::env::temp_dir()).expect(2, &["--dump: ", "is not UTF-8"]);
+    run("verify n64 --dump dumped", &std::env::temp_dir()).expect(2, &["--dump: ", "is not UTF-8"]);
     run("list", &odd).expect(2, &["request.json: invalid request: path contains invalid UTF-8"]);
     let mut compare = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "compare");
     let compare = compare.arg("--base-dir").arg(&odd).arg("--head-dir").arg(&odd);
@@ -447,7 +448,7 @@ fn broken_results_of_criterion_are_named() {
 }
 
 #[test]
-fn variables_are_blamed_by_their_name_and_empty_ones_are_none() {
+fn wrong_variables_are_named_and_empty_ones_count_as_unset() {
     let package = Package::new();
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     let dir = package.dir();

@@ -190,7 +190,7 @@ fn safetensors(path: &Path, _: u64) -> bool {
 fn machine_code(path: &Path, _: u64) -> bool {
     let bytes = std::fs::read(path).unwrap();
     let facts = cubin::facts(&bytes, "");
-    let _ = (code::hashes(&bytes), mark::of(path));
+    let _ = (code::hashes(&bytes), mark::kind(path));
     let symbols = facts.iter().flat_map(|facts| facts.keys());
     symbols.for_each(|symbol| drop(code::in_image(&bytes, symbol)));
     let image = Image::from_bytes("image", bytes);

@@ -1,4 +1,4 @@
-//! One request to one bench executable.
+//! Sends requests to bench executables and reads their responses.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -12,37 +12,37 @@ use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
 use kernelgate::record::file;
 use kernelgate::record::text::{printable, quoted};
 
-use super::child::{Ended, Running, over_memory};
+use super::child::{ChildProcess, Ended, over_memory};
 use super::find::{BenchExecutable, FoundBenches};
 use super::output::FailureLines;
 
-/// What a bench may say while it works; the rest is dropped, and that is said.
-pub const MAX_SAID_BYTES: u64 = 1 << 20;
+/// Largest output of a bench that is passed on; the rest is dropped, and a line states that.
+pub const MAX_MESSAGE_BYTES: u64 = 1 << 20;
 /// Longest response, or record, that is read: ten thousand cases take a tenth of it.
 const MAX_RESPONSE_BYTES: u64 = 256_000_000;
-/// Ids that an error names as close to what was asked for.
+/// Ids that an error lists as close to the requested one.
 const MAX_CLOSE: usize = 3;
-/// Time for the rest of its output to arrive once it has ended.
+/// Time for the rest of a bench's output to arrive once the bench has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What every request of a verb has in common.
+/// Settings that all requests of a verb share.
 #[derive(Clone)]
-pub struct Asking<'a> {
-    /// Our flags of a bench binary, as variables.
+pub struct RequestSettings<'a> {
+    /// Settings of the bench executables, as environment variables.
     pub settings: BTreeMap<String, String>,
     /// Criterion's filter.
     pub filter: Option<&'a str>,
-    /// When a bench is treated as hung.
+    /// Time after which a bench is treated as hung.
     pub timeout: Duration,
-    /// The bench that runs, for who wants to end it.
-    pub running: &'a Running,
+    /// The bench that runs, shared with the code that may end it.
+    pub running: &'a ChildProcess,
 }
 
-/// Asks every executable; their answers by bench, without those that have no case that was asked
-/// for.
+/// Asks every executable and returns the answers by bench. Executables without a requested case are
+/// absent.
 pub fn all(
     found: &FoundBenches,
-    asking: &Asking<'_>,
+    asking: &RequestSettings<'_>,
     action: &Action,
 ) -> anyhow::Result<Vec<(String, ResponseBody)>> {
     let mut answers = Vec::new();
@@ -54,15 +54,15 @@ pub fn all(
 }
 
 /// Asks one executable after the other; `answered` gets each bench with its answer as it comes, so
-/// that what one said is not lost where the next one breaks or the user ends it. Those that have no
-/// case that was asked for are left out.
+/// that no answer is lost if the next one fails or the user interrupts. Executables without a
+/// requested case are skipped.
 ///
 /// # Errors
-/// When one breaks, hangs or cannot do it here, none has a case that was asked for, or `answered`
-/// fails.
+/// When an executable breaks, hangs or cannot do the action on this machine, no executable has a
+/// requested case, or `answered` fails.
 pub fn each(
     found: &FoundBenches,
-    asking: &Asking<'_>,
+    asking: &RequestSettings<'_>,
     action: &Action,
     mut answered: impl FnMut(&str, ResponseBody) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
@@ -101,7 +101,7 @@ pub fn each(
 /// Asks one executable.
 pub fn one(
     executable: &BenchExecutable,
-    asking: &Asking<'_>,
+    asking: &RequestSettings<'_>,
     action: &Action,
 ) -> anyhow::Result<ResponseBody> {
     let Answer { body, death } = ask(executable, asking, action)?;
@@ -120,7 +120,7 @@ struct Answer {
 /// Asks one executable and waits for its end.
 fn ask(
     executable: &BenchExecutable,
-    asking: &Asking<'_>,
+    asking: &RequestSettings<'_>,
     action: &Action,
 ) -> anyhow::Result<Answer> {
     let bench = &executable.bench;
@@ -135,8 +135,9 @@ fn ask(
     let (_, said) =
         running.start(&mut command).with_context(|| format!("bench `{bench}` does not start"))?;
     let (sender, receiver) = std::sync::mpsc::channel();
-    // Not joined: a process that the bench left behind may hold the stream open for ever.
-    std::thread::spawn(move || sender.send(said.map(pass_on).unwrap_or_default()));
+    // The thread is not joined: a process that the bench left behind may hold the stream open for
+    // ever.
+    std::thread::spawn(move || sender.send(said.map(print_messages).unwrap_or_default()));
     let ended =
         running.finish(asking.timeout).with_context(|| format!("bench `{bench}` was lost"))?;
     let last = receiver.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
@@ -182,7 +183,7 @@ fn ask(
     }
 }
 
-/// Accepts a file that a bench wrote if it is no longer than what is read of one.
+/// Checks that a file of a bench is not longer than the limit.
 pub fn within_limit(path: &Path) -> Result<(), String> {
     match std::fs::metadata(path) {
         Ok(facts) if facts.len() > MAX_RESPONSE_BYTES => Err(format!(
@@ -194,7 +195,7 @@ pub fn within_limit(path: &Path) -> Result<(), String> {
     }
 }
 
-fn command(executable: &BenchExecutable, asking: &Asking<'_>, request: &Path) -> Command {
+fn command(executable: &BenchExecutable, asking: &RequestSettings<'_>, request: &Path) -> Command {
     let mut command = Command::new(&executable.path);
     command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
     if let Some(filter) = asking.filter {
@@ -209,28 +210,28 @@ fn command(executable: &BenchExecutable, asking: &Asking<'_>, request: &Path) ->
     command
 }
 
-/// Repeats what a bench says, up to a limit, and reads on so that it does not block; its last
-/// lines.
-fn pass_on(said: impl Read) -> Vec<String> {
+/// Prints the output of a bench up to a limit, reads the rest so that the bench does not block, and
+/// returns the last lines.
+fn print_messages(said: impl Read) -> Vec<String> {
     let mut said = BufReader::new(said);
     let mut last = FailureLines::default();
     let mut line = Vec::new();
     let mut read_bytes = 0;
     loop {
         line.clear();
-        let read = said.by_ref().take(MAX_SAID_BYTES).read_until(b'\n', &mut line);
+        let read = said.by_ref().take(MAX_MESSAGE_BYTES).read_until(b'\n', &mut line);
         if !matches!(read, Ok(1..)) {
             return last.into_lines().iter().map(|line| quoted(line).into_owned()).collect();
         }
         let before = read_bytes;
         read_bytes += line.len() as u64;
-        if read_bytes <= MAX_SAID_BYTES {
+        if read_bytes <= MAX_MESSAGE_BYTES {
             let text = String::from_utf8_lossy(&line);
             let text = printable(text.trim_end());
             eprintln!("{text}");
             last.push(&text);
-        } else if before <= MAX_SAID_BYTES {
-            eprintln!("(it says more than {MAX_SAID_BYTES} bytes: the rest is left out)");
+        } else if before <= MAX_MESSAGE_BYTES {
+            eprintln!("(it prints more than {MAX_MESSAGE_BYTES} bytes: the rest is dropped)");
         }
     }
 }
@@ -239,10 +240,10 @@ fn pass_on(said: impl Read) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// A bench of two lines of shell: the first answers, the second breaks.
+    /// Two benches of two lines of shell: the first answers, the second fails.
     #[cfg(unix)]
     #[test]
-    fn what_a_bench_answered_is_there_where_the_next_one_breaks() {
+    fn answers_are_kept_if_the_next_bench_fails() {
         use std::os::unix::fs::PermissionsExt;
 
         let folder = tempfile::tempdir().unwrap();
@@ -259,8 +260,8 @@ mod tests {
             r#"cp answer "$(sed -n 's/.*"response": *"\([^"]*\)".*/\1/p' "$KERNELGATE_REQUEST")""#;
         let executables = vec![bench("first", answers), bench("second", "exit 7")];
         let found = FoundBenches { executables, left_alone: Vec::new() };
-        let running = Running::default();
-        let asking = Asking {
+        let running = ChildProcess::default();
+        let asking = RequestSettings {
             settings: BTreeMap::new(),
             filter: None,
             timeout: Duration::from_secs(60),
@@ -292,8 +293,8 @@ mod tests {
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         let root = folder.path().to_owned();
         let executable = BenchExecutable { bench: "dies".to_owned(), path, root };
-        let running = Running::default();
-        let asking = Asking {
+        let running = ChildProcess::default();
+        let asking = RequestSettings {
             settings: BTreeMap::new(),
             filter: None,
             timeout: Duration::from_secs(60),
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_bench_writes_is_limited() {
+    fn the_size_of_a_response_is_limited() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(MAX_RESPONSE_BYTES).unwrap();
         assert_eq!(within_limit(file.path()), Ok(()));
@@ -322,13 +323,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_bench_says_is_limited_and_read_to_its_end() {
+    fn the_output_of_a_bench_is_limited_and_read_to_its_end() {
         let lines: String = (0..10).map(|i| format!("line {i}\n")).collect();
-        assert_eq!(pass_on(lines.as_bytes()), ["line 6", "line 7", "line 8", "line 9"]);
+        assert_eq!(print_messages(lines.as_bytes()), ["line 6", "line 7", "line 8", "line 9"]);
         let flood =
-            [b"first\n".as_slice(), &vec![b'x'; 3 * MAX_SAID_BYTES as usize], b"\nlast\n"].concat();
-        assert_eq!(pass_on(&flood[..]), ["first"]);
-        let line = vec![b'x'; MAX_SAID_BYTES as usize - 1];
-        assert_eq!(pass_on(&line[..]), [format!("{}…", "x".repeat(200))]);
+            [b"first\n".as_slice(), &vec![b'x'; 3 * MAX_MESSAGE_BYTES as usize], b"\nlast\n"]
+                .concat();
+        assert_eq!(print_messages(&flood[..]), ["first"]);
+        let line = vec![b'x'; MAX_MESSAGE_BYTES as usize - 1];
+        assert_eq!(print_messages(&line[..]), [format!("{}…", "x".repeat(200))]);
     }
 }

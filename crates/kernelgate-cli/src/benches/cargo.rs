@@ -8,28 +8,28 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::child::{Ended, Running, over_memory};
+use super::child::{ChildProcess, Ended, over_memory};
 
-/// Lines of cargo that an error shows.
+/// Number of cargo's last lines that an error shows.
 const SHOWN_LINES: usize = 30;
-/// Timeout of a build where none was given.
+/// Timeout of a build without a timeout of its own.
 pub const TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 
-/// Why there are no executables.
+/// The reason why a build gave no executables.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// Cargo does not start, or was lost.
     #[error("cannot be built: failed to run cargo: {0}")]
     Cargo(std::io::Error),
-    /// It takes too long.
+    /// The build takes too long.
     #[error("was not built within {} s", .0.as_secs_f64())]
     TimedOut(Duration),
-    /// Cargo failed; what it said last.
+    /// Cargo failed, with its last lines.
     #[error("does not build; cargo's last lines:\n{0}")]
     Failed(String),
 }
 
-/// What cargo says of an executable that it built; other messages lack the fields.
+/// Cargo's message about an executable that it built; other messages lack the fields.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
@@ -55,7 +55,7 @@ pub struct Built {
     pub manifest: PathBuf,
 }
 
-/// What cargo built.
+/// Output of a build.
 #[derive(Debug, Default)]
 pub struct BuildOutput {
     /// Bench executables.
@@ -80,23 +80,23 @@ impl BuildOutput {
     }
 }
 
-/// Which benches are built, and how.
+/// Selects the benches of a build, with the profile.
 #[derive(Debug, Clone, Copy)]
 pub struct BuildTargets<'a> {
-    /// Only these bench targets; all where there are none.
+    /// Names of the bench targets to build; all if it is empty.
     pub benches: &'a [String],
-    /// Only this package.
+    /// Package to which the build is restricted.
     pub package: Option<&'a str>,
     /// Cargo's profile.
     pub profile: &'a str,
 }
 
-/// The program.
+/// The cargo program, as the variable `CARGO` names it.
 pub fn program() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// `cargo bench --no-run`, to which a caller adds where.
+/// The command `cargo bench --no-run`; the caller adds the folder.
 pub fn command(wanted: BuildTargets<'_>) -> Command {
     let mut command = Command::new(program());
     command.args([
@@ -119,24 +119,25 @@ pub fn command(wanted: BuildTargets<'_>) -> Command {
     command
 }
 
-/// Progress without a terminal: lines that end with a carriage return. Colours would be in them.
+/// Variables that make cargo print progress without a terminal: lines that end with a carriage
+/// return, without colours.
 pub const PROGRESS: [(&str, &str); 3] = [
     ("CARGO_TERM_PROGRESS_WHEN", "always"),
     ("CARGO_TERM_PROGRESS_WIDTH", "80"),
     ("CARGO_TERM_COLOR", "never"),
 ];
 
-/// How far a build is.
+/// Progress of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BuildProgress {
     /// Crates and build scripts that are compiled.
     pub done: usize,
-    /// Those and the rest.
+    /// All crates and build scripts.
     pub all: usize,
 }
 
 impl BuildProgress {
-    /// From a line such as "Building [=> ] 3/83: syn".
+    /// Reads a line such as "Building [=> ] 3/83: syn".
     fn parse(line: &str) -> Option<Self> {
         let (_, counts) = line.trim_start().strip_prefix("Building [")?.split_once(']')?;
         let (done, all) = counts.split(':').next()?.trim().split_once('/')?;
@@ -144,8 +145,8 @@ impl BuildProgress {
     }
 }
 
-/// Pieces of a text that end with a line feed or a carriage return.
-fn pieces(stream: impl Read) -> impl Iterator<Item = String> {
+/// Parts of a text that end with a line feed or a carriage return.
+fn progress_lines(stream: impl Read) -> impl Iterator<Item = String> {
     let mut reader = BufReader::new(stream);
     std::iter::from_fn(move || {
         let mut piece = Vec::new();
@@ -170,23 +171,23 @@ fn pieces(stream: impl Read) -> impl Iterator<Item = String> {
 pub enum CargoLine<'a> {
     /// A message.
     Message(&'a str),
-    /// With the variables of [`PROGRESS`].
+    /// Progress, printed because of the variables of [`PROGRESS`].
     Progress(BuildProgress),
 }
 
-/// Runs such a command; the executables, or cargo's last lines.
+/// Runs a build and returns the executables, or cargo's last lines.
 pub fn build(
     command: &mut Command,
-    (running, timeout): (&Running, Duration),
+    (running, timeout): (&ChildProcess, Duration),
     show: impl Fn(CargoLine<'_>) + Send,
 ) -> Result<BuildOutput, BuildError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let (stdout, stderr) = running.start(command).map_err(BuildError::Cargo)?;
     let (messages, ended, lines) = std::thread::scope(|scope| {
         let lines = scope.spawn(move || {
-            let pieces = stderr.into_iter().flat_map(pieces);
+            let progress_lines = stderr.into_iter().flat_map(progress_lines);
             let mut messages = Vec::new();
-            for line in pieces {
+            for line in progress_lines {
                 match BuildProgress::parse(&line) {
                     Some(progress) => show(CargoLine::Progress(progress)),
                     None => {
@@ -199,10 +200,10 @@ pub fn build(
         });
         let built = scope.spawn(move || {
             let mut built = BuildOutput::default();
-            stdout.into_iter().flat_map(pieces).for_each(|line| built.note(&line));
+            stdout.into_iter().flat_map(progress_lines).for_each(|line| built.note(&line));
             built
         });
-        // Concurrent with the readers: a build that hangs holds its streams open.
+        // The wait runs concurrently with the readers: a build that hangs holds its streams open.
         let ended = running.finish(timeout);
         (built.join().unwrap_or_default(), ended, lines.join().unwrap_or_default())
     });
@@ -211,7 +212,7 @@ pub fn build(
         Ended::TimedOut => Err(BuildError::TimedOut(timeout)),
         Ended::OverMemory(limit) => Err(BuildError::Failed(over_memory(limit))),
         Ended::Exited(_) => {
-            // Warnings come first and often; what matters is at the end.
+            // Warnings come first and are frequent; the error is at the end.
             let last = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
             Err(BuildError::Failed(last.join("\n")))
         }
@@ -238,12 +239,12 @@ mod tests {
         };
         let built = noted(&line("compiler-artifact", "bench", r#""/t/a-1""#));
         assert_eq!(built.manifests, [PathBuf::from("/p/Cargo.toml")].into());
-        let wanted = Built {
+        let expected = Built {
             bench: "a".to_owned(),
             path: PathBuf::from("/t/a-1"),
             manifest: PathBuf::from("/p/Cargo.toml"),
         };
-        assert_eq!(built.benches, [wanted]);
+        assert_eq!(built.benches, [expected]);
         for other in [
             line("compiler-artifact", "lib", r#""/t/a-1""#),
             line("compiler-artifact", "bench", "null"),
@@ -258,10 +259,11 @@ mod tests {
     fn progress_is_read_between_the_lines_of_cargo() {
         let text = "   Compiling syn v2.0.119\n    Building [=> ] 3/83: syn, quote   \r    Building \
                     [==>] 10/83: syn\rerror: no\n\nlast";
-        let pieces: Vec<String> = pieces(text.as_bytes()).collect();
-        let progress: Vec<_> = pieces.iter().filter_map(|it| BuildProgress::parse(it)).collect();
+        let progress_lines: Vec<String> = progress_lines(text.as_bytes()).collect();
+        let progress: Vec<_> =
+            progress_lines.iter().filter_map(|it| BuildProgress::parse(it)).collect();
         assert_eq!(progress, [3, 10].map(|done| BuildProgress { done, all: 83 }));
-        let rest: Vec<&str> = pieces
+        let rest: Vec<&str> = progress_lines
             .iter()
             .map(String::as_str)
             .filter(|it| BuildProgress::parse(it).is_none())

@@ -1,4 +1,4 @@
-//! A child process that can be ended from elsewhere and is not waited for without end.
+//! A child process that another thread can end, and that is never waited for without a limit.
 
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,28 +8,29 @@ use crate::commands;
 use kernelgate::display;
 use kernelgate::record::environment::available_memory;
 
-/// Between two polls of a process: short against a process, long against what a poll costs.
+/// Time between two polls of a process: short against its run time, long against the cost of a
+/// poll.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Between two readings of its memory, which cost more.
+/// Time between two readings of a process's memory, which cost more than a poll.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The process that runs now, for who wants to end it.
+/// The child process that runs now, shared with the code that may end it.
 #[derive(Clone, Default)]
-pub struct Running {
+pub struct ChildProcess {
     child: Arc<Mutex<Option<Child>>>,
     /// Whether each process leads a group of its own.
     groups: bool,
 }
 
-impl Running {
-    /// Each process leads a group of its own, which ends with it, by itself or from here, so that
-    /// nothing that it started survives but what has made a session of its own. A terminal's Ctrl-C
-    /// does not reach such a group: only for who watches for it and then ends what runs.
+impl ChildProcess {
+    /// Makes a handle whose processes each lead a process group. The group ends with its process,
+    /// so that no child survives unless it made a session of its own. A terminal's Ctrl-C does not
+    /// reach such a group: the caller has to watch for it and end the process.
     pub fn in_groups() -> Self {
         Self { groups: true, ..Self::default() }
     }
 
-    /// Ends the process, if one runs, and lets no other start: for a program that is about to end.
+    /// Ends the process that runs, and lets no other start: for a program that is about to end.
     pub fn kill(&self) {
         let mut child = self.lock();
         if let Some(child) = child.as_mut() {
@@ -38,7 +39,7 @@ impl Running {
         std::mem::forget(child);
     }
 
-    /// Starts a process; its streams, where the command pipes them.
+    /// Starts a process and returns its streams, if the command pipes them.
     pub fn start(
         &self,
         command: &mut Command,
@@ -57,12 +58,13 @@ impl Running {
 
     /// Waits for the process that was started.
     pub fn finish(&self, timeout: Duration) -> std::io::Result<Ended> {
-        // What is free now: a process that takes more drives the machine into swapping, or has the
+        // The free memory: a process that takes more drives the machine into swapping, or has the
         // system end some process.
         self.finish_within(timeout, available_memory())
     }
 
-    /// The same, for a process that may take so many bytes of memory.
+    /// Waits until the process ends, and kills it at the timeout or if it uses more than `memory`
+    /// bytes.
     pub fn finish_within(&self, timeout: Duration, memory: u64) -> std::io::Result<Ended> {
         let started = Instant::now();
         let mut looked = started;
@@ -70,7 +72,7 @@ impl Running {
             let mut held = self.lock();
             let Some(child) = held.as_mut() else { return Ok(Ended::TimedOut) };
             let ended = if has_exited(child)? {
-                // While its id is still taken, so that the group is no other.
+                // The id is still in use, so the group cannot be another one.
                 self.end_group(child);
                 Some(Ended::Exited(child.wait()?))
             } else if started.elapsed() > timeout {
@@ -108,7 +110,7 @@ impl Running {
         self.end();
     }
 
-    /// Ends the process and waits for it; whether it still ran.
+    /// Ends the process and waits for it; returns whether it still ran.
     pub fn end(&self) -> bool {
         let Some(mut child) = self.lock().take() else { return false };
         let ran = matches!(has_exited(&mut child), Ok(false));
@@ -122,7 +124,7 @@ impl Running {
         let _ = child.kill().and_then(|()| child.wait());
     }
 
-    /// Ends what is in the group of a process that was not waited for yet.
+    /// Ends the group of a process that was not waited for yet.
     fn end_group(&self, child: &Child) {
         #[cfg(unix)]
         if self.groups
@@ -140,7 +142,7 @@ impl Running {
     }
 }
 
-/// Whether a process has come to its end; its id stays taken until it is waited for.
+/// Whether a process has ended; its id stays in use until it is waited for.
 #[cfg(unix)]
 fn has_exited(child: &mut Child) -> std::io::Result<bool> {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
@@ -156,23 +158,24 @@ fn has_exited(child: &mut Child) -> std::io::Result<bool> {
     Ok(child.try_wait()?.is_some())
 }
 
-/// How a process ended.
+/// The ways in which a child process can end.
 pub enum Ended {
-    /// By itself.
+    /// The process ended by itself.
     Exited(ExitStatus),
-    /// It was killed after its time was over.
+    /// The process was killed after its timeout.
     TimedOut,
-    /// It was killed because it took more than this many bytes of memory.
+    /// The process was killed because it took more than this many bytes of memory.
     OverMemory(u64),
 }
 
-/// Why a process was killed that took more than so many bytes, a fragment.
+/// The reason why a process was killed for taking more memory than the limit, as a fragment of a
+/// sentence.
 pub fn over_memory(limit: u64) -> String {
     format!("killed: it took more than {} of memory, all that was free", display::bytes(limit))
 }
 
-/// Memory that a process and what it started occupy; 0 where the system does not say, as on others
-/// than Linux. What they share counts for each of them.
+/// Memory of a process and its descendants; 0 if the system does not report it, as on systems other
+/// than Linux. Shared memory counts for each of them.
 fn resident_bytes(process: u32) -> u64 {
     let own = || {
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
@@ -183,18 +186,22 @@ fn resident_bytes(process: u32) -> u64 {
     own().unwrap_or_default() + started.sum::<u64>()
 }
 
-/// The processes that one has started and that still run.
+/// The running children of a process.
 fn children(process: u32) -> Vec<u32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
-    let of_thread = |thread: std::fs::DirEntry| {
+    let children_of = |thread: std::fs::DirEntry| {
         std::fs::read_to_string(thread.path().join("children")).unwrap_or_default()
     };
-    let told: Vec<String> = threads.flatten().map(of_thread).collect();
-    told.iter().flat_map(|text| text.split_whitespace()).flat_map(str::parse).collect()
+    let lists: Vec<String> = threads.flatten().map(children_of).collect();
+    lists.iter().flat_map(|text| text.split_whitespace()).flat_map(str::parse).collect()
 }
 
 /// Starts a process and waits for it.
-pub fn wait(command: &mut Command, timeout: Duration, running: &Running) -> std::io::Result<Ended> {
+pub fn wait(
+    command: &mut Command,
+    timeout: Duration,
+    running: &ChildProcess,
+) -> std::io::Result<Ended> {
     running.start(command)?;
     running.finish(timeout)
 }
@@ -206,8 +213,8 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_process_that_takes_too_much_memory_is_ended() {
-        let running = Running::in_groups();
-        // One of a few megabytes that does not end by itself.
+        let running = ChildProcess::in_groups();
+        // A process of a few megabytes that does not end by itself.
         let start = || running.start(Command::new("sleep").arg("600")).map(drop).unwrap();
         start();
         let ended = running.finish_within(Duration::from_secs(60), 1000).unwrap();
@@ -222,8 +229,8 @@ mod tests {
     #[test]
     fn memory_of_what_a_process_started_counts() {
         const LIMIT: u64 = 100 << 20;
-        let running = Running::in_groups();
-        // `tail` keeps what it read, until the end that does not come.
+        let running = ChildProcess::in_groups();
+        // `tail` keeps its input until the input ends, which it never does.
         let hoards = "(head -c 200000000 /dev/zero; sleep 600) | tail -c 200000000 > /dev/null";
         running.start(Command::new("sh").args(["-c", hoards])).unwrap();
         let ended = running.finish_within(Duration::from_secs(60), LIMIT).unwrap();
@@ -231,20 +238,20 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_started_ends_with_it() {
+    fn descendants_end_with_the_process() {
         let alive = |process: &str| {
             // A zombie that nobody has waited for yet is dead.
             let status = std::fs::read_to_string(format!("/proc/{process}/stat"));
             status.is_ok_and(|text| !text.contains(") Z ") && !text.contains(") X "))
         };
-        // From here, and by itself.
+        // The process is ended from here, or ends by itself.
         let cases = [("wait", Duration::ZERO, None), ("exit 7", Duration::from_secs(60), Some(7))];
         for (then, timeout, code) in cases {
             let folder = tempfile::tempdir().unwrap();
             let pid = folder.path().join("pid");
             let mut command = Command::new("sh");
             command.args(["-c", &format!("sleep 600 & echo $! > \"$0\"; {then}")]).arg(&pid);
-            let running = Running::in_groups();
+            let running = ChildProcess::in_groups();
             running.start(&mut command).unwrap();
             let grandchild = loop {
                 match std::fs::read_to_string(&pid).ok().filter(|text| text.ends_with('\n')) {

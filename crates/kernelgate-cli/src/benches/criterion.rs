@@ -1,9 +1,9 @@
 //! Benches that use Criterion alone, driven by Criterion's own flags (0.5 to 0.8, which agree in
-//! all that is used here).
+//! everything that is used here).
 //!
-//! Such an executable says its cases (`--list`), measures those that match one regular expression,
+//! Such an executable lists its cases (`--list`), measures those that match one regular expression,
 //! and leaves the samples of each in a store of JSON files, below the folder that `CRITERION_HOME`
-//! names. Deliberately absent: starting it (`compare`), and what its times mean (`gate`).
+//! names. Deliberately absent: starting it (`compare`), and the meaning of its times (`gate`).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,26 +14,26 @@ use kernelgate::record::TrialSampling;
 use kernelgate::record::criterion_store::unnumbered;
 use kernelgate::record::text::one_line;
 
-/// Samples of a case: as few as Criterion takes.
+/// Samples of a case: the fewest that Criterion accepts.
 pub const SAMPLES: usize = 10;
 /// Resamples of Criterion's own analysis, whose outcome is not used: few, because at its default of
 /// 100,000 the analysis takes longer than the measurement.
 const RESAMPLES: &str = "100";
-/// Criterion refuses a time of nothing.
-const SHORTEST_S: f64 = 0.001;
-/// Longest filter that is passed: Linux takes arguments of up to 128 KiB.
+/// Shortest time for Criterion, which refuses 0.
+const MIN_TIME_S: f64 = 0.001;
+/// Longest filter that is passed: Linux limits an argument to 128 KiB.
 const MAX_FILTER_BYTES: usize = 100_000;
-/// Ends the line of a case in a list, of Criterion and of libtest.
+/// End of the line of a case in a list, of Criterion and of libtest.
 const LISTED: &str = ": benchmark";
 
-/// What an executable said when it was asked to list its cases: their titles. A title is the id,
-/// cut after 100 bytes, and with a number where another case has that title already.
+/// The titles of the cases that an executable listed. A title is the id, cut after 100 bytes, and
+/// with a number where another case has that title already.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listed {
-    /// Of its cases.
+    /// Titles of its cases.
     pub titles: BTreeSet<String>,
     /// Titles that it listed more than once, of groups that do not know of each other: the store
-    /// does not tell such cases apart.
+    /// does not distinguish such cases.
     pub duplicates: BTreeSet<String>,
 }
 
@@ -46,22 +46,23 @@ impl Listed {
     }
 }
 
-/// Makes a command that is about to run a bench one that uses this store alone.
+/// Makes a command for a bench use this store alone.
 pub fn with_store<'a>(command: &'a mut Command, store: &Path) -> &'a mut Command {
-    // A port would make it send its samples there, and a debugging run prints and writes more.
+    // With a port Criterion would send its samples there, and a debugging run prints and writes
+    // more.
     command
         .env("CRITERION_HOME", store)
         .env_remove("CARGO_CRITERION_PORT")
         .env_remove("CRITERION_DEBUG")
 }
 
-/// Arguments that make it list its cases.
+/// Arguments for listing cases.
 pub const LIST: [&str; 2] = ["--bench", "--list"];
 
-/// Arguments that make it measure the cases that a filter matches, Criterion's own, or all. It may
-/// take more time than asked for, where its source says so.
+/// Arguments for measuring the cases that a filter matches (in Criterion's syntax), or all. The
+/// measurement may take more time than requested if the bench's source sets so.
 pub fn measure(filter: Option<&str>, sampling: &TrialSampling) -> Vec<String> {
-    let seconds = |seconds: f64| seconds.max(SHORTEST_S).to_string();
+    let seconds = |seconds: f64| seconds.max(MIN_TIME_S).to_string();
     let mut arguments: Vec<String> =
         ["--bench", "--noplot", "--nresamples", RESAMPLES].map(str::to_owned).into();
     for (flag, value) in [
@@ -75,8 +76,8 @@ pub fn measure(filter: Option<&str>, sampling: &TrialSampling) -> Vec<String> {
     arguments
 }
 
-/// The case that ran when a process ended, by the lines that Criterion writes on standard error:
-/// "Benchmarking sum of 100: Warming up for 3.0000 s".
+/// The case that ran when a process ended, found in the lines that Criterion writes on standard
+/// error: "Benchmarking sum of 100: Warming up for 3.0000 s".
 pub fn running(messages: &str) -> Option<&str> {
     const STEPS: [&str; 4] = [": Warming up for ", ": Collecting ", ": Analyzing", ": Profiling "];
     let lines = messages.split(['\n', '\r']);
@@ -85,7 +86,7 @@ pub fn running(messages: &str) -> Option<&str> {
     Some(end.map_or(case, |end| &case[..end]))
 }
 
-/// A filter for these cases and those of the same id; none where they are too many to be named.
+/// A filter for these cases and those of the same id; `None` if it would be too long.
 pub fn filter(cases: &BTreeSet<String>) -> Option<String> {
     let ids = cases.iter().flat_map(|case| [Some(&**case), unnumbered(case)]).flatten();
     let ids: Vec<String> = ids.map(regex::escape).collect();
@@ -93,8 +94,7 @@ pub fn filter(cases: &BTreeSet<String>) -> Option<String> {
     (filter.len() <= MAX_FILTER_BYTES).then_some(filter)
 }
 
-/// The titles in what an executable printed when it was asked to list its cases; lines of the
-/// bench's own code are left out.
+/// Reads the titles from the output of `--list`; lines of the bench's own code are skipped.
 pub fn parse_list(text: &str) -> Result<Listed, String> {
     let mut listed = Listed::default();
     for line in text.lines() {
@@ -111,7 +111,7 @@ pub fn parse_list(text: &str) -> Result<Listed, String> {
     Ok(listed)
 }
 
-/// "0 tests, 2 benchmarks", which Criterion does not print.
+/// Whether a line is libtest's summary "0 tests, 2 benchmarks", which Criterion does not print.
 fn is_summary_of_libtest(line: &str) -> bool {
     let count = |part: &str, word: &str| {
         part.trim_end_matches('s')
@@ -154,18 +154,18 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_matches_exactly_the_cases_that_are_wanted() {
+    fn a_filter_matches_exactly_the_requested_cases() {
         let ids = ["a", "a/b", "a.b", "g (x|y)", "-dash", "ü \u{1f980}", "sum #two"];
-        let of = |wanted: &str| filter(&[wanted.to_owned()].into()).unwrap();
+        let filter_for = |wanted: &str| filter(&[wanted.to_owned()].into()).unwrap();
         let matched = |filter: &str| -> Vec<&str> {
             let filter = regex::Regex::new(filter).unwrap();
             ids.into_iter().filter(|id| filter.is_match(id)).collect()
         };
         for wanted in ids {
-            assert_eq!(matched(&of(wanted)), [wanted]);
+            assert_eq!(matched(&filter_for(wanted)), [wanted]);
         }
-        // The second of that id: only both can be asked for.
-        assert_eq!(matched(&of("a/b #2")), ["a/b"]);
+        // The second case of that id can only be requested together with the first.
+        assert_eq!(matched(&filter_for("a/b #2")), ["a/b"]);
         let many: BTreeSet<String> = (0..2000).map(|i| format!("{i:060}")).collect();
         assert_eq!(filter(&many), None, "too long to be passed");
         let arguments = measure(Some("-dash"), &TrialSampling::MEASURED);

@@ -1,5 +1,5 @@
-//! Which bench executables a verb drives: those that cargo builds where the program was called, or
-//! those of a folder.
+//! Finds the bench executables that a verb drives: those that cargo builds in the current folder,
+//! or those of a folder.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use anyhow::Context;
 use kernelgate::protocol;
 
 use super::cargo::{self, BuildError, BuildTargets, CargoLine};
-use super::child::Running;
+use super::child::ChildProcess;
 use super::mark::{self, Kind};
 use super::prebuilt::prebuilt;
 use super::{package, versions};
 
-/// Flags that say which.
+/// Flags that choose benches.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchChoice {
     /// Only this bench binary (repeatable)
@@ -41,27 +41,28 @@ pub struct BenchExecutable {
     pub root: PathBuf,
 }
 
-/// The executables.
+/// The executables that were found.
 #[derive(Debug, Clone, Default)]
 pub struct FoundBenches {
-    /// Those that can be asked, by name of the bench.
+    /// Executables that can be asked, by name of the bench.
     pub executables: Vec<BenchExecutable>,
-    /// Names of others, with the reason why they are left alone.
+    /// Names of other executables, with the reason why they are not run.
     pub left_alone: Vec<(String, String)>,
 }
 
 impl BenchChoice {
-    /// Builds, or lists the folder, and asks each for its versions. `root` is where executables of a folder
-    /// run; `running` holds the build, for who wants to end it.
-    pub fn find(&self, root: &Path, running: &Running) -> anyhow::Result<FoundBenches> {
+    /// Builds the benches, or lists the folder, and asks each executable for its versions.
+    /// Executables of a folder run in `root`; an interrupt ends the build through `running`.
+    pub fn find(&self, root: &Path, running: &ChildProcess) -> anyhow::Result<FoundBenches> {
         self.find_within(root, running, versions::TIMEOUT)
     }
 
-    /// The same, where one that gives no answer by then hangs.
+    /// Finds the benches as [`Self::find`] does; an executable that gives no answer within
+    /// `timeout` counts as hung.
     pub fn find_within(
         &self,
         root: &Path,
-        running: &Running,
+        running: &ChildProcess,
         timeout: Duration,
     ) -> anyhow::Result<FoundBenches> {
         let mut candidates = match &self.dir {
@@ -72,7 +73,7 @@ impl BenchChoice {
             !candidates.is_empty(),
             "there is no bench: `[[bench]]` with `harness = false` in Cargo.toml makes one"
         );
-        // Cargo tells them in the order in which they were ready.
+        // Cargo reports them in the order in which they were ready.
         candidates.sort_by(|a, b| (&a.root, &a.bench).cmp(&(&b.root, &b.bench)));
         let mut found = FoundBenches::default();
         for executable in candidates {
@@ -94,20 +95,20 @@ impl BenchChoice {
         Ok(found)
     }
 
-    fn built(&self, running: &Running) -> anyhow::Result<Vec<BenchExecutable>> {
-        let wanted = BuildTargets {
+    fn built(&self, running: &ChildProcess) -> anyhow::Result<Vec<BenchExecutable>> {
+        let targets = BuildTargets {
             benches: &self.bench,
             package: self.package.as_deref(),
             profile: &self.profile,
         };
-        let here = std::env::current_dir().context("failed to tell the working folder")?;
+        let here = std::env::current_dir().context("failed to find the working folder")?;
         anyhow::ensure!(
             package::has_manifest(&here),
             "no package here: neither {} nor a folder above it has a Cargo.toml; --dir names a \
              folder of bench executables",
             here.display()
         );
-        let mut command = cargo::command(wanted);
+        let mut command = cargo::command(targets);
         let show = |line: CargoLine<'_>| {
             if let CargoLine::Message(text) = line {
                 eprintln!("{}", kernelgate::record::text::printable(text));
@@ -115,7 +116,7 @@ impl BenchChoice {
         };
         let built = cargo::build(&mut command, (running, cargo::TIMEOUT), show).map_err(
             |error| match error {
-                // Its messages were shown as they came.
+                // Cargo's messages were shown as they came.
                 BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
                 other => anyhow::anyhow!("the package {other}"),
             },
@@ -141,19 +142,24 @@ impl BenchChoice {
                 folder.display()
             );
         }
-        let wanted = |name: &String| self.bench.is_empty() || self.bench.contains(name);
+        let is_selected = |name: &String| self.bench.is_empty() || self.bench.contains(name);
         let executable = |(bench, path): (String, PathBuf)| BenchExecutable {
             bench,
             path,
             root: root.to_owned(),
         };
-        Ok(found.into_iter().filter(|(name, _)| wanted(name)).map(executable).collect())
+        Ok(found.into_iter().filter(|(name, _)| is_selected(name)).map(executable).collect())
     }
 }
 
-/// Whether it can be asked; to find out is to run it, which only a marked file is.
-fn check(executable: &BenchExecutable, running: &Running, timeout: Duration) -> Result<(), String> {
-    match mark::of(&executable.path) {
+/// Checks that an executable can be asked. The check runs it, so only a file with the mark is
+/// checked.
+fn check(
+    executable: &BenchExecutable,
+    running: &ChildProcess,
+    timeout: Duration,
+) -> Result<(), String> {
+    match mark::kind(&executable.path) {
         Ok(Kind::Ours) => {}
         Ok(Kind::Criterion) => {
             let so = "it does not use kernelgate, but Criterion alone: `compare` and \

@@ -1,4 +1,4 @@
-//! What kind of bench executable a file is, told without running it.
+//! Finds the kind of a bench executable without running it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,23 +9,23 @@ use regex::bytes::Regex;
 use kernelgate::gpu_time;
 use kernelgate::protocol;
 
-/// Of which harness an executable is.
+/// The harness of an executable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Of this one; it uses Criterion too.
+    /// Uses this harness, which uses Criterion too.
     Ours,
-    /// Of Criterion alone.
+    /// Uses Criterion alone.
     Criterion,
-    /// Of divan.
+    /// Uses divan.
     Divan,
-    /// Of the compiler's own, `#[bench]` and tests.
+    /// Uses the compiler's own harness, `#[bench]` and tests.
     Libtest,
-    /// Of none that is known here.
+    /// Uses no harness that is known here.
     Unknown,
 }
 
 impl Kind {
-    /// What it uses, a sentence.
+    /// The harness, as a sentence.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Ours => "it uses kernelgate",
@@ -37,7 +37,8 @@ impl Kind {
     }
 }
 
-/// Text that executables of a harness hold, the best evidence first: of several the first counts.
+/// Texts that executables of a harness hold, the best evidence first: the first that is found
+/// counts.
 const MARKS: [(&str, Kind); 5] = [
     (protocol::MARK, Kind::Ours),
     // Criterion's own main, with times of a GPU's stream.
@@ -47,25 +48,25 @@ const MARKS: [(&str, Kind); 5] = [
     ("DIVAN_SAMPLE_COUNT", Kind::Divan),
     ("RUST_TEST_THREADS", Kind::Libtest),
 ];
-/// Begins a script, which is no bench executable, whatever it mentions.
+/// Begins a script, which is not a bench executable, whatever it mentions.
 const SCRIPT: &[u8] = b"#!";
 /// Bytes that are searched at a time.
 const PIECE: usize = 1 << 20;
 
-/// The kind of a file. What is no regular file has none, and is not opened: to open a FIFO is to
-/// wait for who writes into it, and a device may act on it.
-pub fn of(path: &Path) -> io::Result<Kind> {
+/// The kind of bench executable that a file is. Only a regular file has a kind; anything else is
+/// not opened, because opening a FIFO waits for its writer, and a device may act on it.
+pub fn kind(path: &Path) -> io::Result<Kind> {
     if !std::fs::metadata(path)?.is_file() {
         return Ok(Kind::Unknown);
     }
     search(File::open(path)?, PIECE)
 }
 
-/// Searches piece by piece: executables may be hundreds of megabytes.
+/// Searches part by part, because executables may be hundreds of megabytes.
 fn search(mut from: impl Read, piece: usize) -> io::Result<Kind> {
     let any = MARKS.map(|(mark, _)| regex::escape(mark)).join("|");
     let any = Regex::new(&any).expect("an escaped text is a regular expression");
-    // A mark may lie across the end of a piece.
+    // A mark may cross the end of a part.
     let overlap = MARKS.iter().map(|(mark, _)| mark.len()).max().unwrap_or(1) - 1;
     let mut held = Vec::with_capacity(overlap + piece);
     let (mut first, mut best) = (true, MARKS.len());
@@ -115,13 +116,13 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn what_is_no_regular_file_is_not_opened() {
+    fn only_regular_files_are_opened() {
         let folder = tempfile::tempdir().unwrap();
         let fifo = folder.path().join("fifo");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
         for path in [&fifo, folder.path(), Path::new("/dev/null")] {
-            assert_eq!(of(path).unwrap(), Kind::Unknown, "{}", path.display());
+            assert_eq!(kind(path).unwrap(), Kind::Unknown, "{}", path.display());
         }
-        assert!(of(&folder.path().join("none")).is_err());
+        assert!(kind(&folder.path().join("none")).is_err());
     }
 }

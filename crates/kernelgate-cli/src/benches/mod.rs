@@ -1,8 +1,7 @@
-//! The bench executables of the package where the program was called: found, built, asked.
+//! The bench executables of the package in the current folder: found, built, asked.
 //!
-//! Everything that needs a kernel is done by them, so that every verb works for every package.
-//! Deliberately absent: what the answers mean (`verbs`), and processes whose times count
-//! (`compare`).
+//! They do everything that needs a kernel, so that every verb works for every package. Deliberately
+//! absent: the meaning of the answers (`verbs`), and processes whose times count (`compare`).
 
 pub mod ask;
 pub mod cargo;
@@ -15,6 +14,5 @@ pub mod package;
 pub mod prebuilt;
 pub mod versions;
 
-/// What the program itself answers when it is taken for a bench executable and asked for its
-/// versions.
+/// The program's own answer if it is taken for a bench executable and asked for its versions.
 pub const PROGRAM: &str = "kernelgate program";

@@ -1,5 +1,5 @@
-//! What a process prints: read to its end, so that it never blocks, and kept up to a limit, so that
-//! it costs neither memory nor disk.
+//! Output of a process: read to its end, so that the process never blocks, and kept up to a limit,
+//! so that it costs neither memory nor disk.
 
 use std::io::Read;
 use std::sync::mpsc::Receiver;
@@ -12,23 +12,23 @@ pub const START_BYTES: usize = 8 << 20;
 /// Time for the rest of the output to arrive once the process has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is kept of a stream.
+/// The part of a stream that is kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
-    /// Its first [`START_BYTES`].
+    /// The first [`START_BYTES`] of the stream.
     Start,
-    /// About its last 64 KiB.
+    /// About the last 64 KiB of the stream.
     End,
 }
 
 /// A stream that has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Captured {
-    /// What is kept of it.
+    /// The bytes that are kept.
     pub kept: Vec<u8>,
-    /// Whether it was more.
+    /// Whether the stream was longer.
     pub cut: bool,
-    /// How much it was.
+    /// Length of the stream.
     pub bytes: u64,
 }
 
@@ -53,7 +53,7 @@ pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<Cap
                 }
             }
         }
-        // Fails where the stream was held open for longer than the receiver waited.
+        // Sending fails if the stream was held open for longer than the receiver waited.
         let _ = sender.send(all);
     });
     receiver
@@ -63,7 +63,7 @@ pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<Cap
 const SHOWN_LINES: usize = 4;
 
 /// The lines of a process that explain its failure: the message of its last panic, without the
-/// backtrace; its last lines where it did not panic, or printed more after it.
+/// backtrace; or its last lines, if it did not panic or printed more after it.
 #[derive(Default)]
 pub struct FailureLines {
     lines: Vec<String>,
@@ -73,17 +73,17 @@ pub struct FailureLines {
 /// Part of the output that a line belongs to.
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// No panic.
+    /// Output before any panic.
     #[default]
     Ordinary,
     /// Message of a panic.
     Message,
-    /// Behind the message: backtrace and notes of the runtime.
+    /// Text after the message: backtrace and notes of the runtime.
     Backtrace,
 }
 
 impl FailureLines {
-    /// Takes the next line.
+    /// Adds the next line.
     pub fn push(&mut self, line: &str) {
         let text = line.trim();
         if text.is_empty() {
@@ -96,7 +96,7 @@ impl FailureLines {
         let starts_trace = text == "stack backtrace:" || text.starts_with("note: run with `RUST_B");
         match self.place {
             Place::Message | Place::Backtrace if starts_trace => self.place = Place::Backtrace,
-            // The start of a message says more than its end.
+            // The start of a message is more informative than its end.
             Place::Message if self.lines.len() == SHOWN_LINES => {}
             Place::Backtrace if is_frame(text) => {}
             _ => {
@@ -127,7 +127,7 @@ fn is_frame(text: &str) -> bool {
         || text.starts_with("note: Some details are omitted")
 }
 
-/// What a process that has ended printed. It is not waited for without end: what the process left
+/// Output of a process that has ended. The wait for it is limited, because processes that it left
 /// behind may hold its streams open.
 pub fn captured(stream: Option<Receiver<Captured>>) -> Captured {
     stream.and_then(|stream| stream.recv_timeout(DRAIN_TIMEOUT).ok()).unwrap_or_default()
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_flood_the_start_or_the_end_is_kept() {
+    fn the_start_or_the_end_of_a_flood_is_kept() {
         let flood: Vec<u8> = (0..3 * START_BYTES).map(|i| (i / 1000) as u8).collect();
         let kept = |keep| drain(std::io::Cursor::new(flood.clone()), keep).recv().unwrap();
         let (start, end) = (kept(Kept::Start), kept(Kept::End));

@@ -1,4 +1,4 @@
-//! The package where the program was called, as cargo knows it.
+//! The package in the current folder, as cargo describes it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::cargo;
 use crate::commands;
 
-/// What `cargo metadata` says, as far as it is needed.
+/// The output of `cargo metadata`, as far as it is needed.
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -26,7 +26,7 @@ struct Package {
     targets: Vec<Target>,
 }
 
-/// Something that cargo builds.
+/// A target of a package.
 #[derive(Deserialize)]
 struct Target {
     name: String,
@@ -35,9 +35,9 @@ struct Target {
     required_features: Vec<String>,
 }
 
-/// Where the files of the package around a folder lie. In a workspace that is the member whose
-/// folder is nearest upwards, else the root; the target folder is cargo's. Where there is no
-/// package, or no cargo, the folder itself.
+/// Folders of the files of the package around a folder. In a workspace that is the member whose
+/// folder is nearest upwards, else the root; the target folder is cargo's. Without a package, or no
+/// cargo, the folder itself.
 pub fn store(folder: &Path) -> Store {
     match metadata(folder) {
         Some(metadata) => {
@@ -52,7 +52,7 @@ pub fn store(folder: &Path) -> Store {
     }
 }
 
-/// Folders of baselines that other packages of the workspace have.
+/// Folders of baselines of the other packages of the workspace.
 pub fn other_baselines(store: &Store) -> Vec<PathBuf> {
     let packages = metadata(&store.root).map(|metadata| metadata.packages).unwrap_or_default();
     let folders = packages.iter().filter_map(|package| package.manifest_path.parent());
@@ -60,8 +60,8 @@ pub fn other_baselines(store: &Store) -> Vec<PathBuf> {
     baselines.filter(|folder| *folder != store.baselines && folder.is_dir()).collect()
 }
 
-/// Benches of the package in a folder that need features: cargo passes over one silently where a
-/// feature is off. By name, with what each needs.
+/// Benches of the package in a folder that cargo skips silently because a feature is off: by name,
+/// with the features that each needs.
 pub fn unbuilt_benches(folder: &Path) -> BTreeMap<String, String> {
     let packages = metadata(folder).map(|metadata| metadata.packages).unwrap_or_default();
     let real = |folder: &Path| folder.canonicalize().ok();
@@ -80,9 +80,9 @@ pub fn unbuilt_benches(folder: &Path) -> BTreeMap<String, String> {
 /// A package of a workspace.
 #[derive(Debug)]
 pub struct Member {
-    /// Its name.
+    /// Name of the package.
     pub name: String,
-    /// Its `Cargo.toml`.
+    /// Path of the package's `Cargo.toml`.
     pub manifest_path: PathBuf,
 }
 
@@ -115,16 +115,16 @@ pub fn member(folder: &Path, name: Option<&str>) -> Result<Member, MemberError> 
     found.map(|index| members.swap_remove(index)).ok_or(missing)
 }
 
-/// No package was found.
+/// The reason why no package was found.
 #[derive(Debug, thiserror::Error)]
 pub enum MemberError {
-    /// No manifest upwards, or cargo cannot read it.
+    /// There is no manifest upwards, or cargo cannot read it.
     #[error("no package here: run `cargo init` first, or check `cargo metadata`")]
     NoPackage,
-    /// No package of that name.
+    /// The workspace has no package of that name.
     #[error("--package {0}: the workspace has no such package")]
     Unknown(String),
-    /// Several packages, and none named.
+    /// The workspace has several packages, and none was named.
     #[error("the workspace has several packages: pass --package with one of {}", .0.join(", "))]
     Ambiguous(Vec<String>),
 }
@@ -134,8 +134,8 @@ pub fn has_manifest(folder: &Path) -> bool {
     folder.ancestors().any(|folder| folder.join("Cargo.toml").is_file())
 }
 
-/// None where there is no manifest upwards, or cargo cannot read it: whoever needs to build will
-/// hear why.
+/// Runs `cargo metadata`. Returns `None` without a manifest upwards, or if cargo cannot read it: a
+/// later build then reports the reason.
 fn metadata(folder: &Path) -> Option<Metadata> {
     has_manifest(folder).then_some(())?;
     let mut command = Command::new(cargo::program());
@@ -169,10 +169,10 @@ mod tests {
             "[package]\nname = \"member\"\nversion = \"0.1.0\"\nedition = \"2024\"\n",
         );
         write(&root, "member/src/lib.rs", "");
-        let of = |folder: &Path| (store(folder).baselines, store(folder).root);
+        let folders = |folder: &Path| (store(folder).baselines, store(folder).root);
         let member = root.join("member");
-        assert_eq!(of(&member.join("src")), (member.join("baselines"), member.clone()));
-        assert_eq!(of(&root), (root.join("baselines"), root.clone()));
+        assert_eq!(folders(&member.join("src")), (member.join("baselines"), member.clone()));
+        assert_eq!(folders(&root), (root.join("baselines"), root.clone()));
         assert_eq!(store(&member).runs, store(&root).runs);
     }
 }

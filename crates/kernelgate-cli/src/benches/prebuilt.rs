@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 
 use kernelgate::record::text;
 
-/// The executables in a folder, and in its `deps/`, by name without cargo's hash; of several the
-/// newest.
+/// The executables in a folder and in its `deps/`, by name without cargo's hash. The newest file of
+/// a name counts.
 pub fn prebuilt(folder: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     let mut newest: BTreeMap<String, (std::time::SystemTime, PathBuf)> = BTreeMap::new();
     let entries = std::fs::read_dir(folder)?;
     let below = std::fs::read_dir(folder.join("deps")).into_iter().flatten();
     for entry in entries.chain(below).flatten() {
         let path = entry.path();
-        // Of what a link leads to.
+        // Metadata of the file that a link leads to.
         let Ok(facts) = std::fs::metadata(&path) else { continue };
         if let (Some(name), Ok(modified)) = (executable_name(&path, &facts), facts.modified())
             && newest.get(&name).is_none_or(|(earlier, _)| *earlier < modified)

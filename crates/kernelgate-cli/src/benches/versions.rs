@@ -1,4 +1,4 @@
-//! Which versions of the protocol an executable speaks.
+//! Asks an executable for the versions of the protocol that it speaks.
 
 use std::io::Read;
 use std::path::Path;
@@ -8,53 +8,55 @@ use std::time::Duration;
 use kernelgate::display;
 use kernelgate::protocol;
 
-use super::child::{Ended, Running, over_memory};
+use super::child::{ChildProcess, Ended, over_memory};
 
-/// Timeout of an executable that is asked, where none was given.
+/// Timeout of such a request without a timeout of its own.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
-/// What is read of an answer, which is a few lines; benches of other kinds list their cases.
+/// Largest part of an answer that is read; an answer has a few lines, but benches of other kinds
+/// list their cases.
 const MAX_BYTES: usize = 1 << 16;
-/// What may come after that.
+/// Largest number of bytes that may follow that part.
 const MAX_PRINTED: u64 = 8 << 20;
 /// Time for the rest of an answer to arrive once the process has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why an executable gave no answer.
+/// The reason why an executable gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// It does not start, or was lost.
+    /// The executable did not start, or was lost.
     #[error("it does not start: {0}")]
     Start(std::io::Error),
-    /// It hangs.
+    /// The executable hangs.
     #[error("no answer within {} s", .0.as_secs_f64())]
     TimedOut(Duration),
-    /// It takes too much memory.
+    /// The executable takes too much memory.
     #[error("{0}")]
     OverMemory(String),
-    /// It prints without end.
+    /// The executable prints without end.
     #[error("asked for its version it printed more than {}", display::bytes(MAX_PRINTED))]
     TooLong,
-    /// It ended with an error.
+    /// The executable ended with an error.
     #[error("asked for its version it ended with {0}")]
     Ended(ExitStatus),
-    /// It printed something else.
+    /// The executable printed something else.
     #[error("it does not speak the kernelgate protocol")]
     None,
-    /// It is this program, which is no bench.
+    /// The executable is this program, which is not a bench.
     #[error("it is the kernelgate program")]
     IsProgram,
 }
 
-/// Runs an executable to ask it: the oldest and the newest version that it speaks.
-pub fn ask(path: &Path, timeout: Duration, running: &Running) -> Result<(u64, u64), AskError> {
+/// Runs an executable to ask it for the oldest and the newest version that it speaks.
+pub fn ask(path: &Path, timeout: Duration, running: &ChildProcess) -> Result<(u64, u64), AskError> {
     let mut command = Command::new(path);
-    // A bench of another kind lists its cases, or ends at a flag that it does not know; it measures
-    // nothing.
+    // A bench of another harness lists its cases, or ends because it does not know the flag; it
+    // measures nothing.
     command.arg("--list").env(protocol::VARIABLE, protocol::QUESTION);
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::piped());
     let (stdout, _) = running.start(&mut command).map_err(AskError::Start)?;
     let (sender, receiver) = std::sync::mpsc::channel();
-    // Not joined: what the bench left behind may hold the stream open for ever.
+    // The thread is not joined: a process that the bench left behind may hold the stream open for
+    // ever.
     std::thread::spawn(move || sender.send(stdout.map(start_of).unwrap_or_default()));
     let ended = running.finish(timeout).map_err(AskError::Start)?;
     let (bytes, too_long) = receiver.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
@@ -73,8 +75,8 @@ pub fn ask(path: &Path, timeout: Duration, running: &Running) -> Result<(u64, u6
     }
 }
 
-/// The start of what it prints, and whether it prints too much: then the stream is closed, which
-/// ends most programs.
+/// Returns the start of the output, and whether there is too much output: then the stream is
+/// closed, which ends most programs.
 fn start_of(mut stream: impl Read) -> (Vec<u8>, bool) {
     let mut start = Vec::new();
     let read = stream.by_ref().take(MAX_BYTES as u64).read_to_end(&mut start);
@@ -87,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_flood_the_start_is_read_and_the_rest_is_too_long() {
+    fn the_start_of_a_flood_is_read_and_the_rest_is_too_long() {
         let answer = b"kernelgate-protocol 1-2\n";
         assert_eq!(start_of(&answer[..]), (answer.to_vec(), false));
         let listed = [&answer[..], &vec![b'x'; 1 << 20]].concat();
@@ -98,13 +100,13 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_bench_that_prints_without_end_is_told_from_one_that_hangs() {
+    fn endless_output_is_distinguished_from_a_hang() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("flood");
         std::fs::write(&path, "#!/bin/sh\nexec yes\n").unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-        let outcome = ask(&path, Duration::from_secs(600), &Running::in_groups());
+        let outcome = ask(&path, Duration::from_secs(600), &ChildProcess::in_groups());
         let why = outcome.unwrap_err().to_string();
         assert_eq!(why, "asked for its version it printed more than 8.39 MB");
     }

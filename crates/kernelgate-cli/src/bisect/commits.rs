@@ -1,4 +1,4 @@
-//! A search among the commits of a repository: questions become builds that are compared.
+//! Searches among the commits of a repository: each question becomes a comparison of two builds.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,71 +13,71 @@ use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
 use crate::gate::verdict::Verdict;
 
-/// Lines of a message that say why a commit was left out.
+/// Lines of a message that give the reason why a commit was skipped.
 const SHOWN_LINES: usize = 3;
 
-/// What is searched for.
+/// The range of commits, the case and the settings of a search.
 #[derive(Debug)]
 pub struct BisectionRequest {
     /// A revision that is not slow.
     pub good: String,
-    /// One that is, and descends from it.
+    /// A slow revision that descends from the good one.
     pub bad: String,
     /// The case.
     pub case: String,
-    /// All else of each comparison, with the plan of the ends; base, head, filter and `resume` are
-    /// set here.
+    /// All other settings of each comparison, with the plan for the ends; base, head, filter and
+    /// `resume` are set here.
     pub comparison: ComparisonRequest,
     /// Go on where the last search was interrupted.
     pub resume: bool,
 }
 
-/// The outcome.
+/// The outcome of a search.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Bisection {
     /// The case.
     pub case: String,
-    /// "v1.0 (1a2b3c4d)".
+    /// Revision of the good end: "v1.0 (1a2b3c4d)".
     pub good: String,
-    /// The same of the bad end.
+    /// Revision of the bad end.
     pub bad: String,
     /// Commits after the good end up to the bad one, along first parents.
     pub commits: usize,
-    /// How the search ended; places are counted from the good end, which is 0.
+    /// The end of the search; places are counted from the good end, which is 0.
     pub ended: Ended,
-    /// What the places are; none where none were found.
+    /// Commits at the places; `None` if no commit was found.
     pub found: Option<FoundCommits>,
 }
 
 /// Commits that were found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FoundCommits {
-    /// The last that is not slow.
+    /// The last commit that is not slow.
     pub last_good: String,
-    /// Those of which one slowed the case down, the oldest first: one, unless some could not be
-    /// told.
+    /// Commits of which one slowed the case down, the oldest first: a single one, unless some could
+    /// not be measured.
     pub suspects: Vec<Suspect>,
     /// `git diff --stat` between the last good commit and the first bad one.
     pub diff_stat: String,
-    /// The executables of both, where they were compared with each other: what changed in their
-    /// machine code is in them.
+    /// The executables of both, if they were compared with each other: they show what changed in
+    /// machine code.
     pub executables: Option<[PathBuf; 2]>,
-    /// Commits that were left out, with the reason.
+    /// Commits that were skipped, with the reason.
     pub left_out: BTreeMap<String, String>,
 }
 
-/// A commit that may have done it.
+/// A commit that may have slowed the case down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Suspect {
-    /// Its id.
+    /// Id of the commit.
     pub commit: String,
-    /// First line of its message.
+    /// First line of the commit's message.
     pub subject: String,
-    /// Commits that it merged; 0 where it is no merge.
+    /// Commits that it merged; 0 for a commit that is not a merge.
     pub merged: usize,
 }
 
-/// Searches.
+/// Searches for the commit that slowed the case down.
 ///
 /// # Errors
 /// When the revisions do not follow each other, a side cannot be made ready for another reason than
@@ -87,13 +87,13 @@ pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
     let (good, bad) = (repository.resolve(&request.good)?, repository.resolve(&request.bad)?);
     let commits = line_of(&repository, &good, &bad)?;
     let tools = Tools::watched()?;
-    let mut asking = Asking::new(request, &repository, &commits, tools)?;
+    let mut comparer = CommitComparer::new(request, &repository, &commits, tools)?;
     let blocks = blocks(request);
-    let ended = search(commits.len() - 1, blocks, |question| asking.answer(question));
-    asking.tools.end();
+    let ended = search(commits.len() - 1, blocks, |question| comparer.answer(question));
+    comparer.tools.end();
     let ended = ended?;
     let found = match &ended {
-        Ended::Found(found) => Some(asking.found(found)?),
+        Ended::Found(found) => Some(comparer.describe(found)?),
         _ => None,
     };
     Ok(Bisection {
@@ -106,8 +106,8 @@ pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
     })
 }
 
-/// The good commit, then those up to the bad one along first parents: what a branch merged came
-/// with its merge.
+/// The good commit, then those up to the bad one along first parents: the commits of a branch count
+/// as their merge.
 fn line_of(
     repository: &Repository,
     good: &Revision,
@@ -116,8 +116,8 @@ fn line_of(
     if good.commit == bad.commit {
         return Err(CompareError::OneCommit(good.name.clone(), bad.name.clone()));
     }
-    let of = |folder: &Path| git(folder);
-    let ancestor = output(of(&repository.top).args([
+    let git_in = |folder: &Path| git(folder);
+    let ancestor = output(git_in(&repository.top).args([
         "merge-base",
         "--is-ancestor",
         &good.commit,
@@ -128,25 +128,25 @@ fn line_of(
     }
     let range = format!("{}..{}", good.commit, bad.commit);
     let listed = run_git(
-        of(&repository.top).args(["rev-list", "--first-parent", "--reverse", &range]),
+        git_in(&repository.top).args(["rev-list", "--first-parent", "--reverse", &range]),
         "list the commits",
     )?;
     Ok(std::iter::once(good.commit.clone()).chain(listed.lines().map(str::to_owned)).collect())
 }
 
-/// Answers questions, and remembers the answers.
-struct Asking<'a> {
+/// Compares commits, and remembers the answers.
+struct CommitComparer<'a> {
     request: &'a BisectionRequest,
     repository: &'a Repository,
     commits: &'a [String],
     tools: Tools,
     state: State,
     path: PathBuf,
-    /// The bench that has the case, once it is known: others need not be built.
+    /// The bench that has the case, once it was found: other benches need not be built.
     bench: Option<String>,
 }
 
-impl<'a> Asking<'a> {
+impl<'a> CommitComparer<'a> {
     fn new(
         request: &'a BisectionRequest,
         repository: &'a Repository,
@@ -211,9 +211,9 @@ impl<'a> Asking<'a> {
         let template = &self.request.comparison;
         let plan = plan.map_or_else(
             || {
-                let asked = template.plan.clone();
+                let template_plan = template.plan.clone();
                 let more = (attempt > 0).then(|| blocks(self.request) << attempt);
-                PlanRequest { max_blocks: more.or(asked.max_blocks), ..asked }
+                PlanRequest { max_blocks: more.or(template_plan.max_blocks), ..template_plan }
             },
             PlanRequest::fixed,
         );
@@ -231,10 +231,10 @@ impl<'a> Asking<'a> {
         match one_case::compare(&comparison, &self.request.case, self.tools.within(label)) {
             Ok(outcome) => {
                 self.bench = self.bench.take().or(outcome.bench);
-                Ok(of_comparison(&outcome.comparison, &self.request.case))
+                Ok(answer_of(&outcome.comparison, &self.request.case))
             }
-            // The good end is the base of every question: where it does not build, nothing can be
-            // told of any other.
+            // The good end is the base of every question: if it does not build, no other commit can
+            // be measured.
             Err(error) if error.is_unbuildable() => {
                 Ok(Answer::Unusable(shortened(&error.to_string())))
             }
@@ -246,7 +246,7 @@ impl<'a> Asking<'a> {
         Ok(self.state.write(&self.path)?)
     }
 
-    fn found(&self, found: &Found) -> Result<FoundCommits, CompareError> {
+    fn describe(&self, found: &Found) -> Result<FoundCommits, CompareError> {
         let (good, bad) = (&self.commits[found.last_good], &self.commits[found.first_bad]);
         let suspects = &self.commits[found.last_good + 1..=found.first_bad];
         let top = || git(&self.repository.top);
@@ -257,7 +257,7 @@ impl<'a> Asking<'a> {
             .bench
             .as_ref()
             .map(|bench| ["base", "head"].map(|side| folder.join(side).join("bin").join(bench)));
-        // What lies there is of the last question.
+        // Those files are of the last question.
         let executables = executables.filter(|paths| {
             matches!(found.confirmation, Answer::Slower(_) | Answer::NotSlower(_))
                 && paths.iter().all(|path| path.is_file())
@@ -268,7 +268,7 @@ impl<'a> Asking<'a> {
                 .iter()
                 .map(|commit| self.suspect(commit))
                 .collect::<Result<_, _>>()?,
-            diff_stat: run_git(top().args(stat), "tell what differs")?,
+            diff_stat: run_git(top().args(stat), "list the differences")?,
             executables,
             left_out: found
                 .left_out
@@ -291,13 +291,13 @@ impl<'a> Asking<'a> {
     }
 }
 
-/// Most blocks of the first attempt at a question.
+/// Largest number of blocks for the first attempt at a question.
 fn blocks(request: &BisectionRequest) -> usize {
     request.comparison.plan.max_blocks.unwrap_or(TestPlan::default().max_blocks)
 }
 
-/// What a comparison says of the case.
-fn of_comparison(comparison: &Comparison, case: &str) -> Answer {
+/// The answer of a comparison about the case.
+fn answer_of(comparison: &Comparison, case: &str) -> Answer {
     let facts = &comparison.facts;
     if facts.untimed.iter().any(|id| id == case) {
         return Answer::NotSlower(Times { ratio: 1.0, low: 1.0, high: 1.0 });
@@ -313,16 +313,16 @@ fn of_comparison(comparison: &Comparison, case: &str) -> Answer {
             Verdict::Inconclusive => Answer::Undecided(reason),
         };
     }
-    let of = |what: &str, cases: &BTreeMap<String, String>| {
+    let reason_in = |what: &str, cases: &BTreeMap<String, String>| {
         cases.get(case).map(|why| format!("{what}: {why}"))
     };
     let refused = comparison
         .refused
         .iter()
         .find(|refusal| refusal.cases.is_empty() || refusal.cases.iter().any(|id| id == case));
-    let why = of("the case is wrong", &comparison.failed)
-        .or_else(|| of("the case is wrong in the base", &facts.failed_in_base))
-        .or_else(|| of("the case was skipped", &comparison.skipped))
+    let why = reason_in("the case is wrong", &comparison.failed)
+        .or_else(|| reason_in("the case is wrong in the base", &facts.failed_in_base))
+        .or_else(|| reason_in("the case was skipped", &comparison.skipped))
         .or_else(|| {
             let it = refused?;
             Some(format!("{} is `{}` in the base and `{}` here", it.field, it.base, it.head))
@@ -332,7 +332,7 @@ fn of_comparison(comparison: &Comparison, case: &str) -> Answer {
     Answer::Unusable(shortened(&why))
 }
 
-/// The first lines of a message, and the last, which says what broke.
+/// The first lines of a message, and the last one, which names the error.
 fn shortened(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let errors = lines.iter().filter(|line| line.starts_with("error"));
@@ -340,7 +340,7 @@ fn shortened(text: &str) -> String {
     first.take(SHOWN_LINES).copied().collect::<Vec<_>>().join("; ")
 }
 
-/// An answer in a few words.
+/// The answer of a comparison as a short text, such as "slower, +5.0 % (+4.1 to +6.0)".
 pub fn words(answer: &Answer) -> String {
     let times = |Times { ratio, low, high }: &Times| {
         let percent = |ratio: f64| 100.0 * (ratio - 1.0);
@@ -350,6 +350,6 @@ pub fn words(answer: &Answer) -> String {
         Answer::Slower(it) => format!("slower, {}", times(it)),
         Answer::NotSlower(it) => format!("not slower, {}", times(it)),
         Answer::Undecided(why) => format!("inconclusive: {why}"),
-        Answer::Unusable(why) => format!("left out: {why}"),
+        Answer::Unusable(why) => format!("skipped: {why}"),
     }
 }

@@ -1,9 +1,9 @@
-//! The first slower commit, by paired comparisons.
+//! Finds the first slower commit, by paired comparisons.
 //!
-//! [`search`] decides what to ask and what follows from the answers, whatever answers: builds that
-//! are compared ([`commits`]), or recorded noise in its tests. `state` keeps the answers, so that
-//! an interrupted search goes on. Deliberately absent: how two builds are compared (`compare`),
-//! printing (`report`).
+//! [`search`] chooses the questions and draws the conclusions. The answers come from builds that
+//! are compared ([`commits`]), or in its tests from recorded noise. `state` keeps the answers, so
+//! that an interrupted search goes on. Deliberately absent: how two builds are compared
+//! (`compare`), printing (`report`).
 
 pub mod commits;
 pub mod search;

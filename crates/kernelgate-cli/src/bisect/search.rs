@@ -1,11 +1,12 @@
 //! The search: which commit is compared with which, with what threshold, and what follows.
 //!
-//! The ends are compared first, and their difference is the effect that is looked for. A commit is
-//! slow or not by whether it is slower than the good end by more than half of the effect, which is
-//! as far from either. Whatever answers promises that each answer is wrong with at most the
-//! probability that the plan says, so all of them together with at most [`RISK`]. What is not
-//! decided is asked again with twice as many blocks, then left out, never guessed. At the end the
-//! commit is compared with the one before it, so that what is told was measured on these two.
+//! The ends are compared first, and their difference is the effect to find. A commit is slow or not
+//! by whether it is slower than the good end by more than half of the effect, which is as far from
+//! either. The comparison promises that each answer is wrong with at most the probability that the
+//! plan gives, so all of them together with at most [`RISK`]. An undecided question is asked again
+//! with twice as many blocks; if it stays undecided its commit is skipped, never guessed. At the
+//! end the commit is compared with the one before it, so that the reported difference was measured
+//! on these two.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,30 +15,31 @@ use kernelgate::measure::plausibility;
 
 /// Highest probability that any answer of a search is wrong.
 pub const RISK: f64 = 0.05;
-/// How often a question is asked before its commit is left out.
+/// Number of attempts at a question before its commit is skipped.
 pub const ATTEMPTS: u32 = 3;
 
-/// What is asked: is the head slower than the base?
+/// The question whether the head is slower than the base.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Question {
-    /// What it is compared with, a place in the list of commits; 0 is the good end.
+    /// The base, a place in the list of commits; 0 is the good end.
     pub base: usize,
-    /// What is judged.
+    /// The head, a place in the same list.
     pub head: usize,
-    /// How often it was asked before; each time takes twice as many blocks as the time before.
+    /// Number of earlier attempts at this question; each attempt takes twice as many blocks as the
+    /// one before.
     pub attempt: u32,
-    /// What counts as slower; none for what does on the device: the ends.
+    /// Thresholds; `None` for those of the device, which apply to the ends.
     pub plan: Option<TestPlan>,
 }
 
 /// Times of two commits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Times {
-    /// Head over base.
+    /// Time of the head over that of the base.
     pub ratio: f64,
-    /// Lower end of its interval.
+    /// Lower end of the interval of the ratio.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the interval of the ratio.
     pub high: f64,
 }
 
@@ -52,31 +54,31 @@ impl Times {
     }
 }
 
-/// What a comparison says.
+/// The answer of a comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// Slower by more than the threshold.
+    /// The head is slower than the base by more than the threshold.
     Slower(Times),
-    /// Not slower by as much.
+    /// The head is not slower than the base by more than the threshold.
     NotSlower(Times),
-    /// Too much noise for so many blocks: why.
+    /// Too much noise for so many blocks, with the reason.
     Undecided(String),
-    /// The head cannot be measured: it does not build, say.
+    /// The head cannot be measured, with the reason; for example, it does not build.
     Unusable(String),
 }
 
-/// How a search ended.
+/// The ways in which a search can end.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
-    /// With commits.
+    /// The search found commits.
     Found(Found),
     /// The ends do not differ.
     NoDifference(Times),
-    /// Whether the ends differ could not be told: why.
+    /// The comparison of the ends was inconclusive, with the reason.
     EndsUndecided(String),
-    /// An end cannot be measured: why.
+    /// An end cannot be measured, with the reason.
     EndUnusable(String),
 }
 
@@ -85,16 +87,16 @@ pub enum Ended {
 pub struct Found {
     /// The last place that is not slow.
     pub last_good: usize,
-    /// The first that is slow. Where it does not follow the last good one, any of those between, or
-    /// this, did it.
+    /// The first place that is slow. If it does not follow the last good one, any of those between,
+    /// or this, did it.
     pub first_bad: usize,
-    /// What could not be told of places that were asked about, in the order of asking.
+    /// Places that could not be compared, with the reason, in the order of the questions.
     pub left_out: Vec<(usize, String)>,
-    /// The ends.
+    /// Comparison of the ends.
     pub ends: Times,
-    /// The two places against each other.
+    /// Comparison of the two places with each other.
     pub confirmation: Answer,
-    /// Questions, each time that one was asked.
+    /// Number of comparisons, including repeated ones.
     pub asked: usize,
     /// 1 less the highest probability that any answer was wrong.
     pub confidence: f64,
@@ -107,7 +109,8 @@ impl Found {
     }
 }
 
-/// Searches among places 0, which is good, to `last`, which is bad; at least 1. `compare` answers.
+/// Searches among the places 0, which is good, to `last`, which is bad and at least 1. The closure
+/// `compare` answers.
 pub fn search<E>(
     last: usize,
     blocks: usize,
@@ -132,20 +135,21 @@ pub fn search<E>(
         Answer::Undecided(why) => return Ok(Ended::EndsUndecided(why)),
         Answer::Unusable(why) => return Ok(Ended::EndUnusable(why)),
     };
-    // One for each halving, and the confirmation; the ends were asked at the device's own level.
+    // One question for each halving, and the confirmation; the ends were compared at the device's
+    // own level.
     let questions = usize::BITS - last.leading_zeros() + 1;
     let level = RISK / f64::from(questions);
-    let plan = half_way(ends.ratio, level);
+    let plan = plan_between(ends.ratio, level);
     let (mut last_good, mut first_bad) = (0, last);
     let mut left_out: Vec<(usize, String)> = Vec::new();
     let mut answers = 0;
-    let mut of_first_bad = None;
+    let mut answer_of_first_bad = None;
     while let Some(middle) = middle(last_good, first_bad, &left_out) {
         let answer = ask(0, middle, Some(plan))?;
         match answer {
             Answer::Slower(_) => {
                 first_bad = middle;
-                of_first_bad = Some(answer);
+                answer_of_first_bad = Some(answer);
             }
             Answer::NotSlower(_) => last_good = middle,
             Answer::Undecided(why) | Answer::Unusable(why) => {
@@ -155,8 +159,8 @@ pub fn search<E>(
         }
         answers += 1;
     }
-    let confirmation = match of_first_bad {
-        // That very question was just answered.
+    let confirmation = match answer_of_first_bad {
+        // The first question was already that comparison.
         Some(answer) if last_good == 0 => answer,
         _ => {
             answers += 1;
@@ -174,10 +178,10 @@ pub fn search<E>(
     }))
 }
 
-/// The plan that tells a commit of either end from one of the other, each wrongly with at most
-/// that probability.
-fn half_way(ratio: f64, level: f64) -> TestPlan {
-    // Rounded, so that what was read from a file gives the same.
+/// A plan that distinguishes a commit of either end from one of the other, each wrongly with at
+/// most that probability.
+fn plan_between(ratio: f64, level: f64) -> TestPlan {
+    // Rounded, so that values from a file give the same plan.
     let relative = ((ratio.sqrt() - 1.0) * 1e5).round() / 1e5;
     TestPlan {
         relative,
@@ -189,7 +193,8 @@ fn half_way(ratio: f64, level: f64) -> TestPlan {
     }
 }
 
-/// The place nearest to the middle between two that was not left out; none where there is none.
+/// The place nearest to the middle between two that was not skipped; `None` if there is no such
+/// place.
 fn middle(low: usize, high: usize, left_out: &[(usize, String)]) -> Option<usize> {
     let open = |place: &usize| !left_out.iter().any(|(other, _)| other == place);
     (low + 1..high).filter(open).min_by_key(|place| (2 * place).abs_diff(low + high))

@@ -1,4 +1,4 @@
-//! The answers of a search, in a file that is written after each.
+//! The answers of a search, in a file that is written after each answer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,14 +10,14 @@ use crate::compare::CompareError;
 use crate::gate::calibration::differing;
 use kernelgate::record::file::{self, FileError, Record};
 
-/// A search so far.
+/// The state of a search.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// What must be the same for the search to go on: ends, case, settings, by name.
+    /// Facts that must be the same for the search to go on: ends, case, settings, by name.
     pub identity: BTreeMap<String, String>,
     /// Answers by question.
     pub answers: BTreeMap<String, Answer>,
-    /// The question that was being answered; none between two.
+    /// The question that was being answered; `None` between two questions.
     pub asking: Option<String>,
 }
 
@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// Writes it.
+    /// Writes the state.
     pub fn write(&self, path: &Path) -> Result<(), FileError> {
         file::write(path, self)
     }

@@ -1,4 +1,4 @@
-//! Why there is no comparison: facts in fields, sentences where they are printed.
+//! The reasons why a comparison fails: facts in fields, sentences where they are printed.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::benches::versions::AskError;
 use crate::gate::paired::Arm;
 use crate::gate::rules::rules_file::RulesError;
 
-/// Why there is no comparison.
+/// The reason why a comparison fails.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
     /// A record cannot be read or written.
@@ -19,7 +19,7 @@ pub enum CompareError {
     /// A file or folder of the comparison cannot be used.
     #[error("failed to {action} {}: {cause}", path.display())]
     Io {
-        /// What failed: "write".
+        /// The failed action: "write".
         action: String,
         /// The file or folder.
         path: PathBuf,
@@ -29,7 +29,7 @@ pub enum CompareError {
     /// The working tree cannot be copied into the object store.
     #[error("failed to {action}: {cause}")]
     Snapshot {
-        /// What failed.
+        /// The failed action.
         action: &'static str,
         /// The system's error.
         cause: std::io::Error,
@@ -40,7 +40,7 @@ pub enum CompareError {
     /// A git command failed.
     #[error("failed to {action}: git: {message}")]
     Git {
-        /// What it was for: "list refs".
+        /// Purpose of the command: "list refs".
         action: String,
         /// Last line of its messages.
         message: String,
@@ -81,7 +81,7 @@ pub enum CompareError {
     LeaveOut {
         /// The path.
         path: PathBuf,
-        /// A fragment.
+        /// The reason, as a fragment of a sentence.
         why: &'static str,
     },
     /// The repository of a submodule is not on this machine.
@@ -90,7 +90,7 @@ pub enum CompareError {
          --recursive -- {0}` gets it in a work tree of that revision", path.display()
     )]
     NoSubmodule {
-        /// Its path in the repository.
+        /// Path of the submodule in the repository.
         path: PathBuf,
         /// The revision of the repository.
         revision: String,
@@ -101,7 +101,7 @@ pub enum CompareError {
          origin {commit}` gets it", path.display(), commit.get(..8).unwrap_or_default()
     )]
     NoSubmoduleCommit {
-        /// Its path in the repository.
+        /// Path of the submodule in the repository.
         path: PathBuf,
         /// The commit.
         commit: String,
@@ -135,7 +135,7 @@ pub enum CompareError {
         label: String,
         /// Cargo's error.
         cause: BuildError,
-        /// What the checkout lacks.
+        /// Files that the checkout lacks.
         notes: Vec<String>,
         /// Folder of the build.
         slot: PathBuf,
@@ -176,27 +176,27 @@ pub enum CompareError {
         side: String,
         /// The bench.
         bench: String,
-        /// How it answered.
+        /// The error of the request.
         cause: AskError,
     },
-    /// The bench that was asked first has no case to compare; its own words.
+    /// The first bench has no case to compare; its own message.
     #[error("{0}")]
     NothingSelected(String),
-    /// No bench has a case that was asked for.
+    /// No bench has a requested case.
     #[error("no bench that can be driven has a case that was asked for")]
     NoCase,
     /// No bench was verified.
     #[error("no bench got to its end")]
     NothingVerified,
-    /// No case is of a length that a calibration can use.
+    /// No case has a time that a calibration can use.
     #[error("no case here takes long enough, or short enough, to calibrate with: name some")]
     NothingToCalibrate,
-    /// A process of a calibration broke.
+    /// A process of a calibration failed.
     #[error("bench `{bench}` broke: {reason}")]
     Broken {
         /// The bench.
         bench: String,
-        /// A fragment.
+        /// The reason, as a fragment of a sentence.
         reason: String,
     },
     /// The trials of an interrupted comparison do not fit its plan.
@@ -207,10 +207,10 @@ pub enum CompareError {
     TrialsDoNotFit {
         /// The trials.
         path: PathBuf,
-        /// A fragment.
+        /// The reason, as a fragment of a sentence.
         why: String,
     },
-    /// What was interrupted had other settings.
+    /// The interrupted comparison or calibration had other settings.
     #[error(
         "--resume: the interrupted {what} was another: {differs} differs; repeat its command to go \
          on, or leave --resume out to start anew"
@@ -232,7 +232,7 @@ pub enum CompareError {
         /// The setting.
         differs: String,
     },
-    /// Two parts of a calibration differ; a fragment.
+    /// Two parts of a calibration differ, as a fragment of a sentence.
     #[error("--resume: {0}")]
     Unmergeable(String),
     /// `kernelgate.toml` of a side cannot be used.
@@ -244,13 +244,13 @@ pub enum CompareError {
     /// A side cannot be compared.
     #[error("refused: {field} of {side} is `{found}`, this kernelgate needs `{needed}`")]
     Refused {
-        /// What differs.
+        /// The field that differs.
         field: String,
-        /// Where.
+        /// The side that has it.
         side: String,
-        /// What is there.
+        /// Value of that side.
         found: String,
-        /// What is needed.
+        /// The necessary value.
         needed: String,
     },
     /// An executable was replaced or overwritten while it was compared.
@@ -262,9 +262,9 @@ pub enum CompareError {
     Changed {
         /// The executable in the comparison's folder.
         path: PathBuf,
-        /// Its content hash when it was installed.
+        /// Content hash of the executable when it was installed.
         installed: String,
-        /// Its content hash now, or "missing".
+        /// Present content hash of the executable, or "missing".
         found: String,
     },
 }
@@ -284,7 +284,7 @@ impl CompareError {
         }
     }
 
-    /// Whether a revision has no executables: it does not build, or has no such package.
+    /// Whether a revision has no executables, because it does not build or has no such package.
     pub const fn is_unbuildable(&self) -> bool {
         matches!(
             self,
@@ -297,7 +297,7 @@ impl CompareError {
     }
 }
 
-/// What to do where a clone lacks a revision because its history was cut off.
+/// Advice for a clone that lacks a revision because its history was cut off.
 const SHALLOW: &str = "; this clone is shallow, so older commits and other branches are not in it: \
                        `git fetch --unshallow` gets them, in CI `fetch-depth: 0` of the checkout \
                        (GIT_DEPTH: 0 on GitLab)";
@@ -309,8 +309,8 @@ fn did_you_mean(similar: &[String]) -> String {
     }
 }
 
-/// The flag that a time limit has, what the checkout lacks, which may be the cause, and why a path
-/// out of the repository is not found.
+/// Advice after a failed build: the flag of a time limit, the files that the checkout lacks, and
+/// why a path out of the repository is not found.
 fn after_build(cause: &BuildError, notes: &[String], slot: &Path) -> String {
     let flag = match cause {
         BuildError::TimedOut(_) => " (--build-wait sets this)",

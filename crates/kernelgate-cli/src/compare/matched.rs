@@ -1,4 +1,4 @@
-//! Which cases both sides of a comparison have, and what keeps the others from being compared.
+//! Matches the cases of both sides of a comparison, with the reasons why others cannot be compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,25 +7,25 @@ use crate::gate::reason::{Failure, Reason};
 use crate::gate::verdicts::Refusal;
 use kernelgate::record::ProcessRun;
 
-/// What the runs that verified both sides of a bench say together.
+/// Cases that both sides of a bench have, by the runs that verified them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Matched {
     /// Cases to compare.
     pub judged: BTreeSet<String>,
-    /// Differences that forbid it.
+    /// Differences that forbid a comparison.
     pub refused: BTreeMap<(String, String, String), BTreeSet<String>>,
-    /// Only in the head.
+    /// Cases of the head only.
     pub new: Vec<String>,
-    /// Only in the base.
+    /// Cases of the base only.
     pub removed: Vec<String>,
-    /// In the base, skipped in the head.
+    /// Cases of the base that the head skipped.
     pub skipped: BTreeMap<String, String>,
-    /// Failed in the head.
+    /// Cases that failed in the head.
     pub failed: BTreeMap<String, String>,
-    /// Failed in the base only, and verified or absent in the head.
+    /// Cases that failed in the base only, and are verified or absent in the head.
     pub failed_in_base: BTreeMap<String, String>,
-    /// Asked for, and lacking on one side what a comparison takes, with the reason: skipped in the
-    /// base, or of a bench that failed.
+    /// Requested cases that cannot be compared, with the reason: skipped in the base, or of a bench
+    /// that failed.
     pub unmeasured: BTreeMap<String, Vec<Reason>>,
 }
 
@@ -53,7 +53,8 @@ impl Matched {
         for id in
             head_ids.iter().filter(|id| !base_ids.contains(*id) && !base_failed.contains_key(*id))
         {
-            // What the base could not compute on any machine is new, as what it did not have.
+            // A case that the base could not compute on any machine is new, like a case that it did
+            // not have.
             let skip = base
                 .filter(|run| !run.unsupported.contains(id))
                 .and_then(|run| run.skipped.get(id));
@@ -96,8 +97,8 @@ impl Matched {
         listed.chain(named).chain(others).chain(refused).cloned().collect()
     }
 
-    /// Takes cases out of a run whose ids another bench has, by the benches that have cases so far,
-    /// and keeps that.
+    /// Removes and records the cases of a run whose ids another bench has, given the benches that
+    /// have cases so far.
     pub fn set_apart(
         &mut self,
         run: &mut ProcessRun,
@@ -116,8 +117,8 @@ impl Matched {
         }
     }
 
-    /// Keeps cases that neither side can measure, with the reason of the head: for benches whose
-    /// every case is asked for.
+    /// Keeps cases that neither side can measure, with the reason of the head: for benches of which
+    /// every case is requested.
     pub fn keep_skipped(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>) {
         let (Some(base), Some(head)) = (base, head) else { return };
         let both = head.skipped.iter().filter(|(id, _)| base.skipped.contains_key(*id));
@@ -125,7 +126,7 @@ impl Matched {
         self.unmeasured.extend(both.map(|(id, why)| (id.clone(), reason(why))));
     }
 
-    /// Adds a bench that failed while it was verified, as far as the other side tells its cases.
+    /// Adds a bench that failed while it was verified, as far as the other side lists its cases.
     pub fn abandon(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>, why: &Reason) {
         for run in base.iter().chain(&head) {
             self.unmeasured.extend(run.cases.keys().map(|id| (id.clone(), vec![why.clone()])));
@@ -134,10 +135,10 @@ impl Matched {
         self.failed.extend(head.into_iter().flat_map(|run| run.failed.clone()));
     }
 
-    /// Adds the cases that a bench listed before it broke, where neither side has more of them.
+    /// Adds the cases that a bench listed before it failed, if neither side has more of them.
     pub fn abandon_listed(&mut self, cases: BTreeSet<String>, why: impl Fn() -> Option<Reason>) {
-        let known: BTreeSet<String> = self.ids().into_iter().collect();
-        let unknown = cases.into_iter().filter(|id| !known.contains(id));
+        let listed: BTreeSet<String> = self.ids().into_iter().collect();
+        let unknown = cases.into_iter().filter(|id| !listed.contains(id));
         self.unmeasured.extend(unknown.filter_map(|id| Some((id, vec![why()?]))));
     }
 
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_neither_side_can_measure_is_kept_where_every_case_is_asked_for() {
+    fn a_case_that_neither_side_can_measure_is_kept_if_every_case_is_requested() {
         let (base, head) = (run(&["a"], &[], &["twice", "gone"]), run(&["a"], &[], &["twice"]));
         let mut matched = Matched::default();
         matched.add(Some(&base), Some(&head));

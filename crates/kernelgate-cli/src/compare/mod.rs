@@ -1,9 +1,9 @@
-//! Did it get slower? Two builds, their processes interleaved, decided case by case.
+//! Compares two builds: their processes are interleaved, and each case is decided by itself.
 //!
 //! `sides` builds both sides in one folder. Each executable verifies its cases, then blocks of four
 //! fresh processes (`trials`) run until the gate has decided every case or the budget ends
-//! (`engine`). `calibrate` repeats that where the answer is known. Deliberately absent: how to
-//! decide (`gate::paired`), how to time (`harness`), printing results (`report`).
+//! (`engine`). `calibrate` repeats that with known answers. Deliberately absent: how to decide
+//! (`gate::paired`), how to time (`harness`), printing results (`report`).
 
 pub mod calibrate;
 mod engine;
@@ -27,7 +27,7 @@ use kernelgate::record::{Shard, TrialSampling};
 pub use plan::{PlanBasis, PlanRequest};
 pub use session::Tools;
 
-/// Where a side comes from.
+/// Source of a side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SideSource {
     /// A revision of the repository, built here.
@@ -38,22 +38,22 @@ pub enum SideSource {
     Folder(PathBuf),
 }
 
-/// What a calibration does to the head on purpose, to see what is made of it.
+/// Changes that a calibration makes to the head on purpose, to test whether they are found.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Planted {
+pub struct Injection {
     /// Delays that are added to launches, or to the times of iterations where nothing can delay
     /// them: nanoseconds by case.
     pub delays_ns: BTreeMap<String, f64>,
     /// Whether launches are delayed by work in place of a wait.
     pub by_work: bool,
-    /// Sizes that were found to add those delays, by case: a process without one finds its own.
+    /// Sizes of these delays, by case: a process without a size finds its own.
     pub delay_sizes: BTreeMap<String, u64>,
-    /// The number of a layout of code and memory; none for the usual one.
+    /// Number of the layout of code and memory; `None` for the usual one.
     pub layout: Option<usize>,
 }
 
-impl Planted {
-    /// The delays as a bench reads them; none where there are none.
+impl Injection {
+    /// The delays as a bench reads them; `None` without delays.
     fn delays(&self) -> Option<String> {
         let how = if self.by_work { ":work" } else { "" };
         let delay = |(id, delay_ns): (&String, &f64)| {
@@ -65,52 +65,52 @@ impl Planted {
     }
 }
 
-/// A comparison that was asked for.
+/// A requested comparison.
 #[derive(Debug, Clone)]
 pub struct ComparisonRequest {
-    /// What to compare with.
+    /// Source of the base.
     pub base: SideSource,
-    /// What to judge.
+    /// Source of the head.
     pub head: SideSource,
-    /// Only these bench targets; all where there are none.
+    /// Names of the bench targets to compare; all if it is empty.
     pub benches: Vec<String>,
-    /// Only the benches of this package of the workspace.
+    /// Package of the workspace to which the comparison is restricted.
     pub member: Option<String>,
     /// The part of the problems that is compared.
     pub shard: Option<Shard>,
     /// Criterion's filter.
     pub filter: Option<String>,
-    /// Our flags of a bench binary, as environment variables.
+    /// Settings of the bench executables, as environment variables.
     pub settings: BTreeMap<String, String>,
-    /// What is done to the head on purpose.
-    pub planted: Planted,
-    /// What counts as slower, or less accurate, and the error rates.
+    /// Changes made to the head on purpose.
+    pub injection: Injection,
+    /// Thresholds of time and accuracy, and the error rates.
     pub plan: PlanRequest,
-    /// How long a process times a case; none for what is usual on the device.
+    /// Time for which a process times a case; `None` for the usual time on the device.
     pub sampling: Option<TrialSampling>,
     /// Wall time of a round.
     pub budget: Duration,
-    /// Timeout of every bench process; none for what is usual at each stage.
+    /// Timeout of every bench process; `None` for the usual one at each stage.
     pub wait: Option<Duration>,
     /// Timeout of each build.
     pub build_wait: Duration,
-    /// Time cases too whose executable is the same file on both sides.
+    /// Whether cases are timed whose executable is the same file on both sides.
     pub time_identical: bool,
-    /// Time only cases whose machine code or launches changed, or are not known.
+    /// Whether only cases are timed whose machine code or launches changed, or are unknown.
     pub affected: bool,
-    /// Profile both builds where a case regressed.
+    /// Whether both builds are profiled if a case regressed.
     pub profile_slower: bool,
     /// Cargo's profile.
     pub profile: String,
-    /// Go on where the last comparison was interrupted.
+    /// Whether an interrupted comparison is resumed.
     pub resume: bool,
     /// Root of the package.
     pub package: PathBuf,
-    /// The target folder, which is no part of the sources.
+    /// The target folder, which does not belong to the sources.
     pub target: PathBuf,
-    /// Untracked files and folders that are no part of the work tree's side.
+    /// Untracked files and folders that do not belong to the work tree's side.
     pub leave_out: Vec<PathBuf>,
-    /// Where comparisons are made.
+    /// Folder of the comparisons.
     pub folder: PathBuf,
 }
 
@@ -122,14 +122,14 @@ mod tests {
 
     #[test]
     fn delays_are_written_as_a_bench_reads_them() {
-        assert_eq!(Planted::default().delays(), None);
-        let planted = Planted {
+        assert_eq!(Injection::default().delays(), None);
+        let injection = Injection {
             delays_ns: [("a/b=c".to_owned(), 4_400.0), ("d".to_owned(), 7.0)].into(),
             by_work: true,
             delay_sizes: [("a/b=c".to_owned(), 131_072)].into(),
             layout: None,
         };
-        let text = planted.delays().unwrap();
+        let text = injection.delays().unwrap();
         let read: Vec<Delay> = text.split(',').map(|delay| delay.parse().unwrap()).collect();
         let delay = |case: &str, delay_ns, size| Delay {
             case: case.to_owned(),

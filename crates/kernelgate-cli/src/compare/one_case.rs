@@ -1,6 +1,6 @@
-//! One case of two revisions, by the times alone: the question that a bisection asks again and
-//! again. What the package's rules accept of the head is no answer to it, and neither are errors
-//! and costs.
+//! Compares one case of two revisions by the times alone: a bisection needs this many times. The
+//! changes that the package's rules accept in the head do not count, and neither do errors and
+//! costs.
 
 use super::engine::Engine;
 use super::session::{Session, Tools, open_trials};
@@ -8,23 +8,24 @@ use super::{CompareError, ComparisonRequest};
 use crate::gate::comparison::Comparison;
 
 /// A comparison, and the bench that has the case.
-pub struct OfOneCase {
-    /// What was concluded.
+pub struct SingleCaseComparison {
+    /// The comparison.
     pub comparison: Comparison,
     /// The bench that has the case, on either side.
     pub bench: Option<String>,
 }
 
-/// Compares a case; the request's filter is to match no other.
+/// Compares a case; the request's filter must match no other case.
 pub fn compare(
     request: &ComparisonRequest,
     case: &str,
     tools: Tools,
-) -> Result<OfOneCase, CompareError> {
+) -> Result<SingleCaseComparison, CompareError> {
     let session = Session::open(request, false, tools)?;
     let identity = session.identity(request)?;
     let trials = match open_trials(request, &session, identity.clone()) {
-        // What was interrupted was of another build: a fresh start costs a question, not a search.
+        // The interrupted comparison was of another build: a fresh start costs a question, not a
+        // search.
         Err(_) if request.resume => open_trials(
             &ComparisonRequest { resume: false, ..request.clone() },
             &session,
@@ -37,5 +38,5 @@ pub fn compare(
     engine.settle_plan(&prepared)?;
     let bench = prepared.owners.get(case).cloned();
     let comparison = engine.compare(prepared)?;
-    Ok(OfOneCase { comparison, bench })
+    Ok(SingleCaseComparison { comparison, bench })
 }

@@ -1,5 +1,5 @@
-//! The plan of a comparison with its limits: what flags ask for, else what the device was calibrated
-//! to, else the default.
+//! The plan of a comparison with its limits: the values of flags, else those of the device's
+//! calibration, else the defaults.
 
 use std::fmt::{Debug, Write as _};
 
@@ -9,21 +9,21 @@ use crate::gate::limits::{AskedLimits, LimitSource, Limits};
 use crate::gate::paired::TestPlan;
 use kernelgate::record::{Environment, Provenance, Store, TrialSampling, file};
 
-/// A plan that is asked for.
+/// A requested plan.
 #[derive(Debug, Clone)]
 pub struct PlanRequest {
     /// Limits that flags set.
     pub asked: AskedLimits,
     /// [`TestPlan::max_blocks`], where a flag sets it.
     pub max_blocks: Option<usize>,
-    /// What holds where flags set nothing.
+    /// Values for everything that no flag sets.
     pub basis: PlanBasis,
 }
 
-/// What holds where flags set nothing.
+/// Source of the values that no flag sets.
 #[derive(Debug, Clone)]
 pub enum PlanBasis {
-    /// This plan.
+    /// This plan for every device.
     Fixed(TestPlan),
     /// The calibration of the device in this store, else the default.
     Calibration(Store),
@@ -41,7 +41,7 @@ pub struct ResolvedPlan {
 }
 
 impl PlanRequest {
-    /// Only this plan.
+    /// A request for this plan on every device.
     pub fn fixed(plan: TestPlan) -> Self {
         Self { asked: AskedLimits::default(), max_blocks: None, basis: PlanBasis::Fixed(plan) }
     }
@@ -54,7 +54,7 @@ impl PlanRequest {
         sampling: TrialSampling,
     ) -> Result<ResolvedPlan, CompareError> {
         let store = match &self.basis {
-            PlanBasis::Fixed(plan) => return Ok(self.over(*plan, LimitSource::Default)),
+            PlanBasis::Fixed(plan) => return Ok(self.overriding(*plan, LimitSource::Default)),
             PlanBasis::Calibration(store) => store,
         };
         match file::read::<Calibration>(&store.calibration_path(&environment.slug())) {
@@ -64,25 +64,25 @@ impl PlanRequest {
                 Ok(ResolvedPlan { note: Some(note), ..resolved })
             }
             Err(error) if error.is_not_found() => {
-                Ok(self.over(TestPlan::default(), LimitSource::Default))
+                Ok(self.overriding(TestPlan::default(), LimitSource::Default))
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// A plan with what flags set in its place.
-    fn over(&self, basis: TestPlan, source: LimitSource) -> ResolvedPlan {
+    /// A plan in which flags replace the values of `basis`.
+    fn overriding(&self, basis: TestPlan, source: LimitSource) -> ResolvedPlan {
         ResolvedPlan {
-            plan: basis.asked(&self.asked, self.max_blocks),
-            limits: basis.limits(source).asked(&self.asked, LimitSource::Flag),
+            plan: basis.overridden_by(&self.asked, self.max_blocks),
+            limits: basis.limits(source).overridden_by(&self.asked, LimitSource::Flag),
             note: None,
         }
     }
 
     fn calibrated(&self, calibration: &Calibration) -> (ResolvedPlan, String) {
-        let null = || calibration.of(ComparisonKind::Null);
-        let fired = null().filter(|known| known.fired()).count();
-        let of = format!(
+        let null = || calibration.comparisons_of(ComparisonKind::Null);
+        let fired = null().filter(|comparison| comparison.fired()).count();
+        let source = format!(
             "calibration of {} ({} A/A comparisons, {fired} failed; commit {}",
             calibration.started.get(..10).unwrap_or(&calibration.started),
             null().count(),
@@ -94,8 +94,8 @@ impl PlanRequest {
             let why = recommended.and_then(|it| it.note.clone());
             let why = why.unwrap_or_else(|| "not derived".to_owned());
             return (
-                self.over(TestPlan::default(), LimitSource::Default),
-                format!("{of}) recommends no threshold: {why}; the default ones are used"),
+                self.overriding(TestPlan::default(), LimitSource::Default),
+                format!("{source}) recommends no threshold: {why}; the default ones are used"),
             );
         };
         let measured = calibration.plan;
@@ -108,10 +108,10 @@ impl PlanRequest {
             contention_weight: recommended.contention_weight,
             ..TestPlan::default()
         };
-        let resolved = self.over(basis, LimitSource::Calibration);
+        let resolved = self.overriding(basis, LimitSource::Calibration);
         let plan = &resolved.plan;
         let note = format!(
-            "{of}): threshold {:.2} %, settled from {} blocks, at most {}",
+            "{source}): threshold {:.2} %, settled from {} blocks, at most {}",
             100.0 * plan.relative,
             plan.settle_blocks.min(plan.max_blocks),
             plan.max_blocks
@@ -119,8 +119,8 @@ impl PlanRequest {
         (resolved, note)
     }
 
-    /// Whether the calibrations can be read, before anything is built: which is the device's is known
-    /// only once a bench has run.
+    /// Checks that all calibrations can be read, before anything is built: the device's own is
+    /// known only after a bench has run.
     pub fn check(&self) -> Result<(), CompareError> {
         let PlanBasis::Calibration(store) = &self.basis else { return Ok(()) };
         let calibrations = store.calibrations();
@@ -128,11 +128,14 @@ impl PlanRequest {
         Ok(())
     }
 
-    /// What identifies it before the device is known.
+    /// Text that identifies the plan before the device is known.
     pub fn identity(&self) -> Result<String, CompareError> {
         let store = match &self.basis {
             PlanBasis::Fixed(plan) => {
-                return Ok(identity_text("Plan", &plan.asked(&self.asked, self.max_blocks)));
+                return Ok(identity_text(
+                    "Plan",
+                    &plan.overridden_by(&self.asked, self.max_blocks),
+                ));
             }
             PlanBasis::Calibration(store) => store,
         };
@@ -157,7 +160,7 @@ pub(super) fn identity_text(name: &str, value: &impl Debug) -> String {
     format!("{name}{fields}")
 }
 
-/// In which respects a calibration is of something else.
+/// The respects in which a calibration is for another setup.
 fn elsewhere(
     calibration: &Calibration,
     environment: &Environment,
@@ -189,9 +192,13 @@ fn elsewhere(
 mod tests {
     use super::*;
 
-    fn asked() -> PlanRequest {
-        let asked = AskedLimits { relative: Some(0.1), ..AskedLimits::default() };
-        PlanRequest { asked, max_blocks: Some(6), ..PlanRequest::fixed(TestPlan::default()) }
+    fn request() -> PlanRequest {
+        let limits = AskedLimits { relative: Some(0.1), ..AskedLimits::default() };
+        PlanRequest {
+            asked: limits,
+            max_blocks: Some(6),
+            ..PlanRequest::fixed(TestPlan::default())
+        }
     }
 
     #[test]
@@ -204,7 +211,7 @@ mod tests {
         let basis = PlanBasis::Calibration(Store::around(folder.path()));
         let text = "Asked { relative: Some(0.1), absolute_ns: None, tolerated: None, max_blocks: \
                     Some(6) }";
-        assert_eq!(PlanRequest { basis, ..asked() }.identity().unwrap(), text);
+        assert_eq!(PlanRequest { basis, ..request() }.identity().unwrap(), text);
         let sampling = "TrialSampling { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 }";
         assert_eq!(identity_text("TrialSampling", &TrialSampling::MEASURED), sampling);
     }
@@ -212,7 +219,7 @@ mod tests {
     #[test]
     fn a_flag_comes_before_the_plan_and_is_named_as_the_source() {
         let ResolvedPlan { plan, limits, .. } =
-            asked().over(TestPlan::default(), LimitSource::Default);
+            request().overriding(TestPlan::default(), LimitSource::Default);
         assert_eq!(
             (plan.relative, plan.tolerated, plan.max_blocks, plan.absolute_ns),
             (0.1, 0.1, 6, 100.0)

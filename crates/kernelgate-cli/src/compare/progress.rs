@@ -1,5 +1,4 @@
-//! What a person sees while a comparison runs: one line that changes on a terminal, plain lines
-//! elsewhere.
+//! Shows the progress of a comparison: one line that changes on a terminal, plain lines elsewhere.
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
@@ -11,18 +10,19 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub use kernelgate::display::duration::{parse as parse_duration, text as duration};
 use kernelgate::record::text::printable;
 
-/// Time between lines that stay, of what changes often.
+/// Time between lines that stay, for text that changes often.
 const LINES_APART: Duration = Duration::from_secs(15);
 
-/// Prints to standard error. What it is given may be what others wrote, such as a bench process.
+/// Prints to standard error. The text may come from others, such as a bench process.
 #[derive(Clone)]
 pub struct ComparisonProgress {
     line: Option<ProgressBar>,
-    /// What all of it is a part of; then only a line that changes tells details.
+    /// Label of the task that this progress is a part of; then only a line that changes shows
+    /// details.
     within: Option<String>,
-    /// What is said once only.
+    /// Lines that are printed once only.
     said: Arc<Mutex<BTreeSet<String>>>,
-    /// When the last line came that says what is going on.
+    /// Time of the last line about the current step.
     latest: Arc<Mutex<Option<Instant>>>,
 }
 
@@ -40,12 +40,12 @@ impl Default for ComparisonProgress {
 }
 
 impl ComparisonProgress {
-    /// For what is a part of something: its progress is a detail, after the label.
+    /// Progress of a part of a task: it is shown as a detail, after the label.
     pub fn within(&self, label: &str) -> Self {
         Self { within: Some(label.to_owned()), ..self.clone() }
     }
 
-    /// What is going on: replaces the line before on a terminal.
+    /// Shows the current step, which replaces the line before on a terminal.
     pub fn now(&self, text: &str) {
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let text = printable(text);
@@ -57,7 +57,7 @@ impl ComparisonProgress {
         }
     }
 
-    /// Something that stays to be read, unless it is a detail.
+    /// Prints a line that stays, unless it is a detail.
     pub fn detail(&self, text: &str) {
         match self.within {
             Some(_) => self.now(text),
@@ -73,7 +73,7 @@ impl ComparisonProgress {
         }
     }
 
-    /// Something that stays to be read.
+    /// Prints a line that stays.
     pub fn say(&self, text: &str) {
         let text = printable(text);
         match &self.line {
@@ -82,7 +82,7 @@ impl ComparisonProgress {
         }
     }
 
-    /// The same, the first time.
+    /// Prints a line the first time that it is given.
     pub fn say_once(&self, text: &str) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.insert(text.to_owned()) {
@@ -90,7 +90,7 @@ impl ComparisonProgress {
         }
     }
 
-    /// No more.
+    /// Ends the progress line.
     pub fn end(&self) {
         if let Some(line) = &self.line {
             line.finish_and_clear();

@@ -1,4 +1,4 @@
-//! What a comparison starts from: sides made ready, verified and matched, and the trials of one
+//! State at the start of a comparison: built, verified and matched sides, and the trials of one
 //! that was interrupted.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use super::sides::leftovers;
 use super::sides::{self, Side};
 use super::trials::expected::Expected;
 use super::{CompareError, ComparisonRequest, SideSource};
-use crate::benches::child::Running;
+use crate::benches::child::ChildProcess;
 use crate::gate::calibration::differing;
 use crate::gate::comparison::CriterionBench;
 use crate::gate::kernels::code::CodeComparison;
@@ -35,7 +35,7 @@ pub const TRIALS: &str = "trials.json";
 /// A bench binary that both sides have.
 #[derive(Clone)]
 pub struct Bench {
-    /// Its name.
+    /// Name of the bench.
     pub name: String,
     /// Runs that verified base and head.
     pub verified: [PathBuf; 2],
@@ -43,42 +43,42 @@ pub struct Bench {
     pub expected: [Expected; 2],
     /// Cases to compare.
     pub cases: BTreeSet<String>,
-    /// Those of them that a process times before the others: their code changed.
+    /// Cases that a process times before the others, because their code changed.
     pub first: BTreeSet<String>,
     /// Timeout of a process.
     pub timeout: Duration,
-    /// How long a process times a case.
+    /// Time for which a process times a case.
     pub sampling: TrialSampling,
-    /// How its processes are told what to do, on both sides where it has cases to compare.
+    /// How the bench's processes get their request, on both sides where it has cases to compare.
     pub driver: Driver,
 }
 
-/// Both sides verified: what there is to compare, and where.
+/// Both sides after verification, with the cases to compare.
 #[derive(Clone)]
 pub struct Prepared {
-    /// Which cases are on which side.
+    /// The cases of each side.
     pub matched: Matched,
     /// Bench binaries with something to compare.
     pub benches: Vec<Bench>,
     /// Whether the code was optimised.
     pub optimised: bool,
-    /// The device and the build; none where nothing ran to its end.
+    /// The device and the build; `None` if no process ran to its end.
     pub environment: Option<Environment>,
-    /// Of which code the head is.
+    /// Code of the head.
     pub provenance: Provenance,
-    /// Nanoseconds a launch, by case, as far as one launch tells.
+    /// Nanoseconds a launch, by case, as far as one launch shows it.
     pub verification_ns: BTreeMap<String, f64>,
-    /// Of the benches with something to compare those that use Criterion alone.
+    /// Benches that use Criterion alone, among those with something to compare.
     pub criterion: Vec<CriterionBench>,
     /// How far both sides verified each case that they have, base first.
     pub verification: BTreeMap<String, [Verification; 2]>,
     /// Cases of all shards together.
     pub planned_cases: usize,
-    /// Digests of the plans of both builds' benches, where the comparison is a shard.
+    /// Digests of the plans of both builds' benches, if the comparison is a shard.
     pub plans: Vec<String>,
-    /// Rates of fixed work, where the comparison is a shard.
+    /// Rates of fixed work, if the comparison is a shard.
     pub anchors: Option<AnchorRecord>,
-    /// The bench of each case, also of those that are not compared.
+    /// The bench of each case, including cases that are not compared.
     pub owners: BTreeMap<String, String>,
 }
 
@@ -109,14 +109,14 @@ pub struct PlannedShard {
     pub plan: String,
     /// Cases of all shards together.
     pub cases: usize,
-    /// Where.
+    /// Device and build.
     pub environment: Environment,
     /// Rates of fixed work on that device.
     pub anchors: Option<AnchorRecord>,
 }
 
 impl Prepared {
-    /// This comparison as a shard; absent where nothing ran to its end.
+    /// This comparison as a shard; `None` if no process ran to its end.
     pub fn planned(&self, shard: Shard) -> Option<PlannedShard> {
         Some(PlannedShard {
             shard,
@@ -139,20 +139,20 @@ impl Prepared {
         others.chain(unmeasured.iter().map(|(id, why)| (id, joined(why))))
     }
 
-    /// Takes out the cases of these benches; which they are.
+    /// Removes and returns the cases of these benches.
     pub fn take_out(&mut self, benches: &BTreeSet<String>) -> Vec<String> {
-        let of = |bench: &&Bench| benches.contains(&bench.name);
-        let taken: BTreeSet<String> =
-            self.benches.iter().filter(of).flat_map(|bench| bench.cases.clone()).collect();
-        self.keep(&self.cases().difference(&taken).cloned().collect());
-        taken.into_iter().collect()
+        let is_selected = |bench: &&Bench| benches.contains(&bench.name);
+        let removed: BTreeSet<String> =
+            self.benches.iter().filter(is_selected).flat_map(|bench| bench.cases.clone()).collect();
+        self.keep(&self.cases().difference(&removed).cloned().collect());
+        removed.into_iter().collect()
     }
 
     /// The number of cases that `--affected` cannot judge: no kernels are listed, or one cannot be
     /// compared.
     pub fn affected_unknown(&self, code: &BTreeMap<String, CodeComparison>) -> String {
-        let known = |case: &&String| code.get(*case).is_some_and(CodeComparison::is_known);
-        let (all, known) = (self.cases().len(), self.cases().iter().filter(known).count());
+        let is_known = |case: &&String| code.get(*case).is_some_and(CodeComparison::is_known);
+        let (all, known) = (self.cases().len(), self.cases().iter().filter(is_known).count());
         match all - known {
             0 => format!("--affected: the machine code of all {all} cases is known"),
             unknown => format!(
@@ -162,8 +162,7 @@ impl Prepared {
         }
     }
 
-    /// Takes out the cases whose machine code and launches are known to be the same; which they
-    /// are.
+    /// Removes and returns the cases whose machine code and launches are known to be the same.
     pub fn take_unaffected(&mut self, code: &BTreeMap<String, CodeComparison>) -> Vec<String> {
         let same = |case: &&String| code.get(*case).is_some_and(CodeComparison::is_same);
         let (unaffected, rest): (Vec<&String>, Vec<&String>) =
@@ -174,9 +173,10 @@ impl Prepared {
         unaffected
     }
 
-    /// Brings what changed in machine code or launches before the rest: benches with such a case,
-    /// and in each process of a bench such cases, unless it uses Criterion alone. Cases of one bench
-    /// are timed by the same processes, because all of them count in each decision.
+    /// Moves the changed cases to the front: benches with a change in machine code or launches come
+    /// first, and within each process of a bench so do the changed cases, unless it uses Criterion
+    /// alone. Cases of one bench are timed by the same processes, because all of them count in each
+    /// decision.
     pub fn changed_first(&mut self, code: &BTreeMap<String, CodeComparison>) {
         let changed = |case: &&String| code.get(*case).is_some_and(CodeComparison::has_changed);
         self.benches.sort_by_key(|bench| !bench.cases.iter().any(|case| changed(&case)));
@@ -187,7 +187,7 @@ impl Prepared {
         }
     }
 
-    /// Leaves only these cases.
+    /// Removes all cases but these.
     pub fn keep(&mut self, cases: &BTreeSet<String>) {
         self.matched.judged.retain(|id| cases.contains(id));
         for bench in &mut self.benches {
@@ -201,37 +201,37 @@ impl Prepared {
     }
 }
 
-/// What a person sees, and the processes that an interrupt ends.
+/// Output for a person, and the processes that an interrupt ends.
 #[derive(Clone)]
 pub struct Tools {
     progress: ComparisonProgress,
-    running: Running,
-    co_running: Running,
+    running: ChildProcess,
+    co_running: ChildProcess,
 }
 
 impl Tools {
-    /// An interrupt ends the processes, then the program. To be called once.
+    /// Makes tools whose processes an interrupt ends, and then the program. To be called once.
     pub fn watched() -> Result<Self, CompareError> {
         let tools = Self {
             progress: ComparisonProgress::default(),
-            running: Running::in_groups(),
-            co_running: Running::in_groups(),
+            running: ChildProcess::in_groups(),
+            co_running: ChildProcess::in_groups(),
         };
         stop_on_interrupt([&tools.running, &tools.co_running], &tools.progress)?;
         Ok(tools)
     }
 
-    /// For what is a part of something: its progress is a detail, after the label.
+    /// Tools of a part of a task: their progress is shown as a detail, after the label.
     pub fn within(&self, label: &str) -> Self {
         Self { progress: self.progress.within(label), ..self.clone() }
     }
 
-    /// Tells something that stays to be read.
+    /// Prints a line that stays.
     pub fn say(&self, text: &str) {
         self.progress.say(text);
     }
 
-    /// Nothing more is told.
+    /// Ends the progress line; nothing is printed after this.
     pub fn end(&self) {
         self.progress.end();
     }
@@ -239,25 +239,25 @@ impl Tools {
 
 /// Sides that are ready to run, in a folder that is locked.
 pub struct Session {
-    /// Where everything is.
+    /// Folder of the comparison.
     pub folder: Folder,
-    /// Where request, run and messages of a process go.
+    /// Folder for the request, the run and the messages of a process.
     pub work: PathBuf,
     /// Base and head.
     pub sides: [Side; 2],
     /// The process that is measured.
-    pub running: Running,
+    pub running: ChildProcess,
     /// The process co-running with those of the head, if there is to be one.
-    pub co_running: Running,
-    /// What a person sees.
+    pub co_running: ChildProcess,
+    /// Progress on standard error.
     pub progress: ComparisonProgress,
-    /// What benches run in that do not tell it themselves.
+    /// Environment of benches that do not record it themselves.
     pub environment: Environment,
 }
 
 impl Session {
-    /// Makes both sides ready; `twins` are copies of the base's executables on both, whatever the
-    /// head.
+    /// Makes both sides ready. With `twins`, both sides are copies of the base's executables,
+    /// whatever the head.
     pub fn open(
         request: &ComparisonRequest,
         twins: bool,
@@ -274,7 +274,8 @@ impl Session {
         let work = folder.file("work");
         leftovers::clean_folder(&work, &["outputs"])
             .map_err(|cause| CompareError::io("empty", &work, cause))?;
-        // What is built elsewhere, or by a profile with another name, is taken to be optimised.
+        // Executables that were built elsewhere, or by a profile with another name, count as
+        // optimised.
         let optimised = !["dev", "test"].contains(&request.profile.as_str());
         let environment = Environment { optimised, ..Environment::cpu() };
         Ok(Self { folder, work, sides, running, co_running, progress, environment })
@@ -292,15 +293,15 @@ impl Session {
         base.keys().filter(|name| same(name)).cloned().collect()
     }
 
-    /// Checks that an executable is still the file that was installed, without reading it where its
-    /// size and times are those of then.
+    /// Checks that an executable is still the installed file. The file is read only if its size or
+    /// times changed.
     ///
     /// # Errors
     /// [`CompareError::Changed`] when it is another file.
     pub fn check_executable(&self, arm: Arm, bench: &str) -> Result<(), CompareError> {
         let side = &self.sides[usize::from(arm == Arm::Head)];
         let Some(executable) = side.executables.driven.get(bench) else { return Ok(()) };
-        executable.check_untouched(&self.folder.side(arm))
+        executable.check_untouched(&self.folder.side_path(arm))
     }
 
     /// Hashes every executable again.
@@ -311,7 +312,7 @@ impl Session {
     pub fn check_executables(&self) -> Result<(), CompareError> {
         for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&self.sides) {
             for executable in side.executables.driven.values() {
-                executable.check_unchanged(&self.folder.side(arm)).inspect_err(|_| {
+                executable.check_unchanged(&self.folder.side_path(arm)).inspect_err(|_| {
                     let _ = leftovers::remove(&self.folder.file(TRIALS));
                 })?;
             }
@@ -319,37 +320,37 @@ impl Session {
         Ok(())
     }
 
-    /// What the head's package sets and accepts beyond what the base accepts already; what of it is
-    /// over, in sentences.
+    /// Limits and acceptances of the head's package beyond those that the base accepts already, and
+    /// expired ones as sentences.
     pub fn rules(&self, request: &ComparisonRequest) -> Result<(Rules, Vec<String>), CompareError> {
-        let of = |arm: Arm| -> Result<Rules, CompareError> {
+        let rules_of = |arm: Arm| -> Result<Rules, CompareError> {
             // The packages of both sides have one path, one after the other.
             self.folder.point_slot(arm)?;
             let shown = format!("{FILE} of the {arm}");
             let side = &self.sides[usize::from(arm == Arm::Head)];
             Ok(rules_file::read(&side.package.join(FILE), &shown)?)
         };
-        let head = of(Arm::Head)?;
+        let head = rules_of(Arm::Head)?;
         match request.base {
             // Executables come without sources.
             SideSource::Folder(_) if head.accepted.is_empty() => Ok((head, Vec::new())),
             SideSource::Folder(_) => {
-                let note = "the base is a folder of executables, which does not tell what it \
+                let note = "the base is a folder of executables, which does not record what it \
                             accepts: `[[accept]]` holds and does not expire";
                 Ok((head, vec![note.to_owned()]))
             }
-            // One that cannot be used accepts nothing.
-            _ => Ok(head.since(&of(Arm::Base).unwrap_or_default())),
+            // Rules that cannot be read accept nothing.
+            _ => Ok(head.since(&rules_of(Arm::Base).unwrap_or_default())),
         }
     }
 
-    /// What must be the same for measurements to belong together.
+    /// Facts that must be the same for measurements to belong together.
     pub fn identity(
         &self,
         request: &ComparisonRequest,
     ) -> Result<BTreeMap<String, String>, CompareError> {
         let mut identity: BTreeMap<String, String> = request.settings.clone();
-        let delays = delays_text(&request.planted.delays_ns).unwrap_or_default();
+        let delays = delays_text(&request.injection.delays_ns).unwrap_or_default();
         identity.insert("delays".to_owned(), delays);
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
         identity.insert("thresholds".to_owned(), request.plan.identity()?);
@@ -368,21 +369,21 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Large, and of no use to a later comparison.
+        // The inputs are large, and a later comparison does not need them.
         for arm in [Arm::Base, Arm::Head] {
-            let _ = leftovers::remove(&self.folder.side(arm).join("inputs"));
+            let _ = leftovers::remove(&self.folder.side_path(arm).join("inputs"));
         }
     }
 }
 
-/// Delays as a line; none where there are none.
+/// Delays as a line; `None` without delays.
 pub fn delays_text(delays_ns: &BTreeMap<String, f64>) -> Option<String> {
     let each: Vec<String> =
         delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns}")).collect();
     (!each.is_empty()).then(|| each.join(","))
 }
 
-/// The trials of an interrupted comparison of the same things, or none yet.
+/// The trials of an interrupted comparison of the same sides, or none yet.
 pub fn open_trials(
     request: &ComparisonRequest,
     session: &Session,
@@ -413,7 +414,7 @@ pub fn open_trials(
     Ok(trials)
 }
 
-/// What the user sets, of a name in an identity.
+/// The user's name for a fact of an identity.
 fn in_words(name: &str) -> String {
     let flag = match name {
         "filter" => "the filter",
@@ -432,15 +433,15 @@ fn in_words(name: &str) -> String {
     flag.to_owned()
 }
 
-/// Ctrl-C ends the process that runs and this one; each block is saved when it ends, so that less
-/// than a block of a bench is lost.
+/// Makes Ctrl-C end the running process and this one. Each block is saved when it ends, so that
+/// less than a block of a bench is lost.
 fn stop_on_interrupt(
-    running: [&Running; 2],
+    running: [&ChildProcess; 2],
     progress: &ComparisonProgress,
 ) -> Result<(), CompareError> {
-    let (running, progress) = (running.map(Running::clone), progress.clone());
+    let (running, progress) = (running.map(ChildProcess::clone), progress.clone());
     let handler = move || {
-        running.iter().for_each(Running::kill);
+        running.iter().for_each(ChildProcess::kill);
         progress.end();
         eprintln!("\ninterrupted: the same command with --resume goes on from here");
         std::process::exit(Exit::INTERRUPTED);
@@ -455,8 +456,8 @@ mod tests {
     use kernelgate::record::ProcessRun;
 
     #[test]
-    fn what_changed_is_timed_first_and_only_what_is_known_to_be_the_same_is_left_out() {
-        let ids = ["changed", "same", "unknown", "untold"].map(str::to_owned);
+    fn changed_cases_are_timed_first_and_only_known_identical_ones_are_skipped() {
+        let ids = ["changed", "same", "unknown", "unlisted"].map(str::to_owned);
         let mut prepared = Prepared::default();
         prepared.matched.judged = ids.into();
         let code = [
@@ -482,7 +483,7 @@ mod tests {
         prepared.benches = vec![
             bench("a", &["same"], newest),
             bench("b", &["unknown"], newest),
-            bench("c", &["changed", "same", "unknown"], Driver::of_both(newest, newest)),
+            bench("c", &["changed", "same", "unknown"], Driver::for_both(newest, newest)),
             bench("d", &["changed", "same"], Driver::Criterion),
         ];
         prepared.changed_first(&code);
@@ -493,6 +494,6 @@ mod tests {
         // Criterion has an order of its own.
         assert!(prepared.benches[1..].iter().all(|bench| bench.first.is_empty()));
         assert_eq!(prepared.take_unaffected(&code), ["same"]);
-        assert_eq!(prepared.cases().iter().collect::<Vec<_>>(), ["changed", "unknown", "untold"]);
+        assert_eq!(prepared.cases().iter().collect::<Vec<_>>(), ["changed", "unknown", "unlisted"]);
     }
 }

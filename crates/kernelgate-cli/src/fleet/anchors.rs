@@ -1,13 +1,13 @@
-//! Which shards ran on equally fast cards: those whose anchors agree.
+//! Finds the shards that ran on equally fast cards: those whose anchors agree.
 
 use kernelgate::measure::anchors::Anchors;
 
 /// Largest relative difference of the anchors of merged shards, on GPUs.
 pub const GPU_TOLERANCE: f64 = 0.03;
-/// Largest relative difference on hosts, whose ceilings depend on what else runs there.
+/// Largest relative difference on hosts, whose ceilings depend on other load.
 pub const HOST_TOLERANCE: f64 = 0.30;
 
-/// An anchor, by which a shard differs from the others.
+/// An anchor: a rate of fixed work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Anchor {
     /// Memory ceiling.
@@ -17,7 +17,7 @@ pub enum Anchor {
 }
 
 impl Anchor {
-    /// "memory ceiling" or "matmul ceiling".
+    /// The name: "memory ceiling" or "matmul ceiling".
     pub const fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory ceiling",
@@ -25,7 +25,7 @@ impl Anchor {
         }
     }
 
-    /// Its rate, a second.
+    /// The anchor's rate, a second.
     pub const fn rate(self, anchors: &Anchors) -> Option<f64> {
         match self {
             Self::Memory => Some(anchors.memory_bytes_per_s),
@@ -41,7 +41,7 @@ pub struct Outlier {
     pub index: usize,
     /// The anchor.
     pub anchor: Anchor,
-    /// Its rate.
+    /// Rate of the shard's anchor.
     pub rate: f64,
     /// Lowest and highest rate of the group.
     pub group: [f64; 2],

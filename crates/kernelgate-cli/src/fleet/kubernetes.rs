@@ -1,5 +1,5 @@
-//! Kubernetes: an Indexed Job for the shards and a second Job that merges, as text. `kubectl apply`
-//! is the user's.
+//! Kubernetes manifests as text: an Indexed Job for the shards and a second Job that merges. The
+//! user runs `kubectl apply`.
 
 use std::fmt::Write as _;
 
@@ -29,7 +29,7 @@ pub struct KubernetesOptions {
 }
 
 impl KubernetesOptions {
-    /// Both Jobs as one stream of documents.
+    /// The manifests of both Jobs as one stream of documents.
     pub fn manifests(&self, work: &Work, places: &Places, tolerance: Option<f64>) -> String {
         format!("{}---\n{}", self.shards(work, places), self.merge(work, places, tolerance))
     }
@@ -43,8 +43,8 @@ impl KubernetesOptions {
         script += "exit $code\n";
         let deadline =
             self.deadline_s.map_or(String::new(), |s| format!("  activeDeadlineSeconds: {s}\n"));
-        // Exit code 1: a case is wrong, which another attempt does not change. A pod that its node
-        // took along does not count.
+        // Exit code 1 means that a case is wrong, which another attempt does not change. A pod that
+        // was lost with its node does not count as an attempt.
         format!(
             "apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: {name}\nspec:\n  \
              completionMode: Indexed\n  completions: {shards}\n  parallelism: {parallelism}\n  \
@@ -58,7 +58,7 @@ impl KubernetesOptions {
         )
     }
 
-    /// The merge waits until every shard has ended: no Job of Kubernetes depends on another.
+    // The merge polls until every shard has ended, because no Job of Kubernetes depends on another.
     fn merge(&self, work: &Work, places: &Places, tolerance: Option<f64>) -> String {
         let Self { name, .. } = self;
         let script = work.merge_lines(places, tolerance) + "exit $code\n";
@@ -117,7 +117,7 @@ impl KubernetesOptions {
     }
 }
 
-/// A text as YAML takes it for a text, whatever it holds: YAML reads strings of JSON.
+/// Quotes a text for YAML, which reads strings of JSON.
 fn scalar(text: &str) -> String {
     format!("{text:?}")
 }

@@ -1,4 +1,4 @@
-//! Shards put together: records read from files and folders, checked to be of one plan, and written
+//! Merges shards: records are read from files and folders, checked to be of one plan, and written
 //! as one session.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use kernelgate::record::run::NOT_RUN;
 use kernelgate::record::{Differing, FileError, Measurement, ProcessRun, Shard};
 use rayon::prelude::*;
 
-/// Why shards cannot be merged.
+/// The reason why shards cannot be merged.
 #[derive(Debug, thiserror::Error)]
 pub enum MergeError {
     /// A file or folder cannot be read or written.
@@ -23,23 +23,23 @@ pub enum MergeError {
     /// A folder cannot be listed or written.
     #[error("failed to {action} {}: {cause}", path.display())]
     Folder {
-        /// "list", "write".
+        /// The failed action: "list", "write".
         action: &'static str,
         /// The folder.
         path: PathBuf,
         /// Reason.
         cause: std::io::Error,
     },
-    /// There is nothing to merge.
+    /// There are no records.
     #[error("no record in {}", list(.0))]
     Nothing(Vec<PathBuf>),
-    /// A file holds something else.
+    /// A file is not a record of a shard.
     #[error(
         "{}: not a shard of a run, a comparison, a calibration or a verification",
         .0.display()
     )]
     Foreign(PathBuf),
-    /// Records of two kinds.
+    /// Records are of two kinds.
     #[error(
         "{} is a {one}, {} is a {other}: merge them one after the other", first.display(),
         second.display()
@@ -47,20 +47,20 @@ pub enum MergeError {
     Kinds {
         /// A file.
         first: PathBuf,
-        /// Its kind.
+        /// Kind of the first file.
         one: &'static str,
         /// Another file.
         second: PathBuf,
-        /// Its kind.
+        /// Kind of the second file.
         other: &'static str,
     },
-    /// A run of all cases.
+    /// A run is not a shard: it has all cases.
     #[error("{}: measured without --shard: it is the whole, not a part", .0.display())]
     NoShard(PathBuf),
     /// The folder of the merged session has other files.
     #[error("--output {}: the folder is not empty", .0.display())]
     NotEmpty(PathBuf),
-    /// Records that do not belong together.
+    /// Records do not belong together.
     #[error(
         "refused: {field} is `{left}` in {} and `{right}` in {}", files[0].display(),
         files[1].display()
@@ -72,12 +72,12 @@ pub enum MergeError {
         left: String,
         /// Value in the second file.
         right: String,
-        /// Both files.
+        /// The files with the two values.
         files: [PathBuf; 2],
     },
 }
 
-/// Paths in one line.
+/// Paths as one line.
 pub fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
@@ -91,7 +91,7 @@ pub enum Kind {
     Comparisons,
     /// Parts of a calibration.
     Calibrations,
-    /// Cases against their references.
+    /// Verifications of cases against their references.
     Verifications,
 }
 
@@ -116,7 +116,7 @@ impl Kind {
     }
 }
 
-/// The files that are named, and the `.json` files of folders, sorted.
+/// The named files, and the `.json` files of named folders, sorted.
 pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
     let mut found = BTreeSet::new();
     let mut open: Vec<PathBuf> = paths.to_vec();
@@ -130,7 +130,7 @@ pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
             let entry = entry.map_err(failed)?;
             let (kind, path) = (entry.file_type().map_err(failed)?, entry.path());
             let is_json = path.extension().is_some_and(|it| it == "json");
-            // A file that is still being written, and what a link leads to, do not count.
+            // Hidden files, which are still being written, and links do not count.
             let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
             if !is_hidden && (kind.is_dir() || kind.is_file() && is_json) {
                 open.push(path);
@@ -165,22 +165,22 @@ pub fn kind(files: &[PathBuf]) -> Result<Kind, MergeError> {
     }
 }
 
-/// Folder of the device among baselines, as a run has it.
+/// Folder of the device below `baselines/`, from a run.
 pub fn device_of_run(path: &Path) -> Result<String, MergeError> {
     Ok(file::read::<ProcessRun>(path)?.environment.slug())
 }
 
-/// Folder of the device among baselines, as a shard of a comparison has it.
+/// Folder of the device below `baselines/`, from a shard of a comparison.
 pub fn device_of_comparison(path: &Path) -> Result<String, MergeError> {
     Ok(file::read::<ComparisonShard>(path)?.environment.slug())
 }
 
-/// Folder of the device among baselines, as a part of a calibration has it.
+/// Folder of the device below `baselines/`, from a part of a calibration.
 pub fn device_of_calibration(path: &Path) -> Result<String, MergeError> {
     Ok(file::read::<Calibration>(path)?.environment.slug())
 }
 
-/// Reads each file of a kind.
+/// Reads files of one kind.
 fn read_each<T: Record + Send>(
     files: &[PathBuf],
     piece: impl Fn(&PathBuf, String, T) -> Result<Piece<T>, MergeError> + Sync,
@@ -189,14 +189,14 @@ fn read_each<T: Record + Send>(
     files.par_iter().map(one).collect()
 }
 
-/// Runs that are one measurement, and what became of all records.
+/// Runs that are one measurement, with the fate of all records.
 #[derive(Debug)]
 pub struct MergedRuns {
     /// The records that count.
     pub runs: Vec<Piece<ProcessRun>>,
     /// Fate of every record that was read.
     pub account: Account,
-    /// Cases that no process began, for want of time.
+    /// Cases that no process began, for lack of time.
     pub not_run: usize,
 }
 
@@ -224,7 +224,7 @@ pub fn runs(files: &[PathBuf], tolerance: Tolerance) -> Result<MergedRuns, Merge
     Ok(MergedRuns { runs, account, not_run })
 }
 
-/// "bench attention", with the package where the record has one.
+/// Name of the work: "bench attention", with the package if the record has one.
 fn work_name(run: &ProcessRun) -> String {
     match &run.package {
         Some(package) => format!("bench {} of {}", run.bench, package.name),
@@ -232,7 +232,7 @@ fn work_name(run: &ProcessRun) -> String {
     }
 }
 
-/// The pieces again, if their runs belong together.
+/// Returns the pieces if their runs belong together.
 fn checked_together(pieces: Vec<Piece<ProcessRun>>) -> Result<Vec<Piece<ProcessRun>>, MergeError> {
     let refused = |pieces: &[Piece<ProcessRun>], differing: &Differing| {
         let file = |key: &String| {
@@ -253,7 +253,7 @@ fn checked_together(pieces: Vec<Piece<ProcessRun>>) -> Result<Vec<Piece<ProcessR
     }
 }
 
-/// Writes the runs into a folder, at once, each file as it was read.
+/// Writes the runs into a folder in one step, each file as it was read.
 pub fn write_session(folder: &Path, runs: &[Piece<ProcessRun>]) -> Result<(), MergeError> {
     let failed =
         |path: &Path, cause| MergeError::Folder { action: "write", path: path.to_owned(), cause };
@@ -294,7 +294,7 @@ fn holds(folder: &Path, names: &BTreeMap<String, &Path>) -> bool {
         })
 }
 
-/// Comparisons that are one, and what became of all records.
+/// Shards that are one comparison, with the fate of all records.
 #[derive(Debug)]
 pub struct MergedComparisons {
     /// The records that count.
@@ -328,7 +328,7 @@ pub fn comparisons(
     Ok(MergedComparisons { shards, account })
 }
 
-/// Refuses shards of one work that share a case: a plan has each case in one shard.
+/// Refuses shards of one work that share a case, because a plan has each case in one shard.
 fn refuse_repeated_cases<'a, T, C: Iterator<Item = &'a String>>(
     pieces: &'a [Piece<T>],
     cases: impl Fn(&'a T) -> C,
@@ -369,16 +369,16 @@ fn refuse_others<T>(
     Ok(())
 }
 
-/// Parts, or sittings, that are one calibration, and what became of all records.
+/// A merged calibration, with the fate of all records.
 #[derive(Debug)]
 pub struct MergedCalibrations {
-    /// What they make; absent where no record counts.
+    /// The merged calibration; absent if no record counts.
     pub calibration: Option<Calibration>,
     /// Fate of every record that was read.
     pub account: Account,
 }
 
-/// Merges parts of a calibration. Whole calibrations are sittings of one: each counts.
+/// Merges parts of a calibration. Whole calibrations are repetitions: all their comparisons count.
 pub fn calibrations(
     files: &[PathBuf],
     tolerance: Tolerance,
@@ -418,7 +418,7 @@ pub fn calibrations(
     Ok(MergedCalibrations { calibration, account })
 }
 
-/// Verified cases of all shards, and what became of all records.
+/// Verified cases of all shards, with the fate of all records.
 #[derive(Debug)]
 pub struct MergedVerifications {
     /// The cases, by id.

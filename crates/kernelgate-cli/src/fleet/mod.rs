@@ -1,7 +1,7 @@
-//! Work that is divided among machines: shards put together, and jobs of schedulers.
+//! Work that is divided among machines: merging shards, and jobs of schedulers.
 //!
-//! A scheduler queues, places and repeats; this module only divides the work, and takes back what
-//! belongs together. Deliberately absent: measuring, deciding.
+//! The scheduler queues, places and repeats jobs; this module divides the work, and merges the
+//! results that belong together. Deliberately absent: measuring, deciding.
 
 pub mod anchors;
 pub mod kubernetes;

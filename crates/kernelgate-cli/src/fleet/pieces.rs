@@ -1,4 +1,4 @@
-//! Which records of the shards count: each shard once, and only from cards that are equally fast.
+//! Chooses the records of shards that count: each shard once, and only from equally fast cards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -12,19 +12,19 @@ use kernelgate::record::{Environment, Shard};
 /// A record of one shard.
 #[derive(Debug, Clone)]
 pub struct Piece<T> {
-    /// Its file.
+    /// File of the record.
     pub path: PathBuf,
     /// Hash of the file's content.
     pub hash: String,
-    /// The work that it is a shard of: "bench attention".
+    /// Name of the work: "bench attention".
     pub work: String,
     /// The shard.
     pub shard: Shard,
-    /// Whether the process got to its end.
+    /// Whether the process ran to its end.
     pub complete: bool,
-    /// When it started, or ended: the earlier of two records counts.
+    /// Start or end of the process: the earlier of two records counts.
     pub time: String,
-    /// Where.
+    /// Device and build.
     pub environment: Environment,
     /// Rates of fixed work on that device.
     pub anchors: Option<AnchorRecord>,
@@ -32,7 +32,7 @@ pub struct Piece<T> {
     pub record: T,
 }
 
-/// Tolerance of anchors, where the user or a calibration sets one.
+/// Tolerance of anchors, if the user or a calibration sets one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tolerance(pub Option<f64>);
 
@@ -44,20 +44,20 @@ impl Tolerance {
     }
 }
 
-/// Fate of the records that were read.
+/// A count of the records that were read, by what became of them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Account {
-    /// Shards that count: "bench attention, shard 1/4".
+    /// Shards whose records were merged, each as "bench attention, shard 1/4".
     pub merged: Vec<String>,
     /// Records that were read more than once.
     pub identical: usize,
-    /// Other records of a shard that count no more, as their shard is there.
+    /// Further records of a shard that has a record already.
     pub superseded: Vec<NotUsed>,
     /// Shards whose anchor could not be measured.
     pub without_anchor: Vec<NotUsed>,
     /// Shards on cards that are slower or faster than those of the others.
     pub other_speed: Vec<NotUsed>,
-    /// Shards whose process did not get to its end; their finished cases count.
+    /// Shards whose process did not run to its end; their finished cases count.
     pub interrupted: Vec<String>,
     /// Shards without a record that counts.
     pub missing: Vec<String>,
@@ -69,16 +69,16 @@ pub struct Account {
 /// A record that does not count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct NotUsed {
-    /// "bench attention, shard 1/4".
+    /// Name of the shard: "bench attention, shard 1/4".
     pub shard: String,
-    /// Its file.
+    /// File of the record.
     pub file: PathBuf,
     /// The reason.
     pub why: String,
 }
 
 impl Account {
-    /// Whether every shard counts, whole.
+    /// Whether every shard counts and is complete.
     pub fn is_whole(&self) -> bool {
         self.missing.is_empty() && self.interrupted.is_empty()
     }

@@ -42,7 +42,7 @@ impl SlurmOptions {
              #SBATCH --open-mode=append\n",
             self.directives("kernelgate", &log)
         );
-        // A GPU that is asked for as a resource belongs to one task at a time.
+        // Slurm gives a GPU that is requested as a resource to one task at a time.
         let gres = self.gres.iter().map(|gres| format!("#SBATCH --gres={gres}\n"));
         let time = self.time.iter().map(|time| format!("#SBATCH --time={time}\n"));
         let options = self.options.iter().map(|option| format!("#SBATCH {option}\n"));
@@ -106,12 +106,13 @@ impl Jobs {
         jobs
     }
 
-    /// Whether something still runs, or waits to run.
+    /// Whether a job runs, or waits to run.
     pub fn are_active(&self) -> bool {
         self.tasks.values().chain(&self.merge).any(JobState::is_active)
     }
 
-    /// "3 running, 5 pending (Priority)"; empty once Slurm has forgotten the tasks.
+    /// The states in words: "3 running, 5 pending (Priority)"; empty once Slurm has forgotten the
+    /// tasks.
     pub fn counts(&self) -> String {
         let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for JobState { state, reason, .. } in self.tasks.values() {
@@ -149,7 +150,7 @@ pub fn jobs_with_comment(printed: &str, comment: &str) -> [Vec<u64>; 2] {
     found.map(|jobs| jobs.into_iter().collect())
 }
 
-/// Numbers as the option `--array` takes them: "1-3,7".
+/// Numbers in the format of the option `--array`: "1-3,7".
 pub fn array_of(numbers: impl IntoIterator<Item = u32>) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
@@ -168,9 +169,9 @@ pub fn array_of(numbers: impl IntoIterator<Item = u32>) -> String {
 /// State of a task, or of a job without tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobState {
-    /// Slurm's word: "RUNNING".
+    /// Slurm's name of the state: "RUNNING".
     pub state: String,
-    /// Node, where it has one.
+    /// Node, if it has one.
     pub node: String,
     /// Reason of the state.
     pub reason: String,
@@ -238,7 +239,7 @@ mod tests {
     fn jobs_whose_tasks_and_merge_have_ended_are_not_active() {
         let ended = PRINTED.replace("RUNNING", "CANCELLED").replace("PENDING", "COMPLETED");
         assert!(!Jobs::parse(&ended, 7, Some(8)).are_active());
-        // A requeued task waits.
+        // A requeued task counts as waiting.
         let requeued = ended.replace("FAILED", "REQUEUED");
         assert!(Jobs::parse(&requeued, 7, Some(8)).are_active());
         assert!(!Jobs::parse("", 7, None).are_active());

@@ -1,4 +1,4 @@
-//! A submission on disk: its folder, which every machine sees, and the jobs that it has.
+//! A submission on disk: its folder, which every machine can read, and its jobs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,10 +14,10 @@ use kernelgate::record::file::{self, Record};
 /// Jobs of a submission.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Submission {
-    /// When it was made, RFC 3339, UTC.
+    /// Time of the submission, RFC 3339, UTC.
     #[serde(default)]
     pub made: String,
-    /// Words of the command that the shards carry out.
+    /// Words of the command that the shards run.
     pub command: Vec<String>,
     /// Number of shards.
     pub shards: u32,
@@ -41,13 +41,13 @@ impl Record for Submission {
 /// File of a submission in its folder.
 pub const FILE: &str = "submission.json";
 
-/// Why a folder takes no submission.
+/// The reason why a folder cannot be used for a submission.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmissionError {
     /// A file cannot be read or written.
     #[error("failed to {0}")]
     File(#[from] FileError),
-    /// Another submission is there.
+    /// The folder has another submission.
     #[error(
         "{folder}: a submission is there already: --resume follows it, --folder names another folder"
     )]
@@ -55,28 +55,28 @@ pub enum SubmissionError {
         /// The folder.
         folder: String,
     },
-    /// The submission there is another one.
+    /// The submission in the folder is another one.
     #[error("--resume: the submission in {folder} has {field} `{there}`, not `{asked}`")]
     Other {
         /// The folder.
         folder: String,
-        /// The fact that differs.
+        /// Name of the setting that differs.
         field: &'static str,
-        /// Value of the submission that is there.
+        /// Value of the existing submission.
         there: String,
-        /// Value that was asked for.
+        /// Requested value.
         asked: String,
     },
-    /// There is nothing to go on with.
+    /// There is no submission to resume.
     #[error("--resume: no submission in {0}")]
     Nothing(String),
 }
 
 impl Submission {
-    /// Claims a folder for a new submission: of two at once, one gets it.
+    /// Claims a folder for a new submission: if two programs try at once, one of them gets it.
     ///
     /// # Errors
-    /// When a submission is there, or the folder cannot be written.
+    /// When the folder has a submission, or cannot be written.
     pub fn claim(self, folder: &Path) -> Result<Self, SubmissionError> {
         match file::write_new(&folder.join(FILE), &self) {
             Ok(()) => Ok(self),
@@ -121,7 +121,7 @@ impl Submission {
         file::write(&folder.join(FILE), self)
     }
 
-    /// Shards of which no complete record is there that counts.
+    /// Shards without a complete record that counts.
     ///
     /// # Errors
     /// When a record cannot be read, or records do not belong together.
@@ -144,7 +144,7 @@ impl Submission {
     }
 }
 
-/// Attempts of each shard beyond the first, as the tasks noted them.
+/// Attempts of each shard beyond the first, as its tasks recorded them.
 pub fn retries(places: &Places, shards: u32) -> Vec<(u32, usize)> {
     let attempts = places.folder.join("attempts");
     let used = |shard: u32| {

@@ -32,7 +32,7 @@ pub enum Work {
 /// Places of a submission. All machines see them under the same paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
     /// Package in which the program runs.
     pub package: PathBuf,
@@ -51,18 +51,18 @@ impl Places {
         self.folder.join("result")
     }
 
-    /// File with the exit code of the merge, written last.
+    /// File with the exit code of the merge, which is written last.
     pub fn exit(&self) -> PathBuf {
         self.folder.join("exit")
     }
 
-    /// Log of a shard, all attempts.
+    /// Log of all attempts of a shard.
     pub fn log(&self, shard: &str) -> PathBuf {
         self.folder.join("logs").join(format!("{shard}.log"))
     }
 }
 
-/// A word as one would type it in a shell.
+/// Quotes a word for a shell, if necessary.
 pub fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-~^:@=,+%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -80,7 +80,7 @@ fn words(flags: &[String]) -> String {
 }
 
 impl Work {
-    /// Shell lines that measure the shard in `KERNELGATE_SHARD`, and leave the worst exit code in
+    /// Shell lines that measure the shard in `KERNELGATE_SHARD`, and store the worst exit code in
     /// `code`. `attempt` is shell text that differs from one attempt to the next.
     pub fn shard_lines(&self, places: &Places, attempt: &str) -> String {
         let (records, program) = (path(&places.records()), path(&places.program));
@@ -143,7 +143,7 @@ impl Work {
             Self::Compare { .. } => format!("--out {}", path(&result)),
             Self::Calibrate { .. } => format!("--output {}", path(&result.with_extension("json"))),
         };
-        // The result of a merge that lacked shards.
+        // An earlier merge may have left a result without all shards.
         let earlier = match self {
             Self::Bench { .. } => format!("rm -rf {}\n", path(&result)),
             Self::Compare { .. } | Self::Calibrate { .. } => String::new(),

@@ -1,4 +1,4 @@
-//! Verification of one shard, as a file that merges.
+//! Verification of one shard, as a file that can be merged.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use kernelgate::protocol::VerifiedCase;
 use kernelgate::record::file::Record;
 use kernelgate::record::{Environment, Provenance, Shard, text};
 
-/// Cases of one shard against their references.
+/// Cases of one shard, compared with their references.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VerificationShard {
     /// The shard.
@@ -18,9 +18,9 @@ pub struct VerificationShard {
     pub plan: String,
     /// Whether every bench answered.
     pub complete: bool,
-    /// When it ended, RFC 3339, UTC.
+    /// End of the verification, RFC 3339, UTC.
     pub ended: String,
-    /// Where.
+    /// Device and build.
     pub environment: Environment,
     /// Code of the package.
     pub provenance: Provenance,
@@ -34,8 +34,8 @@ impl VerificationShard {
     /// Start of the name of an executable's hash in [`Self::identity`].
     pub const EXECUTABLE: &str = "executable of bench ";
 
-    /// The first fact in which a shard differs from this one so that they are not one verification:
-    /// its name and both values.
+    /// The first fact because of which two shards do not belong to one verification: its name and
+    /// both values.
     pub fn mismatch(&self, other: &Self) -> Option<(String, [String; 2])> {
         let facts = |shard: &Self| {
             [

@@ -1,4 +1,4 @@
-//! Runs against a baseline: which cases can be compared, and what the comparison of each says.
+//! Judges runs against a baseline: which cases can be compared, and the judgement of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,13 +25,13 @@ use kernelgate::record::{
 /// The outcome of `gate`.
 pub type GateReport = Verdicts<BaselineFacts>;
 
-/// How runs are judged: the limits, and how runs may differ.
+/// Settings of the judgement: the limits, and how much runs may differ.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Policy {
-    /// What counts as slower.
+    /// Smallest changes that count as slower.
     pub limits: Limits,
-    /// Relative difference that two devices of one model may have: comes on top where a case's
-    /// baseline is not known to be of the same device.
+    /// Relative difference that two devices of one model may have: added where a case's baseline is
+    /// not known to be of the same device.
     pub other_device: f64,
     /// Relative half-width assumed for a side with a single process run, where neither a
     /// calibration nor earlier runs show its process-to-process variance.
@@ -55,12 +55,12 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// How far the devices of both sides may differ.
+    /// Largest relative difference of the devices of both sides.
     pub const fn device(&self, same: bool) -> f64 {
         if same { 0.0 } else { self.other_device }
     }
 
-    /// Relative part of the threshold of a case that the package says nothing about.
+    /// Relative part of the threshold of a case without limits of its own.
     pub fn relative_on(&self, same_device: bool) -> f64 {
         self.limits.threshold(f64::INFINITY, self.device(same_device)).value
     }
@@ -84,23 +84,23 @@ impl Serialize for Policy {
 pub struct BaselineFacts {
     /// Name of the baseline.
     pub baseline: String,
-    /// Code that the baseline's judged runs were of, one entry a commit.
+    /// Code of the judged runs of the baseline, one entry a commit.
     pub base_commits: Vec<String>,
     /// Code that was judged.
     pub head_commits: Vec<String>,
-    /// The baseline's device and the run's, where they are not known to be one and the same.
+    /// The baseline's device and the run's, if they may be two devices.
     pub other_device: Option<(String, String)>,
     /// Whether the baseline's file has no checksum, so that an edit of it is not noticed.
     pub unsealed: bool,
     /// Age of the baseline; absent where it was not computed.
     pub staleness: Option<Staleness>,
-    /// How runs were judged.
+    /// Settings with which the runs were judged.
     pub policy: Policy,
-    /// Cases of the baseline that the runs lack: removed, or not asked for.
+    /// Cases of the baseline that the runs lack: removed, or not requested.
     pub not_run: Vec<String>,
-    /// Bench processes that did not get to their end.
+    /// Bench processes that did not run to their end.
     pub interrupted: Vec<String>,
-    /// Shards that the others lack.
+    /// Shards that are missing.
     pub missing_shards: Vec<String>,
     /// Process runs that are on both sides: these were compared with themselves.
     pub own: Vec<String>,
@@ -112,22 +112,22 @@ impl Facts for BaselineFacts {
     }
 }
 
-/// Age of the oldest run that the judged cases of a baseline rest on.
+/// Age of the oldest run that the judged cases of a baseline use.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Staleness {
-    /// When it started, RFC 3339, UTC.
+    /// Start of the run, RFC 3339, UTC.
     pub recorded: String,
-    /// The code it measured.
+    /// Code that the run measured.
     pub commit: String,
-    /// Whole days since; absent where the start is no time.
+    /// Whole days since then; absent where `recorded` does not parse as a time.
     pub days: Option<i64>,
-    /// Commits since; absent where git does not know.
+    /// Commits since then; absent if git does not know.
     pub commits: Option<u64>,
 }
 
 /// Judges a measurement by a baseline. `spreads` are the device's, where it was calibrated; `rules`
-/// are the package's, and the report lists those that could not be applied. Errors of other seeds
-/// than the runs' are added by [`judge_numerics`].
+/// are the package's, and the report lists those that could not be applied. [`judge_numerics`] later
+/// adds the errors that `verify` measured with further seeds.
 ///
 /// Long because one pass over the cases fills every list of the report.
 pub fn judge(
@@ -259,11 +259,12 @@ pub fn judge_numerics(
     GateReport { numerics, ..report }
 }
 
-/// What judging takes of each case of a baseline, whatever is judged: the range of its runs with
-/// and without contention and a single run's allowance, and whether its times are too long.
+/// Figures of each case of a baseline, which do not depend on the measurement that is judged: the
+/// range of its runs with and without contention and a single run's allowance, and whether its
+/// times are too long.
 pub fn figures(baseline: &Baseline) -> BTreeMap<&str, Figures> {
-    let of = |case: &BaselineCase| {
-        let times = |single, contended| SideTimes::of(case.runs.values(), single, contended);
+    let figures = |case: &BaselineCase| {
+        let times = |single, contended| SideTimes::from_runs(case.runs.values(), single, contended);
         Figures {
             times: [times(0.0, true), times(0.0, false), times(1.0, true)],
             earlier: case.earlier.as_ref().map(EarlierRuns::spread),
@@ -272,10 +273,10 @@ pub fn figures(baseline: &Baseline) -> BTreeMap<&str, Figures> {
             host_bound: case.runs.values().any(|run| run.host_bound),
         }
     };
-    baseline.cases.iter().map(|(id, case)| (id.as_str(), of(case))).collect()
+    baseline.cases.iter().map(|(id, case)| (id.as_str(), figures(case))).collect()
 }
 
-/// The same, of a case.
+/// Figures of one case of a baseline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figures {
     times: [SideTimes; 3],
@@ -285,7 +286,7 @@ pub struct Figures {
     host_bound: bool,
 }
 
-/// The baseline's runs that judged cases rest on.
+/// The baseline's runs that judged cases use.
 fn used<'a>(
     baseline: &'a Baseline,
     judged: impl IntoIterator<Item = &'a Judgement>,
@@ -329,21 +330,22 @@ fn judge_case(
     let ComparedRuns { base: base_runs, head, same_device, card } =
         ComparedRuns::choose(baseline, base, head);
     let base_single = match base_runs[..] {
-        [(environment, _)] => Some(spreads.of_base(id, base, environment, policy.single_run)),
+        [(environment, _)] => Some(spreads.for_base(id, base, environment, policy.single_run)),
         _ => None,
     };
     let base_runs: Vec<&CaseRun> = base_runs.into_iter().map(|(_, run)| run).collect();
     let head_single = match &head[..] {
-        [only] => Some(spreads.of_head(id, only.run, policy.single_run)),
+        [only] => Some(spreads.for_head(id, only.run, policy.single_run)),
         _ => None,
     };
     let half_width =
         |single: Option<SingleRun>| single.map_or(policy.single_run, |single| single.relative);
     let head_runs: Vec<CaseRun> =
         head.iter().map(|it| CaseRun::from_samples(&it.case.samples)).collect();
-    let base_side = SideTimes::of(base_runs.iter().copied(), half_width(base_single), contended);
-    let head_side = SideTimes::of(&head_runs, half_width(head_single), contended);
-    let ratio = Ratio::of(&head_side, &base_side);
+    let base_side =
+        SideTimes::from_runs(base_runs.iter().copied(), half_width(base_single), contended);
+    let head_side = SideTimes::from_runs(&head_runs, half_width(head_single), contended);
+    let ratio = Ratio::from_sides(&head_side, &base_side);
     let (base_ns, device) = (base_side.center_ns, policy.device(same_device));
     let threshold = policy.limits.failing(base_ns, device);
     let detectable = (1.0 + threshold.value) * ratio.center / ratio.low - 1.0;
@@ -391,12 +393,12 @@ fn unsettled<'a>(
     (width > threshold && covered).then_some(Reason::Unsettled { width })
 }
 
-/// A clock of one side below this share of the other's, as where it was set or the power limit
-/// lowered, is no doing of the code.
+/// Ratio of clocks below which the difference is not due to the code: the clock was set, or the
+/// power limit lowered.
 const LOW_CLOCK: f64 = 0.9;
 
-/// Why a verdict does not stand on times that are longer than the code's: a slow-down on those of
-/// the head, and no slow-down on those of the baseline.
+/// The reason why a verdict cannot rest on times that something besides the code made longer: a
+/// slow-down on those of the head, and no slow-down on those of the baseline.
 fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Reason> {
     let (side, suspect, other) = match verdict {
         Verdict::Regressed => (Arm::Head, head, base),
@@ -409,7 +411,7 @@ fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Re
     if suspect.iter().any(|run| run.shared_gpu) {
         return Some(Reason::SharedGpu(Side { side }));
     }
-    // At the power cap a lower clock is the kernel's own doing: it draws more power.
+    // At the power cap the kernel itself causes a lower clock: it draws more power.
     let at_cap = suspect.iter().any(|run| run.power.is_some_and(|it| it.at_cap));
     let clock_mhz = |side: &[&CaseRun]| {
         let read: Vec<f64> = side.iter().filter_map(|run| run.median_clock_mhz).collect();
@@ -425,7 +427,7 @@ fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Re
     (host_bound(suspect) && !host_bound(other)).then_some(Reason::HostBound(Side { side }))
 }
 
-/// The verdict by the interval alone, or why it allows none.
+/// The verdict by the interval alone, or the reason why it allows none.
 fn by_times(
     ratio: &Ratio,
     threshold: f64,
@@ -438,8 +440,8 @@ fn by_times(
     if ratio.high < 1.0 - threshold {
         return Ok(Verdict::Improved);
     }
-    // An estimate that matters and is not shown to be real is not shown to be noise either: smaller
-    // than what could have been detected, it says nothing about the code.
+    // An estimate beyond the threshold that is smaller than the detectable change shows neither a
+    // change nor its absence.
     let matters = !(1.0 - threshold..=1.0 + threshold).contains(&ratio.center);
     match base_single {
         Some(single) if matters && single.from == SpreadSource::Assumed => {

@@ -1,11 +1,11 @@
-//! Which process runs of a case are compared: those of one card where both sides have some, else
+//! Chooses the process runs of a case to compare: those of one card that both sides share, else
 //! all.
 
 use std::collections::BTreeMap;
 
 use kernelgate::record::{Baseline, BaselineCase, CaseOfRun, CaseRun, Environment};
 
-/// The process runs that are compared.
+/// The process runs of a case that are compared.
 pub struct ComparedRuns<'a> {
     /// Runs of the baseline, at least one.
     pub base: Vec<(&'a Environment, &'a CaseRun)>,
@@ -13,7 +13,7 @@ pub struct ComparedRuns<'a> {
     pub head: Vec<CaseOfRun<'a>>,
     /// Whether all of them are known to be of the same device.
     pub same_device: bool,
-    /// The card that both sides share, where runs of other cards are not compared.
+    /// The card that both sides share, if there are runs of other cards, which are not compared.
     pub card: Option<String>,
 }
 

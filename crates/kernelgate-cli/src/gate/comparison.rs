@@ -1,4 +1,5 @@
-//! What `compare` knows besides the verdicts: both builds, the plan, what was not timed and why.
+//! Facts of `compare` besides the verdicts: both builds, the plan, and cases that were not timed,
+//! with the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,50 +18,53 @@ pub type Comparison = Verdicts<BuildFacts>;
 /// Facts of a comparison of two builds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BuildFacts {
-    /// What was compared with: "main (1a2b3c4d)".
+    /// Revision of the base: "main (1a2b3c4d)".
     pub base: String,
-    /// What was judged.
+    /// Revision that is judged.
     pub head: String,
-    /// What counted as slower, and the error rates.
+    /// Thresholds and error rates.
     pub plan: TestPlan,
-    /// Wall time that a round could take, seconds.
+    /// Largest wall time of a round, seconds.
     pub budget_s: f64,
-    /// Which calibration of the device the plan comes from; absent where there is none.
+    /// Calibration of the device that the plan comes from; absent without a calibration.
     pub calibration: Option<String>,
     /// Cases that only the base has.
     pub removed: Vec<String>,
-    /// Cases that failed in the base only, when it was verified: there is nothing to compare with.
+    /// Cases that failed in the base only, when it was verified: they have no base to compare with.
     pub failed_in_base: BTreeMap<String, String>,
     /// Processes that failed.
     pub broken: Vec<Broken>,
-    /// Bench binaries that cannot be driven, with the reason: left alone.
+    /// Bench binaries that cannot be driven, with the reason.
     pub left_alone: BTreeMap<String, String>,
     /// Bench binaries that use Criterion alone.
     pub criterion: Vec<CriterionBench>,
-    /// Bench binaries that are the same in both, byte by byte: what differs between them is noise.
+    /// Bench binaries that are the same in both builds, byte by byte: differences of their times
+    /// are noise.
     pub identical: Vec<String>,
-    /// Cases of these that were verified and not timed.
+    /// Cases of identical binaries that were verified and not timed.
     pub untimed: Vec<String>,
     /// Whether the code was optimised.
     pub optimised: bool,
-    /// Delays added to launches of the head on purpose: its times are not the code's.
+    /// Delays that were added to launches of the head on purpose, so that its times are not those
+    /// of the code.
     pub delays: Option<String>,
-    /// What the comparison took, by round.
+    /// Blocks, processes and time of each round.
     pub rounds: Vec<Round>,
     /// The kernels of each case in both builds, where the bench lists them.
     pub code: BTreeMap<String, CodeComparison>,
-    /// Why cases regressed, as far as a profile of each build shows; changes no verdict.
+    /// Explanations of regressed cases, as far as a profile of each build shows them; they change
+    /// no verdict.
     pub explanations: BTreeMap<String, Explanation>,
-    /// Cases that were verified and not timed, as was asked: their machine code and launches are
-    /// the same in both. Host code is not compared.
+    /// Cases that `--affected` verified and did not time: their machine code and launches are the
+    /// same in both builds. Host code is not compared.
     pub unaffected: Vec<String>,
-    /// Shards of a merged comparison that are not there.
+    /// Missing shards of a merged comparison.
     #[serde(default)]
     pub missing_shards: Vec<String>,
 }
 
 impl BuildFacts {
-    /// Benches that were abandoned on a side.
+    /// Benches that were abandoned on one side.
     pub fn abandoned(&self, side: Arm) -> BTreeSet<&str> {
         let of_side = self.broken.iter().filter(|it| it.abandoned && it.side == side);
         of_side.map(|it| it.bench.as_str()).collect()
@@ -68,7 +72,7 @@ impl BuildFacts {
 }
 
 impl Facts for BuildFacts {
-    /// A bench that breaks in both builds is not the head's doing.
+    // A bench that fails in both builds is not a regression of the head.
     fn is_regression(comparison: &Comparison) -> bool {
         let facts = &comparison.facts;
         !facts.abandoned(Arm::Head).is_subset(&facts.abandoned(Arm::Base))
@@ -86,47 +90,49 @@ impl Facts for BuildFacts {
     }
 }
 
-/// Whether a case was removed without being accepted, and the package gives that this meaning.
+/// Whether a case was removed without being accepted, and the package's rules give removed cases
+/// this meaning.
 fn removed_means(Comparison { facts, rules, .. }: &Comparison, meaning: RemovedCases) -> bool {
     rules.removed == meaning && facts.removed.iter().any(|case| !rules.accepts_removed(case))
 }
 
-/// A process that did not get to its end.
+/// A process that did not run to its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Broken {
     /// The bench binary.
     pub bench: String,
     /// The build.
     pub side: Arm,
-    /// How.
+    /// The reason.
     pub reason: String,
-    /// Whether its cases were abandoned because of it, and are undecided.
+    /// Whether the cases of the bench were abandoned because of it, and are undecided.
     pub abandoned: bool,
 }
 
 impl Broken {
-    /// What it means for a case of the bench.
+    /// The reason for a case of the bench.
     pub fn case_error(&self) -> Reason {
         Reason::BenchBroke(Failure::new(self.side, self.reason.as_str()))
     }
 }
 
-/// A bench binary that uses Criterion alone, whose source has the last word on how long a process
+/// A bench binary that uses Criterion alone; its source decides in the end how long a process
 /// takes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CriterionBench {
     /// The bench binary.
     pub bench: String,
-    /// Its cases that are compared.
+    /// Cases of the bench that are compared.
     pub cases: Vec<String>,
-    /// What a process took that measured all its cases, seconds.
+    /// Time of a process that measured all its cases, seconds.
     pub process_s: f64,
-    /// Cases whose source sets what a flag of Criterion asks for otherwise, with what it sets.
+    /// Cases whose source overrides settings that Criterion's flags make, with the values of the
+    /// source.
     pub overridden: BTreeMap<String, Vec<String>>,
 }
 
 impl CriterionBench {
-    /// What it is and costs, a sentence.
+    /// The bench and its cost, as a sentence.
     pub fn words(&self) -> String {
         let plural = |count: usize| if count == 1 { "case" } else { "cases" };
         let cost = format!(
@@ -147,14 +153,14 @@ impl CriterionBench {
     }
 }
 
-/// What a round took.
+/// Size and duration of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Round {
-    /// Most blocks that a bench binary went through.
+    /// Largest number of blocks of a bench binary.
     pub blocks: usize,
-    /// Processes.
+    /// Number of processes.
     pub processes: usize,
-    /// Their wall time, seconds.
+    /// Wall time of these processes, seconds.
     pub wall_s: f64,
 }
 
@@ -297,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn an_explanation_excuses_no_regression() {
+    fn an_explanation_does_not_excuse_a_regression() {
         let explained = Explanation { identical_code: true, ..Explanation::default() };
         let explanations = BTreeMap::from([("x".to_owned(), explained)]);
         let facts = BuildFacts { explanations, ..BuildFacts::default() };

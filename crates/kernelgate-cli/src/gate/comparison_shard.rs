@@ -1,9 +1,9 @@
 //! The comparison of one shard, as a file, and the verdicts of all shards together.
 //!
-//! A shard keeps every time that it measured, and the verdicts come from these when all shards are
-//! there. Each shard divides its error rates by the cases of the whole plan, so that the shards
-//! together have the false-alarm rate of one comparison. Deliberately absent: which files of a
-//! shard count, and whether the cards of the shards are equally fast (`fleet`).
+//! A shard keeps all its times, and the verdicts are computed from the times of all shards. Each
+//! shard divides its error rates by the cases of the whole plan, so that the shards together have
+//! the false-alarm rate of one comparison. Deliberately absent: which files of a shard count, and
+//! whether the cards of the shards are equally fast (`fleet`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,15 +34,15 @@ pub struct ComparisonShard {
     pub plan: String,
     /// Cases of all shards together, by which each divides its error rates.
     pub planned: usize,
-    /// When it ended, RFC 3339, UTC.
+    /// End of the comparison, RFC 3339, UTC.
     pub ended: String,
-    /// Where.
+    /// Device and build.
     pub environment: Environment,
     /// Rates of fixed work on that device.
     pub anchors: Option<AnchorRecord>,
     /// Facts that shards of one comparison share, by name: settings, limits, executables.
     pub identity: BTreeMap<String, String>,
-    /// Commits of base and head, where both were built from a checkout.
+    /// Commits of base and head, if both were built from a checkout.
     pub sources: Option<[String; 2]>,
     /// Limits of each case.
     pub limits: BTreeMap<String, Limits>,
@@ -50,9 +50,9 @@ pub struct ComparisonShard {
     pub first: BTreeMap<String, Series>,
     /// Every time of the round that confirms, by case.
     pub second: BTreeMap<String, Series>,
-    /// Errors that kept a case from being measured, or measured to the end.
+    /// Errors that kept a case from being measured to the end.
     pub errors: BTreeMap<String, Vec<Reason>>,
-    /// Everything besides the verdicts, which follow from the times.
+    /// All results besides the verdicts, which are computed from the times.
     #[serde(with = "Findings")]
     pub findings: Comparison,
 }
@@ -79,10 +79,10 @@ struct Findings {
 }
 
 impl ComparisonShard {
-    /// Name of the executable's hash of a side in [`Self::identity`].
+    /// Prefixes of the executables' hashes in [`Self::identity`], for base and head.
     const SIDES: [&str; 2] = ["base ", "head "];
 
-    /// Keeps the limits, the errors and the findings of a comparison.
+    /// Stores the limits, the errors and the findings of a comparison.
     pub fn keep(&mut self, comparison: &Comparison, limits: impl Fn(&str) -> Limits) {
         for judged in &comparison.judged {
             self.limits.insert(judged.case.clone(), limits(&judged.case));
@@ -98,8 +98,8 @@ impl ComparisonShard {
         self.second.retain(|case, _| self.limits.contains_key(case));
     }
 
-    /// The first fact in which a shard differs from this one so that they are not one comparison:
-    /// its name and both values.
+    /// The first fact because of which two shards do not belong to one comparison: its name and
+    /// both values.
     pub fn mismatch(&self, other: &Self) -> Option<(String, [String; 2])> {
         let facts = |shard: &Self| {
             [
@@ -127,7 +127,7 @@ impl ComparisonShard {
         Some((field.map_or(name, |field| field.trim_end().to_owned()), values))
     }
 
-    /// "steady" or "burst", as far as an anchor records it.
+    /// The power state "steady" or "burst", if an anchor records it.
     fn power(&self) -> &'static str {
         match &self.anchors {
             Some(AnchorRecord::Measured(anchors)) => anchors.power.name(),
@@ -135,8 +135,8 @@ impl ComparisonShard {
         }
     }
 
-    /// The part of the identity that two shards must share: executables that two machines built from
-    /// the same commits may differ.
+    /// The part of the identity that two shards must share. Executables are left to differ if two
+    /// machines built them from the same commits.
     fn shared_identity(&self, other: &Self) -> BTreeMap<String, String> {
         let one_code = self.sources.is_some() && self.sources == other.sources;
         let is_shared = |name: &str| {
@@ -148,7 +148,7 @@ impl ComparisonShard {
         shared.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Decisions of a round, as at its end.
+    /// Decides a round as at its end.
     fn decide(&self, round: &BTreeMap<String, Series>) -> Outcome {
         let plan = self.findings.facts.plan;
         let blocks = |(case, series): (&String, &Series)| (case.clone(), series.blocks());
@@ -157,7 +157,7 @@ impl ComparisonShard {
         decide_each(&observed, &plan, &limits, Family::Plan(self.planned), true)
     }
 
-    /// Verdicts on its cases.
+    /// Verdicts on the cases of all shards.
     fn judge(&self) -> Vec<Judgement> {
         let [first, second] = [&self.first, &self.second].map(|round| self.decide(round));
         let plan: TestPlan = self.findings.facts.plan;
@@ -185,9 +185,8 @@ impl ComparisonShard {
     }
 }
 
-/// The comparison that shards make together, whatever their order; absent without a shard. The
-/// shards are of one plan ([`ComparisonShard::mismatch`]), each is there once; `missing` names the
-/// others.
+/// Merges the shards of a comparison in any order; `None` without a shard. The shards are of one
+/// plan ([`ComparisonShard::mismatch`]), and each is given once; `missing` names the others.
 pub fn merge(mut shards: Vec<ComparisonShard>, missing: Vec<String>) -> Option<Comparison> {
     shards.sort_by_key(|shard| shard.shard);
     let judged = shards.par_iter().flat_map_iter(ComparisonShard::judge).collect();
@@ -229,7 +228,7 @@ impl Comparison {
         add_facts(&mut self.facts, other.facts);
     }
 
-    /// Puts lists that several shards filled in order, and drops what several of them report.
+    /// Sorts lists that come from several shards, and removes duplicates.
     fn put_in_order(&mut self) {
         self.sort();
         let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();

@@ -1,26 +1,26 @@
 //! A conservative interval for the ratio of two times, from the medians of their process runs.
 //!
-//! This is the seam for better statistics: everything the verdict needs is [`Ratio`].
+//! Better statistics would replace this module: the verdict needs only [`Ratio`].
 
 use serde::{Deserialize, Serialize};
 
 use kernelgate::record::CaseRun;
 use kernelgate::stats::median;
 
-/// Relative half-width that a single run is given.
+/// Relative half-width of the interval of a single run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SingleRun {
-    /// The half-width; a run whose own samples spread more is given that.
+    /// The half-width; a run whose own samples spread more gets a larger one.
     pub relative: f64,
-    /// Where it comes from.
+    /// Source of the half-width.
     pub from: SpreadSource,
 }
 
-/// What tells how runs of a case differ.
+/// Sources of the difference between runs of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpreadSource {
-    /// Nothing: it is the policy's.
+    /// The policy's assumption, because nothing was measured.
     Assumed,
     /// Several runs of earlier code, which the baseline keeps.
     EarlierRuns,
@@ -28,18 +28,18 @@ pub enum SpreadSource {
     Calibration,
 }
 
-/// One side of a comparison.
+/// The times of one side of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SideTimes {
     /// Median of the runs' medians, nanoseconds.
     pub center_ns: f64,
-    /// Lower end, nanoseconds.
+    /// Lower end of the interval, nanoseconds.
     pub low_ns: f64,
-    /// Upper end, nanoseconds.
+    /// Upper end of the interval, nanoseconds.
     pub high_ns: f64,
-    /// Process runs.
+    /// Number of process runs.
     pub runs: usize,
-    /// Half the range of the runs' medians, relative to their median; none with one run.
+    /// Half the range of the runs' medians, relative to their median; `None` with one run.
     pub spread: Option<f64>,
     /// Median over the runs of the share of the host's CPU time that co-running processes took, at
     /// most 0.95; 0 where unknown.
@@ -51,12 +51,12 @@ impl SideTimes {
     /// gets `single_run`, or half its own relative interquartile range if that is wider, to
     /// either side.
     ///
-    /// Where contention on the host matters (`contended`) and took the share c of its CPU time, the
-    /// lower end is that of a run which would have been shorter by (1 - c) without it. Equal
-    /// shares on both sides do not cancel: the same load slows one run more than the next.
+    /// If contention on the host matters (`contended`) and took the share c of its CPU time, the
+    /// lower end is that of a run which would have been shorter by (1 - c) without it. Equal shares
+    /// on both sides do not cancel: the same load slows one run more than the next.
     ///
     /// `runs` has at least one entry.
-    pub fn of<'a>(
+    pub fn from_runs<'a>(
         runs: impl IntoIterator<Item = &'a CaseRun>,
         single_run: f64,
         contended: bool,
@@ -86,20 +86,20 @@ impl SideTimes {
     }
 }
 
-/// Head over base: above 1 is slower.
+/// The time of the head over that of the base: above 1 is slower.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
-    /// Of the medians.
+    /// Ratio of the medians.
     pub center: f64,
-    /// Least that the intervals allow.
+    /// Smallest ratio that the intervals allow.
     pub low: f64,
-    /// Most that the intervals allow.
+    /// Largest ratio that the intervals allow.
     pub high: f64,
 }
 
 impl Ratio {
-    /// The ratio of two sides, with the worst that their intervals allow.
-    pub fn of(head: &SideTimes, base: &SideTimes) -> Self {
+    /// The ratio of two sides, with the extremes that their intervals allow.
+    pub fn from_sides(head: &SideTimes, base: &SideTimes) -> Self {
         Self {
             center: head.center_ns / base.center_ns,
             low: head.low_ns / base.high_ns,
@@ -123,25 +123,25 @@ mod tests {
 
     #[test]
     fn a_single_run_gets_the_allowance_or_its_own_spread() {
-        let steady = SideTimes::of([&run(&[100.0, 100.0, 101.0])], 0.1, true);
+        let steady = SideTimes::from_runs([&run(&[100.0, 100.0, 101.0])], 0.1, true);
         assert_eq!((steady.center_ns, steady.runs), (100.0, 1));
         assert!((steady.low_ns - 90.0).abs() < 1e-9 && (steady.high_ns - 110.0).abs() < 1e-9);
-        let noisy = SideTimes::of([&run(&[50.0, 100.0, 150.0])], 0.1, true);
+        let noisy = SideTimes::from_runs([&run(&[50.0, 100.0, 150.0])], 0.1, true);
         assert!((noisy.low_ns - 75.0).abs() < 1e-9 && (noisy.high_ns - 125.0).abs() < 1e-9);
     }
 
     #[test]
     fn several_runs_span_their_medians() {
-        let side = SideTimes::of([&run(&[100.0]), &run(&[104.0]), &run(&[98.0])], 0.1, true);
+        let side = SideTimes::from_runs([&run(&[100.0]), &run(&[104.0]), &run(&[98.0])], 0.1, true);
         assert_eq!((side.low_ns, side.center_ns, side.high_ns, side.runs), (98.0, 100.0, 104.0, 3));
-        let ratio = Ratio::of(&side, &side);
+        let ratio = Ratio::from_sides(&side, &side);
         assert!(ratio.low < 1.0 && ratio.center == 1.0 && ratio.high > 1.0);
     }
 
     #[test]
     fn load_from_others_stretches_the_interval_downwards() {
         let side = |contended| {
-            SideTimes::of(
+            SideTimes::from_runs(
                 [&CaseRun { contention: Some(0.2), ..run(&[100.0]) }, &run(&[110.0])],
                 0.1,
                 contended,

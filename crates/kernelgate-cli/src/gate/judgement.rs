@@ -1,6 +1,6 @@
 //! The judgement of one case, the same for `gate` and `compare`: verdict, effect with its interval,
-//! detectable change, reasons, and the evidence of the method. Deliberately absent: how each method
-//! gets there (`baseline`, `paired`), printing (`report`).
+//! detectable change, reasons, and the evidence of the method. Deliberately absent: the two methods
+//! (`baseline`, `paired`), printing (`report`).
 
 use super::interval::{Ratio, SideTimes, SingleRun};
 use super::limits::{Limit, Limits};
@@ -9,33 +9,33 @@ use super::paired::{Decision, Observed, TestPlan, decide};
 use super::reason::{Reason, joined};
 use super::verdict::Verdict;
 
-/// What is concluded of a case.
+/// The verdict on one case, with its evidence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Judgement {
     /// The case.
     pub case: String,
-    /// What is concluded in the end.
+    /// The final verdict.
     pub verdict: Verdict,
-    /// Why it is inconclusive; empty for other verdicts.
+    /// Reasons why it is inconclusive; empty for other verdicts.
     pub reasons: Vec<Reason>,
-    /// Smallest relative change that fails.
+    /// Smallest relative change that fails the case.
     pub threshold: Limit,
     /// Time of the base, nanoseconds a launch; 0 without a usable time.
     pub base_ns: f64,
-    /// Time of the head.
+    /// Time of the head, nanoseconds a launch; 0 without a usable time.
     pub head_ns: f64,
-    /// Head over base with its interval.
+    /// Time of the head over that of the base, with its interval.
     pub ratio: Ratio,
-    /// Smallest slow-down that would have been found, relative; absent where none can be.
+    /// Smallest relative slow-down that would have been found; absent if none can be found.
     pub detectable: Option<f64>,
-    /// What the method measured.
+    /// Measurements of the method.
     pub evidence: Evidence,
 }
 
-/// What a judgement rests on.
+/// The measurements behind a judgement.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Evidence {
-    /// Process runs of a baseline and of now.
+    /// Process runs of a baseline and of the judged measurement.
     Runs(Box<RunEvidence>),
     /// Pairs of processes of two builds.
     Pairs(Box<PairEvidence>),
@@ -46,7 +46,7 @@ pub enum Evidence {
 pub struct RunEvidence {
     /// Whether all runs are known to be of the same device.
     pub same_device: bool,
-    /// The card whose runs were compared, where a side has runs of other cards too.
+    /// The card whose runs were compared, if a side also has runs of other cards.
     pub card: Option<String>,
     /// Runs of the baseline.
     pub base: SideRuns,
@@ -57,19 +57,18 @@ pub struct RunEvidence {
 /// Process runs of one side.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SideRuns {
-    /// How many.
+    /// Number of runs.
     pub runs: usize,
     /// Relative half-width of their range; absent with one run.
     pub spread: Option<f64>,
     /// Allowance of the only run for the difference between runs; absent with several.
     pub single: Option<SingleRun>,
-    /// Share of the host's CPU time that co-running processes took; 0 where unknown or without
-    /// effect.
+    /// Share of the host's CPU time that co-running processes took; 0 if unknown or without effect.
     pub contention: f64,
 }
 
 impl SideRuns {
-    /// The side whose times these are.
+    /// Summarises the runs of one side.
     pub const fn new(times: &SideTimes, single: Option<SingleRun>) -> Self {
         Self { runs: times.runs, spread: times.spread, single, contention: times.contention }
     }
@@ -80,13 +79,13 @@ impl SideRuns {
 pub struct PairEvidence {
     /// First round.
     pub decision: Decision,
-    /// Second round, from blocks of its own; only where the first says regressed.
+    /// Second round, with new blocks; only if the first round found a regression.
     pub confirmation: Option<Decision>,
 }
 
 impl Judgement {
-    /// From both rounds of a comparison. Case errors stopped the case before it was decided: the
-    /// blocks before are too few for a verdict, unless both rounds say regressed.
+    /// Judges a case by both rounds of a comparison. If case errors stopped the case before it was
+    /// decided, its blocks are too few for a verdict, unless both rounds find a regression.
     pub fn from_rounds(
         mut decision: Decision,
         confirmation: Option<Decision>,
@@ -107,7 +106,7 @@ impl Judgement {
                 Verdict::Regressed => Some(Reason::NotConfirmed),
                 _ => Reason::from_decision(&decision),
             };
-            // Without a pair the error says it all, and with one more pairs do not help.
+            // Without a pair the error is the whole reason; with an error more pairs do not help.
             reasons.extend(of_pairs.filter(|_| decision.pairs > 0 || case_errors.is_empty()));
             if !case_errors.is_empty() {
                 decision.pairs_needed = None;
@@ -129,16 +128,16 @@ impl Judgement {
         }
     }
 
-    /// A case of a comparison without a block.
+    /// Judges a case of a comparison that has no block.
     pub fn unmeasured(case: String, why: Vec<Reason>, plan: &TestPlan, limits: &Limits) -> Self {
-        // Decided apart from the others, whose error rates hold for the cases that were measured.
+        // The case is decided alone, because the error rates of the others hold for measured cases.
         let alone = decide(&Observed::from([(case, Vec::new())]), plan, true);
         let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
         Self::from_rounds(decision, None, why, limits)
     }
 
-    /// With outputs that were verified less than the base's: unless it regressed, it is
-    /// inconclusive, whatever its time.
+    /// The judgement of a case whose outputs were verified less than the base's: unless it
+    /// regressed, it is inconclusive, whatever its time.
     pub fn less_verified(mut self, loss: VerificationLoss) -> Self {
         if self.verdict == Verdict::Regressed {
             return self;
@@ -162,13 +161,13 @@ impl Judgement {
         Some(joined(&self.reasons)).filter(|words| !words.is_empty())
     }
 
-    /// What kept the case from being measured to the end, in words.
+    /// The errors that kept the case from being measured to the end, in words.
     pub fn case_error(&self) -> Option<String> {
         let words = joined(self.reasons.iter().filter(|reason| reason.is_case_error()));
         Some(words).filter(|words| !words.is_empty())
     }
 
-    /// Its pairs, where builds were compared.
+    /// Pairs of processes behind the judgement, if builds were compared.
     pub fn pairs(&self) -> Option<&PairEvidence> {
         match &self.evidence {
             Evidence::Pairs(pairs) => Some(pairs),
@@ -176,7 +175,7 @@ impl Judgement {
         }
     }
 
-    /// Its runs, where a baseline was compared.
+    /// Process runs behind the judgement, if a baseline was compared.
     pub fn runs(&self) -> Option<&RunEvidence> {
         match &self.evidence {
             Evidence::Runs(runs) => Some(runs),
@@ -194,7 +193,7 @@ pub(crate) mod tests {
 
     const LIMITS: Limits = Limits::default_of(0.01);
 
-    /// A judgement of pairs without more than a verdict.
+    /// A judgement of pairs with a verdict and nothing else.
     pub fn judgement(case: &str, verdict: Verdict) -> Judgement {
         let decision =
             Decision { reason: Some(crate::gate::paired::Doubt::Wide), ..decision(case, verdict) };
@@ -202,7 +201,7 @@ pub(crate) mod tests {
         Judgement::from_rounds(decision, again, Vec::new(), &LIMITS)
     }
 
-    /// With other times.
+    /// A judgement with these times.
     pub fn timed(case: &str, verdict: Verdict, ratio: Ratio) -> Judgement {
         let base_ns = 1e6;
         Judgement { base_ns, head_ns: base_ns * ratio.center, ratio, ..judgement(case, verdict) }

@@ -1,26 +1,26 @@
-//! What counts as slower, in one place: limits that somebody asks for, and the limits that follow
-//! for a case, each with its source.
+//! Defines "slower" in one place: limits that a person sets, and the limits that follow for a case,
+//! each with its source.
 //!
-//! A `[[threshold]]` of the package comes before a flag, a flag before the calibration of the device,
-//! and that before the default. `[[accept]]` raises a limit for as long as it holds. Deliberately
-//! absent: reading the file (`rules_file`), which pattern names a case (`rules`).
+//! A `[[threshold]]` of the package takes precedence over a flag, a flag over the calibration of
+//! the device, and that over the default. `[[accept]]` raises a limit for as long as it applies.
+//! Deliberately absent: reading the file (`rules_file`), which pattern names a case (`rules`).
 
 use serde::{Deserialize, Serialize};
 
 use super::verdict::Verdict;
 
-/// Limits that flags or a `[[threshold]]` set. What is absent follows from the next source.
+/// Limits that flags or a `[[threshold]]` set. An absent limit follows from the next source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct AskedLimits {
     /// Smallest relative change of the time that matters.
     pub relative: Option<f64>,
     /// Smallest change of the time that matters, nanoseconds a launch.
     pub absolute_ns: Option<f64>,
-    /// Largest change that an unchanged case may hide, relative.
+    /// Largest relative change that an unchanged case may hide.
     pub tolerated: Option<f64>,
-    /// Ratio of the errors against the reference above which they have grown.
+    /// Ratio of the errors against the reference above which they count as grown.
     pub growth: Option<f64>,
-    /// Relative growth of the device memory that is a regression; none is without it.
+    /// Relative growth of the device memory that is a regression; without it no growth is one.
     pub device_memory: Option<f64>,
     /// Relative growth of the commands of a launch that is a regression.
     pub launches: Option<f64>,
@@ -32,7 +32,7 @@ pub struct AskedLimits {
 }
 
 impl AskedLimits {
-    /// These limits, and those of `other` that are absent here.
+    /// These limits, with those of `other` where they are absent.
     pub fn or(self, other: Self) -> Self {
         Self {
             relative: self.relative.or(other.relative),
@@ -47,11 +47,11 @@ impl AskedLimits {
     }
 }
 
-/// Where a limit comes from.
+/// The source of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitSource {
-    /// The program.
+    /// The default of the program.
     Default,
     /// The calibration of the device.
     Calibration,
@@ -68,34 +68,34 @@ pub enum LimitSource {
 pub struct Limit {
     /// The limit.
     pub value: f64,
-    /// Where it comes from.
+    /// Source of the limit.
     pub source: LimitSource,
 }
 
 impl Limit {
-    /// A limit of the program.
+    /// A limit with the program's default value.
     pub const fn default_of(value: f64) -> Self {
         Self { value, source: LimitSource::Default }
     }
 
-    fn asked(self, value: Option<f64>, source: LimitSource) -> Self {
+    fn overridden_by(self, value: Option<f64>, source: LimitSource) -> Self {
         value.map_or(self, |value| Self { value, source })
     }
 
-    /// The larger of this limit and what the package accepts.
+    /// The larger of this limit and the accepted one.
     fn accepting(self, accepted: Option<f64>) -> Self {
-        self.asked(accepted.filter(|accepted| *accepted > self.value), LimitSource::Accept)
+        self.overridden_by(accepted.filter(|accepted| *accepted > self.value), LimitSource::Accept)
     }
 }
 
-/// The limits of one case, or of every case that the package says nothing about.
+/// The limits of one case, or of all cases without limits of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// Smallest relative change of the time that matters.
     pub relative: Limit,
     /// Smallest change of the time that matters, nanoseconds a launch.
     pub absolute_ns: Limit,
-    /// Ratio of the errors against the reference above which they have grown.
+    /// Ratio of the errors against the reference above which they count as grown.
     pub growth: Limit,
     /// Relative slow-down that the package accepts.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -127,7 +127,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Limits of the program, with this relative one.
+    /// The program's default limits, with this relative one.
     pub const fn default_of(relative: f64) -> Self {
         Self {
             relative: Limit::default_of(relative),
@@ -137,29 +137,29 @@ impl Limits {
         }
     }
 
-    /// With limits of that source in place of these.
-    pub fn asked(self, asked: &AskedLimits, source: LimitSource) -> Self {
+    /// These limits, replaced by the requested ones, which come from that source.
+    pub fn overridden_by(self, asked: &AskedLimits, source: LimitSource) -> Self {
         Self {
-            relative: self.relative.asked(asked.relative, source),
-            absolute_ns: self.absolute_ns.asked(asked.absolute_ns, source),
-            growth: self.growth.asked(asked.growth, source),
+            relative: self.relative.overridden_by(asked.relative, source),
+            absolute_ns: self.absolute_ns.overridden_by(asked.absolute_ns, source),
+            growth: self.growth.overridden_by(asked.growth, source),
             ..self
         }
     }
 
-    /// With a slow-down and a growth of errors that the package accepts.
+    /// These limits with the slow-down and the growth of errors that the package accepts.
     pub fn accepting(self, slower: Option<f64>, growth: Option<f64>) -> Self {
         Self { accepted: slower, growth: self.growth.accepting(growth), ..self }
     }
 
-    /// Smallest relative change that matters for a case that takes `time_ns`. `device` is how far
-    /// two devices of one model may differ, 0 for one and the same.
+    /// Smallest relative change that matters for a case that takes `time_ns`. `device` is the
+    /// relative difference that two devices of one model may have, 0 for a single device.
     pub fn threshold(&self, time_ns: f64, device: f64) -> Limit {
         self.largest(self.relative, time_ns, device)
     }
 
-    /// Smallest relative slow-down that fails: the threshold, or what the package accepts if that is
-    /// more.
+    /// Smallest relative slow-down that fails: the threshold, or the accepted slow-down if that is
+    /// larger.
     pub fn failing(&self, time_ns: f64, device: f64) -> Limit {
         self.largest(self.failing_relative(), time_ns, device)
     }
@@ -179,8 +179,8 @@ impl Limits {
         }
     }
 
-    /// A verdict by [`Self::failing`], for a reader who knows the threshold: an estimate beyond it is
-    /// accepted, and not unchanged.
+    /// Converts a verdict by [`Self::failing`] for a reader who knows the threshold: an estimate
+    /// beyond the threshold is reported as accepted, not as unchanged.
     pub fn reported(&self, verdict: Verdict, ratio: f64, time_ns: f64, device: f64) -> Verdict {
         let beyond = || ratio > 1.0 + self.threshold(time_ns, device).value;
         match verdict {
@@ -199,8 +199,8 @@ mod tests {
         let flags = AskedLimits { relative: Some(0.02), ..AskedLimits::default() };
         let package = AskedLimits { growth: Some(2.0), ..AskedLimits::default() };
         let limits = Limits::default_of(0.01)
-            .asked(&flags, LimitSource::Flag)
-            .asked(&package, LimitSource::Threshold)
+            .overridden_by(&flags, LimitSource::Flag)
+            .overridden_by(&package, LimitSource::Threshold)
             .accepting(Some(0.12), Some(1.8));
         assert_eq!(limits.relative, Limit { value: 0.02, source: LimitSource::Flag });
         assert_eq!(limits.absolute_ns.source, LimitSource::Default);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_larger_of_both_limits_of_a_time_rules() {
+    fn the_larger_of_both_limits_of_a_time_applies() {
         let limits = Limits::default_of(0.05);
         assert_eq!(limits.threshold(1e6, 0.0), limits.relative);
         assert_eq!(limits.threshold(1e3, 0.0), Limit::default_of(0.1));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn an_accepted_slow_down_is_no_unchanged_time() {
+    fn an_accepted_slow_down_is_not_called_unchanged() {
         let plain = Limits::default_of(0.05);
         let accepting = plain.accepting(Some(0.2), None);
         let reported =

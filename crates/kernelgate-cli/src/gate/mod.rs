@@ -1,7 +1,7 @@
-//! Is a run slower than the baseline, or a build than another? Verdicts with their interval and what
-//! could have been detected; refusal where the question makes no sense.
+//! Decides whether a run is slower than the baseline, or a build slower than another: verdicts with
+//! their interval and the detectable change, and refusals of comparisons that make no sense.
 //!
-//! The unit of a decision is a process run: one median a run and case. Deliberately absent:
+//! The unit of a decision is a process run: one median for each run and case. Deliberately absent:
 //! measuring, printing.
 
 pub mod baseline;

@@ -1,4 +1,5 @@
-//! Why a case is inconclusive: facts in fields, which become a sentence when they are printed.
+//! The reasons why a case is inconclusive: facts in fields, which become a sentence when they are
+//! printed.
 
 use std::fmt;
 
@@ -8,7 +9,7 @@ use super::interval::Ratio;
 use super::outputs::verification::VerificationLoss;
 use super::paired::{Arm, Decision, Doubt};
 
-/// Why a case is inconclusive.
+/// The reason why a case is inconclusive.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Reason {
@@ -17,11 +18,11 @@ pub enum Reason {
         /// Relative half-width that is assumed for it.
         assumed: f64,
     },
-    /// The interval allows what matters and what does not.
+    /// The interval contains both relevant and irrelevant changes.
     Wide(Ratio),
     /// The estimate is beyond the threshold, and smaller than the runs can detect.
     Undetectable {
-        /// Smallest slow-down that they can detect, relative.
+        /// Smallest relative slow-down that the runs can detect.
         detectable: f64,
     },
     /// The GPU was throttled.
@@ -54,12 +55,12 @@ pub enum Reason {
     },
     /// Contention differs between the builds.
     Contention {
-        /// Mean share with the base; absent where unknown.
+        /// Mean share with the base; absent if unknown.
         base: Option<f64>,
-        /// Mean share with the head; absent where unknown.
+        /// Mean share with the head; absent if unknown.
         head: Option<f64>,
     },
-    /// Processes of one build differ in this case as the two builds would have to.
+    /// Processes of one build differ in this case by more than the threshold.
     Null(Ratio),
     /// Processes of one build differ in too many cases.
     Environment,
@@ -69,13 +70,13 @@ pub enum Reason {
     Skipped(Failure),
     /// The case failed in a process.
     Failed(Failure),
-    /// The bench of the case broke.
+    /// The bench of the case failed.
     BenchBroke(Failure),
     /// The bench of the case cannot be driven.
     Undrivable(Failure),
     /// Another bench has a case of the same id, which is compared.
     OtherBench {
-        /// That bench.
+        /// The bench that is compared.
         owner: String,
         /// The bench of this case.
         bench: String,
@@ -84,7 +85,7 @@ pub enum Reason {
     NoBlock {
         /// Wall time of the round, seconds.
         budget_s: f64,
-        /// Most blocks of the round.
+        /// Largest number of blocks of the round.
         max_blocks: usize,
     },
 }
@@ -92,28 +93,28 @@ pub enum Reason {
 /// The side whose times decide.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Side {
-    /// That side.
+    /// The base or the head.
     pub side: Arm,
 }
 
-/// How a build kept a case from being measured.
+/// The failure of a build that kept a case from being measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
     /// The build.
     pub side: Arm,
-    /// How.
+    /// The reason.
     pub why: String,
 }
 
 impl Failure {
-    /// Of that build.
+    /// Failure of that build.
     pub fn new(side: Arm, why: impl Into<String>) -> Self {
         Self { side, why: why.into() }
     }
 }
 
 impl Reason {
-    /// Why a decision is inconclusive.
+    /// The reason why a decision is inconclusive.
     pub fn from_decision(decision: &Decision) -> Option<Self> {
         let ratio = decision.ratio;
         Some(match decision.reason? {
@@ -132,7 +133,7 @@ impl Reason {
         })
     }
 
-    /// Whether it kept the case from being measured, or measured to the end.
+    /// Whether it kept the case from being measured to the end.
     pub const fn is_case_error(&self) -> bool {
         use Reason::{BenchBroke, Failed, LessVerified, NoBlock, OtherBench, Skipped, Undrivable};
         matches!(
@@ -147,7 +148,7 @@ impl Reason {
         )
     }
 
-    /// The `kind` in JSON, and the words.
+    /// The `kind` in JSON, and the reason in words.
     fn parts(&self) -> (&'static str, String) {
         let failed =
             |what: &str, Failure { side, why }: &Failure| format!("{what} the {side}: {why}");
@@ -201,7 +202,7 @@ impl Reason {
     }
 }
 
-/// Several in one sentence.
+/// Joins several reasons in one sentence.
 pub fn joined<'a>(reasons: impl IntoIterator<Item = &'a Reason>) -> String {
     reasons.into_iter().map(Reason::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -1,4 +1,5 @@
-//! The names of `result.json` and `--format json`, in one place. Names stay; new ones may come.
+//! The field names of `result.json` and `--format json`, in one place. Names stay; new ones may be
+//! added.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
@@ -7,9 +8,9 @@ use super::comparison::BuildFacts;
 use super::judgement::{Evidence, Judgement, PairEvidence, RunEvidence};
 use super::verdicts::Verdicts;
 
-/// Facts of a method that stand beside the verdicts.
+/// Facts of a method that are written beside the verdicts.
 pub trait Entries {
-    /// Writes each with its name.
+    /// Writes each fact under its name.
     fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 }
 

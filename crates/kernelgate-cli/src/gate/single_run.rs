@@ -1,4 +1,4 @@
-//! What a side with a single process run is given for the difference between runs, which one run
+//! Allowance for the difference between runs of a side with a single process run, which one run
 //! cannot show.
 
 use std::collections::BTreeMap;
@@ -8,12 +8,12 @@ use super::interval::{SingleRun, SpreadSource};
 use kernelgate::record::{BaselineCase, Environment, ProcessRun};
 use kernelgate::stats::{median, quantile};
 
-/// Fewest processes from which a calibration tells how runs of a case differ.
-const FEWEST: usize = 20;
+/// Smallest number of processes from which a calibration shows how runs of a case differ.
+const MIN_PROCESSES: usize = 20;
 /// Share of the processes that lie within the spread.
 const COVERED: f64 = 0.99;
 
-/// How processes differ by case, as the calibration of one device measured it.
+/// Differences between processes by case, as the calibration of one device measured them.
 #[derive(Debug, Clone, Default)]
 pub struct CalibratedSpreads {
     environment: Option<Environment>,
@@ -21,8 +21,8 @@ pub struct CalibratedSpreads {
 }
 
 impl CalibratedSpreads {
-    /// Of all processes of the base, which nothing delayed or loaded.
-    pub fn of(calibration: &Calibration) -> Self {
+    /// Spreads from all processes of the base, which nothing delayed or loaded.
+    pub fn from_calibration(calibration: &Calibration) -> Self {
         let mut times_ns: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
         for known in &calibration.comparisons {
             for (case, Series { base, .. }) in known.first.iter().chain(&known.second) {
@@ -34,14 +34,14 @@ impl CalibratedSpreads {
             let off: Vec<f64> = times_ns.iter().map(|ns| (ns / center_ns - 1.0).abs()).collect();
             quantile(&off, COVERED)
         };
-        let enough = times_ns.into_iter().filter(|(_, times_ns)| times_ns.len() >= FEWEST);
+        let enough = times_ns.into_iter().filter(|(_, times_ns)| times_ns.len() >= MIN_PROCESSES);
         Self {
             environment: Some(calibration.environment.clone()),
             relative: enough.map(|(case, times_ns)| (case.clone(), spread(&times_ns))).collect(),
         }
     }
 
-    /// For a run of a case in an environment, if that is the device that was calibrated.
+    /// The spread of a case, if the environment is the calibrated device.
     fn get(&self, case: &str, environment: &Environment) -> Option<SingleRun> {
         let calibrated = self.environment.as_ref()?;
         let same =
@@ -50,8 +50,8 @@ impl CalibratedSpreads {
         Some(SingleRun { relative, from: SpreadSource::Calibration })
     }
 
-    /// For a single run of the baseline; `assumed` is the policy's.
-    pub fn of_base(
+    /// The allowance for a single run of the baseline; `assumed` is the policy's.
+    pub fn for_base(
         &self,
         id: &str,
         case: &BaselineCase,
@@ -62,15 +62,15 @@ impl CalibratedSpreads {
             let relative = case.earlier.as_ref()?.spread();
             Some(SingleRun { relative, from: SpreadSource::EarlierRuns })
         };
-        self.get(id, environment).or_else(kept).unwrap_or_else(|| of_policy(assumed))
+        self.get(id, environment).or_else(kept).unwrap_or_else(|| from_policy(assumed))
     }
 
-    /// For a single run that is judged.
-    pub fn of_head(&self, id: &str, run: &ProcessRun, assumed: f64) -> SingleRun {
-        self.get(id, &run.environment).unwrap_or_else(|| of_policy(assumed))
+    /// The allowance for a single judged run.
+    pub fn for_head(&self, id: &str, run: &ProcessRun, assumed: f64) -> SingleRun {
+        self.get(id, &run.environment).unwrap_or_else(|| from_policy(assumed))
     }
 }
 
-fn of_policy(assumed: f64) -> SingleRun {
+fn from_policy(assumed: f64) -> SingleRun {
     SingleRun { relative: assumed, from: SpreadSource::Assumed }
 }

@@ -16,13 +16,13 @@ use kernelgate::record::{Baseline, CaseRecord, Environment, Measurement, Process
 use kernelgate_cuda::Launch;
 use kernelgate_cuda::observe::telemetry::Reading;
 
-/// Without a calibration of the device.
+/// Compares without a calibration of the device.
 fn compare(baseline: &Baseline, runs: &[ProcessRun], policy: Policy) -> GateReport {
     let (spreads, rules) = (CalibratedSpreads::default(), Rules::default());
     judge(baseline, &measurement(runs), policy, &spreads, &rules)
 }
 
-/// Verdict and the first reason.
+/// The verdict and the name of the first reason.
 fn verdict_and_reason(judged: &Judgement) -> (Verdict, Option<&'static str>) {
     (judged.verdict, judged.reasons.first().map(|reason| reason.name()))
 }
@@ -50,14 +50,14 @@ fn baseline(run: &ProcessRun) -> Baseline {
     baseline
 }
 
-/// The same run as two process runs.
+/// A baseline of one run, recorded as two process runs.
 fn twice(run: &ProcessRun) -> Baseline {
     let mut baseline = baseline(run);
     baseline.add(&ProcessRun { session: format!("{}-again", run.session), ..run.clone() }).unwrap();
     baseline
 }
 
-/// Against a baseline of two runs.
+/// Compares with a baseline of two runs.
 fn compare_default(base: &ProcessRun, head: &ProcessRun) -> GateReport {
     compare(&twice(base), std::slice::from_ref(head), Policy::default())
 }
@@ -67,12 +67,12 @@ fn identical_times_are_unchanged_and_fine() {
     let report = compare_default(&run("1", &[("a", 1e6)]), &run("2", &[("a", 1e6)]));
     assert_eq!(report.judged[0].verdict, Verdict::Unchanged);
     assert_eq!(report.exit(), Exit::Fine);
-    // 5 % beyond an interval of 10 % of the single run.
+    // The threshold of 5 % beyond an interval of 10 % for the single run.
     assert!((report.judged[0].detectable.unwrap() - (1.05 / 0.9 - 1.0)).abs() < 1e-9);
 }
 
 #[test]
-fn half_as_slow_again_is_a_regression_named_first() {
+fn a_slow_down_by_half_is_a_regression_named_first() {
     let report = compare_default(
         &run("1", &[("a", 1e6), ("b", 1e6)]),
         &run("2", &[("a", 1e6), ("b", 1.5e6)]),
@@ -92,7 +92,8 @@ fn the_detectable_effect_is_where_the_verdict_turns() {
         compare_default(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict
     };
     assert_eq!(at(detectable * 1.01), Verdict::Regressed);
-    // Below that nothing is shown, and only what does not matter is unchanged.
+    // Below the detectable change nothing is shown, and only changes that do not matter are
+    // unchanged.
     assert_eq!([at(detectable * 0.99), at(0.051)], [Verdict::Inconclusive; 2]);
     assert_eq!([at(0.049), at(-0.049)], [Verdict::Unchanged; 2]);
 }
@@ -119,7 +120,7 @@ fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
     assert_eq!((judged.verdict, exit), (Verdict::Inconclusive, Exit::Inconclusive));
     let why = judged.reason().unwrap();
     assert!(why.contains("less than these runs can detect"), "{why}");
-    // More runs decide; faster is no different; within the threshold nothing matters.
+    // More runs decide; faster is judged like slower; within the threshold nothing matters.
     assert_eq!(at(&[1.2e6, 1.19e6, 1.21e6]).1, Exit::Regression);
     assert_eq!(at(&[0.9e6]).0.verdict, Verdict::Inconclusive);
     for time in [0.951e6, 1e6, 1.049e6] {
@@ -176,7 +177,7 @@ fn another_device_or_definition_is_refused_with_the_field() {
 }
 
 #[test]
-fn a_baseline_case_that_is_skipped_now_is_no_pass() {
+fn a_baseline_case_that_is_skipped_now_does_not_pass() {
     let mut head = run("2", &[("a", 1e6)]);
     head.skipped.insert("gone".to_owned(), "no GPU".to_owned());
     head.skipped.insert("never measured".to_owned(), "no GPU".to_owned());
@@ -203,7 +204,7 @@ fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
     assert_eq!(verdict, Verdict::Regressed);
 }
 
-/// The run as one on a GPU in the steady state.
+/// A copy of a run as on a GPU in the steady state.
 fn on_gpu(run: ProcessRun) -> ProcessRun {
     in_state(run, Some(PowerRecord::from_reading(PowerState::Steady, Reading::default())))
 }
@@ -257,7 +258,7 @@ fn a_power_limit_that_changed_is_refused_at_the_cap() {
     assert_eq!(refused(capped("1", 700_000), capped("2", 700_000)), None);
     let words = ("steady at 700 W".to_owned(), "steady at 500 W".to_owned());
     assert_eq!(refused(capped("1", 700_000), capped("2", 500_000)), Some(words));
-    // Below the cap the limit changes nothing.
+    // Below the cap a power limit has no effect.
     assert_eq!(refused(run("1", 700_000, false), run("2", 500_000, false)), None);
 }
 
@@ -296,8 +297,8 @@ fn the_range_of_an_unsettled_case_covers_smaller_changes() {
     assert_eq!(verdict(1.5e6), (Verdict::Regressed, None));
 }
 
-/// A throttled head is no slow-down, and a throttled baseline hides one. This holds as well for a GPU
-/// that another process used, and for a time that includes the host's.
+/// A throttled head is not a slow-down, and a throttled baseline hides one. This holds as well for
+/// a GPU that another process used, and for a time that includes the host's.
 #[test]
 fn times_that_are_too_long_decide_nothing_against_the_code() {
     type Change = fn(&mut kernelgate::record::Samples);
@@ -323,7 +324,7 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
         assert_eq!(verdict(&with(1e6, change), &plain(1.5e6)), (Verdict::Regressed, None));
         assert_eq!(verdict(&plain(1e6), &with(1e6, change)), (Verdict::Unchanged, None));
     }
-    // A clock that was set, or a lower power limit: steady, so that nothing is throttled.
+    // A fixed clock, or a lower power limit, does not count as throttled.
     let at = |time, clock_mhz: f64| {
         let mut run = with(time, |_| {});
         let samples = &mut run.cases.get_mut("a").unwrap().samples;
@@ -359,14 +360,14 @@ fn several_runs_narrow_the_interval_and_others_are_not_added() {
 }
 
 #[test]
-fn a_run_held_against_itself_is_told() {
+fn a_run_that_is_compared_with_itself_is_reported() {
     let one = run("1", &[("a", 1e6)]);
     assert_eq!(compare_default(&one, &one).facts.own, ["1/b"]);
     assert!(compare_default(&one, &run("2", &[("a", 1e6)])).facts.own.is_empty());
 }
 
 #[test]
-fn new_missing_failed_and_interrupted_cases_are_told() {
+fn new_missing_failed_and_interrupted_cases_are_reported() {
     let mut head = run("2", &[("a", 1e6), ("new", 1e6)]);
     let report = compare_default(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
     assert_eq!(
@@ -406,16 +407,16 @@ fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
     };
     let doubt = (Verdict::Inconclusive, Some("single_run"), Exit::Inconclusive);
     let fine = (Verdict::Unchanged, None, Exit::Fine);
-    // Within the threshold of 5 %.
+    // Changes within the threshold of 5 %.
     assert_eq!([at(1.049e6), at(0.951e6)], [fine, fine]);
     assert_eq!([at(1.06e6), at(1e6 / 1.06), at(1.28e6), at(1e6 / 1.28)], [doubt; 4]);
-    // The threshold, and 10 % on either side for what a single run does not show: 1.05 x 1.1 / 0.9.
+    // The threshold, and 10 % on either side as the allowance for a single run: 1.05 x 1.1 / 0.9.
     assert_eq!(at(1.29e6), (Verdict::Regressed, None, Exit::Regression));
     assert_eq!(at(1e6 / 1.29), (Verdict::Improved, None, Exit::Fine));
 }
 
-/// The run as an executable measured it that was built from that commit.
-fn of_commit(commit: &str, run: ProcessRun) -> ProcessRun {
+/// A copy of a run as measured by an executable that was built from that commit.
+fn built_from(commit: &str, run: ProcessRun) -> ProcessRun {
     let provenance = Provenance { commit: Some(commit.to_owned()), dirty: false };
     ProcessRun { provenance, executable: Some(format!("built from {commit}")), ..run }
 }
@@ -426,7 +427,7 @@ fn five_runs() -> Baseline {
     for (session, time) in
         [("1", 0.99e6), ("2", 1.01e6), ("3", 1e6), ("4", 0.995e6), ("5", 1.005e6)]
     {
-        baseline.merge(&of_commit("aaaa", run(session, &[("a", time)])));
+        baseline.merge(&built_from("aaaa", run(session, &[("a", time)])));
     }
     baseline
 }
@@ -436,22 +437,22 @@ fn a_run_that_replaces_several_is_given_how_they_differed() {
     let mut base = five_runs();
     assert_eq!(base.cases["a"].runs.len(), 5, "runs of one build add");
     let at = |base: &Baseline, time: f64| {
-        let head = of_commit("cccc", run("h", &[("a", time)]));
+        let head = built_from("cccc", run("h", &[("a", time)]));
         let judged = compare(base, &[head], Policy::default()).judged.remove(0);
         (judged.verdict, judged.runs().unwrap().base.single.map(|single| single.from))
     };
-    // 1.05 x 1.01 / 0.9: as with the five.
+    // 1.05 x 1.01 / 0.9, with the spread of the five runs.
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, None));
-    base.merge(&of_commit("bbbb", run("6", &[("a", 1e6)])));
+    base.merge(&built_from("bbbb", run("6", &[("a", 1e6)])));
     assert_eq!(base.cases["a"].runs.len(), 1, "no case mixes commits");
     let earlier = Some(SpreadSource::EarlierRuns);
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, earlier));
     assert_eq!(at(&base, 1.17e6), (Verdict::Inconclusive, earlier));
-    // It stays when that one is replaced by a single run too.
-    base.merge(&of_commit("dddd", run("7", &[("a", 1e6)])));
+    // The spread stays when another single run replaces that one.
+    base.merge(&built_from("dddd", run("7", &[("a", 1e6)])));
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, earlier));
-    // Another definition has other times.
-    let mut redefined = of_commit("eeee", run("8", &[("a", 1e6)]));
+    // With another definition the times are not comparable.
+    let mut redefined = built_from("eeee", run("8", &[("a", 1e6)]));
     redefined.cases.get_mut("a").unwrap().revision = 2;
     base.merge(&redefined);
     assert_eq!(base.cases["a"].earlier, None);
@@ -461,10 +462,10 @@ fn a_run_that_replaces_several_is_given_how_they_differed() {
 fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
     let here = run("1", &[("a", 1e6)]).environment;
     let case = "w/f/a/cpu/hot";
-    // Sixty processes whose times lie within ±0.5 %.
+    // A calibration with sixty processes whose times lie within ±0.5 %.
     let calibration =
         Calibration { environment: here.clone(), ..calibration::tests::calibration(3, &[]) };
-    let spreads = CalibratedSpreads::of(&calibration);
+    let spreads = CalibratedSpreads::from_calibration(&calibration);
     let base = baseline(&run("1", &[(case, 1e6), ("b", 1e6)]));
     let judged = |spreads: &CalibratedSpreads, case: &str, time: f64| {
         let head = run("2", &[(case, time)]);
@@ -479,10 +480,11 @@ fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
     let (measured, assumed) = (SpreadSource::Calibration, SpreadSource::Assumed);
     assert_eq!(judged(&spreads, case, 1.07e6), (Verdict::Regressed, measured, measured));
     assert_eq!(judged(&spreads, case, 1.055e6), (Verdict::Inconclusive, measured, measured));
-    // A case that was not calibrated, and another device.
+    // The calibration does not apply to other cases and to other devices.
     assert_eq!(judged(&spreads, "b", 1.07e6), (Verdict::Inconclusive, assumed, assumed));
     let elsewhere = Environment { machine: Some("there".to_owned()), ..here };
-    let spreads = CalibratedSpreads::of(&Calibration { environment: elsewhere, ..calibration });
+    let spreads =
+        CalibratedSpreads::from_calibration(&Calibration { environment: elsewhere, ..calibration });
     assert_eq!(judged(&spreads, case, 1.07e6), (Verdict::Inconclusive, assumed, assumed));
 }
 
@@ -524,14 +526,14 @@ fn a_case_is_compared_on_the_card_that_both_sides_share() {
     };
     let slow = [on("4", "slow", 1.3e6), on("5", "slow", 1.3e6)];
     assert_eq!(judge(&slow), (Verdict::Regressed, Some("host slow".to_owned()), false));
-    // A run of the fast card does not hide it.
+    // A run of the fast card does not hide the slow one.
     let mixed = [slow[0].clone(), slow[1].clone(), on("6", "fast", 1e6)];
     assert_eq!(judge(&mixed), (Verdict::Regressed, Some("host slow".to_owned()), false));
     let elsewhere = [on("7", "third", 1.3e6), on("8", "third", 1.3e6)];
     assert_eq!(judge(&elsewhere), (Verdict::Unchanged, None, true));
 }
 
-/// A head with the times of its baseline, compared with the reference as far as given.
+/// Compares a head with a baseline of equal times, where both were verified as far as given.
 fn verified_before_and_now(before: (u64, u64), now: (u64, u64), rules: &Rules) -> GateReport {
     let verified = |session: &str, (checked, total): (u64, u64)| {
         let mut run = run(session, &[("a", 1e6)]);

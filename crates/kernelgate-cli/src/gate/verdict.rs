@@ -2,24 +2,24 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the measurements say about a case, worst first.
+/// The verdict on a case, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Slower by more than the threshold, whole interval.
+    /// The whole interval is slower by more than the threshold.
     Regressed,
-    /// Slower by more than the threshold by its estimate, and by no more than the package accepts.
+    /// The estimate is slower by more than the threshold, and by no more than the package accepts.
     Accepted,
     /// A change that matters is neither shown nor excluded.
     Inconclusive,
-    /// Faster by more than the threshold, whole interval.
+    /// The whole interval is faster by more than the threshold.
     Improved,
-    /// The estimate is within the threshold, from an interval that is not too wide for that.
+    /// The estimate is within the threshold, and the interval is narrow enough.
     Unchanged,
 }
 
 impl Verdict {
-    /// The word for tables.
+    /// The name for tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Regressed => "regressed",

@@ -1,4 +1,4 @@
-//! The outcome of `gate` or `compare`: a judgement a case, everything found besides, and the exit
+//! The outcome of `gate` or `compare`: a judgement for each case, other findings, and the exit
 //! code. Each method adds its own facts.
 
 use std::collections::BTreeMap;
@@ -14,15 +14,14 @@ use super::rules::RulesReport;
 use super::verdict::Verdict;
 use kernelgate::exit::Exit;
 
-/// What was judged, with the facts of the method.
+/// The judged cases, with the facts of the method.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdicts<F> {
-    /// Where.
+    /// The device.
     pub device: String,
-    /// Limits of every case that the package says nothing about.
+    /// Limits of all cases without limits of their own.
     pub limits: Limits,
-    /// Cases that were asked for and that a judgement could be expected of, worst verdict first,
-    /// then by id.
+    /// Requested cases that could be judged, worst verdict first, then by id.
     pub judged: Vec<Judgement>,
     /// Differences that forbid a comparison, with the cases concerned.
     pub refused: Vec<Refusal>,
@@ -40,20 +39,20 @@ pub struct Verdicts<F> {
     pub numerics: NumericsReport,
     /// Costs of a launch besides time that grew by more than the package allows.
     pub costs: Vec<CostGrowth>,
-    /// What the package's rules did.
+    /// Effects of the package's rules.
     pub rules: RulesReport,
-    /// What only this method knows.
+    /// Facts of this method only.
     pub facts: F,
 }
 
-/// What a method's own facts mean for the exit code.
+/// Effect of a method's own facts on the exit code.
 pub trait Facts: Sized {
     /// Whether something besides the cases is a regression.
     fn is_regression(_: &Verdicts<Self>) -> bool {
         false
     }
 
-    /// Whether something that was asked for was not measured.
+    /// Whether something that was requested was not measured.
     fn is_incomplete(verdicts: &Verdicts<Self>) -> bool;
 
     /// Cases that are known to be as fast as before without being timed.
@@ -62,7 +61,7 @@ pub trait Facts: Sized {
     }
 }
 
-/// Why a case or the whole comparison was refused.
+/// The reason why a case or the whole comparison was refused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Refusal {
     /// Field that differs, as named in the files.
@@ -93,19 +92,20 @@ impl<F> Verdicts<F> {
 }
 
 impl<F: Facts> Verdicts<F> {
-    /// Whether no case could be judged, nor is known to be as before.
+    /// Whether no case could be judged, and none is known to be unchanged without timing.
     pub fn judged_nothing(&self) -> bool {
         self.judged.is_empty() && self.facts.untimed() == 0
     }
 
-    /// The exit code: refusal before regression before doubt. Nothing judged is inconclusive.
+    /// The exit code: refusal comes before regression, regression before inconclusive. Without a
+    /// judged case the outcome is inconclusive.
     pub fn exit(&self) -> Exit {
         if !self.refused.is_empty() {
             Exit::Refused
         } else if self.count(Verdict::Regressed) > 0
             || !self.failed.is_empty()
             || F::is_regression(self)
-            || self.numerics.shown().next().is_some()
+            || self.numerics.losses().next().is_some()
             || self.costs.iter().any(CostGrowth::is_shown)
             || self.verification.iter().any(VerificationLoss::is_shown)
         {

@@ -1,9 +1,9 @@
-//! Records from elsewhere taken into a store: committed baselines, folders of runs, what CI kept,
-//! whole stores.
+//! Imports records into a store: committed baselines, folders of runs, artifacts of CI, whole
+//! stores.
 //!
-//! A record lies under the hash of its content, so that importing twice, or from two programs at
-//! once, gives one file. It appears whole (a temporary file and a rename), so that a program that
-//! is killed leaves nothing half written.
+//! A record is stored under the hash of its content, so that importing twice, or from two programs
+//! at once, gives one file. It is written to a temporary file and renamed, so that a killed program
+//! leaves no incomplete record.
 
 use std::path::{Path, PathBuf};
 
@@ -12,36 +12,36 @@ use super::indexed_run::RecordFile;
 use super::store::{HistoryStore, Skipped};
 use kernelgate::record::file;
 
-/// Folders below the one that was named that are searched.
-const DEEPEST: usize = 8;
-/// Characters of a name that a folder's name begins with.
+/// Largest depth of folders that are searched below a named one.
+const MAX_DEPTH: usize = 8;
+/// Largest number of characters of a file's name in the name of a stored folder.
 const MAX_NAME: usize = 40;
-/// Digits of the content's hash after it.
-const DIGITS: usize = 12;
+/// Digits of the content's hash that follow.
+const HASH_DIGITS: usize = 12;
 
-/// What an import did.
+/// Result of an import.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Imported {
     /// Records that are new in the store.
     pub new: usize,
-    /// Records that it had.
+    /// Records that the store already had.
     pub known: usize,
-    /// Files that are no records, with the reason.
+    /// Files that are not records, with the reason.
     pub skipped: Vec<Skipped>,
 }
 
-/// Takes in the records in files, and in folders and those below.
+/// Imports the records in files, and in folders and those below.
 ///
 /// # Errors
-/// When one that was named is not there, a folder cannot be listed, or the store not be written.
-/// What was taken in until then stays.
+/// When a named file or folder is missing, a folder cannot be listed, or the store cannot be
+/// written. Records that were imported until then stay.
 pub fn import(store: &HistoryStore, sources: &[PathBuf]) -> Result<Imported, HistoryError> {
     let mut imported = Imported::default();
     for source in sources {
         let facts =
             std::fs::metadata(source).map_err(|cause| HistoryError::io("read", source, cause))?;
         if facts.is_dir() {
-            folder(store, source, DEEPEST, &mut imported)?;
+            folder(store, source, MAX_DEPTH, &mut imported)?;
         } else {
             record(store, source, &mut imported)?;
         }
@@ -49,8 +49,8 @@ pub fn import(store: &HistoryStore, sources: &[PathBuf]) -> Result<Imported, His
     Ok(imported)
 }
 
-/// Links are not followed: they may lead in a circle, or out of what was named. What has the name of
-/// a record and is left out for that is told.
+/// Imports the records in a folder and those below. Links are not followed: they may lead in a
+/// circle, or out of the folder. A skipped file that has the name of a record is reported.
 fn folder(
     store: &HistoryStore,
     path: &Path,
@@ -76,7 +76,7 @@ fn folder(
         } else if named_as_record && kind.is_symlink() {
             skip("links are not followed: name the file itself");
         } else if named_as_record {
-            // What is no file is refused where it is read.
+            // `record` reads only regular files, and refuses anything else.
             record(store, &path, imported)?;
         }
     }
@@ -96,11 +96,11 @@ fn record(store: &HistoryStore, path: &Path, imported: &mut Imported) -> Result<
         }
     };
     let (folder, name) = match &record {
-        RecordFile::Run(run) => (plain(&run.session), plain(&run.process())),
-        RecordFile::Baseline(baseline) => ("baseline".to_owned(), plain(&baseline.name)),
+        RecordFile::Run(run) => (safe_name(&run.session), safe_name(&run.process())),
+        RecordFile::Baseline(baseline) => ("baseline".to_owned(), safe_name(&baseline.name)),
     };
     let hash = file::text_hash(&text);
-    let to = store.imported().join(format!("{folder}-{}", &hash[..DIGITS]));
+    let to = store.imported().join(format!("{folder}-{}", &hash[..HASH_DIGITS]));
     let to = to.join(format!("{name}.json"));
     if to.is_file() {
         imported.known += 1;
@@ -111,8 +111,8 @@ fn record(store: &HistoryStore, path: &Path, imported: &mut Imported) -> Result<
     Ok(())
 }
 
-/// What of a name can be part of a file's: records may be of anybody.
-fn plain(name: &str) -> String {
+/// The part of a name that is safe in a file name: the authors of records are not trusted.
+fn safe_name(name: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "_-".contains(c) { c } else { '_' };
     name.chars().take(MAX_NAME).map(safe).collect()
 }

@@ -1,6 +1,6 @@
-//! The index of a store: what its records hold, by case, so that one case of a hundred thousand
-//! runs is found at once. It holds nothing that the records do not, and is made anew where it is
-//! missing, of another version or broken.
+//! The index of a store: the times in its records, by case, so that one case of a hundred thousand
+//! runs is found at once. It has no data of its own, and is made anew if it is missing, broken or
+//! of another version.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ use kernelgate::record::Provenance;
 
 /// Version of the tables.
 const VERSION: i64 = 2;
-/// How long a writer waits for another, whose turns take less than a second.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait of a writer for another one, whose transactions take less than a second.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 const TABLES: &str = "
     CREATE TABLE folder(
         id INTEGER PRIMARY KEY, part TEXT NOT NULL, name TEXT NOT NULL, modified INTEGER NOT NULL,
@@ -35,27 +35,27 @@ const TABLES: &str = "
     CREATE INDEX point_run ON point(run);
     CREATE INDEX skipped_folder ON skipped(folder);";
 
-/// A folder with records: which part of the store, and its name.
+/// Name of a folder with records: the part of the store, and the folder's name.
 pub type FolderName = (String, String);
 
-/// The index, opened.
+/// An open index.
 pub struct Index {
     path: PathBuf,
     connection: Connection,
     kept: bool,
 }
 
-/// Whether a file of the index cannot be written where it is to lie.
-fn is_of_no_writing(error: &rusqlite::Error) -> bool {
+/// Whether the error means that the index file cannot be written.
+fn is_write_error(error: &rusqlite::Error) -> bool {
     use rusqlite::ErrorCode::{CannotOpen, PermissionDenied, ReadOnly};
     let code = error.sqlite_error_code();
     code.is_some_and(|code| [CannotOpen, PermissionDenied, ReadOnly].contains(&code))
 }
 
-/// A time of a case, with the process run it is of.
+/// A time of a case, with its process run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// The case as it was called then.
+    /// Id of the case in the record.
     pub case: String,
     /// Revision of its definition.
     pub revision: u32,
@@ -65,52 +65,52 @@ pub struct Row {
     pub key: String,
     /// The bench binary, with its shard.
     pub process: String,
-    /// The package, where the record has one.
+    /// The package, if the record has one.
     pub package: Option<String>,
-    /// Milliseconds since 1970.
+    /// Start of the run, milliseconds since 1970.
     pub started_ms: i64,
-    /// As [`IndexedRun::model`].
+    /// Equals [`IndexedRun::model`].
     pub model: String,
-    /// As [`IndexedRun::card`].
+    /// Equals [`IndexedRun::card`].
     pub card: String,
-    /// As [`IndexedRun::device`].
+    /// Equals [`IndexedRun::device`].
     pub device: String,
-    /// Of which code.
+    /// Code that was measured.
     pub provenance: Provenance,
 }
 
-/// What a folder holds, for retention.
+/// A process run in a folder, for retention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderRun {
-    /// Where.
+    /// Folder of the run's record.
     pub folder: FolderName,
-    /// What it is counted among: the bench of its package on its device.
+    /// The group in which runs are counted: the bench of its package on its device.
     pub among: BenchOnDevice,
-    /// Milliseconds since 1970.
+    /// Start of the run, milliseconds since 1970.
     pub started_ms: i64,
 }
 
 /// A bench on a device, whose runs are counted together.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BenchOnDevice {
-    /// The package, where the record has one.
+    /// The package, if the record has one.
     pub package: Option<String>,
     /// The bench binary, with its shard.
     pub process: String,
-    /// Names the environments that are comparable.
+    /// Fingerprint that comparable environments share.
     pub model: String,
     /// The card or host among those of its model.
     pub card: String,
 }
 
 impl Index {
-    /// Opens the index in a file; one that cannot be used is put aside, under a name that says so,
-    /// and made anew. Where no file may be written it is made in memory.
+    /// Opens the index in a file. A file that cannot be used is renamed, so that its name shows the
+    /// reason, and made anew. Without permission to write, the index is made in memory.
     pub fn open(path: &Path) -> Result<Self, HistoryError> {
         match Self::usable(path) {
             Ok(Some(index)) => return Ok(index),
             Ok(None) => {}
-            Err(error) if is_of_no_writing(&error) && !path.is_dir() => {
+            Err(error) if is_write_error(&error) && !path.is_dir() => {
                 return Self::in_memory(path);
             }
             Err(error) => return Err(Self::problem(path, &error.to_string())),
@@ -125,21 +125,21 @@ impl Index {
     }
 
     fn in_memory(path: &Path) -> Result<Self, HistoryError> {
-        let made = || {
+        let open = || {
             let connection = Connection::open_in_memory()?;
             let index = Self { path: path.to_owned(), connection, kept: false };
             index.prepare()?;
             Ok(index)
         };
-        made().map_err(|error: rusqlite::Error| Self::problem(path, &error.to_string()))
+        open().map_err(|error: rusqlite::Error| Self::problem(path, &error.to_string()))
     }
 
-    /// Whether it lies in a file, so that no record is read twice.
+    /// Whether the index is in a file, so that no record is read twice.
     pub const fn is_kept(&self) -> bool {
         self.kept
     }
 
-    /// None where the file is no index, or one of another version.
+    /// Returns `None` if the file is not an index, or one of another version.
     fn usable(path: &Path) -> rusqlite::Result<Option<Self>> {
         let connection = Connection::open(path)?;
         let index = Self { path: path.to_owned(), connection, kept: true };
@@ -156,7 +156,7 @@ impl Index {
     }
 
     fn prepare(&self) -> rusqlite::Result<bool> {
-        self.connection.busy_timeout(PATIENCE)?;
+        self.connection.busy_timeout(WRITE_TIMEOUT)?;
         let transaction =
             Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
         let version: i64 = transaction.query_row("PRAGMA user_version", [], |row| row.get(0))?;
@@ -168,9 +168,10 @@ impl Index {
             transaction.commit()?;
             return Ok(true);
         }
-        // It may be open and not to be written: that shows in the first change, which is undone.
+        // The file may be readable but not writable: a first change, which is rolled back, shows
+        // that.
         transaction.pragma_update(None, "user_version", version)?;
-        // The number may be that of another program's tables.
+        // A database of another program may have the same version number, but not these tables.
         Ok(version == VERSION && Writer::new(&transaction).is_ok())
     }
 
@@ -178,11 +179,11 @@ impl Index {
         HistoryError::Index { path: path.to_owned(), cause: cause.to_owned() }
     }
 
-    fn told<T>(&self, outcome: rusqlite::Result<T>) -> Result<T, HistoryError> {
+    fn with_path<T>(&self, outcome: rusqlite::Result<T>) -> Result<T, HistoryError> {
         outcome.map_err(|cause| Self::problem(&self.path, &cause.to_string()))
     }
 
-    /// When each folder that is in the index was changed last, as far as the index knows.
+    /// Recorded time of the last change of each folder in the index.
     pub fn folders(&self) -> Result<BTreeMap<FolderName, i64>, HistoryError> {
         let read = || {
             let mut statement =
@@ -192,11 +193,11 @@ impl Index {
             })?;
             rows.collect()
         };
-        self.told(read())
+        self.with_path(read())
     }
 
-    /// Replaces what is known of some folders, all or none of them; a folder without a time is
-    /// gone.
+    /// Replaces the index entries of some folders, all or none of them; a folder without a time is
+    /// removed.
     pub fn replace(&mut self, folders: &[IndexedFolder]) -> Result<(), HistoryError> {
         let write = |connection: &mut Connection| {
             let transaction =
@@ -207,10 +208,10 @@ impl Index {
             transaction.commit()
         };
         let outcome = write(&mut self.connection);
-        self.told(outcome)
+        self.with_path(outcome)
     }
 
-    /// Files that hold nothing for a history, with the reason.
+    /// Files without data for a history, with the reason.
     pub fn skipped(&self) -> Result<Vec<(FolderName, String, String)>, HistoryError> {
         let read = || {
             let mut statement = self.connection.prepare(
@@ -221,7 +222,7 @@ impl Index {
                 .query_map([], |row| Ok(((row.get(0)?, row.get(1)?), row.get(2)?, row.get(3)?)))?;
             rows.collect()
         };
-        self.told(read())
+        self.with_path(read())
     }
 
     /// Every name that a case has in the records.
@@ -230,10 +231,10 @@ impl Index {
             let mut statement = self.connection.prepare("SELECT name FROM named ORDER BY name")?;
             statement.query_map([], |row| row.get(0))?.collect()
         };
-        self.told(read())
+        self.with_path(read())
     }
 
-    /// Every time of a case of that name.
+    /// All times of a case with that name.
     pub fn rows(&self, case: &str) -> Result<Vec<Row>, HistoryError> {
         let read = || {
             let mut statement = self.connection.prepare(
@@ -258,7 +259,7 @@ impl Index {
             })?;
             rows.collect()
         };
-        self.told(read())
+        self.with_path(read())
     }
 
     /// Number of process runs of each package; those without a recorded package are absent.
@@ -269,7 +270,7 @@ impl Index {
             )?;
             statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
         };
-        self.told(read())
+        self.with_path(read())
     }
 
     /// Every process run with its folder.
@@ -293,23 +294,23 @@ impl Index {
             })?;
             rows.collect()
         };
-        self.told(read())
+        self.with_path(read())
     }
 }
 
 /// A folder as it was read.
 pub struct IndexedFolder {
-    /// Which.
+    /// Name of the folder.
     pub folder: FolderName,
-    /// When it was changed last, nanoseconds since 1970; none where it is gone.
+    /// Time of the last change, nanoseconds since 1970; `None` if the folder was removed.
     pub modified: Option<i64>,
-    /// What its files hold.
+    /// Process runs in its files.
     pub runs: Vec<IndexedRun>,
-    /// Files that hold nothing, with the reason.
+    /// Files without data, with the reason.
     pub skipped: Vec<(String, String)>,
 }
 
-/// The statements that write a folder, prepared once for many.
+/// The prepared statements that write a folder.
 struct Writer<'t> {
     transaction: &'t Transaction<'t>,
     find: Statement<'t>,
@@ -343,8 +344,9 @@ impl<'t> Writer<'t> {
 
     fn replace(&mut self, indexed: &IndexedFolder) -> rusqlite::Result<()> {
         let (part, name) = &indexed.folder;
-        let known: Option<i64> = self.find.query_row([part, name], |row| row.get(0)).optional()?;
-        if let Some(id) = known {
+        let existing: Option<i64> =
+            self.find.query_row([part, name], |row| row.get(0)).optional()?;
+        if let Some(id) = existing {
             self.remove.iter_mut().try_for_each(|remove| remove.execute([id]).map(drop))?;
         }
         let Some(modified) = indexed.modified else { return Ok(()) };
@@ -383,6 +385,6 @@ mod tests {
         assert!(Index::open(&path).unwrap().is_kept());
         let connection = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY);
         let index = Index { path, connection: connection.unwrap(), kept: true };
-        assert!(is_of_no_writing(&index.prepare().unwrap_err()));
+        assert!(is_write_error(&index.prepare().unwrap_err()));
     }
 }

@@ -1,4 +1,4 @@
-//! A record file as the process runs in it, of each what a history needs.
+//! The process runs in a record file, with the data that a history needs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,24 +8,24 @@ use kernelgate::record::{
     Baseline, BaselineRun, CaseRun, Environment, FileError, Package, ProcessRun, Provenance, file,
 };
 
-/// What one bench process measured, as medians.
+/// Medians of the cases that one bench process measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IndexedRun {
     /// `<session>/<process>`.
     pub key: String,
     /// The bench binary, with its shard.
     pub process: String,
-    /// The package as [`Package`]'s text has it, where the record has one.
+    /// Name of the package, if the record has one.
     pub package: Option<String>,
-    /// When it started, milliseconds since 1970; 0 where the record says no time.
+    /// Start of the run, milliseconds since 1970; 0 if the record has no valid time.
     pub started_ms: i64,
-    /// Names the environments it is comparable with.
+    /// Fingerprint that comparable environments share.
     pub model: String,
     /// The card, or host, among those of its model.
     pub card: String,
-    /// The device for a person.
+    /// Description of the device.
     pub device: String,
-    /// Of which code.
+    /// Code that was measured.
     pub provenance: Provenance,
     /// Revision of its definition and the time of each case, by id.
     pub cases: BTreeMap<String, (u32, CaseRun)>,
@@ -33,14 +33,14 @@ pub struct IndexedRun {
 
 /// A file of the store.
 pub enum RecordFile {
-    /// One process.
+    /// A record of one process.
     Run(Box<ProcessRun>),
-    /// Several.
+    /// A baseline with several process runs.
     Baseline(Box<Baseline>),
 }
 
 impl RecordFile {
-    /// Reads either.
+    /// Reads a file of either kind.
     pub fn read(path: &Path) -> Result<Self, String> {
         match file::read::<ProcessRun>(path) {
             Ok(run) => Ok(Self::Run(Box::new(run))),
@@ -55,17 +55,17 @@ impl RecordFile {
         }
     }
 
-    /// The process runs in it. Those whose launches were delayed on purpose are none.
+    /// The process runs in it. Runs whose launches were delayed on purpose are skipped.
     pub fn process_runs(self) -> Vec<IndexedRun> {
         match self {
-            Self::Run(run) if run.delays.is_empty() => vec![of_run(&run)],
+            Self::Run(run) if run.delays.is_empty() => vec![index_run(&run)],
             Self::Run(_) => Vec::new(),
-            Self::Baseline(baseline) => of_baseline(&baseline),
+            Self::Baseline(baseline) => index_baseline(&baseline),
         }
     }
 }
 
-fn of_run(run: &ProcessRun) -> IndexedRun {
+fn index_run(run: &ProcessRun) -> IndexedRun {
     let cases = run.cases.iter();
     let measured = (&run.started, &run.environment, &run.provenance);
     IndexedRun {
@@ -77,7 +77,7 @@ fn of_run(run: &ProcessRun) -> IndexedRun {
     }
 }
 
-fn of_baseline(baseline: &Baseline) -> Vec<IndexedRun> {
+fn index_baseline(baseline: &Baseline) -> Vec<IndexedRun> {
     let each = baseline.runs.iter().map(|(key, run)| {
         let BaselineRun { started, environment, package, provenance, .. } = run;
         let package = package.as_ref().map(Package::to_string);

@@ -1,9 +1,9 @@
-//! Times over commits: every run that was recorded or imported, and where a case's level changed.
+//! Times over commits: every run that was recorded or imported, and the changes of a case's level.
 //!
 //! A store is a folder: `runs/<session>/<bench>.json`, which bench processes write, `imported/`,
-//! which [`import`] fills with runs and baselines from elsewhere, and `history.sqlite`, an index
-//! that is made of both ([`index`], [`store`]) and may be deleted. [`order`] puts commits in order,
-//! [`series`] makes of the index what a case did. Deliberately absent: judging a change (`gate`),
+//! which [`import`] fills with runs and baselines from elsewhere, and `history.sqlite`, an index of
+//! both ([`index`], [`store`]) that may be deleted. [`order`] puts commits in order, [`series`]
+//! computes the history of a case from the index. Deliberately absent: judging a change (`gate`),
 //! printing (`report`).
 
 pub mod import;
@@ -23,17 +23,17 @@ pub use order::CommitOrder;
 pub use series::{CaseHistory, Query, histories};
 pub use store::{HistoryStore, Skipped};
 
-/// Why a history cannot be told.
+/// The reason why a history cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
-    /// The operating system said no.
+    /// The operating system reported an error.
     #[error("failed to {action} {}: {cause}", .path.display())]
     Io {
-        /// "read", "remove".
+        /// The failed action: "read", "remove".
         action: &'static str,
-        /// Which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         cause: std::io::Error,
     },
     /// A record cannot be written.
@@ -42,18 +42,18 @@ pub enum HistoryError {
     /// The index cannot be used: busy for a minute, or the disk is full.
     #[error("failed to use the index {}: {cause}", .path.display())]
     Index {
-        /// Its file.
+        /// The index file.
         path: PathBuf,
-        /// What SQLite said.
+        /// The error of SQLite.
         cause: String,
     },
-    /// What was asked for cannot be done.
+    /// The request cannot be carried out.
     #[error("{0}")]
     Usage(String),
 }
 
 impl From<FileError> for HistoryError {
-    /// No source of it: the text has it already.
+    /// Converts without a source error, because the text includes it.
     fn from(error: FileError) -> Self {
         Self::File(error)
     }

@@ -1,4 +1,4 @@
-//! The order of commits: that of their history, where git knows it. Recorded times say little:
+//! The order of commits: that of their history, if git has it. Recorded times are unreliable:
 //! branches are merged later, and clocks go backwards.
 
 use std::collections::HashMap;
@@ -15,45 +15,46 @@ pub struct CommitOrder {
 }
 
 impl CommitOrder {
-    /// Of these commits, the oldest first.
-    pub fn of(commits: Vec<String>) -> Self {
+    /// The order of these commits, the oldest first.
+    pub fn new(commits: Vec<String>) -> Self {
         let places = commits.iter().enumerate().map(|(at, commit)| (commit.clone(), at)).collect();
         Self { commits, places }
     }
 
-    /// What a revision of the repository around a folder descends from; empty where there is no
-    /// repository and no revision was named.
+    /// The ancestors of a revision of the repository around a folder; empty without a repository if
+    /// no revision was named.
     pub fn around(folder: &Path, revision: Option<&str>) -> Result<Self, HistoryError> {
-        let told = |error: crate::compare::CompareError| HistoryError::Usage(error.to_string());
+        let usage_error =
+            |error: crate::compare::CompareError| HistoryError::Usage(error.to_string());
         let repository = match (Repository::around(folder), revision) {
             (Ok(repository), _) => repository,
             (Err(_), None) => return Ok(Self::default()),
-            (Err(error), Some(_)) => return Err(told(error)),
+            (Err(error), Some(_)) => return Err(usage_error(error)),
         };
         let commit = match (repository.resolve(revision.unwrap_or("HEAD")), revision) {
             (Ok(revision), _) => revision.commit,
-            // A repository without a commit.
+            // The repository has no commit yet.
             (Err(_), None) => return Ok(Self::default()),
-            (Err(error), Some(_)) => return Err(told(error)),
+            (Err(error), Some(_)) => return Err(usage_error(error)),
         };
         let list = ["rev-list", "--topo-order", "--reverse", &commit];
         let listed =
-            git::run(git::git(&repository.top).args(list), "list commits").map_err(told)?;
-        Ok(Self::of(listed.lines().map(str::to_owned).collect()))
+            git::run(git::git(&repository.top).args(list), "list commits").map_err(usage_error)?;
+        Ok(Self::new(listed.lines().map(str::to_owned).collect()))
     }
 
-    /// Whether nothing is known.
+    /// Whether no commit is known.
     pub fn is_empty(&self) -> bool {
         self.commits.is_empty()
     }
 
-    /// Place of a commit.
+    /// Place of a commit in the order.
     pub fn place(&self, commit: &str) -> Option<usize> {
         self.places.get(commit).copied()
     }
 
-    /// The commits after one up to another, the oldest first; none where one is not known, or they
-    /// are in the other order.
+    /// The commits after one up to another, the oldest first; empty if one is unknown, or they are
+    /// in the other order.
     pub fn between(&self, after: &str, up_to: &str) -> &[String] {
         let (Some(after), Some(up_to)) = (self.place(after), self.place(up_to)) else {
             return &[];

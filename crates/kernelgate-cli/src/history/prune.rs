@@ -1,4 +1,4 @@
-//! Retention: which records a store keeps.
+//! Retention: chooses and removes old records of a store.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,9 +7,9 @@ use super::index::{FolderName, FolderRun};
 use super::indexed_run::RecordFile;
 use super::store::{HistoryStore, json_files};
 
-/// Removes the folders of records of which no process run is among the last `keep` of its bench,
-/// package and device, by the recorded start; returns how many folders. Files that are no records stay,
-/// and so do their folders. With `dry`, nothing is removed.
+/// Removes the folders of records in which no process run is among the last `keep` of its bench,
+/// package and device, by the recorded start; returns how many folders. Files that are not records
+/// stay, and so do their folders. With `dry`, nothing is removed.
 pub fn prune(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize, HistoryError> {
     let removed = dispensable(store.index()?.folder_runs()?, keep);
     if dry {
@@ -21,14 +21,14 @@ pub fn prune(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize, Hist
             std::fs::remove_file(record)
                 .map_err(|cause| HistoryError::io("remove", record, cause))?;
         }
-        // Where something else is in it, it stays.
+        // A folder that holds something else stays.
         let _ = std::fs::remove_dir(&path);
     }
     store.index()?;
     Ok(removed.len())
 }
 
-/// The folders that hold none of the last.
+/// The folders without a run among the last ones.
 fn dispensable(runs: Vec<FolderRun>, keep: usize) -> BTreeSet<FolderName> {
     let mut among: BTreeMap<_, Vec<(i64, FolderName)>> = BTreeMap::new();
     let mut all = BTreeSet::new();

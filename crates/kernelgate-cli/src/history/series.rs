@@ -1,4 +1,4 @@
-//! What a case did over commits on one device, and where its level changed.
+//! Times of a case over commits on one device, and the places where its level changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,81 +12,82 @@ use kernelgate::record::{Package, Provenance};
 use kernelgate::stats::change_points::LONGEST;
 use kernelgate::stats::{change_points, median};
 
-/// Smallest relative change that is told, as of `compare`'s threshold.
-pub const SMALLEST: f64 = 0.01;
-/// Noise, relative, that process medians are taken to have at least: they are rounded.
-const LEAST_NOISE: f64 = 0.001;
-/// Runs by which a change may be off its commit: an outlier at the end of a commit's runs looks
-/// like the next.
-const OFF: usize = 2;
+/// Smallest relative change that is reported, as in `compare`'s threshold.
+pub const MIN_CHANGE: f64 = 0.01;
+/// Smallest relative noise of process medians, because they are rounded.
+const MIN_NOISE: f64 = 0.001;
+/// Number of runs by which a detected change may be off its commit: an outlier at the end of a
+/// commit's runs looks like a run of the next commit.
+const MAX_RUNS_OFF: usize = 2;
 
-/// Which histories.
+/// Selects histories.
 #[derive(Debug)]
 pub struct Query<'a> {
-    /// The package whose runs count, besides those that record none; absent for all packages.
+    /// The package whose runs count, besides runs without a recorded package; absent for all
+    /// packages.
     pub package: Option<&'a Package>,
-    /// Cases, by the names that they have now.
+    /// Cases, by their present names.
     pub cases: &'a Filter,
-    /// Names that a case has now, by those that it had.
+    /// Present names of cases by their earlier names.
     pub renamed: &'a BTreeMap<String, String>,
-    /// Whether cards of one model are one device.
+    /// Whether cards of one model count as one device.
     pub join_cards: bool,
-    /// Leave out runs of commits that the order does not know.
+    /// Excludes runs of commits that the order does not know.
     pub known_only: bool,
-    /// Smallest relative change that is told.
+    /// Smallest relative change that is reported.
     pub smallest: f64,
 }
 
 /// A case on a device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CaseHistory {
-    /// Its id, as it is now.
+    /// Present id of the case.
     pub case: String,
-    /// The package, where its runs record one.
+    /// The package, if its runs record one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub package: Option<String>,
-    /// Names that it had in some runs.
+    /// Earlier names of the case.
     pub formerly: BTreeSet<String>,
-    /// Revision of its definition: times of another revision are of other work.
+    /// Revision of the case's definition: times of different revisions are not comparable.
     pub revision: u32,
-    /// Names the environments whose times can be compared.
+    /// Fingerprint of the environments whose times can be compared.
     pub fingerprint: String,
-    /// The card or host; none where those of a model are joined.
+    /// The card or host; `None` if the cards of a model are joined.
     pub card: Option<String>,
-    /// The device for a person, as the last run described it.
+    /// Description of the device in the last run.
     pub device: String,
-    /// Its times, in order.
+    /// Times of the case, in order.
     pub points: Vec<Point>,
-    /// Where its level changed, in order.
+    /// Changes of the case's level, in order.
     pub changes: Vec<Change>,
-    /// Process runs that are placed by their recorded time, because their commit is not in the
+    /// Process runs that are ordered by their recorded time, because their commit is not in the
     /// history of the revision.
     pub placed_by_time: usize,
-    /// Process runs that were left out of the search for changes: the oldest of very many.
+    /// Process runs that were excluded from the search for changes: the oldest of very many.
     pub not_searched: usize,
 }
 
-/// The process runs of one commit that follow each other.
+/// Consecutive process runs of one commit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Point {
-    /// Of which code.
+    /// Commit that was measured.
     pub commit: Option<String>,
     /// Whether tracked files differed from it.
     pub dirty: bool,
-    /// When the first started, milliseconds since 1970.
+    /// Start of the first run, milliseconds since 1970.
     pub started_ms: i64,
     /// Median over the process medians, nanoseconds a launch.
     pub median_ns: f64,
     /// The smallest process median.
     pub low_ns: f64,
-    /// The largest.
+    /// The largest process median.
     pub high_ns: f64,
     /// The process medians, in time order.
     pub runs_ns: Vec<f64>,
 }
 
 impl Point {
-    /// Of which code.
+    /// Code that was measured.
     pub fn code(&self) -> Provenance {
         Provenance { commit: self.commit.clone(), dirty: self.dirty }
     }
@@ -95,27 +96,28 @@ impl Point {
 /// A change of the level.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Change {
-    /// Index in [`CaseHistory::points`] of the first point after it.
+    /// Index in [`CaseHistory::points`] of the first point after the change.
     pub point: usize,
-    /// The last commit before it.
+    /// The last commit before the change.
     pub after: Option<String>,
-    /// The first after it; the same where the level changed within the runs of one build.
+    /// The first commit after the change; equal to `after` if the level changed within the runs of one
+    /// build.
     pub up_to: Option<String>,
-    /// The commits that may have done it, the oldest first; empty where none can have.
+    /// The commits that may have caused the change, the oldest first; empty if no commit can have caused it.
     pub commits: Vec<String>,
-    /// Time after less time before, relative to the time before.
+    /// Relative change of the time.
     pub change: f64,
-    /// Lower end of its 95 % interval.
+    /// Lower end of the 95 % interval of the change.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the 95 % interval of the change.
     pub high: f64,
-    /// As [`kernelgate::stats::ChangePoint::confidence`].
+    /// Equals [`kernelgate::stats::ChangePoint::confidence`].
     pub confidence: f64,
-    /// Whether one build had both levels: what changed is the machine.
+    /// Whether one build had both levels: then the machine changed.
     pub same_build: bool,
 }
 
-/// Times of a case that make one series.
+/// Key of the times that make one series.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct SeriesKey {
     model: String,
@@ -143,7 +145,7 @@ pub fn histories(
         let mut series: BTreeMap<SeriesKey, Vec<Row>> = BTreeMap::new();
         for name in &names {
             for row in index.rows(name)? {
-                // A run without a recorded package counts as of the one that is asked for.
+                // A run without a recorded package counts for the requested package.
                 let package = row.package.clone().or_else(|| own.clone());
                 if own.is_some() && package != own {
                     continue;
@@ -175,7 +177,7 @@ pub fn histories(
     Ok(found)
 }
 
-/// The name that a case has now: renamed as often as it was.
+/// The present name of a case after all its renames.
 fn current_name(name: &str, renamed: &BTreeMap<String, String>) -> Result<String, HistoryError> {
     let mut now = name;
     for _ in 0..=renamed.len() {
@@ -189,7 +191,7 @@ fn current_name(name: &str, renamed: &BTreeMap<String, String>) -> Result<String
 
 impl CaseHistory {
     fn with(mut self, rows: Vec<Row>, query: &Query<'_>, order: &CommitOrder) -> Self {
-        // The same process run may be in a run's record and in a baseline, under keys that differ.
+        // The same process run may be in a run's record and in a baseline, under different keys.
         let same = |row: &Row| (row.started_ms, row.process.clone(), row.provenance.commit.clone());
         let mut rows: Vec<Row> = rows
             .into_iter()
@@ -197,10 +199,10 @@ impl CaseHistory {
             .collect::<BTreeMap<_, _>>()
             .into_values()
             .collect();
-        let known =
+        let place_of =
             |row: &Row| row.provenance.commit.as_deref().and_then(|commit| order.place(commit));
         if query.known_only {
-            rows.retain(|row| known(row).is_some());
+            rows.retain(|row| place_of(row).is_some());
         }
         if let Some(last) = rows.iter().max_by_key(|row| row.started_ms) {
             self.device.clone_from(&last.device);
@@ -208,8 +210,8 @@ impl CaseHistory {
         self.formerly =
             rows.iter().map(|row| row.case.clone()).filter(|name| *name != self.case).collect();
         let (mut placed, others): (Vec<Row>, Vec<Row>) =
-            rows.into_iter().partition(|row| known(row).is_some());
-        placed.sort_by_key(|row| (known(row), row.provenance.dirty, row.started_ms));
+            rows.into_iter().partition(|row| place_of(row).is_some());
+        placed.sort_by_key(|row| (place_of(row), row.provenance.dirty, row.started_ms));
         self.placed_by_time = others.len();
         let rows = merged(placed, others);
         self.points = points(&rows);
@@ -222,8 +224,8 @@ impl CaseHistory {
         let logarithms: Vec<f64> = medians.map(|ns| ns.ln()).collect();
         self.not_searched = logarithms.len().saturating_sub(LONGEST);
         let smallest = query.smallest.ln_1p();
-        let found = change_points(&logarithms[self.not_searched..], smallest, LEAST_NOISE);
-        // Where the runs of each point begin.
+        let found = change_points(&logarithms[self.not_searched..], smallest, MIN_NOISE);
+        // Index of the first run of each point.
         let mut begins = Vec::new();
         let mut count = 0;
         for point in &self.points {
@@ -233,7 +235,7 @@ impl CaseHistory {
         for change in found {
             let at = self.not_searched + change.at;
             let nearest = (1..begins.len()).min_by_key(|point| begins[*point].abs_diff(at));
-            let between = nearest.filter(|point| begins[*point].abs_diff(at) <= OFF);
+            let between = nearest.filter(|point| begins[*point].abs_diff(at) <= MAX_RUNS_OFF);
             let inside = begins.partition_point(|begin| *begin <= at).saturating_sub(1);
             let point = between.unwrap_or(inside);
             let before = &self.points[between.map_or(inside, |point| point - 1)];
@@ -257,7 +259,8 @@ impl CaseHistory {
     }
 }
 
-/// Runs in the order of their commits, with others put before the first that started later.
+/// Merges runs in the order of their commits with other runs, each before the first run that
+/// started later.
 fn merged(placed: Vec<Row>, mut others: Vec<Row>) -> Vec<Row> {
     others.sort_by_key(|row| row.started_ms);
     let mut others = others.into_iter().peekable();
@@ -272,7 +275,7 @@ fn merged(placed: Vec<Row>, mut others: Vec<Row>) -> Vec<Row> {
     rows
 }
 
-/// Neighbours of one code together.
+/// Groups consecutive runs of the same code.
 fn points(rows: &[Row]) -> Vec<Point> {
     let same = |one: &Row, two: &Row| one.provenance == two.provenance;
     let each = rows.chunk_by(same).map(|rows| {

@@ -1,4 +1,4 @@
-//! Where the records of a history lie, and its index brought up to date.
+//! The folders of a history's records, and the update of its index.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,33 +8,33 @@ use super::HistoryError;
 use super::index::{FolderName, Index, IndexedFolder};
 use super::indexed_run::RecordFile;
 
-/// What bench processes wrote.
+/// Folder with records of bench processes.
 pub(super) const RUNS: &str = "runs";
-/// What came from elsewhere: never taken for the last run of this machine.
+/// Folder with imported records, which never count as the last run of this machine.
 pub(super) const IMPORTED: &str = "imported";
-/// The index.
+/// File of the index.
 const INDEX: &str = "history.sqlite";
 /// Folders whose records are written to the index at once.
 const BATCH: usize = 500;
-/// A folder that was changed less than this ago may be changed again within one tick of its file
+/// A folder that was changed less than this ago may change again within one tick of its file
 /// system's clock: it is read again the next time.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// A folder of records with its index.
 #[derive(Debug, Clone)]
 pub struct HistoryStore {
-    /// Its folder.
+    /// Folder of the store.
     root: PathBuf,
-    /// Where bench processes write: [`RUNS`] in it, unless told otherwise.
+    /// Folder to which bench processes write: [`RUNS`] in it, unless set otherwise.
     runs: PathBuf,
 }
 
 /// A file that holds nothing for a history.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Skipped {
-    /// Which.
+    /// The file.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     pub problem: String,
 }
 
@@ -44,7 +44,7 @@ impl HistoryStore {
         Self { root: root.to_owned(), runs: root.join(RUNS) }
     }
 
-    /// The store around a folder that bench processes write their runs to.
+    /// The store around the folder to which bench processes write their runs.
     pub fn around(runs: &Path) -> Self {
         let root = runs.parent().unwrap_or(Path::new("")).to_owned();
         Self { root, runs: runs.to_owned() }
@@ -55,12 +55,12 @@ impl HistoryStore {
         [RUNS, IMPORTED].iter().any(|part| root.join(part).is_dir())
     }
 
-    /// Its folder.
+    /// Folder of the store.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where imported records lie.
+    /// Folder of imported records.
     pub fn imported(&self) -> PathBuf {
         self.root.join(IMPORTED)
     }
@@ -70,24 +70,24 @@ impl HistoryStore {
         if part == RUNS { self.runs.join(name) } else { self.root.join(part).join(name) }
     }
 
-    /// The index, up to date: folders that are new, changed or gone since it was used last are
+    /// The index, up to date: folders that are new, changed or removed since it was last used are
     /// read again.
     pub fn index(&self) -> Result<Index, HistoryError> {
         std::fs::create_dir_all(&self.root)
             .map_err(|cause| HistoryError::io("make", &self.root, cause))?;
         let mut index = Index::open(&self.root.join(INDEX))?;
-        let known = index.folders()?;
+        let indexed = index.folders()?;
         let there = self.folders()?;
         let mut changed: Vec<IndexedFolder> = Vec::new();
         for (folder, modified) in &there {
-            if known.get(folder) != Some(modified) || *modified == UNSETTLED {
+            if indexed.get(folder) != Some(modified) || *modified == UNSETTLED {
                 changed.push(self.read(folder, *modified));
             }
             if changed.len() == BATCH {
                 index.replace(&std::mem::take(&mut changed))?;
             }
         }
-        let gone = known.into_keys().filter(|folder| !there.contains_key(folder));
+        let gone = indexed.into_keys().filter(|folder| !there.contains_key(folder));
         changed.extend(gone.map(|folder| IndexedFolder {
             folder,
             modified: None,
@@ -100,7 +100,7 @@ impl HistoryStore {
         Ok(index)
     }
 
-    /// Files that hold nothing for a history.
+    /// Files without data for a history.
     pub fn skipped(&self, index: &Index) -> Result<Vec<Skipped>, HistoryError> {
         let skipped = index.skipped()?.into_iter();
         let each = skipped.map(|(folder, file, problem)| Skipped {
@@ -110,7 +110,7 @@ impl HistoryStore {
         Ok(each.collect())
     }
 
-    /// The folders that are there, with when they were changed last.
+    /// The folders on disk, with the time of their last change.
     fn folders(&self) -> Result<BTreeMap<FolderName, i64>, HistoryError> {
         let mut found = BTreeMap::new();
         for (part, path) in [(RUNS, self.runs.clone()), (IMPORTED, self.imported())] {
@@ -120,7 +120,8 @@ impl HistoryStore {
             };
             for entry in entries {
                 let entry = entry.map_err(|cause| HistoryError::io("read", &path, cause))?;
-                // One that is removed meanwhile is gone. A name that is no text is none of ours.
+                // An entry may be removed meanwhile. The program only makes names that are valid
+                // text.
                 let Ok(facts) = entry.metadata() else { continue };
                 let (true, Ok(name)) = (facts.is_dir(), entry.file_name().into_string()) else {
                     continue;
@@ -152,14 +153,14 @@ impl HistoryStore {
     }
 }
 
-/// The time of a folder that may be changed again without its time showing it.
+/// Time that marks a folder whose next change may not show in its time.
 const UNSETTLED: i64 = 0;
 
 fn settled(modified: Option<SystemTime>) -> i64 {
     let Some(modified) = modified else { return UNSETTLED };
     match (modified.elapsed(), modified.duration_since(UNIX_EPOCH)) {
         (Ok(ago), Ok(since)) if ago > SETTLED => i64::try_from(since.as_nanos()).unwrap_or(0),
-        // Just now, or in the future: the clock went backwards.
+        // Changed just now, or in the future because the clock went backwards.
         _ => UNSETTLED,
     }
 }
@@ -172,7 +173,7 @@ pub(super) fn json_files(folder: &Path) -> Vec<PathBuf> {
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
-        // A pipe would be waited for.
+        // Opening a pipe would wait for its writer.
         .filter(|path| path.is_file())
         .collect();
     files.sort();

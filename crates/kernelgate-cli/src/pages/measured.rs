@@ -1,4 +1,4 @@
-//! What runs and baselines measured, in the one shape that pages are made from.
+//! Runs and baselines in the one shape that pages are made from.
 
 mod ids;
 
@@ -19,35 +19,35 @@ pub use ids::Axes;
 
 use crate::report::utilization::ModelUtilization;
 
-/// Everything that is known of the cases of one device.
+/// All data about the cases of one device.
 #[derive(Debug, Clone, Default)]
 pub struct Measured {
-    /// The device, as it names itself.
+    /// Name of the device.
     pub device: String,
-    /// As [`Environment::fingerprint`], of all records.
+    /// [`Environment::fingerprint`] of all records.
     pub fingerprints: BTreeSet<String>,
-    /// What was measured where and when: name and words.
+    /// Device, code and time of the measurements: name and words.
     pub facts: Vec<(&'static str, String)>,
-    /// The device's ceilings, of the run that measured most of them.
+    /// The device's ceilings, from the run that measured most of them.
     pub limits: Limits,
-    /// In the order in which a reader looks for them: problems by size, the fastest first.
+    /// Cases in the order of tables: problems by size, the fastest case first.
     pub cases: Vec<Case>,
     /// A number for each implementation of a workload, by which charts colour it.
     pub colours: BTreeMap<(String, String), usize>,
     /// Times of other people's kernels, where they were measured.
     pub peers: Vec<PeerTime>,
-    /// What was skipped: cases by reason.
+    /// Skipped cases by reason.
     pub skipped: BTreeMap<String, BTreeSet<String>>,
-    /// What is wrong or broke: the error by case.
+    /// Wrong or failed cases, with the error.
     pub failed: BTreeMap<String, String>,
 }
 
 /// A case with all its process runs.
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// Its id.
+    /// Id of the case.
     pub id: String,
-    /// `family/operation`.
+    /// The workload, `family/operation`.
     pub workload: String,
     /// The problem's part of the id.
     pub problem: String,
@@ -55,48 +55,49 @@ pub struct Case {
     pub axes: Axes,
     /// The implementation.
     pub implementation: String,
-    /// "hot" or "cold".
+    /// State of the caches: "hot" or "cold".
     pub cache: String,
     /// Declared work of a launch.
     pub work: WorkRecord,
-    /// Samples that a launch computes, where its workload names some.
+    /// Samples that a launch computes, if its workload has samples.
     pub computed_samples: Option<u64>,
     /// Unit of these samples.
     pub sample_unit: SampleUnit,
-    /// The time that the ceilings allow, where they are known.
+    /// The time that the ceilings allow, if they are known.
     pub limit: Option<TimeLimit>,
     /// Median of each process run, nanoseconds a launch; at least one.
     pub medians_ns: Vec<f64>,
-    /// Half the interquartile range within a process over its median: that of the middle process.
+    /// Half the interquartile range within a process over its median, for the middle process.
     pub spread: f64,
-    /// Power state of each process run; none where a run recorded none.
+    /// Power state of each process run; `None` if a run recorded none.
     pub power: Vec<Option<CasePower>>,
-    /// Median SM clock, MHz: that of the middle process; absent where no run recorded one.
+    /// Median SM clock of the middle process, MHz; absent if no run recorded one.
     pub clock_mhz: Option<f64>,
-    /// Energy of a launch, joules: that of the middle process; absent without `--energy`.
+    /// Energy of a launch in the middle process, joules; absent without `--energy`.
     pub launch_j: Option<f64>,
-    /// Errors against the reference; none of unverified cases.
+    /// Errors against the reference; `None` for unverified cases.
     pub errors: Option<Errors>,
-    /// Whether it is the fastest of its problem with that state of the caches.
+    /// Whether it is the fastest case of its problem with the same state of the caches.
     pub best: bool,
 }
 
-/// A time of a peer, and of an implementation of ours for the same problem.
+/// A time of a peer, and the time of our implementation for the same problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PeerTime {
     /// The problem, with its workload.
     pub problem: String,
     /// The peer.
     pub peer: String,
-    /// Nanoseconds a launch.
+    /// Time of the peer, nanoseconds a launch.
     pub peer_ns: f64,
-    /// Whether its time had settled under the load; absent where its program does not say.
+    /// Whether the peer's time had settled under the load; absent if its program does not report
+    /// it.
     pub power: Option<PowerState>,
-    /// SM clock under its load, MHz; absent where its program could not read it.
+    /// SM clock under the peer's load, MHz; absent if its program could not read it.
     pub clock_mhz: Option<f64>,
-    /// Ours.
+    /// Our implementation.
     pub implementation: String,
-    /// Nanoseconds a launch.
+    /// Time of our implementation, nanoseconds a launch.
     pub ours_ns: f64,
 }
 
@@ -123,14 +124,14 @@ impl Measured {
         times
     }
 
-    /// Problems of peers' times that no case here has.
-    pub fn peers_of_none(&self) -> Vec<&str> {
+    /// Problems of peers' times for which there is no case.
+    pub fn peers_without_case(&self) -> Vec<&str> {
         let problems: BTreeSet<String> = self.cases.iter().map(Case::whole_problem).collect();
         let of_none = self.peers.iter().filter(|time| !problems.contains(&time.problem));
         of_none.map(|time| &*time.problem).collect()
     }
 
-    /// Model FLOP utilization of a network in so much time: of a case whose launches compute
+    /// Model FLOP utilization of a launch of this time; only for networks, whose launches compute
     /// samples.
     pub fn utilization(&self, case: &Case, launch_ns: f64) -> Option<ModelUtilization> {
         let rate = |unit: &str| self.limits.flops_per_s.get(unit).copied();
@@ -151,14 +152,14 @@ impl Case {
         stats::median(&self.medians_ns)
     }
 
-    /// Least and greatest of the process runs.
+    /// Smallest and greatest median of the process runs.
     pub fn range_ns(&self) -> (f64, f64) {
         let ends =
             |fold: fn(f64, f64) -> f64, from| self.medians_ns.iter().copied().fold(from, fold);
         (ends(f64::min, f64::INFINITY), ends(f64::max, 0.0))
     }
 
-    /// The amount that its rate counts, and its unit: operations of GEMMs, else bytes.
+    /// The amount whose rate is shown, and its unit: operations of GEMMs, else bytes.
     pub fn amount(&self) -> Option<(f64, &'static str)> {
         match (self.work.matmul_flops(), self.work.total_bytes()) {
             (0, 0) => None,
@@ -167,35 +168,35 @@ impl Case {
         }
     }
 
-    /// Operations of any unit.
+    /// Sum of the operations of all units.
     pub fn flops(&self) -> f64 {
         self.work.flops.values().sum::<u64>() as f64
     }
 
-    /// Power states of the process runs, each once; empty where none was recorded.
+    /// Power states of the process runs, each once; empty if none was recorded.
     pub fn power_states(&self) -> String {
         joined(self.power.iter().flatten().map(CasePower::to_string))
     }
 
-    /// Its time's share of the limit.
-    pub fn of_limit(&self) -> Option<f64> {
+    /// The limit over its time, a fraction of the measured roofline.
+    pub fn fraction_of_limit(&self) -> Option<f64> {
         self.limit.as_ref().map(|limit| limit.fraction(self.time_ns()))
     }
 }
 
-/// Why records do not belong on one page.
+/// The reason why records cannot be on one page.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("the records are of different devices ({}): give those of one", .0.join(", "))]
 pub struct SeveralDevices(pub Vec<String>);
 
-/// Runs of a case before they are summed up.
+/// Runs of a case while they are collected.
 #[derive(Default)]
 struct Gathered {
     template: Option<Case>,
     runs: Vec<CaseRun>,
 }
 
-/// Records being added up.
+/// Collects records.
 #[derive(Default)]
 struct Gatherer {
     sources: Vec<Source>,
@@ -209,14 +210,14 @@ struct Source {
     environment: Environment,
     provenance: Provenance,
     started: String,
-    /// Set where the process ended before its cases did: what it was.
+    /// Name of the process, if it ended before its cases did.
     interrupted: Option<String>,
 }
 
 impl Measured {
-    /// Measurements and baselines together. A run that one of the baselines holds adds what a
-    /// baseline does not keep, such as skips, and its times no second time.
-    pub fn of(
+    /// Joins measurements and baselines. A run that one of the baselines holds adds what a baseline
+    /// does not keep, such as skips, but not its times, which would count twice.
+    pub fn new(
         measurements: &[Measurement],
         baselines: &[Baseline],
     ) -> Result<Self, SeveralDevices> {
@@ -250,7 +251,7 @@ impl Gatherer {
             if !is_known || gathered.runs.is_empty() {
                 gathered.runs.push(CaseRun::from_case(case));
             }
-            // The records of later runs rule.
+            // The records of later runs take precedence.
             gathered.template = Some(template(id, case));
         }
         self.skipped.extend(run.skipped.clone());
@@ -266,19 +267,20 @@ impl Gatherer {
         }));
         self.limits.extend(baseline.runs.values().map(|run| run.limits.clone()));
         for (id, case) in &baseline.cases {
-            let parts = ids::Parts::of(id, &case.workload);
+            let parts = ids::Parts::parse(id, &case.workload);
             let errors = case
                 .numerics
                 .as_ref()
                 .and_then(|numerics| (!numerics.seeds.is_empty()).then(|| numerics.errors.at(0)));
             let gathered = self.cases.entry(id.clone()).or_default();
             gathered.runs.extend(case.runs.values().cloned());
-            // The keys of runs are in the order of their sessions: the ceilings of the last rule.
+            // Keys of runs are in the order of their sessions: the ceilings of the last session
+            // count.
             let limit = case.runs.values().rev().find_map(|run| run.limit.clone());
             gathered.template = Some(Case {
                 id: id.clone(),
                 workload: case.workload.clone(),
-                axes: Axes::of_problem(parts.problem),
+                axes: Axes::from_problem(parts.problem),
                 problem: parts.problem.to_owned(),
                 implementation: parts.implementation.to_owned(),
                 cache: parts.cache.to_owned(),
@@ -338,7 +340,7 @@ impl Gatherer {
     }
 }
 
-/// In the order of their names, so that a chart does not depend on what else was measured.
+// Colours follow the order of the names, so that a chart does not depend on other measured rows.
 fn colours(cases: &[Case]) -> BTreeMap<(String, String), usize> {
     let names: BTreeSet<(&String, &String)> =
         cases.iter().map(|case| (&case.workload, &case.implementation)).collect();
@@ -366,10 +368,10 @@ impl Gathered {
 
 /// A case without its times.
 fn template(id: &str, case: &CaseRecord) -> Case {
-    let parts = ids::Parts::of(id, &case.workload);
+    let parts = ids::Parts::parse(id, &case.workload);
     let axes = match case.problem.is_empty() {
-        true => Axes::of_problem(parts.problem),
-        false => Axes::of_record(&case.problem),
+        true => Axes::from_problem(parts.problem),
+        false => Axes::from_record(&case.problem),
     };
     Case {
         id: id.to_owned(),
@@ -392,7 +394,7 @@ fn template(id: &str, case: &CaseRecord) -> Case {
     }
 }
 
-/// The ceilings of both; where both have one, the later one.
+/// The ceilings of both runs; the later one counts if both have a ceiling.
 fn more_known(mut before: Limits, after: Limits) -> Limits {
     before.flops_per_s.extend(after.flops_per_s);
     before.memory.retain(|limit| after.memory.iter().all(|later| later.traffic != limit.traffic));
@@ -401,17 +403,17 @@ fn more_known(mut before: Limits, after: Limits) -> Limits {
     before
 }
 
-/// Each value once.
+/// Joins values, each once.
 fn joined(values: impl Iterator<Item = String>) -> String {
     let values: BTreeSet<String> = values.filter(|value| !value.is_empty()).collect();
     values.into_iter().collect::<Vec<_>>().join(", ")
 }
 
-/// What the records say of where and when, each fact with all its values.
+/// Facts of the records about device and time, each fact with all its values.
 fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
-    let all = |of: &dyn Fn(&Source) -> Option<String>| joined(sources.iter().filter_map(of));
+    let all = |value: &dyn Fn(&Source) -> Option<String>| joined(sources.iter().filter_map(value));
     let gpus = sources.iter().flat_map(|it| it.environment.gpus.iter());
-    let environment = |of: fn(&Environment) -> String| all(&|it| Some(of(&it.environment)));
+    let environment = |value: fn(&Environment) -> String| all(&|it| Some(value(&it.environment)));
     let gpu = |value: fn(&Gpu) -> String| joined(gpus.clone().map(value));
     let mut facts = vec![
         ("device", environment(|it| it.device_name.clone())),
@@ -475,7 +477,7 @@ mod tests {
     #[test]
     fn cases_are_ordered_by_size_and_the_fastest_of_a_problem_is_marked() {
         let measured =
-            Measured::of(&Measurement::split([run("1", 100.0), run("2", 120.0)]), &[]).unwrap();
+            Measured::new(&Measurement::split([run("1", 100.0), run("2", 120.0)]), &[]).unwrap();
         let ids: Vec<(&str, bool)> =
             measured.cases.iter().map(|case| (&*case.id, case.best)).collect();
         assert_eq!(
@@ -497,14 +499,14 @@ mod tests {
         let (held, other) = (run("1", 100.0), run("2", 300.0));
         let mut baseline = Baseline::new("main");
         baseline.merge(&held);
-        let of = |runs: &[ProcessRun]| {
+        let medians_and_fraction = |runs: &[ProcessRun]| {
             let measurements = Measurement::split(runs.iter().cloned());
-            let measured = Measured::of(&measurements, std::slice::from_ref(&baseline)).unwrap();
-            (measured.cases[0].medians_ns.clone(), measured.cases[0].of_limit())
+            let measured = Measured::new(&measurements, std::slice::from_ref(&baseline)).unwrap();
+            (measured.cases[0].medians_ns.clone(), measured.cases[0].fraction_of_limit())
         };
-        assert_eq!(of(&[]), (vec![100.0], Some(0.5)));
-        assert_eq!(of(std::slice::from_ref(&held)), (vec![100.0], Some(0.5)));
-        assert_eq!(of(&[held.clone(), other]), (vec![100.0, 300.0], Some(0.25)));
+        assert_eq!(medians_and_fraction(&[]), (vec![100.0], Some(0.5)));
+        assert_eq!(medians_and_fraction(std::slice::from_ref(&held)), (vec![100.0], Some(0.5)));
+        assert_eq!(medians_and_fraction(&[held.clone(), other]), (vec![100.0, 300.0], Some(0.25)));
     }
 
     #[test]
@@ -515,7 +517,7 @@ mod tests {
         let case = network.cases.get_mut("w/f/n512/cpu/hot").unwrap();
         case.work.flops.insert("matmul bf16".to_owned(), 400_000_000_000);
         case.computed_samples = Some(64);
-        let measured = Measured::of(&Measurement::split([network]), &[]).unwrap();
+        let measured = Measured::new(&Measurement::split([network]), &[]).unwrap();
         let of_case = |case: &Case| measured.utilization(case, case.time_ns());
         let network = of_case(&measured.cases[0]).unwrap();
         assert_eq!(network.of_measured, Some(0.5));
@@ -527,7 +529,7 @@ mod tests {
     fn devices_do_not_mix() {
         let mut other = run("2", 1.0);
         other.environment.device_name = "another".to_owned();
-        let refused = Measured::of(&Measurement::split([run("1", 1.0), other]), &[]).unwrap_err();
+        let refused = Measured::new(&Measurement::split([run("1", 1.0), other]), &[]).unwrap_err();
         assert!(refused.0.contains(&"another".to_owned()) && refused.0.len() == 2);
     }
 }

@@ -9,12 +9,12 @@ use kernelgate::display::{bytes, time};
 use kernelgate_trace::diagnose::Severity;
 use kernelgate_trace::diagnose::ranks::{CollectiveSum, Job, RankSum};
 
-/// Ranks that have a bar; the table has all of them.
-const BARS: usize = 64;
-/// Ranks up to which waiting is drawn for each pair.
-const PAIRS: usize = 12;
-/// Kinds and sizes of collectives that have a bar.
-const KINDS: usize = 16;
+/// Largest number of ranks with a bar; the table has all of them.
+const MAX_BARS: usize = 64;
+/// Largest number of ranks for which waiting is drawn for each pair.
+const MAX_PAIRED_RANKS: usize = 12;
+/// Largest number of kinds and sizes of collectives with a bar.
+const MAX_KINDS: usize = 16;
 
 /// Makes the page of a job.
 pub fn page(job: &Job) -> Result<String, PlotError> {
@@ -69,7 +69,7 @@ fn lead(job: &Job) -> Markup {
 fn problems(job: &Job) -> Markup {
     html! {
         @for problem in &job.problems {
-            div class="banner warning" { p { (shell::shown(&problem.message())) } }
+            div class="banner warning" { p { (shell::printable(&problem.message())) } }
         }
     }
 }
@@ -80,9 +80,9 @@ fn findings(job: &Job) -> Markup {
     html! {
         @for rank in &stragglers {
             h3 class={ "finding " (severity(rank)) } {
-                (severity(rank)) ": straggler " (shell::shown(&rank.name))
+                (severity(rank)) ": straggler " (shell::printable(&rank.name))
             }
-            p { (shell::shown(&job.lateness(rank))) "." }
+            p { (shell::printable(&job.lateness(rank))) "." }
         }
         @match (job.joined, stragglers.is_empty()) {
             (0, _) => p {
@@ -118,7 +118,7 @@ fn rows(title: &str, subtitle: String, legend: &[&str], rows: Vec<Row>) -> Chart
     }
 }
 
-/// A row of spans, one behind the other.
+/// A row of consecutive spans.
 fn stacked(label: String, value: String, parts: &[i64]) -> Row {
     let mut at = 0;
     let mut marks = Vec::new();
@@ -131,7 +131,7 @@ fn stacked(label: String, value: String, parts: &[i64]) -> Row {
 
 /// A note on ranks without a bar.
 fn more(count: usize) -> String {
-    match count.saturating_sub(BARS) {
+    match count.saturating_sub(MAX_BARS) {
         0 => String::new(),
         more => format!("; {more} more ranks are in the table"),
     }
@@ -153,7 +153,7 @@ fn accounts(job: &Job) -> Figure {
         ["compute", "compute beside communication", "exposed communication", "copies", "idle"];
     let subtitle =
         format!("while all ranks were recorded; parts of a rank add up{}", more(job.ranks.len()));
-    let bars = job.ranks.iter().take(BARS).map(row).collect();
+    let bars = job.ranks.iter().take(MAX_BARS).map(row).collect();
     Figure::new(&["ranks"], rows("Time of each rank", subtitle, &legend, bars))
 }
 
@@ -162,7 +162,7 @@ fn lateness(job: &Job) -> Figure {
         let value = format!("{}, {}", time(of.waited_ns as f64), time(of.delayed_ns as f64));
         stacked(of.name.clone(), value, &[of.waited_ns, of.delayed_ns])
     };
-    let bars = job.ranks.iter().take(BARS).map(row).collect();
+    let bars = job.ranks.iter().take(MAX_BARS).map(row).collect();
     let subtitle = format!(
         "inside collectives, until the last rank arrives; a straggler delays and does not wait{}",
         more(job.ranks.len())
@@ -186,7 +186,7 @@ fn pairs(job: &Job) -> Option<Figure> {
             names: ("the last rank".to_owned(), "the rank that waits".to_owned()),
         }),
     };
-    (some && job.ranks.len() <= PAIRS).then(|| Figure::new(&["pairs"], chart))
+    (some && job.ranks.len() <= MAX_PAIRED_RANKS).then(|| Figure::new(&["pairs"], chart))
 }
 
 fn wait(ns: &i64) -> Option<f64> {
@@ -205,10 +205,10 @@ fn transfers(job: &Job) -> Figure {
         let value = format!("{} x", of.count);
         stacked(kind(of), value, &[of.transfer_ns, of.skew_ns])
     };
-    let more = job.collectives.len().saturating_sub(KINDS);
+    let more = job.collectives.len().saturating_sub(MAX_KINDS);
     let more = if more > 0 { format!("; {more} more are in the table") } else { String::new() };
     let subtitle = format!("skew is the mean time of a rank until the last one arrives{more}");
-    let bars = job.collectives.iter().take(KINDS).map(row).collect();
+    let bars = job.collectives.iter().take(MAX_KINDS).map(row).collect();
     let legend = ["transfer", "skew"];
     Figure::new(&["collectives"], rows("Transfer and skew", subtitle, &legend, bars))
 }

@@ -1,4 +1,4 @@
-//! The page of measurements: what `kernelgate report` writes.
+//! The page that `kernelgate report` writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,19 +16,19 @@ use crate::report::summary::VerdictSummary;
 use kernelgate::display::{joules, rate, time};
 use kernelgate::stats::half_range;
 
-/// What a page is made from.
+/// Contents of a page.
 pub struct Content<'a> {
     /// The measurements.
     pub measured: &'a Measured,
-    /// Times over commits, where a store has them.
+    /// Times over commits, if a store has them.
     pub history: Option<&'a OverCommits>,
-    /// What was concluded against a baseline, where that was asked for.
+    /// The verdict against a baseline, if one was requested.
     pub verdict: Option<&'a VerdictSummary>,
 }
 
 /// Times of the page's cases over commits.
 pub struct OverCommits {
-    /// By case and device.
+    /// Histories by case and device.
     pub histories: Vec<CaseHistory>,
     /// How commits were put in order, in words.
     pub order: String,
@@ -38,12 +38,12 @@ pub struct OverCommits {
 pub struct ReportPage {
     /// HTML.
     pub html: String,
-    /// For files of their own.
+    /// Charts, which are also written as files of their own.
     pub figures: Vec<Figure>,
 }
 
-/// Ids of a reason that are listed.
-const IDS: usize = 200;
+/// Largest number of ids that are listed for one reason.
+const MAX_IDS: usize = 200;
 
 /// Makes the page.
 pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
@@ -103,7 +103,8 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
     Ok(ReportPage { html, figures })
 }
 
-/// Numbers names that several figures have: ids may differ in what no file name has.
+/// Numbers names of files that several figures share, because characters of ids may be lost in
+/// them.
 fn name_apart(figures: &mut [Figure]) {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     for figure in figures {
@@ -168,19 +169,19 @@ fn glossary() -> Markup {
     }
 }
 
-/// How much was measured, in one sentence.
+/// The size of the measurement, in one sentence.
 fn lead(measured: &Measured) -> Markup {
     let cases = &measured.cases;
     let workloads = cases.chunk_by(|a, b| a.workload == b.workload).count();
-    let known: Vec<f64> =
-        cases.iter().filter(|case| case.best).filter_map(Case::of_limit).collect();
+    let fractions: Vec<f64> =
+        cases.iter().filter(|case| case.best).filter_map(Case::fraction_of_limit).collect();
     let skipped: usize = measured.skipped.values().map(BTreeSet::len).sum();
     html! {
         p {
             (cases.len()) " cases of " (workloads) " workloads"
-            @if !known.is_empty() {
+            @if !fractions.is_empty() {
                 "; the fastest implementations reach "
-                (format!("{:.0}%", 100.0 * kernelgate::stats::median(&known)))
+                (format!("{:.0}%", 100.0 * kernelgate::stats::median(&fractions)))
                 " of their limit in the median problem"
             }
             @if skipped > 0 { "; " (skipped) " skipped" }
@@ -192,7 +193,7 @@ fn lead(measured: &Measured) -> Markup {
     }
 }
 
-/// Charts of what changed, and a line for every case.
+/// Charts of cases with changes, and a line for every case.
 fn over_commits(history: &OverCommits, drawn: &Gallery) -> Result<Markup, PlotError> {
     let joined = history.histories.iter().any(|history| history.card.is_none());
     Ok(html! {
@@ -201,13 +202,14 @@ fn over_commits(history: &OverCommits, drawn: &Gallery) -> Result<Markup, PlotEr
             @if joined { " All cards of a model are taken for one: a change may be the card's." } }
         (shell::gallery(drawn)?)
         @for (device, table) in report::history::tables(&history.histories) {
-            h3 { (shell::shown(&device)) }
-            (shell::of_terminal(&table))
+            h3 { (shell::printable(&device)) }
+            (shell::terminal_table(&table))
         }
     })
 }
 
-/// A line a workload: the fastest implementations of its problems, hot where they were timed hot.
+/// A line for each workload: the fastest implementations of its problems, with hot caches if they
+/// were timed so.
 fn workloads(cases: &[Case]) -> Markup {
     let header = ["workload", "problems", "fastest", "time", "of limit", "speed-up"];
     let row = |workload: &[Case]| -> Vec<String> {
@@ -234,7 +236,7 @@ fn workloads(cases: &[Case]) -> Markup {
             best.len().to_string(),
             fastest,
             range(best.iter().map(|case| case.time_ns()), time),
-            range(best.iter().filter_map(|case| case.of_limit()), |it| {
+            range(best.iter().filter_map(|case| case.fraction_of_limit()), |it| {
                 format!("{:.0}%", 100.0 * it)
             }),
             range(speedups, |it| format!("{it:.2}×")),
@@ -248,7 +250,7 @@ fn workloads(cases: &[Case]) -> Markup {
     }
 }
 
-/// Smallest and largest value; one where both read the same.
+/// Smallest and largest value; a single text if both look the same.
 fn range(values: impl Iterator<Item = f64>, shown: impl Fn(f64) -> String) -> String {
     let values: Vec<f64> = values.collect();
     let Some(low) = values.iter().copied().reduce(f64::min) else { return "-".to_owned() };
@@ -259,7 +261,7 @@ fn range(values: impl Iterator<Item = f64>, shown: impl Fn(f64) -> String) -> St
     }
 }
 
-/// A table a workload; the fastest of each problem stands out.
+/// A table for each workload; the fastest case of each problem is highlighted.
 fn cases(measured: &Measured) -> Markup {
     let cases = &measured.cases;
     let mut header = vec![
@@ -272,7 +274,7 @@ fn cases(measured: &Measured) -> Markup {
         "largest error",
         "runs",
     ];
-    // Columns that only some records fill.
+    // These columns are shown only if some record has values for them.
     let with_power = cases.iter().any(|case| case.power.iter().any(Option::is_some));
     let with_energy = cases.iter().any(|case| case.launch_j.is_some());
     header.extend(["clock", "power"].into_iter().filter(|_| with_power));
@@ -294,7 +296,7 @@ fn cases(measured: &Measured) -> Markup {
                 dash()
             },
             case.amount().map_or_else(dash, |(amount, unit)| rate(amount as u64, unit, elapsed_ns)),
-            case.of_limit().map_or_else(dash, |share| format!("{:.1}%", 100.0 * share)),
+            case.fraction_of_limit().map_or_else(dash, |share| format!("{:.1}%", 100.0 * share)),
             case.limit.as_ref().map_or_else(dash, |limit| limit.by.clone()),
             match case.errors {
                 None => "unverified".to_owned(),
@@ -316,7 +318,7 @@ fn cases(measured: &Measured) -> Markup {
     html! {
         @if with_networks { p class="note" { (peaks(measured)) } }
         @for workload in cases.chunk_by(|a, b| a.workload == b.workload) {
-            h3 { (shell::shown(&workload[0].workload)) }
+            h3 { (shell::printable(&workload[0].workload)) }
             (shell::table(&header, &workload.iter().map(row).collect::<Vec<_>>(), |i| workload[i].best))
         }
     }
@@ -325,13 +327,13 @@ fn cases(measured: &Measured) -> Markup {
 fn not_measured(measured: &Measured) -> Markup {
     html! {
         @for (id, error) in &measured.failed {
-            p { strong { "failed " (shell::shown(id)) } ": " (shell::shown(error)) }
+            p { strong { "failed " (shell::printable(id)) } ": " (shell::printable(error)) }
         }
         @for (reason, ids) in &measured.skipped {
             details {
-                summary { (ids.len()) " skipped: " (shell::shown(reason)) }
-                ul { @for id in ids.iter().take(IDS) { li { (shell::shown(id)) } } }
-                @if ids.len() > IDS { p class="note" { "and " (ids.len() - IDS) " more" } }
+                summary { (ids.len()) " skipped: " (shell::printable(reason)) }
+                ul { @for id in ids.iter().take(MAX_IDS) { li { (shell::printable(id)) } } }
+                @if ids.len() > MAX_IDS { p class="note" { "and " (ids.len() - MAX_IDS) " more" } }
             }
         }
     }

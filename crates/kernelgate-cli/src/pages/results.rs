@@ -1,5 +1,5 @@
 //! Results as Markdown to commit: a page for each family, with the limit, the clock and the power
-//! state of each case, and the times of peers below them.
+//! state of each case, and the times of peers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,18 +21,18 @@ pub struct FamilyPage {
     pub text: String,
 }
 
-/// Cases of a GPU whose power state is not recorded: their times cannot be published.
+/// Cases of a GPU lack a recorded power state: their times cannot be published.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{count} of {all} cases have no recorded power state, the first is {first}: \
      `cargo bench -- --save-baseline NAME` measures them again"
 )]
 pub struct NoPowerState {
-    /// Cases without a state.
+    /// Number of such cases.
     pub count: usize,
-    /// Cases.
+    /// Number of all cases.
     pub all: usize,
-    /// The first of them.
+    /// Id of the first of them.
     pub first: String,
 }
 
@@ -61,7 +61,7 @@ fn family(workload: &str) -> &str {
     workload.split('/').next().unwrap_or(workload)
 }
 
-/// A family as the name of a file: an id may hold anything.
+/// Turns a family into the name of a file, because an id may contain any character.
 fn file_name(family: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
     family.chars().map(plain).collect()
@@ -115,7 +115,7 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
     }
     let mut table = Table::new(&header);
     for of_problem in cases.chunk_by(|a, b| (&a.problem, &a.cache) == (&b.problem, &b.cache)) {
-        // The fastest comes first.
+        // Cases are sorted: the fastest comes first.
         let best = of_problem[0];
         let rows = of_problem.iter().map(|case| Row::from(*case));
         let peers = measured.peers_of(best).into_iter();
@@ -129,11 +129,11 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
     table
 }
 
-/// Columns of networks: [`network_cells`].
+/// Header of the columns that [`network_cells`] fills.
 pub const NETWORK: [&str; 3] = ["throughput", "of published peak", "of measured peak"];
 
-/// Throughput of a case's problem in so much time, and the model FLOP utilization by the
-/// published and by the measured peak.
+/// Throughput of a launch of this time, and the model FLOP utilization by the published and by the
+/// measured peak.
 pub fn network_cells(measured: &Measured, case: &Case, elapsed_ns: f64) -> [String; 3] {
     let dash = || "-".to_owned();
     let utilization = measured.utilization(case, elapsed_ns).unwrap_or_default();
@@ -146,7 +146,7 @@ pub fn network_cells(measured: &Measured, case: &Case, elapsed_ns: f64) -> [Stri
     ]
 }
 
-/// The peaks by which the utilization of networks is counted.
+/// The peaks on which the utilization of networks is based.
 pub fn peaks(measured: &Measured) -> String {
     let cases = measured.cases.iter();
     let networks = || cases.clone().filter(|case| measured.utilization(case, 1.0).is_some());
@@ -170,11 +170,11 @@ pub fn peaks(measured: &Measured) -> String {
     )
 }
 
-/// Numbers of a row that depend on who computes the problem.
+/// Numbers of a row, of an implementation or a peer.
 struct Row<'a> {
     name: String,
     elapsed_ns: f64,
-    /// Amount that the rate counts, and its unit.
+    /// Amount whose rate is shown, and its unit.
     amount: Option<(f64, &'static str)>,
     /// Half the range of the process runs, relative.
     spread: Option<f64>,
@@ -200,7 +200,8 @@ impl<'a> From<&'a Case> for Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// A peer, beside the fastest case of its problem, whose limit it shares.
+    /// Makes the table row of a peer. It shares the limit of `best`, the fastest case of its
+    /// problem.
     fn from_peer(peer: &PeerTime, best: &'a Case) -> Self {
         Self {
             name: format!("{} (peer)", peer.peer),

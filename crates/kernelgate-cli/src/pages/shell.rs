@@ -1,5 +1,5 @@
-//! What pages have in common: one file with its style and script, a light and a dark theme, tables
-//! that can be sorted and searched. Every text that comes from elsewhere is escaped by `maud`.
+//! Common parts of pages: one file with its style and script, a light and a dark theme, tables that
+//! can be sorted and searched. Every text that comes from elsewhere is escaped by `maud`.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -10,27 +10,27 @@ use kernelgate::display::table::Table;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
-/// Rows from which on a table has a field to search it.
+/// Number of rows from which a table has a search field.
 const SEARCHED: usize = 12;
 
 /// A part of a page, with its entry in the contents.
 pub struct Section {
-    /// Its anchor: letters and `-`.
+    /// Anchor of the section: letters and `-`.
     pub anchor: &'static str,
-    /// Its title.
+    /// Title of the section.
     pub title: &'static str,
-    /// What it shows.
+    /// Content of the section.
     pub body: Markup,
 }
 
 impl Section {
-    /// A part of a page.
+    /// Makes a section of a page.
     pub const fn new(anchor: &'static str, title: &'static str, body: Markup) -> Self {
         Self { anchor, title, body }
     }
 }
 
-/// A whole page; `lead` stands above its sections.
+/// A whole page; `lead` comes before its sections.
 pub fn page(title: &str, lead: &Markup, sections: &[Section]) -> String {
     let style = format!("{STYLE}\n{}", dark_plots());
     let page = html! {
@@ -39,15 +39,15 @@ pub fn page(title: &str, lead: &Markup, sections: &[Section]) -> String {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                // Nothing is fetched, whatever a text says.
+                // The policy forbids the page to fetch anything, whatever a text contains.
                 meta http-equiv="Content-Security-Policy"
                     content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
-                title { (shown(title)) }
+                title { (printable(title)) }
                 style { (PreEscaped(style)) }
             }
             body {
                 header {
-                    h1 { (shown(title)) }
+                    h1 { (printable(title)) }
                     button id="theme" type="button" { "dark / light" }
                 }
                 (lead)
@@ -67,7 +67,7 @@ pub fn page(title: &str, lead: &Markup, sections: &[Section]) -> String {
     page.into_string()
 }
 
-/// The rules that give drawings the colours of the dark theme, for whoever asks for it.
+/// Style rules that give drawings the colours of the dark theme for readers who prefer it.
 fn dark_plots() -> String {
     let rules = |theme: &str| -> String {
         let each = colour::dark().map(|(light, dark)| {
@@ -85,18 +85,18 @@ fn dark_plots() -> String {
 }
 
 /// A text that others wrote, for a page: `maud` escapes the markup in it.
-pub fn shown(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     HtmlText(text).to_string()
 }
 
-/// Names with their words.
+/// Facts as a list of names and words.
 pub fn facts(facts: &[(&str, String)]) -> Markup {
     html! {
-        dl { @for (name, words) in facts { div { dt { (name) } dd { (shown(words)) } } } }
+        dl { @for (name, words) in facts { div { dt { (name) } dd { (printable(words)) } } } }
     }
 }
 
-/// Charts side by side, as many as fit, with how many are left out. The drawings are SVG of
+/// Charts side by side, as many as fit, with the number of skipped ones. The drawings are SVG of
 /// `plotters`, whose texts are escaped.
 pub fn gallery(gallery: &Gallery) -> Result<Markup, PlotError> {
     let drawn: Vec<(&Figure, bool, String)> = gallery
@@ -107,19 +107,19 @@ pub fn gallery(gallery: &Gallery) -> Result<Markup, PlotError> {
     Ok(html! {
         div class="gallery" {
             @for (figure, broad, svg) in &drawn {
-                figure class=[broad.then_some("broad")] aria-label=(shown(&figure.chart.title)) {
+                figure class=[broad.then_some("broad")] aria-label=(printable(&figure.chart.title)) {
                     (PreEscaped(svg))
                 }
             }
         }
         @if gallery.left_out > 0 {
-            p class="note" { (gallery.left_out) " more charts are left out for length; the tables have their numbers." }
+            p class="note" { (gallery.left_out) " more charts are skipped for length; the tables have their numbers." }
         }
     })
 }
 
-/// A table, the first column on the left and the others on the right. Rows that `marked` names by
-/// their number stand out.
+/// A table, with the first column left-aligned and the others right-aligned. Rows whose number is
+/// `marked` are highlighted.
 pub fn table(header: &[&str], rows: &[Vec<String>], marked: impl Fn(usize) -> bool) -> Markup {
     html! {
         @if rows.len() >= SEARCHED {
@@ -131,7 +131,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>], marked: impl Fn(usize) -> bo
                 tbody {
                     @for (i, row) in rows.iter().enumerate() {
                         tr class=[marked(i).then_some("best")] {
-                            @for cell in row { td { (shown(cell)) } }
+                            @for cell in row { td { (printable(cell)) } }
                         }
                     }
                 }
@@ -140,13 +140,13 @@ pub fn table(header: &[&str], rows: &[Vec<String>], marked: impl Fn(usize) -> bo
     }
 }
 
-/// A table of the terminal as one of a page.
-pub fn of_terminal(of: &Table) -> Markup {
+/// Converts a table of the terminal into one of a page.
+pub fn terminal_table(of: &Table) -> Markup {
     let header: Vec<&str> = of.header().iter().map(String::as_str).collect();
     table(&header, of.rows(), |_| false)
 }
 
-/// Lines of text.
+/// Lines of text as a list.
 pub fn lines(lines: &[String]) -> Markup {
-    html! { ul { @for line in lines { li { (shown(line)) } } } }
+    html! { ul { @for line in lines { li { (printable(line)) } } } }
 }

@@ -11,7 +11,7 @@ use kernelgate::measure::limits::Limits;
 /// Version of the JSON.
 const SCHEMA: u32 = 1;
 
-/// A case, one line of the CSV; what is not known is empty.
+/// A case, one line of the CSV; unknown values are empty.
 #[derive(Debug, Serialize)]
 struct CaseNumbers<'a> {
     case: &'a str,
@@ -38,7 +38,7 @@ struct CaseNumbers<'a> {
     flops: f64,
     read_bytes: u64,
     write_bytes: u64,
-    /// Of the amount that the rate counts, a second.
+    /// The rate of the amount that `rate_of` names, a second.
     rate: Option<f64>,
     rate_of: Option<&'static str>,
     max_error: Option<f64>,
@@ -65,7 +65,7 @@ impl<'a> From<&'a Case> for CaseNumbers<'a> {
             launch_j: case.launch_j,
             limit_ns: case.limit.as_ref().map(|limit| limit.time_ns),
             limited_by: case.limit.as_ref().map(|limit| &*limit.by),
-            of_limit: case.of_limit(),
+            of_limit: case.fraction_of_limit(),
             flops: case.flops(),
             read_bytes: case.work.read_bytes,
             write_bytes: case.work.write_bytes,
@@ -77,7 +77,7 @@ impl<'a> From<&'a Case> for CaseNumbers<'a> {
     }
 }
 
-/// A commit of a case, one line of the CSV; what is not known is empty.
+/// A commit of a case, one line of the CSV; unknown values are empty.
 #[derive(Debug, Serialize)]
 struct PointNumbers<'a> {
     case: &'a str,
@@ -92,16 +92,16 @@ struct PointNumbers<'a> {
     median_ns: f64,
     min_ns: f64,
     max_ns: f64,
-    /// Time after less time before, relative to the time before, where the level changed.
+    /// Relative change of the time, if the level changed here.
     change: Option<f64>,
 }
 
-/// Every case, a line each.
+/// A CSV with a line for each case.
 pub fn cases_csv(measured: &Measured) -> Result<String, csv::Error> {
     csv(measured.cases.iter().map(CaseNumbers::from))
 }
 
-/// Every commit of every case, a line each.
+/// A CSV with a line for each commit of each case.
 pub fn history_csv(histories: &[CaseHistory]) -> Result<String, csv::Error> {
     csv(histories.iter().flat_map(points))
 }
@@ -132,7 +132,7 @@ fn csv(lines: impl Iterator<Item = impl Serialize>) -> Result<String, csv::Error
     without_formulas(&bytes)
 }
 
-/// CSV in which no field is a formula for a spreadsheet.
+/// Escapes fields that a spreadsheet would take for formulas.
 fn without_formulas(bytes: &[u8]) -> Result<String, csv::Error> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(bytes);
     let mut writer = csv::Writer::from_writer(Vec::new());
@@ -143,7 +143,7 @@ fn without_formulas(bytes: &[u8]) -> Result<String, csv::Error> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// All that a page shows, as numbers.
+/// All numbers of a page.
 #[derive(Debug, Serialize)]
 pub struct ReportNumbers<'a> {
     schema_version: u32,
@@ -163,7 +163,7 @@ struct CaseWithRuns<'a> {
     medians_ns: &'a [f64],
 }
 
-/// What the page is made from.
+/// The numbers of a page.
 pub fn numbers<'a>(content: &Content<'a>) -> ReportNumbers<'a> {
     let measured = content.measured;
     let case = |case: &'a Case| CaseWithRuns {

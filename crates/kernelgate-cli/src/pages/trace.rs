@@ -1,4 +1,4 @@
-//! The page of a trace: what `kernelgate diagnose --html` writes.
+//! The page that `kernelgate diagnose --html` writes for a trace.
 
 mod accounts;
 mod charts;
@@ -15,8 +15,8 @@ use kernelgate_trace::diagnose::{
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::{self, Cell, Report};
 
-/// Rows of a table; the rest is what `kernelgate stats` prints.
-const ROWS: usize = 100;
+/// Largest number of rows of a table; `kernelgate stats` prints the rest.
+const MAX_ROWS: usize = 100;
 
 /// Makes the page of a trace called `name`.
 pub fn page(name: &str, trace: &Trace, diagnosis: &Diagnosis) -> Result<String, PlotError> {
@@ -68,20 +68,20 @@ fn lead(diagnosis: &Diagnosis) -> Markup {
     shell::facts(&facts)
 }
 
-/// Doubts about the trace, before everything that rests on it.
+/// Warnings about the quality of the trace, which come first.
 fn quality(diagnosis: &Diagnosis) -> Markup {
     html! {
         @for finding in &diagnosis.quality {
             div class=(class("banner", finding.severity)) {
-                p { b { (finding.severity.label()) } ": " (shell::shown(&finding.title)) }
-                p class="note" { (shell::shown(&finding.advice)) "." }
+                p { b { (finding.severity.label()) } ": " (shell::printable(&finding.title)) }
+                p class="note" { (shell::printable(&finding.advice)) "." }
                 (details(finding))
             }
         }
     }
 }
 
-/// The class of an element in the colour of a severity.
+/// The CSS class for the colour of a severity.
 fn class(kind: &str, severity: Severity) -> String {
     format!("{kind} {}", severity.label())
 }
@@ -122,7 +122,7 @@ fn findings(diagnosis: &Diagnosis) -> Markup {
         }
         @for finding in &diagnosis.findings {
             h3 class=(class("finding", finding.severity)) {
-                (finding.severity.label()) ": " (shell::shown(&finding.title))
+                (finding.severity.label()) ": " (shell::printable(&finding.title))
             }
             p class="note" {
                 (finding.id) ", confidence " (finding.confidence.label()) ": measured "
@@ -207,13 +207,13 @@ fn components(diagnosis: &Diagnosis) -> Markup {
     html! { @if !rows.is_empty() { h3 { "Ranges" } (shell::table(&header, &rows, |_| false)) } }
 }
 
-/// What was held, by phase.
+/// Held memory, by phase.
 fn memory(diagnosis: &Diagnosis) -> Markup {
     let rows: Vec<Vec<String>> = diagnosis
         .memory
         .iter()
         .flat_map(|of| of.phases.iter().map(move |phase| (of, phase)))
-        .take(ROWS)
+        .take(MAX_ROWS)
         .map(|(of, phase)| {
             let sign = if phase.change_bytes < 0 { "-" } else { "+" };
             vec![
@@ -229,15 +229,15 @@ fn memory(diagnosis: &Diagnosis) -> Markup {
     html! { @if !rows.is_empty() { h3 { "By phase" } (shell::table(&header, &rows, |_| false)) } }
 }
 
-/// The tables that say most, where the trace has data for them.
+/// The most useful tables, if the trace has data for them.
 fn tables(trace: &Trace) -> Vec<Section> {
-    let wanted = [
+    let sections = [
         (Report::GpuKernels, "table-kernels", "Kernels"),
         (Report::ApiCalls, "table-calls", "CUDA calls"),
         (Report::MemoryTimes, "table-memory", "Copies and sets"),
         (Report::RangeProjections, "table-ranges", "Ranges on the GPU"),
     ];
-    let of = |(report, anchor, title): (Report, _, _)| {
+    let section = |(report, anchor, title): (Report, _, _)| {
         let table = stats::table(trace, report);
         if table.rows.is_empty() {
             return None;
@@ -246,7 +246,7 @@ fn tables(trace: &Trace) -> Vec<Section> {
             Cell::Text(text) => short_name(text),
             cell => cell.plain(),
         };
-        // The name first, as in every table of a page.
+        // The name comes first, as in every table of a page.
         let row = |row: &Vec<Cell>| -> Vec<String> {
             let mut cells: Vec<String> = row.iter().map(cell).collect();
             let name = cells.remove(table.named_by);
@@ -256,8 +256,8 @@ fn tables(trace: &Trace) -> Vec<Section> {
         let mut header = table.columns.clone();
         let name = header.remove(table.named_by);
         header.insert(0, name);
-        let rows: Vec<Vec<String>> = table.rows.iter().take(ROWS).map(row).collect();
-        let more = table.rows.len().saturating_sub(ROWS);
+        let rows: Vec<Vec<String>> = table.rows.iter().take(MAX_ROWS).map(row).collect();
+        let more = table.rows.len().saturating_sub(MAX_ROWS);
         let body = html! {
             (shell::table(&header, &rows, |_| false))
             @if more > 0 {
@@ -266,7 +266,7 @@ fn tables(trace: &Trace) -> Vec<Section> {
         };
         Some(Section::new(anchor, title, body))
     };
-    wanted.into_iter().filter_map(of).collect()
+    sections.into_iter().filter_map(section).collect()
 }
 
 fn rules(diagnosis: &Diagnosis) -> Markup {

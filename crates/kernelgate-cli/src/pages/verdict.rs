@@ -1,4 +1,4 @@
-//! What was concluded of a change: one picture of all cases, and a page around it.
+//! The verdicts on a change: one picture of all cases, and a page around it.
 
 use maud::{Markup, html};
 
@@ -12,7 +12,7 @@ use crate::plot::{
 use crate::report::cells;
 use crate::report::summary::{self, VerdictSummary};
 
-/// In the order of the colours.
+/// Verdicts in the order of the colours.
 const VERDICTS: [Verdict; 5] = [
     Verdict::Unchanged,
     Verdict::Regressed,
@@ -21,8 +21,8 @@ const VERDICTS: [Verdict; 5] = [
     Verdict::Accepted,
 ];
 
-/// The change of each case with its interval, regressions first and then the largest changes; none
-/// where nothing was timed.
+/// A chart of the change of each case with its interval, regressions first and then the largest
+/// changes; `None` if nothing was timed.
 pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
     let mut rows: Vec<&Judgement> = summary.rows.iter().filter(|row| row.is_timed()).collect();
     rows.sort_by(|a, b| {
@@ -52,7 +52,7 @@ pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
         }
     };
     let accepted = rows.iter().any(|row| row.verdict == Verdict::Accepted);
-    let told = VERDICTS.iter().filter(|verdict| accepted || **verdict != Verdict::Accepted);
+    let shown = VERDICTS.iter().filter(|verdict| accepted || **verdict != Verdict::Accepted);
     let more =
         if left_out > 0 { format!("; {left_out} more cases in the table") } else { String::new() };
     let chart = Chart {
@@ -62,7 +62,7 @@ pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
         ),
         body: Body::Rows(Rows {
             axis: Axis::new("change", Quantity::Change, ScaleKind::Linear),
-            legend: told.map(|verdict| verdict.name().to_owned()).collect(),
+            legend: shown.map(|verdict| verdict.name().to_owned()).collect(),
             rows: rows.iter().map(row).collect(),
             origin: Some(1.0),
         }),
@@ -70,7 +70,7 @@ pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
     Some(Figure { name: "change".to_owned(), chart })
 }
 
-/// Headline, facts, the picture, every case and what a reader must know besides.
+/// The section of the verdicts: headline, facts, picture, cases and notes.
 pub fn section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
     let figures = changes(summary).into_iter().collect();
     let picture = shell::gallery(&Gallery { figures, left_out: 0 })?;
@@ -78,20 +78,20 @@ pub fn section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
     let others: Vec<String> =
         summary.others.iter().map(|other| format!("{}: {}", other.name, other.why)).collect();
     Ok(html! {
-        p { strong { (shell::shown(&summary.headline)) } }
+        p { strong { (shell::printable(&summary.headline)) } }
         (shell::facts(&summary.facts))
         (picture)
-        (shell::of_terminal(&table))
+        (shell::terminal_table(&table))
         @if !summary.notes.is_empty() { (shell::lines(&summary.notes)) }
         @if !others.is_empty() {
             details { summary { (others.len()) " without a verdict" } (shell::lines(&others)) }
         }
         details { summary { "Details, and how to repeat this" }
-            (shell::lines(&summary.details)) pre { (shell::shown(&summary.reproduce)) } }
+            (shell::lines(&summary.details)) pre { (shell::printable(&summary.reproduce)) } }
     })
 }
 
-/// The same as a page of its own.
+/// The verdicts as a page of their own.
 pub fn page(summary: &VerdictSummary) -> Result<String, PlotError> {
     let sections = [Section::new("verdicts", "Verdicts", section(summary)?)];
     Ok(shell::page(summary.verb, &html! {}, &sections))

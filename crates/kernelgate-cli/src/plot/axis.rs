@@ -1,20 +1,20 @@
-//! What an axis measures, and how.
+//! The quantity, scale and ticks of an axis.
 
 use super::quantity::Quantity;
 use super::scale::{Scale, ScaleKind};
 
-/// What an axis measures.
+/// An axis with its quantity and scale.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
-    /// Its name: "time of a launch".
+    /// Name of the axis: "time of a launch".
     pub label: String,
-    /// How its values are written.
+    /// Quantity that sets how its values are written.
     pub quantity: Quantity,
-    /// How they are spaced.
+    /// Spacing of its values.
     pub kind: ScaleKind,
-    /// Its ticks with their texts; empty for round values.
+    /// Ticks of the axis with their texts; empty for round values.
     pub ticks: Vec<(f64, String)>,
-    /// Values that it shows besides those of the data.
+    /// Values that the axis shows besides those of the data.
     pub shows: Vec<f64>,
 }
 
@@ -24,18 +24,20 @@ impl Axis {
         Self { label: label.to_owned(), quantity, kind, ticks: Vec::new(), shows: Vec::new() }
     }
 
-    /// The same with ticks at these values.
+    /// An axis with ticks at these values.
     pub fn with_ticks(self, values: impl IntoIterator<Item = f64>) -> Self {
         let ticks = values.into_iter().map(|value| (value, self.quantity.text(value))).collect();
         Self { ticks, ..self }
     }
 
-    /// Where these values and what it shows lie between two pixels.
+    /// The scale that maps these values, and those that the axis shows, to the range between two
+    /// pixels.
     pub fn scale(&self, values: impl Iterator<Item = f64>, pixels: (f64, f64)) -> Scale {
         Scale::around(self.kind, values.chain(self.shows.iter().copied()), pixels)
     }
 
-    /// Its ticks with their texts, of round ones about as many as asked for.
+    /// The ticks of this axis with their texts. An axis without ticks of its own gets round values,
+    /// about as many as requested.
     pub fn ticks_on(&self, scale: &Scale, about: usize) -> Vec<(f64, String)> {
         if !self.ticks.is_empty() {
             return self.ticks.clone();

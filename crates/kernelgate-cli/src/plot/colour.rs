@@ -1,10 +1,10 @@
 //! The colours of drawings: those of a light page are drawn, and a dark page replaces each by its
 //! counterpart, so that one SVG serves both.
 
-/// A colour by what it is for.
+/// A colour by its purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colour {
-    /// Behind everything.
+    /// The background.
     Paper,
     /// Texts and axes.
     Ink,
@@ -12,7 +12,7 @@ pub enum Colour {
     Muted,
     /// Grid lines.
     Grid,
-    /// One of the kinds of data, counted from 0; after [`SERIES`] they repeat.
+    /// A kind of data, counted from 0; after [`SERIES`] the colours repeat.
     Series(usize),
     /// A step of the heat map, 0 the least, [`STEPS`] - 1 the most; the same in both themes.
     Step(usize),
@@ -22,13 +22,14 @@ pub enum Colour {
     OnLight,
 }
 
-/// Colours of data before they repeat; the first ten are told apart with any kind of colour vision.
+/// Colours of data before they repeat; the first ten are distinguishable with any kind of colour
+/// vision.
 pub const SERIES: usize = 12;
 /// Steps of the heat map.
 pub const STEPS: usize = 7;
 
-/// Light and dark, by [`Colour::index`]. No two light ones are equal: a page tells by them what a
-/// shape is.
+/// Light and dark, by [`Colour::index`]. No two light ones are equal: a page identifies shapes by
+/// them.
 const THEMED: [([u8; 3], [u8; 3]); 4 + SERIES] = [
     ([0xff, 0xff, 0xff], [0x16, 0x1b, 0x22]),
     ([0x1f, 0x23, 0x28], [0xe6, 0xed, 0xf3]),
@@ -70,7 +71,7 @@ impl Colour {
         }
     }
 
-    /// Red, green, blue, as drawn.
+    /// Red, green and blue in the light theme.
     pub const fn rgb(self) -> [u8; 3] {
         match (self.index(), self) {
             (Some(index), _) => THEMED[index].0,
@@ -81,12 +82,12 @@ impl Colour {
     }
 }
 
-/// "#0072B2", as `plotters` writes it.
+/// The colour as `plotters` writes it: "#0072B2".
 pub fn hex([red, green, blue]: [u8; 3]) -> String {
     format!("#{red:02X}{green:02X}{blue:02X}")
 }
 
-/// Each drawn colour with what a dark page has in its place.
+/// The colours of the light theme with their counterparts of the dark theme.
 pub fn dark() -> impl Iterator<Item = (String, String)> {
     THEMED.iter().map(|(light, dark)| (hex(*light), hex(*dark)))
 }

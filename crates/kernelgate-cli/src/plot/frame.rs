@@ -1,4 +1,4 @@
-//! What charts have in common: title, legend, and the axis below.
+//! Common parts of charts: title, legend, and the axis below.
 
 use super::axis::Axis;
 use super::colour::Colour;
@@ -9,15 +9,15 @@ use super::text::text_width;
 /// Title and subtitle.
 pub type Lines<'a> = (&'a str, &'a str);
 
-/// Around everything.
+/// Margin around a drawing.
 pub const MARGIN: f64 = 12.0;
-/// From one line of text to the next.
+/// Distance between two lines of text.
 pub const LINE: f64 = 18.0;
-/// Between two ticks' texts.
+/// Smallest distance between the texts of two ticks.
 const BETWEEN: f64 = 10.0;
 
-/// Draws title and legend; where what is below them begins. An entry of the legend is its text and
-/// its colour.
+/// Draws title and legend, and returns where the area below them begins. An entry of the legend is
+/// its text and its colour.
 pub fn head(picture: &mut Picture, (title, subtitle): Lines<'_>, legend: &[(&str, Colour)]) -> f64 {
     let room = picture.width - 2.0 * MARGIN;
     let mut y = MARGIN - LINE / 2.0;
@@ -43,12 +43,12 @@ pub fn head(picture: &mut Picture, (title, subtitle): Lines<'_>, legend: &[(&str
     y + LINE
 }
 
-/// Lines of the head: what it adds to a picture's height.
+/// Height of title and legend.
 pub fn head_height(lines: Lines<'_>, legend: &[(&str, Colour)], width: f64) -> f64 {
     head(&mut Picture::new(width, 0.0), lines, legend)
 }
 
-/// Ticks of a horizontal axis with their texts below `bottom`, those left out that would touch, and
+/// Ticks of a horizontal axis with their texts below `bottom`, without those that would touch, and
 /// grid lines up to `top`; the axis' name below them.
 pub fn below(
     picture: &mut Picture,

@@ -8,23 +8,23 @@ use super::text::text_width;
 
 /// Height of a cell.
 const CELL: f64 = 26.0;
-/// Least and greatest width of a cell.
+/// Smallest and greatest width of a cell.
 const WIDTHS: (f64, f64) = (74.0, 150.0);
-/// Steps from here on are dark.
+/// First step whose colour is dark.
 const DARK: usize = 4;
 
 /// A table whose cells are coloured by their value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Heat {
-    /// Above the columns.
+    /// Texts above the columns.
     pub columns: Vec<String>,
-    /// Left of the rows.
+    /// Texts left of the rows.
     pub rows: Vec<String>,
-    /// Row by row; none where there is no value.
+    /// Row by row; `None` for a missing value.
     pub cells: Vec<Vec<Option<f64>>>,
-    /// How values are written.
+    /// Quantity of the values.
     pub quantity: Quantity,
-    /// What varies to the right, and down.
+    /// Names of the axes to the right, and down.
     pub names: (String, String),
 }
 
@@ -44,8 +44,8 @@ pub fn layout(lines: Lines<'_>, body: &Heat) -> Picture {
     let top = head(&mut picture, lines, &[]) + above;
     let names = format!("right: {}; down: {}", body.names.0, body.names.1);
     picture.text((MARGIN, top - above + 0.4 * LINE), &names, Colour::Ink, Anchor::Start);
-    let known = || body.cells.iter().flatten().flatten().copied();
-    let (least, most) = (known().fold(f64::INFINITY, f64::min), known().fold(0.0, f64::max));
+    let values = || body.cells.iter().flatten().flatten().copied();
+    let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
     for (i, name) in columns.iter().enumerate() {
         let x = left + cell * (i as f64 + 0.5);
         for (above, line) in name.iter().rev().enumerate() {

@@ -1,11 +1,11 @@
-//! Charts as data, laid out here and drawn by `plotters` as SVG and PNG.
+//! Charts as data, which are laid out here and drawn by `plotters` as SVG and PNG.
 //!
-//! A [`Chart`] says what is shown: its [`Body`] is curves and points over two axes, labelled rows
-//! over one axis, or a table of colours. The layout turns it into a [`Picture`], a list of shapes in
-//! pixels, from which both formats are drawn, so that they cannot differ. One font is embedded:
-//! it measures every text, and draws those of a PNG; an SVG uses the reader's own.
+//! The [`Body`] of a [`Chart`] is curves and points over two axes, labelled rows over one axis, or
+//! a table of colours. The layout turns it into a [`Picture`], a list of shapes in pixels, from
+//! which both formats are drawn, so that they cannot differ. One font is embedded: it measures
+//! every text, and draws those of a PNG; an SVG uses the reader's own.
 //!
-//! Deliberately absent: what is worth a chart (`pages`), and themes: a drawing has the colours of
+//! Deliberately absent: the choice of charts (`pages`), and themes: a drawing has the colours of
 //! the light one, and a page maps them ([`colour`]).
 
 mod axis;
@@ -36,11 +36,11 @@ pub struct Chart {
     pub title: String,
     /// Second line, in a lighter colour; may be empty.
     pub subtitle: String,
-    /// What is drawn.
+    /// The drawing.
     pub body: Body,
 }
 
-/// What a chart draws.
+/// The drawing of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Body {
     /// Curves and points.
@@ -52,7 +52,7 @@ pub enum Body {
 }
 
 impl Chart {
-    /// Where every line, text and point lies.
+    /// Positions of all lines, texts and points.
     pub fn layout(&self) -> Picture {
         let lines = (self.title.as_str(), self.subtitle.as_str());
         match &self.body {
@@ -71,12 +71,12 @@ impl Chart {
         }
     }
 
-    /// As an SVG document of its own, which may stand in an HTML page as it is.
+    /// The chart as an SVG document, which can be embedded in an HTML page.
     pub fn svg(&self) -> Result<String, PlotError> {
         render::svg(&self.layout())
     }
 
-    /// As a PNG image, two pixels for each of the layout.
+    /// The chart as a PNG image, with two pixels for each of the layout.
     pub fn png(&self) -> Result<Vec<u8>, PlotError> {
         render::png(&self.layout())
     }

@@ -1,4 +1,4 @@
-//! A drawing as shapes in pixels, before any format.
+//! A drawing as shapes in pixels, independent of the format.
 
 use super::colour::Colour;
 use super::text::text_width;
@@ -6,9 +6,9 @@ use super::text::text_width;
 /// Shapes in the order in which they are drawn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Picture {
-    /// Pixels.
+    /// Width in pixels.
     pub width: f64,
-    /// Pixels.
+    /// Height in pixels.
     pub height: f64,
     /// The shapes.
     pub shapes: Vec<Shape>,
@@ -28,22 +28,22 @@ pub enum Shape {
     },
     /// A filled rectangle.
     Rect {
-        /// Left.
+        /// Left edge.
         x: f64,
-        /// Top.
+        /// Top edge.
         y: f64,
-        /// To the right.
+        /// Extent to the right.
         width: f64,
-        /// Down.
+        /// Extent downwards.
         height: f64,
         /// Its colour.
         colour: Colour,
     },
     /// A dot, filled or a ring.
     Dot {
-        /// Its middle.
+        /// Horizontal position of its middle.
         x: f64,
-        /// Its middle.
+        /// Vertical position of the middle of the text.
         y: f64,
         /// Its radius.
         radius: f64,
@@ -54,27 +54,27 @@ pub enum Shape {
     },
     /// A text on one line, centred on its y.
     Text {
-        /// Where it is anchored.
+        /// Horizontal position of the text: its start, middle or end, as `anchor` states.
         x: f64,
-        /// Its middle.
+        /// Vertical position of the middle of the text.
         y: f64,
-        /// What it says.
+        /// The text.
         text: String,
         /// Its size.
         size: f64,
         /// Its colour.
         colour: Colour,
-        /// What of it lies at x.
+        /// Part of the text that lies at x.
         anchor: Anchor,
         /// Whether it is a title.
         bold: bool,
     },
 }
 
-/// What of a text lies at its x.
+/// The part of a text that lies at its x.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Anchor {
-    /// Its begin.
+    /// Its start.
     Start,
     /// Its middle.
     Middle,
@@ -82,13 +82,13 @@ pub enum Anchor {
     End,
 }
 
-/// Size of texts in pixels, but of titles.
+/// Size of texts in pixels, except titles.
 pub const TEXT: f64 = 14.0;
 /// Size of titles.
 pub const TITLE: f64 = 17.0;
 
 impl Picture {
-    /// An empty one.
+    /// A picture without shapes.
     pub const fn new(width: f64, height: f64) -> Self {
         Self { width, height, shapes: Vec::new() }
     }
@@ -124,11 +124,11 @@ impl Picture {
     }
 }
 
-/// Most lines of one text.
-const LINES: usize = 3;
+/// Largest number of lines of one text.
+const MAX_LINES: usize = 3;
 
-/// A text in lines that are not wider than so many pixels, of words, or of parts of an id where a
-/// word is too wide. What is longer than [`LINES`], or has no parts, lacks its middle.
+/// Wraps a text to a width in pixels, at words, or within an id at its parts if a word is too wide.
+/// A text that is longer than [`MAX_LINES`], or has no parts, lacks its middle.
 pub fn wrapped(text: &str, size: f64, width: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -136,7 +136,7 @@ pub fn wrapped(text: &str, size: f64, width: f64) -> Vec<String> {
         let is_end = |c| !whole && matches!(c, '_' | '/');
         for (i, part) in word.split_inclusive(is_end).enumerate() {
             let space = if i == 0 { " " } else { "" };
-            let full = lines.len() == LINES;
+            let full = lines.len() == MAX_LINES;
             match lines.last_mut() {
                 Some(line)
                     if full || text_width(&format!("{line}{space}{part}"), size) <= width =>
@@ -151,7 +151,7 @@ pub fn wrapped(text: &str, size: f64, width: f64) -> Vec<String> {
     lines.iter().map(|line| fitted(line, size, width)).collect()
 }
 
-/// A text that is not wider than so many pixels: its middle is left out where it is.
+/// A text that is not wider than so many pixels: the middle of a wider one is replaced.
 pub fn fitted(text: &str, size: f64, width: f64) -> String {
     if text_width(text, size) <= width {
         return text.to_owned();
@@ -162,7 +162,7 @@ pub fn fitted(text: &str, size: f64, width: f64) -> String {
         chars[..head].iter().chain(&['…']).chain(&chars[chars.len() - tail..]).collect()
     };
     let fits = |kept: usize| text_width(&with(kept), size) <= width;
-    // The most characters that fit, by bisection.
+    // The largest number of characters that fits, found by bisection.
     let (mut low, mut high) = (0, chars.len());
     while low + 1 < high {
         let middle = usize::midpoint(low, high);

@@ -1,6 +1,6 @@
-//! What a number on a chart measures, and how it is written there: short, with its unit.
+//! Quantities of the numbers on a chart, and their notation: short, with a unit.
 
-/// What a number measures.
+/// The quantity of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quantity {
     /// Nanoseconds.
@@ -11,7 +11,7 @@ pub enum Quantity {
     Bytes,
     /// A fraction of a whole: 1 is 100 %.
     Share,
-    /// A ratio to what was before: 1 is no change.
+    /// A ratio to the value before: 1 means unchanged.
     Change,
     /// A number of things.
     Count,
@@ -19,16 +19,16 @@ pub enum Quantity {
     Error,
 }
 
-/// Digits of a number, unless more are asked for.
+/// Digits of a number, unless more are requested.
 const DIGITS: i32 = 3;
 
 impl Quantity {
-    /// "1.5 ms", "34 TFLOP/s", "12%".
+    /// A value in short form: "1.5 ms", "34 TFLOP/s", "12%".
     pub fn text(self, value: f64) -> String {
         self.text_of(value, DIGITS)
     }
 
-    /// A round value with all its digits: "1.475 ms".
+    /// A value with all its digits: "1.475 ms".
     pub fn exact_text(self, value: f64) -> String {
         self.text_of(value, 7)
     }
@@ -61,10 +61,10 @@ impl Quantity {
     }
 }
 
-/// "34 T", "5 ", "125 k": decimal prefixes, thousands from a hundred thousand on, so that lengths
-/// such as 16384 stay whole.
+/// A number with a decimal prefix: "34 T", "5 ", "125 k". Thousands begin at a hundred thousand, so
+/// that lengths such as 16384 stay whole.
 fn with_prefix(value: f64, digits: i32) -> String {
-    /// From which value on, the value of one, its prefix.
+    // Smallest value with the prefix, the value of one unit, and the prefix.
     const PREFIXES: [(f64, f64, &str); 5] =
         [(1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k")];
     let found = PREFIXES.iter().find(|(from, ..)| value.abs() >= *from);
@@ -74,7 +74,8 @@ fn with_prefix(value: f64, digits: i32) -> String {
     )
 }
 
-/// At most so many significant digits, and whole numbers whole; no zeros at the end.
+/// A number with at most this number of significant digits; whole numbers stay whole, and zeros at
+/// the end are dropped.
 fn short(value: f64, digits: i32) -> String {
     if value == 0.0 {
         return "0".to_owned();
@@ -94,26 +95,26 @@ mod tests {
 
     #[test]
     fn numbers_are_short_and_have_units() {
-        let of = |quantity: Quantity, values: &[f64]| -> Vec<String> {
+        let texts = |quantity: Quantity, values: &[f64]| -> Vec<String> {
             values.iter().map(|value| quantity.text(*value)).collect()
         };
         assert_eq!(
-            of(Quantity::Time, &[0.0, 5.0, 1500.0, 2e6, 1.25e9, 999_999.0]),
+            texts(Quantity::Time, &[0.0, 5.0, 1500.0, 2e6, 1.25e9, 999_999.0]),
             ["0", "5 ns", "1.5 µs", "2 ms", "1.25 s", "1 ms"]
         );
         assert_eq!(
-            of(Quantity::Rate("FLOP"), &[3.4e13, 5e8, 12.0]),
+            texts(Quantity::Rate("FLOP"), &[3.4e13, 5e8, 12.0]),
             ["34 TFLOP/s", "500 MFLOP/s", "12 FLOP/s"]
         );
-        assert_eq!(of(Quantity::Bytes, &[1.5e9, 512.0]), ["1.5 GB", "512 B"]);
-        assert_eq!(of(Quantity::Share, &[0.5, 0.123_45, 1.5]), ["50%", "12.3%", "150%"]);
-        assert_eq!(of(Quantity::Change, &[1.0, 1.05, 0.9]), ["0%", "+5%", "-10%"]);
+        assert_eq!(texts(Quantity::Bytes, &[1.5e9, 512.0]), ["1.5 GB", "512 B"]);
+        assert_eq!(texts(Quantity::Share, &[0.5, 0.123_45, 1.5]), ["50%", "12.3%", "150%"]);
+        assert_eq!(texts(Quantity::Change, &[1.0, 1.05, 0.9]), ["0%", "+5%", "-10%"]);
         assert_eq!(
-            of(Quantity::Count, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
+            texts(Quantity::Count, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
             ["4096", "16384", "33.6 M", "0.25"]
         );
         let exact = [1e6, 1.475e6, 600_000.000_000_1].map(|ns| Quantity::Time.exact_text(ns));
         assert_eq!(exact, ["1 ms", "1.475 ms", "600 µs"]);
-        assert_eq!(of(Quantity::Error, &[0.0, 1.5e-5, 2e-3]), ["exact", "1.5e-5", "2e-3"]);
+        assert_eq!(texts(Quantity::Error, &[0.0, 1.5e-5, 2e-3]), ["exact", "1.5e-5", "2e-3"]);
     }
 }

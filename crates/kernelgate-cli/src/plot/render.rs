@@ -1,4 +1,4 @@
-//! Pictures drawn by `plotters`.
+//! Draws pictures with `plotters`.
 
 use plotters::backend::{BitMapBackend, DrawingBackend, SVGBackend};
 use plotters::drawing::{DrawingArea, IntoDrawingArea};
@@ -11,34 +11,36 @@ use super::picture::{Anchor, Picture, Shape};
 use super::text::Pixels;
 use kernelgate::record::text::printable;
 
-/// Why a picture could not be drawn.
+/// The reason why a picture could not be drawn.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
-    /// The drawing library.
+    /// The drawing library failed.
     #[error("draw a plot: {0}")]
     Draw(String),
-    /// The encoder of images.
+    /// The encoder of images failed.
     #[error("write a plot as PNG: {0}")]
     Png(#[from] png::EncodingError),
 }
 
 /// Pixels of a PNG for each of the picture.
 const PNG_SCALE: f64 = 2.0;
-/// As an SVG document.
+/// Draws a picture as an SVG document.
 pub fn svg(picture: &Picture) -> Result<String, PlotError> {
     let mut text = String::new();
     let size = (picture.width.ceil() as u32, picture.height.ceil() as u32);
     draw(SVGBackend::with_string(&mut text, size), picture, 1.0, true)?;
-    // What every shape says and none needs; texts hold neither plain quotation marks nor `>`.
+    // The default opacity of every shape is not needed; texts hold neither plain quotation marks
+    // nor `>`.
     Ok(text.replace(" opacity=\"1\"", "").replace(">\n", ">").replace("\n</text>", "</text>"))
 }
 
-/// As a PNG image.
+/// Draws a picture as a PNG image.
 pub fn png(picture: &Picture) -> Result<Vec<u8>, PlotError> {
     let pixels = |length: f64| (length * PNG_SCALE).ceil() as u32;
     let (width, height) = (pixels(picture.width), pixels(picture.height));
     let mut buffer = vec![0xff; 3 * width as usize * height as usize];
-    // Plotters would need a feature for texts that Criterion's plots would then have without a font.
+    // Texts are drawn by our own font, because plotters' feature for texts would take the font away
+    // from Criterion's plots.
     draw(BitMapBackend::with_buffer(&mut buffer, (width, height)), picture, PNG_SCALE, false)?;
     let mut pixels = Pixels { bytes: &mut buffer, width: width as usize };
     for shape in &picture.shapes {

@@ -8,52 +8,52 @@ use super::scale::Scale;
 use super::text::text_width;
 
 const WIDTH: f64 = 980.0;
-/// From one row to the next.
+/// Height of a row.
 const ROW: f64 = 20.0;
-/// Least width of what lies right of the labels; where it would be less, they take more lines.
+/// Smallest width of the area right of the labels; if it would be less, labels take more lines.
 const FIELD: f64 = 250.0;
 
 /// Labelled rows over one axis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows {
-    /// To the right.
+    /// The horizontal axis.
     pub axis: Axis,
-    /// What colours mean, by number; may be empty.
+    /// Meanings of the colours, by number; may be empty.
     pub legend: Vec<String>,
-    /// Rows from above.
+    /// Rows from top to bottom.
     pub rows: Vec<Row>,
-    /// A value with a line through all rows, such as no change.
+    /// A value that a line through all rows marks, such as no change.
     pub origin: Option<f64>,
 }
 
-/// One row.
+/// One labelled row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// Left of it.
+    /// Text left of the row.
     pub label: String,
-    /// Right of it: its value in words.
+    /// Value in words, right of the row.
     pub value: String,
-    /// What is drawn.
+    /// Marks of the row.
     pub marks: Vec<RowMark>,
 }
 
-/// What is drawn in a row; colours by number.
+/// A mark in a row; colours by number.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RowMark {
-    /// From the axis' lower end to a value.
+    /// A bar from the axis' lower end to a value.
     Bar(f64, usize),
-    /// From one value to another, with a dot between.
+    /// An interval between two values, with a dot in it.
     Interval(f64, f64, f64, usize),
-    /// From one value to another, as high as the row.
+    /// A span between two values, as high as the row.
     Span(f64, f64, usize),
-    /// Dots, one a value.
+    /// A dot for each value.
     Dots(Vec<f64>, usize),
-    /// A short upright line in the colour of text, such as a limit.
+    /// A short vertical line in the colour of text, such as a limit.
     Tick(f64),
 }
 
 impl RowMark {
-    /// Its values on the axis.
+    /// Values of the mark on the axis.
     fn values(&self) -> Vec<f64> {
         match self {
             Self::Bar(to, _) | Self::Tick(to) => vec![*to],
@@ -143,5 +143,5 @@ fn draw_mark(picture: &mut Picture, mark: &RowMark, scale: &Scale, (left, y): (f
     }
 }
 
-/// How many rows of a chart are still read at a glance.
+/// Largest number of rows of a chart that a reader can survey.
 pub const MAX_ROWS: usize = 60;

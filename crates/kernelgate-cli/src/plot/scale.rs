@@ -1,17 +1,17 @@
-//! Where a value lies along an axis, and which values have ticks.
+//! Maps values to positions along an axis, and chooses ticks.
 
 /// How values are spaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaleKind {
-    /// Evenly, from 0.
+    /// Linear spacing from 0.
     FromZero,
-    /// Evenly, around the values.
+    /// Linear spacing around the values.
     Linear,
-    /// By their logarithm; what is not above 0 has no place.
+    /// Logarithmic spacing; values of 0 or less have no position.
     Log,
 }
 
-/// An axis with its ends in values and in pixels.
+/// An axis with its ends as values and in pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scale {
     kind: ScaleKind,
@@ -22,8 +22,8 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// An axis from pixel `from` to pixel `to` that holds these values; a unit interval where there
-    /// are none.
+    /// An axis from pixel `from` to pixel `to` that holds these values; a unit interval without
+    /// values.
     pub fn around(
         kind: ScaleKind,
         values: impl Iterator<Item = f64>,
@@ -49,7 +49,7 @@ impl Scale {
         Self { kind, low, high, from, to }
     }
 
-    /// The pixel of a value; none where the axis has no place for it.
+    /// The pixel of a value; `None` if the axis has no position for it.
     pub fn at(&self, value: f64) -> Option<f64> {
         if !value.is_finite() || (self.kind == ScaleKind::Log && value <= 0.0) {
             return None;
@@ -59,7 +59,7 @@ impl Scale {
         Some(self.from + share.clamp(-1.0, 2.0) * (self.to - self.from))
     }
 
-    /// The same for what is drawn up to the axis' ends.
+    /// The position of a value that is clamped to the axis' ends.
     pub fn within(&self, value: f64) -> Option<f64> {
         let end = |value: f64| value.clamp(self.low, self.high);
         self.at(end(value))
@@ -86,7 +86,7 @@ impl Scale {
         (first..=last).map(|number| number as f64 * step).collect()
     }
 
-    /// Powers of ten, some left out where they are many; with 2 and 5 between where they are few.
+    /// Powers of ten: only some if there are many, with 2 and 5 between if there are few.
     fn log_ticks(&self, about: usize) -> Vec<f64> {
         let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
         let decades = self.high.log10() - self.low.log10();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_place_is_left_out() {
+    fn values_without_a_place_are_skipped() {
         let log = scale(ScaleKind::Log, &[0.0, -1.0, f64::NAN, 1.0, 10.0]);
         assert!(log.at(0.0).is_none() && log.at(f64::INFINITY).is_none());
         assert!(log.at(1.0).is_some());

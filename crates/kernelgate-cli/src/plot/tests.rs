@@ -1,4 +1,4 @@
-//! Drawings held against their structure: how many shapes, which texts, in which order along an
+//! Compares drawings with their structure: how many shapes, which texts, in which order along an
 //! axis; never byte by byte.
 
 use super::*;
@@ -96,20 +96,22 @@ fn curves_have_a_mark_for_every_value_in_order() {
         let svg = curves(kind).svg().unwrap();
         assert_eq!(count(&svg, "circle"), 8);
         for series in [0, 1] {
-            let of = |attribute| numbers(&svg, "circle", attribute, colour::Colour::Series(series));
-            assert_eq!(of("cx").len(), 4);
-            assert!(of("cx").is_sorted_by(|a, b| a < b), "to the right");
-            assert!(of("cy").is_sorted_by(|a, b| a > b), "upwards");
+            let coordinates =
+                |attribute| numbers(&svg, "circle", attribute, colour::Colour::Series(series));
+            assert_eq!(coordinates("cx").len(), 4);
+            assert!(coordinates("cx").is_sorted_by(|a, b| a < b), "to the right");
+            assert!(coordinates("cy").is_sorted_by(|a, b| a > b), "upwards");
         }
-        // The slower one lies above, and a logarithmic axis has equal steps for doublings.
+        // The slower implementation is higher up, and a logarithmic axis has equal steps for
+        // doublings.
         let cy = |series| numbers(&svg, "circle", "cy", colour::Colour::Series(series));
         assert!(cy(0).iter().zip(cy(1)).all(|(fast, slow)| slow < *fast));
         let cx = numbers(&svg, "circle", "cx", colour::Colour::Series(0));
         assert!((cx[1] - cx[0] - (cx[3] - cx[2])).abs() <= 1.0, "{cx:?}");
         let texts = texts(&svg);
-        let wanted =
+        let expected =
             ["attention/forward over s", "512", "4096", "limit", "cuda/flash", "time of a launch"];
-        wanted
+        expected
             .iter()
             .for_each(|text| assert!(texts.iter().any(|it| it == text), "{text}: {texts:?}"));
         assert!(texts.iter().any(|text| text.ends_with(" ms")), "{texts:?}");
@@ -117,7 +119,7 @@ fn curves_have_a_mark_for_every_value_in_order() {
 }
 
 #[test]
-fn what_others_wrote_is_no_markup_in_a_drawing() {
+fn text_of_others_is_escaped_in_a_drawing() {
     let svg = curves(ScaleKind::Log).svg().unwrap();
     assert!(svg.contains("cuda/&lt;naive&gt; &amp; &quot;co&quot;") && !svg.contains("<naive>"));
     let mut chart = heat();
@@ -130,15 +132,15 @@ fn what_others_wrote_is_no_markup_in_a_drawing() {
 fn rows_have_their_labels_and_stay_inside() {
     let chart = rows();
     let svg = chart.svg().unwrap();
-    // An interval's dot, and two of the runs.
+    // The dot of the interval, and two dots of the runs.
     assert_eq!(count(&svg, "circle"), 15);
     let at = numbers(&svg, "circle", "cx", colour::Colour::Series(0));
     assert!(at.is_sorted_by(|a, b| a < b), "{at:?}");
     assert!(texts(&svg).iter().any(|text| text.contains('…')), "longer than the drawing is wide");
-    stays_inside(&chart.layout());
+    assert_inside(&chart.layout());
 }
 
-fn stays_inside(picture: &Picture) {
+fn assert_inside(picture: &Picture) {
     for shape in &picture.shapes {
         let Shape::Text { x, text, size, anchor, .. } = shape else { continue };
         let width = text::text_width(text, *size);
@@ -172,10 +174,10 @@ fn long_labels_take_lines_rather_than_lose_parts_and_leave_marks_their_room() {
     }
     let at = |attribute| numbers(&svg, "circle", attribute, colour::Colour::Series(0));
     assert!(at("cx")[2] - at("cx")[0] > 50.0, "{:?}", at("cx"));
-    // A row of one line is as high as before.
+    // A row with one line has the usual height.
     let steps: Vec<f64> = at("cy").windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(steps[0] > steps[1] && steps[1] > 20.0, "{steps:?}");
-    stays_inside(&chart.layout());
+    assert_inside(&chart.layout());
 }
 
 #[test]
@@ -192,14 +194,14 @@ fn titles_and_names_of_columns_take_lines_rather_than_lose_words() {
     for word in chart.subtitle.split(' ').chain(["tokens1600", "level16"]) {
         assert!(words.contains(word), "{word}: {texts:?}");
     }
-    stays_inside(&chart.layout());
+    assert_inside(&chart.layout());
 }
 
 #[test]
 fn a_cell_has_the_colour_of_its_value() {
     let svg = heat().svg().unwrap();
-    let of = |step| numbers(&svg, "rect", "x", colour::Colour::Step(step)).len();
-    assert_eq!((of(0), of(colour::STEPS - 1)), (1, 1));
+    let cells_of_step = |step| numbers(&svg, "rect", "x", colour::Colour::Step(step)).len();
+    assert_eq!((cells_of_step(0), cells_of_step(colour::STEPS - 1)), (1, 1));
     let texts = texts(&svg);
     ["1 µs", "8 µs", "b16", "right: t; down: b", "-"]
         .iter()
@@ -222,7 +224,7 @@ fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
         pixels.chunks_exact(3).filter(|pixel| *pixel == colour.rgb()).count()
     };
     assert!(has(colour::Colour::Series(0)) > 200 && has(colour::Colour::Series(1)) > 200);
-    // The title's letters.
+    // Pixels of the title's letters.
     let row = 3 * info.width as usize;
     let title = &pixels[..row * 48];
     let ink = title.chunks_exact(3).filter(|pixel| pixel[0] < 0x80).count();
@@ -230,7 +232,7 @@ fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
 }
 
 #[test]
-fn nothing_to_draw_is_no_panic() {
+fn an_empty_chart_does_not_panic() {
     let empty = Axis::new("x", Quantity::Time, ScaleKind::Log);
     let bodies = [
         Body::Xy(Xy {

@@ -1,16 +1,16 @@
-//! The embedded font: how wide texts are in it, and texts as pixels.
+//! The embedded font: widths of texts, and texts as pixels.
 
 use std::sync::LazyLock;
 
 use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 
-/// The reader's font may be wider than the embedded one by this.
+/// Factor by which the reader's font may be wider than the embedded one.
 const WIDER: f32 = 1.2;
 
 static FONT: LazyLock<Option<FontRef<'static>>> =
     LazyLock::new(|| FontRef::try_from_slice(ttf_noto_sans::REGULAR).ok());
 
-/// A size in pixels an em, as SVG has it, in this font's own measure.
+/// Converts a font size in pixels, as SVG has it, to the font's own units.
 fn scale_of(font: &impl Font, size: f64) -> PxScale {
     let em = font.units_per_em().unwrap_or(1000.0);
     PxScale::from(size as f32 * font.height_unscaled() / em)
@@ -21,21 +21,21 @@ fn advance(font: &FontRef<'_>, text: &str, size: f64) -> f32 {
     text.chars().map(|c| font.h_advance(font.glyph_id(c))).sum()
 }
 
-/// Pixels that a text may take.
+/// Width in pixels that a text may take.
 pub fn text_width(text: &str, size: f64) -> f64 {
     f64::from(FONT.as_ref().map_or(0.0, |font| advance(font, text, size)) * WIDER)
 }
 
-/// An image of three bytes a pixel.
+/// An image with three bytes a pixel.
 pub struct Pixels<'a> {
-    /// Row by row.
+    /// Bytes, row by row.
     pub bytes: &'a mut [u8],
-    /// Pixels a row.
+    /// Pixels in a row.
     pub width: usize,
 }
 
 impl Pixels<'_> {
-    /// Draws a text around the height `y`; of its width the share `before` lies left of `x`.
+    /// Draws a text around the height `y`; the share `before` of its width is left of `x`.
     pub fn text(
         &mut self,
         text: &str,
@@ -91,7 +91,7 @@ mod tests {
         assert!(dark.len() > 20, "{dark:?}");
         let (first, last) = (dark.iter().min().unwrap(), dark.iter().max().unwrap());
         assert!(*first >= 9 && (*last as f64) < 10.0 + wide, "{first} to {last}");
-        // What lies outside of the image is left out.
+        // Text outside of the image is skipped.
         Pixels { bytes: &mut bytes, width }.text("1.5 ms", (95.0, -3.0), (12.0, 0.5), [0; 3]);
     }
 }

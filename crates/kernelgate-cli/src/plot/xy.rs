@@ -7,30 +7,30 @@ use super::picture::{Anchor, Picture, TEXT};
 use super::scale::Scale;
 use super::text::text_width;
 
-/// Of the drawing, and of what lies between the axes.
+/// Size of the drawing, and of the area between the axes.
 const USUAL: (f64, f64) = (480.0, 210.0);
-/// The same of one with the width of a page.
+/// Size of a drawing with the width of a page.
 const BROAD: (f64, f64) = (980.0, 380.0);
 
 /// Curves and points over two axes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Xy {
-    /// To the right.
+    /// The horizontal axis.
     pub x: Axis,
-    /// Upwards.
+    /// The vertical axis.
     pub y: Axis,
     /// The data, each with a colour of its own.
     pub series: Vec<Series>,
-    /// What data are held against, drawn behind them.
+    /// Curves to compare the data with, drawn behind them.
     pub guides: Vec<Guide>,
     /// Whether it has the width of a page.
     pub broad: bool,
 }
 
-/// Marks of one name.
+/// Marks of one series.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
-    /// In the legend.
+    /// Name in the legend.
     pub name: String,
     /// Number of its colour.
     pub colour: usize,
@@ -43,33 +43,33 @@ pub struct Series {
 /// A value with its spread.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mark {
-    /// To the right.
+    /// Horizontal position.
     pub x: f64,
-    /// Upwards.
+    /// Vertical position.
     pub y: f64,
-    /// Least and greatest y; both y where no spread is known.
+    /// Smallest and greatest y; both equal y if no spread is known.
     pub range: (f64, f64),
 }
 
 impl Mark {
-    /// Without a spread.
+    /// A mark without a spread.
     pub const fn at(x: f64, y: f64) -> Self {
         Self { x, y, range: (y, y) }
     }
 }
 
-/// A line to hold data against, such as a limit.
+/// A line to compare data with, such as a limit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Guide {
-    /// In the legend.
+    /// Name in the legend.
     pub name: String,
-    /// Its corners, in order of x.
+    /// Corners of the line, in order of x.
     pub points: Vec<(f64, f64)>,
 }
 
 pub fn layout(lines: Lines<'_>, body: &Xy) -> Picture {
     let (width, field) = if body.broad { BROAD } else { USUAL };
-    // Neighbours have different tones.
+    // Neighbouring lines have different tones.
     let tone = |i: usize| if i.is_multiple_of(2) { Colour::Ink } else { Colour::Muted };
     let guides = body.guides.iter().enumerate();
     let guides = guides.map(|(i, guide)| (guide.name.as_str(), tone(i)));

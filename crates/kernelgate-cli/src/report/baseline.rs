@@ -1,4 +1,4 @@
-//! The words of `gate`: the baseline and its age, what differs between runs, what was not run.
+//! Texts of `gate`: the baseline and its age, the difference between runs, cases that did not run.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ impl Wording for BaselineFacts {
         facts
     }
 
-    /// The wider one as soon as any device differs.
+    // The wider threshold counts as soon as any device differs.
     fn threshold_percent(report: &GateReport) -> f64 {
         let same_device = report.facts.other_device.is_none();
         100.0 * report.facts.policy.relative_on(same_device)
@@ -62,7 +62,7 @@ impl Wording for BaselineFacts {
 
     fn more_seeds(&self, seeds: usize) -> String {
         format!(
-            "{seeds} seeds would tell: `kernelgate verify --seeds {seeds}` with this code, and \
+            "{seeds} seeds would decide: `kernelgate verify --seeds {seeds}` with this code, and \
              with the baseline's before `kernelgate baseline add {}`",
             self.baseline
         )
@@ -155,9 +155,10 @@ fn runs(report: &GateReport) -> impl Iterator<Item = &RunEvidence> {
     report.judged.iter().filter_map(Judgement::runs)
 }
 
-/// "baseline `main` of 1a2b3c4d, recorded 2026-11-21, 12 days and 34 commits ago".
+/// The baseline in words: "baseline `main` of 1a2b3c4d, recorded 2026-11-21, 12 days and 34 commits
+/// ago".
 fn base(report: &BaselineFacts) -> String {
-    let of = if report.base_commits.is_empty() {
+    let commits = if report.base_commits.is_empty() {
         String::new()
     } else {
         format!(" of {}", report.base_commits.join(", "))
@@ -175,10 +176,10 @@ fn base(report: &BaselineFacts) -> String {
             if ago.is_empty() { String::new() } else { format!(", {} ago", ago.join(" and ")) };
         format!(", recorded {}{ago}", age.recorded.get(..10).unwrap_or(&age.recorded))
     });
-    format!("baseline `{}`{of}{}", report.baseline, age.unwrap_or_default())
+    format!("baseline `{}`{commits}{}", report.baseline, age.unwrap_or_default())
 }
 
-/// What single runs were given for the difference between runs, and how to learn it.
+/// Allowances of single runs for the difference between runs, and how to measure it.
 fn single_runs(report: &GateReport) -> Vec<String> {
     let mut lines = Vec::new();
     let given = |side: fn(&RunEvidence) -> SideRuns, from: SpreadSource| {
@@ -216,8 +217,8 @@ fn single_runs(report: &GateReport) -> Vec<String> {
     }
     if given(head, SpreadSource::Assumed).is_some() {
         lines.push(format!(
-            "one process run is judged: ±{:.0}% is assumed for what differs between runs; after \
-             more of `cargo bench`, `kernelgate gate --last COUNT` tells it",
+            "one process run is judged: ±{:.0}% is assumed for the difference between runs; after \
+             more of `cargo bench`, `kernelgate gate --last COUNT` shows it",
             100.0 * report.facts.policy.single_run
         ));
     }

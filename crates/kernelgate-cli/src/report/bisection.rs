@@ -3,7 +3,7 @@
 use crate::bisect::commits::{Suspect, words};
 use crate::bisect::{Bisection, Ended, Found, FoundCommits, Times};
 
-/// Commits of a range that are named.
+/// Largest number of commits of a range that are named.
 const MAX_SUSPECTS: usize = 20;
 
 /// Lines for a terminal.
@@ -11,21 +11,21 @@ pub fn text(bisection: &Bisection) -> String {
     let Bisection { case, good, bad, commits, ended, found } = bisection;
     let ends = format!("{case}: {bad} against {good}, {commits} commits later");
     match (ended, found) {
-        (Ended::Found(search), Some(found)) => of_commits(&ends, search, found),
+        (Ended::Found(search), Some(found)) => found_commits(&ends, search, found),
         (Ended::Found(_), None) => ends,
         (Ended::NoDifference(times), _) => format!(
             "{ends}: not slower ({}), so there is no first slower commit between them",
             range(times)
         ),
         (Ended::EndsUndecided(why), _) => format!(
-            "{ends}: whether it is slower could not be told ({why}); a longer --budget, more \
-             --max-blocks or a quieter machine may tell"
+            "{ends}: it is undecided whether it is slower ({why}); a longer --budget, more \
+             --max-blocks or a quieter machine may decide it"
         ),
         (Ended::EndUnusable(why), _) => format!("{ends}: cannot be compared: {why}"),
     }
 }
 
-fn of_commits(ends: &str, search: &Found, found: &FoundCommits) -> String {
+fn found_commits(ends: &str, search: &Found, found: &FoundCommits) -> String {
     let mut lines = vec![format!("{ends}: slower, {}", range(&search.ends))];
     let named: Vec<String> = found.suspects.iter().take(MAX_SUSPECTS).map(suspect).collect();
     match &found.suspects[..] {
@@ -46,12 +46,12 @@ fn of_commits(ends: &str, search: &Found, found: &FoundCommits) -> String {
     } else {
         lines.push(
             "not confirmed: the slow-down may be spread over several commits; smaller ranges may \
-             tell"
+             decide"
                 .to_owned(),
         );
     }
     for (commit, why) in &found.left_out {
-        lines.push(format!("left out {}: {why}", commit.get(..8).unwrap_or(commit)));
+        lines.push(format!("skipped {}: {why}", commit.get(..8).unwrap_or(commit)));
     }
     if !found.diff_stat.is_empty() {
         lines.push(found.diff_stat.clone());
@@ -78,7 +78,7 @@ fn range(Times { ratio, low, high }: &Times) -> String {
     format!("{} ({} to {})", percent(*ratio), percent(*low), percent(*high))
 }
 
-/// The same for a pull request: in a block, so that what others wrote is no markup.
+/// The text for a pull request: in a block, so that no text of others acts as markup.
 pub fn markdown(text: &str) -> String {
     let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
     let fence = "`".repeat(longest.max(2) + 1);

@@ -1,5 +1,4 @@
-//! A calibration as text and Markdown: false alarms, power, noise, and what follows for the
-//! thresholds.
+//! A calibration as text and Markdown: false alarms, power, noise, and the recommended thresholds.
 
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::record::text::{one_line, printable};
@@ -11,18 +10,18 @@ use crate::gate::calibration::{Calibration, Recommended, summarise};
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 
-/// For a terminal, of so many columns where it has a width.
+/// The calibration for a terminal of this width, if it has one.
 pub fn text(calibration: &Calibration, columns: Option<usize>) -> String {
     let table = |table: &Table| table.text_within(columns);
     written(calibration, "", &table, &|text| printable(text).into_owned())
 }
 
-/// For a page.
+/// The calibration as Markdown.
 pub fn markdown(calibration: &Calibration) -> String {
     written(calibration, "## ", &Table::markdown, &|text| MarkdownText(text).to_string())
 }
 
-/// `words` makes what is in the file harmless on a terminal or in Markdown.
+/// Writes the calibration; `words` escapes text of the file for the format.
 fn written(
     calibration: &Calibration,
     heading: &str,
@@ -92,8 +91,10 @@ fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
     };
     let plan = &calibration.plan;
     let sampling = calibration.sampling;
-    // In code nothing is escaped: only a backtick ends it.
-    let code = |command: &String| format!("`{}`", one_line(&whole(command)).replace('`', "'"));
+    // Nothing is escaped in Markdown code, which only a backtick ends.
+    let code = |command: &String| {
+        format!("`{}`", one_line(&without_part_flags(command)).replace('`', "'"))
+    };
     let commands: BTreeSet<String> = calibration.commands.iter().map(code).collect();
     let commands: Vec<String> = commands.into_iter().collect();
     format!(
@@ -118,8 +119,8 @@ fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
     )
 }
 
-/// A command without what cuts a calibration into sittings and parts.
-fn whole(command: &str) -> String {
+/// A command without the flags that divide a calibration into parts and repetitions.
+fn without_part_flags(command: &str) -> String {
     kernelgate::display::without_flags(
         command.split(' ').map(str::to_owned),
         &["--shard", "--total-time"],

@@ -3,39 +3,39 @@
 use crate::gate::judgement::{Evidence, Judgement};
 use kernelgate::display::time;
 
-/// "1.254 ms", or "-" without a time.
+/// The time of the base, "1.254 ms", or "-" without a time.
 pub fn base(judged: &Judgement) -> String {
     timed(judged, |judged| time(judged.base_ns))
 }
 
-/// The same of the head.
+/// The time of the head, or "-" without a time.
 pub fn head(judged: &Judgement) -> String {
     timed(judged, |judged| time(judged.head_ns))
 }
 
-/// "+25.3%", or "-" without times.
+/// The change, "+25.3%", or "-" without times.
 pub fn change(judged: &Judgement) -> String {
     timed(judged, |judged| percent(judged.ratio.center))
 }
 
-/// "+24.9% … +25.8%", or "-" without times.
+/// The interval of the change, "+24.9% … +25.8%", or "-" without times.
 pub fn interval(judged: &Judgement) -> String {
     timed(judged, |judged| {
         format!("{} … {}", percent(judged.ratio.low), percent(judged.ratio.high))
     })
 }
 
-/// "1.3%", or "-" where nothing is detectable.
+/// The detectable change, "1.3%", or "-" if nothing is detectable.
 pub fn detectable(judged: &Judgement) -> String {
     judged.detectable.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share))
 }
 
-/// p value of "not slower than the threshold"; absent where no test was made.
+/// p value of "not slower than the threshold"; `None` without a test.
 pub fn p_slower(judged: &Judgement) -> Option<f64> {
     judged.pairs().map(|pairs| &pairs.decision).filter(|it| it.pairs > 0).map(|it| it.p_slower)
 }
 
-/// "0.0012", "< 0.0001", or "-" without a test.
+/// The p value, "0.0012", "< 0.0001", or "-" without a test.
 pub fn p(judged: &Judgement) -> String {
     match p_slower(judged) {
         None => "-".to_owned(),
@@ -44,7 +44,7 @@ pub fn p(judged: &Judgement) -> String {
     }
 }
 
-/// "12 + 16" pairs of both rounds, "5:3" runs of base and head.
+/// The evidence: "12 + 16" pairs of both rounds, "5:3" runs of base and head.
 pub fn evidence(judged: &Judgement) -> String {
     match &judged.evidence {
         Evidence::Runs(runs) => format!("{}:{}", runs.base.runs, runs.head.runs),
@@ -55,7 +55,7 @@ pub fn evidence(judged: &Judgement) -> String {
     }
 }
 
-/// A relative change: "+25.3%"; "∞" where there is no bound.
+/// A relative change: "+25.3%"; "∞" without a bound.
 pub fn percent(ratio: f64) -> String {
     if ratio.is_finite() { format!("{:+.1}%", 100.0 * (ratio - 1.0)) } else { "∞".to_owned() }
 }

@@ -1,5 +1,5 @@
-//! The comment for a pull request: headline and what got slower in sight, the rest folded. Never
-//! longer than a comment may be.
+//! The comment for a pull request: headline and slower cases are visible, the rest is folded. It is
+//! never longer than a comment may be.
 
 use std::fmt::Write as _;
 
@@ -10,14 +10,16 @@ use crate::gate::verdict::Verdict;
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::display::table::Table;
 
-/// Most bytes of a comment. GitHub takes 65,536 characters; what is left is for what a script adds.
+/// Largest number of bytes of a comment. GitHub accepts 65,536 characters; scripts may add the
+/// rest.
 pub const MAX_COMMENT_BYTES: usize = 60_000;
-/// Entries of each list that are tried, one after the other, until the comment is short enough.
+/// Numbers of entries for each list that are tried, one after the other, until the comment is short
+/// enough.
 const SHOWN: [usize; 8] = [usize::MAX, 1000, 500, 200, 100, 50, 20, 5];
-/// Most characters of a line of notes.
-const LINE: usize = 400;
+/// Largest number of characters of a line of notes.
+const MAX_LINE: usize = 400;
 
-/// As Markdown.
+/// The comment as Markdown.
 pub fn markdown(summary: &VerdictSummary) -> String {
     for shown in SHOWN {
         let text = with_at_most(summary, shown);
@@ -63,13 +65,13 @@ fn with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     out
 }
 
-/// Lines after an empty one; nothing where there are none.
+/// Lines as a list after an empty line; empty without lines.
 fn list(lines: &[String], shown: usize) -> String {
     let mut out = if lines.is_empty() { String::new() } else { "\n".to_owned() };
     for each in lines.iter().take(shown) {
         let _ = writeln!(out, "- {}", line(each));
     }
-    out + &left_out(lines.len(), shown, "notes")
+    out + &omitted(lines.len(), shown, "notes")
 }
 
 fn rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: bool) -> String {
@@ -92,22 +94,22 @@ fn rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: bool) -> St
         }
         table.row(line);
     }
-    table.markdown() + &left_out(rows.len(), shown, "cases")
+    table.markdown() + &omitted(rows.len(), shown, "cases")
 }
 
-fn left_out(count: usize, shown: usize, what: &str) -> String {
+fn omitted(count: usize, shown: usize, what: &str) -> String {
     if count <= shown {
         String::new()
     } else {
-        format!("\n\n… and {} more {what}, left out for length\n", count - shown)
+        format!("\n\n… and {} more {what}, omitted for length\n", count - shown)
     }
 }
 
-/// On one line, not too long, and none of it taken for markup.
+/// A text as one line of limited length, with its markup escaped.
 fn line(text: &str) -> String {
     let mut text = MarkdownText(text).to_string();
-    if text.chars().count() > LINE {
-        text = text.chars().take(LINE).chain(['…']).collect();
+    if text.chars().count() > MAX_LINE {
+        text = text.chars().take(MAX_LINE).chain(['…']).collect();
     }
     text
 }
@@ -143,14 +145,14 @@ mod tests {
     #[test]
     fn a_comment_is_never_too_long() {
         let few = markdown(&summary(vec![row(0, Verdict::Regressed)], vec![]));
-        assert!(few.contains("n0_") && !few.contains("left out"));
+        assert!(few.contains("n0_") && !few.contains("omitted"));
         for verdict in [Verdict::Regressed, Verdict::Unchanged] {
             let many = markdown(&summary(
                 (0..5000).map(|i| row(i, verdict)).collect(),
                 [vec!["x".repeat(100_000); 30], vec!["x".repeat(100); 3000]].concat(),
             ));
             assert!(
-                many.len() <= MAX_COMMENT_BYTES && many.contains("more cases, left out"),
+                many.len() <= MAX_COMMENT_BYTES && many.contains("more cases, omitted"),
                 "{}",
                 many.len()
             );
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_is_no_markup() {
+    fn text_of_others_is_escaped() {
         let text = markdown(&summary(vec![], vec!["a <b>\nc | d".to_owned()]));
         assert!(text.contains("- a &lt;b> c \\| d\n"), "{text}");
         let text =

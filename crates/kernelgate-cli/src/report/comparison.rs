@@ -1,4 +1,4 @@
-//! The words of `compare`: both builds, what was not timed and why, what changed in their code.
+//! Texts of `compare`: both builds, cases that were not timed with the reason, changes in code.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::gate::rules::RemovedCases;
 use kernelgate::display::duration;
 use kernelgate::record::text::indented;
 
-/// What is known of the times of benches that use Criterion alone.
+/// A note on the unit of the times of benches that use Criterion alone.
 const UNIT: &str = "times of Criterion's benches are nanoseconds, unless a bench sets a \
                     measurement of its own: its store does not say";
 
-/// Changes that are named one by one.
+/// Largest number of changes that are named one by one.
 const SHOWN: usize = 20;
 
 impl Wording for BuildFacts {
@@ -35,7 +35,7 @@ impl Wording for BuildFacts {
     const FAILED: &'static str = "failed in the head";
     const SKIPPED: &'static str = "skipped in the head, timed in the base";
 
-    /// Nothing can have changed in what is the same file.
+    // The same file on both sides cannot have changed.
     fn first_line(comparison: &Comparison) -> Option<String> {
         let untimed = comparison.facts.untimed.len();
         (untimed > 0).then(|| {
@@ -89,7 +89,7 @@ impl Wording for BuildFacts {
     }
 
     fn more_seeds(&self, seeds: usize) -> String {
-        format!("{seeds} seeds would tell, which the time did not suffice for")
+        format!("{seeds} seeds would decide, for which the time did not suffice")
     }
 
     /// The time that more pairs of these cases would take, at the cost of the pairs so far.
@@ -224,7 +224,7 @@ fn noise_floor(comparison: &Comparison) -> Option<String> {
     summary::noise_floor("a build against itself is", widths)
 }
 
-/// How far the SM clock of the head was from the base's, where it was read: the change in cycles
+/// The change of the head's SM clock relative to the base's, if it was read: the change in cycles
 /// over the change in time.
 fn clock(comparison: &Comparison) -> Option<String> {
     let shifts = decisions(comparison)
@@ -238,12 +238,12 @@ fn clock(comparison: &Comparison) -> Option<String> {
     ))
 }
 
-/// What differs in machine code and launches between the builds, each with the cases that use it;
-/// nothing where no bench tells its kernels.
+/// Differences in machine code and launches between the builds, each with the cases that use it;
+/// empty if no bench lists its kernels.
 fn code(comparison: &Comparison) -> Vec<String> {
-    let known: Vec<_> = comparison.facts.code.iter().filter(|(_, code)| code.is_known()).collect();
+    let listed: Vec<_> = comparison.facts.code.iter().filter(|(_, code)| code.is_known()).collect();
     let mut by_change: BTreeMap<String, Vec<&String>> = BTreeMap::new();
-    for (case, code) in &known {
+    for (case, code) in &listed {
         for (what, changes) in [("code", &code.code), ("launches", &code.launches)] {
             for change in changes {
                 by_change.entry(format!("{what} changed: {change}")).or_default().push(case);
@@ -260,14 +260,14 @@ fn code(comparison: &Comparison) -> Vec<String> {
     let more = lines.len().saturating_sub(SHOWN);
     lines.truncate(SHOWN);
     lines.extend((more > 0).then(|| format!("code or launches changed: {more} more kernels")));
-    if !known.is_empty() {
-        let changed = known.iter().filter(|(_, code)| code.has_changed()).count();
+    if !listed.is_empty() {
+        let changed = listed.iter().filter(|(_, code)| code.has_changed()).count();
         let all = comparison.judged.len() + comparison.facts.unaffected.len();
         lines.push(format!(
             "machine code: other code or launches in {changed} of {all} cases, the same in {}, not \
              known of {}; code of the host is not compared",
-            known.len() - changed,
-            all.saturating_sub(known.len())
+            listed.len() - changed,
+            all.saturating_sub(listed.len())
         ));
     }
     lines
@@ -287,7 +287,7 @@ pub fn kernels(compared: &KernelsCompared) -> Vec<String> {
     [format!("kernels for {arch}: {how_many}")].into_iter().chain(changed).chain(not).collect()
 }
 
-/// Cases that were not timed, as asked, and what that does not exclude.
+/// Cases that `--affected` did not time, and the changes that this cannot exclude.
 fn unaffected(facts: &BuildFacts) -> Option<String> {
     let count = facts.unaffected.len();
     let cases = if count == 1 { "case" } else { "cases" };

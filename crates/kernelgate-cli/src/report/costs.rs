@@ -1,11 +1,11 @@
-//! What launches take besides the device's time, and how close their outputs are: a table.
+//! A table of the costs of launches besides the device's time, and of the errors of their outputs.
 
 use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, joules, time};
 use kernelgate::record::{LaunchCosts, ProcessRun};
 
-/// A row a case, within a terminal's width where there is one; "-" where something is unknown.
-/// Device memory is what was measured, else what the row declares, which is marked.
+/// A row for each case, within the terminal's width if there is a terminal; "-" for unknown values.
+/// Device memory is measured, or else declared by the row, which is marked.
 pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     let mut table = Table::new(&[
         "case",

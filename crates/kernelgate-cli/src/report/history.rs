@@ -1,4 +1,4 @@
-//! Histories of cases as text: a line a case, or one case commit by commit.
+//! Histories as text: a line for each case, or one case commit by commit.
 
 use jiff::Timestamp;
 
@@ -12,35 +12,35 @@ use kernelgate::record::text::printable;
 
 /// Steps of a sparkline, from the shortest time to the longest.
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Commits that a sparkline in a table shows.
+/// Largest number of commits in the sparkline of a table.
 const SHORT_LINE: usize = 20;
-/// Commits that the sparkline of one case shows.
+/// Largest number of commits in the sparkline of one case.
 const LONG_LINE: usize = 60;
-/// Commits that the table of one case shows.
+/// Largest number of commits in the table of one case.
 const MAX_ROWS: usize = 40;
-/// Commits of a change that are named.
+/// Largest number of commits of a change that are named.
 const MAX_COMMITS: usize = 8;
-/// Columns where there is no terminal that says how many it has.
+/// Columns of the output without a terminal.
 const COLUMNS: usize = 100;
 
-/// All of them.
+/// All histories as text.
 pub fn text(histories: &[CaseHistory], order: &CommitOrder, columns: Option<usize>) -> String {
     let columns = columns.unwrap_or(COLUMNS);
     let mut lines = match histories {
         [] => vec!["no run of such a case is in the store".to_owned()],
-        [only] => of_case(only, Some(columns)),
+        [only] => case_lines(only, Some(columns)),
         several => overview(several, Some(columns)),
     };
     let not_searched: usize = histories.iter().map(|history| history.not_searched).sum();
     if not_searched > 0 {
         lines.push(format!("{not_searched} times, the oldest, were not searched for changes"));
     }
-    lines.push(of_order(histories, order));
+    lines.push(order_text(histories, order));
     wrapped_text(&lines.join("\n"), columns)
 }
 
-/// How commits were put in order.
-pub fn of_order(histories: &[CaseHistory], order: &CommitOrder) -> String {
+/// The order of the commits in words.
+pub fn order_text(histories: &[CaseHistory], order: &CommitOrder) -> String {
     let by_time: usize = histories.iter().map(|history| history.placed_by_time).sum();
     let runs = histories.iter().flat_map(|history| &history.points);
     let all: usize = runs.map(|point| point.runs_ns.len()).sum();
@@ -56,7 +56,7 @@ pub fn of_order(histories: &[CaseHistory], order: &CommitOrder) -> String {
     }
 }
 
-/// Files that hold nothing, a few by name.
+/// Files without data, a few of them by name.
 pub fn skipped(files: &[Skipped]) -> String {
     const SHOWN: usize = 5;
     let each = files
@@ -65,7 +65,7 @@ pub fn skipped(files: &[Skipped]) -> String {
         .map(|file| format!("skipped {}: {}", file.path.display(), file.problem));
     let more = files.len().saturating_sub(SHOWN);
     let more = (more > 0).then(|| format!("skipped {more} more files"));
-    // Names of files are anybody's, as what is in them.
+    // Names and contents of files are not trusted.
     printable(&each.chain(more).collect::<Vec<_>>().join("\n")).into_owned()
 }
 
@@ -74,7 +74,7 @@ fn overview(histories: &[CaseHistory], columns: Option<usize>) -> Vec<String> {
     each.flat_map(|(device, table)| [device, table.text_within(columns), String::new()]).collect()
 }
 
-/// A line a case, for each device with its name.
+/// A table for each device, with a line for each case.
 pub fn tables(histories: &[CaseHistory]) -> Vec<(String, Table)> {
     let of_device = |histories: Vec<&CaseHistory>| {
         let mut table = Table::new(&["case", "commits", "runs", "last", "last change", "times"]);
@@ -102,7 +102,7 @@ fn histories_by_device(histories: &[CaseHistory]) -> Vec<Vec<&CaseHistory>> {
     devices.into_values().collect()
 }
 
-fn of_case(history: &CaseHistory, columns: Option<usize>) -> Vec<String> {
+fn case_lines(history: &CaseHistory, columns: Option<usize>) -> Vec<String> {
     let mut lines = vec![name(history), device(history), sparkline(history, LONG_LINE)];
     if !history.formerly.is_empty() {
         let names: Vec<&str> = history.formerly.iter().map(String::as_str).collect();
@@ -142,7 +142,7 @@ fn words(history: &CaseHistory, change: &Change) -> String {
         percent(1.0 + change.change),
         percent(1.0 + low),
         percent(1.0 + high),
-        // "100.0 %" would be more than anybody knows.
+        // A confidence of 100.0 % cannot be known.
         (100.0 * confidence).min(99.9)
     );
     if change.same_build {
@@ -159,7 +159,7 @@ fn words(history: &CaseHistory, change: &Change) -> String {
     format!("{size}: after {}, up to {}{which}", code(point - 1), code(*point))
 }
 
-/// "+5.2% 1a2b3c4d".
+/// A change in short form: "+5.2% 1a2b3c4d".
 fn short(history: &CaseHistory, change: &Change) -> String {
     format!("{} {}", percent(1.0 + change.change), history.points[change.point].code().short())
 }
@@ -185,7 +185,7 @@ fn day(started_ms: i64) -> String {
     }
 }
 
-/// The times of the last points, a character each.
+/// The times of the last points as a sparkline, a character each.
 fn sparkline(history: &CaseHistory, width: usize) -> String {
     let last = history.points.len().saturating_sub(width);
     let times: Vec<f64> = history.points[last..].iter().map(|point| point.median_ns).collect();

@@ -1,4 +1,4 @@
-//! Changes with their intervals as lines of text, for a comment that can show no picture.
+//! Changes with their intervals as lines of text, for a comment without pictures.
 
 use super::cells;
 use crate::gate::judgement::Judgement;
@@ -6,16 +6,17 @@ use crate::gate::verdict::Verdict;
 use kernelgate::display::table::shortened;
 
 /// Columns of the drawing.
-const FIELD: usize = 41;
-/// Most columns of a case's id. It stands last: what a reader has to scroll to is its end, and no
-/// two cases look alike.
-const ID: usize = 160;
-/// Most lines.
+const DRAWING_COLUMNS: usize = 41;
+/// Largest number of columns of a case's id. It is the last column, so that a reader has to scroll
+/// only for its end, and no two cases look alike.
+const MAX_ID: usize = 160;
+/// Largest number of lines.
 const MAX_ROWS: usize = 12;
-/// The drawing shows at least this change to either side.
-const LEAST: f64 = 0.02;
+/// Smallest change to either side that the drawing covers.
+const MIN_RANGE: f64 = 0.02;
 
-/// Of the cases that have times the regressed ones, then those that changed most; nothing where there is none. `<` and `>` are ends that lie outside.
+/// Draws the cases that have times: the regressed ones first, then those that changed most; `None`
+/// without such a case. `<` and `>` are ends that lie outside.
 pub fn text(rows: &[Judgement]) -> Option<String> {
     let mut timed: Vec<&Judgement> = rows.iter().filter(|row| row.is_timed()).collect();
     let size = |row: &Judgement| (row.ratio.center - 1.0).abs();
@@ -26,11 +27,12 @@ pub fn text(rows: &[Judgement]) -> Option<String> {
     let left_out = timed.len().saturating_sub(MAX_ROWS);
     timed.truncate(MAX_ROWS);
     let widest = timed.iter().map(|row| size(row)).fold(0.0, f64::max);
-    let end = (1.5 * widest).max(LEAST);
+    let end = (1.5 * widest).max(MIN_RANGE);
     let label = |share: f64| format!("{:+.1}%", 100.0 * share);
     let (low, high) = (label(-end), label(end));
-    // The 0 stands above the middle of the field.
-    let (left, right) = (FIELD / 2 - low.len(), FIELD - FIELD / 2 - 1 - high.len());
+    // The label "0" stands above the middle of the drawing.
+    let (left, right) =
+        (DRAWING_COLUMNS / 2 - low.len(), DRAWING_COLUMNS - DRAWING_COLUMNS / 2 - 1 - high.len());
     let head = format!("{low}{:left$}0{:right$}{high}", "", "");
     let lines = timed.iter().map(|row| line(row, end));
     let more = (left_out > 0).then(|| format!("and {left_out} more cases"));
@@ -39,13 +41,13 @@ pub fn text(rows: &[Judgement]) -> Option<String> {
 }
 
 fn line(row: &Judgement, end: f64) -> String {
-    let middle = FIELD / 2;
-    // The column of a ratio; infinity and what lies outside are ends.
+    let middle = DRAWING_COLUMNS / 2;
+    // The column of a ratio; values outside, also infinite ones, are drawn at the ends.
     let column = |ratio: f64| {
         let share = ((ratio - 1.0) / end).clamp(-1.0, 1.0);
         (middle as f64 + share * middle as f64).round() as usize
     };
-    let mut field = vec![' '; FIELD];
+    let mut field = vec![' '; DRAWING_COLUMNS];
     field[middle] = '|';
     let (low, high) = (column(row.ratio.low), column(row.ratio.high));
     field[low..=high].fill('-');
@@ -57,7 +59,7 @@ fn line(row: &Judgement, end: f64) -> String {
     }
     field[column(row.ratio.center)] = 'o';
     let field: String = field.into_iter().collect();
-    format!("{field} {:>8}  {}", cells::change(row), shortened(&row.case, ID))
+    format!("{field} {:>8}  {}", cells::change(row), shortened(&row.case, MAX_ID))
 }
 
 #[cfg(test)]
@@ -81,7 +83,7 @@ mod tests {
         .unwrap();
         let lines: Vec<Vec<char>> = drawn.lines().map(|line| line.chars().collect()).collect();
         let at = |line: usize| lines[line].iter().position(|c| *c == 'o').unwrap();
-        // The regressed one comes first, with its whole id.
+        // The regressed case comes first, with its whole id.
         assert!(drawn.lines().nth(1).unwrap().ends_with(&long), "{drawn}");
         assert!(at(1) > 20 && at(2) < 20, "{drawn}");
         assert_eq!(at(3), 20, "{drawn}");
@@ -90,12 +92,12 @@ mod tests {
     }
 
     #[test]
-    fn many_are_counted_and_none_is_nothing() {
-        let of = |i: usize| row(&format!("a/{i}"), Verdict::Unchanged, (0.99, 1.0, 1.01));
-        let drawn = text(&(0..50).map(of).collect::<Vec<_>>()).unwrap();
+    fn long_lists_are_counted_and_no_case_gives_no_text() {
+        let unchanged = |i: usize| row(&format!("a/{i}"), Verdict::Unchanged, (0.99, 1.0, 1.01));
+        let drawn = text(&(0..50).map(unchanged).collect::<Vec<_>>()).unwrap();
         assert_eq!(drawn.lines().count(), MAX_ROWS + 2);
         assert!(drawn.ends_with("and 38 more cases"), "{drawn}");
-        let unmeasured = Judgement { base_ns: 0.0, ..of(0) };
+        let unmeasured = Judgement { base_ns: 0.0, ..unchanged(0) };
         assert_eq!(text(&[unmeasured]), None);
     }
 }

@@ -1,9 +1,9 @@
-//! Verdicts as JUnit XML, for the test views of CI systems: a test case a case.
+//! Verdicts as JUnit XML, for the test views of CI systems, with a test case for each case.
 //!
-//! Regressed is a failure, wrong or refused an error, and what was not judged or cannot be told is
-//! skipped with its reason. What the package accepts of a case is its output, so that it is no bare
-//! pass; all that `kernelgate.toml` did is a property. The same result gives the same bytes: no
-//! times of day, no ids.
+//! Regressed is a failure, wrong or refused an error, and an unjudged or inconclusive case is
+//! skipped with its reason. The bound that the package accepts for a case is its output, so that it
+//! differs from a plain pass; all effects of `kernelgate.toml` are properties. The same result
+//! gives the same bytes: no times of day, no ids.
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
@@ -14,17 +14,17 @@ use crate::gate::rules::FILE;
 use crate::gate::verdict::Verdict;
 use kernelgate::display::medium::JunitText;
 
-/// As XML.
+/// The verdicts as XML.
 pub fn xml(summary: &VerdictSummary) -> String {
     let mut suite = TestSuite::new(summary.verb);
     for (name, words) in &summary.facts {
-        suite.add_property((*name, &*shown(words)));
+        suite.add_property((*name, &*escaped(words)));
     }
     for line in summary.rules.lines() {
-        suite.add_property((FILE, &*shown(&line)));
+        suite.add_property((FILE, &*escaped(&line)));
     }
     suite.add_test_cases(summary.rows.iter().map(|row| {
-        let mut case = case(&row.case, of_row(row, summary.evidence));
+        let mut case = case(&row.case, status(row, summary.evidence));
         let facts = properties(row);
         case.add_properties(facts.iter().map(|(name, value)| (*name, value.as_str())));
         let accepted = summary.rules.accepted.iter().filter(|it| it.case == row.case);
@@ -35,7 +35,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
             accepted.push(format!("slower by {change} ({interval})"));
         }
         if !accepted.is_empty() {
-            case.set_system_out(&*shown(&accepted.join("\n")));
+            case.set_system_out(&*escaped(&accepted.join("\n")));
         }
         case
     }));
@@ -43,13 +43,13 @@ pub fn xml(summary: &VerdictSummary) -> String {
         let kind =
             if other.kind == UnjudgedKind::Skipped { None } else { Some(NonSuccessKind::Error) };
         let mut status = kind.map_or_else(TestCaseStatus::skipped, TestCaseStatus::non_success);
-        status.set_message(&*shown(&other.why));
+        status.set_message(&*escaped(&other.why));
         if kind.is_some() {
             status.set_type(if other.kind == UnjudgedKind::Refused { "refused" } else { "failed" });
         }
         suite.add_test_case(case(&other.name, status));
     }
-    let mut report = Report::new(&*shown(&summary.headline));
+    let mut report = Report::new(&*escaped(&summary.headline));
     report.add_test_suite(suite);
     let mut xml = report.to_string().expect("text in memory can be written");
     if !xml.ends_with('\n') {
@@ -78,14 +78,14 @@ fn properties(row: &Judgement) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// A text that others wrote.
-fn shown(text: &str) -> String {
+/// Escapes a text that others wrote.
+fn escaped(text: &str) -> String {
     JunitText(text).to_string()
 }
 
-/// In the class of its workload: "attention.forward".
+/// A test case in the class of its workload: "attention.forward".
 fn case(name: &str, status: TestCaseStatus) -> TestCase {
-    let name = &*shown(name);
+    let name = &*escaped(name);
     let mut case = TestCase::new(name, status);
     let mut parts = name.split('/');
     if let (Some(family), Some(operation), Some(_)) = (parts.next(), parts.next(), parts.next()) {
@@ -96,7 +96,7 @@ fn case(name: &str, status: TestCaseStatus) -> TestCase {
     case
 }
 
-fn of_row(row: &Judgement, evidence: &str) -> TestCaseStatus {
+fn status(row: &Judgement, evidence: &str) -> TestCaseStatus {
     let p = cells::p_slower(row).map(|_| format!(", p {}", cells::p(row))).unwrap_or_default();
     let (base, head, count) = (cells::base(row), cells::head(row), cells::evidence(row));
     let (change, interval) = (cells::change(row), cells::interval(row));
@@ -114,7 +114,7 @@ fn of_row(row: &Judgement, evidence: &str) -> TestCaseStatus {
             let mut status = TestCaseStatus::skipped();
             let numbers = if row.is_timed() { format!(": {numbers}") } else { String::new() };
             let reason = row.reason().unwrap_or_else(|| "no reason".to_owned());
-            status.set_message(format!("inconclusive: {}{numbers}", shown(&reason)));
+            status.set_message(format!("inconclusive: {}{numbers}", escaped(&reason)));
             status
         }
         Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => TestCaseStatus::success(),

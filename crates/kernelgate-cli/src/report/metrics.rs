@@ -1,5 +1,4 @@
-//! Times as the small JSON formats that continuous-benchmarking services take; what they make of
-//! them is theirs.
+//! Times in the small JSON formats of continuous-benchmarking services.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +13,10 @@ use kernelgate::stats::{Spread, median};
 pub struct Metric {
     /// The number.
     pub value: f64,
-    /// Lower end; none where it is not known.
+    /// Lower end of the range; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lower_value: Option<f64>,
-    /// Upper end.
+    /// Upper end of the range; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upper_value: Option<f64>,
 }
@@ -32,12 +31,12 @@ pub struct CaseMetrics {
     pub energy: Option<Metric>,
 }
 
-/// Measures by case.
+/// Measured values by case.
 pub type Metrics = BTreeMap<String, CaseMetrics>;
 
-/// Metrics of runs: the median over the process runs with their range, with one run the quartiles of
-/// its samples, and the accuracy of its energy.
-pub fn of_runs(runs: &[ProcessRun]) -> Metrics {
+/// Metrics of runs: the median over the process runs with their range; for a single run the
+/// quartiles of its samples, and the accuracy of its energy.
+pub fn from_runs(runs: &[ProcessRun]) -> Metrics {
     let mut cases: BTreeMap<&String, Vec<&CaseRecord>> = BTreeMap::new();
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
         cases.entry(id).or_default().push(case);
@@ -56,8 +55,8 @@ pub fn of_runs(runs: &[ProcessRun]) -> Metrics {
     cases.into_iter().filter_map(case).collect()
 }
 
-/// Median of the middles of several runs with their range, or of the only run with its own range;
-/// none without a run.
+/// Median of the middles of several runs with their range, or the only run with its own range;
+/// `None` without a run.
 fn over_runs(runs: &[[f64; 3]]) -> Option<Metric> {
     let middles: Vec<f64> = runs.iter().map(|[_, middle, _]| *middle).collect();
     let (low, high) = match runs {
@@ -72,7 +71,7 @@ fn over_runs(runs: &[[f64; 3]]) -> Option<Metric> {
 }
 
 /// Metrics of a comparison: times of the head, with the interval of the change around them.
-pub fn of_comparison(comparison: &Comparison) -> Metrics {
+pub fn from_comparison(comparison: &Comparison) -> Metrics {
     let timed = comparison.judged.iter().filter(|judged| judged.is_timed());
     let metric = |value: f64, low: f64, high: f64| {
         let end = |end: f64| Some(end).filter(|end| end.is_finite() && *end > 0.0);
@@ -88,7 +87,7 @@ pub fn of_comparison(comparison: &Comparison) -> Metrics {
 }
 
 /// Bencher Metric Format: `{"CASE": {"latency": {"value": …}}}`, for `bencher run --adapter json`.
-/// Its `latency` is in nanoseconds; `energy` is a measure of our own, in joules.
+/// Bencher defines `latency` in nanoseconds; this program adds `energy` in joules.
 pub fn bencher(metrics: &Metrics) -> impl Serialize {
     metrics
 }
@@ -133,7 +132,7 @@ mod tests {
         let energy = MeasuredEnergy { launch_j: 0.5, relative: 0.1, power_w: 250.0, window_s: 1.0 };
         case.samples.energy = Some(Energy::Measured(energy));
         run.cases.insert("w/f/n1/cuda/fast/hot".to_owned(), case);
-        let metrics = of_runs(&[run]);
+        let metrics = from_runs(&[run]);
         let cpu = serde_json::json!({
             "latency": {"value": 2e6, "lower_value": 2e6, "upper_value": 2e6},
         });

@@ -1,4 +1,5 @@
-//! Verdicts as text, Markdown, JUnit XML and metrics, for people and programs. No decisions here.
+//! Verdicts as text, Markdown, JUnit XML and metrics, for people and programs. Deliberately absent:
+//! decisions.
 
 mod baseline;
 pub mod bisection;

@@ -1,5 +1,5 @@
-//! What a verdict verb concluded, in the one shape that its formats for reviewers and programs are
-//! made from ([`super::comment`], [`super::junit`]).
+//! The conclusion of a verdict verb, in the one shape that its formats for reviewers and programs
+//! are made from ([`super::comment`], [`super::junit`]).
 
 use std::collections::BTreeSet;
 
@@ -18,57 +18,57 @@ use kernelgate::stats::median;
 pub struct VerdictSummary {
     /// The verb: "kernelgate compare".
     pub verb: &'static str,
-    /// "1 regressed, 0 improved, 13 unchanged, 0 inconclusive of 14 (threshold 1%)".
+    /// The headline: "1 regressed, 0 improved, 13 unchanged, 0 inconclusive of 14 (threshold 1%)".
     pub headline: String,
-    /// What was compared with what, and where: name and words.
+    /// Base, head, device and method: name and words.
     pub facts: Vec<(&'static str, String)>,
     /// Cases, worst first.
     pub rows: Vec<Judgement>,
-    /// What has no row: wrong, refused, not run.
+    /// Cases without a row: wrong, refused, not run.
     pub others: Vec<Unjudged>,
-    /// What the package's rules did.
+    /// Effects of the package's rules.
     pub rules: RulesReport,
-    /// What a reader must know besides the table, a line each.
+    /// Lines that a reader must know besides the table.
     pub notes: Vec<String>,
-    /// What may be folded.
+    /// Lines that may be folded.
     pub details: Vec<String>,
-    /// What the evidence of the rows counts: "pairs" or "runs".
+    /// Unit of the evidence of the rows: "pairs" or "runs".
     pub evidence: &'static str,
-    /// The command that does the same at home.
+    /// The command that repeats the judgement locally.
     pub reproduce: String,
 }
 
-/// Something that has no time to judge.
+/// A case, or another entry, without a time to judge.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unjudged {
-    /// A case, or what stands for all of them.
+    /// Id of the case, or a name for all of them.
     pub name: String,
-    /// How bad.
+    /// Severity.
     pub kind: UnjudgedKind,
-    /// In words.
+    /// The reason in words.
     pub why: String,
 }
 
-/// How bad it is that something was not judged.
+/// Severity of something that was not judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UnjudgedKind {
-    /// Wrong output, a process that broke.
+    /// The output is wrong, or a process failed.
     Failed,
-    /// Not comparable.
+    /// The case is not comparable.
     Refused,
-    /// Not run, or nothing to compare with.
+    /// The case did not run, or has nothing to compare with.
     Skipped,
 }
 
 impl Unjudged {
-    /// One of a kind.
+    /// An entry of this kind.
     pub fn new(name: &str, kind: UnjudgedKind, why: impl Into<String>) -> Self {
         Self { name: name.to_owned(), kind, why: why.into() }
     }
 
-    /// The cases that were refused, with the field; `sides` is what base and head are called.
+    /// Refused cases, with the field that differs; `sides` are the names of base and head.
     pub fn refused(refused: &[Refusal], sides: [&str; 2]) -> Vec<Self> {
-        let of = |Refusal { field, base, head, cases }: &Refusal| {
+        let refused_cases = |Refusal { field, base, head, cases }: &Refusal| {
             let why = format!(
                 "refused: {field} is `{base}` in the {} and `{head}` in the {}",
                 sides[0], sides[1]
@@ -78,12 +78,12 @@ impl Unjudged {
                 .map(|case| Self::new(case, UnjudgedKind::Refused, why.clone()))
                 .collect::<Vec<_>>()
         };
-        refused.iter().flat_map(of).collect()
+        refused.iter().flat_map(refused_cases).collect()
     }
 }
 
-/// "; 2 bounds of kernelgate.toml not judged", or nothing: why the exit code is 3 where all else is
-/// fine.
+/// The number of bounds that could not be judged, "; 2 bounds of kernelgate.toml not judged", or an
+/// empty text. Such bounds alone make the exit code 3.
 pub fn not_judged(rules: &RulesReport) -> String {
     match rules.undecided.len() {
         0 => String::new(),
@@ -92,14 +92,14 @@ pub fn not_judged(rules: &RulesReport) -> String {
     }
 }
 
-/// Entries for what the package's rules set and nothing could be told of.
+/// Entries for bounds of the package's rules that could not be judged.
 pub fn undecided(rules: &RulesReport) -> Vec<Unjudged> {
     let entry = |why: &String| Unjudged::new(FILE, UnjudgedKind::Skipped, why.clone());
     rules.undecided.iter().map(entry).collect()
 }
 
-/// Entries of their own for what was found besides times, and the lines that say the same; `remedy`
-/// says how to get more seeds.
+/// Entries of their own for findings besides times, and the lines with the same text; `remedy`
+/// advises how to get more seeds.
 pub fn findings<F>(
     verdicts: &Verdicts<F>,
     remedy: impl Fn(usize) -> String,
@@ -110,7 +110,7 @@ pub fn findings<F>(
         Unjudged::new(&it.case, kind, it.words())
     };
     let mut others: Vec<Unjudged> = verification.iter().map(loss).collect();
-    others.extend(numerics.shown().map(|it| {
+    others.extend(numerics.losses().map(|it| {
         Unjudged::new(&it.case, UnjudgedKind::Failed, format!("less accurate: {}", it.words()))
     }));
     others.extend(numerics.suspected().map(|it| {
@@ -139,18 +139,19 @@ pub fn findings<F>(
     (others, lines)
 }
 
-/// The same in a headline: ", 1 no longer verified, 2 less accurate, 1 of higher cost".
-pub fn found<F>(verdicts: &Verdicts<F>) -> String {
+/// Findings besides times as parts of a headline: ", 1 no longer verified, 2 less accurate, 1 of
+/// higher cost".
+pub fn headline_findings<F>(verdicts: &Verdicts<F>) -> String {
     let Verdicts { verification, numerics, costs, .. } = verdicts;
     let losses = |shown: bool| verification.iter().filter(|it| it.is_shown() == shown).count();
     let cases = |shown: bool| {
-        let of = costs.iter().filter(|it| it.is_shown() == shown).map(|it| &it.case);
-        of.collect::<BTreeSet<_>>().len()
+        let grown = costs.iter().filter(|it| it.is_shown() == shown).map(|it| &it.case);
+        grown.collect::<BTreeSet<_>>().len()
     };
     let counted = [
         (losses(true), "no longer verified"),
         (losses(false), "less verified"),
-        (numerics.shown().count(), "less accurate"),
+        (numerics.losses().count(), "less accurate"),
         (numerics.suspected().count(), "maybe less accurate"),
         (cases(true), "of higher cost"),
         (cases(false), "maybe of higher cost"),
@@ -159,8 +160,8 @@ pub fn found<F>(verdicts: &Verdicts<F>) -> String {
     some.map(|(count, words)| format!(", {count} {words}")).collect()
 }
 
-/// Rows for a terminal; `sides` is what base and head are called, `evidence` what the last column
-/// counts.
+/// Rows for a terminal; `sides` are the names of base and head, `evidence` is the unit of the last
+/// column.
 pub fn table(rows: &[Judgement], sides: [&str; 2], evidence: &str) -> Table {
     let [base, head] = sides;
     let columns = ["case", "verdict", base, head, "change", "interval", "detectable", evidence];
@@ -180,18 +181,19 @@ pub fn table(rows: &[Judgement], sides: [&str; 2], evidence: &str) -> Table {
     table
 }
 
-/// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive"; after the first, where there are any,
-/// "2 accepted".
+/// Counts by verdict: "1 regressed, 0 improved, 5 unchanged, 0 inconclusive"; "2 accepted" follows
+/// the first if there are any.
 pub fn counts(count: impl Fn(Verdict) -> usize) -> String {
     use Verdict::{Accepted, Improved, Inconclusive, Regressed, Unchanged};
     let verdicts = [Regressed, Accepted, Improved, Unchanged, Inconclusive].into_iter();
-    let told = verdicts.filter(|verdict| *verdict != Accepted || count(*verdict) > 0);
-    told.map(|verdict| format!("{} {}", count(verdict), verdict.name()))
+    let shown = verdicts.filter(|verdict| *verdict != Accepted || count(*verdict) > 0);
+    shown
+        .map(|verdict| format!("{} {}", count(verdict), verdict.name()))
         .collect::<Vec<_>>()
         .join(", ")
 }
 
-/// What differs by itself (`what`): the relative half-widths of cases.
+/// Relative half-widths of cases: a difference (`what`) that occurs without a change of the code.
 pub fn noise_floor<'a>(what: &str, widths: impl Iterator<Item = (&'a str, f64)>) -> Option<String> {
     let mut widths: Vec<(&str, f64)> = widths.filter(|(_, width)| width.is_finite()).collect();
     widths.sort_by(|a, b| a.1.total_cmp(&b.1));

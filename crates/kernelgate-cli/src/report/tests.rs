@@ -1,5 +1,5 @@
-//! The formats for reviewers and programs, as snapshots of one comparison and one gate with
-//! something of everything.
+//! The formats for reviewers and programs, as snapshots of one comparison and one gate with an
+//! example of every finding.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -170,7 +170,7 @@ fn judged(case: &str, verdict: Verdict, change: f64, runs: (usize, usize)) -> Ju
     }
 }
 
-/// With another reason.
+/// An inconclusive case with another reason.
 fn doubted(case: &str, change: f64, runs: (usize, usize), reason: Reason) -> Judgement {
     Judgement { reasons: vec![reason], ..judged(case, Verdict::Inconclusive, change, runs) }
 }
@@ -216,7 +216,7 @@ fn gated() -> GateReport {
 }
 
 #[test]
-fn a_slower_case_is_explained_and_what_was_left_out_is_said() {
+fn a_slower_case_is_explained_and_skips_are_reported() {
     let case = "attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot".to_owned();
     let change = "attention/flash_mma D=64: registers 96 -> 128".to_owned();
     let code = CodeComparison { same: 1, code: vec![change.clone()], ..CodeComparison::default() };
@@ -247,7 +247,7 @@ fn a_slower_case_is_explained_and_what_was_left_out_is_said() {
 }
 
 #[test]
-fn what_decides_the_exit_code_is_in_the_headline_and_what_is_accepted_in_junit() {
+fn the_headline_names_what_decides_the_exit_code_and_junit_what_is_accepted() {
     let case = "st_bif/forward/n1_f32/cuda/fused/hot".to_owned();
     let grown = |cost: Cost| CostGrowth {
         case: case.clone(),
@@ -324,20 +324,20 @@ fn kernels_of_which_none_was_compared_are_no_kernels_without_a_difference() {
 }
 
 #[test]
-fn a_message_is_no_line_of_its_own_and_no_xml() {
+fn a_foreign_message_makes_no_line_of_its_own_and_is_escaped_in_xml() {
     let message = "boom\n\n0 regressed, 0 improved, 3 unchanged\u{202e}\u{9b}31m\u{ffff}";
-    let of = |case: &str| BTreeMap::from([(case.to_owned(), message.to_owned())]);
-    let report = GateReport { failed: of("a/b/x"), skipped: of("a/b/y"), ..gated() };
+    let failing = |case: &str| BTreeMap::from([(case.to_owned(), message.to_owned())]);
+    let report = GateReport { failed: failing("a/b/x"), skipped: failing("a/b/y"), ..gated() };
     let compared = Comparison {
-        failed: of("a/b/x"),
-        skipped: of("a/b/z"),
-        facts: BuildFacts { failed_in_base: of("a/b/y"), ..compared().facts },
+        failed: failing("a/b/x"),
+        skipped: failing("a/b/z"),
+        facts: BuildFacts { failed_in_base: failing("a/b/y"), ..compared().facts },
         ..compared()
     };
     for text in [verdicts::text(&report, None), verdicts::text(&compared, None)] {
-        let told = "boom\n    0 regressed, 0 improved, 3 unchanged\\u{202e}\\u{ffff}\n";
-        assert!(text.contains(&format!("a/b/x: {told}")), "{text}");
-        assert!(text.contains(&format!("a/b/y: {told}")), "{text}");
+        let printed = "boom\n    0 regressed, 0 improved, 3 unchanged\\u{202e}\\u{ffff}\n";
+        assert!(text.contains(&format!("a/b/x: {printed}")), "{text}");
+        assert!(text.contains(&format!("a/b/y: {printed}")), "{text}");
         assert_eq!(text.matches("\n0 regressed, 0 improved, 3 unchanged").count(), 0, "{text}");
     }
     let xml = junit::xml(&verdicts::summary(&report, "kernelgate gate"));
@@ -546,7 +546,7 @@ fn a_comparison() {
     insta::assert_snapshot!("comparison.txt", verdicts::text(&compared, None));
     insta::assert_snapshot!("comparison.md", comment::markdown(&summary));
     insta::assert_snapshot!("comparison.xml", junit::xml(&summary));
-    let metrics = metrics::of_comparison(&compared);
+    let metrics = metrics::from_comparison(&compared);
     insta::assert_snapshot!(
         "comparison.bmf",
         serde_json::to_string_pretty(&metrics::bencher(&metrics)).unwrap()
@@ -567,7 +567,7 @@ fn a_gate() {
 }
 
 #[test]
-fn quantities_read_well() {
+fn quantities_have_readable_texts() {
     assert_eq!(bytes(12), "12 B");
     assert_eq!(bytes(134_217_728), "134 MB");
     assert_eq!(bytes(1_720_000_000), "1.72 GB");

@@ -1,5 +1,5 @@
-//! Model FLOP utilization: the operations of matrix products that a launch declares, causal
-//! attention counted as half, over what the device computes in the same time.
+//! Model FLOP utilization: the declared operations of a launch's matrix products, with causal
+//! attention counted as half, over the operations that the device could compute in the same time.
 
 use kernelgate::record::WorkRecord;
 use kernelgate_trace::analyze::work::peaks::{Peaks, Precision};
@@ -13,7 +13,7 @@ pub struct ModelUtilization {
     pub of_measured: Option<f64>,
 }
 
-/// The precision of a dtype of declared work.
+/// The precision for a dtype of declared work.
 fn precision(dtype: &str) -> Option<Precision> {
     Some(match dtype {
         "f64" => Precision::Fp64,
@@ -26,8 +26,8 @@ fn precision(dtype: &str) -> Option<Precision> {
 }
 
 impl ModelUtilization {
-    /// The utilization of a launch on a device of that name; `measured` has operations a second by
-    /// unit and dtype ("matmul bf16").
+    /// The utilization of a launch on a device with this name; `measured` has operations a second
+    /// by unit and dtype ("matmul bf16").
     pub fn new(
         work: &WorkRecord,
         device: &str,
@@ -54,7 +54,7 @@ impl ModelUtilization {
     }
 }
 
-/// The published dense peak by which a utilization is counted: "989 TFLOP/s bf16".
+/// The published dense peak on which a utilization is based: "989 TFLOP/s bf16".
 pub fn published_peak(work: &WorkRecord, device: &str) -> Option<String> {
     let peaks = Peaks::for_device(device)?;
     let (unit, _) = work.flops.iter().find(|(unit, _)| unit.starts_with("matmul "))?;

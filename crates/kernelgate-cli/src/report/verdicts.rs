@@ -1,5 +1,5 @@
 //! The verdicts of `gate` or `compare` as text and as a summary: headline, regressions first, each
-//! with its interval and what could have been seen. Each method adds its own words.
+//! with its interval and the detectable change. Each method adds its own texts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,61 +11,61 @@ use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::{Facts, Verdicts};
 use kernelgate::record::text::{indented, printable};
 
-/// Cases of a kind that are named one by one.
+/// Largest number of cases of a kind that are named one by one.
 const SHOWN: usize = 20;
 
-/// What the report of one method says in its own words.
+/// Texts of the report of one method.
 pub trait Wording: Facts {
     /// The verb: "kernelgate compare".
     const VERB: &'static str;
-    /// Base and head in sentences.
+    /// Names of base and head in sentences.
     const SIDES: [&'static str; 2];
-    /// Base and head as columns.
+    /// Names of base and head as columns.
     const COLUMNS: [&'static str; 2];
-    /// What the last column counts.
+    /// Unit of the last column.
     const EVIDENCE: &'static str;
-    /// How to read a row.
+    /// Explanation of a row.
     const READING: &'static [&'static str];
-    /// Before the name of a case that failed.
+    /// Text before the name of a case that failed.
     const FAILED: &'static str;
-    /// Before the name of a case that the head skipped.
+    /// Text before the name of a case that the head skipped.
     const SKIPPED: &'static str;
 
     /// A line before everything.
     fn first_line(_: &Verdicts<Self>) -> Option<String> {
         None
     }
-    /// What was compared with what, and where.
+    /// Base, head and device.
     fn heading(verdicts: &Verdicts<Self>) -> String;
-    /// The same, with what is known of noise: name and words.
+    /// Base, head, device and noise: name and words.
     fn facts(verdicts: &Verdicts<Self>) -> Vec<(&'static str, String)>;
     /// The relative threshold, per cent.
     fn threshold_percent(verdicts: &Verdicts<Self>) -> f64;
-    /// The whole headline where the method judges nothing.
+    /// The headline if the method judged nothing.
     fn refusal(_: &Verdicts<Self>) -> Option<String> {
         None
     }
-    /// What else the headline must say, each part after "; ".
+    /// Further parts of the headline, each after "; ".
     fn unfinished(&self) -> String;
-    /// How to get so many seeds.
+    /// Advice on how to get so many seeds.
     fn more_seeds(&self, seeds: usize) -> String;
-    /// What would decide these inconclusive cases, after "; ".
+    /// Advice that would decide these inconclusive cases, after "; ".
     fn remedy(verdicts: &Verdicts<Self>, cases: &[&Judgement]) -> String;
-    /// What has no row.
+    /// Entries without a row.
     fn others(verdicts: &Verdicts<Self>) -> Vec<Unjudged>;
     /// Lines before all others.
     fn first_notes(_: &Verdicts<Self>) -> Vec<String> {
         Vec::new()
     }
-    /// Lines on what was not measured.
+    /// Lines about cases that were not measured.
     fn unmeasured_notes(&self) -> Vec<String>;
     /// Lines after all others.
     fn last_notes(verdicts: &Verdicts<Self>) -> Vec<String>;
-    /// What nobody needs to act on.
+    /// Lines that require no action.
     fn details(verdicts: &Verdicts<Self>) -> Vec<String>;
 }
 
-/// For a terminal, of so many columns where it has a width.
+/// The report for a terminal of this width, if it has one.
 pub fn text<F: Wording>(verdicts: &Verdicts<F>, columns: Option<usize>) -> String {
     let first = F::first_line(verdicts).map(|line| line + "\n").unwrap_or_default();
     let mut out = format!("{first}{}\n", F::heading(verdicts));
@@ -79,7 +79,8 @@ pub fn text<F: Wording>(verdicts: &Verdicts<F>, columns: Option<usize>) -> Strin
     printable(&out).into_owned()
 }
 
-/// For reviewers and programs. `reproduce` is the command that does the same at home.
+/// The report for reviewers and programs. `reproduce` is the command that repeats the judgement
+/// locally.
 pub fn summary<F: Wording>(verdicts: &Verdicts<F>, reproduce: &str) -> VerdictSummary {
     let mut details: Vec<String> = F::READING.iter().map(|line| (*line).to_owned()).collect();
     details.extend(F::details(verdicts));
@@ -97,7 +98,7 @@ pub fn summary<F: Wording>(verdicts: &Verdicts<F>, reproduce: &str) -> VerdictSu
     }
 }
 
-/// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 1%)".
+/// The headline: "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 1%)".
 pub fn headline<F: Wording>(verdicts: &Verdicts<F>) -> String {
     if let Some(refusal) = F::refusal(verdicts) {
         return refusal;
@@ -115,7 +116,7 @@ pub fn headline<F: Wording>(verdicts: &Verdicts<F>) -> String {
     format!(
         "{counts}{}{}{} of {} (threshold {}%){}{skipped}{}",
         more(verdicts.failed.len(), "failed"),
-        summary::found(verdicts),
+        summary::headline_findings(verdicts),
         more(refused, "refused"),
         verdicts.judged.len(),
         (10.0 * F::threshold_percent(verdicts)).round() / 10.0,
@@ -157,7 +158,7 @@ fn notes<F: Wording>(verdicts: &Verdicts<F>) -> Vec<String> {
     let [base, head] = F::SIDES;
     let mut lines = F::first_notes(verdicts);
     lines.extend(verdicts.refused.iter().map(|refusal| {
-        let cases = in_short(&refusal.cases);
+        let cases = abbreviated(&refusal.cases);
         let (field, of_base, of_head) = (&refusal.field, &refusal.base, &refusal.head);
         format!(
             "refused: {field} is `{of_base}` in the {base} and `{of_head}` in the {head}: {cases}"
@@ -174,10 +175,10 @@ fn notes<F: Wording>(verdicts: &Verdicts<F>) -> Vec<String> {
     lines
 }
 
-/// One line a reason: how many cases, which first, and what would decide them.
+/// One line for each reason: the number of cases, the first case, and advice.
 fn inconclusive<F: Wording>(verdicts: &Verdicts<F>) -> Vec<String> {
     let mut by_reason: BTreeMap<String, Vec<&Judgement>> = BTreeMap::new();
-    // Lines of their own say what to do about these.
+    // These have lines of their own with advice.
     let has_line =
         |reason: &Reason| matches!(reason, Reason::SingleRun { .. } | Reason::LessVerified(_));
     let open = verdicts.judged.iter().filter(|judged| judged.verdict == Verdict::Inconclusive);
@@ -186,18 +187,18 @@ fn inconclusive<F: Wording>(verdicts: &Verdicts<F>) -> Vec<String> {
     }
     let line = |(reason, cases): (String, Vec<&Judgement>)| {
         let names: Vec<&String> = cases.iter().map(|judged| &judged.case).collect();
-        format!("inconclusive: {reason}: {}{}", in_short(&names), F::remedy(verdicts, &cases))
+        format!("inconclusive: {reason}: {}{}", abbreviated(&names), F::remedy(verdicts, &cases))
     };
     by_reason.into_iter().map(line).collect()
 }
 
-/// "LABEL: CASE: REASON", each on a line.
+/// A line "LABEL: CASE: REASON" for each case.
 pub fn with_reason(cases: &BTreeMap<String, String>, label: &str) -> Vec<String> {
     cases.iter().map(|(case, why)| format!("{label}: {case}: {}", indented(why))).collect()
 }
 
-/// "CASE", or "CASE and 3 more".
-fn in_short(cases: &[impl AsRef<str>]) -> String {
+/// Names in short form: "CASE", or "CASE and 3 more".
+fn abbreviated(cases: &[impl AsRef<str>]) -> String {
     match cases {
         [only] => only.as_ref().to_owned(),
         [first, more @ ..] => format!("{} and {} more", first.as_ref(), more.len()),
@@ -205,7 +206,7 @@ fn in_short(cases: &[impl AsRef<str>]) -> String {
     }
 }
 
-/// "LABEL: CASE", for the first of many.
+/// Lines "LABEL: CASE" for the first of many.
 pub fn first_of(cases: &[String], label: &str) -> Vec<String> {
     let mut lines: Vec<String> =
         cases.iter().take(SHOWN).map(|case| format!("{label}: {case}")).collect();

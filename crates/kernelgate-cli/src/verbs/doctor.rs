@@ -1,4 +1,4 @@
-//! `kernelgate doctor`: what this machine offers, and what is missing.
+//! `kernelgate doctor`: checks this machine, and names what is missing.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub struct Arguments {
 struct Check {
     what: &'static str,
     finding: String,
-    /// What to do about it, where something is wrong.
+    /// Advice, if something is wrong.
     advice: Option<String>,
 }
 
@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     let mut checks = checks(&Environment::cpu(), store);
     for check in &mut checks {
-        // Folders and files may have any names.
+        // Names of folders and files are not trusted.
         check.finding = printable(&check.finding).into_owned();
     }
     match arguments.format {
@@ -156,7 +156,7 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
         folder("baselines", &store.baselines),
         folder("runs", &store.runs),
     ];
-    // Before libraries are opened that are not used.
+    // GPUs are listed before other libraries are opened.
     let gpus = gpus();
     checks.extend(Library::ALL.into_iter().flat_map(library));
     checks.extend(library::ignored_settings().into_iter().map(|setting| {
@@ -172,7 +172,7 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
     checks
 }
 
-/// Variables that a bench refuses: those that stand for flags, and the commit.
+/// Checks of variables that a bench would refuse: those that stand for flags, and the commit.
 fn wrong_settings() -> Vec<Check> {
     let commit = Provenance::detect_for_process(Path::new(".")).err();
     let number = std::env::var("KERNELGATE_DEVICE").ok().and_then(|it| it.parse::<usize>().ok());
@@ -188,18 +188,19 @@ fn wrong_settings() -> Vec<Check> {
     args::wrong_variables().into_iter().chain(commit).chain(device).map(check).collect()
 }
 
-/// What `KERNELGATE_ARCH` names, where that is no architecture; a GPU's own check says the rest.
+/// A check of `KERNELGATE_ARCH`, if its value is not an architecture; a GPU's own check has the
+/// rest.
 fn other_architecture() -> Option<Check> {
     let named = architecture::named()?;
     let advice = "name one as NVIDIA does: sm_80, sm_90a; until then no case runs on a GPU";
     architecture::number(&named).is_none().then(|| Check {
         what: "setting",
-        finding: format!("{}: `{}` is no architecture", architecture::VARIABLE, quoted(&named)),
+        finding: format!("{}: `{}` is not an architecture", architecture::VARIABLE, quoted(&named)),
         advice: Some(advice.to_owned()),
     })
 }
 
-/// Where a library was found and whether it fits the driver, or how to get it; and which others were
+/// Place of a library and whether it fits the driver, or how to get it; and other copies that were
 /// found and are not used.
 fn library(library: Library) -> Vec<Check> {
     let check = |finding, advice| Check { what: "library", finding, advice };
@@ -224,7 +225,7 @@ fn library(library: Library) -> Vec<Check> {
     std::iter::once(used).chain(others).chain(unusable).collect()
 }
 
-/// What keeps a library that was found from being of use.
+/// The reason why a library that was found cannot be used.
 fn unfit(library: Library) -> Option<String> {
     let driver = library::driver_cuda()?;
     match library {
@@ -243,7 +244,7 @@ fn unfit(library: Library) -> Option<String> {
     }
 }
 
-/// Where compiled kernels are kept, and whether they are.
+/// Folder of the compiled kernels, and whether it is used.
 fn compiled_kernels() -> Option<Check> {
     let (folder, used) = cache::place()?;
     let advice = "others can write to it, or it is not yours: kernels are compiled in every \
@@ -255,7 +256,7 @@ fn compiled_kernels() -> Option<Check> {
     })
 }
 
-/// What the GPUs are, or why there is none.
+/// The GPUs, or the reason why no GPU was found.
 fn gpus() -> Vec<Check> {
     let check = |finding, advice| Check { what: "gpu", finding, advice };
     let count = match device::count() {
@@ -301,8 +302,8 @@ fn gpus() -> Vec<Check> {
         .collect()
 }
 
-/// Whether the clocks of a card could be locked, and how that would change times. Nothing here
-/// changes them.
+/// Checks whether the clocks of a card could be locked, and how that would change times. Nothing is
+/// changed.
 fn clocks(facts: &DeviceFacts) -> Check {
     let check = |finding, advice: Option<&str>| Check {
         what: "clocks",
@@ -330,7 +331,7 @@ fn clocks(facts: &DeviceFacts) -> Check {
     check(format!("{highest}{power}; {permission}"), advice)
 }
 
-/// How to see which rows an architecture does not run; every one has a card that runs it.
+/// Advice on rows that an architecture does not run; every row has some card that runs it.
 fn lost_rows(arch: &str) -> Option<String> {
     (arch != "sm_90a").then(|| {
         format!(
@@ -340,7 +341,7 @@ fn lost_rows(arch: &str) -> Option<String> {
     })
 }
 
-/// A profiler of NVIDIA's, which nothing here needs.
+/// A check for a profiler of NVIDIA's, which is optional.
 fn tool(name: &'static str, what: &str) -> Check {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&folders)
@@ -358,7 +359,8 @@ fn tool(name: &'static str, what: &str) -> Check {
     }
 }
 
-/// Whether the driver lets others than root read the GPU's counters; nothing without the driver.
+/// Checks whether the driver lets users other than root read the GPU's counters; `None` without the
+/// driver.
 fn counters() -> Option<Check> {
     let parameters = std::fs::read_to_string("/proc/driver/nvidia/params").ok()?;
     Some(counters_check(&parameters))
@@ -381,7 +383,7 @@ fn counters_check(parameters: &str) -> Check {
     Check { what: "counters", finding: finding.to_owned(), advice: advice.map(str::to_owned) }
 }
 
-/// Other work on the machine: the first cause of false alarms.
+/// Checks for other load on the machine, the most frequent cause of false alarms.
 fn load(cores: usize) -> Check {
     let Ok(load) = sysinfo::System::load_average().map(|load| load.one) else {
         return Check { what: "load", finding: "not visible".to_owned(), advice: None };
@@ -409,7 +411,7 @@ fn governor() -> Check {
 }
 
 fn folder(what: &'static str, path: &Path) -> Check {
-    // The nearest folder that exists decides whether the rest can be made.
+    // The nearest existing folder decides whether the rest of the path can be made.
     let existing = path.ancestors().find(|folder| folder.is_dir());
     let writable = existing.is_some_and(|folder| tempfile::tempfile_in(folder).is_ok());
     Check {
@@ -429,11 +431,11 @@ mod tests {
 
     #[test]
     fn the_permission_for_counters_is_the_drivers_setting() {
-        let of = |line: &str| counters_check(&format!("ResmanDebugLevel: 1\n{line}\nX: 2\n"));
-        assert!(of("RmProfilingAdminOnly: 0").advice.is_none());
-        let check = of("RmProfilingAdminOnly: 1");
+        let check_of = |line: &str| counters_check(&format!("ResmanDebugLevel: 1\n{line}\nX: 2\n"));
+        assert!(check_of("RmProfilingAdminOnly: 0").advice.is_none());
+        let check = check_of("RmProfilingAdminOnly: 1");
         assert!(check.finding.starts_with("only root"), "{}", check.finding);
         assert!(check.advice.unwrap().contains("NVreg_RestrictProfilingToAdminUsers=0"));
-        assert!(of("Y: 1").finding.contains("does not say"));
+        assert!(check_of("Y: 1").finding.contains("does not say"));
     }
 }

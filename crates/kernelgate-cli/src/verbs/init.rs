@@ -1,5 +1,5 @@
-//! `kernelgate init`: a bench, its lines in the manifest, and a workflow. Existing files are never
-//! overwritten; nothing is written unless everything can be.
+//! `kernelgate init`: adds a bench, its lines in the manifest, and a workflow. Existing files are
+//! never overwritten, and if any file cannot be written none is.
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +12,10 @@ use crate::benches::package::{self, Member};
 
 /// The bench of the README.
 const BENCH: &str = include_str!("../../templates/bench.rs");
-/// Its name there.
+/// Name of the bench in the README.
 const BENCH_NAME: &str = "own_kernel";
 const WORKFLOW: &str = include_str!("../../templates/perf.yml");
-/// Stands for the package's folder in the workflow.
+/// Placeholder for the package's folder in the workflow.
 const FOLDER: &str = "PACKAGE_FOLDER";
 /// Largest manifest that is read.
 const MAX_MANIFEST: u64 = 1 << 20;
@@ -40,7 +40,7 @@ pub struct Arguments {
     dry_run: bool,
 }
 
-/// A file with its new text.
+/// A file to write, with its text.
 struct NewFile {
     path: PathBuf,
     text: String,
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// A name that is a file, a Cargo target and an identifier at once.
+/// Checks a name that becomes a file, a Cargo target and an identifier.
 fn bench_name(name: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let begins = name.starts_with(|c: char| c.is_ascii_lowercase());
@@ -96,7 +96,8 @@ fn bench_name(name: &str) -> Result<String, String> {
         .ok_or_else(|| "use lowercase letters, digits and `_`".to_owned())
 }
 
-/// The dependency's line. A path is absolute, because `compare` builds revisions elsewhere.
+/// The line of the dependency. A path is absolute, because `compare` builds revisions in other
+/// folders.
 fn dependency(clone: Option<&Path>) -> anyhow::Result<String> {
     let Some(folder) = clone else {
         return Ok(format!("kernelgate = \"{}\"", env!("CARGO_PKG_VERSION")));
@@ -104,7 +105,7 @@ fn dependency(clone: Option<&Path>) -> anyhow::Result<String> {
     let shown = printable_path(folder);
     let folder = folder.canonicalize().with_context(|| format!("--path {shown}"))?;
     ensure!(folder.join("Cargo.toml").is_file(), "--path {shown}: no Cargo.toml there");
-    // JSON's quotes and escapes are TOML's too.
+    // JSON's quotes and escapes are valid in TOML.
     let quoted = serde_json::to_string(&folder.display().to_string())?;
     Ok(format!("kernelgate = {{ path = {quoted} }}"))
 }
@@ -127,7 +128,7 @@ fn manifest(member: &Member, bench: &str, dependency: &str) -> anyhow::Result<St
         added = with_line(&added, "lib", "bench = false");
     }
     added.push_str(&format!("\n[[bench]]\nname = \"{bench}\"\nharness = false\n"));
-    // Text was added to text: the result must still be a manifest with this bench.
+    // The text was edited as text, so the result is parsed: it must be a manifest with this bench.
     let after: toml::Table = toml::from_str(&added).with_context(|| {
         format!("{shown}: its tables leave no place for a bench; add it by hand")
     })?;
@@ -139,7 +140,7 @@ fn manifest(member: &Member, bench: &str, dependency: &str) -> anyhow::Result<St
     }
 }
 
-/// The text with a line in a table, which is appended if it is missing.
+/// Adds a line to a table of a TOML text; a missing table is appended.
 fn with_line(text: &str, table: &str, line: &str) -> String {
     let header = format!("[{table}]");
     let place = text.lines().position(|it| it.trim() == header);

@@ -1,8 +1,8 @@
-//! The `kernelgate` program: one file a verb, in a folder for each of the four questions (right? how
-//! fast? slower? why?).
+//! The `kernelgate` program: one file for each verb, in a folder for each of the four questions
+//! (right? how fast? slower? why?).
 //!
-//! Results go to standard output in the format that was asked for, everything else to standard
-//! error; the exit code says the rest.
+//! Results go to standard output in the requested format, everything else to standard error; the
+//! exit code is the verdict.
 //!
 //! A new verb is one file and one arm here.
 

@@ -1,6 +1,6 @@
 //! The examples of attached rows in a package of their own: they build, are listed and skipped
-//! without a GPU, and have verified times with one. Those that need another cudarc, or CubeCL, are
-//! built and run in packages of their own (`ci/examples`).
+//! without a GPU, and have verified times with one. Examples that need another cudarc, or CubeCL,
+//! are built and run in packages of their own (`ci/examples`).
 
 #![cfg(target_os = "linux")]
 
@@ -74,7 +74,7 @@ fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
     cubin.expect(0, &[words]);
 }
 
-/// The first code of the README, and the same with a tensor that its definition lacks.
+/// The first example of the README, and a copy with a tensor that its definition lacks.
 #[test]
 fn the_shortest_bench_runs_or_skips_and_its_mistakes_need_no_gpu() {
     let code = include_str!("../../../../examples/own_kernel.rs");
@@ -90,7 +90,7 @@ fn the_shortest_bench_runs_or_skips_and_its_mistakes_need_no_gpu() {
     bench("unknown").expect(2, &["takes a tensor `z`, the definition has `x`, `y`, `out`"]);
 }
 
-/// A workload of which nothing says what is right, on the host.
+/// A workload without a reference, on the host.
 const UNKNOWN: &str = r#"
 use std::process::ExitCode;
 use kernelgate::prelude::*;
@@ -132,7 +132,7 @@ fn main() -> ExitCode { Harness::new("unknown", vec![suite(&SCALE, ROWS)]).main(
 "#;
 
 #[test]
-fn a_filter_for_one_bench_of_a_package_is_no_error_in_the_other() {
+fn a_filter_for_one_bench_is_not_an_error_in_another() {
     let other = UNKNOWN.replace("unknown/scale", "other/scale");
     let outside = Outside::new(&[("first", UNKNOWN), ("second", &other)]);
     let line = "bench --offline -- --quick --noplot --backend cpu other/scale";
@@ -141,7 +141,7 @@ fn a_filter_for_one_bench_of_a_package_is_no_error_in_the_other() {
 }
 
 #[test]
-fn what_nothing_verifies_is_marked_and_compared_with_the_build_before() {
+fn an_unverified_row_is_marked_and_compared_with_the_build_before() {
     let outside = Outside::new(&[("unknown", UNKNOWN)]);
     outside.write(".gitignore", "target\n");
     outside.commit();
@@ -153,7 +153,7 @@ fn what_nothing_verifies_is_marked_and_compared_with_the_build_before() {
 
     let compare = "compare --base HEAD --backend cpu --relative 1 --tolerated 2 --max-blocks 1 \
                    --case-time 0.02s --format json";
-    // As close as the tolerance asks for: compared with the base's outputs, it is verified.
+    // The outputs are within the tolerance of the base's outputs, so the case is verified.
     outside.write("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.0001"));
     let close = kernelgate(compare);
     let json: serde_json::Value = serde_json::from_str(&close.stdout).unwrap();

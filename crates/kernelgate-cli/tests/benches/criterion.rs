@@ -1,9 +1,9 @@
-//! `kernelgate compare` and `calibrate` in a package that knows nothing of kernelgate: its benches
-//! use Criterion, or something else that cannot be driven.
+//! `kernelgate compare` and `calibrate` in a package that does not use kernelgate: its benches use
+//! Criterion, or another harness that cannot be driven.
 //!
 //! Benches are linked with the Criterion that `cargo test` built, so that a build takes seconds.
-//! Thresholds are wide and slow-downs large: what is checked is what is said, not how fine it
-//! measures.
+//! Thresholds are wide and slow-downs large: the tests check the messages, not the resolution of
+//! the measurement.
 
 #![cfg(unix)]
 
@@ -12,7 +12,7 @@ use std::process::Command;
 use crate::package::Outcome;
 use crate::package::outside::{Outside, is_alive};
 
-/// Ids of every kind, the time of one up to ROUNDS.
+/// A bench with ids of every kind, of which one takes a time that ROUNDS sets.
 const PLAIN: &str = r#"
 use std::hint::black_box;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 
 const ROUNDS: u64 = 100;
 
-// Not inlined: what is compared is then the same machine code but for the rounds.
+// Not inlined, so that both builds differ only in the number of rounds.
 #[inline(never)]
 fn work(rounds: u64) -> u64 {
     (0..rounds).fold(1, |sum, x| black_box(sum.wrapping_mul(3) ^ x))
@@ -57,7 +57,7 @@ criterion_group!(others, again);
 criterion_main!(benches, others);
 "#;
 
-/// A workload of kernelgate beside it.
+/// A bench of kernelgate beside it.
 const OURS: &str = r#"
 use std::process::ExitCode;
 use kernelgate::prelude::*;
@@ -97,13 +97,14 @@ const ROWS: &[Implementation<Copy>] = &[Implementation {
 fn main() -> ExitCode { Harness::new("ours", vec![suite(&COPY, ROWS)]).main() }
 "#;
 
-/// A bench of Criterion that behaves as HOSTILE says; in the head alone, where that ends in `!`.
+/// A bench of Criterion that behaves as the variable HOSTILE says; only in the head, if the value
+/// ends in `!`.
 const HOSTILE: &str = r#"
 use std::time::Duration;
 use criterion::Criterion;
 
 fn hang() {
-    // With a process of its own, which is to end too.
+    // The bench starts a process, which must end too.
     let mut sleep = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     std::fs::write(std::env::var("HOSTILE_PID").unwrap(), sleep.id().to_string()).unwrap();
     let _ = sleep.wait();
@@ -144,7 +145,7 @@ fn main() {
     criterion.bench_function("sound", |bencher| bencher.iter(|| std::hint::black_box(7)));
     criterion.bench_function("second", |bencher| {
         assert!(how != "panics", "on purpose");
-        // As long as it says in every process, whatever it took.
+        // Every process reports the same time, whatever it took.
         bencher.iter_custom(|rounds| {
             std::thread::sleep(Duration::from_micros(20 * rounds));
             Duration::from_nanos(if how == "takes no time" { 0 } else { 100 * rounds })
@@ -188,7 +189,7 @@ fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
         assert_eq!(found.len(), 1, "{case}: {json}");
         found[0]["verdict"].as_str().unwrap().to_owned()
     };
-    // A hundred nanoseconds and a fraction of that are no smallest change for what is averaged.
+    // A threshold in nanoseconds does not apply to means over iterations, as here.
     assert_eq!(verdict("a few"), "regressed");
     assert_ne!(verdict("grüppe/β ?*/with/slash/50"), "regressed");
     assert_ne!(verdict("fixed/long"), "regressed");
@@ -205,7 +206,7 @@ fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
     assert_eq!(list("foreign"), ["custom", "libtest"]);
     assert_eq!(json["criterion"][0]["bench"], "plain");
 
-    // The same command goes on where it was; a filter is Criterion's, over all benches.
+    // The same command continues; a filter is Criterion's and applies to all benches.
     let again =
         outside.kernelgate(&format!("{compare} --max-blocks 16 --resume --format markdown"));
     again.expect(1, &["resuming with", "more than one case of its bench has this id"]);
@@ -232,7 +233,7 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
     let run = |how: &str, flags: &str| -> Outcome {
         command(how, &format!("--bench evil {flags}")).output().unwrap().into()
     };
-    // Not built here, it runs only where it is named.
+    // The executable was not built here, so it runs only if it is named.
     Outcome::from(command("", "").output().unwrap()).expect(
         2,
         &["left alone: evil of the base: it uses Criterion alone and was not built here"],
@@ -249,10 +250,10 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
             "asked to list its cases it ended with exit status: 2: unexpected",
         ),
         ("floods when listing", "asked to list its cases it printed more than 8388608 bytes"),
-        ("stores elsewhere", "told to measure, it left no samples in Criterion's store"),
+        ("stores elsewhere", "asked to measure, it left no samples in Criterion's store"),
     ] {
         run(how, "").expect(2, &["left alone: evil of the base", words]);
-        // What the base can and the head cannot is not lost without a word.
+        // A case that the base can measure and the head cannot is still listed.
         let words = format!("its bench cannot be driven in the head: {words}");
         run(&format!("{how}!"), "").expect(3, &["2 inconclusive of 2", &words]);
     }
@@ -299,8 +300,10 @@ fn slow_downs_that_a_bench_of_criterion_cannot_make_are_added_to_its_times() {
     let text = std::fs::read_to_string(outside.path("calibration.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["simulated"], serde_json::json!(["second"]));
-    let known = json["comparisons"].as_array().unwrap();
-    let verdicts: Vec<&str> =
-        known.iter().map(|known| known["verdicts"]["second"].as_str().unwrap()).collect();
+    let comparisons = json["comparisons"].as_array().unwrap();
+    let verdicts: Vec<&str> = comparisons
+        .iter()
+        .map(|comparison| comparison["verdicts"]["second"].as_str().unwrap())
+        .collect();
     assert!(verdicts.contains(&"regressed") && verdicts.contains(&"unchanged"), "{verdicts:?}");
 }

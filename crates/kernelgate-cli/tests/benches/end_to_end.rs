@@ -69,7 +69,7 @@ fn bench_baseline_and_gate() {
         .kernelgate(&format!("gate --baseline a --session {}", session.display()))
         .expect(0, &["unchanged"]);
 
-    // A later save of fewer cases loses none of the others.
+    // Saving fewer cases keeps the others.
     package.bench("s4", "n64 --save-baseline a").expect(0, &[]);
     let text = std::fs::read_to_string(package.baseline("a")).unwrap();
     assert!(
@@ -121,7 +121,7 @@ fn several_runs_on_a_side_find_a_smaller_slow_down() {
     let before = std::fs::read_to_string(package.record("seed")).unwrap();
     std::fs::write(package.record("seed"), &before).unwrap();
     package.kernelgate("gate --baseline a").expect(0, &["2 unchanged", "3:1"]);
-    // A name that another run has is refused before anything is measured.
+    // The name of an existing run is refused before anything is measured.
     package
         .bench("seed", "")
         .expect(2, &["KERNELGATE_SESSION=seed: an earlier run of that name is in", "seed/fixture"]);
@@ -174,7 +174,7 @@ fn a_run_records_how_much_of_the_processor_others_took() {
     let package = Package::new();
     let mut command = package.bench_command("s1", "--save-baseline a");
     Outcome::from(command.env("FIXTURE_NS", "20000000").output().unwrap()).expect(0, &[]);
-    // Absent where the system tells nothing (some sandboxes).
+    // Absent where the system does not report it (some sandboxes).
     if let Some(share) = package.run("s1")["cases"][CASE]["samples"]["contention"].as_f64() {
         assert!((0.0..=1.0).contains(&share), "{share}");
     }
@@ -296,7 +296,7 @@ fn wrong_cases_have_no_time_and_do_not_stop_the_others() {
 }
 
 #[test]
-fn flags_filters_and_axes() {
+fn flags_filters_and_axes_are_checked() {
     let package = Package::new();
     let fixture =
         |line: &str| Outcome::from(package.command(&fixture_path(), line).output().unwrap());
@@ -359,14 +359,14 @@ fn flags_filters_and_axes() {
     let huge = package.bench("s1", "--axis n=99999999999");
     huge.expect(2, &["needs 1600 GB of memory", "nothing of what was asked for can run here"]);
 
-    // Criterion's lines come where they are asked for, or tell what nothing else does.
+    // Criterion's lines are printed on request, or if nothing else has their information.
     let ours = package.bench("s2", "n64 --save-baseline x");
     ours.expect(0, &[CASE, "of limit"]);
     for words in ["time:", "Benchmarking", "Gnuplot", "bench:"] {
         assert!(!ours.all().contains(words), "{}", ours.all());
     }
     package.bench("s2v", "n64 --verbose").expect(0, &["time:", "of limit"]);
-    // A launch takes as long as the time of a sample: Criterion advises to give it more.
+    // A launch takes as long as a sample should: Criterion then advises a longer time.
     let briefly =
         "--bench --noplot --sample-size 10 --warm-up-time 0.01 --measurement-time 0.000001 n64";
     let run = |line: &str| Outcome::from(package.command(&fixture_path(), line).output().unwrap());
@@ -423,7 +423,7 @@ fn a_blocked_folder_is_found_before_measuring() {
 
 #[cfg(unix)]
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_broken_pipe_is_not_an_error() {
     let package = Package::new();
     let list = format!("list {}", package.dir());
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
@@ -475,7 +475,7 @@ fn an_interrupt_keeps_finished_cases_and_the_baseline() {
 }
 
 #[test]
-fn baselines_travel() {
+fn baselines_are_exported_and_imported() {
     let package = Package::new();
     package.bench("s1", "--save-baseline a").expect(0, &[]);
     let original = std::fs::read_to_string(package.baseline("a")).unwrap();

@@ -1,5 +1,5 @@
-//! The harness on a real GPU: right and broken kernels. Without a GPU every test says so and
-//! passes; `KERNELGATE_REQUIRE_GPU=1` makes that a failure.
+//! The harness on a real GPU: right and broken kernels. Without a GPU every test prints that and
+//! passes; with `KERNELGATE_REQUIRE_GPU=1` it fails.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::package::{Package, copy_executable, fixture_path};
 
-/// One test at a time on the device, or none.
+/// Locks the device, so that one test at a time uses it; `None` without a GPU.
 fn gpu() -> Option<MutexGuard<'static, ()>> {
     static DEVICE: Mutex<()> = Mutex::new(());
     match device::check(0, None) {
@@ -26,7 +26,7 @@ fn gpu() -> Option<MutexGuard<'static, ()>> {
 struct Outcome {
     code: Option<i32>,
     text: String,
-    /// The run record, where one was written.
+    /// The run record, if one was written.
     run: Option<Value>,
 }
 
@@ -128,12 +128,12 @@ fn an_illegal_address_loses_the_device_and_nothing_else() {
     outcome.expect(1, &["the GPU was lost", "ILLEGAL_ADDRESS", "not run"]);
     assert_eq!(outcome.part("cases").len(), 2, "what ran before is kept");
     assert_eq!(outcome.part("failed").len(), 4, "what ran after has no time");
-    // The device itself is well: the next process runs.
+    // The device still works: the next process runs.
     bench("faults", "n100000/cuda/right_again/hot").expect(0, &[]);
 }
 
 #[test]
-fn a_hung_kernel_is_given_up() {
+fn a_hung_kernel_is_abandoned() {
     let Some(_gpu) = gpu() else { return };
     let outcome = bench("faults", "--timeout 2 n100000/cuda/(right/|hang)");
     outcome.expect(1, &["did not finish within 2 s"]);
@@ -154,7 +154,7 @@ fn an_outside_kernel_gets_the_same() {
     assert_eq!(outcome.part("cases").len(), 4);
 }
 
-/// What `kernelgate` prints.
+/// The output of `kernelgate`.
 fn kernelgate(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_kernelgate")).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -162,7 +162,7 @@ fn kernelgate(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_planted_wait_copy_launch_and_spill_are_found_and_named() {
+fn an_injected_wait_copy_launch_and_spill_are_found_and_named() {
     let Some(_gpu) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().to_str().unwrap();
@@ -189,22 +189,22 @@ fn a_planted_wait_copy_launch_and_spill_are_found_and_named() {
         let case = profiled.iter().find(|it| it["case"].as_str().unwrap().contains(row)).unwrap();
         case["recorded"]["diagnosis"]["device_memory"][0]["peak_bytes"].as_u64().unwrap()
     };
-    // Its input and its output.
+    // The case holds its input and its output.
     assert!(memory("/right/") >= 8_000_000, "{}", memory("/right/"));
     let trace = |row: &str| format!("{out}/traces/fixture_faults_n1000003_cuda_{row}_hot.json");
     let difference = kernelgate(&["diagnose", &trace("right"), &trace("twice")]);
     assert!(difference.contains("more often: faults"), "{difference}");
     assert!(difference.contains("3 -> 6 launches"), "{difference}");
     let difference = kernelgate(&["diagnose", &trace("right"), &trace("spills")]);
-    // CUPTI tells no local memory of it; the registers are those that the kernel was confined to.
+    // CUPTI reports no local memory of it; the registers are those that the kernel was confined to.
     assert!(difference.contains("kernel longer: faults"), "{difference}");
     assert!(difference.contains("registers 16 -> 32"), "{difference}");
 }
 
 /// A delay is fitted to each case before its comparison; a case to which it is too short a further
-/// kernel is left out of that one alone.
+/// kernel is excluded from that comparison alone.
 #[test]
-fn calibrate_delays_what_it_can_and_leaves_out_the_rest() {
+fn calibrate_delays_cases_if_possible_and_skips_the_rest() {
     let Some(_gpu) = gpu() else { return };
     let package = Package::new();
     std::fs::create_dir(package.path("bin")).unwrap();
@@ -219,22 +219,25 @@ fn calibrate_delays_what_it_can_and_leaves_out_the_rest() {
     let comparisons = calibration["comparisons"].as_array().unwrap();
     assert_eq!(comparisons.len(), 3);
     let (short, long) = ("n1000/", "n16777216/");
-    for known in comparisons {
-        let of = |part: &str, case: &str| {
-            let cases = known[part].as_object().cloned().unwrap_or_default();
+    for comparison in comparisons {
+        let entry = |part: &str, case: &str| {
+            let cases = comparison[part].as_object().cloned().unwrap_or_default();
             cases.into_iter().find(|(id, _)| id.contains(case)).map(|(_, value)| value)
         };
-        if known["kind"] == "null" {
+        if comparison["kind"] == "null" {
             for case in [short, long] {
-                assert!(of("failed", case).is_none() && of("delays_ns", case).is_none(), "{known}");
+                assert!(
+                    entry("failed", case).is_none() && entry("delays_ns", case).is_none(),
+                    "{comparison}"
+                );
             }
-            assert_ne!(of("verdicts", long).unwrap(), "regressed", "{known}");
+            assert_ne!(entry("verdicts", long).unwrap(), "regressed", "{comparison}");
             continue;
         }
-        let why = of("failed", short).unwrap();
-        assert!(why.as_str().unwrap().contains("cannot be made"), "{known}");
-        assert_eq!(of("verdicts", short), None, "{known}");
-        assert_eq!(of("verdicts", long).unwrap(), "regressed", "{known}");
+        let why = entry("failed", short).unwrap();
+        assert!(why.as_str().unwrap().contains("cannot be made"), "{comparison}");
+        assert_eq!(entry("verdicts", short), None, "{comparison}");
+        assert_eq!(entry("verdicts", long).unwrap(), "regressed", "{comparison}");
     }
 }
 
@@ -254,8 +257,8 @@ fn timing_measures_every_part() {
     let number = |row: &Value, field: &str| row[field].as_f64().unwrap();
     assert!(!rows("spins").is_empty() && !rows("telemetry").is_empty());
     for row in rows("spins") {
-        // Far wider than the accuracy in docs/evidence.md: this finds what is broken, not what
-        // is noisy.
+        // The bound is far wider than the accuracy in docs/evidence.md, so that noise does not fail
+        // the test.
         assert!((number(&row, "events_ns") / number(&row, "spent_ns") - 1.0).abs() < 0.1, "{row}");
     }
     for row in rows("cold") {

@@ -1,6 +1,6 @@
-//! A Criterion bench of CUDA code with our measurement: what changes in its source, that its run is
-//! recorded and gated as any other, and what is refused. The driver is a fake, so that no GPU is
-//! needed; its streams are real queues, their clock is not.
+//! A Criterion bench of CUDA code with our measurement: the changes in its source, its record and
+//! the gate on it, and refusals. The driver is a fake, so that no GPU is needed; its streams are
+//! real queues, but their clock is simulated.
 
 #![cfg(target_os = "linux")]
 
@@ -18,8 +18,8 @@ fn example(name: &str) -> String {
     std::fs::read_to_string(folder.join(name)).unwrap()
 }
 
-/// A package with that bench, and the fake driver beside it. Criterion is the library's own: of
-/// those that `cargo test` built only one is the right one.
+/// A package with that bench, and the fake driver beside it. It uses the library's own Criterion,
+/// because `cargo test` may have built several.
 fn package(bench: &str) -> Outside {
     let bench = format!("use kernelgate::gpu_time::criterion;\n{}", without_comments(bench));
     let outside = Outside::new(&[("drop_in", &bench)]);
@@ -40,7 +40,7 @@ fn package(bench: &str) -> Outside {
     outside
 }
 
-/// Without its module's documentation, which has to come first.
+/// Removes the documentation of a bench's module, which must be at the start of a file.
 fn without_comments(bench: &str) -> String {
     bench.lines().filter(|line| !line.starts_with("//!")).map(|line| format!("{line}\n")).collect()
 }
@@ -48,7 +48,7 @@ fn without_comments(bench: &str) -> String {
 fn with_driver(outside: &Outside, mut command: Command) -> Command {
     command.env("LD_LIBRARY_PATH", outside.path("lib")).env("KERNELGATE_TIMEOUT", "20");
     command.env("CARGO_ENCODED_RUSTFLAGS", crate::package::rustflags());
-    // No Python to ask for wheels of CUPTI, which would not go with this driver.
+    // Without Python, no wheels of CUPTI are found, which would not fit this driver.
     command.env("VIRTUAL_ENV", outside.path("nowhere"));
     command
 }
@@ -77,7 +77,7 @@ fn json(path: &Path) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Lines of one text that are not in the other, comments and empty lines aside.
+/// Lines of one text that are not in the other, without comments and empty lines.
 fn only_in<'a>(text: &'a str, other: &str) -> Vec<&'a str> {
     let mut others: Vec<&str> = other.lines().map(str::trim).collect();
     let code = text.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -92,7 +92,7 @@ fn only_in<'a>(text: &'a str, other: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn two_places_of_the_source_change_and_waits_go() {
+fn a_criterion_bench_needs_two_changes_and_no_waits() {
     let (before, after) = (example("before.rs"), example("after.rs"));
     let (removed, added) = (only_in(&before, &after), only_in(&after, &before));
     let waits = removed.iter().filter(|line| **line == "gpu.wait();").count();
@@ -117,12 +117,12 @@ fn a_bench_in_gpu_time_is_recorded_saved_and_gated() {
     let cases = saved["cases"].as_object().unwrap();
     let ids: Vec<&str> = cases.keys().map(String::as_str).collect();
     let both = |name: &str| [format!("{name}/1048576"), format!("{name}/67108864")];
-    let wanted: Vec<String> =
+    let expected: Vec<String> =
         ["copy", "fill", "scale"].iter().flat_map(|name| both(name)).collect();
-    assert_eq!(ids, wanted);
+    assert_eq!(ids, expected);
     assert_eq!(saved["environment"]["device_name"], "Fake GPU");
     assert_eq!(saved["complete"], true);
-    // 2 µs and a nanosecond for each KiB, of which the fake's clock knows no other.
+    // The fake's clock takes 2 µs and a nanosecond for each KiB.
     let large = &cases["fill/67108864"]["samples"];
     let launches = large["launches"].as_array().unwrap().iter().map(|it| it.as_f64().unwrap());
     let times = large["elapsed_ns"].as_array().unwrap().iter().map(|it| it.as_f64().unwrap());
@@ -130,7 +130,7 @@ fn a_bench_in_gpu_time_is_recorded_saved_and_gated() {
     each.sort_by(f64::total_cmp);
     assert!((67_536.0..80_000.0).contains(&each[0]), "{each:?}");
     assert!(large["host_bound"].is_null(), "{large}");
-    // Criterion's own store and flags are as they were.
+    // Criterion's own store and flags work as before.
     assert!(outside.path("target/criterion/fill/67108864/main/sample.json").is_file());
 
     bench(&outside, "--baseline main copy/6").expect(0, &["copy/67108864"]);
@@ -160,7 +160,7 @@ fn bench_plain(outside: &Outside, line: &str) -> Outcome {
     )
 }
 
-/// The bench with what HOW says in place of its first group's routine and of its stream.
+/// The bench with another routine in its first group and another stream, which HOW selects.
 fn ill_behaved() -> String {
     const HOW: &str = r#"
 thread_local!(static OTHER: Gpu = Gpu::open());
@@ -214,7 +214,7 @@ fn fill_case(b: &mut kernelgate::gpu_time::Bencher, gpu: &Gpu, buffer: u64, byte
 }
 
 #[test]
-fn what_has_no_time_is_refused_and_what_is_not_the_gpus_is_said() {
+fn a_bench_without_gpu_time_is_refused_and_host_time_is_reported() {
     let outside = package(&ill_behaved());
     let how = |how: &str, filter: &str| -> Outcome {
         let line = format!("bench --offline --bench drop_in -- {QUICK} {filter}");
@@ -229,7 +229,7 @@ fn what_has_no_time_is_refused_and_what_is_not_the_gpus_is_said() {
         assert!(record["failed"]["the first case"].as_str().unwrap().contains(nothing));
         assert!(record["cases"].as_object().unwrap().is_empty(), "{record}");
     }
-    // What was measured before is kept, and the next one named after it.
+    // The cases that were measured before are kept, and the next one is named after them.
     how("copies nothing", "").expect(1, &["error: the case after `fill/67108864`: has no time"]);
     assert_eq!(json(&record(&outside))["cases"].as_object().unwrap().len(), 2);
 
@@ -237,7 +237,8 @@ fn what_has_no_time_is_refused_and_what_is_not_the_gpus_is_said() {
     how("no stream", "").expect(2, &["is no stream that lives: CUDA_ERROR_INVALID_HANDLE"]);
 
     let waits = "host-bound, the host's launches are in the time: fill/1048576, fill/67108864";
-    // A host that is held up in the pass that shows it looks like work elsewhere: refused, not timed.
+    // If the host is delayed in the verification pass, the launches look as if they ran elsewhere:
+    // the bench is refused.
     let mut timed = how("waits", "fill");
     for _ in 0..2 {
         if timed.code != Some(0) {
@@ -270,7 +271,7 @@ fn two_builds_are_compared_by_gpu_time() {
     assert!(!outside.path("target/kernelgate/runs").exists(), "no trial is taken for a run");
 }
 
-/// The same with the driver that is installed.
+/// Runs the example with the installed driver.
 #[test]
 fn the_example_runs_on_a_gpu() {
     let Some((_device, _alone)) = kernelgate_cuda::testing::gpu() else { return };
@@ -284,7 +285,7 @@ fn the_example_runs_on_a_gpu() {
     let record = json(&record(&outside));
     let cases = record["cases"].as_object().unwrap();
     assert_eq!(cases.len(), 6);
-    // 64 MiB are read and written in more than 10 µs on every card, and in less than 10 ms.
+    // Every card reads and writes 64 MiB in more than 10 µs and in less than 10 ms.
     let samples = &cases["copy/67108864"]["samples"];
     let (times, launches) = (&samples["elapsed_ns"], &samples["launches"]);
     let each = times[0].as_f64().unwrap() / launches[0].as_f64().unwrap();

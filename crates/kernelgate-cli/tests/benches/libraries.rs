@@ -1,5 +1,5 @@
-//! Which of NVIDIA's libraries are used, with stand-ins for them: two versions on the loader's
-//! path, drivers that are older or newer, folders that the user names, what is relative.
+//! Choice of NVIDIA's libraries, tested with stand-ins for them: two versions on the loader's path,
+//! drivers that are older or newer, folders that the user names, relative paths.
 
 #![cfg(target_os = "linux")]
 
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::package::fixture_path;
 
-/// Folders with stand-ins, by what is in them.
+/// Folders with stand-ins, named after their contents.
 struct Stubs {
     folder: tempfile::TempDir,
 }
@@ -45,20 +45,20 @@ impl Stubs {
         assert!(command.status().unwrap().success());
     }
 
-    /// `kernelgate doctor` in a shell whose loader looks in those folders, with more variables.
-    fn doctor(&self, on_loader_path: &[&str], variables: &[(&str, &str)]) -> Told {
+    /// Runs `kernelgate doctor` with a loader that searches those folders, and with more variables.
+    fn doctor(&self, on_loader_path: &[&str], variables: &[(&str, &str)]) -> Checks {
         let path = std::env::join_paths(on_loader_path.iter().map(|name| self.at(name))).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
         command.args(["doctor", "--format", "json"]).current_dir(self.folder.path());
         for variable in ["KERNELGATE_CUDA_LIBS", "KERNELGATE_ARCH", "CUDA_HOME", "CUDA_PATH"] {
             command.env_remove(variable);
         }
-        // No Python, hence no wheels.
+        // Without Python, no wheels are found.
         command.env("VIRTUAL_ENV", self.at("nothing")).env("LD_LIBRARY_PATH", path);
         command.envs(variables.iter().copied());
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Told(serde_json::from_slice(&output.stdout).unwrap())
+        Checks(serde_json::from_slice(&output.stdout).unwrap())
     }
 
     /// A list of folders as a variable holds it.
@@ -68,12 +68,12 @@ impl Stubs {
     }
 }
 
-/// What doctor says.
-struct Told(Vec<serde_json::Value>);
+/// The checks that doctor prints.
+struct Checks(Vec<serde_json::Value>);
 
-impl Told {
-    /// Findings and advice of the checks of that kind that begin so.
-    fn of(&self, what: &str, begins: &str) -> Vec<String> {
+impl Checks {
+    /// Findings and advice of the checks of one kind whose finding begins with a text.
+    fn lines(&self, what: &str, begins: &str) -> Vec<String> {
         let text = |check: &serde_json::Value, field: &str| {
             check[field].as_str().unwrap_or_default().to_owned()
         };
@@ -89,8 +89,8 @@ impl Told {
     fn uses(&self, stubs: &Stubs, cuda: &str) -> bool {
         ["NVRTC (libnvrtc) ", "cuBLASLt (libcublasLt) "].into_iter().all(|name| {
             let folder = stubs.at(cuda).canonicalize().unwrap().display().to_string();
-            let told = self.of("library", name);
-            let used: Vec<_> = told.iter().filter(|line| !line.contains("is not used")).collect();
+            let lines = self.lines("library", name);
+            let used: Vec<_> = lines.iter().filter(|line| !line.contains("is not used")).collect();
             used.len() == 1 && used[0].contains(&format!(": {folder}/"))
         })
     }
@@ -100,72 +100,75 @@ impl Told {
 fn the_newest_cuda_that_the_driver_takes_is_used_and_nothing_of_another() {
     let stubs = Stubs::new();
     let all = ["12.8", "12.4", "13.0"];
-    // Without a driver the newest; the other is named.
-    let told = stubs.doctor(&all, &[]);
-    assert!(told.uses(&stubs, "13.0"), "{:?}", told.0);
-    let others = told.of("library", "NVRTC (libnvrtc) 12.8 is not used");
-    assert_eq!(others.len(), 1, "{:?}", told.0);
-    // One of its major version or an older one.
+    // Without a driver the newest CUDA is used, and the others are listed.
+    let checks = stubs.doctor(&all, &[]);
+    assert!(checks.uses(&stubs, "13.0"), "{:?}", checks.0);
+    let others = checks.lines("library", "NVRTC (libnvrtc) 12.8 is not used");
+    assert_eq!(others.len(), 1, "{:?}", checks.0);
+    // With a driver, the newest CUDA of its major version or an older one is used.
     for (driver, cuda) in
         [("13000", "13.0"), ("14010", "13.0"), ("12040", "12.8"), ("12090", "12.8")]
     {
-        let told = stubs.doctor(&[&all[..], &["driver"]].concat(), &[("STUB_DRIVER", driver)]);
-        assert!(told.uses(&stubs, cuda), "driver {driver}: {:?}", told.0);
+        let checks = stubs.doctor(&[&all[..], &["driver"]].concat(), &[("STUB_DRIVER", driver)]);
+        assert!(checks.uses(&stubs, cuda), "driver {driver}: {:?}", checks.0);
     }
-    // What the user names comes before the loader's path; the newest of what is named.
+    // The folders that the user names come before the loader's path; the newest of them is used.
     for (named, cuda) in [(&["12.4"][..], "12.4"), (&["12.4", "12.8"], "12.8")] {
         let variables = [("KERNELGATE_CUDA_LIBS", &*stubs.list(named))];
-        let told = stubs.doctor(&["13.0"], &variables);
-        assert!(told.uses(&stubs, cuda), "{named:?}: {:?}", told.0);
+        let checks = stubs.doctor(&["13.0"], &variables);
+        assert!(checks.uses(&stubs, cuda), "{named:?}: {:?}", checks.0);
     }
-    // A toolkit where the loader's path has none that fits.
+    // A toolkit is used if the loader's path has nothing that fits.
     std::fs::create_dir(stubs.at("toolkit")).unwrap();
     std::os::unix::fs::symlink(stubs.at("12.4"), stubs.at("toolkit/lib64")).unwrap();
     let variables = [("STUB_DRIVER", "12040"), ("CUDA_HOME", &*stubs.list(&["toolkit"]))];
-    let told = stubs.doctor(&["13.0", "driver"], &variables);
-    assert!(told.uses(&stubs, "12.4"), "{:?}", told.0);
-    // cuDNN's name does not say which CUDA it is for.
-    let cudnn = told.of("library", "cuDNN");
+    let checks = stubs.doctor(&["13.0", "driver"], &variables);
+    assert!(checks.uses(&stubs, "12.4"), "{:?}", checks.0);
+    // cuDNN's name does not contain the version of CUDA.
+    let cudnn = checks.lines("library", "cuDNN");
     assert!(cudnn[0].contains("needs a cuDNN for CUDA 12") && cudnn[0].contains("is for 13"));
 }
 
 #[test]
-fn what_does_not_fit_is_told_with_the_way_out() {
+fn a_library_that_does_not_fit_is_named_with_advice() {
     let stubs = Stubs::new();
     let gpu = |on_path: &[&str], variables: &[(&str, &str)]| {
         let variables = [&[("STUB_CAPABILITY", "90")], variables].concat();
-        let told = stubs.doctor(&[on_path, &["driver"]].concat(), &variables);
-        told.of("gpu", "").concat()
+        let checks = stubs.doctor(&[on_path, &["driver"]].concat(), &variables);
+        checks.lines("gpu", "").concat()
     };
-    let told = gpu(&["13.0"], &[("STUB_DRIVER", "12040")]);
+    let finding = gpu(&["13.0"], &[("STUB_DRIVER", "12040")]);
     assert!(
-        told.contains("supports CUDA 12.4 and does not take what NVRTC 13.0 generates")
-            && told.contains("pip install 'nvidia-cuda-nvrtc-cu12==12.*'"),
-        "{told}"
+        finding.contains("supports CUDA 12.4 and does not take what NVRTC 13.0 generates")
+            && finding.contains("pip install 'nvidia-cuda-nvrtc-cu12==12.*'"),
+        "{finding}"
     );
-    let told = gpu(&["13.0"], &[("STUB_DRIVER", "12020")]);
-    assert!(told.contains("supports CUDA 12.2, 12.4 is needed: update the driver"), "{told}");
-    let told = gpu(&["12.4"], &[("STUB_CAPABILITY", "120")]);
-    assert!(told.contains("NVRTC 12.4 does not generate code for sm_120a"), "{told}");
-    let told = gpu(&["13.0"], &[("STUB_CAPABILITY", "75")]);
-    assert!(told.contains("the GPU is sm_75, sm_80 (Ampere) or later is needed"), "{told}");
-    let told = gpu(&["13.0"], &[("KERNELGATE_ARCH", "sm_100a")]);
-    assert!(told.contains("this GPU is sm_90a and runs no code of sm_100a"), "{told}");
-    // As PTX an older card's code needs a compiler that is no newer than the driver.
+    let finding = gpu(&["13.0"], &[("STUB_DRIVER", "12020")]);
+    assert!(finding.contains("supports CUDA 12.2, 12.4 is needed: update the driver"), "{finding}");
+    let finding = gpu(&["12.4"], &[("STUB_CAPABILITY", "120")]);
+    assert!(finding.contains("NVRTC 12.4 does not generate code for sm_120a"), "{finding}");
+    let finding = gpu(&["13.0"], &[("STUB_CAPABILITY", "75")]);
+    assert!(finding.contains("the GPU is sm_75, sm_80 (Ampere) or later is needed"), "{finding}");
+    let finding = gpu(&["13.0"], &[("KERNELGATE_ARCH", "sm_100a")]);
+    assert!(finding.contains("this GPU is sm_90a and runs no code of sm_100a"), "{finding}");
+    // Code for an older card is PTX, which needs a compiler that is not newer than the driver.
     let as_ptx = [("STUB_DRIVER", "12040"), ("KERNELGATE_ARCH", "sm_86")];
-    let told = gpu(&["12.8"], &as_ptx);
+    let finding = gpu(&["12.8"], &as_ptx);
     assert!(
-        told.contains("does not take what NVRTC 12.8 generates")
-            && told.contains("nvidia-cuda-nvrtc-cu12==12.4.*"),
-        "{told}"
+        finding.contains("does not take what NVRTC 12.8 generates")
+            && finding.contains("nvidia-cuda-nvrtc-cu12==12.4.*"),
+        "{finding}"
     );
-    // A stub of the toolkit before the driver.
+    // The loader finds a stub of the toolkit before the driver.
     stubs.build("stubs", "libcuda.so", &["DRIVER", "TO_LINK"].map(str::to_owned));
-    let told = gpu(&["13.0", "stubs"], &[]);
-    assert!(told.contains("finds the stub") && told.contains("stubs/libcuda.so"), "{told}");
+    let finding = gpu(&["13.0", "stubs"], &[]);
+    assert!(
+        finding.contains("finds the stub") && finding.contains("stubs/libcuda.so"),
+        "{finding}"
+    );
 }
 
-/// The loader would map what is not there, and the process would end by a signal.
+/// The loader would map missing bytes of the file, and the process would end by a signal.
 #[test]
 fn a_file_that_cannot_be_loaded_is_named_with_the_reason() {
     let stubs = Stubs::new();
@@ -174,45 +177,45 @@ fn a_file_that_cannot_be_loaded_is_named_with_the_reason() {
     std::fs::create_dir(stubs.at("odd")).unwrap();
     let named = [("KERNELGATE_CUDA_LIBS", &*stubs.list(&["odd"]))];
     let found = format!("NVRTC (libnvrtc): found {}, which cannot be loaded", file.display());
-    let told = |on_loader_path: &[&str], variables: &[(&str, &str)], why: &str| {
-        let told = stubs.doctor(on_loader_path, variables);
-        let found = told.of("library", &found);
-        assert!(found.len() == 1 && found[0].contains(why), "{why}: {:?}", told.0);
-        told
+    let expect_reason = |on_loader_path: &[&str], variables: &[(&str, &str)], why: &str| {
+        let checks = stubs.doctor(on_loader_path, variables);
+        let found = checks.lines("library", &found);
+        assert!(found.len() == 1 && found[0].contains(why), "{why}: {:?}", checks.0);
+        checks
     };
     let whole = std::fs::read(stubs.at("13.0").join(name)).unwrap();
     std::fs::write(&file, &whole[..5000]).unwrap();
     let cut = "cannot be loaded: it is cut: it ends after 5000 bytes of at least ";
-    let missing = told(&[], &named, cut).of("library", "NVRTC (libnvrtc) is missing");
+    let missing = expect_reason(&[], &named, cut).lines("library", "NVRTC (libnvrtc) is missing");
     assert_eq!(missing.len(), 1);
-    // Another is used.
-    assert!(told(&["13.0"], &named, cut).uses(&stubs, "13.0"));
-    // Where the loader finds it by itself.
-    told(&["odd"], &[], cut);
+    // Another file is used.
+    assert!(expect_reason(&["13.0"], &named, cut).uses(&stubs, "13.0"));
+    // The loader finds it by itself.
+    expect_reason(&["odd"], &[], cut);
     std::fs::write(&file, "garbage").unwrap();
-    told(&[], &named, "loaded: ");
+    expect_reason(&[], &named, "loaded: ");
     std::fs::copy(stubs.at("13.0/libcublasLt.so.13"), &file).unwrap();
-    told(&[], &named, "it is another library, without nvrtcVersion");
+    expect_reason(&[], &named, "it is another library, without nvrtcVersion");
     std::fs::remove_file(&file).unwrap();
     assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
-    told(&[], &named, "it is no file but a device, a pipe or a socket");
+    expect_reason(&[], &named, "it is no file but a device, a pipe or a socket");
     std::fs::remove_file(&file).unwrap();
     std::os::unix::fs::symlink("nothing", &file).unwrap();
-    told(&[], &named, "it is a link that leads nowhere");
+    expect_reason(&[], &named, "it is a link that leads nowhere");
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();
-    told(&[], &named, "it is a folder");
+    expect_reason(&[], &named, "it is a folder");
     let escape = [("KERNELGATE_CUDA_LIBS", "/no\u{1b}[2Jwhere")];
-    let told = stubs.doctor(&[], &escape).of("setting", "KERNELGATE_CUDA_LIBS");
-    assert!(told[0].contains("the folder /nowhere does not exist"), "{told:?}");
+    let lines = stubs.doctor(&[], &escape).lines("setting", "KERNELGATE_CUDA_LIBS");
+    assert!(lines[0].contains("the folder /nowhere does not exist"), "{lines:?}");
 }
 
 #[test]
-fn what_needs_a_gpu_says_so_before_it_builds_and_a_wrong_architecture_is_named_without_one() {
+fn a_verb_that_needs_a_gpu_fails_before_it_builds_and_a_wrong_architecture_is_named() {
     let stubs = Stubs::new();
-    let told =
-        stubs.doctor(&["13.0"], &[("KERNELGATE_ARCH", "x")]).of("setting", "KERNELGATE_ARCH");
-    assert!(told.len() == 1 && told[0].contains("`x` is no architecture"), "{told:?}");
+    let lines =
+        stubs.doctor(&["13.0"], &[("KERNELGATE_ARCH", "x")]).lines("setting", "KERNELGATE_ARCH");
+    assert!(lines.len() == 1 && lines[0].contains("`x` is not an architecture"), "{lines:?}");
     let wrong = [
         ("KERNELGATE_BACKEND", "gpu"),
         ("KERNELGATE_TIMEOUT", "soon"),
@@ -221,7 +224,7 @@ fn what_needs_a_gpu_says_so_before_it_builds_and_a_wrong_architecture_is_named_w
         ("KERNELGATE_AXIS", "n"),
         ("KERNELGATE_COMMIT", "main"),
     ];
-    let settings = stubs.doctor(&["13.0"], &wrong).of("setting", "");
+    let settings = stubs.doctor(&["13.0"], &wrong).lines("setting", "");
     assert_eq!(settings.len(), wrong.len(), "{settings:?}");
     for (name, value) in wrong {
         let named = |line: &&String| line.contains(name) && line.contains(value);
@@ -235,8 +238,8 @@ fn what_needs_a_gpu_says_so_before_it_builds_and_a_wrong_architecture_is_named_w
         ("KERNELGATE_AXIS", "n=1,2 b=3"),
         ("KERNELGATE_COMMIT", "1a2b3c4d+changes"),
     ];
-    assert_eq!(stubs.doctor(&["13.0"], &right).of("setting", ""), Vec::<String>::new());
-    // A bench does not go on with the CPU.
+    assert_eq!(stubs.doctor(&["13.0"], &right).lines("setting", ""), Vec::<String>::new());
+    // A bench does not fall back to the CPU.
     let faults = fixture_path().with_file_name("faults");
     let bench = Command::new(faults)
         .args(["--bench", "--quick"])
@@ -244,19 +247,22 @@ fn what_needs_a_gpu_says_so_before_it_builds_and_a_wrong_architecture_is_named_w
         .current_dir(stubs.folder.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&bench.stderr);
-    let wanted = "KERNELGATE_ARCH: kernels are compiled for sm_80 or later, not for sm_75";
-    assert!(bench.status.code() == Some(2) && said.contains(wanted), "{said}");
+    let messages = String::from_utf8_lossy(&bench.stderr);
+    let expected = "KERNELGATE_ARCH: kernels are compiled for sm_80 or later, not for sm_75";
+    assert!(bench.status.code() == Some(2) && messages.contains(expected), "{messages}");
     let mut timing = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
     timing.args(["timing", "--part", "cases"]).current_dir(stubs.folder.path());
-    // The stand-in has no GPU; there is no package either.
+    // The stand-in driver has no GPU, and the folder has no package.
     let output = timing.env("LD_LIBRARY_PATH", stubs.at("driver")).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && said.contains("timing needs a GPU: "), "{said}");
+    let messages = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.code() == Some(2) && messages.contains("timing needs a GPU: "),
+        "{messages}"
+    );
 }
 
 #[test]
-fn nothing_relative_is_looked_in() {
+fn relative_folders_are_not_searched() {
     let stubs = Stubs::new();
     std::fs::create_dir(stubs.at("toolkit")).unwrap();
     std::os::unix::fs::symlink(stubs.at("13.0"), stubs.at("toolkit/lib64")).unwrap();
@@ -266,10 +272,10 @@ fn nothing_relative_is_looked_in() {
         [("CUDA_HOME", "toolkit"), ("KERNELGATE_CUDA_LIBS", "13.0")],
         [("CUDA_PATH", "."), ("KERNELGATE_CUDA_LIBS", ":.")],
     ] {
-        let told = stubs.doctor(&[], &variables);
-        let found = told.of("library", "NVRTC (libnvrtc) is missing");
-        assert_eq!(found.len(), 1, "{variables:?}: {:?}", told.0);
+        let checks = stubs.doctor(&[], &variables);
+        let found = checks.lines("library", "NVRTC (libnvrtc) is missing");
+        assert_eq!(found.len(), 1, "{variables:?}: {:?}", checks.0);
         let set = variables.iter().filter(|(_, value)| !value.is_empty()).count();
-        assert_eq!(told.of("setting", "").len(), set, "{variables:?}: {:?}", told.0);
+        assert_eq!(checks.lines("setting", "").len(), set, "{variables:?}: {:?}", checks.0);
     }
 }

@@ -1,4 +1,4 @@
-//! Bench executables: built, found, linked, driven, with and without a GPU.
+//! Bench executables: how they are built, found, linked and driven, with and without a GPU.
 
 mod attach;
 mod criterion;

@@ -1,5 +1,5 @@
-//! The verbs in packages that are not ours: one with workloads of its own, workspaces, and benches
-//! that do everything wrong.
+//! The verbs in packages of others: one with workloads of its own, workspaces, and benches that do
+//! everything wrong.
 //!
 //! Benches are linked with the library that `cargo test` built, so that a build takes seconds.
 
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 const MANIFEST: &str =
     "[package]\nname = \"NAME\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[lib]\nbench = false\n";
 
-/// A workload of that name, whose cases take microseconds.
+/// A bench with a workload of that name, whose cases take microseconds.
 const BENCH: &str = r#"
 use std::process::ExitCode;
 use kernelgate::prelude::*;
@@ -54,7 +54,7 @@ const ROWS: &[Implementation<Double>] = &[Implementation {
 fn main() -> ExitCode { Harness::new("BENCH", vec![suite(&DOUBLE, ROWS)]).main() }
 "#;
 
-/// It looks like a bench of this harness, and behaves as HOSTILE says.
+/// A bench that looks like one of this harness, and behaves as the variable HOSTILE says.
 const HOSTILE: &str = r#"
 fn main() {
     kernelgate::protocol::leave_mark();
@@ -75,7 +75,7 @@ fn main() {
         "hang" => std::thread::sleep(std::time::Duration::from_secs(600)),
         "exit" => { eprintln!("I give \u{1b}[2J up"); std::process::exit(7) }
         "panic" => panic!("on purpose"),
-        // A process that outlives it and holds its streams.
+        // A child process that outlives the bench and holds its streams open.
         "orphan" => drop(std::process::Command::new("sleep").arg("30").spawn()),
         "broken" => {
             let text = std::fs::read_to_string(&ask).unwrap();
@@ -107,7 +107,7 @@ impl Outside {
         std::fs::write(path, text).unwrap();
     }
 
-    /// A package in that folder with these benches, each a name and its source.
+    /// Makes a package in a folder with these benches, given as names and sources.
     fn package(&self, folder: &str, name: &str, benches: &[(&str, &str)]) {
         let mut manifest = MANIFEST.replace("NAME", name);
         for (bench, source) in benches {
@@ -165,7 +165,7 @@ fn every_verb_works_on_somebody_elses_workload() {
     let list = run("list double --format json");
     list.expect(0, &["\"bench\": \"one\"", "\"status\": \"runs here\""]);
     assert!(!list.stdout.contains("mine/other"), "{}", list.stdout);
-    // Not among the default cases.
+    // This case is not among the defaults.
     run("list n512").expect(0, &["mine/double/n512/cpu/hot"]);
     run("list doubel").expect(2, &["no case matches `doubel`", "double"]);
     run("list (").expect(2, &["not a regular expression"]);
@@ -174,8 +174,8 @@ fn every_verb_works_on_somebody_elses_workload() {
     run("list --bench plain").expect(2, &["does not use kernelgate", "no bench here can be asked"]);
 
     run("verify").expect(0, &["mine/double/n1024/cpu/hot", "2 ok, 0 failed, 0 skipped", "yes"]);
-    run("verify double --bench one --dump told").expect(0, &["1 ok"]);
-    let dump = outside.path().join("told");
+    run("verify double --bench one --dump dumped").expect(0, &["1 ok"]);
+    let dump = outside.path().join("dumped");
     assert!(dump.join("mine_double_n1024_cpu_hot.safetensors").is_file());
     assert_eq!(std::fs::read_dir(&dump).unwrap().count(), 1, "nothing else is left there");
     let profile = run("profile --format json");
@@ -212,7 +212,7 @@ fn every_verb_works_on_somebody_elses_workload() {
     cargo.envs(environment.get_envs().filter_map(|(name, value)| Some((name, value?))));
     Outcome::from(cargo.output().unwrap()).expect(0, &["mine/double/n1024/cpu/hot"]);
 
-    // Wrong, and slower to no effect: the verdict is that of verification.
+    // The outputs are wrong and the case is slower: the verdict is that of verification.
     outside.write("benches/two.rs", &two.replace("2.0 * x", "2.5 * x"));
     run("verify --format markdown")
         .expect(1, &["1 ok, 1 failed", "FAILED mine/other/n1024/cpu/hot"]);
@@ -237,7 +237,7 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
     outside.run("a/src", "verify").expect(0, &["a/double/n1024/cpu/hot", "1 ok"]);
     outside.run("empty", "list").expect(2, &["there is no bench"]);
     outside.run(".", "list --package nosuch").expect(2, &["nosuch"]);
-    // From the member, with the workspace's target folder.
+    // Run in the member, with the workspace's target folder.
     outside
         .run("a", "baseline save main --runs 1 -- --bench double -- --quick --noplot")
         .expect(0, &["1 cases"]);
@@ -246,12 +246,12 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
             && outside.path().join("target/kernelgate/runs").is_dir()
     );
     outside.run("a", "runs").expect(0, &["a/double/n1024\n", "cpu/hot"]);
-    // From the root: the baseline is the member's.
+    // Run in the root: the baseline is the member's.
     outside.run(".", "gate --baseline main").expect(
         2,
         &["no baseline `main`", "another package of the workspace has one", "a/baselines"],
     );
-    // A relative target folder is relative to where the program was called.
+    // A relative target folder is relative to the current folder.
     let mut save =
         outside.command("a/src", "baseline save main --runs 1 -- --bench double -- --quick");
     let saved: Outcome = save.env("CARGO_TARGET_DIR", "../odd").output().unwrap().into();
@@ -284,7 +284,7 @@ fn a_bench_that_misbehaves_is_named_and_ended() {
     let flood = run("flood", "list");
     flood.expect(
         2,
-        &["bench `evil` ended with exit status: 0 and no response", "the rest is left out"],
+        &["bench `evil` ended with exit status: 0 and no response", "the rest is dropped"],
     );
     assert!(flood.stderr.len() < 2 << 20, "{} bytes", flood.stderr.len());
     let exit = run("exit", "verify");
@@ -316,13 +316,13 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     let run = |line: &str| outside.run(".", &format!("{line} {dir}"));
     let list = run("list");
     list.expect(0, &["fixture/spin/n64_none/cpu/hot", "2 more combinations"]);
-    // What no machine can run is no skip, and every line fits.
+    // A combination that no machine can run is not listed as a skip, and every line fits.
     assert!(!list.stdout.contains("cpu/never/hot"), "{}", list.stdout);
     assert!(list.stdout.lines().all(|line| line.chars().count() <= 100), "{}", list.stdout);
     run("list --format json").expect(0, &["fixture/spin/n64_none/cpu/never/hot"]);
     run("verify --axis fault=wrong --axis n=64").expect(1, &["1 failed"]);
     run("list --bench other").expect(2, &["--bench other", "no such executable"]);
-    // The program itself, which may lie beside them, is no bench.
+    // The program itself may lie beside the benches, but it is not a bench.
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     copy_executable(program, folder.path("executables/kernelgate"));
     run("list").expect(0, &["left alone: bench `kernelgate`: it is the kernelgate program"]);

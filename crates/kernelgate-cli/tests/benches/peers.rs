@@ -1,5 +1,4 @@
-//! `kernelgate peers` from outside: a recorded GPU run, and a program that answers in the place of
-//! Python.
+//! `kernelgate peers` from outside: with a recorded GPU run, and a script in the place of Python.
 
 #![cfg(unix)]
 
@@ -36,9 +35,9 @@ fn peers(run: &str, answer: &str, line: &str) -> (i32, String) {
         .current_dir(folder.path())
         .output()
         .unwrap();
-    let asked = std::fs::read_to_string(folder.path().join("asked")).unwrap_or_default();
+    let requested = std::fs::read_to_string(folder.path().join("asked")).unwrap_or_default();
     let text = format!(
-        "{}\n{}\n{asked}",
+        "{}\n{}\n{requested}",
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
@@ -57,19 +56,19 @@ fn environment(device: &str) -> String {
     format!(r#"echo '{{"torch": "2.11", "device": "{device}"}}'"#)
 }
 
-/// What a peer program prints for one peer of one problem, as a shell command.
+/// A shell command that prints the answer of a peer program for one peer of one problem.
 fn line(id: &str, peer: &str, rest: &str) -> String {
     format!(r#"echo '{{"id": "{id}", "peer": "{peer}", {rest}}}'"#)
 }
 
 #[track_caller]
-fn expect((code, text): &(i32, String), wanted: i32, words: &[&str]) {
-    assert_eq!(*code, wanted, "{text}");
+fn expect((code, text): &(i32, String), expected: i32, words: &[&str]) {
+    assert_eq!(*code, expected, "{text}");
     words.iter().for_each(|word| assert!(text.contains(word), "`{word}` is not in:\n{text}"));
 }
 
 #[test]
-fn peers_stand_beside_the_fastest_of_ours() {
+fn peers_are_shown_beside_our_fastest_row() {
     let result = line(
         FORWARD,
         "torch/compile",
@@ -131,7 +130,7 @@ fn a_peer_on_another_device_is_refused() {
 }
 
 #[test]
-fn what_goes_wrong_is_named() {
+fn errors_of_peer_programs_are_named() {
     expect(&peers(&recorded(), "echo nonsense", ""), 2, &["peers/st_bif.py", "nonsense"]);
     expect(
         &peers(&recorded(), "echo 'No module named torch' >&2; exit 1", ""),
@@ -151,7 +150,7 @@ fn what_goes_wrong_is_named() {
 }
 
 #[test]
-fn what_was_timed_is_shown_when_the_rest_is_not() {
+fn timed_peers_are_shown_even_if_the_rest_fails() {
     let result = line(FORWARD, "torch/compile", r#""about": "a", "median_ns": 614200.0"#);
     let begun = [environment("NVIDIA H200"), result, "printf '{\"id\": \"st'".to_owned()];
     let stuck = [&begun[..], &["sleep 600".to_owned()]].concat().join("\n");
@@ -161,7 +160,7 @@ fn what_was_timed_is_shown_when_the_rest_is_not() {
     expect(&json, 2, &["\"ended_early\": \"peers/st_bif.py", "\"peer_ns\": 614200.0"]);
     let dies = [&begun[..], &["echo CUDA error >&2; exit 1".to_owned()]].concat().join("\n");
     expect(&peers(&recorded(), &dies, "forward"), 2, &["2.00x", "not all: ", "CUDA error"]);
-    // Ctrl-C, sent to the program by what it started.
+    // The peer program sends Ctrl-C to the program.
     let signal = "kill -INT $PPID; sleep 600".to_owned();
     let interrupted = [&begun[..], &[signal]].concat().join("\n");
     let shown = ["2.00x", "not all: interrupted, with peers/st_bif.py at work"];

@@ -1,4 +1,4 @@
-//! `ci/sanitizer/coverage`: which kernels no run of compute-sanitizer reached, read from its logs.
+//! `ci/sanitizer/coverage`: finds kernels that no run of compute-sanitizer reached, from its logs.
 
 #![cfg(unix)]
 
@@ -11,7 +11,7 @@ fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// The script beside a record of three kernels and one exception, over logs of these cases.
+/// Runs the script on a record of three kernels and one exception, with logs of these cases.
 fn coverage(launched: &[&str], tests_passed: bool) -> Outcome {
     let folder = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {
@@ -36,7 +36,7 @@ fn coverage(launched: &[&str], tests_passed: bool) -> Outcome {
         let text = serde_json::to_string_pretty(&rows).unwrap();
         write(&format!("logs/run{i}.memcheck.log.json"), &text);
     }
-    // A run that did not end.
+    // The log of a run that did not end.
     write("logs/cut.memcheck.log.json", "");
     if tests_passed {
         write("logs/measure.memcheck.log.out", "test result: ok. 1 passed; 0 failed\n");
@@ -72,17 +72,17 @@ fn every_exception_names_a_recorded_kernel_and_a_reason() {
         };
         let pattern = regex::Regex::new(&format!("^({pattern})$")).unwrap();
         assert!(names.keys().any(|name| pattern.is_match(name)), "no kernel: {line}");
-        let known = ["all", "memcheck", "racecheck", "synccheck", "initcheck"];
-        assert!(tools.split(',').all(|tool| known.contains(&tool)), "{line}");
+        let allowed = ["all", "memcheck", "racecheck", "synccheck", "initcheck"];
+        assert!(tools.split(',').all(|tool| allowed.contains(&tool)), "{line}");
         assert!(reason.len() > 20, "{line}");
     }
 }
 
-/// A known report that belongs to no run any more would hide one of another.
+/// A known report that belongs to no run any more could hide a report of another run.
 #[test]
 fn every_known_report_is_of_a_run_and_has_a_reason() {
     let read = |name: &str| std::fs::read_to_string(repository().join(name)).unwrap();
-    let known = read("ci/sanitizer/known.tsv");
+    let reports = read("ci/sanitizer/known.tsv");
     let families = std::fs::read_dir(repository().join("src")).unwrap();
     let runs = families.filter_map(|family| {
         std::fs::read_to_string(family.unwrap().path().join("sanitize.txt")).ok()
@@ -91,7 +91,7 @@ fn every_known_report_is_of_a_run_and_has_a_reason() {
     let names: Vec<&str> = runs.lines().filter_map(|line| line.split(' ').next()).collect();
     assert!(names.contains(&"persistent"), "{names:?}");
     let tools = ["memcheck", "racecheck", "synccheck", "initcheck"];
-    for line in known.lines().filter(|line| !line.starts_with('#')) {
+    for line in reports.lines().filter(|line| !line.starts_with('#')) {
         let [of, report, reason] = line.split('\t').collect::<Vec<_>>()[..] else {
             panic!("not three fields: {line}");
         };

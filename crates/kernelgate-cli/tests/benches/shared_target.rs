@@ -33,7 +33,7 @@ impl Shared {
         command.output().unwrap().into()
     }
 
-    /// Runs the bench of a package; its times in the record are then as given.
+    /// Runs the bench of a package, and sets its times in the record.
     fn bench(&self, name: &str, session: &str, time_ns: f64) {
         let command = self.package.bench_command(session, "n64");
         self.run_in(name, command).expect(0, &[]);
@@ -59,7 +59,7 @@ fn the_last_session_is_that_of_the_package() {
     shared.bench("one", "s1", 1e6);
     shared.kernelgate("one", "baseline add main").expect(0, &["1 runs each"]);
     shared.bench("one", "s2", 1e6);
-    // Later, and slower.
+    // A later and slower run.
     shared.bench("two", "s3", 9e6);
     assert_eq!(shared.package.run("s3")["package"]["name"], "two");
     shared.kernelgate("one", "gate --baseline main").expect(0, &["unchanged"]);
@@ -85,7 +85,7 @@ fn a_session_of_both_packages_gives_each_its_own_runs() {
     shared.kernelgate("one", "baseline add main").expect(0, &[]);
     shared.bench("one", "both", 1e6);
     shared.bench("two", "s3", 9e6);
-    // As `cargo bench --workspace` leaves it.
+    // A session as `cargo bench --workspace` writes it.
     let other = shared.edit("s3", |run| run["session"] = "both".into());
     let both = shared.package.record("both").with_file_name("fixture-2.json");
     std::fs::write(both, other.to_string()).unwrap();

@@ -1,5 +1,5 @@
-//! What hangs in a comparison, at each stage, and in a bench by itself: it ends, with all that it
-//! started, after a time that is said and can be set.
+//! A process that hangs in a comparison, at each stage, or in a bench by itself: it ends, with all
+//! that it started, after a time that is reported and can be set.
 
 #![cfg(unix)]
 
@@ -8,7 +8,8 @@ use std::process::Command;
 use crate::package::outside::{Outside, is_alive};
 use crate::package::{CASE, Outcome, Package};
 
-/// It looks like a bench of this harness, and hangs or breaks in the head where HOSTILE says.
+/// A bench that looks like one of this harness, and hangs or fails in the head if the variable
+/// HOSTILE says so.
 const HOSTILE: &str = r#"
 use std::io::Write;
 
@@ -17,8 +18,8 @@ fn main() {
     let how = std::env::var("HOSTILE").unwrap_or_default();
     let in_head = std::env::args().next().unwrap().contains("/head/")
         || std::env::current_exe().unwrap().to_string_lossy().contains("/head/");
-    let asked = std::env::var("KERNELGATE_REQUEST").is_ok_and(|request| request == "protocol");
-    let stage = if asked { "asked" } else { "told" };
+    let asks = std::env::var("KERNELGATE_REQUEST").is_ok_and(|request| request == "protocol");
+    let stage = if asks { "asked" } else { "running" };
     if in_head && how == format!("hangs when {stage}") {
         let mut sleep = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         std::fs::write(std::env::var("HOSTILE_PID").unwrap(), sleep.id().to_string()).unwrap();
@@ -53,21 +54,21 @@ fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
         command
     };
     let run = |how: &str, wait: &str| -> Outcome { command(how, wait).output().unwrap().into() };
-    let asked = "head: bench `evil` cannot be asked for the protocol that it speaks:";
+    let prefix = "head: bench `evil` cannot be asked for the protocol that it speaks:";
     run("hangs when asked", "--wait 1s")
-        .expect(2, &[&format!("{asked} no answer within 1 s (--wait sets this)")]);
+        .expect(2, &[&format!("{prefix} no answer within 1 s (--wait sets this)")]);
     assert!(!is_alive(&outside), "what it started still runs");
     run("breaks when asked", "")
-        .expect(2, &[&format!("{asked} asked for its version it ended with exit status: 127")]);
-    // The head alone is to blame: it is not that no case is in both.
-    let hangs = run("hangs when told", "--wait 1s");
+        .expect(2, &[&format!("{prefix} asked for its version it ended with exit status: 127")]);
+    // The head is named as the reason, instead of a case that both sides lack.
+    let hangs = run("hangs when running", "--wait 1s");
     hangs.expect(1, &["broke: evil of the head: treated as hung: killed after 1 s (--wait sets"]);
     assert!(!is_alive(&outside), "what it started still runs");
-    run("breaks when told", "")
+    run("breaks when running", "")
         .expect(1, &["broke: evil of the head: exit status: 127: a library is missing"]);
-    let floods = run("floods when told", "");
+    let floods = run("floods when running", "");
     floods.expect(1, &["broke: evil of the head: exit status: 127: a line of some thirty"]);
-    let limit = "bench `evil` says more than 1048576 bytes in a process: all but the end is left";
+    let limit = "bench `evil` prints more than 1048576 bytes in a process: only the end is kept";
     assert_eq!(floods.stderr.matches(limit).count(), 1, "{}", floods.all());
     run("", "--wait never").expect(2, &["--wait", "a time is 500ms, 90s, 5m or 1h"]);
 }
@@ -79,9 +80,9 @@ fn a_termination_signal_ends_what_runs_at_every_stage() {
     let pid = outside.path("pid");
     for (line, how) in [
         ("compare --base-dir base --head-dir head", "hangs when asked"),
-        ("compare --base-dir base --head-dir head", "hangs when told"),
+        ("compare --base-dir base --head-dir head", "hangs when running"),
         ("list --dir head", "hangs when asked"),
-        ("verify --dir head", "hangs when told"),
+        ("verify --dir head", "hangs when running"),
     ] {
         let _ = std::fs::remove_file(&pid);
         let mut command = outside.command(env!("CARGO_BIN_EXE_kernelgate"), line);

@@ -1,5 +1,4 @@
-//! Baselines and what the gate tells others, from outside: several runs, levels of sameness,
-//! formats.
+//! Baselines and the output of the gate, from outside: several runs, levels of sameness, formats.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -53,11 +52,11 @@ fn the_gate_speaks_to_reviewers_and_programs() {
     let kept = std::fs::read_to_string(package.path("kept/smaller-is-better.json")).unwrap();
     assert_eq!(kept, runs.stdout);
     assert_eq!(std::fs::read_dir(package.path("kept")).unwrap().count(), 4);
-    package.kernelgate("gate --baseline a --out told").expect(1, &["2 regressed"]);
+    package.kernelgate("gate --baseline a --out out").expect(1, &["2 regressed"]);
     for (name, text) in [("comment.md", &comment), ("junit.xml", &junit)] {
-        assert_eq!(&std::fs::read_to_string(package.path("told").join(name)).unwrap(), text);
+        assert_eq!(&std::fs::read_to_string(package.path("out").join(name)).unwrap(), text);
     }
-    let files = std::fs::read_dir(package.path("told")).unwrap().count();
+    let files = std::fs::read_dir(package.path("out")).unwrap().count();
     assert_eq!(files, 7, "with the page and the picture");
     std::fs::write(package.path("blocked"), "in the way").unwrap();
     package
@@ -102,7 +101,7 @@ fn a_baseline_that_is_a_link_to_nothing_is_named() {
     }
 }
 
-/// What a release may do to files of the next one, and the next one to its files.
+/// A release may read files of the next one, but not rewrite them, and the reverse.
 #[test]
 fn a_file_of_a_newer_version_is_refused_and_not_rewritten_without_what_is_new() {
     let package = package(230_000.0);
@@ -177,15 +176,15 @@ fn saving_over_a_baseline_of_several_runs_does_not_weaken_the_gate() {
     package
         .kernelgate(&format!("gate --baseline a --session {head}"))
         .expect(1, &["1 regressed", "1:1", "as the several runs differed that it replaced"]);
-    // To add by hand is no way around it.
+    // Adding by hand does not evade the check.
     package
         .kernelgate(&format!("baseline add a --session {head}"))
         .expect(4, &["refused: commit is `bbbb2222` in the baseline and `no commit` in the run"]);
 }
 
-/// Ends processes that were started together, and expects that all did what they should.
+/// Waits for processes that were started together, and checks that all succeeded.
 #[track_caller]
-fn all_fine(processes: Vec<std::process::Child>) {
+fn expect_success(processes: Vec<std::process::Child>) {
     for process in processes {
         Outcome::from(process.wait_with_output().unwrap()).expect(0, &[]);
     }
@@ -205,7 +204,7 @@ fn runs_that_are_added_at_once_are_all_kept() {
         )
         .unwrap();
     }
-    // Of checkouts with target folders of their own, which share the folder of baselines.
+    // The checkouts have target folders of their own and share the folder of baselines.
     let add = |session: &String| {
         let folder = package.record(session).parent().unwrap().display().to_string();
         let line = format!("--baselines shared baseline add a --session {folder}");
@@ -213,7 +212,7 @@ fn runs_that_are_added_at_once_are_all_kept() {
         command.env("CARGO_TARGET_DIR", package.path(&format!("target-{session}")));
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    all_fine(sessions.iter().map(add).collect());
+    expect_success(sessions.iter().map(add).collect());
     let device = std::fs::read_dir(package.path("shared")).unwrap().next().unwrap().unwrap().path();
     let files: Vec<_> =
         std::fs::read_dir(&device).unwrap().flatten().map(|file| file.file_name()).collect();
@@ -265,7 +264,7 @@ fn a_baseline_that_another_process_changes_is_waited_for() {
         assert_eq!(process.try_wait().unwrap(), None, "it did not wait");
     }
     drop(lock);
-    all_fine(processes);
+    expect_success(processes);
     let after = std::fs::read_to_string(&path).unwrap();
     for number in 0..4 {
         assert!(
@@ -275,7 +274,7 @@ fn a_baseline_that_another_process_changes_is_waited_for() {
     }
 }
 
-/// What stands in cargo's place for `baseline save`: a script.
+/// Puts a script in cargo's place for `baseline save`.
 #[cfg(unix)]
 fn set_cargo(package: &Package, body: &str) {
     use std::os::unix::fs::PermissionsExt;
@@ -284,14 +283,14 @@ fn set_cargo(package: &Package, body: &str) {
     std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A script that runs the fixture, with the flags that make it brief.
+/// A script that runs the fixture for a short time.
 #[cfg(unix)]
 fn run_fixture() -> String {
     let brief = "--noplot --warm-up-time 0.01 --measurement-time 0.05 --sample-size 10";
     format!("exec {} --bench {brief} \"$@\"", fixture_path().display())
 }
 
-/// What has the name of a link is what the link leads to.
+/// A baseline with the name of a link is the file to which the link leads.
 #[cfg(unix)]
 #[test]
 fn a_baseline_behind_a_link_is_written_where_it_lies() {
@@ -334,7 +333,7 @@ fn a_baseline_that_cannot_be_saved_is_found_before_measuring_and_runs_are_kept()
     broken.expect(2, &["a.json: broken or cut short"]);
     assert!(!broken.stderr.contains("run 1 of"), "{}", broken.stderr);
     std::fs::write(&path, &before).unwrap();
-    // It breaks later: the runs until then are not lost.
+    // A later run fails: the runs until then are kept.
     set_cargo(&package, &format!("[ -e second ] && exit 3; touch second\n{}", run_fixture()));
     let failed = save("a --runs 3 -- n64");
     failed.expect(2, &["cargo bench ended with exit status: 3: the baseline is as it was"]);
@@ -348,7 +347,7 @@ fn a_baseline_that_cannot_be_saved_is_found_before_measuring_and_runs_are_kept()
 #[test]
 fn an_interrupted_save_ends_what_it_started() {
     let package = Package::new();
-    // What cargo starts, and what that starts.
+    // The process that cargo starts, and its own child.
     set_cargo(&package, "sleep 600 &\necho $! > pid.new; mv pid.new pid; wait");
     let mut save = save_command(&package, "a --runs 2");
     let mut save = save.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -370,7 +369,7 @@ fn an_interrupted_save_ends_what_it_started() {
     wait_for(|| (!running()).then_some(()));
 }
 
-/// What a condition gives once it holds.
+/// Waits for a condition and returns its value.
 #[cfg(unix)]
 #[track_caller]
 fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
@@ -432,7 +431,7 @@ fn several_runs_are_saved_in_one_go() {
     save("a --runs 2")
         .expect(2, &["cargo bench ended with exit status: 3: the baseline is as it was"]);
     assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
-    // Saving replaces what is measured, and keeps the rest.
+    // Saving replaces the measured cases, and keeps the rest.
     script(&run);
     save("a --runs 2 -- n128").expect(0, &["1 cases, 2 runs each"]);
     package.kernelgate("baseline show a").expect(0, &["n64_none", "n128_none"]);
@@ -454,7 +453,7 @@ fn a_folder_of_baselines_that_cannot_be_read_is_not_an_empty_one() {
 }
 
 #[test]
-fn what_is_imported_has_cases_and_a_checksum_or_a_warning() {
+fn an_imported_baseline_has_cases_and_a_checksum_or_a_warning() {
     let package = package(200_000.0);
     package.kernelgate("baseline export a out.json").expect(0, &[]);
     let sealed = package.kernelgate("baseline import out.json --name b");
@@ -474,7 +473,8 @@ fn what_is_imported_has_cases_and_a_checksum_or_a_warning() {
     package.bench("x", "--save-baseline aux.txt").expect(2, &["Windows has a device of that name"]);
 }
 
-/// What the gate needs of a case and run takes less than a kilobyte; samples stay in the runs.
+/// The data that the gate needs of a case and run take less than a kilobyte; samples stay in the
+/// runs.
 #[test]
 fn committed_baselines_are_compact() {
     let baselines = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../baselines");

@@ -1,7 +1,7 @@
 //! `kernelgate bisect` from outside: a scratch repository in which one commit made the bench slower.
 //!
-//! The slow-down is sixteenfold: what is checked is which commit is named and what is said, not how
-//! fine it measures.
+//! The slow-down is sixteenfold: the tests check which commit is named and the messages, not the
+//! resolution of the measurement.
 
 #![cfg(unix)]
 
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use crate::package::Outcome;
 use crate::package::scratch::{CASE, Scratch};
 
-/// Eight commits: the third does not build, the fourth changes no code, the sixth is a merge that
-/// brings the slow one.
+/// A repository with eight commits: the third does not build, the fourth changes no code, the sixth
+/// is a merge that brings the slow commit.
 fn history() -> Scratch {
     let scratch = Scratch::new();
     scratch.git("tag good");
@@ -42,7 +42,7 @@ fn the_first_slower_commit_is_found_also_after_an_interruption() {
     let scratch = history();
     let of_user = ["branch --list", "stash list", "worktree list", "log -1 --format=%H"];
     let before = of_user.map(|line| scratch.git(line));
-    // Killed once something is answered.
+    // The search is killed after its first answers.
     let mut killed = bisect(&scratch, "");
     let mut killed = killed.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let state = scratch.folder.path().join("target/kernelgate/bisect/state.json");
@@ -61,12 +61,12 @@ fn the_first_slower_commit_is_found_also_after_an_interruption() {
     let merged = scratch.git("log -1 --format=%h --abbrev=8 HEAD~1");
     let found = format!("first slower commit: {} merged (a merge of 1 commits", merged.trim());
     let mistake = scratch.git("log -1 --format=%h --abbrev=8 HEAD~3");
-    let left_out = format!("left out {}: head", mistake.trim());
+    let skipped = format!("skipped {}: head", mistake.trim());
     let stat = "benches/spin.rs |";
-    let words = ["resuming with", &found, "confidence 9", stat, "executables: ", &left_out];
+    let words = ["resuming with", &found, "confidence 9", stat, "executables: ", &skipped];
     outcome.expect(0, &words);
     assert_eq!(of_user.map(|line| scratch.git(line)), before);
-    // Everything is answered: nothing is built or measured again.
+    // All questions are answered already: nothing is built or measured again.
     let started = Instant::now();
     let again: Outcome = bisect(&scratch, "--resume --format json").output().unwrap().into();
     again.expect(0, &["\"left_out\"", "\"subject\": \"merged\""]);
@@ -97,8 +97,9 @@ fn a_range_that_does_not_build_is_a_range_and_ends_that_do_not_differ_are_refuse
     outcome.expect(2, &["no revision `mian`"]);
 }
 
-/// Whole searches over 64 commits, one of which makes the case a tenth slower, with the command's
-/// own thresholds: minutes each on a quiet machine. `KERNELGATE_BISECTIONS` says how many.
+/// Runs whole searches over 64 commits, one of which makes the case a tenth slower, with the
+/// command's own thresholds: each takes minutes on a quiet machine. `KERNELGATE_BISECTIONS` sets
+/// the number of searches.
 #[test]
 fn a_commit_that_costs_a_tenth_is_found_among_64() {
     let count = std::env::var("KERNELGATE_BISECTIONS").ok().and_then(|it| it.parse().ok());
@@ -106,12 +107,12 @@ fn a_commit_that_costs_a_tenth_is_found_among_64() {
         eprintln!("skipped: KERNELGATE_BISECTIONS, the number of searches, is not set");
         return;
     };
-    for planted in [23, 41, 58, 7, 64].into_iter().cycle().take(count) {
+    for first_slow in [23, 41, 58, 7, 64].into_iter().cycle().take(count) {
         let scratch = Scratch::new();
         let mut slow = String::new();
         for number in 0..=64 {
-            let rounds = if number >= planted { 4400 } else { 4000 };
-            // Another executable each time, as of commits that change code elsewhere.
+            let rounds = if number >= first_slow { 4400 } else { 4000 };
+            // Each commit gives another executable, as if it changed code elsewhere.
             let line =
                 format!("const ROUNDS: usize = {rounds};\n#[used]\nstatic N: u32 = {number};");
             scratch.bench("const ROUNDS: usize = 100;", &line);
@@ -119,7 +120,7 @@ fn a_commit_that_costs_a_tenth_is_found_among_64() {
             if number == 0 {
                 scratch.git("tag good");
             }
-            if number == planted {
+            if number == first_slow {
                 slow = scratch.git("rev-parse --short=8 HEAD");
             }
         }
@@ -127,11 +128,11 @@ fn a_commit_that_costs_a_tenth_is_found_among_64() {
         let line = format!("bisect {CASE} --good good --case-time 0.1s --backend cpu");
         let outcome: Outcome = scratch.kernelgate(&line).output().unwrap().into();
         println!(
-            "number {planted}, {:.0} s:\n{}\n{}",
+            "number {first_slow}, {:.0} s:\n{}\n{}",
             started.elapsed().as_secs_f64(),
             outcome.stderr,
             outcome.stdout
         );
-        outcome.expect(0, &[&format!("first slower commit: {} number-{planted}", slow.trim())]);
+        outcome.expect(0, &[&format!("first slower commit: {} number-{first_slow}", slow.trim())]);
     }
 }

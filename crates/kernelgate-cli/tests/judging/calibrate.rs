@@ -1,4 +1,5 @@
-//! `kernelgate calibrate` from outside, on the fixture, whose kernel takes as long as it is told.
+//! `kernelgate calibrate` from outside, on the fixture, whose kernel takes as long as a variable
+//! sets.
 
 #![cfg(unix)]
 
@@ -35,7 +36,7 @@ const CALIBRATE: &str =
     "calibrate --dir bin --backend cpu --relative 0.3 --tolerated 0.6 --case-time 0.05s";
 
 #[test]
-fn what_is_known_is_counted_and_kept_beside_the_baselines() {
+fn calibration_comparisons_are_counted_and_kept_beside_the_baselines() {
     let package = Package::new();
     let few = "n64 --comparisons 2 --inject 50,100 --power-comparisons 1 --sham 0 --max-blocks 12";
     // A comparison may take longer than the whole time, so none is started; the same command goes on.
@@ -62,7 +63,7 @@ fn what_is_known_is_counted_and_kept_beside_the_baselines() {
             && !text.contains(package.path("").to_str().unwrap()),
         "{text}"
     );
-    // It is no baseline, and the next comparison knows of it.
+    // A calibration is not a baseline, and the next comparison uses it.
     package.run("baseline list").expect(0, &[]);
     package.run("baseline show calibration").expect(2, &["is the calibration of the device"]);
     let again = "compare --base-dir bin --head-dir bin --time-identical --backend cpu n64 \
@@ -72,9 +73,9 @@ fn what_is_known_is_counted_and_kept_beside_the_baselines() {
     package.run(again).expect(2, &["calibration.json: broken or cut short"]);
 }
 
-/// Two cases: one of them alone is made slower, by work, and in a layout of its own nothing is.
+/// Two cases: one is made slower by work alone, and with another layout no case is slower.
 #[test]
-fn work_single_cases_and_layouts_are_told_apart() {
+fn work_single_cases_and_layouts_are_distinguished() {
     let package = Package::new();
     let few = "n64|n128 --axis n=64,128 --comparisons 0 --inject 100 --work 100 \
                --power-comparisons 1 --single 2 --layouts 1 --sham 0 --max-blocks 4";
@@ -109,9 +110,9 @@ fn work_single_cases_and_layouts_are_told_apart() {
 }
 
 #[test]
-fn parts_are_merged_and_strangers_are_not() {
+fn parts_of_one_calibration_are_merged_and_others_refused() {
     let package = Package::new();
-    // Three comparisons, the first and the last of nothing with nothing.
+    // Three comparisons; the first and the last are A/A comparisons.
     let few = "--comparisons 2 --inject 50 --power-comparisons 0 --sham 1 --max-blocks 4 n64";
     package
         .run(&format!("{CALIBRATE} {few} --shard 1/2"))

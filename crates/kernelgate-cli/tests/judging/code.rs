@@ -1,5 +1,5 @@
-//! `kernelgate compare --kernels`: which kernels of two builds differ in machine code, where no GPU
-//! is needed.
+//! `kernelgate compare --kernels`: lists the kernels whose machine code differs between two builds,
+//! without a GPU.
 
 #![cfg(unix)]
 
@@ -8,8 +8,8 @@ use crate::package::scratch::{BENCH, Scratch};
 use kernelgate_cuda::compiler::nvrtc;
 use serde_json::json;
 
-/// 48 values a thread, all live across a barrier. With 2048 threads on a multiprocessor a thread has
-/// 32 registers: most of them spill.
+/// A kernel with 48 values a thread, all live across a barrier. With 2048 threads on a
+/// multiprocessor a thread has 32 registers, so most of the values spill.
 const KERNEL: &str = r#"
 extern "C" __global__ __launch_bounds__(1024, BLOCKS) void scratch(float* x) {
     float a[48];
@@ -22,7 +22,7 @@ extern "C" __global__ __launch_bounds__(1024, BLOCKS) void scratch(float* x) {
 extern "C" __global__ void scratch_other(float* x) { x[threadIdx.x] *= 2.0f; }
 "#;
 
-/// The bench with a file of two kernels, the first with so many blocks on a multiprocessor.
+/// The bench with a file of two kernels, the first with this number of blocks on a multiprocessor.
 fn bench(blocks: usize) -> String {
     let row = |symbol: &str| {
         format!(
@@ -63,18 +63,20 @@ fn a_spill_between_two_builds_is_found_without_a_gpu() {
 }
 
 #[test]
-fn a_record_that_is_missing_is_told_with_how_to_make_it() {
+fn a_missing_record_is_reported_with_the_command_that_makes_it() {
     let package = Package::new();
     let advice = "`kernelgate resources --arch sm_80 --save` makes a record";
     package.kernelgate("resources --check --arch sm_80").expect(2, &["sm_80.json", advice]);
 }
 
 #[test]
-fn what_is_no_architecture_is_refused_before_anything_is_built() {
+fn a_wrong_architecture_is_refused_before_anything_is_built() {
     let package = Package::new();
     for arch in ["sm_90A", "90a", "compute_90", "sm_xx", "../x", "sm_90af", "sm_+90"] {
-        let wanted = format!("--kernels takes a real architecture such as sm_90a, not `{arch}`");
-        package.kernelgate(&format!("compare --base main --kernels {arch}")).expect(2, &[&wanted]);
+        let expected = format!("--kernels takes a real architecture such as sm_90a, not `{arch}`");
+        package
+            .kernelgate(&format!("compare --base main --kernels {arch}"))
+            .expect(2, &[&expected]);
     }
     package
         .kernelgate("compare --base main --kernels=")

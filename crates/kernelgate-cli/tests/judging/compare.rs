@@ -1,8 +1,8 @@
 //! `kernelgate compare` from outside: a scratch repository with one bench, its builds compared.
 //!
 //! The bench is linked with the library that `cargo test` built, so that a build takes seconds.
-//! Thresholds are wide and slow-downs sixteenfold: what is checked is what is said, not how fine it
-//! measures.
+//! Thresholds are wide and slow-downs sixteenfold: the tests check the messages, not the resolution
+//! of the measurement.
 
 #![cfg(unix)]
 
@@ -21,7 +21,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     scratch
         .compare("--base main --head HEAD")
         .expect(0, &[CASE, "unchanged", "1 unchanged, 0 inconclusive of 1", same]);
-    // Nobody asked for the noise of one file against itself.
+    // By default one file is not compared with itself.
     let mut plainly = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
     let environment = scratch.compare_with("");
     plainly
@@ -33,7 +33,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     plainly.expect(0, &["0 inconclusive of 0", same]);
     assert!(plainly.stdout.starts_with(first), "{}", plainly.stdout);
     scratch.bench("ROUNDS: usize = 100", "ROUNDS: usize = 1600");
-    // Uncommitted, and a new file beside it.
+    // A change that is not committed, and a new file.
     scratch.write("notes.txt", "new");
     let before = (
         scratch.git("status --porcelain"),
@@ -69,12 +69,12 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
         before
     );
     assert!(status.is_empty() || status.contains("target"), "{status}");
-    // The last comparison was finished: resuming it measures nothing anew.
+    // The last comparison was finished: resuming it measures nothing again.
     scratch
         .compare("--base main --resume --format markdown")
         .expect(1, &["resuming with", "**1 regressed", "| scratch/sum"]);
     scratch.commit("slower");
-    // Nothing that was measured is thrown away for another command.
+    // The recorded trials stay when another command runs.
     let trials = scratch.folder.path().join("target/kernelgate/compare/trials.json");
     let before = std::fs::read(&trials).unwrap();
     let anew = "leave --resume out to start anew";
@@ -92,7 +92,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     scratch.compare("--base HEAD --head main~1").expect(0, &["1 improved"]);
 }
 
-/// Hooks of the user's repository; the file that they write to.
+/// Adds hooks to the user's repository, and returns the file to which they would write.
 fn plant_hooks(scratch: &Scratch) -> PathBuf {
     use std::os::unix::fs::PermissionsExt as _;
     let ran = scratch.folder.path().join("target/hooks");
@@ -105,9 +105,9 @@ fn plant_hooks(scratch: &Scratch) -> PathBuf {
     ran
 }
 
-/// Golden tensors, say: a case that is wrong by them fails, though its executable is the old one.
+/// A case that is wrong by changed golden tensors fails, though its executable is the old one.
 #[test]
-fn what_the_same_executable_reads_is_verified_on_both_sides() {
+fn files_that_the_same_executable_reads_are_verified_on_both_sides() {
     let scratch = Scratch::new();
     let read = "let factor: f64 = std::fs::read_to_string(\"src/factor.txt\").unwrap().parse()";
     scratch.bench("let y: Vec<f64>", &format!("{read}.unwrap();\n        let y: Vec<f64>"));
@@ -119,7 +119,7 @@ fn what_the_same_executable_reads_is_verified_on_both_sides() {
     scratch.commit("reads");
     let same = "the same executable on both sides, byte by byte: spin";
     scratch.compare("--base main --max-blocks 1").expect(3, &[same, "1 inconclusive"]);
-    // What verified the executable before does not stand for other files.
+    // The earlier verification of the executable does not hold for other files.
     scratch.write("src/factor.txt", "2");
     for resume in ["--resume", ""] {
         let outcome = scratch.compare(&format!("--base main --max-blocks 1 {resume}"));
@@ -140,7 +140,8 @@ fn an_edit_inside_a_submodule_is_compared() {
     scratch.bench("usize = 100", "usize = include!(\"../parts/rounds.in\")");
     scratch.commit("submodule");
     scratch.write("parts/rounds.in", "1600");
-    // What was built is another executable; how much slower it is takes processes that say no more.
+    // The build is another executable; its slow-down takes more processes, which would show nothing
+    // new.
     let edited = scratch.compare("--base main --max-blocks 1");
     edited.expect(3, &["working tree, with changes in submodule parts (", "too few pairs"]);
     assert!(!edited.all().contains("the same executable"), "{}", edited.all());
@@ -158,7 +159,7 @@ fn lost_accuracy_is_found_and_what_the_package_accepts_lasts_until_the_base_has_
     scratch.bench("*y = x * x", "*y = x * x * 1.000_000_4");
     let less = scratch.compare("--base main --max-blocks 1");
     less.expect(1, &["1 less accurate", "for each of 8 seeds"]);
-    // Inputs that do not follow the seed are one data set, and so are those that say so.
+    // Inputs that do not depend on the seed are one data set, and so are those that declare it.
     for (from, to) in [
         ("random::normal(seed,", "random::normal(1,"),
         ("fn work(&self)", "fn reads_files(&self) -> bool { true }\n    fn work(&self)"),
@@ -205,10 +206,10 @@ fn lost_accuracy_of_one_output_is_found_below_the_error_of_another() {
     scratch.write("benches/spin.rs", &less);
     let found = scratch.compare("--base main --max-blocks 1");
     found.expect(1, &["1 less accurate", "relative L2 error of `y` ", "for each of 8 seeds"]);
-    // One that is held to its own tolerance.
+    // An output has a tolerance of its own.
     let own = "fn tolerances(&self) -> std::collections::BTreeMap<String, Tolerance> {
-                   let of = Tolerance { max_error: 1e-6, relative_l2: 1e-6 };
-                   [(\"y\".to_owned(), of)].into()
+                   let tight = Tolerance { max_error: 1e-6, relative_l2: 1e-6 };
+                   [(\"y\".to_owned(), tight)].into()
                }
                fn work(&self)";
     scratch.write("benches/spin.rs", &less.replace("fn work(&self)", own));
@@ -236,16 +237,16 @@ fn a_removed_case_is_named_in_every_output_and_can_be_accepted() {
                     reason = \"n2048 replaces it\"\n";
     scratch.write("kernelgate.toml", accepted);
     let words = format!("accepted in kernelgate.toml: {CASE}: removed: n2048 replaces it");
-    // No case is left to judge.
+    // No case remains to be judged.
     scratch.compare(line).expect(3, &[&words]);
 }
 
 #[test]
-fn what_cannot_be_compared_is_named() {
+fn sides_that_cannot_be_compared_are_named() {
     let scratch = Scratch::new();
     scratch.compare("--base mian").expect(2, &["no revision `mian`", "did you mean main"]);
     scratch.compare("--base main --head --budget").expect(2, &[]);
-    // Before anything is built.
+    // The error comes before anything is built.
     scratch.write("baselines/amd/calibration.json", "[");
     let broken = scratch.compare("--base main");
     broken.expect(2, &["failed to read", "calibration.json"]);
@@ -274,7 +275,7 @@ fn what_cannot_be_compared_is_named() {
         "std::process::exit(7);\n#[allow(unreachable_code)]\nfor _ in 0..ROUNDS {",
     );
     scratch.compare("--base main").expect(1, &["broke: spin of the head", "exit status: 7"]);
-    // A bench of another kind, and one that only the head has.
+    // One bench uses another harness, and one exists only in the head.
     scratch.write("benches/spin.rs", BENCH);
     scratch.write("benches/other.rs", "fn main() { println!(\"done\"); }");
     scratch.write(
@@ -292,8 +293,8 @@ fn what_cannot_be_compared_is_named() {
     assert!(scratch.compare("--base main --bench spin --budget 0.1s").all().contains("of 1"));
 }
 
-/// Two cases; what happens to the larger one is up to the environment: `SCRATCH_FAULT`, in the
-/// trials whose session contains `SCRATCH_WHEN`.
+/// A bench of two cases. The environment selects a fault of the larger case: `SCRATCH_FAULT`, in
+/// the trials whose session contains `SCRATCH_WHEN`.
 const FAULT: &str = r#"
 fn fault(kind: &str) -> bool {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
@@ -335,7 +336,7 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
         (outcome, words)
     };
     let unmeasured = [&*CASE.replace("1024", "2048"), "inconclusive", "-", "-", "-", "-", "-", "0"];
-    // In every process but the one that verified it.
+    // The fault is in every process except the one that verified.
     let (outcome, row) = compare("skip", "\"r1-", "");
     outcome.expect(
         3,
@@ -345,7 +346,7 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
         ],
     );
     assert_eq!(row, unmeasured);
-    // After the first block: what that block measured is told, and decides nothing.
+    // After the first block: the measurements of that block are shown, and decide nothing.
     let (outcome, row) = compare("skip", "\"r1-b1-p0\"", "--max-blocks 2");
     outcome.expect(
         3,
@@ -355,7 +356,7 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     let (outcome, row) = compare("absent", "\"r1-b0-p1\"", "--max-blocks 1");
     outcome.expect(3, &["inconclusive: skipped in the head: the bench did not list it"]);
     assert_eq!(row, unmeasured);
-    // What was interrupted knows it still, and asks for nothing again.
+    // The interrupted comparison still knows it, and requests nothing again.
     compare("", "", "--max-blocks 1 --resume")
         .0
         .expect(3, &["resuming with", "skipped in the head: the bench did not list it"]);
@@ -368,7 +369,8 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     let (outcome, row) = compare("exit", "\"r1-b0-p3\"", "--budget 0.1s");
     outcome.expect(3, &["inconclusive: no block of it ended within 0 s and 24 blocks"]);
     assert_eq!(row, unmeasured);
-    // While the base was verified: the head verified it, and there is nothing to compare with.
+    // The fault is in the base's verification: the head is verified, but has nothing to compare
+    // with.
     scratch.write("benches/spin.rs", &text.replace("ROUNDS: usize = 100", "ROUNDS: usize = 99"));
     let mut command = scratch.compare_with("--base main --case-time 0.05s");
     command.env("SCRATCH_FAULT", "skip").env("SCRATCH_WHEN", "base/verified");
@@ -403,7 +405,7 @@ fn an_interrupted_comparison_goes_on_where_it_was() {
 }
 
 #[test]
-fn two_comparisons_do_not_meet() {
+fn two_comparisons_do_not_run_at_once() {
     let scratch = Scratch::new();
     let first =
         scratch.compare_with("--base main --head main --format json").stderr(Stdio::null()).spawn();

@@ -1,4 +1,4 @@
-//! Verdicts: baselines, comparisons, rules, calibrations.
+//! Verdicts of baselines, comparisons, rules and calibrations.
 
 mod baselines;
 mod bisect;

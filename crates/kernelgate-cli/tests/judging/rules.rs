@@ -1,10 +1,10 @@
-//! What the gate judges besides times, and what a package sets and accepts in `kernelgate.toml`,
-//! from outside.
+//! Judgements of the gate besides times, and limits and acceptances of a package in
+//! `kernelgate.toml`, from outside.
 
 use crate::package::{CASE, Package};
 
-/// A package whose baseline `a` has 200 µs from two runs of commit aaaa1111, and a last run of 260
-/// µs.
+/// A package whose baseline `a` has 200 µs from two runs of commit aaaa1111, and whose last run has
+/// 260 µs.
 fn slower() -> Package {
     let package = Package::new();
     for session in ["b1", "b2"] {
@@ -18,7 +18,7 @@ fn slower() -> Package {
     package
 }
 
-/// An acceptance of all cases, and a threshold of the smaller one.
+/// Rules with an acceptance of all cases, and a threshold for the smaller case.
 fn accept(bound: &str, commit: &str) -> String {
     format!(
         "[[accept]]\ncases = \"spin/\"\nslower = {bound}\nreason = \"exact <sums>\"\n\
@@ -49,7 +49,7 @@ fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
     gate(&accept("0.5", "bbbb2222"), 1, &["2 regressed", expired]);
     let undated = accept("0.5", "").replace("baseline = \"\"\n", "");
     gate(&undated, 1, &["2 regressed", "`baseline = \"aaaa1111\"` makes it hold"]);
-    // Of several patterns the last that sets a thing; one that names nothing is said.
+    // The last of several patterns that set a limit counts; one that matches nothing is reported.
     let thresholds = "[[threshold]]\ncases = \"n64_\"\nrelative = 0.5\n[[threshold]]\n\
                       cases = \"n65_\"\nabsolute-ns = 1e6\n";
     let words = [
@@ -67,11 +67,11 @@ fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
 }
 
 #[test]
-fn what_is_accepted_ends_with_a_baseline_that_has_changes() {
+fn an_acceptance_ends_with_a_baseline_that_has_changes() {
     let package = slower();
     package.write_rules(&accept("0.5", "aaaa1111"));
     package.kernelgate("gate --baseline a").expect(0, &["2 accepted"]);
-    // The next baseline is of the same commit, and of what nobody committed.
+    // The next baseline is of the same commit, with uncommitted changes.
     let mut bench = package.bench_command("b3", "--save-baseline a");
     bench.env("KERNELGATE_COMMIT", "aaaa1111+changes");
     assert!(bench.output().unwrap().status.success());
@@ -83,7 +83,7 @@ fn what_is_accepted_ends_with_a_baseline_that_has_changes() {
 }
 
 #[test]
-fn a_bound_that_can_be_judged_for_no_case_is_no_pass() {
+fn a_bound_that_no_case_can_judge_does_not_pass() {
     let package = Package::new();
     let set = |session: &str, memory: bool| {
         package.bench(session, "").expect(0, &[]);
@@ -103,10 +103,10 @@ fn a_bound_that_can_be_judged_for_no_case_is_no_pass() {
     package.write_rules("[[threshold]]\ncases = \".\"\nlaunches = 0\nhost-time = 0.1\n");
     let none = "could not be judged for 2 of 2 cases: there is no such cost on the CPU";
     gate(0, &["2 unchanged", &format!("launches {none}"), &format!("host-time {none}")]);
-    // Now the head tells it, and the baseline is of before.
+    // Now the head records it, and the baseline is older.
     set("later", true);
     package.write_rules("[[threshold]]\ncases = \"n64\"\ndevice-memory = 0.1\n");
-    let why = "device-memory could not be judged for 1 of 1 cases: the base does not tell it";
+    let why = "device-memory could not be judged for 1 of 1 cases: the base did not record it";
     gate(
         3,
         &["2 unchanged", &format!("inconclusive: kernelgate.toml: [[threshold]] `n64`: {why}")],
@@ -140,7 +140,7 @@ fn worsen(path: &std::path::Path, factor: f64) {
 #[test]
 fn lost_accuracy_is_a_finding_once_there_are_enough_seeds() {
     let package = Package::new();
-    // Two cases change below: nine seeds.
+    // Two cases change below, which takes nine seeds.
     let verify = format!("verify --seeds 9 {}", package.dir());
     let recorded = package.path("target/kernelgate/numerics/fixture.json");
     package
@@ -166,10 +166,10 @@ fn lost_accuracy_is_a_finding_once_there_are_enough_seeds() {
     std::fs::write(&rules, "[[threshold]]\ncases = \"n64_\"\ngrowth = 4").unwrap();
     gate("").expect(1, &["1 less accurate"]);
     std::fs::remove_file(&rules).unwrap();
-    // One seed shows nothing, and is no pass.
+    // One seed shows nothing, and the gate does not pass.
     std::fs::remove_file(&recorded).unwrap();
     gate("").expect(3, &["2 maybe less accurate", "for the only seed", "verify --seeds 9"]);
-    // Of another executable, the record says nothing of this one.
+    // The record is of another executable and does not count for this one.
     package.kernelgate(&verify).expect(0, &[]);
     let text = std::fs::read_to_string(&recorded).unwrap();
     let hash = package.run("head")["executable"].as_str().unwrap().to_owned();
@@ -198,17 +198,17 @@ fn errors_of_several_verifications_are_kept_together() {
     let line = |flags: &str| format!("verify {flags} {dir}");
     let verify = |flags: &str| package.kernelgate(&line(flags));
     verify("--seeds 3").expect(0, &["errors of 3 seeds and 2 cases are in"]);
-    // Of one case, with other seeds.
+    // One case, with other seeds.
     let more = "errors of 2 seeds and 1 cases are in";
     verify("n64 --seeds 2 --seed 3")
         .expect(0, &[more, "with those of earlier: 2 cases, up to 4 seeds"]);
     let kept = seeds(&recorded);
     assert_eq!((&*kept[CASE], &*kept[&other]), (&[1, 2, 3, 4][..], &[1, 2, 3][..]));
-    // What failed leaves what is known.
+    // A failed case keeps its recorded errors.
     verify("--axis n=64 --axis fault=wrong --seeds 2")
         .expect(1, &["FAILED", "no case was right: nothing is recorded in"]);
     assert_eq!(seeds(&recorded), kept);
-    // Two at once.
+    // Two processes record at once.
     std::fs::remove_file(&recorded).unwrap();
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     let start = |flags: &str| package.command(program, &line(flags)).spawn().unwrap();
@@ -217,11 +217,12 @@ fn errors_of_several_verifications_are_kept_together() {
     }
     let both = seeds(&recorded);
     assert!(both.len() == 2 && both.values().all(|seeds| seeds.len() == 8), "{both:?}");
-    // Another executable's say nothing of this one.
+    // Errors of another executable do not count.
     let executable = package.path("executables/fixture");
     let mut bytes = std::fs::read(&executable).unwrap();
     bytes.push(0);
-    // A new file, because a process that was just started may still hold the old one.
+    // The executable is copied to a new file, because a process that was just started may still
+    // hold the old one.
     let changed = package.path("changed");
     std::fs::write(&changed, bytes).unwrap();
     std::fs::set_permissions(&changed, executable.metadata().unwrap().permissions()).unwrap();
@@ -245,7 +246,7 @@ fn a_record_that_cannot_be_written_is_found_before_and_never_hides_the_verdict()
     std::fs::write(&recorded, "{").unwrap();
     package.kernelgate(&verify).expect(2, &["fixture.json: broken or cut short", "remove it"]);
     std::fs::remove_file(&recorded).unwrap();
-    // Only when it is written.
+    // The record cannot be written at the end.
     std::fs::create_dir(recorded.with_file_name(".fixture.json.lock")).unwrap();
     let words = ["is no lock file but a folder: remove it", "1 ok, 0 failed", CASE];
     package.kernelgate(&verify).expect(2, &words);
@@ -257,7 +258,7 @@ fn one_data_set_is_verified_and_compared_once() {
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     let mut verify = package.command(program, &format!("verify --seeds 9 {}", package.dir()));
     verify.env("FIXTURE_ONE_DATA_SET", "1");
-    // With any other seed it fails.
+    // The case fails with any other seed.
     let verified: crate::package::Outcome = verify.output().unwrap().into();
     verified.expect(0, &["2 ok, 0 failed", "of these, 2 cases have 1 data set, whatever the seed"]);
     let recorded = package.path("target/kernelgate/numerics/fixture.json");
@@ -268,7 +269,7 @@ fn one_data_set_is_verified_and_compared_once() {
 }
 
 #[test]
-fn what_fails_with_inputs_that_were_right_before_has_failed() {
+fn a_case_fails_if_it_fails_with_inputs_that_were_right_before() {
     let package = Package::new();
     let verify = |seeds| {
         format!("verify --seeds {seeds} --axis n=64 --axis fault=unlucky {}", package.dir())
@@ -276,7 +277,7 @@ fn what_fails_with_inputs_that_were_right_before_has_failed() {
     let one = "of these, 1 cases have 1 data set, whatever the seed";
     package.kernelgate(&verify(2)).expect(0, &["1 ok, 0 failed", one]);
     package.kernelgate(&verify(4)).expect(1, &["0 ok, 1 failed", "with seed 3: "]);
-    // Golden inputs beside golden outputs are such, too.
+    // Golden inputs are one data set too.
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     let mut golden = package.command(program, &verify(4));
     golden.env("FIXTURE_ONE_DATA_SET", "1");
@@ -304,7 +305,7 @@ fn costs_are_judged_where_the_package_asks_for_it() {
     let words =
         ["1 of higher cost", "device memory 2.00 kB, was 1.00 kB (+100.0%, 50% are allowed)"];
     package.kernelgate("gate --baseline a").expect(1, &words);
-    // One of the two cases tells nothing of its memory.
+    // One of the two cases does not record its memory.
     let words = ["`.`: device-memory could not be judged for 1 of 2 cases: there is no such cost"];
     package.kernelgate("gate --baseline a").expect(1, &words);
     package.kernelgate("runs --costs").expect(0, &["device memory", "2.00 kB", "  7  "]);

@@ -1,4 +1,4 @@
-//! Shards, budgets and several runs of bench processes, and what becomes of their records.
+//! Shards, budgets and several runs of bench processes, and the handling of their records.
 
 #![cfg(unix)]
 
@@ -31,7 +31,7 @@ fn shards_share_the_cases_and_are_put_together() {
     assert_eq!(both, ids(&package.run("whole"), "cases"));
     assert_eq!((&parts[1]["shard"]["index"], &parts[1]["shard"]["count"]), (&2.into(), &2.into()));
 
-    // Each record names the plan of both, and rates of the device it ran on.
+    // Each record has the plan of both shards, and rates of the device on which it ran.
     let plan = &parts[0]["plan"];
     assert_eq!(
         (plan, &plan["cases"], &plan["split"]),
@@ -40,7 +40,7 @@ fn shards_share_the_cases_and_are_put_together() {
     assert!(parts.iter().all(|run| run["anchors"]["measured"]["memory_bytes_per_s"].is_number()));
     let merge = |arguments: &str| package.kernelgate(&format!("merge {arguments}"));
     let folder = "target/kernelgate/runs/parts";
-    // Ceilings of a host that does other things differ from one process to the next.
+    // Ceilings of a host with other load differ from one process to the next.
     let merged = format!("{folder} --output target/merged --anchor-tolerance 100");
     let expected = ["2 shards merged", "4 cases on 1 device in target/merged"];
     merge(&merged).expect(0, &expected);
@@ -50,7 +50,7 @@ fn shards_share_the_cases_and_are_put_together() {
     merge(&format!("{folder} {}", package.record("whole").display()))
         .expect(2, &["whole/fixture.json: measured without --shard"]);
 
-    // Both shards are the last session, which a baseline and the gate take as one.
+    // Both shards together are the last session, for a baseline and for the gate.
     package.kernelgate("baseline add main").expect(0, &["4 cases, up to 1 runs each"]);
     for index in [1, 2] {
         let name = format!("target/kernelgate/runs/parts/fixture-{index}-of-2.json");
@@ -59,7 +59,7 @@ fn shards_share_the_cases_and_are_put_together() {
     package.set_times(&package.baseline("main"), 1e6);
     package.kernelgate(&format!("baseline seal {}", package.baseline("main").display()));
     package.kernelgate("gate --baseline main").expect(0, &["4 unchanged"]);
-    // One of three is missing; two of another number do not belong to it.
+    // One of three shards is missing; two shards of another division do not belong to it.
     for shard in ["1", "3"] {
         package.bench("three", &format!("{FOUR} --shard {shard}/3")).expect(0, &[]);
     }
@@ -120,13 +120,13 @@ fn a_comparison_in_shards_is_decided_when_all_are_there() {
         json["rules"]["notes"].clone()
     };
     let both = merge(shards);
-    // One block decides nothing.
+    // One block is too few for a decision.
     both.expect(3, &["2 shards merged"]);
     let json: Value = serde_json::from_str(&both.stdout).unwrap();
     let judged = json["judged"].as_array().unwrap();
     assert!(judged.len() == 4 && judged.iter().all(|it| it["decision"]["pairs"] == 2), "{json}");
     assert_eq!(json["missing_shards"], serde_json::json!([]));
-    // A pattern that matches in one shard alone has an effect.
+    // A pattern that matches in one shard only has an effect.
     assert_eq!(notes(&both), serde_json::json!(["[[threshold]] `n999` matches no case"]));
     let reversed = merge(&format!("{shards}/2-of-2.json {shards}/1-of-2.json"));
     assert_eq!(reversed.stdout, both.stdout);
@@ -135,7 +135,7 @@ fn a_comparison_in_shards_is_decided_when_all_are_there() {
     assert_eq!(notes(&half), serde_json::json!([]));
 }
 
-/// A shard of a run on a GPU, with the cases of one of its workloads.
+/// A shard of a run on a GPU, with the cases of one workload.
 fn on_card(uuid: &str, index: u32, workload: &str) -> Value {
     let mut run: Value = serde_json::from_str(include_str!("../fixture/gpu_run.json")).unwrap();
     run["environment"]["gpus"][0]["uuid"] = uuid.into();
@@ -172,7 +172,7 @@ fn shards_on_two_cards_of_a_model_are_one_measurement() {
         .kernelgate(&format!("merge own --output {merged}"))
         .expect(0, &["2 shards merged", "3 cases on 2 devices"]);
     package.kernelgate("merge exchanged --output exchanged-merged").expect(0, &[]);
-    // Another process computed beside a case of the second shard.
+    // Another process computed on the GPU beside a case of the second shard.
     write("shared", ["GPU-1", "GPU-2"]);
     let mut shared = on_card("GPU-2", 2, "st_bif/forward");
     let case = shared["cases"].as_object_mut().unwrap().values_mut().next().unwrap();
@@ -185,7 +185,7 @@ fn shards_on_two_cards_of_a_model_are_one_measurement() {
         .kernelgate("merge shared --output shared-merged --format json")
         .expect(0, &["\"shared_gpu\": {\n    \"shared/2.json\": 1"]);
     package.kernelgate(&format!("baseline add main --session {merged}")).expect(0, &["3 cases"]);
-    // Each case is compared on the card that both have, else by model with a wider threshold.
+    // Each case is compared on the card that both sides have, or by model with a wider threshold.
     let gate =
         |session: &str| package.kernelgate(&format!("gate --baseline main --session {session}"));
     let same = gate(merged);
@@ -203,7 +203,7 @@ fn shards_on_two_cards_of_a_model_are_one_measurement() {
 }
 
 #[test]
-fn what_is_no_bench_run_says_that_it_takes_a_shard() {
+fn a_verb_without_a_bench_run_states_that_it_takes_a_shard() {
     let package = Package::new();
     let dir = package.dir();
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_kernelgate"));
@@ -235,7 +235,7 @@ fn what_is_no_bench_run_says_that_it_takes_a_shard() {
     package
         .kernelgate(&format!("merge {other_half}"))
         .expect(3, &["missing: verification, shard 1/2"]);
-    // A case belongs to one shard.
+    // A case belongs to one shard only.
     let path = package.path(one_half);
     let mut forged: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     forged["shard"]["index"] = 2.into();
@@ -248,13 +248,13 @@ fn what_is_no_bench_run_says_that_it_takes_a_shard() {
     package
         .kernelgate(&format!("merge other.json {other_half}"))
         .expect(4, &["refused: plan is `", "other.json"]);
-    // A shard without a case is a part of the whole all the same.
+    // A shard without a case still belongs to the whole.
     let empty =
         (1..=64).map(|index| run(program, &format!("verify {dir} n64"), &format!("{index}/64")));
     let outcomes: Vec<Outcome> = empty.take(3).collect();
     let none = outcomes.iter().find(|it| it.stdout.contains("0 ok")).unwrap();
     none.expect(0, &["0 ok, 0 failed, 0 skipped; of shard", "0 of 1 cases"]);
-    // One whose cases are all skipped, as where the GPU is gone, is none.
+    // A shard whose cases are all skipped, as on a machine without its GPU, does not count.
     let skipped = format!("verify {dir} cpu/never {FOUR}");
     for shard in ["1/1", ""] {
         run(program, &skipped, shard).expect(2, &["nothing was verified: every case was skipped"]);
@@ -264,7 +264,7 @@ fn what_is_no_bench_run_says_that_it_takes_a_shard() {
 #[test]
 fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
     let package = Package::new();
-    // Inputs alone take longer than the budget.
+    // Making the inputs alone takes longer than the budget.
     let mut none = package.bench_command("none", &format!("{FOUR} --budget 0.01s"));
     Outcome::from(none.env("FIXTURE_INPUTS_MS", "20").output().unwrap()).expect(
         0,
@@ -275,7 +275,7 @@ fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
     let left = reasons.filter(|why| why.as_str().unwrap().starts_with("not run: ")).count();
     assert_eq!((ids(&run, "cases").len(), left), (0, 4));
     assert_eq!(run["complete"], true);
-    // What was asked for and has no time is no pass.
+    // A requested case without a time does not pass.
     package.bench("whole", FOUR).expect(0, &[]);
     let whole = "--session target/kernelgate/runs/whole";
     package.kernelgate(&format!("baseline add main {whole}")).expect(0, &[]);
@@ -290,7 +290,7 @@ fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
 }
 
 #[test]
-fn runs_of_different_code_are_no_process_runs_of_a_side() {
+fn runs_of_different_code_are_not_one_side() {
     let package = Package::new();
     let measured = |session: &str, commit: &str, time_ns: f64| {
         let mut bench = package.bench_command(session, "");
@@ -310,7 +310,7 @@ fn runs_of_different_code_are_no_process_runs_of_a_side() {
         gate(which).expect(4, &[why]);
         package.kernelgate(&format!("baseline add b {which}")).expect(4, &[why]);
     }
-    // Several runs of one commit are what --last is for.
+    // `--last` selects several runs of one commit.
     measured("m3", "cccc3333", 301_000.0);
     gate("--last 2").expect(1, &["2 regressed", "1:2"]);
     let mut run = package.run("m3");

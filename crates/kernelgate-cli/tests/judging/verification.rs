@@ -1,18 +1,18 @@
-//! Builds that verify a case less than their base: `compare` never calls it unchanged.
+//! Builds that verify a case less than their base: `compare` never calls such a case unchanged.
 
 #![cfg(unix)]
 
 use crate::package::scratch::{BENCH, CASE, Scratch};
 
 const WORK: &str = "    fn work(&self)";
-/// Makes the reference nothing.
+/// A reference without outputs.
 const NO_REFERENCE: &str = "    fn reference_from(&self) -> kernelgate::workload::ReferenceFrom {
         kernelgate::workload::ReferenceFrom::Nothing
     }
     fn work(&self)";
 const ALL: &str = "Expected::all(\"y\", [1, self.n], y)";
 
-/// The bench with outputs of one element a row, so that a reference can have some of them.
+/// The bench with one output for each element, so that a reference can have some of them.
 fn in_rows(source: &str) -> String {
     source.replace("[1, self.n], y)", "[self.n, 1], y)").replace("[1, problem.n]", "[problem.n, 1]")
 }
@@ -33,14 +33,14 @@ fn a_build_without_the_reference_is_compared_with_the_outputs_of_its_base() {
         (&CASE.into(), &"compared_with_base".into())
     );
     scratch.compare("--base main --max-blocks 1 --resume").expect(3, &[less, "1 less verified"]);
-    // Accepted, it is judged by its time.
+    // If the loss is accepted, the case is judged by its time.
     scratch.write(
         "kernelgate.toml",
         "[[accept]]\ncases = \"sum\"\nless-verified = true\nreason = \"no fp64 form\"\n",
     );
     let accepted = format!("accepted in kernelgate.toml: {CASE}: less verified: no fp64 form");
     scratch.compare("--base main").expect(0, &["1 unchanged", &accepted]);
-    // Other outputs are wrong, whatever is accepted.
+    // Other outputs are wrong, even if the loss is accepted.
     let other = BENCH.replace(WORK, NO_REFERENCE).replace("*y = x * x", "*y = 1.5 * x * x");
     scratch.write("benches/spin.rs", &other);
     scratch.compare("--base main").expect(1, &["failed in the head", CASE, "max error"]);

@@ -1,5 +1,5 @@
-//! What tests of the program from outside share: a package folder, its bench processes and its
-//! records.
+//! Common parts of the tests of the program from outside: a package folder, its bench processes and
+//! its records.
 
 #![allow(dead_code)]
 
@@ -18,16 +18,16 @@ pub struct Package {
     pub folder: TempDir,
 }
 
-/// What a process printed and how it ended.
+/// Output and exit status of a process.
 pub struct Outcome {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
-/// Copies an executable that a test starts. Another process does it: while a thread of this one
-/// writes, a process that another thread starts inherits the open file, and the copy cannot be
-/// executed until that process has replaced itself ("Text file busy").
+/// Copies an executable that a test starts. The copy is made by another process: while a thread of
+/// this process writes a file, a process that another thread starts inherits the open file, and the
+/// copy cannot be executed until that process has replaced itself ("Text file busy").
 pub fn copy_executable(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     let status = Command::new("cp").arg(from.as_ref()).arg(to.as_ref()).status();
     assert!(status.unwrap().success());
@@ -53,7 +53,7 @@ impl Outcome {
         self
     }
 
-    /// Both streams.
+    /// Both output streams.
     pub fn all(&self) -> String {
         format!("{}\n{}", self.stdout, self.stderr)
     }
@@ -81,8 +81,8 @@ pub fn rustflags() -> String {
     linked_with(&["kernelgate"])
 }
 
-/// The same for libraries that `cargo test` built. Builds are quick and leave the other core to the
-/// test beside them: little is optimised, by one thread.
+/// Flags as [`rustflags`] gives them, for libraries that `cargo test` built. Builds are quick and
+/// leave the other core to the test beside them: little is optimised, by one thread.
 pub fn linked_with(libraries: &[&str]) -> String {
     let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
     let mut flags = vec!["-L".to_owned(), format!("dependency={}", deps.display())];
@@ -163,13 +163,13 @@ impl Package {
         path
     }
 
-    /// Replaces the times in a record by `time_ns`, so that what the gate says does not depend on
-    /// how busy the machine was.
+    /// Sets all times in a record to `time_ns`, so that the gate's output does not depend on the
+    /// load of the machine.
     pub fn set_times(&self, record: &Path, time_ns: f64) {
         self.set_case_times(record, "", time_ns);
     }
 
-    /// The same for the cases whose id contains a text.
+    /// Replaces the times of the cases whose id contains a text.
     pub fn set_case_times(&self, record: &Path, case: &str, time_ns: f64) {
         fn set(value: &mut serde_json::Value, time_ns: f64) {
             if let Some(samples) =
@@ -182,7 +182,7 @@ impl Package {
                 value["elapsed_ns"] = times.collect::<Vec<serde_json::Value>>().into();
                 value.as_object_mut().unwrap().remove("contention");
             } else if value.get("median_ns").is_some() {
-                // Of a baseline, which holds no samples.
+                // A baseline holds no samples.
                 (value["median_ns"], value["spread"]) = (time_ns.into(), 0.002.into());
                 value.as_object_mut().unwrap().remove("contention");
             } else if let Some(fields) = value.as_object_mut() {

@@ -1,4 +1,4 @@
-//! A package that is not ours, whose benches take seconds to build.
+//! A package of others, whose benches take seconds to build.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -29,7 +29,7 @@ impl Outside {
         outside
     }
 
-    /// A file or folder of it.
+    /// Path of a file or folder of the package.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().canonicalize().unwrap().join(name)
     }
@@ -40,7 +40,7 @@ impl Outside {
         std::fs::write(path, text).unwrap();
     }
 
-    /// A program in it, whose builds link the libraries that `cargo test` built.
+    /// A command in the package, whose builds link the libraries that `cargo test` built.
     pub fn command(&self, program: &str, line: &str) -> Command {
         let mut command = Command::new(program);
         command
@@ -66,8 +66,8 @@ impl Outside {
         }
     }
 
-    /// The executable of a bench as cargo builds it, in folders `base` and `head`, where it is not
-    /// the same file byte by byte.
+    /// Builds the executable of a bench, and copies it to folders `base` and `head` with a
+    /// difference of one byte.
     pub fn build(&self, bench: &str) {
         let line = format!("bench --no-run --bench {bench} --message-format=json");
         let output = self.command(env!("CARGO"), &line).output().unwrap();
@@ -84,9 +84,8 @@ impl Outside {
     }
 }
 
-/// Whether the process still runs, four seconds from now, whose id a hostile bench left in the file
-/// `pid`. One that was killed takes a moment to be gone; one that nobody has waited for yet is
-/// gone.
+/// Whether a process still runs after at most four seconds; its id is in the file `pid`, which a
+/// hostile bench wrote. A killed process takes a moment to disappear; a zombie counts as gone.
 pub fn is_alive(outside: &Outside) -> bool {
     let pid = std::fs::read_to_string(outside.path("pid")).unwrap();
     let runs = || {

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::{Outcome, linked_with};
 
-/// Its manifest.
+/// Manifest of its package.
 pub const MANIFEST: &str = r#"
 [package]
 name = "scratch"
@@ -22,10 +22,10 @@ harness = false
 debug = false
 "#;
 
-/// One case a value of `n`, whose time is that of ROUNDS passes.
+/// A bench with one case for each value of `n`, whose time is that of ROUNDS passes.
 pub const BENCH: &str = include_str!("../fixture/scratch_bench.rs");
 
-/// Its case.
+/// Id of the case.
 pub const CASE: &str = "scratch/sum/n1024/cpu/hot";
 
 /// The repository, with its target folder inside.
@@ -71,7 +71,7 @@ impl Scratch {
         self.git(&format!("commit --quiet -m {message}"));
     }
 
-    /// The program in it.
+    /// The program in the repository.
     pub fn kernelgate(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
         command
@@ -85,8 +85,8 @@ impl Scratch {
         command
     }
 
-    /// A comparison with thresholds that are far from noise, and short processes, yet long enough
-    /// that contention can be measured in each of them, not only in those that are delayed by it.
+    /// A comparison with thresholds far above the noise, and short processes that are still long
+    /// enough to measure contention in each of them.
     pub fn compare_with(&self, flags: &str) -> Command {
         let usual = "compare --relative 1 --tolerated 2 --backend cpu --time-identical";
         let time = if flags.contains("--case-time") { "" } else { "--case-time 0.08s" };
@@ -94,7 +94,7 @@ impl Scratch {
         self.kernelgate(&format!("{usual} {time} {blocks} {flags}"))
     }
 
-    /// Runs it.
+    /// Runs such a comparison.
     pub fn compare(&self, flags: &str) -> Outcome {
         self.compare_with(flags).output().unwrap().into()
     }

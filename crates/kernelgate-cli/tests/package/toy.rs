@@ -1,5 +1,4 @@
-//! A bench executable that does what a test writes: it looks like one of this harness, and runs a
-//! shell script.
+//! A toy bench executable that runs a shell script of a test, but looks like one of this harness.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,7 +8,7 @@ use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance, file};
 
 use super::{Outcome, Package};
 
-/// Bench and case of the toy.
+/// Name of the toy's bench.
 pub const TOY: &str = "toy";
 pub const TOY_CASE: &str = "toy/scale/n1/cpu/hot";
 
@@ -18,9 +17,9 @@ pub struct Toy {
     pub package: Package,
 }
 
-/// Writes what was prepared, as a bench that behaves.
+/// Script that writes the prepared response.
 pub const ANSWERS: &str = "cp \"$ROOT/answer.json\" \"$RESPONSE\"";
-/// Writes the prepared record of a trial.
+/// Script that writes the prepared record of a trial.
 pub const RECORDS: &str = r#"mkdir -p "$(dirname "$RECORD")"
 sed "s/SESSION/$SESSION/; s/COMMIT/$KERNELGATE_COMMIT/" "$ROOT/run.json" > "$RECORD"
 cp "$ROOT/trial.json" "$RESPONSE""#;
@@ -60,7 +59,7 @@ impl Toy {
         self.write(&self.package.path("answer.json"), answer);
     }
 
-    /// Prepares a response that a library would not write: a text in it becomes another.
+    /// Prepares a response that the library would not write, by replacing a text in it.
     pub fn answers_with(&self, from: &str, to: &str) {
         let path = self.package.path("answer.json");
         let text = std::fs::read_to_string(&path).unwrap();
@@ -68,7 +67,7 @@ impl Toy {
         std::fs::write(path, text.replace(from, to)).unwrap();
     }
 
-    /// Sets what it does once it knows the request: lines of shell that may use ROOT, REQUEST,
+    /// Sets the script that runs once the request is known: shell lines that may use ROOT, REQUEST,
     /// RESPONSE, RECORD and SESSION.
     pub fn behaves(&self, script: &str) {
         let root = self.package.folder.path().display();
@@ -105,7 +104,7 @@ impl Toy {
         self.package.kernelgate(line)
     }
 
-    /// The toy as base and head.
+    /// Compares the toy with itself.
     pub fn compare(&self) -> Outcome {
         self.kernelgate(
             "compare --base-dir benches --head-dir benches --time-identical --max-blocks 1 \

@@ -1,5 +1,5 @@
-//! `kernelgate history` from outside: stores that are moved, merged and pruned, written by two
-//! programs at once, and left by one that was killed.
+//! `kernelgate history` from outside: stores that are moved, merged and pruned, that two programs
+//! write at once, and that a killed program left.
 
 #![cfg(unix)]
 
@@ -12,7 +12,7 @@ use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance, file};
 
 const CASE: &str = "w/f/n1/cpu/hot";
 
-/// A run record, `number` minutes after the first; the device is known by name only.
+/// Writes a run record, `number` minutes after the first; only the name of the device is known.
 fn write(folder: &Path, number: usize, commit: Option<String>) -> PathBuf {
     let time_ns = if number >= 12 { 1.1e6 } else { 1e6 };
     let run = ProcessRun {
@@ -69,9 +69,10 @@ fn times_are_shown_over_commits_with_the_change() {
     package.kernelgate(&format!("history --as w/f/new={CASE}")).expect(2, &["in a circle"]);
 }
 
-/// What has the name of a record and is none is told, and nothing at all is an error with a reason.
+/// A file with the name of a record that is not one is reported, and an import without records is
+/// an error with a reason.
 #[test]
-fn an_import_says_what_it_left_out() {
+fn an_import_reports_skipped_files() {
     let package = Package::new();
     let from = package.path("from");
     std::fs::create_dir_all(from.join("empty")).unwrap();
@@ -83,18 +84,18 @@ fn an_import_says_what_it_left_out() {
     let record = write(&package.path("elsewhere"), 0, None);
     std::os::unix::fs::symlink(&record, from.join("link.json")).unwrap();
     std::os::unix::fs::symlink("loop.json", from.join("loop.json")).unwrap();
-    let said = [
+    let expected = [
         "link.json: links are not followed: name the file itself",
         "loop.json: links are not followed",
         "pipe.json: it is no file but a device, a pipe or a socket",
     ];
-    package.kernelgate("history import from --store kept").expect(2, &said);
+    package.kernelgate("history import from --store kept").expect(2, &expected);
     let line = "history import from/link.json --store kept";
     package.kernelgate(line).expect(0, &["1 new records, 0 known"]);
 }
 
 #[test]
-fn a_store_that_is_none_is_not_made_and_one_that_cannot_be_written_is_read() {
+fn a_missing_store_is_not_made_and_a_read_only_store_is_read() {
     let package = Package::new();
     for verb in ["history --store typo", "history prune --keep 1 --store typo"] {
         package.kernelgate(verb).expect(2, &["typo is no store"]);
@@ -102,7 +103,7 @@ fn a_store_that_is_none_is_not_made_and_one_that_cannot_be_written_is_read() {
     }
     (0..3).for_each(|number| drop(write(&package.path("kept/runs"), number, None)));
     assert_eq!(runs_in(&package, "--store kept"), 3);
-    // Another program's tables under the same number.
+    // The file has another program's tables under the same version number.
     let index = package.path("kept/history.sqlite");
     std::fs::remove_file(&index).unwrap();
     let other = rusqlite::Connection::open(&index).unwrap();
@@ -110,16 +111,16 @@ fn a_store_that_is_none_is_not_made_and_one_that_cannot_be_written_is_read() {
     drop(other);
     assert_eq!(runs_in(&package, "--store kept"), 3);
     assert!(package.path("kept/history.sqlite.unusable").exists());
-    // As in a folder that cannot be written.
+    // The index cannot be written, as in a read-only folder.
     std::fs::remove_file(&index).unwrap();
     std::os::unix::fs::symlink(package.path("nowhere/x.sqlite"), &index).unwrap();
     assert_eq!(runs_in(&package, "--store kept"), 3);
     package.kernelgate("history --store kept").expect(0, &["no index can be written in kept"]);
-    // Said once.
+    // The error is reported once.
     std::fs::write(package.path("kept/imported"), "").unwrap();
     let failed = package.kernelgate("history import kept/runs --store kept");
-    let said = failed.expect(2, &["failed to write"]).stderr.matches("os error").count();
-    assert_eq!(said, 1, "{}", failed.stderr);
+    let errors = failed.expect(2, &["failed to write"]).stderr.matches("os error").count();
+    assert_eq!(errors, 1, "{}", failed.stderr);
 }
 
 #[test]
@@ -155,12 +156,12 @@ fn a_folder_outside_of_the_target_keeps_the_runs_of_benches() {
     let mut bench = package.bench_command("mine", "n64");
     bench.env("KERNELGATE_HISTORY", &kept);
     let output = bench.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    // The page is of this package, whoever shares the runs.
+    let messages = String::from_utf8_lossy(&output.stderr);
+    // The page is of this package, even if several packages share the runs.
     let page = "draws it in ";
-    let page = said.lines().find_map(|line| line.split_once(page)).unwrap_or_default().1;
-    assert!(output.status.success() && !page.starts_with(kept.to_str().unwrap()), "{said}");
-    assert!(page.ends_with("target/kernelgate/report/index.html"), "{said}");
+    let page = messages.lines().find_map(|line| line.split_once(page)).unwrap_or_default().1;
+    assert!(output.status.success() && !page.starts_with(kept.to_str().unwrap()), "{messages}");
+    assert!(page.ends_with("target/kernelgate/report/index.html"), "{messages}");
     assert!(kept.join("runs/mine/fixture.json").is_file());
     let mut history = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "history");
     let outcome: crate::package::Outcome =

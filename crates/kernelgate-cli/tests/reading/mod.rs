@@ -1,4 +1,4 @@
-//! Records, histories and traces, read and shown.
+//! Records, histories and traces: how they are read and shown.
 
 mod history;
 mod nvtx;

@@ -64,6 +64,6 @@ fn a_tool_sees_session_case_warm_up_and_samples() {
         "{ranges:?}"
     );
     assert!(ranges[2..].contains(&(2, "warm-up")));
-    // Criterion does not say where its warm-up ends: a last one may be called a sample.
+    // Criterion does not mark the end of its warm-up: its last range may be called a sample.
     assert!(ranges.iter().filter(|range| **range == (2, "sample")).count() >= 10, "{ranges:?}");
 }

@@ -1,5 +1,5 @@
-//! `profile` and `diagnose CASE` on what a bench recorded: the bench is a program that hands out a
-//! recording, so that no GPU is needed.
+//! `profile` and `diagnose CASE` on a recording: the bench is a script that returns a prepared one,
+//! so that no GPU is needed.
 
 #![cfg(unix)]
 
@@ -20,7 +20,8 @@ use kernelgate_cuda::observe::activity::{
 const CASE: &str = "toy/scale/n64/cuda/graph/hot";
 const OTHER: &str = "toy/scale/n64/cuda/refused/hot";
 
-/// Three launches of a graph whose two kernels of 400 µs were captured in a range each.
+/// The recording of three launches of a graph, whose two kernels of 400 µs were captured in a range
+/// each.
 fn activity() -> Activity {
     let names = [CASE, "step", "wait", "Layer_0", "Layer_1", "toy_scale", "cuGraphLaunch"];
     let on = StreamId { device: 0, context: 1, stream: 7 };
@@ -67,7 +68,8 @@ fn activity() -> Activity {
     activity
 }
 
-/// Two layers that the bench opens ranges for, the second with declared work, and one it does not.
+/// Two layers for which the bench opens ranges, the second with declared work, and a layer without
+/// a range.
 fn parts() -> Vec<RecordedPart> {
     let part = |label: &str, range: &str, limits| RecordedPart {
         table: "layer".to_owned(),
@@ -136,7 +138,7 @@ fn profiled() -> Vec<ProfiledCase> {
     ]
 }
 
-/// A package whose one bench answers with these cases, and keeps the request that it got.
+/// A package whose only bench answers with these cases, and stores the request that it received.
 fn package(cases: Vec<ProfiledCase>) -> Package {
     let package = Package::new();
     let answer = Response { bench: "toy".to_owned(), answer: ResponseBody::Profile(cases) };
@@ -149,7 +151,7 @@ fn package(cases: Vec<ProfiledCase>) -> Package {
         kernelgate::protocol::answer(),
     );
     std::fs::write(package.path("answer.sh"), script).unwrap();
-    // A script by itself is taken for no bench.
+    // A script alone is not taken for a bench, so it gets the mark.
     let mark = kernelgate::protocol::MARK.trim_matches('\0');
     let source = format!(
         "#include <stdlib.h>\nvolatile const char mark[] = \"\\0{mark}\";\nint main(void) {{ \
@@ -198,7 +200,7 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
             "--clock-control none",
         ],
     );
-    // The paths of the test's folder are as long as they are.
+    // The lengths of the paths depend on the test's folder.
     let written = std::fs::read_to_string(package.path("out/profile.txt")).unwrap();
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let table = written.lines().skip_while(|line| !line.starts_with("range")).skip(1).take(3);
@@ -236,9 +238,9 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
     assert!(
         written.lines().filter(|line| !line.contains('/')).all(|line| line.chars().count() <= 100)
     );
-    let asked = std::fs::read_to_string(package.path("asked.json")).unwrap();
-    let asked: serde_json::Value = serde_json::from_str(&asked).unwrap();
-    assert_eq!(asked["action"]["record"], serde_json::json!({ "steps": 3, "warm_up": 2 }));
+    let request = std::fs::read_to_string(package.path("asked.json")).unwrap();
+    let request: serde_json::Value = serde_json::from_str(&request).unwrap();
+    assert_eq!(request["action"]["record"], serde_json::json!({ "steps": 3, "warm_up": 2 }));
     let json: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(package.path("out/profile.json")).unwrap())
             .unwrap();
@@ -249,7 +251,7 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
     assert_eq!(json[0]["recorded"]["stages"][0]["stages"][1]["share"], 800.0 / 1200.0);
     assert_eq!(json[0]["summary"]["kernels"][0]["count"], 6);
     assert!(json[0].get("recording").is_none());
-    // The recording is a trace like any other.
+    // The recording can be read like any other trace.
     let trace = format!("out/traces/{}.json", CASE.replace('/', "_"));
     let diagnosed = package.kernelgate(&format!("diagnose {trace}"));
     diagnosed.expect(0, &["CUPTI: kernels 6, CUDA calls 3, ranges 5", "Toy GPU", "work-bound"]);
@@ -269,7 +271,7 @@ fn cases_of_several_batches_end_with_their_curve() {
         if let Some(recording) = &mut case.recording {
             recording.case.clone_from(&case.case);
             recording.samples = Some(batch);
-            // Its range is called as it is.
+            // The range keeps its name.
             recording.trace.names[0].clone_from(&case.case);
         }
         case
@@ -313,16 +315,16 @@ fn cases_of_several_batches_end_with_their_curve() {
 
 #[test]
 fn a_case_in_the_place_of_a_trace_is_recorded_and_diagnosed() {
-    let made = package(profiled());
-    let diagnosed = made.kernelgate("diagnose toy/scale --dir benches");
+    let toy = package(profiled());
+    let diagnosed = toy.kernelgate("diagnose toy/scale --dir benches");
     diagnosed.expect(0, &["CUPTI: kernels 6", "INFORMATION work-bound", "not recorded: too"]);
     fits(&diagnosed);
-    let json = made.kernelgate("diagnose toy/scale --dir benches --format json");
+    let json = toy.kernelgate("diagnose toy/scale --dir benches --format json");
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(json["traces"][0]["trace"], CASE);
-    // What has an extension is a file.
-    made.kernelgate("diagnose no_such.sqlite --dir benches").expect(2, &["no_such.sqlite"]);
-    made.kernelgate("diagnose /no/such --dir benches").expect(2, &["failed to read /no/such"]);
+    // A word with an extension is a file.
+    toy.kernelgate("diagnose no_such.sqlite --dir benches").expect(2, &["no_such.sqlite"]);
+    toy.kernelgate("diagnose /no/such --dir benches").expect(2, &["failed to read /no/such"]);
     let mut cases = profiled();
     cases.remove(0);
     package(cases)
@@ -344,7 +346,7 @@ fn a_recording_that_lost_records_says_so_first() {
 /// A kernel of a network's launch: the ranges around it, its name, and its time in microseconds.
 type Node<'a> = (&'a [&'a str], &'a str, u64);
 
-/// Three launches of a graph of these kernels, each 1 µs behind the other.
+/// A recording of three launches of a graph of these kernels, each 1 µs after the other.
 fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
     let id = format!("toy/{operation}/n64/{row}/hot");
     let mut names: Vec<String> =
@@ -406,7 +408,7 @@ fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
     recording.wall_ns = run + 20_000 - 1_000_000;
     recording.trace = activity;
     recording.device.name = "NVIDIA H100 80GB HBM3".to_owned();
-    // 100 µs at the published peak.
+    // The work takes 100 µs at the published peak.
     recording.work = work(&[("matmul bf16", 98_940_000_000)]);
     recording.limits = vec![TimeLimit { time_ns: 125_000.0, by: "matmul bf16".to_owned() }];
     recording.parts = vec![

@@ -1,4 +1,4 @@
-//! `kernelgate report` on records that the tests write: what it leaves, and what it refuses.
+//! `kernelgate report` on records that the tests write: its files, and its refusals.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,7 +7,7 @@ use kernelgate::measure::limits::{Limits, TimeLimit};
 use kernelgate::measure::power::{PowerRecord, PowerState};
 use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance, file};
 
-/// A case with an id that would be markup.
+/// A case whose id would act as markup.
 const MARKUP: &str = "w/<script>alert(1)<\u{2f}script>&\"ä/n512_f32/cuda/fast/hot";
 
 fn case(problem: &str, implementation: &str, cache: &str, time_ns: f64) -> (String, CaseRecord) {
@@ -94,7 +94,7 @@ fn a_page_its_charts_and_its_numbers_are_written() {
     assert_eq!(Path::new(printed.trim()), folder.join("index.html"));
 
     let page = read(&folder.join("index.html"));
-    // What others wrote is text, and nothing is fetched.
+    // The text of others is escaped, and nothing is fetched.
     assert!(!page.contains("<script>alert") && page.contains("&lt;script&gt;alert(1)"));
     assert!(page.contains("too large &lt;b&gt;") && !page.contains("too large <b>"));
     assert!(!page.contains("src=") && !page.contains("url(") && !page.contains("@import"));
@@ -210,7 +210,7 @@ fn peers_are_drawn_beside_ours() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let page = read(&records.path("out/index.html"));
     assert!(page.contains("<section id=\"peers\">") && !page.contains("torch/<eager>"));
-    // Once in the legend of a curve, once as a bar; a peer's time counts once.
+    // The peer appears once in the legend of a curve, and once as a bar; its time counts once.
     let named = |plot: &str| {
         let svg = read(&records.path("out/plots").join(plot));
         svg.matches("torch/&lt;eager&gt;<").count()
@@ -219,8 +219,11 @@ fn peers_are_drawn_beside_ours() {
     assert_eq!(named("w_f-n512_f32-hot-ladder.svg"), 1);
     assert_eq!(named("w_f-n1024_f32-hot-ladder.svg"), 0);
 
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("--peers: 1 of 4 times are of no case here: w/f/n4096_f32"), "{said}");
+    let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        messages.contains("--peers: 1 of 4 times are of no case here: w/f/n4096_f32"),
+        "{messages}"
+    );
     peers["rows"][0]["peer_ns"] = (-5e6).into();
     std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
     let text = records.refused(2, &line);
@@ -232,7 +235,7 @@ fn peers_are_drawn_beside_ours() {
     assert!(text.contains("the peers were timed on another"), "{text}");
 }
 
-/// A run in which each case has a power state: steady, and at the cap where it is fast.
+/// A run in which each case has a power state: steady, and at the cap for the fast case.
 fn run_with_power(session: &str, scale: f64) -> ProcessRun {
     let mut run = run(session, scale);
     for case in run.cases.values_mut() {
@@ -269,7 +272,7 @@ fn results_are_one_markdown_page_for_each_family() {
     let printed = String::from_utf8(output.stdout).unwrap();
     assert_eq!(Path::new(printed.trim()), Path::new("results/w.md"));
     let page = read(&records.path("results/w.md"));
-    // The facts of this machine differ from those of the next one.
+    // Facts of this machine are left aside, because they differ from those of another.
     let shown = page.lines().filter(|line| !line.starts_with("- "));
     insta::assert_snapshot!("results.md", shown.collect::<Vec<_>>().join("\n"));
     assert!(page.contains(&format!("- device: {device}")), "{page}");
@@ -326,7 +329,7 @@ fn times_over_commits_come_from_the_store() {
     let change = json["histories"][0]["changes"][0]["change"].as_f64().unwrap();
     assert!((change - 0.1).abs() < 1e-3 && json["histories"][0]["changes"][0]["point"] == 12);
 
-    // Runs that were named are drawn alone, unless a store is named too.
+    // Named runs are drawn alone, unless a store is named too.
     let one = "target/kernelgate/runs/s19/b.json";
     assert!(!drawn(&["--runs", one]).0.contains("id=\"history\""));
     assert!(!out.join("history.csv").exists());
@@ -335,7 +338,7 @@ fn times_over_commits_come_from_the_store() {
     let output = records.report(&["--store", "absent"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && text.contains("absent is no store"), "{text}");
-    // An index that cannot be made costs the history, not the page.
+    // If the index cannot be made, the page has no history.
     let index = records.path("target/kernelgate/history.sqlite");
     std::fs::remove_file(&index).unwrap();
     std::fs::create_dir_all(index.join("in/the/way")).unwrap();
@@ -345,7 +348,7 @@ fn times_over_commits_come_from_the_store() {
 }
 
 #[test]
-fn what_is_no_record_is_refused_by_name() {
+fn a_file_that_is_not_a_record_is_refused_by_name() {
     let records = Records::new();
     assert!(records.refused(2, &[]).contains("no run in"));
     assert!(records.refused(2, &["--runs", "absent"]).contains("absent"));
@@ -377,7 +380,7 @@ fn what_is_no_record_is_refused_by_name() {
     records.run("2", &other);
     let text = records.refused(4, &["--runs", "runs"]);
     assert!(text.contains("of different devices") && text.contains("NVIDIA H200"), "{text}");
-    // In a folder, what is no record is named and left out.
+    // In a folder, other files than records are named and skipped.
     std::fs::remove_dir_all(records.path("runs/2")).unwrap();
     std::fs::copy(records.path("foreign.json"), records.path("runs/foreign.json")).unwrap();
     let output = records.report(&["--runs", "runs"]);

@@ -39,14 +39,14 @@ fn kernelgate(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kernelgate")).args(arguments).output().unwrap()
 }
 
-/// What the program prints when all is well.
+/// Output of the program when it succeeds.
 fn printed(arguments: &[&str]) -> String {
     let output = kernelgate(arguments);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What it complains about when the input is at fault.
+/// Error of the program when the input is wrong.
 fn refused(arguments: &[&str]) -> String {
     let output = kernelgate(arguments);
     assert_eq!(output.status.code(), Some(2));
@@ -99,7 +99,7 @@ fn a_large_export_has_the_tables_of_a_small_one() {
     let tables = || printed(&["stats", text(&path), "--format", "csv"]);
     let small = tables();
     assert!(small.contains("step,PushPop,1,1,1,1,100,100.0,"), "{small}");
-    // As long as one that is summed while it is read; nothing is behind the database.
+    // The file is so long that it is summed while it is read; zeros follow the database.
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(300 << 20).unwrap();
     assert_eq!(tables(), small);
@@ -121,16 +121,16 @@ fn a_table_that_cannot_be_read_is_reported_once() {
         )
         .unwrap();
     drop(database);
-    // Half of the table is zeros, and the file as long as those that are read once a table.
+    // Half of the table is zeros, and the file is so long that it is read once for each table.
     let length = std::fs::metadata(&path).unwrap().len();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(length / 2).unwrap();
     for length in [length, 300 << 20] {
         file.set_len(length).unwrap();
         let output = kernelgate(&["stats", text(&path), "--format", "csv"]);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(said.lines().count(), 1, "{said}");
-        assert!(said.contains("CUPTI_ACTIVITY_KIND_KERNEL after"), "{said}");
+        let messages = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(messages.lines().count(), 1, "{messages}");
+        assert!(messages.contains("CUPTI_ACTIVITY_KIND_KERNEL after"), "{messages}");
     }
 }
 
@@ -189,7 +189,7 @@ fn findings_change_the_exit_code_only_where_that_is_asked_for() {
     let (folder, path) = trace();
     let exit = |arguments: &[&str]| kernelgate(arguments).status.code();
     assert_eq!(exit(&["diagnose", text(&path)]), Some(0));
-    // The host launches a kernel every 100 µs: idle for most of the time.
+    // The host launches a kernel every 100 µs, so the GPU is idle for most of the time.
     for (severity, code) in [("severe", 1), ("warning", 1), ("information", 1)] {
         assert_eq!(exit(&["diagnose", text(&path), "--fail-on", severity]), Some(code));
     }
@@ -198,7 +198,7 @@ fn findings_change_the_exit_code_only_where_that_is_asked_for() {
     let one = events.replace("\"ts\": 120, \"dur\": 30", "\"ts\": 70, \"dur\": 150");
     std::fs::write(&busy, format!("{}]}}", one.trim_end().trim_end_matches(','))).unwrap();
     assert_eq!(exit(&["diagnose", text(&busy), "--fail-on", "severe"]), Some(0));
-    // Nothing about a GPU can be answered.
+    // A trace without GPU data answers no question about a GPU.
     let empty = folder.path().join("empty.json");
     let host = r#"{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 5,
         "tid": 5, "ts": 0, "dur": 90}]}"#;
@@ -293,8 +293,8 @@ fn traces_that_declare_different_ranks_are_joined() {
 fn a_timeline_can_be_read_again() {
     let (folder, path) = trace();
     let out = folder.path().join("timeline.json");
-    let said = printed(&["export", text(&path), "--out", text(&out)]);
-    assert!(said.contains("timeline.json"), "{said}");
+    let output = printed(&["export", text(&path), "--out", text(&out)]);
+    assert!(output.contains("timeline.json"), "{output}");
     let table = |path: &Path| {
         printed(&["stats", text(path), "--report", "nvtx_kern_sum", "--format", "csv"])
     };
@@ -326,7 +326,7 @@ fn files_that_cannot_be_read_are_named() {
 #[test]
 fn a_diagnosis_comes_as_a_page() {
     let (folder, path) = trace();
-    // Names of a trace are others' words.
+    // Names in a trace are not trusted.
     let hostile = TRACE.replace("softmax", "softmax<script>alert(1)</script>");
     let memory = r#",{"ph": "i", "name": "[memory]", "pid": 5, "tid": 5, "ts": 105,
         "args": {"Device Type": 1, "Device Id": 0, "Addr": 16, "Bytes": 3000000}},
@@ -341,7 +341,7 @@ fn a_diagnosis_comes_as_a_page() {
     }
     assert!(page.contains("<h3 class=\"finding severe\">"), "severity has a colour: {page}");
     assert!(!page.contains("<script>alert"), "{page}");
-    // Of the host's memory nothing is said.
+    // The page does not show the host's memory.
     assert!(page.contains("3.00 MB") && !page.contains("700 B"), "{page}");
     assert!(page.contains("When the GPU worked") && page.contains("stream 7: kernels"));
     let complaint = refused(&["diagnose", text(&path), text(&path), "--html", "x.html"]);
@@ -400,7 +400,7 @@ fn a_trace_is_not_replaced_by_what_is_made_of_it() {
         assert_eq!(std::fs::read(&path).unwrap(), before);
     }
     assert!(link.is_symlink());
-    // Another file is replaced, as ever.
+    // Another file is replaced as usual.
     let other = folder.path().join("other.json");
     std::fs::write(&other, "old").unwrap();
     printed(&["export", text(&path), "--out", text(&other)]);

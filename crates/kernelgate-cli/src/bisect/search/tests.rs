@@ -13,14 +13,18 @@ use kernelgate::record::file;
 
 const TIMES: Times = Times { ratio: 1.1, low: 1.05, high: 1.15 };
 
-/// A search where the places that are slow begin with one, and some cannot be told.
-fn of_sure(last: usize, first_bad: usize, untold: &[usize]) -> (Ended, Vec<Question>) {
+/// A search in which the slow places begin with `first_bad`, and some places cannot be measured.
+fn search_without_noise(
+    last: usize,
+    first_bad: usize,
+    unusable: &[usize],
+) -> (Ended, Vec<Question>) {
     let mut asked = Vec::new();
     let compare = |question: &Question| -> Result<Answer, Infallible> {
         asked.push(*question);
         let slow = |place: usize| place >= first_bad;
         Ok(match question {
-            Question { head, .. } if untold.contains(head) => Answer::Unusable("why".to_owned()),
+            Question { head, .. } if unusable.contains(head) => Answer::Unusable("why".to_owned()),
             Question { base, head, .. } if !slow(*base) && slow(*head) => Answer::Slower(TIMES),
             _ => Answer::NotSlower(TIMES),
         })
@@ -29,7 +33,7 @@ fn of_sure(last: usize, first_bad: usize, untold: &[usize]) -> (Ended, Vec<Quest
     (ended, asked)
 }
 
-fn found(ended: Ended) -> Found {
+fn expect_found(ended: Ended) -> Found {
     match ended {
         Ended::Found(found) => found,
         other => panic!("{other:?}"),
@@ -40,8 +44,8 @@ fn found(ended: Ended) -> Found {
 fn every_place_is_found_with_a_question_for_each_halving() {
     for last in 1..40 {
         for first_bad in 1..=last {
-            let (ended, asked) = of_sure(last, first_bad, &[]);
-            let found = found(ended);
+            let (ended, asked) = search_without_noise(last, first_bad, &[]);
+            let found = expect_found(ended);
             assert_eq!((found.last_good, found.first_bad), (first_bad - 1, first_bad));
             assert!(found.is_confirmed() && found.confidence >= 1.0 - RISK);
             assert!(asked.len() as u32 <= 2 + usize::BITS - last.leading_zeros(), "{asked:?}");
@@ -49,43 +53,43 @@ fn every_place_is_found_with_a_question_for_each_halving() {
             assert_eq!(
                 (end.base, end.head),
                 (first_bad - 1, first_bad),
-                "what is told is measured"
+                "the reported difference is measured"
             );
         }
     }
 }
 
 #[test]
-fn what_cannot_be_told_is_searched_around_and_else_told_as_a_range() {
-    let places = |untold: &[usize]| {
-        let found = found(of_sure(10, 6, untold).0);
+fn unusable_commits_are_searched_around_or_reported_as_a_range() {
+    let places = |unusable: &[usize]| {
+        let found = expect_found(search_without_noise(10, 6, unusable).0);
         (found.last_good, found.first_bad)
     };
     assert_eq!(places(&[1, 3, 4, 7, 9]), (5, 6));
     assert_eq!(places(&[5]), (4, 6));
     assert_eq!(places(&[6, 7]), (5, 8));
     assert_eq!(places(&[1, 2, 3, 4, 5, 6, 7, 8, 9]), (0, 10));
-    assert_eq!(found(of_sure(10, 6, &[5]).0).left_out, [(5, "why".to_owned())]);
-    assert_eq!(of_sure(10, 6, &[10]).0, Ended::EndUnusable("why".to_owned()));
-    assert_eq!(of_sure(10, 11, &[]).0, Ended::NoDifference(TIMES));
+    assert_eq!(expect_found(search_without_noise(10, 6, &[5]).0).left_out, [(5, "why".to_owned())]);
+    assert_eq!(search_without_noise(10, 6, &[10]).0, Ended::EndUnusable("why".to_owned()));
+    assert_eq!(search_without_noise(10, 11, &[]).0, Ended::NoDifference(TIMES));
 }
 
 #[test]
-fn what_is_undecided_is_asked_again_with_more_blocks_and_never_guessed() {
+fn an_undecided_question_is_asked_again_with_more_blocks_and_never_guessed() {
     let mut asked = Vec::new();
     let compare = |question: &Question| -> Result<Answer, Infallible> {
         asked.push(*question);
         Ok(match question.head {
             4 => Answer::Slower(TIMES),
             2 => Answer::Undecided("noise".to_owned()),
-            // At the second attempt.
+            // Decided at the second attempt.
             1 if question.attempt == 0 => Answer::Undecided("noise".to_owned()),
             1 => Answer::NotSlower(TIMES),
             _ => Answer::Slower(TIMES),
         })
     };
     let Ok(ended) = search(4, 10, compare);
-    let found = found(ended);
+    let found = expect_found(ended);
     assert_eq!((found.last_good, found.first_bad), (1, 3));
     assert_eq!(found.left_out, [(2, "noise".to_owned())]);
     let blocks = |head: usize| -> Vec<usize> {
@@ -102,7 +106,8 @@ fn what_is_undecided_is_asked_again_with_more_blocks_and_never_guessed() {
 
 #[test]
 fn a_slow_down_that_is_spread_is_not_blamed_on_one_commit() {
-    // One per cent a commit: the one at half of the effect is not slower than the one before.
+    // Each commit is one per cent slower: the commit at half of the effect is not slower than the
+    // one before by so much.
     let compare = |Question { base, head, plan, .. }: &Question| -> Result<Answer, Infallible> {
         let ratio = 1.01f64.powi(i32::try_from(head - base).unwrap());
         let times = Times { ratio, low: ratio, high: ratio };
@@ -110,7 +115,7 @@ fn a_slow_down_that_is_spread_is_not_blamed_on_one_commit() {
         Ok(if slower { Answer::Slower(times) } else { Answer::NotSlower(times) })
     };
     let Ok(ended) = search(16, 10, compare);
-    assert!(!found(ended).is_confirmed());
+    assert!(!expect_found(ended).is_confirmed());
 }
 
 /// Every block of A/A comparisons of a case that a device recorded.
@@ -119,7 +124,8 @@ fn recorded() -> Vec<Block> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
     let calibration: Calibration = file::read(&path).unwrap();
     let case = calibration.cases.keys().next().unwrap();
-    let comparisons = calibration.of(ComparisonKind::Null).filter_map(|it| it.first.get(case));
+    let comparisons =
+        calibration.comparisons_of(ComparisonKind::Null).filter_map(|it| it.first.get(case));
     comparisons.flat_map(|series| series.blocks()).collect()
 }
 
@@ -128,7 +134,7 @@ fn longer(timing: &mut Timing, ratio: f64) {
     timing.cycles = timing.cycles.map(|cycles| cycles * ratio);
 }
 
-/// One round: blocks until it is decided, as `compare` takes them.
+/// One round: blocks are added until it is decided, as in `compare`.
 fn round(
     noise: &[Block],
     [base, head]: [f64; 2],
@@ -150,7 +156,7 @@ fn round(
     }
 }
 
-/// What a comparison with both rounds says.
+/// The answer of a comparison with both rounds.
 fn answer(noise: &[Block], sides: [f64; 2], plan: &TestPlan, random: &mut impl Rng) -> Answer {
     let first = round(noise, sides, plan, random);
     let ratio = first.ratio;
@@ -164,18 +170,18 @@ fn answer(noise: &[Block], sides: [f64; 2], plan: &TestPlan, random: &mut impl R
     }
 }
 
-/// 64 commits, one of which made the case a tenth slower, in the noise that an H200
-/// recorded. `KERNELGATE_SIMULATIONS` sets how many searches show it.
+/// A search among 64 commits, one of which made the case a tenth slower, in the noise that an H200
+/// recorded. `KERNELGATE_SIMULATIONS` sets the number of searches.
 #[test]
-fn a_planted_commit_is_found_in_recorded_noise() {
+fn a_slow_commit_is_found_in_recorded_noise() {
     let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
     let count: u64 = count.unwrap_or(20);
     let noise = recorded();
     let right = |seed: u64| {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
-        let planted = random.random_range(1..=64);
+        let first_slow = random.random_range(1..=64);
         let compare = |question: &Question| -> Result<Answer, Infallible> {
-            let time = |place: usize| if place >= planted { 1.1 } else { 1.0 };
+            let time = |place: usize| if place >= first_slow { 1.1 } else { 1.0 };
             let blocks = TestPlan::default().max_blocks << question.attempt;
             let default = TestPlan { max_blocks: blocks, ..TestPlan::default() };
             let plan = question.plan.unwrap_or(default);
@@ -183,8 +189,8 @@ fn a_planted_commit_is_found_in_recorded_noise() {
             Ok(answer(&noise, sides, &plan, &mut random))
         };
         let Ok(ended) = search(64, TestPlan::default().max_blocks, compare);
-        let found = found(ended);
-        found.is_confirmed() && (found.last_good, found.first_bad) == (planted - 1, planted)
+        let found = expect_found(ended);
+        found.is_confirmed() && (found.last_good, found.first_bad) == (first_slow - 1, first_slow)
     };
     let wrong: Vec<u64> = (0..count).into_par_iter().filter(|seed| !right(*seed)).collect();
     println!("{} of {count} right", count as usize - wrong.len());

@@ -1,4 +1,4 @@
-//! Which cases a calibration takes.
+//! Chooses the cases of a calibration.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,26 +8,26 @@ use crate::compare::{CompareError, ComparisonRequest};
 use crate::gate::calibration::Calibration;
 use kernelgate::record::{Environment, Trials};
 
-/// Times of cases that are chosen where nobody names any, nanoseconds: on the host long against its
-/// clock, short against a process.
+/// Range of times of the cases that are chosen on the host if the user names none, nanoseconds:
+/// long against the clock's resolution, short against a process.
 const ON_HOST_NS: (f64, f64) = (0.5e6, 20e6);
-/// On a GPU: long enough that one per cent can be added.
+/// Range of these times on a GPU, nanoseconds: long enough that one per cent can be added.
 const ON_GPU_NS: (f64, f64) = (50e3, 20e6);
-/// A single launch, the first, may take so many times as long as a later one.
+/// Longest time of a first launch relative to a later one.
 const FIRST_LAUNCH: f64 = 4.0;
 
-/// What is known of the cases before they are timed.
+/// Facts about the choice of cases before they are timed.
 pub struct CaseChoice {
-    /// Whether the user named them: then all of them are taken.
+    /// Whether the user named the cases: then all of them are used.
     pub named: bool,
-    /// Most of them where nobody did.
+    /// Largest number of cases if the user names none.
     pub most: usize,
-    /// What a calibration that goes on took.
+    /// Calibration that is continued; its cases are used again.
     pub earlier: Option<Calibration>,
 }
 
-/// Narrows to the cases that are calibrated; their times. On resuming they are the earlier ones:
-/// which are short enough is a matter of the moment.
+/// Narrows the cases to those that are calibrated, and returns their times. A resumed calibration
+/// keeps its cases, because the times vary from one run to the next.
 pub fn choose_cases(
     request: &ComparisonRequest,
     choice: CaseChoice,
@@ -59,7 +59,7 @@ pub fn choose_cases(
     if times_ns.is_empty() { Err(CompareError::NothingToCalibrate) } else { Ok(times_ns) }
 }
 
-/// The shortest cases within a window of times, taken from each workload in turn.
+/// The shortest cases within a window of times, one from each workload per pass.
 fn choose(
     times_ns: &BTreeMap<String, f64>,
     (low, high): (f64, f64),

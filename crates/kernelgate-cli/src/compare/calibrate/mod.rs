@@ -1,5 +1,5 @@
-//! Many comparisons whose answer is known, of one executable with itself: how often the gate cries
-//! wolf, and what it finds.
+//! Runs many comparisons whose answer is known, of one executable with itself: they show how often
+//! the gate raises a false alarm, and which slow-downs it finds.
 
 pub mod cases;
 pub mod probes;
@@ -13,9 +13,9 @@ use super::engine::rounds;
 use super::progress::{self, ComparisonProgress};
 use super::session::{Prepared, Session, Tools};
 use super::trials::load::CoRunning;
-use super::{CompareError, ComparisonRequest, Planted, SideSource};
+use super::{CompareError, ComparisonRequest, Injection, SideSource};
 use crate::gate::calibration::{
-    Calibration, CalibrationPart, ComparisonKind, Known, Series, anchors, differing,
+    Calibration, CalibrationComparison, CalibrationPart, ComparisonKind, Series, anchors, differing,
 };
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
@@ -24,100 +24,100 @@ use kernelgate::record::{Environment, Provenance, Shard, Trials, file, timestamp
 use kernelgate::stats::median;
 use probes::DelaySizes;
 
-/// Processes before a comparison that say what a share of a case's time is.
+/// Processes before a comparison that measure the times from which delays are derived.
 const PROBES: usize = 3;
 /// Time between two measurements of the anchors.
 const ANCHOR_INTERVAL: Duration = Duration::from_secs(10);
-/// Layouts that take turns: on a GPU each of them is compiled once.
+/// Number of layouts that alternate: on a GPU each of them is compiled once.
 const LAYOUTS: usize = 16;
 
-/// What is to be measured.
+/// Comparisons to make, and how.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CalibrationRequest {
-    /// Comparisons of nothing with nothing.
+    /// A/A comparisons: base and head are the same build.
     pub null: usize,
-    /// Comparisons in which code and memory of the head lie elsewhere.
+    /// Comparisons in which code and memory of the head have other addresses.
     pub layouts: usize,
     /// Slow-downs to inject, per cent.
     pub injected: Vec<f64>,
-    /// More work to give, per cent.
+    /// Amounts of additional work, per cent.
     pub work: Vec<f64>,
-    /// Comparisons of each of them.
+    /// Comparisons of each slow-down and amount of work.
     pub each: usize,
     /// Comparisons of each injected slow-down in which one case alone has it.
     pub single: usize,
     /// Comparisons with the host busy with co-running load while the head runs.
     pub sham: usize,
-    /// The part of all these to measure; all of them where absent.
+    /// The shard of all these comparisons to run; absent for all of them.
     pub shard: Option<Shard>,
-    /// What counts as slower.
+    /// Thresholds and error rates.
     pub plan: TestPlan,
-    /// Most cases where none are named.
+    /// Largest number of cases if none are named.
     pub cases: usize,
-    /// Whether the user named cases: then all of them are taken.
+    /// Whether the user named the cases, which are then all calibrated.
     pub named: bool,
-    /// Time within which the last comparison is to end.
+    /// Time within which the last comparison must end.
     pub total: Option<Duration>,
     /// The command line, for the report.
     pub command: String,
-    /// What was measured so far, written after each comparison.
+    /// File with all comparisons so far, written after each comparison.
     pub state: PathBuf,
-    /// Go on with what is there.
+    /// Whether an earlier calibration is continued.
     pub resume: bool,
 }
 
-/// Measures; the second value is how many comparisons are left to a later sitting.
+/// Runs a calibration. The second value is the number of comparisons that remain for a later run.
 ///
 /// # Errors
-/// When the executables cannot be made ready, no case can be measured, or what is measured cannot
-/// be written.
+/// When the executables cannot be made ready, no case can be measured, or the result cannot be
+/// written.
 pub fn run(
     request: &ComparisonRequest,
-    wanted: &CalibrationRequest,
+    settings: &CalibrationRequest,
 ) -> Result<(Calibration, usize), CompareError> {
     let started = Instant::now();
     let session = Session::open(request, true, Tools::watched()?)?;
-    let outcome = measure(request, wanted, &session, started);
+    let outcome = measure(request, settings, &session, started);
     session.progress.end();
     outcome
 }
 
 fn measure(
     request: &ComparisonRequest,
-    wanted: &CalibrationRequest,
+    settings: &CalibrationRequest,
     session: &Session,
     started: Instant,
 ) -> Result<(Calibration, usize), CompareError> {
     let mut prepared = Engine::new(request, session, Trials::default()).prepare()?;
-    let left_out: BTreeSet<String> = prepared
-        .case_errors()
-        .map(|(case, reason)| format!("left out: {case}: {reason}"))
-        .collect();
+    let left_out: BTreeSet<String> =
+        prepared.case_errors().map(|(case, reason)| format!("skipped: {case}: {reason}")).collect();
     left_out.iter().for_each(|line| session.progress.say(line));
     let environment = prepared.environment.clone().ok_or(CompareError::NothingVerified)?;
-    let earlier = file::read::<Calibration>(&wanted.state).ok().filter(|_| wanted.resume);
-    let choice = CaseChoice { named: wanted.named, most: wanted.cases, earlier };
+    let earlier = file::read::<Calibration>(&settings.state).ok().filter(|_| settings.resume);
+    let choice = CaseChoice { named: settings.named, most: settings.cases, earlier };
     let times_ns = choose_cases(request, choice, session, &mut prepared, &environment)?;
     let simulated: BTreeSet<&String> =
         prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
-    if !simulated.is_empty() && !wanted.injected.is_empty() {
+    if !simulated.is_empty() && !settings.injected.is_empty() {
         let cases = simulated.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         session.progress.say(&format!("{}{cases}", Calibration::SIMULATED));
     }
     let listed = times_ns.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     session.progress.say(&format!("{} cases: {listed}", times_ns.len()));
-    let mut calibration = open(request, wanted, session, (&prepared, environment, times_ns))?;
+    let mut calibration =
+        continue_or_start(request, settings, session, (&prepared, environment, times_ns))?;
     calibration.left_out.extend(left_out);
-    let tasks = schedule(wanted);
-    let open: Vec<(ComparisonKind, usize)> =
+    let tasks = schedule(settings);
+    let remaining: Vec<(ComparisonKind, usize)> =
         tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
     let (measuring, mut done, mut last_anchors) = (Instant::now(), 0, None);
-    for (kind, number) in open.iter().copied() {
+    for (kind, number) in remaining.iter().copied() {
         // The next comparison may take as long as the longest one; the first as long as its budget.
-        let walls_s = calibration.comparisons.iter().map(|known| known.wall_s);
+        let walls_s =
+            calibration.comparisons.iter().map(|comparison_record| comparison_record.wall_s);
         let longest_s = walls_s.reduce(f64::max).unwrap_or(request.budget.as_secs_f64());
         let end = started.elapsed() + Duration::from_secs_f64(longest_s);
-        if let Some(total) = wanted.total.filter(|total| end > *total) {
+        if let Some(total) = settings.total.filter(|total| end > *total) {
             session.progress.say(&format!(
                 "no further comparison: one may take {}, and {} of --total-time {} are spent",
                 progress::duration(Duration::from_secs_f64(longest_s)),
@@ -126,38 +126,42 @@ fn measure(
             ));
             break;
         }
-        let ahead =
-            progress::duration(left(&calibration, open.len() - done, measuring.elapsed(), done));
+        let ahead = progress::duration(time_left(
+            &calibration,
+            remaining.len() - done,
+            measuring.elapsed(),
+            done,
+        ));
         let label = format!(
             "{} of {} comparisons done, {ahead} left; {}",
-            tasks.len() - open.len() + done,
+            tasks.len() - remaining.len() + done,
             tasks.len(),
             kind.name()
         );
         session.progress.now(&label);
         let engine = Engine::new(request, session, Trials::default());
         let is_due = last_anchors.is_none_or(|last: Instant| last.elapsed() > ANCHOR_INTERVAL);
-        let anchors = match is_due && calibration.comparisons.len() < anchors::MOST {
+        let anchors = match is_due && calibration.comparisons.len() < anchors::MAX_MEASUREMENTS {
             true => engine.anchors(&prepared)?,
             false => None,
         };
         if anchors.is_some() {
             last_anchors = Some(Instant::now());
         }
-        let compared = one(request, wanted, session, &prepared, (kind, number), &label)?;
-        tell(&session.progress, &compared);
+        let compared = compare_once(request, settings, session, &prepared, (kind, number), &label)?;
+        report(&session.progress, &compared);
         let card = calibration.environment.device_id();
-        calibration.comparisons.push(Known { card, anchors, ..compared });
+        calibration.comparisons.push(CalibrationComparison { card, anchors, ..compared });
         done += 1;
-        file::write(&wanted.state, &calibration)?;
+        file::write(&settings.state, &calibration)?;
     }
     calibration.conclude();
-    file::write(&wanted.state, &calibration)?;
-    Ok((calibration, open.len() - done))
+    file::write(&settings.state, &calibration)?;
+    Ok((calibration, remaining.len() - done))
 }
 
 impl CalibrationRequest {
-    /// The part that is measured, if it is one.
+    /// The part that is measured, if this is a shard.
     fn part(&self, cases: &BTreeSet<String>) -> Option<CalibrationPart> {
         let shard = self.shard?;
         let all = schedule(&Self { shard: None, ..self.clone() });
@@ -168,21 +172,21 @@ impl CalibrationRequest {
     }
 }
 
-/// Everything to measure in this part, kinds evenly mixed, so that whatever the machine does meets
-/// all of them.
-fn schedule(wanted: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
+/// All comparisons of this shard, with the kinds evenly mixed, so that drift of the machine affects
+/// all kinds.
+fn schedule(settings: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
     let untouched = [
-        (ComparisonKind::Null, wanted.null),
-        (ComparisonKind::Layout, wanted.layouts),
-        (ComparisonKind::Sham, wanted.sham),
+        (ComparisonKind::Null, settings.null),
+        (ComparisonKind::Layout, settings.layouts),
+        (ComparisonKind::Sham, settings.sham),
     ];
-    let injected = wanted.injected.iter().flat_map(|percent| {
+    let injected = settings.injected.iter().flat_map(|percent| {
         [
-            (ComparisonKind::Injected(*percent), wanted.each),
-            (ComparisonKind::Single(*percent), wanted.single),
+            (ComparisonKind::Injected(*percent), settings.each),
+            (ComparisonKind::Single(*percent), settings.single),
         ]
     });
-    let work = wanted.work.iter().map(|percent| (ComparisonKind::Work(*percent), wanted.each));
+    let work = settings.work.iter().map(|percent| (ComparisonKind::Work(*percent), settings.each));
     let counts: Vec<(ComparisonKind, usize)> =
         untouched.into_iter().chain(injected).chain(work).collect();
     let mut tasks: Vec<(f64, ComparisonKind, usize)> = Vec::new();
@@ -191,18 +195,19 @@ fn schedule(wanted: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
     }
     tasks.sort_by(|a, b| a.0.total_cmp(&b.0));
     let tasks = tasks.into_iter().map(|(_, kind, number)| (kind, number));
-    match wanted.shard {
+    match settings.shard {
         Some(shard) => shard.deal(tasks).collect(),
         None => tasks.collect(),
     }
 }
 
 fn is_done(calibration: &Calibration, (kind, number): (ComparisonKind, usize)) -> bool {
-    calibration.of(kind).any(|known| known.number == number)
+    calibration.comparisons_of(kind).any(|comparison| comparison.number == number)
 }
 
-fn left(calibration: &Calibration, tasks: usize, elapsed: Duration, done: usize) -> Duration {
-    let earlier: Vec<f64> = calibration.comparisons.iter().map(|known| known.wall_s).collect();
+fn time_left(calibration: &Calibration, tasks: usize, elapsed: Duration, done: usize) -> Duration {
+    let earlier: Vec<f64> =
+        calibration.comparisons.iter().map(|comparison| comparison.wall_s).collect();
     let each_s = match (done, earlier.len()) {
         (0, 0) => return Duration::from_secs_f64(calibration.budget_s * tasks as f64),
         (0, count) => earlier.iter().sum::<f64>() / count as f64,
@@ -211,16 +216,16 @@ fn left(calibration: &Calibration, tasks: usize, elapsed: Duration, done: usize)
     Duration::from_secs_f64(each_s * tasks as f64)
 }
 
-/// What is there to go on with, or an empty calibration.
-fn open(
+/// The calibration to continue, or an empty one.
+fn continue_or_start(
     request: &ComparisonRequest,
-    wanted: &CalibrationRequest,
+    settings: &CalibrationRequest,
     session: &Session,
     (prepared, environment, cases): (&Prepared, Environment, BTreeMap<String, f64>),
 ) -> Result<Calibration, CompareError> {
     let identity = session.identity(request)?;
-    // An executable that was built elsewhere does not know of what: the package around it is the
-    // best guess.
+    // An executable that was built elsewhere does not record its commit: the package around it is
+    // the best guess.
     let provenance = match request.base {
         SideSource::Folder(_) => Provenance::detect(&request.package),
         _ => prepared.provenance.clone(),
@@ -231,22 +236,22 @@ fn open(
         provenance,
         identity,
         commands: BTreeSet::new(),
-        plan: wanted.plan,
+        plan: settings.plan,
         budget_s: request.budget.as_secs_f64(),
         sampling: Engine::sampling(prepared),
         cases,
         left_out: BTreeSet::new(),
         simulated: prepared.criterion.iter().flat_map(|bench| bench.cases.clone()).collect(),
-        part: wanted.part(prepared.cases()),
+        part: settings.part(prepared.cases()),
         anchor_tolerance: None,
         recommended: None,
         comparisons: Vec::new(),
     };
-    fresh.commands.insert(wanted.command.clone());
-    if !wanted.resume {
+    fresh.commands.insert(settings.command.clone());
+    if !settings.resume {
         return Ok(fresh);
     }
-    match file::read::<Calibration>(&wanted.state) {
+    match file::read::<Calibration>(&settings.state) {
         Ok(earlier) => {
             let of_another = differing(&earlier.identity, &fresh.identity)
                 .or_else(|| {
@@ -260,7 +265,7 @@ fn open(
                         .map(|mismatch| mismatch.field.to_owned())
                 });
             if let Some(name) = of_another {
-                let path = wanted.state.clone();
+                let path = settings.state.clone();
                 return Err(CompareError::CalibratesAnother { path, differs: name });
             }
             session
@@ -277,15 +282,15 @@ fn open(
     }
 }
 
-/// A comparison, its processes fresh and used once.
-fn one(
+/// Runs one comparison; its processes are new and used once.
+fn compare_once(
     request: &ComparisonRequest,
-    wanted: &CalibrationRequest,
+    settings: &CalibrationRequest,
     session: &Session,
     prepared: &Prepared,
     (kind, number): (ComparisonKind, usize),
     label: &str,
-) -> Result<Known, CompareError> {
+) -> Result<CalibrationComparison, CompareError> {
     let (started, clock) = (timestamp(), Instant::now());
     let simulated: BTreeSet<&String> =
         prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
@@ -301,7 +306,7 @@ fn one(
             }
             let share = |id: &String, times_ns: &[f64]| {
                 let share_ns = median(times_ns) * percent / 100.0;
-                // A launch is delayed by whole nanoseconds.
+                // A delay of a launch is a whole number of nanoseconds.
                 if simulated.contains(id) { share_ns } else { share_ns.round().max(1.0) }
             };
             let share = |(id, times_ns): (String, Vec<f64>)| {
@@ -317,13 +322,13 @@ fn one(
         }
         None => BTreeMap::new(),
     };
-    let planted = Planted {
+    let injection = Injection {
         delays_ns: delays_ns.clone(),
         by_work: matches!(kind, ComparisonKind::Work(_)),
         layout: matches!(kind, ComparisonKind::Layout).then_some(1 + number % LAYOUTS),
-        ..Planted::default()
+        ..Injection::default()
     };
-    let mut request_of_head = ComparisonRequest { planted, ..request.clone() };
+    let mut request_of_head = ComparisonRequest { injection, ..request.clone() };
     let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
     let mut prepared = prepared.clone();
     let not_made = match delays_ns.is_empty() || on_host {
@@ -335,23 +340,25 @@ fn one(
             CoRunning::Threads(std::thread::available_parallelism().map_or(1, Into::into))
         }
         ComparisonKind::Sham => {
-            // After the time of a whole process it is sure to compute.
+            // After the time of a whole process the co-running load certainly runs.
             let whole = Instant::now();
             Engine::new(request, session, Trials::default()).probe(&prepared)?;
             CoRunning::Process(whole.elapsed())
         }
         _ => CoRunning::Nothing,
     };
-    let mut engine = Engine::of_many(&request_of_head, session, wanted.plan, co_running, label);
+    let mut engine =
+        Engine::for_calibration(&request_of_head, session, settings.plan, co_running, label);
     let comparison = engine.compare(prepared)?;
     let took = (started, clock.elapsed());
-    let mut known = known((kind, number), took, delays_ns, &comparison, &engine.trials);
-    known.failed.extend(not_made);
-    Ok(known)
+    let mut comparison_record =
+        comparison_record((kind, number), took, delays_ns, &comparison, &engine.trials);
+    comparison_record.failed.extend(not_made);
+    Ok(comparison_record)
 }
 
-/// Finds the sizes of the planted delays once and with care, so that no process has to, and all
-/// have the same. Takes out the cases that cannot be delayed by so much; why is given back.
+/// Finds the sizes of the injected delays once and with care, so that all processes use the same.
+/// Removes the cases that cannot be delayed by so much, and returns the reasons.
 fn fit_delays(
     request_of_head: &mut ComparisonRequest,
     session: &Session,
@@ -360,9 +367,9 @@ fn fit_delays(
     let found = Engine::new(request_of_head, session, Trials::default()).delay_sizes(prepared);
     match found {
         Ok(DelaySizes { sizes, failed }) => {
-            request_of_head.planted.delay_sizes = sizes;
-            let made = |id: &&String| !failed.contains_key(*id);
-            prepared.keep(&prepared.cases().iter().filter(made).cloned().collect());
+            request_of_head.injection.delay_sizes = sizes;
+            let can_be_delayed = |id: &&String| !failed.contains_key(*id);
+            prepared.keep(&prepared.cases().iter().filter(can_be_delayed).cloned().collect());
             failed
         }
         Err(error) => {
@@ -372,14 +379,14 @@ fn fit_delays(
     }
 }
 
-fn known(
+fn comparison_record(
     (kind, number): (ComparisonKind, usize),
     (started, took): (String, Duration),
     delays_ns: BTreeMap<String, f64>,
     comparison: &Comparison,
     trials: &Trials,
-) -> Known {
-    // What could not be measured says nothing about the gate.
+) -> CalibrationComparison {
+    // A case that could not be measured says nothing about the gate.
     let judged = || comparison.judged.iter().filter(|judged| judged.case_error().is_none());
     let unmeasured = comparison
         .judged
@@ -388,9 +395,9 @@ fn known(
     let facts = &comparison.facts;
     let series = |round| {
         let observed = rounds::observed(&trials.trials, round);
-        observed.into_iter().map(|(case, blocks)| (case, Series::of(&blocks))).collect()
+        observed.into_iter().map(|(case, blocks)| (case, Series::from_blocks(&blocks))).collect()
     };
-    Known {
+    CalibrationComparison {
         kind,
         number,
         started,
@@ -420,26 +427,26 @@ fn known(
     }
 }
 
-/// A line that stays: what came of a comparison.
-fn tell(progress: &ComparisonProgress, known: &Known) {
+/// Prints a line with the outcome of a comparison.
+fn report(progress: &ComparisonProgress, comparison: &CalibrationComparison) {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for (_, verdict) in known.judged() {
+    for (_, verdict) in comparison.judged() {
         *counts.entry(verdict.name()).or_default() += 1;
     }
     let counts: Vec<String> =
         counts.into_iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
-    let failed = if known.failed.is_empty() {
+    let failed = if comparison.failed.is_empty() {
         String::new()
     } else {
-        format!(", {} not run", known.failed.len())
+        format!(", {} not run", comparison.failed.len())
     };
-    let blocks = known.processes / rounds::PLACES;
+    let blocks = comparison.processes / rounds::PLACES;
     progress.say(&format!(
         "{} {}: {}{failed} ({blocks} blocks, {:.0} s)",
-        known.kind.name(),
-        known.number + 1,
+        comparison.kind.name(),
+        comparison.number + 1,
         counts.join(", "),
-        known.wall_s
+        comparison.wall_s
     ));
 }
 
@@ -447,7 +454,7 @@ fn tell(progress: &ComparisonProgress, known: &Known) {
 mod tests {
     use super::*;
 
-    fn wanted(shard: Option<Shard>) -> CalibrationRequest {
+    fn request_for(shard: Option<Shard>) -> CalibrationRequest {
         CalibrationRequest {
             null: 7,
             layouts: 1,
@@ -469,9 +476,9 @@ mod tests {
 
     #[test]
     fn shards_share_everything_and_nothing_twice() {
-        let whole = schedule(&wanted(None));
+        let whole = schedule(&request_for(None));
         assert_eq!(whole.len(), 21);
-        // The first half has its part of every kind that there are several of.
+        // The first half has comparisons of every kind that occurs several times.
         for kind in [
             ComparisonKind::Null,
             ComparisonKind::Sham,
@@ -483,7 +490,7 @@ mod tests {
         }
         let shards = (1..=4).map(|index| Shard { index, count: 4 });
         let parts: Vec<(ComparisonKind, usize)> =
-            shards.flat_map(|shard| schedule(&wanted(Some(shard)))).collect();
+            shards.flat_map(|shard| schedule(&request_for(Some(shard)))).collect();
         assert_eq!(parts.len(), whole.len());
         assert!(whole.iter().all(|task| parts.contains(task)));
     }

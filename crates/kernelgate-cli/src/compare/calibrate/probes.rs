@@ -1,5 +1,5 @@
-//! Single processes before a comparison, for what it has to know: how long cases take, and what
-//! delays them by so much. Deliberately absent: what is done with it (`calibrate`).
+//! Single processes before a comparison of a calibration: they measure how long cases take, and
+//! find the sizes of delays. Deliberately absent: the use of the results (`calibrate`).
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::gate::paired::Arm;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::record::{CaseRecord, ProcessRun, TrialRequest, TrialSampling};
 
-/// What delays on a GPU are made of.
+/// Sizes of the delays on a GPU, as its kernels take them.
 #[derive(Debug, Default)]
 pub struct DelaySizes {
     /// Sizes by case.
@@ -22,15 +22,15 @@ pub struct DelaySizes {
 }
 
 impl Engine<'_> {
-    /// One process of the base a bench, timed as any other: nanoseconds a launch by case, and how
-    /// long the cases were timed.
+    /// Runs one process of each bench of the base, timed as any other: nanoseconds a launch by
+    /// case, and how long the cases were timed.
     pub fn probe(&self, prepared: &Prepared) -> Result<BTreeMap<String, f64>, CompareError> {
-        let runs = self.once(prepared, Arm::Base, "probe")?;
+        let runs = self.run_once(prepared, Arm::Base, "probe")?;
         let timings = runs.iter().flat_map(rounds::timings);
         Ok(timings.map(|(id, timing)| (id, timing.time_ns)).collect())
     }
 
-    /// Rates of fixed work, as one process of the base measures them beside one case; absent where
+    /// Rates of fixed work, as one process of the base measures them next to one case; absent if
     /// every bench uses Criterion alone.
     pub fn anchors(&self, prepared: &Prepared) -> Result<Option<AnchorRecord>, CompareError> {
         let of_harness = |bench: &&Bench| bench.driver != Driver::Criterion;
@@ -46,12 +46,12 @@ impl Engine<'_> {
         Ok(run.and_then(|run| run.anchors))
     }
 
-    /// Which sizes a process of the head a bench finds for the planted delays, by case, and why
-    /// others have none.
+    /// The delay sizes that one process of the head finds for each bench, by case, and the reasons
+    /// why other cases have none.
     pub fn delay_sizes(&self, prepared: &Prepared) -> Result<DelaySizes, CompareError> {
         let mut delayed = prepared.clone();
-        delayed.keep(&self.request.planted.delays_ns.keys().cloned().collect());
-        let runs = self.once(&delayed, Arm::Head, "delays")?;
+        delayed.keep(&self.request.injection.delays_ns.keys().cloned().collect());
+        let runs = self.run_once(&delayed, Arm::Head, "delays")?;
         let mut found = DelaySizes::default();
         for run in runs {
             let sized = |(id, case): (_, CaseRecord)| Some((id, case.samples.delay_size?));
@@ -61,8 +61,8 @@ impl Engine<'_> {
         Ok(found)
     }
 
-    /// One process of a side a bench, timed as any other.
-    fn once(
+    /// Runs one process of each bench of a side, timed as any other.
+    fn run_once(
         &self,
         prepared: &Prepared,
         arm: Arm,

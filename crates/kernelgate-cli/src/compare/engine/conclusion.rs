@@ -1,4 +1,4 @@
-//! What is concluded of a comparison: the verdicts, and every case without one with its reason.
+//! Concludes a comparison: the verdicts, and every case without one with its reason.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::gate::verdict::Verdict;
 use kernelgate::record::Verification;
 
 impl Engine<'_> {
-    /// The outcome of both rounds.
+    /// Concludes from the outcome of both rounds.
     pub(super) fn conclude(
         &self,
         (mut matched, benches): (Matched, &[Bench]),
@@ -73,7 +73,7 @@ impl Engine<'_> {
             identical: self.session.identical().into_iter().collect(),
             untimed: facts.untimed,
             optimised: facts.optimised,
-            delays: delays_text(&self.request.planted.delays_ns),
+            delays: delays_text(&self.request.injection.delays_ns),
             rounds: [1, 2].into_iter().filter_map(|round| self.facts_of(round)).collect(),
             ..BuildFacts::default()
         };
@@ -96,7 +96,7 @@ impl Engine<'_> {
         comparison
     }
 
-    /// Judgements of decided cases, with what the second round confirms.
+    /// Judgements of decided cases, confirmed by the second round.
     fn judgements(
         &self,
         decisions: impl Iterator<Item = Decision>,
@@ -105,7 +105,7 @@ impl Engine<'_> {
         losses: &BTreeMap<String, VerificationLoss>,
     ) -> Vec<Judgement> {
         let stopped = rounds::stopped(&self.trials.trials);
-        // A bench that was abandoned explains what is open; what was decided before stays decided.
+        // An abandoned bench is the reason for open cases; earlier decisions stay.
         let open = |decision: &Decision| {
             matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed)
         };
@@ -113,8 +113,9 @@ impl Engine<'_> {
             let abandoned = || self.abandoned(benches, &decision.case).filter(|_| open(decision));
             stopped.get(&decision.case).cloned().or_else(abandoned).into_iter().collect()
         };
-        let again =
-            |decision: &Decision| second.and_then(|second| second.of(&decision.case)).cloned();
+        let again = |decision: &Decision| {
+            second.and_then(|second| second.decision(&decision.case)).cloned()
+        };
         decisions
             .map(|decision| {
                 let confirmation =
@@ -130,7 +131,7 @@ impl Engine<'_> {
             .collect()
     }
 
-    /// Cases that were to be compared and got no block, with the reason.
+    /// Cases that were selected but got no block, with the reason.
     fn without_block(
         &self,
         matched: &Matched,
@@ -143,11 +144,11 @@ impl Engine<'_> {
             let reason = stopped.get(id).cloned().or_else(|| self.abandoned(benches, id));
             vec![reason.unwrap_or(Reason::NoBlock { budget_s, max_blocks })]
         };
-        let without = matched.judged.iter().filter(|id| first.of(id).is_none());
+        let without = matched.judged.iter().filter(|id| first.decision(id).is_none());
         without.map(|id| (id.clone(), why(id))).collect()
     }
 
-    /// Why the bench of a case was abandoned.
+    /// The reason why the bench of a case was abandoned.
     fn abandoned(&self, benches: &[Bench], id: &str) -> Option<Reason> {
         let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
         let broken =
@@ -155,7 +156,7 @@ impl Engine<'_> {
         Some(broken.case_error())
     }
 
-    /// What a round took so far; none before its first process.
+    /// Blocks, processes and time of a round so far; `None` before its first process.
     pub(super) fn facts_of(&self, round: u32) -> Option<Round> {
         let trials = || self.trials.trials.iter().filter(move |trial| trial.round == round);
         let blocks = trials().map(|trial| trial.block + 1).max()?;

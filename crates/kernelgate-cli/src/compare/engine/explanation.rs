@@ -1,5 +1,5 @@
-//! Why is it slower? One profile of both builds for the cases that regressed, once everything is
-//! decided: it costs a process a bench and side, and changes no verdict.
+//! Profiles both builds once for the cases that regressed, after everything is decided, to explain
+//! why they are slower. This costs a process for each bench and side, and changes no verdict.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,12 +16,12 @@ use crate::gate::paired::{Arm, Decision};
 use crate::gate::verdict::Verdict;
 use kernelgate::protocol::{Action, ProfiledCase, ResponseBody};
 
-/// Cases of a bench that are profiled, those that got slowest first: each is prepared and verified
-/// on both sides.
+/// Largest number of cases of a bench that are profiled, those that became slowest first: each is
+/// prepared and verified on both sides.
 const MAX_PROFILED: usize = 4;
 
 impl Engine<'_> {
-    /// What explains each case that regressed.
+    /// Explanations of the cases that regressed.
     pub(super) fn explanations(
         &self,
         comparison: &Comparison,
@@ -44,7 +44,7 @@ impl Engine<'_> {
             for decision in of_bench {
                 let case = &decision.case;
                 let found = match &profiles {
-                    Ok([base, head]) => both(case, base, head),
+                    Ok([base, head]) => profiles_of_case(case, base, head),
                     Err(why) => Err(why.clone()),
                 };
                 let code = comparison.facts.code.get(case);
@@ -65,7 +65,7 @@ impl Engine<'_> {
         }
         self.progress.now(&format!("profiling {} slower cases of {}", cases.len(), bench.name));
         let filter = criterion::filter(cases).ok_or("the ids of its cases are too long")?;
-        let of = |arm: Arm| {
+        let profiles_of = |arm: Arm| {
             let request = self.trial_request(bench, arm, "profile".to_owned(), cases.clone());
             let setup = TrialSetup { filter: Some(&filter), ..self.setup() };
             self.trial(arm, &bench.name, &request, bench.timeout)
@@ -76,12 +76,12 @@ impl Engine<'_> {
                 })
                 .map_err(|why| format!("{arm}: {why}"))
         };
-        Ok([of(Arm::Base)?, of(Arm::Head)?])
+        Ok([profiles_of(Arm::Base)?, profiles_of(Arm::Head)?])
     }
 }
 
 /// The profiles of a case, or of the same implementation with other caches.
-fn both<'a>(
+fn profiles_of_case<'a>(
     case: &str,
     base: &'a [ProfiledCase],
     head: &'a [ProfiledCase],

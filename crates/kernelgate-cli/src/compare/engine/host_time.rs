@@ -1,11 +1,11 @@
-//! The host's time of a launch where the processes that verified both sides make it suspect:
-//! further pairs of short processes, which launch and do not measure the device's time.
+//! Measures the host's time of a launch again if the processes that verified both sides make it
+//! suspect: further pairs of short processes, which launch and do not measure the device's time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{Engine, index};
-use crate::compare::Planted;
+use crate::compare::Injection;
 use crate::compare::session::{Bench, Prepared};
 use crate::compare::sides::install::Driver;
 use crate::compare::trials::driver;
@@ -15,8 +15,8 @@ use crate::gate::paired::Arm;
 use kernelgate::record::{TrialRequest, TrialSampling};
 
 impl Engine<'_> {
-    /// The costs that grew, those of host time measured again as long as the budget lasts.
-    pub(super) fn again(
+    /// The costs that grew; those of host time are measured again as long as the budget lasts.
+    pub(super) fn measured_again(
         &self,
         prepared: &Prepared,
         costs: Vec<CostGrowth>,
@@ -25,7 +25,7 @@ impl Engine<'_> {
         let (suspected, mut rest): (Vec<_>, Vec<_>) =
             costs.into_iter().partition(|it| it.cost == Cost::HostTime);
         let needed = host_time::pairs(suspected.len());
-        rest.extend(host_time::settle(suspected, |cases, pair| {
+        rest.extend(host_time::confirm_growth(suspected, |cases, pair| {
             if started.elapsed() > self.request.budget {
                 return None;
             }
@@ -53,7 +53,7 @@ impl Engine<'_> {
                 continue;
             }
             let mut times = [BTreeMap::new(), BTreeMap::new()];
-            // A drift gives neighbouring pairs opposite signs.
+            // A drift then has opposite signs in neighbouring pairs.
             let order = [Arm::Base, Arm::Head];
             for arm in if pair.is_multiple_of(2) { order } else { [order[1], order[0]] } {
                 times[index(arm)] = self.host_times_of(arm, bench, &cases);
@@ -65,7 +65,8 @@ impl Engine<'_> {
         found
     }
 
-    /// A process that launches these cases; nothing where it breaks, which is told.
+    /// Runs a process that launches these cases. If it fails, prints the error and returns no
+    /// times.
     fn host_times_of(
         &self,
         arm: Arm,
@@ -77,14 +78,15 @@ impl Engine<'_> {
             ..self.trial_request(bench, arm, "host-time".to_owned(), cases.clone())
         };
         let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
-            trial.planted = Planted::default();
+            trial.injection = Injection::default();
             driver::run(&self.setup(), &trial)
         });
         match run {
             Ok(run) => {
                 let times = run.into_iter().flat_map(|run| run.cases);
-                let of = times.filter_map(|(id, case)| Some((id, case.samples.host_launch_ns?)));
-                of.filter(|(_, time_ns)| *time_ns > 0.0).collect()
+                let host_times =
+                    times.filter_map(|(id, case)| Some((id, case.samples.host_launch_ns?)));
+                host_times.filter(|(_, time_ns)| *time_ns > 0.0).collect()
             }
             Err(why) => {
                 self.progress.say(&format!("error: {arm} {} launched again: {why}", bench.name));

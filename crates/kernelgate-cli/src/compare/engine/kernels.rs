@@ -1,5 +1,5 @@
-//! Which kernels differ between the builds, whether or not there is a GPU: every bench of both sides
-//! compiles its kernels for a stated architecture, by NVRTC.
+//! Lists the kernels that differ between the builds, with or without a GPU: every bench of both
+//! sides compiles its kernels for a stated architecture, by NVRTC.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -26,8 +26,8 @@ pub fn list_kernels(
 ) -> Result<Vec<KernelsCompared>, CompareError> {
     let session = Session::open(request, false, Tools::watched()?)?;
     let engine = Engine::new(request, &session, Trials::default());
-    let of = |arch: &String| engine.kernels(arch);
-    let kernels = architectures.iter().map(of).collect();
+    let compared = |arch: &String| engine.kernels(arch);
+    let kernels = architectures.iter().map(compared).collect();
     session.progress.end();
     Ok(kernels)
 }

@@ -22,7 +22,7 @@ use super::session::{Bench, PlannedShard, Prepared, Session, TRIALS, Tools, open
 use super::trials::driver;
 use super::trials::load::{BusyThreads, CoRunning};
 use super::trials::process::{TrialProcess, TrialSetup};
-use super::{CompareError, ComparisonRequest, Planted};
+use super::{CompareError, ComparisonRequest, Injection};
 use crate::gate::calibration::Series;
 use crate::gate::comparison::{Broken, Comparison, CriterionBench};
 use crate::gate::comparison_shard::ComparisonShard;
@@ -35,13 +35,13 @@ use kernelgate::record::{
     ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, Verification, file, timestamp,
 };
 
-/// Blocks from which the scatter between pairs is known well enough to estimate the time left.
+/// Blocks after which the variance between pairs is known well enough to estimate the time left.
 const ESTIMATED_FROM: usize = 4;
 
 /// Failed processes of a side after which its bench is abandoned.
 const MAX_BROKEN: usize = 2;
 
-/// A comparison while it runs.
+/// A comparison that runs.
 pub struct Engine<'a> {
     pub(super) request: &'a ComparisonRequest,
     pub(super) session: &'a Session,
@@ -49,11 +49,11 @@ pub struct Engine<'a> {
     pub(super) plan: TestPlan,
     /// Limits of every case that the package says nothing about.
     pub(super) limits: Limits,
-    /// What the package's head sets and accepts.
+    /// Limits and acceptances of the head's package.
     pub(super) rules: Rules,
-    /// Cases over which error rates are divided.
+    /// Cases that share the error rates.
     family: Family,
-    /// What is co-running while the head's processes run.
+    /// Co-running load while the head's processes run.
     co_running: CoRunning,
     /// Every process so far.
     pub trials: Trials,
@@ -65,16 +65,16 @@ pub struct Engine<'a> {
 /// Progress of a round as it was shown last.
 #[derive(Default)]
 struct RoundProgress {
-    /// Estimate of the time left, and when it was made.
+    /// Estimate of the time left, and the time when it was made.
     estimate: Option<TimeLeft>,
     estimated: Option<Instant>,
-    /// Decided cases; none before the first line.
+    /// Decided cases; `None` before the first line.
     decided: Option<usize>,
 }
 
-/// What is said of a comparison, its cases apart.
+/// Facts of a comparison besides its cases.
 pub struct Facts {
-    /// Where.
+    /// The device.
     pub device: String,
     /// Whether the code was optimised.
     pub optimised: bool,
@@ -90,7 +90,8 @@ pub struct Facts {
 pub struct Compared {
     /// Verdicts and facts.
     pub comparison: Comparison,
-    /// The record of the shard for [`merge`](crate::gate::comparison_shard::merge), where it is a shard.
+    /// The record of the shard for [`merge`](crate::gate::comparison_shard::merge), if this is a
+    /// shard.
     pub shard: Option<Box<ComparisonShard>>,
 }
 
@@ -105,7 +106,7 @@ pub fn build(request: &ComparisonRequest, output: &Path) -> Result<(), CompareEr
         std::fs::create_dir_all(&folder)
             .map_err(|cause| CompareError::io("make", &folder, cause))?;
         for bench in side.executables.driven.keys() {
-            let built = session.folder.side(arm).join("bin").join(bench);
+            let built = session.folder.side_path(arm).join("bin").join(bench);
             let copied = std::fs::copy(&built, folder.join(bench));
             copied.map_err(|cause| CompareError::io("copy", &built, cause))?;
         }
@@ -114,7 +115,7 @@ pub fn build(request: &ComparisonRequest, output: &Path) -> Result<(), CompareEr
     Ok(())
 }
 
-/// Compares.
+/// Runs a comparison.
 pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
     request.plan.check()?;
     let session = Session::open(request, false, Tools::watched()?)?;
@@ -177,7 +178,7 @@ pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
 }
 
 impl<'a> Engine<'a> {
-    /// With the trials of an interrupted comparison of the same things, or none.
+    /// An engine with the trials of an interrupted comparison of the same sides, or without trials.
     pub fn new(request: &'a ComparisonRequest, session: &'a Session, trials: Trials) -> Self {
         let progress = session.progress.clone();
         Self {
@@ -195,9 +196,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// As one of many comparisons: with this plan and co-running load on the head, its progress a
-    /// detail of `label`.
-    pub fn of_many(
+    /// An engine for one of the comparisons of a calibration: with this plan and co-running load on
+    /// the head. Its progress is shown as a detail of `label`.
+    pub fn for_calibration(
         request: &'a ComparisonRequest,
         session: &'a Session,
         plan: TestPlan,
@@ -210,7 +211,8 @@ impl<'a> Engine<'a> {
         Self { plan, limits, co_running, progress, ..fresh }
     }
 
-    /// Takes the plan for where the benches ran, and says which calibration it comes from.
+    /// Resolves the plan for the device on which the benches ran, and prints which calibration it
+    /// comes from.
     pub(super) fn settle_plan(
         &mut self,
         prepared: &Prepared,
@@ -224,7 +226,7 @@ impl<'a> Engine<'a> {
         Ok(note)
     }
 
-    /// How long a process times a case.
+    /// Time for which a process times a case.
     pub fn sampling(prepared: &Prepared) -> TrialSampling {
         prepared.benches.first().map_or(TrialSampling::MEASURED, |bench| bench.sampling)
     }
@@ -240,7 +242,10 @@ impl<'a> Engine<'a> {
         let [base, head] = &self.session.sides;
         let [first, second] = [1, 2].map(|round| {
             let observed = rounds::observed(&self.trials.trials, round);
-            observed.iter().map(|(case, blocks)| (case.clone(), Series::of(blocks))).collect()
+            observed
+                .iter()
+                .map(|(case, blocks)| (case.clone(), Series::from_blocks(blocks)))
+                .collect()
         });
         let mut kept = ComparisonShard {
             shard,
@@ -261,7 +266,7 @@ impl<'a> Engine<'a> {
         Box::new(kept)
     }
 
-    /// Both rounds.
+    /// Runs both rounds.
     pub fn compare(&mut self, mut prepared: Prepared) -> Result<Comparison, CompareError> {
         let untimed = if self.request.time_identical {
             Vec::new()
@@ -271,8 +276,8 @@ impl<'a> Engine<'a> {
         let Prepared { matched, benches, optimised, environment, criterion, verification, .. } =
             prepared;
         let device = environment.map(|environment| environment.describe()).unwrap_or_default();
-        let wanted = matched.judged.clone();
-        let first = self.round(1, &benches, &wanted)?;
+        let selected = matched.judged.clone();
+        let first = self.round(1, &benches, &selected)?;
         let slower: BTreeSet<String> = first
             .decisions
             .iter()
@@ -292,10 +297,10 @@ impl<'a> Engine<'a> {
     }
 
     pub(super) fn inputs(&self, arm: Arm) -> PathBuf {
-        self.session.folder.side(arm).join("inputs")
+        self.session.folder.side_path(arm).join("inputs")
     }
 
-    /// What every process has in common.
+    /// Settings that all processes share.
     pub(super) fn setup(&self) -> TrialSetup<'_> {
         TrialSetup {
             settings: &self.request.settings,
@@ -307,7 +312,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// A process that is to be run.
+    /// Describes a process to run.
     pub(super) fn trial<'r>(
         &'r self,
         arm: Arm,
@@ -320,11 +325,11 @@ impl<'a> Engine<'a> {
         let Some(executable) = side.executables.driven.get(bench) else {
             return Err("it has no such bench".to_owned());
         };
-        let mut planted = match arm {
-            Arm::Base => Planted::default(),
-            Arm::Head => self.request.planted.clone(),
+        let mut injection = match arm {
+            Arm::Base => Injection::default(),
+            Arm::Head => self.request.injection.clone(),
         };
-        planted
+        injection
             .delays_ns
             .retain(|id, _| request.cases.as_ref().is_none_or(|cases| cases.contains(id)));
         Ok(TrialProcess {
@@ -333,13 +338,13 @@ impl<'a> Engine<'a> {
             hash: &executable.hash,
             package: side.package_of(bench).clone(),
             commit: side.commit.clone(),
-            planted,
+            injection,
             request,
             timeout,
         })
     }
 
-    /// Runs a process; its run, or none where it has no case that was asked for.
+    /// Runs a process and returns its run; `None` if it has no requested case.
     pub(super) fn process(
         &self,
         arm: Arm,
@@ -361,7 +366,7 @@ impl<'a> Engine<'a> {
         outcome
     }
 
-    /// Starts what is to be co-running with a trial.
+    /// Starts the load that is co-running with a trial.
     fn start_co_running(
         &self,
         setup: &TrialSetup<'_>,
@@ -387,18 +392,19 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Tells and keeps that a process failed.
+    /// Prints and records that a process failed.
     pub(super) fn broke(&mut self, arm: Arm, bench: &str, reason: String, abandoned: bool) {
         self.progress.say(&format!("error: {arm} {bench}: {reason}"));
         self.broken.push(Broken { bench: bench.to_owned(), side: arm, reason, abandoned });
     }
 
-    /// Blocks until every wanted case is decided or the budget or the plan's blocks are used up.
+    /// Runs blocks until every selected case is decided or the budget or the plan's blocks are used
+    /// up.
     fn round(
         &mut self,
         round: u32,
         benches: &[Bench],
-        wanted: &BTreeSet<String>,
+        selected: &BTreeSet<String>,
     ) -> Result<Outcome, CompareError> {
         let plan = self.plan;
         let mut shown = RoundProgress::default();
@@ -408,7 +414,7 @@ impl<'a> Engine<'a> {
             let observed = rounds::observed(&self.trials.trials, round);
             let of_case = |case: &str| plan.within(&self.rules.resolve(case, &self.limits));
             let outcome = decide_each(&observed, &plan, &of_case, self.family, false);
-            let mut todo = rounds::undecided(wanted, &observed, &outcome);
+            let mut todo = rounds::undecided(selected, &observed, &outcome);
             let (failed, stopped) =
                 (rounds::failures(&self.trials.trials), rounds::stopped(&self.trials.trials));
             todo.retain(|id| !failed.contains_key(id) && !stopped.contains_key(id));
@@ -422,30 +428,30 @@ impl<'a> Engine<'a> {
                     !self.broken.iter().any(|broken| broken.bench == bench.name && broken.abandoned)
                 })
                 .collect();
-            // Half a block over the budget is nearer to it than half a block short of it.
+            // Half a block over the budget is closer to the budget than half a block less.
             let block = self.block_time(round);
             if alive.is_empty() || left.is_zero() || left < block / 2 {
                 return Ok(decide_each(&observed, &plan, &of_case, self.family, true));
             }
-            self.show(round, (wanted.len(), &todo), &outcome, left, &mut shown);
+            self.show(round, (selected.len(), &todo), &outcome, left, &mut shown);
             for bench in alive {
                 self.block(round, bench, &todo)?;
             }
         }
     }
 
-    /// What a block of every bench takes, on average.
+    /// Average time of a block of every bench.
     fn block_time(&self, round: u32) -> Duration {
         self.facts_of(round).map_or(Duration::ZERO, |facts| {
             Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64)
         })
     }
 
-    /// Shows how far a round is and how long it will take.
+    /// Shows the progress of a round and the time left.
     fn show(
         &self,
         round: u32,
-        (wanted, todo): (usize, &BTreeSet<String>),
+        (selected, todo): (usize, &BTreeSet<String>),
         outcome: &Outcome,
         left: Duration,
         shown: &mut RoundProgress,
@@ -466,9 +472,9 @@ impl<'a> Engine<'a> {
             (shown.estimate, shown.estimated) = (Some(smoothed), Some(Instant::now()));
             format!("about {} left, at most {most}", at_most(smoothed.likely_s))
         };
-        let decided = wanted.saturating_sub(todo.len());
+        let decided = selected.saturating_sub(todo.len());
         let text = format!(
-            "round {round}: {blocks} blocks done, {decided} of {wanted} cases decided, {ahead}"
+            "round {round}: {blocks} blocks done, {decided} of {selected} cases decided, {ahead}"
         );
         match shown.decided.replace(decided) == Some(decided) {
             true => self.progress.often(&text),
@@ -492,7 +498,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// What a process found of each case. A threshold in nanoseconds that was asked for is meant
+    /// The timing of each case in a process. A threshold in nanoseconds that was asked for is meant
     /// for every time.
     fn timings(&self, run: &ProcessRun) -> BTreeMap<String, Timing> {
         let mut timings = rounds::timings(run);
@@ -501,7 +507,7 @@ impl<'a> Engine<'a> {
         timings
     }
 
-    /// Four processes of a bench, all with the same cases.
+    /// Runs four processes of a bench, all with the same cases.
     fn block(
         &mut self,
         round: u32,
@@ -524,7 +530,7 @@ impl<'a> Engine<'a> {
                 run.as_ref().map_or(Ok(()), |run| expected.check(run))?;
                 Ok(run)
             });
-            // Before the block is saved: a comparison that is resumed uses what is saved.
+            // Checked before the block is saved, because a resumed comparison uses saved blocks.
             self.session.check_executable(arm, &bench.name)?;
             let mut trial = TrialRecord {
                 round,
@@ -554,12 +560,12 @@ impl<'a> Engine<'a> {
                 break;
             }
         }
-        // A comparison that is resumed uses whole blocks only.
+        // A resumed comparison uses whole blocks only.
         Ok(file::write(&self.session.folder.file(TRIALS), &self.trials)?)
     }
 }
 
-/// Place of a side among both.
+/// Index of a side in pairs of base and head.
 pub(super) const fn index(arm: Arm) -> usize {
     match arm {
         Arm::Base => 0,

@@ -1,10 +1,11 @@
-//! Did the head lose accuracy? Errors of both sides, for more seeds where it takes them.
+//! Decides whether the head lost accuracy, from the errors of both sides, for more seeds if
+//! necessary.
 //!
-//! The processes that verified both sides tell the errors of one seed and a hash of the outputs.
-//! What has the same bits on both sides is as accurate as it was, and what did not grow for one
-//! seed is settled; only the rest is verified again, on both sides with the same further seeds,
-//! without being timed. Nor do they decide of the host's time of a launch: what they make suspect is
-//! measured again (`host_time`).
+//! The processes that verified both sides record the errors of one seed and a hash of the outputs.
+//! Outputs with the same bits on both sides are equally accurate, and an error that did not grow
+//! for one seed is decided; only the rest is verified again, on both sides with the same further
+//! seeds, without being timed. These further processes do not decide about the host's time of a
+//! launch: a suspected growth is measured again (`host_time`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -13,7 +14,7 @@ use super::{Engine, index};
 use crate::compare::session::{Bench, Prepared};
 use crate::compare::sides::install::Driver;
 use crate::compare::trials::driver;
-use crate::compare::{CompareError, Planted};
+use crate::compare::{CompareError, Injection};
 use crate::gate::costs::{self, CostBound, CostGrowth};
 use crate::gate::kernels::code::CodeComparison;
 use crate::gate::limits::{AskedLimits, Limits};
@@ -26,27 +27,27 @@ use kernelgate::record::{
     CaseNumerics, LaunchCosts, ProcessRun, TrialRequest, TrialSampling, file,
 };
 
-/// What both sides' verification tells besides time.
+/// Results of both sides' verification besides time.
 #[derive(Debug, Default)]
 pub struct Findings {
     /// Errors against the reference.
     pub numerics: NumericsReport,
     /// Costs that grew.
     pub costs: Vec<CostGrowth>,
-    /// The package's bounds on costs, each with whether it could be judged.
+    /// The package's bounds on costs, each with the reason if it could not be judged.
     pub bounds: Vec<CostBound>,
     /// The kernels of each case in both builds.
     pub code: BTreeMap<String, CodeComparison>,
-    /// Cases that are wrong in the head with another seed, with the error.
+    /// Cases that fail in the head with another seed, with the error.
     pub failed: BTreeMap<String, String>,
 }
 
-/// Base and head of a case.
+/// Errors of base and head by case.
 type Errors = BTreeMap<String, [CaseNumerics; 2]>;
 
 impl Engine<'_> {
-    /// Compares what both verifications recorded, and verifies with more seeds where that is needed.
-    /// Long because one pass over the cases compares code, costs and errors, and the seeds follow.
+    /// Compares the records of both verifications, and verifies with more seeds if necessary. Long
+    /// because one pass over the cases compares code, costs and errors, and the seeds follow.
     pub(super) fn findings(
         &self,
         prepared: &Prepared,
@@ -66,35 +67,39 @@ impl Engine<'_> {
                 let (Some(before), Some(now)) = (base.cases.get(id), head.cases.get(id)) else {
                     continue;
                 };
-                let of = [LaunchCosts::from(before), LaunchCosts::from(now)];
-                let mut code = CodeComparison::of(&before.kernels, &now.kernels);
+                let costs = [LaunchCosts::from(before), LaunchCosts::from(now)];
+                let mut code = CodeComparison::between(&before.kernels, &now.kernels);
                 code.add_commands(before.samples.commands, now.samples.commands);
-                // Cases on the host, and those of other code, tell nothing of it.
+                // Cases on the host, and those of other code, record nothing about it.
                 if code != CodeComparison::default() {
                     findings.code.insert(id.clone(), code);
                 }
                 // Trials are too short for the energy counter.
                 let limits = AskedLimits { energy: None, ..rules.limits(id) };
-                let (sides, on_host) = ([&of[..1], &of[1..]], head.environment.on_host());
+                let (sides, on_host) = ([&costs[..1], &costs[1..]], head.environment.on_host());
                 findings.costs.extend(costs::grown(id, sides, &limits));
                 findings.bounds.extend(costs::bounds(id, sides, &limits, on_host));
                 if same_bits(&before.verification, &now.verification) {
                     same += 1;
                     continue;
                 }
-                let of = |found: &VerificationRecord| {
+                let numerics_of = |found: &VerificationRecord| {
                     let mut numerics = CaseNumerics::default();
                     numerics.insert_verified(base.seed, found);
                     numerics
                 };
                 is_new(&mut sets, id, [&before.verification, &now.verification]);
-                errors.insert(id.clone(), [of(&before.verification), of(&now.verification)]);
+                errors.insert(
+                    id.clone(),
+                    [numerics_of(&before.verification), numerics_of(&now.verification)],
+                );
             }
         }
         // Criterion alone records no costs.
         for bench in prepared.benches.iter().filter(|bench| !ours(bench)) {
-            let none =
-                |id: &String| costs::untold(id, &AskedLimits { energy: None, ..rules.limits(id) });
+            let none = |id: &String| {
+                costs::bounds_of_criterion(id, &AskedLimits { energy: None, ..rules.limits(id) })
+            };
             findings.bounds.extend(bench.cases.iter().flat_map(none));
         }
         let judge = |errors: &Errors| {
@@ -118,26 +123,26 @@ impl Engine<'_> {
                 let cases: BTreeSet<String> = bench.cases.intersection(&open).cloned().collect();
                 if !cases.is_empty() {
                     let seed = seeds[&bench.name].wrapping_add(more);
-                    let known = (&mut errors, &mut findings);
-                    self.verify_again(bench, &cases, seed, known, (&mut sets, &mut repeated));
+                    let results = (&mut errors, &mut findings);
+                    self.verify_again(bench, &cases, seed, results, (&mut sets, &mut repeated));
                 }
             }
             report = judge(&errors);
         }
         for id in repeated {
-            let one = ["base", "head"].iter().any(|arm| sets.has_one(&of_arm(arm, &id)));
-            let known = errors.get_mut(&id).into_iter().flatten();
-            known.for_each(|it| it.one_data_set |= one);
+            let one = ["base", "head"].iter().any(|arm| sets.has_one(&arm_and_id(arm, &id)));
+            let both = errors.get_mut(&id).into_iter().flatten();
+            both.for_each(|it| it.one_data_set |= one);
         }
         report = judge(&errors);
         report.compared += same;
         findings.numerics = report;
-        findings.costs = self.again(prepared, findings.costs, started);
+        findings.costs = self.measured_again(prepared, findings.costs, started);
         Ok(findings)
     }
 
-    /// Adds the errors of both sides for another seed, unless its inputs are those of a seed before.
-    /// A case that one side does not verify gets none, and is settled where the head is wrong.
+    /// Adds the errors of both sides for another seed, unless its inputs are those of an earlier
+    /// seed. A case that one side does not verify gets none, and is decided if the head fails.
     fn verify_again(
         &self,
         bench: &Bench,
@@ -171,7 +176,8 @@ impl Engine<'_> {
         }
     }
 
-    /// A process that verifies some cases with a seed; none where it breaks, which is told.
+    /// Runs a process that verifies some cases with a seed. If it fails, prints the error and
+    /// returns `None`.
     fn verify_seed(
         &self,
         arm: Arm,
@@ -190,7 +196,7 @@ impl Engine<'_> {
         let mut settings = self.request.settings.clone();
         settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
         let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
-            trial.planted = Planted::default();
+            trial.injection = Injection::default();
             driver::run(
                 &crate::compare::trials::process::TrialSetup {
                     settings: &settings,
@@ -206,14 +212,14 @@ impl Engine<'_> {
     }
 }
 
-fn of_arm(arm: &str, id: &str) -> String {
+fn arm_and_id(arm: &str, id: &str) -> String {
     format!("{arm} {id}")
 }
 
-/// Notes the inputs of both sides; whether both are others than for the seeds before.
+/// Records the inputs of both sides; returns whether both differ from those of the earlier seeds.
 fn is_new(sets: &mut DataSets, id: &str, verified: [&VerificationRecord; 2]) -> bool {
     let note = |(arm, found): (&str, &VerificationRecord)| {
-        sets.is_new(&of_arm(arm, id), found.data_set.as_deref())
+        sets.is_new(&arm_and_id(arm, id), found.data_set.as_deref())
     };
     ["base", "head"].into_iter().zip(verified).map(note).fold(true, |all, new| all & new)
 }

@@ -1,5 +1,5 @@
-//! The first process of each executable: its cases verified, or listed where nothing verifies
-//! them, and what both sides have.
+//! Runs the first process of each executable, which verifies its cases, or lists them if nothing
+//! verifies them, and finds the cases that both sides have.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -20,11 +20,11 @@ use kernelgate::record::{
     Partition, ProcessRun, Shard, TrialRequest, TrialSampling, Verification, file,
 };
 
-/// A process that only verifies: references may take long.
+/// Timeout of a process that only verifies: references may take long.
 pub(super) const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
-/// A process that only lists its cases: what it sets up before is to be had.
+/// Timeout of a process that only lists its cases.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
-/// What a measuring process may take beyond ten times what verifying took.
+/// Timeout of a measuring process beyond ten times the time of the verification.
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A run that verified an executable, or showed that it measures.
@@ -37,20 +37,20 @@ struct Verified {
     planned: usize,
 }
 
-/// Why there is no such run.
+/// The reason why an executable has no run that verified it.
 enum Unverified {
     /// The side has no such bench.
     Absent,
-    /// It broke, which was told; the ids of the cases that it listed before.
+    /// The bench failed, which was reported; the ids of the cases that it listed before.
     Broke(BTreeSet<String>),
-    /// It has no case that was asked for: the message.
+    /// The bench has no requested case, with the message.
     NoCase(String),
-    /// It is no bench that can be driven: the reason.
+    /// The bench cannot be driven, with the reason.
     Undrivable(String),
 }
 
 impl Engine<'_> {
-    /// The first process of each executable, and what there is to compare.
+    /// Runs the first process of each executable, and matches the cases of both sides.
     pub fn prepare(&mut self) -> Result<Prepared, CompareError> {
         let mut prepared = Prepared::default();
         let names: BTreeSet<String> = self
@@ -98,7 +98,7 @@ impl Engine<'_> {
         Ok(prepared)
     }
 
-    /// Sorts the cases of a bench, and keeps what its trials need.
+    /// Sorts the cases of a bench, and keeps the data that its trials need.
     fn match_cases(
         &self,
         prepared: &mut Prepared,
@@ -142,7 +142,7 @@ impl Engine<'_> {
             prepared.matched.judged.difference(&before).cloned().collect();
         let burst = self.request.settings.get("KERNELGATE_POWER").is_some_and(|it| it == "burst");
         let power = if burst { PowerState::Burst } else { PowerState::Steady };
-        let driver = Driver::of_both(base.driver, head.driver);
+        let driver = Driver::for_both(base.driver, head.driver);
         let power = (driver != Driver::Criterion).then_some(power);
         let timeout = PROCESS_TIMEOUT + 10 * base.took.max(head.took);
         let bench = Bench {
@@ -164,9 +164,9 @@ impl Engine<'_> {
         prepared.benches.push(bench);
     }
 
-    /// The first process of an executable: every case against the reference. An executable that is
-    /// the same on both sides is verified once, if what it may read beside itself is the same too:
-    /// golden tensors, for example.
+    /// Runs the first process of an executable, which compares every case with the reference. An
+    /// executable that is the same on both sides is verified once, if the files that it may read
+    /// are the same too: golden tensors, for example.
     fn verify(&mut self, arm: Arm, bench: &str) -> Result<Verified, Unverified> {
         let Some(executable) =
             self.session.sides[index(arm)].executables.driven.get(bench).cloned()
@@ -176,12 +176,12 @@ impl Engine<'_> {
         let path = self.verified_path(arm, bench);
         let driver = executable.driver;
         let sources = &self.session.sides[index(arm)].sources;
-        let known = |path: PathBuf| {
+        let earlier_run = |path: PathBuf| {
             let run = file::read::<ProcessRun>(&path).ok()?;
-            // What it read beside itself is of that commit.
+            // The files that it read beside itself are of that commit.
             let read = sources.is_none() || run.provenance.commit == *sources;
             let same = read && run.complete && run.executable.as_ref() == Some(&executable.hash);
-            // As long as the process took that verified it then.
+            // The time of the process that verified it then.
             let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
             let planned = planned_cases(&run);
             same.then_some(Verified { run, path, took, driver, planned })
@@ -190,11 +190,11 @@ impl Engine<'_> {
         let twin = arm == Arm::Head
             && base.sources == head.sources
             && base.executables.driven.get(bench).is_some_and(|base| base.is_twin(&executable));
-        // On resuming, what verified the same executable stands; else only what verified it just
-        // now.
+        // A resumed comparison accepts an earlier verification of the same executable; otherwise
+        // only the one of just now counts.
         let earlier = if twin { self.verified_path(Arm::Base, bench) } else { path.clone() };
         if (twin || !self.trials.trials.is_empty())
-            && let Some(found) = known(earlier)
+            && let Some(found) = earlier_run(earlier)
         {
             return Ok(found);
         }
@@ -212,7 +212,8 @@ impl Engine<'_> {
         driver: Driver,
     ) -> Result<Verified, Unverified> {
         self.progress.now(&format!("verifying {arm} {bench}"));
-        // Of that very executable: another one's outputs are no reference.
+        // The outputs must be of the same executable, because those of another one are not a
+        // reference.
         let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
         let outputs = of_base.map(|base| self.session.work.join("outputs").join(&base.hash));
         let request = TrialRequest {
@@ -235,8 +236,8 @@ impl Engine<'_> {
         }
     }
 
-    /// The first processes of a bench of Criterion alone: one that lists its cases, and one that
-    /// measures as all later ones do, which shows what they cost.
+    /// Runs the first processes of a bench of Criterion alone: one that lists its cases, and one
+    /// that measures as all later ones do, which shows their cost.
     fn try_criterion(
         &mut self,
         arm: Arm,
@@ -283,7 +284,7 @@ impl Engine<'_> {
                 (Some(filter), None) => Unverified::NoCase(format!("no case matches `{filter}`")),
                 (_, why) => {
                     let why = why.map_or("it left nothing", |(_, why)| why);
-                    Unverified::Undrivable(format!("told to measure, {why}"))
+                    Unverified::Undrivable(format!("asked to measure, {why}"))
                 }
             });
         }
@@ -299,9 +300,9 @@ impl Engine<'_> {
         Ok(Verified { run, path, took: started.elapsed(), driver, planned })
     }
 
-    /// Compares cases that the base verified and the head does not with the base's outputs. The base
-    /// leaves these once more: nobody knew before which would be needed. Where a process breaks, the
-    /// cases stay unverified.
+    /// Compares cases that the base verified and the head does not with the base's outputs. The
+    /// base stores these once more, because it was not known before which would be needed. If a
+    /// process fails, the cases stay unverified.
     fn compare_with_base(&self, bench: &str, verified: &mut [Option<Verified>; 2]) {
         let [Some(base), Some(head)] = verified else { return };
         let by_protocol = |side: &Verified| matches!(side.driver, Driver::Protocol(_));
@@ -359,7 +360,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Abandons a bench that broke in its first process, with the cases that it had listed.
+    /// Abandons a bench that failed in its first process, with the cases that it had listed.
     fn broke_early(
         &mut self,
         arm: Arm,
@@ -371,19 +372,20 @@ impl Engine<'_> {
         Unverified::Broke(cases)
     }
 
-    /// Why the cases of a bench that broke have no times.
+    /// The reason why the cases of a failed bench have no times.
     fn failure_of(&self, bench: &str) -> Option<Reason> {
         let broken = self.broken.iter().find(|broken| broken.bench == *bench);
         broken.map(|broken| broken.case_error())
     }
 
     fn verified_path(&self, arm: Arm, bench: &str) -> PathBuf {
-        self.session.folder.side(arm).join("verified").join(format!("{bench}.json"))
+        self.session.folder.side_path(arm).join("verified").join(format!("{bench}.json"))
     }
 }
 
 impl Prepared {
-    /// Notes what a run tells of all: where benches of this harness ran, if there are any.
+    /// Records the facts of a run that hold for all: where benches of this harness ran, if there
+    /// are any.
     fn note(&mut self, Verified { run, driver, .. }: &Verified) {
         self.plans.extend(run.plan.iter().map(|plan| plan.digest.clone()));
         self.anchors = self.anchors.take().or_else(|| run.anchors.clone());
@@ -397,13 +399,13 @@ impl Prepared {
     }
 }
 
-/// Cases of all shards together, of which a run verified one.
+/// Number of cases of all shards together, of which a run verified one.
 fn planned_cases(run: &ProcessRun) -> usize {
     run.plan.as_ref().map_or(run.cases.len(), |plan| plan.cases)
 }
 
-/// Keeps the cases of a shard in a run of Criterion alone, which knows no problems: each case is
-/// one.
+/// Keeps the cases of a shard in a run of Criterion alone. Such a run has no problems, so each case
+/// counts as one.
 fn keep_shard(run: &mut ProcessRun, shard: Shard) {
     let partition = Partition::by_hash(shard);
     let ids = run.cases.keys().map(|id| (id.clone(), vec![id.as_str()]));
@@ -414,7 +416,8 @@ fn keep_shard(run: &mut ProcessRun, shard: Shard) {
     run.failed.retain(|id, _| partition.has(id));
 }
 
-/// Says which of our settings do nothing in the benches of Criterion alone, if there are both.
+/// Reports our settings that have no effect in benches of Criterion alone, if the comparison has
+/// both kinds.
 fn without_effect(request: &ComparisonRequest, prepared: &Prepared) -> Option<String> {
     let benches: Vec<&str> = prepared.criterion.iter().map(|it| it.bench.as_str()).collect();
     let flag = |variable: &String| {
@@ -432,7 +435,7 @@ fn without_effect(request: &ComparisonRequest, prepared: &Prepared) -> Option<St
     })
 }
 
-/// What a process of a bench of Criterion alone costs, and what of it its source sets.
+/// Cost of a process of a bench of Criterion alone, and the settings of its source.
 fn criterion_bench(bench: &Bench, head: &Verified) -> CriterionBench {
     let mut overridden = by_criterion::overridden(&head.run, &bench.sampling);
     overridden.retain(|id, _| bench.cases.contains(id));

@@ -1,4 +1,4 @@
-//! Whether the trials of an interrupted comparison are those of the plan that goes on.
+//! Checks whether the trials of an interrupted comparison fit the plan of the one that resumes it.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use crate::compare::session::Bench;
 use crate::gate::paired::Arm;
 use kernelgate::record::TrialRecord;
 
-/// Checks that trials of an interrupted comparison are those of its plan: known benches and cases,
-/// no more blocks than planned, each place once and with the build that the plan puts there. Blocks
-/// in which a process broke are absent. `listed` are all cases that a side lists: one that fails now
-/// was timed before.
+/// Checks that the trials of an interrupted comparison fit its plan: known benches and cases, no
+/// more blocks than planned, each place once and with the planned build. Blocks with a failed
+/// process are absent. `listed` are all cases that a side lists: a case that fails now may have
+/// been timed before.
 pub fn check_fit(
     trials: &[TrialRecord],
     benches: &[Bench],

@@ -1,4 +1,4 @@
-//! From trials to what the gate decides on, and what is left to do: pure functions.
+//! Turns trials into blocks for the gate, and finds the blocks still to run: pure functions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,29 +8,28 @@ use kernelgate::record::criterion_store::IMPLEMENTATION;
 use kernelgate::record::{CaseRecord, ProcessRun, Timing, TrialRecord};
 use kernelgate::stats::{median, weighted_median};
 
-/// Why a case has no time that the process neither timed, failed nor skipped.
+/// The reason for a case that the process neither timed, failed nor skipped.
 const ABSENT: &str = "the bench did not list it";
 /// Processes of a block.
 pub const PLACES: usize = 4;
 
-/// Which build runs at a place of a block: base, head, head, base, and the reverse in every second
-/// block.
+/// The build at a place of a block: base, head, head, base, and the reverse in every second block.
 pub const fn arm(block: usize, place: usize) -> Arm {
     let base_leads = block.is_multiple_of(2);
     let outer = place == 0 || place + 1 == PLACES;
     if base_leads == outer { Arm::Base } else { Arm::Head }
 }
 
-/// What a process found of each case: the median over its samples.
+/// The timing of each case in a process: the median over its samples.
 ///
-/// Samples of unlike numbers of launches (Criterion's, in linear sampling) are weighted by the root
-/// of the number. If launches scatter independently, that is one over the standard deviation of a
-/// sample's mean, the weight with which a median has the least variance; and where something else
-/// interrupts samples, the longest ones, which are hit most often, do not outvote the rest as they
-/// would in a mean, a slope, or a median weighted by the number itself.
+/// Samples of different numbers of launches (Criterion's, in linear sampling) are weighted by the
+/// root of the number. If launches scatter independently, this is the inverse of the standard
+/// deviation of a sample's mean, the weight for which a median has the least variance. If
+/// interruptions make samples longer, the longest samples, which are interrupted most often, get
+/// less weight than in a mean, a slope, or a median weighted by the number itself.
 pub fn timings(run: &ProcessRun) -> BTreeMap<String, Timing> {
     let others = run.telemetry.iter().filter_map(|reading| reading.other_processes).max();
-    let of = |case: &CaseRecord| {
+    let timing_of = |case: &CaseRecord| {
         let samples = &case.samples;
         let times = samples.per_launch_ns();
         let weights: Vec<f64> =
@@ -55,10 +54,10 @@ pub fn timings(run: &ProcessRun) -> BTreeMap<String, Timing> {
             averaged: case.implementation == IMPLEMENTATION,
         }
     };
-    run.cases.iter().map(|(id, case)| (id.clone(), of(case))).collect()
+    run.cases.iter().map(|(id, case)| (id.clone(), timing_of(case))).collect()
 }
 
-/// Drops trials of blocks that did not get to their end.
+/// Drops trials of unfinished blocks.
 pub fn drop_unfinished(trials: &mut Vec<TrialRecord>) {
     let mut places: BTreeMap<(u32, String, usize), usize> = BTreeMap::new();
     for trial in trials.iter().filter(|trial| trial.broke.is_none()) {
@@ -70,8 +69,8 @@ pub fn drop_unfinished(trials: &mut Vec<TrialRecord>) {
     });
 }
 
-/// Whole blocks of a round, by case and in time order. A case that a process of a block lacks has
-/// no such block.
+/// Whole blocks of a round, by case and in time order. A block counts for a case only if all its
+/// processes timed the case.
 pub fn observed(trials: &[TrialRecord], round: u32) -> Observed {
     let mut blocks: Vec<((&str, usize), Vec<&TrialRecord>)> = Vec::new();
     for trial in trials.iter().filter(|trial| trial.round == round && trial.broke.is_none()) {
@@ -85,14 +84,14 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> Observed {
     for (_, mut places) in blocks.into_iter().filter(|(_, places)| places.len() == PLACES) {
         places.sort_by_key(|trial| trial.place);
         for id in places[0].cases.keys() {
-            let of = |head: bool| -> Option<[Timing; 2]> {
+            let pair_of = |head: bool| -> Option<[Timing; 2]> {
                 let found = places
                     .iter()
                     .filter(|trial| trial.head == head)
                     .map(|trial| trial.cases.get(id).copied());
                 found.collect::<Option<Vec<_>>>()?.try_into().ok()
             };
-            if let (Some(base), Some(head)) = (of(false), of(true)) {
+            if let (Some(base), Some(head)) = (pair_of(false), pair_of(true)) {
                 let leader = if places[0].head { Arm::Head } else { Arm::Base };
                 observed.entry(id.clone()).or_default().push(Block { leader, base, head });
             }
@@ -101,7 +100,7 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> Observed {
     observed
 }
 
-/// Cases that more blocks may decide: those the gate names, and those without a block.
+/// Cases that more blocks may decide: those that the gate names, and those without a block.
 pub fn undecided(
     wanted: &BTreeSet<String>,
     observed: &Observed,
@@ -114,8 +113,8 @@ pub fn undecided(
         .collect()
 }
 
-/// Cases that were asked for and have no time in a run, with the reason: skipped in it, or absent
-/// from it without a word.
+/// Requested cases without a time in a run, with the reason: skipped in it, or absent without a
+/// reason.
 pub fn skips(asked: &BTreeSet<String>, run: Option<&ProcessRun>) -> BTreeMap<String, String> {
     let timed = |id: &&String| run.is_some_and(|run| run.cases.contains_key(*id));
     let failed = |id: &&String| run.is_some_and(|run| run.failed.contains_key(*id));
@@ -130,8 +129,8 @@ pub fn failures(trials: &[TrialRecord]) -> BTreeMap<String, String> {
     trials.iter().filter(|trial| trial.head).flat_map(|trial| trial.failed.clone()).collect()
 }
 
-/// Cases that are not asked for again although nothing is wrong with the head, with the first
-/// reason: a process of either build skipped them, or one of the base failed.
+/// Cases that are not requested again although the head did not fail, with the first reason: a
+/// process of either build skipped them, or one of the base failed.
 pub fn stopped(trials: &[TrialRecord]) -> BTreeMap<String, Reason> {
     let mut stopped = BTreeMap::new();
     for trial in trials {
@@ -158,8 +157,8 @@ pub fn next_block(trials: &[TrialRecord], round: u32, bench: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// About how long a round will still take: the blocks that each open case probably needs, at the
-/// wall time a case that the last block of its bench had.
+/// Estimated time for the rest of a round: the blocks that each open case probably needs, at the
+/// wall time for each case in the last block of its bench.
 pub fn time_left(
     trials: &[TrialRecord],
     round: u32,
@@ -178,7 +177,7 @@ pub fn time_left(
         let wall_s: f64 = last.iter().map(|trial| trial.wall_s).sum();
         let most = plan.max_blocks.saturating_sub(done);
         let likely = |id: &String| {
-            let decision = outcome.of(id)?;
+            let decision = outcome.decision(id)?;
             Some(decision.pairs_needed?.saturating_sub(decision.pairs).div_ceil(2).clamp(1, most))
         };
         for id in cases.iter().filter(|id| open.contains(**id)) {
@@ -190,12 +189,12 @@ pub fn time_left(
     TimeLeft { likely_s, most_s }
 }
 
-/// How long a round will still take, seconds.
+/// Time for the rest of a round, seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TimeLeft {
-    /// If the pairs to come scatter as those so far.
+    /// The time if later pairs have the variance of those so far.
     pub likely_s: f64,
-    /// If no open case is decided before the blocks end.
+    /// The time if no open case is decided before the blocks end.
     pub most_s: f64,
 }
 
@@ -203,8 +202,8 @@ impl TimeLeft {
     /// Weight of the newest estimate: a single block moves it a lot while blocks are few.
     const NEWEST: f64 = 0.25;
 
-    /// The estimate that a person sees after the one before, from which `passed_s` seconds have
-    /// passed: their weighted mean, at least one block.
+    /// The estimate to show after the one before, since which `passed_s` seconds have passed: their
+    /// weighted mean, at least one block.
     pub fn smoothed(self, before: Option<Self>, passed_s: f64) -> Self {
         let Some(before) = before else { return self };
         let counted_down = (before.likely_s - passed_s).max(0.0);
@@ -218,7 +217,7 @@ pub(super) mod tests {
     use super::*;
     use kernelgate::record::{CaseRecord, Environment, Provenance};
 
-    /// A trial of one case, as the plan has it.
+    /// A trial of one case at the place that the plan gives it.
     pub fn trial(block: usize, place: usize, time_ns: f64) -> TrialRecord {
         TrialRecord {
             round: 1,
@@ -236,7 +235,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_case_without_a_time_is_asked_for_once_and_its_reason_kept() {
-        let asked: BTreeSet<String> = ["gone", "short", "timed", "wrong"].map(str::to_owned).into();
+        let requested: BTreeSet<String> =
+            ["gone", "short", "timed", "wrong"].map(str::to_owned).into();
         let reasons =
             |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
         let run = ProcessRun {
@@ -245,14 +245,14 @@ pub(super) mod tests {
             failed: reasons(&["wrong"]),
             ..ProcessRun::start("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
         };
-        let skipped = skips(&asked, Some(&run));
+        let skipped = skips(&requested, Some(&run));
         assert_eq!(
             skipped,
             [("gone", ABSENT), ("short", "why")]
                 .map(|(id, why)| (id.to_owned(), why.to_owned()))
                 .into()
         );
-        assert_eq!(skips(&asked, None).len(), 4, "a bench that has none of the cases");
+        assert_eq!(skips(&requested, None).len(), 4, "a bench that has none of the cases");
         let base = TrialRecord { skipped, failed: reasons(&["wrong"]), ..trial(0, 0, 1.0) };
         let head = TrialRecord {
             skipped: reasons(&["short", "late"]),
@@ -271,8 +271,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn samples_weigh_what_their_iterations_tell() {
-        // Linear sampling: 1 to 5 times as many iterations, the short samples far off.
+    fn samples_are_weighted_by_their_iterations() {
+        // Linear sampling: 1 to 5 times as many iterations; the short samples are outliers.
         let mut case = CaseRecord::from_samples(vec![30.0, 44.0, 30.3, 40.0, 50.5]);
         case.samples.launches = vec![1, 2, 3, 4, 5];
         let run = |case: &CaseRecord| ProcessRun {
@@ -315,7 +315,7 @@ pub(super) mod tests {
 
     #[test]
     fn cases_without_a_block_are_undecided() {
-        let wanted: BTreeSet<String> = ["x".to_owned(), "y".to_owned()].into();
+        let selected: BTreeSet<String> = ["x".to_owned(), "y".to_owned()].into();
         let trials: Vec<_> = (0..4).map(|i| trial(0, i, 1.0)).collect();
         let outcome = Outcome {
             decisions: vec![],
@@ -323,11 +323,11 @@ pub(super) mod tests {
             null_fired: vec![],
             environment_sound: true,
         };
-        assert_eq!(undecided(&wanted, &observed(&trials, 1), &outcome), ["y".to_owned()].into());
+        assert_eq!(undecided(&selected, &observed(&trials, 1), &outcome), ["y".to_owned()].into());
     }
 
-    /// Two cases of a bench whose block takes 4 s: one needs 10 more pairs, nobody knows how many
-    /// the other needs.
+    /// Two cases of a bench whose block takes 4 s: one needs 10 more pairs, the need of the other
+    /// is unknown.
     #[test]
     fn time_left_counts_every_open_case_at_its_cost() {
         let mut trials: Vec<_> = (0..8).map(|i| trial(i / 4, i % 4, 1.0)).collect();

@@ -8,7 +8,8 @@ use super::leftovers;
 use super::submodules::{self, Gitlink};
 use crate::compare::CompareError;
 
-/// A branch that never exists: `HEAD` points there while objects of an earlier snapshot go.
+/// A branch that never exists: `HEAD` points there while objects of an earlier snapshot are
+/// removed.
 const NO_BRANCH: &str = "refs/heads/kernelgate-nothing";
 /// Folder below `.git` with the objects of a snapshot, which the user's repository lacks.
 const STORE: &str = "kernelgate";
@@ -20,7 +21,7 @@ pub struct Checkout {
 }
 
 impl Checkout {
-    /// Makes one where there is none; what an earlier snapshot left in it is removed.
+    /// Makes a checkout if it is missing; objects of an earlier snapshot are removed.
     pub fn open(source: &Repository, folder: &Path) -> Result<Self, CompareError> {
         let checkout = Self { folder: folder.to_owned(), source: source.clone() };
         let store = checkout.store();
@@ -29,7 +30,7 @@ impl Checkout {
         Ok(checkout)
     }
 
-    /// Where the objects of a snapshot go.
+    /// Folder for the objects of a snapshot.
     pub fn store(&self) -> PathBuf {
         self.folder.join(".git").join(STORE)
     }
@@ -38,31 +39,32 @@ impl Checkout {
         let (folder, action) = (&self.folder, "make a checkout");
         let io = |cause| CompareError::io("make a checkout in", folder, cause);
         std::fs::create_dir_all(folder).map_err(io)?;
-        // Also where there is one: what is half there would send git to the repository around it.
+        // `git init` also runs in an existing checkout: with a damaged one git would use the
+        // repository around it.
         let format = format!("--object-format={}", self.source.object_format);
         run(git(folder).args(["init", "--quiet", &format]), action)?;
         let info = folder.join(".git/objects/info");
         std::fs::create_dir_all(&info).map_err(io)?;
         let shared = self.source.objects.iter().map(|objects| objects.display().to_string());
-        // Relative, because the checkout is moved while it is built.
+        // The path is relative, because the checkout is moved while it is built.
         let own = self.store().is_dir().then(|| format!("../{STORE}/objects"));
         let alternates: Vec<String> = shared.chain(own).collect();
         let list = info.join("alternates");
         leftovers::remove(&list).map_err(io)?;
         std::fs::write(list, alternates.join("\n") + "\n").map_err(io)?;
         run(git(folder).args(["symbolic-ref", "HEAD", NO_BRANCH]), action)?;
-        // Left by a git that was killed; this program holds the comparison's lock.
+        // A killed git leaves this file; this program holds the comparison's lock.
         let _ = leftovers::remove(&folder.join(".git/index.lock"));
         Ok(())
     }
 
     /// Puts a revision into it: files that are the same stay untouched, so that cargo builds only
-    /// what differs. What is to be said of submodules that stay empty, as they are in the user's
+    /// the differences. Returns notes about submodules that stay empty, as they are in the user's
     /// work tree.
     pub fn check_out(&self, revision: &Revision) -> Result<Vec<String>, CompareError> {
         let notes = self.fill(revision)?;
         let (folder, source) = (&self.folder, &self.source);
-        // A lock file that is not committed: both sides get the one that the user builds with.
+        // Both sides get a lock file that is not committed: the one with which the user builds.
         for lock in [Path::new("Cargo.lock").to_owned(), source.package.join("Cargo.lock")] {
             let action = format!("check out {}", revision.label());
             let tracked =
@@ -79,9 +81,9 @@ impl Checkout {
         self.make()?;
         let (folder, commit) = (&self.folder, &revision.commit);
         let action = format!("check out {}", revision.label());
-        let links = submodules::of_commit(folder, commit)?;
-        // Git does not remove the folder of a former submodule, and fails where a file is to be.
-        for before in submodules::of_index(git(folder))? {
+        let links = submodules::in_commit(folder, commit)?;
+        // Git keeps the folder of a former submodule, and then cannot create a file at its path.
+        for before in submodules::in_index(git(folder))? {
             if !links.iter().any(|link| link.path == before.path) {
                 self.remove(&before.path)?;
             }
@@ -108,7 +110,7 @@ impl Checkout {
     ) -> Result<Vec<String>, CompareError> {
         let (label, path) = (revision.label(), link.path.display());
         if source.objects.is_empty() {
-            // It may have been here in an earlier comparison.
+            // An earlier comparison may have left it here.
             self.remove(&link.path)?;
             let get = format!("`git submodule update --init --recursive -- {path}` gets it");
             if source.top.is_dir() {
@@ -127,8 +129,8 @@ impl Checkout {
             std::fs::rename(&new, &kept).map_err(io)?;
         }
         below.make()?;
-        let wanted = format!("{}^{{commit}}", link.commit);
-        if !output(git(&below.folder).args(["cat-file", "-e", &wanted]))?.status.success() {
+        let object = format!("{}^{{commit}}", link.commit);
+        if !output(git(&below.folder).args(["cat-file", "-e", &object]))?.status.success() {
             let (path, commit) = (link.path.clone(), link.commit.clone());
             return Err(CompareError::NoSubmoduleCommit { path, commit, revision: label });
         }
@@ -144,8 +146,8 @@ impl Checkout {
         }
     }
 
-    /// A path below the checkout; refused where a link leads elsewhere, which a build may have
-    /// left.
+    /// A path below the checkout. The path is refused if a link, which a build may have left, leads
+    /// elsewhere.
     fn inside(&self, path: &Path) -> Result<PathBuf, CompareError> {
         let whole = self.folder.join(path);
         let below = path.ancestors().filter(|part| part.components().next().is_some());
@@ -161,7 +163,7 @@ impl Checkout {
 #[cfg(test)]
 mod tests {
     use super::super::git::tests::{at, repository};
-    use super::super::snapshot::{Taking, snapshot};
+    use super::super::snapshot::{SnapshotOptions, snapshot};
     use super::*;
 
     fn write(folder: &Path, name: &str, text: &str) {
@@ -169,9 +171,9 @@ mod tests {
         std::fs::write(folder.join(name), text).unwrap();
     }
 
-    fn take(of: &Repository, checkout: &Checkout) -> Revision {
-        let taking = Taking { target: Path::new("/none"), leave_out: &[], say: &|_| () };
-        snapshot(of, checkout, taking).unwrap()
+    fn take_snapshot(of: &Repository, checkout: &Checkout) -> Revision {
+        let options = SnapshotOptions { target: Path::new("/none"), leave_out: &[], say: &|_| () };
+        snapshot(of, checkout, options).unwrap()
     }
 
     /// A repository with the submodule `deps/outer` and in it `inner`, each with a file `a`.
@@ -198,7 +200,8 @@ mod tests {
         let read = |name: &str| std::fs::read_to_string(elsewhere.path().join(name)).ok();
         let first = repository.resolve("HEAD").unwrap();
         let before = repository.resolve("HEAD~1").unwrap();
-        // A commit of the submodule that only this clone has, recorded by one of the repository.
+        // A commit of the submodule that only this clone has; a commit of the repository records
+        // it.
         write(&top.join("deps/outer"), "a", "2");
         at(&top.join("deps/outer"), &["commit", "--quiet", "-am", "second"]);
         at(top, &["commit", "--quiet", "-am", "second"]);
@@ -209,17 +212,17 @@ mod tests {
             assert_eq!(read("deps/outer/a").as_deref(), Some(a));
             assert_eq!(read("deps/outer/inner/a").as_deref(), Some("1"));
         }
-        // Without its work tree, from what git keeps.
+        // The work tree is missing; git's own copy is used.
         std::fs::remove_dir_all(top.join("deps/outer")).unwrap();
         checkout.check_out(&second).unwrap();
         assert_eq!(read("deps/outer/inner/a").as_deref(), Some("1"));
-        // It is none in that revision; a file takes its place in this.
+        // The earlier revision has no submodule there; in the next one a file takes its place.
         checkout.check_out(&before).unwrap();
         assert_eq!(read("deps/outer/a"), None);
         checkout.check_out(&second).unwrap();
         at(top, &["rm", "--quiet", "--cached", "deps/outer"]);
         write(top, "deps/outer", "a file");
-        checkout.check_out(&take(&repository, &checkout)).unwrap();
+        checkout.check_out(&take_snapshot(&repository, &checkout)).unwrap();
         assert_eq!(read("deps/outer").as_deref(), Some("a file"));
     }
 
@@ -230,14 +233,14 @@ mod tests {
         let elsewhere = tempfile::tempdir().unwrap();
         let read = |name: &str| std::fs::read_to_string(elsewhere.path().join(name)).unwrap();
         let open = || Checkout::open(&repository, elsewhere.path()).unwrap();
-        assert_eq!(take(&repository, &open()).name, "working tree, no changes");
+        assert_eq!(take_snapshot(&repository, &open()).name, "working tree, no changes");
         write(top, "deps/outer/a", "edited");
         write(top, "deps/outer/inner/new", "new");
         let status = || at(&top.join("deps/outer"), &["status", "--porcelain"]);
         let before = status();
         let checkout = open();
-        let changed = take(&repository, &checkout);
-        assert_eq!(take(&repository, &checkout), changed);
+        let changed = take_snapshot(&repository, &checkout);
+        assert_eq!(take_snapshot(&repository, &checkout), changed);
         assert_eq!(
             changed.name,
             "working tree, with changes in submodules deps/outer, deps/outer/inner"
@@ -248,10 +251,10 @@ mod tests {
             ("edited".into(), "new".into())
         );
         assert_eq!(status(), before, "nothing of the user's is changed");
-        // The next comparison: the snapshot before is gone, its checkout no hindrance.
+        // The next comparison: the earlier snapshot is gone, and its checkout does no harm.
         write(top, "deps/outer/a", "edited again");
         let checkout = open();
-        checkout.check_out(&take(&repository, &checkout)).unwrap();
+        checkout.check_out(&take_snapshot(&repository, &checkout)).unwrap();
         assert_eq!(read("deps/outer/a"), "edited again");
         let head = repository.resolve("HEAD").unwrap();
         let checkout = open();
@@ -270,7 +273,7 @@ mod tests {
             (Repository::around(clone.path()).unwrap(), tempfile::tempdir().unwrap());
         let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
         let head = repository.resolve("HEAD").unwrap();
-        // Empty where the user builds too: that may be meant.
+        // The submodule is empty in the user's work tree too, which may be intended.
         let notes = checkout.check_out(&head).unwrap().concat();
         let get = "`git submodule update --init --recursive -- deps/outer`";
         assert!(notes.contains("stays empty") && notes.contains(get), "{notes}");
@@ -279,7 +282,7 @@ mod tests {
         let message = checkout.check_out(&head).unwrap_err().to_string();
         assert!(message.contains("deps/outer of HEAD") && message.contains(get), "{message}");
 
-        // Its repository is here, but not the commit.
+        // The repository of the submodule is here, but not the commit.
         at(clone.path(), &["submodule", "--quiet", "update", "--init"]);
         let commit = "1".repeat(40);
         let entry = format!("160000,{commit},deps/outer");

@@ -1,10 +1,10 @@
-//! The folder of comparisons: one at a time, one place from which both sides are built and run.
+//! The folder of comparisons: one comparison at a time, and one path at which both sides are built
+//! and run.
 //!
-//! What is built at another path is another executable (paths are in symbols and panic messages),
-//! and where things lie changes times by itself. So each side's folder is moved to `slot` while it
-//! is built, and `slot` is a link to it while it runs: identical revisions give identical
-//! executables, and files that an executable reads beside its sources are those of its own
-//! revision.
+//! A build at another path gives another executable (paths are in symbols and panic messages), and
+//! the place of files by itself changes times. So each side's folder is moved to `slot` while it is
+//! built, and `slot` is a link to it while it runs: identical revisions give identical executables,
+//! and an executable reads the files of its own revision.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ use crate::compare::CompareError;
 use crate::gate::paired::Arm;
 use kernelgate::record::{file, lock};
 
-/// How often a lock that is held is tried again: a process that is being started holds its parent's
-/// files, and with them a lock that the parent has given back, until it runs its own program.
+/// Number of attempts at a lock that is held: a process that is being started holds its parent's
+/// files, and with them a lock that the parent has released, until it runs its own program.
 const LOCK_TRIES: u32 = 10;
-/// Longest name of a side that is read.
+/// Longest name of a side in the file `side`.
 const MAX_LABEL: u64 = 16;
-/// Between two tries.
+/// Time between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// The folder, locked until it is dropped.
@@ -30,7 +30,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens and locks; puts back what an interrupted build left in the slot.
+    /// Opens and locks the folder; moves a side that an interrupted build left in the slot back to
+    /// its place.
     pub fn open(root: &Path) -> Result<Self, CompareError> {
         std::fs::create_dir_all(root).map_err(|cause| CompareError::io("make", root, cause))?;
         let root = root.canonicalize().map_err(|cause| CompareError::io("open", root, cause))?;
@@ -54,7 +55,7 @@ impl Folder {
         let folder = Self { root, _lock: lock };
         folder.empty_slot()?;
         for arm in [Arm::Base, Arm::Head] {
-            let side = folder.side(arm);
+            let side = folder.side_path(arm);
             leftovers::make_folder(&side)
                 .map_err(|cause| CompareError::io("make", &side, cause))?;
             let label = side.join("side");
@@ -65,13 +66,13 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Where a side lies while it is not in the slot.
-    pub fn side(&self, arm: Arm) -> PathBuf {
+    /// Folder of a side while it is not in the slot.
+    pub fn side_path(&self, arm: Arm) -> PathBuf {
         self.root.join(arm.name())
     }
 
-    /// The one place.
-    pub fn slot(&self) -> PathBuf {
+    /// The path at which both sides are built and run.
+    pub fn slot_path(&self) -> PathBuf {
         self.root.join("slot")
     }
 
@@ -80,40 +81,40 @@ impl Folder {
         self.root.join(name)
     }
 
-    /// Runs something with the side's folder in the slot.
+    /// Runs a function with the side's folder in the slot.
     pub fn in_slot<T>(
         &self,
         arm: Arm,
         run: impl FnOnce(&Path) -> Result<T, CompareError>,
     ) -> Result<T, CompareError> {
         self.empty_slot()?;
-        let (side, slot) = (self.side(arm), self.slot());
+        let (side, slot) = (self.side_path(arm), self.slot_path());
         std::fs::rename(&side, &slot).map_err(|cause| CompareError::io("move", &side, cause))?;
         let outcome = run(&slot);
         std::fs::rename(&slot, &side).map_err(|cause| CompareError::io("move", &slot, cause))?;
         outcome
     }
 
-    /// Makes the slot a link to the side, at once; returns the slot.
+    /// Makes the slot a link to the folder of a side, in one atomic step, and returns the slot's path.
     pub fn point_slot(&self, arm: Arm) -> Result<PathBuf, CompareError> {
         #[cfg(unix)]
         {
             let fresh = self.root.join("slot.new");
             let linked = leftovers::remove(&fresh)
                 .and_then(|()| std::os::unix::fs::symlink(arm.name(), &fresh))
-                .and_then(|()| std::fs::rename(&fresh, self.slot()));
-            linked.map_err(|cause| CompareError::io("link", &self.slot(), cause))?;
-            Ok(self.slot())
+                .and_then(|()| std::fs::rename(&fresh, self.slot_path()));
+            linked.map_err(|cause| CompareError::io("link", &self.slot_path(), cause))?;
+            Ok(self.slot_path())
         }
         #[cfg(not(unix))]
-        Ok(self.side(arm))
+        Ok(self.side_path(arm))
     }
 
     fn empty_slot(&self) -> Result<(), CompareError> {
-        let slot = self.slot();
+        let slot = self.slot_path();
         let Ok(found) = std::fs::symlink_metadata(&slot) else { return Ok(()) };
         let emptied = if found.is_dir() {
-            // A build was cut off: its folder says whose it is.
+            // A build was interrupted: its folder names the side.
             match file::text_of(&slot.join("side"), MAX_LABEL) {
                 Ok(side)
                     if ["base", "head"].contains(&side.as_str())
@@ -148,7 +149,7 @@ mod tests {
                 .map_err(|cause| CompareError::io("write", slot, cause))
         };
         folder.in_slot(Arm::Base, mark).unwrap();
-        assert!(folder.side(Arm::Base).join("mark").exists());
+        assert!(folder.side_path(Arm::Base).join("mark").exists());
         let slot = folder.point_slot(Arm::Base).unwrap();
         assert!(slot.join("mark").exists());
         assert!(!folder.point_slot(Arm::Head).unwrap().join("mark").exists());
@@ -156,7 +157,7 @@ mod tests {
         std::fs::remove_file(root.path().join("slot")).unwrap();
         std::fs::rename(root.path().join("base"), root.path().join("slot")).unwrap();
         let folder = Folder::open(root.path()).unwrap();
-        assert!(folder.side(Arm::Base).join("mark").exists() && !folder.slot().exists());
+        assert!(folder.side_path(Arm::Base).join("mark").exists() && !folder.slot_path().exists());
     }
 
     #[cfg(unix)]
@@ -168,12 +169,12 @@ mod tests {
         std::fs::create_dir_all(root.join("slot")).unwrap();
         std::fs::create_dir_all(root.join("slot.new/deep")).unwrap();
         std::fs::create_dir_all(root.join("base")).unwrap();
-        let pipe = |path: &Path| {
-            let made = std::process::Command::new("mkfifo").arg(path).status();
-            assert!(made.unwrap().success());
+        let make_pipe = |path: &Path| {
+            let status = std::process::Command::new("mkfifo").arg(path).status();
+            assert!(status.unwrap().success());
         };
-        pipe(&root.join("slot/side"));
-        pipe(&root.join("base/side"));
+        make_pipe(&root.join("slot/side"));
+        make_pipe(&root.join("base/side"));
         std::os::unix::fs::symlink(&outside, root.join("head")).unwrap();
         let folder = Folder::open(&root).unwrap();
         for arm in [Arm::Base, Arm::Head] {

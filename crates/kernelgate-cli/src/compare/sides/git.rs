@@ -1,4 +1,4 @@
-//! The user's repository, read. Nothing of it is changed: not its index, work tree, branches, stash
+//! Reads the user's repository. Nothing in it is changed: not its index, work tree, branches, stash
 //! or object store. Deliberately absent: the copies that are built (`checkout`, `snapshot`).
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub struct Repository {
     pub top: PathBuf,
     /// The package's folder in it, relative.
     pub package: PathBuf,
-    /// Folders with its objects.
+    /// Folders with the git objects of the repository.
     pub objects: Vec<PathBuf>,
     /// Folders in which git keeps the repositories of its submodules, by name.
     pub modules: Vec<PathBuf>,
@@ -23,17 +23,17 @@ pub struct Repository {
     pub object_format: String,
 }
 
-/// A commit, and what the user called it.
+/// A commit, and the user's name for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Revision {
-    /// "main", "HEAD~1", "working tree".
+    /// The user's name: "main", "HEAD~1", "working tree".
     pub name: String,
     /// Full id.
     pub commit: String,
 }
 
 impl Revision {
-    /// "main (1a2b3c4d)".
+    /// Name and commit: "main (1a2b3c4d)".
     pub fn label(&self) -> String {
         format!("{} ({})", self.name, self.commit.get(..8).unwrap_or(&self.commit))
     }
@@ -70,10 +70,15 @@ pub fn run(command: &mut Command, action: &str) -> Result<String, CompareError> 
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let said =
-        said.trim().lines().last().unwrap_or("no message").trim_start_matches("fatal: ").to_owned();
-    Err(CompareError::Git { action: action.to_owned(), message: said })
+    let messages = String::from_utf8_lossy(&output.stderr);
+    let message = messages
+        .trim()
+        .lines()
+        .last()
+        .unwrap_or("no message")
+        .trim_start_matches("fatal: ")
+        .to_owned();
+    Err(CompareError::Git { action: action.to_owned(), message })
 }
 
 impl Repository {
@@ -98,15 +103,15 @@ impl Repository {
         })
     }
 
-    /// The commit that a name stands for.
+    /// The commit that a name refers to.
     pub fn resolve(&self, name: &str) -> Result<Revision, CompareError> {
-        let wanted = format!("{name}^{{commit}}");
+        let object = format!("{name}^{{commit}}");
         let found = output(git(&self.top).args([
             "rev-parse",
             "--verify",
             "--quiet",
             "--end-of-options",
-            &wanted,
+            &object,
         ]))?;
         let commit = String::from_utf8_lossy(&found.stdout).trim().to_owned();
         if found.status.success() && !commit.is_empty() {
@@ -123,14 +128,14 @@ impl Repository {
         })
     }
 
-    /// Whether its history was cut off when it was cloned.
+    /// Whether the clone's history is cut off.
     fn is_shallow(&self) -> bool {
         run(git(&self.top).args(["rev-parse", "--is-shallow-repository"]), "ask")
             .is_ok_and(|answer| answer == "true")
     }
 }
 
-/// The names most like one that does not exist, best first.
+/// The names most similar to one that does not exist, best first.
 fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut scored: Vec<(f64, &str)> =
         names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other)).collect();
@@ -143,8 +148,8 @@ fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> 
 pub mod tests {
     use super::*;
 
-    /// Runs git with a name and an address; `protocol.file.allow` lets it clone submodules from
-    /// folders.
+    /// Runs git with a user name and an address; `protocol.file.allow` lets it clone submodules
+    /// from folders.
     pub fn at(folder: &Path, arguments: &[&str]) -> String {
         let set = ["user.name=a", "user.email=a@b", "protocol.file.allow=always"];
         let mut command = git(folder);

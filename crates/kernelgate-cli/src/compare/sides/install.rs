@@ -1,30 +1,30 @@
-//! Bench executables in their side's folder, and which of them take part.
+//! Copies bench executables into their side's folder, and chooses those that take part.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::leftovers;
-use crate::benches::child::Running;
+use crate::benches::child::ChildProcess;
 use crate::benches::mark::{self, Kind};
 use crate::benches::versions::{self, AskError};
 use crate::compare::CompareError;
 use kernelgate::protocol;
 use kernelgate::record::file::content_hash;
 
-/// How the processes of an executable are told what to do.
+/// How the processes of an executable get their request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Driver {
-    /// By this version of the protocol, the newest that it and this program speak.
+    /// This version of the protocol, the newest that it and this program speak.
     Protocol(u64),
-    /// By Criterion's flags: the bench knows nothing of kernelgate.
+    /// Criterion's flags: the bench does not use kernelgate.
     Criterion,
 }
 
 impl Driver {
-    /// How both sides of a bench are told: the older version where both speak the protocol, else as
-    /// the head is.
-    pub fn of_both(base: Self, head: Self) -> Self {
+    /// The driver of both sides of a bench: the older version where both speak the protocol, else
+    /// the head's.
+    pub fn for_both(base: Self, head: Self) -> Self {
         match (base, head) {
             (Self::Protocol(base), Self::Protocol(head)) => Self::Protocol(base.min(head)),
             _ => head,
@@ -41,40 +41,40 @@ pub struct InstalledBench {
     pub hash: String,
     /// Size and times of the file when it was hashed.
     pub stamp: Stamp,
-    /// How it is told what to do.
+    /// How the executable gets its request.
     pub driver: Driver,
 }
 
 /// The executables of a side.
 #[derive(Debug, Clone, Default)]
 pub struct InstalledBenches {
-    /// Those that can be driven, by name.
+    /// Executables that can be driven, by name.
     pub driven: BTreeMap<String, InstalledBench>,
-    /// Executables that cannot, by name, with the reason for leaving them alone.
+    /// Executables that cannot be driven, by name, with the reason.
     pub foreign: BTreeMap<String, String>,
-    /// Every name that was found, wanted or not.
+    /// Every name that was found, requested or not.
     pub names: Vec<String>,
 }
 
-/// What decides which executables are run.
+/// Decides which executables are run.
 #[derive(Clone, Copy)]
 pub struct Installing<'a> {
-    /// The benches that were asked for by name; all where there are none.
+    /// The benches that were asked for by name; all if it is empty.
     pub wanted: &'a [String],
     /// Whether they were built from the package, whose benches may be run as `cargo bench` would.
     pub built: bool,
     /// Timeout of a process that is asked for its version.
     pub timeout: Duration,
-    /// Who may end it.
-    pub running: &'a Running,
+    /// Handle by which an interrupt ends the process.
+    pub running: &'a ChildProcess,
 }
 
-/// Puts executables into `side/bin` and asks each for its version. To ask is to run it, so only
-/// those are asked whose file holds the mark of this harness, and those wanted by name. Benches of
-/// Criterion alone have nothing to be asked; those that were not built here need to be named.
+/// Copies executables into `side/bin` and asks each for its version. Asking means running, so only
+/// files with the mark of this harness are asked, and those named by the user. Benches of Criterion
+/// alone are not asked; those that were not built here must be named.
 ///
 /// # Errors
-/// When one of this harness hangs or breaks when it is asked, knows no trials
+/// When one of this harness hangs or fails when it is asked, does not support trials
 /// ([`CompareError::Refused`]) or cannot be copied.
 pub fn install(
     side: &Path,
@@ -90,7 +90,7 @@ pub fn install(
     for (bench, path) in
         found.iter().filter(|(bench, _)| how.wanted.is_empty() || how.wanted.contains(bench))
     {
-        let kind = mark::of(path);
+        let kind = mark::kind(path);
         let named = !how.wanted.is_empty();
         let driver = match kind {
             Ok(Kind::Criterion) if how.built || named => Driver::Criterion,
@@ -113,12 +113,12 @@ pub fn install(
             }
         };
         let at = bin.join(bench);
-        // A copy, never a hard link: a build or `cp` that writes to the original in place must not
-        // change the executable that is timed.
+        // The file is copied, never hard-linked: a build or `cp` that writes to the original in
+        // place must not change the executable that is timed.
         leftovers::remove(&at).map_err(|cause| io(&at, cause))?;
         std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
-        // The stamp first: a write between both is then seen.
-        let stamp = Stamp::of_file(&at);
+        // The stamp is taken first, so that a write in between is noticed.
+        let stamp = Stamp::read(&at);
         let hash = content_hash(&at)?;
         executables
             .driven
@@ -132,13 +132,13 @@ pub fn install(
 pub struct Stamp {
     bytes: u64,
     modified: Option<SystemTime>,
-    /// Number of the file and time of the last change of its contents or attributes.
+    /// Inode and time of the last change of contents or attributes.
     #[cfg(unix)]
     changed: (u64, i64, i64),
 }
 
 impl Stamp {
-    fn of_file(path: &Path) -> Self {
+    fn read(path: &Path) -> Self {
         let Ok(facts) = std::fs::metadata(path) else { return Self::default() };
         #[cfg(unix)]
         use std::os::unix::fs::MetadataExt as _;
@@ -152,14 +152,14 @@ impl Stamp {
 }
 
 impl InstalledBench {
-    /// Whether both have the same contents and are driven alike.
+    /// Whether both have the same contents and the same driver.
     pub fn is_twin(&self, other: &Self) -> bool {
         self.hash == other.hash && self.driver == other.driver
     }
 
     /// Hashes the file in `side/bin` again if its size or times changed.
     pub fn check_untouched(&self, side: &Path) -> Result<(), CompareError> {
-        if Stamp::of_file(&side.join("bin").join(&self.bench)) == self.stamp {
+        if Stamp::read(&side.join("bin").join(&self.bench)) == self.stamp {
             return Ok(());
         }
         self.check_unchanged(side)
@@ -183,7 +183,7 @@ impl InstalledBench {
     }
 }
 
-/// Asks an executable for its version; none for the program itself, which may lie beside benches.
+/// Asks an executable for its version; `None` for the program itself, which may lie beside benches.
 fn ask(
     path: &Path,
     bench: &str,
@@ -210,7 +210,7 @@ fn ask(
     }
 }
 
-/// Why an executable is not run.
+/// The reason why an executable is not run.
 fn left_alone(kind: &std::io::Result<Kind>, bench: &str) -> String {
     let why = match kind {
         Ok(Kind::Criterion) => "it uses Criterion alone and was not built here".to_owned(),
@@ -240,11 +240,11 @@ mod tests {
         std::fs::create_dir(side.path().join("bin")).unwrap();
         let path = side.path().join("bin/b");
         std::fs::write(&path, "one").unwrap();
-        let (hash, stamp) = (content_hash(&path).unwrap(), Stamp::of_file(&path));
+        let (hash, stamp) = (content_hash(&path).unwrap(), Stamp::read(&path));
         let driver = Driver::Criterion;
         let bench = InstalledBench { bench: "b".to_owned(), hash, stamp, driver };
         assert!(bench.check_untouched(side.path()).is_ok());
-        // A new time with the same contents is the same executable.
+        // A new time with the same contents counts as the same executable.
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         assert!(bench.check_untouched(side.path()).is_ok());
@@ -259,7 +259,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn what_has_no_mark_is_run_only_where_it_is_named() {
+    fn an_executable_without_the_mark_runs_only_if_it_is_named() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let (side, ran) = (folder.path().join("side"), folder.path().join("ran"));
@@ -269,7 +269,7 @@ mod tests {
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let found = prebuilt(folder.path()).unwrap();
         assert_eq!(found.keys().collect::<Vec<_>>(), ["innocent"]);
-        let running = Running::default();
+        let running = ChildProcess::default();
         let how = |wanted| Installing {
             wanted,
             built: false,

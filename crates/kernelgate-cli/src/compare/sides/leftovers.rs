@@ -1,10 +1,10 @@
-//! Paths of a comparison where something may lie already: a folder, a link or a FIFO that an
-//! interrupted comparison or a bench left there.
+//! Removes files at the paths of a comparison: a folder, a link or a FIFO that an interrupted
+//! comparison or a bench left there.
 
 use std::path::Path;
 
-/// Removes what lies at a path of ours: a file, link, FIFO, or folder with its contents. Links are
-/// not followed. An absent path is fine.
+/// Removes a path of ours: a file, link, FIFO, or folder with its contents. Links are not followed.
+/// An absent path is fine.
 pub fn remove(path: &Path) -> std::io::Result<()> {
     let removed = match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),
@@ -17,10 +17,10 @@ pub fn remove(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Makes a folder where none is; anything else at its path is removed.
+/// Makes a folder if it is missing; anything else at its path is removed.
 ///
 /// # Errors
-/// When something cannot be removed or the folder cannot be made.
+/// When a path cannot be removed or the folder cannot be made.
 pub fn make_folder(path: &Path) -> std::io::Result<()> {
     if !std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
         remove(path)?;
@@ -28,8 +28,8 @@ pub fn make_folder(path: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(path)
 }
 
-/// Makes a folder whose only contents are the entries to keep. Whatever else lies there, or at the
-/// path itself, is removed.
+/// Makes a folder whose only contents are the entries to keep. Anything else in it, or at the path
+/// itself, is removed.
 pub fn clean_folder(path: &Path, keep: &[&str]) -> std::io::Result<()> {
     make_folder(path)?;
     for entry in std::fs::read_dir(path)? {

@@ -1,4 +1,5 @@
-//! Both sides made ready: sources checked out, executables built and asked.
+//! Makes both sides ready: sources are checked out, executables are built and asked for their
+//! versions.
 
 pub mod checkout;
 pub mod folder;
@@ -17,7 +18,7 @@ use std::time::Instant;
 use super::progress::{ComparisonProgress, duration};
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::cargo::{self, BuildError, BuildProgress, BuildTargets, Built, CargoLine};
-use crate::benches::child::Running;
+use crate::benches::child::ChildProcess;
 use crate::benches::package::unbuilt_benches;
 use crate::benches::prebuilt::prebuilt;
 use crate::benches::versions;
@@ -28,7 +29,7 @@ use git::{Repository, Revision};
 use install::{InstalledBenches, Installing, install};
 use kernelgate::record::file;
 use seed::{seed, seed_registry};
-use snapshot::{Taking, snapshot};
+use snapshot::{SnapshotOptions, snapshot};
 use surroundings::{SOURCES, Surroundings};
 
 /// Longest lock file of cargo that is read, bytes.
@@ -36,48 +37,49 @@ const MAX_LOCK: u64 = 64 << 20;
 
 /// A side with its executables.
 pub struct Side {
-    /// "main (1a2b3c4d)".
+    /// Name and commit: "main (1a2b3c4d)".
     pub label: String,
     /// Commit for the runs' provenance.
     pub commit: String,
-    /// The commit whose files its processes find, where they run in a checkout of it; none where
-    /// they run in the user's package.
+    /// The commit whose files its processes find, if they run in a checkout of it; `None` if they
+    /// run in the user's package.
     pub sources: Option<String>,
     /// Folder of the package: below the slot, or that of the user.
     pub package: PathBuf,
-    /// Folders of the packages of its benches, in which they run, where cargo told them.
+    /// Folders of the packages of its benches, in which they run, where cargo reported them.
     pub packages: BTreeMap<String, PathBuf>,
-    /// What can run.
+    /// Executables that can run.
     pub executables: InstalledBenches,
 }
 
 impl Side {
-    /// Where the processes of a bench run.
+    /// Folder in which the processes of a bench run.
     pub fn package_of(&self, bench: &str) -> &PathBuf {
         self.packages.get(bench).unwrap_or(&self.package)
     }
 }
 
-/// Both sides. Revisions are looked up before anything is built.
+/// Makes both sides ready. Revisions are resolved before anything is built.
 pub fn prepare(
     request: &ComparisonRequest,
     folder: &Folder,
-    (progress, running): (&ComparisonProgress, &Running),
+    (progress, running): (&ComparisonProgress, &ChildProcess),
 ) -> Result<[Side; 2], CompareError> {
     both_sides(request, folder, (progress, running), false)
 }
 
-/// Where the executables of a side come from.
+/// Source of the executables of a side.
 enum Sources<'a> {
     Folder(&'a Path),
     Revision(Box<(Revision, Checkout, Repository)>),
 }
 
-/// `twins`: the folder of the head holds what was built for the base.
+/// Makes both sides ready. With `twins`, the folder of the head holds executables that were built
+/// for the base.
 fn both_sides<'r>(
     request: &'r ComparisonRequest,
     folder: &Folder,
-    (progress, running): (&ComparisonProgress, &Running),
+    (progress, running): (&ComparisonProgress, &ChildProcess),
     twins: bool,
 ) -> Result<[Side; 2], CompareError> {
     let find = |arm, source: &'r SideSource| {
@@ -88,8 +90,8 @@ fn both_sides<'r>(
         };
         let repository = Repository::around(&request.package)?;
         let named = name.map(|name| repository.resolve(name)).transpose()?;
-        let side = folder.side(arm);
-        let surroundings = Surroundings::of_repository(&repository.top);
+        let side = folder.side_path(arm);
+        let surroundings = Surroundings::new(&repository.top);
         let checkout = Checkout::open(&repository, &surroundings.copy(&side))?;
         surroundings.link(&side)?;
         let revision = match named {
@@ -97,7 +99,7 @@ fn both_sides<'r>(
             None => {
                 let say = |text: &str| progress.say(text);
                 let (target, leave_out) = (&request.target, &request.leave_out[..]);
-                snapshot(&repository, &checkout, Taking { target, leave_out, say: &say })?
+                snapshot(&repository, &checkout, SnapshotOptions { target, leave_out, say: &say })?
             }
         };
         Ok::<_, CompareError>(Sources::Revision(Box::new((revision, checkout, repository))))
@@ -105,7 +107,8 @@ fn both_sides<'r>(
     let sources = [find(Arm::Base, &request.base)?, find(Arm::Head, &request.head)?];
     let make = |arm, sources: &Sources<'_>| match sources {
         Sources::Folder(path) => {
-            // What lies in the base's own folder was found fit to run when it came there.
+            // Executables in the base's own folder were found fit to run when they were copied
+            // there.
             let built = twins && arm == Arm::Head;
             from_folder(request, folder, (arm, path), (running, built))
         }
@@ -123,38 +126,38 @@ fn both_sides<'r>(
         }
     }
     for bench in &request.benches {
-        let known: BTreeSet<&String> =
+        let names: BTreeSet<&String> =
             base.executables.names.iter().chain(&head.executables.names).collect();
-        if !known.contains(bench) {
-            let known = known.into_iter().cloned().collect();
-            return Err(CompareError::NoBench { bench: bench.clone(), known });
+        if !names.contains(bench) {
+            let names = names.into_iter().cloned().collect();
+            return Err(CompareError::NoBench { bench: bench.clone(), known: names });
         }
     }
     Ok([base, head])
 }
 
-/// One side twice: the base, and a copy of its executables as head. Where the base has sources, the
+/// One side twice: the base, and a copy of its executables as head. If the base has sources, the
 /// head's are a link to them.
 pub fn prepare_twins(
     request: &ComparisonRequest,
     folder: &Folder,
-    tools: (&ComparisonProgress, &Running),
+    tools: (&ComparisonProgress, &ChildProcess),
 ) -> Result<[Side; 2], CompareError> {
-    // Executables of an earlier build that this one does not have.
+    // Removes executables of an earlier build that this one does not have.
     for arm in [Arm::Base, Arm::Head] {
-        let bin = folder.side(arm).join("bin");
+        let bin = folder.side_path(arm).join("bin");
         leftovers::remove(&bin).map_err(|cause| CompareError::io("remove", &bin, cause))?;
     }
     let same = ComparisonRequest {
-        head: SideSource::Folder(folder.side(Arm::Base).join("bin")),
+        head: SideSource::Folder(folder.side_path(Arm::Base).join("bin")),
         ..request.clone()
     };
     let [base, head] = both_sides(&same, folder, tools, true)?;
     #[cfg(unix)]
     {
-        let sources = folder.side(Arm::Head).join(SOURCES);
+        let sources = folder.side_path(Arm::Head).join(SOURCES);
         if std::fs::symlink_metadata(&sources).is_err()
-            && folder.side(Arm::Base).join(SOURCES).is_dir()
+            && folder.side_path(Arm::Base).join(SOURCES).is_dir()
         {
             let linked = std::os::unix::fs::symlink(
                 Path::new("..").join(Arm::Base.name()).join(SOURCES),
@@ -177,7 +180,7 @@ pub fn prepare_twins(
 fn installing<'a>(
     request: &'a ComparisonRequest,
     built: bool,
-    running: &'a Running,
+    running: &'a ChildProcess,
 ) -> Installing<'a> {
     let timeout = request.wait.unwrap_or(versions::TIMEOUT);
     Installing { wanted: &request.benches, built, timeout, running }
@@ -187,12 +190,12 @@ fn from_folder(
     request: &ComparisonRequest,
     folder: &Folder,
     (arm, path): (Arm, &Path),
-    (running, built): (&Running, bool),
+    (running, built): (&ChildProcess, bool),
 ) -> Result<Side, CompareError> {
     let label = path.display().to_string();
     let found = prebuilt(path).map_err(|cause| CompareError::io("read", path, cause))?;
     let executables =
-        install(&folder.side(arm), &found, &label, installing(request, built, running))?;
+        install(&folder.side_path(arm), &found, &label, installing(request, built, running))?;
     if executables.driven.is_empty() && executables.foreign.is_empty() {
         return Err(CompareError::NoExecutable(label));
     }
@@ -211,37 +214,37 @@ fn from_revision(
     folder: &Folder,
     arm: Arm,
     (revision, checkout, repository): (&Revision, &Checkout, &Repository),
-    (progress, running): (&ComparisonProgress, &Running),
+    (progress, running): (&ComparisonProgress, &ChildProcess),
 ) -> Result<Side, CompareError> {
     let side_name = arm.name();
     let label = revision.label();
-    let surroundings = Surroundings::of_repository(&repository.top);
+    let surroundings = Surroundings::new(&repository.top);
     let package_in = |side: &Path| surroundings.copy(side).join(&repository.package);
     let notes = checkout.check_out(revision)?;
     notes.iter().for_each(|note| progress.say(&format!("{side_name}: {note}")));
     progress.now(&format!("building {side_name}: {label}"));
     let started = Instant::now();
     let seeded = match arm {
-        Arm::Head => seed(&folder.side(Arm::Base), &folder.side(arm)),
-        Arm::Base => seed_from_user(request, repository, &folder.side(arm)),
+        Arm::Head => seed(&folder.side_path(Arm::Base), &folder.side_path(arm)),
+        Arm::Base => seed_from_user(request, repository, &folder.side_path(arm)),
     };
     if seeded.is_err() {
-        // Cargo then compiles the dependencies once more; on a full disk it reports that.
-        let _ = leftovers::remove(&folder.side(arm).join("target.partial"));
+        // Cargo then compiles the dependencies again; on a full disk it reports that.
+        let _ = leftovers::remove(&folder.side_path(arm).join("target.partial"));
     }
-    let wanted = BuildTargets {
+    let targets = BuildTargets {
         benches: &request.benches,
         package: request.member.as_deref(),
         profile: &request.profile,
     };
-    let build = |wanted: BuildTargets<'_>| {
+    let build = |targets: BuildTargets<'_>| {
         folder.in_slot(arm, |slot| {
             let manifest = package_in(slot).join("Cargo.toml");
             if !manifest.is_file() {
                 let (label, manifest) = (label.clone(), repository.package.join("Cargo.toml"));
                 return Err(CompareError::NoManifest { side: arm, label, manifest });
             }
-            let mut command = cargo::command(wanted);
+            let mut command = cargo::command(targets);
             command
                 .arg("--manifest-path")
                 .arg(&manifest)
@@ -263,21 +266,22 @@ fn from_revision(
             built.map(|built| (built, unbuilt)).map_err(not_built)
         })
     };
-    // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
-    let (built, unbuilt) = match build(wanted) {
+    // A bench that one side lacks does not fail the build: cargo is asked for the benches that
+    // exist.
+    let (built, unbuilt) = match build(targets) {
         Err(CompareError::NotBuilt { cause: BuildError::Failed(lines), .. })
             if !request.benches.is_empty() && lines.contains("no bench target named") =>
         {
-            build(BuildTargets { benches: &[], ..wanted })?
+            build(BuildTargets { benches: &[], ..targets })?
         }
         other => other?,
     };
     progress.now(&format!("built {side_name} in {}", duration(started.elapsed())));
-    let relocated = |path: PathBuf| match path.strip_prefix(folder.slot()) {
-        Ok(below) => folder.side(arm).join(below),
+    let relocated = |path: PathBuf| match path.strip_prefix(folder.slot_path()) {
+        Ok(below) => folder.side_path(arm).join(below),
         Err(_) => path,
     };
-    for outside in surroundings.outside(&folder.slot(), &built.manifests) {
+    for outside in surroundings.outside(&folder.slot_path(), &built.manifests) {
         progress.say_once(&format!(
             "{} lies outside of the repository: both sides use it as it is now",
             outside.display()
@@ -287,12 +291,14 @@ fn from_revision(
     let built: BTreeMap<String, PathBuf> =
         built.benches.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
     let how = installing(request, true, running);
-    let mut executables = install(&folder.side(arm), &built, &format!("{side_name} {label}"), how)?;
-    let asked = |bench: &String| request.benches.is_empty() || request.benches.contains(bench);
+    let mut executables =
+        install(&folder.side_path(arm), &built, &format!("{side_name} {label}"), how)?;
+    let is_selected =
+        |bench: &String| request.benches.is_empty() || request.benches.contains(bench);
     let unbuilt = unbuilt.into_iter();
-    let unbuilt = unbuilt.filter(|(bench, _)| asked(bench) && !built.contains_key(bench));
+    let unbuilt = unbuilt.filter(|(bench, _)| is_selected(bench) && !built.contains_key(bench));
     executables.foreign.extend(unbuilt);
-    let package = package_in(&folder.slot());
+    let package = package_in(&folder.slot_path());
     let commit = revision.commit.clone();
     Ok(Side { label, sources: Some(commit.clone()), commit, package, packages, executables })
 }
@@ -322,13 +328,13 @@ fn packages_of(
     let mut packages: BTreeMap<String, PathBuf> = BTreeMap::new();
     for Built { bench, manifest, .. } in built {
         let folder = manifest.parent().map(Path::to_owned).unwrap_or_default();
-        let known = packages.entry(bench.clone()).or_insert_with(|| folder.clone());
-        if *known != folder {
+        let recorded = packages.entry(bench.clone()).or_insert_with(|| folder.clone());
+        if *recorded != folder {
             let name = |folder: &Path| {
                 folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
             };
             let (label, bench) = (label.to_owned(), bench.clone());
-            let packages = [name(known), name(&folder)];
+            let packages = [name(recorded), name(&folder)];
             return Err(CompareError::OneBenchTwice { side, label, bench, packages });
         }
     }

@@ -1,6 +1,6 @@
-//! First builds that start from what is compiled already, so that dependencies are compiled once:
-//! the base's with the registry's crates from the user's target folder, the head's with the base's
-//! target folder. Cargo decides by its own fingerprints which of the copied files it uses.
+//! Starts first builds from crates that are compiled already, so that dependencies are compiled
+//! once: the base's with the registry's crates from the user's target folder, the head's with the
+//! base's target folder. Cargo decides by its own fingerprints which of the copied files it uses.
 //! Deliberately absent: crates of the workspace, which are compiled from the sides' own sources.
 
 use std::collections::BTreeSet;
@@ -38,8 +38,8 @@ fn registry_crates(lock: &str) -> BTreeSet<String> {
     registry.into_iter().map(|it| it.name).filter(|name| !local.contains(name)).collect()
 }
 
-/// The 16 digits by which cargo tells the builds of a crate apart, in the name of one of its files or
-/// folders: "serde-0123456789abcdef", "libserde-0123456789abcdef.rlib".
+/// The 16 digits by which cargo distinguishes the builds of a crate, in the name of one of its
+/// files or folders: "serde-0123456789abcdef", "libserde-0123456789abcdef.rlib".
 fn build_digits(name: &str) -> Option<(&str, &str)> {
     let stem = name.split('.').next().unwrap_or(name);
     let (name, digits) = stem.rsplit_once('-')?;
@@ -88,14 +88,14 @@ pub fn seed_registry(
     Ok(builds.len())
 }
 
-/// Copies `from/target` to `to/target`, times of change kept, where there is none yet; the sources
-/// of `to` then count as changed just now, because what was copied was built from other sources.
+/// Copies `from/target` to `to/target`, times of change kept, unless it exists; the sources of `to`
+/// then count as changed just now, because the copy was built from other sources.
 pub fn seed(from: &Path, to: &Path) -> std::io::Result<()> {
     let (built, fresh) = (from.join("target"), to.join("target"));
     if fresh.exists() || !built.is_dir() {
         return Ok(());
     }
-    // Under another name until it is whole.
+    // The copy has another name until it is complete.
     let partial = to.join("target.partial");
     leftovers::remove(&partial)?;
     copy(&built, &partial)?;
@@ -112,7 +112,7 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Copies a file with its time of change, or a folder; neither links nor anything else.
+/// Copies a file with its time of change, or a folder; links and other files are skipped.
 fn copy_entry(from: &Path, to: &Path) -> std::io::Result<()> {
     let facts = std::fs::symlink_metadata(from)?;
     if facts.is_dir() {

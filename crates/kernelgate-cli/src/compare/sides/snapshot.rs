@@ -1,4 +1,4 @@
-//! The work tree with its uncommitted changes, as a commit of a checkout.
+//! Stores the work tree with its uncommitted changes as a commit of a checkout.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,37 +11,37 @@ use super::git::{Repository, Revision, git, output, run};
 use super::submodules;
 use crate::compare::CompareError;
 
-/// Bytes of untracked files that are copied without a word.
+/// Largest size of untracked files that are copied without a note.
 const QUIET_BYTES: u64 = 50_000_000;
 /// Files, or submodules, that a message names.
 const MAX_NAMED: usize = 3;
 const ACTION: &str = "snapshot the working tree";
 
-/// What is no part of a snapshot, and who is told what is.
+/// Exclusions of a snapshot, and the output for notes.
 #[derive(Clone, Copy)]
-pub struct Taking<'a> {
-    /// The target folder, which is left out even where it is not ignored.
+pub struct SnapshotOptions<'a> {
+    /// The target folder, which is excluded even where it is not ignored.
     pub target: &'a Path,
-    /// Untracked files and folders that are left out.
+    /// Untracked files and folders that are excluded.
     pub leave_out: &'a [PathBuf],
-    /// Told before much is copied.
+    /// Called with a note before much is copied.
     pub say: &'a dyn Fn(&str),
 }
 
-/// The work tree as a commit: tracked changes, new files that are not ignored, and the same of its
+/// The work tree as a commit: tracked changes, new files that are not ignored, and both also in its
 /// submodules. The same content gives the same commit.
 ///
 /// Its objects go to the store of the checkout.
 pub fn snapshot(
     of: &Repository,
     checkout: &Checkout,
-    taking: Taking<'_>,
+    options: SnapshotOptions<'_>,
 ) -> Result<Revision, CompareError> {
-    for path in taking.leave_out {
+    for path in options.leave_out {
         check_untracked(of, path)?;
     }
-    let (revision, changed) = commit(of, &checkout.store(), taking)?;
-    // Whoever wrote the repository chose the paths.
+    let (revision, changed) = commit(of, &checkout.store(), options)?;
+    // The paths come from the author of the repository, who is not trusted.
     let plain = |path: &PathBuf| one_line(&path.display().to_string());
     let name = match &changed[..] {
         [] => return Ok(revision),
@@ -56,12 +56,12 @@ pub fn snapshot(
     Ok(Revision { name, ..revision })
 }
 
-/// The commit, and the submodules that hold changes which are not committed in them. What its
-/// submodules need lies below the store, by their paths, as `checkout` looks for it.
+/// The commit, and the submodules that hold changes which are not committed in them. The objects of
+/// its submodules are stored below the store, by their paths, as `checkout` expects them.
 fn commit(
     of: &Repository,
     store: &Path,
-    taking: Taking<'_>,
+    options: SnapshotOptions<'_>,
 ) -> Result<(Revision, Vec<PathBuf>), CompareError> {
     let head = of.resolve("HEAD")?;
     let io = |cause| CompareError::Snapshot { action: ACTION, cause };
@@ -70,7 +70,7 @@ fn commit(
     let folder = tempfile::tempdir().map_err(io)?;
     let index = folder.path().join("index");
     let own = run(git(&of.top).args(["rev-parse", "--git-path", "index"]), ACTION)?;
-    // A copy saves reading every file again; without one everything is read.
+    // A copied index saves reading every file again; without one every file is read.
     if copy_with_time(&of.top.join(own), &index).is_err() {
         let _ = std::fs::remove_file(&index);
     }
@@ -87,12 +87,12 @@ fn commit(
         }
         command
     };
-    add(of, plumbing, taking)?;
+    add(of, plumbing, options)?;
     let mut changed = Vec::new();
-    for link in submodules::of_index(plumbing())? {
+    for link in submodules::in_index(plumbing())? {
         let Some(inner) = submodules::work_tree(&of.top.join(&link.path)) else { continue };
         let below = store.join("submodules").join(&link.path);
-        let (revision, within) = commit(&inner, &below, taking)?;
+        let (revision, within) = commit(&inner, &below, options)?;
         if revision.commit != link.commit {
             let entry = format!("160000,{},{}", revision.commit, link.path.display());
             run(plumbing().args(["update-index", "--cacheinfo", &entry]), ACTION)?;
@@ -112,32 +112,33 @@ fn commit(
     Ok((Revision { name: "working tree".to_owned(), commit }, changed))
 }
 
-/// Copies an index. Git takes a file of the recorded size and second for unchanged only where the
-/// index was written in a later second: as new as the copy is, it would miss an edit of equal length
-/// in the second of the commit.
+/// Copies an index with its time. Git skips reading a file of the recorded size and second only if
+/// the index was written in a later second: with a new time on the copy, git would miss an edit of
+/// equal length in the second of the commit.
 fn copy_with_time(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::copy(from, to)?;
     let modified = std::fs::metadata(from)?.modified()?;
     std::fs::File::options().write(true).open(to)?.set_modified(modified)
 }
 
-/// Adds what is in the work tree to an index: of untracked files not those that are left out.
+/// Adds the work tree to an index, without excluded untracked files.
 fn add(
     of: &Repository,
     plumbing: impl Fn() -> Command,
-    taking: Taking<'_>,
+    options: SnapshotOptions<'_>,
 ) -> Result<(), CompareError> {
     let top = of.top.canonicalize().unwrap_or_else(|_| of.top.clone());
     let below = |path: &PathBuf| {
         let path = path.canonicalize().ok()?.strip_prefix(&top).map(Path::to_owned).ok()?;
         (path.components().next().is_some()).then_some(path)
     };
-    // Where it is ignored already, as most are, git takes an exclusion by name for a mistake.
+    // If it is ignored already, as is usual, git reports an exclusion by name as a mistake.
     let ignored = |path: &PathBuf| {
-        let asked = git(&of.top).args(["check-ignore", "--quiet", "--"]).arg(path).status();
-        asked.is_ok_and(|status| status.success())
+        let ignored_status =
+            git(&of.top).args(["check-ignore", "--quiet", "--"]).arg(path).status();
+        ignored_status.is_ok_and(|status| status.success())
     };
-    let unwanted = taking.leave_out.iter().map(PathBuf::as_path).chain([taking.target]);
+    let unwanted = options.leave_out.iter().map(PathBuf::as_path).chain([options.target]);
     let unwanted: Vec<String> = unwanted
         .filter_map(|path| below(&path.to_owned()))
         .filter(|path| !ignored(path))
@@ -145,16 +146,16 @@ fn add(
         .collect();
     let mut listing = git(&of.top);
     listing.args(["ls-files", "--others", "--exclude-standard", "-z", "--", "."]).args(&unwanted);
-    say_how_much(of, &run(&mut listing, ACTION)?, taking.say);
+    say_how_much(of, &run(&mut listing, ACTION)?, options.say);
     let quietly = ["-c", "core.safecrlf=false", "-c", "advice.addEmbeddedRepo=false", "add"];
     if !unwanted.is_empty() {
-        // Tracked files are part of it wherever they lie.
+        // Tracked files belong to the snapshot wherever they lie.
         run(plumbing().args(quietly).arg("--update"), ACTION)?;
     }
     run(plumbing().args(quietly).args(["--all", "--", "."]).args(&unwanted), ACTION).map(drop)
 }
 
-/// Says what untracked files take where that is much: a copy of each is made.
+/// Prints the size of the untracked files if they are large, because each of them is copied.
 fn say_how_much(of: &Repository, untracked: &str, say: &dyn Fn(&str)) {
     let size = |name: &str| std::fs::symlink_metadata(of.top.join(name)).map_or(0, |it| it.len());
     let mut sizes: Vec<(u64, &str)> =
@@ -177,7 +178,7 @@ fn say_how_much(of: &Repository, untracked: &str, say: &dyn Fn(&str)) {
     ));
 }
 
-/// Accepts what is to be left out.
+/// Refuses a path that cannot be excluded.
 fn check_untracked(of: &Repository, path: &Path) -> Result<(), CompareError> {
     let refuse = |why| Err(CompareError::LeaveOut { path: path.to_owned(), why });
     if std::fs::symlink_metadata(path).is_err() {
@@ -200,8 +201,9 @@ mod tests {
 
     const NOTHING: &[PathBuf] = &[];
 
-    fn take(of: &Repository, checkout: &Checkout, target: &Path) -> Revision {
-        snapshot(of, checkout, Taking { target, leave_out: NOTHING, say: &|_| () }).unwrap()
+    fn take_snapshot(of: &Repository, checkout: &Checkout, target: &Path) -> Revision {
+        snapshot(of, checkout, SnapshotOptions { target, leave_out: NOTHING, say: &|_| () })
+            .unwrap()
     }
 
     #[test]
@@ -210,7 +212,7 @@ mod tests {
         let elsewhere = tempfile::tempdir().unwrap();
         let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
         let target = folder.path().join("target");
-        let clean = take(&repository, &checkout, &target);
+        let clean = take_snapshot(&repository, &checkout, &target);
         assert_eq!(clean.commit, repository.resolve("main").unwrap().commit);
         std::fs::write(folder.path().join("a"), "2").unwrap();
         std::fs::create_dir(&target).unwrap();
@@ -220,9 +222,9 @@ mod tests {
         let status = || at(folder.path(), &["status", "--porcelain"]);
         let objects = || std::fs::read_dir(&repository.objects[0]).unwrap().count();
         let (before, count) = (status(), objects());
-        let changed = take(&repository, &checkout, &target);
+        let changed = take_snapshot(&repository, &checkout, &target);
         assert_eq!(
-            take(&repository, &checkout, &target),
+            take_snapshot(&repository, &checkout, &target),
             changed,
             "the same content is the same commit"
         );
@@ -240,9 +242,9 @@ mod tests {
         checkout.check_out(&clean).unwrap();
         assert!(!elsewhere.path().join("new").exists());
 
-        // As in nearly every package.
+        // Nearly every package has such a file.
         std::fs::write(folder.path().join(".gitignore"), "/target\nignored\n").unwrap();
-        let usual = take(&repository, &checkout, &target);
+        let usual = take_snapshot(&repository, &checkout, &target);
         checkout.check_out(&usual).unwrap();
         assert!(elsewhere.path().join("new").exists() && !elsewhere.path().join("target").exists());
     }
@@ -266,8 +268,8 @@ mod tests {
             let (ended, left) = second();
             if began == ended {
                 std::thread::sleep(left);
-                let taken = take(&repository, &checkout, &folder.path().join("target"));
-                checkout.check_out(&taken).unwrap();
+                let revision = take_snapshot(&repository, &checkout, &folder.path().join("target"));
+                checkout.check_out(&revision).unwrap();
                 let seen = std::fs::read_to_string(elsewhere.path().join("a")).unwrap();
                 return assert_eq!(seen, format!("{attempt}2"));
             }
@@ -276,34 +278,34 @@ mod tests {
     }
 
     #[test]
-    fn much_that_is_untracked_is_said_can_be_left_out_and_is_not_kept() {
+    fn large_untracked_files_are_reported_can_be_excluded_and_are_not_kept() {
         let (folder, repository) = repository();
         let elsewhere = tempfile::tempdir().unwrap();
         let large = folder.path().join("data/large");
         std::fs::create_dir(folder.path().join("data")).unwrap();
-        // Sparse: large in a listing, quick to copy.
+        // The file is sparse: large in a listing, quick to copy.
         std::fs::File::create(&large).unwrap().set_len(QUIET_BYTES).unwrap();
         std::fs::write(folder.path().join("data/small"), "x").unwrap();
-        let said = std::cell::RefCell::new(Vec::<String>::new());
-        let say = |text: &str| said.borrow_mut().push(text.to_owned());
-        let take = |checkout: &Checkout, leave_out: &[PathBuf]| {
+        let messages = std::cell::RefCell::new(Vec::<String>::new());
+        let say = |text: &str| messages.borrow_mut().push(text.to_owned());
+        let take_snapshot = |checkout: &Checkout, leave_out: &[PathBuf]| {
             let target = Path::new("/none");
-            snapshot(&repository, checkout, Taking { target, leave_out, say: &say })
+            snapshot(&repository, checkout, SnapshotOptions { target, leave_out, say: &say })
         };
         let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
-        let everything = take(&checkout, NOTHING).unwrap();
-        let text = said.take().concat();
+        let everything = take_snapshot(&checkout, NOTHING).unwrap();
+        let text = messages.take().concat();
         assert!(text.contains("data/large (50.0 MB)") && text.contains("--leave-out"), "{text}");
         checkout.check_out(&everything).unwrap();
         assert!(elsewhere.path().join("data/large").exists());
 
-        // The next comparison: nothing of the one before is kept.
+        // The next comparison keeps nothing of the one before.
         let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
         assert!(!checkout.store().exists());
         std::fs::write(folder.path().join("a"), "2").unwrap();
         let leave_out = [large.clone()];
-        let without = take(&checkout, &leave_out).unwrap();
-        assert_eq!(said.take(), [""; 0]);
+        let without = take_snapshot(&checkout, &leave_out).unwrap();
+        assert_eq!(messages.take(), [""; 0]);
         checkout.check_out(&without).unwrap();
         let there = |name: &str| elsewhere.path().join(name).exists();
         assert!(!there("data/large") && there("data/small"));
@@ -313,15 +315,15 @@ mod tests {
 
         for (path, why) in [("a", "git tracks it"), ("nothing", "no such file")] {
             let paths = [folder.path().join(path)];
-            let message = take(&checkout, &paths).unwrap_err().to_string();
+            let message = take_snapshot(&checkout, &paths).unwrap_err().to_string();
             assert!(message.contains("--leave-out") && message.contains(why), "{message}");
         }
-        // A folder that holds tracked files loses the untracked ones alone.
+        // If a folder with tracked files is excluded, only its untracked files are.
         at(folder.path(), &["add", "data/small"]);
         at(folder.path(), &["commit", "--quiet", "-m", "small"]);
         std::fs::write(folder.path().join("data/small"), "y").unwrap();
         let folder = [folder.path().join("data")];
-        checkout.check_out(&take(&checkout, &folder).unwrap()).unwrap();
+        checkout.check_out(&take_snapshot(&checkout, &folder).unwrap()).unwrap();
         assert!(!there("data/large"));
         assert_eq!(std::fs::read_to_string(elsewhere.path().join("data/small")).unwrap(), "y");
     }

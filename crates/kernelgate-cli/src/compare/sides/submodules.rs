@@ -14,21 +14,21 @@ const GITLINK: &str = "160000";
 /// A submodule as a tree or an index records it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gitlink {
-    /// Where it lies, relative to the repository's root.
+    /// Path of the submodule, relative to the repository's root.
     pub path: PathBuf,
     /// The commit that belongs there.
     pub commit: String,
 }
 
-/// The submodules that an index records; `command` is git where it applies.
-pub fn of_index(mut command: Command) -> Result<Vec<Gitlink>, CompareError> {
+/// The submodules that an index records; `command` is git with that index.
+pub fn in_index(mut command: Command) -> Result<Vec<Gitlink>, CompareError> {
     let listed = run(command.args(["ls-files", "--stage", "-z"]), "list submodules")?;
     // "160000 <commit> <stage>\t<path>"
     Ok(parse(&listed, 1))
 }
 
 /// The submodules that a commit records.
-pub fn of_commit(folder: &Path, commit: &str) -> Result<Vec<Gitlink>, CompareError> {
+pub fn in_commit(folder: &Path, commit: &str) -> Result<Vec<Gitlink>, CompareError> {
     let mut command = git(folder);
     command.args(["ls-tree", "-r", "-z", "--full-tree", commit]);
     // "160000 commit <commit>\t<path>"
@@ -47,8 +47,8 @@ fn parse(listed: &str, place: usize) -> Vec<Gitlink> {
     links.collect()
 }
 
-/// Whether a path stays below where it starts. Git lets no other into an index; a name in
-/// `.gitmodules` is whatever its author wrote.
+/// Whether a path stays below its start. Git does not let other paths into an index, but the author
+/// of `.gitmodules` may write any name.
 fn is_below(path: &Path) -> bool {
     path.components().next().is_some()
         && path.components().all(|part| matches!(part, Component::Normal(_)))
@@ -59,7 +59,7 @@ pub fn names(folder: &Path, commit: &str) -> BTreeMap<PathBuf, PathBuf> {
     let blob = format!("--blob={commit}:.gitmodules");
     let mut command = git(folder);
     command.args(["config", &blob, "-z", "--get-regexp", r"^submodule\..*\.path$"]);
-    // Without the file, or an entry in it, git fails.
+    // Without the file, or without an entry in it, git fails.
     let Ok(listed) = output(&mut command) else { return BTreeMap::new() };
     let text = String::from_utf8_lossy(&listed.stdout);
     let each = text.split('\0').filter_map(|entry| {
@@ -70,8 +70,8 @@ pub fn names(folder: &Path, commit: &str) -> BTreeMap<PathBuf, PathBuf> {
     each.collect()
 }
 
-/// Where this machine has the repository of a submodule: its work tree in the user's, and what git
-/// keeps of it under its name. Nothing where neither is there.
+/// The local repository of a submodule: its work tree in the user's, and git's copy under its name.
+/// Empty if neither exists.
 pub fn source(of: &Repository, path: &Path, name: Option<&PathBuf>) -> Repository {
     let top = of.top.join(path);
     let mut found = Repository {
@@ -95,8 +95,8 @@ pub fn source(of: &Repository, path: &Path, name: Option<&PathBuf>) -> Repositor
     found
 }
 
-/// The repository whose work tree begins at a folder; none where git would answer for one around
-/// it.
+/// The repository whose work tree begins at a folder; `None` if git would answer for a repository
+/// around it.
 pub fn work_tree(top: &Path) -> Option<Repository> {
     std::fs::symlink_metadata(top.join(".git")).ok()?;
     let found = Repository::around(top).ok()?;

@@ -1,11 +1,11 @@
-//! Links to the files beside the user's repository, for a package that names some: a path
+//! Links to the files beside the user's repository, for a package that uses some of them: a path
 //! dependency, a `[patch]`, an `include_str!` or a build script with a path out of the repository.
 //!
-//! The copy of a side lies at `sources/<grandparent>/<parent>/<repository>` below the side's folder,
-//! under the names that these folders have for the user. Beside it are links, so that `../other` and
-//! `../../other` lead to the user's files, which both sides read as they are now. Deliberately absent:
-//! paths that lead out of more than two folders, and hidden files (cargo finds its configuration
-//! above the target folder already).
+//! The copy of a side lies at `sources/<grandparent>/<parent>/<repository>` below the side's
+//! folder, under the user's names of these folders. Beside it are links, so that `../other` and
+//! `../../other` lead to the user's files, which both sides read as they are now. Deliberately
+//! absent: paths that lead out of more than two folders, and hidden files (cargo finds its
+//! configuration above the target folder already).
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -26,7 +26,7 @@ pub struct Surroundings {
 
 impl Surroundings {
     /// Surroundings of the repository with this root.
-    pub fn of_repository(top: &Path) -> Self {
+    pub fn new(top: &Path) -> Self {
         let mut above = top.ancestors().map(Path::file_name);
         let mut name = |default: &str| {
             let name = above.next().flatten();
@@ -81,7 +81,7 @@ fn link_folder(files: &Path, links: &Path, own: &Path, side: &Path) -> std::io::
             std::fs::remove_file(entry.path())?;
         }
     }
-    // A folder that cannot be listed has nothing that the user's own build could find by its name.
+    // The user's own build cannot find files in a folder that cannot be listed either.
     for entry in std::fs::read_dir(files).into_iter().flatten().flatten() {
         let (name, file) = (entry.file_name(), entry.path());
         let hidden = name.as_encoded_bytes().starts_with(b".");
@@ -129,7 +129,7 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
         let side = top.join("target/compare/base");
-        let surroundings = Surroundings::of_repository(&top);
+        let surroundings = Surroundings::new(&top);
         let copy = surroundings.copy(&side);
         assert_eq!(copy, side.join("sources/a/b/own"));
         std::fs::create_dir_all(&copy).unwrap();
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn packages_outside_of_the_repository_are_named_from_it() {
-        let surroundings = Surroundings::of_repository(Path::new("/a/b/own"));
+        let surroundings = Surroundings::new(Path::new("/a/b/own"));
         let manifests = ["a/b/own/Cargo.toml", "a/b/x/y/Cargo.toml", "a/z/Cargo.toml"];
         let side = Path::new("/t/slot");
         let below = |path: &&str| side.join(SOURCES).join(path);
@@ -159,7 +159,7 @@ mod tests {
         manifests.insert(PathBuf::from("/registry/serde/Cargo.toml"));
         let outside = surroundings.outside(side, &manifests);
         assert_eq!(outside, [PathBuf::from("../../z"), PathBuf::from("../x/y")]);
-        let root = Surroundings::of_repository(Path::new("/own"));
+        let root = Surroundings::new(Path::new("/own"));
         assert_eq!(root.copy(side), side.join("sources/grandparent/parent/own"));
         root.link(&tempfile::tempdir().unwrap().path().join("side")).unwrap();
     }

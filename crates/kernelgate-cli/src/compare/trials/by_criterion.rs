@@ -1,5 +1,5 @@
-//! Processes of benches that use Criterion alone: told by flags what to do, their times read from
-//! Criterion's store.
+//! Processes of benches that use Criterion alone: they are driven by flags, and their times are
+//! read from Criterion's store.
 //!
 //! Each process has a store of its own. Nothing verifies what such a bench computes, no delay can
 //! be made in it, and how long it takes is in the end up to its source: groups may set their own
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::by_protocol::cannot_clear;
-use super::process::{TrialProcess, TrialSetup, finish, of_package};
+use super::process::{TrialProcess, TrialSetup, command_in_package, finish};
 use crate::benches::criterion::{self, LIST, Listed, SAMPLES};
 use crate::benches::output;
 use crate::compare::sides::leftovers;
@@ -28,12 +28,12 @@ const PANICKED: i32 = 101;
 /// Name of a process' whole wall time in [`ProcessRun::spent_s`], as benches of this harness have it.
 const WHOLE: &str = "whole";
 
-/// Why a bench has no list of cases.
+/// The reason why a bench has no list of cases.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NotListed {
-    /// It is none that Criterion's flags drive.
+    /// Criterion's flags do not drive it, with the reason.
     Undrivable(String),
-    /// It hangs or breaks.
+    /// The bench hangs or fails, with the reason.
     Broken(String),
 }
 
@@ -44,29 +44,29 @@ pub fn list(
     timeout: Duration,
 ) -> Result<Listed, NotListed> {
     let store = fresh_store(setup, "criterion-list").map_err(NotListed::Broken)?;
-    let mut command = of_package(program, package);
+    let mut command = command_in_package(program, package);
     criterion::with_store(&mut command, &store).args(LIST).stdout(Stdio::piped());
     let ended = finish(setup, &mut command, timeout);
     if !store::is_empty(&store) {
         let why = "it ignores Criterion's flags: asked to list its cases it measured them";
         return Err(NotListed::Undrivable(why.to_owned()));
     }
-    let asked = "asked to list its cases it";
+    let prefix = "asked to list its cases it";
     let ended = match ended {
         Ok(ended) => ended,
-        Err(why) => return Err(NotListed::Broken(format!("{asked} was {why}"))),
+        Err(why) => return Err(NotListed::Broken(format!("{prefix} was {why}"))),
     };
     if !ended.status.success() {
-        let how = format!("{asked} ended with {}", ended.failure());
-        // A main of its own that knows no such flag ends with a code; what panics or is killed was
-        // on its way.
+        let how = format!("{prefix} ended with {}", ended.failure());
+        // A `main` that does not know the flag ends with an exit code; one that panics or is killed
+        // might have listed its cases.
         return Err(match ended.status.code() {
             Some(code) if code != PANICKED => NotListed::Undrivable(how),
             _ => NotListed::Broken(how),
         });
     }
     if ended.printed.cut {
-        let why = format!("{asked} printed more than {} bytes, the limit", output::START_BYTES);
+        let why = format!("{prefix} printed more than {} bytes, the limit", output::START_BYTES);
         return Err(NotListed::Undrivable(why));
     }
     let text = String::from_utf8_lossy(&ended.printed.kept);
@@ -79,7 +79,7 @@ pub fn list(
     Ok(listed)
 }
 
-/// The command that measures what a trial requests, with a store of that name for itself.
+/// The command that measures the cases of a trial, with a store of that name.
 pub fn command(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
@@ -90,7 +90,7 @@ pub fn command(
         Some(cases) => criterion::filter(cases),
         None => setup.filter.map(str::to_owned),
     };
-    let mut command = of_package(&trial.program, &trial.package);
+    let mut command = command_in_package(&trial.program, &trial.package);
     criterion::with_store(&mut command, &store)
         .args(criterion::measure(filter.as_deref(), &trial.request.sampling))
         .env(gpu_time::RECORD, &trial.request.record)
@@ -99,7 +99,8 @@ pub fn command(
     Ok(command)
 }
 
-/// What a process recorded itself: one with times of a GPU's stream, where it took any.
+/// The record that a process wrote itself: it has the times of a GPU's stream, if the bench
+/// measures any.
 fn own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
     match file::read(&trial.request.record) {
         Ok(run) => Ok(Some(run)),
@@ -108,12 +109,13 @@ fn own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
     }
 }
 
-/// Measures what a trial requests. A case that left no time is skipped, with the reason.
+/// Measures the cases of a trial. A case without a time in the store is skipped, with the reason.
 pub fn measure(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<ProcessRun, String> {
     measure_listed(setup, trial, &Listed::default())
 }
 
-/// The same, where a case that was listed and the trial's filter matches is one that was requested.
+/// Measures as [`measure`] does; a case that was listed and that the trial's filter matches counts
+/// as requested.
 pub fn measure_listed(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
@@ -149,9 +151,10 @@ pub fn measure_listed(
     };
     let filter = Filter::parse(setup.filter, false).map_err(|error| error.to_string())?;
     let matches = |title: &&String| filter.matches(unnumbered(title).unwrap_or(title));
-    let wanted = |id: &String| trial.request.cases.as_ref().is_none_or(|cases| cases.contains(id));
+    let is_requested =
+        |id: &String| trial.request.cases.as_ref().is_none_or(|cases| cases.contains(id));
     let mut skip = |id: &str, why: &str| run.skipped.insert(one_line(id), one_line(why));
-    for (id, why) in stored.unusable.iter().filter(|(id, _)| wanted(id)) {
+    for (id, why) in stored.unusable.iter().filter(|(id, _)| is_requested(id)) {
         skip(id, why);
     }
     let absent = listed.titles.iter().filter(matches).filter(|it| !stored.titles.contains(*it));
@@ -161,19 +164,19 @@ pub fn measure_listed(
     for id in absent.chain(requested) {
         skip(id, "it left no samples in Criterion's store (CRITERION_HOME)");
     }
-    for (id, case) in stored.cases.iter().filter(|(id, _)| wanted(id)) {
+    for (id, case) in stored.cases.iter().filter(|(id, _)| is_requested(id)) {
         if listed.duplicates.contains(id) {
             skip(id, "more than one case of its bench has this id");
         } else if let Err(why) = check_plain(id) {
             skip(id, &why);
         } else {
-            let added_ns = trial.planted.delays_ns.get(id).copied().unwrap_or(0.0);
+            let added_ns = trial.injection.delays_ns.get(id).copied().unwrap_or(0.0);
             let mut record = record(case, added_ns, contention);
             let of_gpu = own.as_ref().and_then(|own| own.cases.get(id));
             record.samples.host_bound = of_gpu.is_some_and(|of_gpu| of_gpu.samples.host_bound);
             match record.validate() {
                 Ok(()) => drop(run.cases.insert(id.clone(), record)),
-                // The other cases of the bench keep their times.
+                // Only this case is skipped; the other cases of the bench keep their times.
                 Err(why) => drop(skip(id, &format!("its samples cannot be recorded: {why}"))),
             }
         }
@@ -200,11 +203,12 @@ fn fresh_store(setup: &TrialSetup<'_>, name: &str) -> Result<PathBuf, String> {
     Ok(store)
 }
 
-/// Cases whose source overrides the sampling that the flags ask for, each with what it sets: more
-/// samples, or samples that together take much longer than was asked for though shorter ones would
-/// have been possible.
+/// Cases whose source overrides the sampling that the flags set, each with the settings of the
+/// source: more samples, or samples that together take much longer than requested although shorter
+/// ones would have been possible.
 pub fn overridden(run: &ProcessRun, sampling: &TrialSampling) -> BTreeMap<String, Vec<String>> {
-    /// Criterion plans with the time that it saw while it warmed up, which may be a guess.
+    /// Smallest ratio of measured to requested time that counts as much longer. Criterion plans
+    /// with its time from the warm-up, which may be a guess.
     const MUCH_LONGER: f64 = 3.0;
     let mut settings: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (id, case) in &run.cases {

@@ -1,4 +1,4 @@
-//! Processes of benches of this harness: told by a request in a file what to do, their run read
+//! Processes of benches of this harness: they read a request from a file, and their run is read
 //! from another.
 
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use super::expected::{check_answers, check_field, check_plausible};
-use super::process::{TrialProcess, TrialSetup, finish, of_package};
+use super::process::{TrialProcess, TrialSetup, command_in_package, finish};
 use crate::benches::ask::within_limit;
 use crate::compare::sides::leftovers;
 use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
 use kernelgate::record::{ProcessRun, file};
 
-/// Runs a trial; its run, or none where it has no case that was asked for.
+/// Runs a trial and returns its run; `None` if it has no requested case.
 pub fn measure(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
@@ -25,7 +25,7 @@ pub fn measure(
     let (took, status) = (started.elapsed(), ended.status);
     within_limit(&trial.request.record)?;
     let run = match file::read::<ProcessRun>(&trial.request.record) {
-        // A case that fails makes the exit code 1, and is in the run.
+        // A failed case makes the exit code 1, and is in the run.
         Ok(run) if run.complete && status.success() => Some(run),
         Ok(run) if run.complete && status.code() == Some(1) && !run.failed.is_empty() => Some(run),
         Err(error) if error.is_not_found() && status.success() => None,
@@ -60,7 +60,7 @@ fn response(path: &Path, trial: &TrialProcess<'_>) -> Result<ResponseBody, Strin
     Ok(response.answer)
 }
 
-/// The command of a trial, whose request goes into a file of that name.
+/// The command of a trial; its request goes into a file of that name.
 pub fn command(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
@@ -72,27 +72,32 @@ pub fn command(
     let request = Request { response, action: Action::Trial(Box::new(trial.request.clone())) };
     file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
     leftovers::remove(&trial.request.record).map_err(cannot_clear)?;
-    let mut command = of_request(setup, trial, &path);
-    let planted = &trial.planted;
+    let mut command = command_with_request(setup, trial, &path);
+    let injection = &trial.injection;
     command
-        .envs(planted.delays().map(|delays| ("KERNELGATE_DELAY", delays)))
-        .envs(planted.layout.map(|layout| ("KERNELGATE_LAYOUT", layout.to_string())));
+        .envs(injection.delays().map(|delays| ("KERNELGATE_DELAY", delays)))
+        .envs(injection.layout.map(|layout| ("KERNELGATE_LAYOUT", layout.to_string())));
     Ok(command)
 }
 
-/// Why a command cannot be started, a fragment.
+/// The reason why a command cannot be started, as a fragment of a sentence.
 pub fn cannot_clear(cause: std::io::Error) -> String {
     format!("an earlier record or response cannot be removed: {cause}")
 }
 
 /// The command of an executable with a request in a file.
-fn of_request(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, request: &Path) -> Command {
-    let mut command = of_package(&trial.program, &trial.package);
+fn command_with_request(
+    setup: &TrialSetup<'_>,
+    trial: &TrialProcess<'_>,
+    request: &Path,
+) -> Command {
+    let mut command = command_in_package(&trial.program, &trial.package);
     command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
     if let Some(filter) = setup.filter {
         command.arg("--").arg(filter);
     }
-    // A shard of the comparison is among the settings; that of this process is not the bench's.
+    // A shard of the comparison is among the settings; the variable of this process does not apply
+    // to the bench.
     command.env_remove("KERNELGATE_SHARD").envs(setup.settings);
     command.env(protocol::VARIABLE, request);
     command.env("KERNELGATE_COMMIT", &trial.commit);
@@ -102,8 +107,8 @@ fn of_request(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, request: &Path) 
     command
 }
 
-/// Has an executable do something else than a trial, for the cases that the filter of `setup`
-/// names and without delays.
+/// Asks an executable for something else than a trial, for the cases that match the filter of
+/// `setup` and without delays.
 pub fn ask(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
@@ -113,7 +118,7 @@ pub fn ask(
     leftovers::remove(&answer_path).map_err(cannot_clear)?;
     let request = Request { response: answer_path.clone(), action };
     file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
-    let mut command = of_request(setup, trial, &path);
+    let mut command = command_with_request(setup, trial, &path);
     command.stdout(Stdio::null());
     let ended = finish(setup, &mut command, trial.timeout)?;
     if !answer_path.exists() {

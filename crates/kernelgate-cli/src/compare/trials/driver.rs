@@ -1,14 +1,15 @@
-//! A trial by either driver: benches of this harness by the protocol, others by Criterion's flags.
+//! Runs a trial with either driver: benches of this harness by the protocol, others by Criterion's
+//! flags.
 
 use std::process::Stdio;
 
 use super::process::{TrialProcess, TrialSetup};
 use super::{by_criterion, by_protocol};
-use crate::benches::child::Running;
+use crate::benches::child::ChildProcess;
 use crate::compare::sides::install::Driver;
 use kernelgate::record::ProcessRun;
 
-/// Runs a trial; its run, or none where it has no case that was asked for.
+/// Runs a trial and returns its run; `None` if it has no requested case.
 pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
     match trial.driver {
         Driver::Protocol(_) => by_protocol::measure(setup, trial),
@@ -16,11 +17,11 @@ pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<Pr
     }
 }
 
-/// Starts a trial that is not waited for, to be ended through `co_running`.
+/// Starts a trial without waiting for it; `co_running` ends it.
 pub fn start_co_running(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
-    co_running: &Running,
+    co_running: &ChildProcess,
 ) -> Result<(), String> {
     let mut command = match trial.driver {
         Driver::Protocol(_) => by_protocol::command(setup, trial, "co-running.json")?,

@@ -11,7 +11,7 @@ use kernelgate::record::{
     CaseRecord, Environment, ProcessRun, Provenance, Verification, WorkRecord,
 };
 
-/// Largest ratio of the speeds of two clocks: that of a GPU and that of the host.
+/// Largest ratio of the speeds of two clocks, that of a GPU and that of the host.
 const CLOCK_RATIO: f64 = 1.01;
 
 /// Facts that every later process of a side shares with the process that verified it.
@@ -24,7 +24,7 @@ pub struct Expected {
     definitions: BTreeMap<String, Definition>,
 }
 
-/// What a case computes.
+/// Definition of a case.
 #[derive(Debug, Clone, PartialEq)]
 struct Definition {
     revision: u32,
@@ -137,13 +137,14 @@ pub fn check_answers(
     let recorded = run.shard.map(|shard| shard.to_string());
     let none = || "none".to_owned();
     differs("shard", &recorded.unwrap_or_else(none), &shard.cloned().unwrap_or_else(none))?;
-    let asked = &trial.planted.delays_ns;
-    let of_case = |id: &String| (run.delays.get(id).copied(), asked.get(id).map(|ns| ns.round()));
+    let requested = &trial.injection.delays_ns;
+    let of_case =
+        |id: &String| (run.delays.get(id).copied(), requested.get(id).map(|ns| ns.round()));
     for id in run.delays.keys().chain(run.cases.keys()) {
-        let (found, asked) = of_case(id);
+        let (found, requested) = of_case(id);
         let text = |ns: Option<f64>| ns.map_or_else(none, |ns| format!("{ns} ns"));
-        let [found, asked] = [text(found.map(|ns| ns as f64)), text(asked)];
-        differs(&format!("delay of {id}"), &found, &asked)?;
+        let [found, requested] = [text(found.map(|ns| ns as f64)), text(requested)];
+        differs(&format!("delay of {id}"), &found, &requested)?;
     }
     if let Some(cases) = &trial.request.cases
         && let Some(other) = run.cases.keys().find(|id| !cases.contains(*id))
@@ -165,7 +166,7 @@ pub fn check_answers(
     }
 }
 
-/// Compares a record with what its process took and with the machine that it ran on.
+/// Compares a record with the time that its process took and with the machine on which it ran.
 pub fn check_plausible(run: &ProcessRun, took: Duration, host: &Environment) -> Result<(), String> {
     let times_ns = run.cases.values().flat_map(|case| &case.samples.elapsed_ns);
     let (sampled_s, took_s) = (times_ns.sum::<f64>() * 1e-9, took.as_secs_f64());
@@ -206,7 +207,7 @@ pub fn check_field(file: &str, field: &str, found: &str, asked: &str) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::Planted;
+    use crate::compare::Injection;
     use crate::compare::sides::install::Driver;
     use kernelgate::measure::power::PowerRecord;
     use kernelgate::record::{Shard, TrialRequest, TrialSampling};
@@ -322,7 +323,7 @@ mod tests {
             hash: "feed",
             package: PathBuf::new(),
             commit: "none".to_owned(),
-            planted: Planted { delays_ns, ..Planted::default() },
+            injection: Injection { delays_ns, ..Injection::default() },
             driver: Driver::Protocol(1),
             request: &request,
             timeout: Duration::ZERO,

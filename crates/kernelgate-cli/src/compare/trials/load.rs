@@ -1,4 +1,4 @@
-//! Co-running load: contention on purpose, to see what the gate makes of it.
+//! Co-running load: contention on purpose, to test how the gate handles it.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -6,43 +6,43 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What is co-running with a process.
+/// Load that runs at the same time as a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoRunning {
-    /// Nothing that we know of.
+    /// No load.
     Nothing,
-    /// So many spinning threads of this process, which to the bench processes is another one.
+    /// This number of spinning threads of this process, which is another process for the benches.
     Threads(usize),
-    /// Another process of the same executable that goes on timing its first case, on the same GPU,
-    /// started so long before.
+    /// A second process of the same executable, which times its first case again and again on the
+    /// same GPU. It starts this long before the measured process.
     Process(Duration),
 }
 
-/// Busy threads, until it is dropped.
+/// Busy threads, which end when this is dropped.
 pub struct BusyThreads {
-    over: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl BusyThreads {
-    /// Starts that many.
+    /// Starts this number of threads.
     pub fn start(threads: usize) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
+        let stop = Arc::new(AtomicBool::new(false));
         let busy = |_| {
-            let over = Arc::clone(&over);
+            let stop = Arc::clone(&stop);
             std::thread::spawn(move || {
-                while !over.load(Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) {
                     spin_loop();
                 }
             })
         };
-        Self { threads: (0..threads).map(busy).collect(), over }
+        Self { threads: (0..threads).map(busy).collect(), stop }
     }
 }
 
 impl Drop for BusyThreads {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

@@ -1,4 +1,4 @@
-//! One process of a comparison: how it is started, and the run that it must answer with.
+//! One process of a comparison: how it is started, and how its run is read.
 
 pub mod by_criterion;
 pub mod by_protocol;

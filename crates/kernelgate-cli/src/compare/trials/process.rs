@@ -1,5 +1,5 @@
-//! One process: started, and waited for no longer than is sensible. What it is told to do, and what
-//! is read of it, is up to its driver (`driver`).
+//! One process: started, and waited for until its timeout. The request and the reading of its
+//! result are up to its driver (`driver`).
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -7,28 +7,28 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use crate::benches::ask::MAX_SAID_BYTES;
-use crate::benches::child::{Ended, Running, over_memory};
+use crate::benches::ask::MAX_MESSAGE_BYTES;
+use crate::benches::child::{ChildProcess, Ended, over_memory};
 use crate::benches::output::{Captured, FailureLines, Kept, captured, drain};
-use crate::compare::Planted;
+use crate::compare::Injection;
 use crate::compare::progress::ComparisonProgress;
 use crate::compare::sides::install::Driver;
 use kernelgate::record::text::{printable, quoted};
 use kernelgate::record::{Environment, TrialRequest};
 
-/// What every trial of a comparison has in common.
+/// Settings that all trials of a comparison share.
 pub struct TrialSetup<'a> {
-    /// Our flags, as environment variables.
+    /// Settings of the bench executables, as environment variables.
     pub settings: &'a BTreeMap<String, String>,
     /// Criterion's filter.
     pub filter: Option<&'a str>,
-    /// Where request, run and messages go.
+    /// Folder for the request, the run and the messages.
     pub work: &'a Path,
-    /// Who may end it.
-    pub running: &'a Running,
+    /// Handle by which an interrupt ends the process.
+    pub running: &'a ChildProcess,
     /// The host, as this program sees it.
     pub environment: &'a Environment,
-    /// Where limits are said that are reached.
+    /// Output for messages about processes that reach a limit of time or memory.
     pub progress: &'a ComparisonProgress,
 }
 
@@ -37,31 +37,31 @@ pub struct TrialSetup<'a> {
 pub struct TrialProcess<'a> {
     /// The executable.
     pub program: PathBuf,
-    /// Its content hash.
+    /// Content hash of the executable.
     pub hash: &'a str,
-    /// Folder of its package's sources.
+    /// Folder of the package's sources.
     pub package: PathBuf,
-    /// Commit of its sources.
+    /// Commit of the sources.
     pub commit: String,
-    /// What is done to it on purpose.
-    pub planted: Planted,
-    /// How it is told what to do.
+    /// Changes made to the process on purpose.
+    pub injection: Injection,
+    /// How the process gets its request.
     pub driver: Driver,
-    /// What it is to do.
+    /// The request.
     pub request: &'a TrialRequest,
     /// Timeout of the process.
     pub timeout: Duration,
 }
 
 impl TrialProcess<'_> {
-    /// Name of the bench: that of its executable.
+    /// Name of the bench, which is the name of its executable.
     pub fn bench(&self) -> &str {
         self.program.file_name().and_then(OsStr::to_str).unwrap_or_default()
     }
 }
 
-/// A command that runs an executable where cargo would.
-pub fn of_package(program: &Path, package: &Path) -> Command {
+/// A command that runs an executable in its package's folder, as cargo does.
+pub fn command_in_package(program: &Path, package: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("CARGO_MANIFEST_DIR", package);
     if package.is_dir() {
@@ -70,23 +70,23 @@ pub fn of_package(program: &Path, package: &Path) -> Command {
     command
 }
 
-/// How a process ended, and what is kept of what it said.
+/// How a process ended, and the part of its output that is kept.
 pub struct Finished {
-    /// How it ended.
+    /// Exit status of the process.
     pub status: ExitStatus,
-    /// What it printed, where its output is piped.
+    /// Standard output of the process, if it is piped.
     pub printed: Captured,
-    /// The end of what it said on standard error.
-    said: Vec<u8>,
+    /// The end of the process's standard error.
+    stderr: Vec<u8>,
 }
 
 impl Finished {
-    /// The end of its standard error.
+    /// The end of the process's standard error as text.
     pub fn messages(&self) -> String {
-        String::from_utf8_lossy(&self.said).into_owned()
+        String::from_utf8_lossy(&self.stderr).into_owned()
     }
 
-    /// How it failed: its status and the message of its panic, or its last lines.
+    /// The failure in words: the exit status and the message of the panic, or the last lines.
     pub fn failure(&self) -> String {
         let mut lines = FailureLines::default();
         self.messages().lines().for_each(|line| lines.push(line));
@@ -96,8 +96,8 @@ impl Finished {
     }
 }
 
-/// Runs a command to its end. What it says is read to its end too, and a part of it is kept:
-/// however much it is, it takes neither memory nor disk.
+/// Runs a command to its end. All its output is read and only a part of it is kept, so that a large
+/// output takes neither memory nor disk.
 pub fn finish(
     setup: &TrialSetup<'_>,
     command: &mut Command,
@@ -106,21 +106,21 @@ pub fn finish(
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let (stdout, stderr) =
         setup.running.start(command).map_err(|cause| format!("failed to start: {cause}"))?;
-    let (printed, said) =
+    let (printed, stderr) =
         (stdout.map(|it| drain(it, Kept::Start)), stderr.map(|it| drain(it, Kept::End)));
     let ended = setup.running.finish(timeout).map_err(|cause| format!("was lost: {cause}"))?;
-    let (printed, said) = (captured(printed), captured(said));
-    if said.bytes > MAX_SAID_BYTES {
+    let (printed, stderr) = (captured(printed), captured(stderr));
+    if stderr.bytes > MAX_MESSAGE_BYTES {
         let bench = Path::new(command.get_program()).file_name().unwrap_or_default();
         setup.progress.say_once(&format!(
-            "bench `{}` says more than {MAX_SAID_BYTES} bytes in a process: all but the end is \
-             left out, here and where it does so again",
+            "bench `{}` prints more than {MAX_MESSAGE_BYTES} bytes in a process: only the end is \
+             kept, here and where it does so again",
             bench.display(),
         ));
     }
-    let said = said.kept;
+    let stderr = stderr.kept;
     match ended {
-        Ended::Exited(status) => Ok(Finished { status, printed, said }),
+        Ended::Exited(status) => Ok(Finished { status, printed, stderr }),
         Ended::TimedOut => Err(format!(
             "treated as hung: killed after {} s (--wait sets this)",
             timeout.as_secs_f64().round()

@@ -1,28 +1,28 @@
-//! Anchors that a calibration measured again and again, and how far those of equal cards may
-//! differ.
+//! The tolerance for anchors of equal cards, derived from the anchors that a calibration measured
+//! repeatedly.
 
 use std::collections::BTreeMap;
 
-use super::Known;
+use super::CalibrationComparison;
 use kernelgate::measure::anchors::{AnchorRecord, Anchors};
 use kernelgate::stats::median;
 
-/// Most comparisons of a part that measure the anchors.
-pub const MOST: usize = 30;
-/// Fewest anchors beyond the first of each card.
-const FEWEST: usize = 10;
+/// Largest number of comparisons of a part that measure the anchors.
+pub const MAX_MEASUREMENTS: usize = 30;
+/// Smallest number of anchors beyond the first of each card.
+const MIN_ANCHORS: usize = 10;
 /// Standard deviations within which the anchors of 1000 shards on equal cards stay in 99 % of
 /// merges.
 const DEVIATIONS: f64 = 8.0;
-/// Smallest tolerance: a threshold that comparisons resolve.
-const SMALLEST: f64 = 0.01;
+/// Smallest tolerance: a threshold that comparisons can decide.
+const MIN_TOLERANCE: f64 = 0.01;
 
-/// Largest relative difference of anchors that noise of one card explains; absent where a card has
-/// measured too few.
+/// Largest relative difference of anchors that noise of one card explains; absent if no card
+/// measured enough of them.
 ///
-/// The standard deviation of the logarithm of a rate is taken within cards, so that a slow card does
-/// not widen the tolerance.
-pub fn anchor_tolerance(comparisons: &[Known]) -> Option<f64> {
+/// The standard deviation of the logarithm of a rate is computed within cards, so that a slow card
+/// does not widen the tolerance.
+pub fn anchor_tolerance(comparisons: &[CalibrationComparison]) -> Option<f64> {
     let mut cards: BTreeMap<&str, Vec<Anchors>> = BTreeMap::new();
     for known in comparisons {
         if let Some(AnchorRecord::Measured(anchors)) = known.anchors {
@@ -33,7 +33,7 @@ pub fn anchor_tolerance(comparisons: &[Known]) -> Option<f64> {
     let matmul = |anchors: &Anchors| anchors.matmul_flops_per_s;
     let deviations = [deviation(&cards, memory), deviation(&cards, matmul)];
     let largest = deviations.into_iter().flatten().reduce(f64::max)?;
-    let tolerance = (DEVIATIONS * largest).exp_m1().max(SMALLEST);
+    let tolerance = (DEVIATIONS * largest).exp_m1().max(MIN_TOLERANCE);
     Some((tolerance * 1e3).ceil() / 1e3)
 }
 
@@ -49,11 +49,11 @@ fn deviation(
         squares += logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
         degrees += logs.len().saturating_sub(1);
     }
-    (degrees >= FEWEST).then(|| (squares / degrees as f64).sqrt())
+    (degrees >= MIN_ANCHORS).then(|| (squares / degrees as f64).sqrt())
 }
 
-/// Median of the anchors of comparisons on one card; the first failure where none was measured.
-pub fn typical(comparisons: &[Known]) -> Option<AnchorRecord> {
+/// Median of the anchors of comparisons on one card, or the first failure if none was measured.
+pub fn typical(comparisons: &[CalibrationComparison]) -> Option<AnchorRecord> {
     let records = || comparisons.iter().filter_map(|known| known.anchors.as_ref());
     let measured: Vec<&Anchors> = records()
         .filter_map(|record| match record {
@@ -77,8 +77,8 @@ mod tests {
     use crate::gate::calibration::tests::calibration;
     use kernelgate::measure::power::PowerMode;
 
-    /// Comparisons on a card whose rates go up and down by a share.
-    fn on_card(card: &str, count: usize, rate: f64, share: f64) -> Vec<Known> {
+    /// Comparisons on a card whose rates vary up and down by a share.
+    fn on_card(card: &str, count: usize, rate: f64, share: f64) -> Vec<CalibrationComparison> {
         let mut comparisons = calibration(count, &[]).comparisons;
         for (number, known) in comparisons.iter_mut().enumerate() {
             let factor = if number % 2 == 0 { 1.0 + share } else { 1.0 - share };
@@ -95,12 +95,12 @@ mod tests {
     #[test]
     fn noise_of_one_card_sets_the_tolerance() {
         // 0.5 % each way, 21 of 22 degrees of freedom: 0.51 %, times eight.
-        let tolerance = |cards: &[Vec<Known>]| anchor_tolerance(&cards.concat());
+        let tolerance = |cards: &[Vec<CalibrationComparison>]| anchor_tolerance(&cards.concat());
         assert_eq!(tolerance(&[on_card("a", 22, 4e12, 0.005)]), Some(0.042));
         // A second card that is 10 % slower has the same noise.
         let both = [on_card("a", 12, 4e12, 0.005), on_card("b", 12, 3.6e12, 0.005)];
         assert_eq!(tolerance(&both), Some(0.043));
-        assert_eq!(tolerance(&[on_card("a", 22, 4e12, 1e-6)]), Some(SMALLEST));
+        assert_eq!(tolerance(&[on_card("a", 22, 4e12, 1e-6)]), Some(MIN_TOLERANCE));
         assert_eq!(tolerance(&[on_card("a", 10, 4e12, 0.005)]), None);
         assert_eq!(tolerance(&[calibration(30, &[]).comparisons]), None);
     }

@@ -1,11 +1,11 @@
-//! How good the paired decision is on a device: comparisons whose answer is known, with every time
-//! that they measured.
+//! Calibration of the paired decision on a device: comparisons whose answer is known, with all
+//! their times.
 //!
-//! *Null*: the same executable on both sides. *Layout*: the same, the head's code and memory at
-//! other addresses. *Injected*: the same, the head's launches delayed by a share of their time;
-//! *work*: by passes over memory; *single*: those of one case alone. *Sham*: the same, co-running
-//! load on the head's processes only.
-//! Deliberately absent: running them (`compare::calibrate`), printing.
+//! *Null*: the same executable on both sides. The other kinds change the head of such a comparison.
+//! *Layout*: its code and memory are at other addresses. *Injected*: its launches are delayed by a
+//! share of their time; *work*: by passes over memory; *single*: those of one case alone. *Sham*:
+//! co-running load on its processes only. Deliberately absent: running them (`compare::calibrate`),
+//! printing.
 
 pub mod anchors;
 pub mod recommend;
@@ -26,8 +26,8 @@ use kernelgate::record::{Environment, Provenance, Shard, TrialSampling};
 pub use recommend::{Recommended, recommend};
 pub use summary::{CalibrationSummary, summarise};
 
-/// Most blocks that a comparison may have.
-const MOST_BLOCKS: usize = 10_000;
+/// Largest number of blocks that a comparison may have.
+const MAX_BLOCKS: usize = 10_000;
 
 /// The known answer of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
@@ -41,14 +41,14 @@ pub enum ComparisonKind {
     Layout,
     /// The head takes longer by so many per cent of the case's time.
     Injected(f64),
-    /// The same, by more work in place of a wait.
+    /// The head takes longer by so many per cent, because of additional work rather than a wait.
     Work(f64),
-    /// The same, in one case alone.
+    /// One case alone takes longer by so many per cent of its time.
     Single(f64),
 }
 
 impl ComparisonKind {
-    /// "A/A", "sham load", "5 % slower".
+    /// Name of the kind: "A/A", "sham load", "5 % slower".
     pub fn name(self) -> String {
         match self {
             Self::Null => "A/A".to_owned(),
@@ -60,7 +60,7 @@ impl ComparisonKind {
         }
     }
 
-    /// How much slower the head was made, per cent; none where it was not.
+    /// Injected slow-down of the head, per cent; `None` if nothing was injected.
     pub const fn percent(self) -> Option<f64> {
         match self {
             Self::Null | Self::Sham | Self::Layout => None,
@@ -69,44 +69,44 @@ impl ComparisonKind {
     }
 }
 
-/// Known comparisons on one device, of one executable, with one plan.
+/// Comparisons with a known answer on one device, of one executable, with one plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
-    /// When the first comparison started, RFC 3339, UTC.
+    /// Start of the first comparison, RFC 3339, UTC.
     pub started: String,
-    /// Where.
+    /// Device and build.
     pub environment: Environment,
     /// Code of the package.
     pub provenance: Provenance,
     /// Facts that comparisons of one calibration share, by name: executables, settings.
     pub identity: BTreeMap<String, String>,
-    /// The command lines that measured it.
+    /// The command lines of the measurements.
     pub commands: BTreeSet<String>,
     /// Thresholds and blocks of each comparison.
     pub plan: TestPlan,
-    /// Wall time that a round could take, seconds.
+    /// Largest wall time of a round, seconds.
     pub budget_s: f64,
-    /// How long a process timed a case.
+    /// Time for which a process timed a case.
     pub sampling: TrialSampling,
     /// Nanoseconds a launch of each case, from the process that verified it or one after it.
     pub cases: BTreeMap<String, f64>,
     /// Cases that were not measured, with the reason.
     pub left_out: BTreeSet<String>,
-    /// Cases of benches of Criterion alone, in which nothing can be delayed: what is injected was
-    /// added to their times instead.
+    /// Cases of benches of Criterion alone. Their launches cannot be delayed: the injected delay
+    /// was added to their times instead.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub simulated: BTreeSet<String>,
-    /// The part that this is; absent in a whole calibration.
+    /// The shard that this is; absent for a whole calibration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<CalibrationPart>,
     /// Largest relative difference of the anchors of two cards of this model whose shards are
-    /// merged, [`anchor_tolerance()`]; absent where the usual one holds.
+    /// merged, [`anchor_tolerance()`]; absent if the default applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anchor_tolerance: Option<f64>,
     /// Thresholds that [`recommend()`] derived when the file was written.
     pub recommended: Option<Recommended>,
     /// The comparisons, in time order.
-    pub comparisons: Vec<Known>,
+    pub comparisons: Vec<CalibrationComparison>,
 }
 
 /// One shard of a calibration.
@@ -122,36 +122,36 @@ pub struct CalibrationPart {
 
 /// A comparison whose answer is known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Known {
-    /// The known answer.
+pub struct CalibrationComparison {
+    /// The change that was made to the head, if any, from which the right answer follows.
     pub kind: ComparisonKind,
-    /// Counted within its kind, from 0, over all shards.
+    /// Number of the comparison within its kind, from 0, over all shards.
     pub number: usize,
-    /// When it started, RFC 3339, UTC.
+    /// Start of the comparison, RFC 3339, UTC.
     pub started: String,
     /// Wall time, seconds.
     pub wall_s: f64,
-    /// Processes.
+    /// Number of processes.
     pub processes: usize,
     /// Nanoseconds added to each launch of the head, by case.
     pub delays_ns: BTreeMap<String, f64>,
-    /// Verdicts at that time.
+    /// Verdicts of the gate at that time.
     pub verdicts: BTreeMap<String, Verdict>,
-    /// Why a case is inconclusive.
+    /// Reasons why cases are inconclusive.
     pub reasons: BTreeMap<String, String>,
-    /// Cases that could not be run, or not measured to the end: a delay that the device cannot
-    /// make, say.
+    /// Cases that could not be run, or not measured to the end, with the reason: for example, the
+    /// device cannot make the delay.
     pub failed: BTreeMap<String, String>,
-    /// Processes that failed, and how.
+    /// Processes that failed, with the reason.
     pub broken: Vec<String>,
     /// Every time of the first round, by case.
     pub first: BTreeMap<String, Series>,
-    /// The same of the round that confirms.
+    /// Every time of the round that confirms, by case.
     pub second: BTreeMap<String, Series>,
     /// The device on which it ran.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
-    /// Rates of fixed work on that device, just before.
+    /// Rates of fixed work on that device, measured just before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anchors: Option<AnchorRecord>,
 }
@@ -159,26 +159,26 @@ pub struct Known {
 /// Blocks of a case as columns: two entries a block, in time order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// A letter a block: `b` where the base led, `h` where the head did.
+    /// A letter for each block: `b` if the base led, `h` if the head did.
     pub leaders: String,
-    /// Of the base's processes.
+    /// Timings of the base's processes.
     pub base: Column,
-    /// Of the head's.
+    /// Timings of the head's processes.
     pub head: Column,
     /// [`Timing::averaged`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub averaged: bool,
 }
 
-/// What the processes of one side found of a case.
+/// Timings of one case in the processes of one side.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Column {
     /// [`Timing::time_ns`].
     pub time_ns: Vec<f64>,
-    /// [`Timing::cycles`]; empty where no process has them.
+    /// [`Timing::cycles`]; empty if no process has them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycles: Vec<Option<f64>>,
-    /// [`Timing::contention`]; empty where no process knows it.
+    /// [`Timing::contention`]; empty if no process has it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<Option<f64>>,
     /// Indices of the processes that ran at the power cap, [`Timing::at_cap`].
@@ -190,14 +190,14 @@ pub struct Column {
 }
 
 impl Column {
-    fn of<'a>(observations: impl Iterator<Item = &'a Timing>) -> Self {
+    fn from_timings<'a>(observations: impl Iterator<Item = &'a Timing>) -> Self {
         let observations: Vec<&Timing> = observations.collect();
-        let known = |of: &dyn Fn(&Timing) -> Option<f64>| -> Vec<Option<f64>> {
-            let values: Vec<Option<f64>> = observations.iter().map(|found| of(found)).collect();
+        let optional_column = |value: &dyn Fn(&Timing) -> Option<f64>| -> Vec<Option<f64>> {
+            let values: Vec<Option<f64>> = observations.iter().map(|found| value(found)).collect();
             if values.iter().any(Option::is_some) { values } else { Vec::new() }
         };
-        // More digits than a clock has would only make the file larger. Means over iterations have
-        // more: six of them matter.
+        // Digits beyond the clock's resolution would only make the file larger. Means over
+        // iterations have more digits: six of them matter.
         let indices = |holds: fn(&Timing) -> bool| -> BTreeSet<usize> {
             (0..observations.len()).filter(|&index| holds(observations[index])).collect()
         };
@@ -208,8 +208,8 @@ impl Column {
         };
         Self {
             time_ns: observations.iter().map(time_ns).collect(),
-            cycles: known(&|found| found.cycles.map(|cycles| rounded(cycles, 10.0))),
-            contention: known(&|found| found.contention.map(|share| rounded(share, 1e4))),
+            cycles: optional_column(&|found| found.cycles.map(|cycles| rounded(cycles, 10.0))),
+            contention: optional_column(&|found| found.contention.map(|share| rounded(share, 1e4))),
             at_cap: indices(|found| found.at_cap),
             throttled: indices(|found| found.throttled),
         }
@@ -217,30 +217,30 @@ impl Column {
 
     fn at(&self, index: usize, averaged: bool) -> Option<Timing> {
         let time_ns = *self.time_ns.get(index)?;
-        let known = |values: &[Option<f64>]| values.get(index).copied().flatten();
-        let (cycles, contention) = (known(&self.cycles), known(&self.contention));
+        let value_at = |values: &[Option<f64>]| values.get(index).copied().flatten();
+        let (cycles, contention) = (value_at(&self.cycles), value_at(&self.contention));
         let (at_cap, throttled) = (self.at_cap.contains(&index), self.throttled.contains(&index));
         Some(Timing { time_ns, cycles, contention, at_cap, throttled, averaged })
     }
 }
 
 impl Series {
-    /// Of a case's blocks.
-    pub fn of(blocks: &[Block]) -> Self {
+    /// Stores the blocks of a case as columns.
+    pub fn from_blocks(blocks: &[Block]) -> Self {
         Self {
             leaders: blocks
                 .iter()
                 .map(|block| if block.leader == Arm::Base { 'b' } else { 'h' })
                 .collect(),
-            base: Column::of(blocks.iter().flat_map(|block| &block.base)),
-            head: Column::of(blocks.iter().flat_map(|block| &block.head)),
+            base: Column::from_timings(blocks.iter().flat_map(|block| &block.base)),
+            head: Column::from_timings(blocks.iter().flat_map(|block| &block.head)),
             averaged: blocks
                 .iter()
                 .any(|block| block.base.iter().chain(&block.head).any(|timing| timing.averaged)),
         }
     }
 
-    /// The blocks.
+    /// Restores the blocks from the columns.
     pub fn blocks(&self) -> Vec<Block> {
         let pair = |column: &Column, block: usize| {
             let at = |index| column.at(index, self.averaged);
@@ -254,8 +254,8 @@ impl Series {
     }
 }
 
-impl Known {
-    /// The cases that were compared as the kind says: not those that could not be delayed.
+impl CalibrationComparison {
+    /// Verdicts of the cases that count for the kind: cases that could not be delayed are absent.
     pub fn judged(&self) -> impl Iterator<Item = (&str, Verdict)> {
         self.verdicts.iter().map(|(case, verdict)| (case.as_str(), *verdict))
     }
@@ -265,7 +265,7 @@ impl Known {
         self.judged().any(|(_, verdict)| verdict == Verdict::Regressed)
     }
 
-    /// Whether a case was called slower that nothing was done to.
+    /// Whether an unchanged case was called slower.
     pub fn is_false_alarm(&self) -> bool {
         let slower = |(case, verdict): (&str, Verdict)| {
             verdict == Verdict::Regressed && !self.delays_ns.contains_key(case)
@@ -273,7 +273,7 @@ impl Known {
         self.judged().any(slower)
     }
 
-    /// Blocks of a round, by case, no more than `most` a case.
+    /// Blocks of a round, by case, at most `most` for each case.
     pub fn observed(&self, second: bool, most: usize) -> Observed {
         let series = if second { &self.second } else { &self.first };
         let blocks = |series: &Series| series.blocks().into_iter().take(most).collect();
@@ -282,24 +282,27 @@ impl Known {
 }
 
 impl Calibration {
-    /// What is said before the names of cases that are [`Calibration::simulated`].
+    /// Introduction to the names of the cases that are [`Calibration::simulated`].
     pub const SIMULATED: &str = "slow-downs are added to the recorded times of these, in which \
                                  nothing can be delayed: ";
 
-    /// Comparisons of a kind.
-    pub fn of(&self, kind: ComparisonKind) -> impl Iterator<Item = &Known> {
-        self.comparisons.iter().filter(move |known| known.kind == kind)
+    /// Comparisons of one kind.
+    pub fn comparisons_of(
+        &self,
+        kind: ComparisonKind,
+    ) -> impl Iterator<Item = &CalibrationComparison> {
+        self.comparisons.iter().filter(move |comparison| comparison.kind == kind)
     }
 
-    /// The kinds that it has comparisons of, in the order of [`ComparisonKind`].
+    /// The kinds of its comparisons, in the order of [`ComparisonKind`].
     pub fn kinds(&self) -> Vec<ComparisonKind> {
-        let mut kinds: Vec<_> = self.comparisons.iter().map(|known| known.kind).collect();
+        let mut kinds: Vec<_> = self.comparisons.iter().map(|comparison| comparison.kind).collect();
         kinds.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
         kinds.dedup();
         kinds
     }
 
-    /// By how many per cent heads were made slower, in whatever way, in order.
+    /// The injected slow-downs, per cent, in order.
     pub fn percents(&self) -> Vec<f64> {
         let mut percents: Vec<f64> =
             self.kinds().into_iter().filter_map(ComparisonKind::percent).collect();
@@ -308,19 +311,18 @@ impl Calibration {
         percents
     }
 
-    /// Whether every comparison of its part was made.
+    /// Whether all comparisons of its shard were made.
     pub fn is_complete(&self) -> bool {
         self.part.as_ref().is_none_or(|part| self.comparisons.len() >= part.comparisons)
     }
 
-    /// The first fact in which another sitting, or another part, differs so that they are not one
-    /// calibration: its name and both values.
+    /// The first fact because of which two calibrations cannot be merged: its name and both values.
     pub fn mismatch(&self, other: &Self) -> Option<(String, [String; 2])> {
         if let Some(mismatch) = other.environment.mismatches(&self.environment).into_iter().next() {
             return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
         }
         let shared = |of: &Self| {
-            // Which card of a machine measured is not part of the question.
+            // Two cards of one machine may share a calibration.
             let own = of.identity.iter().filter(|(name, _)| *name != "KERNELGATE_DEVICE");
             own.map(|(name, value)| (name.clone(), value.clone())).collect::<BTreeMap<_, _>>()
         };
@@ -349,8 +351,8 @@ impl Calibration {
         Some((field.to_owned(), [left, right]))
     }
 
-    /// Adds the comparisons of another sitting, or of another part; one that is already here is not
-    /// counted twice.
+    /// Merges the comparisons of another calibration; one that is already present is not counted
+    /// twice.
     pub fn merge(&mut self, other: Self) -> Result<(), String> {
         if let Some((field, [left, right])) = self.mismatch(&other) {
             return Err(format!("{field} is `{left}` and `{right}`"));
@@ -364,9 +366,9 @@ impl Calibration {
         if self.part != other.part {
             self.part = None;
         }
-        for known in other.comparisons {
-            if !self.comparisons.contains(&known) {
-                self.comparisons.push(known);
+        for comparison in other.comparisons {
+            if !self.comparisons.contains(&comparison) {
+                self.comparisons.push(comparison);
             }
         }
         self.comparisons.sort_by(|a, b| a.started.cmp(&b.started));
@@ -374,23 +376,23 @@ impl Calibration {
         self.left_out.extend(other.left_out);
         self.simulated.extend(other.simulated);
         self.started = self.started.clone().min(other.started);
-        // Nothing has been derived from both together yet.
+        // Recommendations are derived from all comparisons, so they are computed anew.
         self.recommended = None;
     }
 
-    /// Derives from the comparisons what `compare` and `merge` use.
+    /// Derives the thresholds for `compare` and the tolerance for `merge` from the comparisons.
     pub fn conclude(&mut self) {
         self.recommended = Some(recommend(self));
         self.anchor_tolerance = anchor_tolerance(&self.comparisons).or(self.anchor_tolerance);
     }
 }
 
-/// A number that can have been measured or asked for, of that field.
+/// Checks that a number of a field is in the range of possible values.
 fn in_range(field: &str, value: f64, range: std::ops::Range<f64>) -> Result<(), String> {
     if range.contains(&value) { Ok(()) } else { Err(format!("{field} is {value}")) }
 }
 
-/// Checks the numbers of a plan.
+/// Checks that the numbers of a test plan are in range.
 pub(super) fn check_plan(plan: &TestPlan) -> Result<(), String> {
     for (field, value) in [
         ("plan.relative", plan.relative),
@@ -411,7 +413,7 @@ pub(super) fn check_plan(plan: &TestPlan) -> Result<(), String> {
     for (field, blocks) in
         [("plan.settle_blocks", plan.settle_blocks), ("plan.max_blocks", plan.max_blocks)]
     {
-        if !(1..=MOST_BLOCKS).contains(&blocks) {
+        if !(1..=MAX_BLOCKS).contains(&blocks) {
             return Err(format!("{field} is {blocks}"));
         }
     }
@@ -444,14 +446,14 @@ impl Record for Calibration {
         if let Some(recommended) = &self.recommended {
             recommended.validate(&self.plan)?;
         }
-        for known in &self.comparisons {
-            known.validate()?;
+        for comparison in &self.comparisons {
+            comparison.validate()?;
         }
         Ok(())
     }
 }
 
-impl Known {
+impl CalibrationComparison {
     /// Checks the numbers of a comparison.
     fn validate(&self) -> Result<(), String> {
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;

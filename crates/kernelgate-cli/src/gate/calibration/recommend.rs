@@ -1,86 +1,89 @@
-//! Thresholds from known comparisons: what was measured is decided again at other thresholds, which
-//! costs nothing because deciding is pure.
+//! Recommends thresholds from comparisons with a known answer: they are decided again at other
+//! thresholds, which needs no measurement because deciding is pure.
 //!
-//! Only thresholds from the measured one upwards are tried. Comparisons ended when that one was
-//! satisfied: a lower one would have asked for more blocks, which nobody measured, while a higher
-//! one has at least as many as it would have asked for to fail a case.
+//! Only the measured threshold and larger ones are tried. A comparison ended when the measured
+//! threshold was decided: a smaller one would have needed more blocks, which nobody measured, while
+//! a larger one never needs more blocks to fail a case.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Calibration, ComparisonKind, Known, MOST_BLOCKS, in_range};
+use super::{Calibration, CalibrationComparison, ComparisonKind, MAX_BLOCKS, in_range};
 use crate::gate::Verdict;
 use crate::gate::paired::{TestPlan, decide};
 use kernelgate::measure::plausibility;
 use kernelgate::stats::median;
 
-/// Thresholds that are tried, as multiples of the measured one.
+/// Thresholds to try, as multiples of the measured one.
 const STEPS: [f64; 7] = [1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0];
-/// A slow-down that is to be found is this many times the threshold: at the threshold itself half
-/// of all are.
+/// Size of a slow-down that must be found, as a multiple of the threshold: at the threshold itself
+/// half of them are found.
 const FOUND_AT: f64 = 2.0;
-/// Share of them that is to be found.
+/// Share of such slow-downs that must be found.
 const POWER: f64 = 0.9;
 /// Share of unchanged cases that may stay inconclusive.
 const INCONCLUSIVE: f64 = 0.05;
-/// Fewest comparisons, and injected cases, from which anything is recommended.
-pub const FEWEST: usize = 20;
-/// Difference in contention from which a pair tells what it costs.
-const TELLING: f64 = 0.1;
-/// What a budget has beyond the time that the blocks took.
+/// Smallest number of comparisons, and injected cases, for a recommendation.
+pub const MIN_COMPARISONS: usize = 20;
+/// Smallest difference in contention for which a pair of processes shows what contention costs.
+const MIN_CONTENTION_DIFFERENCE: f64 = 0.1;
+/// Budget relative to the time that the blocks took.
 const RESERVE: f64 = 1.25;
 
-/// What a number may lose on its way through a file, relative.
+/// Largest relative error of a number that was written to a file and read again.
 const ROUNDING: f64 = 1e-9;
 
-/// What the gate is to use on this device.
+/// Thresholds and budgets that the gate should use on this device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Recommended {
-    /// Smallest threshold without a false alarm that finds slow-downs of twice as much with 90 %;
-    /// none where none does, or too little was measured.
+    /// Smallest threshold without a false alarm that finds slow-downs of twice its size with 90 %;
+    /// `None` if no threshold does, or too little was measured.
     pub relative: Option<f64>,
     /// Fewest [`TestPlan::settle_blocks`] with which that holds and at most 5 % of unchanged cases
-    /// are inconclusive; none where none do.
+    /// are inconclusive; `None` if no number does.
     pub settle_blocks: Option<usize>,
     /// Wall time of all blocks of these cases and a quarter more, seconds.
     pub budget_s: f64,
-    /// What a unit of contention cost under the sham load, rounded up to halves; not less than the
+    /// Cost of a unit of contention under the sham load, rounded up to halves; not less than the
     /// plan's.
     pub contention_weight: f64,
-    /// Why there is no threshold, or what one should know of it.
+    /// The reason why there is no threshold, or a warning.
     pub note: Option<String>,
     /// The thresholds that were tried.
     pub tried: Vec<Tried>,
 }
 
-/// A threshold, and what would have come of it.
+/// A threshold, and its results on the recorded comparisons.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tried {
     /// The threshold.
     pub relative: f64,
-    /// Comparisons that would have called a case slower that nothing was done to.
+    /// Comparisons that would have called an unchanged case slower.
     pub false_alarms: usize,
-    /// Of so many.
+    /// Comparisons that were tried.
     pub comparisons: usize,
     /// Share of the cases of A/A comparisons that would have been inconclusive.
     pub inconclusive: f64,
-    /// The smallest injected percentage that is twice the threshold or more; none where none is.
+    /// The smallest injected percentage that is twice the threshold or more; `None` without one.
     pub percent: Option<f64>,
     /// Cases with that percentage that would have been found.
     pub found: usize,
-    /// Of so many.
+    /// Cases with that percentage.
     pub of: usize,
 }
 
 impl Tried {
     fn holds(&self) -> bool {
-        self.false_alarms == 0 && self.of >= FEWEST && self.found as f64 >= POWER * self.of as f64
+        self.false_alarms == 0
+            && self.of >= MIN_COMPARISONS
+            && self.found as f64 >= POWER * self.of as f64
     }
 }
 
 impl Recommended {
-    /// Whether it can have come of comparisons with that plan: `compare` takes it over.
+    /// Checks that the values can result from comparisons with that plan, because `compare` uses
+    /// them.
     pub(super) fn validate(&self, plan: &TestPlan) -> Result<(), String> {
         for tried in &self.tried {
             in_range("recommended.tried.relative", tried.relative, 0.0..1e12)?;
@@ -105,7 +108,7 @@ impl Recommended {
             }
         }
         if let Some(blocks) = self.settle_blocks
-            && !(1..=MOST_BLOCKS).contains(&blocks)
+            && !(1..=MAX_BLOCKS).contains(&blocks)
         {
             return Err(format!("recommended.settle_blocks is {blocks}"));
         }
@@ -121,21 +124,21 @@ impl Recommended {
     }
 }
 
-/// Recommends.
+/// Recommends thresholds and budgets.
 pub fn recommend(calibration: &Calibration) -> Recommended {
     let plan = calibration.plan;
     let tried: Vec<Tried> = STEPS
         .iter()
         .map(|step| attempt(calibration, &TestPlan { relative: step * plan.relative, ..plan }))
         .collect();
-    let null = calibration.of(ComparisonKind::Null).count();
-    let chosen = tried.iter().find(|tried| tried.holds()).filter(|_| null >= FEWEST);
+    let null = calibration.comparisons_of(ComparisonKind::Null).count();
+    let chosen = tried.iter().find(|tried| tried.holds()).filter(|_| null >= MIN_COMPARISONS);
     let relative = chosen.map(|tried| tried.relative);
     let settle_blocks =
         relative.and_then(|relative| fewest_blocks(calibration, &TestPlan { relative, ..plan }));
-    let note = match (null < FEWEST, relative, settle_blocks) {
+    let note = match (null < MIN_COMPARISONS, relative, settle_blocks) {
         (true, ..) => Some(format!(
-            "{null} A/A comparisons: too few to recommend anything, {FEWEST} are needed"
+            "{null} A/A comparisons: too few to recommend anything, {MIN_COMPARISONS} are needed"
         )),
         (false, None, _) => Some(
             "no threshold that was tried has no false alarm and finds twice as much with 90 %"
@@ -150,31 +153,31 @@ pub fn recommend(calibration: &Calibration) -> Recommended {
     Recommended {
         relative,
         settle_blocks,
-        budget_s: (RESERVE * block_s(calibration) * plan.max_blocks as f64).ceil(),
+        budget_s: (RESERVE * seconds_per_block(calibration) * plan.max_blocks as f64).ceil(),
         contention_weight: contention_weight(calibration),
         note,
         tried,
     }
 }
 
-/// The verdicts that a plan gives to a comparison. A case that only this plan calls slower was
-/// never confirmed: its first round counts.
-pub fn replay(known: &Known, plan: &TestPlan) -> BTreeMap<String, Verdict> {
-    let first = decide(&known.observed(false, plan.max_blocks), plan, true);
+/// The verdicts that a plan gives to a comparison. A case that only this plan calls slower has no
+/// second round: its first round counts.
+pub fn replay(comparison: &CalibrationComparison, plan: &TestPlan) -> BTreeMap<String, Verdict> {
+    let first = decide(&comparison.observed(false, plan.max_blocks), plan, true);
     let second =
-        Some(known.observed(true, plan.max_blocks)).filter(|observed| !observed.is_empty());
+        Some(comparison.observed(true, plan.max_blocks)).filter(|observed| !observed.is_empty());
     let second = second.map(|observed| decide(&observed, plan, true));
     let again = |case: &str| {
-        second.as_ref().and_then(|second| second.of(case)).map(|decision| decision.verdict)
+        second.as_ref().and_then(|second| second.decision(case)).map(|decision| decision.verdict)
     };
     let verdict = |case: &str, verdict: Verdict| match (verdict, again(case)) {
         (Verdict::Regressed, Some(Verdict::Regressed) | None) => Verdict::Regressed,
         (Verdict::Regressed, Some(_)) => Verdict::Inconclusive,
         (other, _) => other,
     };
-    // A case that failed in the end was not judged.
+    // A case that failed later was not judged.
     let judged =
-        first.decisions.iter().filter(|decision| known.verdicts.contains_key(&decision.case));
+        first.decisions.iter().filter(|decision| comparison.verdicts.contains_key(&decision.case));
     judged
         .map(|decision| (decision.case.clone(), verdict(&decision.case, decision.verdict)))
         .collect()
@@ -182,26 +185,31 @@ pub fn replay(known: &Known, plan: &TestPlan) -> BTreeMap<String, Verdict> {
 
 fn attempt(calibration: &Calibration, plan: &TestPlan) -> Tried {
     let (mut false_alarms, mut comparisons, mut inconclusive, mut cases) = (0, 0, 0, 0);
-    let untouched = |known: &&Known| known.delays_ns.len() < known.verdicts.len();
-    for known in calibration.comparisons.iter().filter(untouched) {
-        let verdicts = replay(known, plan);
+    let untouched = |comparison: &&CalibrationComparison| {
+        comparison.delays_ns.len() < comparison.verdicts.len()
+    };
+    for comparison in calibration.comparisons.iter().filter(untouched) {
+        let verdicts = replay(comparison, plan);
         comparisons += 1;
         false_alarms += usize::from(verdicts.iter().any(|(case, verdict)| {
-            *verdict == Verdict::Regressed && !known.delays_ns.contains_key(case)
+            *verdict == Verdict::Regressed && !comparison.delays_ns.contains_key(case)
         }));
-        if known.kind == ComparisonKind::Null {
+        if comparison.kind == ComparisonKind::Null {
             cases += verdicts.len();
             inconclusive +=
                 verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
         }
     }
-    let wanted = 100.0 * FOUND_AT * plan.relative;
-    let percent = calibration.percents().into_iter().find(|percent| *percent >= wanted - 1e-9);
+    let smallest = 100.0 * FOUND_AT * plan.relative;
+    let percent = calibration.percents().into_iter().find(|percent| *percent >= smallest - 1e-9);
     let (mut found, mut of) = (0, 0);
-    let slower = |known: &&Known| percent.is_some() && known.kind.percent() == percent;
-    for known in calibration.comparisons.iter().filter(slower) {
-        for (_, verdict) in
-            replay(known, plan).into_iter().filter(|(case, _)| known.delays_ns.contains_key(case))
+    let slower = |comparison: &&CalibrationComparison| {
+        percent.is_some() && comparison.kind.percent() == percent
+    };
+    for comparison in calibration.comparisons.iter().filter(slower) {
+        for (_, verdict) in replay(comparison, plan)
+            .into_iter()
+            .filter(|(case, _)| comparison.delays_ns.contains_key(case))
         {
             of += 1;
             found += usize::from(verdict == Verdict::Regressed);
@@ -211,7 +219,7 @@ fn attempt(calibration: &Calibration, plan: &TestPlan) -> Tried {
     Tried { relative: plan.relative, false_alarms, comparisons, inconclusive, percent, found, of }
 }
 
-/// The fewest blocks that settle, from four upwards in steps of two.
+/// The fewest blocks after which cases may be unchanged, from four upwards in steps of two.
 fn fewest_blocks(calibration: &Calibration, plan: &TestPlan) -> Option<usize> {
     (4..=plan.settle_blocks.min(plan.max_blocks)).step_by(2).find(|settle_blocks| {
         let tried = attempt(calibration, &TestPlan { settle_blocks: *settle_blocks, ..*plan });
@@ -219,21 +227,26 @@ fn fewest_blocks(calibration: &Calibration, plan: &TestPlan) -> Option<usize> {
     })
 }
 
-/// Seconds of a block of these cases.
-fn block_s(calibration: &Calibration) -> f64 {
-    let sum = |of: &dyn Fn(&Known) -> f64| calibration.comparisons.iter().map(of).sum::<f64>();
-    let blocks = sum(&|known| known.processes as f64 / 4.0);
-    if blocks > 0.0 { sum(&|known| known.wall_s) / blocks } else { 0.0 }
+/// Mean time of a block of these cases, seconds.
+fn seconds_per_block(calibration: &Calibration) -> f64 {
+    let sum = |value: &dyn Fn(&CalibrationComparison) -> f64| {
+        calibration.comparisons.iter().map(value).sum::<f64>()
+    };
+    let blocks = sum(&|comparison| comparison.processes as f64 / 4.0);
+    if blocks > 0.0 { sum(&|comparison| comparison.wall_s) / blocks } else { 0.0 }
 }
 
 fn contention_weight(calibration: &Calibration) -> f64 {
     let mut costs = Vec::new();
-    for series in calibration.of(ComparisonKind::Sham).flat_map(|known| known.first.values()) {
+    for series in calibration
+        .comparisons_of(ComparisonKind::Sham)
+        .flat_map(|comparison| comparison.first.values())
+    {
         let sides = series.base.time_ns.iter().zip(&series.head.time_ns);
         let shares = series.base.contention.iter().zip(&series.head.contention);
         costs.extend(sides.zip(shares).filter_map(|((base_ns, head_ns), (base, head))| {
             let more = (*head)? - (*base)?;
-            (more >= TELLING).then(|| (head_ns / base_ns).ln() / more)
+            (more >= MIN_CONTENTION_DIFFERENCE).then(|| (head_ns / base_ns).ln() / more)
         }));
     }
     let assumed = calibration.plan.contention_weight;

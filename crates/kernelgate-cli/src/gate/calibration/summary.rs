@@ -1,59 +1,60 @@
-//! Counts with their exact intervals, from known comparisons.
+//! Counts with their exact intervals, from comparisons with a known answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{Calibration, ComparisonKind, Known};
+use super::{Calibration, CalibrationComparison, ComparisonKind};
 use crate::gate::Verdict;
 use kernelgate::stats::{Walsh, binomial, median, quantile};
 
-/// How often, of how many, with the exact interval for how probable it is.
+/// A proportion with the exact interval of its probability.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Proportion {
-    /// How often.
+    /// Number of events.
     pub hits: usize,
-    /// Of how many.
+    /// Number of trials.
     pub of: usize,
     /// Lower end of the 95 % interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the 95 % interval.
     pub high: f64,
 }
 
 impl Proportion {
-    /// With its interval.
+    /// A proportion with its interval.
     pub fn new(hits: usize, of: usize) -> Self {
         let (low, high) = binomial::interval(hits, of);
         Self { hits, of, low, high }
     }
 
-    /// Observed share; 0 of nothing.
+    /// Observed share; 0 without trials.
     pub fn share(self) -> f64 {
         if self.of == 0 { 0.0 } else { self.hits as f64 / self.of as f64 }
     }
 }
 
-/// Everything that is said of a calibration.
+/// Tables of a calibration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CalibrationSummary {
-    /// A row a kind of comparison: A/A, sham load, other layout, made slower in one way or another.
+    /// A row for each kind of comparison: A/A, sham load, other layout, and injected slow-downs.
     pub kinds: Vec<Tally>,
-    /// Slow-downs found, by kind and case; overall where the case is none.
+    /// Slow-downs found, by kind and case; an entry without a case is the sum of all.
     pub power: Vec<Power>,
-    /// How much processes of one executable differ, by case.
+    /// Differences between processes of one executable, by case.
     pub noise: Vec<ProcessNoise>,
 }
 
-/// The comparisons of a kind.
+/// Counts over the comparisons of a kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Tally {
-    /// "A/A".
+    /// Name of the kind: "A/A".
     pub kind: String,
-    /// Comparisons that called a case slower; where one case alone was made slower, another one.
+    /// Comparisons that called a case slower; if one case alone was made slower, those that called
+    /// another one slower.
     pub fired: Proportion,
-    /// Upper end of the one-sided 95 % interval for the probability of that, where it is a
-    /// mistake.
+    /// Upper end of the one-sided 95 % interval for the probability of a false alarm, for kinds in
+    /// which nothing is slower.
     pub fired_bound: Option<f64>,
     /// Cases called inconclusive.
     pub inconclusive: Proportion,
@@ -65,56 +66,56 @@ pub struct Tally {
     pub unchanged: usize,
     /// Inconclusive cases by reason.
     pub reasons: BTreeMap<String, usize>,
-    /// Comparisons in which a process failed or a case failed that was not to be delayed.
+    /// Comparisons in which a process failed, or a case that was not to be delayed.
     pub broken: usize,
-    /// Blocks of a comparison, mean, both rounds.
+    /// Mean number of blocks of a comparison, both rounds.
     pub blocks: f64,
-    /// Wall time of a comparison, mean, seconds.
+    /// Mean wall time of a comparison, seconds.
     pub wall_s: f64,
-    /// The longest, seconds.
+    /// Wall time of the longest comparison, seconds.
     pub longest_s: f64,
 }
 
-/// How often an injected slow-down was found.
+/// Counts of injected slow-downs that were found and missed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Power {
-    /// "2 % slower".
+    /// Name of the kind: "2 % slower".
     pub kind: String,
-    /// Asked for, per cent.
+    /// Requested slow-down, per cent.
     pub percent: f64,
-    /// The case; none for all together.
+    /// The case; `None` for all together.
     pub case: Option<String>,
-    /// Called slower.
+    /// Cases called slower.
     pub found: Proportion,
-    /// Called unchanged or faster.
+    /// Cases called unchanged or faster.
     pub missed: usize,
-    /// Mean of what was added, per cent of the base's time in the comparison itself.
+    /// Mean of the added time, per cent of the base's time in the comparison itself.
     pub added: f64,
-    /// Mean of the estimates, per cent.
+    /// Mean of the estimated slow-downs, per cent.
     pub measured: f64,
-    /// Comparisons in which the delay could not be made, and why.
+    /// Comparisons in which the delay could not be made, with the reason.
     pub not_injected: Option<(usize, String)>,
 }
 
-/// How much processes of one executable differ, from the pairs of the A/A comparisons.
+/// Differences between processes of one executable, from the pairs of the A/A comparisons.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ProcessNoise {
     /// The case.
     pub case: String,
     /// Median over the processes, nanoseconds a launch.
     pub time_ns: f64,
-    /// Pairs.
+    /// Number of pairs.
     pub pairs: usize,
-    /// Per cent by which a process differs from the next: half of what the middle 68 % of the
-    /// pairs span, over √2; a standard deviation if they were normal.
+    /// Per cent by which a process differs from the next: half of the width of the middle 68 % of
+    /// the pairs, over √2; for a normal distribution this is the standard deviation.
     pub process: f64,
-    /// Per cent that the middle 95 % of the pairs span, halved.
+    /// Half of the width of the middle 95 % of the pairs, per cent.
     pub widest: f64,
     /// Median share of the CPU time that co-running processes took, where known.
     pub contention: Option<f64>,
 }
 
-/// Counts everything.
+/// Counts all comparisons of a calibration.
 pub fn summarise(calibration: &Calibration) -> CalibrationSummary {
     let all = calibration.kinds();
     let kinds = all.iter().filter_map(|kind| tally(calibration, *kind)).collect();
@@ -124,25 +125,28 @@ pub fn summarise(calibration: &Calibration) -> CalibrationSummary {
 }
 
 fn tally(calibration: &Calibration, kind: ComparisonKind) -> Option<Tally> {
-    let known: Vec<&Known> = calibration.of(kind).collect();
-    let count = known.len();
-    let mean = |of: &dyn Fn(&Known) -> f64| {
-        known.iter().map(|known| of(known)).sum::<f64>() / count as f64
+    let comparisons: Vec<&CalibrationComparison> = calibration.comparisons_of(kind).collect();
+    let count = comparisons.len();
+    let mean = |value: &dyn Fn(&CalibrationComparison) -> f64| {
+        comparisons.iter().map(|comparisons| value(comparisons)).sum::<f64>() / count as f64
     };
-    let cases: Vec<Verdict> =
-        known.iter().flat_map(|known| known.judged().map(|(_, verdict)| verdict)).collect();
+    let cases: Vec<Verdict> = comparisons
+        .iter()
+        .flat_map(|comparisons| comparisons.judged().map(|(_, verdict)| verdict))
+        .collect();
     let with = |wanted: Verdict| cases.iter().filter(|verdict| **verdict == wanted).count();
     let everything = matches!(kind, ComparisonKind::Injected(_) | ComparisonKind::Work(_));
-    let has_fired =
-        |known: &&&Known| if everything { known.fired() } else { known.is_false_alarm() };
-    let fired = known.iter().filter(has_fired).count();
+    let has_fired = |comparisons: &&&CalibrationComparison| {
+        if everything { comparisons.fired() } else { comparisons.is_false_alarm() }
+    };
+    let fired = comparisons.iter().filter(has_fired).count();
     let mut reasons = BTreeMap::new();
-    for reason in known.iter().flat_map(|known| known.reasons.values()) {
+    for reason in comparisons.iter().flat_map(|comparisons| comparisons.reasons.values()) {
         *reasons.entry(reason.clone()).or_default() += 1;
     }
-    let broken = |known: &&&Known| {
-        !known.broken.is_empty()
-            || known.failed.keys().any(|case| !known.delays_ns.contains_key(case))
+    let broken = |comparisons: &&&CalibrationComparison| {
+        !comparisons.broken.is_empty()
+            || comparisons.failed.keys().any(|case| !comparisons.delays_ns.contains_key(case))
     };
     (count > 0).then(|| Tally {
         kind: kind.name(),
@@ -153,39 +157,44 @@ fn tally(calibration: &Calibration, kind: ComparisonKind) -> Option<Tally> {
         improved: with(Verdict::Improved),
         unchanged: with(Verdict::Unchanged),
         reasons,
-        broken: known.iter().filter(broken).count(),
-        blocks: mean(&|known| known.processes as f64 / 4.0),
-        wall_s: mean(&|known| known.wall_s),
-        longest_s: known.iter().map(|known| known.wall_s).fold(0.0, f64::max),
+        broken: comparisons.iter().filter(broken).count(),
+        blocks: mean(&|comparisons| comparisons.processes as f64 / 4.0),
+        wall_s: mean(&|comparisons| comparisons.wall_s),
+        longest_s: comparisons.iter().map(|comparisons| comparisons.wall_s).fold(0.0, f64::max),
     })
 }
 
 fn power(calibration: &Calibration, kind: ComparisonKind) -> Vec<Power> {
     let Some(percent) = kind.percent() else { return Vec::new() };
-    let known: Vec<&Known> = calibration.of(kind).collect();
-    let cases: BTreeSet<&String> = known.iter().flat_map(|known| known.delays_ns.keys()).collect();
+    let comparisons: Vec<&CalibrationComparison> = calibration.comparisons_of(kind).collect();
+    let cases: BTreeSet<&String> =
+        comparisons.iter().flat_map(|comparisons| comparisons.delays_ns.keys()).collect();
     let mut rows: Vec<Power> =
-        cases.iter().map(|case| power_of(&known, (kind, percent), &[case])).collect();
+        cases.iter().map(|case| power_for(&comparisons, (kind, percent), &[case])).collect();
     if rows.len() > 1 {
         let all: Vec<&String> = cases.into_iter().collect();
-        rows.insert(0, Power { case: None, ..power_of(&known, (kind, percent), &all) });
+        rows.insert(0, Power { case: None, ..power_for(&comparisons, (kind, percent), &all) });
     }
     rows
 }
 
-fn power_of(known: &[&Known], (kind, percent): (ComparisonKind, f64), cases: &[&String]) -> Power {
+fn power_for(
+    comparisons: &[&CalibrationComparison],
+    (kind, percent): (ComparisonKind, f64),
+    cases: &[&String],
+) -> Power {
     let (mut verdicts, mut added, mut measured) = (Vec::new(), Vec::new(), Vec::new());
     let mut not_injected: Option<(usize, String)> = None;
-    for known in known {
+    for comparison in comparisons {
         for case in cases.iter().copied() {
-            if let Some(reason) = known.failed.get(case) {
+            if let Some(reason) = comparison.failed.get(case) {
                 not_injected.get_or_insert_with(|| (0, reason.clone())).0 += 1;
             }
-            let Some(delay_ns) = known.delays_ns.get(case) else { continue };
-            let Some(verdict) = known.verdicts.get(case) else { continue };
+            let Some(delay_ns) = comparison.delays_ns.get(case) else { continue };
+            let Some(verdict) = comparison.verdicts.get(case) else { continue };
             verdicts.push(*verdict);
             if let Some(series) =
-                known.first.get(case).filter(|series| !series.base.time_ns.is_empty())
+                comparison.first.get(case).filter(|series| !series.base.time_ns.is_empty())
             {
                 added.push(100.0 * *delay_ns / median(&series.base.time_ns));
                 measured
@@ -208,8 +217,10 @@ fn power_of(known: &[&Known], (kind, percent): (ComparisonKind, f64), cases: &[&
 }
 
 fn noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> {
-    let series: Vec<_> =
-        calibration.of(ComparisonKind::Null).filter_map(|known| known.first.get(case)).collect();
+    let series: Vec<_> = calibration
+        .comparisons_of(ComparisonKind::Null)
+        .filter_map(|known| known.first.get(case))
+        .collect();
     let differences: Vec<f64> = series.iter().flat_map(|series| pairs(series)).collect();
     if differences.is_empty() {
         return None;
@@ -231,7 +242,7 @@ fn noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> {
     })
 }
 
-/// ln(head / base) of neighbours.
+/// ln(head / base) of neighbouring processes.
 fn pairs(series: &super::Series) -> Vec<f64> {
     series
         .base

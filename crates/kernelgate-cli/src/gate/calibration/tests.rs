@@ -22,7 +22,12 @@ fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<Block> {
     (0..count).map(block).collect()
 }
 
-fn known(kind: ComparisonKind, number: usize, ratio: f64, plan: &TestPlan) -> Known {
+fn comparison(
+    kind: ComparisonKind,
+    number: usize,
+    ratio: f64,
+    plan: &TestPlan,
+) -> CalibrationComparison {
     let first = Observed::from([(
         "w/f/a/cpu/hot".to_owned(),
         blocks(ratio, 0.01, plan.max_blocks, number + 1),
@@ -34,10 +39,10 @@ fn known(kind: ComparisonKind, number: usize, ratio: f64, plan: &TestPlan) -> Kn
     let outcome = decide(&first, plan, true);
     let slower = outcome.count(Verdict::Regressed) > 0;
     let series = |observed: &Observed| {
-        observed.iter().map(|(case, blocks)| (case.clone(), Series::of(blocks))).collect()
+        observed.iter().map(|(case, blocks)| (case.clone(), Series::from_blocks(blocks))).collect()
     };
     let delay = kind.percent().map(|_| ("w/f/a/cpu/hot".to_owned(), (ratio - 1.0) * 1e6));
-    Known {
+    CalibrationComparison {
         kind,
         number,
         started: format!("2026-11-21T10:{number:02}:00Z"),
@@ -61,11 +66,11 @@ fn known(kind: ComparisonKind, number: usize, ratio: f64, plan: &TestPlan) -> Kn
 
 pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
     let plan = TestPlan { max_blocks: 10, ..TestPlan::default() };
-    let mut comparisons: Vec<Known> =
-        (0..null).map(|number| known(ComparisonKind::Null, number, 1.0, &plan)).collect();
+    let mut comparisons: Vec<CalibrationComparison> =
+        (0..null).map(|number| comparison(ComparisonKind::Null, number, 1.0, &plan)).collect();
     for (percent, count) in injected {
         comparisons.extend((0..*count).map(|number| {
-            known(ComparisonKind::Injected(*percent), number, 1.0 + percent / 100.0, &plan)
+            comparison(ComparisonKind::Injected(*percent), number, 1.0 + percent / 100.0, &plan)
         }));
     }
     Calibration {
@@ -93,9 +98,9 @@ fn means_over_iterations_keep_their_digits_in_columns() {
     for timing in blocks.iter_mut().flat_map(|block| block.base.iter_mut().chain(&mut block.head)) {
         *timing = Timing { time_ns: 1.234_567_8, averaged: true, ..*timing };
     }
-    let back = Series::of(&blocks).blocks();
+    let back = Series::from_blocks(&blocks).blocks();
     assert_eq!((back[0].base[0].time_ns, back[0].head[1].averaged), (1.23457, true));
-    let json = serde_json::to_value(Series::of(&blocks)).unwrap();
+    let json = serde_json::to_value(Series::from_blocks(&blocks)).unwrap();
     assert_eq!(json["averaged"], true);
 }
 
@@ -103,7 +108,7 @@ fn means_over_iterations_keep_their_digits_in_columns() {
 fn blocks_survive_as_columns_and_on_disk() {
     let mut original = blocks(1.02, 0.01, 5, 3);
     original[2].head[0].contention = None;
-    let back = Series::of(&original).blocks();
+    let back = Series::from_blocks(&original).blocks();
     assert_eq!(back.len(), 5);
     for (a, b) in original.iter().zip(&back) {
         assert_eq!(
@@ -152,8 +157,8 @@ fn numbers_that_nothing_can_have_recommended_are_refused_by_file_and_field() {
         edited[of][field] = value.into();
         std::fs::write(&path, edited.to_string()).unwrap();
         let error = kernelgate::record::read::<Calibration>(&path).unwrap_err().to_string();
-        let wanted = format!("{of}.{field} is {value}");
-        assert!(error.contains("calibration.json") && error.contains(&wanted), "{error}");
+        let problem = format!("{of}.{field} is {value}");
+        assert!(error.contains("calibration.json") && error.contains(&problem), "{error}");
     }
     for (of, field, blocks) in [("recommended", "settle_blocks", 0), ("plan", "max_blocks", 10_001)]
     {
@@ -180,7 +185,7 @@ fn counts_and_intervals_are_those_of_the_comparisons() {
     assert!((power.added - 5.0).abs() < 0.1 && (power.measured - 5.0).abs() < 0.2, "{power:?}");
     assert!((power.found.low - 0.831_566).abs() < 1e-5);
     let noise = &summary.noise[0];
-    // Even noise of ±0.5 %: its standard deviation is 0.29 %.
+    // Uniform noise of ±0.5 % has a standard deviation of 0.29 %.
     assert!((0.2..0.4).contains(&noise.process) && noise.pairs == 400, "{noise:?}");
 }
 
@@ -194,18 +199,16 @@ fn the_threshold_is_the_smallest_that_keeps_both_promises() {
     );
     let blocks = recommended.settle_blocks.unwrap();
     assert!((4..=10).contains(&blocks) && recommended.budget_s > 0.0);
-    // Nothing was injected that is twice 3 % or more.
+    // No injected slow-down is twice 3 % or more.
     assert_eq!(
         recommended.tried.iter().find(|tried| tried.relative == 0.03).unwrap().percent,
         None
     );
     assert_eq!(recommended.tried[1].percent, Some(5.0));
-    // Where 2 % are too little to be found, a higher threshold is.
+    // If slow-downs of 2 % are missed, a higher threshold is recommended.
     let mut few = calibration(20, &[(2.0, 20), (5.0, 20)]);
-    for weak in
-        few.comparisons.iter_mut().filter(|known| known.kind == ComparisonKind::Injected(2.0))
-    {
-        weak.first = known(ComparisonKind::Null, 1, 1.002, &few.plan).first;
+    for weak in few.comparisons.iter_mut().filter(|it| it.kind == ComparisonKind::Injected(2.0)) {
+        weak.first = comparison(ComparisonKind::Null, 1, 1.002, &few.plan).first;
         weak.second.clear();
     }
     assert_eq!(recommend(&few).relative, Some(0.015));
@@ -220,13 +223,14 @@ fn deciding_again_gives_what_was_decided() {
     }
 }
 
-/// What the committed calibrations showed of the gate of their day holds for the gate of this
-/// build: the same times, decided again.
+/// Decides the recorded times of the committed calibrations again: this build's gate must reach the
+/// same verdicts as the gate that recorded them.
 #[test]
 fn committed_calibrations_hold_for_this_gate() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = |folder: &str| std::fs::read_dir(root.join(folder)).unwrap().map(Result::unwrap);
-    // Those of `ci/calibrate` are of no default thresholds: they lie beside the evidence.
+    // Calibrations of `ci/calibrate` have other thresholds than the default: they lie beside the
+    // evidence.
     let of_ci = files("docs/calibrations").map(|entry| entry.path());
     let of_devices = files("baselines").map(|entry| entry.path().join("calibration.json"));
     let paths: Vec<_> = of_ci.chain(of_devices.filter(|path| path.exists())).collect();
@@ -284,10 +288,12 @@ fn too_little_and_alarms_recommend_nothing() {
     let no_power = recommend(&calibration(20, &[(2.0, 19)]));
     assert_eq!(no_power.relative, None);
     let mut alarms = calibration(20, &[(20.0, 20)]);
-    alarms.comparisons[0] =
-        Known { kind: ComparisonKind::Layout, ..known(ComparisonKind::Null, 0, 1.3, &alarms.plan) };
+    alarms.comparisons[0] = CalibrationComparison {
+        kind: ComparisonKind::Layout,
+        ..comparison(ComparisonKind::Null, 0, 1.3, &alarms.plan)
+    };
     assert!(alarms.comparisons[0].is_false_alarm());
-    assert!(!known(ComparisonKind::Single(30.0), 0, 1.3, &alarms.plan).is_false_alarm());
+    assert!(!comparison(ComparisonKind::Single(30.0), 0, 1.3, &alarms.plan).is_false_alarm());
     let recommended = recommend(&alarms);
     assert!(
         recommended.relative.is_none() && recommended.tried[0].false_alarms == 1,
@@ -296,11 +302,11 @@ fn too_little_and_alarms_recommend_nothing() {
 }
 
 #[test]
-fn sittings_add_up_and_strangers_are_refused() {
+fn repeated_calibrations_add_up_and_others_are_refused() {
     let (mut a, b) = (calibration(4, &[]), calibration(6, &[(5.0, 1)]));
     a.merge(b.clone()).unwrap();
-    // Four are the same comparisons.
-    assert_eq!((a.of(ComparisonKind::Null).count(), a.percents()), (6, vec![5.0]));
+    // Four comparisons are in both.
+    assert_eq!((a.comparisons_of(ComparisonKind::Null).count(), a.percents()), (6, vec![5.0]));
     for (stranger, word) in [
         (
             Calibration {

@@ -1,6 +1,6 @@
-//! Did the host's time to start a launch grow? One process of each build tells two numbers that
-//! scatter by themselves, so what they say is a suspicion: further processes of both builds, in
-//! pairs, decide it as times are decided.
+//! Decides whether the host's time to start a launch grew. One process of each build gives two
+//! numbers that scatter by themselves, so a difference between them is only suspected: further
+//! processes of both builds, in pairs, decide it as times are decided.
 //!
 //! With m suspected cases, growth is found where Wilcoxon's signed-rank test on ln(head / base),
 //! less what is allowed, has p of at most `FALSE_ALARMS` / m (Bonferroni); the pairs are new, so
@@ -11,26 +11,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{CostGrowth, FurtherPairs};
 use kernelgate::stats::{median, signed_rank};
 
-/// Fewest further pairs from which growth is concluded.
-const FEWEST_PAIRS: usize = 8;
-/// Highest probability that any case is said to have grown where none has.
+/// Smallest number of further pairs that can show growth.
+const MIN_PAIRS: usize = 8;
+/// Highest probability of a false finding of growth in any case.
 const FALSE_ALARMS: f64 = 0.01;
 
-/// Further pairs that it takes where so many cases are suspected: if all are of one sign, they
+/// Number of further pairs for this number of suspected cases: if all pairs have one sign, they
 /// suffice.
 pub fn pairs(suspected: usize) -> usize {
     let level = FALSE_ALARMS / suspected.max(1) as f64;
-    ((1.0 / level).log2().ceil() as usize).max(FEWEST_PAIRS)
+    ((1.0 / level).log2().ceil() as usize).max(MIN_PAIRS)
 }
 
-/// Those of the suspected that grew, or may have. `measure` gives the host's times of these cases
-/// in one more process of base and of head each, nanoseconds; none where there is no time for it.
-pub fn settle(
+/// Returns the suspected cases that grew, or may have grown. `measure` gives the host's times of
+/// these cases in one more process of base and of head each, nanoseconds; `None` ends the
+/// measurement for lack of time.
+pub fn confirm_growth(
     suspected: Vec<CostGrowth>,
     mut measure: impl FnMut(&BTreeSet<String>, usize) -> Option<BTreeMap<String, [f64; 2]>>,
 ) -> Vec<CostGrowth> {
     let (needed, tests) = (pairs(suspected.len()), suspected.len());
-    let mut taken: BTreeMap<String, Vec<[f64; 2]>> = BTreeMap::new();
+    let mut measured: BTreeMap<String, Vec<[f64; 2]>> = BTreeMap::new();
     let mut open = suspected;
     for pair in 0..needed {
         if open.is_empty() {
@@ -39,25 +40,25 @@ pub fn settle(
         let cases = open.iter().map(|it| it.case.clone()).collect();
         let Some(found) = measure(&cases, pair) else { break };
         for (case, times) in found {
-            taken.entry(case).or_default().push(times);
+            measured.entry(case).or_default().push(times);
         }
-        open.retain(|it| taken.get(&it.case).is_none_or(|pairs| !is_settled(pairs, it.allowed)));
+        open.retain(|it| measured.get(&it.case).is_none_or(|pairs| !is_settled(pairs, it.allowed)));
     }
     let judged = |it: CostGrowth| {
-        let pairs = taken.get(&it.case).map(Vec::as_slice).unwrap_or_default();
+        let pairs = measured.get(&it.case).map(Vec::as_slice).unwrap_or_default();
         judge(it, pairs, FALSE_ALARMS / tests as f64)
     };
     open.into_iter().map(judged).collect()
 }
 
-/// ln(head / base) less what is allowed.
+/// ln(head / base) minus the allowed growth.
 fn excess(pairs: &[[f64; 2]], allowed: f64) -> Vec<f64> {
     pairs.iter().map(|[base, head]| (head / base).ln() - allowed.ln_1p()).collect()
 }
 
-/// Whether half of the pairs or more are within what is allowed: no growth.
+/// Whether at least half of the pairs are within the allowed growth, which counts as no growth.
 fn is_settled(pairs: &[[f64; 2]], allowed: f64) -> bool {
-    pairs.len() >= FEWEST_PAIRS / 2 && median(&excess(pairs, allowed)) <= 0.0
+    pairs.len() >= MIN_PAIRS / 2 && median(&excess(pairs, allowed)) <= 0.0
 }
 
 fn judge(growth: CostGrowth, pairs: &[[f64; 2]], level: f64) -> CostGrowth {
@@ -65,7 +66,7 @@ fn judge(growth: CostGrowth, pairs: &[[f64; 2]], level: f64) -> CostGrowth {
     let further = FurtherPairs {
         pairs: pairs.len(),
         grown: excess.iter().filter(|excess| **excess > 0.0).count(),
-        found: pairs.len() >= FEWEST_PAIRS && signed_rank::greater(&excess) <= level,
+        found: pairs.len() >= MIN_PAIRS && signed_rank::greater(&excess) <= level,
     };
     let middle = |side: usize, first: f64| match pairs {
         [] => first,
@@ -85,7 +86,7 @@ mod tests {
     use crate::gate::costs::Cost;
 
     fn suspects(cases: &[&str]) -> Vec<CostGrowth> {
-        let of = |case: &&str| CostGrowth {
+        let suspect = |case: &&str| CostGrowth {
             case: (*case).to_owned(),
             cost: Cost::HostTime,
             base: 4000.0,
@@ -93,41 +94,42 @@ mod tests {
             allowed: 0.1,
             further: None,
         };
-        cases.iter().map(of).collect()
+        cases.iter().map(suspect).collect()
     }
 
-    /// What becomes of one suspect whose heads take that much of 4 µs; pairs that were measured.
-    fn of(heads: &[f64]) -> (Vec<CostGrowth>, usize) {
-        let mut asked = 0;
-        let settled = settle(suspects(&["x"]), |cases, pair| {
+    /// The outcome for one suspected case whose heads take these multiples of 4 µs, with the number
+    /// of measured pairs.
+    fn outcome_for(heads: &[f64]) -> (Vec<CostGrowth>, usize) {
+        let mut requested = 0;
+        let settled = confirm_growth(suspects(&["x"]), |cases, pair| {
             assert_eq!(cases.iter().collect::<Vec<_>>(), ["x"]);
-            asked += 1;
+            requested += 1;
             Some([("x".to_owned(), [4000.0, 4000.0 * heads.get(pair)?])].into())
         });
-        (settled, asked)
+        (settled, requested)
     }
 
     #[test]
     fn growth_is_found_once_further_pairs_agree() {
-        let (grown, asked) = of(&[1.5; 8]);
-        assert_eq!(asked, 8);
+        let (grown, requested) = outcome_for(&[1.5; 8]);
+        assert_eq!(requested, 8);
         assert!(grown[0].is_shown());
         assert_eq!(
             grown[0].words(),
             "host time of a launch 6.000 µs, was 4.000 µs (+50.0%, 10% are allowed) in 8 of 8 \
              further pairs of processes"
         );
-        // The first numbers were a coincidence: four pairs say so.
-        assert_eq!(of(&[1.0; 8]), (vec![], 4));
-        assert_eq!(of(&[1.09, 1.0, 1.3, 1.02, 1.5, 1.5, 1.5, 1.5]), (vec![], 4));
-        // Mostly more, and not as clearly as a finding has to be.
-        let (unclear, asked) = of(&[1.3, 1.01, 1.4, 1.3, 1.02, 1.3, 1.2, 1.3]);
-        assert_eq!((unclear.len(), asked), (1, 8));
+        // The suspicion was due to noise: four pairs show it.
+        assert_eq!(outcome_for(&[1.0; 8]), (vec![], 4));
+        assert_eq!(outcome_for(&[1.09, 1.0, 1.3, 1.02, 1.5, 1.5, 1.5, 1.5]), (vec![], 4));
+        // Most pairs grew, but not as clearly as a finding requires.
+        let (unclear, requested) = outcome_for(&[1.3, 1.01, 1.4, 1.3, 1.02, 1.3, 1.2, 1.3]);
+        assert_eq!((unclear.len(), requested), (1, 8));
         assert!(!unclear[0].is_shown(), "{unclear:?}");
         assert!(unclear[0].words().ends_with("in 6 of 8 further pairs of processes"));
-        // Nor where time ends before the pairs are there.
+        // The same holds if time ends before enough pairs are measured.
         for pairs in [0, 3, 7] {
-            let (unclear, _) = of(&[1.5; 8][..pairs]);
+            let (unclear, _) = outcome_for(&[1.5; 8][..pairs]);
             assert!(!unclear[0].is_shown() && unclear[0].further.unwrap().pairs == pairs);
         }
     }
@@ -137,16 +139,16 @@ mod tests {
         assert_eq!([0, 1, 2, 10, 40].map(pairs), [8, 8, 8, 10, 12]);
         let cases: Vec<String> = (0..10).map(|i| format!("c{i}")).collect();
         let names: Vec<&str> = cases.iter().map(String::as_str).collect();
-        let settled = settle(suspects(&names), |cases, pair| {
+        let settled = confirm_growth(suspects(&names), |cases, pair| {
             (pair < 9).then(|| cases.iter().map(|it| (it.clone(), [1.0, 2.0])).collect())
         });
         assert_eq!(settled.len(), 10);
         assert!(settled.iter().all(|it| !it.is_shown()), "nine pairs of ten");
     }
 
-    /// Where the head takes exactly what is allowed, any alarm is a false one.
+    /// If the head takes exactly what is allowed, every alarm is false.
     #[test]
-    fn alarms_are_as_rare_as_said() {
+    fn false_alarms_are_as_rare_as_promised() {
         let (mut state, mut alarms) = (1u64, 0);
         let mut uniform = || {
             // SplitMix64.
@@ -157,7 +159,7 @@ mod tests {
             ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
         };
         for _ in 0..4000 {
-            let settled = settle(suspects(&["a", "b", "c"]), |cases, _| {
+            let settled = confirm_growth(suspects(&["a", "b", "c"]), |cases, _| {
                 let mut side = |level: f64| level * (1.0 + 0.3 * uniform());
                 let pair = |it: &String| (it.clone(), [side(1.0), side(1.1)]);
                 Some(cases.iter().map(pair).collect())

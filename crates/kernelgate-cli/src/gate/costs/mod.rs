@@ -1,9 +1,9 @@
-//! What a launch takes besides the device's time, before and after: judged where the package asks
-//! for it (`rules`).
+//! Costs of a launch besides the device's time, of base and head: judged if the package asks for it
+//! (`rules`).
 //!
-//! Device memory is judged as it was measured, where it was in both: growth of more than
-//! `GRANULARITY`, which the driver's pages, graphs and code of kernels may cost by themselves.
-//! Where it was not, and where the growth is less, what the rows declare is judged.
+//! Device memory is judged by its measured size, if both sides measured it and it grew by more than
+//! `GRANULARITY`, which the driver's pages, graphs and code of kernels may add by themselves.
+//! Otherwise the memory that the rows declare is judged.
 
 pub mod host_time;
 
@@ -17,7 +17,7 @@ use kernelgate::display;
 use kernelgate::record::LaunchCosts;
 use kernelgate::stats::median;
 
-/// What grew.
+/// The costs that can grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cost {
@@ -31,7 +31,7 @@ pub enum Cost {
     Energy,
 }
 
-/// Growth of measured device memory that says nothing, bytes.
+/// Growth of measured device memory that is not significant, bytes.
 const GRANULARITY: f64 = (16 << 20) as f64;
 
 /// A cost that grew by more than the package allows.
@@ -39,37 +39,37 @@ const GRANULARITY: f64 = (16 << 20) as f64;
 pub struct CostGrowth {
     /// The case.
     pub case: String,
-    /// What grew.
+    /// The cost that grew.
     pub cost: Cost,
-    /// What it was: the median over the runs.
+    /// Cost of the base: the median over the runs.
     pub base: f64,
-    /// What it is.
+    /// Cost of the head.
     pub head: f64,
     /// Relative growth that is allowed.
     pub allowed: f64,
-    /// What further pairs of processes say of it, where it takes them.
+    /// Result of further pairs of processes, for costs that need them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub further: Option<FurtherPairs>,
 }
 
-/// Further processes of base and head, in pairs, whose medians a [`CostGrowth`] then holds.
+/// Further processes of base and head, in pairs; the [`CostGrowth`] then holds their medians.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FurtherPairs {
-    /// Pairs.
+    /// Number of pairs.
     pub pairs: usize,
-    /// Those with more growth than is allowed.
+    /// Pairs with more growth than is allowed.
     pub grown: usize,
-    /// Whether they are enough for a finding; else nothing can be told.
+    /// Whether they are enough for a finding; otherwise the growth stays undecided.
     pub found: bool,
 }
 
 impl CostGrowth {
-    /// Whether it is a finding, or only suspected.
+    /// Whether the growth is a finding, rather than only suspected.
     pub fn is_shown(&self) -> bool {
         self.further.is_none_or(|further| further.found)
     }
 
-    /// "device memory 3.0 GB, was 2.0 GB (+50.0%, 10% are allowed)".
+    /// The growth in words: "device memory 3.0 GB, was 2.0 GB (+50.0%, 10% are allowed)".
     pub fn words(&self) -> String {
         let (what, show): (_, fn(f64) -> String) = match self.cost {
             Cost::DeviceMemory => ("device memory", |bytes| display::bytes(bytes as u64)),
@@ -86,50 +86,50 @@ impl CostGrowth {
             }
         };
         if self.base <= 0.0 {
-            return format!("{what} {head}, was none ({allowed}% more are allowed){further}");
+            return format!("{what} {head}, was 0 ({allowed}% more are allowed){further}");
         }
         let grown = 100.0 * (self.head / self.base - 1.0);
         format!("{what} {head}, was {base} ({grown:+.1}%, {allowed}% are allowed){further}")
     }
 }
 
-/// A bound of the package on a cost of a case: whether it could be judged.
+/// A bound of the package on a cost of a case, and whether it could be judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CostBound {
     /// The case.
     pub case: String,
-    /// What the bound is on.
+    /// The bounded cost.
     pub cost: Cost,
-    /// Why it could not be judged; none where it was.
+    /// The reason why it could not be judged; `None` if it was judged.
     pub missing: Option<Missing>,
 }
 
-/// Why a cost cannot be judged.
+/// The reason why a cost cannot be judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Missing {
     /// The case ran on the host, where there is no such cost.
     OnHost,
     /// A bench that uses Criterion alone records no cost.
     Criterion,
-    /// What is compared with does not tell it.
+    /// The base did not record it.
     Base,
-    /// What is judged does not tell it.
+    /// The head did not record it.
     Head,
-    /// Neither tells it.
+    /// Neither side recorded it.
     Both,
-    /// Both tell it, by figures that do not compare.
+    /// Both sides recorded it, by figures that do not compare.
     Figures,
 }
 
 impl Missing {
-    /// The words for messages.
+    /// The reason in words.
     pub const fn words(self) -> &'static str {
         match self {
             Self::OnHost => "there is no such cost on the CPU",
-            Self::Criterion => "a bench that uses Criterion alone does not tell it",
-            Self::Base => "the base does not tell it",
-            Self::Head => "the head does not tell it",
-            Self::Both => "neither the base nor the head tells it",
+            Self::Criterion => "a bench that uses Criterion alone does not record it",
+            Self::Base => "the base did not record it",
+            Self::Head => "the head did not record it",
+            Self::Both => "neither the base nor the head recorded it",
             Self::Figures => {
                 "one side measured it, the other has only what its implementation declares"
             }
@@ -138,10 +138,10 @@ impl Missing {
 }
 
 impl Cost {
-    /// All of them.
+    /// All costs.
     const ALL: [Self; 4] = [Self::DeviceMemory, Self::Launches, Self::HostTime, Self::Energy];
 
-    /// The word in `kernelgate.toml`.
+    /// The key in `kernelgate.toml`.
     pub const fn key(self) -> &'static str {
         match self {
             Self::DeviceMemory => "device-memory",
@@ -151,7 +151,7 @@ impl Cost {
         }
     }
 
-    /// What the package allows of it.
+    /// Growth of this cost that the package allows.
     pub const fn allowed(self, limits: &AskedLimits) -> Option<f64> {
         match self {
             Self::DeviceMemory => limits.device_memory,
@@ -161,20 +161,20 @@ impl Cost {
         }
     }
 
-    /// Whether a run tells it, by each figure that there is of it: both sides have to tell one.
-    fn told(self, of: &LaunchCosts) -> Vec<bool> {
+    /// Whether a run recorded each figure of this cost; both sides must have recorded the same one.
+    fn recorded(self, costs: &LaunchCosts) -> Vec<bool> {
         match self {
             Self::DeviceMemory => {
-                vec![of.device_bytes.is_some(), of.measured_device_bytes.is_some()]
+                vec![costs.device_bytes.is_some(), costs.measured_device_bytes.is_some()]
             }
-            Self::Launches => vec![of.commands.is_some()],
-            Self::HostTime => vec![of.host_launch_ns.is_some()],
-            Self::Energy => vec![of.launch_j.is_some()],
+            Self::Launches => vec![costs.commands.is_some()],
+            Self::HostTime => vec![costs.host_launch_ns.is_some()],
+            Self::Energy => vec![costs.launch_j.is_some()],
         }
     }
 }
 
-/// The bounds on the costs of a case, each with whether [`grown`] could judge it.
+/// The bounds on the costs of a case, each with the reason if [`grown`] could not judge it.
 pub fn bounds(
     case: &str,
     sides: [&[LaunchCosts]; 2],
@@ -182,16 +182,16 @@ pub fn bounds(
     on_host: bool,
 ) -> Vec<CostBound> {
     let missing = |cost: Cost| {
-        let figures = cost.told(&LaunchCosts::default()).len();
+        let figures = cost.recorded(&LaunchCosts::default()).len();
         let [base, head] = sides.map(|side| {
-            let tells = |figure: usize| side.iter().any(|run| cost.told(run)[figure]);
-            (0..figures).map(tells).collect::<Vec<bool>>()
+            let has_figure = |figure: usize| side.iter().any(|run| cost.recorded(run)[figure]);
+            (0..figures).map(has_figure).collect::<Vec<bool>>()
         });
         if base.iter().zip(&head).any(|(base, head)| *base && *head) {
             return None;
         }
-        let tells = |side: &[bool]| side.contains(&true);
-        Some(match (tells(&base), tells(&head)) {
+        let has_any = |side: &[bool]| side.contains(&true);
+        Some(match (has_any(&base), has_any(&head)) {
             (false, false) if on_host => Missing::OnHost,
             (true, false) => Missing::Head,
             (false, true) => Missing::Base,
@@ -199,16 +199,16 @@ pub fn bounds(
             (true, true) => Missing::Figures,
         })
     };
-    of_limits(case, limits, missing)
+    bounds_with(case, limits, missing)
 }
 
 /// The bounds on the costs of a case of Criterion alone, none of which can be judged.
-pub fn untold(case: &str, limits: &AskedLimits) -> Vec<CostBound> {
-    of_limits(case, limits, |_| Some(Missing::Criterion))
+pub fn bounds_of_criterion(case: &str, limits: &AskedLimits) -> Vec<CostBound> {
+    bounds_with(case, limits, |_| Some(Missing::Criterion))
 }
 
-/// The bounds that are set, each with what `missing` says of its cost.
-fn of_limits(
+/// The bounds that are set, each with the reason that `missing` gives for its cost.
+fn bounds_with(
     case: &str,
     limits: &AskedLimits,
     missing: impl Fn(Cost) -> Option<Missing>,
@@ -217,9 +217,9 @@ fn of_limits(
     set.map(|cost| CostBound { case: case.to_owned(), cost, missing: missing(cost) }).collect()
 }
 
-/// Of which bounds something could not be judged, for how many cases and why. One that could be
-/// judged for none of its cases is undecided, unless some ran on the host and none on a device: the
-/// same file serves machines without a GPU.
+/// The bounds that could not be judged for some cases, with the number of cases and the reason. A
+/// bound that could be judged for none of its cases is undecided, unless some ran on the host and
+/// none on a device: the same file serves machines without a GPU.
 pub fn unjudged(rules: &Rules, bounds: &[CostBound]) -> RulesReport {
     let mut report = RulesReport::default();
     for rule in &rules.thresholds {
@@ -258,7 +258,8 @@ pub fn unjudged(rules: &Rules, bounds: &[CostBound]) -> RulesReport {
     report
 }
 
-/// The costs of a case that grew by more than allowed; those that a side does not tell did not.
+/// The costs of a case that grew by more than allowed; a cost that one side did not record did not
+/// grow.
 pub fn grown(
     case: &str,
     [base, head]: [&[LaunchCosts]; 2],
@@ -266,12 +267,12 @@ pub fn grown(
 ) -> Vec<CostGrowth> {
     let both = |value: fn(&LaunchCosts) -> Option<f64>| {
         let middle = |side: &[LaunchCosts]| {
-            let told: Vec<f64> = side.iter().filter_map(value).collect();
-            (!told.is_empty()).then(|| median(&told))
+            let values: Vec<f64> = side.iter().filter_map(value).collect();
+            (!values.is_empty()).then(|| median(&values))
         };
         middle(base).zip(middle(head))
     };
-    let of = |cost: Cost, sides: Option<(f64, f64)>, allowed: Option<f64>| {
+    let growth_of = |cost: Cost, sides: Option<(f64, f64)>, allowed: Option<f64>| {
         let ((base, head), allowed) = (sides?, allowed?);
         let growth = CostGrowth { case: case.to_owned(), cost, base, head, allowed, further: None };
         (head > base * (1.0 + allowed)).then_some(growth)
@@ -282,20 +283,20 @@ pub fn grown(
     let host = both(|costs| costs.host_launch_ns);
     let energy = both(|costs| costs.launch_j);
     let costs = [
-        of(Cost::DeviceMemory, memory(measured, declared), limits.device_memory),
-        of(Cost::Launches, commands, limits.launches),
-        of(Cost::HostTime, host, limits.host_time),
-        of(Cost::Energy, energy, limits.energy),
+        growth_of(Cost::DeviceMemory, memory(measured, declared), limits.device_memory),
+        growth_of(Cost::Launches, commands, limits.launches),
+        growth_of(Cost::HostTime, host, limits.host_time),
+        growth_of(Cost::Energy, energy, limits.energy),
     ];
     costs.into_iter().flatten().collect()
 }
 
-/// Device memory of both sides to judge.
+/// The device memory of both sides that is judged.
 fn memory(measured: Option<(f64, f64)>, declared: Option<(f64, f64)>) -> Option<(f64, f64)> {
     let coarse = |(base, head): &(f64, f64)| (head - base).abs() <= GRANULARITY;
     match measured {
         None => declared,
-        // What is declared and more than this was not taken.
+        // The rows declare more growth than was measured, so the measurement counts.
         Some(both) if coarse(&both) => declared.filter(coarse),
         fine => fine,
     }
@@ -309,8 +310,9 @@ mod tests {
     #[test]
     fn energy_of_a_launch_is_judged() {
         let limits = AskedLimits { energy: Some(0.1), ..AskedLimits::default() };
-        let of = |joules| [LaunchCosts { launch_j: Some(joules), ..LaunchCosts::default() }];
-        let (base, same, more) = (of(0.5), of(0.54), of(0.6));
+        let launch_costs =
+            |joules| [LaunchCosts { launch_j: Some(joules), ..LaunchCosts::default() }];
+        let (base, same, more) = (launch_costs(0.5), launch_costs(0.54), launch_costs(0.6));
         assert_eq!(grown("x", [&base, &same], &limits), []);
         let found = grown("x", [&base, &more], &limits);
         let words = "energy of a launch 600.0 mJ, was 500.0 mJ (+20.0%, 10% are allowed)";
@@ -349,15 +351,15 @@ mod tests {
         assert!(words(&[LaunchCosts::default()], &head, &limits).is_empty());
         assert!(words(&base, &base, &limits).is_empty());
         let memory = words(&[costs(0, 7, 4e3)], &head, &limits).remove(0);
-        assert_eq!(memory, "device memory 1.50 kB, was none (40% more are allowed)");
+        assert_eq!(memory, "device memory 1.50 kB, was 0 (40% more are allowed)");
     }
 
     #[test]
-    fn a_bound_that_a_side_tells_nothing_of_is_missing_with_the_reason() {
+    fn a_cost_that_a_side_did_not_record_is_missing_with_the_reason() {
         use Missing::{Base, Both, Head, OnHost};
         let limits =
             AskedLimits { device_memory: Some(0.1), launches: Some(0.0), ..AskedLimits::default() };
-        let told = LaunchCosts { commands: Some(7), ..LaunchCosts::default() };
+        let recorded = LaunchCosts { commands: Some(7), ..LaunchCosts::default() };
         let nothing = LaunchCosts::default();
         let missing = |base: LaunchCosts, head: LaunchCosts, on_host: bool| {
             let bounds = bounds("x", [&[base], &[head]], &limits, on_host);
@@ -365,18 +367,18 @@ mod tests {
         };
         let both =
             |memory, launches| vec![(Cost::DeviceMemory, memory), (Cost::Launches, launches)];
-        assert_eq!(missing(told, told, false), both(Some(Both), None));
-        assert_eq!(missing(nothing, told, false), both(Some(Both), Some(Base)));
-        assert_eq!(missing(told, nothing, true), both(Some(OnHost), Some(Head)));
+        assert_eq!(missing(recorded, recorded, false), both(Some(Both), None));
+        assert_eq!(missing(nothing, recorded, false), both(Some(Both), Some(Base)));
+        assert_eq!(missing(recorded, nothing, true), both(Some(OnHost), Some(Head)));
         assert_eq!(missing(nothing, nothing, true), both(Some(OnHost), Some(OnHost)));
-        let declared = LaunchCosts { device_bytes: Some(1), ..told };
-        let measured = LaunchCosts { measured_device_bytes: Some(1), ..told };
+        let declared = LaunchCosts { device_bytes: Some(1), ..recorded };
+        let measured = LaunchCosts { measured_device_bytes: Some(1), ..recorded };
         assert_eq!(missing(declared, measured, false), both(Some(Missing::Figures), None));
-        assert_eq!(bounds("x", [&[told], &[told]], &AskedLimits::default(), false), []);
+        assert_eq!(bounds("x", [&[recorded], &[recorded]], &AskedLimits::default(), false), []);
     }
 
     #[test]
-    fn a_bound_that_could_not_be_judged_is_said_and_one_of_no_case_is_undecided() {
+    fn a_bound_without_data_is_reported_and_one_that_no_case_decides_is_undecided() {
         let text = "[[threshold]]\ncases = \".\"\ndevice-memory = 0.1\nlaunches = 0\n\
                     [[threshold]]\ncases = \"^b\"\nhost-time = 0.1\n";
         let rules = rules_file::parse("kernelgate.toml", text).unwrap();
@@ -393,16 +395,16 @@ mod tests {
         );
         let lines = [
             "inconclusive: kernelgate.toml: [[threshold]] `^b`: host-time could not be judged for \
-             1 of 1 cases: the base does not tell it",
+             1 of 1 cases: the base did not record it",
             "kernelgate.toml: [[threshold]] `.`: device-memory could not be judged for 1 of 2 \
-             cases: the head does not tell it",
+             cases: the head did not record it",
             "kernelgate.toml: [[threshold]] `.`: launches could not be judged for 2 of 2 cases: \
              there is no such cost on the CPU",
         ];
         assert_eq!(report.lines(), lines);
         assert_eq!(report.undecided.len(), 1);
-        // Benches of Criterion beside others on a machine without a GPU, beside those of one that
-        // tell nothing, and alone.
+        // Benches of Criterion beside others on a machine without a GPU, beside those of a side
+        // that recorded nothing, and alone.
         let beside = |missing| {
             let launches = |case, missing| bound(case, Cost::Launches, Some(missing));
             let rest = [Missing::Criterion, missing].map(|missing| launches("x", missing));
@@ -415,10 +417,10 @@ mod tests {
     }
 
     #[test]
-    fn measured_memory_goes_before_declared_and_its_granularity_is_no_growth() {
+    fn measured_memory_precedes_declared_and_small_growth_is_ignored() {
         const MIB: u64 = 1 << 20;
         let limits = AskedLimits { device_memory: Some(0.1), ..AskedLimits::default() };
-        let of = |measured: Option<u64>, declared: Option<u64>| LaunchCosts {
+        let costs = |measured: Option<u64>, declared: Option<u64>| LaunchCosts {
             device_bytes: declared.map(|it| it * MIB),
             measured_device_bytes: measured.map(|it| it * MIB),
             ..LaunchCosts::default()
@@ -427,19 +429,19 @@ mod tests {
             let found = grown("x", [&[base], &[head]], &limits);
             found.first().map(|it| (it.base as u64 / MIB, it.head as u64 / MIB))
         };
-        // Two more gigabytes of scratch that the row does not declare.
+        // Two more gigabytes of scratch memory that the row does not declare.
         let same = Some(64);
-        assert_eq!(grew(of(Some(70), same), of(Some(2118), same)), Some((70, 2118)));
-        assert_eq!(grew(of(Some(70), None), of(Some(2118), None)), Some((70, 2118)));
-        // A few pages more.
-        assert_eq!(grew(of(Some(70), same), of(Some(84), same)), None);
-        assert_eq!(grew(of(Some(70), None), of(Some(84), None)), None);
-        // Too little to be measured, and declared.
-        assert_eq!(grew(of(Some(4), Some(2)), of(Some(6), Some(4))), Some((2, 4)));
-        // Declared, and not taken.
-        assert_eq!(grew(of(Some(70), same), of(Some(70), Some(640))), None);
-        // Measured on one side only, as against an older baseline: what both declare.
-        assert_eq!(grew(of(None, same), of(Some(2118), same)), None);
-        assert_eq!(grew(of(None, same), of(Some(2118), Some(128))), Some((64, 128)));
+        assert_eq!(grew(costs(Some(70), same), costs(Some(2118), same)), Some((70, 2118)));
+        assert_eq!(grew(costs(Some(70), None), costs(Some(2118), None)), Some((70, 2118)));
+        // A few more pages.
+        assert_eq!(grew(costs(Some(70), same), costs(Some(84), same)), None);
+        assert_eq!(grew(costs(Some(70), None), costs(Some(84), None)), None);
+        // The declared growth is too small to be measured.
+        assert_eq!(grew(costs(Some(4), Some(2)), costs(Some(6), Some(4))), Some((2, 4)));
+        // The growth is declared and was not measured.
+        assert_eq!(grew(costs(Some(70), same), costs(Some(70), Some(640))), None);
+        // Only one side measured, as with an older baseline: the declared sizes count.
+        assert_eq!(grew(costs(None, same), costs(Some(2118), same)), None);
+        assert_eq!(grew(costs(None, same), costs(Some(2118), Some(128))), Some((64, 128)));
     }
 }

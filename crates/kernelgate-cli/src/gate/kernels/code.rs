@@ -1,7 +1,7 @@
-//! Did the code of a case change? The kernels that its implementation asked for in both builds: by
-//! the hash of their machine code, what that says of itself, and their launch shapes.
+//! Decides whether the code of a case changed. It compares the kernels that its implementation uses
+//! in both builds: the hash of their machine code, its resources, and their launch shapes.
 //!
-//! Host code is not compared, nor are kernels of libraries. Nothing here enters a verdict.
+//! Host code is not compared, nor are kernels of libraries. No verdict depends on this.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use kernelgate_cuda::Launch;
 use kernelgate_cuda::compiler::cubin::KernelFacts;
 use kernelgate_cuda::driver::launch::used::{UsedKernel, UsedKernels};
 
-/// Facts of a kernel that are named.
+/// Largest number of facts of a kernel that are named.
 const NAMED: usize = 6;
 
 /// The kernels of a case in both builds.
@@ -22,17 +22,17 @@ const NAMED: usize = 6;
 pub struct CodeComparison {
     /// Kernels whose machine code is the same.
     pub same: usize,
-    /// What differs in machine code, a line a kernel.
+    /// Differences in machine code, a line a kernel.
     pub code: Vec<String>,
-    /// What differs in how they are launched, a line a kernel, and kernels of one build only.
+    /// Differences in launches, a line a kernel, and kernels of one build only.
     pub launches: Vec<String>,
     /// Kernels that cannot be compared.
     pub unknown: usize,
 }
 
 impl CodeComparison {
-    /// Compares what both builds asked for.
-    pub fn of(base: &UsedKernels, head: &UsedKernels) -> Self {
+    /// Compares the kernels of a case in two builds.
+    pub fn between(base: &UsedKernels, head: &UsedKernels) -> Self {
         let mut comparison = Self::default();
         let names: BTreeSet<&String> = base.keys().chain(head.keys()).collect();
         for name in names {
@@ -45,7 +45,7 @@ impl CodeComparison {
         comparison
     }
 
-    /// Adds the number of commands of a launch, where both builds tell it: an extra launch of the
+    /// Adds the number of commands of a launch, where both builds record it: an extra launch of the
     /// same kernel shows there alone.
     pub fn add_commands(&mut self, base: Option<u64>, head: Option<u64>) {
         if let (Some(base), Some(head)) = (base, head)
@@ -76,7 +76,7 @@ impl CodeComparison {
         }
     }
 
-    /// Whether anything is known of it: there are kernels, all of which can be compared.
+    /// Whether the case has kernels, and all of them can be compared.
     pub const fn is_known(&self) -> bool {
         self.unknown == 0 && (self.same > 0 || self.has_changed())
     }
@@ -97,18 +97,18 @@ impl CodeComparison {
 pub struct KernelsCompared {
     /// The architecture.
     pub arch: String,
-    /// Kernels of the same machine code.
+    /// Kernels with the same machine code.
     pub same: usize,
-    /// What differs, by kernel; kernels of one build only too.
+    /// Differences, by kernel; kernels of one build only too.
     pub changed: BTreeMap<String, String>,
     /// Benches whose kernels are not compared, with the reason.
     pub not_compared: BTreeMap<String, String>,
 }
 
 impl KernelsCompared {
-    /// Adds the kernels of a bench; those that benches share count once. Of the same source, by the
-    /// same compiler, machine code is taken for the same: the compiler may choose other instructions
-    /// from one time to the next.
+    /// Adds the kernels of a bench; those that benches share count once. If the source and the
+    /// compiler are the same, the machine code counts as the same: the compiler may choose other
+    /// instructions from one time to the next.
     pub fn add(&mut self, base: &ResourcesReport, head: &ResourcesReport) {
         let same_source = |kernel: &String| {
             base.sources.get(kernel).is_some_and(|source| head.sources.get(kernel) == Some(source))
@@ -133,7 +133,7 @@ impl KernelsCompared {
             words.entry(change.kernel).or_default().push(change.what);
         }
         if base.code.is_empty() != head.code.is_empty() {
-            let why = "one side's kernelgate tells no hash of it".to_owned();
+            let why = "one side's kernelgate records no hash of it".to_owned();
             self.not_compared.insert("machine code".to_owned(), why);
         }
         for (kernel, hash) in head.code.iter().filter(|_| !base.code.is_empty()) {
@@ -150,7 +150,7 @@ impl KernelsCompared {
     }
 }
 
-/// What changed of a kernel, the classes of its instructions last, which are the least telling.
+/// The changes of a kernel. The classes of its instructions come last, because they say the least.
 fn listed(words: &[String]) -> String {
     match words.len() {
         0 => "other instructions".to_owned(),
@@ -161,7 +161,7 @@ fn listed(words: &[String]) -> String {
     }
 }
 
-/// In words, as `resources --check` has them: "registers 96 -> 128".
+/// The changed facts in words, as in `resources --check`: "registers 96 -> 128".
 fn facts_changed(name: &str, base: &KernelFacts, head: &KernelFacts) -> Vec<String> {
     let [base, head] = [base, head].map(|facts| KernelResources {
         facts: facts.clone(),
@@ -187,7 +187,7 @@ pub(super) mod tests {
     use kernelgate::record::resources::Resources;
     use kernelgate_cuda::compiler::code::KernelCode;
 
-    /// A kernel of 96 registers, launched once, and what a change makes of it.
+    /// A kernel of 96 registers, launched once, after a change.
     pub fn kernels(name: &str, change: impl Fn(&mut UsedKernel)) -> UsedKernels {
         let facts = KernelFacts { registers: 96, instructions: 400, ..KernelFacts::default() };
         let code = KernelCode { hash: "a".to_owned(), facts: Some(facts) };
@@ -197,7 +197,7 @@ pub(super) mod tests {
         UsedKernels::from([(name.to_owned(), kernel)])
     }
 
-    /// Another code, which spills.
+    /// Replaces the code of a kernel by one that spills.
     pub fn spilling(kernel: &mut UsedKernel) {
         let code = kernel.code.as_mut().unwrap();
         "b".clone_into(&mut code.hash);
@@ -208,12 +208,12 @@ pub(super) mod tests {
     #[test]
     fn a_spill_is_named_and_the_same_code_is_the_same() {
         let plain = kernels("k", |_| {});
-        let same = CodeComparison::of(&plain, &plain);
+        let same = CodeComparison::between(&plain, &plain);
         assert!(same.is_same() && same.is_known() && !same.has_changed());
-        let spills = CodeComparison::of(&plain, &kernels("k", spilling));
+        let spills = CodeComparison::between(&plain, &kernels("k", spilling));
         assert_eq!(spills.code, ["k: stack bytes 0 -> 48, registers 96 -> 128"]);
         assert!(spills.has_changed() && spills.launches.is_empty());
-        let only_code = CodeComparison::of(
+        let only_code = CodeComparison::between(
             &plain,
             &kernels("k", |kernel| "c".clone_into(&mut kernel.code.as_mut().unwrap().hash)),
         );
@@ -255,30 +255,31 @@ pub(super) mod tests {
         );
         let (same, changed) = compared(&report("b", "other", 91, 256));
         assert!(same == 0 && changed[0].contains("registers 89 -> 91"), "{changed:?}");
-        // An executable that tells no source.
-        let untold = ResourcesReport { sources: BTreeMap::new(), ..report("b", "s", 89, 256) };
-        assert_eq!(compared(&untold), (0, vec!["other instructions".to_owned()]));
+        // An executable that records no source.
+        let without_source =
+            ResourcesReport { sources: BTreeMap::new(), ..report("b", "s", 89, 256) };
+        assert_eq!(compared(&without_source), (0, vec!["other instructions".to_owned()]));
     }
 
     #[test]
-    fn launches_are_compared_and_what_is_not_known_is_not_the_same() {
+    fn launches_are_compared_and_an_unknown_kernel_is_not_the_same() {
         let plain = kernels("k", |_| {});
         let wider = kernels("k", |kernel| {
             kernel.shapes[0].grid[0] = 264;
             kernel.shapes[0].shared_bytes = 4096;
         });
-        let launches = CodeComparison::of(&plain, &wider).launches;
+        let launches = CodeComparison::between(&plain, &wider).launches;
         assert_eq!(launches, ["k: 132×1×1 blocks of 128 -> 264×1×1 blocks of 128 with 4096 B"]);
-        let renamed = CodeComparison::of(&plain, &kernels("other", |_| {}));
+        let renamed = CodeComparison::between(&plain, &kernels("other", |_| {}));
         assert_eq!(renamed.launches, ["k: not in the head", "other: not in the base"]);
-        let unknown = CodeComparison::of(&plain, &kernels("k", |kernel| kernel.code = None));
+        let unknown = CodeComparison::between(&plain, &kernels("k", |kernel| kernel.code = None));
         assert!(!unknown.is_known() && !unknown.is_same());
-        let mut again = CodeComparison::of(&plain, &plain);
+        let mut again = CodeComparison::between(&plain, &plain);
         again.add_commands(Some(1), None);
-        assert!(again.is_same(), "one side does not tell it");
+        assert!(again.is_same(), "one side does not record it");
         again.add_commands(Some(1), Some(2));
         assert_eq!(again.launches, ["commands of a launch 1 -> 2"]);
-        let none = CodeComparison::of(&UsedKernels::new(), &UsedKernels::new());
+        let none = CodeComparison::between(&UsedKernels::new(), &UsedKernels::new());
         assert!(!none.is_known() && !none.is_same(), "code of the host is not compared");
     }
 }

@@ -1,7 +1,8 @@
-//! What changed where a case got slower: code, launches, clock, host, or a cause unknown. From
-//! the machine code of both builds, one profile of each, and the SM clock.
+//! Explains why a case got slower: code, launches, clock, host, or an unknown cause. The evidence
+//! is the machine code of both builds, one profile of each, and the SM clock.
 //!
-//! It is said beside a verdict, and changes none: one profile of each build is no measurement.
+//! An explanation is printed beside a verdict and does not change it: one profile of each build is
+//! not a measurement.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,14 +12,14 @@ use kernelgate::display::time;
 use kernelgate::protocol::ProfiledCase;
 use kernelgate::trace::{KernelSummary, KernelTime, PhaseTime};
 
-/// Change between two profiles of one launch each below which nothing is said, relative.
+/// Largest relative change between two profiles of one launch each that is not reported.
 const PROFILE_NOISE: f64 = 0.05;
-/// Change of the SM clock from which it is said, relative.
+/// Relative change of the SM clock from which it is reported.
 const CLOCK: f64 = 0.01;
-/// Kernels and phases that are named.
+/// Largest number of kernels and phases that are named.
 const NAMED: usize = 4;
 
-/// What a change is due to.
+/// The cause of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
@@ -26,7 +27,7 @@ pub enum Cause {
     Code,
     /// Number or shapes of launches, or which kernels are launched.
     Launches,
-    /// A kernel takes longer with the same machine code, or with code that was not seen.
+    /// A kernel takes longer with the same machine code, or with code that is unknown.
     Kernels,
     /// The SM clock.
     Clock,
@@ -35,7 +36,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// As it is said.
+    /// The name in messages.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Code => "code",
@@ -47,22 +48,22 @@ impl Cause {
     }
 }
 
-/// Why a case is slower, as far as one profile of each build tells.
+/// The reasons why a case is slower, as far as one profile of each build shows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// What changed; unknown where it is empty.
+    /// Causes that were found; empty if the cause is unknown.
     pub causes: Vec<Cause>,
-    /// What shows it.
+    /// Observations that show the causes.
     pub evidence: Vec<String>,
     /// Whether machine code and launch shapes of all its kernels are the same in both builds.
     pub identical_code: bool,
-    /// Why a build has no profile.
+    /// The reason why a build has no profile.
     pub not_profiled: Option<String>,
 }
 
 impl Explanation {
-    /// "changed: code, launches; registers 96 -> 128; 1 -> 2 launches". The case is slower, so that a
-    /// profile without a difference leaves the cause open.
+    /// The explanation in words: "changed: code, launches; registers 96 -> 128; 1 -> 2 launches".
+    /// The case is slower, so if the profiles do not differ, the cause is unknown.
     pub fn words(&self) -> String {
         let causes: Vec<&str> = self.causes.iter().map(|cause| cause.words()).collect();
         let identical = "slower with identical machine code".to_owned();
@@ -80,8 +81,8 @@ impl Explanation {
     }
 }
 
-/// Explains a case, of which the machine code is known or not, by profiles of base and head or the
-/// reason why there are none.
+/// Explains a case, whose machine code may be unknown, by profiles of base and head or the reason
+/// why a profile is missing.
 pub fn explain(
     decision: &Decision,
     code: Option<&CodeComparison>,
@@ -97,9 +98,9 @@ pub fn explain(
     }
     match profiles {
         Ok([base, head]) => match (&base.summary, &head.summary) {
-            (Some(base), Some(head)) => explanation.of_kernels(base, head),
+            (Some(base), Some(head)) => explanation.compare_kernels(base, head),
             _ if !base.phases.is_empty() && !head.phases.is_empty() => {
-                explanation.of_phases(&base.phases, &head.phases);
+                explanation.compare_phases(&base.phases, &head.phases);
             }
             _ => {
                 let reason = head.reason.as_ref().or(base.reason.as_ref());
@@ -110,7 +111,7 @@ pub fn explain(
         Err(why) => explanation.not_profiled = Some(why),
     }
     if let Some(cycles) = &decision.cycles {
-        // What the time grew by and the cycles did not.
+        // The growth of the time beyond that of the cycles.
         let shift = decision.ratio.center / cycles.center - 1.0;
         if shift > CLOCK {
             let words = format!("SM clock {:.1}% lower in the head", 100.0 * shift / (1.0 + shift));
@@ -135,11 +136,12 @@ impl Explanation {
         }
     }
 
-    fn of_kernels(&mut self, base: &KernelSummary, head: &KernelSummary) {
-        let find = |of: &KernelSummary, name: &str| {
-            of.kernels.iter().find(|kernel| kernel.name == name).cloned()
+    fn compare_kernels(&mut self, base: &KernelSummary, head: &KernelSummary) {
+        let find = |summary: &KernelSummary, name: &str| {
+            summary.kernels.iter().find(|kernel| kernel.name == name).cloned()
         };
-        let launches = |of: &KernelSummary| of.kernels.iter().map(|it| it.count).sum::<usize>();
+        let launches =
+            |summary: &KernelSummary| summary.kernels.iter().map(|it| it.count).sum::<usize>();
         let mut counts = Vec::new();
         if launches(base) != launches(head) {
             counts.push(format!("{} -> {} kernels a launch", launches(base), launches(head)));
@@ -154,7 +156,7 @@ impl Explanation {
                 counts.push(format!("{} {} -> {} times", kernel.name, before.count, kernel.count));
             }
             let [was, is] = [&before, kernel].map(mean_ns);
-            // A kernel that is hardly there explains nothing.
+            // A kernel with little time explains nothing.
             let grown = kernel.total_ns.saturating_sub(before.total_ns);
             if is > was * (1.0 + PROFILE_NOISE) && grown as f64 > 0.01 * base.span_ns as f64 {
                 let words = format!("{} {} -> {} each", kernel.name, time(was), time(is));
@@ -167,17 +169,17 @@ impl Explanation {
         self.note(Cause::Launches, &counts);
         times.sort_by_key(|(grown, _)| std::cmp::Reverse(*grown));
         let times: Vec<String> = times.into_iter().map(|(_, words)| words).collect();
-        // Where the code is known to differ, that is why its kernels take longer.
+        // If the code is known to differ, that is why its kernels take longer.
         let cause = if self.causes.contains(&Cause::Code) { Cause::Code } else { Cause::Kernels };
         self.note(cause, &times);
-        let idle = |of: &KernelSummary| of.span_ns.saturating_sub(of.busy_ns);
+        let idle = |summary: &KernelSummary| summary.span_ns.saturating_sub(summary.busy_ns);
         if idle(head) as f64 > idle(base) as f64 + PROFILE_NOISE * base.span_ns as f64 {
             let [was, is] = [idle(base), idle(head)].map(|ns| time(ns as f64));
             self.note(Cause::Host, &[format!("no kernel running {was} -> {is}")]);
         }
     }
 
-    fn of_phases(&mut self, base: &[PhaseTime], head: &[PhaseTime]) {
+    fn compare_phases(&mut self, base: &[PhaseTime], head: &[PhaseTime]) {
         let launch = |phases: &[PhaseTime]| phases.iter().find(|it| it.name == "launch").cloned();
         let (Some(base), Some(head)) = (launch(base), launch(head)) else { return };
         let [was, is] = [&base, &head].map(|phase| phase.total_ns / phase.count.max(1) as f64);
@@ -213,7 +215,7 @@ mod tests {
         Decision { ratio, cycles, ..decision("x", Verdict::Regressed) }
     }
 
-    /// A case of kernels: name, launches and nanoseconds of each, with as much idle time.
+    /// A profile of a case: name, launches and nanoseconds of each kernel, and an idle time.
     fn profile(kernels: &[(&str, usize, u64)], idle_ns: u64) -> ProfiledCase {
         let kernels: Vec<KernelTime> = kernels
             .iter()
@@ -243,7 +245,8 @@ mod tests {
 
     #[test]
     fn a_spill_between_two_builds_is_the_code() {
-        let code = CodeComparison::of(&kernels("f/spin", |_| {}), &kernels("f/spin", spilling));
+        let code =
+            CodeComparison::between(&kernels("f/spin", |_| {}), &kernels("f/spin", spilling));
         let (base, head) = (profile(&[("spin", 1, 10_000)], 0), profile(&[("spin", 1, 14_000)], 0));
         let found = explain(&slower(1.4, Some(1.4)), Some(&code), Ok([&base, &head]));
         assert_eq!(found.causes, [Cause::Code]);
@@ -266,8 +269,8 @@ mod tests {
     }
 
     #[test]
-    fn identical_code_is_said_and_clock_and_host_are_told_apart() {
-        let same = CodeComparison::of(&kernels("a", |_| {}), &kernels("a", |_| {}));
+    fn identical_code_is_reported_and_clock_is_distinguished_from_host() {
+        let same = CodeComparison::between(&kernels("a", |_| {}), &kernels("a", |_| {}));
         let base = profile(&[("a", 1, 10_000)], 0);
         let longer = profile(&[("a", 1, 12_000)], 0);
         let clock = explain(&slower(1.2, Some(1.0)), Some(&same), Ok([&base, &longer]));

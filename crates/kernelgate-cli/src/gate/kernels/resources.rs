@@ -1,5 +1,5 @@
-//! Compiled kernels against their recorded resources: the performance check of a machine without a
-//! GPU.
+//! Compares compiled kernels with their recorded resources: the performance check of a machine
+//! without a GPU.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use kernelgate::exit::Exit;
 use kernelgate::record::resources::{KernelResources, Resources};
 use kernelgate_cuda::compiler::cubin::KernelFacts;
 
-/// Growth of the instruction count that is let pass, relative.
+/// Largest relative growth of the instruction count that is accepted.
 pub const INSTRUCTION_GROWTH: f64 = 0.10;
 
 /// Something that changed in a kernel.
@@ -15,7 +15,7 @@ pub const INSTRUCTION_GROWTH: f64 = 0.10;
 pub struct ResourceChange {
     /// Build and symbol.
     pub kernel: String,
-    /// What changed: "registers 64 -> 72".
+    /// The change: "registers 64 -> 72".
     pub what: String,
     /// Whether it fails the check.
     pub worse: bool,
@@ -24,22 +24,21 @@ pub struct ResourceChange {
 /// The outcome for one architecture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ResourcesOutcome {
-    /// Architecture.
+    /// The architecture.
     pub arch: String,
-    /// Why the records cannot be compared, if so.
+    /// The reason why the records cannot be compared; `None` if they can.
     pub refused: Option<String>,
-    /// Kernels compared.
+    /// Number of compared kernels.
     pub compared: usize,
-    /// Everything that changed, in kernel order.
+    /// All changes, in kernel order.
     pub changes: Vec<ResourceChange>,
-    /// Whether there was anything to compare: not where record and build have no kernel in common,
-    /// though one of them has some.
+    /// Whether record and build have no kernel in common, although one of them has some.
     #[serde(skip)]
     pub nothing_in_common: bool,
 }
 
 impl ResourcesOutcome {
-    /// The exit code; inconclusive where nothing could be compared.
+    /// The exit code; inconclusive if nothing could be compared.
     pub fn exit(&self) -> Exit {
         match (&self.refused, self.changes.iter().any(|change| change.worse)) {
             (Some(_), _) => Exit::Refused,
@@ -50,7 +49,7 @@ impl ResourcesOutcome {
     }
 }
 
-/// Compares what was compiled now with the record.
+/// Compares the kernels that were compiled now with the record.
 pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
     let mut outcome = ResourcesOutcome {
         arch: head.arch.clone(),
@@ -73,7 +72,7 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
                 outcome.compared += 1;
                 outcome.changes.extend(changes(name, base, kernel));
             }
-            // A new kernel has nothing to lose against, but it may not spill unseen.
+            // A new kernel has no record to compare with, but it may not spill unnoticed.
             None => {
                 let KernelFacts { registers, spill_store_bytes, performance_loss, .. } =
                     &kernel.facts;
@@ -89,32 +88,32 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
     }
     let empty = base.kernels.is_empty() && head.kernels.is_empty();
     outcome.nothing_in_common = outcome.compared == 0 && !empty;
-    let told = |kernel: &str, what: String, worse: bool| ResourceChange {
+    let change = |kernel: &str, what: String, worse: bool| ResourceChange {
         kernel: kernel.to_owned(),
         what,
         worse,
     };
     let gone = base.kernels.keys().filter(|name| !head.kernels.contains_key(*name));
-    // A kernel that the architecture ran and runs no more shows with its build, below.
+    // A kernel that no longer runs on the architecture is reported with its build, below.
     let gone = gone.filter(|name| !head.left_out.contains_key(build_of(name)));
-    outcome.changes.extend(gone.map(|name| told(name, "gone".to_owned(), false)));
+    outcome.changes.extend(gone.map(|name| change(name, "gone".to_owned(), false)));
     for (build, lack) in &head.left_out {
         let ran = base.kernels.keys().any(|name| build_of(name) == build);
         if ran {
-            outcome.changes.push(told(build, format!("ran here, now {lack}"), true));
+            outcome.changes.push(change(build, format!("ran here, now {lack}"), true));
         } else if base.left_out.get(build) != Some(lack) {
-            outcome.changes.push(told(build, format!("does not run here: {lack}"), false));
+            outcome.changes.push(change(build, format!("does not run here: {lack}"), false));
         }
     }
     outcome
 }
 
-/// The build that a kernel's name begins with.
+/// The build in a kernel's name, which begins with it.
 fn build_of(kernel: &str) -> &str {
     kernel.split(": ").next().unwrap_or(kernel)
 }
 
-/// What changed in a kernel, each a line.
+/// The changes in a kernel, a line each.
 pub(super) fn changes(
     name: &str,
     base: &KernelResources,
@@ -143,7 +142,7 @@ pub(super) fn changes(
         h.spill_load_bytes > b.spill_load_bytes,
     );
     count("stack bytes", b.stack_bytes, h.stack_bytes, h.stack_bytes > b.stack_bytes);
-    // Registers and shared memory cost through occupancy, which is judged itself.
+    // Registers and shared memory matter through occupancy, which is judged itself.
     count("registers", b.registers, h.registers, false);
     count(
         "shared bytes",
@@ -158,9 +157,9 @@ pub(super) fn changes(
     let grown = f64::from(h.instructions) > f64::from(b.instructions) * (1.0 + INSTRUCTION_GROWTH);
     count("instructions", b.instructions, h.instructions, grown);
     for class in b.mix.keys().chain(h.mix.keys().filter(|class| !b.mix.contains_key(*class))) {
-        let of =
+        let count_in =
             |mix: &std::collections::BTreeMap<String, u32>| mix.get(class).copied().unwrap_or(0);
-        count(&format!("{class} instructions"), of(&b.mix), of(&h.mix), false);
+        count(&format!("{class} instructions"), count_in(&b.mix), count_in(&h.mix), false);
     }
     match (&b.performance_loss, &h.performance_loss) {
         (None, Some(loss)) => note(loss.clone(), true),
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn spills_lost_occupancy_and_growth_fail_and_the_rest_is_told() {
+    fn spills_lost_occupancy_and_growth_fail_and_the_rest_is_reported() {
         assert_eq!(exit(|_| {}), Exit::Fine);
         assert_eq!(exit(|kernel| kernel.facts.spill_store_bytes = 8), Exit::Regression);
         assert_eq!(exit(|kernel| kernel.occupancy_percent = Some(49)), Exit::Regression);
@@ -216,15 +215,15 @@ mod tests {
         assert_eq!(exit(serial), Exit::Regression);
         assert_eq!(compare(&resources(serial), &resources(serial)).exit(), Exit::Fine);
         assert_eq!(compare(&resources(serial), &resources(|_| {})).exit(), Exit::Fine);
-        let told = compare(&resources(|_| {}), &resources(|kernel| kernel.facts.registers = 72));
+        let outcome = compare(&resources(|_| {}), &resources(|kernel| kernel.facts.registers = 72));
         assert_eq!(
-            (told.changes[0].what.as_str(), told.exit()),
+            (outcome.changes[0].what.as_str(), outcome.exit()),
             ("registers 64 -> 72", Exit::Fine)
         );
     }
 
     #[test]
-    fn another_compiler_is_refused_and_new_and_gone_kernels_are_told() {
+    fn another_compiler_is_refused_and_new_and_gone_kernels_are_reported() {
         let (base, mut head) = (resources(|_| {}), resources(|_| {}));
         head.compiler = "13.1".to_owned();
         let outcome = compare(&base, &head);
@@ -236,12 +235,12 @@ mod tests {
         let kernel = head.kernels.remove("k").unwrap();
         head.kernels.insert("other".to_owned(), kernel);
         let outcome = compare(&base, &head);
-        let told: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
-        assert_eq!(told, ["new: 64 registers, 0 spill bytes", "gone"]);
+        let changes: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
+        assert_eq!(changes, ["new: 64 registers, 0 spill bytes", "gone"]);
         assert_eq!(outcome.exit(), Exit::Inconclusive, "nothing was compared");
         head.kernels.extend(base.kernels.clone());
         assert_eq!(compare(&base, &head).exit(), Exit::Fine);
-        // Where no kernel applies to the architecture there is nothing to compare.
+        // An architecture without applicable kernels has nothing to compare.
         let none = Resources { kernels: BTreeMap::new(), ..base };
         assert_eq!(compare(&none, &none).exit(), Exit::Fine);
     }
@@ -252,21 +251,21 @@ mod tests {
         let kernel = head.kernels.remove("k").unwrap();
         head.left_out.insert("k".to_owned(), "needs sm_90a".to_owned());
         let outcome = compare(&base, &head);
-        let told = |outcome: &ResourcesOutcome| {
+        let changes = |outcome: &ResourcesOutcome| {
             outcome.changes.iter().map(|change| change.what.clone()).collect::<Vec<_>>()
         };
         assert_eq!(
-            (told(&outcome), outcome.exit()),
+            (changes(&outcome), outcome.exit()),
             (vec!["ran here, now needs sm_90a".to_owned()], Exit::Regression)
         );
-        // The same of a kernel that is named by its file and its symbol.
+        // The same holds for a kernel that is named by its file and its symbol.
         let mut base = resources(|_| {});
         base.kernels = [("k: k_finish".to_owned(), kernel)].into();
         assert_eq!(compare(&base, &head).exit(), Exit::Regression);
-        // What never ran there is told once, when it is new.
+        // A kernel that never ran there is reported once, when it is new.
         base.kernels.clear();
-        assert_eq!(told(&compare(&base, &head)), ["does not run here: needs sm_90a"]);
+        assert_eq!(changes(&compare(&base, &head)), ["does not run here: needs sm_90a"]);
         base.left_out = head.left_out.clone();
-        assert_eq!(told(&compare(&base, &head)), [""; 0]);
+        assert_eq!(changes(&compare(&base, &head)), [""; 0]);
     }
 }

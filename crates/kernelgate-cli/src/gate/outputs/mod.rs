@@ -1,4 +1,4 @@
-//! Outputs: which case lost its verification, and which errors grew.
+//! Outputs of cases: lost verification, and errors that grew.
 
 pub mod numerics;
 pub mod verification;

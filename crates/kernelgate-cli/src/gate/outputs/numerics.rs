@@ -1,12 +1,12 @@
-//! Did a case lose accuracy? Its errors against the reference before and after, paired by the seed
-//! of the inputs.
+//! Decides whether a case lost accuracy: compares its errors against the reference before and
+//! after, paired by the seed of the inputs.
 //!
-//! A figure has grown if head > g · base for every seed, in at least [`FEWEST_SEEDS`] of them. If
-//! the median growth is g or less, n seeds all say otherwise with a probability of at most 2⁻ⁿ. Two
-//! figures are looked at, of every output whose errors changed: with m of these, n is such that 2m ·
-//! 2⁻ⁿ is at most `FALSE_ALARMS` (Bonferroni). A seed without growth settles an
-//! output, so that for most cases a single seed is enough. Where either side knows the errors of all
-//! outputs together only, they count as one output.
+//! A figure has grown if head > g · base for every seed, in at least [`MIN_SEEDS`] of them. If
+//! the median growth is g or less, n seeds all exceed it with a probability of at most 2⁻ⁿ. Two
+//! figures are tested for every output whose errors changed: with m of these, n is such that 2m ·
+//! 2⁻ⁿ is at most `FALSE_ALARMS` (Bonferroni). A seed without growth decides an output, so that for
+//! most cases a single seed is enough. If either side knows the errors of all outputs together
+//! only, they count as one output.
 //!
 //! Seeds are worth as many data sets as they draw: where other seeds have the same inputs, or what
 //! they are compared with is of one seed (golden tensors), one pair is all there is, and growth is
@@ -23,25 +23,25 @@ use kernelgate::record::numerics::SeedErrors;
 use kernelgate::stats::median;
 use kernelgate::verify::Errors;
 
-/// Fewest seeds from which growth is concluded.
-pub const FEWEST_SEEDS: usize = 8;
-/// Part of the unit roundoff below which an error is not of the computation: rounding every output
-/// once costs 0.4 of it.
+/// Smallest number of seeds that can show growth.
+pub const MIN_SEEDS: usize = 8;
+/// Part of the unit roundoff below which an error is due to rounding, not to the computation:
+/// rounding every output once costs 0.4 of it.
 const ROUNDING: f64 = 0.25;
 
-/// Ratios from which on they are written with an exponent.
-const MANY: f64 = 1e6;
+/// Smallest ratio that is written with an exponent.
+const EXPONENT_FROM: f64 = 1e6;
 
-/// Highest probability that growth of any case is shown where no case has any.
+/// Highest probability that growth of any case is found if no error grew.
 const FALSE_ALARMS: f64 = 0.01;
 
-/// Seeds that it takes where the errors of so many outputs changed.
+/// Number of seeds that are necessary if the errors of this number of outputs changed.
 pub fn seeds(changed: usize) -> usize {
     let tests = 2.0 * changed.max(1) as f64;
-    ((tests / FALSE_ALARMS).log2().ceil() as usize).max(FEWEST_SEEDS)
+    ((tests / FALSE_ALARMS).log2().ceil() as usize).max(MIN_SEEDS)
 }
 
-/// An error against the reference.
+/// A measure of the error against the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Figure {
@@ -52,7 +52,7 @@ pub enum Figure {
 }
 
 impl Figure {
-    /// This error among others.
+    /// The value of this measure.
     const fn among(self, errors: &Errors) -> f64 {
         match self {
             Self::RelativeL2 => errors.relative_l2,
@@ -60,7 +60,7 @@ impl Figure {
         }
     }
 
-    /// The words for messages.
+    /// The measure in words.
     pub const fn words(self) -> &'static str {
         match self {
             Self::RelativeL2 => "relative L2 error",
@@ -74,38 +74,39 @@ impl Figure {
 pub struct Growth {
     /// The case.
     pub case: String,
-    /// Which of its outputs, the one whose error grew the most; absent where there is one, or where
-    /// a side does not tell them apart.
+    /// The output whose error grew the most; absent if there is one output, or if a side does not
+    /// record outputs separately.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
-    /// Which error; the relative L2 where both grew.
+    /// The measure that grew; the relative L2 error if both grew.
     pub figure: Figure,
-    /// Seeds.
+    /// Number of seeds.
     pub seeds: usize,
-    /// Seeds that it takes.
+    /// Number of seeds that are necessary for a finding.
     pub needed: usize,
     /// Median error of the base.
     pub base: f64,
     /// Median error of the head.
     pub head: f64,
-    /// Median of head over base; none where the base has no error.
+    /// Median of head over base; `None` if the base has no error.
     pub ratio: Option<f64>,
-    /// What was allowed.
+    /// Growth that was allowed.
     pub allowed: f64,
-    /// Whether there is but one data set: more seeds would show no more.
+    /// Whether there is only one data set, so that more seeds would show nothing new.
     pub one_data_set: bool,
 }
 
 impl Growth {
-    /// Whether it is shown, or only suspected for want of seeds.
+    /// Whether the growth is a finding, rather than suspected because of too few seeds.
     pub const fn is_shown(&self) -> bool {
         self.seeds >= self.needed
     }
 
-    /// "relative L2 error of `y` 3.2 times as large (1.2e-4, was 3.8e-5) for each of 8 seeds".
+    /// The growth in words: "relative L2 error of `y` 3.2 times as large (1.2e-4, was 3.8e-5) for
+    /// each of 8 seeds".
     pub fn words(&self) -> String {
         let times = match self.ratio {
-            Some(ratio) if ratio < MANY => format!("{ratio:.1} times as large"),
+            Some(ratio) if ratio < EXPONENT_FROM => format!("{ratio:.1} times as large"),
             Some(ratio) => format!("{ratio:.1e} times as large"),
             None => "no longer 0".to_owned(),
         };
@@ -115,17 +116,18 @@ impl Growth {
             1 => "for the only seed".to_owned(),
             seeds => format!("for each of {seeds} seeds"),
         };
-        let of = self.output.as_ref().map_or_else(String::new, |output| format!(" of `{output}`"));
-        format!("{figure}{of} {times} ({head:.1e}, was {base:.1e}) {seeds}")
+        let of_output =
+            self.output.as_ref().map_or_else(String::new, |output| format!(" of `{output}`"));
+        format!("{figure}{of_output} {times} ({head:.1e}, was {base:.1e}) {seeds}")
     }
 }
 
-/// The errors of both sides, compared.
+/// Result of comparing the errors of both sides.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct NumericsReport {
     /// Cases whose errors are known on both sides for a seed.
     pub compared: usize,
-    /// Of these, cases with another error for a seed.
+    /// Cases among these with another error for a seed.
     pub changed: usize,
     /// Outputs of these, each with another error for a seed.
     pub changed_outputs: usize,
@@ -135,11 +137,11 @@ pub struct NumericsReport {
 
 impl NumericsReport {
     /// Cases that lost accuracy.
-    pub fn shown(&self) -> impl Iterator<Item = &Growth> {
+    pub fn losses(&self) -> impl Iterator<Item = &Growth> {
         self.grown.iter().filter(|growth| growth.is_shown())
     }
 
-    /// Cases that may have, for which there are too few seeds.
+    /// Cases that may have lost accuracy, for which there are too few seeds.
     pub fn suspected(&self) -> impl Iterator<Item = &Growth> {
         self.grown.iter().filter(|growth| !growth.is_shown())
     }
@@ -163,7 +165,7 @@ pub fn compare<'a>(
     let needed = seeds(changed_outputs);
     let grown = common.iter().filter_map(|(case, (outputs, one_data_set))| {
         let each = outputs.iter().filter_map(|output| grown(case, output, growth(case), needed));
-        // None is from no error at all.
+        // `None` counts as infinite: the base had no error.
         let ratio = |growth: &Growth| growth.ratio.unwrap_or(f64::INFINITY);
         let found = each.max_by(|a, b| ratio(a).total_cmp(&ratio(b)))?;
         Some(Growth { one_data_set: *one_data_set, ..found })
@@ -176,9 +178,9 @@ pub fn compare<'a>(
     }
 }
 
-/// Errors of an output of which both sides tell, or of all together.
+/// Errors of an output that both sides record, or of all outputs together.
 struct Output {
-    /// None of all together.
+    /// `None` for all outputs together.
     name: Option<String>,
     pairs: Vec<Pair>,
 }
@@ -191,19 +193,19 @@ impl Output {
     }
 }
 
-/// All of them.
+/// All measures.
 const FIGURES: [Figure; 2] = [Figure::RelativeL2, Figure::MaxError];
 
 /// Errors of one seed.
 struct Pair {
     base: Errors,
     head: Errors,
-    /// What is taken for no error.
+    /// Smallest error that counts as one.
     floor: f64,
 }
 
-/// Errors of the seeds that both have, by output; of one of them where either side knows that there is
-/// one data set.
+/// Errors of the seeds that both sides have, by output. If either side knows that there is one data
+/// set, only one seed counts.
 fn outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<Output> {
     let most = if base.one_data_set || head.one_data_set { 1 } else { usize::MAX };
     let position = |&seed: &u64| base.position(seed).zip(head.position(seed));
@@ -219,18 +221,18 @@ fn outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<Output> {
     };
     if !base.by_output.is_empty() && base.by_output.keys().eq(head.by_output.keys()) {
         let each = base.by_output.iter().zip(head.by_output.values());
-        let of = |((name, base), head): ((&String, &SeedErrors), &SeedErrors)| Output {
+        let paired_output = |((name, base), head): ((&String, &SeedErrors), &SeedErrors)| Output {
             name: Some(name.clone()),
             pairs: pairs(base, head),
         };
-        return each.map(of).collect();
+        return each.map(paired_output).collect();
     }
     vec![Output { name: None, pairs: pairs(&base.errors, &head.errors) }]
 }
 
 fn grown(case: &str, output: &Output, allowed: f64, needed: usize) -> Option<Growth> {
     let pairs = &output.pairs;
-    let of = |figure: Figure| {
+    let growth_of = |figure: Figure| {
         let errors = |pair: &Pair| {
             let real = |errors: &Errors| figure.among(errors).max(pair.floor);
             (real(&pair.base), real(&pair.head))
@@ -259,7 +261,7 @@ fn grown(case: &str, output: &Output, allowed: f64, needed: usize) -> Option<Gro
         };
         (all && !pairs.is_empty()).then_some(growth)
     };
-    FIGURES.into_iter().find_map(of)
+    FIGURES.into_iter().find_map(growth_of)
 }
 
 #[cfg(test)]
@@ -285,14 +287,14 @@ mod tests {
     #[test]
     fn an_error_that_grew_for_eight_seeds_is_a_finding_and_for_fewer_a_suspicion() {
         let eight = report(&[1e-5; 8], &[1.6e-5; 8]);
-        assert_eq!((eight.changed, eight.shown().count()), (1, 1));
+        assert_eq!((eight.changed, eight.losses().count()), (1, 1));
         assert_eq!(
             eight.grown[0].words(),
             "relative L2 error 1.6 times as large (1.6e-5, was 1.0e-5) for each of 8 seeds"
         );
         let seven = report(&[1e-5; 7], &[1.6e-5; 7]);
-        assert_eq!((seven.shown().count(), seven.suspected().count()), (0, 1));
-        // One seed without growth settles it; so does growth within the ratio.
+        assert_eq!((seven.losses().count(), seven.suspected().count()), (0, 1));
+        // One seed without growth decides the case; so does growth within the ratio.
         let mut one = [1.6e-5; 8];
         one[3] = 1.4e-5;
         for head in [one, [1.5e-5; 8], [1e-5; 8], [1e-9; 8]] {
@@ -301,35 +303,35 @@ mod tests {
         assert_eq!(report(&[1e-5; 8], &[1e-5; 8]).changed, 0);
     }
 
-    /// Of 16 bits and of 32, with these errors for eight seeds.
-    fn of_two(wide: f64, narrow: f64) -> CaseNumerics {
+    /// A case with an output of 16 bits and one of 32, with these errors for eight seeds.
+    fn two_outputs(wide: f64, narrow: f64) -> CaseNumerics {
         let mut numerics = CaseNumerics::default();
         for seed in 0..8 {
-            let of = |relative_l2, bits| {
+            let errors = |relative_l2, bits| {
                 let rounding = 0.5f64.powi(bits);
                 Errors { max_error: relative_l2, relative_l2, rounding }
             };
-            let by_output = [("lse", of(narrow, 24)), ("o", of(wide, 9))]
+            let by_output = [("lse", errors(narrow, 24)), ("o", errors(wide, 9))]
                 .map(|(name, errors)| (name.to_owned(), errors));
-            numerics.insert(seed, of(wide, 9), &by_output.into());
+            numerics.insert(seed, errors(wide, 9), &by_output.into());
         }
         numerics
     }
 
     #[test]
     fn the_error_of_an_output_grows_below_that_of_another() {
-        let (base, head) = (of_two(4e-3, 1e-6), of_two(4e-3, 2e-3));
+        let (base, head) = (two_outputs(4e-3, 1e-6), two_outputs(4e-3, 2e-3));
         let judge =
             |base: &CaseNumerics, head: &CaseNumerics| compare([("x", base, head)], |_| 1.5);
         let report = judge(&base, &head);
-        assert_eq!((report.changed, report.changed_outputs, report.shown().count()), (1, 1, 1));
+        assert_eq!((report.changed, report.changed_outputs, report.losses().count()), (1, 1, 1));
         let words = report.grown[0].words();
         assert!(words.starts_with("relative L2 error of `lse` 2000.0 times as large"), "{words}");
-        // One of both that grew: the greater growth is told, and two take a seed more.
-        let both = judge(&base, &of_two(7e-3, 2e-3));
+        // If both outputs grew, the greater growth is reported, and two outputs take a seed more.
+        let both = judge(&base, &two_outputs(7e-3, 2e-3));
         assert_eq!((both.changed, both.changed_outputs, both.grown[0].needed), (1, 2, 9));
         assert_eq!(both.grown[0].output.as_deref(), Some("lse"));
-        // A side that does not tell outputs apart, and other outputs.
+        // One side does not record outputs separately, or has other outputs.
         let older = CaseNumerics { by_output: BTreeMap::new(), ..base.clone() };
         assert!(judge(&older, &head).grown.is_empty());
         let mut renamed = head.clone();
@@ -340,12 +342,12 @@ mod tests {
 
     #[test]
     fn one_data_set_is_one_pair_whatever_the_seeds_and_shows_nothing() {
-        // A baseline from before counted the same data eight times.
+        // An older baseline counted the same data eight times.
         let base = numerics([1e-5; 8]);
         let head = CaseNumerics { one_data_set: true, ..numerics([3e-5; 8]) };
         for (base, head) in [(&base, &head), (&head, &numerics([9e-5]))] {
             let report = compare([("x", base, head)], |_| 1.5);
-            assert_eq!((report.shown().count(), report.suspected().count()), (0, 1));
+            assert_eq!((report.losses().count(), report.suspected().count()), (0, 1));
             let words = report.grown[0].words();
             assert!(words.ends_with("for the only data set"), "{words}");
         }
@@ -354,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_of_the_outputs_alone_is_no_growth_from_nothing() {
+    fn rounding_of_exact_outputs_is_not_growth() {
         let exact = [0.0; 8];
         assert!(report(&exact, &[1e-8; 8]).grown.is_empty(), "below 0.25 · 2^-24");
         let lost = report(&exact, &[1e-6; 8]);
@@ -385,9 +387,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
-        /// At the boundary a seed is as likely above the ratio as below: eight agree in one of 256.
+        /// At the boundary a seed exceeds the ratio with probability one half: eight agree in one
+        /// of 256 trials.
         #[test]
-        fn alarms_are_as_rare_as_said(start in 0u64..1_000_000) {
+        fn alarms_are_as_rare_as_promised(start in 0u64..1_000_000) {
             let mut alarms = 0;
             let mut state = start.wrapping_mul(2).wrapping_add(1);
             let mut coin = || {
@@ -401,7 +404,7 @@ mod tests {
             for _ in 0..2000 {
                 let head: Vec<f64> =
                     (0..8).map(|_| if coin() { 1.51e-5 } else { 1.49e-5 }).collect();
-                alarms += report(&[1e-5; 8], &head).shown().count();
+                alarms += report(&[1e-5; 8], &head).losses().count();
             }
             // 7.8 are expected; 30 would be 8 standard deviations more.
             prop_assert!(alarms < 30, "{alarms} of 2000");

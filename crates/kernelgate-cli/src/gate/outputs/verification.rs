@@ -1,25 +1,26 @@
-//! Was a case verified less than before? A time of outputs that nobody compared any more is not
-//! "unchanged".
+//! Decides whether a case was verified less than before. If nobody compared the outputs any more,
+//! the time of a case is not "unchanged".
 //!
-//! Deliberately absent: how outputs are compared, and errors that grew ([`numerics`](super::numerics)).
+//! Deliberately absent: how outputs are compared, and errors that grew
+//! ([`numerics`](super::numerics)).
 
 use kernelgate::record::Verification;
 use serde::{Deserialize, Serialize};
 
-/// A case that was verified less than in what it is compared with.
+/// A case that was verified less than its base or baseline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerificationLoss {
     /// The case.
     pub case: String,
-    /// How far the base or the baseline was verified.
+    /// Extent to which the base or the baseline was verified.
     pub base: Verification,
-    /// How far the head was.
+    /// Extent to which the head was verified.
     pub head: Verification,
 }
 
 impl VerificationLoss {
-    /// The loss of a case, if it has one. Where the baseline does not record how far it was
-    /// verified, a head that is unverified may have lost it.
+    /// The loss of a case, if it has one. If the baseline does not record how far it was verified,
+    /// a head that is unverified may have lost it.
     pub fn between(case: &str, base: Verification, head: Verification) -> Option<Self> {
         let lost = match base {
             Verification::Unknown => head == Verification::Unverified,
@@ -28,14 +29,15 @@ impl VerificationLoss {
         lost.then(|| Self { case: case.to_owned(), base, head })
     }
 
-    /// Whether a case that was verified is compared with nothing now: a failure. Fewer compared
-    /// elements, and what is only compared with the base's outputs, are inconclusive.
+    /// Whether a case that was verified before is not compared with anything now, which is a
+    /// failure. Fewer compared elements, and a comparison with the base's outputs only, are
+    /// inconclusive.
     pub const fn is_shown(&self) -> bool {
         self.base.is_verified()
             && matches!(self.head, Verification::Unverified | Verification::Unknown)
     }
 
-    /// "no longer verified (before: every element verified)".
+    /// The loss in words: "no longer verified (before: every element verified)".
     pub fn words(&self) -> String {
         let Self { base, head, .. } = self;
         match self.is_shown() {
@@ -78,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn as_much_as_before_or_more_is_no_loss() {
+    fn equal_or_better_verification_is_not_a_loss() {
         let same = [(ALL, ALL), (Unverified, Unverified), (Unknown, Unknown)];
         let more = [(ONE, ALL), (Unverified, ALL), (Unverified, WITH_BASE), (Unknown, ALL)];
         for (base, head) in same.into_iter().chain(more) {

@@ -1,47 +1,48 @@
 //! Interim analyses of a comparison, and the alpha that each may spend.
 //!
-//! A test that is repeated as data come in finds something sooner or later. Here every interim
+//! A test that is repeated as data arrive finds something sooner or later. Here every interim
 //! analysis has a weight, the weights sum to one, and the p value of an analysis is divided by its
-//! weight: by the union bound the smallest of these is a valid p value at whatever analysis one
+//! weight. By the union bound the smallest of these is a valid p value at whatever analysis one
 //! stops, for any dependence between them. The analyses are fixed by the plan and the number of
 //! cases before the first block.
 
 use super::TestPlan;
 use kernelgate::stats::power::fewest;
 
-/// Weight of the analysis when the blocks end, where most comparisons with nothing to find arrive.
+/// Weight of the analysis at the end of the blocks, which most comparisons of unchanged builds
+/// reach.
 pub const FINAL: f64 = 0.5;
 /// Weight of the first interim analysis, where large changes are found.
 const FIRST: f64 = 0.25;
 /// Growth of the number of pairs from one interim analysis to the next.
 const GROWTH: f64 = 1.4;
 
-/// An interim analysis: after how many pairs, with which weight.
+/// An interim analysis.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct InterimAnalysis {
-    /// Pairs.
+    /// Number of pairs after which it takes place.
     pub pairs: usize,
-    /// Share of the level.
+    /// Share of alpha that it spends.
     pub weight: f64,
 }
 
 /// The interim analyses of a test, and the share of alpha that each spends.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AlphaSpending {
-    /// Those before the end, by pairs.
+    /// Analyses before the end, by pairs.
     early: Vec<InterimAnalysis>,
     /// Weight of the analysis at the end.
     last: f64,
 }
 
 impl AlphaSpending {
-    /// Alpha spending of a test at `level`, of at most `most` pairs. The first is after the fewest
-    /// pairs (an even number) that can reach the level times its weight; where those are not fewer
-    /// than `most`, the end is the only analysis.
+    /// Alpha spending of a test at `level`, of at most `most` pairs. The first analysis is after
+    /// the fewest pairs (an even number) that can reach the level times its weight; if these are
+    /// not fewer than `most`, the end is the only analysis.
     ///
-    /// The end has its own weight, wherever it comes: it may be chosen by the time that is left,
-    /// not by the results.
-    pub fn of(level: f64, most: usize) -> Self {
+    /// The end has its own weight, whenever it comes, because the time that is left may determine
+    /// it, but never the results.
+    pub fn new(level: f64, most: usize) -> Self {
         let mut early = Vec::new();
         let mut pairs = fewest(level * FIRST).div_ceil(2).saturating_mul(2);
         while pairs < most {
@@ -58,26 +59,28 @@ impl AlphaSpending {
         Self { early, last: FINAL }
     }
 
-    /// The analyses that `pairs` pairs allow; the one at the end if this is the end.
+    /// The analyses that this number of pairs allows; if the blocks ended, only the last one is
+    /// added.
     pub fn upto(&self, pairs: usize, ended: bool) -> impl Iterator<Item = InterimAnalysis> {
         let last = (ended && pairs > 0).then_some(InterimAnalysis { pairs, weight: self.last });
         self.early.iter().copied().filter(move |analysis| analysis.pairs <= pairs).chain(last)
     }
 
-    /// The first interim analysis of at least so many pairs; none where only the end comes after.
+    /// The first interim analysis with at least this number of pairs; `None` if only the end
+    /// follows.
     pub fn next_from(&self, pairs: usize) -> Option<usize> {
         self.early.iter().map(|analysis| analysis.pairs).find(|analysis| *analysis >= pairs)
     }
 
-    /// Fewest pairs with which a test at `level` can be significant at its end.
+    /// Smallest number of pairs with which a test at `level` can be significant at its end.
     pub fn fewest(&self, level: f64) -> usize {
         fewest(level * self.last)
     }
 }
 
-/// When a case may be unchanged because nothing above what is tolerated is possible: after the
-/// pairs of `plan.settle_blocks`, after twice as many and so on, and at the end. The second value
-/// is what each of these may spend on either end of the interval.
+/// The analyses at which a case may be unchanged because changes above the tolerated one are
+/// excluded: after the pairs of `plan.settle_blocks`, after twice as many and so on, and at the
+/// end. The second value is the probability that each may spend on either end of the interval.
 pub fn settling(plan: &TestPlan) -> (Vec<usize>, f64) {
     let (first, most) = (plan.settle_blocks.saturating_mul(2), plan.max_blocks.saturating_mul(2));
     let doubled =
@@ -87,8 +90,8 @@ pub fn settling(plan: &TestPlan) -> (Vec<usize>, f64) {
     (early, tail)
 }
 
-/// A p value that holds at any interim analysis: the smallest over the analyses of p over weight,
-/// with the pairs at that one.
+/// A p value that is valid at any interim analysis: the smallest over the analyses of p over
+/// weight, with the pairs of that analysis.
 pub fn always_valid(
     analyses: impl Iterator<Item = InterimAnalysis>,
     p: impl Fn(usize) -> f64,
@@ -103,11 +106,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_look_can_fail_and_no_more_than_everything_is_spent() {
+    fn the_first_analysis_can_fail_and_no_more_than_alpha_is_spent() {
         for cases in [1, 2, 5, 20, 200] {
             for most in [4, 16, 24, 48, 100] {
                 let level = 0.01 / f64::from(cases);
-                let spending = AlphaSpending::of(level, most);
+                let spending = AlphaSpending::new(level, most);
                 let all: Vec<InterimAnalysis> = spending.upto(most, true).collect();
                 let spent: f64 = all.iter().map(|analysis| analysis.weight).sum();
                 assert!((0.75 - 1e-12..=1.0 + 1e-12).contains(&spent), "{cases} {most}: {all:?}");
@@ -119,29 +122,29 @@ mod tests {
         }
     }
 
-    /// The numbers of docs/decision.md.
+    /// Compares the analyses with the numbers of docs/decision.md.
     #[test]
     fn the_smallest_numbers_of_pairs_that_can_fail() {
         let first = |cases: f64| {
-            AlphaSpending::of(0.01 / cases, 48)
+            AlphaSpending::new(0.01 / cases, 48)
                 .upto(48, false)
                 .next()
                 .map(|analysis| analysis.pairs)
         };
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(first), [Some(10), Some(12), Some(14), Some(14)]);
-        let at_the_end = |cases: f64| AlphaSpending::of(0.01 / cases, 48).fewest(0.01 / cases);
+        let at_the_end = |cases: f64| AlphaSpending::new(0.01 / cases, 48).fewest(0.01 / cases);
         assert_eq!([1.0, 5.0, 20.0, 40.0].map(at_the_end), [8, 10, 12, 13]);
     }
 
     #[test]
-    fn what_settles_is_looked_for_at_doubling_blocks_and_at_the_end() {
-        let of = |settle_blocks, max_blocks| {
+    fn tests_for_unchanged_come_at_doubling_blocks_and_at_the_end() {
+        let analyses = |settle_blocks, max_blocks| {
             settling(&TestPlan { settle_blocks, max_blocks, missed: 0.06, ..TestPlan::default() })
         };
-        assert_eq!(of(24, 96), (vec![48, 96], 0.01));
-        assert_eq!(of(24, 97), (vec![48, 96, 192], 0.0075));
+        assert_eq!(analyses(24, 96), (vec![48, 96], 0.01));
+        assert_eq!(analyses(24, 97), (vec![48, 96, 192], 0.0075));
         assert_eq!(
-            [of(24, 24), of(0, 96), of(100, 8)],
+            [analyses(24, 24), analyses(0, 96), analyses(100, 8)],
             [(vec![], 0.03), (vec![], 0.03), (vec![], 0.03)]
         );
     }

@@ -1,14 +1,14 @@
-//! From blocks to verdicts.
+//! Turns blocks into verdicts.
 //!
 //! **Regressed** needs three rejections of "not slower than the threshold" by the signed-rank test
-//! on the pairs: in time, in time without what contention may have cost, and in cycles where the
+//! on the pairs: in time, in time without the possible cost of contention, and in cycles if the
 //! clock was read. The p value of a case is the largest of the three (an intersection-union test:
 //! each H0 has to be rejected by itself), each valid at any interim analysis, and
 //! Benjamini-Hochberg over the cases holds at [`TestPlan::false_alarms`]. **Improved** is the same
-//! mirrored. **Unchanged** needs both "slower by the threshold" and "faster by the threshold"
-//! rejected, or, when the blocks end, no evidence of any change and an interval that excludes
-//! changes above [`TestPlan::tolerated`]. Everything else goes on, and is **inconclusive** at the
-//! end.
+//! in the other direction.
+//! **Unchanged** needs both "slower by the threshold" and "faster by the threshold" rejected, or,
+//! when the blocks end, no evidence of any change and an interval that excludes changes above
+//! [`TestPlan::tolerated`]. All other cases continue, and are **inconclusive** at the end.
 
 use super::alpha_spending::{AlphaSpending, FINAL, always_valid, settling};
 use super::pairs::{Direction, Pairs, mean_contention};
@@ -18,26 +18,26 @@ use crate::gate::verdict::Verdict;
 use kernelgate::stats::signed_rank::greater;
 use kernelgate::stats::{Walsh, median, power};
 
-/// Share of the cases, and at least two, whose null pairs must fire to call the environment
-/// unsound.
+/// Share of the cases, at least two, whose null pairs must show a difference to call the
+/// environment unsound.
 const UNSOUND: f64 = 0.1;
-/// Part of [`TestPlan::missed`] at which a difference from 1 is evidence of a change, which keeps a
-/// case from being unchanged by what is tolerated. Strict: of identical builds that share would be
+/// Part of [`TestPlan::missed`] at which a difference from 1 is evidence of a change, so that the
+/// case is not unchanged by the tolerated change. Strict: this share of identical builds would be
 /// inconclusive.
 const EVIDENCE: f64 = 0.1;
 
-/// Decides what the blocks so far allow to decide. Pure, and may be called after every block:
+/// Decides the cases that the blocks so far can decide. Pure, and may be called after every block.
 /// `last` says that no more blocks come, and must not depend on their results (the budget is used
 /// up, the user interrupted). A comparison whose cases are all decided needs no last call.
 ///
-/// A case keeps its verdict when more blocks of other cases come. The set of cases is to be the
-/// same in all calls of a comparison: their number sets the interim analyses.
+/// A case keeps its verdict when more blocks of other cases come. All calls of a comparison must
+/// have the same set of cases, because their number sets the interim analyses.
 pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
     decide_each(cases, plan, &|_| *plan, Family::Given, last)
 }
 
 /// Decides with thresholds by case and error rates over a family of cases: `of_case` gives the plan
-/// with the smallest change that matters in that case; nothing else of it may differ.
+/// with the smallest change that matters in that case, and may change nothing else.
 pub fn decide_each(
     cases: &Observed,
     plan: &TestPlan,
@@ -49,15 +49,15 @@ pub fn decide_each(
     let most = plan.max_blocks.saturating_mul(2);
     let (settling, tail) = settling(plan);
     let plans: Vec<TestPlan> = cases.keys().map(|case| of_case(case)).collect();
-    let (change, same) = (AlphaSpending::of(level, most), AlphaSpending::of(plan.missed, most));
+    let (change, same) = (AlphaSpending::new(level, most), AlphaSpending::new(plan.missed, most));
     let of_plan =
         |plan| Tests { plan, level, change: &change, same: &same, settling: &settling, tail };
     let tests: Vec<Tests<'_>> = plans.iter().map(of_plan).collect();
-    let pairs: Vec<Pairs> = cases.values().map(|blocks| Pairs::of(blocks)).collect();
-    // The interim analyses before the end decide first: what they decided is not analysed again.
-    let mut standings: Vec<Standing> =
+    let pairs: Vec<Pairs> = cases.values().map(|blocks| Pairs::from_blocks(blocks)).collect();
+    // The interim analyses before the end decide first: decided cases are not analysed again.
+    let mut standings: Vec<CaseEvidence> =
         tests.iter().zip(&pairs).map(|(tests, pairs)| tests.stand(pairs, false)).collect();
-    let before: Vec<Concluded> = conclude(&standings, plan, family, true);
+    let before: Vec<Conclusion> = conclude(&standings, plan, family, true);
     let each = standings.iter_mut().zip(tests.iter().zip(&pairs)).zip(&before);
     for ((standing, (tests, pairs)), concluded) in each {
         if concluded.at.is_none() && (last || pairs.len() >= most) {
@@ -96,40 +96,40 @@ pub fn decide_each(
     }
 }
 
-/// What is tested, and when.
+/// The tests and the analyses at which they run.
 struct Tests<'a> {
     plan: &'a TestPlan,
-    /// Level of a single case that alone is to be significant among all.
+    /// Level of the test of a single case that allows for the number of cases.
     level: f64,
     /// Alpha spending of the tests for a change.
     change: &'a AlphaSpending,
-    /// Alpha spending of the tests for the absence of one.
+    /// Alpha spending of the tests for the absence of a change.
     same: &'a AlphaSpending,
-    /// Pairs after which nothing above what is tolerated may be left; the end is another such
+    /// Pairs after which changes above the tolerated one may be excluded; the end is another such
     /// analysis.
     settling: &'a [usize],
-    /// Probability with which each of these may miss what is above, on either side.
+    /// Probability with which each of these may miss a larger change, on either side.
     tail: f64,
 }
 
 /// p values of a case that hold at any interim analysis, for both directions, with the pairs at the
 /// analysis that gave them.
 struct ChangeEvidence {
-    /// By time alone.
+    /// p value by time alone.
     time: f64,
-    /// The largest of time, time without contention, and cycles.
+    /// Largest p value of time, time without contention, and cycles.
     all: f64,
-    /// Which is it, where it is not the time.
+    /// The doubt that gave the largest p value, if it is not the time.
     objection: Doubt,
-    /// Pairs at the interim analysis that excluded a change that matters in cycles: more blocks
-    /// would not help the time.
+    /// Pairs at the interim analysis that excluded a relevant change in cycles: more blocks would
+    /// not help the time.
     clock_at: Option<usize>,
-    /// Pairs.
+    /// Pairs at the interim analysis of `all`.
     at: usize,
 }
 
 impl ChangeEvidence {
-    /// The verdict on a change in time that not all evidence confirms.
+    /// The verdict on a change in time that cycles or contention do not confirm.
     fn objected(&self) -> (Verdict, Option<Doubt>, Option<usize>) {
         match self.clock_at {
             Some(at) => (Verdict::Inconclusive, Some(Doubt::Clock), Some(at)),
@@ -138,31 +138,31 @@ impl ChangeEvidence {
     }
 }
 
-/// A case by itself, before the others are known.
-struct Standing {
+/// Evidence of one case alone, before the family of cases is considered.
+struct CaseEvidence {
     slower: ChangeEvidence,
     faster: ChangeEvidence,
     /// p values of the null pairs, both directions.
     null: [f64; 2],
-    /// Pairs at the interim analysis that excluded any change that matters.
+    /// Pairs at the interim analysis that excluded any relevant change.
     same_at: Option<usize>,
-    /// Whether no more blocks come.
+    /// Whether the comparison has its last block.
     ended: bool,
-    /// Verdict if nothing else is found; when the blocks end this is the end.
+    /// Verdict if no test decides; after the last block it is final.
     otherwise: (Verdict, Option<Doubt>),
-    /// Pairs now.
+    /// Number of pairs now.
     pairs: usize,
 }
 
 impl Tests<'_> {
-    fn stand(&self, pairs: &Pairs, ended: bool) -> Standing {
+    fn stand(&self, pairs: &Pairs, ended: bool) -> CaseEvidence {
         let plan = self.plan;
         let n = pairs.len();
         let change = |direction| {
             let p = |test: &dyn Fn(usize) -> f64| always_valid(self.change.upto(n, ended), test);
             let (time, at) = p(&|n| pairs.beyond(n, direction, plan));
             let (contention, contention_at) = p(&|n| pairs.beyond_contention(n, direction, plan));
-            let (cycles, cycles_at) = p(&|n| pairs.beyond_in_cycles(n, direction, plan));
+            let (cycles, cycles_at) = p(&|n| pairs.beyond_threshold_in_cycles(n, direction, plan));
             let (same, same_at) = always_valid(self.same.upto(n, ended), |n| {
                 pairs.within_in_cycles(n, direction, plan)
             });
@@ -186,14 +186,14 @@ impl Tests<'_> {
         };
         let (slower, faster) = (same(Direction::Slower), same(Direction::Faster));
         let same_at = slower.1.max(faster.1);
-        let excluded = slower.0.max(faster.0) <= plan.missed && !self.hidden(pairs, same_at);
+        let excluded = slower.0.max(faster.0) <= plan.missed && !self.may_be_hidden(pairs, same_at);
         let settled_at = || {
             self.settling
                 .iter()
                 .copied()
                 .find(|analysis| *analysis <= n && self.settled(pairs, *analysis) == Some(true))
         };
-        Standing {
+        CaseEvidence {
             slower: change(Direction::Slower),
             faster: change(Direction::Faster),
             null,
@@ -208,28 +208,28 @@ impl Tests<'_> {
         }
     }
 
-    /// Pairs at the interim analysis that decides with so many: the end, where no other comes,
-    /// unless they are beyond it.
+    /// Pairs at the interim analysis that decides with this number of pairs: the end, if no other
+    /// follows, unless there are more pairs.
     fn analysed_at(&self, analysis: Option<usize>, pairs: usize) -> usize {
         analysis.unwrap_or_else(|| self.plan.max_blocks.saturating_mul(2).max(pairs))
     }
 
     /// Whether contention with the base may hide a slow-down.
-    fn hidden(&self, pairs: &Pairs, n: usize) -> bool {
+    fn may_be_hidden(&self, pairs: &Pairs, n: usize) -> bool {
         pairs.base_contended(n, self.plan) <= FINAL * self.plan.missed
     }
 
-    /// Whether the first `n` pairs have no evidence of a change and exclude what is not tolerated;
-    /// none where load may hide it.
+    /// Whether the first `n` pairs have no evidence of a change and exclude changes above the
+    /// tolerated one; `None` if load may hide a change.
     fn settled(&self, pairs: &Pairs, n: usize) -> Option<bool> {
         let margin = self.plan.tolerated.ln_1p().max(pairs.threshold(n, self.plan));
         let walsh = Walsh::new(&pairs.time[..n]);
-        // Where the pairs are too few for so wide an interval, nothing is evidence.
+        // If the pairs are too few for so wide an interval, nothing is evidence.
         let evidence =
             walsh.interval(EVIDENCE * self.tail).is_some_and(|(low, high)| low > 0.0 || high < 0.0);
         let small = !evidence
             && walsh.interval(self.tail).is_some_and(|(low, high)| low > -margin && high < margin);
-        if small && self.hidden(pairs, n) { None } else { Some(small) }
+        if small && self.may_be_hidden(pairs, n) { None } else { Some(small) }
     }
 
     fn at_end(&self, pairs: &Pairs) -> (Verdict, Option<Doubt>) {
@@ -246,8 +246,8 @@ impl Tests<'_> {
         }
     }
 
-    /// The numbers of a case; contention is left out.
-    fn describe(&self, pairs: &Pairs, concluded: &Concluded) -> Decision {
+    /// The numbers of a case; the decision's contention is added by the caller.
+    fn describe(&self, pairs: &Pairs, concluded: &Conclusion) -> Decision {
         let plan = self.plan;
         let n = pairs.len();
         let threshold = pairs.threshold(n, plan);
@@ -259,8 +259,8 @@ impl Tests<'_> {
             concluded.reason,
             None | Some(Doubt::TooFewPairs | Doubt::Throttled | Doubt::Wide)
         ) && concluded.verdict == Verdict::Inconclusive;
-        // What is above the threshold is to be shown to be, the rest to be below it, or within what
-        // is tolerated at an interim analysis for that.
+        // A change above the threshold has to be shown to be above it; any other has to be shown to
+        // be below it, or within what is tolerated at an interim analysis for that.
         let shown = |distance: f64, settles: f64| match walsh.standard_error() {
             Some(error) => power::pairs_needed(n, error, distance, settles, plan.power)
                 .map(|needed| needed.max(n + 1)),
@@ -306,17 +306,17 @@ impl Tests<'_> {
     }
 }
 
-/// The estimate with its interval, or with the range of the differences where they are too few for
-/// one.
+/// The estimate with its interval, or with the range of the differences if they are too few for an
+/// interval.
 fn ratio(walsh: &Walsh, tail: f64) -> Ratio {
     let (low, high) =
         walsh.interval(tail).or(walsh.range()).unwrap_or((f64::NEG_INFINITY, f64::INFINITY));
     Ratio { center: walsh.estimate().unwrap_or(0.0).exp(), low: low.exp(), high: high.exp() }
 }
 
-/// The null control of all cases together, a value a block: whether what one build's processes
-/// leave behind (heat, load that outlives them) slows the process that follows. Cases share such
-/// things, and their median shows them when each alone is too noisy.
+/// The null control of all cases together, a value for each block: whether an after-effect of one
+/// build's processes (heat, load that outlives them) slows the process that follows. The cases
+/// share such effects, and their median shows them when each case alone is too noisy.
 fn lingers(pairs: &[Pairs], plan: &TestPlan, last: bool) -> bool {
     let blocks = pairs.iter().map(|pairs| pairs.len() / 2).max().unwrap_or(0);
     let null: Vec<f64> = (0..blocks)
@@ -325,7 +325,7 @@ fn lingers(pairs: &[Pairs], plan: &TestPlan, last: bool) -> bool {
         })
         .collect();
     let threshold = plan.relative.ln_1p();
-    let spending = AlphaSpending::of(plan.false_alarms, plan.max_blocks);
+    let spending = AlphaSpending::new(plan.false_alarms, plan.max_blocks);
     [1.0, -1.0].into_iter().any(|sign| {
         let test = |n: usize| {
             greater(&null[..n].iter().map(|value| sign * value - threshold).collect::<Vec<_>>())
@@ -335,8 +335,8 @@ fn lingers(pairs: &[Pairs], plan: &TestPlan, last: bool) -> bool {
     })
 }
 
-/// A case among the others.
-struct Concluded {
+/// Conclusion on a case, adjusted for the family of cases.
+struct Conclusion {
     verdict: Verdict,
     reason: Option<Doubt>,
     /// Pairs at the interim analysis that decided.
@@ -347,13 +347,14 @@ struct Concluded {
 }
 
 fn conclude(
-    standings: &[Standing],
+    standings: &[CaseEvidence],
     plan: &TestPlan,
     family: Family,
     sound: bool,
-) -> Vec<Concluded> {
-    let adjusted =
-        |p: &dyn Fn(&Standing) -> f64| family.adjust(&standings.iter().map(p).collect::<Vec<_>>());
+) -> Vec<Conclusion> {
+    let adjusted = |p: &dyn Fn(&CaseEvidence) -> f64| {
+        family.adjust(&standings.iter().map(p).collect::<Vec<_>>())
+    };
     let significant = |p: f64| p <= plan.false_alarms;
     let (slower, faster) = (adjusted(&|s| s.slower.all), adjusted(&|s| s.faster.all));
     let (slower_in_time, faster_in_time) =
@@ -363,7 +364,7 @@ fn conclude(
         up.iter().zip(&down).map(|(&up, &down)| significant(up.min(down))).collect();
     let count = fired.iter().filter(|fired| **fired).count();
     let sound = sound && (count < 2 || count as f64 <= UNSOUND * standings.len() as f64);
-    let one = |(i, standing): (usize, &Standing)| {
+    let one = |(i, standing): (usize, &CaseEvidence)| {
         let (verdict, reason, at) = if !sound {
             (Verdict::Inconclusive, Some(Doubt::Environment), Some(standing.pairs))
         } else if fired[i] {
@@ -381,7 +382,7 @@ fn conclude(
         } else {
             (standing.otherwise.0, standing.otherwise.1, None)
         };
-        Concluded {
+        Conclusion {
             verdict,
             reason,
             at,

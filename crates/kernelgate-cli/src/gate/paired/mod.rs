@@ -1,9 +1,9 @@
-//! The decision from interleaved process runs of two builds: what goes in, what comes out.
+//! The decision from interleaved process runs of two builds: its input and its output.
 //!
 //! The unit is a process. Four fresh processes make a block, base-head-head-base or
-//! head-base-base-head, so that whatever drifts evenly through a block is on both sides; each block
+//! head-base-base-head, so that even drift through a block affects both sides equally; each block
 //! gives two pairs of neighbours. [`decide()`] is pure and may be called after every block: its
-//! error rates hold however often it is asked.
+//! error rates hold however often it is called.
 //!
 //! Deliberately absent: running processes, choosing the order, printing.
 
@@ -22,18 +22,18 @@ pub use decide::{decide, decide_each};
 pub use kernelgate::record::Timing;
 use kernelgate::stats::benjamini_hochberg;
 
-/// One of the two builds.
+/// One of the two compared builds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arm {
-    /// What is compared with.
+    /// The build that the head is compared with.
     Base,
-    /// What is judged.
+    /// The build that is judged.
     Head,
 }
 
 impl Arm {
-    /// "base" or "head".
+    /// The name: "base" or "head".
     pub const fn name(self) -> &'static str {
         match self {
             Self::Base => "base",
@@ -51,7 +51,7 @@ impl std::fmt::Display for Arm {
 /// Four processes one after the other: base, head, head, base, or the reverse.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Block {
-    /// Which build the first and the last process ran.
+    /// The build of the first and the last process.
     pub leader: Arm,
     /// The two processes of the base, in time order.
     pub base: [Timing; 2],
@@ -59,37 +59,39 @@ pub struct Block {
     pub head: [Timing; 2],
 }
 
-/// What counts as slower, and the error rates promised. Fixed before the first block.
+/// Thresholds and promised error rates. Fixed before the first block.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TestPlan {
     /// Smallest change of the time that matters, relative to the faster build.
     pub relative: f64,
     /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two
-    /// thresholds rules. Not for times that are means over iterations ([`Timing::averaged`]).
+    /// thresholds applies. It does not apply to times that are means over iterations
+    /// ([`Timing::averaged`]).
     pub absolute_ns: f64,
-    /// A case without evidence of a change, whose interval excludes changes above this, is
-    /// unchanged after [`TestPlan::settle_blocks`], after twice as many and so on, or once no
-    /// more blocks come. Acts from the threshold up.
+    /// Largest change that an unchanged case may hide, relative. A case without evidence of a
+    /// change, whose interval excludes larger changes, is unchanged after
+    /// [`TestPlan::settle_blocks`], after twice as many and so on, or once no more blocks come.
+    /// Never below the threshold.
     pub tolerated: f64,
-    /// Blocks after which a case may be unchanged by what is tolerated. Only what is still open
-    /// then takes more.
+    /// Blocks after which a case may be unchanged by `tolerated`. Only cases that are still open
+    /// then get more.
     pub settle_blocks: usize,
-    /// Highest probability that any case of a comparison whose head is no slower than the
-    /// threshold is called regressed; where some cases are slower, the highest expected share
-    /// of wrong ones among those called so.
+    /// Highest probability that any case of a comparison whose head is not slower than the
+    /// threshold is called regressed; where some cases are slower, the highest expected share of
+    /// wrong ones among those called so.
     pub false_alarms: f64,
-    /// Highest probability that a case whose change is above what it excludes is called unchanged;
-    /// for each case.
+    /// Highest probability that a case with a larger change than its verdict excludes is called
+    /// unchanged; for each case.
     pub missed: f64,
-    /// Difference in [`Timing::contention`] between the processes of a pair from which on the pair
-    /// is no evidence.
+    /// Difference in [`Timing::contention`] between the processes of a pair above which the pair is
+    /// not used as evidence.
     pub contention: f64,
-    /// Relative time that one unit of contention is taken to cost below that: 1 for perfectly
-    /// divisible work, the number of cores for work that is divided among them once.
+    /// Assumed relative time that one unit of contention costs below that difference: 1 for
+    /// perfectly divisible work, the number of cores for work that is divided among them once.
     pub contention_weight: f64,
     /// Probability at which an effect counts as detectable.
     pub power: f64,
-    /// Most blocks that the comparison will take; fixes the interim analyses.
+    /// Largest number of blocks of the comparison; they fix the interim analyses.
     pub max_blocks: usize,
 }
 
@@ -111,8 +113,8 @@ impl Default for TestPlan {
 }
 
 impl TestPlan {
-    /// With what is asked for.
-    pub fn asked(self, asked: &AskedLimits, max_blocks: Option<usize>) -> Self {
+    /// The plan with the limits that the user set.
+    pub fn overridden_by(self, asked: &AskedLimits, max_blocks: Option<usize>) -> Self {
         let relative = asked.relative.unwrap_or(self.relative);
         Self {
             relative,
@@ -123,7 +125,7 @@ impl TestPlan {
         }
     }
 
-    /// Its limits of a time, of that source.
+    /// The limits of a plan, with their source.
     pub const fn limits(&self, source: LimitSource) -> Limits {
         Limits {
             relative: Limit { value: self.relative, source },
@@ -132,7 +134,7 @@ impl TestPlan {
         }
     }
 
-    /// For a case with these limits.
+    /// The plan for a case with these limits.
     pub fn within(self, limits: &Limits) -> Self {
         let (relative, absolute_ns) = (limits.failing_relative().value, limits.absolute_ns.value);
         Self { relative, absolute_ns, ..self }
@@ -142,15 +144,15 @@ impl TestPlan {
 /// The cases over which an error rate is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
-    /// The cases of the decision, by Benjamini-Hochberg.
+    /// The cases of the decision, adjusted by Benjamini-Hochberg.
     Given,
-    /// A plan of so many cases, of which those of the decision are a shard, by Bonferroni: the
-    /// decision of a shard depends on no other shard.
+    /// This number of cases in a plan, of which those of the decision are a shard, adjusted by
+    /// Bonferroni: the decision of a shard does not depend on other shards.
     Plan(usize),
 }
 
 impl Family {
-    /// Number of cases, where the decision has `given`.
+    /// Number of cases, if the decision has `given`.
     fn size(self, given: usize) -> usize {
         match self {
             Self::Given => given.max(1),
@@ -170,7 +172,7 @@ impl Family {
     }
 }
 
-/// What keeps a decision open; [`Reason`](super::reason::Reason) adds the facts.
+/// The doubt that keeps a decision open; [`Reason`](super::reason::Reason) adds the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Doubt {
@@ -178,40 +180,40 @@ pub enum Doubt {
     TooFewPairs,
     /// Too few pairs, because the GPU was throttled in others.
     Throttled,
-    /// The interval still allows what matters and what does not.
+    /// The interval contains both relevant and irrelevant changes.
     Wide,
-    /// The time changed and the cycles did not: the clock did it.
+    /// The time changed and the cycles did not, so the clock changed.
     Clock,
     /// Contention differed between the builds.
     Contention,
-    /// Processes of the same build differ in this case as the two builds would have to.
+    /// Processes of the same build differ in this case by more than the threshold.
     Null,
-    /// Processes of the same build differ in too many cases, or by what the other build's processes
-    /// leave behind: nothing measured here and now can be trusted.
+    /// Processes of the same build differ in too many cases, or because of after-effects of the
+    /// other build's processes: no measurement here and now can be trusted.
     Environment,
 }
 
-/// What is concluded of one case.
+/// The decision on one case.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Decision {
     /// The case.
     pub case: String,
-    /// What is concluded; inconclusive as long as it is not decided.
+    /// The verdict; inconclusive as long as it is not decided.
     pub verdict: Verdict,
-    /// Why it is inconclusive; none for other verdicts.
+    /// Reason why the decision is inconclusive; `None` for other verdicts.
     pub reason: Option<Doubt>,
     /// Median over the base's processes, nanoseconds a launch; 0 without a usable pair.
     pub base_ns: f64,
-    /// The same of the head.
+    /// Median over the head's processes, nanoseconds a launch; 0 without a usable pair.
     pub head_ns: f64,
     /// Head over base: Hodges-Lehmann estimate and exact interval, each end wrong with a
     /// probability of at most half [`TestPlan::missed`] (2.5 % by default). With fewer pairs
     /// than that takes, from the smallest to the largest pair; without a usable pair 1 within
     /// 0 to infinity.
     pub ratio: Ratio,
-    /// The same in cycles, where the clock was read in every process.
+    /// Ratio of the cycles, if the clock was read in every process.
     pub cycles: Option<Ratio>,
-    /// The same of the null pairs: processes of one build against each other, signs so that drift
+    /// Ratio of the null pairs: processes of one build against each other, signs so that drift
     /// cancels.
     pub null: Ratio,
     /// Smallest change of the time that matters in this case, relative: the larger of the plan's
@@ -221,34 +223,34 @@ pub struct Decision {
     /// adjusted over the cases. At most [`TestPlan::false_alarms`] where the verdict is
     /// regressed.
     pub p_slower: f64,
-    /// The same of "the head is not faster than the threshold".
+    /// p value of "the head is not faster than the threshold", valid and adjusted like `p_slower`.
     pub p_faster: f64,
-    /// Smallest slow-down that so many pairs with this spread find with probability
-    /// [`TestPlan::power`], relative; none with too few pairs to find any.
+    /// Smallest relative slow-down that this number of pairs with this variance finds with
+    /// probability [`TestPlan::power`]; `None` with too few pairs to find any.
     pub detectable: Option<f64>,
     /// Usable pairs.
     pub pairs: usize,
-    /// Pairs with which an undecided or inconclusive case of this spread would probably be
-    /// settled; none where pairs are not what lacks.
+    /// Pairs with which an open or inconclusive case of this variance would probably be decided;
+    /// `None` if more pairs would not help.
     pub pairs_needed: Option<usize>,
-    /// Pairs at the interim analysis that decided; none where nothing did before the blocks ended.
+    /// Pairs at the interim analysis that decided; `None` if none decided before the blocks ended.
     pub decided_at: Option<usize>,
-    /// Mean contention with the base; none where unknown.
+    /// Mean contention with the base; `None` if unknown.
     pub base_contention: Option<f64>,
-    /// Mean contention with the head; none where unknown.
+    /// Mean contention with the head; `None` if unknown.
     pub head_contention: Option<f64>,
 }
 
-/// What is concluded of a comparison, so far or at its end.
+/// The decisions on all cases, so far or at the end.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
     /// Every case, worst verdict first, then by id.
     pub decisions: Vec<Decision>,
     /// Cases that more blocks may decide, in id order; empty at the end.
     pub undecided: Vec<String>,
-    /// Cases whose null pairs fired.
+    /// Cases whose null pairs show a difference.
     pub null_fired: Vec<String>,
-    /// Whether the null control lets anything be concluded: false makes every case inconclusive.
+    /// Whether the null control is sound; if not, every case is inconclusive.
     pub environment_sound: bool,
 }
 
@@ -259,12 +261,12 @@ impl Outcome {
     }
 
     /// The decision of a case.
-    pub fn of(&self, case: &str) -> Option<&Decision> {
+    pub fn decision(&self, case: &str) -> Option<&Decision> {
         self.decisions.iter().find(|decision| decision.case == case)
     }
 }
 
-/// What was observed: blocks in time order, by case.
+/// Observed blocks in time order, by case.
 pub type Observed = BTreeMap<String, Vec<Block>>;
 
 #[cfg(test)]

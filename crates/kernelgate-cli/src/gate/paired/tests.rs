@@ -28,8 +28,8 @@ pub fn decision(case: &str, verdict: Verdict) -> Decision {
     }
 }
 
-/// One block a pair of ratios head over base, the base at `time_ns` with a little noise of its own,
-/// leaders alternating.
+/// One block for each pair of ratios head over base, with `time_ns` and a little noise for the
+/// base, and alternating leaders.
 fn blocks(ratios: &[[f64; 2]], time_ns: f64) -> Vec<Block> {
     let block = |(index, ratios): (usize, &[f64; 2])| {
         let base = [1.0 + 1e-4 * (index % 3) as f64, 1.0 - 1e-4 * (index % 2) as f64]
@@ -44,7 +44,7 @@ fn observed(time_ns: f64) -> Timing {
     Timing { time_ns, ..Timing::default() }
 }
 
-/// Ratios around `ratio` by a few tenths of a per cent.
+/// Blocks with ratios around `ratio` by a few tenths of a per cent.
 fn steady(ratio: f64, count: usize) -> Vec<Block> {
     let ratios: Vec<[f64; 2]> = (0..count)
         .map(|i| [ratio * (1.0 + 1e-3 * (i % 4) as f64), ratio * (1.0 - 1.1e-3 * (i % 5) as f64)])
@@ -74,7 +74,7 @@ fn the_absolute_threshold_is_not_meant_for_means_over_iterations() {
     assert!(launch.1 > 9.0 && (mean.1 - 0.01).abs() < 1e-9, "{launch:?}, {mean:?}");
 }
 
-/// A slow-down of 20 %: beyond the threshold, within what is accepted of it, beyond a smaller bound.
+/// A slow-down of 20 %: beyond the threshold, within one accepted bound, beyond a smaller one.
 #[test]
 fn thresholds_by_case_do_not_touch_other_cases() {
     let cases = ["a", "b", "c"].map(|case| (case.to_owned(), steady(1.2, 40)));
@@ -85,13 +85,13 @@ fn thresholds_by_case_do_not_touch_other_cases() {
         _ => plan,
     };
     let outcome = decide_each(&cases, &plan, &of_case, Family::Given, true);
-    let of = |case: &str| {
-        let decision = outcome.of(case).unwrap();
+    let decided = |case: &str| {
+        let decision = outcome.decision(case).unwrap();
         (decision.verdict, (100.0 * decision.threshold).round())
     };
-    assert_eq!(of("a"), (Verdict::Unchanged, 30.0));
-    assert_eq!(of("b"), (Verdict::Regressed, 10.0));
-    assert_eq!(of("c"), (Verdict::Regressed, 1.0));
+    assert_eq!(decided("a"), (Verdict::Unchanged, 30.0));
+    assert_eq!(decided("b"), (Verdict::Regressed, 10.0));
+    assert_eq!(decided("c"), (Verdict::Regressed, 1.0));
     let plain = decide(&cases, &plan, true);
     assert!(plain.decisions.iter().all(|decision| decision.verdict == Verdict::Regressed));
 }
@@ -110,7 +110,7 @@ fn verdict(blocks: Vec<Block>) -> (Verdict, Option<Doubt>) {
 }
 
 #[test]
-fn slower_faster_and_the_same_are_told_apart_and_early() {
+fn slower_faster_and_unchanged_are_distinguished_early() {
     let plan = TestPlan::default();
     for (ratio, expected, pairs) in [
         (1.05, Verdict::Regressed, 10),
@@ -160,7 +160,7 @@ fn blocks_of_a_throttled_gpu_do_not_count() {
 }
 
 #[test]
-fn a_change_below_either_threshold_is_none() {
+fn a_change_below_either_threshold_is_ignored() {
     let short = |ratio: f64| edited(steady(ratio, 8), |_, observation| observation.time_ns /= 1e3);
     assert_eq!(verdict(short(1.05)), (Verdict::Unchanged, None), "50 ns of 1 µs");
     assert_eq!(verdict(short(1.15)), (Verdict::Regressed, None), "150 ns of 1 µs");
@@ -168,7 +168,7 @@ fn a_change_below_either_threshold_is_none() {
     assert_eq!(one(steady(1.05, 8), &plan, true).decisions[0].verdict, Verdict::Unchanged);
 }
 
-/// Ratios spread evenly over so many per cent around 1, in an order that has no trend.
+/// Blocks with ratios spread evenly over so many per cent around 1, in an order without a trend.
 fn spread(percent: f64, count: usize) -> Vec<Block> {
     let at = |i: usize| 1.0 + 0.01 * percent * ((i * 37 % 101) as f64 / 100.0 - 0.5);
     let ratios: Vec<[f64; 2]> = (0..count).map(|i| [at(2 * i), at(2 * i + 1)]).collect();
@@ -176,7 +176,7 @@ fn spread(percent: f64, count: usize) -> Vec<Block> {
 }
 
 #[test]
-fn what_24_blocks_settle_takes_no_more_and_the_rest_goes_on() {
+fn quiet_cases_end_at_24_blocks_and_the_rest_go_on() {
     let plan = TestPlan::default();
     let after = |percent: f64, count: usize| {
         let outcome = one(spread(percent, count), &plan, false);
@@ -188,7 +188,7 @@ fn what_24_blocks_settle_takes_no_more_and_the_rest_goes_on() {
         [after(42.0, 24), after(42.0, 47), after(42.0, 48)],
         [open, open, (unchanged, Some(96))]
     );
-    // What is said to be needed is an interim analysis, not what the estimate alone would take.
+    // The reported need is an interim analysis, not the number that the estimate alone would take.
     let needed = |percent: f64, count: usize| {
         one(spread(percent, count), &plan, false).decisions[0].pairs_needed
     };
@@ -196,7 +196,7 @@ fn what_24_blocks_settle_takes_no_more_and_the_rest_goes_on() {
 }
 
 #[test]
-fn what_the_clock_did_is_not_the_head() {
+fn a_clock_difference_is_not_blamed_on_the_head() {
     let with = |cycles_ratio: f64| {
         edited(steady(1.05, 8), |arm, observation| {
             let ratio = if arm == Arm::Head { cycles_ratio / 1.05 } else { 1.0 };
@@ -211,7 +211,7 @@ fn what_the_clock_did_is_not_the_head() {
     assert_eq!(near.undecided, ["case"], "more blocks may still show it in cycles");
     let cycles = outcome.decisions[0].cycles.unwrap();
     assert!((cycles.center - 1.0).abs() < 2e-3, "{cycles:?}");
-    // One process without a clock: no evidence either way.
+    // One process without a clock: the cycles decide nothing.
     let mut gap = with(1.0);
     gap[3].base[1].cycles = None;
     assert_eq!(verdict(gap), (Verdict::Regressed, None));
@@ -239,17 +239,17 @@ fn load_beside_one_build_excuses_it_and_beside_both_does_not() {
         "hides a slow-down"
     );
     assert_eq!(verdict(with(1.0, 0.0, 0.3)), (Verdict::Unchanged, None), "as fast under load");
-    // Two loaded processes of sixteen are left out, the others decide.
+    // Two loaded processes of sixteen are excluded, the others decide.
     let mut some = with(1.5, 0.0, 0.0);
     some[2].head[0].contention = Some(1.0);
     some[5].head[1].contention = Some(1.0);
     assert_eq!(verdict(some), (Verdict::Regressed, None));
 }
 
-/// Under load a process may be too short to tell its contention: what is unknown must not pass for
-/// none.
+/// Under load a process may be too short to record its contention: unknown contention must not pass
+/// for none.
 #[test]
-fn the_few_pairs_that_do_not_show_the_load_are_no_evidence() {
+fn pairs_without_recorded_load_are_not_evidence() {
     let loaded = |hidden: usize, unknown: Option<f64>| {
         let mut blocks = edited(steady(1.8, 48), |arm, observation| {
             observation.contention = Some(if arm == Arm::Head { 0.9 } else { 0.0 })
@@ -273,7 +273,8 @@ fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
     let odd = || {
         let mut blocks = steady(1.05, 8);
         for block in &mut blocks {
-            // Later processes of the base and earlier ones of the head are slow, whoever leads.
+            // Later processes of the base and earlier ones of the head are slow, whichever build
+            // leads.
             block.base[1].time_ns *= 1.1;
             block.head[0].time_ns *= 1.1;
         }
@@ -286,7 +287,7 @@ fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
     let plan = TestPlan { max_blocks: 8, ..TestPlan::default() };
     let outcome = decide(&cases(1), &plan, true);
     assert_eq!(
-        (outcome.of("00").unwrap().verdict, outcome.of("00").unwrap().reason),
+        (outcome.decision("00").unwrap().verdict, outcome.decision("00").unwrap().reason),
         (Verdict::Inconclusive, Some(Doubt::Null))
     );
     assert_eq!(
@@ -299,9 +300,9 @@ fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
     assert!(outcome.decisions.iter().all(|decision| decision.reason == Some(Doubt::Environment)));
 }
 
-/// Whoever runs after the head is 4 % slower, with noise of 0.3 %.
+/// Every process that runs after the head is 4 % slower, with noise of 0.3 %.
 #[test]
-fn what_the_head_leaves_behind_makes_the_environment_unsound() {
+fn an_after_effect_of_the_head_makes_the_environment_unsound() {
     let lingering = |case: usize| -> Vec<Block> {
         let mut before = Arm::Base;
         (0..16)
@@ -334,8 +335,8 @@ fn what_the_head_leaves_behind_makes_the_environment_unsound() {
 }
 
 #[test]
-fn an_even_drift_is_nobodys_fault() {
-    // 3 % a process, in time order.
+fn even_drift_changes_no_verdict() {
+    // The time drifts by 3 % a process.
     let drifting: Vec<Block> = (0..12)
         .map(|index| {
             let at = |position: i32| observed(1e6 * (1.0 + 0.03 * f64::from(4 * index + position)));
@@ -461,7 +462,7 @@ proptest! {
         for (block, share) in loaded.iter_mut().zip(shares) {
             block.head[0].contention = Some(share);
         }
-        // Not the p values: what was decided early is not analysed again.
+        // The p values may change: decided cases are not analysed again.
         let regressed = |blocks| {
             one(blocks, &TestPlan::default(), true).decisions[0].verdict == Verdict::Regressed
         };
@@ -470,8 +471,9 @@ proptest! {
 }
 
 #[test]
-fn cycles_do_not_object_at_the_power_cap() {
-    // 5 % slower at equal cycles: the clock did it, unless the power cap sets the clock.
+fn cycles_do_not_decide_at_the_power_cap() {
+    // The head is 5 % slower at equal cycles: the clock caused it, unless the power cap sets the
+    // clock.
     let with = |capped: fn(usize) -> bool| {
         let mut blocks = edited(steady(1.05, 8), |arm, observation| {
             let ratio = if arm == Arm::Head { 1.0 / 1.05 } else { 1.0 };

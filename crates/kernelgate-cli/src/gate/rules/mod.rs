@@ -1,7 +1,7 @@
-//! `kernelgate.toml`: what a package commits about its gate. Thresholds by case, and slow-downs
-//! that are accepted: with a bound, a reason, and until the next baseline; names that cases had.
+//! `kernelgate.toml`: the rules that a package commits for its gate. Thresholds by case; slow-downs
+//! that are accepted, with a bound, a reason, and until the next baseline; earlier names of cases.
 //!
-//! Deliberately absent: reading the file (`rules_file`), and anything that would make a wrong case
+//! Deliberately absent: reading the file (`rules_file`), and any rule that would make a wrong case
 //! pass.
 
 pub mod rules_file;
@@ -16,22 +16,22 @@ use serde::{Deserialize, Serialize};
 /// Name of the file, beside `Cargo.toml`.
 pub const FILE: &str = "kernelgate.toml";
 
-/// The file; empty where there is none.
+/// The rules of a package; empty without a file.
 #[derive(Debug, Clone, Default)]
 pub struct Rules {
-    /// Whether there is one.
+    /// Whether the file exists.
     pub exists: bool,
-    /// In the order of the file.
+    /// Thresholds in the order of the file.
     pub thresholds: Vec<Threshold>,
-    /// In the order of the file.
+    /// Acceptances in the order of the file.
     pub accepted: Vec<Acceptance>,
-    /// Ids that cases have now, by those that they had: for histories.
+    /// Present ids of cases by their earlier ids, for histories.
     pub renamed: BTreeMap<String, String>,
     /// The meaning of a case that the head no longer has.
     pub removed: RemovedCases,
 }
 
-/// The meaning of a case that only the base of a comparison has, and that is not accepted.
+/// The meaning of a case that only the base of a comparison has, if its removal is not accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RemovedCases {
@@ -40,78 +40,78 @@ pub enum RemovedCases {
     Inconclusive,
     /// The comparison fails, as with a slower case.
     Fail,
-    /// Cases may go; they are named.
+    /// Cases may be removed; the report names them.
     Ignore,
 }
 
-/// What counts as worse in some cases. What is absent is as for all others.
+/// Limits for some cases. An absent limit is the same as for all other cases.
 #[derive(Debug, Clone)]
 pub struct Threshold {
-    /// Ids that it is about.
+    /// Pattern of the ids to which it applies.
     pub cases: Regex,
-    /// What it sets.
+    /// Limits that it sets.
     pub limits: AskedLimits,
 }
 
 /// A slow-down, or a loss of accuracy, that is intended.
 #[derive(Debug, Clone)]
 pub struct Acceptance {
-    /// Ids that it is about.
+    /// Pattern of the ids to which it applies.
     pub cases: Regex,
-    /// Most that the time may have grown, relative.
+    /// Largest accepted relative growth of the time.
     pub slower: Option<f64>,
-    /// Most that errors may have grown, a ratio.
+    /// Largest accepted growth of errors, a ratio.
     pub growth: Option<f64>,
     /// Whether the cases may be verified less than before.
     pub less_verified: bool,
     /// Whether the cases may be removed.
     pub removed: bool,
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// Start of the commit of the baseline that this is measured from.
+    /// First digits of the commit of the baseline from which the growth is measured.
     pub baseline: Option<String>,
 }
 
-/// What an acceptance did, for the report.
+/// An acceptance that applied to a case, for the report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Accepted {
     /// The case.
     pub case: String,
-    /// Most that the time may have grown, relative.
+    /// Largest accepted relative growth of the time.
     pub slower: Option<f64>,
-    /// Most that errors may have grown, a ratio.
+    /// Largest accepted growth of errors, a ratio.
     pub growth: Option<f64>,
     /// Whether it may be verified less than before.
     pub less_verified: bool,
     /// Whether it may be removed.
     pub removed: bool,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// What the file did to a comparison.
+/// Effects of the file on a comparison.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RulesReport {
-    /// The file; none where there is none.
+    /// Path of the file; `None` without a file.
     pub file: Option<String>,
-    /// The meaning of a removed case.
+    /// The effect on the verdict of a case that the head no longer has.
     pub removed: RemovedCases,
-    /// Patterns with what they set, and how many of the judged cases they name.
+    /// Thresholds in words, and the number of judged cases that each names.
     pub thresholds: Vec<(String, usize)>,
-    /// Cases with something accepted.
+    /// Acceptances that apply to cases.
     pub accepted: Vec<Accepted>,
-    /// What had no effect, in sentences.
+    /// Rules without effect, in sentences.
     pub notes: Vec<String>,
     /// Patterns that match no case of a shard, in sentences: all shards together decide.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub unmatched: BTreeSet<String>,
-    /// Bounds that could be judged for none of their cases, in sentences: these make the outcome
+    /// Bounds that could not be judged for any of their cases, in sentences: these make the outcome
     /// inconclusive.
     pub undecided: Vec<String>,
 }
 
 impl Rules {
-    /// What tells one state of the file from another; none where there is no file.
+    /// Text that differs whenever the rules differ; `None` without a file.
     pub fn identity(&self) -> Option<String> {
         let lines = self.report(&[], None).thresholds.into_iter().map(|(words, _)| words);
         let accepted = self.accepted.iter().map(|it| format!("{it:?}"));
@@ -119,23 +119,24 @@ impl Rules {
         self.exists.then(|| lines.chain(accepted).chain(removed).collect::<Vec<_>>().join("; "))
     }
 
-    /// What is set for a case: of several patterns that name it the last that sets a limit.
+    /// The limits that are set for a case: the last pattern that names it and sets a limit counts.
     pub fn limits(&self, case: &str) -> AskedLimits {
         let of_case = self.thresholds.iter().filter(|rule| rule.cases.is_match(case));
         of_case.fold(AskedLimits::default(), |before, rule| rule.limits.or(before))
     }
 
-    /// The limits of a case: those of all cases, with what is set and accepted for this one.
+    /// The limits of a case: those of all cases, replaced by its thresholds and raised by its
+    /// acceptances.
     pub fn resolve(&self, case: &str, of_all: &Limits) -> Limits {
         let accepted = self.accepted(case);
-        of_all.asked(&self.limits(case), LimitSource::Threshold).accepting(
+        of_all.overridden_by(&self.limits(case), LimitSource::Threshold).accepting(
             accepted.iter().find_map(|it| it.slower),
             accepted.iter().find_map(|it| it.growth),
         )
     }
 
-    /// What is accepted of a case: of several entries that name it the last that sets a bound. In
-    /// the order of the file, one for each entry of which a bound holds.
+    /// The acceptances of a case: the last entry that names it and sets a bound counts. The result
+    /// is in the order of the file, one for each entry of which a bound holds.
     pub fn accepted(&self, case: &str) -> Vec<Accepted> {
         let (mut has_slower, mut has_growth) = (false, false);
         let (mut has_verified, mut has_removed) = (false, false);
@@ -163,7 +164,8 @@ impl Rules {
         self.accepted(case).iter().any(|it| it.less_verified)
     }
 
-    /// Without what is accepted in another state of the file too: what it allowed is in there.
+    /// The rules without acceptances that another state of the file has too: the base includes
+    /// their effect.
     pub fn since(mut self, base: &Self) -> (Self, Vec<String>) {
         let (expired, new) =
             self.accepted.into_iter().partition(|rule| base.accepted.contains(rule));
@@ -175,9 +177,10 @@ impl Rules {
         (self, notes)
     }
 
-    /// Without what is not accepted for a baseline of this code, of the cases that an entry names.
-    /// An entry has the first digits of the commit; one with changes is another baseline than the
-    /// commit, and has no name. An entry that names no case of the baseline stays as it is.
+    /// The rules without acceptances of the cases that are not for a baseline of this code. An
+    /// entry has the first digits of the commit; a baseline with uncommitted changes is another one
+    /// than that of the commit, and cannot be named. An entry that names no case of the baseline
+    /// stays as it is.
     pub fn at_baseline(
         mut self,
         code_of: impl Fn(&Regex) -> Vec<Provenance>,
@@ -218,8 +221,8 @@ impl Rules {
         (self, notes)
     }
 
-    /// What the file does to the cases that are judged. `known` are all ids that there are, where
-    /// it is known that there are no others.
+    /// Effects of the file on the cases that are judged. `known` are all ids that exist, if there
+    /// are certainly no others.
     pub fn report(&self, judged: &[&str], known: Option<&[&str]>) -> RulesReport {
         let count =
             |cases: &Regex, ids: &[&str]| ids.iter().filter(|id| cases.is_match(id)).count();
@@ -247,7 +250,7 @@ impl Rules {
     }
 }
 
-/// What somebody wrote, on one line: lines of its own could be taken for the program's.
+/// Text that others wrote, on one line: further lines could be taken for the program's.
 pub fn one_line(text: &str) -> String {
     text.split(|c: char| c.is_whitespace() || c.is_control())
         .filter(|word| !word.is_empty())
@@ -272,7 +275,7 @@ impl Acceptance {
 }
 
 impl Threshold {
-    /// "`^denoise/`: 3%, 200 ns".
+    /// The threshold in words: "`^denoise/`: 3%, 200 ns".
     fn words(&self) -> String {
         let AskedLimits {
             relative,
@@ -299,14 +302,14 @@ impl Threshold {
         format!("`{}`: {}", one_line(self.cases.as_str()), words.join(", "))
     }
 
-    /// As it stands in the file: ``[[threshold]] `^denoise/` ``.
+    /// The name of an entry, as in the file: ``[[threshold]] `^denoise/` ``.
     pub fn name(&self) -> String {
         format!("[[threshold]] `{}`", one_line(self.cases.as_str()))
     }
 }
 
 impl Accepted {
-    /// "up to 12% slower: the reason".
+    /// The acceptance in words: "up to 12% slower: the reason".
     pub fn words(&self) -> String {
         let slower = self.slower.map(|slower| format!("up to {}% slower", 100.0 * slower));
         let growth = self.growth.map(|growth| format!("errors up to {growth} times as large"));
@@ -324,7 +327,7 @@ impl RulesReport {
         self.accepted.iter().any(|accepted| accepted.removed && accepted.case == case)
     }
 
-    /// What a reader must know, a line each.
+    /// Lines that a reader must know.
     pub fn lines(&self) -> Vec<String> {
         let file = self.file.as_deref().unwrap_or(FILE);
         let accepted = self
@@ -338,7 +341,7 @@ impl RulesReport {
         });
         let notes = self.notes.iter().map(|note| format!("{file}: {note}"));
         let undecided = self.undecided.iter().map(|why| format!("inconclusive: {file}: {why}"));
-        // First what decides, as a long list is cut at its end.
+        // Undecided bounds come first, because the end of a long list is cut.
         undecided.chain(accepted).chain(thresholds).chain(notes).collect()
     }
 }
@@ -378,7 +381,7 @@ mod tests {
     "#;
 
     #[test]
-    fn the_last_pattern_that_sets_a_thing_rules() {
+    fn the_last_pattern_that_sets_a_limit_applies() {
         let rules = parse(WHOLE).unwrap();
         let both = rules.limits("denoise/loop/graph/hot");
         assert_eq!(
@@ -395,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_accepted_ends_with_the_next_baseline_or_when_the_base_has_it() {
+    fn an_acceptance_ends_with_the_next_baseline_or_when_the_base_has_it() {
         let rules = parse(WHOLE).unwrap();
         let holds = |commits: &[&str]| {
             let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
@@ -409,14 +412,14 @@ mod tests {
             assert!(!held && note.contains("no longer of 951c294"), "{note}");
             assert!(note.ends_with(": expired, remove it"), "{note}");
         }
-        // No case of it is in the baseline: there is nothing that could expire.
+        // The baseline has no case of the entry, so nothing can expire.
         assert_eq!(holds(&[]), (true, String::new()));
-        // What was saved with changes is another baseline than the commit.
+        // A baseline that was saved with changes is another one than that of the commit.
         for other in [&["951c29400d+changes"][..], &["951c29400d", "951c29400d+changes"]] {
             let (held, note) = holds(other);
             assert!(!held && note.contains("but of 951c2940"), "{note}");
         }
-        // What is no commit, or too little of one.
+        // Text that is not a commit, or too little of one.
         for other in ["9", "", "951c29", "951c294zz"] {
             let (held, note) = holds(&[other]);
             assert!(!held && note.contains("no longer of 951c294"), "{other}: {note}");
@@ -437,7 +440,7 @@ mod tests {
         assert!(
             notes[0].ends_with("of 2af5b74 and 951c294: an entry for each, with its `baseline`")
         );
-        // In a comparison: as long as the base does not have it.
+        // In a comparison an entry applies as long as the base does not have it.
         let (new, notes) = nameless.clone().since(&Rules::default());
         assert!(!new.accepted("denoise/loop/x").is_empty() && notes.is_empty());
         let (old, notes) = nameless.clone().since(&nameless);
@@ -446,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_entry_that_accepts_a_thing_rules_and_the_others_stay() {
+    fn the_last_acceptance_applies_and_the_others_stay() {
         let entry = |cases: &str, bounds: &str, reason: &str| {
             format!("[[accept]]\ncases = \"{cases}\"\n{bounds}\nreason = \"{reason}\"\n")
         };
@@ -466,28 +469,28 @@ mod tests {
         assert_eq!(accepted("a/b"), (Some(0.5), 3.0));
         assert_eq!(accepted("a/c"), (Some(0.2), 2.0));
         let lines = rules.report(&["a/b", "a/c"], None).lines();
-        let wanted = [
+        let lines_expected = [
             "accepted in kernelgate.toml: a/b: up to 50% slower: first",
             "accepted in kernelgate.toml: a/b: errors up to 3 times as large: second 2 regressed, \
              0 improved",
             "accepted in kernelgate.toml: a/c: up to 20% slower, errors up to 2 times as large: \
              third",
         ];
-        assert_eq!(lines, wanted);
+        assert_eq!(lines, lines_expected);
     }
 
     #[test]
-    fn a_report_says_what_was_named_and_what_was_not() {
+    fn a_report_states_which_rules_named_cases_and_which_did_not() {
         let rules = parse(WHOLE).unwrap();
         let judged = ["denoise/loop/a", "denoise/step/b"];
         let report = rules.report(&judged, Some(&judged));
-        let wanted = [
+        let expected = [
             "accepted in kernelgate.toml: denoise/loop/a: up to 12% slower: exact sums",
             "threshold in kernelgate.toml: `^denoise/`: 3%, 200 ns (2 cases)",
             "kernelgate.toml: [[threshold]] `/graph/` matches no case",
         ];
-        assert_eq!(report.lines(), wanted);
-        assert_eq!(rules.report(&judged, None).lines(), wanted[..2]);
+        assert_eq!(report.lines(), expected);
+        assert_eq!(rules.report(&judged, None).lines(), expected[..2]);
         assert_eq!(Rules::default().report(&judged, Some(&judged)).lines(), Vec::<String>::new());
     }
 }

@@ -1,4 +1,4 @@
-//! Reading `kernelgate.toml`: what is wrong is told with the file, the line and the key.
+//! Reads `kernelgate.toml` and reports problems with the file, the line and the key.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -22,19 +22,19 @@ pub const MAX_RATIO: f64 = 1e6;
 /// Largest bound of a time, nanoseconds: a quarter of an hour.
 pub const MAX_NS: f64 = 1e12;
 
-/// What is wrong with the file: a message that names it, the line and the key.
+/// A problem with the file: a message that names the file, the line and the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct RulesError(String);
 
-/// The file in a folder; none where there is none.
-pub fn of_folder(folder: &Path) -> Result<Rules, RulesError> {
+/// Reads the file in a folder; without one the rules are empty.
+pub fn read_folder(folder: &Path) -> Result<Rules, RulesError> {
     let path = folder.join(FILE);
     let shown = path.display().to_string();
     read(&path, &shown)
 }
 
-/// The same of a file that errors call by another name.
+/// Reads the rules in the file at `path`, which error messages name as `shown`.
 pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
     let failed = |problem: String| RulesError(format!("{shown}: {problem}"));
     let text = match file::text_of(path, MAX_BYTES) {
@@ -47,7 +47,7 @@ pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
     parse(shown, &text)
 }
 
-/// The text of such a file, which errors call `shown`.
+/// Parses the text of the file, which errors call `shown`.
 pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
     let source = Source { shown, text };
     let File { threshold, accept, renamed, removed } = toml::from_str(text)
@@ -74,10 +74,10 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
         Ok(Threshold { cases: source.pattern(&rule.cases)?, limits })
     });
     let accepted = accept.iter().map(|rule| {
-        let of = |problem: &str| source.error(Some(rule.cases.span().start), problem);
+        let problem_here = |problem: &str| source.error(Some(rule.cases.span().start), problem);
         let bounded = rule.slower.is_some() || rule.growth.is_some();
         if !bounded && !rule.less_verified && !rule.removed {
-            return Err(of(
+            return Err(problem_here(
                 "this [[accept]] has no bound: `slower`, `growth`, `less-verified` or `removed`",
             ));
         }
@@ -175,7 +175,7 @@ impl Source<'_> {
         })
     }
 
-    /// A number of a range, of that key.
+    /// Reads the number of a key and checks that it is in a range.
     fn number(
         &self,
         key: &str,
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bad_file_is_told_with_its_line_and_key() {
+    fn a_bad_file_is_reported_with_its_line_and_key() {
         for (text, wanted) in [
             ("[[threshold]]\ncases = 3", "line 2 (`cases = 3`): invalid type: integer `3`"),
             (
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_message_quotes_is_cut() {
+    fn quotes_in_messages_are_cut() {
         let long = "x".repeat(900_000);
         for text in [format!("{long} = "), format!("[[threshold]]\n{long} = 1")] {
             let message = parse(FILE, &text).unwrap_err().to_string();
@@ -269,25 +269,25 @@ mod tests {
         }
     }
 
-    /// A commit may hold a link to a device, which has no length and no end.
+    /// A commit may contain a link to a device, which has no length and no end.
     #[cfg(unix)]
     #[test]
-    fn what_is_no_file_or_too_long_is_not_read() {
+    fn a_device_or_a_file_that_is_too_long_is_not_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
-        let said = || of_folder(folder.path()).unwrap_err().to_string();
+        let message = || read_folder(folder.path()).unwrap_err().to_string();
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();
         assert!(
-            said().ends_with("kernelgate.toml: it is no file but a device, a pipe or a socket")
+            message().ends_with("kernelgate.toml: it is no file but a device, a pipe or a socket")
         );
         std::fs::remove_file(&path).unwrap();
-        assert!(!of_folder(folder.path()).unwrap().exists);
+        assert!(!read_folder(folder.path()).unwrap().exists);
         std::os::unix::fs::symlink("nowhere.toml", &path).unwrap();
-        assert!(said().ends_with("kernelgate.toml: a link to nothing (nowhere.toml)"));
+        assert!(message().ends_with("kernelgate.toml: a link to nothing (nowhere.toml)"));
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, vec![b' '; MAX_BYTES as usize + 1]).unwrap();
-        assert!(said().ends_with("kernelgate.toml: larger than 1048576 bytes"));
+        assert!(message().ends_with("kernelgate.toml: larger than 1048576 bytes"));
         std::fs::write(&path, vec![b' '; MAX_BYTES as usize]).unwrap();
-        assert!(of_folder(folder.path()).is_ok());
+        assert!(read_folder(folder.path()).is_ok());
     }
 }

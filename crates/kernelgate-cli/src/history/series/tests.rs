@@ -38,7 +38,7 @@ fn query<'a>(cases: &'a Filter, renamed: &'a BTreeMap<String, String>) -> Query<
         renamed,
         join_cards: false,
         known_only: false,
-        smallest: SMALLEST,
+        smallest: MIN_CHANGE,
     }
 }
 
@@ -56,14 +56,14 @@ fn commits(count: usize) -> Vec<String> {
 fn runs_are_in_the_order_of_their_commits_and_a_change_names_those_between() {
     let folder = tempfile::tempdir().unwrap();
     let commits = commits(20);
-    // Two runs of every other commit, measured from the last to the first: the clock went
-    // backwards. Slower from commit 12 on.
+    // Two runs of every other commit, measured from the last to the first, as if the clock went
+    // backwards. The case is slower from commit 12 on.
     for (session, commit) in (0..20).step_by(2).rev().flat_map(|commit| [commit; 2]).enumerate() {
         let slower = if commit >= 12 { 1.1 } else { 1.0 };
         let wobble = 1.0 + 0.002 * (session % 3) as f64;
         write(folder.path(), &run(session, &commits[commit], session, 1e6 * slower * wobble));
     }
-    let order = CommitOrder::of(commits.clone());
+    let order = CommitOrder::new(commits.clone());
     let found = all(folder.path(), &order);
     let [history] = &found[..] else { panic!("{found:?}") };
     let points: Vec<_> = history.points.iter().map(|it| it.commit.clone().unwrap()).collect();
@@ -76,7 +76,8 @@ fn runs_are_in_the_order_of_their_commits_and_a_change_names_those_between() {
     );
     assert_eq!(change.commits, commits[11..=12]);
     assert!((change.change - 0.1).abs() < 0.01 && change.low <= 0.1 && !change.same_build);
-    // Without git by recorded time, and what one build did is not by its code.
+    // Without git the runs are ordered by recorded time, and a change within one build is not due
+    // to its code.
     let by_time = &all(folder.path(), &CommitOrder::default())[0];
     assert_eq!(
         (by_time.placed_by_time, by_time.points[0].commit.as_ref()),
@@ -108,7 +109,7 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
     let store = HistoryStore::at(folder.path());
     let imported = import(&store, &[path.clone(), path]).unwrap();
     assert_eq!((imported.new, imported.known), (1, 1));
-    let order = CommitOrder::of(commits);
+    let order = CommitOrder::new(commits);
     assert_eq!(all(folder.path(), &order).len(), 2);
     let names = BTreeMap::from([(CASE.to_owned(), "x".to_owned()), ("x".to_owned(), odd.clone())]);
     let found =
@@ -131,7 +132,7 @@ fn runs_of_another_package_are_another_history() {
     let run_of = |at: usize, package| ProcessRun { package, ..run(at, &commits[at], at, 1e6) };
     let runs = [run_of(0, Some(package("one"))), run_of(1, Some(package("two"))), run_of(2, None)];
     runs.iter().for_each(|run| write(folder.path(), run));
-    let (order, renamed, one) = (CommitOrder::of(commits), BTreeMap::new(), package("one"));
+    let (order, renamed, one) = (CommitOrder::new(commits), BTreeMap::new(), package("one"));
     let index = HistoryStore::at(folder.path()).index().unwrap();
     let query = Query { package: Some(&one), ..query(&Filter::All, &renamed) };
     let found = histories(&index, &query, &order).unwrap();
@@ -151,7 +152,7 @@ fn other_devices_and_revisions_are_other_histories() {
     runs[2].environment.cores += 1;
     runs[3].cases.get_mut(CASE).unwrap().revision = 2;
     runs.iter().for_each(|run| write(folder.path(), run));
-    let order = CommitOrder::of(commits);
+    let order = CommitOrder::new(commits);
     assert_eq!(all(folder.path(), &order).len(), 4);
     let (store, renamed) = (HistoryStore::at(folder.path()), BTreeMap::new());
     let joined = Query { join_cards: true, ..query(&Filter::All, &renamed) };
@@ -159,12 +160,12 @@ fn other_devices_and_revisions_are_other_histories() {
 }
 
 #[test]
-fn of_100_000_runs_the_last_are_searched() {
+fn only_the_last_runs_of_100_000_are_searched() {
     let (runs, commits) = (100_000, commits(1000));
     let folder = tempfile::tempdir().unwrap();
     let mut index = Index::open(&folder.path().join("history.sqlite")).unwrap();
-    let of = &run(0, &commits[0], 0, 1e6);
-    let case = CaseRun::from_case(&of.cases[CASE]);
+    let example = &run(0, &commits[0], 0, 1e6);
+    let case = CaseRun::from_case(&example.cases[CASE]);
     let process_run = |number: usize| {
         let median_ns = if number < runs - 500 { 1e6 } else { 1.1e6 };
         IndexedRun {
@@ -172,7 +173,7 @@ fn of_100_000_runs_the_last_are_searched() {
             process: "bench".to_owned(),
             package: None,
             started_ms: number as i64,
-            model: of.environment.fingerprint(),
+            model: example.environment.fingerprint(),
             card: "host".to_owned(),
             device: "a host".to_owned(),
             provenance: Provenance { commit: Some(commits[number / 100].clone()), dirty: false },
@@ -186,7 +187,7 @@ fn of_100_000_runs_the_last_are_searched() {
         skipped: vec![],
     };
     index.replace(&[all]).unwrap();
-    let (renamed, order) = (BTreeMap::new(), CommitOrder::of(commits));
+    let (renamed, order) = (BTreeMap::new(), CommitOrder::new(commits));
     let found = histories(&index, &query(&Filter::All, &renamed), &order).unwrap();
     let [history] = &found[..] else { panic!("{} histories", found.len()) };
     assert_eq!((history.points.len(), history.not_searched), (1000, runs - LONGEST));
@@ -195,9 +196,9 @@ fn of_100_000_runs_the_last_are_searched() {
 }
 
 #[test]
-fn what_is_no_record_is_named_and_an_index_that_is_broken_is_made_anew() {
+fn other_files_are_named_and_a_broken_index_is_made_anew() {
     let folder = tempfile::tempdir().unwrap();
-    let order = CommitOrder::of(commits(1));
+    let order = CommitOrder::new(commits(1));
     write(folder.path(), &run(0, &commits(1)[0], 0, 1e6));
     let whole = std::fs::read_to_string(folder.path().join("runs/s0/bench.json")).unwrap();
     for (name, text) in [
@@ -230,13 +231,13 @@ fn what_is_no_record_is_named_and_an_index_that_is_broken_is_made_anew() {
     assert_eq!(all(folder.path(), &order), []);
 }
 
-/// The process medians of each case in A/A comparisons, in the order in which they were measured,
-/// a comparison a sequence; logarithms.
+/// The logarithms of the process medians of each case in A/A comparisons, in the order of
+/// measurement, a sequence for each comparison.
 fn recorded() -> Vec<Vec<f64>> {
     const FILE: &str = "../../docs/calibrations/h200.json";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
     let calibration: Calibration = file::read(&path).unwrap();
-    let comparisons: Vec<_> = calibration.of(ComparisonKind::Null).collect();
+    let comparisons: Vec<_> = calibration.comparisons_of(ComparisonKind::Null).collect();
     let in_order = |series: &Series| -> Vec<f64> {
         let blocks = series.leaders.chars().enumerate().flat_map(|(block, leader)| {
             let [base, head] = [&series.base, &series.head].map(|it| &it.time_ns[2 * block..]);
@@ -252,7 +253,7 @@ fn recorded() -> Vec<Vec<f64>> {
     each.map(in_order).collect()
 }
 
-/// What is left of recorded sequences without their levels, of standard deviation 1 %.
+/// Recorded sequences without their levels, scaled to a standard deviation of 1 %.
 fn noise(sequences: &[Vec<f64>]) -> Vec<f64> {
     let mut values: Vec<f64> = Vec::new();
     for sequence in sequences {
@@ -267,13 +268,13 @@ fn drawn(noise: &[f64], count: usize, random: &mut impl Rng) -> Vec<f64> {
     (0..count).map(|_| noise[random.random_range(0..noise.len())]).collect()
 }
 
-/// The rates that the documentation states, on what an H200 measured of one
-/// executable; `KERNELGATE_SIMULATIONS` sets how many sequences show them.
+/// Checks the rates that the documentation states, on recorded noise of one executable on an H200;
+/// `KERNELGATE_SIMULATIONS` sets the number of sequences.
 #[test]
 fn steps_are_found_in_recorded_noise_and_false_alarms_are_rare() {
     let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
     let count: u64 = count.unwrap_or(100);
-    let found = |values: &[f64]| change_points(values, SMALLEST.ln_1p(), LEAST_NOISE);
+    let found = |values: &[f64]| change_points(values, MIN_CHANGE.ln_1p(), MIN_NOISE);
     let sequences = recorded();
     let noise = noise(&sequences);
     let mut random = ChaCha8Rng::seed_from_u64(19);
@@ -291,7 +292,7 @@ fn steps_are_found_in_recorded_noise_and_false_alarms_are_rare() {
     let slack = |rate: f64| rate * count as f64 + 3.0 * (rate * count as f64).sqrt();
     assert!(f64::from(missed) <= slack(0.05), "{missed}");
     assert!(f64::from(alarms) <= slack(0.01), "{alarms}");
-    // As they were recorded, with their order.
+    // The recorded sequences in their own order.
     let alarms = sequences.iter().filter(|values| !found(values).is_empty()).count();
     assert_eq!((alarms, sequences.len()), (0, 640));
 }

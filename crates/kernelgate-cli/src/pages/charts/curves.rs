@@ -1,4 +1,5 @@
-//! Time, rate and share of the limit over each axis that varies, a curve an implementation.
+//! Charts of time, rate and share of the limit over each axis that varies, with a curve for each
+//! implementation.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,20 +8,20 @@ use super::{Figure, Gallery};
 use crate::pages::measured::{Axes, Case, Measured};
 use crate::plot::{Axis, Body, Chart, Guide, Mark, Quantity, ScaleKind, Series, Xy};
 
-/// Groups of problems that are drawn of one workload and axis.
-const GROUPS: usize = 3;
-/// Most charts.
-const MOST: usize = 150;
+/// Largest number of groups of problems that are drawn for one workload and axis.
+const MAX_GROUPS: usize = 3;
+/// Largest number of charts.
+const MAX_CHARTS: usize = 150;
 
-/// What is drawn over an axis.
+/// A quantity that is drawn over an axis.
 struct View {
     /// Part of the file's name.
     name: &'static str,
     label: &'static str,
     kind: ScaleKind,
     quantity: Quantity,
-    /// Of a time of the case, nanoseconds.
-    of: fn(&Case, f64) -> Option<f64>,
+    /// The quantity for a time of the case, nanoseconds.
+    value: fn(&Case, f64) -> Option<f64>,
 }
 
 const TIME: View = View {
@@ -28,7 +29,7 @@ const TIME: View = View {
     label: "time of a launch",
     kind: ScaleKind::Log,
     quantity: Quantity::Time,
-    of: |_, time_ns| Some(time_ns),
+    value: |_, time_ns| Some(time_ns),
 };
 
 fn rate(unit: &'static str) -> View {
@@ -37,7 +38,7 @@ fn rate(unit: &'static str) -> View {
         label: "rate",
         kind: ScaleKind::Log,
         quantity: Quantity::Rate(unit),
-        of: |case, time_ns| Some(case.amount()?.0 / time_ns * 1e9),
+        value: |case, time_ns| Some(case.amount()?.0 / time_ns * 1e9),
     }
 }
 
@@ -46,14 +47,14 @@ const SHARE: View = View {
     label: "share of the limit",
     kind: ScaleKind::FromZero,
     quantity: Quantity::Share,
-    of: |case, time_ns| Some(case.limit.as_ref()?.fraction(time_ns)),
+    value: |case, time_ns| Some(case.limit.as_ref()?.fraction(time_ns)),
 };
 
 /// Problems that differ in one axis only.
 struct Group<'a> {
     workload: &'a str,
     axis: &'a str,
-    /// What they share.
+    /// Axes and words that they share.
     rest: Axes,
     cache: &'a str,
     cases: Vec<(u64, &'a Case)>,
@@ -69,17 +70,17 @@ pub fn curves(measured: &Measured) -> Gallery {
         let figures = figures(measured, &group);
         let count = drawn.entry((group.workload, group.axis)).or_default();
         *count += 1;
-        if *count > GROUPS {
+        if *count > MAX_GROUPS {
             gallery.left_out += figures.len();
         } else {
-            gallery.add(MOST, figures);
+            gallery.add(MAX_CHARTS, figures);
         }
     }
     gallery
 }
 
-/// Groups of at least three values. The axes with most values first, and of one axis the groups with
-/// most values and cases.
+/// Groups of at least three values. The axes with most values come first, and within an axis the
+/// groups with most values and cases.
 fn groups(cases: &[Case]) -> Vec<Group<'_>> {
     type Key<'a> = (&'a str, &'a str, Axes, &'a str);
     let mut groups: BTreeMap<Key<'_>, Vec<(u64, &Case)>> = BTreeMap::new();
@@ -121,18 +122,19 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure>
     let mut peers: BTreeMap<&str, BTreeMap<u64, Mark>> = BTreeMap::new();
     let mut limit: BTreeMap<u64, f64> = BTreeMap::new();
     for (value, case) in &group.cases {
-        let Some(y) = (view.of)(case, case.time_ns()) else { continue };
+        let Some(y) = (view.value)(case, case.time_ns()) else { continue };
         let (low, high) = case.range_ns();
-        let end = |time_ns| (view.of)(case, time_ns).unwrap_or(y);
+        let end = |time_ns| (view.value)(case, time_ns).unwrap_or(y);
         let (a, b) = (end(low), end(high));
         let mark = Mark { x: *value as f64, y, range: (a.min(b), a.max(b)) };
         lines.entry(&case.implementation).or_default().push(mark);
         for time in measured.peers_of(case) {
-            let mark = (view.of)(case, time.peer_ns).map(|y| (*value, Mark::at(*value as f64, y)));
+            let mark =
+                (view.value)(case, time.peer_ns).map(|y| (*value, Mark::at(*value as f64, y)));
             peers.entry(&time.peer).or_default().extend(mark);
         }
         if let Some(allowed) = &case.limit
-            && let Some(at) = (view.of)(case, allowed.time_ns)
+            && let Some(at) = (view.value)(case, allowed.time_ns)
         {
             limit.insert(*value, at);
         }
@@ -140,7 +142,7 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure>
     if lines.is_empty() {
         return None;
     }
-    // Colours after those of the implementations.
+    // The peers' colours follow those of the implementations.
     let first = measured.colours.keys().filter(|(workload, _)| workload == group.workload).count();
     let peers = peers.into_iter().enumerate().map(|(i, (name, marks))| Series {
         name: name.to_owned(),

@@ -1,4 +1,4 @@
-//! The fastest implementation over two or more axes that vary together.
+//! Heat maps of the fastest implementation over two or more axes that vary together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,15 +7,15 @@ use crate::pages::measured::{Axes, Case, Measured};
 use crate::plot::{Body, Chart, Heat, Quantity};
 use kernelgate::display::natural;
 
-/// Fewest cells of a map.
-const CELLS: usize = 5;
-/// Most columns.
-const COLUMNS: usize = 12;
-/// Most charts.
-const MOST: usize = 24;
+/// Smallest number of cells of a map.
+const MIN_CELLS: usize = 5;
+/// Largest number of columns.
+const MAX_COLUMNS: usize = 12;
+/// Largest number of charts.
+const MAX_CHARTS: usize = 24;
 
-/// A chart for each group of problems that differ in two numbers or more: the first down, the
-/// others to the right.
+/// A chart for each group of problems that differ in two numbers or more: the first number varies
+/// downwards, the others to the right.
 pub fn heat(measured: &Measured) -> Gallery {
     let mut gallery = Gallery::default();
     type Key<'a> = (&'a str, &'a str, Vec<&'a str>, Vec<&'a str>);
@@ -27,7 +27,7 @@ pub fn heat(measured: &Measured) -> Gallery {
     }
     for ((workload, cache, _, words), cases) in groups {
         if let Some(figure) = figure(workload, cache, &words.join(" "), &cases) {
-            gallery.add(MOST, vec![figure]);
+            gallery.add(MAX_CHARTS, vec![figure]);
         }
     }
     gallery
@@ -41,23 +41,25 @@ fn figure(workload: &str, cache: &str, words: &str, cases: &[&Case]) -> Option<F
     let varying: Vec<&str> =
         names.map(String::as_str).filter(|axis| values(axis).len() > 1).collect();
     let (down, right) = varying.split_first().filter(|(_, right)| !right.is_empty())?;
-    if cases.len() < CELLS {
+    if cases.len() < MIN_CELLS {
         return None;
     }
     let column = |case: &Case| -> String {
-        let of = |axis: &&str| format!("{axis}{}", case.axes.numbers[*axis]);
-        right.iter().map(of).collect::<Vec<_>>().join(" ")
+        let axis_text = |axis: &&str| format!("{axis}{}", case.axes.numbers[*axis]);
+        right.iter().map(axis_text).collect::<Vec<_>>().join(" ")
     };
     let columns: BTreeSet<(Vec<(String, u64)>, String)> =
         cases.iter().map(|case| (natural(&column(case)), column(case))).collect();
-    if columns.len() > COLUMNS {
+    if columns.len() > MAX_COLUMNS {
         return None;
     }
     let rows: Vec<u64> = values(down).into_iter().collect();
-    // Shares of the limit where all are known: they compare problems of different sizes.
+    // If all limits are known, the map shows shares of the limit, which compare problems of
+    // different sizes.
     let shares = cases.iter().all(|case| case.limit.is_some());
-    let value =
-        |case: &&&Case| case.of_limit().filter(|_| shares).unwrap_or_else(|| case.time_ns());
+    let value = |case: &&&Case| {
+        case.fraction_of_limit().filter(|_| shares).unwrap_or_else(|| case.time_ns())
+    };
     let cell = |row: u64, (_, name): &(Vec<(String, u64)>, String)| {
         let here = |case: &&&Case| case.axes.numbers[*down] == row && column(case) == *name;
         cases.iter().find(here).as_ref().map(value)

@@ -1,4 +1,4 @@
-//! Times over commits, with the levels that they had.
+//! Charts of times over commits, with the levels of the times.
 
 use super::{Figure, Gallery};
 use crate::history::CaseHistory;
@@ -8,14 +8,14 @@ use crate::plot::{Axis, Body, Chart, Guide, Mark, Quantity, ScaleKind, Series, X
 use crate::report::cells::percent;
 use kernelgate::stats::median;
 
-/// Commits of a chart, the last ones.
-const COMMITS: usize = 120;
-/// Most charts.
-const MOST: usize = 24;
-/// An axis shows this much of the last level above and below it, so that noise looks like noise.
-const AROUND: f64 = 0.03;
+/// Largest number of commits of a chart; the last ones are drawn.
+const MAX_COMMITS: usize = 120;
+/// Largest number of charts.
+const MAX_CHARTS: usize = 24;
+/// Smallest relative range of an axis around the last level, so that noise does not fill the chart.
+const MIN_RANGE: f64 = 0.03;
 
-/// A chart for each case: those whose level changed first, the latest change before all.
+/// A chart for each case, those with the latest changes first.
 pub fn history(measured: &Measured, histories: &[CaseHistory]) -> Gallery {
     let mut drawn: Vec<(&Case, &CaseHistory)> = measured
         .cases
@@ -31,12 +31,14 @@ pub fn history(measured: &Measured, histories: &[CaseHistory]) -> Gallery {
     };
     drawn.sort_by_key(|(_, history)| std::cmp::Reverse(since(history)));
     let mut gallery = Gallery::default();
-    drawn.into_iter().for_each(|(case, history)| gallery.add(MOST, vec![figure(case, history)]));
+    drawn
+        .into_iter()
+        .for_each(|(case, history)| gallery.add(MAX_CHARTS, vec![figure(case, history)]));
     gallery
 }
 
 fn figure(case: &Case, history: &CaseHistory) -> Figure {
-    let hidden = history.points.len().saturating_sub(COMMITS);
+    let hidden = history.points.len().saturating_sub(MAX_COMMITS);
     let points = &history.points[hidden..];
     let mark = |(at, point): (usize, &Point)| Mark {
         x: at as f64,
@@ -55,7 +57,7 @@ fn figure(case: &Case, history: &CaseHistory) -> Figure {
         ..Axis::new("commits, the last on the right", Quantity::Count, ScaleKind::Linear)
     };
     let y = Axis {
-        shows: vec![last * (1.0 - AROUND), last * (1.0 + AROUND)],
+        shows: vec![last * (1.0 - MIN_RANGE), last * (1.0 + MIN_RANGE)],
         ..Axis::new("time of a launch", Quantity::Time, ScaleKind::Linear)
     };
     let change = history.changes.last().map(|change| {
@@ -67,8 +69,7 @@ fn figure(case: &Case, history: &CaseHistory) -> Figure {
         revision => format!("; revision {revision}"),
     };
     let card = history.card.as_ref().map(|card| format!("; {card}")).unwrap_or_default();
-    let older =
-        if hidden > 0 { format!("; {hidden} older commits left out") } else { String::new() };
+    let older = if hidden > 0 { format!("; {hidden} older commits hidden") } else { String::new() };
     let chart = Chart {
         title: format!("{} {}", case.workload, case.problem),
         subtitle: format!("{} {}{revision}{older}{card}", case.implementation, case.cache),
@@ -91,15 +92,15 @@ fn figure(case: &Case, history: &CaseHistory) -> Figure {
     Figure::new(&[&history.case, "history"], chart)
 }
 
-/// The level from one change to the next, as the corners of a line over the points from `hidden`
-/// on: the median of the process runs between.
+/// The level from one change to the next, which is the median of the process runs between, as the
+/// corners of a line over the points from `hidden` on.
 fn level(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
     let count = history.points.len();
     let mut ends: Vec<usize> = history.changes.iter().map(|change| change.point).collect();
     ends.extend([0, count]);
     ends.sort_unstable();
     ends.dedup();
-    // Half-way from the point before, but at the ends.
+    // A change is drawn half-way between two points.
     let edge = |point: usize| match point.saturating_sub(hidden) {
         0 => 0.0,
         shown if point == count => shown as f64 - 1.0,
@@ -127,10 +128,11 @@ mod tests {
         run.cases = [CASE, "w/f/n2/cpu/hot"]
             .map(|id| (id.to_owned(), CaseRecord::from_samples(vec![100.0])))
             .into();
-        Measured::of(&Measurement::split([run]), &[]).unwrap()
+        Measured::new(&Measurement::split([run]), &[]).unwrap()
     }
 
-    /// A level of 100 ns before a point and of 110 ns from it on; none that changed where it is 0.
+    /// A history with a level of 100 ns before the point `slower` and of 110 ns from it on; 0 for
+    /// no change.
     fn history(case: &str, points: usize, slower_from: usize) -> CaseHistory {
         let time = |at: usize| if at >= slower_from { 110.0 } else { 100.0 };
         let point = |at: usize| Point {
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_drawn_first_with_its_levels() {
+    fn changed_cases_are_drawn_first_with_their_levels() {
         let steady = history(CASE, 5, 0);
         let changed = history("w/f/n2/cpu/hot", 6, 4);
         let of_another = history("w/f/n3/cpu/hot", 5, 0);
@@ -193,12 +195,12 @@ mod tests {
     }
 
     #[test]
-    fn of_many_commits_the_last_are_drawn() {
+    fn only_the_last_of_many_commits_are_drawn() {
         let gallery = super::history(&measured(), &[history(CASE, 500, 100)]);
         let drawn = body(&gallery.figures[0]);
-        assert_eq!(drawn.series[0].marks.len(), COMMITS);
+        assert_eq!(drawn.series[0].marks.len(), MAX_COMMITS);
         assert_eq!(drawn.guides[0].points, [(0.0, 110.0), (119.0, 110.0)]);
-        assert!(gallery.figures[0].chart.subtitle.contains("380 older commits left out"));
+        assert!(gallery.figures[0].chart.subtitle.contains("380 older commits hidden"));
         gallery.figures[0].chart.svg().unwrap();
     }
 }

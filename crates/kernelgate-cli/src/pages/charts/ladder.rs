@@ -5,14 +5,14 @@ use crate::pages::measured::{Case, Measured, PeerTime};
 use crate::plot::{Axis, Body, Chart, MAX_ROWS, Quantity, Row, RowMark, Rows, ScaleKind};
 use kernelgate::display::time;
 
-/// Fewest implementations of a ladder.
-const RUNGS: usize = 3;
-/// Ladders that are drawn of one workload.
-const OF_WORKLOAD: usize = 3;
-/// Most charts.
-const MOST: usize = 40;
-/// From this ratio of the slowest to the fastest on, bars are logarithmic.
-const WIDE: f64 = 12.0;
+/// Smallest number of implementations of a ladder.
+const MIN_RUNGS: usize = 3;
+/// Largest number of ladders that are drawn for one workload.
+const LADDERS_PER_WORKLOAD: usize = 3;
+/// Largest number of charts.
+const MAX_CHARTS: usize = 40;
+/// Ratio of the slowest to the fastest from which bars are logarithmic.
+const LOGARITHMIC_FROM: f64 = 12.0;
 
 /// A chart for the problems with most implementations.
 pub fn ladders(measured: &Measured) -> Gallery {
@@ -21,8 +21,8 @@ pub fn ladders(measured: &Measured) -> Gallery {
         (&a.workload, &a.problem, &a.cache) == (&b.workload, &b.problem, &b.cache)
     };
     let mut problems: Vec<&[Case]> =
-        measured.cases.chunk_by(same).filter(|cases| cases.len() >= RUNGS).collect();
-    // The longest first, and of them the largest problem.
+        measured.cases.chunk_by(same).filter(|cases| cases.len() >= MIN_RUNGS).collect();
+    // Longer ladders come first, and among equal ones those of larger problems.
     problems.sort_by(|a, b| {
         let size = |cases: &[Case]| (cases.len(), cases[0].cache == "hot");
         (&a[0].workload, size(b))
@@ -30,20 +30,21 @@ pub fn ladders(measured: &Measured) -> Gallery {
             .then(b[0].time_ns().total_cmp(&a[0].time_ns()))
     });
     for workload in problems.chunk_by(|a, b| a[0].workload == b[0].workload) {
-        for cases in workload.iter().take(OF_WORKLOAD) {
-            gallery.add(MOST, vec![ladder(measured, cases)]);
+        for cases in workload.iter().take(LADDERS_PER_WORKLOAD) {
+            gallery.add(MAX_CHARTS, vec![ladder(measured, cases)]);
         }
-        gallery.left_out += workload.len().saturating_sub(OF_WORKLOAD);
+        gallery.left_out += workload.len().saturating_sub(LADDERS_PER_WORKLOAD);
     }
     gallery
 }
 
-/// Of one problem, the fastest case first.
+/// The ladder of one problem, the fastest case first.
 fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
     let first = &cases[0];
     let peers = measured.peers_of(first);
     let row = |case: &Case| {
-        let share = case.of_limit().map(|share| format!(", {:.1}% of limit", 100.0 * share));
+        let share =
+            case.fraction_of_limit().map(|share| format!(", {:.1}% of limit", 100.0 * share));
         let limit = case.limit.iter().map(|limit| RowMark::Tick(limit.time_ns));
         let row = Row {
             label: case.implementation.clone(),
@@ -62,11 +63,12 @@ fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
     let mut rows: Vec<(f64, Row)> =
         cases.iter().map(row).chain(peers.iter().map(peer_row)).collect();
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
-    // The slowest are left out: nobody reads a picture of thousands of rows, which would be gigabytes.
+    // The slowest are skipped: nobody reads a picture of thousands of rows, which would be
+    // gigabytes.
     let left_out = rows.len().saturating_sub(MAX_ROWS);
     let rows = rows.split_off(left_out);
     let (slowest, fastest) = (rows[0].0, rows[rows.len() - 1].0);
-    let wide = slowest > WIDE * fastest;
+    let wide = slowest > LOGARITHMIC_FROM * fastest;
     let more = match left_out {
         0 => String::new(),
         count => format!("; {count} slower cases in the table"),
@@ -106,7 +108,7 @@ mod tests {
             let case = CaseRecord { implementation: name.clone(), ..timed };
             run.cases.insert(format!("w/f/n1/{name}/hot"), case);
         }
-        let drawn = ladders(&Measured::of(&Measurement::split([run]), &[]).unwrap());
+        let drawn = ladders(&Measured::new(&Measurement::split([run]), &[]).unwrap());
         let chart = &drawn.figures[0].chart;
         assert!(chart.subtitle.ends_with("; 40 slower cases in the table"), "{}", chart.subtitle);
         let Body::Rows(rows) = &chart.body else { panic!("no rows") };

@@ -1,5 +1,5 @@
-//! Which charts measurements give. A chart that would say nothing is not made; what is left out for
-//! length is counted, and stands in the tables.
+//! Charts of measurements. A chart without information is not drawn; charts that are skipped for
+//! length are counted, and the tables have their numbers.
 
 mod curves;
 mod heat;
@@ -43,12 +43,12 @@ impl Figure {
 pub struct Gallery {
     /// The charts.
     pub figures: Vec<Figure>,
-    /// Charts that were left out for length.
+    /// Charts that were skipped for length.
     pub left_out: usize,
 }
 
 impl Gallery {
-    /// Adds charts, in so far as there is room for them; all or none.
+    /// Adds charts if there is room for them; all or none.
     fn add(&mut self, most: usize, figures: Vec<Figure>) {
         if self.figures.len() + figures.len() <= most {
             self.figures.extend(figures);
@@ -58,11 +58,11 @@ impl Gallery {
     }
 }
 
-/// A text as part of a file's name.
+/// Turns a text into a part of a file's name.
 fn stem(text: &str) -> String {
-    const LONGEST: usize = 60;
+    const MAX_STEM: usize = 60;
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
-    let mut stem: String = text.chars().map(plain).take(LONGEST).collect();
+    let mut stem: String = text.chars().map(plain).take(MAX_STEM).collect();
     while stem.contains("__") {
         stem = stem.replace("__", "_");
     }

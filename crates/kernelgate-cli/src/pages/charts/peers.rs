@@ -1,12 +1,12 @@
-//! Other people's kernels for the same problems beside ours.
+//! Charts of other people's kernels beside ours, for the same problems.
 
 use super::Gallery;
 use super::speed::in_parts;
 use crate::pages::measured::PeerTime;
 use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
 
-/// Most charts.
-const MOST: usize = 8;
+/// Largest number of charts.
+const MAX_CHARTS: usize = 8;
 
 /// A row for each peer of a problem: the time of the peer over ours.
 pub fn peers(times: &[PeerTime]) -> Gallery {
@@ -26,7 +26,7 @@ pub fn peers(times: &[PeerTime]) -> Gallery {
     };
     let mut gallery = Gallery::default();
     gallery.add(
-        MOST,
+        MAX_CHARTS,
         in_parts("peers", "", times.iter().map(row).collect(), |part| Chart {
             title: format!("Peers{part}"),
             subtitle: "the peer's time over ours, logarithmic".to_owned(),

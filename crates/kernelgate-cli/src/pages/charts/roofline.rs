@@ -1,5 +1,5 @@
-//! All cases under their limits: operations a second over operations a byte. The limit of a case is
-//! the one of its record, from which tables compute the share that it reaches.
+//! The roofline: operations a second over operations a byte, for all cases, with their limits. The
+//! limit of a case is that of its record, from which the tables compute its share.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use super::Figure;
 use crate::pages::measured::{Case, Measured};
 use crate::plot::{Axis, Body, Chart, Guide, Mark, Quantity, ScaleKind, Series, Xy};
 
-/// Of the cases that declare operations and bytes; none where there is no such case.
+/// The roofline of the cases that declare operations and bytes; `None` without such a case.
 pub fn roofline(measured: &Measured) -> Option<Figure> {
     let mut series: BTreeMap<&str, Vec<Mark>> = BTreeMap::new();
     let mut limits: Vec<Mark> = Vec::new();
     for case in measured.cases.iter().filter(|case| case.cache != "cold") {
         if let Some((x, y)) = point(case) {
             series.entry(&case.workload).or_default().push(Mark::at(x, y));
-            let limit = case.of_limit().map(|share| Mark::at(x, y / share));
+            let limit = case.fraction_of_limit().map(|share| Mark::at(x, y / share));
             limits.extend(limit.filter(|limit| !limits.contains(limit)));
         }
     }
@@ -58,7 +58,7 @@ pub fn roofline(measured: &Measured) -> Option<Figure> {
 }
 
 fn point(case: &Case) -> Option<(f64, f64)> {
-    // Beside GEMMs, what else is computed hardly counts.
+    // Beside GEMMs, other operations are negligible.
     let flops = match case.work.matmul_flops() {
         0 => case.flops(),
         matmul => matmul as f64,
@@ -67,8 +67,8 @@ fn point(case: &Case) -> Option<(f64, f64)> {
     (flops > 0.0 && bytes > 0.0).then(|| (flops / bytes, flops / case.time_ns() * 1e9))
 }
 
-/// The bandwidth of the largest traffic rises up to the highest measured rate of operations, and rates
-/// lie flat from where memory allows them.
+/// The bandwidth of the largest traffic as a rising line up to the highest measured rate of
+/// operations, and the rates as flat lines from where memory allows them.
 fn guides(measured: &Measured, (low, high): (f64, f64)) -> Vec<Guide> {
     let limits = &measured.limits;
     let top = limits.flops_per_s.values().copied().fold(0.0, f64::max);

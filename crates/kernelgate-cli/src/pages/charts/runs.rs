@@ -1,4 +1,4 @@
-//! How the process runs of each case differ.
+//! Charts of the differences between the process runs of each case.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use crate::plot::{Row, RowMark};
 use kernelgate::display::time;
 use kernelgate::stats::{Spread, half_range};
 
-/// Up to so many runs are drawn one by one, more by their quartiles and ends.
-const SINGLE: usize = 12;
+/// Largest number of runs that are drawn one by one; more are drawn by their quartiles and ends.
+const MAX_SINGLE_RUNS: usize = 12;
 
-/// The medians of the process runs around their median, a row a case; of cases with several.
+/// The medians of the process runs relative to their median, a row for each case with several runs.
 pub fn distributions(measured: &Measured) -> Gallery {
     let mut rows: BTreeMap<&str, Vec<Row>> = BTreeMap::new();
     for case in measured.cases.iter().filter(|case| case.medians_ns.len() > 1) {
@@ -32,7 +32,7 @@ pub fn distributions(measured: &Measured) -> Gallery {
 fn row(case: &Case) -> Row {
     let middle = case.time_ns();
     let relative: Vec<f64> = case.medians_ns.iter().map(|median| median / middle).collect();
-    let marks = if relative.len() <= SINGLE {
+    let marks = if relative.len() <= MAX_SINGLE_RUNS {
         vec![RowMark::Dots(relative, 0)]
     } else {
         let (low, high) = case.range_ns();

@@ -1,4 +1,4 @@
-//! Cold caches against hot ones, and errors beside speed.
+//! Charts of cold caches against hot ones, and of errors against speed.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use crate::plot::{
 };
 use kernelgate::display::time;
 
-/// Most charts of a kind.
-const MOST: usize = 30;
+/// Largest number of charts of a kind.
+const MAX_CHARTS: usize = 30;
 
-/// How much longer a launch takes with cold caches, a chart a workload.
+/// A chart for each workload: the additional time of a launch with cold caches.
 pub fn caches(measured: &Measured) -> Gallery {
     let key =
         |case: &Case| (case.workload.clone(), case.problem.clone(), case.implementation.clone());
@@ -43,8 +43,8 @@ pub fn caches(measured: &Measured) -> Gallery {
     )
 }
 
-/// Changes around none, a chart a workload: the charts' `name`, what they say after the workload and
-/// below that, and what the axis is.
+/// Charts of changes, one for each workload. `name` begins the names of the charts; their title and
+/// subtitle follow the workload, and the axis has the given name.
 pub fn changes(
     rows: BTreeMap<&str, Vec<Row>>,
     name: &str,
@@ -54,7 +54,7 @@ pub fn changes(
     let mut gallery = Gallery::default();
     for (workload, rows) in rows {
         gallery.add(
-            MOST,
+            MAX_CHARTS,
             in_parts(workload, name, rows, |part| Chart {
                 title: format!("{workload}: {title}{part}"),
                 subtitle: subtitle.to_owned(),
@@ -71,7 +71,7 @@ pub fn changes(
 }
 
 /// Charts of at most [`MAX_ROWS`] rows each; `chart` makes one without rows, with the words that
-/// tell it from the others.
+/// distinguish it from the others.
 pub fn in_parts(
     workload: &str,
     name: &str,
@@ -90,8 +90,8 @@ pub fn in_parts(
     each.collect()
 }
 
-/// Errors against the reference over the time, relative to the fastest of the problem; of workloads
-/// with several implementations.
+/// Errors against the reference over the time relative to the fastest row of the problem, for
+/// workloads with several implementations.
 pub fn errors(measured: &Measured) -> Gallery {
     let fastest: BTreeMap<(&str, &str, &str), f64> = measured
         .cases
@@ -117,7 +117,7 @@ pub fn errors(measured: &Measured) -> Gallery {
             .push(mark);
     }
     let mut gallery = Gallery::default();
-    // One implementation alone has nothing to be compared with.
+    // A workload with one implementation has nothing to compare.
     for (workload, series) in workloads.into_iter().filter(|(_, series)| series.len() > 1) {
         let exact = exact.get(workload).map(|count| format!("; {count} exact cases are not shown"));
         let series = series.into_iter().map(|(name, marks)| Series {
@@ -141,7 +141,7 @@ pub fn errors(measured: &Measured) -> Gallery {
                 broad: false,
             }),
         };
-        gallery.add(MOST, vec![Figure::new(&[workload, "errors"], chart)]);
+        gallery.add(MAX_CHARTS, vec![Figure::new(&[workload, "errors"], chart)]);
     }
     gallery
 }

@@ -1,21 +1,21 @@
-//! What an id says of its case, where the record does not say it itself.
+//! Reads the parts of a case from its id, where the record does not have them.
 
 use std::collections::BTreeMap;
 
 /// The parts of an id after its workload.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Parts<'a> {
-    /// "s1024_d64_full_f32".
+    /// The problem: "s1024_d64_full_f32".
     pub problem: &'a str,
-    /// "cuda/flash_mma"; empty where the id has no such form.
+    /// The implementation: "cuda/flash_mma"; empty if the id has another form.
     pub implementation: &'a str,
-    /// "hot", "cold"; empty likewise.
+    /// The state of the caches: "hot", "cold"; empty if the id has another form.
     pub cache: &'a str,
 }
 
 impl<'a> Parts<'a> {
-    /// Those of a case of a workload.
-    pub fn of(id: &'a str, workload: &str) -> Self {
+    /// The parts of the id of a case of a workload.
+    pub fn parse(id: &'a str, workload: &str) -> Self {
         let rest = id.strip_prefix(workload).and_then(|rest| rest.strip_prefix('/')).unwrap_or(id);
         let cached = rest.rsplit_once('/').filter(|(_, cache)| ["hot", "cold"].contains(cache));
         let parts = cached.and_then(|(rest, cache)| {
@@ -26,7 +26,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// A problem's axes: what can vary, with its value.
+/// A problem's axes with their values.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Axes {
     /// Numbers by axis.
@@ -35,12 +35,12 @@ pub struct Axes {
     pub words: BTreeMap<String, String>,
 }
 
-/// Words of ids that end in digits and are no numbers of an axis.
+/// Words of ids that end in digits and are not numbers of an axis.
 const DTYPES: [&str; 8] = ["f", "bf", "tf", "fp", "int", "uint", "i", "u"];
 
 impl Axes {
-    /// As recorded.
-    pub fn of_record(axes: &BTreeMap<String, String>) -> Self {
+    /// Axes as a record has them.
+    pub fn from_record(axes: &BTreeMap<String, String>) -> Self {
         let mut all = Self::default();
         for (name, value) in axes {
             match value.parse() {
@@ -51,8 +51,9 @@ impl Axes {
         all
     }
 
-    /// As an id spells them: numbers carry their axis' name (`s512`), words stand alone (`causal`).
-    pub fn of_problem(problem: &str) -> Self {
+    /// Axes as an id spells them: numbers carry their axis' name (`s512`), words stand alone
+    /// (`causal`).
+    pub fn from_problem(problem: &str) -> Self {
         let mut all = Self::default();
         for (place, word) in problem.split('_').enumerate() {
             let digits = word.find(|c: char| c.is_ascii_digit()).unwrap_or(word.len());
@@ -66,7 +67,8 @@ impl Axes {
         all
     }
 
-    /// Without some of the numbers: what problems share that differ in these only.
+    /// The axes without some of the numbers: problems that differ only in these have this in
+    /// common.
     pub fn without(&self, axes: &[&str]) -> Self {
         let mut rest = self.clone();
         rest.numbers.retain(|axis, _| !axes.contains(&axis.as_str()));
@@ -74,7 +76,7 @@ impl Axes {
     }
 }
 
-/// "d128 causal bf16".
+// For example "d128 causal bf16".
 impl std::fmt::Display for Axes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let numbers = self.numbers.iter().map(|(name, number)| format!("{name}{number}"));
@@ -88,21 +90,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_tells_its_parts_where_it_has_them() {
-        let of = |id| {
-            let Parts { problem, implementation, cache } = Parts::of(id, "attention/forward");
+    fn an_id_gives_its_parts_if_it_has_them() {
+        let parts_of = |id| {
+            let Parts { problem, implementation, cache } = Parts::parse(id, "attention/forward");
             [problem, implementation, cache]
         };
         let id = "attention/forward/s64_d8_full_f32/cuda/flash_mma/hot";
-        assert_eq!(of(id), ["s64_d8_full_f32", "cuda/flash_mma", "hot"]);
-        assert_eq!(of("a group/a function/16"), ["a group/a function/16", "", ""]);
-        assert_eq!(of("attention/forward/cold"), ["cold", "", ""]);
-        assert_eq!(of(""), ["", "", ""]);
+        assert_eq!(parts_of(id), ["s64_d8_full_f32", "cuda/flash_mma", "hot"]);
+        assert_eq!(parts_of("a group/a function/16"), ["a group/a function/16", "", ""]);
+        assert_eq!(parts_of("attention/forward/cold"), ["cold", "", ""]);
+        assert_eq!(parts_of(""), ["", "", ""]);
     }
 
     #[test]
     fn numbers_of_an_id_are_axes_and_dtypes_are_not() {
-        let axes = Axes::of_problem("pi05_s50_p968_steps10_bf16_int8");
+        let axes = Axes::from_problem("pi05_s50_p968_steps10_bf16_int8");
         let numbers: Vec<_> = axes.numbers.iter().map(|(name, n)| (name.as_str(), *n)).collect();
         assert_eq!(numbers, [("p", 968), ("s", 50), ("steps", 10)]);
         assert_eq!(axes.without(&["s", "p"]).to_string(), "steps10 pi05 bf16 int8");

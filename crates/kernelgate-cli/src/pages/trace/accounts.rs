@@ -1,5 +1,5 @@
-//! The time of each device as a picture: a bar for the whole, for start-up and for each iteration,
-//! stacked from its lines.
+//! The time of each device as a chart: a stacked bar for the whole time, for start-up and for each
+//! iteration.
 
 use maud::{Markup, html};
 
@@ -10,10 +10,10 @@ use kernelgate::display::time;
 use kernelgate_trace::analyze::timeline::Line;
 use kernelgate_trace::diagnose::{Account, DeviceAccount, Diagnosis, Transfer};
 
-/// Iterations that have a bar; of more the first ones.
-const ITERATIONS: usize = 24;
+/// Largest number of iterations with a bar; the first ones are drawn.
+const MAX_ITERATIONS: usize = 24;
 
-/// Parts of a bar: name and lines of busy time. Idle time comes behind them.
+/// Parts of a bar: name and lines of busy time. Idle time follows them.
 const PARTS: &[(&str, &[Line])] = &[
     ("compute", &[Line::Compute, Line::Graph]),
     ("compute beside communication", &[Line::ComputeAndCommunication]),
@@ -22,7 +22,7 @@ const PARTS: &[(&str, &[Line])] = &[
     ("exposed copies", &[Line::Copy, Line::Migration, Line::Set]),
 ];
 
-/// A stacked chart a device.
+/// A stacked chart for each device.
 pub fn stacked(diagnosis: &Diagnosis) -> Vec<Figure> {
     diagnosis.devices.iter().map(|device| chart(&device.account)).collect()
 }
@@ -36,10 +36,10 @@ fn chart(account: &DeviceAccount) -> Figure {
             if iterations.before.total_ns() > 0 {
                 rows.push(row("start-up".to_owned(), &iterations.before));
             }
-            for (index, of) in iterations.each.iter().take(ITERATIONS).enumerate() {
+            for (index, of) in iterations.each.iter().take(MAX_ITERATIONS).enumerate() {
                 rows.push(row(format!("iteration {}", index + 1), &of.account));
             }
-            let more = iterations.lengths.len().saturating_sub(ITERATIONS);
+            let more = iterations.lengths.len().saturating_sub(MAX_ITERATIONS);
             let more = if more > 0 { format!("; {more} more follow") } else { String::new() };
             subtitle = format!("by iteration, found by {}{more}", iterations.sign.label());
         }
@@ -58,7 +58,7 @@ fn chart(account: &DeviceAccount) -> Figure {
     Figure::new(&["account", &account.pid.to_string(), &account.device.to_string()], chart)
 }
 
-/// A bar of spans, one behind the other.
+/// A bar of consecutive spans.
 fn row(label: String, account: &Account) -> Row {
     let mut at = 0;
     let mut marks = Vec::new();
@@ -72,7 +72,7 @@ fn row(label: String, account: &Account) -> Row {
     Row { label, value: time(account.total_ns() as f64), marks }
 }
 
-/// The lines as tables: the whole of each device, and its transfers.
+/// Tables of the whole time of each device, and of its transfers.
 pub fn tables(diagnosis: &Diagnosis) -> Markup {
     let lines: Vec<Vec<String>> = diagnosis
         .devices

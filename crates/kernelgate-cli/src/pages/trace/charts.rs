@@ -10,16 +10,16 @@ use kernelgate_trace::diagnose::{Diagnosis, short_name};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::shorten;
 
-/// Columns of the overview; operations closer than one of them run together.
+/// Columns of the overview; operations closer than one column are joined.
 const COLUMNS: i64 = 500;
-/// Rows of the overview.
-const STREAMS: usize = 24;
-/// Points of memory over time.
-const POINTS: usize = 250;
-/// Characters of a kernel's name.
-const NAME: usize = 60;
+/// Largest number of rows of the overview.
+const MAX_STREAMS: usize = 24;
+/// Largest number of points of memory over time.
+const MAX_POINTS: usize = 250;
+/// Largest number of characters of a kernel's name.
+const MAX_NAME: usize = 60;
 
-/// When each stream worked: a row for each stream and kind of operation.
+/// A timeline with a row for each stream and kind of operation.
 pub fn timeline(trace: &Trace) -> Vec<Figure> {
     let operations = AllOperations::new(trace);
     let first = operations.ids().map(|id| operations.start(id)).min();
@@ -28,7 +28,7 @@ pub fn timeline(trace: &Trace) -> Vec<Figure> {
         return Vec::new();
     };
     let column = ((last - first) / COLUMNS).max(1);
-    // Which columns each row works in, with how long.
+    // The columns in which each row works, with the busy time.
     let mut rows: BTreeMap<(u32, u32, u64, Kind), BTreeMap<i64, i64>> = BTreeMap::new();
     for id in operations.ids() {
         let place = trace.places[operations.place(id).0 as usize];
@@ -42,8 +42,8 @@ pub fn timeline(trace: &Trace) -> Vec<Figure> {
     }
     let mut busiest: Vec<_> = rows.into_iter().collect();
     busiest.sort_by_key(|(key, busy)| (std::cmp::Reverse(busy.values().sum::<i64>()), *key));
-    let left_out = busiest.len().saturating_sub(STREAMS);
-    busiest.truncate(STREAMS);
+    let left_out = busiest.len().saturating_sub(MAX_STREAMS);
+    busiest.truncate(MAX_STREAMS);
     busiest.sort_by_key(|(key, _)| *key);
     let several = trace.processes.len() > 1;
     let row =
@@ -62,7 +62,7 @@ pub fn timeline(trace: &Trace) -> Vec<Figure> {
             }
         };
     let more =
-        if left_out > 0 { format!("; {left_out} more rows are left out") } else { String::new() };
+        if left_out > 0 { format!("; {left_out} more rows are skipped") } else { String::new() };
     let chart = Chart {
         title: "When the GPU worked".to_owned(),
         subtitle: format!(
@@ -97,7 +97,7 @@ const fn colour(kind: Kind) -> usize {
     }
 }
 
-/// Columns in a row as one span.
+/// Joins neighbouring columns of a row to spans.
 fn spans(busy: &BTreeMap<i64, i64>, column: i64, colour: usize) -> Vec<RowMark> {
     let mut spans: Vec<(i64, i64)> = Vec::new();
     for at in busy.keys() {
@@ -132,10 +132,9 @@ pub fn kernels(diagnosis: &Diagnosis) -> Vec<Figure> {
             origin: None,
         }),
     };
-    let top = answers
-        .top_kernels
-        .iter()
-        .map(|of| bar(shorten(&short_name(&of.name), NAME), of.summary.count, of.summary.total));
+    let top = answers.top_kernels.iter().map(|of| {
+        bar(shorten(&short_name(&of.name), MAX_NAME), of.summary.count, of.summary.total)
+    });
     let classes =
         answers.classes.iter().map(|(class, ns, count)| bar(class.label().to_owned(), *count, *ns));
     let both = [
@@ -152,12 +151,12 @@ pub fn kernels(diagnosis: &Diagnosis) -> Vec<Figure> {
 /// Device memory that was held over time, a series a process and device.
 pub fn memory(trace: &Trace, diagnosis: &Diagnosis) -> Vec<Figure> {
     let Some((begun, last)) = trace.span() else { return Vec::new() };
-    let taken = diagnosis.memory.iter().filter_map(|of| Some(of.held.first()?.0));
-    let first = taken.fold(begun, i64::min);
+    let starts = diagnosis.memory.iter().filter_map(|of| Some(of.held.first()?.0));
+    let first = starts.fold(begun, i64::min);
     let series = diagnosis.memory.iter().enumerate().map(|(colour, of)| {
-        // It stays until it changes.
+        // The value stays the same until it changes.
         let mut before = 0;
-        let corners = of.over_time(POINTS).into_iter().flat_map(|(time, bytes)| {
+        let corners = of.over_time(MAX_POINTS).into_iter().flat_map(|(time, bytes)| {
             let held = std::mem::replace(&mut before, bytes);
             [(time, held), (time, bytes)]
         });
@@ -188,8 +187,8 @@ pub fn memory(trace: &Trace, diagnosis: &Diagnosis) -> Vec<Figure> {
     vec![Figure::new(&["memory"], chart)]
 }
 
-/// Share of the peaks that profiled launches reach, a series a kernel: near the top computing
-/// bounds, near the right memory, far from both latency.
+/// Share of the peaks that profiled launches reach, a series for each kernel: near the top a kernel
+/// is compute-bound, near the right memory-bound, far from both latency-bound.
 pub fn bounds(trace: &Trace) -> Vec<Figure> {
     let metric = |name: &str| trace.names.find(name);
     let names = metric("Memory Throughput").zip(metric("Compute (SM) Throughput"));
@@ -201,7 +200,7 @@ pub fn bounds(trace: &Trace) -> Vec<Figure> {
     let mut series: BTreeMap<String, Vec<Mark>> = BTreeMap::new();
     for launch in &trace.profiled {
         if let (Some(x), Some(y)) = (percent(launch, memory), percent(launch, compute)) {
-            let name = shorten(&short_name(trace.names.text(launch.kernel)), NAME);
+            let name = shorten(&short_name(trace.names.text(launch.kernel)), MAX_NAME);
             series.entry(name).or_default().push(Mark::at(x, y));
         }
     }

@@ -10,32 +10,32 @@ use kernelgate::protocol::{Action, ListedCase, ListedProblem, Listing, ResponseB
 use kernelgate::record::Store;
 use serde::Serialize;
 
-use crate::verbs::shared::choice::{Choice, unexpected};
+use crate::verbs::shared::choice::{CaseSelection, unexpected};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
-/// Width to which descriptions are broken where there is no terminal.
+/// Width of descriptions without a terminal.
 const COLUMNS: usize = 100;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    choice: Choice,
+    choice: CaseSelection,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
 }
 
-/// A case as JSON has it.
+/// A case in the JSON output.
 #[derive(Debug, Serialize)]
 struct JsonCase<'a> {
     bench: &'a str,
     case: &'a str,
-    /// Whether it can run here, or why not.
+    /// "ok" if it can run here, or the reason why not.
     status: String,
     matmul_flops: u64,
     bytes: u64,
     host_bytes: u64,
-    /// Declared by GPU implementations; absent where nothing is declared.
+    /// Device memory that GPU implementations declare; absent if nothing is declared.
     device_bytes: Option<u64>,
 }
 
@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     if !never.is_empty() {
         println!(
-            "{} more combinations that their implementation does not compute: --format json has \
+            "{} more combinations are not supported by their implementation: --format json has \
              them",
             never.len()
         );
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// What the columns mean.
+/// Meaning of the columns.
 const LEGEND: &str = "work: of GEMMs, else fewest bytes moved; memory: of the host at the peak;\nGPU memory: as the implementation declares it";
 
 fn table(cases: &[&ListedCase]) -> Table {
@@ -109,7 +109,7 @@ fn table(cases: &[&ListedCase]) -> Table {
     table
 }
 
-/// Cases that share a reason are one line: on a host without a GPU, all of its rows.
+/// Joins cases with the same reason in one line: on a host without a GPU, all GPU rows.
 fn by_reason<'a>(cases: &[&'a ListedCase]) -> BTreeMap<&'a str, Vec<&'a str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for case in cases {

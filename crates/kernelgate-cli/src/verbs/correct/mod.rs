@@ -1,4 +1,4 @@
-//! Is it right? Verbs that list cases and check their outputs.
+//! Verbs that list cases and check their outputs.
 
 pub mod list;
 pub mod numerics;

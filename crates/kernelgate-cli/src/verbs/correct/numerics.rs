@@ -1,11 +1,11 @@
-//! Errors of several seeds, for `verify --seeds`: recorded by bench executable, so that a baseline
-//! can hold them and the gate can compare.
+//! Errors of several seeds, for `verify --seeds`: they are recorded for each bench executable, so
+//! that a baseline can store them and the gate can compare them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::verified::Verified;
-use crate::verbs::shared::choice::{Asker, unexpected};
+use crate::verbs::shared::choice::{BenchClient, unexpected};
 use crate::verbs::shared::lock::locked;
 use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
 use kernelgate::record::numerics::{DataSets, ONE_DATA_SET};
@@ -13,39 +13,39 @@ use kernelgate::record::text::printable_path;
 use kernelgate::record::{FileError, Numerics, Provenance, Store, file};
 use kernelgate::verify::Errors;
 
-/// Verifies with so many seeds and records the errors, after each of them; each case with the worst
-/// of its seeds.
-pub fn record(asker: &Asker<'_>, store: &Store, count: u64) -> anyhow::Result<Verified> {
-    let seeds = asker.seeds(count);
-    // Of the others no record is looked at, or will be replaced.
+/// Verifies with this number of seeds, and records the errors after each of them. Each case is
+/// returned with its worst seed.
+pub fn record(client: &BenchClient<'_>, store: &Store, count: u64) -> anyhow::Result<Verified> {
+    let seeds = client.seeds(count);
+    // The records of other benches are neither read nor replaced.
     let mut with_cases = BTreeSet::new();
-    asker.each(seeds[0], &Action::List, |bench, _| {
+    client.each(seeds[0], &Action::List, |bench, _| {
         with_cases.insert(bench.to_owned());
         Ok(())
     })?;
     let mut benches: BTreeMap<String, Bench> = BTreeMap::new();
-    asker.each(seeds[0], &Action::Environment, |bench, answer| {
+    client.each(seeds[0], &Action::Environment, |bench, answer| {
         if with_cases.contains(bench) {
-            benches.insert(bench.to_owned(), Bench::new(bench, answer, asker, store)?);
+            benches.insert(bench.to_owned(), Bench::new(bench, answer, client, store)?);
         }
         Ok(())
     })?;
     let mut rows: BTreeMap<String, VerifiedCase> = BTreeMap::new();
     let verified = seeds.iter().try_for_each(|&seed| {
         eprintln!("seed {seed}, {count} in all");
-        asker.each(seed, &Action::Verify { dump: None }, |bench, answer| {
+        client.each(seed, &Action::Verify { dump: None }, |bench, answer| {
             let ResponseBody::Verify(verified) = answer else { return Err(unexpected(bench)) };
             let recorded = benches.get_mut(bench).ok_or_else(|| unexpected(bench))?;
-            let verified = recorded.of_new_data(verified);
+            let verified = recorded.with_new_data(verified);
             verified.iter().for_each(|case| keep_worst(&mut rows, seed, case));
             recorded.add(store, seed, &verified)
         })
     });
     benches.values().for_each(|bench| bench.say(store));
-    Verified::of(rows.into_values().collect(), verified)
+    Verified::new(rows.into_values().collect(), verified)
 }
 
-/// Says that errors of several seeds are part of a baseline now.
+/// Prints that errors of several seeds are now part of a baseline.
 pub fn say(record: &Numerics, cases: usize) {
     let seeds = record.cases.values().map(|case| case.seeds.len()).max().unwrap_or_default();
     if cases > 0 {
@@ -55,32 +55,32 @@ pub fn say(record: &Numerics, cases: usize) {
 
 /// A bench whose errors are recorded.
 struct Bench {
-    /// What its record is without those of earlier.
+    /// Its record without the errors of earlier seeds.
     empty: Numerics,
     /// Inputs of the seeds, by case.
     data_sets: DataSets,
-    /// The same of cases that are one data set whatever the seed.
+    /// Inputs of the seeds, for cases that are one data set whatever the seed.
     golden_inputs: DataSets,
     /// Cases that have met inputs of an earlier seed.
     repeated: BTreeSet<String>,
-    /// Whether it has answered with a verdict.
+    /// Whether it answered with verified cases.
     answered: bool,
-    /// Seeds and cases of which something was recorded now.
+    /// Number of seeds and cases that were recorded now.
     seeds: usize,
     cases: BTreeSet<String>,
-    /// The most seeds of a case, and cases, that its record holds.
+    /// Largest number of seeds of a case, and number of cases, in its record.
     held: (usize, usize),
 }
 
 impl Bench {
-    /// Looks whether its record can be read and written, before anything is verified.
+    /// Checks that its record can be read and written, before anything is verified.
     fn new(
         bench: &str,
         answer: ResponseBody,
-        asker: &Asker<'_>,
+        client: &BenchClient<'_>,
         store: &Store,
     ) -> anyhow::Result<Self> {
-        let mut executables = asker.found.executables.iter();
+        let mut executables = client.found.executables.iter();
         let executable = executables.find(|executable| executable.bench == bench);
         let (Some(executable), ResponseBody::Environment(environment)) = (executable, answer)
         else {
@@ -112,10 +112,10 @@ impl Bench {
         })
     }
 
-    /// Those whose inputs no earlier seed had: others say nothing new, unless they fail now. What is
-    /// compared with golden tensors is to fail with inputs that were drawn for another seed, but not
-    /// with those that an earlier one had.
-    fn of_new_data(&mut self, verified: Vec<VerifiedCase>) -> Vec<VerifiedCase> {
+    /// The cases whose inputs no earlier seed had: others give no new information, unless they fail
+    /// now. A case that is compared with golden tensors should fail with inputs that were drawn for
+    /// another seed, but not with those of an earlier seed.
+    fn with_new_data(&mut self, verified: Vec<VerifiedCase>) -> Vec<VerifiedCase> {
         let (new, repeated): (Vec<_>, Vec<_>) = verified.into_iter().partition(|it| {
             let golden = it.data_set.as_deref() == Some(ONE_DATA_SET);
             let other_inputs = self.golden_inputs.is_new(&it.case, it.inputs.as_deref());
@@ -131,12 +131,12 @@ impl Bench {
         self.repeated.intersection(&self.cases).filter(|case| self.data_sets.has_one(case))
     }
 
-    /// Writes the errors of a seed beside those of others, and of other cases, that are there.
+    /// Adds the errors of a seed to the recorded ones of other seeds and cases.
     fn add(&mut self, store: &Store, seed: u64, verified: &[VerifiedCase]) -> anyhow::Result<()> {
         self.answered = true;
         let right: Vec<_> = verified.iter().filter(|case| case.status == CaseStatus::Ok).collect();
         if right.is_empty() && self.cases.is_empty() {
-            // What is known of earlier stays.
+            // Earlier records stay.
             return Ok(());
         }
         let path = store.numerics_path(&self.empty.bench);
@@ -151,8 +151,8 @@ impl Bench {
         for case in right {
             let VerifiedCase { max_error, relative_l2, rounding, .. } = *case;
             let errors = Errors { max_error, relative_l2, rounding };
-            let known = record.cases.entry(case.case.clone()).or_default();
-            known.insert(seed, errors, &case.by_output);
+            let errors_of_case = record.cases.entry(case.case.clone()).or_default();
+            errors_of_case.insert(seed, errors, &case.by_output);
             self.cases.insert(case.case.clone());
         }
         for case in self.repeated.intersection(&self.cases) {
@@ -188,7 +188,7 @@ impl Bench {
     }
 }
 
-/// What is recorded there.
+/// The errors that are recorded in a file.
 fn recorded(path: &Path) -> anyhow::Result<Option<Numerics>> {
     match file::read::<Numerics>(path) {
         Err(error) if error.is_not_found() => Ok(None),
@@ -197,7 +197,7 @@ fn recorded(path: &Path) -> anyhow::Result<Option<Numerics>> {
     }
 }
 
-/// What keeps errors from being one record, as they say nothing of each other.
+/// The difference that keeps errors from being one record, because they cannot be compared.
 fn differs(one: &Numerics, other: &Numerics) -> Option<&'static str> {
     if one.executable != other.executable {
         return Some("executable");
@@ -209,7 +209,8 @@ fn failed_to(error: FileError) -> anyhow::Error {
     anyhow::anyhow!("failed to {error}")
 }
 
-/// A case that failed with a seed has failed; the errors are the largest of all seeds.
+/// Keeps the worst result: a case that failed with one seed has failed, and its errors are the
+/// largest of all seeds.
 fn keep_worst(rows: &mut BTreeMap<String, VerifiedCase>, seed: u64, case: &VerifiedCase) {
     let mut case = case.clone();
     if case.status == CaseStatus::Failed {

@@ -1,8 +1,9 @@
-//! What verification gives, also where it does not come to its end.
+//! The result of a verification, complete or not.
 
 use kernelgate::protocol::VerifiedCase;
 
-/// What was verified, and what went wrong besides: the one is shown whatever the other is.
+/// Verified cases, and the error that ended the verification early: the cases are shown in any
+/// case.
 pub struct Verified {
     /// The cases.
     pub rows: Vec<VerifiedCase>,
@@ -11,11 +12,11 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// An error alone where nothing was verified.
-    pub fn of(rows: Vec<VerifiedCase>, asked: anyhow::Result<()>) -> anyhow::Result<Self> {
-        match asked {
+    /// The cases with an error, or the error alone if nothing was verified.
+    pub fn new(rows: Vec<VerifiedCase>, outcome: anyhow::Result<()>) -> anyhow::Result<Self> {
+        match outcome {
             Err(error) if rows.is_empty() => Err(error),
-            asked => Ok(Self { rows, broken: asked.err() }),
+            outcome => Ok(Self { rows, broken: outcome.err() }),
         }
     }
 }

@@ -16,13 +16,13 @@ use safetensors::tensor::TensorView;
 use super::numerics;
 use super::verified::Verified;
 use crate::fleet::verification::VerificationShard;
-use crate::verbs::shared::choice::{Asker, Choice, unexpected};
+use crate::verbs::shared::choice::{BenchClient, CaseSelection, unexpected};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    choice: Choice,
+    choice: CaseSelection,
     /// Write inputs, outputs and reference of each case to DIR/CASE.safetensors
     #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
@@ -50,21 +50,21 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let raw = match &arguments.dump {
         Some(folder) => {
             std::fs::create_dir_all(folder).with_context(|| context(folder))?;
-            // Beside the files that are made of it: as much room is needed there anyway.
+            // The raw files are written in the target folder, which needs as much room anyway.
             Some(file::temporary_folder_in(folder).with_context(|| context(folder))?)
         }
         None => None,
     };
-    // The bench runs in another folder.
+    // The path is absolute, because the bench runs in another folder.
     let dump = raw.as_ref().map(|(raw, _held)| raw.path().canonicalize()).transpose()?;
     if let Some(folder) = dump.as_ref().filter(|folder| folder.to_str().is_none()) {
         anyhow::bail!("--dump: {} is not UTF-8, which a request cannot name", folder.display());
     }
-    let asker = arguments.choice.asker(store)?;
+    let client = arguments.choice.client(store)?;
     let verified = if arguments.seeds > 1 {
-        numerics::record(&asker, store, arguments.seeds)?
+        numerics::record(&client, store, arguments.seeds)?
     } else {
-        once(&asker, &Action::Verify { dump })?
+        verify_once(&client, &Action::Verify { dump })?
     };
     let Verified { rows, broken } = verified;
     let dumped = match (&arguments.dump, &raw) {
@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if let Some(shard) = arguments.choice.shard() {
         let usual = || store.work.join("verify").join(format!("{}.json", shard.label()));
         let path = arguments.shard_output.clone().unwrap_or_else(usual);
-        let record = shard_record(arguments, (&asker, store), (shard, broken.is_none()), &rows)?;
+        let record = shard_record(arguments, (&client, store), (shard, broken.is_none()), &rows)?;
         file::write(&path, &record).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
         eprintln!("shard {shard} in {}: `kernelgate merge` takes it", printable_path(&path));
     }
@@ -84,7 +84,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         return Err(broken);
     }
     let any = rows.iter().any(|row| row.status != CaseStatus::Skipped);
-    // Another shard has what this one does not; what it has and skips is no pass.
+    // Another shard may have cases where this one has none; but if all its cases are skipped, it
+    // does not pass.
     let other_shards = rows.is_empty() && arguments.choice.shard().is_some();
     anyhow::ensure!(any || other_shards, "nothing was verified: every case was skipped");
     Ok(exit)
@@ -107,7 +108,7 @@ pub fn show(rows: &[VerifiedCase], format: OutputFormat, suffix: &str) -> anyhow
                 "relative L2",
                 "same bits again",
             ]);
-            // Reasons are no cells: below the table, each once.
+            // Reasons do not fit into cells: they follow the table, each once.
             let ran = rows.iter().filter(|row| row.status != CaseStatus::Skipped);
             ran.for_each(|row| table.row(cells(row)));
             if !table.is_empty() {
@@ -143,20 +144,20 @@ pub fn show(rows: &[VerifiedCase], format: OutputFormat, suffix: &str) -> anyhow
 /// The record of a shard, complete if every bench answered.
 fn shard_record(
     arguments: &Arguments,
-    (asker, store): (&Asker<'_>, &Store),
+    (client, store): (&BenchClient<'_>, &Store),
     (shard, complete): (Shard, bool),
     rows: &[VerifiedCase],
 ) -> anyhow::Result<VerificationShard> {
     let choice = &arguments.choice;
     let mut facts: Vec<String> = Vec::new();
-    asker.each_of_all_shards(&Action::List, |bench, answer| {
+    client.each_of_all_shards(&Action::List, |bench, answer| {
         let ResponseBody::List(listing) = answer else { return Err(unexpected(bench)) };
         facts.push(bench.to_owned());
         facts.extend(listing.cases.into_iter().map(|case| case.case));
         Ok(())
     })?;
     let mut environment = Environment::cpu();
-    asker.each_of_all_shards(&Action::Environment, |bench, answer| {
+    client.each_of_all_shards(&Action::Environment, |bench, answer| {
         let ResponseBody::Environment(found) = answer else { return Err(unexpected(bench)) };
         environment = *found;
         Ok(())
@@ -165,7 +166,7 @@ fn shard_record(
     identity.retain(|name, _| name != "KERNELGATE_SHARD" && name != "KERNELGATE_DEVICE");
     identity.insert("filter".to_owned(), choice.filter.clone().unwrap_or_default());
     identity.insert("seeds".to_owned(), arguments.seeds.to_string());
-    for executable in &asker.found.executables {
+    for executable in &client.found.executables {
         let hash = file::content_hash(&executable.path)
             .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
         let name = format!("{}{}", VerificationShard::EXECUTABLE, executable.bench);
@@ -183,18 +184,18 @@ fn shard_record(
     })
 }
 
-/// Verifies with the seed that was chosen.
-fn once(asker: &Asker<'_>, action: &Action) -> anyhow::Result<Verified> {
+/// Verifies with the chosen seed.
+fn verify_once(client: &BenchClient<'_>, action: &Action) -> anyhow::Result<Verified> {
     let mut rows: Vec<VerifiedCase> = Vec::new();
-    let asked = asker.each(asker.seeds(1)[0], action, |bench, answer| {
+    let outcome = client.each(client.seeds(1)[0], action, |bench, answer| {
         let ResponseBody::Verify(verified) = answer else { return Err(unexpected(bench)) };
         rows.extend(verified);
         Ok(())
     });
-    Verified::of(rows, asked)
+    Verified::new(rows, outcome)
 }
 
-/// Makes a file of the tensors of each case that is right.
+/// Writes a file with the tensors of each case that is right.
 fn dump_all(folder: &Path, raw: &Path, rows: &[VerifiedCase]) -> anyhow::Result<()> {
     let mut cases: BTreeMap<String, &str> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.status == CaseStatus::Ok) {
@@ -214,7 +215,8 @@ fn dump_all(folder: &Path, raw: &Path, rows: &[VerifiedCase]) -> anyhow::Result<
     Ok(())
 }
 
-/// Writes a temporary file in the same folder and renames it: a full disk leaves no half of one.
+/// Writes a temporary file in the same folder and renames it, so that a full disk leaves no
+/// incomplete file.
 fn dump_tensors(path: &Path, case: &str, tensors: &Tensors) -> anyhow::Result<()> {
     let context = || format!("failed to write {}", path.display());
     let temporary = file::temporary_beside(path).with_context(context)?;
@@ -248,7 +250,7 @@ fn safetensors_dtype(dtype: Dtype) -> safetensors::Dtype {
     }
 }
 
-/// Cases that were skipped, by the reason.
+/// Skipped cases, grouped by the reason.
 fn skips_by_reason(rows: &[VerifiedCase]) -> BTreeMap<&str, Vec<&str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.status == CaseStatus::Skipped) {
@@ -268,7 +270,7 @@ fn cells(row: &VerifiedCase) -> Vec<String> {
         _ => (dash(), dash(), dash()),
     };
     if row.status == CaseStatus::Ok && row.checked == 0 {
-        // Every element is finite, and that is all that is known.
+        // A case without a reference was only checked for finite elements.
         let repeatable = row.repeatable.map_or("-", |same| if same { "yes" } else { "no" });
         let cells = [&row.case, "unverified", "0%", "-", "-", repeatable];
         return cells.map(str::to_owned).into();

@@ -1,5 +1,5 @@
-//! `kernelgate diff`: the medians of two recorded runs side by side. Deliberately absent: a verdict.
-//! Two runs differ by machine, load and time; `compare` and `gate` decide.
+//! `kernelgate diff`: shows the medians of two recorded runs side by side. Deliberately absent: a
+//! verdict, because two runs differ by machine, load and time; `compare` and `gate` decide.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub struct Arguments {
     /// The run to compare with: its name, or its folder
     #[arg(value_name = "BASE")]
     base: PathBuf,
-    /// The other run
+    /// The run that is compared with BASE: its name, or its folder
     #[arg(value_name = "HEAD")]
     head: PathBuf,
     /// How to print
@@ -34,7 +34,7 @@ struct Row {
     case: String,
     base_ns: Option<f64>,
     head_ns: Option<f64>,
-    /// Head over base, less one.
+    /// Relative change from base to head.
     change: Option<f64>,
 }
 
@@ -59,14 +59,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// The process runs in a folder, or of that name among the recorded ones.
+/// The process runs in a folder, or of a recorded session of that name.
 fn read(run: &Path, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
     let folder = if run.is_dir() { run.to_owned() } else { store.runs.join(run) };
     let sessions = store.sessions([folder.as_path()])?;
     Ok(sessions.into_iter().flat_map(|session| session.runs).collect())
 }
 
-/// Median time of a launch by case; with several process runs the median of theirs.
+/// Median time of a launch by case; for several process runs the median of their medians.
 fn medians(runs: &[ProcessRun]) -> BTreeMap<&str, f64> {
     let mut times: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::gate::rules::rules_file;
 use crate::history::import::{Imported, import};
 use crate::history::prune::prune;
-use crate::history::series::SMALLEST;
+use crate::history::series::MIN_CHANGE;
 use crate::history::{CaseHistory, CommitOrder, HistoryStore, Index, Query, Skipped, histories};
 use crate::report;
 use crate::verbs::shared::output::print_json;
@@ -36,15 +36,15 @@ pub struct Arguments {
     #[command(subcommand)]
     verb: Option<HistoryVerb>,
     #[command(flatten)]
-    show: Show,
+    show: ShowArguments,
 }
 
 #[derive(Debug, clap::Args)]
-struct Show {
+struct ShowArguments {
     /// One case, or those whose id matches this regular expression [default: all]
     case: Option<String>,
     #[command(flatten)]
-    place: Place,
+    place: StoreArguments,
     /// The commits in the history of this revision, and no other runs [default: HEAD, and runs of
     /// other commits by their recorded start]
     #[arg(long, value_name = "REV")]
@@ -56,17 +56,17 @@ struct Show {
     /// `[renamed]` of kernelgate.toml says it for good)
     #[arg(long = "as", value_name = "OLD=NEW", value_parser = parse_rename)]
     renamed: Vec<(String, String)>,
-    /// Smallest change of the level that is told, as a fraction of the time
-    #[arg(long, value_name = "FRACTION", default_value_t = SMALLEST)]
+    /// Smallest change of the level that is reported, as a fraction of the time
+    #[arg(long, value_name = "FRACTION", default_value_t = MIN_CHANGE)]
     smallest: f64,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: HistoryFormat,
 }
 
-/// Which store.
+/// Selects a store.
 #[derive(Debug, clap::Args)]
-struct Place {
+struct StoreArguments {
     /// Folder of the store [default: KERNELGATE_HISTORY, else kernelgate/ of the target folder]
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
@@ -80,7 +80,7 @@ enum HistoryVerb {
         #[arg(required = true, value_name = "FILE|DIR")]
         sources: Vec<PathBuf>,
         #[command(flatten)]
-        place: Place,
+        place: StoreArguments,
     },
     /// Take in all records of other stores
     Merge {
@@ -88,7 +88,7 @@ enum HistoryVerb {
         #[arg(required = true, value_name = "DIR")]
         stores: Vec<PathBuf>,
         #[command(flatten)]
-        place: Place,
+        place: StoreArguments,
     },
     /// Remove the records of old runs
     Prune {
@@ -99,7 +99,7 @@ enum HistoryVerb {
         #[arg(long)]
         dry_run: bool,
         #[command(flatten)]
-        place: Place,
+        place: StoreArguments,
     },
 }
 
@@ -112,16 +112,16 @@ fn parse_rename(text: &str) -> Result<(String, String), String> {
     }
 }
 
-impl Place {
-    /// For a verb that reads: one that was named is there.
+impl StoreArguments {
+    /// Opens the store for a verb that reads; a named store must exist.
     fn open_there(&self, store: &Store) -> anyhow::Result<HistoryStore> {
         self.store.as_ref().map_or(Ok(()), |folder| check_store(folder))?;
         Ok(self.open(store))
     }
 
     fn open(&self, store: &Store) -> HistoryStore {
-        let of = |folder: &PathBuf| HistoryStore::at(folder);
-        self.store.as_ref().map_or_else(|| HistoryStore::around(&store.runs), of)
+        let store_at = |folder: &PathBuf| HistoryStore::at(folder);
+        self.store.as_ref().map_or_else(|| HistoryStore::around(&store.runs), store_at)
     }
 }
 
@@ -130,14 +130,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         None => show(&arguments.show, store),
         Some(HistoryVerb::Import { sources, place }) => {
             let place = place.open(store);
-            Ok(told(&place, &import(&place, sources)?))
+            Ok(report_import(&place, &import(&place, sources)?))
         }
         Some(HistoryVerb::Merge { stores, place }) => {
             stores.iter().try_for_each(|folder| check_store(folder))?;
             let place = place.open(store);
             let parts = stores.iter().flat_map(|it| [it.join("runs"), it.join("imported")]);
             let parts: Vec<PathBuf> = parts.filter(|part| part.is_dir()).collect();
-            Ok(told(&place, &import(&place, &parts)?))
+            Ok(report_import(&place, &import(&place, &parts)?))
         }
         Some(HistoryVerb::Prune { keep, dry_run, place }) => {
             let place = place.open_there(store)?;
@@ -149,7 +149,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
 }
 
-/// Refuses a folder that is named as a store and is none.
+/// Refuses a folder that is named as a store and is not one.
 pub fn check_store(folder: &Path) -> anyhow::Result<()> {
     anyhow::ensure!(
         HistoryStore::is_at(folder),
@@ -159,8 +159,8 @@ pub fn check_store(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Broken input where nothing that was named is a record.
-fn told(place: &HistoryStore, imported: &Imported) -> Exit {
+/// Prints the result of an import; broken input if no named file is a record.
+fn report_import(place: &HistoryStore, imported: &Imported) -> Exit {
     let Imported { new, known, skipped } = imported;
     if !skipped.is_empty() {
         eprintln!("{}", report::history::skipped(skipped));
@@ -186,20 +186,20 @@ fn other_packages(index: &Index, store: &Store) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `--format json` has.
+/// Output of `--format json`.
 #[derive(Serialize)]
 struct Output<'a> {
     histories: &'a [CaseHistory],
     skipped: &'a [Skipped],
 }
 
-fn show(arguments: &Show, store: &Store) -> anyhow::Result<Exit> {
+fn show(arguments: &ShowArguments, store: &Store) -> anyhow::Result<Exit> {
     let smallest = arguments.smallest;
     anyhow::ensure!(
         (0.0..10.0).contains(&smallest),
         "--smallest takes a fraction of the time, from 0"
     );
-    let mut renamed: BTreeMap<String, String> = rules_file::of_folder(&store.root)?.renamed;
+    let mut renamed: BTreeMap<String, String> = rules_file::read_folder(&store.root)?.renamed;
     renamed.extend(arguments.renamed.iter().cloned());
     let place = arguments.place.open_there(store)?;
     let index = place.index()?;
@@ -220,7 +220,7 @@ fn show(arguments: &Show, store: &Store) -> anyhow::Result<Exit> {
         };
         histories(&index, &query, &order)
     };
-    // An id is that case, whatever it is as a regular expression.
+    // An id selects that case, even if it has another meaning as a regular expression.
     let exact = arguments.case.as_ref().map(|case| find(&Filter::Exact(case.clone())));
     let found = match exact.transpose()? {
         Some(found) if !found.is_empty() => found,

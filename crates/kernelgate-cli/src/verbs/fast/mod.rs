@@ -1,4 +1,4 @@
-//! How fast is it? Verbs that show times, of one run and over commits.
+//! Verbs that show times, of one run and over commits.
 
 pub mod diff;
 pub mod history;

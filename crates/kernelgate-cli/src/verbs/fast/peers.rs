@@ -1,5 +1,5 @@
-//! `kernelgate peers`: the cases of the last run compared with other people's kernels for the
-//! same problems, timed now on the same GPU.
+//! `kernelgate peers`: compares the cases of the last run with other people's kernels for the same
+//! problems, which are timed now on the same GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use anyhow::{Context, bail, ensure};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use crate::benches::ask::{self, Asking};
-use crate::benches::child::{Ended, Running, over_memory};
+use crate::benches::ask::{self, RequestSettings};
+use crate::benches::child::{ChildProcess, Ended, over_memory};
 use crate::benches::find;
 use crate::benches::output::{Kept, START_BYTES, captured, drain};
 use crate::compare::progress::parse_duration;
@@ -50,9 +50,9 @@ pub struct Arguments {
     format: OutputFormat,
 }
 
-/// A file of peers' times that is longer is something else.
+/// Largest file of peers' times that is read.
 const MAX_BYTES: u64 = 64 << 20;
-/// A bench that does not say its peers by then is treated as hung.
+/// Timeout of a bench that is asked for its peers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A problem as a peer program reads it.
@@ -63,7 +63,7 @@ struct AskedProblem<'a> {
     axes: &'a BTreeMap<String, String>,
 }
 
-/// A line that a peer program prints: its environment first, then its results.
+/// A line of a peer program: its environment comes first, then its results.
 #[derive(Debug)]
 enum Line {
     Environment(BTreeMap<String, String>),
@@ -101,7 +101,7 @@ impl Line {
     }
 }
 
-/// A peer and an implementation of ours.
+/// A time of a peer beside one of our implementations.
 #[derive(Debug, Serialize, Deserialize)]
 struct PeerRow {
     problem: String,
@@ -114,11 +114,11 @@ struct PeerRow {
     /// SM clock under the peer's load, MHz.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     peer_clock_mhz: Option<f64>,
-    /// Why the peer has no time.
+    /// The reason why the peer has no time.
     error: Option<String>,
     implementation: String,
     ours_ns: f64,
-    /// Share of the limit that ours reaches.
+    /// Share of the limit that our implementation reaches.
     of_limit: Option<f64>,
 }
 
@@ -127,7 +127,7 @@ struct PeersReport {
     device: String,
     commit: String,
     peers: BTreeMap<String, String>,
-    /// Why rows are missing, where a peer program did not come to its end.
+    /// The reason why rows are missing, if a peer program did not run to its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ended_early: Option<String>,
     rows: Vec<PeerRow>,
@@ -156,7 +156,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         .find_map(|run| run.environment.gpus.one())
         .map(|gpu| gpu.uuid.clone())
         .unwrap_or_default();
-    // From a file, and on its way into a variable of the driver.
+    // The name comes from a file and is passed to the driver in a variable, so only plain
+    // characters are accepted.
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
     ensure!(card.chars().all(plain), "the run's GPU `{}` is no id of one", printable(&card));
     let asking = (arguments, running, partial);
@@ -172,7 +173,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
     let report = PeersReport { device, commit, peers: environment, ended_early, rows };
     report.validate().map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
-    // What there is took minutes on a GPU.
+    // The results so far took minutes on a GPU.
     if report.ended_early.is_none() || !report.rows.is_empty() {
         match arguments.format {
             OutputFormat::Json => print_json(&report)?,
@@ -189,20 +190,20 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
 }
 
-/// What peer programs answered.
+/// Answers of the peer programs.
 struct Timed {
     rows: Vec<PeerRow>,
     environment: BTreeMap<String, String>,
-    /// Why rows are missing.
+    /// The reason why rows are missing.
     ended_early: Option<String>,
 }
 
-/// Times the peers of every problem, family by family, until one does not come to its end.
+/// Times the peers of every problem, family by family, until a program fails or is interrupted.
 fn time_peers(
-    (arguments, running, partial): (&Arguments, &Running, &Partial),
+    (arguments, running, partial): (&Arguments, &ChildProcess, &Partial),
     card: &str,
     programs: &[PeerProgram],
-    problems: &BTreeMap<String, Vec<Ours<'_>>>,
+    problems: &BTreeMap<String, Vec<OwnCase<'_>>>,
 ) -> anyhow::Result<Timed> {
     let mut rows = Vec::new();
     let mut environment = BTreeMap::new();
@@ -214,7 +215,7 @@ fn time_peers(
             ended_early = Some(format!("interrupted, before the peers of {family}"));
             break;
         }
-        let asked: Vec<AskedProblem<'_>> = problems
+        let requested: Vec<AskedProblem<'_>> = problems
             .iter()
             .filter(|(id, _)| id.starts_with(&format!("{family}/")))
             .map(|(id, ours)| AskedProblem {
@@ -223,8 +224,8 @@ fn time_peers(
                 axes: &ours[0].case.problem,
             })
             .collect();
-        eprintln!("timing the peers of {} {family} problems", asked.len());
-        let (lines, ended) = ask_program((arguments, running, partial), card, program, &asked)?;
+        eprintln!("timing the peers of {} {family} problems", requested.len());
+        let (lines, ended) = ask_program((arguments, running, partial), card, program, &requested)?;
         ended_early = ended;
         for line in lines {
             let PeerResult { id, peer, about, median_ns: peer_ns, power, clock_mhz, error } =
@@ -259,7 +260,7 @@ fn time_peers(
 }
 
 impl PeersReport {
-    /// Checks every name and number: those of a file, and those of a peer program.
+    /// Checks every name and number, whether from a file or from a peer program.
     fn validate(&self) -> Result<(), String> {
         check_plain(&self.device)?;
         check_plain(&self.commit)?;
@@ -281,7 +282,7 @@ impl PeerRow {
     }
 }
 
-/// The times in a file that `--format json` wrote, and the device that they were taken on.
+/// Reads the times and the device from a file that `--format json` wrote.
 pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
     let failed = || {
         format!("failed to read {} as what `kernelgate peers --format json` prints", path.display())
@@ -298,29 +299,32 @@ pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
     Ok((report.device, report.rows.into_iter().filter_map(time).collect()))
 }
 
-/// A case of ours that peers are compared with.
-struct Ours<'a> {
+/// Our case, with which peers are compared.
+struct OwnCase<'a> {
     case: &'a CaseRecord,
     median_ns: f64,
 }
 
-/// What a library computes for us, and for the peers too.
+/// Implementations that are library calls, for us and for the peers too.
 const LIBRARIES: &[&str] = &["cuda/cudnn"];
 
-/// By problem, among the hot GPU cases: the fastest kernel of our own, and every library's. The id
-/// of a problem is a case's without implementation and cache.
-fn problems<'a>(runs: &'a [ProcessRun], filter: Option<&Regex>) -> BTreeMap<String, Vec<Ours<'a>>> {
-    let mut problems: BTreeMap<String, Vec<Ours<'a>>> = BTreeMap::new();
+/// By problem, among the hot GPU cases: our own fastest kernel, and every library's. The id of a
+/// problem is that of a case without implementation and cache.
+fn problems<'a>(
+    runs: &'a [ProcessRun],
+    filter: Option<&Regex>,
+) -> BTreeMap<String, Vec<OwnCase<'a>>> {
+    let mut problems: BTreeMap<String, Vec<OwnCase<'a>>> = BTreeMap::new();
     let gpu = runs.iter().filter(|run| !run.environment.gpus.is_empty());
     for (id, case) in gpu.flat_map(|run| &run.cases).filter(|(_, case)| case.cache == "hot") {
         let problem =
             id.strip_suffix(&format!("/{}/{}", case.implementation, case.cache)).unwrap_or(id);
         if filter.is_none_or(|filter| filter.is_match(problem)) {
-            let ours = Ours { case, median_ns: median(&case.samples.per_launch_ns()) };
+            let ours = OwnCase { case, median_ns: median(&case.samples.per_launch_ns()) };
             problems.entry(problem.to_owned()).or_default().push(ours);
         }
     }
-    let is_library = |ours: &Ours<'_>| LIBRARIES.contains(&ours.case.implementation.as_str());
+    let is_library = |ours: &OwnCase<'_>| LIBRARIES.contains(&ours.case.implementation.as_str());
     for ours in problems.values_mut() {
         ours.sort_by(|a, b| {
             is_library(a).cmp(&is_library(b)).then(a.median_ns.total_cmp(&b.median_ns))
@@ -331,15 +335,15 @@ fn problems<'a>(runs: &'a [ProcessRun], filter: Option<&Regex>) -> BTreeMap<Stri
     problems
 }
 
-/// The programs of these families that the package's benches have.
+/// The peer programs of these families in the package's benches.
 fn programs(
     arguments: &Arguments,
     store: &Store,
     families: &BTreeSet<&str>,
-    running: &Running,
+    running: &ChildProcess,
 ) -> anyhow::Result<Vec<PeerProgram>> {
     let settings = BTreeMap::new();
-    let asking = Asking { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
+    let asking = RequestSettings { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
     let found = arguments.benches.find(&store.root, running)?;
     let mut programs: Vec<PeerProgram> = Vec::new();
     for (bench, answer) in ask::all(&found, &asking, &Action::Peers)? {
@@ -357,13 +361,13 @@ fn programs(
     Ok(programs)
 }
 
-/// Runs a peer program on that card and reads what it prints; why that is not all, where it did not
-/// come to its end.
+/// Runs a peer program on a card and reads its output. The second value is the reason if it did not
+/// run to its end.
 fn ask_program(
-    (arguments, running, partial): (&Arguments, &Running, &Partial),
+    (arguments, running, partial): (&Arguments, &ChildProcess, &Partial),
     card: &str,
     program: &PeerProgram,
-    asked: &[AskedProblem<'_>],
+    requested: &[AskedProblem<'_>],
 ) -> anyhow::Result<(Vec<Line>, Option<String>)> {
     let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
     for (name, text) in &program.files {
@@ -379,7 +383,7 @@ fn ask_program(
     })?;
     let python = arguments.python.display();
     let (problems, lost) = (folder.path().join("problems.json"), "failed to write the problems");
-    std::fs::write(&problems, serde_json::to_string(asked).context(lost)?).context(lost)?;
+    std::fs::write(&problems, serde_json::to_string(requested).context(lost)?).context(lost)?;
     let mut command = Command::new(&arguments.python);
     command
         .arg(folder.path().join(main))
@@ -414,7 +418,7 @@ fn ask_program(
     };
     ensure!(!printed.cut, "peers/{main} printed more than {START_BYTES} bytes, the limit");
     let text = String::from_utf8_lossy(&printed.kept);
-    // A line that was being written is none.
+    // A line that was cut off while it was written does not count.
     let whole =
         if early.is_some() { text.rfind('\n').map_or(0, |end| end + 1) } else { text.len() };
     let lines = text[..whole].lines().map(|line| {

@@ -1,4 +1,4 @@
-//! `kernelgate report`: a page to look at, its charts as files, its numbers as CSV and JSON.
+//! `kernelgate report`: an HTML page, its charts as files, its numbers as CSV and JSON.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use super::peers;
 use crate::gate::baseline::Policy;
 use crate::gate::rules::rules_file;
-use crate::history::series::SMALLEST;
+use crate::history::series::MIN_CHANGE;
 use crate::history::{CaseHistory, CommitOrder, HistoryStore, Query, histories};
 use crate::pages::charts::Figure;
 use crate::pages::measured::Measured;
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         false => records(&arguments.runs)?,
     };
     let measurements = Measurement::split(runs);
-    let mut measured = match Measured::of(&measurements, &baselines) {
+    let mut measured = match Measured::new(&measurements, &baselines) {
         Ok(measured) => measured,
         Err(refused) => {
             eprintln!("refused: {}", printable(&refused.to_string()));
@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             return Ok(Exit::Refused);
         }
         measured.peers = times;
-        let strangers = measured.peers_of_none();
+        let strangers = measured.peers_without_case();
         if let Some(first) = strangers.first() {
             let (count, all) = (strangers.len(), measured.peers.len());
             let text = format!("--peers: {count} of {all} times are of no case here: {first} …");
@@ -118,7 +118,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     files.push(("index.html", page.html));
     let failed = |error| anyhow::anyhow!("--out: failed to {error}");
     let set = FileSet::new(folder).map_err(failed)?;
-    plots(&set.path().join("plots"), &page.figures)?;
+    write_plots(&set.path().join("plots"), &page.figures)?;
     files.into_iter().try_for_each(|(name, text)| set.add(name, text)).map_err(failed)?;
     let absent: &[&str] = if history.is_some() { &[] } else { &["history.csv"] };
     set.replace(absent).map_err(failed)?;
@@ -145,9 +145,8 @@ fn write_results(folder: &Path, measured: &Measured) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// Times over commits of the cases and devices on the page; none where no store is asked for or
-/// there, and where it has one commit only. The page is made without them where a store that
-/// nobody named cannot be used.
+/// Times over commits of the cases and devices on the page; `None` without a store, or if it has
+/// one commit only. If the default store cannot be used, the page is made without them.
 fn over_commits(
     arguments: &Arguments,
     store: &Store,
@@ -155,19 +154,19 @@ fn over_commits(
 ) -> anyhow::Result<Option<OverCommits>> {
     if let Some(folder) = &arguments.store {
         super::history::check_store(folder)?;
-        return of_store(&HistoryStore::at(folder), arguments, store, measured);
+        return from_store(&HistoryStore::at(folder), arguments, store, measured);
     }
     let usual = HistoryStore::around(&store.runs);
     if !arguments.runs.is_empty() || !HistoryStore::is_at(usual.root()) {
         return Ok(None);
     }
-    of_store(&usual, arguments, store, measured).or_else(|error| {
+    from_store(&usual, arguments, store, measured).or_else(|error| {
         eprintln!("{}", printable(&format!("no times over commits: {error:#}")));
         Ok(None)
     })
 }
 
-fn of_store(
+fn from_store(
     place: &HistoryStore,
     arguments: &Arguments,
     store: &Store,
@@ -178,21 +177,22 @@ fn of_store(
     let query = Query {
         package: store.package.as_ref(),
         cases: &Filter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),
-        renamed: &rules_file::of_folder(&store.root)?.renamed,
+        renamed: &rules_file::read_folder(&store.root)?.renamed,
         join_cards: arguments.join_cards,
         known_only: false,
-        smallest: SMALLEST,
+        smallest: MIN_CHANGE,
     };
     let mut histories = histories(&index, &query, &order)?;
     let is_shown = |history: &CaseHistory| {
         history.points.len() > 1 && measured.fingerprints.contains(&history.fingerprint)
     };
     histories.retain(is_shown);
-    let order = crate::report::history::of_order(&histories, &order);
+    let order = crate::report::history::order_text(&histories, &order);
     Ok(Some(OverCommits { histories, order }).filter(|shown| !shown.histories.is_empty()))
 }
 
-/// What the paths hold. In a folder what is neither a run nor a baseline is named and left out.
+/// The records in the paths. In a folder, a file that is neither a run nor a baseline is named and
+/// skipped.
 fn records(paths: &[PathBuf]) -> anyhow::Result<(Vec<ProcessRun>, Vec<Baseline>)> {
     let (mut runs, mut baselines) = (Vec::new(), Vec::new());
     for path in paths {
@@ -207,7 +207,7 @@ fn records(paths: &[PathBuf]) -> anyhow::Result<(Vec<ProcessRun>, Vec<Baseline>)
                     Ok(baseline) => baselines.push(baseline),
                     Err(FileError::Foreign { .. }) if path.is_dir() => {
                         let text =
-                            format!("{}: neither a run nor a baseline, left out", file.display());
+                            format!("{}: neither a run nor a baseline, skipped", file.display());
                         eprintln!("{}", printable(&text));
                     }
                     Err(FileError::Foreign { path, .. }) => anyhow::bail!(
@@ -232,7 +232,7 @@ fn records(paths: &[PathBuf]) -> anyhow::Result<(Vec<ProcessRun>, Vec<Baseline>)
     Ok((runs, baselines))
 }
 
-/// JSON files of a folder and of the folders in it.
+/// JSON files of a folder and of its direct subfolders.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = |folder: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -245,9 +245,9 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     entries(folder).into_iter().flat_map(inside).filter(is_json).collect()
 }
 
-/// Each chart as SVG and PNG. They are made from records at any time, so that none is synced to
+/// Writes each chart as SVG and PNG. They can be made again from records, so they are not synced to
 /// disk.
-fn plots(folder: &Path, figures: &[Figure]) -> anyhow::Result<()> {
+fn write_plots(folder: &Path, figures: &[Figure]) -> anyhow::Result<()> {
     let failed = || format!("--out: failed to write the plots into {}", folder.display());
     std::fs::create_dir_all(folder).with_context(failed)?;
     let write = |figure: &Figure| -> anyhow::Result<()> {

@@ -51,13 +51,13 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             terminal::print(&(table(&found, columns) + &interrupted));
         }
         RunsFormat::Json => print_json(&found)?,
-        RunsFormat::Bmf => print_json(&metrics::bencher(&metrics::of_runs(&found)))?,
+        RunsFormat::Bmf => print_json(&metrics::bencher(&metrics::from_runs(&found)))?,
         RunsFormat::SmallerIsBetter => {
-            print_json(&metrics::smaller_is_better(&metrics::of_runs(&found)))?
+            print_json(&metrics::smaller_is_better(&metrics::from_runs(&found)))?
         }
     }
     if let Some(folder) = &arguments.out {
-        let metrics = metrics::of_runs(&found);
+        let metrics = metrics::from_runs(&found);
         let files = [
             ("runs.txt", runs::text(&found, None) + &interrupted + "\n"),
             ("runs.json", json(&found)?),

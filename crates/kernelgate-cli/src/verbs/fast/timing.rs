@@ -1,5 +1,5 @@
-//! `kernelgate timing`: how far event timing can be trusted on this GPU, measured now by a bench
-//! executable of the package.
+//! `kernelgate timing`: measures how accurate event timing is on this GPU, with a bench executable
+//! of the package.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use kernelgate::protocol::{self, Action, ResponseBody, TimingReport};
 use kernelgate::record::Store;
 use kernelgate_cuda::driver::device;
 
-use crate::benches::ask::{self, Asking};
+use crate::benches::ask::{self, RequestSettings};
 use crate::benches::find;
 use crate::compare::progress::parse_duration;
 use crate::verbs::shared::choice::unexpected;
@@ -68,7 +68,7 @@ impl From<PartName> for protocol::Part {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    // Before benches are built.
+    // The GPU is checked before benches are built.
     device::count().map_err(|error| anyhow::anyhow!("timing needs a GPU: {error}"))?;
     let running = &interrupt::watched()?;
     let found = arguments.benches.find(&store.root, running)?;
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     ];
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     let filter = arguments.filter.as_deref();
-    let asking = Asking { settings, filter, timeout: arguments.wait, running };
+    let asking = RequestSettings { settings, filter, timeout: arguments.wait, running };
     let action = Action::Timing { part: arguments.part.map(Into::into) };
     let show = |bench: &str, answer| {
         match answer {
@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
         _ => {
             anyhow::ensure!(filter.is_none(), "a filter of cases goes with --part cases");
-            // Every bench would measure the same.
+            // Every bench would measure the same, so the first one does.
             let bench = &found.executables[0];
             show(&bench.bench, ask::one(bench, &asking, &action)?)?;
         }
@@ -129,7 +129,7 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
     }
 }
 
-/// Overheads of launches and events.
+/// A table of the overheads of launches and events.
 fn overheads(report: &TimingReport) -> Table {
     let overhead = report.overhead;
     let mut table = Table::new(&["overhead", "time"]);
@@ -146,7 +146,7 @@ fn overheads(report: &TimingReport) -> Table {
     table
 }
 
-/// Bandwidths.
+/// A table of bandwidths.
 fn bandwidths(limits: &Limits) -> Table {
     let mut table = Table::new(&["read", "written", "time", "rate", "fastest pass"]);
     for limit in &limits.memory {
@@ -161,7 +161,7 @@ fn bandwidths(limits: &Limits) -> Table {
     table
 }
 
-/// Rates of arithmetic units.
+/// A table of the rates of arithmetic units.
 fn rates(limits: &Limits) -> Table {
     let mut table = Table::new(&["unit", "rate"]);
     for (unit, rate) in &limits.flops_per_s {
@@ -170,7 +170,7 @@ fn rates(limits: &Limits) -> Table {
     table
 }
 
-/// Spins of known length, by the device's timer and by events.
+/// A table of spins of known length, by the device's timer and by events.
 fn spins(rows: &[SpinRow]) -> Table {
     let mut table = Table::new(&[
         "spin of",
@@ -195,7 +195,7 @@ fn spins(rows: &[SpinRow]) -> Table {
     table
 }
 
-/// Launches by events and by CUPTI.
+/// A table of launches, by events and by CUPTI.
 fn recorded(rows: &[TraceRow]) -> Table {
     let mut table = Table::new(&[
         "kernel",
@@ -221,7 +221,7 @@ fn recorded(rows: &[TraceRow]) -> Table {
     table
 }
 
-/// Reads with caches hot and cold.
+/// A table of reads with caches hot and cold.
 fn cold_reads(rows: &[ColdRow]) -> Table {
     let mut table = Table::new(&["read of", "hot", "cold", "memory's best"]);
     for row in rows {

@@ -1,4 +1,4 @@
-//! How submitted work is divided, and which verb it is.
+//! How submitted work is divided, and the verb that the shards run.
 
 use anyhow::Context as _;
 use kernelgate::display::without_flags;
@@ -6,7 +6,7 @@ use kernelgate::display::without_flags;
 use crate::gate::rules::rules_file::MAX_RATIO;
 use crate::verbs::shared::settings::check_number;
 
-/// Flags of `compare` that name its sides, which the job has as folders.
+/// Flags of `compare` that name its sides; the job has the sides as folders.
 const SIDES: [&str; 5] = ["--base", "--head", "--base-dir", "--head-dir", "--leave-out"];
 
 /// How the work is divided.

@@ -70,11 +70,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
 }
 
-/// Why nothing was merged.
+/// The reason why nothing was merged.
 enum Stop {
     /// Records do not belong together.
     Refused(String),
-    /// Something else.
+    /// Another error.
     Error(anyhow::Error),
 }
 
@@ -82,7 +82,7 @@ impl From<MergeError> for Stop {
     fn from(error: MergeError) -> Self {
         match error {
             MergeError::Refused { .. } => Self::Refused(error.to_string()),
-            // Its text has the cause already.
+            // The text of the error includes its cause.
             error => Self::Error(anyhow::anyhow!("{error}")),
         }
     }
@@ -181,7 +181,7 @@ fn comparisons(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Resul
         &verdicts::text(&comparison, terminal::columns()),
         &summary,
         &comparison,
-        &metrics::of_comparison(&comparison),
+        &metrics::from_comparison(&comparison),
     )?;
     Ok(comparison.exit())
 }

@@ -1,4 +1,4 @@
-//! `kernelgate submit slurm`: a submission is built, submitted, followed and resumed until the merge
+//! `kernelgate submit slurm`: builds and submits work, follows it, and resumes it until the merge
 //! has decided.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use kernelgate::record::text::{printable, printable_path};
 use kernelgate::record::{Store, file, timestamp};
 
 use super::division::{Division, Verb, without_sides};
-use crate::benches::child::Running;
+use crate::benches::child::ChildProcess;
 use crate::benches::find::BenchChoice;
 use crate::commands;
 use crate::fleet::pieces::Tolerance;
@@ -23,9 +23,9 @@ use crate::verbs::shared::interrupt;
 
 /// Pause between two calls of `squeue`.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Time in which a file that a job wrote reaches this machine.
+/// Time for a file that a job wrote to appear on this machine.
 const GRACE: Duration = Duration::from_secs(60);
-/// Lines of a log that are shown of a task that failed.
+/// Last lines of a failed task's log that are shown.
 const LOG_LINES: usize = 8;
 /// Scripts in the folder of a submission.
 const SHARDS: &str = "shards.sh";
@@ -62,16 +62,16 @@ pub struct Arguments {
     benches: BenchChoice,
 }
 
-/// A submission while it is followed.
+/// A submission that the program follows.
 struct Followed<'a> {
     arguments: &'a Arguments,
     places: Places,
     options: SlurmOptions,
     submission: Submission,
-    running: Running,
+    running: ChildProcess,
 }
 
-/// States of tasks that were printed.
+/// States of tasks that were already printed.
 #[derive(Default)]
 struct PrintedStates {
     counts: String,
@@ -129,8 +129,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if !followed.submission.arrays.is_empty() {
         followed.submit_missing()?;
     } else if let Err(error) = followed.start(verb, flags) {
-        // The folder is free again if nothing was submitted. An sbatch that reports an error may
-        // have submitted its job all the same.
+        // If nothing was submitted, the folder is released. An sbatch that reports an error may
+        // still have submitted its job.
         let _ = followed.adopt();
         if followed.submission.arrays.is_empty() {
             let _ = std::fs::remove_file(folder.join(FILE));
@@ -140,14 +140,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     followed.follow()
 }
 
-/// Makes executables that every node sees, and the work of the jobs. Sides of a comparison are
-/// built only for a submission.
+/// Builds executables in a folder that every node can read, and describes the work of the jobs.
+/// Sides of a comparison are built only for a submission.
 fn build(
     arguments: &Arguments,
     places: &Places,
     verb: Verb,
     flags: &[String],
-    (submits, running): (bool, &Running),
+    (submits, running): (bool, &ChildProcess),
 ) -> anyhow::Result<Work> {
     if verb == Verb::Compare {
         let builds = places.folder.join("builds");
@@ -204,7 +204,7 @@ impl Followed<'_> {
         self.submit(&(1..=self.options.shards).collect())
     }
 
-    /// Takes jobs that an interrupted program submitted without recording them.
+    /// Finds jobs that an interrupted program submitted without recording them.
     fn adopt(&mut self) -> anyhow::Result<()> {
         let Some(printed) = squeue(&["--me"])? else { return Ok(()) };
         let comment = self.submission.comment(&self.places.folder);
@@ -233,7 +233,7 @@ impl Followed<'_> {
         let tasks_run = jobs.tasks.values().any(JobState::is_active);
         let merge_waits = jobs.merge.as_ref().is_some_and(JobState::is_active);
         if tasks_run {
-            // The tasks go on; the merge may have been cancelled, or never submitted.
+            // The tasks are still running; the merge may have been cancelled, or never submitted.
             return if merge_waits { Ok(()) } else { self.submit_merge() };
         }
         if merge_waits {
@@ -245,14 +245,14 @@ impl Followed<'_> {
             Ok(_) if self.exit().is_some() => Ok(()),
             Ok(_) => self.submit_merge(),
             Err(error) => {
-                // The merge reports it too, and decides the exit code.
+                // The merge reports the error too, and decides the exit code.
                 say(&format!("no shard is submitted again: {error}"));
                 if self.exit().is_some() { Ok(()) } else { self.submit_merge() }
             }
         }
     }
 
-    /// Submits an array of these shards, and the merge behind it.
+    /// Submits an array of these shards, and a merge that depends on it.
     fn submit(&mut self, shards: &BTreeSet<u32>) -> anyhow::Result<()> {
         let folder = self.places.folder.clone();
         let _ = std::fs::remove_file(self.places.exit());
@@ -271,7 +271,7 @@ impl Followed<'_> {
         Ok(())
     }
 
-    /// Submits the merge behind the current array.
+    /// Submits a merge that depends on the current array.
     fn submit_merge(&mut self) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(self.places.exit());
         let Some(array) = self.submission.arrays.last() else { return Ok(()) };
@@ -286,7 +286,7 @@ impl Followed<'_> {
         self.save()
     }
 
-    /// Submits a script of the folder; the number of the job.
+    /// Submits a script of the folder, and returns the number of the job.
     fn sbatch(&self, script: &str, option: String) -> anyhow::Result<u64> {
         let mut command = Command::new("sbatch");
         command.arg("--parsable").arg(option);
@@ -304,7 +304,7 @@ impl Followed<'_> {
             printable(message.trim())
         );
         let printed = String::from_utf8_lossy(&output.stdout);
-        // "12;cluster" where there are several clusters.
+        // With several clusters the output is "12;cluster".
         let id = printed.trim().split(';').next().and_then(|id| id.parse().ok());
         id.with_context(|| format!("sbatch printed `{}`, not a job", printed.trim()))
     }
@@ -319,12 +319,12 @@ impl Followed<'_> {
         std::fs::read_to_string(self.places.exit()).ok()?.trim().parse().ok()
     }
 
-    /// Waits for the merge, prints what happens meanwhile, then the result.
+    /// Waits for the merge, prints changes of state meanwhile, and then the result.
     fn follow(&self) -> anyhow::Result<Exit> {
         let mut shown = PrintedStates::default();
         let mut ended: Option<Instant> = None;
         loop {
-            // States first: those of the last tasks are printed before the result.
+            // States are read first, so that those of the last tasks are printed before the result.
             let (jobs, exit) = (self.jobs()?, self.exit());
             if let Some(jobs) = &jobs {
                 self.show_states(jobs, &mut shown);
@@ -362,7 +362,7 @@ impl Followed<'_> {
         }
     }
 
-    /// Reason why the jobs have ended and the exit code of the merge is not there.
+    /// The reason why the jobs have ended without an exit code of the merge.
     fn no_result(&self, merge: Option<&JobState>) -> anyhow::Error {
         let log = self.places.log("merge");
         show_end(&log);

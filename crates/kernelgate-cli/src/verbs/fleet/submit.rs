@@ -1,4 +1,4 @@
-//! `kernelgate submit`: shards as jobs of a scheduler.
+//! `kernelgate submit`: runs shards as jobs of a scheduler.
 
 use kernelgate::exit::Exit;
 use kernelgate::record::Store;

@@ -1,4 +1,4 @@
-//! Which cases of which bench executables a verb is about, and asking them.
+//! Selects the cases and bench executables of a verb, and asks the executables.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,27 +9,27 @@ use kernelgate::record::{Shard, Store};
 
 use super::interrupt;
 use super::settings::{SHARD, Settings};
-use crate::benches::ask::{self, Asking};
-use crate::benches::child::Running;
+use crate::benches::ask::{self, RequestSettings};
+use crate::benches::child::ChildProcess;
 use crate::benches::find::{self, FoundBenches};
 use crate::benches::versions;
 use crate::compare::progress::parse_duration;
 
-/// Time after which a bench has hung, where none was given.
+/// Timeout of a bench without a timeout of its own.
 const TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// What each bench executable answered.
+/// Answers of the bench executables, by name.
 pub type Answers = Vec<(String, ResponseBody)>;
 
 #[derive(Debug, clap::Args)]
-pub struct Choice {
+pub struct CaseSelection {
     /// Only cases whose id matches this regular expression
     pub filter: Option<String>,
     #[command(flatten)]
     benches: ChosenBenches,
 }
 
-/// Which bench executables, and how they are asked.
+/// Selects bench executables, with their settings and timeout.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ChosenBenches {
     #[command(flatten)]
@@ -42,18 +42,18 @@ pub struct ChosenBenches {
     wait: Option<Duration>,
 }
 
-impl Choice {
-    /// The cases of some executables that match a regular expression.
-    pub fn of(filter: &str, benches: &ChosenBenches) -> Self {
+impl CaseSelection {
+    /// Selects the cases of some executables that match a regular expression.
+    pub fn matching(filter: &str, benches: &ChosenBenches) -> Self {
         Self { filter: Some(filter.to_owned()), benches: benches.clone() }
     }
 
-    /// What is set for the executables, as variables.
+    /// Settings for the executables, as variables.
     pub fn variables(&self) -> BTreeMap<String, String> {
         self.benches.settings.variables()
     }
 
-    /// The part of the cases that was asked for.
+    /// The requested shard of the cases.
     pub const fn shard(&self) -> Option<Shard> {
         self.benches.settings.shard()
     }
@@ -63,68 +63,68 @@ impl Choice {
         self.benches.settings.shard_words()
     }
 
-    /// What every bench executable of the package answers.
+    /// The answers of every bench executable of the package.
     pub fn ask(&self, store: &Store, action: &Action) -> anyhow::Result<Answers> {
-        self.asker(store)?.ask(action)
+        self.client(store)?.ask(action)
     }
 
-    /// The executables, to be asked one thing after the other. To be called once: it watches for
-    /// Ctrl-C.
-    pub fn asker(&self, store: &Store) -> anyhow::Result<Asker<'_>> {
+    /// Finds the executables, which can then be asked several times. To be called once, because it
+    /// watches for Ctrl-C.
+    pub fn client(&self, store: &Store) -> anyhow::Result<BenchClient<'_>> {
         Filter::parse(self.filter.as_deref(), false)?;
         let running = interrupt::watched()?;
-        let asked = self.benches.wait.unwrap_or(versions::TIMEOUT);
-        let found = self.benches.benches.find_within(&store.root, &running, asked)?;
-        Ok(Asker { choice: self, found, running })
+        let timeout = self.benches.wait.unwrap_or(versions::TIMEOUT);
+        let found = self.benches.benches.find_within(&store.root, &running, timeout)?;
+        Ok(BenchClient { choice: self, found, running })
     }
 }
 
-/// Executables that were found, and how they are asked.
-pub struct Asker<'a> {
-    choice: &'a Choice,
+/// Client of the executables that were found.
+pub struct BenchClient<'a> {
+    choice: &'a CaseSelection,
     /// The executables.
     pub found: FoundBenches,
-    running: Running,
+    running: ChildProcess,
 }
 
-impl Asker<'_> {
-    /// So many seeds from the one that was chosen.
+impl BenchClient<'_> {
+    /// This number of seeds, from the chosen one upwards.
     pub fn seeds(&self, count: u64) -> Vec<u64> {
         let first = self.choice.benches.settings.seed();
         (0..count).map(|more| first.wrapping_add(more)).collect()
     }
 
-    /// What every executable answers.
+    /// The answers of all executables.
     pub fn ask(&self, action: &Action) -> anyhow::Result<Answers> {
-        ask::all(&self.found, &self.asking(None), action)
+        ask::all(&self.found, &self.request_settings(None), action)
     }
 
-    /// The same with a seed, each answer as it comes.
+    /// Asks with a seed; each answer is passed on as it comes.
     pub fn each(
         &self,
         seed: u64,
         action: &Action,
         answered: impl FnMut(&str, ResponseBody) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        ask::each(&self.found, &self.asking(Some(seed)), action, answered)
+        ask::each(&self.found, &self.request_settings(Some(seed)), action, answered)
     }
 
-    /// The answers of all shards, whichever was asked for.
+    /// The answers for all shards, whichever was requested.
     pub fn each_of_all_shards(
         &self,
         action: &Action,
         answered: impl FnMut(&str, ResponseBody) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let mut asking = self.asking(None);
-        // An empty variable counts as none, also where this process has one.
-        asking.settings.insert(SHARD.to_owned(), String::new());
-        ask::each(&self.found, &asking, action, answered)
+        let mut request_settings = self.request_settings(None);
+        // An empty variable counts as unset, also if this process has the variable.
+        request_settings.settings.insert(SHARD.to_owned(), String::new());
+        ask::each(&self.found, &request_settings, action, answered)
     }
 
-    fn asking(&self, seed: Option<u64>) -> Asking<'_> {
+    fn request_settings(&self, seed: Option<u64>) -> RequestSettings<'_> {
         let mut settings = self.choice.variables();
         settings.extend(seed.map(|seed| ("KERNELGATE_SEED".to_owned(), seed.to_string())));
-        Asking {
+        RequestSettings {
             settings,
             filter: self.choice.filter.as_deref(),
             timeout: self.choice.benches.wait.unwrap_or(TIMEOUT),
@@ -133,7 +133,8 @@ impl Asker<'_> {
     }
 }
 
-/// An executable that answers something else than it was asked is broken, or of a foreign protocol.
+/// The error for an executable whose answer does not fit the request: it is broken, or has a
+/// foreign protocol.
 pub fn unexpected(bench: &str) -> anyhow::Error {
     anyhow::anyhow!("bench `{bench}` answered something else than it was asked")
 }

@@ -1,33 +1,33 @@
-//! Ctrl-C, or a termination signal, for verbs that start processes.
+//! Handles Ctrl-C and termination signals for verbs that start processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::benches::child::Running;
+use crate::benches::child::ChildProcess;
 use kernelgate::exit::Exit;
 
-/// For the processes that a verb starts, one after the other: an interrupt ends the one that runs,
-/// and all that it started, before the program ends. To be called once.
-pub fn watched() -> anyhow::Result<Running> {
+/// Watches for interrupts: an interrupt ends the running process and its descendants, and then the
+/// program. To be called once.
+pub fn watched() -> anyhow::Result<ChildProcess> {
     watched_saying(String::new)
 }
 
-/// The same; what `last` returns is said then.
-pub fn watched_saying(last: impl Fn() -> String + Send + 'static) -> anyhow::Result<Running> {
+/// Watches for interrupts; the text that `last` returns is printed then.
+pub fn watched_saying(last: impl Fn() -> String + Send + 'static) -> anyhow::Result<ChildProcess> {
     watched_with(last, Partial::default())
 }
 
-/// For a verb whose processes watch for interrupts themselves: an interrupt goes to the one that runs,
-/// and this program ends as that one does. To be called once.
-pub fn forwarded() -> anyhow::Result<Running> {
-    let running = Running::default();
+/// Passes interrupts to the running process, for a verb whose processes handle them, and ends the
+/// program as that process does. To be called once.
+pub fn forwarded() -> anyhow::Result<ChildProcess> {
+    let running = ChildProcess::default();
     let held = running.clone();
     ctrlc::set_handler(move || held.interrupt())
         .map_err(|error| anyhow::anyhow!("failed to watch for Ctrl-C: {error}"))?;
     Ok(running)
 }
 
-/// For a verb that shows what it has when it is interrupted.
+/// State for a verb that shows partial results when it is interrupted.
 #[derive(Clone, Default)]
 pub struct Partial {
     has_some: Arc<AtomicBool>,
@@ -35,20 +35,20 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// From now on the first interrupt ends the process that runs and not the program, which is to
-    /// ask [`Self::interrupted`].
+    /// From now on the first interrupt ends the running process and not the program, which must
+    /// check [`Self::interrupted`].
     pub fn begin(&self) {
         self.has_some.store(true, Ordering::SeqCst);
     }
 
-    /// Whether an interrupt came since then.
+    /// Whether an interrupt came after [`Self::begin`].
     pub fn interrupted(&self) -> bool {
         self.interrupted.load(Ordering::SeqCst)
     }
 }
 
-/// As [`watched`], for a verb that shows what it has.
-pub fn watched_partial() -> anyhow::Result<(Running, Partial)> {
+/// Watches for interrupts as [`watched`] does, for a verb that shows partial results.
+pub fn watched_partial() -> anyhow::Result<(ChildProcess, Partial)> {
     let partial = Partial::default();
     Ok((watched_with(String::new, partial.clone())?, partial))
 }
@@ -56,8 +56,8 @@ pub fn watched_partial() -> anyhow::Result<(Running, Partial)> {
 fn watched_with(
     last: impl Fn() -> String + Send + 'static,
     partial: Partial,
-) -> anyhow::Result<Running> {
-    let running = Running::in_groups();
+) -> anyhow::Result<ChildProcess> {
+    let running = ChildProcess::in_groups();
     let held = running.clone();
     let handler = move || {
         let first = !partial.interrupted.swap(true, Ordering::SeqCst);

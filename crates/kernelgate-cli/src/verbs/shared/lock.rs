@@ -1,10 +1,10 @@
-//! Verbs that change a baseline wait for each other.
+//! Locks, so that verbs that change a baseline wait for each other.
 
 use std::path::Path;
 
 use kernelgate::record::Lock;
 
-/// The right to read a baseline file, change it and write it.
+/// Locks a baseline file for reading, changing and writing it.
 pub fn locked(path: &Path) -> anyhow::Result<Lock> {
     Lock::acquire(path).map_err(|error| anyhow::anyhow!("failed to {error}"))
 }

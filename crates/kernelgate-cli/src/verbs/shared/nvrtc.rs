@@ -1,4 +1,5 @@
-//! NVRTC by pip, which compiles kernels without a GPU: a Python environment in the target folder.
+//! Installs NVRTC, which compiles kernels without a GPU, with pip: in a Python environment in the
+//! target folder.
 
 use crate::commands;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,7 @@ impl Nvrtc {
         }
     }
 
-    /// Below the folder `nvidia` of the environment.
+    /// Path of the library below the folder `nvidia` of the environment.
     const fn library(self) -> &'static str {
         match self {
             Self::Cuda13 => "cu13/lib/libnvrtc.so.13",
@@ -40,7 +41,7 @@ impl Nvrtc {
         }
     }
 
-    /// Its folder, for `KERNELGATE_CUDA_LIBS`; pip installs it on the first call.
+    /// The library's folder, for `KERNELGATE_CUDA_LIBS`; pip installs it on the first call.
     pub fn fetch(self, target: &Path) -> anyhow::Result<PathBuf> {
         let environment = target.join(self.environment());
         if let Some(folder) = self.installed(&environment) {

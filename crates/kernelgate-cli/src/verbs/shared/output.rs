@@ -1,4 +1,4 @@
-//! What verbs print with: formats, JSON, the command line again.
+//! Output of verbs: formats, JSON, the command line again.
 
 use std::path::Path;
 
@@ -15,25 +15,25 @@ use kernelgate::record::text::{escaped_json, indented};
 /// How a result is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum OutputFormat {
-    /// For a terminal.
+    /// Text for a terminal.
     #[default]
     Text,
-    /// For programs.
+    /// JSON for programs.
     Json,
-    /// For a pull request or a page.
+    /// Markdown for a pull request or a page.
     Markdown,
 }
 
 impl OutputFormat {
-    /// What others wrote, such as a message, harmless in this format.
+    /// Text that others wrote, such as a message, harmless in this format.
     pub fn words(self, text: &str) -> String {
         if self == Self::Markdown { MarkdownText(text).to_string() } else { indented(text) }
     }
 }
 
 impl OutputFormat {
-    /// A table as this format has it, within the terminal's width where there is one. In Markdown
-    /// an empty line ends it.
+    /// A table in this format, within the terminal's width if there is a terminal. In Markdown an
+    /// empty line follows it.
     pub fn table(self, table: &Table) -> String {
         match self {
             Self::Markdown => table.markdown() + "\n",
@@ -41,8 +41,7 @@ impl OutputFormat {
         }
     }
 
-    /// Prints lines as this format has them: broken to the terminal's width, unless they are
-    /// Markdown.
+    /// Prints lines in this format: wrapped to the terminal's width, unless they are Markdown.
     pub fn print(self, text: &str) {
         match self {
             Self::Markdown => println!("{text}"),
@@ -56,7 +55,7 @@ pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses to write over a file that is read, also where it is named by a link.
+/// Refuses to write over a file that is read, even if a link names it.
 pub fn not_over(flag: &str, out: &Path, source: &Path) -> anyhow::Result<()> {
     let same = match (out.canonicalize(), source.canonicalize()) {
         (Ok(out), Ok(source)) => out == source || is_one_file(&out, &source),
@@ -71,7 +70,7 @@ pub fn not_over(flag: &str, out: &Path, source: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether two names are of one file.
+/// Whether two names refer to one file.
 #[cfg(unix)]
 fn is_one_file(one: &Path, two: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
@@ -79,14 +78,14 @@ fn is_one_file(one: &Path, two: &Path) -> bool {
     id(one).is_some_and(|one| id(two) == Some(one))
 }
 
-/// Windows has no stable way to tell.
+/// Windows has no stable way to compare two files.
 #[cfg(not(unix))]
 fn is_one_file(_: &Path, _: &Path) -> bool {
     false
 }
 
-/// Writes files of a set into a folder, all or none: names with texts. `absent` are files of an
-/// earlier set that this one has not.
+/// Writes a set of files, given as names with texts, into a folder: all or none. `absent` are files
+/// of an earlier set that this one lacks.
 pub fn write_all<'a>(
     folder: &Path,
     files: impl IntoIterator<Item = (&'a str, String)>,
@@ -100,7 +99,7 @@ pub fn write_all<'a>(
     write().map_err(|error: FileError| anyhow::anyhow!("--out: failed to {error}"))
 }
 
-/// JSON as files and terminals have it.
+/// JSON for files and terminals.
 pub fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
     Ok(escaped_json(serde_json::to_string_pretty(value)?) + "\n")
 }
@@ -110,7 +109,7 @@ pub fn arguments_of_process() -> impl Iterator<Item = String> {
     std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
 }
 
-/// The command line as one would type it again in a shell, without some flags; those of the first
+/// The command line that repeats the call in a shell, without some flags; the flags of the first
 /// list have a value.
 pub fn command_line(
     arguments: impl Iterator<Item = String>,
@@ -128,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_command_line_can_be_typed_again() {
-        let of = |words: &[&str]| {
+        let line = |words: &[&str]| {
             command_line(
                 words.iter().map(|word| (*word).to_owned()),
                 &["--dir", "--output"],
@@ -145,11 +144,11 @@ mod tests {
             "--inject",
             "2,5",
         ];
-        assert_eq!(of(&words), "kernelgate calibrate st_bif --inject 2,5");
+        assert_eq!(line(&words), "kernelgate calibrate st_bif --inject 2,5");
         assert_eq!(
-            of(&["compare", "a(b|c)", "it's", ""]),
+            line(&["compare", "a(b|c)", "it's", ""]),
             "kernelgate compare 'a(b|c)' 'it'\\''s' ''"
         );
-        assert_eq!(of(&["compare", "--dir"]), "kernelgate compare");
+        assert_eq!(line(&["compare", "--dir"]), "kernelgate compare");
     }
 }

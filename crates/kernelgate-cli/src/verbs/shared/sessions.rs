@@ -1,4 +1,4 @@
-//! Which recorded invocations a verb is about.
+//! Selects the recorded sessions of a verb.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use kernelgate::record::store::StoreError;
 use kernelgate::record::text::printable;
 use kernelgate::record::{Package, ProcessRun, Session, Store};
 
-/// Which recorded invocations a verb is about.
+/// Selects the recorded sessions of a verb.
 #[derive(Debug, clap::Args)]
 pub struct Sessions {
     /// Folder of a recorded invocation, in place of the last one; several are several process runs
     #[arg(long, value_name = "DIR")]
     session: Vec<PathBuf>,
-    /// The last so many invocations: several process runs
+    /// Number of recorded invocations to use, the latest first; several are several process runs
     #[arg(
         long,
         value_name = "COUNT",
@@ -25,13 +25,13 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// Their runs of the package where the program was called, no run twice.
+    /// Reads the sessions, with the runs of the package in the current folder, no run twice.
     pub fn read(&self, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
         let sessions = match self.session.is_empty() {
             true => store.last_sessions(self.last.into())?,
             false => store.sessions(self.session.iter().map(PathBuf::as_path))?,
         };
-        let sessions = of_package(sessions, store)?;
+        let sessions = without_other_packages(sessions, store)?;
         let mut runs: Vec<ProcessRun> = sessions.into_iter().flat_map(|it| it.runs).collect();
         if !self.session.is_empty() {
             runs.sort_by_cached_key(ProcessRun::key);
@@ -40,9 +40,12 @@ impl Sessions {
     }
 }
 
-/// The sessions without runs of other packages, which may share the target folder. Standard error
-/// names what is not used; all runs stay where the program was called in no package.
-pub fn of_package(mut sessions: Vec<Session>, store: &Store) -> anyhow::Result<Vec<Session>> {
+/// Removes runs of other packages, which may share the target folder, and names them on standard
+/// error. Outside of a package all runs stay.
+pub fn without_other_packages(
+    mut sessions: Vec<Session>,
+    store: &Store,
+) -> anyhow::Result<Vec<Session>> {
     let Some(own) = &store.package else { return Ok(sessions) };
     let mut others: BTreeMap<Package, u32> = BTreeMap::new();
     let mut unnamed = 0;

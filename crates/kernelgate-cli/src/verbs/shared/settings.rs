@@ -1,4 +1,4 @@
-//! The flags of a bench binary that verbs with bench processes take too.
+//! Flags of a bench binary that verbs with bench processes also have.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -16,13 +16,13 @@ use kernelgate::harness::scheduler::parse_shard;
 use kernelgate::record::{Shard, TrialSampling};
 use kernelgate::workload::Override;
 
-/// Part of the time of a case that warms it up.
+/// Share of a case's time that is used to warm up.
 const WARM_UP: f64 = 0.25;
 
 /// Variable that gives a shard to benches.
 pub const SHARD: &str = "KERNELGATE_SHARD";
 
-/// Which cases, where and from what.
+/// Settings of benches: cases, device and inputs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Settings {
     /// Which cases, as of `cargo bench`
@@ -35,7 +35,7 @@ pub struct Settings {
     /// up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
     axis: Vec<Override>,
-    /// Where to run: auto is the GPU if there is one, else the CPU
+    /// Backend to run on: auto is the GPU if there is one, else the CPU
     #[arg(long, env = "KERNELGATE_BACKEND", value_enum)]
     backend: Option<BackendName>,
     /// Which GPU, counted from 0
@@ -54,7 +54,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The part of the work that was asked for.
+    /// The requested shard of the work.
     pub const fn shard(&self) -> Option<Shard> {
         self.shard
     }
@@ -64,14 +64,15 @@ impl Settings {
         self.shard.map_or_else(String::new, |shard| format!("; of shard {shard} only"))
     }
 
-    /// As variables of benches that are to take every case, also where this process has a shard.
+    /// The settings as variables for benches that must list every case, even if this process has a
+    /// shard.
     pub fn variables_without_shard(&self) -> BTreeMap<String, String> {
         let mut variables = self.variables();
         variables.remove(SHARD);
         variables
     }
 
-    /// As the variables that stand for them.
+    /// The settings as environment variables.
     pub fn variables(&self) -> BTreeMap<String, String> {
         let word = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
             value().map(|value| value.get_name().to_owned())
@@ -100,22 +101,22 @@ impl Settings {
         settings.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
 
-    /// Seed of the inputs: what was asked for, else the benches' own.
+    /// Seed of the inputs: the requested one, or the benches' default.
     pub fn seed(&self) -> u64 {
         self.seed.unwrap_or(1)
     }
 
-    /// Whether cases are named by their axes.
+    /// Whether axes select the cases.
     pub const fn names_axes(&self) -> bool {
         !self.axis.is_empty()
     }
 }
 
-/// What counts as slower, and how long is measured. Defaults are not given here: the device's
-/// calibration comes before them.
+/// Thresholds and the time of measurement. Defaults are not given here: the device's calibration
+/// comes before them.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ThresholdFlags {
-    /// Most blocks of four processes [default: as calibrated, else 96]
+    /// Largest number of blocks of four processes [default: as calibrated, else 96]
     #[arg(long, value_name = "COUNT")]
     max_blocks: Option<usize>,
     /// Smallest change that matters, as a fraction of the time [default: as calibrated, else 0.01]
@@ -133,7 +134,7 @@ pub struct ThresholdFlags {
     case_time: Option<Duration>,
 }
 
-/// How long is waited for what may hang.
+/// Timeouts for processes that may hang.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Timeouts {
     /// Time after which any process of a bench is treated as hung and ended [default: 20s where it
@@ -141,17 +142,17 @@ pub struct Timeouts {
     /// times what that took]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub wait: Option<Duration>,
-    /// The same for each build
+    /// Time after which a build is treated as hung and ended
     #[arg(long, value_name = "TIME", default_value = "4h", value_parser = parse_duration)]
     pub build_wait: Duration,
 }
 
 /// Variables of a bench that change what is measured, which a comparison sets for the head alone.
-pub const PLANTED: [&str; 2] = ["KERNELGATE_DELAY", "KERNELGATE_LAYOUT"];
+pub const INJECTED: [&str; 2] = ["KERNELGATE_DELAY", "KERNELGATE_LAYOUT"];
 
 /// Refuses variables that would change both sides.
-pub fn nothing_planted() -> anyhow::Result<()> {
-    for variable in PLANTED {
+pub fn refuse_injected_changes() -> anyhow::Result<()> {
+    for variable in INJECTED {
         anyhow::ensure!(
             std::env::var_os(variable).is_none_or(|value| value.is_empty()),
             "{variable} is set: it would change both sides; unset it"
@@ -160,7 +161,7 @@ pub fn nothing_planted() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Accepts the value of a flag, where there is one.
+/// Checks the value of a flag, if it is set.
 pub fn check_number(
     flag: &str,
     value: impl Into<Option<f64>>,
@@ -187,16 +188,16 @@ impl ThresholdFlags {
             (1..=10_000).contains(&most),
             "--max-blocks takes a number from 1 to 10000"
         );
-        let asked = AskedLimits {
+        let limits = AskedLimits {
             relative: self.relative,
             absolute_ns: self.absolute,
             tolerated: self.tolerated,
             ..AskedLimits::default()
         };
-        Ok(PlanRequest { asked, max_blocks: self.max_blocks, basis })
+        Ok(PlanRequest { asked: limits, max_blocks: self.max_blocks, basis })
     }
 
-    /// How long a process times a case.
+    /// Time for which a process times a case.
     pub fn sampling(&self) -> Option<TrialSampling> {
         let whole_s = self.case_time?.as_secs_f64();
         Some(TrialSampling {

@@ -1,4 +1,4 @@
-//! `kernelgate baseline`: the committed files.
+//! `kernelgate baseline`: manages the committed baselines.
 
 use kernelgate::record::text::{printable, printable_path};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::benches::ask::{self, Asking};
+use crate::benches::ask::{self, RequestSettings};
 use crate::benches::find;
 use crate::verbs::correct::numerics;
 use crate::verbs::shared::choice::unexpected;
@@ -25,7 +25,7 @@ use kernelgate::record::store::check_name;
 use kernelgate::record::{Baseline, CaseRun, Environment, Measurement, ProcessRun, Store, file};
 use kernelgate::stats::median;
 
-/// A bench that does not say what it runs on by then is treated as hung.
+/// Timeout of a bench that is asked for its device.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, clap::Subcommand)]
@@ -38,8 +38,8 @@ pub enum BaselineVerb {
         #[arg(long, value_enum, default_value = "text")]
         format: OutputFormat,
     },
-    /// Where the gate would find a baseline for the device of this machine; exit 2 where it would
-    /// find none
+    /// Print the path of the baseline that the gate would use for the device of this machine; exit
+    /// 2 without one
     Find {
         /// Its name
         name: String,
@@ -59,9 +59,9 @@ pub enum BaselineVerb {
         #[arg(long, value_enum, default_value = "text")]
         format: OutputFormat,
     },
-    /// Add the last run to a baseline: several process runs narrow what the gate can tell
+    /// Add the last run to a baseline: with several process runs the gate finds smaller changes
     Add {
-        /// Its name; made where there is none
+        /// Its name; a missing baseline is made
         name: String,
         #[command(flatten)]
         sessions: Sessions,
@@ -82,7 +82,7 @@ pub enum BaselineVerb {
         /// The file
         file: PathBuf,
     },
-    /// Copy a baseline to a file, as JSON or as a CSV with a line a case and run
+    /// Copy a baseline to a file, as JSON or as a CSV with one line per case and run
     Export {
         /// Its name
         name: String,
@@ -117,8 +117,7 @@ fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Basel
     Ok(store.baseline(&device_of(store, device, name)?, name)?)
 }
 
-/// The named device, else the only device that has a baseline of that name, else this machine's
-/// cores.
+/// The named device, or the only device with a baseline of that name, or this machine's CPU.
 fn device_of(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<String> {
     if let Some(device) = device {
         check_name(device).map_err(|_| {
@@ -144,13 +143,13 @@ fn find(
     settings: &Settings,
     benches: &find::BenchChoice,
 ) -> anyhow::Result<Exit> {
-    // Before benches are built to tell the device.
+    // The name is checked before benches are built to find the device.
     check_name(name)?;
     let running = &interrupt::watched()?;
     let found = benches.find(&store.root, running)?;
     let settings = settings.variables();
-    let asking = Asking { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
-    // Every bench that has something for the device runs on it.
+    let asking = RequestSettings { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
+    // Every bench that supports the device runs on it.
     let mut devices: Vec<String> = Vec::new();
     for (bench, answer) in ask::all(&found, &asking, &Action::Environment)? {
         let ResponseBody::Environment(environment) = answer else { return Err(unexpected(&bench)) };
@@ -236,7 +235,7 @@ struct ListedBaseline {
     /// Start of the newest run.
     newest: Option<String>,
     commit: Option<String>,
-    /// Why the file cannot be used.
+    /// The reason why the file cannot be used.
     error: Option<String>,
 }
 
@@ -361,7 +360,7 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
 
 fn seal(path: &Path) -> anyhow::Result<Exit> {
     let path = &file::followed(path);
-    // Where there is no such file, to read it says so best.
+    // If there is no such file, reading it gives the best error.
     let _lock = path.is_file().then(|| locked(path)).transpose()?;
     let baseline: Baseline =
         file::read_unsealed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
@@ -381,13 +380,13 @@ fn export(baseline: &Baseline, to: &Path) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// A cell of a CSV file as RFC 4180 has it.
+/// A field of a CSV file, quoted by RFC 4180.
 fn cell(text: &str) -> String {
     let text = CsvText(text).to_string();
     if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
-/// One line a case and run.
+/// A CSV with one line for each case and run.
 fn csv(baseline: &Baseline) -> String {
     let mut text = "case,run,samples,launches,median_ns,spread\n".to_owned();
     for (id, case) in &baseline.cases {

@@ -1,14 +1,14 @@
-//! `kernelgate bisect`: the first slower commit, by paired comparisons.
+//! `kernelgate bisect`: finds the first slower commit, by paired comparisons.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::bisect::{self, Bisection, BisectionRequest, Ended};
 use crate::compare::progress::parse_duration;
-use crate::compare::{ComparisonRequest, PlanBasis, Planted, SideSource};
+use crate::compare::{ComparisonRequest, Injection, PlanBasis, SideSource};
 use crate::report;
 use crate::verbs::shared::output::{OutputFormat, print_json};
-use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
+use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, refuse_injected_changes};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::record::Store;
@@ -52,7 +52,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    nothing_planted()?;
+    refuse_injected_changes()?;
     let comparison = ComparisonRequest {
         base: SideSource::Revision(arguments.good.clone()),
         head: SideSource::Revision(arguments.bad.clone()),
@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         shard: None,
         filter: None,
         settings: arguments.settings.variables_without_shard(),
-        planted: Planted::default(),
+        injection: Injection::default(),
         affected: false,
         profile_slower: false,
         time_identical: false,
@@ -101,7 +101,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(exit(&found))
 }
 
-/// Fine where one commit was found and confirmed; a search that cannot name one is inconclusive.
+/// The exit code: success if one commit was found and confirmed; a search that cannot name one is
+/// inconclusive.
 fn exit(bisection: &Bisection) -> Exit {
     match &bisection.ended {
         Ended::Found(found) if found.is_confirmed() && found.last_good + 1 == found.first_bad => {

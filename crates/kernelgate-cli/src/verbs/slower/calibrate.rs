@@ -1,4 +1,4 @@
-//! `kernelgate calibrate`: comparisons whose answer is known, and the thresholds that follow from
+//! `kernelgate calibrate`: runs comparisons whose answer is known, and recommends thresholds from
 //! them.
 
 use kernelgate::record::text::{printable, printable_path};
@@ -9,12 +9,12 @@ use anyhow::Context;
 
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
-use crate::compare::{ComparisonRequest, PlanBasis, PlanRequest, Planted, SideSource};
+use crate::compare::{ComparisonRequest, Injection, PlanBasis, PlanRequest, SideSource};
 use crate::gate::calibration::{Calibration, CalibrationSummary, summarise};
 use crate::gate::paired::TestPlan;
 use crate::report::calibration;
 use crate::verbs::shared::output::{OutputFormat, arguments_of_process, command_line, print_json};
-use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
+use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, refuse_injected_changes};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
@@ -65,7 +65,7 @@ pub struct Arguments {
     /// as the longest before it, the first as long as --budget; --resume goes on
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     total_time: Option<Duration>,
-    /// Most cases that are chosen where none are named
+    /// Largest number of cases that are chosen where none are named
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     cases: usize,
     #[command(flatten)]
@@ -88,7 +88,7 @@ pub struct Arguments {
     profile: String,
     #[command(flatten)]
     settings: Settings,
-    /// Where the calibration goes, also one that is not complete [default:
+    /// File for the calibration, also if it is not complete [default:
     /// baselines/DEVICE/calibration.json, of a part kernelgate/calibrate/part-I-of-N.json of the
     /// target folder]
     #[arg(long, value_name = "FILE")]
@@ -104,10 +104,10 @@ impl Arguments {
     }
 }
 
-/// Flags that say where this machine keeps its files and how it prints, not what is measured.
-const HERE: &[&str] = &["--dir", "--output", "--baselines", "--records", "--format"];
+/// Flags about this machine's files and output, which do not change the measurement.
+const LOCAL_FLAGS: &[&str] = &["--dir", "--output", "--baselines", "--records", "--format"];
 
-/// For programs: what is counted and what follows, without the times.
+/// The JSON output: counts and recommendations, without the times.
 #[derive(serde::Serialize)]
 struct CalibrationReport<'a> {
     calibration: &'a Path,
@@ -126,9 +126,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         None => folder.join("state.json"),
     };
     let plan = arguments.limits.plan(PlanBasis::Fixed(TestPlan::default()))?;
-    let measured = TestPlan::default().asked(&plan.asked, plan.max_blocks);
+    let measured = TestPlan::default().overridden_by(&plan.asked, plan.max_blocks);
     let request = comparison(arguments, store, plan, folder);
-    let wanted = CalibrationRequest {
+    let settings = CalibrationRequest {
         null: arguments.comparisons,
         layouts: arguments.layouts,
         injected: arguments.inject.clone(),
@@ -141,11 +141,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         cases: arguments.cases,
         named: names_cases(arguments),
         total: arguments.total_time,
-        command: command_line(arguments_of_process(), HERE, &["--resume"]),
+        command: command_line(arguments_of_process(), LOCAL_FLAGS, &["--resume"]),
         state: state.clone(),
         resume: arguments.resume,
     };
-    let (calibration, left) = match calibrate::run(&request, &wanted) {
+    let (calibration, left) = match calibrate::run(&request, &settings) {
         Ok(measured) => measured,
         Err(refused) if refused.exit() == Exit::Refused => {
             eprintln!("{}", printable(&refused.to_string()));
@@ -191,7 +191,7 @@ fn comparison(
         shard: None,
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables_without_shard(),
-        planted: Planted::default(),
+        injection: Injection::default(),
         time_identical: true,
         affected: false,
         profile_slower: false,
@@ -232,7 +232,7 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
         anyhow::ensure!(count <= 100_000, "{flag} takes a number up to 100000");
     }
     anyhow::ensure!(arguments.cases > 0, "--cases takes a number from 1");
-    nothing_planted()?;
+    refuse_injected_changes()?;
     Filter::parse(arguments.filter.as_deref(), false)?;
     anyhow::ensure!(
         arguments.settings.shard().is_none() || names_cases(arguments),
@@ -255,7 +255,7 @@ pub fn keep(merged: &Calibration, output: Option<&Path>, store: &Store) -> anyho
     print(OutputFormat::Text, merged, &output)
 }
 
-/// The calibration that files make; absent where they do not belong together, which is printed.
+/// Merges the calibrations in files; `None` if they do not belong together, which is printed.
 fn merged(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
     let mut merged: Option<Calibration> = None;
     for path in files {
@@ -280,7 +280,7 @@ fn merged(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
     Ok(Some(merged))
 }
 
-/// Writes a calibration; where to.
+/// Writes a calibration, and returns the path.
 fn write(merged: &Calibration, output: Option<&Path>, store: &Store) -> anyhow::Result<PathBuf> {
     let usual = || store.calibration_path(&merged.environment.slug());
     let output = output.map_or_else(usual, Path::to_owned);

@@ -1,8 +1,8 @@
 //! `kernelgate check`: the performance gate of a pull request, for any CI. It chooses how to judge,
-//! judges, checks the kernels' resources, and leaves a comment, JUnit XML and JSON.
+//! judges, checks the kernels' resources, and writes a comment, JUnit XML and JSON.
 //!
-//! Each part is another call of this program, or of cargo, which standard error shows as a command:
-//! anybody can repeat it alone.
+//! Each part is another call of this program, or of cargo, which standard error shows as a command,
+//! so that each can be repeated alone.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use clap::builder::FalseyValueParser;
 
 use super::resources::{self, check_architecture};
 use crate::benches::cargo;
-use crate::benches::child::{Ended, Running};
+use crate::benches::child::{ChildProcess, Ended};
 use crate::commands;
 use crate::compare::sides::git::{self, Repository, git};
 use crate::compare::sides::leftovers;
@@ -28,9 +28,9 @@ use kernelgate::exit::Exit;
 use kernelgate::record::{Store, file};
 use kernelgate_cuda::library;
 
-/// A part that takes longer is stuck.
+/// Time after which a part is treated as hung.
 const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// Files of the last check, which go before this one.
+/// Files of the last check, which are removed before this one.
 const FILES: [&str; 8] = [
     "comment.md",
     "report.html",
@@ -41,13 +41,13 @@ const FILES: [&str; 8] = [
     "smaller-is-better.json",
     "resources.txt",
 ];
-/// Codes from here on: a signal from outside ended the part.
+/// Smallest exit code of a part that was ended by a signal from outside.
 const SIGNAL: i32 = 128;
-/// Longest comment of a part that is read, bytes: a comment is at most 60,000.
+/// Largest comment of a part that is read, in bytes; a comment has at most 60,000.
 const MAX_COMMENT: u64 = 1 << 20;
-/// Lines of `resources.txt` in the comment.
+/// Largest number of lines of `resources.txt` in the comment.
 const SHOWN_LINES: usize = 30;
-/// Kernels that got worse, in sight.
+/// Largest number of kernels that got worse and are visible in the comment.
 const SHOWN_KERNELS: usize = 10;
 
 /// How a pull request is judged.
@@ -119,29 +119,29 @@ pub struct Arguments {
     dry_run: bool,
 }
 
-/// A check while it runs.
+/// A check that runs.
 struct Check<'a> {
     arguments: &'a Arguments,
     store: &'a Store,
     out: PathBuf,
     program: PathBuf,
-    running: Running,
+    running: ChildProcess,
 }
 
-/// What a method came to.
+/// Outcome of a method.
 struct Judged {
     method: &'static str,
     exit: Exit,
-    /// How `cargo bench` ended, if a bench died.
+    /// The exit of `cargo bench`, if a bench died.
     died: Option<String>,
 }
 
-/// What the kernels' resources came to.
+/// Outcome of the check of the kernels' resources.
 struct Checked {
     exit: Exit,
-    /// In sight; empty where nothing got worse.
+    /// Visible text; empty if no kernel got worse.
     seen: String,
-    /// Folded.
+    /// Folded text.
     text: String,
 }
 
@@ -182,7 +182,7 @@ fn say(text: &str) {
 }
 
 impl Check<'_> {
-    /// Judges by the first method that is possible.
+    /// Judges with the first method that is possible.
     fn judge(&self) -> anyhow::Result<Judged> {
         let mode = self.arguments.mode;
         let base = match mode {
@@ -192,7 +192,7 @@ impl Check<'_> {
         let why_not = match (base, mode) {
             (Ok(base), _) => {
                 let exit = self.compare(&base)?;
-                // Without a result nothing was compared.
+                // Without a result file nothing was compared.
                 let failed = exit == Exit::Usage && !self.out.join("result.json").is_file();
                 let gate = mode == Mode::Auto && failed && self.find_baseline()?.is_ok();
                 if !gate {
@@ -246,7 +246,8 @@ impl Check<'_> {
         line.extend(["--budget".to_owned(), budget.clone()]);
         line.extend(["--out".to_owned(), self.out.display().to_string()]);
         line.extend(self.benches());
-        // A clean checkout is its commit, and named so; else the working tree with its changes.
+        // A clean checkout is compared as its commit; otherwise the working tree is, with its
+        // changes.
         let ask = |arguments: &[&str]| git::run(git(&self.store.root).args(arguments), "ask");
         if ask(&["status", "--porcelain"]).is_ok_and(|changes| changes.is_empty())
             && let Ok(head) = ask(&["rev-parse", "HEAD"])
@@ -258,7 +259,7 @@ impl Check<'_> {
         self.part(&line)
     }
 
-    /// Whether the gate finds a baseline for this device, or why it finds none.
+    /// Whether the gate finds a baseline for this device, or the reason why not.
     fn find_baseline(&self) -> anyhow::Result<Result<(), String>> {
         let name = &self.arguments.baseline;
         say(&format!("kernelgate baseline find {}", quoted(name)));
@@ -305,7 +306,7 @@ impl Check<'_> {
                 }
             }
         }
-        // A page that cannot be drawn costs no verdict.
+        // A page that cannot be drawn does not change the verdict.
         let page = self.out.join("report").display().to_string();
         let report = [&["report".to_owned()], &sessions[..], &["--out".to_owned(), page]].concat();
         say(&format!("kernelgate {}", typed(&report)));
@@ -315,7 +316,7 @@ impl Check<'_> {
         let out = ["--out".to_owned(), self.out.display().to_string()];
         let gate = ["gate".to_owned(), "--baseline".to_owned(), baseline.clone()];
         let exit = self.part(&[&gate[..], &sessions, &out].concat())?;
-        // A case that is wrong ends cargo like a bench that died, and its record fails the gate.
+        // A wrong case ends cargo like a bench that died, and its record fails the gate.
         let fails = ![Exit::Fine, Exit::Inconclusive].contains(&exit);
         let exit = if died.is_some() && !fails { Exit::Usage } else { exit };
         Ok(Judged { method: "gate", exit, died })
@@ -325,7 +326,7 @@ impl Check<'_> {
         self.arguments.bench.iter().flat_map(|name| ["--bench".to_owned(), name.clone()])
     }
 
-    /// Another call of this program, whose results go to standard error.
+    /// Calls this program again; its results go to standard error.
     fn part(&self, line: &[String]) -> anyhow::Result<Exit> {
         say(&format!("kernelgate {}", typed(line)));
         if self.arguments.dry_run {
@@ -339,18 +340,18 @@ impl Check<'_> {
     fn ended(&self, command: &mut Command) -> anyhow::Result<i32> {
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(std::io::stderr());
-        // The parts that take memory limit it themselves.
+        // Parts that need much memory limit it themselves.
         let ended = self.running.start(command);
         let ended = ended.and_then(|_| self.running.finish_within(TIMEOUT, u64::MAX));
         let ended = ended.with_context(|| format!("failed to start {program}"))?;
         match ended {
-            // Ended by a signal from outside: so does the check.
+            // If a signal from outside ended the part, the check ends too.
             Ended::Exited(status) => Ok(status.code().unwrap_or(Exit::INTERRUPTED)),
             Ended::TimedOut | Ended::OverMemory(_) => anyhow::bail!("{program} was ended"),
         }
     }
 
-    /// The kernels' resources against their record, where there is one and NVRTC.
+    /// Checks the kernels' resources against their record, if there is a record and NVRTC.
     fn resources(&self, target: &Path) -> anyhow::Result<Checked> {
         let arch = &self.arguments.arch;
         let unchecked = |why: String| Checked {
@@ -387,7 +388,7 @@ impl Check<'_> {
         Ok(checked(exit, &text))
     }
 
-    /// Adds the rest to the method's comment and prints it.
+    /// Adds the resources and the commands to the method's comment and prints it.
     fn comment(&self, judged: &Judged, checked: &Checked) -> anyhow::Result<()> {
         let path = self.out.join("comment.md");
         let mut text = file::text_of(&path, MAX_COMMENT).unwrap_or_else(|_| {
@@ -415,12 +416,12 @@ impl Check<'_> {
     }
 }
 
-/// Replaces a file of the set, or leaves it as it is.
+/// Replaces a file of the set; on an error the file keeps its contents.
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     file::write_text(path, text).map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
 }
 
-/// The exit of a part; another code than those of this program ends the check.
+/// The exit code of a part; a code that this program does not have ends the check.
 fn counted(code: i32) -> Exit {
     Exit::from_code(code).unwrap_or_else(|| {
         say(&format!("ended with {code}"));
@@ -428,12 +429,12 @@ fn counted(code: i32) -> Exit {
     })
 }
 
-/// A part's arguments as one would type them.
+/// The arguments of a part as typed in a shell.
 fn typed(line: &[String]) -> String {
     line.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// Kernels that got worse stand in sight, the rest is folded.
+/// Makes kernels that got worse visible, and folds the rest.
 fn checked(exit: Exit, text: &str) -> Checked {
     let first = text.lines().next().unwrap_or_default();
     let seen = match exit {
@@ -475,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_that_got_worse_are_in_sight_and_long_lists_are_cut() {
+    fn worse_kernels_are_visible_and_long_lists_are_cut() {
         let lines: Vec<String> = (0..40).map(|i| format!("WORSE k{i}: registers")).collect();
         let text = format!("sm_90a: 40 kernels\n{}\n", lines.join("\n"));
         let worse = checked(Exit::Regression, &text);

@@ -1,4 +1,5 @@
-//! `kernelgate compare`: two builds, their processes interleaved until every case is decided.
+//! `kernelgate compare`: compares two builds, whose processes are interleaved until every case is
+//! decided.
 
 use kernelgate::record::text::{printable, printable_path};
 use std::path::PathBuf;
@@ -9,12 +10,12 @@ use anyhow::Context as _;
 use super::resources::check_architecture;
 use super::verdict::{VerdictFormat, VerdictOutput};
 use crate::compare::progress::parse_duration;
-use crate::compare::{self, Compared, ComparisonRequest, PlanBasis, Planted, SideSource};
+use crate::compare::{self, Compared, ComparisonRequest, Injection, PlanBasis, SideSource};
 use crate::gate::rules::rules_file::MAX_RATIO;
 use crate::report::{comparison, metrics, verdicts};
 use crate::verbs::shared::output::{arguments_of_process, command_line, print_json};
 use crate::verbs::shared::settings::{
-    Settings, ThresholdFlags, Timeouts, check_number, nothing_planted,
+    Settings, ThresholdFlags, Timeouts, check_number, refuse_injected_changes,
 };
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
@@ -25,10 +26,10 @@ use kernelgate::record::{Store, file};
 pub struct Arguments {
     /// Only cases whose id matches this regular expression
     filter: Option<String>,
-    /// What to compare with: any revision that git knows
+    /// Revision to compare with: any that git knows
     #[arg(long, value_name = "REV", required_unless_present = "base_dir")]
     base: Option<String>,
-    /// What to judge [default: the working tree with uncommitted changes]
+    /// Revision to judge [default: the working tree with uncommitted changes]
     #[arg(long, value_name = "REV")]
     head: Option<String>,
     /// Folder with the bench executables of the base, in place of a build
@@ -37,8 +38,8 @@ pub struct Arguments {
     /// Folder with the bench executables of the head, in place of a build
     #[arg(long, value_name = "DIR", conflicts_with = "head")]
     head_dir: Option<PathBuf>,
-    /// Untracked file or folder that is no part of the working tree's side (repeatable); what
-    /// .gitignore names never is
+    /// Exclude this untracked file or folder from the working tree's side (repeatable); files that
+    /// .gitignore names are always excluded
     #[arg(long, value_name = "PATH")]
     leave_out: Vec<PathBuf>,
     /// Only this bench binary (repeatable)
@@ -61,8 +62,8 @@ pub struct Arguments {
     /// Time cases too whose executable is the same file on both sides, byte by byte
     #[arg(long)]
     time_identical: bool,
-    /// Time only cases whose machine code or launches changed, or that do not tell them; code of
-    /// the host is not compared
+    /// Time only cases whose machine code or launches changed, or are unknown; code of the host is
+    /// not compared
     #[arg(long)]
     affected: bool,
     /// Only list the kernels that differ, compiled for this architecture (repeatable): nothing is
@@ -108,14 +109,14 @@ fn list_kernels(request: &ComparisonRequest, arguments: &Arguments) -> anyhow::R
     Ok(if compared { Exit::Fine } else { Exit::Inconclusive })
 }
 
-/// Paths as they are from here; git runs elsewhere.
+/// Absolute paths, because git runs in another folder.
 fn absolute(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
-    let here = std::env::current_dir().context("failed to tell the working folder")?;
+    let here = std::env::current_dir().context("failed to find the working folder")?;
     Ok(paths.iter().map(|path| here.join(path)).collect())
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    nothing_planted()?;
+    refuse_injected_changes()?;
     Filter::parse(arguments.filter.as_deref(), false)?;
     check_number("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
     for arch in &arguments.kernels {
@@ -144,7 +145,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         shard,
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
-        planted: Planted::default(),
+        injection: Injection::default(),
         time_identical: arguments.time_identical,
         affected: arguments.affected,
         profile_slower: !arguments.no_profile,
@@ -183,7 +184,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         &verdicts::text(&outcome, terminal::columns()),
         &summary,
         &outcome,
-        &metrics::of_comparison(&outcome),
+        &metrics::from_comparison(&outcome),
     )?;
     let Some(kept) = kept else { return Ok(outcome.exit()) };
     let usual = || store.work.join("compare/shards").join(format!("{}.json", kept.shard.label()));

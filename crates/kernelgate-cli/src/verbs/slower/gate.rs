@@ -1,4 +1,4 @@
-//! `kernelgate gate`: the last run against a committed baseline.
+//! `kernelgate gate`: compares the last run with a committed baseline.
 
 use std::collections::BTreeMap;
 
@@ -57,14 +57,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             return Ok(Exit::Refused);
         }
     };
-    let asked = AskedLimits {
+    let flags = AskedLimits {
         relative: arguments.relative,
         absolute_ns: arguments.absolute,
         growth: arguments.growth,
         ..AskedLimits::default()
     };
     let usual = Policy::default();
-    let limits = usual.limits.asked(&asked, LimitSource::Flag);
+    let limits = usual.limits.overridden_by(&flags, LimitSource::Flag);
     let policy = Policy { limits, other_device: arguments.other_device, ..usual };
     let report = judge(store, &arguments.baseline, &measurement, policy)?;
     let summary = verdicts::summary(&report, &reproduce(&arguments.baseline));
@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         &verdicts::text(&report, terminal::columns()),
         &summary,
         &report,
-        &metrics::of_runs(measurement.runs()),
+        &metrics::from_runs(measurement.runs()),
     )?;
     Ok(report.exit())
 }
@@ -84,19 +84,20 @@ pub fn judge(
     measurement: &Measurement,
     policy: Policy,
 ) -> anyhow::Result<GateReport> {
-    let rules = rules_file::of_folder(&store.root)?;
+    let rules = rules_file::read_folder(&store.root)?;
     compare_with_baseline(store, baseline, measurement, (policy, rules))
         .map_err(|error| elsewhere(error, store, baseline))
 }
 
-/// The commands that do the same at home.
+/// The commands that repeat the judgement locally.
 pub fn reproduce(baseline: &str) -> String {
     format!(
         "cargo bench   # as often as wanted\nkernelgate gate --baseline {baseline} --last COUNT"
     )
 }
 
-/// Names the packages of the workspace that have a baseline of that name, where this one has none.
+/// Adds to an error the packages of the workspace that have a baseline of that name, if this one
+/// has none.
 fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
     let mut others = Vec::new();
     if matches!(error, StoreError::NoBaseline { .. }) {
@@ -117,8 +118,8 @@ fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
     }
 }
 
-/// Compares a measurement with its device's baseline. Where only another device has a baseline of
-/// that name, the refusal says so.
+/// Compares a measurement with its device's baseline. If only another device has a baseline of that
+/// name, the refusal says so.
 fn compare_with_baseline(
     store: &Store,
     name: &str,
@@ -127,7 +128,7 @@ fn compare_with_baseline(
 ) -> Result<GateReport, StoreError> {
     let (runs, device) = (measurement.runs(), measurement.device_folder());
     let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
-        Ok(calibration) => CalibratedSpreads::of(&calibration),
+        Ok(calibration) => CalibratedSpreads::from_calibration(&calibration),
         Err(error) if error.is_not_found() => CalibratedSpreads::default(),
         Err(error) => return Err(error.into()),
     };
@@ -137,8 +138,8 @@ fn compare_with_baseline(
         let report = baseline::judge(baseline, measurement, policy, &spreads, &rules);
         let report = judge_numerics(report, baseline, measurement, &records, &rules);
         let recorded = runs.iter().flat_map(|run| run.cases.keys().chain(run.skipped.keys()));
-        let known: Vec<&str> = baseline.cases.keys().chain(recorded).map(String::as_str).collect();
-        let mut of_rules = rules.report(&report.cases(), Some(&known));
+        let ids: Vec<&str> = baseline.cases.keys().chain(recorded).map(String::as_str).collect();
+        let mut of_rules = rules.report(&report.cases(), Some(&ids));
         of_rules.notes.extend(expired);
         of_rules.notes.extend(report.rules.notes);
         of_rules.undecided.extend(report.rules.undecided);
@@ -163,7 +164,7 @@ fn compare_with_baseline(
     }
 }
 
-/// The code that those of the baseline's cases are of that were measured now and match, none twice.
+/// Distinct code versions of the baseline's cases that were measured now and match.
 fn code_of(baseline: &Baseline, runs: &[ProcessRun], wanted: &Regex) -> Vec<Provenance> {
     let cases = runs.iter().flat_map(|run| run.cases.keys()).filter(|case| wanted.is_match(case));
     let keys = cases.filter_map(|id| baseline.cases.get(id)).flat_map(|case| case.runs.keys());
@@ -172,7 +173,7 @@ fn code_of(baseline: &Baseline, runs: &[ProcessRun], wanted: &Regex) -> Vec<Prov
     code.into_values().cloned().collect()
 }
 
-/// Of the oldest run that a judged case rests on.
+/// Age of the oldest baseline run that a judged case uses.
 fn staleness(store: &Store, baseline: &Baseline, report: &GateReport) -> Option<Staleness> {
     let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys());
     let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;

@@ -1,4 +1,4 @@
-//! Did it get slower? Verbs that judge, and the baselines that they judge by.
+//! Verbs that judge, and the baselines that they use.
 
 pub mod baseline;
 pub mod bisect;

@@ -1,5 +1,5 @@
-//! `kernelgate resources`: what the compiler makes of every kernel of the package's benches, and a
-//! gate on it that needs no GPU.
+//! `kernelgate resources`: prints the registers, spills and instructions of every kernel of the
+//! package's benches, and checks them against a record without a GPU.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use kernelgate::record::text::printable_path;
 use kernelgate::record::{Store, file};
 use kernelgate_cuda::architecture;
 
-use crate::benches::ask::{self, Asking};
-use crate::benches::child::Running;
+use crate::benches::ask::{self, RequestSettings};
+use crate::benches::child::ChildProcess;
 use crate::benches::find::{BenchChoice, FoundBenches};
 use crate::compare::progress::parse_duration;
 use crate::gate::kernels::resources::{ResourcesOutcome, compare};
@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     for arch in &arguments.arch {
         check_architecture("--arch", arch)?;
         if arguments.check {
-            // Before anything is built.
+            // The record is read before anything is built.
             let mut base: Resources = file::read(&path(store, arch)).map_err(|error| {
                 let advice = match error.is_not_found() {
                     true => format!(": `kernelgate resources --arch {arch} --save` makes a record"),
@@ -101,8 +101,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// One architecture's document as it is, those of several as a list: one document either way;
-/// nothing where there is none.
+/// The document of one architecture, or a list of several: one JSON document either way, empty
+/// without a document.
 fn document(documents: &[impl serde::Serialize]) -> anyhow::Result<String> {
     match documents {
         [] => Ok(String::new()),
@@ -111,14 +111,14 @@ fn document(documents: &[impl serde::Serialize]) -> anyhow::Result<String> {
     }
 }
 
-/// Refuses what is no name of an architecture: such names become names of files.
+/// Refuses a text that is not the name of an architecture: such names become names of files.
 pub fn check_architecture(flag: &str, arch: &str) -> anyhow::Result<()> {
-    let known = architecture::number(arch).is_some();
-    anyhow::ensure!(known, "{flag} takes a real architecture such as sm_90a, not `{arch}`");
+    let is_known = architecture::number(arch).is_some();
+    anyhow::ensure!(is_known, "{flag} takes a real architecture such as sm_90a, not `{arch}`");
     Ok(())
 }
 
-/// Leaves the kernels, and the builds that do not run, whose names match.
+/// Keeps the kernels, and the builds that do not run, whose names match.
 fn keep_matching(resources: &mut Resources, filter: &Filter) {
     resources.kernels.retain(|name, _| filter.matches(name));
     resources.left_out.retain(|name, _| filter.matches(name));
@@ -128,16 +128,16 @@ pub fn path(store: &Store, arch: &str) -> std::path::PathBuf {
     store.baselines.join("resources").join(format!("{arch}.json"))
 }
 
-/// Has every bench compile its kernels for an architecture; says which of them that does not run.
-/// Benches may list the same kernels.
+/// Makes every bench compile its kernels for an architecture, and prints the builds that do not run
+/// on it. Benches may list the same kernels.
 fn compile_all(
     found: &FoundBenches,
     arch: &str,
     arguments: &Arguments,
-    running: &Running,
+    running: &ChildProcess,
 ) -> anyhow::Result<Resources> {
     let (settings, timeout) = (BTreeMap::new(), arguments.wait);
-    let asking = Asking { settings, filter: None, timeout, running };
+    let asking = RequestSettings { settings, filter: None, timeout, running };
     let (arch, filter) = (arch.to_owned(), arguments.filter.clone());
     let action = Action::Resources { arch: arch.clone(), filter };
     let mut all: Option<Resources> = None;

@@ -1,5 +1,5 @@
-//! `kernelgate baseline save`: several runs of `cargo bench`, each of fresh processes, become a
-//! baseline.
+//! `kernelgate baseline save`: makes a baseline of several runs of `cargo bench`, each with new
+//! processes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::benches::cargo;
-use crate::benches::child::{Ended, Running, over_memory, wait};
+use crate::benches::child::{ChildProcess, Ended, over_memory, wait};
 use crate::verbs::correct::numerics;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::lock::locked;
@@ -18,7 +18,7 @@ use kernelgate::record::store::check_name;
 use kernelgate::record::text::{printable, printable_path};
 use kernelgate::record::{Baseline, Measurement, Session, Store, file};
 
-/// A `cargo bench` that takes longer is stuck.
+/// Time after which a `cargo bench` is treated as hung.
 const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, clap::Args)]
@@ -33,16 +33,16 @@ pub struct Arguments {
         value_parser = clap::value_parser!(u16).range(1..=100)
     )]
     runs: u16,
-    /// What `cargo bench` gets, for example: -- --bench st_bif -- --quick forward
+    /// Arguments of `cargo bench`, for example: -- --bench st_bif -- --quick forward
     #[arg(last = true, value_name = "CARGO BENCH ARGUMENTS")]
     arguments: Vec<String>,
 }
 
-/// Folders of the runs that got to their end, for who wants to take them later.
+/// Folders of the finished runs, kept for the advice after an interrupt.
 type Finished = Arc<Mutex<Vec<PathBuf>>>;
 
-/// Runs the benches and writes the baseline at the end: until then, and when anything breaks, it is
-/// as it was, and the runs that were finished are kept.
+/// Runs the benches and writes the baseline at the end. After an error or an interrupt the baseline
+/// is unchanged, and the finished runs are kept.
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     check_name(&arguments.name)?;
     check_baselines(store, &arguments.name)?;
@@ -52,7 +52,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         format!(": baseline `{name}` is as it was{}", rescue(&held, &name))
     })?;
     let outcome = measure(arguments, store, &running, &finished)
-        .and_then(|sessions| sessions::of_package(sessions, store))
+        .and_then(|sessions| sessions::without_other_packages(sessions, store))
         .and_then(|sessions| write(arguments, store, sessions));
     match outcome {
         Ok(Exit::Fine) => Ok(Exit::Fine),
@@ -67,7 +67,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
 }
 
-/// Looks before anything is measured: whether baselines of that name can be read, and their folder
+/// Checks before anything is measured that baselines of that name can be read, and their folder
 /// written.
 fn check_baselines(store: &Store, name: &str) -> anyhow::Result<()> {
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
@@ -78,7 +78,7 @@ fn check_baselines(store: &Store, name: &str) -> anyhow::Result<()> {
     file::check_writable(&store.baselines.join(name)).map_err(failed_to)
 }
 
-/// How to take the runs that were finished; nothing where there are none.
+/// Advice on how to use the runs that were finished; empty without one.
 fn rescue(finished: &Finished, name: &str) -> String {
     let folders = finished.lock().unwrap_or_else(PoisonError::into_inner);
     if folders.is_empty() {
@@ -92,11 +92,11 @@ fn rescue(finished: &Finished, name: &str) -> String {
     )
 }
 
-/// The sessions, in order.
+/// Measures the sessions, in order.
 fn measure(
     arguments: &Arguments,
     store: &Store,
-    running: &Running,
+    running: &ChildProcess,
     finished: &Finished,
 ) -> anyhow::Result<Vec<Session>> {
     let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
@@ -112,7 +112,7 @@ fn measure(
         }
         finished.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
         if number == 1 {
-            // Now the device is known.
+            // The device is known only after a run.
             let device = session.runs[0].environment.slug();
             check_file(&store.baseline_path(&device, &arguments.name)?, &arguments.name)?;
         }
@@ -127,8 +127,8 @@ fn check_file(path: &Path, name: &str) -> anyhow::Result<()> {
         .map_err(|error| anyhow::anyhow!("failed to {error}"))
 }
 
-/// Makes the baseline of the sessions: the first replaces other runs of its cases, the others add to
-/// it.
+/// Makes the baseline of the sessions: the first session replaces other runs of its cases, the
+/// others add to it.
 fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow::Result<Exit> {
     let of_first_session = sessions.first().map_or(0, |session| session.runs.len());
     let runs = sessions.into_iter().flat_map(|session| session.runs).collect();
@@ -170,7 +170,7 @@ fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow
         .flat_map(|run| run.cases.keys())
         .filter_map(|id| Some(baseline.cases.get(id)?.runs.len()))
         .collect();
-    // Runs of the same build that were there before count too.
+    // Existing runs of the same build count too.
     let fewest = cases.iter().min().copied().unwrap_or_default();
     let runs = match cases.iter().max() {
         Some(&most) if most > fewest => format!("{fewest} to {most}"),
@@ -180,12 +180,12 @@ fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow
     Ok(Exit::Fine)
 }
 
-/// One `cargo bench`. What it prints goes to standard error: the result here is another.
+/// Runs `cargo bench` once. Its output goes to standard error: the result here is another.
 fn bench(
     store: &Store,
     session: &str,
     arguments: &[String],
-    running: &Running,
+    running: &ChildProcess,
 ) -> anyhow::Result<()> {
     let cargo = cargo::program();
     let mut command = Command::new(&cargo);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// A case whose launch computes samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchTime {
-    /// Its id.
+    /// Id of the case.
     pub case: String,
     /// Samples of a launch.
     pub samples: u64,
@@ -36,8 +36,8 @@ pub struct BatchCurve {
     pub batches: Vec<BatchTime>,
 }
 
-/// The curves of cases. Which axis has the number of samples, ids tell: it is a word of the problem
-/// that ends in this number, and is the only difference.
+/// The curves of cases. The ids show which axis has the number of samples: it is a word of the
+/// problem that ends in this number, and is the only difference.
 pub fn curves(times: &[BatchTime]) -> Vec<BatchCurve> {
     let mut by_pattern: BTreeMap<String, BTreeMap<u64, &BatchTime>> = BTreeMap::new();
     for of in times {
@@ -107,18 +107,18 @@ impl BatchCurve {
         format!("batch efficiency of {}\n{}\n\n", self.cases, shown(&table))
     }
 
-    /// What a case has for programs, if it is in this curve.
+    /// The numbers of a case for programs, if it is in this curve.
     pub fn json_of(&self, case: &str) -> Option<Value> {
-        let of = self.batches.iter().find(|of| of.case == case)?;
-        let (of_best, of_smallest) = self.efficiency(of);
+        let batch = self.batches.iter().find(|batch| batch.case == case)?;
+        let (of_best, of_smallest) = self.efficiency(batch);
         Some(json!({
             "cases": self.cases,
-            "samples": of.samples,
-            "launch_ns": of.launch_ns,
-            "samples_per_s": of.samples_per_s(),
+            "samples": batch.samples,
+            "launch_ns": batch.launch_ns,
+            "samples_per_s": batch.samples_per_s(),
             "of_best_rate": of_best,
             "of_smallest_rate": of_smallest,
-            "of_limit": of.of_limit,
+            "of_limit": batch.of_limit,
         }))
     }
 }
@@ -127,24 +127,24 @@ impl BatchCurve {
 mod tests {
     use super::*;
 
-    fn of(case: &str, samples: u64, launch_ns: f64) -> BatchTime {
+    fn batch_time(case: &str, samples: u64, launch_ns: f64) -> BatchTime {
         BatchTime { case: case.to_owned(), samples, launch_ns, of_limit: None }
     }
 
     #[test]
     fn cases_that_differ_in_their_samples_alone_are_a_curve() {
         let times = [
-            of("net/step/w8_b32_t8/cuda/best/hot", 32, 2e6),
-            of("net/step/w8_b8_t8/cuda/best/hot", 8, 1e6),
+            batch_time("net/step/w8_b32_t8/cuda/best/hot", 32, 2e6),
+            batch_time("net/step/w8_b8_t8/cuda/best/hot", 8, 1e6),
             // Another number of steps, another row, and nothing to compare with.
-            of("net/step/w8_b8_t4/cuda/best/hot", 8, 0.5e6),
-            of("net/step/w8_b32_t8/cpu", 32, 9e6),
+            batch_time("net/step/w8_b8_t4/cuda/best/hot", 8, 0.5e6),
+            batch_time("net/step/w8_b32_t8/cpu", 32, 9e6),
         ];
         let curves = curves(&times);
         assert_eq!(curves.len(), 1);
         let curve = &curves[0];
         assert_eq!(curve.cases, "net/step/w8_b*_t8/cuda/best/hot");
-        let samples: Vec<u64> = curve.batches.iter().map(|of| of.samples).collect();
+        let samples: Vec<u64> = curve.batches.iter().map(|batch_time| batch_time.samples).collect();
         assert_eq!(samples, [8, 32]);
         let smallest = curve.json_of("net/step/w8_b8_t8/cuda/best/hot").unwrap();
         assert_eq!(smallest["samples_per_s"], 8000.0);
@@ -159,11 +159,11 @@ mod tests {
     }
 
     #[test]
-    fn a_number_within_a_word_or_a_longer_number_is_none_of_samples() {
+    fn a_number_within_a_word_is_not_a_number_of_samples() {
         assert_eq!(
             patterns("a/b8_t8_x8y_n18_8/cpu", 8),
             ["a/b*_t8_x8y_n18_8/cpu", "a/b8_t*_x8y_n18_8/cpu"]
         );
-        assert!(curves(&[of("a/b8", 8, 1.0), of("a/b8", 8, 2.0)]).is_empty());
+        assert!(curves(&[batch_time("a/b8", 8, 1.0), batch_time("a/b8", 8, 2.0)]).is_empty());
     }
 }

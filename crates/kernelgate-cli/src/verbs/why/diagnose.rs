@@ -50,8 +50,8 @@ pub struct Arguments {
     /// How the result is printed
     #[arg(long, value_enum, default_value_t)]
     format: DiagnosisFormat,
-    /// Also write a page to look at into this file: findings, timeline, tables; of one trace, or of
-    /// the ranks of one job
+    /// Also write an HTML page into this file: findings, timeline, tables; of one trace, or of the
+    /// ranks of one job
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Options for a case")]
@@ -67,7 +67,7 @@ enum DiagnosisFormat {
     Json,
 }
 
-/// A severity, as a flag has it.
+/// The least severity of a finding that makes the exit code 1, as `--fail-on` takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum FailOn {
     /// Any finding
@@ -161,7 +161,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 /// The traces as ranks of one job, where they are that.
 fn job(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Option<Job>> {
     let alone = arguments.each || arguments.checklist || arguments.range.is_some();
-    // Only JSON declares ranks.
+    // Only JSON files declare ranks.
     let declares = |(_, path): &(String, PathBuf)| path.to_string_lossy().contains(".json");
     let candidates = match traces.len() {
         _ if arguments.ranks => true,
@@ -191,7 +191,7 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<O
                 write_page(file, pages::trace::page(name, &trace, &diagnosis))?;
                 diagnosis
             }
-            None => of(path, arguments, diagnose_streamed, diagnose)?,
+            None => analyzed(path, arguments, diagnose_streamed, diagnose)?,
         };
         outcome.add(&diagnosis);
         let lines = checklist::checklist(&diagnosis);
@@ -216,9 +216,9 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<O
     Ok(outcome)
 }
 
-/// What changed from one trace to another, which are read one after the other.
+/// Prints the changes from one trace to another, which are read one after the other.
 fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Result<()> {
-    let [base, head] = traces.map(|(_, path)| of(path, arguments, Sums::streamed, Sums::new));
+    let [base, head] = traces.map(|(_, path)| analyzed(path, arguments, Sums::streamed, Sums::new));
     let difference = difference(base?, head?);
     let names = traces.map(|(name, _)| name);
     match arguments.format {
@@ -234,8 +234,8 @@ fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Re
     }
 }
 
-/// The filter, where one word is given that names no file: files have an extension, or are named
-/// from the root or from the folder on (`/tmp/trace`, `./trace`), cases are not.
+/// The filter, if a single word is given that names no file: files have an extension, or are named
+/// from the root or from the current folder (`/tmp/trace`, `./trace`), cases are not.
 fn case(words: &[PathBuf]) -> Option<String> {
     let [word] = words else { return None };
     let first = word.components().next();
@@ -247,13 +247,13 @@ fn case(words: &[PathBuf]) -> Option<String> {
     (!names_a_file).then(|| word.to_str().map(str::to_owned)).flatten()
 }
 
-/// Names come from the file: what a terminal would obey is made harmless.
+/// Prints a text of the file with its control characters escaped.
 fn print(text: &str) {
     text.lines().for_each(|line| println!("{}", printable(line)));
 }
 
-/// What comes of a trace: while it is read, where the whole of a large one would be held in vain.
-fn of<T>(
+/// Analyses a trace: while it is read if possible, because a large trace does not fit into memory.
+fn analyzed<T>(
     path: &Path,
     arguments: &Arguments,
     streamed: impl Fn(&Path) -> Result<Option<T>, TraceError>,
@@ -283,12 +283,12 @@ mod tests {
 
     #[test]
     fn cases_and_paths_are_distinguished() {
-        let of = |word: &str| case(&[PathBuf::from(word)]);
+        let filter_of = |word: &str| case(&[PathBuf::from(word)]);
         for filter in ["attention/forward/n64/cuda/hot", "^st_bif/", "graph"] {
-            assert_eq!(of(filter).as_deref(), Some(filter));
+            assert_eq!(filter_of(filter).as_deref(), Some(filter));
         }
         for path in ["/no/such/trace", "./trace", "../trace", "none.sqlite", "none.json", "."] {
-            assert_eq!(of(path), None, "{path}");
+            assert_eq!(filter_of(path), None, "{path}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `kernelgate export`: a trace as a timeline for a viewer.
+//! `kernelgate export`: writes a trace as a timeline for a viewer.
 
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub struct Arguments {
     /// Only what was launched inside the ranges of this path, or end of one; `*` is any text
     #[arg(long, value_name = "PATH")]
     range: Option<String>,
-    /// Where to write it [default: standard output]
+    /// File to write [default: standard output]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -41,8 +41,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     if let Some(out) = &arguments.out {
         not_over("--out", out, &arguments.trace)?;
     }
-    let wanted = Wanted { rest: false, ..Wanted::ALL };
-    let trace = trace_file::open(&arguments.trace, &wanted, arguments.range.as_deref())?;
+    let tables = Wanted { rest: false, ..Wanted::ALL };
+    let trace = trace_file::open(&arguments.trace, &tables, arguments.range.as_deref())?;
     let ExportFormat::Perfetto = arguments.format;
     match &arguments.out {
         None => {
@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
         }
         Some(out) => {
             let failed = || format!("--out: failed to write {}", out.display());
-            // A timeline that is cut short would look whole: it gets its name when it is.
+            // An incomplete timeline would look complete, so the file gets its name at the end.
             let mut file = BufWriter::new(file::temporary_beside(out).with_context(failed)?);
             export::perfetto(&trace, &mut file).and_then(|()| file.flush()).with_context(failed)?;
             let whole = file.into_inner().map_err(|error| error.into_error());

@@ -1,4 +1,4 @@
-//! Why does it take that long? Verbs that record, and verbs that read recordings.
+//! Verbs that record where time goes, and verbs that read recordings.
 
 pub mod batch_curve;
 pub mod diagnose;

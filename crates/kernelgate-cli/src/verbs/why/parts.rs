@@ -1,8 +1,8 @@
-//! The parts of a recorded case that its workload names, as tables: of each its time in a launch,
-//! its share, what it launches, and what its declared work allows.
+//! Tables of the parts of a recorded case that its workload names: the time of each part in a
+//! launch, its share, its launches, and the limit of its declared work.
 //!
-//! A part's time is its own: where a launch begins before the one ahead of it has ended, the time of
-//! both counts to the earlier, so that parts add up.
+//! Parts add up to the whole: if a launch begins before the previous one has ended, the time of
+//! both counts for the earlier one.
 
 use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};
@@ -12,13 +12,13 @@ use kernelgate::workload::SampleUnit;
 use kernelgate_trace::diagnose::{Joined, RangeUse};
 use serde_json::{Value, json};
 
-/// Parts of a case, and what else is told of one launch.
+/// Parts of a case, and other facts about one launch.
 pub struct Parts {
     parts: Vec<PartUse>,
-    /// Samples a second, where a launch has samples.
+    /// Samples a second, if a launch has samples.
     samples_per_s: Option<f64>,
     sample_unit: SampleUnit,
-    /// Kernels of a launch, where all launches have the same ones in the same order.
+    /// Kernels of a launch, if all launches have the same ones in the same order.
     kernels: Option<usize>,
     memory_uses: Vec<(String, u64)>,
 }
@@ -28,9 +28,9 @@ struct PartUse {
     table: String,
     label: String,
     range: String,
-    /// None where nothing was launched in its ranges.
+    /// `None` if nothing was launched in its ranges.
     measured: Option<Measured>,
-    /// The largest of its limits.
+    /// The largest of its time limits.
     limit: Option<TimeLimit>,
 }
 
@@ -40,9 +40,9 @@ struct Measured {
     launched: f64,
 }
 
-/// Those of a recording, which was read as this trace.
+/// The parts of a recording, which was read as this trace.
 #[allow(clippy::cast_precision_loss)]
-pub fn of(recording: &CaseRecording, trace: &Joined<'_>) -> Parts {
+pub fn from_recording(recording: &CaseRecording, trace: &Joined<'_>) -> Parts {
     let names: Vec<&str> = recording.parts.iter().flat_map(|part| part.range.split('/')).collect();
     let tree = trace.range_tree(&names);
     let is_step = |range: &&RangeUse| range.depth == 1 && range.name == CaseRecording::STEP;
@@ -76,12 +76,13 @@ pub fn of(recording: &CaseRecording, trace: &Joined<'_>) -> Parts {
     }
 }
 
-/// Whether a path is this range or ends with it, names being whole.
+/// Whether a path is this range or ends with it, comparing whole names.
 fn ends_with(path: &str, range: &str) -> bool {
     path.strip_suffix(range).is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }
 
-/// Kernels of a launch, where each launch has the same ones, of the same grids, in the same order.
+/// Number of kernels of a launch, if each launch has the same ones, with the same grids, in the
+/// same order.
 fn kernels_a_launch(recording: &CaseRecording) -> Option<usize> {
     let kernels = &recording.trace.kernels;
     let (all, steps) = (kernels.len(), recording.steps as usize);
@@ -96,7 +97,7 @@ fn kernels_a_launch(recording: &CaseRecording) -> Option<usize> {
 }
 
 impl Parts {
-    /// Rate, kernels, memory and tables.
+    /// The rate, the kernels, the memory and the tables as text.
     pub fn text(&self, shown: &dyn Fn(&Table) -> String) -> String {
         let mut text = String::new();
         if let Some(rate) = self.samples_per_s {
@@ -126,7 +127,7 @@ impl Parts {
         text
     }
 
-    /// The same for programs.
+    /// The parts as JSON.
     pub fn json(&self) -> Value {
         let part = |part: &PartUse| {
             let measured = part.measured.as_ref();

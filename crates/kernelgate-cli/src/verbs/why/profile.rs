@@ -1,5 +1,5 @@
-//! `kernelgate profile`: what the time of a case goes to: on a GPU by range and kernel, as the
-//! hardware recorded it, elsewhere by phase, as the host's clock has it.
+//! `kernelgate profile`: shows where the time of a case goes: on a GPU by range and kernel, as the
+//! hardware recorded it, otherwise by phase, by the host's clock.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -19,7 +19,7 @@ use super::batch_curve::{BatchCurve, BatchTime, curves};
 use super::network::{self, NetworkCase};
 use super::recorded::{self, RecordedCase};
 use super::tool_lines;
-use crate::verbs::shared::choice::{Choice, ChosenBenches, unexpected};
+use crate::verbs::shared::choice::{CaseSelection, ChosenBenches, unexpected};
 use crate::verbs::shared::output::{OutputFormat, json, print_json, write_all};
 
 /// Longest name of a kernel in the text.
@@ -28,7 +28,7 @@ const MAX_NAME: usize = 44;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    choice: Choice,
+    choice: CaseSelection,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -81,14 +81,15 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(if with(CaseStatus::Failed) { Exit::Inconclusive } else { Exit::Fine })
 }
 
-/// Records the cases that a filter selects into a folder: each with its file.
+/// Records the cases that a filter selects into a folder, a file for each.
 pub fn record(
     filter: &str,
     benches: &ChosenBenches,
     store: &Store,
     folder: &Path,
 ) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let profiled = profile(&Choice::of(filter, benches), store, Repetitions::default(), folder)?;
+    let profiled =
+        profile(&CaseSelection::matching(filter, benches), store, Repetitions::default(), folder)?;
     let mut recorded = Vec::new();
     for Profiled { case, recorded: found, .. } in profiled {
         let why = case.reason.as_deref().unwrap_or("there is no GPU");
@@ -105,26 +106,26 @@ pub fn record(
     Ok(recorded)
 }
 
-/// A case, with what was recorded of it.
+/// A case with its recording.
 struct Profiled {
     case: ProfiledCase,
     recorded: Option<RecordedCase>,
-    /// Command lines that measure it with other tools.
+    /// Command lines that measure the case with other tools.
     tools: Vec<Vec<String>>,
 }
 
 fn profile(
-    choice: &Choice,
+    choice: &CaseSelection,
     store: &Store,
     repetitions: Repetitions,
     folder: &Path,
 ) -> anyhow::Result<Vec<Profiled>> {
     let settings = choice.variables();
-    let asker = choice.asker(store)?;
+    let client = choice.client(store)?;
     let (mut profiled, mut files) = (Vec::new(), BTreeSet::new());
-    for (bench, answer) in asker.ask(&Action::Record(repetitions))? {
+    for (bench, answer) in client.ask(&Action::Record(repetitions))? {
         let ResponseBody::Profile(cases) = answer else { return Err(unexpected(&bench)) };
-        let mut executables = asker.found.executables.iter();
+        let mut executables = client.found.executables.iter();
         let executable = executables.find(|found| found.bench == bench);
         for mut case in cases {
             let recording = case.recording.take();
@@ -150,7 +151,7 @@ fn profile(
     Ok(profiled)
 }
 
-/// What a launch of a case takes, where it computes samples.
+/// Time of a launch of a case, if it computes samples.
 fn batch_time(profiled: &Profiled) -> Option<BatchTime> {
     let case = &profiled.case;
     let by_host = || {
@@ -172,7 +173,7 @@ fn networks(profiled: &[Profiled]) -> Vec<NetworkCase> {
     recorded.filter_map(RecordedCase::network).collect()
 }
 
-/// The cases as JSON has them.
+/// The cases as JSON values.
 fn values(profiled: &[Profiled]) -> anyhow::Result<Vec<Value>> {
     let (curves, networks) = (curves_of(profiled), networks(profiled));
     let value = |profiled: &Profiled| {
@@ -252,7 +253,7 @@ fn case_text(
     )
 }
 
-/// The phases of a case, and what they are.
+/// The phases of a case, with an explanation.
 fn phases_text(
     case: &ProfiledCase,
     format: OutputFormat,

@@ -16,7 +16,7 @@ use super::parts::{self, Parts};
 use super::stages::{self, KernelStages};
 use crate::verbs::shared::output::OutputFormat;
 
-/// Part of the device's time below which a range is left out of the text.
+/// Share of the device's time below which a range is omitted from the text.
 const MIN_SHARE: f64 = 0.01;
 
 /// A recorded case.
@@ -25,9 +25,9 @@ pub struct RecordedCase {
     pub path: PathBuf,
     recording: CaseRecording,
     tree: Vec<RangeUse>,
-    /// Where the workload names some.
+    /// Parts, if the workload names some.
     parts: Option<Parts>,
-    /// Of kernels whose rows name them.
+    /// Stages of kernels whose rows name them.
     stages: Vec<KernelStages>,
     diagnosis: Diagnosis,
 }
@@ -40,18 +40,18 @@ pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<RecordedC
         read::open(&path, &Wanted::ALL).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let joined = Joined::new(&trace);
     let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnosis());
-    let parts = (!recording.parts.is_empty()).then(|| parts::of(&recording, &joined));
-    let stages = stages::of(&recording);
+    let parts = (!recording.parts.is_empty()).then(|| parts::from_recording(&recording, &joined));
+    let stages = stages::from_recording(&recording);
     Ok(RecordedCase { path, recording, tree, parts, stages, diagnosis })
 }
 
 impl RecordedCase {
-    /// Time of the device beside time of the host, the ranges, the findings.
+    /// Device and host times, the ranges and the findings as text.
     pub fn text(&self, format: OutputFormat, shown: &dyn Fn(&Table) -> String) -> String {
         let findings = self.diagnosis.findings_text();
         let lines: Vec<_> = findings.lines().map(printable).collect();
         let findings = match format {
-            // Their indents would be lost elsewhere.
+            // Markdown keeps the indents of names only in code.
             OutputFormat::Markdown => {
                 format!("```text\n{}\n```", lines.join("\n").replace('`', "'"))
             }
@@ -108,18 +108,18 @@ impl RecordedCase {
         text
     }
 
-    /// The case as a network, where it is one.
+    /// The case as a network; `None` if it is not one.
     pub fn network(&self) -> Option<NetworkCase> {
         NetworkCase::new(&self.recording, &self.tree, &self.diagnosis)
     }
 
-    /// Drawings of its stages: names of files, and what belongs into them.
+    /// Drawings of its stages: names of files with their contents.
     pub fn drawings(&self) -> anyhow::Result<Vec<(String, String)>> {
         self.stages.iter().map(|stages| stages.drawing(&self.recording.case)).collect()
     }
 
-    /// A launch from its first start to its last end, nanoseconds, and the largest share of a limit
-    /// that it reaches.
+    /// Time of a launch from its first start to its last end, nanoseconds, and the largest share of
+    /// a limit that it reaches.
     pub fn launch(&self) -> Option<(f64, Option<f64>)> {
         let step = self.step()?;
         let of_limit = step.of_limits.iter().map(|(_, reached)| *reached).max_by(f64::total_cmp);
@@ -139,7 +139,7 @@ impl RecordedCase {
                 left_out += 1;
                 continue;
             }
-            // The case's id is the heading.
+            // The heading has the case's id.
             let name = if range.depth == 0 { "all" } else { &range.name };
             table.row(vec![
                 format!("{} {name}", "·".repeat(range.depth)),
@@ -154,12 +154,12 @@ impl RecordedCase {
         }
         let mut text = shown(&table);
         if left_out > 0 {
-            text += &format!("\n{left_out} ranges below {:.0}% are left out", MIN_SHARE * 100.0);
+            text += &format!("\n{left_out} ranges below {:.0}% are omitted", MIN_SHARE * 100.0);
         }
         text
     }
 
-    /// The same for programs.
+    /// The recorded case as JSON.
     pub fn json(&self) -> Value {
         let ranges: Vec<Value> = self.tree.iter().map(RangeUse::to_json).collect();
         json!({

@@ -1,8 +1,8 @@
-//! The stages inside a kernel, where its row names some: what each takes in a launch, by the clocks
-//! of another build of it, and how far its blocks differ.
+//! The stages inside a kernel whose row names them: the time of each in a launch, by the clocks of
+//! another build of the kernel, and the differences between blocks.
 //!
-//! Clocks count cycles. A stage's time is its share of the cycles, of the time that the kernel took
-//! without clocks.
+//! The clocks count cycles. The time of a stage is its share of the cycles, multiplied by the time
+//! of the kernel without clocks.
 
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
@@ -15,7 +15,7 @@ use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
 /// The stages of a kernel in one launch of its case.
 pub struct KernelStages {
     kernel: String,
-    /// Blocks that took part.
+    /// Number of blocks.
     blocks: usize,
     /// Time of the kernel, as recorded without clocks, nanoseconds.
     kernel_ns: f64,
@@ -24,19 +24,19 @@ pub struct KernelStages {
 
 struct Stage {
     name: String,
-    /// Part of the kernel's cycles.
+    /// Share of the kernel's cycles.
     share: f64,
     /// Time of each block, nanoseconds.
     blocks_ns: Vec<f64>,
 }
 
-/// Those of a recording; kernels of which nothing was counted are left out.
-pub fn of(recording: &CaseRecording) -> Vec<KernelStages> {
-    recording.stages.iter().filter_map(|stages| of_kernel(recording, stages)).collect()
+/// The stages of a recording; kernels without counts are skipped.
+pub fn from_recording(recording: &CaseRecording) -> Vec<KernelStages> {
+    recording.stages.iter().filter_map(|stages| kernel_stages(recording, stages)).collect()
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn of_kernel(recording: &CaseRecording, stages: &RecordedStages) -> Option<KernelStages> {
+fn kernel_stages(recording: &CaseRecording, stages: &RecordedStages) -> Option<KernelStages> {
     let trace = &recording.trace;
     let is_it = |name: u32| trace.names.get(name as usize) == Some(&stages.kernel);
     let recorded = trace.kernels.iter().filter(|kernel| is_it(kernel.name));
@@ -84,7 +84,7 @@ impl Stage {
 }
 
 impl KernelStages {
-    /// A table with its heading.
+    /// The stages as a table with a heading.
     pub fn text(&self, shown: &dyn Fn(&Table) -> String) -> String {
         let mut table =
             Table::new(&["stage", "a launch", "share", "shortest block", "longest block"]);
@@ -109,7 +109,7 @@ impl KernelStages {
         )
     }
 
-    /// The same for programs.
+    /// The stages as JSON.
     pub fn json(&self) -> Value {
         let stage = |stage: &Stage| {
             json!({
@@ -126,7 +126,7 @@ impl KernelStages {
         })
     }
 
-    /// A row a stage, a ring a block.
+    /// A chart with a row for each stage and a ring for each block.
     fn chart(&self, case: &str) -> Chart {
         let row = |stage: &Stage| Row {
             label: stage.name.clone(),
@@ -146,7 +146,7 @@ impl KernelStages {
         }
     }
 
-    /// A file's name and what belongs into it.
+    /// The chart's file name and contents.
     pub fn drawing(&self, case: &str) -> anyhow::Result<(String, String)> {
         let safe = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_");
         Ok((format!("{}-{}-stages.svg", safe(case), safe(&self.kernel)), self.chart(case).svg()?))

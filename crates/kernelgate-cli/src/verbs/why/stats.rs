@@ -1,4 +1,4 @@
-//! `kernelgate stats`: the tables of `nsys stats`, for traces of several recorders.
+//! `kernelgate stats`: prints the tables of `nsys stats`, for traces of several recorders.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use serde_json::json;
 use super::trace_file;
 use crate::verbs::shared::output::{json as json_text, print_json, write_all};
 
-/// The version of the JSON that is printed.
+/// Version of the JSON output.
 const SCHEMA: u32 = 1;
 
-/// Bytes from which on a file is read once for each table, and no row is kept that need not be.
-const LARGE: u64 = 256 << 20;
+/// Size of a file from which it is read once for each table, so that fewer rows are in memory.
+const READ_PER_TABLE_FROM: u64 = 256 << 20;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -100,7 +100,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// The trace as far as the tables need it, restricted to `--range`.
+/// The trace with the tables that are needed, restricted to `--range`.
 fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Result<Trace> {
     let mut wanted =
         reports.iter().fold(Wanted::default(), |all, report| all.and(report.columns()));
@@ -117,7 +117,7 @@ fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Resul
     Ok(trace)
 }
 
-/// Says what could not be read, each of it once however many tables it is missing in.
+/// Prints what could not be read, each problem once.
 fn warn(path: &Path, problems: &BTreeSet<String>) {
     for problem in problems {
         eprintln!("warning: {}", printable(&format!("{}: {problem}", path.display())));
@@ -130,14 +130,14 @@ fn tables(
     reports: &[Report],
     arguments: &Arguments,
 ) -> anyhow::Result<(Trace, Vec<Table>)> {
-    let large = std::fs::metadata(path).is_ok_and(|file| file.len() >= LARGE);
+    let large = std::fs::metadata(path).is_ok_and(|file| file.len() >= READ_PER_TABLE_FROM);
     if !large || arguments.range.is_some() {
         let trace = load(path, reports, arguments)?;
         warn(path, &trace.quality.unreadable.iter().cloned().collect());
         let tables = reports.iter().map(|&report| stats::table(&trace, report)).collect();
         return Ok((trace, tables));
     }
-    // One table after the other, each with as little in memory as it needs.
+    // One table is read after the other, each with as little memory as it needs.
     let (mut tables, mut problems) = (Vec::new(), BTreeSet::new());
     for &report in reports {
         let streamed =
@@ -209,7 +209,7 @@ fn files(
     tables.iter().map(file).collect()
 }
 
-/// A name for the files of each trace: its own, with the folder where two have the same.
+/// A file name for each trace: its own, with the folder if two are the same.
 fn file_names(traces: &[PathBuf]) -> Vec<String> {
     let part = |path: Option<&std::ffi::OsStr>| {
         path.map_or(String::new(), |name| name.to_string_lossy().replace(['/', '\\'], "_"))
@@ -233,7 +233,7 @@ fn file_names(traces: &[PathBuf]) -> Vec<String> {
     traces.iter().map(name).collect()
 }
 
-/// What `summary.json` says of a trace.
+/// The entry of a trace in `summary.json`.
 fn summary(path: &Path, trace: &Trace, files: &[(String, String)]) -> serde_json::Value {
     let activities = idle::activities(trace, |_| true);
     let busy_ns: i64 = activities.iter().map(|of| of.busy_ns).sum();
@@ -260,9 +260,10 @@ mod tests {
 
     #[test]
     fn every_trace_has_file_names_of_its_own() {
-        let of = |paths: &[&str]| file_names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
-        assert_eq!(of(&["a/x.sqlite", "b/y.pt.trace.json.gz"]), ["x", "y"]);
-        assert_eq!(of(&["a/trace.sqlite", "b/trace.sqlite"]), ["a_trace", "b_trace"]);
-        assert_eq!(of(&["a/trace.sqlite", "a/trace.sqlite"]), ["a_trace", "a_trace_2"]);
+        let names =
+            |paths: &[&str]| file_names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert_eq!(names(&["a/x.sqlite", "b/y.pt.trace.json.gz"]), ["x", "y"]);
+        assert_eq!(names(&["a/trace.sqlite", "b/trace.sqlite"]), ["a_trace", "b_trace"]);
+        assert_eq!(names(&["a/trace.sqlite", "a/trace.sqlite"]), ["a_trace", "a_trace_2"]);
     }
 }

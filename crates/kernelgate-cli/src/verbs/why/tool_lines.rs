@@ -1,4 +1,4 @@
-//! Command lines that measure a case with Nsight, and what then reads the result.
+//! Command lines that measure a case with Nsight tools, and that read the result.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,8 @@ use crate::benches::find::BenchExecutable;
 
 use crate::fleet::task::quoted;
 
-/// What tells what bounds a kernel, what limits its occupancy, and what its warps wait for.
+/// Sections that show the bound of a kernel, the limit of its occupancy, and the stalls of its
+/// warps.
 const SECTIONS: [&str; 6] = [
     "SpeedOfLight",
     "LaunchStats",
@@ -15,17 +16,17 @@ const SECTIONS: [&str; 6] = [
     "WarpStateStats",
     "MemoryWorkloadAnalysis",
 ];
-/// Kernels that Nsight Compute measures, by their time.
+/// Largest number of kernels that Nsight Compute measures, those with most time.
 const MAX_KERNELS: usize = 3;
-/// Launches of them that it measures.
+/// Launches of each kernel that it measures.
 const LAUNCHES: usize = 5;
 
-/// Columns of a line that is broken.
+/// Longest line after wrapping.
 const COLUMNS: usize = 96;
 
-/// Command lines, word by word: Nsight Systems, Nsight Compute, each with what reads its report. `kernels` are
-/// the case's, by time; none are known where nothing was recorded, and then those whose names begin
-/// with the family's are measured.
+/// Command lines, word by word, for Nsight Systems and Nsight Compute, each with the command that
+/// reads its report. `kernels` are the case's, by time; if it is empty because nothing was
+/// recorded, kernels whose names begin with the family's are measured.
 pub fn lines(
     executable: &BenchExecutable,
     settings: &BTreeMap<String, String>,
@@ -63,7 +64,7 @@ pub fn lines(
     ]
 }
 
-/// A command line in lines of a terminal, with the backslash that joins them in a shell.
+/// A command line wrapped for a terminal, with backslashes between lines.
 pub fn broken(words: &[String]) -> String {
     let (mut text, mut column) = (String::new(), 0);
     for word in words {
@@ -80,9 +81,9 @@ pub fn broken(words: &[String]) -> String {
     text
 }
 
-/// A regular expression of the kernels that are worth measuring.
+/// A regular expression for the kernels to measure.
 fn kernel_filter(case: &str, kernels: &[&str]) -> String {
-    let own = kernels.iter().filter_map(|name| own_name(name));
+    let own = kernels.iter().filter_map(|name| unmangled_name(name));
     let mut names: Vec<String> = own.take(MAX_KERNELS).map(regex::escape).collect();
     names.dedup();
     if names.is_empty() {
@@ -92,9 +93,9 @@ fn kernel_filter(case: &str, kernels: &[&str]) -> String {
     format!("^({})$", names.join("|"))
 }
 
-/// A function's own name, by which Nsight Compute filters: of a mangled one (`_ZN3lib4gemmI…`) the
-/// last of the names that it begins with. None where it cannot be told.
-fn own_name(symbol: &str) -> Option<&str> {
+/// A function's own name, by which Nsight Compute filters: for a mangled name (`_ZN3lib4gemmI…`)
+/// the last of the names that it begins with. `None` if the symbol cannot be parsed.
+fn unmangled_name(symbol: &str) -> Option<&str> {
     let Some(mangled) = symbol.strip_prefix("_Z") else {
         return Some(symbol).filter(|name| !name.is_empty());
     };
@@ -135,8 +136,8 @@ mod tests {
         assert!(ncu.contains("--clock-control none --section SpeedOfLight "), "{ncu}");
         assert!(ncu.contains("-k 'regex:^(k_1|Kernel2)$' --launch-count 5 "), "{ncu}");
         assert_eq!(kernel_filter("f/op", &[]), "^f");
-        assert_eq!(own_name("_Z4gemmPf"), Some("gemm"));
-        assert_eq!(own_name("_Z99gemm"), None, "cut short");
+        assert_eq!(unmangled_name("_Z4gemmPf"), Some("gemm"));
+        assert_eq!(unmangled_name("_Z99gemm"), None, "cut short");
         assert_eq!(kernel_filter("f/op", &["a", "b", "c", "d"]), "^(a|b|c)$");
     }
 }

@@ -1,4 +1,4 @@
-//! A trace from a file, for the verbs that read one: all of it, or what `--range` asks for.
+//! Reads a trace from a file: the whole trace, or the part that `--range` selects.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use kernelgate_trace::analyze::ranges::inside;
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 
-/// What is wanted of a trace, of a `range` only what was launched inside.
+/// Reads the wanted tables of a trace; with a `range` only what was launched inside it.
 pub fn open(path: &Path, wanted: &Wanted, range: Option<&str>) -> anyhow::Result<Trace> {
     let failed = |error| anyhow::anyhow!("failed to {error}");
     let Some(range) = range else {

@@ -1,7 +1,8 @@
-//! The promised error rates and the power, by simulation: whole comparisons, asked after every
-//! block, cases no longer measured once decided. `KERNELGATE_SIMULATIONS=1000 cargo test --lib
-//! simulation -- --nocapture --test-threads 1` prints the table of docs/evidence-decision.md; without
-//! the variable there are few comparisons a row, which would show a gross error and no more.
+//! The promised error rates and the power, by simulation: whole comparisons that are decided after
+//! every block, and in which decided cases are no longer measured. `KERNELGATE_SIMULATIONS=1000
+//! cargo test --lib simulation -- --nocapture --test-threads 1` prints the table of
+//! docs/evidence-decision.md. Without the variable each row has few comparisons, which would only
+//! show a gross error.
 
 use std::path::Path;
 
@@ -14,16 +15,16 @@ use super::*;
 use crate::gate::calibration::{Calibration, ComparisonKind};
 use kernelgate::record::file;
 
-/// How one process of a case differs from the next, in units of the standard deviation where there
-/// is one.
+/// Distribution of the differences between processes of a case, in units of the standard deviation
+/// if there is one.
 #[derive(Debug, Clone, Copy)]
 enum Noise {
     Normal,
-    /// Two degrees of freedom and no variance.
+    /// Student's t with two degrees of freedom, which has no variance.
     Student,
-    /// One in ten is five times as wide.
+    /// A normal distribution; one process in ten is five times as wide.
     Contaminated,
-    /// One in twenty takes twice as long.
+    /// One process in twenty takes twice as long.
     Doubled,
 }
 
@@ -43,11 +44,11 @@ impl Noise {
 /// Co-running load.
 #[derive(Debug, Clone, Copy)]
 struct Load {
-    /// Probability that a process of the base is co-running with it, and of the head.
+    /// Probability that the load runs beside a process of the base, and of the head.
     beside: [f64; 2],
-    /// Share of the CPU time that it takes.
+    /// Share of the CPU time that the load takes.
     share: f64,
-    /// Factor on the time.
+    /// Factor by which the load multiplies the time.
     slowdown: f64,
 }
 
@@ -56,7 +57,7 @@ struct World {
     name: &'static str,
     cases: usize,
     noise: Noise,
-    /// Between processes, of which half the variance is common to the cases of a process.
+    /// Standard deviation between processes; half the variance is common to the cases of a process.
     sd: f64,
     /// Relative slow-down of one case in four (at least one) of the head; negative is faster.
     effect: f64,
@@ -64,14 +65,14 @@ struct World {
     drift: f64,
     /// Width of the steps from process to process that all cases share.
     wander: f64,
-    /// Part of the sum of earlier steps that a process keeps: 1 is a random walk, less a level with
-    /// that autocorrelation.
+    /// Part of the sum of earlier steps that a process keeps: 1 is a random walk, a smaller value
+    /// gives a level with that autocorrelation.
     persistence: f64,
-    /// Whether the processes know what others took of the CPU (a little, at random).
+    /// Whether the processes record the CPU share of others (a little, at random).
     host: bool,
     load: Option<Load>,
-    /// Relative clock of the head's processes, which the time follows and the cycles do not; 1
-    /// leaves the cycles unknown.
+    /// Relative clock of the head's processes, which affects the time and not the cycles; 1 leaves
+    /// the cycles unknown.
     clock: f64,
     plan: TestPlan,
 }
@@ -98,7 +99,7 @@ impl World {
         self.effect != 0.0 && case.is_multiple_of(4)
     }
 
-    /// One process: an observation for each case.
+    /// Simulates one process: an observation for each case.
     fn process(&self, arm: Arm, level: f64, random: &mut ChaCha8Rng) -> Vec<Timing> {
         let side = usize::from(arm == Arm::Head);
         let load = self.load.filter(|load| random.random_bool(load.beside[side]));
@@ -158,7 +159,7 @@ impl World {
     }
 }
 
-/// What came of many comparisons.
+/// Counts over many comparisons.
 #[derive(Debug, Clone, Copy, Default)]
 struct Row {
     comparisons: usize,
@@ -237,7 +238,7 @@ fn run(world: &World, default: usize) -> Row {
     row
 }
 
-/// P(at most `seen` of `count`) at probability `p`.
+/// Binomial probability of at most `seen` of `count` at probability `p`.
 fn binomial(seen: usize, count: usize, p: f64) -> f64 {
     let mut term = (count as f64 * (-p).ln_1p()).exp();
     let mut sum = term;
@@ -248,7 +249,8 @@ fn binomial(seen: usize, count: usize, p: f64) -> f64 {
     sum
 }
 
-/// Exact upper 95 % bound for the probability of what was seen so often (Clopper and Pearson).
+/// Exact upper 95 % bound for the probability of an event that was seen this often (Clopper and
+/// Pearson).
 fn upper_bound(seen: usize, count: usize) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..50 {
@@ -258,7 +260,7 @@ fn upper_bound(seen: usize, count: usize) -> f64 {
     high
 }
 
-/// Whether so many are not more than chance gives (1 in 1000) at the promised probability.
+/// Whether the number of alarms is within chance (1 in 1000) of the promised probability.
 fn kept(row: &Row, promised: f64) -> bool {
     row.alarmed == 0 || 1.0 - binomial(row.alarmed - 1, row.comparisons, promised) > 1e-3
 }
@@ -271,8 +273,8 @@ fn the_bound_is_that_of_the_tables() {
     );
 }
 
-/// Threshold 0, so that identical builds are at the edge of what may not fail: here the level is
-/// used up, if anywhere.
+/// With threshold 0, identical builds are at the edge of a failure: if the level is used up
+/// anywhere, it is here.
 #[test]
 fn at_the_edge_false_alarms_keep_the_promised_level() {
     let plan = TestPlan {
@@ -321,9 +323,10 @@ fn autocorrelated_trials_keep_the_promised_level() {
             0.01,
         ),
     ] {
-        // Almost all that differs between processes is the level that persists.
-        let of = World { persistence, wander: 0.02, plan, ..world(name, 3, noise, 0.002) };
-        let row = run(&of, 8);
+        // The persistent level makes almost all of the difference between processes.
+        let world_of_case =
+            World { persistence, wander: 0.02, plan, ..world(name, 3, noise, 0.002) };
+        let row = run(&world_of_case, 8);
         assert!(kept(&row, promised), "{name}: {row:?}");
     }
 }
@@ -350,7 +353,7 @@ fn identical_builds_are_not_called_slower() {
     }
 }
 
-/// What a small budget leaves: nothing may fail, and what is quiet enough is still decided.
+/// A small budget fails nothing, and cases with little noise are still decided.
 #[test]
 fn few_blocks_fail_nothing() {
     for (name, cases, sd, blocks, least) in [
@@ -371,7 +374,7 @@ fn few_blocks_fail_nothing() {
 }
 
 #[test]
-fn drift_and_wandering_do_not_fire() {
+fn drift_and_wandering_raise_no_alarm() {
     let steady = World {
         drift: 0.002,
         ..world("A/A, 0.5 %, drift 0.2 % a process", 4, Noise::Normal, 0.005)
@@ -416,9 +419,9 @@ fn injected_changes_are_found() {
     assert!(row.found * 10 >= row.changed_cases * 9, "{row:?}");
 }
 
-/// What comparisons of identical builds call detectable is then injected.
+/// The change that comparisons of identical builds call detectable is injected afterwards.
 #[test]
-fn what_is_called_detectable_is_found() {
+fn a_change_that_is_called_detectable_is_found() {
     for (name, blocks) in
         [("as called detectable, 2 %, 6 blocks", 6), ("as called detectable, 2 %, 20 blocks", 20)]
     {
@@ -439,7 +442,7 @@ fn what_is_called_detectable_is_found() {
 
 #[test]
 fn load_from_others_is_never_a_regression() {
-    // Nothing is decided before the blocks end.
+    // No case is decided before the blocks end.
     let plan = TestPlan { max_blocks: 48, ..TestPlan::default() };
     for (name, beside, share, slowdown) in [
         ("load beside the head: 33 %, 1.8 times", [0.0, 1.0], 0.33, 1.8),
@@ -470,7 +473,7 @@ fn a_lower_clock_is_never_a_regression() {
     assert_eq!(row.inconclusive_of_unchanged, row.unchanged_cases, "{row:?}");
 }
 
-/// A/A comparisons as cards recorded them: calibrations of an H200 and of three H100.
+/// Recorded A/A comparisons: calibrations of an H200 and of three H100.
 fn recorded() -> Vec<Observed> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = [
@@ -482,7 +485,10 @@ fn recorded() -> Vec<Observed> {
     let calibrations = files.map(|name| file::read::<Calibration>(&repository.join(name)).unwrap());
     let most = TestPlan::default().max_blocks;
     let trials = |calibration: &Calibration| -> Vec<Observed> {
-        calibration.of(ComparisonKind::Null).map(|known| known.observed(false, most)).collect()
+        calibration
+            .comparisons_of(ComparisonKind::Null)
+            .map(|known| known.observed(false, most))
+            .collect()
     };
     calibrations.iter().flat_map(trials).collect()
 }
@@ -497,7 +503,8 @@ fn exchanged(observed: &Observed) -> Observed {
     observed.iter().map(|(case, of_case)| (case.clone(), blocks(of_case))).collect()
 }
 
-/// Comparisons in so many shards, each a recorded comparison of a card: those with a false alarm.
+/// Number of comparisons with a false alarm, each in this number of shards, which are recorded
+/// comparisons of a card.
 fn alarms_in_shards(recorded: &[Observed], shards: usize, plan: &TestPlan, count: usize) -> Row {
     let compare = |seed: u64| {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -520,8 +527,8 @@ fn alarms_in_shards(recorded: &[Observed], shards: usize, plan: &TestPlan, count
     Row { comparisons: count, alarmed, ..Row::default() }
 }
 
-/// Alarms of the first round alone: the second round, which confirms, only takes some away. At the
-/// threshold 0 identical builds are at the edge of what may not fail.
+/// Alarms of the first round alone: the second round, which confirms, only removes some. With
+/// threshold 0, identical builds are at the edge of a failure.
 #[test]
 fn shards_together_alarm_as_rarely_as_one_comparison() {
     let recorded = recorded();

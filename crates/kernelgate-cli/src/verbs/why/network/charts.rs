@@ -1,4 +1,4 @@
-//! The questions as drawings, a bar a case.
+//! Charts of recorded networks, with a bar for each case.
 
 use kernelgate::display::time;
 use kernelgate_trace::diagnose::network::{AttentionOperation, class_shares};
@@ -7,7 +7,7 @@ use super::NetworkCase;
 use super::tables::{largest_kinds, passes};
 use crate::plot::{Axis, Body, Chart, MAX_ROWS, Quantity, Row, RowMark, Rows, ScaleKind};
 
-/// Names of files with their drawings; none without networks.
+/// Names of files with their drawings; empty without networks.
 pub fn drawings(cases: &[NetworkCase]) -> anyhow::Result<Vec<(String, String)>> {
     let charts = [
         ("network-host.svg", host(cases)),
@@ -32,7 +32,7 @@ fn chart(title: &str, subtitle: &str, axis: Axis, legend: &[&str], rows: Vec<Row
     }
 }
 
-/// Values one behind the other, each in the colour of its number.
+/// Consecutive spans for these values, each in the colour of its number.
 fn stacked(values: &[f64]) -> Vec<RowMark> {
     let mut from = 0.0;
     let mut mark = |(colour, value): (usize, &f64)| {

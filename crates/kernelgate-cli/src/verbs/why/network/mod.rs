@@ -1,5 +1,5 @@
-//! The questions of the profiling guide about networks, over all cases that were recorded: host
-//! against device, the largest kernels, inference against training, attention, utilization.
+//! Comparisons over all recorded networks: host against device, the largest kernels, inference
+//! against training, attention, utilization.
 //!
 //! A network is a case whose recording has phases (`kernelgate_trace::diagnose::network`).
 
@@ -19,34 +19,35 @@ use crate::report::utilization::ModelUtilization;
 
 /// A recorded network; times are of one launch, in nanoseconds.
 pub struct NetworkCase {
-    /// Its id.
+    /// Id of the case.
     pub case: String,
     /// Family, operation and axes in the id.
     problem: String,
     /// Implementation and caches in the id.
     row: String,
     network: Network,
-    /// By the host's timer, with a wait at the end of all launches.
+    /// Time by the host's timer, with a wait at the end of all launches.
     wall_ns: f64,
-    /// By the host's timer around the launch alone.
+    /// Time by the host's timer around the launch alone.
     launching_ns: f64,
-    /// From the first start to the last end on the device, all launches over their number.
+    /// Time from the first start to the last end on the device, over all launches, divided by their
+    /// number.
     device_ns: f64,
-    /// The part of it in which an operation ran.
+    /// The part of that time in which an operation ran.
     busy_ns: f64,
-    /// From a launch's first start to its last end.
+    /// Time from the first start to the last end of one launch.
     launch_ns: f64,
     /// Time in which the device was idle between operations, by cause, the longest first.
     idle: Vec<(String, f64)>,
     samples_per_s: Option<f64>,
     sample_unit: SampleUnit,
     utilization: ModelUtilization,
-    /// The published peak that the utilization counts by.
+    /// The published peak on which the utilization is based.
     published: Option<String>,
 }
 
 impl NetworkCase {
-    /// The case of a recording; `None` without phases, or where nothing ran.
+    /// The network of a recording; `None` without phases, or if nothing ran.
     pub fn new(
         recording: &CaseRecording,
         tree: &[RangeUse],
@@ -90,14 +91,14 @@ impl NetworkCase {
         self.network.phase(Phase::Forward).map_or(&[], |phase| &phase.kernels)
     }
 
-    /// Part of the busy time of a phase, 0 to 1.
+    /// Share of a phase in the busy time, 0 to 1.
     fn phase_share(&self, phase: Phase) -> Option<f64> {
         let all: f64 = self.network.phases.iter().map(|of| of.busy_ns).sum();
         self.network.phase(phase).map(|of| of.busy_ns / all.max(1.0))
     }
 
-    /// Kernels of inference: those of the same row's forward pass where it was recorded, else of the
-    /// forward pass within the step.
+    /// Kernels of inference: those of the same row's recorded forward pass, or else of the forward
+    /// pass within the step.
     fn inference<'a>(&'a self, all: &'a [Self]) -> &'a [KernelUse] {
         if !self.network.trains() {
             return self.forward();
@@ -115,7 +116,7 @@ impl NetworkCase {
         self.row == other.row && split(&self.problem) == split(&other.problem)
     }
 
-    /// Time of attention's kernels in the forward pass: of its three operations, or fused.
+    /// Time of attention's kernels in the forward pass, fused or as three operations.
     fn attention_ns(&self) -> Option<f64> {
         let passes = self.network.passes.max(1) as f64;
         let unfused = self.network.attention.as_ref().map(|of| of.kernel_ns() as f64 / passes);
@@ -132,7 +133,7 @@ impl NetworkCase {
         all.iter().find(same)
     }
 
-    /// For programs; `all` are the cases of the same call.
+    /// The numbers for programs; `all` are the cases of the same call.
     pub fn json(&self, all: &[Self]) -> Value {
         let idle: Vec<Value> =
             self.idle.iter().map(|(cause, ns)| json!({ "cause": cause, "idle_ns": ns })).collect();

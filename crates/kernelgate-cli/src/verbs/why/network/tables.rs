@@ -1,4 +1,4 @@
-//! The questions as tables, one after the other, with a row a case.
+//! Tables of recorded networks, with a row for each case.
 
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
@@ -11,11 +11,11 @@ use kernelgate_trace::stats::shorten;
 use super::NetworkCase;
 
 /// Columns of a kernel's name.
-const NAME: usize = 40;
-/// Kernels of a case that are listed.
-const LISTED: usize = 6;
-/// Kinds of kernels with columns of their own.
-const KINDS: usize = 6;
+const MAX_NAME: usize = 40;
+/// Largest number of kernels of a case that are listed.
+const MAX_KERNELS: usize = 6;
+/// Largest number of kinds of kernels with columns of their own.
+const MAX_KINDS: usize = 6;
 
 fn percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
@@ -157,7 +157,7 @@ fn largest(cases: &[NetworkCase]) -> Table {
         });
         vec![vec![
             case.row.clone(),
-            shorten(&short_name(&first.name), NAME),
+            shorten(&short_name(&first.name), MAX_NAME),
             number(first.launches),
             time(first.kernel_ns),
             percent(first.kernel_ns / kernel_ns(&step).max(1.0)),
@@ -174,14 +174,14 @@ fn others(cases: &[NetworkCase]) -> Table {
         let all = kernel_ns(forward).max(1.0);
         let other =
             |of: &&KernelUse| of.class != KernelClass::Matmul && of.kernel_ns >= MATTERS * all;
-        let listed: Vec<&KernelUse> = forward.iter().filter(other).take(LISTED).collect();
+        let listed: Vec<&KernelUse> = forward.iter().filter(other).take(MAX_KERNELS).collect();
         if listed.is_empty() || case.network.trains() {
             continue;
         }
         table.heading(case.case.clone());
         for of in listed {
             table.row(vec![
-                shorten(&short_name(&of.name), NAME),
+                shorten(&short_name(&of.name), MAX_NAME),
                 of.class.label().to_owned(),
                 number(of.launches),
                 time(of.kernel_ns),
@@ -192,7 +192,7 @@ fn others(cases: &[NetworkCase]) -> Table {
     table
 }
 
-/// A case's kernels with what they are: inference, or training.
+/// A case's kernels, with the pass to which they belong: inference, or training.
 pub(super) fn passes<'a>(
     case: &'a NetworkCase,
     all: &'a [NetworkCase],
@@ -200,7 +200,7 @@ pub(super) fn passes<'a>(
     let mut passes = Vec::new();
     let trains = case.network.trains();
     let paired = |of: &&NetworkCase| of.network.trains() && of.pairs_with(case);
-    // A forward pass stands beside its training step.
+    // A forward pass is shown beside its training step.
     if trains || !all.iter().any(|of| paired(&of)) {
         passes.push(("inference", case.inference(all).to_vec()));
     }
@@ -221,7 +221,7 @@ pub(super) fn largest_kinds(cases: &[NetworkCase]) -> Vec<KernelClass> {
     }
     sums.retain(|(class, _)| *class != KernelClass::Other);
     sums.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    sums.into_iter().map(|(class, _)| class).take(KINDS).collect()
+    sums.into_iter().map(|(class, _)| class).take(MAX_KINDS).collect()
 }
 
 fn kinds(cases: &[NetworkCase]) -> Table {
