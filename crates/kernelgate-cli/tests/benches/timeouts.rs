@@ -33,7 +33,7 @@ fn main() {
         eprintln!("a library is missing");
         std::process::exit(127);
     }
-    if asked {
+    if asks {
         println!("kernelgate-protocol 1-2");
         let _ = std::io::stdout().flush();
     } else {
