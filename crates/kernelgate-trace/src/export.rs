@@ -161,9 +161,9 @@ impl Lanes {
 
 /// The number of the first place with the same process and device.
 fn device_track(trace: &Trace, place: u32) -> i64 {
-    let of = |place: &crate::model::gpu::Place| (place.process, place.device);
-    let own = of(&trace.places[place as usize]);
-    let first = trace.places.iter().position(|place| of(place) == own);
+    let device = |place: &crate::model::gpu::Place| (place.process, place.device);
+    let own = device(&trace.places[place as usize]);
+    let first = trace.places.iter().position(|place| device(place) == own);
     i64::try_from(first.unwrap_or(0)).unwrap_or(0)
 }
 

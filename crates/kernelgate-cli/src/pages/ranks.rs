@@ -76,7 +76,7 @@ fn problems(job: &Job) -> Markup {
 
 fn findings(job: &Job) -> Markup {
     let stragglers = job.stragglers();
-    let severity = |rank: &RankSum| Severity::of_saving(rank.delayed_ns, job.span_ns).label();
+    let severity = |rank: &RankSum| Severity::from_saving(rank.delayed_ns, job.span_ns).label();
     html! {
         @for rank in &stragglers {
             h3 class={ "finding " (severity(rank)) } {

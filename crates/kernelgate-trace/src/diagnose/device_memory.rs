@@ -88,15 +88,15 @@ pub(super) fn memory_use(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUs
     for row in order {
         let place = &trace.places[rows.place[row].0 as usize];
         let new = uses.len();
-        let of = *index.entry((place.process, place.device)).or_insert(new);
-        if of == new {
+        let number = *index.entry((place.process, place.device)).or_insert(new);
+        if number == new {
             let pid = trace.processes[place.process as usize].pid;
             uses.push(Held::new(place.process, pid, place.device));
         }
         let (time, address) = (rows.time[row], rows.address[row]);
         match rows.given_back[row] {
-            true => uses[of].give_back(time, address),
-            false => uses[of].take(time, address, rows.bytes[row]),
+            true => uses[number].give_back(time, address),
+            false => uses[number].take(time, address, rows.bytes[row]),
         }
     }
     uses.into_iter().map(|held| held.finish(trace, outermost)).collect()
@@ -113,7 +113,7 @@ struct Held {
 
 impl Held {
     fn new(process: u32, pid: i64, device: u32) -> Self {
-        let of = MemoryUse {
+        let memory_use = MemoryUse {
             pid,
             device,
             held: Vec::new(),
@@ -123,7 +123,7 @@ impl Held {
             unknown: 0,
             phases: Vec::new(),
         };
-        Self { process, of, bytes: 0, live: HashMap::new() }
+        Self { process, of: memory_use, bytes: 0, live: HashMap::new() }
     }
 
     fn take(&mut self, time: i64, address: u64, bytes: u64) {

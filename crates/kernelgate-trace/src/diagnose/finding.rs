@@ -40,7 +40,7 @@ const WARNING_SHARE: f64 = 2.0;
 impl Severity {
     /// The severity of a finding that could save a part of a span.
     #[allow(clippy::cast_precision_loss)]
-    pub fn of_saving(saved_ns: i64, span_ns: i64) -> Self {
+    pub fn from_saving(saved_ns: i64, span_ns: i64) -> Self {
         let share = saved_ns as f64 / span_ns.max(1) as f64 * 100.0;
         match share {
             _ if share >= SEVERE_SHARE => Self::Severe,
@@ -191,7 +191,7 @@ impl Finding {
         let gain_ns = gain_ns.max(0);
         if self.recoverable_ns.is_none_or(|claimed| claimed > gain_ns) {
             self.recoverable_ns = Some(gain_ns);
-            self.severity = self.severity.min(Severity::of_saving(gain_ns, span_ns));
+            self.severity = self.severity.min(Severity::from_saving(gain_ns, span_ns));
         }
     }
 }

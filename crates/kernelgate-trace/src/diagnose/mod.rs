@@ -85,11 +85,14 @@ pub fn diagnose(trace: &Trace) -> Diagnosis {
 /// # Errors
 /// Same errors as [`read::open`].
 pub fn diagnose_streamed(path: &Path) -> Result<Option<Diagnosis>, TraceError> {
-    of_stream(path, rules::apply)
+    with_streamed_context(path, rules::apply)
 }
 
 /// A result of an export whose ranges and calls go by.
-fn of_stream<T>(path: &Path, of: impl FnOnce(&Context<'_>) -> T) -> Result<Option<T>, TraceError> {
+fn with_streamed_context<T>(
+    path: &Path,
+    of: impl FnOnce(&Context<'_>) -> T,
+) -> Result<Option<T>, TraceError> {
     let mut pass = HostPass::default();
     let columns = Wanted { few_names: true, ..Wanted::ALL };
     let streamed = read::stream(path, &columns, |trace, row| pass.add(trace, row))?;

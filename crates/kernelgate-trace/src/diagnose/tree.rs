@@ -125,8 +125,8 @@ pub(super) fn range_tree(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse>
             node.operations += 1;
             node.own_ns += own_ns.at(id as usize);
             node.spans.push(span);
-            let known = node.instances.entry(instance).or_insert(span);
-            *known = (known.0.min(span.0), known.1.max(span.1));
+            let instance = node.instances.entry(instance).or_insert(span);
+            *instance = (instance.0.min(span.0), instance.1.max(span.1));
         }
     }
     let gaps = context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all));
@@ -209,7 +209,7 @@ impl Tree<'_> {
                 let own_busy_ns = union(&mut self.nodes[index].spans);
                 let node = &self.nodes[index];
                 let span_ns = node.instances.values().map(|(start, end)| end - start).sum();
-                let of_limits = of_limits(node.work.map(|index| &work[index]), node, span_ns);
+                let of_limits = reached_limits(node.work.map(|index| &work[index]), node, span_ns);
                 RangeUse {
                     path: paths[index].clone(),
                     name: node.name.clone(),
@@ -256,7 +256,7 @@ impl Tree<'_> {
 
 /// The part of its limits that a range reaches, each time it is open on average.
 #[allow(clippy::cast_precision_loss)]
-fn of_limits(work: Option<&DeclaredWork>, node: &Node, span_ns: i64) -> Vec<(String, f64)> {
+fn reached_limits(work: Option<&DeclaredWork>, node: &Node, span_ns: i64) -> Vec<(String, f64)> {
     let each = span_ns as f64 / node.instances.len().max(1) as f64;
     let reached = |(by, limit): &(String, f64)| (by.clone(), limit / each.max(1.0));
     work.map_or(Vec::new(), |work| work.limits.iter().map(reached).collect())

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-/// Bytes without a quotation mark, after which this is no trace: no name or number is so long, and
+/// Bytes without a quotation mark, after which this is not a trace: no name or number is so long, and
 /// nothing nests so deeply.
 const MAX_TOKEN: usize = 16 << 20;
 /// Unpacked bytes that are always allowed.

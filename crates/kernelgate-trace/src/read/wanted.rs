@@ -1,6 +1,6 @@
 //! Parts of a file to read.
 
-/// Which parts of a trace a question needs. What is not wanted is not read, as far as the format
+/// The parts of a trace that a question needs. Other parts are not read, as far as the format
 /// allows that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Wanted {

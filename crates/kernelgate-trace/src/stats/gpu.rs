@@ -118,11 +118,11 @@ pub(super) fn memory_sizes(trace: &Trace) -> Table {
 }
 
 pub(super) fn operations(trace: &Trace) -> Table {
-    let of = |rows: Vec<(String, Summary)>, category: &'static str| {
+    let categorized = |rows: Vec<(String, Summary)>, category: &'static str| {
         rows.into_iter().map(move |(name, summary)| ((name, category), summary))
     };
-    let mut rows: Vec<((String, &str), Summary)> = of(kernel_rows(trace), "CUDA_KERNEL")
-        .chain(of(memory_time_rows(trace), "MEMORY_OPER"))
+    let mut rows: Vec<((String, &str), Summary)> = categorized(kernel_rows(trace), "CUDA_KERNEL")
+        .chain(categorized(memory_time_rows(trace), "MEMORY_OPER"))
         .collect();
     rows.sort_by(|(a, x), (b, y)| y.total.cmp(&x.total).then_with(|| a.cmp(b)));
     let labelled = ["Category", "Operation"];

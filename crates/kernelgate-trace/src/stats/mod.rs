@@ -134,10 +134,10 @@ pub fn table(trace: &Trace, report: Report) -> Table {
         Report::GpuKernels => gpu::kernels(trace),
         Report::GpuKernelShapes => gpu::kernel_shapes(trace),
         Report::ApiCalls => calls::calls(trace),
-        Report::Ranges => of_rows(trace, RangeSums::new(false)),
-        Report::PushPopRanges => of_rows(trace, RangeSums::new(true)),
-        Report::RangeKernels => of_rows(trace, KernelSums::default()),
-        Report::RangeProjections => of_rows(trace, ProjectionSums::default()),
+        Report::Ranges => table_from_rows(trace, RangeSums::new(false)),
+        Report::PushPopRanges => table_from_rows(trace, RangeSums::new(true)),
+        Report::RangeKernels => table_from_rows(trace, KernelSums::default()),
+        Report::RangeProjections => table_from_rows(trace, ProjectionSums::default()),
         Report::KernelExecution => calls::kernel_execution(trace),
         Report::MemoryTimes => gpu::memory_times(trace),
         Report::MemorySizes => gpu::memory_sizes(trace),
@@ -145,7 +145,7 @@ pub fn table(trace: &Trace, report: Report) -> Table {
     }
 }
 
-fn of_rows(trace: &Trace, mut sums: impl Sums) -> Table {
+fn table_from_rows(trace: &Trace, mut sums: impl Sums) -> Table {
     read::rows_of(trace, |row| sums.add(trace, row));
     sums.table(&End { trace, name_of: Name, last: i64::MAX })
 }
@@ -157,10 +157,10 @@ fn of_rows(trace: &Trace, mut sums: impl Sums) -> Table {
 /// Same errors as [`read::open`].
 pub fn streamed(path: &Path, report: Report) -> Result<Option<Streamed>, TraceError> {
     match report {
-        Report::Ranges => of_stream(path, report, RangeSums::new(false)),
-        Report::PushPopRanges => of_stream(path, report, RangeSums::new(true)),
-        Report::RangeKernels => of_stream(path, report, KernelSums::default()),
-        Report::RangeProjections => of_stream(path, report, ProjectionSums::default()),
+        Report::Ranges => table_from_stream(path, report, RangeSums::new(false)),
+        Report::PushPopRanges => table_from_stream(path, report, RangeSums::new(true)),
+        Report::RangeKernels => table_from_stream(path, report, KernelSums::default()),
+        Report::RangeProjections => table_from_stream(path, report, ProjectionSums::default()),
         _ => Ok(None),
     }
 }
@@ -174,7 +174,7 @@ pub struct Streamed {
     pub trace: Trace,
 }
 
-fn of_stream(
+fn table_from_stream(
     path: &Path,
     report: Report,
     mut sums: impl Sums,

@@ -23,12 +23,12 @@ impl Summary {
     /// The summary of some values, which change their order.
     pub fn new(values: &mut [i64]) -> Self {
         values.sort_unstable();
-        Self::of_sorted(|| values.iter().map(|&value| (value, 1)))
+        Self::from_sorted(|| values.iter().map(|&value| (value, 1)))
     }
 
     /// The summary of values in order, each with how often it occurs.
     #[allow(clippy::cast_precision_loss)]
-    fn of_sorted<I: Iterator<Item = (i64, u32)>>(values: impl Fn() -> I) -> Self {
+    fn from_sorted<I: Iterator<Item = (i64, u32)>>(values: impl Fn() -> I) -> Self {
         let (mut count, mut total, mut last) = (0usize, 0i64, None);
         for (value, times) in values() {
             count += times as usize;
@@ -143,7 +143,7 @@ impl Counted {
         let first = self.rows.partition_point(|row| row.0 < group);
         let own = &self.rows[first..];
         let own = &own[..own.partition_point(|row| row.0 == group)];
-        Summary::of_sorted(|| own.iter().map(|&(_, value, times)| (value, times)))
+        Summary::from_sorted(|| own.iter().map(|&(_, value, times)| (value, times)))
     }
 }
 
@@ -157,14 +157,14 @@ mod tests {
         for (group, value) in [(1, 4), (0, 10), (1, 2), (1, 9), (1, 3)] {
             samples.push(group, value);
         }
-        let of = samples.summaries(3);
-        assert_eq!(of[0].count, 1);
-        assert_eq!((of[0].median, of[0].deviation), (10.0, 0.0));
-        assert_eq!((of[1].count, of[1].total, of[1].min, of[1].max), (4, 18, 2, 9));
-        assert_eq!((of[1].mean, of[1].median), (4.5, 3.5));
+        let groups = samples.summaries(3);
+        assert_eq!(groups[0].count, 1);
+        assert_eq!((groups[0].median, groups[0].deviation), (10.0, 0.0));
+        assert_eq!((groups[1].count, groups[1].total, groups[1].min, groups[1].max), (4, 18, 2, 9));
+        assert_eq!((groups[1].mean, groups[1].median), (4.5, 3.5));
         // Squared distances 0.25 + 6.25 + 20.25 + 2.25 = 29, by 3.
-        assert!((of[1].deviation - (29.0f64 / 3.0).sqrt()).abs() < 1e-12);
-        assert_eq!(of[2], Summary::default());
+        assert!((groups[1].deviation - (29.0f64 / 3.0).sqrt()).abs() < 1e-12);
+        assert_eq!(groups[2], Summary::default());
     }
 
     #[test]
@@ -185,10 +185,10 @@ mod tests {
         assert_eq!(samples.counted.len(), 7, "{:?}", samples.counted);
         // Group 2 becomes group 0.
         samples.regroup(&[0, 1, 0]);
-        let of = samples.summaries(2);
-        assert_eq!(of[0], Summary::new(&mut [7, 7, 9, 8, 1, 3]));
-        assert_eq!((of[0].count, of[0].total, of[0].median), (6, 35, 7.0));
-        assert_eq!(of[1], Summary::new(&mut [5, 5, 4]));
-        assert_eq!(of[1].median, 5.0);
+        let groups = samples.summaries(2);
+        assert_eq!(groups[0], Summary::new(&mut [7, 7, 9, 8, 1, 3]));
+        assert_eq!((groups[0].count, groups[0].total, groups[0].median), (6, 35, 7.0));
+        assert_eq!(groups[1], Summary::new(&mut [5, 5, 4]));
+        assert_eq!(groups[1].median, 5.0);
     }
 }

@@ -103,7 +103,7 @@ impl Table {
     pub fn to_text(&self) -> String {
         const WIDTH: usize = 100;
         let cells: Vec<Vec<String>> =
-            self.rows.iter().map(|row| row.iter().map(shown).collect()).collect();
+            self.rows.iter().map(|row| row.iter().map(display).collect()).collect();
         let last = self.columns.len() - 1;
         let width = |column: usize| {
             let rows = cells.iter().map(|row| row[column].chars().count());
@@ -134,7 +134,7 @@ impl Table {
     }
 }
 
-fn shown(cell: &Cell) -> String {
+fn display(cell: &Cell) -> String {
     match cell {
         Cell::Integer(value) => thousands(&value.to_string()),
         Cell::Decimal(..) => thousands(&cell.plain()),

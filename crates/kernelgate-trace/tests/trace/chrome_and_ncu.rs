@@ -96,7 +96,7 @@ fn an_array_of_events_is_a_trace_too() {
 }
 
 #[test]
-fn what_was_cut_is_read_as_far_as_it_goes() {
+fn a_cut_file_is_read_up_to_its_end() {
     let text = KINETO.as_bytes();
     let cut = text.windows(8).position(|word| word == b"\"Memcpy ").unwrap();
     let trace = read("t.json", &text[..cut]);
@@ -189,7 +189,7 @@ fn ncu_csv_is_found_behind_other_output() {
 const RECORDED: &str = include_str!("fixture/ncu_h200_details.csv");
 
 #[test]
-fn what_the_printed_command_writes_is_imported() {
+fn files_of_the_printed_command_are_imported() {
     let trace = read("faults.csv", RECORDED.as_bytes());
     let [launch] = &trace.profiled[..] else { panic!("{} launches", trace.profiled.len()) };
     assert_eq!(trace.names.text(launch.kernel), "faults");

@@ -4,7 +4,7 @@ use crate::fixture::Export;
 use kernelgate_trace::diagnose::checklist::{Tick, checklist, to_json, to_text};
 use kernelgate_trace::diagnose::{CauseKind, Diagnosis, Finding, Severity, diagnose};
 
-fn found<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
+fn finding<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
     diagnosis.findings.iter().find(|finding| finding.id == id)
 }
 
@@ -35,7 +35,7 @@ fn a_wait_in_a_loop_is_found_with_its_range() {
         export.call(7, (start + 200_000, start + 400_000), 0, "cudaStreamSynchronize_v3020");
     });
     let diagnosis = diagnose(&export.read().unwrap());
-    let finding = found(&diagnosis, "sync-in-loop").unwrap();
+    let finding = finding(&diagnosis, "sync-in-loop").unwrap();
     assert_eq!(finding.measured.value, 5.0);
     assert_eq!(finding.evidence[0].what, "cudaStreamSynchronize");
     assert_eq!(finding.evidence[0].range.as_deref(), Some("step_#"));
@@ -63,7 +63,7 @@ fn a_single_wait_at_the_end_is_no_loop() {
     steps(&mut export, 5, |_, _, _| {});
     export.call(7, (9_000_000, 9_100_000), 0, "cudaDeviceSynchronize_v3020");
     let diagnosis = diagnose(&export.read().unwrap());
-    assert!(found(&diagnosis, "sync-in-loop").is_none());
+    assert!(finding(&diagnosis, "sync-in-loop").is_none());
     assert!(diagnosis.passed("sync-in-loop"));
 }
 
@@ -79,7 +79,7 @@ fn waits_without_ranges_are_a_loop_if_the_launches_between_them_repeat() {
         export.call(7, (start + 40_000, start + 50_000), 0, "cuStreamSynchronize");
     }
     let diagnosis = diagnose(&export.read().unwrap());
-    let finding = found(&diagnosis, "sync-in-loop").unwrap();
+    let finding = finding(&diagnosis, "sync-in-loop").unwrap();
     assert_eq!(finding.evidence[0].count, 8);
 }
 
@@ -94,11 +94,11 @@ fn pageable_and_synchronous_copies_are_found() {
     export.call(7, (500, 600), 3, "cudaMemcpy_v3020");
     export.copy((5000, 7000), 3, (2, 2, 1));
     let diagnosis = diagnose(&export.read().unwrap());
-    let pageable = found(&diagnosis, "pageable-copy").unwrap();
+    let pageable = finding(&diagnosis, "pageable-copy").unwrap();
     assert_eq!(pageable.evidence.len(), 1);
     assert_eq!(pageable.evidence[0].count, 1, "the pinned one is not blamed");
     assert!(pageable.evidence[0].what.contains("pageable to device"));
-    let synchronous = found(&diagnosis, "synchronous-copy").unwrap();
+    let synchronous = finding(&diagnosis, "synchronous-copy").unwrap();
     assert_eq!(synchronous.evidence[0].what, "cudaMemcpy Device-to-Host");
     assert_eq!(synchronous.recoverable_ns, Some(2000));
 }
@@ -116,7 +116,7 @@ fn launch_bound() -> Export {
 #[test]
 fn short_kernels_behind_long_launches_are_launch_bound() {
     let diagnosis = diagnose(&launch_bound().read().unwrap());
-    let finding = found(&diagnosis, "launch-bound").unwrap();
+    let finding = finding(&diagnosis, "launch-bound").unwrap();
     assert_eq!(finding.severity, Severity::Severe);
     // 200 kernels of 3 µs in 199 × 12 + 3 µs.
     assert!((finding.measured.value - 600.0 / 2391.0 * 100.0).abs() < 1e-9);
@@ -142,7 +142,7 @@ fn the_same_kernels_in_one_graph_are_not() {
         export.kernel(7, (start, start + 3_000), 1, "tiny");
     }
     let diagnosis = diagnose(&export.read().unwrap());
-    assert!(found(&diagnosis, "launch-bound").is_none());
+    assert!(finding(&diagnosis, "launch-bound").is_none());
     let causes = &diagnosis.devices[0].gaps.causes;
     assert_eq!((causes.len(), causes[0].kind), (1, CauseKind::BackToBack));
 }
@@ -183,7 +183,7 @@ fn small_grids_are_found_where_the_gpu_is_known() {
     export.launch((30, 40), (10_000, 12_000), 2, "wide");
     export.sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET gridX = 25 WHERE start = 1000;");
     let diagnosis = diagnose(&export.read().unwrap());
-    let finding = found(&diagnosis, "small-grid").unwrap();
+    let finding = finding(&diagnosis, "small-grid").unwrap();
     assert_eq!(finding.measured.value, 80.0);
     assert_eq!(finding.recoverable_ns, Some(6_000), "three quarters of it idle");
     assert!(finding.evidence[0].what.contains("25 blocks for 100 multiprocessors"));
@@ -219,7 +219,7 @@ fn issue_and_dram_give_the_bound_not_activity() {
     assert!(why.contains("too few"), "{why}");
     sample(50);
     let diagnosis = diagnose(&export.read().unwrap());
-    assert!(found(&diagnosis, "sampled-bound").unwrap().title.contains("is memory-bound"));
+    assert!(finding(&diagnosis, "sampled-bound").unwrap().title.contains("is memory-bound"));
 }
 
 #[test]
@@ -240,14 +240,14 @@ fn short_kernels_that_always_follow_each_other_could_be_fused() {
         diagnose(&export.read().unwrap())
     };
     let diagnosis = chain("gelu");
-    let finding = found(&diagnosis, "fusion").unwrap();
+    let fusion = finding(&diagnosis, "fusion").unwrap();
     // The pair lacks the gemm: the shorter kernel and the gap of 1 µs.
-    assert_eq!(finding.evidence.len(), 1);
-    assert_eq!(finding.evidence[0].what, "bias → gelu");
-    assert_eq!(finding.recoverable_ns, Some(10 * (2_000 + 1_000)));
-    assert!((finding.measured.value - 500.0 / 45.0).abs() < 1e-9, "{}", finding.measured.value);
+    assert_eq!(fusion.evidence.len(), 1);
+    assert_eq!(fusion.evidence[0].what, "bias → gelu");
+    assert_eq!(fusion.recoverable_ns, Some(10 * (2_000 + 1_000)));
+    assert!((fusion.measured.value - 500.0 / 45.0).abs() < 1e-9, "{}", fusion.measured.value);
     // A kernel that runs elsewhere too has other producers.
-    assert!(found(&chain("gemm"), "fusion").is_none());
+    assert!(finding(&chain("gemm"), "fusion").is_none());
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn block_sizes_that_are_no_multiple_of_a_warp_are_found() {
     assert!(diagnose(&export.read().unwrap()).passed("block-size"));
     export.sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET blockX = 40 WHERE start = 1000;");
     let diagnosis = diagnose(&export.read().unwrap());
-    let finding = found(&diagnosis, "block-size").unwrap();
+    let finding = finding(&diagnosis, "block-size").unwrap();
     assert_eq!(finding.measured.value, 80.0);
     assert_eq!(finding.recoverable_ns, Some(3_000), "24 of 64 threads idle");
 }
@@ -269,15 +269,15 @@ fn the_checklist_is_ticked_crossed_or_says_what_would_measure_it() {
     export.call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
     export.copy((500_000, 900_000), 1000, (1, 0, 2));
     let lines = checklist(&diagnose(&export.read().unwrap()));
-    let of = |text: &str| lines.iter().find(|line| line.text.starts_with(text)).unwrap();
-    assert_eq!(of("Minimal synchronization").tick, Tick::Holds);
-    let transactions = of("Memory transactions");
+    let line = |text: &str| lines.iter().find(|line| line.text.starts_with(text)).unwrap();
+    assert_eq!(line("Minimal synchronization").tick, Tick::Holds);
+    let transactions = line("Memory transactions");
     assert_eq!(transactions.tick, Tick::Fails);
     assert!(transactions.why.contains("pageable memory"), "{}", transactions.why);
-    let conflicts = of("No bank conflicts");
+    let conflicts = line("No bank conflicts");
     assert_eq!(conflicts.tick, Tick::NotMeasured);
     assert!(conflicts.why.contains("ncu --csv"), "{}", conflicts.why);
-    assert_eq!(of("Unrolled").tick, Tick::NotMeasured);
+    assert_eq!(line("Unrolled").tick, Tick::NotMeasured);
     assert_eq!(lines.len(), 16);
     let text = to_text(&lines);
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");

@@ -106,23 +106,26 @@ fn a_slower_kernel_explains_all_of_it() {
 
 #[test]
 fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
-    let of = |bytes| Steps { third_ns: 60_000, local: Some(bytes), ..PLAIN };
+    let with_local = |bytes| Steps { third_ns: 60_000, local: Some(bytes), ..PLAIN };
     let words = |base: &Steps, head: &Steps| {
         let difference = between(&base.export(), &head.export());
         let kernel = difference.parts.iter().find(|part| part.part.name == "k3").unwrap();
         let text = difference.to_text(["a", "b"]);
         (kernel.evidence(), text.split_whitespace().collect::<Vec<_>>().join(" "))
     };
-    let spills = Steps { registers: 128, ..of(184) };
+    let spills = Steps { registers: 128, ..with_local(184) };
     let (evidence, text) = words(&PLAIN, &spills);
     let expected = ["registers 96 -> 128", "spill to local memory 0 -> 184 B a thread"];
     assert_eq!(evidence, expected);
     assert!(text.contains("spill to local memory 0 -> 184 B a thread"), "{text}");
-    assert_eq!(words(&of(0), &of(16)).0, ["spill to local memory 0 -> 16 B a thread"]);
-    assert_eq!(words(&of(16), &of(32)).0, ["local memory 16 -> 32 B a thread"]);
+    assert_eq!(
+        words(&with_local(0), &with_local(16)).0,
+        ["spill to local memory 0 -> 16 B a thread"]
+    );
+    assert_eq!(words(&with_local(16), &with_local(32)).0, ["local memory 16 -> 32 B a thread"]);
     let less = "no spill to local memory any more: 16 -> 0 B a thread";
-    assert_eq!(words(&of(16), &PLAIN).0, [less]);
-    assert_eq!(words(&of(16), &of(16)).0, Vec::<String>::new());
+    assert_eq!(words(&with_local(16), &PLAIN).0, [less]);
+    assert_eq!(words(&with_local(16), &with_local(16)).0, Vec::<String>::new());
 }
 
 #[test]
@@ -140,20 +143,20 @@ fn an_extra_launch_and_longer_launches_are_two_causes() {
          WHERE demangledName IN (SELECT id FROM StringIds WHERE value IN ('k0', 'k1'));",
     );
     let more = between(&PLAIN.export(), &again);
-    let of = |name: &str| more.parts.iter().find(|part| part.part.name == name).unwrap();
-    assert_eq!(of("k0").change(), Change::More);
-    assert_eq!((of("k0").by_number_ns(), of("k0").by_length_ns()), (5 * 30_000, 0));
-    assert_eq!(of("k1").change(), Change::Vanished);
+    let part = |name: &str| more.parts.iter().find(|part| part.part.name == name).unwrap();
+    assert_eq!(part("k0").change(), Change::More);
+    assert_eq!((part("k0").by_number_ns(), part("k0").by_length_ns()), (5 * 30_000, 0));
+    assert_eq!(part("k1").change(), Change::Vanished);
 }
 
 #[test]
 fn a_copy_from_pageable_memory_is_another_than_one_from_pinned_memory() {
     let copies = to(&Steps { memory: 0, ..PLAIN });
     assert_eq!(copies.change_ns(), 5 * 30_000);
-    let of = |name: &str| copies.parts.iter().find(|part| part.part.name.contains(name)).unwrap();
-    let pageable = of("(pageable to device)");
+    let part = |name: &str| copies.parts.iter().find(|part| part.part.name.contains(name)).unwrap();
+    let pageable = part("(pageable to device)");
     assert_eq!((pageable.part.kind, pageable.change()), (PartKind::Copy, Change::Appeared));
-    assert_eq!(of("(pinned to device)").change(), Change::Vanished);
+    assert_eq!(part("(pinned to device)").change(), Change::Vanished);
     assert_eq!(copies.findings[1][0].0, "pageable-copy");
     assert!(copies.findings[0].is_empty());
 }
@@ -161,11 +164,11 @@ fn a_copy_from_pageable_memory_is_another_than_one_from_pinned_memory() {
 #[test]
 fn a_wait_in_a_loop_is_found_with_the_idle_time_behind_it() {
     let waits = to(&Steps { waits: true, ..PLAIN });
-    let of = |name: &str| waits.parts.iter().find(|part| part.part.name == name).unwrap();
+    let part = |name: &str| waits.parts.iter().find(|part| part.part.name == name).unwrap();
     // Each wait ends 1 us after the last kernel; 38 us of host code and a call of 3 us follow.
-    let in_waits = of("in a wait for the GPU: cudaStreamSynchronize");
+    let in_waits = part("in a wait for the GPU: cudaStreamSynchronize");
     assert_eq!((in_waits.change(), in_waits.change_ns()), (Change::Appeared, 4 * 1_000));
-    assert_eq!(of("host code between launches").amounts[1].count, 4);
+    assert_eq!(part("host code between launches").amounts[1].count, 4);
     let call = waits.calls.iter().find(|call| call.site.function == "cudaStreamSynchronize");
     let call = call.unwrap();
     assert_eq!(call.site.range.as_deref(), Some("step_#"));

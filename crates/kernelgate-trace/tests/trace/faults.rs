@@ -24,7 +24,7 @@ fn reported(name: &str) -> Option<Trace> {
     Some(read::open(&path, &Wanted::ALL).unwrap())
 }
 
-fn found<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
+fn finding<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
     diagnosis.findings.iter().find(|finding| finding.id == id)
 }
 
@@ -72,8 +72,8 @@ fn work_launched_long_before_it_starts_is_not_host_code() {
         assert_eq!(idle(&diagnosis, CauseKind::HostCode), 26_000);
         assert_eq!(idle(&diagnosis, CauseKind::LaunchCall), 5_000);
         assert_eq!(idle(&diagnosis, CauseKind::NotStarted), 399_955_000);
-        assert!(found(&diagnosis, "launch-bound").is_none());
-        let gaps = found(&diagnosis, "gaps").unwrap();
+        assert!(finding(&diagnosis, "launch-bound").is_none());
+        let gaps = finding(&diagnosis, "gaps").unwrap();
         assert_eq!((gaps.severity, gaps.confidence), (Severity::Warning, Confidence::Low));
         assert_eq!(gaps.recoverable_ns, None, "nobody knows what most of it could save");
     }
@@ -89,7 +89,7 @@ fn idle_time_that_no_replay_mends_stays_a_warning() {
     }
     let diagnosis = diagnose(&trace.read());
     assert_eq!(main_cause(&diagnosis, 0).0, CauseKind::EventWait);
-    let gaps = found(&diagnosis, "gaps").unwrap();
+    let gaps = finding(&diagnosis, "gaps").unwrap();
     assert_eq!(gaps.severity, Severity::Warning, "{}", gaps.title);
     assert!(gaps.recoverable_ns < Some(10_000_000), "{:?}", gaps.recoverable_ns);
 }
@@ -190,7 +190,7 @@ fn a_short_wait_does_not_get_the_time_behind_it() {
         let diagnosis = diagnose(&trace);
         assert_eq!(main_cause(&diagnosis, 0).0, CauseKind::HostCode);
         assert_eq!(idle(&diagnosis, CauseKind::Wait), 19 * 3_000);
-        let waits = found(&diagnosis, "sync-in-loop").unwrap();
+        let waits = finding(&diagnosis, "sync-in-loop").unwrap();
         assert_eq!(waits.recoverable_ns, Some(19 * 3_000));
         assert_eq!(waits.severity, Severity::Information);
     }
@@ -200,7 +200,7 @@ fn a_short_wait_does_not_get_the_time_behind_it() {
     let diagnosis = diagnose(&allocating);
     assert_eq!(main_cause(&diagnosis, 0), (CauseKind::Call, Some("cudaMalloc")));
     assert_eq!(idle(&diagnosis, CauseKind::Call), 19 * 6_500_000);
-    assert!(found(&diagnosis, "gaps").unwrap().advice.contains("out of the loop"));
+    assert!(finding(&diagnosis, "gaps").unwrap().advice.contains("out of the loop"));
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_wait_saves_no_time_in_which_something_else_holds_up_the_launch() {
         trace.call((start + 10.0, 8_000.0), "cudaDeviceSynchronize");
     }
     let diagnosis = diagnose(&trace.read());
-    let waits = found(&diagnosis, "sync-in-loop").unwrap();
+    let waits = finding(&diagnosis, "sync-in-loop").unwrap();
     // From the end of a kernel to that of the next launch call.
     assert_eq!(waits.recoverable_ns, Some(19 * 2_005_000), "{}", waits.title);
     assert_eq!(idle(&diagnosis, CauseKind::NotStarted), 19 * 2_995_000);
@@ -237,7 +237,7 @@ fn waits_in_a_loop_get_no_idle_time_of_other_waits() {
     let report = reported("sync-loop-idle-of-others/other_idle.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
-        let waits = found(&diagnosis, "sync-in-loop").unwrap();
+        let waits = finding(&diagnosis, "sync-in-loop").unwrap();
         assert_eq!((waits.recoverable_ns, waits.severity), (Some(0), Severity::Information));
         assert!(waits.title.contains("no device is idle behind them"), "{}", waits.title);
     }
@@ -254,7 +254,7 @@ fn waits_that_cost_little_are_information() {
     let report = reported("cheap-waits-severe/cheap_waits.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
         let waits = diagnose(&trace);
-        let waits = found(&waits, "sync-in-loop").unwrap();
+        let waits = finding(&waits, "sync-in-loop").unwrap();
         assert_eq!(waits.recoverable_ns, Some(49 * 9_000), "49 gaps of 10 us, 1 us stays");
         assert_eq!(waits.severity, Severity::Information, "0.2 % of the span");
     }
@@ -285,7 +285,7 @@ fn a_call_that_happened_once_is_start_up() {
     let written = [with("cudaFree"), with("cudaMalloc"), first_launch.read()];
     for trace in written.into_iter().chain(report) {
         let diagnosis = diagnose(&trace);
-        let gaps = found(&diagnosis, "gaps").unwrap();
+        let gaps = finding(&diagnosis, "gaps").unwrap();
         assert!(gaps.advice.contains("it happened once"), "{}", gaps.advice);
         assert!(gaps.advice.contains("--range"), "{}", gaps.advice);
         assert!(gaps.severity < Severity::Severe, "{gaps:?}");
@@ -295,7 +295,7 @@ fn a_call_that_happened_once_is_start_up() {
 
 #[test]
 fn launch_shapes_that_are_not_in_the_trace_pass_nothing() {
-    let of = |at: At| {
+    let trace_with = |at: At| {
         let mut trace = Kineto::amd();
         for step in 0..200 {
             let start = f64::from(step) * 60.0;
@@ -304,8 +304,8 @@ fn launch_shapes_that_are_not_in_the_trace_pass_nothing() {
         }
         trace.read()
     };
-    let no_shape = of(At { grid: 0, block: 0, ..FULL });
-    let other_device = of(At { grid: 1, device: 2, ..FULL });
+    let no_shape = trace_with(At { grid: 0, block: 0, ..FULL });
+    let other_device = trace_with(At { grid: 1, device: 2, ..FULL });
     let no_shape_reported = reported("shapes-unknown-passes/no_shape.json");
     let other_device_reported = reported("shapes-unknown-passes/device_offset.json");
     let cases = [
@@ -329,7 +329,7 @@ fn launch_shapes_that_are_not_in_the_trace_pass_nothing() {
 
 #[test]
 fn a_rule_that_saw_a_part_says_which() {
-    let of = |known: u32| {
+    let with_shapes = |known: u32| {
         let mut trace = Kineto::nvidia();
         for step in 0..100 {
             let start = f64::from(step) * 60.0;
@@ -338,16 +338,16 @@ fn a_rule_that_saw_a_part_says_which() {
         }
         diagnose(&trace.read())
     };
-    let half = of(50);
+    let half = with_shapes(50);
     let reason = not_measured(&half, "small-grid");
     assert!(reason.contains("nothing found in 50.0 % of 5.000 ms of kernel time"), "{reason}");
     assert!(reason.contains("launch shapes are not in the trace"), "{reason}");
     let json = half.to_json();
-    let asked = json["questions"].as_array().unwrap().iter();
-    let asked = asked.clone().find(|question| question["id"] == "small-grid").unwrap();
-    assert_eq!(asked["answer"], "cannot answer");
-    assert_eq!(asked["inspected"]["share"], 0.5);
-    let most = of(95);
+    let mut questions = json["questions"].as_array().unwrap().iter();
+    let question = questions.find(|question| question["id"] == "small-grid").unwrap();
+    assert_eq!(question["answer"], "cannot answer");
+    assert_eq!(question["inspected"]["share"], 0.5);
+    let most = with_shapes(95);
     let Answer::No { inspected } = &most.question("small-grid").unwrap().answer else {
         panic!("{:?}", most.question("small-grid"));
     };
@@ -372,7 +372,7 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
     for trace in [Some(written), report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
         assert!(diagnosis.quality.iter().all(|of| !of.title.contains("launched by calls")));
-        let pages = found(&diagnosis, "page-migration").unwrap();
+        let pages = finding(&diagnosis, "page-migration").unwrap();
         assert_eq!((pages.measured.value, pages.severity), (2000.0, Severity::Severe));
         assert!(pages.title.contains("131.1 MB"), "{}", pages.title);
         assert!(pages.title.contains("2000 while kernels ran, 0 between"), "{}", pages.title);
@@ -384,10 +384,10 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
     between.launch((900_000, 920_000), (1_000_000, 2_000_000), 2, "add");
     migrations(&mut between, 3_000_000, 100, 12);
     let diagnosis = diagnose(&between.read().unwrap());
-    let pages = found(&diagnosis, "page-migration").unwrap();
+    let pages = finding(&diagnosis, "page-migration").unwrap();
     assert!(pages.title.contains("0 while kernels ran, 100 between"), "{}", pages.title);
     assert_eq!(main_cause(&diagnosis, 0).0, CauseKind::Migration);
-    assert!(found(&diagnosis, "gaps").unwrap().advice.contains("cudaMemPrefetchAsync"));
+    assert!(finding(&diagnosis, "gaps").unwrap().advice.contains("cudaMemPrefetchAsync"));
 }
 
 #[test]
@@ -422,9 +422,10 @@ fn communication_kernels_get_no_advice_about_their_shape() {
     for trace in [Some(trace.read()), report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
         for id in ["small-grid", "block-size", "occupancy", "tail"] {
-            let of = found(&diagnosis, id);
-            let named = of.is_some_and(|of| of.evidence.iter().any(|it| it.what.contains("nccl")));
-            assert!(!named, "{of:?}");
+            let found = finding(&diagnosis, id);
+            let named =
+                found.is_some_and(|found| found.evidence.iter().any(|it| it.what.contains("nccl")));
+            assert!(!named, "{found:?}");
         }
     }
 }
@@ -449,7 +450,7 @@ fn communication_without_compute_beside_it_is_found() {
     let steps = Some((steps_with_collectives(400.0, 7), 23_600_000));
     for (trace, saved) in [steps, report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
-        let exposed = found(&diagnosis, "exposed-communication").unwrap();
+        let exposed = finding(&diagnosis, "exposed-communication").unwrap();
         assert_eq!((exposed.recoverable_ns, exposed.severity), (Some(saved), Severity::Severe));
         assert_eq!(exposed.measured.value.round(), 59.0, "{}", exposed.title);
         assert!(exposed.title.contains("on a stream that computes"), "{}", exposed.title);
@@ -457,14 +458,14 @@ fn communication_without_compute_beside_it_is_found() {
     }
     // 200 of 590 µs are hidden behind the kernel.
     let half = diagnose(&steps_with_collectives(200.0, 20));
-    let exposed = found(&half, "exposed-communication").unwrap();
+    let exposed = finding(&half, "exposed-communication").unwrap();
     assert_eq!(exposed.measured.value.round(), 39.0, "{}", exposed.title);
     assert!(!exposed.title.contains("on a stream that computes"), "{}", exposed.title);
 }
 
 #[test]
 fn a_trace_of_copies_says_so() {
-    let of = |beside: bool| {
+    let copies = |beside: bool| {
         let mut trace = Kineto::nvidia();
         for step in 0..20 {
             let start = f64::from(step) * 11_000.0;
@@ -480,7 +481,7 @@ fn a_trace_of_copies_says_so() {
         trace.read()
     };
     let report = reported("copy-bound-not-said/copy_bound.json");
-    for trace in [Some(of(false)), report].into_iter().flatten() {
+    for trace in [Some(copies(false)), report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
         let first = &diagnosis.findings[0];
         assert_eq!((first.id, first.severity), ("exposed-copy", Severity::Severe));
@@ -492,8 +493,8 @@ fn a_trace_of_copies_says_so() {
         assert!(first.advice.contains("keep data on the device"), "{}", first.advice);
     }
     // All but 500 µs of each step is beside the kernel: 4.5 % of the time.
-    let diagnosis = diagnose(&of(true));
-    assert!(found(&diagnosis, "exposed-copy").is_none(), "{:?}", diagnosis.findings);
+    let diagnosis = diagnose(&copies(true));
+    assert!(finding(&diagnosis, "exposed-copy").is_none(), "{:?}", diagnosis.findings);
 }
 
 /// Kernels of 50 µs, back to back, of which one has an impossible time.
@@ -574,7 +575,7 @@ fn the_speed_of_pageable_copies_is_of_their_own_bytes() {
     let report = reported("pageable-speed/pageable_speed.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
-        let pageable = found(&diagnosis, "pageable-copy").unwrap();
+        let pageable = finding(&diagnosis, "pageable-copy").unwrap();
         assert!(pageable.title.contains(": 1, 1.0 kB at 0.5 GB/s"), "{}", pageable.title);
         assert_eq!(pageable.severity, Severity::Information, "2 us of 260 ms");
     }
@@ -637,7 +638,7 @@ fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
 
 #[test]
 fn two_machines_are_named_before_their_difference() {
-    let of = |name: &str, capability: u32, more: serde_json::Value| {
+    let machine = |name: &str, capability: u32, more: serde_json::Value| {
         let mut trace = Kineto::with_device(json!({
             "id": 0, "name": name, "computeMajor": capability, "computeMinor": 0, "numSms": 80,
         }));
@@ -650,10 +651,10 @@ fn two_machines_are_named_before_their_difference() {
     };
     let world = |size: u32, driver: u32| json!({ "distributedInfo": { "world_size": size }, "cuda_driver_version": driver });
     use Property::{Capability, Device, Driver, Ranks};
-    let same = || of("NVIDIA A100", 8, world(8, 12080));
+    let same = || machine("NVIDIA A100", 8, world(8, 12080));
     let base = Sums::new(&same());
     let reported = ["a100", "v100"].map(|name| reported(&format!("two-gpus-not-told/{name}.json")));
-    let mut pairs = vec![(same(), of("Tesla V100", 7, world(16, 13000)))];
+    let mut pairs = vec![(same(), machine("Tesla V100", 7, world(16, 13000)))];
     if let [Some(a), Some(b)] = reported {
         pairs.push((a, b));
     }
@@ -672,7 +673,7 @@ fn two_machines_are_named_before_their_difference() {
     };
     assert_eq!(properties(&pairs[0].1), [Device, Capability, Ranks, Driver]);
     assert_eq!(properties(&same()), []);
-    assert_eq!(properties(&of("NVIDIA A100", 8, world(4, 12080))), [Ranks]);
+    assert_eq!(properties(&machine("NVIDIA A100", 8, world(4, 12080))), [Ranks]);
 }
 
 #[test]
@@ -686,7 +687,7 @@ fn a_trace_of_rocm_gets_the_words_of_rocm() {
     let report = reported("amd-told-nvidia-tools/amd_launch_bound.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
-        assert!(found(&diagnosis, "launch-bound").unwrap().advice.contains("HIP graph"));
+        assert!(finding(&diagnosis, "launch-bound").unwrap().advice.contains("HIP graph"));
         let text = diagnosis.to_text();
         for word in ["CUDA graph", "ncu", "nsys", "--gpu-metrics-devices", "cudaHostAlloc"] {
             assert!(!text.contains(word), "{word}: {text}");
@@ -707,7 +708,7 @@ fn a_wavefront_has_64_threads() {
     let report = reported("wave-of-64/wave64.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
-        let block = found(&diagnosis, "block-size").unwrap();
+        let block = finding(&diagnosis, "block-size").unwrap();
         let what = &block.evidence[0].what;
         assert!(what.contains("32 of 128 lanes idle, wavefront of 64"), "{what}");
         assert!(block.advice.contains("multiple of 64"), "{}", block.advice);

@@ -277,7 +277,7 @@ fn the_critical_path_crosses_to_the_rank_that_came_last() {
 }
 
 #[test]
-fn what_a_rank_did_before_its_recording_is_no_delay() {
+fn work_before_a_recording_is_not_a_delay() {
     let job = two_ranks([
         &[
             ("a", "kernel", 7, 0.0, 100.0, 1),

@@ -177,7 +177,7 @@ fn rules_judge_real_traces_rightly() {
         diagnose(&read::open(&path, &Wanted::ALL).unwrap())
     };
     let has = |diagnosis: &Diagnosis, id: &str| diagnosis.findings.iter().any(|of| of.id == id);
-    // Busy 99.8 % and 100 %: a rule that looks at kernels alone would find 10 severe gaps in the
+    // Busy 99.8 % and 100 %: a rule that examines kernels alone would find 10 severe gaps in the
     // second, whose graphs were recorded whole.
     let clean = diagnosis("zx3xyy_result_2_7B_clean");
     assert!(!has(&clean, "gaps") && !has(&clean, "launch-bound") && !has(&clean, "sync-in-loop"));
@@ -294,14 +294,14 @@ fn the_parts_of_a_difference_add_up() {
     let sums: Vec<Sums> = exports.iter().map(read).collect();
     for (a, base) in sums.iter().enumerate() {
         for (b, head) in sums.iter().enumerate() {
-            let of = difference(base.clone(), head.clone());
-            let parts: i64 = of.parts.iter().map(|part| part.change_ns()).sum();
-            let places: i64 = of.places.iter().map(|place| place.change_ns()).sum();
+            let change = difference(base.clone(), head.clone());
+            let parts: i64 = change.parts.iter().map(|part| part.change_ns()).sum();
+            let places: i64 = change.places.iter().map(|place| place.change_ns()).sum();
             let name = format!("{} and {}", exports[a].display(), exports[b].display());
-            assert_eq!((parts, places), (of.change_ns(), of.change_ns()), "{name}");
-            let same = of.parts.iter().all(|part| part.change() == Change::Same);
+            assert_eq!((parts, places), (change.change_ns(), change.change_ns()), "{name}");
+            let same = change.parts.iter().all(|part| part.change() == Change::Same);
             assert_eq!(same, a == b, "{name}");
-            let text = of.to_text([&name, "B"]);
+            let text = change.to_text([&name, "B"]);
             let long = text.lines().skip(1).find(|line| line.chars().count() > 100);
             assert_eq!(long, None, "{name}");
         }

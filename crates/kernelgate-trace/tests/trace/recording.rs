@@ -186,20 +186,20 @@ fn a_range_of_a_capture_restricts_a_trace() {
 
 #[test]
 fn declared_work_gives_the_bound_of_a_step() {
-    let of = |memory: f64, compute: f64| {
+    let bound = |memory: f64, compute: f64| {
         let limits = json!([{ "by": "memory", "time_ns": memory * 81_000.0 },
                             { "by": "matmul bf16", "time_ns": compute * 81_000.0 }]);
         let trace = trace(&graph(limits));
-        let bound = row(&Joined::new(&trace).range_tree(&[]), "f/w/c/step").bound;
+        let reached = row(&Joined::new(&trace).range_tree(&[]), "f/w/c/step").bound;
         let diagnosis = diagnose(&trace);
-        let title = found(&diagnosis, "work-bound").unwrap();
-        assert!(title.contains(bound.label()), "{title}");
-        bound
+        let title = finding_title(&diagnosis, "work-bound").unwrap();
+        assert!(title.contains(reached.label()), "{title}");
+        reached
     };
-    assert_eq!(of(0.95, 0.02), Bound::Memory);
-    assert_eq!(of(0.02, 0.45), Bound::Compute);
-    assert_eq!(of(0.35, 0.1), Bound::Latency);
-    assert_eq!(of(0.55, 0.5), Bound::Mixed);
+    assert_eq!(bound(0.95, 0.02), Bound::Memory);
+    assert_eq!(bound(0.02, 0.45), Bound::Compute);
+    assert_eq!(bound(0.35, 0.1), Bound::Latency);
+    assert_eq!(bound(0.55, 0.5), Bound::Mixed);
     let without = trace(&graph(json!([])));
     assert_eq!(row(&Joined::new(&without).range_tree(&[]), "f/w/c/step").bound, Bound::Busy);
     let questions = diagnose(&without).questions;
@@ -207,7 +207,7 @@ fn declared_work_gives_the_bound_of_a_step() {
     assert!(work.not_measured().is_some(), "{work:?}");
 }
 
-fn found<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a str> {
+fn finding_title<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a str> {
     diagnosis.findings.iter().find(|finding| finding.id == id).map(|found| found.title.as_str())
 }
 
@@ -225,7 +225,7 @@ fn a_device_that_waits_for_launches_is_launch_bound_whatever_its_limits() {
     let trace = trace(&recording);
     assert_eq!(row(&Joined::new(&trace).range_tree(&[]), "f/w/c/step").bound, Bound::Launch);
     let diagnosis = diagnose(&trace);
-    assert!(found(&diagnosis, "launch-bound").is_some());
+    assert!(finding_title(&diagnosis, "launch-bound").is_some());
     assert_eq!(diagnosis.recorder, "CUPTI");
 }
 
@@ -265,7 +265,7 @@ fn declared_work_gives_shares_of_the_peaks() {
 }
 
 #[test]
-fn what_was_lost_comes_first() {
+fn lost_events_are_reported_first() {
     let mut recording = graph(json!([]));
     recording["trace"]["dropped"] = 7.into();
     kernel(&mut recording, (0, 0), 99, 0);
@@ -303,10 +303,10 @@ fn device_memory_is_listed_by_phase() {
     range(&mut recording, 0, (1_000, 9_000));
     kernel(&mut recording, (2_000, 3_000), 1, 0);
     let diagnosis = diagnose(&trace(&recording));
-    let of = &diagnosis.memory[0];
-    assert_eq!((of.peak, of.at_end()), ((1_500, 8_500_000), 6_000_000));
-    assert_eq!((of.taken, of.given_back, of.unknown), (3, 1, 1));
-    let phases: Vec<_> = of
+    let memory = &diagnosis.memory[0];
+    assert_eq!((memory.peak, memory.at_end()), ((1_500, 8_500_000), 6_000_000));
+    assert_eq!((memory.taken, memory.given_back, memory.unknown), (3, 1, 1));
+    let phases: Vec<_> = memory
         .phases
         .iter()
         .map(|phase| (phase.name.as_str(), phase.peak_bytes, phase.change_bytes))
@@ -320,5 +320,5 @@ fn device_memory_is_listed_by_phase() {
         (&json["peak_bytes"], &json["over_time"][0]["bytes"]),
         (&json!(8_500_000), &json!(5_000_000))
     );
-    assert_eq!(of.over_time(2), [(1_500, 8_500_000), (1_600, 6_000_000)]);
+    assert_eq!(memory.over_time(2), [(1_500, 8_500_000), (1_600, 6_000_000)]);
 }

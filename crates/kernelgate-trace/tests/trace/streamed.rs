@@ -95,7 +95,7 @@ fn create_nodes(export: &Export) {
 }
 
 #[test]
-fn what_the_host_did_is_summed_alike() {
+fn host_times_have_equal_sums() {
     let mut export = Export::new();
     create_nodes(&export);
     export.sql(&format!(
@@ -167,7 +167,7 @@ fn same_inside(export: &Export, pattern: &str) -> Option<usize> {
 }
 
 #[test]
-fn what_is_read_restricted_is_what_is_restricted_in_memory() {
+fn a_restricted_read_equals_a_restriction_in_memory() {
     let mut export = Export::new();
     create_nodes(&export);
     export.sql(&format!(

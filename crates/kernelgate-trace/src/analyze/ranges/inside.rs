@@ -20,19 +20,19 @@ use crate::read::{self, CallRow, RangeRow, Row, Streamed, Wanted};
 /// Same errors as [`read::open`].
 pub fn open(path: &Path, wanted: &Wanted, pattern: &str) -> Result<Option<Trace>, TraceError> {
     // Calls and ranges show where operations were launched.
-    let wanted = Wanted { operations: true, calls: true, ranges: true, ..*wanted };
+    let with_launches = Wanted { operations: true, calls: true, ranges: true, ..*wanted };
     // Names are known when all ranges went by: which paths match is found first.
-    let mut paths = Standing::default();
+    let mut paths = RangePaths::default();
     let ranges_alone = Wanted { ranges: true, ..Wanted::default() };
     let Some(first) = read::stream(path, &ranges_alone, |_, row| paths.add(row))? else {
-        return Ok(restrict::inside(&read::open(path, &wanted)?, pattern));
+        return Ok(restrict::inside(&read::open(path, &with_launches)?, pattern));
     };
     let (named, now) = paths.paths.renamed(|label| first.names[label.0 as usize]);
     let matching = restrict::matching(&first.trace, &named, &restrict::expression(pattern));
     let matching = now.iter().map(|&path| matching[path as usize]).collect();
     let mut pass = Pass { matching, ..Pass::default() };
     drop(first);
-    let second = read::stream(path, &wanted, |trace, row| pass.add(trace, row))?;
+    let second = read::stream(path, &with_launches, |trace, row| pass.add(trace, row))?;
     let trace = second.map(|Streamed { trace, names, last }| {
         let Pass { mut ranges, calls, .. } = pass;
         ranges.name.iter_mut().for_each(|name| *name = names[name.0 as usize]);
@@ -53,12 +53,12 @@ struct Open {
 
 /// Paths of ranges; their names are labels.
 #[derive(Debug, Default)]
-struct Standing {
+struct RangePaths {
     open: OpenRanges<Open>,
     paths: Paths,
 }
 
-impl Standing {
+impl RangePaths {
     fn add(&mut self, row: Row) {
         match row {
             Row::Begin => *self = Self::default(),
@@ -84,7 +84,7 @@ impl Standing {
 struct Pass {
     /// By path, whether it matches.
     matching: Vec<bool>,
-    standing: Standing,
+    standing: RangePaths,
     selection: Selection,
     launched: Launched,
     nodes: NodeEvents,

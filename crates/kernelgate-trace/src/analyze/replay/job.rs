@@ -2,8 +2,8 @@
 //! transfer after its last rank has arrived.
 //!
 //! Ranks go on in the order of their recorded starts in the job's time, so that all ranks have arrived
-//! at a collective before anything behind it is replayed. Where the clocks are not aligned well
-//! enough for that, what is behind it moves with its own rank's arrival. Absent: which operations
+//! at a collective before anything behind it is replayed. If the clocks are not aligned well
+//! enough for that, operations behind it move with the arrival of their own rank. Absent: which operations
 //! belong to one collective.
 
 use std::cmp::Reverse;

@@ -478,16 +478,16 @@ impl<'d, 'a> Replay<'d, 'a> {
     /// Replays the calls before the next operation and its start; returns the difference of its
     /// start. Its end has to be set before what depends on it is replayed.
     pub fn start(&mut self, id: OperationId, change: &Change<'_>) -> i64 {
-        let of = self.of;
-        let span = of.all.span(id);
+        let source = self.of;
+        let span = source.all.span(id);
         let start = span.0;
         loop {
-            let wait = of.waits.get(self.at.2);
+            let wait = source.waits.get(self.at.2);
             let returned = wait.map_or(i64::MAX, |wait| wait.call.end);
             match (self.next_call, wait) {
                 (Some((launched, call)), _) if call.start <= start && call.start < returned => {
                     self.at.0 += 1;
-                    self.next_call = of.launch_call(self.at.0);
+                    self.next_call = source.launch_call(self.at.0);
                     self.call(launched, &call, change);
                 }
                 (_, Some(wait)) if returned <= start => {
@@ -498,9 +498,10 @@ impl<'d, 'a> Replay<'d, 'a> {
             }
         }
         self.at.1 += 1;
-        let launch = of.launches.before(start, id).map(|call| of.launched_at(id, span, &call));
-        let others = [of.before(id), of.other(id)]
-            .map(|other| other.map(|other| (other, of.all.end(other).min(start))));
+        let launch =
+            source.launches.before(start, id).map(|call| source.launched_at(id, span, &call));
+        let others = [source.before(id), source.other(id)]
+            .map(|other| other.map(|other| (other, source.all.end(other).min(start))));
         let others = || others.iter().flatten();
         let ended = others().map(|&(_, end)| end).max();
         let Some(recorded) = launch.max(ended) else { return 0 };
@@ -652,19 +653,19 @@ impl<'d, 'a> Walk<'d, 'a> {
 
     /// Goes back from the start of an operation to the end of the one that it waited for.
     pub fn before(&mut self, id: OperationId, path: &mut Path) -> Option<OperationId> {
-        let of = self.of;
-        match (of.ready(id), of.other(id)) {
+        let source = self.of;
+        match (source.ready(id), source.other(id)) {
             (_, Some(other)) => {
-                path.back(Segment::BetweenOperations, of.all.end(other));
+                path.back(Segment::BetweenOperations, source.all.end(other));
                 Some(other)
             }
             (Some((ready, false)), None) => {
                 path.back(Segment::BetweenOperations, ready);
-                of.before(id)
+                source.before(id)
             }
             (Some((ready, true)), None) => {
                 path.back(Segment::LaunchLatency, ready);
-                let call = of.launch(id)?;
+                let call = source.launch(id)?;
                 path.back(Segment::LaunchCalls, call.start);
                 self.host(call, path)
             }
@@ -675,20 +676,20 @@ impl<'d, 'a> Walk<'d, 'a> {
     /// Goes back from a launch call to the last wait of its thread, and to the operation that ended
     /// it.
     fn host(&mut self, call: LaunchCall, path: &mut Path) -> Option<OperationId> {
-        let of = self.of;
+        let source = self.of;
         let waits = &self.waits[call.thread as usize];
-        let end = |position: u32| of.waits[position as usize].call.end;
+        let end = |position: u32| source.waits[position as usize].call.end;
         let after = waits.partition_point(|&position| end(position) <= call.start);
-        let wait = after.checked_sub(1).map(|last| &of.waits[waits[last] as usize]);
+        let wait = after.checked_sub(1).map(|last| &source.waits[waits[last] as usize]);
         let until = wait.map_or(path.first, |wait| wait.call.end).max(path.first);
         let calls = &mut self.launches[call.thread as usize];
         let host = path.at - until;
-        let launching = calls.before(of, call.start) - calls.before(of, until);
+        let launching = calls.before(source, call.start) - calls.before(source, until);
         let launching = launching.clamp(0, host.max(0));
         path.back(Segment::LaunchCalls, path.at - launching);
         path.back(Segment::Host, until);
         let wait = wait?;
-        path.back(Segment::WaitReturn, of.all.end(wait.ended_by));
+        path.back(Segment::WaitReturn, source.all.end(wait.ended_by));
         Some(wait.ended_by)
     }
 }

@@ -4,7 +4,7 @@
 //! operation with the idle time by its cause, and by the range that it was launched in. Either way
 //! the changes of the parts add up to that of the whole; idle time whose cause is not in the traces
 //! is a part of its own, "unexplained". Absent: whether two recordings of one program would differ
-//! as much, which one trace of each does not tell.
+//! as much, which one trace of each does not show.
 
 mod json;
 mod setup;
@@ -179,8 +179,8 @@ fn shape_changes(base: &LaunchShape, head: &LaunchShape, words: &mut Vec<String>
     }
 }
 
-/// What a kernel's local memory is called: where it had none, it spills now, or has got an array
-/// that does not fit into registers.
+/// The name of a change of local memory. A kernel that had no local memory spills now, or has an
+/// array that does not fit into registers.
 fn local(base: &LaunchShape, head: &LaunchShape) -> &'static str {
     match (base.local, head.local) {
         (0, 1..) => "spill to local memory",
@@ -226,8 +226,8 @@ pub fn difference(base: Sums, head: Sums) -> Difference {
     let setup = setup::changes(&base.setup, &head.setup);
     let notes = notes(&base, &head);
     let only = |of: &Sums, other: &Sums| {
-        let known = |id: &str| other.findings.iter().any(|(other, _)| *other == id);
-        of.findings.iter().filter(|(id, _)| !known(id)).cloned().collect()
+        let also = |id: &str| other.findings.iter().any(|(other, _)| *other == id);
+        of.findings.iter().filter(|(id, _)| !also(id)).cloned().collect()
     };
     let findings = [only(&base, &head), only(&head, &base)];
     let wholes = [&base, &head].map(|sums| Whole {

@@ -10,7 +10,7 @@ use super::super::finding::Diagnosis;
 pub use super::super::host::Calls;
 use super::super::host::cause::{CauseKind, Why};
 use super::super::profiled::{duration, metric};
-use super::super::{of_stream, rules};
+use super::super::{rules, with_streamed_context};
 use super::setup::Setup;
 use crate::analyze::operations::{Kind, OperationId, SET_NAME, copy_name};
 use crate::analyze::ranges::paths::PathId;
@@ -151,7 +151,7 @@ const METRICS: &[&str] = &[
 impl Sums {
     /// Those of a trace.
     pub fn new(trace: &Trace) -> Self {
-        Self::of_context(&Context::new(trace, !trace.work.is_empty()))
+        Self::from_context(&Context::new(trace, !trace.work.is_empty()))
     }
 
     /// Those of an export of any length, of which ranges and calls are not kept. `None` for a file
@@ -160,10 +160,10 @@ impl Sums {
     /// # Errors
     /// Same errors as [`crate::read::open`].
     pub fn streamed(path: &Path) -> Result<Option<Self>, TraceError> {
-        of_stream(path, Self::of_context)
+        with_streamed_context(path, Self::from_context)
     }
 
-    fn of_context(context: &Context<'_>) -> Self {
+    fn from_context(context: &Context<'_>) -> Self {
         let trace = context.trace;
         let Diagnosis { recorder, quality, findings, .. } = rules::apply(context);
         let findings = quality.into_iter().chain(findings);
@@ -206,12 +206,12 @@ impl Sums {
         }
         for (key, amount) in parts {
             // Kernels of one name may be several functions.
-            let known = self.parts.entry(key.part(context.trace)).or_default();
-            known.count += amount.count;
-            known.total_ns += amount.total_ns;
-            known.own_ns += amount.own_ns;
+            let sum = self.parts.entry(key.part(context.trace)).or_default();
+            sum.count += amount.count;
+            sum.total_ns += amount.total_ns;
+            sum.own_ns += amount.own_ns;
             for (shape, count) in amount.shapes {
-                *known.shapes.entry(shape).or_default() += count;
+                *sum.shapes.entry(shape).or_default() += count;
             }
         }
     }

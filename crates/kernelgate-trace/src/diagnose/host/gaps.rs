@@ -111,7 +111,7 @@ impl GapReport {
     }
 
     /// Idle time whose cause is one of these, in nanoseconds.
-    pub fn of_causes(&self, kinds: &[CauseKind]) -> i64 {
+    pub fn idle_by_causes(&self, kinds: &[CauseKind]) -> i64 {
         self.causes.iter().filter(|of| kinds.contains(&of.kind)).map(|of| of.total_ns).sum()
     }
 }

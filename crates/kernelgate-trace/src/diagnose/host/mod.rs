@@ -160,7 +160,7 @@ impl Host {
 
 /// The place of an open range.
 #[derive(Debug, Clone, Copy)]
-struct Standing {
+struct RangePlace {
     path: PathId,
     /// How many ranges were opened before.
     number: u32,
@@ -181,7 +181,7 @@ pub struct HostPass {
     /// By activity, operations whose launch went by.
     launched_so_far: Vec<usize>,
     launched: Launched,
-    open: OpenRanges<Standing>,
+    open: OpenRanges<RangePlace>,
     lately: LatelyDone,
     /// By name, whether it waits.
     waiting: Vec<bool>,
@@ -273,7 +273,7 @@ impl HostPass {
             self.host.kept.ranges.push(range);
         }
         let number = number(self.host.ranges);
-        self.open.add(row, Standing { path, number, depth }, |_| ());
+        self.open.add(row, RangePlace { path, number, depth }, |_| ());
         self.host.ranges += 1;
     }
 

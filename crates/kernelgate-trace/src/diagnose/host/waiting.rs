@@ -137,9 +137,9 @@ impl Waits {
     ) -> WaitId {
         if let Some((path, number)) = range {
             let first = InRanges { first: number, ..InRanges::default() };
-            let of = self.in_ranges.entry(path).or_insert(first);
-            of.several |= of.first != number;
-            of.sum.add(call);
+            let in_range = self.in_ranges.entry(path).or_insert(first);
+            in_range.several |= in_range.first != number;
+            in_range.sum.add(call);
         }
         let (launches, waits) = self.thread(call.thread);
         *waits += 1;
@@ -166,7 +166,7 @@ impl Waits {
     }
 
     /// How many waits a thread has.
-    pub fn of_thread(&self, thread: u32) -> usize {
+    pub fn count_in_thread(&self, thread: u32) -> usize {
         self.threads.get(thread as usize).map_or(0, |&(_, waits)| waits)
     }
 
@@ -182,10 +182,10 @@ impl Waits {
     pub(in crate::diagnose) fn rename(&mut self, now_is: impl Fn(PathId) -> PathId) {
         self.at_intervals.values_mut().for_each(|of| of.path = now_is(of.path));
         for (path, of) in std::mem::take(&mut self.in_ranges) {
-            let known = self.in_ranges.entry(now_is(path));
-            let known = known.or_insert(InRanges { first: of.first, ..InRanges::default() });
-            known.several |= of.several || known.first != of.first;
-            known.sum.merge(&of.sum);
+            let renamed = self.in_ranges.entry(now_is(path));
+            let renamed = renamed.or_insert(InRanges { first: of.first, ..InRanges::default() });
+            renamed.several |= of.several || renamed.first != of.first;
+            renamed.sum.merge(&of.sum);
         }
     }
 }

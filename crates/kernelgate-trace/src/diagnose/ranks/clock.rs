@@ -44,7 +44,7 @@ impl Clock {
 }
 
 /// The value of the median rank; of two ranks the smaller one, so that one is compared with the other.
-pub(super) fn of_median_rank(values: impl Iterator<Item = i64>) -> i64 {
+pub(super) fn median_rank(values: impl Iterator<Item = i64>) -> i64 {
     let mut values: Vec<i64> = values.collect();
     values.sort_unstable();
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)

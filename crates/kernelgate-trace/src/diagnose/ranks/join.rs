@@ -204,7 +204,7 @@ impl Job {
     /// The severity of the slowest straggler: from a tenth of the span on it is severe.
     pub fn worst(&self) -> Option<Severity> {
         let straggler = self.stragglers().into_iter().next()?;
-        Some(Severity::of_saving(self.felt_delay_ns(straggler), self.span_ns))
+        Some(Severity::from_saving(self.felt_delay_ns(straggler), self.span_ns))
     }
 
     /// The least and the greatest share of exposed communication in the time of a rank.

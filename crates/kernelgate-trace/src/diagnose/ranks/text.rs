@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::clock::of_median_rank;
+use super::clock::median_rank;
 use super::join::{Job, Problem, RankSum};
 use crate::diagnose::text::{bytes, percent, time, wrap};
 use crate::stats::{shorten, thousands};
@@ -104,7 +104,7 @@ impl Job {
     /// The part of a straggler's time that exceeds that of the other ranks most.
     fn why_late(&self, rank: &RankSum) -> String {
         let excess = |verb: &str, value: fn(&RankSum) -> i64| {
-            let (own, others) = (value(rank), of_median_rank(self.ranks.iter().map(value)));
+            let (own, others) = (value(rank), median_rank(self.ranks.iter().map(value)));
             (own - others, verb.to_owned(), own, others)
         };
         let parts = [

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::clock::{Clock, of_median_rank};
+use super::clock::{Clock, median_rank};
 use super::extract::RankPart;
 use super::meeting::Meeting;
 use super::recorded::Recorded;
@@ -51,9 +51,9 @@ impl<'a> Traces<'a> {
         let mut recorded: Vec<&'a Arc<Recorded>> = Vec::new();
         let mut of_part = Vec::new();
         for part in parts {
-            let known = recorded.iter().position(|of| Arc::ptr_eq(of, &part.recorded));
-            of_part.push(known.unwrap_or(recorded.len()));
-            if known.is_none() {
+            let number = recorded.iter().position(|of| Arc::ptr_eq(of, &part.recorded));
+            of_part.push(number.unwrap_or(recorded.len()));
+            if number.is_none() {
                 recorded.push(&part.recorded);
             }
         }
@@ -170,7 +170,7 @@ pub(super) fn replay(
 #[allow(clippy::cast_precision_loss)]
 fn at_median(parts: &[RankPart], part: usize) -> Option<Faster> {
     let share = |value: fn(&RankPart) -> i64| {
-        let (own, median) = (value(&parts[part]), of_median_rank(parts.iter().map(value)));
+        let (own, median) = (value(&parts[part]), median_rank(parts.iter().map(value)));
         if own > median { median as f64 / own as f64 } else { 1.0 }
     };
     let compute = share(|of| of.times.compute_ns);

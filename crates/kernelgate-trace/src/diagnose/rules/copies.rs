@@ -105,7 +105,7 @@ fn called<'a>(
 /// By their part of all spans, an upper bound: the replay limits it.
 fn severity(context: &Context<'_>, ns: i64) -> Severity {
     let span = context.activities.iter().map(Activity::span_ns).sum();
-    Severity::of_saving(ns, span)
+    Severity::from_saving(ns, span)
 }
 
 /// The time of some operations, as far as one line of all devices' time holds as much.

@@ -22,7 +22,7 @@ const EXPOSED: f64 = 5.0;
 const NAME: usize = 60;
 
 /// Operations of a class on a device.
-fn of_class(context: &Context<'_>, used: &DeviceUse, class: Class) -> Vec<OperationId> {
+fn operations_in_class(context: &Context<'_>, used: &DeviceUse, class: Class) -> Vec<OperationId> {
     let own = |id: &OperationId| {
         context.classes.class(*id) == class && context.place_of(*id) == (used.pid, used.device)
     };
@@ -102,14 +102,14 @@ pub(super) fn copies(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
         return Lack::absent("the trace holds no copies").into();
     }
     let found = used.iter().filter_map(|used| {
-        let copies = of_class(context, used, Class::Copy);
+        let copies = operations_in_class(context, used, Class::Copy);
         let span = used.span.1 - used.span.0;
         let copied = union(context, &copies);
         let exposed = used.account.total.busy(Line::Copy);
         let share = percent(exposed, span);
         (share >= EXPOSED).then(|| Finding {
             id: "exposed-copy",
-            severity: Severity::of_saving(exposed, span),
+            severity: Severity::from_saving(exposed, span),
             confidence: Confidence::High,
             title: format!(
                 "device {} copies for {:.1} % of the time, {share:.1} % with no kernel beside it; \
@@ -145,7 +145,7 @@ pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcom
         return Lack::absent("the trace holds no communication kernels").into();
     }
     let found = used.iter().filter_map(|used| {
-        let communication = of_class(context, used, Class::Communication);
+        let communication = operations_in_class(context, used, Class::Communication);
         let span = used.span.1 - used.span.0;
         let communicated = union(context, &communication);
         let exposed = used.account.total.busy(Line::Communication);
@@ -162,7 +162,7 @@ pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcom
         };
         (share >= EXPOSED).then(|| Finding {
             id: "exposed-communication",
-            severity: Severity::of_saving(exposed, span),
+            severity: Severity::from_saving(exposed, span),
             confidence: Confidence::High,
             title: format!(
                 "device {} communicates for {}, {} of it with no compute beside it: {share:.1} % of \

@@ -335,7 +335,7 @@ fn check(
     let recoverable: Option<i64> = losses.iter().map(saved).sum();
     let span = context.activities.iter().map(Activity::span_ns).sum();
     let severity = match recoverable {
-        Some(ns) => Severity::of_saving(ns, span).min(words.worst),
+        Some(ns) => Severity::from_saving(ns, span).min(words.worst),
         None => Severity::Information,
     };
     let found = Finding {
@@ -557,16 +557,16 @@ mod tests {
             dynamic_shared,
             ..LaunchShape::default()
         };
-        let of = |shape| residency(&device, &shape).unwrap();
-        let full = of(shape(256, 32, 0));
+        let resident = |shape| residency(&device, &shape).unwrap();
+        let full = resident(shape(256, 32, 0));
         assert_eq!((full.blocks, full.occupancy), (8, 100.0));
-        let registers = of(shape(128, 255, 0));
+        let registers = resident(shape(128, 255, 0));
         // 255 registers × 32 lanes round up to 8192 for each of 4 warps: two blocks.
         assert_eq!((registers.blocks, registers.limiter), (2, "registers"));
         assert_eq!(registers.occupancy, 12.5);
-        let shared = of(shape(128, 32, 100_000));
+        let shared = resident(shape(128, 32, 100_000));
         assert_eq!((shared.blocks, shared.limiter), (2, "shared memory"));
-        let small = of(shape(32, 16, 0));
+        let small = resident(shape(32, 16, 0));
         assert_eq!((small.blocks, small.limiter), (32, "blocks of a multiprocessor"));
         assert_eq!(residency(&Device::default(), &shape(32, 16, 0)), None);
     }

@@ -122,7 +122,7 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
         let Explained { transitions, .. } = explain(context, activity, is_short);
         found.push(Finding {
             id: "launch-bound",
-            severity: Severity::of_saving(recoverable, activity.span_ns()),
+            severity: Severity::from_saving(recoverable, activity.span_ns()),
             confidence: if shorter { Confidence::High } else { Confidence::Medium },
             title: format!(
                 "device {} is busy {busy:.1} % of the time{}: the median kernel takes {:.1} µs, \
@@ -235,7 +235,7 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
 
 /// The parts of gaps in which a call loaded the kernel that it launched.
 fn first_launches(context: &Context<'_>, gaps: &GapReport, activity: &Activity) -> Vec<(i64, i64)> {
-    if gaps.of_causes(&[CauseKind::FirstLaunch]) == 0 {
+    if gaps.idle_by_causes(&[CauseKind::FirstLaunch]) == 0 {
         return Vec::new();
     }
     let loads =
@@ -276,7 +276,7 @@ fn remedy_of(cause: &Cause, loading: &[(i64, i64)]) -> Remedy {
 fn severity((main, count): (Option<&Cause>, usize), saved: i64, span_ns: i64) -> Severity {
     let starts_up = |cause: &Cause| cause.once || cause.kind == CauseKind::FirstLaunch;
     let once = main.is_some_and(starts_up) && count > 1;
-    match Severity::of_saving(saved, span_ns) {
+    match Severity::from_saving(saved, span_ns) {
         Severity::Severe if once => Severity::Warning,
         Severity::Information => Severity::Warning,
         severity => severity,

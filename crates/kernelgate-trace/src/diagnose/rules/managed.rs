@@ -123,7 +123,7 @@ pub(super) fn migrations(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             .map(|of| (context.trace.processes[of.process as usize].pid, of.device));
         let faulted: Vec<Finding> = places
             .filter(|&place| Faults::new(context, place).on_device > 0)
-            .map(|place| of_device(context, place, &[]))
+            .map(|place| device_finding(context, place, &[]))
             .collect();
         if !faulted.is_empty() {
             let groups = context.trace.page_faults.start.len();
@@ -142,12 +142,12 @@ pub(super) fn migrations(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     migrations.sort_by_key(|&id| (owner(id), context.all.start(id)));
     let mut found = Vec::new();
     for device in migrations.chunk_by(|&a, &b| owner(a) == owner(b)) {
-        found.push(of_device(context, owner(device[0]), device));
+        found.push(device_finding(context, owner(device[0]), device));
     }
     Outcome::Checked(found, all_of(migrations.len(), Unit::Copies))
 }
 
-fn of_device(context: &Context<'_>, place: (i64, u32), migrations: &[OperationId]) -> Finding {
+fn device_finding(context: &Context<'_>, place: (i64, u32), migrations: &[OperationId]) -> Finding {
     let all = &context.all;
     let faults = Faults::new(context, place);
     let kernels = context.trace.kernels.on_gpu.len();
@@ -202,7 +202,7 @@ fn of_device(context: &Context<'_>, place: (i64, u32), migrations: &[OperationId
     ];
     Finding {
         id: "page-migration",
-        severity: Severity::of_saving(saved, span),
+        severity: Severity::from_saving(saved, span),
         confidence: Confidence::Medium,
         title: format!(
             "{} of managed memory migrated in {count} pieces: {} while kernels ran, {} between \

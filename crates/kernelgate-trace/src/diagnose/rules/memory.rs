@@ -102,7 +102,7 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         false_positive: "gathers by index, and kernels whose data comes from L2 anyway",
         option: "--page raw, or --metrics group:memory__first_level_cache_table",
     };
-    let of = |launch: &ProfiledLaunch, access: &str| {
+    let efficiency = |launch: &ProfiledLaunch, access: &str| {
         let value = |name: String| metric(context.trace, launch, &name);
         let used =
             value(format!("smsp__sass_average_data_bytes_per_sector_mem_global_op_{access}.ratio"));
@@ -138,7 +138,7 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     };
     each(context, &WORDS, |launch| {
         let both = ["ld", "st"].into_iter().filter_map(|access| {
-            let (fault, held) = of(launch, access)?;
+            let (fault, held) = efficiency(launch, access)?;
             Some((fault && counts(launch, access), held))
         });
         // The worse of loads and stores.

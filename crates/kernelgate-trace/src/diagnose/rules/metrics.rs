@@ -65,7 +65,7 @@ fn advice(bound: &str) -> &'static str {
         "latency-bound" => {
             "more work at once: larger grid, more warps, more independent instructions, prefetching"
         }
-        _ => "neither unit stands out: look at stalls and at the roofline",
+        _ => "neither unit stands out: examine stalls and the roofline",
     }
 }
 

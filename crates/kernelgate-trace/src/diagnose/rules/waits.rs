@@ -82,7 +82,7 @@ pub(super) fn in_loops(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     };
     let found = Finding {
         id: "sync-in-loop",
-        severity: Severity::of_saving(saved, span),
+        severity: Severity::from_saving(saved, span),
         confidence,
         title: format!(
             "the host waits for the GPU {count} times in a loop, {:.3} ms in all; {behind}",
@@ -108,10 +108,10 @@ fn by_ranges(context: &Context<'_>) -> Vec<Loop> {
     let mut loops: HashMap<String, Loop> = HashMap::new();
     for (&path, waits) in &context.host.waits.in_ranges {
         let path = without_numbers(&context.host.paths.text(context.trace, path));
-        let of = loops.entry(path.clone()).or_default();
-        of.path = path;
-        of.ranges += 1 + usize::from(waits.several);
-        of.sum.merge(&waits.sum);
+        let repeated = loops.entry(path.clone()).or_default();
+        repeated.path = path;
+        repeated.ranges += 1 + usize::from(waits.several);
+        repeated.sum.merge(&waits.sum);
     }
     let mut loops: Vec<Loop> = loops.into_values().collect();
     loops.retain(|of| of.ranges >= 2);
@@ -124,13 +124,13 @@ fn periodic(context: &Context<'_>) -> Vec<Loop> {
     let waits = &context.host.waits;
     let mut most: BTreeMap<u32, &AtInterval> = BTreeMap::new();
     for (&(thread, _), of) in &waits.at_intervals {
-        let known = most.entry(thread).or_insert(of);
-        if (known.sum.count, known.before) < (of.sum.count, of.before) {
-            *known = of;
+        let largest = most.entry(thread).or_insert(of);
+        if (largest.sum.count, largest.before) < (of.sum.count, of.before) {
+            *largest = of;
         }
     }
     let enough = |&(thread, of): &(u32, &AtInterval)| {
-        of.sum.count >= REPEATS && of.sum.count * 2 >= waits.of_thread(thread)
+        of.sum.count >= REPEATS && of.sum.count * 2 >= waits.count_in_thread(thread)
     };
     let loops = most.into_iter().filter(enough).map(|(_, of)| Loop {
         sum: of.sum.clone(),

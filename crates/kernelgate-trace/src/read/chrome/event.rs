@@ -181,18 +181,18 @@ mod tests {
 
     #[test]
     fn times_are_exact_to_the_nanosecond() {
-        let of = |text: &str| nanoseconds(Some(&RawValue::from_string(text.to_owned()).unwrap()));
-        assert_eq!(of("1712195495505543.2"), Some(1_712_195_495_505_543_200));
-        assert_eq!(of("1712195495505543.217"), Some(1_712_195_495_505_543_217));
-        assert_eq!(of("63.8134"), Some(63_813));
-        assert_eq!(of("63.8135"), Some(63_814));
-        assert_eq!(of("5"), Some(5000));
-        assert_eq!(of("-1.5"), Some(-1500));
-        assert_eq!(of("-0.005"), Some(-5));
-        assert_eq!(of("\"7.25\""), Some(7250));
-        assert_eq!(of("1.5e3"), Some(1_500_000));
-        assert_eq!(of("1e300"), None);
-        assert_eq!(of("null"), None);
-        assert_eq!(of("[1]"), None);
+        let time = |text: &str| nanoseconds(Some(&RawValue::from_string(text.to_owned()).unwrap()));
+        assert_eq!(time("1712195495505543.2"), Some(1_712_195_495_505_543_200));
+        assert_eq!(time("1712195495505543.217"), Some(1_712_195_495_505_543_217));
+        assert_eq!(time("63.8134"), Some(63_813));
+        assert_eq!(time("63.8135"), Some(63_814));
+        assert_eq!(time("5"), Some(5000));
+        assert_eq!(time("-1.5"), Some(-1500));
+        assert_eq!(time("-0.005"), Some(-5));
+        assert_eq!(time("\"7.25\""), Some(7250));
+        assert_eq!(time("1.5e3"), Some(1_500_000));
+        assert_eq!(time("1e300"), None);
+        assert_eq!(time("null"), None);
+        assert_eq!(time("[1]"), None);
     }
 }

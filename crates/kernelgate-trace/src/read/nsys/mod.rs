@@ -54,7 +54,7 @@ pub(super) fn read(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
 /// An export of which the texts were read.
 fn open(path: &Path) -> Result<Reader, TraceError> {
     let database = Database::open(path)?;
-    let known = [
+    let tables = [
         "StringIds",
         "META_DATA_EXPORT",
         "EXPORT_META_DATA",
@@ -62,7 +62,7 @@ fn open(path: &Path) -> Result<Reader, TraceError> {
         KERNEL,
         RUNTIME,
     ];
-    if !known.iter().any(|table| database.has(table)) {
+    if !tables.iter().any(|table| database.has(table)) {
         let reason = unsupported::database(database.tables()).unwrap_or_else(|| {
             let what = if path.is_dir() { "a folder" } else { "an SQLite database" };
             format!("{what} without the tables of an Nsight Systems export")

@@ -115,14 +115,15 @@ impl Pages {
         let mut file = File::open(path).map_err(|_| Unexpected)?;
         let mut header = [0; 100];
         file.read_exact(&mut header).map_err(|_| Unexpected)?;
-        let known = header.starts_with(b"SQLite format 3\0") && header[18] == 1 && header[19] == 1;
+        let is_sqlite =
+            header.starts_with(b"SQLite format 3\0") && header[18] == 1 && header[19] == 1;
         let size = match u16::from_be_bytes(number(&header, 16)?) {
             1 => 1 << 16,
             size => usize::from(size),
         };
         let utf8 = u32::from_be_bytes(number(&header, 56)?) == 1;
         let usable = size.saturating_sub(usize::from(header[20]));
-        if !known || !utf8 || !size.is_power_of_two() || size < 512 || usable < 480 {
+        if !is_sqlite || !utf8 || !size.is_power_of_two() || size < 512 || usable < 480 {
             return Err(Unexpected);
         }
         let pages = file.metadata().map_err(|_| Unexpected)?.len() / size as u64;
