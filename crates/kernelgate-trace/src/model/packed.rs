@@ -100,11 +100,19 @@ impl Block {
 
     fn new(rows: &[i64; ROWS], least: i64, bits: u32) -> Self {
         let mut distances = vec![0; ROWS / 8 * bits as usize + WORD];
-        for (index, row) in rows.iter().enumerate() {
+        // Bits that are not written yet; all rows together fill whole words.
+        let (mut pending, mut count) = (0u64, 0);
+        let mut words = distances.as_chunks_mut::<WORD>().0.iter_mut();
+        for row in rows {
             let distance = row.wrapping_sub(least).cast_unsigned();
-            let (byte, shift) = place(index, bits);
-            if let Some(word) = distances[byte..].first_chunk_mut::<WORD>() {
-                *word = (u64::from_le_bytes(*word) | distance << shift).to_le_bytes();
+            pending |= distance << count;
+            count += bits;
+            if count >= u64::BITS {
+                count -= u64::BITS;
+                if let Some(word) = words.next() {
+                    *word = pending.to_le_bytes();
+                }
+                pending = distance.checked_shr(bits - count).unwrap_or(0);
             }
         }
         let mask = u64::MAX >> (u64::BITS - bits);
