@@ -133,8 +133,9 @@ const CRATES: &[Rules] = &[
         folder: "crates/kernelgate-cli/src",
         modules: &[
             ("gate", &[]),
-            ("benches", &[]),
-            ("compare", &["gate", "benches"]),
+            ("commands", &[]),
+            ("benches", &["commands"]),
+            ("compare", &["gate", "commands", "benches"]),
             ("fleet", &["gate", "benches", "compare"]),
             ("bisect", &["gate", "compare"]),
             ("history", &["compare"]),
@@ -144,8 +145,8 @@ const CRATES: &[Rules] = &[
             (
                 "verbs",
                 &[
-                    "gate", "benches", "compare", "fleet", "bisect", "history", "report", "plot",
-                    "pages",
+                    "gate", "commands", "benches", "compare", "fleet", "bisect", "history",
+                    "report", "plot", "pages",
                 ],
             ),
         ],
