@@ -70,6 +70,7 @@ impl<'a> AllOperations<'a> {
         }
     }
 
+    #[inline]
     fn columns(&self, id: OperationId) -> (&'a Operations, usize) {
         let (kind, index) = self.part(id);
         let columns = match kind {
@@ -82,24 +83,28 @@ impl<'a> AllOperations<'a> {
     }
 
     /// First nanosecond.
+    #[inline]
     pub fn start(&self, id: OperationId) -> i64 {
         let (columns, index) = self.columns(id);
         columns.start.at(index)
     }
 
     /// Nanosecond after the last.
+    #[inline]
     pub fn end(&self, id: OperationId) -> i64 {
         let (columns, index) = self.columns(id);
         columns.end(index)
     }
 
     /// How long it runs, in nanoseconds.
+    #[inline]
     pub fn length(&self, id: OperationId) -> i64 {
         let (columns, index) = self.columns(id);
         columns.length(index)
     }
 
     /// First nanosecond, and the one after the last.
+    #[inline]
     pub fn span(&self, id: OperationId) -> (i64, i64) {
         let (columns, index) = self.columns(id);
         let start = columns.start.at(index);

@@ -64,11 +64,13 @@ impl Operations {
     }
 
     /// How long one runs, in nanoseconds.
+    #[inline]
     pub fn length(&self, row: usize) -> i64 {
         self.length.at(row)
     }
 
     /// Nanosecond after the last of one.
+    #[inline]
     pub fn end(&self, row: usize) -> i64 {
         self.start.at(row).wrapping_add(self.length.at(row))
     }
