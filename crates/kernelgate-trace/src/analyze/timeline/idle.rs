@@ -157,13 +157,19 @@ pub fn by_device(
     let number = |place| owners.binary_search(&owner_of(place)).unwrap_or(0);
     let by_place: Vec<usize> = trace.places.iter().map(number).collect();
     let owner = |id: OperationId| by_place[all.place(id).0 as usize];
+    let ids = || all.ids().filter(|&id| wanted(id));
+    let start = |id| all.start(id);
     let mut counts = vec![0usize; owners.len()];
-    all.ids().filter(|&id| wanted(id)).for_each(|id| counts[owner(id)] += 1);
-    let operations = |number: usize| {
-        let own = all.ids().filter(|&id| wanted(id) && owner(id) == number);
-        (owners[number], Order::by_key(own, |id| all.start(id)))
-    };
-    (0..owners.len()).filter(|&number| counts[number] > 0).map(operations).collect()
+    ids().for_each(|id| counts[owner(id)] += 1);
+    let mut used = (0..owners.len()).filter(|&number| counts[number] > 0);
+    if let (Some(only), None) = (used.next(), used.next()) {
+        return vec![(owners[only], Order::by_key(ids(), start))];
+    }
+    // One pass over the operations, however many owners there are.
+    let mut lists: Vec<Vec<OperationId>> = counts.into_iter().map(Vec::with_capacity).collect();
+    ids().for_each(|id| lists[owner(id)].push(id));
+    let used = owners.into_iter().zip(lists).filter(|(_, list)| !list.is_empty());
+    used.map(|(owner, list)| (owner, Order::by_key(list.iter().copied(), start))).collect()
 }
 
 /// The activity of one process on one device; `own` gets each operation's own time.

@@ -102,12 +102,15 @@ pub(super) fn copies(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
         return Lack::absent("the trace holds no copies").into();
     }
     let found = used.iter().filter_map(|used| {
-        let copies = operations_in_class(context, used, Class::Copy);
         let span = used.span.1 - used.span.0;
-        let copied = union(context, &copies);
         let exposed = used.account.total.busy(Line::Copy);
         let share = percent(exposed, span);
-        (share >= EXPOSED).then(|| Finding {
+        if share < EXPOSED {
+            return None;
+        }
+        let copies = operations_in_class(context, used, Class::Copy);
+        let copied = union(context, &copies);
+        Some(Finding {
             id: "exposed-copy",
             severity: Severity::from_saving(exposed, span),
             confidence: Confidence::High,
@@ -145,22 +148,25 @@ pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcom
         return Lack::absent("the trace holds no communication kernels").into();
     }
     let found = used.iter().filter_map(|used| {
-        let communication = operations_in_class(context, used, Class::Communication);
         let span = used.span.1 - used.span.0;
-        let communicated = union(context, &communication);
         let exposed = used.account.total.busy(Line::Communication);
+        let share = percent(exposed, span);
+        if share < EXPOSED {
+            return None;
+        }
+        let communication = operations_in_class(context, used, Class::Communication);
+        let communicated = union(context, &communication);
         let shares_streams = used
             .account
             .transfers
             .iter()
             .any(|of| of.class == Class::Communication && of.beside_compute > 0);
-        let share = percent(exposed, span);
         // Work that overlaps on one stream shows that the trace does not hold the real streams.
         let stream = match shares_streams && exposed == communicated.length() {
             true => "; it is on a stream that computes, so that nothing can overlap there",
             false => "",
         };
-        (share >= EXPOSED).then(|| Finding {
+        Some(Finding {
             id: "exposed-communication",
             severity: Severity::from_saving(exposed, span),
             confidence: Confidence::High,
