@@ -7,7 +7,7 @@ use kernelgate::attach::safetensors::SafeTensors;
 use kernelgate::display;
 use kernelgate::protocol::{self, CaseRecording, Request, Response};
 use kernelgate::record::file::{self, Record};
-use kernelgate::record::resources::Resources;
+use kernelgate::record::resources::ResourceRecord;
 use kernelgate::record::{
     Baseline, CaseRun, Machine, Measurement, Numerics, ProcessRun, Trials, criterion_store, tensors,
 };
@@ -269,7 +269,7 @@ pub const READERS: &[Reader] = &[
     reader("trials", Json, 60_000, trials),
     reader("request", Json, 70_000, |path, _| record::<Request>(path).is_some()),
     reader("numerics", Json, 50_000, |path, _| record::<Numerics>(path).is_some()),
-    reader("resources", Json, 20_000, |path, _| record::<Resources>(path).is_some()),
+    reader("resources", Json, 20_000, |path, _| record::<ResourceRecord>(path).is_some()),
     reader("bisection", Json, 70_000, |path, _| record::<State>(path).is_some()),
     reader("case_recording", Json, 15_000, |path, _| record::<CaseRecording>(path).is_some()),
     reader("machine", Json, 10_000, |path, _| record::<Machine>(path).is_some()),

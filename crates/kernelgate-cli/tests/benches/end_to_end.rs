@@ -209,7 +209,7 @@ fn broken_and_foreign_baselines_are_refused_and_kept() {
         (whole[..whole.len() / 2].to_owned(), 2, "broken or cut short"),
         ("{}".to_owned(), 2, "not a kernelgate baseline"),
         (
-            whole.replace("\"schema_version\": 1", "\"schema_version\": 7"),
+            whole.replace("\"schema_version\": 2", "\"schema_version\": 7"),
             2,
             "newer kernelgate (schema 7",
         ),

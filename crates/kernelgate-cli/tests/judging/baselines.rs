@@ -113,18 +113,18 @@ fn a_file_of_a_newer_version_is_refused_and_not_rewritten_without_what_is_new() 
         changed[field] = value;
         changed
     };
-    let mut newer = with("schema_version", 2.into());
-    newer["clock_domain"] = "new in version 2".into();
+    let mut newer = with("schema_version", 3.into());
+    newer["clock_domain"] = "new in version 3".into();
     let newer = newer.to_string();
     std::fs::write(&path, &newer).unwrap();
-    let words = "written by a newer kernelgate (schema 2, this one reads up to 1)";
+    let words = "written by a newer kernelgate (schema 3, this one reads up to 2)";
     let seal = format!("baseline seal {}", path.display());
     for line in ["gate --baseline a", "baseline add a", "baseline show a", &seal] {
         package.kernelgate(line).expect(2, &[words]);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), newer, "{line}");
     }
-    // Version 2 reads version 1: a field that others may ignore keeps the version.
-    std::fs::write(&path, with("remark", "ignored by version 1".into()).to_string()).unwrap();
+    // Version 3 reads version 2: a field that others may ignore keeps the version.
+    std::fs::write(&path, with("remark", "ignored by version 2".into()).to_string()).unwrap();
     let judged = package.kernelgate("gate --baseline a");
     judged.expect(judged.code.unwrap(), &["has no checksum", "of 2 (threshold"]);
     // No file of before the first release passes as one of it.

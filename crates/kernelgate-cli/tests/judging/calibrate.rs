@@ -95,7 +95,7 @@ fn work_single_cases_and_layouts_are_distinguished() {
         .as_array()
         .unwrap()
         .iter()
-        .filter(|known| known["kind"]["single"] == 100.0)
+        .filter(|known| known["kind"]["single"] == 100)
         .map(|known| known["delays_ns"].as_object().unwrap().keys().cloned().collect::<Vec<_>>())
         .collect();
     assert_eq!(single.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1]);

@@ -181,10 +181,15 @@ impl Package {
                 });
                 value["elapsed_ns"] = times.collect::<Vec<serde_json::Value>>().into();
                 value.as_object_mut().unwrap().remove("contention");
-            } else if value.get("median_ns").is_some() {
-                // A baseline holds no samples.
-                (value["median_ns"], value["spread"]) = (time_ns.into(), 0.002.into());
-                value.as_object_mut().unwrap().remove("contention");
+            } else if value.get("same").is_some() {
+                // A baseline holds no samples, and its runs as columns.
+                for name in ["median_ns", "spread", "contention"] {
+                    value["each"].as_object_mut().unwrap().remove(name);
+                }
+                let same = value["same"].as_object_mut().unwrap();
+                same.remove("contention");
+                same.insert("median_ns".to_owned(), time_ns.into());
+                same.insert("spread".to_owned(), 0.002.into());
             } else if let Some(fields) = value.as_object_mut() {
                 fields.values_mut().for_each(|field| set(field, time_ns));
             }

@@ -8,7 +8,7 @@ use syn::{Attribute, Fields, GenericArgument, Item, Meta, PathArguments, Type};
 
 /// Files that a user may keep or commit. Others are between processes of one program version.
 const RECORDS: [&str; 7] =
-    ["ProcessRun", "Baseline", "Trials", "Calibration", "Numerics", "Machine", "Resources"];
+    ["ProcessRun", "Baseline", "Trials", "Calibration", "Numerics", "Machine", "ResourceRecord"];
 const CRATES: [&str; 3] = ["kernelgate", "kernelgate-cuda", "kernelgate-cli"];
 
 /// The types of the workspace that serde writes, each with its file, and the records among them.

@@ -359,7 +359,8 @@ impl From<&CaseRecord> for BaselineCase {
 
 impl Record for Baseline {
     const SCHEMA: &'static str = "kernelgate-baseline";
-    const VERSION: u64 = 1;
+    const VERSION: u64 = 2;
+    const OLDEST: u64 = 2;
     const KIND: &'static str = "baseline";
     const SEALED: bool = true;
     const LINES: &'static [&'static str] = &["runs", "numerics"];
@@ -501,7 +502,7 @@ mod tests {
         assert!(refused.ends_with("a limit of 0 ns a launch"), "{refused}");
         // The older file stays.
         assert_eq!(limit_of(&file::read(&path).unwrap(), "b"), None);
-        let by_hand = file::to_text(&read).replace("\"time_ns\":50.0", "\"time_ns\":0.0");
+        let by_hand = file::to_text(&read).replace("\"limit.time_ns\":50", "\"limit.time_ns\":0");
         std::fs::write(&path, by_hand).unwrap();
         let refused = file::read_unsealed::<Baseline>(&path).unwrap_err().to_string();
         assert!(refused.ends_with("a limit of 0 ns a launch"), "{refused}");

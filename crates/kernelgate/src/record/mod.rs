@@ -21,7 +21,7 @@ pub use baseline::{Baseline, BaselineCase, BaselineRun, EarlierRuns};
 pub use case_run::{CasePower, CaseRun};
 pub use files::file::{FileError, read, write};
 pub use files::lock::Lock;
-pub use files::{file, file_set, lock, tensors, text};
+pub use files::{columns, file, file_set, lock, tensors, text};
 pub use groups::measurement::{CaseOfRun, Differing, Measurement};
 pub use groups::partition::{Partition, ShardPlan};
 pub use groups::sessions::Session;

@@ -1,12 +1,13 @@
 //! Compiler output for every kernel on one architecture: the baseline of a performance check that
 //! needs no GPU.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::files::file::Record;
+use super::files::file::{self, FileError, Record};
 use kernelgate_cuda::compiler::cubin::{self, CubinError, KernelFacts};
 use kernelgate_cuda::compiler::nvrtc::{self, CompileError};
 use kernelgate_cuda::compiler::occupancy;
@@ -53,13 +54,172 @@ pub struct CompiledKernels {
     pub sources: BTreeMap<String, String>,
 }
 
-impl Record for Resources {
+/// [`Resources`] as a file, with numbers in place of repeated names, and without what follows from
+/// others: the sum of the instructions and the occupancy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ResourceRecord {
+    /// Architecture: "sm_90a".
+    pub arch: String,
+    /// Version of NVRTC: "13.0".
+    pub compiler: String,
+    /// Classes of instructions, in the order of the numbers in each kernel's `mix`.
+    pub classes: Vec<String>,
+    /// Kernels by build and symbol.
+    pub kernels: BTreeMap<String, RecordedKernel>,
+    /// Builds that the architecture cannot run, by the unmet requirement: "needs sm_90a".
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub left_out: BTreeMap<String, Vec<String>>,
+}
+
+/// Static facts of one kernel in a file; an absent number is 0.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecordedKernel {
+    /// Threads a block, as launched.
+    pub block: u32,
+    /// Dynamic shared memory a block, bytes, as launched.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dynamic_shared_bytes: u32,
+    /// Registers a thread.
+    pub registers: u32,
+    /// Bytes of local stack a thread.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stack_bytes: u32,
+    /// Bytes a thread writes when registers run out.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub spill_store_bytes: u32,
+    /// Bytes a thread reads back.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub spill_load_bytes: u32,
+    /// Static shared memory, bytes a block.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub shared_bytes: u32,
+    /// Instructions of each class; zeros at the end are absent.
+    pub mix: Vec<u32>,
+    /// Performance loss that the assembler reports, with its reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub performance_loss: Option<String>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+const fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+impl From<&Resources> for ResourceRecord {
+    fn from(resources: &Resources) -> Self {
+        let mixes = resources.kernels.values().flat_map(|kernel| kernel.facts.mix.keys());
+        let classes: Vec<String> = mixes.collect::<BTreeSet<_>>().into_iter().cloned().collect();
+        let kernel = |kernel: &KernelResources| {
+            let count = |class| kernel.facts.mix.get(class).copied().unwrap_or_default();
+            let mut mix: Vec<u32> = classes.iter().map(count).collect();
+            mix.truncate(mix.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));
+            RecordedKernel {
+                block: kernel.block,
+                dynamic_shared_bytes: kernel.dynamic_shared_bytes,
+                registers: kernel.facts.registers,
+                stack_bytes: kernel.facts.stack_bytes,
+                spill_store_bytes: kernel.facts.spill_store_bytes,
+                spill_load_bytes: kernel.facts.spill_load_bytes,
+                shared_bytes: kernel.facts.shared_bytes,
+                mix,
+                performance_loss: kernel.facts.performance_loss.clone(),
+            }
+        };
+        let kernels = resources.kernels.iter();
+        let mut left_out: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (build, unmet) in &resources.left_out {
+            left_out.entry(unmet.clone()).or_default().push(build.clone());
+        }
+        Self {
+            arch: resources.arch.clone(),
+            compiler: resources.compiler.clone(),
+            kernels: kernels.map(|(name, it)| (name.clone(), kernel(it))).collect(),
+            classes,
+            left_out,
+        }
+    }
+}
+
+impl From<ResourceRecord> for Resources {
+    fn from(record: ResourceRecord) -> Self {
+        let ResourceRecord { arch, compiler, classes, kernels, left_out } = record;
+        let kernel = |kernel: RecordedKernel| {
+            let counts = classes.iter().cloned().zip(kernel.mix.iter().copied());
+            let facts = KernelFacts {
+                registers: kernel.registers,
+                stack_bytes: kernel.stack_bytes,
+                spill_store_bytes: kernel.spill_store_bytes,
+                spill_load_bytes: kernel.spill_load_bytes,
+                shared_bytes: kernel.shared_bytes,
+                instructions: kernel.mix.iter().sum(),
+                mix: counts.filter(|(_, count)| *count > 0).collect(),
+                performance_loss: kernel.performance_loss,
+            };
+            kernel_resources(facts, kernel.block, kernel.dynamic_shared_bytes, &arch)
+        };
+        let builds = left_out.into_iter().flat_map(|(unmet, builds)| {
+            builds.into_iter().map(move |build| (build, unmet.clone()))
+        });
+        Self {
+            kernels: kernels.into_iter().map(|(name, it)| (name, kernel(it))).collect(),
+            left_out: builds.collect(),
+            arch,
+            compiler,
+        }
+    }
+}
+
+impl Record for ResourceRecord {
     const SCHEMA: &'static str = "kernelgate-resources";
-    const VERSION: u64 = 1;
+    const VERSION: u64 = 2;
+    const OLDEST: u64 = 2;
     const KIND: &'static str = "resource record";
     const LINES: &'static [&'static str] = &["kernels"];
 
     fn validate(&self) -> Result<(), String> {
+        if self.classes.len() > MOST_CLASSES {
+            return Err(format!("{} classes of instructions", self.classes.len()));
+        }
+        for (name, kernel) in &self.kernels {
+            let problem = |problem: String| Err(format!("kernel {name} has {problem}"));
+            let RecordedKernel { block, registers, mix, .. } = kernel;
+            if !(1..=1024).contains(block) {
+                return problem(format!("blocks of {block} threads"));
+            }
+            if *registers > MOST_REGISTERS {
+                return problem(format!("{registers} registers"));
+            }
+            let most = MOST / MOST_CLASSES as u32;
+            if mix.len() > self.classes.len() || mix.iter().any(|count| *count > most) {
+                return problem("a mix that does not fit the classes".to_owned());
+            }
+        }
+        Resources::from(self.clone()).validate()
+    }
+}
+
+impl Resources {
+    /// Reads the record of an architecture.
+    ///
+    /// # Errors
+    /// Those of [`file::read`].
+    pub fn read(path: &Path) -> Result<Self, FileError> {
+        file::read(path).map(|record: ResourceRecord| record.into())
+    }
+
+    /// Writes the record of an architecture.
+    ///
+    /// # Errors
+    /// Those of [`file::write`].
+    pub fn write(&self, path: &Path) -> Result<(), FileError> {
+        file::write(path, &ResourceRecord::from(self))
+    }
+
+    /// Checks the numbers of every kernel.
+    ///
+    /// # Errors
+    /// A fragment of a sentence that names the kernel and the number.
+    pub fn validate(&self) -> Result<(), String> {
         self.kernels.iter().try_for_each(|(name, kernel)| {
             kernel.validate().map_err(|problem| format!("kernel {name} has {problem}"))
         })
@@ -68,6 +228,10 @@ impl Record for Resources {
 
 /// Most registers, bytes and instructions of a kernel: sums of them over any file are numbers.
 const MOST: u32 = 1 << 30;
+/// Most classes of instructions in a file.
+const MOST_CLASSES: usize = 64;
+/// Most registers of a thread in a file; architectures have 255.
+const MOST_REGISTERS: u32 = 1 << 16;
 
 impl KernelResources {
     /// Checks the numbers of a kernel.
@@ -165,7 +329,9 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledKernels, 
             let facts = facts
                 .remove(symbol)
                 .ok_or_else(|| ResourcesError::NoCode { symbol, build: name.clone() })?;
-            resources.kernels.insert(kernel.name(), kernel_resources(kernel, facts, arch));
+            let (block, shared_bytes) = (kernel.threads, kernel.shared_bytes);
+            let found = kernel_resources(facts, block, shared_bytes, arch);
+            resources.kernels.insert(kernel.name(), found);
             all.extend(hashes.remove(symbol).map(|hash| (kernel.name(), hash)));
         }
         if let Some(symbol) = facts.into_keys().next() {
@@ -175,14 +341,80 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledKernels, 
     Ok(CompiledKernels { resources, code: all, sources })
 }
 
-fn kernel_resources(kernel: &ListedKernel, facts: KernelFacts, arch: &str) -> KernelResources {
-    let (block, dynamic_shared_bytes) = (kernel.threads, kernel.shared_bytes);
-    let occupancy = occupancy::theoretical(
-        arch,
-        facts.registers,
-        facts.shared_bytes + dynamic_shared_bytes,
-        block,
-    );
+/// The resources of a kernel whose occupancy follows from the others.
+fn kernel_resources(
+    facts: KernelFacts,
+    block: u32,
+    dynamic_shared_bytes: u32,
+    arch: &str,
+) -> KernelResources {
+    let shared_bytes = facts.shared_bytes.saturating_add(dynamic_shared_bytes).min(MOST);
+    let occupancy = occupancy::theoretical(arch, facts.registers, shared_bytes, block);
     let occupancy_percent = occupancy.map(|share| (100.0 * share).round() as u32);
     KernelResources { facts, block, dynamic_shared_bytes, occupancy_percent }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_keeps_every_fact() {
+        let kernel = |mix: &[(&str, u32)], stack_bytes| {
+            let mix: BTreeMap<String, u32> =
+                mix.iter().map(|(class, count)| ((*class).to_owned(), *count)).collect();
+            let facts = KernelFacts {
+                registers: 40,
+                stack_bytes,
+                spill_store_bytes: 4,
+                spill_load_bytes: 8,
+                shared_bytes: 16,
+                instructions: mix.values().sum(),
+                mix,
+                performance_loss: Some("no overlap".to_owned()),
+            };
+            kernel_resources(facts, 128, 1024, "sm_90a")
+        };
+        let kernels = [
+            ("a".to_owned(), kernel(&[("control", 2), ("warp", 3)], 0)),
+            ("b".to_owned(), kernel(&[("fp32", 7)], 32)),
+        ];
+        let left_out = ["c", "d"].map(|build| (build.to_owned(), "needs sm_100a".to_owned()));
+        let (arch, compiler) = ("sm_90a".to_owned(), "13.0".to_owned());
+        let (kernels, left_out) = (kernels.into(), left_out.into());
+        let resources = Resources { arch, compiler, kernels, left_out };
+        let record = ResourceRecord::from(&resources);
+        assert_eq!(record.classes, ["control", "fp32", "warp"]);
+        assert_eq!(
+            (&*record.kernels["a"].mix, &*record.kernels["b"].mix),
+            (&[2, 0, 3][..], &[0, 7][..])
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sm_90a.json");
+        resources.write(&path).unwrap();
+        assert_eq!(Resources::read(&path).unwrap(), resources);
+        // An older format is refused by its version.
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("\"schema_version\": 2", "\"schema_version\": 1"))
+            .unwrap();
+        let error = Resources::read(&path).unwrap_err().to_string();
+        assert!(error.contains("written by an older kernelgate (schema 1"), "{error}");
+    }
+
+    #[test]
+    fn a_mix_without_classes_is_refused() {
+        let kernel = serde_json::json!({"block": 32, "registers": 8, "mix": [1, 2]});
+        let record = |classes: &[&str]| -> ResourceRecord {
+            let value = serde_json::json!({
+                "arch": "sm_90a", "compiler": "13.0", "classes": classes, "kernels": {"k": kernel},
+            });
+            serde_json::from_value(value).unwrap()
+        };
+        assert_eq!(record(&["control", "warp"]).validate(), Ok(()));
+        let mut empty = record(&["control", "warp"]);
+        empty.kernels.get_mut("k").unwrap().block = 0;
+        assert_eq!(empty.validate().unwrap_err(), "kernel k has blocks of 0 threads");
+        let problem = record(&["control"]).validate().unwrap_err();
+        assert_eq!(problem, "kernel k has a mix that does not fit the classes");
+    }
 }

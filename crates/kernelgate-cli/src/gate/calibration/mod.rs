@@ -13,13 +13,14 @@ pub mod summary;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Verdict;
 use super::paired::{Arm, Block, Observed, TestPlan, Timing};
 pub use anchors::anchor_tolerance;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::measure::plausibility;
+use kernelgate::record::columns;
 use kernelgate::record::file::Record;
 use kernelgate::record::text;
 use kernelgate::record::{Environment, Provenance, Shard, TrialSampling};
@@ -70,7 +71,10 @@ impl ComparisonKind {
 }
 
 /// Comparisons with a known answer on one device, of one executable, with one plan.
+///
+/// In a file the comparisons name a case by its place in `cases`: `#0` is the first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct Calibration {
     /// Start of the first comparison, RFC 3339, UTC.
     pub started: String,
@@ -105,7 +109,8 @@ pub struct Calibration {
     pub anchor_tolerance: Option<f64>,
     /// Thresholds that [`recommend()`] derived when the file was written.
     pub recommended: Option<Recommended>,
-    /// The comparisons, in time order.
+    /// The comparisons, in time order. Cases have their place in `cases` as
+    /// name: `#0` is the first.
     pub comparisons: Vec<CalibrationComparison>,
 }
 
@@ -134,19 +139,25 @@ pub struct CalibrationComparison {
     /// Number of processes.
     pub processes: usize,
     /// Nanoseconds added to each launch of the head, by case.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub delays_ns: BTreeMap<String, f64>,
     /// Verdicts of the gate at that time.
     pub verdicts: BTreeMap<String, Verdict>,
     /// Reasons why cases are inconclusive.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reasons: BTreeMap<String, String>,
     /// Cases that could not be run, or not measured to the end, with the reason: for example, the
     /// device cannot make the delay.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub failed: BTreeMap<String, String>,
     /// Processes that failed, with the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub broken: Vec<String>,
     /// Every time of the first round, by case.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "columns")]
     pub first: BTreeMap<String, Series>,
     /// Every time of the round that confirms, by case.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "columns")]
     pub second: BTreeMap<String, Series>,
     /// The device on which it ran.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -175,10 +186,10 @@ pub struct Series {
 pub struct Column {
     /// [`Timing::time_ns`].
     pub time_ns: Vec<f64>,
-    /// [`Timing::cycles`]; empty if no process has them.
+    /// [`Timing::cycles`]; empty if no process has them, one entry if all have the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycles: Vec<Option<f64>>,
-    /// [`Timing::contention`]; empty if no process has it.
+    /// [`Timing::contention`]; empty if no process has it, one entry if all have the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<Option<f64>>,
     /// Indices of the processes that ran at the power cap, [`Timing::at_cap`].
@@ -194,22 +205,23 @@ impl Column {
         let observations: Vec<&Timing> = observations.collect();
         let optional_column = |value: &dyn Fn(&Timing) -> Option<f64>| -> Vec<Option<f64>> {
             let values: Vec<Option<f64>> = observations.iter().map(|found| value(found)).collect();
-            if values.iter().any(Option::is_some) { values } else { Vec::new() }
+            let has_values = values.iter().any(Option::is_some);
+            match values.first().filter(|first| values.iter().all(|value| value == *first)) {
+                Some(first) if has_values => vec![*first],
+                _ if has_values => values,
+                _ => Vec::new(),
+            }
         };
-        // Digits beyond the clock's resolution would only make the file larger. Means over
-        // iterations have more digits: six of them matter.
+        // Six digits are less than a hundredth of the noise; more would only make the file larger.
         let indices = |holds: fn(&Timing) -> bool| -> BTreeSet<usize> {
             (0..observations.len()).filter(|&index| holds(observations[index])).collect()
         };
-        let rounded = |value: f64, digits: f64| (value * digits).round() / digits;
-        let time_ns = |found: &&Timing| {
-            let digits = if found.averaged { 5.0 - found.time_ns.log10().floor() } else { 1.0 };
-            rounded(found.time_ns, 10f64.powf(digits.clamp(1.0, 12.0)))
-        };
+        let six_digits = |value: f64| format!("{value:.5e}").parse().unwrap_or(value);
+        let contention = |found: &Timing| found.contention.map(|it| (it * 1e4).round() / 1e4);
         Self {
-            time_ns: observations.iter().map(time_ns).collect(),
-            cycles: optional_column(&|found| found.cycles.map(|cycles| rounded(cycles, 10.0))),
-            contention: optional_column(&|found| found.contention.map(|share| rounded(share, 1e4))),
+            time_ns: observations.iter().map(|found| six_digits(found.time_ns)).collect(),
+            cycles: optional_column(&|found| found.cycles.map(six_digits)),
+            contention: optional_column(&contention),
             at_cap: indices(|found| found.at_cap),
             throttled: indices(|found| found.throttled),
         }
@@ -217,7 +229,10 @@ impl Column {
 
     fn at(&self, index: usize, averaged: bool) -> Option<Timing> {
         let time_ns = *self.time_ns.get(index)?;
-        let value_at = |values: &[Option<f64>]| values.get(index).copied().flatten();
+        let value_at = |values: &[Option<f64>]| match values {
+            [all] => *all,
+            each => each.get(index).copied().flatten(),
+        };
         let (cycles, contention) = (value_at(&self.cycles), value_at(&self.contention));
         let (at_cap, throttled) = (self.at_cap.contains(&index), self.throttled.contains(&index));
         Some(Timing { time_ns, cycles, contention, at_cap, throttled, averaged })
@@ -425,10 +440,37 @@ pub fn differing(a: &BTreeMap<String, String>, b: &BTreeMap<String, String>) -> 
     a.keys().chain(b.keys()).find(|name| a.get(*name) != b.get(*name)).cloned()
 }
 
+impl Serialize for Calibration {
+    fn serialize<S: Serializer>(&self, output: S) -> Result<S::Ok, S::Error> {
+        let places: BTreeMap<&String, usize> = self.cases.keys().zip(0..).collect();
+        let place = |case: String| places.get(&case).map_or(case, |place| format!("#{place}"));
+        let named = self.comparisons.iter().cloned();
+        let comparisons = named.map(|comparison| comparison.rename(&place)).collect();
+        Self::serialize(&Self { comparisons, ..self.clone() }, output)
+    }
+}
+
+impl<'de> Deserialize<'de> for Calibration {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let mut read = Self::deserialize(input)?;
+        let cases: Vec<String> = read.cases.keys().cloned().collect();
+        let case = |name: String| {
+            let place: Option<usize> = name.strip_prefix('#').and_then(|it| it.parse().ok());
+            let place = place.and_then(|place| cases.get(place));
+            place.cloned().unwrap_or(name)
+        };
+        let numbered = std::mem::take(&mut read.comparisons).into_iter();
+        read.comparisons = numbered.map(|comparison| comparison.rename(&case)).collect();
+        Ok(read)
+    }
+}
+
 impl Record for Calibration {
     const SCHEMA: &'static str = "kernelgate-calibration";
-    const VERSION: u64 = 1;
+    const VERSION: u64 = 2;
+    const OLDEST: u64 = 2;
     const KIND: &'static str = "calibration";
+    const LINES: &'static [&'static str] = &["first", "second"];
     const FREE_TEXT: &'static [&'static str] =
         &["anchors", "broken", "commands", "failed", "identity", "left_out"];
 
@@ -453,7 +495,25 @@ impl Record for Calibration {
     }
 }
 
+/// A map with other keys.
+fn renamed<T>(map: BTreeMap<String, T>, name: &impl Fn(String) -> String) -> BTreeMap<String, T> {
+    map.into_iter().map(|(key, value)| (name(key), value)).collect()
+}
+
 impl CalibrationComparison {
+    /// The comparison with other names of its cases.
+    fn rename(self, name: &impl Fn(String) -> String) -> Self {
+        Self {
+            delays_ns: renamed(self.delays_ns, name),
+            verdicts: renamed(self.verdicts, name),
+            reasons: renamed(self.reasons, name),
+            failed: renamed(self.failed, name),
+            first: renamed(self.first, name),
+            second: renamed(self.second, name),
+            ..self
+        }
+    }
+
     /// Checks the numbers of a comparison.
     fn validate(&self) -> Result<(), String> {
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
@@ -487,7 +547,8 @@ impl Column {
     fn validate(&self, entries: usize) -> Result<(), String> {
         let optional = [&self.cycles, &self.contention];
         let mut lengths = optional.iter().map(|values| values.len());
-        if self.time_ns.len() != entries || !lengths.all(|length| [0, entries].contains(&length)) {
+        if self.time_ns.len() != entries || !lengths.all(|length| [0, 1, entries].contains(&length))
+        {
             return Err("columns of different length".to_owned());
         }
         self.time_ns.iter().try_for_each(|ns| plausibility::check_launch_ns("a time", *ns))?;

@@ -115,9 +115,9 @@ fn blocks_survive_as_columns_and_on_disk() {
             (a.leader, a.head.map(|at| at.contention)),
             (b.leader, b.head.map(|at| at.contention))
         );
-        assert!(
-            (a.base[0].time_ns - b.base[0].time_ns).abs() <= 0.05 && b.base[0].cycles.is_none()
-        );
+        // Six digits.
+        assert!((a.base[0].time_ns - b.base[0].time_ns).abs() <= 5.0);
+        assert!(b.base[0].cycles.is_none());
     }
     let calibration = calibration(2, &[(5.0, 1)]);
     let folder = tempfile::tempdir().unwrap();
@@ -125,8 +125,8 @@ fn blocks_survive_as_columns_and_on_disk() {
     kernelgate::record::write(&path, &calibration).unwrap();
     assert_eq!(kernelgate::record::read::<Calibration>(&path).unwrap(), calibration);
     let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(&path, text.replace("\"leaders\": \"bhbhbhbhbh\"", "\"leaders\": \"bhbh\""))
-        .unwrap();
+    assert!(text.contains("\"keys\": [\"#0\"]"), "{text}");
+    std::fs::write(&path, text.replace("bhbhbhbhbh", "bhbh")).unwrap();
     let error = kernelgate::record::read::<Calibration>(&path).unwrap_err().to_string();
     assert!(error.contains("columns of different length"), "{error}");
 }

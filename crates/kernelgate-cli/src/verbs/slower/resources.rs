@@ -9,9 +9,9 @@ use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::protocol::{Action, ResponseBody};
+use kernelgate::record::Store;
 use kernelgate::record::resources::{KernelResources, Resources};
 use kernelgate::record::text::printable_path;
-use kernelgate::record::{Store, file};
 use kernelgate_cuda::architecture;
 
 use crate::benches::ask::{self, RequestSettings};
@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         check_architecture("--arch", arch)?;
         if arguments.check {
             // The record is read before anything is built.
-            let mut base: Resources = file::read(&path(store, arch)).map_err(|error| {
+            let mut base = Resources::read(&path(store, arch)).map_err(|error| {
                 let advice = match error.is_not_found() {
                     true => format!(": `kernelgate resources --arch {arch} --save` makes a record"),
                     false => String::new(),
@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let mut resources = compile_all(&found, arch, arguments, &running)?;
         if arguments.save {
             let path = path(store, arch);
-            file::write(&path, &resources).map_err(failed_to)?;
+            resources.write(&path).map_err(failed_to)?;
             println!("{} kernels to {}", resources.kernels.len(), printable_path(&path));
             continue;
         }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::measure::limits::Limits;
 use crate::record::case_run::CaseRun;
 use crate::record::environment::Environment;
+use crate::record::files::columns;
 use crate::record::numerics::CaseNumerics;
 use crate::record::package::Package;
 use crate::record::provenance::Provenance;
@@ -65,7 +66,9 @@ pub struct BaselineCase {
     /// Unit of these samples.
     #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
     pub sample_unit: SampleUnit,
-    /// Measurements of the case by run key; at least one run.
+    /// Measurements of the case by run key; at least one run. In a file, an object with `keys`,
+    /// `same` (facts of all runs) and `each` (lists with an entry a run).
+    #[serde(with = "columns")]
     pub runs: BTreeMap<String, CaseRun>,
     /// How far the outputs were verified, in the run that verified least.
     #[serde(default, skip_serializing_if = "Verification::is_unknown")]

@@ -25,6 +25,8 @@ pub trait Record: Serialize + DeserializeOwned {
     const SCHEMA: &'static str;
     /// Version that this build writes, and the newest that it reads.
     const VERSION: u64;
+    /// Oldest version that this build reads.
+    const OLDEST: u64 = 1;
     /// Name of such a file in messages: "baseline".
     const KIND: &'static str;
     /// Whether the file carries a checksum of its content, so that an edit by hand is noticed.
@@ -93,6 +95,19 @@ pub enum FileError {
         found: u64,
         /// Latest version known here.
         known: u64,
+    },
+    /// An earlier version of this program wrote the file, in a format that is no longer read.
+    #[error(
+        "read {path}: written by an older kernelgate (schema {found}, this one reads from \
+         {oldest}): record it again"
+    )]
+    Older {
+        /// Which file.
+        path: PathBuf,
+        /// Version in the file.
+        found: u64,
+        /// Oldest version read here.
+        oldest: u64,
     },
     /// Others changed it all the time.
     #[error(
@@ -194,6 +209,9 @@ fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
     let found = scanned.version.filter(|&found| found > 0).ok_or_else(foreign)?;
     if found > T::VERSION {
         return Err(FileError::Newer { path: path.to_owned(), found, known: T::VERSION });
+    }
+    if found < T::OLDEST {
+        return Err(FileError::Older { path: path.to_owned(), found, oldest: T::OLDEST });
     }
     if let Some(checksum) = scanned.checksum.as_ref().filter(|_| T::SEALED && check) {
         let hash = match scanned.hash() {
@@ -334,6 +352,7 @@ pub fn to_text<T: Record>(record: &T) -> String {
 
 fn try_value<T: Record>(record: &T) -> Result<Value, serde_json::Error> {
     let mut value = serde_json::to_value(record)?;
+    shorten(&mut value);
     let envelope = value.as_object_mut().expect("records are structs");
     envelope.insert("schema".to_owned(), T::SCHEMA.into());
     envelope.insert("schema_version".to_owned(), T::VERSION.into());
@@ -345,6 +364,19 @@ fn try_value<T: Record>(record: &T) -> Result<Value, serde_json::Error> {
             .insert("checksum".to_owned(), checksum.into());
     }
     Ok(value)
+}
+
+/// Replaces whole floating-point numbers by integers, which are written without ".0".
+fn shorten(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(shorten),
+        Value::Object(fields) => fields.values_mut().for_each(shorten),
+        Value::Number(number) if number.is_f64() => {
+            let exact = number.as_f64().filter(|it| it.fract() == 0.0 && it.abs() < 1e15);
+            *value = exact.map_or_else(|| value.clone(), |it| (it as i64).into());
+        }
+        _ => {}
+    }
 }
 
 fn text_of_value<T: Record>(value: &Value) -> String {

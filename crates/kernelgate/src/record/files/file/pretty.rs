@@ -6,10 +6,18 @@ use serde_json::Value;
 
 /// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on
 /// one line, so that a diff shows one line a list of samples. Entries of the fields in `lines` are
-/// on one line too.
+/// on one line too, and so are short objects inside others.
 pub(super) fn pretty(value: &Value, depth: usize, lines: &[&str], out: &mut String) {
     let is_nested = |value: &Value| value.is_array() || value.is_object();
     match value {
+        Value::Object(map) if depth > 0 && is_short(map, lines) => {
+            let fields = map.iter().map(|(key, value)| {
+                let mut text = String::new();
+                pretty(value, depth + 1, lines, &mut text);
+                format!("{}: {text}", Value::from(key.as_str()))
+            });
+            let _ = write!(out, "{{{}}}", fields.collect::<Vec<_>>().join(", "));
+        }
         Value::Object(map) if !map.is_empty() => {
             out.push_str("{\n");
             for (i, (key, value)) in map.iter().enumerate() {
@@ -45,6 +53,15 @@ pub(super) fn pretty(value: &Value, depth: usize, lines: &[&str], out: &mut Stri
         }
         plain => out.push_str(&plain.to_string()),
     }
+}
+
+/// Longest object that stands on one line, in characters of compact JSON.
+const SHORT: usize = 100;
+
+/// Whether an object stands on one line.
+fn is_short(map: &serde_json::Map<String, Value>, lines: &[&str]) -> bool {
+    let has_lines = map.iter().any(|(key, value)| value.is_object() && lines.contains(&&**key));
+    map.len() < SHORT && !has_lines && serde_json::to_string(map).is_ok_and(|it| it.len() <= SHORT)
 }
 
 /// The entries of an object, a line each.
