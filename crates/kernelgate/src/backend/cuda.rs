@@ -141,6 +141,9 @@ impl Output {
 const SAMPLES: usize = 16;
 const SAMPLE_BYTES: usize = 256;
 
+/// Most bytes of a decoy: enough for a fill by every multiprocessor.
+const DECOY_BYTES: usize = 1 << 20;
+
 /// Enqueues a computation that overwrites the outputs.
 type LaunchFn = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
 
@@ -151,6 +154,8 @@ pub struct CudaTask {
     observer: Option<Arc<CudaStream>>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
+    /// Memory that no launch uses, once it is needed.
+    decoys: Vec<Buffer>,
     launch: LaunchFn,
     state: State,
     allowed: Allowed,
@@ -194,6 +199,7 @@ impl CudaTask {
             observer: None,
             inputs: inputs.into_iter().collect(),
             outputs,
+            decoys: Vec::new(),
             launch: Box::new(launch),
             state: State::Absent,
             allowed: Allowed::OWN_ROW,
@@ -239,6 +245,16 @@ impl Executable for CudaTask {
             *poisoned = true;
         }
         self.outputs.iter().try_for_each(|output| output.buffer.fill(output.poison()))
+    }
+
+    fn poison_decoys(&mut self) -> Result<(), BackendError> {
+        if self.decoys.is_empty() {
+            let allocate =
+                |output: &Output| self.devices.one().allocate(output.bytes().min(DECOY_BYTES));
+            self.decoys = self.outputs.iter().map(allocate).collect::<Result<_, _>>()?;
+        }
+        let mut decoys = self.decoys.iter().zip(&self.outputs);
+        decoys.try_for_each(|(decoy, output)| decoy.fill(output.poison()))
     }
 
     fn reset(&mut self) -> Result<(), BackendError> {

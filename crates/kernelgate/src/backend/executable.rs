@@ -14,6 +14,16 @@ pub trait Executable {
     /// When the device fails.
     fn poison_outputs(&mut self) -> Result<(), BackendError>;
 
+    /// Fills memory that no launch uses, in the same way and of the outputs' sizes up to 1 MiB each:
+    /// the device's caches of code are then as after [`poison_outputs`](Self::poison_outputs), and
+    /// the outputs keep their results.
+    ///
+    /// # Errors
+    /// When device memory is short; when the device fails.
+    fn poison_decoys(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// Restores the state that launches carry on from one to the next, if there is any: the next
     /// launch computes the reference again.
     ///

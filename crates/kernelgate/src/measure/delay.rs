@@ -293,6 +293,10 @@ impl Executable for Delayed<'_> {
         self.inner.poison_outputs()
     }
 
+    fn poison_decoys(&mut self) -> Result<(), BackendError> {
+        self.inner.poison_decoys()
+    }
+
     fn reset(&mut self) -> Result<(), BackendError> {
         self.inner.reset()
     }

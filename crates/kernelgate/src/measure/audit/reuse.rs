@@ -59,9 +59,10 @@ pub fn check(
 const PAIRS: usize = 9;
 /// Additional time of the first of a pair that is noise: share of a launch, and nanoseconds.
 const SHORT_NOISE: (f64, f64) = (0.10, 150.0);
-/// Additional time of the first of a pair that is noise however short the launch is, nanoseconds: the
-/// kernel that poisons outputs replaces the launch's code in the caches of the multiprocessors (0.2
-/// µs for a row of 0.4 µs on an H200).
+/// Additional time of the first of a pair that is noise however short the launch is, nanoseconds: one
+/// access to memory. The kernel that poisons outputs also replaces the launch's code in the caches of
+/// the multiprocessors, which took 0.2 to 0.4 µs on an H200. It therefore runs before both launches
+/// of a pair, before the second one on memory that no launch uses.
 const CODE_RELOAD_NS: f64 = 350.0;
 
 /// Checks whether short launches for other inputs take longer than those for the same inputs,
@@ -86,6 +87,8 @@ pub fn check_short(
             }
             if poison {
                 executable.poison_outputs()?;
+            } else {
+                executable.poison_decoys()?;
             }
             executable.reset_and_wait()?;
             stopwatch.replay_short(executable)
