@@ -12,10 +12,15 @@ pub fn show_all() {
     SHOWN.store(true, Ordering::Relaxed);
 }
 
+/// Whether [`show`] prints.
+pub fn are_shown() -> bool {
+    SHOWN.load(Ordering::Relaxed)
+}
+
 /// Prints a command that is about to run, with its folder and the variables that differ, on
 /// standard error.
 pub fn show(command: &Command) {
-    if SHOWN.load(Ordering::Relaxed) {
+    if are_shown() {
         eprintln!("+ {}", printable(&format!("{command:?}")));
     }
 }

@@ -64,6 +64,17 @@ fn a_dry_run_prints_its_commands_and_runs_none() {
 }
 
 #[test]
+fn a_verbose_check_prints_each_command_once() {
+    let scratch = Scratch::new();
+    for flags in ["--mode gate", "--mode gate --verbose"] {
+        let outcome = check(&scratch, flags);
+        outcome.expect(2, &["No gate: "]);
+        let finds = |line: &&str| line.contains("baseline") && line.contains("find");
+        assert_eq!(outcome.stderr.lines().filter(finds).count(), 1, "{}", outcome.stderr);
+    }
+}
+
+#[test]
 fn a_slower_head_fails_the_check_with_a_comment_and_files() {
     let scratch = Scratch::new();
     // The head is sixteen times as slow, which noise cannot hide.

@@ -33,9 +33,14 @@ pub struct Reading {
 impl Reading {
     /// Whether heat or a slow-down of the hardware holds the clock down.
     pub fn slowed(&self) -> bool {
-        let slowing = names(SLOWDOWNS);
-        self.throttle.iter().any(|reason| slowing.contains(reason))
+        name_slowdown(&self.throttle)
     }
+}
+
+/// Whether throttle reasons name heat or a slow-down of the hardware.
+pub fn name_slowdown(throttle: &[String]) -> bool {
+    let slowing = names(SLOWDOWNS);
+    throttle.iter().any(|reason| slowing.contains(reason))
 }
 
 /// A card's hardware and settings. A quantity that the card does not report is absent.
@@ -141,7 +146,7 @@ impl Telemetry {
             power_limit_mw: device.enforced_power_limit().ok(),
             temperature_c: device.temperature(TemperatureSensor::Gpu).ok(),
             throttle: device.current_throttle_reasons().map(names).unwrap_or_default(),
-            other_processes: others(&device),
+            other_processes: computing(&device).map(|listed| listed.others),
         }
     }
 
@@ -190,7 +195,7 @@ impl Telemetry {
 
     /// Number of other processes that compute on the card, if it reports them.
     pub fn other_processes(&self) -> Option<u32> {
-        others(&self.device().ok()?)
+        Some(computing(&self.device().ok()?)?.others)
     }
 
     /// Number of other processes that computed on the card since then, by the share of its time
@@ -200,8 +205,7 @@ impl Telemetry {
     /// Takes some milliseconds.
     pub fn others_computing_since(&self, then: SystemTime) -> Option<u32> {
         let (own, device) = (std::process::id(), self.device().ok()?);
-        let listed = device.running_compute_processes().ok()?;
-        if !listed.iter().any(|process| process.pid == own) {
+        if !computing(&device)?.own {
             return None;
         }
         let then_us = u64::try_from(then.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok()?;
@@ -220,9 +224,19 @@ impl Telemetry {
     }
 }
 
-fn others(device: &Device<'_>) -> Option<u32> {
-    let (own, processes) = (std::process::id(), device.running_compute_processes().ok()?);
-    Some(processes.iter().filter(|process| process.pid != own).count() as u32)
+/// Processes with a context on a card.
+struct Computing {
+    /// Whether this process is listed.
+    own: bool,
+    /// Number of other processes.
+    others: u32,
+}
+
+/// Lists the processes with a context on a card; `None` if the card does not report them.
+fn computing(device: &Device<'_>) -> Option<Computing> {
+    let processes = device.running_compute_processes().ok()?;
+    let others = processes.iter().filter(|process| process.pid != std::process::id()).count();
+    Some(Computing { own: others < processes.len(), others: others as u32 })
 }
 
 /// The reasons that slow a working card, without the idle state.

@@ -234,7 +234,7 @@ fn clock(run: &ProcessRun, case: &CaseRecord) -> Option<String> {
     let clocks = &case.samples.clock_mhz;
     let median_mhz = (!clocks.is_empty()).then(|| stats::median(clocks))?;
     let mark = match &case.samples.power {
-        Some(power) if power.slowed => " slowed",
+        Some(power) if power.slowed() => " slowed",
         Some(power) if power.at_cap => " cap",
         _ => "",
     };

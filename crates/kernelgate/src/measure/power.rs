@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::plausibility;
 use crate::backend::BackendError;
 use kernelgate_cuda::driver::device::DeviceFacts;
-use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
+use kernelgate_cuda::observe::telemetry::{Reading, Telemetry, name_slowdown};
 
 /// Length of the windows of a load that are compared.
 pub const WINDOW: Duration = Duration::from_millis(100);
@@ -128,9 +128,6 @@ pub struct PowerRecord {
     /// Throttle reasons at the end of the samples, by NVML's names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub throttle: Vec<String>,
-    /// Whether heat or a slow-down of the hardware held the clock down then.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub slowed: bool,
     /// Load before the first sample, seconds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub settling_s: f64,
@@ -153,9 +150,13 @@ impl PowerRecord {
             power_limit_mw: None,
             temperature_c: None,
             throttle: Vec::new(),
-            slowed: false,
             settling_s: 0.0,
         }
+    }
+
+    /// Whether heat or a slow-down of the hardware held the clock down at the end of the samples.
+    pub fn slowed(&self) -> bool {
+        name_slowdown(&self.throttle)
     }
 
     /// Checks the numbers of a record.
@@ -357,7 +358,6 @@ impl PowerRecord {
             power_mw: reading.power_mw,
             power_limit_mw: reading.power_limit_mw,
             temperature_c: reading.temperature_c,
-            slowed: reading.slowed(),
             throttle: reading.throttle,
             settling_s: 0.0,
         }
@@ -567,9 +567,8 @@ mod tests {
         let hot = |reasons: &[&str]| {
             let throttle = reasons.iter().map(|reason| (*reason).to_owned()).collect();
             let reading = Reading { throttle, ..Reading::default() };
-            let PowerRecord { at_cap, slowed, .. } =
-                PowerRecord::from_reading(PowerState::Steady, reading);
-            (at_cap, slowed)
+            let record = PowerRecord::from_reading(PowerState::Steady, reading);
+            (record.at_cap, record.slowed())
         };
         assert_eq!(hot(&["sw_thermal_slowdown"]), (false, true));
         assert_eq!(hot(&["sw_power_cap"]), (true, false));

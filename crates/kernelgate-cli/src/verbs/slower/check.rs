@@ -182,6 +182,13 @@ fn say(text: &str) {
 }
 
 impl Check<'_> {
+    /// Prints a command for a shell before it runs, unless `--verbose` prints it as it is started.
+    fn announce(&self, command: &str) {
+        if self.arguments.dry_run || !commands::are_shown() {
+            say(command);
+        }
+    }
+
     /// Judges with the first method that is possible.
     fn judge(&self) -> anyhow::Result<Judged> {
         let mode = self.arguments.mode;
@@ -262,7 +269,7 @@ impl Check<'_> {
     /// Whether the gate finds a baseline for this device, or the reason why not.
     fn find_baseline(&self) -> anyhow::Result<Result<(), String>> {
         let name = &self.arguments.baseline;
-        say(&format!("kernelgate baseline find {}", quoted(name)));
+        self.announce(&format!("kernelgate baseline find {}", quoted(name)));
         if self.arguments.dry_run {
             return Ok(Ok(()));
         }
@@ -285,7 +292,7 @@ impl Check<'_> {
             line.extend(self.benches());
             line.extend(["--", "--quick", "--noplot"].map(str::to_owned));
             line.extend(filter.clone());
-            say(&format!("cargo {} (run {number} of {runs})", typed(&line)));
+            self.announce(&format!("cargo {} (run {number} of {runs})", typed(&line)));
             let session = format!("check-{started}-{}-{number}", std::process::id());
             let folder = self.store.runs.join(&session);
             sessions.extend(["--session".to_owned(), folder.display().to_string()]);
@@ -309,7 +316,7 @@ impl Check<'_> {
         // A page that cannot be drawn does not change the verdict.
         let page = self.out.join("report").display().to_string();
         let report = [&["report".to_owned()], &sessions[..], &["--out".to_owned(), page]].concat();
-        say(&format!("kernelgate {}", typed(&report)));
+        self.announce(&format!("kernelgate {}", typed(&report)));
         if !dry_run && self.ended(Command::new(&self.program).args(&report))? != 0 {
             say("no page was drawn");
         }
@@ -328,7 +335,7 @@ impl Check<'_> {
 
     /// Calls this program again; its results go to standard error.
     fn part(&self, line: &[String]) -> anyhow::Result<Exit> {
-        say(&format!("kernelgate {}", typed(line)));
+        self.announce(&format!("kernelgate {}", typed(line)));
         if self.arguments.dry_run {
             return Ok(Exit::Fine);
         }
@@ -375,7 +382,7 @@ impl Check<'_> {
                 Err(error) => return Ok(unchecked(format!("no NVRTC here, and {error:#}"))),
             }
         }
-        say(&format!("kernelgate {}", typed(&line)));
+        self.announce(&format!("kernelgate {}", typed(&line)));
         command.args(&line);
         commands::show(&command);
         let output =

@@ -413,7 +413,7 @@ fn collect(
     let technique = stopwatch.technique();
     let kept: Vec<Sample> = timed.iter().map(|timed| timed.sample).collect();
     let power = lead.power(timed, stopwatch);
-    let slowed = power.as_ref().is_some_and(|power| power.slowed);
+    let slowed = power.as_ref().is_some_and(PowerRecord::slowed);
     Samples {
         batch: technique.batch,
         host_bound: technique.host_bound,
