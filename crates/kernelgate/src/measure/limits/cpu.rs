@@ -6,13 +6,13 @@ use std::sync::{Mutex, PoisonError};
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::fastest::{brief_s, fastest_s};
+use super::fastest::Windows;
 use super::{CaseWork, Limits, MemoryLimit, Traffic};
 
 /// Bytes of a float.
 const FLOAT: u64 = size_of::<f32>() as u64;
 /// Passes of each traffic that are measured at length, the fastest in a brief trial first.
-const CONTESTANTS: usize = 2;
+const CONTESTANTS: usize = 3;
 
 impl Limits {
     /// Measures those ceilings of the host that bound any of the works, on the threads that rows
@@ -35,7 +35,7 @@ struct Pass {
     moves: Moves,
 }
 
-/// Threads of a pass. Waking the others takes longer than a small pass on one thread.
+/// Threads of a pass. Waiting for the others may take longer than a small pass on one thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Threads {
     One,
@@ -81,15 +81,15 @@ impl Pass {
 
 fn memory_limit(traffic: Traffic) -> MemoryLimit {
     let mut slices = [Slices::new(traffic, 1), Slices::new(traffic, rayon::current_num_threads())];
-    let mut run = |pass: Pass| match pass.threads {
-        Threads::One => slices[0].run_on_one(pass.moves),
-        Threads::All => slices[1].run_on_all(pass.moves),
+    let mut measured_s = |pass: Pass, windows: Windows| match pass.threads {
+        Threads::One => slices[0].on_one_s(pass.moves, windows),
+        Threads::All => slices[1].on_all_s(pass.moves, windows),
     };
     let mut tried: Vec<(f64, Pass)> =
-        Pass::ALL.into_iter().map(|pass| (brief_s(|| run(pass)), pass)).collect();
+        Pass::ALL.into_iter().map(|pass| (measured_s(pass, Windows::FEW), pass)).collect();
     tried.sort_by(|one, other| one.0.total_cmp(&other.0));
     for (seconds, pass) in tried.iter_mut().take(CONTESTANTS) {
-        *seconds = seconds.min(fastest_s(|| run(*pass)));
+        *seconds = seconds.min(measured_s(*pass, Windows::MANY));
     }
     tried.sort_by(|one, other| one.0.total_cmp(&other.0));
     let (seconds, pass) = tried[0];
@@ -118,17 +118,17 @@ impl Slices {
         Self((0..threads).map(|thread| Mutex::new(slice(thread))).collect())
     }
 
-    fn run_on_one(&mut self, moves: Moves) {
-        for slice in &mut self.0 {
-            slice.get_mut().unwrap_or_else(PoisonError::into_inner).run(moves);
-        }
+    /// Seconds of the fastest pass on one thread.
+    fn on_one_s(&mut self, moves: Moves, windows: Windows) -> f64 {
+        let slice = self.0[0].get_mut().unwrap_or_else(PoisonError::into_inner);
+        windows.fastest_s(|| slice.run(moves))
     }
 
-    fn run_on_all(&self, moves: Moves) {
-        rayon::broadcast(|thread| {
-            let slice = self.0[thread.index()].lock();
-            slice.unwrap_or_else(PoisonError::into_inner).run(moves);
-        });
+    /// Seconds of the fastest pass on all threads.
+    fn on_all_s(&self, moves: Moves, windows: Windows) -> f64 {
+        windows.fastest_on_all_s(|thread| {
+            self.0[thread].lock().unwrap_or_else(PoisonError::into_inner).run(moves);
+        })
     }
 }
 

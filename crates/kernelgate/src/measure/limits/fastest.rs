@@ -1,33 +1,158 @@
-//! Best time of a pass, from which the host's ceilings are computed.
+//! Best time of a pass on one or all threads, from which the host's ceilings are computed.
+//!
+//! Threads begin and end each window together, and wake once for all of them. Windows are shorter
+//! than a time slice of the scheduler: on a busy machine some of them are not interrupted, and the
+//! fastest counts, because a ceiling is the capability of the device, not its average.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Repetitions of each pass, of which the fastest counts: a ceiling is the capability of the
-/// device, not its average.
-const REPEATS: usize = 5;
-/// Time that one repetition should last at least, so that small working sets are passed over many
-/// times.
-const REPEAT_S: f64 = 0.01;
+use crate::measure::contention::CpuTime;
 
-/// Seconds of the fastest repetition, after one that does not count.
-pub fn fastest_s(pass: impl FnMut()) -> f64 {
-    repeated_s(REPEATS, REPEAT_S, pass)
+/// Shortest time of a window, so that small working sets are passed over many times.
+const WINDOW_S: f64 = 1e-4;
+
+/// Windows of a pass.
+#[derive(Clone, Copy)]
+pub struct Windows {
+    fewest: usize,
+    /// Time of all windows together, if that allows more.
+    all_s: f64,
+    /// Time of all windows on a machine whose cores other processes use too.
+    busy_s: f64,
 }
 
-/// Seconds of the fastest of fewer and shorter repetitions, to choose among passes.
-pub fn brief_s(pass: impl FnMut()) -> f64 {
-    repeated_s(2, 0.1 * REPEAT_S, pass)
+/// Share of the CPU time of other processes from which a machine is busy.
+const BUSY: f64 = 0.05;
+
+/// Whether other processes have taken much of the CPU since then.
+fn is_busy(then: Option<CpuTime>) -> bool {
+    let now = CpuTime::now();
+    now.zip(then)
+        .and_then(|(now, then)| now.taken_by_others_since(&then))
+        .is_some_and(|it| it > BUSY)
 }
 
-fn repeated_s(repeats: usize, repeat_s: f64, mut pass: impl FnMut()) -> f64 {
-    pass();
-    let start = Instant::now();
-    pass();
-    let passes = (repeat_s / start.elapsed().as_secs_f64().max(1e-9)).ceil() as usize;
-    let mut repetition = || {
-        let start = Instant::now();
-        (0..passes).for_each(|_| pass());
-        start.elapsed().as_secs_f64() / passes as f64
-    };
-    (0..repeats).map(|_| repetition()).fold(f64::INFINITY, f64::min)
+impl Windows {
+    /// Enough for a ceiling.
+    pub const MANY: Self = Self { fewest: 5, all_s: 0.05, busy_s: 0.5 };
+    /// Enough to choose among passes.
+    pub const FEW: Self = Self { fewest: 2, all_s: 0.004, busy_s: 0.04 };
+
+    /// Seconds of a pass in the fastest window, on this thread.
+    pub fn fastest_s(self, mut pass: impl FnMut()) -> f64 {
+        self.take_part(&Meeting::default(), (0, 1), &mut pass)
+    }
+
+    /// Seconds of a pass in the fastest window, on all threads of the pool; `pass` gets the index
+    /// of its thread.
+    pub fn fastest_on_all_s(self, pass: impl Fn(usize) + Sync) -> f64 {
+        let meeting = Meeting::default();
+        let seconds = rayon::broadcast(|thread| {
+            let place = (thread.index(), thread.num_threads());
+            self.take_part(&meeting, place, &mut || pass(thread.index()))
+        });
+        seconds[0]
+    }
+
+    /// The part of one of so many threads. The first decides for all how many passes a window has,
+    /// and when the last window was.
+    fn take_part(
+        self,
+        meeting: &Meeting,
+        (index, threads): (usize, usize),
+        pass: &mut dyn FnMut(),
+    ) -> f64 {
+        let mut expected = 0;
+        let mut meet = || {
+            expected += threads;
+            meeting.wait_for(expected);
+        };
+        let mut window = |passes: usize| {
+            if index == 0 {
+                meeting.passes.store(passes, Ordering::Relaxed);
+            }
+            meet();
+            let passes = meeting.passes.load(Ordering::Relaxed);
+            let started = Instant::now();
+            (0..passes).for_each(|_| pass());
+            meet();
+            (passes > 0).then(|| started.elapsed().as_secs_f64())
+        };
+        if index > 0 {
+            while window(0).is_some() {}
+            return 0.0;
+        }
+        window(1);
+        let (begun, start) = (Instant::now(), CpuTime::now());
+        let (mut passes, mut windows) = (1, 0);
+        let (mut fastest, mut until_s) = (f64::INFINITY, self.all_s);
+        while windows < self.fewest || begun.elapsed().as_secs_f64() < until_s {
+            let window_s = window(passes).unwrap_or(f64::INFINITY);
+            fastest = fastest.min(window_s / passes as f64);
+            if window_s < WINDOW_S {
+                passes *= 2;
+            } else {
+                windows += 1;
+            }
+            let over = begun.elapsed().as_secs_f64() >= until_s;
+            if over && until_s < self.busy_s && is_busy(start) {
+                until_s += self.all_s;
+            }
+        }
+        window(0);
+        fastest
+    }
+}
+
+/// Place at which the threads of a pass wait for each other.
+#[derive(Default)]
+struct Meeting {
+    arrived: AtomicUsize,
+    /// Passes of the next window; none ends the work.
+    passes: AtomicUsize,
+}
+
+impl Meeting {
+    /// Counts this thread and waits until `expected` were counted. A thread spins, and yields its
+    /// core where another process has that of the thread that is missing.
+    fn wait_for(&self, expected: usize) {
+        self.arrived.fetch_add(1, Ordering::AcqRel);
+        let mut spins = 0_u32;
+        while self.arrived.load(Ordering::Acquire) < expected {
+            spins += 1;
+            if spins < 10_000 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_makes_as_many_passes() {
+        let passes: Vec<_> =
+            (0..rayon::current_num_threads()).map(|_| AtomicUsize::new(0)).collect();
+        let count = |thread: usize| {
+            passes[thread].fetch_add(1, Ordering::Relaxed);
+        };
+        assert!(Windows::FEW.fastest_on_all_s(count) < 0.01);
+        let counts: Vec<_> = passes.iter().map(|it| it.load(Ordering::Relaxed)).collect();
+        assert!(counts[0] > 4 && counts.iter().all(|it| *it == counts[0]), "{counts:?}");
+    }
+
+    #[test]
+    fn the_fastest_window_counts() {
+        let mut calls = 0;
+        let seconds = Windows::FEW.fastest_s(|| {
+            calls += 1;
+            std::thread::sleep(std::time::Duration::from_millis(if calls < 3 { 40 } else { 5 }));
+        });
+        assert!((0.005..0.04).contains(&seconds), "{seconds}");
+    }
 }
