@@ -96,6 +96,7 @@ const CRATES: &[Rules] = &[
                 &[
                     "attach/safetensors.rs",
                     "record/criterion_store.rs",
+                    "record/files/columns.rs",
                     "record/files/file.rs",
                     "record/files/file/",
                     "harness/recording/stored.rs",
