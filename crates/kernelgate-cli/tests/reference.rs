@@ -83,6 +83,39 @@ fn the_page_of_exit_codes_has_every_code() {
     check("exit-codes.md", "Exit codes", &page);
 }
 
+/// The tables of results that come from committed records are those of `kernelgate report`.
+#[test]
+fn tables_of_results_are_those_of_the_records() {
+    let (results, record) = (docs().join("results"), "baselines/nvidia-h200/main.json");
+    let copy = tempfile::tempdir().unwrap();
+    let folder = match std::env::var_os("UPDATE_REFERENCE") {
+        Some(_) => &*results,
+        None => copy.path(),
+    };
+    for page in std::fs::read_dir(&results).unwrap().map(|page| page.unwrap().path()) {
+        if std::env::var_os("UPDATE_REFERENCE").is_none() {
+            std::fs::copy(&page, folder.join(page.file_name().unwrap())).unwrap();
+        }
+    }
+    let root = docs().join("..");
+    let report = std::process::Command::new(env!("CARGO_BIN_EXE_kernelgate"))
+        .args(["report", "--runs", record, "--results"])
+        .arg(folder)
+        .current_dir(&root)
+        .output()
+        .unwrap();
+    assert!(report.status.success(), "{}", String::from_utf8_lossy(&report.stderr));
+    let pages = String::from_utf8(report.stdout).unwrap();
+    assert!(pages.lines().count() >= 4, "pages without marks: {pages}");
+    for name in pages.lines().map(|page| Path::new(page).file_name().unwrap()) {
+        let [page, filled] =
+            [&*results, folder].map(|folder| std::fs::read_to_string(folder.join(name)).unwrap());
+        let stale = page.lines().zip(filled.lines()).find(|(page, filled)| page != filled);
+        let advice = format!("kernelgate report --runs {record} --results docs/results");
+        assert!(page == filled, "docs/results/{name:?} is stale: run {advice}\n{stale:?}");
+    }
+}
+
 /// Flags of a command and of those below it that have a variable: variable, flag, help.
 fn flags_with_variables(command: &Command, found: &mut BTreeMap<String, (String, String)>) {
     for flag in command.get_arguments() {

@@ -1,11 +1,13 @@
 //! Results as Markdown to commit: a page for each family, with the limit, the clock and the power
-//! state of each case, and the times of peers.
+//! state of each case, and the times of peers. A page written by hand marks the tables that are
+//! filled from records.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::display::table::Table;
 use kernelgate::display::{joules, rate, time};
+use kernelgate::harness::filter::Filter;
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::stats::half_range;
 
@@ -35,6 +37,71 @@ pub struct NoPowerState {
     /// Id of the first of them.
     pub first: String,
 }
+
+/// Start and end of the line above a table that is filled from records: `<!-- results FILTER:
+/// COLUMN, COLUMN -->`.
+const MARK: (&str, &str) = ("<!-- results ", " -->");
+
+/// A table of a page cannot be filled.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("line {line}: {problem}: write `<!-- results FILTER: COLUMN, COLUMN -->`")]
+pub struct MarkError {
+    /// Line of the mark, from 1.
+    pub line: usize,
+    /// Fragment of a sentence that names the problem.
+    pub problem: String,
+}
+
+/// The text of a page with its marked tables filled; `None` if it marks none.
+///
+/// # Errors
+/// When a mark cannot be read, no case matches its filter, or a column is unknown.
+pub fn filled(text: &str, measured: &Measured) -> Result<Option<String>, MarkError> {
+    let mut lines = text.lines().enumerate().peekable();
+    let (mut out, mut has_marks) = (String::new(), false);
+    while let Some((index, line)) = lines.next() {
+        out = out + line + "\n";
+        let mark = line.strip_prefix(MARK.0).and_then(|line| line.strip_suffix(MARK.1));
+        let Some(mark) = mark else { continue };
+        has_marks = true;
+        let table = marked_table(mark, measured)
+            .map_err(|problem| MarkError { line: index + 1, problem })?;
+        out = out + &table + "\n";
+        while lines.next_if(|(_, line)| line.starts_with('|')).is_some() {}
+    }
+    Ok(has_marks.then_some(out))
+}
+
+/// The table of a mark, `FILTER: COLUMN, COLUMN`.
+fn marked_table(mark: &str, measured: &Measured) -> Result<String, String> {
+    let (filter, columns) = mark.rsplit_once(": ").ok_or("no columns")?;
+    let filter = Filter::parse(Some(filter), false).map_err(|error| error.to_string())?;
+    let columns: Vec<&str> = columns.split(", ").collect();
+    let cases: Vec<&Case> = measured.cases.iter().filter(|case| filter.matches(&case.id)).collect();
+    if cases.is_empty() {
+        return Err("no case matches the filter".to_owned());
+    }
+    let mut chosen = Table::new(&columns);
+    for of_workload in cases.chunk_by(|a, b| a.workload == b.workload) {
+        let whole = table(measured, of_workload);
+        let mut header: Vec<&str> = whole.header().iter().map(String::as_str).collect();
+        header.push(OPERATION);
+        let place = |column: &&str| {
+            let place = header.iter().position(|name| name == column);
+            place.ok_or_else(|| format!("no column `{column}` beside {}", header.join(", ")))
+        };
+        let places: Vec<usize> = columns.iter().map(place).collect::<Result<_, _>>()?;
+        let operation = of_workload[0].workload.split('/').next_back().unwrap_or_default();
+        for row in whole.rows() {
+            let cell = |place: &usize| row.get(*place).map_or(operation, String::as_str).to_owned();
+            chosen.row(places.iter().map(cell).collect());
+        }
+    }
+    Ok(chosen.markdown())
+}
+
+/// Column of a marked table with the workload's name inside of its family.
+const OPERATION: &str = "operation";
 
 /// One page for each family, in the order of their names.
 pub fn pages(measured: &Measured) -> Result<Vec<FamilyPage>, NoPowerState> {
@@ -215,7 +282,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// Its cells, in the order of the header. `best` is the fastest case of the problem.
+    /// Cells of the row, in the order of the header. `best` is the fastest case of the problem.
     fn cells(self, best: &Case, with_energy: bool) -> Vec<String> {
         let dash = || "-".to_owned();
         let Self { name, elapsed_ns, amount, spread, clock_mhz, power, limit, launch_j } = self;

@@ -279,6 +279,41 @@ fn results_are_one_markdown_page_for_each_family() {
 }
 
 #[test]
+fn marked_tables_of_a_page_are_filled_and_the_rest_stays() {
+    let records = Records::new();
+    records.run("1", &run_with_power("1", 1.0));
+    let path = records.path("results/fast.md");
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let page = |filter: &str, columns: &str, table: &str| {
+        format!("# Fast\n\n<!-- results {filter}: {columns} -->\n{table}\nBy hand.\n")
+    };
+    let filter = "^w/f/n512.*/hot";
+    std::fs::write(&path, page(filter, "operation, row, time", "| stale |\n| --- |\n")).unwrap();
+    std::fs::write(records.path("results/other.md"), "By hand.\n").unwrap();
+    let arguments = ["--runs", "runs", "--results", "results"];
+    let output = records.report(&arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let filled = read(&path);
+    let table = "| operation |        row |     time |\n\
+                 | --- | ---: | ---: |\n\
+                 | f         |  cuda/fast | 1.000 ms |\n\
+                 | f         | cuda/other | 3.000 ms |\n\
+                 | f         |  cuda/slow | 30.00 ms |\n";
+    assert_eq!(filled, page(filter, "operation, row, time", table));
+    assert_eq!(read(&records.path("results/other.md")), "By hand.\n");
+    assert!(!records.path("results/w.md").exists());
+    for (filter, columns, problem) in [
+        ("^none", "row", "line 3: no case matches the filter"),
+        (filter, "speed, colour", "line 3: no column `colour` beside problem, cache, row"),
+    ] {
+        std::fs::write(&path, page(filter, columns, "")).unwrap();
+        let text = records.refused(2, &arguments);
+        assert!(text.contains("fast.md") && text.contains(problem), "{text}");
+        assert_eq!(read(&path), page(filter, columns, ""));
+    }
+}
+
+#[test]
 fn results_without_a_power_state_are_refused() {
     let records = Records::new();
     records.run("1", &run("1", 1.0));

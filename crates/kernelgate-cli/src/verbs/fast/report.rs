@@ -48,7 +48,8 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Write one Markdown page per family into this folder instead: rows, peers, limits, clocks and
-    /// power states
+    /// power states; where pages of the folder mark tables by `<!-- results FILTER: COLUMN, COLUMN
+    /// -->`, fill these tables only
     #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "baseline", "store"])]
     results: Option<PathBuf>,
 }
@@ -126,7 +127,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// Writes a page for each family into a folder.
+/// Fills the marked tables of the pages in a folder; where no page marks any, writes a page for each
+/// family.
 fn write_results(folder: &Path, measured: &Measured) -> anyhow::Result<Exit> {
     let pages = match results::pages(measured) {
         Ok(pages) => pages,
@@ -135,6 +137,14 @@ fn write_results(folder: &Path, measured: &Measured) -> anyhow::Result<Exit> {
             return Ok(Exit::Refused);
         }
     };
+    let filled = filled_pages(folder, measured)?;
+    if !filled.is_empty() {
+        let texts = filled.iter().map(|(path, text)| (path.as_path(), text.as_str()));
+        file::write_texts(texts)
+            .map_err(|error| anyhow::anyhow!("--results: failed to {error}"))?;
+        filled.iter().for_each(|(path, _)| println!("{}", printable_path(path)));
+        return Ok(Exit::Fine);
+    }
     let write = || {
         let set = FileSet::new(folder)?;
         pages.iter().try_for_each(|page| set.add(&page.file, &page.text))?;
@@ -143,6 +153,27 @@ fn write_results(folder: &Path, measured: &Measured) -> anyhow::Result<Exit> {
     write().map_err(|error: FileError| anyhow::anyhow!("--results: failed to {error}"))?;
     pages.iter().for_each(|page| println!("{}", printable_path(&folder.join(&page.file))));
     Ok(Exit::Fine)
+}
+
+/// Largest page whose tables are filled, bytes.
+const MOST_PAGE_BYTES: u64 = 1 << 20;
+
+/// The pages of a folder that mark tables, with these tables filled.
+fn filled_pages(folder: &Path, measured: &Measured) -> anyhow::Result<Vec<(PathBuf, String)>> {
+    let mut pages = Vec::new();
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(pages) };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.extension().is_none_or(|it| it != "md") {
+            continue;
+        }
+        let named = || format!("--results: {}", printable_path(&path));
+        let text = file::text_of(&path, MOST_PAGE_BYTES).with_context(named)?;
+        if let Some(text) = results::filled(&text, measured).with_context(named)? {
+            pages.push((path, text));
+        }
+    }
+    pages.sort();
+    Ok(pages)
 }
 
 /// Times over commits of the cases and devices on the page; `None` without a store, or if it has
