@@ -10,7 +10,7 @@ pub struct Axis {
     pub label: String,
     /// Quantity that sets how its values are written.
     pub quantity: Quantity,
-    /// Spacing of its values.
+    /// Spacing of the axis's values.
     pub kind: ScaleKind,
     /// Ticks of the axis with their texts; empty for round values.
     pub ticks: Vec<(f64, String)>,

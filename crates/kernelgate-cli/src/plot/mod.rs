@@ -62,7 +62,7 @@ impl Chart {
         }
     }
 
-    /// Whether it needs the width of a page.
+    /// Whether the chart needs the width of a page.
     pub const fn is_broad(&self) -> bool {
         match &self.body {
             Body::Xy(body) => body.broad,

@@ -21,9 +21,9 @@ pub enum Shape {
     Line {
         /// The points.
         points: Vec<(f64, f64)>,
-        /// Its colour.
+        /// Colour of the line.
         colour: Colour,
-        /// Its width.
+        /// Width of the line.
         width: f64,
     },
     /// A filled rectangle.
@@ -36,20 +36,20 @@ pub enum Shape {
         width: f64,
         /// Extent downwards.
         height: f64,
-        /// Its colour.
+        /// Colour of the rectangle.
         colour: Colour,
     },
     /// A dot, filled or a ring.
     Dot {
-        /// Horizontal position of its middle.
+        /// Horizontal position of the middle of the dot.
         x: f64,
         /// Vertical position of the middle of the text.
         y: f64,
-        /// Its radius.
+        /// Radius of the dot.
         radius: f64,
-        /// Its colour.
+        /// Colour of the dot.
         colour: Colour,
-        /// Whether it is filled.
+        /// Whether the dot is filled.
         filled: bool,
     },
     /// A text on one line, centred on its y.
@@ -60,13 +60,13 @@ pub enum Shape {
         y: f64,
         /// The text.
         text: String,
-        /// Its size.
+        /// Size of the text.
         size: f64,
-        /// Its colour.
+        /// Colour of the text.
         colour: Colour,
         /// Part of the text that lies at x.
         anchor: Anchor,
-        /// Whether it is a title.
+        /// Whether the text is a title.
         bold: bool,
     },
 }
@@ -74,11 +74,11 @@ pub enum Shape {
 /// The part of a text that lies at its x.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Anchor {
-    /// Its start.
+    /// Start of the text.
     Start,
-    /// Its middle.
+    /// Middle of the text.
     Middle,
-    /// Its end.
+    /// End of the text.
     End,
 }
 
@@ -125,7 +125,7 @@ impl Picture {
 }
 
 /// Largest number of lines of one text.
-const MAX_LINES: usize = 3;
+const MAX_LINES: usize = 4;
 
 /// Wraps a text to a width in pixels, at words, or within an id at its parts if a word is too wide.
 /// A text that is longer than [`MAX_LINES`], or has no parts, lacks its middle.

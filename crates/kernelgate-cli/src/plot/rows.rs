@@ -7,11 +7,12 @@ use super::picture::{Anchor, Picture, TEXT, wrapped};
 use super::scale::Scale;
 use super::text::text_width;
 
-const WIDTH: f64 = 980.0;
+/// Width that a page of 700 pixels shows at full size.
+const WIDTH: f64 = 660.0;
 /// Height of a row.
 const ROW: f64 = 20.0;
 /// Smallest width of the area right of the labels; if it would be less, labels take more lines.
-const FIELD: f64 = 250.0;
+const FIELD: f64 = 180.0;
 
 /// Labelled rows over one axis.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,7 +10,7 @@ use super::text::text_width;
 /// Size of the drawing, and of the area between the axes.
 const USUAL: (f64, f64) = (480.0, 210.0);
 /// Size of a drawing with the width of a page.
-const BROAD: (f64, f64) = (980.0, 380.0);
+const BROAD: (f64, f64) = (660.0, 380.0);
 
 /// Curves and points over two axes.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +23,7 @@ pub struct Xy {
     pub series: Vec<Series>,
     /// Curves to compare the data with, drawn behind them.
     pub guides: Vec<Guide>,
-    /// Whether it has the width of a page.
+    /// Whether the chart has the width of a page.
     pub broad: bool,
 }
 
@@ -32,7 +32,7 @@ pub struct Xy {
 pub struct Series {
     /// Name in the legend.
     pub name: String,
-    /// Number of its colour.
+    /// Number of the series' colour.
     pub colour: usize,
     /// Whether a line joins the marks, which are then in order of x.
     pub joined: bool,
