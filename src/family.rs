@@ -6,11 +6,11 @@ use kernelgate_cuda::spec::ListedKernel;
 
 /// A family of workloads: a folder in `src/` and one in `kernels/`, and a bench of that name.
 pub struct Family {
-    /// Name of its folders and of its bench.
+    /// Name of the family's folders and of its bench.
     pub name: &'static str,
-    /// Its workloads, each with its rows.
+    /// Workloads of the family, each with its rows.
     pub suites: fn() -> Vec<Suite>,
-    /// Its kernels.
+    /// Kernels of the family.
     pub kernels: fn() -> Vec<ListedKernel>,
     /// Other people's kernels for the same problems.
     pub peers: Option<Peers>,

@@ -13,7 +13,7 @@ use imports::{code, mentions, module_of, references, sources};
 
 /// The rules of one crate.
 struct Rules {
-    /// Its sources.
+    /// Sources of the crate.
     folder: &'static str,
     /// Each top-level module, and the modules of the same crate that it may use.
     modules: &'static [(&'static str, &'static [&'static str])],

@@ -54,9 +54,9 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// Dtype.
     pub dtype: Dtype,
-    /// How often it has to be read.
+    /// How often the tensor has to be read.
     pub read: Read,
-    /// Standard deviation of its elements; their mean is 0.
+    /// Standard deviation of the tensor's elements; their mean is 0.
     pub deviation: f32,
 }
 

@@ -22,7 +22,7 @@ pub enum Stem {
 /// Sizes that define a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// How it begins.
+    /// How the network begins.
     pub stem: Stem,
     /// Channels of the first stage; each later stage has twice the channels of the one before.
     pub width: usize,
@@ -125,7 +125,7 @@ pub struct Conv {
     pub name: String,
     /// Source pixels.
     pub window: Window,
-    /// First element of its weight among the parameters.
+    /// First element of the convolution's weight among the parameters.
     pub weight: usize,
 }
 

@@ -79,7 +79,7 @@ pub struct Plain<'a> {
 }
 
 impl<'a> Plain<'a> {
-    /// Runs it forward and backward.
+    /// Runs the network forward and backward.
     pub fn new(shape: &'a NetworkShape, inputs: &Tensors) -> Self {
         let mut tape = Tape::default();
         let mut leaves = |name: &str| -> Vec<Node> {

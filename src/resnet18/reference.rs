@@ -18,7 +18,7 @@ const COLUMNS: usize = 4096;
 pub struct Reference<'a> {
     /// Sizes of the problem.
     pub shape: &'a NetworkShape,
-    /// Its layers.
+    /// Layers of the network.
     pub network: Network,
     /// All weights and biases.
     pub parameters: Vec<f64>,

@@ -125,11 +125,11 @@ const WHOLE: usize = 4 << 20;
 
 /// A tensor of a component.
 pub struct Declared {
-    /// Its name.
+    /// Name of the tensor.
     pub name: &'static str,
-    /// Its shape.
+    /// Shape of the tensor.
     pub extents: Vec<usize>,
-    /// Its dtype.
+    /// Dtype of the tensor.
     pub dtype: Dtype,
 }
 
@@ -138,7 +138,7 @@ impl Declared {
         Self { name, extents: extents.into(), dtype }
     }
 
-    /// Its size.
+    /// Size of the tensor.
     pub fn bytes(&self) -> usize {
         self.extents.iter().product::<usize>() * self.dtype.bytes()
     }
@@ -161,7 +161,7 @@ impl ComponentProblem {
         Ok(Self { component, shape: Shape::bind(point)? })
     }
 
-    /// Its inputs.
+    /// Inputs of the component.
     pub fn operands(&self) -> Vec<Declared> {
         let shape = self.shape;
         let Shape { d, ff, dtype, context, .. } = shape;
@@ -217,7 +217,7 @@ impl ComponentProblem {
         }
     }
 
-    /// Its outputs.
+    /// Outputs of the component.
     pub fn outputs(&self) -> Vec<Declared> {
         let shape = self.shape;
         let Shape { d, ff, dtype, context, batch, .. } = shape;

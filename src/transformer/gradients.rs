@@ -13,7 +13,7 @@ use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 pub struct Gradient {
     /// The tensor.
     pub tensor: ArenaRows,
-    /// Its rows, ascending, counted from its first.
+    /// Rows of the tensor, ascending, counted from its first.
     pub rows: Vec<usize>,
     /// Their gradients.
     pub values: Vec<f64>,

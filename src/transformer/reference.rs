@@ -109,7 +109,7 @@ impl<'a> Reference<'a> {
         Self { shape: *shape, inputs, round, streams: vec![], logits: Matrix::zeros(0, 1) }
     }
 
-    /// Computes it.
+    /// Computes the network.
     pub fn new(shape: &Shape, inputs: &'a Tensors, round: fn(f64) -> f64) -> Self {
         let mut reference = Self::for_layers(shape, inputs, round);
         let embedding = reference.weight(Weight::Embedding);

@@ -90,7 +90,7 @@ pub enum Weight {
 pub struct ArenaRows {
     /// The tensor.
     pub weight: Weight,
-    /// Its first row.
+    /// First row of the tensor.
     pub first: usize,
     /// How many.
     pub rows: usize,

@@ -17,7 +17,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// All of them, by code.
+    /// All exit codes, by number.
     pub const ALL: [Self; 5] =
         [Self::Fine, Self::Regression, Self::Usage, Self::Inconclusive, Self::Refused];
 

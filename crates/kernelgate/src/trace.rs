@@ -9,9 +9,9 @@ use kernelgate_cuda::observe::activity::Activity;
 /// The launches of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelTime {
-    /// Its symbol.
+    /// Symbol of the kernel.
     pub name: String,
-    /// How often it ran.
+    /// How often the kernel ran.
     pub count: usize,
     /// Time of all launches, nanoseconds; launches that overlapped count each in full.
     pub total_ns: u64,
@@ -81,7 +81,7 @@ impl KernelSummary {
 pub struct PhaseTime {
     /// "prepare", "first launch", "launch", "outputs".
     pub name: String,
-    /// How often it was measured.
+    /// How often the phase time was measured.
     pub count: usize,
     /// Sum, nanoseconds.
     pub total_ns: f64,

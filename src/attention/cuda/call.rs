@@ -79,7 +79,7 @@ impl Launches {
         self.tables.iter().map(|table| table.bytes() as u64).sum()
     }
 
-    /// Enqueues them on the device's stream.
+    /// Enqueues the launches on the device's stream.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.steps.iter().try_for_each(|step| within(step.range, || step.launch.launch()))
     }

@@ -175,7 +175,7 @@ impl Extents {
         self.rows() * self.keys as u64
     }
 
-    /// Whether these kernels compute it.
+    /// Whether these kernels compute the call.
     pub fn supported(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         if !matches!(self.dtype, Dtype::Bf16 | Dtype::F16) {
             return Err("computes bf16 and f16 only".to_owned());

@@ -37,7 +37,7 @@ impl From<&Attention> for Shape {
 }
 
 impl Shape {
-    /// Whether there are kernels for it.
+    /// Whether there are kernels for the shape.
     pub fn check(&self) -> Result<(), Unsupported> {
         let Self { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *self;
         let extents = [batch * heads, key_heads, queries, keys];
@@ -59,7 +59,7 @@ impl Shape {
         Ok(())
     }
 
-    /// Whether there are kernels for its gradients.
+    /// Whether there are kernels for the gradients of the shape.
     ///
     /// # Errors
     /// The first unmet requirement: those of [`Self::check`], then unequal numbers of keys and
@@ -297,7 +297,7 @@ pub enum Unsupported {
     /// Neither bf16 nor f16.
     #[error("dtype {dtype}: computes bf16 and f16 only")]
     Dtype {
-        /// Its name.
+        /// Name of the dtype.
         dtype: &'static str,
     },
     /// Neither 64 nor 128.
@@ -349,7 +349,7 @@ pub enum Unsupported {
     Address {
         /// The tensor.
         tensor: &'static str,
-        /// Its address.
+        /// Address of the tensor.
         address: u64,
     },
     /// A stride that copies of 16 bytes cannot follow.

@@ -46,7 +46,7 @@ enum ColumnOrder {
 /// A packed region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packing {
-    /// Its name.
+    /// Name of the region.
     pub name: &'static str,
     /// The inputs in it, `[layers][k][columns]` each.
     pub inputs: &'static [&'static str],
@@ -135,7 +135,7 @@ pub fn packings(model: &Model) -> Vec<Packing> {
 }
 
 impl Packing {
-    /// Its name and bytes.
+    /// Name and bytes of the region.
     pub fn region(&self) -> Region {
         (self.name, self.layers * self.layer_bytes())
     }

@@ -53,7 +53,7 @@ impl ExpertRun {
         if self.shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
     }
 
-    /// Itself, if it is short enough to be captured.
+    /// The loop itself, if it is short enough to be captured.
     pub fn captured(&self) -> Result<Self, String> {
         if self.steps <= MAX_CAPTURED_STEPS {
             Ok(*self)

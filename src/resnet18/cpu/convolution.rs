@@ -19,7 +19,7 @@ const FILTERS: usize = 128;
 
 /// Input element of a convolution: a spike or the value of a pixel.
 pub trait Element: Copy + Sync {
-    /// Its value; that of a spike is a multiple of the threshold.
+    /// Value of the element; that of a spike is a multiple of the threshold.
     fn value(self) -> f32;
 }
 

@@ -102,7 +102,7 @@ pub struct MergedLayers {
 pub struct Forward<'a> {
     /// Sizes of the problem.
     pub shape: &'a NetworkShape,
-    /// Its layers.
+    /// Layers of the network.
     pub network: &'a Network,
     /// Whether a backward pass follows, and biases are those of the parameters.
     pub training: bool,

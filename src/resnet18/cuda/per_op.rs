@@ -145,7 +145,7 @@ pub fn program(shape: &NetworkShape) -> Program {
 pub struct Forward<'a> {
     /// Sizes of the problem.
     pub shape: &'a NetworkShape,
-    /// Its layers.
+    /// Layers of the network.
     pub network: &'a Network,
     /// Results that the backward pass reads.
     pub saved: Saved,

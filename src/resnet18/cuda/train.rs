@@ -86,7 +86,7 @@ pub struct TrainingTensors {
 }
 
 impl TrainingTensors {
-    /// Declares them, and the images.
+    /// Declares the tensors of training, and the images.
     pub fn declare(program: &mut Program, shape: &NetworkShape, network: &Network) -> Self {
         let logits = images_and_logits(program, shape);
         let (rows, bytes) = (shape.rows(network), network.parameters * Dtype::F32.bytes());

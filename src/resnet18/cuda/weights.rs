@@ -15,11 +15,11 @@ pub fn stem_columns(network: &Network) -> usize {
 
 /// A region of packed parameters.
 pub struct PackedRegion {
-    /// Its name.
+    /// Name of the region.
     pub name: String,
-    /// Its bytes.
+    /// Bytes of the region.
     pub bytes: usize,
-    /// Its contents.
+    /// Contents of the region.
     pub part: ParameterPart,
 }
 

@@ -14,7 +14,7 @@ pub enum Attention {
 }
 
 impl Attention {
-    /// Whether it computes a shape.
+    /// Whether the attention computes a shape.
     pub fn supports(self, shape: &Shape) -> Result<(), String> {
         if !shape.d.is_multiple_of(8) || !shape.ff.is_multiple_of(8) {
             return Err("moves rows whose elements are a multiple of 8".to_owned());

@@ -24,7 +24,7 @@ pub enum BuildError {
     /// The build takes too long.
     #[error("was not built within {} s", .0.as_secs_f64())]
     TimedOut(Duration),
-    /// Cargo failed, with its last lines.
+    /// Cargo failed; the last lines of its output.
     #[error("does not build; cargo's last lines:\n{0}")]
     Failed(String),
 }
@@ -51,7 +51,7 @@ pub struct Built {
     pub bench: String,
     /// The executable.
     pub path: PathBuf,
-    /// Manifest of its package.
+    /// Manifest of the executable's package.
     pub manifest: PathBuf,
 }
 

@@ -30,7 +30,7 @@ const LISTED: &str = ": benchmark";
 /// with a number where another case has that title already.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listed {
-    /// Titles of its cases.
+    /// Titles of the bench's cases.
     pub titles: BTreeSet<String>,
     /// Titles that it listed more than once, of groups that do not know of each other: the store
     /// does not distinguish such cases.

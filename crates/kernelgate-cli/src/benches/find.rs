@@ -37,7 +37,7 @@ pub struct BenchExecutable {
     pub bench: String,
     /// The file.
     pub path: PathBuf,
-    /// Folder of its package, in which it runs.
+    /// Folder of the executable's package, in which it runs.
     pub root: PathBuf,
 }
 

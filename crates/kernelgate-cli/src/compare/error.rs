@@ -42,7 +42,7 @@ pub enum CompareError {
     Git {
         /// Purpose of the command: "list refs".
         action: String,
-        /// Last line of its messages.
+        /// Last line of the messages.
         message: String,
     },
     /// The repository has no such revision.
@@ -55,7 +55,7 @@ pub enum CompareError {
         name: String,
         /// The repository.
         top: PathBuf,
-        /// Names like it, best first.
+        /// Names like the one asked for, best first.
         similar: Vec<String>,
         /// Whether the clone's history is cut off.
         shallow: bool,

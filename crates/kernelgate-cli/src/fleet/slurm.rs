@@ -171,19 +171,19 @@ pub fn array_of(numbers: impl IntoIterator<Item = u32>) -> String {
 pub struct JobState {
     /// Slurm's name of the state: "RUNNING".
     pub state: String,
-    /// Node, if it has one.
+    /// Node, if the job has one.
     pub node: String,
     /// Reason of the state.
     pub reason: String,
 }
 
 impl JobState {
-    /// Whether it runs, or waits to run.
+    /// Whether the job runs, or waits to run.
     pub fn is_active(&self) -> bool {
         self.state != "COMPLETED" && !self.has_failed()
     }
 
-    /// Whether it ended without success.
+    /// Whether the job ended without success.
     pub fn has_failed(&self) -> bool {
         let failed = ["FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"];
         failed.contains(&&*self.state)

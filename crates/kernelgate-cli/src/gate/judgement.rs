@@ -16,7 +16,7 @@ pub struct Judgement {
     pub case: String,
     /// The final verdict.
     pub verdict: Verdict,
-    /// Reasons why it is inconclusive; empty for other verdicts.
+    /// Reasons why the case is inconclusive; empty for other verdicts.
     pub reasons: Vec<Reason>,
     /// Smallest relative change that fails the case.
     pub threshold: Limit,
@@ -59,7 +59,7 @@ pub struct RunEvidence {
 pub struct SideRuns {
     /// Number of runs.
     pub runs: usize,
-    /// Relative half-width of their range; absent with one run.
+    /// Relative half-width of the range of the runs; absent with one run.
     pub spread: Option<f64>,
     /// Allowance of the only run for the difference between runs; absent with several.
     pub single: Option<SingleRun>,

@@ -133,7 +133,7 @@ impl Reason {
         })
     }
 
-    /// Whether it kept the case from being measured to the end.
+    /// Whether the reason kept the case from being measured to the end.
     pub const fn is_case_error(&self) -> bool {
         use Reason::{BenchBroke, Failed, LessVerified, NoBlock, OtherBench, Skipped, Undrivable};
         matches!(

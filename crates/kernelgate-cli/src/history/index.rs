@@ -57,7 +57,7 @@ fn is_write_error(error: &rusqlite::Error) -> bool {
 pub struct Row {
     /// Id of the case in the record.
     pub case: String,
-    /// Revision of its definition.
+    /// Revision of the workload's definition.
     pub revision: u32,
     /// Nanoseconds a launch.
     pub median_ns: f64,
@@ -304,7 +304,7 @@ pub struct IndexedFolder {
     pub folder: FolderName,
     /// Time of the last change, nanoseconds since 1970; `None` if the folder was removed.
     pub modified: Option<i64>,
-    /// Process runs in its files.
+    /// Process runs in the folder's files.
     pub runs: Vec<IndexedRun>,
     /// Files without data, with the reason.
     pub skipped: Vec<(String, String)>,

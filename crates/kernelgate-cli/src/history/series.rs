@@ -72,7 +72,7 @@ pub struct CaseHistory {
 pub struct Point {
     /// Commit that was measured.
     pub commit: Option<String>,
-    /// Whether tracked files differed from it.
+    /// Whether tracked files differed from the commit.
     pub dirty: bool,
     /// Start of the first run, milliseconds since 1970.
     pub started_ms: i64,

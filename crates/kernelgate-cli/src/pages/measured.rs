@@ -77,7 +77,7 @@ pub struct Case {
     pub launch_j: Option<f64>,
     /// Errors against the reference; `None` for unverified cases.
     pub errors: Option<Errors>,
-    /// Whether it is the fastest case of its problem with the same state of the caches.
+    /// Whether the case is the fastest case of its problem with the same state of the caches.
     pub best: bool,
 }
 

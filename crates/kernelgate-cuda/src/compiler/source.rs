@@ -58,9 +58,9 @@ pub fn included(text: &str, package: &[Header]) -> Vec<Header> {
 pub struct Source {
     /// Name in messages and records: `family/implementation`, without `.cu`.
     pub file: &'static str,
-    /// Its text.
+    /// Text of the source.
     pub text: &'static str,
-    /// Headers of its package, besides [`COMMON_HEADERS`].
+    /// Headers of the source's package, besides [`COMMON_HEADERS`].
     pub headers: &'static [Header],
 }
 

@@ -153,7 +153,7 @@ impl Device {
         self.options.timeout
     }
 
-    /// Options that it was opened with.
+    /// Options that the device was opened with.
     pub fn options(&self) -> &DeviceOptions {
         &self.options
     }

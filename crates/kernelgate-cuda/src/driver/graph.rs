@@ -108,7 +108,7 @@ impl Graph {
         unsafe { sys::cuGraphUpload(self.executable, self.stream.cu_stream()) }.result()
     }
 
-    /// Commands in it: kernels, copies, fills.
+    /// Commands in the graph: kernels, copies, fills.
     pub const fn nodes(&self) -> usize {
         self.nodes - self.separators
     }

@@ -31,7 +31,7 @@ pub struct Empty {
 }
 
 impl Empty {
-    /// Compiles it.
+    /// Compiles the kernel.
     ///
     /// # Errors
     /// When it does not compile.
@@ -39,7 +39,7 @@ impl Empty {
         Ok(Self { kernel: EMPTY.load(device, &())? })
     }
 
-    /// Enqueues it.
+    /// Enqueues the kernel.
     ///
     /// # Errors
     /// When the launch is refused.

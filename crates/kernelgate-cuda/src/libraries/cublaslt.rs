@@ -23,7 +23,7 @@ pub enum Operands {
 }
 
 impl Operands {
-    /// All of them, fastest first.
+    /// All algorithms, fastest first.
     pub const ALL: [Self; 5] = [Self::Fp8, Self::Bf16, Self::F16, Self::Tf32, Self::F32];
 
     /// The name used in files.

@@ -20,7 +20,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// All of them.
+    /// All libraries.
     pub const ALL: [Self; 6] =
         [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cupti, Self::Nvml, Self::Cudnn];
 

@@ -37,7 +37,8 @@ impl Opened {
         Ok(opened)
     }
 
-    /// Path of its file; the name that it was opened by if the system does not report the path.
+    /// Path of the file; the name that the library was opened by if the system does not report the
+    /// path.
     pub fn file(&self) -> &Path {
         &self.file
     }

@@ -17,7 +17,8 @@ use crate::architecture;
 pub struct LoadedLibrary {
     /// Path of its file, or its name if the system does not report the path.
     pub file: PathBuf,
-    /// Its version: "13.0", "9.14.0"; for an unused cuDNN, the CUDA that it was built for.
+    /// Version of the library: "13.0", "9.14.0"; for an unused cuDNN, the CUDA that it was built
+    /// for.
     pub version: Option<String>,
 }
 
@@ -146,7 +147,7 @@ fn version(library: Library, opened: &Opened) -> Option<String> {
 /// The NVRTC that is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NvrtcChoice {
-    /// Its version.
+    /// Version of NVRTC.
     pub version: CudaVersion,
     /// Whether the driver accepts its code; true without a driver.
     pub fits: bool,

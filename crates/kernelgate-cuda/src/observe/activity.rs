@@ -53,15 +53,15 @@ pub struct StreamId {
 /// A kernel as the hardware saw it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelRecord {
-    /// Its symbol: an index into [`Activity::names`].
+    /// Symbol of the kernel: an index into [`Activity::names`].
     pub name: u32,
-    /// When it began; 0 with `end`: CUPTI does not know.
+    /// When the kernel began; 0 with `end`: CUPTI does not know.
     pub start: u64,
-    /// When it had finished.
+    /// When the kernel had finished.
     pub end: u64,
     /// Where.
     pub on: StreamId,
-    /// Joins it with the call that launched it.
+    /// Joins the kernel with the call that launched it.
     pub correlation: u32,
     /// Blocks in x, y, z.
     pub grid: [u32; 3],
@@ -80,7 +80,7 @@ pub struct KernelRecord {
 }
 
 impl KernelRecord {
-    /// How long it ran, nanoseconds.
+    /// How long the kernel ran, nanoseconds.
     pub const fn elapsed_ns(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
@@ -89,17 +89,18 @@ impl KernelRecord {
 /// A copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyRecord {
-    /// When it began.
+    /// When the copy began.
     pub start: u64,
-    /// When it had finished.
+    /// When the copy had finished.
     pub end: u64,
     /// Where.
     pub on: StreamId,
-    /// Joins it with its call.
+    /// Joins the copy with its call.
     pub correlation: u32,
     /// Bytes.
     pub bytes: u64,
-    /// Its direction, as CUPTI numbers them: 1 to the device, 2 to the host, 8 on the device.
+    /// Direction of the copy, as CUPTI numbers them: 1 to the device, 2 to the host, 8 on the
+    /// device.
     pub kind: u8,
     /// The memory that is read, as CUPTI numbers them: 1 pageable, 2 pinned, 3 device, 4 array, 5
     /// managed.
@@ -113,13 +114,13 @@ pub struct CopyRecord {
 /// Memory set to a value.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetRecord {
-    /// When it began.
+    /// When the set began.
     pub start: u64,
-    /// When it had finished.
+    /// When the set had finished.
     pub end: u64,
     /// Where.
     pub on: StreamId,
-    /// Joins it with its call.
+    /// Joins the set with its call.
     pub correlation: u32,
     /// Bytes.
     pub bytes: u64,
@@ -132,9 +133,9 @@ pub struct SetRecord {
 pub struct CallRecord {
     /// The function: an index into [`Activity::names`].
     pub name: u32,
-    /// When it was entered.
+    /// When the call was entered.
     pub start: u64,
-    /// When it returned.
+    /// When the call returned.
     pub end: u64,
     /// The system's id of its thread.
     pub thread: u32,
@@ -145,13 +146,13 @@ pub struct CallRecord {
 /// A wait.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitRecord {
-    /// When it began.
+    /// When the wait began.
     pub start: u64,
-    /// When it ended.
+    /// When the wait ended.
     pub end: u64,
     /// The context and, if the wait is for a stream, the stream.
     pub on: StreamId,
-    /// Joins it with its call.
+    /// Joins the wait with its call.
     pub correlation: u32,
     /// CUPTI's number: 1 for an event, 2 of a stream for an event, 3 for a stream, 4 for a context.
     pub kind: u32,
@@ -160,11 +161,11 @@ pub struct WaitRecord {
 /// A named range of the host ([`super::range::Range`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RangeRecord {
-    /// Its text: an index into [`Activity::names`].
+    /// Text of the range: an index into [`Activity::names`].
     pub name: u32,
-    /// When it was opened.
+    /// When the range was opened.
     pub start: u64,
-    /// When it was closed.
+    /// When the range was closed.
     pub end: u64,
     /// The system's id of its thread.
     pub thread: u32,
@@ -173,7 +174,7 @@ pub struct RangeRecord {
 /// Origin of a node of a graph.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphNodeRecord {
-    /// Its id, as in [`KernelRecord::graph_node`]; clones of it have theirs.
+    /// Id of the node, as in [`KernelRecord::graph_node`]; clones of it have theirs.
     pub id: u64,
     /// The ranges that were open, the outermost first: indices into [`Activity::names`].
     pub ranges: Vec<u32>,
@@ -186,7 +187,7 @@ pub struct AllocationRecord {
     pub time: u64,
     /// Where.
     pub on: StreamId,
-    /// Its address.
+    /// Address of the allocation.
     pub address: u64,
     /// Bytes; negative: given back.
     pub bytes: i64,

@@ -61,7 +61,7 @@ impl LoadedKernel {
         Self { kernel: self.kernel.on_stream(stream), launch: self.launch }
     }
 
-    /// Launches it on the device's stream, as [`Kernel::launch`].
+    /// Launches the kernel on the device's stream, as [`Kernel::launch`].
     ///
     /// # Errors
     /// When the arguments are not the kernel's, or the launch is refused.
@@ -89,7 +89,7 @@ impl LoadedKernel {
         &self.kernel
     }
 
-    /// Its launch.
+    /// Launch of the kernel.
     pub const fn shape(&self) -> Launch {
         self.launch
     }

@@ -109,7 +109,7 @@ impl<P> KernelSpec<P> {
         Build { defines: [build.defines, clocks.to_vec()].concat(), ..build }
     }
 
-    /// How it is launched for `p`.
+    /// How the kernel is launched for `p`.
     ///
     /// # Errors
     /// When a grid does not hold its blocks.

@@ -96,7 +96,7 @@ impl<'a> AllOperations<'a> {
         columns.end(index)
     }
 
-    /// How long it runs, in nanoseconds.
+    /// Duration of the operation, in nanoseconds.
     #[inline]
     pub fn length(&self, id: OperationId) -> i64 {
         let (columns, index) = self.columns(id);
@@ -111,13 +111,13 @@ impl<'a> AllOperations<'a> {
         (start, start.wrapping_add(columns.length(index)))
     }
 
-    /// Its place.
+    /// Place of the operation.
     pub fn place(&self, id: OperationId) -> PlaceId {
         let (columns, index) = self.columns(id);
         columns.place.at(index)
     }
 
-    /// Its correlation id, 0: none.
+    /// Correlation id of the operation, 0: none.
     pub fn correlation(&self, id: OperationId) -> u32 {
         let (columns, index) = self.columns(id);
         columns.correlation.get(index).unwrap_or(0)

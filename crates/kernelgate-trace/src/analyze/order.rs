@@ -46,7 +46,7 @@ impl Order {
         }
     }
 
-    /// Whether it has no operation.
+    /// Whether there is no operation.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -16,9 +16,9 @@ const TOP: usize = 10;
 pub struct KernelShare {
     /// The kernel.
     pub name: String,
-    /// Its kind of work, by its name.
+    /// Kind of work of the kernel, by its name.
     pub class: KernelClass,
-    /// Its launches.
+    /// Launches of the kernel.
     pub summary: Summary,
     /// Its part of the kernel time, 0 to 1.
     pub share: f64,
@@ -30,11 +30,11 @@ pub(super) const HEADS: [u32; 2] = [64, 128];
 /// Ranges of one path: a component of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Component {
-    /// Its path.
+    /// Path of the component.
     pub path: String,
-    /// How many ranges are around it.
+    /// Number of ranges around the component.
     pub depth: usize,
-    /// Host time of its ranges.
+    /// Host time of the component's ranges.
     pub host: Summary,
     /// Kernels that were launched in it.
     pub kernels: usize,

@@ -45,7 +45,7 @@ pub struct ChecklistLine {
     pub group: &'static str,
     /// The condition.
     pub text: &'static str,
-    /// Whether it does.
+    /// Whether the condition holds.
     pub tick: Tick,
     /// The finding, or how to measure it.
     pub why: String,

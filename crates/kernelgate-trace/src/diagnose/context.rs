@@ -17,7 +17,7 @@ use super::platform::Platform;
 pub struct Context<'a> {
     /// The trace. Its ranges and calls may have gone by without being kept.
     pub trace: &'a Trace,
-    /// Its operations.
+    /// Operations of the trace.
     pub all: AllOperations<'a>,
     /// The class of each operation.
     pub classes: Classes<'a>,
@@ -25,7 +25,7 @@ pub struct Context<'a> {
     pub activities: Vec<Activity>,
     /// The host's part.
     pub host: Host,
-    /// Its vendor and recorder.
+    /// Vendor and recorder of the trace.
     pub platform: Platform,
     /// By place, the start of the first operation whose launch was recorded. The host launched what
     /// ran before it on that stream before the recording began.

@@ -21,7 +21,7 @@ pub struct MemoryUse {
     pub peak: (i64, u64),
     /// Allocations.
     pub taken: usize,
-    /// Those of them that were given back.
+    /// Allocations that were given back.
     pub given_back: usize,
     /// Freed memory whose allocation is not in the trace; it does not count.
     pub unknown: usize,
@@ -38,7 +38,7 @@ pub struct MemoryPhase {
     pub times: usize,
     /// The most bytes that were held in one of them.
     pub peak_bytes: u64,
-    /// Bytes taken less those given back in them.
+    /// Bytes taken less those given back in the phase.
     pub change_bytes: i64,
 }
 

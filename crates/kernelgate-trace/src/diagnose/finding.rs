@@ -77,7 +77,7 @@ impl Confidence {
 pub struct Measure {
     /// The number.
     pub value: f64,
-    /// Its unit.
+    /// Unit of the measure.
     pub unit: &'static str,
 }
 
@@ -114,7 +114,7 @@ pub struct ShorterKernels {
 pub struct FusedKernel {
     /// Index into [`crate::model::Trace::functions`].
     pub function: u32,
-    /// Whether it is the longest of its chain, whose time stays.
+    /// Whether the fused kernel is the longest of its chain, whose time stays.
     pub stays: bool,
     /// Whether another kernel of the chain runs before it: the time between them goes.
     pub follows: bool,
@@ -156,9 +156,9 @@ pub struct Replayed {
 pub struct Finding {
     /// The rule.
     pub id: &'static str,
-    /// How much it costs.
+    /// Cost of the finding.
     pub severity: Severity,
-    /// How sure it is.
+    /// Certainty of the finding.
     pub confidence: Confidence,
     /// One sentence.
     pub title: String,
@@ -172,11 +172,11 @@ pub struct Finding {
     pub remedy: Remedy,
     /// The gain of the change, where it can be replayed.
     pub replayed: Option<Replayed>,
-    /// Its places, the most expensive first.
+    /// Places of the finding, the most expensive first.
     pub evidence: Vec<Evidence>,
     /// The advice.
     pub advice: String,
-    /// When it is on purpose.
+    /// When the finding is on purpose.
     pub false_positive: &'static str,
 }
 
@@ -254,7 +254,7 @@ impl Unit {
 pub struct Inspected {
     /// The part with all data that the rule needs.
     pub seen: i64,
-    /// All of it.
+    /// All of the whole.
     pub whole: i64,
     /// The unit of both.
     pub unit: Unit,
@@ -272,7 +272,7 @@ impl Inspected {
         if self.whole <= 0 { 0.0 } else { self.seen as f64 / self.whole as f64 }
     }
 
-    /// Whether it is enough to conclude that there is nothing.
+    /// Whether the inspected part is enough to conclude that there is nothing.
     pub fn enough(&self) -> bool {
         self.share() >= ENOUGH
     }
@@ -333,7 +333,7 @@ pub struct DeviceUse {
     pub pid: i64,
     /// The device.
     pub device: u32,
-    /// Its name, where the trace has it.
+    /// Name of the device, where the trace has it.
     pub name: Option<String>,
     /// First and last time of an operation.
     pub span: (i64, i64),
@@ -341,7 +341,7 @@ pub struct DeviceUse {
     pub busy_ns: i64,
     /// Operations.
     pub operations: usize,
-    /// Its time by line.
+    /// Time by line of the device.
     pub account: DeviceAccount,
     /// Times without an operation.
     pub gaps: GapReport,
@@ -350,7 +350,7 @@ pub struct DeviceUse {
 /// The diagnosis of a trace.
 #[derive(Debug, Clone)]
 pub struct Diagnosis {
-    /// Its recorder, with the version where known.
+    /// Recorder of the trace, with the version where known.
     pub recorder: String,
     /// The time from which the text counts: the first activity of traces whose clock counts from
     /// 1970, else 0.

@@ -65,7 +65,7 @@ impl<'a> Joined<'a> {
         tree::range_tree(&self.0, apart)
     }
 
-    /// Diagnoses it.
+    /// Diagnoses the job.
     pub fn diagnosis(&self) -> Diagnosis {
         rules::apply(&self.0)
     }

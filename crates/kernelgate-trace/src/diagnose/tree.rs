@@ -53,16 +53,18 @@ impl Bound {
 /// The ranges of a path, and what was launched in them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RangeUse {
-    /// Its path; `#` where ranges differ in a number only.
+    /// Path of the range; `#` where ranges differ in a number only.
     pub path: String,
     /// The last name of the path.
     pub name: String,
-    /// How many ranges are around it.
+    /// Number of ranges around the range.
     pub depth: usize,
-    /// How often it was opened; of a range inside a graph, how often the graph was launched with
+    /// How often the range was opened; of a range inside a graph, how often the graph was launched
+    /// with
     /// it.
     pub times: usize,
-    /// Host time in it, nanoseconds; `None` of a range that was open while a graph was captured.
+    /// Host time in the range, nanoseconds; `None` of a range that was open while a graph was
+    /// captured.
     pub host_ns: Option<i64>,
     /// In which at least one of its operations ran, nanoseconds.
     pub busy_ns: i64,
@@ -75,7 +77,7 @@ pub struct RangeUse {
     pub share: f64,
     /// Kernels, copies, sets and graphs.
     pub operations: usize,
-    /// Its bound.
+    /// Bound of the range.
     pub bound: Bound,
     /// The part of each limit that it reaches, 0 to 1, where its work is declared.
     pub of_limits: Vec<(String, f64)>,

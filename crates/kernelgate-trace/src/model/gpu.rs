@@ -50,7 +50,7 @@ impl Operations {
         self.start.len()
     }
 
-    /// Whether it has no operation.
+    /// Whether there is no operation.
     pub fn is_empty(&self) -> bool {
         self.start.is_empty()
     }
@@ -102,9 +102,9 @@ pub(crate) fn pick<T: Copy>(column: &[T], rows: &[u32]) -> Vec<T> {
 /// A compiled kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Function {
-    /// With its namespaces and template arguments.
+    /// Name of the function with its namespaces and template arguments.
     pub demangled: Name,
-    /// Its name alone.
+    /// Name of the function alone.
     pub short: Name,
 }
 
@@ -232,7 +232,7 @@ pub struct GraphLaunches {
 pub struct GraphNode {
     /// Index into [`super::Trace::processes`]: ids are unique in one only.
     pub process: u32,
-    /// Its id, as in [`Kernels::graph_node`].
+    /// Id of the graph node, as in [`Kernels::graph_node`].
     pub id: u64,
     /// The ranges that were open when it, or the node that it was cloned from, was created; the
     /// outermost first.
@@ -246,7 +246,7 @@ pub struct NodeEvents {
     pub time: Vec<i64>,
     /// Index into [`super::Trace::threads`]: the thread that captured it, or built the graph.
     pub thread: Vec<u32>,
-    /// Its id.
+    /// Id of the node.
     pub node: Vec<u64>,
     /// The node that it was cloned from; 0: none.
     pub original: Vec<u64>,
@@ -264,11 +264,11 @@ pub struct WorkCount {
 /// A part of a problem with its declared work in one launch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeclaredPart {
-    /// Its name.
+    /// Name of the part.
     pub label: String,
     /// The end of the paths of its ranges.
     pub range: String,
-    /// Its work.
+    /// Work of the part.
     pub work: WorkCount,
 }
 
@@ -293,7 +293,7 @@ impl DeclaredWork {
 pub struct Synchronisations {
     /// When, and for which context or stream.
     pub on_gpu: Operations,
-    /// For what it waits.
+    /// Object of the wait.
     pub kind: Vec<SyncKind>,
 }
 
@@ -324,7 +324,7 @@ pub struct Allocations {
     pub address: Vec<u64>,
     /// Bytes; 0 of freed memory whose size was not recorded.
     pub bytes: Vec<u64>,
-    /// Whether it is given back.
+    /// Whether the allocation is given back.
     pub given_back: Vec<bool>,
 }
 
@@ -386,6 +386,6 @@ pub struct Counters {
     pub gpu: Vec<u32>,
     /// The counter. Ids differ between versions, names do not.
     pub metric: Vec<Name>,
-    /// Its value.
+    /// Value of the counter.
     pub value: Vec<f64>,
 }

@@ -10,16 +10,16 @@ pub struct Thread {
     pub process: u32,
     /// The system's id of it.
     pub tid: i64,
-    /// Its name, where recorded.
+    /// Name of the thread, where recorded.
     pub name: Option<Name>,
 }
 
 /// Calls of the CUDA runtime and driver. Times are nanoseconds of the trace's clock.
 #[derive(Debug, Clone, Default)]
 pub struct Calls {
-    /// When it was entered.
+    /// When the call was entered.
     pub start: Vec<i64>,
-    /// When it returned.
+    /// When the call returned.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
@@ -35,7 +35,7 @@ impl Calls {
         self.start.len()
     }
 
-    /// Whether it has no row.
+    /// Whether there is no call.
     pub fn is_empty(&self) -> bool {
         self.start.is_empty()
     }
@@ -78,7 +78,7 @@ pub enum RangeStyle {
 }
 
 impl RangeStyle {
-    /// As Nsight Systems writes it.
+    /// As Nsight Systems writes ranges.
     pub fn label(self) -> &'static str {
         match self {
             Self::PushPop => "PushPop",
@@ -90,15 +90,15 @@ impl RangeStyle {
 /// Named spans of host time: NVTX ranges, annotations of PyTorch.
 #[derive(Debug, Clone, Default)]
 pub struct Ranges {
-    /// When it was opened.
+    /// When the range was opened.
     pub start: Vec<i64>,
-    /// When it was closed; the last time of the trace for one that was never closed.
+    /// When the range was closed; the last time of the trace for one that was never closed.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::threads`]: the thread that opened it.
     pub thread: Vec<u32>,
-    /// Its text, behind `domain:` where it is in a named domain.
+    /// Text of the range, behind `domain:` where it is in a named domain.
     pub name: Vec<Name>,
-    /// How it was opened.
+    /// How the range was opened.
     pub style: Vec<RangeStyle>,
     /// The inputs of the operator that it is: 1 + index into [`super::Trace::inputs`], 0 where they
     /// are not known; empty where none are.
@@ -110,7 +110,7 @@ pub struct Ranges {
 pub struct OperatorInputs {
     /// Sizes of tensors by axis.
     pub dims: Name,
-    /// Types of their values.
+    /// Types of the inputs' values.
     pub types: Name,
     /// Values of arguments that are not tensors.
     pub values: Name,
@@ -122,7 +122,7 @@ impl Ranges {
         self.start.len()
     }
 
-    /// Whether it has no row.
+    /// Whether there is no range.
     pub fn is_empty(&self) -> bool {
         self.start.is_empty()
     }
@@ -182,16 +182,16 @@ pub struct Marks {
     pub time: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
-    /// Its text, behind `domain:` where it is in a named domain.
+    /// Text of the mark, behind `domain:` where it is in a named domain.
     pub name: Vec<Name>,
 }
 
 /// Calls of the operating system that took long.
 #[derive(Debug, Clone, Default)]
 pub struct OsCalls {
-    /// When it was entered.
+    /// When the call was entered.
     pub start: Vec<i64>,
-    /// When it returned.
+    /// When the call returned.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
@@ -206,6 +206,6 @@ pub struct Switches {
     pub time: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
-    /// Whether it was put on the CPU.
+    /// Whether the thread was put on the CPU.
     pub on_cpu: Vec<bool>,
 }

@@ -43,6 +43,6 @@ pub struct SourceStalls {
 pub struct Metric {
     /// The number.
     pub value: f64,
-    /// Its unit as written, such as `%` or `byte/second`.
+    /// Unit of the metric as written, such as `%` or `byte/second`.
     pub unit: Name,
 }

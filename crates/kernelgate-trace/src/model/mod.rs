@@ -36,16 +36,16 @@ pub struct Process {
     pub key: u64,
     /// The system's id.
     pub pid: i64,
-    /// Its name, where recorded.
+    /// Name of the process, where recorded.
     pub name: Option<Name>,
 }
 
 /// A GPU, as far as the trace describes it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Device {
-    /// Its number.
+    /// Number of the device.
     pub id: u32,
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Streaming multiprocessors.
     pub multiprocessors: Option<u32>,
@@ -98,7 +98,7 @@ impl Recorder {
 /// Everything that one file, or one recording, holds.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
-    /// Its recorder.
+    /// Recorder of the trace.
     pub recorder: Recorder,
     /// All texts.
     pub names: Names,
@@ -158,7 +158,7 @@ pub struct Trace {
     pub profiled: Vec<ProfiledLaunch>,
     /// The file's own description: versions, options, host.
     pub metadata: BTreeMap<String, String>,
-    /// How far it can be believed.
+    /// How far the trace can be believed.
     pub quality: Quality,
 }
 

@@ -60,7 +60,7 @@ impl Names {
         self.ends.len()
     }
 
-    /// Whether it holds no text.
+    /// Whether there is no text.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }

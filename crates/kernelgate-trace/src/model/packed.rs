@@ -16,7 +16,7 @@ const WIDE: usize = 8;
 pub trait Cell: Copy {
     /// As a number.
     fn number(self) -> i64;
-    /// From its number.
+    /// Cell from its number.
     fn from_number(number: i64) -> Self;
 }
 
@@ -152,7 +152,7 @@ impl<T> Packed<T> {
         self.rows
     }
 
-    /// Whether it has no row.
+    /// Whether there is no row.
     pub fn is_empty(&self) -> bool {
         self.rows == 0
     }

@@ -58,7 +58,7 @@ struct Agent {
     r#type: u32,
     name: String,
     product_name: String,
-    /// Number among agents of its type.
+    /// Number of the agent among agents of its type.
     logical_node_type_id: Option<u32>,
     cu_count: Option<u32>,
     max_waves_per_cu: Option<u32>,

@@ -9,15 +9,15 @@ use crate::model::names::Name;
 /// A named range.
 #[derive(Debug, Clone, Copy)]
 pub struct RangeRow {
-    /// When it was opened.
+    /// When the range was opened.
     pub start: i64,
-    /// When it was closed, or [`Self::UNCLOSED`].
+    /// When the range was closed, or [`Self::UNCLOSED`].
     pub end: i64,
     /// Index into [`Trace::threads`].
     pub thread: u32,
     /// Index into [`Streamed::names`]; of a trace in memory the number of its name.
     pub label: u32,
-    /// How it was opened.
+    /// How the range was opened.
     pub style: RangeStyle,
     /// The inputs of the operator that it is, as in [`crate::model::host::Ranges::inputs`].
     pub inputs: u32,
@@ -31,9 +31,9 @@ impl RangeRow {
 /// A call of CUDA.
 #[derive(Debug, Clone, Copy)]
 pub struct CallRow {
-    /// When it was entered.
+    /// When the call was entered.
     pub start: i64,
-    /// When it returned.
+    /// When the call returned.
     pub end: i64,
     /// Index into [`Trace::threads`].
     pub thread: u32,

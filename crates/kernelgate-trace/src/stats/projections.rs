@@ -16,9 +16,9 @@ struct Projection {
     start: i64,
     end: i64,
     operations: u32,
-    /// How many ranges are around it.
+    /// Number of ranges around the range.
     level: u32,
-    /// How many ranges directly in it have a projection.
+    /// Number of ranges directly inside that have a projection.
     children: u32,
 }
 

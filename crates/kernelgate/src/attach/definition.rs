@@ -34,7 +34,7 @@ impl TensorSpec {
         self.shape.iter().product()
     }
 
-    /// Bytes of its elements.
+    /// Bytes of the elements of the tensor.
     pub fn bytes(&self) -> u64 {
         (self.len() * self.dtype.bytes()) as u64
     }

@@ -18,7 +18,7 @@ use crate::workload::{
 /// A row on the host or over a raw stream.
 pub(super) struct Row {
     pub name: &'static str,
-    /// Tensors that it takes.
+    /// Tensors that the row takes.
     pub tensors: Vec<&'static str>,
     pub kind: RowKind,
 }

@@ -35,7 +35,7 @@ impl At<'_> {
         self.device.raw_stream()
     }
 
-    /// Its context, the primary one of the GPU, which is current now and whenever the row launches.
+    /// Primary context of the GPU, which is current now and whenever the row launches.
     pub fn context(&self) -> RawContext {
         self.device.raw_context()
     }

@@ -37,7 +37,7 @@ impl Entry {
         })
     }
 
-    /// Bytes of its elements; `None` if the number overflows.
+    /// Bytes of the tensor's elements; `None` if the number overflows.
     fn bytes(&self, bits: usize) -> Option<usize> {
         let all = self.shape.iter().try_fold(bits, |all, &of| all.checked_mul(of))?;
         Some(all.div_ceil(8))
@@ -151,7 +151,7 @@ impl SafeTensors {
         Ok(Self { entries, bytes, elements })
     }
 
-    /// Names of its tensors, sorted.
+    /// Names of the tensors in the file, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }

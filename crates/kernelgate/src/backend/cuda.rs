@@ -96,7 +96,7 @@ impl Output {
         self.buffer.address()
     }
 
-    /// Its memory on the device.
+    /// Memory of the output on the device.
     pub(super) const fn buffer(&self) -> &Buffer {
         &self.buffer
     }

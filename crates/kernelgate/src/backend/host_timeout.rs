@@ -68,7 +68,7 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it was for this call that launches began.
+    /// Whether this call began the launches.
     fn begin(&self) -> bool {
         let mut state = self.lock();
         let begins = state.ends_at.is_none();

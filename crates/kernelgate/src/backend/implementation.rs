@@ -19,7 +19,7 @@ pub struct Implementation<P> {
     /// Whether it computes this problem; otherwise the reason, a fragment such as "computes f32
     /// only".
     pub supports: fn(&P) -> Result<(), String>,
-    /// Makes it ready to launch.
+    /// Makes the implementation ready to launch.
     pub prepare: Prepare<P>,
 }
 
@@ -36,7 +36,7 @@ pub enum Prepare<P> {
     CudaWithin {
         /// Device memory of inputs, outputs and scratch, bytes.
         device_bytes: fn(&P) -> u64,
-        /// Makes it ready.
+        /// Makes the implementation ready.
         prepare: CudaPrepare<P>,
     },
     /// A task on an NVIDIA GPU, by a closure that the problem holds under the row's name.

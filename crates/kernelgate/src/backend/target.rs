@@ -43,7 +43,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Its kind.
+    /// Kind of the target.
     pub const fn kind(&self) -> BackendKind {
         match self {
             Self::Cpu => BackendKind::Cpu,

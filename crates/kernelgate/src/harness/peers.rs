@@ -10,7 +10,7 @@ pub struct Peers {
     pub family: &'static str,
     /// The file that is run.
     pub main: &'static str,
-    /// Its files: name and text.
+    /// Files of the peer program: name and text.
     pub files: &'static [(&'static str, &'static str)],
 }
 

@@ -49,7 +49,7 @@ impl Cache {
 /// One timing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
-    /// Launches in it, at least 1.
+    /// Launches in the sample, at least 1.
     pub launches: u64,
     /// Time of all of them together, nanoseconds.
     pub elapsed_ns: f64,
@@ -82,7 +82,7 @@ pub struct Replay {
     pub elapsed_ns: f64,
     /// SM clock during the replay, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,
-    /// Launches in it.
+    /// Launches in the replay.
     pub launches: u64,
     /// How much longer a replay before it may have taken that did the same, nanoseconds.
     pub allowed_ns: f64,

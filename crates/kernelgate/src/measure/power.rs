@@ -183,7 +183,7 @@ pub enum Settled {
 /// One sample of a load.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadSample {
-    /// Launches in it.
+    /// Launches in the sample.
     pub launches: u64,
     /// Time of all of them together, nanoseconds.
     pub elapsed_ns: f64,

@@ -15,7 +15,7 @@ use crate::record::{SampleUnit, WorkRecord};
 /// state before it; `wait` at the end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseRecording {
-    /// Its id.
+    /// Id of the case.
     pub case: String,
     /// Launches before.
     pub warm_up: u32,
@@ -40,10 +40,10 @@ pub struct CaseRecording {
     /// Parts that tables are made of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<RecordedPart>,
-    /// Stages inside its kernels, where their rows name some.
+    /// Stages inside the case's kernels, where their rows name some.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<RecordedStages>,
-    /// Purposes of its device memory, with bytes.
+    /// Purposes of the case's device memory, with bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_uses: Vec<(String, u64)>,
     /// The device that it ran on.
@@ -55,7 +55,7 @@ pub struct CaseRecording {
 /// A part of a problem, as [`crate::workload::Part`], with what bounds it here.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedPart {
-    /// Its table.
+    /// Table of the part.
     pub table: String,
     /// Label of this part in tables.
     pub label: String,
@@ -74,7 +74,7 @@ pub struct RecordedPart {
 pub struct RecordedStages {
     /// The kernel.
     pub kernel: String,
-    /// Its stages.
+    /// Stages of the kernel.
     pub names: Vec<String>,
     /// Launches of the case that were counted.
     pub launches: u32,

@@ -94,7 +94,7 @@ pub struct ListedProblem {
     pub about: String,
     /// Axes: name, accepted values, meaning.
     pub axes: Vec<[String; 3]>,
-    /// Its implementations.
+    /// Implementations of the problem.
     pub implementations: Vec<ListedRow>,
 }
 
@@ -110,9 +110,9 @@ pub struct ListedRow {
 /// A case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ListedCase {
-    /// Its id.
+    /// Id of the case.
     pub case: String,
-    /// Whether it can run here.
+    /// Whether the case can run here.
     /// Status of the case.
     pub status: CaseStatus,
     /// Why not, a fragment.
@@ -156,7 +156,7 @@ impl CaseStatus {
 /// A case against its reference.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VerifiedCase {
-    /// Its id.
+    /// Id of the case.
     pub case: String,
     /// Status of the case.
     pub status: CaseStatus,
@@ -188,7 +188,7 @@ pub struct VerifiedCase {
     /// Whether a second launch gave the same bits: a fact, not a verdict. Absent if the case did
     /// not pass.
     pub repeatable: Option<bool>,
-    /// Why it failed or was skipped.
+    /// Reason why the case failed or was skipped.
     pub reason: Option<String>,
     /// The kernels of its row that were launched on the GPU, each by file, macros and symbol as in
     /// records of resources: `attention/forward_flash DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0`. Kernels of
@@ -200,7 +200,7 @@ pub struct VerifiedCase {
 /// A case's kernels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProfiledCase {
-    /// Its id.
+    /// Id of the case.
     pub case: String,
     /// Status of the case.
     pub status: CaseStatus,
@@ -248,7 +248,7 @@ pub struct PeerProgram {
     pub family: String,
     /// The file that is run.
     pub main: String,
-    /// Its files by name.
+    /// Files of the peer program by name.
     pub files: BTreeMap<String, String>,
 }
 

@@ -22,7 +22,7 @@ pub use entries::{BaselineCase, BaselineRun, EarlierRuns};
 /// Cases with the process runs that measured them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Baseline {
-    /// Its name; the file is `baselines/<device>/<name>.json`.
+    /// Name of the baseline; the file is `baselines/<device>/<name>.json`.
     pub name: String,
     /// The process runs that the cases refer to, by `<session>/<bench>`.
     pub runs: BTreeMap<String, BaselineRun>,

@@ -30,7 +30,7 @@ const MAX_BYTES: u64 = 64 << 20;
 /// Samples of a case, with an iteration count for each time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredCase {
-    /// Name of its group.
+    /// Name of the case's group.
     pub group: String,
     /// Iterations in each sample.
     pub iterations: Vec<u64>,

@@ -272,7 +272,7 @@ pub enum ResourcesError {
     /// The file holds a kernel that no row is about.
     #[error("kernel {symbol} of {build} has no row")]
     NoRow {
-        /// Its name.
+        /// Name of the kernel.
         symbol: String,
         /// Build.
         build: String,
@@ -280,7 +280,7 @@ pub enum ResourcesError {
     /// A row is about a kernel that its file does not hold.
     #[error("{build} holds no kernel {symbol}, which a row is about")]
     NoCode {
-        /// Its name.
+        /// Name of the kernel.
         symbol: &'static str,
         /// Build.
         build: String,

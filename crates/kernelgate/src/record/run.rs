@@ -379,7 +379,7 @@ impl ProcessRun {
         }
     }
 
-    /// Whether it may be a run of a package: one that records no package may be of any.
+    /// Whether the run may be a run of a package: one that records no package may be of any.
     pub fn may_be_of(&self, package: &Package) -> bool {
         self.package.as_ref().is_none_or(|own| own == package)
     }

@@ -39,7 +39,7 @@ pub enum VerifyError {
         tolerance: Tolerance,
         /// Index of the worst element, row-major.
         worst: usize,
-        /// Its value.
+        /// Value of the worst element.
         actual: f64,
         /// The reference.
         expected: f64,
@@ -77,7 +77,7 @@ pub enum VerifyError {
         checked: u64,
         /// Index of the first, row-major.
         first: usize,
-        /// Its value.
+        /// Value of the first element.
         actual: f64,
         /// The reference.
         expected: f64,

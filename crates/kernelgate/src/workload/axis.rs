@@ -60,7 +60,7 @@ impl Axis {
         axes
     }
 
-    /// Its valid words; `None` if it takes any number.
+    /// Valid words of the axis; `None` if it takes any number.
     pub fn words(&self) -> Option<Vec<&'static str>> {
         match self.values {
             Values::Number => None,

@@ -37,7 +37,7 @@ impl SampleUnit {
         }
     }
 
-    /// Whether it is the unit of records that name none.
+    /// Whether the unit is the unit of records that name none.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }

@@ -11,7 +11,7 @@ use kernelgate::record::provenance::WITHOUT_HOOKS;
 /// The repository that holds the package.
 #[derive(Debug, Clone)]
 pub struct Repository {
-    /// Root of its work tree.
+    /// Root of the work tree.
     pub top: PathBuf,
     /// The package's folder in it, relative.
     pub package: PathBuf,

@@ -31,7 +31,7 @@ const WHOLE: &str = "whole";
 /// The reason why a bench has no list of cases.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NotListed {
-    /// Criterion's flags do not drive it, with the reason.
+    /// Criterion's flags do not drive the bench, with the reason.
     Undrivable(String),
     /// The bench hangs or fails, with the reason.
     Broken(String),

@@ -59,7 +59,7 @@ pub struct FurtherPairs {
     pub pairs: usize,
     /// Pairs with more growth than is allowed.
     pub grown: usize,
-    /// Whether they are enough for a finding; otherwise the growth stays undecided.
+    /// Whether the further pairs are enough for a finding; otherwise the growth stays undecided.
     pub found: bool,
 }
 
@@ -115,7 +115,7 @@ pub enum Missing {
     Base,
     /// The head did not record it.
     Head,
-    /// Neither side recorded it.
+    /// Neither side recorded the cost.
     Both,
     /// Both sides recorded it, by figures that do not compare.
     Figures,

@@ -17,7 +17,7 @@ pub struct ResourceChange {
     pub kernel: String,
     /// The change: "registers 64 -> 72".
     pub what: String,
-    /// Whether it fails the check.
+    /// Whether the change fails the check.
     pub worse: bool,
 }
 

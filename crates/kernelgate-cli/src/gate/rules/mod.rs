@@ -49,7 +49,7 @@ pub enum RemovedCases {
 pub struct Threshold {
     /// Pattern of the ids to which it applies.
     pub cases: Regex,
-    /// Limits that it sets.
+    /// Limits that the rule sets.
     pub limits: AskedLimits,
 }
 
@@ -81,9 +81,9 @@ pub struct Accepted {
     pub slower: Option<f64>,
     /// Largest accepted growth of errors, a ratio.
     pub growth: Option<f64>,
-    /// Whether it may be verified less than before.
+    /// Whether the case may be verified less than before.
     pub less_verified: bool,
-    /// Whether it may be removed.
+    /// Whether the case may be removed.
     pub removed: bool,
     /// The reason.
     pub reason: String,

@@ -54,7 +54,7 @@ const SHARE: View = View {
 struct Group<'a> {
     workload: &'a str,
     axis: &'a str,
-    /// Axes and words that they share.
+    /// Axes and words that the curves share.
     rest: Axes,
     cache: &'a str,
     cases: Vec<(u64, &'a Case)>,

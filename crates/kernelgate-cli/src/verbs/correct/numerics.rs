@@ -63,7 +63,7 @@ struct Bench {
     golden_inputs: DataSets,
     /// Cases that have met inputs of an earlier seed.
     repeated: BTreeSet<String>,
-    /// Whether it answered with verified cases.
+    /// Whether the bench answered with verified cases.
     answered: bool,
     /// Number of seeds and cases that were recorded now.
     seeds: usize,

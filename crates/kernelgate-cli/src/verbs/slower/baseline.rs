@@ -41,7 +41,7 @@ pub enum BaselineVerb {
     /// Print the path of the baseline that the gate would use for the device of this machine; exit
     /// 2 without one
     Find {
-        /// Its name
+        /// Name of the baseline
         name: String,
         #[command(flatten)]
         settings: Settings,
@@ -50,7 +50,7 @@ pub enum BaselineVerb {
     },
     /// The cases of one baseline
     Show {
-        /// Its name
+        /// Name of the baseline
         name: String,
         /// The device's folder [default: this machine's]
         #[arg(long)]
@@ -61,7 +61,7 @@ pub enum BaselineVerb {
     },
     /// Add the last run to a baseline: with several process runs the gate finds smaller changes
     Add {
-        /// Its name; a missing baseline is made
+        /// Name of the baseline; a missing baseline is made
         name: String,
         #[command(flatten)]
         sessions: Sessions,
@@ -84,7 +84,7 @@ pub enum BaselineVerb {
     },
     /// Copy a baseline to a file, as JSON or as a CSV with one line per case and run
     Export {
-        /// Its name
+        /// Name of the baseline
         name: String,
         /// The file; its ending says the format: .json or .csv
         file: PathBuf,

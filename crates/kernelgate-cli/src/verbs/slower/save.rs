@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Its name
+    /// Name of the baseline
     name: String,
     /// How many times to run the benches: five show how runs differ, one shows nothing of it
     #[arg(

@@ -16,7 +16,7 @@ pub struct BatchTime {
     pub samples: u64,
     /// A launch, nanoseconds.
     pub launch_ns: f64,
-    /// Share of its limit, where one is known.
+    /// Share of the case's limit, where one is known.
     pub of_limit: Option<f64>,
 }
 

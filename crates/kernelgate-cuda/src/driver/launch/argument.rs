@@ -55,7 +55,7 @@ impl Argument {
         }
     }
 
-    /// Address of its bytes.
+    /// Address of the argument's bytes.
     pub(crate) fn pointer(&self) -> *mut c_void {
         match self {
             Self::Address(value) | Self::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),

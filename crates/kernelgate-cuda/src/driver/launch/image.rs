@@ -44,7 +44,7 @@ pub enum ImageError {
         name: String,
         /// Bytes that are there.
         bytes: usize,
-        /// Bytes that its headers declare.
+        /// Bytes that the image's headers declare.
         declared: u64,
     },
 }

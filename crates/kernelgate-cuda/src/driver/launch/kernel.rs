@@ -128,7 +128,7 @@ impl Kernel {
         .map_err(|error| failed(&format!("set the carve-out of {}", self.name), &error))
     }
 
-    /// Shared memory that it declares itself, bytes a block.
+    /// Shared memory that the kernel declares itself, bytes a block.
     pub(crate) fn static_shared_bytes(&self) -> Result<u32, BackendError> {
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as SHARED;
         self.attribute(SHARED, "shared memory")
@@ -170,7 +170,7 @@ impl Kernel {
             .map_err(|problem| BackendError::Launch(format!("{}: {problem}", self.name)))
     }
 
-    /// Launches it on the device's stream; returns before it has run.
+    /// Launches the kernel on the device's stream; returns before it has run.
     ///
     /// A kernel launched with PDL must wait for earlier work on the stream before it accesses
     /// anything that this work writes.

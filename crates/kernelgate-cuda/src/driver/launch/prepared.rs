@@ -31,7 +31,7 @@ impl PreparedLaunch {
         Ok(Self { kernel, launch, arguments })
     }
 
-    /// Enqueues it; returns before it has run.
+    /// Enqueues the launch; returns before it has run.
     ///
     /// # Errors
     /// When the driver refuses; the error names the kernel.

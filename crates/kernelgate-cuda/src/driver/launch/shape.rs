@@ -85,7 +85,7 @@ impl Launch {
         Self::with_blocks([items.div_ceil(threads as usize * per_thread), 1, 1], threads)
     }
 
-    /// All of its blocks.
+    /// All blocks of the launch.
     pub fn blocks(&self) -> u64 {
         count(self.grid)
     }

@@ -27,12 +27,12 @@ impl StagedKernel {
         Self { symbol, stages, counters }
     }
 
-    /// Its name in the source.
+    /// Name of the kernel in the source.
     pub const fn symbol(&self) -> &'static str {
         self.symbol
     }
 
-    /// Its stages.
+    /// Stages of the kernel.
     pub const fn stages(&self) -> &'static [&'static str] {
         self.stages
     }
@@ -56,7 +56,7 @@ impl StagedKernel {
         Ok(all.chunks(self.stages.len().max(1)).map(<[u64]>::to_vec).collect())
     }
 
-    /// Whether it is the same build of the same kernel.
+    /// Whether the kernel is the same build of the same kernel.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let address = |kernel: &Self| kernel.counters.as_ref().map(|counters| counters.address);
         self.symbol == other.symbol && address(self) == address(other)

@@ -44,7 +44,7 @@ const STRIDE_LIMIT: u64 = 1 << 40;
 /// by the row's last three bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorBoxes {
-    /// Its elements.
+    /// Elements of the tensor.
     pub element: MapElement,
     /// Batches, matrices, rows and columns; columns are a multiple of a box's.
     pub extents: [u64; 4],

@@ -87,7 +87,7 @@ impl LoadedKernels {
         launched.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Reads their code: milliseconds a kernel.
+    /// Reads the kernels' code: milliseconds a kernel.
     pub fn describe(&self) -> UsedKernels {
         let described = |kernel: &LoadedCode| UsedKernel {
             code: code::in_image(&kernel.image, &kernel.symbol),

@@ -21,12 +21,12 @@ impl Buffer {
         Self { slice: Arc::new(slice), staging }
     }
 
-    /// Its address on the device.
+    /// Address of the buffer on the device.
     pub fn address(&self) -> u64 {
         self.slice.device_ptr(self.slice.stream()).0
     }
 
-    /// Its size, bytes.
+    /// Size of the buffer, bytes.
     pub fn bytes(&self) -> usize {
         self.slice.num_bytes()
     }

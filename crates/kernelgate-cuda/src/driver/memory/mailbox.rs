@@ -17,7 +17,7 @@ pub struct Mailbox {
 const APART: usize = 64;
 
 impl Mailbox {
-    /// Allocates it.
+    /// Allocates the mailbox.
     ///
     /// # Errors
     /// When the driver fails.

@@ -16,9 +16,9 @@ pub enum Lines {
 pub struct Window {
     /// Start address.
     pub address: u64,
-    /// Its bytes.
+    /// Bytes of the window.
     pub bytes: usize,
-    /// Handling of its lines.
+    /// Handling of the lines in the window.
     pub lines: Lines,
 }
 

@@ -31,12 +31,12 @@ impl RawStream {
         self.0 as *mut T
     }
 
-    /// Whether it is null.
+    /// Whether the stream is null.
     pub const fn is_null(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether it means a stream of whichever context is current.
+    /// Whether the stream means a stream of whichever context is current.
     pub(crate) fn follows_context(self) -> bool {
         self == Self::LEGACY_DEFAULT || self == Self::PER_THREAD_DEFAULT
     }

@@ -15,7 +15,7 @@ use crate::driver::device::Device;
 
 /// Times a stream that is held by an `H`.
 pub struct StreamTimer<H> {
-    /// Dropped first: nothing may wait for it for ever.
+    /// Dropped first: nothing may wait for the timer for ever.
     hold: H,
     holds: bool,
     stream: TimedStream,

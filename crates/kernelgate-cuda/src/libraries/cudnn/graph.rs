@@ -366,7 +366,7 @@ pub struct ExecutionPlan {
 }
 
 impl ExecutionPlan {
-    /// Enqueues it on the device's stream.
+    /// Enqueues the plan on the device's stream.
     ///
     /// The addresses that the plan was made with must be alive until the work has finished.
     ///

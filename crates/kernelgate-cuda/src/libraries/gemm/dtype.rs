@@ -31,7 +31,7 @@ impl MatrixDtype {
         }
     }
 
-    /// Whether it is one of the 8-bit floats.
+    /// Whether the dtype is one of the 8-bit floats.
     pub const fn is_fp8(self) -> bool {
         matches!(self, Self::E4m3 | Self::E5m2)
     }

@@ -25,7 +25,7 @@ pub enum GemmError {
     LeadingDimension {
         /// `A`, `B`, `C` or `D`.
         matrix: char,
-        /// Its leading dimension, elements.
+        /// Leading dimension of the matrix, elements.
         ld: usize,
         /// Elements of a row.
         row: usize,
@@ -69,7 +69,7 @@ pub enum GemmError {
     Scale {
         /// `A`, `B` or `D`.
         matrix: char,
-        /// Its dtype.
+        /// Dtype of the matrix.
         dtype: MatrixDtype,
     },
     /// Sums of integers are scaled by integers.

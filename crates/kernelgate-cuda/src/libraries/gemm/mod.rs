@@ -362,7 +362,7 @@ impl Gemm {
         GemmOperands { workspace: self.blas.take_piece(bytes), ..*operands }
     }
 
-    /// Enqueues it in a lane; the operands are alive until it has been computed.
+    /// Enqueues the GEMM in a lane; the operands are alive until it has been computed.
     ///
     /// # Errors
     /// When an operand is missing, or the library refuses.
@@ -376,7 +376,7 @@ impl Gemm {
         self.launch_algorithm(self.chosen, lane, operands)
     }
 
-    /// Enqueues it by one of its algorithms.
+    /// Enqueues the GEMM by one of its algorithms.
     ///
     /// # Errors
     /// When an operand is missing, or the library refuses.

@@ -188,7 +188,8 @@ impl Fixture {
         }
     }
 
-    /// Launches it by every algorithm. Returns false if the library has no algorithm on this GPU.
+    /// Launches the GEMM by every algorithm. Returns false if the library has no algorithm on
+    /// this GPU.
     fn launch(&self, operands: &GemmOperands) -> bool {
         let mut gemm = match Gemm::new(&self.blas, self.spec) {
             Err(error) if error.is_unsupported() => {

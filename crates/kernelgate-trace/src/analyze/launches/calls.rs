@@ -6,9 +6,9 @@ use crate::model::packed::Packed;
 /// The call that launched an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchCall {
-    /// When it was entered.
+    /// When the call was entered.
     pub start: i64,
-    /// When it returned.
+    /// When the call returned.
     pub end: i64,
     /// Index into [`crate::model::Trace::threads`].
     pub thread: u32,

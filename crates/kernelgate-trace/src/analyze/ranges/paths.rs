@@ -70,7 +70,7 @@ impl Paths {
         })
     }
 
-    /// How many there are, [`ROOT`] among them.
+    /// Number of paths, [`ROOT`] among them.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }

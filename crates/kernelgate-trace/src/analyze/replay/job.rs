@@ -19,11 +19,11 @@ use crate::analyze::replay::{Change, Dependencies, Path, Replay, Segment, Walk};
 pub struct Member {
     /// Index into the traces of the job.
     pub trace: usize,
-    /// Its operation.
+    /// Operation of the member.
     pub operation: OperationId,
-    /// When it starts, in the job's time.
+    /// When the operation starts, in the job's time.
     pub start: i64,
-    /// When it ends, in the job's time.
+    /// When the operation ends, in the job's time.
     pub end: i64,
 }
 

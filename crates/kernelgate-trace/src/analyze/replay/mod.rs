@@ -31,9 +31,9 @@ const WAITS_NS: i64 = 1_000;
 pub struct WaitCall {
     /// The thread.
     pub thread: u32,
-    /// When it was entered.
+    /// When the call was entered.
     pub start: i64,
-    /// When it returned.
+    /// When the call returned.
     pub end: i64,
 }
 
@@ -54,7 +54,7 @@ struct Wait {
     call: WaitCall,
     /// The operation that ended it; [`NONE`] where the GPU was done already.
     ended_by: OperationId,
-    /// Whether it is a call, and not the time between two launches.
+    /// Whether the wait is a call, and not the time between two launches.
     recorded: bool,
 }
 
@@ -73,7 +73,7 @@ pub struct Change<'a> {
 /// The host's time in a replay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum HostTime<'a> {
-    /// As it was recorded.
+    /// Time as it was recorded.
     Recorded,
     /// A part of the time between launch calls is left, 0 to 1.
     Scaled(f64),
@@ -442,7 +442,7 @@ fn behind(id: OperationId, step: i64) -> Option<OperationId> {
 /// A replay while it goes on: differences between replayed and recorded times.
 pub struct Replay<'d, 'a> {
     of: &'d Dependencies<'a>,
-    /// By thread, behind its last call.
+    /// By thread, the time behind its last call.
     thread: Vec<i64>,
     /// By thread, the recorded end of its last call; empty where the host takes its recorded time.
     called: Vec<i64>,
@@ -575,11 +575,11 @@ impl<'d, 'a> Replay<'d, 'a> {
 
 /// The critical path while it is walked back.
 pub struct Path {
-    /// Its begin.
+    /// Beginning of the path.
     pub first: i64,
     /// The time that the walk has reached.
     pub at: i64,
-    /// Its segments so far.
+    /// Segments of the path so far.
     pub segments: Vec<(Segment, i64)>,
 }
 

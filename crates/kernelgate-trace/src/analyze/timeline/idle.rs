@@ -21,7 +21,7 @@ pub struct Gap {
 }
 
 impl Gap {
-    /// Its length in nanoseconds.
+    /// Length of the gap, nanoseconds.
     pub fn length(&self) -> i64 {
         self.end - self.start
     }
@@ -44,12 +44,12 @@ impl Gaps {
         self.after.len()
     }
 
-    /// Whether it has no gap.
+    /// Whether there is no gap.
     pub fn is_empty(&self) -> bool {
         self.after.is_empty()
     }
 
-    /// One of them.
+    /// One gap.
     pub fn get(&self, all: &AllOperations<'_>, index: usize) -> Option<Gap> {
         let after = self.after.get(index)?;
         let from = |of: &Packed<i64>| OperationId::from_number(after.number() - of.at(index));
@@ -58,7 +58,7 @@ impl Gaps {
         Some(Gap { start, end: all.start(after), before, after, started })
     }
 
-    /// All of them from an index on.
+    /// All gaps from an index on.
     pub fn from<'a>(
         &'a self,
         all: &'a AllOperations<'_>,
@@ -67,7 +67,7 @@ impl Gaps {
         (index..self.len()).filter_map(|index| self.get(all, index))
     }
 
-    /// All of them.
+    /// All gaps.
     pub fn iter<'a>(&'a self, all: &'a AllOperations<'_>) -> impl Iterator<Item = Gap> + 'a {
         self.from(all, 0)
     }
@@ -98,7 +98,7 @@ pub struct Activity {
     pub busy_ns: i64,
     /// Idle times, in order.
     pub gaps: Gaps,
-    /// Its operations.
+    /// Operations of the activity.
     pub operations: usize,
 }
 

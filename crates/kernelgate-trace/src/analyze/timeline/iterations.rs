@@ -51,7 +51,7 @@ impl Sign {
 pub struct Candidate<K> {
     /// Candidates of one key belong together.
     pub key: K,
-    /// Ranges around it.
+    /// Ranges around the candidate.
     pub depth: u32,
     /// First nanosecond of the host's time.
     pub start: i64,
@@ -123,7 +123,7 @@ pub fn among<K: Copy + Eq + std::hash::Hash + Ord>(
 /// Candidates of one key.
 struct Group<K> {
     key: K,
-    /// Whether their name is one of iterations.
+    /// Whether the name of the ranges is one of iterations.
     named: bool,
     depth: u32,
     total: i64,

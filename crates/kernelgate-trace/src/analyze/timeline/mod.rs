@@ -108,7 +108,7 @@ pub enum Piece {
         start: i64,
         /// Nanosecond after the last.
         end: i64,
-        /// Its line.
+        /// Line of the piece.
         line: Line,
         /// The operation that gives the line: of its class the one that started first.
         owner: OperationId,

@@ -12,7 +12,7 @@ use crate::model::names::Names;
 /// Operations and bytes of an operator.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Work {
-    /// Floating-point operations of its matrix products; 0 of operators that only move.
+    /// Floating-point operations of the operator's matrix products; 0 of operators that only move.
     pub flops: f64,
     /// The least bytes that memory moves.
     pub bytes: f64,

@@ -9,7 +9,7 @@ use crate::analyze::work::peaks::{Peaks, Precision};
 pub struct WorkSum {
     /// How many operators.
     pub count: usize,
-    /// Time of their kernels, in nanoseconds.
+    /// Time of the kernels, in nanoseconds.
     pub kernel_ns: i64,
     /// Floating-point operations of matrix products.
     pub flops: f64,
@@ -128,24 +128,24 @@ impl Limit {
 /// An operator with the sums of all its calls.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OperatorUse {
-    /// Its name.
+    /// Name of the operator.
     pub name: String,
     /// The precision of its factors.
     pub precision: Option<Precision>,
-    /// Its sums.
+    /// Sums of the operator.
     pub sum: WorkSum,
 }
 
 /// A range with the sums of the operators in it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RangeUtilization {
-    /// Its path.
+    /// Path of the range.
     pub path: String,
     /// Time of all kernels that were launched in it, in nanoseconds.
     pub kernel_ns: i64,
-    /// Host time of its ranges, in nanoseconds.
+    /// Host time of the ranges of this path, in nanoseconds.
     pub host_ns: i64,
-    /// Sums of its operators with known work.
+    /// Sums of the operators with known work in the ranges.
     pub sum: WorkSum,
 }
 

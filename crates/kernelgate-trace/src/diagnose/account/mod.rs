@@ -89,7 +89,7 @@ enum Part {
 pub struct Iteration {
     /// From the start of its first operation to that of the next iteration's.
     pub span: (i64, i64),
-    /// Its time.
+    /// Time of the iteration.
     pub account: Account,
 }
 
@@ -133,11 +133,11 @@ impl Iterations {
 /// The time of a range's operations, and of the idle time before them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RangeAccount {
-    /// Its path; `#` stands for numbers.
+    /// Path of the range; `#` stands for numbers.
     pub path: String,
-    /// Ranges around it.
+    /// Ranges around the range.
     pub depth: usize,
-    /// Its time.
+    /// Time of the range.
     pub account: Account,
 }
 
@@ -148,9 +148,9 @@ pub struct DeviceAccount {
     pub pid: i64,
     /// The device.
     pub device: u32,
-    /// All of its time.
+    /// All time of the device.
     pub total: Account,
-    /// Its iterations, where some were found.
+    /// Iterations of the device, where some were found.
     pub iterations: Option<Iterations>,
     /// Communication, copies and page migrations by kind, those with most exposed time first.
     pub transfers: Vec<Transfer>,

@@ -115,7 +115,7 @@ impl<'a> Transfers<'a> {
         }
     }
 
-    /// All of them, those with most exposed time first.
+    /// All transfers, those with most exposed time first.
     pub fn finish(self) -> Vec<Transfer> {
         let names = &self.context.trace.names;
         let mut all: Vec<Transfer> = self

@@ -48,7 +48,7 @@ pub struct Gain {
 pub struct CriticalPath {
     /// From the first start to the last end, nanoseconds.
     pub total_ns: i64,
-    /// Its segments by kind, the longest first; they add up to the total.
+    /// Segments of the critical path by kind, the longest first; they add up to the total.
     pub segments: Vec<(String, i64)>,
     /// Gains of changes, the largest first.
     pub gains: Vec<Gain>,

@@ -41,7 +41,7 @@ pub struct Difference {
 /// The totals of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Whole {
-    /// Its recorder.
+    /// Recorder of the trace.
     pub recorder: String,
     /// The value of [`Sums::whole_ns`].
     pub whole_ns: i64,
@@ -88,9 +88,9 @@ impl Change {
 /// A part in both traces.
 #[derive(Debug, Clone)]
 pub struct PartChange {
-    /// Its kind.
+    /// Kind of the part.
     pub part: Part,
-    /// How much there is of it.
+    /// Amount of the part.
     pub amounts: [Amount; 2],
 }
 
@@ -116,7 +116,7 @@ impl PartChange {
         self.change_ns() - self.by_number_ns()
     }
 
-    /// Its change.
+    /// Change of the part.
     pub fn change(&self) -> Change {
         let [base, head] = &self.amounts;
         let by_number = self.by_number_ns().abs() >= self.by_length_ns().abs();

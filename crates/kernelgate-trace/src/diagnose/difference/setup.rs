@@ -71,7 +71,7 @@ const DRIVERS: &[&str] =
     &["NvDriverVersion", "CudaDriverVersion", "cuda_driver_version", "hip_driver_version"];
 
 impl Setup {
-    /// Reads it from devices and metadata.
+    /// Reads the setup from devices and metadata.
     pub(super) fn new(trace: &Trace, recorder: &str) -> Self {
         let used: BTreeSet<u32> = trace.places.iter().map(|place| place.device).collect();
         // All devices count in a trace without operations.

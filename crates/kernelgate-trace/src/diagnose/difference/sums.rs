@@ -54,7 +54,7 @@ impl PartKind {
 /// A part of the whole, by a key that is equal in both traces.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Part {
-    /// Its kind.
+    /// Kind of the part.
     pub kind: PartKind,
     /// The kernel, `[CUDA memcpy …]` with the kinds of memory, or the cause of idle time.
     pub name: String,
@@ -113,7 +113,7 @@ pub struct CallSite {
 /// The totals of a trace.
 #[derive(Debug, Clone)]
 pub struct Sums {
-    /// Its recorder.
+    /// Recorder of the trace.
     pub recorder: String,
     /// The machine and the options.
     pub setup: Setup,

@@ -386,7 +386,7 @@ pub(in crate::diagnose) struct LatelyDone {
     ranges: Vec<Vec<PastRange>>,
     /// By thread, what holds up streams.
     held: Vec<Vec<Held>>,
-    /// By name, how it holds up a stream.
+    /// By name, how the call holds up a stream.
     holds: Vec<Option<Holds>>,
     /// Streams that wait for an event, by process and correlation id of the call.
     event_streams: HashMap<(u32, u32), u64>,

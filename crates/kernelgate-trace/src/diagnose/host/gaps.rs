@@ -94,7 +94,7 @@ pub struct GapReport {
 }
 
 impl GapReport {
-    /// All of them.
+    /// All gaps.
     pub fn count(&self) -> usize {
         self.normal.count + self.warning.count + self.severe.count
     }

@@ -44,7 +44,7 @@ pub struct Calls {
     pub count: usize,
     /// How long in all, in nanoseconds of the host.
     pub total_ns: i64,
-    /// Whether they wait for the GPU.
+    /// Whether the calls wait for the GPU.
     pub wait: bool,
 }
 
@@ -62,18 +62,18 @@ impl Calls {
 pub struct Outermost {
     /// Index into [`Trace::processes`].
     pub process: u32,
-    /// When it was opened.
+    /// When the range was opened.
     pub start: i64,
-    /// When it was closed.
+    /// When the range was closed.
     pub end: i64,
-    /// Its name.
+    /// Name of the range.
     pub name: Name,
 }
 
 /// A range, where all are kept.
 #[derive(Debug, Clone, Copy)]
 pub struct KeptRange {
-    /// Its path.
+    /// Path of the range.
     pub path: PathId,
     /// The number of the innermost range around it, or [`NONE`].
     pub around: u32,
@@ -183,7 +183,7 @@ pub struct HostPass {
     launched: Launched,
     open: OpenRanges<RangePlace>,
     lately: LatelyDone,
-    /// By name, whether it waits.
+    /// By name of a call, whether it waits.
     waiting: Vec<bool>,
     lengths: Samples,
     launch_calls: Samples,

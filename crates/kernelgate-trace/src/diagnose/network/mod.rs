@@ -29,7 +29,7 @@ pub const MATTERS: f64 = 0.01;
 pub struct KernelUse {
     /// The kernel.
     pub name: String,
-    /// Its kind of work, by its name.
+    /// Kind of work of the kernel, by its name.
     pub class: KernelClass,
     /// Launches of a pass.
     pub launches: f64,
@@ -53,7 +53,7 @@ pub struct PhaseUse {
     pub idle_ns: f64,
     /// The idle time by its cause, the longest first.
     pub idle: Vec<(CauseKind, f64)>,
-    /// Its kernels, those with most time first.
+    /// Kernels of the phase, those with most time first.
     pub kernels: Vec<KernelUse>,
 }
 
@@ -239,7 +239,7 @@ impl Places {
 struct PhaseSum {
     busy_ns: i64,
     idle: HashMap<CauseKind, i64>,
-    /// By name: launches and their time.
+    /// Launches and their time by name of the kernel.
     kernels: HashMap<Name, (usize, i64)>,
 }
 

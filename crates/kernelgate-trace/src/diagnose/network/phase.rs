@@ -22,7 +22,7 @@ pub enum Extent {
 }
 
 impl Phase {
-    /// All of them, in the order of a step.
+    /// All phases, in the order of a step.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
 
     /// As text.

@@ -36,7 +36,7 @@ pub struct Entry {
 pub struct Communicator {
     /// Its name and ranks where recorded, else the number of its stream.
     pub name: String,
-    /// Ranks in it; 0 where it is not recorded.
+    /// Ranks in the communicator; 0 where their number is not recorded.
     pub ranks: u32,
     /// Its collectives in the order of their start.
     pub entries: Vec<Entry>,
@@ -88,7 +88,7 @@ impl RankTimes {
         times
     }
 
-    /// All of them together.
+    /// All times together.
     pub fn total_ns(&self) -> i64 {
         self.compute_ns + self.exposed_ns + self.copies_ns + self.idle_ns
     }
@@ -99,7 +99,7 @@ impl RankTimes {
 pub struct RankPart {
     /// The trace, and the process and device where it holds several.
     pub name: String,
-    /// Its name in a report.
+    /// Name of the rank in a report.
     pub label: String,
     /// The rank that the trace declares.
     pub rank: Option<u32>,
@@ -111,9 +111,9 @@ pub struct RankPart {
     pub device: Option<String>,
     /// First and last time of an operation, by the rank's clock.
     pub span: (i64, i64),
-    /// Its time, from the first operation to the end of the last one.
+    /// Time of the rank, from the first operation to the end of the last one.
     pub times: RankTimes,
-    /// Its communicators.
+    /// Communicators of the rank.
     pub communicators: Vec<Communicator>,
     /// The trace, which other parts may share.
     pub(super) recorded: Arc<Recorded>,

@@ -30,7 +30,7 @@ pub enum Problem {
     Cut {
         /// The trace.
         trace: String,
-        /// Place and reason of its end.
+        /// Place and reason of the file's end.
         why: String,
     },
     /// A trace without communication.
@@ -63,7 +63,7 @@ pub enum Problem {
     Clock {
         /// The trace.
         trace: String,
-        /// Nanoseconds that it is ahead.
+        /// Nanoseconds by which the clock is ahead.
         ahead_ns: i64,
     },
     /// A rank that recorded fewer collectives than others: another number of iterations.
@@ -139,19 +139,19 @@ impl Problem {
 /// A rank in the collectives that all ranks joined.
 #[derive(Debug, Clone)]
 pub struct RankSum {
-    /// Its name: the declared rank, else the trace.
+    /// Name of the rank: the declared rank, else the trace.
     pub name: String,
-    /// Its trace.
+    /// Trace of the rank.
     pub part: RankPart,
     /// Its time while all ranks were recorded.
     pub times: RankTimes,
-    /// Nanoseconds in which it waited for others inside collectives.
+    /// Nanoseconds in which the rank waited for others inside collectives.
     pub waited_ns: i64,
-    /// Collectives to which it came last.
+    /// Collectives to which the rank came last.
     pub last: usize,
-    /// Nanoseconds by which it alone delayed collectives.
+    /// Nanoseconds by which the rank alone delayed collectives.
     pub delayed_ns: i64,
-    /// Nanoseconds between its collectives.
+    /// Nanoseconds between the collectives of the rank.
     pub between_ns: i64,
     /// Nanoseconds that the job would be shorter if the rank computed, and its host worked, as fast as
     /// those of the median rank, replayed over the operations of all ranks.
@@ -180,7 +180,7 @@ pub struct CollectiveSum {
 /// Several ranks of one job.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// Its ranks, in the order of their numbers or traces.
+    /// Ranks of the job, in the order of their numbers or traces.
     pub ranks: Vec<RankSum>,
     /// By kind and size, the most expensive first.
     pub collectives: Vec<CollectiveSum>,

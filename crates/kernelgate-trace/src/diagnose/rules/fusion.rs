@@ -47,7 +47,7 @@ struct Pair {
 struct Chains {
     /// Time of all their kernels.
     fused_ns: i64,
-    /// Part of it that goes, with the idle time.
+    /// Part of the time that goes, with the idle time.
     saved_ns: i64,
     /// Names, whether a kernel stays, and whether it follows another one.
     kernels: HashMap<u32, (bool, bool)>,

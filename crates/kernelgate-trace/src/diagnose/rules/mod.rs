@@ -38,7 +38,7 @@ struct Asked {
     id: &'static str,
     question: &'static str,
     rule: Rule,
-    /// When it finds something, with its thresholds.
+    /// When the rule finds something, with its thresholds.
     finds: fn() -> String,
     /// The highest severity of its findings.
     worst: Severity,

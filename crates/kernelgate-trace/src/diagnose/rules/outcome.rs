@@ -17,7 +17,7 @@ pub(super) enum Outcome {
 pub(super) struct Lack {
     /// The missing data.
     pub reason: String,
-    /// How to get it.
+    /// How to get the missing data.
     pub record: String,
 }
 

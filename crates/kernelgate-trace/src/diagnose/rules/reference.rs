@@ -46,10 +46,10 @@ pub struct RuleEntry {
     pub id: &'static str,
     /// The question that it answers.
     pub question: &'static str,
-    /// When it finds something, with its thresholds.
+    /// When the rule finds something, with its thresholds.
     pub finds: String,
     /// The highest severity of its findings.
     pub worst: Severity,
-    /// How to record what it needs, on NVIDIA's devices.
+    /// How to record what the rule needs, on NVIDIA's devices.
     pub record: String,
 }

@@ -51,7 +51,7 @@ pub(super) enum Part<'a> {
 /// Summary of a file.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// Whether it has an array of events.
+    /// Whether the document has an array of events.
     pub has_events: bool,
     /// Events with texts that are not UTF-8.
     pub invalid: u64,
@@ -213,7 +213,7 @@ fn length(bytes: &[u8]) -> serde_json::Result<usize> {
 
 /// The end of a broken event.
 struct Boundary {
-    /// Behind its closing bracket.
+    /// Behind the closing bracket of the event.
     end: usize,
     /// At the next event, or at the bracket that closes the array.
     next: usize,

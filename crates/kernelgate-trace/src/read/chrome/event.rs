@@ -42,7 +42,7 @@ pub(super) struct Arguments<'a> {
     pub graph: Option<&'a RawValue>,
     #[serde(borrow)]
     correlation: Option<&'a RawValue>,
-    /// As XLA writes it.
+    /// As XLA writes events.
     #[serde(borrow)]
     correlation_id: Option<&'a RawValue>,
     /// As PyTorch for ROCm writes it, in calls and in what they launched.

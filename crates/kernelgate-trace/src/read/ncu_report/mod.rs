@@ -48,7 +48,7 @@ mod block {
 
 /// Numbers of the fields of a kind of result.
 struct Fields {
-    /// Its name where it has no kernel.
+    /// Name of the row where it has no kernel.
     name: &'static str,
     metrics: u64,
     sections: u64,

@@ -33,7 +33,7 @@ enum Text {
 
 /// Content of a row, its thread and name by the numbers of its [`Labels`].
 enum Event {
-    /// `None`: it was never closed.
+    /// End of the range; `None` if it was never closed.
     Range(i64, Option<i64>, RangeStyle),
     Mark(i64),
 }

@@ -22,9 +22,9 @@ pub enum ProgramError {
     OutsideRegion {
         /// The region.
         region: String,
-        /// Bytes from its beginning.
+        /// Bytes from the beginning of the region.
         offset: usize,
-        /// Its size.
+        /// Size of the region.
         bytes: usize,
     },
     /// A step uses a region after its memory was freed.
@@ -62,7 +62,7 @@ pub enum ProgramError {
     /// A range that is still open at the end.
     #[error("range `{name}` does not end")]
     OpenRange {
-        /// Its name.
+        /// Name of the range.
         name: String,
     },
     /// An end without a beginning.

@@ -9,7 +9,7 @@ impl Lane {
     /// The first lane: the device's stream, which every program begins and ends on.
     pub const MAIN: Self = Self(0);
 
-    /// Its number.
+    /// Number of the lane.
     pub const fn number(self) -> usize {
         self.0
     }

@@ -40,7 +40,7 @@ impl MemoryUse {
         Self::Outputs,
     ];
 
-    /// Its row in the table.
+    /// Row of the purpose in the table.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Weights => "weights",

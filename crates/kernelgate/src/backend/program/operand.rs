@@ -90,7 +90,7 @@ impl From<f32> for Operand {
 /// of a region for its start address, or a number of the parameter's own type. Arrays, vectors and
 /// tuples hold several of them.
 pub trait Operands {
-    /// Appends them; `region` finds the beginning of a region.
+    /// Appends the operands; `region` finds the beginning of a region.
     fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>);
 }
 

@@ -351,12 +351,12 @@ impl Program {
         self.end();
     }
 
-    /// Its steps.
+    /// Steps of the program.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// Its first mistake.
+    /// First mistake of the program.
     ///
     /// # Errors
     /// The mistake.

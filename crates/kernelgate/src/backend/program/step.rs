@@ -21,7 +21,7 @@ pub struct PlannedKernel {
     pub build: Build,
     /// Grid, block and shared memory; an error when a grid does not hold the blocks.
     pub shape: Result<Launch, BackendError>,
-    /// Compiles and loads it.
+    /// Compiles and loads the kernel.
     pub(super) load: Load,
 }
 
@@ -82,7 +82,7 @@ impl KernelLaunch {
         Self { other: Some((PlannedKernel::new(kernel, p), Box::new(condition))), ..self }
     }
 
-    /// Launches it in another lane.
+    /// Moves the launch to another lane.
     pub fn in_lane(self, lane: Lane) -> Self {
         Self { lane, ..self }
     }
@@ -103,17 +103,17 @@ impl KernelLaunch {
         &self.kernel
     }
 
-    /// Its arguments.
+    /// Arguments of the launch.
     pub fn arguments(&self) -> &[Operand] {
         &self.arguments
     }
 
-    /// Whether it keeps or releases lines of L2.
+    /// Whether the launch keeps or releases lines of L2.
     pub const fn lines(&self) -> Option<KeptLines> {
         self.lines
     }
 
-    /// Whether it is launched with PDL.
+    /// Whether the kernel is launched with PDL.
     pub const fn is_programmatic(&self) -> bool {
         self.programmatic
     }
@@ -141,16 +141,16 @@ pub enum Step {
     Launch(KernelLaunch),
     /// A GEMM of the library.
     Gemm {
-        /// Its lane.
+        /// Lane of the step.
         lane: Lane,
-        /// Its description.
+        /// Description of the step.
         spec: GemmSpec,
-        /// Its matrices, and the operands of its epilogue and scales.
+        /// Matrices of the step, and the operands of its epilogue and scales.
         operands: GemmOperands<Pointer>,
     },
     /// A copy on the device.
     Copy {
-        /// Its lane.
+        /// Lane of the step.
         lane: Lane,
         /// The source.
         from: Pointer,
@@ -161,7 +161,7 @@ pub enum Step {
     },
     /// A range of memory set to one byte.
     Fill {
-        /// Its lane.
+        /// Lane of the step.
         lane: Lane,
         /// The target.
         to: Pointer,
@@ -172,11 +172,11 @@ pub enum Step {
     },
     /// A launch of other code.
     Call {
-        /// Its lane.
+        /// Lane of the step.
         lane: Lane,
         /// The addresses that it gets.
         pointers: Vec<Pointer>,
-        /// Makes it ready.
+        /// Makes the step ready.
         prepare: Prepare,
     },
     /// Later steps of one lane wait for the steps of another so far.
@@ -193,7 +193,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Whether it is a command of the GPU: a launch, a GEMM, a copy, a fill.
+    /// Whether the step is a command of the GPU: a launch, a GEMM, a copy, a fill.
     pub const fn is_command(&self) -> bool {
         !matches!(self, Self::Wait { .. } | Self::Begin(_) | Self::End)
     }

@@ -37,7 +37,7 @@ pub const ACTIVITY: &str = "check after timing";
 /// Which inputs an executable reads now: those that it was prepared with, or others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CurrentInputs {
-    /// Those that it was prepared and verified with.
+    /// Inputs that the case was prepared and verified with.
     #[default]
     Original,
     /// Those that the last check put in their place.

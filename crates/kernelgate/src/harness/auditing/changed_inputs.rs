@@ -16,7 +16,7 @@ pub struct ChangedInputs {
     replaceable: Vec<String>,
     /// Those that are, with their new values.
     pub values: Tensors,
-    /// How they were made.
+    /// How the changed inputs were made.
     how: How,
     /// Reference of the new inputs, if they were drawn anew and it was needed.
     expected: Option<Vec<Expected>>,

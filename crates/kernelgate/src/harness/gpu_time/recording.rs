@@ -34,7 +34,7 @@ pub enum Ended {
     Refused {
         /// The case that was measured.
         case: String,
-        /// Why it has no time.
+        /// Reason why the case has no time.
         error: String,
     },
 }
@@ -58,9 +58,9 @@ pub struct Recording<'a> {
     pub process: &'a CriterionProcess,
     /// Paths of runs and baselines.
     pub store: &'a Store,
-    /// Its samples.
+    /// Samples of the recording.
     pub log: &'a SampleLog,
-    /// Its GPU.
+    /// GPU of the recording.
     pub facts: &'a DeviceFacts,
     /// Least time of a launch on it, nanoseconds.
     pub least_ns: f64,

@@ -85,13 +85,13 @@ impl Timer {
 
 /// A verified case that is about to be timed.
 pub struct VerifiedCase<'a, 'g> {
-    /// Its problem.
+    /// Problem of the case.
     pub group: &'a Group<'g>,
     /// The case.
     pub case: &'a Case,
     /// Inputs and reference.
     pub ready: &'a mut PreparedProblem,
-    /// Its implementation.
+    /// Implementation of the case.
     pub verified: &'a mut Verified,
     /// Checks of earlier cases of that implementation.
     pub checked: &'a mut Checked,

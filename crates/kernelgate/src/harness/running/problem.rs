@@ -57,7 +57,7 @@ pub struct PreparedProblem {
 pub struct Verified {
     /// The implementation.
     pub executable: Box<dyn Executable>,
-    /// Its comparison with the reference.
+    /// Comparison of the outputs with the reference.
     pub record: VerificationRecord,
     /// Time of one launch, if it was measured.
     pub launch: Duration,

@@ -30,7 +30,7 @@ pub struct DeviceRequest {
     pub backend: Option<BackendKind>,
     /// The GPUs, counted from 0; `None` if the user named none.
     pub devices: Option<Devices<usize>>,
-    /// How they are opened.
+    /// How the devices are opened.
     pub options: DeviceOptions,
 }
 

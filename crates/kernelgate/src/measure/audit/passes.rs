@@ -77,7 +77,7 @@ struct PassTime {
 /// One pass.
 #[derive(Debug, Clone, Copy)]
 pub struct Pass {
-    /// Between its events.
+    /// Time between the events of the pass.
     pub interval: Interval,
     /// Time of the host from the first event to the last.
     pub host: Duration,

@@ -60,7 +60,7 @@ pub enum Refusal {
     TooShort {
         /// The code.
         subject: Subject,
-        /// Its time, nanoseconds.
+        /// Time of the code, nanoseconds.
         elapsed_ns: f64,
         /// Time of the least command, nanoseconds.
         least_ns: f64,

@@ -109,7 +109,7 @@ pub enum FileError {
         /// Oldest version read here.
         oldest: u64,
     },
-    /// Others changed it all the time.
+    /// Other processes held the lock all the time.
     #[error(
         "lock {path}: another process has held {lock} for {waited_s} s: wait for it, or end it"
     )]

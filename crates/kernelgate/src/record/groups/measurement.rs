@@ -114,12 +114,12 @@ impl Measurement {
         Self::from_runs(measurements.into_iter().flat_map(|it| it.runs).collect())
     }
 
-    /// Its process runs, in the order in which they were given.
+    /// Process runs of the measurement, in the order in which they were given.
     pub fn runs(&self) -> &[ProcessRun] {
         &self.runs
     }
 
-    /// Its cases by id, each with the process runs that measured it.
+    /// Cases of the measurement by id, each with the process runs that measured it.
     pub fn cases(&self) -> BTreeMap<&str, Vec<CaseOfRun<'_>>> {
         let mut cases: BTreeMap<&str, Vec<CaseOfRun<'_>>> = BTreeMap::new();
         for run in &self.runs {

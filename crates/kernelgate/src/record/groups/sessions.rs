@@ -20,7 +20,7 @@ const CLOCKS_DIFFER: Duration = Duration::from_secs(300);
 /// The process runs of one invocation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Session {
-    /// Its folder.
+    /// Folder of the session.
     pub folder: PathBuf,
     /// One run a bench process, at least one.
     pub runs: Vec<ProcessRun>,

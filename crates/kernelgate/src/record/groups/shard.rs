@@ -52,7 +52,7 @@ pub enum ShardError {
     Count {
         /// The text.
         text: String,
-        /// Its number of shards.
+        /// Number of shards in the text.
         count: u32,
     },
     /// The index is outside of the shards.
@@ -60,7 +60,7 @@ pub enum ShardError {
     Index {
         /// The text.
         text: String,
-        /// Its number of shards.
+        /// Number of shards in the text.
         count: u32,
     },
 }

@@ -29,7 +29,7 @@ pub struct TrialRecord {
     pub block: usize,
     /// Place in the block, 0 to 3.
     pub place: usize,
-    /// Whether it ran the head.
+    /// Whether the trial ran the head.
     pub head: bool,
     /// Wall time of the process, seconds.
     pub wall_s: f64,
@@ -40,7 +40,7 @@ pub struct TrialRecord {
     /// Cases that it was asked for and neither timed nor failed, with the reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped: BTreeMap<String, String>,
-    /// Why it did not get to its end.
+    /// Reason why the trial did not get to its end.
     pub broke: Option<String>,
 }
 

@@ -17,9 +17,10 @@ const MAX_MANIFEST: u64 = 1 << 20;
 /// A Cargo package. Checkouts of one package are the same package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Package {
-    /// Its name.
+    /// Name of the package.
     pub name: String,
-    /// Its manifest, relative to the root of the workspace: "crates/layernorm/Cargo.toml".
+    /// Manifest of the package, relative to the root of the workspace:
+    /// "crates/layernorm/Cargo.toml".
     pub manifest: String,
 }
 

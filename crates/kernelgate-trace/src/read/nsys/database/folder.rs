@@ -29,7 +29,7 @@ struct Table {
     /// Names of columns by their number.
     columns: Vec<String>,
     rows: usize,
-    /// Why it cannot be read.
+    /// Reason why the table cannot be read.
     broken: Option<String>,
 }
 

@@ -37,7 +37,7 @@ type Expected<T> = Result<T, Unexpected>;
 /// A row: the columns that were asked for.
 pub(super) struct PageRow<'a> {
     payload: &'a [u8],
-    /// By column, its serial type and where it lies.
+    /// By column, the serial type of its value and where the value lies.
     cells: &'a [(u64, usize)],
 }
 

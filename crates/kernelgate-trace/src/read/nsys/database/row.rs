@@ -9,7 +9,7 @@ use super::pages::PageRow;
 /// In which order rows are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// As they are stored.
+    /// Rows as they are stored.
     Stored,
     /// By their start: sorted on disk where they are many.
     Start,

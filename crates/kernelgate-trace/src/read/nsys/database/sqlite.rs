@@ -43,7 +43,7 @@ pub(crate) struct Sqlite {
 struct Table {
     /// The place of each column in a row.
     columns: HashMap<String, usize>,
-    /// Its first page.
+    /// First page of the table.
     root: u32,
     /// Whether its rows hold every column as it is read: no key that stands for the row's id, and no
     /// value for rows that were written before the column.

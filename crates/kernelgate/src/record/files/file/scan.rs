@@ -83,7 +83,7 @@ struct Node<'a> {
     /// Name of the field whose value this is; `None` if the field may hold any text.
     field: Option<&'a str>,
     free: &'a [&'a str],
-    /// Whether it is the whole file.
+    /// Whether the node is the trace file.
     top: bool,
 }
 
