@@ -141,9 +141,6 @@ impl Output {
 const SAMPLES: usize = 16;
 const SAMPLE_BYTES: usize = 256;
 
-/// Most bytes of a decoy: enough for a fill by every multiprocessor.
-const DECOY_BYTES: usize = 1 << 20;
-
 /// Enqueues a computation that overwrites the outputs.
 type LaunchFn = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
 
@@ -154,8 +151,8 @@ pub struct CudaTask {
     observer: Option<Arc<CudaStream>>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
-    /// Memory that no launch uses, once it is needed.
-    decoys: Vec<Buffer>,
+    /// Memory for the results of each output while it is poisoned, once it is needed.
+    saved: Vec<Buffer>,
     launch: LaunchFn,
     state: State,
     allowed: Allowed,
@@ -199,7 +196,7 @@ impl CudaTask {
             observer: None,
             inputs: inputs.into_iter().collect(),
             outputs,
-            decoys: Vec::new(),
+            saved: Vec::new(),
             launch: Box::new(launch),
             state: State::Absent,
             allowed: Allowed::OWN_ROW,
@@ -247,14 +244,19 @@ impl Executable for CudaTask {
         self.outputs.iter().try_for_each(|output| output.buffer.fill(output.poison()))
     }
 
-    fn poison_decoys(&mut self) -> Result<(), BackendError> {
-        if self.decoys.is_empty() {
-            let allocate =
-                |output: &Output| self.devices.one().allocate(output.bytes().min(DECOY_BYTES));
-            self.decoys = self.outputs.iter().map(allocate).collect::<Result<_, _>>()?;
+    fn rewrite_outputs(&mut self) -> Result<(), BackendError> {
+        let device = self.devices.one();
+        if self.saved.is_empty() {
+            let allocate = |output: &Output| device.allocate(output.bytes());
+            self.saved = self.outputs.iter().map(allocate).collect::<Result<_, _>>()?;
         }
-        let mut decoys = self.decoys.iter().zip(&self.outputs);
-        decoys.try_for_each(|(decoy, output)| decoy.fill(output.poison()))
+        for (saved, output) in self.saved.iter().zip(&self.outputs).filter(|(_, o)| o.bytes() > 0) {
+            let (stream, all) = (device.stream(), 0..output.bytes());
+            saved.copy_range(stream, 0, &output.buffer, all.clone())?;
+            output.buffer.fill(output.poison())?;
+            output.buffer.copy_range(stream, 0, saved, all)?;
+        }
+        Ok(())
     }
 
     fn reset(&mut self) -> Result<(), BackendError> {

@@ -14,13 +14,12 @@ pub trait Executable {
     /// When the device fails.
     fn poison_outputs(&mut self) -> Result<(), BackendError>;
 
-    /// Fills memory that no launch uses, in the same way and of the outputs' sizes up to 1 MiB each:
-    /// the device's caches of code are then as after [`poison_outputs`](Self::poison_outputs), and
-    /// the outputs keep their results.
+    /// Poisons every output and gives it its results back: caches and memory are then as after
+    /// [`poison_outputs`](Self::poison_outputs), and only the values differ.
     ///
     /// # Errors
     /// When device memory is short; when the device fails.
-    fn poison_decoys(&mut self) -> Result<(), BackendError> {
+    fn rewrite_outputs(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
 

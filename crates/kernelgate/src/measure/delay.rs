@@ -293,8 +293,8 @@ impl Executable for Delayed<'_> {
         self.inner.poison_outputs()
     }
 
-    fn poison_decoys(&mut self) -> Result<(), BackendError> {
-        self.inner.poison_decoys()
+    fn rewrite_outputs(&mut self) -> Result<(), BackendError> {
+        self.inner.rewrite_outputs()
     }
 
     fn reset(&mut self) -> Result<(), BackendError> {
