@@ -29,7 +29,7 @@ fn without_target(path: &Path, cause: std::io::Error) -> std::io::Error {
 /// Reads a regular file.
 ///
 /// # Errors
-/// Those of [`open()`], and when it cannot be read.
+/// The errors of [`open()`], and when it cannot be read.
 pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?.read_to_end(&mut bytes)?;

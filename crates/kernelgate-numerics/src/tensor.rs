@@ -358,13 +358,13 @@ impl Tensors {
         self.0.remove(name).map(Arc::unwrap_or_clone)
     }
 
-    /// Those of these names; shared, not copied.
+    /// The tensors of these names; shared, not copied.
     pub fn only(&self, names: &[&str]) -> Self {
         let named = self.0.iter().filter(|(name, _)| names.contains(&name.as_str()));
         Self(named.map(|(name, tensor)| (name.clone(), Arc::clone(tensor))).collect())
     }
 
-    /// These with `others` in the place of those of the same names; shared, not copied.
+    /// The tensors with `others` in place of those of the same names; shared, not copied.
     pub fn replaced_by(&self, others: &Self) -> Self {
         Self(self.0.clone().into_iter().chain(others.0.clone()).collect())
     }

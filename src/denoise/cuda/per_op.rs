@@ -310,7 +310,7 @@ impl PerOpWriter<'_> {
         self.writer.program.at("styles").plus(index * style_bytes)
     }
 
-    /// Computes that style in a lane, if there is such a norm.
+    /// Computes the style of a norm in a lane, if the loop has a norm of that index.
     fn style(&mut self, lane: Lane, index: usize) {
         let Model { width, depth, .. } = self.writer.run.shape.model;
         let weights = match index {

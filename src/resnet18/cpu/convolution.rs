@@ -14,7 +14,7 @@ use kernelgate::backend::cpu::threads;
 const ROWS: usize = 256;
 /// Columns of the operand that a task of the weight gradient gathers, at least.
 const COLUMNS: usize = 64;
-/// Filters of such a task.
+/// Filters of a task of the weight gradient.
 const FILTERS: usize = 128;
 
 /// Input element of a convolution: a spike or the value of a pixel.

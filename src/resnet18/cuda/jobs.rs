@@ -12,7 +12,7 @@ use kernelgate::workload::Dtype;
 
 /// Packets of four elements of a thread, if a block is not a tile.
 pub const PACKETS: usize = 4;
-/// Elements of such a block.
+/// Elements of a block that is not a tile.
 const ELEMENTS: usize = GROUP * PACKETS * 4;
 /// Minimum number of tiles of rows that a part of a weight's gradient sums, if there are as many.
 const TILES: usize = 16;

@@ -42,7 +42,7 @@ const PACK: KernelSpec<usize> = KernelSpec {
 };
 const SHARE: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_share", ..PACK };
 const FEATURES: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_features", ..PACK };
-/// Also of `fused_train`.
+/// `fused_train` has this kernel too.
 pub const CLASSIFIER: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_classifier", ..PACK };
 const LAST: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_last", ..PACK };
@@ -50,7 +50,7 @@ const SCATTER: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_scatter"
 const SCALE: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_scale", ..PACK };
 const POOL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_pool", ..PACK };
 const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sgd", ..PACK };
-/// So many blocks. Also of `fused_train`.
+/// Launched with the given number of blocks. `fused_train` has this kernel too.
 pub const LOSS: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_train_loss", blocks: |blocks| [*blocks, 1, 1], ..PACK };
 const ROUND: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_round", ..LOSS };

@@ -10,7 +10,7 @@ use kernelgate::protocol;
 
 use super::child::{ChildProcess, Ended, over_memory};
 
-/// Timeout of such a request without a timeout of its own.
+/// Timeout of a question for versions without a timeout of its own.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest part of an answer that is read; an answer has a few lines, but benches of other kinds
 /// list their cases.

@@ -15,7 +15,7 @@ use super::source::Build;
 /// The machine code of a build, from the cache or the compiler.
 ///
 /// # Errors
-/// Those of [`nvrtc::compile`].
+/// The errors of [`nvrtc::compile`].
 pub fn compile(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
     let path = path(build, arch)?;
     // An ELF file that was cut short by a full disk would not load: the magic and a length at the
@@ -29,7 +29,7 @@ pub fn compile(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
 /// Compiles a build whatever the cache holds, and replaces the cached file.
 ///
 /// # Errors
-/// Those of [`nvrtc::compile`].
+/// The errors of [`nvrtc::compile`].
 pub fn compile_anew(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
     let compiled = nvrtc::compile(build, arch)?;
     if let Some(path) = path(build, arch)? {

@@ -106,7 +106,7 @@ pub fn compile(build: &Build, arch: &str) -> Result<CompiledCubin, CompileError>
 /// Compiles source text; it can include these headers and no others.
 ///
 /// # Errors
-/// Those of [`compile`].
+/// The errors of [`compile`].
 pub fn compile_text(
     kernel: &str,
     source: &str,

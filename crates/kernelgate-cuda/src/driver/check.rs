@@ -139,7 +139,8 @@ pub fn l2_bytes(ordinal: usize) -> u64 {
     count().ok().and_then(|_| query()).map_or(0, |bytes| bytes.max(0) as u64)
 }
 
-/// Whether there is such a GPU and what running on it needs, perhaps as another architecture; opens
+/// Whether the selected GPU and what running on it needs are there, perhaps as another
+/// architecture; opens
 /// nothing.
 ///
 /// # Errors

@@ -358,7 +358,7 @@ impl Device {
     /// on the device.
     ///
     /// # Errors
-    /// Those of [`Self::upload`].
+    /// The errors of [`Self::upload`].
     pub fn repeat(&self, pattern: &[u8], bytes: usize) -> Result<Buffer, BackendError> {
         let buffer = self.allocate(bytes)?;
         let mut filled = pattern.len().min(bytes);

@@ -30,7 +30,7 @@ impl Devices<usize> {
     /// Opens the GPUs of these ordinals.
     ///
     /// # Errors
-    /// Those of [`Device::open`].
+    /// The errors of [`Device::open`].
     pub fn open(&self, options: &DeviceOptions) -> Result<Devices, DeviceError> {
         let first = Device::open(self.first, options)?;
         let others = self.others.iter().map(|&ordinal| Device::open(ordinal, options));

@@ -38,7 +38,7 @@ impl Graph {
     /// Captures another stream, on which the graph is then launched.
     ///
     /// # Errors
-    /// Those of [`Self::capture`].
+    /// The errors of [`Self::capture`].
     pub fn capture_on(
         stream: &Arc<CudaStream>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
@@ -68,7 +68,7 @@ impl Graph {
     /// the first kernel of one from overlapping the last kernel of the other.
     ///
     /// # Errors
-    /// Those of [`Self::capture`].
+    /// The errors of [`Self::capture`].
     pub fn capture_repeated(
         device: &Device,
         times: u64,

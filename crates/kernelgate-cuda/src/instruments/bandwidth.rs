@@ -83,7 +83,7 @@ impl Passes {
     /// Reads the first half of that many bytes and writes them to the second.
     ///
     /// # Errors
-    /// Those of [`Self::read`].
+    /// The errors of [`Self::read`].
     pub fn copy(&self, bytes: u64) -> Result<(), BackendError> {
         let packets = self.packets(bytes)? / 2;
         let target = Argument::Address(self.buffer.address() + packets as u64 * PACKET);

@@ -11,7 +11,7 @@ use crate::compiler::source::Build;
 pub struct ListedKernel {
     /// The build, which the kernels of a file share.
     pub build: Build,
-    /// Its `extern "C"` name.
+    /// The `extern "C"` name of the kernel.
     pub symbol: &'static str,
     /// Threads a block.
     pub threads: u32,

@@ -72,7 +72,7 @@ impl LoadedKernel {
     /// Prepares a launch. If the device decides the number of blocks, `blocks` are those in x.
     ///
     /// # Errors
-    /// Those of [`PreparedLaunch::new`].
+    /// The errors of [`PreparedLaunch::new`].
     pub fn prepare(
         self,
         device: &Device,

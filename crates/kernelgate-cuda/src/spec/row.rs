@@ -16,7 +16,7 @@ use crate::driver::launch::shape::Launch;
 pub struct KernelSpec<P: 'static> {
     /// The file that holds it; a file may hold several kernels.
     pub source: Source,
-    /// Its `extern "C"` name.
+    /// The `extern "C"` name of the kernel.
     pub symbol: &'static str,
     /// Macros that select the variant, `NAME` or `NAME=VALUE`: part of the build's name. The same
     /// for all kernels of a file.

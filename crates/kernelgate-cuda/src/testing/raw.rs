@@ -149,7 +149,7 @@ unsafe impl Sync for Pinned {}
 struct Tripled(Pinned);
 
 impl Pinned {
-    /// So many floats, zero.
+    /// `count` floats, all zero.
     ///
     /// # Errors
     /// When the driver refuses.

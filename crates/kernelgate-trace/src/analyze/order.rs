@@ -9,7 +9,7 @@ use crate::model::packed::{Packed, partition_point};
 pub enum Order {
     /// All numbers below this one, in their order.
     Numbers(u32),
-    /// These.
+    /// The operations of a list.
     Listed(Packed<OperationId>),
 }
 

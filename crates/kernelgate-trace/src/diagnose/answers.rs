@@ -20,7 +20,7 @@ pub struct KernelShare {
     pub class: KernelClass,
     /// Launches of the kernel.
     pub summary: Summary,
-    /// Its part of the kernel time, 0 to 1.
+    /// The kernel's part of the kernel time, 0 to 1.
     pub share: f64,
 }
 
@@ -40,7 +40,7 @@ pub struct Component {
     pub kernels: usize,
     /// Their time, in nanoseconds.
     pub kernel_ns: i64,
-    /// Its part of the time of all kernels, 0 to 1.
+    /// The component's part of the time of all kernels, 0 to 1.
     pub share: f64,
 }
 

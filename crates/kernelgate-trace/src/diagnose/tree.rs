@@ -73,7 +73,7 @@ pub struct RangeUse {
     pub own_ns: i64,
     /// From the first start to the last end, all times together, nanoseconds.
     pub span_ns: i64,
-    /// Its part of the time in which the device was busy, 0 to 1.
+    /// The range's part of the time in which the device was busy, 0 to 1.
     pub share: f64,
     /// Kernels, copies, sets and graphs.
     pub operations: usize,

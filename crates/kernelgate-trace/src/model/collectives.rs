@@ -57,7 +57,7 @@ impl Collectives {
         })
     }
 
-    /// Those of the kernels at some rows, with the rows that these kernels then have.
+    /// The collectives of the kernels at some rows, with the rows that these kernels then have.
     pub(crate) fn pick(&self, kernels: &[u32]) -> Self {
         let mut picked = Self::default();
         for (new, &old) in (0u32..).zip(kernels) {

@@ -80,7 +80,7 @@ impl Operations {
         self.length.iter().sum()
     }
 
-    /// Those whose indices are given.
+    /// The operations of these indices.
     pub(crate) fn pick(&self, rows: &[u32]) -> Self {
         Self {
             start: self.start.pick(rows),

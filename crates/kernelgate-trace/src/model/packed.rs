@@ -159,7 +159,7 @@ impl<T> Packed<T> {
 }
 
 impl<T: Cell> Packed<T> {
-    /// So many rows of one value.
+    /// `rows` rows of one value.
     pub fn filled(rows: usize, value: T) -> Self {
         let blocks = vec![Block::constant(value.number()); rows.div_ceil(ROWS)];
         Self { blocks, rows, ..Self::default() }

@@ -53,13 +53,13 @@ const RENAMED: &[(&str, &str)] = &[
 /// Separators of columns: of `ncu`, and of spreadsheets that stored its file again.
 const SEPARATORS: &[u8] = b",;\t";
 
-/// The separator of columns, if a line is the header of such a file.
+/// The separator of columns, if a line is the header of Nsight Compute's CSV.
 fn separator(line: &str) -> Option<u8> {
     let first = *line.strip_prefix("\"ID\"")?.as_bytes().first()?;
     (SEPARATORS.contains(&first) && line.contains("\"Kernel Name\"")).then_some(first)
 }
 
-/// Whether a file has such a header somewhere.
+/// Whether a file has the header of Nsight Compute's CSV somewhere.
 pub(super) fn looks_like(path: &Path) -> std::io::Result<bool> {
     let mut lines = BufReader::new(std::fs::File::open(path)?.take(LIMIT));
     let mut line = Vec::new();

@@ -17,7 +17,7 @@ use crate::model::{Device, Recorder, Trace};
 
 const KEY: &str = "rocprofiler-sdk-tool";
 
-/// Whether a text begins as such a file.
+/// Whether a text begins like a file of rocprofv3.
 pub(super) fn looks_like(head: &[u8]) -> bool {
     head.windows(KEY.len()).any(|part| part == KEY.as_bytes())
 }

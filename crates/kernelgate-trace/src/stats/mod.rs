@@ -69,7 +69,7 @@ impl Report {
         Self::GpuOperations,
     ];
 
-    /// Its name in `nsys stats`.
+    /// Name of the report in `nsys stats`.
     pub fn name(self) -> &'static str {
         match self {
             Self::GpuKernels => "cuda_gpu_kern_sum",

@@ -30,7 +30,7 @@ pub(super) struct ProjectionSums {
     closed: Projections,
 }
 
-/// Those of ranges that are over.
+/// Projections of ranges that are over.
 #[derive(Default)]
 struct Projections {
     groups: Interner<(u32, RangeStyle)>,

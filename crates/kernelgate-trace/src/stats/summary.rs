@@ -69,7 +69,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// So many values at least are counted at a time.
+    /// Least number of values that are counted at a time.
     const RECENT: usize = 1 << 18;
 
     /// Room for so many.
@@ -86,7 +86,7 @@ impl Samples {
         self.recent.push((group, value));
     }
 
-    /// Counts what came since the last time.
+    /// Counts the values that came since the last count.
     fn count(&mut self) {
         self.recent.sort_unstable();
         let mut old = std::mem::take(&mut self.counted).into_iter().peekable();

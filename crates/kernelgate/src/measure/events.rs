@@ -155,7 +155,7 @@ impl EventTimer {
     /// captured together.
     ///
     /// # Errors
-    /// Those of [`Self::launches_ns`].
+    /// The errors of [`Self::launches_ns`].
     pub fn ceiling<'a>(
         &'a mut self,
         cache: Cache,
@@ -171,7 +171,7 @@ impl EventTimer {
     /// The median time of a hot launch of one command in the steady power state, nanoseconds.
     ///
     /// # Errors
-    /// Those of [`Self::launches_ns`].
+    /// The errors of [`Self::launches_ns`].
     pub fn typical_ns(
         &mut self,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,

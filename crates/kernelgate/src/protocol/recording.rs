@@ -63,7 +63,7 @@ pub struct RecordedPart {
     pub range: String,
     /// The least times of its work in one launch, hot.
     pub limits: Vec<TimeLimit>,
-    /// Its declared work in one launch.
+    /// Declared work of the part in one launch.
     #[serde(default)]
     pub work: WorkRecord,
 }

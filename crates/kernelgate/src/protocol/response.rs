@@ -206,7 +206,7 @@ pub struct ProfiledCase {
     pub status: CaseStatus,
     /// Sums over the recorded launches; absent if the case failed, was skipped, or has no kernels.
     pub summary: Option<KernelSummary>,
-    /// Its phases by the host's clock, where no kernels were recorded.
+    /// Phases of the case by the host's clock, where no kernels were recorded.
     #[serde(default)]
     pub phases: Vec<PhaseTime>,
     /// Samples that a launch computes, for a rate; absent where its workload names none.

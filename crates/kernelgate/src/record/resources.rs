@@ -202,7 +202,7 @@ impl Resources {
     /// Reads the record of an architecture.
     ///
     /// # Errors
-    /// Those of [`file::read`].
+    /// The errors of [`file::read`].
     pub fn read(path: &Path) -> Result<Self, FileError> {
         file::read(path).map(|record: ResourceRecord| record.into())
     }
@@ -210,7 +210,7 @@ impl Resources {
     /// Writes the record of an architecture.
     ///
     /// # Errors
-    /// Those of [`file::write`].
+    /// The errors of [`file::write`].
     pub fn write(&self, path: &Path) -> Result<(), FileError> {
         file::write(path, &ResourceRecord::from(self))
     }

@@ -54,7 +54,7 @@ pub enum VerifyError {
     Precision {
         /// The output.
         output: String,
-        /// Its ‖out - ref‖₂ / ‖ref‖₂.
+        /// ‖out - ref‖₂ / ‖ref‖₂ of the output.
         relative_l2: f64,
         /// Allowed error.
         allowed: f64,

@@ -29,7 +29,7 @@ pub enum SampleUnit {
 }
 
 impl SampleUnit {
-    /// So many a second, as text.
+    /// A rate of samples a second, as text.
     pub fn per_second(self, rate: f64) -> String {
         match self {
             Self::Samples => format!("{rate:.0} samples/s"),

@@ -55,7 +55,7 @@ pub fn say(record: &Numerics, cases: usize) {
 
 /// A bench whose errors are recorded.
 struct Bench {
-    /// Its record without the errors of earlier seeds.
+    /// Record of the bench without the errors of earlier seeds.
     empty: Numerics,
     /// Inputs of the seeds, by case.
     data_sets: DataSets,

@@ -136,7 +136,7 @@ impl KernelStages {
         let axis = Axis::new("time in a launch", Quantity::Time, ScaleKind::FromZero);
         Chart {
             title: case.to_owned(),
-            subtitle: format!("a ring a block, a line their mean; {}", self.heading()),
+            subtitle: format!("ring: a block, line: mean of all blocks; {}", self.heading()),
             body: Body::Rows(Rows {
                 axis,
                 legend: Vec::new(),

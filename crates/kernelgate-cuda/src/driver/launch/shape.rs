@@ -120,7 +120,7 @@ impl Launch {
             .then(|| format!("needs {needed} bytes of shared memory a block, this GPU has {has}"))
     }
 
-    /// Its attributes as the driver takes them.
+    /// Attributes of the launch as the driver takes them.
     pub(crate) fn attributes(&self) -> Vec<sys::CUlaunchAttribute> {
         let cluster = self.cluster.map(attributes::cluster);
         let cooperative = self.cooperative.then(attributes::cooperative);

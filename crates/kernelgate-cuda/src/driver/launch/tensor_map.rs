@@ -64,7 +64,7 @@ struct Encoding {
 }
 
 impl TensorBoxes {
-    /// Encodes the map of such a tensor at an address: 128 bytes, a parameter of a kernel.
+    /// Encodes the map of a tensor at an address: 128 bytes, a parameter of a kernel.
     ///
     /// # Errors
     /// When the tensor is invalid, or the driver refuses.

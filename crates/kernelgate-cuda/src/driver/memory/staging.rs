@@ -38,7 +38,7 @@ impl Staging {
     /// When the driver fails.
     ///
     /// # Safety
-    /// So many bytes can be written at the address.
+    /// `bytes.len()` bytes can be written at the address.
     pub unsafe fn upload(
         &self,
         stream: &CudaStream,
@@ -68,7 +68,7 @@ impl Staging {
     /// When the driver, or anything launched before it, failed.
     ///
     /// # Safety
-    /// So many bytes can be read at the address.
+    /// `bytes.len()` bytes can be read at the address.
     pub unsafe fn download(
         &self,
         stream: &CudaStream,

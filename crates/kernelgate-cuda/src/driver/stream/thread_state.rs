@@ -104,7 +104,7 @@ mod tests {
             Ok(())
         });
         assert!(changed.unwrap_err().to_string().contains("changes the CUDA context"));
-        // The device is as it was.
+        // The device still launches.
         checked(&device, || spin.launch(1000)).unwrap();
     }
 }

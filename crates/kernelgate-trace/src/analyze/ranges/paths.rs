@@ -36,7 +36,7 @@ pub struct RangePaths {
 }
 
 impl RangePaths {
-    /// Those of a trace.
+    /// The paths of the ranges of a trace.
     pub fn new(trace: &Trace) -> Self {
         let ranges = &trace.ranges;
         let mut all = Self { paths: Paths::default(), of_range: vec![ROOT; ranges.len()] };

@@ -141,7 +141,7 @@ pub(in crate::analyze) struct Selection {
 }
 
 impl Selection {
-    /// Those of a trace, and whether there is one.
+    /// The matching ranges of a trace, and whether there is one.
     fn new(trace: &Trace, expression: &Regex) -> (Self, bool) {
         let RangePaths { paths, of_range, .. } = RangePaths::new(trace);
         let matching = matching(trace, &paths, expression);

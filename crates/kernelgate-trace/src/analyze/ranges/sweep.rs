@@ -43,7 +43,7 @@ impl ByThread {
         Self { rows: sorted, bounds }
     }
 
-    /// Those of a thread; none of one that came later.
+    /// The rows of a thread; none of a thread that came later.
     pub fn rows(&self, thread: usize) -> &[u32] {
         let end = self.bounds.get(thread + 1);
         end.map_or(&[], |&end| &self.rows[self.bounds[thread]..end])

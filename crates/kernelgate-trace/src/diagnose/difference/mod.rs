@@ -95,7 +95,7 @@ pub struct PartChange {
 }
 
 impl PartChange {
-    /// Its share of the whole difference, in nanoseconds.
+    /// The part's share of the whole difference, in nanoseconds.
     pub fn change_ns(&self) -> i64 {
         self.amounts[1].own_ns - self.amounts[0].own_ns
     }

@@ -34,11 +34,11 @@ pub struct Entry {
 /// A communicator as a rank sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Communicator {
-    /// Its name and ranks where recorded, else the number of its stream.
+    /// Name and ranks of the communicator where recorded, else the number of its stream.
     pub name: String,
     /// Ranks in the communicator; 0 where their number is not recorded.
     pub ranks: u32,
-    /// Its collectives in the order of their start.
+    /// Collectives of the communicator in the order of their start.
     pub entries: Vec<Entry>,
 }
 
@@ -117,7 +117,7 @@ pub struct RankPart {
     pub communicators: Vec<Communicator>,
     /// The trace, which other parts may share.
     pub(super) recorded: Arc<Recorded>,
-    /// Its process and device in the trace.
+    /// Process and device of the rank in the trace.
     pub(super) owner: (u32, u32),
 }
 
@@ -158,7 +158,7 @@ impl RankPart {
         parts
     }
 
-    /// Its time inside a span of the job's time.
+    /// Time of the rank inside a span of the job's time.
     pub(super) fn times_inside(&self, clock: &Clock, (first, last): (i64, i64)) -> RankTimes {
         let trace = &self.recorded.trace;
         let all = AllOperations::new(trace);

@@ -143,7 +143,7 @@ pub struct RankSum {
     pub name: String,
     /// Trace of the rank.
     pub part: RankPart,
-    /// Its time while all ranks were recorded.
+    /// Time of the rank while all ranks were recorded.
     pub times: RankTimes,
     /// Nanoseconds in which the rank waited for others inside collectives.
     pub waited_ns: i64,

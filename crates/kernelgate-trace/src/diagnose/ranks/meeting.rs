@@ -7,7 +7,7 @@ use crate::analyze::operations::OperationId;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrival {
     pub rank: usize,
-    /// Its operation in the trace of the rank.
+    /// Operation of the collective in the trace of the rank.
     pub operation: OperationId,
     pub start: i64,
     pub end: i64,

@@ -73,7 +73,7 @@ fn warp(device: &Device) -> u32 {
 struct Shaped<'a> {
     name: &'a str,
     shape: LaunchShape,
-    /// Its function and shape in the trace.
+    /// Function and shape of the kernels in the trace.
     key: (u32, u32),
     /// The number of its device, and the description where the trace has one.
     device_id: u32,

@@ -33,7 +33,7 @@ pub(super) fn not_profiled(context: &Context<'_>) -> Lack {
 /// The launches that hold what a rule needs.
 pub(super) fn launches(seen: usize, context: &Context<'_>, option: &str) -> Inspected {
     let whole = context.trace.profiled.len();
-    let missing = format!("the others lack the metrics; add {option}");
+    let missing = format!("the other launches lack its metrics; record them with {option}");
     Inspected {
         missing: (seen < whole).then_some(missing),
         ..some_of(seen, whole, Unit::ProfiledLaunches)

@@ -258,11 +258,11 @@ fn begins_event(bytes: &[u8]) -> bool {
 
 /// Outcome of parsing an event.
 enum Step {
-    /// It was handed out, and is this long.
+    /// The event was handed out, and is this long.
     Read(usize),
-    /// Its end is not in memory.
+    /// The end of the event is not in memory.
     CutOff,
-    /// It is not JSON.
+    /// The event is not JSON.
     Broken,
 }
 

@@ -109,7 +109,7 @@ pub(super) struct Arguments<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    /// Those of an event; none where they are of another kind.
+    /// The arguments of an event; empty where they are of another kind.
     pub fn new(event: &Event<'a>) -> Self {
         event.args.and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default()
     }

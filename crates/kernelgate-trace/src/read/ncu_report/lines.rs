@@ -19,7 +19,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Those of a cubin; nothing where it was compiled without `-lineinfo`, or is damaged.
+    /// The lines of a cubin; empty where it was compiled without `-lineinfo`, or is damaged.
     pub fn from_cubin(binary: &[u8]) -> Self {
         read(binary).unwrap_or_default()
     }

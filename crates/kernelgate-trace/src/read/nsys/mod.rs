@@ -87,7 +87,7 @@ const NEEDED: &[&str] = &[
     "nameId",
 ];
 
-/// Those of some columns that a table lacks and that are needed.
+/// The needed columns among `columns` that a table lacks.
 fn absent(database: &Database, table: &str, columns: &[&str]) -> Vec<String> {
     let absent = |column: &&&str| NEEDED.contains(*column) && !database.has_column(table, column);
     let columns = columns.iter().filter(|_| database.has(table)).filter(absent);

@@ -115,7 +115,7 @@ impl Program {
     /// each GEMM. The library of GEMMs is opened only if there are any.
     ///
     /// # Errors
-    /// Those of [`Self::task`].
+    /// The errors of [`Self::task`].
     pub fn load(
         self,
         device: &Arc<Device>,

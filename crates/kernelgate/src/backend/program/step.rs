@@ -15,7 +15,7 @@ type Load = Box<dyn Fn(&Device) -> Result<LoadedKernel, BackendError>>;
 
 /// A kernel with everything that its build and its grid depend on.
 pub struct PlannedKernel {
-    /// Its `extern "C"` name.
+    /// The `extern "C"` name of the kernel.
     pub symbol: &'static str,
     /// Source and macros.
     pub build: Build,
@@ -87,7 +87,7 @@ impl KernelLaunch {
         Self { lane, ..self }
     }
 
-    /// Launches it with programmatic dependent launch (PDL) if the device has it, from sm_90 on.
+    /// Makes this a programmatic dependent launch (PDL) if the device has PDL, from sm_90 on.
     /// The kernel waits for its predecessor itself.
     pub fn programmatic(self) -> Self {
         Self { programmatic: true, ..self }

@@ -284,7 +284,7 @@ impl Recording {
     }
 }
 
-/// So many launches, each from the state that the reference begins with, and a wait for the last.
+/// Launches `times` times, from the state that the reference begins with; waits for the last.
 fn launch_times(executable: &mut dyn Executable, times: u32) -> Result<(), BackendError> {
     for _ in 0..times {
         executable.reset()?;

@@ -40,7 +40,7 @@ pub enum CurrentInputs {
     /// Inputs that the case was prepared and verified with.
     #[default]
     Original,
-    /// Those that the last check put in their place.
+    /// Inputs that the last check put in place of the original ones.
     Changed,
 }
 

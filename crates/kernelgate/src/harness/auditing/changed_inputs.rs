@@ -14,7 +14,7 @@ use crate::workload::{Expected, Symmetry, Tensor, Tensors};
 pub struct ChangedInputs {
     /// Names of the inputs that may be replaced.
     replaceable: Vec<String>,
-    /// Those that are, with their new values.
+    /// Replaced inputs, with their new values.
     pub values: Tensors,
     /// How the changed inputs were made.
     how: How,

@@ -42,7 +42,7 @@ impl From<VerifyError> for CaseError {
 /// Runs code of a workload or a row.
 ///
 /// # Errors
-/// Its error, or its panic as a failure.
+/// The error of the code, or its panic as a failure.
 pub fn guarded<T, E: Into<CaseError>>(run: impl FnOnce() -> Result<T, E>) -> Result<T, CaseError> {
     guard::catch(run).map_err(CaseError::Fail)?.map_err(Into::into)
 }

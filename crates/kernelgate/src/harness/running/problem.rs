@@ -78,7 +78,7 @@ impl PreparedProblem {
     /// fits. The reference is computed later, when it is needed.
     ///
     /// # Errors
-    /// Those of [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn inputs(
         group: &Group<'_>,
         seed: u64,
@@ -263,7 +263,7 @@ impl PreparedProblem {
     /// launch.
     ///
     /// # Errors
-    /// Those of [`Self::verify`].
+    /// The errors of [`Self::verify`].
     pub fn verify_bits(
         &mut self,
         group: &Group<'_>,
@@ -297,7 +297,7 @@ impl PreparedProblem {
     /// Verifies a case by its reference.
     ///
     /// # Errors
-    /// Those of [`Self::verify`].
+    /// The errors of [`Self::verify`].
     pub fn verify_once(
         &mut self,
         group: &Group<'_>,

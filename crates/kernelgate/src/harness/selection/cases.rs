@@ -144,7 +144,7 @@ pub struct Choice<'c> {
 /// Selects cases of all problems.
 ///
 /// # Errors
-/// Those of [`Choice::select`].
+/// The errors of [`Choice::select`].
 pub fn select<'a>(
     suites: impl IntoIterator<Item = &'a Suite>,
     effort: Effort,

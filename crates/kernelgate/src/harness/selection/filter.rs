@@ -11,13 +11,13 @@ use crate::harness::error::HarnessError;
 pub enum Filter {
     /// Every one.
     All,
-    /// None: libtest's `--ignored`.
+    /// No case: libtest's `--ignored`.
     None,
-    /// This one.
+    /// The case of this id.
     Exact(String),
-    /// Those that match.
+    /// Cases that match.
     Matching(Regex),
-    /// These.
+    /// Cases of these ids.
     OneOf(BTreeSet<String>),
 }
 

@@ -95,7 +95,7 @@ pub fn own() -> Vec<Suite> {
     vec![suite(&FORWARD, &ROWS), suite(&BACKWARD, &ROWS)]
 }
 
-/// Those of every binary of the package.
+/// Suites of every binary of the package.
 pub fn all() -> Vec<Suite> {
     vec![suite(&FORWARD, &ROWS), suite(&BACKWARD, &ROWS), suite(&SOFTMAX, &ROWS)]
 }

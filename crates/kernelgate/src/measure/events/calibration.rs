@@ -29,7 +29,7 @@ impl EventTimer {
     /// The time to begin and end is the cost of one more empty kernel in a graph of them.
     ///
     /// # Errors
-    /// Those of [`EventTimer::new`].
+    /// The errors of [`EventTimer::new`].
     pub(super) fn calibrate(&mut self) -> Result<Overhead, BackendError> {
         let empty = Empty::new(self.devices.one())?;
         let spin = Spin::new(self.devices.one())?;

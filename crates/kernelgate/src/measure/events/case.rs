@@ -42,7 +42,7 @@ impl EventTimer {
     /// Makes a stopwatch for a case, with a plan of its own.
     ///
     /// # Errors
-    /// Those of [`Self::plan`].
+    /// The errors of [`Self::plan`].
     pub fn case(
         &mut self,
         executable: &mut dyn Executable,

@@ -27,7 +27,7 @@ pub trait Record: Serialize + DeserializeOwned {
     const VERSION: u64;
     /// Oldest version that this build reads.
     const OLDEST: u64 = 1;
-    /// Name of such a file in messages: "baseline".
+    /// Name of a file of this format in messages: "baseline".
     const KIND: &'static str;
     /// Whether the file carries a checksum of its content, so that an edit by hand is noticed.
     /// Files without one are read too.
@@ -168,7 +168,7 @@ pub fn read<T: Record>(path: &Path) -> Result<T, FileError> {
 /// Reads a record without checking its checksum.
 ///
 /// # Errors
-/// Those of [`read()`], except an edit by hand.
+/// The errors of [`read()`], except an edit by hand.
 pub fn read_unsealed<T: Record>(path: &Path) -> Result<T, FileError> {
     read_checked(path, false)
 }
@@ -318,7 +318,7 @@ pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
 /// be lost.
 ///
 /// # Errors
-/// Those of [`write()`].
+/// The errors of [`write()`].
 pub fn write_unsynced<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
     let text = readable_text(path, record)?;
@@ -389,7 +389,7 @@ fn text_of_value<T: Record>(value: &Value) -> String {
 /// Replaces a file atomically: a temporary file in the same folder, synced, then renamed.
 ///
 /// # Errors
-/// Those of [`write()`].
+/// The errors of [`write()`].
 pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
     write_texts([(path, text)])
 }
@@ -432,7 +432,7 @@ pub(super) fn write_synced(mut file: &File, content: impl AsRef<[u8]>) -> std::i
 /// Creates a record atomically: of two processes that create the same file, one succeeds.
 ///
 /// # Errors
-/// Those of [`write()`], and when a file of that name exists, which stays unchanged.
+/// The errors of [`write()`], and when a file of that name exists, which stays unchanged.
 pub fn write_new<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
     match prepared(path, readable_text(path, record)?)?.persist_noclobber(path) {

@@ -18,7 +18,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Its items of a list that every shard has in the same order: each `count`-th.
+    /// Items of the shard in a list that every shard has in the same order: each `count`-th.
     pub fn deal<T>(self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
         let (skipped, step) = (self.index.saturating_sub(1) as usize, self.count.max(1) as usize);
         items.into_iter().skip(skipped).step_by(step)
