@@ -12,7 +12,7 @@ pub const ACTION: usize = 32;
 pub const PI05: Model =
     Model { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
 
-/// One layer of it: its kernels, in the time that a tool which watches every access needs.
+/// One layer of the model: its kernels, in the time that a tool which watches every access needs.
 pub const LAYER: Model = Model { name: "pi05_layer", depth: 1, ..PI05 };
 
 /// Small enough for a reference written element by element.

@@ -45,7 +45,7 @@ pub fn number(arch: &str) -> Option<u32> {
     digits.parse().ok().filter(|number| plain && (10..1000).contains(number))
 }
 
-/// Capacity of its multiprocessors; `None` if this table lacks the architecture.
+/// Capacity of an architecture's multiprocessors; `None` if this table lacks the architecture.
 pub fn multiprocessor(arch: &str) -> Option<Multiprocessor> {
     let (warps, blocks, shared_kib) = match number(arch)? {
         80 | 87 => (64, 32, 164),

@@ -68,7 +68,7 @@ impl Dtype {
         }
     }
 
-    /// The dtype of that name that tensors have.
+    /// The dtype of tensors with a name, such as "f32".
     pub fn parse(name: &str) -> Option<Self> {
         [Self::F64, Self::F32, Self::F16, Self::Bf16, Self::I8]
             .into_iter()

@@ -18,7 +18,7 @@ use kernelgate::backend::BackendError;
 use kernelgate_cuda::Device;
 
 impl Technique {
-    /// The faster of those that a device runs.
+    /// The fastest technique that a device runs.
     pub fn fastest(device: &Device, shape: &Shape) -> Result<Self, BackendError> {
         let (arch, shared_bytes) = (&device.facts().arch, device.shared_bytes_a_block()?);
         let unmet =

@@ -48,7 +48,7 @@ enum ColumnOrder {
 pub struct Packing {
     /// Name of the region.
     pub name: &'static str,
-    /// The inputs in it, `[layers][k][columns]` each.
+    /// The inputs in the region, `[layers][k][columns]` each.
     pub inputs: &'static [&'static str],
     /// Their columns.
     columns: Vec<usize>,

@@ -44,7 +44,7 @@ pub const KERNELS: &[KernelSpec<Items>] = &[
     DEQUANTIZE_INT4,
 ];
 
-/// `fused` begins with it too.
+/// `fused` begins with this kernel too.
 pub const EMBED: KernelSpec<Items> = KernelSpec {
     constants: |_| {
         vec![

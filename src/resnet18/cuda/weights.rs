@@ -51,7 +51,7 @@ pub enum ParameterPart {
 }
 
 impl ParameterPart {
-    /// The bytes of its region.
+    /// The bytes of the part's region.
     pub fn pack(self, inputs: &Tensors) -> Vec<u8> {
         let parameters = inputs.f32("parameters");
         match self {

@@ -87,7 +87,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// The folder of its manifest.
+    /// The folder of the member's manifest.
     pub fn folder(&self) -> &Path {
         self.manifest_path.parent().unwrap_or(Path::new("."))
     }

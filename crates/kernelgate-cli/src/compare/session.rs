@@ -247,7 +247,7 @@ pub struct Session {
     pub sides: [Side; 2],
     /// The process that is measured.
     pub running: ChildProcess,
-    /// The process co-running with those of the head, if there is to be one.
+    /// The process that co-runs with the processes of the head, if there is to be one.
     pub co_running: ChildProcess,
     /// Progress on standard error.
     pub progress: ComparisonProgress,

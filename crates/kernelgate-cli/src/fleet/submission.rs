@@ -108,7 +108,7 @@ impl Submission {
         }
     }
 
-    /// Comment of its jobs, by which they are found in the queue.
+    /// Comment of the submission's jobs, by which they are found in the queue.
     pub fn comment(&self, folder: &Path) -> String {
         format!("kernelgate {} {}", self.made, folder.display())
     }

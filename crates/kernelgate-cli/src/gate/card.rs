@@ -11,7 +11,7 @@ pub struct ComparedRuns<'a> {
     pub base: Vec<(&'a Environment, &'a CaseRun)>,
     /// Runs that are judged, at least one.
     pub head: Vec<CaseOfRun<'a>>,
-    /// Whether all of them are known to be of the same device.
+    /// Whether all runs are known to be of the same device.
     pub same_device: bool,
     /// The card that both sides share, if there are runs of other cards, which are not compared.
     pub card: Option<String>,

@@ -160,7 +160,7 @@ pub struct Round {
     pub blocks: usize,
     /// Number of processes.
     pub processes: usize,
-    /// Wall time of these processes, seconds.
+    /// Wall time of the processes of the round, seconds.
     pub wall_s: f64,
 }
 

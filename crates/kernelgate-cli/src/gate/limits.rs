@@ -137,7 +137,7 @@ impl Limits {
         }
     }
 
-    /// These limits, replaced by the requested ones, which come from that source.
+    /// The limits, replaced by the requested ones, which come from `source`.
     pub fn overridden_by(self, asked: &AskedLimits, source: LimitSource) -> Self {
         Self {
             relative: self.relative.overridden_by(asked.relative, source),

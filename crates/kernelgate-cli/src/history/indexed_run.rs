@@ -27,7 +27,7 @@ pub struct IndexedRun {
     pub device: String,
     /// Code that was measured.
     pub provenance: Provenance,
-    /// Revision of its definition and the time of each case, by id.
+    /// Revision of the definition and the time of each case, by id.
     pub cases: BTreeMap<String, (u32, CaseRun)>,
 }
 
@@ -55,7 +55,7 @@ impl RecordFile {
         }
     }
 
-    /// The process runs in it. Runs whose launches were delayed on purpose are skipped.
+    /// The process runs in the file. Runs whose launches were delayed on purpose are skipped.
     pub fn process_runs(self) -> Vec<IndexedRun> {
         match self {
             Self::Run(run) if run.delays.is_empty() => vec![index_run(&run)],

@@ -61,7 +61,7 @@ pub struct Case {
     pub work: WorkRecord,
     /// Samples that a launch computes, if its workload has samples.
     pub computed_samples: Option<u64>,
-    /// Unit of these samples.
+    /// Unit of the computed samples.
     pub sample_unit: SampleUnit,
     /// The time that the ceilings allow, if they are known.
     pub limit: Option<TimeLimit>,

@@ -174,7 +174,7 @@ impl Graph {
         Ok(edges.iter().filter(|edge| edge.type_ == programmatic).count())
     }
 
-    /// Enqueues all of it.
+    /// Enqueues the whole graph.
     ///
     /// # Errors
     /// When the driver refuses.

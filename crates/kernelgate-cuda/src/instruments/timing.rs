@@ -62,7 +62,7 @@ const PROBE_BYTES: usize = 24;
 const RELEASED: u32 = 1;
 
 impl Blocker {
-    /// The symbol of its kernel.
+    /// The symbol of the blocking kernel.
     pub const SYMBOL: &str = "measure_blocker";
 
     /// Compiles the kernel and allocates the memory through which the host releases it.

@@ -15,7 +15,7 @@ use crate::architecture;
 /// A library that this process has opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedLibrary {
-    /// Path of its file, or its name if the system does not report the path.
+    /// Path of the library, or its name if the system does not report the path.
     pub file: PathBuf,
     /// Version of the library: "13.0", "9.14.0"; for an unused cuDNN, the CUDA that it was built
     /// for.

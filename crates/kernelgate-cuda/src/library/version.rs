@@ -33,7 +33,7 @@ impl fmt::Display for CudaVersion {
 
 /// Major versions of CUDA that are known here, the newest first.
 pub const MAJORS: [u32; 2] = [NEWEST_MAJOR, 12];
-/// The newest of them.
+/// The newest major version.
 pub const NEWEST_MAJOR: u32 = 13;
 /// The oldest driver that has every function that is called here without asking for it.
 pub const OLDEST_DRIVER: CudaVersion = CudaVersion { major: 12, minor: 4 };

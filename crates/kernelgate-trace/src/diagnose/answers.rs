@@ -45,7 +45,8 @@ pub struct Component {
 }
 
 impl Component {
-    /// Standard deviation of its ranges' host time over their mean; `None` of fewer than three.
+    /// Standard deviation of the host time of the component's ranges over their mean; `None` of
+    /// fewer than three.
     pub fn variation(&self) -> Option<f64> {
         (self.host.count >= 3 && self.host.mean > 0.0).then(|| self.host.deviation / self.host.mean)
     }

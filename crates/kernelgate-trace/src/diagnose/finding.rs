@@ -105,7 +105,7 @@ pub struct ShorterKernels {
     pub function: u32,
     /// Index into [`crate::model::Trace::shapes`].
     pub shape: u32,
-    /// The part of their time that is left.
+    /// The part of the time of the kernels that is left.
     pub left: f64,
 }
 
@@ -234,7 +234,7 @@ impl Unit {
 }
 
 impl Unit {
-    /// The key of it in JSON, which never changes.
+    /// The key of the unit in JSON, which never changes.
     pub fn key(self) -> &'static str {
         match self {
             Self::KernelTime => "kernel_ns",

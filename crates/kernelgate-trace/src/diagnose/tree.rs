@@ -256,7 +256,7 @@ impl Tree<'_> {
     }
 }
 
-/// The part of its limits that a range reaches, each time it is open on average.
+/// The part of the declared limits that a range reaches, each time it is open on average.
 #[allow(clippy::cast_precision_loss)]
 fn reached_limits(work: Option<&DeclaredWork>, node: &Node, span_ns: i64) -> Vec<(String, f64)> {
     let each = span_ns as f64 / node.instances.len().max(1) as f64;

@@ -86,7 +86,7 @@ impl Report {
         }
     }
 
-    /// The rows of it, in words.
+    /// The rows of the report, in words.
     pub fn rows(self) -> &'static str {
         match self {
             Self::GpuKernels => "kernels by name",

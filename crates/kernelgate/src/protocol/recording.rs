@@ -34,7 +34,7 @@ pub struct CaseRecording {
     /// Samples that a launch computes, for a rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<u64>,
-    /// Unit of these samples.
+    /// Unit of the computed samples.
     #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
     pub sample_unit: SampleUnit,
     /// Parts that tables are made of.
@@ -61,7 +61,7 @@ pub struct RecordedPart {
     pub label: String,
     /// End of the paths of its ranges.
     pub range: String,
-    /// The least times of its work in one launch, hot.
+    /// The least times of the declared work in one launch, hot.
     pub limits: Vec<TimeLimit>,
     /// Declared work of the part in one launch.
     #[serde(default)]

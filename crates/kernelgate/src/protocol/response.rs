@@ -190,7 +190,7 @@ pub struct VerifiedCase {
     pub repeatable: Option<bool>,
     /// Reason why the case failed or was skipped.
     pub reason: Option<String>,
-    /// The kernels of its row that were launched on the GPU, each by file, macros and symbol as in
+    /// The kernels of the row that were launched on the GPU, each by file, macros and symbol as in
     /// records of resources: `attention/forward_flash DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0`. Kernels of
     /// libraries and of other code are unknown. Empty from executables that do not report them.
     #[serde(default)]

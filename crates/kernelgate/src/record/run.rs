@@ -119,7 +119,7 @@ pub struct CaseRecord {
     /// workload names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub computed_samples: Option<u64>,
-    /// Unit of these samples.
+    /// Unit of the computed samples.
     #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
     pub sample_unit: SampleUnit,
     /// Time that the measured ceilings allow for that work, if they were measured.

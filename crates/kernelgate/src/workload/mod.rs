@@ -55,7 +55,8 @@ pub trait Problem: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Other values of these inputs, drawn from the seed. A workload that draws much and is asked
+    /// Other values of the named inputs, drawn from the seed. A workload that draws much and is
+    /// asked
     /// for little may do less than the whole of [`Self::inputs`].
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
         self.inputs(seed).only(names)

@@ -309,7 +309,7 @@ impl Calibration {
         self.comparisons.iter().filter(move |comparison| comparison.kind == kind)
     }
 
-    /// The kinds of its comparisons, in the order of [`ComparisonKind`].
+    /// The kinds of the comparisons, in the order of [`ComparisonKind`].
     pub fn kinds(&self) -> Vec<ComparisonKind> {
         let mut kinds: Vec<_> = self.comparisons.iter().map(|comparison| comparison.kind).collect();
         kinds.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));

@@ -127,9 +127,9 @@ impl Growth {
 pub struct NumericsReport {
     /// Cases whose errors are known on both sides for a seed.
     pub compared: usize,
-    /// Cases among these with another error for a seed.
+    /// Compared cases with another error for a seed.
     pub changed: usize,
-    /// Outputs of these, each with another error for a seed.
+    /// Outputs of the changed cases, each with another error for a seed.
     pub changed_outputs: usize,
     /// Cases that lost accuracy, or may have.
     pub grown: Vec<Growth>,

@@ -30,7 +30,7 @@ struct PartUse {
     range: String,
     /// `None` if nothing was launched in its ranges.
     measured: Option<Measured>,
-    /// The largest of its time limits.
+    /// The largest time limit of the part.
     limit: Option<TimeLimit>,
 }
 

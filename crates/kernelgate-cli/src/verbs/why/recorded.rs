@@ -113,7 +113,7 @@ impl RecordedCase {
         NetworkCase::new(&self.recording, &self.tree, &self.diagnosis)
     }
 
-    /// Drawings of its stages: names of files with their contents.
+    /// Drawings of the stages of the case: names of files with their contents.
     pub fn drawings(&self) -> anyhow::Result<Vec<(String, String)>> {
         self.stages.iter().map(|stages| stages.drawing(&self.recording.case)).collect()
     }

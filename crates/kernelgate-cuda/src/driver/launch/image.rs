@@ -142,7 +142,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// One of its kernels, for launches on the device's stream.
+    /// A kernel of the module, for launches on the device's stream.
     ///
     /// # Errors
     /// When the module has no kernel of that name.

@@ -27,7 +27,7 @@ impl TimedStream {
         }
     }
 
-    /// The ordinal of its GPU.
+    /// The ordinal of the stream's GPU.
     ///
     /// # Errors
     /// When the driver refuses.

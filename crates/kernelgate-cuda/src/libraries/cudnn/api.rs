@@ -348,7 +348,7 @@ impl Descriptor {
         Ok(Self { raw, kind, api })
     }
 
-    /// One with these attributes, ready to use.
+    /// A descriptor with these attributes, ready to use.
     ///
     /// # Errors
     /// When cuDNN refuses an attribute or the whole.

@@ -73,7 +73,7 @@ fn close<S>(open: &mut Vec<Open<S>>, time: i64, closed: impl FnMut(Open<S>)) {
 /// Operations by what joins them with calls.
 #[derive(Debug, Default)]
 pub(crate) struct Launched {
-    /// In order of their keys.
+    /// Launched operations in order of their keys.
     operations: Order,
     /// Whether the call of each operation went by, 64 operations a word.
     found: Vec<u64>,

@@ -136,7 +136,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
 pub(in crate::analyze) struct Selection {
     by_thread: Vec<Spans>,
     by_process: Vec<Spans>,
-    /// All of them: an event without a thread is inside if it lies in one of these.
+    /// Spans of all threads: an event without a thread is inside if it lies in one of these.
     any: Vec<Spans>,
 }
 

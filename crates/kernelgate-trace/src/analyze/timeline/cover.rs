@@ -43,7 +43,7 @@ impl Union {
         self.length.iter().sum()
     }
 
-    /// The parts of its spans inside of one span.
+    /// The parts of the united spans inside of one span.
     fn inside(&self, (start, end): (i64, i64)) -> impl Iterator<Item = (i64, i64)> {
         let count = self.start.len();
         let first = partition_point(count, |index| self.span(index).1 <= start);

@@ -16,7 +16,7 @@ pub struct Work {
     pub flops: f64,
     /// The least bytes that memory moves.
     pub bytes: f64,
-    /// The precision of its factors.
+    /// The precision of the operator's factors.
     pub precision: Option<Precision>,
 }
 

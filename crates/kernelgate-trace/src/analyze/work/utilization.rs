@@ -130,7 +130,7 @@ impl Limit {
 pub struct OperatorUse {
     /// Name of the operator.
     pub name: String,
-    /// The precision of its factors.
+    /// The precision of the operator's factors.
     pub precision: Option<Precision>,
     /// Sums of the operator.
     pub sum: WorkSum,

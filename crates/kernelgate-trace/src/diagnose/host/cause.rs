@@ -125,7 +125,7 @@ impl CauseKind {
         )
     }
 
-    /// The key of it in JSON, which never changes.
+    /// The key of the kind in JSON, which never changes.
     pub fn key(self) -> &'static str {
         match self {
             Self::HostCode => "host_code",

@@ -34,7 +34,7 @@ pub struct Cause {
     pub count: usize,
     /// How long in all, in nanoseconds.
     pub total_ns: i64,
-    /// The most of it in one gap, in nanoseconds.
+    /// The most time of the cause in one gap, in nanoseconds.
     pub longest_ns: i64,
     /// The gap with the most of it.
     pub longest: (i64, i64),

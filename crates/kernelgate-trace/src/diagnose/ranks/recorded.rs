@@ -43,7 +43,7 @@ impl Recorded {
         self.launches.any()
     }
 
-    /// The dependencies of its operations.
+    /// The dependencies of the recorded operations.
     pub fn dependencies(&self) -> Option<Dependencies<'_>> {
         Dependencies::new(&self.trace, &self.launches, &self.waits)
     }

@@ -75,7 +75,7 @@ struct Shaped<'a> {
     shape: LaunchShape,
     /// Function and shape of the kernels in the trace.
     key: (u32, u32),
-    /// The number of its device, and the description where the trace has one.
+    /// The number of the device, and the description where the trace has one.
     device_id: u32,
     device: Option<&'a Device>,
     count: usize,

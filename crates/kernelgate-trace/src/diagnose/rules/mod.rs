@@ -40,7 +40,7 @@ struct Asked {
     rule: Rule,
     /// When the rule finds something, with its thresholds.
     finds: fn() -> String,
-    /// The highest severity of its findings.
+    /// The highest severity of the rule's findings.
     worst: Severity,
     records: Records,
 }

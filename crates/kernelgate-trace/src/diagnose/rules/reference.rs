@@ -42,13 +42,13 @@ impl Records {
 /// A rule for the reference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleEntry {
-    /// The id of its findings.
+    /// The id of the rule's findings.
     pub id: &'static str,
     /// The question that it answers.
     pub question: &'static str,
     /// When the rule finds something, with its thresholds.
     pub finds: String,
-    /// The highest severity of its findings.
+    /// The highest severity of the rule's findings.
     pub worst: Severity,
     /// How to record what the rule needs, on NVIDIA's devices.
     pub record: String,

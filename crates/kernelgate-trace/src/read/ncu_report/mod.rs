@@ -107,7 +107,7 @@ struct File {
 }
 
 impl File {
-    /// The next message behind its length; `None` at the end of the file.
+    /// The next message, which follows its length; `None` at the end of the file.
     fn message(&mut self) -> Result<Option<Vec<u8>>, String> {
         if self.left == 0 {
             return Ok(None);

@@ -361,7 +361,7 @@ impl Loader<'_> {
 }
 
 impl LoadedProgram {
-    /// Enqueues all of it.
+    /// Enqueues the whole program.
     ///
     /// # Errors
     /// When a launch is refused.

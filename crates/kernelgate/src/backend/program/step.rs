@@ -123,7 +123,7 @@ impl KernelLaunch {
 pub struct CallSite<'a> {
     /// The device.
     pub device: &'a Arc<Device>,
-    /// The stream of its lane.
+    /// The stream of the call's lane.
     pub stream: &'a Arc<CudaStream>,
     /// Addresses of the pointers that it was written with, in their order.
     pub addresses: &'a [u64],

@@ -31,7 +31,7 @@ use crate::record::run::{AfterTiming, InputChange};
 use crate::verify::{self, OutputComparison, VerifyError};
 use crate::workload::Tensors;
 
-/// Name of these checks in the phase timer.
+/// Name of the checks after timing in the phase timer.
 pub const ACTIVITY: &str = "check after timing";
 
 /// Which inputs an executable reads now: those that it was prepared with, or others.

@@ -63,7 +63,7 @@ pub struct BaselineCase {
     /// Samples that a launch computes, for a rate; absent where its workload names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub computed_samples: Option<u64>,
-    /// Unit of these samples.
+    /// Unit of the computed samples.
     #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
     pub sample_unit: SampleUnit,
     /// Measurements of the case by run key; at least one run. In a file, an object with `keys`,
