@@ -74,7 +74,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         if arguments.save {
             let path = path(store, arch);
             resources.write(&path).map_err(failed_to)?;
-            println!("{} kernels to {}", resources.kernels.len(), printable_path(&path));
+            let (count, path) = (resources.kernels.len(), printable_path(&path));
+            println!("recorded in {path}: {count} kernel{}", if count == 1 { "" } else { "s" });
             continue;
         }
         keep_matching(&mut resources, &filter);
