@@ -100,8 +100,35 @@ fn memory_limit(traffic: Traffic) -> MemoryLimit {
 struct Slices(Vec<Mutex<Slice>>);
 
 struct Slice {
-    source: Vec<f32>,
-    target: Vec<f32>,
+    source: Floats,
+    target: Floats,
+}
+
+/// Bytes of a page: buffers of other programs begin at one or at a part of one, and a vector that
+/// crosses a cache line takes longer.
+const PAGE: usize = 4096;
+
+/// Floats that begin at a page.
+struct Floats {
+    all: Vec<f32>,
+    begin: usize,
+    len: usize,
+}
+
+impl Floats {
+    fn new(len: usize) -> Self {
+        let all = vec![0.5; len + PAGE / FLOAT as usize];
+        let begin = all.as_ptr().align_offset(PAGE).min(all.len() - len);
+        Self { all, begin, len }
+    }
+
+    fn read(&self) -> &[f32] {
+        &self.all[self.begin..][..self.len]
+    }
+
+    fn write(&mut self) -> &mut [f32] {
+        &mut self.all[self.begin..][..self.len]
+    }
 }
 
 impl Slices {
@@ -109,7 +136,7 @@ impl Slices {
         let part = |bytes: u64, thread: usize| {
             let floats = bytes.div_ceil(FLOAT) as usize;
             let range: Range<usize> = floats * thread / threads..floats * (thread + 1) / threads;
-            vec![0.5f32; range.len()]
+            Floats::new(range.len())
         };
         let slice = |thread| Slice {
             source: part(traffic.read_bytes, thread),
@@ -134,7 +161,7 @@ impl Slices {
 
 impl Slice {
     fn run(&mut self, moves: Moves) {
-        let Self { source, target } = self;
+        let (source, target) = (self.source.read(), self.target.write());
         let both = match moves {
             Moves::Apart => 0,
             Moves::Copy | Moves::LibraryCopy => source.len().min(target.len()),

@@ -5,7 +5,7 @@
 //! fastest counts, because a ceiling is the capability of the device, not its average.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::measure::contention::CpuTime;
 
@@ -22,6 +22,19 @@ pub struct Windows {
     busy_s: f64,
 }
 
+/// Number of passes that stands for a rest of all threads: when they wake, the system may divide
+/// them among the cores anew. Without it two of them may share a core for long.
+const REST: usize = usize::MAX;
+const REST_TIME: Duration = Duration::from_millis(2);
+
+/// Time of a window.
+struct Taken {
+    /// Until this thread had ended its passes, seconds.
+    own_s: f64,
+    /// Until all threads had, seconds.
+    all_s: f64,
+}
+
 /// Share of the CPU time of other processes from which a machine is busy.
 const BUSY: f64 = 0.05;
 
@@ -36,6 +49,8 @@ fn is_busy(then: Option<CpuTime>) -> bool {
 impl Windows {
     /// Enough for a ceiling.
     pub const MANY: Self = Self { fewest: 5, all_s: 0.05, busy_s: 0.5 };
+    /// Enough for a ceiling that is measured once.
+    pub const MOST: Self = Self { busy_s: 2.0, ..Self::MANY };
     /// Enough to choose among passes.
     pub const FEW: Self = Self { fewest: 2, all_s: 0.004, busy_s: 0.04 };
 
@@ -75,9 +90,13 @@ impl Windows {
             meet();
             let passes = meeting.passes.load(Ordering::Relaxed);
             let started = Instant::now();
-            (0..passes).for_each(|_| pass());
+            match passes {
+                REST => std::thread::sleep(REST_TIME),
+                _ => (0..passes).for_each(|_| pass()),
+            }
+            let own_s = started.elapsed().as_secs_f64();
             meet();
-            (passes > 0).then(|| started.elapsed().as_secs_f64())
+            (passes > 0).then(|| Taken { own_s, all_s: started.elapsed().as_secs_f64() })
         };
         if index > 0 {
             while window(0).is_some() {}
@@ -88,15 +107,18 @@ impl Windows {
         let (mut passes, mut windows) = (1, 0);
         let (mut fastest, mut until_s) = (f64::INFINITY, self.all_s);
         while windows < self.fewest || begun.elapsed().as_secs_f64() < until_s {
-            let window_s = window(passes).unwrap_or(f64::INFINITY);
-            fastest = fastest.min(window_s / passes as f64);
-            if window_s < WINDOW_S {
-                passes *= 2;
-            } else {
-                windows += 1;
+            if let Some(Taken { own_s, all_s }) = window(passes) {
+                fastest = fastest.min(all_s / passes as f64);
+                // Waiting for the others does not make a window long enough.
+                if own_s < WINDOW_S {
+                    passes *= 2;
+                } else {
+                    windows += 1;
+                }
             }
             let over = begun.elapsed().as_secs_f64() >= until_s;
             if over && until_s < self.busy_s && is_busy(start) {
+                window(REST);
                 until_s += self.all_s;
             }
         }
@@ -121,7 +143,7 @@ impl Meeting {
         let mut spins = 0_u32;
         while self.arrived.load(Ordering::Acquire) < expected {
             spins += 1;
-            if spins < 10_000 {
+            if spins < 1000 {
                 std::hint::spin_loop();
             } else {
                 std::thread::yield_now();
