@@ -173,7 +173,7 @@ mod tests {
         let mut calls = 0;
         let seconds = Windows::FEW.fastest_s(|| {
             calls += 1;
-            std::thread::sleep(std::time::Duration::from_millis(if calls < 3 { 40 } else { 5 }));
+            std::thread::sleep(Duration::from_millis(if calls < 3 { 40 } else { 5 }));
         });
         assert!((0.005..0.04).contains(&seconds), "{seconds}");
     }
