@@ -387,7 +387,7 @@ impl Heads<'_> {
         positions.iter().flat_map(read).collect()
     }
 
-    /// So many elements of a head, from one on: of fp8 those of the operand times its scale.
+    /// `count` elements of a head from element `from` on; of fp8 the operand times its scale.
     fn read(&self, name: &str, head: usize, from: usize, count: usize) -> Vec<f64> {
         if self.attention.dtype != Dtype::Fp8 {
             return self.inputs.tensor(name).to_f64(from, count);

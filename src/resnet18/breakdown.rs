@@ -129,7 +129,7 @@ impl<'a> Parts<'a> {
         Self { shape, network: shape.sizes.network() }
     }
 
-    /// So many operations of GEMMs and of the vector unit.
+    /// Numbers of operations of GEMMs and of the vector unit.
     fn with(&self, work: Work, matmul: u64, vector: u64) -> Work {
         work.with_flops(Unit::Matmul, self.shape.dtype, matmul).with_flops(
             Unit::Vector,

@@ -78,7 +78,7 @@ impl NetworkShape {
         self.steps().min(self.t)
     }
 
-    /// Said of a case whose network never sees the whole image.
+    /// Note on a case whose network never sees the whole image.
     pub(super) fn remark(&self) -> Option<String> {
         let (t, steps) = (self.t, self.steps());
         (t < steps).then(|| {

@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn graphs_are_taken_by_the_library() {
+    fn graphs_are_accepted_by_the_library() {
         if let Err(refusal) = api::version() {
             eprintln!("skipped: {refusal}");
             return;

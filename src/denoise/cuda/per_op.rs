@@ -70,7 +70,7 @@ const BIAS: KernelSpec<Items> = KernelSpec {
 };
 const CAST: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_cast", ..BIAS };
 const COPY: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_copy", ..BIAS };
-/// Also of `fused`.
+/// `fused` has this kernel too.
 pub const ANGLES: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_angles", ..BIAS };
 const MODULATE: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_modulate", ..BIAS };
 const RESIDUAL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_residual", ..BIAS };

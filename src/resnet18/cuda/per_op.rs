@@ -37,7 +37,7 @@ const ENCODE: KernelSpec<usize> = KernelSpec {
         |elements| [elements.div_ceil(THREADS), 1, 1],
     )
 };
-/// Also of `fused`, for the images.
+/// `fused` has this kernel too, for the images.
 pub const GATHER: KernelSpec<usize> = KernelSpec { symbol: "resnet18_per_op_gather", ..ENCODE };
 const GATHER_SPIKES: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_per_op_gather_spikes", ..ENCODE };

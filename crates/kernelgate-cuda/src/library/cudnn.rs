@@ -63,7 +63,7 @@ mod tests {
     const TEXT: &[u8] = b"Cuda compilation tools, release 13.0, V13.0.48";
 
     #[test]
-    fn a_cudnn_for_another_cuda_is_told_by_the_part_beside_it() {
+    fn a_cudnn_for_another_cuda_is_recognised_by_the_library_beside_it() {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libcudnn.so.9");
         assert!(fits(&library, 12), "nothing is known");

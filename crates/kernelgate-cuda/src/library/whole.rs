@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_library_is_told_from_a_whole_one_and_from_none() {
+    fn a_truncated_library_is_neither_whole_nor_missing() {
         use std::io::Read as _;
         #[allow(clippy::disallowed_methods, reason = "a test reads its own file")]
         let own = std::env::current_exe().unwrap();

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_have_nvmls_names_and_idling_is_none() {
+    fn throttle_reasons_have_the_names_of_nvml_without_idling() {
         assert_eq!(
             names(ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP),
             ["sw_power_cap"]

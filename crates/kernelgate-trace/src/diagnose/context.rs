@@ -15,7 +15,7 @@ use super::platform::Platform;
 
 /// A trace with what joins its parts.
 pub struct Context<'a> {
-    /// The trace. Its ranges and calls may have gone by without being kept.
+    /// The trace. Its ranges and calls may have been read without being kept.
     pub trace: &'a Trace,
     /// Operations of the trace.
     pub all: AllOperations<'a>,

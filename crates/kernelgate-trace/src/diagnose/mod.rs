@@ -88,7 +88,7 @@ pub fn diagnose_streamed(path: &Path) -> Result<Option<Diagnosis>, TraceError> {
     with_streamed_context(path, rules::apply)
 }
 
-/// A result of an export whose ranges and calls go by.
+/// A result of an export whose ranges and calls are read once.
 fn with_streamed_context<T>(
     path: &Path,
     of: impl FnOnce(&Context<'_>) -> T,

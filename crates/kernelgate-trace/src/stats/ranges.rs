@@ -11,7 +11,7 @@ use crate::model::names::Name;
 use crate::model::{Table as Interner, Trace};
 use crate::read::{RangeRow, Row};
 
-/// Results once all rows went by.
+/// Results once all rows were read.
 pub(super) struct End<'a, N: Fn(u32) -> Name> {
     pub trace: &'a Trace,
     /// The names that labels mean.

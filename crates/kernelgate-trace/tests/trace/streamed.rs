@@ -105,7 +105,7 @@ fn host_times_have_equal_sums() {
          INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES (60, {1}, 0, 1, 4096, 0, 64, 2),
              (700000, {1}, 0, 1, 4096, 1, 64, 2);
          CREATE TABLE OSRT_API (start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER);
-         -- Names of ranges that are known when all ranges went by: a domain, named last.
+         -- Names of ranges that are known when all ranges were read: a domain, named last.
          INSERT INTO NVTX_EVENTS VALUES (40, 80, 59, 'capture', NULL, {0}, 5),
              (900000, NULL, 75, 'library', NULL, {0}, 5);",
         process(7) | 7,

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_none_is_refused_before_anything_else() {
+    fn an_invalid_name_is_refused_before_anything_else() {
         let refused = |name, line: &str| {
             let settings = Settings::parse(line).unwrap();
             Harness::new(name, own()).run(&settings).unwrap_err().to_string()

@@ -68,7 +68,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_reader_that_went_away_is_told_from_a_full_disk() {
+    fn a_closed_pipe_is_distinguished_from_a_full_disk() {
         let cause_of =
             |message| unprinted(message).map(|(stream, cause)| (stream, is_broken_pipe(cause)));
         let broken = "failed printing to stdout: Broken pipe (os error 32)";

@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn launches_are_told_from_each_other_by_how_many_operations_they_have() {
+    fn launches_are_distinguished_by_their_number_of_operations() {
         let names = [Instruments::PROBE, "a", "b"].map(str::to_owned).into();
         let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
         // Two launches of `a` and `b`, which overlap, between two probes.

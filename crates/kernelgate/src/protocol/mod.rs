@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_understood_and_other_text_is_none() {
+    fn an_answer_is_parsed_and_other_text_is_not() {
         assert_eq!(parse_answer(&format!("noise\n{}\nmore noise\n", answer())), Some(VERSIONS));
         assert_eq!(parse_answer("kernelgate-protocol 2-7"), Some((2, 7)));
         for other in [

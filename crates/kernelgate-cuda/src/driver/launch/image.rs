@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_told_by_how_they_begin() {
+    fn images_are_recognised_by_their_first_bytes() {
         let ptx = "//\n// Generated\n//\n.version 7.0\n.target sm_80, debug\n.address_size 64\n";
         assert_eq!(kind_of(ptx.as_bytes()).unwrap(), "PTX for sm_80 and later");
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Calls that go by in order of time: the ranges that are open, what each call launched, and the nodes
-//! of graphs that were created before.
+//! Calls as they are read, in order of time: the ranges that are open, what each call launched, and
+//! the nodes of graphs that were created before.
 
 use std::cmp::Reverse;
 
@@ -38,7 +38,7 @@ impl<S> OpenRanges<S> {
         &mut self.threads[thread]
     }
 
-    /// Opens a range. Ranges that it finds to be over go to `closed`.
+    /// Opens a range, and passes ranges of the thread that have ended to `closed`.
     pub fn add(&mut self, row: RangeRow, state: S, closed: impl FnMut(Open<S>)) {
         let open = self.open(row.thread);
         if open.len() == open.capacity() {
@@ -75,7 +75,7 @@ fn close<S>(open: &mut Vec<Open<S>>, time: i64, closed: impl FnMut(Open<S>)) {
 pub(crate) struct Launched {
     /// Launched operations in order of their keys.
     operations: Order,
-    /// Whether the call of each operation went by, 64 operations a word.
+    /// Whether the call of each operation was read, 64 operations a word.
     found: Vec<u64>,
     count: u32,
     /// Operations of the last call.
@@ -91,7 +91,7 @@ impl Launched {
         Self { operations: by_correlation(trace), found, count, by_call: Vec::new(), next: 0 }
     }
 
-    /// Operations of a call. The first of several calls with one id that goes by has them.
+    /// Operations of a call. With several calls of one id, the first that is read has them.
     pub fn by(&mut self, trace: &Trace, call: &CallRow) -> &[OperationId] {
         if call.correlation == 0 {
             return &[];
@@ -115,14 +115,14 @@ impl Launched {
         &self.by_call
     }
 
-    /// Operations whose call did not go by.
+    /// Operations whose call was not read.
     pub fn orphans(&self) -> impl Iterator<Item = OperationId> {
         let found = |id: &OperationId| self.found[*id as usize / 64] >> (id % 64) & 1 == 1;
         (0..self.count).filter(move |id| !found(id))
     }
 }
 
-/// Creations of nodes of graphs that did not go by yet, the last first.
+/// Creations of nodes of graphs that were not read yet, the last first.
 #[derive(Debug, Default)]
 pub(crate) struct NodeEvents(Vec<u32>);
 

@@ -21,7 +21,7 @@ use crate::read::{self, CallRow, RangeRow, Row, Streamed, Wanted};
 pub fn open(path: &Path, wanted: &Wanted, pattern: &str) -> Result<Option<Trace>, TraceError> {
     // Calls and ranges show where operations were launched.
     let with_launches = Wanted { operations: true, calls: true, ranges: true, ..*wanted };
-    // Names are known when all ranges went by: which paths match is found first.
+    // Names are known when all ranges were read: which paths match is found first.
     let mut paths = RangePaths::default();
     let ranges_alone = Wanted { ranges: true, ..Wanted::default() };
     let Some(first) = read::stream(path, &ranges_alone, |_, row| paths.add(row))? else {

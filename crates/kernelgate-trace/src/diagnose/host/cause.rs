@@ -183,7 +183,7 @@ const PARTS: usize = 4;
 pub struct IdleParts {
     causes: Vec<Vec<Why>>,
     numbers: HashMap<Vec<Why>, u32>,
-    /// By the operation behind a gap, 1 + index into `causes`; 0: its launch did not go by.
+    /// By the operation behind a gap, 1 + index into `causes`; 0: its launch was not read.
     of_gap: Packed<u32>,
     /// By the operation behind a gap, the length of each part but the last one, which has the rest.
     lengths: [Packed<i64>; PARTS - 1],
@@ -505,7 +505,7 @@ impl LatelyDone {
         around.min_by_key(|of| of.end.saturating_sub(of.start)).map(|of| of.label)
     }
 
-    /// A launch went by: events and host functions before it hold up nothing behind it.
+    /// A launch was read: events and host functions before it hold up nothing behind it.
     pub fn launched(&mut self, thread: u32, streams: impl Iterator<Item = u64>) {
         let Some(held) = self.held.get_mut(thread as usize).filter(|held| !held.is_empty()) else {
             return;

@@ -178,7 +178,7 @@ pub struct HostPass {
     activity_of: Vec<usize>,
     /// By activity, the gap behind the one that was found last.
     next_gap: Vec<usize>,
-    /// By activity, operations whose launch went by.
+    /// By activity, operations whose launch was read.
     launched_so_far: Vec<usize>,
     launched: Launched,
     open: OpenRanges<RangePlace>,

@@ -1,5 +1,5 @@
-//! Ranges and marks that may be iterations, kept while ranges go by: the longest ones only, so that
-//! a trace of any length takes no more memory.
+//! Ranges and marks that may be iterations, kept while ranges are read: the longest ones only, so
+//! that a trace of any length takes no more memory.
 
 use hashbrown::HashMap;
 

@@ -1,4 +1,4 @@
-//! Waits of the host for the GPU, summed while calls go by: by the range around them, and by the
+//! Waits of the host for the GPU, summed while calls are read: by the range around them, and by the
 //! launches between them.
 
 use std::cmp::Reverse;

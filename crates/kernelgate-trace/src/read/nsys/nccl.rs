@@ -2,7 +2,7 @@
 //! bytes that a schema describes (`nsys export --include-blobs=true`).
 //!
 //! A kernel has the sizes of the range around its launch. The kernels of a group are launched as the
-//! group ends, and have those of its calls. Absent: reduction operations, roots.
+//! group ends, and have the sizes of the calls in the group. Absent: reduction operations, roots.
 
 use hashbrown::HashMap;
 use serde_json::Value;

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rows_times_are_said_in_a_line() {
+    fn the_times_of_a_row_are_printed_on_one_line() {
         let row = TraceRow {
             what: "loop".to_owned(),
             cache: "hot".to_owned(),

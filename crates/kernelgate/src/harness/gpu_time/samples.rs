@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_is_known_by_its_times() {
+    fn a_case_is_recognised_by_its_times() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = SampleLog::start(&folder.path().join("not/yet"));
         let sample = |ns| GpuElapsed { ns, ..GpuElapsed::default() };

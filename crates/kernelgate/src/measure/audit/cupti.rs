@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_that_outlasts_the_hold_is_told_by_its_streams() {
+    fn a_launch_longer_than_the_hold_is_found_by_its_streams() {
         let outside = |record: &Activity| super::outside(record, false);
         assert_eq!(outside(&record(14 * MS, 15 * MS)), Ok(None), "on one stream");
         let mut other = record(14 * MS, 15 * MS);

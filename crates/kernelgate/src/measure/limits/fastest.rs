@@ -38,7 +38,7 @@ struct Taken {
 /// Share of the CPU time of other processes from which a machine is busy.
 const BUSY: f64 = 0.05;
 
-/// Whether other processes have taken much of the CPU since then.
+/// Whether other processes took much of the CPU after `then`.
 fn is_busy(then: Option<CpuTime>) -> bool {
     let now = CpuTime::now();
     now.zip(then)

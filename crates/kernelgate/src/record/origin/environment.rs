@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_a_model_and_a_driver_are_told_apart() {
+    fn a_card_a_model_and_a_driver_are_distinguished() {
         let on = |uuid: &str, driver: &str| with_gpus([Gpu::h200(uuid, driver)]);
         let base = on("GPU-1", "580.82.07");
         let other = on("GPU-2", "580.159.04");
