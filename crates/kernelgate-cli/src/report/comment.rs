@@ -65,7 +65,7 @@ fn with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     out
 }
 
-/// Lines as a list after an empty line; empty without lines.
+/// A Markdown list of the lines, after an empty line; an empty text without lines.
 fn list(lines: &[String], shown: usize) -> String {
     let mut out = if lines.is_empty() { String::new() } else { "\n".to_owned() };
     for each in lines.iter().take(shown) {

@@ -279,7 +279,7 @@ fn by_shape<'a>(context: &Context<'a>) -> Vec<Call<'a>> {
     let trace = context.trace;
     let kept = &context.host.kept;
     let on_gpu = &trace.kernels.on_gpu;
-    // By range: the innermost range with known work that is or encloses it.
+    // For each range, the innermost range with known work: itself, or one around it.
     let mut with_work: HashMap<u32, Option<u32>> = HashMap::new();
     let mut works: HashMap<(u32, Name), Option<Work>> = HashMap::new();
     let mut by_range: HashMap<u32, Call<'a>> = HashMap::new();

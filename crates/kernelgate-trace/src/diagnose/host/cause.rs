@@ -298,8 +298,8 @@ struct Past {
     wait: Option<WaitId>,
 }
 
-/// Calls in a row that were over before a gap, behind which none is searched for that reaches into
-/// it: calls nest little.
+/// Number of consecutive calls that ended before a gap after which the search for a call that
+/// reaches into the gap stops: calls nest little.
 const OVER: usize = 8;
 
 /// A launch and the gap that its operation ended.
