@@ -165,7 +165,7 @@ mod tests {
         };
         assert!(Windows::FEW.fastest_on_all_s(count) < 0.01);
         let counts: Vec<_> = passes.iter().map(|it| it.load(Ordering::Relaxed)).collect();
-        assert!(counts[0] > 4 && counts.iter().all(|it| *it == counts[0]), "{counts:?}");
+        assert!(counts[0] > 0 && counts.iter().all(|it| *it == counts[0]), "{counts:?}");
     }
 
     #[test]
