@@ -53,16 +53,20 @@ enum Moves {
     /// Copies, reads and writes with the C library's functions, which bypass the caches when that
     /// is faster.
     LibraryCopy,
+    /// Does so in pieces that fit L2, which the C library copies by other instructions.
+    LibraryPieces,
 }
 
 impl Pass {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 8] = [
         Self { threads: Threads::One, moves: Moves::Apart },
         Self { threads: Threads::One, moves: Moves::Copy },
         Self { threads: Threads::One, moves: Moves::LibraryCopy },
+        Self { threads: Threads::One, moves: Moves::LibraryPieces },
         Self { threads: Threads::All, moves: Moves::Apart },
         Self { threads: Threads::All, moves: Moves::Copy },
         Self { threads: Threads::All, moves: Moves::LibraryCopy },
+        Self { threads: Threads::All, moves: Moves::LibraryPieces },
     ];
 
     fn name(self) -> String {
@@ -74,6 +78,7 @@ impl Pass {
             Moves::Apart => "reads, then writes",
             Moves::Copy => "copy by vectors",
             Moves::LibraryCopy => "copy by the C library",
+            Moves::LibraryPieces => "copy by the C library in pieces",
         };
         format!("{threads}, {moves}")
     }
@@ -104,6 +109,8 @@ struct Slice {
     target: Floats,
 }
 
+/// Floats of a piece: 256 KiB.
+const PIECE: usize = 1 << 16;
 /// Bytes of a page: buffers of other programs begin at one or at a part of one, and a vector that
 /// crosses a cache line takes longer.
 const PAGE: usize = 4096;
@@ -164,7 +171,9 @@ impl Slice {
         let (source, target) = (self.source.read(), self.target.write());
         let both = match moves {
             Moves::Apart => 0,
-            Moves::Copy | Moves::LibraryCopy => source.len().min(target.len()),
+            Moves::Copy | Moves::LibraryCopy | Moves::LibraryPieces => {
+                source.len().min(target.len())
+            }
         };
         let (copied, read) = source.split_at(both);
         let (copy, written) = target.split_at_mut(both);
@@ -173,11 +182,17 @@ impl Slice {
             Moves::Apart => {}
             Moves::Copy => arch.dispatch(Copy { source: copied, target: copy }),
             Moves::LibraryCopy => copy.copy_from_slice(copied),
+            Moves::LibraryPieces => copy
+                .chunks_mut(PIECE)
+                .zip(copied.chunks(PIECE))
+                .for_each(|(to, from)| to.copy_from_slice(from)),
         }
         black_box(arch.dispatch(Read(read)));
         match moves {
             // Every byte is the same: a call of `memset`.
-            Moves::LibraryCopy => bytemuck::cast_slice_mut::<f32, u8>(written).fill(0x3f),
+            Moves::LibraryCopy | Moves::LibraryPieces => {
+                bytemuck::cast_slice_mut::<f32, u8>(written).fill(0x3f)
+            }
             Moves::Apart | Moves::Copy => arch.dispatch(Write(written)),
         }
         black_box(&target);
