@@ -1,4 +1,4 @@
-//! The CUDA layer of kernelgate: the driver, NVRTC, cuBLASLt, cuDNN, CUPTI, NVML and NVTX, all
+//! The CUDA layer of kernelgate: the driver, NVRTC, cuBLASLt, cuDNN, NCCL, CUPTI, NVML and NVTX, all
 //! loaded at run time, so that a machine without them builds and runs every program that links this
 //! crate.
 //!
@@ -9,7 +9,7 @@
 //! - [`driver`]: devices, memory, streams, events, graphs, kernels and their launches.
 //! - [`compiler`]: kernel source to machine code, its cache on disk, and facts read from the
 //!   machine code.
-//! - [`libraries`]: GEMMs by cuBLASLt, operation graphs by cuDNN.
+//! - [`libraries`]: GEMMs by cuBLASLt, operation graphs by cuDNN, collectives by NCCL.
 //! - [`spec`]: a kernel as one row of data, from which it is loaded, launched, recorded and tested.
 //! - [`instruments`]: kernels for measuring: bandwidth passes, spins, blocker, clock probes, L2
 //!   flush.

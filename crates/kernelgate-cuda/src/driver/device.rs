@@ -235,6 +235,15 @@ impl Device {
         RawContext::new(self.context.cu_ctx())
     }
 
+    /// Makes its context current on the thread.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn make_current(&self) -> Result<(), BackendError> {
+        let bound = self.context.bind_to_thread();
+        bound.map_err(|error| failed("make the context current", &error))
+    }
+
     /// Another stream, for work that may run concurrently.
     ///
     /// # Errors

@@ -1,10 +1,12 @@
-//! The GPUs that a case runs on. Deliberately absent: work over several of them.
+//! The GPUs that a case runs on. Deliberately absent: the work over several of them.
 
 use std::sync::Arc;
 
 use super::device::{Device, DeviceError};
 use super::launch::used::LoadedKernels;
 use super::options::DeviceOptions;
+use super::peers::{self, Link};
+use crate::BackendError;
 
 /// GPUs in a fixed order, at least one: open ones, or the ordinals of those to open. Code that runs
 /// on one GPU takes [`Self::one`].
@@ -20,6 +22,32 @@ impl<D> Devices<D> {
         &self.first
     }
 
+    /// Number of GPUs.
+    pub fn count(&self) -> usize {
+        1 + self.others.len()
+    }
+
+    /// GPUs in that order; `None` for an empty list, and if one is listed twice.
+    pub fn in_order(all: impl IntoIterator<Item = D>) -> Option<Self>
+    where
+        D: PartialEq,
+    {
+        let mut all = all.into_iter();
+        let set = Self { first: all.next()?, others: all.collect() };
+        let twice =
+            set.iter().enumerate().any(|(at, one)| set.iter().skip(at + 1).any(|it| it == one));
+        (!twice).then_some(set)
+    }
+
+    /// The first `count` GPUs, at least one; all of them if there are fewer.
+    pub fn first(&self, count: usize) -> Self
+    where
+        D: Clone,
+    {
+        let others = self.others.iter().take(count.max(1) - 1).cloned().collect();
+        Self { first: self.first.clone(), others }
+    }
+
     /// Every GPU.
     pub fn iter(&self) -> impl Iterator<Item = &D> {
         std::iter::once(&self.first).chain(&self.others)
@@ -27,14 +55,17 @@ impl<D> Devices<D> {
 }
 
 impl Devices<usize> {
-    /// Opens the GPUs of these ordinals.
+    /// Opens the GPUs of these ordinals, lets those that can access each other's memory do so, and
+    /// makes the first one current.
     ///
     /// # Errors
-    /// The errors of [`Device::open`].
+    /// The errors of [`Device::open`]; when the driver refuses the access that it offers.
     pub fn open(&self, options: &DeviceOptions) -> Result<Devices, DeviceError> {
         let first = Device::open(self.first, options)?;
         let others = self.others.iter().map(|&ordinal| Device::open(ordinal, options));
-        Ok(Devices { first, others: others.collect::<Result<_, _>>()? })
+        let devices = Devices { first, others: others.collect::<Result<_, _>>()? };
+        peers::enable(&devices.all())?;
+        Ok(devices)
     }
 }
 
@@ -49,6 +80,31 @@ impl Devices {
     /// any.
     pub fn with_stage_clocks(&self) -> Self {
         self.views(|device| device.with_stage_clocks())
+    }
+
+    /// How the GPUs reach each other's memory; `None` for one GPU.
+    pub fn link(&self) -> Option<Link> {
+        Link::within(&self.all())
+    }
+
+    fn all(&self) -> Vec<&Device> {
+        self.iter().map(|device| &**device).collect()
+    }
+
+    /// Calls `each` for every GPU with its context current, and makes the first one current again.
+    ///
+    /// # Errors
+    /// The first error of `each`; when the driver refuses.
+    pub fn for_each(
+        &self,
+        mut each: impl FnMut(usize, &Arc<Device>) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let done = self.iter().enumerate().try_for_each(|(rank, device)| {
+            device.make_current()?;
+            each(rank, device)
+        });
+        self.first.make_current()?;
+        done
     }
 
     fn views(&self, view: impl Fn(&Device) -> Arc<Device>) -> Self {
@@ -85,6 +141,15 @@ mod tests {
         let set = Devices { first: 1, others: vec![0, 2] };
         assert_eq!((*set.one(), set.iter().copied().collect()), (1, vec![1, 0, 2]));
         assert_eq!(Devices::from(3).iter().collect::<Vec<_>>(), [&3]);
+    }
+
+    #[test]
+    fn a_set_names_each_gpu_once_and_gives_the_first_of_them() {
+        assert_eq!(Devices::in_order([1, 0]), Some(Devices { first: 1, others: vec![0] }));
+        assert_eq!([Devices::in_order([]), Devices::in_order([0, 1, 0])], [None, None]);
+        let three = Devices::in_order([2, 0, 1]).unwrap();
+        let counts = [0, 1, 2, 9].map(|count| three.first(count).count());
+        assert_eq!((counts, three.first(2)), ([1, 1, 2, 3], Devices { first: 2, others: vec![0] }));
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub struct Graph {
     stream: Arc<CudaStream>,
     nodes: usize,
     /// Nodes between launches, which do nothing.
-    separators: usize,
+    pub(super) separators: usize,
 }
 
 impl Graph {
@@ -92,6 +92,11 @@ impl Graph {
         })?;
         graph.separators = separators;
         Ok(graph)
+    }
+
+    /// Makes a captured graph executable, with a clear of a range first.
+    pub(super) fn make_executable(&mut self, cleared: &Range<u64>) -> Result<(), BackendError> {
+        self.instantiate(cleared).map_err(|error| failed("make a graph", &error))
     }
 
     fn instantiate(&mut self, cleared: &Range<u64>) -> Result<(), DriverError> {
@@ -235,12 +240,12 @@ fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
 }
 
 /// A stream in capture; dropped, by a panic for example, it is in capture no longer.
-struct Capture<'a> {
+pub(super) struct Capture<'a> {
     stream: &'a Arc<CudaStream>,
 }
 
 impl<'a> Capture<'a> {
-    fn begin(stream: &'a Arc<CudaStream>) -> Result<Self, BackendError> {
+    pub(super) fn begin(stream: &'a Arc<CudaStream>) -> Result<Self, BackendError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream.begin_capture(mode).map_err(|error| failed("begin a capture", &error))?;
         Ok(Self { stream })
@@ -252,6 +257,17 @@ impl<'a> Capture<'a> {
         enqueued: Result<(), BackendError>,
         cleared: Range<u64>,
     ) -> Result<Graph, BackendError> {
+        let mut graph = self.end_only(enqueued)?;
+        graph.make_executable(&cleared)?;
+        Ok(graph)
+    }
+
+    /// Ends the capture, after the enqueued work. The graph is not executable yet: making it so is
+    /// refused while another stream of the thread is in capture.
+    pub(super) fn end_only(
+        self,
+        enqueued: Result<(), BackendError>,
+    ) -> Result<Graph, BackendError> {
         let (stream, mut graph) = (Arc::clone(self.stream), ptr::null_mut());
         // SAFETY: the stream is alive, and the pointer is valid.
         let ended = unsafe { sys::cuStreamEndCapture(stream.cu_stream(), &raw mut graph) }.result();
@@ -262,11 +278,8 @@ impl<'a> Capture<'a> {
             let none = "failed to capture the launches: the driver made none".to_owned();
             return Err(captured.err().unwrap_or(BackendError::Launch(none)));
         }
-        let mut graph =
-            Graph { graph, executable: ptr::null_mut(), stream, nodes: 0, separators: 0 };
-        captured?;
-        graph.instantiate(&cleared).map_err(|error| failed("make a graph", &error))?;
-        Ok(graph)
+        let graph = Graph { graph, executable: ptr::null_mut(), stream, nodes: 0, separators: 0 };
+        captured.map(|()| graph)
     }
 }
 
@@ -284,7 +297,7 @@ impl Drop for Capture<'_> {
 }
 
 /// Makes later work in a capturing stream begin only when all earlier work has ended.
-fn full_edge(stream: &CudaStream) -> Result<(), BackendError> {
+pub(super) fn full_edge(stream: &CudaStream) -> Result<(), BackendError> {
     let failed = |error: DriverError| failed("separate the launches of a graph", &error);
     let (mut status, mut graph) = (
         sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,

@@ -1,7 +1,9 @@
 //! The kernels that measuring needs, embedded: how they are used is decided in `kernelgate`.
 
 pub mod bandwidth;
+pub mod barrier;
 pub mod matmul;
+pub mod peer_copy;
 pub mod spin;
 pub mod timing;
 pub mod traffic;
@@ -12,6 +14,8 @@ use crate::spec::{ListedKernel, list};
 pub fn kernels() -> Vec<ListedKernel> {
     [
         list(bandwidth::KERNELS),
+        list(barrier::KERNELS),
+        list(peer_copy::KERNELS),
         list(spin::KERNELS),
         list(timing::KERNELS),
         list(traffic::KERNELS),

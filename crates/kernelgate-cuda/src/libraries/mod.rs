@@ -1,6 +1,7 @@
-//! NVIDIA's libraries that compute: GEMMs by cuBLASLt, operation graphs by cuDNN.
+//! NVIDIA's libraries that compute: GEMMs by cuBLASLt, operation graphs by cuDNN, collectives by NCCL.
 
 pub mod cublaslt;
 pub mod cudnn;
 pub mod gemm;
 mod lt;
+pub mod nccl;

@@ -17,12 +17,21 @@ pub enum Library {
     Nvml,
     /// `libcudnn`: operation graphs.
     Cudnn,
+    /// `libnccl`: collectives over several GPUs.
+    Nccl,
 }
 
 impl Library {
     /// All libraries.
-    pub const ALL: [Self; 6] =
-        [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cupti, Self::Nvml, Self::Cudnn];
+    pub const ALL: [Self; 7] = [
+        Self::Driver,
+        Self::Nvrtc,
+        Self::CublasLt,
+        Self::Cupti,
+        Self::Nvml,
+        Self::Cudnn,
+        Self::Nccl,
+    ];
 
     /// Name in messages.
     pub const fn name(self) -> &'static str {
@@ -33,6 +42,7 @@ impl Library {
             Self::Cupti => "CUPTI (libcupti)",
             Self::Nvml => "NVML (libnvidia-ml)",
             Self::Cudnn => "cuDNN (libcudnn)",
+            Self::Nccl => "NCCL (libnccl)",
         }
     }
 
@@ -45,6 +55,7 @@ impl Library {
             Self::Cupti => "cupti",
             Self::Nvml => "nvml",
             Self::Cudnn => "cudnn",
+            Self::Nccl => "nccl",
         }
     }
 
@@ -58,6 +69,7 @@ impl Library {
             Self::Nvml => vec!["libnvidia-ml.so.1".to_owned()],
             // Its file name does not contain the CUDA version.
             Self::Cudnn => vec!["libcudnn.so.9".to_owned()],
+            Self::Nccl => vec!["libnccl.so.2".to_owned()],
         }
     }
 
@@ -70,6 +82,7 @@ impl Library {
             Self::Cupti => c"cuptiGetVersion",
             Self::Nvml => c"nvmlInit_v2",
             Self::Cudnn => c"cudnnGetVersion",
+            Self::Nccl => c"ncclGetVersion",
         }
     }
 
@@ -91,7 +104,7 @@ impl Library {
                  records nothing, and `kernelgate timing` has nothing to compare with"
             }
             Self::Nvml => "without it clocks, power and other processes are not recorded",
-            Self::Cudnn => "only rows that call it need it",
+            Self::Cudnn | Self::Nccl => "only rows that call it need it",
         }
     }
 }

@@ -139,6 +139,12 @@ fn version(library: Library, opened: &Opened) -> Option<String> {
                 let mut api = 0;
                 (function(&raw mut api) == 0).then(|| format!("API {api}"))
             }
+            Library::Nccl => {
+                let function: unsafe extern "C" fn(*mut c_int) -> c_int = opened::cast(address);
+                let mut number = 0;
+                (function(&raw mut number) == 0)
+                    .then(|| format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100))
+            }
             Library::Nvml => None,
         }
     }
@@ -224,6 +230,9 @@ impl Library {
             Self::CublasLt => get("nvidia-cublas"),
             Self::Cupti => get("nvidia-cuda-cupti"),
             Self::Nvml => format!("it comes with the NVIDIA driver; {}", self.needed_for()),
+            Self::Nccl => {
+                format!("pip install nvidia-nccl-cu{} ({})", cuda_major(), self.needed_for())
+            }
             Self::Cudnn => {
                 format!("pip install nvidia-cudnn-cu{} ({})", cuda_major(), self.needed_for())
             }

@@ -131,7 +131,7 @@ fn wheels() -> Vec<PathBuf> {
             .flat_map(|packages| {
                 let nvidia = packages.join("nvidia");
                 // CUDA 13 wheels share one folder; older ones have a folder a library.
-                ["cu13", "cuda_nvrtc", "cublas", "cuda_cupti", "cudnn"]
+                ["cu13", "cuda_nvrtc", "cublas", "cuda_cupti", "cudnn", "nccl"]
                     .map(|package| nvidia.join(package).join("lib"))
             })
             .collect()

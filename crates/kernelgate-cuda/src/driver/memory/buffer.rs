@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 
 use super::staging::{self, Staging};
 use crate::BackendError;
@@ -26,6 +26,11 @@ impl Buffer {
         self.slice.device_ptr(self.slice.stream()).0
     }
 
+    /// Ordinal of the GPU that it lies on.
+    pub fn ordinal(&self) -> usize {
+        self.slice.stream().context().ordinal()
+    }
+
     /// Size of the buffer, bytes.
     pub fn bytes(&self) -> usize {
         self.slice.num_bytes()
@@ -37,6 +42,7 @@ impl Buffer {
     /// When the driver fails.
     pub fn fill(&self, byte: u8) -> Result<(), BackendError> {
         let stream = self.slice.stream();
+        bind(stream.context())?;
         // SAFETY: the range is the whole allocation, which is alive.
         unsafe { result::memset_d8_async(self.address(), byte, self.bytes(), stream.cu_stream()) }
             .map_err(|error| failed("fill memory", &error))
@@ -77,6 +83,23 @@ impl Buffer {
             .map_err(|error| failed("copy on the GPU", &error))
     }
 
+    /// Copies the first `bytes` bytes of another buffer, of this or of another GPU, in the order of
+    /// a stream.
+    ///
+    /// # Errors
+    /// When one of the two is shorter, or the driver fails.
+    pub fn copy_from(
+        &self,
+        stream: &CudaStream,
+        from: &Self,
+        bytes: usize,
+    ) -> Result<(), BackendError> {
+        let (to, source) = (self.address_of(&(0..bytes))?, from.address_of(&(0..bytes))?);
+        // SAFETY: both ranges lie in their allocations, which are alive; addresses are unified.
+        unsafe { result::memcpy_dtod_async(to, source, bytes, stream.cu_stream()) }
+            .map_err(|error| failed("copy between GPUs", &error))
+    }
+
     /// Address of a range.
     ///
     /// # Errors
@@ -106,6 +129,7 @@ impl Buffer {
             )));
         }
         let stream = self.slice.stream();
+        bind(stream.context())?;
         if bytes.len() >= staging::WORTHWHILE {
             // SAFETY: the range lies in the allocation, which is alive.
             return unsafe { self.staging.upload(stream, self.address(), bytes) };
@@ -136,6 +160,7 @@ impl Buffer {
                 self.bytes()
             )));
         }
+        bind(stream.context())?;
         let failed = |error| failed("copy from the GPU", &error);
         let from = self.address() + offset as u64;
         // SAFETY: the range lies in the allocation, which is alive; the target outlives the copy,
@@ -151,6 +176,7 @@ impl Buffer {
     pub fn download(&self, target: &mut [u8]) -> Result<(), BackendError> {
         let view = self.slice.slice(0..target.len());
         let stream = self.slice.stream();
+        bind(stream.context())?;
         if target.len() >= staging::WORTHWHILE {
             // SAFETY: the range lies in the allocation, which is alive.
             return unsafe { self.staging.download(stream, self.address(), target) };
@@ -158,6 +184,11 @@ impl Buffer {
         stream.memcpy_dtoh(&view, target).map_err(|error| failed("copy from the GPU", &error))?;
         stream.synchronize().map_err(|error| failed("copy from the GPU", &error))
     }
+}
+
+/// Makes the context of a buffer current on the thread.
+fn bind(context: &CudaContext) -> Result<(), BackendError> {
+    context.bind_to_thread().map_err(|error| failed("make the context current", &error))
 }
 
 /// Error for too little memory; `available` if the driver reports it.

@@ -99,6 +99,19 @@ impl<H: Hold> StreamTimer<H> {
         &mut self.hold
     }
 
+    /// Whether the last hold, which has ended, was released.
+    pub fn hold_was_released(&self) -> bool {
+        self.hold.was_released()
+    }
+
+    /// Makes the context of a stream of ours current.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn make_current(&self) -> Result<(), BackendError> {
+        self.stream.enter().map(drop)
+    }
+
     pub(crate) const fn stream(&self) -> &TimedStream {
         &self.stream
     }

@@ -1,0 +1,176 @@
+//! Launches over several GPUs, captured once: a graph a GPU, without edges between them.
+
+use super::devices::Devices;
+use super::graph::{Capture, Graph, full_edge};
+use crate::BackendError;
+
+/// The captured launches of a set of GPUs, replayed together.
+pub struct GraphSet {
+    /// In the order of the set.
+    graphs: Vec<Graph>,
+}
+
+impl From<Graph> for GraphSet {
+    fn from(graph: Graph) -> Self {
+        Self { graphs: vec![graph] }
+    }
+}
+
+impl GraphSet {
+    /// Captures what `enqueue` puts on the streams of these GPUs.
+    ///
+    /// # Errors
+    /// The error of `enqueue`, or when something in it cannot be captured, for example a wait of one
+    /// GPU for an event of another one.
+    pub fn capture(
+        devices: &Devices,
+        enqueue: impl FnOnce() -> Result<(), BackendError>,
+    ) -> Result<Self, BackendError> {
+        if devices.count() == 1 {
+            return Graph::capture(devices.one(), enqueue).map(Self::from);
+        }
+        let mut captures = Vec::with_capacity(devices.count());
+        for device in devices.iter() {
+            device.make_current()?;
+            captures.push((device, Capture::begin(device.stream())?));
+        }
+        devices.one().make_current()?;
+        let mut enqueued = enqueue();
+        let mut graphs = Vec::with_capacity(captures.len());
+        // Every capture is ended, also after an error.
+        for (device, capture) in captures {
+            let ended = device.make_current().and_then(|()| {
+                let before = std::mem::replace(&mut enqueued, Ok(()));
+                capture.end_only(before)
+            });
+            match ended {
+                Ok(graph) => graphs.push(graph),
+                Err(error) => enqueued = Err(error),
+            }
+        }
+        devices.one().make_current()?;
+        enqueued?;
+        devices.for_each(|rank, _| graphs[rank].make_executable(&(0..0)))?;
+        Ok(Self { graphs })
+    }
+
+    /// Captures several launches of the same work. On each GPU no launch begins before the one
+    /// before it has ended, as in [`Graph::capture_repeated`].
+    ///
+    /// # Errors
+    /// Those of [`Self::capture`].
+    pub fn capture_repeated(
+        devices: &Devices,
+        times: u64,
+        mut launch: impl FnMut() -> Result<(), BackendError>,
+    ) -> Result<Self, BackendError> {
+        if devices.count() == 1 {
+            return Graph::capture_repeated(devices.one(), times, launch).map(Self::from);
+        }
+        let overlapping = times > 1 && {
+            let pair = Self::capture(devices, || launch().and_then(|()| launch()))?;
+            let edges = pair.graphs.iter().map(Graph::programmatic_edges);
+            edges.collect::<Result<Vec<_>, _>>()?.into_iter().sum::<usize>() > 0
+        };
+        let mut separators = 0;
+        let mut set = Self::capture(devices, || {
+            for iteration in 0..times {
+                if iteration > 0 && overlapping {
+                    devices.for_each(|_, device| full_edge(device.stream()))?;
+                    separators += 1;
+                }
+                launch()?;
+            }
+            Ok(())
+        })?;
+        set.graphs.iter_mut().for_each(|graph| graph.separators = separators);
+        Ok(set)
+    }
+
+    /// The graphs, in the order of the set.
+    pub fn graphs(&self) -> &[Graph] {
+        &self.graphs
+    }
+
+    /// Most commands on a GPU.
+    pub fn nodes(&self) -> usize {
+        self.graphs.iter().map(Graph::nodes).max().unwrap_or(0)
+    }
+
+    /// The first GPU of the set without a command.
+    pub fn idle(&self) -> Option<usize> {
+        self.graphs.iter().position(|graph| graph.nodes() == 0)
+    }
+
+    /// Most nodes of a GPU that wait for no other node.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn roots(&self) -> Result<usize, BackendError> {
+        let roots = self.graphs.iter().map(Graph::roots).collect::<Result<Vec<_>, _>>()?;
+        Ok(roots.into_iter().max().unwrap_or(0))
+    }
+
+    /// Whether memory is allocated in one of them.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn allocates(&self) -> Result<bool, BackendError> {
+        let allocates = self.graphs.iter().map(Graph::allocates).collect::<Result<Vec<_>, _>>()?;
+        Ok(allocates.contains(&true))
+    }
+
+    /// Enqueues all of them.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn launch(&self) -> Result<(), BackendError> {
+        self.graphs.iter().try_for_each(Graph::launch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::options::DeviceOptions;
+    use crate::instruments::barrier::Barrier;
+    use crate::instruments::spin::Spin;
+    use crate::testing::{gpu, second_gpu};
+
+    #[test]
+    fn a_graph_of_each_gpu_is_captured_and_replayed_with_the_others() {
+        let Some((_device, _alone)) = gpu() else { return };
+        if second_gpu().is_none() {
+            return;
+        }
+        let ordinals = Devices::in_order([0, 1]).unwrap();
+        let devices = ordinals.open(&DeviceOptions::from_environment()).unwrap();
+        let mut spins = Vec::new();
+        devices
+            .for_each(|_, device| {
+                spins.push(Spin::new(device)?);
+                Ok(())
+            })
+            .unwrap();
+        let launch =
+            |ranks: usize| devices.first(ranks).for_each(|rank, _| spins[rank].launch(1_000));
+        let both = GraphSet::capture_repeated(&devices, 3, || launch(2)).unwrap();
+        assert_eq!((both.nodes(), both.idle(), both.roots().unwrap()), (3, None, 1));
+        both.launch().unwrap();
+        let one = GraphSet::capture(&devices, || launch(1)).unwrap();
+        assert_eq!((one.nodes(), one.idle()), (1, Some(1)));
+        one.launch().unwrap();
+        devices.for_each(|_, device| device.synchronize()).unwrap();
+        assert!(spins.iter().all(|spin| spin.spent_ns().unwrap() >= 1_000));
+        // The capture of the first GPU ends although that of the second fails.
+        let failed = GraphSet::capture(&devices, || Err(BackendError::Launch("no".to_owned())));
+        assert!(failed.is_err());
+        launch(2).unwrap();
+        let Some(mut barrier) = Barrier::new(&devices).unwrap() else { return };
+        for _ in 0..3 {
+            barrier.begin();
+            devices.for_each(|rank, _| barrier.enqueue(rank, 2)).unwrap();
+        }
+        devices.for_each(|_, device| device.synchronize()).unwrap();
+    }
+}

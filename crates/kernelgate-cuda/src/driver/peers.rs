@@ -1,0 +1,109 @@
+//! Access of GPUs to each other's memory. Deliberately absent: copies and kernels that use it.
+
+use cudarc::driver::sys::{
+    self, CUdevice_P2PAttribute_enum as Attribute, CUmemAccess_flags_enum as Access,
+};
+use cudarc::driver::{DriverError, result};
+use serde::{Deserialize, Serialize};
+
+use super::device::{Device, DeviceError};
+use super::status::describe;
+
+/// How the GPUs of a set reach each other's memory: the weakest of all pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Link {
+    /// Only through the memory of the host.
+    Host,
+    /// Loads and stores of kernels, without atomic operations: PCIe.
+    Peer,
+    /// Loads, stores and atomic operations of kernels: NVLink.
+    PeerAtomic,
+}
+
+impl Link {
+    /// The link of a set; `None` for one GPU.
+    pub(super) fn within(devices: &[&Device]) -> Option<Self> {
+        let between = |one: &Device, other: &Device| {
+            if !queried(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
+                return Self::Host;
+            }
+            match queried(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED) {
+                true => Self::PeerAtomic,
+                false => Self::Peer,
+            }
+        };
+        pairs(devices).into_iter().map(|(one, other)| between(one, other)).min()
+    }
+
+    /// The name in messages and records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Peer => "peer",
+            Self::PeerAtomic => "peer_atomic",
+        }
+    }
+}
+
+/// Ordered pairs of different GPUs.
+fn pairs<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
+    let mut pairs = Vec::new();
+    for &one in devices {
+        let ordinal = one.facts().ordinal;
+        let others = devices.iter().filter(|other| other.facts().ordinal != ordinal);
+        pairs.extend(others.map(|&other| (one, other)));
+    }
+    pairs
+}
+
+/// Whether a pair has a property; a driver that does not answer says no.
+fn queried(one: &Device, other: &Device, attribute: Attribute) -> bool {
+    let mut value = 0;
+    let (one, other) = (one.context().cu_device(), other.context().cu_device());
+    // SAFETY: the driver gave both devices, and the pointer is valid.
+    let status = unsafe { sys::cuDeviceGetP2PAttribute(&raw mut value, attribute, one, other) };
+    status.result().is_ok() && value != 0
+}
+
+/// Lets every GPU access the memory of every other one, as far as the hardware can: memory that is
+/// allocated directly, and from the pools. Makes the first GPU current.
+///
+/// # Errors
+/// When the driver refuses the access that it offers.
+pub(super) fn enable(devices: &[&Device]) -> Result<(), DeviceError> {
+    let failed = |error: DriverError| DeviceError::Driver {
+        action: "give GPUs access to each other's memory",
+        error: describe(&error),
+    };
+    for (one, other) in pairs(devices) {
+        if !queried(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
+            continue;
+        }
+        one.context().bind_to_thread().map_err(failed)?;
+        // SAFETY: the context of `one` is current, that of `other` lives as long as its device.
+        match unsafe { sys::cuCtxEnablePeerAccess(other.context().cu_ctx(), 0) }.result() {
+            Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) => {}
+            Err(error) => return Err(failed(error)),
+        }
+        share_pool(one, other).map_err(failed)?;
+    }
+    devices.first().map_or(Ok(()), |first| first.context().bind_to_thread().map_err(failed))
+}
+
+/// Lets `one` access the pool that buffers of `other` come from, if it has one.
+fn share_pool(one: &Device, other: &Device) -> Result<(), DriverError> {
+    // SAFETY: the device of an open context.
+    let Ok(pool) = (unsafe { result::device::get_mem_pool(other.context().cu_device()) }) else {
+        return Ok(());
+    };
+    let access = sys::CUmemAccessDesc {
+        location: sys::CUmemLocation {
+            type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: one.context().cu_device(),
+        },
+        flags: Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    // SAFETY: the device's own pool, and one description.
+    unsafe { sys::cuMemPoolSetAccess(pool, &raw const access, 1) }.result()
+}

@@ -1,0 +1,87 @@
+//! A barrier over the GPUs of a set, in the order of their streams.
+
+use std::time::Duration;
+
+use crate::driver::peers::Link;
+use crate::{Argument, BackendError, Buffer, Devices, KernelSpec, LoadedKernel, Source};
+
+/// Kernel rows; their parameter is the number of GPUs.
+pub(super) const KERNELS: &[KernelSpec<usize>] = &[BARRIER];
+
+const BARRIER: KernelSpec<usize> = KernelSpec {
+    variants: || vec![2],
+    ..KernelSpec::new(
+        Source::new("measure/barrier", include_str!("../../kernels/measure/barrier.cu")),
+        "measure_barrier",
+        32,
+        |_| [1, 1, 1],
+    )
+};
+
+/// Most GPUs of a set.
+pub const MOST_GPUS: usize = 16;
+/// How long a GPU waits for another one that never arrives.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Kernel and memory of one GPU.
+struct Rank {
+    kernel: LoadedKernel,
+    /// Addresses of the flags of every GPU.
+    table: Buffer,
+    /// Written by every GPU, read by this one.
+    _flags: Buffer,
+}
+
+/// A barrier over the first GPUs of a set.
+pub struct Barrier {
+    ranks: Vec<Rank>,
+    epoch: u32,
+}
+
+impl Barrier {
+    /// Compiles and allocates; `None` if the GPUs cannot access each other's memory, or for one.
+    ///
+    /// # Errors
+    /// When the kernel does not compile, memory is short or there are too many GPUs.
+    pub fn new(devices: &Devices) -> Result<Option<Self>, BackendError> {
+        match devices.link() {
+            None | Some(Link::Host) => return Ok(None),
+            Some(Link::Peer | Link::PeerAtomic) => {}
+        }
+        let count = devices.count();
+        if count > MOST_GPUS {
+            return Err(BackendError::Unsupported(format!("{count} GPUs, at most {MOST_GPUS}")));
+        }
+        let mut flags = Vec::new();
+        devices.for_each(|_, device| {
+            flags.push(device.upload(&[0; 4 * MOST_GPUS])?);
+            Ok(())
+        })?;
+        let addresses: Vec<u64> = flags.iter().map(Buffer::address).collect();
+        let mut ranks = Vec::new();
+        let mut flags = flags.into_iter();
+        devices.for_each(|_, device| {
+            let table = device.upload(bytemuck::cast_slice(&addresses))?;
+            let kernel = BARRIER.load(device, &count)?;
+            ranks.extend(flags.next().map(|flags| Rank { kernel, table, _flags: flags }));
+            Ok(())
+        })?;
+        Ok(Some(Self { ranks, epoch: 0 }))
+    }
+
+    /// Begins the next barrier, which every GPU then takes part in.
+    pub const fn begin(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1);
+    }
+
+    /// Enqueues the part of one GPU of the first `count`, whose context is current.
+    ///
+    /// # Errors
+    /// When the launch is refused.
+    pub fn enqueue(&self, rank: usize, count: usize) -> Result<(), BackendError> {
+        let Rank { kernel, table, .. } = &self.ranks[rank];
+        let timeout_ns = Argument::U64(TIMEOUT.as_nanos() as u64);
+        let [rank, gpus] = [rank, count].map(|number| Argument::U32(number as u32));
+        kernel.launch(&[table.into(), rank, gpus, Argument::U32(self.epoch), timeout_ns])
+    }
+}

@@ -1,0 +1,105 @@
+//! Copies from GPU to GPU, all at once: the ceiling of their links.
+
+use crate::driver::peers::Link;
+use crate::{Argument, BackendError, Buffer, Devices, KernelSpec, LoadedKernel, Source};
+
+/// Kernel rows; their parameter is the number of blocks.
+pub(super) const KERNELS: &[KernelSpec<usize>] = &[COPY];
+
+/// Threads of a block, as in the source.
+const THREADS: usize = 512;
+/// Bytes of a packet.
+const PACKET: usize = 16;
+/// Packets that a thread copies at a time.
+const AT_ONCE: usize = 4;
+
+const COPY: KernelSpec<usize> = KernelSpec {
+    variants: || vec![1],
+    ..KernelSpec::new(
+        Source::new("measure/peer_copy", include_str!("../../kernels/measure/peer_copy.cu")),
+        "measure_peer_copy",
+        THREADS,
+        |blocks| [*blocks, 1, 1],
+    )
+};
+
+/// How bytes are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyKind {
+    /// By a copy engine.
+    Engine,
+    /// By the multiprocessors of the GPU that has them.
+    Kernel,
+}
+
+/// A GPU that copies to another one.
+struct Copy {
+    from: Buffer,
+    to: Buffer,
+    kernel: Option<LoadedKernel>,
+}
+
+/// Copies between the GPUs of a set.
+pub struct PeerCopies {
+    devices: Devices,
+    copies: Vec<Copy>,
+    bytes: usize,
+    kinds: Vec<CopyKind>,
+}
+
+impl PeerCopies {
+    /// Memory and kernels for copies of `bytes` bytes, at least one: from every GPU to the next
+    /// one, and from the last to the first, or from the first to the second alone.
+    ///
+    /// # Errors
+    /// When memory is short or a kernel does not compile.
+    pub fn new(devices: &Devices, bytes: usize, both_ways: bool) -> Result<Self, BackendError> {
+        let accessible = devices.link().is_some_and(|link| link != Link::Host);
+        let by_kernel = accessible && bytes.is_multiple_of(PACKET);
+        let mut buffers = Vec::new();
+        devices.for_each(|_, device| {
+            buffers.push((device.allocate(bytes)?, device.allocate(bytes)?));
+            Ok(())
+        })?;
+        let count = devices.count();
+        let senders = if both_ways { count } else { 1 };
+        let mut copies = Vec::new();
+        devices.for_each(|rank, device| {
+            if rank < senders {
+                let blocks = bytes.div_ceil(PACKET * AT_ONCE * THREADS);
+                let blocks = blocks.clamp(1, 2 * device.facts().multiprocessors as usize);
+                let kernel = by_kernel.then(|| COPY.load(device, &blocks)).transpose()?;
+                let (from, to) = (buffers[rank].0.clone(), buffers[(rank + 1) % count].1.clone());
+                copies.push(Copy { from, to, kernel });
+            }
+            Ok(())
+        })?;
+        let kinds = match by_kernel {
+            true => vec![CopyKind::Engine, CopyKind::Kernel],
+            false => vec![CopyKind::Engine],
+        };
+        Ok(Self { devices: devices.clone(), copies, bytes, kinds })
+    }
+
+    /// The kinds of copies that these GPUs do.
+    pub fn kinds(&self) -> Vec<CopyKind> {
+        self.kinds.clone()
+    }
+
+    /// Enqueues all of them, each on the stream of the GPU that has the bytes.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn launch(&self, kind: CopyKind) -> Result<(), BackendError> {
+        self.devices.for_each(|rank, device| {
+            let Some(copy) = self.copies.get(rank) else { return Ok(()) };
+            match (&copy.kernel, kind) {
+                (Some(kernel), CopyKind::Kernel) => {
+                    let packets = Argument::I64((self.bytes / PACKET) as i64);
+                    kernel.launch(&[(&copy.from).into(), (&copy.to).into(), packets])
+                }
+                _ => copy.to.copy_from(device.stream(), &copy.from, self.bytes),
+            }
+        })
+    }
+}

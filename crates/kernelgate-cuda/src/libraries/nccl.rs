@@ -1,0 +1,307 @@
+//! Collectives by NCCL: one communicator a GPU of the set, all in this process.
+//!
+//! Deliberately absent: several processes, and registered memory.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Instant;
+
+use crate::driver::CudaStream;
+use crate::library::{self, Library};
+use crate::{BackendError, Devices};
+
+/// Oldest version that is used.
+const OLDEST: c_int = 21_800;
+/// NCCL's sum.
+const SUM: c_int = 0;
+
+/// An opaque communicator.
+type Raw = *mut c_void;
+
+/// Type of the elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the types' own names")]
+pub enum Element {
+    F32,
+    Bf16,
+}
+
+impl Element {
+    /// NCCL's number.
+    const fn number(self) -> c_int {
+        match self {
+            Self::F32 => 7,
+            Self::Bf16 => 9,
+        }
+    }
+}
+
+/// The address of what a GPU sends, and of what it receives.
+#[derive(Debug, Clone, Copy)]
+pub struct SendReceive {
+    /// Read.
+    pub send: u64,
+    /// Written.
+    pub receive: u64,
+}
+
+/// An exchange between the GPUs of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Collective {
+    /// Everyone gets the sum.
+    AllReduce,
+    /// Everyone gets the parts of all.
+    AllGather,
+    /// Everyone gets its part of the sum.
+    ReduceScatter,
+    /// Everyone gets what the first GPU has.
+    Broadcast,
+    /// The last GPU gets what the first one has.
+    Send,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UniqueId {
+    bytes: [c_char; 128],
+}
+
+/// The fifth parameter is the operator, of a broadcast the rank that sends.
+type Reduce = unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Raw, *mut c_void) -> c_int;
+
+struct Api {
+    error: unsafe extern "C" fn(c_int) -> *const c_char,
+    unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
+    connect: unsafe extern "C" fn(*mut Raw, c_int, UniqueId, c_int) -> c_int,
+    abort: unsafe extern "C" fn(Raw) -> c_int,
+    destroy: unsafe extern "C" fn(Raw) -> c_int,
+    begin: unsafe extern "C" fn() -> c_int,
+    end: unsafe extern "C" fn() -> c_int,
+    all_reduce: Reduce,
+    reduce_scatter: Reduce,
+    all_gather: unsafe extern "C" fn(u64, u64, usize, c_int, Raw, *mut c_void) -> c_int,
+    broadcast: Reduce,
+    send: Point,
+    receive: Point,
+}
+
+type Point = unsafe extern "C" fn(u64, usize, c_int, c_int, Raw, *mut c_void) -> c_int;
+
+fn unsupported(why: String) -> BackendError {
+    BackendError::Unsupported(why)
+}
+
+fn api() -> Result<&'static Api, BackendError> {
+    static API: OnceLock<Result<Api, String>> = OnceLock::new();
+    API.get_or_init(load).as_ref().map_err(|why| unsupported(why.clone()))
+}
+
+fn load() -> Result<Api, String> {
+    let library = Library::Nccl;
+    library::load(library)
+        .ok_or_else(|| format!("needs {}: {}", library.name(), library.advice()))?;
+    // SAFETY: the types are those of NCCL 2's header, where enumerations are ints.
+    unsafe {
+        let version: unsafe extern "C" fn(*mut c_int) -> c_int = function(c"ncclGetVersion")?;
+        let mut number = 0;
+        if version(&raw mut number) != 0 || number < OLDEST {
+            let show = |number: c_int| format!("{}.{}", number / 10_000, number / 100 % 100);
+            return Err(format!("needs NCCL {} or later, here is {}", show(OLDEST), show(number)));
+        }
+        Ok(Api {
+            error: function(c"ncclGetErrorString")?,
+            unique_id: function(c"ncclGetUniqueId")?,
+            connect: function(c"ncclCommInitRank")?,
+            abort: function(c"ncclCommAbort")?,
+            destroy: function(c"ncclCommDestroy")?,
+            begin: function(c"ncclGroupStart")?,
+            end: function(c"ncclGroupEnd")?,
+            all_reduce: function(c"ncclAllReduce")?,
+            reduce_scatter: function(c"ncclReduceScatter")?,
+            all_gather: function(c"ncclAllGather")?,
+            broadcast: function(c"ncclBroadcast")?,
+            send: function(c"ncclSend")?,
+            receive: function(c"ncclRecv")?,
+        })
+    }
+}
+
+/// A function of the library.
+///
+/// # Safety
+/// `F` is the function's type.
+unsafe fn function<F: Copy>(name: &CStr) -> Result<F, String> {
+    // SAFETY: the caller's promise.
+    unsafe { library::typed(Library::Nccl, name) }
+        .ok_or_else(|| format!("this NCCL has no {}", name.to_string_lossy()))
+}
+
+impl Api {
+    fn check(&self, status: c_int, action: &str) -> Result<(), BackendError> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: NCCL returns a text of its own for every status.
+        let text = unsafe { CStr::from_ptr((self.error)(status)) }.to_string_lossy();
+        Err(BackendError::Launch(format!("NCCL failed to {action}: {text}")))
+    }
+}
+
+/// A communicator, which another thread made.
+struct Communicator(Raw);
+
+// SAFETY: NCCL allows a communicator to be used by one thread after another.
+unsafe impl Send for Communicator {}
+
+/// The communicators of a set, one a GPU.
+pub struct Communicators {
+    api: &'static Api,
+    raw: Vec<Communicator>,
+    streams: Vec<Arc<CudaStream>>,
+    devices: Devices,
+}
+
+impl Communicators {
+    /// Connects the GPUs of a set, each by a thread of its own.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] if NCCL is missing or too old; [`BackendError::Lost`] if a GPU
+    /// does not connect within the timeout of its device, with its rank; when NCCL fails.
+    pub fn connect(devices: &Devices) -> Result<Self, BackendError> {
+        let api = api()?;
+        multicast_off();
+        let mut id = UniqueId { bytes: [0; 128] };
+        // SAFETY: the pointer is valid.
+        api.check(unsafe { (api.unique_id)(&raw mut id) }, "make an identity")?;
+        let count = devices.count();
+        let (done, results) = mpsc::channel();
+        for (rank, device) in devices.iter().enumerate() {
+            let (device, done) = (Arc::clone(device), done.clone());
+            std::thread::spawn(move || {
+                let connected = device.make_current().and_then(|()| {
+                    let mut raw = std::ptr::null_mut();
+                    // SAFETY: the pointer is valid, and the GPU's context is current.
+                    let status =
+                        unsafe { (api.connect)(&raw mut raw, count as c_int, id, rank as c_int) };
+                    api.check(status, &format!("connect rank {rank}"))?;
+                    Ok(Communicator(raw))
+                });
+                // Nobody listens after the timeout.
+                let _ = done.send((rank, connected));
+            });
+        }
+        drop(done);
+        let mut raw: Vec<Option<Communicator>> = (0..count).map(|_| None).collect();
+        let timeout = devices.one().options().timeout;
+        let begun = Instant::now();
+        while raw.iter().any(Option::is_none) {
+            match results.recv_timeout(timeout.saturating_sub(begun.elapsed())) {
+                Ok((rank, connected)) => raw[rank] = Some(connected?),
+                Err(_) => {
+                    let missing: Vec<String> = (0..count)
+                        .filter(|&rank| raw[rank].is_none())
+                        .map(|rank| rank.to_string())
+                        .collect();
+                    let why = format!(
+                        "NCCL did not connect rank {} of {count} within {} s",
+                        missing.join(", "),
+                        timeout.as_secs()
+                    );
+                    return Err(BackendError::Lost(why));
+                }
+            }
+        }
+        devices.one().make_current()?;
+        let streams = devices.iter().map(|device| Arc::clone(device.stream())).collect();
+        let raw = raw.into_iter().flatten().collect();
+        Ok(Self { api, raw, streams, devices: devices.clone() })
+    }
+
+    /// Enqueues a collective on the streams of all GPUs. `parts` has the memory of each; `count` is
+    /// the number of elements that each sends (of a reduce-scatter: receives).
+    ///
+    /// # Errors
+    /// When NCCL refuses.
+    pub fn enqueue(
+        &self,
+        collective: Collective,
+        element: Element,
+        count: usize,
+        parts: &[SendReceive],
+    ) -> Result<(), BackendError> {
+        let api = self.api;
+        // SAFETY: a group is begun and ended on this thread.
+        api.check(unsafe { (api.begin)() }, "begin a group")?;
+        let mut called = Ok(());
+        for (rank, part) in parts.iter().enumerate().take(self.raw.len()) {
+            called = called.and(self.one(rank, collective, element, count, *part));
+        }
+        // SAFETY: as above.
+        let ended = api.check(unsafe { (api.end)() }, "end a group");
+        called.and(ended).and_then(|()| self.devices.one().make_current())
+    }
+
+    /// The call of one GPU, inside a group.
+    fn one(
+        &self,
+        rank: usize,
+        collective: Collective,
+        element: Element,
+        count: usize,
+        SendReceive { send, receive }: SendReceive,
+    ) -> Result<(), BackendError> {
+        let (api, comm) = (self.api, self.raw[rank].0);
+        let (stream, dtype) = (self.streams[rank].cu_stream().cast(), element.number());
+        let last = self.raw.len() - 1;
+        // SAFETY: communicator and stream live; what lies behind the addresses is accessed on the
+        // GPUs only.
+        let status = unsafe {
+            match collective {
+                Collective::AllReduce => {
+                    (api.all_reduce)(send, receive, count, dtype, SUM, comm, stream)
+                }
+                Collective::AllGather => {
+                    (api.all_gather)(send, receive, count, dtype, comm, stream)
+                }
+                Collective::ReduceScatter => {
+                    (api.reduce_scatter)(send, receive, count, dtype, SUM, comm, stream)
+                }
+                Collective::Broadcast => {
+                    (api.broadcast)(send, receive, count, dtype, 0, comm, stream)
+                }
+                Collective::Send if rank == 0 => {
+                    (api.send)(send, count, dtype, last as c_int, comm, stream)
+                }
+                Collective::Send if rank == last => {
+                    (api.receive)(receive, count, dtype, 0, comm, stream)
+                }
+                Collective::Send => 0,
+            }
+        };
+        api.check(status, &format!("enqueue rank {rank}"))
+    }
+}
+
+impl Drop for Communicators {
+    fn drop(&mut self) {
+        let idle = self.devices.iter().all(|device| device.is_busy() == Ok(false));
+        for Communicator(raw) in &self.raw {
+            // SAFETY: made by ncclCommInitRank, ended once. While a GPU works, or has failed,
+            // NCCL would wait for it: it aborts instead.
+            let _ = unsafe { if idle { (self.api.destroy)(*raw) } else { (self.api.abort)(*raw) } };
+        }
+        let _ = self.devices.one().make_current();
+    }
+}
+
+/// Keeps NCCL from NVLink multicast, which not every machine offers to every process. A user who
+/// sets the variable decides.
+#[expect(clippy::disallowed_methods, reason = "a variable of NCCL")]
+fn multicast_off() {
+    const VARIABLE: &str = "NCCL_NVLS_ENABLE";
+    if std::env::var_os(VARIABLE).is_none() {
+        // SAFETY: NCCL reads its variables in its first call, which follows; no other thread of
+        // this process changes variables.
+        unsafe { std::env::set_var(VARIABLE, "0") };
+    }
+}
