@@ -229,7 +229,7 @@ impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for Bound<P, R> {
     ) -> Result<Box<dyn Executable>, BackendError> {
         let row = self.row(index);
         if let Target::Cuda(devices) = target {
-            devices.iter().try_for_each(|device| persistence::restore(device))?;
+            devices.for_each(|_, device| persistence::restore(device))?;
         }
         match (&row.prepare, target) {
             (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),
@@ -240,7 +240,8 @@ impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for Bound<P, R> {
                 Err(BackendError::Launch(format!("{} does not run on this backend", row.name)))
             }
             (_, Target::Cuda(devices)) => {
-                Ok(Box::new(row.prepare_cuda(&self.problem, &inputs, devices.one())?))
+                let devices = devices.first(self.problem.gpus());
+                Ok(Box::new(row.prepare_on(&self.problem, &inputs, &devices)?))
             }
         }
     }

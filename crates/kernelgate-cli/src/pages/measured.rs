@@ -73,6 +73,9 @@ pub struct Case {
     pub power: Vec<Option<CasePower>>,
     /// Median SM clock of the middle process, MHz; absent if no run recorded one.
     pub clock_mhz: Option<f64>,
+    /// Difference between the slowest and the fastest GPU in the middle process, nanoseconds a
+    /// launch; absent for one GPU.
+    pub skew_ns: Option<f64>,
     /// Energy of a launch in the middle process, joules; absent without `--energy`.
     pub launch_j: Option<f64>,
     /// Errors against the reference; `None` for unverified cases.
@@ -162,6 +165,7 @@ impl Case {
     /// The amount whose rate is shown, and its unit: operations of GEMMs, else bytes.
     pub fn amount(&self) -> Option<(f64, &'static str)> {
         match (self.work.matmul_flops(), self.work.total_bytes()) {
+            (0, _) if self.work.link_bytes > 0 => Some((self.work.link_bytes as f64, "B")),
             (0, 0) => None,
             (0, bytes) => Some((bytes as f64, "B")),
             (flops, _) => Some((flops as f64, "FLOP")),
@@ -292,6 +296,7 @@ impl Gatherer {
                 spread: 0.0,
                 power: Vec::new(),
                 clock_mhz: None,
+                skew_ns: None,
                 launch_j: None,
                 errors,
                 best: false,
@@ -360,6 +365,7 @@ impl Gathered {
             spread: middle(|run| Some(run.spread)).unwrap_or_default(),
             power: self.runs.iter().map(|run| run.power).collect(),
             clock_mhz: middle(|run| run.median_clock_mhz),
+            skew_ns: middle(|run| run.skew_ns),
             launch_j: middle(|run| run.costs.launch_j),
             ..self.template?
         })
@@ -388,6 +394,7 @@ fn template(id: &str, case: &CaseRecord) -> Case {
         spread: 0.0,
         power: Vec::new(),
         clock_mhz: None,
+        skew_ns: None,
         launch_j: None,
         errors: case.verification.value().is_verified().then(|| case.verification.errors()),
         best: false,

@@ -176,6 +176,8 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
         "of limit",
     ];
     header.extend(with_energy.then_some("energy"));
+    let with_skew = cases.iter().any(|case| case.skew_ns.is_some());
+    header.extend(with_skew.then_some("skew"));
     let is_network = cases.iter().any(|case| measured.utilization(case, case.time_ns()).is_some());
     if is_network {
         header.extend(NETWORK);
@@ -188,7 +190,9 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
         let peers = measured.peers_of(best).into_iter();
         for row in rows.chain(peers.map(|peer| Row::from_peer(peer, best))) {
             let network = is_network.then(|| network_cells(measured, best, row.elapsed_ns));
+            let skew_ns = row.skew_ns;
             let mut cells = row.cells(best, with_energy);
+            cells.extend(with_skew.then(|| skew_ns.map_or_else(|| "-".to_owned(), time)));
             cells.extend(network.into_iter().flatten());
             table.row(cells);
         }
@@ -249,6 +253,7 @@ struct Row<'a> {
     power: String,
     limit: Option<&'a TimeLimit>,
     launch_j: Option<f64>,
+    skew_ns: Option<f64>,
 }
 
 impl<'a> From<&'a Case> for Row<'a> {
@@ -262,6 +267,7 @@ impl<'a> From<&'a Case> for Row<'a> {
             power: case.power_states(),
             limit: case.limit.as_ref(),
             launch_j: case.launch_j,
+            skew_ns: case.skew_ns,
         }
     }
 }
@@ -279,13 +285,14 @@ impl<'a> Row<'a> {
             power: peer.power.map_or_else(String::new, |state| state.name().to_owned()),
             limit: best.limit.as_ref(),
             launch_j: None,
+            skew_ns: None,
         }
     }
 
     /// Cells of the row, in the order of the header. `best` is the fastest case of the problem.
     fn cells(self, best: &Case, with_energy: bool) -> Vec<String> {
         let dash = || "-".to_owned();
-        let Self { name, elapsed_ns, amount, spread, clock_mhz, power, limit, launch_j } = self;
+        let Self { name, elapsed_ns, amount, spread, clock_mhz, power, limit, launch_j, .. } = self;
         let rate_text = |(amount, unit)| rate(amount as u64, unit, elapsed_ns);
         let mut cells = vec![
             best.problem.clone(),

@@ -147,8 +147,8 @@ type LaunchFn = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
 /// A computation on the GPU.
 pub struct CudaTask {
     devices: Devices,
-    /// Sees memory while the device's stream is held.
-    observer: Option<Arc<CudaStream>>,
+    /// Streams that see the memory of each GPU while its own stream is held.
+    observers: Vec<Arc<CudaStream>>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     /// Memory for the results of each output while it is poisoned, once it is needed.
@@ -193,7 +193,7 @@ impl CudaTask {
     ) -> Self {
         Self {
             devices: devices.into(),
-            observer: None,
+            observers: Vec::new(),
             inputs: inputs.into_iter().collect(),
             outputs,
             saved: Vec::new(),
@@ -234,6 +234,11 @@ impl CudaTask {
     pub fn attached(self) -> Self {
         Self { allowed: Allowed::ATTACHED_ROW, ..self }
     }
+
+    /// Makes the first GPU current again, after work on several.
+    fn first_current(&self) -> Result<(), BackendError> {
+        if self.devices.count() > 1 { self.devices.one().make_current() } else { Ok(()) }
+    }
 }
 
 impl Executable for CudaTask {
@@ -241,7 +246,8 @@ impl Executable for CudaTask {
         if let State::InOutputs { poisoned, .. } = &mut self.state {
             *poisoned = true;
         }
-        self.outputs.iter().try_for_each(|output| output.buffer.fill(output.poison()))
+        self.outputs.iter().try_for_each(|output| output.buffer.fill(output.poison()))?;
+        self.first_current()
     }
 
     fn rewrite_outputs(&mut self) -> Result<(), BackendError> {
@@ -275,6 +281,10 @@ impl Executable for CudaTask {
         !matches!(self.state, State::Absent)
     }
 
+    fn gpus(&self) -> usize {
+        self.devices.count()
+    }
+
     fn allowed(&self) -> Allowed {
         self.allowed
     }
@@ -294,7 +304,18 @@ impl Executable for CudaTask {
     }
 
     fn synchronize(&mut self) -> Result<(), BackendError> {
-        self.devices.iter().try_for_each(|device| device.synchronize())
+        if self.devices.count() == 1 {
+            return self.devices.one().synchronize();
+        }
+        self.devices.for_each(|rank, device| {
+            device.synchronize().map_err(|error| match error {
+                BackendError::Lost(why) => {
+                    let ordinal = device.facts().ordinal;
+                    BackendError::Lost(format!("rank {rank} on GPU {ordinal}: {why}"))
+                }
+                error => error,
+            })
+        })
     }
 
     fn outputs(&mut self) -> Result<&Tensors, BackendError> {
@@ -319,6 +340,7 @@ impl Executable for CudaTask {
             };
             self.host.insert(output.name, tensor);
         }
+        self.first_current()?;
         Ok(&self.host)
     }
 
@@ -332,14 +354,23 @@ impl Executable for CudaTask {
 
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
         let input = self.inputs.iter().find(|input| input.name == name);
-        input.ok_or_else(|| no_such_input(name))?.buffer.overwrite(values.as_bytes())
+        input.ok_or_else(|| no_such_input(name))?.buffer.overwrite(values.as_bytes())?;
+        self.first_current()
     }
 
     fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
-        let observer = match &self.observer {
-            Some(observer) => Arc::clone(observer),
-            None => Arc::clone(self.observer.insert(self.devices.one().another_stream()?)),
+        if self.observers.is_empty() {
+            let streams = self.devices.iter().map(|device| device.another_stream());
+            self.observers = streams.collect::<Result<_, _>>()?;
+        }
+        let observer_of = |output: &Output| {
+            let ordinal = output.buffer.ordinal();
+            let rank = self.devices.iter().position(|device| device.facts().ordinal == ordinal);
+            &self.observers[rank.unwrap_or(0)]
         };
-        self.outputs.iter().map(|output| output.still_poisoned(&observer)).collect()
+        let poisoned =
+            self.outputs.iter().map(|output| output.still_poisoned(observer_of(output))).collect();
+        self.first_current()?;
+        poisoned
     }
 }

@@ -37,6 +37,11 @@ pub trait Executable {
         false
     }
 
+    /// Number of GPUs whose streams a launch enqueues work on: the first ones of the set.
+    fn gpus(&self) -> usize {
+        1
+    }
+
     /// Actions that launches may take in a timed region besides enqueueing work.
     fn allowed(&self) -> Allowed {
         Allowed::OWN_ROW

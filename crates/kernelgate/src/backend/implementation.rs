@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kernelgate_cuda::driver::memory;
-use kernelgate_cuda::{BackendError, Device};
+use kernelgate_cuda::{BackendError, Device, Devices};
 
 use super::program::{Capture, Program};
 use super::target::BackendKind;
@@ -46,6 +46,13 @@ pub enum Prepare<P> {
         /// Makes the row of that name ready.
         prepare: fn(&P, &str, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>,
     },
+    /// A task over all GPUs of a set, which declares its memory on each of them.
+    CudaSet {
+        /// Device memory of inputs, outputs and scratch on one GPU, bytes.
+        device_bytes: fn(&P) -> u64,
+        /// Makes it ready.
+        prepare: fn(&P, &Tensors, &Devices) -> Result<cuda::CudaTask, BackendError>,
+    },
     /// A task on an NVIDIA GPU, as a list of launches that the function writes; the list declares
     /// its memory.
     Program(fn(&P) -> Program, Capture),
@@ -67,12 +74,29 @@ impl<P> Implementation<P> {
     /// none.
     pub fn device_bytes(&self, problem: &P) -> Option<u64> {
         match self.prepare {
-            Prepare::CudaWithin { device_bytes, .. } | Prepare::CudaByName { device_bytes, .. } => {
-                Some(device_bytes(problem))
-            }
+            Prepare::CudaWithin { device_bytes, .. }
+            | Prepare::CudaByName { device_bytes, .. }
+            | Prepare::CudaSet { device_bytes, .. } => Some(device_bytes(problem)),
             Prepare::Program(write, _) => Some(write(problem).device_bytes()),
             Prepare::Cpu(_) | Prepare::CpuByName(_) | Prepare::Cuda(_) => None,
         }
+    }
+
+    /// Makes a problem ready on the GPUs of a set: on all of them, or on the first.
+    ///
+    /// # Errors
+    /// Those of [`Self::prepare_cuda`].
+    pub fn prepare_on(
+        &self,
+        problem: &P,
+        inputs: &Tensors,
+        devices: &Devices,
+    ) -> Result<cuda::CudaTask, BackendError> {
+        let Prepare::CudaSet { device_bytes, prepare } = self.prepare else {
+            return self.prepare_cuda(problem, inputs, devices.one());
+        };
+        devices.for_each(|_, device| memory::require(device, device_bytes(problem)))?;
+        prepare(problem, inputs, devices)
     }
 
     /// Makes a problem ready on an NVIDIA GPU.
@@ -96,6 +120,7 @@ impl<P> Implementation<P> {
                 memory::require(device, device_bytes(problem))?;
                 prepare(problem, self.name, inputs, device)
             }
+            Prepare::CudaSet { .. } => self.prepare_on(problem, inputs, &Devices::from(device)),
             Prepare::Program(write, capture) => {
                 let program = write(problem);
                 memory::require(device, program.device_bytes())?;

@@ -138,6 +138,8 @@ fn table(runs: &[ProcessRun]) -> Table {
         runs.iter().any(|run| run.cases.values().any(|case| clock(run, case).is_some()));
     let mut header = vec!["case", "time", "spread", "rate", "limit", "of limit", "limited by", ""];
     header.extend(low_clocks.then_some("SM clock"));
+    let skews = runs.iter().any(|run| run.cases.values().any(|it| !it.samples.skew_ns.is_empty()));
+    header.extend(skews.then_some("skew"));
     let energies = runs.iter().any(|run| run.cases.values().any(|it| it.samples.energy.is_some()));
     header.extend(energies.then_some("energy"));
     let networks = runs.iter().any(|run| run.cases.values().any(is_network));
@@ -150,7 +152,8 @@ fn table(runs: &[ProcessRun]) -> Table {
         let clock = low_clocks.then(|| clock(run, of.1).unwrap_or_default());
         let energy = energies.then(|| energy(of.1));
         let network = networks.then(|| network(run, of.1));
-        let timed = Timed { clock, energy, network, ..Timed::new(of) };
+        let skew = skews.then(|| of.1.samples.typical_skew_ns().map_or("-".to_owned(), time));
+        let timed = Timed { clock, skew, energy, network, ..Timed::new(of) };
         problems.entry(natural(timed.problem)).or_default().push(timed);
     }
     for mut cases in problems.into_values() {
@@ -180,6 +183,8 @@ struct Timed<'a> {
     spread: Spread,
     /// Cell of the clock, if the table has that column.
     clock: Option<String>,
+    /// Cell of the skew between GPUs, if the table has that column.
+    skew: Option<String>,
     /// Cell of the energy, if the table has that column.
     energy: Option<String>,
     /// Cells of networks, if the table has those columns.
@@ -248,11 +253,11 @@ impl<'a> Timed<'a> {
         let problem = id.strip_suffix(&end).unwrap_or_default();
         let name = id[problem.len()..].trim_start_matches('/');
         let spread = Spread::from_values(&case.samples.per_launch_ns());
-        Self { problem, name, case, spread, clock: None, energy: None, network: None }
+        Self { problem, name, case, spread, clock: None, skew: None, energy: None, network: None }
     }
 
     fn cells(&self, best: bool) -> Vec<String> {
-        let Self { name, case, spread, clock, energy, network, .. } = self;
+        let Self { name, case, spread, clock, skew, energy, network, .. } = self;
         let limit = case.limit.as_ref();
         let fraction = limit.map(|limit| limit.fraction(spread.median));
         let dash = || "-".to_owned();
@@ -270,6 +275,7 @@ impl<'a> Timed<'a> {
             fraction.map_or_else(String::new, bar),
         ];
         cells.extend(clock.clone());
+        cells.extend(skew.clone());
         cells.extend(energy.clone());
         cells.extend(network.clone().into_iter().flatten());
         cells
@@ -293,6 +299,7 @@ fn bar(fraction: f64) -> String {
 
 fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
     match (case.work.matmul_flops(), case.work.total_bytes()) {
+        (0, _) if case.work.link_bytes > 0 => rate(case.work.link_bytes, "B", elapsed_ns),
         (0, 0) => "-".to_owned(),
         (0, bytes) => rate(bytes, "B", elapsed_ns),
         (flops, _) => rate(flops, "FLOP", elapsed_ns),

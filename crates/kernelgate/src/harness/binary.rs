@@ -408,8 +408,12 @@ mod tests {
     #[test]
     fn accepts_filters_for_sibling_binaries_and_rejects_unknown_ones() {
         let harness = Harness::new("spike", own()).siblings(all());
-        let place =
-            Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned(), l2_bytes: 0 };
+        let place = Place {
+            kind: BackendKind::Cpu,
+            otherwise: "elsewhere".to_owned(),
+            l2_bytes: 0,
+            gpus: 1,
+        };
         let select = |arguments: &[&str]| {
             let settings = Settings::parse(&arguments.join(" "))?;
             let selected = harness.select(&settings, &place, &settings.filter, |_| None)?;

@@ -51,7 +51,11 @@ pub struct Bench<'a> {
 
 impl Bench<'_> {
     fn select<'s>(&self, suite: &'s Suite) -> Result<Selection<'s>, CaseError> {
-        let place = Place { kind: self.target.kind(), otherwise: String::new(), l2_bytes: 0 };
+        let gpus = match self.target {
+            Target::Cpu => 0,
+            Target::Cuda(devices) => devices.count(),
+        };
+        let place = Place { kind: self.target.kind(), otherwise: String::new(), l2_bytes: 0, gpus };
         let axes = self.axes.split_whitespace().map(|axis| axis.parse());
         let axes: Vec<_> = axes.collect::<Result<_, _>>().expect("tests name axes");
         select([suite], Effort::Default, &place, &axes, &Filter::All)

@@ -305,6 +305,10 @@ impl Executable for Delayed<'_> {
         self.inner.carries_state()
     }
 
+    fn gpus(&self) -> usize {
+        self.inner.gpus()
+    }
+
     fn allowed(&self) -> Allowed {
         self.inner.allowed()
     }

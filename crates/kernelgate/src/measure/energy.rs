@@ -107,7 +107,9 @@ pub fn measure(
     launch_ns: f64,
 ) -> Result<Energy, BackendError> {
     let Some(meter) = stopwatch.power().filter(|meter| meter.energy_mj().is_some()).cloned() else {
-        return Ok(Energy::NotResolved("NVML has no energy counter for this device".to_owned()));
+        return Ok(Energy::NotResolved(
+            "NVML has no energy counter for this device alone".to_owned(),
+        ));
     };
     let group = (GROUP_NS / launch_ns.max(1.0)).ceil() as u64;
     let (started, done) = (Instant::now(), AtomicBool::new(false));

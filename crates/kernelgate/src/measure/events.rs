@@ -1,29 +1,31 @@
 //! CUDA events: the clock of the GPU backend.
 //!
 //! Launches of a burst are queued behind a blocking kernel, so that the host's launch time is not
-//! in the samples. A probe before and one after the burst measure the SM clock. In the cold state
+//! in the samples. Launches over several GPUs are queued behind a blocking kernel on each, which are
+//! released together; the slowest GPU counts. A probe before and one after the burst measure the SM
+//! clock. In the cold state
 //! the L2 cache is filled with other data before each launch. All memory is allocated here, none
 //! while timing.
 
 mod calibration;
 mod case;
+mod lanes;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use case::CasePlan;
 
+use self::lanes::Lanes;
 use super::Cache;
 use super::audit::Refusal;
 use super::clock::ClockWatch;
 use super::limits::Overhead;
 use super::power::{self, CapReading, Load, LoadSample, PowerMeter};
-use super::queue::{self, MAX_BURST, MAX_QUEUED};
+use super::queue::{self, MAX_QUEUED};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
-use kernelgate_cuda::driver::graph::Graph;
-use kernelgate_cuda::driver::stream::stream_timer::StreamTimer;
-use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
+use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::{Device, Devices};
 
 /// Timeout of the blocking kernel. The burst is then discarded.
@@ -39,16 +41,13 @@ const GRAPH_NS: f64 = 100_000.0;
 const MAX_GRAPH: f64 = 64.0;
 /// Attempts a sample before a throttled one is kept.
 const ATTEMPTS: u64 = 4;
-/// Bytes that the cold state reads, in multiples of L2's size.
-const FLUSH: u64 = 2;
 /// Resolution of events: no launch takes less.
 const RESOLUTION_NS: f64 = 32.0;
 
-/// Times launches on one device.
+/// Times launches on the GPUs of a set.
 pub struct EventTimer {
     devices: Devices,
-    stream: StreamTimer<Blocker>,
-    instruments: Instruments,
+    lanes: Lanes,
     overhead: Overhead,
     typical_clock_mhz: Option<f64>,
     clock: ClockWatch,
@@ -57,9 +56,12 @@ pub struct EventTimer {
 
 /// Times of a burst of launches.
 struct Burst {
-    /// Nanoseconds between the events around each launch, overhead included.
+    /// Nanoseconds between the events around each launch, overhead included; of the slowest GPU.
     intervals_ns: Vec<f64>,
-    /// SM clock over the burst, MHz; `None` if the probes do not compare.
+    /// By how much the slowest GPU took longer than the fastest, over all launches, nanoseconds;
+    /// `None` for one GPU.
+    skew_ns: Option<f64>,
+    /// SM clock over the burst, MHz, of the slowest GPU; `None` if the probes do not compare.
     clock_mhz: Option<f64>,
     /// Whether the host's launch time may be in the intervals.
     host_bound: bool,
@@ -111,23 +113,29 @@ impl EventTimer {
             around_launch_ns: 0.0,
             around_graph_ns: 0.0,
         };
-        let blocker = Blocker::new(device)?;
         let mut timer = Self {
-            stream: StreamTimer::new(device, 2 * MAX_BURST, blocker)?,
-            instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
+            lanes: Lanes::new(&devices)?,
             overhead: nothing,
             typical_clock_mhz: None,
             clock: ClockWatch::new(device.facts()),
-            power: Arc::new(PowerMeter::open(device.facts())),
+            power: Arc::new(PowerMeter::open_all(
+                device.facts(),
+                devices.iter().skip(1).map(|other| other.facts()),
+            )),
             devices,
         };
         timer.overhead = timer.calibrate()?;
         Ok(timer)
     }
 
-    /// The device that is timed.
+    /// The first GPU, on which all work for one GPU is timed.
     pub fn device(&self) -> &Arc<Device> {
         self.devices.one()
+    }
+
+    /// The GPUs that can be timed.
+    pub const fn devices(&self) -> &Devices {
+        &self.devices
     }
 
     /// The cost of launching and timing, measured when this was made.
@@ -146,6 +154,7 @@ impl EventTimer {
         cache: Cache,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Vec<f64>, BackendError> {
+        self.lanes.use_first(1);
         let around_ns = self.overhead.around_launch_ns;
         let intervals_ns = self.burst(count, cache, 1, launch)?.without_host()?.intervals_ns;
         Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
@@ -157,6 +166,28 @@ impl EventTimer {
     /// # Errors
     /// The errors of [`Self::launches_ns`].
     pub fn ceiling<'a>(
+        &'a mut self,
+        cache: Cache,
+        launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Ceiling<'a>, BackendError> {
+        self.lanes.use_first(1);
+        self.ceiling_of_set(cache, launch)
+    }
+
+    /// Prepares launches over the first `gpus` GPUs of the set, as [`Self::ceiling`] for one.
+    ///
+    /// # Errors
+    /// Those of [`Self::launches_ns`].
+    pub fn ceiling_over<'a>(
+        &'a mut self,
+        gpus: usize,
+        launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Ceiling<'a>, BackendError> {
+        self.lanes.use_first(gpus);
+        self.ceiling_of_set(Cache::Hot, launch)
+    }
+
+    fn ceiling_of_set<'a>(
         &'a mut self,
         cache: Cache,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
@@ -207,8 +238,7 @@ impl EventTimer {
             Cache::Hot => (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(MAX_GRAPH) as u64,
             Cache::Cold => 1,
         };
-        let device = Arc::clone(self.devices.one());
-        let graph = Graph::capture_repeated(&device, launches, launch)?;
+        let graph = GraphSet::capture_repeated(&self.used(), launches, launch)?;
         Ok(Some(Batch { graph, launches }))
     }
 
@@ -263,40 +293,21 @@ impl EventTimer {
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Burst, BackendError> {
         let hidden = queue::fits(commands, count);
-        self.stream.begin(hidden.then_some(BLOCKER_TIMEOUT))?;
-        let enqueued = self.enqueue(count, cache, launch);
-        self.stream.release();
+        let begun = self.lanes.begin(hidden.then_some(BLOCKER_TIMEOUT));
+        let enqueued = begun.and_then(|()| self.lanes.enqueue(count, cache, launch));
+        self.lanes.release();
         enqueued?;
         // The hold times out if the host is delayed for half a second.
-        let held_up = self.stream.finish()? == Some(false);
+        let held_up = self.lanes.finish()? == Some(false);
         let at = |i: usize| if cache == Cache::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
-        let intervals_ns = (0..count)
-            .map(at)
-            .map(|(from, to)| self.stream.elapsed_ns(from, to))
-            .collect::<Result<_, _>>()?;
-        let clock_mhz = self.instruments.clock_mhz()?;
-        Ok(Burst { intervals_ns, clock_mhz, host_bound: !hidden || held_up, held_up })
+        let (intervals_ns, skew_ns) = self.lanes.intervals((0..count).map(at))?;
+        let clock_mhz = self.lanes.clock_mhz()?;
+        Ok(Burst { intervals_ns, skew_ns, clock_mhz, host_bound: !hidden || held_up, held_up })
     }
 
-    fn enqueue(
-        &self,
-        count: usize,
-        cache: Cache,
-        launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        self.instruments.probe(0)?;
-        if cache == Cache::Hot {
-            self.stream.record(0)?;
-        }
-        for i in 0..count {
-            if cache == Cache::Cold {
-                self.instruments.flush()?;
-                self.stream.record(2 * i)?;
-            }
-            launch()?;
-            self.stream.record(if cache == Cache::Cold { 2 * i + 1 } else { i + 1 })?;
-        }
-        self.instruments.probe(1)
+    /// The GPUs whose streams are timed now.
+    fn used(&self) -> Devices {
+        self.devices.first(self.lanes.used())
     }
 }
 
@@ -393,7 +404,7 @@ impl Load for Ceiling<'_> {
 
 /// Short launches, captured together.
 struct Batch {
-    graph: Graph,
+    graph: GraphSet,
     launches: u64,
 }
 
@@ -403,7 +414,13 @@ mod tests {
 
     const fn burst(hidden: bool, released: bool) -> Burst {
         let held_up = hidden && !released;
-        Burst { intervals_ns: Vec::new(), clock_mhz: None, host_bound: !hidden || held_up, held_up }
+        Burst {
+            intervals_ns: Vec::new(),
+            skew_ns: None,
+            clock_mhz: None,
+            host_bound: !hidden || held_up,
+            held_up,
+        }
     }
 
     #[test]

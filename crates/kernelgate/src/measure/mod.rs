@@ -53,6 +53,9 @@ pub struct Sample {
     pub launches: u64,
     /// Time of all of them together, nanoseconds.
     pub elapsed_ns: f64,
+    /// By how much the slowest GPU took longer than the fastest, for all of them together,
+    /// nanoseconds; `None` for one GPU, and on the host.
+    pub skew_ns: Option<f64>,
     /// SM clock during the launches, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,
     /// Attempts thrown away before this one, because the device was throttled or its clock not

@@ -235,6 +235,8 @@ pub fn wait_until_steady(load: &mut dyn Load) -> Result<(Settling, Settled), Bac
 pub struct PowerMeter {
     highest_mhz: f64,
     telemetry: Option<Telemetry>,
+    /// The other cards of a set.
+    others: Vec<Telemetry>,
     /// Reason why the card's power is not that of one process, known without NVML.
     shared: Option<&'static str>,
 }
@@ -250,19 +252,31 @@ impl PowerMeter {
                 _ if facts.mps => Some("MPS shares the card's power with other processes"),
                 _ => None,
             },
+            others: Vec::new(),
         }
+    }
+
+    /// Opens NVML for the cards of a set: power and energy are those of the first, heat and other
+    /// processes those of all.
+    pub fn open_all<'a>(
+        first: &DeviceFacts,
+        others: impl Iterator<Item = &'a DeviceFacts>,
+    ) -> Self {
+        let others = others.filter_map(|facts| Telemetry::open(&facts.uuid)).collect();
+        Self { others, ..Self::open(first) }
     }
 
     /// Meter of a card without NVML.
     #[cfg(test)]
     pub const fn blind(shared: Option<&'static str>) -> Self {
-        Self { highest_mhz: 1980.0, telemetry: None, shared }
+        Self { highest_mhz: 1980.0, telemetry: None, others: Vec::new(), shared }
     }
 
     /// Whether heat or a slow-down of the hardware holds the clock down now; absent where NVML does
     /// not report reasons.
     pub fn slowed(&self) -> Option<bool> {
-        self.telemetry.as_ref()?.slowed()
+        let others = self.others.iter().any(|card| card.slowed() == Some(true));
+        self.telemetry.as_ref()?.slowed().map(|slowed| slowed || others)
     }
 
     /// Reads the card at the end of a window with this clock. Takes two calls of NVML.
@@ -285,7 +299,10 @@ impl PowerMeter {
 
     /// Other processes that computed on the card since then; absent where NVML does not report it.
     pub fn others_computing_since(&self, then: SystemTime) -> Option<u32> {
-        self.telemetry.as_ref()?.others_computing_since(then)
+        let cards = self.telemetry.iter().chain(&self.others);
+        let counts: Vec<u32> =
+            cards.map(|card| card.others_computing_since(then)).collect::<Option<_>>()?;
+        (!counts.is_empty()).then(|| counts.into_iter().sum())
     }
 
     /// Reads everything that NVML reports. Takes some milliseconds: never while samples are taken.
@@ -293,10 +310,11 @@ impl PowerMeter {
         self.telemetry.as_ref().map(Telemetry::read)
     }
 
-    /// Energy that the card has used, millijoules; `None` if it has no counter, or if other GPUs or
-    /// instances share the counter.
+    /// Energy that the card has used, millijoules; `None` if it has no counter, if other GPUs or
+    /// instances share the counter, and for a set of cards.
     pub fn energy_mj(&self) -> Option<u64> {
-        self.telemetry.as_ref().filter(|_| self.shared.is_none()).and_then(Telemetry::energy_mj)
+        let alone = self.shared.is_none() && self.others.is_empty();
+        self.telemetry.as_ref().filter(|_| alone).and_then(Telemetry::energy_mj)
     }
 
     /// Reason why a power state cannot be stated for this card; `None` if it can.

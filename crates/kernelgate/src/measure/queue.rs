@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::audit::Refusal;
 use crate::backend::{BackendError, Executable};
-use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::driver::graph_set::GraphSet;
+use kernelgate_cuda::{Device, Devices};
 
 /// Most launches between one release of the blocker and the next.
 pub const MAX_BURST: usize = 64;
@@ -25,10 +25,10 @@ pub const fn fits(commands: usize, launches: usize) -> bool {
 /// # Errors
 /// When the GPU is lost.
 pub fn captured(
-    device: &Arc<Device>,
+    devices: &Devices,
     executable: &mut dyn Executable,
-) -> Result<Option<Graph>, BackendError> {
-    match Graph::capture(device, || executable.launch()) {
+) -> Result<Option<GraphSet>, BackendError> {
+    match GraphSet::capture(devices, || executable.launch()) {
         Ok(graph) => Ok(Some(graph)),
         Err(lost @ BackendError::Lost(_)) => Err(lost),
         Err(_) => Ok(None),
@@ -46,7 +46,7 @@ pub fn check_fits(
     executable: &mut dyn Executable,
 ) -> Result<(), BackendError> {
     executable.synchronize()?;
-    let commands = captured(device, executable)?.map_or(1, |graph| graph.nodes());
+    let commands = captured(&Devices::from(device), executable)?.map_or(1, |graph| graph.nodes());
     if fits(commands, launches) {
         return Ok(());
     }

@@ -38,7 +38,14 @@ impl Stopwatch for Wall {
         executable.synchronize()?;
         // The clock's resolution: a sample of exactly zero would lose Criterion's whole case.
         let elapsed_ns = (start.elapsed().as_nanos() as f64).max(1.0);
-        Ok(Sample { launches, elapsed_ns, clock_mhz: None, discarded: 0, throttled: false })
+        Ok(Sample {
+            launches,
+            elapsed_ns,
+            skew_ns: None,
+            clock_mhz: None,
+            discarded: 0,
+            throttled: false,
+        })
     }
 
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {

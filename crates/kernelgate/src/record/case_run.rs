@@ -25,6 +25,10 @@ pub struct CaseRun {
     /// Median of the SM clock during the samples, MHz; absent if the device does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub median_clock_mhz: Option<f64>,
+    /// Median difference between the slowest and the fastest GPU, nanoseconds a launch; absent for
+    /// one GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skew_ns: Option<f64>,
     /// Copy of [`Samples::batch`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u64>,
@@ -66,6 +70,7 @@ impl CaseRun {
             samples: samples.launches.len() as u64,
             total_launches: samples.total_launches().unwrap_or(u64::MAX),
             median_clock_mhz: (!clocks.is_empty()).then(|| median(clocks)),
+            skew_ns: samples.typical_skew_ns(),
             batch: samples.batch,
             host_bound: samples.host_bound,
             discarded: samples.discarded,
@@ -91,6 +96,7 @@ impl CaseRun {
         let LaunchCosts { host_launch_ns, launch_j, .. } = &mut self.costs;
         let costs = host_launch_ns.iter_mut().chain(launch_j).map(|number| (number, 4));
         let others = self.median_clock_mhz.iter_mut().chain(&mut self.contention);
+        let others = others.chain(&mut self.skew_ns);
         let all = limit.chain(costs).chain(others.map(|number| (number, 4)));
         all.for_each(|(number, count)| *number = digits(*number, count));
         self
@@ -116,6 +122,7 @@ impl CaseRun {
             return Err(format!("{} samples of {} launches", self.samples, self.total_launches));
         }
         self.median_clock_mhz.map_or(Ok(()), plausibility::check_clock_mhz)?;
+        self.skew_ns.map_or(Ok(()), plausibility::check_cost_ns)?;
         self.costs.validate()?;
         self.limit.as_ref().map_or(Ok(()), TimeLimit::validate)?;
         self.power.and_then(|power| power.range).map_or(Ok(()), plausibility::check_power_range)?;

@@ -221,6 +221,10 @@ pub struct Samples {
     /// SM clock during each sample, MHz; empty if the device does not report it.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "fitted")]
     pub clock_mhz: Vec<f64>,
+    /// By how much the slowest GPU took longer than the fastest in each sample, for all its launches
+    /// together, nanoseconds; empty for one GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "fitted")]
+    pub skew_ns: Vec<f64>,
     /// Attempts thrown away because the device was throttled, or its clock not steady.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub discarded: u64,
@@ -288,6 +292,15 @@ impl Samples {
             .collect()
     }
 
+    /// Median difference between the slowest and the fastest GPU, nanoseconds a launch; `None` for
+    /// one GPU.
+    pub fn typical_skew_ns(&self) -> Option<f64> {
+        let launches = self.launches.iter().map(|&launches| launches as f64);
+        let skews: Vec<f64> =
+            self.skew_ns.iter().zip(launches).map(|(skew, launches)| skew / launches).collect();
+        (!skews.is_empty()).then(|| crate::stats::median(&skews))
+    }
+
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
@@ -299,6 +312,17 @@ impl Samples {
         }
         if !self.clock_mhz.is_empty() && self.clock_mhz.len() != times {
             return Err(format!("{} clocks against {times} times", self.clock_mhz.len()));
+        }
+        if !self.skew_ns.is_empty() && self.skew_ns.len() != times {
+            return Err(format!("{} skews against {times} times", self.skew_ns.len()));
+        }
+        if let Some(skew_ns) = self
+            .skew_ns
+            .iter()
+            .zip(&self.elapsed_ns)
+            .find(|(skew, elapsed)| !(0.0..=2.0 * **elapsed + 1e6).contains(*skew))
+        {
+            return Err(format!("a skew of {} ns", skew_ns.0));
         }
         if self.launches.is_empty() {
             return Err("no samples".to_owned());
@@ -436,7 +460,7 @@ impl CaseRecord {
             problem: BTreeMap::new(),
             implementation: "cpu".to_owned(),
             cache: "hot".to_owned(),
-            work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
+            work: WorkRecord { read_bytes: 8, write_bytes: 8, ..WorkRecord::default() },
             computed_samples: None,
             sample_unit: SampleUnit::default(),
             limit: None,

@@ -19,6 +19,14 @@ pub struct WorkRecord {
     pub read_bytes: u64,
     /// Fewest bytes written.
     pub write_bytes: u64,
+    /// Fewest bytes that a GPU receives from others, in work over several.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub link_bytes: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl From<&Work> for WorkRecord {
@@ -29,7 +37,8 @@ impl From<&Work> for WorkRecord {
                 flops.entry(format!("{} {}", part.unit.name(), part.dtype.name())).or_default();
             *count = count.saturating_add(part.count);
         }
-        Self { flops, read_bytes: work.read_bytes, write_bytes: work.write_bytes }
+        let link_bytes = work.link.map_or(0, |link| link.bytes);
+        Self { flops, read_bytes: work.read_bytes, write_bytes: work.write_bytes, link_bytes }
     }
 }
 
@@ -37,7 +46,11 @@ impl From<&Work> for WorkRecord {
 impl std::fmt::Display for WorkRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.flops.iter().try_for_each(|(unit, count)| write!(f, "{unit} {count}, "))?;
-        write!(f, "read {} B, write {} B", self.read_bytes, self.write_bytes)
+        write!(f, "read {} B, write {} B", self.read_bytes, self.write_bytes)?;
+        match self.link_bytes {
+            0 => Ok(()),
+            bytes => write!(f, ", receive {bytes} B"),
+        }
     }
 }
 
@@ -61,7 +74,8 @@ impl WorkRecord {
     /// # Errors
     /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
-        let counted = self.flops.values().chain([&self.read_bytes, &self.write_bytes]);
+        let counted =
+            self.flops.values().chain([&self.read_bytes, &self.write_bytes, &self.link_bytes]);
         let sum = counted.copied().try_fold(0, u64::checked_add);
         match sum {
             Some(..=MOST) => Ok(()),
@@ -80,6 +94,7 @@ mod tests {
             flops: BTreeMap::from([("matmul f32".to_owned(), matmul), ("other f32".to_owned(), 1)]),
             read_bytes,
             write_bytes: 4,
+            link_bytes: 0,
         };
         assert_eq!(work(1 << 61, 1 << 50).validate(), Ok(()));
         for (matmul, read_bytes) in [(u64::MAX, 0), (0, u64::MAX), (1 << 62, 1 << 62), (MOST, 0)] {

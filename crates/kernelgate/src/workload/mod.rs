@@ -17,7 +17,7 @@ pub use axis::{Axis, AxisError, Override, Point, Values};
 pub use breakdown::{Breakdown, Part, SampleUnit};
 pub use symmetry::Symmetry;
 pub use tensor::{Data, Dtype, Tensor, Tensors};
-pub use work::{Unit, Work};
+pub use work::{LinkWork, Unit, Work};
 
 /// A workload with its shape, dtype and parameters bound.
 pub trait Problem: Send + Sync + 'static {
@@ -64,6 +64,11 @@ pub trait Problem: Send + Sync + 'static {
 
     /// Operations and fewest bytes of one execution.
     fn work(&self) -> Work;
+
+    /// Number of GPUs that one execution is spread over. On fewer, its cases on GPUs are skipped.
+    fn gpus(&self) -> usize {
+        1
+    }
 
     /// A fact that a reader of its times has to know, a sentence without its end; printed before
     /// its cases.

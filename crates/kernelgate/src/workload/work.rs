@@ -42,17 +42,37 @@ pub struct Work {
     pub read_bytes: u64,
     /// The fewest bytes that must be written: each output once.
     pub write_bytes: u64,
+    /// Work over several GPUs: what passes between them.
+    pub link: Option<LinkWork>,
+}
+
+/// Bytes that pass between the GPUs of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkWork {
+    /// Fewest bytes that a GPU has to receive; the GPU with the most counts. Over the time of a
+    /// launch this is the bus bandwidth of nccl-tests.
+    pub bytes: u64,
+    /// Whether every GPU also sends as much; otherwise the first one only sends.
+    pub both_ways: bool,
+    /// Number of GPUs.
+    pub gpus: usize,
 }
 
 impl Work {
     /// Work that only moves memory.
     pub fn bytes(read_bytes: u64, write_bytes: u64) -> Self {
-        Self { flops: Vec::new(), read_bytes, write_bytes }
+        Self { flops: Vec::new(), read_bytes, write_bytes, link: None }
     }
 
     /// Adds operations, for chaining.
     pub fn with_flops(mut self, unit: Unit, dtype: Dtype, count: u64) -> Self {
         self.flops.push(Flops { unit, dtype, count });
+        self
+    }
+
+    /// Adds what passes between GPUs, for chaining.
+    pub fn with_link(mut self, link: LinkWork) -> Self {
+        self.link = Some(link);
         self
     }
 

@@ -41,6 +41,14 @@ pub struct Settings {
     /// Which GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
     device: Option<usize>,
+    /// Which GPUs, for cases over several: their numbers (0,1), or how many of the first (2)
+    #[arg(
+        long,
+        env = "KERNELGATE_DEVICES",
+        value_name = "NUMBERS|COUNT",
+        conflicts_with = "device"
+    )]
+    devices: Option<String>,
     /// Seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", value_name = "NUMBER")]
     seed: Option<u64>,
@@ -94,6 +102,7 @@ impl Settings {
             ),
             ("KERNELGATE_AXIS", (!axes.is_empty()).then(|| axes.join(" "))),
             ("KERNELGATE_DEVICE", self.device.map(|device| device.to_string())),
+            ("KERNELGATE_DEVICES", self.devices.clone()),
             ("KERNELGATE_SEED", self.seed.map(|seed| seed.to_string())),
             ("KERNELGATE_TIMEOUT", self.timeout.map(|seconds| seconds.to_string())),
             (SHARD, self.shard.map(|shard| shard.to_string())),

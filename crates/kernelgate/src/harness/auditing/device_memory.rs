@@ -246,7 +246,8 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let target = Target::Cuda(device.into());
         let others = target.telemetry().and_then(|telemetry| telemetry.other_processes());
         let settings = Settings::defaults();
-        let place = Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0 };
+        let place =
+            Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let suites = [suite()];
         let own = suites.iter();
         let selection = select(own, Effort::Default, &place, &[], &Filter::All).unwrap();

@@ -239,7 +239,8 @@ mod tests {
         };
         let kept = References::at(PathBuf::from("kept"), Some("executable".to_owned()));
         let path = |suite: Suite| {
-            let place = Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0 };
+            let place =
+                Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
             let selection = select([&suite], Effort::Default, &place, &[], &Filter::All).unwrap();
             kept.path(&selection.groups[0], &Tensors::new(), "outputs")
         };

@@ -76,7 +76,8 @@ mod tests {
     #[test]
     fn an_estimate_knows_slow_cases_and_says_what_it_leaves_out() {
         let suites = all();
-        let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+        let place =
+            Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let own = suites.iter();
         let selection = select(own, Effort::Thorough, &place, &[], &Filter::All).unwrap();
         let (cases, problems) = (selection.count(), selection.groups.len());

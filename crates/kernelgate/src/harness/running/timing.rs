@@ -424,6 +424,11 @@ fn collect(
             .map(|sample| sample.clock_mhz)
             .collect::<Option<_>>()
             .unwrap_or_default(),
+        skew_ns: kept
+            .iter()
+            .map(|sample| sample.skew_ns)
+            .collect::<Option<_>>()
+            .unwrap_or_default(),
         discarded: kept.iter().map(|sample| sample.discarded).sum(),
         throttled: kept.iter().filter(|sample| sample.throttled || slowed).count() as u64,
         commands: technique.commands,
@@ -457,7 +462,14 @@ mod tests {
             let elapsed = Duration::from_secs_f64(self.0 * 1e-3) * launches as u32;
             std::thread::sleep(elapsed);
             let elapsed_ns = elapsed.as_nanos() as f64;
-            Ok(Sample { launches, elapsed_ns, clock_mhz: None, discarded: 0, throttled: false })
+            Ok(Sample {
+                launches,
+                elapsed_ns,
+                skew_ns: None,
+                clock_mhz: None,
+                discarded: 0,
+                throttled: false,
+            })
         }
 
         fn replay(&mut self, _: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {

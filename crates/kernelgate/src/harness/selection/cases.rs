@@ -221,6 +221,7 @@ impl Choice<'_> {
         // A user who overrides an axis has chosen the problems, so all of their rows are selected.
         let rows = self.axes.is_empty().then(|| group.suite.scan_rows(self.effort, &group.point));
         let rows = rows.flatten();
+        let gpus = group.bound.problem().gpus();
         for (index, &row) in group.suite.implementations().iter().enumerate() {
             if rows.is_some_and(|rows| !rows.contains(&row.name)) {
                 continue;
@@ -238,6 +239,8 @@ impl Choice<'_> {
                     selection.skipped.push((id, format!("{} {reason}", row.name)));
                 } else if row.backend != place.kind {
                     selection.skipped.push((id, place.otherwise.clone()));
+                } else if let Some(reason) = too_few_gpus(row.backend, gpus, place.gpus) {
+                    selection.skipped.push((id, reason));
                 } else {
                     group.cases.push(Case { index, row, cache, id });
                 }
@@ -248,6 +251,13 @@ impl Choice<'_> {
         }
         Ok(())
     }
+}
+
+/// Why a case that is spread over `needed` GPUs does not run on `available` ones.
+fn too_few_gpus(backend: BackendKind, needed: usize, available: usize) -> Option<String> {
+    (backend == BackendKind::Cuda && needed > available).then(|| {
+        format!("needs {needed} GPUs, this run has {available}: --devices {needed} takes the first {needed}")
+    })
 }
 
 /// The states in which cases exist. The CPU backend has no means to empty the caches.
@@ -326,7 +336,7 @@ pub fn nothing_has<'a>(
 
 /// Every id of every effort.
 pub fn all_ids<'a>(suites: impl Iterator<Item = &'a Suite>) -> Vec<String> {
-    let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+    let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
     let everything = select(suites, Effort::Thorough, &anywhere, &[], &Filter::All);
     let Ok(selection) = everything else { return Vec::new() };
     let running =
@@ -415,7 +425,8 @@ mod tests {
 
     #[test]
     fn workload_that_rejects_a_value_is_skipped_with_its_reason() {
-        let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+        let place =
+            Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let select_with = |suites: &[Suite], overrides: &[&str], filter: Option<&str>| {
             let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
             let filter = Filter::parse(filter, false).unwrap();
@@ -441,7 +452,8 @@ mod tests {
 
     #[test]
     fn work_that_cannot_be_counted_is_refused_by_its_problem() {
-        let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+        let place =
+            Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let suites = huge();
         let suites = suites.iter();
         let refused = select(suites, Effort::Default, &place, &[], &Filter::All).err().unwrap();
@@ -451,9 +463,18 @@ mod tests {
     }
 
     #[test]
+    fn a_case_over_several_gpus_needs_as_many() {
+        assert_eq!(too_few_gpus(BackendKind::Cuda, 2, 2), None);
+        assert_eq!(too_few_gpus(BackendKind::Cpu, 2, 1), None);
+        let reason = "needs 4 GPUs, this run has 2: --devices 4 takes the first 4";
+        assert_eq!(too_few_gpus(BackendKind::Cuda, 4, 2).as_deref(), Some(reason));
+    }
+
+    #[test]
     fn cases_to_run_first_come_before_the_rest() {
         let suites = all();
-        let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+        let place =
+            Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let suites = suites.iter();
         let mut selection = select(suites, Effort::Default, &place, &[], &Filter::All).unwrap();
         let ids = |selection: &Selection<'_>| -> Vec<String> {

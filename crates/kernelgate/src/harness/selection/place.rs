@@ -21,6 +21,8 @@ pub struct Place {
     pub otherwise: String,
     /// Size of the GPU's L2 cache, bytes; 0 on the CPU.
     pub l2_bytes: u64,
+    /// Number of GPUs; 0 on the CPU.
+    pub gpus: usize,
 }
 
 /// Device requested by the user.
@@ -51,11 +53,13 @@ impl DeviceRequest {
         let gpu = || ordinals.iter().try_for_each(|&ordinal| device::check(ordinal, architecture));
         let refused =
             |error: DeviceError| HarnessError::Usage(format!("no GPU to run on: {error}"));
-        let cpu = |otherwise: String| Place { kind: BackendKind::Cpu, otherwise, l2_bytes: 0 };
+        let cpu =
+            |otherwise: String| Place { kind: BackendKind::Cpu, otherwise, l2_bytes: 0, gpus: 0 };
         let cuda = || Place {
             kind: BackendKind::Cuda,
             otherwise: "this run is on the GPU: --backend cpu runs them".to_owned(),
             l2_bytes: device::l2_bytes(*ordinals.one()),
+            gpus: ordinals.count(),
         };
         match self.backend {
             Some(BackendKind::Cpu) => Ok(cpu("this run is on the CPU, as asked".to_owned())),

@@ -23,6 +23,7 @@ use crate::record::Shard;
 use crate::record::store::check_name;
 use crate::record::text::one_line;
 use crate::workload::{Effort, Override};
+use kernelgate_cuda::instruments::barrier::MOST_GPUS;
 use kernelgate_cuda::{DeviceOptions, Devices};
 
 /// Heading of the flags that Criterion lacks.
@@ -66,6 +67,16 @@ pub struct Flags {
     /// Select the GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
     pub device: Option<usize>,
+    /// Select several GPUs for the cases that need them: their numbers (0,1), or how many of the
+    /// first (2)
+    #[arg(
+        long,
+        env = "KERNELGATE_DEVICES",
+        value_name = "NUMBERS|COUNT",
+        value_parser = parse_devices,
+        conflicts_with = "device"
+    )]
+    pub devices: Option<Devices<usize>>,
     /// Set the seconds after which a kernel on the GPU, or launches on the host that are timed
     /// together, are treated as hung: 60 on the GPU, 600 on the host
     #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
@@ -347,7 +358,7 @@ impl Flags {
     pub fn device(&self) -> DeviceRequest {
         DeviceRequest {
             backend: self.backend.into(),
-            devices: self.device.map(Devices::from),
+            devices: self.devices.clone().or_else(|| self.device.map(Devices::from)),
             options: DeviceOptions {
                 timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_S)),
                 ..DeviceOptions::from_environment()
@@ -450,6 +461,24 @@ impl Flags {
     }
 }
 
+/// The GPUs of `--devices`: numbers separated by commas, or a count of the first ones.
+///
+/// # Errors
+/// Why the text names no GPUs.
+pub fn parse_devices(text: &str) -> Result<Devices<usize>, String> {
+    let number = |text: &str| {
+        text.trim().parse::<usize>().map_err(|_| format!("`{text}` is no number of a GPU"))
+    };
+    let numbers: Vec<usize> = match text.split_once(',') {
+        Some(_) => text.trim_end_matches(',').split(',').map(number).collect::<Result<_, _>>()?,
+        None => (0..number(text)?.min(MOST_GPUS + 1)).collect(),
+    };
+    if numbers.len() > MOST_GPUS {
+        return Err(format!("more than {MOST_GPUS} GPUs"));
+    }
+    Devices::in_order(numbers).ok_or_else(|| "no GPU, or one of them twice".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -472,6 +501,20 @@ mod tests {
         assert_eq!(flags("--profile-time 5 --bench").mode(), Mode::Profile);
         assert_eq!(flags("--load-baseline a --baseline a --bench").mode(), Mode::Load);
         assert_eq!(flags("--quick --bench").effort(), Effort::Quick);
+    }
+
+    #[test]
+    fn several_gpus_are_numbers_or_a_count() {
+        let ordinals =
+            |text| parse_devices(text).map(|set| set.iter().copied().collect::<Vec<_>>());
+        assert_eq!(ordinals("2"), Ok(vec![0, 1]));
+        assert_eq!(ordinals("3,1"), Ok(vec![3, 1]));
+        assert_eq!(ordinals("1,"), Ok(vec![1]));
+        for wrong in ["0", "", "a", "1,1", "0,,1", "-1", "17", "99999999999"] {
+            assert!(ordinals(wrong).is_err(), "{wrong}");
+        }
+        let both = "--device 0 --devices 2".split_whitespace();
+        assert!(Flags::try_parse_from(both).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::driver::memory;
 
 /// Launches of which each has to allocate: a driver may do so once.
@@ -13,7 +13,7 @@ const LAUNCHES: usize = 3;
 ///
 /// # Errors
 /// [`BackendError::NotTimed`] if there are any; when the driver refuses.
-pub fn check_graph(graph: &Graph) -> Result<(), BackendError> {
+pub fn check_graph(graph: &GraphSet) -> Result<(), BackendError> {
     if graph.allocates()? {
         return Err(Refusal::AllocatesInOrder.into());
     }

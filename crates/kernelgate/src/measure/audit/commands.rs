@@ -1,6 +1,8 @@
 //! The commands that launches leave in a capture of the stream.
 
 use super::refusal::{Refusal, Subject};
+use kernelgate_cuda::Devices;
+use kernelgate_cuda::driver::graph_set::GraphSet;
 
 /// Checks that a launch has commands.
 ///
@@ -11,6 +13,16 @@ pub const fn check_any(commands: Option<usize>) -> Result<(), Refusal> {
         Some(0) => Err(Refusal::NothingEnqueued(Subject::Launch)),
         _ => Ok(()),
     }
+}
+
+/// Checks that a launch over several GPUs has commands on each.
+///
+/// # Errors
+/// The first GPU without.
+pub fn check_each(captured: Option<&GraphSet>, devices: &Devices) -> Result<(), Refusal> {
+    let Some(rank) = captured.and_then(GraphSet::idle) else { return Ok(()) };
+    let gpu = devices.iter().nth(rank).map_or(rank, |device| device.facts().ordinal);
+    Err(Refusal::NothingOnRank { rank, gpu })
 }
 
 /// Checks that launches that were captured together have the commands of each.

@@ -7,15 +7,16 @@
 //! run at any time, and the record is conclusive only if all of them are on one stream. If CUPTI
 //! records nothing, the record of the case states that.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
-use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::stream::hold::Hold;
 use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
-use kernelgate_cuda::observe::activity::Activity;
+use kernelgate_cuda::observe::activity::{Activity, KernelRecord};
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
+use kernelgate_cuda::{Device, Devices};
 
 /// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
 const HOLD: Duration = Duration::from_millis(200);
@@ -73,32 +74,32 @@ impl Drop for Recording<'_> {
     }
 }
 
-/// Launches while the stream is held, and checks CUPTI's record of it. CUPTI is detached
-/// afterwards. Returns the reason if the record is not conclusive and the case is not at fault:
-/// CUPTI is missing, another program uses it, or the record shows too little.
+/// Launches while the streams of the GPUs are held, and checks CUPTI's record of it. CUPTI is
+/// detached afterwards. Returns the reason if the record is not conclusive and the case is not at
+/// fault: CUPTI is missing, another program uses it, or the record shows too little.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if something ran on another stream; when the device fails.
+/// [`BackendError::NotTimed`] if something ran on another stream, or on another GPU; when a device
+/// fails.
 pub fn check(
-    device: &Device,
-    blocker: &mut Blocker,
-    instruments: &Instruments,
+    devices: &Devices,
+    streams: &mut dyn MarkedHold,
     executable: &mut dyn Executable,
 ) -> Result<Option<String>, BackendError> {
     executable.reset_and_wait()?;
-    let recording = match Recording::start(device, Recorded::Operations) {
+    let recording = match Recording::start(devices.one(), Recorded::Operations) {
         Ok(Some(recording)) => recording,
         Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),
         Err(error) => return Ok(Some(error.to_string())),
     };
-    blocker.hold(HOLD)?;
+    streams.hold(HOLD)?;
     let launched = executable.launch();
     std::thread::sleep(BEGINS_WITHIN);
-    blocker.release();
-    instruments.probe(1)?;
+    streams.release();
+    streams.mark()?;
     executable.synchronize()?;
-    device.synchronize_context()?;
-    let held = blocker.was_released();
+    devices.for_each(|_, device| device.synchronize_context())?;
+    let held = streams.was_released();
     let record = recording.end(0);
     launched?;
     let record = match record {
@@ -106,41 +107,90 @@ pub fn check(
         Err(lost @ BackendError::Lost(_)) => return Err(lost),
         Err(error) => return Ok(Some(error.to_string())),
     };
-    match outside(&record, held) {
-        Ok(Some(operation)) => Err(Refusal::RecordedElsewhere { operation }.into()),
+    match outside(&record, held, devices.count()) {
+        Ok(Some(refusal)) => Err(refusal.into()),
         Ok(None) => Ok(None),
         Err(why) => Ok(Some(why)),
     }
 }
 
-/// The first operation that began while the stream was held, or ended after the mark. `held`: the
-/// stream was held until the launch had returned.
+/// Streams that are held, and on which a mark may be set.
+pub trait MarkedHold: Hold {
+    /// Enqueues a mark on each: the probe of the clocks.
+    ///
+    /// # Errors
+    /// When a launch is refused.
+    fn mark(&mut self) -> Result<(), BackendError>;
+}
+
+/// The streams of one GPU that were held, and the mark behind the launch.
+struct Held {
+    blocker: KernelRecord,
+    mark: u64,
+}
+
+impl Held {
+    /// The stream of each GPU.
+    ///
+    /// # Errors
+    /// Why the record is not conclusive.
+    fn on_each_gpu(record: &Activity, gpus: usize) -> Result<BTreeMap<u32, Self>, String> {
+        let own = |symbol: &'static str| {
+            let found = record.kernels.iter();
+            found.filter(move |kernel| record.names[kernel.name as usize] == symbol)
+        };
+        let mut held = BTreeMap::new();
+        for blocker in own(Blocker::SYMBOL) {
+            let mut marks = own(Instruments::PROBE).filter(|it| it.on.device == blocker.on.device);
+            let mark = marks.next().map(|mark| mark.start);
+            let lacks = || format!("CUPTI's record lacks `{}`", Instruments::PROBE);
+            let found = Self { blocker: *blocker, mark: mark.ok_or_else(lacks)? };
+            held.entry(blocker.on.device).or_insert(found);
+        }
+        if held.len() < gpus {
+            return Err(format!("CUPTI's record lacks `{}`", Blocker::SYMBOL));
+        }
+        Ok(held)
+    }
+}
+
+/// The first operation that began while the stream of its GPU was held, or ended after the mark, or
+/// ran on another GPU than the `gpus` whose streams were held. `held`: the streams were held
+/// until the launch had returned.
 ///
 /// # Errors
 /// Why the record is not conclusive.
-fn outside(record: &Activity, held: bool) -> Result<Option<String>, String> {
+fn outside(record: &Activity, held: bool, gpus: usize) -> Result<Option<Refusal>, String> {
     let name = |kernel: u32| record.names[kernel as usize].as_str();
-    let own = |symbol| {
-        let found = record.kernels.iter().find(|kernel| name(kernel.name) == symbol);
-        found.ok_or_else(|| format!("CUPTI's record lacks `{symbol}`"))
-    };
-    let (blocker, mark) = (own(Blocker::SYMBOL)?, own(Instruments::PROBE)?.start);
+    let streams = Held::on_each_gpu(record, gpus)?;
     let kernels = record.kernels.iter().map(|it| (it.start, it.end, it.on, name(it.name)));
     let kernels =
         kernels.filter(|(.., name)| ![Blocker::SYMBOL, Instruments::PROBE].contains(name));
     let copies = record.copies.iter().map(|copy| (copy.start, copy.end, copy.on, ""));
     let sets = record.sets.iter().map(|set| (set.start, set.end, set.on, ""));
     let mut all = kernels.chain(copies).chain(sets);
+    let operation = |name: &str| match name {
+        "" => "a copy or set of memory".to_owned(),
+        name => format!("kernel `{name}`"),
+    };
+    if let Some((_, _, on, name)) =
+        all.clone().find(|(_, _, on, _)| !streams.contains_key(&on.device))
+    {
+        let (operation, gpu) = (operation(name), on.device);
+        return Ok(Some(Refusal::RecordedOnOtherGpu { operation, gpu }));
+    }
     // CUPTI records no times for operations that it could not follow.
     let is_timed = |start: u64, end: u64| (start, end) != (0, 0);
-    let early = |start: u64| start + EARLY_NS < blocker.end;
-    let found = (all.clone().filter(|&(start, end, ..)| is_timed(start, end)))
-        .find(|&(start, end, ..)| early(start) || end > mark + LATE_NS);
+    let found = (all.clone().filter(|&(start, end, ..)| is_timed(start, end))).find(
+        |&(start, end, on, _)| {
+            let Held { blocker, mark } = &streams[&on.device];
+            start + EARLY_NS < blocker.end || end > mark + LATE_NS
+        },
+    );
     match found {
-        Some((.., "")) => Ok(Some("a copy or set of memory".to_owned())),
-        Some((.., name)) => Ok(Some(format!("kernel `{name}`"))),
+        Some((.., name)) => Ok(Some(Refusal::RecordedElsewhere { operation: operation(name) })),
         None if record.dropped > 0 => Err(format!("CUPTI lost {} records", record.dropped)),
-        None if !held && all.any(|(_, _, on, _)| on != blocker.on) => {
+        None if !held && all.any(|(_, _, on, _)| on != streams[&on.device].blocker.on) => {
             Err("the stream was not held until the launch had returned".to_owned())
         }
         None => Ok(None),
@@ -149,14 +199,18 @@ fn outside(record: &Activity, held: bool) -> Result<Option<String>, String> {
 
 #[cfg(test)]
 mod tests {
-    use kernelgate_cuda::observe::activity::{CopyRecord, KernelRecord};
+    use kernelgate_cuda::observe::activity::CopyRecord;
 
     use super::*;
 
     const MS: u64 = 1_000_000;
 
-    fn outside(record: &Activity) -> Result<Option<String>, String> {
-        super::outside(record, true)
+    fn outside(record: &Activity) -> Result<Option<Refusal>, String> {
+        super::outside(record, true, 1)
+    }
+
+    fn elsewhere(operation: &str) -> Refusal {
+        Refusal::RecordedElsewhere { operation: operation.to_owned() }
     }
 
     /// A hold from 10 to 14 ms, a kernel of the launch, the mark at 15 ms.
@@ -179,25 +233,60 @@ mod tests {
         assert_eq!(outside(&record(14 * MS, 15 * MS)), Ok(None));
         let jitter = record(14 * MS - 1_000, 15 * MS + 1_000);
         assert_eq!(outside(&jitter), Ok(None), "clocks of hardware");
-        let theirs = Ok(Some("kernel `theirs`".to_owned()));
+        let theirs = Ok(Some(elsewhere("kernel `theirs`")));
         assert_eq!(outside(&record(11 * MS, 11 * MS + 5_000)), theirs);
         assert_eq!(outside(&record(14 * MS, 16 * MS)), theirs);
         assert_eq!(outside(&record(0, 0)), Ok(None), "without times");
         let copy = CopyRecord { start: 12 * MS, end: 13 * MS, ..Default::default() };
         let copied = Activity { copies: vec![copy], ..record(14 * MS, 15 * MS) };
-        assert_eq!(outside(&copied), Ok(Some("a copy or set of memory".to_owned())));
+        assert_eq!(outside(&copied), Ok(Some(elsewhere("a copy or set of memory"))));
     }
 
     #[test]
     fn a_launch_longer_than_the_hold_is_found_by_its_streams() {
-        let outside = |record: &Activity| super::outside(record, false);
+        let outside = |record: &Activity| super::outside(record, false, 1);
         assert_eq!(outside(&record(14 * MS, 15 * MS)), Ok(None), "on one stream");
         let mut other = record(14 * MS, 15 * MS);
         other.kernels[1].on.stream = 7;
         let unknown = "the stream was not held until the launch had returned".to_owned();
         assert_eq!(outside(&other), Err(unknown), "joined or not");
         other.kernels[1].start = 11 * MS;
-        assert_eq!(outside(&other), Ok(Some("kernel `theirs`".to_owned())));
+        assert_eq!(outside(&other), Ok(Some(elsewhere("kernel `theirs`"))));
+    }
+
+    /// Holds on GPUs 0 and 3, each with a kernel of the launch.
+    fn over_two(start: u64, end: u64) -> Activity {
+        let mut both = record(14 * MS, 15 * MS);
+        let mut second = record(start, end).kernels;
+        second.iter_mut().for_each(|kernel| kernel.on.device = 3);
+        both.kernels.extend(second);
+        both
+    }
+
+    #[test]
+    fn each_gpu_is_held_against_its_own_stream() {
+        let outside = |record: &Activity| super::outside(record, true, 2);
+        assert_eq!(outside(&over_two(14 * MS, 15 * MS)), Ok(None));
+        let theirs = Ok(Some(elsewhere("kernel `theirs`")));
+        assert_eq!(outside(&over_two(11 * MS, 12 * MS)), theirs);
+        let mut later = over_two(16 * MS, 17 * MS);
+        for kernel in later.kernels.iter_mut().filter(|kernel| kernel.on.device == 3) {
+            kernel.start += u64::from(kernel.name != 2) * 2 * MS;
+            kernel.end += u64::from(kernel.name != 2) * 2 * MS;
+        }
+        assert_eq!(outside(&later), Ok(None), "its own hold ended later");
+    }
+
+    #[test]
+    fn work_on_a_gpu_outside_of_the_set_is_reported() {
+        let mut other = over_two(14 * MS, 15 * MS);
+        other.kernels[1].on.device = 1;
+        let operation = "kernel `theirs`".to_owned();
+        let refused = Refusal::RecordedOnOtherGpu { operation, gpu: 1 };
+        assert_eq!(super::outside(&other, true, 2), Ok(Some(refused)));
+        let one = over_two(14 * MS, 15 * MS);
+        let lacks = "CUPTI's record lacks `measure_blocker`".to_owned();
+        assert_eq!(super::outside(&one, true, 3), Err(lacks));
     }
 
     #[test]
@@ -207,6 +296,6 @@ mod tests {
         assert_eq!(outside(&empty), Err(lacks));
         let lost = |start| Activity { dropped: 3, ..record(start, 15 * MS) };
         assert_eq!(outside(&lost(14 * MS)), Err("CUPTI lost 3 records".to_owned()));
-        assert_eq!(outside(&lost(11 * MS)), Ok(Some("kernel `theirs`".to_owned())));
+        assert_eq!(outside(&lost(11 * MS)), Ok(Some(elsewhere("kernel `theirs`"))));
     }
 }

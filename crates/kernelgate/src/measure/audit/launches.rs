@@ -4,7 +4,7 @@ use super::{allocations, context, waits, writes};
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Devices;
-use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::driver::stream::hold::Hold;
 
 /// Checks that launches do only what is allowed. Returns whether a launch fills the queue.
@@ -16,7 +16,7 @@ pub fn check_allowed(
     devices: &Devices,
     stream: &mut dyn Hold,
     executable: &mut dyn Executable,
-    captured: Option<&Graph>,
+    captured: Option<&GraphSet>,
 ) -> Result<bool, BackendError> {
     let allowed = executable.allowed();
     if !allowed.allocations {
@@ -27,7 +27,7 @@ pub fn check_allowed(
         return Ok(false);
     }
     // Also if it could be captured: it may wait only outside of captures.
-    waits::check(devices.one(), stream, executable, captured.map(Graph::nodes))
+    waits::check(devices.one(), stream, executable, captured.map(GraphSet::nodes))
 }
 
 /// Checks that a launch of this many commands works on the timed stream alone, as far as its

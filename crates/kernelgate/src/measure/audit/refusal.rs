@@ -42,6 +42,14 @@ pub enum Refusal {
          host, has no time here"
     )]
     NothingEnqueued(Subject),
+    /// One GPU of the set has nothing to do.
+    #[error("a launch enqueues nothing on rank {rank} (GPU {gpu}): every GPU of a case takes part")]
+    NothingOnRank {
+        /// The GPU's place in the set.
+        rank: usize,
+        /// Its ordinal.
+        gpu: usize,
+    },
     /// Launches that were captured together have fewer commands than each alone.
     #[error("launches differ in their commands: {alone} in one, {together} in {launches} together")]
     CommandsDiffer {
@@ -91,6 +99,17 @@ pub enum Refusal {
     RecordedElsewhere {
         /// The operation.
         operation: String,
+    },
+    /// Work on a GPU that the case does not have, recorded by CUPTI.
+    #[error(
+        "{operation} runs on GPU {gpu}, which is not one of the case's, by CUPTI's record of a \
+         launch"
+    )]
+    RecordedOnOtherGpu {
+        /// The operation.
+        operation: String,
+        /// The GPU.
+        gpu: u32,
     },
     /// A pass that waits for work on another stream.
     #[error(

@@ -9,7 +9,7 @@ use crate::measure::power::PowerMeter;
 use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
 use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique, launch_each};
 use crate::stats;
-use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::driver::memory::persistence;
 
 /// How much longer a replay may take than the next one: of a launch, of all launches, and what starting
@@ -21,6 +21,8 @@ const MORE_NS: f64 = 5_000.0;
 /// How the launches of a case are timed.
 pub struct CasePlan {
     cache: Cache,
+    /// GPUs whose streams are timed: the first ones of the set.
+    gpus: usize,
     commands: usize,
     /// Nodes of a launch that could be captured.
     counted: Option<u64>,
@@ -63,22 +65,21 @@ impl EventTimer {
         cache: Cache,
     ) -> Result<CasePlan, BackendError> {
         executable.reset_and_wait()?;
-        let device = Arc::clone(self.devices.one());
-        let captured = queue::captured(&device, executable)?;
-        let counted = captured.as_ref().map(Graph::nodes);
+        let gpus = executable.gpus();
+        self.lanes.use_first(gpus);
+        let devices = self.used();
+        let captured = queue::captured(&devices, executable)?;
+        let counted = captured.as_ref().map(GraphSet::nodes);
         commands::check_any(counted)?;
-        let fills_queue = launches::check_allowed(
-            &self.devices,
-            self.stream.holder(),
-            executable,
-            captured.as_ref(),
-        )?;
+        commands::check_each(captured.as_ref(), &devices)?;
+        let fills_queue =
+            launches::check_allowed(&devices, &mut self.lanes, executable, captured.as_ref())?;
         let commands = match counted {
             Some(commands) => commands,
             None if fills_queue => usize::MAX,
             None => self.commands_by_trial(executable)?,
         };
-        launches::check_streams(&self.devices, self.stream.holder(), executable, commands)?;
+        launches::check_streams(&devices, &mut self.lanes, executable, commands)?;
         // Launches that carry state on run one by one, as in the verification.
         let repeats = !executable.carries_state();
         let batch = if counted.is_some() && commands <= MAX_QUEUED && repeats {
@@ -93,8 +94,8 @@ impl EventTimer {
         let host_bound = commands > MAX_QUEUED;
         let counted = counted.map(|nodes| nodes as u64);
         self.clock.begin();
-        let keeps_lines = persistence::set_aside(&device).is_ok_and(|kept| kept > 0);
-        Ok(CasePlan { cache, commands, counted, batch, host_bound, keeps_lines })
+        let keeps_lines = persistence::set_aside(devices.one()).is_ok_and(|kept| kept > 0);
+        Ok(CasePlan { cache, gpus, commands, counted, batch, host_bound, keeps_lines })
     }
 
     /// Compares launches that are captured together with one that is captured alone, hot.
@@ -106,16 +107,17 @@ impl EventTimer {
         if batch.launches == 1 {
             return Ok(());
         }
-        let device = Arc::clone(self.devices.one());
-        let alone = Graph::capture_repeated(&device, 1, &mut || executable.launch())?;
-        let mut launch_ns = |graph: &Graph, launches: u64| -> Result<f64, BackendError> {
+        let alone = GraphSet::capture_repeated(&self.used(), 1, &mut || executable.launch())?;
+        let mut launch_ns = |graph: &GraphSet, launches: u64| -> Result<f64, BackendError> {
             let burst = self.burst(5, Cache::Hot, 1, &mut || graph.launch())?;
             let elapsed_ns = stats::median(&burst.intervals_ns) - self.overhead.around_graph_ns;
             Ok(elapsed_ns / launches as f64)
         };
         let alone_ns = launch_ns(&alone, 1)?;
         let together_ns = launch_ns(&batch.graph, batch.launches)?;
-        Ok(reuse::check_batch(alone_ns, together_ns, alone.roots()?)?)
+        // Every further GPU begins and ends on its own, as a further root does.
+        let begins = alone.roots()? + self.lanes.used() - 1;
+        Ok(reuse::check_batch(alone_ns, together_ns, begins)?)
     }
 
     /// A sample of at least this many launches, more if they are captured together. It is repeated
@@ -145,6 +147,7 @@ impl EventTimer {
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<Sample, BackendError> {
+        self.lanes.use_first(plan.gpus);
         let batch = plan.batch.as_ref().map_or(1, |batch| batch.launches);
         let commands = if plan.batch.is_some() { 1 } else { plan.commands };
         let overhead = self.overhead;
@@ -160,6 +163,7 @@ impl EventTimer {
         let mut sample = Sample {
             launches: left * batch,
             elapsed_ns: 0.0,
+            skew_ns: None,
             clock_mhz: None,
             discarded: 0,
             throttled: false,
@@ -187,6 +191,9 @@ impl EventTimer {
             duration::check_launches(&net_ns, batch, overhead.graph_node_ns)?;
             let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(RESOLUTION_NS)).sum();
             sample.elapsed_ns += elapsed_ns;
+            if let Some(skew_ns) = burst.skew_ns {
+                *sample.skew_ns.get_or_insert(0.0) += skew_ns;
+            }
             if let Some(clock_mhz) = burst.clock_mhz {
                 clocked_ns += elapsed_ns;
                 cycles += clock_mhz * elapsed_ns;
@@ -214,6 +221,7 @@ impl Stopwatch for CaseTimer<'_> {
         }
         let overhead = self.timer.overhead;
         let timer = &mut *self.timer;
+        timer.lanes.use_first(self.plan.gpus);
         let (burst, around_ns, launches) = match &self.plan.batch {
             Some(batch) => {
                 let burst = timer.burst_once(1, Cache::Cold, 1, &mut || batch.graph.launch())?;
@@ -240,6 +248,7 @@ impl Stopwatch for CaseTimer<'_> {
             return Ok(None);
         }
         let timer = &mut *self.timer;
+        timer.lanes.use_first(self.plan.gpus);
         let mut launch = || executable.launch();
         let burst = timer.burst_once(1, Cache::Cold, self.plan.commands, &mut launch)?;
         let launch_ns = burst.intervals_ns[0] - timer.overhead.around_launch_ns;
@@ -250,8 +259,9 @@ impl Stopwatch for CaseTimer<'_> {
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<Option<String>, BackendError> {
-        let EventTimer { devices, stream, instruments, .. } = &mut *self.timer;
-        cupti::check(devices.one(), stream.holder(), instruments, executable)
+        self.timer.lanes.use_first(self.plan.gpus);
+        let devices = self.timer.used();
+        cupti::check(&devices, &mut self.timer.lanes, executable)
     }
 
     fn power(&self) -> Option<&Arc<PowerMeter>> {

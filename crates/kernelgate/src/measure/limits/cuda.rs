@@ -51,6 +51,7 @@ impl Limits {
         let mut limits = Self::default();
         let traffic: Vec<Traffic> = Traffic::distinct(works).into_iter().collect();
         limits.add_memory(events, &traffic, power)?;
+        limits.add_links(events, works)?;
         let multiplied = |operands: &Operands| works.iter().any(|of| bounds(*operands, &of.work));
         for operands in Operands::ALL.into_iter().filter(multiplied) {
             limits.add_matmul(events, operands, power)?;

@@ -8,6 +8,7 @@ mod cpu;
 mod cpu_matmul;
 mod cuda;
 mod fastest;
+mod links;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cache, plausibility};
 use crate::stats;
-use crate::workload::Work;
+use crate::workload::{LinkWork, Work};
 
 /// Measured ceilings of a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -23,6 +24,9 @@ pub struct Limits {
     /// Memory ceilings by traffic; empty in records from before they were measured so.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<MemoryLimit>,
+    /// Ceilings of the links between GPUs, by bytes; empty for one GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkLimit>,
     /// Operations a second, by unit and dtype ("matmul f32").
     pub flops_per_s: BTreeMap<String, f64>,
     /// Cost of a launch on a GPU.
@@ -90,6 +94,31 @@ impl MemoryLimit {
     }
 }
 
+/// Ceiling of the links for one number of bytes: every GPU copies to the next one, the last to the
+/// first, or only the first one copies.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LinkLimit {
+    /// Bytes of each copy.
+    pub bytes: u64,
+    /// Whether every GPU copies at once.
+    pub both_ways: bool,
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// Time of the copies, nanoseconds.
+    pub time_ns: f64,
+}
+
+impl LinkLimit {
+    /// Bytes a second that a GPU receives.
+    pub fn bytes_per_s(&self) -> f64 {
+        self.bytes as f64 / self.time_ns * 1e9
+    }
+
+    const fn bounds(&self, work: LinkWork) -> bool {
+        self.bytes == work.bytes && self.both_ways == work.both_ways && self.gpus == work.gpus
+    }
+}
+
 /// Cost of launching and timing on a GPU, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Overhead {
@@ -111,13 +140,15 @@ pub struct Overhead {
 
 /// Name of the memory ceiling in [`TimeLimit::by`].
 const MEMORY: &str = "memory";
+/// Name of the ceiling of links.
+const LINK: &str = "link";
 
 /// The time that the ceilings allow, and which ceiling sets it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TimeLimit {
     /// Nanoseconds a launch.
     pub time_ns: f64,
-    /// "memory", or the unit: "matmul f32".
+    /// "memory", "link", or the unit: "matmul f32".
     pub by: String,
 }
 
@@ -181,6 +212,11 @@ impl Limits {
             plausibility::check_bytes("traffic", read_bytes)?;
             plausibility::check_bytes("traffic", write_bytes)?;
         }
+        for link in &self.links {
+            plausibility::check_launch_ns("a limit of links", link.time_ns)?;
+            plausibility::check_bytes("a copy between GPUs", link.bytes)?;
+            plausibility::check_count("GPUs", link.gpus as u64)?;
+        }
         for (unit, rate) in &self.flops_per_s {
             plausibility::check_rate(&format!("a ceiling ({unit})"), *rate)?;
         }
@@ -205,7 +241,10 @@ impl Limits {
         let memory = self.memory.iter().find(|limit| limit.traffic == traffic);
         let memory =
             memory.map(|limit| TimeLimit { time_ns: limit.time_ns, by: MEMORY.to_owned() });
-        let mut bounds: Vec<TimeLimit> = memory.into_iter().chain(self.unit_bounds(work)).collect();
+        let link = work.link.and_then(|work| self.links.iter().find(|link| link.bounds(work)));
+        let link = link.map(|link| TimeLimit { time_ns: link.time_ns, by: LINK.to_owned() });
+        let mut bounds: Vec<TimeLimit> =
+            memory.into_iter().chain(link).chain(self.unit_bounds(work)).collect();
         bounds.retain(|bound| bound.time_ns > 0.0);
         bounds
     }
@@ -239,6 +278,9 @@ impl Limits {
                 gb(largest.traffic.write_bytes)
             ));
         }
+        if let Some(link) = self.links.iter().max_by_key(|link| link.bytes) {
+            parts.push(format!("link {:.1} GB/s", link.bytes_per_s() / 1e9));
+        }
         if let Some(overhead) = &self.overhead {
             parts.push(format!(
                 "launch {:.2} µs, graph node {:.2} µs",
@@ -271,6 +313,7 @@ mod tests {
                 at(500, 100, Cache::Hot, 40.0),
                 at(4, 0, Cache::Hot, 1.0),
             ],
+            links: Vec::new(),
             flops_per_s: BTreeMap::from([("matmul f32".to_owned(), 1e9)]),
             overhead: None,
             clock_mhz: BTreeMap::new(),
@@ -286,6 +329,21 @@ mod tests {
         assert_eq!(bound(500, 0, Cache::Cold), Some(120.0));
         assert_eq!(bound(500, 100, Cache::Hot), Some(40.0));
         assert_eq!(bound(500, 101, Cache::Hot), None);
+    }
+
+    #[test]
+    fn links_bound_the_copies_that_were_measured() {
+        let link = LinkLimit { bytes: 64, both_ways: true, gpus: 2, time_ns: 200.0 };
+        let limits = Limits { links: vec![link], ..limits() };
+        let bound = |bytes, both_ways, gpus| {
+            let link = LinkWork { bytes, both_ways, gpus };
+            limits.bound(&Work::bytes(500, 0).with_link(link), Cache::Hot)
+        };
+        let by_link = TimeLimit { time_ns: 200.0, by: "link".to_owned() };
+        assert_eq!(bound(64, true, 2), Some(by_link));
+        for other in [bound(64, false, 2), bound(64, true, 4), bound(65, true, 2)] {
+            assert_eq!(other.unwrap().by, "memory");
+        }
     }
 
     #[test]

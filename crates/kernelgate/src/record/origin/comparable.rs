@@ -3,6 +3,7 @@
 use super::environment::{Environment, Mismatch};
 use super::gpus::Gpu;
 use crate::record::files::file::hash_of_all;
+use kernelgate_cuda::driver::peers::Link;
 
 /// Facts of which only the first number of a version counts.
 const BY_MAJOR: [&str; 2] = ["gpu.driver", "gpu.driver_cuda"];
@@ -29,7 +30,7 @@ impl Environment {
     }
 
     /// The facts, of GPUs or of the host, that decide whether times can be compared. The number of
-    /// GPUs is included if `counted`: if either side has several.
+    /// GPUs and their link are included if `counted`: if either side has several.
     fn facts(&self, on_gpu: bool, counted: bool) -> Vec<(&'static str, String)> {
         let mut facts = vec![
             ("device_kind", self.device_kind.clone()),
@@ -56,6 +57,7 @@ impl Environment {
         }
         if counted {
             facts.push(("gpu.count", self.gpus.len().to_string()));
+            facts.push(("gpu.link", self.link.map_or("unknown", Link::name).to_owned()));
         }
         facts
     }

@@ -12,6 +12,7 @@ use crate::backend::{BackendKind, Target};
 use crate::measure::plausibility;
 use kernelgate_cuda::compiler::nvrtc;
 use kernelgate_cuda::driver::device::DeviceFacts;
+use kernelgate_cuda::driver::peers::Link;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
 /// Machine and build: the facts that give a time its meaning.
@@ -44,6 +45,9 @@ pub struct Environment {
     /// The GPUs that the run used; empty on the CPU.
     #[serde(default, skip_serializing_if = "Gpus::is_empty")]
     pub gpus: Gpus,
+    /// How the GPUs reach each other's memory: the weakest of all pairs; absent for one GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
 }
 
 /// A field in which two environments are not comparable.
@@ -80,7 +84,10 @@ impl Environment {
     pub fn on(target: &Target) -> Self {
         match target {
             Target::Cpu => Self::cpu(),
-            Target::Cuda(devices) => Self::on_gpus(devices.iter().map(|device| device.facts())),
+            Target::Cuda(devices) => Self {
+                link: devices.link(),
+                ..Self::on_gpus(devices.iter().map(|device| device.facts()))
+            },
         }
     }
 
@@ -125,6 +132,7 @@ impl Environment {
             kernelgate: env!("CARGO_PKG_VERSION").to_owned(),
             machine: machine(),
             gpus: Gpus::default(),
+            link: None,
         }
     }
 
@@ -322,6 +330,11 @@ mod tests {
         let found: Vec<_> = counts(pair.mismatches(&one)).collect();
         assert_eq!(found, [("gpu.count", "1".to_owned(), "2".to_owned())]);
         assert_ne!(pair.fingerprint(), one.fingerprint());
+        let over = |link| Environment { link: Some(link), ..pair.clone() };
+        let (nvlink, pcie) = (over(Link::PeerAtomic), over(Link::Peer));
+        let found: Vec<_> = counts(pcie.mismatches(&nvlink)).collect();
+        assert_eq!(found, [("gpu.link", "peer_atomic".to_owned(), "peer".to_owned())]);
+        assert_ne!(nvlink.fingerprint(), pcie.fingerprint());
         assert_eq!((pair.slug(), one.slug()), ("nvidia-h200-x2".into(), "nvidia-h200".into()));
         assert_eq!(pair.device_id(), "GPU-1, GPU-2");
         assert!(pair.describe().starts_with("2 × NVIDIA H200, driver 580.82, CUDA 13.0, "));

@@ -1,0 +1,231 @@
+//! Instruments of timing on each GPU of a set: a stream with events, a blocker, clock probes, a flush.
+//!
+//! Work on one GPU uses the first lane alone. Before the first event of work on several, a barrier
+//! ends on all of them at about the same time. Deliberately absent: the meaning of an interval.
+
+use std::time::Duration;
+
+use crate::backend::BackendError;
+use crate::measure::Cache;
+use crate::measure::audit::cupti::MarkedHold;
+use crate::measure::queue::MAX_BURST;
+use kernelgate_cuda::driver::stream::hold::Hold;
+use kernelgate_cuda::driver::stream::stream_timer::StreamTimer;
+use kernelgate_cuda::instruments::barrier::Barrier;
+use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
+use kernelgate_cuda::{Device, Devices};
+
+/// Bytes that the cold state reads, in multiples of L2's size.
+const FLUSH: u64 = 2;
+
+/// One GPU.
+struct Lane {
+    stream: StreamTimer<Blocker>,
+    instruments: Instruments,
+}
+
+impl Lane {
+    fn new(device: &Device) -> Result<Self, BackendError> {
+        let blocker = Blocker::new(device)?;
+        Ok(Self {
+            stream: StreamTimer::new(device, 2 * MAX_BURST, blocker)?,
+            instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
+        })
+    }
+}
+
+/// The GPUs of a set.
+pub struct Lanes {
+    all: Vec<Lane>,
+    /// How many of them are timed now.
+    used: usize,
+    /// Absent for one GPU, and if they do not access each other's memory.
+    barrier: Option<Barrier>,
+}
+
+impl Lanes {
+    /// Compiles and allocates on every GPU; the first one is used.
+    ///
+    /// # Errors
+    /// When a GPU fails or memory is short.
+    pub fn new(devices: &Devices) -> Result<Self, BackendError> {
+        let mut all = Vec::new();
+        devices.for_each(|_, device| {
+            all.push(Lane::new(device)?);
+            Ok(())
+        })?;
+        Ok(Self { all, used: 1, barrier: Barrier::new(devices)? })
+    }
+
+    /// Times the first `count` GPUs from now on.
+    pub fn use_first(&mut self, count: usize) {
+        self.used = count.clamp(1, self.all.len());
+    }
+
+    /// How many GPUs are timed.
+    pub const fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Calls `each` for the lanes that are used, each with its context current.
+    fn each(
+        &mut self,
+        mut each: impl FnMut(usize, &mut Lane) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        if self.all.len() == 1 {
+            return each(0, &mut self.all[0]);
+        }
+        let done = self.all[..self.used].iter_mut().enumerate().try_for_each(|(rank, lane)| {
+            lane.stream.make_current()?;
+            each(rank, lane)
+        });
+        self.all[0].stream.make_current()?;
+        done
+    }
+
+    /// Begins an interval on each GPU, as [`StreamTimer::begin`].
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
+        self.each(|_, lane| lane.stream.begin(at_most))
+    }
+
+    /// Releases all of them, one store after the other.
+    pub fn release(&mut self) {
+        self.all[..self.used].iter_mut().for_each(|lane| lane.stream.release());
+    }
+
+    /// Waits for each GPU, as [`StreamTimer::finish`]: false if the hold of one timed out.
+    ///
+    /// # Errors
+    /// When something failed; [`BackendError::Lost`] with the GPU if it does not end in time.
+    pub fn finish(&mut self) -> Result<Option<bool>, BackendError> {
+        let (mut all, several) = (None::<bool>, self.used > 1);
+        self.each(|rank, lane| {
+            let held = lane.stream.finish().map_err(|error| match error {
+                BackendError::Lost(why) if several => {
+                    BackendError::Lost(format!("rank {rank}: {why}"))
+                }
+                error => error,
+            })?;
+            all = all.zip(held).map(|(before, held)| before && held).or(held);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// Enqueues the launches with their events, probes and flushes.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    pub fn enqueue(
+        &mut self,
+        count: usize,
+        cache: Cache,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.each(|_, lane| lane.instruments.probe(0))?;
+        if cache == Cache::Hot {
+            self.arrive()?;
+            self.each(|_, lane| lane.stream.record(0))?;
+        }
+        for i in 0..count {
+            if cache == Cache::Cold {
+                self.each(|_, lane| lane.instruments.flush())?;
+                self.arrive()?;
+                self.each(|_, lane| lane.stream.record(2 * i))?;
+            }
+            launch()?;
+            let event = if cache == Cache::Cold { 2 * i + 1 } else { i + 1 };
+            self.each(|_, lane| lane.stream.record(event))?;
+        }
+        self.each(|_, lane| lane.instruments.probe(1))
+    }
+
+    /// Enqueues the barrier of work on several GPUs.
+    fn arrive(&mut self) -> Result<(), BackendError> {
+        let count = self.used;
+        let Some(mut barrier) = self.barrier.take_if(|_| count > 1) else { return Ok(()) };
+        barrier.begin();
+        let enqueued = self.each(|rank, _| barrier.enqueue(rank, count));
+        self.barrier = Some(barrier);
+        enqueued
+    }
+
+    /// The slowest GPU's nanoseconds between these pairs of events, and the difference between the
+    /// sums of the slowest and of the fastest GPU; no difference for one GPU.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn intervals(
+        &self,
+        pairs: impl Iterator<Item = (usize, usize)>,
+    ) -> Result<(Vec<f64>, Option<f64>), BackendError> {
+        let lanes = &self.all[..self.used];
+        let mut sums_ns = vec![0.0; lanes.len()];
+        let mut intervals_ns = Vec::new();
+        for (from, to) in pairs {
+            let mut slowest_ns = f64::NEG_INFINITY;
+            for (lane, sum_ns) in lanes.iter().zip(&mut sums_ns) {
+                let elapsed_ns = lane.stream.elapsed_ns(from, to)?;
+                *sum_ns += elapsed_ns;
+                slowest_ns = elapsed_ns.max(slowest_ns);
+            }
+            intervals_ns.push(slowest_ns);
+        }
+        Ok((intervals_ns, skew_ns(&sums_ns)))
+    }
+
+    /// SM clock between the probes, MHz: the lowest of all GPUs, if the probes of each compare.
+    ///
+    /// # Errors
+    /// When a GPU fails.
+    pub fn clock_mhz(&mut self) -> Result<Option<f64>, BackendError> {
+        let mut lowest = Some(f64::INFINITY);
+        self.each(|_, lane| {
+            let clock_mhz = lane.instruments.clock_mhz()?;
+            lowest = lowest.zip(clock_mhz).map(|(lowest, clock_mhz)| clock_mhz.min(lowest));
+            Ok(())
+        })?;
+        Ok(lowest)
+    }
+}
+
+fn skew_ns(sums_ns: &[f64]) -> Option<f64> {
+    let most = sums_ns.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let least = sums_ns.iter().copied().fold(f64::INFINITY, f64::min);
+    (sums_ns.len() > 1).then_some(most - least)
+}
+
+/// Holds the streams of all GPUs that are used.
+impl Hold for Lanes {
+    fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
+        self.each(|_, lane| lane.stream.holder().hold(at_most))
+    }
+
+    fn release(&mut self) {
+        self.all[..self.used].iter_mut().for_each(|lane| lane.stream.holder().release());
+    }
+
+    fn was_released(&self) -> bool {
+        self.all[..self.used].iter().all(|lane| lane.stream.hold_was_released())
+    }
+}
+
+impl MarkedHold for Lanes {
+    fn mark(&mut self) -> Result<(), BackendError> {
+        self.each(|_, lane| lane.instruments.probe(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_skew_is_between_the_slowest_and_the_fastest_gpu() {
+        assert_eq!(skew_ns(&[300.0]), None);
+        assert_eq!(skew_ns(&[300.0, 250.0, 310.0]), Some(60.0));
+    }
+}

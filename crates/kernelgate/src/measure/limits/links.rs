@@ -1,0 +1,56 @@
+//! The ceilings of the links between GPUs: copies from GPU to GPU by the copy engines and by the
+//! multiprocessors, of which the faster counts.
+
+use std::collections::BTreeSet;
+
+use super::{CaseWork, Limits, LinkLimit};
+use crate::backend::BackendError;
+use crate::measure::events::EventTimer;
+use crate::workload::LinkWork;
+use kernelgate_cuda::Devices;
+use kernelgate_cuda::instruments::peer_copy::PeerCopies;
+
+/// Bursts of each kind of copy, of which the fastest counts.
+const BURSTS: usize = 5;
+
+impl Limits {
+    /// Measures the copies of the works over several GPUs, each distinct one once, if the set has as
+    /// many GPUs.
+    ///
+    /// # Errors
+    /// When a device fails.
+    pub(super) fn add_links(
+        &mut self,
+        events: &mut EventTimer,
+        works: &[CaseWork],
+    ) -> Result<(), BackendError> {
+        let devices = events.devices().clone();
+        let distinct: BTreeSet<LinkWork> = works.iter().filter_map(|of| of.work.link).collect();
+        for work in distinct {
+            let fits = (2..=devices.count()).contains(&work.gpus) && work.bytes > 0;
+            if fits {
+                self.links.push(link_limit(events, &devices.first(work.gpus), work)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn link_limit(
+    events: &mut EventTimer,
+    devices: &Devices,
+    work: LinkWork,
+) -> Result<LinkLimit, BackendError> {
+    let LinkWork { bytes, both_ways, gpus } = work;
+    let copies = PeerCopies::new(devices, bytes as usize, both_ways)?;
+    let mut time_ns = f64::INFINITY;
+    for kind in copies.kinds() {
+        let mut launch = || copies.launch(kind);
+        let mut ceiling = events.ceiling_over(gpus, &mut launch)?;
+        for _ in 0..BURSTS {
+            time_ns = time_ns.min(ceiling.burst_ns()?);
+        }
+    }
+    devices.for_each(|_, device| device.synchronize())?;
+    Ok(LinkLimit { bytes, both_ways, gpus, time_ns })
+}
