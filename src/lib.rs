@@ -5,6 +5,7 @@
 pub mod attention;
 #[cfg(test)]
 mod change_tests;
+pub mod collective;
 #[cfg(test)]
 mod cpu_tests;
 pub mod denoise;
@@ -43,6 +44,7 @@ const FAMILIES: &[&Family] = &[
     &resnet18::FAMILY,
     &mlp::FAMILY,
     &transformer::FAMILY,
+    &collective::FAMILY,
 ];
 
 /// Every workload of every family.

@@ -14,7 +14,7 @@ use super::all;
 const PLACES: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
 
 fn place(kind: BackendKind) -> Place {
-    Place { kind, otherwise: "elsewhere".to_owned(), l2_bytes: 0 }
+    Place { kind, otherwise: "elsewhere".to_owned(), l2_bytes: 0, gpus: 2 }
 }
 
 #[test]

@@ -1,0 +1,7 @@
+//! Exchanges between GPUs.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kernelgate_suite::bench(&kernelgate_suite::collective::FAMILY)
+}

@@ -1,0 +1,78 @@
+// Sum over GPUs of short messages, in one step over peer memory.
+//
+//   y_r = sum over p of x_p       (summed in the order of the ranks, so that all y are the same)
+//
+// Every GPU stores its message into a buffer of every other GPU, as packets of 16 bytes: two words
+// of the message, each beside a flag, the number of the launch. Eight bytes arrive together, so a
+// word is there if its flag is. A receiver needs no other synchronisation.
+//
+// Launches alternate between two halves of the buffers. A GPU stores for launch n only after it has
+// received for launch n - 1, which its peer sent after it had read all of launch n - 2.
+//
+// Threads: stride over the packets. A block counts its own launches, so all launches of a buffer
+// have the same grid. Blocks wait for the same block of the peers: all must be resident.
+// Bound: latency of a store to the peer and a load of local memory; twice the message on the link.
+#include "common/element.cuh"
+#include "common/types.cuh"
+
+constexpr int kThreads = THREADS;
+constexpr int kGpus = GPUS;
+static_assert(kGpus >= 2, "a message has a receiver");
+
+__device__ __forceinline__ void store_packet(uint4* to, u32 first, u32 second, u32 flag) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(first), "r"(flag),
+               "r"(second), "r"(flag)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_packet(const uint4* from, u32& first, u32& second, u32 flag) {
+  u32 first_flag, second_flag;
+  do {
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(first), "=r"(first_flag), "=r"(second), "=r"(second_flag)
+                 : "l"(from)
+                 : "memory");
+  } while (first_flag != flag || second_flag != flag);
+}
+
+__device__ __forceinline__ u32 add(u32 a, u32 b) {
+#if defined(ELEMENT_F32)
+  return __float_as_uint(__uint_as_float(a) + __uint_as_float(b));
+#else
+  return floats_to_pair(element_to_float<false>(a) + element_to_float<false>(b),
+                        element_to_float<true>(a) + element_to_float<true>(b));
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    collective_all_reduce_one_shot(const uint2* x, uint2* y, uint4* const* staging, u32* epochs,
+                                   int rank, int packets) {
+  const u32 flag = epochs[blockIdx.x] + 1;
+  const i64 half = static_cast<i64>(flag & 1u) * kGpus * packets;
+  const int stride = static_cast<int>(gridDim.x) * kThreads;
+  const int begin = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  for (int i = begin; i < packets; i += stride) {
+    const uint2 own = x[i];
+#pragma unroll
+    for (int step = 1; step < kGpus; ++step) {
+      const int peer = (rank + step) % kGpus;
+      uint4* to = staging[peer] + half + static_cast<i64>(rank) * packets;
+      store_packet(to + i, own.x, own.y, flag);
+    }
+  }
+  const uint4* received = staging[rank] + half;
+  for (int i = begin; i < packets; i += stride) {
+    const uint2 own = x[i];
+    u32 first = 0, second = 0;
+#pragma unroll
+    for (int p = 0; p < kGpus; ++p) {
+      u32 a = own.x, b = own.y;
+      if (p != rank) load_packet(received + static_cast<i64>(p) * packets + i, a, b, flag);
+      first = p == 0 ? a : add(first, a);
+      second = p == 0 ? b : add(second, b);
+    }
+    y[i] = make_uint2(first, second);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) epochs[blockIdx.x] = flag;
+}

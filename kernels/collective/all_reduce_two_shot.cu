@@ -1,0 +1,97 @@
+// Sum over GPUs, in two steps over peer memory.
+//
+//   part r of y_q = part r of sum over p of x_p, for every q        (on GPU r)
+//
+// A GPU loads its part of every message, sums in the order of the ranks, and stores the sum into the
+// output of every GPU. A block first waits until the same block of every GPU has begun: then all
+// messages are there. At its end it waits until they have stored: then its parts of the output are
+// there, and nobody reads its message any more.
+//
+// Threads: stride over the packets of the part, kAtOnce each at a time. A block counts its own
+// launches, so all launches have the same grid. All blocks must be resident.
+// Bound: the link; (g - 1) / g of the message each way in each step.
+// Change from all_reduce_one_shot: plain packets instead of flags beside words, half of the bytes
+// on the link, and two waits.
+#include "common/element.cuh"
+#include "common/types.cuh"
+
+constexpr int kThreads = THREADS;
+constexpr int kAtOnce = AT_ONCE;
+constexpr int kGpus = GPUS;
+static_assert(kGpus >= 2, "a message has a receiver");
+
+__device__ __forceinline__ void store_release_sys(u32* p, u32 x) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+
+__device__ __forceinline__ u32 load_acquire_sys(const u32* p) {
+  u32 x;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+
+// Waits until this block of every GPU has come here in this launch. `which` is 0 or 1.
+__device__ __forceinline__ void wait_for_peers(u32* const* flags, int rank, int which, u32 epoch) {
+  __syncthreads();
+  if (threadIdx.x < kGpus) {
+    const i64 place = (static_cast<i64>(blockIdx.x) * 2 + which) * kGpus;
+    const int peer = static_cast<int>(threadIdx.x);
+    store_release_sys(flags[peer] + place + rank, epoch);
+    while (static_cast<int>(load_acquire_sys(flags[rank] + place + peer) - epoch) < 0) {
+    }
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ uint4 load_packet(const uint4* from) {
+  uint4 packet;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(packet.x), "=r"(packet.y), "=r"(packet.z), "=r"(packet.w)
+               : "l"(from)
+               : "memory");
+  return packet;
+}
+
+__device__ __forceinline__ u32 add(u32 a, u32 b) {
+#if defined(ELEMENT_F32)
+  return __float_as_uint(__uint_as_float(a) + __uint_as_float(b));
+#else
+  return floats_to_pair(element_to_float<false>(a) + element_to_float<false>(b),
+                        element_to_float<true>(a) + element_to_float<true>(b));
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    collective_all_reduce_two_shot(const uint4* const* x, uint4* const* y, u32* const* flags,
+                                   u32* epochs, int rank, i64 packets) {
+  const u32 epoch = epochs[blockIdx.x] + 1;
+  wait_for_peers(flags, rank, 0, epoch);
+  const i64 part = rank * packets;
+  const i64 stride = static_cast<i64>(gridDim.x) * kThreads;
+  const i64 begin = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  for (i64 i = begin; i < packets; i += kAtOnce * stride) {
+    uint4 packet[kAtOnce][kGpus];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (i + k * stride >= packets) continue;
+#pragma unroll
+      for (int p = 0; p < kGpus; ++p) packet[k][p] = load_packet(x[p] + part + i + k * stride);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (i + k * stride >= packets) continue;
+      uint4 sum = packet[k][0];
+#pragma unroll
+      for (int p = 1; p < kGpus; ++p) {
+        sum.x = add(sum.x, packet[k][p].x);
+        sum.y = add(sum.y, packet[k][p].y);
+        sum.z = add(sum.z, packet[k][p].z);
+        sum.w = add(sum.w, packet[k][p].w);
+      }
+#pragma unroll
+      for (int q = 0; q < kGpus; ++q) y[q][part + i + k * stride] = sum;
+    }
+  }
+  wait_for_peers(flags, rank, 1, epoch);
+  if (threadIdx.x == 0) epochs[blockIdx.x] = epoch;
+}

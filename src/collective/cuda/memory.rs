@@ -1,0 +1,71 @@
+//! The messages in the memory of their GPUs.
+
+use crate::collective::definition::{Exchange, INPUTS, OUTPUTS};
+use kernelgate::backend::BackendError;
+use kernelgate::backend::cuda::{Buffer, CudaTask, Input, Output};
+use kernelgate::workload::Tensors;
+use kernelgate_cuda::Devices;
+use kernelgate_cuda::driver::peers::Link;
+
+/// Memory of the messages on one GPU, bytes.
+pub fn messages_bytes(problem: &Exchange) -> u64 {
+    2 * problem.bytes() as u64
+}
+
+/// Inputs and outputs by rank; absent where a GPU has none.
+pub struct Messages {
+    pub inputs: Vec<Option<Buffer>>,
+    pub outputs: Vec<Option<Output>>,
+}
+
+impl Messages {
+    pub fn new(
+        problem: &Exchange,
+        inputs: &Tensors,
+        devices: &Devices,
+    ) -> Result<Self, BackendError> {
+        let mut messages = Self { inputs: Vec::new(), outputs: Vec::new() };
+        devices.for_each(|rank, device| {
+            let upload = |_| device.upload(inputs.tensor(INPUTS[rank]).as_bytes());
+            messages.inputs.push(problem.input(rank).map(upload).transpose()?);
+            let output = |len| Output::new(device, OUTPUTS[rank], [len], problem.dtype);
+            messages.outputs.push(problem.output(rank).map(output).transpose()?);
+            Ok(())
+        })?;
+        Ok(messages)
+    }
+
+    /// Addresses of the inputs; 0 for a GPU without one.
+    pub fn input_addresses(&self) -> Vec<u64> {
+        self.inputs.iter().map(|input| input.as_ref().map_or(0, Buffer::address)).collect()
+    }
+
+    /// Addresses of the outputs; 0 for a GPU without one.
+    pub fn output_addresses(&self) -> Vec<u64> {
+        self.outputs.iter().map(|output| output.as_ref().map_or(0, Output::address)).collect()
+    }
+
+    /// The task of a launch that enqueues the exchange on the streams of all GPUs.
+    pub fn task(
+        self,
+        devices: &Devices,
+        mut launch: impl FnMut() -> Result<(), BackendError> + 'static,
+    ) -> CudaTask {
+        let inputs = self.inputs.into_iter().zip(INPUTS);
+        let inputs: Vec<Input> =
+            inputs.filter_map(|(buffer, name)| Some(Input::new(name, &buffer?))).collect();
+        let outputs = self.outputs.into_iter().flatten().collect();
+        CudaTask::new(devices, inputs, outputs, move |_| launch())
+    }
+}
+
+/// Checks that kernels of each GPU can access the memory of the others.
+pub fn require_peer_access(devices: &Devices) -> Result<(), BackendError> {
+    match devices.link() {
+        Some(Link::Peer | Link::PeerAtomic) => Ok(()),
+        _ => {
+            let why = "needs GPUs that can access each other's memory";
+            Err(BackendError::Unsupported(why.to_owned()))
+        }
+    }
+}

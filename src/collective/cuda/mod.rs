@@ -1,0 +1,95 @@
+//! The exchanges on GPUs: by NCCL, and sums by own kernels.
+
+mod memory;
+mod nccl;
+mod one_shot;
+mod two_shot;
+
+use super::definition::Exchange;
+use kernelgate::backend::{Implementation, Prepare};
+use kernelgate_cuda::spec::{ListedKernel, list};
+
+/// Every kernel of the family.
+pub fn kernels() -> Vec<ListedKernel> {
+    [list(one_shot::KERNELS), list(two_shot::KERNELS)].concat()
+}
+
+const NCCL: Implementation<Exchange> = Implementation {
+    name: "cuda/nccl",
+    about: "NCCL, a communicator a GPU in one process, without NVLink multicast",
+    supports: |_| Ok(()),
+    prepare: Prepare::CudaSet { device_bytes: memory::messages_bytes, prepare: nccl::prepare },
+};
+
+/// Rows of the exchanges that only NCCL does.
+pub const OTHERS: &[Implementation<Exchange>] = &[NCCL];
+
+/// Rows of sums.
+pub const ALL_REDUCE: &[Implementation<Exchange>] = &[
+    Implementation {
+        name: "cuda/one_shot",
+        about: "every GPU stores its message into the memory of all, each word with a flag",
+        supports: one_shot::supports,
+        prepare: Prepare::CudaSet {
+            device_bytes: one_shot::device_bytes,
+            prepare: one_shot::prepare,
+        },
+    },
+    Implementation {
+        name: "cuda/two_shot",
+        about: "every GPU sums its part from the memory of all, and stores it into that of all",
+        supports: two_shot::supports,
+        prepare: Prepare::CudaSet {
+            device_bytes: memory::messages_bytes,
+            prepare: two_shot::prepare,
+        },
+    },
+    NCCL,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::super::definition::Kind;
+    use super::*;
+    use crate::gpu_tests::gpu;
+    use kernelgate::verify::verify;
+    use kernelgate::workload::{Dtype, Problem};
+    use kernelgate_cuda::testing::second_gpu;
+    use kernelgate_cuda::{BackendError, DeviceOptions, Devices};
+
+    #[test]
+    fn rows_agree_with_the_reference_on_two_gpus() {
+        let Some((_first, _alone)) = gpu() else { return };
+        if second_gpu().is_none() {
+            return;
+        }
+        let ordinals = Devices::in_order([0, 1]).unwrap();
+        let devices = ordinals.open(&DeviceOptions::from_environment()).unwrap();
+        let kinds =
+            [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::Broadcast, Kind::Send];
+        for (kind, elements, dtype) in kinds.into_iter().flat_map(|kind| {
+            [(48, Dtype::F32), (4096, Dtype::Bf16), (100_032, Dtype::Bf16), (262_144, Dtype::F32)]
+                .map(|(elements, dtype)| (kind, elements, dtype))
+        }) {
+            let problem = Exchange { kind, gpus: 2, elements, dtype };
+            let inputs = problem.inputs(5);
+            let expected = problem.reference(&inputs);
+            let rows = if kind == Kind::AllReduce { ALL_REDUCE } else { OTHERS };
+            for row in rows.iter().filter(|row| (row.supports)(&problem).is_ok()) {
+                let mut task = match row.prepare_on(&problem, &inputs, &devices) {
+                    Ok(task) => task,
+                    Err(BackendError::Unsupported(why)) => {
+                        eprintln!("skipped: {}: {why}", row.name);
+                        continue;
+                    }
+                    Err(error) => panic!("{}: {error}", row.name),
+                };
+                // Several times: flags and halves of buffers alternate.
+                for _ in 0..3 {
+                    let found = verify(&mut task, &expected, problem.tolerance());
+                    assert!(found.is_ok(), "{} {problem:?}: {found:?}", row.name);
+                }
+            }
+        }
+    }
+}

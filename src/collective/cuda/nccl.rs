@@ -1,0 +1,78 @@
+//! The exchanges by NCCL.
+
+use super::memory::Messages;
+use crate::collective::definition::{Exchange, Kind};
+use kernelgate::backend::BackendError;
+use kernelgate::backend::cuda::CudaTask;
+use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::Devices;
+use kernelgate_cuda::libraries::nccl::{Collective, Communicators, Element, SendReceive};
+
+/// Connects the GPUs and places the messages.
+pub fn prepare(
+    problem: &Exchange,
+    inputs: &Tensors,
+    devices: &Devices,
+) -> Result<CudaTask, BackendError> {
+    let communicators = Communicators::connect(devices)?;
+    let messages = Messages::new(problem, inputs, devices)?;
+    let (collective, count) = match problem.kind {
+        Kind::AllReduce => (Collective::AllReduce, problem.elements),
+        Kind::AllGather => (Collective::AllGather, problem.elements / problem.gpus),
+        Kind::ReduceScatter => (Collective::ReduceScatter, problem.elements / problem.gpus),
+        Kind::Broadcast => (Collective::Broadcast, problem.elements),
+        Kind::Send => (Collective::Send, problem.elements),
+    };
+    let element = match problem.dtype {
+        Dtype::Bf16 => Element::Bf16,
+        _ => Element::F32,
+    };
+    let addresses = messages.input_addresses().into_iter().zip(messages.output_addresses());
+    let parts: Vec<SendReceive> =
+        addresses.map(|(send, receive)| SendReceive { send, receive }).collect();
+    Ok(messages.task(devices, move || communicators.enqueue(collective, element, count, &parts)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::cuda::memory::Messages;
+    use crate::gpu_tests::gpu;
+    use kernelgate::backend::Executable;
+    use kernelgate::workload::Problem;
+    use kernelgate_cuda::DeviceOptions;
+    use kernelgate_cuda::testing::second_gpu;
+    use std::time::Duration;
+
+    #[test]
+    fn a_sum_that_a_gpu_waits_for_in_vain_ends_with_its_rank() {
+        let Some((_first, _alone)) = gpu() else { return };
+        if second_gpu().is_none() {
+            return;
+        }
+        let options =
+            DeviceOptions { timeout: Duration::from_secs(5), ..DeviceOptions::from_environment() };
+        let devices = Devices::in_order([0, 1]).unwrap().open(&options).unwrap();
+        let problem =
+            Exchange { kind: Kind::AllReduce, gpus: 2, elements: 1024, dtype: Dtype::F32 };
+        let communicators = match Communicators::connect(&devices) {
+            Ok(communicators) => communicators,
+            Err(BackendError::Unsupported(why)) => return eprintln!("skipped: {why}"),
+            Err(error) => panic!("{error}"),
+        };
+        let messages = Messages::new(&problem, &problem.inputs(1), &devices).unwrap();
+        let (send, receive) = (messages.input_addresses()[0], messages.output_addresses()[0]);
+        // The second rank never begins.
+        let parts = [SendReceive { send, receive }];
+        let mut task = messages.task(&devices, move || {
+            communicators.enqueue(Collective::AllReduce, Element::F32, 1024, &parts)
+        });
+        task.launch().unwrap();
+        let error = task.synchronize().unwrap_err().to_string();
+        eprintln!("{error}");
+        assert!(error.contains("rank 0 on GPU 0"), "{error}");
+        // NCCL aborts, and the GPU works again.
+        drop(task);
+        devices.one().synchronize().unwrap();
+    }
+}

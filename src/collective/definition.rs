@@ -1,0 +1,289 @@
+//! Exchanges between GPUs: sums and copies of a message. Deliberately absent: how it travels.
+
+use half::bf16;
+
+use crate::parallel;
+use kernelgate::workload::{
+    Axis, AxisError, Data, Dtype, Expected, LinkWork, Point, Problem, Symmetry, Tensor, Tensors,
+    Tolerance, Work, Workload, random,
+};
+
+/// Most GPUs of a problem.
+pub const MOST_GPUS: usize = 8;
+/// Names of the inputs, by rank.
+pub static INPUTS: [&str; MOST_GPUS] = ["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"];
+/// Names of the outputs, by rank.
+pub static OUTPUTS: [&str; MOST_GPUS] = ["y0", "y1", "y2", "y3", "y4", "y5", "y6", "y7"];
+
+const AXES: &[Axis] = &[
+    Axis::one_of("g", &["2", "4", "8"], "GPUs"),
+    Axis::number("bytes", "bytes of the message, as nccl-tests count them"),
+    Axis::one_of("dtype", &["f32", "bf16"], "dtype of the elements"),
+];
+
+const DEFAULT: &[&str] = &["g=2 bytes=1048576 dtype=f32"];
+const ACCELERATOR: &[&str] = &["g=2 bytes=8192,65536,262144,1048576,16777216,134217728 dtype=bf16"];
+const THOROUGH: &[&str] =
+    &["g=2,4,8 bytes=8192,32768,131072,524288,4194304,67108864 dtype=f32,bf16"];
+
+macro_rules! workload {
+    ($collective:ident, $name:literal, $about:literal) => {
+        Workload {
+            name: concat!("collective/", $name),
+            about: $about,
+            revision: 1,
+            axes: AXES,
+            default: DEFAULT,
+            accelerator: ACCELERATOR,
+            thorough: THOROUGH,
+            bind: |point| Exchange::bind(Kind::$collective, point),
+        }
+    };
+}
+
+/// Every GPU gets the sum of the messages of all.
+pub const ALL_REDUCE: Workload<Exchange> =
+    workload!(AllReduce, "all_reduce", "every GPU gets the sum of the messages of all");
+/// Every GPU gets the messages of all, one behind the other.
+pub const ALL_GATHER: Workload<Exchange> =
+    workload!(AllGather, "all_gather", "every GPU gets the parts of all GPUs");
+/// Every GPU gets its part of the sum.
+pub const REDUCE_SCATTER: Workload<Exchange> = workload!(
+    ReduceScatter,
+    "reduce_scatter",
+    "every GPU gets its part of the sum of all messages"
+);
+/// Every GPU gets the message of the first.
+pub const BROADCAST: Workload<Exchange> =
+    workload!(Broadcast, "broadcast", "every GPU gets the message of the first");
+/// The second GPU gets the message of the first.
+pub const SEND: Workload<Exchange> = Workload {
+    thorough: &["g=2 bytes=8192,32768,131072,524288,4194304,67108864 dtype=f32,bf16"],
+    ..workload!(Send, "send", "the second GPU gets the message of the first")
+};
+
+/// Kind of an exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `y_r = Σ x_p`.
+    AllReduce,
+    /// `y_r = x_0 … x_(g-1)`.
+    AllGather,
+    /// `y_r` is part r of `Σ x_p`.
+    ReduceScatter,
+    /// `y_r = x_0`.
+    Broadcast,
+    /// `y_1 = x_0`.
+    Send,
+}
+
+/// An exchange of messages: `x0 …` on the GPUs to `y0 …`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exchange {
+    /// Kind of an exchange.
+    pub kind: Kind,
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// Elements of a message: of the longer of input and output.
+    pub elements: usize,
+    /// Type of the elements.
+    pub dtype: Dtype,
+}
+
+impl Exchange {
+    fn bind(kind: Kind, point: &Point) -> Result<Self, AxisError> {
+        let gpus = point.word("g")?.parse().expect("the axis lists numbers");
+        let (bytes, dtype) = (point.number("bytes")?, point.word("dtype")?);
+        let dtype = Dtype::parse(dtype).expect("the axis lists dtypes");
+        let wrong = |why: String| Err(AxisError::Combination(why));
+        if !bytes.is_multiple_of(gpus * dtype.bytes()) {
+            return wrong(format!("{bytes} bytes are not whole elements on each of {gpus} GPUs"));
+        }
+        if bytes > 4 << 30 {
+            return wrong("a message has more than 4 GiB".to_owned());
+        }
+        if kind == Kind::Send && gpus != 2 {
+            return wrong("a message is sent between two GPUs".to_owned());
+        }
+        Ok(Self { kind, gpus, elements: bytes / dtype.bytes(), dtype })
+    }
+
+    /// Bytes of a message.
+    pub const fn bytes(&self) -> usize {
+        self.elements * self.dtype.bytes()
+    }
+
+    /// Elements of the input of a GPU, if it has one.
+    pub const fn input(&self, rank: usize) -> Option<usize> {
+        match self.kind {
+            Kind::AllGather => Some(self.elements / self.gpus),
+            Kind::Broadcast | Kind::Send if rank > 0 => None,
+            _ => Some(self.elements),
+        }
+    }
+
+    /// Elements of the output of a GPU, if it has one.
+    pub const fn output(&self, rank: usize) -> Option<usize> {
+        match self.kind {
+            Kind::ReduceScatter => Some(self.elements / self.gpus),
+            Kind::Send if rank == 0 => None,
+            _ => Some(self.elements),
+        }
+    }
+
+    /// Names of the inputs that there are.
+    fn input_names(&self) -> &'static [&'static str] {
+        &INPUTS[..(0..self.gpus).filter(|&rank| self.input(rank).is_some()).count()]
+    }
+
+    fn draw(&self, seed: u64, name: &str, len: usize) -> Tensor {
+        let data = match self.dtype {
+            Dtype::Bf16 => Data::Bf16(random::map_normal(seed, name, len, bf16::from_f32)),
+            _ => Data::F32(random::normal(seed, name, len)),
+        };
+        Tensor::new([len], data)
+    }
+
+    /// The sum of all inputs.
+    fn sum(&self, inputs: &Tensors) -> Vec<f64> {
+        const CHUNK: usize = 1 << 16;
+        let mut sum = vec![0.0; self.elements];
+        parallel::chunks_mut(&mut sum, CHUNK, &|number, sum| {
+            for name in self.input_names() {
+                let values = inputs.tensor(name).to_f64(number * CHUNK, sum.len());
+                sum.iter_mut().zip(values).for_each(|(sum, x)| *sum += x);
+            }
+        });
+        sum
+    }
+
+    /// Values of which every output is a part.
+    fn whole(&self, inputs: &Tensors) -> Vec<f64> {
+        match self.kind {
+            Kind::AllReduce | Kind::ReduceScatter => self.sum(inputs),
+            Kind::AllGather | Kind::Broadcast | Kind::Send => {
+                let values = |name: &&str| {
+                    let tensor = inputs.tensor(name);
+                    tensor.to_f64(0, tensor.len())
+                };
+                self.input_names().iter().flat_map(values).collect()
+            }
+        }
+    }
+}
+
+impl Problem for Exchange {
+    fn inputs(&self, seed: u64) -> Tensors {
+        let mut inputs = Tensors::new();
+        for (rank, name) in INPUTS.iter().enumerate().take(self.gpus) {
+            if let Some(len) = self.input(rank) {
+                inputs.insert(name, self.draw(seed, name, len));
+            }
+        }
+        inputs
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let whole = self.whole(inputs);
+        let mut expected = Vec::new();
+        for (rank, name) in OUTPUTS.iter().enumerate().take(self.gpus) {
+            let Some(len) = self.output(rank) else { continue };
+            let from = if self.kind == Kind::ReduceScatter { rank * len } else { 0 };
+            expected.push(Expected::all(name, [len], whole[from..from + len].to_vec()));
+        }
+        expected
+    }
+
+    /// Sums and copies are linear.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        let outputs = &OUTPUTS[..self.gpus];
+        vec![Symmetry::Negate { inputs: self.input_names(), outputs }]
+    }
+
+    /// Bytes in the memory of the GPU with the most, and on the links.
+    fn work(&self) -> Work {
+        let (bytes, gpus) = (self.bytes() as u64, self.gpus as u64);
+        let (read, written, received) = match self.kind {
+            Kind::AllReduce => (bytes, bytes, 2 * bytes / gpus * (gpus - 1)),
+            Kind::AllGather => (bytes / gpus, bytes, bytes / gpus * (gpus - 1)),
+            Kind::ReduceScatter => (bytes, bytes / gpus, bytes / gpus * (gpus - 1)),
+            Kind::Broadcast | Kind::Send => (bytes, bytes, bytes),
+        };
+        let both_ways = !matches!(self.kind, Kind::Broadcast | Kind::Send);
+        let link = LinkWork { bytes: received, both_ways, gpus: self.gpus };
+        Work::bytes(read, written).with_link(link)
+    }
+
+    fn gpus(&self) -> usize {
+        self.gpus
+    }
+
+    /// Copies are exact. A sum is rounded once a GPU that adds, in bf16 by at most 2^-9 of it.
+    fn tolerance(&self) -> Tolerance {
+        let added = (self.gpus - 1) as f64;
+        match (self.kind, self.dtype) {
+            (Kind::AllGather | Kind::Broadcast | Kind::Send, _) => {
+                Tolerance { max_error: 1e-12, relative_l2: 1e-12 }
+            }
+            (_, Dtype::Bf16) => Tolerance { max_error: 4e-3 * added, relative_l2: 2.5e-3 * added },
+            _ => Tolerance { max_error: 2e-7 * added, relative_l2: 1e-7 * added },
+        }
+    }
+
+    fn host_bytes(&self) -> u64 {
+        let gpus = self.gpus as u64;
+        // Inputs, outputs, the reference of each output, and the sum.
+        gpus * 2 * self.bytes() as u64 + (gpus + 2) * 8 * self.elements as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::workload::{Effort, Scale, symmetry};
+
+    const WORKLOADS: [Workload<Exchange>; 5] =
+        [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND];
+
+    fn small(kind: Kind, gpus: usize) -> Exchange {
+        Exchange { kind, gpus, elements: 24, dtype: Dtype::F32 }
+    }
+
+    #[test]
+    fn every_point_binds_and_a_negated_message_gives_a_negated_one() {
+        for workload in WORKLOADS {
+            for point in workload.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
+                assert!((workload.bind)(&point).is_ok(), "{} {point}", workload.name);
+            }
+        }
+        for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::Broadcast] {
+            assert_eq!(symmetry::check(&small(kind, 4), 1, 0.0), Ok(1), "{kind:?}");
+        }
+        assert_eq!(symmetry::check(&small(Kind::Send, 2), 1, 0.0), Ok(1));
+    }
+
+    #[test]
+    fn bytes_on_the_links_are_those_of_the_bus_bandwidth() {
+        let received = |kind, gpus| small(kind, gpus).work().link.unwrap().bytes;
+        assert_eq!([2, 4].map(|gpus| received(Kind::AllReduce, gpus)), [96, 144]);
+        assert_eq!([2, 4].map(|gpus| received(Kind::AllGather, gpus)), [48, 72]);
+        assert_eq!([2, 4].map(|gpus| received(Kind::ReduceScatter, gpus)), [48, 72]);
+        assert_eq!([2, 4].map(|gpus| received(Kind::Broadcast, gpus)), [96, 96]);
+    }
+
+    #[test]
+    fn parts_of_a_sum_are_the_sum() {
+        let inputs = small(Kind::AllReduce, 2).inputs(3);
+        let whole = small(Kind::AllReduce, 2).reference(&inputs);
+        let parts = small(Kind::ReduceScatter, 2).reference(&inputs);
+        let values = |expected: &Expected| match &expected.values {
+            Data::F64(values) => values.clone(),
+            _ => panic!("f64"),
+        };
+        let together: Vec<f64> = parts.iter().flat_map(values).collect();
+        assert_eq!(values(&whole[0]), together);
+        assert_eq!(values(&whole[0]), values(&whole[1]));
+        let first = f64::from(inputs.f32("x0")[5]) + f64::from(inputs.f32("x1")[5]);
+        assert_eq!(together[5], first);
+    }
+}
