@@ -9,7 +9,6 @@ const HEADERS: &[Header] = kernelgate_cuda::headers!(
     "attention/warp_gemm.cuh",
     "attention/warpgroup/gemm.cuh",
     "attention/warpgroup/gemm_e4m3.cuh",
-    "attention/warpgroup/ring.cuh",
     "denoise/actions.cuh",
     "denoise/model.cuh",
     "denoise/panel.cuh",

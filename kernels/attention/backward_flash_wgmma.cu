@@ -44,9 +44,9 @@
 // memory without passing through registers, copies take no thread's time.
 #include "attention/shape.cuh"
 #include "attention/warpgroup/gemm.cuh"
-#include "attention/warpgroup/ring.cuh"
 #include "common/math.cuh"
 #include "common/memory.cuh"
+#include "common/ring.cuh"
 #include "common/tensor_copy.cuh"
 
 constexpr int kGroups = 2, kGroupThreads = 128, kThreads = THREADS;

@@ -36,9 +36,9 @@
 #include "attention/shape.cuh"
 #include "attention/warpgroup/gemm.cuh"
 #include "attention/warpgroup/gemm_e4m3.cuh"
-#include "attention/warpgroup/ring.cuh"
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
+#include "common/ring.cuh"
 #include "common/tensor_copy.cuh"
 
 constexpr bool kFp8 = FP8 != 0;

@@ -29,6 +29,7 @@ pub const COMMON_HEADERS: &[Header] = headers!(
     "common/math.cuh",
     "common/memory.cuh",
     "common/reduce.cuh",
+    "common/ring.cuh",
     "common/stages.cuh",
     "common/streaming.cuh",
     "common/tensor_copy.cuh",
