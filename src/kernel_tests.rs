@@ -33,6 +33,7 @@ pub fn check_launches(program: &Program) {
         for (parameter, operand) in parameters.iter().zip(launch.arguments()) {
             let fits = match operand {
                 Operand::Pointer(_) | Operand::Null => parameter.contains('*'),
+                Operand::Boxes(..) => parameter.contains("TensorMap "),
                 Operand::I32(_) => parameter.starts_with("int "),
                 Operand::I64(_) => {
                     parameter.starts_with("i64 ") || parameter.starts_with("long long ")

@@ -240,14 +240,15 @@ impl LoadedMemory {
         pointer.resolve(self.buffer(pointer).address())
     }
 
-    fn argument(&self, operand: Operand) -> Argument {
-        match operand {
+    fn argument(&self, operand: Operand) -> Result<Argument, BackendError> {
+        Ok(match operand {
+            Operand::Boxes(pointer, boxes) => Argument::bytes(&boxes.map(self.address(pointer))?),
             Operand::Pointer(pointer) => Argument::Address(self.address(pointer)),
             Operand::Null => Argument::Address(0),
             Operand::I32(value) => Argument::I32(value),
             Operand::I64(value) => Argument::I64(value),
             Operand::F32(value) => Argument::F32(value),
-        }
+        })
     }
 }
 
@@ -327,7 +328,7 @@ impl Loader<'_> {
             }
         };
         let arguments = launch.arguments.iter().map(|operand| self.memory.argument(*operand));
-        let arguments: Vec<Argument> = arguments.collect();
+        let arguments = arguments.collect::<Result<Vec<Argument>, _>>()?;
         let window = launch.lines.and_then(|lines| match lines {
             KeptLines::Keep => self.window,
             KeptLines::Release => self.window.map(Window::released),

@@ -47,6 +47,6 @@ pub use error::ProgramError;
 pub use lanes::Lane;
 pub use load::{Capture, LoadedProgram};
 pub use memory::{MemoryUse, Word};
-pub use operand::{NULL, Operand, Operands, Pointer, int, ints, long};
+pub use operand::{NULL, Operand, Operands, Pointer, boxes, int, ints, long};
 pub use plan::Program;
 pub use step::{CallSite, Enqueue, KeptLines, KernelLaunch, PlannedKernel, Step};

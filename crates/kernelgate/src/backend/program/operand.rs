@@ -1,5 +1,7 @@
 //! Arguments of launches before their memory is allocated.
 
+use kernelgate_cuda::TensorBoxes;
+
 /// An address in a region of a program, known when the program is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pointer {
@@ -36,6 +38,8 @@ pub enum Operand {
     Pointer(Pointer),
     /// A null pointer.
     Null,
+    /// A map of the tensor at an address, by which the kernel copies boxes.
+    Boxes(Pointer, TensorBoxes),
     /// `int`.
     I32(i32),
     /// `long long`.
@@ -55,6 +59,12 @@ pub const fn int(extent: usize) -> Operand {
 /// An extent for a `long long` parameter.
 pub const fn long(extent: usize) -> Operand {
     Operand::I64(extent as i64)
+}
+
+/// A map of the tensor at an address, for a `TensorMap` parameter (`common/tensor_copy.cuh`). Loading
+/// the program fails if no copy engine reads such a tensor.
+pub const fn boxes(pointer: Pointer, boxes: TensorBoxes) -> Operand {
+    Operand::Boxes(pointer, boxes)
 }
 
 /// Extents for `int` parameters.

@@ -262,7 +262,7 @@ impl Program {
     /// Adds a launch of a kernel.
     pub fn add(&mut self, launch: KernelLaunch) {
         let pointers = launch.arguments.iter().filter_map(|operand| match operand {
-            Operand::Pointer(pointer) => Some(*pointer),
+            Operand::Pointer(pointer) | Operand::Boxes(pointer, _) => Some(*pointer),
             _ => None,
         });
         let pointers: Vec<Pointer> = pointers.collect();
