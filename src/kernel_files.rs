@@ -25,6 +25,7 @@ const HEADERS: &[Header] = kernelgate_cuda::headers!(
     "st_bif/columns.cuh",
     "st_bif/neuron.cuh",
     "transformer/quads.cuh",
+    "transformer/wide_gemm.cuh",
 );
 
 /// A kernel file of `kernels/`, which may include every header there.

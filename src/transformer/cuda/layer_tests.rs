@@ -153,7 +153,8 @@ fn check_layers(device: &Arc<Device>, shape: Shape, attention: Attention, inputs
     let single = Shape { batch: 1, ..shape };
     let reference = Reference::for_layers(&single, &one, |x| x);
     // One group keeps the gradients of every layer's activations.
-    let program = step(&shape, attention, Schedule::Overlapped { group: shape.layers });
+    let program =
+        step(&shape, attention.on(device, &shape), Schedule::Overlapped { group: shape.layers });
     let program = program.load(device, inputs).unwrap();
     program.enqueue().unwrap();
     device.synchronize().unwrap();

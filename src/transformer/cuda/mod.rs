@@ -1,6 +1,7 @@
 //! The language model on the GPU: a launch an operation, the same in a graph, and fused.
 //!
-//! A rung is a `Program`. Its GEMMs are the library's, its other kernels are in `kernels/`.
+//! A rung is a `Program`. Its GEMMs are the library's, but for two that fused rungs have on sm_90a;
+//! its other kernels are in `kernels/`.
 
 mod attention;
 mod components;
@@ -22,7 +23,7 @@ use kernelgate::backend::program::{Capture, Program};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Device;
-use rung::{Attention, Schedule};
+use rung::{Attention, Kernels, Schedule};
 
 const FUSED: Attention = Attention::Fused(SumOrder::Any);
 const DETERMINISTIC: Attention = Attention::Fused(SumOrder::Fixed);
@@ -53,12 +54,14 @@ pub const FORWARD: &[Implementation<Forward>] = &[
     },
     Implementation {
         name: "cuda/fused",
-        about: "this suite's attention, residuals added by GEMMs, in one graph",
+        about: "this suite's attention, residuals added by GEMMs, in one graph; on sm_90a SwiGLU \
+                and rotation in the epilogues of this suite's GEMMs",
         supports: |problem| FUSED.supports(&problem.shape),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| network::forward(&problem.shape, FUSED).device_bytes(),
             prepare: |problem, inputs, device| {
-                let program = network::forward(&problem.shape, FUSED);
+                let kernels = FUSED.on(device, &problem.shape);
+                let program = network::forward(&problem.shape, kernels);
                 task(&problem.shape, program, inputs, device, Capture::Graph)
             },
         },
@@ -98,7 +101,8 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused_step(problem, FUSED).device_bytes(),
             prepare: |problem, inputs, device| {
-                task(&problem.shape, fused_step(problem, FUSED), inputs, device, Capture::Graph)
+                let program = fused_step(problem, FUSED.on(device, &problem.shape));
+                task(&problem.shape, program, inputs, device, Capture::Graph)
             },
         },
     },
@@ -109,7 +113,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused_step(problem, DETERMINISTIC).device_bytes(),
             prepare: |problem, inputs, device| {
-                let program = fused_step(problem, DETERMINISTIC);
+                let program = fused_step(problem, DETERMINISTIC.on(device, &problem.shape));
                 task(&problem.shape, program, inputs, device, Capture::Graph)
             },
         },
@@ -124,8 +128,8 @@ fn unfused_step(problem: &TrainStep) -> Program {
     training::step(&problem.shape, Attention::Unfused, Schedule::Serial)
 }
 
-fn fused_step(problem: &TrainStep, attention: Attention) -> Program {
-    training::step(&problem.shape, attention, Schedule::overlapped(&problem.shape))
+fn fused_step(problem: &TrainStep, kernels: impl Into<Kernels>) -> Program {
+    training::step(&problem.shape, kernels, Schedule::overlapped(&problem.shape))
 }
 
 /// Makes a program ready, if its text is of the vocabulary.
@@ -143,6 +147,8 @@ fn task(
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+mod gemm_tests;
 #[cfg(test)]
 mod layer_tests;
 #[cfg(test)]

@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use super::kernels::gemm::{self, Product};
 use super::kernels::{embedding, loss, norm, rope, swiglu};
-use super::rung::Attention;
+use super::rung::{Attention, Kernels, Products};
 use crate::parallel;
 use crate::transformer::shape::{Shape, Weight};
 use half::bf16;
@@ -23,6 +24,7 @@ pub struct Network {
     pub program: Program,
     pub shape: Shape,
     pub attention: Attention,
+    products: Products,
     /// Whether a backward pass follows.
     training: bool,
     /// The arena of weights that GEMMs read.
@@ -35,13 +37,13 @@ pub struct Network {
 const LAYER_ALIGNMENT: usize = 256;
 
 /// Logits and losses.
-pub fn forward(shape: &Shape, attention: Attention) -> Program {
+pub fn forward(shape: &Shape, kernels: impl Into<Kernels>) -> Program {
     let mut program = Program::new();
     let bytes = shape.parameters() * shape.dtype.bytes();
     let weights = program.input("parameters", MemoryUse::Weights, bytes);
     let logits = [shape.batch, shape.context, shape.padded()];
     program.output("logits", logits, shape.dtype);
-    let mut network = Network::new(program, shape, attention, weights, false);
+    let mut network = Network::new(program, shape, kernels.into(), weights, false);
     network.forward(|network| {
         let sizes = ints([network.shape.vocabulary, network.shape.padded()]);
         network.launch(&loss::LOSS_FORWARD, ("logits", "targets", "token_losses", sizes));
@@ -54,22 +56,22 @@ impl Network {
     pub fn new(
         program: Program,
         shape: &Shape,
-        attention: Attention,
+        kernels: Kernels,
         weights: Pointer,
         training: bool,
     ) -> Self {
-        let mut network =
-            Self { program, shape: *shape, attention, training, weights, strides: BTreeMap::new() };
-        let Shape { d, ff, layers, .. } = *shape;
+        let Kernels { attention, products } = kernels;
+        let (shape, strides) = (*shape, BTreeMap::new());
+        let mut network = Self { program, shape, attention, products, training, weights, strides };
+        let Shape { d, ff, layers, .. } = shape;
         let (tokens, element) = (shape.tokens(), shape.dtype.bytes());
         for name in ["tokens", "targets"] {
             network.program.input(name, MemoryUse::Inputs, F32 * tokens);
         }
         network.program.output("loss", [shape.batch, 1], Dtype::F32);
         let table = F32 * shape.context * shape.head_dim();
-        let table_shape = *shape;
         network.program.packed("rotations", MemoryUse::Weights, table, move |_| {
-            rope::table(&table_shape).into_iter().flat_map(f32::to_ne_bytes).collect()
+            rope::table(&shape).into_iter().flat_map(f32::to_ne_bytes).collect()
         });
         network.declare_activation("roots", F32 * shape.norms() * tokens);
         network.declare_activation("token_losses", F32 * tokens);
@@ -217,13 +219,31 @@ impl Network {
         let [x, input, qkv, attended, middle] = ["x", "qkv_input", "qkv", "attended", "middle"]
             .map(|name| self.activation(name, layer));
         self.normalize(2 * layer, x, input);
-        let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, 3 * d, d) };
-        self.multiply(spec, [input, self.weight(Weight::Qkv(layer)), qkv]);
-        self.rotate(qkv, 1.0);
+        self.project(layer, input, qkv);
         self.attend(layer);
         let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, d, d) };
         self.multiply_and_add(spec, [attended, self.weight(Weight::Out(layer)), x, middle]);
         self.program.end();
+    }
+
+    /// Queries, keys and values of a layer, rotated.
+    fn project(&mut self, layer: usize, input: Pointer, qkv: Pointer) {
+        let d = self.shape.d;
+        let (tokens, w) = (self.shape.tokens(), self.weight(Weight::Qkv(layer)));
+        if let Some(product) = self.own_product() {
+            let operands = product.rope([input, w, qkv, self.program.at("rotations")]);
+            let launch = self.program.kernel(&gemm::ROPE, &product, operands);
+            return self.program.add(launch.programmatic());
+        }
+        let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, 3 * d, d) };
+        self.multiply(spec, [input, w, qkv]);
+        self.rotate(qkv, 1.0);
+    }
+
+    /// The kernels that have what follows a product in its epilogue, where they are used.
+    fn own_product(&self) -> Option<Product> {
+        let Products::WithEpilogues { multiprocessors } = self.products else { return None };
+        Some(Product { shape: self.shape, multiprocessors, saved: self.training })
     }
 
     /// Rotates queries and keys in place, or back.
@@ -242,9 +262,16 @@ impl Network {
             ["middle", "mlp_input", "gate_up", "hidden"].map(|name| self.activation(name, layer));
         let next = self.activation("x", layer + 1);
         self.normalize(2 * layer + 1, middle, input);
-        let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, 2 * ff, d) };
-        self.multiply(spec, [input, self.weight(Weight::GateUp(layer)), gate_up]);
-        self.launch(&swiglu::SWIGLU, (gate_up, hidden, long(tokens), int(ff)));
+        let w = self.weight(Weight::GateUp(layer));
+        if let Some(product) = self.own_product() {
+            let operands = product.swiglu([input, w, hidden, gate_up]);
+            let launch = self.program.kernel(&gemm::SWIGLU, &product, operands);
+            self.program.add(launch.programmatic());
+        } else {
+            let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, 2 * ff, d) };
+            self.multiply(spec, [input, w, gate_up]);
+            self.launch(&swiglu::SWIGLU, (gate_up, hidden, long(tokens), int(ff)));
+        }
         let spec = self.spec(tokens, d, ff);
         self.multiply_and_add(spec, [hidden, self.weight(Weight::Down(layer)), middle, next]);
         self.program.end();

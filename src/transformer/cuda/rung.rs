@@ -1,8 +1,11 @@
 //! The choices of a rung.
 
+use super::kernels::gemm;
+
 use crate::attention::cuda::SumOrder;
 use crate::transformer::shape::Shape;
 use kernelgate::workload::Dtype;
+use kernelgate_cuda::Device;
 
 /// The kernels of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +30,49 @@ impl Attention {
                 _ => Err("computes bf16 only".to_owned()),
             },
         }
+    }
+}
+
+/// GEMMs that have the kernel after them in their epilogue where the device allows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// All GEMMs are the library's, with kernels after them.
+    Library,
+    /// The products before the rotary embedding and before SwiGLU are this suite's, for a device
+    /// with that many multiprocessors.
+    WithEpilogues {
+        /// Multiprocessors.
+        multiprocessors: usize,
+    },
+}
+
+/// The kernels of a rung.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kernels {
+    /// Those of attention.
+    pub attention: Attention,
+    /// Those of the products before it and before SwiGLU.
+    pub products: Products,
+}
+
+impl From<Attention> for Kernels {
+    fn from(attention: Attention) -> Self {
+        Self { attention, products: Products::Library }
+    }
+}
+
+impl Attention {
+    /// The rung's kernels for a shape on a device.
+    pub fn on(self, device: &Device, shape: &Shape) -> Kernels {
+        let facts = device.facts();
+        let own = matches!(self, Self::Fused(_))
+            && facts.arch == gemm::ARCHITECTURE
+            && gemm::Product::computes(shape);
+        let products = match own {
+            true => Products::WithEpilogues { multiprocessors: facts.multiprocessors as usize },
+            false => Products::Library,
+        };
+        Kernels { attention: self, products }
     }
 }
 

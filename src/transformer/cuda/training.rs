@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::kernels::{adamw, embedding, loss, norm, swiglu};
 use super::network::{F32, Network, rounded};
-use super::rung::{Attention, Schedule};
+use super::rung::{Kernels, Schedule};
 use crate::attention::cuda::ScratchPointers;
 use crate::transformer::shape::{NEXT_STATE, STATE, Shape, Weight};
 use kernelgate::backend::program::{
@@ -17,7 +17,7 @@ use kernelgate::workload::Dtype;
 use kernelgate_cuda::libraries::gemm::GemmSpec;
 
 /// Updates the state in place, and returns the losses before the step.
-pub fn step(shape: &Shape, attention: Attention, schedule: Schedule) -> Program {
+pub fn step(shape: &Shape, kernels: impl Into<Kernels>, schedule: Schedule) -> Program {
     let mut program = Program::new();
     let rounds = shape.dtype == Dtype::Bf16;
     for (name, next) in STATE.into_iter().zip(NEXT_STATE) {
@@ -40,7 +40,7 @@ pub fn step(shape: &Shape, attention: Attention, schedule: Schedule) -> Program 
     program.input("steps", MemoryUse::Inputs, F32);
     let logits = shape.tokens() * shape.padded() * shape.dtype.bytes();
     program.scratch("logits", MemoryUse::Activations, logits);
-    let network = Network::new(program, shape, attention, weights, true);
+    let network = Network::new(program, shape, kernels.into(), weights, true);
     let mut training = Training::new(network, schedule);
     training.write();
     training.network.program

@@ -36,6 +36,7 @@ pub const COMMON_HEADERS: &[Header] = headers!(
     "common/types.cuh",
     "common/warp_gemm.cuh",
     "common/wgmma.cuh",
+    "common/wgmma_wide.cuh",
 );
 
 /// Headers of [`COMMON_HEADERS`] and of `package` that a text includes, directly or through other

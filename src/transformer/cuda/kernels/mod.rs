@@ -1,4 +1,4 @@
-//! The kernels between the GEMMs, a file of rows for each file of `kernels/transformer`.
+//! The kernels between the GEMMs and those with GEMMs, a file of rows for each file of `kernels/transformer`.
 //!
 //! Layouts are those of [`shape`](crate::transformer::shape); parameters, alignment and units are in
 //! the kernels' headers. Rows have a multiple of 8 elements. Every kernel computes in f32 and waits
@@ -6,6 +6,7 @@
 
 pub mod adamw;
 pub mod embedding;
+pub mod gemm;
 pub mod loss;
 pub mod norm;
 pub mod rope;
@@ -23,6 +24,7 @@ pub fn kernels() -> Vec<ListedKernel> {
         list(rope::KERNELS),
         list(swiglu::KERNELS),
         list(softmax::KERNELS),
+        list(gemm::KERNELS),
         list(loss::KERNELS),
         list(adamw::KERNELS),
     ]

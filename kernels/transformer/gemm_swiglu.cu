@@ -1,0 +1,57 @@
+// The product of gate and up with SwiGLU in its epilogue: h = silu(x gate^T) (x up^T).
+//
+// Layout: x [tokens, k], gate and up [2, ff, k], h [tokens, ff]. A tile of w is kHalf rows of gate
+// and as many of up, so that a thread's accumulator has both of its elements of h. With -DSAVED=1
+// gates and ups are written too, [tokens, 2, ff], for the backward.
+// Threads, shared memory and order: transformer/wide_gemm.cuh.
+// Bound: tensor cores. Against swiglu after a GEMM: gates and ups do not pass through memory.
+#define STREAM_STORE "st.global"
+#include "transformer/wide_gemm.cuh"
+
+constexpr bool kSaved = SAVED != 0;
+
+struct Swiglu {
+  static constexpr int kTileColumns = kHalf;  // of h
+  static __device__ __forceinline__ BoxOrigin box(int k, int tile, int half) {
+    return {k, tile * kHalf, half, 0};
+  }
+
+  struct Loaded {};
+
+  Element *h, *gate_up;
+  int tokens, ff;
+
+  __device__ __forceinline__ void load(Loaded&, int, int) const {}
+  __device__ __forceinline__ void store(const Accumulator& d, const Loaded&, u32 slice, int row,
+                                        int tile) const {
+    constexpr int kWords = kHalf / 4;
+    const int column = tile * kHalf;
+    u32 words[kWords];
+    if (kSaved) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i)
+          words[i] = floats_to_pair(d[half * kHalf / 2 + 2 * i], d[half * kHalf / 2 + 2 * i + 1]);
+        store_rows(slice, words, gate_up + half * ff, 2 * ff, row, tokens, column, ff);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      float h[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float gate = d[2 * i + j], up = d[kHalf / 2 + 2 * i + j];
+        h[j] = up * gate * reciprocal_approx(1.f + exp2_approx(-kLog2E * gate));
+      }
+      words[i] = floats_to_pair(h[0], h[1]);
+    }
+    store_rows(slice, words, h, ff, row, tokens, column, ff);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    transformer_gemm_swiglu(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
+                            Element* h, Element* gate_up, int tokens, int ff, int k) {
+  wide_gemm(x, w, GemmShape{tokens, ff, k}, Swiglu{h, gate_up, tokens, ff});
+}

@@ -1,0 +1,184 @@
+// GEMM for sm_90a whose epilogue sees the whole accumulator: y = f(x w^T), bf16.
+//
+//   x [tokens, k], w [k a row]; k a multiple of 64, columns of y a multiple of 8
+//
+// Threads: two warpgroups compute, with 232 registers a thread; one thread of a third, which keeps
+// 40, copies. A block stays on its multiprocessor and takes every gridDim.x-th tile. A warpgroup
+// has half of the rows of a tile and all its columns. It starts a tile while the other one may
+// still run its epilogue: they only wait for the stages, which both read.
+// Shared memory: kStages stages with a tile of x and one of w, 64 of k in rows of 128 swizzled
+// bytes; then a slice of y for each warp, in padded rows, so that it is stored in packets.
+// Order: as many tiles of rows as L2 keeps for all columns, then the next: w seldom comes again.
+// Bound: tensor cores.
+#pragma once
+#include "common/cluster.cuh"
+#include "common/element.cuh"
+#include "common/math.cuh"
+#include "common/memory.cuh"
+#include "common/ring.cuh"
+#include "common/tensor_copy.cuh"
+#include "common/wgmma_wide.cuh"
+
+constexpr int kRows = TILE_ROWS, kColumns = TILE_COLUMNS, kStages = STAGES;
+constexpr int kThreads = THREADS;
+constexpr int kGroupBytes = 20 << 20;  // of rows of x that are used for all columns of y
+constexpr int kGroups = 2, kGroupThreads = 128, kWarps = kGroups * 4;
+constexpr int kDepth = 64, kRowBytes = 2 * kDepth;  // of k a step, and of its rows
+constexpr int kParts = kRows / (kGroups * 64);      // accumulators of a warpgroup, 64 rows each
+constexpr int kHalf = kColumns / 2;                 // columns of a box of w
+constexpr int kXBytes = kRows * kRowBytes, kHalfBytes = kHalf * kRowBytes;
+constexpr int kStageBytes = kXBytes + 2 * kHalfBytes;
+// Columns of y that a warp stores at a time; padded rows begin at other banks.
+constexpr int kSlice = SLICE_COLUMNS;
+constexpr int kSliceRowBytes = (kSlice + 8) * 2, kSliceBytes = 16 * kSliceRowBytes;
+constexpr int kSlicesOffset = kStages * kStageBytes;
+constexpr int kBarriersOffset = kSlicesOffset + kWarps * kSliceBytes;
+constexpr int kSharedBytes = kBarriersOffset + kStages * 16;
+
+static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, two compute");
+static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
+static_assert(kSlice % 16 == 0 && kColumns % kSlice == 0, "slices fill a tile");
+static_assert(kHalfBytes % 1024 == 0, "both halves of w begin at a group of eight rows");
+
+using Stages = Ring<kStages, kStageBytes, kWarps>;
+
+// Extents of the product.
+struct GemmShape {
+  int tokens, columns, k;
+};
+
+// Tiles of a launch, by their numbers of rows (x) and columns (y).
+struct Tiles {
+  int rows, columns, group;
+
+  __device__ __forceinline__ Tiles(const GemmShape& shape, int tile_columns)
+      : rows(ceil_div(shape.tokens, kRows)),
+        columns(ceil_div(shape.columns, tile_columns)),
+        group(max_of(1, kGroupBytes / (kRows * 2 * shape.k))) {}
+  __device__ __forceinline__ int count() const { return rows * columns; }
+  __device__ __forceinline__ int2 tile(int index) const {
+    const int before = index / (group * columns), within = index - before * group * columns;
+    const int height = min_of(group, rows - before * group), column = within / height;
+    return {before * group + within - column * height, column};
+  }
+};
+
+// The work of the thread that copies. Epilogue::box is the place of a half of a tile of w.
+template <typename Epilogue>
+__device__ __forceinline__ void produce(const Stages& ring, const TensorMap& x, const TensorMap& w,
+                                        const GemmShape& shape) {
+  const Tiles tiles(shape, Epilogue::kTileColumns);
+  u32 n = 0;
+  for (int index = blockIdx.x; index < tiles.count(); index += gridDim.x) {
+    const int2 tile = tiles.tile(index);
+    for (int k = 0; k < shape.k; k += kDepth, ++n) {
+      ring.begin_fill(n, kStageBytes);
+      const u32 to = ring.stage(n), full = ring.full(n);
+      copy_box(to, x, {k, tile.x * kRows, 0, 0}, full);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        copy_box(to + kXBytes + half * kHalfBytes, w, Epilogue::box(k, tile.y, half), full);
+    }
+  }
+}
+
+using Accumulator = float[kColumns / 2];
+
+// x w^T of a warpgroup's rows, fills n and following.
+__device__ __forceinline__ void multiply(Accumulator (&d)[kParts], const Stages& ring, u32& n,
+                                         int group, int steps) {
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step, ++n) {
+    ring.wait(n);
+    const u64 x = operand(ring.stage(n) + group * (kXBytes / kGroups));
+    const u64 w = operand(ring.stage(n) + kXBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kDepth / 16; ++i)
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        wgmma_wide(d[part], operand_after(x, part * 64 * kRowBytes + i * 32),
+                   operand_after(w, i * 32), i > 0 || step > 0);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (step > 0) ring.release_by_warp(n - 1);
+  }
+  wgmma_wait<0>();
+  // The compiler must not read an accumulator before it has waited.
+#pragma unroll
+  for (int part = 0; part < kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) asm volatile("" : "+f"(d[part][i])::"memory");
+  ring.release_by_warp(n - 1);
+}
+
+// Stores a warp's 16 rows, from `row` on, of 4 kWords columns, from `column` on, through its slice
+// of shared memory. words[2 j + h] has two columns of row lane / 4 + 8 h, as the accumulator has.
+template <int kWords>
+__device__ __forceinline__ void store_rows(u32 slice, const u32 (&words)[kWords], Element* y,
+                                           i64 stride, int row, int rows, int column, int columns) {
+  constexpr int kPackets = kSlice / 8;  // of a row of a slice
+  static_assert(4 * kWords % kSlice == 0, "slices fill the columns");
+  const u32 lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int from = 0; from < 4 * kWords; from += kSlice) {
+#pragma unroll
+    for (int i = 0; i < kPackets; i += 2) {
+      const int at = from / 4 + 2 * i;
+      const u32 four[4] = {words[at], words[at + 1], words[at + 2], words[at + 3]};
+      stmatrix_x4(slice + lane % 16 * kSliceRowBytes + (i + lane / 16) * 16, four);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16 * kPackets; i += kWarpSize) {
+      const int at = i + lane, of_row = at / kPackets, of_column = at % kPackets * 8;
+      if (row + of_row < rows && column + from + of_column < columns) {
+        const uint4 x = load_shared_b128(slice + of_row * kSliceRowBytes + of_column * 2);
+        const Packet<16> packet = {{x.x, x.y, x.z, x.w}};
+        store_stream<16>(y + (row + of_row) * stride + column + from + of_column, packet);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// The kernel. `epilogue` gets the accumulator of each of a warp's parts, 16 rows, and what it has
+// loaded for the part before the product.
+template <typename Epilogue>
+__device__ __forceinline__ void wide_gemm(const TensorMap& x, const TensorMap& w,
+                                          const GemmShape& shape, const Epilogue& epilogue) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const u32 base = shared_address(shared);
+  const Stages ring{base, base + kBarriersOffset};
+  const int group = threadIdx.x / kGroupThreads;
+  if (threadIdx.x == 0) {
+    ring.init();
+    barrier_init_fence();
+  }
+  __syncthreads();
+  wait_for_previous_kernels();
+  if (group == kGroups) {
+    registers_down<40>();
+    if (threadIdx.x % kGroupThreads == 0) produce<Epilogue>(ring, x, w, shape);
+  } else {
+    registers_up<232>();
+    const u32 warp = threadIdx.x / kWarpSize;
+    const u32 slice = base + kSlicesOffset + warp * kSliceBytes;
+    const Tiles tiles(shape, Epilogue::kTileColumns);
+    u32 n = 0;
+    for (int index = blockIdx.x; index < tiles.count(); index += gridDim.x) {
+      const int2 tile = tiles.tile(index);
+      const int first = tile.x * kRows + group * (kRows / kGroups) + warp % 4 * 16;
+      typename Epilogue::Loaded loaded[kParts];
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        epilogue.load(loaded[part], first + part * 64, tile.y);
+      Accumulator d[kParts];
+      multiply(d, ring, n, group, shape.k / kDepth);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        epilogue.store(d[part], loaded[part], slice, first + part * 64, tile.y);
+    }
+  }
+  allow_next_kernel();
+}

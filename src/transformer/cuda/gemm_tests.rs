@@ -1,0 +1,206 @@
+//! GEMMs with epilogues against fp64 at odd shapes, on a GPU; their launches without one.
+
+use std::sync::Arc;
+
+use super::kernels::gemm::{ARCHITECTURE, Product, ROPE, SWIGLU};
+use super::kernels::rope;
+use super::rung::{Kernels, Products, Schedule};
+use super::{FUSED, network, training};
+use crate::gpu_tests::gpu;
+use crate::kernel_tests::check_launches;
+use crate::transformer::reference::sigmoid;
+use crate::transformer::shape::{ROPE_BASE, Shape};
+use kernelgate::backend::Executable;
+use kernelgate::backend::program::{Capture, MemoryUse, Program};
+use kernelgate::verify::launch_on_poison;
+use kernelgate::workload::{Data, Dtype, Tensor, Tensors, random};
+use kernelgate_cuda::Device;
+
+/// Fewer tokens than a tile has rows, more columns than one has, and a part of a tile.
+const ODD: Shape = Shape {
+    vocabulary: 333,
+    d: 256,
+    ff: 200,
+    layers: 2,
+    heads: 2,
+    context: 37,
+    batch: 1,
+    dtype: Dtype::Bf16,
+};
+const ONE_TOKEN: Shape = Shape { context: 1, ff: 8, d: 64, heads: 1, ..ODD };
+/// Several tiles a block.
+const MANY: Shape = Shape { context: 130, batch: 5, d: 192, ff: 1096, heads: 3, ..ODD };
+const WIDE_HEADS: Shape = Shape { context: 300, d: 384, heads: 3, ..ODD };
+const SHAPES: [Shape; 4] = [ODD, ONE_TOKEN, MANY, WIDE_HEADS];
+
+/// Multiprocessors, which decide about tiles: one block has all of them, or each block one.
+const MULTIPROCESSORS: [usize; 2] = [1, 132];
+
+/// Normal elements with a spread, rounded to bf16, and their values.
+fn matrix(name: &str, rows: usize, d: usize, spread: f64) -> (Tensor, Vec<f64>) {
+    let values =
+        random::map_normal(3, name, rows * d, |x| half::bf16::from_f64(f64::from(x) * spread));
+    let exact = values.iter().map(|x| x.to_f64()).collect();
+    (Tensor::new([rows, d], Data::Bf16(values)), exact)
+}
+
+/// x w^T, rounded nowhere.
+fn product(x: &[f64], w: &[f64], d: usize) -> Vec<f64> {
+    let row = |x: &[f64]| -> Vec<f64> {
+        w.chunks(d).map(|w| x.iter().zip(w).map(|(x, w)| x * w).sum()).collect()
+    };
+    x.chunks(d).flat_map(row).collect()
+}
+
+/// Outputs of a program with the inputs `x` and `w`.
+fn outputs(program: Program, inputs: &Tensors, device: &Arc<Device>) -> Tensors {
+    let mut task = program.task(device, inputs, Capture::Stream).unwrap();
+    launch_on_poison(&mut task).unwrap();
+    task.outputs().unwrap().clone()
+}
+
+/// Each element to within two roundings of the result to bf16.
+fn assert_close(what: &str, found: &Tensor, expected: &[f64]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let found = found.to_f64(0, expected.len());
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let apart = (found - expected).abs();
+        assert!(apart <= expected.abs() / 128.0 + 1e-4, "{what} {at}: {found}, not {expected}");
+    }
+}
+
+/// A program with x, `rows` rows of w, and these outputs.
+fn with_operands(shape: &Shape, rows: usize, outputs: &[(&'static str, usize)]) -> Program {
+    let mut program = Program::new();
+    let tokens = shape.tokens();
+    for (name, rows) in [("x", tokens), ("w", rows)] {
+        program.input(name, MemoryUse::Inputs, 2 * rows * shape.d);
+    }
+    for (name, columns) in outputs {
+        program.output(name, [tokens, *columns], Dtype::Bf16);
+    }
+    program
+}
+
+fn swiglu(product: &Product) -> Program {
+    let ff = product.shape.ff;
+    let both = [("h", ff), ("gate_up", 2 * ff)];
+    let mut program =
+        with_operands(&product.shape, 2 * ff, if product.saved { &both } else { &both[..1] });
+    if !product.saved {
+        program.scratch("gate_up", MemoryUse::Activations, 4 * ff);
+    }
+    let operands = product.swiglu(["x", "w", "h", "gate_up"].map(|name| program.at(name)));
+    program.launch(&SWIGLU, product, operands);
+    program
+}
+
+fn rotated(product: &Product) -> Program {
+    let shape = product.shape;
+    let Shape { d, context, .. } = shape;
+    let mut program = with_operands(&shape, 3 * d, &[("qkv", 3 * d)]);
+    program.packed("table", MemoryUse::Weights, 4 * context * shape.head_dim(), move |_| {
+        rope::table(&shape).into_iter().flat_map(f32::to_ne_bytes).collect()
+    });
+    let operands = product.rope(["x", "w", "qkv", "table"].map(|name| program.at(name)));
+    program.launch(&ROPE, product, operands);
+    program
+}
+
+fn products(shape: Shape) -> impl Iterator<Item = Product> {
+    let each = move |multiprocessors| {
+        [false, true].map(move |saved| Product { shape, multiprocessors, saved })
+    };
+    MULTIPROCESSORS.into_iter().flat_map(each)
+}
+
+#[test]
+fn launches_have_the_arguments_of_their_kernels() {
+    for product in SHAPES.into_iter().flat_map(products) {
+        assert!(Product::computes(&product.shape));
+        for program in [swiglu(&product), rotated(&product)] {
+            assert_eq!(program.check(), Ok(()));
+            check_launches(&program);
+        }
+    }
+    let products = Products::WithEpilogues { multiprocessors: 132 };
+    let kernels = Kernels { attention: FUSED, products };
+    for program in
+        [network::forward(&ODD, kernels), training::step(&ODD, kernels, Schedule::Serial)]
+    {
+        assert_eq!(program.check(), Ok(()));
+        check_launches(&program);
+    }
+}
+
+#[test]
+fn other_dtypes_and_odd_widths_keep_the_library() {
+    for shape in
+        [Shape { dtype: Dtype::F32, ..ODD }, Shape { d: 160, ..ODD }, Shape { ff: 204, ..ODD }]
+    {
+        assert!(!Product::computes(&shape), "{shape:?}");
+    }
+}
+
+/// A GPU that runs the kernels.
+fn own_gpu() -> Option<(Arc<Device>, impl Sized)> {
+    let (device, alone) = gpu()?;
+    if device.facts().arch != ARCHITECTURE {
+        eprintln!("skipped: needs {ARCHITECTURE}");
+        return None;
+    }
+    Some((device, alone))
+}
+
+#[test]
+fn swiglu_in_the_epilogue_agrees_with_fp64_on_a_gpu() {
+    let Some((device, _alone)) = own_gpu() else { return };
+    for shape in SHAPES {
+        let Shape { d, ff, .. } = shape;
+        let (x, exact_x) = matrix("x", shape.tokens(), d, 1.0);
+        let (w, exact_w) = matrix("w", 2 * ff, d, 2.0 / (d as f64).sqrt());
+        let inputs = [("x", x), ("w", w)].into_iter().fold(Tensors::new(), with_tensor);
+        let gate_up = product(&exact_x, &exact_w, d);
+        let hidden = |row: &[f64]| -> Vec<f64> {
+            row[..ff].iter().zip(&row[ff..]).map(|(gate, up)| gate * sigmoid(*gate) * up).collect()
+        };
+        let h: Vec<f64> = gate_up.chunks(2 * ff).flat_map(hidden).collect();
+        for product in products(shape) {
+            let found = outputs(swiglu(&product), &inputs, &device);
+            assert_close(&format!("h of {product:?}"), found.tensor("h"), &h);
+            if product.saved {
+                let found = found.tensor("gate_up");
+                assert_close(&format!("gate_up of {product:?}"), found, &gate_up);
+            }
+        }
+    }
+}
+
+#[test]
+fn rotation_in_the_epilogue_agrees_with_fp64_on_a_gpu() {
+    let Some((device, _alone)) = own_gpu() else { return };
+    for shape in SHAPES {
+        let (d, width) = (shape.d, shape.head_dim());
+        let (x, exact_x) = matrix("x", shape.tokens(), d, 1.0);
+        let (w, exact_w) = matrix("w", 3 * d, d, 1.0 / (d as f64).sqrt());
+        let inputs = [("x", x), ("w", w)].into_iter().fold(Tensors::new(), with_tensor);
+        let mut expected = product(&exact_x, &exact_w, d);
+        for (token, row) in expected.chunks_mut(3 * d).enumerate() {
+            for (at, pair) in row[..2 * d].chunks_mut(2).enumerate() {
+                let frequency = ROPE_BASE.powf(-((2 * at % width) as f64) / width as f64);
+                let (sine, cosine) = ((token % shape.context) as f64 * frequency).sin_cos();
+                let (a, b) = (pair[0], pair[1]);
+                pair.copy_from_slice(&[a * cosine - b * sine, a * sine + b * cosine]);
+            }
+        }
+        for product in products(shape).filter(|product| !product.saved) {
+            let found = outputs(rotated(&product), &inputs, &device);
+            assert_close(&format!("qkv of {product:?}"), found.tensor("qkv"), &expected);
+        }
+    }
+}
+
+fn with_tensor(mut tensors: Tensors, (name, tensor): (&'static str, Tensor)) -> Tensors {
+    tensors.insert(name, tensor);
+    tensors
+}
