@@ -9,11 +9,11 @@
 // Threads: three warpgroups of 64 queries each compute, with 160 registers a thread; one thread of
 // a fourth warpgroup, which keeps 32, copies. A block stays on its multiprocessor and takes tiles
 // of up to 192 queries from a list that the host made, because with a causal mask their weights
-// differ much. With -DPARTS=4 a tile is a whole head of up to 256 queries and keys, which are
-// copied once. Warpgroups take its four parts one after another and go on with the next head, so
-// that they seldom wait for each other. All keys of a head are in shared memory at a time;
-// otherwise the second part of a warpgroup would wait for keys that the first has released. One
-// more thread copies queries.
+// differ much. With another number of parts than PARTS=3 a tile is a whole head of up to 256
+// queries and keys, which are copied once. Warpgroups take its parts one after another and go on
+// with the next head, so that they seldom wait for each other. All keys of a head of four parts are
+// in shared memory at a time; otherwise the second part of a warpgroup would wait for keys that the
+// first has released. One more thread copies queries.
 // Layout: tensor maps have the strides of batches, heads and rows of each tensor.
 // Shared memory: the queries of two tiles, so that those of the next one arrive in time, and
 // kStages blocks of keys and of values. A warpgroup's output leaves from the place of its queries.
@@ -68,13 +68,13 @@ constexpr float kGrowth = kFp8 ? 2.f : 8.f, kTopWeight = 8.f - kGrowth;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
-// A barrier shows only whether its last phase was even or odd: a warpgroup has to wait for each.
-static_assert(!kTurns || kParts > kGroups, "each warpgroup has a part of each tile");
 static_assert(!kFp8 || kHeadDim == 128, "in fp8 a row is a column of 128 bytes");
 
-// The warps of all parts read keys and values. Queries are a warpgroup's, whose first thread
-// releases them.
-using Blocks = Ring<kStages, kBlockBytes, kParts * kGroupThreads / kWarpSize>;
+// The warps of all parts read keys and values. Those of a warpgroup without a part of a tile wait
+// for them too, because a barrier shows only whether its last phase was even or odd. Queries are a
+// warpgroup's, whose first thread releases them.
+constexpr int kReaders = kParts > kGroups ? kParts : kGroups;
+using Blocks = Ring<kStages, kBlockBytes, kReaders * kGroupThreads / kWarpSize>;
 using Queries = Ring<kQueryStages, kPartsACopy * kQueriesBytes, kPartsACopy>;
 struct Rings {
   Queries queries;
@@ -372,30 +372,42 @@ __device__ __forceinline__ void finish(Rows& rows, const Place& place, const Ten
   }
 }
 
+// Blocks from fill n on that a warpgroup does not read.
+__device__ __forceinline__ void skip(const Rings& rings, u32 n, int blocks) {
+  for (int i = 0; i < blocks; ++i, ++n) {
+    rings.keys.wait(n);
+    rings.keys.release_by_warp(n);
+    rings.values.wait(n);
+    rings.values.release_by_warp(n);
+  }
+}
+
 // The work of a warpgroup that computes.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out, float* lse,
                                         const Strides& lse_strides, const Scales& scales,
                                         const int4* tiles, const Shape& shape, int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
-  u32 n = 0;
-  for (int copy = kTurns ? group : 0;; copy += kCopiesATurn) {
-    const int index = kTurns ? copy / kParts : copy, part = kTurns ? copy % kParts : group;
+  u32 first_fill = 0;              // of the tile
+  int copy = kTurns ? group : 0;  // of the warpgroup's next queries
+  for (int index = 0;;) {
     const Tile tile(tiles, index);
     if (tile.groups == 0) break;
-    const int first_row = tile.row + part * kGroupRows;
     const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
+    if (kTurns && copy / kParts > index) {
+      skip(rings, first_fill, blocks);
+      first_fill += blocks;
+      ++index;
+      continue;
+    }
+    const int part = kTurns ? copy % kParts : group;
+    const int first_row = tile.row + part * kGroupRows;
     const bool used = part < tile.groups;
     const int seen = used ? blocks_seen(shape, first_row + kGroupRows) : 0;
     const u32 queries = rings.queries.stage(copy) + (kTurns ? 0 : group) * kQueriesBytes;
     rings.queries.wait(copy);
-    if (kTurns) n = index * blocks;  // all tiles have as many
     // Blocks that only later parts see.
-    for (int skipped = blocks; skipped > seen; --skipped, ++n) {
-      rings.keys.wait(n);
-      rings.keys.release_by_warp(n);
-      rings.values.wait(n);
-      rings.values.release_by_warp(n);
-    }
+    skip(rings, first_fill, blocks - seen);
+    const u32 n = first_fill + blocks - seen;
     Rows rows;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) rows.o[i] = 0.f;
@@ -420,9 +432,13 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
     } else {
       reuse_queries(rings, copy - kCopiesATurn);
     }
-    n += seen;
     if (used)
       finish(rows, place, out, lse, lse_strides, value_scale, queries, group, first_row, tile);
+    copy += kCopiesATurn;
+    if (!kTurns || copy / kParts > index) {
+      first_fill += blocks;
+      ++index;
+    }
   }
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }

@@ -14,7 +14,8 @@
 // ring of slots, 32 filters by 64 channels each, ahead of all layers.
 // Shared memory: the ring; sums, of each part of the depth; three packed maps, which take turns; the
 // layers; barriers.
-// Bound: latency: about 5000 cycles a layer, of which tensor cores are busy in half.
+// Bound: tensor cores, which take 64 cycles for an instruction whose operand x is in registers,
+// whatever its filters up to 64; then latency of the exchange and of the neurons.
 // Changed from fused: no launch between layers, packed spikes between blocks, a tenth of the bytes
 // from L2.
 #include "common/bulk.cuh"
@@ -124,15 +125,22 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
   }
 }
 
-// Address of a sum, by part of the depth, pixel of the block, row, and filter of the block. The
-// order of filters depends on the row, so that the rows of a fragment are in different banks.
+// Place of a sum, by part of the depth, pixel of the block, row, and filter of the block. The order
+// of filters depends on the row, so that the rows of a fragment are in different banks.
 template <int kSide>
-__device__ __forceinline__ float2* sums_at(int part, int pixel, int row, int filter) {
+struct Sums {
   using Own = Share<kSide>;
-  const int at = ((part * Own::kPixels + pixel) * kRows + row) * Own::kFilters;
-  return reinterpret_cast<float2*>(reinterpret_cast<float*>(shared + kSumsAt) + at +
-                                   (filter ^ (row % 4 * 8)));
-}
+  static constexpr int kRowBytes = Own::kFilters * 4, kPixelBytes = kRows * kRowBytes;
+  static constexpr int kPartBytes = Own::kPixels * kPixelBytes;
+  static constexpr int kTurns = 4, kTurnBytes = 32;  // orders of filters, by row
+  static_assert(kRowBytes >= kTurns * kTurnBytes, "an order permutes a row");
+
+  // Of the first sum of a row. That of a filter is `4 · filter ^ row % kTurns · kTurnBytes` further;
+  // the second term is a constant where rows are unrolled.
+  static __device__ __forceinline__ char* at(int part, int pixel, int row) {
+    return shared + kSumsAt + part * kPartBytes + pixel * kPixelBytes + row * kRowBytes;
+  }
+};
 
 // Writes a warpgroup's sums to shared memory, where all threads read them.
 template <int kSide>
@@ -141,12 +149,19 @@ __device__ __forceinline__ void spread(const float (&sums)[Share<kSide>::kFilter
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = warpgroup();
   const int pixel = group % Own::kPixelGroups * 4 + warp, part = group / Own::kPixelGroups;
   if (pixel >= Own::kPixels) return;
+  using At = Sums<kSide>;
+  const int row = lane / 4;
+  char* const first = At::at(part, pixel, row) + lane % 4 * 8;
 #pragma unroll
-  for (int j = 0; j < Own::kFilters / 8; ++j)
+  for (int turn = 0; turn < At::kTurns; ++turn) {
+    char* const to = first + (turn ^ row % At::kTurns) * At::kTurnBytes;
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      *sums_at<kSide>(part, pixel, lane / 4 + 8 * half, 8 * j + lane % 4 * 2) =
-          make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
+    for (int j = turn; j < Own::kFilters / 8; j += At::kTurns)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        *reinterpret_cast<float2*>(to + (j - turn) * At::kTurnBytes + half * 8 * At::kRowBytes) =
+            make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
+  }
 }
 
 // Address of the words of a layer's output that this block's group sends: a map of this many
@@ -159,7 +174,7 @@ __device__ __forceinline__ u64* sent_at(const Layer& layer, int pixels, int chan
 // Receives what rows of pixels `first` to `last` have, of a map that was sent, into map `number`.
 __device__ __forceinline__ void receive(const u64* from, int number, int side, int channels,
                                         int first, int last, u32 tag) {
-  constexpr int kMost = 5;  // pieces of two words of a thread: five of eight rows of eight pixels
+  constexpr int kMost = 2;  // pieces of two words of a thread: 4x4 pixels of 128 channels
   const int of_pixel = channels / kChannels * (kGroupBytes / 8);
   const int begin = max_of(first, 0) * side * of_pixel;
   const int end = min_of(last + 1, side) * side * of_pixel;
@@ -216,7 +231,7 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
   spread<kSide>(sums);
   multiplying_barrier();
 
-  const float* shift = shifts_at(number) + 2 * pair;
+  const float2 shift = *reinterpret_cast<const float2*>(shifts_at(number) + 2 * pair);
   const Neuron neuron(with.theta, 0, with.tmax, 0.f);
   const float half_theta = 0.5f * with.theta;  // as sums are doubled
   const bool identity = number % 2 == 1 && operands_of<kSide>(number) == 1;
@@ -225,61 +240,112 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
     const int unit = task / kPairs % kUnits, own_pixel = task / kPairs / kUnits;
     const int pixel = share.first_pixel + own_pixel;
     float v[2], u[2];
+    // Of the unit's rows, by their order of filters.
+    using At = Sums<kSide>;
+    const char* sums_at[At::kTurns];
+#pragma unroll
+    for (int turn = 0; turn < At::kTurns; ++turn)
+      sums_at[turn] =
+          At::at(0, own_pixel, unit * kUnit) + ((pair * 8) ^ (turn * At::kTurnBytes));
 #pragma unroll
     for (int octet = 0; octet < kUnit / kOctet; ++octet) {
       const u32 offset = word_offset(filter / 2, unit * (kUnit / kOctet) + octet);
       const u32 of_pixel = pixel * (Own::kAllFilters / kChannels) * kGroupBytes;
       const u32 before =
           identity ? load_shared_b32(map_at(number + 2) + of_pixel + offset) : 0;
+      // All currents before the first step: their loads do not wait for the neurons.
+      float2 x[kOctet];
       float low[kOctet], high[kOctet];
+      const auto row = [&](int r) { return unit * kUnit + octet * kOctet + r; };
+      const auto step = [&](int r) { return (octet * kOctet + r) % kSteps; };
 #pragma unroll
       for (int r = 0; r < kOctet; ++r) {
-        const int in_unit = octet * kOctet + r, row = unit * kUnit + in_unit;
-        const int t = in_unit % kSteps;
-        if (t == 0) v[0] = v[1] = neuron.start_v, u[0] = u[1] = neuron.start_u;
-        const u32 residual = unpacked_pair(before, r);
-        float2 sum = make_float2(0.f, 0.f);
+        const int in_unit = octet * kOctet + r;
+        const char* const from = sums_at[in_unit % At::kTurns] + in_unit * At::kRowBytes;
+        x[r] = *reinterpret_cast<const float2*>(from);
 #pragma unroll
-        for (int part = 0; part < Own::kDepthGroups; ++part) {
-          const float2 one = *sums_at<kSide>(part, own_pixel, row, 2 * pair);
-          sum.x += one.x;
-          sum.y += one.y;
+        for (int part = 1; part < Own::kDepthGroups; ++part) {
+          const float2 more = *reinterpret_cast<const float2*>(from + part * At::kPartBytes);
+          x[r].x += more.x;
+          x[r].y += more.y;
         }
-        float2 x;
-        x.x = fmaf(half_theta, sum.x + Bf16::low(residual), t < with.fed ? shift[0] : 0.f);
-        x.y = fmaf(half_theta, sum.y + Bf16::high(residual), t < with.fed ? shift[1] : 0.f);
-        low[r] = advance<false>(neuron, x.x, t, v[0], u[0]).spike;
-        high[r] = advance<false>(neuron, x.y, t, v[1], u[1]).spike;
-        const int image = with.image0 + row / kSteps;
-        if (layer.spikes == nullptr || image >= with.images) continue;
-        const i64 frame = static_cast<i64>(t) * with.images + image;
-        const i64 to = (frame * kSide * kSide + pixel) * Own::kAllFilters + filter;
-        store_pair(layer.spikes + to, spike_pair(low[r], high[r]));
-        if (layer.currents != nullptr) *reinterpret_cast<float2*>(layer.currents + to) = x;
+      }
+      if (identity) {
+#pragma unroll
+        for (int r = 0; r < kOctet; ++r) {
+          const u32 residual = unpacked_pair(before, r);
+          x[r].x += Bf16::low(residual);
+          x[r].y += Bf16::high(residual);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kOctet; ++r) {
+        const bool is_fed = step(r) < with.fed;
+        x[r].x = fmaf(half_theta, x[r].x, is_fed ? shift.x : 0.f);
+        x[r].y = fmaf(half_theta, x[r].y, is_fed ? shift.y : 0.f);
+      }
+#pragma unroll
+      for (int r = 0; r < kOctet; ++r) {
+        if (step(r) == 0) v[0] = v[1] = neuron.start_v, u[0] = u[1] = neuron.start_u;
+        low[r] = advance<false>(neuron, x[r].x, step(r), v[0], u[0]).spike;
+        high[r] = advance<false>(neuron, x[r].y, step(r), v[1], u[1]).spike;
       }
       // As two's complement, a spike's two bits are whether there is one, and its sign.
       const u32 word = spikes_to_two_bit(low) | spikes_to_two_bit(high) << 16;
       send_word(sent + (of_pixel + offset) / 4, word, with.tag);
+      if (layer.spikes == nullptr) continue;
+#pragma unroll
+      for (int r = 0; r < kOctet; ++r) {
+        const int image = with.image0 + row(r) / kSteps;
+        if (image >= with.images) continue;
+        const i64 frame = static_cast<i64>(step(r)) * with.images + image;
+        const i64 to = (frame * kSide * kSide + pixel) * Own::kAllFilters + filter;
+        store_pair(layer.spikes + to, spike_pair(low[r], high[r]));
+        if (layer.currents != nullptr) *reinterpret_cast<float2*>(layer.currents + to) = x[r];
+      }
     }
   }
 }
 
-// Biases, with those of shortcuts, as each step that is fed gets them: divided once, as a division
-// takes as long as a layer's additions. By the threads from one on, a filter each, so that stages
-// are at it at the same time.
+// Biases of a block's filters in layer `number`, which a thread reads and divides later: of the
+// layer itself and of its shortcut.
+struct Bias {
+  int number, own;
+  float bias, second;
+};
+
+// The bias of a block's filters with number `i` in their order by stages, layers and filters.
 template <int kSide>
-__device__ __forceinline__ void divide_biases(int first, int rank, float divisor, int thread) {
+__device__ __forceinline__ void find_bias(Bias& of, int& filter, int& i, int first, int rank) {
   using Own = Share<kSide>;
-  const Own share(rank);
-  const int i = static_cast<int>(threadIdx.x) - thread;
-  if (i >= 0 && i < kOfStage * Own::kFilters) {
-    const int number = first + i / Own::kFilters, own = i % Own::kFilters;
-    const int filter = share.first_filter + own;
-    const Layer& layer = layer_at(number);
-    float shift = __fdiv_rn(layer.bias[filter], divisor);
-    if (layer.second_bias != nullptr) shift += __fdiv_rn(layer.second_bias[filter], divisor);
-    shifts_at(number)[own] = shift;
+  constexpr int kCount = kOfStage * Own::kFilters;
+  if (i >= 0 && i < kCount) {
+    of.number = first + i / Own::kFilters;
+    of.own = i % Own::kFilters;
+    filter = Own(rank).first_filter + of.own;
   }
+  i -= kCount;
+}
+__device__ __forceinline__ Bias load_bias(int i, int rank) {
+  Bias of = {-1, 0, 0.f, 0.f};
+  int filter = 0;
+  find_bias<8>(of, filter, i, 0, rank);
+  find_bias<4>(of, filter, i, kOfStage, rank);
+  find_bias<2>(of, filter, i, 2 * kOfStage, rank);
+  find_bias<1>(of, filter, i, 3 * kOfStage, rank);
+  if (of.number < 0) return of;
+  const Layer& layer = layer_at(of.number);
+  of.bias = layer.bias[filter];
+  if (layer.second_bias != nullptr) of.second = layer.second_bias[filter];
+  return of;
+}
+// As each step that is fed gets it: divided once, as a division takes as long as a layer's
+// additions.
+__device__ __forceinline__ void divide_bias(const Bias& of, float divisor) {
+  if (of.number < 0) return;
+  float shift = __fdiv_rn(of.bias, divisor);
+  if (layer_at(of.number).second_bias != nullptr) shift += __fdiv_rn(of.second, divisor);
+  shifts_at(of.number)[of.own] = shift;
 }
 
 // Packs the pooled spikes [T, B, 64, 64] that the block's part of the first layer reads.
@@ -450,29 +516,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     return;
   }
   registers_up<112>();
-  divide_biases<8>(0, rank, divisor, 0);
-  divide_biases<4>(kOfStage, rank, divisor, 256);
-  divide_biases<2>(2 * kOfStage, rank, divisor, 384);
-  divide_biases<1>(3 * kOfStage, rank, divisor, 256);
+  // A thread has two biases at most. They are divided while nothing waits for it.
+  const Bias low = load_bias(threadIdx.x, rank), high = load_bias(threadIdx.x + kMultiplying, rank);
   stage_ends(0);
+  bool divided = false;
   for (int group = blockIdx.x / kRanks; group < all; group += groups) {
     ++tag;
     const int image0 = group * kImages;
     const Neurons with = {images, image0, fed, theta, tmax, tag};
     if (inputs != nullptr) {
-      load_images(inputs, rank, images, image0);
+      StemInputs in;
+      load_images(in, inputs, rank, images, image0);
+      load_stem_parameters(in, stem_filters, stem_bias);
+      store_images(in);
       multiplying_barrier();
       stage_ends(1);
-      convolve_images(stem_filters);
+      convolve_images(in.b);
       multiplying_barrier();
       stage_ends(2);
-      const StemNeurons stem = {stem_bias, stem_sent, stem_divisor};
+      const StemNeurons stem = {in.shift, stem_sent, stem_divisor};
       pool_stem(stem, pooled, rank, images, image0, fed, theta, tmax, tag);
+      if (!divided) divide_bias(low, divisor), divide_bias(high, divisor);
       receive(stem_sent + blockIdx.x / kRanks * kPooledWords, 0, kPooledSide, kChannels, rank - 1,
               rank + 1, tag);
     } else {
       load_pooled(pooled, rank, images, image0);
+      if (!divided) divide_bias(low, divisor), divide_bias(high, divisor);
     }
+    divided = true;
     stage_ends(3);
 #pragma unroll 1
     for (int n = 0; n < kOfStage; ++n)

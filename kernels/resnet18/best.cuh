@@ -71,7 +71,7 @@ __device__ __forceinline__ void multiplying_barrier() { barrier_sync(1, kMultipl
 // A block's share of a layer whose output has this many pixels a side; 512 / side filters.
 template <int kSide>
 struct Share {
-  static constexpr int kParts = kSide == 8 ? 8 : kSide == 4 ? 2 : 1;  // of the pixels
+  static constexpr int kParts = kSide == 8 ? 8 : kSide == 4 ? 4 : 1;  // of the pixels
   static constexpr int kPixels = kSide * kSide / kParts, kAllFilters = 512 / kSide;
   static constexpr int kFilters = kAllFilters * kParts / kRanks;
   // A warpgroup has up to four pixels and a part of the depth.

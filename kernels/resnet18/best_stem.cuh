@@ -28,17 +28,42 @@ static_assert(kImageRowBytes % 16 == 0 && kPooledSide == kRanks, "a block has a 
 constexpr int kPooledWords = kPooledSide * kPooledSide * kChannels;  // that a group sends
 
 struct StemNeurons {
-  const float* bias;  // [64]
+  float2 shift;  // of the thread's channels
   u64* sent;          // packed maps of the pooled spikes, of each group
   float divisor;
 };
 
+constexpr int kStemPixels = kImages * kImageRows * kImageColumns;
+constexpr int kPixelsOfThread = ceil_div(kStemPixels, kMultiplying);
+
+// What a thread of the stem reads from device memory: pixels of the images, its filters as B
+// fragments and the biases of its channels. All of it is requested at once.
+struct StemInputs {
+  float x[kPixelsOfThread][kImageChannels];
+  uint4 b[kStemSteps / 2];
+  float2 shift;
+};
+
+// The pair of channels whose neurons a thread computes.
+__device__ __forceinline__ int stem_pair() {
+  return threadIdx.x % (kMultiplying / 2) / 32 * 4 + threadIdx.x % 32 / kPooledSide;
+}
+
+// Filters are [8 filters each][pair of steps][lane][two words of each].
+__device__ __forceinline__ void load_stem_parameters(StemInputs& in, const uint4* filters,
+                                                     const float* bias) {
+  const int lane = threadIdx.x % 32, eight = threadIdx.x / 32 % 8;
+#pragma unroll
+  for (int i = 0; i < kStemSteps / 2; ++i)
+    in.b[i] = filters[(eight * (kStemSteps / 2) + i) * 32 + lane];
+  in.shift = make_float2(bias[2 * stem_pair()], bias[2 * stem_pair() + 1]);
+}
+
 // The rows of images, [B, 32, 32, 3], that the block reads, and zeros around them.
-__device__ __forceinline__ void load_images(const float* images, int rank, int count, int image0) {
-  constexpr int kPixels = kImages * kImageRows * kImageColumns;
-  constexpr int kOfThread = ceil_div(kPixels, kMultiplying);
-  const u32 to = map_at(1);
-  float x[kOfThread][kImageChannels];
+__device__ __forceinline__ void load_images(StemInputs& in, const float* images, int rank,
+                                            int count, int image0) {
+  constexpr int kPixels = kStemPixels, kOfThread = kPixelsOfThread;
+  auto& x = in.x;
 #pragma unroll
   for (int n = 0; n < kOfThread; ++n) {
     const int i = threadIdx.x + n * kMultiplying;
@@ -54,6 +79,13 @@ __device__ __forceinline__ void load_images(const float* images, int rank, int c
 #pragma unroll
     for (int c = 0; c < kImageChannels; ++c) x[n][c] = inside ? from[c] : 0.f;
   }
+}
+
+// Writes them to shared memory.
+__device__ __forceinline__ void store_images(const StemInputs& in) {
+  constexpr int kPixels = kStemPixels, kOfThread = kPixelsOfThread;
+  const u32 to = map_at(1);
+  const auto& x = in.x;
 #pragma unroll
   for (int n = 0; n < kOfThread; ++n) {
     const int i = threadIdx.x + n * kMultiplying;
@@ -69,16 +101,11 @@ __device__ __forceinline__ float* stem_sums_at(int tile, int pixel, int filter) 
          filter;
 }
 
-// Sums of the convolution: a warp eight filters of half of the row tiles. Filters are B fragments,
-// [8 filters each][pair of steps][lane][two words of each].
-__device__ __forceinline__ void convolve_images(const uint4* filters) {
+// Sums of the convolution: a warp eight filters of half of the row tiles.
+__device__ __forceinline__ void convolve_images(const uint4 (&b)[kStemSteps / 2]) {
   constexpr int kHalf = ceil_div(kStemRowTiles, 2);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int eight = warp % 8, first = warp / 8 * kHalf;
-  uint4 b[kStemSteps / 2];
-#pragma unroll
-  for (int i = 0; i < kStemSteps / 2; ++i)
-    b[i] = filters[(eight * (kStemSteps / 2) + i) * 32 + lane];
   const u32 own = map_at(1) + first / kConvRows * kImageBytes +
                   first % kConvRows * 2 * kImageRowBytes +
                   (lane % 16 + lane / 16) * 2 * kPixelBytes;
@@ -126,14 +153,14 @@ __device__ __forceinline__ void pool_stem(const StemNeurons& stem, u16* pooled, 
   const int unit = threadIdx.x / kOfUnit;
   if (unit >= kUnits) return;
   const int lane = threadIdx.x % 32, column = lane % kPooledSide;
-  const int pair = threadIdx.x % kOfUnit / 32 * 4 + lane / kPooledSide;
+  const int pair = stem_pair();
   const int pixel = rank * kPooledSide + column;
   const Neuron neuron(theta, 0, tmax, 0.f);
   u32 words[kWords] = {};
 #pragma unroll 1
   for (int c = 0; c < 2; ++c) {
     const int channel = 2 * pair + c;
-    const float shift = stem.bias[channel];
+    const float shift = c == 0 ? stem.shift.x : stem.shift.y;
     float x[kConvRows][2], v[kConvRows][2], u[kConvRows][2], before = 0.f;
 #pragma unroll
     for (int word = 0; word < kWords; ++word) {

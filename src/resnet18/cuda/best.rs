@@ -79,7 +79,7 @@ const STEM: KernelSpec<Grid> = KernelSpec {
 /// Stages of the kernel, by their numbers there. Waiting for spikes of other blocks counts to the
 /// layer that waits.
 const STAGES: &[&str] = &[
-    "biases",
+    "start",
     "stem: images",
     "stem: convolution",
     "stem: neurons, pooling, exchange",

@@ -50,7 +50,7 @@ pub struct Tiling {
     pub causal: bool,
     /// Keys of a block.
     pub block_keys: usize,
-    /// Most parts of a tile; if more than warpgroups, a head is one tile.
+    /// Most parts of a tile; if these are not as many as warpgroups, a head is one tile.
     pub parts: usize,
 }
 
@@ -243,12 +243,12 @@ mod tests {
 
     #[test]
     fn a_short_head_is_one_tile() {
-        for s in [193, 256] {
+        for (s, parts) in [(1, 1), (64, 1), (65, 2), (128, 2), (193, 4), (256, 4)] {
             for causal in [false, true] {
-                let tiling = Tiling { heads: 300, s, keys: s, parts: 4, causal, ..SMALL };
+                let tiling = Tiling { heads: 300, s, keys: s, parts, causal, ..SMALL };
                 let mut tiles: Vec<_> = tiling.lists(132).into_iter().flatten().collect();
                 tiles.sort_unstable_by_key(|tile| tile.head);
-                let whole = |head| Tile { head, row: 0, groups: 4 };
+                let whole = |head| Tile { head, row: 0, groups: parts };
                 assert_eq!(tiles, (0..300).map(whole).collect::<Vec<_>>(), "{tiling:?}");
             }
         }

@@ -22,23 +22,24 @@ pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, FLASH_WGMMA_FP8, TRAN
 /// Three warpgroups that compute, one that copies.
 const THREADS: usize = 512;
 
-/// Parts of a short head, 64 queries each, and its most keys.
+/// Most parts of a short head, 64 queries each, and its most keys.
 const TURNS: usize = 4;
 const TURN_KEYS: usize = TURNS * GROUP_ROWS;
 /// Fewest heads whose tiles are whole heads: two for each multiprocessor of an H100 or H200.
 const TURN_HEADS: usize = 264;
 
-/// Parts of a tile. A head of four is one tile, so that its keys are copied once; a warpgroup reads
-/// them for two parts.
+/// Parts of a tile. A short head is one tile: the keys of four parts are copied once, and no
+/// warpgroup is idle if there are fewer parts than warpgroups.
 const fn parts(extents: &Extents) -> usize {
-    let short = extents.s.div_ceil(GROUP_ROWS) == TURNS && extents.keys <= TURN_KEYS;
-    if short && extents.heads >= TURN_HEADS { TURNS } else { GROUPS }
+    let parts = extents.s.div_ceil(GROUP_ROWS);
+    let short = parts <= TURNS && extents.keys <= TURN_KEYS;
+    if short && extents.heads >= TURN_HEADS { parts } else { GROUPS }
 }
 
 /// Keys of a block: as many as fit beside a thread's scores and output in its 160 registers, and 64
 /// if there are so few keys that they fill larger blocks badly.
 const fn block_keys(extents: &Extents) -> usize {
-    if parts(extents) == TURNS {
+    if parts(extents) != GROUPS {
         return 64;
     }
     let (few, usual) = match (extents.d, extents.causal) {
@@ -61,7 +62,7 @@ const fn stages(extents: &Extents) -> usize {
 
 /// A pair for each stage of keys, of values and of queries: two tiles, or two parts a warpgroup.
 const fn barrier_bytes(parts: usize, stages: usize) -> usize {
-    let queries = if parts == TURNS { 2 * GROUPS } else { 2 };
+    let queries = if parts != GROUPS { 2 * GROUPS } else { 2 };
     16 * (queries + 2 * stages)
 }
 
@@ -95,10 +96,13 @@ const ANY_KEYS: KernelSpec<Extents> = kernel(
     |_| [1, 1, 1],
 );
 
-/// Those of the other kernels with few keys, many short heads and many keys, where these differ.
+/// Those of the other kernels with few keys, many keys, and many heads of one, two and four parts,
+/// where these differ.
 fn variants() -> Vec<Extents> {
     let lengths_of = |build: Extents| {
-        [1, 4096, TURN_KEYS].map(|s| Extents { heads: TURN_HEADS, s, keys: s, ..build })
+        let short = [1, 2, TURNS].map(|parts| (TURN_HEADS, parts * GROUP_ROWS));
+        let all = [(1, 1), (1, 4096)].into_iter().chain(short);
+        all.map(move |(heads, s)| Extents { heads, s, keys: s, ..build }).collect::<Vec<_>>()
     };
     let mut variants: Vec<_> = (ANY_KEYS.variants)().into_iter().flat_map(lengths_of).collect();
     variants.dedup_by_key(|build| (FLASH_WGMMA.defines)(build));
@@ -339,7 +343,9 @@ mod tests {
     fn all_keys_of_a_head_in_turns_are_in_shared_memory() {
         let wide = Extents { d: 128, ..Extents::self_attention(TURN_HEADS, 256, Dtype::Bf16) };
         assert_eq!(parts(&Extents { heads: TURN_HEADS - 1, ..wide }), 3);
-        assert_eq!([192, 193, 256, 257].map(|s| parts(&Extents { s, ..wide })), [3, 4, 4, 3]);
+        let parts_of = |s| parts(&Extents { s, ..wide });
+        assert_eq!([1, 64, 65, 128, 129].map(parts_of), [1, 1, 2, 2, 3]);
+        assert_eq!([192, 193, 256, 257].map(parts_of), [3, 4, 4, 3]);
         assert_eq!([1, 256, 257].map(|keys| parts(&Extents { keys, ..wide })), [4, 4, 3]);
         for d in [64, 128] {
             let short = Extents { d, ..wide };
