@@ -135,8 +135,8 @@ struct Sums {
   static constexpr int kTurns = 4, kTurnBytes = 32;  // orders of filters, by row
   static_assert(kRowBytes >= kTurns * kTurnBytes, "an order permutes a row");
 
-  // Of the first sum of a row. That of a filter is `4 · filter ^ row % kTurns · kTurnBytes` further;
-  // the second term is a constant where rows are unrolled.
+  // Offset of the first sum of a row. The sum of a filter lies `4 · filter ^ row % kTurns · kTurnBytes`
+  // further; the second term is a constant where rows are unrolled.
   static __device__ __forceinline__ char* at(int part, int pixel, int row) {
     return shared + kSumsAt + part * kPartBytes + pixel * kPixelBytes + row * kRowBytes;
   }
@@ -240,7 +240,7 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
     const int unit = task / kPairs % kUnits, own_pixel = task / kPairs / kUnits;
     const int pixel = share.first_pixel + own_pixel;
     float v[2], u[2];
-    // Of the unit's rows, by their order of filters.
+    // Addresses of the rows of the unit, in the order of filters.
     using At = Sums<kSide>;
     const char* sums_at[At::kTurns];
 #pragma unroll

@@ -36,7 +36,7 @@ struct StemNeurons {
 constexpr int kStemPixels = kImages * kImageRows * kImageColumns;
 constexpr int kPixelsOfThread = ceil_div(kStemPixels, kMultiplying);
 
-// What a thread of the stem reads from device memory: pixels of the images, its filters as B
+// Data that a thread of the stem reads from device memory: pixels of the images, its filters as B
 // fragments and the biases of its channels. All of it is requested at once.
 struct StemInputs {
   float x[kPixelsOfThread][kImageChannels];
