@@ -9,6 +9,7 @@ const HEADERS: &[Header] = kernelgate_cuda::headers!(
     "attention/warp_gemm.cuh",
     "attention/warpgroup/gemm.cuh",
     "attention/warpgroup/gemm_e4m3.cuh",
+    "collective/sum.cuh",
     "denoise/actions.cuh",
     "denoise/model.cuh",
     "denoise/panel.cuh",

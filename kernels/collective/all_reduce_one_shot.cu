@@ -12,8 +12,7 @@
 // Threads: stride over the packets. A block counts its own launches, so all launches of a buffer
 // have the same grid. Blocks wait for the same block of the peers: all must be resident.
 // Bound: latency of a store to the peer and a load of local memory; twice the message on the link.
-#include "common/element.cuh"
-#include "common/types.cuh"
+#include "collective/sum.cuh"
 
 constexpr int kThreads = THREADS;
 constexpr int kGpus = GPUS;
@@ -33,15 +32,6 @@ __device__ __forceinline__ void load_packet(const uint4* from, u32& first, u32& 
                  : "l"(from)
                  : "memory");
   } while (first_flag != flag || second_flag != flag);
-}
-
-__device__ __forceinline__ u32 add(u32 a, u32 b) {
-#if defined(ELEMENT_F32)
-  return __float_as_uint(__uint_as_float(a) + __uint_as_float(b));
-#else
-  return floats_to_pair(element_to_float<false>(a) + element_to_float<false>(b),
-                        element_to_float<true>(a) + element_to_float<true>(b));
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)

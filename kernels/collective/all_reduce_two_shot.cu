@@ -12,8 +12,7 @@
 // Bound: the link; (g - 1) / g of the message each way in each step.
 // Change from all_reduce_one_shot: plain packets instead of flags beside words, half of the bytes
 // on the link, and two waits.
-#include "common/element.cuh"
-#include "common/types.cuh"
+#include "collective/sum.cuh"
 
 constexpr int kThreads = THREADS;
 constexpr int kAtOnce = AT_ONCE;
@@ -50,15 +49,6 @@ __device__ __forceinline__ uint4 load_packet(const uint4* from) {
                : "l"(from)
                : "memory");
   return packet;
-}
-
-__device__ __forceinline__ u32 add(u32 a, u32 b) {
-#if defined(ELEMENT_F32)
-  return __float_as_uint(__uint_as_float(a) + __uint_as_float(b));
-#else
-  return floats_to_pair(element_to_float<false>(a) + element_to_float<false>(b),
-                        element_to_float<true>(a) + element_to_float<true>(b));
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)

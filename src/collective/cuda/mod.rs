@@ -3,6 +3,7 @@
 mod memory;
 mod nccl;
 mod one_shot;
+mod sums;
 mod two_shot;
 
 use super::definition::Exchange;

@@ -1,11 +1,12 @@
 //! A sum in one step: every GPU stores its whole message into the memory of all others.
 
 use super::memory::{Messages, messages_bytes, require_peer_access};
-use crate::collective::definition::{Exchange, Kind};
+use super::sums;
+use crate::collective::definition::Exchange;
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
-use kernelgate::workload::{Dtype, Tensors};
+use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Argument, Buffer, Devices, KernelSpec, LoadedKernel};
 
 /// Every kernel of this file.
@@ -21,15 +22,9 @@ const PACKET: usize = 16;
 const MOST_BYTES: usize = 1 << 20;
 
 const ONE_SHOT: KernelSpec<Exchange> = KernelSpec {
-    defines: |problem| {
-        let element = if problem.dtype == Dtype::Bf16 { "ELEMENT_BF16" } else { "ELEMENT_F32" };
-        vec![element.to_owned(), format!("GPUS={}", problem.gpus)]
-    },
+    defines: sums::defines,
     constants: |_| vec![("THREADS", THREADS)],
-    variants: || {
-        let problem = |dtype| Exchange { kind: Kind::AllReduce, gpus: 2, elements: 1, dtype };
-        [Dtype::F32, Dtype::Bf16].map(problem).to_vec()
-    },
+    variants: sums::variants,
     ..KernelSpec::new(
         kernel_file(
             "collective/all_reduce_one_shot",

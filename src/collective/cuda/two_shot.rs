@@ -1,11 +1,12 @@
 //! A sum in two steps: every GPU sums its part of all messages, and stores it into all outputs.
 
 use super::memory::{Messages, require_peer_access};
-use crate::collective::definition::{Exchange, Kind};
+use super::sums;
+use crate::collective::definition::Exchange;
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
-use kernelgate::workload::{Dtype, Tensors};
+use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Argument, Buffer, Devices, KernelSpec, LoadedKernel};
 
 /// Every kernel of this file.
@@ -19,15 +20,9 @@ const PACKET: usize = 16;
 const AT_ONCE: usize = 2;
 
 const TWO_SHOT: KernelSpec<Exchange> = KernelSpec {
-    defines: |problem| {
-        let element = if problem.dtype == Dtype::Bf16 { "ELEMENT_BF16" } else { "ELEMENT_F32" };
-        vec![element.to_owned(), format!("GPUS={}", problem.gpus)]
-    },
+    defines: sums::defines,
     constants: |_| vec![("THREADS", THREADS), ("AT_ONCE", AT_ONCE)],
-    variants: || {
-        let problem = |dtype| Exchange { kind: Kind::AllReduce, gpus: 2, elements: 1, dtype };
-        [Dtype::F32, Dtype::Bf16].map(problem).to_vec()
-    },
+    variants: sums::variants,
     ..KernelSpec::new(
         kernel_file(
             "collective/all_reduce_two_shot",
