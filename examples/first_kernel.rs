@@ -1,6 +1,6 @@
 //! `out = a x + y`: its definition, a row for the CPU and a row for the GPU.
 //!
-//! The bench of docs/first-kernel.md, which shows this file piece by piece.
+//! The bench of docs/guides/first-kernel.md, which shows this file piece by piece.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! docs/first-kernel.md shows examples/first_kernel.rs, piece by piece and whole, and the README
-//! begins with examples/own_kernel.rs. The compiler checks the examples, these tests the pages.
+//! docs/guides/first-kernel.md shows examples/first_kernel.rs, piece by piece and whole, and the
+//! README begins with examples/own_kernel.rs. The compiler checks the examples, these tests the pages.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,7 @@ fn dense(text: &str) -> Vec<&str> {
 fn the_first_guide_shows_its_example() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
-    let page = read("docs/first-kernel.md");
+    let page = read("docs/guides/first-kernel.md");
     let rust = fences(&page, "rust").join("\n");
     assert_eq!(dense(&rust), dense(&read("examples/first_kernel.rs")));
     assert_eq!(dense(&fences(&page, "cuda").join("\n")), dense(&read("examples/saxpy.cu")));

@@ -229,7 +229,7 @@ fn deciding_again_gives_what_was_decided() {
 fn committed_calibrations_hold_for_this_gate() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = |folder: &str| std::fs::read_dir(root.join(folder)).unwrap().map(Result::unwrap);
-    // Calibrations of `ci/calibrate` have other thresholds than the default: they lie beside the
+    // Calibrations of `ci/measure/calibrate` have other thresholds than the default: they lie beside the
     // evidence.
     let of_ci = files("docs/calibrations").map(|entry| entry.path());
     let of_devices = files("baselines").map(|entry| entry.path().join("calibration.json"));

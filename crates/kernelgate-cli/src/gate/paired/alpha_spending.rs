@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// Compares the analyses with the numbers of docs/decision.md.
+    /// Compares the analyses with the numbers of docs/concepts/decision.md.
     #[test]
     fn the_smallest_numbers_of_pairs_that_can_fail() {
         let first = |cases: f64| {

@@ -71,7 +71,7 @@ fn outliers_and_what_is_too_small_are_no_change() {
 }
 
 /// The rates that the documentation states; `KERNELGATE_SIMULATIONS` sets how many sequences show
-/// them (docs/evidence-decision.md has those of 4,000).
+/// them (docs/concepts/evidence-decision.md has those of 4,000).
 #[test]
 fn a_step_of_five_deviations_is_found_in_five_values_and_false_alarms_are_rare() {
     #[allow(clippy::disallowed_methods, reason = "a variable of this test alone")]

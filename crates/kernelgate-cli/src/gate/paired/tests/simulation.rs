@@ -1,8 +1,8 @@
 //! The promised error rates and the power, by simulation: whole comparisons that are decided after
 //! every block, and in which decided cases are no longer measured. `KERNELGATE_SIMULATIONS=1000
 //! cargo test --lib simulation -- --nocapture --test-threads 1` prints the table of
-//! docs/evidence-decision.md. Without the variable each row has few comparisons, which would only
-//! show a gross error.
+//! docs/concepts/evidence-decision.md. Without the variable each row has few comparisons, which
+//! would only show a gross error.
 
 use std::path::Path;
 
