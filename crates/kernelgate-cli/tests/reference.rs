@@ -83,6 +83,28 @@ fn the_page_of_exit_codes_has_every_code() {
     check("exit-codes.md", "Exit codes", &page);
 }
 
+/// The committed example of a report is the page of committed records.
+#[test]
+fn the_example_of_a_report_is_generated() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = ["report", "^denoise/", "--runs", "baselines/nvidia-h200/main.json", "--out"];
+    let report = std::process::Command::new(env!("CARGO_BIN_EXE_kernelgate"))
+        .args(words)
+        .arg(folder.path())
+        .current_dir(docs().join(".."))
+        .output()
+        .unwrap();
+    assert!(report.status.success(), "{}", String::from_utf8_lossy(&report.stderr));
+    let (path, new) = (docs().join("report-example.html"), folder.path().join("index.html"));
+    let page = std::fs::read_to_string(new).unwrap();
+    assert!(page.len() < 100_000, "the example has {} bytes: choose fewer cases", page.len());
+    if std::env::var_os("UPDATE_REFERENCE").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let fresh = std::fs::read_to_string(&path).unwrap() == page;
+    assert!(fresh, "docs/report-example.html is stale: run {UPDATE}");
+}
+
 /// The tables of results that come from committed records are those of `kernelgate report`.
 #[test]
 fn tables_of_results_are_those_of_the_records() {

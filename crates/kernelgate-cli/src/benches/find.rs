@@ -16,10 +16,10 @@ use super::{package, versions};
 /// Flags that choose benches.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchChoice {
-    /// Only this bench binary (repeatable)
+    /// Use only this bench binary (repeatable)
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
-    /// Only benches of this package of the workspace
+    /// Use only benches of this package of the workspace
     #[arg(short, long, value_name = "NAME", conflicts_with = "dir")]
     package: Option<String>,
     /// Cargo profile of the build
@@ -104,9 +104,8 @@ impl BenchChoice {
         let here = std::env::current_dir().context("failed to find the working folder")?;
         anyhow::ensure!(
             package::has_manifest(&here),
-            "no package here: neither {} nor a folder above it has a Cargo.toml; --dir names a \
-             folder of bench executables",
-            here.display()
+            "{}; --dir names a folder of bench executables",
+            package::no_package(&here)
         );
         let mut command = cargo::command(targets);
         let show = |line: CargoLine<'_>| {
@@ -116,7 +115,7 @@ impl BenchChoice {
         };
         let built = cargo::build(&mut command, (running, cargo::TIMEOUT), show).map_err(
             |error| match error {
-                // Cargo's messages were shown as they came.
+                // Cargo's messages were printed while it ran.
                 BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
                 other => anyhow::anyhow!("the package {other}"),
             },

@@ -12,15 +12,15 @@ use kernelgate::protocol;
 /// The harness of an executable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Uses this harness, which uses Criterion too.
+    /// The executable uses kernelgate's harness, which uses Criterion too.
     Ours,
     /// Uses Criterion alone.
     Criterion,
     /// Uses divan.
     Divan,
-    /// Uses the compiler's own harness, `#[bench]` and tests.
+    /// The executable uses the compiler's own harness for `#[bench]` and tests.
     Libtest,
-    /// Uses no harness that is known here.
+    /// The executable uses no known harness.
     Unknown,
 }
 

@@ -21,12 +21,12 @@ pub enum Kept {
     End,
 }
 
-/// A stream that has ended.
+/// The captured text of a stream that has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Captured {
-    /// The bytes that are kept.
+    /// The captured bytes.
     pub kept: Vec<u8>,
-    /// Whether the stream was longer.
+    /// Whether the stream had more bytes than were captured.
     pub cut: bool,
     /// Length of the stream.
     pub bytes: u64,

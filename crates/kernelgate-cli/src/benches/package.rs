@@ -134,6 +134,11 @@ pub fn has_manifest(folder: &Path) -> bool {
     folder.ancestors().any(|folder| folder.join("Cargo.toml").is_file())
 }
 
+/// The message that a folder has no package.
+pub fn no_package(folder: &Path) -> String {
+    format!("no package here: neither {} nor a folder above it has a Cargo.toml", folder.display())
+}
+
 /// Runs `cargo metadata`. Returns `None` without a manifest upwards, or if cargo cannot read it: a
 /// later build then reports the reason.
 fn metadata(folder: &Path) -> Option<Metadata> {

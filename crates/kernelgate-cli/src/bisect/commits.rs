@@ -28,7 +28,7 @@ pub struct BisectionRequest {
     /// All other settings of each comparison, with the plan for the ends; base, head, filter and
     /// `resume` are set here.
     pub comparison: ComparisonRequest,
-    /// Go on where the last search was interrupted.
+    /// Continue the last search, which was interrupted.
     pub resume: bool,
 }
 
@@ -83,7 +83,7 @@ pub struct Suspect {
 /// When the revisions do not follow each other, a side cannot be made ready for another reason than
 /// its code, or what is answered cannot be written.
 pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
-    let repository = Repository::around(&request.comparison.package)?;
+    let repository = Repository::around_package(&request.comparison.package)?;
     let (good, bad) = (repository.resolve(&request.good)?, repository.resolve(&request.bad)?);
     let commits = line_of(&repository, &good, &bad)?;
     let tools = Tools::watched()?;
@@ -257,7 +257,7 @@ impl<'a> CommitComparer<'a> {
             .bench
             .as_ref()
             .map(|bench| ["base", "head"].map(|side| folder.join(side).join("bin").join(bench)));
-        // Those files are of the last question.
+        // Result files of the previous comparison are no longer valid.
         let executables = executables.filter(|paths| {
             matches!(found.confirmation, Answer::Slower(_) | Answer::NotSlower(_))
                 && paths.iter().all(|path| path.is_file())
@@ -296,7 +296,7 @@ fn blocks(request: &BisectionRequest) -> usize {
     request.comparison.plan.max_blocks.unwrap_or(TestPlan::default().max_blocks)
 }
 
-/// The answer of a comparison about the case.
+/// Whether a comparison shows the case as slower.
 fn answer_of(comparison: &Comparison, case: &str) -> Answer {
     let facts = &comparison.facts;
     if facts.untimed.iter().any(|id| id == case) {

@@ -6,6 +6,7 @@ use kernelgate::exit::Exit;
 use kernelgate::record::FileError;
 
 use crate::benches::cargo::BuildError;
+use crate::benches::package::no_package;
 use crate::benches::versions::AskError;
 use crate::gate::paired::Arm;
 use crate::gate::rules::rules_file::RulesError;
@@ -34,6 +35,9 @@ pub enum CompareError {
         /// The system's error.
         cause: std::io::Error,
     },
+    /// There is no package to compare.
+    #[error("{}", no_package(.0))]
+    NoPackage(PathBuf),
     /// Git does not start.
     #[error("failed to run git: {0}")]
     NoGit(std::io::Error),
@@ -47,7 +51,7 @@ pub enum CompareError {
     },
     /// The repository has no such revision.
     #[error(
-        "no revision `{name}` in {}{}{}", top.display(), did_you_mean(similar),
+        "no revision `{name}` in {}{}{}", top.display(), alternatives(similar, branches),
         if *shallow { SHALLOW } else { "" }
     )]
     NoRevision {
@@ -55,8 +59,10 @@ pub enum CompareError {
         name: String,
         /// The repository.
         top: PathBuf,
-        /// Names like the one asked for, best first.
+        /// Names like the requested one, best first.
         similar: Vec<String>,
+        /// Branches of the repository.
+        branches: Vec<String>,
         /// Whether the clone's history is cut off.
         shallow: bool,
     },
@@ -302,10 +308,17 @@ const SHALLOW: &str = "; this clone is shallow, so older commits and other branc
                        `git fetch --unshallow` gets them, in CI `fetch-depth: 0` of the checkout \
                        (GIT_DEPTH: 0 on GitLab)";
 
-fn did_you_mean(similar: &[String]) -> String {
-    match similar {
-        [] => String::new(),
-        _ => format!("; did you mean {}?", similar.join(" or ")),
+/// The similar names, else the branches that the repository has.
+fn alternatives(similar: &[String], branches: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let more = branches.len().saturating_sub(SHOWN);
+    match (similar, branches) {
+        ([_, ..], _) => format!("; did you mean {}?", similar.join(" or ")),
+        ([], []) => String::new(),
+        _ if more > 0 => {
+            format!("; its branches are {} and {more} more", branches[..SHOWN].join(", "))
+        }
+        _ => format!("; its branches are {}", branches.join(", ")),
     }
 }
 

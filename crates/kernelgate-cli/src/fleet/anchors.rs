@@ -25,7 +25,7 @@ impl Anchor {
         }
     }
 
-    /// The anchor's rate, a second.
+    /// Amount of the anchor's work in a second.
     pub const fn rate(self, anchors: &Anchors) -> Option<f64> {
         match self {
             Self::Memory => Some(anchors.memory_bytes_per_s),

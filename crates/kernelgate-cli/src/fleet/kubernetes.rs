@@ -22,7 +22,7 @@ pub struct KubernetesOptions {
     pub node_selector: Vec<(String, String)>,
     /// Claim of the volume that all pods mount at the folder of the submission.
     pub claim: String,
-    /// Attempts of a shard after the first.
+    /// Number of further attempts of a shard that failed.
     pub retries: u32,
     /// Seconds after which the Jobs are ended.
     pub deadline_s: Option<u64>,

@@ -39,7 +39,7 @@ pub enum MergeError {
         .0.display()
     )]
     Foreign(PathBuf),
-    /// Records are of two kinds.
+    /// The records have different kinds.
     #[error(
         "{} is a {one}, {} is a {other}: merge them one after the other", first.display(),
         second.display()
@@ -194,7 +194,7 @@ fn read_each<T: Record + Send>(
 pub struct MergedRuns {
     /// The records that count.
     pub runs: Vec<Piece<ProcessRun>>,
-    /// Fate of every record that was read.
+    /// Lists of records that count, that are missing and that do not count.
     pub account: Account,
     /// Cases that no process began, for lack of time.
     pub not_run: usize,
@@ -299,7 +299,7 @@ fn holds(folder: &Path, names: &BTreeMap<String, &Path>) -> bool {
 pub struct MergedComparisons {
     /// The records that count.
     pub shards: Vec<ComparisonShard>,
-    /// Fate of every record that was read.
+    /// Lists of records that count, that are missing and that do not count.
     pub account: Account,
 }
 
@@ -374,7 +374,7 @@ fn refuse_others<T>(
 pub struct MergedCalibrations {
     /// The merged calibration; absent if no record counts.
     pub calibration: Option<Calibration>,
-    /// Fate of every record that was read.
+    /// Lists of records that count, that are missing and that do not count.
     pub account: Account,
 }
 
@@ -423,7 +423,7 @@ pub fn calibrations(
 pub struct MergedVerifications {
     /// The cases, by id.
     pub rows: Vec<VerifiedCase>,
-    /// Fate of every record that was read.
+    /// Lists of records that count, that are missing and that do not count.
     pub account: Account,
 }
 

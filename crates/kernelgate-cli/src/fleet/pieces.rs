@@ -26,7 +26,7 @@ pub struct Piece<T> {
     pub time: String,
     /// Device and build.
     pub environment: Environment,
-    /// Rates of fixed work on that device.
+    /// Anchors: rates of fixed work on the device of the shard.
     pub anchors: Option<AnchorRecord>,
     /// The record.
     pub record: T,

@@ -16,7 +16,7 @@ pub struct SlurmOptions {
     pub gres: Option<String>,
     /// Time limit of a task.
     pub time: Option<String>,
-    /// Attempts of a shard after the first.
+    /// Number of further attempts of a shard that failed.
     pub retries: u32,
     /// Further options of `sbatch` for the array: "--constraint=nvlink".
     pub options: Vec<String>,
@@ -106,7 +106,7 @@ impl Jobs {
         jobs
     }
 
-    /// Whether a job runs, or waits to run.
+    /// Whether any job runs or waits in the queue.
     pub fn are_active(&self) -> bool {
         self.tasks.values().chain(&self.merge).any(JobState::is_active)
     }
@@ -178,7 +178,7 @@ pub struct JobState {
 }
 
 impl JobState {
-    /// Whether the job runs, or waits to run.
+    /// Whether the job runs or waits in the queue.
     pub fn is_active(&self) -> bool {
         self.state != "COMPLETED" && !self.has_failed()
     }

@@ -55,7 +55,7 @@ pub enum SubmissionError {
         /// The folder.
         folder: String,
     },
-    /// The submission in the folder is another one.
+    /// The submission in the folder has other settings.
     #[error("--resume: the submission in {folder} has {field} `{there}`, not `{asked}`")]
     Other {
         /// The folder.

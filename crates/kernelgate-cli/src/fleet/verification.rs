@@ -51,7 +51,7 @@ impl VerificationShard {
         if let Some(mismatch) = other.environment.mismatches(&self.environment).into_iter().next() {
             return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
         }
-        // Two machines may build one clean commit differently.
+        // Two machines may build different executables from one clean commit.
         let one_code = self.provenance.commit.is_some() && !self.provenance.dirty;
         let shared = |of: &Self| -> BTreeMap<String, String> {
             let is_shared = |name: &str| !(one_code && name.starts_with(Self::EXECUTABLE));

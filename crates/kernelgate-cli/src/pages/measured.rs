@@ -87,7 +87,7 @@ pub struct Case {
 /// A time of a peer, and the time of our implementation for the same problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PeerTime {
-    /// The problem, with its workload.
+    /// Id of the problem, including its workload.
     pub problem: String,
     /// The peer.
     pub peer: String,
@@ -105,7 +105,7 @@ pub struct PeerTime {
 }
 
 impl Case {
-    /// The problem with its workload.
+    /// Id of the problem, including its workload.
     fn whole_problem(&self) -> String {
         format!("{}/{}", self.workload, self.problem)
     }
@@ -125,6 +125,14 @@ impl Measured {
         let mut times = Vec::from_iter(by_name.into_values());
         times.sort_by(|a, b| a.peer_ns.total_cmp(&b.peer_ns));
         times
+    }
+
+    /// Removes cases whose id is not to be shown, also those without a time.
+    pub fn retain(&mut self, shows: impl Fn(&str) -> bool) {
+        self.cases.retain(|case| shows(&case.id));
+        self.failed.retain(|id, _| shows(id));
+        self.skipped.values_mut().for_each(|ids| ids.retain(|id| shows(id)));
+        self.skipped.retain(|_, ids| !ids.is_empty());
     }
 
     /// Problems of peers' times for which there is no case.

@@ -27,7 +27,7 @@ const COLUMNS: usize = 100;
 pub fn text(histories: &[CaseHistory], order: &CommitOrder, columns: Option<usize>) -> String {
     let columns = columns.unwrap_or(COLUMNS);
     let mut lines = match histories {
-        [] => vec!["no run of such a case is in the store".to_owned()],
+        [] => Vec::new(),
         [only] => case_lines(only, Some(columns)),
         several => overview(several, Some(columns)),
     };

@@ -31,7 +31,7 @@ pub struct Arguments {
     /// Record the machine: processor, memory, GPUs with driver, clocks, power limit and links
     #[arg(long, value_name = "FILE", conflicts_with = "expect")]
     save: Option<PathBuf>,
-    /// Compare the machine with a recorded one: exit 4 and the facts that differ
+    /// Compare the machine with a recorded one; exit with 4 and print the facts that differ
     #[arg(long, value_name = "FILE")]
     expect: Option<PathBuf>,
     /// How to print

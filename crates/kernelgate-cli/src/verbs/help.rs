@@ -17,6 +17,47 @@ struct Question {
 /// A verb with command lines that show its use.
 struct VerbExamples(&'static str, &'static [&'static str]);
 
+/// Verbs below another verb.
+const SUBVERBS: &[VerbExamples] = &[
+    VerbExamples(
+        "history import",
+        &[
+            "kernelgate history import baselines",
+            "kernelgate history import ci-artefacts/ main.json",
+        ],
+    ),
+    VerbExamples("history merge", &["kernelgate history merge /shared/kernelgate"]),
+    VerbExamples(
+        "history prune",
+        &["kernelgate history prune --keep 200 --dry-run", "kernelgate history prune --keep 200"],
+    ),
+    VerbExamples(
+        "baseline save",
+        &[
+            "kernelgate baseline save main",
+            "kernelgate baseline save main --runs 3 -- --bench attention -- --quick",
+        ],
+    ),
+    VerbExamples("baseline list", &["kernelgate baseline list"]),
+    VerbExamples("baseline find", &["kernelgate baseline find main"]),
+    VerbExamples("baseline show", &["kernelgate baseline show main --device nvidia-h200"]),
+    VerbExamples("baseline add", &["kernelgate baseline add main --last 3"]),
+    VerbExamples("baseline import", &["kernelgate baseline import main.json --name main"]),
+    VerbExamples("baseline seal", &["kernelgate baseline seal baselines/nvidia-h200/main.json"]),
+    VerbExamples("baseline export", &["kernelgate baseline export main main.csv"]),
+    VerbExamples(
+        "submit slurm",
+        &[
+            "kernelgate submit slurm --shards 8 --gres gpu:1 -- bench --quick",
+            "kernelgate submit slurm --shards 4 -- compare --base main --budget 30m",
+        ],
+    ),
+    VerbExamples(
+        "submit kubernetes",
+        &["kernelgate submit kubernetes --dry-run --image registry/kernels:1 -- bench --quick"],
+    ),
+];
+
 const QUESTIONS: &[Question] = &[
     Question {
         heading: "Is it right?",
@@ -43,7 +84,7 @@ const QUESTIONS: &[Question] = &[
                 "diff",
                 &["kernelgate diff before after", "kernelgate diff DIR DIR --format json"],
             ),
-            VerbExamples("report", &["kernelgate report"]),
+            VerbExamples("report", &["kernelgate report", "kernelgate report '^attention/'"]),
             VerbExamples("history", &["kernelgate history", "kernelgate history CASE"]),
             VerbExamples("peers", &["kernelgate peers attention"]),
             VerbExamples("timing", &["kernelgate timing", "kernelgate timing --part spins"]),
@@ -94,7 +135,7 @@ const QUESTIONS: &[Question] = &[
     Question {
         heading: "Several machines",
         verbs: &[
-            VerbExamples("submit", &[]),
+            VerbExamples("submit", &["kernelgate submit slurm --shards 8 -- bench --quick"]),
             VerbExamples("merge", &["kernelgate merge target/kernelgate/runs"]),
         ],
     },
@@ -123,11 +164,20 @@ pub fn arrange(command: Command) -> Command {
         "{{about}}\n\n{{usage-heading}} {{usage}}\n\n{by_question}Options:\n{{options}}{{after-help}}"
     );
     let command = command.help_template(template).max_term_width(MAX_COLUMNS);
-    let verbs = QUESTIONS.iter().flat_map(|question| question.verbs);
-    verbs.filter(|verb| !verb.1.is_empty()).fold(command, |command, VerbExamples(name, lines)| {
+    verbs().fold(command, |command, VerbExamples(path, lines)| {
         let examples = format!("Examples:\n  {}", lines.join("\n  "));
-        command.mut_subcommand(name, |verb| verb.after_help(examples))
+        match path.split_once(' ') {
+            None => command.mut_subcommand(path, |verb| verb.after_help(examples)),
+            Some((verb, subverb)) => command.mut_subcommand(verb, |verb| {
+                verb.mut_subcommand(subverb, |subverb| subverb.after_help(examples))
+            }),
+        }
     })
+}
+
+/// All verbs with their examples.
+fn verbs() -> impl Iterator<Item = &'static VerbExamples> {
+    QUESTIONS.iter().flat_map(|question| question.verbs).chain(SUBVERBS)
 }
 
 /// The verbs with the first line of their help, below the question that they answer.
@@ -167,11 +217,33 @@ mod tests {
 
     #[test]
     fn every_example_parses() {
-        for line in QUESTIONS.iter().flat_map(|it| it.verbs).flat_map(|verb| verb.1) {
+        for line in verbs().flat_map(|verb| verb.1) {
             let words = line.split(" > ").next().unwrap_or(line).split_whitespace();
             let parsed = crate::verbs::Cli::try_parse_from(words);
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
         }
+    }
+
+    /// Each command below one, with its full name.
+    fn each(command: &Command, name: &str, check: &dyn Fn(&Command, &str)) {
+        check(command, name);
+        for verb in command.get_subcommands() {
+            each(verb, &format!("{name} {}", verb.get_name()), check);
+        }
+    }
+
+    #[test]
+    fn every_verb_has_an_example_and_begins_with_what_it_does() {
+        const NO_VERBS: [&str; 9] =
+            ["A", "An", "All", "Each", "Every", "The", "This", "Verb", "What"];
+        each(&command(), "kernelgate", &|verb, name| {
+            let about = verb.get_about().expect(name).to_string();
+            let first = about.split_whitespace().next().unwrap_or_default();
+            assert!(!NO_VERBS.contains(&first) && !first.ends_with("ing"), "{name}: {about}");
+            assert!(about.chars().count() <= 85, "{name}: {about}");
+            let help = verb.get_after_help().expect(name).to_string();
+            assert!(name == "kernelgate" || help.starts_with("Examples:\n"), "{name}: {help}");
+        });
     }
 
     #[test]

@@ -327,5 +327,6 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     copy_executable(program, folder.path("executables/kernelgate"));
     run("list").expect(0, &["left alone: bench `kernelgate`: it is the kernelgate program"]);
     outside.run(".", "list").expect(2, &["no package here", "--dir names"]);
+    outside.run(".", "compare --base main").expect(2, &["no package here", "Cargo.toml"]);
     outside.run(".", "list --dir nowhere").expect(2, &["failed to read nowhere"]);
 }

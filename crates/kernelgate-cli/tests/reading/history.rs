@@ -63,7 +63,9 @@ fn times_are_shown_over_commits_with_the_change() {
     package.kernelgate("history --branch HEAD~9").expect(0, &["no change of the level"]);
     package.kernelgate("history --branch nowhere").expect(2, &["no revision `nowhere`"]);
     package.kernelgate("history (").expect(2, &["is not a regular expression"]);
-    package.kernelgate("history other").expect(2, &["no run of such a case"]);
+    let missing = package.kernelgate("history other");
+    missing.expect(2, &["error: no run of a case `other` in ", "lists all cases"]);
+    assert_eq!(missing.stdout, "");
     package.write_rules("[renamed]\n\"w/f/n1/cpu/hot\" = \"w/f/new\"\n");
     package.kernelgate("history w/f/new").expect(0, &["formerly w/f/n1/cpu/hot", "+10.0%"]);
     package.kernelgate(&format!("history --as w/f/new={CASE}")).expect(2, &["in a circle"]);
@@ -98,7 +100,7 @@ fn an_import_reports_skipped_files() {
 fn a_missing_store_is_not_made_and_a_read_only_store_is_read() {
     let package = Package::new();
     for verb in ["history --store typo", "history prune --keep 1 --store typo"] {
-        package.kernelgate(verb).expect(2, &["typo is no store"]);
+        package.kernelgate(verb).expect(2, &["typo is not a store"]);
         assert!(!package.path("typo").exists());
     }
     (0..3).for_each(|number| drop(write(&package.path("kept/runs"), number, None)));
@@ -145,7 +147,7 @@ fn stores_are_moved_merged_and_pruned() {
     package.kernelgate("history prune --keep 4 --store moved").expect(0, &["26 sessions removed"]);
     assert_eq!(runs_in(&package, "--store moved"), 4);
     package.kernelgate("history import nowhere --store x").expect(2, &["failed to read nowhere"]);
-    package.kernelgate("history merge moved/imported --store x").expect(2, &["is no store"]);
+    package.kernelgate("history merge moved/imported --store x").expect(2, &["is not a store"]);
     package.kernelgate("history prune --keep 0 --store x").expect(2, &["--keep"]);
 }
 

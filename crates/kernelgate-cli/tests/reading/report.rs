@@ -372,7 +372,7 @@ fn times_over_commits_come_from_the_store() {
     assert!(named.contains("id=\"history\""));
     let output = records.report(&["--store", "absent"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(2) && text.contains("absent is no store"), "{text}");
+    assert!(output.status.code() == Some(2) && text.contains("absent is not a store"), "{text}");
     // If the index cannot be made, the page has no history.
     let index = records.path("target/kernelgate/history.sqlite");
     std::fs::remove_file(&index).unwrap();

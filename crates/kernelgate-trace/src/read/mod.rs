@@ -152,7 +152,10 @@ fn recognise(path: &Path) -> Result<Format, TraceError> {
         _ => {}
     }
     let start = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head);
-    match start.iter().find(|byte| !byte.is_ascii_whitespace()) {
+    let mut bytes = start.iter().filter(|byte| !byte.is_ascii_whitespace());
+    match bytes.next() {
+        // The file is TOML, INI or code, not JSON.
+        Some(b'{' | b'[') if bytes.next().is_some_and(u8::is_ascii_alphabetic) => {}
         Some(b'{') if recording::looks_like(start) => return Ok(Format::Recording),
         Some(b'{') if rocprof::looks_like(start) => return Ok(Format::Rocprof),
         Some(b'{' | b'[') => return Ok(Format::Chrome),

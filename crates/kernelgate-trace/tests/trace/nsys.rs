@@ -12,6 +12,9 @@ use kernelgate_trace::stats::{self, Report};
 fn files_of_no_known_format_are_refused_by_name() {
     assert!(refused("trace.sqlite", b"no database").contains("not an SQLite database"));
     assert!(refused("notes.txt", b"no trace").contains("neither an SQLite export"));
+    assert!(
+        refused("Cargo.toml", b"[package]\nname = \"a\"\n").contains("neither an SQLite export")
+    );
     assert!(refused("empty.json", b"").contains("it is empty"));
     let missing = read::open("/no/such/trace.sqlite".as_ref(), &Wanted::ALL).unwrap_err();
     assert!(missing.to_string().contains("/no/such/trace.sqlite"), "{missing}");

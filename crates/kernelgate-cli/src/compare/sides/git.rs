@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::benches::package::has_manifest;
 use crate::commands;
 use crate::compare::CompareError;
 use kernelgate::record::provenance::WITHOUT_HOOKS;
@@ -82,7 +83,15 @@ pub fn run(command: &mut Command, action: &str) -> Result<String, CompareError> 
 }
 
 impl Repository {
-    /// The repository around a package's folder.
+    /// The repository around a package's folder; the error names a missing package first.
+    pub fn around_package(folder: &Path) -> Result<Self, CompareError> {
+        Self::around(folder).map_err(|error| match has_manifest(folder) {
+            true => error,
+            false => CompareError::NoPackage(folder.to_owned()),
+        })
+    }
+
+    /// The repository around a folder.
     pub fn around(package: &Path) -> Result<Self, CompareError> {
         let ask = |arguments: &[&str]| {
             run(
@@ -120,10 +129,13 @@ impl Repository {
         let refs =
             run(git(&self.top).args(["for-each-ref", "--format=%(refname:short)"]), "list refs")
                 .unwrap_or_default();
+        let heads = ["for-each-ref", "--format=%(refname:short)", "refs/heads"];
+        let branches = run(git(&self.top).args(heads), "list branches").unwrap_or_default();
         Err(CompareError::NoRevision {
             name: name.to_owned(),
             top: self.top.clone(),
             similar: similar(name, refs.lines()),
+            branches: branches.lines().map(str::to_owned).collect(),
             shallow: self.is_shallow(),
         })
     }
@@ -180,6 +192,8 @@ pub mod tests {
             "{message}"
         );
         assert!(repository.resolve("--help").is_err());
+        let message = repository.resolve("v9.9").unwrap_err().to_string();
+        assert!(message.ends_with("; its branches are main"), "{message}");
     }
 
     #[test]

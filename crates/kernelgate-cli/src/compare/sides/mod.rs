@@ -88,7 +88,7 @@ fn both_sides<'r>(
             SideSource::Revision(name) => Some(name),
             SideSource::WorkTree => None,
         };
-        let repository = Repository::around(&request.package)?;
+        let repository = Repository::around_package(&request.package)?;
         let named = name.map(|name| repository.resolve(name)).transpose()?;
         let side = folder.side_path(arm);
         let surroundings = Surroundings::new(&repository.top);

@@ -63,7 +63,7 @@ struct Bench {
     golden_inputs: DataSets,
     /// Cases that have met inputs of an earlier seed.
     repeated: BTreeSet<String>,
-    /// Whether the bench answered with verified cases.
+    /// Whether the bench reported any verified case.
     answered: bool,
     /// Number of seeds and cases that were recorded now.
     seeds: usize,
@@ -140,7 +140,7 @@ impl Bench {
             return Ok(());
         }
         let path = store.numerics_path(&self.empty.bench);
-        // Another process may record other cases.
+        // Another process may record the errors of other cases meanwhile.
         let _lock = locked(&path)?;
         let there = recorded(&path)?.filter(|there| differs(there, &self.empty).is_none());
         let mut record = self.empty.clone();

@@ -26,8 +26,8 @@ pub struct Arguments {
     /// Write inputs, outputs and reference of each case to DIR/CASE.safetensors
     #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
-    /// Verify with so many seeds, one after the other, and record the errors: `gate` compares them
-    /// with those of the baseline, which `baseline add` takes them into
+    /// Number of seeds to verify with; the errors are recorded. `baseline add` adds them to a
+    /// baseline, and `gate` compares them with it
     #[arg(
         long,
         value_name = "COUNT",

@@ -17,10 +17,10 @@ use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The run to compare with: its name, or its folder
+    /// Run to compare with: its name, or its folder
     #[arg(value_name = "BASE")]
     base: PathBuf,
-    /// The run that is compared with BASE: its name, or its folder
+    /// Run that is compared with BASE: its name, or its folder
     #[arg(value_name = "HEAD")]
     head: PathBuf,
     /// How to print

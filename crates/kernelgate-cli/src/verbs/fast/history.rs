@@ -14,6 +14,7 @@ use crate::history::{CaseHistory, CommitOrder, HistoryStore, Index, Query, Skipp
 use crate::report;
 use crate::verbs::shared::output::print_json;
 use crate::verbs::shared::sessions;
+use crate::verbs::shared::settings::parse_fraction;
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
@@ -41,23 +42,23 @@ pub struct Arguments {
 
 #[derive(Debug, clap::Args)]
 struct ShowArguments {
-    /// One case, or those whose id matches this regular expression [default: all]
+    /// Id of a case, or a regular expression that ids match [default: all cases]
     case: Option<String>,
     #[command(flatten)]
     place: StoreArguments,
-    /// The commits in the history of this revision, and no other runs [default: HEAD, and runs of
-    /// other commits by their recorded start]
+    /// Show only runs of commits in the history of this revision [default: all runs, in the order of
+    /// HEAD's history, those of other commits by their recorded start]
     #[arg(long, value_name = "REV")]
     branch: Option<String>,
-    /// Take all cards of one model, or hosts, for one device
+    /// Treat all cards of one model, or all hosts, as one device
     #[arg(long)]
     join_cards: bool,
-    /// A case has another id since: its old runs count for the new one (repeatable;
-    /// `[renamed]` of kernelgate.toml says it for good)
+    /// Count runs of the case OLD as runs of the case NEW (repeatable; `[renamed]` in
+    /// kernelgate.toml does it for every call)
     #[arg(long = "as", value_name = "OLD=NEW", value_parser = parse_rename)]
     renamed: Vec<(String, String)>,
     /// Smallest change of the level that is reported, as a fraction of the time
-    #[arg(long, value_name = "FRACTION", default_value_t = MIN_CHANGE)]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction, default_value_t = MIN_CHANGE)]
     smallest: f64,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
@@ -74,17 +75,17 @@ struct StoreArguments {
 
 #[derive(Debug, Subcommand)]
 enum HistoryVerb {
-    /// Take in runs and baselines from files and folders: committed baselines, what CI kept
+    /// Import runs and baselines from files and folders
     Import {
-        /// Files, or folders that are searched with those below
+        /// Files of runs or baselines, or folders, which are searched with their subfolders
         #[arg(required = true, value_name = "FILE|DIR")]
         sources: Vec<PathBuf>,
         #[command(flatten)]
         place: StoreArguments,
     },
-    /// Take in all records of other stores
+    /// Import all records of other stores
     Merge {
-        /// Their folders
+        /// Folders of the other stores
         #[arg(required = true, value_name = "DIR")]
         stores: Vec<PathBuf>,
         #[command(flatten)]
@@ -92,10 +93,10 @@ enum HistoryVerb {
     },
     /// Remove the records of old runs
     Prune {
-        /// Keep the last so many runs of each bench on each device
+        /// Number of runs to keep of each bench on each device, the latest ones
         #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
         keep: u32,
-        /// Say what would be removed, and remove nothing
+        /// Print the number of sessions that would be removed, and remove none
         #[arg(long)]
         dry_run: bool,
         #[command(flatten)]
@@ -153,7 +154,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 pub fn check_store(folder: &Path) -> anyhow::Result<()> {
     anyhow::ensure!(
         HistoryStore::is_at(folder),
-        "{} is no store: it has neither runs/ nor imported/",
+        "{} is not a store: it has neither runs/ nor imported/",
         folder.display()
     );
     Ok(())
@@ -235,13 +236,27 @@ fn show(arguments: &ShowArguments, store: &Store) -> anyhow::Result<Exit> {
             if !skipped.is_empty() {
                 eprintln!("{}", report::history::skipped(&skipped));
             }
-            anyhow::ensure!(
-                !found.is_empty() || arguments.case.is_some() || arguments.branch.is_some(),
-                "no run in {}: run `cargo bench` first, or `kernelgate history import`",
-                place.root().display()
-            );
-            terminal::print(&report::history::text(&found, &order, terminal::columns()));
+            if !found.is_empty() {
+                terminal::print(&report::history::text(&found, &order, terminal::columns()));
+            }
         }
     }
-    Ok(if found.is_empty() { Exit::Usage } else { Exit::Fine })
+    anyhow::ensure!(!found.is_empty(), nothing_found(arguments, place.root()));
+    Ok(Exit::Fine)
+}
+
+/// The message that no run was selected.
+fn nothing_found(arguments: &ShowArguments, root: &Path) -> String {
+    let root = printable_path(root);
+    match (&arguments.case, &arguments.branch) {
+        (Some(case), _) => {
+            format!("no run of a case `{case}` in {root}: `kernelgate history` lists all cases")
+        }
+        (None, Some(revision)) => {
+            format!("no run of a commit in the history of {revision} in {root}")
+        }
+        (None, None) => {
+            format!("no run in {root}: run `cargo bench` first, or `kernelgate history import`")
+        }
+    }
 }

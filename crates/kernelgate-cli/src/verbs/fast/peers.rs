@@ -33,9 +33,9 @@ use kernelgate::stats::median;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Only problems whose id matches this regular expression
+    /// Use only problems whose id matches this regular expression
     filter: Option<String>,
-    /// The Python that has PyTorch
+    /// Python interpreter that has PyTorch
     #[arg(long, env = "KERNELGATE_PYTHON", value_name = "PROGRAM", default_value = "python3")]
     python: PathBuf,
     #[command(flatten)]
@@ -190,11 +190,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
 }
 
-/// Answers of the peer programs.
+/// Times and errors that peer programs printed.
 struct Timed {
     rows: Vec<PeerRow>,
     environment: BTreeMap<String, String>,
-    /// The reason why rows are missing.
+    /// The reason why times of peers are missing.
     ended_early: Option<String>,
 }
 

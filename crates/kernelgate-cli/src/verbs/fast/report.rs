@@ -26,6 +26,9 @@ use kernelgate::record::{Baseline, FileError, Measurement, ProcessRun, Store, fi
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
+    /// Show only cases whose id matches this regular expression
+    #[arg(conflicts_with_all = ["baseline", "results"])]
+    filter: Option<String>,
     /// Runs or baselines in place of the last run: files, or folders of them (repeatable)
     #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["session", "last"])]
     runs: Vec<PathBuf>,
@@ -34,13 +37,13 @@ pub struct Arguments {
     /// Show verdicts against this baseline of the device: baselines/DEVICE/NAME.json
     #[arg(long, value_name = "NAME")]
     baseline: Option<String>,
-    /// Show peers: what `kernelgate peers --format json` printed
+    /// Show times of peers from this output of `kernelgate peers --format json`
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
     /// Show times over commits from this store [default: as `kernelgate history`; with --runs none]
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
-    /// Over commits, take all cards of one model, or hosts, for one device
+    /// Over commits, treat all cards of one model, or all hosts, as one device
     #[arg(long)]
     join_cards: bool,
     /// Folder for index.html, plots/, cases.csv, history.csv and report.json [default:
@@ -67,6 +70,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             return Ok(Exit::Refused);
         }
     };
+    if let Some(filter) = &arguments.filter {
+        let filter = Filter::parse(Some(filter), false)?;
+        measured.retain(|id| filter.matches(id));
+        anyhow::ensure!(!measured.cases.is_empty(), "no case matches the filter");
+    }
     if let Some(path) = &arguments.peers {
         let (device, times) = peers::read(path)?;
         if device != measured.device {

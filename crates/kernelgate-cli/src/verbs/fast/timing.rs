@@ -24,7 +24,7 @@ use crate::verbs::shared::output::{OutputFormat, print_json};
 pub struct Arguments {
     /// With `--part cases`: only cases whose id matches this regular expression
     filter: Option<String>,
-    /// Which GPU, counted from 0
+    /// Number of the GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER", default_value_t = 0)]
     device: usize,
     /// Only one part
@@ -46,8 +46,8 @@ enum PartName {
     Spins,
     /// Copies, against CUPTI's record of the same launches.
     Cupti,
-    /// Cases of the benches, hot, against CUPTI's record of the same launches; not among the parts
-    /// that are measured where none is named.
+    /// Cases of the benches, hot, against CUPTI's record of the same launches; measured only if
+    /// named.
     Cases,
     /// Reads with the caches hot and cold.
     Cold,

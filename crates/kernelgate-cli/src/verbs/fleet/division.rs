@@ -4,7 +4,7 @@ use anyhow::Context as _;
 use kernelgate::display::without_flags;
 
 use crate::gate::rules::rules_file::MAX_RATIO;
-use crate::verbs::shared::settings::check_number;
+use crate::verbs::shared::settings::{check_number, parse_fraction};
 
 /// Flags of `compare` that name its sides; the job has the sides as folders.
 const SIDES: [&str; 5] = ["--base", "--head", "--base-dir", "--head-dir", "--leave-out"];
@@ -15,11 +15,11 @@ pub struct Division {
     /// Number of shards
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub shards: u32,
-    /// Attempts of a shard after the first
+    /// Number of further attempts of a shard that failed
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub retries: u32,
     /// Largest relative difference of the anchors of two shards that are merged
-    #[arg(long, value_name = "FRACTION")]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     pub anchor_tolerance: Option<f64>,
     /// `bench`, `compare` or `calibrate` with their flags, without --shard
     #[arg(last = true, required = true, value_name = "VERB FLAGS")]

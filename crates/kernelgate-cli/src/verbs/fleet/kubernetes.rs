@@ -13,7 +13,7 @@ use crate::fleet::task::{Places, Work};
 pub struct Arguments {
     #[command(flatten)]
     division: Division,
-    /// Print the manifests; nothing is ever applied
+    /// Print the manifests; this verb never applies them
     #[arg(long, required = true)]
     dry_run: bool,
     /// Name of the Jobs
@@ -40,7 +40,7 @@ pub struct Arguments {
     /// Label that a node must have (repeatable)
     #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_label)]
     node_selector: Vec<(String, String)>,
-    /// Pods at once [default: all shards]
+    /// Number of pods that run at the same time [default: all shards]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     parallelism: Option<u32>,
     /// Seconds after which the Job is ended

@@ -13,7 +13,7 @@ use crate::gate::rules::rules_file::MAX_RATIO;
 use crate::report::{metrics, verdicts};
 use crate::verbs::correct::verify;
 use crate::verbs::shared::output::{OutputFormat, print_json};
-use crate::verbs::shared::settings::check_number;
+use crate::verbs::shared::settings::{check_number, parse_fraction};
 use crate::verbs::slower::calibrate;
 use crate::verbs::slower::verdict::{VerdictFormat, VerdictOutput};
 use kernelgate::display::terminal;
@@ -29,7 +29,7 @@ use kernelgate::record::{ProcessRun, Store, file};
                   read; 4 records that do not belong together."
 )]
 pub struct Arguments {
-    /// Records of shards, or folders that hold them, also in folders below
+    /// Records of shards, or folders, which are searched with their subfolders
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
     /// Folder of the merged session, or file of the merged calibration [default: a folder among
@@ -38,7 +38,7 @@ pub struct Arguments {
     output: Option<PathBuf>,
     /// Largest relative difference of the anchors of two shards that are merged [default: 0.03 on
     /// GPUs, 0.3 on hosts, or what the calibration of the device has]
-    #[arg(long, value_name = "FRACTION")]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     anchor_tolerance: Option<f64>,
     #[command(flatten)]
     verdict: VerdictOutput,

@@ -55,7 +55,7 @@ pub struct Arguments {
     /// Follow the submission in the folder; when it has ended, submit missing shards again
     #[arg(long)]
     resume: bool,
-    /// Print both job scripts and submit nothing
+    /// Print both job scripts, and submit nothing
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]

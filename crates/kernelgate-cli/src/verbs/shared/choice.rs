@@ -23,7 +23,7 @@ pub type Answers = Vec<(String, ResponseBody)>;
 
 #[derive(Debug, clap::Args)]
 pub struct CaseSelection {
-    /// Only cases whose id matches this regular expression
+    /// Use only cases whose id matches this regular expression
     pub filter: Option<String>,
     #[command(flatten)]
     benches: ChosenBenches,

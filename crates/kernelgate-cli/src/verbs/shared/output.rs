@@ -33,7 +33,7 @@ impl OutputFormat {
 
 impl OutputFormat {
     /// A table in this format, within the terminal's width if there is a terminal. In Markdown an
-    /// empty line follows it.
+    /// empty line follows the text.
     pub fn table(self, table: &Table) -> String {
         match self {
             Self::Markdown => table.markdown() + "\n",

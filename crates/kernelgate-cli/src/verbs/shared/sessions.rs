@@ -10,10 +10,11 @@ use kernelgate::record::{Package, ProcessRun, Session, Store};
 /// Selects the recorded sessions of a verb.
 #[derive(Debug, clap::Args)]
 pub struct Sessions {
-    /// Folder of a recorded invocation, in place of the last one; several are several process runs
+    /// Use this recorded invocation in place of the last one: its folder (repeatable; each one is a
+    /// process run)
     #[arg(long, value_name = "DIR")]
     session: Vec<PathBuf>,
-    /// Number of recorded invocations to use, the latest first; several are several process runs
+    /// Number of recorded invocations to use, the latest first; each one is a process run
     #[arg(
         long,
         value_name = "COUNT",
@@ -41,7 +42,7 @@ impl Sessions {
 }
 
 /// Removes runs of other packages, which may share the target folder, and names them on standard
-/// error. Outside of a package all runs stay.
+/// error. Outside of a package, runs of all packages are used.
 pub fn without_other_packages(
     mut sessions: Vec<Session>,
     store: &Store,

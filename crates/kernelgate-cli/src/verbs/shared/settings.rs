@@ -25,7 +25,7 @@ pub const SHARD: &str = "KERNELGATE_SHARD";
 /// Settings of benches: cases, device and inputs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Settings {
-    /// Which cases, as of `cargo bench`
+    /// Number of cases and samples, as in `cargo bench`
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
     effort: Option<EffortName>,
     /// Power state of a GPU while a case is timed
@@ -38,10 +38,10 @@ pub struct Settings {
     /// Backend to run on: auto is the GPU if there is one, else the CPU
     #[arg(long, env = "KERNELGATE_BACKEND", value_enum)]
     backend: Option<BackendName>,
-    /// Which GPU, counted from 0
+    /// Number of the GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
     device: Option<usize>,
-    /// Which GPUs, for cases over several: their numbers (0,1), or how many of the first (2)
+    /// GPUs of cases over several: their numbers (0,1), or a count of the first ones (2)
     #[arg(
         long,
         env = "KERNELGATE_DEVICES",
@@ -129,16 +129,18 @@ pub struct ThresholdFlags {
     #[arg(long, value_name = "COUNT")]
     max_blocks: Option<usize>,
     /// Smallest change that matters, as a fraction of the time [default: as calibrated, else 0.01]
-    #[arg(long, value_name = "FRACTION")]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     relative: Option<f64>,
     /// Smallest change that matters, in nanoseconds [default: as calibrated, else 100]
     #[arg(long, value_name = "NS")]
     absolute: Option<f64>,
-    /// After 24 blocks, 48 and so on, a case without a visible change is unchanged if none above
-    /// this fraction is possible [default: as calibrated, else 0.05 and 24 blocks]
-    #[arg(long, value_name = "FRACTION")]
+    /// Equivalence margin: a case without a visible change is unchanged if slow-downs above this
+    /// fraction are excluded. Tested after 24, 48, 96 … blocks [default: as calibrated, else 0.05
+    /// and 24 blocks]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     tolerated: Option<f64>,
-    /// How long a process times a case, a quarter of it to warm up [default: 0.4s, on a GPU 0.15s]
+    /// Time for which a process times a case, a quarter of it to warm up [default: 0.4s, on a GPU
+    /// 0.15s]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     case_time: Option<Duration>,
 }
@@ -146,9 +148,9 @@ pub struct ThresholdFlags {
 /// Timeouts for processes that may hang.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Timeouts {
-    /// Time after which any process of a bench is treated as hung and ended [default: 20s where it
-    /// says what it is, 1m where it lists its cases, 30m where it verifies them, then 1m and ten
-    /// times what that took]
+    /// Time after which a process of a bench is treated as hung and ended [default: 20s to report
+    /// its version, 1m to list its cases, 30m to verify them; later processes 1m and ten times the
+    /// time of the verification]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub wait: Option<Duration>,
     /// Time after which a build is treated as hung and ended
@@ -168,6 +170,16 @@ pub fn refuse_injected_changes() -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Parses a fraction: "0.05", or "5%".
+pub fn parse_fraction(text: &str) -> Result<f64, String> {
+    let number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite());
+    let fraction = match text.strip_suffix('%') {
+        Some(percent) => number(percent).map(|percent| percent / 100.0),
+        None => number(text),
+    };
+    fraction.ok_or_else(|| "write a fraction or a percentage, for example 0.05 or 5%".to_owned())
 }
 
 /// Checks the value of a flag, if it is set.
@@ -214,5 +226,19 @@ impl ThresholdFlags {
             measurement_s: (1.0 - WARM_UP) * whole_s,
             ..TrialSampling::MEASURED
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_fraction;
+
+    #[test]
+    fn a_fraction_may_be_a_percentage() {
+        assert_eq!(parse_fraction("0.05"), Ok(0.05));
+        assert_eq!(parse_fraction("5%"), Ok(0.05));
+        for text in ["", "%", "five", "5 percent", "inf", "NaN%"] {
+            assert!(parse_fraction(text).unwrap_err().contains("0.05 or 5%"), "{text}");
+        }
     }
 }

@@ -32,14 +32,15 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 pub enum BaselineVerb {
     /// Run the benches several times and make a baseline of it
     Save(super::save::Arguments),
-    /// Every baseline with its device, age and cases; broken files are named
+    /// List baselines with device, age and cases, and broken files
     List {
         /// How to print
         #[arg(long, value_enum, default_value = "text")]
         format: OutputFormat,
     },
-    /// Print the path of the baseline that the gate would use for the device of this machine; exit
-    /// 2 without one
+    /// Print the path of this machine's baseline
+    ///
+    /// It is the one that `gate` would use for the device; exit 2 if there is none.
     Find {
         /// Name of the baseline
         name: String,
@@ -48,29 +49,31 @@ pub enum BaselineVerb {
         #[command(flatten)]
         benches: find::BenchChoice,
     },
-    /// The cases of one baseline
+    /// Show the cases of one baseline
     Show {
         /// Name of the baseline
         name: String,
-        /// The device's folder [default: this machine's]
+        /// Folder of the device in baselines/ [default: that of this machine]
         #[arg(long)]
         device: Option<String>,
         /// How to print
         #[arg(long, value_enum, default_value = "text")]
         format: OutputFormat,
     },
-    /// Add the last run to a baseline: with several process runs the gate finds smaller changes
+    /// Add the last run to a baseline
+    ///
+    /// With several process runs `gate` finds smaller changes.
     Add {
-        /// Name of the baseline; a missing baseline is made
+        /// Name of the baseline; a missing one is created
         name: String,
         #[command(flatten)]
         sessions: Sessions,
     },
-    /// Check a baseline file and put it where the gate looks
+    /// Check a baseline file and copy it to where `gate` reads it
     Import {
-        /// The file
+        /// File of a baseline
         file: PathBuf,
-        /// Name to give it [default: the one in the file]
+        /// Name of the copy [default: the one in the file]
         #[arg(long)]
         name: Option<String>,
         /// Replace a baseline of that name
@@ -79,16 +82,16 @@ pub enum BaselineVerb {
     },
     /// Accept a baseline file that was edited or merged by hand
     Seal {
-        /// The file
+        /// File of a baseline
         file: PathBuf,
     },
     /// Copy a baseline to a file, as JSON or as a CSV with one line per case and run
     Export {
         /// Name of the baseline
         name: String,
-        /// The file; its ending says the format: .json or .csv
+        /// File to write, with the ending .json or .csv
         file: PathBuf,
-        /// The device's folder [default: this machine's]
+        /// Folder of the device in baselines/ [default: that of this machine]
         #[arg(long)]
         device: Option<String>,
     },

@@ -16,29 +16,30 @@ use kernelgate::record::text::printable;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The case: its whole id
+    /// Id of the case
     case: String,
-    /// A revision at which it was not slow
+    /// Revision at which the case was not slow
     #[arg(long, value_name = "REV")]
     good: String,
-    /// One at which it is, and that descends from the good one
+    /// Revision at which the case is slow; a descendant of the good one
     #[arg(long, value_name = "REV", default_value = "HEAD")]
     bad: String,
-    /// Only this bench binary (repeatable); as soon as it is known which one has the case, no other
-    /// is built
+    /// Use only this bench binary (repeatable); once the bench of the case is known, no other is
+    /// built
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
-    /// Only benches of this package of the workspace
+    /// Use only benches of this package of the workspace
     #[arg(short, long, value_name = "NAME")]
     package: Option<String>,
-    /// Time for measuring each comparison; twice and four times as much where it does not decide
+    /// Time limit of the first comparison of a commit; a second and a third, if needed, take twice
+    /// and four times as long
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     budget: Duration,
     #[command(flatten)]
     limits: ThresholdFlags,
     #[command(flatten)]
     timeouts: Timeouts,
-    /// Go on where the last search was interrupted
+    /// Continue the last search, which was interrupted
     #[arg(long)]
     resume: bool,
     /// Cargo profile of the builds

@@ -22,47 +22,49 @@ use kernelgate::record::{Store, file};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Only cases whose id matches this regular expression, all of them; without it and --axis a
-    /// few are chosen by their time
+    /// Use all cases whose id matches this regular expression; without it and without --axis a few
+    /// cases are chosen by their time
     filter: Option<String>,
-    /// Only this bench binary (repeatable)
+    /// Use only this bench binary (repeatable)
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
-    /// Only benches of this package of the workspace
+    /// Use only benches of this package of the workspace
     #[arg(short, long, value_name = "NAME", conflicts_with = "dir")]
     package: Option<String>,
     /// Folder with bench executables, in place of a build of the working tree
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Comparisons of an executable with itself
+    /// Number of comparisons of an executable with itself
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
     comparisons: usize,
     /// Slow-downs to inject into the head, per cent of each case's time
     #[arg(long, value_name = "PERCENT[,PERCENT]", value_delimiter = ',', default_value = "1,2,5")]
     inject: Vec<f64>,
-    /// Comparisons of each of these slow-downs
+    /// Number of comparisons for each slow-down of --inject and --work
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     power_comparisons: usize,
-    /// More work to give to the head, per cent of each case's time: passes over memory in place of
-    /// a wait
+    /// Slow-downs of the head by passes over memory in place of a wait, per cent of each case's
+    /// time
     #[arg(long, value_name = "PERCENT[,PERCENT]", value_delimiter = ',')]
     work: Vec<f64>,
-    /// Comparisons of each of these slow-downs in which one case alone is slower, another one each
+    /// Number of comparisons for each slow-down in which only one case is slower, another one each
     /// time
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     single: usize,
-    /// Comparisons of an executable with itself, the head's code and memory at other addresses
+    /// Number of comparisons of an executable with itself in which the head's code and memory have
+    /// other addresses
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     layouts: usize,
-    /// Comparisons with every core of the host, or the GPU, busy while the head's processes run
-    /// [default: one for 20 of --comparisons]
+    /// Number of comparisons in which another load runs on the host's cores, or on the GPU, beside
+    /// the head's processes [default: one for 20 of --comparisons]
     #[arg(long, value_name = "COUNT")]
     sham: Option<usize>,
     /// Time of a comparison's round, after which undecided cases are inconclusive
     #[arg(long, value_name = "TIME", default_value = "3m", value_parser = parse_duration)]
     budget: Duration,
-    /// Start no comparison that may not end within this time, builds included: one may take as long
-    /// as the longest before it, the first as long as --budget; --resume goes on
+    /// Time limit of the calibration, builds included; a comparison that may take longer is not
+    /// started, and --resume continues. The estimate is the longest comparison so far, at first
+    /// --budget
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     total_time: Option<Duration>,
     /// Largest number of cases that are chosen where none are named
@@ -72,10 +74,10 @@ pub struct Arguments {
     limits: ThresholdFlags,
     #[command(flatten)]
     timeouts: Timeouts,
-    /// Go on where the last calibration was interrupted, or ran out of time
+    /// Continue the last calibration, which was interrupted or ran out of time
     #[arg(long)]
     resume: bool,
-    /// Measure nothing: put together what parts, or several runs, measured
+    /// Merge the files of shards, or of several calibrations, and measure nothing
     #[arg(
         long,
         value_name = "FILE",
@@ -88,7 +90,7 @@ pub struct Arguments {
     profile: String,
     #[command(flatten)]
     settings: Settings,
-    /// File for the calibration, also if it is not complete [default:
+    /// File to write, also if the calibration is not complete [default:
     /// baselines/DEVICE/calibration.json, of a part kernelgate/calibrate/part-I-of-N.json of the
     /// target folder]
     #[arg(long, value_name = "FILE")]

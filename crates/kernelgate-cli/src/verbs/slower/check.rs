@@ -53,8 +53,8 @@ const SHOWN_KERNELS: usize = 10;
 /// How a pull request is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum Mode {
-    /// Compare where git has the base; where a side does not build, has no such benches, or git has
-    /// no base, gate if this device has a baseline
+    /// Compare if git has the base and both sides build with such benches, else gate if this device
+    /// has a baseline
     #[default]
     Auto,
     /// Build base and head here and interleave their processes: sees the smallest differences
@@ -71,20 +71,20 @@ enum Mode {
                         fine. Another code of a part (130: interrupted) ends the check at once."
 )]
 pub struct Arguments {
-    /// Revision to compare with; the merge base with HEAD is taken, so that other merges are not
-    /// blamed on this branch [default: origin/main where git has it, else main]
+    /// Revision to compare with, at its merge base with HEAD: changes that were merged later do not
+    /// count [default: origin/main where git has it, else main]
     #[arg(long, env = "PERF_BASE", value_name = "REV")]
     base: Option<String>,
     /// How to judge
     #[arg(long, env = "PERF_MODE", value_enum, default_value = "auto")]
     mode: Mode,
-    /// Only cases whose id matches this regular expression
+    /// Use only cases whose id matches this regular expression
     #[arg(long, env = "PERF_FILTER", value_name = "REGEX")]
     filter: Option<String>,
-    /// Only this bench binary (repeatable)
+    /// Use only this bench binary (repeatable)
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
-    /// Time of a comparison, as much again where slower cases are confirmed
+    /// Time limit of a comparison; the confirmation of slower cases may take as long again
     #[arg(long, env = "PERF_BUDGET", value_name = "TIME", default_value = "10m")]
     budget: String,
     /// How long a process of a comparison times a case [default: 0.4s, on a GPU 0.15s]
@@ -111,7 +111,7 @@ pub struct Arguments {
     /// machine or, if python3 is there, one that pip fetches
     #[arg(long, env = "PERF_ARCH", value_name = "ARCH", default_value = "sm_90a")]
     arch: String,
-    /// Exit 0 in place of 3, for runners that are known to be too noisy
+    /// Exit with 0 in place of 3, on runners that are too noisy for a verdict
     #[arg(long, env = "PERF_ALLOW_INCONCLUSIVE", value_parser = FalseyValueParser::new())]
     allow_inconclusive: bool,
     /// Print the commands and run none
@@ -139,7 +139,7 @@ struct Judged {
 /// Outcome of the check of the kernels' resources.
 struct Checked {
     exit: Exit,
-    /// Visible text; empty if no kernel got worse.
+    /// Text that the comment shows unfolded; empty if no kernel got worse.
     seen: String,
     /// Folded text.
     text: String,
@@ -199,7 +199,7 @@ impl Check<'_> {
         let why_not = match (base, mode) {
             (Ok(base), _) => {
                 let exit = self.compare(&base)?;
-                // Without a result file nothing was compared.
+                // If the comparison wrote no result file, nothing was compared.
                 let failed = exit == Exit::Usage && !self.out.join("result.json").is_file();
                 let gate = mode == Mode::Auto && failed && self.find_baseline()?.is_ok();
                 if !gate {

@@ -24,7 +24,7 @@ use kernelgate::record::{Store, file};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Only cases whose id matches this regular expression
+    /// Use only cases whose id matches this regular expression
     filter: Option<String>,
     /// Revision to compare with: any that git knows
     #[arg(long, value_name = "REV", required_unless_present = "base_dir")]
@@ -42,14 +42,14 @@ pub struct Arguments {
     /// .gitignore names are always excluded
     #[arg(long, value_name = "PATH")]
     leave_out: Vec<PathBuf>,
-    /// Only this bench binary (repeatable)
+    /// Use only this bench binary (repeatable)
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
-    /// Only benches of this package of the workspace
+    /// Use only benches of this package of the workspace
     #[arg(short, long, value_name = "NAME")]
     package: Option<String>,
-    /// Time for measuring, after which undecided cases are inconclusive; as much again where
-    /// slower cases must be confirmed
+    /// Time limit of the measurement, after which undecided cases are inconclusive. The
+    /// confirmation of slower cases may take as long again
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     budget: Duration,
     #[command(flatten)]
@@ -59,25 +59,24 @@ pub struct Arguments {
     growth: Option<f64>,
     #[command(flatten)]
     timeouts: Timeouts,
-    /// Time cases too whose executable is the same file on both sides, byte by byte
+    /// Also time cases whose executable is the same file on both sides, byte by byte
     #[arg(long)]
     time_identical: bool,
-    /// Time only cases whose machine code or launches changed, or are unknown; code of the host is
-    /// not compared
+    /// Time only cases whose kernels or launches changed, or are unknown. Host code is not compared
     #[arg(long)]
     affected: bool,
-    /// Only list the kernels that differ, compiled for this architecture (repeatable): nothing is
-    /// timed; needs NVRTC and no GPU
+    /// List the kernels that differ when they are compiled for this architecture, and time nothing
+    /// (repeatable); needs NVRTC and no GPU
     #[arg(
         long,
         value_name = "ARCH",
         conflicts_with_all = ["affected", "resume", "shard_output", "build_only", "out"]
     )]
     kernels: Vec<String>,
-    /// Do not profile both builds where a case got slower
+    /// Do not profile both builds if a case got slower
     #[arg(long)]
     no_profile: bool,
-    /// Go on where the last comparison was interrupted
+    /// Continue the last comparison, which was interrupted
     #[arg(long)]
     resume: bool,
     /// Cargo profile of the builds
@@ -89,8 +88,8 @@ pub struct Arguments {
     /// kernelgate/compare/shards/ of the target folder]
     #[arg(long, value_name = "FILE")]
     shard_output: Option<PathBuf>,
-    /// Build both sides into DIR/base and DIR/head and compare nothing: --base-dir and --head-dir
-    /// take them, also on another machine
+    /// Build both sides into DIR/base and DIR/head, and compare nothing; --base-dir and --head-dir
+    /// read these folders, also on another machine
     #[arg(long, value_name = "DIR", conflicts_with_all = ["resume", "shard_output"])]
     build_only: Option<PathBuf>,
     #[command(flatten)]

@@ -12,7 +12,7 @@ use crate::gate::rules::rules_file::{self, MAX_NS, MAX_RATIO};
 use crate::gate::single_run::CalibratedSpreads;
 use crate::report::{metrics, verdicts};
 use crate::verbs::shared::sessions::Sessions;
-use crate::verbs::shared::settings::check_number;
+use crate::verbs::shared::settings::{check_number, parse_fraction};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::record::store::StoreError;
@@ -28,14 +28,14 @@ pub struct Arguments {
     #[command(flatten)]
     sessions: Sessions,
     /// Smallest change that matters, as a fraction of the baseline's time [default: 0.05]
-    #[arg(long, value_name = "FRACTION")]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     relative: Option<f64>,
     /// Smallest change that matters, in nanoseconds [default: 100]
     #[arg(long, value_name = "NS")]
     absolute: Option<f64>,
-    /// Difference that two devices of one model may have, as a fraction: on top of --relative
-    /// where the baseline's device is not known to be this one
-    #[arg(long, value_name = "FRACTION", default_value_t = Policy::default().other_device)]
+    /// Difference that two devices of one model may have, as a fraction; added to --relative if the
+    /// baseline may be of another device
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction, default_value_t = Policy::default().other_device)]
     other_device: f64,
     /// Ratio of a case's errors against the reference above which they have grown [default: 1.5]
     #[arg(long, value_name = "RATIO")]

@@ -25,7 +25,7 @@ use crate::verbs::shared::output::{OutputFormat, json};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Only kernels whose name matches this regular expression
+    /// Use only kernels whose name matches this regular expression
     filter: Option<String>,
     /// Architecture to compile for (repeatable); JSON of several is a list
     #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
@@ -33,8 +33,8 @@ pub struct Arguments {
     /// Record the result in baselines/resources/ARCH.json
     #[arg(long, conflicts_with_all = ["filter", "check"])]
     save: bool,
-    /// Compare with the record: exit 1 when a kernel spills, loses occupancy, grows, or its tensor
-    /// instructions no longer overlap
+    /// Compare with the record; exit with 1 if a kernel spills more, loses occupancy, grows, or its
+    /// tensor instructions no longer overlap
     #[arg(long)]
     check: bool,
     #[command(flatten)]

@@ -25,7 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 pub struct Arguments {
     /// Name of the baseline
     name: String,
-    /// How many times to run the benches: five show how runs differ, one shows nothing of it
+    /// Number of runs of the benches; five show how runs differ, one does not
     #[arg(
         long,
         value_name = "COUNT",
@@ -170,7 +170,7 @@ fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow
         .flat_map(|run| run.cases.keys())
         .filter_map(|id| Some(baseline.cases.get(id)?.runs.len()))
         .collect();
-    // Existing runs of the same build count too.
+    // Runs of the same build that the baseline already has count too.
     let fewest = cases.iter().min().copied().unwrap_or_default();
     let runs = match cases.iter().max() {
         Some(&most) if most > fewest => format!("{fewest} to {most}"),

@@ -61,7 +61,7 @@ impl VerdictOutput {
     }
 
     /// Prints a result, then writes all its formats where asked for: what cannot be written costs
-    /// no verdict. `text` is for a terminal, `result` the whole.
+    /// no verdict. `text` is the form for a terminal, `result` the whole result for JSON.
     pub fn print(
         &self,
         text: &str,

@@ -136,7 +136,8 @@ mod tests {
         let times = [
             batch_time("net/step/w8_b32_t8/cuda/best/hot", 32, 2e6),
             batch_time("net/step/w8_b8_t8/cuda/best/hot", 8, 1e6),
-            // These differ in the number of steps, and in the row: no curve has both.
+            // These two cases differ in the number of steps and in the implementation, so no curve
+            // joins them.
             batch_time("net/step/w8_b8_t4/cuda/best/hot", 8, 0.5e6),
             batch_time("net/step/w8_b32_t8/cpu", 32, 9e6),
         ];

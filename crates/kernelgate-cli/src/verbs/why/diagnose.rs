@@ -31,17 +31,18 @@ pub struct Arguments {
     /// --each is given. Or one case, or a regular expression of several, to record and diagnose
     #[arg(required = true, value_name = "TRACE|CASE")]
     traces: Vec<PathBuf>,
-    /// Only what was launched inside the ranges of this path, or end of one; `*` is any text
+    /// Use only work that was launched inside ranges of this path, or of a path with this end; `*`
+    /// matches any text
     #[arg(long, value_name = "PATH")]
     range: Option<String>,
     /// Diagnose two traces one after the other, in place of comparing them
     #[arg(long)]
     each: bool,
-    /// Join the traces as ranks of one job: who waits for whom, waiting apart from transfer. The
-    /// default for three or more traces that communicate, and for two that declare different ranks
+    /// Join the traces as ranks of one job, and show which rank waits for which. The default for
+    /// three or more traces that communicate, and for two that declare different ranks
     #[arg(long, conflicts_with_all = ["each", "range", "checklist"])]
     ranks: bool,
-    /// The checklist of the guides, filled in, in place of the diagnosis
+    /// Print the checklist of the profiling guides, filled in, in place of the diagnosis
     #[arg(long)]
     checklist: bool,
     /// Exit with 1 if a finding is as severe as this, or more
@@ -50,8 +51,8 @@ pub struct Arguments {
     /// How the result is printed
     #[arg(long, value_enum, default_value_t)]
     format: DiagnosisFormat,
-    /// Also write an HTML page into this file: findings, timeline, tables; of one trace, or of the
-    /// ranks of one job
+    /// Also write an HTML page into this file: findings, timeline and tables of one trace, or of
+    /// the ranks of one job
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Options for a case")]

@@ -22,7 +22,8 @@ pub struct Arguments {
     /// The viewer's format
     #[arg(long, value_enum, default_value_t)]
     format: ExportFormat,
-    /// Only what was launched inside the ranges of this path, or end of one; `*` is any text
+    /// Use only work that was launched inside ranges of this path, or of a path with this end; `*`
+    /// matches any text
     #[arg(long, value_name = "PATH")]
     range: Option<String>,
     /// File to write [default: standard output]

@@ -23,14 +23,14 @@ pub struct Parts {
     memory_uses: Vec<(String, u64)>,
 }
 
-/// A part in one launch.
+/// Time and limit of a network's part in one launch.
 struct PartUse {
     table: String,
     label: String,
     range: String,
-    /// `None` if nothing was launched in its ranges.
+    /// Measured time; `None` if nothing was launched in the part's ranges.
     measured: Option<Measured>,
-    /// The largest time limit of the part.
+    /// The limit of the part that takes longest: memory or arithmetic.
     limit: Option<TimeLimit>,
 }
 

@@ -32,15 +32,15 @@ pub struct Arguments {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
-    /// Launches that are recorded [default: 3; phases on the CPU: as many as 0.3 s allow]
+    /// Number of launches to record [default: 3; phases on the CPU: as many as 0.3 s allow]
     #[arg(long, value_name = "N")]
     steps: Option<NonZeroU32>,
-    /// Launches before those [default: 3]
+    /// Number of launches before the recorded ones [default: 3]
     #[arg(long, value_name = "N")]
     warm_up: Option<u32>,
-    /// Also write profile.txt, profile.md and profile.json into this folder, traces/ with a
-    /// recording of each case, which `diagnose`, `stats` and `export` read, a drawing of the stages
-    /// of each kernel that has clocks of them, and drawings of networks
+    /// Also write profile.txt, profile.md and profile.json into this folder, drawings of kernels'
+    /// stages and of networks, and traces/ with a recording of each case, which `diagnose`, `stats`
+    /// and `export` read
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }

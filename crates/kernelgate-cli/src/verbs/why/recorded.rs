@@ -139,7 +139,7 @@ impl RecordedCase {
                 left_out += 1;
                 continue;
             }
-            // The heading has the case's id.
+            // The outermost range has the name of the case, which the heading shows already.
             let name = if range.depth == 0 { "all" } else { &range.name };
             table.row(vec![
                 format!("{} {name}", "·".repeat(range.depth)),

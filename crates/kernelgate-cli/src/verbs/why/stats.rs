@@ -28,16 +28,17 @@ pub struct Arguments {
     /// Traces: SQLite exports or reports of Nsight Systems, JSON of PyTorch's profiler (.gz too)
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
-    /// Which table, as `nsys stats` names it; several with commas [default: all]
+    /// Names of the tables in `nsys stats`, separated by commas [default: all]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = report)]
     report: Vec<Report>,
     /// How tables are written
     #[arg(long, value_enum, default_value_t)]
     format: TableFormat,
-    /// Only what was launched inside the ranges of this path, or end of one; `*` is any text
+    /// Use only work that was launched inside ranges of this path, or of a path with this end; `*`
+    /// matches any text
     #[arg(long, value_name = "PATH")]
     range: Option<String>,
-    /// Only rows whose name matches; shares stay shares of the whole table
+    /// Print only rows whose name matches; shares stay shares of the whole table
     #[arg(long, value_name = "REGEX")]
     filter: Option<Regex>,
     /// Write the tables into this folder, one file each, with a summary of all traces

@@ -94,7 +94,8 @@ fn kernel_filter(case: &str, kernels: &[&str]) -> String {
 }
 
 /// A function's own name, by which Nsight Compute filters: for a mangled name (`_ZN3lib4gemmI…`)
-/// the last of the names that it begins with. `None` if the symbol cannot be parsed.
+/// the last of the names that it begins with. Returns `None` if the mangled symbol cannot be
+/// parsed.
 fn unmangled_name(symbol: &str) -> Option<&str> {
     let Some(mangled) = symbol.strip_prefix("_Z") else {
         return Some(symbol).filter(|name| !name.is_empty());
