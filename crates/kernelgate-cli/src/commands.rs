@@ -7,7 +7,7 @@ use kernelgate::record::text::printable;
 
 static SHOWN: AtomicBool = AtomicBool::new(false);
 
-/// From now on [`show`] prints.
+/// Makes [`show`] print every later command.
 pub fn show_all() {
     SHOWN.store(true, Ordering::Relaxed);
 }

@@ -1,6 +1,6 @@
-//! Why a device could not do its part.
+//! Errors of devices: compiling, loading, launching, memory.
 
-/// Why a backend could not do its part.
+/// The reason why a backend could not prepare or launch a case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
     /// The computation itself failed.
@@ -20,7 +20,7 @@ pub enum BackendError {
     /// The events on the stream do not enclose the computation, so no time would be correct.
     #[error("has no time: {0}")]
     NotTimed(String),
-    /// More memory than there is.
+    /// The work needs more memory than is available.
     #[error("needs {needed} of memory, {available} are free")]
     OutOfMemory {
         /// Required amount, with its unit.

@@ -39,7 +39,7 @@ pub fn map_normal<T: Copy + Zeroable + Send>(
 /// Values drawn at a time.
 const DRAWN: usize = 1024;
 
-/// Draws each of N(0, 1).
+/// Draws each value from the normal distribution N(0, 1).
 fn draw(rng: &mut ChaCha8Rng, values: &mut [f32]) {
     values.fill_with(|| rng.sample(StandardNormal));
 }

@@ -320,7 +320,7 @@ impl From<Vec<i8>> for Data {
     }
 }
 
-/// Named tensors in name order. A clone shares them until one is written.
+/// Named tensors in name order. A clone shares the elements until one of the two is written.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Tensors(BTreeMap<String, Arc<Tensor>>);
 
@@ -358,7 +358,7 @@ impl Tensors {
         self.0.remove(name).map(Arc::unwrap_or_clone)
     }
 
-    /// The tensors of these names; shared, not copied.
+    /// The tensors with the given names; elements are shared, not copied.
     pub fn only(&self, names: &[&str]) -> Self {
         let named = self.0.iter().filter(|(name, _)| names.contains(&name.as_str()));
         Self(named.map(|(name, tensor)| (name.clone(), Arc::clone(tensor))).collect())

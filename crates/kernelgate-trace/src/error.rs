@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Why a trace could not be read. Each message names the file and fits "failed to …".
+/// The reason why a trace cannot be read. Each message names the file and fits "failed to …".
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
@@ -19,7 +19,7 @@ pub enum TraceError {
     Unknown {
         /// The file.
         path: PathBuf,
-        /// The missing range or table.
+        /// What is missing, as a fragment of a sentence.
         reason: String,
     },
     /// The format is known, the content is broken.

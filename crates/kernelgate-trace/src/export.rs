@@ -55,7 +55,7 @@ impl<W: Write> Events<'_, W> {
     }
 }
 
-/// A text as JSON has it.
+/// A text as a JSON string.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

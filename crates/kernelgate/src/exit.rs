@@ -1,4 +1,4 @@
-//! Exit codes, the same everywhere.
+//! Exit codes of the program and of bench executables.
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,8 +49,8 @@ impl Exit {
         }
     }
 
-    /// The exit of two parts together. With broken input nothing was judged, so it comes first; a
-    /// refusal comes before a regression, which may be one of another definition.
+    /// The more severe of two exit codes. With broken input nothing was judged, so it comes first;
+    /// a refusal comes before a regression, which may be one of another definition.
     pub fn worse(self, other: Self) -> Self {
         let worst = [Self::Usage, Self::Refused, Self::Regression, Self::Inconclusive];
         let either = |exit: &Self| *exit == self || *exit == other;

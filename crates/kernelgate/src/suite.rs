@@ -48,11 +48,11 @@ pub struct Facts {
 /// An implementation in lists.
 #[derive(Debug, Clone, Copy)]
 pub struct ImplementationInfo {
-    /// Name, part of the case id.
+    /// Name of the implementation, a part of the case id.
     pub name: &'static str,
     /// One line.
     pub about: &'static str,
-    /// The backend it runs on.
+    /// The backend on which the implementation runs.
     pub backend: BackendKind,
 }
 

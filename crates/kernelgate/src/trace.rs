@@ -11,7 +11,7 @@ use kernelgate_cuda::observe::activity::Activity;
 pub struct KernelTime {
     /// Symbol of the kernel.
     pub name: String,
-    /// How often the kernel ran.
+    /// Number of launches of the kernel.
     pub count: usize,
     /// Time of all launches, nanoseconds; launches that overlapped count each in full.
     pub total_ns: u64,
@@ -21,7 +21,7 @@ pub struct KernelTime {
     pub longest_ns: u64,
 }
 
-/// A recorded stretch of time.
+/// A recorded interval of time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelSummary {
     /// Time from the first kernel's start to the last one's end, nanoseconds.

@@ -160,7 +160,7 @@ pub fn search<E>(
         answers += 1;
     }
     let confirmation = match answer_of_first_bad {
-        // The first question was already that comparison.
+        // The first comparison was already between these two commits.
         Some(answer) if last_good == 0 => answer,
         _ => {
             answers += 1;

@@ -2,8 +2,8 @@
 //!
 //! `sides` builds both sides in one folder. Each executable verifies its cases, then blocks of four
 //! fresh processes (`trials`) run until the gate has decided every case or the budget ends
-//! (`engine`). `calibrate` repeats that with known answers. Deliberately absent: how to decide
-//! (`gate::paired`), how to time (`harness`), printing results (`report`).
+//! (`engine`). `calibrate` repeats comparisons whose answer is known. Deliberately absent: how to
+//! decide (`gate::paired`), how to time (`harness`), printing results (`report`).
 
 pub mod calibrate;
 mod engine;

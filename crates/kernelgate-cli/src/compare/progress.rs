@@ -20,7 +20,7 @@ pub struct ComparisonProgress {
     /// Label of the task that this progress is a part of; then only a line that changes shows
     /// details.
     within: Option<String>,
-    /// Lines that are printed once only.
+    /// Lines that were printed and are not printed again.
     said: Arc<Mutex<BTreeSet<String>>>,
     /// Time of the last line about the current step.
     latest: Arc<Mutex<Option<Instant>>>,
@@ -73,7 +73,7 @@ impl ComparisonProgress {
         }
     }
 
-    /// Prints a line that stays.
+    /// Prints a line above the progress bar.
     pub fn say(&self, text: &str) {
         let text = printable(text);
         match &self.line {

@@ -111,7 +111,7 @@ pub struct PlannedShard {
     pub cases: usize,
     /// Device and build.
     pub environment: Environment,
-    /// Rates of fixed work on that device.
+    /// Anchors: rates of fixed work on the device of the shard.
     pub anchors: Option<AnchorRecord>,
 }
 
@@ -187,7 +187,7 @@ impl Prepared {
         }
     }
 
-    /// Removes all cases but these.
+    /// Removes all cases except the given ones.
     pub fn keep(&mut self, cases: &BTreeSet<String>) {
         self.matched.judged.retain(|id| cases.contains(id));
         for bench in &mut self.benches {
@@ -226,7 +226,7 @@ impl Tools {
         Self { progress: self.progress.within(label), ..self.clone() }
     }
 
-    /// Prints a line that stays.
+    /// Prints a line above the progress bar.
     pub fn say(&self, text: &str) {
         self.progress.say(text);
     }
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(order, ["c", "d", "a", "b"]);
         let first = |bench: &Bench| bench.first.iter().cloned().collect::<Vec<_>>();
         assert_eq!(first(&prepared.benches[0]), ["changed"]);
-        // Criterion has an order of its own.
+        // Criterion runs the cases in its own order.
         assert!(prepared.benches[1..].iter().all(|bench| bench.first.is_empty()));
         assert_eq!(prepared.take_unaffected(&code), ["same"]);
         assert_eq!(prepared.cases().iter().collect::<Vec<_>>(), ["changed", "unknown", "unlisted"]);

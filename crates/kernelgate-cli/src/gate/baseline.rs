@@ -79,7 +79,7 @@ impl Serialize for Policy {
     }
 }
 
-/// Facts of a comparison with a baseline.
+/// Baseline, policy and runs of a comparison with a baseline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BaselineFacts {
     /// Name of the baseline.

@@ -38,7 +38,7 @@ pub struct ComparisonShard {
     pub ended: String,
     /// Device and build.
     pub environment: Environment,
-    /// Rates of fixed work on that device.
+    /// Anchors: rates of fixed work on the device of the shard.
     pub anchors: Option<AnchorRecord>,
     /// Facts that shards of one comparison share, by name: settings, limits, executables.
     pub identity: BTreeMap<String, String>,

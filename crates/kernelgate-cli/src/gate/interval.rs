@@ -20,7 +20,7 @@ pub struct SingleRun {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpreadSource {
-    /// The policy's assumption, because nothing was measured.
+    /// A spread that the policy assumes, because none was measured.
     Assumed,
     /// Several runs of earlier code, which the baseline keeps.
     EarlierRuns,

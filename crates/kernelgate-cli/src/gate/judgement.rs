@@ -68,7 +68,7 @@ pub struct SideRuns {
 }
 
 impl SideRuns {
-    /// Summarises the runs of one side.
+    /// Summarises the times of one side's process runs.
     pub const fn new(times: &SideTimes, single: Option<SingleRun>) -> Self {
         Self { runs: times.runs, spread: times.spread, single, contention: times.contention }
     }
@@ -156,7 +156,7 @@ impl Judgement {
         self.base_ns > 0.0
     }
 
-    /// All reasons in words; absent without one.
+    /// All reasons for an inconclusive verdict in words; `None` without a reason.
     pub fn reason(&self) -> Option<String> {
         Some(joined(&self.reasons)).filter(|words| !words.is_empty())
     }

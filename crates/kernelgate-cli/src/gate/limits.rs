@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::verdict::Verdict;
 
-/// Limits that flags or a `[[threshold]]` set. An absent limit follows from the next source.
+/// Limits that flags or a `[[threshold]]` set. A limit that is absent here has the value of the
+/// next source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct AskedLimits {
     /// Smallest relative change of the time that matters.
@@ -32,7 +33,7 @@ pub struct AskedLimits {
 }
 
 impl AskedLimits {
-    /// These limits, with those of `other` where they are absent.
+    /// The set limits of `self`, and those of `other` for the rest.
     pub fn or(self, other: Self) -> Self {
         Self {
             relative: self.relative.or(other.relative),
@@ -73,7 +74,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// A limit with the program's default value.
+    /// A limit with the given value, as the program's default.
     pub const fn default_of(value: f64) -> Self {
         Self { value, source: LimitSource::Default }
     }
@@ -127,7 +128,7 @@ impl Limits {
         Ok(())
     }
 
-    /// The program's default limits, with this relative one.
+    /// The program's default limits, with the given relative limit.
     pub const fn default_of(relative: f64) -> Self {
         Self {
             relative: Limit::default_of(relative),

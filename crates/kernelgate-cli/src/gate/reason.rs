@@ -64,7 +64,7 @@ pub enum Reason {
     Null(Ratio),
     /// Processes of one build differ in too many cases.
     Environment,
-    /// The second round does not confirm a slow-down.
+    /// The second round did not confirm the slow-down of the first.
     NotConfirmed,
     /// A process skipped the case.
     Skipped(Failure),

@@ -1,5 +1,5 @@
-//! The field names of `result.json` and `--format json`, in one place. Names stay; new ones may be
-//! added.
+//! The field names of `result.json` and `--format json`, in one place. Names of fields do not
+//! change; new fields may be added.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 

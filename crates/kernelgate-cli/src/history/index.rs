@@ -234,7 +234,7 @@ impl Index {
         self.with_path(read())
     }
 
-    /// All times of a case with that name.
+    /// All times of the cases with a name.
     pub fn rows(&self, case: &str) -> Result<Vec<Row>, HistoryError> {
         let read = || {
             let mut statement = self.connection.prepare(
@@ -298,7 +298,7 @@ impl Index {
     }
 }
 
-/// A folder as it was read.
+/// A folder of records, as it was read.
 pub struct IndexedFolder {
     /// Name of the folder.
     pub folder: FolderName,

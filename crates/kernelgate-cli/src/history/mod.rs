@@ -1,10 +1,10 @@
 //! Times over commits: every run that was recorded or imported, and the changes of a case's level.
 //!
-//! A store is a folder: `runs/<session>/<bench>.json`, which bench processes write, `imported/`,
-//! which [`import`] fills with runs and baselines from elsewhere, and `history.sqlite`, an index of
-//! both ([`index`], [`store`]) that may be deleted. [`order`] puts commits in order, [`series`]
-//! computes the history of a case from the index. Deliberately absent: judging a change (`gate`),
-//! printing (`report`).
+//! A store of recorded runs is a folder: `runs/<session>/<bench>.json`, which bench processes
+//! write, `imported/`, which [`import`] fills with runs and baselines from elsewhere, and
+//! `history.sqlite`, an index of both ([`index`], [`store`]) that may be deleted. [`order`] puts
+//! commits in order, [`series`] computes the history of a case from the index. Deliberately absent:
+//! judging a change (`gate`), printing (`report`).
 
 pub mod import;
 pub mod index;

@@ -58,7 +58,7 @@ pub struct CaseHistory {
     pub device: String,
     /// Times of the case, in order.
     pub points: Vec<Point>,
-    /// Changes of the case's level, in order.
+    /// Changes of the case's time level, oldest first.
     pub changes: Vec<Change>,
     /// Process runs that are ordered by their recorded time, because their commit is not in the
     /// history of the revision.
@@ -93,7 +93,7 @@ impl Point {
     }
 }
 
-/// A change of the level.
+/// A change of the level of a case's times.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Change {
     /// Index in [`CaseHistory::points`] of the first point after the change.

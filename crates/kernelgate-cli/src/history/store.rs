@@ -120,8 +120,8 @@ impl HistoryStore {
             };
             for entry in entries {
                 let entry = entry.map_err(|cause| HistoryError::io("read", &path, cause))?;
-                // An entry may be removed meanwhile. The program only makes names that are valid
-                // text.
+                // Another process may have removed the entry meanwhile. The program only makes
+                // names that are valid text.
                 let Ok(facts) = entry.metadata() else { continue };
                 let (true, Ok(name)) = (facts.is_dir(), entry.file_name().into_string()) else {
                     continue;

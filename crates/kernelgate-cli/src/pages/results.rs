@@ -34,7 +34,7 @@ pub struct NoPowerState {
     pub count: usize,
     /// Number of all cases.
     pub all: usize,
-    /// Id of the first of them.
+    /// Id of the first case that has no such column.
     pub first: String,
 }
 
@@ -184,7 +184,7 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
     }
     let mut table = Table::new(&header);
     for of_problem in cases.chunk_by(|a, b| (&a.problem, &a.cache) == (&b.problem, &b.cache)) {
-        // Cases are sorted: the fastest comes first.
+        // Cases are sorted by time, so the first one is the fastest.
         let best = of_problem[0];
         let rows = of_problem.iter().map(|case| Row::from(*case));
         let peers = measured.peers_of(best).into_iter();

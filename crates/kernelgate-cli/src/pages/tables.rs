@@ -143,7 +143,7 @@ fn without_formulas(bytes: &[u8]) -> Result<String, csv::Error> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// All numbers of a page.
+/// All numbers of a report page, for `report.json`.
 #[derive(Debug, Serialize)]
 pub struct ReportNumbers<'a> {
     schema_version: u32,
@@ -163,7 +163,7 @@ struct CaseWithRuns<'a> {
     medians_ns: &'a [f64],
 }
 
-/// The numbers of a page.
+/// Collects the numbers of a report page.
 pub fn numbers<'a>(content: &Content<'a>) -> ReportNumbers<'a> {
     let measured = content.measured;
     let case = |case: &'a Case| CaseWithRuns {

@@ -8,7 +8,7 @@ use super::scale::{Scale, ScaleKind};
 pub struct Axis {
     /// Name of the axis: "time of a launch".
     pub label: String,
-    /// Quantity that sets how its values are written.
+    /// Quantity on the axis, which decides the unit of its labels.
     pub quantity: Quantity,
     /// Spacing of the axis's values.
     pub kind: ScaleKind,

@@ -49,7 +49,7 @@ pub enum Shape {
         radius: f64,
         /// Colour of the dot.
         colour: Colour,
-        /// Whether the dot is filled.
+        /// Whether the dot is a filled disc rather than a ring.
         filled: bool,
     },
     /// A text on one line, centred on its y.
@@ -64,7 +64,7 @@ pub enum Shape {
         size: f64,
         /// Colour of the text.
         colour: Colour,
-        /// Part of the text that lies at x.
+        /// Which part of the text lies at x: start, middle or end.
         anchor: Anchor,
         /// Whether the text is a title.
         bold: bool,

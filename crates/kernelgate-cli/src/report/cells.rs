@@ -1,4 +1,4 @@
-//! A judgement as the cells of a table.
+//! A judgement of a case as cells of a table.
 
 use crate::gate::judgement::{Evidence, Judgement};
 use kernelgate::display::time;

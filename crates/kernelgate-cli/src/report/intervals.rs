@@ -16,7 +16,7 @@ const MAX_ROWS: usize = 12;
 const MIN_RANGE: f64 = 0.02;
 
 /// Draws the cases that have times: the regressed ones first, then those that changed most; `None`
-/// without such a case. `<` and `>` are ends that lie outside.
+/// without such a case. `<` and `>` mark ends of an interval that lie outside the drawing.
 pub fn text(rows: &[Judgement]) -> Option<String> {
     let mut timed: Vec<&Judgement> = rows.iter().filter(|row| row.is_timed()).collect();
     let size = |row: &Judgement| (row.ratio.center - 1.0).abs();

@@ -58,7 +58,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
     xml
 }
 
-/// The facts of a row, for programs.
+/// The properties of a test case in JUnit XML.
 fn properties(row: &Judgement) -> Vec<(&'static str, String)> {
     let share = |value: f64| format!("{value:.6}");
     let mut facts =

@@ -47,7 +47,7 @@ pub trait Wording: Facts {
     }
     /// Further parts of the headline, each after "; ".
     fn unfinished(&self) -> String;
-    /// Advice on how to get so many seeds.
+    /// Advice on how to verify with this number of seeds.
     fn more_seeds(&self, seeds: usize) -> String;
     /// Advice that would decide these inconclusive cases, after "; ".
     fn remedy(verdicts: &Verdicts<Self>, cases: &[&Judgement]) -> String;
@@ -178,7 +178,7 @@ fn notes<F: Wording>(verdicts: &Verdicts<F>) -> Vec<String> {
 /// One line for each reason: the number of cases, the first case, and advice.
 fn inconclusive<F: Wording>(verdicts: &Verdicts<F>) -> Vec<String> {
     let mut by_reason: BTreeMap<String, Vec<&Judgement>> = BTreeMap::new();
-    // These have lines of their own with advice.
+    // Reasons of this kind are printed on lines of their own, with advice.
     let has_line =
         |reason: &Reason| matches!(reason, Reason::SingleRun { .. } | Reason::LessVerified(_));
     let open = verdicts.judged.iter().filter(|judged| judged.verdict == Verdict::Inconclusive);

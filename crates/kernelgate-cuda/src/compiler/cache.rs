@@ -92,7 +92,7 @@ fn is_private(folder: &Path) -> bool {
     })
 }
 
-/// Other systems give a user's folder to that user.
+/// On other systems the user's folder belongs to that user already.
 #[cfg(not(unix))]
 fn is_private(folder: &Path) -> bool {
     folder.is_dir()
@@ -131,7 +131,7 @@ fn store(path: &Path, cubin: &[u8]) {
         file.persist(path)?;
         Ok(())
     };
-    // Without a cache everything works, only slower.
+    // A missing cache is no error: kernels are then compiled each time.
     let _ = write();
 }
 

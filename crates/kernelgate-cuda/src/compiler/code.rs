@@ -34,7 +34,7 @@ pub fn in_image(image: &[u8], symbol: &str) -> Option<KernelCode> {
     }
     let text = String::from_utf8_lossy(image);
     let mut hasher = Xxh3Default::new();
-    // Comments hold the compiler's build.
+    // Comments hold the build number of the compiler, so they are not compared.
     let lines = text.lines().filter(|line| !line.starts_with("//"));
     lines.for_each(|line| add(&mut hasher, line.as_bytes()));
     text.contains(symbol).then(|| KernelCode { hash: hex(&hasher), facts: None })
@@ -50,7 +50,7 @@ pub fn hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, CubinError> {
     let mut sections = Vec::new();
     for section in elf.sections() {
         let name = section.name().map_err(failed)?.to_owned();
-        // Only loaded sections are executed.
+        // Only sections that are loaded onto the device can be executed.
         if is_loaded(&section) {
             sections.push((name, section));
         }

@@ -29,13 +29,13 @@ pub struct KernelFacts {
     pub performance_loss: Option<String>,
 }
 
-/// Why a cubin could not be read.
+/// The reason why a cubin cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CubinError {
     /// The bytes are not an ELF file of the expected kind.
     #[error("unreadable cubin: {0}")]
     Elf(String),
-    /// A kernel without its code or its register count.
+    /// The cubin lacks the machine code or the register count of a kernel.
     #[error("cubin holds no {what} of kernel {kernel}")]
     Missing {
         /// Name of the missing part.

@@ -8,7 +8,7 @@ use super::source::{Build, Header};
 use crate::architecture::number;
 use crate::library::{self, Library};
 
-/// Why a kernel has no machine code.
+/// The reason why a kernel has no machine code.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// NVRTC was not found.

@@ -58,7 +58,7 @@ pub fn included(text: &str, package: &[Header]) -> Vec<Header> {
 /// A kernel file and the headers that it may include.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Source {
-    /// Name in messages and records: `family/implementation`, without `.cu`.
+    /// Name of the file in messages and records: `family/implementation`, without `.cu`.
     pub file: &'static str,
     /// Text of the source.
     pub text: &'static str,
@@ -89,7 +89,7 @@ impl Source {
     }
 }
 
-/// Another form of the same code.
+/// A variant of the same code: another layout, or line numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Variant {
     /// Number of a layout ([`layout`]).
@@ -104,7 +104,7 @@ pub struct Variant {
 pub struct Build {
     /// The file.
     pub source: Source,
-    /// Macros that are part of its name: `NAME` or `NAME=VALUE`.
+    /// Macros that are part of the build's name: `NAME` or `NAME=VALUE`.
     pub defines: Vec<String>,
     /// Macros that are not, because they follow from those: name and value.
     pub constants: Vec<(&'static str, usize)>,

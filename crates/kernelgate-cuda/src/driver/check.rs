@@ -11,7 +11,7 @@ use crate::architecture;
 use crate::compiler::nvrtc;
 use crate::library::{self, CudaVersion, Library, OLDEST_DRIVER};
 
-/// Why there is no GPU to run on.
+/// The reason why no GPU can be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// A library was not found.
@@ -41,7 +41,7 @@ pub enum DeviceError {
         /// The driver.
         driver: PathBuf,
     },
-    /// The driver does not take what NVRTC generates.
+    /// The driver cannot load the code that NVRTC generates.
     #[error(
         "the NVIDIA driver supports CUDA {driver} and does not take what NVRTC {nvrtc} generates \
          ({}): {}", .file.display(), older_nvrtc(*.driver)
@@ -51,7 +51,7 @@ pub enum DeviceError {
         nvrtc: CudaVersion,
         /// NVRTC's file.
         file: PathBuf,
-        /// The latest CUDA of the driver.
+        /// The latest CUDA version that the driver supports.
         driver: CudaVersion,
     },
     /// NVRTC does not know the card.
@@ -65,7 +65,7 @@ pub enum DeviceError {
         /// The card's architecture.
         arch: String,
     },
-    /// A card from before Ampere.
+    /// The card is older than Ampere.
     #[error("the GPU is {0}, sm_80 (Ampere) or later is needed")]
     OldDevice(String),
     /// `KERNELGATE_ARCH` cannot be followed.
@@ -74,7 +74,7 @@ pub enum DeviceError {
     /// No GPU at all.
     #[error("the NVIDIA driver finds no GPU")]
     NoDevice,
-    /// There is no GPU of that ordinal.
+    /// The machine has no GPU with this number.
     #[error("there is no GPU {wanted}: this machine has {count}, counted from 0")]
     NoSuchDevice {
         /// Requested ordinal.
@@ -226,12 +226,12 @@ pub(super) struct Code {
     pub arch: String,
     /// Target of the compiler: the same, or "compute_80".
     pub code: String,
-    /// Whether the user named it.
+    /// Whether the user named the architecture.
     pub named: bool,
 }
 
 impl Code {
-    /// Kernels of other people, which are compiled already.
+    /// A target for kernels of other code, which are compiled already.
     pub fn theirs(own: String) -> Self {
         Self { code: own.clone(), arch: own, named: false }
     }

@@ -41,7 +41,7 @@ pub struct DeviceFacts {
     /// Name that the device reports; "NVIDIA H200 as sm_80" if `KERNELGATE_ARCH` limits it, so that
     /// nothing compares it with the full card.
     pub name: String,
-    /// "GPU-…", unique to the card.
+    /// Identifier of the card: "GPU-…".
     pub uuid: String,
     /// Architecture to compile for: "sm_90a"; the one that `KERNELGATE_ARCH` names, if it does.
     pub arch: String,
@@ -220,7 +220,7 @@ impl Device {
         self.stream_settings.restore(&self.stream)
     }
 
-    /// The stream that everything runs on.
+    /// The stream on which all work of the device runs.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
@@ -407,7 +407,7 @@ impl Device {
         let (in_use, alone) = loaded.take(symbol);
         let kernel = Kernel::new(function, &self.stream, symbol, (launched, in_use))?;
         if alone {
-            // Before another thread gets it.
+            // The carve-out is reset before another thread gets the kernel.
             kernel.forget_carve_out()?;
         }
         drop(modules);

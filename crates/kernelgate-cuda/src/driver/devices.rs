@@ -1,4 +1,4 @@
-//! The GPUs that a case runs on. Deliberately absent: the work over several of them.
+//! The GPUs on which a case runs. Deliberately absent: the work over several of them.
 
 use std::sync::Arc;
 

@@ -13,7 +13,7 @@ use super::status::failed;
 use crate::BackendError;
 use nodes::{clear_first, listed};
 
-/// Launches captured once, replayed as one.
+/// A CUDA graph: launches that are captured once and replayed together.
 pub struct Graph {
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,

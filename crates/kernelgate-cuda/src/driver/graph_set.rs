@@ -6,7 +6,7 @@ use crate::BackendError;
 
 /// The captured launches of a set of GPUs, replayed together.
 pub struct GraphSet {
-    /// In the order of the set.
+    /// Graphs in the order of the GPUs of the set.
     graphs: Vec<Graph>,
 }
 
@@ -92,7 +92,7 @@ impl GraphSet {
         &self.graphs
     }
 
-    /// Most commands on a GPU.
+    /// Largest number of commands on a GPU of the set.
     pub fn nodes(&self) -> usize {
         self.graphs.iter().map(Graph::nodes).max().unwrap_or(0)
     }

@@ -13,7 +13,7 @@ use super::status::describe;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Link {
-    /// Only through the memory of the host.
+    /// The GPUs exchange data only through the memory of the host.
     Host,
     /// Loads and stores of kernels, without atomic operations: PCIe.
     Peer,

@@ -18,17 +18,17 @@ const BARRIER: KernelSpec<usize> = KernelSpec {
     )
 };
 
-/// Most GPUs of a set.
+/// Largest number of GPUs of a set.
 pub const MOST_GPUS: usize = 16;
 /// How long a GPU waits for another one that never arrives.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Kernel and memory of one GPU.
+/// The loaded kernel and the buffers of one GPU.
 struct Rank {
     kernel: LoadedKernel,
     /// Addresses of the flags of every GPU.
     table: Buffer,
-    /// Written by every GPU, read by this one.
+    /// Flags that every GPU writes and this GPU reads.
     _flags: Buffer,
 }
 

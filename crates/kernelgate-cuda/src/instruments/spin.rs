@@ -2,7 +2,7 @@
 
 use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
 
-/// The rows; their grids depend on nothing.
+/// The kernels of this file; their grids are fixed.
 pub(super) const KERNELS: &[KernelSpec<()>] = &[EMPTY, SPIN];
 
 const EMPTY: KernelSpec<()> = KernelSpec {

@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn a_blocker_ends_when_it_is_released_or_after_its_time() {
         let Some((device, _one_at_a_time)) = gpu() else { return };
-        // No whole packet more than a few.
+        // A buffer whose size is not a whole number of packets.
         let mut blocker = Blocker::new(&device).unwrap();
         let instruments = Instruments::new(&device, 16 * 1021 + 7).unwrap();
         blocker.hold(Duration::from_secs(60)).unwrap();

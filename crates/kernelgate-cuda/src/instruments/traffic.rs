@@ -65,7 +65,7 @@ enum Store {
     EvictedFirst,
 }
 
-/// Which blocks read and which write.
+/// Division of reading and writing among blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     /// Each block reads a share, then writes one.

@@ -18,7 +18,7 @@ use crate::library::{self, Library};
 /// Object that the library creates and destroys: a handle, a description, a layout, a preference.
 pub type Object = *mut c_void;
 
-/// Why cuBLASLt did not do something: its status. Their numbers are the same in every version.
+/// An error of cuBLASLt, by its status. Their numbers are the same in every version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LtError(c_int);
 

@@ -50,11 +50,11 @@ pub struct SendReceive {
 pub enum Collective {
     /// Everyone gets the sum.
     AllReduce,
-    /// Everyone gets the parts of all.
+    /// Every GPU gets the parts of all GPUs.
     AllGather,
-    /// Everyone gets its part of the sum.
+    /// Every GPU gets its part of the sum.
     ReduceScatter,
-    /// Everyone gets what the first GPU has.
+    /// Every GPU gets the data of the first GPU.
     Broadcast,
     /// The last GPU gets what the first one has.
     Send,
@@ -186,7 +186,7 @@ impl Communicators {
                     api.check(status, &format!("connect rank {rank}"))?;
                     Ok(Communicator(raw))
                 });
-                // Nobody listens after the timeout.
+                // After the timeout nothing receives the result.
                 let _ = done.send((rank, connected));
             });
         }

@@ -1,4 +1,4 @@
-//! Which of several NVRTCs is used.
+//! Chooses one of several NVRTC libraries.
 //!
 //! Machine code runs on a driver of its compiler's major version or a later one (NVIDIA's minor
 //! version compatibility); PTX only on a driver that is as new as the compiler.
@@ -6,7 +6,7 @@
 use super::search::Origin;
 use super::version::CudaVersion;
 
-/// Whether a driver takes what an NVRTC generates.
+/// Whether a driver can load the code that an NVRTC generates.
 pub fn fits(nvrtc: CudaVersion, driver: Option<CudaVersion>, as_ptx: bool) -> bool {
     driver.is_none_or(|driver| if as_ptx { nvrtc <= driver } else { nvrtc.major <= driver.major })
 }

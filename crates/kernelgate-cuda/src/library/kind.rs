@@ -67,13 +67,13 @@ impl Library {
             Self::CublasLt => vec![format!("libcublasLt.so.{major}")],
             Self::Cupti => vec![format!("libcupti.so.{major}")],
             Self::Nvml => vec!["libnvidia-ml.so.1".to_owned()],
-            // Its file name does not contain the CUDA version.
+            // The file name of cuDNN does not contain the CUDA version.
             Self::Cudnn => vec!["libcudnn.so.9".to_owned()],
             Self::Nccl => vec!["libnccl.so.2".to_owned()],
         }
     }
 
-    /// A function that every version of it has.
+    /// A function that every version of the library has.
     pub(super) const fn landmark(self) -> &'static CStr {
         match self {
             Self::Driver => c"cuDriverGetVersion",
@@ -92,7 +92,7 @@ impl Library {
         matches!(self, Self::Driver | Self::Nvml)
     }
 
-    /// Features that are unavailable without it.
+    /// Features that are unavailable without the library.
     pub const fn needed_for(self) -> &'static str {
         match self {
             Self::Driver | Self::Nvrtc => "without it no case runs on a GPU",

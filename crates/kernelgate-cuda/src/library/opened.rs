@@ -81,7 +81,8 @@ pub fn keep(file: &Path) {
     }
 }
 
-/// Its symbols stay its own: two versions in a process would answer for each other otherwise.
+/// Symbols of the library stay local: otherwise calls of one version could reach another version in
+/// the process.
 fn open(file: &Path) -> Result<libloading::Library, String> {
     // Path at which the loader will find it, if that can be determined.
     let path = if file.is_absolute() { Some(file.to_owned()) } else { search::by_loader(file) };

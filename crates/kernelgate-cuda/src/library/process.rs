@@ -110,7 +110,7 @@ pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
             others.push(LoadedLibrary { file: file.clone(), version });
             seen.push(file);
         }
-        // Not all of them can be closed again.
+        // Some of these libraries cannot be closed again.
         std::mem::forget(opened);
     }
     others

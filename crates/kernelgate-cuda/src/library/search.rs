@@ -17,7 +17,7 @@ const TOOLKIT_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 pub enum Origin {
     /// A folder of `KERNELGATE_CUDA_LIBS`.
     Named,
-    /// The loader, or a toolkit.
+    /// A folder of the loader, or of a CUDA toolkit.
     Installed,
     /// A wheel.
     Wheel,

@@ -69,7 +69,7 @@ pub struct KernelRecord {
     pub block: [u32; 3],
     /// Registers of a thread.
     pub registers: u32,
-    /// Bytes of shared memory that it declares.
+    /// Bytes of shared memory that the kernel declares.
     pub static_shared: u32,
     /// Bytes of shared memory that the launch adds.
     pub dynamic_shared: u32,
@@ -137,7 +137,7 @@ pub struct CallRecord {
     pub start: u64,
     /// When the call returned.
     pub end: u64,
-    /// The system's id of its thread.
+    /// The operating system's id of the calling thread.
     pub thread: u32,
     /// Id that joins the call with the operations that it launched.
     pub correlation: u32,
@@ -167,7 +167,7 @@ pub struct RangeRecord {
     pub start: u64,
     /// When the range was closed.
     pub end: u64,
-    /// The system's id of its thread.
+    /// The operating system's id of the calling thread.
     pub thread: u32,
 }
 

@@ -62,7 +62,7 @@ impl Drop for Range {
     }
 }
 
-/// Does something in a range.
+/// Runs a closure inside a range.
 pub fn within<T>(name: &str, work: impl FnOnce() -> T) -> T {
     let _range = Range::new(name);
     work()

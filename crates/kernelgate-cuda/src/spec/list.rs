@@ -95,7 +95,7 @@ mod tests {
             large.unmet_by("sm_120a").unwrap(),
             "needs 153600 bytes of shared memory a block, sm_120a has 101376"
         );
-        // An unknown limit is left to the card.
+        // If a limit is unknown, the launch on the card decides.
         assert_eq!(large.unmet_by("sm_88"), None);
         let newer = &list(&[KernelSpec { requires: Requires::AtLeast(90), ..row }])[0];
         assert_eq!(newer.unmet_by("sm_89").unwrap(), "needs sm_90 or later");

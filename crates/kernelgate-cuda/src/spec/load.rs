@@ -1,4 +1,4 @@
-//! A row on a device.
+//! A kernel's specification, loaded on a device.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl<P> KernelSpec<P> {
 }
 
 impl LoadedKernel {
-    /// This kernel for launches on another stream.
+    /// The same kernel for launches on another stream.
     pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
         Self { kernel: self.kernel.on_stream(stream), launch: self.launch }
     }

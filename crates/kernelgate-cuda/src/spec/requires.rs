@@ -1,4 +1,4 @@
-//! The least architecture that a kernel compiles for.
+//! The oldest architecture for which a kernel compiles.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The row of a kernel.
+//! The specification of a kernel: source, symbol, launch shape, requirements.
 
 use std::fmt;
 
@@ -18,8 +18,8 @@ pub struct KernelSpec<P: 'static> {
     pub source: Source,
     /// The `extern "C"` name of the kernel.
     pub symbol: &'static str,
-    /// Macros that select the variant, `NAME` or `NAME=VALUE`: part of the build's name. The same
-    /// for all kernels of a file.
+    /// Macros that select the variant, `NAME` or `NAME=VALUE`: part of the build's name. The value
+    /// is the same for all kernels of a file.
     pub defines: fn(&P) -> Vec<String>,
     /// Numbers that the source gets as macros, so that they are written on this side only: block
     /// sizes, tiles, capacities, shared bytes to assert. All kernels of a file share them. They are

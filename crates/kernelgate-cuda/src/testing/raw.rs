@@ -173,7 +173,7 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts(self.floats, self.count) }.to_vec()
     }
 
-    /// Writes the first of them.
+    /// Writes the first floats of the memory.
     pub fn write(&self, values: &[f32]) {
         let count = values.len().min(self.count);
         // SAFETY: `count` floats were allocated; the caller's are elsewhere.

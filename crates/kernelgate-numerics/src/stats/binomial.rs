@@ -10,7 +10,7 @@ pub fn upper(hits: usize, trials: usize, error: f64) -> f64 {
     if hits >= trials {
         return 1.0;
     }
-    // Falls as the probability rises.
+    // The probability of at most `hits` falls as p rises, so bisection finds it.
     bisect(|p| at_most(hits, trials, p) > error)
 }
 

@@ -18,7 +18,7 @@ use super::{median, normal, quantile};
 
 /// Minimum gain of a cut, in standard deviations of the noise.
 pub const PENALTY: f64 = 9.5;
-/// Values that a segment has at least.
+/// Smallest number of values of a segment.
 pub const SHORTEST: usize = 4;
 /// Minimum number of values for any result.
 pub const FEWEST: usize = 8;
@@ -34,7 +34,7 @@ const NEAREST: usize = 200;
 /// A change of the level.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChangePoint {
-    /// Index of the first value after it.
+    /// Index of the first value after the change.
     pub at: usize,
     /// Level after less level before: the Hodges-Lehmann estimate.
     pub shift: f64,

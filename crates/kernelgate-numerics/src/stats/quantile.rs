@@ -40,7 +40,8 @@ pub fn weighted_median(values: &[f64], weights: &[f64]) -> f64 {
     sorted[sorted.len() - 1].0
 }
 
-/// Half the range of the values, relative to their median. They are positive, and at least one.
+/// Half the range of the values, relative to their median. All values must be positive, and at
+/// least one is needed.
 pub fn half_range(values: &[f64]) -> f64 {
     let highest = values.iter().copied().fold(0.0, f64::max);
     let lowest = values.iter().copied().fold(f64::INFINITY, f64::min);

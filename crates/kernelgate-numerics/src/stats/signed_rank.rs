@@ -37,8 +37,8 @@ pub fn greater(differences: &[f64]) -> f64 {
 }
 
 /// Largest rank sum s of `pairs` differences without ties with P(sum <= s) at most `tail`; none
-/// where even 0 is likelier: with n pairs no p value is below 2⁻ⁿ. Normal with continuity beyond
-/// [`EXACT`].
+/// where even 0 is likelier: with n pairs no p value is below 2⁻ⁿ. Beyond [`EXACT`] differences a
+/// normal approximation with continuity correction is used.
 pub fn critical(pairs: usize, tail: f64) -> Option<usize> {
     let total = pairs * (pairs + 1) / 2;
     if pairs == 0 || tail.is_nan() || tail < 0.5f64.powi(pairs.try_into().unwrap_or(i32::MAX)) {

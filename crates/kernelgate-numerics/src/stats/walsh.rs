@@ -29,7 +29,8 @@ impl Walsh {
         Self { averages, pairs: values.len() }
     }
 
-    /// The Hodges-Lehmann estimate of the center: their median. None without differences.
+    /// The Hodges-Lehmann estimate of the center: the median of the averages. None without
+    /// differences.
     pub fn estimate(&self) -> Option<f64> {
         let last = self.averages.len().checked_sub(1)?;
         Some(0.5 * (self.averages[last / 2] + self.averages[last.div_ceil(2)]))

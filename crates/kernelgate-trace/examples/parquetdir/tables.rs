@@ -100,7 +100,7 @@ fn add<T>(values: &mut Vec<T>, levels: &mut Vec<i16>, value: Option<T>) {
     values.extend(value);
 }
 
-/// How the files are written.
+/// Size of row groups and other settings of the parquet files.
 pub struct Layout {
     /// Rows of a row group.
     pub group_rows: usize,

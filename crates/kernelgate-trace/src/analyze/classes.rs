@@ -1,7 +1,7 @@
 //! The class of each operation: compute, communication, copy, page migration, set or whole graph.
 //!
 //! Kernels are classified by the name of their function alone: template arguments and parameters
-//! name types. Absent: what a compute kernel computes.
+//! name types. Absent: the computation of a compute kernel (`kernel_kinds`).
 
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::model::Trace;
@@ -19,7 +19,7 @@ pub enum Class {
     Communication,
     /// Pages of managed memory that the driver moves on demand.
     Migration,
-    /// A copy that the program asked for.
+    /// A copy that the program requested.
     Copy,
     /// Memory set to a value.
     Set,
@@ -52,7 +52,7 @@ pub enum Library {
     Nvshmem,
     /// All-reduce and exchange kernels of frameworks.
     Custom,
-    /// MPI: copies inside its ranges.
+    /// Communication by MPI, whose copies lie inside MPI's ranges.
     Mpi,
 }
 
@@ -241,7 +241,8 @@ impl<'a> Classes<'a> {
         }
     }
 
-    /// How an operation communicates; `None` of all others.
+    /// Library and kind of an operation's communication; `None` if the operation does not
+    /// communicate.
     pub fn communication(&self, id: OperationId) -> Option<Communication> {
         match self.all.part(id) {
             (Kind::Kernel, row) => self.kernels[self.trace.kernels.function.at(row) as usize],
@@ -250,7 +251,7 @@ impl<'a> Classes<'a> {
         }
     }
 
-    /// How kernels of a function communicate.
+    /// Library and kind of the communication of a kernel function.
     pub fn function(&self, function: u32) -> Option<Communication> {
         self.kernels[function as usize]
     }

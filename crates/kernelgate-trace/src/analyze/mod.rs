@@ -1,4 +1,5 @@
-//! How the parts of a trace belong together. Absent: tables, judgement.
+//! Joins the parts of a trace: operations with calls, ranges, gaps and dependencies. Absent:
+//! tables, judgement.
 
 pub mod classes;
 pub mod launches;

@@ -103,7 +103,7 @@ impl<'a> AllOperations<'a> {
         columns.length(index)
     }
 
-    /// First nanosecond, and the one after the last.
+    /// Start and end of the operation, in nanoseconds; the end is exclusive.
     #[inline]
     pub fn span(&self, id: OperationId) -> (i64, i64) {
         let (columns, index) = self.columns(id);
@@ -117,7 +117,7 @@ impl<'a> AllOperations<'a> {
         columns.place.at(index)
     }
 
-    /// Correlation id of the operation, 0: none.
+    /// Correlation id of the operation; 0 if it has no id.
     pub fn correlation(&self, id: OperationId) -> u32 {
         let (columns, index) = self.columns(id);
         columns.correlation.get(index).unwrap_or(0)

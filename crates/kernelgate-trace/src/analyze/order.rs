@@ -7,7 +7,7 @@ use crate::model::packed::{Packed, partition_point};
 /// Operations in an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
-    /// All numbers below this one, in their order.
+    /// All operations with smaller numbers than this one, in the order of their numbers.
     Numbers(u32),
     /// The operations of a list.
     Listed(Packed<OperationId>),

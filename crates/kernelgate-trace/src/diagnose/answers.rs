@@ -36,7 +36,7 @@ pub struct Component {
     pub depth: usize,
     /// Host time of the component's ranges.
     pub host: Summary,
-    /// Kernels that were launched in it.
+    /// Number of kernels that were launched in the component.
     pub kernels: usize,
     /// Their time, in nanoseconds.
     pub kernel_ns: i64,

@@ -11,9 +11,9 @@ use super::text::wrap;
 /// Whether a line of the checklist holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tick {
-    /// It does: the rules that would contradict found nothing.
+    /// The line holds: the rules that would contradict it found nothing.
     Holds,
-    /// It does not: a rule found something.
+    /// The line does not hold: a rule found something.
     Fails,
     /// The trace lacks the data.
     NotMeasured,
@@ -41,7 +41,7 @@ impl Tick {
 /// A line of the checklist, filled in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChecklistLine {
-    /// The heading that it stands under.
+    /// Heading above the line.
     pub group: &'static str,
     /// The condition.
     pub text: &'static str,
@@ -57,7 +57,7 @@ enum By {
     Rules(&'static [&'static str]),
     /// All of these rules, but for those that have nothing to inspect.
     All(&'static [&'static str]),
-    /// Nothing that a trace holds; what would.
+    /// No trace can decide the line; the text names what can.
     Other(&'static str),
 }
 

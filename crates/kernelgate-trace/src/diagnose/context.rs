@@ -13,7 +13,7 @@ use super::host::cause::{CauseKind, LATENCY_NS, Why};
 use super::host::{Host, HostPass};
 use super::platform::Platform;
 
-/// A trace with what joins its parts.
+/// A trace with its launches, ranges, classes and activities.
 pub struct Context<'a> {
     /// The trace. Its ranges and calls may have been read without being kept.
     pub trace: &'a Trace,

@@ -32,7 +32,7 @@ pub struct MemoryUse {
 /// Outermost ranges of one name, but for its numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryPhase {
-    /// Their name; `#` where they differ in a number.
+    /// Name of the ranges; `#` stands for numbers in which they differ.
     pub name: String,
     /// How many there are.
     pub times: usize,
@@ -43,7 +43,7 @@ pub struct MemoryPhase {
 }
 
 impl MemoryPhase {
-    /// The name of what came before all ranges.
+    /// Name of the time before the first range.
     pub const BEFORE: &str = "before the first range";
 }
 
@@ -134,7 +134,7 @@ impl Held {
         self.changed(time);
     }
 
-    /// Some recorders do not say how much is given back: the address does.
+    /// Some recorders do not record the size of a release, which follows from its address.
     fn give_back(&mut self, time: i64, address: u64) {
         let Some(bytes) = self.live.remove(&address) else {
             self.of.unknown += 1;

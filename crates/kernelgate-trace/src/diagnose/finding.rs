@@ -10,7 +10,7 @@ use crate::analyze::classes::Class;
 use crate::analyze::operations::OperationId;
 use crate::analyze::work::utilization::Utilization;
 
-/// How much a finding costs.
+/// Severity of a finding, by the time that it costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// Good to know.
@@ -50,10 +50,10 @@ impl Severity {
     }
 }
 
-/// How sure a finding is.
+/// Confidence in a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Confidence {
-    /// An estimate, or few records.
+    /// The finding rests on an estimate, or on few records.
     Low,
     /// Follows from the records by an assumption that is named.
     Medium,
@@ -84,11 +84,11 @@ pub struct Measure {
 /// A place in the trace that shows a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Evidence {
-    /// What: a kernel, a call, a copy.
+    /// Name of the kernel, call or copy.
     pub what: String,
     /// How often.
     pub count: usize,
-    /// How long in all, in nanoseconds.
+    /// Total duration, in nanoseconds.
     pub total_ns: Option<i64>,
     /// The path of the innermost range that all of it was launched in.
     pub range: Option<String>,
@@ -123,7 +123,7 @@ pub struct FusedKernel {
 /// The change that mends a finding, for a replay.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Remedy {
-    /// No replay shows what it gains.
+    /// The gain of the change cannot be computed by a replay.
     NotReplayed,
     /// Launch calls and the host between them take no time, as in a graph.
     Graph,
@@ -151,7 +151,7 @@ pub struct Replayed {
     pub further_ns: i64,
 }
 
-/// Something that a rule found.
+/// A possible improvement that a rule found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
     /// The rule.
@@ -168,7 +168,7 @@ pub struct Finding {
     pub threshold: Measure,
     /// Nanoseconds that mending it could save at most, where known: no more than its replay gains.
     pub recoverable_ns: Option<i64>,
-    /// The change that mends it.
+    /// The change that would remove the cause.
     pub remedy: Remedy,
     /// The gain of the change, where it can be replayed.
     pub replayed: Option<Replayed>,
@@ -176,7 +176,7 @@ pub struct Finding {
     pub evidence: Vec<Evidence>,
     /// The advice.
     pub advice: String,
-    /// When the finding is on purpose.
+    /// Circumstances in which the finding is no fault.
     pub false_positive: &'static str,
 }
 
@@ -249,7 +249,7 @@ impl Unit {
     }
 }
 
-/// How much a rule could inspect.
+/// Number and share of the records that a rule could inspect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inspected {
     /// The part with all data that the rule needs.
@@ -266,7 +266,7 @@ pub struct Inspected {
 const ENOUGH: f64 = 0.9;
 
 impl Inspected {
-    /// The part of the whole, 0 to 1.
+    /// The inspected share, from 0 to 1.
     #[allow(clippy::cast_precision_loss)]
     pub fn share(&self) -> f64 {
         if self.whole <= 0 { 0.0 } else { self.seen as f64 / self.whole as f64 }
@@ -288,7 +288,7 @@ pub enum Answer {
         /// How much was inspected.
         inspected: Inspected,
     },
-    /// Enough was inspected, and nothing found.
+    /// The rule inspected enough, and found nothing.
     No {
         /// How much.
         inspected: Inspected,
@@ -357,7 +357,7 @@ pub struct Diagnosis {
     pub origin_ns: i64,
     /// Kernels, copies, sets, graph launches, calls, ranges, profiled launches.
     pub records: [(&'static str, usize); 7],
-    /// Each process on each device.
+    /// Work of each process on each device.
     pub devices: Vec<DeviceUse>,
     /// The critical path, and what changes would gain.
     pub critical_path: CriticalPath,

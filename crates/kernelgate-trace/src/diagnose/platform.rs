@@ -40,7 +40,7 @@ pub(super) fn is_amd(device: &Device) -> bool {
 }
 
 impl Platform {
-    /// Reads both from the names of a trace.
+    /// Finds vendor and recorder from the names in a trace.
     pub fn new(trace: &Trace) -> Self {
         let called = || HIP.iter().any(|function| trace.names.find(function).is_some());
         let amd = trace.devices.iter().any(is_amd)
@@ -61,7 +61,7 @@ impl Platform {
         self.pick("CUDA graph", "HIP graph")
     }
 
-    /// Threads that run in lockstep.
+    /// The vendor's word for threads that run in lockstep: "warp".
     pub fn warp(self) -> &'static str {
         self.pick("warp", "wavefront")
     }

@@ -20,7 +20,7 @@ const SEGMENTS: usize = 8;
 const PHASES: usize = 12;
 
 impl Diagnosis {
-    /// As text of at most 100 columns.
+    /// The diagnosis as text of at most 100 columns.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         self.head(&mut text);

@@ -28,9 +28,9 @@ pub enum Bound {
     Memory,
     /// A unit's operations a second.
     Compute,
-    /// Neither: dependencies, too little work at once.
+    /// Neither memory nor compute limits the range: dependencies, or too little parallel work.
     Latency,
-    /// Memory and a unit alike.
+    /// Memory and a compute unit limit the range equally.
     Mixed,
     /// The device is busy; no limit of the work is known.
     Busy,
@@ -107,7 +107,7 @@ type Link = (usize, u64);
 
 #[derive(Default)]
 struct Tree<'a> {
-    /// Names that stand for themselves.
+    /// Names of ranges that are not merged with others.
     apart: &'a [&'a str],
     nodes: Vec<Node>,
     of_path: HashMap<PathId, usize>,

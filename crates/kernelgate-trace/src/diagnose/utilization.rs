@@ -1,5 +1,5 @@
-//! Which share of the device's peaks operators and ranges use: kernels joined with the operators that
-//! launched them, and those with their work. Text and JSON of it.
+//! Which share of the device's peaks operators and ranges use: kernels joined with the operators
+//! that launched them, and those with their work. Absent: text and JSON of the utilization.
 
 use std::fmt::Write as _;
 use std::hash::Hash;
@@ -35,7 +35,7 @@ struct Call<'a> {
     times: usize,
     /// The work of one.
     work: Work,
-    /// The time of all their kernels.
+    /// Time of all kernels of these calls.
     kernel_ns: i64,
     path: PathId,
     device: u32,
@@ -55,7 +55,7 @@ impl Call<'_> {
 
 /// Calls whose work is known.
 struct Calls<'a> {
-    /// Those that are listed by operator.
+    /// Calls that are listed by operator.
     operators: Vec<Call<'a>>,
     /// Those that ranges and the whole are summed from, where they are others.
     whole: Option<Vec<Call<'a>>>,

@@ -19,7 +19,7 @@ pub enum Collective {
     SendRecv,
     /// Ranks wait for each other.
     Barrier,
-    /// The name does not show which.
+    /// The name does not show the collective.
     Unknown,
 }
 

@@ -40,7 +40,7 @@ pub struct Operations {
     /// Where.
     pub place: Packed<PlaceId>,
     /// The id that joins it with its launch call, within its process; 0: not recorded. Empty once
-    /// they are joined.
+    /// operations and calls are joined.
     pub correlation: Packed<u32>,
 }
 
@@ -63,13 +63,13 @@ impl Operations {
         self.correlation.push(correlation);
     }
 
-    /// How long one runs, in nanoseconds.
+    /// Duration of an operation, in nanoseconds.
     #[inline]
     pub fn length(&self, row: usize) -> i64 {
         self.length.at(row)
     }
 
-    /// Nanosecond after the last of one.
+    /// End of an operation, in nanoseconds; exclusive.
     #[inline]
     pub fn end(&self, row: usize) -> i64 {
         self.start.at(row).wrapping_add(self.length.at(row))
@@ -180,7 +180,7 @@ pub struct Copies {
 /// A kind of memory, as far as findings need it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum MemoryKind {
-    /// Not recorded, or none of the others.
+    /// The kind was not recorded, or is another one.
     #[default]
     Unknown,
     /// Host memory that may be swapped out: a copy goes through a staging buffer.
@@ -291,7 +291,7 @@ impl DeclaredWork {
 /// Waits of the host for the GPU.
 #[derive(Debug, Clone, Default)]
 pub struct Synchronisations {
-    /// When, and for which context or stream.
+    /// Time of each wait, and the context or stream that is waited for.
     pub on_gpu: Operations,
     /// Object of the wait.
     pub kind: Vec<SyncKind>,
@@ -344,7 +344,7 @@ impl Allocations {
 pub struct StreamKinds {
     /// Legacy default streams: their work waits for that of all others, and the other way around.
     pub null: Vec<(u32, u64)>,
-    /// Streams that wait for none.
+    /// Streams that do not wait for the default stream.
     pub non_blocking: Vec<(u32, u64)>,
 }
 

@@ -8,7 +8,7 @@ use super::names::Name;
 pub struct Thread {
     /// Index into [`super::Trace::processes`].
     pub process: u32,
-    /// The system's id of it.
+    /// The operating system's id of the thread.
     pub tid: i64,
     /// Name of the thread, where recorded.
     pub name: Option<Name>,

@@ -32,9 +32,9 @@ pub struct SourceStalls {
     pub file: Name,
     /// The line, counted from 1.
     pub line: u32,
-    /// Samples of warps that waited there.
+    /// Number of samples in which a warp waited at this line.
     pub samples: u64,
-    /// The reason that most of them have.
+    /// The most frequent stall reason of these samples.
     pub reason: Name,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Columns, one vector a field, because a trace has millions of rows and most questions need few of
 //! their fields. Texts, places, functions and launch shapes are tables of their own that rows refer
-//! to. A column that was not recorded is empty. Absent: what the numbers mean.
+//! to. A column that was not recorded is empty. Absent: the interpretation of the numbers.
 
 pub mod collective;
 pub mod collectives;
@@ -158,7 +158,7 @@ pub struct Trace {
     pub profiled: Vec<ProfiledLaunch>,
     /// The file's own description: versions, options, host.
     pub metadata: BTreeMap<String, String>,
-    /// How far the trace can be believed.
+    /// Missing and implausible parts of the trace.
     pub quality: Quality,
 }
 

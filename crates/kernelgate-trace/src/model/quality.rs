@@ -1,6 +1,6 @@
-//! How far a trace can be believed.
+//! Missing and implausible parts of a trace.
 
-/// Longest span that is believed: 26 days.
+/// Longest plausible span: 26 days.
 const LONGEST_SPAN_NS: i64 = 1 << 51;
 
 /// Times in nanoseconds are nearer to zero (146 years), so that the difference of any two is a

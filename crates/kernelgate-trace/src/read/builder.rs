@@ -1,4 +1,4 @@
-//! A trace while a reader fills it.
+//! Builds a trace while a reader reads its file.
 
 use std::borrow::Cow;
 
@@ -69,7 +69,8 @@ impl Builder {
         self.shapes.intern(shape)
     }
 
-    /// Inputs of an operator, as in [`crate::model::host::Ranges::inputs`].
+    /// Stores the inputs of an operator and returns the index that
+    /// [`crate::model::host::Ranges::inputs`] holds.
     pub fn inputs(&mut self, inputs: OperatorInputs) -> u32 {
         self.inputs.intern(inputs) + 1
     }

@@ -11,7 +11,8 @@ use flate2::bufread::MultiGzDecoder;
 const MAX_TOKEN: usize = 16 << 20;
 /// Unpacked bytes that are always allowed.
 const FREE: u64 = 1 << 30;
-/// Unpacked bytes a packed byte, beyond that. Traces have 10 to 40.
+/// Largest number of unpacked bytes for a packed byte, beyond the bytes that are always allowed.
+/// Traces unpack to 10 to 40 times their size.
 const MAX_RATIO: u64 = 200;
 
 /// Opens a file.
@@ -32,7 +33,7 @@ pub(super) fn open(path: &Path) -> std::io::Result<Limited> {
 /// The first bytes of a packed file, unpacked; fewer where it is damaged.
 pub(super) fn head(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::new();
-    // Reading it finds the error again.
+    // The reader of the whole file finds the error again.
     let _ = open(path)?.take(bytes).read_to_end(&mut head);
     Ok(head)
 }

@@ -239,7 +239,7 @@ fn section_into(text: &str, builder: &mut Builder) {
     }
 }
 
-/// Adds a metric under the name of today.
+/// Adds a metric under its present name.
 pub(super) fn add_metric(
     names: &mut Names,
     launch: &mut ProfiledLaunch,

@@ -100,7 +100,7 @@ pub(super) fn looks_numeric(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_digit() || "+-.,eE".contains(c))
 }
 
-/// Without spaces and apostrophes between digits, and without those around the number.
+/// Removes spaces and apostrophes between the digits of a number, and around it.
 fn plain(text: &str) -> String {
     let text = text.trim();
     let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());

@@ -63,7 +63,7 @@ pub struct Streamed {
     pub trace: Trace,
     /// The names that [`RangeRow::label`] means. Several labels may mean one.
     pub names: Vec<Name>,
-    /// The end of ranges that were never closed.
+    /// End time that is assumed for ranges that were never closed.
     pub last: i64,
 }
 
@@ -141,7 +141,7 @@ pub(super) enum Either<R, C> {
     Call(C),
 }
 
-/// Two orders of time as one.
+/// Merges two series that are sorted by time.
 pub(super) fn merge<R: InTime, C: InTime>(
     ranges: impl Iterator<Item = R>,
     calls: impl Iterator<Item = C>,

@@ -30,7 +30,8 @@ pub(super) fn total_cells(summary: &Summary) -> Vec<Cell> {
 }
 
 /// A table of groups: the columns of [`summary_cells`], `counted` being what the third is called,
-/// then those that say which group, from its label by `cells`. The last of them names it.
+/// then those that say which group, from its label by `cells`. The last cell holds the name of the
+/// row.
 pub(super) fn summary_table<T>(
     report: &'static str,
     counted: &'static str,

@@ -110,7 +110,7 @@ impl Report {
         Self::ALL.into_iter().find(|report| report.name() == name)
     }
 
-    /// The parts of a file that it needs.
+    /// The parts of a file that the table needs.
     pub fn columns(self) -> Wanted {
         let nothing = Wanted::default();
         match self {

@@ -16,7 +16,7 @@ pub(super) struct End<'a, N: Fn(u32) -> Name> {
     pub trace: &'a Trace,
     /// The names that labels mean.
     pub name_of: N,
-    /// The end of ranges that were never closed.
+    /// End time that is assumed for ranges that were never closed.
     pub last: i64,
 }
 

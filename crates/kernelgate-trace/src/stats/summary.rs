@@ -62,7 +62,7 @@ impl Summary {
 /// grows with the number of distinct values.
 #[derive(Debug, Default)]
 pub struct Samples {
-    /// Group and value, as they came.
+    /// Group and value, in the order in which they were added.
     recent: Vec<(u32, i64)>,
     /// Group, value and how often, in order.
     counted: Vec<(u32, i64, u32)>,
@@ -118,7 +118,7 @@ impl Samples {
         (0u32..).take(groups).map(|group| samples.summary(group)).collect()
     }
 
-    /// Values that are all counted.
+    /// Sorts and counts all values that were added.
     pub fn counted(mut self) -> Counted {
         self.count();
         Counted { rows: self.counted }

@@ -16,7 +16,7 @@ pub enum Cell {
 }
 
 impl Cell {
-    /// As text, as it stands in CSV.
+    /// The value as text, in CSV's form.
     pub fn plain(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -34,7 +34,7 @@ impl Cell {
         match self {
             Self::Text(text) => text.as_str().into(),
             Self::Integer(value) => (*value).into(),
-            // As many decimals as in CSV.
+            // The number has as many decimals as in CSV.
             Self::Decimal(..) => {
                 self.plain().parse::<f64>().map_or(serde_json::Value::Null, Into::into)
             }
@@ -50,14 +50,15 @@ pub struct Table {
     pub report: &'static str,
     /// Titles of the columns, with their units.
     pub columns: Vec<&'static str>,
-    /// Each as long as `columns`.
+    /// Rows of the table; each has one cell a column.
     pub rows: Vec<Vec<Cell>>,
     /// The column that `--filter` searches.
     pub named_by: usize,
 }
 
 impl Table {
-    /// Only the rows whose name matches. Shares stay shares of the whole table.
+    /// Keeps only the rows whose name matches. Shares are not changed: they refer to the whole
+    /// table.
     pub fn filter(&mut self, expression: &regex::Regex) {
         let column = self.named_by;
         self.rows.retain(|row| expression.is_match(&row[column].plain()));
@@ -72,7 +73,7 @@ impl Table {
         }
     }
 
-    /// As CSV, with a line of titles.
+    /// The table as CSV, with a line of titles.
     pub fn to_csv(&self) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());
         let written = writer.write_record(&self.columns).and_then(|()| {

@@ -25,7 +25,7 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// A tensor of that name, row-major.
+    /// A row-major tensor with a name, a shape and a dtype.
     pub fn new(name: &'static str, shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
         Self { name, shape: shape.into(), dtype }
     }
@@ -43,16 +43,17 @@ impl TensorSpec {
 /// Source of the expected outputs.
 #[derive(Clone)]
 pub enum Reference {
-    /// Nothing: rows are timed and marked as unverified.
+    /// No expected outputs: implementations are timed and marked as unverified.
     None,
     /// Code, in fp64.
     Code(Code),
     /// Tensors of a safetensors file: outputs by their names, and inputs if the file has them. The
-    /// file is one data set. If it lacks an input, its outputs must belong to the inputs that the
-    /// default seed draws. If errors grew, a verdict on accuracy stays inconclusive, because
-    /// further seeds add nothing.
+    /// file holds inputs and outputs of one data set. If it lacks an input, its outputs must belong
+    /// to the inputs that the default seed draws. If errors grew, a verdict on accuracy stays
+    /// inconclusive, because further seeds add nothing.
     Golden(PathBuf),
-    /// The outputs of that row, for the same inputs. The row itself is unverified.
+    /// The outputs of that row, for the same inputs. The implementation that serves as the
+    /// reference is unverified itself.
     Row(&'static str),
 }
 
@@ -85,12 +86,12 @@ impl Tolerances {
         Self::default()
     }
 
-    /// These two tolerances for every output.
+    /// The same two tolerances for every output.
     pub const fn all(max_error: f64, relative_l2: f64) -> Self {
         Self { all: Some(Tolerance { max_error, relative_l2 }), own: BTreeMap::new() }
     }
 
-    /// Another one for one output.
+    /// Sets another tolerance for one output.
     pub fn with(mut self, output: &'static str, max_error: f64, relative_l2: f64) -> Self {
         self.own.insert(output, Tolerance { max_error, relative_l2 });
         self

@@ -78,7 +78,7 @@ impl Bound {
         Ok(())
     }
 
-    /// Prepares a row on the host.
+    /// Prepares an implementation on the host.
     pub fn host_task(&self, row: &str, inputs: Arc<Tensors>) -> CpuTask {
         let add = |outputs: Tensors, spec: &TensorSpec| {
             outputs.with_output(spec.name, spec.shape.clone(), spec.dtype)
@@ -147,7 +147,7 @@ impl Problem for Bound {
         inputs
     }
 
-    /// Golden outputs are of their inputs alone.
+    /// Golden outputs belong to the inputs of their file, so other inputs cannot be drawn.
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
         match self.definition.reference {
             Reference::Golden(_) => Tensors::new(),

@@ -117,7 +117,7 @@ impl<'de> Deserialize<'de> for Header {
     }
 }
 
-/// A file that was read.
+/// The content of a safetensors file.
 pub struct SafeTensors {
     pub(super) entries: BTreeMap<String, Entry>,
     bytes: Vec<u8>,

@@ -1,5 +1,6 @@
 //! Permissions of a row: actions of its launches in a timed region besides enqueueing work on the
-//! timed stream and on streams that are joined with it. The audit (`measure`) refuses all others.
+//! timed stream and on streams that are joined with it. The audit (`measure`) refuses everything
+//! that is not permitted here.
 
 /// Permissions of the code that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

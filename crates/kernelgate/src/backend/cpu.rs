@@ -10,7 +10,7 @@ use super::{BackendError, Executable};
 /// A computation on the host: its inputs and outputs, and the closure that fills these from those.
 pub struct CpuTask {
     inputs: Arc<Tensors>,
-    /// Inputs that every launch reads; `None`: all.
+    /// Names of the inputs that every launch reads; `None` means all.
     read: Option<&'static [&'static str]>,
     outputs: Tensors,
     run: RunFn,

@@ -167,7 +167,7 @@ type ResetFn = Box<dyn FnMut() -> Result<(), BackendError>>;
 
 /// State that launches carry on from one to the next.
 enum State {
-    /// Every launch repeats the one before.
+    /// Launches keep no state, so each repeats the one before.
     Absent,
     /// Restored before each launch.
     BeforeEachLaunch(ResetFn),

@@ -17,7 +17,7 @@ pub fn start(limit: Duration, ended: impl FnOnce(&str) + Send + 'static) {
     }
 }
 
-/// Names the case whose launches follow.
+/// Sets the name of the case whose launches follow, for the message.
 pub fn name(case: &str) {
     if let Some(watch) = WATCH.get() {
         case.clone_into(&mut watch.lock().case);
@@ -115,7 +115,7 @@ mod tests {
             assert!(watch.begin());
             assert!(!watch.begin(), "one inside the other");
             watch.lock().ends_at = None;
-            // None of these runs on.
+            // None of these threads runs on after the timeout.
             std::thread::sleep(limit / 2);
         }
         "family/operation/n1/cpu/hot".clone_into(&mut watch.lock().case);

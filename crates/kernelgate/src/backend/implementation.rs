@@ -43,7 +43,7 @@ pub enum Prepare<P> {
     CudaByName {
         /// Device memory of inputs, outputs and scratch, bytes.
         device_bytes: fn(&P) -> u64,
-        /// Makes the row of that name ready.
+        /// Makes the implementation with the given name ready to launch.
         prepare: fn(&P, &str, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>,
     },
     /// A task over all GPUs of a set, which declares its memory on each of them.
@@ -62,7 +62,7 @@ pub enum Prepare<P> {
 pub type CudaPrepare<P> = fn(&P, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>;
 
 impl<P> Implementation<P> {
-    /// The backend it runs on.
+    /// The backend on which the implementation runs.
     pub fn backend(&self) -> BackendKind {
         match self.prepare {
             Prepare::Cpu(_) | Prepare::CpuByName(_) => BackendKind::Cpu,

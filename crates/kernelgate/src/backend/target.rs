@@ -6,7 +6,7 @@ use kernelgate_cuda::observe::telemetry::Telemetry;
 
 use crate::workload::Scale;
 
-/// Which kind of device computes.
+/// Kind of device on which an implementation computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BackendKind {
     /// The host's cores.

@@ -1,8 +1,8 @@
-//! Times that a person gives and reads.
+//! Durations as a person writes and reads them.
 
 use std::time::Duration;
 
-/// "1 h 5 min", "3 min", "40 s".
+/// A duration as text: "1 h 5 min", "3 min", "40 s".
 pub fn text(duration: Duration) -> String {
     match duration.as_secs() {
         seconds if seconds < 100 => format!("{seconds} s"),

@@ -17,7 +17,7 @@ pub fn bytes(bytes: u64) -> String {
     format!("{:.3} {unit}", Significant(bytes as f64 / scale))
 }
 
-/// "1.234 ms", four significant digits.
+/// A time as text with four significant digits: "1.234 ms".
 pub fn time(elapsed_ns: f64) -> String {
     let (scale, unit) = match elapsed_ns.abs() {
         ns if ns < 1e3 => (1.0, "ns"),
@@ -28,7 +28,7 @@ pub fn time(elapsed_ns: f64) -> String {
     format!("{:.4} {unit}", Significant(elapsed_ns / scale))
 }
 
-/// "1.234 mJ", four significant digits.
+/// An energy as text with four significant digits: "1.234 mJ".
 pub fn joules(joules: f64) -> String {
     let (scale, unit) = match joules.abs() {
         joules if joules < 1e-3 => (1e-6, "µJ"),

@@ -84,7 +84,7 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     if table.rows().iter().any(|row| row[0].starts_with("* ")) {
         out.push_str("\n*: the fastest of its problem with that state of the caches");
     }
-    // If no case ran, the reasons explain why.
+    // If no case ran, every reason of a skip is printed.
     let every = table.is_empty();
     for (reason, ids) in skips_by_reason(runs, every) {
         let _ = write!(out, "\nskipped {}: {}", ids.len(), indented(reason));
@@ -177,7 +177,7 @@ struct Timed<'a> {
     /// Case id without the parts that distinguish cases of a problem; empty if the id has another
     /// form.
     problem: &'a str,
-    /// The rest of the id.
+    /// The case's id without its problem.
     name: &'a str,
     case: &'a CaseRecord,
     spread: Spread,
@@ -318,7 +318,7 @@ fn skips_by_reason(runs: &[ProcessRun], every: bool) -> BTreeMap<&str, Vec<&str>
     grouped
 }
 
-/// Most ids of one line.
+/// Largest number of ids on one line.
 const SHOWN: usize = 3;
 
 fn shorten(ids: &[&str]) -> String {

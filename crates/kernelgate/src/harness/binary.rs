@@ -153,7 +153,8 @@ impl Harness {
         Ok(exit)
     }
 
-    /// Carries out a trial request; does nothing if this binary has none of its cases.
+    /// Runs the trial that a request describes; does nothing if this binary has none of the
+    /// requested cases.
     fn trial(&self, settings: &Settings, request: TrialRequest) -> Result<Exit, HarnessError> {
         cases::check_overrides(self.everything(), &settings.axes)?;
         let place = settings.device.place(self.own())?;

@@ -1,19 +1,19 @@
-//! Why a bench binary stopped.
+//! The reason why a bench binary stopped.
 
 use crate::backend::BackendError;
 use crate::record::FileError;
 use crate::record::store::StoreError;
 
-/// Why a bench binary stopped.
+/// The reason why a bench binary stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum HarnessError {
-    /// Flags, filter or axes that make no sense.
+    /// Flags, filter or axes are invalid.
     #[error("{0}")]
     Usage(String),
-    /// A filter that matches no case.
+    /// The filter matches no case.
     #[error("{0}")]
     NoMatch(String),
-    /// The device fails before any case.
+    /// The device failed before the first case.
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// A record or baseline that cannot be read or written.
@@ -29,7 +29,7 @@ pub enum HarnessError {
         cause: Box<FileError>,
         /// The baseline.
         name: String,
-        /// The session's folder, which has the run.
+        /// Folder of the session with the run's record.
         session: String,
     },
     /// A baseline file cannot be used, or a baseline name is invalid.

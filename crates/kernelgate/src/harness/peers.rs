@@ -6,9 +6,9 @@ use crate::protocol::PeerProgram;
 /// list of problems and prints a line of JSON a result.
 #[derive(Debug, Clone, Copy)]
 pub struct Peers {
-    /// First part of the workloads' names.
+    /// Family of the workloads: the first part of their names.
     pub family: &'static str,
-    /// The file that is run.
+    /// Name of the file that is run.
     pub main: &'static str,
     /// Files of the peer program: name and text.
     pub files: &'static [(&'static str, &'static str)],

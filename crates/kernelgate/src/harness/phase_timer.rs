@@ -14,7 +14,7 @@ thread_local! {
 #[derive(Default)]
 struct Profile {
     spent: BTreeMap<&'static str, Duration>,
-    /// Times including the inner activities.
+    /// Time of each activity, including the activities inside it.
     whole: BTreeMap<&'static str, Duration>,
     /// Activities that have begun, innermost last. `since` is the time up to which they are
     /// charged.

@@ -99,7 +99,7 @@ mod tests {
         pub struct Request {
             pub response: std::path::PathBuf,
             pub action: serde_json::Value,
-            /// Field that version 1 lacks.
+            /// A field that version 1 of the protocol lacks.
             #[serde(default)]
             pub priority: u32,
         }

@@ -37,7 +37,7 @@ pub struct CaseRecording {
     /// Unit of the computed samples.
     #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
     pub sample_unit: SampleUnit,
-    /// Parts that tables are made of.
+    /// Parts of the network for which tables have rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<RecordedPart>,
     /// Stages inside the case's kernels, where their rows name some.

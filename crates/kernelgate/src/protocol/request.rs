@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::record::TrialRequest;
 use crate::record::file::Record;
 
-/// One thing to do for the program.
+/// The action that a bench executable carries out for the program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// Path of the response.
@@ -45,7 +45,7 @@ pub enum Action {
         /// Part of the report to measure; all of them if absent.
         part: Option<Part>,
     },
-    /// Say what cases would run on.
+    /// Report the device on which cases would run.
     Environment,
     /// Hand out the programs that time other people's kernels for the same problems.
     Peers,
@@ -66,9 +66,9 @@ impl Action {
 /// How often a case is launched for a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Repetitions {
-    /// Launches before those that are recorded; absent: some.
+    /// Number of launches before the recorded ones; the bench chooses it if absent.
     pub warm_up: Option<u32>,
-    /// Launches that are recorded; absent: some.
+    /// Number of launches to record; the bench chooses it if absent.
     pub steps: Option<u32>,
 }
 

@@ -19,17 +19,17 @@ use crate::verify::Errors;
 /// Response to a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Response {
-    /// The bench binary, as it calls itself.
+    /// Name of the bench binary.
     pub bench: String,
     /// Results of the action.
     pub answer: ResponseBody,
 }
 
-/// Results of a bench binary, by action.
+/// The response of a bench binary to an action.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponseBody {
-    /// It has no case that was asked for.
+    /// The bench has no requested case.
     NoMatch {
         /// Reason, as a sentence.
         reason: String,
@@ -40,7 +40,7 @@ pub enum ResponseBody {
     Refused(String),
     /// The cases.
     List(Listing),
-    /// Each case against its reference, one an implementation.
+    /// Comparison of each implementation's outputs with the reference.
     Verify(Vec<VerifiedCase>),
     /// Each case's kernels as the hardware recorded them, one an implementation.
     Profile(Vec<ProfiledCase>),
@@ -77,7 +77,7 @@ pub struct ResourcesReport {
 pub struct Listing {
     /// The backend that cases run on here.
     pub backend: String,
-    /// Why not on the other one, a fragment.
+    /// The reason why cases do not run on the other backend, as a fragment of a sentence.
     pub otherwise: String,
     /// The workloads.
     pub workloads: Vec<ListedProblem>,
@@ -134,9 +134,9 @@ pub struct ListedCase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CaseStatus {
-    /// It ran and is right, or can run.
+    /// The case ran and is right, or can run.
     Ok,
-    /// It is wrong or broke.
+    /// The case is wrong, or failed with an error.
     Failed,
     /// It cannot run here.
     Skipped,
@@ -153,7 +153,7 @@ impl CaseStatus {
     }
 }
 
-/// A case against its reference.
+/// Comparison of a case's outputs with the reference.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VerifiedCase {
     /// Id of the case.
@@ -244,9 +244,9 @@ pub struct TimingReport {
 /// A Python program that times other people's kernels for the problems of a family.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerProgram {
-    /// First part of the workloads' names.
+    /// Family of the workloads: the first part of their names.
     pub family: String,
-    /// The file that is run.
+    /// Name of the file that is run.
     pub main: String,
     /// Files of the peer program by name.
     pub files: BTreeMap<String, String>,

@@ -38,7 +38,7 @@ pub struct ReplacedRuns {
     pub of: String,
     /// Cases concerned.
     pub cases: usize,
-    /// Most runs that one of the cases had.
+    /// Largest number of runs that one of these cases had.
     pub runs: usize,
 }
 
@@ -273,7 +273,7 @@ impl Baseline {
         keys.find(free).unwrap_or_else(|| run.key())
     }
 
-    /// Whether a run is one of the baseline's.
+    /// Whether the baseline has this run already.
     pub fn has(&self, run: &ProcessRun) -> bool {
         self.runs.get(&run.key()).is_some_and(|there| there.is(run))
     }

@@ -176,7 +176,7 @@ impl From<&PowerRecord> for CasePower {
 /// Rounds a number to this many significant digits.
 pub(super) fn digits(number: f64, count: usize) -> f64 {
     let rounded: Option<f64> = format!("{number:.*e}", count - 1).parse().ok();
-    // The largest may become infinite.
+    // Rounding may make the largest number infinite.
     rounded.filter(|it| it.is_finite()).unwrap_or(number)
 }
 

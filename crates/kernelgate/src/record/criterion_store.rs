@@ -74,7 +74,7 @@ pub struct Stored {
     pub titles: BTreeSet<String>,
 }
 
-/// Why a store cannot be read.
+/// The reason why Criterion's store cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// An operation of the file system failed.
@@ -141,7 +141,7 @@ pub fn unnumbered(title: &str) -> Option<&str> {
     number.parse::<u32>().is_ok().then_some(id)
 }
 
-/// Whether a process left anything at all.
+/// Whether a process left no result in the store.
 pub fn is_empty(store: &Path) -> bool {
     std::fs::read_dir(store).map_or(true, |mut entries| entries.next().is_none())
 }
@@ -207,7 +207,7 @@ mod tests {
     fn write_titled(store: &Path, folder: &str, (id, title): (&str, &str), sample: &str) {
         let folder = store.join(folder);
         std::fs::create_dir_all(&folder).unwrap();
-        // As 0.5 writes it; 0.8 writes the same.
+        // A file as Criterion 0.5 writes it; 0.8 writes the same format.
         let benchmark = format!(
             "{{\"group_id\":\"grüppe/β ?*\",\"function_id\":\"with/slash\",\"value_str\":\"1000\",\
              \"throughput\":{{\"Elements\":1000}},\"full_id\":\"{id}\",\

@@ -1,5 +1,5 @@
 //! Errors of the outputs relative to the reference, by seed. They show whether a change of the code
-//! lost accuracy. Deliberately absent: how large a loss counts (`gate`).
+//! lost accuracy. Deliberately absent: thresholds for a loss of accuracy (`gate`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -116,14 +116,14 @@ pub struct SeedErrors {
     pub max_error: Vec<f64>,
     /// ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: Vec<f64>,
-    /// Relative error from rounding the outputs to their dtype. Smaller errors say nothing about
-    /// the computation.
+    /// Relative error from rounding the outputs to their dtype. Smaller errors come from rounding
+    /// alone.
     #[serde(default)]
     pub rounding: f64,
 }
 
 impl SeedErrors {
-    /// The errors at a position.
+    /// The errors for the seed at a position of the list.
     pub fn at(&self, index: usize) -> Errors {
         let [max_error, relative_l2] =
             [&self.max_error, &self.relative_l2].map(|errors| few_digits(errors[index]));

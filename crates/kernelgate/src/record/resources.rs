@@ -228,7 +228,7 @@ impl Resources {
 
 /// Most registers, bytes and instructions of a kernel: sums of them over any file are numbers.
 const MOST: u32 = 1 << 30;
-/// Most classes of instructions in a file.
+/// Largest number of classes of instructions in a file.
 const MOST_CLASSES: usize = 64;
 /// Most registers of a thread in a file; architectures have 255.
 const MOST_REGISTERS: u32 = 1 << 16;
@@ -255,7 +255,7 @@ impl KernelResources {
     }
 }
 
-/// Why kernels have no record of their resources.
+/// The reason why kernels have no record of their resources.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResourcesError {
     /// NVRTC is missing, or a kernel does not compile.

@@ -124,7 +124,7 @@ pub struct CaseRecord {
     pub sample_unit: SampleUnit,
     /// Time that the measured ceilings allow for that work, if they were measured.
     pub limit: Option<TimeLimit>,
-    /// The output against the reference.
+    /// Comparison of the outputs with the reference.
     pub verification: VerificationRecord,
     /// Device memory that the implementation declares, bytes: inputs, outputs and scratch; absent
     /// if it declares none.
@@ -393,7 +393,7 @@ impl ProcessRun {
         }
     }
 
-    /// Code, build, inputs and place.
+    /// Code, build, inputs and device of the run.
     pub fn origin(&self) -> Origin<'_> {
         Origin {
             provenance: &self.provenance,

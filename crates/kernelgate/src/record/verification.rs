@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::verify::{self, Bounds, Errors, OutputComparison};
 use crate::workload::Tolerance;
 
-/// How an output compared, as stored.
+/// Stored result of the comparison of outputs with the reference.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerificationRecord {
     /// Largest |out - ref| over the largest |ref|.
@@ -84,7 +84,7 @@ impl VerificationRecord {
         beyond(after.max_error, " after timing")
     }
 
-    /// How far the outputs were verified.
+    /// Which part of the outputs was verified.
     pub const fn value(&self) -> Verification {
         let Self { checked, total, .. } = *self;
         match (checked, self.with_base) {
@@ -220,7 +220,7 @@ pub struct AfterTiming {
     /// Largest |out - ref| over the largest |ref|; 0 if the outputs have the bits of the verified
     /// ones.
     pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂; 0 likewise.
+    /// ‖out - ref‖₂ / ‖ref‖₂; 0 if the outputs are equal.
     pub relative_l2: f64,
 }
 

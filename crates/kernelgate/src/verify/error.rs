@@ -3,7 +3,7 @@
 use crate::backend::BackendError;
 use crate::workload::{Dtype, Tolerance};
 
-/// Why a case is wrong.
+/// The reason why a case is wrong.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum VerifyError {
     /// Elements that are NaN or infinite (or still poisoned).
@@ -18,10 +18,10 @@ pub enum VerifyError {
         count: u64,
         /// Total number of elements.
         total: u64,
-        /// Index of the first, row-major.
+        /// Row-major index of the first such element.
         first: usize,
     },
-    /// Further from the reference than allowed.
+    /// An output differs from the reference by more than the tolerance.
     #[error(
         "output `{output}`: max error {max_error:.2e} (allowed {:.0e}), \
          relative L2 {relative_l2:.2e} (allowed {:.0e}); \
@@ -75,7 +75,7 @@ pub enum VerifyError {
         count: u64,
         /// Number of compared elements.
         checked: u64,
-        /// Index of the first, row-major.
+        /// Row-major index of the first such element.
         first: usize,
         /// Value of the first element.
         actual: f64,
@@ -104,7 +104,7 @@ pub enum VerifyError {
     /// A reference without elements: nothing would be verified.
     #[error("the reference holds no element: nothing was compared")]
     Nothing,
-    /// The implementation did not get that far.
+    /// The implementation failed before its outputs could be compared.
     #[error(transparent)]
     Backend(#[from] BackendError),
 }

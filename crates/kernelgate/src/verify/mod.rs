@@ -31,14 +31,14 @@ pub struct Errors {
     pub rounding: f64,
 }
 
-/// Whether files leave an error out.
+/// Whether an error is 0, which files do not store.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 pub(crate) fn is_nothing(error: &f64) -> bool {
     *error == 0.0
 }
 
 impl Errors {
-    /// The worse of both in each.
+    /// The larger value of each error.
     pub const fn worst(self, other: Self) -> Self {
         Self {
             max_error: self.max_error.max(other.max_error),
@@ -277,7 +277,7 @@ fn shaped<'a>(outputs: &'a Tensors, expected: &Expected) -> Result<&'a Tensor, V
     Ok(output)
 }
 
-/// Elements that one task compares.
+/// Number of elements that one task compares.
 const PIECE: usize = 1 << 16;
 
 /// Consecutive elements of an output and their expected values.
@@ -397,7 +397,7 @@ fn check_written(name: &str, output: &Tensor) -> Result<(), VerifyError> {
 /// Integers that differ from their expected values.
 struct Differences {
     count: u64,
-    /// Index, value and reference of the first.
+    /// Index, value and expected value of the first difference.
     first: Option<(usize, f64, f64)>,
 }
 
@@ -441,7 +441,7 @@ impl Sums {
         sums
     }
 
-    /// Adds elements from `from` on.
+    /// Adds the elements of a piece, the first of which has index `from`.
     fn add(&mut self, from: usize, actual: &[f64], expected: &[f64]) {
         let (mut error_squared, mut reference_squared) =
             (self.error_squared, self.reference_squared);

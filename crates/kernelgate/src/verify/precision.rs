@@ -115,8 +115,8 @@ pub struct PrecisionLimit {
 }
 
 /// Significant bits of the most precise floating-point format below a dtype: f32 below f64, tf32
-/// and f16 below f32, bf16 below f16, fp8 (e4m3) below bf16. None below that, and for
-/// integers.
+/// and f16 below f32, bf16 below f16, fp8 (e4m3) below bf16. `None` for fp8, which has no format
+/// below it, and for integers.
 pub const fn lower_bits(dtype: Dtype) -> Option<u32> {
     match dtype {
         Dtype::F64 => Some(24),
@@ -128,7 +128,7 @@ pub const fn lower_bits(dtype: Dtype) -> Option<u32> {
 }
 
 /// The inputs with every floating-point value rounded to this many significant bits, to nearest,
-/// ties to even. Integers, and values that would overflow, stay.
+/// ties to even. Integers, and values that would overflow, are not rounded.
 pub fn rounded(inputs: &Tensors, bits: u32) -> Tensors {
     let mut all = Tensors::new();
     for (name, tensor) in inputs.iter() {

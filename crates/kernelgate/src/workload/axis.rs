@@ -22,9 +22,9 @@ pub struct Axis {
 /// The valid values of an axis.
 #[derive(Debug, Clone, Copy)]
 pub enum Values {
-    /// Any whole number from 1.
+    /// The axis accepts any whole number from 1.
     Number,
-    /// One of these words or numbers.
+    /// The axis accepts these words or numbers.
     OneOf(&'static [&'static str]),
     /// One of those that lines of [`expand`] give the axis.
     InLines(&'static [&'static str]),
@@ -109,10 +109,10 @@ fn items(lines: &'static [&'static str]) -> impl Iterator<Item = (&'static str, 
     parts.map(|part| part.split_once('=').unwrap_or((part, "")))
 }
 
-/// Why a point could not be made.
+/// The reason why a point is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AxisError {
-    /// The value is not one of the axis.
+    /// The axis does not accept the value.
     #[error("axis `{axis}` takes {expected}, not `{value}`")]
     Value {
         /// The axis.
@@ -122,7 +122,7 @@ pub enum AxisError {
         /// Valid values.
         expected: String,
     },
-    /// No such axis in the workload.
+    /// The workload has no such axis.
     #[error("no axis `{axis}` here; axes are {known}")]
     Unknown {
         /// Given name.
@@ -136,7 +136,7 @@ pub enum AxisError {
         /// The axis.
         axis: &'static str,
     },
-    /// An item that is not `axis=value[,value]`.
+    /// An item does not have the form `axis=value[,value]`.
     #[error("`{item}` is not of the form axis=value[,value]")]
     Syntax {
         /// Given text.

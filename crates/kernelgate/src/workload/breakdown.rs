@@ -11,7 +11,7 @@ use super::Work;
 pub struct Breakdown {
     /// Samples that one execution computes, for its throughput.
     pub samples: Option<u64>,
-    /// A sample of this workload.
+    /// Unit of a sample of this workload.
     pub unit: SampleUnit,
     /// The parts, in the order of the tables.
     pub parts: Vec<Part>,
@@ -43,7 +43,7 @@ impl SampleUnit {
     }
 }
 
-/// A part of an execution.
+/// A named part of a problem's execution, such as a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
     /// The table that it is in, such as `component` or `layer`.

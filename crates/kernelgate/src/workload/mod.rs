@@ -65,7 +65,8 @@ pub trait Problem: Send + Sync + 'static {
     /// Operations and fewest bytes of one execution.
     fn work(&self) -> Work;
 
-    /// Number of GPUs that one execution is spread over. On fewer, its cases on GPUs are skipped.
+    /// Number of GPUs that one execution is spread over. On a machine with fewer GPUs, these cases
+    /// are skipped.
     fn gpus(&self) -> usize {
         1
     }
@@ -76,7 +77,7 @@ pub trait Problem: Send + Sync + 'static {
         None
     }
 
-    /// The parts that `kernelgate profile` shows of it.
+    /// The parts of the problem that `kernelgate profile` shows.
     fn breakdown(&self) -> Breakdown {
         Breakdown::default()
     }
@@ -137,12 +138,12 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Every row of the output.
+    /// Expected values of the whole output.
     pub fn all(name: &str, shape: impl Into<Vec<usize>>, values: impl Into<Data>) -> Self {
         Self { name: name.to_owned(), shape: shape.into(), rows: None, values: values.into() }
     }
 
-    /// Some rows of the output.
+    /// Expected values of some rows of the output, if the whole is too expensive.
     pub fn sampled(
         name: &str,
         shape: impl Into<Vec<usize>>,
@@ -203,7 +204,7 @@ pub enum Effort {
     Thorough,
 }
 
-/// How large the default problems are.
+/// Size of the default problems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scale {
     /// Sizes for the cores of a host.

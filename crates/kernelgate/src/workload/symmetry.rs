@@ -29,7 +29,7 @@ pub enum Symmetry {
 }
 
 impl Symmetry {
-    /// The inputs that it changes.
+    /// The inputs that the symmetry changes.
     pub fn inputs(self) -> Vec<&'static str> {
         match self {
             Self::Roll { inputs, .. } => inputs.iter().map(|(name, _)| *name).collect(),

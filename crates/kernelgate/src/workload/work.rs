@@ -42,7 +42,7 @@ pub struct Work {
     pub read_bytes: u64,
     /// The fewest bytes that must be written: each output once.
     pub write_bytes: u64,
-    /// Work over several GPUs: what passes between them.
+    /// For several GPUs: the data that passes between them.
     pub link: Option<LinkWork>,
 }
 
@@ -70,7 +70,7 @@ impl Work {
         self
     }
 
-    /// Adds what passes between GPUs, for chaining.
+    /// Adds the data that passes between GPUs, for chaining.
     pub fn with_link(mut self, link: LinkWork) -> Self {
         self.link = Some(link);
         self

@@ -31,7 +31,7 @@ const ANCHOR_INTERVAL: Duration = Duration::from_secs(10);
 /// Number of layouts that alternate: on a GPU each of them is compiled once.
 const LAYOUTS: usize = 16;
 
-/// Comparisons to make, and how.
+/// Number and settings of the comparisons of a calibration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CalibrationRequest {
     /// A/A comparisons: base and head are the same build.

@@ -197,7 +197,7 @@ impl<'a> Engine<'a> {
     }
 
     /// An engine for one of the comparisons of a calibration: with this plan and co-running load on
-    /// the head. Its progress is shown as a detail of `label`.
+    /// the head. Its progress is printed after `label`.
     pub fn for_calibration(
         request: &'a ComparisonRequest,
         session: &'a Session,
@@ -560,7 +560,7 @@ impl<'a> Engine<'a> {
                 break;
             }
         }
-        // A resumed comparison uses whole blocks only.
+        // A resumed comparison reads whole blocks only, so trials are saved after each block.
         Ok(file::write(&self.session.folder.file(TRIALS), &self.trials)?)
     }
 }

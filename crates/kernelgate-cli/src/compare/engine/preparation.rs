@@ -384,8 +384,7 @@ impl Engine<'_> {
 }
 
 impl Prepared {
-    /// Records the facts of a run that hold for all: where benches of this harness ran, if there
-    /// are any.
+    /// Records facts that all benches share: from a bench of kernelgate's harness, if there is one.
     fn note(&mut self, Verified { run, driver, .. }: &Verified) {
         self.plans.extend(run.plan.iter().map(|plan| plan.digest.clone()));
         self.anchors = self.anchors.take().or_else(|| run.anchors.clone());

@@ -189,7 +189,7 @@ pub fn time_left(
     TimeLeft { likely_s, most_s }
 }
 
-/// Time for the rest of a round, seconds.
+/// Time that is left for the current round, seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TimeLeft {
     /// The time if later pairs have the variance of those so far.

@@ -110,7 +110,7 @@ impl Checkout {
     ) -> Result<Vec<String>, CompareError> {
         let (label, path) = (revision.label(), link.path.display());
         if source.objects.is_empty() {
-            // An earlier comparison may have left it here.
+            // An earlier comparison may have left the link here.
             self.remove(&link.path)?;
             let get = format!("`git submodule update --init --recursive -- {path}` gets it");
             if source.top.is_dir() {

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 /// Removes a path of ours: a file, link, FIFO, or folder with its contents. Links are not followed.
-/// An absent path is fine.
+/// It is no error if the path is absent.
 pub fn remove(path: &Path) -> std::io::Result<()> {
     let removed = match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),

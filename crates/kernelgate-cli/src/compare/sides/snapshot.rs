@@ -242,7 +242,7 @@ mod tests {
         checkout.check_out(&clean).unwrap();
         assert!(!elsewhere.path().join("new").exists());
 
-        // Nearly every package has such a file.
+        // Nearly every package has a `.gitignore`.
         std::fs::write(folder.path().join(".gitignore"), "/target\nignored\n").unwrap();
         let usual = take_snapshot(&repository, &checkout, &target);
         checkout.check_out(&usual).unwrap();

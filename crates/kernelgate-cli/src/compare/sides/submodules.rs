@@ -16,7 +16,7 @@ const GITLINK: &str = "160000";
 pub struct Gitlink {
     /// Path of the submodule, relative to the repository's root.
     pub path: PathBuf,
-    /// The commit that belongs there.
+    /// The commit that the repository records for the submodule.
     pub commit: String,
 }
 

@@ -33,7 +33,7 @@ const WHOLE: &str = "whole";
 pub enum NotListed {
     /// Criterion's flags do not drive the bench, with the reason.
     Undrivable(String),
-    /// The bench hangs or fails, with the reason.
+    /// The bench hung or failed, with the reason.
     Broken(String),
 }
 

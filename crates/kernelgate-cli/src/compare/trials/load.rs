@@ -14,7 +14,7 @@ pub enum CoRunning {
     /// This number of spinning threads of this process, which is another process for the benches.
     Threads(usize),
     /// A second process of the same executable, which times its first case again and again on the
-    /// same GPU. It starts this long before the measured process.
+    /// same GPU. The load starts this long before the measured process.
     Process(Duration),
 }
 

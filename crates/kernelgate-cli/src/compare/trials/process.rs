@@ -26,7 +26,7 @@ pub struct TrialSetup<'a> {
     pub work: &'a Path,
     /// Handle by which an interrupt ends the process.
     pub running: &'a ChildProcess,
-    /// The host, as this program sees it.
+    /// Description of the host.
     pub environment: &'a Environment,
     /// Output for messages about processes that reach a limit of time or memory.
     pub progress: &'a ComparisonProgress,

@@ -275,12 +275,12 @@ impl CalibrationComparison {
         self.verdicts.iter().map(|(case, verdict)| (case.as_str(), *verdict))
     }
 
-    /// Whether a case was called slower.
+    /// Whether the comparison called a case slower.
     pub fn fired(&self) -> bool {
         self.judged().any(|(_, verdict)| verdict == Verdict::Regressed)
     }
 
-    /// Whether an unchanged case was called slower.
+    /// Whether the comparison called a case slower whose code is unchanged.
     pub fn is_false_alarm(&self) -> bool {
         let slower = |(case, verdict): (&str, Verdict)| {
             verdict == Verdict::Regressed && !self.delays_ns.contains_key(case)

@@ -20,7 +20,7 @@ const STEPS: [f64; 7] = [1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0];
 /// Size of a slow-down that must be found, as a multiple of the threshold: at the threshold itself
 /// half of them are found.
 const FOUND_AT: f64 = 2.0;
-/// Share of such slow-downs that must be found.
+/// Share of the injected slow-downs that must be found.
 const POWER: f64 = 0.9;
 /// Share of unchanged cases that may stay inconclusive.
 const INCONCLUSIVE: f64 = 0.05;
@@ -50,7 +50,7 @@ pub struct Recommended {
     pub contention_weight: f64,
     /// The reason why there is no threshold, or a warning.
     pub note: Option<String>,
-    /// The thresholds that were tried.
+    /// The thresholds among which the recommendation chose.
     pub tried: Vec<Tried>,
 }
 
@@ -175,7 +175,7 @@ pub fn replay(comparison: &CalibrationComparison, plan: &TestPlan) -> BTreeMap<S
         (Verdict::Regressed, Some(_)) => Verdict::Inconclusive,
         (other, _) => other,
     };
-    // A case that failed later was not judged.
+    // A case that failed after its first round has no verdict.
     let judged =
         first.decisions.iter().filter(|decision| comparison.verdicts.contains_key(&decision.case));
     judged

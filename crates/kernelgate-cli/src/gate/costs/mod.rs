@@ -111,13 +111,13 @@ pub enum Missing {
     OnHost,
     /// A bench that uses Criterion alone records no cost.
     Criterion,
-    /// The base did not record it.
+    /// The base did not record the cost.
     Base,
-    /// The head did not record it.
+    /// The head did not record the cost.
     Head,
     /// Neither side recorded the cost.
     Both,
-    /// Both sides recorded it, by figures that do not compare.
+    /// Both sides recorded the cost, in figures that cannot be compared.
     Figures,
 }
 

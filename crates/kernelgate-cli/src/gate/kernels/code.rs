@@ -1,7 +1,8 @@
 //! Decides whether the code of a case changed. It compares the kernels that its implementation uses
 //! in both builds: the hash of their machine code, its resources, and their launch shapes.
 //!
-//! Host code is not compared, nor are kernels of libraries. No verdict depends on this.
+//! Host code is not compared, nor are kernels of libraries. Verdicts do not depend on changes of
+//! the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -30,7 +30,7 @@ pub struct ResourcesOutcome {
     pub refused: Option<String>,
     /// Number of compared kernels.
     pub compared: usize,
-    /// All changes, in kernel order.
+    /// Changes of resources, sorted by kernel.
     pub changes: Vec<ResourceChange>,
     /// Whether record and build have no kernel in common, although one of them has some.
     #[serde(skip)]

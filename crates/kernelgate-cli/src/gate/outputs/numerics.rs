@@ -52,7 +52,7 @@ pub enum Figure {
 }
 
 impl Figure {
-    /// The value of this measure.
+    /// The value of this error measure.
     const fn among(self, errors: &Errors) -> f64 {
         match self {
             Self::RelativeL2 => errors.relative_l2,
@@ -180,7 +180,7 @@ pub fn compare<'a>(
 
 /// Errors of an output that both sides record, or of all outputs together.
 struct Output {
-    /// `None` for all outputs together.
+    /// Name of the output; `None` for all outputs together.
     name: Option<String>,
     pairs: Vec<Pair>,
 }
@@ -200,7 +200,7 @@ const FIGURES: [Figure; 2] = [Figure::RelativeL2, Figure::MaxError];
 struct Pair {
     base: Errors,
     head: Errors,
-    /// Smallest error that counts as one.
+    /// Smallest error that counts; smaller errors are rounding.
     floor: f64,
 }
 

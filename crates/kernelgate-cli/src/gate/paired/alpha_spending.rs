@@ -20,9 +20,9 @@ const GROWTH: f64 = 1.4;
 /// An interim analysis.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct InterimAnalysis {
-    /// Number of pairs after which it takes place.
+    /// Number of pairs after which the interim analysis takes place.
     pub pairs: usize,
-    /// Share of alpha that it spends.
+    /// Share of alpha that the interim analysis spends.
     pub weight: f64,
 }
 

@@ -28,7 +28,8 @@ const EVIDENCE: f64 = 0.1;
 
 /// Decides the cases that the blocks so far can decide. Pure, and may be called after every block.
 /// `last` says that no more blocks come, and must not depend on their results (the budget is used
-/// up, the user interrupted). A comparison whose cases are all decided needs no last call.
+/// up, the user interrupted). If all cases are decided, the test at the end of the comparison is
+/// not needed.
 ///
 /// A case keeps its verdict when more blocks of other cases come. All calls of a comparison must
 /// have the same set of cases, because their number sets the interim analyses.
@@ -115,7 +116,7 @@ struct Tests<'a> {
 /// p values of a case that hold at any interim analysis, for both directions, with the pairs at the
 /// analysis that gave them.
 struct ChangeEvidence {
-    /// p value by time alone.
+    /// p value of the test on times alone.
     time: f64,
     /// Largest p value of time, time without contention, and cycles.
     all: f64,

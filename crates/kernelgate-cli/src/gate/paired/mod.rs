@@ -152,7 +152,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Number of cases, if the decision has `given`.
+    /// Number of cases to adjust for, if the decision has `given` cases.
     fn size(self, given: usize) -> usize {
         match self {
             Self::Given => given.max(1),

@@ -38,7 +38,7 @@ pub enum RemovedCases {
     /// The comparison is inconclusive.
     #[default]
     Inconclusive,
-    /// The comparison fails, as with a slower case.
+    /// A removed case fails the comparison, as a slower case does.
     Fail,
     /// Cases may be removed; the report names them.
     Ignore,

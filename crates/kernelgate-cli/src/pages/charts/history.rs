@@ -100,7 +100,7 @@ fn level(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
     ends.extend([0, count]);
     ends.sort_unstable();
     ends.dedup();
-    // A change is drawn half-way between two points.
+    // A change of the level is drawn half-way between the two neighbouring points.
     let edge = |point: usize| match point.saturating_sub(hidden) {
         0 => 0.0,
         shown if point == count => shown as f64 - 1.0,

@@ -154,7 +154,7 @@ pub fn memory(trace: &Trace, diagnosis: &Diagnosis) -> Vec<Figure> {
     let starts = diagnosis.memory.iter().filter_map(|of| Some(of.held.first()?.0));
     let first = starts.fold(begun, i64::min);
     let series = diagnosis.memory.iter().enumerate().map(|(colour, of)| {
-        // The value stays the same until it changes.
+        // A step chart: the value stays the same until the next point.
         let mut before = 0;
         let corners = of.over_time(MAX_POINTS).into_iter().flat_map(|(time, bytes)| {
             let held = std::mem::replace(&mut before, bytes);

@@ -119,7 +119,7 @@ impl Image {
                     return Err(ImageError::CutShort { name, bytes: bytes.len(), declared });
                 }
                 if matches!(kind, ImageKind::Ptx(_)) && bytes.last() != Some(&0) {
-                    // The driver reads text to its NUL.
+                    // The driver reads PTX up to a NUL byte.
                     bytes.push(0);
                 }
                 Ok(Self { name, bytes, kind })
@@ -151,7 +151,7 @@ impl Module {
             .module
             .load_function(symbol)
             .map_err(|error| failed(&format!("find {symbol} in {}", self.name), &error))?;
-        // It has no name in records, because nothing checks whether it was launched.
+        // The kernel has no name in records, because nothing checks whether it was launched.
         Kernel::new(function, &self.stream, symbol, (Arc::default(), Arc::default()))
     }
 }
@@ -180,7 +180,7 @@ impl Device {
     }
 }
 
-/// Why the driver does not load an image.
+/// The reason why the driver does not load an image.
 fn refused(image: &Image, device: &Device, error: &DriverError) -> BackendError {
     let (name, kind, arch) = (&image.name, &image.kind, &device.facts().arch);
     let text = format!("failed to load {name}, {kind}, on {arch}: {}", describe(error));
@@ -244,7 +244,7 @@ fn elf(bytes: &[u8]) -> Option<ImageKind> {
 }
 
 /// Number of bytes that the headers of a cubin declare: its tables of sections and segments, and
-/// their contents. The driver is not given a length.
+/// their contents. The driver gets no length of the image, so its headers are checked first.
 fn cubin_bytes(bytes: &[u8]) -> u64 {
     const HEADER: u64 = 64;
     /// Section types of the ELF standard with content in the file. NVIDIA's own types may have

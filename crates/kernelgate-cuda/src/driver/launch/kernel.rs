@@ -1,4 +1,4 @@
-//! A loaded kernel and how it is launched.
+//! A loaded kernel, its attributes and its launch.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Kernel {
         Ok(Self { function, stream, name, parameter_bytes, launched, in_use })
     }
 
-    /// This kernel for launches on another stream.
+    /// The same kernel for launches on another stream.
     pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
         Self {
             function: self.function.clone(),
@@ -66,7 +66,7 @@ impl Kernel {
         self.function.cu_function()
     }
 
-    /// Allows launches with that much dynamic shared memory. A larger allowance stays, because
+    /// Allows launches with this amount of dynamic shared memory. A larger allowance stays, because
     /// other launches of the same function may rely on it.
     ///
     /// # Errors

@@ -8,7 +8,8 @@ use super::attributes;
 use crate::BackendError;
 use crate::driver::memory::window::Window;
 
-/// How a kernel is launched. Records keep the grid, the threads in x and the shared memory.
+/// Grid, block, shared memory and attributes of a launch. Records keep the grid, the threads in x
+/// and the shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Launch {
     /// Blocks in x, y, z.
@@ -85,7 +86,7 @@ impl Launch {
         Self::with_blocks([items.div_ceil(threads as usize * per_thread), 1, 1], threads)
     }
 
-    /// All blocks of the launch.
+    /// Number of blocks of the launch.
     pub fn blocks(&self) -> u64 {
         count(self.grid)
     }

@@ -36,7 +36,7 @@ const MAX_BOX_ROWS: u32 = 256;
 
 /// Alignment of addresses and strides that a copy engine reads, bytes.
 pub const COPY_ALIGNMENT: u64 = 16;
-/// Strides are below this, in bytes.
+/// Bytes below which strides must lie.
 const STRIDE_LIMIT: u64 = 1 << 40;
 
 /// A tensor `[batches][matrices][rows][columns]` with contiguous columns, of which boxes of 128

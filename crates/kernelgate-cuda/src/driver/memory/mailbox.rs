@@ -50,7 +50,7 @@ impl Mailbox {
         unsafe { self.words.add(APART).as_ref() }
     }
 
-    /// Their addresses, which are the same on the device: to it, from it.
+    /// Addresses of the words to the device and from it; they are the same on the device.
     pub fn addresses(&self) -> (u64, u64) {
         let base = self.words.as_ptr() as u64;
         (base, base + (APART * size_of::<AtomicU32>()) as u64)

@@ -16,13 +16,13 @@ use crate::driver::status::failed;
 const BLOCK: usize = 16 << 20;
 /// Bytes that one task copies on the host.
 const PIECE: usize = 1 << 19;
-/// Shorter copies are left to the driver.
+/// Smallest copy that is staged here; the driver does shorter ones.
 pub const WORTHWHILE: usize = 4 << 20;
 
 /// Two blocks of pinned memory, made for the first large copy.
 pub struct Staging {
     blocks: Mutex<Option<[Block; 2]>>,
-    /// Outlives the blocks, which it frees.
+    /// The context, which must live until the blocks are freed.
     context: Arc<CudaContext>,
 }
 

@@ -5,7 +5,7 @@ use cudarc::driver::sys;
 /// What L2 does with the lines that a launch touches in a window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Lines {
-    /// This share of the lines, the same ones each time, is kept before all others; at most 1.
+    /// L2 keeps this share of the lines (at most 1), the same lines each time, before all others.
     Keep(f32),
     /// Lines get normal priority again, whichever priority an earlier launch set.
     Release,

@@ -89,7 +89,7 @@ impl Drop for EventPool {
 pub struct Crossing(CudaEvent);
 
 impl Crossing {
-    /// Makes one.
+    /// Creates an event.
     ///
     /// # Errors
     /// When the driver refuses.

@@ -18,10 +18,10 @@ use crate::driver::check::{Code, own_arch};
 use crate::driver::device::{self, DeviceError, DeviceFacts};
 use crate::driver::status::{describe, failed};
 
-/// Why a stream cannot be timed.
+/// The reason why a stream cannot be timed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// No driver, or no GPU.
+    /// There is no driver, or no GPU.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The null handle, which looks like a handle that was never set.
@@ -290,7 +290,7 @@ mod tests {
             assert_eq!(interval.held, hold.map(|_| true));
             assert!(interval.elapsed_ns > 200_000.0 && interval.elapsed_ns < 2e6, "{interval:?}");
         }
-        // A wait of the host outlasts the hold.
+        // The host waits for the stream, so the hold of one millisecond times out.
         timer.begin(Some(Duration::from_millis(1))).unwrap();
         device.synchronize_stream().unwrap();
         assert_eq!(timer.end().unwrap().held, Some(false));

@@ -99,7 +99,7 @@ impl Hold for HostHold {
 
 impl Drop for HostHold {
     fn drop(&mut self) {
-        // Nothing may wait for it for ever.
+        // The stream is released, so that nothing waits for ever.
         self.release();
     }
 }

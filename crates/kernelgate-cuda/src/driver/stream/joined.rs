@@ -118,7 +118,7 @@ mod tests {
         eprintln!("{refused}");
         assert!(refused.contains("is of another context, on GPU 1"), "{refused}");
         assert!(refused.contains("on GPU 0"), "{refused}");
-        // Each GPU takes its own, also from a thread on which the other's context is current.
+        // Each GPU uses its own context, also from a thread on which another context is current.
         bind(device.context()).unwrap();
         JoinedStream::new(&other, stream.cu_stream()).unwrap();
         let own = device.another_stream().unwrap();

@@ -34,7 +34,8 @@ impl<H: Hold> StreamTimer<H> {
         Self::on(stream, events, hold, device.timeout())
     }
 
-    /// A timer of a stream. Work that takes longer than `timeout` is treated as hung.
+    /// Creates a timer that measures work on a stream. Work that takes longer than `timeout` is
+    /// treated as hung.
     pub(crate) fn on(
         stream: TimedStream,
         events: usize,

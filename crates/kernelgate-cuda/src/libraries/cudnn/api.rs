@@ -33,7 +33,7 @@ pub enum DescriptorKind {
     Pointwise = 0,
     /// An engine with its choices.
     EngineConfig = 3,
-    /// A question for engines that suit a graph.
+    /// A query for engines that can compute a graph.
     Heuristics = 4,
     /// Something that can be executed.
     ExecutionPlan = 5,

@@ -28,7 +28,7 @@ impl TensorLayout {
         Self { extents, strides: [h * s * d, s * d, d, 1] }
     }
 
-    /// This memory with the last two axes exchanged.
+    /// The same memory with its last two axes exchanged.
     pub const fn transposed(self) -> Self {
         let ([b, h, s, d], [by_b, by_h, by_s, by_d]) = (self.extents, self.strides);
         Self { extents: [b, h, d, s], strides: [by_b, by_h, by_d, by_s] }
@@ -82,7 +82,7 @@ impl OperationGraph {
         self.tensor(layout, data_type, Some(A::TensorIsVirtual))
     }
 
-    /// A number.
+    /// Adds a scalar tensor with a value.
     ///
     /// # Errors
     /// When cuDNN refuses.
@@ -409,7 +409,7 @@ mod tests {
         let factor = graph.scalar(2.0).unwrap();
         graph.pointwise(PointwiseMode::Multiply, &[x, factor], y).unwrap();
         assert!(graph.whole(None).is_ok());
-        // Addresses are kept, not followed.
+        // cuDNN stores the addresses and does not read from them.
         assert!(graph.pack(&[(x, 0x1000), (y, 0x2000)], &[2.0], 0x3000).is_ok());
     }
 }

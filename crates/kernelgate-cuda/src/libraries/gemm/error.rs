@@ -1,11 +1,11 @@
-//! Why there is no GEMM.
+//! Errors of GEMMs.
 
 use super::dtype::MatrixDtype;
 use super::epilogue::Epilogue;
 use crate::BackendError;
 use crate::libraries::lt::LtError;
 
-/// Why a GEMM is refused.
+/// The reason why a GEMM is refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GemmError {
     /// m, n, k or the batch count is zero.

@@ -48,7 +48,7 @@ pub struct Blas {
     handle: lt::Object,
     lanes: Vec<Lane>,
     workspace_bytes: usize,
-    /// Bytes of pieces that launches have.
+    /// Bytes of the workspace that launches use.
     used_bytes: Cell<usize>,
 }
 
@@ -176,7 +176,7 @@ impl Tool {
 /// Relative time below which another algorithm than the library's first is chosen: a smaller gain
 /// could be noise, and the next process could choose differently.
 const CLEARLY_FASTER: f64 = 0.97;
-/// Rounds of which the fastest counts.
+/// Number of rounds in which algorithms are timed; the fastest counts.
 const ROUNDS: usize = 3;
 
 impl Gemm {

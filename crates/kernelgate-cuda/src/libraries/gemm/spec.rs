@@ -200,7 +200,7 @@ impl GemmSpec {
             }
         }
         let layouts = self.layouts();
-        // The library's columns are rows here.
+        // The library is column-major, so its columns are the rows of these matrices.
         for (matrix, layout) in
             [('A', layouts.b), ('B', layouts.a), ('C', layouts.c), ('D', layouts.d)]
         {
@@ -222,7 +222,7 @@ impl GemmSpec {
         Ok(())
     }
 
-    /// Whether cuBLASLt's table of types has them.
+    /// Whether cuBLASLt supports this combination of types.
     const fn dtypes_go_together(&self) -> bool {
         use MatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
         if self.tf32 && !matches!(self.a, F32) {

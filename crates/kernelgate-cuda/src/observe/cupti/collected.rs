@@ -26,7 +26,7 @@ pub const WAIT: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_SYNCHRONIZATION as u32;
 pub const OVERHEAD: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_OVERHEAD as u32;
 pub const ALLOCATION: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMORY2 as u32;
 
-/// What CUPTI fills and hands back.
+/// Size of the buffers that CUPTI fills and returns.
 const BUFFER_BYTES: usize = 4 << 20;
 const BUFFER_ALIGN: usize = 8;
 
@@ -39,7 +39,7 @@ pub struct Collected {
     functions: HashMap<(u32, u32), u32>,
 }
 
-/// One a process, because CUPTI's callbacks are.
+/// The records of the process; CUPTI's callbacks have one target a process.
 pub fn collected() -> MutexGuard<'static, Collected> {
     static COLLECTED: LazyLock<Mutex<Collected>> = LazyLock::new(Mutex::default);
     COLLECTED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -230,7 +230,7 @@ pub extern "C" fn take_buffer(
 mod tests {
     use super::*;
 
-    /// All bytes 0, which every field of these structures may be.
+    /// A structure with all bytes 0, which is valid for each of its fields.
     fn zeroed<T>() -> T {
         // SAFETY: integers and pointers may be 0.
         unsafe { std::mem::zeroed() }

@@ -46,7 +46,7 @@ impl Recorded {
 
 /// CUPTI's name for the system's ids of threads.
 const SYSTEM_THREAD_IDS: u32 = 1;
-/// Also buffers that are not full.
+/// Flag of a flush that includes buffers that are not full.
 const EVERY_BUFFER: u32 = 1;
 
 /// Records the activity of the process until it is dropped; only one may exist. It slows launches,

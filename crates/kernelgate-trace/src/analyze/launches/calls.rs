@@ -26,7 +26,7 @@ pub struct LaunchCalls {
 }
 
 impl LaunchCalls {
-    /// No launch of so many operations is recorded.
+    /// A table for a number of operations in which no launch is known yet.
     pub fn new(operations: usize) -> Self {
         Self {
             lead: Packed::filled(operations, 0),

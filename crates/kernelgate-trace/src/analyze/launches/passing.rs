@@ -70,7 +70,7 @@ fn close<S>(open: &mut Vec<Open<S>>, time: i64, closed: impl FnMut(Open<S>)) {
     open.extract_if(.., |range| range.row.end < time).for_each(closed);
 }
 
-/// Operations by what joins them with calls.
+/// Operations by the key that joins them with calls.
 #[derive(Debug, Default)]
 pub(crate) struct Launched {
     /// Launched operations in order of their keys.
@@ -127,7 +127,7 @@ impl Launched {
 pub(crate) struct NodeEvents(Vec<u32>);
 
 impl NodeEvents {
-    /// Those of a trace that are asked for.
+    /// Selects the operations of a trace that `wanted` accepts.
     pub fn new(trace: &Trace, wanted: impl Fn(usize) -> bool) -> Self {
         let times = &trace.node_events.time;
         let mut events: Vec<u32> =

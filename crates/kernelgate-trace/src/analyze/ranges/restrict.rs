@@ -74,7 +74,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
         work: trace.work.clone(),
         profiled: trace.profiled.clone(),
         streams: trace.streams.clone(),
-        // Memory allocated before is still held inside.
+        // Memory that was allocated before a range is still held inside it.
         allocations: trace.allocations.clone(),
         metadata: trace.metadata.clone(),
         quality: trace.quality.clone(),
@@ -189,7 +189,7 @@ impl Selection {
         }
     }
 
-    /// Whether what a thread did lies inside.
+    /// Whether a span of a thread's time lies inside a matching range.
     pub(in crate::analyze) fn holds(
         &self,
         trace: &Trace,
@@ -235,7 +235,7 @@ fn nodes(trace: &Trace, expression: &Regex) -> HashSet<(u32, u64)> {
     nodes.iter().filter(inside).map(|node| (node.process, node.id)).collect()
 }
 
-/// Spans in order, without those inside another. Spans that overlap stay as they are.
+/// Spans in order, without those inside another. Spans that only overlap are not merged.
 fn outermost(spans: &mut Spans) {
     spans.sort_by_key(|&(start, end)| (start, std::cmp::Reverse(end)));
     let mut until = i64::MIN;

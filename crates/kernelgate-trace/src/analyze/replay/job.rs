@@ -40,7 +40,7 @@ pub struct JobReplay<'a> {
     of_operation: Vec<HashMap<OperationId, usize>>,
 }
 
-/// A collective while ranks arrive.
+/// State of a collective that some ranks have not reached.
 #[derive(Clone, Copy)]
 struct Arrivals {
     missing: usize,

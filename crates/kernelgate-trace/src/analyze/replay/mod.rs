@@ -58,7 +58,7 @@ struct Wait {
     recorded: bool,
 }
 
-/// Other lengths for a replay.
+/// Changed durations of operations, calls and waits for a replay.
 pub struct Change<'a> {
     /// The length of an operation, from its recorded one.
     pub length: &'a dyn Fn(OperationId, i64) -> i64,
@@ -77,7 +77,8 @@ pub enum HostTime<'a> {
     Recorded,
     /// A part of the time between launch calls is left, 0 to 1.
     Scaled(f64),
-    /// Neither code nor launch calls take time in these spans, which do not overlap.
+    /// In these spans, which do not overlap, the host takes no time: neither its code nor launch
+    /// calls.
     WithoutPauses(&'a [(i64, i64)]),
 }
 
@@ -110,12 +111,12 @@ pub enum Segment {
     Host,
     /// From the end of an operation to the return of the call that waits for it.
     WaitReturn,
-    /// Nothing is recorded that the operation depends on.
+    /// The trace does not show what the operation depends on.
     Unknown,
 }
 
 impl Segment {
-    /// As text; operations have names of their own.
+    /// The segment as text; an operation is printed by its own name.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Operation(_) => "operation",
@@ -137,7 +138,7 @@ pub struct Dependencies<'a> {
     launched: Order,
     /// Operations in the order of their start.
     started: Order,
-    /// In the order of their end.
+    /// Waits of the host, in the order of their end.
     waits: Vec<Wait>,
     /// From the operation before each one on its stream to it; 0 for the first.
     step: Packed<i64>,
@@ -219,7 +220,7 @@ impl<'a> Dependencies<'a> {
             if start.saturating_sub(ready) <= WAITS_NS {
                 continue;
             }
-            // Its own device first: a process may have several.
+            // The wait's own device comes first, because a process may use several devices.
             let others = [last_of_device[device_of_place[place]], last_of_process[process(id)]];
             let waits_for = |&other: &OperationId| {
                 other != NONE
@@ -442,7 +443,7 @@ fn behind(id: OperationId, step: i64) -> Option<OperationId> {
 /// A replay while it goes on: differences between replayed and recorded times.
 pub struct Replay<'d, 'a> {
     of: &'d Dependencies<'a>,
-    /// By thread, the time behind its last call.
+    /// Time after the last call of each thread.
     thread: Vec<i64>,
     /// By thread, the recorded end of its last call; empty where the host takes its recorded time.
     called: Vec<i64>,
@@ -457,7 +458,7 @@ pub struct Replay<'d, 'a> {
 }
 
 impl<'d, 'a> Replay<'d, 'a> {
-    /// A replay that has not begun.
+    /// Starts a replay of the dependencies.
     pub fn new(of: &'d Dependencies<'a>) -> Self {
         Self {
             of,
@@ -642,7 +643,7 @@ impl<'d, 'a> Walk<'d, 'a> {
         let mut launches = vec![LaunchSum::default(); of.threads];
         let mut last = vec![i64::MIN; of.threads];
         for (id, call) in of.launched.iter().filter_map(|id| Some((id, of.launch(id)?))) {
-            // A graph's call launches several operations.
+            // The launch call of a graph launches several operations.
             let last = &mut last[call.thread as usize];
             if std::mem::replace(last, call.start) != call.start {
                 launches[call.thread as usize].calls.push(id);

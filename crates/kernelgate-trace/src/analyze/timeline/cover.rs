@@ -10,7 +10,7 @@ pub struct Union {
 }
 
 impl Union {
-    /// Joins spans in any order.
+    /// Joins spans, given in any order, into their union.
     pub fn new(mut spans: Vec<(i64, i64)>) -> Self {
         if !spans.is_sorted() {
             spans.sort_unstable();

@@ -12,9 +12,9 @@ pub struct Gap {
     pub start: i64,
     /// Nanosecond after the last.
     pub end: i64,
-    /// The operation that ended last before it.
+    /// The operation that ended last before the gap.
     pub before: OperationId,
-    /// The operation that started after it.
+    /// The operation that started after the gap.
     pub after: OperationId,
     /// How many operations of the activity had started before it.
     pub started: u32,

@@ -19,7 +19,7 @@ const COVERED: f64 = 0.5;
 const REGULAR: f64 = 0.7;
 /// Kernels that are tried as the first one of an iteration.
 const ANCHORS: usize = 24;
-/// Operations that are compared for one of them.
+/// Largest number of operations that are compared to find one period.
 const COMPARED: usize = 200_000;
 /// Part of an iteration's operations that the next one repeats.
 const REPEATED: f64 = 0.9;
@@ -66,7 +66,7 @@ pub struct HostIterations<K> {
     pub key: K,
     /// When each one starts.
     pub starts: Vec<i64>,
-    /// When the last one ends.
+    /// End of the last iteration.
     pub end: i64,
 }
 
@@ -213,7 +213,7 @@ pub fn repeated(
     if best < REPEATED {
         return None;
     }
-    // The shortest period of equal ones.
+    // Of several periods with the same score, the shortest is chosen.
     let &(_, anchor) = scored.iter().rev().find(|&&(score, _)| score >= best - 0.01)?;
     let named = sequence.iter().zip(operations.iter());
     Some(named.filter(|&(name, _)| name == anchor).map(|(_, id)| id).collect())

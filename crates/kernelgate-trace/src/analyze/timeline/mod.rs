@@ -16,7 +16,7 @@ use crate::analyze::timeline::idle::Gap;
 /// copies, so that the lines add up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Line {
-    /// Compute with nothing beside it.
+    /// Compute while no communication, copy or migration runs.
     Compute,
     /// Compute with communication beside it: hidden communication.
     ComputeAndCommunication,
@@ -32,7 +32,7 @@ pub enum Line {
     Migration,
     /// Copies without compute or communication: exposed.
     Copy,
-    /// Memory set, and nothing else.
+    /// Memory is set, and nothing else runs.
     Set,
 }
 

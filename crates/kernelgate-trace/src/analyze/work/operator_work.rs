@@ -145,7 +145,8 @@ pub fn operator(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<Wo
     work.filter(|work| (work.flops + work.bytes).is_finite())
 }
 
-/// Products that an output of a matrix product adds up. `aten::matmul` calls one of them.
+/// Products that an output of a matrix product adds up. `aten::matmul` calls one of these
+/// operators, which is counted instead.
 pub fn product_depth(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<f64> {
     let first = match name.strip_prefix("aten::")? {
         "mm" | "bmm" => 0,
@@ -318,7 +319,7 @@ const MOVING: &[&str] = &[
 fn moving(function: &str, inputs: &Inputs) -> Option<Work> {
     let largest = inputs.tensors.iter().flatten().map(Tensor::bytes).fold(0.0, f64::max);
     let bytes = match function {
-        // Their first argument is only written.
+        // The first argument of these operators is only written.
         "copy_" | "fill_" | "zero_" => inputs.bytes(),
         "sum" | "mean" | "max" | "min" | "amax" => inputs.bytes(),
         function if MOVING.contains(&function) => inputs.bytes() + largest,

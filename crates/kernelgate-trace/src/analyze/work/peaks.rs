@@ -1,7 +1,7 @@
 //! Peaks of devices: dense tensor throughput by precision and memory bandwidth, from the
 //! data sheets of their vendors, without sparsity. Absent: clocks below the boost clock, power limits.
 
-/// A kind of number that matrix units multiply.
+/// Number format that matrix units multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Precision {
     /// 64 bits.
@@ -57,7 +57,7 @@ impl Peaks {
         Some(self.tera[index] * 1e3).filter(|peak| *peak > 0.0)
     }
 
-    /// Those of a device by its name.
+    /// Peaks of a device, found by its name.
     pub fn for_device(name: &str) -> Option<Self> {
         let words: Vec<String> = name
             .split(|c: char| !c.is_ascii_alphanumeric())

@@ -106,12 +106,12 @@ impl WorkSum {
     }
 }
 
-/// The side of the roofline.
+/// The part of the roofline that limits work: memory or compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// The intensity is above that of the ridge: the matrix units limit.
     Compute,
-    /// It is below: memory limits.
+    /// The intensity is below the ridge of the roofline: memory limits the work.
     Memory,
 }
 

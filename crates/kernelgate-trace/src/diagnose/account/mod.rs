@@ -96,17 +96,17 @@ pub struct Iteration {
 /// The iterations of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Iterations {
-    /// By which sign they were found.
+    /// The sign by which iterations were found: a range or a mark.
     pub sign: Sign,
-    /// Time before the first one.
+    /// Time before the first iteration.
     pub before: Account,
     /// The first [`Self::LISTED`] ones, without those that ran nothing on this device.
     pub each: Vec<Iteration>,
     /// Length of every one in order of time, nanoseconds.
     pub lengths: Vec<i64>,
-    /// Time of all but the first one.
+    /// Time of all iterations after the first.
     pub steady: Account,
-    /// Time behind the last one.
+    /// Time after the last iteration.
     pub after: Account,
 }
 

@@ -21,9 +21,9 @@ pub struct Transfer {
     pub count: usize,
     /// Their lengths together, nanoseconds.
     pub total_ns: i64,
-    /// Time without compute that is theirs, nanoseconds.
+    /// Time of these transfers in which nothing computes, nanoseconds.
     pub exposed_ns: i64,
-    /// Bytes, of those whose size was recorded.
+    /// Bytes of the transfers whose size was recorded.
     pub bytes: u64,
     /// Bus bandwidth in GB/s; waiting for other ranks counts as time.
     pub bus: Option<f64>,

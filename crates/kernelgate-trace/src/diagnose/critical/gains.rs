@@ -1,5 +1,5 @@
-//! The critical path of a trace and the gains of changes, as a diagnosis holds them. Absent: how they
-//! are found (`critical`).
+//! The critical path of a trace and the gains of changes, as a diagnosis holds them. Absent: the
+//! replay that computes gains (`critical`).
 
 /// A change of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]

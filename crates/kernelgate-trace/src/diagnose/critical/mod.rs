@@ -250,7 +250,7 @@ impl Changes {
         self.pauses.push((start, end));
     }
 
-    /// The length of an operation that is left.
+    /// The remaining duration of an operation after the changes.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     fn length(&self, run: &Run<'_>, id: OperationId, ns: i64) -> i64 {
         let context = run.context;
@@ -276,7 +276,7 @@ impl Changes {
         let left = self.functions.get(&kernels.function.at(row)).or_else(shape);
         let ns = left.map_or(ns, |left| (ns as f64 * left).round() as i64);
         let Some(fused) = self.fused.get(&kernels.function.at(row)) else { return ns };
-        // The time before it goes with its length.
+        // If an operation is removed, the gap before it is removed too.
         let before = if fused.follows { run.of.gap_before(id) } else { 0 };
         if fused.stays { ns - before } else { -before }
     }

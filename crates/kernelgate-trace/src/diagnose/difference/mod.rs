@@ -22,7 +22,7 @@ pub use sums::{Amount, CallSite, Calls, Part, PartKind, Place, Sums};
 /// Two traces side by side, each list the largest change first.
 #[derive(Debug, Clone)]
 pub struct Difference {
-    /// How machine, recorder and options differ.
+    /// Differences of machine, profiler and options.
     pub setup: Vec<SetupChange>,
     /// Both wholes.
     pub wholes: [Whole; 2],
@@ -155,7 +155,7 @@ impl PartChange {
     }
 }
 
-/// The shape of most launches.
+/// The launch shape that most launches have.
 fn usual(amount: &Amount) -> Option<&LaunchShape> {
     amount.shapes.iter().max_by_key(|&(shape, &count)| (count, Reverse(shape))).map(|(it, _)| it)
 }
@@ -179,7 +179,7 @@ fn shape_changes(base: &LaunchShape, head: &LaunchShape, words: &mut Vec<String>
     }
 }
 
-/// The name of a change of local memory. A kernel that had no local memory spills now, or has an
+/// Describes a change of local memory. A kernel that had no local memory spills now, or has an
 /// array that does not fit into registers.
 fn local(base: &LaunchShape, head: &LaunchShape) -> &'static str {
     match (base.local, head.local) {
@@ -221,7 +221,7 @@ impl CallChange {
     }
 }
 
-/// Compares what two traces come to.
+/// Compares the totals of two traces.
 pub fn difference(base: Sums, head: Sums) -> Difference {
     let setup = setup::changes(&base.setup, &head.setup);
     let notes = notes(&base, &head);
@@ -266,7 +266,7 @@ impl Difference {
         self.setup.iter().any(|change| machine.contains(&change.property))
     }
 
-    /// The second whole less the first, in nanoseconds.
+    /// Total time of the second trace minus that of the first, in nanoseconds.
     pub fn change_ns(&self) -> i64 {
         self.wholes[1].whole_ns - self.wholes[0].whole_ns
     }

@@ -45,7 +45,7 @@ pub struct SetupChange {
     pub property: Property,
     /// The name of an option; empty of others.
     pub name: String,
-    /// Both values, or `None` where a trace does not hold it.
+    /// Values of both traces; `None` if a trace does not record the property.
     pub values: [Option<String>; 2],
 }
 
@@ -74,7 +74,7 @@ impl Setup {
     /// Reads the setup from devices and metadata.
     pub(super) fn new(trace: &Trace, recorder: &str) -> Self {
         let used: BTreeSet<u32> = trace.places.iter().map(|place| place.device).collect();
-        // All devices count in a trace without operations.
+        // If a trace has no operations, all its devices count as used.
         let devices =
             || trace.devices.iter().filter(|device| used.is_empty() || used.contains(&device.id));
         let joined = |values: BTreeSet<String>| {
@@ -101,7 +101,7 @@ impl Setup {
             let short = name.strip_prefix("PROCESS_0:").unwrap_or(name);
             (Property::Option, short.to_owned(), metadata(name))
         });
-        // Versions of a recorder name the same option in two ways.
+        // Two versions of a profiler have different names for the same option.
         for (property, name, value) in options {
             match values.iter_mut().find(|(_, known, _)| *known == name && !name.is_empty()) {
                 Some((_, _, known)) => *known = known.take().or(value),

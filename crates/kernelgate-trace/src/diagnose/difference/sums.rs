@@ -60,7 +60,7 @@ pub struct Part {
     pub name: String,
 }
 
-/// How much there is of something.
+/// Count and times of a part of a trace.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Amount {
     /// How often.
@@ -95,7 +95,7 @@ impl Amount {
 pub struct Place {
     /// How many ranges.
     pub ranges: usize,
-    /// Host time of all of them, in nanoseconds.
+    /// Host time of all calls of the part, in nanoseconds.
     pub host_ns: i64,
     /// Operations that were launched in them and in no inner range, and the idle time before these.
     pub launched: Amount,
@@ -154,8 +154,8 @@ impl Sums {
         Self::from_context(&Context::new(trace, !trace.work.is_empty()))
     }
 
-    /// Those of an export of any length, of which ranges and calls are not kept. `None` for a file
-    /// of other formats than exports and reports of Nsight Systems.
+    /// Totals of an export of any length, whose ranges and calls are read without being kept.
+    /// `None` for a file of other formats than exports and reports of Nsight Systems.
     ///
     /// # Errors
     /// Same errors as [`crate::read::open`].
@@ -233,7 +233,7 @@ impl Sums {
                 _ => PartKind::Idle,
             };
             let name = format!("{}{function}", kind.label());
-            // Versions of a function are one.
+            // Versions of one function, such as `cudaMalloc_v3020`, count as one.
             let sum = self.parts.entry(Part { kind: part, name }).or_default();
             sum.count += amount.count;
             sum.total_ns += amount.total_ns;
@@ -246,7 +246,7 @@ impl Sums {
             let function = context.function(name).to_owned();
             let place = path.map(|path| places.of_path[path as usize]);
             let range = place.map(|place| places.texts[place as usize].clone());
-            // Versions of a function are one.
+            // Versions of one function, such as `cudaMalloc_v3020`, count as one.
             self.calls.entry(CallSite { function, range }).or_default().add(*sum);
         }
     }

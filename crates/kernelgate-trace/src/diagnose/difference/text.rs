@@ -13,7 +13,7 @@ const TOP: usize = 10;
 const NAMED: usize = 6;
 /// The column at which the words of a line begin.
 const INDENT: &str = "                         ";
-/// Columns for the words behind that.
+/// Columns for the words after the name.
 const WORDS: usize = 75;
 /// Columns for a name among others.
 const NAME: usize = 60;

@@ -35,7 +35,7 @@ pub enum CauseKind {
     OffCpu,
     /// Before the launch: a call of the operating system.
     OsCall,
-    /// Before the launch: another call of CUDA.
+    /// Before the launch the host was in another CUDA call.
     Call,
     /// Before the launch: the host was in a wait for the GPU.
     Wait,
@@ -187,7 +187,7 @@ pub struct IdleParts {
     of_gap: Packed<u32>,
     /// By the operation behind a gap, the length of each part but the last one, which has the rest.
     lengths: [Packed<i64>; PARTS - 1],
-    /// All lengths of gaps with more parts.
+    /// Durations of the parts of gaps that have several.
     long: HashMap<OperationId, Vec<i64>>,
 }
 
@@ -221,7 +221,7 @@ impl IdleParts {
         }
     }
 
-    /// Names in place of labels of ranges.
+    /// Replaces labels of ranges by their names.
     pub(in crate::diagnose) fn rename(&mut self, name_of: impl Fn(Name) -> Name) {
         self.numbers = HashMap::new();
         for (kind, range) in self.causes.iter_mut().flatten() {
@@ -251,7 +251,7 @@ impl IdleParts {
     }
 }
 
-/// Functions that matter to a launch behind them.
+/// Functions that can delay a later launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holds {
     /// A stream, until an event.
@@ -282,11 +282,11 @@ fn holds(function: &str) -> Option<Holds> {
 struct Held {
     by: Holds,
     name: Name,
-    /// `None` where the trace lacks it.
+    /// Stream of the call; `None` if the trace does not record it.
     stream: Option<u64>,
 }
 
-/// Such calls of a thread that are kept.
+/// Largest number of such calls that are kept for a thread.
 const HELD: usize = 16;
 
 /// A call that may explain a gap.
@@ -384,7 +384,7 @@ pub(in crate::diagnose) struct LatelyDone {
     calls: Vec<Vec<Past>>,
     /// By thread, ranges long enough to name host code, in order of their start.
     ranges: Vec<Vec<PastRange>>,
-    /// By thread, what holds up streams.
+    /// By thread, the calls that hold up streams.
     held: Vec<Vec<Held>>,
     /// By name, how the call holds up a stream.
     holds: Vec<Option<Holds>>,
@@ -404,7 +404,7 @@ pub(in crate::diagnose) struct LatelyDone {
 }
 
 impl LatelyDone {
-    /// Before the first call of a trace.
+    /// State before the first call of a trace.
     pub fn new(trace: &Trace, activities: &[Activity]) -> Self {
         let threads = trace.threads.len();
         let (os, switches) = (&trace.os_calls, &trace.switches);

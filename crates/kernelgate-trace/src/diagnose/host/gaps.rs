@@ -19,7 +19,7 @@ const TOP: usize = 5;
 pub struct GapClass {
     /// How many.
     pub count: usize,
-    /// How long in all, in nanoseconds.
+    /// Total duration, in nanoseconds.
     pub total_ns: i64,
 }
 
@@ -32,11 +32,11 @@ pub struct Cause {
     pub function: Option<String>,
     /// In how many gaps.
     pub count: usize,
-    /// How long in all, in nanoseconds.
+    /// Total duration, in nanoseconds.
     pub total_ns: i64,
     /// The most time of the cause in one gap, in nanoseconds.
     pub longest_ns: i64,
-    /// The gap with the most of it.
+    /// The gap with the most time of this cause.
     pub longest: (i64, i64),
     /// Whether one of all gaps has nearly all of it: start-up, not a step that repeats.
     pub once: bool,
@@ -66,7 +66,7 @@ pub struct Transition {
     pub range: Option<String>,
     /// How many gaps.
     pub count: usize,
-    /// How long in all, in nanoseconds.
+    /// Total duration, in nanoseconds.
     pub total_ns: i64,
     /// The longest.
     pub longest: (i64, i64),
@@ -99,7 +99,7 @@ impl GapReport {
         self.normal.count + self.warning.count + self.severe.count
     }
 
-    /// How long in all, in nanoseconds.
+    /// Total duration, in nanoseconds.
     pub fn total_ns(&self) -> i64 {
         self.normal.total_ns + self.warning.total_ns + self.severe.total_ns
     }
@@ -146,7 +146,8 @@ impl Sum {
     }
 }
 
-/// Causes with their functions and ranges as text. Ranges that differ in numbers only are one.
+/// Causes with their functions and ranges as text. Ranges whose names differ only in numbers count
+/// as one.
 #[derive(Default)]
 struct Causes {
     blamed: Vec<(CauseKind, Option<String>)>,

@@ -57,7 +57,7 @@ impl Calls {
     }
 }
 
-/// A range that no other is around.
+/// An outermost range.
 #[derive(Debug, Clone, Copy)]
 pub struct Outermost {
     /// Index into [`Trace::processes`].
@@ -70,7 +70,7 @@ pub struct Outermost {
     pub name: Name,
 }
 
-/// A range, where all are kept.
+/// A range, kept if the caller needs every range.
 #[derive(Debug, Clone, Copy)]
 pub struct KeptRange {
     /// Path of the range.
@@ -86,7 +86,7 @@ pub struct KeptRange {
 /// Ranges by number, for those who ask for each.
 #[derive(Debug, Default)]
 pub struct Kept {
-    /// In the order in which they were opened.
+    /// Ranges in the order in which they were opened.
     pub ranges: Vec<KeptRange>,
     /// By operation, the number of the innermost range around its launch, or [`NONE`], and that of
     /// the call.
@@ -167,10 +167,11 @@ struct RangePlace {
     depth: u32,
 }
 
-/// The pass while it goes on. Names of ranges are labels until its end.
+/// State of the pass over ranges and calls. Until its end ranges are known by labels, and then by
+/// names.
 #[derive(Debug, Default)]
 pub struct HostPass {
-    /// Whether each range is asked for.
+    /// Whether every range is to be kept.
     keep_ranges: bool,
     host: Host,
     activities: Vec<Activity>,
@@ -307,7 +308,7 @@ impl HostPass {
             let activity = activity_of(id);
             if all.part(id).0 == Kind::Kernel {
                 host.launched_kernels[activity] += 1;
-                // A graph's one call launches many kernels.
+                // One launch call of a graph launches many kernels.
                 if launched[..index].iter().all(|&other| activity_of(other) != activity) {
                     self.launch_calls.push(number(activity), call.end - call.start);
                 }

@@ -12,17 +12,17 @@ use crate::read::RangeRow;
 
 /// Ranges that are kept; of more the shorter half is dropped.
 const KEPT: usize = 1 << 16;
-/// Ranges around one that is kept, at most.
+/// Largest number of ranges around a range that is kept.
 const DEPTH: u32 = 3;
 
 /// Iterations of a process in time of the host.
 #[derive(Debug, Clone)]
 pub struct HostIterations {
-    /// By which sign they were found.
+    /// The sign by which iterations were found: a range or a mark.
     pub sign: Sign,
     /// When each one starts.
     pub starts: Vec<i64>,
-    /// When the last one ends.
+    /// End of the last iteration.
     pub end: i64,
 }
 

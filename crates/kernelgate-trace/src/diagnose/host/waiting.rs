@@ -24,7 +24,8 @@ const WAITS: &[&str] = &[
     "hipEventSynchronize",
 ];
 
-/// By name, whether it waits. Names of the per-thread default stream end in `_ptsz`.
+/// For each name of a call, whether the call waits for the GPU. Names of the per-thread default
+/// stream end in `_ptsz`.
 pub(in crate::diagnose) fn waiting_names(trace: &Trace) -> Vec<bool> {
     (0..trace.names.len())
         .map(|index| {
@@ -40,9 +41,9 @@ pub(in crate::diagnose) fn waiting_names(trace: &Trace) -> Vec<bool> {
 pub struct WaitSum {
     /// How many.
     pub count: usize,
-    /// How long in all, in nanoseconds.
+    /// Total duration, in nanoseconds.
     pub total_ns: i64,
-    /// The longest, the first of several.
+    /// The longest wait; of several equal ones the first.
     pub longest: Option<(i64, i64)>,
     /// Idle time of devices behind them that they could save, in nanoseconds: of each wait at most
     /// the time that it took.
@@ -95,7 +96,7 @@ pub struct InRanges {
     pub sum: WaitSum,
     /// The number of the first range that holds one.
     first: u32,
-    /// Whether other ranges hold some, too.
+    /// Whether other ranges contain waits too.
     pub several: bool,
 }
 
@@ -104,9 +105,9 @@ pub struct InRanges {
 pub struct AtInterval {
     /// The waits.
     pub sum: WaitSum,
-    /// How many waits went before the first.
+    /// Number of waits before the first one of these ranges.
     pub before: usize,
-    /// The path of the range around the first.
+    /// Path of the range around the first wait.
     pub path: PathId,
 }
 
@@ -178,7 +179,7 @@ impl Waits {
         &mut self.threads[thread]
     }
 
-    /// Other numbers for the same paths; what had two may have one.
+    /// Renumbers the paths; two numbers may become one.
     pub(in crate::diagnose) fn rename(&mut self, now_is: impl Fn(PathId) -> PathId) {
         self.at_intervals.values_mut().for_each(|of| of.path = now_is(of.path));
         for (path, of) in std::mem::take(&mut self.in_ranges) {

@@ -39,7 +39,7 @@ impl Attention {
         [AttentionOperation::Scores, AttentionOperation::Values].map(|of| self.operation(of))
     }
 
-    /// Time of all three, in nanoseconds.
+    /// Time of both products and softmax, in nanoseconds.
     pub fn kernel_ns(&self) -> i64 {
         self.operations.iter().map(|of| of.kernel_ns).sum()
     }

@@ -60,7 +60,7 @@ pub struct PhaseUse {
 /// The phases of a trace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
-    /// Those that occur, in the order of a step.
+    /// Phases that occur, in the order of a training step.
     pub phases: Vec<PhaseUse>,
     /// Attention of the forward passes, where it has operations of its own.
     pub attention: Option<Attention>,

@@ -15,14 +15,14 @@ pub enum Phase {
 /// The extent of a range of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// The program's, around the whole phase.
+    /// A range of the program around the whole phase.
     AroundPhase,
     /// The framework's, or the program's around a part of it.
     AroundPart,
 }
 
 impl Phase {
-    /// All phases, in the order of a step.
+    /// All phases, in the order of a training step.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
 
     /// As text.
@@ -34,7 +34,7 @@ impl Phase {
         }
     }
 
-    /// The phase that a range is.
+    /// Phase and extent of a range, by its name.
     pub fn from_range(name: &str) -> Option<(Self, Extent)> {
         let framework = [
             ("autograd::engine::evaluate_function", Self::Backward),

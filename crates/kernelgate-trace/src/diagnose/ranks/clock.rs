@@ -1,4 +1,5 @@
-//! Clocks of ranks: lines that may drift, in the time of the job. Absent: how they are found (`join`).
+//! Clocks of ranks: lines that may drift, in the time of the job. Absent: the search for
+//! differences of clocks (`join`).
 
 /// A difference of clocks that may drift.
 #[derive(Debug, Clone, Copy, Default)]

@@ -54,7 +54,7 @@ pub enum Problem {
     },
     /// Ranks of the job without a trace.
     Missing {
-        /// Their numbers, where ranks are declared.
+        /// Numbers of the missing ranks, if the traces declare ranks.
         ranks: Vec<u32>,
         /// How many.
         count: u32,
@@ -296,13 +296,13 @@ struct Link {
     reference: usize,
     /// The reference's number of the rank's first collective.
     shift: i64,
-    /// The rank's clock less the reference's.
+    /// Time of the rank's clock minus that of the reference clock.
     ahead: Line,
     matched: usize,
     spread_ns: i64,
 }
 
-/// All links, and the communicators by name.
+/// Links between the ranks' communicators, and communicators by name.
 struct Links {
     links: Vec<Link>,
 }
@@ -455,7 +455,7 @@ fn pairs<'a>(own: &'a [Entry], longest: &'a [Entry], shift: i64) -> Option<Vec<P
         own.iter().skip(skip(-shift)).zip(longest.iter().skip(skip(shift))).collect();
     #[allow(clippy::cast_precision_loss)]
     let enough = !pairs.is_empty() && pairs.len() as f64 >= OVERLAP * own.len() as f64;
-    // Few pairs agree by chance.
+    // A few pairs can agree by chance.
     if !enough || (shift != 0 && pairs.len() < 3) {
         return None;
     }
@@ -638,7 +638,7 @@ fn sums(
     });
     let times = || meetings.iter().flat_map(|of| &of.ranks);
     let end = times().map(|of| of.end).max().unwrap_or(0);
-    // All ranks are recorded from then on.
+    // From this time on, all ranks are recorded.
     let all_begun = begun.iter().copied().max().unwrap_or(0).min(end);
     let ended = parts.iter().zip(clocks).map(|(part, clock)| clock.common(part.span.1));
     let all_ended = ended.max().unwrap_or(0).max(all_begun);

@@ -17,7 +17,7 @@ const CLOCKS: usize = 4;
 const PAIRS: usize = 8;
 
 impl Job {
-    /// As text of at most 100 columns.
+    /// The job as text of at most 100 columns.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         let head = format!(

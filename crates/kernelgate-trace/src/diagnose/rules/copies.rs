@@ -34,7 +34,7 @@ struct Member {
     what: String,
 }
 
-/// Those that share a description and a range are one line.
+/// Copies with the same description and range are one line.
 fn group(context: &Context<'_>, operations: impl Iterator<Item = Member>) -> Group {
     let mut groups: HashMap<(String, Option<String>), Evidence> = HashMap::new();
     let mut all = Group::default();
@@ -70,7 +70,7 @@ struct Called<'a> {
     call: &'a str,
 }
 
-/// Those that a call launched, with how many of all they are.
+/// Copies that a call launched, with their number and the number of all copies.
 fn called<'a>(
     context: &'a Context<'a>,
     (kind, unit): (Kind, Unit),

@@ -18,7 +18,7 @@ use crate::stats::shorten;
 
 /// Kernels up to this length count as short, in nanoseconds.
 const SHORT_NS: i64 = 20_000;
-/// Times that a pair has to be seen.
+/// Number of times that a pair must occur.
 const REPEATS: usize = 5;
 /// Part of the kernel time from which pairs matter, in percent.
 const TIME_SHARE: f64 = 2.0;
@@ -33,19 +33,19 @@ struct Sum {
 /// A pair of neighbours.
 struct Pair {
     count: usize,
-    /// Both kernels, without what is between them.
+    /// Duration of both kernels, without the gap between them.
     kernels_ns: i64,
-    /// The idle time between them.
+    /// Idle time between the kernels.
     gap_ns: i64,
     first: u32,
-    /// The range around all of them.
+    /// Path of the range around all kernels of the chain.
     path: PathId,
 }
 
 /// Pairs that share a kernel are a chain: the longest kernel stays, without the idle time between.
 #[derive(Default)]
 struct Chains {
-    /// Time of all their kernels.
+    /// Time of all kernels of the chains.
     fused_ns: i64,
     /// Part of the time that goes, with the idle time.
     saved_ns: i64,

@@ -96,7 +96,7 @@ fn exempt(context: &Context<'_>, id: OperationId) -> bool {
     }
 }
 
-/// Operations without times count nowhere: sums lack them.
+/// Sums do not contain operations without times.
 pub(super) fn without_times(context: &Context<'_>, found: &mut Vec<Finding>) {
     let lost = i64::try_from(context.trace.quality.without_times).unwrap_or(i64::MAX);
     if lost == 0 {

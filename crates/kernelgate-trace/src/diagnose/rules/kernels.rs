@@ -83,7 +83,7 @@ struct Shaped<'a> {
     /// The part with communication beside it.
     beside_ns: i64,
     first: u32,
-    /// The range around all of them.
+    /// Path of the range around all launches.
     path: PathId,
 }
 
@@ -222,7 +222,7 @@ impl<'a> Shapes<'a> {
             .without(context, |of| of.multiprocessors().is_none().then(|| of.undescribed()))
     }
 
-    /// Those whose limits are known, too.
+    /// Keeps only launches whose limits are known too.
     fn with_limits(context: &Context<'a>) -> Result<Self, Lack> {
         Self::with_multiprocessors(context)?.without(context, |of| match of.residency() {
             Some(_) => None,
@@ -233,7 +233,7 @@ impl<'a> Shapes<'a> {
         })
     }
 
-    /// Without those that lack something, by its name.
+    /// Removes launches that lack a fact, which is counted by its name.
     fn without(
         mut self,
         context: &Context<'a>,
@@ -291,7 +291,7 @@ fn evidence(context: &Context<'_>, of: &Shaped<'_>, words: String) -> Evidence {
 /// The words of a finding about shapes.
 struct Words {
     id: &'static str,
-    /// Severity of what is an estimate, at most.
+    /// Highest severity of a finding that is an estimate.
     worst: Severity,
     title: String,
     advice: String,

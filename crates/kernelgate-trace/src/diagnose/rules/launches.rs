@@ -19,7 +19,7 @@ use crate::stats::{Samples, Summary, shorten};
 const BUSY: f64 = 70.0;
 /// Kernels that are shorter than this are hidden by launches.
 const SHORT_NS: f64 = 10_000.0;
-/// Launches below which a median says nothing.
+/// Smallest number of launches whose median counts.
 const FEW: usize = 30;
 /// Characters of the name of an operation before or behind a gap.
 const NAME: usize = 38;
@@ -38,7 +38,7 @@ struct Launched {
     calls: usize,
 }
 
-/// Those of an activity, by its number.
+/// Launches of an activity, which is given by its number.
 #[allow(clippy::cast_precision_loss)]
 fn launched(context: &Context<'_>, index: usize) -> Launched {
     let trace: &Trace = context.trace;
@@ -51,7 +51,7 @@ fn launched(context: &Context<'_>, index: usize) -> Launched {
     let mut lengths = Samples::default();
     (0..on_gpu.len()).filter(own).for_each(|row| lengths.push(0, on_gpu.length(row)));
     let calls = host.launch_calls.summary(u32::try_from(index).unwrap_or(u32::MAX));
-    // A graph's one call launches many kernels.
+    // One launch call of a graph launches many kernels.
     let ratio = calls.count as f64 / host.launched_kernels[index].max(1) as f64;
     Launched {
         kernels: lengths.counted().summary(0),

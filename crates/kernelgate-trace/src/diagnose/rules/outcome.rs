@@ -38,12 +38,12 @@ impl From<Lack> for Outcome {
     }
 }
 
-/// All of a number of records.
+/// An inspection of all records, given their number.
 pub(super) fn all_of(count: usize, unit: Unit) -> Inspected {
     some_of(count, count, unit)
 }
 
-/// A part of a number of records.
+/// An inspection of some of the records.
 pub(super) fn some_of(seen: usize, whole: usize, unit: Unit) -> Inspected {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
     Inspected { seen: number(seen), whole: number(whole), unit, missing: None }

@@ -1,4 +1,4 @@
-//! Whether the trace can be believed.
+//! Rules on the quality of the trace itself.
 
 use super::super::context::Context;
 use super::super::finding::{DeviceUse, Evidence, Finding, Measure, Severity, Unit};

@@ -74,10 +74,10 @@ pub(super) fn read(source: impl Read, each: impl FnMut(Part<'_>)) -> Contents {
 struct Window<R> {
     source: R,
     bytes: Vec<u8>,
-    /// The next byte to parse.
+    /// Index of the next byte to parse.
     at: usize,
     ended: bool,
-    /// Why no more can be read.
+    /// The reason why the rest of the file cannot be read.
     failed: Option<String>,
 }
 
@@ -276,7 +276,7 @@ fn step<R: Read>(window: &Window<R>, each: &mut impl FnMut(Part<'_>)) -> Step {
                 Some(b',' | b']') => {}
                 None if window.ended => {}
                 None => return Step::CutOff,
-                // Its last bracket belongs to a text.
+                // The last bracket of the event belongs to a text.
                 Some(_) => return Step::Broken,
             }
             each(Part::Event(&event));

@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 
 use crate::model::quality::is_time;
 
-/// The fields that are used. Times are microseconds, with decimals, as text: a 64-bit float holds
-/// microseconds since 1970 only to a quarter of one.
+/// The fields of an event that this reader uses. Times are microseconds, with decimals, as text: a
+/// 64-bit float holds microseconds since 1970 only to a quarter of one.
 #[derive(Debug, Deserialize)]
 pub(super) struct Event<'a> {
     #[serde(borrow, default)]

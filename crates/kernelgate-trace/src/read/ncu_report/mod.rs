@@ -25,7 +25,7 @@ use crate::model::kernel_metrics::{ProfiledLaunch, SourceStalls};
 use crate::model::names::Names;
 use crate::model::{Device, Recorder, Trace};
 
-/// With which bytes a report begins.
+/// The bytes with which a report begins.
 pub(super) const MAGIC: &[u8] = b"NVR\0";
 /// The newest release whose messages are known.
 const NEWEST: (u32, u32) = (2026, 3);
@@ -399,7 +399,7 @@ impl Attributes {
         number("compute_capability_major").zip(number("compute_capability_minor"))
     }
 
-    /// In the words of the CSV reader.
+    /// The value as text, in the format of the CSV reader.
     fn describe(&self) -> String {
         let compute =
             self.compute().map_or("?".to_owned(), |(major, minor)| format!("{major}.{minor}"));

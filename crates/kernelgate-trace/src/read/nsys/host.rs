@@ -4,7 +4,7 @@ use super::Reader;
 use super::ids::{RUNTIME, split_global_id};
 use crate::error::TraceError;
 
-/// The name of calls that have none.
+/// Name of calls without a recorded name.
 pub(super) const UNKNOWN_CALL: &str = "unknown call";
 
 impl Reader {

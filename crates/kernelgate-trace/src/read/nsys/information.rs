@@ -7,7 +7,7 @@ use crate::model::Device;
 
 /// Metrics of the GPU whose type id names the GPU in its lowest byte.
 const GPU_OF_TYPE: i64 = 0xFF;
-/// Facts about the system that are kept.
+/// Names of the facts about the system that are kept.
 const ENVIRONMENT: [&str; 4] =
     ["NvDriverVersion", "CudaDriverVersion", "SoftwarePlatform", "SoftwareReleaseVersion"];
 

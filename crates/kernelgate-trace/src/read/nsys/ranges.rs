@@ -201,7 +201,7 @@ impl Part {
     }
 
     /// The end of ranges that were never closed: the last of the trace, whatever is read of it.
-    /// `None` where all were closed.
+    /// `None` if all ranges were closed.
     pub fn last(&self, database: &Database) -> Option<i64> {
         let tables = [EVENTS, KERNEL, COPY, SET, GRAPH, RUNTIME];
         (self.labels.quality.unclosed_ranges > 0).then(|| database.last_end(&tables)).flatten()

@@ -1,6 +1,7 @@
 //! Ranges and calls of an export, handed out in order of time without being kept.
 //!
-//! Exports are stored almost in order: a buffer mends that. If it does not suffice, SQLite sorts.
+//! Exports are stored almost in order: a buffer mends that. If the buffer does not suffice, SQLite
+//! sorts the rows.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -116,9 +117,9 @@ struct CallReader<'a> {
     path: &'a Path,
     order: Order,
     strings: &'a HashMap<i64, Name>,
-    /// The name of calls that have none.
+    /// Name of calls without a recorded name.
     unknown: Name,
-    /// Also those without a correlation id.
+    /// Whether calls without a correlation id are read too.
     all: bool,
 }
 
@@ -189,14 +190,14 @@ impl<T> Batches<T> {
     }
 }
 
-/// Rows that come almost in order, in order.
+/// Puts rows that are almost sorted into order.
 struct Ordered<T> {
     receiver: Receiver<Vec<T>>,
-    /// Takes batches back that were read.
+    /// Returns batches that were read, so that their memory is used again.
     spent: SyncSender<Vec<T>>,
     ready: Vec<T>,
     next: usize,
-    /// Later than all that are ready.
+    /// Rows that are later than all rows that are ready.
     held: Vec<T>,
     last: i64,
     /// Whether the buffer sufficed.

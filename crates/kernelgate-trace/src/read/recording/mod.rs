@@ -265,7 +265,7 @@ fn count(row: &WorkRow) -> WorkCount {
     WorkCount { flops: flops.collect(), bytes: row.read_bytes + row.write_bytes }
 }
 
-/// 0 for an impossible time.
+/// Returns the time, or 0 if it is impossible.
 fn time(quality: &mut Quality, ns: u64) -> i64 {
     quality.time(Some(i64::try_from(ns).unwrap_or(i64::MAX))).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! The file as it is written. A list or a field that is missing reads as empty or 0.
+//! The fields of a recording's file. A list or a field that is missing reads as empty or 0.
 
 use std::collections::BTreeMap;
 

@@ -2,22 +2,22 @@
 
 use kernelgate_cuda::BackendError;
 
-/// A mistake in a program, found without a device. A program keeps its first one.
+/// A mistake in a program, found without a device. A program keeps its first error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    /// A name that no region has.
+    /// No region has the name.
     #[error("no region is called `{name}`")]
     UnknownRegion {
         /// The name.
         name: String,
     },
-    /// A name that a live region has already.
+    /// Another live region has the name already.
     #[error("two regions are called `{name}`")]
     DuplicateRegion {
         /// The name.
         name: String,
     },
-    /// A pointer past the end of its region.
+    /// A pointer lies past the end of its region.
     #[error("an address {offset} bytes into `{region}`, which has {bytes}")]
     OutsideRegion {
         /// The region.
@@ -42,7 +42,7 @@ pub enum ProgramError {
     /// A step of one lane uses memory whose previous region another lane may still use.
     #[error("`{region}` takes over memory that lane {lane} may still use")]
     UnorderedReuse {
-        /// The region that took the memory over.
+        /// The later region that uses the same memory.
         region: String,
         /// The lane whose earlier step is not waited for.
         lane: usize,
@@ -65,7 +65,7 @@ pub enum ProgramError {
         /// Name of the range.
         name: String,
     },
-    /// An end without a beginning.
+    /// A range ends that did not begin.
     #[error("a range ends that did not begin")]
     NoOpenRange,
     /// A launch refers to lines kept in L2, and the program keeps none.
@@ -74,14 +74,14 @@ pub enum ProgramError {
         /// The kernel.
         symbol: &'static str,
     },
-    /// A GEMM writes a region that was filled when the program was loaded. Choosing an algorithm
-    /// overwrites it.
+    /// A GEMM writes a region that was filled when the program was loaded. The choice of an
+    /// algorithm overwrites the region.
     #[error("a GEMM writes `{region}`, whose contents are uploaded once")]
     OverwritesContents {
         /// The region.
         region: String,
     },
-    /// Contents of another size than declared.
+    /// The initial content has another size than its region.
     #[error("`{region}` is declared with {declared} bytes, its contents have {found}")]
     ContentsSize {
         /// The region.

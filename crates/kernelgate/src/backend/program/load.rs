@@ -28,9 +28,9 @@ const MAX_TIMED: usize = 40;
 /// How the launches of a program reach the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capture {
-    /// Enqueued one by one from the host.
+    /// Steps are enqueued one by one from the host.
     Stream,
-    /// Captured once as a graph and replayed.
+    /// Steps are captured once as a CUDA graph, which is replayed.
     Graph,
 }
 
@@ -65,7 +65,7 @@ impl State {
     }
 }
 
-/// An entry, ready to be enqueued.
+/// A step of the program, ready to be enqueued.
 enum LoadedStep {
     Enqueue(Enqueue),
     Begin(String),

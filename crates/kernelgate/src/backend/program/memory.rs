@@ -12,7 +12,7 @@ use crate::workload::{Dtype, Tensors};
 /// The use of a region: a row of the table of device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MemoryUse {
-    /// Parameters, packed or as they lie.
+    /// Parameters of the network, packed or unchanged.
     Weights,
     /// State of an optimiser.
     Momentum,
@@ -29,7 +29,7 @@ pub enum MemoryUse {
 }
 
 impl MemoryUse {
-    /// Every use, in the order of the table.
+    /// Every use of memory, in the order of the table.
     pub const ALL: [Self; 7] = [
         Self::Weights,
         Self::Momentum,
@@ -84,7 +84,7 @@ pub(super) enum Contents {
     /// The input of the region's name, unchanged. Every launch reads it if it is `replaceable`;
     /// otherwise it was read during the preparation.
     Input { replaceable: bool },
-    /// Bytes made from the inputs.
+    /// The content is computed on the host from the inputs.
     Packed(Pack),
     /// The input of the region's name, which launches update, and then an output.
     State { output: &'static str, shape: Vec<usize>, dtype: Dtype },
@@ -103,7 +103,7 @@ pub(super) struct Region {
     freed: bool,
     /// Whether launches update the initial content.
     pub updated: bool,
-    /// Whether a table points into it.
+    /// Whether a table points into the region.
     in_table: bool,
 }
 
@@ -202,7 +202,7 @@ impl MemoryPlan {
         if duplicate { Err(error) } else { Ok(Pointer { region, offset: 0, skipped: 0 }) }
     }
 
-    /// The beginning of the region of that name.
+    /// A pointer to the beginning of the region with a name.
     pub fn find(&self, name: &str) -> Option<Pointer> {
         self.names.get(name).map(|&region| Pointer { region, offset: 0, skipped: 0 })
     }
@@ -298,7 +298,7 @@ impl MemoryPlan {
         self.slots.iter().map(|slot| slot.bytes).sum()
     }
 
-    /// Bytes of the slots of a use.
+    /// Bytes of all memory with one use.
     pub fn bytes_used_as(&self, purpose: MemoryUse) -> usize {
         self.slots.iter().filter(|slot| slot.purpose == purpose).map(|slot| slot.bytes).sum()
     }

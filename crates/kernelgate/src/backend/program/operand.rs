@@ -9,12 +9,12 @@ pub struct Pointer {
     pub(super) region: usize,
     /// Bytes from the region's beginning.
     pub(super) offset: usize,
-    /// Bytes to go back from there.
+    /// Bytes that the address lies before the offset.
     pub(super) skipped: usize,
 }
 
 impl Pointer {
-    /// The address `bytes` further on.
+    /// The pointer moved on by `bytes`.
     pub const fn plus(self, bytes: usize) -> Self {
         Self { offset: self.offset + bytes, ..self }
     }
@@ -98,7 +98,7 @@ impl From<f32> for Operand {
 
 /// Arguments of a launch in the order of the kernel's parameters: an operand, a pointer, the name
 /// of a region for its start address, or a number of the parameter's own type. Arrays, vectors and
-/// tuples hold several of them.
+/// tuples hold several operands.
 pub trait Operands {
     /// Appends the operands; `region` finds the beginning of a region.
     fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>);

@@ -337,14 +337,14 @@ impl Program {
         self.steps.push(Step::Begin(name));
     }
 
-    /// Ends the range begun last.
+    /// Ends the range that began last.
     pub fn end(&mut self) {
         let ended = self.ranges.pop().map(drop).ok_or(ProgramError::NoOpenRange);
         self.note(ended);
         self.steps.push(Step::End);
     }
 
-    /// Writes steps inside a named range.
+    /// Adds steps inside a named range.
     pub fn in_range(&mut self, name: impl Into<String>, write: impl FnOnce(&mut Self)) {
         self.begin(name);
         write(self);

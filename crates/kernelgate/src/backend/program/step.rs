@@ -36,9 +36,9 @@ impl PlannedKernel {
 /// The treatment of lines that a launch reads in the range that a program keeps in L2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeptLines {
-    /// They stay for later launches.
+    /// The lines stay in L2 for later launches.
     Keep,
-    /// They have normal priority again.
+    /// The lines have normal priority in L2 again.
     Release,
 }
 
@@ -174,7 +174,7 @@ pub enum Step {
     Call {
         /// Lane of the step.
         lane: Lane,
-        /// The addresses that it gets.
+        /// Pointers that the call gets as addresses.
         pointers: Vec<Pointer>,
         /// Makes the step ready.
         prepare: Prepare,
@@ -183,12 +183,12 @@ pub enum Step {
     Wait {
         /// The lane that waits.
         waiting: Lane,
-        /// The lane that it waits for.
+        /// The lane whose steps are waited for.
         on: Lane,
     },
     /// A named range begins.
     Begin(String),
-    /// The range begun last ends.
+    /// End of the range that began last.
     End,
 }
 

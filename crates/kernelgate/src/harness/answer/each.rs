@@ -1,4 +1,4 @@
-//! Going through the selected cases, one an implementation.
+//! Runs an action for each selected implementation of each problem.
 
 use crate::backend::Target;
 use crate::harness::running::problem::{CaseError, PreparedProblem};

@@ -18,7 +18,7 @@ const WARM_UP: u32 = 3;
 const MIN_LAUNCHES: usize = 3;
 /// Maximum number of measured launches.
 const MAX_LAUNCHES: usize = 1000;
-/// No launch begins after this time.
+/// Time after which no further launch is measured.
 const ENOUGH: Duration = Duration::from_millis(300);
 
 /// Measures the preparation, the launches and the reading of outputs. A launch is measured from the

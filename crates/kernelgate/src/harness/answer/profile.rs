@@ -28,7 +28,7 @@ use crate::stats::median;
 use crate::trace::KernelSummary;
 use crate::workload::{Breakdown, Part};
 
-/// Launches before those that are recorded.
+/// Number of launches before the recorded ones.
 const WARM_UP: u32 = 3;
 /// Launches that are recorded.
 const STEPS: u32 = 3;

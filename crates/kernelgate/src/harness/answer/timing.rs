@@ -117,7 +117,7 @@ pub fn cases(
     })
 }
 
-/// A row's times in a line.
+/// The times of a case, by events and by CUPTI, in one line.
 fn in_words(row: &TraceRow) -> String {
     let times = [row.events_ns, row.events_recorded_ns, row.cupti_ns].map(time);
     let ([events, recorded, cupti], difference) = (times, row.difference_percent());

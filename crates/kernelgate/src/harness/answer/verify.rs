@@ -23,7 +23,7 @@ pub fn verify(
     let (mut launched, mut data_sets) = (BTreeMap::new(), BTreeMap::new());
     let one = |group: &Group<'_>, case: &Case, ready: &mut PreparedProblem| {
         let outcome = verify_case(group, case, ready, &target, dump);
-        // Also of a case that is wrong.
+        // The launches of a wrong case are reported too.
         launched.insert(case.id.clone(), ready.kernels.launched());
         data_sets.insert(case.id.clone(), (ready.data_set(), ready.inputs_of_one_data_set()));
         outcome

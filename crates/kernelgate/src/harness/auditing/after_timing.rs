@@ -47,7 +47,7 @@ pub enum CurrentInputs {
 /// Findings about an executable that hold for all of its cases.
 #[derive(Debug, Default)]
 pub struct Checked {
-    /// Which inputs it reads now.
+    /// The inputs that launches read at present: original or changed.
     pub inputs: CurrentInputs,
     /// Work on other streams, once a check has looked for it: a launch does the same for hot and
     /// cold caches.
@@ -122,7 +122,7 @@ pub fn check(
 
 /// Inputs that a check puts in the place of the current ones.
 struct NextInputs<'a> {
-    /// Whether there are others than the original ones.
+    /// Whether changed inputs exist.
     changes: bool,
     next: CurrentInputs,
     current: &'a mut CurrentInputs,

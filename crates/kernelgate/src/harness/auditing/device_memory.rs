@@ -31,7 +31,7 @@ struct Watched {
 }
 
 impl MemoryWatch {
-    /// Begins before a row is prepared.
+    /// Starts the measurement, before an implementation is prepared.
     pub fn start(target: &Target) -> Self {
         let Target::Cuda(devices) = target else { return Self::default() };
         let watched = target.telemetry().filter(alone).and_then(|telemetry| {
@@ -41,7 +41,7 @@ impl MemoryWatch {
         Self(watched)
     }
 
-    /// Notes the memory in use now.
+    /// Records the memory that is in use at present.
     pub fn observe(&mut self) {
         self.look(Peak::observe);
     }

@@ -29,7 +29,7 @@ pub struct GpuTime {
 
 struct Inner {
     stream: ForeignStream,
-    /// Measured before the first pass.
+    /// Readings of an empty stream, measured before the first pass.
     readings: Option<EmptyReadings>,
     telemetry: Vec<Reading>,
     passes: Passes,
@@ -168,7 +168,7 @@ impl Measurement for GpuTime {
         GpuElapsed::default()
     }
 
-    /// Called once a sample: notes it.
+    /// Criterion calls this once a sample, so the sample is recorded here.
     fn to_f64(&self, value: &GpuElapsed) -> f64 {
         self.inner.borrow_mut().log.add(*value);
         value.ns

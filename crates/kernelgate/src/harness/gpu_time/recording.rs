@@ -30,7 +30,7 @@ pub enum Ended {
     Complete,
     /// The bench panicked.
     Interrupted,
-    /// This measurement refused a case.
+    /// The measurement of a case was refused.
     Refused {
         /// The case that was measured.
         case: String,
@@ -62,7 +62,7 @@ pub struct Recording<'a> {
     pub log: &'a SampleLog,
     /// GPU of the recording.
     pub facts: &'a DeviceFacts,
-    /// Least time of a launch on it, nanoseconds.
+    /// Shortest time of a launch on the timed stream, nanoseconds.
     pub least_ns: f64,
 }
 
@@ -123,7 +123,8 @@ impl Recording<'_> {
         Ok(if run.failed.is_empty() { Exit::Fine } else { Exit::Regression })
     }
 
-    /// The cases that were measured here. Others of the store are of other benches, or of earlier.
+    /// The cases that this process measured. Others of the store are of other benches, or of
+    /// earlier.
     fn measured(&self, stored: &Stored) -> ProcessRun {
         let environment = Environment::on_gpus([self.facts]);
         let mut run = ProcessRun::start("", "", environment, Provenance::default());

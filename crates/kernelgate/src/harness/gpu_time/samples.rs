@@ -39,9 +39,9 @@ pub enum Origin {
         /// Whether the GPU waited for the host in most of them.
         host_bound: bool,
     },
-    /// Measured by the routine itself (`iter_custom`).
+    /// The bench routine measured the time itself (`iter_custom`).
     ByRoutine,
-    /// Another process or another measurement took them.
+    /// Another process or another measurement took the samples.
     Elsewhere,
 }
 

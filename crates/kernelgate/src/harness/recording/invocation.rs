@@ -112,7 +112,7 @@ mod tests {
             };
             invoked(invocation).record(&store, "b", |_| run.clone())
         };
-        // At once: each looks before any has written.
+        // The threads start together, so each reads before any has written.
         let written = std::sync::Mutex::new(Vec::new());
         let refused = std::sync::Mutex::new(Vec::new());
         std::thread::scope(|scope| {

@@ -27,7 +27,7 @@ struct State {
     pending_baseline: Option<String>,
 }
 
-/// When a run is written.
+/// When the record of a run is written to its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saving {
     /// Writes at the start and after every case, synced to the disk.
@@ -93,8 +93,8 @@ impl Recorder {
         })
     }
 
-    /// Adds the seconds of each activity, of all checks after timing, and of the whole process.
-    /// They are written with the next event.
+    /// Adds the seconds of each activity, of all checks after timing, and of the whole process. The
+    /// seconds are written to the file with the next event.
     pub fn add_spent(
         &self,
         spent_s: BTreeMap<&'static str, f64>,

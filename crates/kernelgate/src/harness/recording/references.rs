@@ -59,8 +59,8 @@ pub fn get(kept: Option<&References>, group: &Group<'_>, inputs: &Tensors) -> Ve
 }
 
 /// Error limit for the precision that a problem declares; `None` if it declares none or has no
-/// reference of its own, or if a lower precision rounds nothing in the inputs. It is stored as
-/// references are.
+/// reference of its own, or if a lower precision rounds nothing in the inputs. The limit is stored
+/// in the same way as a reference.
 pub fn precision_limit(
     kept: Option<&References>,
     group: &Group<'_>,

@@ -5,12 +5,12 @@ use crate::backend::BackendError;
 use crate::harness::guard;
 use crate::verify::VerifyError;
 
-/// Why a problem or case has no result.
+/// The reason why a problem or case has no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CaseError {
     /// It cannot run here.
     Skip(String),
-    /// It is wrong or broke.
+    /// The outputs are wrong, or the case failed with an error.
     Fail(String),
     /// It broke the device: nothing after it can run.
     Lost(String),

@@ -9,7 +9,7 @@ use crate::display::duration;
 use crate::record::run::NOT_RUN;
 use crate::record::{ProcessRun, file};
 
-/// The end of a budget.
+/// The time at which a budget ends.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline {
     budget: Duration,

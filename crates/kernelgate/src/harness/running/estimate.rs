@@ -1,4 +1,4 @@
-//! How long a selection takes at least.
+//! Lower bound of the time that a selection of cases takes.
 
 use std::collections::BTreeMap;
 

@@ -97,7 +97,7 @@ pub struct VerifiedCase<'a, 'g> {
     pub checked: &'a mut Checked,
 }
 
-/// A process that goes through its cases.
+/// State of a process that measures its cases one after the other.
 pub struct Execution<'a> {
     session: &'a dyn Session,
     settings: &'a Settings,
@@ -238,7 +238,7 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    /// An error once the device was lost.
+    /// Returns an error if the device was lost.
     fn alive(&self) -> Result<(), CaseError> {
         self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::Fail(lost.clone())))
     }
@@ -321,7 +321,7 @@ impl<'a> Execution<'a> {
             None => None,
         };
         if delayed.is_some() {
-            // Memory of the delay does not count.
+            // Memory of an injected delay does not count as memory of the case.
             ready.memory.skip();
         }
         let delay_size = delayed.as_ref().and_then(Delayed::size);
@@ -350,11 +350,12 @@ impl<'a> Execution<'a> {
         let after =
             after_timing::check(ready, group, executable, inputs, stopwatch.as_mut(), digest);
         if after.is_err() {
-            // A row that ran as the reference does not count for the cold case either.
+            // The memory of an implementation that served as the reference is not measured for its
+            // cold case either.
             ready.memory.skip();
         }
         let after = after?;
-        // An earlier process of this executable has looked.
+        // If there is a digest, an earlier process of this executable has recorded the streams.
         if digest.is_none() {
             let _activity = phase_timer::start("record of streams");
             samples.unrecorded = match &checked.elsewhere {

@@ -177,7 +177,7 @@ impl PreparedProblem {
         computed.map_err(failed)?
     }
 
-    /// Computes the expected outputs with another row.
+    /// Computes the expected outputs with another implementation.
     fn row_outputs(
         &self,
         group: &Group<'_>,
@@ -279,7 +279,7 @@ impl PreparedProblem {
             keep_if_lost(executable, outcome.map_err(VerifyError::from))
         })?;
         if group.bound.problem().reference_from().is_nothing() {
-            // The outputs expected by an earlier row do not apply to this one.
+            // The expected outputs of an earlier implementation do not apply to this one.
             self.expected.clear();
         }
         if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {

@@ -95,7 +95,7 @@ impl BenchProgress {
         }
     }
 
-    /// A problem's inputs and reference are there.
+    /// Prints that the inputs and the reference of a problem are ready.
     pub fn prepared(&self, inputs: &Tensors, elapsed: Duration) {
         self.say(&format!(
             "      inputs of {} and reference in {:.1} s",

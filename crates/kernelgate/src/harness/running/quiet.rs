@@ -60,7 +60,7 @@ pub struct WithoutAdvice {
 
 #[cfg(unix)]
 impl WithoutAdvice {
-    /// Takes effect if Criterion is silent.
+    /// Silences standard error if Criterion is to print nothing.
     pub fn new(silent: bool) -> Self {
         let ends = if silent { here_and_nowhere(stdio::stderr()) } else { None };
         Self { ends: ends.filter(|(_, nowhere)| stdio::dup2_stderr(nowhere).is_ok()) }

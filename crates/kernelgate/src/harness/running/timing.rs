@@ -36,10 +36,10 @@ const MIN_SAMPLES: f64 = 10.0;
 /// Most samples a case: more add time, not knowledge; the unit of a decision is the process.
 const MAX_SAMPLES: f64 = 50.0;
 
-/// Launches of which the host's time is taken.
+/// Number of launches whose host time is measured.
 const HOST_LAUNCHES: usize = 5;
 
-/// How long to time a case.
+/// Number and duration of the samples of a case.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingPlan {
     /// Samples, each of the same number of launches.

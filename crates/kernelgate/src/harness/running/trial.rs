@@ -66,7 +66,7 @@ pub fn delays(settings: &Settings, selection: &Selection<'_>) -> BTreeMap<String
     ids.filter_map(|id| Some((id.clone(), Delay::find(&settings.delays, id)?.delay_ns))).collect()
 }
 
-/// Says that launches are delayed.
+/// Prints a warning that launches are delayed on purpose.
 pub fn warn_of_delays(run: &ProcessRun) {
     if !run.delays.is_empty() {
         eprintln!(

@@ -1,4 +1,4 @@
-//! Carrying out the trial request of a comparison.
+//! Runs a trial: one process of a comparison, as its request states.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -27,7 +27,7 @@ use crate::record::{
 use kernelgate_cuda::driver::launch::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
-/// A trial of a comparison.
+/// State of a trial, which is one process of a comparison.
 pub struct TrialSession<'a> {
     /// Flags and variables.
     pub settings: &'a Settings,
@@ -46,7 +46,7 @@ pub struct TrialSession<'a> {
 }
 
 impl TrialSession<'_> {
-    /// Whether times count; else the process only verifies.
+    /// Whether the process takes times; otherwise it only verifies.
     fn measures(&self) -> bool {
         self.sampling != TrialSampling::VERIFICATION_PASS
     }

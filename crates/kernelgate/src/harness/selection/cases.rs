@@ -93,7 +93,7 @@ impl Selection<'_> {
         self.groups.iter().map(|group| group.cases.len()).sum()
     }
 
-    /// The plan of these cases, divided so.
+    /// The plan of the selected cases, divided by `partition`.
     pub fn plan(&self, bench: &str, partition: &Partition) -> ShardPlan {
         let problems = self
             .groups
@@ -260,7 +260,7 @@ fn too_few_gpus(backend: BackendKind, needed: usize, available: usize) -> Option
     })
 }
 
-/// The states in which cases exist. The CPU backend has no means to empty the caches.
+/// The cache states in which a case is timed. The CPU backend has no means to empty the caches.
 fn caches(backend: BackendKind, bytes: u64, l2_bytes: u64) -> &'static [Cache] {
     match backend {
         BackendKind::Cuda if bytes < BEYOND_CACHES.max(BEYOND_L2 * l2_bytes) => {
@@ -418,7 +418,8 @@ mod tests {
         // A part of an id is not an id itself.
         assert_eq!(suggestions("st_bif/backward/n4_f32/cpu", true), [&ids[1][..]]);
         assert!(suggestions("st_bif", true).is_empty());
-        // Without comparing, which would take minutes.
+        // Suggestions for a very long filter need no comparison with each id, which would take
+        // minutes.
         assert!(suggestions(&"st_bif/".repeat(100_000), true).is_empty());
         assert!(in_short(&"é".repeat(1000)).ends_with("… (2000 bytes)"));
     }

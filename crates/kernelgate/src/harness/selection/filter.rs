@@ -13,7 +13,7 @@ pub enum Filter {
     All,
     /// No case: libtest's `--ignored`.
     None,
-    /// The case of this id.
+    /// Selects the case with exactly this id.
     Exact(String),
     /// Cases that match.
     Matching(Regex),
@@ -45,7 +45,7 @@ impl Filter {
         }
     }
 
-    /// Whether an id is to run.
+    /// Whether the filter selects an id.
     pub fn matches(&self, id: &str) -> bool {
         match self {
             Self::All => true,

@@ -7,7 +7,7 @@ use crate::suite::Suite;
 use kernelgate_cuda::driver::device::{self, DeviceError};
 use kernelgate_cuda::{DeviceOptions, Devices};
 
-/// Longer than any sensible launch.
+/// Default timeout, which is longer than any sensible launch.
 pub const DEFAULT_TIMEOUT_S: u64 = 60;
 /// Timeout of launches on the host, where a launch may use a single core.
 pub const HOST_TIMEOUT_S: u64 = 600;

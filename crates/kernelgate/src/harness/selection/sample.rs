@@ -77,7 +77,7 @@ static HUGE: Workload<Nothing> = Workload {
 
 static ROWS: [Implementation<Nothing>; 1] = [row()];
 
-/// A row that computes nothing.
+/// An implementation that computes nothing.
 pub const fn row() -> Implementation<Nothing> {
     Implementation {
         name: "cpu",

@@ -150,16 +150,16 @@ pub struct Flags {
     /// Run each case for this many seconds, for a profiler, without analysis
     #[arg(long, value_name = "SECONDS")]
     pub profile_time: Option<f64>,
-    /// Samples a case, at least 10
+    /// Number of samples of a case, at least 10
     #[arg(long, value_name = "COUNT")]
     pub sample_size: Option<usize>,
-    /// Seconds of warm-up a case
+    /// Seconds of warm-up before each case
     #[arg(long, value_name = "SECONDS")]
     pub warm_up_time: Option<f64>,
-    /// Seconds of measurement a case
+    /// Seconds for which each case is measured
     #[arg(long, value_name = "SECONDS")]
     pub measurement_time: Option<f64>,
-    /// Bootstrap resamples of Criterion's analysis
+    /// Number of bootstrap resamples in Criterion's analysis
     #[arg(long, value_name = "COUNT")]
     pub nresamples: Option<usize>,
     /// Noise threshold of Criterion's comparison
@@ -207,7 +207,7 @@ pub struct Flags {
 
 /// The command line, as the process' variables make it.
 pub fn command() -> clap::Command {
-    // Our flags are those with a variable.
+    // Flags of kernelgate, unlike those of Criterion, have a variable.
     let command = Flags::command().mut_args(|flag| match flag.get_env() {
         Some(_) => flag.help_heading(OURS),
         None => flag,
@@ -326,7 +326,7 @@ pub enum Mode {
 }
 
 impl Flags {
-    /// Flags of a command line without any.
+    /// Default values of all flags.
     pub fn defaults() -> Self {
         Self::parse_from(["--bench"])
     }

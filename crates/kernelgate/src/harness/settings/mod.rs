@@ -1,5 +1,5 @@
 //! The boundary of a bench binary: its flags and environment variables become [`Settings`] here,
-//! once. Below it no module reads either.
+//! once. No module below it reads flags or variables.
 
 pub mod args;
 mod flag_variables;

@@ -69,7 +69,7 @@ pub struct Settings {
     pub axes: Vec<Override>,
     /// Ids that run.
     pub filter: Filter,
-    /// Part of the problems that runs.
+    /// The shard of the problems that runs.
     pub shard: Option<Shard>,
     /// Requested device.
     pub device: DeviceRequest,

@@ -129,7 +129,7 @@ fn session() -> Result<Option<String>, HarnessError> {
 pub struct CriterionProcess {
     /// When work on the stream is treated as hung.
     pub timeout: Duration,
-    /// Baseline that gets this run.
+    /// Name of the baseline to which this run is added.
     pub save_baseline: Option<String>,
     /// Name of the session, if one was given.
     pub session: Result<Option<String>, String>,

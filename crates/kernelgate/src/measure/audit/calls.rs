@@ -183,7 +183,7 @@ mod tests {
                 assert_eq!(by(&record(&calls, kernels)), call(name));
             }
         }
-        // The queue held up a launch, and there was little left to wait for.
+        // A full launch queue blocked the host although the GPU had little work left.
         for name in ["cuStreamSynchronize", "cuMemFree_v2", "cudaFree_v3020"] {
             let calls = [("cuLaunchKernel", HELD_UP_NS), (name, 5_000)];
             assert_eq!(by(&record(&calls, 1500)), call(name));

@@ -30,7 +30,7 @@ pub trait Record: Serialize + DeserializeOwned {
     /// Name of a file of this format in messages: "baseline".
     const KIND: &'static str;
     /// Whether the file carries a checksum of its content, so that an edit by hand is noticed.
-    /// Files without one are read too.
+    /// Files without a checksum are read too.
     const SEALED: bool = false;
     /// Fields whose values are messages, commands or paths, which may hold any character. Every
     /// other string, and every name of a field, is refused if it holds a control character.
@@ -76,7 +76,7 @@ pub enum FileError {
         /// Position and reason of the syntax error.
         cause: serde_json::Error,
     },
-    /// JSON, but of something else.
+    /// The file is JSON, but not a record of this kind.
     #[error("read {path}: not a kernelgate {kind}")]
     Foreign {
         /// Which file.
@@ -130,7 +130,7 @@ pub enum FileError {
         /// Which file.
         path: PathBuf,
     },
-    /// The right format with impossible content.
+    /// The file has the right format, but impossible content.
     #[error("{action} {path}: invalid {kind}: {problem}")]
     Invalid {
         /// "read" or "write".
@@ -150,7 +150,7 @@ impl FileError {
         matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::AlreadyExists)
     }
 
-    /// Whether the file simply is not there.
+    /// Whether the error is that the file does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::NotFound)
     }
@@ -437,7 +437,7 @@ pub fn write_new<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
     match prepared(path, readable_text(path, record)?)?.persist_noclobber(path) {
         Ok(_) => Ok(()),
-        // A file system that can only replace.
+        // The file system cannot create a file exclusively; it can only replace one.
         Err(error) if !path.exists() => {
             error.file.persist(path).map_err(|error| io(error.error)).map(drop)
         }
@@ -550,7 +550,7 @@ pub(super) fn remove_abandoned(folder: &Path) {
             Ok(Err(TryLockError::Error(_))) | Err(_) => Some(ABANDONED_WITHOUT_LOCKS_AFTER),
         };
         if least.is_some_and(|least| age > Some(least)) {
-            // Another writer may remove it first.
+            // Another writer may remove the temporary file first.
             let _ = match facts.is_dir() {
                 true => std::fs::remove_dir_all(path),
                 false => std::fs::remove_file(path),

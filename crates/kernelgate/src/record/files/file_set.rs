@@ -45,7 +45,7 @@ impl FileSet {
     /// Adds a file, synced to the disk.
     ///
     /// # Errors
-    /// When it cannot be written. The earlier set is then unchanged.
+    /// When it cannot be written. The earlier set is unchanged after such an error.
     pub fn add(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), FileError> {
         let file = File::create(self.path().join(name));
         let path = self.folder.join(name);

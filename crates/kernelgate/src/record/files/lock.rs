@@ -15,7 +15,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The right to change a file, until it is dropped. Not for a thread that already has it.
+/// The right to change a file, until it is dropped. A thread that holds the lock must not request
+/// it again.
 #[derive(Debug)]
 pub struct Lock {
     path: PathBuf,
@@ -93,7 +94,7 @@ pub fn open(path: &Path) -> std::io::Result<File> {
     }
     let mut options = File::options();
     options.create(true).append(true);
-    // It may have been put there just now.
+    // Another process may have put the link there just now.
     #[cfg(unix)]
     {
         use rustix::fs::OFlags;

@@ -41,7 +41,7 @@ pub struct Store {
     pub criterion: PathBuf,
 }
 
-/// Why a stored thing could not be found.
+/// The reason why a run or baseline cannot be found.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A file is unreadable or broken.
@@ -56,10 +56,10 @@ pub enum StoreError {
     /// The name is that of a device on Windows, where a clone could not create the file.
     #[error("baseline name `{0}`: Windows has a device of that name, so that it is no file there")]
     Device(String),
-    /// The name of something else.
+    /// The name is reserved for another file.
     #[error("baseline name `{CALIBRATION}`: that file is the calibration of the device")]
     Reserved,
-    /// No such baseline for the device.
+    /// The device has no baseline of this name.
     #[error("no baseline `{name}` for {device} in {folder}{}", list_others(.others))]
     NoBaseline {
         /// The name asked for.
@@ -84,20 +84,20 @@ pub enum StoreError {
         package: Package,
         /// Folder of the runs.
         folder: PathBuf,
-        /// The packages that the runs are of.
+        /// The packages that the runs belong to.
         others: BTreeSet<Package>,
     },
-    /// Fewer invocations than asked for.
+    /// There are fewer recorded invocations than requested.
     #[error("{found} sessions in {folder}, not {wanted}: run `cargo bench` again")]
     FewRuns {
         /// How many there are.
         found: usize,
-        /// How many were asked for.
+        /// Number of requested invocations.
         wanted: usize,
         /// Folder of the runs.
         folder: PathBuf,
     },
-    /// A run and its copy.
+    /// Two files hold the same run.
     #[error("{first} and {second} hold the same run, which counts once: remove one")]
     Twice {
         /// The file that was read first.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// One trial: its cases, its duration, and the path of its run record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrialRequest {
-    /// The comparison: session of the run.
+    /// Name of the comparison, which is the session of the run.
     pub session: String,
     /// Path of the run record.
     pub record: PathBuf,
@@ -34,10 +34,10 @@ pub struct TrialRequest {
     /// reference with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_outputs: Option<PathBuf>,
-    /// Whether to measure the anchors.
+    /// Whether to measure the anchors: rates of fixed work, which compare cards.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub anchors: bool,
-    /// How long to time a case.
+    /// Duration of the warm-up and the measurement of a case.
     pub sampling: TrialSampling,
 }
 
@@ -60,7 +60,7 @@ impl TrialRequest {
     }
 }
 
-/// How long a trial times a case.
+/// Duration of the warm-up and the measurement of a case in a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TrialSampling {
     /// Warm-up, seconds; skipped if the launch of the verification took longer than the whole plan.

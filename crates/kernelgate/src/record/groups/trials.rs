@@ -9,7 +9,7 @@ use crate::measure::plausibility;
 use crate::record::files::file::Record;
 use crate::record::files::text;
 
-/// A comparison while it grows.
+/// The trials of a comparison, saved after each block.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trials {
     /// Executables and settings, by name, that must be unchanged to resume the comparison.
@@ -21,7 +21,7 @@ pub struct Trials {
 /// One process of a comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrialRecord {
-    /// 1, or 2 for the confirmation.
+    /// Round of the comparison: 1, or 2 for the confirmation.
     pub round: u32,
     /// The bench binary.
     pub bench: String,
@@ -35,7 +35,7 @@ pub struct TrialRecord {
     pub wall_s: f64,
     /// Times by case.
     pub cases: BTreeMap<String, Timing>,
-    /// Cases that failed in it, with the error.
+    /// Cases that failed in this process, with the error.
     pub failed: BTreeMap<String, String>,
     /// Cases that it was asked for and neither timed nor failed, with the reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -44,7 +44,7 @@ pub struct TrialRecord {
     pub broke: Option<String>,
 }
 
-/// One case in one process.
+/// Timing of one case in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Timing {
     /// Median over the samples, nanoseconds a launch or an iteration. Positive and finite, or the

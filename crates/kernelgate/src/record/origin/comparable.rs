@@ -63,7 +63,7 @@ impl Environment {
     }
 }
 
-/// The part of a fact that decides.
+/// The part of a fact that decides whether runs are comparable.
 fn decisive<'a>(field: &str, value: &'a str) -> &'a str {
     if BY_MAJOR.contains(&field) { value.split('.').next().unwrap_or_default() } else { value }
 }

@@ -80,7 +80,7 @@ impl Environment {
         })
     }
 
-    /// The environment of this process on a target.
+    /// Describes the machine of this process, for a run on a target.
     pub fn on(target: &Target) -> Self {
         match target {
             Target::Cpu => Self::cpu(),

@@ -10,7 +10,7 @@ use kernelgate_cuda::observe::telemetry;
 /// A GPU: the facts that give a time its meaning.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// "GPU-…", unique to the card.
+    /// Identifier of the card: "GPU-…".
     pub uuid: String,
     /// Architecture that kernels are compiled for: "sm_90a".
     pub arch: String,
@@ -37,7 +37,7 @@ pub struct Gpu {
 impl Gpu {
     /// Records the libraries that the process has opened by now; some are opened when needed.
     pub fn note_libraries(&mut self) {
-        // Those have fields of their own.
+        // The driver and NVRTC have fields of their own.
         let others = library::loaded().filter(|(name, _)| !["driver", "nvrtc"].contains(name));
         self.libraries = others.map(|(name, version)| (name.to_owned(), version)).collect();
     }

@@ -19,7 +19,7 @@ const BUFFER: usize = 1 << 16;
 #[derive(Default)]
 pub(super) struct Sorter {
     columns: usize,
-    /// Bytes from which a run ends.
+    /// Number of bytes after which a sorted run is written to disk.
     run: usize,
     /// Start, place in `bytes` and length of each row of the run.
     rows: Vec<(i64, usize, u32)>,

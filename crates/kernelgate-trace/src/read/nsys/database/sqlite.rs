@@ -208,7 +208,7 @@ const fn steps_for(size: u64) -> u64 {
     LEAST_STEPS + size / STEP_BYTES
 }
 
-/// Counts a step; whether it was the last.
+/// Counts a step, and returns whether it was the last one allowed.
 fn is_over(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err()
 }

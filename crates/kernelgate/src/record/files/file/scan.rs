@@ -77,7 +77,7 @@ impl Scanned {
     }
 }
 
-/// A value on the way.
+/// A value of the file on the path that is read.
 struct Node<'a> {
     scanned: &'a mut Scanned,
     /// Name of the field whose value this is; `None` if the field may hold any text.
