@@ -19,7 +19,7 @@ pub enum TraceError {
     Unknown {
         /// The file.
         path: PathBuf,
-        /// What is missing, as a fragment of a sentence.
+        /// The missing format or table, as a fragment of a sentence.
         reason: String,
     },
     /// The format is known, the content is broken.

@@ -209,7 +209,7 @@ impl Extents {
         }
     }
 
-    /// [`Self::supported_alike`] for kernels that keep the scores in device memory.
+    /// [`Self::supported_alike`] for kernels with the scores in device memory.
     pub fn supported_with_scores(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         self.supported_alike(kernels)?;
         let bytes = 4 * self.pairs();

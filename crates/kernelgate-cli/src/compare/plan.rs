@@ -23,7 +23,7 @@ pub struct PlanRequest {
 /// Source of the values that no flag sets.
 #[derive(Debug, Clone)]
 pub enum PlanBasis {
-    /// The same plan on every device.
+    /// One plan for every device.
     Fixed(TestPlan),
     /// The calibration of the device in this store, else the default.
     Calibration(Store),

@@ -131,7 +131,7 @@ fn store(path: &Path, cubin: &[u8]) {
         file.persist(path)?;
         Ok(())
     };
-    // A missing cache is no error: kernels are then compiled each time.
+    // Without a cache kernels are compiled each time.
     let _ = write();
 }
 

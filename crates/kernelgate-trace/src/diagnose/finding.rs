@@ -176,7 +176,7 @@ pub struct Finding {
     pub evidence: Vec<Evidence>,
     /// The advice.
     pub advice: String,
-    /// Circumstances in which the finding is no fault.
+    /// Circumstances in which the program is right to do this.
     pub false_positive: &'static str,
 }
 

@@ -86,7 +86,7 @@ impl Tolerances {
         Self::default()
     }
 
-    /// The same two tolerances for every output.
+    /// Sets the two tolerances of every output.
     pub const fn all(max_error: f64, relative_l2: f64) -> Self {
         Self { all: Some(Tolerance { max_error, relative_l2 }), own: BTreeMap::new() }
     }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 /// Removes a path of ours: a file, link, FIFO, or folder with its contents. Links are not followed.
-/// It is no error if the path is absent.
+/// An absent path does not fail.
 pub fn remove(path: &Path) -> std::io::Result<()> {
     let removed = match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),

@@ -40,7 +40,8 @@ pub enum BaselineVerb {
     },
     /// Print the path of this machine's baseline
     ///
-    /// It is the one that `gate` would use for the device; exit 2 if there is none.
+    /// `gate` would use this baseline for the device. Exits with 2 if the device has no such
+    /// baseline.
     Find {
         /// Name of the baseline
         name: String,

@@ -41,7 +41,7 @@ impl Kernel {
         Ok(Self { function, stream, name, parameter_bytes, launched, in_use })
     }
 
-    /// The same kernel for launches on another stream.
+    /// This kernel, with launches on another stream.
     pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
         Self {
             function: self.function.clone(),

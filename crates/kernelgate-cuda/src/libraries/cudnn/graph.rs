@@ -28,7 +28,7 @@ impl TensorLayout {
         Self { extents, strides: [h * s * d, s * d, d, 1] }
     }
 
-    /// The same memory with its last two axes exchanged.
+    /// A description of this memory with its last two axes exchanged.
     pub const fn transposed(self) -> Self {
         let ([b, h, s, d], [by_b, by_h, by_s, by_d]) = (self.extents, self.strides);
         Self { extents: [b, h, d, s], strides: [by_b, by_h, by_d, by_s] }

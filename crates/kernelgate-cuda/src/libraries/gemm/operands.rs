@@ -50,7 +50,7 @@ impl<A: Copy> GemmOperands<A> {
         }
     }
 
-    /// The same operands with converted addresses.
+    /// These operands with converted addresses.
     pub fn map<B>(self, mut address: impl FnMut(A) -> B) -> GemmOperands<B> {
         GemmOperands {
             a: address(self.a),

@@ -213,7 +213,7 @@ pub fn repeated(
     if best < REPEATED {
         return None;
     }
-    // Of several periods with the same score, the shortest is chosen.
+    // The shortest of several periods with equal scores is chosen.
     let &(_, anchor) = scored.iter().rev().find(|&&(score, _)| score >= best - 0.01)?;
     let named = sequence.iter().zip(operations.iter());
     Some(named.filter(|&(name, _)| name == anchor).map(|(_, id)| id).collect())
