@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use kernelgate::record::resources;
 use kernelgate_cuda::compiler::cubin;
 use kernelgate_cuda::compiler::nvrtc::{CompileError, compile, compile_text, supports, version};
-use kernelgate_cuda::compiler::source::Build;
+use kernelgate_cuda::compiler::source::{Build, included};
 use kernelgate_cuda::{Requires, Source};
 use kernelgate_suite::kernels;
 use rayon::prelude::*;
@@ -82,8 +82,10 @@ fn kernels_compile_with_clocks_of_their_stages() {
     let clocked: Vec<Build> =
         kernels().into_iter().filter_map(|kernel| kernel.with_clocks).collect();
     assert!(!clocked.is_empty(), "no row names stages");
+    assert!(clocked.iter().any(uses_wgmma), "no clocks beside tensor instructions");
     clocked.par_iter().for_each(|build| {
         let compiled = compile(build, "sm_90a").unwrap();
+        assert!(!serializes(&compiled.log), "{}: {}", build.name(), compiled.log);
         let counters = b"kernelgate_stages\0";
         let has_counters = compiled.cubin.windows(counters.len()).any(|found| found == counters);
         assert!(has_counters, "{} counts nothing", build.name());
@@ -96,24 +98,67 @@ fn uses_wgmma(build: &Build) -> bool {
     used(&build.text()) || build.headers().iter().any(|(_, text)| used(text))
 }
 
+/// Whether the assembler serialized tensor instructions, because it cannot prove them independent
+/// or has no registers for them. Its code of the warning differs by the cause, its words do not.
+fn serializes(log: &str) -> bool {
+    log.contains("serialized")
+}
+
+/// Two tensor instructions, and before the wait an accumulator that the threads read.
+const READ_BEFORE_THE_WAIT: &str = r#"
+#include "common/wgmma.cuh"
+extern "C" __global__ void early(float* out, u32 shared) {
+  float sum[16] = {};
+  wgmma_fence();
+  wgmma(sum, operand(shared), operand(shared));
+#if EARLY
+  sum[0] *= out[1];
+#endif
+  wgmma(sum, operand(shared), operand(shared));
+  wgmma_commit();
+  wgmma_wait<0>();
+  for (int i = 0; i < 16; ++i) out[i] = sum[i];
+}
+"#;
+
+#[test]
+fn an_accumulator_read_before_the_wait_is_reported() {
+    if !compiler() {
+        return;
+    }
+    let headers = included(READ_BEFORE_THE_WAIT, &[]);
+    let log = |early: &str| {
+        let options = ["--gpu-architecture=sm_90a".to_owned(), format!("-DEARLY={early}")];
+        compile_text("mine/early", READ_BEFORE_THE_WAIT, &headers, &options, "sm_90a").unwrap().log
+    };
+    assert!(serializes(&log("1")), "{}", log("1"));
+    assert!(!serializes(&log("0")), "{}", log("0"));
+}
+
 #[test]
 fn warpgroup_gemms_overlap_with_what_follows_them() {
     if !compiler() {
         return;
     }
     let users: Vec<Build> = builds().into_keys().filter(uses_wgmma).collect();
-    for family in ["attention/forward", "attention/backward", "denoise", "measure", "resnet18"] {
+    let families = [
+        "attention/forward",
+        "attention/backward",
+        "denoise",
+        "measure",
+        "resnet18",
+        "transformer",
+    ];
+    for family in families {
         assert!(users.iter().any(|build| build.source.file.starts_with(family)), "{family}");
     }
     let fp8 = |build: &Build| build.defines.iter().any(|define| define == "FP8=1");
     assert!(users.iter().any(fp8), "no build in fp8");
-    // The assembler serializes tensor instructions that it cannot prove independent or has no
-    // registers for. Its code of the warning differs by the cause, its words do not.
     let serialized: Vec<String> = users
         .par_iter()
         .filter_map(|build| {
             let log = compile(build, "sm_90a").unwrap().log;
-            log.contains("serialized").then(|| format!("{}: {log}", build.name()))
+            serializes(&log).then(|| format!("{}: {log}", build.name()))
         })
         .collect();
     assert!(serialized.is_empty(), "{serialized:#?}");
