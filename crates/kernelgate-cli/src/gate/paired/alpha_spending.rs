@@ -12,6 +12,9 @@ use kernelgate::stats::power::fewest;
 /// Weight of the analysis at the end of the blocks, which most comparisons of unchanged builds
 /// reach.
 pub const FINAL: f64 = 0.5;
+/// Weight of the end among the analyses at which a case may be unchanged by the tolerated change. With
+/// half as much for all others, six pairs are enough at the end.
+const FINAL_SETTLING: f64 = 2.0 / 3.0;
 /// Weight of the first interim analysis, where large changes are found.
 const FIRST: f64 = 0.25;
 /// Growth of the number of pairs from one interim analysis to the next.
@@ -79,15 +82,32 @@ impl AlphaSpending {
 }
 
 /// The analyses at which a case may be unchanged because changes above the tolerated one are
-/// excluded: after the pairs of `plan.settle_blocks`, after twice as many and so on, and at the
-/// end. The second value is the probability that each may spend on either end of the interval.
-pub fn settling(plan: &TestPlan) -> (Vec<usize>, f64) {
-    let (first, most) = (plan.settle_blocks.saturating_mul(2), plan.max_blocks.saturating_mul(2));
-    let doubled =
-        std::iter::successors(Some(first).filter(|first| *first > 0), |pairs| pairs.checked_mul(2));
-    let early: Vec<usize> = doubled.take_while(|pairs| *pairs < most).collect();
-    let tail = FINAL * plan.missed / (early.len() + 1) as f64;
-    (early, tail)
+/// excluded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SettlingAnalyses {
+    /// Pairs after which such an analysis takes place, before the end.
+    pub early: Vec<usize>,
+    /// Probability that each of these may spend on either end of the interval.
+    pub early_tail: f64,
+    /// Probability that the analysis at the end may spend on either end of the interval.
+    pub last_tail: f64,
+}
+
+impl SettlingAnalyses {
+    /// After the pairs of `plan.settle_blocks`, after twice as many and so on, and at the end, which
+    /// has most of the probability, because a comparison of long cases reaches no other.
+    pub fn new(plan: &TestPlan) -> Self {
+        let (first, most) =
+            (plan.settle_blocks.saturating_mul(2), plan.max_blocks.saturating_mul(2));
+        let doubled = std::iter::successors(Some(first).filter(|first| *first > 0), |pairs| {
+            pairs.checked_mul(2)
+        });
+        let early: Vec<usize> = doubled.take_while(|pairs| *pairs < most).collect();
+        let all = FINAL * plan.missed;
+        let last_tail = if early.is_empty() { all } else { FINAL_SETTLING * all };
+        let early_tail = (all - last_tail) / early.len().max(1) as f64;
+        Self { early, early_tail, last_tail }
+    }
 }
 
 /// A p value that is valid at any interim analysis: the smallest over the analyses of p over
@@ -139,14 +159,19 @@ mod tests {
     #[test]
     fn tests_for_unchanged_come_at_doubling_blocks_and_at_the_end() {
         let analyses = |settle_blocks, max_blocks| {
-            settling(&TestPlan { settle_blocks, max_blocks, missed: 0.06, ..TestPlan::default() })
+            let plan = TestPlan { settle_blocks, max_blocks, missed: 0.06, ..TestPlan::default() };
+            let SettlingAnalyses { early, early_tail, last_tail } = SettlingAnalyses::new(&plan);
+            let spent = early.len() as f64 * early_tail + last_tail;
+            assert!((spent - 0.03).abs() < 1e-12, "{early:?}");
+            (early, (1e3 * last_tail).round())
         };
-        assert_eq!(analyses(24, 96), (vec![48, 96], 0.01));
-        assert_eq!(analyses(24, 97), (vec![48, 96, 192], 0.0075));
+        assert_eq!(analyses(24, 96), (vec![48, 96], 20.0));
+        assert_eq!(analyses(24, 97), (vec![48, 96, 192], 20.0));
         assert_eq!(
             [analyses(24, 24), analyses(0, 96), analyses(100, 8)],
-            [(vec![], 0.03), (vec![], 0.03), (vec![], 0.03)]
+            [(vec![], 30.0), (vec![], 30.0), (vec![], 30.0)]
         );
+        assert_eq!(fewest(SettlingAnalyses::new(&TestPlan::default()).last_tail), 6);
     }
 
     #[test]

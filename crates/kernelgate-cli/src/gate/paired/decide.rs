@@ -10,7 +10,7 @@
 //! when the blocks end, no evidence of any change and an interval that excludes changes above
 //! [`TestPlan::tolerated`]. All other cases continue, and are **inconclusive** at the end.
 
-use super::alpha_spending::{AlphaSpending, FINAL, always_valid, settling};
+use super::alpha_spending::{AlphaSpending, FINAL, SettlingAnalyses, always_valid};
 use super::pairs::{Direction, Pairs, mean_contention};
 use super::{Arm, Decision, Doubt, Family, Observed, Outcome, TestPlan};
 use crate::gate::interval::Ratio;
@@ -48,11 +48,10 @@ pub fn decide_each(
 ) -> Outcome {
     let level = plan.false_alarms / family.size(cases.len()) as f64;
     let most = plan.max_blocks.saturating_mul(2);
-    let (settling, tail) = settling(plan);
+    let settling = SettlingAnalyses::new(plan);
     let plans: Vec<TestPlan> = cases.keys().map(|case| of_case(case)).collect();
     let (change, same) = (AlphaSpending::new(level, most), AlphaSpending::new(plan.missed, most));
-    let of_plan =
-        |plan| Tests { plan, level, change: &change, same: &same, settling: &settling, tail };
+    let of_plan = |plan| Tests { plan, level, change: &change, same: &same, settling: &settling };
     let tests: Vec<Tests<'_>> = plans.iter().map(of_plan).collect();
     let pairs: Vec<Pairs> = cases.values().map(|blocks| Pairs::from_blocks(blocks)).collect();
     // The interim analyses before the end decide first: decided cases are not analysed again.
@@ -78,12 +77,12 @@ pub fn decide_each(
     };
     let mut decisions: Vec<Decision> = cases
         .iter()
-        .zip(tests.iter().zip(pairs.iter().zip(&concluded)))
-        .map(|((case, blocks), (tests, (pairs, concluded)))| Decision {
+        .zip(tests.iter().zip(pairs.iter().zip(concluded.iter().zip(&standings))))
+        .map(|((case, blocks), (tests, (pairs, (concluded, standing))))| Decision {
             case: case.clone(),
             base_contention: mean_contention(blocks, Arm::Base),
             head_contention: mean_contention(blocks, Arm::Head),
-            ..tests.describe(pairs, concluded)
+            ..tests.describe(pairs, concluded, standing.ended)
         })
         .collect();
     decisions.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
@@ -106,11 +105,8 @@ struct Tests<'a> {
     change: &'a AlphaSpending,
     /// Alpha spending of the tests for the absence of a change.
     same: &'a AlphaSpending,
-    /// Pairs after which changes above the tolerated one may be excluded; the end is another such
-    /// analysis.
-    settling: &'a [usize],
-    /// Probability with which each of these may miss a larger change, on either side.
-    tail: f64,
+    /// Analyses at which changes above the tolerated one may be excluded.
+    settling: &'a SettlingAnalyses,
 }
 
 /// p values of a case that hold at any interim analysis, for both directions, with the pairs at the
@@ -189,10 +185,10 @@ impl Tests<'_> {
         let same_at = slower.1.max(faster.1);
         let excluded = slower.0.max(faster.0) <= plan.missed && !self.may_be_hidden(pairs, same_at);
         let settled_at = || {
-            self.settling
-                .iter()
-                .copied()
-                .find(|analysis| *analysis <= n && self.settled(pairs, *analysis) == Some(true))
+            let SettlingAnalyses { early, early_tail, .. } = self.settling;
+            early.iter().copied().find(|analysis| {
+                *analysis <= n && self.settled(pairs, *analysis, *early_tail) == Some(true)
+            })
         };
         CaseEvidence {
             slower: change(Direction::Slower),
@@ -221,21 +217,25 @@ impl Tests<'_> {
     }
 
     /// Whether the first `n` pairs have no evidence of a change and exclude changes above the
-    /// tolerated one; `None` if load may hide a change.
-    fn settled(&self, pairs: &Pairs, n: usize) -> Option<bool> {
-        let margin = self.plan.tolerated.ln_1p().max(pairs.threshold(n, self.plan));
-        let walsh = Walsh::new(&pairs.time[..n]);
-        // If the pairs are too few for so wide an interval, nothing is evidence.
-        let evidence =
-            walsh.interval(EVIDENCE * self.tail).is_some_and(|(low, high)| low > 0.0 || high < 0.0);
+    /// tolerated one, at this probability on either side; `None` if load may hide a change.
+    fn settled(&self, pairs: &Pairs, n: usize, tail: f64) -> Option<bool> {
+        let threshold = pairs.threshold(n, self.plan);
+        let margin = self.plan.tolerated.ln_1p().max(threshold);
+        let times = &pairs.time[..n];
+        let walsh = Walsh::new(times);
+        let all_beyond = |sign: f64| times.iter().all(|time| sign * time > threshold);
+        // If the pairs are too few for so wide an interval, only all of them together are evidence.
+        let evidence = all_beyond(1.0)
+            || all_beyond(-1.0)
+            || walsh.interval(EVIDENCE * tail).is_some_and(|(low, high)| low > 0.0 || high < 0.0);
         let small = !evidence
-            && walsh.interval(self.tail).is_some_and(|(low, high)| low > -margin && high < margin);
+            && walsh.interval(tail).is_some_and(|(low, high)| low > -margin && high < margin);
         if small && self.may_be_hidden(pairs, n) { None } else { Some(small) }
     }
 
     fn at_end(&self, pairs: &Pairs) -> (Verdict, Option<Doubt>) {
         let n = pairs.len();
-        match self.settled(pairs, n) {
+        match self.settled(pairs, n, self.settling.last_tail) {
             None => (Verdict::Inconclusive, Some(Doubt::Contention)),
             Some(true) => (Verdict::Unchanged, None),
             Some(false) if n < self.change.fewest(self.level) => {
@@ -247,8 +247,9 @@ impl Tests<'_> {
         }
     }
 
-    /// The numbers of a case; the decision's contention is added by the caller.
-    fn describe(&self, pairs: &Pairs, concluded: &Conclusion) -> Decision {
+    /// The numbers of a case whose blocks may have `ended`; the decision's contention is added by the
+    /// caller.
+    fn describe(&self, pairs: &Pairs, concluded: &Conclusion, ended: bool) -> Decision {
         let plan = self.plan;
         let n = pairs.len();
         let threshold = pairs.threshold(n, plan);
@@ -260,8 +261,13 @@ impl Tests<'_> {
             concluded.reason,
             None | Some(Doubt::TooFewPairs | Doubt::Throttled | Doubt::Wide)
         ) && concluded.verdict == Verdict::Inconclusive;
+        // A larger budget moves the end, which is an analysis.
+        let analysed_at = |analysis: Option<usize>, pairs: usize| match ended {
+            true => pairs.next_multiple_of(2),
+            false => self.analysed_at(analysis, pairs),
+        };
         // A change above the threshold has to be shown to be above it; any other has to be shown to
-        // be below it, or within what is tolerated at an interim analysis for that.
+        // be below it, or within what is tolerated at an analysis for that.
         let shown = |distance: f64, settles: f64| match walsh.standard_error() {
             Some(error) => power::pairs_needed(n, error, distance, settles, plan.power)
                 .map(|needed| needed.max(n + 1)),
@@ -270,13 +276,15 @@ impl Tests<'_> {
         let needed = || {
             if center > threshold {
                 return shown(center - threshold, level)
-                    .map(|pairs| self.analysed_at(self.change.next_from(pairs), pairs));
+                    .map(|pairs| analysed_at(self.change.next_from(pairs), pairs));
             }
-            let settling = |pairs: usize| self.settling.iter().copied().find(|it| *it >= pairs);
-            let settled = shown(plan.tolerated.ln_1p().max(threshold) - center, self.tail)
-                .map(|pairs| self.analysed_at(settling(pairs), pairs));
+            let SettlingAnalyses { early, early_tail, last_tail } = self.settling;
+            let analysis = |pairs: usize| early.iter().copied().find(|it| *it >= pairs);
+            let settles = if ended { *last_tail } else { *early_tail };
+            let settled = shown(plan.tolerated.ln_1p().max(threshold) - center, settles)
+                .map(|pairs| analysed_at(analysis(pairs), pairs));
             let same = shown(threshold - center, tail)
-                .map(|pairs| self.analysed_at(self.same.next_from(pairs), pairs));
+                .map(|pairs| analysed_at(self.same.next_from(pairs), pairs));
             [same, settled].into_iter().flatten().min()
         };
         let middle = |times: &[f64]| if times.is_empty() { 0.0 } else { median(times) };

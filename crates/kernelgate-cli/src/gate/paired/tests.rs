@@ -141,7 +141,7 @@ fn too_few_pairs_never_fail_however_slow() {
         (decision.verdict, decision.reason),
         (Verdict::Inconclusive, Some(Doubt::TooFewPairs))
     );
-    assert_eq!((decision.detectable, decision.pairs_needed), (None, Some(10)));
+    assert_eq!((decision.detectable, decision.pairs_needed), (None, Some(8)));
     assert!(outcome.undecided.is_empty());
     assert_eq!(verdict(steady(3.0, 4)), (Verdict::Regressed, None));
 }

@@ -75,6 +75,8 @@ struct World {
     /// the cycles unknown.
     clock: f64,
     plan: TestPlan,
+    /// Blocks after which the budget is used up.
+    budget: usize,
 }
 
 fn world(name: &'static str, cases: usize, noise: Noise, sd: f64) -> World {
@@ -91,6 +93,7 @@ fn world(name: &'static str, cases: usize, noise: Noise, sd: f64) -> World {
         load: None,
         clock: 1.0,
         plan: TestPlan::default(),
+        budget: usize::MAX,
     }
 }
 
@@ -133,7 +136,8 @@ impl World {
         let mut observed: Observed = (0..self.cases).map(|case| (name(case), Vec::new())).collect();
         let mut walk = 0.0;
         let mut going: Vec<String> = observed.keys().cloned().collect();
-        for block in 0..self.plan.max_blocks {
+        let blocks = self.plan.max_blocks.min(self.budget);
+        for block in 0..blocks {
             let leader = if block % 2 == 0 { Arm::Base } else { Arm::Head };
             let other = if block % 2 == 0 { Arm::Head } else { Arm::Base };
             let order = [leader, other, other, leader];
@@ -149,13 +153,13 @@ impl World {
                     if leader == Arm::Base { (outer, inner) } else { (inner, outer) };
                 observed.get_mut(&name(case)).unwrap().push(Block { leader, base, head });
             }
-            let outcome = decide(&observed, &self.plan, block + 1 == self.plan.max_blocks);
+            let outcome = decide(&observed, &self.plan, block + 1 == blocks);
             if outcome.undecided.is_empty() {
                 return (outcome, block + 1);
             }
             going.clone_from(&outcome.undecided);
         }
-        (decide(&observed, &self.plan, true), self.plan.max_blocks)
+        (decide(&observed, &self.plan, true), blocks)
     }
 }
 
@@ -370,6 +374,22 @@ fn few_blocks_fail_nothing() {
             1.0 - row.inconclusive_of_unchanged as f64 / row.unchanged_cases as f64 >= least,
             "{name}: {row:?}"
         );
+    }
+}
+
+/// Cases at the power cap take so long that a budget is used up after three blocks.
+#[test]
+fn three_blocks_of_a_larger_plan_show_that_little_changed() {
+    let ended = |name, sd| World { budget: 3, host: false, ..world(name, 20, Noise::Normal, sd) };
+    let same = run(&ended("A/A, 1 %, ended after 3 blocks", 0.01), 10);
+    assert!(same.inconclusive_of_unchanged * 20 <= same.unchanged_cases, "{same:?}");
+    for (name, sd, effect) in [
+        ("GPU, 5.2 % slower, 1 %, ended after 3 blocks", 0.01, 0.052),
+        ("GPU, 5.2 % slower, 3 %, ended after 3 blocks", 0.03, 0.052),
+        ("GPU, 3 % slower, 0.5 %, ended after 3 blocks", 0.005, 0.03),
+    ] {
+        let row = run(&World { effect, ..ended(name, sd) }, 20);
+        assert!(row.missed * 20 <= row.changed_cases && kept(&row, 0.01), "{name}: {row:?}");
     }
 }
 
