@@ -235,11 +235,13 @@ impl Device {
         RawContext::new(self.context.cu_ctx())
     }
 
-    /// Makes its context current on the thread.
+    /// Makes its context current on the thread. Drops an error that a destructor of earlier work
+    /// left, because a destructor cannot return it and the next call would.
     ///
     /// # Errors
     /// When the driver refuses.
     pub fn make_current(&self) -> Result<(), BackendError> {
+        let _left = self.context.check_err();
         let bound = self.context.bind_to_thread();
         bound.map_err(|error| failed("make the context current", &error))
     }
