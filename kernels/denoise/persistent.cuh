@@ -29,7 +29,7 @@
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
 #include "common/stages.cuh"
-#include "common/wgmma.cuh"
+#include "common/wgmma/tile.cuh"
 #include "denoise/model.cuh"
 #include "denoise/units.cuh"
 

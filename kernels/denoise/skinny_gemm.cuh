@@ -21,7 +21,7 @@
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
-#include "common/wgmma.cuh"
+#include "common/wgmma/tile.cuh"
 #include "denoise/model.cuh"
 #include "denoise/panel.cuh"
 

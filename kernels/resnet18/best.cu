@@ -25,7 +25,7 @@
 #include "common/reduce.cuh"
 #include "common/stages.cuh"
 #include "common/tensor_copy.cuh"
-#include "common/wgmma.cuh"
+#include "common/wgmma/tile.cuh"
 #include "resnet18/best.cuh"
 #include "resnet18/best_stem.cuh"
 #include "resnet18/neurons.cuh"

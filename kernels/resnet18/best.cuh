@@ -4,7 +4,7 @@
 #include "common/bulk.cuh"
 #include "common/memory.cuh"
 #include "common/types.cuh"
-#include "common/wgmma.cuh"
+#include "common/wgmma/tile.cuh"
 #include "resnet18/neurons.cuh"
 #include "resnet18/packed.cuh"
 

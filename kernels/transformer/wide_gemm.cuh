@@ -17,7 +17,7 @@
 #include "common/memory.cuh"
 #include "common/ring.cuh"
 #include "common/tensor_copy.cuh"
-#include "common/wgmma_wide.cuh"
+#include "common/wgmma/wide_tile.cuh"
 
 constexpr int kRows = TILE_ROWS, kColumns = TILE_COLUMNS, kStages = STAGES;
 constexpr int kThreads = THREADS;

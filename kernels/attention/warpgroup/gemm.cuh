@@ -2,11 +2,11 @@
 // returns.
 //
 // Tiles in shared memory lie in columns of 64 elements, whose rows of 128 bytes are swizzled as in
-// common/wgmma.cuh; a tile's column follows the one before.
+// common/wgmma/tile.cuh; a tile's column follows the one before.
 #pragma once
 #include "attention/shape.cuh"
 #include "common/memory.cuh"
-#include "common/wgmma.cuh"
+#include "common/wgmma/tile.cuh"
 
 constexpr int kGroupRows = 64;     // of a warpgroup
 constexpr int kColumnBytes = 128;  // of a row of 64 elements

@@ -12,7 +12,7 @@
 // Bound: 2 * 2 * 64 * 256 * 128 / (bytes of an element) operations a block and round.
 //
 // TYPE is the operands' name in PTX, STEP how many of them are 32 bytes.
-#include "common/wgmma.cuh"
+#include "common/wgmma/tile.cuh"
 
 #if STEP == 16
 #define TRANSPOSES ", 0, 0"

@@ -35,8 +35,8 @@ pub const COMMON_HEADERS: &[Header] = headers!(
     "common/tensor_copy.cuh",
     "common/types.cuh",
     "common/warp_gemm.cuh",
-    "common/wgmma.cuh",
-    "common/wgmma_wide.cuh",
+    "common/wgmma/tile.cuh",
+    "common/wgmma/wide_tile.cuh",
 );
 
 /// Headers of [`COMMON_HEADERS`] and of `package` that a text includes, directly or through other
