@@ -153,7 +153,7 @@ const CRATES: &[Rules] = &[
         ],
         others: None,
         confined: &[
-            ("clap", &["lib.rs", "benches/find.rs", "verbs/"]),
+            ("clap", &["lib.rs", "verbs/"]),
             ("safetensors", &["verbs/correct/verify.rs"]),
             ("quick_junit", &["report/junit.rs"]),
             ("rusqlite", &["history/index.rs"]),

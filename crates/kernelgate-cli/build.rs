@@ -1,6 +1,8 @@
 //! The commit of an optimised build, for `kernelgate --version`. Other builds name none, so that a
 //! commit does not compile this crate again.
 
+#![allow(clippy::disallowed_methods, reason = "variables of cargo")]
+
 use std::process::Command;
 
 fn main() {

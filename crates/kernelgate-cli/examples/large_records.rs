@@ -14,6 +14,8 @@
 //! so many cases a shard, `comparisons` as many cases and blocks from the record of one shard, which
 //! `kernelgate compare --shard` wrote; `merge` puts either together as `kernelgate merge` does.
 
+#![allow(clippy::disallowed_methods, reason = "arguments of an example")]
+
 use std::path::Path;
 use std::time::Instant;
 

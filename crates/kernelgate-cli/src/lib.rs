@@ -18,6 +18,8 @@
 //! formats that both know. A library beside the program so that both of its names share one `main`
 //! and its tests reach the parts.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "variables of tests"))]
+
 pub mod benches;
 pub mod bisect;
 pub mod commands;
@@ -39,6 +41,7 @@ use kernelgate::harness::{guard, variables};
 use kernelgate::protocol;
 use kernelgate::record::text::printable;
 
+#[expect(clippy::disallowed_methods, reason = "the boundary: the question of a bench's parent")]
 /// Runs the program with these arguments, the first of which is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     if std::env::var_os(protocol::VARIABLE).is_some_and(|value| value == protocol::QUESTION) {

@@ -1,5 +1,7 @@
 //! Passes the arguments to the library, and ends with its exit code.
 
+#![allow(clippy::disallowed_methods, reason = "the boundary: arguments")]
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -2,6 +2,7 @@
 //! links once, and its tests use every core, whereas several binaries would wait for each other's
 //! slowest test.
 
+#![allow(clippy::disallowed_methods, reason = "variables of tests")]
 #![allow(clippy::unwrap_used)]
 
 mod benches;

@@ -92,6 +92,7 @@ pub struct BuildTargets<'a> {
 }
 
 /// The cargo program, as the variable `CARGO` names it.
+#[expect(clippy::disallowed_methods, reason = "cargo names itself to the programs it starts")]
 pub fn program() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }

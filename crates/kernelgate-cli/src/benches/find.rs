@@ -13,21 +13,13 @@ use super::mark::{self, Kind};
 use super::prebuilt::prebuilt;
 use super::{package, versions};
 
-/// Flags that choose benches.
-#[derive(Debug, Clone, clap::Args)]
-pub struct BenchChoice {
-    /// Use only this bench binary (repeatable)
-    #[arg(long, value_name = "NAME")]
-    bench: Vec<String>,
-    /// Use only benches of this package of the workspace
-    #[arg(short, long, value_name = "NAME", conflicts_with = "dir")]
-    package: Option<String>,
-    /// Cargo profile of the build
-    #[arg(long, value_name = "NAME", default_value = "bench", conflicts_with = "dir")]
-    profile: String,
-    /// Folder with bench executables, in place of a build
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
+/// The benches that a verb asks.
+#[derive(Debug, Clone, Copy)]
+pub struct BenchChoice<'a> {
+    /// Targets to build, and to select in a folder.
+    pub targets: BuildTargets<'a>,
+    /// Folder with bench executables, in place of a build.
+    pub folder: Option<&'a Path>,
 }
 
 /// A bench executable that speaks the protocol.
@@ -50,22 +42,17 @@ pub struct FoundBenches {
     pub left_alone: Vec<(String, String)>,
 }
 
-impl BenchChoice {
+impl BenchChoice<'_> {
     /// Builds the benches, or lists the folder, and asks each executable for its versions.
-    /// Executables of a folder run in `root`; an interrupt ends the build through `running`.
-    pub fn find(&self, root: &Path, running: &ChildProcess) -> anyhow::Result<FoundBenches> {
-        self.find_within(root, running, versions::TIMEOUT)
-    }
-
-    /// Finds the benches as [`Self::find`] does; an executable that gives no answer within
-    /// `timeout` counts as hung.
-    pub fn find_within(
-        &self,
+    /// Executables of a folder run in `root`; an interrupt ends the build through `running`, and an
+    /// executable that gives no answer within `timeout` counts as hung.
+    pub fn find(
+        self,
         root: &Path,
-        running: &ChildProcess,
         timeout: Duration,
+        running: &ChildProcess,
     ) -> anyhow::Result<FoundBenches> {
-        let mut candidates = match &self.dir {
+        let mut candidates = match self.folder {
             Some(folder) => self.in_folder(folder, root)?,
             None => self.built(running)?,
         };
@@ -86,8 +73,8 @@ impl BenchChoice {
             .left_alone
             .iter()
             .for_each(|(bench, why)| eprintln!("left alone: bench `{bench}`: {why}"));
-        let named =
-            self.bench.iter().find(|name| found.left_alone.iter().any(|(bench, _)| bench == *name));
+        let is_left_alone = |name: &&String| found.left_alone.iter().any(|(it, _)| it == *name);
+        let named = self.targets.benches.iter().find(is_left_alone);
         anyhow::ensure!(
             named.is_none() && !found.executables.is_empty(),
             "no bench here can be asked: the lines above say why"
@@ -95,19 +82,15 @@ impl BenchChoice {
         Ok(found)
     }
 
-    fn built(&self, running: &ChildProcess) -> anyhow::Result<Vec<BenchExecutable>> {
-        let targets = BuildTargets {
-            benches: &self.bench,
-            package: self.package.as_deref(),
-            profile: &self.profile,
-        };
+    #[expect(clippy::disallowed_methods, reason = "cargo builds in the working folder")]
+    fn built(self, running: &ChildProcess) -> anyhow::Result<Vec<BenchExecutable>> {
         let here = std::env::current_dir().context("failed to find the working folder")?;
         anyhow::ensure!(
             package::has_manifest(&here),
             "{}; --dir names a folder of bench executables",
             package::no_package(&here)
         );
-        let mut command = cargo::command(targets);
+        let mut command = cargo::command(self.targets);
         let show = |line: CargoLine<'_>| {
             if let CargoLine::Message(text) = line {
                 eprintln!("{}", kernelgate::record::text::printable(text));
@@ -128,20 +111,21 @@ impl BenchChoice {
         Ok(built.benches.into_iter().map(executable).collect())
     }
 
-    fn in_folder(&self, folder: &Path, root: &Path) -> anyhow::Result<Vec<BenchExecutable>> {
+    fn in_folder(self, folder: &Path, root: &Path) -> anyhow::Result<Vec<BenchExecutable>> {
+        let named = self.targets.benches;
         let folder = folder
             .canonicalize()
             .with_context(|| format!("failed to read {}", folder.display()))?;
         let found =
             prebuilt(&folder).with_context(|| format!("failed to read {}", folder.display()))?;
-        for name in &self.bench {
+        for name in named {
             anyhow::ensure!(
                 found.contains_key(name),
                 "--bench {name}: {} has no such executable",
                 folder.display()
             );
         }
-        let is_selected = |name: &String| self.bench.is_empty() || self.bench.contains(name);
+        let is_selected = |name: &String| named.is_empty() || named.contains(name);
         let executable = |(bench, path): (String, PathBuf)| BenchExecutable {
             bench,
             path,

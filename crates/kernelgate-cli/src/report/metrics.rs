@@ -35,11 +35,13 @@ pub struct CaseMetrics {
 pub type Metrics = BTreeMap<String, CaseMetrics>;
 
 /// Metrics of runs: the median over the process runs with their range; for a single run the
-/// quartiles of its samples, and the accuracy of its energy.
+/// quartiles of its samples, and the accuracy of its energy. A case without samples has none.
 pub fn from_runs(runs: &[ProcessRun]) -> Metrics {
     let mut cases: BTreeMap<&String, Vec<&CaseRecord>> = BTreeMap::new();
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
-        cases.entry(id).or_default().push(case);
+        if !case.samples.launches.is_empty() {
+            cases.entry(id).or_default().push(case);
+        }
     }
     let metrics = |runs: &[&CaseRecord]| {
         let spreads: Vec<Spread> =

@@ -108,6 +108,13 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
     outcome
 }
 
+/// Drops the recorded kernels that some benches do not list: they may be of the other benches.
+pub fn keep_listed(record: &mut Resources, listed: &Resources) {
+    record.kernels.retain(|name, _| {
+        listed.kernels.contains_key(name) || listed.left_out.contains_key(build_of(name))
+    });
+}
+
 /// The build in a kernel's name, which begins with it.
 fn build_of(kernel: &str) -> &str {
     kernel.split(": ").next().unwrap_or(kernel)
@@ -243,6 +250,19 @@ mod tests {
         // An architecture without applicable kernels has nothing to compare.
         let none = Resources { kernels: BTreeMap::new(), ..base };
         assert_eq!(compare(&none, &none).exit(), Exit::Fine);
+    }
+
+    #[test]
+    fn kernels_of_other_benches_are_not_gone() {
+        let mut record = resources(|_| {});
+        let kernel = record.kernels["k"].clone();
+        record.kernels.extend(["other", "ran"].map(|name| (name.to_owned(), kernel.clone())));
+        let mut listed = resources(|_| {});
+        listed.left_out.insert("ran".to_owned(), "needs sm_90a".to_owned());
+        keep_listed(&mut record, &listed);
+        let outcome = compare(&record, &listed);
+        let changes: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
+        assert_eq!((outcome.compared, changes), (1, vec!["ran here, now needs sm_90a"]));
     }
 
     #[test]

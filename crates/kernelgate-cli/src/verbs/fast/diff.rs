@@ -1,7 +1,7 @@
 //! `kernelgate diff`: shows the medians of two recorded runs side by side. Deliberately absent: a
 //! verdict, because two runs differ by machine, load and time; `compare` and `gate` decide.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use kernelgate::display;
@@ -9,10 +9,10 @@ use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
 use kernelgate::record::environment::Mismatch;
 use kernelgate::record::{ProcessRun, Store};
-use kernelgate::stats;
 use serde::Serialize;
 
 use crate::report::cells;
+use crate::report::metrics::{self, Metrics};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
@@ -41,7 +41,7 @@ struct Row {
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let base = read(&arguments.base, store)?;
     let head = read(&arguments.head, store)?;
-    let rows = rows(&medians(&base), &medians(&head));
+    let rows = rows(&metrics::from_runs(&base), &metrics::from_runs(&head));
     if arguments.format == OutputFormat::Json {
         print_json(&rows)?;
         return Ok(Exit::Fine);
@@ -66,24 +66,12 @@ fn read(run: &Path, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
     Ok(sessions.into_iter().flat_map(|session| session.runs).collect())
 }
 
-/// Median time of a launch by case; for several process runs the median of their medians.
-fn medians(runs: &[ProcessRun]) -> BTreeMap<&str, f64> {
-    let mut times: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for (id, case) in runs.iter().flat_map(|run| &run.cases) {
-        let launches_ns = case.samples.per_launch_ns();
-        if !launches_ns.is_empty() {
-            times.entry(id).or_default().push(stats::median(&launches_ns));
-        }
-    }
-    times.into_iter().map(|(id, medians)| (id, stats::median(&medians))).collect()
-}
-
-fn rows(base: &BTreeMap<&str, f64>, head: &BTreeMap<&str, f64>) -> Vec<Row> {
-    let ids: BTreeSet<&str> = base.keys().chain(head.keys()).copied().collect();
-    let row = |id: &str| {
-        let (base_ns, head_ns) = (base.get(id).copied(), head.get(id).copied());
+fn rows(base: &Metrics, head: &Metrics) -> Vec<Row> {
+    let ids: BTreeSet<&String> = base.keys().chain(head.keys()).collect();
+    let row = |id: &String| {
+        let [base_ns, head_ns] = [base, head].map(|side| Some(side.get(id)?.latency.value));
         let change = base_ns.zip(head_ns).map(|(base, head)| head / base - 1.0);
-        Row { case: id.to_owned(), base_ns, head_ns, change }
+        Row { case: id.clone(), base_ns, head_ns, change }
     };
     ids.into_iter().map(row).collect()
 }
@@ -99,11 +87,19 @@ fn differing(base: &[ProcessRun], head: &[ProcessRun]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernelgate::record::{CaseRecord, Environment, Provenance};
 
     #[test]
     fn a_case_of_one_run_has_no_change() {
-        let base = BTreeMap::from([("both", 100.0), ("gone", 5.0)]);
-        let head = BTreeMap::from([("both", 150.0), ("new", 7.0)]);
+        let side = |cases: [(&str, f64); 2]| {
+            let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
+            let case = |(id, ns): (&str, f64)| (id.to_owned(), CaseRecord::from_samples(vec![ns]));
+            run.cases.extend(cases.map(case));
+            run.cases.insert("empty".to_owned(), CaseRecord::from_samples(vec![]));
+            metrics::from_runs(&[run])
+        };
+        let base = side([("both", 100.0), ("gone", 5.0)]);
+        let head = side([("both", 150.0), ("new", 7.0)]);
         let rows = rows(&base, &head);
         let changes: Vec<_> = rows.iter().map(|row| (row.case.as_str(), row.change)).collect();
         assert_eq!(changes, [("both", Some(0.5)), ("gone", None), ("new", None)]);

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::benches::ask::{self, RequestSettings};
 use crate::benches::child::{ChildProcess, Ended, over_memory};
-use crate::benches::find;
 use crate::benches::output::{Kept, START_BYTES, captured, drain};
 use crate::compare::progress::parse_duration;
 use crate::pages::measured::PeerTime;
+use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::choice::unexpected;
 use crate::verbs::shared::interrupt::{self, Partial};
 use crate::verbs::shared::output::{OutputFormat, print_json};
@@ -41,7 +41,7 @@ pub struct Arguments {
     #[command(flatten)]
     sessions: Sessions,
     #[command(flatten)]
-    benches: find::BenchChoice,
+    benches: BenchFlags,
     /// Time after which a peer program is treated as hung and ended
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
     wait: Duration,

@@ -14,8 +14,8 @@ use kernelgate::record::Store;
 use kernelgate_cuda::driver::device;
 
 use crate::benches::ask::{self, RequestSettings};
-use crate::benches::find;
 use crate::compare::progress::parse_duration;
+use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::choice::unexpected;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::output::{OutputFormat, print_json};
@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(long, value_enum)]
     part: Option<PartName>,
     #[command(flatten)]
-    benches: find::BenchChoice,
+    benches: BenchFlags,
     /// Time after which a bench that has given no response is ended
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     wait: Duration,

@@ -13,12 +13,12 @@ use kernelgate::record::{Store, file, timestamp};
 
 use super::division::{Division, Verb, without_sides};
 use crate::benches::child::ChildProcess;
-use crate::benches::find::BenchChoice;
 use crate::commands;
 use crate::fleet::pieces::Tolerance;
 use crate::fleet::slurm::{self, JobState, Jobs, SlurmOptions};
 use crate::fleet::submission::{FILE, Submission, retries};
 use crate::fleet::task::{Places, Work};
+use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::interrupt;
 
 /// Pause between two calls of `squeue`.
@@ -59,7 +59,7 @@ pub struct Arguments {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    benches: BenchChoice,
+    benches: BenchFlags,
 }
 
 /// A submission that the program follows.

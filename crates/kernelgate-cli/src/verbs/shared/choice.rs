@@ -7,11 +7,12 @@ use kernelgate::harness::filter::Filter;
 use kernelgate::protocol::{Action, ResponseBody};
 use kernelgate::record::{Shard, Store};
 
+use super::bench_flags::BenchFlags;
 use super::interrupt;
 use super::settings::{SHARD, Settings};
 use crate::benches::ask::{self, RequestSettings};
 use crate::benches::child::ChildProcess;
-use crate::benches::find::{self, FoundBenches};
+use crate::benches::find::FoundBenches;
 use crate::benches::versions;
 use crate::compare::progress::parse_duration;
 
@@ -35,7 +36,7 @@ pub struct ChosenBenches {
     #[command(flatten)]
     settings: Settings,
     #[command(flatten)]
-    benches: find::BenchChoice,
+    benches: BenchFlags,
     /// Time after which a bench that has given no response is ended [default: 30m, and 20s where it
     /// is asked for its version]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
@@ -74,7 +75,7 @@ impl CaseSelection {
         Filter::parse(self.filter.as_deref(), false)?;
         let running = interrupt::watched()?;
         let timeout = self.benches.wait.unwrap_or(versions::TIMEOUT);
-        let found = self.benches.benches.find_within(&store.root, &running, timeout)?;
+        let found = self.benches.benches.choice().find(&store.root, timeout, &running)?;
         Ok(BenchClient { choice: self, found, running })
     }
 }

@@ -1,5 +1,6 @@
 //! Flags, files and output that several verbs share.
 
+pub mod bench_flags;
 pub mod choice;
 pub mod interrupt;
 pub mod lock;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::benches::ask::{self, RequestSettings};
-use crate::benches::find;
 use crate::verbs::correct::numerics;
+use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::choice::unexpected;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::lock::locked;
@@ -48,7 +48,7 @@ pub enum BaselineVerb {
         #[command(flatten)]
         settings: Settings,
         #[command(flatten)]
-        benches: find::BenchChoice,
+        benches: BenchFlags,
     },
     /// Show the cases of one baseline
     Show {
@@ -145,7 +145,7 @@ fn find(
     store: &Store,
     name: &str,
     settings: &Settings,
-    benches: &find::BenchChoice,
+    benches: &BenchFlags,
 ) -> anyhow::Result<Exit> {
     // The name is checked before benches are built to find the device.
     check_name(name)?;

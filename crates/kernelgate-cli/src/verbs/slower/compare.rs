@@ -114,6 +114,14 @@ fn absolute(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths.iter().map(|path| here.join(path)).collect())
 }
 
+fn source(folder: Option<&PathBuf>, revision: Option<&String>) -> SideSource {
+    match (folder, revision) {
+        (Some(folder), _) => SideSource::Folder(folder.clone()),
+        (_, Some(revision)) => SideSource::Revision(revision.clone()),
+        _ => SideSource::WorkTree,
+    }
+}
+
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     refuse_injected_changes()?;
     Filter::parse(arguments.filter.as_deref(), false)?;
@@ -124,11 +132,6 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let has_form = matches!(format, VerdictFormat::Text | VerdictFormat::Json);
         anyhow::ensure!(has_form, "--kernels prints text or JSON only");
     }
-    let source = |folder: &Option<PathBuf>, revision: &Option<String>| match (folder, revision) {
-        (Some(folder), _) => SideSource::Folder(folder.clone()),
-        (_, Some(revision)) => SideSource::Revision(revision.clone()),
-        _ => SideSource::WorkTree,
-    };
     let shard = arguments.settings.shard();
     let folder = shard.map_or_else(
         || store.work.join("compare"),
@@ -137,8 +140,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let mut plan = arguments.limits.plan(PlanBasis::Calibration(store.clone()))?;
     plan.asked.growth = arguments.growth;
     let request = ComparisonRequest {
-        base: source(&arguments.base_dir, &arguments.base),
-        head: source(&arguments.head_dir, &arguments.head),
+        base: source(arguments.base_dir.as_ref(), arguments.base.as_ref()),
+        head: source(arguments.head_dir.as_ref(), arguments.head.as_ref()),
         benches: arguments.bench.clone(),
         member: arguments.package.clone(),
         shard,

@@ -16,9 +16,10 @@ use kernelgate_cuda::architecture;
 
 use crate::benches::ask::{self, RequestSettings};
 use crate::benches::child::ChildProcess;
-use crate::benches::find::{BenchChoice, FoundBenches};
+use crate::benches::find::FoundBenches;
 use crate::compare::progress::parse_duration;
-use crate::gate::kernels::resources::{ResourcesOutcome, compare};
+use crate::gate::kernels::resources::{ResourcesOutcome, compare, keep_listed};
+use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::choice::unexpected;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::output::{OutputFormat, json};
@@ -38,7 +39,7 @@ pub struct Arguments {
     #[arg(long)]
     check: bool,
     #[command(flatten)]
-    benches: BenchChoice,
+    benches: BenchFlags,
     /// Time after which a bench that has given no response is ended
     #[arg(long, value_name = "TIME", default_value = "30m", value_parser = parse_duration)]
     wait: Duration,
@@ -82,7 +83,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let text = arguments.filter.as_deref().unwrap_or_default();
         let none = resources.kernels.is_empty() && resources.left_out.is_empty();
         anyhow::ensure!(!none, "no kernel's name matches `{text}`");
-        if let Some(base) = bases.get(arch.as_str()) {
+        if let Some(base) = bases.get_mut(arch.as_str()) {
+            if arguments.benches.names_some() {
+                keep_listed(base, &resources);
+            }
             let outcome = compare(base, &resources);
             exit = exit.worse(outcome.exit());
             if arguments.format != OutputFormat::Json {

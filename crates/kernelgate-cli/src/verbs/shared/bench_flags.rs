@@ -1,0 +1,44 @@
+//! Flags that choose bench executables, for every verb that asks them.
+
+use std::path::{Path, PathBuf};
+
+use crate::benches::cargo::BuildTargets;
+use crate::benches::child::ChildProcess;
+use crate::benches::find::{BenchChoice, FoundBenches};
+use crate::benches::versions;
+
+/// Flags that choose benches.
+#[derive(Debug, Clone, clap::Args)]
+pub struct BenchFlags {
+    /// Use only this bench binary (repeatable)
+    #[arg(long, value_name = "NAME")]
+    bench: Vec<String>,
+    /// Use only benches of this package of the workspace
+    #[arg(short, long, value_name = "NAME", conflicts_with = "dir")]
+    package: Option<String>,
+    /// Cargo profile of the build
+    #[arg(long, value_name = "NAME", default_value = "bench", conflicts_with = "dir")]
+    profile: String,
+    /// Folder with bench executables, in place of a build
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+impl BenchFlags {
+    /// The choice.
+    pub fn choice(&self) -> BenchChoice<'_> {
+        let Self { bench, package, profile, dir } = self;
+        let targets = BuildTargets { benches: bench, package: package.as_deref(), profile };
+        BenchChoice { targets, folder: dir.as_deref() }
+    }
+
+    /// Whether they name some benches, so that others may be left.
+    pub const fn names_some(&self) -> bool {
+        !self.bench.is_empty() || self.package.is_some()
+    }
+
+    /// Finds the benches, as [`BenchChoice::find`] does.
+    pub fn find(&self, root: &Path, running: &ChildProcess) -> anyhow::Result<FoundBenches> {
+        self.choice().find(root, versions::TIMEOUT, running)
+    }
+}
