@@ -139,7 +139,9 @@ fn a_bench_that_attacks_is_named_and_leaves_nothing() {
     }
 }
 
+/// Long because it is a table of faults.
 #[test]
+#[expect(clippy::too_many_lines)]
 fn a_record_of_a_trial_that_cannot_be_is_refused() {
     let toy = toy();
     toy.behaves(RECORDS);

@@ -32,6 +32,8 @@ enum Order {
     Any,
 }
 
+/// The launches of a component. Long because each component has its own.
+#[expect(clippy::too_many_lines)]
 fn write(problem: &ComponentProblem, order: Order) -> Program {
     let shape = &problem.shape;
     let Shape { d, ff, context, heads, vocabulary, .. } = *shape;

@@ -9,10 +9,11 @@ use super::engine::rounds;
 use super::matched::Matched;
 use super::plan::identity_text;
 use super::progress::ComparisonProgress;
+use super::sides::Builder;
+use super::sides::Side;
 use super::sides::folder::Folder;
 use super::sides::install::{Driver, InstalledBench};
 use super::sides::leftovers;
-use super::sides::{self, Side};
 use super::trials::expected::Expected;
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::child::ChildProcess;
@@ -265,12 +266,8 @@ impl Session {
     ) -> Result<Self, CompareError> {
         let folder = Folder::open(&request.folder)?;
         let Tools { progress, running, co_running } = tools;
-        let tools = (&progress, &running);
-        let sides = if twins {
-            sides::prepare_twins(request, &folder, tools)?
-        } else {
-            sides::prepare(request, &folder, tools)?
-        };
+        let builder = Builder { request, folder: &folder, progress: &progress, running: &running };
+        let sides = if twins { builder.twins()? } else { builder.sides()? };
         let work = folder.file("work");
         leftovers::clean_folder(&work, &["outputs"])
             .map_err(|cause| CompareError::io("empty", &work, cause))?;

@@ -130,6 +130,7 @@ pub struct Staleness {
 /// adds the errors that `verify` measured with further seeds.
 ///
 /// Long because one pass over the cases fills every list of the report.
+#[expect(clippy::too_many_lines)]
 pub fn judge(
     baseline: &Baseline,
     measurement: &Measurement,

@@ -295,20 +295,17 @@ fn wrong_cases_have_no_time_and_do_not_stop_the_others() {
     );
 }
 
+fn fixture(package: &Package, line: &str) -> Outcome {
+    package.command(&fixture_path(), line).output().unwrap().into()
+}
+
 #[test]
-fn flags_filters_and_axes_are_checked() {
+fn axes_and_filters_select_cases() {
     let package = Package::new();
-    let fixture =
-        |line: &str| Outcome::from(package.command(&fixture_path(), line).output().unwrap());
     let listed = |line: &str| {
-        let outcome = fixture(line);
-        outcome.expect(0, &[]);
-        outcome
-            .stdout
-            .lines()
-            .filter(|line| !line.is_empty())
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
+        let outcome = fixture(&package, line);
+        let lines = outcome.expect(0, &[]).stdout.lines().filter(|line| !line.is_empty());
+        lines.map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(
         listed("--list"),
@@ -318,49 +315,60 @@ fn flags_filters_and_axes_are_checked() {
     assert_eq!(listed("--list --axis n=7"), [seven]);
     let both = [seven, "fixture/spin/n9_none/cpu/hot: benchmark"];
     assert_eq!(listed("--list --axis n=7 --axis n=9"), both, "values of one axis add up");
-    fixture("--test").expect(0, &["Testing fixture/spin/n64_none/cpu/hot", "Success"]);
-    fixture("").expect(0, &["Success"]);
-    fixture("--bench fixtur/spin")
-        .expect(2, &["no case matches `fixtur/spin`; did you mean fixture/spin"]);
-    fixture("--bench zzzzzzzzzzzzz").expect(2, &["no case matches", "--list"]);
-    fixture("--bench a(").expect(2, &["filter `a(` is not a regular expression: unclosed group"]);
-    fixture("--bench --axis fault=odd")
-        .expect(2, &["axis `fault` takes one of none, wrong", "not `odd`"]);
-    fixture("--bench --axis depth=3")
-        .expect(2, &["no workload has an axis `depth`; axes are fault, n"]);
-    fixture("--bench --axis fault=work")
-        .expect(2, &["fixture/spin/n64_work: declared work: panicked", "the work is broken"]);
-    fixture("--bench --axis n").expect(2, &["`n` is not of the form axis=value"]);
-    fixture("--bench --sample-size 3").expect(2, &["--sample-size takes a number from 10"]);
-    fixture("--bench --baseline none")
-        .expect(2, &["Criterion has no baseline `none`", "--save-baseline none"]);
-    fixture("--bench --load-baseline none --baseline none")
-        .expect(2, &["Criterion has no baseline `none`"]);
-    fixture("--bench --load-baseline none").expect(2, &["--baseline"]);
-    fixture("--bench --frobnicate").expect(2, &["--frobnicate"]);
-    fixture("--effort --bench").expect(2, &["a value is required for '--effort"]);
-    fixture("--bench --effort=slow").expect(2, &["invalid value 'slow' for '--effort"]);
-    fixture("--bench cpu/never")
-        .expect(2, &["nothing of what was asked for can run here", "supports nothing"]);
-    let in_environment = |name: &str, value: &str| {
-        Outcome::from(package.command(&fixture_path(), "--list").env(name, value).output().unwrap())
-    };
-    in_environment("KERNELGATE_EFFORT", "slow")
-        .expect(2, &["invalid value 'slow' in the variable KERNELGATE_EFFORT"]);
-    in_environment("KERNELGATE_AXIS", "n").expect(2, &["`n` is not of the form axis=value"]);
-    in_environment("KERNELGATE_AXIS", "n=7 fault=wrong")
-        .expect(0, &["fixture/spin/n7_wrong/cpu/hot"]);
-    let session = package.bench_command("../x", "").output().unwrap();
-    Outcome::from(session).expect(2, &["KERNELGATE_SESSION=`../x` is no plain file name"]);
-    in_environment("KERNELGATE_SEED", "one")
-        .expect(2, &["invalid value 'one' in the variable KERNELGATE_SEED"]);
-    let overflow = package.bench("s0", "--axis n=18446744073709551615");
-    overflow.expect(2, &["nothing of what was asked for can run here"]);
-    let huge = package.bench("s1", "--axis n=99999999999");
-    huge.expect(2, &["needs 1600 GB of memory", "nothing of what was asked for can run here"]);
+    let mut named = package.command(&fixture_path(), "--list");
+    let named = Outcome::from(named.env("KERNELGATE_AXIS", "n=7 fault=wrong").output().unwrap());
+    named.expect(0, &["fixture/spin/n7_wrong/cpu/hot"]);
+    fixture(&package, "--bench --exact fixture/spin/n64_none/cpu/hot --quick --noplot")
+        .expect(0, &["of limit", "quick effort"]);
+}
 
-    // Criterion's lines are printed on request, or if nothing else has their information.
-    let ours = package.bench("s2", "n64 --save-baseline x");
+#[test]
+fn without_bench_every_case_is_verified_alone() {
+    let package = Package::new();
+    let tested = fixture(&package, "--test");
+    tested.expect(0, &["Testing fixture/spin/n64_none/cpu/hot", "Success"]);
+    fixture(&package, "").expect(0, &["Success"]);
+}
+
+#[test]
+fn mistakes_in_flags_and_variables_name_the_flag() {
+    let package = Package::new();
+    for (line, words) in [
+        ("fixtur/spin", "no case matches `fixtur/spin`; did you mean fixture/spin"),
+        ("zzzzzzzzzzzzz", "no case matches"),
+        ("a(", "filter `a(` is not a regular expression: unclosed group"),
+        ("--axis fault=odd", "axis `fault` takes one of none, wrong"),
+        ("--axis depth=3", "no workload has an axis `depth`; axes are fault, n"),
+        ("--axis fault=work", "fixture/spin/n64_work: declared work: panicked"),
+        ("--axis n", "`n` is not of the form axis=value"),
+        ("--sample-size 3", "--sample-size takes a number from 10"),
+        ("--baseline none", "Criterion has no baseline `none`"),
+        ("--load-baseline none --baseline none", "Criterion has no baseline `none`"),
+        ("--load-baseline none", "--baseline"),
+        ("--frobnicate", "--frobnicate"),
+        ("--effort", "a value is required for '--effort"),
+        ("--effort=slow", "invalid value 'slow' for '--effort"),
+        ("cpu/never", "nothing of what was asked for can run here"),
+        ("--axis n=18446744073709551615", "nothing of what was asked for can run here"),
+        ("--axis n=99999999999", "needs 1600 GB of memory"),
+    ] {
+        fixture(&package, &format!("--bench {line}")).expect(2, &[words]);
+    }
+    for (name, value, words) in [
+        ("KERNELGATE_EFFORT", "slow", "invalid value 'slow' in the variable KERNELGATE_EFFORT"),
+        ("KERNELGATE_AXIS", "n", "`n` is not of the form axis=value"),
+        ("KERNELGATE_SEED", "one", "invalid value 'one' in the variable KERNELGATE_SEED"),
+        ("KERNELGATE_SESSION", "../x", "KERNELGATE_SESSION=`../x` is no plain file name"),
+    ] {
+        let mut bench = package.bench_command("s", "");
+        Outcome::from(bench.env(name, value).output().unwrap()).expect(2, &[words]);
+    }
+}
+
+#[test]
+fn lines_of_criterion_are_printed_on_request() {
+    let package = Package::new();
+    let ours = package.bench("s2", "n64");
     ours.expect(0, &[CASE, "of limit"]);
     for words in ["time:", "Benchmarking", "Gnuplot", "bench:"] {
         assert!(!ours.all().contains(words), "{}", ours.all());
@@ -369,11 +377,20 @@ fn flags_filters_and_axes_are_checked() {
     // A launch takes as long as a sample should: Criterion then advises a longer time.
     let briefly =
         "--bench --noplot --sample-size 10 --warm-up-time 0.01 --measurement-time 0.000001 n64";
-    let run = |line: &str| Outcome::from(package.command(&fixture_path(), line).output().unwrap());
-    let quiet = run(briefly);
+    let quiet = fixture(&package, briefly);
     quiet.expect(0, &["of limit"]);
     assert!(!quiet.all().contains("Unable to complete"), "{}", quiet.all());
-    run(&format!("{briefly} --verbose")).expect(0, &["Unable to complete"]);
+    fixture(&package, &format!("{briefly} --verbose")).expect(0, &["Unable to complete"]);
+    let bencher = package.bench("s6", "n64 --output-format bencher");
+    let stdout = &bencher.expect(0, &[]).stdout;
+    assert!(stdout.starts_with("test fixture/spin/n64_none/cpu/hot ... bench:"), "{stdout}");
+    assert_eq!(stdout.lines().filter(|line| !line.is_empty()).count(), 1, "{stdout}");
+}
+
+#[test]
+fn baselines_of_criterion_are_saved_and_compared() {
+    let package = Package::new();
+    package.bench("s2", "n64 --save-baseline x").expect(0, &["of limit"]);
     package.bench("s3", "n64 --baseline x").expect(0, &["change:"]);
     package.bench("s4", "n64 --load-baseline x --baseline x").expect(0, &["time:", "change:"]);
     for line in ["-s y", "--save-baseline=y"] {
@@ -391,22 +408,13 @@ fn flags_filters_and_axes_are_checked() {
         let session = line.replace(['=', ' '], "");
         package.bench(session.trim_matches('-'), &format!("n64 {line}")).expect(0, &["time:"]);
     }
-    fixture("--bench --exact fixture/spin/n64_none/cpu/hot --quick --noplot")
-        .expect(0, &["of limit", "quick effort"]);
-    let bencher = package.bench("s6", "n64 --output-format bencher");
-    assert!(
-        bencher.expect(0, &[]).stdout.starts_with("test fixture/spin/n64_none/cpu/hot ... bench:"),
-        "{}",
-        bencher.stdout
-    );
-    assert_eq!(
-        bencher.stdout.lines().filter(|line| !line.is_empty()).count(),
-        1,
-        "{}",
-        bencher.stdout
-    );
+}
+
+#[test]
+fn profiling_by_criterion_records_nothing() {
+    let package = Package::new();
     package.bench("s7", "n64 --profile-time 1").expect(0, &[]);
-    assert!(!package.path("target/kernelgate/runs/s7").exists(), "profiling records nothing");
+    assert!(!package.path("target/kernelgate/runs/s7").exists());
 }
 
 #[test]

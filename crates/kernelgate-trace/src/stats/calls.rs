@@ -36,6 +36,37 @@ pub(super) fn calls(trace: &Trace) -> Table {
     })
 }
 
+/// Columns of the launches of kernels.
+const KERNEL_EXECUTION: [&str; 27] = [
+    "PID",
+    "TID",
+    "DevId",
+    "Count",
+    "QCount",
+    "TAvg (ns)",
+    "TMed (ns)",
+    "TMin (ns)",
+    "TMax (ns)",
+    "TStdDev (ns)",
+    "AAvg (ns)",
+    "AMed (ns)",
+    "AMin (ns)",
+    "AMax (ns)",
+    "AStdDev (ns)",
+    "QAvg (ns)",
+    "QMed (ns)",
+    "QMin (ns)",
+    "QMax (ns)",
+    "QStdDev (ns)",
+    "KAvg (ns)",
+    "KMed (ns)",
+    "KMin (ns)",
+    "KMax (ns)",
+    "KStdDev (ns)",
+    "API Name",
+    "Kernel Name",
+];
+
 /// Launches by thread, device, call and kernel. A launch's times: total, from the entry of the call
 /// to the end of kernel and call; the call; the queue, from the return of the call to the start of
 /// the kernel where that did not start before; the kernel.
@@ -97,35 +128,7 @@ pub(super) fn kernel_execution(trace: &Trace) -> Table {
     };
     Table {
         report: "cuda_kern_exec_sum",
-        columns: vec![
-            "PID",
-            "TID",
-            "DevId",
-            "Count",
-            "QCount",
-            "TAvg (ns)",
-            "TMed (ns)",
-            "TMin (ns)",
-            "TMax (ns)",
-            "TStdDev (ns)",
-            "AAvg (ns)",
-            "AMed (ns)",
-            "AMin (ns)",
-            "AMax (ns)",
-            "AStdDev (ns)",
-            "QAvg (ns)",
-            "QMed (ns)",
-            "QMin (ns)",
-            "QMax (ns)",
-            "QStdDev (ns)",
-            "KAvg (ns)",
-            "KMed (ns)",
-            "KMin (ns)",
-            "KMax (ns)",
-            "KStdDev (ns)",
-            "API Name",
-            "Kernel Name",
-        ],
+        columns: KERNEL_EXECUTION.to_vec(),
         rows: order.into_iter().map(row).collect(),
         named_by: 26,
     }

@@ -48,6 +48,7 @@ type Errors = BTreeMap<String, [CaseNumerics; 2]>;
 impl Engine<'_> {
     /// Compares the records of both verifications, and verifies with more seeds if necessary. Long
     /// because one pass over the cases compares code, costs and errors, and the seeds follow.
+    #[expect(clippy::too_many_lines)]
     pub(super) fn findings(
         &self,
         prepared: &Prepared,
@@ -56,7 +57,7 @@ impl Engine<'_> {
         let started = Instant::now();
         let mut findings = Findings::default();
         let (mut errors, mut same) = (Errors::new(), 0);
-        let (mut sets, mut repeated) = (DataSets::default(), BTreeSet::new());
+        let mut inputs = SeenInputs::default();
         let mut seeds = BTreeMap::new();
         let ours = |bench: &&Bench| matches!(bench.driver, Driver::Protocol(_));
         for bench in prepared.benches.iter().filter(ours) {
@@ -88,7 +89,7 @@ impl Engine<'_> {
                     numerics.insert_verified(base.seed, found);
                     numerics
                 };
-                is_new(&mut sets, id, [&before.verification, &now.verification]);
+                inputs.is_new(id, [&before.verification, &now.verification]);
                 errors.insert(
                     id.clone(),
                     [numerics_of(&before.verification), numerics_of(&now.verification)],
@@ -123,15 +124,14 @@ impl Engine<'_> {
                 let cases: BTreeSet<String> = bench.cases.intersection(&open).cloned().collect();
                 if !cases.is_empty() {
                     let seed = seeds[&bench.name].wrapping_add(more);
-                    let results = (&mut errors, &mut findings);
-                    self.verify_again(bench, &cases, seed, results, (&mut sets, &mut repeated));
+                    self.verify_again(bench, &cases, seed, &mut errors, &mut findings, &mut inputs);
                 }
             }
             report = judge(&errors);
         }
-        for id in repeated {
-            let one = ["base", "head"].iter().any(|arm| sets.has_one(&arm_and_id(arm, &id)));
-            let both = errors.get_mut(&id).into_iter().flatten();
+        for id in &inputs.repeated {
+            let one = ["base", "head"].iter().any(|arm| inputs.sets.has_one(&arm_and_id(arm, id)));
+            let both = errors.get_mut(id).into_iter().flatten();
             both.for_each(|it| it.one_data_set |= one);
         }
         report = judge(&errors);
@@ -148,8 +148,9 @@ impl Engine<'_> {
         bench: &Bench,
         cases: &BTreeSet<String>,
         seed: u64,
-        (errors, findings): (&mut Errors, &mut Findings),
-        (sets, repeated): (&mut DataSets, &mut BTreeSet<String>),
+        errors: &mut Errors,
+        findings: &mut Findings,
+        inputs: &mut SeenInputs,
     ) {
         let runs = [Arm::Base, Arm::Head].map(|arm| self.verify_seed(arm, bench, cases, seed));
         for id in cases {
@@ -160,11 +161,11 @@ impl Engine<'_> {
             if let (Some(base), Some(head), Some(known)) =
                 (found(Arm::Base), found(Arm::Head), errors.get_mut(id))
             {
-                if is_new(sets, id, [base, head]) {
+                if inputs.is_new(id, [base, head]) {
                     known[0].insert_verified(seed, base);
                     known[1].insert_verified(seed, head);
                 } else {
-                    repeated.insert(id.clone());
+                    inputs.repeated.insert(id.clone());
                 }
             }
             let wrong = runs[1].as_ref().and_then(|run| run.failed.get(id));
@@ -216,12 +217,23 @@ fn arm_and_id(arm: &str, id: &str) -> String {
     format!("{arm} {id}")
 }
 
-/// Records the inputs of both sides; returns whether both differ from those of the earlier seeds.
-fn is_new(sets: &mut DataSets, id: &str, verified: [&VerificationRecord; 2]) -> bool {
-    let note = |(arm, found): (&str, &VerificationRecord)| {
-        sets.is_new(&arm_and_id(arm, id), found.data_set.as_deref())
-    };
-    ["base", "head"].into_iter().zip(verified).map(note).fold(true, |all, new| all & new)
+/// Inputs with which cases were verified.
+#[derive(Default)]
+struct SeenInputs {
+    /// Those of each side, by [`arm_and_id`].
+    sets: DataSets,
+    /// Cases whose inputs were the same for a further seed.
+    repeated: BTreeSet<String>,
+}
+
+impl SeenInputs {
+    /// Records the inputs of both sides; returns whether both differ from those of earlier seeds.
+    fn is_new(&mut self, id: &str, verified: [&VerificationRecord; 2]) -> bool {
+        let note = |(arm, found): (&str, &VerificationRecord)| {
+            self.sets.is_new(&arm_and_id(arm, id), found.data_set.as_deref())
+        };
+        ["base", "head"].into_iter().zip(verified).map(note).fold(true, |all, new| all & new)
+    }
 }
 
 /// Whether both sides wrote the same outputs for the same inputs.

@@ -17,7 +17,9 @@ use std::time::Instant;
 
 use super::progress::{ComparisonProgress, duration};
 use super::{CompareError, ComparisonRequest, SideSource};
-use crate::benches::cargo::{self, BuildError, BuildProgress, BuildTargets, Built, CargoLine};
+use crate::benches::cargo::{
+    self, BuildError, BuildOutput, BuildProgress, BuildTargets, Built, CargoLine,
+};
 use crate::benches::child::ChildProcess;
 use crate::benches::package::unbuilt_benches;
 use crate::benches::prebuilt::prebuilt;
@@ -59,248 +61,262 @@ impl Side {
     }
 }
 
-/// Makes both sides ready. Revisions are resolved before anything is built.
-pub fn prepare(
-    request: &ComparisonRequest,
-    folder: &Folder,
-    (progress, running): (&ComparisonProgress, &ChildProcess),
-) -> Result<[Side; 2], CompareError> {
-    both_sides(request, folder, (progress, running), false)
-}
-
-/// Source of the executables of a side.
+/// The source of a side's executables.
 enum Sources<'a> {
     Folder(&'a Path),
-    Revision(Box<(Revision, Checkout, Repository)>),
+    Revision(Box<CheckedOut>),
 }
 
-/// Makes both sides ready. With `twins`, the folder of the head holds executables that were built
-/// for the base.
-fn both_sides<'r>(
-    request: &'r ComparisonRequest,
-    folder: &Folder,
-    (progress, running): (&ComparisonProgress, &ChildProcess),
-    twins: bool,
-) -> Result<[Side; 2], CompareError> {
-    let find = |arm, source: &'r SideSource| {
-        let name = match source {
-            SideSource::Folder(path) => return Ok(Sources::Folder(path)),
-            SideSource::Revision(name) => Some(name),
-            SideSource::WorkTree => None,
-        };
-        let repository = Repository::around_package(&request.package)?;
-        let named = name.map(|name| repository.resolve(name)).transpose()?;
-        let side = folder.side_path(arm);
-        let surroundings = Surroundings::new(&repository.top);
-        let checkout = Checkout::open(&repository, &surroundings.copy(&side))?;
-        surroundings.link(&side)?;
-        let revision = match named {
-            Some(revision) => revision,
-            None => {
-                let say = |text: &str| progress.say(text);
-                let (target, leave_out) = (&request.target, &request.leave_out[..]);
-                snapshot(&repository, &checkout, SnapshotOptions { target, leave_out, say: &say })?
-            }
-        };
-        Ok::<_, CompareError>(Sources::Revision(Box::new((revision, checkout, repository))))
-    };
-    let sources = [find(Arm::Base, &request.base)?, find(Arm::Head, &request.head)?];
-    let make = |arm, sources: &Sources<'_>| match sources {
-        Sources::Folder(path) => {
-            // Executables in the base's own folder were found fit to run when they were copied
-            // there.
-            let built = twins && arm == Arm::Head;
-            from_folder(request, folder, (arm, path), (running, built))
-        }
-        Sources::Revision(found) => {
-            let (revision, checkout, repository) = &**found;
-            let sources = (revision, checkout, repository);
-            from_revision(request, folder, arm, sources, (progress, running))
-        }
-    };
-    let base = make(Arm::Base, &sources[0])?;
-    let head = make(Arm::Head, &sources[1])?;
-    for (arm, side) in [(Arm::Base, &base), (Arm::Head, &head)] {
-        for (bench, reason) in &side.executables.foreign {
-            progress.say(&format!("left alone: {bench} of the {arm}: {reason}"));
-        }
-    }
-    for bench in &request.benches {
-        let names: BTreeSet<&String> =
-            base.executables.names.iter().chain(&head.executables.names).collect();
-        if !names.contains(bench) {
-            let names = names.into_iter().cloned().collect();
-            return Err(CompareError::NoBench { bench: bench.clone(), known: names });
-        }
-    }
-    Ok([base, head])
+/// A revision, and the checkout in which it is built.
+struct CheckedOut {
+    revision: Revision,
+    checkout: Checkout,
+    repository: Repository,
 }
 
-/// One side twice: the base, and a copy of its executables as head. If the base has sources, the
-/// head's are a link to them.
-pub fn prepare_twins(
-    request: &ComparisonRequest,
-    folder: &Folder,
-    tools: (&ComparisonProgress, &ChildProcess),
-) -> Result<[Side; 2], CompareError> {
-    // Removes executables of an earlier build that this one does not have.
-    for arm in [Arm::Base, Arm::Head] {
-        let bin = folder.side_path(arm).join("bin");
-        leftovers::remove(&bin).map_err(|cause| CompareError::io("remove", &bin, cause))?;
-    }
-    let same = ComparisonRequest {
-        head: SideSource::Folder(folder.side_path(Arm::Base).join("bin")),
-        ..request.clone()
-    };
-    let [base, head] = both_sides(&same, folder, tools, true)?;
-    #[cfg(unix)]
-    {
-        let sources = folder.side_path(Arm::Head).join(SOURCES);
-        if std::fs::symlink_metadata(&sources).is_err()
-            && folder.side_path(Arm::Base).join(SOURCES).is_dir()
-        {
-            let linked = std::os::unix::fs::symlink(
-                Path::new("..").join(Arm::Base.name()).join(SOURCES),
-                &sources,
-            );
-            linked.map_err(|cause| CompareError::io("link", &sources, cause))?;
-        }
-    }
-    let head = Side {
-        label: base.label.clone(),
-        commit: base.commit.clone(),
-        sources: base.sources.clone(),
-        package: base.package.clone(),
-        packages: base.packages.clone(),
-        ..head
-    };
-    Ok([base, head])
+/// Makes the sides of a comparison ready.
+#[derive(Clone, Copy)]
+pub struct Builder<'a> {
+    /// The comparison.
+    pub request: &'a ComparisonRequest,
+    /// The folder of both sides.
+    pub folder: &'a Folder,
+    /// Shows the progress.
+    pub progress: &'a ComparisonProgress,
+    /// Ends the build on an interrupt.
+    pub running: &'a ChildProcess,
 }
 
-fn installing<'a>(
-    request: &'a ComparisonRequest,
-    built: bool,
-    running: &'a ChildProcess,
-) -> Installing<'a> {
-    let timeout = request.wait.unwrap_or(versions::TIMEOUT);
-    Installing { wanted: &request.benches, built, timeout, running }
-}
-
-fn from_folder(
-    request: &ComparisonRequest,
-    folder: &Folder,
-    (arm, path): (Arm, &Path),
-    (running, built): (&ChildProcess, bool),
-) -> Result<Side, CompareError> {
-    let label = path.display().to_string();
-    let found = prebuilt(path).map_err(|cause| CompareError::io("read", path, cause))?;
-    let executables =
-        install(&folder.side_path(arm), &found, &label, installing(request, built, running))?;
-    if executables.driven.is_empty() && executables.foreign.is_empty() {
-        return Err(CompareError::NoExecutable(label));
+impl<'a> Builder<'a> {
+    /// Makes both sides ready. Revisions are resolved before anything is built.
+    pub fn sides(self) -> Result<[Side; 2], CompareError> {
+        self.both_sides(false)
     }
-    Ok(Side {
-        label,
-        commit: format!("prebuilt-{arm}"),
-        sources: None,
-        package: request.package.clone(),
-        packages: BTreeMap::new(),
-        executables,
-    })
-}
 
-fn from_revision(
-    request: &ComparisonRequest,
-    folder: &Folder,
-    arm: Arm,
-    (revision, checkout, repository): (&Revision, &Checkout, &Repository),
-    (progress, running): (&ComparisonProgress, &ChildProcess),
-) -> Result<Side, CompareError> {
-    let side_name = arm.name();
-    let label = revision.label();
-    let surroundings = Surroundings::new(&repository.top);
-    let package_in = |side: &Path| surroundings.copy(side).join(&repository.package);
-    let notes = checkout.check_out(revision)?;
-    notes.iter().for_each(|note| progress.say(&format!("{side_name}: {note}")));
-    progress.now(&format!("building {side_name}: {label}"));
-    let started = Instant::now();
-    let seeded = match arm {
-        Arm::Head => seed(&folder.side_path(Arm::Base), &folder.side_path(arm)),
-        Arm::Base => seed_from_user(request, repository, &folder.side_path(arm)),
-    };
-    if seeded.is_err() {
-        // Cargo then compiles the dependencies again; on a full disk it reports that.
-        let _ = leftovers::remove(&folder.side_path(arm).join("target.partial"));
-    }
-    let targets = BuildTargets {
-        benches: &request.benches,
-        package: request.member.as_deref(),
-        profile: &request.profile,
-    };
-    let build = |targets: BuildTargets<'_>| {
-        folder.in_slot(arm, |slot| {
-            let manifest = package_in(slot).join("Cargo.toml");
-            if !manifest.is_file() {
-                let (label, manifest) = (label.clone(), repository.package.join("Cargo.toml"));
-                return Err(CompareError::NoManifest { side: arm, label, manifest });
-            }
-            let mut command = cargo::command(targets);
-            command
-                .arg("--manifest-path")
-                .arg(&manifest)
-                .current_dir(manifest.parent().unwrap_or(slot));
-            command.env("CARGO_TARGET_DIR", slot.join("target")).envs(cargo::PROGRESS);
-            let show = |line: CargoLine<'_>| {
-                if let CargoLine::Progress(BuildProgress { done, all }) = line {
-                    let elapsed = duration(started.elapsed());
-                    progress
-                        .often(&format!("building {side_name}: {done} of {all} crates, {elapsed}"));
+    /// Makes both sides ready. With `twins`, the folder of the head holds executables that were built
+    /// for the base.
+    fn both_sides(self, twins: bool) -> Result<[Side; 2], CompareError> {
+        let Self { request, folder, progress, .. } = self;
+        let find = |arm, source: &'a SideSource| {
+            let name = match source {
+                SideSource::Folder(path) => return Ok(Sources::Folder(path)),
+                SideSource::Revision(name) => Some(name),
+                SideSource::WorkTree => None,
+            };
+            let repository = Repository::around_package(&request.package)?;
+            let named = name.map(|name| repository.resolve(name)).transpose()?;
+            let side = folder.side_path(arm);
+            let surroundings = Surroundings::new(&repository.top);
+            let checkout = Checkout::open(&repository, &surroundings.copy(&side))?;
+            surroundings.link(&side)?;
+            let revision = match named {
+                Some(revision) => revision,
+                None => {
+                    let say = |text: &str| progress.say(text);
+                    let (target, leave_out) = (&request.target, &request.leave_out[..]);
+                    snapshot(
+                        &repository,
+                        &checkout,
+                        SnapshotOptions { target, leave_out, say: &say },
+                    )?
                 }
             };
-            let built = cargo::build(&mut command, (running, request.build_wait), show);
-            let unbuilt = unbuilt_benches(manifest.parent().unwrap_or(slot));
-            let not_built = |cause| {
-                let (label, notes, slot) = (label.clone(), notes.clone(), slot.to_owned());
-                CompareError::NotBuilt { side: arm, label, cause, notes, slot }
-            };
-            built.map(|built| (built, unbuilt)).map_err(not_built)
-        })
-    };
-    // A bench that one side lacks does not fail the build: cargo is asked for the benches that
-    // exist.
-    let (built, unbuilt) = match build(targets) {
-        Err(CompareError::NotBuilt { cause: BuildError::Failed(lines), .. })
-            if !request.benches.is_empty() && lines.contains("no bench target named") =>
-        {
-            build(BuildTargets { benches: &[], ..targets })?
+            let found = CheckedOut { revision, checkout, repository };
+            Ok::<_, CompareError>(Sources::Revision(Box::new(found)))
+        };
+        let sources = [find(Arm::Base, &request.base)?, find(Arm::Head, &request.head)?];
+        let make = |arm, sources: &Sources<'_>| match sources {
+            Sources::Folder(path) => {
+                // Executables in the base's own folder were found fit to run when they were copied
+                // there.
+                let built = twins && arm == Arm::Head;
+                self.install_folder(arm, path, built)
+            }
+            Sources::Revision(found) => self.install_revision(arm, found),
+        };
+        let base = make(Arm::Base, &sources[0])?;
+        let head = make(Arm::Head, &sources[1])?;
+        for (arm, side) in [(Arm::Base, &base), (Arm::Head, &head)] {
+            for (bench, reason) in &side.executables.foreign {
+                progress.say(&format!("left alone: {bench} of the {arm}: {reason}"));
+            }
         }
-        other => other?,
-    };
-    progress.now(&format!("built {side_name} in {}", duration(started.elapsed())));
-    let relocated = |path: PathBuf| match path.strip_prefix(folder.slot_path()) {
-        Ok(below) => folder.side_path(arm).join(below),
-        Err(_) => path,
-    };
-    for outside in surroundings.outside(&folder.slot_path(), &built.manifests) {
-        progress.say_once(&format!(
-            "{} lies outside of the repository: both sides use it as it is now",
-            outside.display()
-        ));
+        for bench in &request.benches {
+            let names: BTreeSet<&String> =
+                base.executables.names.iter().chain(&head.executables.names).collect();
+            if !names.contains(bench) {
+                let names = names.into_iter().cloned().collect();
+                return Err(CompareError::NoBench { bench: bench.clone(), known: names });
+            }
+        }
+        Ok([base, head])
     }
-    let packages = packages_of(&built.benches, (arm, &label))?;
-    let built: BTreeMap<String, PathBuf> =
-        built.benches.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
-    let how = installing(request, true, running);
-    let mut executables =
-        install(&folder.side_path(arm), &built, &format!("{side_name} {label}"), how)?;
-    let is_selected =
-        |bench: &String| request.benches.is_empty() || request.benches.contains(bench);
-    let unbuilt = unbuilt.into_iter();
-    let unbuilt = unbuilt.filter(|(bench, _)| is_selected(bench) && !built.contains_key(bench));
-    executables.foreign.extend(unbuilt);
-    let package = package_in(&folder.slot_path());
-    let commit = revision.commit.clone();
-    Ok(Side { label, sources: Some(commit.clone()), commit, package, packages, executables })
+
+    /// One side twice: the base, and a copy of its executables as head. If the base has sources, the
+    /// head's are a link to them.
+    pub fn twins(self) -> Result<[Side; 2], CompareError> {
+        let folder = self.folder;
+        // Removes executables of an earlier build that this one does not have.
+        for arm in [Arm::Base, Arm::Head] {
+            let bin = folder.side_path(arm).join("bin");
+            leftovers::remove(&bin).map_err(|cause| CompareError::io("remove", &bin, cause))?;
+        }
+        let same = ComparisonRequest {
+            head: SideSource::Folder(folder.side_path(Arm::Base).join("bin")),
+            ..self.request.clone()
+        };
+        let [base, head] = Builder { request: &same, ..self }.both_sides(true)?;
+        #[cfg(unix)]
+        {
+            let sources = folder.side_path(Arm::Head).join(SOURCES);
+            if std::fs::symlink_metadata(&sources).is_err()
+                && folder.side_path(Arm::Base).join(SOURCES).is_dir()
+            {
+                let linked = std::os::unix::fs::symlink(
+                    Path::new("..").join(Arm::Base.name()).join(SOURCES),
+                    &sources,
+                );
+                linked.map_err(|cause| CompareError::io("link", &sources, cause))?;
+            }
+        }
+        let head = Side {
+            label: base.label.clone(),
+            commit: base.commit.clone(),
+            sources: base.sources.clone(),
+            package: base.package.clone(),
+            packages: base.packages.clone(),
+            ..head
+        };
+        Ok([base, head])
+    }
+
+    fn installing(&self, built: bool) -> Installing<'_> {
+        let timeout = self.request.wait.unwrap_or(versions::TIMEOUT);
+        Installing { wanted: &self.request.benches, built, timeout, running: self.running }
+    }
+
+    fn install_folder(self, arm: Arm, path: &Path, built: bool) -> Result<Side, CompareError> {
+        let label = path.display().to_string();
+        let found = prebuilt(path).map_err(|cause| CompareError::io("read", path, cause))?;
+        let at = self.folder.side_path(arm);
+        let executables = install(&at, &found, &label, self.installing(built))?;
+        if executables.driven.is_empty() && executables.foreign.is_empty() {
+            return Err(CompareError::NoExecutable(label));
+        }
+        Ok(Side {
+            label,
+            commit: format!("prebuilt-{arm}"),
+            sources: None,
+            package: self.request.package.clone(),
+            packages: BTreeMap::new(),
+            executables,
+        })
+    }
+
+    /// Builds a revision and installs its executables.
+    fn install_revision(self, arm: Arm, found: &CheckedOut) -> Result<Side, CompareError> {
+        let Self { request, folder, progress, .. } = self;
+        let CheckedOut { revision, checkout, repository } = found;
+        let side_name = arm.name();
+        let label = revision.label();
+        let surroundings = Surroundings::new(&repository.top);
+        let notes = checkout.check_out(revision)?;
+        notes.iter().for_each(|note| progress.say(&format!("{side_name}: {note}")));
+        progress.now(&format!("building {side_name}: {label}"));
+        let started = Instant::now();
+        let seeded = match arm {
+            Arm::Head => seed(&folder.side_path(Arm::Base), &folder.side_path(arm)),
+            Arm::Base => seed_from_user(request, repository, &folder.side_path(arm)),
+        };
+        if seeded.is_err() {
+            // Cargo then compiles the dependencies again; on a full disk it reports that.
+            let _ = leftovers::remove(&folder.side_path(arm).join("target.partial"));
+        }
+        let (built, unbuilt) = self.build(arm, found, &notes)?;
+        progress.now(&format!("built {side_name} in {}", duration(started.elapsed())));
+        let relocated = |path: PathBuf| match path.strip_prefix(folder.slot_path()) {
+            Ok(below) => folder.side_path(arm).join(below),
+            Err(_) => path,
+        };
+        for outside in surroundings.outside(&folder.slot_path(), &built.manifests) {
+            progress.say_once(&format!(
+                "{} lies outside of the repository: both sides use it as it is now",
+                outside.display()
+            ));
+        }
+        let packages = packages_of(&built.benches, (arm, &label))?;
+        let built: BTreeMap<String, PathBuf> =
+            built.benches.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
+        let (at, name) = (folder.side_path(arm), format!("{side_name} {label}"));
+        let mut executables = install(&at, &built, &name, self.installing(true))?;
+        let is_selected =
+            |bench: &String| request.benches.is_empty() || request.benches.contains(bench);
+        let unbuilt = unbuilt.into_iter();
+        let unbuilt = unbuilt.filter(|(bench, _)| is_selected(bench) && !built.contains_key(bench));
+        executables.foreign.extend(unbuilt);
+        let package = surroundings.copy(&folder.slot_path()).join(&repository.package);
+        let commit = revision.commit.clone();
+        Ok(Side { label, sources: Some(commit.clone()), commit, package, packages, executables })
+    }
+
+    /// Builds a checked-out revision. Returns the benches that were built, and those of the package that
+    /// were not, with the reason.
+    fn build(
+        self,
+        arm: Arm,
+        found: &CheckedOut,
+        notes: &[String],
+    ) -> Result<(BuildOutput, BTreeMap<String, String>), CompareError> {
+        let Self { request, folder, progress, .. } = self;
+        let CheckedOut { revision, repository, .. } = found;
+        let (side_name, label, started) = (arm.name(), revision.label(), Instant::now());
+        let surroundings = Surroundings::new(&repository.top);
+        let targets = BuildTargets {
+            benches: &request.benches,
+            package: request.member.as_deref(),
+            profile: &request.profile,
+        };
+        let build = |targets: BuildTargets<'_>| {
+            folder.in_slot(arm, |slot| {
+                let manifest = surroundings.copy(slot).join(&repository.package).join("Cargo.toml");
+                if !manifest.is_file() {
+                    let (label, manifest) = (label.clone(), repository.package.join("Cargo.toml"));
+                    return Err(CompareError::NoManifest { side: arm, label, manifest });
+                }
+                let mut command = cargo::command(targets);
+                command
+                    .arg("--manifest-path")
+                    .arg(&manifest)
+                    .current_dir(manifest.parent().unwrap_or(slot));
+                command.env("CARGO_TARGET_DIR", slot.join("target")).envs(cargo::PROGRESS);
+                let show = |line: CargoLine<'_>| {
+                    if let CargoLine::Progress(BuildProgress { done, all }) = line {
+                        let elapsed = duration(started.elapsed());
+                        progress.often(&format!(
+                            "building {side_name}: {done} of {all} crates, {elapsed}"
+                        ));
+                    }
+                };
+                let built = cargo::build(&mut command, (self.running, request.build_wait), show);
+                let unbuilt = unbuilt_benches(manifest.parent().unwrap_or(slot));
+                let not_built = |cause| {
+                    let (label, notes, slot) = (label.clone(), notes.to_owned(), slot.to_owned());
+                    CompareError::NotBuilt { side: arm, label, cause, notes, slot }
+                };
+                built.map(|built| (built, unbuilt)).map_err(not_built)
+            })
+        };
+        // A bench that one side lacks does not fail the build: cargo is asked for the benches that
+        // exist.
+        match build(targets) {
+            Err(CompareError::NotBuilt { cause: BuildError::Failed(lines), .. })
+                if !request.benches.is_empty() && lines.contains("no bench target named") =>
+            {
+                build(BuildTargets { benches: &[], ..targets })
+            }
+            other => other,
+        }
+    }
 }
 
 /// Starts the first build of a side with the registry's crates that the user's own builds compiled.

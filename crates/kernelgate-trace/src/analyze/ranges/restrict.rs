@@ -34,6 +34,79 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     let mut kept_call: Vec<bool> = (0..calls.len())
         .map(|call| selection.holds(trace, calls.thread[call], calls.start[call], calls.end[call]))
         .collect();
+    let [kernels, copies, sets, graphs] = operations(trace, &nodes, &mut kept_call);
+    let mut inner = Trace {
+        recorder: trace.recorder,
+        names: trace.names.clone(),
+        processes: trace.processes.clone(),
+        threads: trace.threads.clone(),
+        places: trace.places.clone(),
+        devices: trace.devices.clone(),
+        functions: trace.functions.clone(),
+        shapes: trace.shapes.clone(),
+        graph_nodes: graph_nodes::nodes(trace),
+        work: trace.work.clone(),
+        profiled: trace.profiled.clone(),
+        streams: trace.streams.clone(),
+        // Memory that was allocated before a range is still held inside it.
+        allocations: trace.allocations.clone(),
+        metadata: trace.metadata.clone(),
+        quality: trace.quality.clone(),
+        ..Trace::default()
+    };
+    inner.kernels.on_gpu = trace.kernels.on_gpu.pick(&kernels);
+    inner.kernels.function = trace.kernels.function.pick(&kernels);
+    inner.kernels.shape = trace.kernels.shape.pick(&kernels);
+    inner.kernels.graph_node = trace.kernels.graph_node.pick(&kernels);
+    inner.collectives = trace.collectives.pick(&kernels);
+    inner.copies.on_gpu = trace.copies.on_gpu.pick(&copies);
+    inner.copies.bytes = pick(&trace.copies.bytes, &copies);
+    inner.copies.kind = pick(&trace.copies.kind, &copies);
+    inner.copies.source = pick(&trace.copies.source, &copies);
+    inner.copies.target = pick(&trace.copies.target, &copies);
+    inner.sets.on_gpu = trace.sets.on_gpu.pick(&sets);
+    inner.sets.bytes = pick(&trace.sets.bytes, &sets);
+    inner.graphs.on_gpu = trace.graphs.on_gpu.pick(&graphs);
+    inner.graphs.executable = pick(&trace.graphs.executable, &graphs);
+    inner.calls = calls.pick(&rows(calls.len(), |call| kept_call[call]));
+    let ranges = &trace.ranges;
+    inner.ranges = ranges.pick(&rows(ranges.len(), |range| {
+        selection.holds(trace, ranges.thread[range], ranges.start[range], ranges.end[range])
+    }));
+    let syncs = &trace.syncs;
+    let kept_syncs = rows(syncs.on_gpu.len(), |sync| {
+        let process = trace.process_of(syncs.on_gpu.place.at(sync));
+        selection.touches(process, syncs.on_gpu.start.at(sync), syncs.on_gpu.end(sync))
+    });
+    inner.syncs.on_gpu = syncs.on_gpu.pick(&kept_syncs);
+    inner.syncs.kind = pick(&syncs.kind, &kept_syncs);
+    let faults = &trace.page_faults;
+    let kept_faults = rows(faults.start.len(), |row| {
+        selection.touches(faults.process[row], faults.start[row], faults.start[row])
+    });
+    inner.page_faults.start = pick(&faults.start, &kept_faults);
+    inner.page_faults.end = pick(&faults.end, &kept_faults);
+    inner.page_faults.process = pick(&faults.process, &kept_faults);
+    inner.page_faults.device = pick(&faults.device, &kept_faults);
+    inner.page_faults.count = pick(&faults.count, &kept_faults);
+    let os = &trace.os_calls;
+    let kept_os = rows(os.start.len(), |call| {
+        selection.touches(
+            trace.threads[os.thread[call] as usize].process,
+            os.start[call],
+            os.end[call],
+        )
+    });
+    inner.os_calls.start = pick(&os.start, &kept_os);
+    inner.os_calls.end = pick(&os.end, &kept_os);
+    inner.os_calls.thread = pick(&os.thread, &kept_os);
+    inner.os_calls.name = pick(&os.name, &kept_os);
+    Some(inner)
+}
+
+/// The rows of kernels, copies, sets and graphs that a kept call launched or that lie in `nodes`. The
+/// launch of such a node is kept too.
+fn operations(trace: &Trace, nodes: &HashSet<(u32, u64)>, kept_call: &mut [bool]) -> [Vec<u32>; 4] {
     let launches = Launches::join(trace);
     let all = AllOperations::new(trace);
     let mut kept: [Vec<u32>; 4] = Default::default();
@@ -55,80 +128,13 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
         }
     }
     of_nodes.into_iter().for_each(|call| kept_call[call as usize] = true);
-    let rows = |count: usize, keep: &dyn Fn(usize) -> bool| -> Vec<u32> {
-        (0..count)
-            .filter(|&row| keep(row))
-            .map(|row| u32::try_from(row).expect("fewer than 2^32 rows"))
-            .collect()
-    };
-    let mut inner = Trace {
-        recorder: trace.recorder,
-        names: trace.names.clone(),
-        processes: trace.processes.clone(),
-        threads: trace.threads.clone(),
-        places: trace.places.clone(),
-        devices: trace.devices.clone(),
-        functions: trace.functions.clone(),
-        shapes: trace.shapes.clone(),
-        graph_nodes: graph_nodes::nodes(trace),
-        work: trace.work.clone(),
-        profiled: trace.profiled.clone(),
-        streams: trace.streams.clone(),
-        // Memory that was allocated before a range is still held inside it.
-        allocations: trace.allocations.clone(),
-        metadata: trace.metadata.clone(),
-        quality: trace.quality.clone(),
-        ..Trace::default()
-    };
-    let [kernels, copies, sets, graphs] = kept;
-    inner.kernels.on_gpu = trace.kernels.on_gpu.pick(&kernels);
-    inner.kernels.function = trace.kernels.function.pick(&kernels);
-    inner.kernels.shape = trace.kernels.shape.pick(&kernels);
-    inner.kernels.graph_node = trace.kernels.graph_node.pick(&kernels);
-    inner.collectives = trace.collectives.pick(&kernels);
-    inner.copies.on_gpu = trace.copies.on_gpu.pick(&copies);
-    inner.copies.bytes = pick(&trace.copies.bytes, &copies);
-    inner.copies.kind = pick(&trace.copies.kind, &copies);
-    inner.copies.source = pick(&trace.copies.source, &copies);
-    inner.copies.target = pick(&trace.copies.target, &copies);
-    inner.sets.on_gpu = trace.sets.on_gpu.pick(&sets);
-    inner.sets.bytes = pick(&trace.sets.bytes, &sets);
-    inner.graphs.on_gpu = trace.graphs.on_gpu.pick(&graphs);
-    inner.graphs.executable = pick(&trace.graphs.executable, &graphs);
-    inner.calls = calls.pick(&rows(calls.len(), &|call| kept_call[call]));
-    let ranges = &trace.ranges;
-    inner.ranges = ranges.pick(&rows(ranges.len(), &|range| {
-        selection.holds(trace, ranges.thread[range], ranges.start[range], ranges.end[range])
-    }));
-    let syncs = &trace.syncs;
-    let kept_syncs = rows(syncs.on_gpu.len(), &|sync| {
-        let process = trace.process_of(syncs.on_gpu.place.at(sync));
-        selection.touches(process, syncs.on_gpu.start.at(sync), syncs.on_gpu.end(sync))
-    });
-    inner.syncs.on_gpu = syncs.on_gpu.pick(&kept_syncs);
-    inner.syncs.kind = pick(&syncs.kind, &kept_syncs);
-    let faults = &trace.page_faults;
-    let kept_faults = rows(faults.start.len(), &|row| {
-        selection.touches(faults.process[row], faults.start[row], faults.start[row])
-    });
-    inner.page_faults.start = pick(&faults.start, &kept_faults);
-    inner.page_faults.end = pick(&faults.end, &kept_faults);
-    inner.page_faults.process = pick(&faults.process, &kept_faults);
-    inner.page_faults.device = pick(&faults.device, &kept_faults);
-    inner.page_faults.count = pick(&faults.count, &kept_faults);
-    let os = &trace.os_calls;
-    let kept_os = rows(os.start.len(), &|call| {
-        selection.touches(
-            trace.threads[os.thread[call] as usize].process,
-            os.start[call],
-            os.end[call],
-        )
-    });
-    inner.os_calls.start = pick(&os.start, &kept_os);
-    inner.os_calls.end = pick(&os.end, &kept_os);
-    inner.os_calls.thread = pick(&os.thread, &kept_os);
-    inner.os_calls.name = pick(&os.name, &kept_os);
-    Some(inner)
+    kept
+}
+
+/// The rows to keep.
+fn rows(count: usize, keep: impl Fn(usize) -> bool) -> Vec<u32> {
+    let kept = (0..count).filter(|&row| keep(row));
+    kept.map(|row| u32::try_from(row).expect("fewer than 2^32 rows")).collect()
 }
 
 /// The spans of the ranges that match.

@@ -112,12 +112,6 @@ impl Activity {
     pub fn idle_ns(&self) -> i64 {
         self.span_ns() - self.busy_ns
     }
-
-    /// The part of the span in which an operation ran.
-    #[allow(clippy::cast_precision_loss)]
-    pub fn busy_share(&self) -> f64 {
-        if self.span_ns() == 0 { 1.0 } else { self.busy_ns as f64 / self.span_ns() as f64 }
-    }
 }
 
 /// The activity of every process on every device, from the operations that are `wanted`.

@@ -582,6 +582,25 @@ fn between(ranks: usize, meetings: &[Meeting]) -> Vec<i64> {
     between
 }
 
+/// The collectives with their bus bandwidth, those with the most time first.
+fn slowest_first(
+    by_kind: HashMap<(Collective, u64), CollectiveSum>,
+    bus: &HashMap<(Collective, u64), f64>,
+) -> Vec<CollectiveSum> {
+    let mut collectives: Vec<CollectiveSum> = by_kind
+        .into_iter()
+        .map(|(key, sum)| {
+            #[allow(clippy::cast_precision_loss)]
+            let bus = Some(bus[&key] / sum.transfer_ns.max(1) as f64).filter(|&bus| bus > 0.0);
+            CollectiveSum { bus, ..sum }
+        })
+        .collect();
+    collectives.sort_by_key(|of| {
+        (std::cmp::Reverse(of.transfer_ns + of.skew_ns), of.collective, of.bytes)
+    });
+    collectives
+}
+
 fn sums(
     parts: Vec<RankPart>,
     clocks: &[Clock],
@@ -625,17 +644,7 @@ fn sums(
         sum.skew_ns += skew / i64::try_from(meeting.ranks.len()).unwrap_or(1);
         *bus.entry(key).or_default() += meeting.bus_bytes;
     }
-    let mut collectives: Vec<CollectiveSum> = by_kind
-        .into_iter()
-        .map(|(key, sum)| {
-            #[allow(clippy::cast_precision_loss)]
-            let bus = Some(bus[&key] / sum.transfer_ns.max(1) as f64).filter(|&bus| bus > 0.0);
-            CollectiveSum { bus, ..sum }
-        })
-        .collect();
-    collectives.sort_by_key(|of| {
-        (std::cmp::Reverse(of.transfer_ns + of.skew_ns), of.collective, of.bytes)
-    });
+    let collectives = slowest_first(by_kind, &bus);
     let times = || meetings.iter().flat_map(|of| &of.ranks);
     let end = times().map(|of| of.end).max().unwrap_or(0);
     // From this time on, all ranks are recorded.

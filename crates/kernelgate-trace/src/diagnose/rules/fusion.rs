@@ -163,10 +163,22 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if share < TIME_SHARE {
         return Outcome::Checked(Vec::new(), inspected);
     }
+    Outcome::Checked(vec![finding(context, &pairs, &chains, share)], inspected)
+}
+
+fn finding(
+    context: &Context<'_>,
+    pairs: &HashMap<(u32, u32), Pair>,
+    chains: &Chains,
+    share: f64,
+) -> Finding {
+    let label = |name: u32| {
+        shorten(&short_name(context.trace.names.text(crate::model::names::Name(name))), 45)
+    };
     let evidence = pairs
         .iter()
         .map(|(&(a, b), pair)| {
-            let [a, b] = [a, b].map(|name| shorten(&short_name(text(name)), 45));
+            let [a, b] = [a, b].map(label);
             Evidence {
                 what: format!("{a} → {b}"),
                 count: pair.count,
@@ -177,7 +189,7 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             }
         })
         .collect();
-    let found = Finding {
+    Finding {
         id: "fusion",
         severity: Severity::Information,
         confidence: Confidence::Low,
@@ -196,6 +208,5 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
                  torch.compile fuses elementwise kernels"
             .to_owned(),
         false_positive: "the second does not read what the first wrote, or needs all of it",
-    };
-    Outcome::Checked(vec![found], inspected)
+    }
 }

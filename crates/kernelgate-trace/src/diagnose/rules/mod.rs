@@ -3,12 +3,10 @@
 mod copies;
 mod exposed;
 mod fusion;
-mod impossible;
 mod kernels;
 mod launches;
 mod managed;
 mod memory;
-mod messages;
 mod metrics;
 mod outcome;
 mod quality;

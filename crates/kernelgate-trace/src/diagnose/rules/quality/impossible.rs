@@ -1,10 +1,10 @@
 //! Times that no device can have: operations of one stream that overlap, or start before their
 //! launch.
 
-use super::super::context::Context;
-use super::super::finding::{Evidence, Finding, Measure, Severity};
-use super::super::text::time;
-use super::outcome::{doubt, most_expensive, number, percent};
+use super::super::super::context::Context;
+use super::super::super::finding::{Evidence, Finding, Measure, Severity};
+use super::super::super::text::time;
+use super::super::outcome::{doubt, most_expensive, number, percent};
 use crate::analyze::operations::{Kind, OperationId};
 use crate::analyze::order::Order;
 

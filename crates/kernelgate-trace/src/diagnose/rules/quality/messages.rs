@@ -1,6 +1,6 @@
 //! Messages of a recorder about its own work.
 
-use super::super::finding::Evidence;
+use super::super::super::finding::Evidence;
 
 /// Messages that are shown.
 const SHOWN: usize = 8;

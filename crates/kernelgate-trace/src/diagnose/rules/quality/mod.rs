@@ -1,13 +1,15 @@
 //! Rules on the quality of the trace itself.
 
+mod impossible;
+mod messages;
+
 use super::super::context::Context;
 use super::super::finding::{DeviceUse, Evidence, Finding, Measure, Severity, Unit};
 use super::super::host::cause::CauseKind;
-use super::impossible::{self, OVERLAP_NS};
-use super::messages;
 use super::outcome::{Outcome, all_of, doubt, number, percent};
 use crate::analyze::timeline::idle::Gap;
 use crate::model::Recorder;
+use impossible::OVERLAP_NS;
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_OVERHEAD: f64 = 5.0;
@@ -95,6 +97,13 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
     }
     overhead(context, devices, &mut found);
     clock(context, devices, &mut found);
+    reported(context, &mut found);
+    Outcome::Checked(found, all_of(context.all.len().max(trace.profiled.len()), Unit::Operations))
+}
+
+/// Adds the warnings and errors of the profiler.
+fn reported(context: &Context<'_>, found: &mut Vec<Finding>) {
+    let quality = &context.trace.quality;
     if !quality.messages.is_empty() && !context.all.is_empty() {
         let mut finding = doubt(
             Severity::Information,
@@ -111,7 +120,6 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
         finding.evidence = messages::evidence(&quality.messages);
         found.push(finding);
     }
-    Outcome::Checked(found, all_of(context.all.len().max(trace.profiled.len()), Unit::Operations))
 }
 
 /// Nothing was recorded; the recorder may have said why.
