@@ -63,12 +63,9 @@ pub struct ResourcesReport {
     pub resources: Resources,
     /// Builds that the architecture cannot run, each with its requirement.
     pub left_out: Vec<String>,
-    /// Hash of the machine code of each kernel; empty from executables that do not report it.
-    #[serde(default)]
+    /// Hash of the machine code of each kernel.
     pub code: BTreeMap<String, String>,
-    /// Hash of the source and the compiler of each kernel; empty from executables that do not
-    /// report it.
-    #[serde(default)]
+    /// Hash of the source and the compiler of each kernel.
     pub sources: BTreeMap<String, String>,
 }
 
@@ -169,20 +166,18 @@ pub struct VerifiedCase {
     /// ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
     /// Relative error from rounding the outputs to their dtypes.
-    #[serde(default)]
     pub rounding: f64,
-    /// Errors of each output, by name, if several outputs are compared within bounds; empty from
-    /// executables that do not report them.
+    /// Errors of each output, by name, if several outputs are compared within bounds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub by_output: BTreeMap<String, Errors>,
     /// Identity of the inputs, which differs between seeds, as in [`VerificationRecord`]. It is
-    /// present even if the case failed, and absent from executables that do not report it.
+    /// present even if the case failed.
     ///
     /// [`VerificationRecord`]: crate::record::run::VerificationRecord::data_set
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_set: Option<String>,
     /// Hash of the inputs of a case whose outputs are known for one seed only, if `data_set` holds
-    /// no hash; absent otherwise, and from executables that do not report it.
+    /// no hash; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<String>,
     /// Whether a second launch gave the same bits: a fact, not a verdict. Absent if the case did
@@ -192,8 +187,7 @@ pub struct VerifiedCase {
     pub reason: Option<String>,
     /// The kernels of the row that were launched on the GPU, each by file, macros and symbol as in
     /// records of resources: `attention/forward_flash DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0`. Kernels of
-    /// libraries and of other code are unknown. Empty from executables that do not report them.
-    #[serde(default)]
+    /// libraries and of other code are unknown.
     pub kernels: Vec<String>,
 }
 

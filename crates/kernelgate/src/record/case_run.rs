@@ -53,8 +53,7 @@ pub struct CaseRun {
     /// Costs of a launch other than device time.
     #[serde(default, skip_serializing_if = "LaunchCosts::is_empty")]
     pub costs: LaunchCosts,
-    /// Time that the ceilings of the process allowed; absent if they were not measured, and in
-    /// files from before it was stored.
+    /// Time that the ceilings of the process allowed; absent if they were not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<TimeLimit>,
 }

@@ -23,29 +23,24 @@ pub struct VerificationRecord {
     /// reference.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub with_base: bool,
-    /// Relative error from rounding the outputs to their dtypes; 0 if rounding is exact, and in
-    /// records from before it was recorded.
+    /// Relative error from rounding the outputs to their dtypes; 0 if rounding is exact.
     #[serde(default, skip_serializing_if = "verify::is_nothing")]
     pub rounding: f64,
-    /// Errors of each output, by name, if several outputs are compared within bounds; absent in
-    /// records from before they were recorded.
+    /// Errors of each output, by name, if several outputs are compared within bounds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub by_output: BTreeMap<String, Errors>,
-    /// Errors that were allowed, for the output with the widest tolerance; absent in records from
-    /// before they were recorded.
+    /// Errors that were allowed, for the output with the widest tolerance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed: Option<Allowed>,
     /// Hash of the outputs' bits; only in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// Identity of the inputs: a hash, or [`ONE_DATA_SET`]; the hash only in trials. Absent in
-    /// records from before it was recorded.
+    /// Identity of the inputs: a hash, or [`ONE_DATA_SET`]; the hash only in trials.
     ///
     /// [`ONE_DATA_SET`]: super::numerics::ONE_DATA_SET
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_set: Option<String>,
-    /// Result of the comparison after timing; absent in records of versions that made none, and if
-    /// nothing was timed.
+    /// Result of the comparison after timing; absent if nothing was timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<AfterTiming>,
     /// The earlier run whose comparison with the reference applies, because the outputs have the

@@ -21,7 +21,7 @@ use crate::workload::{LinkWork, Work};
 /// Measured ceilings of a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Memory ceilings by traffic; empty in records from before they were measured so.
+    /// Memory ceilings by traffic.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<MemoryLimit>,
     /// Ceilings of the links between GPUs, by bytes; empty for one GPU.

@@ -34,11 +34,10 @@ pub struct BaselineRun {
     /// Seed of the inputs.
     #[serde(default = "first_seed")]
     pub seed: u64,
-    /// Content hash of the executable; absent in files from before it was recorded.
+    /// Content hash of the executable; absent if it cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
-    /// The device's ceilings as that process measured them; none in files from before they were
-    /// kept.
+    /// The device's ceilings as that process measured them.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
     /// Wall time of each problem with all of its cases, seconds.
