@@ -132,7 +132,7 @@ pub struct CaseRecord {
     pub device_bytes: Option<u64>,
     /// Measured device memory for preparing and launching the implementation, bytes; the same
     /// number for every cache state. Absent on the host, if another process used or may have used
-    /// the card, in trials that measure times, and in records from before it was measured.
+    /// the card, and in trials that measure times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_device_bytes: Option<u64>,
     /// Kernels that the implementation asked for, by build and symbol; only in trials, and without
@@ -444,6 +444,9 @@ impl CaseRecord {
     /// # Errors
     /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
+        if !["hot", "cold"].contains(&&*self.cache) {
+            return Err(format!("the cache is {}, not hot or cold", text::quoted(&self.cache)));
+        }
         self.samples.validate()?;
         self.work.validate()?;
         self.verification.validate()?;
