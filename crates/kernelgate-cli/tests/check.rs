@@ -3,6 +3,7 @@
 
 #![cfg(unix)]
 
+use crate::outputs::snapshot;
 use crate::package::Outcome;
 use crate::package::scratch::{CASE, Scratch};
 
@@ -55,11 +56,9 @@ fn a_dry_run_prints_its_commands_and_runs_none() {
             .replace_all(&text, "check-TIME")
             .into_owned()
     };
-    insta::assert_snapshot!(
-        "check_compare",
-        shown("--base main --case-time 0.1s --bench spin --filter n")
-    );
-    insta::assert_snapshot!("check_gate", shown("--mode gate --runs 2 --filter sum"));
+    let compared = shown("--base main --case-time 0.1s --bench spin --filter n");
+    snapshot("slower", "check_compare", &compared);
+    snapshot("slower", "check_gate", &shown("--mode gate --runs 2 --filter sum"));
     assert!(!scratch.folder.path().join("target/perf-check").exists());
 }
 

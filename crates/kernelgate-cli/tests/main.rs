@@ -8,6 +8,7 @@
 mod benches;
 mod check;
 mod hostile;
+mod invalid;
 mod judging;
 mod outputs;
 mod package;

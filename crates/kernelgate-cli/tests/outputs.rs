@@ -1,12 +1,14 @@
 //! Complete outputs of the verbs on the fixture, as snapshots. Facts of the run and of the machine
 //! are replaced: times, dates, folders, the device.
 
+use std::path::Path;
+
 use regex::Regex;
 
 use crate::package::{Outcome, Package};
 
 /// Replaces the parts of a text that differ from run to run.
-fn normalized(package: &Package, text: &str) -> String {
+pub fn normalized(package: &Package, text: &str) -> String {
     let folder = package.path("").display().to_string();
     let text = text.replace(folder.trim_end_matches('/'), "FOLDER");
     [
@@ -18,6 +20,7 @@ fn normalized(package: &Package, text: &str) -> String {
         (r"INSTANT, [^\n]*, \d+ threads", "INSTANT, DEVICE"),
         (r"(?m)^DEVICE; host \w+", "DEVICE; host HOST"),
         (r"worst at [^\n]*", "worst at PLACE"),
+        (r"merged-[0-9a-f]{8}", "merged-HASH"),
         (r"baselines/[\w.-]+/", "baselines/DEVICE/"),
         (r"[\w.-]+/(a|main)\b", "DEVICE/$1"),
         (r"\b[0-9a-f]{16,64}\b", "HASH"),
@@ -31,8 +34,17 @@ fn normalized(package: &Package, text: &str) -> String {
     .fold(text, |text, (from, to)| Regex::new(from).unwrap().replace_all(&text, *to).into_owned())
 }
 
+/// Compares a text with the snapshot of that name in a folder of `snapshots`.
+#[track_caller]
+pub fn snapshot(folder: &str, name: &str, text: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(format!("snapshots/{folder}"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.bind(|| insta::assert_snapshot!(name, text));
+}
+
 /// Both output streams with the exit code.
-fn both_streams(package: &Package, outcome: &Outcome) -> String {
+pub fn both_streams(package: &Package, outcome: &Outcome) -> String {
     let Outcome { code, stdout, stderr } = outcome;
     let text = format!("exit {}\n-- stdout\n{stdout}\n-- stderr\n{stderr}", code.unwrap_or(-1));
     normalized(package, &text)
@@ -78,12 +90,12 @@ fn a_gate_in_every_format() {
     let package = slower();
     for format in ["text", "markdown", "junit"] {
         let outcome = package.kernelgate(&format!("gate --baseline a --format {format}"));
-        insta::assert_snapshot!(format!("gate.{format}"), both_streams(&package, &outcome));
+        snapshot("slower", &format!("gate.{format}"), &both_streams(&package, &outcome));
     }
     let json = package.kernelgate("gate --baseline a --format json");
     let value: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     let text = serde_json::to_string_pretty(&names(&value)).unwrap();
-    insta::assert_snapshot!("gate.json", normalized(&package, &text));
+    snapshot("slower", "gate.json", &normalized(&package, &text));
 }
 
 #[test]
@@ -94,21 +106,23 @@ fn a_gate_whose_package_accepts_a_slow_down() {
          slower = 0.6\nreason = 'exact sums'\nbaseline = 'aaaa1111'\n",
     );
     let outcome = package.kernelgate("gate --baseline a");
-    insta::assert_snapshot!("gate_accepted", both_streams(&package, &outcome));
+    snapshot("slower", "gate_accepted", &both_streams(&package, &outcome));
 }
 
 #[test]
 fn baselines_and_runs_as_lists() {
     let package = slower();
-    for (name, line) in [
-        ("baseline_list", "baseline list"),
-        ("baseline_show", "baseline show a"),
-        ("runs", "runs"),
-        ("runs_costs", "runs --costs"),
-        ("history", "history"),
-        ("report", "report"),
+    for (folder, name, line) in [
+        ("slower", "baseline_list", "baseline list"),
+        ("slower", "baseline_show", "baseline show a"),
+        ("fast", "runs", "runs"),
+        ("fast", "runs_costs", "runs --costs"),
+        ("fast", "history", "history"),
+        ("fast", "report", "report"),
+        ("fast", "diff", "diff b1 head"),
+        ("fast", "peers", "peers"),
     ] {
-        insta::assert_snapshot!(name, both_streams(&package, &package.kernelgate(line)));
+        snapshot(folder, name, &both_streams(&package, &package.kernelgate(line)));
     }
 }
 
@@ -121,7 +135,7 @@ fn cases_are_listed_and_verified() {
         ("verify", format!("verify {dir}")),
         ("verify_wrong", format!("verify --axis n=64 --axis fault=wrong {dir}")),
     ] {
-        insta::assert_snapshot!(name, both_streams(&package, &package.kernelgate(&line)));
+        snapshot("correct", name, &both_streams(&package, &package.kernelgate(&line)));
     }
 }
 
@@ -146,7 +160,53 @@ fn a_comparison_of_one_file_with_itself() {
     package.dir();
     let line = "compare --base-dir executables --head-dir executables --backend cpu";
     let outcome = package.kernelgate(line);
-    insta::assert_snapshot!("compare_identical", normalized(&package, &outcome.stdout));
+    snapshot("slower", "compare_identical", &normalized(&package, &outcome.stdout));
+}
+
+/// The outputs of verbs that print what benches answer: the answers of the corpus of the fuzzer.
+#[cfg(unix)]
+#[test]
+fn answers_of_benches() {
+    use crate::package::toy::Toy;
+    use kernelgate::protocol::Response;
+    use kernelgate::record::file;
+
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernelgate-fuzz/tests/corpus");
+    for (folder, name) in [("slower", "resources"), ("fast", "timing")] {
+        let path = corpus.join(format!("response/{name}.json"));
+        let toy = Toy::new(file::read::<Response>(&path).unwrap().answer);
+        let outcome = toy.kernelgate(&format!("{name} --dir benches"));
+        snapshot(folder, name, &both_streams(&toy.package, &outcome));
+    }
+}
+
+#[test]
+fn two_shards_as_one_measurement() {
+    let package = Package::new();
+    for shard in ["1-of-2", "2-of-2"] {
+        package.bench(&shard, &format!("--shard {}", shard.replace("-of-", "/"))).expect(0, &[]);
+    }
+    let runs = "target/kernelgate/runs/1-of-2 target/kernelgate/runs/2-of-2";
+    let merged = package.kernelgate(&format!("merge {runs} --anchor-tolerance 100"));
+    snapshot("fleet", "merge", &both_streams(&package, &merged));
+    let missing = package.kernelgate("merge target/kernelgate/runs/1-of-2");
+    snapshot("fleet", "merge_without_a_shard", &both_streams(&package, &missing));
+}
+
+#[test]
+fn jobs_of_schedulers_as_a_dry_run() {
+    let package = Package::new();
+    let job = format!("--dry-run --shards 2 --folder jobs {}", package.dir());
+    for (name, line) in [
+        ("submit_slurm", format!("submit slurm {job} -- bench")),
+        (
+            "submit_kubernetes",
+            "submit kubernetes --dry-run --shards 2 --image i:1 --claim c --executable /bin/b -- bench"
+                .to_owned(),
+        ),
+    ] {
+        snapshot("fleet", name, &both_streams(&package, &package.kernelgate(&line)));
+    }
 }
 
 #[test]
@@ -157,7 +217,7 @@ fn mistakes_of_the_command_line() {
         ("gate_with_a_negative_threshold", "gate --baseline a --relative=-1"),
         ("compare_without_a_base", "compare"),
     ] {
-        insta::assert_snapshot!(name, both_streams(&package, &package.kernelgate(line)));
+        snapshot("mistakes", name, &both_streams(&package, &package.kernelgate(line)));
     }
 }
 
@@ -170,5 +230,5 @@ fn doctor_names_every_check() {
     let fixed = ["build", "baselines", "runs"];
     let lines: Vec<&str> =
         text.lines().filter(|line| fixed.iter().any(|what| line.starts_with(what))).collect();
-    insta::assert_snapshot!("doctor", lines.join("\n"));
+    snapshot("setup", "doctor", &lines.join("\n"));
 }

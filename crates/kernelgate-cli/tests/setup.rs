@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::outputs::{both_streams, snapshot};
 use crate::package::{Outcome, Package};
 
 /// A package of one member, or a workspace of two.
@@ -39,7 +40,8 @@ fn init_writes_bench_manifest_and_workflow_once() {
     let package = workspace(&["mine"]);
     let read = |name: &str| std::fs::read_to_string(package.path(name)).unwrap_or_default();
     let before = read("mine/Cargo.toml");
-    init(&package, "--dry-run").expect(0, &["# ", "benches/kernels.rs", "[[bench]]", "perf.yml"]);
+    let shown = init(&package, "--dry-run");
+    snapshot("setup", "init", &both_streams(&package, &shown));
     assert_eq!(read("mine/Cargo.toml"), before);
     assert!(!package.path("mine/benches").exists());
 

@@ -5,6 +5,7 @@
 
 use std::process::Command;
 
+use crate::outputs::{both_streams, snapshot};
 use crate::package::{Outcome, Package};
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::protocol::{
@@ -181,6 +182,7 @@ fn fits(outcome: &Outcome) {
 fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
     let package = package(profiled());
     let shown = package.kernelgate("profile --dir benches --steps 3 --warm-up 2 --out out");
+    snapshot("why", "profile", &both_streams(&package, &shown));
     shown.expect(
         0,
         &[

@@ -5,6 +5,8 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
+use crate::outputs::snapshot;
+
 /// A warm-up and two steps, each with one kernel; and a copy from pageable memory.
 const TRACE: &str = r#"{"traceEvents": [
   {"ph": "X", "cat": "user_annotation", "name": "warm-up", "pid": 5, "tid": 5, "ts": 0, "dur": 90},
@@ -51,6 +53,16 @@ fn refused(arguments: &[&str]) -> String {
     let output = kernelgate(arguments);
     assert_eq!(output.status.code(), Some(2));
     String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn tables_and_a_timeline_as_whole_outputs() {
+    let (folder, path) = trace();
+    let out = folder.path().join("timeline.json");
+    let stats = printed(&["stats", text(&path)]);
+    snapshot("why", "stats", &stats.replace(text(&path), "TRACE"));
+    let export = printed(&["export", text(&path), "--out", text(&out)]);
+    snapshot("why", "export", &export.replace(text(folder.path()), "FOLDER"));
 }
 
 fn text(path: &Path) -> &str {
@@ -174,7 +186,7 @@ fn several_traces_go_into_one_folder_with_a_summary() {
 fn a_diagnosis_comes_as_text_and_as_json() {
     let (_folder, path) = trace();
     let report = printed(&["diagnose", text(&path)]);
-    assert!(report.contains("pageable-copy") && report.contains("Top kernels"), "{report}");
+    snapshot("why", "diagnose", &report.replace(text(&path), "TRACE"));
     let json: serde_json::Value =
         serde_json::from_str(&printed(&["diagnose", text(&path), "--format", "json"])).unwrap();
     let diagnosis = &json["traces"][0]["diagnosis"];

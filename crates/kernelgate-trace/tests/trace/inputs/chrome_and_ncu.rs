@@ -186,7 +186,7 @@ fn ncu_csv_is_found_behind_other_output() {
 
 /// A launch of the test kernel `faults` on an H200, by the command line that `kernelgate profile`
 /// prints; without the rules, whose texts are the tool's.
-const RECORDED: &str = include_str!("fixture/ncu_h200_details.csv");
+const RECORDED: &str = include_str!("../fixture/ncu_h200_details.csv");
 
 #[test]
 fn files_of_the_printed_command_are_imported() {

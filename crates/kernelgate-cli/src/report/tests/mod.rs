@@ -2,13 +2,16 @@
 //! example of every finding.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use kernelgate::display::{bytes, rate, time};
-
-use kernelgate::record::Verification;
+use kernelgate::record::{Verification, file};
 
 use super::{comment, comparison, junit, metrics, verdicts};
+use crate::bisect::commits::Suspect;
+use crate::bisect::{Answer, Bisection, Ended, Found, FoundCommits, Times};
 use crate::gate::baseline::{BaselineFacts, GateReport, Policy, Staleness};
+use crate::gate::calibration::Calibration;
 use crate::gate::comparison::{Broken, BuildFacts, Comparison, CriterionBench, Round};
 use crate::gate::costs::{Cost, CostGrowth, FurtherPairs};
 use crate::gate::interval::{Ratio, SingleRun, SpreadSource};
@@ -26,6 +29,15 @@ use crate::gate::verdicts::Refusal;
 
 const LIMITS: Limits = Limits::default_of(0.01);
 const ASSUMED: SingleRun = SingleRun { relative: 0.1, from: SpreadSource::Assumed };
+
+/// Compares a text with the snapshot of that name in a folder of `snapshots`.
+#[track_caller]
+fn snapshot(folder: &str, name: &str, text: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(format!("snapshots/{folder}"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.bind(|| insta::assert_snapshot!(name, text));
+}
 
 fn decision(case: &str, verdict: Verdict, change: f64, width: f64) -> Decision {
     let ratio = |center: f64| Ratio { center, low: center - width, high: center + width };
@@ -50,6 +62,8 @@ fn decision(case: &str, verdict: Verdict, change: f64, width: f64) -> Decision {
     }
 }
 
+/// A comparison with a case of each verdict. Long because it is a value with every field.
+#[expect(clippy::too_many_lines)]
 fn compared() -> Comparison {
     use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
     let regressed = decision(
@@ -345,7 +359,8 @@ fn a_foreign_message_makes_no_line_of_its_own_and_is_escaped_in_xml() {
     assert!(!xml.contains(['\u{202e}', '\u{9b}', '\u{ffff}']), "{xml}");
 }
 
-/// Lists and findings that [`compared`] lacks.
+/// Lists and findings that [`compared`] lacks. Long because it is a value with every field.
+#[expect(clippy::too_many_lines)]
 fn compared_with_everything() -> Comparison {
     let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
     let slower = "attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot".to_owned();
@@ -492,12 +507,13 @@ fn gated_with_everything() -> GateReport {
 fn everything_that_a_comparison_can_say() {
     let compared = compared_with_everything();
     let summary = verdicts::summary(&compared, "kernelgate compare --base main");
-    insta::assert_snapshot!("everything_compared.txt", verdicts::text(&compared, None));
-    insta::assert_snapshot!("everything_compared.md", comment::markdown(&summary));
-    insta::assert_snapshot!("everything_compared.xml", junit::xml(&summary));
-    insta::assert_snapshot!(
+    snapshot("compare", "everything_compared.txt", &verdicts::text(&compared, None));
+    snapshot("compare", "everything_compared.md", &comment::markdown(&summary));
+    snapshot("compare", "everything_compared.xml", &junit::xml(&summary));
+    snapshot(
+        "compare",
         "everything_compared.json",
-        serde_json::to_string_pretty(&compared).unwrap()
+        &serde_json::to_string_pretty(&compared).unwrap(),
     );
 }
 
@@ -505,10 +521,10 @@ fn everything_that_a_comparison_can_say() {
 fn everything_that_a_gate_can_say() {
     let gated = gated_with_everything();
     let summary = verdicts::summary(&gated, "kernelgate gate --baseline main");
-    insta::assert_snapshot!("everything_gated.txt", verdicts::text(&gated, None));
-    insta::assert_snapshot!("everything_gated.md", comment::markdown(&summary));
-    insta::assert_snapshot!("everything_gated.xml", junit::xml(&summary));
-    insta::assert_snapshot!("everything_gated.json", serde_json::to_string_pretty(&gated).unwrap());
+    snapshot("gate", "everything_gated.txt", &verdicts::text(&gated, None));
+    snapshot("gate", "everything_gated.md", &comment::markdown(&summary));
+    snapshot("gate", "everything_gated.xml", &junit::xml(&summary));
+    snapshot("gate", "everything_gated.json", &serde_json::to_string_pretty(&gated).unwrap());
 }
 
 #[test]
@@ -534,26 +550,28 @@ fn a_refusal_comes_before_every_verdict() {
         cases: ["a", "b", "c"].map(str::to_owned).to_vec(),
     };
     let gated = GateReport { judged: vec![], refused: vec![refusal], ..gated() };
-    insta::assert_snapshot!("refused_gate.txt", verdicts::text(&gated, None));
+    snapshot("gate", "refused_gate.txt", &verdicts::text(&gated, None));
     let summary = verdicts::summary(&gated, "kernelgate gate --baseline main");
-    insta::assert_snapshot!("refused_gate.md", comment::markdown(&summary));
+    snapshot("gate", "refused_gate.md", &comment::markdown(&summary));
 }
 
 #[test]
 fn a_comparison() {
     let compared = compared();
     let summary = verdicts::summary(&compared, "kernelgate compare --base main --budget 600s");
-    insta::assert_snapshot!("comparison.txt", verdicts::text(&compared, None));
-    insta::assert_snapshot!("comparison.md", comment::markdown(&summary));
-    insta::assert_snapshot!("comparison.xml", junit::xml(&summary));
+    snapshot("compare", "comparison.txt", &verdicts::text(&compared, None));
+    snapshot("compare", "comparison.md", &comment::markdown(&summary));
+    snapshot("compare", "comparison.xml", &junit::xml(&summary));
     let metrics = metrics::from_comparison(&compared);
-    insta::assert_snapshot!(
+    snapshot(
+        "compare",
         "comparison.bmf",
-        serde_json::to_string_pretty(&metrics::bencher(&metrics)).unwrap()
+        &serde_json::to_string_pretty(&metrics::bencher(&metrics)).unwrap(),
     );
-    insta::assert_snapshot!(
+    snapshot(
+        "compare",
         "comparison.smaller",
-        serde_json::to_string_pretty(&metrics::smaller_is_better(&metrics)).unwrap()
+        &serde_json::to_string_pretty(&metrics::smaller_is_better(&metrics)).unwrap(),
     );
 }
 
@@ -561,9 +579,9 @@ fn a_comparison() {
 fn a_gate() {
     let gated = gated();
     let summary = verdicts::summary(&gated, "kernelgate gate --baseline main --last 3");
-    insta::assert_snapshot!("gate.txt", verdicts::text(&gated, None));
-    insta::assert_snapshot!("gate.md", comment::markdown(&summary));
-    insta::assert_snapshot!("gate.xml", junit::xml(&summary));
+    snapshot("gate", "gate.txt", &verdicts::text(&gated, None));
+    snapshot("gate", "gate.md", &comment::markdown(&summary));
+    snapshot("gate", "gate.xml", &junit::xml(&summary));
 }
 
 #[test]
@@ -576,4 +594,58 @@ fn quantities_have_readable_texts() {
     assert_eq!(time(2.5e9), "2.500 s");
     assert_eq!(rate(137_438_953_472, "FLOP", 0.9e9), "152.7 GFLOP/s");
     assert_eq!(rate(1000, "B", 1000.0), "1.000 GB/s");
+}
+
+#[test]
+fn a_calibration() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../kernelgate-fuzz/tests/corpus/calibration/calibration.json");
+    let calibration = file::read::<Calibration>(&path).unwrap();
+    snapshot("search", "calibration.txt", &super::calibration::text(&calibration, None));
+    snapshot("search", "calibration.md", &super::calibration::markdown(&calibration));
+}
+
+#[test]
+fn every_end_of_a_bisection() {
+    let ends = Times { ratio: 1.2, low: 1.18, high: 1.22 };
+    let suspect = |commit: &str, merged| Suspect {
+        commit: commit.repeat(10),
+        subject: format!("change {commit}"),
+        merged,
+    };
+    let found = |confirmation| Found {
+        last_good: 2,
+        first_bad: 4,
+        left_out: vec![(3, "does not build".to_owned())],
+        ends,
+        confirmation,
+        asked: 7,
+        confidence: 0.96,
+    };
+    let commits = FoundCommits {
+        suspects: vec![suspect("cccc", 0), suspect("dddd", 3)],
+        last_good: "bbbb".repeat(10),
+        left_out: BTreeMap::from([("cccc".repeat(10), "does not build".to_owned())]),
+        diff_stat: " 2 files changed".to_owned(),
+        executables: None,
+    };
+    let texts = [
+        (Ended::Found(found(Answer::Slower(ends))), Some(commits.clone())),
+        (Ended::Found(found(Answer::Undecided("noise".to_owned()))), Some(commits)),
+        (Ended::NoDifference(Times { ratio: 1.0, low: 0.99, high: 1.01 }), None),
+        (Ended::EndsUndecided("interval too wide".to_owned()), None),
+        (Ended::EndUnusable("the head does not build".to_owned()), None),
+    ]
+    .map(|(ended, found)| {
+        let (good, bad) = ("v1 (aaaaaaaa)".to_owned(), "HEAD (eeeeeeee)".to_owned());
+        super::bisection::text(&Bisection {
+            case: "st_bif/forward/n1_f32/cuda/fused/hot".to_owned(),
+            good,
+            bad,
+            commits: 5,
+            ended,
+            found,
+        })
+    });
+    snapshot("search", "bisection.txt", &texts.join("\n\n"));
 }

@@ -7,9 +7,9 @@ use kernelgate_trace::diagnose::difference::{Sums, difference};
 use kernelgate_trace::diagnose::ranks::{RankPart, join};
 use serde_json::Value;
 
-const DIAGNOSIS: &str = include_str!("../../schema/diagnosis.json");
-const JOB: &str = include_str!("../../schema/job.json");
-const DIFFERENCE: &str = include_str!("../../schema/difference.json");
+const DIAGNOSIS: &str = include_str!("../../../schema/diagnosis.json");
+const JOB: &str = include_str!("../../../schema/job.json");
+const DIFFERENCE: &str = include_str!("../../../schema/difference.json");
 
 /// Paths at which a value differs from a schema, by the keywords that the schema uses.
 fn differs(schema: &Value, value: &Value, root: &Value, path: &str, errors: &mut Vec<String>) {

@@ -21,7 +21,7 @@ fn a_folder_without_tables_is_refused() {
 }
 
 #[cfg(feature = "parquet")]
-#[path = "../../examples/parquetdir/tables.rs"]
+#[path = "../../../examples/parquetdir/tables.rs"]
 mod tables;
 
 #[cfg(feature = "parquet")]

@@ -1,0 +1,11 @@
+//! Files that are read: formats, damage, sizes.
+
+mod chrome_and_ncu;
+mod ncu_report;
+mod nsys;
+mod nsys_tables;
+mod odd_inputs;
+mod parquet;
+mod recording;
+mod schema;
+mod streamed;
