@@ -163,28 +163,26 @@ fn a_comparison_of_one_file_with_itself() {
     snapshot("slower", "compare_identical", &normalized(&package, &outcome.stdout));
 }
 
-/// The outputs of verbs that print what benches answer: the answers of the corpus of the fuzzer.
+/// The answer is that of the corpus of the fuzzer.
 #[cfg(unix)]
 #[test]
-fn answers_of_benches() {
+fn resources_of_kernels_as_a_table() {
     use crate::package::toy::Toy;
     use kernelgate::protocol::Response;
     use kernelgate::record::file;
 
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernelgate-fuzz/tests/corpus");
-    for (folder, name) in [("slower", "resources"), ("fast", "timing")] {
-        let path = corpus.join(format!("response/{name}.json"));
-        let toy = Toy::new(file::read::<Response>(&path).unwrap().answer);
-        let outcome = toy.kernelgate(&format!("{name} --dir benches"));
-        snapshot(folder, name, &both_streams(&toy.package, &outcome));
-    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../kernelgate-fuzz/tests/corpus/response/resources.json");
+    let toy = Toy::new(file::read::<Response>(&path).unwrap().answer);
+    let outcome = toy.kernelgate("resources --dir benches");
+    snapshot("slower", "resources", &both_streams(&toy.package, &outcome));
 }
 
 #[test]
 fn two_shards_as_one_measurement() {
     let package = Package::new();
     for shard in ["1-of-2", "2-of-2"] {
-        package.bench(&shard, &format!("--shard {}", shard.replace("-of-", "/"))).expect(0, &[]);
+        package.bench(shard, &format!("--shard {}", shard.replace("-of-", "/"))).expect(0, &[]);
     }
     let runs = "target/kernelgate/runs/1-of-2 target/kernelgate/runs/2-of-2";
     let merged = package.kernelgate(&format!("merge {runs} --anchor-tolerance 100"));

@@ -1,5 +1,5 @@
 //! The conclusion of a verdict verb, in the one shape that its formats for reviewers and programs
-//! are made from ([`super::comment`], [`super::junit`]).
+//! are made from ([`super::formats`]).
 
 use std::collections::BTreeSet;
 

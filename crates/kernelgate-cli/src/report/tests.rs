@@ -7,7 +7,8 @@ use std::path::Path;
 use kernelgate::display::{bytes, rate, time};
 use kernelgate::record::{Verification, file};
 
-use super::{comment, comparison, junit, metrics, verdicts};
+use super::formats::{comment, junit, metrics};
+use super::{comparison, verdicts};
 use crate::bisect::commits::Suspect;
 use crate::bisect::{Answer, Bisection, Ended, Found, FoundCommits, Times};
 use crate::gate::baseline::{BaselineFacts, GateReport, Policy, Staleness};

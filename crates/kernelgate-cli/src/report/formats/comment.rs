@@ -3,10 +3,10 @@
 
 use std::fmt::Write as _;
 
-use super::summary::VerdictSummary;
-use super::{cells, intervals};
 use crate::gate::judgement::Judgement;
 use crate::gate::verdict::Verdict;
+use crate::report::summary::VerdictSummary;
+use crate::report::{cells, intervals};
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::display::table::Table;
 
@@ -116,10 +116,10 @@ fn line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::summary::Unjudged;
     use super::*;
     use crate::gate::interval::Ratio;
     use crate::gate::judgement::tests::timed;
+    use crate::report::summary::Unjudged;
 
     fn row(i: usize, verdict: Verdict) -> Judgement {
         let case =

@@ -7,11 +7,11 @@
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
-use super::cells;
-use super::summary::{UnjudgedKind, VerdictSummary};
 use crate::gate::judgement::Judgement;
 use crate::gate::rules::FILE;
 use crate::gate::verdict::Verdict;
+use crate::report::cells;
+use crate::report::summary::{UnjudgedKind, VerdictSummary};
 use kernelgate::display::medium::JunitText;
 
 /// The verdicts as XML.

@@ -12,7 +12,7 @@ use kernelgate::record::{ProcessRun, Store};
 use serde::Serialize;
 
 use crate::report::cells;
-use crate::report::metrics::{self, Metrics};
+use crate::report::formats::metrics::{self, Metrics};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]

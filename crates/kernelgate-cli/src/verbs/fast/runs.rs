@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
-use crate::report::{costs, metrics};
+use crate::report::costs;
+use crate::report::formats::metrics;
 use crate::verbs::shared::output::{json, print_json, write_all};
 use crate::verbs::shared::sessions::Sessions;
 use kernelgate::display::{runs, terminal};

@@ -12,7 +12,8 @@ use super::verdict::{VerdictFormat, VerdictOutput};
 use crate::compare::progress::parse_duration;
 use crate::compare::{self, Compared, ComparisonRequest, Injection, PlanBasis, SideSource};
 use crate::gate::rules::rules_file::MAX_RATIO;
-use crate::report::{comparison, metrics, verdicts};
+use crate::report::formats::metrics;
+use crate::report::{comparison, verdicts};
 use crate::verbs::shared::output::{arguments_of_process, command_line, print_json};
 use crate::verbs::shared::settings::{
     Settings, ThresholdFlags, Timeouts, check_number, refuse_injected_changes,

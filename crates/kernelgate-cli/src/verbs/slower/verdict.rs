@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use crate::pages::verdict;
 use crate::plot::PlotError;
-use crate::report::metrics::{self, Metrics};
+use crate::report::formats::metrics::{self, Metrics};
+use crate::report::formats::{comment, junit};
 use crate::report::summary::VerdictSummary;
-use crate::report::{comment, junit};
 use crate::verbs::shared::output::{json, print_json, write_all};
 use kernelgate::display::terminal;
 use kernelgate::record::file;
