@@ -11,7 +11,7 @@ use cudarc::driver::{CudaStream, DriverError, sys};
 use super::device::Device;
 use super::status::failed;
 use crate::BackendError;
-use nodes::{clear_first, listed};
+use nodes::{clear_first, kind, listed, works};
 
 /// A CUDA graph: launches that are captured once and replayed together.
 pub struct Graph {
@@ -19,6 +19,7 @@ pub struct Graph {
     executable: sys::CUgraphExec,
     stream: Arc<CudaStream>,
     nodes: usize,
+    commands: usize,
     /// Nodes between launches, which do nothing.
     pub(super) separators: usize,
 }
@@ -106,16 +107,23 @@ impl Graph {
         // SAFETY: the graph is alive here and below, and the pointers are valid.
         unsafe { sys::cuGraphInstantiateWithFlags(&raw mut self.executable, self.graph, 0) }
             .result()?;
-        // SAFETY: as above; a null array requests the number.
-        unsafe { sys::cuGraphGetNodes(self.graph, ptr::null_mut(), &raw mut self.nodes) }
-            .result()?;
+        // SAFETY: as above; the array has room for all nodes.
+        let all = listed(|nodes, count| unsafe { sys::cuGraphGetNodes(self.graph, nodes, count) })?;
+        let kinds = all.iter().map(|node| kind(*node)).collect::<Result<Vec<_>, _>>()?;
+        self.nodes = all.len();
+        self.commands = kinds.into_iter().filter(|kind| works(*kind)).count();
         // SAFETY: the executable graph and the stream are alive.
         unsafe { sys::cuGraphUpload(self.executable, self.stream.cu_stream()) }.result()
     }
 
-    /// Commands in the graph: kernels, copies, fills.
+    /// Nodes that launches made: their commands, and those that only order commands.
     pub const fn nodes(&self) -> usize {
         self.nodes - self.separators
+    }
+
+    /// Commands in the graph: kernels, copies, fills, functions of the host, graphs.
+    pub const fn commands(&self) -> usize {
+        self.commands
     }
 
     /// Number of nodes that wait for no other node: more than one if a launch begins on several
@@ -215,12 +223,7 @@ fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
     // SAFETY: the graph is alive; the array has room for all nodes.
     let all = listed(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) });
     for node in all.map_err(failed_query)? {
-        let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
-        // SAFETY: a node of that graph; the pointer is valid.
-        unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }
-            .result()
-            .map_err(|error| failed("query the kind of a graph's node", &error))?;
-        let inside = match kind {
+        let inside = match kind(node).map_err(failed_query)? {
             sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => true,
             sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH => {
                 let mut child = ptr::null_mut();
@@ -278,7 +281,14 @@ impl<'a> Capture<'a> {
             let none = "failed to capture the launches: the driver made none".to_owned();
             return Err(captured.err().unwrap_or(BackendError::Launch(none)));
         }
-        let graph = Graph { graph, executable: ptr::null_mut(), stream, nodes: 0, separators: 0 };
+        let graph = Graph {
+            graph,
+            executable: ptr::null_mut(),
+            stream,
+            nodes: 0,
+            commands: 0,
+            separators: 0,
+        };
         captured.map(|()| graph)
     }
 }

@@ -92,14 +92,19 @@ impl GraphSet {
         &self.graphs
     }
 
-    /// Largest number of commands on a GPU of the set.
+    /// Largest number of nodes on a GPU of the set, as [`Graph::nodes`].
     pub fn nodes(&self) -> usize {
         self.graphs.iter().map(Graph::nodes).max().unwrap_or(0)
     }
 
+    /// Commands of each GPU, in the order of the set.
+    pub fn commands(&self) -> Vec<usize> {
+        self.graphs.iter().map(Graph::commands).collect()
+    }
+
     /// The first GPU of the set without a command.
     pub fn idle(&self) -> Option<usize> {
-        self.graphs.iter().position(|graph| graph.nodes() == 0)
+        self.graphs.iter().position(|graph| graph.commands() == 0)
     }
 
     /// Most nodes of a GPU that wait for no other node.
@@ -156,6 +161,7 @@ mod tests {
             |ranks: usize| devices.first(ranks).for_each(|rank, _| spins[rank].launch(1_000));
         let both = GraphSet::capture_repeated(&devices, 3, || launch(2)).unwrap();
         assert_eq!((both.nodes(), both.idle(), both.roots().unwrap()), (3, None, 1));
+        assert_eq!(both.commands(), [3, 3]);
         both.launch().unwrap();
         let one = GraphSet::capture(&devices, || launch(1)).unwrap();
         assert_eq!((one.nodes(), one.idle()), (1, Some(1)));

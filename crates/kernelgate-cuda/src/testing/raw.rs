@@ -81,6 +81,49 @@ pub fn is_done(stream: RawStream) -> Result<bool, BackendError> {
     }
 }
 
+/// An event that captures record and wait for as nodes of their own, as NCCL does.
+pub struct ExternalEvent(sys::CUevent);
+
+impl ExternalEvent {
+    /// Makes one in the current context; it lives as long as the process.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn new() -> Result<Self, BackendError> {
+        let mut event = ptr::null_mut();
+        let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the pointer is valid.
+        unsafe { sys::cuEventCreate(&raw mut event, untimed) }
+            .result()
+            .map_err(|error| failed("make an event", &error))?;
+        Ok(Self(event))
+    }
+
+    /// Adds a node that records it to the capture of that stream.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn record(&self, stream: RawStream) -> Result<(), BackendError> {
+        let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: event and stream live.
+        unsafe { sys::cuEventRecordWithFlags(self.0, handle(stream), external) }
+            .result()
+            .map_err(|error| failed("record an event", &error))
+    }
+
+    /// Adds a node that waits for it to the capture of that stream.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn wait(&self, stream: RawStream) -> Result<(), BackendError> {
+        let external = sys::CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL as u32;
+        // SAFETY: event and stream live.
+        unsafe { sys::cuStreamWaitEvent(handle(stream), self.0, external) }
+            .result()
+            .map_err(|error| failed("wait for an event", &error))
+    }
+}
+
 /// Allocates in the order of that stream, enqueues work that uses the memory, and frees it there.
 ///
 /// # Errors

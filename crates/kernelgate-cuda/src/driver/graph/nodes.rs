@@ -21,12 +21,31 @@ pub fn listed(
     Ok(nodes)
 }
 
-/// The bytes that a node sets to 0, if it clears one piece of memory.
-fn cleared_by(node: sys::CUgraphNode) -> Result<Option<Range<u64>>, DriverError> {
+/// The type of a node.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn kind(node: sys::CUgraphNode) -> Result<sys::CUgraphNodeType, DriverError> {
     let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
     // SAFETY: a node of a graph that is alive; the pointer is valid.
     unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }.result()?;
-    if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET {
+    Ok(kind)
+}
+
+/// Whether a node of this type works. Empty nodes and those of events only order other nodes.
+pub const fn works(kind: sys::CUgraphNodeType) -> bool {
+    use sys::CUgraphNodeType as Type;
+    !matches!(
+        kind,
+        Type::CU_GRAPH_NODE_TYPE_EMPTY
+            | Type::CU_GRAPH_NODE_TYPE_EVENT_RECORD
+            | Type::CU_GRAPH_NODE_TYPE_WAIT_EVENT
+    )
+}
+
+/// The bytes that a node sets to 0, if it clears one piece of memory.
+fn cleared_by(node: sys::CUgraphNode) -> Result<Option<Range<u64>>, DriverError> {
+    if kind(node)? != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET {
         return Ok(None);
     }
     let mut set = BLANK_SET;

@@ -33,6 +33,11 @@ impl fmt::Display for Subject {
     }
 }
 
+/// The GPU in a message; the first one is not named, it may be the only one.
+fn on_rank(rank: usize) -> String {
+    if rank == 0 { String::new() } else { format!(" on rank {rank}") }
+}
+
 /// The reason why a row or a routine has no time.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Refusal {
@@ -51,8 +56,13 @@ pub enum Refusal {
         gpu: usize,
     },
     /// Launches that were captured together have fewer commands than each alone.
-    #[error("launches differ in their commands: {alone} in one, {together} in {launches} together")]
+    #[error(
+        "launches differ in their commands{}: {alone} in one, {together} in {launches} together",
+        on_rank(*rank)
+    )]
     CommandsDiffer {
+        /// The GPU's place in the set.
+        rank: usize,
         /// Commands of one launch.
         alone: usize,
         /// Commands of all of them, captured together.

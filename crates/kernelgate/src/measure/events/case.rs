@@ -23,8 +23,9 @@ pub struct CasePlan {
     cache: Cache,
     /// GPUs whose streams are timed: the first ones of the set.
     gpus: usize,
+    /// Entries of the device's queue that a launch takes.
     commands: usize,
-    /// Nodes of a launch that could be captured.
+    /// Commands of a launch that could be captured: most of a GPU.
     counted: Option<u64>,
     batch: Option<Batch>,
     /// Whether the host's launch time was in a sample, or must be.
@@ -69,30 +70,30 @@ impl EventTimer {
         self.lanes.use_first(gpus);
         let devices = self.used();
         let captured = queue::captured(&devices, executable)?;
-        let counted = captured.as_ref().map(GraphSet::nodes);
-        commands::check_any(counted)?;
+        let alone = captured.as_ref().map(GraphSet::commands);
+        commands::check_any(alone.as_deref())?;
         commands::check_each(captured.as_ref(), &devices)?;
         let fills_queue =
             launches::check_allowed(&devices, &mut self.lanes, executable, captured.as_ref())?;
-        let commands = match counted {
-            Some(commands) => commands,
+        let commands = match captured.as_ref().map(GraphSet::nodes) {
+            Some(nodes) => nodes,
             None if fills_queue => usize::MAX,
             None => self.commands_by_trial(executable)?,
         };
         launches::check_streams(&devices, &mut self.lanes, executable, commands)?;
         // Launches that carry state on run one by one, as in the verification.
         let repeats = !executable.carries_state();
-        let batch = if counted.is_some() && commands <= MAX_QUEUED && repeats {
+        let batch = if alone.is_some() && commands <= MAX_QUEUED && repeats {
             self.batch(cache, commands, &mut || executable.launch())?
         } else {
             None
         };
-        if let Some(batch) = &batch {
-            commands::check_alike(batch.graph.nodes(), batch.launches, commands)?;
+        if let (Some(batch), Some(alone)) = (&batch, &alone) {
+            commands::check_alike(&batch.graph.commands(), batch.launches, alone)?;
             self.check_batch(batch, executable)?;
         }
         let host_bound = commands > MAX_QUEUED;
-        let counted = counted.map(|nodes| nodes as u64);
+        let counted = alone.iter().flatten().max().map(|commands| *commands as u64);
         self.clock.begin();
         let keeps_lines = persistence::set_aside(devices.one()).is_ok_and(|kept| kept > 0);
         Ok(CasePlan { cache, gpus, commands, counted, batch, host_bound, keeps_lines })
@@ -107,7 +108,19 @@ impl EventTimer {
         if batch.launches == 1 {
             return Ok(());
         }
-        let alone = GraphSet::capture_repeated(&self.used(), 1, &mut || executable.launch())?;
+        let (alone_ns, together_ns, begins) =
+            self.alone_and_together(batch, &mut || executable.launch())?;
+        Ok(reuse::check_batch(alone_ns, together_ns, begins)?)
+    }
+
+    /// Time of a launch that is captured alone and of each of a batch, nanoseconds, and on how many
+    /// streams one begins.
+    fn alone_and_together(
+        &mut self,
+        batch: &Batch,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<(f64, f64, usize), BackendError> {
+        let alone = GraphSet::capture_repeated(&self.used(), 1, launch)?;
         let mut launch_ns = |graph: &GraphSet, launches: u64| -> Result<f64, BackendError> {
             let burst = self.burst(5, Cache::Hot, 1, &mut || graph.launch())?;
             let elapsed_ns = stats::median(&burst.intervals_ns) - self.overhead.around_graph_ns;
@@ -116,8 +129,7 @@ impl EventTimer {
         let alone_ns = launch_ns(&alone, 1)?;
         let together_ns = launch_ns(&batch.graph, batch.launches)?;
         // Every further GPU begins and ends on its own, as a further root does.
-        let begins = alone.roots()? + self.lanes.used() - 1;
-        Ok(reuse::check_batch(alone_ns, together_ns, begins)?)
+        Ok((alone_ns, together_ns, alone.roots()? + self.lanes.used() - 1))
     }
 
     /// A sample of at least this many launches, more if they are captured together. It is repeated
@@ -288,5 +300,44 @@ impl Stopwatch for CaseTimer<'_> {
     fn technique(&self) -> Technique {
         let batch = self.plan.batch.as_ref().map(|batch| batch.launches);
         Technique { batch, host_bound: self.plan.host_bound, commands: self.plan.counted }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate_cuda::instruments::spin::Spin;
+    use kernelgate_cuda::testing::{gpu, second_gpu};
+    use kernelgate_cuda::{DeviceOptions, Devices};
+
+    #[test]
+    fn a_launch_over_two_gpus_takes_as_long_alone_as_in_a_batch() {
+        let Some((_first, _alone)) = gpu() else { return };
+        if second_gpu().is_none() {
+            return;
+        }
+        let ordinals = Devices::in_order([0, 1]).unwrap();
+        let devices = ordinals.open(&DeviceOptions::from_environment()).unwrap();
+        let mut timer = EventTimer::new(&devices).unwrap();
+        let mut spins = Vec::new();
+        devices
+            .for_each(|_, device| {
+                spins.push(Spin::new(device)?);
+                Ok(())
+            })
+            .unwrap();
+        for (gpus, spent_ns) in [1, 2].into_iter().flat_map(|n| [(n, 1_000), (n, 5_000)]) {
+            timer.lanes.use_first(gpus);
+            let used = timer.used();
+            let mut launch = || used.for_each(|rank, _| spins[rank].launch(spent_ns));
+            let batch = timer.batch(Cache::Hot, 1, &mut launch).unwrap().unwrap();
+            for _ in 0..5 {
+                let (alone_ns, together_ns, begins) =
+                    timer.alone_and_together(&batch, &mut launch).unwrap();
+                eprintln!("{gpus} GPUs, {spent_ns} ns: alone {alone_ns}, together {together_ns}");
+                assert_eq!(begins, gpus);
+                reuse::check_batch(alone_ns, together_ns, begins).unwrap();
+            }
+        }
     }
 }
