@@ -44,10 +44,16 @@ mod tests {
     use kernelgate_cuda::testing::second_gpu;
     use std::time::Duration;
 
+    /// The host waits where the GPUs are not connected yet, otherwise the kernel does.
     #[test]
-    #[ignore = "does not end on two H200: NCCL's abort waits for the kernel that it should end"]
     fn a_sum_that_a_gpu_waits_for_in_vain_ends_with_its_rank() {
         let Some((_first, _alone)) = gpu() else { return };
+        for connected in [false, true] {
+            waits_in_vain(connected);
+        }
+    }
+
+    fn waits_in_vain(connected: bool) {
         if second_gpu().is_none() {
             return;
         }
@@ -62,18 +68,24 @@ mod tests {
             Err(error) => panic!("{error}"),
         };
         let messages = Messages::new(&problem, &problem.inputs(1), &devices).unwrap();
-        let (send, receive) = (messages.input_addresses()[0], messages.output_addresses()[0]);
+        let addresses = messages.input_addresses().into_iter().zip(messages.output_addresses());
+        let parts: Vec<SendReceive> =
+            addresses.map(|(send, receive)| SendReceive { send, receive }).collect();
+        let sum = move |ranks: usize| {
+            communicators.enqueue(Collective::AllReduce, Element::F32, 1024, &parts[..ranks])
+        };
+        if connected {
+            sum(2).unwrap();
+            devices.for_each(|_, device| device.synchronize()).unwrap();
+        }
         // The second rank never begins.
-        let parts = [SendReceive { send, receive }];
-        let mut task = messages.task(&devices, move || {
-            communicators.enqueue(Collective::AllReduce, Element::F32, 1024, &parts)
-        });
-        task.launch().unwrap();
-        let error = task.synchronize().unwrap_err().to_string();
+        let mut task = messages.task(&devices, move || sum(1));
+        let waited = task.launch().and_then(|()| task.synchronize());
+        let error = waited.unwrap_err().to_string();
         eprintln!("{error}");
         assert!(error.contains("rank 0 on GPU 0"), "{error}");
         // NCCL aborts, and the GPU works again.
         drop(task);
-        devices.one().synchronize().unwrap();
+        devices.for_each(|_, device| device.synchronize()).unwrap();
     }
 }

@@ -1,10 +1,13 @@
 //! Collectives by NCCL: one communicator a GPU of the set, all in this process.
 //!
-//! Deliberately absent: several processes, and registered memory.
+//! The first exchange of a kind connects the GPUs, and the host waits in it for all of them. A
+//! watchdog aborts such a wait. Deliberately absent: several processes, and registered memory.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
-use std::time::Instant;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::driver::CudaStream;
 use crate::library::{self, Library};
@@ -69,12 +72,15 @@ struct UniqueId {
 /// The fifth parameter is the operator, of a broadcast the rank that sends.
 type Reduce = unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Raw, *mut c_void) -> c_int;
 
+/// Ends a communicator.
+type End = unsafe extern "C" fn(Raw) -> c_int;
+
 struct Api {
     error: unsafe extern "C" fn(c_int) -> *const c_char,
     unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     connect: unsafe extern "C" fn(*mut Raw, c_int, UniqueId, c_int) -> c_int,
-    abort: unsafe extern "C" fn(Raw) -> c_int,
-    destroy: unsafe extern "C" fn(Raw) -> c_int,
+    abort: End,
+    destroy: End,
     begin: unsafe extern "C" fn() -> c_int,
     end: unsafe extern "C" fn() -> c_int,
     all_reduce: Reduce,
@@ -104,10 +110,8 @@ fn load() -> Result<Api, String> {
     unsafe {
         let version: unsafe extern "C" fn(*mut c_int) -> c_int = function(c"ncclGetVersion")?;
         let mut number = 0;
-        if version(&raw mut number) != 0 || number < OLDEST {
-            let show = |number: c_int| format!("{}.{}", number / 10_000, number / 100 % 100);
-            return Err(format!("needs NCCL {} or later, here is {}", show(OLDEST), show(number)));
-        }
+        let status = version(&raw mut number);
+        check_version(status, number)?;
         Ok(Api {
             error: function(c"ncclGetErrorString")?,
             unique_id: function(c"ncclGetUniqueId")?,
@@ -124,6 +128,15 @@ fn load() -> Result<Api, String> {
             receive: function(c"ncclRecv")?,
         })
     }
+}
+
+/// Whether a version, as the library reports it, is used.
+fn check_version(status: c_int, number: c_int) -> Result<(), String> {
+    if status == 0 && number >= OLDEST {
+        return Ok(());
+    }
+    let show = |number: c_int| format!("{}.{}", number / 10_000, number / 100 % 100);
+    Err(format!("needs NCCL {} or later, here is {}", show(OLDEST), show(number)))
 }
 
 /// A function of the library.
@@ -148,15 +161,71 @@ impl Api {
 }
 
 /// A communicator, which another thread made.
+#[derive(Clone, Copy)]
 struct Communicator(Raw);
 
-// SAFETY: NCCL allows a communicator to be used by one thread after another.
+// SAFETY: NCCL allows a communicator to be used by one thread after another, and to be aborted by
+// another one.
 unsafe impl Send for Communicator {}
+
+/// A thread that aborts the first communicator if a call does not return in time. NCCL then ends the
+/// calls of the others in the group, and frees nothing before the last communicator is aborted.
+struct Watchdog {
+    /// A message when a call begins, and one when it has returned.
+    calls: Option<mpsc::Sender<()>>,
+    aborted: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    fn new(abort: End, first: Communicator, timeout: Duration) -> Self {
+        let (calls, received) = mpsc::channel();
+        let aborted = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::spawn({
+            let aborted = Arc::clone(&aborted);
+            move || {
+                // The whole value: it may be sent, its pointer may not.
+                let communicator: Communicator = first;
+                while received.recv().is_ok() {
+                    if received.recv_timeout(timeout) == Err(mpsc::RecvTimeoutError::Timeout) {
+                        aborted.store(true, Ordering::SeqCst);
+                        // SAFETY: alive until all communicators of the set are aborted.
+                        let _ = unsafe { abort(communicator.0) };
+                        return;
+                    }
+                }
+            }
+        });
+        Self { calls: Some(calls), aborted, thread: Some(thread) }
+    }
+
+    /// Watches a call.
+    fn during<T>(&self, call: impl FnOnce() -> T) -> T {
+        // Nobody listens after an abort.
+        let send_message = || self.calls.as_ref().map(|calls| calls.send(()));
+        send_message();
+        let returned = call();
+        send_message();
+        returned
+    }
+
+    fn has_aborted(&self) -> bool {
+        self.aborted.load(Ordering::SeqCst)
+    }
+
+    /// Ends the thread. Returns whether it has aborted the first communicator.
+    fn end(&mut self) -> bool {
+        drop(self.calls.take());
+        let _ = self.thread.take().map(JoinHandle::join);
+        self.has_aborted()
+    }
+}
 
 /// The communicators of a set, one a GPU.
 pub struct Communicators {
     api: &'static Api,
     raw: Vec<Communicator>,
+    watchdog: Watchdog,
     streams: Vec<Arc<CudaStream>>,
     devices: Devices,
 }
@@ -213,15 +282,17 @@ impl Communicators {
         }
         devices.one().make_current()?;
         let streams = devices.iter().map(|device| Arc::clone(device.stream())).collect();
-        let raw = raw.into_iter().flatten().collect();
-        Ok(Self { api, raw, streams, devices: devices.clone() })
+        let raw: Vec<Communicator> = raw.into_iter().flatten().collect();
+        let watchdog = Watchdog::new(api.abort, raw[0], timeout);
+        Ok(Self { api, raw, watchdog, streams, devices: devices.clone() })
     }
 
     /// Enqueues a collective on the streams of all GPUs. `parts` has the memory of each; `count` is
     /// the number of elements that each sends (of a reduce-scatter: receives).
     ///
     /// # Errors
-    /// When NCCL refuses.
+    /// When NCCL refuses; [`BackendError::Lost`] with the ranks that wait if others have not begun
+    /// within the timeout of the device.
     pub fn enqueue(
         &self,
         collective: Collective,
@@ -229,6 +300,9 @@ impl Communicators {
         count: usize,
         parts: &[SendReceive],
     ) -> Result<(), BackendError> {
+        if self.watchdog.has_aborted() {
+            return Err(self.lost(parts.len()));
+        }
         let api = self.api;
         // SAFETY: a group is begun and ended on this thread.
         api.check(unsafe { (api.begin)() }, "begin a group")?;
@@ -237,8 +311,25 @@ impl Communicators {
             called = called.and(self.one(rank, collective, element, count, *part));
         }
         // SAFETY: as above.
-        let ended = api.check(unsafe { (api.end)() }, "end a group");
-        called.and(ended).and_then(|()| self.devices.one().make_current())
+        let ended = self.watchdog.during(|| unsafe { (api.end)() });
+        if self.watchdog.has_aborted() {
+            let _ = self.devices.one().make_current();
+            return Err(self.lost(parts.len()));
+        }
+        called.and(api.check(ended, "end a group")).and_then(|()| self.devices.one().make_current())
+    }
+
+    /// The error after an abort of a call for the first `begun` ranks.
+    fn lost(&self, begun: usize) -> BackendError {
+        let gpus = self.devices.iter().enumerate().take(begun);
+        let gpus: Vec<String> = gpus
+            .map(|(rank, device)| format!("rank {rank} on GPU {}", device.facts().ordinal))
+            .collect();
+        let seconds = self.devices.one().options().timeout.as_secs();
+        let (gpus, all) = (gpus.join(", "), self.raw.len());
+        BackendError::Lost(format!(
+            "NCCL waits for more than {seconds} s to connect {gpus} of {all}: one has not begun"
+        ))
     }
 
     /// The call of one GPU, inside a group.
@@ -284,12 +375,22 @@ impl Communicators {
 
 impl Drop for Communicators {
     fn drop(&mut self) {
-        let idle = self.devices.iter().all(|device| device.is_busy() == Ok(false));
-        for Communicator(raw) in &self.raw {
-            // SAFETY: made by ncclCommInitRank, ended once. While a GPU works, or has failed,
-            // NCCL would wait for it: it aborts instead.
-            let _ = unsafe { if idle { (self.api.destroy)(*raw) } else { (self.api.abort)(*raw) } };
-        }
+        let aborted = self.watchdog.end();
+        let idle = !aborted && self.devices.iter().all(|device| device.is_busy() == Ok(false));
+        let end = if idle { self.api.destroy } else { self.api.abort };
+        let left = self.raw.split_off(usize::from(aborted));
+        let (done, ended) = mpsc::channel();
+        // A thread, because NCCL waits without a limit for its kernels, and for graphs that were
+        // captured with it. After the timeout its memory is not freed.
+        std::thread::spawn(move || {
+            for communicator in left {
+                // SAFETY: made by ncclCommInitRank, ended once. While a GPU works, or has failed,
+                // NCCL would wait for it: it aborts instead.
+                let _ = unsafe { end(communicator.0) };
+            }
+            let _ = done.send(());
+        });
+        let _ = ended.recv_timeout(self.devices.one().options().timeout);
         let _ = self.devices.one().make_current();
     }
 }
@@ -303,5 +404,40 @@ fn multicast_off() {
         // SAFETY: NCCL reads its variables in its first call, which follows; no other thread of
         // this process changes variables.
         unsafe { std::env::set_var(VARIABLE, "0") };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_nccl_is_refused_with_both_versions() {
+        assert_eq!(check_version(0, 22_809), Ok(()));
+        let old = Err("needs NCCL 2.18 or later, here is 2.10".to_owned());
+        assert_eq!(check_version(0, 21_003), old);
+        assert!(check_version(3, 22_809).is_err());
+    }
+
+    unsafe extern "C" fn aborted(raw: Raw) -> c_int {
+        // SAFETY: the test's own flag, which lives for ever.
+        unsafe { &*raw.cast::<AtomicBool>() }.store(true, Ordering::SeqCst);
+        0
+    }
+
+    #[test]
+    fn a_call_that_does_not_return_is_aborted_once() {
+        let waits = |milliseconds: u64| {
+            let flag: &'static AtomicBool = Box::leak(Box::default());
+            let first = Communicator(std::ptr::from_ref(flag).cast_mut().cast());
+            let mut watchdog = Watchdog::new(aborted, first, Duration::from_millis(100));
+            for _ in 0..2 {
+                watchdog.during(|| std::thread::sleep(Duration::from_millis(milliseconds)));
+            }
+            assert_eq!(watchdog.end(), flag.load(Ordering::SeqCst));
+            watchdog.has_aborted()
+        };
+        assert!(!waits(1));
+        assert!(waits(300));
     }
 }
