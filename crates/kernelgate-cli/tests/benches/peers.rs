@@ -97,6 +97,22 @@ fn peers_are_shown_beside_our_fastest_row() {
 }
 
 #[test]
+fn peers_of_a_run_over_two_gpus_see_both_and_stand_beside_the_library() {
+    let mut run: serde_json::Value = serde_json::from_str(&recorded()).unwrap();
+    let mut second = run["environment"]["gpus"][0].clone();
+    second["uuid"] = "GPU-ffffffff-0000-0000-0000-000000000000".into();
+    run["environment"]["gpus"].as_array_mut().unwrap().push(second);
+    let mut case = run["cases"][format!("{FORWARD}/cuda/fused/hot")].clone();
+    case["implementation"] = "cuda/nccl".into();
+    run["cases"][format!("{FORWARD}/cuda/nccl/hot")] = case;
+    let result = line(FORWARD, "torch", r#""about": "a", "median_ns": 614200.0"#);
+    let answer = [environment("NVIDIA H200"), result].join("\n");
+    let outcome = peers(&run.to_string(), &answer, "forward");
+    let cards = ["GPU-b0e5e641", ",GPU-ffffffff-0000"];
+    expect(&outcome, 0, &["cuda/vectorized", "cuda/nccl", cards[0], cards[1]]);
+}
+
+#[test]
 fn every_family_has_its_program() {
     let id = "denoise/loop/pi05_s50_p968_steps10_bf16";
     let mut run: serde_json::Value = serde_json::from_str(&recorded()).unwrap();

@@ -28,7 +28,7 @@ use kernelgate::measure::power::PowerState;
 use kernelgate::protocol::{Action, PeerProgram, ResponseBody};
 use kernelgate::record::store::check_name;
 use kernelgate::record::text::{check_plain, printable, quoted};
-use kernelgate::record::{CaseRecord, ProcessRun, Store, file};
+use kernelgate::record::{CaseRecord, Gpus, ProcessRun, Store, file};
 use kernelgate::stats::median;
 
 #[derive(Debug, clap::Args)]
@@ -150,18 +150,17 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let families: BTreeSet<&str> = problems.keys().filter_map(|id| id.split('/').next()).collect();
     let (running, partial) = &interrupt::watched_partial()?;
     let programs = programs(arguments, store, &families, running)?;
-    let card = runs
-        .iter()
-        .rev()
-        .find_map(|run| run.environment.gpus.one())
-        .map(|gpu| gpu.uuid.clone())
-        .unwrap_or_default();
-    // The name comes from a file and is passed to the driver in a variable, so only plain
+    let gpus = runs.iter().rev().map(|run| &run.environment.gpus).find(|gpus| !gpus.is_empty());
+    let cards: Vec<&str> = gpus.into_iter().flat_map(Gpus::iter).map(|gpu| &*gpu.uuid).collect();
+    // The names come from a file and are passed to the driver in a variable, so only plain
     // characters are accepted.
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
-    ensure!(card.chars().all(plain), "the run's GPU `{}` is no id of one", printable(&card));
-    let asking = (arguments, running, partial);
-    let Timed { rows, environment, ended_early } = time_peers(asking, &card, &programs, &problems)?;
+    for card in &cards {
+        ensure!(card.chars().all(plain), "the run's GPU `{}` is no id of one", printable(card));
+    }
+    let (asking, cards) = ((arguments, running, partial), cards.join(","));
+    let Timed { rows, environment, ended_early } =
+        time_peers(asking, &cards, &programs, &problems)?;
     let device = runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default();
     if environment.get("device").is_some_and(|found| *found != device) {
         eprintln!(
@@ -201,7 +200,7 @@ struct Timed {
 /// Times the peers of every problem, family by family, until a program fails or is interrupted.
 fn time_peers(
     (arguments, running, partial): (&Arguments, &ChildProcess, &Partial),
-    card: &str,
+    cards: &str,
     programs: &[PeerProgram],
     problems: &BTreeMap<String, Vec<OwnCase<'_>>>,
 ) -> anyhow::Result<Timed> {
@@ -225,7 +224,8 @@ fn time_peers(
             })
             .collect();
         eprintln!("timing the peers of {} {family} problems", requested.len());
-        let (lines, ended) = ask_program((arguments, running, partial), card, program, &requested)?;
+        let (lines, ended) =
+            ask_program((arguments, running, partial), cards, program, &requested)?;
         ended_early = ended;
         for line in lines {
             let PeerResult { id, peer, about, median_ns: peer_ns, power, clock_mhz, error } =
@@ -306,7 +306,7 @@ struct OwnCase<'a> {
 }
 
 /// Implementations that are library calls, for us and for the peers too.
-const LIBRARIES: &[&str] = &["cuda/cudnn"];
+const LIBRARIES: &[&str] = &["cuda/cudnn", "cuda/nccl"];
 
 /// By problem, among the hot GPU cases: our own fastest kernel, and every library's. The id of a
 /// problem is that of a case without implementation and cache.
@@ -361,11 +361,11 @@ fn programs(
     Ok(programs)
 }
 
-/// Runs a peer program on a card and reads its output. The second value is the reason if it did not
+/// Runs a peer program on the cards of the run and reads its output. The second value is the reason if it did not
 /// run to its end.
 fn ask_program(
     (arguments, running, partial): (&Arguments, &ChildProcess, &Partial),
-    card: &str,
+    cards: &str,
     program: &PeerProgram,
     requested: &[AskedProblem<'_>],
 ) -> anyhow::Result<(Vec<Line>, Option<String>)> {
@@ -387,7 +387,7 @@ fn ask_program(
     let mut command = Command::new(&arguments.python);
     command
         .arg(folder.path().join(main))
-        .env("CUDA_VISIBLE_DEVICES", card)
+        .env("CUDA_VISIBLE_DEVICES", cards)
         .stdin(std::fs::File::open(&problems).context(lost)?)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
