@@ -61,11 +61,32 @@ impl Messages {
 
 /// Checks that kernels of each GPU can access the memory of the others.
 pub fn require_peer_access(devices: &Devices) -> Result<(), BackendError> {
-    match devices.link() {
+    require_link(devices.link())
+}
+
+fn require_link(link: Option<Link>) -> Result<(), BackendError> {
+    match link {
         Some(Link::Peer | Link::PeerAtomic) => Ok(()),
-        _ => {
-            let why = "needs GPUs that can access each other's memory";
+        Some(Link::Host) | None => {
+            let why = "needs GPUs that can access each other's memory (NVLink, or PCIe with peer \
+                       access): `nvidia-smi topo -p2p r` shows which can";
             Err(BackendError::Unsupported(why.to_owned()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_without_access_to_each_other_are_a_skip_with_the_reason() {
+        assert!(
+            require_link(Some(Link::Peer)).is_ok() && require_link(Some(Link::PeerAtomic)).is_ok()
+        );
+        for link in [None, Some(Link::Host)] {
+            let error = require_link(link).unwrap_err();
+            assert!(matches!(&error, BackendError::Unsupported(why) if why.contains("NVLink")));
         }
     }
 }

@@ -75,12 +75,30 @@ pub enum DeviceError {
     #[error("the NVIDIA driver finds no GPU")]
     NoDevice,
     /// The machine has no GPU with this number.
-    #[error("there is no GPU {wanted}: this machine has {count}, counted from 0")]
+    #[error(
+        "there is no GPU {wanted}: this machine has {count}, counted from 0{}",
+        visible.as_ref().map_or_else(String::new, |visible| {
+            format!(", as CUDA_VISIBLE_DEVICES={visible} shows and orders them")
+        })
+    )]
     NoSuchDevice {
         /// Requested ordinal.
         wanted: usize,
         /// How many there are.
         count: usize,
+        /// The variable that hides and reorders GPUs, if it is set.
+        visible: Option<String>,
+    },
+    /// GPUs of different models in one set.
+    #[error(
+        "GPU {} is {}, GPU {} is {}: the GPUs of a set are of one model, --devices names them",
+        first.0, first.1, other.0, other.1
+    )]
+    OtherModel {
+        /// Ordinal and name of the first GPU.
+        first: (usize, String),
+        /// Those of the GPU that differs.
+        other: (usize, String),
     },
 }
 
@@ -109,6 +127,27 @@ pub fn count() -> Result<usize, DeviceError> {
         return Err(DeviceError::OldDriver(version));
     }
     Ok(CudaContext::device_count().map_err(failed("count GPUs"))?.max(0) as usize)
+}
+
+/// The GPUs that the variable of the driver shows.
+#[expect(clippy::disallowed_methods, reason = "a variable of the driver")]
+fn visible() -> Option<String> {
+    std::env::var("CUDA_VISIBLE_DEVICES").ok()
+}
+
+/// Checks that GPUs, by ordinal and name, are of one model.
+///
+/// # Errors
+/// The first one that is of another than the first.
+pub(super) fn one_model<'a>(
+    gpus: impl IntoIterator<Item = (usize, &'a str)>,
+) -> Result<(), DeviceError> {
+    let mut gpus = gpus.into_iter().map(|(ordinal, name)| (ordinal, name.to_owned()));
+    let Some(first) = gpus.next() else { return Ok(()) };
+    match gpus.find(|(_, name)| *name != first.1) {
+        Some(other) => Err(DeviceError::OtherModel { first, other }),
+        None => Ok(()),
+    }
 }
 
 /// The architecture of a GPU, without opening it.
@@ -155,7 +194,7 @@ pub fn check(ordinal: usize, architecture: Option<&str>) -> Result<(), DeviceErr
         return Err(DeviceError::NoDevice);
     }
     if ordinal >= count {
-        return Err(DeviceError::NoSuchDevice { wanted: ordinal, count });
+        return Err(DeviceError::NoSuchDevice { wanted: ordinal, count, visible: visible() });
     }
     let own = result::device::get(ordinal as i32).and_then(own_arch);
     let code =
@@ -263,6 +302,27 @@ impl Code {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_that_is_hidden_is_named_with_the_variable() {
+        let error = |visible: Option<&str>| {
+            let visible = visible.map(str::to_owned);
+            DeviceError::NoSuchDevice { wanted: 1, count: 1, visible }.to_string()
+        };
+        let without = "there is no GPU 1: this machine has 1, counted from 0";
+        assert_eq!(error(None), without);
+        let with = format!("{without}, as CUDA_VISIBLE_DEVICES=3 shows and orders them");
+        assert_eq!(error(Some("3")), with);
+    }
+
+    #[test]
+    fn a_gpu_of_another_model_is_named() {
+        assert_eq!(one_model([(0, "NVIDIA H200"), (2, "NVIDIA H200")]), Ok(()));
+        let mixed = one_model([(3, "NVIDIA H200"), (0, "NVIDIA H200"), (1, "NVIDIA H100")]);
+        let words = "GPU 3 is NVIDIA H200, GPU 1 is NVIDIA H100: the GPUs of a set are of one \
+                     model, --devices names them";
+        assert_eq!(mixed.unwrap_err().to_string(), words);
+    }
 
     #[test]
     fn a_named_architecture_is_one_that_the_card_can_run_as() {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::check;
 use super::device::{Device, DeviceError};
 use super::launch::used::LoadedKernels;
 use super::options::DeviceOptions;
@@ -59,11 +60,13 @@ impl Devices<usize> {
     /// makes the first one current.
     ///
     /// # Errors
-    /// The errors of [`Device::open`]; when the driver refuses the access that it offers.
+    /// The errors of [`Device::open`]; [`DeviceError::OtherModel`]; when the driver refuses the access that it offers.
     pub fn open(&self, options: &DeviceOptions) -> Result<Devices, DeviceError> {
         let first = Device::open(self.first, options)?;
         let others = self.others.iter().map(|&ordinal| Device::open(ordinal, options));
         let devices = Devices { first, others: others.collect::<Result<_, _>>()? };
+        let facts = devices.iter().map(|device| device.facts());
+        check::one_model(facts.map(|facts| (facts.ordinal, &*facts.name)))?;
         peers::enable(&devices.all())?;
         Ok(devices)
     }
