@@ -235,6 +235,13 @@ impl CudaTask {
         Self { allowed: Allowed::ATTACHED_ROW, ..self }
     }
 
+    /// The GPU that an output lies on.
+    fn device_of(&self, output: &Output) -> &Arc<Device> {
+        let ordinal = output.buffer.ordinal();
+        let own = self.devices.iter().find(|device| device.facts().ordinal == ordinal);
+        own.unwrap_or_else(|| self.devices.one())
+    }
+
     /// Makes the first GPU current again, after work on several.
     fn first_current(&self) -> Result<(), BackendError> {
         if self.devices.count() > 1 { self.devices.one().make_current() } else { Ok(()) }
@@ -251,18 +258,18 @@ impl Executable for CudaTask {
     }
 
     fn rewrite_outputs(&mut self) -> Result<(), BackendError> {
-        let device = self.devices.one();
         if self.saved.is_empty() {
-            let allocate = |output: &Output| device.allocate(output.bytes());
+            let allocate = |output: &Output| self.device_of(output).allocate(output.bytes());
             self.saved = self.outputs.iter().map(allocate).collect::<Result<_, _>>()?;
         }
         for (saved, output) in self.saved.iter().zip(&self.outputs).filter(|(_, o)| o.bytes() > 0) {
-            let (stream, all) = (device.stream(), 0..output.bytes());
-            saved.copy_range(stream, 0, &output.buffer, all.clone())?;
+            let (device, all) = (self.device_of(output), 0..output.bytes());
+            device.make_current()?;
+            saved.copy_range(device.stream(), 0, &output.buffer, all.clone())?;
             output.buffer.fill(output.poison())?;
-            output.buffer.copy_range(stream, 0, saved, all)?;
+            output.buffer.copy_range(device.stream(), 0, saved, all)?;
         }
-        Ok(())
+        self.first_current()
     }
 
     fn reset(&mut self) -> Result<(), BackendError> {
@@ -353,8 +360,10 @@ impl Executable for CudaTask {
     }
 
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
-        let input = self.inputs.iter().find(|input| input.name == name);
-        input.ok_or_else(|| no_such_input(name))?.buffer.overwrite(values.as_bytes())?;
+        // Several GPUs may have it.
+        let mut copies = self.inputs.iter().filter(|input| input.name == name).peekable();
+        copies.peek().ok_or_else(|| no_such_input(name))?;
+        copies.try_for_each(|input| input.buffer.overwrite(values.as_bytes()))?;
         self.first_current()
     }
 
