@@ -225,19 +225,23 @@ pub(in crate::diagnose) struct Explained {
     pub transitions: Vec<Transition>,
 }
 
-/// Explains the gaps of some lengths.
+/// Explains the gaps of some lengths. Whether a cause happened once follows from the `causes` of all
+/// gaps.
 pub(in crate::diagnose) fn explain(
     context: &Context<'_>,
     activity: &Activity,
+    causes: &[Cause],
     lengths: impl Fn(i64) -> bool,
 ) -> Explained {
-    let (mut causes, mut transitions) = (Causes::default(), Transitions::default());
+    let (mut found, mut transitions) = (Causes::default(), Transitions::default());
     for gap in activity.gaps.iter(&context.all).filter(|gap| lengths(gap.length())) {
-        context.causes_of(&gap).for_each(|(why, ns)| causes.add(context, why, &gap, ns));
+        context.causes_of(&gap).for_each(|(why, ns)| found.add(context, why, &gap, ns));
         transitions.add(context, &gap);
     }
+    let is_once = |label: &str| causes.iter().any(|cause| cause.once && cause.label() == label);
+    let found = found.most_expensive_first().into_iter();
     Explained {
-        causes: causes.most_expensive_first(),
+        causes: found.map(|cause| Cause { once: is_once(&cause.label()), ..cause }).collect(),
         transitions: transitions.most_expensive_first(context),
     }
 }

@@ -119,7 +119,8 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             continue;
         }
         let is_short = |ns| ns <= LONGER_THAN_LAUNCHES_NS;
-        let Explained { transitions, .. } = explain(context, activity, is_short);
+        let Explained { transitions, .. } =
+            explain(context, activity, &device.gaps.causes, is_short);
         found.push(Finding {
             id: "launch-bound",
             severity: Severity::from_saving(recoverable, activity.span_ns()),
@@ -184,16 +185,15 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
         let is_severe = |ns| ns > SEVERE_NS;
         let is_warning = |ns| (WARNING_NS..=SEVERE_NS).contains(&ns);
         let (class, explained, share, label) = if severe > GAP_SHARE {
-            (gaps.severe, explain(context, activity, is_severe), severe, "above 50 µs")
+            let explained = explain(context, activity, &gaps.causes, is_severe);
+            (gaps.severe, explained, severe, "above 50 µs")
         } else if warning > GAP_SHARE {
-            (gaps.warning, explain(context, activity, is_warning), warning, "of 20 to 50 µs")
+            let explained = explain(context, activity, &gaps.causes, is_warning);
+            (gaps.warning, explained, warning, "of 20 to 50 µs")
         } else {
             continue;
         };
-        let Explained { mut causes, transitions } = explained;
-        for cause in &mut causes {
-            cause.once = gaps.causes.iter().any(|of| of.once && of.label() == cause.label());
-        }
+        let Explained { causes, transitions } = explained;
         let main = causes.first();
         let loading = first_launches(context, gaps, activity);
         let remedies: Vec<Remedy> = causes.iter().map(|cause| remedy_of(cause, &loading)).collect();
