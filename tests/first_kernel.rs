@@ -1,5 +1,6 @@
 //! docs/guides/first-kernel.md shows examples/first_kernel.rs, piece by piece and whole, and the
 //! README begins with examples/own_kernel.rs. The compiler checks the examples, these tests the pages.
+//! Other Rust code on a page consists of lines of examples and of documentation tests.
 
 #![allow(clippy::unwrap_used)]
 
@@ -44,4 +45,42 @@ fn the_bench_of_init_is_the_shortest_one() {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
     let template = read("crates/kernelgate-cli/templates/bench.rs");
     assert_eq!(template, read("examples/own_kernel.rs"));
+}
+
+/// Trimmed lines of the files with an ending below a folder, without the marks of comments.
+fn lines_below(folder: &Path, ending: &str, lines: &mut Vec<String>) {
+    for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() {
+            lines_below(&entry, ending, lines);
+        } else if entry.extension().is_some_and(|it| it == ending) {
+            let text = std::fs::read_to_string(entry).unwrap();
+            let code = |line: &str| line.trim().trim_start_matches("//!").trim().to_owned();
+            lines.extend(text.lines().map(code));
+        }
+    }
+}
+
+#[test]
+fn code_on_pages_is_compiled_elsewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (mut compiled, mut pages) = (Vec::new(), 0);
+    lines_below(&root.join("examples"), "rs", &mut compiled);
+    lines_below(&root.join("crates/kernelgate/src"), "rs", &mut compiled);
+    for folder in ["docs", "docs/guides", "docs/concepts"] {
+        for page in std::fs::read_dir(root.join(folder)).unwrap() {
+            let path = page.unwrap().path();
+            if path.extension().is_none_or(|it| it != "md") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            for code in fences(&text, "rust") {
+                pages += 1;
+                for line in dense(&code) {
+                    let is_compiled = compiled.iter().any(|it| it == line.trim());
+                    assert!(is_compiled, "{}: no example has the line `{line}`", path.display());
+                }
+            }
+        }
+    }
+    assert!(pages >= 6, "{pages} blocks of code on pages");
 }

@@ -83,6 +83,23 @@ fn the_page_of_exit_codes_has_every_code() {
     check("exit-codes.md", "Exit codes", &page);
 }
 
+/// Rules that a page shows are accepted by the program.
+#[test]
+fn rules_on_pages_are_valid() {
+    let mut shown = 0;
+    for page in std::fs::read_dir(docs().join("guides")).unwrap() {
+        let path = page.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let pieces = text.split("```toml\n").skip(1);
+        let blocks = pieces.map(|piece| piece.split("\n```").next().unwrap());
+        for block in blocks.filter(|block| block.contains("[[accept]]")) {
+            shown += 1;
+            rules_file::parse(&path.to_string_lossy(), block).unwrap();
+        }
+    }
+    assert!(shown > 0);
+}
+
 /// The committed example of a report is the page of committed records.
 #[test]
 fn the_example_of_a_report_is_generated() {
