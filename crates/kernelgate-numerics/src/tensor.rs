@@ -321,6 +321,16 @@ impl From<Vec<i8>> for Data {
 }
 
 /// Named tensors in name order. A clone shares the elements until one of the two is written.
+///
+/// ```
+/// use kernelgate_numerics::tensor::{Dtype, Tensors};
+///
+/// let inputs = Tensors::new().with("x", [2, 2], vec![1.0_f32, 2.0, 3.0, 4.0]);
+/// assert_eq!(inputs.f32("x")[3], 4.0);
+/// assert_eq!(inputs.tensor("x").shape(), [2, 2]);
+/// let outputs = Tensors::new().with_output("y", [4], Dtype::F32);
+/// assert_eq!(outputs.tensor("y").dtype(), Dtype::F32);
+/// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Tensors(BTreeMap<String, Arc<Tensor>>);
 

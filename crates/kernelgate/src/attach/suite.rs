@@ -13,6 +13,26 @@ use crate::suite::{AxisScan, Facts, Suite};
 use crate::workload::{Axis, AxisError, Lines, Point, Tensors};
 
 /// A workload whose rows are closures, over a raw stream or on the host.
+///
+/// ```no_run
+/// use kernelgate::attach::*;
+/// use kernelgate::harness::Harness;
+///
+/// fn main() -> std::process::ExitCode {
+///     let copy = Attached::new("mine/copy", &["n=1048576"], |point| {
+///         let n = point.number("n")?;
+///         let inputs = vec![TensorSpec::new("x", [n], Dtype::F32)];
+///         let outputs = vec![TensorSpec::new("y", [n], Dtype::F32)];
+///         let work = Definition::traffic(&inputs, &outputs);
+///         let (reference, tolerance) = (Reference::None, Tolerances::by_dtype());
+///         Ok(Definition { inputs, outputs, reference, work, tolerance })
+///     });
+///     let copy = copy.host_row("cpu", |inputs, outputs| {
+///         outputs.f32_mut("y").copy_from_slice(inputs.f32("x"));
+///     });
+///     Harness::new("copy", [copy]).main()
+/// }
+/// ```
 pub struct Attached {
     facts: Facts,
     define: Box<Define>,

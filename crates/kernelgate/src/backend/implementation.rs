@@ -11,6 +11,36 @@ use super::{cpu, cuda};
 use crate::workload::Tensors;
 
 /// One way to compute a problem on one backend.
+///
+/// ```
+/// # use kernelgate::prelude::*;
+/// # struct Double { n: usize }
+/// # impl Problem for Double {
+/// #     fn inputs(&self, seed: u64) -> Tensors {
+/// #         Tensors::new().with("x", [self.n], random::normal(seed, "x", self.n))
+/// #     }
+/// #     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+/// #         let out: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
+/// #         vec![Expected::all("out", [self.n], out)]
+/// #     }
+/// #     fn work(&self) -> Work { Work::bytes(4 * self.n as u64, 4 * self.n as u64) }
+/// #     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
+/// #     fn host_bytes(&self) -> u64 { 16 * self.n as u64 }
+/// # }
+/// const ROWS: &[Implementation<Double>] = &[Implementation {
+///     name: "cpu",
+///     about: "one thread",
+///     supports: |_| Ok(()),
+///     prepare: Prepare::Cpu(|problem, inputs| {
+///         let outputs = Tensors::new().with_output("out", [problem.n], Dtype::F32);
+///         CpuTask::new(inputs, outputs, |inputs, outputs| {
+///             let pairs = outputs.f32_mut("out").iter_mut().zip(inputs.f32("x"));
+///             pairs.for_each(|(out, x)| *out = 2.0 * x);
+///         })
+///     }),
+/// }];
+/// assert_eq!(ROWS[0].name, "cpu");
+/// ```
 pub struct Implementation<P> {
     /// `cpu`, or `<backend>/<technique>`: part of the case id.
     pub name: &'static str,

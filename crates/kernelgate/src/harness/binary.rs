@@ -25,7 +25,49 @@ use crate::workload::Effort;
 use kernelgate_cuda::observe::range::Range;
 use kernelgate_cuda::spec::ListedKernel;
 
-/// A bench binary's workloads.
+/// A bench binary's workloads, with their implementations.
+///
+/// ```no_run
+/// # use kernelgate::prelude::*;
+/// # struct Double { n: usize }
+/// # impl Problem for Double {
+/// #     fn inputs(&self, seed: u64) -> Tensors {
+/// #         Tensors::new().with("x", [self.n], random::normal(seed, "x", self.n))
+/// #     }
+/// #     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+/// #         let out: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
+/// #         vec![Expected::all("out", [self.n], out)]
+/// #     }
+/// #     fn work(&self) -> Work { Work::bytes(4 * self.n as u64, 4 * self.n as u64) }
+/// #     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
+/// #     fn host_bytes(&self) -> u64 { 16 * self.n as u64 }
+/// # }
+/// # const DOUBLE: Workload<Double> = Workload {
+/// #     name: "double",
+/// #     about: "out = 2 x",
+/// #     revision: 1,
+/// #     axes: &[Axis::number("n", "elements")],
+/// #     default: &["n=1048576"],
+/// #     accelerator: &["n=67108864"],
+/// #     thorough: &["n=1000,65536"],
+/// #     bind: |point| Ok(Double { n: point.number("n")? }),
+/// # };
+/// # const ROWS: &[Implementation<Double>] = &[Implementation {
+/// #     name: "cpu",
+/// #     about: "one thread",
+/// #     supports: |_| Ok(()),
+/// #     prepare: Prepare::Cpu(|problem, inputs| {
+/// #         let outputs = Tensors::new().with_output("out", [problem.n], Dtype::F32);
+/// #         CpuTask::new(inputs, outputs, |inputs, outputs| {
+/// #             let pairs = outputs.f32_mut("out").iter_mut().zip(inputs.f32("x"));
+/// #             pairs.for_each(|(out, x)| *out = 2.0 * x);
+/// #         })
+/// #     }),
+/// # }];
+/// fn main() -> std::process::ExitCode {
+///     Harness::new("double", vec![suite(&DOUBLE, ROWS)]).main()
+/// }
+/// ```
 pub struct Harness {
     name: &'static str,
     suites: Vec<Suite>,

@@ -20,6 +20,26 @@ pub use tensor::{Data, Dtype, Tensor, Tensors};
 pub use work::{LinkWork, Unit, Work};
 
 /// A workload with its shape, dtype and parameters bound.
+///
+/// ```
+/// use kernelgate::prelude::*;
+///
+/// /// `out = 2 x`.
+/// struct Double { n: usize }
+///
+/// impl Problem for Double {
+///     fn inputs(&self, seed: u64) -> Tensors {
+///         Tensors::new().with("x", [self.n], random::normal(seed, "x", self.n))
+///     }
+///     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+///         let out: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
+///         vec![Expected::all("out", [self.n], out)]
+///     }
+///     fn work(&self) -> Work { Work::bytes(4 * self.n as u64, 4 * self.n as u64) }
+///     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
+///     fn host_bytes(&self) -> u64 { 16 * self.n as u64 }
+/// }
+/// ```
 pub trait Problem: Send + Sync + 'static {
     /// Inputs drawn from the seed: the same seed gives the same bits everywhere.
     fn inputs(&self, seed: u64) -> Tensors;
@@ -169,6 +189,34 @@ pub struct Tolerance {
 }
 
 /// A family of computations with one mathematical definition.
+///
+/// ```
+/// # use kernelgate::prelude::*;
+/// # struct Double { n: usize }
+/// # impl Problem for Double {
+/// #     fn inputs(&self, seed: u64) -> Tensors {
+/// #         Tensors::new().with("x", [self.n], random::normal(seed, "x", self.n))
+/// #     }
+/// #     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+/// #         let out: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
+/// #         vec![Expected::all("out", [self.n], out)]
+/// #     }
+/// #     fn work(&self) -> Work { Work::bytes(4 * self.n as u64, 4 * self.n as u64) }
+/// #     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
+/// #     fn host_bytes(&self) -> u64 { 16 * self.n as u64 }
+/// # }
+/// const DOUBLE: Workload<Double> = Workload {
+///     name: "double",
+///     about: "out = 2 x",
+///     revision: 1,
+///     axes: &[Axis::number("n", "elements")],
+///     default: &["n=1048576"],
+///     accelerator: &["n=67108864"],
+///     thorough: &["n=1000,65536"],
+///     bind: |point| Ok(Double { n: point.number("n")? }),
+/// };
+/// assert_eq!(DOUBLE.axes[0].name, "n");
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Workload<P> {
     /// `family/operation`, for example `attention/forward`; the start of every id.
