@@ -334,7 +334,7 @@ impl Gatherer {
                 skipped.entry(reason).or_default().insert(id);
             }
         }
-        let limits = self.limits.into_iter().reduce(more_known).unwrap_or_default();
+        let limits = self.limits.into_iter().reduce(merged_ceilings).unwrap_or_default();
         let device = device.unwrap_or_default();
         let fingerprints =
             self.sources.iter().map(|source| source.environment.fingerprint()).collect();
@@ -410,7 +410,7 @@ fn template(id: &str, case: &CaseRecord) -> Case {
 }
 
 /// The ceilings of both runs; the later one counts if both have a ceiling.
-fn more_known(mut before: Limits, after: Limits) -> Limits {
+fn merged_ceilings(mut before: Limits, after: Limits) -> Limits {
     before.flops_per_s.extend(after.flops_per_s);
     before.memory.retain(|limit| after.memory.iter().all(|later| later.traffic != limit.traffic));
     before.memory.extend(after.memory);

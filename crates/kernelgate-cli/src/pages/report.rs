@@ -318,10 +318,39 @@ fn cases(measured: &Measured) -> Markup {
     html! {
         @if with_networks { p class="note" { (peaks(measured)) } }
         @for workload in cases.chunk_by(|a, b| a.workload == b.workload) {
+            @let (header, rows, common) = narrowed(&header, workload.iter().map(row).collect());
             h3 { (shell::printable(&workload[0].workload)) }
-            (shell::table(&header, &workload.iter().map(row).collect::<Vec<_>>(), |i| workload[i].best))
+            @if !common.is_empty() { p class="note" { "All cases: " (common.join(", ")) } }
+            (shell::table(&header, &rows, |i| workload[i].best))
         }
     }
+}
+
+/// A table without the columns that are empty or the same in every row, and the values of the
+/// latter: "runs 5".
+fn narrowed<'a>(
+    header: &[&'a str],
+    mut rows: Vec<Vec<String>>,
+) -> (Vec<&'a str>, Vec<Vec<String>>, Vec<String>) {
+    let mut common = Vec::new();
+    let differs: Vec<bool> = (0..header.len())
+        .map(|column| {
+            let first = &rows[0][column];
+            let same = rows.iter().all(|row| row[column] == *first);
+            // A table always has the case and its time.
+            let drop = column > 1 && same && (first == "-" || rows.len() > 1);
+            if drop && first != "-" {
+                common.push(format!("{} {first}", header[column]));
+            }
+            !drop
+        })
+        .collect();
+    for row in &mut rows {
+        let mut kept = differs.iter();
+        row.retain(|_| *kept.next().unwrap_or(&true));
+    }
+    let kept = header.iter().zip(&differs).filter(|(_, differs)| **differs);
+    (kept.map(|(title, _)| *title).collect(), rows, common)
 }
 
 fn not_measured(measured: &Measured) -> Markup {
@@ -336,5 +365,24 @@ fn not_measured(measured: &Measured) -> Markup {
                 @if ids.len() > MAX_IDS { p class="note" { "and " (ids.len() - MAX_IDS) " more" } }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::narrowed;
+
+    #[test]
+    fn columns_that_are_empty_or_constant_are_not_in_the_table() {
+        let header = ["case", "time", "power", "rate", "energy"];
+        let row = |cells: [&str; 5]| cells.map(str::to_owned).to_vec();
+        let one = row(["a", "1 ms", "steady", "1 GB/s", "-"]);
+        let two = row(["b", "1 ms", "steady", "2 GB/s", "-"]);
+        let (titles, rows, common) = narrowed(&header, vec![one.clone(), two]);
+        assert_eq!(titles, ["case", "time", "rate"]);
+        assert_eq!(rows, [["a", "1 ms", "1 GB/s"], ["b", "1 ms", "2 GB/s"]]);
+        assert_eq!(common, ["power steady"]);
+        let (titles, _, common) = narrowed(&header, vec![one]);
+        assert_eq!((titles.len(), common.len()), (4, 0));
     }
 }

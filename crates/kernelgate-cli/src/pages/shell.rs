@@ -11,7 +11,7 @@ use kernelgate::display::table::Table;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 /// Number of rows from which a table has a search field.
-const SEARCHED: usize = 12;
+const MIN_SEARCHED_ROWS: usize = 12;
 
 /// A part of a page, with its entry in the contents.
 pub struct Section {
@@ -121,8 +121,17 @@ pub fn gallery(gallery: &Gallery) -> Result<Markup, PlotError> {
 /// A table, with the first column left-aligned and the others right-aligned. Rows whose number is
 /// `marked` are highlighted.
 pub fn table(header: &[&str], rows: &[Vec<String>], marked: impl Fn(usize) -> bool) -> Markup {
+    table_with_classes(header, rows, |i| marked(i).then_some("best"))
+}
+
+/// [`table`] whose rows have classes of the style sheet.
+pub fn table_with_classes(
+    header: &[&str],
+    rows: &[Vec<String>],
+    class: impl Fn(usize) -> Option<&'static str>,
+) -> Markup {
     html! {
-        @if rows.len() >= SEARCHED {
+        @if rows.len() >= MIN_SEARCHED_ROWS {
             input class="search" type="search" placeholder="search" aria-label="search";
         }
         div class="wide" {
@@ -130,7 +139,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>], marked: impl Fn(usize) -> bo
                 thead { tr { @for title in header { th { (title) } } } }
                 tbody {
                     @for (i, row) in rows.iter().enumerate() {
-                        tr class=[marked(i).then_some("best")] {
+                        tr class=[class(i)] {
                             @for cell in row { td { (printable(cell)) } }
                         }
                     }

@@ -72,16 +72,23 @@ pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
 
 /// The section of the verdicts: headline, facts, picture, cases and notes.
 pub fn section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
-    let figures = changes(summary).into_iter().collect();
+    let figure = changes(summary).map(|mut figure| {
+        // The headline stands above the picture already.
+        "change of each case".clone_into(&mut figure.chart.title);
+        figure
+    });
+    let figures = figure.into_iter().collect();
     let picture = shell::gallery(&Gallery { figures, left_out: 0 })?;
     let table = summary::table(&summary.rows, ["base", "head"], summary.evidence);
+    let header: Vec<&str> = table.header().iter().map(String::as_str).collect();
+    let verdict = |row: usize| Some(summary.rows[row].verdict.name());
     let others: Vec<String> =
         summary.others.iter().map(|other| format!("{}: {}", other.name, other.why)).collect();
     Ok(html! {
         p { strong { (shell::printable(&summary.headline)) } }
         (shell::facts(&summary.facts))
         (picture)
-        (shell::terminal_table(&table))
+        (shell::table_with_classes(&header, table.rows(), verdict))
         @if !summary.notes.is_empty() { (shell::lines(&summary.notes)) }
         @if !others.is_empty() {
             details { summary { (others.len()) " without a verdict" } (shell::lines(&others)) }
@@ -94,7 +101,17 @@ pub fn section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
 /// The verdicts as a page of their own.
 pub fn page(summary: &VerdictSummary) -> Result<String, PlotError> {
     let sections = [Section::new("verdicts", "Verdicts", section(summary)?)];
-    Ok(shell::page(summary.verb, &html! {}, &sections))
+    Ok(shell::page(&title(summary), &html! {}, &sections))
+}
+
+/// Title of the page: "my-kernels: main (1a2b3c4d) → working tree (5e6f7a8b)".
+fn title(summary: &VerdictSummary) -> String {
+    let fact = |name: &str| summary.facts.iter().find(|fact| fact.0 == name).map(|fact| &*fact.1);
+    let subject = summary.package.as_deref().unwrap_or(summary.verb);
+    match (fact("base"), fact("head")) {
+        (Some(base), Some(head)) => format!("{subject}: {base} → {head}"),
+        _ => subject.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -110,8 +127,9 @@ mod tests {
     fn summary(rows: Vec<Judgement>) -> VerdictSummary {
         VerdictSummary {
             verb: "kernelgate compare",
+            package: Some("my-kernels".to_owned()),
             headline: "1 regressed".to_owned(),
-            facts: vec![],
+            facts: vec![("base", "main".to_owned()), ("head", "HEAD".to_owned())],
             rows,
             others: vec![],
             rules: crate::gate::rules::RulesReport::default(),
@@ -142,5 +160,8 @@ mod tests {
         let page = page(&summary(vec![row(1, Verdict::Regressed, 1.5)])).unwrap();
         assert!(page.contains("w/f/&lt;b&gt;1") && page.contains("a &lt;note&gt;"), "{page}");
         assert!(!page.contains("<b>") && page.contains("<svg"), "{page}");
+        assert!(page.contains("<h1>my-kernels: main → HEAD</h1>"), "{page}");
+        assert!(page.contains("<tr class=\"regressed\">"), "{page}");
+        assert_eq!(page.matches("1 regressed").count(), 1, "{page}");
     }
 }

@@ -18,6 +18,8 @@ use kernelgate::stats::median;
 pub struct VerdictSummary {
     /// The verb: "kernelgate compare".
     pub verb: &'static str,
+    /// Name of the package, if the verb knows it.
+    pub package: Option<String>,
     /// The headline: "1 regressed, 0 improved, 13 unchanged, 0 inconclusive of 14 (threshold 1%)".
     pub headline: String,
     /// Base, head, device and method: name and words.

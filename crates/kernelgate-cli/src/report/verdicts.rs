@@ -12,7 +12,7 @@ use crate::gate::verdicts::{Facts, Verdicts};
 use kernelgate::record::text::{indented, printable};
 
 /// Largest number of cases of a kind that are named one by one.
-const SHOWN: usize = 20;
+const MAX_NAMED_CASES: usize = 20;
 
 /// Texts of the report of one method.
 pub trait Wording: Facts {
@@ -86,6 +86,7 @@ pub fn summary<F: Wording>(verdicts: &Verdicts<F>, reproduce: &str) -> VerdictSu
     details.extend(F::details(verdicts));
     VerdictSummary {
         verb: F::VERB,
+        package: None,
         headline: headline(verdicts),
         facts: F::facts(verdicts),
         rows: verdicts.judged.clone(),
@@ -209,9 +210,9 @@ fn abbreviated(cases: &[impl AsRef<str>]) -> String {
 /// Lines "LABEL: CASE" for the first of many.
 pub fn first_of(cases: &[String], label: &str) -> Vec<String> {
     let mut lines: Vec<String> =
-        cases.iter().take(SHOWN).map(|case| format!("{label}: {case}")).collect();
-    if cases.len() > SHOWN {
-        lines.push(format!("{label}: {} more", cases.len() - SHOWN));
+        cases.iter().take(MAX_NAMED_CASES).map(|case| format!("{label}: {case}")).collect();
+    if cases.len() > MAX_NAMED_CASES {
+        lines.push(format!("{label}: {} more", cases.len() - MAX_NAMED_CASES));
     }
     lines
 }

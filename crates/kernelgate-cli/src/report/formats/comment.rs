@@ -15,13 +15,13 @@ use kernelgate::display::table::Table;
 pub const MAX_COMMENT_BYTES: usize = 60_000;
 /// Numbers of entries for each list that are tried, one after the other, until the comment is short
 /// enough.
-const SHOWN: [usize; 8] = [usize::MAX, 1000, 500, 200, 100, 50, 20, 5];
+const CASES_TO_TRY: [usize; 8] = [usize::MAX, 1000, 500, 200, 100, 50, 20, 5];
 /// Largest number of characters of a line of notes.
 const MAX_LINE: usize = 400;
 
 /// The comment as Markdown.
 pub fn markdown(summary: &VerdictSummary) -> String {
-    for shown in SHOWN {
+    for shown in CASES_TO_TRY {
         let text = with_at_most(summary, shown);
         if text.len() <= MAX_COMMENT_BYTES {
             return text;
@@ -130,6 +130,7 @@ mod tests {
     fn summary(rows: Vec<Judgement>, notes: Vec<String>) -> VerdictSummary {
         VerdictSummary {
             verb: "kernelgate compare",
+            package: None,
             headline: "headline".to_owned(),
             facts: vec![],
             rows,

@@ -182,7 +182,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         Err(error) => return Err(error.into()),
     };
     let again = command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
-    let summary = verdicts::summary(&outcome, &again);
+    let mut summary = verdicts::summary(&outcome, &again);
+    let own = || store.package.as_ref().map(|package| package.name.clone());
+    summary.package = arguments.package.clone().or_else(own);
     arguments.output.print(
         &verdicts::text(&outcome, terminal::columns()),
         &summary,

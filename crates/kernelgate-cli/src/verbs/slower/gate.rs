@@ -68,7 +68,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let limits = usual.limits.overridden_by(&flags, LimitSource::Flag);
     let policy = Policy { limits, other_device: arguments.other_device, ..usual };
     let report = judge(store, &arguments.baseline, &measurement, policy)?;
-    let summary = verdicts::summary(&report, &reproduce(&arguments.baseline));
+    let mut summary = verdicts::summary(&report, &reproduce(&arguments.baseline));
+    summary.package = store.package.as_ref().map(|package| package.name.clone());
     arguments.output.print(
         &verdicts::text(&report, terminal::columns()),
         &summary,
