@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kernelgate::record::text::printable;
 
-static SHOWN: AtomicBool = AtomicBool::new(false);
+static COMMANDS_ARE_SHOWN: AtomicBool = AtomicBool::new(false);
 
 /// Makes [`show`] print every later command.
 pub fn show_all() {
-    SHOWN.store(true, Ordering::Relaxed);
+    COMMANDS_ARE_SHOWN.store(true, Ordering::Relaxed);
 }
 
 /// Whether [`show`] prints.
 pub fn are_shown() -> bool {
-    SHOWN.load(Ordering::Relaxed)
+    COMMANDS_ARE_SHOWN.load(Ordering::Relaxed)
 }
 
 /// Prints a command that is about to run, with its folder and the variables that differ, on

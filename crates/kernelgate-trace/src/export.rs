@@ -118,7 +118,7 @@ struct Lanes {
 const MOST_LANES: usize = 64;
 
 /// Tracks of a stream besides its first are numbered from here.
-const MORE: i64 = 1_000_000;
+const FIRST_FURTHER_TRACK: i64 = 1_000_000;
 
 impl Lanes {
     /// Puts each operation on the first track of its stream that is free when it starts.
@@ -154,7 +154,7 @@ impl Lanes {
     fn track(&self, place: u32, lane: u32) -> i64 {
         match lane {
             0 => i64::from(place),
-            _ => MORE + i64::from(self.before[place as usize]) + i64::from(lane),
+            _ => FIRST_FURTHER_TRACK + i64::from(self.before[place as usize]) + i64::from(lane),
         }
     }
 }

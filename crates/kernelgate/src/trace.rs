@@ -33,7 +33,7 @@ pub struct KernelSummary {
 }
 
 /// Times and counts that a file may hold: sums over any file are numbers.
-const MOST: f64 = 1e15;
+const MAX_NUMBER: f64 = 1e15;
 
 impl KernelSummary {
     /// Checks the times.
@@ -96,7 +96,11 @@ pub struct PhaseTime {
 
 /// Accepts a time or a count.
 fn check(number: f64) -> Result<(), String> {
-    if (0.0..=MOST).contains(&number) { Ok(()) } else { Err(format!("a time of {number} ns")) }
+    if (0.0..=MAX_NUMBER).contains(&number) {
+        Ok(())
+    } else {
+        Err(format!("a time of {number} ns"))
+    }
 }
 
 impl PhaseTime {

@@ -310,13 +310,13 @@ const SHALLOW: &str = "; this clone is shallow, so older commits and other branc
 
 /// The similar names, else the branches that the repository has.
 fn alternatives(similar: &[String], branches: &[String]) -> String {
-    const SHOWN: usize = 5;
-    let more = branches.len().saturating_sub(SHOWN);
+    const MAX_BRANCHES: usize = 5;
+    let more = branches.len().saturating_sub(MAX_BRANCHES);
     match (similar, branches) {
         ([_, ..], _) => format!("; did you mean {}?", similar.join(" or ")),
         ([], []) => String::new(),
         _ if more > 0 => {
-            format!("; its branches are {} and {more} more", branches[..SHOWN].join(", "))
+            format!("; its branches are {} and {more} more", branches[..MAX_BRANCHES].join(", "))
         }
         _ => format!("; its branches are {}", branches.join(", ")),
     }

@@ -218,7 +218,7 @@ mod tests {
         insta::assert_snapshot!(scripts);
     }
 
-    const PRINTED: &str = "7|3|RUNNING|n1|None|one\n\
+    const SQUEUE_OUTPUT: &str = "7|3|RUNNING|n1|None|one\n\
                            7|4|PENDING||Resources|one\n\
                            7|5|FAILED|n2|NonZeroExitCode|one\n\
                            8|N/A|PENDING||Dependency|one\n\
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn states_of_an_array_are_read_by_task() {
-        let jobs = Jobs::parse(PRINTED, 7, Some(8));
+        let jobs = Jobs::parse(SQUEUE_OUTPUT, 7, Some(8));
         assert_eq!(jobs.tasks.keys().copied().collect::<Vec<_>>(), [3, 4, 5]);
         assert!(jobs.tasks[&5].has_failed() && !jobs.tasks[&3].has_failed());
         assert_eq!((&*jobs.tasks[&5].node, &*jobs.tasks[&4].reason), ("n2", "Resources"));
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn jobs_whose_tasks_and_merge_have_ended_are_not_active() {
-        let ended = PRINTED.replace("RUNNING", "CANCELLED").replace("PENDING", "COMPLETED");
+        let ended = SQUEUE_OUTPUT.replace("RUNNING", "CANCELLED").replace("PENDING", "COMPLETED");
         assert!(!Jobs::parse(&ended, 7, Some(8)).are_active());
         // A requeued task counts as waiting.
         let requeued = ended.replace("FAILED", "REQUEUED");
@@ -247,9 +247,9 @@ mod tests {
 
     #[test]
     fn jobs_are_found_by_their_comment() {
-        assert_eq!(jobs_with_comment(PRINTED, "one"), [vec![7], vec![8]]);
-        assert_eq!(jobs_with_comment(PRINTED, "two"), [vec![9], vec![]]);
-        assert!(jobs_with_comment(PRINTED, "on").iter().all(Vec::is_empty));
+        assert_eq!(jobs_with_comment(SQUEUE_OUTPUT, "one"), [vec![7], vec![8]]);
+        assert_eq!(jobs_with_comment(SQUEUE_OUTPUT, "two"), [vec![9], vec![]]);
+        assert!(jobs_with_comment(SQUEUE_OUTPUT, "on").iter().all(Vec::is_empty));
     }
 
     #[test]

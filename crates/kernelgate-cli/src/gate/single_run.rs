@@ -11,7 +11,7 @@ use kernelgate::stats::{median, quantile};
 /// Smallest number of processes from which a calibration shows how runs of a case differ.
 const MIN_PROCESSES: usize = 20;
 /// Share of the processes that lie within the spread.
-const COVERED: f64 = 0.99;
+const COVERED_SHARE: f64 = 0.99;
 
 /// Differences between processes by case, as the calibration of one device measured them.
 #[derive(Debug, Clone, Default)]
@@ -32,7 +32,7 @@ impl CalibratedSpreads {
         let spread = |times_ns: &[f64]| {
             let center_ns = median(times_ns);
             let off: Vec<f64> = times_ns.iter().map(|ns| (ns / center_ns - 1.0).abs()).collect();
-            quantile(&off, COVERED)
+            quantile(&off, COVERED_SHARE)
         };
         let enough = times_ns.into_iter().filter(|(_, times_ns)| times_ns.len() >= MIN_PROCESSES);
         Self {

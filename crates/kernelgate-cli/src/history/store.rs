@@ -18,7 +18,7 @@ const INDEX: &str = "history.sqlite";
 const BATCH: usize = 500;
 /// A folder that was changed less than this ago may change again within one tick of its file
 /// system's clock: it is read again the next time.
-const SETTLED: Duration = Duration::from_secs(2);
+const CLOCK_TICK: Duration = Duration::from_secs(2);
 
 /// A folder of records with its index.
 #[derive(Debug, Clone)]
@@ -159,7 +159,7 @@ const UNSETTLED: i64 = 0;
 fn settled(modified: Option<SystemTime>) -> i64 {
     let Some(modified) = modified else { return UNSETTLED };
     match (modified.elapsed(), modified.duration_since(UNIX_EPOCH)) {
-        (Ok(ago), Ok(since)) if ago > SETTLED => i64::try_from(since.as_nanos()).unwrap_or(0),
+        (Ok(ago), Ok(since)) if ago > CLOCK_TICK => i64::try_from(since.as_nanos()).unwrap_or(0),
         // Changed just now, or in the future because the clock went backwards.
         _ => UNSETTLED,
     }

@@ -14,7 +14,7 @@ pub const MARGIN: f64 = 12.0;
 /// Distance between two lines of text.
 pub const LINE: f64 = 18.0;
 /// Smallest distance between the texts of two ticks.
-const BETWEEN: f64 = 10.0;
+const TICK_TEXT_DISTANCE: f64 = 10.0;
 
 /// Draws title and legend, and returns where the area below them begins. An entry of the legend is
 /// its text and its colour.
@@ -63,7 +63,7 @@ pub fn below(
         picture.line(vec![(x, top), (x, bottom)], Colour::Grid, 1.0);
         let half = text_width(&text, TEXT) / 2.0;
         let x = x.clamp(half, (picture.width - half).max(half));
-        if x - half < taken + BETWEEN {
+        if x - half < taken + TICK_TEXT_DISTANCE {
             continue;
         }
         taken = x + half;

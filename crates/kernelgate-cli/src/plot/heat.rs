@@ -11,7 +11,7 @@ const CELL: f64 = 26.0;
 /// Smallest and greatest width of a cell.
 const WIDTHS: (f64, f64) = (74.0, 150.0);
 /// First step whose colour is dark.
-const DARK: usize = 4;
+const FIRST_DARK_STEP: usize = 4;
 
 /// A table whose cells are coloured by their value.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,7 +72,7 @@ pub fn layout(lines: Lines<'_>, body: &Heat) -> Picture {
             let step = if share.is_finite() { (share * STEPS as f64) as usize } else { 0 };
             let step = step.min(STEPS - 1);
             picture.rect((x + 1.0, y + 1.0), (cell - 2.0, CELL - 2.0), Colour::Step(step));
-            let ink = if step >= DARK { Colour::OnDark } else { Colour::OnLight };
+            let ink = if step >= FIRST_DARK_STEP { Colour::OnDark } else { Colour::OnLight };
             picture.text(middle, &body.quantity.text(*value), ink, Anchor::Middle);
         }
     }

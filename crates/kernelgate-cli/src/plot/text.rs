@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 
 /// Factor by which the reader's font may be wider than the embedded one.
-const WIDER: f32 = 1.2;
+const FONT_WIDTH_MARGIN: f32 = 1.2;
 
 static FONT: LazyLock<Option<FontRef<'static>>> =
     LazyLock::new(|| FontRef::try_from_slice(ttf_noto_sans::REGULAR).ok());
@@ -23,7 +23,7 @@ fn advance(font: &FontRef<'_>, text: &str, size: f64) -> f32 {
 
 /// Width in pixels that a text may take.
 pub fn text_width(text: &str, size: f64) -> f64 {
-    f64::from(FONT.as_ref().map_or(0.0, |font| advance(font, text, size)) * WIDER)
+    f64::from(FONT.as_ref().map_or(0.0, |font| advance(font, text, size)) * FONT_WIDTH_MARGIN)
 }
 
 /// An image with three bytes a pixel.

@@ -8,9 +8,9 @@ use super::scale::Scale;
 use super::text::text_width;
 
 /// Size of the drawing, and of the area between the axes.
-const USUAL: (f64, f64) = (480.0, 210.0);
+const DEFAULT_SIZE: (f64, f64) = (480.0, 210.0);
 /// Size of a drawing with the width of a page.
-const BROAD: (f64, f64) = (660.0, 380.0);
+const PAGE_SIZE: (f64, f64) = (660.0, 380.0);
 
 /// Curves and points over two axes.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,7 +68,7 @@ pub struct Guide {
 }
 
 pub fn layout(lines: Lines<'_>, body: &Xy) -> Picture {
-    let (width, field) = if body.broad { BROAD } else { USUAL };
+    let (width, field) = if body.broad { PAGE_SIZE } else { DEFAULT_SIZE };
     // Neighbouring lines have different tones.
     let tone = |i: usize| if i.is_multiple_of(2) { Colour::Ink } else { Colour::Muted };
     let guides = body.guides.iter().enumerate();

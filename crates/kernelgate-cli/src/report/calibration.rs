@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::gate::calibration::summary::{Power, ProcessNoise, Proportion, Tally};
-use crate::gate::calibration::{Calibration, Recommended, summarise};
+use crate::gate::calibration::{Calibration, RecommendedThresholds, summarise};
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 
@@ -228,7 +228,7 @@ fn noise(rows: &[ProcessNoise]) -> Table {
     table
 }
 
-fn thresholds(recommended: &Recommended) -> Table {
+fn thresholds(recommended: &RecommendedThresholds) -> Table {
     let mut table = Table::new(&[
         "threshold",
         "failed, A/A and sham",
@@ -257,7 +257,7 @@ fn thresholds(recommended: &Recommended) -> Table {
     table
 }
 
-fn recommendation(recommended: &Recommended) -> String {
+fn recommendation(recommended: &RecommendedThresholds) -> String {
     let weight = format!("contention weight {:.1}", recommended.contention_weight);
     let note = recommended.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
     match recommended.relative {

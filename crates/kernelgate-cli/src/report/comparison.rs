@@ -18,7 +18,7 @@ const UNIT: &str = "times of Criterion's benches are nanoseconds, unless a bench
                     measurement of its own: its store does not say";
 
 /// Largest number of changes that are named one by one.
-const SHOWN: usize = 20;
+const MAX_NAMED_CHANGES: usize = 20;
 
 impl Wording for BuildFacts {
     const VERB: &'static str = "kernelgate compare";
@@ -257,8 +257,8 @@ fn code(comparison: &Comparison) -> Vec<String> {
             cases => format!("{change} (in {} cases, {} the first)", cases.len(), cases[0]),
         })
         .collect();
-    let more = lines.len().saturating_sub(SHOWN);
-    lines.truncate(SHOWN);
+    let more = lines.len().saturating_sub(MAX_NAMED_CHANGES);
+    lines.truncate(MAX_NAMED_CHANGES);
     lines.extend((more > 0).then(|| format!("code or launches changed: {more} more kernels")));
     if !listed.is_empty() {
         let changed = listed.iter().filter(|(_, code)| code.has_changed()).count();

@@ -58,12 +58,12 @@ pub fn order_text(histories: &[CaseHistory], order: &CommitOrder) -> String {
 
 /// Files without data, a few of them by name.
 pub fn skipped(files: &[Skipped]) -> String {
-    const SHOWN: usize = 5;
+    const MAX_NAMED_FILES: usize = 5;
     let each = files
         .iter()
-        .take(SHOWN)
+        .take(MAX_NAMED_FILES)
         .map(|file| format!("skipped {}: {}", file.path.display(), file.problem));
-    let more = files.len().saturating_sub(SHOWN);
+    let more = files.len().saturating_sub(MAX_NAMED_FILES);
     let more = (more > 0).then(|| format!("skipped {more} more files"));
     // Names and contents of files are not trusted.
     printable(&each.chain(more).collect::<Vec<_>>().join("\n")).into_owned()

@@ -210,7 +210,7 @@ fn library(library: Library) -> Vec<Check> {
     };
     let used = match library::load(library) {
         Some(loaded) => {
-            check(format!("{}: {}", shown(loaded), loaded.file.display()), unfit(library))
+            check(format!("{}: {}", shown(loaded), loaded.file.display()), reason_unusable(library))
         }
         None => check(format!("{} is missing", library.name()), Some(library.advice())),
     };
@@ -226,7 +226,7 @@ fn library(library: Library) -> Vec<Check> {
 }
 
 /// The reason why a library that was found cannot be used.
-fn unfit(library: Library) -> Option<String> {
+fn reason_unusable(library: Library) -> Option<String> {
     let driver = library::driver_cuda()?;
     match library {
         Library::Driver if driver < OLDEST_DRIVER => Some(format!(

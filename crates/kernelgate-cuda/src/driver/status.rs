@@ -11,11 +11,11 @@ pub fn describe(error: &DriverError) -> String {
     let text = |text: Result<&CStr, DriverError>| {
         text.map(|text| text.to_string_lossy().into_owned()).ok()
     };
-    spelled(error.0, text(error.error_name()), text(error.error_string()))
+    status_text(error.0, text(error.error_name()), text(error.error_string()))
 }
 
 /// A driver that is shutting down, as while its process ends, has no texts.
-fn spelled(code: sys::CUresult, name: Option<String>, text: Option<String>) -> String {
+fn status_text(code: sys::CUresult, name: Option<String>, text: Option<String>) -> String {
     let name = name.unwrap_or_else(|| format!("{code:?}"));
     format!("{name} ({})", text.as_deref().unwrap_or("without a text of the driver"))
 }
@@ -50,8 +50,8 @@ mod tests {
     fn an_error_without_texts_of_the_driver_has_its_name() {
         let code = sys::CUresult::CUDA_ERROR_DEINITIALIZED;
         let without = "CUDA_ERROR_DEINITIALIZED (without a text of the driver)";
-        assert_eq!(spelled(code, None, None), without);
+        assert_eq!(status_text(code, None, None), without);
         let [name, text] = ["CUDA_ERROR_X", "x"].map(|text| Some(text.to_owned()));
-        assert_eq!(spelled(code, name, text), "CUDA_ERROR_X (x)");
+        assert_eq!(status_text(code, name, text), "CUDA_ERROR_X (x)");
     }
 }

@@ -48,7 +48,7 @@ pub struct Pass {
     store: Store,
     order: Order,
     blocks: Blocks,
-    apart: Apart,
+    apart: PacketDistance,
 }
 
 /// Caches in which a load leaves its line.
@@ -85,7 +85,7 @@ enum Blocks {
 
 /// Distance of the packets that a thread reads together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Apart {
+enum PacketDistance {
     /// A block.
     Block,
     /// One plane with one packet per packet of a thread; for passes that cover the range.
@@ -129,11 +129,11 @@ impl Pass {
         order: Order,
         blocks: Blocks,
     ) -> Self {
-        Self { threads, packets, load, store, order, blocks, apart: Apart::Block }
+        Self { threads, packets, load, store, order, blocks, apart: PacketDistance::Block }
     }
 
     const fn in_planes(self) -> Self {
-        Self { apart: Apart::Plane, ..self }
+        Self { apart: PacketDistance::Plane, ..self }
     }
 }
 
@@ -146,7 +146,7 @@ impl fmt::Display for Pass {
             (*store == Store::EvictedFirst).then_some("evict first"),
             (*order == Order::ReadersFirst).then_some("readers first"),
             (*blocks == Blocks::Resident).then_some("resident"),
-            (*apart == Apart::Plane).then_some("in planes"),
+            (*apart == PacketDistance::Plane).then_some("in planes"),
         ];
         words.into_iter().flatten().try_for_each(|word| write!(f, ", {word}"))
     }
@@ -202,7 +202,7 @@ pub struct TrafficPasses {
 /// Bytes that a pass moves, and their offset in both buffers: the position of data decides how well
 /// it fits L2.
 #[derive(Debug, Clone, Copy)]
-pub struct Moved {
+pub struct MovedBytes {
     /// Bytes read, rounded up to whole packets.
     pub read_bytes: u64,
     /// Bytes written, rounded up to whole packets.
@@ -238,7 +238,7 @@ impl TrafficPasses {
     ///
     /// # Errors
     /// When the launch is refused, or a buffer is smaller.
-    pub fn launch(&self, pass: Pass, moved: Moved) -> Result<(), BackendError> {
+    pub fn launch(&self, pass: Pass, moved: MovedBytes) -> Result<(), BackendError> {
         let (reads, writes) = (packets(moved.read_bytes), packets(moved.write_bytes));
         let fits =
             |buffer: &Buffer, packets| moved.offset + packets * PACKET <= buffer.bytes() as u64;
@@ -251,8 +251,8 @@ impl TrafficPasses {
         let roles = Roles::new(&pass, reads, writes, self.multiprocessors);
         let launch = Launch::with_blocks([roles.blocks() as usize, 1, 1], pass.threads as u32)?;
         let plane = match pass.apart {
-            Apart::Block => 0,
-            Apart::Plane => reads.div_ceil(pass.packets as u64),
+            PacketDistance::Block => 0,
+            PacketDistance::Plane => reads.div_ceil(pass.packets as u64),
         };
         let number = |blocks: u64| Argument::I32(blocks as i32);
         let share = |packets: u64, blocks: u64| number(packets.div_ceil(blocks.max(1)));
@@ -314,7 +314,7 @@ mod tests {
         for pass in Pass::ALL {
             for (read_bytes, write_bytes) in [(ROOM, 16 * 1021), (16 * 1021, 16 * 4095), (160, 16)]
             {
-                let moved = |offset| Moved { read_bytes, write_bytes, offset };
+                let moved = |offset| MovedBytes { read_bytes, write_bytes, offset };
                 traffic.target.fill(0xff).unwrap();
                 traffic.launch(pass, moved(0)).unwrap();
                 device.synchronize().unwrap();

@@ -17,7 +17,7 @@ const PART: &str = "libcudnn_ops.so.9";
 /// Bytes that are searched at once.
 const CHUNK: usize = 1 << 20;
 /// Bytes that are searched in all: the part has 107 MB for CUDA 12.
-const MOST: u64 = 1 << 30;
+const MAX_SEARCHED_BYTES: u64 = 1 << 30;
 
 /// Whether a cuDNN may be used with a CUDA of that major version, as far as is known.
 pub fn fits(file: &Path, major: u32) -> bool {
@@ -27,7 +27,7 @@ pub fn fits(file: &Path, major: u32) -> bool {
 /// The major version of the CUDA that a cuDNN was built for.
 pub fn cuda_major_of(file: &Path) -> Option<u32> {
     let part = file.parent()?.join(PART);
-    major_in(File::open(part).ok()?.take(MOST))
+    major_in(File::open(part).ok()?.take(MAX_SEARCHED_BYTES))
 }
 
 fn major_in(mut text: impl Read) -> Option<u32> {

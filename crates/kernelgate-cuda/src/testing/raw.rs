@@ -189,7 +189,7 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 /// Argument of a host function.
-struct Tripled(Pinned);
+struct TripledArgument(Pinned);
 
 impl Pinned {
     /// `count` floats, all zero.
@@ -250,14 +250,14 @@ impl Pinned {
     /// Argument of the function that [`Self::triple`] enqueues. It is leaked, because it has to
     /// live until the function has run.
     fn tripled(self) -> *mut c_void {
-        Box::into_raw(Box::new(Tripled(self))).cast()
+        Box::into_raw(Box::new(TripledArgument(self))).cast()
     }
 
     /// A function that enqueues a function of the host, which triples all of them.
     pub fn triple(self) -> impl Fn(RawStream) -> Result<(), BackendError> {
         unsafe extern "C" fn triple(data: *mut c_void) {
             // SAFETY: what `tripled` made, which is never freed.
-            let Tripled(pinned) = unsafe { &*data.cast::<Tripled>() };
+            let TripledArgument(pinned) = unsafe { &*data.cast::<TripledArgument>() };
             for i in 0..pinned.count {
                 // SAFETY: `count` floats were allocated.
                 unsafe { *pinned.floats.add(i) *= 3.0 };

@@ -29,7 +29,7 @@ const LAGS: [usize; 4] = [1, 2, 4, 8];
 /// The median of |a − b| of two independent normal values, in standard deviations.
 const MEDIAN_DIFFERENCE: f64 = 0.953_872_552_417_893;
 /// Values of a segment that the size of a change is estimated from.
-const NEAREST: usize = 200;
+const VALUES_BESIDE_CHANGE: usize = 200;
 
 /// A change of the level.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,7 +58,7 @@ pub fn change_points(values: &[f64], smallest: f64, least_noise: f64) -> Vec<Cha
         return Vec::new();
     }
     let noise = noise(values).max(least_noise);
-    let ranked = Ranked::new(values);
+    let ranked = RankedSequence::new(values);
     let mut cuts = ranked.cuts(noise * PENALTY);
     loop {
         let found = described(&ranked, values, &cuts, noise);
@@ -85,14 +85,19 @@ pub fn noise(values: &[f64]) -> f64 {
 }
 
 /// Each change between the segments that it divides.
-fn described(ranked: &Ranked, values: &[f64], cuts: &[usize], noise: f64) -> Vec<ChangePoint> {
+fn described(
+    ranked: &RankedSequence,
+    values: &[f64],
+    cuts: &[usize],
+    noise: f64,
+) -> Vec<ChangePoint> {
     let edges: Vec<usize> =
         [0].into_iter().chain(cuts.iter().copied()).chain([values.len()]).collect();
     let each = edges.windows(3).map(|edge| {
         let (from, at, to) = (edge[0], edge[1], edge[2]);
         let gain = ranked.cost(from, to) - ranked.cost(from, at) - ranked.cost(at, to);
-        let before = &values[from.max(at.saturating_sub(NEAREST))..at];
-        let after = &values[at..to.min(at + NEAREST)];
+        let before = &values[from.max(at.saturating_sub(VALUES_BESIDE_CHANGE))..at];
+        let after = &values[at..to.min(at + VALUES_BESIDE_CHANGE)];
         let (differences, deviation) = differences(before, after);
         let pairs = differences.len() as f64;
         let below = (pairs / 2.0 - 1.96 * deviation).floor().max(0.0) as usize;
@@ -122,12 +127,12 @@ fn differences(before: &[f64], after: &[f64]) -> (Vec<f64>, f64) {
 }
 
 /// A sequence as ranks among its sorted values.
-struct Ranked {
+struct RankedSequence {
     sorted: Vec<f64>,
     ranks: Vec<usize>,
 }
 
-impl Ranked {
+impl RankedSequence {
     fn new(values: &[f64]) -> Self {
         let mut order: Vec<usize> = (0..values.len()).collect();
         order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
@@ -143,7 +148,7 @@ impl Ranked {
 
     /// Costs of the segments of 1, 2, … values that begin there.
     fn costs_from(&self, from: usize) -> impl Iterator<Item = f64> {
-        let mut halves = Halves::default();
+        let mut halves = RankHalves::default();
         self.ranks[from..].iter().map(move |rank| halves.add(*rank, &self.sorted))
     }
 
@@ -175,14 +180,14 @@ impl Ranked {
 
 /// The lower and upper half of a growing set of ranks.
 #[derive(Default)]
-struct Halves {
+struct RankHalves {
     low: BinaryHeap<usize>,
     high: BinaryHeap<Reverse<usize>>,
     low_sum: f64,
     high_sum: f64,
 }
 
-impl Halves {
+impl RankHalves {
     /// Adds a value; the sum of |value − median| of all so far.
     fn add(&mut self, rank: usize, sorted: &[f64]) -> f64 {
         self.low.push(rank);

@@ -44,7 +44,7 @@ pub struct MemoryPhase {
 
 impl MemoryPhase {
     /// Name of the time before the first range.
-    pub const BEFORE: &str = "before the first range";
+    pub const BEFORE_FIRST_RANGE: &str = "before the first range";
 }
 
 impl MemoryUse {
@@ -83,7 +83,7 @@ pub(super) fn memory_use(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUs
     let rows = &trace.allocations;
     let mut order: Vec<usize> = (0..rows.time.len()).collect();
     order.sort_by_key(|&row| rows.time[row]);
-    let mut uses: Vec<Held> = Vec::new();
+    let mut uses: Vec<HeldMemory> = Vec::new();
     let mut index: HashMap<(u32, u32), usize> = HashMap::new();
     for row in order {
         let place = &trace.places[rows.place[row].0 as usize];
@@ -91,7 +91,7 @@ pub(super) fn memory_use(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUs
         let number = *index.entry((place.process, place.device)).or_insert(new);
         if number == new {
             let pid = trace.processes[place.process as usize].pid;
-            uses.push(Held::new(place.process, pid, place.device));
+            uses.push(HeldMemory::new(place.process, pid, place.device));
         }
         let (time, address) = (rows.time[row], rows.address[row]);
         match rows.given_back[row] {
@@ -102,8 +102,8 @@ pub(super) fn memory_use(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUs
     uses.into_iter().map(|held| held.finish(trace, outermost)).collect()
 }
 
-/// Held memory, while allocations are added in the order of their times.
-struct Held {
+/// HeldMemory memory, while allocations are added in the order of their times.
+struct HeldMemory {
     process: u32,
     of: MemoryUse,
     bytes: u64,
@@ -111,7 +111,7 @@ struct Held {
     live: HashMap<u64, u64>,
 }
 
-impl Held {
+impl HeldMemory {
     fn new(process: u32, pid: i64, device: u32) -> Self {
         let memory_use = MemoryUse {
             pid,
@@ -157,7 +157,7 @@ impl Held {
         let first = own().map(|range| range.start).next().unwrap_or(i64::MAX);
         let before = self.of.most_in((i64::MIN, first.saturating_sub(1)));
         let mut phases = vec![MemoryPhase {
-            name: MemoryPhase::BEFORE.to_owned(),
+            name: MemoryPhase::BEFORE_FIRST_RANGE.to_owned(),
             times: 1,
             peak_bytes: before,
             change_bytes: change(0, self.of.at(first.saturating_sub(1))),

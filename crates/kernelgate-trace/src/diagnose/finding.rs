@@ -263,7 +263,7 @@ pub struct Inspected {
 }
 
 /// Part of the whole that a rule has to inspect to answer "no".
-const ENOUGH: f64 = 0.9;
+const MIN_INSPECTED_SHARE: f64 = 0.9;
 
 impl Inspected {
     /// The inspected share, from 0 to 1.
@@ -274,7 +274,7 @@ impl Inspected {
 
     /// Whether the inspected part is enough to conclude that there is nothing.
     pub fn enough(&self) -> bool {
-        self.share() >= ENOUGH
+        self.share() >= MIN_INSPECTED_SHARE
     }
 }
 

@@ -17,7 +17,7 @@ const BUSY: f64 = 0.7;
 /// kernel at its unit's limit reaches less than the whole.
 pub(super) const REACHED: f64 = 0.4;
 /// Between two limits, a difference of this part decides which.
-const APART: f64 = 0.1;
+const DECISIVE_DIFFERENCE: f64 = 0.1;
 
 /// The bound of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -277,8 +277,8 @@ fn bound(node: &Node, span_ns: i64, of_limits: &[(String, f64)]) -> Bound {
     match () {
         () if of_limits.is_empty() && idle <= 1.0 - BUSY => Bound::Busy,
         () if memory.max(compute) < REACHED => Bound::Latency,
-        () if memory - compute >= APART => Bound::Memory,
-        () if compute - memory >= APART => Bound::Compute,
+        () if memory - compute >= DECISIVE_DIFFERENCE => Bound::Memory,
+        () if compute - memory >= DECISIVE_DIFFERENCE => Bound::Compute,
         () => Bound::Mixed,
     }
 }

@@ -10,7 +10,7 @@ const ROWS: usize = 256;
 /// Bytes that are read for a distance.
 const WORD: usize = 8;
 /// Blocks that are kept as wide as any value while they change.
-const WIDE: usize = 8;
+const UNPACKED_BLOCKS: usize = 8;
 
 /// A value of a column.
 pub trait Cell: Copy {
@@ -209,7 +209,7 @@ impl<T: Cell> Packed<T> {
             }
             *block = Block::wide(&block.rows());
             self.wide.push_back(number);
-            if self.wide.len() > WIDE
+            if self.wide.len() > UNPACKED_BLOCKS
                 && let Some(oldest) = self.wide.pop_front()
             {
                 self.blocks[oldest] = Block::narrow(&self.blocks[oldest].rows());

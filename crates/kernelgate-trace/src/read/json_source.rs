@@ -10,7 +10,7 @@ use flate2::bufread::MultiGzDecoder;
 /// nothing nests so deeply.
 const MAX_TOKEN: usize = 16 << 20;
 /// Unpacked bytes that are always allowed.
-const FREE: u64 = 1 << 30;
+const ALWAYS_ALLOWED_BYTES: u64 = 1 << 30;
 /// Largest number of unpacked bytes for a packed byte, beyond the bytes that are always allowed.
 /// Traces unpack to 10 to 40 times their size.
 const MAX_RATIO: u64 = 200;
@@ -22,7 +22,7 @@ pub(super) fn open(path: &Path) -> std::io::Result<Limited> {
     let mut file = BufReader::with_capacity(1 << 16, file);
     let packed = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
     let (inner, limit): (Box<dyn Read>, u64) = if packed {
-        let limit = packed_size.saturating_mul(MAX_RATIO).max(FREE);
+        let limit = packed_size.saturating_mul(MAX_RATIO).max(ALWAYS_ALLOWED_BYTES);
         (Box::new(MultiGzDecoder::new(file)), limit)
     } else {
         (Box::new(file), u64::MAX)

@@ -11,7 +11,7 @@ pub(super) enum NumberFormat {
 }
 
 /// Units of what is counted in whole numbers.
-const WHOLE: &[&str] = &[
+const COUNTED_UNITS: &[&str] = &[
     "ns",
     "nsecond",
     "cycle",
@@ -51,7 +51,7 @@ impl NumberFormat {
             (Some(_), None) => Some(Self::Point),
             (None, Some(_)) => Some(Self::Comma),
             // `152.192`: of nanoseconds there are no thousandths.
-            (Some(point), Some(comma)) if point != comma && WHOLE.contains(&unit) => {
+            (Some(point), Some(comma)) if point != comma && COUNTED_UNITS.contains(&unit) => {
                 Some(if point.fract() == 0.0 { Self::Point } else { Self::Comma })
             }
             // `0,123`: nobody groups a thousand of zero.

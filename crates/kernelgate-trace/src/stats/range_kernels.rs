@@ -71,7 +71,7 @@ impl Sums for KernelSums {
 
     fn table(mut self, end: &End<'_, impl Fn(u32) -> Name>) -> Table {
         let trace = end.trace;
-        for kernel in self.launched.orphans().map(|id| id as usize) {
+        for kernel in self.launched.operations_without_call().map(|id| id as usize) {
             if kernel < trace.kernels.on_gpu.len() {
                 let (function, length) = kernel_of(trace, kernel);
                 self.samples.push(self.groups.intern((None, None, function)), length);

@@ -70,17 +70,17 @@ pub struct Samples {
 
 impl Samples {
     /// Least number of values that are counted at a time.
-    const RECENT: usize = 1 << 18;
+    const MIN_COUNTED_VALUES: usize = 1 << 18;
 
     /// Room for so many.
     pub fn with_capacity(count: usize) -> Self {
-        Self { recent: Vec::with_capacity(count.min(Self::RECENT)), ..Self::default() }
+        Self { recent: Vec::with_capacity(count.min(Self::MIN_COUNTED_VALUES)), ..Self::default() }
     }
 
     /// A value of a group. Groups are numbered from 0.
     pub fn push(&mut self, group: u32, value: i64) {
         // The larger of both, so that counting stays linear in the values.
-        if self.recent.len() >= self.counted.len().max(Self::RECENT) {
+        if self.recent.len() >= self.counted.len().max(Self::MIN_COUNTED_VALUES) {
             self.count();
         }
         self.recent.push((group, value));

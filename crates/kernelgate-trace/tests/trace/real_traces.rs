@@ -211,7 +211,11 @@ fn pytorch_and_ncu_files_are_read() {
     assert_eq!((trace.calls.len(), trace.quality.odd_values), (15329, 0));
     assert!(trace.quality.unreadable.is_empty());
     let launches = Launches::join(&trace);
-    assert!(launches.orphans() * 100 < launches.call_of.len(), "{}", launches.orphans());
+    assert!(
+        launches.operations_without_call() * 100 < launches.call_of.len(),
+        "{}",
+        launches.operations_without_call()
+    );
     let path = folder.join("kineto/event_sync_trace.json.gz");
     let trace = read::open(&path, &Wanted::ALL).unwrap();
     assert_eq!((trace.kernels.on_gpu.len(), trace.syncs.kind.len()), (4, 4));

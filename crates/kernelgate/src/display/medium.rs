@@ -32,7 +32,7 @@ pub struct CsvText<'a>(pub &'a str);
 pub struct JunitText<'a>(pub &'a str);
 
 /// Invisible character that separates characters which a renderer would join.
-const NOTHING: &str = "&#8203;";
+const ZERO_WIDTH_SPACE: &str = "&#8203;";
 
 impl fmt::Display for TerminalText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -65,11 +65,13 @@ impl fmt::Display for MarkdownText<'_> {
                     f.write_str("&amp;")?;
                 }
                 // A mention; a reference to an issue, of another repository too.
-                '@' => write!(f, "@{NOTHING}")?,
-                '#' if after.starts_with(|c: char| c.is_ascii_digit()) => write!(f, "#{NOTHING}")?,
+                '@' => write!(f, "@{ZERO_WIDTH_SPACE}")?,
+                '#' if after.starts_with(|c: char| c.is_ascii_digit()) => {
+                    write!(f, "#{ZERO_WIDTH_SPACE}")?
+                }
                 // A bare URL.
-                ':' if after.starts_with("//") => write!(f, ":{NOTHING}")?,
-                '.' if before.eq_ignore_ascii_case(&'w') => write!(f, "{NOTHING}.")?,
+                ':' if after.starts_with("//") => write!(f, ":{ZERO_WIDTH_SPACE}")?,
+                '.' if before.eq_ignore_ascii_case(&'w') => write!(f, "{ZERO_WIDTH_SPACE}.")?,
                 _ => f.write_char(c)?,
             }
             before = c;

@@ -88,7 +88,7 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     let every = table.is_empty();
     for (reason, ids) in skips_by_reason(runs, every) {
         let _ = write!(out, "\nskipped {}: {}", ids.len(), indented(reason));
-        if ids.len() <= SHOWN {
+        if ids.len() <= MAX_IDS {
             let _ = write!(out, ": {}", ids.join(", "));
         }
     }
@@ -319,12 +319,12 @@ fn skips_by_reason(runs: &[ProcessRun], every: bool) -> BTreeMap<&str, Vec<&str>
 }
 
 /// Largest number of ids on one line.
-const SHOWN: usize = 3;
+const MAX_IDS: usize = 3;
 
 fn shorten(ids: &[&str]) -> String {
-    let mut text = ids[..ids.len().min(SHOWN)].join(", ");
-    if ids.len() > SHOWN {
-        let _ = write!(text, " and {} more", ids.len() - SHOWN);
+    let mut text = ids[..ids.len().min(MAX_IDS)].join(", ");
+    if ids.len() > MAX_IDS {
+        let _ = write!(text, " and {} more", ids.len() - MAX_IDS);
     }
     text
 }

@@ -5,7 +5,7 @@ use super::terminal::wrapped;
 use crate::record::text::one_line;
 
 /// Columns are padded to this many characters at most.
-const WIDEST: usize = 200;
+const MAX_PADDED_CHARACTERS: usize = 200;
 /// Characters that the first column has at least on a terminal.
 const MIN_FIRST_COLUMN: usize = 8;
 
@@ -93,7 +93,9 @@ impl Table {
     fn widths(&self) -> Vec<usize> {
         let all = || std::iter::once(&self.header).chain(&self.rows);
         let rows = || all().filter(|row| row.len() > 1 || self.header.len() == 1);
-        let width = |column: usize| rows().map(|row| row[column].chars().count().min(WIDEST)).max();
+        let width = |column: usize| {
+            rows().map(|row| row[column].chars().count().min(MAX_PADDED_CHARACTERS)).max()
+        };
         (0..self.header.len()).map(|column| width(column).unwrap_or(0)).collect()
     }
 

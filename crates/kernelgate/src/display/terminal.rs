@@ -1,7 +1,7 @@
 //! Width of the terminal, and lines broken to it. Output into a pipe or a file has no width.
 
 /// Columns that are assumed for narrower terminals.
-const NARROWEST: usize = 40;
+const MIN_COLUMNS: usize = 40;
 
 /// Columns of the terminal on standard output; `None` if standard output is not a terminal.
 pub fn columns() -> Option<usize> {
@@ -9,7 +9,7 @@ pub fn columns() -> Option<usize> {
     {
         let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
         // A terminal without a size, such as a serial line, counts as no terminal.
-        (size.ws_col > 0).then_some(usize::from(size.ws_col).max(NARROWEST))
+        (size.ws_col > 0).then_some(usize::from(size.ws_col).max(MIN_COLUMNS))
     }
     #[cfg(not(unix))]
     None

@@ -189,7 +189,7 @@ impl Record for ResourceRecord {
             if *registers > MOST_REGISTERS {
                 return problem(format!("{registers} registers"));
             }
-            let most = MOST / MOST_CLASSES as u32;
+            let most = MAX_COUNT / MOST_CLASSES as u32;
             if mix.len() > self.classes.len() || mix.iter().any(|count| *count > most) {
                 return problem("a mix that does not fit the classes".to_owned());
             }
@@ -227,7 +227,7 @@ impl Resources {
 }
 
 /// Most registers, bytes and instructions of a kernel: sums of them over any file are numbers.
-const MOST: u32 = 1 << 30;
+const MAX_COUNT: u32 = 1 << 30;
 /// Largest number of classes of instructions in a file.
 const MOST_CLASSES: usize = 64;
 /// Most registers of a thread in a file; architectures have 255.
@@ -245,7 +245,7 @@ impl KernelResources {
         let facts = [registers, stack_bytes, spill_store_bytes, spill_load_bytes, shared_bytes];
         let launched = [self.block, self.dynamic_shared_bytes, instructions];
         let mut all = facts.into_iter().chain(launched).chain(self.facts.mix.values().copied());
-        if let Some(number) = all.find(|number| *number > MOST) {
+        if let Some(number) = all.find(|number| *number > MAX_COUNT) {
             return Err(format!("a number that is too large: {number}"));
         }
         match self.occupancy_percent.filter(|percent| *percent > 100) {
@@ -348,7 +348,7 @@ fn kernel_resources(
     dynamic_shared_bytes: u32,
     arch: &str,
 ) -> KernelResources {
-    let shared_bytes = facts.shared_bytes.saturating_add(dynamic_shared_bytes).min(MOST);
+    let shared_bytes = facts.shared_bytes.saturating_add(dynamic_shared_bytes).min(MAX_COUNT);
     let occupancy = occupancy::theoretical(arch, facts.registers, shared_bytes, block);
     let occupancy_percent = occupancy.map(|share| (100.0 * share).round() as u32);
     KernelResources { facts, block, dynamic_shared_bytes, occupancy_percent }

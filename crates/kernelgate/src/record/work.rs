@@ -8,7 +8,7 @@ use super::files::text::printable;
 use crate::workload::Work;
 
 /// Most operations and bytes of a launch that can be true, in all.
-const MOST: u64 = 1 << 62;
+const MAX_WORK: u64 = 1 << 62;
 
 /// Declared work, as stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ impl WorkRecord {
             self.flops.values().chain([&self.read_bytes, &self.write_bytes, &self.link_bytes]);
         let sum = counted.copied().try_fold(0, u64::checked_add);
         match sum {
-            Some(..=MOST) => Ok(()),
+            Some(..=MAX_WORK) => Ok(()),
             _ => Err(format!("more work than any machine does: {}", printable(&self.to_string()))),
         }
     }
@@ -97,7 +97,9 @@ mod tests {
             link_bytes: 0,
         };
         assert_eq!(work(1 << 61, 1 << 50).validate(), Ok(()));
-        for (matmul, read_bytes) in [(u64::MAX, 0), (0, u64::MAX), (1 << 62, 1 << 62), (MOST, 0)] {
+        for (matmul, read_bytes) in
+            [(u64::MAX, 0), (0, u64::MAX), (1 << 62, 1 << 62), (MAX_WORK, 0)]
+        {
             let problem = work(matmul, read_bytes).validate().unwrap_err();
             assert!(
                 problem.starts_with("more work than any machine does: matmul f32"),

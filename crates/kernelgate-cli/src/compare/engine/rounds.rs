@@ -9,7 +9,7 @@ use kernelgate::record::{CaseRecord, ProcessRun, Timing, TrialRecord};
 use kernelgate::stats::{median, weighted_median};
 
 /// The reason for a case that the process neither timed, failed nor skipped.
-const ABSENT: &str = "the bench did not list it";
+const NOT_LISTED: &str = "the bench did not list it";
 /// Processes of a block.
 pub const PLACES: usize = 4;
 
@@ -119,7 +119,7 @@ pub fn skips(asked: &BTreeSet<String>, run: Option<&ProcessRun>) -> BTreeMap<Str
     let timed = |id: &&String| run.is_some_and(|run| run.cases.contains_key(*id));
     let failed = |id: &&String| run.is_some_and(|run| run.failed.contains_key(*id));
     let reason =
-        |id: &String| run.and_then(|run| run.skipped.get(id)).map_or(ABSENT, String::as_str);
+        |id: &String| run.and_then(|run| run.skipped.get(id)).map_or(NOT_LISTED, String::as_str);
     let without = asked.iter().filter(|id| !timed(id) && !failed(id));
     without.map(|id| (id.clone(), reason(id).to_owned())).collect()
 }
@@ -248,7 +248,7 @@ pub(super) mod tests {
         let skipped = skips(&requested, Some(&run));
         assert_eq!(
             skipped,
-            [("gone", ABSENT), ("short", "why")]
+            [("gone", NOT_LISTED), ("short", "why")]
                 .map(|(id, why)| (id.to_owned(), why.to_owned()))
                 .into()
         );

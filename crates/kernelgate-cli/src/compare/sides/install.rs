@@ -40,7 +40,7 @@ pub struct InstalledBench {
     /// Content hash.
     pub hash: String,
     /// Size and times of the file when it was hashed.
-    pub stamp: Stamp,
+    pub stamp: FileStamp,
     /// How the executable gets its request.
     pub driver: Driver,
 }
@@ -118,7 +118,7 @@ pub fn install(
         leftovers::remove(&at).map_err(|cause| io(&at, cause))?;
         std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
         // The stamp is taken first, so that a write in between is noticed.
-        let stamp = Stamp::read(&at);
+        let stamp = FileStamp::read(&at);
         let hash = content_hash(&at)?;
         executables
             .driven
@@ -129,7 +129,7 @@ pub fn install(
 
 /// Size and times of a file: a write to it changes at least one of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Stamp {
+pub struct FileStamp {
     bytes: u64,
     modified: Option<SystemTime>,
     /// Inode and time of the last change of contents or attributes.
@@ -137,7 +137,7 @@ pub struct Stamp {
     changed: (u64, i64, i64),
 }
 
-impl Stamp {
+impl FileStamp {
     fn read(path: &Path) -> Self {
         let Ok(facts) = std::fs::metadata(path) else { return Self::default() };
         #[cfg(unix)]
@@ -159,7 +159,7 @@ impl InstalledBench {
 
     /// Hashes the file in `side/bin` again if its size or times changed.
     pub fn check_untouched(&self, side: &Path) -> Result<(), CompareError> {
-        if Stamp::read(&side.join("bin").join(&self.bench)) == self.stamp {
+        if FileStamp::read(&side.join("bin").join(&self.bench)) == self.stamp {
             return Ok(());
         }
         self.check_unchanged(side)
@@ -240,7 +240,7 @@ mod tests {
         std::fs::create_dir(side.path().join("bin")).unwrap();
         let path = side.path().join("bin/b");
         std::fs::write(&path, "one").unwrap();
-        let (hash, stamp) = (content_hash(&path).unwrap(), Stamp::read(&path));
+        let (hash, stamp) = (content_hash(&path).unwrap(), FileStamp::read(&path));
         let driver = Driver::Criterion;
         let bench = InstalledBench { bench: "b".to_owned(), hash, stamp, driver };
         assert!(bench.check_untouched(side.path()).is_ok());

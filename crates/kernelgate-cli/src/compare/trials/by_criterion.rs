@@ -26,7 +26,7 @@ use kernelgate::record::{CaseRecord, ProcessRun, Provenance, Samples, TrialSampl
 /// Exit code of a Rust program that panicked.
 const PANICKED: i32 = 101;
 /// Name of a process' whole wall time in [`ProcessRun::spent_s`], as benches of this harness have it.
-const WHOLE: &str = "whole";
+const WHOLE_PROCESS: &str = "whole";
 
 /// The reason why a bench has no list of cases.
 #[derive(Debug, PartialEq, Eq)]
@@ -145,7 +145,7 @@ pub fn measure_listed(
     let mut run = ProcessRun {
         complete: true,
         executable: Some(trial.hash.to_owned()),
-        spent_s: [(WHOLE.to_owned(), wall_s)].into(),
+        spent_s: [(WHOLE_PROCESS.to_owned(), wall_s)].into(),
         telemetry: own.as_ref().map(|own| own.telemetry.clone()).unwrap_or_default(),
         ..ProcessRun::start(&bench, &trial.request.session, environment.clone(), provenance)
     };
@@ -220,7 +220,7 @@ pub fn overridden(run: &ProcessRun, sampling: &TrialSampling) -> BTreeMap<String
         if count != SAMPLES {
             set.push(format!("{count} samples"));
         }
-        let possible = run.spent_s.get(WHOLE).is_some_and(|whole_s| measured_s <= *whole_s);
+        let possible = run.spent_s.get(WHOLE_PROCESS).is_some_and(|whole_s| measured_s <= *whole_s);
         if shortened && possible && measured_s > MUCH_LONGER * sampling.measurement_s {
             set.push(format!("a measurement of about {measured_s:.1} s"));
         }

@@ -24,7 +24,7 @@ use kernelgate::record::columns;
 use kernelgate::record::file::Record;
 use kernelgate::record::text;
 use kernelgate::record::{Environment, Provenance, Shard, TrialSampling};
-pub use recommend::{Recommended, recommend};
+pub use recommend::{RecommendedThresholds, recommend};
 pub use summary::{CalibrationSummary, summarise};
 
 /// Largest number of blocks that a comparison may have.
@@ -108,7 +108,7 @@ pub struct Calibration {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anchor_tolerance: Option<f64>,
     /// Thresholds that [`recommend()`] derived when the file was written.
-    pub recommended: Option<Recommended>,
+    pub recommended: Option<RecommendedThresholds>,
     /// The comparisons, in time order. Cases have their place in `cases` as
     /// name: `#0` is the first.
     pub comparisons: Vec<CalibrationComparison>,

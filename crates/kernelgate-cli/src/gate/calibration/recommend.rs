@@ -36,7 +36,7 @@ const ROUNDING: f64 = 1e-9;
 
 /// Thresholds and budgets that the gate should use on this device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Recommended {
+pub struct RecommendedThresholds {
     /// Smallest threshold without a false alarm that finds slow-downs of twice its size with 90 %;
     /// `None` if no threshold does, or too little was measured.
     pub relative: Option<f64>,
@@ -51,12 +51,12 @@ pub struct Recommended {
     /// The reason why there is no threshold, or a warning.
     pub note: Option<String>,
     /// The thresholds among which the recommendation chose.
-    pub tried: Vec<Tried>,
+    pub tried: Vec<TriedThreshold>,
 }
 
 /// A threshold, and its results on the recorded comparisons.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Tried {
+pub struct TriedThreshold {
     /// The threshold.
     pub relative: f64,
     /// Comparisons that would have called an unchanged case slower.
@@ -73,7 +73,7 @@ pub struct Tried {
     pub of: usize,
 }
 
-impl Tried {
+impl TriedThreshold {
     fn holds(&self) -> bool {
         self.false_alarms == 0
             && self.of >= MIN_COMPARISONS
@@ -81,7 +81,7 @@ impl Tried {
     }
 }
 
-impl Recommended {
+impl RecommendedThresholds {
     /// Checks that the values can result from comparisons with that plan, because `compare` uses
     /// them.
     pub(super) fn validate(&self, plan: &TestPlan) -> Result<(), String> {
@@ -102,7 +102,8 @@ impl Recommended {
         }
         if let Some(relative) = self.relative {
             in_range("recommended.relative", relative, 0.0..1e12)?;
-            let is = |tried: &Tried| (tried.relative - relative).abs() <= ROUNDING * relative;
+            let is =
+                |tried: &TriedThreshold| (tried.relative - relative).abs() <= ROUNDING * relative;
             if !self.tried.iter().any(is) {
                 return Err(format!("recommended.relative is {relative}, which was not tried"));
             }
@@ -125,11 +126,13 @@ impl Recommended {
 }
 
 /// Recommends thresholds and budgets.
-pub fn recommend(calibration: &Calibration) -> Recommended {
+pub fn recommend(calibration: &Calibration) -> RecommendedThresholds {
     let plan = calibration.plan;
-    let tried: Vec<Tried> = STEPS
+    let tried: Vec<TriedThreshold> = STEPS
         .iter()
-        .map(|step| attempt(calibration, &TestPlan { relative: step * plan.relative, ..plan }))
+        .map(|step| {
+            try_threshold(calibration, &TestPlan { relative: step * plan.relative, ..plan })
+        })
         .collect();
     let null = calibration.comparisons_of(ComparisonKind::Null).count();
     let chosen = tried.iter().find(|tried| tried.holds()).filter(|_| null >= MIN_COMPARISONS);
@@ -150,7 +153,7 @@ pub fn recommend(calibration: &Calibration) -> Recommended {
         )),
         _ => None,
     };
-    Recommended {
+    RecommendedThresholds {
         relative,
         settle_blocks,
         budget_s: (RESERVE * seconds_per_block(calibration) * plan.max_blocks as f64).ceil(),
@@ -183,7 +186,7 @@ pub fn replay(comparison: &CalibrationComparison, plan: &TestPlan) -> BTreeMap<S
         .collect()
 }
 
-fn attempt(calibration: &Calibration, plan: &TestPlan) -> Tried {
+fn try_threshold(calibration: &Calibration, plan: &TestPlan) -> TriedThreshold {
     let (mut false_alarms, mut comparisons, mut inconclusive, mut cases) = (0, 0, 0, 0);
     let untouched = |comparison: &&CalibrationComparison| {
         comparison.delays_ns.len() < comparison.verdicts.len()
@@ -216,13 +219,22 @@ fn attempt(calibration: &Calibration, plan: &TestPlan) -> Tried {
         }
     }
     let inconclusive = if cases == 0 { 0.0 } else { inconclusive as f64 / cases as f64 };
-    Tried { relative: plan.relative, false_alarms, comparisons, inconclusive, percent, found, of }
+    TriedThreshold {
+        relative: plan.relative,
+        false_alarms,
+        comparisons,
+        inconclusive,
+        percent,
+        found,
+        of,
+    }
 }
 
 /// The fewest blocks after which cases may be unchanged, from four upwards in steps of two.
 fn fewest_blocks(calibration: &Calibration, plan: &TestPlan) -> Option<usize> {
     (4..=plan.settle_blocks.min(plan.max_blocks)).step_by(2).find(|settle_blocks| {
-        let tried = attempt(calibration, &TestPlan { settle_blocks: *settle_blocks, ..*plan });
+        let tried =
+            try_threshold(calibration, &TestPlan { settle_blocks: *settle_blocks, ..*plan });
         tried.holds() && tried.inconclusive <= INCONCLUSIVE
     })
 }

@@ -16,7 +16,7 @@ use kernelgate_cuda::compiler::cubin::KernelFacts;
 use kernelgate_cuda::driver::launch::used::{UsedKernel, UsedKernels};
 
 /// Largest number of facts of a kernel that are named.
-const NAMED: usize = 6;
+const MAX_NAMED_FACTS: usize = 6;
 
 /// The kernels of a case in both builds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,8 +155,8 @@ impl KernelsCompared {
 fn listed(words: &[String]) -> String {
     match words.len() {
         0 => "other instructions".to_owned(),
-        count if count > NAMED => {
-            format!("{} and {} more", words[..NAMED].join(", "), count - NAMED)
+        count if count > MAX_NAMED_FACTS => {
+            format!("{} and {} more", words[..MAX_NAMED_FACTS].join(", "), count - MAX_NAMED_FACTS)
         }
         _ => words.join(", "),
     }

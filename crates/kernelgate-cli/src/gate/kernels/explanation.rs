@@ -17,7 +17,7 @@ const PROFILE_NOISE: f64 = 0.05;
 /// Relative change of the SM clock from which it is reported.
 const CLOCK: f64 = 0.01;
 /// Largest number of kernels and phases that are named.
-const NAMED: usize = 4;
+const MAX_NAMED_KERNELS: usize = 4;
 
 /// The cause of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -130,9 +130,9 @@ impl Explanation {
             self.causes.push(cause);
             self.causes.sort_unstable();
         }
-        self.evidence.extend(evidence.iter().take(NAMED).cloned());
-        if evidence.len() > NAMED {
-            self.evidence.push(format!("{} more", evidence.len() - NAMED));
+        self.evidence.extend(evidence.iter().take(MAX_NAMED_KERNELS).cloned());
+        if evidence.len() > MAX_NAMED_KERNELS {
+            self.evidence.push(format!("{} more", evidence.len() - MAX_NAMED_KERNELS));
         }
     }
 

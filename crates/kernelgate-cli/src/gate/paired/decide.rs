@@ -127,7 +127,7 @@ struct ChangeEvidence {
 
 impl ChangeEvidence {
     /// The verdict on a change in time that cycles or contention do not confirm.
-    fn objected(&self) -> (Verdict, Option<Doubt>, Option<usize>) {
+    fn unconfirmed_verdict(&self) -> (Verdict, Option<Doubt>, Option<usize>) {
         match self.clock_at {
             Some(at) => (Verdict::Inconclusive, Some(Doubt::Clock), Some(at)),
             None => (Verdict::Inconclusive, Some(self.objection), None),
@@ -383,9 +383,9 @@ fn conclude(
         } else if significant(faster[i]) {
             (Verdict::Improved, None, Some(standing.faster.at))
         } else if significant(slower_in_time[i]) {
-            standing.slower.objected()
+            standing.slower.unconfirmed_verdict()
         } else if significant(faster_in_time[i]) {
-            standing.faster.objected()
+            standing.faster.unconfirmed_verdict()
         } else if let Some(at) = standing.same_at {
             (Verdict::Unchanged, None, Some(at))
         } else {

@@ -22,9 +22,9 @@ use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::interrupt;
 
 /// Pause between two calls of `squeue`.
-const PAUSE: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Time for a file that a job wrote to appear on this machine.
-const GRACE: Duration = Duration::from_secs(60);
+const FILE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Last lines of a failed task's log that are shown.
 const LOG_LINES: usize = 8;
 /// Scripts in the folder of a submission.
@@ -63,7 +63,7 @@ pub struct Arguments {
 }
 
 /// A submission that the program follows.
-struct Followed<'a> {
+struct FollowedSubmission<'a> {
     arguments: &'a Arguments,
     places: Places,
     options: SlurmOptions,
@@ -122,7 +122,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         true => submission.resume(&folder)?,
         false => submission.claim(&folder)?,
     };
-    let mut followed = Followed { arguments, places, options, submission, running };
+    let mut followed = FollowedSubmission { arguments, places, options, submission, running };
     if arguments.resume {
         followed.adopt()?;
     }
@@ -180,7 +180,7 @@ fn build(
     })
 }
 
-impl Followed<'_> {
+impl FollowedSubmission<'_> {
     /// Writes the scripts and submits all shards.
     fn start(&mut self, verb: Verb, flags: &[String]) -> anyhow::Result<()> {
         let folder = &self.places.folder;
@@ -227,7 +227,7 @@ impl Followed<'_> {
         let jobs = loop {
             match self.jobs()? {
                 Some(jobs) => break jobs,
-                None => std::thread::sleep(PAUSE),
+                None => std::thread::sleep(POLL_INTERVAL),
             }
         };
         let tasks_run = jobs.tasks.values().any(JobState::is_active);
@@ -338,13 +338,13 @@ impl Followed<'_> {
                     false => ended.or_else(|| Some(Instant::now())),
                 };
                 let failed = jobs.merge.as_ref().filter(|merge| merge.has_failed());
-                if ended.is_some_and(|ended| failed.is_some() || ended.elapsed() > GRACE)
+                if ended.is_some_and(|ended| failed.is_some() || ended.elapsed() > FILE_TIMEOUT)
                     && self.exit().is_none()
                 {
                     return Err(self.no_result(failed));
                 }
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

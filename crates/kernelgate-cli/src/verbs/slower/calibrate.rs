@@ -114,7 +114,7 @@ const LOCAL_FLAGS: &[&str] = &["--dir", "--output", "--baselines", "--records", 
 struct CalibrationReport<'a> {
     calibration: &'a Path,
     summary: CalibrationSummary,
-    recommended: Option<&'a crate::gate::calibration::Recommended>,
+    recommended: Option<&'a crate::gate::calibration::RecommendedThresholds>,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {

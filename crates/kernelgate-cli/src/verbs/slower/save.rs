@@ -49,7 +49,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let finished = Finished::default();
     let (held, name) = (Arc::clone(&finished), arguments.name.clone());
     let running = interrupt::watched_saying(move || {
-        format!(": baseline `{name}` is as it was{}", rescue(&held, &name))
+        format!(": baseline `{name}` is as it was{}", advice_on_finished_runs(&held, &name))
     })?;
     let outcome = measure(arguments, store, &running, &finished)
         .and_then(|sessions| sessions::without_other_packages(sessions, store))
@@ -57,12 +57,15 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     match outcome {
         Ok(Exit::Fine) => Ok(Exit::Fine),
         Ok(other) => {
-            eprintln!("the baseline is as it was{}", rescue(&finished, &arguments.name));
+            eprintln!(
+                "the baseline is as it was{}",
+                advice_on_finished_runs(&finished, &arguments.name)
+            );
             Ok(other)
         }
         Err(error) => anyhow::bail!(
             "{error:#}: the baseline is as it was{}",
-            rescue(&finished, &arguments.name)
+            advice_on_finished_runs(&finished, &arguments.name)
         ),
     }
 }
@@ -79,7 +82,7 @@ fn check_baselines(store: &Store, name: &str) -> anyhow::Result<()> {
 }
 
 /// Advice on how to use the runs that were finished; empty without one.
-fn rescue(finished: &Finished, name: &str) -> String {
+fn advice_on_finished_runs(finished: &Finished, name: &str) -> String {
     let folders = finished.lock().unwrap_or_else(PoisonError::into_inner);
     if folders.is_empty() {
         return String::new();

@@ -2,7 +2,7 @@
 
 use super::clusters::MAX_PORTABLE_CLUSTER;
 use super::kernel::Kernel;
-use super::shape::{Launch, Offered, count};
+use super::shape::{BlockResources, Launch, count};
 use crate::BackendError;
 use crate::driver::device::Device;
 
@@ -15,8 +15,10 @@ impl Launch {
     /// that size, or room for fewer blocks than wait for each other; others when no launch can have
     /// these dimensions.
     pub(crate) fn admit(&self, device: &Device, kernel: &Kernel) -> Result<(), BackendError> {
-        let offered =
-            Offered { shared_bytes: device.shared_bytes_a_block()?, clusters: device.clusters()? };
+        let offered = BlockResources {
+            shared_bytes: device.shared_bytes_a_block()?,
+            clusters: device.clusters()?,
+        };
         let cluster = if offered.clusters { kernel.cluster(self.cluster)? } else { self.cluster };
         let launch = Self { cluster, ..*self };
         launch

@@ -43,7 +43,7 @@ const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
 /// Resources that a GPU offers a block.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Offered {
+pub(super) struct BlockResources {
     /// Shared memory, bytes.
     pub shared_bytes: u32,
     /// Whether there are clusters.
@@ -111,7 +111,7 @@ impl Launch {
     }
 
     /// Reason why a GPU cannot run a kernel with this much static shared memory: a fragment.
-    pub(super) fn unmet(&self, static_shared: u32, offered: Offered) -> Option<String> {
+    pub(super) fn unmet(&self, static_shared: u32, offered: BlockResources) -> Option<String> {
         if self.cluster.is_some() && !offered.clusters {
             return Some("needs clusters, which this GPU has not".to_owned());
         }
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn unmet_needs_are_named() {
         let launch = Launch { shared_bytes: 90_000, ..Launch::new([16, 1, 1], [32, 1, 1]) };
-        let ampere = Offered { shared_bytes: 101_376, clusters: false };
+        let ampere = BlockResources { shared_bytes: 101_376, clusters: false };
         assert_eq!(launch.unmet(11_376, ampere), None);
         assert_eq!(
             launch.unmet(11_377, ampere).unwrap(),
@@ -215,6 +215,6 @@ mod tests {
         );
         let clustered = Launch { cluster: Some([2, 1, 1]), ..launch };
         assert!(clustered.unmet(0, ampere).unwrap().contains("needs clusters"));
-        assert_eq!(clustered.unmet(0, Offered { clusters: true, ..ampere }), None);
+        assert_eq!(clustered.unmet(0, BlockResources { clusters: true, ..ampere }), None);
     }
 }

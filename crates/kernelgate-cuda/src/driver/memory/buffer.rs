@@ -130,7 +130,7 @@ impl Buffer {
         }
         let stream = self.slice.stream();
         bind(stream.context())?;
-        if bytes.len() >= staging::WORTHWHILE {
+        if bytes.len() >= staging::MIN_STAGED_BYTES {
             // SAFETY: the range lies in the allocation, which is alive.
             return unsafe { self.staging.upload(stream, self.address(), bytes) };
         }
@@ -177,7 +177,7 @@ impl Buffer {
         let view = self.slice.slice(0..target.len());
         let stream = self.slice.stream();
         bind(stream.context())?;
-        if target.len() >= staging::WORTHWHILE {
+        if target.len() >= staging::MIN_STAGED_BYTES {
             // SAFETY: the range lies in the allocation, which is alive.
             return unsafe { self.staging.download(stream, self.address(), target) };
         }

@@ -14,7 +14,7 @@ pub struct Mailbox {
 }
 
 /// Words between the two.
-const APART: usize = 64;
+const WORD_DISTANCE: usize = 64;
 
 impl Mailbox {
     /// Allocates the mailbox.
@@ -22,7 +22,7 @@ impl Mailbox {
     /// # Errors
     /// When the driver fails.
     pub fn new() -> Result<Self, BackendError> {
-        let bytes = 2 * APART * size_of::<AtomicU32>();
+        let bytes = 2 * WORD_DISTANCE * size_of::<AtomicU32>();
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: a context is current on this thread: the device that the mailbox is for was
         // opened here.
@@ -39,7 +39,7 @@ impl Mailbox {
 
     /// The word that the device reads.
     pub fn to_device(&self) -> &AtomicU32 {
-        // SAFETY: the allocation holds 2 * APART words, lives as long as `self`, and is only ever
+        // SAFETY: the allocation holds 2 * WORD_DISTANCE words, lives as long as `self`, and is only ever
         // accessed atomically.
         unsafe { self.words.as_ref() }
     }
@@ -47,13 +47,13 @@ impl Mailbox {
     /// The word that the device writes.
     pub fn from_device(&self) -> &AtomicU32 {
         // SAFETY: as above.
-        unsafe { self.words.add(APART).as_ref() }
+        unsafe { self.words.add(WORD_DISTANCE).as_ref() }
     }
 
     /// Addresses of the words to the device and from it; they are the same on the device.
     pub fn addresses(&self) -> (u64, u64) {
         let base = self.words.as_ptr() as u64;
-        (base, base + (APART * size_of::<AtomicU32>()) as u64)
+        (base, base + (WORD_DISTANCE * size_of::<AtomicU32>()) as u64)
     }
 }
 

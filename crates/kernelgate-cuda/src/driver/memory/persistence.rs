@@ -22,7 +22,7 @@ use crate::driver::stream::stream_settings::StreamSettings;
 /// The part of L2 that kept lines may fill, until dropped.
 pub struct SetAside {
     context: Arc<CudaContext>,
-    room: Room,
+    room: CacheReserve,
     before: usize,
 }
 
@@ -57,7 +57,7 @@ impl SetAside {
         // The driver rounds, and under MPS it does nothing.
         let mut taken = Self {
             context: Arc::clone(&context),
-            room: Room { kept: 0, window: most_window },
+            room: CacheReserve { kept: 0, window: most_window },
             before,
         };
         taken.room.kept = set_aside(device)?;
@@ -162,12 +162,12 @@ impl Drop for SetAside {
 
 /// Bytes that are set aside, and that a window may have.
 #[derive(Debug, Clone, Copy)]
-struct Room {
+struct CacheReserve {
     kept: usize,
     window: usize,
 }
 
-impl Room {
+impl CacheReserve {
     /// A window larger than the set-aside would evict its own lines before they are used again, so
     /// only a share of it is kept.
     fn window(self, address: u64, bytes: usize) -> Window {
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_window_keeps_what_fits() {
-        let room = Room { kept: 30 << 20, window: 128 << 20 };
+        let room = CacheReserve { kept: 30 << 20, window: 128 << 20 };
         let window = |bytes| room.window(4096, bytes);
         assert_eq!(
             window(18 << 20),

@@ -17,7 +17,7 @@ const BLOCK: usize = 16 << 20;
 /// Bytes that one task copies on the host.
 const PIECE: usize = 1 << 19;
 /// Smallest copy that is staged here; the driver does shorter ones.
-pub const WORTHWHILE: usize = 4 << 20;
+pub const MIN_STAGED_BYTES: usize = 4 << 20;
 
 /// Two blocks of pinned memory, made for the first large copy.
 pub struct Staging {
@@ -172,17 +172,17 @@ mod tests {
     #[test]
     fn large_copies_come_back_bit_by_bit() {
         let Some((device, _one_at_a_time)) = gpu() else { return };
-        for len in [WORTHWHILE, BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 12_345] {
+        for len in [MIN_STAGED_BYTES, BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 12_345] {
             let bytes: Vec<u8> = (0..len).map(|i| (i ^ (i >> 9) ^ (i >> 17)) as u8).collect();
             let buffer = device.upload(&bytes).unwrap();
             let mut back = vec![0; len];
             buffer.download(&mut back).unwrap();
             assert!(back == bytes, "{len} bytes");
             // Overwriting a part leaves the rest unchanged.
-            buffer.overwrite(&bytes[1..WORTHWHILE]).unwrap();
+            buffer.overwrite(&bytes[1..MIN_STAGED_BYTES]).unwrap();
             buffer.download(&mut back).unwrap();
-            assert!(back[..WORTHWHILE - 1] == bytes[1..WORTHWHILE], "{len} bytes");
-            assert!(back[WORTHWHILE - 1..] == bytes[WORTHWHILE - 1..], "{len} bytes");
+            assert!(back[..MIN_STAGED_BYTES - 1] == bytes[1..MIN_STAGED_BYTES], "{len} bytes");
+            assert!(back[MIN_STAGED_BYTES - 1..] == bytes[MIN_STAGED_BYTES - 1..], "{len} bytes");
         }
     }
 }

@@ -12,7 +12,7 @@ use super::hold::HostHold;
 use super::raw_stream::RawStream;
 use super::stream_timer::StreamTimer;
 use super::thread_state;
-use super::timed_stream::{self, Entered, TimedStream};
+use super::timed_stream::{self, CurrentContext, TimedStream};
 use crate::BackendError;
 use crate::driver::check::{Code, own_arch};
 use crate::driver::device::{self, DeviceError, DeviceFacts};
@@ -229,7 +229,7 @@ impl ForeignStream {
         Ok(started.elapsed())
     }
 
-    fn enter(&self) -> Result<Entered, BackendError> {
+    fn enter(&self) -> Result<CurrentContext, BackendError> {
         self.timer.stream().enter()
     }
 

@@ -14,7 +14,7 @@ use crate::driver::status::failed;
 
 const WINDOW: CUstreamAttrID = CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW;
 /// Settings other than the window, with their names.
-const OTHERS: [(CUstreamAttrID, &str); 4] = [
+const NAMED_SETTINGS: [(CUstreamAttrID, &str); 4] = [
     (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY, "way of the host to wait"),
     (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY, "priority"),
     (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP, "map of synchronisation domains"),
@@ -27,8 +27,8 @@ type Bytes = [c_char; 64];
 /// The settings of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamSettings {
-    /// Values in the order of [`OTHERS`]; absent if the driver does not report them.
-    others: [Option<Bytes>; OTHERS.len()],
+    /// Values in the order of [`NAMED_SETTINGS`]; absent if the driver does not report them.
+    others: [Option<Bytes>; NAMED_SETTINGS.len()],
     /// The window; absent if no window is set, as on a new stream.
     window: Option<Bytes>,
 }
@@ -38,7 +38,7 @@ impl StreamSettings {
     pub(crate) fn read(stream: &CudaStream) -> Self {
         let read = |(id, _)| get(stream, id).ok().map(|value| settable(id, bytes(value)));
         let window = get(stream, WINDOW).ok().filter(|value| window_bytes(*value) != 0);
-        Self { others: OTHERS.map(read), window: window.map(bytes) }
+        Self { others: NAMED_SETTINGS.map(read), window: window.map(bytes) }
     }
 
     /// Sets the values that differ from now, and removes a window that was not there.
@@ -64,7 +64,9 @@ impl StreamSettings {
             }
             set(stream, WINDOW, value).map_err(|error| ("window of L2", error))?;
         }
-        for (((id, name), before), now) in OTHERS.into_iter().zip(self.others).zip(now.others) {
+        for (((id, name), before), now) in
+            NAMED_SETTINGS.into_iter().zip(self.others).zip(now.others)
+        {
             if let (Some(before), true) = (before, before != now) {
                 let value = CUstreamAttrValue { pad: before };
                 set(stream, id, value).map_err(|error| (name, error))?;
@@ -79,7 +81,7 @@ impl StreamSettings {
 fn settable(id: CUstreamAttrID, value: Bytes) -> Bytes {
     // Characters are unsigned on some processors.
     let policy = i32::from_ne_bytes(std::array::from_fn(|index| value[index] as u8));
-    if id != OTHERS[0].0 || policy != -1 {
+    if id != NAMED_SETTINGS[0].0 || policy != -1 {
         return value;
     }
     let mut value = CUstreamAttrValue { pad: [0; 64] };
@@ -142,12 +144,12 @@ mod tests {
         let policy = CUstreamAttrValue {
             syncPolicy: sys::CUsynchronizationPolicy::CU_SYNC_POLICY_BLOCKING_SYNC,
         };
-        let (id, _) = OTHERS[0];
+        let (id, _) = NAMED_SETTINGS[0];
         set(stream, id, policy).unwrap();
         let with_policy = StreamSettings::read(stream);
         assert_ne!(with_policy, original);
         // The highest possible priority.
-        let (id, _) = OTHERS[1];
+        let (id, _) = NAMED_SETTINGS[1];
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: the context is current, and the pointers are valid.
         unsafe { sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest) }

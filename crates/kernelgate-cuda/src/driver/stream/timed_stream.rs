@@ -45,18 +45,18 @@ impl TimedStream {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn enter(&self) -> Result<Entered, BackendError> {
+    pub fn enter(&self) -> Result<CurrentContext, BackendError> {
         match self {
             Self::Ours(stream) => {
                 bind(stream.context())?;
-                Ok(Entered { pushed: false })
+                Ok(CurrentContext { pushed: false })
             }
             Self::Theirs { context, .. } => {
                 // SAFETY: the context of a stream that lives.
                 unsafe { sys::cuCtxPushCurrent_v2(*context) }
                     .result()
                     .map_err(|error| failed("make the stream's context current", &error))?;
-                Ok(Entered { pushed: true })
+                Ok(CurrentContext { pushed: true })
             }
         }
     }
@@ -73,11 +73,11 @@ pub(crate) fn context_of(stream: RawStream) -> Result<sys::CUcontext, DriverErro
 
 /// The context of a stream is current.
 #[must_use = "the context is current until this is dropped"]
-pub(crate) struct Entered {
+pub(crate) struct CurrentContext {
     pushed: bool,
 }
 
-impl Drop for Entered {
+impl Drop for CurrentContext {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = std::ptr::null_mut();

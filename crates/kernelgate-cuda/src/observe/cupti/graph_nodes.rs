@@ -13,8 +13,9 @@ use crate::BackendError;
 use crate::observe::range::{self, OpenRanges};
 
 const RESOURCE: u32 = sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE as u32;
-const CREATED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED as u32;
-const CLONED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED as u32;
+const NODE_CREATED: u32 =
+    sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED as u32;
+const NODE_CLONED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED as u32;
 
 /// Ranges of nodes by node id; nodes that were created outside of all ranges are absent.
 static NODES: LazyLock<Mutex<HashMap<u64, OpenRanges>>> = LazyLock::new(Mutex::default);
@@ -35,7 +36,7 @@ pub fn subscribe(api: &Api) -> Result<Subscription, BackendError> {
     let status = unsafe { (api.subscribe)(&raw mut handle, on_callback, std::ptr::null_mut()) };
     api.check(status, "begin")?;
     let subscription = Subscription(handle);
-    for event in [CREATED, CLONED] {
+    for event in [NODE_CREATED, NODE_CLONED] {
         // SAFETY: the handle is that of the subscription.
         let status = unsafe { (api.enable_callback)(1, handle, RESOURCE, event) };
         api.check(status, "subscribe to events of graphs")?;
@@ -76,8 +77,8 @@ extern "C" fn on_callback(_: *mut c_void, domain: u32, event: u32, data: *const 
     };
     let Some(node) = id(graph.node) else { return };
     match event {
-        CREATED => created(node, range::open()),
-        CLONED => {
+        NODE_CREATED => created(node, range::open()),
+        NODE_CLONED => {
             if let Some(original) = id(graph.original_node) {
                 cloned(node, original);
             }

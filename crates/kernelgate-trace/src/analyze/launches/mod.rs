@@ -51,7 +51,7 @@ impl Launches {
     }
 
     /// Operations whose call is not in the trace.
-    pub fn orphans(&self) -> usize {
+    pub fn operations_without_call(&self) -> usize {
         self.call_of.iter().filter(|&&call| call == NONE).count()
     }
 }

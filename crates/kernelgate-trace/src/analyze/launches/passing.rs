@@ -116,7 +116,7 @@ impl Launched {
     }
 
     /// Operations whose call was not read.
-    pub fn orphans(&self) -> impl Iterator<Item = OperationId> {
+    pub fn operations_without_call(&self) -> impl Iterator<Item = OperationId> {
         let found = |id: &OperationId| self.found[*id as usize / 64] >> (id % 64) & 1 == 1;
         (0..self.count).filter(move |id| !found(id))
     }

@@ -42,11 +42,11 @@ const BETWEEN_NS: i64 = 1_000;
 /// Time between two launch calls from which a host may have waited for the GPU in between.
 const PAUSE_NS: i64 = 100_000;
 /// Operations that a host that waits leaves in the queue at most.
-const AHEAD: i64 = 2;
+const MAX_QUEUED_OPERATIONS: i64 = 2;
 /// Part of that time in which the GPU works if the host waits for it. In public traces the rule finds
 /// 92 % of 9,748 waits without their calls, with any part from 0.7 to 0.95; 9 % of 17,722 pauses
 /// without a call that waits look alike.
-const WORKED: f64 = 0.9;
+const MIN_BUSY_SHARE: f64 = 0.9;
 
 /// A wait of the host.
 #[derive(Debug, Clone, Copy)]
@@ -327,7 +327,7 @@ impl<'a> Dependencies<'a> {
                 [worked[own].within((call.start, call.end)), call.end - call.start]
                     .map(|ns| ns as f64);
             let ended = last != NONE && self.all.end(last) > call.start;
-            if ended && pending[own] <= AHEAD && worked >= WORKED * whole {
+            if ended && pending[own] <= MAX_QUEUED_OPERATIONS && worked >= MIN_BUSY_SHARE * whole {
                 self.waits.push(Wait { call, ended_by: next.unwrap_or(last), recorded: false });
             }
         }

@@ -9,18 +9,18 @@ use crate::model::Trace;
 use crate::model::packed::Packed;
 
 /// Fewest iterations.
-const FEWEST: usize = 3;
+const MIN_ITERATIONS: usize = 3;
 /// Words in names of ranges that are iterations.
 const WORDS: &[&str] = &["profilerstep", "step", "iter", "batch"];
 /// Part of the time between the first and the last iteration that ranges without such a word must
 /// fill, and part of the launches that they must hold.
-const COVERED: f64 = 0.5;
+const MIN_COVERED_SHARE: f64 = 0.5;
 /// Part of the iterations whose number of operations is near the median.
 const REGULAR: f64 = 0.7;
 /// Kernels that are tried as the first one of an iteration.
 const ANCHORS: usize = 24;
 /// Largest number of operations that are compared to find one period.
-const COMPARED: usize = 200_000;
+const MAX_COMPARED_OPERATIONS: usize = 200_000;
 /// Part of an iteration's operations that the next one repeats.
 const REPEATED: f64 = 0.9;
 
@@ -84,7 +84,7 @@ pub fn among<K: Copy + Eq + std::hash::Hash + Ord>(
     }
     let mut ranked: Vec<Group<K>> = groups
         .into_iter()
-        .filter(|(_, group)| group.len() >= FEWEST)
+        .filter(|(_, group)| group.len() >= MIN_ITERATIONS)
         .filter_map(|(key, mut candidates)| {
             candidates.sort_by_key(|of| (of.start, of.end));
             let name = name(key).to_ascii_lowercase();
@@ -109,8 +109,8 @@ pub fn among<K: Copy + Eq + std::hash::Hash + Ord>(
             - launches.partition_point(|launch| launch < first);
         #[allow(clippy::cast_precision_loss)]
         let covered = group.named
-            || (group.total as f64 >= COVERED * (last - first) as f64
-                && inside as f64 >= COVERED * launches.len() as f64);
+            || (group.total as f64 >= MIN_COVERED_SHARE * (last - first) as f64
+                && inside as f64 >= MIN_COVERED_SHARE * launches.len() as f64);
         let starts: Vec<i64> = candidates.iter().map(|of| of.start).collect();
         (!overlap && covered && regular(&starts, last, launches)).then_some(HostIterations {
             key: group.key,
@@ -201,7 +201,7 @@ pub fn repeated(
     // One name for each number of occurrences, the rarest first: the longest period first.
     let mut anchors: Vec<(usize, u32)> = (0u32..)
         .zip(&count)
-        .filter(|&(_, &count)| count >= FEWEST && count * 2 <= operations.len())
+        .filter(|&(_, &count)| count >= MIN_ITERATIONS && count * 2 <= operations.len())
         .map(|(name, &count)| (count, name))
         .collect();
     anchors.sort_unstable();
@@ -242,7 +242,7 @@ fn score(sequence: &Packed<u32>, names: usize, anchor: u32) -> f64 {
         }
         pair.iter().cloned().flatten().for_each(|index| bag[name(index)] = 0);
         all += pair[0].len().max(pair[1].len());
-        if all > COMPARED {
+        if all > MAX_COMPARED_OPERATIONS {
             break;
         }
     }

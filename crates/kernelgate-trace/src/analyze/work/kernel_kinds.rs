@@ -137,8 +137,8 @@ fn compiled(function: &str) -> Option<KernelClass> {
     }
 }
 
-/// Words of a class.
-struct Words {
+/// ClassWords of a class.
+struct ClassWords {
     class: KernelClass,
     /// Found anywhere in the lower-case name, namespaces included.
     parts: &'static [&'static str],
@@ -147,8 +147,8 @@ struct Words {
 }
 
 /// The first match decides.
-const CLASSES: &[Words] = &[
-    Words {
+const CLASSES: &[ClassWords] = &[
+    ClassWords {
         class: KernelClass::Attention,
         parts: &[
             "flash",
@@ -166,18 +166,18 @@ const CLASSES: &[Words] = &[
         ],
         whole: &["mha", "mla", "gqa", "mqa", "sage"],
     },
-    Words { class: KernelClass::Softmax, parts: &["softmax"], whole: &[] },
-    Words {
+    ClassWords { class: KernelClass::Softmax, parts: &["softmax"], whole: &[] },
+    ClassWords {
         class: KernelClass::Optimizer,
         parts: &["multi_tensor_apply", "optimizer", "adamw", "lamb_", "adafactor"],
         whole: &["adam", "sgd", "adagrad", "rmsprop", "lion"],
     },
-    Words {
+    ClassWords {
         class: KernelClass::Pooling,
         parts: &["pooling", "pool2d", "pool3d"],
         whole: &["pool"],
     },
-    Words {
+    ClassWords {
         class: KernelClass::Matmul,
         parts: &[
             "gemm",
@@ -213,7 +213,7 @@ const CLASSES: &[Words] = &[
         ],
         whole: &["conv", "mm", "bmm", "addmm", "dgemm", "trsm", "syrk", "symm", "wmma", "mma"],
     },
-    Words {
+    ClassWords {
         class: KernelClass::Normalisation,
         parts: &[
             "layernorm",
@@ -236,17 +236,17 @@ const CLASSES: &[Words] = &[
         ],
         whole: &["norm", "ln", "rms"],
     },
-    Words {
+    ClassWords {
         class: KernelClass::Sorting,
         parts: &["topk", "top_k", "radix", "argsort", "sort_", "prefix_sum", "cumsum"],
         whole: &["sort", "scan", "unique", "nonzero", "select"],
     },
-    Words {
+    ClassWords {
         class: KernelClass::Reduction,
         parts: &["reduce", "reduction", "nll_loss", "cross_entropy", "dot_kernel", "asum", "nrm2"],
         whole: &["sum", "mean", "argmax", "argmin", "histogram", "loss"],
     },
-    Words {
+    ClassWords {
         class: KernelClass::Movement,
         parts: &[
             "copy",
@@ -269,7 +269,7 @@ const CLASSES: &[Words] = &[
         ],
         whole: &["cat", "index", "fill", "pack", "unpack", "pad", "roll", "flip", "clone", "embed"],
     },
-    Words {
+    ClassWords {
         class: KernelClass::Elementwise,
         parts: &[
             "elementwise",
@@ -299,7 +299,7 @@ const CLASSES: &[Words] = &[
 fn by_words(function: &str) -> Option<KernelClass> {
     let lower = function.to_ascii_lowercase();
     let words = words(function);
-    let found = |of: &&Words| {
+    let found = |of: &&ClassWords| {
         of.parts.iter().any(|part| lower.contains(part))
             || of.whole.iter().any(|whole| words.iter().any(|word| word == whole))
     };

@@ -273,7 +273,7 @@ fn attention_backward(inputs: &Inputs, causal: usize) -> Option<Work> {
 
 /// Functions of each element, normalisation and softmax: they move their inputs and an output as
 /// large as the largest.
-const MOVING: &[&str] = &[
+const MEMORY_OPERATORS: &[&str] = &[
     "add",
     "add_",
     "sub",
@@ -322,7 +322,7 @@ fn moving(function: &str, inputs: &Inputs) -> Option<Work> {
         // The first argument of these operators is only written.
         "copy_" | "fill_" | "zero_" => inputs.bytes(),
         "sum" | "mean" | "max" | "min" | "amax" => inputs.bytes(),
-        function if MOVING.contains(&function) => inputs.bytes() + largest,
+        function if MEMORY_OPERATORS.contains(&function) => inputs.bytes() + largest,
         _ => return None,
     };
     (bytes > 0.0).then_some(Work { flops: 0.0, bytes, precision: None })

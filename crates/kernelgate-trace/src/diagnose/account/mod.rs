@@ -24,7 +24,7 @@ use crate::model::names::without_numbers;
 /// Ranges that are listed.
 const RANGES: usize = 10;
 /// An iteration this many times as long as the median is unusual.
-const UNUSUAL: i64 = 2;
+const UNUSUAL_RATIO: i64 = 2;
 
 /// The time of a span: its lines add up to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl Iterations {
     pub fn unusual(&self) -> Vec<usize> {
         let lengths = self.steady_lengths();
         let Some(&median) = lengths.get(lengths.len() / 2) else { return Vec::new() };
-        let long = |&(_, length): &(usize, &i64)| *length >= UNUSUAL * median;
+        let long = |&(_, length): &(usize, &i64)| *length >= UNUSUAL_RATIO * median;
         self.lengths.iter().enumerate().skip(1).filter(long).map(|(index, _)| index + 1).collect()
     }
 }

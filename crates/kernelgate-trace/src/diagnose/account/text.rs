@@ -9,7 +9,7 @@ use crate::diagnose::text::{bytes, percent, time, wrap};
 use crate::stats::{shorten, thousands};
 
 /// Numbers of unusual iterations that are listed.
-const UNUSUAL: usize = 5;
+const MAX_UNUSUAL_ITERATIONS: usize = 5;
 
 impl Account {
     /// The label of each line that is not empty, and its nanoseconds; they add up to the total.
@@ -171,8 +171,8 @@ impl Iterations {
         let unusual = self.unusual();
         if !unusual.is_empty() {
             let numbers: Vec<String> =
-                unusual.iter().take(UNUSUAL).map(ToString::to_string).collect();
-            let more = unusual.len().saturating_sub(UNUSUAL);
+                unusual.iter().take(MAX_UNUSUAL_ITERATIONS).map(ToString::to_string).collect();
+            let more = unusual.len().saturating_sub(MAX_UNUSUAL_ITERATIONS);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let _ = write!(line, "; twice the median or longer: {}{more}", numbers.join(", "));
         }

@@ -155,7 +155,7 @@ impl Run<'_> {
             let mut accounts = context.all.ids();
             accounts.any(|id| context.classes.class(id) == class)
         };
-        if context.host.orphans < context.all.len() {
+        if context.host.operations_without_call < context.all.len() {
             changes.push((Faster::Launches, Changes { no_launches: true, ..none() }));
         }
         if !context.host.wait_calls.is_empty() {

@@ -25,7 +25,7 @@ pub struct Difference {
     /// Differences of machine, profiler and options.
     pub setup: Vec<SetupChange>,
     /// Both wholes.
-    pub wholes: [Whole; 2],
+    pub wholes: [TraceTotals; 2],
     /// By operation and cause of idle time; all of them, also what did not change.
     pub parts: Vec<PartChange>,
     /// By range.
@@ -40,7 +40,7 @@ pub struct Difference {
 
 /// The totals of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Whole {
+pub struct TraceTotals {
     /// Recorder of the trace.
     pub recorder: String,
     /// The value of [`Sums::whole_ns`].
@@ -230,7 +230,7 @@ pub fn difference(base: Sums, head: Sums) -> Difference {
         of.findings.iter().filter(|(id, _)| !also(id)).cloned().collect()
     };
     let findings = [only(&base, &head), only(&head, &base)];
-    let wholes = [&base, &head].map(|sums| Whole {
+    let wholes = [&base, &head].map(|sums| TraceTotals {
         recorder: sums.recorder.clone(),
         whole_ns: sums.whole_ns,
         busy_ns: sums.busy_ns,

@@ -10,7 +10,7 @@ use crate::stats::{shorten, thousands};
 /// Parts and ranges that have lines of their own.
 const TOP: usize = 10;
 /// Calls and parts that are only named.
-const NAMED: usize = 6;
+const MAX_NAMED_PARTS: usize = 6;
 /// The column at which the words of a line begin.
 const INDENT: &str = "                         ";
 /// Columns for the words after the name.
@@ -98,9 +98,9 @@ impl Difference {
                 .filter(|other| other.change() == change && other.part.kind != PartKind::Idle)
                 .map(|other| shorten(&name(&other.part), NAME))
                 .collect();
-            let more = named.len().saturating_sub(NAMED);
+            let more = named.len().saturating_sub(MAX_NAMED_PARTS);
             let more = if more > 0 { format!("; {more} more") } else { String::new() };
-            let first = &named[..named.len().min(NAMED)];
+            let first = &named[..named.len().min(MAX_NAMED_PARTS)];
             if !first.is_empty() {
                 let line = format!("also {}: {}{more}", change.label(), first.join("; "));
                 wrap(text, &line, "  ", "    ");

@@ -279,7 +279,7 @@ fn holds(function: &str) -> Option<Holds> {
 
 /// A call that holds up a stream, until the next launch into it.
 #[derive(Debug, Clone, Copy)]
-struct Held {
+struct HoldingCall {
     by: Holds,
     name: Name,
     /// Stream of the call; `None` if the trace does not record it.
@@ -287,11 +287,11 @@ struct Held {
 }
 
 /// Largest number of such calls that are kept for a thread.
-const HELD: usize = 16;
+const MAX_HELD_CALLS: usize = 16;
 
 /// A call that may explain a gap.
 #[derive(Debug, Clone, Copy)]
-struct Past {
+struct RecentCall {
     start: i64,
     end: i64,
     name: Name,
@@ -300,11 +300,11 @@ struct Past {
 
 /// Number of consecutive calls that ended before a gap after which the search for a call that
 /// reaches into the gap stops: calls nest little.
-const OVER: usize = 8;
+const MAX_ENDED_CALLS: usize = 8;
 
 /// A launch and the gap that its operation ended.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::diagnose) struct Late<'a> {
+pub(in crate::diagnose) struct LateLaunch<'a> {
     pub launch: &'a CallRow,
     pub gap: &'a Gap,
     /// The activity of the gap.
@@ -381,11 +381,11 @@ fn windows_driver(trace: &Trace) -> bool {
 #[derive(Debug, Default)]
 pub(in crate::diagnose) struct LatelyDone {
     /// By thread, in order of time.
-    calls: Vec<Vec<Past>>,
+    calls: Vec<Vec<RecentCall>>,
     /// By thread, ranges long enough to name host code, in order of their start.
     ranges: Vec<Vec<PastRange>>,
     /// By thread, the calls that hold up streams.
-    held: Vec<Vec<Held>>,
+    held: Vec<Vec<HoldingCall>>,
     /// By name, how the call holds up a stream.
     holds: Vec<Option<Holds>>,
     /// Streams that wait for an event, by process and correlation id of the call.
@@ -466,14 +466,14 @@ impl LatelyDone {
             self.calls[thread].retain(|past| past.end >= since);
         }
         let CallRow { start, end, name, .. } = *call;
-        self.calls[thread].push(Past { start, end, name, wait });
+        self.calls[thread].push(RecentCall { start, end, name, wait });
         if let Some(by) = self.holds.get(name.0 as usize).copied().flatten() {
             let stream = self.event_streams.get(&(call.process, call.correlation)).copied();
             let held = &mut self.held[thread];
-            if held.len() == HELD {
+            if held.len() == MAX_HELD_CALLS {
                 held.remove(0);
             }
-            held.push(Held { by, name, stream });
+            held.push(HoldingCall { by, name, stream });
         }
     }
 
@@ -533,10 +533,15 @@ impl LatelyDone {
     }
 
     /// Splits the gap before a launched operation.
-    pub fn split(&mut self, trace: &Trace, activities: &[Activity], late: &Late<'_>) -> &Split {
+    pub fn split(
+        &mut self,
+        trace: &Trace,
+        activities: &[Activity],
+        late: &LateLaunch<'_>,
+    ) -> &Split {
         let mut split = std::mem::take(&mut self.split);
         split.clear();
-        let &Late { launch, gap, .. } = late;
+        let &LateLaunch { launch, gap, .. } = late;
         if launch.start > gap.end + CLOCKS_NS {
             split.add((CauseKind::Clocks, None), gap.length());
             self.split = split;
@@ -594,7 +599,7 @@ impl LatelyDone {
         let until = own.partition_point(|&call| os.start[call as usize] < span.1);
         let mut first = own[..until].partition_point(|&call| os.start[call as usize] < span.0);
         // The last few are those that can reach into the span.
-        first = first.saturating_sub(OVER);
+        first = first.saturating_sub(MAX_ENDED_CALLS);
         let mut at = span.0;
         for &call in &own[first..until] {
             let call = call as usize;
@@ -624,7 +629,7 @@ impl LatelyDone {
         &self,
         trace: &Trace,
         activities: &[Activity],
-        late: &Late<'_>,
+        late: &LateLaunch<'_>,
         span: (i64, i64),
     ) -> Why {
         let short = span.1 - span.0 < LATENCY_NS;
@@ -639,7 +644,7 @@ impl LatelyDone {
             return (CauseKind::BackToBack, None);
         }
         let held = self.held.get(late.launch.thread as usize).map_or(&[][..], |held| held);
-        let own = |held: &&Held| held.stream.is_none_or(|stream| stream == late.stream);
+        let own = |held: &&HoldingCall| held.stream.is_none_or(|stream| stream == late.stream);
         if let Some(held) = held.iter().rev().find(own) {
             let kind = match held.by {
                 Holds::Event => CauseKind::EventWait,
@@ -649,7 +654,7 @@ impl LatelyDone {
         }
         let streams = &trace.streams;
         let process = late.launch.process;
-        let other = |held: &&Held| {
+        let other = |held: &&HoldingCall| {
             held.stream.is_some_and(|of| streams.wait_for_each_other(process, of, late.stream))
         };
         if let Some(held) = held.iter().rev().find(other) {
@@ -714,14 +719,14 @@ impl LatelyDone {
 }
 
 /// The first of the past calls that may reach beyond a time.
-fn first_inside(past: &[Past], time: i64) -> usize {
+fn first_inside(past: &[RecentCall], time: i64) -> usize {
     let (mut first, mut over) = (past.len(), 0);
     for (index, call) in past.iter().enumerate().rev() {
         if call.end > time {
             (first, over) = (index, 0);
         } else {
             over += 1;
-            if over == OVER {
+            if over == MAX_ENDED_CALLS {
                 break;
             }
         }

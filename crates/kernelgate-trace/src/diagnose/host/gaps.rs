@@ -43,7 +43,7 @@ pub struct Cause {
 }
 
 /// Part of a cause's time in one gap from which it happened once.
-const ONCE: f64 = 0.8;
+const SINGLE_GAP_SHARE: f64 = 0.8;
 
 impl Cause {
     /// The cause with its function.
@@ -142,7 +142,7 @@ impl Sum {
 
     #[allow(clippy::cast_precision_loss)]
     fn has_nearly_all(&self) -> bool {
-        self.longest_ns as f64 >= ONCE * self.total_ns as f64
+        self.longest_ns as f64 >= SINGLE_GAP_SHARE * self.total_ns as f64
     }
 }
 

@@ -19,7 +19,7 @@ use crate::analyze::order::Order;
 use crate::analyze::ranges::paths::{PathId, Paths, ROOT};
 use crate::analyze::replay::WaitCall;
 use crate::analyze::timeline::idle::{self, Activity, Gap, Gaps};
-use crate::diagnose::host::cause::{CLOCKS_NS, IdleParts, Late, LatelyDone};
+use crate::diagnose::host::cause::{CLOCKS_NS, IdleParts, LateLaunch, LatelyDone};
 use crate::diagnose::host::repeating::{HostIterations, Repeating};
 use crate::diagnose::host::waiting::{Waits, waiting_names};
 use crate::model::Trace;
@@ -121,7 +121,7 @@ pub struct Host {
     /// Iterations of each process, by its ranges or marks.
     pub iterations: Vec<Option<HostIterations>>,
     /// Operations whose call is not in the trace.
-    pub orphans: usize,
+    pub operations_without_call: usize,
     /// Lengths of the calls that launched kernels, by activity.
     pub launch_calls: Counted,
     /// Kernels by activity whose call is in the trace.
@@ -225,7 +225,7 @@ impl HostPass {
             launches: LaunchCalls::new(all.len()),
             launched_kernels: vec![0; activities.len()],
             // No call launches a page migration.
-            orphans: all.len() - Classes::new(trace).migrations(),
+            operations_without_call: all.len() - Classes::new(trace).migrations(),
             idle: IdleParts::new(all.len()),
             of_path: vec![RangeSum::default()],
             kept: Kept { ranges: Vec::new(), of_operation: vec![(NONE, NONE); kept] },
@@ -295,7 +295,7 @@ impl HostPass {
         };
         let path = around.map(|around| around.path);
         let host = &mut self.host;
-        host.orphans = host.orphans.saturating_sub(launched.len());
+        host.operations_without_call = host.operations_without_call.saturating_sub(launched.len());
         let all = AllOperations::new(trace);
         let activity_of = |id| self.activity_of[all.place(id).0 as usize];
         let launch = LaunchCall { start: call.start, end: call.end, thread: call.thread };
@@ -324,7 +324,7 @@ impl HostPass {
             let next = &mut self.next_gap[activity];
             let gaps = &self.activities[activity].gaps;
             let Some(gap) = gap_before(&all, gaps, next, id) else { continue };
-            let late = Late {
+            let late = LateLaunch {
                 launch: call,
                 gap: &gap,
                 activity,

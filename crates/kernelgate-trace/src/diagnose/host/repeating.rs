@@ -11,7 +11,7 @@ use crate::model::packed::Packed;
 use crate::read::RangeRow;
 
 /// Ranges that are kept; of more the shorter half is dropped.
-const KEPT: usize = 1 << 16;
+const MAX_KEPT_RANGES: usize = 1 << 16;
 /// Largest number of ranges around a range that is kept.
 const DEPTH: u32 = 3;
 
@@ -48,10 +48,10 @@ impl Repeating {
         if depth > DEPTH {
             return;
         }
-        if self.0.len() == KEPT {
+        if self.0.len() == MAX_KEPT_RANGES {
             let length = |of: &Long| std::cmp::Reverse(of.end - of.start);
-            self.0.select_nth_unstable_by_key(KEPT / 2, length);
-            self.0.truncate(KEPT / 2);
+            self.0.select_nth_unstable_by_key(MAX_KEPT_RANGES / 2, length);
+            self.0.truncate(MAX_KEPT_RANGES / 2);
         }
         let RangeRow { start, end, thread, .. } = row;
         self.0.push(Long { path, thread, depth, start, end });

@@ -22,7 +22,7 @@ use crate::model::names::Name;
 use phase::Extent;
 
 /// Part of the time from which a kernel or a cause is listed.
-pub const MATTERS: f64 = 0.01;
+pub const MIN_LISTED_SHARE: f64 = 0.01;
 
 /// A kernel in one pass, on average over all passes.
 #[derive(Debug, Clone, PartialEq)]

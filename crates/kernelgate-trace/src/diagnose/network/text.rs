@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::{
-    Attention, AttentionOperation, KernelUse, MATTERS, Network, OperationUse, Phase, class_shares,
-    kernel_ns,
+    Attention, AttentionOperation, KernelUse, MIN_LISTED_SHARE, Network, OperationUse, Phase,
+    class_shares, kernel_ns,
 };
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::diagnose::labels::short_name;
@@ -78,7 +78,7 @@ impl Network {
         for of in &self.phases {
             wrap(text, &format!("{}: {}", of.phase.label(), of.difference()), "  ", "    ");
         }
-        if self.outside >= MATTERS {
+        if self.outside >= MIN_LISTED_SHARE {
             let line = format!(
                 "{:.1} % of the time of all kernels is outside of these phases: before and after \
                  them, or launched by a thread without their ranges",
@@ -93,7 +93,8 @@ impl super::PhaseUse {
     /// Why a timer of the host has another time than the device.
     pub fn difference(&self) -> String {
         let device_ns = self.busy_ns + self.idle_ns;
-        let causes = self.idle.iter().filter(|(_, idle)| *idle >= MATTERS * device_ns).take(3);
+        let causes =
+            self.idle.iter().filter(|(_, idle)| *idle >= MIN_LISTED_SHARE * device_ns).take(3);
         let causes: Vec<String> =
             causes.map(|(cause, idle)| format!("{} {}", cause.label(), ns(*idle))).collect();
         let idle = match causes.is_empty() {
@@ -140,7 +141,7 @@ fn largest(text: &mut String, forward: &[KernelUse], step: Option<&[KernelUse]>)
 
 fn others(text: &mut String, forward: &[KernelUse]) {
     let all = kernel_ns(forward).max(1.0);
-    let matters = |of: &&KernelUse| of.kernel_ns >= MATTERS * all;
+    let matters = |of: &&KernelUse| of.kernel_ns >= MIN_LISTED_SHARE * all;
     let other = |of: &&KernelUse| of.class != KernelClass::Matmul;
     let listed: Vec<_> = forward.iter().filter(other).filter(matters).take(LISTED).collect();
     if listed.is_empty() {

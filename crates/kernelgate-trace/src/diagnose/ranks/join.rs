@@ -15,7 +15,7 @@ use crate::diagnose::finding::Severity;
 /// Collectives that one recording may lack at its start and another one has.
 const SHIFT: i64 = 64;
 /// Collectives that are compared to find out by how many two recordings differ.
-const SAMPLE: usize = 512;
+const MAX_COMPARED_COLLECTIVES: usize = 512;
 /// Part of the collectives that must agree in kind and size.
 const AGREE: f64 = 0.98;
 /// Part of the collectives of a rank that must have a partner.
@@ -466,7 +466,7 @@ fn pairs<'a>(own: &'a [Entry], longest: &'a [Entry], shift: i64) -> Option<Vec<P
 }
 
 fn sampled<'a, 'b>(pairs: &'b [Pair<'a>]) -> impl Iterator<Item = Pair<'a>> + use<'a, 'b> {
-    pairs.iter().step_by(pairs.len().div_ceil(SAMPLE).max(1)).copied()
+    pairs.iter().step_by(pairs.len().div_ceil(MAX_COMPARED_COLLECTIVES).max(1)).copied()
 }
 
 fn median(values: impl Iterator<Item = i64>) -> i64 {

@@ -15,7 +15,7 @@ use crate::analyze::timeline::idle::Activity;
 use crate::model::gpu::MemoryKind;
 
 /// Synchronous copies to the device up to this size return at once: the data goes with the command.
-const SMALL: u64 = 64 << 10;
+const IMMEDIATE_COPY_BYTES: u64 = 64 << 10;
 
 /// Operations that are a fault.
 #[derive(Default)]
@@ -118,7 +118,10 @@ pub(super) fn pageable_finds() -> String {
 }
 
 pub(super) fn synchronous_copies_finds() -> String {
-    format!("a synchronous copy, but for copies of up to {} KiB to the device", SMALL >> 10)
+    format!(
+        "a synchronous copy, but for copies of up to {} KiB to the device",
+        IMMEDIATE_COPY_BYTES >> 10
+    )
 }
 
 pub(super) fn synchronous_sets_finds() -> String {
@@ -194,7 +197,7 @@ pub(super) fn synchronous_copies(context: &Context<'_>, devices: &[DeviceUse]) -
         .iter()
         .filter(|of| {
             let small = context.trace.names.text(copies.kind[of.row]) == "Host-to-Device"
-                && copies.bytes[of.row] <= SMALL;
+                && copies.bytes[of.row] <= IMMEDIATE_COPY_BYTES;
             of.call.to_ascii_lowercase().contains("memcpy") && !of.call.contains("Async") && !small
         })
         .map(|&Called { id, row, call }| {

@@ -17,7 +17,7 @@ use crate::analyze::timeline::cover::Union;
 use crate::stats::shorten;
 
 /// Part of the span from which exposed time is a finding, in percent.
-const EXPOSED: f64 = 5.0;
+const EXPOSED_PERCENT: f64 = 5.0;
 /// Columns for a name.
 const NAME: usize = 60;
 
@@ -85,11 +85,11 @@ fn evidence(context: &Context<'_>, ids: &[OperationId], place: (i64, u32)) -> Ve
 }
 
 pub(super) fn copies_finds() -> String {
-    format!("copies with no kernel beside them take {EXPOSED} % of the span or more")
+    format!("copies with no kernel beside them take {EXPOSED_PERCENT} % of the span or more")
 }
 
 pub(super) fn communication_finds() -> String {
-    format!("communication with no compute beside it takes {EXPOSED} % of the span or more")
+    format!("communication with no compute beside it takes {EXPOSED_PERCENT} % of the span or more")
 }
 
 /// Copies beside which no kernel runs.
@@ -105,7 +105,7 @@ pub(super) fn copies(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
         let span = used.span.1 - used.span.0;
         let exposed = used.account.total.busy(Line::Copy);
         let share = percent(exposed, span);
-        if share < EXPOSED {
+        if share < EXPOSED_PERCENT {
             return None;
         }
         let copies = operations_in_class(context, used, Class::Copy);
@@ -122,7 +122,7 @@ pub(super) fn copies(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
                 percent(compute_ns(used), span),
             ),
             measured: Measure { value: share, unit: "% of the span" },
-            threshold: Measure { value: EXPOSED, unit: "% of the span" },
+            threshold: Measure { value: EXPOSED_PERCENT, unit: "% of the span" },
             recoverable_ns: Some(exposed),
             remedy: Remedy::Without(Class::Copy),
             replayed: None,
@@ -151,7 +151,7 @@ pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcom
         let span = used.span.1 - used.span.0;
         let exposed = used.account.total.busy(Line::Communication);
         let share = percent(exposed, span);
-        if share < EXPOSED {
+        if share < EXPOSED_PERCENT {
             return None;
         }
         let communication = operations_in_class(context, used, Class::Communication);
@@ -178,7 +178,7 @@ pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcom
                 time(exposed),
             ),
             measured: Measure { value: share, unit: "% of the span" },
-            threshold: Measure { value: EXPOSED, unit: "% of the span" },
+            threshold: Measure { value: EXPOSED_PERCENT, unit: "% of the span" },
             recoverable_ns: Some(exposed),
             remedy: Remedy::Without(Class::Communication),
             replayed: None,

@@ -130,9 +130,9 @@ struct Shapes<'a> {
 }
 
 /// Times of communication by process and device.
-struct Beside(HashMap<(i64, u32), Union>);
+struct CommunicationTimes(HashMap<(i64, u32), Union>);
 
-impl Beside {
+impl CommunicationTimes {
     fn communication(context: &Context<'_>) -> Self {
         let mut spans: HashMap<(i64, u32), Vec<(i64, i64)>> = HashMap::new();
         let all = &context.all;
@@ -168,7 +168,7 @@ impl<'a> Shapes<'a> {
             shapes.missing.insert("graphs were recorded whole".to_owned(), in_graphs);
         }
         let mut groups: HashMap<GroupKey, (Option<Shaped<'a>>, i64)> = HashMap::new();
-        let communication = Beside::communication(context);
+        let communication = CommunicationTimes::communication(context);
         for row in 0..kernels.on_gpu.len() {
             let length = kernels.on_gpu.length(row);
             let id = u32::try_from(row).unwrap_or(u32::MAX);
@@ -289,7 +289,7 @@ fn evidence(context: &Context<'_>, of: &Shaped<'_>, words: String) -> Evidence {
 }
 
 /// The words of a finding about shapes.
-struct Words {
+struct ShapeWords {
     id: &'static str,
     /// Highest severity of a finding that is an estimate.
     worst: Severity,
@@ -308,7 +308,7 @@ struct Loss {
 fn check(
     context: &Context<'_>,
     shapes: Result<Shapes<'_>, Lack>,
-    words: Words,
+    words: ShapeWords,
     loss: impl Fn(&Shaped<'_>) -> Option<Loss>,
 ) -> Outcome {
     let shapes = match shapes {
@@ -366,14 +366,14 @@ pub(super) fn block_sizes_finds() -> String {
     )
 }
 
-/// Words in names of matrix products in fp32 on CUDA cores, and of those on tensor cores.
+/// ShapeWords in names of matrix products in fp32 on CUDA cores, and of those on tensor cores.
 const CUDA_CORES: &[&str] = &["sgemm", "scudnn", "simt_", "ffma"];
 const TENSOR_CORES: &[&str] = &["tensorop", "tf32", "s1688", "s16816", "xf32"];
 /// The first compute capability with tensor cores.
 const WITH_TENSOR_CORES: u32 = 7;
 /// Part of the time of a product that tensor cores leave: they multiply 8 times as fast, and memory
 /// limits many products before that.
-const LEFT: f64 = 0.5;
+const TENSOR_CORE_TIME_SHARE: f64 = 0.5;
 
 /// Whether a kernel multiplies matrices in fp32, on a device that has tensor cores.
 fn without_tensor_cores(of: &Shaped<'_>) -> bool {
@@ -397,7 +397,7 @@ pub(super) fn fp32_products(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         let reason = "names of AMD's kernels do not show which unit multiplies";
         return Lack::absent(reason).into();
     }
-    let words = Words {
+    let words = ShapeWords {
         id: "fp32-matmul",
         worst: Severity::Warning,
         title: "multiply matrices in fp32 without tensor cores".to_owned(),
@@ -410,7 +410,10 @@ pub(super) fn fp32_products(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     check(context, Shapes::collect(context), words, |of| {
         without_tensor_cores(of).then(|| {
             let words = "fp32 on CUDA cores".to_owned();
-            Loss { evidence: evidence(context, of, words), lost: Some(1.0 - LEFT) }
+            Loss {
+                evidence: evidence(context, of, words),
+                lost: Some(1.0 - TENSOR_CORE_TIME_SHARE),
+            }
         })
     })
 }
@@ -431,7 +434,7 @@ pub(super) fn occupancy_finds() -> String {
 
 pub(super) fn small_grids(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let unit = context.platform.multiprocessors();
-    let words = Words {
+    let words = ShapeWords {
         id: "small-grid",
         worst: Severity::Severe,
         title: format!("have fewer blocks than the GPU has {unit}"),
@@ -466,7 +469,7 @@ pub(super) fn block_sizes(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         widths.dedup();
         widths.iter().map(u32::to_string).collect::<Vec<_>>().join(" or ")
     });
-    let words = Words {
+    let words = ShapeWords {
         id: "block-size",
         worst: Severity::Severe,
         title: format!("have a block size that is no multiple of a {}", platform.warp()),
@@ -488,7 +491,7 @@ pub(super) fn block_sizes(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
 }
 
 pub(super) fn tails(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    let words = Words {
+    let words = ShapeWords {
         id: "tail",
         worst: Severity::Warning,
         title: "leave a fifth of the GPU or more idle in their last wave".to_owned(),
@@ -514,7 +517,7 @@ pub(super) fn tails(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
 
 pub(super) fn occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let profiler = context.platform.kernel_profiler();
-    let words = Words {
+    let words = ShapeWords {
         id: "occupancy",
         worst: Severity::Information,
         title: format!("have a theoretical occupancy below {OCCUPANCY} %"),

@@ -24,7 +24,7 @@ const FEW: usize = 30;
 /// Characters of the name of an operation before or behind a gap.
 const NAME: usize = 38;
 /// One part in so many of the idle time that a change has to mend.
-const MENDED: i64 = 4;
+const IDLE_OVER_GAIN: i64 = 4;
 /// Transitions that show a finding.
 const TRANSITIONS: usize = 3;
 /// Part of the span that a class of gaps may take.
@@ -203,7 +203,9 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
         let mended_ns: i64 = mended.map(|(cause, _)| cause.total_ns).sum();
         // A change that mends little of the idle time does not mend the finding.
         let (saved, remedy) = match first {
-            Some(remedy) if mended_ns * MENDED >= class.total_ns => (mended_ns, remedy.clone()),
+            Some(remedy) if mended_ns * IDLE_OVER_GAIN >= class.total_ns => {
+                (mended_ns, remedy.clone())
+            }
             _ => (0, Remedy::NotReplayed),
         };
         let words = main.map_or(String::new(), |cause| {

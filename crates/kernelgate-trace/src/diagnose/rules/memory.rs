@@ -11,7 +11,7 @@ use crate::model::kernel_metrics::ProfiledLaunch;
 /// Bytes of a sector, all of which a coalesced access uses.
 const SECTOR: f64 = 32.0;
 /// Used bytes of a sector below which accesses are not coalesced.
-const USED: f64 = 0.75 * SECTOR;
+const COALESCED_BYTES: f64 = 0.75 * SECTOR;
 /// Part of the sectors below which loads, or stores, do not count beside the others.
 const PART: f64 = 0.1;
 /// Sectors of a request that no coalesced access needs: 16 bytes a thread are 16 sectors a warp.
@@ -22,7 +22,7 @@ const CONFLICTS: f64 = 10.0;
 const ACTIVE: f64 = 24.0;
 
 /// A launch's value compared with a threshold.
-struct Held {
+struct LaunchValue {
     value: f64,
     threshold: f64,
     unit: &'static str,
@@ -30,7 +30,7 @@ struct Held {
 }
 
 /// The finding about every launch whose value is on the wrong side.
-struct Words {
+struct FindingWords {
     id: &'static str,
     title: &'static str,
     advice: &'static str,
@@ -42,8 +42,8 @@ struct Words {
 /// Applies to each launch; `held` gives nothing where metrics lack, and whether it is a fault.
 fn each(
     context: &Context<'_>,
-    words: &Words,
-    held: impl Fn(&ProfiledLaunch) -> Option<(bool, Held)>,
+    words: &FindingWords,
+    held: impl Fn(&ProfiledLaunch) -> Option<(bool, LaunchValue)>,
 ) -> Outcome {
     if context.trace.profiled.is_empty() {
         return not_profiled(context).into();
@@ -79,7 +79,7 @@ fn each(
 
 pub(super) fn coalescing_finds() -> String {
     format!(
-        "fewer than {USED} of the {SECTOR} bytes of a sector used, or more than {SECTORS} sectors a \
+        "fewer than {COALESCED_BYTES} of the {SECTOR} bytes of a sector used, or more than {SECTORS} sectors a \
          request, in loads or stores that have {} % of the sectors",
         PART * 100.0
     )
@@ -94,7 +94,7 @@ pub(super) fn divergence_finds() -> String {
 }
 
 pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    const WORDS: Words = Words {
+    const WORDS: FindingWords = FindingWords {
         id: "coalescing",
         title: "accesses to global memory are not coalesced",
         advice: "let neighbouring threads access neighbouring addresses, aligned, 4 to 16 bytes \
@@ -109,7 +109,7 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         let sectors = value(format!(
             "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_{access}.ratio"
         ));
-        let held = |value, threshold, unit, words| Held { value, threshold, unit, words };
+        let held = |value, threshold, unit, words| LaunchValue { value, threshold, unit, words };
         let name = if access == "ld" { "loads" } else { "stores" };
         match (used, sectors) {
             // The ratio of nothing: the launch has no such access.
@@ -118,7 +118,10 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             }
             (Some(used), _) => {
                 let words = format!("{name} use {used:.1} of {SECTOR} bytes of a sector");
-                Some((used < USED, held(used, USED, "bytes of a sector", words)))
+                Some((
+                    used < COALESCED_BYTES,
+                    held(used, COALESCED_BYTES, "bytes of a sector", words),
+                ))
             }
             (None, Some(sectors)) => {
                 let words = format!("{name}: {sectors:.1} sectors a request");
@@ -147,7 +150,7 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
 }
 
 pub(super) fn bank_conflicts(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    const WORDS: Words = Words {
+    const WORDS: FindingWords = FindingWords {
         id: "bank-conflicts",
         title: "accesses to shared memory conflict",
         advice: "pad rows by one element, swizzle the index, or access 16 bytes a thread",
@@ -161,12 +164,12 @@ pub(super) fn bank_conflicts(context: &Context<'_>, _: &[DeviceUse]) -> Outcome 
         let share = if wavefronts > 0.0 { conflicts / wavefronts * 100.0 } else { 0.0 };
         let words = format!("{conflicts:.0} of {wavefronts:.0} wavefronts are conflicts");
         let unit = "% of wavefronts";
-        Some((share > CONFLICTS, Held { value: share, threshold: CONFLICTS, unit, words }))
+        Some((share > CONFLICTS, LaunchValue { value: share, threshold: CONFLICTS, unit, words }))
     })
 }
 
 pub(super) fn divergence(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    const WORDS: Words = Words {
+    const WORDS: FindingWords = FindingWords {
         id: "divergence",
         title: "threads of a warp take different branches",
         advice: "branch by warp, not by thread; sort or split work of different kinds; predicate \
@@ -183,6 +186,6 @@ pub(super) fn divergence(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             branches.map_or(String::new(), |of| format!(", branch efficiency {of:.1} %"));
         let words = format!("{active:.1} of 32 threads active{branches}");
         let unit = "active threads of a warp";
-        Some((active < ACTIVE, Held { value: active, threshold: ACTIVE, unit, words }))
+        Some((active < ACTIVE, LaunchValue { value: active, threshold: ACTIVE, unit, words }))
     })
 }

@@ -12,15 +12,15 @@ use crate::model::Trace;
 use crate::model::kernel_metrics::ProfiledLaunch;
 
 /// A unit that is used this much is the bound.
-const HIGH: f64 = 80.0;
+const BOUND_PERCENT: f64 = 80.0;
 /// Units that are used less than this do not bound.
 const LOW: f64 = 60.0;
 /// In between, a difference of this many points decides which of two.
-const APART: f64 = 10.0;
+const DECISIVE_POINTS: f64 = 10.0;
 /// Warps that a scheduler issues a cycle from which stalls are hidden.
-const ISSUED: f64 = 0.8;
+const BUSY_ISSUE_RATE: f64 = 0.8;
 /// Part of the stalls from which one reason stands out, in percent.
-const STALLED: f64 = 30.0;
+const DOMINANT_STALL_PERCENT: f64 = 30.0;
 /// Samples below which nothing is concluded.
 const SAMPLES: usize = 100;
 
@@ -43,11 +43,11 @@ pub(super) fn launches(seen: usize, context: &Context<'_>, option: &str) -> Insp
 /// The bound of a kernel.
 fn bound(compute: f64, memory: f64) -> &'static str {
     match (compute, memory) {
-        _ if compute >= HIGH && compute >= memory => "compute-bound",
-        _ if memory >= HIGH => "memory-bound",
+        _ if compute >= BOUND_PERCENT && compute >= memory => "compute-bound",
+        _ if memory >= BOUND_PERCENT => "memory-bound",
         _ if compute < LOW && memory < LOW => "latency-bound",
-        _ if compute - memory >= APART => "compute-bound",
-        _ if memory - compute >= APART => "memory-bound",
+        _ if compute - memory >= DECISIVE_POINTS => "compute-bound",
+        _ if memory - compute >= DECISIVE_POINTS => "memory-bound",
         _ => "mixed",
     }
 }
@@ -71,7 +71,7 @@ fn advice(bound: &str) -> &'static str {
 
 fn bound_finds() -> String {
     format!(
-        "{HIGH} % of either peak: that one; both below {LOW} %: latency; {APART} points apart: the \
+        "{BOUND_PERCENT} % of either peak: that one; both below {LOW} %: latency; {DECISIVE_POINTS} points apart: the \
          larger; else mixed"
     )
 }
@@ -90,13 +90,15 @@ pub(super) fn sampled_bound_finds() -> String {
 
 pub(super) fn achieved_occupancy_finds() -> String {
     format!(
-        "a theoretical occupancy below {OCCUPANCY} %, or an achieved one {APART} points lower than \
+        "a theoretical occupancy below {OCCUPANCY} %, or an achieved one {DECISIVE_POINTS} points lower than \
          the theoretical one"
     )
 }
 
 pub(super) fn stalls_finds() -> String {
-    format!("fewer than {ISSUED} warps issued a cycle, and one reason above {STALLED} % of stalls")
+    format!(
+        "fewer than {BUSY_ISSUE_RATE} warps issued a cycle, and one reason above {DOMINANT_STALL_PERCENT} % of stalls"
+    )
 }
 
 pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
@@ -124,7 +126,7 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             confidence: Confidence::High,
             title: format!("{} is {bound}{because}", kernel_name(context.trace, launch)),
             measured: Measure { value: compute.max(memory), unit: "% of peak" },
-            threshold: Measure { value: HIGH, unit: "% of peak" },
+            threshold: Measure { value: BOUND_PERCENT, unit: "% of peak" },
             recoverable_ns: None,
             remedy: Remedy::NotReplayed,
             replayed: None,
@@ -153,7 +155,7 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
         };
         known += 1;
         let achieved = metric(context.trace, launch, "Achieved Occupancy");
-        let far = achieved.is_some_and(|achieved| achieved < theoretical - APART);
+        let far = achieved.is_some_and(|achieved| achieved < theoretical - DECISIVE_POINTS);
         if theoretical >= OCCUPANCY && !far {
             continue;
         }
@@ -184,7 +186,7 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
             ),
             measured: Measure { value: achieved.unwrap_or(theoretical), unit: "%" },
             threshold: Measure {
-                value: if far { theoretical - APART } else { OCCUPANCY },
+                value: if far { theoretical - DECISIVE_POINTS } else { OCCUPANCY },
                 unit: "%",
             },
             recoverable_ns: None,
@@ -222,7 +224,7 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         };
         known += 1;
         let share = if sum > 0.0 { most / sum * 100.0 } else { 0.0 };
-        if issue >= ISSUED || share <= STALLED {
+        if issue >= BUSY_ISSUE_RATE || share <= DOMINANT_STALL_PERCENT {
             continue;
         }
         found.push(Finding {
@@ -234,7 +236,7 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
                 kernel_name(context.trace, launch)
             ),
             measured: Measure { value: share, unit: "% of stalls" },
-            threshold: Measure { value: STALLED, unit: "% of stalls" },
+            threshold: Measure { value: DOMINANT_STALL_PERCENT, unit: "% of stalls" },
             recoverable_ns: None,
             remedy: Remedy::NotReplayed,
             replayed: None,
@@ -256,7 +258,7 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
 
 /// Metrics of stalls by their begin and end: warps by cycle, then samples. A report may hold both,
 /// and samples once more for the cycles that issued nothing.
-const STALLS: [(&str, &str); 4] = [
+const STALL_METRICS: [(&str, &str); 4] = [
     ("Stall ", ""),
     ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"),
     ("smsp__average_warp_latency_issue_stalled_", ".ratio"),
@@ -274,7 +276,7 @@ fn stalled(trace: &Trace, launch: &ProfiledLaunch) -> Vec<(String, f64)> {
         });
         stalls.collect()
     };
-    STALLS.into_iter().map(of_kind).find(|all| !all.is_empty()).unwrap_or_default()
+    STALL_METRICS.into_iter().map(of_kind).find(|all| !all.is_empty()).unwrap_or_default()
 }
 
 /// Evidence with the source lines at which warps waited most.
@@ -345,7 +347,7 @@ pub(super) fn sampled_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
                  write {write:.0} %"
             ),
             measured: Measure { value: issue.max(memory), unit: "% of peak" },
-            threshold: Measure { value: HIGH, unit: "% of peak" },
+            threshold: Measure { value: BOUND_PERCENT, unit: "% of peak" },
             recoverable_ns: None,
             remedy: Remedy::NotReplayed,
             replayed: None,

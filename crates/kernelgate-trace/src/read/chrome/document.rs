@@ -13,7 +13,7 @@ use super::event::Event;
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 18;
 /// Bytes of the longest event or field.
-const LONGEST: usize = 64 << 20;
+const MAX_EVENT_BYTES: usize = 64 << 20;
 /// Fields by which a file describes itself, and its devices; others are skipped.
 const FIELDS: &[&str] = &[
     "deviceProperties",
@@ -95,8 +95,8 @@ impl<R: Read> Window<R> {
         self.bytes.drain(..self.at);
         self.at = 0;
         let length = self.bytes.len();
-        if length > LONGEST {
-            return Err(format!("a value of more than {} MiB", LONGEST >> 20));
+        if length > MAX_EVENT_BYTES {
+            return Err(format!("a value of more than {} MiB", MAX_EVENT_BYTES >> 20));
         }
         if let Some(failed) = &self.failed {
             return Err(failed.clone());

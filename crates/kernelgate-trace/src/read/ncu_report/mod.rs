@@ -30,7 +30,7 @@ pub(super) const MAGIC: &[u8] = b"NVR\0";
 /// The newest release whose messages are known.
 const NEWEST: (u32, u32) = (2026, 3);
 /// Bytes of the longest message.
-const LONGEST: u32 = 1 << 30;
+const MAX_MESSAGE_BYTES: u32 = 1 << 30;
 /// Bytes of compiled kernels that are kept to find source lines.
 const BINARIES: usize = 256 << 20;
 /// Source lines of a launch that are kept.
@@ -116,7 +116,7 @@ impl File {
         self.source.read_exact(&mut length).map_err(|_| "the file is cut off".to_owned())?;
         let length = u32::from_le_bytes(length);
         self.left = self.left.saturating_sub(4);
-        if length > LONGEST || u64::from(length) > self.left {
+        if length > MAX_MESSAGE_BYTES || u64::from(length) > self.left {
             return Err(format!(
                 "a part of {length} bytes, {} bytes before the end of the file",
                 self.left

@@ -75,7 +75,7 @@ fn open(path: &Path) -> Result<Reader, TraceError> {
 }
 
 /// Columns without which little can be concluded from a table.
-const NEEDED: &[&str] = &[
+const NECESSARY_COLUMNS: &[&str] = &[
     "start",
     "end",
     "correlationId",
@@ -89,7 +89,8 @@ const NEEDED: &[&str] = &[
 
 /// The needed columns among `columns` that a table lacks.
 fn absent(database: &Database, table: &str, columns: &[&str]) -> Vec<String> {
-    let absent = |column: &&&str| NEEDED.contains(*column) && !database.has_column(table, column);
+    let absent =
+        |column: &&&str| NECESSARY_COLUMNS.contains(*column) && !database.has_column(table, column);
     let columns = columns.iter().filter(|_| database.has(table)).filter(absent);
     columns.map(|column| format!("{table}.{column}")).collect()
 }

@@ -160,10 +160,10 @@ struct Batches<T> {
 }
 
 /// Both ends of a way for rows from one thread to another.
-fn batches<T>() -> (Batches<T>, Ordered<T>) {
+fn batches<T>() -> (Batches<T>, OrderingBuffer<T>) {
     let (sender, receiver) = sync_channel(2);
     let (spent, read) = sync_channel(4);
-    let ordered = Ordered {
+    let ordered = OrderingBuffer {
         receiver,
         spent,
         ready: Vec::new(),
@@ -191,7 +191,7 @@ impl<T> Batches<T> {
 }
 
 /// Puts rows that are almost sorted into order.
-struct Ordered<T> {
+struct OrderingBuffer<T> {
     receiver: Receiver<Vec<T>>,
     /// Returns batches that were read, so that their memory is used again.
     spent: SyncSender<Vec<T>>,
@@ -204,7 +204,7 @@ struct Ordered<T> {
     in_order: bool,
 }
 
-impl<T: InTime + Copy> Ordered<T> {
+impl<T: InTime + Copy> OrderingBuffer<T> {
     /// Makes the held rows ready, the same number of the earliest ones; `false`: there are
     /// no more.
     fn refill(&mut self) -> bool {
@@ -234,7 +234,7 @@ impl<T: InTime + Copy> Ordered<T> {
     }
 }
 
-impl<T: InTime + Copy> Iterator for Ordered<T> {
+impl<T: InTime + Copy> Iterator for OrderingBuffer<T> {
     type Item = T;
 
     #[inline]

@@ -149,7 +149,7 @@ pub(super) struct MemoryPlan {
 }
 
 /// The region of a pointer that has none: its name was unknown.
-const NOWHERE: usize = usize::MAX;
+const UNKNOWN_REGION: usize = usize::MAX;
 
 impl MemoryPlan {
     /// Adds a region; one without contents takes over the smallest freed slot of its use that is
@@ -209,7 +209,7 @@ impl MemoryPlan {
 
     /// A pointer for a name that no region has.
     pub const fn nowhere() -> Pointer {
-        Pointer { region: NOWHERE, offset: 0, skipped: 0 }
+        Pointer { region: UNKNOWN_REGION, offset: 0, skipped: 0 }
     }
 
     /// Gives the memory of a region back to later ones.

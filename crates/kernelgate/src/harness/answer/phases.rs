@@ -19,7 +19,7 @@ const MIN_LAUNCHES: usize = 3;
 /// Maximum number of measured launches.
 const MAX_LAUNCHES: usize = 1000;
 /// Time after which no further launch is measured.
-const ENOUGH: Duration = Duration::from_millis(300);
+const MEASURING_TIME: Duration = Duration::from_millis(300);
 
 /// Measures the preparation, the launches and the reading of outputs. A launch is measured from the
 /// call to its end. If `repetitions` names no number, launches repeat until a time has passed.
@@ -73,7 +73,7 @@ fn phase(
 ) -> Result<PhaseTime, BackendError> {
     let (mut elapsed_ns, before, started) = (Vec::new(), process_time(), Instant::now());
     while elapsed_ns.len() < *counts.start()
-        || (elapsed_ns.len() < *counts.end() && started.elapsed() < ENOUGH)
+        || (elapsed_ns.len() < *counts.end() && started.elapsed() < MEASURING_TIME)
     {
         let clock = Instant::now();
         once()?;

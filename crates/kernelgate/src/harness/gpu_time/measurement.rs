@@ -23,11 +23,11 @@ use crate::record::text::printable;
 
 /// A measurement of Criterion: the time of a stream, by events.
 pub struct GpuTime {
-    inner: RefCell<Inner>,
+    inner: RefCell<MeasurementState>,
     formatter: Formatter,
 }
 
-struct Inner {
+struct MeasurementState {
     stream: ForeignStream,
     /// Readings of an empty stream, measured before the first pass.
     readings: Option<EmptyReadings>,
@@ -68,7 +68,7 @@ impl GpuTime {
         std::hint::black_box(recording::MARK.as_ptr());
         let process = CriterionProcess::new();
         let store = Store::discover();
-        let inner = Inner {
+        let inner = MeasurementState {
             stream: ForeignStream::new(stream, process.timeout)?,
             readings: None,
             telemetry: Vec::new(),
@@ -83,7 +83,7 @@ impl GpuTime {
     }
 
     /// Ends the process, because the routine cannot be timed.
-    fn refuse(&self, inner: &mut Inner, error: &BackendError) -> ! {
+    fn refuse(&self, inner: &mut MeasurementState, error: &BackendError) -> ! {
         let case = recording::case_after(&inner.log, &inner.store);
         eprintln!("error: {case}: {}", printable(&error.to_string()));
         if let Err(why) = inner.record(Ended::Refused { case, error: error.to_string() }) {
@@ -93,7 +93,7 @@ impl GpuTime {
     }
 }
 
-impl Inner {
+impl MeasurementState {
     fn begin(&mut self) -> Result<(), BackendError> {
         if self.readings.is_none() {
             self.readings = Some(self.stream.empty_readings()?);

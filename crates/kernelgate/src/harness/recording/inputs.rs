@@ -15,7 +15,7 @@ use crate::workload::Tensors;
 /// Largest inputs that are kept.
 const MAX_BYTES: usize = 2 << 30;
 /// Inputs that are drawn faster are not worth a file.
-const WORTHWHILE: Duration = Duration::from_millis(10);
+const MIN_DRAWING_TIME: Duration = Duration::from_millis(10);
 
 /// Path of the inputs of a problem.
 pub fn path(folder: &Path, group: &Group<'_>) -> PathBuf {
@@ -26,7 +26,7 @@ pub fn path(folder: &Path, group: &Group<'_>) -> PathBuf {
 /// Writes the inputs if reading them is faster than drawing them. A failure to write only costs
 /// time.
 pub fn keep(path: &Path, inputs: &Tensors, drawn_in: Duration) {
-    if drawn_in >= WORTHWHILE && inputs.bytes() <= MAX_BYTES && !path.exists() {
+    if drawn_in >= MIN_DRAWING_TIME && inputs.bytes() <= MAX_BYTES && !path.exists() {
         let _ = tensors::write(path, inputs);
     }
 }
@@ -42,7 +42,7 @@ mod tests {
         let inputs = Tensors::new().with("a", [1], vec![1.0f32]);
         keep(&path, &inputs, Duration::ZERO);
         assert!(!path.exists());
-        keep(&path, &inputs, WORTHWHILE);
+        keep(&path, &inputs, MIN_DRAWING_TIME);
         assert_eq!(tensors::read(&path), Some(inputs));
     }
 }

@@ -20,7 +20,7 @@ use crate::verify::{self, PrecisionLimit, precision};
 use crate::workload::{Data, Expected, ReferenceFrom, Tensor, Tensors};
 
 /// References that are computed faster are not worth a file.
-const WORTHWHILE: Duration = Duration::from_millis(50);
+const MIN_COMPUTING_TIME: Duration = Duration::from_millis(50);
 /// Largest reference that is kept, bytes.
 const MAX_BYTES: usize = 1 << 30;
 /// Most bytes of all files; beyond, the oldest go.
@@ -49,7 +49,7 @@ pub fn get(kept: Option<&References>, group: &Group<'_>, inputs: &Tensors) -> Ve
     let _activity = phase_timer::start("references");
     let started = Instant::now();
     let expected = group.bound.problem().reference(inputs);
-    let worthwhile = started.elapsed() >= WORTHWHILE && bytes(&expected) <= MAX_BYTES;
+    let worthwhile = started.elapsed() >= MIN_COMPUTING_TIME && bytes(&expected) <= MAX_BYTES;
     if let Some((path, kept)) = path.zip(kept).filter(|_| worthwhile) {
         // A failure to write only costs time.
         let _ = write(&path, &expected);

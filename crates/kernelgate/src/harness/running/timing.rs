@@ -37,7 +37,7 @@ const MIN_SAMPLES: f64 = 10.0;
 const MAX_SAMPLES: f64 = 50.0;
 
 /// Number of launches whose host time is measured.
-const HOST_LAUNCHES: usize = 5;
+const HOST_TIMED_LAUNCHES: usize = 5;
 
 /// Number and duration of the samples of a case.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -385,7 +385,7 @@ impl Load for CaseLoad<'_> {
 pub fn host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendError> {
     let mut shortest = f64::INFINITY;
     let begun = Instant::now();
-    for taken in 0..HOST_LAUNCHES {
+    for taken in 0..HOST_TIMED_LAUNCHES {
         // The second of long launches is as informative as the last.
         if taken > 1 && begun.elapsed() > Duration::from_millis(5) {
             break;

@@ -27,7 +27,7 @@ use kernelgate_cuda::instruments::barrier::MOST_GPUS;
 use kernelgate_cuda::{DeviceOptions, Devices};
 
 /// Heading of the flags that Criterion lacks.
-const OURS: &str = "kernelgate's options";
+const KERNELGATE_HEADING: &str = "kernelgate's options";
 
 /// Verify and time the cases of a bench.
 #[derive(Debug, Parser)]
@@ -209,7 +209,7 @@ pub struct Flags {
 pub fn command() -> clap::Command {
     // Flags of kernelgate, unlike those of Criterion, have a variable.
     let command = Flags::command().mut_args(|flag| match flag.get_env() {
-        Some(_) => flag.help_heading(OURS),
+        Some(_) => flag.help_heading(KERNELGATE_HEADING),
         None => flag,
     });
     variables::without_empty(command)

@@ -10,7 +10,7 @@ use crate::measure::events::EventTimer;
 use crate::measure::power::PowerMode;
 use crate::workload::{Unit, Work, random};
 use kernelgate_cuda::instruments::matmul::{Operand, ResidentMatmul};
-use kernelgate_cuda::instruments::traffic::{Moved, Pass, TrafficPasses};
+use kernelgate_cuda::instruments::traffic::{MovedBytes, Pass, TrafficPasses};
 use kernelgate_cuda::libraries::cublaslt::{Operands, SquareGemm};
 
 /// Passes of each traffic that are measured at length, the fastest in one burst first.
@@ -132,7 +132,7 @@ fn memory_limit(
     power: PowerMode,
 ) -> Result<MemoryLimit, BackendError> {
     let Traffic { read_bytes, write_bytes, cache } = traffic;
-    let moved = |offset| Moved { read_bytes, write_bytes, offset };
+    let moved = |offset| MovedBytes { read_bytes, write_bytes, offset };
     let mut tried = Vec::new();
     for pass in Pass::ALL {
         let mut launch = || passes.launch(pass, moved(0));

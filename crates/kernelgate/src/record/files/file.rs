@@ -264,11 +264,11 @@ pub(in crate::record) fn started(path: &Path) -> Option<String> {
 /// read as a run.
 pub(in crate::record) fn package<P: DeserializeOwned>(path: &Path) -> std::io::Result<Option<P>> {
     #[derive(serde::Deserialize)]
-    struct OfPackage<P> {
+    struct PackageTable<P> {
         package: Option<P>,
     }
     let file = open(path)?;
-    let of_package: OfPackage<P> = serde_json::from_reader(buffered(&file))?;
+    let of_package: PackageTable<P> = serde_json::from_reader(buffered(&file))?;
     Ok(of_package.package)
 }
 
@@ -566,9 +566,9 @@ fn is_lock(name: &str) -> bool {
 
 /// True for names that [`temporary_beside`] and [`temporary_folder_in`] give.
 fn is_temporary(name: &str) -> bool {
-    const DRAWN: usize = 6;
+    const RANDOM_CHARACTERS: usize = 6;
     name.strip_prefix(TEMPORARY).is_some_and(|drawn| {
-        drawn.len() == DRAWN && drawn.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        drawn.len() == RANDOM_CHARACTERS && drawn.bytes().all(|byte| byte.is_ascii_alphanumeric())
     })
 }
 

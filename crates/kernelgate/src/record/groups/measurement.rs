@@ -80,7 +80,7 @@ impl Measurement {
     /// # Errors
     /// The first fact in which a run differs from an earlier run of its bench.
     pub fn check<'a>(runs: impl IntoIterator<Item = &'a ProcessRun>) -> Result<(), Box<Differing>> {
-        let mut together = Together::default();
+        let mut together = JoinedRuns::default();
         runs.into_iter().try_for_each(|run| together.add(run))
     }
 
@@ -88,12 +88,12 @@ impl Measurement {
     /// belongs to.
     pub fn split(runs: impl IntoIterator<Item = ProcessRun>) -> Vec<Self> {
         let runs: Vec<ProcessRun> = runs.into_iter().collect();
-        let mut groups: Vec<Together<'_>> = Vec::new();
+        let mut groups: Vec<JoinedRuns<'_>> = Vec::new();
         let mut places = Vec::new();
         for run in &runs {
             let place = groups.iter_mut().position(|group| group.add(run).is_ok());
             places.push(place.unwrap_or_else(|| {
-                let mut group = Together::default();
+                let mut group = JoinedRuns::default();
                 group.insert(run);
                 groups.push(group);
                 groups.len() - 1
@@ -160,14 +160,14 @@ impl Measurement {
 
 /// Runs that belong together, by bench and by case.
 #[derive(Default)]
-struct Together<'a> {
+struct JoinedRuns<'a> {
     benches: BTreeMap<&'a str, Vec<&'a ProcessRun>>,
     cases: BTreeMap<&'a str, Vec<&'a ProcessRun>>,
     /// First run with a case of each workload, by bench: shards have no case in common.
     workloads: BTreeMap<[&'a str; 2], (&'a ProcessRun, &'a CaseRecord)>,
 }
 
-impl<'a> Together<'a> {
+impl<'a> JoinedRuns<'a> {
     /// Adds a run.
     ///
     /// # Errors

@@ -121,10 +121,10 @@ impl Store {
 
 /// The name of a session that starts at a time, by the process that starts it.
 pub fn session_name(started: Timestamp, process: u32) -> String {
-    format!("{}-{process}", started.strftime(NAMED))
+    format!("{}-{process}", started.strftime(SESSION_NAME_FORMAT))
 }
 
-const NAMED: &str = "%Y%m%dT%H%M%SZ";
+const SESSION_NAME_FORMAT: &str = "%Y%m%dT%H%M%SZ";
 
 /// Start of a session: from its name, which is cheap, else from its records. `None` if it has no
 /// record.
@@ -134,7 +134,7 @@ fn session_start(folder: &Path) -> Option<Timestamp> {
         let name = file_name(folder);
         let (time, process) = name.split_once('-')?;
         process.parse::<u32>().ok()?;
-        let at = jiff::civil::DateTime::strptime(NAMED, time).ok()?;
+        let at = jiff::civil::DateTime::strptime(SESSION_NAME_FORMAT, time).ok()?;
         Some(at.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())
     };
     let by_record =

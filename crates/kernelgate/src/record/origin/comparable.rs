@@ -16,16 +16,18 @@ impl Environment {
         let on_gpu = !self.gpus.is_empty() && !base.gpus.is_empty();
         let counted = self.gpus.len() > 1 || base.gpus.len() > 1;
         let both = base.facts(on_gpu, counted).into_iter().zip(self.facts(on_gpu, counted));
-        both.filter(|((field, base), (_, head))| decisive(field, base) != decisive(field, head))
-            .map(|((field, base), (_, head))| Mismatch { field, base, head })
-            .collect()
+        both.filter(|((field, base), (_, head))| {
+            deciding_part(field, base) != deciding_part(field, head)
+        })
+        .map(|((field, base), (_, head))| Mismatch { field, base, head })
+        .collect()
     }
 
     /// Names the environments that are comparable with this one: the device's name as a folder,
     /// and a hash of the rest.
     pub fn fingerprint(&self) -> String {
         let facts = self.facts(!self.gpus.is_empty(), self.gpus.len() > 1);
-        let texts = facts.iter().flat_map(|(field, value)| [*field, decisive(field, value)]);
+        let texts = facts.iter().flat_map(|(field, value)| [*field, deciding_part(field, value)]);
         format!("{}-{}", self.slug(), &hash_of_all(texts)[..DIGITS])
     }
 
@@ -64,7 +66,7 @@ impl Environment {
 }
 
 /// The part of a fact that decides whether runs are comparable.
-fn decisive<'a>(field: &str, value: &'a str) -> &'a str {
+fn deciding_part<'a>(field: &str, value: &'a str) -> &'a str {
     if BY_MAJOR.contains(&field) { value.split('.').next().unwrap_or_default() } else { value }
 }
 

@@ -3,7 +3,7 @@
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate_trace::diagnose::network::{
-    AttentionOperation, KernelUse, MATTERS, Phase, class_shares, kernel_ns,
+    AttentionOperation, KernelUse, MIN_LISTED_SHARE, Phase, class_shares, kernel_ns,
 };
 use kernelgate_trace::diagnose::{KernelClass, short_name};
 use kernelgate_trace::stats::shorten;
@@ -172,8 +172,9 @@ fn others(cases: &[NetworkCase]) -> Table {
     for case in cases {
         let forward = case.forward();
         let all = kernel_ns(forward).max(1.0);
-        let other =
-            |of: &&KernelUse| of.class != KernelClass::Matmul && of.kernel_ns >= MATTERS * all;
+        let other = |of: &&KernelUse| {
+            of.class != KernelClass::Matmul && of.kernel_ns >= MIN_LISTED_SHARE * all
+        };
         let listed: Vec<&KernelUse> = forward.iter().filter(other).take(MAX_KERNELS).collect();
         if listed.is_empty() || case.network.trains() {
             continue;

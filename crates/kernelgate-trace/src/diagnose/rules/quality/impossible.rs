@@ -11,7 +11,7 @@ use crate::analyze::order::Order;
 /// Overlaps up to this are programmatic dependent launch, or rounding, in nanoseconds.
 pub(super) const OVERLAP_NS: i64 = 20_000;
 /// Part of the busy time from which overlaps make all sums doubtful, in percent.
-const DOUBTFUL: f64 = 5.0;
+const DOUBTFUL_OVERLAP_PERCENT: f64 = 5.0;
 
 /// An operation that runs beside those that follow it on its stream.
 struct Overlap {
@@ -24,7 +24,7 @@ struct Overlap {
 /// Operations of one stream run one after the other, but for nodes of a graph.
 pub(super) fn overlaps(context: &Context<'_>, found: &mut Vec<Finding>) {
     let all = &context.all;
-    let order = Order::by_key(all.ids().filter(|&id| !exempt(context, id)), |id| {
+    let order = Order::by_key(all.ids().filter(|&id| !may_overlap(context, id)), |id| {
         (all.place(id), all.start(id), all.end(id))
     });
     let mut overlaps: Vec<Overlap> = Vec::new();
@@ -57,7 +57,8 @@ pub(super) fn overlaps(context: &Context<'_>, found: &mut Vec<Finding>) {
     let longest = overlaps.iter().map(|of| of.ns).max().unwrap_or(0);
     let busy: i64 = context.activities.iter().map(|of| of.busy_ns).sum();
     let share = percent(total, busy);
-    let severity = if share > DOUBTFUL { Severity::Severe } else { Severity::Warning };
+    let severity =
+        if share > DOUBTFUL_OVERLAP_PERCENT { Severity::Severe } else { Severity::Warning };
     let mut finding = doubt(
         severity,
         format!(
@@ -87,7 +88,7 @@ pub(super) fn overlaps(context: &Context<'_>, found: &mut Vec<Finding>) {
 }
 
 /// Nodes of a graph may run at once, and pages migrate at any time.
-fn exempt(context: &Context<'_>, id: OperationId) -> bool {
+fn may_overlap(context: &Context<'_>, id: OperationId) -> bool {
     let node = |row: usize| context.trace.kernels.graph_node.get(row).is_some_and(|node| node != 0);
     match context.all.part(id) {
         (Kind::Kernel, row) => node(row),
@@ -104,7 +105,8 @@ pub(super) fn without_times(context: &Context<'_>, found: &mut Vec<Finding>) {
     }
     let counted = i64::try_from(context.all.len()).unwrap_or(i64::MAX);
     let share = percent(lost, lost.saturating_add(counted));
-    let severity = if share > DOUBTFUL { Severity::Severe } else { Severity::Information };
+    let severity =
+        if share > DOUBTFUL_OVERLAP_PERCENT { Severity::Severe } else { Severity::Information };
     let mut finding = doubt(
         severity,
         format!("{lost} operations have no times and do not count: {share:.1} % of all"),
@@ -112,7 +114,7 @@ pub(super) fn without_times(context: &Context<'_>, found: &mut Vec<Finding>) {
         "record again; sums lack them, and what ran in them counts as idle",
         "a trace that was stopped while the program ran",
     );
-    finding.threshold = Measure { value: DOUBTFUL, unit: "% of operations" };
+    finding.threshold = Measure { value: DOUBTFUL_OVERLAP_PERCENT, unit: "% of operations" };
     found.push(finding);
 }
 
@@ -122,12 +124,14 @@ pub(super) fn starts_before_launches(context: &Context<'_>, found: &mut Vec<Find
     if count == 0 {
         return;
     }
-    let launched = context.all.len() - context.classes.migrations() - context.host.orphans;
+    let launched =
+        context.all.len() - context.classes.migrations() - context.host.operations_without_call;
     let share = percent(
         i64::try_from(count).unwrap_or(i64::MAX),
         i64::try_from(launched).unwrap_or(i64::MAX),
     );
-    let severity = if share > DOUBTFUL { Severity::Warning } else { Severity::Information };
+    let severity =
+        if share > DOUBTFUL_OVERLAP_PERCENT { Severity::Warning } else { Severity::Information };
     let mut finding = doubt(
         severity,
         format!(

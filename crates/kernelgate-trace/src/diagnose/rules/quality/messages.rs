@@ -3,7 +3,7 @@
 use super::super::super::finding::Evidence;
 
 /// Messages that are shown.
-const SHOWN: usize = 8;
+const MAX_MESSAGES: usize = 8;
 
 /// Why records are missing, as the recorder says.
 pub(super) struct Reason {
@@ -101,7 +101,7 @@ pub(super) fn evidence(messages: &[String]) -> Vec<Evidence> {
         let general = ["CUDA", "CUPTI", "Not all"].iter().any(|part| evidence.what.contains(part));
         (!general, evidence.what.clone())
     });
-    evidence.truncate(SHOWN);
+    evidence.truncate(MAX_MESSAGES);
     evidence
 }
 

@@ -14,12 +14,12 @@ use impossible::OVERLAP_NS;
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_OVERHEAD: f64 = 5.0;
 /// A gap that is this many times as long as everything else is a clock that jumped, or a pause.
-const JUMP: i64 = 100;
+const CLOCK_JUMP_RATIO: i64 = 100;
 
 pub(super) fn finds() -> String {
     format!(
         "records dropped, orphaned, unreadable or odd; graphs recorded whole; the profiler at work \
-         for more than {MAX_OVERHEAD} % of the time; a gap {JUMP} times as long as everything else; \
+         for more than {MAX_OVERHEAD} % of the time; a gap {CLOCK_JUMP_RATIO} times as long as everything else; \
          operations that overlap on one stream by more than {} µs or start before their launch",
         OVERLAP_NS / 1000
     )
@@ -75,13 +75,17 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             "the program has none of these",
         ));
     }
-    orphans(context, &mut found);
+    operations_without_call(context, &mut found);
     whole_graphs(context, &mut found);
     for (what, records, advice) in [
-        ("ranges were never closed; they end with the trace", quality.unclosed_ranges, CLOSE),
+        (
+            "ranges were never closed; they end with the trace",
+            quality.unclosed_ranges,
+            CLOSE_RANGES,
+        ),
         ("records end before they start; they count as zero long", quality.backwards, CLOCK),
         ("events are no valid JSON and do not count", quality.broken_events, STRINGS),
-        ("values do not fit their field and do not count", quality.odd_values, AGAIN),
+        ("values do not fit their field and do not count", quality.odd_values, RECORD_AGAIN),
         ("texts are not UTF-8; bytes that are not read as \u{fffd}", quality.invalid_texts, NAMES),
     ] {
         if records > 0 {
@@ -164,26 +168,27 @@ fn no_gpu_work(context: &Context<'_>) -> Finding {
     finding
 }
 
-const CLOSE: &str = "their lengths are upper bounds; close every range, or record to the end";
+const CLOSE_RANGES: &str =
+    "their lengths are upper bounds; close every range, or record to the end";
 const CLOCK: &str = "times around them are doubtful; record again";
-const AGAIN: &str = "record again; sums below are without them";
+const RECORD_AGAIN: &str = "record again; sums below are without them";
 const STRINGS: &str = "PyTorch writes some strings unescaped (with_stack=True); the rest was read";
 const NAMES: &str = "give ranges names in UTF-8";
 
 /// Operations without a call, and what that hides.
-fn orphans(context: &Context<'_>, found: &mut Vec<Finding>) {
-    let orphans = context.host.orphans;
+fn operations_without_call(context: &Context<'_>, found: &mut Vec<Finding>) {
+    let operations_without_call = context.host.operations_without_call;
     let launched = context.all.len() - context.classes.migrations();
-    if orphans == 0 || context.host.calls == 0 {
+    if operations_without_call == 0 || context.host.calls == 0 {
         return;
     }
     #[allow(clippy::cast_precision_loss)]
-    let share = orphans as f64 / launched.max(1) as f64 * 100.0;
+    let share = operations_without_call as f64 / launched.max(1) as f64 * 100.0;
     let severity = if share > 5.0 { Severity::Warning } else { Severity::Information };
     let mut finding = doubt(
         severity,
         format!(
-            "{orphans} of {launched} operations were launched by calls that the trace does not hold"
+            "{operations_without_call} of {launched} operations were launched by calls that the trace does not hold"
         ),
         Measure { value: share, unit: "%" },
         "start recording before the program launches, or skip its first step; their ranges and the \
@@ -269,13 +274,13 @@ fn clock(context: &Context<'_>, devices: &[DeviceUse], found: &mut Vec<Finding>)
             continue;
         }
         let rest = activity.span_ns() - longest.length();
-        if rest <= 0 || longest.length() / JUMP < rest {
+        if rest <= 0 || longest.length() / CLOCK_JUMP_RATIO < rest {
             continue;
         }
         let mut finding = doubt(
             Severity::Warning,
             format!(
-                "one idle time on device {} is more than {JUMP} times as long as everything else: \
+                "one idle time on device {} is more than {CLOCK_JUMP_RATIO} times as long as everything else: \
                  the clock jumped, or the program paused",
                 device.device
             ),

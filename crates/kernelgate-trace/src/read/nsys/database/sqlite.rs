@@ -16,7 +16,7 @@ use crate::error::TraceError;
 use crate::model::quality::NO_TIME_NS;
 
 /// How long to wait for a program that writes the file.
-const PATIENCE: Duration = Duration::from_millis(500);
+const WRITER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Longest value, bytes: an expression in the schema may make one of any length.
 const LONGEST_VALUE: i32 = 1 << 28;
@@ -59,7 +59,7 @@ impl Sqlite {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let failed = |error: rusqlite::Error| TraceError::broken(path, explain(&error));
         let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
-        connection.busy_timeout(PATIENCE).map_err(failed)?;
+        connection.busy_timeout(WRITER_TIMEOUT).map_err(failed)?;
         // A view may compute without end, and a trigger or a function in the schema may act.
         for (option, on) in [
             (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),

@@ -56,12 +56,14 @@ pub(super) fn pretty(value: &Value, depth: usize, lines: &[&str], out: &mut Stri
 }
 
 /// Longest object that stands on one line, in characters of compact JSON.
-const SHORT: usize = 100;
+const MAX_LINE_CHARACTERS: usize = 100;
 
 /// Whether an object stands on one line.
 fn is_short(map: &serde_json::Map<String, Value>, lines: &[&str]) -> bool {
     let has_lines = map.iter().any(|(key, value)| value.is_object() && lines.contains(&&**key));
-    map.len() < SHORT && !has_lines && serde_json::to_string(map).is_ok_and(|it| it.len() <= SHORT)
+    map.len() < MAX_LINE_CHARACTERS
+        && !has_lines
+        && serde_json::to_string(map).is_ok_and(|it| it.len() <= MAX_LINE_CHARACTERS)
 }
 
 /// The entries of an object, a line each.
