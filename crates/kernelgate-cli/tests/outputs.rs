@@ -222,6 +222,7 @@ fn mistakes_of_the_command_line() {
 #[test]
 fn doctor_names_every_check() {
     let package = Package::new();
+    std::fs::write(package.path("Cargo.toml"), "[package]\nname = \"a\"\n").unwrap();
     let outcome = package.kernelgate("doctor");
     let text = normalized(&package, &outcome.stdout);
     // The GPU, its libraries and its tools depend on the machine.

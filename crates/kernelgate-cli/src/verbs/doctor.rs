@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::shared::nvrtc::Nvrtc;
 use super::shared::output::{OutputFormat, print_json};
+use crate::benches::package::has_manifest;
 use kernelgate::display::{self, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::harness::args;
@@ -153,8 +154,8 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
                 "times of this build mean nothing: use cargo bench, or cargo run --release",
             ),
         ),
-        folder("baselines", &store.baselines),
-        folder("runs", &store.runs),
+        package_folder("baselines", "--baselines", &store.baselines, store),
+        package_folder("runs", "--records", &store.runs, store),
     ];
     // GPUs are listed before other libraries are opened.
     let gpus = gpus();
@@ -407,6 +408,18 @@ fn governor() -> Check {
             "the clock follows the load: `cpupower frequency-set -g performance` steadies times"
                 .to_owned()
         }),
+    }
+}
+
+/// A folder of the package; outside of one it has to exist already.
+fn package_folder(what: &'static str, flag: &str, path: &Path, store: &Store) -> Check {
+    if path.is_dir() || has_manifest(&store.root) {
+        return folder(what, path);
+    }
+    Check {
+        what,
+        finding: "no package here".to_owned(),
+        advice: Some(format!("call the program in a package, or name the folder with {flag}")),
     }
 }
 

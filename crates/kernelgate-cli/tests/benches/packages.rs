@@ -328,5 +328,7 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     run("list").expect(0, &["left alone: bench `kernelgate`: it is the kernelgate program"]);
     outside.run(".", "list").expect(2, &["no package here", "--dir names"]);
     outside.run(".", "compare --base main").expect(2, &["no package here", "Cargo.toml"]);
+    let doctor = outside.run(".", "doctor");
+    doctor.expect(0, &["baselines  no package here", "runs       no package here"]);
     outside.run(".", "list --dir nowhere").expect(2, &["failed to read nowhere"]);
 }
