@@ -55,8 +55,8 @@ pub fn mentions<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a 
     })
 }
 
-/// The module of a file: `record::run` for `record/run.rs`, `record` for `record/mod.rs`, and an
-/// empty text for `lib.rs`.
+/// The Rust module to which a file belongs: `record::run` for `record/run.rs`, `record` for
+/// `record/mod.rs`, and an empty text for `lib.rs`.
 pub fn module_of(file: &str) -> String {
     let path = file.trim_end_matches(".rs").trim_end_matches("/mod");
     if ["lib", "main", "mod"].contains(&path) { String::new() } else { path.replace('/', "::") }

@@ -28,7 +28,7 @@ const COPY: KernelSpec<usize> = KernelSpec {
 pub enum CopyKind {
     /// By a copy engine.
     Engine,
-    /// By the multiprocessors of the GPU that has them.
+    /// A kernel on the multiprocessors of one GPU copies the data.
     Kernel,
 }
 

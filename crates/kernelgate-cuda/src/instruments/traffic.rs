@@ -79,7 +79,7 @@ enum Order {
 enum Blocks {
     /// One for each round of packets: no block loops over its reads.
     Covering,
-    /// As many blocks as fit on the multiprocessors.
+    /// The launch has as many blocks as fit on the multiprocessors.
     Resident,
 }
 

@@ -185,7 +185,7 @@ struct Declares<'a> {
 }
 
 impl<'a> Declares<'a> {
-    /// With the time of the kernels in these paths; `None` where no kernel is in one.
+    /// Adds the time of the kernels in these paths; `None` if no path has a kernel.
     fn call(self, context: &Context<'_>, is: impl Fn(&str) -> bool) -> Option<Call<'a>> {
         let (trace, paths) = (context.trace, &context.host.paths);
         // A path is numbered behind the one around it.

@@ -71,14 +71,14 @@ impl Calls {
 /// How a range was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RangeStyle {
-    /// On a stack of its thread: ranges of a thread nest.
+    /// The range is on the stack of its thread, so ranges of a thread nest.
     PushPop,
-    /// By an id: such ranges may overlap and may end on another thread.
+    /// The range has an id; such ranges may overlap, and may end on another thread.
     StartEnd,
 }
 
 impl RangeStyle {
-    /// As Nsight Systems writes ranges.
+    /// The style as Nsight Systems names it.
     pub fn label(self) -> &'static str {
         match self {
             Self::PushPop => "PushPop",

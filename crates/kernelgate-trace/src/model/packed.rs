@@ -87,7 +87,8 @@ impl Block {
         let widest = most.wrapping_sub(least).cast_unsigned();
         match u64::BITS - widest.leading_zeros() {
             0 => Self::constant(least),
-            // Behind the first bit of a byte there is room for so many in eight bytes.
+            // A value of up to 57 bits lies within eight bytes, whichever bit of the first byte it
+            // starts at.
             bits @ 1..=57 => Self::new(rows, least, bits),
             _ => Self::wide(rows),
         }

@@ -78,7 +78,7 @@ impl InTime for RangeRow {
     }
 }
 
-/// With the global id of its thread.
+/// A row with the global id of its thread.
 impl<T: InTime> InTime for (i64, T) {
     fn key(&self) -> (i64, Reverse<i64>) {
         self.1.key()

@@ -35,7 +35,7 @@ pub enum Action {
     Resources {
         /// "sm_90a".
         arch: String,
-        /// Only builds with a kernel whose name matches this regular expression.
+        /// Compile only builds that have a kernel whose name matches this regular expression.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         filter: Option<String>,
     },

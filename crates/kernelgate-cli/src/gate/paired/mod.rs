@@ -73,8 +73,8 @@ pub struct TestPlan {
     /// [`TestPlan::settle_blocks`], after twice as many and so on, or once no more blocks come.
     /// Never below the threshold.
     pub tolerated: f64,
-    /// Blocks after which a case may be unchanged by `tolerated`. Only cases that are still open
-    /// then get more.
+    /// Blocks after which a case may be unchanged by `tolerated`. Only undecided cases get more
+    /// blocks.
     pub settle_blocks: usize,
     /// Highest probability that any case of a comparison whose head is not slower than the
     /// threshold is called regressed; where some cases are slower, the highest expected share of
@@ -220,8 +220,8 @@ pub struct Decision {
     /// thresholds.
     pub threshold: f64,
     /// p value of "the head is not slower than the threshold", valid at any interim analysis,
-    /// adjusted over the cases. At most [`TestPlan::false_alarms`] where the verdict is
-    /// regressed.
+    /// adjusted over the cases. It is at most [`TestPlan::false_alarms`] if the verdict is
+    /// *regressed*.
     pub p_slower: f64,
     /// p value of "the head is not faster than the threshold", valid and adjusted like `p_slower`.
     pub p_faster: f64,

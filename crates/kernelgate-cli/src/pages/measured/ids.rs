@@ -76,7 +76,7 @@ impl Axes {
     }
 }
 
-// For example "d128 causal bf16".
+// The axes as text: "d128 causal bf16".
 impl std::fmt::Display for Axes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let numbers = self.numbers.iter().map(|(name, number)| format!("{name}{number}"));

@@ -193,7 +193,7 @@ impl ForeignStream {
     /// [`BackendError::NotTimed`] if a capture was left open.
     pub fn end(&mut self) -> Result<Interval, BackendError> {
         let drained = self.enqueue_last();
-        // Also on failure: nothing may wait for it for ever.
+        // The stream is released on failure too, so that nothing waits for ever.
         self.timer.release();
         let drained = drained?;
         let held = self.timer.finish()?;

@@ -76,8 +76,8 @@ impl JoinedStream {
             .result()
             .map_err(failed("let the joined stream wait"))?;
         let enqueued = enqueue();
-        // Also after an error: a capture that was not joined again could not be ended.
-        // SAFETY: as above.
+        // The stream is joined after an error too, because a capture cannot end otherwise. SAFETY:
+        // as above.
         unsafe { sys::cuEventRecord(self.back.cu_event(), theirs) }
             .result()
             .map_err(failed("record an event on the joined stream"))?;

@@ -115,7 +115,7 @@ proptest! {
     /// The heaps against the definition.
     #[test]
     fn costs_are_sums_of_absolute_deviations(values in prop::collection::vec(-9.0f64..9.0, 1..30)) {
-        let ranked = Ranked::new(&values);
+        let ranked = RankedSequence::new(&values);
         for (length, cost) in ranked.costs_from(0).enumerate() {
             let part = &values[..=length];
             let expected: f64 = part.iter().map(|value| (value - median(part)).abs()).sum();

@@ -80,7 +80,8 @@ pub(crate) struct Launched {
     count: u32,
     /// Operations of the last call.
     by_call: Vec<OperationId>,
-    /// Behind the last that was found: calls come almost in order of their ids.
+    /// The search starts after the last call that was found, because calls come almost in the order
+    /// of their ids.
     next: usize,
 }
 

@@ -101,15 +101,15 @@ impl Change<'_> {
 pub enum Segment {
     /// An operation runs.
     Operation(OperationId),
-    /// From the launch call to the start of its operation.
+    /// Time from a launch call to the start of its operation.
     LaunchLatency,
-    /// From the end of an operation to the start of the next one that waits for it.
+    /// Time from the end of an operation to the start of the next operation that waits for it.
     BetweenOperations,
     /// Launch calls of the host.
     LaunchCalls,
     /// The host between launch calls.
     Host,
-    /// From the end of an operation to the return of the call that waits for it.
+    /// Time from the end of an operation to the return of the call that waits for it.
     WaitReturn,
     /// The trace does not show what the operation depends on.
     Unknown,
@@ -140,9 +140,11 @@ pub struct Dependencies<'a> {
     started: Order,
     /// Waits of the host, in the order of their end.
     waits: Vec<Wait>,
-    /// From the operation before each one on its stream to it; 0 for the first.
+    /// Number of each operation minus that of the operation before it on its stream; 0 for the
+    /// first one.
     step: Packed<i64>,
-    /// From the operation of another stream that one seems to wait for to it; 0 without one.
+    /// Number of each operation minus that of the operation of another stream that it seems to wait
+    /// for; 0 without such a one.
     other: Packed<i64>,
     threads: usize,
     span: (i64, i64),
@@ -367,7 +369,7 @@ impl<'a> Dependencies<'a> {
         self.all
     }
 
-    /// From the first start to the last end of an operation.
+    /// First start and last end of the operations.
     pub fn span(&self) -> (i64, i64) {
         self.span
     }
@@ -532,7 +534,8 @@ impl<'d, 'a> Replay<'d, 'a> {
             self.called[thread] = self.called[thread].max(call.end);
         }
         let start = self.of.all.start(id);
-        // By clocks that disagree an operation starts before its launch: it was replayed already.
+        // If clocks disagree, an operation may start before its launch call; it was replayed
+        // already.
         if start >= call.start {
             // A start before the call returns was held up by a part of it.
             self.by.set(id as usize, self.thread[thread] + removed(start));

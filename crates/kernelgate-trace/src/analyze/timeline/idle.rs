@@ -32,9 +32,10 @@ impl Gap {
 pub struct Gaps {
     /// The operation after each.
     after: Packed<OperationId>,
-    /// From the operation before it to the one after it.
+    /// Number of the operation after the gap minus that of the operation before it.
     step: Packed<i64>,
-    /// From the number of operations that had started before it to the one after it.
+    /// Number of the operation after the gap minus the number of operations that had started before
+    /// the gap.
     ahead: Packed<i64>,
 }
 

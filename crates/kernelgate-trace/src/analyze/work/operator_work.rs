@@ -46,7 +46,7 @@ impl Tensor {
 
 /// The inputs of an operator.
 struct Inputs {
-    /// By argument; `None` of what is not a tensor.
+    /// Tensors by argument; `None` for an argument that is not a tensor.
     tensors: Vec<Option<Tensor>>,
     /// Values of arguments that are not tensors, as written.
     values: Vec<String>,

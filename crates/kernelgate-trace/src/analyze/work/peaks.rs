@@ -74,8 +74,8 @@ impl Peaks {
 /// Words of a name, peaks by precision, GB/s.
 struct Row(&'static [&'static str], [f64; 6], f64);
 
-/// Narrow names come before those that they contain. Above each group stands the sheet that its
-/// numbers are from; sheets that give rates with sparsity are halved.
+/// Narrow names come before those that they contain. The comment above each group names the data
+/// sheet of its numbers; rates with sparsity are halved.
 const DEVICES: &[Row] = &[
     // NVIDIA GB200 NVL72 datasheet, a 72nd of the rack.
     Row(&["gb200"], [40.0, 80.0, 1250.0, 2500.0, 5000.0, 5000.0], 8000.0),

@@ -87,7 +87,8 @@ enum Part {
 /// An iteration on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Iteration {
-    /// From the start of its first operation to that of the next iteration's.
+    /// Span of the iteration: from the start of its first operation to the start of the next
+    /// iteration.
     pub span: (i64, i64),
     /// Time of the iteration.
     pub account: Account,
@@ -257,7 +258,7 @@ impl Cut<'_> {
         }
     }
 
-    /// With the time behind the last cut.
+    /// Adds the time after the last cut.
     fn finish(mut self) -> Self {
         self.until(i64::MAX);
         self.total.extend(&self.now);

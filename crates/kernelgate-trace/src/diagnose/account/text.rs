@@ -27,7 +27,7 @@ impl Account {
 }
 
 impl DeviceAccount {
-    /// As text of at most 100 columns.
+    /// The accounts as text of at most 100 columns.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         let total = self.total.total_ns();

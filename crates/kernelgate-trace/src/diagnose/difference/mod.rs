@@ -54,9 +54,9 @@ pub struct TraceTotals {
 /// The change of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// Only the second trace has it.
+    /// Only the second trace has the part.
     Appeared,
-    /// Only the first trace has it.
+    /// Only the first trace has the part.
     Vanished,
     /// Most of the change is that there are more of them.
     More,

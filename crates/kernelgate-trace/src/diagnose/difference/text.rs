@@ -19,7 +19,7 @@ const WORDS: usize = 75;
 const NAME: usize = 60;
 
 impl Difference {
-    /// As text of at most 100 columns; `names` are those of the two traces.
+    /// The difference as text of at most 100 columns; `names` are the names of the two traces.
     pub fn to_text(&self, names: [&str; 2]) -> String {
         let mut text = String::new();
         self.head(&mut text, names);

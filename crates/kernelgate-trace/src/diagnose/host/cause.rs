@@ -29,15 +29,15 @@ const FULL_QUEUE: usize = 1000;
 /// Why the GPU had nothing to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CauseKind {
-    /// Before the launch: the host ran code of its own.
+    /// Before the launch the host ran code outside of CUDA calls.
     HostCode,
-    /// Before the launch: the thread was not on a CPU.
+    /// Before the launch the operating system had taken the thread off the CPU.
     OffCpu,
-    /// Before the launch: a call of the operating system.
+    /// Before the launch the host was in a call of the operating system.
     OsCall,
     /// Before the launch the host was in another CUDA call.
     Call,
-    /// Before the launch: the host was in a wait for the GPU.
+    /// Before the launch the host waited for the GPU.
     Wait,
     /// The call that launched the work.
     LaunchCall,

@@ -101,7 +101,7 @@ impl Repeating {
     }
 }
 
-/// From each mark to the next one of the same thread and pattern.
+/// An iteration lasts from a mark to the next mark of the same thread and pattern.
 fn marks(trace: &Trace, patterns: &mut Patterns) -> Vec<Candidate<Key>> {
     let marks = &trace.marks;
     let mut rows: Vec<(Key, i64)> = (0..marks.time.len())

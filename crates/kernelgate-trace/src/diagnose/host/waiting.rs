@@ -114,7 +114,7 @@ pub struct AtInterval {
 /// All waits of a trace.
 #[derive(Debug, Default)]
 pub struct Waits {
-    /// By the path of the innermost range around them.
+    /// Waits by the path of the innermost range around them.
     pub in_ranges: HashMap<PathId, InRanges>,
     /// By thread and the launches since the last wait, of which there is one at least.
     pub at_intervals: HashMap<(u32, usize), AtInterval>,

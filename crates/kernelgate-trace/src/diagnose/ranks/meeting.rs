@@ -29,7 +29,7 @@ impl Meeting {
         last.expect("a meeting has ranks")
     }
 
-    /// From the arrival of the last rank to its end.
+    /// Transfer time of a collective: from the arrival of the last rank to the end.
     pub fn transfer_ns(&self) -> i64 {
         let (ready, last) = self.ready();
         let end = self.ranks.iter().find(|of| of.rank == last).map_or(ready, |of| of.end);

@@ -198,7 +198,7 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
         let loading = first_launches(context, gaps, activity);
         let remedies: Vec<Remedy> = causes.iter().map(|cause| remedy_of(cause, &loading)).collect();
         let first = remedies.iter().find(|remedy| **remedy != Remedy::NotReplayed);
-        // Without a replay nobody knows what mending a cause saves.
+        // Without a replay the saving of a remedy is unknown.
         let mended = causes.iter().zip(&remedies).filter(|(_, remedy)| first == Some(*remedy));
         let mended_ns: i64 = mended.map(|(cause, _)| cause.total_ns).sum();
         // A change that mends little of the idle time does not mend the finding.

@@ -213,7 +213,7 @@ fn length(bytes: &[u8]) -> serde_json::Result<usize> {
 
 /// The end of a broken event.
 struct Boundary {
-    /// Behind the closing bracket of the event.
+    /// Index after the closing bracket of the event.
     end: usize,
     /// At the next event, or at the bracket that closes the array.
     next: usize,

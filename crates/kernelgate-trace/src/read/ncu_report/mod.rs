@@ -55,7 +55,7 @@ struct Fields {
     rules: u64,
 }
 
-/// In the order of [`block::RESULTS`].
+/// Message types in the order of [`block::RESULTS`].
 const RESULTS: [Fields; 4] = [
     Fields { name: "kernel", metrics: 13, sections: 17, rules: 19 },
     Fields { name: "range", metrics: 4, sections: 7, rules: 20 },

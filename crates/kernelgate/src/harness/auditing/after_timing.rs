@@ -154,7 +154,7 @@ fn replay(
         Ok::<_, BackendError>(())
     };
     reuse::without_results(executable)?;
-    // Without other inputs only this shows that the reset computes outputs.
+    // If inputs cannot be changed, only this check shows that the reset computes outputs.
     let before = match executable.carries_state() && changed.is_none() {
         true => Some(verify::digest(outputs(executable)?)),
         false => None,

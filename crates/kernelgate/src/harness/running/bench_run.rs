@@ -98,7 +98,7 @@ pub fn bench(
     if run.provenance.commit.is_none() {
         progress.no_commit();
     }
-    // Before the limits: a folder that cannot be written should not cost two seconds.
+    // The folder is opened before the ceilings are measured, so that an error comes at once.
     let path = invocation.record(store, &process, |_| run.clone())?;
     drop(opening);
     let mut timer = Timer::new(&target)?;
@@ -106,7 +106,7 @@ pub fn bench(
     run.limits = ceilings(&mut timer, selection)?;
     progress.limits(&run.limits);
     trial::warn_of_delays(&run);
-    // After the limits: a card that has just worked shows the clock it works at.
+    // The card is read after the ceilings were measured, when it still has its clock under load.
     let telemetry = target.telemetry();
     run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
     progress.telemetry(&run.telemetry);

@@ -1,4 +1,4 @@
-//! When a budget of time is used up: no case begins after that.
+//! The deadline of a time budget, after which no case begins.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

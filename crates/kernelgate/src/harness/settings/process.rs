@@ -127,7 +127,7 @@ fn session() -> Result<Option<String>, HarnessError> {
 
 /// Settings of a bench with Criterion's own `main`, whose flags Criterion reads.
 pub struct CriterionProcess {
-    /// When work on the stream is treated as hung.
+    /// Time after which work on the stream is treated as hung.
     pub timeout: Duration,
     /// Name of the baseline to which this run is added.
     pub save_baseline: Option<String>,

@@ -54,7 +54,7 @@ impl Lock {
                 Ok(()) if is_at(&file, &at) => return Ok(Self { path: at, held: Some(file) }),
                 // The last owner has removed the file; other processes would lock a new one.
                 Ok(()) | Err(TryLockError::WouldBlock) => {}
-                // As cargo does on such file systems: not to write at all would be worse.
+                // On such file systems cargo writes without a lock too; to refuse would be worse.
                 Err(TryLockError::Error(cause))
                     if cause.kind() == std::io::ErrorKind::Unsupported =>
                 {

@@ -6,12 +6,12 @@ use rusqlite::types::ValueRef;
 
 use super::pages::PageRow;
 
-/// In which order rows are read.
+/// Order in which rows are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Rows as they are stored.
     Stored,
-    /// By their start: sorted on disk where they are many.
+    /// Rows are sorted by their start, on disk if they are many.
     Start,
 }
 
