@@ -140,13 +140,20 @@ pub fn table_with_classes(
                 tbody {
                     @for (i, row) in rows.iter().enumerate() {
                         tr class=[class(i)] {
-                            @for cell in row { td { (printable(cell)) } }
+                            @for (column, cell) in row.iter().enumerate() {
+                                td { @if column == 0 { (breakable(cell)) } @else { (printable(cell)) } }
+                            }
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// An id that may be broken after `/` and `_` only, if its column is wide enough.
+fn breakable(id: &str) -> Markup {
+    html! { @for part in printable(id).split_inclusive(['/', '_']) { (part) wbr; } }
 }
 
 /// Converts a table of the terminal into one of a page.

@@ -67,7 +67,8 @@ impl Chart {
         match &self.body {
             Body::Xy(body) => body.broad,
             Body::Rows(_) => true,
-            Body::Heat(_) => false,
+            // A wide map would be shrunk in the gallery, and its texts with it.
+            Body::Heat(body) => body.columns.len() > 5,
         }
     }
 

@@ -23,7 +23,7 @@ pub struct Rows {
     pub legend: Vec<String>,
     /// Rows from top to bottom.
     pub rows: Vec<Row>,
-    /// A value that a line through all rows marks, such as no change.
+    /// Value at which a vertical line crosses all rows, such as "no change".
     pub origin: Option<f64>,
 }
 
