@@ -283,7 +283,7 @@ pub fn write_session(folder: &Path, runs: &[Piece<ProcessRun>]) -> Result<(), Me
     std::fs::rename(&written, folder).map_err(|cause| failed(folder, cause))
 }
 
-/// Whether a folder has exactly these files.
+/// Whether a folder holds exactly the named files.
 fn holds(folder: &Path, names: &BTreeMap<String, &Path>) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let there: BTreeSet<String> =

@@ -1,5 +1,5 @@
 //! The functions of cuBLASLt that are called here, of the library that was opened; CUDA 12 and 13
-//! have them alike. Types are those of its header.
+//! have them alike. Types of arguments are those of cuBLASLt's header.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

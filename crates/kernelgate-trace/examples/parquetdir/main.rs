@@ -10,7 +10,7 @@ mod tables;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Rows of a row group: those of Arrow's writer.
+/// Number of rows in a row group of a parquet file: that of Arrow's writer.
 const GROUP: usize = 1 << 20;
 
 fn main() -> ExitCode {

@@ -174,7 +174,7 @@ impl Trace {
         parts.into_iter().for_each(|part| part.correlation = Packed::default());
     }
 
-    /// The process of a place.
+    /// The process to which a place (process, device, context, stream) belongs.
     pub fn process_of(&self, place: PlaceId) -> u32 {
         self.places[place.0 as usize].process
     }

@@ -14,7 +14,7 @@ use crate::read::{RangeRow, Row};
 /// Results once all rows were read.
 pub(super) struct End<'a, N: Fn(u32) -> Name> {
     pub trace: &'a Trace,
-    /// The names that labels mean.
+    /// Names of the ranges, by the labels that rows hold.
     pub name_of: N,
     /// End time that is assumed for ranges that were never closed.
     pub last: i64,

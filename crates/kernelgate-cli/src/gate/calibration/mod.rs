@@ -297,7 +297,7 @@ impl CalibrationComparison {
 }
 
 impl Calibration {
-    /// Introduction to the names of the cases that are [`Calibration::simulated`].
+    /// Sentence before the list of cases whose error rates were simulated.
     pub const SIMULATED: &str = "slow-downs are added to the recorded times of these, in which \
                                  nothing can be delayed: ";
 

@@ -21,7 +21,7 @@ const NAMED_SETTINGS: [(CUstreamAttrID, &str); 4] = [
     (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, "synchronisation domain"),
 ];
 
-/// The bytes of a setting.
+/// A setting of a stream as raw bytes.
 type Bytes = [c_char; 64];
 
 /// The settings of a stream.

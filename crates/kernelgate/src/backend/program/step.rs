@@ -135,7 +135,7 @@ pub type Enqueue = Box<dyn Fn() -> Result<(), BackendError>>;
 /// Prepares a launch of other code.
 pub(super) type Prepare = Box<dyn FnOnce(CallSite<'_>) -> Result<Enqueue, BackendError>>;
 
-/// One entry of a program.
+/// One step of a program: a launch, a GEMM, a copy, a fill or a range.
 pub enum Step {
     /// A kernel.
     Launch(KernelLaunch),

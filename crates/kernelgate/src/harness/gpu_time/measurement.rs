@@ -41,7 +41,8 @@ struct MeasurementState {
 
 impl GpuTime {
     /// Times work that is enqueued on a stream: its handle as a number, or as a pointer of the type
-    /// that the bench's binding has for `CUstream`. The stream must outlive this value.
+    /// that the bench's binding has for `CUstream`. The stream must live as long as this
+    /// measurement.
     ///
     /// A null or invalid handle ends the process with an error and exit code 2, because Criterion's
     /// macros take no error. [`Self::new`] returns the error instead.

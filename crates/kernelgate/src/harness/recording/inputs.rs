@@ -23,8 +23,8 @@ pub fn path(folder: &Path, group: &Group<'_>) -> PathBuf {
     folder.join(format!("{}.inputs", file::text_hash(&group.id())))
 }
 
-/// Writes the inputs if reading them is faster than drawing them. A failure to write only costs
-/// time.
+/// Writes the inputs if reading them is faster than drawing them. If the file cannot be written,
+/// the next process only takes longer.
 pub fn keep(path: &Path, inputs: &Tensors, drawn_in: Duration) {
     if drawn_in >= MIN_DRAWING_TIME && inputs.bytes() <= MAX_BYTES && !path.exists() {
         let _ = tensors::write(path, inputs);

@@ -51,7 +51,7 @@ pub fn get(kept: Option<&References>, group: &Group<'_>, inputs: &Tensors) -> Ve
     let expected = group.bound.problem().reference(inputs);
     let worthwhile = started.elapsed() >= MIN_COMPUTING_TIME && bytes(&expected) <= MAX_BYTES;
     if let Some((path, kept)) = path.zip(kept).filter(|_| worthwhile) {
-        // A failure to write only costs time.
+        // If the file cannot be written, the next process only takes longer.
         let _ = write(&path, &expected);
         prune(&kept.folder, MAX_FOLDER_BYTES);
     }
@@ -89,7 +89,7 @@ pub fn precision_limit(
         let limits = found.iter().flat_map(|found| &found.relative_l2);
         let limits: Vec<Expected> =
             limits.map(|(name, limit)| Expected::all(name, [1], vec![*limit])).collect();
-        // A failure to write only costs time.
+        // If the file cannot be written, the next process only takes longer.
         let _ = write(&path, &limits);
     }
     found

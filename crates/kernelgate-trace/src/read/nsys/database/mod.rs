@@ -104,7 +104,7 @@ impl Database {
         self.scan_in(Order::Stored, table, columns, each)
     }
 
-    /// Every row of a table in an order.
+    /// Reads every row of a table, in the requested order.
     pub fn scan_in(
         &self,
         order: Order,

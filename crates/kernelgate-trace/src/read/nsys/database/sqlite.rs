@@ -147,7 +147,7 @@ impl Sqlite {
         Ok(pages.scan(table.root, &columns, last, each).is_ok())
     }
 
-    /// Every row of a table in an order.
+    /// Reads every row of a table, in the requested order.
     pub fn scan_in(
         &self,
         order: Order,
