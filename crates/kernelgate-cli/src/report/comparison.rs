@@ -50,6 +50,10 @@ impl Wording for BuildFacts {
         })
     }
 
+    fn identical(&self) -> usize {
+        self.untimed.len()
+    }
+
     fn heading(comparison: &Comparison) -> String {
         let (facts, device) = (&comparison.facts, &comparison.device);
         let on = if device.is_empty() { String::new() } else { format!(", on {device}") };

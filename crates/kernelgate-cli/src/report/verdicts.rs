@@ -45,6 +45,10 @@ pub trait Wording: Facts {
     fn refusal(_: &Verdicts<Self>) -> Option<String> {
         None
     }
+    /// Number of cases that are not timed, because both builds have the same executable.
+    fn identical(&self) -> usize {
+        0
+    }
     /// Further parts of the headline, each after "; ".
     fn unfinished(&self) -> String;
     /// Advice on how to verify with this number of seeds.
@@ -104,7 +108,12 @@ pub fn headline<F: Wording>(verdicts: &Verdicts<F>) -> String {
     if let Some(refusal) = F::refusal(verdicts) {
         return refusal;
     }
-    let counts = summary::counts(|verdict| verdicts.count(verdict));
+    let identical = verdicts.facts.identical();
+    let mut counts = summary::counts(|verdict| verdicts.count(verdict));
+    if identical > 0 {
+        let words = format!("{identical} identical");
+        counts = if verdicts.judged.is_empty() { words } else { format!("{counts}, {words}") };
+    }
     let more = |count: usize, word: &str| match count {
         0 => String::new(),
         count => format!(", {count} {word}"),
@@ -119,7 +128,7 @@ pub fn headline<F: Wording>(verdicts: &Verdicts<F>) -> String {
         more(verdicts.failed.len(), "failed"),
         summary::headline_findings(verdicts),
         more(refused, "refused"),
-        verdicts.judged.len(),
+        verdicts.judged.len() + identical,
         (10.0 * F::threshold_percent(verdicts)).round() / 10.0,
         verdicts.facts.unfinished(),
         summary::not_judged(&verdicts.rules),
