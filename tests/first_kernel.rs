@@ -47,15 +47,19 @@ fn the_bench_of_init_is_the_shortest_one() {
     assert_eq!(template, read("examples/own_kernel.rs"));
 }
 
-/// Trimmed lines of the files with an ending below a folder, without the marks of comments.
+/// A line without indentation and without the mark of a documentation comment.
+fn without_mark(line: &str) -> &str {
+    line.trim().trim_start_matches("//!").trim()
+}
+
+/// Lines of code of the files with an ending below a folder.
 fn lines_below(folder: &Path, ending: &str, lines: &mut Vec<String>) {
     for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
         if entry.is_dir() {
             lines_below(&entry, ending, lines);
         } else if entry.extension().is_some_and(|it| it == ending) {
             let text = std::fs::read_to_string(entry).unwrap();
-            let code = |line: &str| line.trim().trim_start_matches("//!").trim().to_owned();
-            lines.extend(text.lines().map(code));
+            lines.extend(text.lines().map(|line| without_mark(line).to_owned()));
         }
     }
 }
@@ -76,7 +80,7 @@ fn code_on_pages_is_compiled_elsewhere() {
             for code in fences(&text, "rust") {
                 pages += 1;
                 for line in dense(&code) {
-                    let is_compiled = compiled.iter().any(|it| it == line.trim());
+                    let is_compiled = compiled.iter().any(|it| it == without_mark(line));
                     assert!(is_compiled, "{}: no example has the line `{line}`", path.display());
                 }
             }
