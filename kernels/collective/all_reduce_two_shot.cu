@@ -13,34 +13,12 @@
 // Change from all_reduce_one_shot: plain packets instead of flags beside words, half of the bytes
 // on the link, and two waits.
 #include "collective/sum.cuh"
+#include "common/peers.cuh"
 
 constexpr int kThreads = THREADS;
 constexpr int kAtOnce = AT_ONCE;
 constexpr int kGpus = GPUS;
 static_assert(kGpus >= 2, "a message has a receiver");
-
-__device__ __forceinline__ void store_release_sys(u32* p, u32 x) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
-}
-
-__device__ __forceinline__ u32 load_acquire_sys(const u32* p) {
-  u32 x;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
-  return x;
-}
-
-// Waits until this block of every GPU has come here in this launch. `which` is 0 or 1.
-__device__ __forceinline__ void wait_for_peers(u32* const* flags, int rank, int which, u32 epoch) {
-  __syncthreads();
-  if (threadIdx.x < kGpus) {
-    const i64 place = (static_cast<i64>(blockIdx.x) * 2 + which) * kGpus;
-    const int peer = static_cast<int>(threadIdx.x);
-    store_release_sys(flags[peer] + place + rank, epoch);
-    while (static_cast<int>(load_acquire_sys(flags[rank] + place + peer) - epoch) < 0) {
-    }
-  }
-  __syncthreads();
-}
 
 __device__ __forceinline__ uint4 load_packet(const uint4* from) {
   uint4 packet;
@@ -55,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     collective_all_reduce_two_shot(const uint4* const* x, uint4* const* y, u32* const* flags,
                                    u32* epochs, int rank, i64 packets) {
   const u32 epoch = epochs[blockIdx.x] + 1;
-  wait_for_peers(flags, rank, 0, epoch);
+  wait_for_peers<kGpus>(flags, rank, 0, epoch);
   const i64 part = rank * packets;
   const i64 stride = static_cast<i64>(gridDim.x) * kThreads;
   const i64 begin = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
@@ -82,6 +60,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       for (int q = 0; q < kGpus; ++q) y[q][part + i + k * stride] = sum;
     }
   }
-  wait_for_peers(flags, rank, 1, epoch);
+  wait_for_peers<kGpus>(flags, rank, 1, epoch);
   if (threadIdx.x == 0) epochs[blockIdx.x] = epoch;
 }

@@ -7,6 +7,7 @@ mod definition;
 mod gradients;
 mod quantised;
 pub mod reference;
+mod ring;
 pub mod sample;
 
 use crate::family::Family;
@@ -15,12 +16,14 @@ pub use definition::*;
 pub use gradients::*;
 use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite, suite_with_scan};
+pub use ring::{RING, Ring};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward()), FORWARD_SCAN),
         suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::backward()), SCAN),
+        suite(&RING, cpu::RING.iter().chain(cuda::RING)),
         suite(&components::SCORES, cpu::SCORES.iter().chain(cuda::SCORES)),
         suite(&components::SOFTMAX, cpu::SOFTMAX.iter().chain(cuda::SOFTMAX)),
         suite(&components::VALUES, cpu::VALUES.iter().chain(cuda::VALUES)),

@@ -2,11 +2,12 @@
 //! vectorised loops.
 //!
 //! Tasks are blocks of queries (forward) or heads (backward), each on one thread with its tiles on
-//! the stack: a launch allocates nothing. Deliberately absent: bf16 and f16.
+//! the stack: a launch allocates nothing, but that of `ring`. Deliberately absent: bf16 and f16.
 
 mod backward;
 mod blocks;
 mod forward;
+mod ring;
 mod rows;
 
 use kernelgate_numerics::gemm::Accum;
@@ -19,6 +20,7 @@ use blocks::{for_blocks, gemm, matrix};
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
+pub use ring::ROWS as RING;
 use rows::SoftmaxRows;
 
 /// Forward implementations.

@@ -16,6 +16,7 @@ mod forward;
 mod launch;
 mod launches;
 mod layout;
+mod ring;
 
 use crate::attention::definition::AttentionForward;
 use crate::attention::gradients::AttentionBackward;
@@ -31,6 +32,7 @@ pub use call::{
 pub use components::{SCORES, SOFTMAX, VALUES};
 pub use launches::{Backward, Forward};
 pub use layout::{BackwardLayout, ForwardLayout, Shape, Strides, Unsupported};
+pub use ring::ROWS as RING;
 
 /// Forward ladder, and the library.
 pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
@@ -55,6 +57,7 @@ pub fn kernels() -> Vec<ListedKernel> {
         list(forward::mma::KERNELS),
         list(forward::wgmma::KERNELS),
         list(forward::decode::KERNELS),
+        list(ring::KERNELS),
         list(backward::KERNELS),
         list(backward::mma::KERNELS),
         list(backward::wgmma::KERNELS),

@@ -5,7 +5,6 @@ use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{Buffer, CudaTask, Input, Output};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Devices;
-use kernelgate_cuda::driver::peers::Link;
 
 /// Memory of the messages on one GPU, bytes.
 pub fn messages_bytes(problem: &Exchange) -> u64 {
@@ -56,37 +55,5 @@ impl Messages {
             inputs.filter_map(|(buffer, name)| Some(Input::new(name, &buffer?))).collect();
         let outputs = self.outputs.into_iter().flatten().collect();
         CudaTask::new(devices, inputs, outputs, move |_| launch())
-    }
-}
-
-/// Checks that kernels of each GPU can access the memory of the others.
-pub fn require_peer_access(devices: &Devices) -> Result<(), BackendError> {
-    require_link(devices.link())
-}
-
-fn require_link(link: Option<Link>) -> Result<(), BackendError> {
-    match link {
-        Some(Link::Peer | Link::PeerAtomic) => Ok(()),
-        Some(Link::Host) | None => {
-            let why = "needs GPUs that can access each other's memory (NVLink, or PCIe with peer \
-                       access): `nvidia-smi topo -p2p r` shows which can";
-            Err(BackendError::Unsupported(why.to_owned()))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gpus_without_access_to_each_other_are_a_skip_with_the_reason() {
-        assert!(
-            require_link(Some(Link::Peer)).is_ok() && require_link(Some(Link::PeerAtomic)).is_ok()
-        );
-        for link in [None, Some(Link::Host)] {
-            let error = require_link(link).unwrap_err();
-            assert!(matches!(&error, BackendError::Unsupported(why) if why.contains("NVLink")));
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! A sum in one step: every GPU stores its whole message into the memory of all others.
 
-use super::memory::{Messages, messages_bytes, require_peer_access};
+use super::memory::{Messages, messages_bytes};
 use super::sums;
 use crate::collective::definition::Exchange;
 use crate::kernel_files::kernel_file;
@@ -73,7 +73,7 @@ pub fn prepare(
     inputs: &Tensors,
     devices: &Devices,
 ) -> Result<CudaTask, BackendError> {
-    require_peer_access(devices)?;
+    devices.require_peer_access()?;
     let messages = Messages::new(problem, inputs, devices)?;
     let mut staging = Vec::new();
     devices.for_each(|_, device| {

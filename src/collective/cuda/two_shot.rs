@@ -1,6 +1,6 @@
 //! A sum in two steps: every GPU sums its part of all messages, and stores it into all outputs.
 
-use super::memory::{Messages, require_peer_access};
+use super::memory::Messages;
 use super::sums;
 use crate::collective::definition::Exchange;
 use crate::kernel_files::kernel_file;
@@ -61,7 +61,7 @@ pub fn prepare(
     inputs: &Tensors,
     devices: &Devices,
 ) -> Result<CudaTask, BackendError> {
-    require_peer_access(devices)?;
+    devices.require_peer_access()?;
     let messages = Messages::new(problem, inputs, devices)?;
     let mut flags = Vec::new();
     devices.for_each(|_, device| {

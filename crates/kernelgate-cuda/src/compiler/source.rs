@@ -28,6 +28,7 @@ pub const COMMON_HEADERS: &[Header] = headers!(
     "common/fragments.cuh",
     "common/math.cuh",
     "common/memory.cuh",
+    "common/peers.cuh",
     "common/reduce.cuh",
     "common/ring.cuh",
     "common/stages.cuh",

@@ -90,6 +90,14 @@ impl Devices {
         Link::within(&self.all())
     }
 
+    /// Checks that each GPU can access the memory of the others.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] if one cannot.
+    pub fn require_peer_access(&self) -> Result<(), BackendError> {
+        self.link().map_or(Ok(()), Link::require_peer_access)
+    }
+
     fn all(&self) -> Vec<&Device> {
         self.iter().map(|device| &**device).collect()
     }

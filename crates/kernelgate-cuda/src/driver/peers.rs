@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::device::{Device, DeviceError};
 use super::status::describe;
+use crate::BackendError;
 
 /// How the GPUs of a set reach each other's memory: the weakest of all pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -34,6 +35,17 @@ impl Link {
             }
         };
         pairs(devices).into_iter().map(|(one, other)| between(one, other)).min()
+    }
+
+    pub(super) fn require_peer_access(self) -> Result<(), BackendError> {
+        match self {
+            Self::Peer | Self::PeerAtomic => Ok(()),
+            Self::Host => {
+                let why = "needs GPUs that can access each other's memory (NVLink, or PCIe with \
+                           peer access): `nvidia-smi topo -p2p r` shows which can";
+                Err(BackendError::Unsupported(why.to_owned()))
+            }
+        }
     }
 
     /// The name in messages and records.
@@ -106,4 +118,18 @@ fn share_pool(one: &Device, other: &Device) -> Result<(), DriverError> {
     };
     // SAFETY: the device's own pool, and one description.
     unsafe { sys::cuMemPoolSetAccess(pool, &raw const access, 1) }.result()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_without_access_to_each_other_are_a_skip_with_the_reason() {
+        for link in [Link::Peer, Link::PeerAtomic] {
+            assert!(link.require_peer_access().is_ok());
+        }
+        let error = Link::Host.require_peer_access().unwrap_err();
+        assert!(matches!(&error, BackendError::Unsupported(why) if why.contains("NVLink")));
+    }
 }

@@ -100,7 +100,7 @@ pub struct CopyRecord {
     /// Bytes.
     pub bytes: u64,
     /// Direction of the copy, as CUPTI numbers them: 1 to the device, 2 to the host, 8 on the
-    /// device.
+    /// device, 10 from device to device.
     pub kind: u8,
     /// The memory that is read, as CUPTI numbers them: 1 pageable, 2 pinned, 3 device, 4 array, 5
     /// managed.

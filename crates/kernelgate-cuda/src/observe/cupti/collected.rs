@@ -11,7 +11,9 @@ use cudarc::cupti::sys::{
 };
 
 use super::api::{api, text_of};
-use super::layout::{RawAllocation, RawCall, RawCopy, RawKernel, RawOverhead, RawSet, RawWait};
+use super::layout::{
+    RawAllocation, RawCall, RawCopy, RawKernel, RawOverhead, RawPeerCopy, RawSet, RawWait,
+};
 use crate::observe::activity::{
     Activity, AllocationRecord, CallRecord, CopyRecord, KernelRecord, SetRecord, StreamId,
     WaitRecord,
@@ -19,6 +21,7 @@ use crate::observe::activity::{
 
 pub const KERNEL: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL as u32;
 pub const COPY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY as u32;
+pub const PEER_COPY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY2 as u32;
 pub const SET: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET as u32;
 pub const DRIVER: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER as u32;
 pub const RUNTIME: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME as u32;
@@ -67,6 +70,7 @@ impl Collected {
             match record.read() {
                 KERNEL => self.kernel(&record.cast::<RawKernel>().read_unaligned()),
                 COPY => self.copy(&record.cast::<RawCopy>().read_unaligned()),
+                PEER_COPY => self.peer_copy(&record.cast::<RawPeerCopy>().read_unaligned()),
                 SET => self.set(&record.cast::<RawSet>().read_unaligned()),
                 DRIVER | RUNTIME => self.call(&record.cast::<RawCall>().read_unaligned()),
                 WAIT => self.wait(&record.cast::<RawWait>().read_unaligned()),
@@ -102,6 +106,20 @@ impl Collected {
     }
 
     fn copy(&mut self, raw: &RawCopy) {
+        self.activity.copies.push(CopyRecord {
+            start: raw.start,
+            end: raw.end,
+            on: StreamId { device: raw.device, context: raw.context, stream: raw.stream },
+            correlation: raw.correlation,
+            bytes: raw.bytes,
+            kind: raw.direction,
+            source: raw.source,
+            target: raw.target,
+            graph_node: raw.graph_node,
+        });
+    }
+
+    fn peer_copy(&mut self, raw: &RawPeerCopy) {
         self.activity.copies.push(CopyRecord {
             start: raw.start,
             end: raw.end,
@@ -275,6 +293,10 @@ mod tests {
     fn every_kind_has_its_list_and_a_foreign_one_has_none() {
         let copy = RawCopy { kind: COPY, direction: 1, source: 1, target: 3, ..zeroed() };
         assert_eq!((added(&[copy]).copies[0].source, added(&[copy]).copies[0].target), (1, 3));
+        let between =
+            RawPeerCopy { kind: PEER_COPY, direction: 10, device: 1, bytes: 9, ..zeroed() };
+        let between = added(&[between]).copies[0];
+        assert_eq!((between.kind, between.on.device, between.bytes), (10, 1, 9));
         assert_eq!(added(&[RawSet { kind: SET, bytes: 64, ..zeroed() }]).sets[0].bytes, 64);
         let wait = RawWait { kind: WAIT, waits_for: 3, stream: 7, ..zeroed() };
         assert_eq!((added(&[wait]).waits[0].kind, added(&[wait]).waits[0].on.stream), (3, 7));

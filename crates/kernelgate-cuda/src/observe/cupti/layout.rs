@@ -58,6 +58,28 @@ pub struct RawCopy {
     pub graph_node: u64,
 }
 
+/// `CUpti_ActivityMemcpyPtoP4` up to the graph's node.
+#[repr(C, packed(8))]
+#[derive(Clone, Copy)]
+pub struct RawPeerCopy {
+    pub kind: u32,
+    pub direction: u8,
+    pub source: u8,
+    pub target: u8,
+    pub flags: u8,
+    pub bytes: u64,
+    pub start: u64,
+    pub end: u64,
+    pub device: u32,
+    pub context: u32,
+    pub stream: u32,
+    /// Device and context that are read, and those that are written.
+    pub ends: [u32; 4],
+    pub correlation: u32,
+    pub reserved: *mut c_void,
+    pub graph_node: u64,
+}
+
 /// `CUpti_ActivityMemset4` up to the graph's node.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
@@ -190,6 +212,23 @@ mod tests {
             device = deviceId,
             context = contextId,
             stream = streamId,
+            correlation = correlationId,
+            graph_node = graphNodeId
+        );
+        same!(
+            RawPeerCopy,
+            sys::CUpti_ActivityMemcpyPtoP4,
+            kind = kind,
+            direction = copyKind,
+            source = srcKind,
+            target = dstKind,
+            bytes = bytes,
+            start = start,
+            end = end,
+            device = deviceId,
+            context = contextId,
+            stream = streamId,
+            ends = srcDeviceId,
             correlation = correlationId,
             graph_node = graphNodeId
         );

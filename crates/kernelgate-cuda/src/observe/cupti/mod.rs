@@ -9,8 +9,8 @@ mod layout;
 
 use api::{Api, api};
 use collected::{
-    ALLOCATION, COPY, DRIVER, KERNEL, OVERHEAD, RUNTIME, SET, WAIT, collected, give_buffer,
-    take_buffer,
+    ALLOCATION, COPY, DRIVER, KERNEL, OVERHEAD, PEER_COPY, RUNTIME, SET, WAIT, collected,
+    give_buffer, take_buffer,
 };
 use graph_nodes::Subscription;
 
@@ -37,9 +37,11 @@ impl Recorded {
     const fn kinds(self) -> &'static [u32] {
         match self {
             Self::Kernels => &[KERNEL],
-            Self::Operations => &[KERNEL, COPY, SET],
-            Self::Calls => &[KERNEL, COPY, SET, DRIVER, RUNTIME],
-            Self::Everything => &[KERNEL, COPY, SET, DRIVER, RUNTIME, WAIT, OVERHEAD, ALLOCATION],
+            Self::Operations => &[KERNEL, COPY, PEER_COPY, SET],
+            Self::Calls => &[KERNEL, COPY, PEER_COPY, SET, DRIVER, RUNTIME],
+            Self::Everything => {
+                &[KERNEL, COPY, PEER_COPY, SET, DRIVER, RUNTIME, WAIT, OVERHEAD, ALLOCATION]
+            }
         }
     }
 }

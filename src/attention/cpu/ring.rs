@@ -1,0 +1,99 @@
+//! One sequence over several GPUs, each GPU's part after the other's: the steps and the merge of
+//! their results, for any number of GPUs. Deliberately absent: speed; every step copies its rows.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{f32_only, forward};
+use crate::attention::definition::Attention;
+use crate::attention::ring::{K, OUT, Q, Ring, Step, V};
+use kernelgate::backend::cpu::CpuTask;
+use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+
+/// Implementations of the forward over several GPUs.
+pub const ROWS: &[Implementation<Ring>] = &[Implementation {
+    name: "cpu",
+    about: "each GPU's steps in their order, merged by the rows' sums of exponentials",
+    supports: |problem| f32_only(problem.attention.dtype),
+    prepare: Prepare::Cpu(prepare),
+}];
+
+fn prepare(problem: &Ring, inputs: Arc<Tensors>) -> CpuTask {
+    let ring = *problem;
+    let mut outputs = Tensors::new();
+    for name in &OUT[..ring.gpus] {
+        outputs = outputs.with_output(name, ring.shape(), Dtype::F32);
+    }
+    CpuTask::new(inputs, outputs, move |inputs, outputs| {
+        for rank in 0..ring.gpus {
+            let out = outputs.f32_mut(OUT[rank]);
+            out.fill(0.0);
+            let mut merged =
+                Merged { ring: &ring, out, sums: vec![f32::NEG_INFINITY; rows(&ring)] };
+            ring.steps(rank).iter().for_each(|step| merged.add(rank, step, inputs));
+        }
+    })
+}
+
+const fn rows(ring: &Ring) -> usize {
+    ring.attention.h * ring.positions()
+}
+
+/// Some rows of every head.
+fn stretch(ring: &Ring, tensor: &Tensor, rows: &Range<usize>) -> Tensor {
+    let (d, all) = (ring.attention.d, ring.positions());
+    let Data::F32(values) = tensor.data() else { unreachable!("the row declines other dtypes") };
+    let of_a_head = |head: &[f32]| head[rows.start * d..rows.end * d].to_vec();
+    let values: Vec<f32> = values.chunks(all * d).flat_map(of_a_head).collect();
+    Tensor::new([1, ring.attention.h, rows.len(), d], Data::F32(values))
+}
+
+/// Outputs of a GPU over the keys so far.
+struct Merged<'a> {
+    ring: &'a Ring,
+    out: &'a mut [f32],
+    /// log2 of each row's sum of exponentials.
+    sums: Vec<f32>,
+}
+
+impl Merged<'_> {
+    fn add(&mut self, rank: usize, step: &Step, inputs: &Tensors) {
+        let Attention { h, d, .. } = self.ring.attention;
+        let (queries, keys) = (step.queries.len(), step.keys.len());
+        let of = |name: &str, rows| stretch(self.ring, inputs.tensor(name), rows);
+        let mut operands = Tensors::new();
+        operands.insert("q", of(Q[rank], &step.queries));
+        operands.insert("k", of(K[step.keys_of], &step.keys));
+        operands.insert("v", of(V[step.keys_of], &step.keys));
+        let part = Attention { s: queries, keys, causal: step.causal, ..self.ring.attention };
+        let (mut out, mut sums) = (vec![0.0; h * queries * d], vec![0.0; h * queries]);
+        forward::launch(&part, &operands, &mut out, &mut sums);
+        for (row, (part, sum)) in out.chunks(d).zip(sums).enumerate() {
+            let at = row / queries * self.ring.positions() + step.queries.start + row % queries;
+            let before = self.sums[at];
+            let top = before.max(sum);
+            let together = top + ((before - top).exp2() + (sum - top).exp2()).log2();
+            let (kept, added) = ((before - together).exp2(), (sum - together).exp2());
+            for (out, part) in self.out[at * d..(at + 1) * d].iter_mut().zip(part) {
+                *out = kept * *out + added * part;
+            }
+            self.sums[at] = together;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu_tests::agrees;
+
+    #[test]
+    fn agrees_with_the_reference_for_one_to_eight_gpus() {
+        for (gpus, d, causal) in
+            [(1, 64, true), (2, 128, false), (2, 64, true), (4, 64, false), (8, 64, true)]
+        {
+            agrees(&ROWS[0], &Ring::new(gpus, 3, 208, d, causal, Dtype::F32));
+        }
+    }
+}

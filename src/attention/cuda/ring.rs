@@ -1,0 +1,415 @@
+//! The forward over several GPUs: copies of keys and values to the GPU that needs them next, under
+//! the launches of `attention/forward`, and a kernel that merges their results.
+//!
+//! At each step a GPU attends to the keys of one GPU, while its copy engine fetches those of the
+//! next step from the GPU that has them, on a stream of its own. Two places take them alternately.
+//! Each link carries what it would if the keys went round a ring, but no GPU waits for the one
+//! before.
+
+use std::sync::Arc;
+
+use super::call::{ForwardAddresses, Launches, Technique};
+use super::launch::{ELEMENT_BYTES, Extents, defines, scratch, upload};
+use super::launches::Forward;
+use super::layout::{ForwardLayout, Shape, Strides};
+use crate::attention::ring::{K, OUT, Q, Ring, Step, V};
+use crate::kernel_files::kernel_file;
+use kernelgate::backend::cuda::{CudaTask, Input, Output};
+use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::driver::CudaStream;
+use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::{Argument, Buffer, Device, Devices, JoinedStream, KernelSpec, LoadedKernel};
+
+/// The kernels besides those of the forward.
+pub const KERNELS: &[KernelSpec<Ring>] = &[BARRIER, MERGE];
+
+/// Rows of the forward over several GPUs.
+pub const ROWS: &[Implementation<Ring>] = &[Implementation {
+    name: "cuda/ring",
+    about: "the fastest forward on the keys of one GPU after the other, which a copy engine \
+            fetches meanwhile; results merged by the rows' sums of exponentials",
+    supports: |problem| {
+        Extents::from(&problem.attention).supported(&[])?;
+        MERGE.shape(problem).map(|_| ()).map_err(|error| error.to_string())
+    },
+    prepare: Prepare::CudaSet { device_bytes, prepare },
+}];
+
+const MERGE_THREADS: usize = 256;
+/// Elements of a row that a thread merges.
+const PACKET: usize = 8;
+/// Places for the keys and values of other GPUs: of this step, and of the next.
+const PLACES: usize = 2;
+
+const BARRIER: KernelSpec<Ring> = KernelSpec {
+    defines: |ring| vec![format!("GPUS={}", ring.gpus)],
+    variants: || variants().into_iter().take(1).collect(),
+    ..KernelSpec::new(
+        kernel_file(
+            "attention/ring_barrier",
+            include_str!("../../../kernels/attention/ring_barrier.cu"),
+        ),
+        "attention_ring_barrier",
+        32,
+        |_| [1, 1, 1],
+    )
+};
+
+const MERGE: KernelSpec<Ring> = KernelSpec {
+    defines: |ring| {
+        let full = Extents { causal: false, ..Extents::from(&ring.attention) };
+        defines(&full).into_iter().chain([format!("GPUS={}", ring.gpus)]).collect()
+    },
+    constants: |_| vec![("THREADS", MERGE_THREADS)],
+    variants,
+    ..KernelSpec::new(
+        kernel_file(
+            "attention/ring_merge",
+            include_str!("../../../kernels/attention/ring_merge.cu"),
+        ),
+        "attention_ring_merge",
+        MERGE_THREADS,
+        |ring| {
+            let packets = rows(ring) * ring.attention.d / PACKET;
+            [packets.div_ceil(MERGE_THREADS), 1, 1]
+        },
+    )
+};
+
+/// Each head dimension over two GPUs, and the larger one over eight.
+fn variants() -> Vec<Ring> {
+    let ring = |gpus, d| Ring::new(gpus, 1, 16 * gpus, d, false, Dtype::Bf16);
+    vec![ring(2, 64), ring(2, 128), ring(8, 128)]
+}
+
+/// Queries of a GPU, of all heads.
+const fn rows(ring: &Ring) -> usize {
+    ring.attention.h * ring.positions()
+}
+
+/// Bytes of the queries of a GPU, and of its keys, values and outputs.
+const fn vector_bytes(ring: &Ring) -> u64 {
+    (rows(ring) * ring.attention.d) as u64 * ELEMENT_BYTES
+}
+
+/// Keys and values that are fetched at a time: none on one GPU.
+fn places(ring: &Ring) -> usize {
+    PLACES.min(ring.gpus - 1)
+}
+
+/// Memory on one GPU, bytes.
+fn device_bytes(ring: &Ring) -> u64 {
+    let merged = if ring.gpus > 1 { ring.gpus as u64 } else { 0 };
+    let vectors = 4 + 2 * places(ring) as u64 + merged;
+    vectors * vector_bytes(ring) + merged * 4 * rows(ring) as u64
+}
+
+fn prepare(ring: &Ring, inputs: &Tensors, devices: &Devices) -> Result<CudaTask, BackendError> {
+    devices.require_peer_access()?;
+    let on: Vec<Arc<Device>> = devices.first(ring.gpus).iter().cloned().collect();
+    let Parts { inputs, outputs, ranks } = Parts::new(ring, inputs, &on)?;
+    let barrier = (ring.gpus > 1).then(|| Barrier::new(ring, devices)).transpose()?;
+    devices.for_each(|_, device| device.synchronize())?;
+    let set = devices.clone();
+    Ok(CudaTask::new(devices, inputs, outputs, move |_| {
+        set.for_each(|rank, _| match &barrier {
+            Some(barrier) => {
+                barrier.enqueue(rank, 0)?;
+                ranks[rank].launch()?;
+                barrier.enqueue(rank, 1)
+            }
+            None => ranks[rank].launch(),
+        })
+    }))
+}
+
+/// Where the streams of all GPUs wait for each other, before the first copy and behind the last.
+struct Barrier {
+    ranks: Vec<(LoadedKernel, Buffer, Buffer)>,
+    _flags: Vec<Buffer>,
+}
+
+impl Barrier {
+    fn new(ring: &Ring, devices: &Devices) -> Result<Self, BackendError> {
+        let mut flags = Vec::new();
+        devices.for_each(|_, device| {
+            flags.push(device.upload(&vec![0; 4 * 2 * ring.gpus])?);
+            Ok(())
+        })?;
+        let addresses: Vec<u64> = flags.iter().map(Buffer::address).collect();
+        let mut ranks = Vec::new();
+        devices.for_each(|_, device| {
+            let kernel = BARRIER.load(device, ring)?;
+            let table = device.upload(bytemuck::cast_slice(&addresses))?;
+            ranks.push((kernel, table, device.upload(&[0; 4 * 2])?));
+            Ok(())
+        })?;
+        Ok(Self { ranks, _flags: flags })
+    }
+
+    fn enqueue(&self, rank: usize, which: i32) -> Result<(), BackendError> {
+        let (kernel, table, epochs) = &self.ranks[rank];
+        let arguments =
+            [table.into(), epochs.into(), Argument::I32(rank as i32), Argument::I32(which)];
+        within("barrier", || kernel.launch(&arguments))
+    }
+}
+
+/// The parts of all GPUs.
+struct Parts {
+    inputs: Vec<Input>,
+    outputs: Vec<Output>,
+    ranks: Vec<Rank>,
+}
+
+impl Parts {
+    /// Places the tensors; rank r is on the r-th of the devices.
+    fn new(ring: &Ring, inputs: &Tensors, on: &[Arc<Device>]) -> Result<Self, BackendError> {
+        let (mut named, mut outputs, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
+        for (rank, device) in on.iter().enumerate() {
+            device.make_current()?;
+            let names = [Q[rank], K[rank], V[rank]];
+            let [q, k, v] = upload(device, inputs, names)?;
+            named
+                .extend(names.into_iter().zip([&q, &k, &v]).map(|(name, it)| Input::new(name, it)));
+            outputs.push(Output::new(device, OUT[rank], ring.shape(), ring.attention.dtype)?);
+            tensors.push([q, k, v]);
+        }
+        let mut ranks = Vec::new();
+        for (rank, device) in on.iter().enumerate() {
+            device.make_current()?;
+            ranks.push(Rank::new(ring, rank, device, &tensors, outputs[rank].address())?);
+        }
+        on[0].make_current()?;
+        Ok(Self { inputs: named, outputs, ranks })
+    }
+}
+
+/// Copies of keys and values from another GPU.
+struct Fetch([(Buffer, Buffer); 2]);
+
+impl Fetch {
+    fn enqueue(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        let copy = |(from, to): &(Buffer, Buffer)| to.copy_from(stream, from, from.bytes());
+        within("fetch", || self.0.iter().try_for_each(copy))
+    }
+}
+
+/// The part of one GPU.
+struct Rank {
+    steps: Vec<Launches>,
+    /// Of the keys and values of each step but the first.
+    fetches: Vec<Fetch>,
+    copies: Arc<CudaStream>,
+    joined: JoinedStream,
+    merge: Option<Merge>,
+    _tensors: [Buffer; 3],
+}
+
+impl Rank {
+    fn new(
+        ring: &Ring,
+        rank: usize,
+        device: &Arc<Device>,
+        tensors: &[[Buffer; 3]],
+        out: u64,
+    ) -> Result<Self, BackendError> {
+        let [q, own_k, own_v] = &tensors[rank];
+        let merge = (ring.gpus > 1).then(|| Merge::new(ring, rank, device, out)).transpose()?;
+        let place =
+            |_| Ok([scratch(device, vector_bytes(ring))?, scratch(device, vector_bytes(ring))?]);
+        let places: Vec<[Buffer; 2]> =
+            (0..places(ring)).map(place).collect::<Result<_, BackendError>>()?;
+        let (mut steps, mut fetches) = (Vec::new(), Vec::new());
+        for (number, step) in ring.steps(rank).iter().enumerate() {
+            let [k, v] = match number {
+                0 => [own_k, own_v],
+                later => {
+                    let [k, v] = &places[(later - 1) % PLACES];
+                    let [_, from_k, from_v] = &tensors[step.keys_of];
+                    let copies = [(from_k.clone(), k.clone()), (from_v.clone(), v.clone())];
+                    fetches.push(Fetch(copies));
+                    [k, v]
+                }
+            };
+            let (out, lse) = match &merge {
+                Some(merge) => merge.part(ring, number),
+                None => (out, None),
+            };
+            let [q, k, v] = [q, k, v].map(Buffer::address);
+            let whole = ForwardAddresses { q, k, v, out, lse };
+            steps.push(attend(ring, step, device, &whole)?);
+        }
+        let copies = device.another_stream()?;
+        let joined = JoinedStream::new(device, copies.cu_stream())?;
+        Ok(Self { steps, fetches, copies, joined, merge, _tensors: tensors[rank].clone() })
+    }
+
+    /// Enqueues the steps, each with the copies for the next one beside it, and the merge.
+    fn launch(&self) -> Result<(), BackendError> {
+        for (number, step) in self.steps.iter().enumerate() {
+            match self.fetches.get(number) {
+                Some(next) => self.joined.around(|| {
+                    next.enqueue(&self.copies)?;
+                    step.launch()
+                })?,
+                None => step.launch()?,
+            }
+        }
+        self.merge.as_ref().map_or(Ok(()), Merge::launch)
+    }
+}
+
+/// The launch of a step over tensors of a GPU's positions at these addresses.
+fn attend(
+    ring: &Ring,
+    step: &Step,
+    device: &Arc<Device>,
+    whole: &ForwardAddresses,
+) -> Result<Launches, BackendError> {
+    let (h, d, all) = (ring.attention.h, ring.attention.d, ring.positions());
+    let shape = Shape {
+        queries: step.queries.len(),
+        keys: step.keys.len(),
+        causal: step.causal,
+        ..Shape::from(&ring.attention)
+    };
+    let vectors = Strides::bhsd(h, all, d);
+    let lse = Strides::bhsd(h, all, 1);
+    let layout = ForwardLayout { q: vectors, k: vectors, v: vectors, out: vectors, lse };
+    let forward = Forward::new(device, &shape, &layout, Technique::fastest(device, &shape)?)?;
+    let row = d as u64 * ELEMENT_BYTES;
+    let (query, key) = (step.queries.start as u64, step.keys.start as u64);
+    forward.launches(&ForwardAddresses {
+        q: whole.q + query * row,
+        k: whole.k + key * row,
+        v: whole.v + key * row,
+        out: whole.out + query * row,
+        lse: whole.lse.map(|lse| lse + query * 4),
+    })
+}
+
+/// Merges the results of a GPU's steps.
+struct Merge {
+    kernel: LoadedKernel,
+    parts: Buffer,
+    lse: Buffer,
+    out: u64,
+    rows: i32,
+    positions: i32,
+    first: i32,
+}
+
+impl Merge {
+    fn new(ring: &Ring, rank: usize, device: &Device, out: u64) -> Result<Self, BackendError> {
+        let gpus = ring.gpus as u64;
+        Ok(Self {
+            kernel: MERGE.load(device, ring)?,
+            parts: scratch(device, gpus * vector_bytes(ring))?,
+            lse: scratch(device, gpus * 4 * rows(ring) as u64)?,
+            out,
+            rows: rows(ring) as i32,
+            positions: ring.positions() as i32,
+            first: ring.steps_of_first_half(rank) as i32,
+        })
+    }
+
+    /// Addresses of the output and lse of a step.
+    fn part(&self, ring: &Ring, number: usize) -> (u64, Option<u64>) {
+        let number = number as u64;
+        let lse = self.lse.address() + number * 4 * rows(ring) as u64;
+        (self.parts.address() + number * vector_bytes(ring), Some(lse))
+    }
+
+    fn launch(&self) -> Result<(), BackendError> {
+        let Self { rows, positions, first, .. } = *self;
+        let arguments = [
+            (&self.parts).into(),
+            (&self.lse).into(),
+            Argument::Address(self.out),
+            Argument::I32(rows),
+            Argument::I32(positions),
+            Argument::I32(first),
+        ];
+        within("merge", || self.kernel.launch(&arguments))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu_tests::gpu;
+    use kernelgate::verify::verify;
+    use kernelgate::workload::Problem;
+    use kernelgate_cuda::DeviceOptions;
+    use kernelgate_cuda::testing::second_gpu;
+
+    fn problems() -> impl Iterator<Item = Ring> {
+        [2, 4, 8].into_iter().flat_map(|gpus| {
+            [(64, false), (64, true), (128, false), (128, true)].into_iter().flat_map(
+                move |(d, causal)| {
+                    // Neither is a multiple of a kernel's tile.
+                    [208, 1040].map(|s| Ring::new(gpus, 3, s, d, causal, Dtype::Bf16))
+                },
+            )
+        })
+    }
+
+    /// Verifies two launches: none depends on the outputs of the last one.
+    fn check(task: &mut CudaTask, ring: &Ring, inputs: &Tensors) {
+        let expected = ring.reference(inputs);
+        for _ in 0..2 {
+            let found = verify(task, &expected, ring.tolerance());
+            assert!(found.is_ok(), "{ring:?}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn memory_is_that_of_the_tensors_of_a_gpu() {
+        let ring = |gpus| Ring::new(gpus, 16, 1024, 128, true, Dtype::Bf16);
+        let vector = |gpus: u64| 16 * 1024 / gpus * 128 * 2;
+        assert_eq!(device_bytes(&ring(1)), 4 * vector(1));
+        assert_eq!(device_bytes(&ring(2)), (4 + 2 + 2) * vector(2) + 2 * 4 * 16 * 512);
+        assert_eq!(device_bytes(&ring(4)), (4 + 4 + 4) * vector(4) + 4 * 4 * 16 * 256);
+    }
+
+    /// The parts of all GPUs one after the other on one: everything but the waits.
+    #[test]
+    fn parts_of_up_to_eight_gpus_agree_with_the_reference_on_one() {
+        let Some((device, _alone)) = gpu() else { return };
+        for ring in problems().chain([Ring::new(1, 3, 208, 64, true, Dtype::Bf16)]) {
+            let inputs = ring.inputs(9);
+            let on = vec![Arc::clone(&device); ring.gpus];
+            let Parts { inputs: named, outputs, ranks } = Parts::new(&ring, &inputs, &on).unwrap();
+            let mut task = CudaTask::new(&device, named, outputs, move |_| {
+                ranks.iter().try_for_each(Rank::launch)
+            });
+            check(&mut task, &ring, &inputs);
+        }
+    }
+
+    #[test]
+    fn the_row_agrees_with_the_reference_on_the_gpus_there_are() {
+        let Some((_first, _alone)) = gpu() else { return };
+        if second_gpu().is_none() {
+            return;
+        }
+        let options = DeviceOptions::from_environment();
+        for gpus in [2, 4, 8] {
+            let ordinals = Devices::in_order(0..gpus).unwrap();
+            let Ok(devices) = ordinals.open(&options) else {
+                eprintln!("skipped: fewer than {gpus} GPUs");
+                continue;
+            };
+            for ring in problems().filter(|ring| ring.gpus == gpus) {
+                let inputs = ring.inputs(9);
+                match ROWS[0].prepare_on(&ring, &inputs, &devices) {
+                    Ok(mut task) => check(&mut task, &ring, &inputs),
+                    Err(BackendError::Unsupported(why)) => eprintln!("skipped: {why}"),
+                    Err(error) => panic!("{ring:?}: {error}"),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! `attention/ring`: the forward of one long sequence, spread over several GPUs.
+//!
+//! A GPU has queries, keys, values and outputs of some positions, `[1, h, s / g, d]` each: a stretch
+//! of the sequence, or under the causal mask two stretches, the r-th of 2 g and the r-th from the
+//! end, so that all GPUs have equal work. The reference is that of `attention/forward`.
+//!
+//! Deliberately absent: how keys and values get to the queries.
+
+use std::ops::Range;
+
+use super::definition::{Attention, AttentionForward, DTYPE, draw, tolerance};
+use kernelgate::workload::{
+    Axis, AxisError, Data, Dtype, Expected, LinkWork, Point, Problem, Symmetry, Tensor, Tensors,
+    Tolerance, Work, Workload,
+};
+
+/// Most GPUs of a problem.
+const MOST_GPUS: usize = 8;
+/// Names of the queries, by rank.
+pub static Q: [&str; MOST_GPUS] = ["q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7"];
+/// Names of the keys, by rank.
+pub static K: [&str; MOST_GPUS] = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"];
+/// Names of the values, by rank.
+pub static V: [&str; MOST_GPUS] = ["v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7"];
+/// Names of the outputs, by rank.
+pub static OUT: [&str; MOST_GPUS] =
+    ["out0", "out1", "out2", "out3", "out4", "out5", "out6", "out7"];
+
+/// The axis of heads of each tensor, by rank.
+static HEADS_IN: [(&str, usize); 3 * MOST_GPUS] = {
+    let mut all = [("", 1); 3 * MOST_GPUS];
+    let mut rank = 0;
+    while rank < MOST_GPUS {
+        all[3 * rank].0 = Q[rank];
+        all[3 * rank + 1].0 = K[rank];
+        all[3 * rank + 2].0 = V[rank];
+        rank += 1;
+    }
+    all
+};
+static HEADS_OUT: [(&str, usize); MOST_GPUS] = {
+    let mut all = [("", 1); MOST_GPUS];
+    let mut rank = 0;
+    while rank < MOST_GPUS {
+        all[rank].0 = OUT[rank];
+        rank += 1;
+    }
+    all
+};
+
+const AXES: &[Axis] = &[
+    Axis::one_of("g", &["1", "2", "4", "8"], "GPUs; 1 for comparison"),
+    Axis::number("s", "length of the sequence"),
+    Axis::one_of("d", &["64", "128"], "elements of a head; there are 2048 / d heads"),
+    Axis::one_of("mask", &["full", "causal"], "which keys a query sees"),
+    DTYPE,
+];
+
+/// `softmax(q kᵀ / sqrt(d)) v` of one sequence over several GPUs.
+pub const RING: Workload<Ring> = Workload {
+    name: "attention/ring",
+    about: "attention/forward of one sequence over several GPUs; hidden 2048",
+    revision: 1,
+    axes: AXES,
+    default: &["g=2 s=1024 d=64 mask=full,causal dtype=f32"],
+    accelerator: &[
+        "g=2 s=16384 d=64,128 mask=causal dtype=bf16",
+        "g=2 s=65536 d=128 mask=full,causal dtype=bf16",
+    ],
+    thorough: &[
+        "g=1,2,4,8 s=4096,16384,65536 d=64,128 mask=full,causal dtype=bf16",
+        "g=2,4,8 s=1040,2000 d=64,128 mask=full,causal dtype=f32,bf16,f16",
+    ],
+    bind: Ring::bind,
+};
+
+/// The forward of one sequence over several GPUs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ring {
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// The whole sequence.
+    pub attention: Attention,
+}
+
+/// Work of a GPU on the keys of one GPU: positions as they lie in the tensors of each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Rank of the GPU that has the keys.
+    pub keys_of: usize,
+    /// Queries that see some of them.
+    pub queries: Range<usize>,
+    /// Keys that they see.
+    pub keys: Range<usize>,
+    /// Whether a query sees those up to its own position only.
+    pub causal: bool,
+}
+
+impl Ring {
+    /// A sequence of `s` positions in `h` heads.
+    pub const fn new(
+        gpus: usize,
+        h: usize,
+        s: usize,
+        d: usize,
+        causal: bool,
+        dtype: Dtype,
+    ) -> Self {
+        let (h_kv, keys) = (h, s);
+        let attention = Attention { b: 1, h, h_kv, s, keys, d, causal, dtype, outliers: false };
+        Self { gpus, attention }
+    }
+
+    fn bind(point: &Point) -> Result<Self, AxisError> {
+        let gpus: usize = point.word("g")?.parse().expect("the axis lists numbers");
+        let attention = Attention { b: 1, ..Attention::bind(point)? };
+        let ring = Self { gpus, attention };
+        let unit = gpus * ring.stretches();
+        if !attention.s.is_multiple_of(unit) {
+            let s = format!("s={} is no multiple of {unit}: stretches of {gpus} GPUs", attention.s);
+            return Err(AxisError::Combination(s));
+        }
+        Ok(ring)
+    }
+
+    /// Positions of a GPU.
+    pub const fn positions(&self) -> usize {
+        self.attention.s / self.gpus
+    }
+
+    /// Stretches of a GPU's positions.
+    const fn stretches(&self) -> usize {
+        if self.attention.causal && self.gpus > 1 { 2 } else { 1 }
+    }
+
+    /// Shape of the queries of a GPU, and of its keys, values and outputs.
+    pub const fn shape(&self) -> [usize; 4] {
+        [1, self.attention.h, self.positions(), self.attention.d]
+    }
+
+    /// The positions in the sequence of each stretch of a GPU, in the order of its tensors.
+    fn stretches_of(&self, rank: usize) -> impl Iterator<Item = Range<usize>> {
+        let length = self.positions() / self.stretches();
+        let last = self.gpus * self.stretches() - 1;
+        let numbers = [rank, last - rank].into_iter().take(self.stretches());
+        numbers.map(move |number| number * length..(number + 1) * length)
+    }
+
+    /// The steps of a GPU: on its own keys first, then on those of the GPU before it, and so on
+    /// round the ring. Ranks below its own come before those above it.
+    pub fn steps(&self, rank: usize) -> Vec<Step> {
+        let (all, half) = (self.positions(), self.positions() / 2);
+        let step = |back: usize| {
+            let keys_of = (rank + self.gpus - back) % self.gpus;
+            let whole = Step { keys_of, queries: 0..all, keys: 0..all, causal: false };
+            match (self.attention.causal, keys_of) {
+                (false, _) => whole,
+                (true, of) if of == rank => Step { causal: true, ..whole },
+                // Its first stretch comes before both of ours, its second one after them.
+                (true, of) if of < rank => Step { keys: 0..half, ..whole },
+                // Both of its stretches lie between ours.
+                (true, _) => Step { queries: half..all, ..whole },
+            }
+        };
+        (0..self.gpus).map(step).collect()
+    }
+
+    /// How many of the steps reach the first half of a GPU's queries: the first ones.
+    pub const fn steps_of_first_half(&self, rank: usize) -> usize {
+        if self.attention.causal { rank + 1 } else { self.gpus }
+    }
+
+    /// A tensor of the whole sequence from those of the GPUs.
+    pub(super) fn gathered(&self, inputs: &Tensors, names: &[&str]) -> Tensor {
+        let Attention { h, s, d, .. } = self.attention;
+        let row = d * self.attention.dtype.bytes();
+        let mut whole = Tensor::zeroed([1, h, s, d], self.attention.dtype);
+        let bytes = whole.as_bytes_mut();
+        for (rank, name) in names.iter().enumerate().take(self.gpus) {
+            let mut from = inputs.tensor(name).as_bytes();
+            for head in 0..h {
+                for stretch in self.stretches_of(rank) {
+                    let (these, rest) = from.split_at(stretch.len() * row);
+                    bytes[(head * s + stretch.start) * row..][..these.len()].copy_from_slice(these);
+                    from = rest;
+                }
+            }
+        }
+        whole
+    }
+
+    /// The inputs of the whole sequence.
+    pub(super) fn whole(&self, inputs: &Tensors) -> Tensors {
+        let mut whole = Tensors::new();
+        for (name, names) in [("q", Q), ("k", K), ("v", V)] {
+            whole.insert(name, self.gathered(inputs, &names));
+        }
+        whole
+    }
+
+    /// The GPU of a row of `[h, s]`, and the row's number in its output.
+    fn place(&self, row: usize) -> (usize, usize) {
+        let (s, length) = (self.attention.s, self.positions() / self.stretches());
+        let (head, position) = (row / s, row % s);
+        let (number, within) = (position / length, position % length);
+        let (rank, stretch) = match number < self.gpus {
+            true => (number, 0),
+            false => (2 * self.gpus - 1 - number, 1),
+        };
+        (rank, head * self.positions() + stretch * length + within)
+    }
+
+    /// The part of some rows of the whole output that lies on a GPU.
+    fn part(&self, whole: &Expected, rank: usize) -> Option<Expected> {
+        let d = self.attention.d;
+        let Data::F64(values) = &whole.values else { return None };
+        let rows: Vec<usize> = match &whole.rows {
+            Some(rows) => rows.clone(),
+            None => (0..values.len() / d).collect(),
+        };
+        let placed = rows.iter().map(|&row| self.place(row)).zip(values.chunks(d));
+        let mut mine: Vec<(usize, &[f64])> = placed
+            .filter_map(|((on, row), values)| (on == rank).then_some((row, values)))
+            .collect();
+        mine.sort_by_key(|(row, _)| *row);
+        let (rows, values): (Vec<usize>, Vec<&[f64]>) = mine.into_iter().unzip();
+        let (name, values) = (OUT[rank], values.concat());
+        match rows.len() {
+            0 => None,
+            all if all == self.attention.h * self.positions() => {
+                Some(Expected::all(name, self.shape(), values))
+            }
+            _ => Some(Expected::sampled(name, self.shape(), rows, values)),
+        }
+    }
+}
+
+impl Problem for Ring {
+    fn inputs(&self, seed: u64) -> Tensors {
+        let mut inputs = Tensors::new();
+        for rank in 0..self.gpus {
+            for name in [Q[rank], K[rank], V[rank]] {
+                let drawn = draw(seed, name, &self.shape(), self.attention.dtype, |x| x);
+                inputs.insert(name, drawn);
+            }
+        }
+        inputs
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let attention = self.attention;
+        let whole = AttentionForward { attention }.reference(&self.whole(inputs));
+        let ranks = 0..self.gpus;
+        ranks.flat_map(|rank| whole.iter().filter_map(move |rows| self.part(rows, rank))).collect()
+    }
+
+    /// Heads are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        let (inputs, outputs) = (&HEADS_IN[..3 * self.gpus], &HEADS_OUT[..self.gpus]);
+        vec![Symmetry::Roll { inputs, outputs }]
+    }
+
+    /// The work of one GPU. The first one receives the keys and values of all others.
+    fn work(&self) -> Work {
+        let whole = AttentionForward { attention: self.attention }.work();
+        let gpus = self.gpus as u64;
+        let mut work = Work::bytes(whole.read_bytes / gpus, whole.write_bytes / gpus);
+        for flops in whole.flops {
+            work = work.with_flops(flops.unit, flops.dtype, flops.count / gpus);
+        }
+        match self.gpus {
+            1 => work,
+            gpus => {
+                let received = self.attention.bytes(self.attention.dtype, 0, 2);
+                let bytes = received / gpus as u64 * (gpus as u64 - 1);
+                work.with_link(LinkWork { bytes, both_ways: true, gpus })
+            }
+        }
+    }
+
+    fn gpus(&self) -> usize {
+        self.gpus
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        tolerance(self.attention.dtype)
+    }
+
+    /// The tensors of the GPUs and, for the reference, of the whole sequence.
+    fn host_bytes(&self) -> u64 {
+        let gathered = self.attention.bytes(self.attention.dtype, 1, 2);
+        gathered + AttentionForward { attention: self.attention }.host_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::workload::{Effort, Scale, symmetry};
+
+    fn small(gpus: usize, causal: bool) -> Ring {
+        Ring::new(gpus, 3, 96, 64, causal, Dtype::F32)
+    }
+
+    #[test]
+    fn every_point_binds_and_rolled_heads_give_rolled_outputs() {
+        for point in RING.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
+            let ring = (RING.bind)(&point).unwrap();
+            assert_eq!((ring.attention.b, ring.attention.h), (1, 2048 / ring.attention.d));
+        }
+        for causal in [false, true] {
+            assert_eq!(symmetry::check(&small(4, causal), 1, 0.0), Ok(1), "{causal}");
+        }
+    }
+
+    #[test]
+    fn a_sequence_without_equal_stretches_is_declined() {
+        let point = |text: &str| {
+            let overrides: Vec<_> = text.split(' ').map(|one| one.parse().unwrap()).collect();
+            RING.points(Effort::Default, Scale::Host, &overrides).unwrap().remove(0)
+        };
+        let error = Ring::bind(&point("g=4 s=1004 mask=causal")).unwrap_err().to_string();
+        assert!(error.contains("s=1004 is no multiple of 8"), "{error}");
+        assert!(Ring::bind(&point("g=4 s=1004 mask=full")).is_ok());
+    }
+
+    /// Position in the sequence of a position of a GPU.
+    fn position(ring: &Ring, rank: usize, local: usize) -> usize {
+        ring.stretches_of(rank).flatten().nth(local).unwrap()
+    }
+
+    #[test]
+    fn steps_take_each_visible_pair_once_and_are_equal() {
+        for (gpus, causal) in [1, 2, 4, 8].into_iter().flat_map(|g| [(g, false), (g, true)]) {
+            let ring = small(gpus, causal);
+            let s = ring.attention.s;
+            let mut seen = vec![0; s * s];
+            let mut pairs = Vec::new();
+            for rank in 0..gpus {
+                let before = seen.iter().sum::<usize>();
+                let steps = ring.steps(rank);
+                let keys_of: Vec<usize> = steps.iter().map(|step| step.keys_of).collect();
+                let round: Vec<usize> = (0..gpus).map(|back| (rank + gpus - back) % gpus).collect();
+                assert_eq!(keys_of, round);
+                for (number, step) in steps.iter().enumerate() {
+                    let first_half = step.queries.start == 0;
+                    assert_eq!(first_half, number < ring.steps_of_first_half(rank));
+                    for query in step.queries.clone() {
+                        let visible = |key: &usize| !step.causal || *key <= query;
+                        for key in step.keys.clone().filter(visible) {
+                            let from = position(&ring, rank, query) * s;
+                            seen[from + position(&ring, step.keys_of, key)] += 1;
+                        }
+                    }
+                }
+                pairs.push(seen.iter().sum::<usize>() - before);
+            }
+            for (at, count) in seen.into_iter().enumerate() {
+                assert_eq!(count, usize::from(!causal || at % s <= at / s), "{gpus} {causal}");
+            }
+            assert!(pairs.iter().all(|of| *of == pairs[0]), "{pairs:?}");
+        }
+    }
+
+    #[test]
+    fn each_gpu_has_its_rows_of_the_reference_of_the_whole_sequence() {
+        for (gpus, causal) in [(2, false), (4, true)] {
+            let ring = small(gpus, causal);
+            let inputs = ring.inputs(7);
+            let attention = ring.attention;
+            let whole = AttentionForward { attention }.reference(&ring.whole(&inputs));
+            let total: usize = whole.iter().map(|of| of.values.len()).sum();
+            let parts = ring.reference(&inputs);
+            assert_eq!(parts.iter().map(|of| of.values.len()).sum::<usize>(), total);
+            for rank in 0..gpus {
+                for local in [0, ring.positions() - 1] {
+                    let (head, at) = (2, position(&ring, rank, local));
+                    assert_eq!(
+                        ring.place(head * attention.s + at),
+                        (rank, head * ring.positions() + local)
+                    );
+                    let own =
+                        inputs.tensor(Q[rank]).to_f64((head * ring.positions() + local) * 64, 64);
+                    let all = ring.whole(&inputs);
+                    assert_eq!(all.tensor("q").to_f64((head * attention.s + at) * 64, 64), own);
+                }
+            }
+        }
+    }
+}
