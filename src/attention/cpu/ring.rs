@@ -61,11 +61,11 @@ impl Merged<'_> {
     fn add(&mut self, rank: usize, step: &Step, inputs: &Tensors) {
         let Attention { h, d, .. } = self.ring.attention;
         let (queries, keys) = (step.queries.len(), step.keys.len());
-        let of = |name: &str, rows| stretch(self.ring, inputs.tensor(name), rows);
+        let part_of = |name: &str, rows| stretch(self.ring, inputs.tensor(name), rows);
         let mut operands = Tensors::new();
-        operands.insert("q", of(Q[rank], &step.queries));
-        operands.insert("k", of(K[step.keys_of], &step.keys));
-        operands.insert("v", of(V[step.keys_of], &step.keys));
+        operands.insert("q", part_of(Q[rank], &step.queries));
+        operands.insert("k", part_of(K[step.keys_of], &step.keys));
+        operands.insert("v", part_of(V[step.keys_of], &step.keys));
         let part = Attention { s: queries, keys, causal: step.causal, ..self.ring.attention };
         let (mut out, mut sums) = (vec![0.0; h * queries * d], vec![0.0; h * queries]);
         forward::launch(&part, &operands, &mut out, &mut sums);

@@ -124,7 +124,7 @@ fn prepare(ring: &Ring, inputs: &Tensors, devices: &Devices) -> Result<CudaTask,
     }))
 }
 
-/// Where the streams of all GPUs wait for each other, before the first copy and behind the last.
+/// Lets the streams of all GPUs wait for each other, before the first copy and behind the last.
 struct Barrier {
     ranks: Vec<(LoadedKernel, Buffer, Buffer)>,
     _flags: Vec<Buffer>,
@@ -199,7 +199,7 @@ impl Fetch {
 /// The part of one GPU.
 struct Rank {
     steps: Vec<Launches>,
-    /// Of the keys and values of each step but the first.
+    /// The copies for each step but the first.
     fetches: Vec<Fetch>,
     copies: Arc<CudaStream>,
     joined: JoinedStream,

@@ -18,40 +18,46 @@ const MAX_KINDS: usize = 16;
 
 /// Makes the page of a job.
 pub fn page(job: &Job) -> Result<String, PlotError> {
-    let drawn = |figures: Vec<Figure>| shell::gallery(&Gallery { figures, left_out: 0 });
     let mut sections = vec![
         Section::new("quality", "Data quality", problems(job)),
         Section::new("findings", "Findings", findings(job)),
     ];
-    if !job.ranks.is_empty() {
-        let charts = drawn(vec![accounts(job)])?;
-        sections.push(Section::new(
-            "account",
-            "Time of each rank",
-            html! {
-                (charts) (ranks(job))
-            },
-        ));
-    }
-    if job.joined > 0 {
-        let charts = drawn(vec![lateness(job)].into_iter().chain(pairs(job)).collect())?;
-        sections.push(Section::new("skew", "Waiting between ranks", charts));
-        let charts = drawn(vec![transfers(job)])?;
-        sections.push(Section::new(
-            "collectives",
-            "Collectives",
-            html! {
-                (charts) (collectives(job))
-            },
-        ));
-        sections.push(Section::new("path", "Critical path and gains", path(job)));
-    }
+    sections.extend(sections_of(job, "account", "Time of each rank")?);
     sections.retain(|section| !section.body.0.trim().is_empty());
     Ok(shell::page(
         &format!("kernelgate diagnose: {} ranks", job.ranks.len()),
         &lead(job),
         &sections,
     ))
+}
+
+/// Time of the ranks, their waiting, their collectives and the critical path; the first section has
+/// that anchor and title.
+pub fn sections_of(
+    job: &Job,
+    anchor: &'static str,
+    title: &'static str,
+) -> Result<Vec<Section>, PlotError> {
+    let drawn = |figures: Vec<Figure>| shell::gallery(&Gallery { figures, left_out: 0 });
+    let mut sections = Vec::new();
+    if !job.ranks.is_empty() {
+        let charts = drawn(vec![accounts(job)])?;
+        let body = html! {
+            (charts) (ranks(job))
+        };
+        sections.push(Section::new(anchor, title, body));
+    }
+    if job.joined > 0 {
+        let charts = drawn(vec![lateness(job)].into_iter().chain(pairs(job)).collect())?;
+        sections.push(Section::new("skew", "Waiting between ranks", charts));
+        let charts = drawn(vec![transfers(job)])?;
+        let body = html! {
+            (charts) (collectives(job))
+        };
+        sections.push(Section::new("collectives", "Collectives", body));
+        sections.push(Section::new("path", "Critical path and gains", path(job)));
+    }
+    Ok(sections)
 }
 
 fn lead(job: &Job) -> Markup {

@@ -6,9 +6,11 @@ mod charts;
 use maud::{Markup, html};
 
 use super::charts::{Figure, Gallery};
+use super::ranks;
 use super::shell::{self, Section};
 use crate::plot::PlotError;
 use kernelgate::display::{bytes, time};
+use kernelgate_trace::diagnose::ranks::Job;
 use kernelgate_trace::diagnose::{
     Answer, DeviceUse, Diagnosis, Evidence, Finding, GapClass, Question, Severity, short_name,
 };
@@ -18,8 +20,13 @@ use kernelgate_trace::stats::{self, Cell, Report};
 /// Largest number of rows of a table; `kernelgate stats` prints the rest.
 const MAX_ROWS: usize = 100;
 
-/// Makes the page of a trace called `name`.
-pub fn page(name: &str, trace: &Trace, diagnosis: &Diagnosis) -> Result<String, PlotError> {
+/// Makes the page of a trace called `name`, and of its GPUs as ranks of a job.
+pub fn page(
+    name: &str,
+    trace: &Trace,
+    diagnosis: &Diagnosis,
+    gpus: Option<&Job>,
+) -> Result<String, PlotError> {
     let drawn = |figures: Vec<Figure>| shell::gallery(&Gallery { figures, left_out: 0 });
     let mut sections = vec![
         Section::new("quality", "Data quality", quality(diagnosis)),
@@ -40,6 +47,12 @@ pub fn page(name: &str, trace: &Trace, diagnosis: &Diagnosis) -> Result<String, 
         }),
         Section::new("bounds", "What bounds the kernels", drawn(charts::bounds(trace))?),
     ];
+    if let Some(gpus) = gpus {
+        let timeline = sections.iter().position(|section| section.anchor == "timeline");
+        let gpus = ranks::sections_of(gpus, "gpus", "Time of each GPU")?;
+        let at = timeline.map_or(sections.len(), |timeline| timeline + 1);
+        sections.splice(at..at, gpus);
+    }
     sections.extend(tables(trace));
     sections.push(Section::new("rules", "Rules without a finding", rules(diagnosis)));
     let empty = |section: &Section| {

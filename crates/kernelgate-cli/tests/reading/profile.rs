@@ -14,8 +14,8 @@ use kernelgate::protocol::{
 use kernelgate::record::{SampleUnit, WorkRecord, file};
 use kernelgate::trace::{KernelSummary, PhaseTime};
 use kernelgate_cuda::observe::activity::{
-    Activity, CallRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedDevice, StreamId,
-    WaitRecord,
+    Activity, CallRecord, CopyRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedDevice,
+    StreamId, WaitRecord,
 };
 
 const CASE: &str = "toy/scale/n64/cuda/graph/hot";
@@ -121,6 +121,7 @@ fn profiled() -> Vec<ProfiledCase> {
             blocks_per_sm: 32,
             ..RecordedDevice::default()
         },
+        other_devices: Vec::new(),
         trace,
     };
     let summary = Some(KernelSummary::from_activity(&recording.trace));
@@ -343,6 +344,88 @@ fn a_recording_that_lost_records_says_so_first() {
     recording.trace.kernels[0].end = 0;
     let shown = package(cases).kernelgate("profile --dir benches");
     shown.expect(0, &["SEVERE: the recorder lost 5 records", "have no times"]);
+}
+
+/// Three launches over two GPUs: 400 µs of compute on the first and 500 µs on the second, beside which
+/// 100 µs of a copy from the other GPU run, then an exchange that ends on both at one time.
+fn over_two() -> ProfiledCase {
+    let mut case = profiled().swap_remove(0);
+    let recording = case.recording.as_mut().unwrap();
+    let names = [CASE, "step", "toy_scale", "collective_all_reduce_two_shot"];
+    let mut activity = Activity {
+        pid: 42,
+        names: names.map(str::to_owned).to_vec(),
+        ranges: vec![RangeRecord { name: 0, start: 1_000_000, end: 4_000_000, thread: 5 }],
+        ..Activity::default()
+    };
+    for step in 0..3u64 {
+        let at = 1_100_000 + step * 600_000;
+        for (device, compute) in [(0, 400_000), (3, 500_000)] {
+            let on = |stream| StreamId { device, context: device + 1, stream };
+            let kernel = |name, start, end| {
+                let on = on(7);
+                KernelRecord { name, start, end, on, ..KernelRecord::default() }
+            };
+            activity.kernels.push(kernel(2, at, at + compute));
+            activity.kernels.push(kernel(3, at + compute, at + 550_000));
+            activity.copies.push(CopyRecord {
+                start: at + 50_000,
+                end: at + 150_000,
+                on: on(9),
+                bytes: 1 << 20,
+                kind: 10,
+                source: 3,
+                target: 3,
+                ..CopyRecord::default()
+            });
+        }
+    }
+    recording.parts.clear();
+    recording.stages.clear();
+    recording.trace = activity;
+    let second = RecordedDevice { id: 3, ..recording.device.clone() };
+    recording.other_devices.push(second);
+    case
+}
+
+#[test]
+fn a_case_over_two_gpus_has_the_exposed_communication_and_waiting_of_each() {
+    let package = package(vec![over_two()]);
+    let shown = package.kernelgate("profile --dir benches --out out");
+    shown.expect(
+        0,
+        &[
+            "2 ranks, 3 collectives joined",
+            "exposed communication:",
+            "straggler: device 3 came last to 3 of 3 collectives and delayed them by 300.0 µs",
+        ],
+    );
+    fits(&shown);
+    let json = std::fs::read_to_string(package.path("out/profile.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let gpus = &json[0]["recorded"]["gpus"];
+    let field = |rank: usize, key: &str| gpus["ranks"][rank][key].clone();
+    assert_eq!([field(0, "name"), field(1, "name")], ["device 0", "device 3"]);
+    assert_eq!([field(0, "device"), field(1, "device")], ["Toy GPU", "Toy GPU"]);
+    assert_eq!([field(0, "compute_ns"), field(1, "compute_ns")], [1_200_000, 1_500_000]);
+    let hidden = [0, 1].map(|rank| field(rank, "hidden_communication_ns"));
+    assert_eq!(hidden, [300_000, 300_000], "the copies");
+    let exposed = [0, 1].map(|rank| field(rank, "exposed_communication_ns"));
+    assert_eq!(exposed, [450_000, 150_000]);
+    assert_eq!([field(0, "waits_ns"), field(1, "waits_ns")], [300_000, 0]);
+    assert_eq!(gpus["collectives"][0]["collective"], "all-reduce");
+    assert_eq!(gpus["collectives"][0]["transfer_ns"], 150_000);
+    let trace = format!("out/traces/{}.json", CASE.replace('/', "_"));
+    let diagnosed = package.kernelgate(&format!("diagnose {trace} --html page.html"));
+    diagnosed.expect(0, &["peer send/receive", "straggler: device 3"]);
+    fits(&diagnosed);
+    let page = std::fs::read_to_string(package.path("page.html")).unwrap();
+    for text in ["Time of each GPU", "Waiting between ranks", "device 3, stream 9: copies"] {
+        assert!(page.contains(text), "{text}");
+    }
+    let json = package.kernelgate(&format!("diagnose {trace} --format json"));
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(json["traces"][0]["gpus"]["stragglers"], serde_json::json!(["device 3"]));
 }
 
 /// A kernel of a network's launch: the ranges around it, its name, and its time in microseconds.

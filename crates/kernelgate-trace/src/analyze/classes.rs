@@ -54,6 +54,8 @@ pub enum Library {
     Custom,
     /// Communication by MPI, whose copies lie inside MPI's ranges.
     Mpi,
+    /// Copies from the memory of one GPU to that of another.
+    Peer,
 }
 
 impl Library {
@@ -64,6 +66,7 @@ impl Library {
             Self::Nvshmem => "NVSHMEM",
             Self::Custom => "custom",
             Self::Mpi => "MPI",
+            Self::Peer => "peer",
         }
     }
 }
@@ -100,6 +103,7 @@ const LIBRARIES: &[(Library, &[&str])] = &[
             "all2all",
             "userbuffers_",
             "symmetric_memory::",
+            "_barrier",
         ],
     ),
 ];
@@ -185,6 +189,14 @@ pub fn is_migration(label: &str) -> bool {
     label.starts_with("unified") || label.contains("uvm")
 }
 
+/// Communication of copies of this label, if they go from one GPU to another.
+fn between_gpus(label: &str) -> Option<Communication> {
+    let (library, collective) = (Library::Peer, Collective::SendRecv);
+    ["Peer-to-Peer", "CUDA_MEMCPY_KIND_PTOP"]
+        .contains(&label)
+        .then_some(Communication { library, collective })
+}
+
 /// The classes of the operations of a trace.
 #[derive(Debug, Clone)]
 pub struct Classes<'a> {
@@ -194,6 +206,8 @@ pub struct Classes<'a> {
     kernels: Vec<Option<Communication>>,
     /// The labels of copies that are migrations.
     migrations: Vec<Name>,
+    /// The labels of copies from GPU to GPU, and how those communicate.
+    peers: Vec<(Name, Communication)>,
     /// By copy, the collective of MPI around its launch; empty where no range is one of MPI.
     copies: Vec<Option<Communication>>,
 }
@@ -207,12 +221,15 @@ impl<'a> Classes<'a> {
         let mut labels = trace.copies.kind.clone();
         labels.sort_unstable();
         labels.dedup();
+        let peer = |&label: &Name| Some((label, between_gpus(trace.names.text(label))?));
+        let peers = labels.iter().filter_map(peer).collect();
         labels.retain(|&label| is_migration(trace.names.text(label)));
         Self {
             all: AllOperations::new(trace),
             trace,
             kernels: trace.functions.iter().map(communication).collect(),
             migrations: labels,
+            peers,
             copies: Vec::new(),
         }
     }
@@ -246,7 +263,10 @@ impl<'a> Classes<'a> {
     pub fn communication(&self, id: OperationId) -> Option<Communication> {
         match self.all.part(id) {
             (Kind::Kernel, row) => self.kernels[self.trace.kernels.function.at(row) as usize],
-            (Kind::Copy, row) => *self.copies.get(row)?,
+            (Kind::Copy, row) => self.copies.get(row).copied().flatten().or_else(|| {
+                let label = self.trace.copies.kind[row];
+                self.peers.iter().find(|(peer, _)| *peer == label).map(|(_, found)| *found)
+            }),
             _ => None,
         }
     }
@@ -347,6 +367,15 @@ mod tests {
         assert_eq!(found("MPI_Allreduce"), Some(Collective::AllReduce));
         assert_eq!(found("MPI:MPI_Isend"), Some(Collective::SendRecv));
         assert_eq!(found("forward"), None);
+    }
+
+    #[test]
+    fn copies_between_gpus_and_barriers_communicate() {
+        let copy = between_gpus("Peer-to-Peer").unwrap();
+        assert_eq!((copy.library, copy.collective), (Library::Peer, Collective::SendRecv));
+        assert_eq!(between_gpus("Device-to-Device"), None);
+        let barrier = Communication::in_kernel("attention_ring_barrier").unwrap();
+        assert_eq!(barrier.collective, Collective::Barrier);
     }
 
     #[test]

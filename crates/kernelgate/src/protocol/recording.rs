@@ -46,8 +46,11 @@ pub struct CaseRecording {
     /// Purposes of the case's device memory, with bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_uses: Vec<(String, u64)>,
-    /// The device that it ran on.
+    /// The device that it ran on, the first of several.
     pub device: RecordedDevice,
+    /// The other ones of several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_devices: Vec<RecordedDevice>,
     /// Recorded operations, and the allocations since the preparation began.
     pub trace: Activity,
 }

@@ -185,22 +185,31 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<O
     let mut all: Vec<Value> = Vec::new();
     let mut outcome = Outcome::default();
     for (index, (name, path)) in traces.iter().enumerate() {
-        let diagnosis = match &arguments.html {
+        let (diagnosis, gpus) = match &arguments.html {
             Some(file) => {
                 let trace = load(path, arguments)?;
                 let diagnosis = diagnose(&trace);
-                write_page(file, pages::trace::page(name, &trace, &diagnosis))?;
-                diagnosis
+                let gpus = gpus(name, path, arguments, &diagnosis)?;
+                write_page(file, pages::trace::page(name, &trace, &diagnosis, gpus.as_ref()))?;
+                (diagnosis, gpus)
             }
-            None => analyzed(path, arguments, diagnose_streamed, diagnose)?,
+            None => {
+                let diagnosis = analyzed(path, arguments, diagnose_streamed, diagnose)?;
+                let gpus = gpus(name, path, arguments, &diagnosis)?;
+                (diagnosis, gpus)
+            }
         };
         outcome.add(&diagnosis);
         let lines = checklist::checklist(&diagnosis);
         if arguments.format == DiagnosisFormat::Json {
-            all.push(match arguments.checklist {
+            let mut value = match arguments.checklist {
                 true => json!({ "trace": name, "checklist": checklist::to_json(&lines) }),
                 false => json!({ "trace": name, "diagnosis": diagnosis.to_json() }),
-            });
+            };
+            if let Some(gpus) = &gpus {
+                value["gpus"] = gpus.to_json();
+            }
+            all.push(value);
             continue;
         }
         if traces.len() > 1 {
@@ -210,11 +219,28 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<O
             true => checklist::to_text(&lines),
             false => diagnosis.to_text(),
         });
+        if let Some(gpus) = &gpus {
+            println!();
+            print(&gpus.to_text());
+        }
     }
     if arguments.format == DiagnosisFormat::Json {
         print_json(&json!({ "schema_version": SCHEMA, "traces": all }))?;
     }
     Ok(outcome)
+}
+
+/// The GPUs of a trace as ranks, where the whole trace is diagnosed.
+fn gpus(
+    name: &str,
+    path: &Path,
+    arguments: &Arguments,
+    diagnosis: &Diagnosis,
+) -> anyhow::Result<Option<Job>> {
+    match arguments.range.is_some() || arguments.checklist {
+        true => Ok(None),
+        false => trace_file::gpus(name, path, diagnosis),
+    }
 }
 
 /// Prints the changes from one trace to another, which are read one after the other.

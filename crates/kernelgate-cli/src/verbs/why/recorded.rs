@@ -7,6 +7,7 @@ use kernelgate::display::{bytes, time};
 use kernelgate::protocol::CaseRecording;
 use kernelgate::record::file;
 use kernelgate::record::text::printable;
+use kernelgate_trace::diagnose::ranks::Job;
 use kernelgate_trace::diagnose::{Diagnosis, Joined, RangeUse};
 use kernelgate_trace::read::{self, Wanted};
 use serde_json::{Value, json};
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use super::network::NetworkCase;
 use super::parts::{self, Parts};
 use super::stages::{self, KernelStages};
+use super::trace_file;
 use crate::verbs::shared::output::OutputFormat;
 
 /// Share of the device's time below which a range is omitted from the text.
@@ -30,6 +32,8 @@ pub struct RecordedCase {
     /// Stages of kernels whose rows name them.
     stages: Vec<KernelStages>,
     diagnosis: Diagnosis,
+    /// The GPUs of a case over several.
+    gpus: Option<Job>,
 }
 
 /// Writes a recording into a folder, and reads it.
@@ -42,27 +46,33 @@ pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<RecordedC
     let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnosis());
     let parts = (!recording.parts.is_empty()).then(|| parts::from_recording(&recording, &joined));
     let stages = stages::from_recording(&recording);
-    Ok(RecordedCase { path, recording, tree, parts, stages, diagnosis })
+    let gpus = trace_file::gpus(&recording.case, &path, &diagnosis)?;
+    Ok(RecordedCase { path, recording, tree, parts, stages, diagnosis, gpus })
 }
 
 impl RecordedCase {
     /// Device and host times, the ranges and the findings as text.
     pub fn text(&self, format: OutputFormat, shown: &dyn Fn(&Table) -> String) -> String {
-        let findings = self.diagnosis.findings_text();
-        let lines: Vec<_> = findings.lines().map(printable).collect();
-        let findings = match format {
-            // Markdown keeps the indents of names only in code.
-            OutputFormat::Markdown => {
-                format!("```text\n{}\n```", lines.join("\n").replace('`', "'"))
+        let indented = |text: &str| {
+            let lines: Vec<_> = text.lines().map(printable).collect();
+            match format {
+                // Markdown keeps the indents of names only in code.
+                OutputFormat::Markdown => {
+                    format!("```text\n{}\n```", lines.join("\n").replace('`', "'"))
+                }
+                _ => lines.join("\n"),
             }
-            _ => lines.join("\n"),
         };
+        let findings = indented(&self.diagnosis.findings_text());
+        let gpus = self.gpus.as_ref().map(|job| indented(&job.to_text()) + "\n\n");
         let parts = self.parts.as_ref().map(|parts| parts.text(shown) + "\n\n").unwrap_or_default();
         let stages: String = self.stages.iter().map(|stages| stages.text(shown) + "\n").collect();
         format!(
-            "{}{parts}{}\n{stages}\nfindings, whose evidence `kernelgate diagnose` shows\n{findings}\n",
+            "{}{parts}{}\n{stages}\n{}findings, whose evidence `kernelgate diagnose` shows\n\
+             {findings}\n",
             self.times(),
-            self.ranges(shown)
+            self.ranges(shown),
+            gpus.unwrap_or_default(),
         )
     }
 
@@ -172,6 +182,7 @@ impl RecordedCase {
             "parts": self.parts.as_ref().map(Parts::json),
             "stages": self.stages.iter().map(KernelStages::json).collect::<Vec<_>>(),
             "diagnosis": self.diagnosis.to_json(),
+            "gpus": self.gpus.as_ref().map(Job::to_json),
         })
     }
 }

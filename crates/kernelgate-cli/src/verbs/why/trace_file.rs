@@ -1,8 +1,10 @@
-//! Reads a trace from a file: the whole trace, or the part that `--range` selects.
+//! Reads a trace from a file: the whole trace, the part that `--range` selects, or its GPUs as ranks.
 
 use std::path::Path;
 
 use kernelgate_trace::analyze::ranges::inside;
+use kernelgate_trace::diagnose::Diagnosis;
+use kernelgate_trace::diagnose::ranks::{self, Job};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 
@@ -15,4 +17,13 @@ pub fn open(path: &Path, wanted: &Wanted, range: Option<&str>) -> anyhow::Result
     inside::open(path, wanted, range).map_err(failed)?.ok_or_else(|| {
         anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
     })
+}
+
+/// The GPUs of a trace as ranks of a job, if several of them communicate.
+pub fn gpus(name: &str, path: &Path, diagnosis: &Diagnosis) -> anyhow::Result<Option<Job>> {
+    if diagnosis.devices.len() < 2 {
+        return Ok(None);
+    }
+    let job = ranks::within(name, path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    Ok(job.filter(|job| job.joined > 0))
 }

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use super::clock::Clock;
 use super::recorded::Recorded;
 use crate::analyze::classes::{Classes, Collective};
-use crate::analyze::operations::{AllOperations, OperationId};
+use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::order::Order;
 use crate::analyze::timeline::idle;
 use crate::analyze::timeline::{self, Line, Piece};
@@ -173,6 +173,11 @@ impl RankPart {
         })
     }
 
+    /// Whether two parts are of one trace, which has one clock.
+    pub(super) fn shares_trace(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.recorded, &other.recorded)
+    }
+
     /// Collectives of all communicators.
     pub fn collectives(&self) -> usize {
         self.communicators.iter().map(|of| of.entries.len()).sum()
@@ -196,6 +201,10 @@ fn part(
     let mut streams = 0;
     for id in operations.iter() {
         let Some(communication) = classes.communication(id) else { continue };
+        // A copy ends on no other rank.
+        if matches!(all.part(id), (Kind::Copy, _)) {
+            continue;
+        }
         let call = trace.collectives.find(id);
         let place = all.place(id).0;
         let key = call.map_or((None, place), |call| (Some(call.group.0), 0));

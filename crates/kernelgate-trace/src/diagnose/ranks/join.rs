@@ -316,15 +316,19 @@ impl Links {
             let Some(&(reference, longest)) = reference else { continue };
             for &(rank, own) in members.iter().filter(|of| of.0 != reference) {
                 match follow(&own.entries, &longest.entries) {
-                    Some((shift, ahead, matched, spread_ns)) => links.push(Link {
-                        communicator,
-                        rank,
-                        reference,
-                        shift,
-                        ahead,
-                        matched,
-                        spread_ns,
-                    }),
+                    Some((shift, ahead, matched, spread_ns)) => {
+                        let one = parts[rank].shares_trace(&parts[reference]);
+                        let ahead = if one { Line::default() } else { ahead };
+                        links.push(Link {
+                            communicator,
+                            rank,
+                            reference,
+                            shift,
+                            ahead,
+                            matched,
+                            spread_ns,
+                        });
+                    }
                     None => problems.push(Problem::NotJoined {
                         communicator: name.clone(),
                         trace: parts[rank].name.clone(),

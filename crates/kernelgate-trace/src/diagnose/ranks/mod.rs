@@ -33,6 +33,15 @@ pub fn different_ranks(parts: &[RankPart]) -> bool {
     })
 }
 
+/// The GPUs of one trace as the ranks of a job; `None` if fewer than two of them communicate.
+///
+/// # Errors
+/// The errors of [`read::open`].
+pub fn within(name: &str, path: &Path) -> Result<Option<Job>, TraceError> {
+    let parts = read_parts(&[(name.to_owned(), path.to_owned())])?;
+    Ok((parts.len() > 1).then(|| join(parts)))
+}
+
 /// Reads the traces of a job, several at once, and keeps what joins them.
 ///
 /// # Errors

@@ -92,8 +92,9 @@ impl Reader {
     }
 
     fn information(&mut self, recording: &Recording) {
-        let (trace, device) = (&mut self.builder.trace, &recording.device);
-        trace.devices.push(Device {
+        let trace = &mut self.builder.trace;
+        let devices = std::iter::once(&recording.device).chain(&recording.other_devices);
+        trace.devices.extend(devices.map(|device| Device {
             id: device.id,
             name: device.name.clone(),
             multiprocessors: device.multiprocessors,
@@ -103,7 +104,7 @@ impl Reader {
             shared_per_sm: device.shared_per_sm,
             blocks_per_sm: device.blocks_per_sm,
             warp: None,
-        });
+        }));
         trace.metadata.insert("case".to_owned(), recording.case.clone());
         trace.metadata.insert("steps".to_owned(), recording.steps.to_string());
         let work = count(&recording.work);

@@ -20,6 +20,8 @@ pub struct Recording {
     pub parts: Vec<PartRow>,
     #[serde(default)]
     pub device: DeviceFacts,
+    #[serde(default)]
+    pub other_devices: Vec<DeviceFacts>,
     pub trace: Activity,
 }
 

@@ -73,7 +73,10 @@ pub fn profile(
         recorder,
         limits,
         launch_cost_ns,
-        described: RecordedDevice::read(device)?,
+        described: devices
+            .iter()
+            .map(|device| RecordedDevice::read(device))
+            .collect::<Result<_, _>>()?,
         warm_up: repetitions.warm_up.unwrap_or(WARM_UP),
         steps: wanted.map_or(1, |wanted| wanted.steps.unwrap_or(STEPS)),
     };
@@ -183,7 +186,8 @@ struct Recording {
     recorder: Recorder,
     limits: Limits,
     launch_cost_ns: f64,
-    described: RecordedDevice,
+    /// Each GPU of the set.
+    described: Vec<RecordedDevice>,
     warm_up: u32,
     steps: u32,
 }
@@ -209,6 +213,7 @@ impl Recording {
         })();
         let problem = group.bound.problem();
         let Breakdown { samples, unit, parts } = problem.breakdown();
+        let devices = described.iter().take(executable.gpus()).cloned().collect::<Vec<_>>();
         let recorded_part = |part: Part| RecordedPart {
             table: part.table.to_owned(),
             label: part.label,
@@ -232,7 +237,8 @@ impl Recording {
                 parts: parts.into_iter().map(recorded_part).collect(),
                 stages: Vec::new(),
                 memory_uses,
-                device: described.clone(),
+                device: devices.first().cloned().unwrap_or_default(),
+                other_devices: devices.into_iter().skip(1).collect(),
                 trace,
             }),
             Err(error) => {
