@@ -115,7 +115,11 @@ fn copies_that_bound_a_trace_come_first_whatever_their_kind() {
         }
         let diagnosis = diagnose(&trace.read());
         let first = &diagnosis.findings[0];
-        let id = if name.contains("Pageable") { "pageable-copy" } else { "exposed-copy" };
+        let id = match name {
+            _ if name.contains("Pageable") => "pageable-copy",
+            _ if name.contains("PtoP") => "exposed-communication",
+            _ => "exposed-copy",
+        };
         assert_eq!((first.id, first.severity), (id, Severity::Severe), "{name}");
         // The host waits 30 µs longer for the first copy than for the others.
         assert!(first.recoverable_ns >= Some(30 * 900_000 - 30_000), "{first:?}");
