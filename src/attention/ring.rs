@@ -372,7 +372,7 @@ mod tests {
             let total: usize = whole.iter().map(|of| of.values.len()).sum();
             let parts = ring.reference(&inputs);
             assert_eq!(parts.iter().map(|of| of.values.len()).sum::<usize>(), total);
-            for rank in 0..gpus {
+            for (rank, name) in Q.iter().enumerate().take(gpus) {
                 for local in [0, ring.positions() - 1] {
                     let (head, at) = (2, position(&ring, rank, local));
                     assert_eq!(
@@ -380,7 +380,7 @@ mod tests {
                         (rank, head * ring.positions() + local)
                     );
                     let own =
-                        inputs.tensor(Q[rank]).to_f64((head * ring.positions() + local) * 64, 64);
+                        inputs.tensor(name).to_f64((head * ring.positions() + local) * 64, 64);
                     let all = ring.whole(&inputs);
                     assert_eq!(all.tensor("q").to_f64((head * attention.s + at) * 64, 64), own);
                 }

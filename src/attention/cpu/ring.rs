@@ -26,8 +26,8 @@ fn prepare(problem: &Ring, inputs: Arc<Tensors>) -> CpuTask {
         outputs = outputs.with_output(name, ring.shape(), Dtype::F32);
     }
     CpuTask::new(inputs, outputs, move |inputs, outputs| {
-        for rank in 0..ring.gpus {
-            let out = outputs.f32_mut(OUT[rank]);
+        for (rank, name) in OUT.iter().enumerate().take(ring.gpus) {
+            let out = outputs.f32_mut(name);
             out.fill(0.0);
             let mut merged =
                 Merged { ring: &ring, out, sums: vec![f32::NEG_INFINITY; rows(&ring)] };
