@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kernelgate_trace::diagnose::ranks::{Job, Problem, RankPart, join, read_parts};
+use kernelgate_trace::diagnose::ranks::{Job, Problem, RankPart, join, read_parts, within};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -364,4 +364,34 @@ fn two_processes_of_one_real_trace_are_two_ranks() {
     let waited: i64 = job.ranks.iter().map(|rank| rank.waited_ns).sum();
     let exposed: i64 = job.ranks.iter().map(|rank| rank.part.times.exposed_ns).sum();
     assert!(0 < waited && waited < exposed, "{waited} of {exposed}");
+}
+
+/// `attention/ring` on two H100, 16,384 tokens, recorded by `kernelgate profile`; without the calls
+/// that ask whether an event is over.
+#[test]
+fn gpus_of_one_recording_are_ranks_whose_copies_compute_hides() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/trace/fixture/ring_on_two_gpus.json");
+    let job = within("ring.json", path.as_ref()).unwrap().unwrap();
+    assert_eq!(job.problems, []);
+    let names: Vec<&str> = job.ranks.iter().map(|of| of.name.as_str()).collect();
+    assert_eq!(names, ["device 0", "device 1"]);
+    // Two barriers a launch.
+    assert_eq!((job.joined, job.collectives.len()), (6, 1));
+    assert_eq!(job.collectives[0].collective.label(), "barrier");
+    for rank in &job.ranks {
+        let times = rank.times;
+        assert_eq!(times.copies_ns, 0, "copies from the other GPU communicate");
+        assert!(times.hidden_ns > 500_000 && times.exposed_ns < 100_000, "{times:?}");
+        assert!(times.compute_ns > 20 * times.exposed_ns, "{times:?}");
+    }
+    // The host enqueues the first launch of the second GPU later.
+    assert!(job.waits[0][1] > 60_000 && job.waits[1][0] < 1_000, "{:?}", job.waits);
+    assert!(job.stragglers().is_empty());
+}
+
+#[test]
+fn a_recording_of_one_gpu_is_no_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let (name, path) = write(&folder, &[Rank::new(0)]).remove(0);
+    assert!(within(&name, &path).unwrap().is_none());
 }
