@@ -3,14 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::launch::stages::StagedKernel;
+use kernelgate_cuda::driver::stream::hold::Hold;
 use kernelgate_cuda::instruments::spin::Empty;
-use kernelgate_cuda::observe::activity::{Activity, RecordedDevice};
+use kernelgate_cuda::instruments::timing::Blocker;
+use kernelgate_cuda::observe::activity::{Activity, KernelRecord, RecordedDevice};
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 use kernelgate_cuda::observe::range::Range;
+use kernelgate_cuda::{Device, Devices};
 
 use super::each::{each_implementation, parts};
 use super::phases;
@@ -32,6 +34,8 @@ use crate::workload::{Breakdown, Part};
 const WARM_UP: u32 = 3;
 /// Launches that are recorded.
 const STEPS: u32 = 3;
+/// How long the streams of several GPUs are held at most while the host enqueues launches.
+const HOLD: Duration = Duration::from_secs(1);
 /// Number of pairs of series, without and with recording, by which the cost of recording an empty
 /// kernel is measured. The device's queue holds the launches of a series.
 const PAIRS: usize = 15;
@@ -73,6 +77,7 @@ pub fn profile(
         recorder,
         limits,
         launch_cost_ns,
+        devices: devices.clone(),
         described: devices
             .iter()
             .map(|device| RecordedDevice::read(device))
@@ -186,6 +191,7 @@ struct Recording {
     recorder: Recorder,
     limits: Limits,
     launch_cost_ns: f64,
+    devices: Devices,
     /// Each GPU of the set.
     described: Vec<RecordedDevice>,
     warm_up: u32,
@@ -209,7 +215,9 @@ impl Recording {
             self.launches(&case.id, executable.as_mut())?;
             let wall_ns = clock.elapsed().as_nanos();
             executable.synchronize()?;
-            Ok::<_, BackendError>((recorder.take_since(start, begun)?, wall_ns))
+            let mut trace = recorder.take_since(start, begun)?;
+            forget_blockers(&mut trace);
+            Ok::<_, BackendError>((trace, wall_ns))
         })();
         let problem = group.bound.problem();
         let Breakdown { samples, unit, parts } = problem.breakdown();
@@ -274,8 +282,10 @@ impl Recording {
         })
     }
 
-    /// Launches back to back, so that the device waits for nothing but the launches.
+    /// Launches back to back, so that the device waits for nothing but the launches. Several GPUs
+    /// are held until the host has enqueued them, because it serves one GPU after the other.
     fn launches(&self, id: &str, executable: &mut dyn Executable) -> Result<(), BackendError> {
+        let mut held = HeldStreams::new(&self.devices, executable.gpus())?;
         let _case = Range::new(id);
         for _ in 0..self.steps {
             if executable.carries_state() {
@@ -285,9 +295,41 @@ impl Recording {
             let _step = Range::new(CaseRecording::STEP);
             executable.launch()?;
         }
+        held.release();
         let _wait = Range::new("wait");
         executable.synchronize()
     }
+}
+
+/// Streams of several GPUs that wait for the host; nothing of one GPU.
+struct HeldStreams(Vec<Blocker>);
+
+impl HeldStreams {
+    fn new(devices: &Devices, gpus: usize) -> Result<Self, BackendError> {
+        let mut blockers = Vec::new();
+        if gpus > 1 {
+            devices.first(gpus).for_each(|_, device| {
+                let mut blocker = Blocker::new(device)?;
+                blocker.hold(HOLD)?;
+                blockers.push(blocker);
+                Ok(())
+            })?;
+        }
+        Ok(Self(blockers))
+    }
+
+    fn release(&mut self) {
+        self.0.iter_mut().for_each(Hold::release);
+    }
+}
+
+/// Removes the kernels that held the streams.
+fn forget_blockers(trace: &mut Activity) {
+    let Activity { kernels, names, .. } = trace;
+    let holds = |kernel: &KernelRecord| {
+        names.get(kernel.name as usize).is_some_and(|name| name == Blocker::SYMBOL)
+    };
+    kernels.retain(|kernel| !holds(kernel));
 }
 
 /// Launches `times` times, from the state that the reference begins with; waits for the last.
@@ -314,7 +356,16 @@ fn add_local_memory(trace: &mut Activity, local_bytes: &BTreeMap<String, BTreeSe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate_cuda::observe::activity::KernelRecord;
+
+    #[test]
+    fn kernels_that_hold_streams_are_no_part_of_a_recording() {
+        let record = |name| KernelRecord { name, ..KernelRecord::default() };
+        let names = [Blocker::SYMBOL, "own"].map(str::to_owned);
+        let kernels = vec![record(0), record(1), record(7), record(0)];
+        let mut trace = Activity { names: names.into(), kernels, ..Activity::default() };
+        forget_blockers(&mut trace);
+        assert_eq!(trace.kernels, [record(1), record(7)]);
+    }
 
     #[test]
     fn local_memory_comes_from_the_machine_code() {
