@@ -112,8 +112,20 @@ __device__ __forceinline__ void multiply(Accumulator (&d)[kParts], const Stages&
   ring.release_by_warp(n - 1);
 }
 
-// Stores a warp's 16 rows, from `row` on, of 4 kWords columns, from `column` on, through its slice
-// of shared memory. words[2 j + h] has two columns of row lane / 4 + 8 h, as the accumulator has.
+// Writes a warp's 16 rows of kSlice columns to its slice of shared memory, words `from` and
+// following: words[2 j + h] has two columns of row lane / 4 + 8 h, as the accumulator has.
+template <int kWords>
+__device__ __forceinline__ void write_slice(u32 slice, const u32 (&words)[kWords], int from) {
+  const u32 lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int i = 0; i < kSlice / 8; i += 2) {
+    const int at = from + 2 * i;
+    const u32 four[4] = {words[at], words[at + 1], words[at + 2], words[at + 3]};
+    stmatrix_x4(slice + lane % 16 * kSliceRowBytes + (i + lane / 16) * 16, four);
+  }
+}
+
+// Stores a warp's 16 rows, from `row` on, of 4 kWords columns, from `column` on, through its slice.
 template <int kWords>
 __device__ __forceinline__ void store_rows(u32 slice, const u32 (&words)[kWords], Element* y,
                                            i64 stride, int row, int rows, int column, int columns) {
@@ -122,12 +134,7 @@ __device__ __forceinline__ void store_rows(u32 slice, const u32 (&words)[kWords]
   const u32 lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (int from = 0; from < 4 * kWords; from += kSlice) {
-#pragma unroll
-    for (int i = 0; i < kPackets; i += 2) {
-      const int at = from / 4 + 2 * i;
-      const u32 four[4] = {words[at], words[at + 1], words[at + 2], words[at + 3]};
-      stmatrix_x4(slice + lane % 16 * kSliceRowBytes + (i + lane / 16) * 16, four);
-    }
+    write_slice(slice, words, from / 4);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 16 * kPackets; i += kWarpSize) {

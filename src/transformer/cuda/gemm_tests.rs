@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::kernels::gemm::{ARCHITECTURE, Product, ROPE, SWIGLU};
+use super::kernels::gemm::{ARCHITECTURE, Product, ROPE, SWIGLU, SWIGLU_BACKWARD};
 use super::kernels::rope;
 use super::rung::{Kernels, Products, Schedule};
 use super::{FUSED, network, training};
@@ -95,6 +95,16 @@ fn swiglu(product: &Product) -> Program {
     program
 }
 
+fn swiglu_backward(product: &Product) -> Program {
+    let Shape { ff, .. } = product.shape;
+    let mut program = with_operands(&product.shape, ff, &[("grad_gate_up", 2 * ff)]);
+    program.input("gate_up", MemoryUse::Inputs, 4 * ff * product.shape.tokens());
+    let names = ["x", "w", "gate_up", "grad_gate_up"];
+    let operands = product.swiglu_backward(names.map(|name| program.at(name)));
+    program.launch(&SWIGLU_BACKWARD, product, operands);
+    program
+}
+
 fn rotated(product: &Product) -> Program {
     let shape = product.shape;
     let Shape { d, context, .. } = shape;
@@ -118,7 +128,7 @@ fn products(shape: Shape) -> impl Iterator<Item = Product> {
 fn launches_have_the_arguments_of_their_kernels() {
     for product in SHAPES.into_iter().flat_map(products) {
         assert!(Product::computes(&product.shape));
-        for program in [swiglu(&product), rotated(&product)] {
+        for program in [swiglu(&product), swiglu_backward(&product), rotated(&product)] {
             assert_eq!(program.check(), Ok(()));
             check_launches(&program);
         }
@@ -172,6 +182,36 @@ fn swiglu_in_the_epilogue_agrees_with_fp64_on_a_gpu() {
                 let found = found.tensor("gate_up");
                 assert_close(&format!("gate_up of {product:?}"), found, &gate_up);
             }
+        }
+    }
+}
+
+#[test]
+fn gradient_of_swiglu_in_the_epilogue_agrees_with_fp64_on_a_gpu() {
+    let Some((device, _alone)) = own_gpu() else { return };
+    for shape in SHAPES {
+        let Shape { d, ff, .. } = shape;
+        let (x, exact_x) = matrix("x", shape.tokens(), d, 1.0);
+        let (w, exact_w) = matrix("w", ff, d, 1.0 / (d as f64).sqrt());
+        let (gate_up, exact_gate_up) = matrix("gate_up", shape.tokens(), 2 * ff, 1.0);
+        let inputs = [("x", x), ("w", w), ("gate_up", gate_up)];
+        let inputs = inputs.into_iter().fold(Tensors::new(), with_tensor);
+        let grad_h = product(&exact_x, &exact_w, d);
+        let gradient = |(grad_h, row): (&[f64], &[f64])| -> Vec<f64> {
+            let (gate, up) = row.split_at(ff);
+            let of_gate = gate.iter().zip(up).zip(grad_h).map(|((gate, up), grad)| {
+                let s = sigmoid(*gate);
+                grad * up * s * (1.0 + gate * (1.0 - s))
+            });
+            let of_up = gate.iter().zip(grad_h).map(|(gate, grad)| grad * gate * sigmoid(*gate));
+            of_gate.chain(of_up).collect()
+        };
+        let rows = grad_h.chunks(ff).zip(exact_gate_up.chunks(2 * ff));
+        let expected: Vec<f64> = rows.flat_map(gradient).collect();
+        for product in products(shape).filter(|product| product.saved) {
+            let found = outputs(swiglu_backward(&product), &inputs, &device);
+            let found = found.tensor("grad_gate_up");
+            assert_close(&format!("grad_gate_up of {product:?}"), found, &expected);
         }
     }
 }

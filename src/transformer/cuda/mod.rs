@@ -1,7 +1,7 @@
 //! The language model on the GPU: a launch an operation, the same in a graph, and fused.
 //!
-//! A rung is a `Program`. Its GEMMs are the library's, but for two that the fused forward pass has on
-//! sm_90a; its other kernels are in `kernels/`.
+//! A rung is a `Program`. Its GEMMs are the library's, but for three that fused rows have on sm_90a;
+//! its other kernels are in `kernels/`.
 
 mod attention;
 mod components;
@@ -23,7 +23,7 @@ use kernelgate::backend::program::{Capture, Program};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Device;
-use rung::{Attention, Schedule};
+use rung::{Attention, Kernels, Schedule};
 
 const FUSED: Attention = Attention::Fused(SumOrder::Any);
 const DETERMINISTIC: Attention = Attention::Fused(SumOrder::Fixed);
@@ -96,12 +96,14 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         name: "cuda/fused",
         about: "this suite's attention forward and backward; gradients of matrices and AdamW beside \
                 the gradients of activations, in one graph; the order of the sums of attention's \
-                gradient is not fixed",
+                gradient is not fixed; on sm_90a SwiGLU, its gradient and rotation in the \
+                epilogues of this suite's GEMMs",
         supports: |problem| FUSED.supports(&problem.shape),
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused_step(problem, FUSED).device_bytes(),
             prepare: |problem, inputs, device| {
-                task(&problem.shape, fused_step(problem, FUSED), inputs, device, Capture::Graph)
+                let program = fused_step(problem, FUSED.on(device, &problem.shape));
+                task(&problem.shape, program, inputs, device, Capture::Graph)
             },
         },
     },
@@ -112,7 +114,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| fused_step(problem, DETERMINISTIC).device_bytes(),
             prepare: |problem, inputs, device| {
-                let program = fused_step(problem, DETERMINISTIC);
+                let program = fused_step(problem, DETERMINISTIC.on(device, &problem.shape));
                 task(&problem.shape, program, inputs, device, Capture::Graph)
             },
         },
@@ -127,9 +129,8 @@ fn unfused_step(problem: &TrainStep) -> Program {
     training::step(&problem.shape, Attention::Unfused, Schedule::Serial)
 }
 
-// The library's GEMMs: a step with those of this suite has not been timed.
-fn fused_step(problem: &TrainStep, attention: Attention) -> Program {
-    training::step(&problem.shape, attention, Schedule::overlapped(&problem.shape))
+fn fused_step(problem: &TrainStep, kernels: impl Into<Kernels>) -> Program {
+    training::step(&problem.shape, kernels, Schedule::overlapped(&problem.shape))
 }
 
 /// Makes a program ready, if its text is of the vocabulary.

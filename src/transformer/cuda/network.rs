@@ -241,7 +241,7 @@ impl Network {
     }
 
     /// The kernels that have what follows a product in its epilogue, where they are used.
-    fn own_product(&self) -> Option<Product> {
+    pub fn own_product(&self) -> Option<Product> {
         let Products::WithEpilogues { multiprocessors } = self.products else { return None };
         Some(Product { shape: self.shape, multiprocessors, saved: self.training })
     }

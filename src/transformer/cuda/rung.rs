@@ -38,8 +38,8 @@ impl Attention {
 pub enum Products {
     /// All GEMMs are the library's, with kernels after them.
     Library,
-    /// The products before the rotary embedding and before SwiGLU are this suite's, for a device
-    /// with that many multiprocessors.
+    /// The products before the rotary embedding, SwiGLU and its gradient are this suite's, for a
+    /// device with that many multiprocessors.
     WithEpilogues {
         /// Multiprocessors.
         multiprocessors: usize,
@@ -51,7 +51,7 @@ pub enum Products {
 pub struct Kernels {
     /// Those of attention.
     pub attention: Attention,
-    /// Those of the products before it and before SwiGLU.
+    /// Those of the products before it, before SwiGLU and before its gradient.
     pub products: Products,
 }
 

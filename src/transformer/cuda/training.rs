@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::kernels::{adamw, embedding, loss, norm, swiglu};
+use super::kernels::{adamw, embedding, gemm, loss, norm, swiglu};
 use super::network::{F32, Network, rounded};
 use super::rung::{Kernels, Schedule};
 use crate::attention::cuda::ScratchPointers;
@@ -259,10 +259,16 @@ impl Training {
         let [gate_up, middle] =
             ["gate_up", "middle"].map(|name| self.network.activation(name, layer));
         let down = self.network.weight(Weight::Down(layer));
-        let spec = GemmSpec { b_transposed: true, ..self.network.spec(tokens, ff, d) };
-        self.network.multiply(spec, [grad, down, grad_hidden]);
-        let sizes = (long(tokens), int(ff));
-        self.network.launch(&swiglu::BACKWARD, (gate_up, grad_hidden, grad_gate_up, sizes));
+        if let Some(product) = self.network.own_product() {
+            let operands = product.swiglu_backward([grad, down, gate_up, grad_gate_up]);
+            let launch = self.network.program.kernel(&gemm::SWIGLU_BACKWARD, &product, operands);
+            self.network.program.add(launch.programmatic());
+        } else {
+            let spec = GemmSpec { b_transposed: true, ..self.network.spec(tokens, ff, d) };
+            self.network.multiply(spec, [grad, down, grad_hidden]);
+            let sizes = (long(tokens), int(ff));
+            self.network.launch(&swiglu::BACKWARD, (gate_up, grad_hidden, grad_gate_up, sizes));
+        }
         let weights = self.network.weight(Weight::GateUp(layer));
         let spec = self.network.spec(tokens, d, 2 * ff);
         self.network.multiply(spec, [grad_gate_up, weights, grad_input]);

@@ -105,3 +105,8 @@ __device__ __forceinline__ void store_coherent(void* address, const Packet<kByte
                "r"(packet.word[1]), "r"(packet.word[2]), "r"(packet.word[3])
                : "memory");
 }
+
+/// Fetches the line of an address to L2.
+__device__ __forceinline__ void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}

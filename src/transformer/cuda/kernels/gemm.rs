@@ -9,7 +9,7 @@ use kernelgate_cuda::spec::KernelSpec;
 use kernelgate_cuda::{MapElement, Requires, TensorBoxes};
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Product>] = &[SWIGLU, ROPE];
+pub const KERNELS: &[KernelSpec<Product>] = &[SWIGLU, SWIGLU_BACKWARD, ROPE];
 
 /// The problem and the device of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +47,11 @@ const USUAL: Tile = Tile { rows: 128, columns: 256, stages: 4, slice: 128 };
 /// Tiles of each kernel. A product has the one with the least work of a block, which is the one that
 /// leaves the fewest multiprocessors idle at the end; of several the first, which is the faster one.
 const SWIGLU_TILES: [Tile; 2] = [USUAL, Tile { rows: 256, columns: 160, stages: 4, slice: 16 }];
+const SWIGLU_BACKWARD_TILES: [Tile; 3] = [
+    Tile { slice: 32, ..USUAL },
+    Tile { rows: 128, columns: 192, stages: 5, slice: 64 },
+    Tile { rows: 128, columns: 160, stages: 6, slice: 32 },
+];
 const ROPE_TILES: [Tile; 3] = [
     USUAL,
     Tile { rows: 128, columns: 192, stages: 5, slice: 48 },
@@ -56,6 +61,10 @@ const ROPE_TILES: [Tile; 3] = [
 impl Tile {
     fn swiglu(product: &Product) -> Self {
         Self::best(&SWIGLU_TILES, product, 2 * product.shape.ff)
+    }
+
+    fn swiglu_backward(product: &Product) -> Self {
+        Self::best(&SWIGLU_BACKWARD_TILES, product, product.shape.ff)
     }
 
     fn rope(product: &Product) -> Self {
@@ -81,10 +90,11 @@ impl Tile {
         self.stages * (stage + 16) + STORING_WARPS * slice
     }
 
-    fn defines(&self, own: String) -> Vec<String> {
-        let [rows, columns] = [("ROWS", self.rows), ("COLUMNS", self.columns)]
-            .map(|(name, extent)| format!("TILE_{name}={extent}"));
-        vec!["ELEMENT_BF16".to_owned(), rows, columns, own]
+    /// Macros of a build, and those that only its kernel has.
+    fn defines(&self, own: Option<String>) -> Vec<String> {
+        let extents = [("ROWS", self.rows), ("COLUMNS", self.columns)];
+        let extents = extents.map(|(name, extent)| format!("TILE_{name}={extent}"));
+        ["ELEMENT_BF16".to_owned()].into_iter().chain(extents).chain(own).collect()
     }
 
     fn constants(&self) -> Vec<(&'static str, usize)> {
@@ -113,7 +123,9 @@ const WIDE: Shape = Shape { heads: 6, ..SMALL };
 
 /// SwiGLU of the product with gate and up.
 pub const SWIGLU: KernelSpec<Product> = KernelSpec {
-    defines: |product| Tile::swiglu(product).defines(format!("SAVED={}", u8::from(product.saved))),
+    defines: |product| {
+        Tile::swiglu(product).defines(Some(format!("SAVED={}", u8::from(product.saved))))
+    },
     constants: |product| Tile::swiglu(product).constants(),
     shared_bytes: |product| Tile::swiglu(product).shared_bytes(),
     requires: Requires::Exactly(ARCHITECTURE),
@@ -129,10 +141,28 @@ pub const SWIGLU: KernelSpec<Product> = KernelSpec {
     )
 };
 
+/// SwiGLU's gradient of the product that gives the gradient of the hidden layer.
+pub const SWIGLU_BACKWARD: KernelSpec<Product> = KernelSpec {
+    defines: |product| Tile::swiglu_backward(product).defines(None),
+    constants: |product| Tile::swiglu_backward(product).constants(),
+    shared_bytes: |product| Tile::swiglu_backward(product).shared_bytes(),
+    requires: Requires::Exactly(ARCHITECTURE),
+    variants: || vec![SAVING, LONG, XL],
+    ..KernelSpec::new(
+        kernel_file(
+            "transformer/gemm_swiglu_backward",
+            include_str!("../../../../kernels/transformer/gemm_swiglu_backward.cu"),
+        ),
+        "transformer_gemm_swiglu_backward",
+        THREADS,
+        |product| Tile::swiglu_backward(product).blocks(product, product.shape.ff),
+    )
+};
+
 /// Rotary embedding of the product with queries, keys and values.
 pub const ROPE: KernelSpec<Product> = KernelSpec {
     defines: |product| {
-        Tile::rope(product).defines(format!("HEAD_DIM={}", product.shape.head_dim()))
+        Tile::rope(product).defines(Some(format!("HEAD_DIM={}", product.shape.head_dim())))
     },
     constants: |product| Tile::rope(product).constants(),
     shared_bytes: |product| Tile::rope(product).shared_bytes(),
@@ -161,6 +191,13 @@ impl Product {
         let Shape { d, ff, .. } = self.shape;
         let maps = self.maps(&Tile::swiglu(self), x, w, [2, ff]);
         (maps, h, gate_up, ints([self.shape.tokens(), ff, d]))
+    }
+
+    /// Arguments of [`SWIGLU_BACKWARD`]: x `[tokens, d]`, w `[ff, d]`.
+    pub fn swiglu_backward(&self, [x, w, gate_up, grad_gate_up]: [Pointer; 4]) -> impl Operands {
+        let Shape { d, ff, .. } = self.shape;
+        let maps = self.maps(&Tile::swiglu_backward(self), x, w, [1, ff]);
+        (maps, gate_up, grad_gate_up, ints([self.shape.tokens(), ff, d]))
     }
 
     /// Arguments of [`ROPE`]: x `[tokens, d]`, w `[3 d, d]`.
