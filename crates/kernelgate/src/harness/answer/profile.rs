@@ -211,8 +211,9 @@ impl Recording {
         let Self { recorder, limits, described, .. } = self;
         let recorded = (|| {
             launch_times(executable.as_mut(), self.warm_up)?;
+            let held = HeldStreams::new(&self.devices, executable.gpus())?;
             let (clock, start) = (Instant::now(), recorder.now());
-            self.launches(&case.id, executable.as_mut())?;
+            self.launches(&case.id, executable.as_mut(), held)?;
             let wall_ns = clock.elapsed().as_nanos();
             executable.synchronize()?;
             let mut trace = recorder.take_since(start, begun)?;
@@ -284,8 +285,12 @@ impl Recording {
 
     /// Launches back to back, so that the device waits for nothing but the launches. Several GPUs
     /// are held until the host has enqueued them, because it serves one GPU after the other.
-    fn launches(&self, id: &str, executable: &mut dyn Executable) -> Result<(), BackendError> {
-        let mut held = HeldStreams::new(&self.devices, executable.gpus())?;
+    fn launches(
+        &self,
+        id: &str,
+        executable: &mut dyn Executable,
+        mut held: HeldStreams,
+    ) -> Result<(), BackendError> {
         let _case = Range::new(id);
         for _ in 0..self.steps {
             if executable.carries_state() {
