@@ -26,6 +26,11 @@ impl Input {
     pub fn new(name: impl Into<String>, buffer: &Buffer) -> Self {
         Self { name: name.into(), buffer: buffer.clone() }
     }
+
+    /// This memory, by the name that the workload has for a rank's input.
+    pub(super) fn renamed(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
+        Self { name: name(&self.name, rank).to_owned(), ..self }
+    }
 }
 
 /// Inputs by the workload's names, and the memory that they lie in.
@@ -89,6 +94,11 @@ impl Output {
             buffer: device.allocate(bytes)?,
             decode: Some(decode),
         })
+    }
+
+    /// This memory, by the name that the workload has for a rank's output.
+    pub(super) fn renamed(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
+        Self { name: name(self.name, rank), ..self }
     }
 
     /// Address on the device.

@@ -86,8 +86,7 @@ impl Program {
     ) -> Result<CudaTask, BackendError> {
         let uses = self.memory_uses();
         let mut program = self.load(device, inputs)?;
-        let inputs = std::mem::take(&mut program.inputs);
-        let outputs = std::mem::take(&mut program.outputs);
+        let (inputs, outputs) = program.take_tensors();
         let state = std::mem::take(&mut program.state);
         let task = match capture {
             Capture::Stream => CudaTask::new(device, inputs, outputs, move |_| program.enqueue()),
@@ -95,7 +94,7 @@ impl Program {
                 // One launch first: modules that it loads cannot be loaded during a capture.
                 program.enqueue()?;
                 device.synchronize()?;
-                let cleared = program.cleared.clone();
+                let cleared = program.cleared();
                 let graph = Graph::capture_clearing_first(device, cleared, || program.enqueue())?;
                 CudaTask::new(device, inputs, outputs, move |_| {
                     // The graph's launches are the program's, on its memory.
@@ -362,6 +361,21 @@ impl Loader<'_> {
 }
 
 impl LoadedProgram {
+    /// Whether launches update regions that have contents.
+    pub(super) const fn has_state(&self) -> bool {
+        !self.state.regions.is_empty()
+    }
+
+    /// The inputs and outputs, for a task.
+    pub(super) fn take_tensors(&mut self) -> (Vec<Input>, Vec<Output>) {
+        (std::mem::take(&mut self.inputs), std::mem::take(&mut self.outputs))
+    }
+
+    /// The range that a graph clears first.
+    pub(super) fn cleared(&self) -> std::ops::Range<u64> {
+        self.cleared.clone()
+    }
+
     /// Enqueues the whole program.
     ///
     /// # Errors

@@ -39,6 +39,7 @@ mod memory;
 mod network_tests;
 mod operand;
 mod plan;
+pub mod set;
 mod step;
 #[cfg(test)]
 mod tests;

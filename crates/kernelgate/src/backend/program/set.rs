@@ -1,0 +1,71 @@
+//! A network over several GPUs: a program for each, replayed together.
+
+use std::sync::Arc;
+
+use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::{BackendError, Devices};
+
+use super::load::LoadedProgram;
+use super::plan::Program;
+use crate::backend::cuda::CudaTask;
+use crate::workload::Tensors;
+
+/// The program of one GPU, and the workload's inputs by the names that the program gives them.
+pub struct RankProgram {
+    /// The launches.
+    pub program: Program,
+    /// Inputs of that GPU.
+    pub inputs: Tensors,
+}
+
+/// Makes a case of the programs of all GPUs of a set, in their order. Each is launched once before
+/// `connect`, so that code that GPUs wait for each other with does not wait yet, and captured as a
+/// graph behind it. `name` gives the workload's name for a rank's input or output; an input of the same
+/// name on several GPUs is one input.
+///
+/// # Errors
+/// The first mistake of a program; when loading or a launch fails; if a program updates a state.
+pub fn task(
+    ranks: Vec<RankProgram>,
+    devices: &Devices,
+    name: fn(&str, usize) -> &'static str,
+    connect: impl FnOnce() -> Result<(), BackendError>,
+) -> Result<CudaTask, BackendError> {
+    if ranks.len() != devices.count() {
+        let (programs, gpus) = (ranks.len(), devices.count());
+        return Err(BackendError::Launch(format!("{programs} programs for {gpus} GPUs")));
+    }
+    let uses = ranks.first().map(|rank| rank.program.memory_uses()).unwrap_or_default();
+    let (mut inputs, mut outputs, mut loaded) = (Vec::new(), Vec::new(), Vec::new());
+    let mut ranks = ranks.into_iter();
+    devices.for_each(|rank, device| {
+        let Some(RankProgram { program, inputs: tensors }) = ranks.next() else { return Ok(()) };
+        let mut program: LoadedProgram = program.load(device, &tensors)?;
+        if program.has_state() {
+            let why = "a program over several GPUs that updates a state";
+            return Err(BackendError::Unsupported(why.to_owned()));
+        }
+        let (own_inputs, own_outputs) = program.take_tensors();
+        inputs.extend(own_inputs.into_iter().map(|input| input.renamed(name, rank)));
+        outputs.extend(own_outputs.into_iter().map(|output| output.renamed(name, rank)));
+        program.enqueue()?;
+        device.synchronize()?;
+        loaded.push(program);
+        Ok(())
+    })?;
+    connect()?;
+    let mut graphs = Vec::with_capacity(loaded.len());
+    devices.for_each(|rank, device| {
+        let program: &LoadedProgram = &loaded[rank];
+        let capture = || program.enqueue();
+        graphs.push(Graph::capture_clearing_first(device, program.cleared(), capture)?);
+        Ok(())
+    })?;
+    let set: Devices = Devices::clone(devices);
+    let task = CudaTask::new(devices, inputs, outputs, move |_| {
+        // The graphs' launches are the programs', on their memory.
+        let _alive: &[LoadedProgram] = &loaded;
+        set.for_each(|rank, _: &Arc<_>| graphs[rank].launch())
+    });
+    Ok(task.with_memory_uses(uses))
+}
