@@ -181,7 +181,7 @@ const CRATES: &[Rules] = &[
             ("e4m3", &[]),
             ("family", &[]),
             ("kernel_files", &[]),
-            ("resnet18", &["family", "kernel_files", "math", "parallel", "st_bif"]),
+            ("resnet18", &["collective", "family", "kernel_files", "math", "parallel", "st_bif"]),
             ("transformer", &["attention", "family", "kernel_files", "math", "parallel"]),
         ],
         // Families.

@@ -176,6 +176,33 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// The parts of a gradient, `apart` elements apart, and their sum.
+struct Parts {
+  i64 first_block;
+  const float* parts;
+  float* sum;
+  i64 count, apart, elements;
+};
+
+// What GPUs exchange: SGD then finds one part.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    resnet18_fused_sum_parts(const Parts* jobs, const int* job_of) {
+  wait_for_the_others();
+  const Parts job = jobs[job_of[blockIdx.x]];
+  const u32 start = (blockIdx.x - job.first_block) * kThreads * kPackets * kPacket;
+#pragma unroll 1
+  for (int n = 0; n < kPackets; ++n) {
+    const u32 i = start + (n * kThreads + threadIdx.x) * kPacket;
+    if (i >= job.elements) return;
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int part = 0; part < job.count; ++part) {
+      const float4 four = *reinterpret_cast<const float4*>(job.parts + part * job.apart + i);
+      sum.x += four.x, sum.y += four.y, sum.z += four.z, sum.w += four.w;
+    }
+    *reinterpret_cast<float4*>(job.sum + i) = sum;
+  }
+}
+
 // A parameter [elements / depth, depth], of whose gradient the columns first.. are held, in parts
 // `apart` elements apart.
 struct Update {

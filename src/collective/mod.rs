@@ -8,7 +8,7 @@ mod definition;
 mod simulation;
 
 use crate::family::Family;
-pub use cuda::kernels;
+pub use cuda::{InPlaceSum, kernels};
 pub use definition::*;
 use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite};

@@ -55,7 +55,7 @@ pub(super) fn train_step(shape: &NetworkShape) -> Breakdown {
 }
 
 /// Elements of a convolution's weight that are multiplied with a pixel somewhere.
-fn weights_read(conv: &Conv) -> usize {
+pub(super) fn weights_read(conv: &Conv) -> usize {
     conv.window.output.channels * conv.window.reading_taps() * conv.window.input.channels
 }
 

@@ -172,7 +172,7 @@ impl Reference<'_> {
 }
 
 /// Mean over images of `log Σ exp(logits) - logits[label]`, and the gradient of the logits.
-fn cross_entropy(logits: &[f64], labels: &[f64]) -> (f64, Vec<f64>) {
+pub fn cross_entropy(logits: &[f64], labels: &[f64]) -> (f64, Vec<f64>) {
     let mut loss = 0.0;
     let mut gradient = Vec::with_capacity(logits.len());
     let share = 1.0 / labels.len() as f64;

@@ -4,6 +4,7 @@ mod breakdown;
 mod convolution;
 mod cpu;
 mod cuda;
+mod data_parallel;
 mod definition;
 mod gradient;
 pub mod network;
@@ -15,9 +16,10 @@ mod weights_file;
 
 use crate::family::Family;
 pub use cuda::kernels;
+pub use data_parallel::{DATA_PARALLEL, DataParallel};
 pub use definition::*;
 use kernelgate::harness::Peers;
-use kernelgate::suite::{Suite, suite_with_scan};
+use kernelgate::suite::{Suite, suite, suite_with_scan};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Suite> {
@@ -28,6 +30,7 @@ pub fn suites() -> Vec<Suite> {
             cpu::TRAIN_STEP.iter().chain(cuda::TRAIN_STEP),
             TRAIN_STEP_SCAN,
         ),
+        suite(&DATA_PARALLEL, cuda::DATA_PARALLEL),
     ]
 }
 

@@ -162,6 +162,13 @@ pub struct Block {
     pub shortcut: Option<Conv>,
 }
 
+impl Block {
+    /// Its convolutions, in the order of their parameters.
+    pub fn convolutions(&self) -> impl Iterator<Item = &Conv> {
+        [Some(&self.first), Some(&self.second), self.shortcut.as_ref()].into_iter().flatten()
+    }
+}
+
 /// A whole network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
@@ -226,9 +233,7 @@ impl Sizes {
 impl Network {
     /// The convolutions, in the order of their parameters.
     pub fn convolutions(&self) -> impl Iterator<Item = &Conv> {
-        std::iter::once(&self.stem).chain(self.blocks.iter().flat_map(|block| {
-            [Some(&block.first), Some(&block.second), block.shortcut.as_ref()].into_iter().flatten()
-        }))
+        std::iter::once(&self.stem).chain(self.blocks.iter().flat_map(Block::convolutions))
     }
 
     /// Frame of the last neurons, which the classifier averages over its pixels.

@@ -1,5 +1,6 @@
 //! The exchanges on GPUs: by NCCL, and sums by own kernels.
 
+mod in_place;
 mod memory;
 mod nccl;
 mod one_shot;
@@ -7,6 +8,7 @@ mod sums;
 mod two_shot;
 
 use super::definition::Exchange;
+pub use in_place::InPlaceSum;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate_cuda::spec::{ListedKernel, list};
 

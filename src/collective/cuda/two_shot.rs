@@ -14,12 +14,15 @@ pub const KERNELS: &[KernelSpec<Exchange>] = &[TWO_SHOT];
 
 const THREADS: usize = 512;
 /// Most blocks: each waits for its peers, so all of them must be resident.
-const MOST_BLOCKS: usize = 128;
+pub const MOST_BLOCKS: usize = 128;
 /// Bytes of a packet, and packets that a thread sums at a time.
-const PACKET: usize = 16;
+pub const PACKET: usize = 16;
 const AT_ONCE: usize = 2;
+/// Bytes of the flags of a GPU.
+pub const FLAGS: usize = 4 * 2 * MOST_BLOCKS;
 
-const TWO_SHOT: KernelSpec<Exchange> = KernelSpec {
+/// The kernel. Every part is summed by so many blocks as it has work for.
+pub const TWO_SHOT: KernelSpec<Exchange> = KernelSpec {
     defines: sums::defines,
     constants: |_| vec![("THREADS", THREADS), ("AT_ONCE", AT_ONCE)],
     variants: sums::variants,
@@ -35,7 +38,7 @@ const TWO_SHOT: KernelSpec<Exchange> = KernelSpec {
 };
 
 /// Packets that a GPU sums.
-const fn part(problem: &Exchange) -> usize {
+pub const fn part(problem: &Exchange) -> usize {
     problem.bytes() / (PACKET * problem.gpus)
 }
 
@@ -65,7 +68,7 @@ pub fn prepare(
     let messages = Messages::new(problem, inputs, devices)?;
     let mut flags = Vec::new();
     devices.for_each(|_, device| {
-        flags.push(device.upload(&vec![0; 4 * 2 * problem.gpus * MOST_BLOCKS])?);
+        flags.push(device.upload(&vec![0; FLAGS * problem.gpus])?);
         Ok(())
     })?;
     let flag_addresses: Vec<u64> = flags.iter().map(Buffer::address).collect();

@@ -2,29 +2,34 @@
 //! `kernels/resnet18/fused_backward.cu`, and the operations on all parameters at once in
 //! `kernels/resnet18/fused_step.cu`.
 
+use std::rc::Rc;
+
 use super::best;
 use super::fused::{
     Forward, activations, currents_name, declare_activations, declare_operand, gradient_name,
     neuron_arguments, weight,
 };
-use super::jobs::{Jobs, PACKETS, declare_parts};
+use super::jobs::{BUCKETS, Buckets, Jobs, PACKETS, classifier_gradients, declare_parts};
 use super::per_op::{SOURCES, STAGES};
 use super::tiles::{
     GROUP, Grid, SHARED_BYTES, THREADS, tile_constants, tiled, wide, wide_is_faster,
 };
 use super::train::{CLASSIFIER, LOSS, TrainingTensors};
 use super::weights::{columns, live_columns, weight_name};
+use crate::collective::InPlaceSum;
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{Block, CLASSES, Conv, Network, Window};
-use kernelgate::backend::program::{MemoryUse, NULL, Operand, Operands, Program, int, ints, long};
+use kernelgate::backend::program::{
+    Lane, MemoryUse, NULL, Operand, Operands, Program, int, ints, long,
+};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
 /// The kernels of the backward pass.
 pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM];
 /// Kernels over all parameters; their parameter is the number of blocks.
-pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SGD];
+pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SUM_PARTS, SGD];
 
 const BLOCK: KernelSpec<Grid> = tiled(
     kernel_file(
@@ -50,10 +55,34 @@ const WEIGHT_GRADIENTS: KernelSpec<usize> = KernelSpec {
 };
 const PACK: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_fused_pack", shared_bytes: |_| 0, ..WEIGHT_GRADIENTS };
+const SUM_PARTS: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sum_parts", ..PACK };
 const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sgd", ..PACK };
 
+/// Buckets of gradients, and their sums over GPUs beside the backward pass.
+struct Exchanged {
+    buckets: Buckets,
+    /// Lane of the sums.
+    lane: Lane,
+    /// The sum of each bucket.
+    sums: Vec<Rc<InPlaceSum>>,
+    /// Share of this GPU's images among all.
+    share: f32,
+}
+
+/// The sums over GPUs of a training step, one a bucket.
+pub fn sums(shape: &NetworkShape, gpus: usize) -> Vec<Rc<InPlaceSum>> {
+    let buckets = Buckets::new(&shape.sizes.network(), shape.sizes.blocks, gpus);
+    buckets.bytes().iter().map(|bytes| InPlaceSum::new(gpus, *bytes)).collect()
+}
+
 /// Declares everything but inputs, outputs and lists.
-fn declare(program: &mut Program, shape: &NetworkShape, network: &Network, merged: bool) {
+fn declare(
+    program: &mut Program,
+    shape: &NetworkShape,
+    network: &Network,
+    merged: bool,
+    buckets: Option<&Buckets>,
+) {
     use MemoryUse::{Activations, Gradients, Weights};
     declare_operand(program, shape, network);
     let written = match merged {
@@ -78,9 +107,14 @@ fn declare(program: &mut Program, shape: &NetworkShape, network: &Network, merge
     f32s("spikes_gradient", Gradients, shape.frames() * first.elements());
     f32s("logits_gradient", Gradients, shape.b * CLASSES);
     f32s("features", Activations, shape.b * features);
-    f32s("fc.weight_gradient", Gradients, CLASSES * features);
-    f32s("fc.bias_gradient", Gradients, CLASSES);
-    declare_parts(program, shape, network);
+    match buckets {
+        Some(buckets) => buckets.declare(program),
+        None => {
+            f32s("fc.weight_gradient", Gradients, CLASSES * features);
+            f32s("fc.bias_gradient", Gradients, CLASSES);
+        }
+    }
+    declare_parts(program, shape, network, buckets);
     if merged {
         best::declare_tiles(program, network);
     }
@@ -88,27 +122,44 @@ fn declare(program: &mut Program, shape: &NetworkShape, network: &Network, merge
 
 /// The launches, with the forward pass's layers one by one.
 pub fn program(shape: &NetworkShape) -> Program {
-    write(shape, false)
+    write(shape, false, None)
 }
 
 /// The launches, with the forward pass's layers in one.
 pub fn merged(shape: &NetworkShape) -> Program {
-    write(shape, true)
+    write(shape, true, None)
 }
 
-fn write(shape: &NetworkShape, merged: bool) -> Program {
+/// The launches of one GPU, with those sums of gradients in a lane of their own.
+pub fn parallel(shape: &NetworkShape, gpus: usize, sums: Vec<Rc<InPlaceSum>>) -> Program {
+    write(shape, true, Some((gpus, sums)))
+}
+
+fn write(
+    shape: &NetworkShape,
+    merged: bool,
+    over: Option<(usize, Vec<Rc<InPlaceSum>>)>,
+) -> Program {
     let network = shape.sizes.network();
     let mut program = Program::new();
     let tensors = TrainingTensors::declare(&mut program, shape, &network);
-    declare(&mut program, shape, &network, merged);
-    let jobs = Jobs::new(shape, &network, &program);
+    let exchanged = over.map(|(gpus, sums)| Exchanged {
+        buckets: Buckets::new(&network, shape.sizes.blocks, gpus),
+        lane: program.lane(),
+        sums,
+        share: 1.0 / gpus as f32,
+    });
+    let buckets = exchanged.as_ref().map(|all| &all.buckets);
+    declare(&mut program, shape, &network, merged, buckets);
+    let share = exchanged.as_ref().map_or(1.0, |all| all.share);
+    let jobs = Jobs::new(shape, &network, &program, buckets, share);
     jobs.declare(&mut program);
     if merged {
         best::declare_lists(&mut program, shape, &network, true);
     }
     let merged = merged.then_some(&best::MERGED);
     let forward = Forward { shape, network: &network, training: true, merged };
-    Step { forward, tensors, jobs }.whole(&mut program);
+    Step { forward, tensors, jobs, exchanged }.whole(&mut program);
     program
 }
 
@@ -117,6 +168,7 @@ struct Step<'a> {
     forward: Forward<'a>,
     tensors: TrainingTensors,
     jobs: Jobs,
+    exchanged: Option<Exchanged>,
 }
 
 impl Step<'_> {
@@ -128,7 +180,12 @@ impl Step<'_> {
         program.in_range("Backward", |program| self.backward(program));
         program.in_range("Optimizer", |program| {
             let tensors = [parameters, momentum, new_parameters, new_momentum];
-            self.all(program, &SGD, "sgd", (tensors, MOMENTUM, LEARNING_RATE));
+            self.all(program, &SGD, "sgd0", (tensors, MOMENTUM, LEARNING_RATE));
+            // The last sum runs beside the update of the parameters before.
+            if let Some(exchanged) = &self.exchanged {
+                program.wait(Lane::MAIN, exchanged.lane);
+                self.all(program, &SGD, "sgd1", (tensors, MOMENTUM, LEARNING_RATE));
+            }
         });
     }
 
@@ -142,14 +199,35 @@ impl Step<'_> {
     ) {
         let [jobs, owners] = Jobs::regions(list);
         let launch = program.kernel(kernel, &self.jobs.blocks(list), (&jobs, &owners, rest));
-        program.add(launch.programmatic());
+        // SGD waits for the other lane too.
+        let waits = self.exchanged.is_some() && list.starts_with("sgd");
+        program.add(if waits { launch } else { launch.programmatic() });
+    }
+
+    /// The gradients of a bucket's weights, and their sum over GPUs under what follows.
+    fn weight_gradients(&self, program: &mut Program, bucket: usize) {
+        program.in_range("Weight_Gradients", |program| {
+            self.all(program, &WEIGHT_GRADIENTS, &format!("gradients{bucket}"), ());
+            let sums = format!("sums{bucket}");
+            if self.jobs.blocks(&sums) > 0 {
+                self.all(program, &SUM_PARTS, &sums, ());
+            }
+        });
+        let Some(exchanged) = &self.exchanged else { return };
+        if bucket + 1 == BUCKETS {
+            program.wait(Lane::MAIN, exchanged.lane);
+        }
+        program.wait(exchanged.lane, Lane::MAIN);
+        let whole = program.at(&Buckets::name(bucket));
+        program.call(exchanged.lane, &[whole], exchanged.sums[bucket].step());
     }
 
     fn backward(&self, program: &mut Program) {
         program.in_range("Final_Layers", |program| self.classifier(program));
         let network = self.forward.network;
         let in_stage = self.forward.shape.sizes.blocks;
-        for (stage, blocks) in network.blocks.chunks(in_stage).enumerate().rev() {
+        let stages = network.blocks.chunks(in_stage).enumerate().rev();
+        for (after, (stage, blocks)) in stages.enumerate() {
             program.in_range(STAGES[stage], |program| {
                 for (i, block) in blocks.iter().enumerate().rev() {
                     let number = stage * in_stage + i;
@@ -159,11 +237,12 @@ impl Step<'_> {
                     self.layer(program, &block.first, hidden, begin, 2 * number);
                 }
             });
+            if self.exchanged.is_some() && after + 1 < BUCKETS {
+                self.weight_gradients(program, after);
+            }
         }
         program.in_range("Conv1_Block", |program| self.stem(program));
-        program.in_range("Weight_Gradients", |program| {
-            self.all(program, &WEIGHT_GRADIENTS, "gradients", ())
-        });
+        self.weight_gradients(program, self.exchanged.as_ref().map_or(0, |_| BUCKETS - 1));
     }
 
     /// The loss and the classifier's gradients; that of the last currents is the tail's.
@@ -174,7 +253,9 @@ impl Step<'_> {
         let arguments = (logits, labels, loss, "logits_gradient", ints([b, CLASSES]));
         program.launch(&LOSS, &1, arguments);
         let weights = CLASSES * channels;
-        let gradients = ("fc.weight_gradient", "fc.bias_gradient", long(weights));
+        let buckets = self.exchanged.as_ref().map(|all| &all.buckets);
+        let [weight, bias] = classifier_gradients(network, program, buckets);
+        let gradients = (weight, bias, long(weights));
         let arguments = ("logits_gradient", "features", gradients, ints([b, CLASSES, channels]));
         program.launch(&CLASSIFIER, &weights, arguments);
     }

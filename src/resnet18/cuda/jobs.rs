@@ -1,12 +1,15 @@
 //! Jobs of the kernels over all parameters: for each kernel a list of jobs, with the structures of
 //! `kernels/resnet18/fused_step.cu` and 64 bits a field, and the job of each of its blocks.
 
+use std::collections::BTreeMap;
+
 use super::fused::gradient_name;
 use super::per_op::{input_name, layer_name};
 use super::tiles::{GROUP, TILE};
 use super::weights::{columns, stem_columns, tiles_name, weight_name};
+use crate::collective::InPlaceSum;
 use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::network::{CLASSES, Conv, Map, Network};
+use crate::resnet18::network::{Block, CLASSES, Conv, Map, Network};
 use kernelgate::backend::program::{MemoryUse, Pointer, Program, Word};
 use kernelgate::workload::Dtype;
 
@@ -36,29 +39,101 @@ impl List {
     }
 }
 
-/// The lists.
+/// Buckets of gradients that GPUs exchange: of the last stages one each, then all others.
+pub const BUCKETS: usize = 3;
+
+/// The gradients that GPUs sum, in the order in which the backward pass computes them: a bucket is one
+/// region of device memory.
+pub struct Buckets {
+    /// Bytes of each.
+    bytes: Vec<usize>,
+    /// Bucket of a weight and its bias, and their offset in bytes, by the weight's first element.
+    places: BTreeMap<usize, (usize, usize)>,
+}
+
+impl Buckets {
+    /// Buckets of a network, padded for so many GPUs.
+    pub fn new(network: &Network, blocks_a_stage: usize, gpus: usize) -> Self {
+        let mut all = Self { bytes: vec![0; BUCKETS], places: BTreeMap::new() };
+        all.add(0, network.classifier, CLASSES * (network.last().channels + 1));
+        let stages = network.blocks.chunks(blocks_a_stage).rev().enumerate();
+        for (after, blocks) in stages {
+            let bucket = after.min(BUCKETS - 1);
+            for conv in blocks.iter().flat_map(Block::convolutions) {
+                let filters = conv.window.output.channels;
+                all.add(bucket, conv.weight, filters * (columns(network, conv) + 1));
+            }
+        }
+        let filters = network.stem.window.output.channels;
+        let elements = filters * (columns(network, &network.stem) + 1);
+        all.add(BUCKETS - 1, network.stem.weight, elements);
+        all.bytes.iter_mut().for_each(|bytes| *bytes = InPlaceSum::rounded(gpus, *bytes));
+        all
+    }
+
+    fn add(&mut self, bucket: usize, element: usize, elements: usize) {
+        let end = &mut self.bytes[bucket];
+        self.places.insert(element, (bucket, *end));
+        *end += elements.next_multiple_of(4) * Dtype::F32.bytes();
+    }
+
+    /// Bytes of each bucket.
+    pub fn bytes(&self) -> &[usize] {
+        &self.bytes
+    }
+
+    /// Region of a bucket.
+    pub fn name(bucket: usize) -> String {
+        format!("exchanged{bucket}")
+    }
+
+    /// Declares the regions.
+    pub fn declare(&self, program: &mut Program) {
+        for (bucket, bytes) in self.bytes.iter().enumerate() {
+            program.scratch(Self::name(bucket), MemoryUse::Gradients, *bytes);
+        }
+    }
+
+    /// Bucket and place of a weight's gradient, by the weight's first element.
+    pub fn place(&self, program: &Program, element: usize) -> (usize, Pointer) {
+        let (bucket, offset) = self.places[&element];
+        (bucket, program.at(&Self::name(bucket)).plus(offset))
+    }
+}
+
+/// The lists; those of gradients by bucket, or one.
 #[derive(Default)]
 pub struct Jobs {
     pack: List,
-    gradients: List,
-    sgd: List,
+    gradients: Vec<List>,
+    /// Sums of parts, for buckets only.
+    sums: Vec<List>,
+    /// Updates behind all buckets but the last one, and behind that.
+    sgd: [List; 2],
 }
 
 impl Jobs {
     /// Jobs of a network whose regions are declared. Weights that have regions for tiles are packed
-    /// in tiles too.
-    pub fn new(shape: &NetworkShape, network: &Network, program: &Program) -> Self {
-        let mut all = Self::default();
+    /// in tiles too. `mean` is the share of this GPU's images among all, for the mean over images.
+    pub fn new(
+        shape: &NetworkShape,
+        network: &Network,
+        program: &Program,
+        buckets: Option<&Buckets>,
+        mean: f32,
+    ) -> Self {
+        let lists = || (0..buckets.map_or(1, |_| BUCKETS)).map(|_| List::default()).collect();
+        let mut all = Self { gradients: lists(), sums: lists(), ..Self::default() };
         for (conv, reads) in convolutions(shape, network) {
-            all.convolution(shape, network, conv, reads, program);
+            all.convolution(shape, network, conv, reads, program, (buckets, mean));
         }
         let weights = CLASSES * network.last().channels;
         let behind = network.parameters - network.classifier - weights;
         let share = shape.fed() as f32 / shape.steps() as f32;
-        let weight = program.at("fc.weight_gradient");
-        all.update(network.classifier, weight, 1, [1, weights, 0, weights], 1.0);
-        let (bias, at) = (program.at("fc.bias_gradient"), network.classifier + weights);
-        all.update(at, bias, 1, [1, behind, 0, CLASSES], share);
+        let [weight, bias] = classifier_gradients(network, program, buckets);
+        all.update(0, network.classifier, weight, 1, [1, weights, 0, weights], mean);
+        let at = network.classifier + weights;
+        all.update(0, at, bias, 1, [1, behind, 0, CLASSES], share * mean);
         all
     }
 
@@ -69,6 +144,7 @@ impl Jobs {
         conv: &Conv,
         reads: Reads,
         program: &Program,
+        (buckets, mean): (Option<&Buckets>, f32),
     ) {
         let filters = conv.window.output.channels;
         let (first_tap, columns) = (conv.window.live_taps().start, columns(network, conv));
@@ -81,7 +157,12 @@ impl Jobs {
         self.pack.push(elements.div_ceil(ELEMENTS), packed.into_iter().chain(fields));
 
         let parts = parts(shape, network, conv);
-        let sums = program.at(&parts_name(conv));
+        let (bucket, whole) = match buckets.map(|all| all.place(program, conv.weight)) {
+            Some((bucket, whole)) => (bucket, Some(whole)),
+            None => (0, None),
+        };
+        // A gradient of one part is computed where it is exchanged.
+        let sums = whole.filter(|_| parts == 1).unwrap_or_else(|| program.at(&parts_name(conv)));
         let Reads { frames, layer, map, steps, fed, kernel, stride, first_tap } = reads;
         let out_side = conv.window.output.side;
         let fields = sizes([
@@ -101,19 +182,43 @@ impl Jobs {
         let pointers =
             [program.at(&gradient_name(layer)), program.at(&frames), sums].map(Word::Pointer);
         let blocks = (columns / TILE + 1) * (filters / TILE) * parts;
-        self.gradients.push(blocks, pointers.into_iter().chain(fields));
+        self.gradients[bucket].push(blocks, pointers.into_iter().chain(fields));
 
         let spread = 1.0 / shape.steps() as f32;
         let stem = conv.weight == network.stem.weight;
-        let factor = if stem { spread } else { shape.neuron().threshold as f32 };
-        self.update(conv.weight, sums, parts, [filters, conv.depth(), first, columns], factor);
-        let biases = sums.plus(parts * elements * Dtype::F32.bytes());
-        self.update(conv.bias(), biases, parts, [1, filters, 0, filters], spread);
+        let factor = mean * if stem { spread } else { shape.neuron().threshold as f32 };
+        let biases = |from: Pointer, parts: usize| from.plus(parts * elements * Dtype::F32.bytes());
+        let (from, left) = match whole.filter(|_| parts > 1) {
+            Some(whole) => {
+                self.sum(bucket, sums, whole, parts, elements);
+                self.sum(bucket, biases(sums, parts), biases(whole, 1), parts, filters);
+                (whole, 1)
+            }
+            None => (sums, parts),
+        };
+        self.update(
+            bucket,
+            conv.weight,
+            from,
+            left,
+            [filters, conv.depth(), first, columns],
+            factor,
+        );
+        let sizes = [1, filters, 0, filters];
+        self.update(bucket, conv.bias(), biases(from, left), left, sizes, mean * spread);
+    }
+
+    /// The sum of the parts of a gradient.
+    fn sum(&mut self, bucket: usize, parts: Pointer, to: Pointer, count: usize, elements: usize) {
+        let fields = [parts, to].map(Word::Pointer).into_iter();
+        let fields = fields.chain(sizes([count, elements, elements]));
+        self.sums[bucket].push(elements.div_ceil(ELEMENTS), fields);
     }
 
     /// SGD of a parameter `[rows, depth]` whose gradient holds only a range of columns.
     fn update(
         &mut self,
+        bucket: usize,
         element: usize,
         gradient: Pointer,
         parts: usize,
@@ -125,17 +230,28 @@ impl Jobs {
             .chain([gradient.into()])
             .chain(sizes([parts, rows * columns, depth, first, columns]))
             .chain([Word::Value(i64::from(factor.to_bits()))]);
-        self.sgd.push(elements.div_ceil(ELEMENTS), fields);
+        let last = usize::from(bucket + 1 == BUCKETS);
+        self.sgd[last].push(elements.div_ceil(ELEMENTS), fields);
     }
 
-    fn lists(&self) -> [(&'static str, &List); 3] {
-        [("pack", &self.pack), ("gradients", &self.gradients), ("sgd", &self.sgd)]
+    /// Lists with jobs, by name.
+    fn lists(&self) -> impl Iterator<Item = (String, &List)> {
+        let by_bucket = |name: &'static str, lists: &'_ [List]| -> Vec<String> {
+            (0..lists.len()).map(|bucket| format!("{name}{bucket}")).collect()
+        };
+        let gradients = by_bucket("gradients", &self.gradients).into_iter().zip(&self.gradients);
+        let sums = by_bucket("sums", &self.sums).into_iter().zip(&self.sums);
+        let sgd = by_bucket("sgd", &self.sgd).into_iter().zip(&self.sgd);
+        std::iter::once(("pack".to_owned(), &self.pack))
+            .chain(sgd)
+            .chain(gradients)
+            .chain(sums)
+            .filter(|(_, list)| list.count > 0)
     }
 
-    /// Blocks of a kernel.
+    /// Blocks of a kernel; 0 without jobs.
     pub fn blocks(&self, name: &str) -> usize {
-        let list = self.lists().into_iter().find(|(known, _)| *known == name);
-        list.map_or(0, |(_, list)| list.owners.len())
+        self.lists().find(|(known, _)| known == name).map_or(0, |(_, list)| list.owners.len())
     }
 
     /// Regions of a list: jobs, and the job of each block.
@@ -146,7 +262,7 @@ impl Jobs {
     /// Declares the regions of all lists.
     pub fn declare(&self, program: &mut Program) {
         for (name, list) in self.lists() {
-            let [jobs, owners] = Self::regions(name);
+            let [jobs, owners] = Self::regions(&name);
             program.table(jobs, MemoryUse::Workspace, list.jobs.clone());
             let bytes = bytemuck::cast_slice(&list.owners).to_vec();
             program.packed(owners, MemoryUse::Workspace, bytes.len(), move |_| bytes.clone());
@@ -154,11 +270,33 @@ impl Jobs {
     }
 }
 
-/// Declares the regions of the parts of all gradients.
-pub fn declare_parts(program: &mut Program, shape: &NetworkShape, network: &Network) {
+/// Addresses of the gradients of the classifier's weight and bias.
+pub fn classifier_gradients(
+    network: &Network,
+    program: &Program,
+    buckets: Option<&Buckets>,
+) -> [Pointer; 2] {
+    let Some(buckets) = buckets else {
+        return ["fc.weight_gradient", "fc.bias_gradient"].map(|name| program.at(name));
+    };
+    let (_, weight) = buckets.place(program, network.classifier);
+    [weight, weight.plus(CLASSES * network.last().channels * Dtype::F32.bytes())]
+}
+
+/// Declares the regions of the parts of all gradients; with buckets, of those with several parts.
+pub fn declare_parts(
+    program: &mut Program,
+    shape: &NetworkShape,
+    network: &Network,
+    buckets: Option<&Buckets>,
+) {
     for conv in network.convolutions() {
         let filter = columns(network, conv) + 1;
-        let elements = parts(shape, network, conv) * conv.window.output.channels * filter;
+        let parts = parts(shape, network, conv);
+        if buckets.is_some() && parts == 1 {
+            continue;
+        }
+        let elements = parts * conv.window.output.channels * filter;
         program.scratch(parts_name(conv), MemoryUse::Gradients, elements * Dtype::F32.bytes());
     }
 }

@@ -7,6 +7,7 @@
 //! Deliberately absent: f32.
 
 mod best;
+mod data_parallel;
 mod fused;
 mod fused_train;
 mod jobs;
@@ -15,6 +16,7 @@ mod tiles;
 mod train;
 mod weights;
 
+use crate::resnet18::data_parallel::DataParallel;
 use crate::resnet18::definition::{Inference, NetworkShape, TrainStep};
 use kernelgate::backend::program::Capture;
 use kernelgate::backend::{Implementation, Prepare};
@@ -107,6 +109,18 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         prepare: Prepare::Program(|problem| fused_train::merged(&problem.shape), Capture::Graph),
     },
 ];
+
+/// Training over several GPUs.
+pub const DATA_PARALLEL: &[Implementation<DataParallel>] = &[Implementation {
+    name: "cuda/best",
+    about: "best on each GPU; gradients are summed over peer memory in three buckets, beside the \
+            backward pass",
+    supports: |problem| trains(&problem.part(), best::supported),
+    prepare: Prepare::CudaSet {
+        device_bytes: data_parallel::device_bytes,
+        prepare: data_parallel::prepare,
+    },
+}];
 
 #[cfg(test)]
 mod tests;

@@ -14,6 +14,8 @@ use kernelgate::backend::program::Program;
 use kernelgate::verify::{repeats, verify};
 use kernelgate::workload::Problem;
 use kernelgate_cuda::driver::memory;
+use kernelgate_cuda::testing::second_gpu;
+use kernelgate_cuda::{DeviceOptions, Devices};
 
 fn shape(stem: Stem, width: usize, b: usize, t: usize, level: usize) -> NetworkShape {
     let sizes = Sizes { stem, width, blocks: 2, side: 32 };
@@ -59,6 +61,10 @@ fn programs(shape: NetworkShape) -> Vec<(&'static str, Program)> {
     for row in TRAIN_STEP.iter().filter(|row| (row.supports)(&training).is_ok()) {
         let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
         all.push((row.name, write(&training)));
+    }
+    if trains(&training, best::supported).is_ok() {
+        let sums = fused_train::sums(&shape, 2);
+        all.push(("data_parallel", fused_train::parallel(&shape, 2, sums)));
     }
     all
 }
@@ -167,6 +173,32 @@ fn training_steps_are_those_of_the_reference() {
                 .unwrap_or_else(|error| panic!("{case}: {error}"));
             eprintln!("{case}: {comparison:?}");
             assert!(repeats(&mut task).unwrap(), "{case}");
+        }
+    }
+}
+
+#[test]
+fn training_over_two_gpus_is_that_of_all_images() {
+    let Some((_first, _alone)) = gpu() else { return };
+    if second_gpu().is_none() {
+        return;
+    }
+    let ordinals = Devices::in_order([0, 1]).unwrap();
+    let devices = ordinals.open(&DeviceOptions::from_environment()).unwrap();
+    for (b, t, level) in [(6, 4, 4), (16, 8, 8), (64, 8, 8)] {
+        let whole = TrainStep { shape: shape(Stem::ImageNet, 64, b, t, level) };
+        let problem = DataParallel { gpus: 2, whole };
+        let inputs = problem.inputs(2);
+        let expected = problem.reference(&inputs);
+        let mut task = match DATA_PARALLEL[0].prepare_on(&problem, &inputs, &devices) {
+            Err(BackendError::Unsupported(why)) => return eprintln!("skipped: {why}"),
+            task => task.unwrap(),
+        };
+        for _ in 0..3 {
+            let comparison = verify(&mut task, &expected, problem.tolerance())
+                .unwrap_or_else(|error| panic!("b={b}: {error}"));
+            eprintln!("b={b} t={t} level={level}: {comparison:?}");
+            assert!(repeats(&mut task).unwrap(), "b={b}");
         }
     }
 }

@@ -1,0 +1,97 @@
+//! A sum in place, as a step of the programs of several GPUs, beside their other work.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::two_shot::{FLAGS, MOST_BLOCKS, PACKET, TWO_SHOT, part};
+use crate::collective::definition::{Exchange, Kind};
+use kernelgate::backend::BackendError;
+use kernelgate::backend::program::{CallSite, Enqueue};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::{Argument, Buffer, KernelSpec};
+
+/// Blocks beside other work: they wait for their peers on multiprocessors that others share. A
+/// training step of ResNet-18 for 64 images takes 481 µs with 8, 485 with 16, 491 with 32 and 510 with
+/// 128 (two H100).
+const BLOCKS: usize = 8;
+
+/// The kernel of `two_shot` with fewer blocks.
+const BESIDE: KernelSpec<Exchange> = KernelSpec {
+    blocks: |problem| [part(problem).div_ceil(512).clamp(1, BLOCKS), 1, 1],
+    ..TWO_SHOT
+};
+
+/// The memory of one GPU.
+struct Rank {
+    summed: u64,
+    flags: Buffer,
+    /// Addresses of the summed memory of all GPUs, and of their flags.
+    tables: [Buffer; 2],
+}
+
+/// A sum over GPUs in the memory that it reads.
+pub struct InPlaceSum {
+    problem: Exchange,
+    ranks: RefCell<Vec<Rank>>,
+}
+
+impl InPlaceSum {
+    /// A sum of f32 over so many GPUs.
+    pub fn new(gpus: usize, bytes: usize) -> Rc<Self> {
+        let elements = Self::rounded(gpus, bytes) / Dtype::F32.bytes();
+        let problem = Exchange { kind: Kind::AllReduce, gpus, elements, dtype: Dtype::F32 };
+        Rc::new(Self { problem, ranks: RefCell::default() })
+    }
+
+    /// Bytes of the memory for so many bytes: whole packets for each GPU.
+    pub const fn rounded(gpus: usize, bytes: usize) -> usize {
+        bytes.next_multiple_of(PACKET * gpus)
+    }
+
+    /// The step of the next GPU, on the address that it is given. GPUs come in their order.
+    pub fn step(
+        self: &Rc<Self>,
+    ) -> impl FnOnce(CallSite<'_>) -> Result<Enqueue, BackendError> + 'static {
+        let sum = Rc::clone(self);
+        move |at| {
+            let rank = sum.ranks.borrow().len();
+            let (gpus, count) = (sum.problem.gpus, part(&sum.problem));
+            let kernel = BESIDE.load(at.device, &sum.problem)?.on_stream(at.stream);
+            let flags = at.device.upload(&vec![0; FLAGS * gpus])?;
+            let alone = |address: u64| at.device.upload(bytemuck::cast_slice(&vec![address; gpus]));
+            let (summed, tables) =
+                (at.addresses[0], [alone(at.addresses[0])?, alone(flags.address())?]);
+            // Nobody waits in the launch with the number 0.
+            let epochs = at.device.upload(&[0xff; 4 * MOST_BLOCKS])?;
+            let [memory, peers] = tables.clone();
+            sum.ranks.borrow_mut().push(Rank { summed, flags, tables });
+            Ok(Box::new(move || {
+                // Peers write the flags of all ranks.
+                let _kept = &sum;
+                kernel.launch(&[
+                    (&memory).into(),
+                    (&memory).into(),
+                    (&peers).into(),
+                    (&epochs).into(),
+                    Argument::I32(rank as i32),
+                    Argument::I64(count as i64),
+                ])
+            }))
+        }
+    }
+
+    /// Connects the GPUs, each of which has launched the step once, alone.
+    ///
+    /// # Errors
+    /// When a copy fails.
+    pub fn connect(&self) -> Result<(), BackendError> {
+        let ranks = self.ranks.borrow();
+        let summed: Vec<u64> = ranks.iter().map(|rank| rank.summed).collect();
+        let flags: Vec<u64> = ranks.iter().map(|rank| rank.flags.address()).collect();
+        for Rank { tables: [memory, peers], .. } in ranks.iter() {
+            memory.overwrite(bytemuck::cast_slice(&summed))?;
+            peers.overwrite(bytemuck::cast_slice(&flags))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,35 @@
+//! A training step over several GPUs: `best` on each, with the gradients of the last stages summed
+//! over the GPUs while the backward pass goes on.
+
+use super::fused_train;
+use crate::collective::InPlaceSum;
+use crate::resnet18::data_parallel::{DataParallel, name};
+use kernelgate::backend::BackendError;
+use kernelgate::backend::cuda::CudaTask;
+use kernelgate::backend::program::set::{self, RankProgram};
+use kernelgate::workload::Tensors;
+use kernelgate_cuda::Devices;
+
+/// Memory on one GPU, bytes.
+pub fn device_bytes(problem: &DataParallel) -> u64 {
+    let shape = problem.part().shape;
+    let sums = fused_train::sums(&shape, problem.gpus);
+    fused_train::parallel(&shape, problem.gpus, sums).device_bytes()
+}
+
+/// Loads a program on each GPU, and connects their sums.
+pub fn prepare(
+    problem: &DataParallel,
+    inputs: &Tensors,
+    devices: &Devices,
+) -> Result<CudaTask, BackendError> {
+    devices.require_peer_access()?;
+    let shape = problem.part().shape;
+    let sums = fused_train::sums(&shape, problem.gpus);
+    let rank = |rank| RankProgram {
+        program: fused_train::parallel(&shape, problem.gpus, sums.clone()),
+        inputs: problem.rank_inputs(inputs, rank),
+    };
+    let ranks = (0..problem.gpus).map(rank).collect();
+    set::task(ranks, devices, name, || sums.iter().try_for_each(|sum| InPlaceSum::connect(sum)))
+}

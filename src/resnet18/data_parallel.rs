@@ -1,0 +1,278 @@
+//! A training step over several GPUs: each has a part of the images and all parameters, gradients
+//! are summed over the GPUs, and every GPU updates its parameters.
+//!
+//! The step is that of `resnet18/train_step` for all images. On GPU r:
+//!
+//! | input | shape | |
+//! |---|---|---|
+//! | `images`r, `labels`r | as in a training step, of B / g images | |
+//! | `parameters`, `momentum` | as in a training step | on each GPU |
+//!
+//! | output | shape | |
+//! |---|---|---|
+//! | `logits`r | [B / g, 10], f32 | |
+//! | `loss`r | \[1\], f32 | of its images |
+//! | `new_parameters`r, `new_momentum`r | as in a training step | of all images |
+//!
+//! Deliberately absent: parameters or momentum in parts.
+
+use super::breakdown::{self, weights_read};
+use super::definition::{TRAIN_STEP, TrainStep};
+use super::gradient::cross_entropy;
+use super::network::CLASSES;
+use super::shape::NetworkShape;
+use kernelgate::workload::{
+    Axis, AxisError, Breakdown, Data, Dtype, Expected, LinkWork, Point, Problem, Tensor, Tensors,
+    Tolerance, Work, Workload,
+};
+
+/// Most GPUs of a problem.
+pub const MOST_GPUS: usize = 8;
+
+/// A name for each rank.
+macro_rules! ranks {
+    ($name:literal) => {
+        [
+            concat!($name, 0),
+            concat!($name, 1),
+            concat!($name, 2),
+            concat!($name, 3),
+            concat!($name, 4),
+            concat!($name, 5),
+            concat!($name, 6),
+            concat!($name, 7),
+        ]
+    };
+}
+
+/// Tensors of a training step that every GPU has of its own, and their names by rank.
+const OWN: [(&str, [&str; MOST_GPUS]); 6] = [
+    ("images", ranks!("images")),
+    ("labels", ranks!("labels")),
+    ("logits", ranks!("logits")),
+    ("loss", ranks!("loss")),
+    ("new_parameters", ranks!("new_parameters")),
+    ("new_momentum", ranks!("new_momentum")),
+];
+/// Inputs that every GPU has a copy of.
+const COPIED: [&str; 2] = ["parameters", "momentum"];
+
+/// The name of a training step's tensor on a GPU.
+pub fn name(tensor: &str, rank: usize) -> &'static str {
+    let own = OWN.iter().find(|(name, _)| *name == tensor).map(|(_, names)| names[rank]);
+    let copied = || COPIED.into_iter().find(|name| *name == tensor);
+    own.or_else(copied).expect("a tensor of a training step")
+}
+
+/// The axis of GPUs, and those of a training step; `b` counts the images of all GPUs.
+const AXES: &[Axis] = &{
+    const STEP: &[Axis] = TRAIN_STEP.axes;
+    [
+        Axis::one_of("g", &["2", "4", "8"], "GPUs"),
+        STEP[0],
+        STEP[1],
+        STEP[2],
+        STEP[3],
+        STEP[4],
+        STEP[5],
+        STEP[6],
+    ]
+};
+
+/// One step of SGD over several GPUs.
+pub const DATA_PARALLEL: Workload<DataParallel> = Workload {
+    name: "resnet18/data_parallel",
+    about: "a training step over GPUs: images in parts, gradients summed under the backward pass",
+    revision: 1,
+    axes: AXES,
+    default: &["g=2 stem=imagenet w=64 b=8 t=4 level=8 weights=dyadic dtype=f32"],
+    accelerator: &["g=2 stem=imagenet w=64 b=64 t=8 level=8 weights=dyadic dtype=bf16"],
+    thorough: &["g=2,4,8 stem=imagenet w=64 b=64 t=8 level=8 weights=dyadic dtype=bf16"],
+    bind: DataParallel::bind,
+};
+
+/// `resnet18/data_parallel`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DataParallel {
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// The step for all images.
+    pub whole: TrainStep,
+}
+
+impl DataParallel {
+    fn bind(point: &Point) -> Result<Self, AxisError> {
+        let gpus: usize = point.word("g")?.parse().expect("the axis lists numbers");
+        let whole = TrainStep { shape: NetworkShape::bind(point)? };
+        if !whole.shape.b.is_multiple_of(gpus) {
+            let why = format!("b={}: a multiple of g={gpus}", whole.shape.b);
+            return Err(AxisError::Combination(why));
+        }
+        Ok(Self { gpus, whole })
+    }
+
+    /// The step of one GPU.
+    pub const fn part(&self) -> TrainStep {
+        let shape = self.whole.shape;
+        TrainStep { shape: NetworkShape { b: shape.b / self.gpus, ..shape } }
+    }
+
+    /// The inputs of a GPU by the names of a training step.
+    pub fn rank_inputs(&self, inputs: &Tensors, rank: usize) -> Tensors {
+        let mut own = inputs.only(&COPIED);
+        for tensor in ["images", "labels"] {
+            own.insert(tensor, inputs.tensor(name(tensor, rank)).clone());
+        }
+        own
+    }
+
+    /// The inputs of the step for all images.
+    fn joined_inputs(&self, inputs: &Tensors) -> Tensors {
+        let mut all = inputs.only(&COPIED);
+        for tensor in ["images", "labels"] {
+            let parts = (0..self.gpus).map(|rank| inputs.tensor(name(tensor, rank)));
+            let mut shape = inputs.tensor(name(tensor, 0)).shape().to_vec();
+            shape[0] = self.whole.shape.b;
+            let data = match tensor {
+                "images" => Data::F32(parts.flat_map(f32s).collect()),
+                _ => Data::I8(parts.flat_map(i8s).collect()),
+            };
+            all.insert(tensor, Tensor::new(shape, data));
+        }
+        all
+    }
+}
+
+fn f32s(tensor: &Tensor) -> Vec<f32> {
+    bytemuck::cast_slice(tensor.as_bytes()).to_vec()
+}
+
+fn i8s(tensor: &Tensor) -> Vec<i8> {
+    bytemuck::cast_slice(tensor.as_bytes()).to_vec()
+}
+
+impl Problem for DataParallel {
+    fn check(&self) -> Result<(), String> {
+        self.whole.check()
+    }
+
+    fn inputs(&self, seed: u64) -> Tensors {
+        let all = self.whole.inputs(seed);
+        let mut inputs = all.only(&COPIED);
+        let b = self.part().shape.b;
+        for rank in 0..self.gpus {
+            let [images, labels] = ["images", "labels"].map(|name| all.tensor(name));
+            let mut shape = images.shape().to_vec();
+            shape[0] = b;
+            let pixels = images.len() / self.whole.shape.b;
+            let own = f32s(images)[rank * b * pixels..][..b * pixels].to_vec();
+            inputs.insert(name("images", rank), Tensor::new(shape, own.into()));
+            let own = i8s(labels)[rank * b..][..b].to_vec();
+            inputs.insert(name("labels", rank), Tensor::new([b], own.into()));
+        }
+        inputs
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let all = self.joined_inputs(inputs);
+        let labels = all.tensor("labels").to_f64(0, self.whole.shape.b);
+        let b = self.part().shape.b;
+        let mut expected = Vec::new();
+        for step in self.whole.reference(&all) {
+            for rank in 0..self.gpus {
+                let named = |values| Expected { name: name(&step.name, rank).to_owned(), ..values };
+                match (step.name.as_str(), &step.values) {
+                    ("loss", _) => {}
+                    ("logits", Data::F64(logits)) => {
+                        let own = &logits[rank * b * CLASSES..][..b * CLASSES];
+                        let (loss, _) = cross_entropy(own, &labels[rank * b..][..b]);
+                        expected.push(named(Expected::all("", [b, CLASSES], own.to_vec())));
+                        expected.push(Expected::all(name("loss", rank), [1], vec![loss]));
+                    }
+                    _ => expected.push(named(step.clone())),
+                }
+            }
+        }
+        expected
+    }
+
+    /// Work of one GPU, and the gradients on the link, without those that are 0 because their weights
+    /// meet padding only.
+    fn work(&self) -> Work {
+        let network = self.whole.shape.sizes.network();
+        let convolutions = network.convolutions();
+        let elements = convolutions.map(|c| weights_read(c) + c.window.output.channels);
+        let classifier = CLASSES * (network.last().channels + 1);
+        let gradients = ((elements.sum::<usize>() + classifier) * Dtype::F32.bytes()) as u64;
+        let gpus = self.gpus as u64;
+        let bytes = 2 * gradients / gpus * (gpus - 1);
+        let link = LinkWork { bytes, both_ways: true, gpus: self.gpus };
+        self.part().work().with_link(link)
+    }
+
+    fn gpus(&self) -> usize {
+        self.gpus
+    }
+
+    fn remark(&self) -> Option<String> {
+        self.whole.remark()
+    }
+
+    fn breakdown(&self) -> Breakdown {
+        let samples = Some(self.whole.shape.b as u64);
+        Breakdown { samples, ..breakdown::train_step(&self.part().shape) }
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        self.whole.tolerance()
+    }
+
+    fn host_bytes(&self) -> u64 {
+        let network = self.whole.shape.sizes.network();
+        self.whole.host_bytes() + (2 * 8 * self.gpus * network.parameters) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::workload::{Effort, Scale};
+
+    fn small() -> DataParallel {
+        let axes = "g=2 stem=cifar w=8 b=4 t=2 level=8 weights=dyadic dtype=f32";
+        let overridden: Vec<_> = axes.split(' ').map(|axis| axis.parse().unwrap()).collect();
+        let points = DATA_PARALLEL.points(Effort::Default, Scale::Host, &overridden).unwrap();
+        (DATA_PARALLEL.bind)(&points[0]).unwrap()
+    }
+
+    #[test]
+    fn every_gpu_ends_with_the_parameters_of_the_step_for_all_images() {
+        let problem = small();
+        let inputs = problem.inputs(1);
+        let whole_inputs = problem.whole.inputs(1);
+        assert_eq!(problem.joined_inputs(&inputs), whole_inputs);
+        let (expected, whole) =
+            (problem.reference(&inputs), problem.whole.reference(&whole_inputs));
+        let values_by_name = |all: &[Expected], name: &str| -> Vec<f64> {
+            let parts = all.iter().filter(|expected| expected.name == name);
+            let values = |expected: &Expected| match &expected.values {
+                Data::F64(values) => values.clone(),
+                _ => panic!("f64"),
+            };
+            parts.flat_map(values).collect()
+        };
+        for tensor in ["new_parameters", "new_momentum"] {
+            let expected_values = values_by_name(&whole, tensor);
+            assert!(!expected_values.is_empty());
+            for rank in 0..2 {
+                assert_eq!(values_by_name(&expected, name(tensor, rank)), expected_values);
+            }
+        }
+        let logits =
+            [values_by_name(&expected, "logits0"), values_by_name(&expected, "logits1")].concat();
+        assert_eq!(logits, values_by_name(&whole, "logits"));
+        let mean =
+            (values_by_name(&expected, "loss0")[0] + values_by_name(&expected, "loss1")[0]) / 2.0;
+        assert!((mean - values_by_name(&whole, "loss")[0]).abs() < 1e-12);
+    }
+}
