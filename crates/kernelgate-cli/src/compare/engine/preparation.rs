@@ -133,10 +133,11 @@ impl Engine<'_> {
             Some((id.clone(), values))
         });
         prepared.verification.extend(both);
-        let usual = if base.run.environment.on_host() {
-            TrialSampling::MEASURED
+        let requested = self.request.sampling;
+        let sampling = if base.run.environment.on_host() {
+            requested.unwrap_or(TrialSampling::MEASURED)
         } else {
-            TrialSampling::MEASURED_ON_GPU
+            requested.map_or(TrialSampling::MEASURED_ON_GPU, TrialSampling::on_gpu)
         };
         let cases: BTreeSet<String> =
             prepared.matched.judged.difference(&before).cloned().collect();
@@ -152,7 +153,7 @@ impl Engine<'_> {
                 .map(|side| Expected::from_verified(&side.run, &cases, power)),
             cases,
             timeout: self.request.wait.unwrap_or(timeout),
-            sampling: self.request.sampling.unwrap_or(usual),
+            sampling,
             driver,
             first: BTreeSet::new(),
         };

@@ -89,6 +89,13 @@ impl TrialSampling {
         Ok(())
     }
 
+    /// This plan on a GPU, where samples have a fixed length: as many as its measurement holds.
+    pub fn on_gpu(self) -> Self {
+        let usual = Self::MEASURED_ON_GPU;
+        let most = usual.most as f64 * self.measurement_s / usual.measurement_s;
+        Self { fewest: usual.fewest, most: usual.most.max(most.ceil() as usize), ..self }
+    }
+
     /// The verification pass of a process: one sample, so that every case is seen to run.
     pub const VERIFICATION_PASS: Self =
         Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
@@ -101,4 +108,17 @@ impl TrialSampling {
         Self { warm_up_s: 0.0, measurement_s: 600.0, fewest: 1, most: 1_000_000 };
     /// Sampling plan of a process whose median counts, on the host.
     pub const MEASURED: Self = Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_longer_time_on_a_gpu_has_more_samples() {
+        let samples = |measurement_s| {
+            TrialSampling { measurement_s, ..TrialSampling::MEASURED }.on_gpu().most
+        };
+        assert_eq!([0.03, 0.2, 1.0].map(samples), [50, 50, 250]);
+    }
 }
