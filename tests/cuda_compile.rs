@@ -106,7 +106,7 @@ fn serializes(log: &str) -> bool {
 
 /// Two tensor instructions, and before the wait an accumulator that the threads read.
 const READ_BEFORE_THE_WAIT: &str = r#"
-#include "common/wgmma.cuh"
+#include "common/wgmma/tile.cuh"
 extern "C" __global__ void early(float* out, u32 shared) {
   float sum[16] = {};
   wgmma_fence();
