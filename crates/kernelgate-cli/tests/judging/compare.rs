@@ -30,7 +30,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
         .envs(environment.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let plainly: Outcome = plainly.output().unwrap().into();
     let first = "the two builds are the same file, byte by byte: 1 case was not timed";
-    plainly.expect(0, &["0 inconclusive of 0", same]);
+    plainly.expect(0, &["1 identical of 1", same]);
     assert!(plainly.stdout.starts_with(first), "{}", plainly.stdout);
     scratch.bench("ROUNDS: usize = 100", "ROUNDS: usize = 1600");
     // A change that is not committed, and a new file.
