@@ -167,13 +167,24 @@ mod tests {
     use super::*;
     use std::path::Path;
 
+    /// Names of the files in a folder and in the folders below it, relative to `kernels`.
+    fn files_below(kernels: &Path, folder: &str, files: &mut Vec<String>) {
+        for entry in std::fs::read_dir(kernels.join(folder)).unwrap() {
+            let entry = entry.unwrap();
+            let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
+            if entry.path().is_dir() {
+                files_below(kernels, &name, files);
+            } else {
+                files.push(name);
+            }
+        }
+    }
+
     #[test]
     fn every_common_header_is_embedded() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join("common");
-        let entries = std::fs::read_dir(folder).unwrap();
-        let mut files: Vec<_> = entries
-            .map(|entry| format!("common/{}", entry.unwrap().file_name().to_string_lossy()))
-            .collect();
+        let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let mut files = Vec::new();
+        files_below(&kernels, "common", &mut files);
         let mut embedded: Vec<_> =
             COMMON_HEADERS.iter().map(|(name, _)| (*name).to_owned()).collect();
         files.sort();
