@@ -48,6 +48,23 @@ pub fn collected() -> MutexGuard<'static, Collected> {
     COLLECTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The record of a copy on one GPU or between two: the layouts differ, the names of the fields do not.
+macro_rules! copy_record {
+    ($raw:expr) => {
+        CopyRecord {
+            start: $raw.start,
+            end: $raw.end,
+            on: StreamId { device: $raw.device, context: $raw.context, stream: $raw.stream },
+            correlation: $raw.correlation,
+            bytes: $raw.bytes,
+            kind: $raw.direction,
+            source: $raw.source,
+            target: $raw.target,
+            graph_node: $raw.graph_node,
+        }
+    };
+}
+
 impl Collected {
     /// The number of a name.
     pub fn name(&mut self, text: &str) -> u32 {
@@ -106,31 +123,11 @@ impl Collected {
     }
 
     fn copy(&mut self, raw: &RawCopy) {
-        self.activity.copies.push(CopyRecord {
-            start: raw.start,
-            end: raw.end,
-            on: StreamId { device: raw.device, context: raw.context, stream: raw.stream },
-            correlation: raw.correlation,
-            bytes: raw.bytes,
-            kind: raw.direction,
-            source: raw.source,
-            target: raw.target,
-            graph_node: raw.graph_node,
-        });
+        self.activity.copies.push(copy_record!(raw));
     }
 
     fn peer_copy(&mut self, raw: &RawPeerCopy) {
-        self.activity.copies.push(CopyRecord {
-            start: raw.start,
-            end: raw.end,
-            on: StreamId { device: raw.device, context: raw.context, stream: raw.stream },
-            correlation: raw.correlation,
-            bytes: raw.bytes,
-            kind: raw.direction,
-            source: raw.source,
-            target: raw.target,
-            graph_node: raw.graph_node,
-        });
+        self.activity.copies.push(copy_record!(raw));
     }
 
     fn set(&mut self, raw: &RawSet) {
