@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys::{CUfunc_cache, CUlimit_enum};
 
 pub use self::c_library::CLibrary;
-use crate::{BackendError, Device, DeviceOptions};
+use crate::{BackendError, Device, DeviceOptions, Devices};
 
 /// The first GPU, for one test of the process at a time, because memory is measured for the whole
 /// device. Without a GPU it prints a message, or fails if `KERNELGATE_REQUIRE_GPU=1`.
@@ -48,6 +48,18 @@ pub fn second_gpu() -> Option<Arc<Device>> {
             None
         }
     }
+}
+
+/// The first two GPUs as a set, for one test of the process at a time. Without two it prints a message
+/// or fails, like [`gpu`] and [`second_gpu`].
+///
+/// # Panics
+/// When `gpu` or `second_gpu` panics, or when the set does not open.
+pub fn two_gpus() -> Option<(Devices, MutexGuard<'static, ()>)> {
+    let (_first, alone) = gpu()?;
+    second_gpu()?;
+    let ordinals = Devices::in_order([0, 1]).expect("two GPUs");
+    Some((ordinals.open(&DeviceOptions::from_environment()).expect("a set of two GPUs"), alone))
 }
 
 /// Changes settings of the whole context that other code may change: the stack of a thread, and the

@@ -54,20 +54,14 @@ pub const ALL_REDUCE: &[Implementation<Exchange>] = &[
 mod tests {
     use super::super::definition::Kind;
     use super::*;
-    use crate::gpu_tests::gpu;
     use kernelgate::verify::verify;
     use kernelgate::workload::{Dtype, Problem};
-    use kernelgate_cuda::testing::second_gpu;
-    use kernelgate_cuda::{BackendError, DeviceOptions, Devices};
+    use kernelgate_cuda::BackendError;
+    use kernelgate_cuda::testing::two_gpus;
 
     #[test]
     fn rows_agree_with_the_reference_on_two_gpus() {
-        let Some((_first, _alone)) = gpu() else { return };
-        if second_gpu().is_none() {
-            return;
-        }
-        let ordinals = Devices::in_order([0, 1]).unwrap();
-        let devices = ordinals.open(&DeviceOptions::from_environment()).unwrap();
+        let Some((devices, _alone)) = two_gpus() else { return };
         let kinds =
             [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::Broadcast, Kind::Send];
         for (kind, elements, dtype) in kinds.into_iter().flat_map(|kind| {

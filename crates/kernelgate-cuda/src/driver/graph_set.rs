@@ -137,19 +137,13 @@ impl GraphSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::options::DeviceOptions;
     use crate::instruments::barrier::Barrier;
     use crate::instruments::spin::Spin;
-    use crate::testing::{gpu, second_gpu};
+    use crate::testing::two_gpus;
 
     #[test]
     fn a_graph_of_each_gpu_is_captured_and_replayed_with_the_others() {
-        let Some((_device, _alone)) = gpu() else { return };
-        if second_gpu().is_none() {
-            return;
-        }
-        let ordinals = Devices::in_order([0, 1]).unwrap();
-        let devices = ordinals.open(&DeviceOptions::from_environment()).unwrap();
+        let Some((devices, _alone)) = two_gpus() else { return };
         let mut spins = Vec::new();
         devices
             .for_each(|_, device| {

@@ -307,17 +307,11 @@ impl Stopwatch for CaseTimer<'_> {
 mod tests {
     use super::*;
     use kernelgate_cuda::instruments::spin::Spin;
-    use kernelgate_cuda::testing::{gpu, second_gpu};
-    use kernelgate_cuda::{DeviceOptions, Devices};
+    use kernelgate_cuda::testing::two_gpus;
 
     #[test]
     fn a_launch_over_two_gpus_takes_as_long_alone_as_in_a_batch() {
-        let Some((_first, _alone)) = gpu() else { return };
-        if second_gpu().is_none() {
-            return;
-        }
-        let ordinals = Devices::in_order([0, 1]).unwrap();
-        let devices = ordinals.open(&DeviceOptions::from_environment()).unwrap();
+        let Some((devices, _alone)) = two_gpus() else { return };
         let mut timer = EventTimer::new(&devices).unwrap();
         let mut spins = Vec::new();
         devices
