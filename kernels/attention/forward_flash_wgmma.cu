@@ -13,12 +13,13 @@
 // queries and keys, which are copied once. Warpgroups take its parts one after another and go on
 // with the next head, so that they seldom wait for each other. All keys of a head of four parts are
 // in shared memory at a time; otherwise the second part of a warpgroup would wait for keys that the
-// first has released. One more thread copies queries.
+// first has released. One more thread copies queries. Blocks take such heads from a counter, as
+// they get through them at different speeds; the tile goes through shared memory.
 // Layout: tensor maps have the strides of batches, heads and rows of each tensor.
-// Shared memory: the queries of two tiles, so that those of the next one arrive in time, and
-// kStages blocks of keys and of values. A warpgroup's output leaves from the place of its queries.
-// All of them are columns of 64 elements, whose rows of 128 bytes are swizzled for wgmma. Each
-// stage has a barrier for full and one for empty.
+// Shared memory: copies of queries, so that those of the next tile arrive in time, and blocks of
+// keys and of values. A warpgroup's output leaves from the place of its queries. All of them are
+// columns of 64 elements, whose rows of 128 bytes are swizzled for wgmma. Each stage has a barrier
+// for full and one for empty.
 //
 // Overlap: a warpgroup starts q k^T of the next block, then p v of this one, and computes the next
 // block's exponentials while p v runs; the other warpgroups use the tensor cores at that time. p
@@ -43,14 +44,14 @@
 
 constexpr bool kFp8 = FP8 != 0;
 using Gemm = Choose<kFp8, GemmE4m3, Gemm16>::Type;
-constexpr int kGroups = 3, kGroupThreads = 128, kThreads = THREADS, kStages = STAGES;
+constexpr int kGroups = 3, kGroupThreads = 128, kThreads = THREADS;
+constexpr int kQueryStages = QUERY_STAGES, kKeyStages = KEY_STAGES, kValueStages = VALUE_STAGES;
 constexpr int kKeys = TILE_KEYS;  // of a block
 constexpr int kParts = PARTS;     // of a tile, 64 queries each
 constexpr bool kTurns = kParts != kGroups;  // a warpgroup's part changes from tile to tile
 // Copies of queries are of a part, or of all parts of a tile.
 constexpr int kPartsACopy = kTurns ? 1 : kParts;
 constexpr int kCopiesATurn = kTurns ? kGroups : 1;  // from a warpgroup's queries to its next ones
-constexpr int kQueryStages = 2 * kCopiesATurn;
 constexpr int kRowBytes = kHeadDim * Gemm::kElementBytes;  // of queries, keys, values
 constexpr int kColumns = kRowBytes / kColumnBytes;
 constexpr int kColumnElements = kColumnBytes / Gemm::kElementBytes;
@@ -58,10 +59,12 @@ constexpr int kOutputColumns = kHeadDim / 64;
 // Memory of a warpgroup's queries, and of its output after them.
 constexpr int kQueriesBytes = kGroupRows * kHeadDim * 2;
 constexpr int kBlockBytes = kKeys * kRowBytes;
-constexpr int kKeysOffset = 2 * kGroups * kQueriesBytes;
-constexpr int kValuesOffset = kKeysOffset + kStages * kBlockBytes;
-constexpr int kBarriersOffset = kValuesOffset + kStages * kBlockBytes;
-constexpr int kSharedBytes = kBarriersOffset + 16 * (kQueryStages + 2 * kStages);
+constexpr int kTileStages = TILE_STAGES, kTileBytes = 16;
+constexpr int kKeysOffset = kQueryStages * kPartsACopy * kQueriesBytes;
+constexpr int kValuesOffset = kKeysOffset + kKeyStages * kBlockBytes;
+constexpr int kBarriersOffset = kValuesOffset + kValueStages * kBlockBytes;
+constexpr int kTilesOffset = kBarriersOffset + 16 * (kQueryStages + kKeyStages + kValueStages);
+constexpr int kSharedBytes = kTilesOffset + (kTurns ? (kTileBytes + 16) * kTileStages : 0);
 // The largest weight is 2^8. Until o is rescaled, a row's maximum may grow by 2^kGrowth, so weights
 // are computed relative to a maximum that is 2^kGrowth lower: in fp8 small weights vanish.
 constexpr float kGrowth = kFp8 ? 2.f : 8.f, kTopWeight = 8.f - kGrowth;
@@ -69,20 +72,28 @@ constexpr float kGrowth = kFp8 ? 2.f : 8.f, kTopWeight = 8.f - kGrowth;
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
 static_assert(!kFp8 || kHeadDim == 128, "in fp8 a row is a column of 128 bytes");
+static_assert(kQueryStages > kCopiesATurn, "a copy is released once the next one is read");
 
 // The warps of all parts read keys and values. Those of a warpgroup without a part of a tile wait
 // for them too, because a barrier shows only whether its last phase was even or odd. Queries are a
 // warpgroup's, whose first thread releases them.
 constexpr int kReaders = kParts > kGroups ? kParts : kGroups;
-using Blocks = Ring<kStages, kBlockBytes, kReaders * kGroupThreads / kWarpSize>;
+constexpr int kReadingWarps = kReaders * kGroupThreads / kWarpSize;
 using Queries = Ring<kQueryStages, kPartsACopy * kQueriesBytes, kPartsACopy>;
+using Keys = Ring<kKeyStages, kBlockBytes, kReadingWarps>;
+using ValueBlocks = Ring<kValueStages, kBlockBytes, kReadingWarps>;
+// The warps that compute read tiles, and the thread that copies queries.
+using Tiles = Ring<kTileStages, kTileBytes, kGroups * kGroupThreads / kWarpSize + 1>;
 struct Rings {
   Queries queries;
-  Blocks keys, values;
+  Keys keys;
+  ValueBlocks values;
+  Tiles tiles;
   __device__ __forceinline__ explicit Rings(u32 base)
       : queries{base, base + kBarriersOffset},
         keys{base + kKeysOffset, queries.barriers + Queries::kBarrierBytes},
-        values{base + kValuesOffset, keys.barriers + Blocks::kBarrierBytes} {}
+        values{base + kValuesOffset, keys.barriers + Keys::kBarrierBytes},
+        tiles{base + kTilesOffset, base + kTilesOffset + kTileStages * kTileBytes} {}
 };
 
 // Values as they come: a tensor, or blocks that lie in memory as they shall in shared memory.
@@ -96,6 +107,7 @@ struct Scales {
 struct Shape {
   int queries, keys;  // of a head
   int heads, share;   // heads of queries a batch; those that share a head of keys and values
+  int total;          // heads of queries of all batches
 };
 
 // Queries from `row` on of a head, 64 for each of the first `groups` parts.
@@ -103,12 +115,14 @@ struct Tile {
   int row, groups, head, batch;
 
   // Every block's list has the same length. A tile without groups ends it.
-  __device__ __forceinline__ Tile(const int4* tiles, int index) {
+  static __device__ __forceinline__ Tile listed(const int4* tiles, int index) {
     const int4 entry = tiles[static_cast<i64>(index) * gridDim.x + blockIdx.x];
-    row = entry.x;
-    groups = entry.y;
-    head = entry.z;
-    batch = entry.w;
+    return {entry.x, entry.y, entry.z, entry.w};
+  }
+  // A head of all batches. Behind the last one there are no groups.
+  static __device__ __forceinline__ Tile whole(const Shape& shape, int of_all) {
+    const int batch = of_all / shape.heads;
+    return {0, of_all < shape.total ? kParts : 0, of_all - batch * shape.heads, batch};
   }
   // Heads of the batches before are counted too.
   __device__ __forceinline__ int head_of_all(const Shape& shape) const {
@@ -116,12 +130,44 @@ struct Tile {
   }
 };
 
+// How a block comes to its tiles: a list that the host made, or a counter of all blocks.
+struct Source {
+  const int4* list;
+  u32* taken;
+
+  // The next head that no block has. A block begins with the head of its own number and takes one
+  // more with each head, which counts every head once: the last wraps the counter to zero, where the
+  // next launch finds it.
+  __device__ __forceinline__ int take(const Shape& shape) const {
+    return static_cast<int>(atomicInc(taken, shape.total - 1) + gridDim.x);
+  }
+};
+
+__device__ __forceinline__ void publish(const Tiles& ring, u32 n, const Tile& tile) {
+  barrier_wait(ring.empty(n), n / kTileStages % 2 ^ 1);
+  store_shared_b128(ring.stage(n), tile.row, tile.groups, tile.head, tile.batch);
+  barrier_arrive_one(ring.full(n));
+}
+
+// A block's tile, for the threads that do not take it.
+__device__ __forceinline__ Tile tile_at(const Rings& rings, const Source& source, int index) {
+  if (kTurns) {
+    rings.tiles.wait(index);
+    const uint4 tile = load_shared_b128(rings.tiles.stage(index));
+    return {static_cast<int>(tile.x), static_cast<int>(tile.y), static_cast<int>(tile.z),
+            static_cast<int>(tile.w)};
+  } else {
+    return Tile::listed(source.list, index);
+  }
+}
+
 // Blocks of keys of which a query before `end` sees something. The last query sees all keys.
 __device__ __forceinline__ int blocks_seen(const Shape& shape, int end) {
   const int seen = kCausal ? min_of(shape.keys, end + shape.keys - shape.queries) : shape.keys;
   return seen > 0 ? (seen + kKeys - 1) / kKeys : 0;
 }
 
+template <class Blocks>
 __device__ __forceinline__ void copy_block(const Blocks& ring, u32 n, const TensorMap& map,
                                            int block, int head, int batch) {
   ring.begin_fill(n, kBlockBytes);
@@ -131,11 +177,11 @@ __device__ __forceinline__ void copy_block(const Blocks& ring, u32 n, const Tens
              {column * kColumnElements, block * kKeys, head, batch}, ring.full(n));
 }
 
-__device__ __forceinline__ void copy_values(const Blocks& ring, u32 n, const TensorMap& map,
+__device__ __forceinline__ void copy_values(const ValueBlocks& ring, u32 n, const TensorMap& map,
                                             const Shape& shape, int block, const Tile& tile) {
   copy_block(ring, n, map, block, tile.head / shape.share, tile.batch);
 }
-__device__ __forceinline__ void copy_values(const Blocks& ring, u32 n, const u8* values,
+__device__ __forceinline__ void copy_values(const ValueBlocks& ring, u32 n, const u8* values,
                                             const Shape& shape, int block, const Tile& tile) {
   const int blocks = (shape.keys + kKeys - 1) / kKeys;
   const int head = tile.head_of_all(shape) / shape.share;
@@ -160,9 +206,10 @@ __device__ __forceinline__ void copy_queries(const Queries& ring, u32 n, const T
 
 // The work of the thread that copies queries where warpgroups take turns.
 __device__ __forceinline__ void produce_queries(const Rings& rings, const TensorMap& q,
-                                                const int4* tiles) {
+                                                const Source& source) {
   for (int index = 0;; ++index) {
-    const Tile tile(tiles, index);
+    const Tile tile = tile_at(rings, source, index);
+    if (kTurns) rings.tiles.release(index);
     if (tile.groups == 0) return;
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part)
@@ -172,11 +219,15 @@ __device__ __forceinline__ void produce_queries(const Rings& rings, const Tensor
 
 // The work of the thread that copies.
 __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, const TensorMap& k,
-                                        const Values& v, const int4* tiles, const Shape& shape) {
+                                        const Values& v, const Source& source,
+                                        const Shape& shape) {
   u32 n = 0;
+  int next = blockIdx.x;  // of all heads
   for (int index = 0;; ++index) {
-    const Tile tile(tiles, index);
+    const Tile tile = kTurns ? Tile::whole(shape, next) : Tile::listed(source.list, index);
+    if (kTurns) publish(rings.tiles, index, tile);
     if (tile.groups == 0) return;
+    if (kTurns) next = source.take(shape);
     if (!kTurns) copy_queries(rings.queries, index, q, tile, 0, tile.groups);
     const int head = tile.head / shape.share;
     const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
@@ -385,18 +436,26 @@ __device__ __forceinline__ void skip(const Rings& rings, u32 n, int blocks) {
 // The work of a warpgroup that computes.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out, float* lse,
                                         const Strides& lse_strides, const Scales& scales,
-                                        const int4* tiles, const Shape& shape, int group) {
+                                        const Source& source, const Shape& shape, int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   u32 first_fill = 0;              // of the tile
   int copy = kTurns ? group : 0;  // of the warpgroup's next queries
-  for (int index = 0;;) {
-    const Tile tile(tiles, index);
+  int index = 0;
+  auto go_on = [&](int blocks) {
+    first_fill += blocks;
+    if (kTurns) {
+      __syncwarp();
+      rings.tiles.release_by_warp(index);
+    }
+    ++index;
+  };
+  for (;;) {
+    const Tile tile = tile_at(rings, source, index);
     if (tile.groups == 0) break;
     const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
     if (kTurns && copy / kParts > index) {
       skip(rings, first_fill, blocks);
-      first_fill += blocks;
-      ++index;
+      go_on(blocks);
       continue;
     }
     const int part = kTurns ? copy % kParts : group;
@@ -435,28 +494,28 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
     if (used)
       finish(rows, place, out, lse, lse_strides, value_scale, queries, group, first_row, tile);
     copy += kCopiesATurn;
-    if (!kTurns || copy / kParts > index) {
-      first_fill += blocks;
-      ++index;
-    }
+    if (!kTurns || copy / kParts > index) go_on(blocks);
   }
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
 
-// `tiles` lists the tiles of each block (see Tile); lse may be null.
+// Blocks find their tiles in `tiles`, or in `taken`, which is zero before and after (see Source). lse
+// may be null.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ Values v, const __grid_constant__ TensorMap out,
     float* __restrict__ lse, const __grid_constant__ Strides lse_strides,
-    const __grid_constant__ Scales scales, const int4* __restrict__ tiles, int queries, int keys,
-    int heads, int share) {
+    const __grid_constant__ Scales scales, const int4* __restrict__ tiles, u32* taken, int queries,
+    int keys, int heads, int share, int total) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared_address(shared));
-  const Shape shape{queries, keys, heads, share};
+  const Shape shape{queries, keys, heads, share, total};
+  const Source source{tiles, taken};
   if (threadIdx.x == 0) {
     rings.queries.init();
     rings.keys.init();
     rings.values.init();
+    if (kTurns) rings.tiles.init();
     barrier_init_fence();
   }
   __syncthreads();
@@ -464,11 +523,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flas
   const int group = __shfl_sync(kFullWarp, threadIdx.x / kGroupThreads, 0);
   if (group == kGroups) {
     registers_down<32>();
-    if (threadIdx.x == kGroups * kGroupThreads) produce(rings, q, k, v, tiles, shape);
+    if (threadIdx.x == kGroups * kGroupThreads) produce(rings, q, k, v, source, shape);
     if (kTurns && threadIdx.x == kGroups * kGroupThreads + kWarpSize)
-      produce_queries(rings, q, tiles);
+      produce_queries(rings, q, source);
   } else {
     registers_up<160>();
-    consume(rings, out, lse, lse_strides, scales, tiles, shape, group);
+    consume(rings, out, lse, lse_strides, scales, source, shape, group);
   }
 }

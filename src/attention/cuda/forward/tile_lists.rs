@@ -50,8 +50,6 @@ pub struct Tiling {
     pub causal: bool,
     /// Keys of a block.
     pub block_keys: usize,
-    /// Most parts of a tile; if these are not as many as warpgroups, a head is one tile.
-    pub parts: usize,
 }
 
 impl Tiling {
@@ -60,9 +58,7 @@ impl Tiling {
         // Rows of equal weight: tiles of two warpgroups beside those of three, so that no block has
         // a whole tile more than the others. With a causal mask the weights differ enough, but two
         // tiles of two warpgroups are better than one of three and one of one.
-        let most = if self.parts != GROUPS {
-            0
-        } else if !self.causal {
+        let most = if !self.causal {
             MAX_NARROW.min(self.s / (2 * GROUP_ROWS))
         } else if self.s <= SHORT {
             2
@@ -91,7 +87,7 @@ impl Tiling {
         let (mut tiles, mut row, mut narrow) = (Vec::new(), 0, narrow);
         while row < self.s {
             let left = (self.s - row).div_ceil(GROUP_ROWS);
-            let groups = if narrow > 0 && left <= 2 * narrow { 2 } else { self.parts }.min(left);
+            let groups = if narrow > 0 && left <= 2 * narrow { 2 } else { GROUPS }.min(left);
             narrow = narrow.saturating_sub(usize::from(left <= 2 * narrow));
             tiles.push((row, groups));
             row += groups * GROUP_ROWS;
@@ -125,13 +121,13 @@ impl Tiling {
     }
 
     /// Work of a tile. Two warpgroups leave the tensor cores idle for a tenth of the time in which
-    /// three keep them busy, one for more. Heads that are one tile cost the same.
+    /// three keep them busy, one for more.
     fn cost(&self, row: usize, groups: usize) -> usize {
         let blocks = |group| {
             let end = self.s.min(row + (group + 1) * GROUP_ROWS);
             if self.causal { end + self.keys - self.s } else { self.keys }.div_ceil(self.block_keys)
         };
-        let tenths = [16, 11, 10][groups.min(GROUPS) - 1];
+        let tenths = [16, 11, 10][groups - 1];
         (0..groups).map(blocks).sum::<usize>() * tenths + 10 * TILE_COST
     }
 }
@@ -164,7 +160,6 @@ mod tests {
         key_bytes: 256,
         causal: true,
         block_keys: 80,
-        parts: GROUPS,
     };
 
     fn cost(tiling: &Tiling, list: &[Tile]) -> usize {
@@ -238,19 +233,6 @@ mod tests {
         for head in 0..1024 {
             let (first, second) = (place(head, 0).unwrap(), place(head, 128).unwrap());
             assert!(first.abs_diff(second) <= 80, "{head}: {first}, {second}");
-        }
-    }
-
-    #[test]
-    fn a_short_head_is_one_tile() {
-        for (s, parts) in [(1, 1), (64, 1), (65, 2), (128, 2), (193, 4), (256, 4)] {
-            for causal in [false, true] {
-                let tiling = Tiling { heads: 300, s, keys: s, parts, causal, ..SMALL };
-                let mut tiles: Vec<_> = tiling.lists(132).into_iter().flatten().collect();
-                tiles.sort_unstable_by_key(|tile| tile.head);
-                let whole = |head| Tile { head, row: 0, groups: parts };
-                assert_eq!(tiles, (0..300).map(whole).collect::<Vec<_>>(), "{tiling:?}");
-            }
         }
     }
 

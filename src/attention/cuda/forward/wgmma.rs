@@ -29,17 +29,21 @@ const TURN_KEYS: usize = TURNS * GROUP_ROWS;
 const TURN_HEADS: usize = 264;
 
 /// Parts of a tile. A short head is one tile: the keys of four parts are copied once, and no
-/// warpgroup is idle if there are fewer parts than warpgroups.
+/// warpgroup is idle if there are fewer parts than warpgroups. Warpgroups take these parts in turns.
 const fn parts(extents: &Extents) -> usize {
     let parts = extents.s.div_ceil(GROUP_ROWS);
     let short = parts <= TURNS && extents.keys <= TURN_KEYS;
     if short && extents.heads >= TURN_HEADS { parts } else { GROUPS }
 }
 
+const fn in_turns(extents: &Extents) -> bool {
+    parts(extents) != GROUPS
+}
+
 /// Keys of a block: as many as fit beside a thread's scores and output in its 160 registers, and 64
 /// if there are so few keys that they fill larger blocks badly.
 const fn block_keys(extents: &Extents) -> usize {
-    if parts(extents) != GROUPS {
+    if in_turns(extents) {
         return 64;
     }
     let (few, usual) = match (extents.d, extents.causal) {
@@ -51,19 +55,49 @@ const fn block_keys(extents: &Extents) -> usize {
     if extents.keys <= few { 64 } else { usual }
 }
 
-/// Blocks of keys and of values in shared memory.
-const fn stages(extents: &Extents) -> usize {
-    match (extents.d, block_keys(extents)) {
-        (64, 64) => 6,
-        (64, _) | (_, 64) => 4,
-        _ => 3,
-    }
+/// Number of tiles and blocks in shared memory.
+#[derive(Debug, Clone, Copy)]
+struct Stages {
+    /// Copies of queries, of all warpgroups or of one.
+    queries: usize,
+    /// Blocks of keys.
+    keys: usize,
+    /// Blocks of values.
+    values: usize,
 }
 
-/// A pair for each stage of keys, of values and of queries: two tiles, or two parts a warpgroup.
-const fn barrier_bytes(parts: usize, stages: usize) -> usize {
-    let queries = if parts != GROUPS { 2 * GROUPS } else { 2 };
-    16 * (queries + 2 * stages)
+/// Tiles in shared memory where warpgroups take turns.
+const TILE_STAGES: usize = 4;
+
+const FP8_STAGES: Stages = Stages { queries: 2, keys: 4, values: 4 };
+
+impl Stages {
+    /// In turns a fifth copy of queries and block of keys let the next head begin in time, where
+    /// more do not fit.
+    const fn new(extents: &Extents) -> Self {
+        match (extents.d, block_keys(extents), in_turns(extents)) {
+            (64, _, true) => Self { queries: 6, keys: 6, values: 6 },
+            (_, _, true) => Self { queries: 5, keys: 5, values: 4 },
+            (64, 64, _) => Self { queries: 2, keys: 6, values: 6 },
+            (64, ..) | (_, 64, _) => Self { queries: 2, keys: 4, values: 4 },
+            _ => Self { queries: 2, keys: 3, values: 3 },
+        }
+    }
+
+    /// Numbers that the source needs.
+    fn constants(self) -> [(&'static str, usize); 4] {
+        [
+            ("QUERY_STAGES", self.queries),
+            ("KEY_STAGES", self.keys),
+            ("VALUE_STAGES", self.values),
+            ("TILE_STAGES", TILE_STAGES),
+        ]
+    }
+
+    /// Bytes of a pair of barriers for each.
+    const fn barrier_bytes(self) -> usize {
+        16 * (self.queries + self.keys + self.values)
+    }
 }
 
 /// The build for 16-bit dtypes.
@@ -74,12 +108,8 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
         (ANY_KEYS.defines)(extents).into_iter().chain([keys, parts]).collect()
     },
     constants: |extents| {
-        vec![
-            ("THREADS", THREADS),
-            ("STAGES", stages(extents)),
-            ("SHARED_BYTES", shared_bytes(extents)),
-            ("FP8", 0),
-        ]
+        let others = [("THREADS", THREADS), ("SHARED_BYTES", shared_bytes(extents)), ("FP8", 0)];
+        Stages::new(extents).constants().into_iter().chain(others).collect()
     },
     shared_bytes,
     requires: Requires::Exactly("sm_90a"),
@@ -109,27 +139,28 @@ fn variants() -> Vec<Extents> {
     variants
 }
 
-/// Queries twice, the stages of keys and of values, and their barriers.
+/// Copies of queries, blocks of keys and of values, their barriers; in turns tiles and theirs.
 fn shared_bytes(extents: &Extents) -> usize {
-    let (row, stages) = (extents.d * ELEMENT_BYTES as usize, stages(extents));
-    let rows = 2 * GROUPS * GROUP_ROWS + 2 * stages * block_keys(extents);
-    rows * row + barrier_bytes(parts(extents), stages)
+    let stages = Stages::new(extents);
+    let (parts_a_copy, tiles) = if in_turns(extents) { (1, TILE_STAGES) } else { (GROUPS, 0) };
+    let rows = stages.queries * parts_a_copy * GROUP_ROWS
+        + (stages.keys + stages.values) * block_keys(extents);
+    rows * extents.d * ELEMENT_BYTES as usize + stages.barrier_bytes() + 32 * tiles
 }
 
 /// Keys of a block in fp8: a multiple of 32, and more leave no registers.
 const FP8_BLOCK_KEYS: usize = 96;
-const FP8_STAGES: usize = 4;
 
 const FLASH_WGMMA_FP8: KernelSpec<Extents> = KernelSpec {
     defines: fp8_defines,
     constants: |extents| {
-        vec![
+        let others = [
             ("THREADS", THREADS),
             ("TILE_KEYS", FP8_BLOCK_KEYS),
             ("PARTS", GROUPS),
-            ("STAGES", FP8_STAGES),
             ("SHARED_BYTES", fp8_shared_bytes(extents)),
-        ]
+        ];
+        FP8_STAGES.constants().into_iter().chain(others).collect()
     },
     shared_bytes: fp8_shared_bytes,
     variants: || [false, true].map(fp8_variant).to_vec(),
@@ -162,9 +193,10 @@ fn fp8_variant(causal: bool) -> Extents {
 /// Shared memory of the fp8 kernel, bytes: that of [`shared_bytes`], with a 16-bit output in place
 /// of the queries.
 fn fp8_shared_bytes(extents: &Extents) -> usize {
-    let queries = 2 * GROUPS * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
-    let blocks = 2 * FP8_STAGES * FP8_BLOCK_KEYS * extents.d;
-    queries + blocks + barrier_bytes(GROUPS, FP8_STAGES)
+    let Stages { queries, keys, values } = FP8_STAGES;
+    let queries = queries * GROUPS * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
+    let blocks = (keys + values) * FP8_BLOCK_KEYS * extents.d;
+    queries + blocks + FP8_STAGES.barrier_bytes()
 }
 
 /// Keys of a head, padded to whole blocks.
@@ -208,12 +240,20 @@ fn tile_lists(
     device: &Arc<Device>,
     key_bytes: usize,
     block_keys: usize,
-    parts: usize,
 ) -> Result<Buffer, BackendError> {
     let Extents { heads, share, s, keys, causal, .. } = *extents;
-    let tiling = Tiling { heads, share, s, keys, key_bytes, causal, block_keys, parts };
+    let tiling = Tiling { heads, share, s, keys, key_bytes, causal, block_keys };
     let lists = tiling.lists(device.facts().multiprocessors as usize);
     device.upload(bytemuck::cast_slice(&table(&lists, extents.heads_a_batch())))
+}
+
+/// The source of a block's tiles.
+#[derive(Debug, Clone, Copy)]
+enum Tiles {
+    /// Address of a list for each block.
+    Listed(u64),
+    /// Address of the number of heads taken, which is zero before and after each launch.
+    Counted(u64),
 }
 
 /// Operands of the kernel.
@@ -225,20 +265,25 @@ struct Operands<'a> {
     lse_strides: Strides,
     /// Addresses of the scales of queries, keys and values in fp8.
     scales: [u64; 3],
-    /// Address of the lists of tiles.
-    tiles: u64,
+    /// The source of a block's tiles.
+    tiles: Tiles,
 }
 
 impl Operands<'_> {
     fn arguments(&self, extents: &Extents) -> Arguments {
+        let (list, counter) = match self.tiles {
+            Tiles::Listed(list) => (list, 0),
+            Tiles::Counted(counter) => (0, counter),
+        };
         let with_tensors = self.tensors.into_iter().fold(Arguments::new(), Arguments::bytes);
         let with_addresses = with_tensors
             .address(self.lse)
             .value(self.lse_strides.words())
             .value(self.scales)
-            .address(self.tiles);
-        let Extents { s, keys, share, .. } = *extents;
-        [s, keys, extents.heads_a_batch(), share]
+            .address(list)
+            .address(counter);
+        let Extents { s, keys, share, heads, .. } = *extents;
+        [s, keys, extents.heads_a_batch(), share, heads]
             .into_iter()
             .fold(with_addresses, |all, number| all.value(number as i32))
     }
@@ -253,7 +298,15 @@ pub fn launches(
 ) -> Result<Launches, BackendError> {
     let loaded = FLASH_WGMMA.load(device, extents)?;
     let key_bytes = extents.d * ELEMENT_BYTES as usize;
-    let tiles = tile_lists(extents, device, key_bytes, block_keys(extents), parts(extents))?;
+    let (table, tiles) = if in_turns(extents) {
+        let counter = device.upload(&0_u32.to_ne_bytes())?;
+        let tiles = Tiles::Counted(counter.address());
+        (counter, tiles)
+    } else {
+        let lists = tile_lists(extents, device, key_bytes, block_keys(extents))?;
+        let tiles = Tiles::Listed(lists.address());
+        (lists, tiles)
+    };
     let ForwardAddresses { q, k, v, out, lse } = *addresses;
     let of_group = |strides| boxes(extents, strides, GROUP_ROWS);
     let of_block = |strides| key_boxes(extents, strides, block_keys(extents));
@@ -268,11 +321,11 @@ pub fn launches(
         lse: lse.unwrap_or(0),
         lse_strides: layout.lse,
         scales: [0; 3],
-        tiles: tiles.address(),
+        tiles,
     };
     let blocks = device.facts().multiprocessors;
     let launch = loaded.prepare(device, Some(blocks), operands.arguments(extents))?;
-    Ok(Launches::new([("forward", launch)]).with_table(tiles))
+    Ok(Launches::new([("forward", launch)]).with_table(table))
 }
 
 fn flash_wgmma_fp8(
@@ -289,7 +342,7 @@ fn flash_wgmma_fp8(
     let scales = upload(device, inputs, SCALES)?;
     let transposed = scratch(device, transposed_bytes(&extents))?;
     let out = output(device, "out", &problem.attention)?;
-    let tiles = tile_lists(&extents, device, extents.d, FP8_BLOCK_KEYS, GROUPS)?;
+    let tiles = tile_lists(&extents, device, extents.d, FP8_BLOCK_KEYS)?;
     let layout = ForwardLayout::bhsd(&Shape::from(&problem.attention));
     let of_output = Extents { dtype: Dtype::Bf16, ..extents };
     let operands = Operands {
@@ -302,7 +355,7 @@ fn flash_wgmma_fp8(
         lse: 0,
         lse_strides: layout.lse,
         scales: [&scales[0], &scales[1], &scales[2]].map(Buffer::address),
-        tiles: tiles.address(),
+        tiles: Tiles::Listed(tiles.address()),
     };
     let blocks = device.facts().multiprocessors;
     let main = main.prepare(device, Some(blocks), operands.arguments(&extents))?;
@@ -328,8 +381,8 @@ mod tests {
         assert_eq!(shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
         let [short, short_wide] =
             [narrow, wide].map(|build| Extents { heads: 264, s: 200, keys: 200, ..build });
-        assert_eq!(shared_bytes(&short), (6 + 12) * 64 * 128 + 16 * 18);
-        assert_eq!(shared_bytes(&short_wide), (6 + 8) * 64 * 256 + 16 * 14);
+        assert_eq!(shared_bytes(&short), (6 + 12) * 64 * 128 + 16 * 18 + 128);
+        assert_eq!(shared_bytes(&short_wide), (5 + 9) * 64 * 256 + 16 * 14 + 128);
         assert_eq!(shared_bytes(&wide), (384 + 8 * 64) * 256 + 160);
         let many = Extents { keys: 513, ..wide };
         assert_eq!(shared_bytes(&many), (384 + 6 * 80) * 256 + 128);
@@ -349,7 +402,8 @@ mod tests {
         assert_eq!([1, 256, 257].map(|keys| parts(&Extents { keys, ..wide })), [4, 4, 3]);
         for d in [64, 128] {
             let short = Extents { d, ..wide };
-            assert!(stages(&short) * block_keys(&short) >= TURN_KEYS, "{d}");
+            let Stages { keys, values, .. } = Stages::new(&short);
+            assert!(keys.min(values) * block_keys(&short) >= TURN_KEYS, "{d}");
         }
     }
 
@@ -371,7 +425,7 @@ mod tests {
                 lse: 0,
                 lse_strides: Strides::bhsd(6, 200, 1),
                 scales: [0; 3],
-                tiles: 0,
+                tiles: Tiles::Listed(0),
             };
             let given = operands.arguments(&extents);
             let given: Vec<usize> = given.iter().map(Argument::size).collect();

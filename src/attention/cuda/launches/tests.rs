@@ -8,6 +8,7 @@ use crate::gpu_tests::gpu;
 use kernelgate::verify::compare;
 use kernelgate::workload::{Dtype, Expected, Problem, Tensor, Tensors, Tolerance};
 use kernelgate_cuda::Buffer;
+use kernelgate_cuda::driver::graph::Graph;
 
 /// Orders of memory, each with something between tensors that no kernel may read or write.
 #[derive(Debug, Clone, Copy)]
@@ -273,6 +274,51 @@ fn every_layout_agrees_with_the_reference() {
                 if wgmma {
                     run(Technique::FlashWgmma, &[SumOrder::Any, SumOrder::Fixed]);
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
+    let Some((device, _alone)) = gpu() else { return };
+    if device.facts().arch != "sm_90a" {
+        return;
+    }
+    // Two heads for each block, one more, and many; one, two and four parts.
+    for (b, h, s) in [(1, 264, 256), (5, 53, 100), (4, 150, 37)] {
+        for (d, causal) in [(64, true), (128, false), (128, true)] {
+            let attention = bf16(b, h, s, d, causal);
+            let problem = AttentionForward { attention };
+            let inputs = AttentionBackward { attention }.inputs(28);
+            let memory = Memory::new(&device, Order::Bshd, &attention, &inputs);
+            let name = format!("{attention:?}");
+            let (shape, layout) = (Shape::from(&attention), memory.layout(&attention).forward);
+            let forward = Forward::new(&device, &shape, &layout, Technique::FlashWgmma).unwrap();
+            let launches = forward.launches(&memory.forward()).unwrap();
+            let poison = || memory.out.fill(POISON);
+            let found = |run: &dyn Fn() -> Result<(), BackendError>| {
+                poison().and_then(|()| run()).unwrap();
+                device.synchronize().unwrap();
+                downloaded(&memory.out)
+            };
+            let first = found(&|| launches.launch());
+            let mut outputs = Tensors::new();
+            outputs.insert("out", memory.places[0].read(&first, attention.dtype));
+            assert_agrees(&outputs, &problem.reference(&inputs), problem.tolerance(), &name);
+            // The last one writes everything again, though nobody resets the counter between.
+            let graph = Graph::capture(&device, || {
+                (0..3).try_for_each(|_| launches.launch())?;
+                poison()?;
+                launches.launch()
+            })
+            .unwrap();
+            for _ in 0..2 {
+                assert!(found(&|| graph.launch()) == first, "{name}: other bits in a graph");
+            }
+            for launch in 0..20 {
+                let again = found(&|| launches.launch());
+                assert!(again == first, "{name}: other bits in launch {launch}");
             }
         }
     }
