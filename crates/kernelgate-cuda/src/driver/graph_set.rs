@@ -102,6 +102,11 @@ impl GraphSet {
         self.graphs.iter().map(Graph::commands).collect()
     }
 
+    /// Whether a GPU has nodes that only order commands, such as events.
+    pub fn has_ordering_nodes(&self) -> bool {
+        self.graphs.iter().any(|graph| graph.nodes() > graph.commands())
+    }
+
     /// The first GPU of the set without a command.
     pub fn idle(&self) -> Option<usize> {
         self.graphs.iter().position(|graph| graph.commands() == 0)

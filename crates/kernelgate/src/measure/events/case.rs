@@ -28,6 +28,8 @@ pub struct CasePlan {
     /// Commands of a launch that could be captured: most of a GPU.
     counted: Option<u64>,
     batch: Option<Batch>,
+    /// Most launches, or replays of a batch, between one release of the blocker and the next.
+    longest: usize,
     /// Whether the host's launch time was in a sample, or must be.
     host_bound: bool,
     /// Whether launches may keep lines in L2. Cold launches of such a case are timed one by one,
@@ -92,11 +94,33 @@ impl EventTimer {
             commands::check_alike(&batch.graph.commands(), batch.launches, alone)?;
             self.check_batch(batch, executable)?;
         }
+        let longest = self.longest_burst(batch.as_ref(), cache, commands)?;
         let host_bound = commands > MAX_QUEUED;
         let counted = alone.iter().flatten().max().map(|commands| *commands as u64);
         self.clock.begin();
         let keeps_lines = persistence::set_aside(devices.one()).is_ok_and(|kept| kept > 0);
-        Ok(CasePlan { cache, gpus, commands, counted, batch, host_bound, keeps_lines })
+        Ok(CasePlan { cache, gpus, commands, counted, batch, longest, host_bound, keeps_lines })
+    }
+
+    /// Most launches, or replays of a batch, that the device's queue holds behind the blocker. Nodes
+    /// that only order commands, such as events, take entries too, in a number that CUDA does not
+    /// state: with them the count is halved until the host can enqueue all replays.
+    fn longest_burst(
+        &mut self,
+        batch: Option<&Batch>,
+        cache: Cache,
+        commands: usize,
+    ) -> Result<usize, BackendError> {
+        let entries = if batch.is_some() { 1 } else { commands };
+        let mut longest = (MAX_QUEUED / entries.max(1)).clamp(1, MAX_BURST - 1);
+        let Some(batch) = batch.filter(|batch| batch.graph.has_ordering_nodes()) else {
+            return Ok(longest);
+        };
+        let mut replay = || batch.graph.launch();
+        while longest > 1 && self.burst_once(longest, cache, 1, &mut replay)?.held_up {
+            longest /= 2;
+        }
+        Ok(longest)
     }
 
     /// Compares launches that are captured together with one that is captured alone, hot.
@@ -169,7 +193,7 @@ impl EventTimer {
         let releases_lines = plan.keeps_lines && plan.cache == Cache::Cold;
         let longest = match carries_state || releases_lines {
             true => 1,
-            false => (MAX_QUEUED / commands.max(1)).clamp(1, MAX_BURST - 1) as u64,
+            false => plan.longest as u64,
         };
         let mut left = launches.div_ceil(batch);
         let mut sample = Sample {
