@@ -69,4 +69,13 @@ impl Target {
             Self::Cuda(devices) => Telemetry::open(&devices.one().facts().uuid),
         }
     }
+
+    /// Ordinals of GPUs on which other processes compute, and how many; as far as NVML reports it.
+    pub fn others_computing(&self) -> Vec<(usize, u32)> {
+        let Self::Cuda(devices) = self else { return Vec::new() };
+        let others = |uuid: &str| Telemetry::open(uuid)?.other_processes();
+        let facts = devices.iter().map(|device| device.facts());
+        let counts = facts.filter_map(|facts| Some((facts.ordinal, others(&facts.uuid)?)));
+        counts.filter(|(_, others)| *others > 0).collect()
+    }
 }

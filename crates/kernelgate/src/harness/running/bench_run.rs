@@ -110,6 +110,7 @@ pub fn bench(
     let telemetry = target.telemetry();
     run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
     progress.telemetry(&run.telemetry);
+    progress.others_computing(&target.others_computing());
     let limits = run.limits.clone();
     let references = References::at(store.references.clone(), run.executable.clone());
     let recorder =

@@ -82,17 +82,17 @@ impl BenchProgress {
         if !parts.is_empty() {
             self.say(&format!("gpu: {}", parts.join(", ")));
         }
-        if let Some(others) = reading.other_processes.filter(|&others| others > 0) {
-            self.say(&format!(
-                "warning: {others} other processes compute on this GPU; times will be noisy"
-            ));
-        }
         if !reading.throttle.is_empty() {
             self.say(&format!(
                 "warning: the GPU holds its clock back: {}",
                 reading.throttle.join(", ")
             ));
         }
+    }
+
+    /// A warning for each GPU on which other processes compute.
+    pub fn others_computing(&self, by_gpu: &[(usize, u32)]) {
+        by_gpu.iter().for_each(|busy| self.say(&busy_warning(*busy)));
     }
 
     /// Prints that the inputs and the reference of a problem are ready.
@@ -195,5 +195,21 @@ impl BenchProgress {
         if !self.quiet {
             eprintln!("{}", printable(line));
         }
+    }
+}
+
+/// The warning of a GPU, by its ordinal, on which so many other processes compute.
+fn busy_warning((gpu, others): (usize, u32)) -> String {
+    format!("warning: {others} other processes compute on GPU {gpu}; times will be noisy")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_gpu_of_a_set_is_named() {
+        let words = "warning: 2 other processes compute on GPU 1; times will be noisy";
+        assert_eq!(busy_warning((1, 2)), words);
     }
 }
