@@ -19,7 +19,7 @@ use kernelgate_cuda::DeviceOptions;
 use kernelgate_cuda::architecture;
 use kernelgate_cuda::compiler::cache;
 use kernelgate_cuda::driver::device::{self, Device, DeviceFacts};
-use kernelgate_cuda::libraries::cudnn;
+use kernelgate_cuda::libraries::{cudnn, nccl};
 use kernelgate_cuda::library::{self, Library, LoadedLibrary, OLDEST_DRIVER};
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
@@ -228,6 +228,9 @@ fn library(library: Library) -> Vec<Check> {
 
 /// The reason why a library that was found cannot be used.
 fn reason_unusable(library: Library) -> Option<String> {
+    if library == Library::Nccl {
+        return nccl::check().err().map(|reason| reason.to_string());
+    }
     let driver = library::driver_cuda()?;
     match library {
         Library::Driver if driver < OLDEST_DRIVER => Some(format!(

@@ -168,6 +168,23 @@ fn a_library_that_does_not_fit_is_named_with_advice() {
     );
 }
 
+#[test]
+fn an_nccl_that_is_missing_old_or_not_whole_is_named() {
+    let stubs = Stubs::new();
+    let name = "NCCL (libnccl)";
+    let missing = stubs.doctor(&["13.0"], &[]).lines("library", name);
+    assert_eq!(missing.len(), 1, "{missing:?}");
+    assert!(missing[0].contains("missing | pip install nvidia-nccl-cu13"), "{missing:?}");
+    for (folder, number, version, reason) in [
+        ("old", 21_003, "2.10.3: ", "needs NCCL 2.18 or later, here is 2.10"),
+        ("parts", 22_809, "2.28.9: ", "this NCCL has no ncclGetErrorString"),
+    ] {
+        stubs.build(folder, "libnccl.so.2", &[format!("NCCL={number}")]);
+        let lines = stubs.doctor(&["13.0", folder], &[]).lines("library", name);
+        assert!(lines[0].contains(version) && lines[0].contains(reason), "{lines:?}");
+    }
+}
+
 /// The loader would map missing bytes of the file, and the process would end by a signal.
 #[test]
 fn a_file_that_cannot_be_loaded_is_named_with_the_reason() {

@@ -97,6 +97,14 @@ fn unsupported(why: String) -> BackendError {
     BackendError::Unsupported(why)
 }
 
+/// Whether NCCL is here, in a version that is used.
+///
+/// # Errors
+/// [`BackendError::Unsupported`] with the reason, with which cases that need it are skipped.
+pub fn check() -> Result<(), BackendError> {
+    api().map(drop)
+}
+
 fn api() -> Result<&'static Api, BackendError> {
     static API: OnceLock<Result<Api, String>> = OnceLock::new();
     API.get_or_init(load).as_ref().map_err(|why| unsupported(why.clone()))
