@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::two_shot::{FLAGS, MOST_BLOCKS, PACKET, TWO_SHOT, part};
+use super::sums::MOST_BLOCKS;
+use super::two_shot::{FLAGS, PACKET, TWO_SHOT, part};
 use crate::collective::definition::{Exchange, Kind};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::program::{CallSite, Enqueue};

@@ -1,20 +1,18 @@
 //! A sum in one step: every GPU stores its whole message into the memory of all others.
 
 use super::memory::{Messages, messages_bytes};
-use super::sums;
+use super::sums::{self, MOST_BLOCKS, Sum};
 use crate::collective::definition::Exchange;
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::{Argument, Buffer, Devices, KernelSpec, LoadedKernel};
+use kernelgate_cuda::{Argument, Buffer, Devices, KernelSpec};
 
 /// Every kernel of this file.
 pub const KERNELS: &[KernelSpec<Exchange>] = &[ONE_SHOT];
 
 const THREADS: usize = 256;
-/// Most blocks: each waits for its peers, so all of them must be resident.
-const MOST_BLOCKS: usize = 128;
 /// Bytes of a message in a packet, and of the packet with its flags.
 const CARRIED: usize = 8;
 const PACKET: usize = 16;
@@ -61,13 +59,7 @@ pub fn supports(problem: &Exchange) -> Result<(), String> {
     Ok(())
 }
 
-struct Rank {
-    kernel: LoadedKernel,
-    table: Buffer,
-    epochs: Buffer,
-}
-
-/// Places the messages, the packets and the counters of launches.
+/// Places the messages and the packets.
 pub fn prepare(
     problem: &Exchange,
     inputs: &Tensors,
@@ -75,37 +67,13 @@ pub fn prepare(
 ) -> Result<CudaTask, BackendError> {
     devices.require_peer_access()?;
     let messages = Messages::new(problem, inputs, devices)?;
-    let mut staging = Vec::new();
-    devices.for_each(|_, device| {
-        // No launch has the number 0.
-        let packets = device.allocate(staging_bytes(problem))?;
-        packets.fill(0)?;
-        staging.push(packets);
-        Ok(())
-    })?;
-    let addresses: Vec<u64> = staging.iter().map(Buffer::address).collect();
-    let mut ranks = Vec::new();
-    devices.for_each(|_, device| {
-        let kernel = ONE_SHOT.load(device, problem)?;
-        let table = device.upload(bytemuck::cast_slice(&addresses))?;
-        let epochs = device.upload(&[0; 4 * MOST_BLOCKS])?;
-        ranks.push(Rank { kernel, table, epochs });
-        device.synchronize()
-    })?;
-    let (x, y) = (messages.input_addresses(), messages.output_addresses());
-    let (count, set) = (packets(problem) as i32, devices.clone());
-    Ok(messages.task(devices, move || {
-        let _kept = &staging;
-        set.for_each(|rank, _| {
-            let Rank { kernel, table, epochs } = &ranks[rank];
-            kernel.launch(&[
-                Argument::Address(x[rank]),
-                Argument::Address(y[rank]),
-                table.into(),
-                epochs.into(),
-                Argument::I32(rank as i32),
-                Argument::I32(count),
-            ])
-        })
-    }))
+    // No launch has the number 0.
+    let staging = sums::zeroed_on_each(devices, staging_bytes(problem))?;
+    let own = |messages: &Messages, rank: usize| {
+        let addresses = [messages.input_addresses()[rank], messages.output_addresses()[rank]];
+        addresses.map(Argument::Address).to_vec()
+    };
+    let tables = vec![staging.iter().map(Buffer::address).collect()];
+    let packets = Argument::I32(packets(problem) as i32);
+    Sum { own, tables, packets, shared: staging }.task(&ONE_SHOT, problem, messages, devices)
 }

@@ -1,7 +1,14 @@
-//! The builds of the kernels that sum messages.
+//! The kernels that sum messages: their builds, and their launches on all GPUs.
 
+use super::memory::Messages;
 use crate::collective::definition::{Exchange, Kind};
+use kernelgate::backend::BackendError;
+use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Dtype;
+use kernelgate_cuda::{Argument, Buffer, Device, Devices, KernelSpec, LoadedKernel};
+
+/// Most blocks of a sum that runs alone: each waits for its peers, so all of them must be resident.
+pub const MOST_BLOCKS: usize = 128;
 
 /// Macros of the element and of the number of GPUs.
 pub fn defines(problem: &Exchange) -> Vec<String> {
@@ -13,4 +20,73 @@ pub fn defines(problem: &Exchange) -> Vec<String> {
 pub fn variants() -> Vec<Exchange> {
     let problem = |dtype| Exchange { kind: Kind::AllReduce, gpus: 2, elements: 1, dtype };
     [Dtype::F32, Dtype::Bf16].map(problem).to_vec()
+}
+
+/// Memory of each GPU, filled with 0, that the other GPUs write to.
+pub fn zeroed_on_each(devices: &Devices, bytes: usize) -> Result<Vec<Buffer>, BackendError> {
+    let mut buffers = Vec::new();
+    devices.for_each(|_, device| {
+        let buffer = device.allocate(bytes)?;
+        buffer.fill(0)?;
+        buffers.push(buffer);
+        Ok(())
+    })?;
+    Ok(buffers)
+}
+
+/// A sum as it is launched on every GPU: with arguments of its own, tables of addresses, counters
+/// of launches by block, its rank, and the number of packets.
+pub struct Sum {
+    /// First arguments of a rank.
+    pub own: fn(&Messages, usize) -> Vec<Argument>,
+    /// Addresses by rank, in the memory of each GPU.
+    pub tables: Vec<Vec<u64>>,
+    /// Packets of a message, or of the part of a GPU.
+    pub packets: Argument,
+    /// Memory that the launches use.
+    pub shared: Vec<Buffer>,
+}
+
+struct Rank {
+    kernel: LoadedKernel,
+    arguments: Vec<Argument>,
+    _memory: Vec<Buffer>,
+}
+
+impl Sum {
+    /// Loads the kernel on every GPU.
+    pub fn task(
+        self,
+        spec: &KernelSpec<Exchange>,
+        problem: &Exchange,
+        messages: Messages,
+        devices: &Devices,
+    ) -> Result<CudaTask, BackendError> {
+        let mut ranks = Vec::new();
+        devices.for_each(|rank, device| {
+            ranks.push(self.rank(spec.load(device, problem)?, &messages, device, rank)?);
+            device.synchronize()
+        })?;
+        let (set, shared) = (devices.clone(), self.shared);
+        Ok(messages.task(devices, move || {
+            let _kept = &shared;
+            set.for_each(|rank, _| ranks[rank].kernel.launch(&ranks[rank].arguments))
+        }))
+    }
+
+    fn rank(
+        &self,
+        kernel: LoadedKernel,
+        messages: &Messages,
+        device: &Device,
+        rank: usize,
+    ) -> Result<Rank, BackendError> {
+        let upload = |table: &Vec<u64>| device.upload(bytemuck::cast_slice(table));
+        let mut memory = self.tables.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
+        memory.push(device.upload(&[0; 4 * MOST_BLOCKS])?);
+        let mut arguments = (self.own)(messages, rank);
+        arguments.extend(memory.iter().map(Argument::from));
+        arguments.extend([Argument::I32(rank as i32), self.packets.clone()]);
+        Ok(Rank { kernel, arguments, _memory: memory })
+    }
 }

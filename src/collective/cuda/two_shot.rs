@@ -1,20 +1,18 @@
 //! A sum in two steps: every GPU sums its part of all messages, and stores it into all outputs.
 
 use super::memory::Messages;
-use super::sums;
+use super::sums::{self, MOST_BLOCKS, Sum};
 use crate::collective::definition::Exchange;
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::{Argument, Buffer, Devices, KernelSpec, LoadedKernel};
+use kernelgate_cuda::{Argument, Buffer, Devices, KernelSpec};
 
 /// Every kernel of this file.
 pub const KERNELS: &[KernelSpec<Exchange>] = &[TWO_SHOT];
 
 const THREADS: usize = 512;
-/// Most blocks: each waits for its peers, so all of them must be resident.
-pub const MOST_BLOCKS: usize = 128;
 /// Bytes of a packet, and packets that a thread sums at a time.
 pub const PACKET: usize = 16;
 const AT_ONCE: usize = 2;
@@ -51,13 +49,6 @@ pub fn supports(problem: &Exchange) -> Result<(), String> {
     }
 }
 
-struct Rank {
-    kernel: LoadedKernel,
-    /// Addresses of all inputs, outputs and flags.
-    tables: [Buffer; 3],
-    epochs: Buffer,
-}
-
 /// Places the messages, and the flags by which blocks wait for their peers.
 pub fn prepare(
     problem: &Exchange,
@@ -66,36 +57,10 @@ pub fn prepare(
 ) -> Result<CudaTask, BackendError> {
     devices.require_peer_access()?;
     let messages = Messages::new(problem, inputs, devices)?;
-    let mut flags = Vec::new();
-    devices.for_each(|_, device| {
-        flags.push(device.upload(&vec![0; FLAGS * problem.gpus])?);
-        Ok(())
-    })?;
-    let flag_addresses: Vec<u64> = flags.iter().map(Buffer::address).collect();
-    let addresses = [messages.input_addresses(), messages.output_addresses(), flag_addresses];
-    let mut ranks = Vec::new();
-    devices.for_each(|_, device| {
-        let kernel = TWO_SHOT.load(device, problem)?;
-        let upload = |of: &Vec<u64>| device.upload(bytemuck::cast_slice(of));
-        let [x, y, flags] = &addresses;
-        let tables = [upload(x)?, upload(y)?, upload(flags)?];
-        let epochs = device.upload(&[0; 4 * MOST_BLOCKS])?;
-        ranks.push(Rank { kernel, tables, epochs });
-        device.synchronize()
-    })?;
-    let (count, set) = (part(problem) as i64, devices.clone());
-    Ok(messages.task(devices, move || {
-        let _kept = &flags;
-        set.for_each(|rank, _| {
-            let Rank { kernel, tables: [x, y, flags], epochs } = &ranks[rank];
-            kernel.launch(&[
-                x.into(),
-                y.into(),
-                flags.into(),
-                epochs.into(),
-                Argument::I32(rank as i32),
-                Argument::I64(count),
-            ])
-        })
-    }))
+    let flags = sums::zeroed_on_each(devices, FLAGS * problem.gpus)?;
+    let flag_addresses = flags.iter().map(Buffer::address).collect();
+    let tables = vec![messages.input_addresses(), messages.output_addresses(), flag_addresses];
+    let packets = Argument::I64(part(problem) as i64);
+    let sum = Sum { own: |_, _| Vec::new(), tables, packets, shared: flags };
+    sum.task(&TWO_SHOT, problem, messages, devices)
 }
