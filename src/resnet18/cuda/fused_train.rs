@@ -122,33 +122,34 @@ fn declare(
 
 /// The launches, with the forward pass's layers one by one.
 pub fn program(shape: &NetworkShape) -> Program {
-    write(shape, false, None)
+    write(Program::new(), shape, false, None)
 }
 
 /// The launches, with the forward pass's layers in one.
 pub fn merged(shape: &NetworkShape) -> Program {
-    write(shape, true, None)
+    write(Program::new(), shape, true, None)
 }
 
 /// The launches of one GPU, with those sums of gradients in a lane of their own.
 pub fn parallel(shape: &NetworkShape, gpus: usize, sums: Vec<Rc<InPlaceSum>>) -> Program {
-    write(shape, true, Some((gpus, sums)))
-}
-
-fn write(
-    shape: &NetworkShape,
-    merged: bool,
-    over: Option<(usize, Vec<Rc<InPlaceSum>>)>,
-) -> Program {
-    let network = shape.sizes.network();
     let mut program = Program::new();
-    let tensors = TrainingTensors::declare(&mut program, shape, &network);
-    let exchanged = over.map(|(gpus, sums)| Exchanged {
-        buckets: Buckets::new(&network, shape.sizes.blocks, gpus),
+    let exchanged = Exchanged {
+        buckets: Buckets::new(&shape.sizes.network(), shape.sizes.blocks, gpus),
         lane: program.lane(),
         sums,
         share: 1.0 / gpus as f32,
-    });
+    };
+    write(program, shape, true, Some(exchanged))
+}
+
+fn write(
+    mut program: Program,
+    shape: &NetworkShape,
+    merged: bool,
+    exchanged: Option<Exchanged>,
+) -> Program {
+    let network = shape.sizes.network();
+    let tensors = TrainingTensors::declare(&mut program, shape, &network);
     let buckets = exchanged.as_ref().map(|all| &all.buckets);
     declare(&mut program, shape, &network, merged, buckets);
     let share = exchanged.as_ref().map_or(1.0, |all| all.share);
