@@ -51,6 +51,9 @@ pub const ALL_REDUCE: &[Implementation<Exchange>] = &[
 ];
 
 #[cfg(test)]
+mod on_one;
+
+#[cfg(test)]
 mod tests {
     use super::super::definition::Kind;
     use super::*;

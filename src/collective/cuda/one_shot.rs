@@ -19,7 +19,8 @@ const PACKET: usize = 16;
 /// Longest message, bytes.
 const MOST_BYTES: usize = 1 << 20;
 
-const ONE_SHOT: KernelSpec<Exchange> = KernelSpec {
+/// The kernel.
+pub const ONE_SHOT: KernelSpec<Exchange> = KernelSpec {
     defines: sums::defines,
     constants: |_| vec![("THREADS", THREADS)],
     variants: sums::variants,
@@ -34,7 +35,8 @@ const ONE_SHOT: KernelSpec<Exchange> = KernelSpec {
     )
 };
 
-const fn packets(problem: &Exchange) -> usize {
+/// Packets of a message.
+pub const fn packets(problem: &Exchange) -> usize {
     problem.bytes() / CARRIED
 }
 
