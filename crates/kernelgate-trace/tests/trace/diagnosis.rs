@@ -97,7 +97,7 @@ fn pageable_and_synchronous_copies_are_found() {
     let pageable = finding(&diagnosis, "pageable-copy").unwrap();
     assert_eq!(pageable.evidence.len(), 1);
     assert_eq!(pageable.evidence[0].count, 1, "the pinned one is not blamed");
-    assert!(pageable.evidence[0].what.contains("pageable to device"));
+    insta::assert_snapshot!(pageable.evidence[0].what, @"cudaMemcpyAsync Host-to-Device (pageable to device)");
     let synchronous = finding(&diagnosis, "synchronous-copy").unwrap();
     assert_eq!(synchronous.evidence[0].what, "cudaMemcpy Device-to-Host");
     assert_eq!(synchronous.recoverable_ns, Some(2000));
@@ -173,7 +173,7 @@ fn a_clock_that_jumps_is_reported() {
         "k",
     );
     let diagnosis = diagnose(&export.read().unwrap());
-    assert!(diagnosis.quality[0].title.contains("the clock jumped"), "{:?}", diagnosis.quality[0]);
+    insta::assert_snapshot!(diagnosis.quality[0].title, @"one idle time on device 0 is more than 100 times as long as everything else: the clock jumped, or the program paused");
 }
 
 #[test]
@@ -186,11 +186,11 @@ fn small_grids_are_found_where_the_gpu_is_known() {
     let finding = finding(&diagnosis, "small-grid").unwrap();
     assert_eq!(finding.measured.value, 80.0);
     assert_eq!(finding.recoverable_ns, Some(6_000), "three quarters of it idle");
-    assert!(finding.evidence[0].what.contains("25 blocks for 100 multiprocessors"));
+    insta::assert_snapshot!(finding.evidence[0].what, @"25 blocks for 100 multiprocessors: grid 25×1×1 of 128 threads, narrow");
     export.sql("DROP TABLE TARGET_INFO_GPU;");
     let diagnosis = diagnose(&export.read().unwrap());
     let why = not_measured(&diagnosis, "small-grid");
-    assert!(why.contains("device 0, on which the kernels ran, is not described"), "{why}");
+    insta::assert_snapshot!(why, @"device 0, on which the kernels ran, is not described in the trace; record with nsys profile --trace=cuda, and export with --type sqlite");
 }
 
 #[test]

@@ -201,7 +201,7 @@ fn traces_of_unlike_content_are_compared_with_a_note() {
     short.range(1_000, Some(9_000), 59, "step_0");
     short.launch((1_000, 2_000), (3_000, 4_000), 1, "k0");
     let difference = between(&PLAIN.export(), &short);
-    assert!(difference.notes[0].contains("the range step_# is there 5 and 1 times"));
+    insta::assert_snapshot!(difference.notes[0], @"the range step_# is there 5 and 1 times: the traces hold different amounts of work");
     let empty = between(&Export::new(), &Export::new());
     assert_eq!((empty.change_ns(), empty.parts.len()), (0, 0));
     let json = difference.to_json();

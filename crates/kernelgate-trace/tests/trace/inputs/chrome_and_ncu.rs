@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 
+use crate::fixture::reason;
 use crate::fixture::{column, file, refused};
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -130,7 +131,7 @@ fn json_that_is_no_trace_is_refused() {
 fn json_bombs_are_refused() {
     let deep = "[".repeat(40 << 20);
     let message = refused("deep.json.gz", &packed(deep.as_bytes()));
-    assert!(message.contains("nesting of more than 16 MiB"), "{message}");
+    insta::assert_snapshot!(reason(&message), @"JSON after 0 events: a value or nesting of more than 16 MiB");
     // One that nests less is skipped where it is not used, and refused where it is.
     let inner = format!("{{\"traceEvents\": [{}{}]}}", "[".repeat(100_000), "]".repeat(100_000));
     refused("inner.json", inner.as_bytes());
@@ -288,5 +289,5 @@ fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
 #[test]
 fn a_header_without_launches_is_refused() {
     let message = refused("ncu.csv", b"\"ID\",\"Process ID\",\"Kernel Name\"\n==PROF== nothing\n");
-    assert!(message.contains("no profiled launch"), "{message}");
+    insta::assert_snapshot!(reason(&message), @"it holds no profiled launch");
 }

@@ -1,5 +1,6 @@
 //! Exports of Nsight Systems that are old, odd or damaged.
 
+use crate::fixture::reason;
 use crate::fixture::{Export, column, file, process, refused};
 use kernelgate_trace::analyze::launches::graph_nodes;
 use kernelgate_trace::analyze::ranges::restrict;
@@ -20,7 +21,7 @@ fn files_of_no_known_format_are_refused_by_name() {
     assert!(missing.to_string().contains("/no/such/trace.sqlite"), "{missing}");
     let other = Export::with_schema("CREATE TABLE people (name TEXT);");
     let message = other.read().unwrap_err().to_string();
-    assert!(message.contains("without the tables of an Nsight Systems export"), "{message}");
+    insta::assert_snapshot!(reason(&message), @"an SQLite database without the tables of an Nsight Systems export");
 }
 
 #[test]
@@ -78,7 +79,7 @@ fn a_truncated_export_is_read_as_far_as_it_goes() {
     let report = diagnose(&trace).to_text();
     assert!(report.contains("could not be read to its end"), "{report}");
     let message = refused("head.sqlite", &bytes[..100]);
-    assert!(message.contains("truncated or damaged"), "{message}");
+    insta::assert_snapshot!(reason(&message), @"the database is truncated or damaged; export it again");
 }
 
 #[test]
@@ -87,7 +88,7 @@ fn an_export_without_gpu_work_says_so() {
     let trace = export.read().unwrap();
     let diagnosis = diagnose(&trace);
     assert_eq!(diagnosis.quality[0].id, "data-quality");
-    assert!(diagnosis.quality[0].title.contains("nothing about the GPU can be concluded"));
+    insta::assert_snapshot!(diagnosis.quality[0].title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded");
     assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
     for report in Report::ALL {
         assert_eq!(stats::table(&trace, report).rows, Vec::<Vec<_>>::new(), "{}", report.name());

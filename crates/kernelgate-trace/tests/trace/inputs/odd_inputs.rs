@@ -1,6 +1,7 @@
 //! Files that other programs write differently than their formats say, and files that are named
 //! because they are not read.
 
+use crate::fixture::reason;
 use crate::fixture::{column, file, refused};
 use kernelgate_trace::diagnose::{Diagnosis, diagnose};
 use kernelgate_trace::model::gpu::MemoryKind;
@@ -119,11 +120,11 @@ fn the_old_profiler_of_pytorch_has_its_kernels_in_a_process_of_that_name() {
 #[test]
 fn files_that_are_not_read_are_named_with_a_command() {
     let empty = refused("e.json", br#"{"traceEvents":[]}"#);
-    assert!(empty.contains("the trace has no events"), "{empty}");
+    insta::assert_snapshot!(reason(&empty), @"the trace has no events: `traceEvents` is empty");
     let tensorrt = br#"[{"count":100},{"name":"fc","timeMs":0.8,"averageMs":0.008}]"#;
     assert!(refused("p.json", tensorrt).contains("trtexec"));
     let objects = refused("o.json", br#"[{"name": "a", "value": 5}]"#);
-    assert!(objects.contains("not events of a trace"), "{objects}");
+    insta::assert_snapshot!(reason(&objects), @"JSON without `traceEvents`, or whose elements are not events of a trace");
     let no_permission =
         b"==PROF== Connected to process 4\n\n==ERROR== ERR_NVGPUCTRPERM - The user \
         does not have permission\n==WARNING== No kernels were profiled.\n";
@@ -272,5 +273,5 @@ fn a_trace_of_rocprofv3_has_kernels_calls_and_markers() {
     assert_eq!(column(&trace, Report::MemoryTimes, "Operation"), ["[CUDA memcpy Host-to-Device]"]);
     assert_eq!(trace.quality.without_times, 1);
     let broken = refused("results.json", &ROCPROF.as_bytes()[..200]);
-    assert!(broken.contains("JSON of rocprofv3"), "{broken}");
+    insta::assert_snapshot!(reason(&broken), @"JSON of rocprofv3: EOF while parsing a string at line 4 column 42");
 }

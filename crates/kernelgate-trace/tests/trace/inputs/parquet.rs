@@ -1,6 +1,7 @@
 //! Exports of Nsight Systems as a folder of parquet files, made of SQLite exports: both read alike.
 
 use crate::fixture::Export;
+use crate::fixture::reason;
 use kernelgate_trace::read::{self, Wanted};
 
 #[cfg(not(feature = "parquet"))]
@@ -10,14 +11,14 @@ fn a_build_without_parquet_names_the_feature() {
     std::fs::write(folder.path().join("StringIds.parquet"), b"PAR1").unwrap();
     let message = read::open(folder.path(), &Wanted::ALL).unwrap_err().to_string();
     assert!(message.contains("--features parquet"), "{message}");
-    assert!(message.contains("nsys export --type sqlite"), "{message}");
+    insta::assert_snapshot!(reason(&message), @"it is a parquet export of Nsight Systems, which this build does not read: build with `--features parquet`, or export with: nsys export --type sqlite --output trace.sqlite REPORT.nsys-rep");
 }
 
 #[test]
 fn a_folder_without_tables_is_refused() {
     let export = Export::new();
     let message = read::open(export.folder.path(), &Wanted::ALL).unwrap_err().to_string();
-    assert!(message.contains("without the tables of a parquet export"), "{message}");
+    insta::assert_snapshot!(reason(&message), @"it is a folder without the tables of a parquet export of Nsight Systems");
 }
 
 #[cfg(feature = "parquet")]

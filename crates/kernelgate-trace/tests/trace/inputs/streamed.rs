@@ -1,6 +1,7 @@
 //! Tables and diagnoses of exports whose ranges and calls are not kept are those of exports in
 //! memory.
 
+use crate::fixture::reason;
 use crate::fixture::{Export, process};
 use kernelgate_trace::analyze::ranges::{inside, restrict};
 use kernelgate_trace::diagnose::difference::Sums;
@@ -215,5 +216,5 @@ fn other_files_and_other_tables_are_not_streamed() {
     assert!(stats::streamed(&path, Report::Ranges).unwrap().is_none());
     let (_folder, path) = crate::fixture::file("trace.sqlite", b"no database");
     let message = stats::streamed(&path, Report::Ranges).unwrap_err().to_string();
-    assert!(message.contains("not an SQLite database"), "{message}");
+    insta::assert_snapshot!(reason(&message), @"it is not an SQLite database");
 }
