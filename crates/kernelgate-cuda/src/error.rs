@@ -1,8 +1,18 @@
 //! Errors of devices: compiling, loading, launching, memory.
 
+use std::fmt;
+
 /// The reason why a backend could not prepare or launch a case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
+    /// A call of the driver failed.
+    #[error("launch failed: failed to {action}: {status}")]
+    Driver {
+        /// The action: "make a stream".
+        action: String,
+        /// Answer of the driver.
+        status: DriverStatus,
+    },
     /// The computation itself failed.
     #[error("launch failed: {0}")]
     Launch(String),
@@ -28,4 +38,24 @@ pub enum BackendError {
         /// Available amount, with its unit.
         available: String,
     },
+}
+
+/// Status with which a call of the driver failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverStatus {
+    /// Name of the status: "CUDA_ERROR_OUT_OF_MEMORY".
+    pub name: String,
+    /// Text of the driver; a driver that is shutting down, as while its process ends, has none.
+    pub text: Option<String>,
+}
+
+impl fmt::Display for DriverStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} ({})",
+            self.name,
+            self.text.as_deref().unwrap_or("without a text of the driver")
+        )
+    }
 }

@@ -51,5 +51,5 @@ pub use driver::memory::buffer::Buffer;
 pub use driver::options::DeviceOptions;
 pub use driver::stream::joined::JoinedStream;
 pub use driver::stream::raw_stream::{RawContext, RawStream};
-pub use error::BackendError;
+pub use error::{BackendError, DriverStatus};
 pub use spec::{KernelSpec, LoadedKernel, Requires};

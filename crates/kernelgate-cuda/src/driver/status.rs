@@ -4,26 +4,25 @@ use std::ffi::CStr;
 
 use cudarc::driver::{DriverError, sys};
 
-use crate::BackendError;
+use crate::error::{BackendError, DriverStatus};
 
 /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
 pub fn describe(error: &DriverError) -> String {
+    status(error).to_string()
+}
+
+fn status(error: &DriverError) -> DriverStatus {
     let text = |text: Result<&CStr, DriverError>| {
         text.map(|text| text.to_string_lossy().into_owned()).ok()
     };
-    status_text(error.0, text(error.error_name()), text(error.error_string()))
-}
-
-/// A driver that is shutting down, as while its process ends, has no texts.
-fn status_text(code: sys::CUresult, name: Option<String>, text: Option<String>) -> String {
-    let name = name.unwrap_or_else(|| format!("{code:?}"));
-    format!("{name} ({})", text.as_deref().unwrap_or("without a text of the driver"))
+    let name = text(error.error_name()).unwrap_or_else(|| format!("{:?}", error.0));
+    DriverStatus { name, text: text(error.error_string()) }
 }
 
 /// An error of the driver, with the action that failed.
 pub fn failed(action: &str, error: &DriverError) -> BackendError {
     use sys::CUresult as R;
-    let text = format!("failed to {action}: {}", describe(error));
+    let status = status(error);
     // After these the context answers every call with the same error.
     let lost = matches!(
         error.0,
@@ -39,7 +38,10 @@ pub fn failed(action: &str, error: &DriverError) -> BackendError {
             | R::CUDA_ERROR_ECC_UNCORRECTABLE
             | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
     );
-    if lost { BackendError::Lost(text) } else { BackendError::Launch(text) }
+    match lost {
+        true => BackendError::Lost(format!("failed to {action}: {status}")),
+        false => BackendError::Driver { action: action.to_owned(), status },
+    }
 }
 
 #[cfg(test)]
@@ -47,11 +49,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_without_texts_of_the_driver_has_its_name() {
-        let code = sys::CUresult::CUDA_ERROR_DEINITIALIZED;
-        let without = "CUDA_ERROR_DEINITIALIZED (without a text of the driver)";
-        assert_eq!(status_text(code, None, None), without);
-        let [name, text] = ["CUDA_ERROR_X", "x"].map(|text| Some(text.to_owned()));
-        assert_eq!(status_text(code, name, text), "CUDA_ERROR_X (x)");
+    fn an_error_without_a_text_of_the_driver_has_its_name() {
+        let mut status = DriverStatus { name: "CUDA_ERROR_X".to_owned(), text: None };
+        assert_eq!(status.to_string(), "CUDA_ERROR_X (without a text of the driver)");
+        status.text = Some("x".to_owned());
+        assert_eq!(status.to_string(), "CUDA_ERROR_X (x)");
     }
 }
