@@ -1,11 +1,12 @@
-//! The process runs in a record file, with the data that a history needs.
+//! The process runs of measurements and baselines, with the data that a history needs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use jiff::Timestamp;
 use kernelgate::record::{
-    Baseline, BaselineRun, CaseRun, Environment, FileError, Package, ProcessRun, Provenance, file,
+    Baseline, BaselineRun, CaseRun, Environment, FileError, Measurement, Package, ProcessRun,
+    Provenance, file,
 };
 
 /// Medians of the cases that one bench process measured.
@@ -54,15 +55,11 @@ impl RecordFile {
             Err(error) => Err(error.to_string()),
         }
     }
+}
 
-    /// The process runs in the file. Runs whose launches were delayed on purpose are skipped.
-    pub fn process_runs(self) -> Vec<IndexedRun> {
-        match self {
-            Self::Run(run) if run.delays.is_empty() => vec![index_run(&run)],
-            Self::Run(_) => Vec::new(),
-            Self::Baseline(baseline) => index_baseline(&baseline),
-        }
-    }
+/// The process runs of a measurement. Runs whose launches were delayed on purpose are skipped.
+pub fn index_measurement(measurement: &Measurement) -> impl Iterator<Item = IndexedRun> {
+    measurement.runs().iter().filter(|run| run.delays.is_empty()).map(index_run)
 }
 
 fn index_run(run: &ProcessRun) -> IndexedRun {
@@ -77,8 +74,9 @@ fn index_run(run: &ProcessRun) -> IndexedRun {
     }
 }
 
-fn index_baseline(baseline: &Baseline) -> Vec<IndexedRun> {
-    let each = baseline.runs.iter().map(|(key, run)| {
+/// The process runs of a baseline.
+pub fn index_baseline(baseline: &Baseline) -> impl Iterator<Item = IndexedRun> {
+    baseline.runs.iter().map(|(key, run)| {
         let BaselineRun { started, environment, package, provenance, .. } = run;
         let package = package.as_ref().map(Package::to_string);
         let cases = baseline.cases.iter().filter_map(|(id, case)| {
@@ -86,8 +84,7 @@ fn index_baseline(baseline: &Baseline) -> Vec<IndexedRun> {
         });
         let measured = (started, environment, provenance);
         IndexedRun { package, cases: cases.collect(), ..empty(key.clone(), measured) }
-    });
-    each.collect()
+    })
 }
 
 fn empty(

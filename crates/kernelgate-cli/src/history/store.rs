@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::HistoryError;
 use super::index::{FolderName, Index, IndexedFolder};
-use super::indexed_run::RecordFile;
+use super::indexed_run::{RecordFile, index_baseline, index_measurement};
+use kernelgate::record::Measurement;
 
 /// Folder with records of bench processes.
 pub(super) const RUNS: &str = "runs";
@@ -140,15 +141,21 @@ impl HistoryStore {
             runs: Vec::new(),
             skipped: Vec::new(),
         };
+        let mut recorded = Vec::new();
         for file in json_files(&path) {
             match RecordFile::read(&file) {
-                Ok(record) => indexed.runs.extend(record.process_runs()),
+                Ok(RecordFile::Run(run)) => recorded.push(*run),
+                Ok(RecordFile::Baseline(baseline)) => {
+                    indexed.runs.extend(index_baseline(&baseline));
+                }
                 Err(problem) => {
                     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
                     indexed.skipped.push((name, problem));
                 }
             }
         }
+        let measurements = Measurement::split(recorded);
+        indexed.runs.extend(measurements.iter().flat_map(index_measurement));
         indexed
     }
 }
