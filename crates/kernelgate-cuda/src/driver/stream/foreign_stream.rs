@@ -119,6 +119,27 @@ impl ForeignStream {
     /// # Errors
     /// When the device fails.
     pub fn empty_readings(&mut self) -> Result<EmptyReadings, BackendError> {
+        self.with_byte(Self::read_around)
+    }
+
+    /// Fills a byte on the stream and waits for it: a mark by which a recorder of the context's
+    /// operations knows the stream.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn mark(&mut self) -> Result<(), BackendError> {
+        self.with_byte(|stream, byte| {
+            stream.begin(None)?;
+            stream.fill(byte)?;
+            stream.end().map(drop)
+        })
+    }
+
+    /// Calls a function with a byte of device memory; it waits for its fills.
+    fn with_byte<T>(
+        &mut self,
+        call: impl FnOnce(&mut Self, sys::CUdeviceptr) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
         let mut byte = 0;
         {
             let _entered = self.enter()?;
@@ -127,25 +148,34 @@ impl ForeignStream {
                 .result()
                 .map_err(|error| failed("allocate a byte", &error))?;
         }
-        let readings = self.read_around(byte);
+        let outcome = call(self, byte);
         let _entered = self.enter()?;
         // SAFETY: allocated above, and every fill of it has finished or the device is lost.
         unsafe { sys::cuMemFree_v2(byte) }
             .result()
             .map_err(|error| failed("free a byte", &error))?;
-        readings
+        outcome
+    }
+
+    /// Enqueues the least command: a fill of a byte.
+    fn fill(&self, byte: sys::CUdeviceptr) -> Result<(), BackendError> {
+        let _entered = self.enter()?;
+        // SAFETY: the stream's context is current, and the byte is allocated.
+        unsafe { sys::cuMemsetD8Async(byte, 0, 1, self.timer.stream().cu()) }
+            .result()
+            .map_err(|error| failed("enqueue a fill", &error))
     }
 
     fn read_around(&mut self, byte: sys::CUdeviceptr) -> Result<EmptyReadings, BackendError> {
         let stream = self.timer.stream().cu();
-        let nothing = self.readings(READING_HOLD, || Ok(()))?;
-        let least = self.readings(READING_HOLD, || {
-            // SAFETY: one byte, allocated by the caller.
-            unsafe { sys::cuMemsetD8Async(byte, 0, 1, stream) }.result()
-        })?;
-        let waited = self.readings(WAITED_HOLD, || {
+        let nothing = self.readings(READING_HOLD, |_| Ok(()))?;
+        let least = self.readings(READING_HOLD, |timer| timer.fill(byte))?;
+        let waited = self.readings(WAITED_HOLD, |timer| {
+            let _entered = timer.enter()?;
             // SAFETY: the stream lives.
-            unsafe { sys::cuStreamSynchronize(stream) }.result()
+            unsafe { sys::cuStreamSynchronize(stream) }
+                .result()
+                .map_err(|error| failed("wait for the stream", &error))
         })?;
         Ok(EmptyReadings {
             nothing_ns: nothing[READINGS * 3 / 4],
@@ -158,14 +188,11 @@ impl ForeignStream {
     fn readings(
         &mut self,
         hold: Duration,
-        enqueue: impl Fn() -> Result<(), DriverError>,
+        enqueue: impl Fn(&Self) -> Result<(), BackendError>,
     ) -> Result<Vec<f64>, BackendError> {
         let once = |stream: &mut Self| -> Result<f64, BackendError> {
             stream.begin(Some(hold))?;
-            {
-                let _entered = stream.enter()?;
-                enqueue().map_err(|error| failed("enqueue a fill or a wait", &error))?;
-            }
+            enqueue(stream)?;
             Ok(stream.end()?.elapsed_ns)
         };
         // The first operation of a kind may load code.

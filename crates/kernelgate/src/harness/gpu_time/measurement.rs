@@ -10,6 +10,7 @@ use kernelgate_cuda::BackendError;
 use kernelgate_cuda::driver::stream::foreign_stream::{EmptyReadings, ForeignStream, StreamError};
 use kernelgate_cuda::driver::stream::raw_stream::RawStream;
 
+use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
 
 use super::recording::{self, Ended, Recording};
@@ -17,7 +18,8 @@ use super::samples::{GpuElapsed, SampleLog};
 use crate::exit::Exit;
 use crate::harness::settings::process::CriterionProcess;
 use crate::measure::audit::Allowed;
-use crate::measure::audit::passes::{Pass, Passes};
+use crate::measure::audit::cupti::{self, RecordedPass};
+use crate::measure::audit::passes::{Pass, Passes, RECORDED_HOLD};
 use crate::record::Store;
 use crate::record::text::printable;
 
@@ -33,6 +35,12 @@ struct MeasurementState {
     readings: Option<EmptyReadings>,
     telemetry: Vec<Reading>,
     passes: Passes,
+    /// CUPTI, in the pass that it records, and the earliest end of the hold.
+    recorder: Option<(Recorder, u64)>,
+    /// Whether CUPTI's record of this case is conclusive.
+    recorded: bool,
+    /// Why the last record is not.
+    unrecorded: Option<String>,
     log: SampleLog,
     process: CriterionProcess,
     store: Store,
@@ -74,6 +82,9 @@ impl GpuTime {
             readings: None,
             telemetry: Vec::new(),
             passes: Passes::new(Allowed::CRITERION_ROUTINE),
+            recorder: None,
+            recorded: false,
+            unrecorded: None,
             log: SampleLog::start(&store.criterion),
             process,
             store,
@@ -100,22 +111,65 @@ impl MeasurementState {
             self.readings = Some(self.stream.empty_readings()?);
             self.read_telemetry();
         }
+        if self.passes.next_is_recorded() {
+            self.start_recording()?;
+        }
         let hold = self.passes.next_hold();
         self.stream.begin(hold)?;
         self.began = Instant::now();
         Ok(())
     }
 
+    /// Attaches CUPTI, and marks the stream.
+    fn start_recording(&mut self) -> Result<(), BackendError> {
+        match Recorder::start(Recorded::Operations) {
+            Ok(Some(recorder)) => {
+                self.stream.mark()?;
+                let released = recorder.now() + RECORDED_HOLD.as_nanos() as u64;
+                self.recorder = Some((recorder, released));
+            }
+            Ok(None) => self.unrecorded = Some("CUPTI is missing".to_owned()),
+            Err(error) => self.unrecorded = Some(error.to_string()),
+        }
+        Ok(())
+    }
+
+    /// Checks CUPTI's record of the pass, and detaches it.
+    fn check_record(&mut self, recorder: Recorder, pass: RecordedPass) -> Result<(), BackendError> {
+        self.stream.context_busy()?;
+        let record = recorder.take();
+        let detached = recorder.detach();
+        self.unrecorded = match record.and_then(|record| detached.map(|()| record)) {
+            Ok(record) => cupti::check_pass(&record, pass)?,
+            Err(lost @ BackendError::Lost(_)) => return Err(lost),
+            Err(error) => Some(error.to_string()),
+        };
+        self.recorded = self.unrecorded.is_none();
+        Ok(())
+    }
+
     fn end(&mut self) -> Result<GpuElapsed, BackendError> {
+        let recorder = self.recorder.take().map(|(recorder, times_out)| {
+            // Work on another stream gets time to begin.
+            std::thread::sleep(cupti::BEGINS_WITHIN);
+            let returned = recorder.now();
+            (recorder, times_out, returned)
+        });
         let interval = self.stream.end()?;
         let host = self.began.elapsed();
+        if let Some((recorder, times_out, returned)) = recorder {
+            let held = interval.held == Some(true);
+            let released = if held { returned } else { times_out };
+            self.check_record(recorder, RecordedPass { held, released })?;
+        }
         let asks = self.passes.asks_for_context(&interval);
         let busy = asks.then(|| self.stream.context_busy()).transpose()?;
         if let Some(readings) = &self.readings {
             self.passes.add(Pass { interval, host, busy }, readings)?;
         }
         let drained = interval.drained;
-        Ok(GpuElapsed { ns: interval.elapsed_ns, drained, by_routine: false })
+        let recorded = self.recorded;
+        Ok(GpuElapsed { ns: interval.elapsed_ns, drained, recorded, by_routine: false })
     }
 
     fn read_telemetry(&mut self) {
@@ -128,8 +182,9 @@ impl MeasurementState {
         let least_ns =
             self.readings.map_or(0.0, |readings| readings.least_ns - readings.nothing_ns);
         let telemetry = std::mem::take(&mut self.telemetry);
-        let Self { process, store, log, stream, .. } = self;
-        let recording = Recording { process, store, log, facts: stream.facts(), least_ns };
+        let Self { process, store, log, stream, unrecorded, .. } = self;
+        let (facts, unrecorded) = (stream.facts(), unrecorded.as_deref());
+        let recording = Recording { process, store, log, facts, least_ns, unrecorded };
         recording.record(telemetry, ended)
     }
 }
@@ -143,6 +198,7 @@ impl Measurement for GpuTime {
         // What Criterion reports it formats: the passes to come are of another case.
         if self.formatter.reported.take() {
             inner.passes = Passes::new(Allowed::CRITERION_ROUTINE);
+            inner.recorded = false;
         }
         if let Err(error) = inner.begin() {
             self.refuse(inner, &error);
@@ -161,12 +217,13 @@ impl Measurement for GpuTime {
         GpuElapsed {
             ns: a.ns + b.ns,
             drained: a.drained || b.drained,
+            recorded: a.recorded && b.recorded,
             by_routine: a.by_routine || b.by_routine,
         }
     }
 
     fn zero(&self) -> GpuElapsed {
-        GpuElapsed::default()
+        GpuElapsed { recorded: true, ..GpuElapsed::default() }
     }
 
     /// Criterion calls this once a sample, so the sample is recorded here.

@@ -64,6 +64,8 @@ pub struct Recording<'a> {
     pub facts: &'a DeviceFacts,
     /// Shortest time of a launch on the timed stream, nanoseconds.
     pub least_ns: f64,
+    /// Why CUPTI's records show too little, if they do.
+    pub unrecorded: Option<&'a str>,
 }
 
 impl Recording<'_> {
@@ -135,8 +137,10 @@ impl Recording<'_> {
                     let why = "its routine measures the time itself (iter_custom)";
                     run.skipped.insert(one_line(id), why.to_owned());
                 }
-                Origin::Here { samples, host_bound } => {
-                    let record = case_record(case, samples, host_bound);
+                Origin::Here { samples, host_bound, recorded } => {
+                    let mut record = case_record(case, samples, host_bound);
+                    let why = self.unrecorded.unwrap_or("no pass was recorded");
+                    record.samples.unrecorded = (!recorded).then(|| why.to_owned());
                     let launch_ns = stats::median(&record.samples.per_launch_ns());
                     let duration = duration::check(Subject::Routine, launch_ns, self.least_ns);
                     if let Err(why) = duration {

@@ -16,6 +16,8 @@ pub struct GpuElapsed {
     pub(super) ns: f64,
     /// Whether the GPU waited for the host at the end.
     pub(super) drained: bool,
+    /// Whether CUPTI's record of a pass shows that the routine works on no other stream.
+    pub(super) recorded: bool,
     /// Whether the routine supplied the time itself.
     pub(super) by_routine: bool,
 }
@@ -24,7 +26,7 @@ pub struct GpuElapsed {
 /// not record it, because nothing is known about how it was measured.
 impl From<Duration> for GpuElapsed {
     fn from(elapsed: Duration) -> Self {
-        Self { ns: elapsed.as_nanos() as f64, drained: false, by_routine: true }
+        Self { ns: elapsed.as_nanos() as f64, by_routine: true, ..Self::default() }
     }
 }
 
@@ -38,6 +40,8 @@ pub enum Origin {
         samples: usize,
         /// Whether the GPU waited for the host in most of them.
         host_bound: bool,
+        /// Whether CUPTI recorded a pass of the routine.
+        recorded: bool,
     },
     /// The bench routine measured the time itself (`iter_custom`).
     ByRoutine,
@@ -91,7 +95,8 @@ impl SampleLog {
             return Origin::ByRoutine;
         }
         let drained = found.iter().filter(|sample| sample.drained).count();
-        Origin::Here { samples: times.len(), host_bound: 2 * drained > times.len() }
+        let recorded = found.iter().all(|sample| sample.recorded);
+        Origin::Here { samples: times.len(), host_bound: 2 * drained > times.len(), recorded }
     }
 }
 
@@ -118,21 +123,19 @@ mod tests {
             log.add(sample(ns));
         }
         for ns in [1.0, 2.0, 3.0] {
-            log.add(GpuElapsed { drained: ns < 3.0, ..sample(ns) });
+            log.add(GpuElapsed { drained: ns < 3.0, recorded: true, ..sample(ns) });
         }
         log.add(Duration::from_nanos(50).into());
         log.add(Duration::from_nanos(60).into());
         let origin = |times: &[f64]| log.origin(&case(times));
-        assert_eq!(origin(&[10.0, 20.5, 30.0]), Origin::Here { samples: 3, host_bound: false });
-        assert_eq!(origin(&[1.0, 2.0, 3.0]), Origin::Here { samples: 3, host_bound: true });
+        let here = |samples, host_bound, recorded| Origin::Here { samples, host_bound, recorded };
+        assert_eq!(origin(&[10.0, 20.5, 30.0]), here(3, false, false));
+        assert_eq!(origin(&[1.0, 2.0, 3.0]), here(3, true, true));
         assert_eq!(origin(&[50.0, 60.0]), Origin::ByRoutine);
         assert_eq!(origin(&[10.0, 20.5, 31.0]), Origin::Elsewhere);
         assert_eq!(origin(&[20.5, 10.0]), Origin::Elsewhere, "another order");
-        assert_eq!(
-            origin(&[7.0, 7.0_f64.next_up()]),
-            Origin::Here { samples: 1, host_bound: false },
-            "the second was made up"
-        );
+        let made_up = origin(&[7.0, 7.0_f64.next_up()]);
+        assert_eq!(made_up, here(1, false, false), "the second was made up");
         let old = SystemTime::now() - Duration::from_secs(60);
         let earlier = StoredCase { written: Some(old), ..case(&[10.0, 20.5, 30.0]) };
         assert_eq!(log.origin(&earlier), Origin::Elsewhere);

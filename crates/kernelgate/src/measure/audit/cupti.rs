@@ -8,20 +8,21 @@
 //! records nothing, the record of the case states that.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
-use super::refusal::Refusal;
+use super::refusal::{Refusal, Subject};
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::driver::stream::hold::Hold;
 use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
-use kernelgate_cuda::observe::activity::{Activity, KernelRecord};
+use kernelgate_cuda::observe::activity::{Activity, KernelRecord, StreamId};
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 use kernelgate_cuda::{Device, Devices};
 
 /// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
 const HOLD: Duration = Duration::from_millis(200);
 /// How long work on another stream has to begin after the launch has returned.
-const BEGINS_WITHIN: Duration = Duration::from_millis(2);
+pub const BEGINS_WITHIN: Duration = Duration::from_millis(2);
 /// How much earlier than the end of the hold an operation on another stream begins, nanoseconds:
 /// work in order may begin while the blocker ends.
 const EARLY_NS: u64 = BEGINS_WITHIN.as_nanos() as u64 / 2;
@@ -161,45 +162,105 @@ impl Held {
 /// # Errors
 /// Why the record is not conclusive.
 fn outside(record: &Activity, held: bool, gpus: usize) -> Result<Option<Refusal>, String> {
-    let name = |kernel: u32| record.names[kernel as usize].as_str();
     let streams = Held::on_each_gpu(record, gpus)?;
-    let kernels = record.kernels.iter().map(|it| (it.start, it.end, it.on, name(it.name)));
-    let kernels =
-        kernels.filter(|(.., name)| ![Blocker::SYMBOL, Instruments::PROBE].contains(name));
-    let copies = record.copies.iter().map(|copy| (copy.start, copy.end, copy.on, ""));
-    let sets = record.sets.iter().map(|set| (set.start, set.end, set.on, ""));
-    let mut all = kernels.chain(copies).chain(sets);
-    let operation = |name: &str| match name {
-        "" => "a copy or set of memory".to_owned(),
-        name => format!("kernel `{name}`"),
-    };
-    if let Some((_, _, on, name)) =
-        all.clone().find(|(_, _, on, _)| !streams.contains_key(&on.device))
-    {
-        let (operation, gpu) = (operation(name), on.device);
-        return Ok(Some(Refusal::RecordedOnOtherGpu { operation, gpu }));
+    let own = [Blocker::SYMBOL, Instruments::PROBE];
+    let all: Vec<Operation<'_>> =
+        operations(record).filter(|operation| !own.contains(&operation.kernel)).collect();
+    let subject = Subject::Launch;
+    if let Some(other) = all.iter().find(|it| !streams.contains_key(&it.on.device)) {
+        let (operation, gpu) = (other.to_string(), other.on.device);
+        return Ok(Some(Refusal::RecordedOnOtherGpu { subject, operation, gpu }));
     }
-    // CUPTI records no times for operations that it could not follow.
-    let is_timed = |start: u64, end: u64| (start, end) != (0, 0);
-    let found = (all.clone().filter(|&(start, end, ..)| is_timed(start, end))).find(
-        |&(start, end, on, _)| {
-            let Held { blocker, mark } = &streams[&on.device];
-            start + EARLY_NS < blocker.end || end > mark + LATE_NS
-        },
-    );
+    let found = all.iter().filter(|it| it.is_timed()).find(|it| {
+        let Held { blocker, mark } = &streams[&it.on.device];
+        it.start + EARLY_NS < blocker.end || it.end > mark + LATE_NS
+    });
     match found {
-        Some((.., name)) => Ok(Some(Refusal::RecordedElsewhere { operation: operation(name) })),
+        Some(it) => Ok(Some(Refusal::RecordedElsewhere { subject, operation: it.to_string() })),
         None if record.dropped > 0 => Err(format!("CUPTI lost {} records", record.dropped)),
-        None if !held && all.any(|(_, _, on, _)| on != streams[&on.device].blocker.on) => {
-            Err("the stream was not held until the launch had returned".to_owned())
+        None if !held && all.iter().any(|it| it.on != streams[&it.on.device].blocker.on) => {
+            Err(NOT_HELD.to_owned())
         }
         None => Ok(None),
     }
 }
 
+/// A pass of a routine that CUPTI recorded, on a stream that other code made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordedPass {
+    /// Whether the stream was held until the routine had returned.
+    pub held: bool,
+    /// When the hold ended at the earliest, on the clock of the records.
+    pub released: u64,
+}
+
+/// Checks the record of a pass. Its first set of one byte is on the stream that is timed. Returns
+/// the reason if the record is not conclusive.
+///
+/// # Errors
+/// When something ran on another stream, or on another GPU.
+pub fn check_pass(record: &Activity, pass: RecordedPass) -> Result<Option<String>, Refusal> {
+    let Some(mark) = record.sets.iter().find(|set| set.bytes == 1) else {
+        return Ok(Some("CUPTI's record lacks the mark on the stream".to_owned()));
+    };
+    let subject = Subject::Routine;
+    let is_mark = |it: &Operation<'_>| (it.start, it.on, it.kernel) == (mark.start, mark.on, "");
+    let all: Vec<Operation<'_>> = operations(record).filter(|it| !is_mark(it)).collect();
+    if let Some(other) = all.iter().find(|it| it.on.device != mark.on.device) {
+        let (operation, gpu) = (other.to_string(), other.on.device);
+        return Err(Refusal::RecordedOnOtherGpu { subject, operation, gpu });
+    }
+    let early = |it: &&Operation<'_>| it.is_timed() && it.start + EARLY_NS < pass.released;
+    if let Some(it) = all.iter().find(early) {
+        return Err(Refusal::RecordedElsewhere { subject, operation: it.to_string() });
+    }
+    Ok(match record.dropped {
+        0 if !pass.held && all.iter().any(|it| it.on != mark.on) => Some(NOT_HELD.to_owned()),
+        0 => None,
+        lost => Some(format!("CUPTI lost {lost} records")),
+    })
+}
+
+const NOT_HELD: &str = "the stream was not held until the launch had returned";
+
+/// An operation of a GPU.
+struct Operation<'a> {
+    start: u64,
+    end: u64,
+    on: StreamId,
+    /// Symbol of the kernel; empty for a copy or a set.
+    kernel: &'a str,
+}
+
+impl Operation<'_> {
+    /// CUPTI records no times for operations that it could not follow.
+    const fn is_timed(&self) -> bool {
+        self.start != 0 || self.end != 0
+    }
+}
+
+impl fmt::Display for Operation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kernel {
+            "" => f.write_str("a copy or set of memory"),
+            kernel => write!(f, "kernel `{kernel}`"),
+        }
+    }
+}
+
+fn operations(record: &Activity) -> impl Iterator<Item = Operation<'_>> {
+    let kernels = record.kernels.iter().map(|&KernelRecord { start, end, on, name, .. }| {
+        Operation { start, end, on, kernel: &record.names[name as usize] }
+    });
+    let copies = record.copies.iter().map(|it| (it.start, it.end, it.on));
+    let sets = record.sets.iter().map(|it| (it.start, it.end, it.on));
+    let others = copies.chain(sets);
+    kernels.chain(others.map(|(start, end, on)| Operation { start, end, on, kernel: "" }))
+}
+
 #[cfg(test)]
 mod tests {
-    use kernelgate_cuda::observe::activity::CopyRecord;
+    use kernelgate_cuda::observe::activity::{CopyRecord, SetRecord};
 
     use super::*;
 
@@ -210,7 +271,7 @@ mod tests {
     }
 
     fn elsewhere(operation: &str) -> Refusal {
-        Refusal::RecordedElsewhere { operation: operation.to_owned() }
+        Refusal::RecordedElsewhere { subject: Subject::Launch, operation: operation.to_owned() }
     }
 
     /// A hold from 10 to 14 ms, a kernel of the launch, the mark at 15 ms.
@@ -282,11 +343,38 @@ mod tests {
         let mut other = over_two(14 * MS, 15 * MS);
         other.kernels[1].on.device = 1;
         let operation = "kernel `theirs`".to_owned();
-        let refused = Refusal::RecordedOnOtherGpu { operation, gpu: 1 };
+        let subject = Subject::Launch;
+        let refused = Refusal::RecordedOnOtherGpu { subject, operation, gpu: 1 };
         assert_eq!(super::outside(&other, true, 2), Ok(Some(refused)));
         let one = over_two(14 * MS, 15 * MS);
         let lacks = "CUPTI's record lacks `measure_blocker`".to_owned();
         assert_eq!(super::outside(&one, true, 3), Err(lacks));
+    }
+
+    /// A mark on the stream, and one kernel of the routine.
+    fn pass(start: u64, stream: u32) -> Activity {
+        let on = StreamId { stream, ..StreamId::default() };
+        let kernel = KernelRecord { name: 2, start, end: start + 5_000, on, ..Default::default() };
+        let mark = SetRecord { bytes: 1, start: MS, end: MS + 900, ..Default::default() };
+        Activity { kernels: vec![kernel], sets: vec![mark], ..record(0, 0) }
+    }
+
+    #[test]
+    fn a_pass_that_works_on_another_stream_is_refused() {
+        let held = RecordedPass { held: true, released: 14 * MS };
+        let timed_out = RecordedPass { held: false, released: 14 * MS };
+        let (subject, operation) = (Subject::Routine, "kernel `theirs`".to_owned());
+        let elsewhere = Err(Refusal::RecordedElsewhere { subject, operation });
+        for recorded in [held, timed_out] {
+            assert_eq!(check_pass(&pass(14 * MS, 0), recorded), Ok(None));
+            assert_eq!(check_pass(&pass(11 * MS, 7), recorded), elsewhere);
+        }
+        assert_eq!(check_pass(&pass(14 * MS, 7), held), Ok(None), "joined with the stream");
+        assert_eq!(check_pass(&pass(14 * MS, 7), timed_out), Ok(Some(NOT_HELD.to_owned())));
+        let unmarked = Activity { sets: Vec::new(), ..pass(11 * MS, 7) };
+        assert!(check_pass(&unmarked, held).unwrap().is_some());
+        let lost = Activity { dropped: 2, ..pass(14 * MS, 0) };
+        assert_eq!(check_pass(&lost, held), Ok(Some("CUPTI lost 2 records".to_owned())));
     }
 
     #[test]

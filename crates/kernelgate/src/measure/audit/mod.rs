@@ -14,12 +14,16 @@
 //! | [`duration`] `L` `C` | launches of nothing, each time or sometimes | every sample against the least command | [`Refusal::TooShort`] | |
 //! | [`writes`] `L` | outputs written on another stream | samples of the outputs while a blocker holds the stream | [`Refusal::WritesWhileHeld`] | |
 //! | [`context`] `L` `C` | long work on another stream | time until the context is idle after the stream | [`Refusal::BusyAfterStream`] | |
-//! | [`cupti`] `L` | any work on another stream | CUPTI's record of a launch behind a blocker, after the samples | [`Refusal::RecordedElsewhere`] | |
+//! | [`cupti`] `L` `C` | any work on another stream | CUPTI's record of a launch behind a blocker, after the samples; of the second pass, held | [`Refusal::RecordedElsewhere`] | |
 //! | [`passes`] `C` | a host that waits for work elsewhere | the first pass against passes without a hold | [`Refusal::WaitsForWorkElsewhere`] | |
 //! | [`waits`] `L` `C` | a host that waits for the GPU | a launch or pass behind a hold; [`calls`]: CUPTI's record of its calls | [`Refusal::Waits`], [`Refusal::WaitsIn`] | `waits` |
 //! | [`allocations`] `L` | device memory, freed or not | nodes of a captured launch; free memory and the pool's peak around three launches | [`Refusal::AllocatesInOrder`], [`Refusal::Allocates`] | `allocations` |
 //! | [`reuse`] `L` | results computed once and returned later | first and second replay for new inputs; of short launches pairs of them | [`Refusal::Reuses`] | |
 //! | [`reuse`] `L` | results computed once for a captured batch | a launch captured alone against those captured together | [`Refusal::ReusesInBatch`] | |
+//!
+//! A Criterion bench has no check of its outputs and of what it reuses, because its inputs and
+//! outputs are its own. [`cupti`] sees what [`writes`] would see. Its commands are not compared,
+//! because Criterion does not say how many iterations a pass has.
 //!
 //! Three checks need more than launches and are elsewhere:
 //!

@@ -1,7 +1,7 @@
 //! Whether the events of a Criterion bench enclose its routine's work, pass by pass.
 //!
 //! A pass lies between two events. Criterion's warm-up makes passes of 1, 2, 4, 8 … iterations, then
-//! come the samples; Criterion does not say how many iterations a pass has. Three checks:
+//! come the samples; Criterion does not say how many iterations a pass has. Four checks:
 //!
 //! - Some passes begin with the stream held until the pass is enqueued. The interval is then the
 //!   work of the stream alone. If it is no longer than that of two events in a row, the routine
@@ -10,9 +10,10 @@
 //!   pass then shows the work that it enqueued before it waited. If that is nothing, and each of
 //!   three later passes takes long nevertheless, the time is of the host or of another stream.
 //! - When a pass has finished, the whole context has to be idle.
+//! - CUPTI records the second pass ([`super::cupti::check_pass`]).
 //!
-//! A routine that waits for the whole context and works on another stream for less than
-//! [`SHOWN_LATER`] is not detected. A host that is delayed for longer than that in each of the
+//! Without CUPTI, a routine that waits for the whole context and works on another stream for less
+//! than [`SHOWN_LATER`] is not detected. A host that is delayed for longer than that in each of the
 //! three passes is refused like such work. Deliberately absent: clocks and events
 //! ([`ForeignStream`]).
 //!
@@ -36,6 +37,9 @@ const TIMES_THE_LAST: u32 = 4;
 const DECIDING: [u32; 3] = [1, 2, 4];
 /// Maximum hold of later passes: enough for a pass that enqueues nothing to end.
 const LATER_HOLD: Duration = Duration::from_millis(1);
+/// The pass that CUPTI records, and how long it is held at most.
+const RECORDED: u32 = 2;
+pub const RECORDED_HOLD: Duration = Duration::from_millis(50);
 /// Passes without a hold, each of which has to show the work of a routine that waits: a delay of
 /// the host shows in only one of them.
 const SHOWING: [u32; 3] = [3, 5, 6];
@@ -99,10 +103,16 @@ impl Passes {
         }
     }
 
+    /// Whether CUPTI is to record the next pass.
+    pub const fn next_is_recorded(&self) -> bool {
+        self.passes + 1 == RECORDED
+    }
+
     /// How long to hold the stream for the next pass at most; `None`: no hold.
     pub fn next_hold(&self) -> Option<Duration> {
         let pass = self.passes + 1;
         match self.waits {
+            _ if pass == RECORDED => Some(RECORDED_HOLD),
             Waits::Unknown => {
                 let hold = FIRST_HOLD + TIMES_THE_LAST * self.last;
                 DECIDING.contains(&pass).then(|| hold.min(LONGEST_HOLD))
@@ -299,7 +309,7 @@ mod tests {
         let interval = Interval { elapsed_ns: 1e7, drained: false, held: Some(false) };
         let pass = Pass { interval, host: Duration::from_millis(10), busy: None };
         passes.add(pass, &READINGS).unwrap();
-        assert_eq!(passes.next_hold(), Some(Duration::from_millis(45)));
+        assert_eq!(passes.next_hold(), Some(RECORDED_HOLD));
         passes.add(Pass { host: Duration::from_secs(9), ..pass }, &READINGS).unwrap();
         assert_eq!(passes.next_hold(), None);
         passes.add(Pass { host: Duration::from_secs(9), ..pass }, &READINGS).unwrap();

@@ -103,19 +103,23 @@ pub enum Refusal {
     },
     /// Work on another stream, recorded by CUPTI.
     #[error(
-        "{operation} runs on another stream than the one that is timed, by CUPTI's record of a \
-         launch"
+        "{operation} runs on another stream than the one that is timed, by CUPTI's record of {}",
+        subject.once().0
     )]
     RecordedElsewhere {
+        /// The code.
+        subject: Subject,
         /// The operation.
         operation: String,
     },
     /// Work on a GPU that the case does not have, recorded by CUPTI.
     #[error(
-        "{operation} runs on GPU {gpu}, which is not one of the case's, by CUPTI's record of a \
-         launch"
+        "{operation} runs on GPU {gpu}, which is not one of the case's, by CUPTI's record of {}",
+        subject.once().0
     )]
     RecordedOnOtherGpu {
+        /// The code.
+        subject: Subject,
         /// The operation.
         operation: String,
         /// The GPU.
