@@ -10,6 +10,8 @@
 //! Modules in reading order; each imports only from those before it (a test of the repository
 //! checks that).
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests"))]
+
 pub mod exit;
 pub use kernelgate_numerics::stats;
 pub mod workload;

@@ -176,6 +176,7 @@ pub fn over_memory(limit: u64) -> String {
 
 /// Memory of a process and its descendants; 0 if the system does not report it, as on systems other
 /// than Linux. Shared memory counts for each of them.
+#[expect(clippy::disallowed_methods, reason = "a file of the system")]
 fn resident_bytes(process: u32) -> u64 {
     let own = || {
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
@@ -187,6 +188,7 @@ fn resident_bytes(process: u32) -> u64 {
 }
 
 /// The running children of a process.
+#[expect(clippy::disallowed_methods, reason = "files of the system")]
 fn children(process: u32) -> Vec<u32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
     let children_of = |thread: std::fs::DirEntry| {

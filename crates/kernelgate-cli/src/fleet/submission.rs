@@ -38,6 +38,8 @@ impl Record for Submission {
     }
 }
 
+/// Longest file of a shard's attempts, bytes.
+const MAX_NOTES: u64 = 1 << 20;
 /// File of a submission in its folder.
 pub const FILE: &str = "submission.json";
 
@@ -148,7 +150,7 @@ impl Submission {
 pub fn retries(places: &Places, shards: u32) -> Vec<(u32, usize)> {
     let attempts = places.folder.join("attempts");
     let used = |shard: u32| {
-        let noted = std::fs::read_to_string(attempts.join(shard.to_string())).unwrap_or_default();
+        let noted = file::text_of(&attempts.join(shard.to_string()), MAX_NOTES).unwrap_or_default();
         noted.lines().count().saturating_sub(1)
     };
     (1..=shards).map(|shard| (shard, used(shard))).filter(|(_, used)| *used > 0).collect()

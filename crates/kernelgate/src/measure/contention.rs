@@ -31,6 +31,7 @@ impl CpuTime {
         Self::read(Own::Children)
     }
 
+    #[expect(clippy::disallowed_methods, reason = "files of the system")]
     fn read(own: Own) -> Option<Self> {
         let read = |path| std::fs::read_to_string(path).ok();
         Self::parse(&read("/proc/stat")?, &read("/proc/self/stat")?, own)

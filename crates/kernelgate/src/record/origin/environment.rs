@@ -221,6 +221,7 @@ fn gpu(facts: &DeviceFacts) -> Gpu {
 }
 
 /// Names alone repeat ("localhost") and machine ids are copied with images: both together.
+#[expect(clippy::disallowed_methods, reason = "a file of the system")]
 fn machine() -> Option<String> {
     let name = System::host_name().ok().filter(|name| !name.is_empty());
     let id = std::fs::read_to_string("/etc/machine-id")
