@@ -175,7 +175,7 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
 
 /// Checks of variables that a bench would refuse: those that stand for flags, and the commit.
 fn wrong_settings() -> Vec<Check> {
-    let commit = Provenance::detect_for_process(Path::new(".")).err();
+    let commit = Provenance::detect_for_process(Path::new(".")).err().map(|it| it.to_string());
     let number = std::env::var("KERNELGATE_DEVICE").ok().and_then(|it| it.parse::<usize>().ok());
     let missing = number.zip(device::count().ok()).filter(|(number, count)| number >= count);
     let device = missing.map(|(number, count)| {

@@ -49,12 +49,8 @@ impl Invocation {
             }
             let there = file::read::<ProcessRun>(&path).ok().and_then(|run| run.invocation);
             if there.as_deref() != Some(&self.id) {
-                return Err(HarnessError::Usage(format!(
-                    "{VARIABLE}={}: an earlier run of that name is in {}: choose another name, or \
-                     remove it",
-                    self.session,
-                    path.display()
-                )));
+                let session = self.session.clone();
+                return Err(HarnessError::SessionTaken { session, path });
             }
         }
         unreachable!("numbers do not end")
@@ -120,14 +116,17 @@ mod tests {
                 let (record, written, refused) = (&record, &written, &refused);
                 scope.spawn(move || match record(invocation) {
                     Ok(path) => written.lock().unwrap().push((invocation, path)),
-                    Err(error) => refused.lock().unwrap().push(error.to_string()),
+                    Err(error) => refused.lock().unwrap().push(error),
                 });
             }
         });
         let (written, refused) = (written.into_inner().unwrap(), refused.into_inner().unwrap());
         let [(first, path)] = &written[..] else { panic!("{written:?}") };
         assert_eq!(file::read::<ProcessRun>(path).unwrap().invocation.as_deref(), Some(*first));
-        let named = |error: &String| error.contains("par: an earlier run of that name is in");
+        let named = |error: &HarnessError| match error {
+            HarnessError::SessionTaken { session, .. } => session == "par",
+            _ => false,
+        };
         assert!(refused.len() == 3 && refused.iter().all(named), "{refused:?}");
         // A second bench of that name in one invocation.
         assert_eq!(record(first).unwrap(), path.with_file_name("b-2.json"));

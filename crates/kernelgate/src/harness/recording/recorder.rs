@@ -150,8 +150,7 @@ impl Recorder {
             eprintln!("\ninterrupted{}{baseline}", state.saved_cases(": "));
             std::process::exit(Exit::INTERRUPTED);
         };
-        ctrlc::set_handler(handler)
-            .map_err(|error| HarnessError::Usage(format!("failed to watch for Ctrl-C: {error}")))
+        ctrlc::set_handler(handler).map_err(|error| HarnessError::Interrupts(error.into()))
     }
 
     /// Ends the process, once a launch on the host takes longer than that, with the case among those

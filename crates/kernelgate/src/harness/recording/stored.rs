@@ -32,19 +32,12 @@ pub fn check(
                 if !must {
                     continue;
                 }
-                return Err(HarnessError::Usage(format!(
-                    "Criterion has no baseline `{name}` of {}: save one with --save-baseline \
-                     {name}, or narrow the filter",
-                    case.id
-                )));
+                let (name, case) = (name.to_owned(), case.id.clone());
+                return Err(HarnessError::NoCriterionBaseline { name, case });
             }
             let broken_baseline = |path: &Path, problem: String| {
-                HarnessError::Usage(format!(
-                    "Criterion's baseline `{name}` of {} is broken ({}: {problem}): remove it, or \
-                     save it again",
-                    case.id,
-                    path.display()
-                ))
+                let (name, case, path) = (name.to_owned(), case.id.clone(), path.to_owned());
+                HarnessError::BrokenCriterionBaseline { name, case, path, problem }
             };
             check_samples(&samples).map_err(|problem| broken_baseline(&samples, problem))?;
             let estimates = folder.join("estimates.json");

@@ -155,8 +155,7 @@ fn start(
     invocation: &Invocation,
     environment: Environment,
 ) -> Result<ProcessRun, HarnessError> {
-    let (provenance, stated_commit) =
-        Provenance::detect_for_process(&store.root).map_err(HarnessError::Usage)?;
+    let (provenance, stated_commit) = Provenance::detect_for_process(&store.root)?;
     Ok(ProcessRun {
         effort: settings.effort.name().to_owned(),
         seed: settings.seed,

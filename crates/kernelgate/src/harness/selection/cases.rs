@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::filter::Filter;
 use super::place::Place;
 use crate::backend::BackendKind;
-use crate::harness::error::HarnessError;
+use crate::harness::error::{HarnessError, MAX_COMPARED};
 use crate::harness::guard;
 use crate::measure::Cache;
 use crate::measure::limits::CaseWork;
@@ -181,7 +181,7 @@ impl Choice<'_> {
                 let bound = match suite.bind(&point) {
                     Ok(bound) => bound,
                     Err(error) => {
-                        refused.push((id, error.to_string()));
+                        refused.push((id, error));
                         continue;
                     }
                 };
@@ -190,22 +190,23 @@ impl Choice<'_> {
                     WorkRecord::from(&work).validate()?;
                     Ok(work.total_bytes())
                 });
-                let bytes = declared.map_err(|wrong| {
-                    HarnessError::Usage(format!("{id}: declared work: {wrong}"))
-                })?;
+                let bytes =
+                    declared.map_err(|problem| HarnessError::Work { case: id.clone(), problem })?;
                 if self.part.is_none_or(|part| part.has(&id)) {
                     let group = Group { suite, point, bound, cases: Vec::new() };
                     self.add_cases(&mut selection, group, bytes, &mut ids)?;
                 }
             }
         }
-        match refused.first() {
-            Some((id, reason)) if !taken || axes.is_empty() => {
-                return Err(HarnessError::Usage(format!("{id}: {reason}")));
+        if !taken || axes.is_empty() {
+            if let Some((case, problem)) = refused.into_iter().next() {
+                return Err(HarnessError::Problem { case, problem });
             }
-            _ => {}
+        } else {
+            refused.retain(|(id, _)| self.filter.matches(id));
+            let reasons = refused.into_iter().map(|(id, problem)| (id, problem.to_string()));
+            selection.skipped.extend(reasons);
         }
-        selection.skipped.extend(refused.into_iter().filter(|(id, _)| self.filter.matches(id)));
         Ok(selection)
     }
 
@@ -229,7 +230,7 @@ impl Choice<'_> {
             for &cache in caches(row.backend, bytes, place.l2_bytes) {
                 let id = format!("{}/{}/{}", group.id(), row.name, cache.name());
                 if !ids.insert(id.clone()) {
-                    return Err(HarnessError::Usage(format!("two cases have the id {id}")));
+                    return Err(HarnessError::SameId { case: id });
                 }
                 if !self.filter.matches(&id) {
                     continue;
@@ -285,21 +286,17 @@ pub fn check_overrides<'a>(
             .filter(|suite| suite.axes().iter().any(|axis| axis.name == wanted.axis))
             .collect();
         let one = std::slice::from_ref(wanted);
-        let errors: Vec<AxisError> = with_axis
-            .iter()
-            .filter_map(|suite| suite.points(Effort::Thorough, Scale::Host, one).err())
-            .collect();
         if with_axis.is_empty() {
             let axes: BTreeSet<&str> =
                 suites.iter().flat_map(|suite| suite.axes()).map(|axis| axis.name).collect();
-            let axes = axes.into_iter().collect::<Vec<_>>().join(", ");
-            return Err(HarnessError::Usage(format!(
-                "no workload has an axis `{}`; axes are {axes}",
-                wanted.axis
-            )));
+            let (axis, axes) = (wanted.axis.clone(), axes.into_iter().collect());
+            return Err(HarnessError::UnknownAxis { axis, axes });
         }
-        if errors.len() == with_axis.len() {
-            return Err(HarnessError::Usage(errors[0].to_string()));
+        let points = |suite: &&Suite| suite.points(Effort::Thorough, Scale::Host, one);
+        let errors: Result<Vec<AxisError>, _> =
+            with_axis.iter().map(|suite| points(suite).map_or_else(Ok, Err)).collect();
+        if let Ok(errors) = errors {
+            return Err(errors.into_iter().next().expect("an axis has a workload").into());
         }
     }
     Ok(())
@@ -321,17 +318,12 @@ pub fn nothing_has<'a>(
         if let Some(Err(error)) = tried.first()
             && tried.iter().all(Result::is_err)
         {
-            return HarnessError::Usage(error.to_string());
+            return error.clone().into();
         }
     }
-    let axes = overrides
-        .iter()
-        .map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(",")))
-        .collect::<Vec<_>>()
-        .join(" ");
-    HarnessError::Usage(format!(
-        "no case has the axes {axes} together; `kernelgate list` shows the axes of each workload"
-    ))
+    let axes =
+        overrides.iter().map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(",")));
+    HarnessError::NoCombination { axes: axes.collect() }
 }
 
 /// Every id of every effort.
@@ -349,26 +341,8 @@ pub fn nothing_matches<'a>(
     filter: &Filter,
     suites: impl Iterator<Item = &'a Suite>,
 ) -> HarnessError {
-    let text = filter.text().unwrap_or_default();
-    let close = suggestions(filter, &all_ids(suites));
-    let hint = if close.is_empty() {
-        "`--list` shows the cases".to_owned()
-    } else {
-        format!("did you mean {}?", close.join(" or "))
-    };
-    HarnessError::NoMatch(format!("no case matches `{}`; {hint}", in_short(text)))
-}
-
-/// Longest text that is compared with ids, and shown: comparing costs the product of both lengths,
-/// and no mistyped id is longer.
-const MAX_COMPARED: usize = 200;
-
-/// A text, or the beginning of a long one.
-pub fn in_short(text: &str) -> String {
-    match text.char_indices().nth(MAX_COMPARED) {
-        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
-        None => text.to_owned(),
-    }
+    let suggestions = suggestions(filter, &all_ids(suites));
+    HarnessError::NoMatch { filter: filter.text().unwrap_or_default().to_owned(), suggestions }
 }
 
 /// Suggestions for a mistyped filter: the closest ids, or leading parts of ids if these are as
@@ -421,7 +395,6 @@ mod tests {
         // Suggestions for a very long filter need no comparison with each id, which would take
         // minutes.
         assert!(suggestions(&"st_bif/".repeat(100_000), true).is_empty());
-        assert!(in_short(&"é".repeat(1000)).ends_with("… (2000 bytes)"));
     }
 
     #[test]
@@ -500,11 +473,19 @@ mod tests {
     #[test]
     fn overrides_must_suit_some_workload() {
         let suites = all();
-        let check = |item: &str| {
-            check_overrides(suites.iter(), &[item.parse().unwrap()]).map_err(|e| e.to_string())
-        };
-        assert_eq!(check("t=3"), Ok(()));
-        assert_eq!(check("level=5").unwrap_err(), "axis `level` takes one of 4, 8, 16, not `5`");
-        assert!(check("zz=1").unwrap_err().starts_with("no workload has an axis `zz`; axes are "));
+        let check = |item: &str| check_overrides(suites.iter(), &[item.parse().unwrap()]);
+        assert!(check("t=3").is_ok());
+        match check("level=5").unwrap_err() {
+            HarnessError::Axis(AxisError::Value { axis, value, expected }) => {
+                assert_eq!([&*axis, &value, &expected], ["level", "5", "one of 4, 8, 16"]);
+            }
+            other => panic!("{other:?}"),
+        }
+        match check("zz=1").unwrap_err() {
+            HarnessError::UnknownAxis { axis, axes } => {
+                assert!(axis == "zz" && axes.contains(&"level"), "{axes:?}");
+            }
+            other => panic!("{other:?}"),
+        }
     }
 }

@@ -31,16 +31,10 @@ impl Filter {
             None => Ok(Self::All),
             Some(id) if exact => Ok(Self::Exact(id.to_owned())),
             Some(text) => Regex::new(text).map(Self::Matching).map_err(|error| {
-                let reason = error
-                    .to_string()
-                    .lines()
-                    .last()
-                    .unwrap_or_default()
-                    .trim_start_matches("error: ")
-                    .to_owned();
-                HarnessError::Usage(format!(
-                    "filter `{text}` is not a regular expression: {reason}"
-                ))
+                let error = error.to_string();
+                let problem = error.lines().last().unwrap_or_default();
+                let problem = problem.trim_start_matches("error: ").to_owned();
+                HarnessError::Filter { filter: text.to_owned(), problem }
             }),
         }
     }

@@ -51,8 +51,6 @@ impl DeviceRequest {
     ) -> Result<Place, HarnessError> {
         let (ordinals, architecture) = (self.ordinals(), self.options.architecture.as_deref());
         let gpu = || ordinals.iter().try_for_each(|&ordinal| device::check(ordinal, architecture));
-        let refused =
-            |error: DeviceError| HarnessError::Usage(format!("no GPU to run on: {error}"));
         let cpu =
             |otherwise: String| Place { kind: BackendKind::Cpu, otherwise, l2_bytes: 0, gpus: 0 };
         let cuda = || Place {
@@ -63,9 +61,9 @@ impl DeviceRequest {
         };
         match self.backend {
             Some(BackendKind::Cpu) => Ok(cpu("this run is on the CPU, as asked".to_owned())),
-            Some(BackendKind::Cuda) => gpu().map_err(refused).map(|()| cuda()),
+            Some(BackendKind::Cuda) => gpu().map_err(HarnessError::NoGpu).map(|()| cuda()),
             // The user named a GPU, so falling back to the host is not an option.
-            None if self.devices.is_some() => gpu().map_err(refused).map(|()| cuda()),
+            None if self.devices.is_some() => gpu().map_err(HarnessError::NoGpu).map(|()| cuda()),
             None => {
                 if !suites.any(|suite| {
                     suite.implementations().iter().any(|row| row.backend == BackendKind::Cuda)
@@ -77,7 +75,7 @@ impl DeviceRequest {
                 match gpu() {
                     Ok(()) => Ok(cuda()),
                     // The user set the architecture, so ignoring it is not an option.
-                    Err(error @ DeviceError::Architecture(_)) => Err(refused(error)),
+                    Err(error @ DeviceError::Architecture(_)) => Err(HarnessError::NoGpu(error)),
                     Err(error) => Ok(cpu(format!("no GPU: {error}"))),
                 }
             }
@@ -93,7 +91,7 @@ impl DeviceRequest {
             BackendKind::Cpu => Ok(Target::Cpu),
             BackendKind::Cuda => match self.ordinals().open(&self.options) {
                 Ok(devices) => Ok(Target::Cuda(devices)),
-                Err(error) => Err(HarnessError::Usage(format!("no GPU to run on: {error}"))),
+                Err(error) => Err(HarnessError::NoGpu(error)),
             },
         }
     }

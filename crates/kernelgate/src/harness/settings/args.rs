@@ -401,24 +401,20 @@ impl Flags {
                 .into_iter()
                 .flatten()
         {
-            check_name(name).map_err(|error| HarnessError::Usage(error.to_string()))?;
+            check_name(name)?;
         }
         for (flag, is_given) in [
             ("--delay (KERNELGATE_DELAY)", !self.delay.is_empty()),
             ("--layout (KERNELGATE_LAYOUT)", self.layout.is_some()),
         ] {
             if self.save_baseline.is_some() && is_given {
-                let why = format!("--save-baseline takes no run with {flag}");
-                return Err(HarnessError::Usage(why));
+                return Err(HarnessError::DelayedBaseline { flag });
             }
         }
         if self.request.is_some() && self.criterion_mode() != Mode::Bench {
-            return Err(HarnessError::Usage(
-                "KERNELGATE_REQUEST is for processes that `kernelgate` runs: unset it".to_owned(),
-            ));
+            return Err(HarnessError::RequestOutsideBench);
         }
-        let refuse =
-            |flag: &str, wanted: &str| Err(HarnessError::Usage(format!("{flag} takes {wanted}")));
+        let refuse = |flag, range| Err(HarnessError::FlagValue { flag, range });
         let positive = |value: Option<f64>| {
             value.is_none_or(|value| value > 0.0 && value.is_finite() && value < 1e9)
         };
@@ -453,9 +449,7 @@ impl Flags {
         if self.plotting_backend.as_deref() == Some("gnuplot")
             && std::process::Command::new("gnuplot").arg("--version").output().is_err()
         {
-            return Err(HarnessError::Usage(
-                "--plotting-backend gnuplot: gnuplot is not installed".to_owned(),
-            ));
+            return Err(HarnessError::NoGnuplot);
         }
         Ok(())
     }
@@ -482,6 +476,7 @@ pub fn parse_devices(text: &str) -> Result<Devices<usize>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::store::StoreError;
 
     fn flags(line: &str) -> Flags {
         Flags::try_parse_from(line.split_whitespace()).unwrap()
@@ -519,23 +514,28 @@ mod tests {
 
     #[test]
     fn values_that_would_panic_are_refused_with_the_flag() {
-        for (line, wanted) in [
-            ("--sample-size 5", "--sample-size takes a number from 10"),
-            ("--warm-up-time 0", "--warm-up-time takes seconds above 0"),
-            ("--measurement-time nan", "--measurement-time takes seconds above 0"),
-            ("--confidence-level 1", "--confidence-level takes a number between 0 and 1"),
-            ("--profile-time 0.5", "--profile-time takes seconds from 1"),
-            ("--nresamples 0", "--nresamples takes a number from 1"),
-            ("--save-baseline ../x", "baseline name `../x`"),
-            ("--baseline .x", "baseline name `.x`"),
+        for line in [
+            "--sample-size 5",
+            "--warm-up-time 0",
+            "--measurement-time nan",
+            "--confidence-level 1",
+            "--profile-time 0.5",
+            "--nresamples 0",
         ] {
-            let message = flags(line).check().unwrap_err().to_string();
-            assert!(message.starts_with(wanted), "{message}");
+            match flags(line).check().unwrap_err() {
+                HarnessError::FlagValue { flag, .. } => assert!(line.starts_with(flag), "{flag}"),
+                other => panic!("{other:?}"),
+            }
         }
-        let message = flags("a(b").filter().unwrap_err().to_string();
-        assert!(
-            message.starts_with("filter `a(b` is not a regular expression: unclosed group"),
-            "{message}"
-        );
+        for line in ["--save-baseline ../x", "--baseline .x"] {
+            let error = flags(line).check().unwrap_err();
+            assert!(matches!(error, HarnessError::Store(StoreError::Name(_))), "{error:?}");
+        }
+        match flags("a(b").filter().unwrap_err() {
+            HarnessError::Filter { filter, problem } => {
+                assert_eq!([&*filter, &problem], ["a(b", "unclosed group"]);
+            }
+            other => panic!("{other:?}"),
+        }
     }
 }

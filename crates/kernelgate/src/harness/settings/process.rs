@@ -118,10 +118,7 @@ fn session() -> Result<Option<String>, HarnessError> {
     let session = given.to_string_lossy().into_owned();
     match check_name(&session) {
         Ok(()) => Ok(Some(session)),
-        Err(_) => Err(HarnessError::Usage(format!(
-            "{}=`{session}` is no plain file name",
-            invocation::VARIABLE
-        ))),
+        Err(_) => Err(HarnessError::SessionName { session }),
     }
 }
 

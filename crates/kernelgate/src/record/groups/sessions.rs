@@ -150,7 +150,7 @@ fn session_start(folder: &Path) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Environment, Provenance};
+    use crate::record::{Environment, FileError, Provenance};
 
     fn record(store: &Store, session: &str, started: &str) {
         let run = ProcessRun {
@@ -182,7 +182,7 @@ mod tests {
             std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
             std::fs::copy(store.run_path("newer", "b"), &copy).unwrap();
             let twice = store.last_sessions(5).or_else(|_| store.last_sessions(4)).unwrap_err();
-            assert!(twice.to_string().contains("hold the same run"), "{twice}");
+            assert!(matches!(twice, StoreError::Twice { .. }), "{twice:?}");
             std::fs::remove_file(copy).unwrap();
         }
         // Runs of another package that shares the folder do not count.
@@ -199,16 +199,18 @@ mod tests {
             |name: &str| store_of(name).last_sessions(1).unwrap()[0].runs[0].session.clone();
         assert_eq!(last(1), ["other"]);
         assert_eq!((&*last_of("other"), &*last_of("own")), ("other", "newer"));
-        let message = store_of("own").last_sessions(5).unwrap_err().to_string();
-        assert!(message.starts_with("4 sessions in "), "{message}");
+        let few = store_of("own").last_sessions(5).unwrap_err();
+        assert!(matches!(few, StoreError::FewRuns { found: 4, wanted: 5, .. }), "{few:?}");
         std::fs::remove_dir_all(store.runs.join("other")).unwrap();
         record(&store, "ahead", "2226-01-02T03:04:05Z");
-        let message = store.last_sessions(1).unwrap_err().to_string();
-        assert!(message.contains("ahead, starts in the future (2226-"), "{message}");
+        match store.last_sessions(1).unwrap_err() {
+            StoreError::Future { folder, .. } => assert!(folder.ends_with("ahead")),
+            other => panic!("{other:?}"),
+        }
         // An unreadable session counts as the last one written, and the error names it.
         std::fs::remove_dir_all(store.runs.join("ahead")).unwrap();
         std::fs::write(store.run_path("old", "b"), "{").unwrap();
-        let message = store.last_sessions(1).unwrap_err().to_string();
-        assert!(message.contains("b.json: broken or cut short"), "{message}");
+        let broken = store.last_sessions(1).unwrap_err();
+        assert!(matches!(broken, StoreError::File(FileError::Json { .. })), "{broken:?}");
     }
 }

@@ -24,6 +24,17 @@ const STATUS: [&str; 6] = ["status", "--porcelain", "--untracked-files=no", "--"
 /// change of the code.
 const BASELINES: &str = ":(top,exclude,glob)**/baselines/*/*.json";
 
+/// `KERNELGATE_COMMIT` is not a commit id.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "KERNELGATE_COMMIT=`{commit}` is no commit: 7 to 64 hexadecimal digits, and +changes where \
+     tracked files differed from it"
+)]
+pub struct InvalidCommit {
+    /// Value of the variable, in one line.
+    pub commit: String,
+}
+
 impl Provenance {
     /// Asks git about a folder. `KERNELGATE_COMMIT` replaces the answer for a binary that runs away
     /// from its repository (`COMMIT`, or `COMMIT+changes` when tracked files differed).
@@ -52,7 +63,7 @@ impl Provenance {
     ///
     /// # Errors
     /// When `KERNELGATE_COMMIT` is not a commit id.
-    pub fn detect_for_process(root: &Path) -> Result<(Self, bool), String> {
+    pub fn detect_for_process(root: &Path) -> Result<(Self, bool), InvalidCommit> {
         let Some(given) = variable("KERNELGATE_COMMIT") else {
             let by_cargo = variable("CARGO_MANIFEST_DIR").is_some();
             let here = by_cargo || target_of_program().is_some();
@@ -60,11 +71,7 @@ impl Provenance {
         };
         let given = given.to_string_lossy();
         if !is_commit(given.strip_suffix("+changes").unwrap_or(&given)) {
-            return Err(format!(
-                "KERNELGATE_COMMIT=`{}` is no commit: 7 to 64 hexadecimal digits, and +changes \
-                 where tracked files differed from it",
-                one_line(&given)
-            ));
+            return Err(InvalidCommit { commit: one_line(&given) });
         }
         Ok((Self::parse(&given), true))
     }
