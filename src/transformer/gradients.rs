@@ -119,12 +119,13 @@ impl Reference<'_> {
         normalized: &Normalized,
         grad: &Matrix,
     ) -> (Matrix, Vec<f64>) {
+        /// Columns of a task that sums over tokens.
+        const COLUMNS: usize = 32;
         let d = self.shape.d;
         let gains = self.weight(Weight::Gains);
         let gains = gains.row(norm);
-        let mut grad_gain = vec![0.0; d];
         let mut grad_x = Matrix::zeros(grad.rows(), d);
-        for (token, to) in grad_x.values.chunks_mut(d).enumerate() {
+        each_row(&mut grad_x.values, d, &|token, to| {
             let (grad, x) = (grad.row(token), normalized.rows.row(token));
             let products = || grad.iter().zip(gains).zip(x);
             let mean = products().map(|((grad, gain), x)| grad * gain * x).sum::<f64>() / d as f64;
@@ -132,10 +133,17 @@ impl Reference<'_> {
             for (to, ((grad, gain), x)) in to.iter_mut().zip(products()) {
                 *to = root * (grad * gain - x * mean);
             }
-            for (to, (grad, x)) in grad_gain.iter_mut().zip(grad.iter().zip(x)) {
-                *to += grad * x;
+        });
+        let mut grad_gain = vec![0.0; d];
+        parallel::chunks_mut(&mut grad_gain, COLUMNS, &|number, sums| {
+            for token in 0..grad.rows() {
+                let [grad, x] =
+                    [grad, &normalized.rows].map(|of| &of.row(token)[number * COLUMNS..]);
+                for (sum, (grad, x)) in sums.iter_mut().zip(grad.iter().zip(x)) {
+                    *sum += grad * x;
+                }
             }
-        }
+        });
         (grad_x, grad_gain)
     }
 

@@ -33,18 +33,32 @@ impl Matrix {
         &self.values[row * self.columns..][..self.columns]
     }
 
-    /// `self · other`, rows on all threads.
+    /// `self · other`, tiles on all threads.
     pub fn times(&self, other: MatRef<'_, f64>) -> Self {
-        /// Fewer rows would read `other` for too little work.
-        const LEAST_ROWS: usize = 16;
-        let chunk_rows = self.rows().div_ceil(parallel::threads()).max(LEAST_ROWS);
+        /// Larger tiles pack their operands less often, smaller ones keep more threads busy.
+        const TILE: [usize; 2] = [256, 512];
+        /// Fewer columns would pack `self` for too little work.
+        const LEAST_COLUMNS: usize = 64;
         let mut out = Self::zeros(self.rows(), other.ncols());
         let columns = out.columns;
-        parallel::chunks_mut(&mut out.values, chunk_rows * columns, &|number, chunk| {
-            let rows = chunk.len() / columns;
-            let a = self.view().subrows(number * chunk_rows, rows);
-            let to = MatMut::from_row_major_slice_mut(chunk, rows, columns);
-            multiply_f64(to, Accum::Replace, a, other, 1.0);
+        let row_tiles = self.rows().div_ceil(TILE[0]);
+        let each_thread = columns.div_ceil(parallel::threads().div_ceil(row_tiles));
+        let tile_columns = each_thread.clamp(LEAST_COLUMNS, TILE[1]);
+        let mut tiles = Vec::new();
+        for (number, rows) in out.values.chunks_mut(TILE[0] * columns).enumerate() {
+            let count = rows.len() / columns;
+            let mut left = MatMut::from_row_major_slice_mut(rows, count, columns);
+            for first in (0..columns).step_by(tile_columns) {
+                let width = tile_columns.min(columns - first);
+                let (tile, others) = left.split_at_col_mut(width);
+                tiles.push((number * TILE[0], first, tile));
+                left = others;
+            }
+        }
+        parallel::each(tiles, &|_, (row, column, tile)| {
+            let a = self.view().subrows(row, tile.nrows());
+            let b = other.subcols(column, tile.ncols());
+            multiply_f64(tile, Accum::Replace, a, b, 1.0);
         });
         out
     }
@@ -57,7 +71,10 @@ impl Matrix {
     }
 
     pub fn plus(mut self, other: &Self) -> Self {
-        self.values.iter_mut().zip(&other.values).for_each(|(x, y)| *x += y);
+        let columns = self.columns;
+        each_row(&mut self.values, columns, &|row, values| {
+            values.iter_mut().zip(other.row(row)).for_each(|(x, y)| *x += y);
+        });
         self
     }
 }
@@ -137,32 +154,40 @@ impl<'a> Reference<'a> {
     pub fn weight(&self, weight: Weight) -> Matrix {
         let ArenaRows { first, rows, .. } = self.shape.rows_of(weight);
         let d = self.shape.d;
-        let values = self.inputs.tensor("parameters").to_f64(first * d, rows * d);
-        let matrix = Matrix { values, columns: d };
-        match self.shape.dtype {
-            Dtype::Bf16 => matrix.rounded(|x| bf16::from_f64(x).to_f64()),
-            _ => matrix,
-        }
+        let parameters = self.inputs.tensor("parameters");
+        let rounds = self.shape.dtype == Dtype::Bf16 && parameters.dtype() != Dtype::Bf16;
+        let mut matrix = Matrix::zeros(rows, d);
+        each_row(&mut matrix.values, d, &|row, to| {
+            parameters.for_blocks_f64((first + row) * d, d, &mut |from, values| {
+                to[from..from + values.len()].copy_from_slice(values);
+            });
+            if rounds {
+                to.iter_mut().for_each(|x| *x = bf16::from_f64(*x).to_f64());
+            }
+        });
+        matrix
     }
 
     /// The norm of that number: without and with its gain.
     pub fn normalize(&self, norm: usize, x: &Matrix) -> (Normalized, Matrix) {
         let d = self.shape.d;
-        let root = |row: &[f64]| {
-            let mean = row.iter().map(|x| x * x).sum::<f64>() / d as f64;
+        let root = |row: usize| {
+            let mean = x.row(row).iter().map(|x| x * x).sum::<f64>() / d as f64;
             1.0 / (mean + NORM_EPSILON).sqrt()
         };
-        let inverse_roots: Vec<f64> = x.values.chunks(d).map(root).collect();
-        let mut rows = Matrix { values: x.values.clone(), columns: d };
-        for (row, root) in rows.values.chunks_mut(d).zip(&inverse_roots) {
-            row.iter_mut().for_each(|x| *x *= root);
-        }
+        let inverse_roots = parallel::map(x.rows(), &root);
+        let mut rows = Matrix::zeros(x.rows(), d);
+        each_row(&mut rows.values, d, &|row, to| {
+            let root = inverse_roots[row];
+            to.iter_mut().zip(x.row(row)).for_each(|(to, x)| *to = x * root);
+        });
         let gains = self.weight(Weight::Gains);
-        let mut scaled = Matrix { values: rows.values.clone(), columns: d };
-        for row in scaled.values.chunks_mut(d) {
-            row.iter_mut().zip(gains.row(norm)).for_each(|(x, gain)| *x *= gain);
-        }
-        (Normalized { rows, inverse_roots }, scaled.rounded(self.round))
+        let mut scaled = Matrix::zeros(x.rows(), d);
+        each_row(&mut scaled.values, d, &|row, to| {
+            let values = rows.row(row).iter().zip(gains.row(norm));
+            to.iter_mut().zip(values).for_each(|(to, (x, gain))| *to = (self.round)(x * gain));
+        });
+        (Normalized { rows, inverse_roots }, scaled)
     }
 
     /// A layer, from the residual stream before it.
@@ -224,9 +249,11 @@ impl<'a> Reference<'a> {
         let head_dim = self.shape.head_dim();
         let (sequence, head) = (number / heads, number % heads);
         let from = operand * d + head * head_dim;
-        let tokens = sequence * context..(sequence + 1) * context;
-        let values = tokens.flat_map(|token| &rows.row(token)[from..from + head_dim]).copied();
-        Matrix { values: values.collect(), columns: head_dim }
+        let mut values = Vec::with_capacity(context * head_dim);
+        for token in sequence * context..(sequence + 1) * context {
+            values.extend_from_slice(&rows.row(token)[from..from + head_dim]);
+        }
+        Matrix { values, columns: head_dim }
     }
 
     /// Probabilities of a sequence's head, `[context, context]`.
@@ -262,15 +289,15 @@ impl<'a> Reference<'a> {
 
     /// Writes `[context, head_dim]` of each sequence's head to its place, from the first column on.
     pub fn scatter(&self, to: &mut Matrix, first_column: usize, heads: &[Vec<f64>]) {
+        let Shape { heads: of_sequence, context, .. } = self.shape;
         let (head_dim, columns) = (self.shape.head_dim(), to.columns);
-        for (number, values) in heads.iter().enumerate() {
-            let (sequence, head) = (number / self.shape.heads, number % self.shape.heads);
-            for (position, values) in values.chunks(head_dim).enumerate() {
-                let token = sequence * self.shape.context + position;
-                let from = token * columns + first_column + head * head_dim;
-                to.values[from..from + head_dim].copy_from_slice(values);
+        each_row(&mut to.values, columns, &|token, to| {
+            let (sequence, position) = (token / context, token % context);
+            let places = to[first_column..].chunks_mut(head_dim);
+            for (place, values) in places.zip(&heads[sequence * of_sequence..][..of_sequence]) {
+                place.copy_from_slice(&values[position * head_dim..][..head_dim]);
             }
-        }
+        });
     }
 
     /// Logits of these tokens, padded.
