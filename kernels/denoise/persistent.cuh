@@ -213,7 +213,7 @@ enum Stage : int { kStart = 0, kQkv = 1, kAttention = 4, kOut = 7, kGateUp = 10,
 // The named barriers of the block.
 enum NamedBarrier : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4, kNormedHere = 5, kDecoding = 6 };
 
-// By all consumers: this block is done with a phase. Does not wait.
+// Called by all consumers when the block is done with a phase. Does not wait.
 __device__ __forceinline__ void arrive() {
   fence_async();
   barrier_arrive(kArrived, kWorkers + 32);

@@ -290,6 +290,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const Stack stacks[2] = {{qkv, nullptr, shift_qkv, (kHeads + 2) * kHeadDim, layers},
                            {gate_up, nullptr, shift_gate_up, 2 * kMlp, layers}};
   stream_rows<SHIFTS_SLOTS>(Shifts{styles1, styles2}, stacks, steps);
-  // After the kernels before: a worker has waited for them.
+  // The kernels before have ended, because a worker has waited for them.
   if (blockIdx.x == 0 && threadIdx.x == 0) *counter = 0;
 }

@@ -31,7 +31,7 @@
 #include "resnet18/neurons.cuh"
 #include "resnet18/packed.cuh"
 
-// Its number, in a way that the compiler sees to be the same for a warp.
+// Number of the thread's warpgroup, in a form that the compiler knows to be uniform in a warp.
 __device__ __forceinline__ int warpgroup() {
   return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
 }

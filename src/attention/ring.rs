@@ -156,9 +156,10 @@ impl Ring {
             match (self.attention.causal, keys_of) {
                 (false, _) => whole,
                 (true, of) if of == rank => Step { causal: true, ..whole },
-                // Its first stretch comes before both of ours, its second one after them.
+                // The first stretch of these keys precedes both stretches of our queries, the
+                // second one follows them.
                 (true, of) if of < rank => Step { keys: 0..half, ..whole },
-                // Both of its stretches lie between ours.
+                // Both stretches of these keys lie between the two stretches of our queries.
                 (true, _) => Step { queries: half..all, ..whole },
             }
         };

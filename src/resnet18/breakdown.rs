@@ -164,7 +164,7 @@ impl<'a> Parts<'a> {
         let layers = Layers { table: LAYERS, within: "Model_Compute_All_Layers" };
         let mut stem = self.forward_layer([&network.stem]);
         stem.read_bytes += images as u64;
-        // Its input is the same in every step.
+        // The stem's input is the same in every step.
         stem.flops[0].count /= shape.t as u64;
         let mut parts = vec![layers.part("Conv1_Block", stem)];
         if network.pool.is_some() {

@@ -163,7 +163,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// Its convolutions, in the order of their parameters.
+    /// Convolutions of the block, in the order of their parameters.
     pub fn convolutions(&self) -> impl Iterator<Item = &Conv> {
         [Some(&self.first), Some(&self.second), self.shortcut.as_ref()].into_iter().flatten()
     }

@@ -15,7 +15,7 @@ pub struct Gradient {
     pub tensor: ArenaRows,
     /// Rows of the tensor, ascending, counted from its first.
     pub rows: Vec<usize>,
-    /// Their gradients.
+    /// Gradients of these rows.
     pub values: Vec<f64>,
 }
 

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Exit {
-    /// Nothing wrong.
+    /// The command succeeded, and no case got slower.
     Fine = 0,
     /// A case got slower, or failed verification.
     Regression = 1,

@@ -294,13 +294,13 @@ pub enum Unsupported {
         /// Keys of a head.
         keys: usize,
     },
-    /// Neither bf16 nor f16.
+    /// The dtype is neither bf16 nor f16.
     #[error("dtype {dtype}: computes bf16 and f16 only")]
     Dtype {
         /// Name of the dtype.
         dtype: &'static str,
     },
-    /// Neither 64 nor 128.
+    /// The head dimension is neither 64 nor 128.
     #[error("head dimension {head_dim}: computes 64 and 128 only; pad smaller ones with zeros")]
     HeadDim {
         /// Elements of a row.

@@ -349,7 +349,7 @@ mod tests {
         [2, 4, 8].into_iter().flat_map(|gpus| {
             [(64, false), (64, true), (128, false), (128, true)].into_iter().flat_map(
                 move |(d, causal)| {
-                    // Neither is a multiple of a kernel's tile.
+                    // Neither length is a multiple of a kernel's tile.
                     [208, 1040].map(|s| Ring::new(gpus, 3, s, d, causal, Dtype::Bf16))
                 },
             )

@@ -50,9 +50,9 @@ pub struct Packing {
     pub name: &'static str,
     /// The inputs in the region, `[layers][k][columns]` each.
     pub inputs: &'static [&'static str],
-    /// Their columns.
+    /// Columns of each input.
     columns: Vec<usize>,
-    /// k.
+    /// Rows of each input: the depth k of the GEMM.
     depth: usize,
     layers: usize,
     order: ColumnOrder,
@@ -181,7 +181,7 @@ impl Packing {
         }
     }
 
-    /// A chunk of a row of k.
+    /// A chunk of a row of Rows of each input: the depth k of the GEMM.
     fn chunk<'a>(&self, inputs: &[&'a [u8]], layer: usize, k: usize, chunk: usize) -> &'a [u8] {
         let (input, column) = self.source(chunk);
         let from = ((layer * self.depth + k) * self.columns[input] + column) * Dtype::Bf16.bytes();

@@ -25,7 +25,7 @@ pub struct CpuNetwork {
     neuron: Parameters,
     /// Currents of each layer of neurons, `[T, N]`.
     currents: Vec<Tensor>,
-    /// Their spikes.
+    /// Spikes of each layer of neurons, `[T, N]`.
     pub spikes: Vec<Vec<i8>>,
     pooled: Vec<Pooled>,
     /// Spikes behind the pooling, `[T, B, map]`; empty without one.

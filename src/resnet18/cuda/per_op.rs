@@ -52,7 +52,7 @@ pub const CLASSIFY: KernelSpec<usize> =
 /// Results of a forward pass that a backward pass reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saved {
-    /// Nothing: one region of currents serves all layers.
+    /// No results are kept: one region of currents serves all layers.
     Nothing,
     /// The currents of every layer, and the taps that the pooling read.
     Currents,

@@ -212,7 +212,7 @@ fn unpack(bytes: &[u8], shape: &[usize]) -> Tensor {
         0b00 => 0,
         0b01 => 1,
         0b11 => -1,
-        // Not a spike: poison, or a fault of the kernel. Never equal to a reference.
+        // Any other byte does not encode a spike: poison, or a fault of the kernel. Never equal to a reference.
         _ => 0x7f,
     };
     let mut spikes = vec![0i8; shape.iter().product()];

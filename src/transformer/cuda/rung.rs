@@ -49,9 +49,9 @@ pub enum Products {
 /// The kernels of a rung.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernels {
-    /// Those of attention.
+    /// Kernels of attention.
     pub attention: Attention,
-    /// Those of the products before it, before SwiGLU and before its gradient.
+    /// Kernels of the products before attention, before SwiGLU and before its gradient.
     pub products: Products,
 }
 

@@ -164,7 +164,7 @@ pub enum CompareError {
     /// A folder holds no bench executable.
     #[error("no bench executable in {0}")]
     NoExecutable(String),
-    /// Neither side has a bench.
+    /// A requested bench exists in neither build.
     #[error("--bench {bench}: neither side has it; there are {}", known.join(", "))]
     NoBench {
         /// The requested bench.

@@ -3,7 +3,7 @@
 #pragma once
 #include "common/types.cuh"
 
-// This block's number in its cluster.
+// Number of the calling block in its cluster.
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -23,7 +23,8 @@ struct Ring {
     barrier_wait(empty(n), n / kCount % 2 ^ 1);
     barrier_expect(full(n), bytes);
   }
-  // By those that compute: until fill n is there, and once a reader has read it.
+  // Called by the computing threads: `wait` returns when fill n has arrived, `release` frees its
+  // buffer.
   __device__ __forceinline__ void wait(u32 n) const { barrier_wait(full(n), n / kCount % 2); }
   __device__ __forceinline__ void release(u32 n) const { barrier_arrive_one(empty(n)); }
   __device__ __forceinline__ void release_by_warp(u32 n) const {

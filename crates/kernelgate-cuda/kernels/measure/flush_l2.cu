@@ -18,6 +18,6 @@ extern "C" __global__ void measure_flush_l2(void* buffer, long long packets) {
 #pragma unroll
     for (int word = 0; word < Packet<16>::kWords; ++word) sum += packet.word[word];
   }
-  // Never true, which the compiler does not know: the loads stay.
+  // The condition is never true. The compiler does not know that, so it keeps the loads.
   if (packets < 0) *reinterpret_cast<unsigned int*>(bytes) = sum;
 }

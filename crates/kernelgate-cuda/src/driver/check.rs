@@ -97,7 +97,7 @@ pub enum DeviceError {
     OtherModel {
         /// Ordinal and name of the first GPU.
         first: (usize, String),
-        /// Those of the GPU that differs.
+        /// Ordinal and name of the GPU that differs.
         other: (usize, String),
     },
 }

@@ -21,7 +21,7 @@ pub struct DeviceOptions {
     /// Whether allocated memory is filled. Only unfilled memory lets compute-sanitizer's initcheck
     /// find bytes that were never written.
     pub fills_memory: bool,
-    /// What GEMMs do for compute-sanitizer: nothing, `seen` or `none`.
+    /// Treatment of GEMMs under compute-sanitizer: empty, `seen` or `none`.
     pub gemms: String,
 }
 

@@ -23,7 +23,7 @@ fn status(error: &DriverError) -> DriverStatus {
 pub fn failed(action: &str, error: &DriverError) -> BackendError {
     use sys::CUresult as R;
     let status = status(error);
-    // After these the context answers every call with the same error.
+    // After one of these errors the context answers every call with the same error.
     let lost = matches!(
         error.0,
         R::CUDA_ERROR_ILLEGAL_ADDRESS

@@ -26,7 +26,7 @@ const COPY: KernelSpec<usize> = KernelSpec {
 /// How bytes are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyKind {
-    /// By a copy engine.
+    /// A copy engine copies the data.
     Engine,
     /// A kernel on the multiprocessors of one GPU copies the data.
     Kernel,

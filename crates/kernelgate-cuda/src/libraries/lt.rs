@@ -338,7 +338,7 @@ pub enum Scalars {
 }
 
 impl Scalars {
-    /// Their type.
+    /// Data type of alpha and beta.
     pub const fn data_type(&self) -> DataType {
         match self {
             Self::F32(_) => DataType::CUDA_R_32F,
@@ -365,7 +365,7 @@ pub struct Launch {
     pub scalars: Scalars,
     /// Device addresses of a, b, c and d.
     pub matrices: [u64; 4],
-    /// Their layouts.
+    /// Layouts of a, b, c and d.
     pub layouts: [Object; 4],
     /// The algorithm; null for one that the library chooses.
     pub algorithm: *const Algorithm,

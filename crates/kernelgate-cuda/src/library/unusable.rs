@@ -34,6 +34,6 @@ fn tried(library: Library, path: &Path) -> Result<(), String> {
         Ok(facts) if facts.is_dir() => return Err("it is a folder".to_owned()),
         Ok(_) => {}
     }
-    // Not all libraries can be closed again.
+    // Some libraries cannot be closed again, so this one stays open.
     Opened::try_open(library, path).map(std::mem::forget)
 }

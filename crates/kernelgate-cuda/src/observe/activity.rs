@@ -1,4 +1,4 @@
-//! What CUPTI recorded, in a plain form: one list a kind of record, names by number.
+//! Records of CUPTI as plain data: one list for each kind of record, names by their index.
 //!
 //! The response to the program and the file of a recording hold this type, so its fields are a
 //! format: fields are added, never changed. Times are nanoseconds of CUPTI's clock, the same for
@@ -59,7 +59,7 @@ pub struct KernelRecord {
     pub start: u64,
     /// When the kernel had finished.
     pub end: u64,
-    /// Where.
+    /// Device, context and stream.
     pub on: StreamId,
     /// Joins the kernel with the call that launched it.
     pub correlation: u32,
@@ -93,7 +93,7 @@ pub struct CopyRecord {
     pub start: u64,
     /// When the copy had finished.
     pub end: u64,
-    /// Where.
+    /// Device, context and stream.
     pub on: StreamId,
     /// Joins the copy with its call.
     pub correlation: u32,
@@ -118,7 +118,7 @@ pub struct SetRecord {
     pub start: u64,
     /// When the set had finished.
     pub end: u64,
-    /// Where.
+    /// Device, context and stream.
     pub on: StreamId,
     /// Joins the set with its call.
     pub correlation: u32,
@@ -185,7 +185,7 @@ pub struct GraphNodeRecord {
 pub struct AllocationRecord {
     /// When.
     pub time: u64,
-    /// Where.
+    /// Device, context and stream.
     pub on: StreamId,
     /// Address of the allocation.
     pub address: u64,

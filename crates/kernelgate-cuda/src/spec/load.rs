@@ -56,7 +56,7 @@ impl<P> KernelSpec<P> {
 }
 
 impl LoadedKernel {
-    /// This kernel, with launches on another stream.
+    /// A handle of the kernel that launches on another stream.
     pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
         Self { kernel: self.kernel.on_stream(stream), launch: self.launch }
     }

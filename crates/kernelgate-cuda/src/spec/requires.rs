@@ -9,7 +9,8 @@ use crate::architecture::number;
 pub enum Requires {
     /// The compute capability, major and minor digits together, and every later one: 80 is sm_80.
     AtLeast(u32),
-    /// From the first on, before the second, from which on another build is used.
+    /// The first compute capability and later ones below the second, from which on another build is
+    /// used.
     Between(u32, u32),
     /// One architecture only, for instructions that no other has: "sm_90a" has `wgmma`.
     Exactly(&'static str),

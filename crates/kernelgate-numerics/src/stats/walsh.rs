@@ -45,7 +45,7 @@ impl Walsh {
         (beyond <= last).then(|| (self.averages[beyond], self.averages[last]))
     }
 
-    /// From the smallest to the largest difference; `None` without differences.
+    /// The smallest and the largest difference; `None` without differences.
     pub fn range(&self) -> Option<(f64, f64)> {
         Some((*self.averages.first()?, *self.averages.last()?))
     }

@@ -30,7 +30,7 @@ impl Class {
     pub const ALL: [Self; 6] =
         [Self::Compute, Self::Graph, Self::Communication, Self::Migration, Self::Copy, Self::Set];
 
-    /// As text.
+    /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Compute => "compute",
@@ -59,7 +59,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// As text.
+    /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Nccl => "NCCL/RCCL",
@@ -202,7 +202,7 @@ fn between_gpus(label: &str) -> Option<Communication> {
 pub struct Classes<'a> {
     all: AllOperations<'a>,
     trace: &'a Trace,
-    /// By function.
+    /// The communication that each function does; indexed by function.
     kernels: Vec<Option<Communication>>,
     /// The labels of copies that are migrations.
     migrations: Vec<Name>,

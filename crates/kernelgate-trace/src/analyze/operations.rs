@@ -28,7 +28,7 @@ pub struct AllOperations<'a> {
 }
 
 impl<'a> AllOperations<'a> {
-    /// Those of a trace.
+    /// The operations of a trace.
     pub fn new(trace: &'a Trace) -> Self {
         let mut next = 0;
         let mut bound = |operations: &Operations| {

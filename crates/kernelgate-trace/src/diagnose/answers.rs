@@ -38,7 +38,7 @@ pub struct Component {
     pub host: Summary,
     /// Number of kernels that were launched in the component.
     pub kernels: usize,
-    /// Their time, in nanoseconds.
+    /// Time of the component's kernels, nanoseconds.
     pub kernel_ns: i64,
     /// The component's part of the time of all kernels, 0 to 1.
     pub share: f64,

@@ -20,7 +20,7 @@ pub enum Tick {
 }
 
 impl Tick {
-    /// As text.
+    /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
             Self::Holds => "holds",

@@ -27,7 +27,7 @@ pub struct Context<'a> {
     pub host: Host,
     /// Vendor and recorder of the trace.
     pub platform: Platform,
-    /// By place, the start of the first operation whose launch was recorded. The host launched what
+    /// Start of the first operation of each place whose launch was recorded. The host launched what
     /// ran before it on that stream before the recording began.
     first_launched: Vec<i64>,
 }

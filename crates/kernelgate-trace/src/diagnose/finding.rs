@@ -22,7 +22,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// As text.
+    /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
             Self::Information => "information",
@@ -62,7 +62,7 @@ pub enum Confidence {
 }
 
 impl Confidence {
-    /// As text.
+    /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
             Self::Low => "low",
@@ -218,7 +218,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// As text.
+    /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
             Self::KernelTime => "kernel time",

@@ -18,7 +18,7 @@ use crate::stats::Summary;
 pub const SCHEMA: u32 = 2;
 
 impl Diagnosis {
-    /// As JSON, with `schema_version`.
+    /// Converts to JSON, with `schema_version`.
     pub fn to_json(&self) -> Value {
         let records: serde_json::Map<String, Value> = self
             .records
@@ -67,7 +67,7 @@ impl Diagnosis {
 }
 
 impl RangeUse {
-    /// As JSON.
+    /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         let limits = self.of_limits.iter();
         let limits: Vec<Value> =

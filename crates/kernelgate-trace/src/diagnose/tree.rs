@@ -37,7 +37,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// As text.
+    /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Launch => "launch-bound",
@@ -71,7 +71,7 @@ pub struct RangeUse {
     /// The part of it in which none that started earlier ran, in any range: parts of the busy time
     /// that add up, also where a launch begins before the one ahead of it has ended.
     pub own_ns: i64,
-    /// From the first start to the last end, all times together, nanoseconds.
+    /// Time from the first start to the last end, over all instances, nanoseconds.
     pub span_ns: i64,
     /// The range's part of the time in which the device was busy, 0 to 1.
     pub share: f64,

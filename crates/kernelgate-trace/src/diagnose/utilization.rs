@@ -57,7 +57,7 @@ impl Call<'_> {
 struct Calls<'a> {
     /// Calls that are listed by operator.
     operators: Vec<Call<'a>>,
-    /// Those that ranges and the whole are summed from, where they are others.
+    /// Calls from which ranges and the total are summed, where these are not `operators`.
     whole: Option<Vec<Call<'a>>>,
 }
 
@@ -212,7 +212,7 @@ impl<'a> Declares<'a> {
 /// Matrix products in ranges whose names have their sizes: each range is one product.
 fn named_ranges<'a>(context: &Context<'a>) -> Vec<Call<'a>> {
     let (trace, paths) = (context.trace, &context.host.paths);
-    // By path, the innermost one that is, or is around, it and has sizes.
+    // For each path, the innermost path with sizes that contains it, or itself.
     let mut sized: Vec<Option<(PathId, Work)>> = vec![None; paths.len()];
     for path in (1..).take(paths.len() - 1) {
         let name = trace.names.text(paths.name(path));
@@ -482,7 +482,7 @@ fn share(value: Option<f64>) -> String {
 }
 
 impl Utilization {
-    /// As a section of text, nothing where no work is known and no device is named.
+    /// Writes a section of text; writes nothing where no work is known and no device is named.
     pub(super) fn write(&self, text: &mut String) {
         if self.operators.is_empty() {
             return;
@@ -536,7 +536,7 @@ impl Utilization {
         }
     }
 
-    /// As JSON.
+    /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         let sum = |sum: &WorkSum| {
             json!({

@@ -24,7 +24,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// As text.
+    /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",

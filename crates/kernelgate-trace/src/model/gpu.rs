@@ -33,11 +33,11 @@ pub struct Place {
 /// The columns that every operation of the GPU has. Times are nanoseconds of the trace's clock.
 #[derive(Debug, Clone, Default)]
 pub struct Operations {
-    /// First nanosecond.
+    /// Start, nanoseconds.
     pub start: Packed<i64>,
-    /// Nanoseconds.
+    /// Length, nanoseconds.
     length: Packed<i64>,
-    /// Where.
+    /// Process, device, context and stream.
     pub place: Packed<PlaceId>,
     /// The id that joins it with its launch call, within its process; 0: not recorded. Empty once
     /// operations and calls are joined.
@@ -196,7 +196,7 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// As text.
+    /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -300,7 +300,7 @@ pub struct Synchronisations {
 /// The object that a synchronisation waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum SyncKind {
-    /// Not recorded.
+    /// The object was not recorded.
     #[default]
     Unknown,
     /// An event, by the host.
@@ -318,7 +318,7 @@ pub enum SyncKind {
 pub struct Allocations {
     /// When.
     pub time: Vec<i64>,
-    /// Where.
+    /// Process, device, context and stream.
     pub place: Vec<PlaceId>,
     /// Address.
     pub address: Vec<u64>,

@@ -1,4 +1,4 @@
-//! What Nsight Compute measured of single launches.
+//! Metrics that Nsight Compute measured for single launches.
 
 use std::collections::BTreeMap;
 

@@ -82,7 +82,7 @@ pub enum Recorder {
 }
 
 impl Recorder {
-    /// As text.
+    /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
             Self::NsightSystems => "Nsight Systems",

@@ -14,7 +14,7 @@ const UNPACKED_BLOCKS: usize = 8;
 
 /// A value of a column.
 pub trait Cell: Copy {
-    /// As a number.
+    /// The cell as a number.
     fn number(self) -> i64;
     /// Cell from its number.
     fn from_number(number: i64) -> Self;
@@ -191,7 +191,7 @@ impl<T: Cell> Packed<T> {
         if self.rows.is_multiple_of(ROWS) {
             self.blocks.push(Block::constant(value.number()));
         }
-        // Until then the rows of a block are like its first one, and need no bits of their own.
+        // Up to here all rows of the block equal its first one, and need no bits of their own.
         self.rows += 1;
         self.set(self.rows - 1, value);
     }

@@ -48,7 +48,7 @@ pub struct CallRow {
 /// A row of a stream.
 #[derive(Debug, Clone, Copy)]
 pub enum Row {
-    /// It begins, maybe again: what came before does not count.
+    /// The stream begins, maybe anew: earlier rows are discarded.
     Begin,
     /// A range.
     Range(RangeRow),

@@ -35,7 +35,7 @@ pub(super) struct ProjectionSums {
 struct Projections {
     groups: Interner<(u32, RangeStyle)>,
     samples: Samples,
-    /// By group: host time, operations, levels, children.
+    /// Sums of each group: host time, operations, levels, children.
     sums: Vec<[i64; 4]>,
 }
 

@@ -20,11 +20,11 @@ type KernelGroup = (Option<(u32, RangeStyle)>, Option<u32>, u32);
 #[derive(Default)]
 pub(super) struct KernelSums {
     launched: Launched,
-    /// By range, the groups that it counts in, in order.
+    /// For each open range, the groups in which it counts, in order.
     open: OpenRanges<Vec<u32>>,
     groups: Interner<KernelGroup>,
     samples: Samples,
-    /// By group, the ranges that have kernels in it.
+    /// For each group, the number of ranges with kernels in it.
     instances: Vec<usize>,
 }
 

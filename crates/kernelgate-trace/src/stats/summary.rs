@@ -3,19 +3,19 @@
 /// Summary of a group of values, in nanoseconds or bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Summary {
-    /// How many values.
+    /// Number of values.
     pub count: usize,
-    /// Their sum, or the largest number where it is beyond.
+    /// Sum of the values, saturated at the largest `i64`.
     pub total: i64,
-    /// Their mean.
+    /// Mean of the values.
     pub mean: f64,
-    /// Their median; of an even number the mean of the two in the middle.
+    /// Median of the values; for an even number of them, the mean of the two in the middle.
     pub median: f64,
-    /// The smallest.
+    /// Smallest value.
     pub min: i64,
-    /// The largest.
+    /// Largest value.
     pub max: i64,
-    /// Their sample standard deviation; 0 of a single value.
+    /// Sample standard deviation of the values; 0 for a single value.
     pub deviation: f64,
 }
 

@@ -11,7 +11,7 @@ pub enum Cell {
     Integer(i64),
     /// A number with this many decimals.
     Decimal(f64, usize),
-    /// Nothing is known.
+    /// An empty cell: the value is unknown.
     Empty,
 }
 
@@ -83,7 +83,7 @@ impl Table {
         String::from_utf8(bytes.expect("writing to memory does not fail")).expect("cells are UTF-8")
     }
 
-    /// As JSON: `{"report": …, "rows": [{title: value}]}`.
+    /// Converts to JSON: `{"report": …, "rows": [{title: value}]}`.
     pub fn to_json(&self) -> serde_json::Value {
         let rows: Vec<serde_json::Value> = self
             .rows

@@ -38,7 +38,7 @@ impl BackendKind {
 pub enum Target {
     /// The host's cores.
     Cpu,
-    /// These GPUs.
+    /// The GPUs of a case.
     Cuda(Devices),
 }
 

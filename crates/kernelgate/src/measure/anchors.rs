@@ -39,7 +39,7 @@ pub struct Anchors {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnchorRecord {
-    /// Both were measured.
+    /// Both anchors were measured.
     Measured(Anchors),
     /// Measuring failed: times of this process belong to no merged measurement.
     Failed(String),

@@ -34,7 +34,7 @@ const LEAST_BUSY: f64 = 0.9;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Energy {
-    /// It was measured.
+    /// The energy was measured.
     Measured(MeasuredEnergy),
     /// The measurement was not possible; a fragment with the reason: "NVML has no energy counter
     /// for this card".

@@ -135,7 +135,7 @@ pub enum CaseStatus {
     Ok,
     /// The case is wrong, or failed with an error.
     Failed,
-    /// It cannot run here.
+    /// The case cannot run on this machine.
     Skipped,
 }
 
@@ -217,7 +217,7 @@ pub struct ProfiledCase {
 /// absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TimingReport {
-    /// Where.
+    /// Environment of the measurements.
     pub environment: Environment,
     /// Readings of the card, before and after.
     pub telemetry: Vec<Reading>,

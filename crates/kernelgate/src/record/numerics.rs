@@ -41,7 +41,7 @@ pub struct Numerics {
     pub bench: String,
     /// When the first seed was verified, RFC 3339, UTC.
     pub started: String,
-    /// Where.
+    /// Environment of the process.
     pub environment: Environment,
     /// Revision of the code.
     pub provenance: Provenance,
@@ -235,7 +235,7 @@ impl Record for Numerics {
     const KIND: &'static str = "record of errors";
 
     fn validate(&self) -> Result<(), String> {
-        // It names a file.
+        // The bench's name becomes a file name.
         text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.environment.validate()?;

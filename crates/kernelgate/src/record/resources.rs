@@ -46,7 +46,7 @@ pub struct KernelResources {
 /// Kernels as compiled now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompiledKernels {
-    /// Their static facts.
+    /// Static facts of the kernels.
     pub resources: Resources,
     /// Hash of the machine code of each, by build and symbol.
     pub code: BTreeMap<String, String>,

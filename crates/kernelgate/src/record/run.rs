@@ -55,7 +55,7 @@ pub struct ProcessRun {
     /// The whole of which the shard is a part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<ShardPlan>,
-    /// Where.
+    /// Environment of the process.
     pub environment: Environment,
     /// Digest of the machine ([`Machine`](super::Machine)), as `kernelgate doctor --save` records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -491,7 +491,7 @@ impl Record for ProcessRun {
     const FREE_TEXT: &'static [&'static str] = &["failed", "skipped"];
 
     fn validate(&self) -> Result<(), String> {
-        // It names files.
+        // The bench's name becomes a part of file names.
         text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
         if !text::is_file_name(&self.session) {
             return Err(format!("session `{}` is no plain name", text::quoted(&self.session)));

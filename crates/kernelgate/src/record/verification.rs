@@ -235,7 +235,7 @@ pub enum InputChange {
     Negated,
     /// Drawn anew.
     Redrawn,
-    /// Nothing: a remembered result would pass.
+    /// Inputs were not changed: a remembered result would pass.
     Same,
 }
 

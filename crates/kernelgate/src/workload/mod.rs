@@ -132,7 +132,7 @@ pub enum ReferenceFrom {
     Definition,
     /// The outputs of that row, for the same inputs. The row itself is unverified.
     Row(&'static str),
-    /// Nothing: every row is timed, and marked as unverified.
+    /// Outputs are not compared: every row is timed, and marked as unverified.
     Nothing,
 }
 

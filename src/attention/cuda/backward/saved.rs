@@ -62,7 +62,7 @@ impl BackwardInputs {
             lse: Some(self.lse.address()),
         })?;
         launches.launch()?;
-        // Before the lists of tiles are freed.
+        // Waits for the kernel before the lists of tiles are freed.
         device.synchronize()
     }
 }

@@ -220,7 +220,7 @@ fn arm_and_id(arm: &str, id: &str) -> String {
 /// Inputs with which cases were verified.
 #[derive(Default)]
 struct SeenInputs {
-    /// Those of each side, by [`arm_and_id`].
+    /// Inputs of the cases of each arm, by [`arm_and_id`].
     sets: DataSets,
     /// Cases whose inputs were the same for a further seed.
     repeated: BTreeSet<String>,

@@ -34,11 +34,12 @@ const MAX_BLOCKS: usize = 10_000;
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ComparisonKind {
-    /// Nothing changed.
+    /// The two builds are identical.
     Null,
-    /// Nothing changed, and the host or the GPU had co-running load during the head's processes.
+    /// The two builds are identical; the host or the GPU had co-running load during the head's
+    /// processes.
     Sham,
-    /// Nothing changed, and the head's code and memory lay at other addresses.
+    /// The two builds are identical, but the head's code and memory lay at other addresses.
     Layout,
     /// The head takes longer by so many per cent of the case's time.
     Injected(f64),

@@ -16,7 +16,7 @@ use kernelgate::record::{ProcessRun, Store};
 /// How runs are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum RunsFormat {
-    /// As after `cargo bench`
+    /// The tables that `cargo bench` prints
     #[default]
     Text,
     /// The records

@@ -22,12 +22,12 @@ use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// With `--part cases`: only cases whose id matches this regular expression
+    /// Measure only cases whose id matches this regular expression, with `--part cases`
     filter: Option<String>,
     /// Number of the GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER", default_value_t = 0)]
     device: usize,
-    /// Only one part
+    /// Measure only this part
     #[arg(long, value_enum)]
     part: Option<PartName>,
     #[command(flatten)]

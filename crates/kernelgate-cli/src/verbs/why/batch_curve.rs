@@ -83,7 +83,7 @@ impl BatchCurve {
         (rate / self.best(), rate / self.batches[0].samples_per_s())
     }
 
-    /// As a table.
+    /// The curve as a table of text.
     pub fn text(&self, shown: &dyn Fn(&Table) -> String) -> String {
         let mut table = Table::new(&[
             "samples",

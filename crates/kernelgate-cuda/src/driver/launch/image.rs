@@ -364,7 +364,7 @@ mod tests {
             "a fatbin with sm_80, PTX for compute_90"
         );
         assert_eq!(kind_of(&fatbin(&[])).unwrap(), "a fatbin without an image");
-        // As NVRTC 12.8 writes them, for sm_90a and sm_100a.
+        // Headers of cubins that NVRTC 12.8 writes for sm_90a and sm_100a.
         assert_eq!(kind_of(&cubin(7, 0x005a_0d5a)).unwrap(), "a cubin for sm_90");
         assert_eq!(kind_of(&cubin(8, 0x0600_640a)).unwrap(), "a cubin for sm_100");
     }

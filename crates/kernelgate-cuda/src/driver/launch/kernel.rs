@@ -41,7 +41,7 @@ impl Kernel {
         Ok(Self { function, stream, name, parameter_bytes, launched, in_use })
     }
 
-    /// This kernel, with launches on another stream.
+    /// A handle of the kernel that launches on another stream.
     pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
         Self {
             function: self.function.clone(),

@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys;
 
-/// What L2 does with the lines that a launch touches in a window.
+/// How L2 treats the lines that a launch touches in a window of addresses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Lines {
     /// L2 keeps this share of the lines (at most 1), the same lines each time, before all others.
@@ -23,7 +23,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// This range, released.
+    /// Copy of the window whose lines L2 may evict like any other.
     pub const fn released(self) -> Self {
         Self { lines: Lines::Release, ..self }
     }

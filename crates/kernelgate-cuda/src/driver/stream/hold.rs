@@ -52,7 +52,7 @@ impl State {
 }
 
 impl HostHold {
-    /// Nothing is held yet.
+    /// A blocking kernel for a stream, not yet launched.
     pub(crate) fn new(stream: RawStream) -> Self {
         Self { stream, last: State::new(Duration::ZERO) }
     }

@@ -187,7 +187,7 @@ impl Gemm {
     /// When the description is wrong, the library fails or knows no algorithm.
     pub fn new(blas: &Rc<Blas>, spec: GemmSpec) -> Result<Self, GemmError> {
         spec.check()?;
-        // From here on the destructor frees the objects.
+        // From this line on the destructor frees the objects of the library.
         let mut gemm = Self {
             blas: Rc::clone(blas),
             spec,

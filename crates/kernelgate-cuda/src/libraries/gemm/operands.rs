@@ -50,7 +50,7 @@ impl<A: Copy> GemmOperands<A> {
         }
     }
 
-    /// These operands with converted addresses.
+    /// Converts the addresses of the operands.
     pub fn map<B>(self, mut address: impl FnMut(A) -> B) -> GemmOperands<B> {
         GemmOperands {
             a: address(self.a),

@@ -334,7 +334,7 @@ fn integers_and_fp8_agree_with_fp64() {
     for (a, b, d) in [(E4m3, E4m3, Bf16), (E4m3, E5m2, F32), (E5m2, E4m3, F16)] {
         agrees(&device, library_order(b, GemmSpec::new(32, 64, 128, a, d)));
     }
-    // Not every GPU supports these: a transposition that the library declines is skipped.
+    // A GPU may lack some transpositions: one that the library declines is skipped.
     for [a_transposed, b_transposed] in TRANSPOSITIONS {
         let spec = GemmSpec::new(32, 64, 128, E4m3, Bf16);
         agrees(&device, GemmSpec { a_transposed, b_transposed, ..spec });

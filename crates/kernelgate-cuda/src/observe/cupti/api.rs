@@ -95,7 +95,7 @@ impl Api {
     }
 }
 
-/// What CUPTI's refusal means.
+/// The error for a status with which CUPTI refuses an action.
 fn refusal(status: c_int, action: &str, text: &str) -> BackendError {
     BackendError::Launch(if status == OTHER_CLIENT {
         format!(

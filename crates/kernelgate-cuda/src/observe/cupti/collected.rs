@@ -211,7 +211,7 @@ pub extern "C" fn give_buffer(buffer: *mut *mut u8, size: *mut usize, most_recor
     unsafe {
         *buffer = alloc(layout());
         *size = if (*buffer).is_null() { 0 } else { BUFFER_BYTES };
-        // As many as fit.
+        // Zero means: as many records as fit into the buffer.
         *most_records = 0;
     }
 }

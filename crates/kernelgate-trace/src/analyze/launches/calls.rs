@@ -17,7 +17,7 @@ pub struct LaunchCall {
 /// The launch of each operation, where it is recorded.
 #[derive(Debug, Clone, Default)]
 pub struct LaunchCalls {
-    /// From the start of the call to that of the operation, in nanoseconds.
+    /// Time from the start of the call to the start of its operation, nanoseconds.
     lead: Packed<i64>,
     /// The length of the call in nanoseconds.
     length: Packed<i64>,

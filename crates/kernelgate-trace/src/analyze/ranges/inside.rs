@@ -82,7 +82,7 @@ impl RangePaths {
 /// graphs when they were created, and the calls that launched such nodes.
 #[derive(Debug, Default)]
 struct Pass {
-    /// By path, whether the range matches.
+    /// Whether the range of each path matches.
     matching: Vec<bool>,
     standing: RangePaths,
     selection: Selection,

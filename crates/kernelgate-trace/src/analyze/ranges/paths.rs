@@ -80,7 +80,7 @@ impl Paths {
         self.nodes.len() == 1
     }
 
-    /// These paths with other names: the new paths, and the new number of each.
+    /// Replaces the names in the paths; returns the new paths and the new number of each old one.
     pub(crate) fn renamed(&self, name_of: impl Fn(Name) -> Name) -> (Self, Vec<PathId>) {
         let (mut renamed, mut now) = (Self::default(), vec![ROOT]);
         // A path is numbered behind the one around it.

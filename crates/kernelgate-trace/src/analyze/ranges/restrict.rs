@@ -216,7 +216,7 @@ impl Selection {
     }
 }
 
-/// By path, whether an expression matches it.
+/// Whether an expression matches each path.
 pub(in crate::analyze) fn matching(trace: &Trace, paths: &Paths, expression: &Regex) -> Vec<bool> {
     (0u32..)
         .take(paths.len())

@@ -33,10 +33,10 @@ pub type Members = Vec<Member>;
 /// The dependencies of a job.
 pub struct JobReplay<'a> {
     traces: Vec<Dependencies<'a>>,
-    /// By trace, a time of its clock in the job's time.
+    /// Converts a time of a trace's clock to the job's time.
     common: &'a dyn Fn(usize, i64) -> i64,
     collectives: Vec<Members>,
-    /// By trace, the collective of an operation.
+    /// The collective that each operation belongs to; one map for each trace.
     of_operation: Vec<HashMap<OperationId, usize>>,
 }
 
@@ -72,12 +72,12 @@ impl<'a> JobReplay<'a> {
         })
     }
 
-    /// From the first start to the last end on any rank, in the job's time.
+    /// The first start and the last end on any rank, in the job's time.
     fn span(&self) -> (i64, i64) {
         self.spans().reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or((0, 0))
     }
 
-    /// From when all ranks are recorded to the last end on any of them, in the job's time.
+    /// The time from which all ranks are recorded, and the last end on any rank, in the job's time.
     pub fn recorded(&self) -> (i64, i64) {
         let (start, end) =
             self.spans().reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))).unwrap_or((0, 0));

@@ -447,7 +447,7 @@ pub struct Replay<'d, 'a> {
     of: &'d Dependencies<'a>,
     /// Time after the last call of each thread.
     thread: Vec<i64>,
-    /// By thread, the recorded end of its last call; empty where the host takes its recorded time.
+    /// Recorded end of the last call of each thread; empty where the host takes its recorded time.
     called: Vec<i64>,
     /// By operation, of its launch until it starts, of its end from then on.
     by: Packed<i64>,
@@ -601,7 +601,7 @@ impl Path {
 /// Goes from an operation to the one that it waited for.
 pub struct Walk<'d, 'a> {
     of: &'d Dependencies<'a>,
-    /// By thread, positions of its waits in the order of their end.
+    /// Positions of the waits of each thread, in the order of their end.
     waits: Vec<Vec<u32>>,
     launches: Vec<LaunchSum>,
 }

@@ -36,7 +36,7 @@ pub enum Sign {
 }
 
 impl Sign {
-    /// As text.
+    /// Label in printed output.
     pub fn label(&self) -> String {
         match self {
             Self::Range(name) => format!("range {name}"),

@@ -50,7 +50,7 @@ impl Line {
         Self::Set,
     ];
 
-    /// As text.
+    /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Compute => "compute",
@@ -113,7 +113,7 @@ pub enum Piece {
         /// The operation that gives the line: of its class the one that started first.
         owner: OperationId,
     },
-    /// Nothing runs.
+    /// No operation runs on the device.
     Idle(Gap),
 }
 
@@ -156,7 +156,7 @@ struct Sweep {
     last: Option<OperationId>,
     running: BinaryHeap<Reverse<Active>>,
     count: [usize; CLASSES],
-    /// By class, what runs in the order of its start; what ended is dropped when it comes to the
+    /// Running operations of each class in the order of their start; an ended one is dropped at the
     /// front.
     order: [VecDeque<(i64, OperationId)>; CLASSES],
 }

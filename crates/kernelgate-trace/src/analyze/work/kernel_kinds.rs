@@ -57,7 +57,7 @@ impl KernelClass {
         }
     }
 
-    /// As text.
+    /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
             Self::Attention => "attention",

@@ -19,7 +19,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// As text.
+    /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Fp64 => "FP64",

@@ -116,7 +116,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// As text.
+    /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Compute => "compute",

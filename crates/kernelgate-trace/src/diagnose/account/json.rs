@@ -6,7 +6,7 @@ use super::{Account, DeviceAccount, Iterations};
 use crate::analyze::timeline::Line;
 
 impl Account {
-    /// As JSON: nanoseconds by line, all of which add up to `total_ns`.
+    /// Converts to a JSON object: nanoseconds of each line, which add up to `total_ns`.
     pub fn to_json(&self) -> Value {
         let busy: Map<String, Value> =
             Line::ALL.iter().map(|&line| (line.key().to_owned(), self.busy(line).into())).collect();
@@ -22,7 +22,7 @@ impl Account {
 }
 
 impl DeviceAccount {
-    /// As JSON.
+    /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         let ranges = self.ranges.iter().map(|range| {
             json!({ "range": range.path, "depth": range.depth, "time": range.account.to_json() })

@@ -303,7 +303,7 @@ const NO_GROUP: u32 = u32::MAX;
 struct Groups {
     /// Text and depth.
     names: Vec<(String, usize)>,
-    /// By path, the groups of the outermost range and of the one inside it.
+    /// Groups of the outermost range of each path and of the range inside it.
     of_path: Vec<[u32; 2]>,
 }
 

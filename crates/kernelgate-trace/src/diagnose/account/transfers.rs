@@ -17,9 +17,9 @@ pub struct Transfer {
     pub class: Class,
     /// The collective and its library, or the direction.
     pub label: String,
-    /// How many.
+    /// Number of transfers.
     pub count: usize,
-    /// Their lengths together, nanoseconds.
+    /// Sum of the lengths of the transfers, nanoseconds.
     pub total_ns: i64,
     /// Time of these transfers in which nothing computes, nanoseconds.
     pub exposed_ns: i64,
@@ -56,7 +56,7 @@ struct Sum {
 pub(super) struct Transfers<'a> {
     context: &'a Context<'a>,
     sums: HashMap<Key, Sum>,
-    /// By place, whether kernels compute there.
+    /// Whether kernels compute at each place.
     computes: Vec<bool>,
 }
 

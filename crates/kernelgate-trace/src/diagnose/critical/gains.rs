@@ -19,7 +19,7 @@ pub enum Faster {
 }
 
 impl Faster {
-    /// As text.
+    /// Label in printed output.
     pub fn label(&self) -> String {
         match self {
             Self::Kernel(name) => format!("half the time of {name}"),
@@ -46,7 +46,7 @@ pub struct Gain {
 /// The critical path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CriticalPath {
-    /// From the first start to the last end, nanoseconds.
+    /// Time from the first start to the last end, nanoseconds.
     pub total_ns: i64,
     /// Segments of the critical path by kind, the longest first; they add up to the total.
     pub segments: Vec<(String, i64)>,

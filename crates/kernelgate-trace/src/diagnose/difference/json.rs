@@ -9,7 +9,7 @@ use super::{CallChange, Difference, PartChange, PlaceChange, SetupChange};
 pub const SCHEMA: u32 = 2;
 
 impl Difference {
-    /// As JSON, with `schema_version`.
+    /// Converts to JSON, with `schema_version`.
     pub fn to_json(&self) -> Value {
         let [base, head] = &self.wholes;
         let findings = |found: &[(&str, String)]| -> Vec<Value> {

@@ -24,11 +24,11 @@ pub use sums::{Amount, CallSite, Calls, Part, PartKind, Place, Sums};
 pub struct Difference {
     /// Differences of machine, profiler and options.
     pub setup: Vec<SetupChange>,
-    /// Both wholes.
+    /// Totals of the first and of the second trace.
     pub wholes: [TraceTotals; 2],
-    /// By operation and cause of idle time; all of them, also what did not change.
+    /// Changes of each operation and of each cause of idle time, also where the change is zero.
     pub parts: Vec<PartChange>,
-    /// By range.
+    /// Changes of each range.
     pub places: Vec<PlaceChange>,
     /// Calls of CUDA.
     pub calls: Vec<CallChange>,
@@ -58,20 +58,20 @@ pub enum Change {
     Appeared,
     /// Only the first trace has the part.
     Vanished,
-    /// Most of the change is that there are more of them.
+    /// Most of the change comes from more operations.
     More,
-    /// Most of the change is that there are fewer.
+    /// Most of the change comes from fewer operations.
     Fewer,
-    /// Most of the change is that each takes longer.
+    /// Most of the change comes from longer operations.
     Longer,
-    /// Most of the change is that each takes less time.
+    /// Most of the change comes from shorter operations.
     Shorter,
-    /// Nothing.
+    /// Neither number nor length changed.
     Same,
 }
 
 impl Change {
-    /// As text.
+    /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
             Self::Appeared => "appeared",

@@ -24,7 +24,7 @@ pub enum Property {
 }
 
 impl Property {
-    /// As text, which is also the key in JSON.
+    /// Label in printed output, and key in JSON.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Device => "device",

@@ -38,7 +38,7 @@ pub enum PartKind {
 }
 
 impl PartKind {
-    /// As text.
+    /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
@@ -117,8 +117,8 @@ pub struct Sums {
     pub recorder: String,
     /// The machine and the options.
     pub setup: Setup,
-    /// From the first operation to the last, over all processes and devices; of Nsight Compute the
-    /// durations of all launches. Nanoseconds.
+    /// Time from the first operation to the last, over all processes and devices; for Nsight
+    /// Compute, the sum of all launches. Nanoseconds.
     pub whole_ns: i64,
     /// The part with at least one operation running.
     pub busy_ns: i64,
@@ -149,7 +149,7 @@ const METRICS: &[&str] = &[
 ];
 
 impl Sums {
-    /// Those of a trace.
+    /// Sums up a trace.
     pub fn new(trace: &Trace) -> Self {
         Self::from_context(&Context::new(trace, !trace.work.is_empty()))
     }

@@ -43,7 +43,7 @@ pub enum CauseKind {
     LaunchCall,
     /// A long call that launched a kernel for the first time, and loaded its code.
     FirstLaunch,
-    /// From the end of a call in the gap to the operation, as long as that usually takes.
+    /// The usual time from the end of the launch call, in the gap, to the start of the operation.
     LaunchLatency,
     /// Launched before the gap, and started as soon as queued work usually does.
     BackToBack,
@@ -64,7 +64,7 @@ pub enum CauseKind {
     WindowsDriver,
     /// Launched, not started; the reason is not in the trace.
     NotStarted,
-    /// Before a migration of managed pages, which nobody launches.
+    /// The gap ends with a migration of managed pages, which no call launches.
     Migration,
     /// The operation starts before its launch.
     Clocks,
@@ -73,7 +73,7 @@ pub enum CauseKind {
 }
 
 impl CauseKind {
-    /// As text.
+    /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
             Self::HostCode => "host code between launches",
@@ -99,7 +99,7 @@ impl CauseKind {
         }
     }
 
-    /// As text of at most 32 characters, for a table.
+    /// Label of at most 32 characters, for a table.
     pub fn brief(self) -> &'static str {
         match self {
             Self::FirstLaunch => "first launches, which load code",
@@ -183,9 +183,10 @@ const PARTS: usize = 4;
 pub struct IdleParts {
     causes: Vec<Vec<Why>>,
     numbers: HashMap<Vec<Why>, u32>,
-    /// By the operation behind a gap, 1 + index into `causes`; 0: its launch was not read.
+    /// For the operation after each gap, 1 + index into `causes`; 0: its launch was not read.
     of_gap: Packed<u32>,
-    /// By the operation behind a gap, the length of each part but the last one, which has the rest.
+    /// For the operation after each gap, the length of each part but the last one, which has the
+    /// rest.
     lengths: [Packed<i64>; PARTS - 1],
     /// Durations of the parts of gaps that have several.
     long: HashMap<OperationId, Vec<i64>>,
@@ -380,13 +381,13 @@ fn windows_driver(trace: &Trace) -> bool {
 /// Recent calls of each thread, as far as they may explain gaps that are not over yet.
 #[derive(Debug, Default)]
 pub(in crate::diagnose) struct LatelyDone {
-    /// By thread, in order of time.
+    /// Recent calls of each thread, in order of time.
     calls: Vec<Vec<RecentCall>>,
-    /// By thread, ranges long enough to name host code, in order of their start.
+    /// Ranges of each thread that are long enough to name host code, in order of their start.
     ranges: Vec<Vec<PastRange>>,
-    /// By thread, the calls that hold up streams.
+    /// Calls of each thread that hold up streams.
     held: Vec<Vec<HoldingCall>>,
-    /// By name, how the call holds up a stream.
+    /// How the call of each name holds up a stream.
     holds: Vec<Option<Holds>>,
     /// Streams that wait for an event, by process and correlation id of the call.
     event_streams: HashMap<(u32, u32), u64>,
@@ -396,9 +397,9 @@ pub(in crate::diagnose) struct LatelyDone {
     first: HashSet<OperationId>,
     /// Whether the driver is that of Windows.
     windows: bool,
-    /// By activity, the first gap that is not over.
+    /// The first gap of each activity that is not over.
     gap: Vec<usize>,
-    /// By activity, idle time up to each gap; empty where there is only one activity.
+    /// Idle time of each activity up to each gap; empty where there is only one activity.
     idle_until: Vec<Packed<i64>>,
     split: Split,
 }

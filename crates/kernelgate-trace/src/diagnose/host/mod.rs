@@ -49,7 +49,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// These, and others.
+    /// Adds other calls to the sum.
     pub fn add(&mut self, other: Self) {
         self.count += other.count;
         self.total_ns += other.total_ns;
@@ -88,8 +88,8 @@ pub struct KeptRange {
 pub struct Kept {
     /// Ranges in the order in which they were opened.
     pub ranges: Vec<KeptRange>,
-    /// By operation, the number of the innermost range around its launch, or [`NONE`], and that of
-    /// the call.
+    /// For each operation, the numbers of the innermost range around its launch, or [`NONE`], and
+    /// of the call.
     pub of_operation: Vec<(u32, u32)>,
 }
 
@@ -177,21 +177,21 @@ pub struct HostPass {
     activities: Vec<Activity>,
     /// The activity of each place.
     activity_of: Vec<usize>,
-    /// By activity, the gap behind the one that was found last.
+    /// For each activity, the gap after the one that was found last.
     next_gap: Vec<usize>,
-    /// By activity, operations whose launch was read.
+    /// For each activity, the number of operations whose launch was read.
     launched_so_far: Vec<usize>,
     launched: Launched,
     open: OpenRanges<RangePlace>,
     lately: LatelyDone,
-    /// By name of a call, whether it waits.
+    /// Whether the call of each name waits for the GPU.
     waiting: Vec<bool>,
     lengths: Samples,
     launch_calls: Samples,
     /// Path, start and depth of ranges that were never closed.
     unclosed: Vec<(PathId, i64, u32)>,
     nodes: NodeEvents,
-    /// By creation of a node, the labels around it.
+    /// The labels around each call that created a graph node.
     around_node: Vec<Vec<Name>>,
     repeating: Repeating,
 }

@@ -73,7 +73,7 @@ impl WaitSum {
         *self.functions.entry(call.name).or_default() += 1;
     }
 
-    /// These, and others.
+    /// Adds other waits to the sum.
     pub fn merge(&mut self, other: &Self) {
         self.count += other.count;
         self.total_ns += other.total_ns;
@@ -116,9 +116,9 @@ pub struct AtInterval {
 pub struct Waits {
     /// Waits by the path of the innermost range around them.
     pub in_ranges: HashMap<PathId, InRanges>,
-    /// By thread and the launches since the last wait, of which there is one at least.
+    /// Waits by their thread and by the launches since the wait before, at least one.
     pub at_intervals: HashMap<(u32, usize), AtInterval>,
-    /// By thread, launches since the last wait, and waits.
+    /// For each thread, the launches since its last wait, and its waits.
     threads: Vec<(usize, usize)>,
     sites: Table<Site>,
     count: usize,

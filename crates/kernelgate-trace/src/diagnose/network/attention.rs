@@ -13,9 +13,9 @@ const SOFTMAX_FLOPS: f64 = 5.0;
 /// Kernels of an operation of attention in all forward passes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct OperationUse {
-    /// How many.
+    /// Number of kernels.
     pub kernels: usize,
-    /// Their time, in nanoseconds.
+    /// Time of the kernels, nanoseconds.
     pub kernel_ns: i64,
     /// Floating-point operations that the mathematics needs; absent where neither shapes nor work
     /// were recorded.

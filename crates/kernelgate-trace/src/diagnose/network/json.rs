@@ -7,7 +7,7 @@ use super::{
 };
 
 impl KernelUse {
-    /// As JSON.
+    /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "name": self.name,
@@ -43,7 +43,7 @@ impl PhaseUse {
 }
 
 impl Attention {
-    /// As JSON.
+    /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         let operation = |operation: AttentionOperation| {
             let OperationUse { kernels, kernel_ns, flops } = self.operation(operation);
@@ -65,7 +65,7 @@ impl Attention {
 }
 
 impl Network {
-    /// As JSON.
+    /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         let step = self.step();
         let trains = self.trains();

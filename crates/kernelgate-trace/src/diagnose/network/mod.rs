@@ -33,7 +33,7 @@ pub struct KernelUse {
     pub class: KernelClass,
     /// Launches of a pass.
     pub launches: f64,
-    /// Their time, in nanoseconds.
+    /// Time of the launches of a pass, nanoseconds.
     pub kernel_ns: f64,
 }
 
@@ -182,7 +182,7 @@ struct Places {
     outside: Option<Phase>,
     /// Ranges that the program opened around a phase.
     opened: [usize; 3],
-    /// Their time.
+    /// Host time of the ranges of each phase, nanoseconds.
     host_ns: [i64; 3],
 }
 

@@ -25,7 +25,7 @@ impl Phase {
     /// All phases, in the order of a training step.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
 
-    /// As text.
+    /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -86,7 +86,7 @@ impl AttentionOperation {
         }
     }
 
-    /// As text.
+    /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Scores => "scores",

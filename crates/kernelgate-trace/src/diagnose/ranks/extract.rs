@@ -53,7 +53,7 @@ pub struct RankTimes {
     pub exposed_ns: i64,
     /// Copies, page migrations and sets with nothing else beside them.
     pub copies_ns: i64,
-    /// Nothing runs.
+    /// Time without any operation, nanoseconds.
     pub idle_ns: i64,
 }
 

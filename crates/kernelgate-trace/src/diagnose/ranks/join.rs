@@ -87,7 +87,7 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// As a sentence.
+    /// The reason as a sentence.
     pub fn message(&self) -> String {
         match self {
             Self::Cut { trace, why } => format!("{trace}: read in part only: {why}"),
@@ -169,9 +169,10 @@ pub struct CollectiveSum {
     pub ranks: usize,
     /// How many.
     pub count: usize,
-    /// From the arrival of the last rank to the end, nanoseconds in all.
+    /// Time from the arrival of the last rank to the end, nanoseconds in all.
     pub transfer_ns: i64,
-    /// From the arrival of each rank to that of the last, mean over the ranks, nanoseconds in all.
+    /// Time from the arrival of each rank to that of the last, mean over the ranks, nanoseconds in
+    /// all.
     pub skew_ns: i64,
     /// Bus bandwidth of the transfer in GB/s.
     pub bus: Option<f64>,
@@ -182,13 +183,13 @@ pub struct CollectiveSum {
 pub struct Job {
     /// Ranks of the job, in the order of their numbers or traces.
     pub ranks: Vec<RankSum>,
-    /// By kind and size, the most expensive first.
+    /// Collectives summed by kind and size, the most expensive first.
     pub collectives: Vec<CollectiveSum>,
     /// Nanoseconds that each rank (outer) waited for each other one (inner).
     pub waits: Vec<Vec<i64>>,
     /// Collectives that were joined.
     pub joined: usize,
-    /// From the first to the last joined collective, nanoseconds.
+    /// Time from the first to the last joined collective, nanoseconds.
     pub span_ns: i64,
     /// How exactly clocks are aligned, nanoseconds: the median difference of the ends.
     pub precision_ns: i64,

@@ -10,7 +10,7 @@ use super::what_if::JobGain;
 const SCHEMA: u32 = 2;
 
 impl Job {
-    /// As JSON, with `schema_version`.
+    /// Converts to JSON, with `schema_version`.
     pub fn to_json(&self) -> Value {
         let rank = |of: &RankSum| {
             let key = match of.part.rank {

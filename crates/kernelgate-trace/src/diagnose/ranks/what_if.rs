@@ -31,7 +31,7 @@ pub struct JobGain {
 /// The critical path of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobPath {
-    /// From when all ranks are recorded to the last end on any of them, nanoseconds.
+    /// Time from when all ranks are recorded to the last end on any of them, nanoseconds.
     pub total_ns: i64,
     /// Rank, what it did and how long, the longest first; the times add up to the total.
     pub segments: Vec<(usize, String, i64)>,

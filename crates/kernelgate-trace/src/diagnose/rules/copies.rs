@@ -102,7 +102,7 @@ fn called<'a>(
     Ok((called, inspected))
 }
 
-/// By their part of all spans, an upper bound: the replay limits it.
+/// Severity by the copies' part of all spans, which is an upper bound: the replay limits it.
 fn severity(context: &Context<'_>, ns: i64) -> Severity {
     let span = context.activities.iter().map(Activity::span_ns).sum();
     Severity::from_saving(ns, span)

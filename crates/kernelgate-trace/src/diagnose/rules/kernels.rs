@@ -216,7 +216,7 @@ impl<'a> Shapes<'a> {
         shapes.without(context, |_| None)
     }
 
-    /// Those of devices whose number of multiprocessors is known.
+    /// Launch shapes on devices whose number of multiprocessors is known.
     fn with_multiprocessors(context: &Context<'a>) -> Result<Self, Lack> {
         Self::collect(context)?
             .without(context, |of| of.multiprocessors().is_none().then(|| of.undescribed()))

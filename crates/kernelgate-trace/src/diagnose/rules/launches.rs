@@ -69,7 +69,7 @@ pub(super) fn calls_lack(context: &Context<'_>) -> Option<Lack> {
     (context.host.calls == 0).then(|| Lack::new("calls of the host were not recorded", record()))
 }
 
-/// Nothing about the GPU can be concluded.
+/// The reason to skip a rule where the trace has no work of a GPU.
 pub(super) fn no_work(context: &Context<'_>) -> Lack {
     Lack::new("the trace holds no operation of a GPU", context.platform.record_launches())
 }

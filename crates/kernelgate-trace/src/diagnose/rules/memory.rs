@@ -1,4 +1,4 @@
-//! What Nsight Compute says of a kernel's memory accesses and of its warps: coalescing, bank
+//! Findings of Nsight Compute about a kernel's memory accesses and warps: coalescing, bank
 //! conflicts, divergence.
 
 use super::super::context::Context;

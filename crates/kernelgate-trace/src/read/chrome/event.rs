@@ -42,10 +42,10 @@ pub(super) struct Arguments<'a> {
     pub graph: Option<&'a RawValue>,
     #[serde(borrow)]
     correlation: Option<&'a RawValue>,
-    /// As XLA writes events.
+    /// Correlation id in events of XLA.
     #[serde(borrow)]
     correlation_id: Option<&'a RawValue>,
-    /// As PyTorch for ROCm writes it, in calls and in what they launched.
+    /// Correlation id of PyTorch for ROCm, in calls and in the operations that they launched.
     #[serde(borrow, rename = "External id")]
     external_id: Option<&'a RawValue>,
     #[serde(borrow)]

@@ -14,7 +14,7 @@ pub(super) struct SourceLine {
 /// The lines of the kernels of a cubin.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// By kernel: offsets of instructions with the line that begins there, in order.
+    /// For each kernel, offsets of instructions with the source line that begins there, in order.
     kernels: HashMap<String, Vec<(u64, SourceLine)>>,
 }
 

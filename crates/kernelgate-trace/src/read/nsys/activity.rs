@@ -162,7 +162,7 @@ impl Reader {
                 let process = process.and_then(|process| u32::try_from(process).ok());
                 let stream = row.integer(1).map(i64::cast_unsigned);
                 let Some(stream) = process.zip(stream) else { return };
-                // As CUPTI numbers them.
+                // Numbers of CUPTI.
                 match row.integer(2) {
                     _ if null => streams.null.push(stream),
                     Some(3) => streams.null.push(stream),

@@ -159,7 +159,7 @@ struct Batches<T> {
     read: Receiver<Vec<T>>,
 }
 
-/// Both ends of a way for rows from one thread to another.
+/// Sender and receiver of a channel that passes batches of rows to another thread.
 fn batches<T>() -> (Batches<T>, OrderingBuffer<T>) {
     let (sender, receiver) = sync_channel(2);
     let (spent, read) = sync_channel(4);

@@ -195,7 +195,7 @@ impl Measurement for GpuTime {
 
     fn start(&self) {
         let inner = &mut *self.inner.borrow_mut();
-        // What Criterion reports it formats: the passes to come are of another case.
+        // Criterion formats times only to report them, so the next passes are of another case.
         if self.formatter.reported.take() {
             inner.passes = Passes::new(Allowed::CRITERION_ROUTINE);
             inner.recorded = false;

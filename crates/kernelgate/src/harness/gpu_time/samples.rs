@@ -57,9 +57,9 @@ pub struct SampleLog {
 }
 
 impl SampleLog {
-    /// Nothing yet, of cases that will be stored in that folder.
+    /// An empty log, for cases that Criterion will store in that folder.
     pub fn start(store: &Path) -> Self {
-        // By the clock of the file system, which need not be that of the host.
+        // The start is read from the file system's clock, which need not be the host's.
         let there = store.ancestors().find(|folder| folder.is_dir());
         let probe = there.and_then(|folder| tempfile::tempfile_in(folder).ok());
         let since = probe.and_then(|file| file.metadata().ok()?.modified().ok());

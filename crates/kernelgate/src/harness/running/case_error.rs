@@ -8,11 +8,11 @@ use crate::verify::VerifyError;
 /// The reason why a problem or case has no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CaseError {
-    /// It cannot run here.
+    /// The case cannot run on this machine.
     Skip(String),
     /// The outputs are wrong, or the case failed with an error.
     Fail(String),
-    /// It broke the device: nothing after it can run.
+    /// The case broke the device: no later case can run.
     Lost(String),
 }
 

@@ -274,7 +274,7 @@ impl From<BackendName> for Option<BackendKind> {
 /// Order of the cases on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OrderName {
-    /// As `--list` prints them
+    /// In the order that `--list` prints
     Forward,
     /// The last one first
     Reverse,

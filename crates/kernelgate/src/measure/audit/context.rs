@@ -23,7 +23,7 @@ pub struct AfterStream {
 }
 
 impl AfterStream {
-    /// Nothing measured yet.
+    /// The state before the first measurement.
     pub const fn new(subject: Subject) -> Self {
         Self { subject, busy: 0, shortest: Duration::MAX, idle: false }
     }

@@ -52,7 +52,7 @@ pub enum Refusal {
     NothingOnRank {
         /// The GPU's place in the set.
         rank: usize,
-        /// Its ordinal.
+        /// The GPU's ordinal.
         gpu: usize,
     },
     /// Launches that were captured together have fewer commands than each alone.

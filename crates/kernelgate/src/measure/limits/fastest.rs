@@ -29,9 +29,9 @@ const REST_TIME: Duration = Duration::from_millis(2);
 
 /// Time of a window.
 struct Taken {
-    /// Until this thread had ended its passes, seconds.
+    /// Time until this thread had ended its passes, seconds.
     own_s: f64,
-    /// Until all threads had, seconds.
+    /// Time until all threads had ended their passes, seconds.
     all_s: f64,
 }
 

@@ -21,7 +21,7 @@ use crate::workload::SampleUnit;
 pub struct BaselineRun {
     /// Start time, RFC 3339, UTC.
     pub started: String,
-    /// Where.
+    /// Environment of the process.
     pub environment: Environment,
     /// Package of the bench; absent if the record has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

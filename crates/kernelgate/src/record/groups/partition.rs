@@ -17,9 +17,9 @@ use crate::stats::median;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// By recorded times, so that all shards take about the same time.
+    /// Problems are divided by recorded times, so that all shards take about the same time.
     Slice,
-    /// By a hash of each problem's id, so that a new problem moves no other.
+    /// Problems are divided by a hash of their ids, so that a new problem moves no other.
     Hash,
 }
 

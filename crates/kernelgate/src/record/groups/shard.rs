@@ -44,7 +44,7 @@ impl Shard {
 /// Reason why a text names no shard.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShardError {
-    /// It has another form.
+    /// The text is not of the form 1/4.
     #[error("`{0}`: a shard is 1/4, 2/4, … of at most {MAX}")]
     Form(String),
     /// There are no shards, or too many.

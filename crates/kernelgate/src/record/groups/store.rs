@@ -71,7 +71,7 @@ pub enum StoreError {
         /// Baselines that exist instead, as `<device>/<name>`.
         others: Vec<String>,
     },
-    /// Nothing has been measured yet.
+    /// The folder of runs has no run yet.
     #[error("no run in {0}: run `cargo bench` first")]
     NoRun(PathBuf),
     /// All runs are of other packages.

@@ -98,7 +98,7 @@ impl Gpus {
         self.0.iter_mut().for_each(Gpu::note_libraries);
     }
 
-    /// These GPUs without the libraries that a process had opened.
+    /// Copy without the libraries that a process had opened.
     pub fn without_libraries(&self) -> Self {
         self.iter().map(|gpu| Gpu { libraries: BTreeMap::new(), ..gpu.clone() }).collect()
     }

@@ -43,7 +43,7 @@ pub struct OtherMachine {
 }
 
 impl Machine {
-    /// This machine.
+    /// Describes the machine on which the process runs.
     #[expect(clippy::disallowed_methods, reason = "a file of the system")]
     pub fn here() -> Self {
         let host = Environment::cpu();

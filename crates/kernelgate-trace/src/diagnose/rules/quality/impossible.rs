@@ -17,7 +17,7 @@ const DOUBTFUL_OVERLAP_PERCENT: f64 = 5.0;
 struct Overlap {
     id: OperationId,
     followers: usize,
-    /// From the start of the first of them to its own end, nanoseconds.
+    /// Time from the start of the first of them to its own end, nanoseconds.
     ns: i64,
 }
 
@@ -118,7 +118,7 @@ pub(super) fn without_times(context: &Context<'_>, found: &mut Vec<Finding>) {
     found.push(finding);
 }
 
-/// Nothing runs before it is launched: the clocks of host and device disagree.
+/// Operations that start before their launch: the clocks of host and device disagree.
 pub(super) fn starts_before_launches(context: &Context<'_>, found: &mut Vec<Finding>) {
     let (count, most) = context.host.before_launch;
     if count == 0 {

@@ -126,7 +126,7 @@ fn reported(context: &Context<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// Nothing was recorded; the recorder may have said why.
+/// A trace without GPU work; the recorder's messages may say why.
 fn no_gpu_work(context: &Context<'_>) -> Finding {
     let trace = context.trace;
     let mut own = trace.processes.iter().filter(|_| trace.recorder == Recorder::Chrome);

@@ -169,7 +169,7 @@ fn reader(path: &Path) -> Result<SerializedFileReader<File>, ParquetError> {
 
 /// A row group while it is read.
 struct Group {
-    /// By requested column, its reader and whether its values may be missing.
+    /// For each requested column, its reader and whether its values may be missing.
     columns: Vec<Option<(ColumnReader, bool)>>,
     left: usize,
 }

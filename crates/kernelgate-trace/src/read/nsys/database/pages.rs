@@ -28,7 +28,7 @@ pub(super) struct Pages {
     left: u64,
 }
 
-/// Not as expected.
+/// The file's pages are not as SQLite's format requires.
 #[derive(Debug)]
 pub(super) struct Unexpected;
 
@@ -37,7 +37,7 @@ type Expected<T> = Result<T, Unexpected>;
 /// A row: the columns that were asked for.
 pub(super) struct PageRow<'a> {
     payload: &'a [u8],
-    /// By column, the serial type of its value and where the value lies.
+    /// For each column, the serial type of its value and the offset of the value.
     cells: &'a [(u64, usize)],
 }
 
@@ -205,7 +205,7 @@ struct Payload<'a> {
 
 /// Decodes rows.
 struct RowReader {
-    /// By column of the table up to the last that is read, the column as which it is read.
+    /// For each column of the table, up to the last that is read, its position in the result.
     wanted: Vec<Option<usize>>,
     /// Columns that are asked for again, and the first of their kind.
     again: Vec<(usize, usize)>,
