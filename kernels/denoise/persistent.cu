@@ -135,7 +135,7 @@ struct Layer {
       multiply<48, 8, kQkvPanel>(b, acc, b.base + kQkvAt, b.qkv_full, parity, kQkv);
       if (b.lane == 0) barrier_arrive_one(b.qkv_free);
       hold_weights(b);
-      // To the block with the other slice of k its half of the rows.
+      // Sends half of the rows to the block that has the other slice of k.
       const u32 parts = cluster_address(b.base + kPartsAt + b.thread * 16, b.rank ^ 4),
                 barrier = cluster_address(b.parts_full, b.rank ^ 4);
       float4 mine[kMaxQkvUnits];

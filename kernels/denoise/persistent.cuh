@@ -542,7 +542,7 @@ struct Place {
       has[e] = b.lane < 20 && row < a.rows && b.lane / 4 * 2 + e < width.count;
   }
 };
-// A value for each of them.
+// A value for each of four columns.
 struct Four {
   float x[4];
 };

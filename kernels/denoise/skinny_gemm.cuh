@@ -123,7 +123,7 @@ struct Panels {
     barrier_wait(work.x_comes + panel * 8, round);
   }
 
-  // A slice thinner than a panel begins somewhere in it.
+  // A slice of k that is thinner than a panel begins inside a panel.
   __device__ __forceinline__ u32 offset(const Work<P>& work) const { return work.k0 % 64 * 2; }
 };
 

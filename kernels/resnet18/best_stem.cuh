@@ -81,7 +81,7 @@ __device__ __forceinline__ void load_images(StemInputs& in, const float* images,
   }
 }
 
-// Writes them to shared memory.
+// Writes the loaded pixels to shared memory.
 __device__ __forceinline__ void store_images(const StemInputs& in) {
   constexpr int kPixels = kStemPixels, kOfThread = kPixelsOfThread;
   const u32 to = map_at(1);

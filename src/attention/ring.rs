@@ -88,11 +88,11 @@ pub struct Ring {
 pub struct Step {
     /// Rank of the GPU that has the keys.
     pub keys_of: usize,
-    /// Queries that see some of them.
+    /// Queries that attend to some of these keys.
     pub queries: Range<usize>,
-    /// Keys that they see.
+    /// Keys to which the queries attend.
     pub keys: Range<usize>,
-    /// Whether a query sees those up to its own position only.
+    /// Whether a query attends only to keys up to its own position.
     pub causal: bool,
 }
 

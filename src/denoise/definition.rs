@@ -135,7 +135,7 @@ pub const LOOP: Workload<DenoiseLoop> = Workload {
     },
 };
 
-/// The fastest row and the row that it is compared with.
+/// Implementations that the scan times: the fastest one and its competitor.
 const SCAN_ROWS: &[&str] = &["cuda/graph", "cuda/persistent"];
 
 /// A short horizon after two images instead of three.

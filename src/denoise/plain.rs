@@ -45,7 +45,7 @@ pub struct Plain {
     tensors: BTreeMap<String, Vec<f64>>,
     /// Whether activations are rounded to bf16 wherever openpi's bf16 model does.
     pub rounded: bool,
-    /// How it is wrong.
+    /// The planted mistake in the computation.
     pub fault: Fault,
 }
 

@@ -149,7 +149,7 @@ pub fn time_embedding(t: f64, width: usize) -> Vec<f64> {
 pub struct ReferenceStyle<'a> {
     /// Added to 1, a factor of the normalised row.
     pub scale: &'a [f64],
-    /// Added after it.
+    /// Added after the scaling.
     pub shift: &'a [f64],
     /// Factor of the branch that the norm opens.
     pub gate: &'a [f64],

@@ -97,7 +97,7 @@ fn sum<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
 /// A table of layers.
 struct Layers {
     table: &'static str,
-    /// The range that theirs are in.
+    /// The range that holds the ranges of the layers.
     within: &'static str,
 }
 

@@ -134,7 +134,7 @@ pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     bind: |point| Ok(TrainStep { shape: NetworkShape::bind(point)? }),
 };
 
-/// Whether there is a file of weights, if they are of one.
+/// Checks that the file of weights exists, if the weights come from a file.
 fn check(shape: &NetworkShape) -> Result<(), String> {
     match shape.draw {
         Draw::File => weights_file::read(&weights_file::path()?, &shape.sizes.network()),

@@ -43,7 +43,7 @@ impl Tape {
         self.node(factor * value, derivatives)
     }
 
-    /// Derivative of a scalar by every one before it.
+    /// Derivative of a scalar by every scalar before it.
     fn gradient(&self, of: Node) -> Vec<f64> {
         let mut gradient = vec![0.0; self.values.len()];
         gradient[of] = 1.0;

@@ -101,7 +101,7 @@ impl Component {
     ];
 }
 
-/// Their values of the axis.
+/// Names of the components on the axis.
 const NAMES: &[&str] = &[
     "embed",
     "embedding_gradient",

@@ -148,7 +148,7 @@ impl Problem for TrainStep {
         breakdown(&self.shape, &["forward", "backward", "optimizer"])
     }
 
-    /// The moments have it; the first one is linear in the gradient.
+    /// The tolerance of the moments; the first moment is linear in the gradient.
     fn tolerance(&self) -> Tolerance {
         match self.shape.dtype {
             Dtype::Bf16 => Tolerance { max_error: 4e-2, relative_l2: 2e-2 },

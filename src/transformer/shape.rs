@@ -60,7 +60,7 @@ pub struct Shape {
 
 /// Tensors of the state that a step reads.
 pub const STATE: [&str; 3] = ["parameters", "first_moments", "second_moments"];
-/// The tensors that it writes.
+/// Tensors of the state that a step writes.
 pub const NEXT_STATE: [&str; 3] = ["next_parameters", "next_first_moments", "next_second_moments"];
 
 /// Names of the sizes.

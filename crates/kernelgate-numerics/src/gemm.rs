@@ -8,7 +8,7 @@ pub use faer::{Accum, MatMut, MatRef};
 
 use crate::simd::leave_avx;
 
-/// `out = factor·a·b`, or added to it, on this thread.
+/// Computes `out = factor·a·b`, or adds the product to `out`, on the calling thread.
 pub fn multiply_f32(
     out: MatMut<'_, f32>,
     accumulate: Accum,
@@ -20,7 +20,7 @@ pub fn multiply_f32(
     leave_avx();
 }
 
-/// `out = factor·a·b`, or added to it, on this thread.
+/// Computes `out = factor·a·b`, or adds the product to `out`, on the calling thread.
 pub fn multiply_f64(
     out: MatMut<'_, f64>,
     accumulate: Accum,

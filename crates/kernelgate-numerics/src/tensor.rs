@@ -48,7 +48,7 @@ impl Dtype {
         }
     }
 
-    /// Largest relative error of rounding to it; 0 of integers.
+    /// Largest relative error of rounding to the dtype; 0 for integers.
     pub fn unit_roundoff(self) -> f64 {
         match self {
             Self::I8 => 0.0,
@@ -340,7 +340,7 @@ impl Tensors {
         Self::default()
     }
 
-    /// The first tensor whose memory something else holds as well.
+    /// The first tensor whose memory is shared with another owner.
     pub fn first_shared(&self) -> Option<&str> {
         let mut tensors = self.0.iter();
         tensors.find(|(_, tensor)| Arc::strong_count(tensor) > 1).map(|(name, _)| name.as_str())

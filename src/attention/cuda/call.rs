@@ -4,7 +4,7 @@ use kernelgate::backend::BackendError;
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Buffer, PreparedLaunch};
 
-/// Which kernels compute it.
+/// Kind of kernels that compute attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Technique {
     /// GEMMs through `mma.sync`, from sm_80 on. Its backward pass needs equal numbers of heads of

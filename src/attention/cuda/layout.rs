@@ -274,7 +274,8 @@ pub(super) fn check_addresses(tensors: &[(&'static str, u64)]) -> Result<(), Uns
     }
 }
 
-/// Why no kernel here computes it. A row that gets one of these is skipped with the reason.
+/// Reason why no kernel of this module computes a problem. A row that gets one of these is skipped
+/// with the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
     /// An extent is zero or does not fit 32 bits.

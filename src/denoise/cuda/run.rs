@@ -33,7 +33,7 @@ impl From<&DenoiseLoop> for ExpertRun {
 }
 
 impl ExpertRun {
-    /// Whether the kernels compute it, one operation each.
+    /// Checks that the kernels of single operations compute the run.
     pub fn supported_per_op(&self) -> Result<(), String> {
         self.supported()
     }

@@ -29,7 +29,7 @@ const MOST_GROUPS: usize = 16;
 const ROWS: usize = 16;
 /// Layers behind the pooling.
 const LAYER_COUNT: usize = 16;
-/// Channels of the first of them.
+/// Channels of the first layer behind the pooling.
 const WIDTH: usize = 64;
 const THREADS: usize = 640;
 /// Copies of weights that are ahead of their use, of 8 KiB.
@@ -112,7 +112,7 @@ const ROUNDS: &str = "best_rounds";
 const FRAGMENTS: &str = "best_stem.fragments";
 const STEM_SENT: &str = "best_stem_sent";
 
-/// Whether the kernel is compiled for it.
+/// Checks that the kernel is compiled for a shape.
 pub fn supported(shape: &NetworkShape) -> Result<(), String> {
     tiles::supported(shape)?;
     let sizes = shape.sizes;

@@ -68,7 +68,7 @@ pub fn tile_constants(threads: usize) -> Vec<(&'static str, usize)> {
     vec![("THREADS", threads), ("TILE", TILE), ("STAGES", STAGES_AHEAD)]
 }
 
-/// Whether the kernels are compiled for it.
+/// Checks that the kernels are compiled for a shape.
 pub fn supported(shape: &NetworkShape) -> Result<(), String> {
     if ![4, 8, 16].contains(&shape.t) {
         return Err("compiled for 4, 8 and 16 time steps".to_owned());

@@ -14,7 +14,7 @@ use kernelgate_cuda::{Argument, Device, KernelSpec};
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Neurons>] = &[PER_STEP, FUSED, VECTORIZED, PACKED];
 
-/// Threads a block of those with a neuron a thread.
+/// Threads of a block, for kernels in which a thread computes one neuron.
 const THREADS: usize = 256;
 
 /// A time step a launch; membranes and tracers in memory.
@@ -36,7 +36,7 @@ pub const FUSED: KernelSpec<Neurons> = kernel(
     |neurons| [neurons.n.div_ceil(THREADS), 1, 1],
 );
 
-/// Threads a block of those with 16 bytes of neurons a thread.
+/// Threads of a block, for kernels in which a thread computes 16 bytes of neurons.
 const STREAMING_THREADS: usize = 128;
 
 const VECTORIZED: KernelSpec<Neurons> = KernelSpec {

@@ -9,7 +9,7 @@ use kernelgate::workload::Tensors;
 
 /// Activations of a layer.
 pub struct Layer {
-    /// The residual stream before it.
+    /// The residual stream before the layer.
     pub x: Vec<f32>,
     pub qkv_input: Vec<f32>,
     pub qkv: Vec<f32>,

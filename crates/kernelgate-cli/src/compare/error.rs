@@ -252,7 +252,7 @@ pub enum CompareError {
     Refused {
         /// The field that differs.
         field: String,
-        /// The side that has it.
+        /// The build whose field differs: base or head.
         side: String,
         /// Value of that side.
         found: String,

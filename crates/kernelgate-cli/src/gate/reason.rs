@@ -15,7 +15,7 @@ use super::paired::{Arm, Decision, Doubt};
 pub enum Reason {
     /// The baseline has one process run, and nothing shows its process-to-process variance.
     SingleRun {
-        /// Relative half-width that is assumed for it.
+        /// Relative half-width that is assumed for the variance between processes.
         assumed: f64,
     },
     /// The interval contains both relevant and irrelevant changes.

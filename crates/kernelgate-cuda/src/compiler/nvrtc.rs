@@ -214,7 +214,7 @@ const INVALID_OPTION: Status = 5;
 const COMPILATION: Status = 6;
 /// Reads the size of an object of a program, bytes.
 type ReadSize = unsafe extern "C" fn(Handle, *mut usize) -> Status;
-/// Copies it.
+/// Copies an object of a program.
 type Get = unsafe extern "C" fn(Handle, *mut c_char) -> Status;
 
 /// NVRTC's functions, of the library that was opened.

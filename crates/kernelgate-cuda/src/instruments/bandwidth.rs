@@ -2,7 +2,7 @@
 
 use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
 
-/// The rows; what their grids depend on are packets.
+/// Kernel rows; their parameter is the number of packets.
 pub(super) const KERNELS: &[KernelSpec<usize>] = &[READ, COPY];
 
 const READ_THREADS: usize = 1024;

@@ -210,7 +210,7 @@ impl Pinned {
         Ok(Self { floats, count })
     }
 
-    /// All of them.
+    /// Copies all floats.
     pub fn read(&self) -> Vec<f32> {
         // SAFETY: `count` floats were allocated, and written.
         unsafe { std::slice::from_raw_parts(self.floats, self.count) }.to_vec()

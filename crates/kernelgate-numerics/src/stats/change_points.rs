@@ -84,7 +84,7 @@ pub fn noise(values: &[f64]) -> f64 {
     lags.map(of_lag).fold(0.0, f64::max) / MEDIAN_DIFFERENCE
 }
 
-/// Each change between the segments that it divides.
+/// Describes each change by the segments before and after it.
 fn described(
     ranked: &RankedSequence,
     values: &[f64],

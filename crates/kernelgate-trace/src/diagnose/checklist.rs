@@ -47,7 +47,7 @@ pub struct ChecklistLine {
     pub text: &'static str,
     /// Whether the condition holds.
     pub tick: Tick,
-    /// The finding, or how to measure it.
+    /// The finding, or the command that measures it.
     pub why: String,
 }
 

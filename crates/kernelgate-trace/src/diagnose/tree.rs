@@ -88,7 +88,7 @@ pub struct RangeUse {
 struct Node {
     parent: Option<usize>,
     depth: usize,
-    /// The name that it stands for, or the pattern of several.
+    /// Name of the range, or the pattern of several names.
     name: String,
     work: Option<usize>,
     operations: usize,

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 const ROWS: usize = 256;
 /// Bytes that are read for a distance.
 const WORD: usize = 8;
-/// Blocks that are kept as wide as any value while they change.
+/// Blocks that are stored uncompressed while their rows change.
 const UNPACKED_BLOCKS: usize = 8;
 
 /// A value of a column.

@@ -47,7 +47,7 @@ pub(super) struct RangeSums {
     push_pop_only: bool,
     groups: Interner<(u32, RangeStyle)>,
     samples: Samples,
-    /// Group and start of those that were never closed.
+    /// Group and start of ranges that were never closed.
     unclosed: Vec<(u32, i64)>,
 }
 

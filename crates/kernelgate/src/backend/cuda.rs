@@ -370,7 +370,7 @@ impl Executable for CudaTask {
     }
 
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
-        // Several GPUs may have it.
+        // Several GPUs may have an input of this name.
         let mut copies = self.inputs.iter().filter(|input| input.name == name).peekable();
         copies.peek().ok_or_else(|| no_such_input(name))?;
         copies.try_for_each(|input| input.buffer.overwrite(values.as_bytes()))?;

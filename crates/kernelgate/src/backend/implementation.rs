@@ -80,7 +80,7 @@ pub enum Prepare<P> {
     CudaSet {
         /// Device memory of inputs, outputs and scratch on one GPU, bytes.
         device_bytes: fn(&P) -> u64,
-        /// Makes it ready.
+        /// Prepares the implementation for a problem and its inputs.
         prepare: fn(&P, &Tensors, &Devices) -> Result<cuda::CudaTask, BackendError>,
     },
     /// A task on an NVIDIA GPU, as a list of launches that the function writes; the list declares

@@ -51,7 +51,7 @@ impl Cache {
 pub struct Sample {
     /// Launches in the sample, at least 1.
     pub launches: u64,
-    /// Time of all of them together, nanoseconds.
+    /// Time of all launches together, nanoseconds.
     pub elapsed_ns: f64,
     /// By how much the slowest GPU took longer than the fastest, for all of them together,
     /// nanoseconds; `None` for one GPU, and on the host.

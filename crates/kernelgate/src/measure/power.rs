@@ -185,7 +185,7 @@ pub enum Settled {
 pub struct LoadSample {
     /// Launches in the sample.
     pub launches: u64,
-    /// Time of all of them together, nanoseconds.
+    /// Time of all launches together, nanoseconds.
     pub elapsed_ns: f64,
     /// SM clock during the launches, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,

@@ -46,9 +46,9 @@ pub struct CaseRecording {
     /// Purposes of the case's device memory, with bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_uses: Vec<(String, u64)>,
-    /// The device that it ran on, the first of several.
+    /// The device that the case ran on; the first, if it ran on several.
     pub device: RecordedDevice,
-    /// The other ones of several.
+    /// Further devices that the case ran on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_devices: Vec<RecordedDevice>,
     /// Recorded operations, and the allocations since the preparation began.

@@ -26,7 +26,7 @@ pub enum Values {
     Number,
     /// The axis accepts these words or numbers.
     OneOf(&'static [&'static str]),
-    /// One of those that lines of [`expand`] give the axis.
+    /// The axis accepts the words that the lines of [`expand`] contain.
     InLines(&'static [&'static str]),
 }
 

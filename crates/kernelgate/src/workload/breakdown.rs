@@ -46,7 +46,7 @@ impl SampleUnit {
 /// A named part of a problem's execution, such as a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
-    /// The table that it is in, such as `component` or `layer`.
+    /// The table that has the part, such as `component` or `layer`.
     pub table: &'static str,
     /// Label in the table.
     pub label: String,

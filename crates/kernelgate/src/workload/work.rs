@@ -25,7 +25,7 @@ impl Unit {
 /// Floating-point operations of one unit and dtype; a multiply-add counts two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flops {
-    /// Unit that executes them.
+    /// Unit that executes the operations.
     pub unit: Unit,
     /// Dtype of the operands.
     pub dtype: Dtype,

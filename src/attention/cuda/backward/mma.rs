@@ -29,7 +29,7 @@ const WARP: usize = 32;
 /// Keys of a block of `backward_flash_mma`.
 pub const KEYS: usize = 128;
 
-/// Queries that a step of it takes.
+/// Queries in a step of `backward_flash_mma`.
 pub const fn step(extents: &Extents) -> usize {
     if extents.d == 64 { 128 } else { 64 }
 }

@@ -32,7 +32,7 @@ impl BenchFlags {
         BenchChoice { targets, folder: dir.as_deref() }
     }
 
-    /// Whether they name some benches, so that others may be left.
+    /// Whether the flags name some benches, so that other benches may be skipped.
     pub const fn names_some(&self) -> bool {
         !self.bench.is_empty() || self.package.is_some()
     }

@@ -100,7 +100,7 @@ impl BenchClient<'_> {
         ask::all(&self.found, &self.request_settings(None), action)
     }
 
-    /// Asks with a seed; each answer is passed on as it comes.
+    /// Asks every bench with a seed, and passes on each answer when it arrives.
     pub fn each(
         &self,
         seed: u64,

@@ -18,7 +18,7 @@ const SECTIONS: [&str; 6] = [
 ];
 /// Largest number of kernels that Nsight Compute measures, those with most time.
 const MAX_KERNELS: usize = 3;
-/// Launches of each kernel that it measures.
+/// Launches of each kernel that Nsight Compute measures.
 const LAUNCHES: usize = 5;
 
 /// Longest line after wrapping.

@@ -24,7 +24,7 @@ fn recorder() -> Option<Recorder> {
     recorder
 }
 
-/// The names of a list of them.
+/// The names at some indices.
 fn names(activity: &Activity, of: impl IntoIterator<Item = u32>) -> Vec<&str> {
     of.into_iter().map(|name| activity.names[name as usize].as_str()).collect()
 }

@@ -10,7 +10,7 @@ use crate::model::Trace;
 use crate::model::launch_key;
 use crate::read::{CallRow, RangeRow};
 
-/// A range that is open, and what is known of it so far.
+/// An open range, with the facts collected so far.
 #[derive(Debug)]
 pub(crate) struct Open<S> {
     pub row: RangeRow,
@@ -137,7 +137,7 @@ impl NodeEvents {
         Self(events)
     }
 
-    /// The next one, if it was before a time.
+    /// Takes the next event, if it was before a time.
     pub fn before(&mut self, trace: &Trace, time: i64) -> Option<usize> {
         let times = &trace.node_events.time;
         self.0.pop_if(|event| times[*event as usize] < time).map(|event| event as usize)

@@ -1,4 +1,4 @@
-//! When a GPU worked for a process, and when it did not.
+//! Busy and idle times of a GPU for a process.
 
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::order::Order;

@@ -18,11 +18,11 @@ use crate::analyze::timeline::idle::Gap;
 pub enum Line {
     /// Compute while no communication, copy or migration runs.
     Compute,
-    /// Compute with communication beside it: hidden communication.
+    /// Compute and communication in parallel: hidden communication.
     ComputeAndCommunication,
-    /// Compute with page migrations beside it.
+    /// Compute and page migrations in parallel.
     ComputeAndMigration,
-    /// Compute with copies beside it: hidden copies.
+    /// Compute and copies in parallel: hidden copies.
     ComputeAndCopy,
     /// A graph whose kernels were not recorded.
     Graph,

@@ -26,7 +26,7 @@ const RANGES: usize = 10;
 /// An iteration this many times as long as the median is unusual.
 const UNUSUAL_RATIO: i64 = 2;
 
-/// The time of a span: its lines add up to it.
+/// Time of a span, divided into lines that add up to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Account {
     busy: [i64; Line::ALL.len()],

@@ -59,7 +59,7 @@ pub(in crate::diagnose) fn critical_path(
 struct Run<'a> {
     context: &'a Context<'a>,
     of: Dependencies<'a>,
-    /// Nanoseconds of kernels in which pages migrated beside them.
+    /// Nanoseconds of each kernel during which pages migrated.
     beside_ns: HashMap<OperationId, i64>,
 }
 

@@ -111,7 +111,8 @@ impl PartChange {
         (added * base.own_ns as f64 / base.count as f64).round() as i64
     }
 
-    /// The rest: each takes longer, or overlaps with others less.
+    /// The part of the change that is not due to their number: operations take longer, or overlap
+    /// less.
     pub fn by_length_ns(&self) -> i64 {
         self.change_ns() - self.by_number_ns()
     }

@@ -83,7 +83,7 @@ impl Amount {
         self.own_ns += own_ns;
     }
 
-    /// How long one of them takes, in nanoseconds; 0 without any.
+    /// Mean time of an operation, nanoseconds; 0 without operations.
     #[allow(clippy::cast_precision_loss)]
     pub fn mean_ns(&self) -> f64 {
         self.total_ns as f64 / self.count.max(1) as f64

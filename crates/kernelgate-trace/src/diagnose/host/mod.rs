@@ -75,7 +75,7 @@ pub struct Outermost {
 pub struct KeptRange {
     /// Path of the range.
     pub path: PathId,
-    /// The number of the innermost range around it, or [`NONE`].
+    /// Number of the innermost enclosing range, or [`NONE`].
     pub around: u32,
     /// Host time, nanoseconds.
     pub host_ns: i64,
@@ -197,7 +197,7 @@ pub struct HostPass {
 }
 
 impl HostPass {
-    /// One that keeps each range for those who ask, or none.
+    /// A pass that keeps every range for later questions, or none.
     pub fn new(keep_ranges: bool) -> Self {
         Self { keep_ranges, ..Self::default() }
     }

@@ -47,7 +47,7 @@ pub struct Communicator {
 pub struct RankTimes {
     /// Kernels compute.
     pub compute_ns: i64,
-    /// Compute with communication beside it.
+    /// Time of compute with communication in parallel.
     pub hidden_ns: i64,
     /// Communication without compute.
     pub exposed_ns: i64,
@@ -148,7 +148,7 @@ impl RankPart {
             parts.truncate(1);
         }
         let declared = Declared::read(trace);
-        // One rank is declared a trace: of several parts none is it.
+        // A trace declares one rank, so with several parts the rank of each is unknown.
         let rank = declared.rank.filter(|_| parts.len() == 1);
         for part in &mut parts {
             part.rank = rank;

@@ -27,7 +27,7 @@ struct Group {
     ids: Vec<OperationId>,
 }
 
-/// One of them.
+/// One copy of a group.
 struct Member {
     id: u32,
     bytes: u64,

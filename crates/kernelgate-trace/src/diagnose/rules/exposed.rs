@@ -1,4 +1,4 @@
-//! Copies and communication with nothing beside them.
+//! Copies and communication during which no kernel computes.
 
 use std::collections::BTreeMap;
 

@@ -80,7 +80,7 @@ struct Shaped<'a> {
     device: Option<&'a Device>,
     count: usize,
     total_ns: i64,
-    /// The part with communication beside it.
+    /// Time of the kernels during communication, nanoseconds.
     beside_ns: i64,
     first: u32,
     /// Path of the range around all launches.

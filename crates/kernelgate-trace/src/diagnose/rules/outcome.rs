@@ -26,7 +26,7 @@ impl Lack {
         Self { reason: reason.into(), record: record.into() }
     }
 
-    /// The program has none of it: there is nothing to record.
+    /// A reason to skip a rule that no recording can change, because the program has no such work.
     pub fn absent(reason: impl Into<String>) -> Self {
         Self::new(reason, "")
     }

@@ -20,7 +20,7 @@ const REPEATS: usize = 5;
 #[derive(Default)]
 struct Loop {
     sum: WaitSum,
-    /// Ranges that hold one of them: several of a path count as two.
+    /// Ranges that hold a wait of the loop: several ranges of one path count as two.
     ranges: usize,
     path: String,
 }

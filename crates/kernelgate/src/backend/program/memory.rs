@@ -134,9 +134,9 @@ pub(super) struct Slot {
     pub bytes: usize,
     purpose: MemoryUse,
     free: bool,
-    /// Last steps, by lane, of the regions that had it before.
+    /// Last steps, by lane, of earlier regions in this memory.
     earlier: Vec<Position>,
-    /// Last steps, by lane, of the region that has it.
+    /// Last steps, by lane, of the present region in this memory.
     latest: Vec<Position>,
 }
 

@@ -71,7 +71,7 @@ impl ChangedInputs {
         Ok(differs.then_some(Self { replaceable, values, how, expected: None }))
     }
 
-    /// Whether they were made for a row with those inputs.
+    /// Whether the changed inputs were made for a row with these replaceable inputs.
     pub fn suit(&self, replaceable: &[String]) -> bool {
         self.replaceable == replaceable
     }

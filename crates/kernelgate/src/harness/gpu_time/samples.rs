@@ -38,7 +38,7 @@ pub enum Origin {
         /// Number of the store's samples that were taken here: all of them, except that Criterion's
         /// quick mode may invent the second one.
         samples: usize,
-        /// Whether the GPU waited for the host in most of them.
+        /// Whether the GPU waited for the host in most samples.
         host_bound: bool,
         /// Whether CUPTI recorded a pass of the routine.
         recorded: bool,

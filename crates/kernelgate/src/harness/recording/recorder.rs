@@ -32,7 +32,7 @@ struct State {
 pub enum Saving {
     /// Writes at the start and after every case, synced to the disk.
     AfterEachCase,
-    /// Once it is complete, for a program that waits for it.
+    /// Writes once the record is complete, for a program that waits for it.
     WhenComplete,
 }
 

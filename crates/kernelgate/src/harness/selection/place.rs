@@ -12,12 +12,12 @@ pub const DEFAULT_TIMEOUT_S: u64 = 60;
 /// Timeout of launches on the host, where a launch may use a single core.
 pub const HOST_TIMEOUT_S: u64 = 600;
 
-/// Which backend the process runs on, and why not on the other.
+/// The backend on which the process runs, and the reason against the other one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The backend.
     pub kind: BackendKind,
-    /// Why cases of the other cannot run, a fragment.
+    /// Reason why cases of the other backend cannot run: a fragment for messages.
     pub otherwise: String,
     /// Size of the GPU's L2 cache, bytes; 0 on the CPU.
     pub l2_bytes: u64,

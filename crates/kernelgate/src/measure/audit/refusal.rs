@@ -65,7 +65,7 @@ pub enum Refusal {
         rank: usize,
         /// Commands of one launch.
         alone: usize,
-        /// Commands of all of them, captured together.
+        /// Commands of all launches, captured together.
         together: usize,
         /// Launches captured together.
         launches: u64,
@@ -83,7 +83,7 @@ pub enum Refusal {
         /// Time of the least command, nanoseconds.
         least_ns: f64,
     },
-    /// Work before the stream gets to it.
+    /// A launch works before the timed stream reaches it.
     #[error(
         "a launch writes its outputs while the stream that is timed is held: it works on another \
          stream"

@@ -1,4 +1,4 @@
-//! Outputs that are written before the timed stream gets to them.
+//! Detects outputs that are written before the timed stream reaches the launch.
 //!
 //! While a blocker holds the stream, a launch may write no output; the check reads samples from the
 //! beginning to the end of each. It is skipped if a launch is more commands than can be queued.

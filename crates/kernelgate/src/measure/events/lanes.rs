@@ -37,7 +37,7 @@ impl Lane {
 /// The GPUs of a set.
 pub struct Lanes {
     all: Vec<Lane>,
-    /// How many of them are timed now.
+    /// Number of GPUs that are timed now.
     used: usize,
     /// Absent for one GPU, and if they do not access each other's memory.
     barrier: Option<Barrier>,

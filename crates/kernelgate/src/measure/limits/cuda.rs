@@ -15,7 +15,7 @@ use kernelgate_cuda::libraries::cublaslt::{Operands, SquareGemm};
 
 /// Passes of each traffic that are measured at length, the fastest in one burst first.
 const CONTESTANTS: usize = 3;
-/// Bursts of each of those.
+/// Bursts of each pass that is measured at length.
 const BURSTS: usize = 3;
 /// Pause before a burst that is to run above the sustained clock.
 const PAUSE: Duration = Duration::from_millis(200);

@@ -122,7 +122,7 @@ impl LinkLimit {
 /// Cost of launching and timing on a GPU, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Overhead {
-    /// Between two events with nothing between them.
+    /// Time between two events with no work between them.
     pub event_pair_ns: f64,
     /// An empty kernel between its neighbours in a stream.
     pub launch_ns: f64,

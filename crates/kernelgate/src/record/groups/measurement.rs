@@ -39,7 +39,7 @@ pub struct Differing {
     pub case: Option<String>,
     /// Value in the first run.
     pub left: String,
-    /// Value in the other run.
+    /// Value in the second run.
     pub right: String,
     /// Keys of both runs, `<session>/<process>`.
     pub runs: [String; 2],

@@ -102,7 +102,7 @@ pub enum StoreError {
     Twice {
         /// The file that was read first.
         first: PathBuf,
-        /// The other.
+        /// The file that was read later.
         second: PathBuf,
     },
     /// The last session cannot be determined.

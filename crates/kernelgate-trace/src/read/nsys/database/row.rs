@@ -122,7 +122,7 @@ pub(super) struct Rows {
 /// A column of a batch.
 #[cfg(feature = "parquet")]
 pub(super) enum Column {
-    /// The table lacks it, or exports do not have its type.
+    /// The table lacks the column, or has it with an unexpected type.
     Missing,
     Integers(Vec<Option<i64>>),
     Reals(Vec<Option<f64>>),
