@@ -104,7 +104,7 @@ struct Rings {
         stats(base + kStatsOffset) {}
 };
 
-// Step: its head, among those of all batches, and the first of its queries.
+// A step over queries: its head, counted over all batches, and the first of its queries.
 struct Step {
   int head, query;
 };

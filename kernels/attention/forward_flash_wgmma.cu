@@ -326,8 +326,9 @@ __device__ __forceinline__ void start_values(Rows& rows, const Rings& rings, u32
   Gemm::values(rows.o, rows.p[kOf], rings.values.stage(n));
 }
 
-// From the weights of fill n, p[kOf], to those of fill n + 1, of the block before, p[kNext]. Where
-// the two differ, the next ones are rounded while p v still reads the first.
+// Adds p v of fill n, with weights p[kOf], and computes the weights p[kNext] of fill n + 1, the
+// block of keys before. If the two differ, the next ones are rounded while p v still reads the
+// first.
 template <bool kMask, int kOf, int kNext>
 __device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place& place, u32 q,
                                      u32 n, int block) {

@@ -213,7 +213,7 @@ struct Layer {
   }
 
   __device__ __forceinline__ void gate_up(Block& b, float* inverse) const {
-    // A warpgroup its own columns: the instructions differ in width.
+    // Each warpgroup computes its own columns, because their instructions differ in width.
     if (b.group == 0)
       gate_up_group<kFirstGroupUnits>(b, inverse);
     else
@@ -288,7 +288,7 @@ struct Layer {
     if (b.thread == 0) barrier_expect(parts_full, kUnits * kGateUpPartBytes);
     barrier_wait(b.x_full + 2 * 8, b.x_parity);
     if (kBefore != 0) {
-      // Meanwhile the tensor cores are the first warpgroup's.
+      // The second warpgroup normalises while the first one uses the tensor cores.
       Norm norm;
       norm.request(a.squares + kMaxRows * 16, b.thread);
       norm.finish(inverse, b.thread);

@@ -360,7 +360,7 @@ __device__ __forceinline__ void load_pooled(const u16* pooled, int rank, int ima
     uint4 spikes[kOctet];
 #pragma unroll
     for (int r = 0; r < kOctet; ++r) {
-      // Images that there are not are copies of the last one, so that no load is behind a branch.
+      // Images past the last one are copies of it, so that no load needs a branch.
       const int row = octet * kOctet + r, image = min_of(image0 + row / kSteps, images - 1);
       const i64 frame = static_cast<i64>(row % kSteps) * images + image;
       spikes[r] = *reinterpret_cast<const uint4*>(
@@ -431,7 +431,8 @@ extern "C" __global__ void __launch_bounds__(STEM_THREADS)
   const int channel = static_cast<int>(i - position * channels);
   const int pixel = static_cast<int>(position - image * out_side * out_side);
   const int first_row = pixel / out_side * 2 - 1, first_column = pixel % out_side * 2 - 1;
-  // Taps in the padding read the centre, and are not candidates, so no load is behind a branch.
+  // Taps in the padding read the centre pixel and are ignored in the maximum, so that no load needs
+  // a branch.
   float2 sums[9];
   bool inside[9];
 #pragma unroll

@@ -128,7 +128,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int channel = static_cast<int>(i - position * channels);
   const int pixel = static_cast<int>(position - image * out_side * out_side);
   const int first_row = pixel / out_side * 2 - 1, first_column = pixel % out_side * 2 - 1;
-  // Taps in the padding read the centre, and are not candidates, so no load is behind a branch.
+  // Taps in the padding read the centre pixel and are ignored in the maximum, so that no load needs
+  // a branch.
   const u16* from[9];
   bool inside[9];
 #pragma unroll

@@ -2,8 +2,8 @@
 //!
 //! It holds each parameter under the name that the network gives it (`conv1.weight`,
 //! `layer1.0.conv2.bias`, `layer2.0.downsample.weight`, `fc.bias` …), weights as PyTorch lays them
-//! out, `[out, in, rows, columns]`, in any float. BatchNorm is folded into them. Deliberately absent:
-//! names of others, and statistics to fold.
+//! out, `[out, in, rows, columns]`, in any float. The weights and biases include BatchNorm.
+//! Deliberately absent: names of others, and statistics to fold.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ pub(super) fn path() -> Result<PathBuf, String> {
 /// The network's parameters as they lie, channels innermost.
 ///
 /// # Errors
-/// A fragment that names the file: it is not a safetensors file, is truncated, lacks a parameter,
+/// A fragment of a message that names the file: it is not a safetensors file, is truncated, lacks a parameter,
 /// holds another tensor, or one of another shape or dtype, or a number that is not a finite f32.
 pub(super) fn read(path: &Path, network: &Network) -> Result<Vec<f32>, String> {
     let of_file = |why: String| format!("weights {}: {why}", path.display());

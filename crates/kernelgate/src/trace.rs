@@ -39,7 +39,7 @@ impl KernelSummary {
     /// Checks the times.
     ///
     /// # Errors
-    /// A fragment with the time.
+    /// A fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         let kernel = |kernel: &KernelTime| {
             [kernel.total_ns, kernel.shortest_ns, kernel.longest_ns, kernel.count as u64]
@@ -107,7 +107,7 @@ impl PhaseTime {
     /// Checks the times.
     ///
     /// # Errors
-    /// A fragment with the time.
+    /// A fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         let Self { total_ns, shortest_ns, longest_ns, busy_threads, count, .. } = *self;
         [total_ns, shortest_ns, longest_ns, busy_threads.unwrap_or(0.0), count as f64]

@@ -26,7 +26,7 @@ const NARROW: Shape = Shape {
 const REPEATED: Shape =
     Shape { vocabulary: 13, d: 776, ff: 8, heads: 1, context: 701, batch: 3, ..NARROW };
 
-/// Heads of 80 elements and several sums of gains a block.
+/// A shape with heads of 80 elements, for which a block sums the gradients of several gains.
 const WIDE: Shape =
     Shape { vocabulary: 515, d: 2560, ff: 264, heads: 32, context: 130, batch: 9, ..NARROW };
 

@@ -21,9 +21,9 @@ pub const ATTEMPTS: u32 = 3;
 /// The question whether the head is slower than the base.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Question {
-    /// The base, a place in the list of commits; 0 is the good end.
+    /// Position of the base in the list of commits; 0 is the good end.
     pub base: usize,
-    /// The head, a place in the same list.
+    /// Position of the head in the list of commits.
     pub head: usize,
     /// Number of earlier attempts at this question; each attempt takes twice as many blocks as the
     /// one before.

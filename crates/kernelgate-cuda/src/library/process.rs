@@ -165,8 +165,8 @@ pub fn driver_cuda() -> Option<CudaVersion> {
 }
 
 /// Selects NVRTC: the one that the user names, else the newest installed one that fits the driver,
-/// else the newest fitting one in wheels. If none fits, the newest of all, whose code compiles but
-/// does not run. `None` if no NVRTC was found.
+/// else the newest fitting one in wheels. If none fits, selects the newest one: its code compiles
+/// but does not run. `None` if no NVRTC was found.
 pub fn nvrtc() -> Option<NvrtcChoice> {
     let version = CudaVersion::parse(load(Library::Nvrtc)?.version.as_ref()?)?;
     Some(NvrtcChoice { version, fits: driver_accepts(version) })

@@ -29,7 +29,7 @@ pub struct Activity {
     pub waits: Vec<WaitRecord>,
     /// Named ranges that ended.
     pub ranges: Vec<RangeRecord>,
-    /// Nodes of graphs that launched something, as far as their creation was seen.
+    /// Graph nodes that launched operations, if CUPTI recorded the creation of the node.
     pub graph_nodes: Vec<GraphNodeRecord>,
     /// Device memory taken and given back.
     pub allocations: Vec<AllocationRecord>,

@@ -85,7 +85,7 @@ pub fn is_done(stream: RawStream) -> Result<bool, BackendError> {
 pub struct ExternalEvent(sys::CUevent);
 
 impl ExternalEvent {
-    /// Makes one in the current context; it lives as long as the process.
+    /// Creates an event in the current context; it is never destroyed.
     ///
     /// # Errors
     /// When the driver refuses.

@@ -23,7 +23,7 @@ pub type OperationId = u32;
 #[derive(Debug, Clone, Copy)]
 pub struct AllOperations<'a> {
     trace: &'a Trace,
-    /// The first number of copies, sets and graphs, and the count.
+    /// Numbers at which copies, sets and graph launches begin, and the number of all operations.
     bounds: [u32; 4],
 }
 

@@ -10,7 +10,7 @@ use crate::workload::{Dtype, Tensors};
 /// has. Outputs may be of a wider float than the row's; inputs must have the declared dtype.
 ///
 /// # Errors
-/// A fragment that names the file, and the tensor that is missing or of another shape or dtype.
+/// A fragment of a message that names the file, and the tensor that is missing or of another shape or dtype.
 pub(super) fn read(
     path: &Path,
     inputs: &[TensorSpec],

@@ -159,7 +159,7 @@ impl SafeTensors {
     /// The tensor of a name, which has this shape.
     ///
     /// # Errors
-    /// A fragment that names it: it is missing, or of another shape or a dtype that no row computes.
+    /// A fragment of a message that names it: it is missing, or of another shape or a dtype that no row computes.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, String> {
         let entry = self.entries.get(name).ok_or_else(|| format!("no tensor `{name}`"))?;
         if entry.shape != shape {

@@ -75,7 +75,7 @@ pub trait Executable {
     /// When the device fails.
     fn outputs(&mut self) -> Result<&Tensors, BackendError>;
 
-    /// Names of the inputs that every launch reads. The others were read while this was prepared:
+    /// Names of the inputs that every launch reads. Other inputs were read during preparation:
     /// packed, quantised, passed by value.
     fn launch_inputs(&self) -> Vec<&str>;
 

@@ -50,7 +50,7 @@ impl SpinRow {
     /// Checks the times of a spin.
     ///
     /// # Errors
-    /// A fragment with the time.
+    /// A fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_launch_ns("a spin", self.spent_ns)?;
         [self.wanted_ns as f64, self.events_ns, self.offset_ns]
@@ -63,7 +63,7 @@ impl ColdRow {
     /// Checks the times of a pass.
     ///
     /// # Errors
-    /// A fragment with the time.
+    /// A fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_bytes("a pass", self.bytes)?;
         [("a hot pass", self.hot_ns), ("a cold pass", self.cold_ns), ("memory", self.memory_ns)]
@@ -76,7 +76,7 @@ impl TraceRow {
     /// Checks the times of a kernel.
     ///
     /// # Errors
-    /// A fragment with the time.
+    /// A fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         [self.events_ns, self.events_recorded_ns, self.cupti_ns]
             .into_iter()

@@ -74,7 +74,7 @@ impl AnchorRecord {
     /// Checks the rates.
     ///
     /// # Errors
-    /// A fragment that names the rate.
+    /// A fragment of a message that names the rate.
     pub fn validate(&self) -> Result<(), String> {
         let Self::Measured(anchors) = self else { return Ok(()) };
         plausibility::check_rate("anchors: memory_bytes_per_s", anchors.memory_bytes_per_s)?;

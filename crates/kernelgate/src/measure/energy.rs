@@ -66,7 +66,7 @@ impl Energy {
     /// Checks the numbers of a record.
     ///
     /// # Errors
-    /// A fragment that names the number.
+    /// A fragment of a message that names the number.
     pub fn validate(&self) -> Result<(), String> {
         let Self::Measured(MeasuredEnergy { launch_j, relative, power_w, window_s }) = self else {
             return Ok(());

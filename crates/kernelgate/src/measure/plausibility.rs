@@ -31,7 +31,7 @@ const COST_NS: RangeInclusive<f64> = -1e12..=1e12;
 /// Accepts the time of a launch; `what` begins the error: "a median".
 ///
 /// # Errors
-/// A fragment with the time.
+/// A fragment of a message that names the impossible time.
 pub fn check_launch_ns(what: &str, ns: f64) -> Result<(), String> {
     check(&LAUNCH_NS, ns, || format!("{what} of {} ns a launch", number(ns)))
 }
@@ -39,7 +39,7 @@ pub fn check_launch_ns(what: &str, ns: f64) -> Result<(), String> {
 /// Accepts the time of the host to start a launch.
 ///
 /// # Errors
-/// A fragment with the time.
+/// A fragment of a message that names the impossible time.
 pub fn check_host_ns(ns: f64) -> Result<(), String> {
     check(&HOST_NS, ns, || format!("a host launch of {} ns", number(ns)))
 }
@@ -47,7 +47,7 @@ pub fn check_host_ns(ns: f64) -> Result<(), String> {
 /// Accepts a clock.
 ///
 /// # Errors
-/// A fragment with the clock.
+/// A fragment of a message that names the impossible clock.
 pub fn check_clock_mhz(mhz: f64) -> Result<(), String> {
     check(&CLOCK_MHZ, mhz, || format!("a clock of {} MHz", number(mhz)))
 }
@@ -55,7 +55,7 @@ pub fn check_clock_mhz(mhz: f64) -> Result<(), String> {
 /// Accepts bytes or operations a second; `what` begins the error: "a bandwidth".
 ///
 /// # Errors
-/// A fragment with the rate.
+/// A fragment of a message that names the impossible rate.
 pub fn check_rate(what: &str, rate: f64) -> Result<(), String> {
     check(&RATE, rate, || format!("{what} of {} a second", number(rate)))
 }
@@ -63,7 +63,7 @@ pub fn check_rate(what: &str, rate: f64) -> Result<(), String> {
 /// Accepts what launching costs.
 ///
 /// # Errors
-/// A fragment with the time.
+/// A fragment of a message that names the impossible time.
 pub fn check_cost_ns(ns: f64) -> Result<(), String> {
     check(&COST_NS, ns, || format!("an overhead of {} ns", number(ns)))
 }
@@ -71,7 +71,7 @@ pub fn check_cost_ns(ns: f64) -> Result<(), String> {
 /// Accepts a wall time; `what` begins the error: "wall_s".
 ///
 /// # Errors
-/// A fragment with the time.
+/// A fragment of a message that names the impossible time.
 pub fn check_seconds(what: &str, seconds: f64) -> Result<(), String> {
     check(&SECONDS, seconds, || format!("{what} of {} s", number(seconds)))
 }
@@ -79,7 +79,7 @@ pub fn check_seconds(what: &str, seconds: f64) -> Result<(), String> {
 /// Accepts a share of a whole, 0 to 1; `what` begins the error: "contention".
 ///
 /// # Errors
-/// A fragment with the share.
+/// A fragment of a message that names the impossible share.
 pub fn check_share(what: &str, share: f64) -> Result<(), String> {
     check(&SHARE, share, || format!("{what} of {}", number(share)))
 }
@@ -87,7 +87,7 @@ pub fn check_share(what: &str, share: f64) -> Result<(), String> {
 /// Accepts a size in bytes; `what` begins the error: "device_bytes".
 ///
 /// # Errors
-/// A fragment with the size.
+/// A fragment of a message that names the impossible size.
 pub fn check_bytes(what: &str, bytes: u64) -> Result<(), String> {
     check(&BYTES, bytes, || format!("{what} of {bytes} bytes"))
 }
@@ -95,7 +95,7 @@ pub fn check_bytes(what: &str, bytes: u64) -> Result<(), String> {
 /// Accepts a count; `what` begins the error: "commands".
 ///
 /// # Errors
-/// A fragment with the count.
+/// A fragment of a message that names the impossible count.
 pub fn check_count(what: &str, count: u64) -> Result<(), String> {
     check(&COUNT, count, || format!("{what} of {count}"))
 }
@@ -103,7 +103,7 @@ pub fn check_count(what: &str, count: u64) -> Result<(), String> {
 /// Accepts the ratio of two times; `what` begins the error: "of_limit".
 ///
 /// # Errors
-/// A fragment with the ratio.
+/// A fragment of a message that names the impossible ratio.
 pub fn check_ratio(what: &str, ratio: f64) -> Result<(), String> {
     check(&RATIO, ratio, || format!("{what} of {}", number(ratio)))
 }
@@ -111,7 +111,7 @@ pub fn check_ratio(what: &str, ratio: f64) -> Result<(), String> {
 /// Accepts a relative spread of samples.
 ///
 /// # Errors
-/// A fragment with the spread.
+/// A fragment of a message that names the impossible spread.
 pub fn check_spread(spread: f64) -> Result<(), String> {
     check(&SPREAD, spread, || format!("a spread of {}", number(spread)))
 }
@@ -119,7 +119,7 @@ pub fn check_spread(spread: f64) -> Result<(), String> {
 /// Accepts the shortest and the longest time of a window, relative to the median sample.
 ///
 /// # Errors
-/// A fragment with the range.
+/// A fragment of a message that names the impossible range.
 pub fn check_power_range([low, high]: [f64; 2]) -> Result<(), String> {
     let possible = RATIO.contains(&low) && RATIO.contains(&high) && low <= high;
     if possible { Ok(()) } else { Err(format!("a power range of {low} to {high}")) }
@@ -128,7 +128,7 @@ pub fn check_power_range([low, high]: [f64; 2]) -> Result<(), String> {
 /// Accepts clock cycles of a launch.
 ///
 /// # Errors
-/// A fragment with the cycles.
+/// A fragment of a message that names the impossible cycles.
 pub fn check_cycles(cycles: f64) -> Result<(), String> {
     check(&CYCLES, cycles, || format!("{} cycles a launch", number(cycles)))
 }

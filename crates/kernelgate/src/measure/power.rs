@@ -162,7 +162,7 @@ impl PowerRecord {
     /// Checks the numbers of a record.
     ///
     /// # Errors
-    /// A fragment that names the number.
+    /// A fragment of a message that names the number.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_seconds("settling_s", self.settling_s)?;
         self.range.map_or(Ok(()), plausibility::check_power_range)

@@ -333,7 +333,7 @@ impl VerifiedCase {
     /// Checks the numbers of a case.
     ///
     /// # Errors
-    /// A fragment that names the case and the field.
+    /// A fragment of a message that names the case and the field.
     fn validate(&self) -> Result<(), String> {
         if self.checked > self.total {
             let Self { case, checked, total, .. } = self;

@@ -182,7 +182,7 @@ pub fn limit(
         let off: f64 = values.iter().zip(moved).map(|(x, y)| (x - y) * (x - y)).sum();
         let allowed = SHARE * (off / squared).sqrt();
         if allowed.is_finite() && allowed > 0.0 {
-            // Some rows of an output may be moved by more than others.
+            // Rounding may change some rows of an output by more than others.
             let worst = relative_l2.entry(one.name.clone()).or_default();
             *worst = worst.max(allowed);
             largest = largest.max(allowed);

@@ -10,7 +10,7 @@ pub const KERNELS: &[KernelSpec<Shape>] = &[EMBED, GRADIENT, GRADIENT_ATOMIC];
 
 const THREADS: usize = 256;
 
-/// Groups of four columns of a lane of the gradient.
+/// Groups of four columns that a lane of the gradient kernel adds up.
 const QUADS: usize = 6;
 
 /// Tokens in shared memory.

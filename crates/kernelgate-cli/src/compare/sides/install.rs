@@ -74,7 +74,7 @@ pub struct Installing<'a> {
 /// alone are not asked; those that were not built here must be named.
 ///
 /// # Errors
-/// When one of this harness hangs or fails when it is asked, does not support trials
+/// When a bench of this harness hangs or fails when it is asked, does not support trials
 /// ([`CompareError::Refused`]) or cannot be copied.
 pub fn install(
     side: &Path,

@@ -15,7 +15,7 @@ const MAX_CHARTS: usize = 150;
 
 /// A quantity that is drawn over an axis.
 struct View {
-    /// Part of the file's name.
+    /// Part of the chart's file name.
     name: &'static str,
     label: &'static str,
     kind: ScaleKind,
@@ -58,7 +58,7 @@ struct Group<'a> {
     rest: Axes,
     cache: &'a str,
     cases: Vec<(u64, &'a Case)>,
-    /// Different values of the axis.
+    /// Values of the axis that occur in the cases.
     values: BTreeSet<u64>,
 }
 

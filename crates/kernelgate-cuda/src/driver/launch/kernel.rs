@@ -29,7 +29,7 @@ impl Kernel {
     /// launch sets `launched`; the kernel holds `in_use` while it lives.
     ///
     /// # Errors
-    /// When the driver does not report its parameters, or there are too many.
+    /// When the driver does not report the kernel's parameters, or there are too many.
     pub(crate) fn new(
         function: CudaFunction,
         stream: &Arc<CudaStream>,

@@ -78,7 +78,7 @@ impl Recorder {
         api.check(begun, "begin")?;
         let recorder = Self { kinds: recorded, _graphs: graphs };
         for &kind in recorded.kinds() {
-            // SAFETY: a kind that every version has.
+            // SAFETY: every version of CUPTI has this kind of record.
             api.check(unsafe { (api.enable)(kind) }, "record")?;
         }
         if everything {
@@ -155,7 +155,7 @@ impl Drop for Recorder {
     fn drop(&mut self) {
         range::stop();
         for &kind in self.kinds.kinds() {
-            // SAFETY: a kind that every version has.
+            // SAFETY: every version of CUPTI has this kind of record.
             let _ = api().map(|api| unsafe { (api.disable)(kind) });
         }
     }

@@ -174,7 +174,7 @@ impl<'a> JobReplay<'a> {
             });
             next = match last {
                 Some((ready, last)) if last.trace != trace => {
-                    // The transfer, then the rank that came last.
+                    // The path goes back over the transfer, then to the rank that arrived last.
                     let transfer = (self.common)(trace, all.end(id)) - ready;
                     path.back(Segment::Operation(id), (all.end(id) - transfer).min(path.at));
                     segments.extend(path.segments.drain(..).map(|(of, ns)| (trace, of, ns)));

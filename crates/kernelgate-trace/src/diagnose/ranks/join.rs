@@ -295,7 +295,7 @@ struct Link {
     communicator: usize,
     rank: usize,
     reference: usize,
-    /// The reference's number of the rank's first collective.
+    /// Number that the rank's first collective has on the reference rank.
     shift: i64,
     /// Time of the rank's clock minus that of the reference clock.
     ahead: Line,

@@ -70,7 +70,7 @@ struct Called<'a> {
     call: &'a str,
 }
 
-/// Copies that a call launched, with their number and the number of all copies.
+/// The copies or sets whose launch call was recorded, and the number of all that were inspected.
 fn called<'a>(
     context: &'a Context<'a>,
     (kind, unit): (Kind, Unit),

@@ -155,7 +155,7 @@ fn device_finding(context: &Context<'_>, place: (i64, u32), migrations: &[Operat
         (0..u32::try_from(kernels).unwrap_or(u32::MAX)).filter(|&id| context.place_of(id) == place);
     let kernels = Order::by_key(own, |id| (all.start(id), all.end(id)));
     let (mut during, mut between) = (Migrations::default(), Migrations::default());
-    // The part of each kernel in which pages came.
+    // The time in each kernel during which pages migrated.
     let (mut paused_ns, mut next, mut until) = (0, 0, (i64::MIN, i64::MIN));
     let mut pages: Option<(i64, i64)> = None;
     for &id in migrations {

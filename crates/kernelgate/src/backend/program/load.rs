@@ -73,7 +73,7 @@ enum LoadedStep {
 }
 
 impl Program {
-    /// Makes a case of it: loads it and, for a graph, captures it.
+    /// Makes a case of the program: loads it and, for a graph, captures it.
     ///
     /// # Errors
     /// The program's first mistake; when a kernel does not compile, a library is missing or knows

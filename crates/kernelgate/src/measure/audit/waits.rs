@@ -14,7 +14,8 @@ use kernelgate_cuda::driver::stream::hold::Hold;
 
 /// How long the stream is held for a launch that might wait for it.
 const HOLD: Duration = Duration::from_millis(200);
-/// Launches of which one has to return early for it to count as one that does not wait.
+/// Launches that are tried: a row does not wait for the stream if one of them returns while it is
+/// held.
 const LAUNCHES: usize = 3;
 
 /// Launches while the stream is held. Returns whether the launch filled the queue, so that it is

@@ -53,7 +53,8 @@ enum Moves {
     /// Copies, reads and writes with the C library's functions, which bypass the caches when that
     /// is faster.
     LibraryCopy,
-    /// Does so in pieces that fit L2, which the C library copies by other instructions.
+    /// Copies, reads and writes with the C library's functions in pieces that fit L2, for which it
+    /// uses other instructions.
     LibraryPieces,
 }
 

@@ -188,7 +188,7 @@ impl Overhead {
     /// Checks the times.
     ///
     /// # Errors
-    /// A fragment with the time.
+    /// A fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         self.all_ns().into_iter().try_for_each(plausibility::check_cost_ns)
     }

@@ -61,7 +61,7 @@ pub fn is_file_name(name: &str) -> bool {
 /// Accepts text that a terminal shows unchanged, on one line.
 ///
 /// # Errors
-/// A fragment with the text, made visible.
+/// A fragment of a message with the text, in which control characters are visible.
 pub fn check_plain(text: &str) -> Result<(), String> {
     if text.chars().any(acts) {
         Err(format!("`{}` holds a control character", quoted(&visible(text))))
@@ -73,7 +73,7 @@ pub fn check_plain(text: &str) -> Result<(), String> {
 /// Accepts one part of an id: plain, not empty, without `/`.
 ///
 /// # Errors
-/// A fragment with the name, made visible.
+/// A fragment of a message with the name, in which control characters are visible.
 pub fn check_name(name: &str) -> Result<(), String> {
     check_plain(name)?;
     let problem = match name {
@@ -88,7 +88,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
 /// Accepts parts of an id, separated by `/`: none empty, all plain.
 ///
 /// # Errors
-/// A fragment with the name, made visible.
+/// A fragment of a message with the name, in which control characters are visible.
 pub fn check_names(names: &str) -> Result<(), String> {
     if !names.contains('/') {
         return check_name(names);
@@ -101,7 +101,7 @@ pub fn check_names(names: &str) -> Result<(), String> {
 /// line.
 ///
 /// # Errors
-/// A fragment with the id.
+/// A fragment of a message with the id.
 pub fn check_id(id: &str) -> Result<(), String> {
     match id {
         _ if id.trim().is_empty() => Err("a case without an id".to_owned()),
@@ -115,7 +115,7 @@ pub fn check_id(id: &str) -> Result<(), String> {
 /// Accepts a time as records have it, RFC 3339.
 ///
 /// # Errors
-/// A fragment with the text.
+/// A fragment of a message with the text.
 pub fn check_time(text: &str) -> Result<(), String> {
     let parsed = text.parse::<jiff::Timestamp>();
     parsed.map(drop).map_err(|_| format!("`{}` is no time", quoted(text)))

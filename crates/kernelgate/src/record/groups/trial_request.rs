@@ -77,7 +77,7 @@ impl TrialSampling {
     /// Checks the times and the counts.
     ///
     /// # Errors
-    /// A fragment that names them.
+    /// A fragment of a message that names them.
     pub fn validate(&self) -> Result<(), String> {
         let Self { warm_up_s, measurement_s, fewest, most } = *self;
         if ![warm_up_s, measurement_s].iter().all(|seconds| (0.0..1e6).contains(seconds)) {

@@ -84,7 +84,7 @@ impl TrialRecord {
     /// Checks the place and the numbers of a trial.
     ///
     /// # Errors
-    /// A fragment that names the trial or the case, and the number.
+    /// A fragment of a message that names the trial or the case, and the number.
     fn validate(&self) -> Result<(), String> {
         if self.place > 3 || !(1..=2).contains(&self.round) {
             return Err(format!("a trial at place {} of round {}", self.place, self.round));
@@ -105,7 +105,7 @@ impl Timing {
     /// Checks the numbers of a case.
     ///
     /// # Errors
-    /// A fragment that names the number.
+    /// A fragment of a message that names the number.
     fn validate(&self) -> Result<(), String> {
         plausibility::check_launch_ns("a time", self.time_ns)?;
         self.cycles.map_or(Ok(()), plausibility::check_cycles)?;

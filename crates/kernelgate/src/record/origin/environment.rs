@@ -65,7 +65,7 @@ impl Environment {
     /// Checks the sizes of an environment.
     ///
     /// # Errors
-    /// A fragment that names the size.
+    /// A fragment of a message that names the size.
     pub fn validate(&self) -> Result<(), String> {
         for (field, count) in [("cores", self.cores), ("threads", self.threads)] {
             plausibility::check_count(field, count as u64)?;

@@ -39,7 +39,7 @@ impl Origin<'_> {
             && self.executable == other.executable
     }
 
-    /// Whether both had the same inputs in comparable environments.
+    /// Whether two runs had equal inputs in comparable environments.
     pub fn same_setting(self, other: Self) -> bool {
         self.seed == other.seed && other.environment.mismatches(self.environment).is_empty()
     }

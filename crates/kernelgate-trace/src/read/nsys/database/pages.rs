@@ -252,7 +252,7 @@ impl RowReader {
         Ok(())
     }
 
-    /// Puts a payload together that goes on on other pages.
+    /// Assembles a payload that continues on overflow pages.
     fn overflow(&mut self, pages: &mut Pages, of: Payload<'_>, bytes: usize) -> Expected<()> {
         if of.bytes > PAYLOAD {
             return Err(Unexpected);
