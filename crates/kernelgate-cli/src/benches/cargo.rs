@@ -46,7 +46,7 @@ struct CargoTarget {
 
 /// A bench executable that cargo built.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Built {
+pub struct BuiltBench {
     /// Name of the bench target.
     pub bench: String,
     /// The executable.
@@ -59,7 +59,7 @@ pub struct Built {
 #[derive(Debug, Default)]
 pub struct BuildOutput {
     /// Bench executables.
-    pub benches: Vec<Built>,
+    pub benches: Vec<BuiltBench>,
     /// Manifests of every package, dependencies included.
     pub manifests: BTreeSet<PathBuf>,
 }
@@ -75,7 +75,7 @@ impl BuildOutput {
         self.manifests.insert(manifest.clone());
         let target = message.target.filter(|target| target.kind.iter().any(|kind| kind == "bench"));
         if let (Some(target), Some(path)) = (target, message.executable) {
-            self.benches.push(Built { bench: target.name, path, manifest });
+            self.benches.push(BuiltBench { bench: target.name, path, manifest });
         }
     }
 }
@@ -240,7 +240,7 @@ mod tests {
         };
         let built = noted(&line("compiler-artifact", "bench", r#""/t/a-1""#));
         assert_eq!(built.manifests, [PathBuf::from("/p/Cargo.toml")].into());
-        let expected = Built {
+        let expected = BuiltBench {
             bench: "a".to_owned(),
             path: PathBuf::from("/t/a-1"),
             manifest: PathBuf::from("/p/Cargo.toml"),

@@ -29,7 +29,7 @@ const LISTED: &str = ": benchmark";
 /// The titles of the cases that an executable listed. A title is the id, cut after 100 bytes, and
 /// with a number where another case has that title already.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedTitles {
     /// Titles of the bench's cases.
     pub titles: BTreeSet<String>,
     /// Titles that it listed more than once, of groups that do not know of each other: the store
@@ -37,7 +37,7 @@ pub struct Listed {
     pub duplicates: BTreeSet<String>,
 }
 
-impl Listed {
+impl ListedTitles {
     /// Ids of the cases that Criterion's filter matches.
     pub fn ids(&self, filter: Option<&str>) -> BTreeSet<String> {
         let Ok(filter) = Filter::parse(filter, false) else { return BTreeSet::new() };
@@ -95,8 +95,8 @@ pub fn filter(cases: &BTreeSet<String>) -> Option<String> {
 }
 
 /// Reads the titles from the output of `--list`; lines of the bench's own code are skipped.
-pub fn parse_list(text: &str) -> Result<Listed, String> {
-    let mut listed = Listed::default();
+pub fn parse_list(text: &str) -> Result<ListedTitles, String> {
+    let mut listed = ListedTitles::default();
     for line in text.lines() {
         if is_summary_of_libtest(line) {
             return Err("it is a bench of libtest (`#[bench]`)".to_owned());
@@ -134,7 +134,7 @@ mod tests {
         let cases: Vec<&str> = listed.titles.iter().map(String::as_str).collect();
         assert_eq!(cases, ["g/β ?*", "sum of 100", "sum/a: b"]);
         assert_eq!(listed.duplicates, ["twice".to_owned()].into());
-        assert_eq!(parse_list("usage: nothing of the kind").unwrap(), Listed::default());
+        assert_eq!(parse_list("usage: nothing of the kind").unwrap(), ListedTitles::default());
         for summary in ["0 tests, 1 benchmark", "1 test, 12 benchmarks"] {
             let text = format!("a: benchmark\n\n{summary}\n");
             assert!(parse_list(&text).unwrap_err().contains("libtest"), "{summary}");

@@ -103,7 +103,7 @@ impl BenchChoice<'_> {
                 other => anyhow::anyhow!("the package {other}"),
             },
         )?;
-        let executable = |built: cargo::Built| BenchExecutable {
+        let executable = |built: cargo::BuiltBench| BenchExecutable {
             bench: built.bench,
             path: built.path,
             root: built.manifest.parent().map(Path::to_owned).unwrap_or_default(),

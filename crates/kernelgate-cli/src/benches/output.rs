@@ -23,7 +23,7 @@ pub enum Kept {
 
 /// The captured text of a stream that has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Captured {
+pub struct CapturedText {
     /// The captured bytes.
     pub kept: Vec<u8>,
     /// Whether the stream had more bytes than were captured.
@@ -33,10 +33,10 @@ pub struct Captured {
 }
 
 /// Reads a stream to its end on a thread of its own.
-pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<Captured> {
+pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<CapturedText> {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let (mut all, mut piece) = (Captured::default(), vec![0; END_BYTES]);
+        let (mut all, mut piece) = (CapturedText::default(), vec![0; END_BYTES]);
         while let Ok(count @ 1..) = stream.read(&mut piece) {
             all.bytes += count as u64;
             match keep {
@@ -129,7 +129,7 @@ fn is_frame(text: &str) -> bool {
 
 /// Output of a process that has ended. The wait for it is limited, because processes that it left
 /// behind may hold its streams open.
-pub fn captured(stream: Option<Receiver<Captured>>) -> Captured {
+pub fn captured(stream: Option<Receiver<CapturedText>>) -> CapturedText {
     stream.and_then(|stream| stream.recv_timeout(DRAIN_TIMEOUT).ok()).unwrap_or_default()
 }
 
@@ -171,6 +171,6 @@ mod tests {
         assert_eq!([start.bytes, end.bytes], [flood.len() as u64; 2]);
         assert!(end.cut && end.kept == flood[flood.len() - END_BYTES..]);
         let whole = drain(&b"all of it"[..], Kept::Start).recv().unwrap();
-        assert_eq!(whole, Captured { kept: b"all of it".to_vec(), cut: false, bytes: 9 });
+        assert_eq!(whole, CapturedText { kept: b"all of it".to_vec(), cut: false, bytes: 9 });
     }
 }

@@ -9,7 +9,7 @@ use kernelgate::record::ProcessRun;
 
 /// Cases that both sides of a bench have, by the runs that verified them.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Matched {
+pub struct MatchedCases {
     /// Cases to compare.
     pub judged: BTreeSet<String>,
     /// Differences that forbid a comparison.
@@ -29,7 +29,7 @@ pub struct Matched {
     pub unmeasured: BTreeMap<String, Vec<Reason>>,
 }
 
-impl Matched {
+impl MatchedCases {
     /// Sorts the cases of a bench; a side without the bench has no run.
     pub fn add(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>) {
         let ids = |run: Option<&ProcessRun>| {
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn an_id_that_two_benches_have_is_measured_in_the_first() {
         let owners = [("both".to_owned(), "first".to_owned())].into();
-        let mut matched = Matched::default();
+        let mut matched = MatchedCases::default();
         for _side in 0..2 {
             let mut second = run(&["both", "own"], &[], &[]);
             matched.set_apart(&mut second, &owners, "second");
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn a_case_that_neither_side_can_measure_is_kept_if_every_case_is_requested() {
         let (base, head) = (run(&["a"], &[], &["twice", "gone"]), run(&["a"], &[], &["twice"]));
-        let mut matched = Matched::default();
+        let mut matched = MatchedCases::default();
         matched.add(Some(&base), Some(&head));
         assert_eq!(matched.unmeasured, BTreeMap::new());
         matched.keep_skipped(Some(&base), Some(&head));
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn every_case_goes_where_it_belongs() {
-        let mut matched = Matched::default();
+        let mut matched = MatchedCases::default();
         let base = run(&["both", "gone", "skips", "breaks"], &["mended", "wrong"], &[]);
         let head = run(&["both", "new", "mended"], &["breaks", "wrong"], &["skips"]);
         matched.add(Some(&base), Some(&head));
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn support_that_the_head_adds_is_new_and_memory_that_the_base_lacked_is_not() {
-        let mut matched = Matched::default();
+        let mut matched = MatchedCases::default();
         let base = run(&[], &[], &["supported now", "too large before"]);
         let base = ProcessRun { unsupported: ["supported now".to_owned()].into(), ..base };
         matched.add(Some(&base), Some(&run(&["supported now", "too large before"], &[], &[])));
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_case_that_one_side_cannot_judge_keeps_its_reason() {
-        let mut matched = Matched::default();
+        let mut matched = MatchedCases::default();
         let base = run(&[], &["worse"], &["large", "nowhere"]);
         matched.add(Some(&base), Some(&run(&["large"], &[], &["worse", "nowhere"])));
         let why = || "why".to_owned();
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn another_definition_or_environment_is_refused_with_the_field() {
-        let mut matched = Matched::default();
+        let mut matched = MatchedCases::default();
         let (base, mut head) = (run(&["a", "b"], &[], &[]), run(&["a", "b"], &[], &[]));
         head.cases.get_mut("a").unwrap().work.read_bytes = 9;
         matched.add(Some(&base), Some(&head));
@@ -289,7 +289,7 @@ mod tests {
         let refusal = &matched.refusals()[0];
         assert_eq!((refusal.field.as_str(), &refusal.cases[..]), ("work", &["a".to_owned()][..]));
         head.seed = 2;
-        let mut matched = Matched::default();
+        let mut matched = MatchedCases::default();
         matched.add(Some(&base), Some(&head));
         assert!(matched.judged.is_empty());
         assert_eq!(

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use engine::kernels::list_kernels;
-pub use engine::{Compared, build, run};
+pub use engine::{ComparisonOutcome, build, run};
 pub use error::CompareError;
 use kernelgate::record::{Shard, TrialSampling};
 pub use plan::{PlanBasis, PlanRequest};

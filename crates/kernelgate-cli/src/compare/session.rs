@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::engine::rounds;
-use super::matched::Matched;
+use super::matched::MatchedCases;
 use super::plan::identity_text;
 use super::progress::ComparisonProgress;
 use super::sides::Builder;
@@ -58,7 +58,7 @@ pub struct Bench {
 #[derive(Clone)]
 pub struct Prepared {
     /// The cases of each side.
-    pub matched: Matched,
+    pub matched: MatchedCases,
     /// Bench binaries with something to compare.
     pub benches: Vec<Bench>,
     /// Whether the code was optimised.
@@ -86,7 +86,7 @@ pub struct Prepared {
 impl Default for Prepared {
     fn default() -> Self {
         Self {
-            matched: Matched::default(),
+            matched: MatchedCases::default(),
             benches: Vec::new(),
             optimised: true,
             environment: None,
@@ -135,7 +135,7 @@ impl Prepared {
 
     /// Cases that failed, or were skipped, with the reason.
     pub fn case_errors(&self) -> impl Iterator<Item = (&String, String)> {
-        let Matched { failed, skipped, unmeasured, .. } = &self.matched;
+        let MatchedCases { failed, skipped, unmeasured, .. } = &self.matched;
         let others = failed.iter().chain(skipped).map(|(id, why)| (id, why.clone()));
         others.chain(unmeasured.iter().map(|(id, why)| (id, joined(why))))
     }

@@ -11,7 +11,7 @@ use crate::gate::comparison_shard::ComparisonShard;
 use kernelgate::protocol::VerifiedCase;
 use kernelgate::record::file::{self, Record};
 use kernelgate::record::run::NOT_RUN;
-use kernelgate::record::{Differing, FileError, Measurement, ProcessRun, Shard};
+use kernelgate::record::{DifferingFact, FileError, Measurement, ProcessRun, Shard};
 use rayon::prelude::*;
 
 /// The reason why shards cannot be merged.
@@ -234,7 +234,7 @@ fn work_name(run: &ProcessRun) -> String {
 
 /// Returns the pieces if their runs belong together.
 fn checked_together(pieces: Vec<Piece<ProcessRun>>) -> Result<Vec<Piece<ProcessRun>>, MergeError> {
-    let refused = |pieces: &[Piece<ProcessRun>], differing: &Differing| {
+    let refused = |pieces: &[Piece<ProcessRun>], differing: &DifferingFact| {
         let file = |key: &String| {
             let of_key = pieces.iter().find(|piece| piece.record.key() == *key);
             of_key.map(|piece| piece.path.clone()).unwrap_or_default()

@@ -21,7 +21,7 @@ const HASH_DIGITS: usize = 12;
 
 /// Result of an import.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Imported {
+pub struct ImportResult {
     /// Records that are new in the store.
     pub new: usize,
     /// Records that the store already had.
@@ -35,8 +35,8 @@ pub struct Imported {
 /// # Errors
 /// When a named file or folder is missing, a folder cannot be listed, or the store cannot be
 /// written. Records that were imported until then stay.
-pub fn import(store: &HistoryStore, sources: &[PathBuf]) -> Result<Imported, HistoryError> {
-    let mut imported = Imported::default();
+pub fn import(store: &HistoryStore, sources: &[PathBuf]) -> Result<ImportResult, HistoryError> {
+    let mut imported = ImportResult::default();
     for source in sources {
         let facts =
             std::fs::metadata(source).map_err(|cause| HistoryError::io("read", source, cause))?;
@@ -55,7 +55,7 @@ fn folder(
     store: &HistoryStore,
     path: &Path,
     deeper: usize,
-    imported: &mut Imported,
+    imported: &mut ImportResult,
 ) -> Result<(), HistoryError> {
     let unreadable = |cause| HistoryError::io("read", path, cause);
     let mut entries = std::fs::read_dir(path)
@@ -83,7 +83,11 @@ fn folder(
     Ok(())
 }
 
-fn record(store: &HistoryStore, path: &Path, imported: &mut Imported) -> Result<(), HistoryError> {
+fn record(
+    store: &HistoryStore,
+    path: &Path,
+    imported: &mut ImportResult,
+) -> Result<(), HistoryError> {
     let read = RecordFile::read(path).and_then(|record| {
         let text = file::text_of(path, u64::MAX - 1).map_err(|cause| cause.to_string())?;
         Ok((record, text))

@@ -203,7 +203,7 @@ pub struct SeveralDevices(pub Vec<String>);
 
 /// Runs of a case while they are collected.
 #[derive(Default)]
-struct Gathered {
+struct GatheredRuns {
     template: Option<Case>,
     runs: Vec<CaseRun>,
 }
@@ -213,7 +213,7 @@ struct Gathered {
 struct Gatherer {
     sources: Vec<Source>,
     limits: Vec<Limits>,
-    cases: BTreeMap<String, Gathered>,
+    cases: BTreeMap<String, GatheredRuns>,
     skipped: BTreeMap<String, String>,
     failed: BTreeMap<String, String>,
 }
@@ -315,7 +315,8 @@ impl Gatherer {
     fn finish(self) -> Measured {
         let facts = facts(&self.sources);
         let device = self.sources.first().map(|source| source.environment.device_name.clone());
-        let mut cases: Vec<Case> = self.cases.into_values().filter_map(Gathered::finish).collect();
+        let mut cases: Vec<Case> =
+            self.cases.into_values().filter_map(GatheredRuns::finish).collect();
         cases.sort_by(|a, b| {
             (&a.workload, natural(&a.problem), b.cache == "hot")
                 .cmp(&(&b.workload, natural(&b.problem), a.cache == "hot"))
@@ -362,7 +363,7 @@ fn colours(cases: &[Case]) -> BTreeMap<(String, String), usize> {
     of_workload.map(|(i, (workload, name))| (((*workload).clone(), (*name).clone()), i)).collect()
 }
 
-impl Gathered {
+impl GatheredRuns {
     fn finish(self) -> Option<Case> {
         let middle = |number: fn(&CaseRun) -> Option<f64>| {
             let numbers: Vec<f64> = self.runs.iter().filter_map(number).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::summary::{self, Unjudged, UnjudgedKind};
+use super::summary::{self, UnjudgedEntry, UnjudgedKind};
 use super::verdicts::{Wording, first_of};
 use crate::gate::baseline::{BaselineFacts, GateReport};
 use crate::gate::interval::SpreadSource;
@@ -72,18 +72,17 @@ impl Wording for BaselineFacts {
         "; more runs judged, or `kernelgate compare`, would decide".to_owned()
     }
 
-    fn others(report: &GateReport) -> Vec<Unjudged> {
+    fn others(report: &GateReport) -> Vec<UnjudgedEntry> {
         let facts = &report.facts;
         let bench = |bench: &String, why: &str| {
-            Unjudged::new(&format!("bench {bench}"), UnjudgedKind::Failed, why)
+            UnjudgedEntry::new(&format!("bench {bench}"), UnjudgedKind::Failed, why)
         };
         let why = "interrupted: did not get to its end";
         let interrupted = facts.interrupted.iter().map(|name| bench(name, why));
         let missing = facts.missing_shards.iter().map(|shard| bench(shard, "missing"));
-        let not_run = facts
-            .not_run
-            .iter()
-            .map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "in the baseline, not run"));
+        let not_run = facts.not_run.iter().map(|case| {
+            UnjudgedEntry::new(case, UnjudgedKind::Skipped, "in the baseline, not run")
+        });
         interrupted.chain(missing).chain(not_run).collect()
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::summary::{self, Unjudged, UnjudgedKind};
+use super::summary::{self, UnjudgedEntry, UnjudgedKind};
 use super::verdicts::{Wording, first_of, with_reason};
 use crate::gate::comparison::{BuildFacts, Comparison, CriterionBench};
 use crate::gate::judgement::Judgement;
@@ -116,23 +116,23 @@ impl Wording for BuildFacts {
         format!("; about {time} more would settle {}", if more.len() == 1 { "it" } else { "them" })
     }
 
-    fn others(comparison: &Comparison) -> Vec<Unjudged> {
+    fn others(comparison: &Comparison) -> Vec<UnjudgedEntry> {
         let (facts, rules) = (&comparison.facts, &comparison.rules);
         let kind = match rules.removed {
             RemovedCases::Fail => UnjudgedKind::Failed,
             RemovedCases::Inconclusive | RemovedCases::Ignore => UnjudgedKind::Skipped,
         };
         let removed = facts.removed.iter().map(|case| match rules.accepts_removed(case) {
-            true => Unjudged::new(case, UnjudgedKind::Skipped, "removed, as accepted"),
-            false => Unjudged::new(case, kind, "removed"),
+            true => UnjudgedEntry::new(case, UnjudgedKind::Skipped, "removed, as accepted"),
+            false => UnjudgedEntry::new(case, kind, "removed"),
         });
         let left_alone = facts.left_alone.iter().map(|(bench, why)| {
             let why = format!("left alone: {why}");
-            Unjudged::new(&format!("bench {bench}"), UnjudgedKind::Skipped, why)
+            UnjudgedEntry::new(&format!("bench {bench}"), UnjudgedKind::Skipped, why)
         });
         let failed = |(case, why): (&String, &String)| {
             let why = format!("failed in the base, not judged: {why}");
-            Unjudged::new(case, UnjudgedKind::Skipped, why)
+            UnjudgedEntry::new(case, UnjudgedKind::Skipped, why)
         };
         let abandoned = facts.broken.iter().filter(|broken| broken.abandoned).map(|broken| {
             let kind = match broken.side {
@@ -140,12 +140,12 @@ impl Wording for BuildFacts {
                 Arm::Base => UnjudgedKind::Skipped,
             };
             let why = format!("broke in the {}: {}", broken.side, broken.reason);
-            Unjudged::new(&format!("bench {}", broken.bench), kind, why)
+            UnjudgedEntry::new(&format!("bench {}", broken.bench), kind, why)
         });
         let missing = facts
             .missing_shards
             .iter()
-            .map(|shard| Unjudged::new(shard, UnjudgedKind::Failed, "missing"));
+            .map(|shard| UnjudgedEntry::new(shard, UnjudgedKind::Failed, "missing"));
         let unmeasured = facts.failed_in_base.iter().map(failed).chain(abandoned).chain(missing);
         unmeasured.chain(removed).chain(left_alone).collect()
     }

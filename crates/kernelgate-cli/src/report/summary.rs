@@ -27,7 +27,7 @@ pub struct VerdictSummary {
     /// Cases, worst first.
     pub rows: Vec<Judgement>,
     /// Cases without a row: wrong, refused, not run.
-    pub others: Vec<Unjudged>,
+    pub others: Vec<UnjudgedEntry>,
     /// Effects of the package's rules.
     pub rules: RulesReport,
     /// Lines that a reader must know besides the table.
@@ -42,7 +42,7 @@ pub struct VerdictSummary {
 
 /// A case, or another entry, without a time to judge.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Unjudged {
+pub struct UnjudgedEntry {
     /// Id of the case, or a name for all of them.
     pub name: String,
     /// Severity.
@@ -62,7 +62,7 @@ pub enum UnjudgedKind {
     Skipped,
 }
 
-impl Unjudged {
+impl UnjudgedEntry {
     /// An entry of this kind.
     pub fn new(name: &str, kind: UnjudgedKind, why: impl Into<String>) -> Self {
         Self { name: name.to_owned(), kind, why: why.into() }
@@ -95,8 +95,8 @@ pub fn not_judged(rules: &RulesReport) -> String {
 }
 
 /// Entries for bounds of the package's rules that could not be judged.
-pub fn undecided(rules: &RulesReport) -> Vec<Unjudged> {
-    let entry = |why: &String| Unjudged::new(FILE, UnjudgedKind::Skipped, why.clone());
+pub fn undecided(rules: &RulesReport) -> Vec<UnjudgedEntry> {
+    let entry = |why: &String| UnjudgedEntry::new(FILE, UnjudgedKind::Skipped, why.clone());
     rules.undecided.iter().map(entry).collect()
 }
 
@@ -105,15 +105,15 @@ pub fn undecided(rules: &RulesReport) -> Vec<Unjudged> {
 pub fn findings<F>(
     verdicts: &Verdicts<F>,
     remedy: impl Fn(usize) -> String,
-) -> (Vec<Unjudged>, Vec<String>) {
+) -> (Vec<UnjudgedEntry>, Vec<String>) {
     let Verdicts { verification, numerics, costs, .. } = verdicts;
     let loss = |it: &VerificationLoss| {
         let kind = if it.is_shown() { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
-        Unjudged::new(&it.case, kind, it.words())
+        UnjudgedEntry::new(&it.case, kind, it.words())
     };
-    let mut others: Vec<Unjudged> = verification.iter().map(loss).collect();
+    let mut others: Vec<UnjudgedEntry> = verification.iter().map(loss).collect();
     others.extend(numerics.losses().map(|it| {
-        Unjudged::new(&it.case, UnjudgedKind::Failed, format!("less accurate: {}", it.words()))
+        UnjudgedEntry::new(&it.case, UnjudgedKind::Failed, format!("less accurate: {}", it.words()))
     }));
     others.extend(numerics.suspected().map(|it| {
         let remedy = match it.one_data_set {
@@ -123,17 +123,17 @@ pub fn findings<F>(
             false => remedy(it.needed),
         };
         let why = format!("may be less accurate: {}; {remedy}", it.words());
-        Unjudged::new(&it.case, UnjudgedKind::Skipped, why)
+        UnjudgedEntry::new(&it.case, UnjudgedKind::Skipped, why)
     }));
     let cost = |it: &CostGrowth| match it.is_shown() {
-        true => Unjudged::new(&it.case, UnjudgedKind::Failed, it.words()),
+        true => UnjudgedEntry::new(&it.case, UnjudgedKind::Failed, it.words()),
         false => {
             let why = format!("may cost more: {}", it.words());
-            Unjudged::new(&it.case, UnjudgedKind::Skipped, why)
+            UnjudgedEntry::new(&it.case, UnjudgedKind::Skipped, why)
         }
     };
     others.extend(costs.iter().map(cost));
-    let line = |it: &Unjudged| match it.kind {
+    let line = |it: &UnjudgedEntry| match it.kind {
         UnjudgedKind::Skipped => format!("inconclusive: {}: {}", it.name, it.why),
         _ => format!("{}: {}", it.name, it.why),
     };

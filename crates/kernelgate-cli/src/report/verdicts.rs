@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::summary::{self, Unjudged, UnjudgedKind, VerdictSummary};
+use super::summary::{self, UnjudgedEntry, UnjudgedKind, VerdictSummary};
 use crate::gate::judgement::Judgement;
 use crate::gate::reason::Reason;
 use crate::gate::verdict::Verdict;
@@ -56,7 +56,7 @@ pub trait Wording: Facts {
     /// Advice that would decide these inconclusive cases, after "; ".
     fn remedy(verdicts: &Verdicts<Self>, cases: &[&Judgement]) -> String;
     /// Entries without a row.
-    fn others(verdicts: &Verdicts<Self>) -> Vec<Unjudged>;
+    fn others(verdicts: &Verdicts<Self>) -> Vec<UnjudgedEntry>;
     /// Lines before all others.
     fn first_notes(_: &Verdicts<Self>) -> Vec<String> {
         Vec::new()
@@ -135,24 +135,25 @@ pub fn headline<F: Wording>(verdicts: &Verdicts<F>) -> String {
     )
 }
 
-fn others<F: Wording>(verdicts: &Verdicts<F>) -> Vec<Unjudged> {
+fn others<F: Wording>(verdicts: &Verdicts<F>) -> Vec<UnjudgedEntry> {
     let mut others = Vec::new();
     for (cases, kind, label) in [
         (&verdicts.failed, UnjudgedKind::Failed, F::FAILED),
         (&verdicts.skipped, UnjudgedKind::Skipped, F::SKIPPED),
     ] {
-        let entry =
-            |(case, why): (&String, &String)| Unjudged::new(case, kind, format!("{label}: {why}"));
+        let entry = |(case, why): (&String, &String)| {
+            UnjudgedEntry::new(case, kind, format!("{label}: {why}"))
+        };
         others.extend(cases.iter().map(entry));
     }
     others.extend(summary::findings(verdicts, |seeds| verdicts.facts.more_seeds(seeds)).0);
     others.extend(summary::undecided(&verdicts.rules));
-    others.extend(Unjudged::refused(&verdicts.refused, F::SIDES));
-    let new = |case: &String| Unjudged::new(case, UnjudgedKind::Skipped, "new, not judged");
+    others.extend(UnjudgedEntry::refused(&verdicts.refused, F::SIDES));
+    let new = |case: &String| UnjudgedEntry::new(case, UnjudgedKind::Skipped, "new, not judged");
     others.extend(verdicts.new.iter().map(new));
     others.extend(F::others(verdicts));
     if others.is_empty() {
-        let nothing = |why| Unjudged::new(F::VERB, UnjudgedKind::Skipped, why);
+        let nothing = |why| UnjudgedEntry::new(F::VERB, UnjudgedKind::Skipped, why);
         others.extend(nothing_judged(verdicts).map(nothing));
     }
     others

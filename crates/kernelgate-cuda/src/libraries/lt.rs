@@ -254,7 +254,7 @@ pub struct Preference {
 
 /// An algorithm, and the workspace that it needs.
 #[derive(Clone, Copy)]
-pub struct Proposed {
+pub struct ProposedAlgorithm {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// Bytes of workspace.
@@ -274,7 +274,7 @@ pub unsafe fn propose(
     description: Object,
     [a, b, c, d]: [Object; 4],
     Preference { workspace_bytes, alignment }: Preference,
-) -> Result<Vec<Proposed>, LtError> {
+) -> Result<Vec<ProposedAlgorithm>, LtError> {
     use sys::cublasLtMatmulPreferenceAttributes_t::{
         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as MAX_WORKSPACE,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES as ALIGNMENT_A,
@@ -323,7 +323,10 @@ pub unsafe fn propose(
     let algorithms: Vec<_> = proposals
         .iter()
         .filter(|proposal| proposal.state == 0)
-        .map(|&Proposal { algorithm, workspace_bytes, .. }| Proposed { algorithm, workspace_bytes })
+        .map(|&Proposal { algorithm, workspace_bytes, .. }| ProposedAlgorithm {
+            algorithm,
+            workspace_bytes,
+        })
         .collect();
     if algorithms.is_empty() { Err(LtError::NOT_SUPPORTED) } else { Ok(algorithms) }
 }

@@ -8,12 +8,12 @@ use super::version::CudaVersion;
 use super::{search, whole};
 
 /// An open library with the path of its file.
-pub struct Opened {
+pub struct OpenedLibrary {
     library: libloading::Library,
     file: PathBuf,
 }
 
-impl Opened {
+impl OpenedLibrary {
     /// Opens a file, or a name on the loader's path; `None` if that fails or the file is another
     /// library.
     pub fn open(library: Library, file: &Path) -> Option<Self> {

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use super::choice;
 use super::cudnn;
 use super::kind::Library;
-use super::opened::{self, Opened};
+use super::opened::{self, OpenedLibrary};
 use super::search::{self, Candidate, Origin};
 use super::version::{CudaVersion, MAJORS, OLDEST_DRIVER};
 use crate::architecture;
@@ -22,29 +22,30 @@ pub struct LoadedLibrary {
     pub version: Option<String>,
 }
 
-type Slot = OnceLock<Option<(Opened, LoadedLibrary)>>;
+type Slot = OnceLock<Option<(OpenedLibrary, LoadedLibrary)>>;
 
 fn slot(library: Library) -> &'static Slot {
     static OPENED: [Slot; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
     &OPENED[library as usize]
 }
 
-fn opened(library: Library) -> Option<&'static (Opened, LoadedLibrary)> {
+fn opened(library: Library) -> Option<&'static (OpenedLibrary, LoadedLibrary)> {
     let find = || {
         let opened = match library {
             Library::Nvrtc => open_nvrtc(),
             // The loader's files, because they must match the kernel module.
-            _ if library.comes_with_driver() => {
-                library.files(0).iter().find_map(|name| Opened::open(library, Path::new(name)))
-            }
+            _ if library.comes_with_driver() => library
+                .files(0)
+                .iter()
+                .find_map(|name| OpenedLibrary::open(library, Path::new(name))),
             _ => {
                 let nvrtc = load(Library::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
                 let major = cuda_major();
-                let fits = |opened: &Opened| {
+                let fits = |opened: &OpenedLibrary| {
                     library != Library::Cudnn || cudnn::fits(opened.file(), major)
                 };
                 search::candidates(&library.files(major), nvrtc)
-                    .filter_map(|candidate| Opened::open(library, &candidate.file))
+                    .filter_map(|candidate| OpenedLibrary::open(library, &candidate.file))
                     .find(fits)
             }
         }?;
@@ -99,7 +100,7 @@ pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
     let mut files: Vec<String> = MAJORS.iter().flat_map(|&major| library.files(major)).collect();
     files.dedup();
     for candidate in search::candidates(&files, None) {
-        let Some(opened) = Opened::open(library, &candidate.file) else { continue };
+        let Some(opened) = OpenedLibrary::open(library, &candidate.file) else { continue };
         let file = opened.file().to_owned();
         if !seen.iter().any(|seen| search::same_file(seen, &file)) {
             // The loaded cuDNN would answer for the other one.
@@ -117,7 +118,7 @@ pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
 }
 
 /// Version that a library reports.
-fn version(library: Library, opened: &Opened) -> Option<String> {
+fn version(library: Library, opened: &OpenedLibrary) -> Option<String> {
     let address = opened.function(library.landmark())?;
     // SAFETY: each is the function's type in every version of the library; they need nothing to be
     // initialised and write through valid pointers only.
@@ -188,10 +189,10 @@ pub fn cuda_major() -> u32 {
 }
 
 /// Opens the selected NVRTC, and the library that NVRTC opens by name alone.
-fn open_nvrtc() -> Option<Opened> {
+fn open_nvrtc() -> Option<OpenedLibrary> {
     let names: Vec<String> = MAJORS.iter().flat_map(|&major| Library::Nvrtc.files(major)).collect();
     let open = |candidate: Candidate| {
-        let opened = Opened::open(Library::Nvrtc, &candidate.file)?;
+        let opened = OpenedLibrary::open(Library::Nvrtc, &candidate.file)?;
         let version = opened.nvrtc_version()?;
         Some((opened, (candidate.origin, version)))
     };
@@ -200,7 +201,8 @@ fn open_nvrtc() -> Option<Opened> {
         |(_, (_, version))| driver_accepts(*version),
         || search::in_wheels(&names).into_iter().filter_map(open),
     );
-    let (mut found, offered): (Vec<Opened>, Vec<(Origin, CudaVersion)>) = found.into_iter().unzip();
+    let (mut found, offered): (Vec<OpenedLibrary>, Vec<(Origin, CudaVersion)>) =
+        found.into_iter().unzip();
     let best = choice::best(&offered, driver_accepts)?;
     let opened = found.swap_remove(best);
     // Some builds of NVRTC open it by name, which then finds the library that is already open.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::kind::Library;
-use super::opened::Opened;
+use super::opened::OpenedLibrary;
 use super::search;
 use super::version::MAJORS;
 
@@ -35,5 +35,5 @@ fn tried(library: Library, path: &Path) -> Result<(), String> {
         Ok(_) => {}
     }
     // Some libraries cannot be closed again, so this one stays open.
-    Opened::try_open(library, path).map(std::mem::forget)
+    OpenedLibrary::try_open(library, path).map(std::mem::forget)
 }

@@ -143,7 +143,7 @@ pub enum Remedy {
 
 /// The gain of mending a finding, by the replay of the recorded dependencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Replayed {
+pub struct ReplayedGain {
     /// Nanoseconds that the trace is shorter.
     pub alone_ns: i64,
     /// Nanoseconds that it is shorter still once all findings before this one are mended: these add
@@ -171,7 +171,7 @@ pub struct Finding {
     /// The change that would remove the cause.
     pub remedy: Remedy,
     /// The gain of the change, where it can be replayed.
-    pub replayed: Option<Replayed>,
+    pub replayed: Option<ReplayedGain>,
     /// Places of the finding, the most expensive first.
     pub evidence: Vec<Evidence>,
     /// The advice.

@@ -32,7 +32,7 @@ pub use critical::gains::{CriticalPath, Faster, Gain};
 pub use device_memory::{MemoryPhase, MemoryUse};
 pub use finding::{
     Answer, Confidence, DeviceUse, Diagnosis, Evidence, Finding, FusedKernel, Inspected, Measure,
-    Question, Remedy, Replayed, Severity, ShorterKernels, Unit,
+    Question, Remedy, ReplayedGain, Severity, ShorterKernels, Unit,
 };
 pub use host::cause::CauseKind;
 pub use host::gaps::{Cause, GapClass, GapReport, Transition};

@@ -16,7 +16,7 @@ const ALWAYS_ALLOWED_BYTES: u64 = 1 << 30;
 const MAX_RATIO: u64 = 200;
 
 /// Opens a file.
-pub(super) fn open(path: &Path) -> std::io::Result<Limited> {
+pub(super) fn open(path: &Path) -> std::io::Result<LimitedReader> {
     let file = File::open(path)?;
     let packed_size = file.metadata()?.len();
     let mut file = BufReader::with_capacity(1 << 16, file);
@@ -27,7 +27,7 @@ pub(super) fn open(path: &Path) -> std::io::Result<Limited> {
     } else {
         (Box::new(file), u64::MAX)
     };
-    Ok(Limited { inner, limit, read: 0, token: 0 })
+    Ok(LimitedReader { inner, limit, read: 0, token: 0 })
 }
 
 /// The first bytes of a packed file, unpacked; fewer where it is damaged.
@@ -39,7 +39,7 @@ pub(super) fn head(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
 }
 
 /// A reader that gives up on what cannot be a trace.
-pub(super) struct Limited {
+pub(super) struct LimitedReader {
     inner: Box<dyn Read>,
     limit: u64,
     read: u64,
@@ -47,7 +47,7 @@ pub(super) struct Limited {
     token: usize,
 }
 
-impl Read for Limited {
+impl Read for LimitedReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.read += count as u64;

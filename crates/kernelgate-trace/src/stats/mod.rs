@@ -12,7 +12,7 @@ mod summary;
 mod table;
 
 pub use calls::without_version;
-pub use summary::{Counted, Samples, Summary};
+pub use summary::{CountedValues, Samples, Summary};
 pub use table::{Cell, Table, shorten, thousands};
 
 use std::path::Path;

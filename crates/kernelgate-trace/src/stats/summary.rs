@@ -119,20 +119,20 @@ impl Samples {
     }
 
     /// Sorts and counts all values that were added.
-    pub fn counted(mut self) -> Counted {
+    pub fn counted(mut self) -> CountedValues {
         self.count();
-        Counted { rows: self.counted }
+        CountedValues { rows: self.counted }
     }
 }
 
 /// Values of many groups, counted.
 #[derive(Debug, Default)]
-pub struct Counted {
+pub struct CountedValues {
     /// Group, value and how often, in order.
     rows: Vec<(u32, i64, u32)>,
 }
 
-impl Counted {
+impl CountedValues {
     /// The groups that have values, in order.
     pub fn groups(&self) -> impl Iterator<Item = u32> {
         self.rows.chunk_by(|a, b| a.0 == b.0).map(|rows| rows[0].0)

@@ -26,19 +26,19 @@ pub fn name(case: &str) {
 
 /// Watches launches until the result is dropped. It must be created and dropped outside of the
 /// measured time.
-pub fn watched() -> Watched {
+pub fn watched() -> WatchedLaunches {
     let begun = WATCH.get().filter(|watch| watch.begin());
-    Watched { watch: begun }
+    WatchedLaunches { watch: begun }
 }
 
 /// Launches that are watched.
 #[must_use]
-pub struct Watched {
+pub struct WatchedLaunches {
     /// `None` if nothing is watched, or if the surrounding code is watched already.
     watch: Option<&'static Watch>,
 }
 
-impl Drop for Watched {
+impl Drop for WatchedLaunches {
     fn drop(&mut self) {
         if let Some(watch) = self.watch {
             watch.lock().ends_at = None;

@@ -106,7 +106,7 @@ impl Delay {
 
 /// Executable that waits after each launch at the place of the computation: on the host, or on the
 /// device's stream (in graphs too).
-pub struct Delayed<'a> {
+pub struct DelayedExecutable<'a> {
     inner: &'a mut dyn Executable,
     wait: Wait,
 }
@@ -118,7 +118,7 @@ enum Wait {
     DeviceWork { passes: Box<Passes>, count: u64, bytes: u64 },
 }
 
-impl<'a> Delayed<'a> {
+impl<'a> DelayedExecutable<'a> {
     /// Delays launches on the host.
     pub fn on_host(inner: &'a mut dyn Executable, delay: &Delay) -> Self {
         if !delay.by_work {
@@ -288,7 +288,7 @@ impl Wait {
     }
 }
 
-impl Executable for Delayed<'_> {
+impl Executable for DelayedExecutable<'_> {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
         self.inner.poison_outputs()
     }
@@ -408,7 +408,7 @@ mod tests {
     #[test]
     fn a_delayed_launch_takes_at_least_that_long() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
-        let mut delayed = Delayed::on_host(&mut task, &"a=2000000".parse().unwrap());
+        let mut delayed = DelayedExecutable::on_host(&mut task, &"a=2000000".parse().unwrap());
         let start = Instant::now();
         delayed.launch().unwrap();
         assert!(start.elapsed() >= Duration::from_millis(2));
@@ -417,10 +417,10 @@ mod tests {
     #[test]
     fn a_launch_delayed_by_work_goes_over_memory() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
-        let mut delayed = Delayed::on_host(&mut task, &"a=2000000:work".parse().unwrap());
+        let mut delayed = DelayedExecutable::on_host(&mut task, &"a=2000000:work".parse().unwrap());
         let Wait::HostWork { count, .. } = delayed.wait else { panic!("not by work") };
         assert!(count > 10_000, "{count} words in two milliseconds");
-        let sum = |delayed: &Delayed<'_>| match &delayed.wait {
+        let sum = |delayed: &DelayedExecutable<'_>| match &delayed.wait {
             Wait::HostWork { words, .. } => words.iter().fold(0u64, |sum, x| sum.wrapping_add(*x)),
             _ => 0,
         };
@@ -472,9 +472,9 @@ mod tests {
                 let mut slow = slow(&device);
                 let mut delay: Delay = delay.parse().unwrap();
                 let mut without = events.plan(&mut slow, cache).unwrap();
-                let fitted = Delayed::on_device(&mut slow, &delay, &mut events, cache);
+                let fitted = DelayedExecutable::on_device(&mut slow, &delay, &mut events, cache);
                 delay.size = fitted.unwrap().size();
-                let again = Delayed::on_device(&mut slow, &delay, &mut events, cache);
+                let again = DelayedExecutable::on_device(&mut slow, &delay, &mut events, cache);
                 let mut again = again.unwrap();
                 assert_eq!(again.size(), delay.size);
                 let added_ns = again.added_ns(&mut without, &mut events, cache).unwrap();
@@ -483,7 +483,12 @@ mod tests {
             }
         }
         let mut slow = slow(&device);
-        let short = Delayed::on_device(&mut slow, &"a=1".parse().unwrap(), &mut events, Cache::Hot);
+        let short = DelayedExecutable::on_device(
+            &mut slow,
+            &"a=1".parse().unwrap(),
+            &mut events,
+            Cache::Hot,
+        );
         let why = short.err().unwrap().to_string();
         assert!(why.contains("a delay of 1 ns cannot be made: a further kernel alone"), "{why}");
     }

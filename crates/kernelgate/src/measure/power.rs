@@ -171,7 +171,7 @@ impl PowerRecord {
 
 /// Why settling ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Settled {
+pub enum SettlingEnd {
     /// The card is below its power cap.
     BelowCap,
     /// Two successive windows at the cap agree.
@@ -211,7 +211,7 @@ pub trait Load {
 ///
 /// # Errors
 /// When a launch fails.
-pub fn wait_until_steady(load: &mut dyn Load) -> Result<(Settling, Settled), BackendError> {
+pub fn wait_until_steady(load: &mut dyn Load) -> Result<(Settling, SettlingEnd), BackendError> {
     let mut settling = Settling::default();
     let mut coolings = 0;
     loop {
@@ -339,19 +339,19 @@ impl PowerRecord {
     /// Power state of samples that were taken behind a load. `sampled_ns` holds the time of a launch
     /// in each whole window of the samples, `median_ns` their median.
     pub fn behind_load(
-        (settling, settled): &(Settling, Settled),
+        (settling, settled): &(Settling, SettlingEnd),
         sampled_ns: &[f64],
         median_ns: f64,
         meter: &PowerMeter,
     ) -> Self {
         let reading = meter.reading().unwrap_or_default();
-        let stayed = *settled == Settled::BelowCap || stayed_settled(sampled_ns);
+        let stayed = *settled == SettlingEnd::BelowCap || stayed_settled(sampled_ns);
         let at_cap =
-            names_power_cap(&reading) || (*settled != Settled::BelowCap && !reading.slowed());
+            names_power_cap(&reading) || (*settled != SettlingEnd::BelowCap && !reading.slowed());
         let limitation = meter.limitation();
         let state = match settled {
             _ if limitation.is_some() => PowerState::NotApplicable,
-            Settled::Unsettled => PowerState::Unsettled,
+            SettlingEnd::Unsettled => PowerState::Unsettled,
             _ if !stayed => PowerState::Unsettled,
             _ => PowerState::Steady,
         };
@@ -467,17 +467,17 @@ impl Settling {
     }
 
     /// Decides at the end of a window; absent while the load has to go on.
-    pub fn decide(&self, reading: &CapReading) -> Option<Settled> {
+    pub fn decide(&self, reading: &CapReading) -> Option<SettlingEnd> {
         if !reading.may_be_capped() {
-            return Some(Settled::BelowCap);
+            return Some(SettlingEnd::BelowCap);
         }
         if self.elapsed >= LEAST_LOAD
             && let [.., before, last] = self.windows_ns[..]
             && agree(before, last, AGREEMENT)
         {
-            return Some(Settled::AtCap);
+            return Some(SettlingEnd::AtCap);
         }
-        (self.elapsed >= MAX_SETTLING).then_some(Settled::Unsettled)
+        (self.elapsed >= MAX_SETTLING).then_some(SettlingEnd::Unsettled)
     }
 
     /// Load so far.
@@ -525,7 +525,7 @@ mod tests {
     };
 
     /// Windows of one sample each; the time after which settling ended, and why.
-    fn settling_time(windows_ns: &[f64], reading: &CapReading) -> (u128, Option<Settled>) {
+    fn settling_time(windows_ns: &[f64], reading: &CapReading) -> (u128, Option<SettlingEnd>) {
         let mut settling = Settling::default();
         for &window_ns in windows_ns {
             assert!(settling.add(WINDOW, 10, 10.0 * window_ns, None));
@@ -539,7 +539,7 @@ mod tests {
     #[test]
     fn a_case_below_the_cap_goes_on_after_one_window() {
         let below = CapReading { clock_mhz: Some(1980.0), capped: None, ..CAPPED };
-        assert_eq!(settling_time(&[1.0], &below), (100, Some(Settled::BelowCap)));
+        assert_eq!(settling_time(&[1.0], &below), (100, Some(SettlingEnd::BelowCap)));
         let named = CapReading { capped: Some(true), ..below };
         assert_eq!(settling_time(&[1.0], &named), (100, None));
         let low = CapReading { clock_mhz: Some(1700.0), capped: Some(false), ..below };
@@ -575,7 +575,7 @@ mod tests {
         for (needs, coolings) in [(0, 0), (1, 1), (5, COOLINGS)] {
             let mut card = HotCard { needs, coolings: 0 };
             let (settling, settled) = wait_until_steady(&mut card).unwrap();
-            assert_eq!((card.coolings, settled), (coolings, Settled::BelowCap));
+            assert_eq!((card.coolings, settled), (coolings, SettlingEnd::BelowCap));
             assert_eq!(settling.windows_ns.len(), 1, "windows before a pause do not count");
         }
     }
@@ -597,14 +597,14 @@ mod tests {
     fn attention_settles_behind_its_burst() {
         // An H100 after a pause: the first 100 ms are a burst.
         let attention = [0.92, 0.995, 1.0, 1.0];
-        assert_eq!(settling_time(&attention, &CAPPED), (300, Some(Settled::AtCap)));
-        assert_eq!(settling_time(&[1.0, 1.0], &CAPPED), (200, Some(Settled::AtCap)));
+        assert_eq!(settling_time(&attention, &CAPPED), (300, Some(SettlingEnd::AtCap)));
+        assert_eq!(settling_time(&[1.0, 1.0], &CAPPED), (200, Some(SettlingEnd::AtCap)));
     }
 
     #[test]
     fn a_load_that_wanders_is_unsettled_after_a_second() {
         let gemm = [0.93, 0.99, 1.02, 1.05, 1.08, 1.11, 1.14, 1.16, 1.13, 1.10, 1.07];
-        assert_eq!(settling_time(&gemm, &CAPPED), (1000, Some(Settled::Unsettled)));
+        assert_eq!(settling_time(&gemm, &CAPPED), (1000, Some(SettlingEnd::Unsettled)));
         let mut settling = Settling::default();
         for window_ns in gemm {
             settling.add(WINDOW, 1, window_ns, None);
@@ -635,14 +635,14 @@ mod tests {
             (settling.elapsed().as_millis(), None)
         };
         assert_eq!(settling_time(&[4e8]), (400, None));
-        assert_eq!(settling_time(&[4e8, 4.01e8]), (800, Some(Settled::AtCap)));
-        assert_eq!(settling_time(&[4e8, 4.4e8, 4.8e8]), (1200, Some(Settled::Unsettled)));
+        assert_eq!(settling_time(&[4e8, 4.01e8]), (800, Some(SettlingEnd::AtCap)));
+        assert_eq!(settling_time(&[4e8, 4.4e8, 4.8e8]), (1200, Some(SettlingEnd::Unsettled)));
     }
 
     #[test]
     fn cards_whose_power_cannot_be_read_have_no_state() {
         let record = |meter: &PowerMeter| {
-            let load = (Settling::default(), Settled::Unsettled);
+            let load = (Settling::default(), SettlingEnd::Unsettled);
             PowerRecord::behind_load(&load, &[1.0, 2.0], 1.5, meter)
         };
         for (shared, reason) in [(None, "NVML is missing"), (Some(MIG), "a MIG partition")] {

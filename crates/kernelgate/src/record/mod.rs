@@ -22,7 +22,7 @@ pub use case_run::{CasePower, CaseRun};
 pub use files::file::{FileError, read, write};
 pub use files::lock::Lock;
 pub use files::{columns, file, file_set, lock, tensors, text};
-pub use groups::measurement::{CaseOfRun, Differing, Measurement};
+pub use groups::measurement::{CaseOfRun, DifferingFact, Measurement};
 pub use groups::partition::{Partition, ShardPlan};
 pub use groups::sessions::Session;
 pub use groups::shard::Shard;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::rounds;
 use super::{Engine, Facts};
-use crate::compare::matched::Matched;
+use crate::compare::matched::MatchedCases;
 use crate::compare::session::{Bench, delays_text};
 use crate::gate::comparison::{BuildFacts, Comparison, Round};
 use crate::gate::judgement::Judgement;
@@ -20,7 +20,7 @@ impl Engine<'_> {
     /// Concludes from the outcome of both rounds.
     pub(super) fn conclude(
         &self,
-        (mut matched, benches): (Matched, &[Bench]),
+        (mut matched, benches): (MatchedCases, &[Bench]),
         first: Outcome,
         second: Option<&Outcome>,
         facts: Facts,
@@ -134,7 +134,7 @@ impl Engine<'_> {
     /// Cases that were selected but got no block, with the reason.
     fn without_block(
         &self,
-        matched: &Matched,
+        matched: &MatchedCases,
         benches: &[Bench],
         first: &Outcome,
     ) -> BTreeMap<String, Vec<Reason>> {

@@ -87,7 +87,7 @@ pub struct Facts {
 }
 
 /// The outcome of a comparison.
-pub struct Compared {
+pub struct ComparisonOutcome {
     /// Verdicts and facts.
     pub comparison: Comparison,
     /// The record of the shard for [`merge`](crate::gate::comparison_shard::merge), if this is a
@@ -116,7 +116,7 @@ pub fn build(request: &ComparisonRequest, output: &Path) -> Result<(), CompareEr
 }
 
 /// Runs a comparison.
-pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
+pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareError> {
     request.plan.check()?;
     let session = Session::open(request, false, Tools::watched()?)?;
     let (rules, expired) = session.rules(request)?;
@@ -171,7 +171,7 @@ pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
         let (numerics, costs) = (findings.numerics, findings.costs);
         let comparison = Comparison { numerics, costs, rules: of_rules, ..comparison };
         let shard = planned.map(|planned| engine.shard(planned, shared, &comparison));
-        Ok(Compared { comparison, shard })
+        Ok(ComparisonOutcome { comparison, shard })
     });
     session.progress.end();
     outcome

@@ -28,7 +28,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A run that verified an executable, or showed that it measures.
-struct Verified {
+struct VerifiedRun {
     run: ProcessRun,
     path: PathBuf,
     took: Duration,
@@ -38,7 +38,7 @@ struct Verified {
 }
 
 /// The reason why an executable has no run that verified it.
-enum Unverified {
+enum UnverifiedReason {
     /// The side has no such bench.
     Absent,
     /// The bench failed, which was reported; the ids of the cases that it listed before.
@@ -64,16 +64,16 @@ impl Engine<'_> {
             let (mut undrivable, mut listed) = (None, BTreeSet::new());
             let mut verified = [Arm::Base, Arm::Head].map(|arm| match self.verify(arm, name) {
                 Ok(verified) => Some(verified),
-                Err(Unverified::Absent) => None,
-                Err(Unverified::Broke(cases)) => {
+                Err(UnverifiedReason::Absent) => None,
+                Err(UnverifiedReason::Broke(cases)) => {
                     listed.extend(cases);
                     None
                 }
-                Err(Unverified::NoCase(why)) => {
+                Err(UnverifiedReason::NoCase(why)) => {
                     errors.push(why);
                     None
                 }
-                Err(Unverified::Undrivable(why)) => {
+                Err(UnverifiedReason::Undrivable(why)) => {
                     self.progress.say(&format!("left alone: {name} of the {arm}: {why}"));
                     undrivable = Some(Reason::Undrivable(Failure::new(arm, why.as_str())));
                     self.undrivable.insert(name.clone(), why);
@@ -103,7 +103,7 @@ impl Engine<'_> {
         &self,
         prepared: &mut Prepared,
         name: &str,
-        verified: &mut [Option<Verified>; 2],
+        verified: &mut [Option<VerifiedRun>; 2],
         undrivable: Option<Reason>,
     ) {
         let error = self.failure_of(name);
@@ -168,11 +168,11 @@ impl Engine<'_> {
     /// Runs the first process of an executable, which compares every case with the reference. An
     /// executable that is the same on both sides is verified once, if the files that it may read
     /// are the same too: golden tensors, for example.
-    fn verify(&mut self, arm: Arm, bench: &str) -> Result<Verified, Unverified> {
+    fn verify(&mut self, arm: Arm, bench: &str) -> Result<VerifiedRun, UnverifiedReason> {
         let Some(executable) =
             self.session.sides[index(arm)].executables.driven.get(bench).cloned()
         else {
-            return Err(Unverified::Absent);
+            return Err(UnverifiedReason::Absent);
         };
         let path = self.verified_path(arm, bench);
         let driver = executable.driver;
@@ -185,7 +185,7 @@ impl Engine<'_> {
             // The time of the process that verified it then.
             let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
             let planned = planned_cases(&run);
-            same.then_some(Verified { run, path, took, driver, planned })
+            same.then_some(VerifiedRun { run, path, took, driver, planned })
         };
         let [base, head] = &self.session.sides;
         let twin = arm == Arm::Head
@@ -211,7 +211,7 @@ impl Engine<'_> {
         bench: &str,
         path: PathBuf,
         driver: Driver,
-    ) -> Result<Verified, Unverified> {
+    ) -> Result<VerifiedRun, UnverifiedReason> {
         self.progress.now(&format!("verifying {arm} {bench}"));
         // The outputs must be of the same executable, because those of another one are not a
         // reference.
@@ -229,10 +229,12 @@ impl Engine<'_> {
         match self.process(arm, bench, &request, timeout) {
             Ok(Some(run)) => {
                 let (took, planned) = (started.elapsed(), planned_cases(&run));
-                Ok(Verified { run, path, took, driver, planned })
+                Ok(VerifiedRun { run, path, took, driver, planned })
             }
-            Ok(None) => Err(Unverified::Absent),
-            Err(reason) if reason.contains("no case matches") => Err(Unverified::NoCase(reason)),
+            Ok(None) => Err(UnverifiedReason::Absent),
+            Err(reason) if reason.contains("no case matches") => {
+                Err(UnverifiedReason::NoCase(reason))
+            }
             Err(reason) => Err(self.broke_early(arm, bench, reason, BTreeSet::new())),
         }
     }
@@ -244,7 +246,7 @@ impl Engine<'_> {
         arm: Arm,
         executable: &InstalledBench,
         path: PathBuf,
-    ) -> Result<Verified, Unverified> {
+    ) -> Result<VerifiedRun, UnverifiedReason> {
         let bench = &*executable.bench;
         self.progress.now(&format!("trying {arm} {bench}"));
         let slot = match self.session.folder.point_slot(arm) {
@@ -258,7 +260,7 @@ impl Engine<'_> {
         let timeout = self.request.wait.unwrap_or(LIST_TIMEOUT);
         let listed = match by_criterion::list(&self.setup(), (&program, &package), timeout) {
             Ok(listed) => listed,
-            Err(NotListed::Undrivable(why)) => return Err(Unverified::Undrivable(why)),
+            Err(NotListed::Undrivable(why)) => return Err(UnverifiedReason::Undrivable(why)),
             Err(NotListed::Broken(why)) => {
                 return Err(self.broke_early(arm, bench, why, BTreeSet::new()));
             }
@@ -282,10 +284,12 @@ impl Engine<'_> {
         };
         if run.cases.is_empty() {
             return Err(match (&self.request.filter, run.skipped.first_key_value()) {
-                (Some(filter), None) => Unverified::NoCase(format!("no case matches `{filter}`")),
+                (Some(filter), None) => {
+                    UnverifiedReason::NoCase(format!("no case matches `{filter}`"))
+                }
                 (_, why) => {
                     let why = why.map_or("it left nothing", |(_, why)| why);
-                    Unverified::Undrivable(format!("asked to measure, {why}"))
+                    UnverifiedReason::Undrivable(format!("asked to measure, {why}"))
                 }
             });
         }
@@ -298,15 +302,15 @@ impl Engine<'_> {
             return Err(self.broke_early(arm, bench, format!("failed to {error}"), cases));
         }
         let driver = executable.driver;
-        Ok(Verified { run, path, took: started.elapsed(), driver, planned })
+        Ok(VerifiedRun { run, path, took: started.elapsed(), driver, planned })
     }
 
     /// Compares cases that the base verified and the head does not with the base's outputs. The
     /// base stores these once more, because it was not known before which would be needed. If a
     /// process fails, the cases stay unverified.
-    fn compare_with_base(&self, bench: &str, verified: &mut [Option<Verified>; 2]) {
+    fn compare_with_base(&self, bench: &str, verified: &mut [Option<VerifiedRun>; 2]) {
         let [Some(base), Some(head)] = verified else { return };
-        let by_protocol = |side: &Verified| matches!(side.driver, Driver::Protocol(_));
+        let by_protocol = |side: &VerifiedRun| matches!(side.driver, Driver::Protocol(_));
         let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
         let Some(executable) = of_base.filter(|_| by_protocol(base) && by_protocol(head)) else {
             return;
@@ -315,7 +319,7 @@ impl Engine<'_> {
             .run
             .cases
             .iter()
-            .filter(|(_, case)| case.verification.value() == Verification::Unverified)
+            .filter(|(_, case)| case.verification.value() == Verification::UnverifiedReason)
             .filter(|(id, _)| {
                 base.run.cases.get(*id).is_some_and(|it| it.verification.value().is_verified())
             })
@@ -368,9 +372,9 @@ impl Engine<'_> {
         bench: &str,
         reason: String,
         cases: BTreeSet<String>,
-    ) -> Unverified {
+    ) -> UnverifiedReason {
         self.broke(arm, bench, reason, true);
-        Unverified::Broke(cases)
+        UnverifiedReason::Broke(cases)
     }
 
     /// The reason why the cases of a failed bench have no times.
@@ -386,7 +390,7 @@ impl Engine<'_> {
 
 impl Prepared {
     /// Records facts that all benches share: from a bench of kernelgate's harness, if there is one.
-    fn note(&mut self, Verified { run, driver, .. }: &Verified) {
+    fn note(&mut self, VerifiedRun { run, driver, .. }: &VerifiedRun) {
         self.plans.extend(run.plan.iter().map(|plan| plan.digest.clone()));
         self.anchors = self.anchors.take().or_else(|| run.anchors.clone());
         if self.environment.is_none() || *driver != Driver::Criterion {
@@ -436,7 +440,7 @@ fn without_effect(request: &ComparisonRequest, prepared: &Prepared) -> Option<St
 }
 
 /// Cost of a process of a bench of Criterion alone, and the settings of its source.
-fn criterion_bench(bench: &Bench, head: &Verified) -> CriterionBench {
+fn criterion_bench(bench: &Bench, head: &VerifiedRun) -> CriterionBench {
     let mut overridden = by_criterion::overridden(&head.run, &bench.sampling);
     overridden.retain(|id, _| bench.cases.contains(id));
     CriterionBench {

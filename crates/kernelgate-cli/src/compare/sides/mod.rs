@@ -18,7 +18,7 @@ use std::time::Instant;
 use super::progress::{ComparisonProgress, duration};
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::cargo::{
-    self, BuildError, BuildOutput, BuildProgress, BuildTargets, Built, CargoLine,
+    self, BuildError, BuildOutput, BuildProgress, BuildTargets, BuiltBench, CargoLine,
 };
 use crate::benches::child::ChildProcess;
 use crate::benches::package::unbuilt_benches;
@@ -338,11 +338,11 @@ fn seed_from_user(
 
 /// The folder of the package of each bench.
 fn packages_of(
-    built: &[Built],
+    built: &[BuiltBench],
     (side, label): (Arm, &str),
 ) -> Result<BTreeMap<String, PathBuf>, CompareError> {
     let mut packages: BTreeMap<String, PathBuf> = BTreeMap::new();
-    for Built { bench, manifest, .. } in built {
+    for BuiltBench { bench, manifest, .. } in built {
         let folder = manifest.parent().map(Path::to_owned).unwrap_or_default();
         let recorded = packages.entry(bench.clone()).or_insert_with(|| folder.clone());
         if *recorded != folder {
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn a_bench_runs_in_the_folder_of_its_package_and_names_do_not_collide() {
-        let built = |bench: &str, manifest: &str| Built {
+        let built = |bench: &str, manifest: &str| BuiltBench {
             bench: bench.to_owned(),
             path: PathBuf::from("/t/x"),
             manifest: PathBuf::from(manifest),

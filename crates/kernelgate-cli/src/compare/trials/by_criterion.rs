@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::by_protocol::cannot_clear;
 use super::process::{TrialProcess, TrialSetup, command_in_package, finish};
-use crate::benches::criterion::{self, LIST, Listed, SAMPLES};
+use crate::benches::criterion::{self, LIST, ListedTitles, SAMPLES};
 use crate::benches::output;
 use crate::compare::sides::leftovers;
 use kernelgate::gpu_time;
@@ -42,7 +42,7 @@ pub fn list(
     setup: &TrialSetup<'_>,
     (program, package): (&Path, &Path),
     timeout: Duration,
-) -> Result<Listed, NotListed> {
+) -> Result<ListedTitles, NotListed> {
     let store = fresh_store(setup, "criterion-list").map_err(NotListed::Broken)?;
     let mut command = command_in_package(program, package);
     criterion::with_store(&mut command, &store).args(LIST).stdout(Stdio::piped());
@@ -71,7 +71,7 @@ pub fn list(
     }
     let text = String::from_utf8_lossy(&ended.printed.kept);
     let listed = criterion::parse_list(&text).map_err(NotListed::Undrivable)?;
-    if listed == Listed::default() {
+    if listed == ListedTitles::default() {
         let why = "asked to list its cases it listed none, as a main that ignores Criterion's \
                    flags would";
         return Err(NotListed::Undrivable(why.to_owned()));
@@ -111,7 +111,7 @@ fn own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
 
 /// Measures the cases of a trial. A case without a time in the store is skipped, with the reason.
 pub fn measure(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<ProcessRun, String> {
-    measure_listed(setup, trial, &Listed::default())
+    measure_listed(setup, trial, &ListedTitles::default())
 }
 
 /// Measures as [`measure`] does; a case that was listed and that the trial's filter matches counts
@@ -119,7 +119,7 @@ pub fn measure(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Proce
 pub fn measure_listed(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
-    listed: &Listed,
+    listed: &ListedTitles,
 ) -> Result<ProcessRun, String> {
     const STORE: &str = "criterion-trial";
     let mut command = command(setup, trial, STORE)?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::benches::ask::MAX_MESSAGE_BYTES;
 use crate::benches::child::{ChildProcess, Ended, over_memory};
-use crate::benches::output::{Captured, FailureLines, Kept, captured, drain};
+use crate::benches::output::{CapturedText, FailureLines, Kept, captured, drain};
 use crate::compare::Injection;
 use crate::compare::progress::ComparisonProgress;
 use crate::compare::sides::install::Driver;
@@ -75,7 +75,7 @@ pub struct Finished {
     /// Exit status of the process.
     pub status: ExitStatus,
     /// Standard output of the process, if it is piped.
-    pub printed: Captured,
+    pub printed: CapturedText,
     /// The end of the process's standard error.
     stderr: Vec<u8>,
 }

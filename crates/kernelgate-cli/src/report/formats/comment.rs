@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::gate::interval::Ratio;
     use crate::gate::judgement::tests::timed;
-    use crate::report::summary::Unjudged;
+    use crate::report::summary::UnjudgedEntry;
 
     fn row(i: usize, verdict: Verdict) -> Judgement {
         let case =
@@ -134,7 +134,7 @@ mod tests {
             headline: "headline".to_owned(),
             facts: vec![],
             rows,
-            others: Vec::<Unjudged>::new(),
+            others: Vec::<UnjudgedEntry>::new(),
             rules: crate::gate::rules::RulesReport::default(),
             notes,
             details: vec![],

@@ -7,7 +7,7 @@ use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
 
 use crate::gate::rules::rules_file;
-use crate::history::import::{Imported, import};
+use crate::history::import::{ImportResult, import};
 use crate::history::prune::prune;
 use crate::history::series::MIN_CHANGE;
 use crate::history::{CaseHistory, CommitOrder, HistoryStore, Index, Query, Skipped, histories};
@@ -161,8 +161,8 @@ pub fn check_store(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Prints the result of an import; broken input if no named file is a record.
-fn report_import(place: &HistoryStore, imported: &Imported) -> Exit {
-    let Imported { new, known, skipped } = imported;
+fn report_import(place: &HistoryStore, imported: &ImportResult) -> Exit {
+    let ImportResult { new, known, skipped } = imported;
     if !skipped.is_empty() {
         eprintln!("{}", report::history::skipped(skipped));
     }

@@ -129,7 +129,7 @@ struct Check<'a> {
 }
 
 /// Outcome of a method.
-struct Judged {
+struct MethodOutcome {
     method: &'static str,
     exit: Exit,
     /// The exit of `cargo bench`, if a bench died.
@@ -190,7 +190,7 @@ impl Check<'_> {
     }
 
     /// Judges with the first method that is possible.
-    fn judge(&self) -> anyhow::Result<Judged> {
+    fn judge(&self) -> anyhow::Result<MethodOutcome> {
         let mode = self.arguments.mode;
         let base = match mode {
             Mode::Gate => Err(String::new()),
@@ -203,7 +203,7 @@ impl Check<'_> {
                 let failed = exit == Exit::Usage && !self.out.join("result.json").is_file();
                 let gate = mode == Mode::Auto && failed && self.find_baseline()?.is_ok();
                 if !gate {
-                    return Ok(Judged { method: "compare", exit, died: None });
+                    return Ok(MethodOutcome { method: "compare", exit, died: None });
                 }
                 say("compare was not possible (above): the committed baseline is the second best");
                 return self.gate();
@@ -283,7 +283,7 @@ impl Check<'_> {
     }
 
     /// Times the head in several sessions and judges them together.
-    fn gate(&self) -> anyhow::Result<Judged> {
+    fn gate(&self) -> anyhow::Result<MethodOutcome> {
         let Arguments { runs, filter, baseline, dry_run, .. } = self.arguments;
         let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
         let (mut sessions, mut died) = (Vec::new(), None);
@@ -309,7 +309,7 @@ impl Check<'_> {
                 died = Some(format!("`cargo bench` ended with {code} (run {number} of {runs})"));
                 died.iter().for_each(|died| say(died));
                 if !folder.is_dir() {
-                    return Ok(Judged { method: "gate", exit: Exit::Usage, died });
+                    return Ok(MethodOutcome { method: "gate", exit: Exit::Usage, died });
                 }
             }
         }
@@ -326,7 +326,7 @@ impl Check<'_> {
         // A wrong case ends cargo like a bench that died, and its record fails the gate.
         let fails = ![Exit::Fine, Exit::Inconclusive].contains(&exit);
         let exit = if died.is_some() && !fails { Exit::Usage } else { exit };
-        Ok(Judged { method: "gate", exit, died })
+        Ok(MethodOutcome { method: "gate", exit, died })
     }
 
     fn benches(&self) -> impl Iterator<Item = String> {
@@ -396,7 +396,7 @@ impl Check<'_> {
     }
 
     /// Adds the resources and the commands to the method's comment and prints it.
-    fn comment(&self, judged: &Judged, checked: &Checked) -> anyhow::Result<()> {
+    fn comment(&self, judged: &MethodOutcome, checked: &Checked) -> anyhow::Result<()> {
         let path = self.out.join("comment.md");
         let mut text = file::text_of(&path, MAX_COMMENT).unwrap_or_else(|_| {
             format!(

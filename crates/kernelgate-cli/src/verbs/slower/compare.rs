@@ -10,7 +10,9 @@ use anyhow::Context as _;
 use super::resources::check_architecture;
 use super::verdict::{VerdictFormat, VerdictOutput};
 use crate::compare::progress::parse_duration;
-use crate::compare::{self, Compared, ComparisonRequest, Injection, PlanBasis, SideSource};
+use crate::compare::{
+    self, ComparisonOutcome, ComparisonRequest, Injection, PlanBasis, SideSource,
+};
 use crate::gate::rules::rules_file::MAX_RATIO;
 use crate::report::formats::metrics;
 use crate::report::{comparison, verdicts};
@@ -173,7 +175,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if !arguments.kernels.is_empty() {
         return list_kernels(&request, arguments);
     }
-    let Compared { comparison: outcome, shard: kept } = match compare::run(&request) {
+    let ComparisonOutcome { comparison: outcome, shard: kept } = match compare::run(&request) {
         Ok(outcome) => outcome,
         Err(refused) if refused.exit() == Exit::Refused => {
             eprintln!("{}", printable(&refused.to_string()));

@@ -8,12 +8,12 @@ use crate::driver::memory::buffer::Buffer;
 /// Bytes as aligned as any parameter asks for: a tensor map (`CUtensorMap`) for 64.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C, align(64))]
-struct Aligned([u8; 64]);
+struct AlignedBytes([u8; 64]);
 
 /// A struct of any size, by its bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StructBytes {
-    stored: Vec<Aligned>,
+    stored: Vec<AlignedBytes>,
     size: usize,
 }
 
@@ -39,7 +39,7 @@ pub enum Argument {
 impl Argument {
     /// A struct by its bytes, such as a tensor map that the driver encoded.
     pub fn bytes(bytes: &[u8]) -> Self {
-        let mut stored = vec![Aligned([0; 64]); bytes.len().div_ceil(64).max(1)];
+        let mut stored = vec![AlignedBytes([0; 64]); bytes.len().div_ceil(64).max(1)];
         for (chunk, from) in stored.iter_mut().zip(bytes.chunks(64)) {
             chunk.0[..from.len()].copy_from_slice(from);
         }

@@ -145,7 +145,7 @@ pub struct Gemm {
     description: lt::Object,
     /// Layouts of the library's A, B, C and D; C is null if it has D's layout.
     layouts: [lt::Object; 4],
-    algorithms: Vec<lt::Proposed>,
+    algorithms: Vec<lt::ProposedAlgorithm>,
     chosen: usize,
     tool: Option<Tool>,
 }
@@ -295,7 +295,7 @@ impl Gemm {
         [a, b, if c.is_null() { d } else { c }, d]
     }
 
-    fn propose(&self) -> Result<Vec<lt::Proposed>, GemmError> {
+    fn propose(&self) -> Result<Vec<lt::ProposedAlgorithm>, GemmError> {
         let GemmSpec { m, n, k, alignment, .. } = self.spec;
         let preference = lt::Preference {
             workspace_bytes: self.blas.shared_bytes(),

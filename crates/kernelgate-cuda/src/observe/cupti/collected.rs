@@ -35,7 +35,7 @@ const BUFFER_ALIGN: usize = 8;
 
 /// Records that arrived and were not taken yet.
 #[derive(Default)]
-pub struct Collected {
+pub struct CollectedRecords {
     pub activity: Activity,
     names: HashMap<String, u32>,
     /// The names of functions, by domain and number.
@@ -43,8 +43,8 @@ pub struct Collected {
 }
 
 /// The records of the process; CUPTI's callbacks have one target a process.
-pub fn collected() -> MutexGuard<'static, Collected> {
-    static COLLECTED: LazyLock<Mutex<Collected>> = LazyLock::new(Mutex::default);
+pub fn collected() -> MutexGuard<'static, CollectedRecords> {
+    static COLLECTED: LazyLock<Mutex<CollectedRecords>> = LazyLock::new(Mutex::default);
     COLLECTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -65,7 +65,7 @@ macro_rules! copy_record {
     };
 }
 
-impl Collected {
+impl CollectedRecords {
     /// The number of a name.
     pub fn name(&mut self, text: &str) -> u32 {
         if let Some(&known) = self.names.get(text) {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     fn added<T>(records: &[T]) -> Activity {
-        let mut collected = Collected::default();
+        let mut collected = CollectedRecords::default();
         for record in records {
             // SAFETY: whole records that begin with their kind.
             unsafe { collected.add(std::ptr::from_ref(record).cast()) };

@@ -13,7 +13,7 @@ use crate::analyze::replay::{Change, Dependencies, HostTime, Segment};
 use crate::analyze::timeline::cover::Union;
 use crate::diagnose::context::Context;
 use crate::diagnose::critical::gains::{CriticalPath, Faster, Gain};
-use crate::diagnose::finding::{Finding, FusedKernel, Remedy, Replayed};
+use crate::diagnose::finding::{Finding, FusedKernel, Remedy, ReplayedGain};
 use crate::diagnose::labels::short_name;
 
 /// Kernels that are replayed and listed.
@@ -107,14 +107,14 @@ impl Run<'_> {
                 |&(_, ns)| ns,
             );
             finding.limit_savings(gain_ns, span_ns);
-            finding.replayed = Some(Replayed { alone_ns: gain_ns, further_ns: 0 });
+            finding.replayed = Some(ReplayedGain { alone_ns: gain_ns, further_ns: 0 });
             alone.push((finding.remedy.clone(), gain_ns));
         }
         Finding::sort(findings);
         let mut together = Changes::default();
         let mut gained_ns = 0;
         for finding in findings.iter_mut() {
-            let Some(Replayed { alone_ns, .. }) = finding.replayed else { continue };
+            let Some(ReplayedGain { alone_ns, .. }) = finding.replayed else { continue };
             let first = together == Changes::default();
             let before = together.clone();
             together.add(&finding.remedy);
@@ -123,7 +123,7 @@ impl Run<'_> {
                 (false, true) => gained_ns,
                 (false, false) => together.gain(self),
             };
-            finding.replayed = Some(Replayed { alone_ns, further_ns: all_ns - gained_ns });
+            finding.replayed = Some(ReplayedGain { alone_ns, further_ns: all_ns - gained_ns });
             gained_ns = all_ns;
         }
     }

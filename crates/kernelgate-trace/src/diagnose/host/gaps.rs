@@ -220,7 +220,7 @@ impl Transitions {
 }
 
 /// Causes of some gaps, and the operations before and after them, the most expensive first.
-pub(in crate::diagnose) struct Explained {
+pub(in crate::diagnose) struct ExplainedGaps {
     pub causes: Vec<Cause>,
     pub transitions: Vec<Transition>,
 }
@@ -232,7 +232,7 @@ pub(in crate::diagnose) fn explain(
     activity: &Activity,
     causes: &[Cause],
     lengths: impl Fn(i64) -> bool,
-) -> Explained {
+) -> ExplainedGaps {
     let (mut found, mut transitions) = (Causes::default(), Transitions::default());
     for gap in activity.gaps.iter(&context.all).filter(|gap| lengths(gap.length())) {
         context.causes_of(&gap).for_each(|(why, ns)| found.add(context, why, &gap, ns));
@@ -240,7 +240,7 @@ pub(in crate::diagnose) fn explain(
     }
     let is_once = |label: &str| causes.iter().any(|cause| cause.once && cause.label() == label);
     let found = found.most_expensive_first().into_iter();
-    Explained {
+    ExplainedGaps {
         causes: found.map(|cause| Cause { once: is_once(&cause.label()), ..cause }).collect(),
         transitions: transitions.most_expensive_first(context),
     }

@@ -20,13 +20,13 @@ use crate::analyze::ranges::paths::{PathId, Paths, ROOT};
 use crate::analyze::replay::WaitCall;
 use crate::analyze::timeline::idle::{self, Activity, Gap, Gaps};
 use crate::diagnose::host::cause::{CLOCKS_NS, IdleParts, LateLaunch, LatelyDone};
-use crate::diagnose::host::repeating::{HostIterations, Repeating};
+use crate::diagnose::host::repeating::{HostIterations, RepeatingRanges};
 use crate::diagnose::host::waiting::{Waits, waiting_names};
 use crate::model::Trace;
 use crate::model::names::Name;
 use crate::model::packed::Packed;
 use crate::read::{CallRow, RangeRow, Row};
-use crate::stats::{Counted, Samples};
+use crate::stats::{CountedValues, Samples};
 
 /// Ranges of a path.
 #[derive(Debug, Clone, Copy, Default)]
@@ -105,7 +105,7 @@ pub struct Host {
     /// The ranges of each path.
     pub of_path: Vec<RangeSum>,
     /// Host times of ranges by path, of paths with at most one range around them.
-    pub lengths: Counted,
+    pub lengths: CountedValues,
     /// Ranges without one around them, in order of their start; where allocations were recorded.
     pub outermost: Vec<Outermost>,
     /// The path of the innermost range around the launch of each operation.
@@ -123,7 +123,7 @@ pub struct Host {
     /// Operations whose call is not in the trace.
     pub operations_without_call: usize,
     /// Lengths of the calls that launched kernels, by activity.
-    pub launch_calls: Counted,
+    pub launch_calls: CountedValues,
     /// Kernels by activity whose call is in the trace.
     pub launched_kernels: Vec<usize>,
     /// Waits for the GPU.
@@ -193,7 +193,7 @@ pub struct HostPass {
     nodes: NodeEvents,
     /// The labels around each call that created a graph node.
     around_node: Vec<Vec<Name>>,
-    repeating: Repeating,
+    repeating: RepeatingRanges,
 }
 
 impl HostPass {

@@ -37,12 +37,12 @@ struct Long {
 
 /// The longest ranges.
 #[derive(Debug, Default)]
-pub(in crate::diagnose) struct Repeating(Vec<Long>);
+pub(in crate::diagnose) struct RepeatingRanges(Vec<Long>);
 
 /// Candidates of one thread and pattern belong together.
 type Key = (u32, usize);
 
-impl Repeating {
+impl RepeatingRanges {
     /// The next range.
     pub fn add(&mut self, path: PathId, row: RangeRow, depth: u32) {
         if depth > DEPTH {

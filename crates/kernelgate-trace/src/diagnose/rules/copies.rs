@@ -64,7 +64,7 @@ fn group(context: &Context<'_>, operations: impl Iterator<Item = Member>) -> Gro
 }
 
 /// An operation of a kind whose call is known.
-struct Called<'a> {
+struct CalledOperation<'a> {
     id: u32,
     row: usize,
     call: &'a str,
@@ -74,7 +74,7 @@ struct Called<'a> {
 fn called<'a>(
     context: &'a Context<'a>,
     (kind, unit): (Kind, Unit),
-) -> Result<(Vec<Called<'a>>, Inspected), Lack> {
+) -> Result<(Vec<CalledOperation<'a>>, Inspected), Lack> {
     if context.all.is_empty() {
         return Err(no_work(context));
     }
@@ -86,9 +86,9 @@ fn called<'a>(
     let called = ids.iter().filter_map(|&id| {
         let call = context.host.launched_by(context.trace, id)?;
         let (_, row) = context.all.part(id);
-        Some(Called { id, row, call: context.function(call) })
+        Some(CalledOperation { id, row, call: context.function(call) })
     });
-    let called: Vec<Called<'a>> = called.collect();
+    let called: Vec<CalledOperation<'a>> = called.collect();
     let record = context.platform.record_launches();
     if called.is_empty() {
         let reason = format!("the calls of the {} are not in the trace", unit.label());
@@ -148,7 +148,7 @@ pub(super) fn pageable(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome 
     let found = called
         .iter()
         .filter(|of| of.call.contains("Async") && memory(of.row).contains(&MemoryKind::Pageable))
-        .map(|&Called { id, row, call }| {
+        .map(|&CalledOperation { id, row, call }| {
             let direction = context.trace.names.text(copies.kind[row]);
             let [from, to] = memory(row).map(MemoryKind::label);
             let what = format!("{call} {direction} ({from} to {to})");
@@ -200,7 +200,7 @@ pub(super) fn synchronous_copies(context: &Context<'_>, devices: &[DeviceUse]) -
                 && copies.bytes[of.row] <= IMMEDIATE_COPY_BYTES;
             of.call.to_ascii_lowercase().contains("memcpy") && !of.call.contains("Async") && !small
         })
-        .map(|&Called { id, row, call }| {
+        .map(|&CalledOperation { id, row, call }| {
             let what = format!("{call} {}", context.trace.names.text(copies.kind[row]));
             Member { id, bytes: copies.bytes[row], what }
         });
@@ -218,7 +218,7 @@ pub(super) fn synchronous_sets(context: &Context<'_>, devices: &[DeviceUse]) -> 
     let found = called
         .iter()
         .filter(|of| of.call.to_ascii_lowercase().contains("memset") && !of.call.contains("Async"))
-        .map(|&Called { id, row, call }| Member {
+        .map(|&CalledOperation { id, row, call }| Member {
             id,
             bytes: context.trace.sets.bytes[row],
             what: call.to_owned(),

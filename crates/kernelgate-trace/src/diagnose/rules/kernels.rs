@@ -70,7 +70,7 @@ fn warp(device: &Device) -> u32 {
 }
 
 /// Kernels of one name and shape on one device.
-struct Shaped<'a> {
+struct ShapeGroup<'a> {
     name: &'a str,
     shape: LaunchShape,
     /// Function and shape of the kernels in the trace.
@@ -87,7 +87,7 @@ struct Shaped<'a> {
     path: PathId,
 }
 
-impl Shaped<'_> {
+impl ShapeGroup<'_> {
     /// Whether the kernels leave multiprocessors to communication that runs beside most of them.
     fn shares_device(&self) -> bool {
         self.beside_ns * 2 > self.total_ns
@@ -122,7 +122,7 @@ type GroupKey = (u32, Option<u32>, u32);
 
 /// Compute kernels by name and shape, and which part of their time is known so well.
 struct Shapes<'a> {
-    groups: Vec<Shaped<'a>>,
+    groups: Vec<ShapeGroup<'a>>,
     /// Nanoseconds of all of them, with graphs that were recorded whole.
     whole_ns: i64,
     /// Nanoseconds by what is missing.
@@ -167,7 +167,7 @@ impl<'a> Shapes<'a> {
         if in_graphs > 0 {
             shapes.missing.insert("graphs were recorded whole".to_owned(), in_graphs);
         }
-        let mut groups: HashMap<GroupKey, (Option<Shaped<'a>>, i64)> = HashMap::new();
+        let mut groups: HashMap<GroupKey, (Option<ShapeGroup<'a>>, i64)> = HashMap::new();
         let communication = CommunicationTimes::communication(context);
         for row in 0..kernels.on_gpu.len() {
             let length = kernels.on_gpu.length(row);
@@ -176,7 +176,7 @@ impl<'a> Shapes<'a> {
             let shape = kernels.shape.get(row);
             let key = (kernels.function.at(row), shape, place.device);
             let (group, total_ns) = groups.entry(key).or_insert_with(|| {
-                let shaped = |shape: u32| Shaped {
+                let shaped = |shape: u32| ShapeGroup {
                     name: trace.kernel_name(row),
                     shape: trace.shapes[shape as usize],
                     key: (kernels.function.at(row), shape),
@@ -237,7 +237,7 @@ impl<'a> Shapes<'a> {
     fn without(
         mut self,
         context: &Context<'a>,
-        lacks: impl Fn(&Shaped<'a>) -> Option<String>,
+        lacks: impl Fn(&ShapeGroup<'a>) -> Option<String>,
     ) -> Result<Self, Lack> {
         for of in std::mem::take(&mut self.groups) {
             match lacks(&of) {
@@ -275,7 +275,7 @@ impl<'a> Shapes<'a> {
     }
 }
 
-fn evidence(context: &Context<'_>, of: &Shaped<'_>, words: String) -> Evidence {
+fn evidence(context: &Context<'_>, of: &ShapeGroup<'_>, words: String) -> Evidence {
     let [x, y, z] = of.shape.grid;
     let threads = of.shape.threads();
     Evidence {
@@ -309,7 +309,7 @@ fn check(
     context: &Context<'_>,
     shapes: Result<Shapes<'_>, Lack>,
     words: ShapeWords,
-    loss: impl Fn(&Shaped<'_>) -> Option<Loss>,
+    loss: impl Fn(&ShapeGroup<'_>) -> Option<Loss>,
 ) -> Outcome {
     let shapes = match shapes {
         Ok(shapes) => shapes,
@@ -376,7 +376,7 @@ const WITH_TENSOR_CORES: u32 = 7;
 const TENSOR_CORE_TIME_SHARE: f64 = 0.5;
 
 /// Whether a kernel multiplies matrices in fp32, on a device that has tensor cores.
-fn without_tensor_cores(of: &Shaped<'_>) -> bool {
+fn without_tensor_cores(of: &ShapeGroup<'_>) -> bool {
     let name = short_name(of.name).to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
     let capability = of.device.and_then(|device| device.compute);

@@ -6,7 +6,7 @@ use super::super::finding::{
 };
 use super::super::host::cause::{CauseKind, LONGER_THAN_LAUNCHES_NS};
 use super::super::host::gaps::{
-    Cause, Explained, GapReport, SEVERE_NS, Transition, WARNING_NS, explain,
+    Cause, ExplainedGaps, GapReport, SEVERE_NS, Transition, WARNING_NS, explain,
 };
 use super::super::labels::short_name;
 use super::super::platform::Platform;
@@ -31,7 +31,7 @@ const TRANSITIONS: usize = 3;
 const GAP_SHARE: f64 = 5.0;
 
 /// Kernels and launch calls of a process on a device.
-struct Launched {
+struct LaunchSums {
     kernels: Summary,
     /// Time of the launch calls, for each kernel that they launched.
     call_ns_a_kernel: f64,
@@ -40,7 +40,7 @@ struct Launched {
 
 /// Launches of an activity, which is given by its number.
 #[allow(clippy::cast_precision_loss)]
-fn launched(context: &Context<'_>, index: usize) -> Launched {
+fn launched(context: &Context<'_>, index: usize) -> LaunchSums {
     let trace: &Trace = context.trace;
     let (host, activity) = (&context.host, &context.activities[index]);
     let on_gpu = &trace.kernels.on_gpu;
@@ -53,7 +53,7 @@ fn launched(context: &Context<'_>, index: usize) -> Launched {
     let calls = host.launch_calls.summary(u32::try_from(index).unwrap_or(u32::MAX));
     // One launch call of a graph launches many kernels.
     let ratio = calls.count as f64 / host.launched_kernels[index].max(1) as f64;
-    Launched {
+    LaunchSums {
         kernels: lengths.counted().summary(0),
         call_ns_a_kernel: calls.median * ratio,
         calls: calls.count,
@@ -107,7 +107,7 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
         // In long gaps the host did not launch.
         let span_ns = activity.span_ns() - device.gaps.long_ns;
         let busy = percent(device.busy_ns, span_ns);
-        let Launched { kernels, call_ns_a_kernel, calls } = launched(context, index);
+        let LaunchSums { kernels, call_ns_a_kernel, calls } = launched(context, index);
         let shorter = calls > 0 && kernels.median < call_ns_a_kernel;
         let short = kernels.median < SHORT_NS && calls >= FEW;
         if busy >= BUSY || !(shorter || short) {
@@ -119,7 +119,7 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             continue;
         }
         let is_short = |ns| ns <= LONGER_THAN_LAUNCHES_NS;
-        let Explained { transitions, .. } =
+        let ExplainedGaps { transitions, .. } =
             explain(context, activity, &device.gaps.causes, is_short);
         found.push(Finding {
             id: "launch-bound",
@@ -193,7 +193,7 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
         } else {
             continue;
         };
-        let Explained { causes, transitions } = explained;
+        let ExplainedGaps { causes, transitions } = explained;
         let main = causes.first();
         let loading = first_launches(context, gaps, activity);
         let remedies: Vec<Remedy> = causes.iter().map(|cause| remedy_of(cause, &loading)).collect();

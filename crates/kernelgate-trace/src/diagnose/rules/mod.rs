@@ -32,7 +32,7 @@ use reference::{Records, RuleEntry};
 type Rule = fn(&Context<'_>, &[DeviceUse]) -> Outcome;
 
 /// A rule, the question that it answers, and its line of the reference.
-struct Asked {
+struct RuleQuestion {
     id: &'static str,
     question: &'static str,
     rule: Rule,
@@ -43,8 +43,8 @@ struct Asked {
     records: Records,
 }
 
-const RULES: &[Asked] = &[
-    Asked {
+const RULES: &[RuleQuestion] = &[
+    RuleQuestion {
         id: QUALITY,
         question: "Is anything wrong with the trace itself?",
         rule: quality::data_quality,
@@ -52,7 +52,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Anything,
     },
-    Asked {
+    RuleQuestion {
         id: "launch-bound",
         question: "Does the GPU wait for launches?",
         rule: launches::launch_bound,
@@ -60,7 +60,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Launches,
     },
-    Asked {
+    RuleQuestion {
         id: "gaps",
         question: "Is the GPU idle between its operations?",
         rule: launches::gaps,
@@ -68,7 +68,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Launches,
     },
-    Asked {
+    RuleQuestion {
         id: "sync-in-loop",
         question: "Does the host wait for the GPU in a loop?",
         rule: waits::in_loops,
@@ -76,7 +76,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Launches,
     },
-    Asked {
+    RuleQuestion {
         id: "pageable-copy",
         question: "Do asynchronous copies use pageable memory?",
         rule: copies::pageable,
@@ -84,7 +84,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Launches,
     },
-    Asked {
+    RuleQuestion {
         id: "synchronous-copy",
         question: "Do copies hold up the host?",
         rule: copies::synchronous_copies,
@@ -92,7 +92,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Launches,
     },
-    Asked {
+    RuleQuestion {
         id: "synchronous-set",
         question: "Do memsets hold up the host?",
         rule: copies::synchronous_sets,
@@ -100,7 +100,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Launches,
     },
-    Asked {
+    RuleQuestion {
         id: "page-migration",
         question: "Do pages of managed memory migrate?",
         rule: managed::migrations,
@@ -108,7 +108,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Migrations,
     },
-    Asked {
+    RuleQuestion {
         id: "exposed-copy",
         question: "Do copies run with no kernel beside them?",
         rule: exposed::copies,
@@ -116,7 +116,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Launches,
     },
-    Asked {
+    RuleQuestion {
         id: "exposed-communication",
         question: "Does communication run with no compute beside it?",
         rule: exposed::communication,
@@ -124,7 +124,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Launches,
     },
-    Asked {
+    RuleQuestion {
         id: "block-size",
         question: "Do block sizes leave lanes of a warp idle?",
         rule: kernels::block_sizes,
@@ -132,7 +132,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Shapes,
     },
-    Asked {
+    RuleQuestion {
         id: "small-grid",
         question: "Do grids leave multiprocessors idle?",
         rule: kernels::small_grids,
@@ -140,7 +140,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Severe,
         records: Records::Shapes,
     },
-    Asked {
+    RuleQuestion {
         id: "tail",
         question: "Does the last wave leave multiprocessors idle?",
         rule: kernels::tails,
@@ -148,7 +148,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Warning,
         records: Records::Shapes,
     },
-    Asked {
+    RuleQuestion {
         id: "fp32-matmul",
         question: "Do matrix products run without tensor cores?",
         rule: kernels::fp32_products,
@@ -156,7 +156,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Warning,
         records: Records::Shapes,
     },
-    Asked {
+    RuleQuestion {
         id: "occupancy",
         question: "Is the theoretical occupancy low?",
         rule: kernels::occupancy,
@@ -164,7 +164,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Information,
         records: Records::Shapes,
     },
-    Asked {
+    RuleQuestion {
         id: "fusion",
         question: "Could short kernels be fused?",
         rule: fusion::fusion,
@@ -172,7 +172,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Information,
         records: Records::Launches,
     },
-    Asked {
+    RuleQuestion {
         id: "sampled-bound",
         question: "Which unit bounds the GPU, by samples?",
         rule: metrics::sampled_bound,
@@ -180,7 +180,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Information,
         records: Records::Samples,
     },
-    Asked {
+    RuleQuestion {
         id: "kernel-bound",
         question: "Which unit bounds each kernel?",
         rule: metrics::kernel_bound,
@@ -188,7 +188,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Information,
         records: Records::Metrics("--section SpeedOfLight"),
     },
-    Asked {
+    RuleQuestion {
         id: "work-bound",
         question: "Which limit bounds each range with declared work?",
         rule: work::work_bound,
@@ -196,7 +196,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Information,
         records: Records::DeclaredWork,
     },
-    Asked {
+    RuleQuestion {
         id: "achieved-occupancy",
         question: "Is the achieved occupancy low?",
         rule: metrics::achieved_occupancy,
@@ -204,7 +204,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Information,
         records: Records::Metrics("--section Occupancy"),
     },
-    Asked {
+    RuleQuestion {
         id: "stalls",
         question: "Do warps stall mostly for one reason?",
         rule: metrics::stalls,
@@ -212,7 +212,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Warning,
         records: Records::Metrics("--section WarpStateStats --section SchedulerStats"),
     },
-    Asked {
+    RuleQuestion {
         id: "coalescing",
         question: "Are accesses to global memory uncoalesced?",
         rule: memory::coalescing,
@@ -220,7 +220,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Warning,
         records: Records::Metrics("--metrics group:memory__first_level_cache_table"),
     },
-    Asked {
+    RuleQuestion {
         id: "bank-conflicts",
         question: "Do accesses to shared memory conflict?",
         rule: memory::bank_conflicts,
@@ -228,7 +228,7 @@ const RULES: &[Asked] = &[
         worst: Severity::Warning,
         records: Records::Metrics("--section MemoryWorkloadAnalysis_Tables"),
     },
-    Asked {
+    RuleQuestion {
         id: "divergence",
         question: "Do threads of a warp diverge?",
         rule: memory::divergence,
@@ -240,7 +240,7 @@ const RULES: &[Asked] = &[
 
 /// Every rule, in the order in which they are applied.
 pub fn rule_entries() -> Vec<RuleEntry> {
-    let entry = |asked: &Asked| RuleEntry {
+    let entry = |asked: &RuleQuestion| RuleEntry {
         id: asked.id,
         question: asked.question,
         finds: (asked.finds)(),
@@ -302,7 +302,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
         })
         .collect();
     let (mut quality, mut findings, mut questions) = (Vec::new(), Vec::new(), Vec::new());
-    for Asked { id, question, rule, worst, .. } in RULES {
+    for RuleQuestion { id, question, rule, worst, .. } in RULES {
         let found = if *id == QUALITY { &mut quality } else { &mut findings };
         let answer = answer(rule(context, &devices), found);
         debug_assert!(found.iter().all(|of| of.id != *id || of.severity <= *worst), "{id}");

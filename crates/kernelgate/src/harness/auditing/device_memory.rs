@@ -22,9 +22,9 @@ const LEFT_BEHIND: i64 = 256 << 20;
 /// Measures the memory of one implementation. Measures nothing on the host, if the card does not
 /// report other processes, and after the device has failed.
 #[derive(Default)]
-pub struct MemoryWatch(Option<Watched>);
+pub struct MemoryWatch(Option<WatchedMemory>);
 
-struct Watched {
+struct WatchedMemory {
     devices: Devices,
     telemetry: Telemetry,
     peak: Peak,
@@ -36,7 +36,7 @@ impl MemoryWatch {
         let Target::Cuda(devices) = target else { return Self::default() };
         let watched = target.telemetry().filter(alone).and_then(|telemetry| {
             let before = settled(devices.one()).ok()?;
-            Some(Watched { devices: devices.clone(), telemetry, peak: Peak::from(before) })
+            Some(WatchedMemory { devices: devices.clone(), telemetry, peak: Peak::from(before) })
         });
         Self(watched)
     }
@@ -67,7 +67,7 @@ impl MemoryWatch {
     /// Ends the measurement after the case is freed. Returns its largest use, bytes, or `None` if
     /// that is unknown.
     pub fn finish(&mut self) -> Option<u64> {
-        let Watched { devices, telemetry, peak } = self.0.take()?;
+        let WatchedMemory { devices, telemetry, peak } = self.0.take()?;
         let after = settled(devices.one()).ok()?;
         alone(&telemetry).then(|| peak.bytes(after)).flatten()
     }

@@ -17,7 +17,7 @@ use crate::harness::recording::recorder::Event;
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::harness::settings::Settings;
 use crate::measure::anchors::AnchorRecord;
-use crate::measure::delay::{Delay, Delayed};
+use crate::measure::delay::{Delay, DelayedExecutable};
 use crate::measure::events::EventTimer;
 use crate::measure::limits::TimeLimit;
 use crate::measure::power::PowerMode;
@@ -63,10 +63,10 @@ impl Timer {
         executable: &'a mut dyn Executable,
         delay: &Delay,
         cache: Cache,
-    ) -> Result<Delayed<'a>, BackendError> {
+    ) -> Result<DelayedExecutable<'a>, BackendError> {
         match self {
-            Self::Wall(_) => Ok(Delayed::on_host(executable, delay)),
-            Self::Events(events) => Delayed::on_device(executable, delay, events, cache),
+            Self::Wall(_) => Ok(DelayedExecutable::on_host(executable, delay)),
+            Self::Events(events) => DelayedExecutable::on_device(executable, delay, events, cache),
         }
     }
 
@@ -324,7 +324,7 @@ impl<'a> Execution<'a> {
             // Memory of an injected delay does not count as memory of the case.
             ready.memory.skip();
         }
-        let delay_size = delayed.as_ref().and_then(Delayed::size);
+        let delay_size = delayed.as_ref().and_then(DelayedExecutable::size);
         let executable = match &mut delayed {
             Some(delayed) => delayed as &mut dyn Executable,
             None => executable,

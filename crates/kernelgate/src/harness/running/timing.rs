@@ -17,7 +17,7 @@ use crate::harness::settings::Settings;
 use crate::harness::settings::args::Mode;
 use crate::measure::contention::CpuTime;
 use crate::measure::power::{
-    self, CapReading, Load, LoadSample, PowerMode, PowerRecord, PowerState, Settled, Settling,
+    self, CapReading, Load, LoadSample, PowerMode, PowerRecord, PowerState, Settling, SettlingEnd,
 };
 use crate::measure::{Sample, Stopwatch};
 use crate::record::{Samples, TrialSampling};
@@ -246,7 +246,7 @@ impl TimedSample {
 struct PowerPreparation {
     /// Launches of a sample; absent if Criterion or the trial's plan decides.
     launches: Option<u64>,
-    settled: Option<(Settling, Settled)>,
+    settled: Option<(Settling, SettlingEnd)>,
     /// Pause before each sample of a burst.
     pause: Duration,
     begun: SystemTime,

@@ -28,7 +28,7 @@ const REST: usize = usize::MAX;
 const REST_TIME: Duration = Duration::from_millis(2);
 
 /// Time of a window.
-struct Taken {
+struct WindowTimes {
     /// Time until this thread had ended its passes, seconds.
     own_s: f64,
     /// Time until all threads had ended their passes, seconds.
@@ -96,7 +96,7 @@ impl Windows {
             }
             let own_s = started.elapsed().as_secs_f64();
             meet();
-            (passes > 0).then(|| Taken { own_s, all_s: started.elapsed().as_secs_f64() })
+            (passes > 0).then(|| WindowTimes { own_s, all_s: started.elapsed().as_secs_f64() })
         };
         if index > 0 {
             while window(0).is_some() {}
@@ -107,7 +107,7 @@ impl Windows {
         let (mut passes, mut windows) = (1, 0);
         let (mut fastest, mut until_s) = (f64::INFINITY, self.all_s);
         while windows < self.fewest || begun.elapsed().as_secs_f64() < until_s {
-            if let Some(Taken { own_s, all_s }) = window(passes) {
+            if let Some(WindowTimes { own_s, all_s }) = window(passes) {
                 fastest = fastest.min(all_s / passes as f64);
                 // Waiting for the others does not make a window long enough.
                 if own_s < WINDOW_S {

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use pretty::pretty;
-use scan::Scanned;
+use scan::ScanResult;
 
 use super::text;
 
@@ -199,7 +199,7 @@ fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
     let scanned = {
         let mut json = serde_json::Deserializer::from_reader(buffered(&file));
         let sealed = T::SEALED && check;
-        let scanned = Scanned::read(&mut json, T::KIND, T::FREE_TEXT, sealed).map_err(broken)?;
+        let scanned = ScanResult::read(&mut json, T::KIND, T::FREE_TEXT, sealed).map_err(broken)?;
         json.end().map_err(broken)?;
         scanned
     };
@@ -333,7 +333,7 @@ fn readable_text<T: Record>(path: &Path, record: &T) -> Result<String, FileError
         record.validate()?;
         // A path of the system may be no text.
         let value = try_value(record).map_err(|cause| cause.to_string())?;
-        let scanned = Scanned::read(&value, T::KIND, T::FREE_TEXT, false);
+        let scanned = ScanResult::read(&value, T::KIND, T::FREE_TEXT, false);
         let refused = scanned.map_err(|cause| cause.to_string())?.refused;
         refused.map_or_else(|| Ok(text_of_value::<T>(&value)), Err)
     };

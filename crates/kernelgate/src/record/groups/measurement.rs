@@ -32,7 +32,7 @@ pub struct CaseOfRun<'a> {
 
 /// A fact in which two runs of a bench differ, so that they are not one measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Differing {
+pub struct DifferingFact {
     /// Name of the fact: "commit", "effort", "gpu.driver", "revision".
     pub field: &'static str,
     /// The case, if the fact is about its definition.
@@ -47,9 +47,9 @@ pub struct Differing {
     pub sharded: bool,
 }
 
-impl std::error::Error for Differing {}
+impl std::error::Error for DifferingFact {}
 
-impl fmt::Display for Differing {
+impl fmt::Display for DifferingFact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { field, case, left, right, runs: [first, second], sharded } = self;
         let of_case = case.as_ref().map(|id| format!(" of {id}")).unwrap_or_default();
@@ -70,7 +70,7 @@ impl Measurement {
     ///
     /// # Errors
     /// The first fact in which a run differs from an earlier run of its bench.
-    pub fn from_runs(runs: Vec<ProcessRun>) -> Result<Self, Box<Differing>> {
+    pub fn from_runs(runs: Vec<ProcessRun>) -> Result<Self, Box<DifferingFact>> {
         Self::check(&runs)?;
         Ok(Self { runs })
     }
@@ -79,7 +79,9 @@ impl Measurement {
     ///
     /// # Errors
     /// The first fact in which a run differs from an earlier run of its bench.
-    pub fn check<'a>(runs: impl IntoIterator<Item = &'a ProcessRun>) -> Result<(), Box<Differing>> {
+    pub fn check<'a>(
+        runs: impl IntoIterator<Item = &'a ProcessRun>,
+    ) -> Result<(), Box<DifferingFact>> {
         let mut together = JoinedRuns::default();
         runs.into_iter().try_for_each(|run| together.add(run))
     }
@@ -110,7 +112,7 @@ impl Measurement {
     ///
     /// # Errors
     /// The first fact in which the runs differ.
-    pub fn joined(measurements: Vec<Self>) -> Result<Self, Box<Differing>> {
+    pub fn joined(measurements: Vec<Self>) -> Result<Self, Box<DifferingFact>> {
         Self::from_runs(measurements.into_iter().flat_map(|it| it.runs).collect())
     }
 
@@ -172,7 +174,7 @@ impl<'a> JoinedRuns<'a> {
     ///
     /// # Errors
     /// The first fact that keeps it out.
-    fn add(&mut self, run: &'a ProcessRun) -> Result<(), Box<Differing>> {
+    fn add(&mut self, run: &'a ProcessRun) -> Result<(), Box<DifferingFact>> {
         match self.differing(run) {
             Some(differing) => Err(Box::new(differing)),
             None => {
@@ -190,7 +192,7 @@ impl<'a> JoinedRuns<'a> {
         }
     }
 
-    fn differing(&self, run: &ProcessRun) -> Option<Differing> {
+    fn differing(&self, run: &ProcessRun) -> Option<DifferingFact> {
         let named = self.benches.get(&*run.bench)?;
         let Some(first) = named.iter().find(|other| other_package(other, run).is_none()) else {
             // One invocation in a workspace runs benches of several packages, which may have one
@@ -205,7 +207,7 @@ impl<'a> JoinedRuns<'a> {
                 let [base, head] = [known, case].map(|case| case.revision.to_string());
                 (same_package && base != head).then(|| {
                     let mismatch = Mismatch { field: "revision", base, head };
-                    Differing { case: Some(id.clone()), ..between(other, run, mismatch) }
+                    DifferingFact { case: Some(id.clone()), ..between(other, run, mismatch) }
                 })
             })
         };
@@ -216,14 +218,14 @@ impl<'a> JoinedRuns<'a> {
                 };
                 let other = self.cases.get(&**id)?.iter().find(of_bench)?;
                 let mismatch = other_definition(&other.cases[id], case)?;
-                Some(Differing { case: Some(id.clone()), ..between(other, run, mismatch) })
+                Some(DifferingFact { case: Some(id.clone()), ..between(other, run, mismatch) })
             })
         })
     }
 }
 
-fn between(left: &ProcessRun, right: &ProcessRun, mismatch: Mismatch) -> Differing {
-    Differing {
+fn between(left: &ProcessRun, right: &ProcessRun, mismatch: Mismatch) -> DifferingFact {
+    DifferingFact {
         field: mismatch.field,
         case: None,
         left: mismatch.base,
@@ -234,7 +236,7 @@ fn between(left: &ProcessRun, right: &ProcessRun, mismatch: Mismatch) -> Differi
 }
 
 /// The first fact in which two runs of a bench differ, besides their cases.
-fn other_run(left: &ProcessRun, right: &ProcessRun) -> Option<Differing> {
+fn other_run(left: &ProcessRun, right: &ProcessRun) -> Option<DifferingFact> {
     let shards = |run: &ProcessRun| run.shard.map_or(1, |shard| shard.count).to_string();
     let sharded = left.shard.is_some() || right.shard.is_some();
     // Without a recorded digest the other facts decide.

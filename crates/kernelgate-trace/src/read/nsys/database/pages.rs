@@ -30,9 +30,9 @@ pub(super) struct Pages {
 
 /// The file's pages are not as SQLite's format requires.
 #[derive(Debug)]
-pub(super) struct Unexpected;
+pub(super) struct UnexpectedFormat;
 
-type Expected<T> = Result<T, Unexpected>;
+type Expected<T> = Result<T, UnexpectedFormat>;
 
 /// A row: the columns that were asked for.
 pub(super) struct PageRow<'a> {
@@ -102,19 +102,19 @@ fn varint(bytes: &[u8]) -> Expected<(u64, &[u8])> {
             return Ok((value, &bytes[index + 1..]));
         }
     }
-    Err(Unexpected)
+    Err(UnexpectedFormat)
 }
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Expected<[u8; N]> {
-    bytes.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).ok_or(Unexpected)
+    bytes.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).ok_or(UnexpectedFormat)
 }
 
 impl Pages {
     /// The pages of a file with UTF-8 texts and without a write-ahead log.
     pub fn open(path: &Path) -> Expected<Self> {
-        let mut file = File::open(path).map_err(|_| Unexpected)?;
+        let mut file = File::open(path).map_err(|_| UnexpectedFormat)?;
         let mut header = [0; 100];
-        file.read_exact(&mut header).map_err(|_| Unexpected)?;
+        file.read_exact(&mut header).map_err(|_| UnexpectedFormat)?;
         let is_sqlite =
             header.starts_with(b"SQLite format 3\0") && header[18] == 1 && header[19] == 1;
         let size = match u16::from_be_bytes(number(&header, 16)?) {
@@ -124,17 +124,17 @@ impl Pages {
         let utf8 = u32::from_be_bytes(number(&header, 56)?) == 1;
         let usable = size.saturating_sub(usize::from(header[20]));
         if !is_sqlite || !utf8 || !size.is_power_of_two() || size < 512 || usable < 480 {
-            return Err(Unexpected);
+            return Err(UnexpectedFormat);
         }
-        let pages = file.metadata().map_err(|_| Unexpected)?.len() / size as u64;
+        let pages = file.metadata().map_err(|_| UnexpectedFormat)?.len() / size as u64;
         Ok(Self { file, size, usable, pages, left: pages })
     }
 
     fn page(&mut self, number: u32, into: &mut Vec<u8>) -> Expected<()> {
-        let at = u64::from(number.checked_sub(1).ok_or(Unexpected)?) * self.size as u64;
+        let at = u64::from(number.checked_sub(1).ok_or(UnexpectedFormat)?) * self.size as u64;
         into.resize(self.size, 0);
-        self.file.seek(SeekFrom::Start(at)).map_err(|_| Unexpected)?;
-        self.file.read_exact(into).map_err(|_| Unexpected)
+        self.file.seek(SeekFrom::Start(at)).map_err(|_| UnexpectedFormat)?;
+        self.file.read_exact(into).map_err(|_| UnexpectedFormat)
     }
 
     /// Hands out the rows of the table at a page, in the order of their ids: the columns of these
@@ -152,7 +152,7 @@ impl Pages {
         self.tree(root, &mut pages, &mut |pages, id, payload| {
             // Ids rise; a tree that has a loop would not end.
             if last.is_some_and(|last| id <= last) {
-                return Err(Unexpected);
+                return Err(UnexpectedFormat);
             }
             row.read(pages, payload, each)?;
             *last = Some(id);
@@ -166,14 +166,14 @@ impl Pages {
         pages: &mut [Vec<u8>],
         each: &mut impl FnMut(&mut Self, i64, Payload<'_>) -> Expected<()>,
     ) -> Expected<()> {
-        self.left = self.left.checked_sub(1).ok_or(Unexpected)?;
-        let (page, deeper) = pages.split_first_mut().ok_or(Unexpected)?;
+        self.left = self.left.checked_sub(1).ok_or(UnexpectedFormat)?;
+        let (page, deeper) = pages.split_first_mut().ok_or(UnexpectedFormat)?;
         self.page(root, page)?;
         let at = if root == 1 { 100 } else { 0 };
         let cells = usize::from(u16::from_be_bytes(number(page, at + 3)?));
         let cell = |index: usize, header: usize| -> Expected<&[u8]> {
             let at = u16::from_be_bytes(number(page, at + header + 2 * index)?);
-            page.get(usize::from(at)..).ok_or(Unexpected)
+            page.get(usize::from(at)..).ok_or(UnexpectedFormat)
         };
         match page.get(at) {
             Some(0x0D) => {
@@ -191,7 +191,7 @@ impl Pages {
                 }
                 self.tree(u32::from_be_bytes(number(page, at + 8)?), deeper, each)
             }
-            _ => Err(Unexpected),
+            _ => Err(UnexpectedFormat),
         }
     }
 }
@@ -236,10 +236,10 @@ impl RowReader {
         payload: Payload<'_>,
         each: &mut impl FnMut(&PageRow<'_>),
     ) -> Expected<()> {
-        let bytes = usize::try_from(payload.bytes).map_err(|_| Unexpected)?;
+        let bytes = usize::try_from(payload.bytes).map_err(|_| UnexpectedFormat)?;
         let most = pages.usable - 35;
         if bytes <= most {
-            let local = payload.local.get(..bytes).ok_or(Unexpected)?;
+            let local = payload.local.get(..bytes).ok_or(UnexpectedFormat)?;
             self.decode(local)?;
             each(&PageRow { payload: local, cells: &self.cells });
             return Ok(());
@@ -255,13 +255,13 @@ impl RowReader {
     /// Assembles a payload that continues on overflow pages.
     fn overflow(&mut self, pages: &mut Pages, of: Payload<'_>, bytes: usize) -> Expected<()> {
         if of.bytes > PAYLOAD {
-            return Err(Unexpected);
+            return Err(UnexpectedFormat);
         }
         let least = (pages.usable - 12) * 32 / 255 - 23;
         let kept = least + (bytes - least) % (pages.usable - 4);
         let kept = if kept <= pages.usable - 35 { kept } else { least };
         self.whole.clear();
-        self.whole.extend(of.local.get(..kept).ok_or(Unexpected)?);
+        self.whole.extend(of.local.get(..kept).ok_or(UnexpectedFormat)?);
         let mut next = u32::from_be_bytes(number(of.local, kept)?);
         while self.whole.len() < bytes {
             pages.page(next, &mut self.page)?;
@@ -276,8 +276,8 @@ impl RowReader {
     #[inline]
     fn decode(&mut self, payload: &[u8]) -> Expected<()> {
         let (header, _) = varint(payload)?;
-        let header = usize::try_from(header).map_err(|_| Unexpected)?;
-        let (_, mut kinds) = varint(payload.get(..header).ok_or(Unexpected)?)?;
+        let header = usize::try_from(header).map_err(|_| UnexpectedFormat)?;
+        let (_, mut kinds) = varint(payload.get(..header).ok_or(UnexpectedFormat)?)?;
         let mut at = header;
         for column in &self.wanted {
             // A row that was written before a column was added ends early.
@@ -296,7 +296,7 @@ impl RowReader {
             if let Some(column) = column {
                 self.cells[*column] = (kind, at);
             }
-            at = at.checked_add(length(kind)).ok_or(Unexpected)?;
+            at = at.checked_add(length(kind)).ok_or(UnexpectedFormat)?;
         }
         for &(column, first) in &self.again {
             self.cells[column] = self.cells[first];

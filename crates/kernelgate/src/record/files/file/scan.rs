@@ -9,7 +9,7 @@ use crate::record::text;
 
 /// Result of the pass over a file.
 #[derive(Default)]
-pub(super) struct Scanned {
+pub(super) struct ScanResult {
     /// Value of `schema`, if that is a string.
     pub schema: Option<String>,
     /// Value of `schema_version`, if that is a number from 0.
@@ -27,7 +27,7 @@ pub(super) struct Scanned {
     text: Vec<u8>,
 }
 
-impl Scanned {
+impl ScanResult {
     /// Reads a value to its end. `kind` names it in errors, `free` lists the fields that may hold
     /// any text, and `sealed` requests the hash.
     ///
@@ -79,7 +79,7 @@ impl Scanned {
 
 /// A value of the file on the path that is read.
 struct Node<'a> {
-    scanned: &'a mut Scanned,
+    scanned: &'a mut ScanResult,
     /// Name of the field whose value this is; `None` if the field may hold any text.
     field: Option<&'a str>,
     free: &'a [&'a str],

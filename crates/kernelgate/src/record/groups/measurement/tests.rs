@@ -26,7 +26,7 @@ fn shard(index: u32, count: u32) -> ProcessRun {
 }
 
 /// Reason why a run of session `t` cannot join the measurement that another run begins.
-fn refusal(first: ProcessRun, second: ProcessRun) -> Option<Differing> {
+fn refusal(first: ProcessRun, second: ProcessRun) -> Option<DifferingFact> {
     let second = ProcessRun { session: "t".to_owned(), ..second };
     Measurement::from_runs(vec![first, second]).err().map(|differing| *differing)
 }
