@@ -6,8 +6,8 @@
 // NaN, and it adds nothing to the gradient.
 // Threads: embed and embedding_gradient_atomic, four elements each. embedding_gradient, a warp a row
 // of the vocabulary and 128 x QUADS of its columns: it scans all tokens, 128 at once, and adds the
-// rows that match in the order of their positions, so that bits do not differ between runs. It
-// writes every row of the gradient.
+// rows that match in the order of their positions, so that bits do not differ between runs. The
+// kernel writes every row of the gradient.
 // Shared memory: TOKENS tokens a block.
 // Bound: memory of x, and of the gradient, which is as large as the table.
 #define STREAM_STORE "st.global"

@@ -28,8 +28,8 @@ using Score = float;
 using Score = Element;
 #endif
 
-// The packets of a lane, four keys each, as they lie in memory. They are unpacked when all loads are
-// under way.
+// The packets of a lane, four keys each, as they lie in memory. Loaded packets are unpacked when
+// all loads are under way.
 template <typename T>
 using KeyPackets = Packet<4 * sizeof(T)>[kQuads];
 

@@ -2,8 +2,8 @@
 //! one.
 //!
 //! Under the causal mask early rows are averages of few values and large, late rows averages of
-//! many and small. They are drawn and compared in bands of positions, so that a late row is held to
-//! the magnitude of its own band.
+//! many and small. Sampled rows are drawn and compared in bands of positions, so that a late row is
+//! held to the magnitude of its own band.
 
 use std::ops::Range;
 

@@ -99,7 +99,7 @@ impl ExpertShape {
         }
     }
 
-    /// Seeded inputs without `t`. They share tensors with the problem before, because the half
+    /// Seeded inputs without `t`. Problems share tensors with the one before, because the half
     /// billion weights are the same for every horizon, prefix and number of steps.
     pub(super) fn inputs(&self, seed: u64) -> Tensors {
         let specs = self.specs();

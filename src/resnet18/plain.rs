@@ -1,5 +1,6 @@
 //! A second implementation of the network, scalar by scalar on a tape, time step by time step, with
-//! which the reference and its gradient are compared. It shares no arithmetic with them.
+//! which the reference and its gradient are compared. The plain network shares no arithmetic with
+//! them.
 
 use super::network::{CLASSES, Conv, Map};
 use super::shape::NetworkShape;

@@ -1,7 +1,8 @@
 //! The bench executables of the package in the current folder: found, built, asked.
 //!
-//! They do everything that needs a kernel, so that every verb works for every package. Deliberately
-//! absent: the meaning of the answers (`verbs`), and processes whose times count (`compare`).
+//! Bench executables do everything that needs a kernel, so that every verb works for every package.
+//! Deliberately absent: the meaning of the answers (`verbs`), and processes whose times count
+//! (`compare`).
 
 pub mod ask;
 pub mod cargo;

@@ -135,8 +135,8 @@ impl ComparisonShard {
         }
     }
 
-    /// The part of the identity that two shards must share. Executables are left to differ if two
-    /// machines built them from the same commits.
+    /// The part of the identity that two shards must share. Executables may differ if two machines
+    /// built them from the same commits.
     fn shared_identity(&self, other: &Self) -> BTreeMap<String, String> {
         let one_code = self.sources.is_some() && self.sources == other.sources;
         let is_shared = |name: &str| {

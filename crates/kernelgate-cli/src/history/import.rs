@@ -2,8 +2,8 @@
 //! stores.
 //!
 //! A record is stored under the hash of its content, so that importing twice, or from two programs
-//! at once, gives one file. It is written to a temporary file and renamed, so that a killed program
-//! leaves no incomplete record.
+//! at once, gives one file. The record is written to a temporary file and renamed, so that a killed
+//! program leaves no incomplete record.
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
 //! The index of a store: the times in its records, by case, so that one case of a hundred thousand
-//! runs is found at once. It has no data of its own, and is made anew if it is missing, broken or
-//! of another version.
+//! runs is found at once. The index has no data of its own, and is made anew if it is missing,
+//! broken or of another version.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

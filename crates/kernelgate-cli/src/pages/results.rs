@@ -273,7 +273,7 @@ impl<'a> From<&'a Case> for Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// Makes the table row of a peer. It shares the limit of `best`, the fastest case of its
+    /// Makes the table row of a peer. A peer shares the limit of `best`, the fastest case of its
     /// problem.
     fn from_peer(peer: &PeerTime, best: &'a Case) -> Self {
         Self {

@@ -7,8 +7,8 @@ use kernelgate::display::table::shortened;
 
 /// Columns of the drawing.
 const DRAWING_COLUMNS: usize = 41;
-/// Largest number of columns of a case's id. It is the last column, so that a reader has to scroll
-/// only for its end, and no two cases look alike.
+/// Largest number of columns of a case's id. The interval is the last column, so that a reader has
+/// to scroll only for its end, and no two cases look alike.
 const MAX_ID: usize = 160;
 /// Largest number of lines.
 const MAX_ROWS: usize = 12;

@@ -2,8 +2,8 @@
 // or merged.
 #pragma once
 
-/// Nanoseconds of the device-wide timer. Its step differs between devices (measure it); it does not
-/// follow the SM clock.
+/// Nanoseconds of the device-wide timer. The timer's step differs between devices (measure it); the
+/// timer does not follow the SM clock.
 __device__ __forceinline__ unsigned long long global_timer_ns() {
   unsigned long long now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");

@@ -3,8 +3,8 @@
 //
 //   out[0] = device-wide timer in ns ; out[1] = cycles of this multiprocessor ; out[2] = its index
 //
-// Threads: one. It waits for the timer to step before reading, so that both values belong to one
-// instant for any resolution of the timer. Cycles of different multiprocessors are unrelated:
+// Threads: one. The kernel waits for the timer to step before reading, so that both values belong
+// to one instant for any resolution of the timer. Cycles of different multiprocessors are unrelated:
 // compare two probes only when out[2] agrees (block 0 of an idle device lands on the same one each
 // time).
 #include "common/device_clock.cuh"

@@ -2,8 +2,8 @@
 //! the code.
 //!
 //! The hash covers everything that the hardware executes and reads: instructions, constants and
-//! their addresses, sizes of shared and global memory. It excludes symbol tables, notes, debug
-//! sections and the file's other kernels.
+//! their addresses, sizes of shared and global memory. The hash excludes symbol tables, notes,
+//! debug sections and the file's other kernels.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -18,7 +18,8 @@ use crate::library::{self, Library};
 /// Object that the library creates and destroys: a handle, a description, a layout, a preference.
 pub type Object = *mut c_void;
 
-/// An error of cuBLASLt, by its status. Their numbers are the same in every version.
+/// An error of cuBLASLt, by its status. The numbers of these values are the same in every version
+/// of the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LtError(c_int);
 

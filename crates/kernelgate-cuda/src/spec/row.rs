@@ -22,8 +22,8 @@ pub struct KernelSpec<P: 'static> {
     /// is the same for all kernels of a file.
     pub defines: fn(&P) -> Vec<String>,
     /// Numbers that the source gets as macros, so that they are written on this side only: block
-    /// sizes, tiles, capacities, shared bytes to assert. All kernels of a file share them. They are
-    /// not in the build's name but must follow from it.
+    /// sizes, tiles, capacities, shared bytes to assert. All kernels of a file share them.
+    /// Constants are not in the build's name but must follow from it.
     pub constants: fn(&P) -> Vec<(&'static str, usize)>,
     /// Threads a block.
     pub threads: usize,

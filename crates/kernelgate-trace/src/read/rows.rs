@@ -92,7 +92,7 @@ impl InTime for CallRow {
 }
 
 /// The ranges and calls of a trace in memory as rows in order of time, a range before a call that
-/// starts with it. Their labels are names of the trace.
+/// starts with it. The labels of the ranges are names of the trace.
 pub fn rows_of(trace: &Trace, mut each: impl FnMut(Row)) {
     let (ranges, calls) = (&trace.ranges, &trace.calls);
     let range = |row: u32| {

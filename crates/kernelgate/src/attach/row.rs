@@ -126,10 +126,10 @@ impl Launches {
         Self { reads: Some(inputs.iter().map(|&name| name.to_owned()).collect()), ..self }
     }
 
-    /// Sets the closure that restores the state which launches carry on from one to the next. It is
-    /// called before each launch, outside of the measured time. It must not read an input that
-    /// launches read ([`Self::reading`]): after timing these inputs are replaced between the reset
-    /// and the launch.
+    /// Sets the closure that restores the state which launches carry on from one to the next. The
+    /// reset is called before each launch, outside of the measured time. The reset must not read an
+    /// input that launches read ([`Self::reading`]): after timing these inputs are replaced between
+    /// the reset and the launch.
     pub fn with_reset<E: fmt::Display>(
         self,
         reset: impl FnMut() -> Result<(), E> + 'static,

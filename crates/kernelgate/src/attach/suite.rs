@@ -75,7 +75,7 @@ impl Attached {
     }
 
     /// A row, `cuda/…`: `prepare` loads its kernels, once, and returns the closure that launches
-    /// them. It gets the addresses of the tensors that it takes, in their order.
+    /// them. The launch gets the addresses of the tensors that it takes, in their order.
     pub fn row<const N: usize>(
         mut self,
         name: &'static str,

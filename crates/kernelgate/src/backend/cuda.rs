@@ -181,8 +181,8 @@ enum State {
     Absent,
     /// Restored before each launch.
     BeforeEachLaunch(ResetFn),
-    /// The state lies in outputs, and a launch continues from the results of the one before. It is
-    /// restored after the outputs were poisoned, so every comparison follows one launch from the
+    /// The state lies in outputs, and a launch continues from the results of the one before. State
+    /// is restored after the outputs were poisoned, so every comparison follows one launch from the
     /// original state.
     InOutputs { restore: ResetFn, poisoned: bool },
 }
@@ -217,9 +217,9 @@ impl CudaTask {
     }
 
     /// Sets the closure that restores the state which launches carry on from one to the next, so
-    /// that the next launch computes the reference again. It is called before each launch, outside
-    /// of the measured time, and launches are not batched. It must not read an input that launches
-    /// read: after timing these inputs are replaced between the reset and the launch.
+    /// that the next launch computes the reference again. The reset is called before each launch,
+    /// outside of the measured time, and launches are not batched. The reset must not read an input
+    /// that launches read: after timing these inputs are replaced between the reset and the launch.
     pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
         Self { state: State::BeforeEachLaunch(Box::new(reset)), ..self }
     }

@@ -2,8 +2,8 @@
 
 use crate::protocol::PeerProgram;
 
-/// A Python program that times other people's kernels for the problems of a family. It reads a JSON
-/// list of problems and prints a line of JSON a result.
+/// A Python program that times other people's kernels for the problems of a family. A peer program
+/// reads a JSON list of problems and prints a line of JSON for each result.
 #[derive(Debug, Clone, Copy)]
 pub struct Peers {
     /// Family of the workloads: the first part of their names.

@@ -1,7 +1,7 @@
 //! Anchors: two rates that every shard measures in the same way, independent of its cases, so that
 //! a slower card is noticed before its times are merged with those of others.
 //!
-//! They are ceilings of fixed work, so that shards with other problems have comparable ones.
+//! Anchors are ceilings of fixed work, so that shards with other problems have comparable ones.
 //! Deliberately absent: how far anchors may differ.
 
 use serde::{Deserialize, Serialize};

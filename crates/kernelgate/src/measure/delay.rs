@@ -136,9 +136,9 @@ impl<'a> DelayedExecutable<'a> {
     }
 
     /// Delays launches on a GPU by one more kernel, which spins, or by work: kernels that read
-    /// memory. Their size is fitted so that a launch, timed as samples are, becomes longer by the
-    /// delay, including the cost of a further kernel and its effect on the next launch. A given
-    /// size is used unchanged.
+    /// memory. The size of delay kernels is fitted so that a launch, timed as samples are, becomes
+    /// longer by the delay, including the cost of a further kernel and its effect on the next
+    /// launch. A given size is used unchanged.
     ///
     /// # Errors
     /// When the smallest such kernel exceeds the delay, when no size adds approximately the delay,

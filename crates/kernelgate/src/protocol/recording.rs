@@ -1,4 +1,4 @@
-//! Recording of a case. It may also be a file of its own, which `kernelgate_trace` reads.
+//! Recording of a case. A recording may also be a file of its own, which `kernelgate_trace` reads.
 
 use kernelgate_cuda::observe::activity::{Activity, RecordedDevice};
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
-//! Errors of the outputs relative to the reference, by seed. They show whether a change of the code
-//! lost accuracy. Deliberately absent: thresholds for a loss of accuracy (`gate`).
+//! Errors of the outputs relative to the reference, by seed. The errors show whether a change of
+//! the code lost accuracy. Deliberately absent: thresholds for a loss of accuracy (`gate`).
 
 use std::collections::{BTreeMap, BTreeSet};
 

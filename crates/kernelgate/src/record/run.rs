@@ -92,7 +92,7 @@ pub struct ProcessRun {
     pub cases: BTreeMap<String, CaseRecord>,
     /// Cases that cannot run here, with the reason.
     pub skipped: BTreeMap<String, String>,
-    /// Those of the skipped that no machine can run: their implementation does not compute the
+    /// Skipped cases that no machine can run, because their implementation does not compute the
     /// problem.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub unsupported: BTreeSet<String>,

@@ -31,7 +31,7 @@ pub struct SnapshotOptions<'a> {
 /// The work tree as a commit: tracked changes, new files that are not ignored, and both also in its
 /// submodules. The same content gives the same commit.
 ///
-/// Its objects go to the store of the checkout.
+/// The snapshot's objects go to the store of the checkout.
 pub fn snapshot(
     of: &Repository,
     checkout: &Checkout,

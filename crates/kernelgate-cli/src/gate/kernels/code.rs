@@ -1,5 +1,5 @@
-//! Decides whether the code of a case changed. It compares the kernels that its implementation uses
-//! in both builds: the hash of their machine code, its resources, and their launch shapes.
+//! Decides whether the code of a case changed. The comparison covers the kernels that the case's
+//! implementation uses in both builds: hash of machine code, resources, launch shapes.
 //!
 //! Host code is not compared, nor are kernels of libraries. Verdicts do not depend on changes of
 //! the code.

@@ -1,5 +1,5 @@
-//! The comment for a pull request: headline and slower cases are visible, the rest is folded. It is
-//! never longer than a comment may be.
+//! The comment for a pull request: headline and slower cases are visible, the rest is folded. The
+//! comment is never longer than a forge allows.
 
 use std::fmt::Write as _;
 

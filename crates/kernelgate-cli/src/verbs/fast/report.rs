@@ -284,8 +284,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     entries(folder).into_iter().flat_map(inside).filter(is_json).collect()
 }
 
-/// Writes each chart as SVG and PNG. They can be made again from records, so they are not synced to
-/// disk.
+/// Writes each chart as SVG and PNG. The files can be made again from records, so they are not
+/// synced to disk.
 fn write_plots(folder: &Path, figures: &[Figure]) -> anyhow::Result<()> {
     let failed = || format!("--out: failed to write the plots into {}", folder.display());
     std::fs::create_dir_all(folder).with_context(failed)?;

@@ -1,5 +1,5 @@
-//! `kernelgate check`: the performance gate of a pull request, for any CI. It chooses how to judge,
-//! judges, checks the kernels' resources, and writes a comment, JUnit XML and JSON.
+//! `kernelgate check`: the performance gate of a pull request, for any CI. The verb chooses how to
+//! judge, judges, checks the kernels' resources, and writes a comment, JUnit XML and JSON.
 //!
 //! Each part is another call of this program, or of cargo, which standard error shows as a command,
 //! so that each can be repeated alone.

@@ -91,7 +91,7 @@ pub fn record(
     let profiled =
         profile(&CaseSelection::matching(filter, benches), store, Repetitions::default(), folder)?;
     let mut recorded = Vec::new();
-    for ProfiledCase { case, recorded: found, .. } in profiled {
+    for RecordedProfile { case, recorded: found, .. } in profiled {
         let why = case.reason.as_deref().unwrap_or("there is no GPU");
         match found {
             Some(found) => recorded.push((case.case, found.path)),
@@ -107,7 +107,7 @@ pub fn record(
 }
 
 /// A case with its recording.
-struct ProfiledCase {
+struct RecordedProfile {
     case: ProfiledCase,
     recorded: Option<RecordedCase>,
     /// Command lines that measure the case with other tools.
@@ -119,7 +119,7 @@ fn profile(
     store: &Store,
     repetitions: Repetitions,
     folder: &Path,
-) -> anyhow::Result<Vec<ProfiledCase>> {
+) -> anyhow::Result<Vec<RecordedProfile>> {
     let settings = choice.variables();
     let client = choice.client(store)?;
     let (mut profiled, mut files) = (Vec::new(), BTreeSet::new());
@@ -145,14 +145,14 @@ fn profile(
                 executable.filter(|_| recorded.is_some()).map_or_else(Vec::new, |executable| {
                     tool_lines::lines(executable, &settings, &case.case, &kernels).to_vec()
                 });
-            profiled.push(ProfiledCase { case, recorded, tools });
+            profiled.push(RecordedProfile { case, recorded, tools });
         }
     }
     Ok(profiled)
 }
 
 /// Time of a launch of a case, if it computes samples.
-fn batch_time(profiled: &ProfiledCase) -> Option<BatchTime> {
+fn batch_time(profiled: &RecordedProfile) -> Option<BatchTime> {
     let case = &profiled.case;
     let by_host = || {
         let launch = case.phases.iter().find(|phase| phase.name == "launch")?;
@@ -163,20 +163,20 @@ fn batch_time(profiled: &ProfiledCase) -> Option<BatchTime> {
     Some(BatchTime { case: case.case.clone(), samples: case.samples?, launch_ns, of_limit })
 }
 
-fn curves_of(profiled: &[ProfiledCase]) -> Vec<BatchCurve> {
+fn curves_of(profiled: &[RecordedProfile]) -> Vec<BatchCurve> {
     curves(&profiled.iter().filter_map(batch_time).collect::<Vec<_>>())
 }
 
 /// The recorded networks.
-fn networks(profiled: &[ProfiledCase]) -> Vec<NetworkCase> {
+fn networks(profiled: &[RecordedProfile]) -> Vec<NetworkCase> {
     let recorded = profiled.iter().filter_map(|profiled| profiled.recorded.as_ref());
     recorded.filter_map(RecordedCase::network).collect()
 }
 
 /// The cases as JSON values.
-fn values(profiled: &[ProfiledCase]) -> anyhow::Result<Vec<Value>> {
+fn values(profiled: &[RecordedProfile]) -> anyhow::Result<Vec<Value>> {
     let (curves, networks) = (curves_of(profiled), networks(profiled));
-    let value = |profiled: &ProfiledCase| {
+    let value = |profiled: &RecordedProfile| {
         let mut value = serde_json::to_value(&profiled.case)?;
         let case = &profiled.case.case;
         if let Some(of) = curves.iter().find_map(|curve| curve.json_of(case)) {
@@ -195,7 +195,7 @@ fn values(profiled: &[ProfiledCase]) -> anyhow::Result<Vec<Value>> {
     profiled.iter().map(value).collect()
 }
 
-fn text(profiled: &[ProfiledCase], format: OutputFormat, columns: Option<usize>) -> String {
+fn text(profiled: &[RecordedProfile], format: OutputFormat, columns: Option<usize>) -> String {
     let shown = |table: &Table| match format {
         OutputFormat::Markdown => table.markdown(),
         _ => table.text_within(columns),
@@ -207,7 +207,7 @@ fn text(profiled: &[ProfiledCase], format: OutputFormat, columns: Option<usize>)
 }
 
 fn case_text(
-    profiled: &ProfiledCase,
+    profiled: &RecordedProfile,
     format: OutputFormat,
     shown: &dyn Fn(&Table) -> String,
 ) -> String {

@@ -5,9 +5,9 @@ use crate::libraries::lt;
 /// An activation function of an epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
-    /// max(x, 0). Its aux is a mask of a bit an element.
+    /// max(x, 0). The aux matrix is a mask of one bit for each element.
     Relu,
-    /// GELU by tanh. Its aux is the input of the function, in the dtype of D.
+    /// GELU by tanh. The aux matrix is the input of the function, in the dtype of D.
     Gelu,
 }
 

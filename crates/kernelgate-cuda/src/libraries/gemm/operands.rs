@@ -4,8 +4,8 @@ use super::error::GemmError;
 use super::spec::GemmSpec;
 use crate::libraries::lt::Attribute;
 
-/// Device addresses of a launch; matrices lie as the GEMM's [`GemmSpec`] describes. Those that its
-/// epilogue and scales do not ask for are ignored.
+/// Device addresses of a launch; matrices lie as the GEMM's [`GemmSpec`] describes. Operands that
+/// the epilogue and scales do not need are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GemmOperands<A = u64> {
     /// A.

@@ -51,8 +51,9 @@ const SYSTEM_THREAD_IDS: u32 = 1;
 /// Flag of a flush that includes buffers that are not full.
 const EVERY_BUFFER: u32 = 1;
 
-/// Records the activity of the process until it is dropped; only one may exist. It slows launches,
-/// so it must not run while results are timed. Graphs that were captured before have no ranges.
+/// Records the activity of the process until it is dropped; only one may exist. Recording slows
+/// launches, so it must not run while results are timed. Graphs that were captured before have no
+/// ranges.
 pub struct Recorder {
     kinds: Recorded,
     _graphs: Option<Subscription>,

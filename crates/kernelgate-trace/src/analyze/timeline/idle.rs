@@ -126,7 +126,8 @@ pub fn activities(trace: &Trace, wanted: impl Fn(OperationId) -> bool) -> Vec<Ac
 }
 
 /// The part of the busy time that is each operation's own, in nanoseconds by operation: the time in
-/// which it ran and none that started earlier did. They add up to the busy time of all activities.
+/// which it ran and none that started earlier did. The parts add up to the busy time of all
+/// activities.
 pub fn own_times(trace: &Trace) -> Packed<i64> {
     let all = AllOperations::new(trace);
     let mut own = Packed::filled(all.len(), 0);

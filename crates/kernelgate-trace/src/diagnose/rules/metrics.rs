@@ -15,7 +15,8 @@ use crate::model::kernel_metrics::ProfiledLaunch;
 const BOUND_PERCENT: f64 = 80.0;
 /// Units that are used less than this do not bound.
 const LOW: f64 = 60.0;
-/// In between, a difference of this many points decides which of two.
+/// Between these thresholds, a difference of this many percentage points decides between memory and
+/// compute.
 const DECISIVE_POINTS: f64 = 10.0;
 /// Warps that a scheduler issues a cycle from which stalls are hidden.
 const BUSY_ISSUE_RATE: f64 = 0.8;

@@ -113,7 +113,7 @@ impl Reader {
                 compute: number("computeMajor").zip(number("computeMinor")),
                 threads_per_sm: number("maxThreadsPerMultiprocessor"),
                 registers_per_sm: number("regsPerMultiprocessor"),
-                // The second name is that of ROCm.
+                // The second name of the field is the one that ROCm uses.
                 shared_per_sm: number("sharedMemPerMultiprocessor")
                     .or_else(|| number("maxSharedMemoryPerMultiProcessor")),
                 blocks_per_sm: None,

@@ -13,7 +13,7 @@ const ENVIRONMENT: [&str; 4] =
 
 impl Reader {
     pub(super) fn information(&mut self) -> Result<(), TraceError> {
-        // The second name is that of schemas before 3.
+        // The second name of the table is the one in schemas before 3.
         for table in ["META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE"] {
             self.scan(table, &["name", "value"], |builder, _, row| {
                 builder.trace.metadata.insert(row.display(0), row.display(1));

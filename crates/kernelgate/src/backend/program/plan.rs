@@ -218,8 +218,8 @@ impl Program {
         rows
     }
 
-    /// Adds a lane. Its first step waits for the first lane, and the first lane waits for its last
-    /// one ([`Self::wait`]).
+    /// Adds a lane. The lane's first step waits for the first lane, and the first lane waits for
+    /// its last one ([`Self::wait`]).
     pub fn lane(&mut self) -> Lane {
         self.order.add()
     }

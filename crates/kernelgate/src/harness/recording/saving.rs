@@ -8,8 +8,8 @@ use crate::record::baseline::ReplacedRuns;
 use crate::record::{Baseline, FileError, ProcessRun, Store, file};
 
 /// Opens the baseline that the run will be merged into, before anything is measured, so that an
-/// unreadable file or an unwritable folder is found early. It also reports the runs that will be
-/// replaced, while there is time to stop.
+/// unreadable file or an unwritable folder is found early. The check also reports the runs that
+/// will be replaced, while there is time to stop.
 pub fn open(
     store: &Store,
     name: &str,

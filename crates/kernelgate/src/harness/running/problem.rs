@@ -39,7 +39,7 @@ pub struct PreparedProblem {
     pub outputs: BuildOutputs,
     /// Device of the row that is the reference of other rows.
     target: Target,
-    /// Tolerances. A declared precision adds its own once the reference is computed.
+    /// Tolerances. A declared precision adds its own tolerance once the reference is computed.
     pub bounds: Bounds,
     /// Seed of the inputs.
     pub seed: u64,

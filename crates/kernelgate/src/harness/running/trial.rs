@@ -1,6 +1,6 @@
-//! A trial: one of the many short processes of a comparison. It verifies and times as a bench
-//! process does, but measures no ceilings, prints no table and does not use Criterion's store. Its
-//! [`TrialRequest`] lists its work, and its run record lists its failures.
+//! A trial: one of the many short processes of a comparison. A trial verifies and times as a bench
+//! process does, but measures no ceilings, prints no table and does not use Criterion's store. The
+//! [`TrialRequest`] lists the work of a trial, and its run record lists its failures.
 //!
 //! The first process of an executable compares every case with the reference and records the bits
 //! of its outputs. A later process of the same executable launches once on poisoned outputs. If the

@@ -80,7 +80,7 @@ pub struct Selection<'a> {
     pub groups: Vec<Group<'a>>,
     /// Ids that cannot run here, with the reason.
     pub skipped: Vec<(String, String)>,
-    /// Those of the skipped that no machine can run: their implementation does not compute the
+    /// Skipped cases that no machine can run, because their implementation does not compute the
     /// problem.
     pub unsupported: BTreeSet<String>,
     /// The whole of which this is a shard.

@@ -1,4 +1,4 @@
-//! The names that a bench binary declares. They become ids, file names and lines of a terminal, so
+//! The names that a bench binary declares. Names become ids, file names and lines of a terminal, so
 //! they are checked before anything else is done with them.
 
 use crate::harness::error::HarnessError;

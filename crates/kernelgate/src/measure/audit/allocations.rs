@@ -20,7 +20,7 @@ pub fn check_graph(graph: &GraphSet) -> Result<(), BackendError> {
     Ok(())
 }
 
-/// Launches, and compares free memory and the peak of the device's pool before and after.
+/// Launches the row, and compares free memory and the peak of the device's pool before and after.
 ///
 /// # Errors
 /// [`BackendError::NotTimed`] if each launch allocates; when one fails.

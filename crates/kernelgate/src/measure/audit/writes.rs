@@ -1,7 +1,8 @@
 //! Detects outputs that are written before the timed stream reaches the launch.
 //!
 //! While a blocker holds the stream, a launch may write no output; the check reads samples from the
-//! beginning to the end of each. It is skipped if a launch is more commands than can be queued.
+//! beginning to the end of each. The check is skipped if a launch is more commands than can be
+//! queued.
 
 use std::time::Duration;
 

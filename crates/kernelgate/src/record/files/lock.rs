@@ -28,9 +28,9 @@ impl Lock {
     /// Waits until no other process or thread changes the file, which need not be there yet.
     ///
     /// The lock is a file beside the locked one, so that all writers find it, whichever checkout
-    /// and target folder they have. It is removed afterwards, so that git sees no new file. The
-    /// system releases the lock of a process that is killed; the next writer in the folder removes
-    /// its file.
+    /// and target folder they have. The lock file is removed afterwards, so that git sees no new
+    /// file. The system releases the lock of a process that is killed; the next writer in the
+    /// folder removes its file.
     ///
     /// # Errors
     /// When others keep it for a minute, or the lock's file cannot be made.
