@@ -45,7 +45,7 @@ fn init_writes_bench_manifest_and_workflow_once() {
     assert_eq!(read("mine/Cargo.toml"), before);
     assert!(!package.path("mine/benches").exists());
 
-    init(&package, "").expect(0, &["next: cargo bench --bench kernels"]);
+    init(&package, "").expect(0, &["next: cargo bench --bench kernels", "--path CLONE/crates"]);
     assert!(read("mine/benches/kernels.rs").contains("Harness::new(\"kernels\""));
     assert!(read("mine/Cargo.toml").contains("[dev-dependencies]\nkernelgate = "));
     assert!(read(".github/workflows/perf.yml").contains("working-directory: mine"));
