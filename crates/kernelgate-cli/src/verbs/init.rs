@@ -85,7 +85,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     }
     println!("next: cargo bench --bench {}", arguments.bench);
     if arguments.path.is_none() {
-        println!("if cargo finds no crate kernelgate, name a clone: --path CLONE/crates/kernelgate");
+        println!(
+            "if cargo finds no crate kernelgate, name a clone: --path CLONE/crates/kernelgate"
+        );
     }
     Ok(Exit::Fine)
 }

@@ -319,7 +319,7 @@ impl Engine<'_> {
             .run
             .cases
             .iter()
-            .filter(|(_, case)| case.verification.value() == Verification::UnverifiedReason)
+            .filter(|(_, case)| case.verification.value() == Verification::Unverified)
             .filter(|(id, _)| {
                 base.run.cases.get(*id).is_some_and(|it| it.verification.value().is_verified())
             })
