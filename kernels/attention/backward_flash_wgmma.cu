@@ -29,12 +29,11 @@
 // Overlap: the exponentials are computed while dp runs, ds while dv does, and dq is added while dk
 // does; the other warpgroup fills the remaining gaps. Starting the next step's q k^T before this
 // step's dq needs more registers than there are; with dk's operand in shared memory instead it is
-// slower.
-// Order of addition: as in backward_flash_mma, dq's order is not fixed, nor that of dk and dv in
-// blocks that add to the same sums. With -DDETERMINISTIC=1 it is fixed: each step of queries has a
-// counter in memory that names the block of keys which may add to it next. A thread beside the
-// copying one waits for the counter and advances it, so that computing threads wait only if another
-// block is next. The order goes from a block to one that starts later, so that no block waits for
+// slower. Order of addition: as in backward_flash_mma, dq's order is not fixed, nor that of dk and
+// dv in blocks that add to the same sums. With -DDETERMINISTIC=1 it is fixed: each step of queries
+// has a counter in memory that names the block of keys which may add to it next. A thread beside
+// the copying one waits for the counter and advances it, so that computing threads wait only if
+// another block is next. Blocks add in the order in which they start, so that no block waits for
 // one that cannot start: upwards, one step behind the block before. With a causal mask the order
 // goes downwards from the diagonal, where every block starts and no block waits.
 //
@@ -438,7 +437,7 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     round_to_operand(ds, dp);
     const u32 gradients = rings.gradients + n % 2 * kGradientsBytes;
     if (kWhole) {
-      // dq of the last step but one has left from there.
+      // The store of dq of the step before the last one must have read this buffer.
       if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
       barrier_sync(kStoreBarrier + group, kGroupThreads);
     }

@@ -173,7 +173,8 @@ struct Layer {
     b.parts_parity ^= 1, b.x_parity ^= 1;
   }
 
-  // The prefix's keys and values, asked for before qkv: they come while that waits for its x.
+  // Loads keys and values of the prefix. The loads are issued before the GEMM qkv, so that they
+  // arrive while qkv waits for its x.
   __device__ __forceinline__ Fragments prefix(const Block& b) const {
     const Share share(a, b);
     Fragments fragments;

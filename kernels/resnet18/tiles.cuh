@@ -180,7 +180,8 @@ __device__ __forceinline__ void convolve(Sums& sums, const Rows& rows, const Ope
     others = kGroups - 1;
     const Operand& from = walk.operand;
     rows.copy(stage, from.frames, from.side * from.side, walk.pixel, from.channels, walk.channel);
-    // Filters by channels read; transposed, channels read (its filters) by channels written.
+    // Rows of the weight are filters, columns are input channels; transposed, rows are input
+    // channels.
     const i64 at = kTransposed ? static_cast<i64>(walk.channel) * from.depth +
                                      walk.tap * written + first
                                : static_cast<i64>(first) * from.depth +

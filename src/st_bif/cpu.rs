@@ -91,7 +91,7 @@ fn neurons(x: &Tensor) -> usize {
     x.shape()[1]
 }
 
-/// Columns of a task: several tasks a thread, whole blocks of lanes.
+/// Columns of a task, so that each thread gets several tasks, and a task has whole blocks of lanes.
 fn task_width(n: usize) -> usize {
     n.div_ceil(8 * threads()).next_multiple_of(LANES)
 }

@@ -52,7 +52,7 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// Buckets of a network, padded for so many GPUs.
+    /// Divides the gradients of a network into buckets, padded for this number of GPUs.
     pub fn new(network: &Network, blocks_a_stage: usize, gpus: usize) -> Self {
         let mut all = Self { bytes: vec![0; BUCKETS], places: BTreeMap::new() };
         all.add(0, network.classifier, CLASSES * (network.last().channels + 1));

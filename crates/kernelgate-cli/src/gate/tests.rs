@@ -16,7 +16,7 @@ use kernelgate::record::{Baseline, CaseRecord, Environment, Measurement, Process
 use kernelgate_cuda::Launch;
 use kernelgate_cuda::observe::telemetry::Reading;
 
-/// Compares without a calibration of the device.
+/// Judges runs against a baseline without a calibration of the device.
 fn compare(baseline: &Baseline, runs: &[ProcessRun], policy: Policy) -> GateReport {
     let (spreads, rules) = (CalibratedSpreads::default(), Rules::default());
     judge(baseline, &measurement(runs), policy, &spreads, &rules)

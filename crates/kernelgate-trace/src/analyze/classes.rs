@@ -13,7 +13,7 @@ use crate::model::names::Name;
 pub enum Class {
     /// A kernel that computes.
     Compute,
-    /// A whole graph: its kernels were not recorded.
+    /// A launch of a whole graph whose kernels were not recorded.
     Graph,
     /// A kernel or a copy that exchanges data with other ranks.
     Communication,

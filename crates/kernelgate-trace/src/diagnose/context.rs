@@ -74,7 +74,8 @@ impl<'a> Context<'a> {
         (path != ROOT).then(|| self.host.paths.text(self.trace, path))
     }
 
-    /// The path of the innermost range that holds an operation and what is inside a path.
+    /// The path of the innermost range that contains both an operation and everything inside a
+    /// path.
     pub fn around(&self, path: PathId, operation: OperationId) -> PathId {
         self.host.paths.common(path, self.path_id(operation))
     }

@@ -36,8 +36,8 @@ const MEASUREMENTS: usize = 6;
 const CLOSE: f64 = 0.05;
 /// Maximum relative error of a fitted delay.
 const MOST_OFF: f64 = 0.25;
-/// About how long the launches of a turn take, without the delay or with it, nanoseconds, and how
-/// many they are at most.
+/// Approximate time of the launches of a turn, nanoseconds, and their largest number. A turn is a
+/// series of launches with the delay or without it.
 const TURN_NS: f64 = 2e6;
 const MAX_LAUNCHES: f64 = 50.0;
 /// Turns come in groups of four: without, with, with, without. About how long all of them take,

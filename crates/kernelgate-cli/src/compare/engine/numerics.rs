@@ -142,7 +142,7 @@ impl Engine<'_> {
     }
 
     /// Adds the errors of both sides for another seed, unless its inputs are those of an earlier
-    /// seed. A case that one side does not verify gets none, and is decided if the head fails.
+    /// seed. A case that one side does not verify gets no errors, and is decided if the head fails.
     fn verify_again(
         &self,
         bench: &Bench,

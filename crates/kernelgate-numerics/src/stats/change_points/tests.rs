@@ -26,7 +26,7 @@ fn detect_all(values: &[f64]) -> Vec<ChangePoint> {
     change_points(values, 0.01, 0.001)
 }
 
-/// Whether the step is found at its place, at the latest with the fifth value after it.
+/// Whether a step is detected at its place with at most five values after it.
 fn finds_step(mut values: Vec<f64>, at: usize) -> bool {
     values[at..].iter_mut().for_each(|value| *value += STEP);
     (SHORTEST..=5).any(|after| {

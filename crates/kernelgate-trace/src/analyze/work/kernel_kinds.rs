@@ -140,9 +140,9 @@ fn compiled(function: &str) -> Option<KernelClass> {
 /// ClassWords of a class.
 struct ClassWords {
     class: KernelClass,
-    /// Found anywhere in the lower-case name, namespaces included.
+    /// Text that is found anywhere in the lower-case name, namespaces included.
     parts: &'static [&'static str],
-    /// Found between separators, or as a part of a name in camel case.
+    /// Words that are found between separators, or as a part of a name in camel case.
     whole: &'static [&'static str],
 }
 

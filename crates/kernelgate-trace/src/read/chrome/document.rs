@@ -201,7 +201,7 @@ fn spaces(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
 }
 
-/// The length of the value at the start of bytes.
+/// Length of the JSON value at the start of `bytes`.
 fn length(bytes: &[u8]) -> serde_json::Result<usize> {
     let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<IgnoredAny>();
     match values.next() {

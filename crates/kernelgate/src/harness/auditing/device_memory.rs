@@ -166,7 +166,8 @@ mod tests {
     #[test]
     fn a_case_takes_what_it_gives_back_and_the_first_does_not_pay_for_what_stays() {
         let before = usage(100, 100, 500);
-        // Inputs and outputs of 64 MiB of the pool, 24 while it was packed, 10 from elsewhere.
+        // Inputs and outputs take 64 MiB of the pool, packing takes 24 more, and 10 come from
+        // elsewhere.
         let seen = [usage(188, 188, 500), usage(164, 188, 510), usage(164, 188, 510)];
         assert_eq!(bytes(before, &seen, before), Some(98));
         // The first case also loads 40 MiB of modules and libraries, which stay.

@@ -231,8 +231,9 @@ impl PreparedProblem {
         }
     }
 
-    /// Compares outputs with the reference. Without a reference they become the expected outputs of
-    /// the check after timing, which then shows that the timed graph computes the same as a launch.
+    /// Compares outputs with the reference. Without a reference the outputs become those that the
+    /// check after timing expects, which then shows that the timed graph computes the same as a
+    /// launch.
     fn compare(
         &mut self,
         group: &Group<'_>,

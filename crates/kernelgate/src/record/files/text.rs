@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Characters of a foreign text that a message quotes.
 const MAX_QUOTED: usize = 200;
-/// Characters of a longer message that are kept of its end.
+/// Characters that are kept at the end of a message that is cut.
 const MESSAGE_END: usize = 80;
 /// Longest id of a case.
 const MAX_ID_BYTES: usize = 1000;
@@ -40,7 +40,7 @@ pub fn quoted(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A message that may quote much in its middle, without that.
+/// Cuts the middle of a long message, which may quote much text.
 pub fn shortened(message: String) -> String {
     let count = message.chars().count();
     if count <= MAX_QUOTED + 2 * MESSAGE_END {
