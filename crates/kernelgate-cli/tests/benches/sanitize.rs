@@ -72,7 +72,7 @@ fn every_exception_names_a_recorded_kernel_and_a_reason() {
         };
         let pattern = regex::Regex::new(&format!("^({pattern})$")).unwrap();
         assert!(names.keys().any(|name| pattern.is_match(name)), "no kernel: {line}");
-        let allowed = ["all", "memcheck", "racecheck", "synccheck", "initcheck"];
+        let allowed = ["all", "one_gpu", "memcheck", "racecheck", "synccheck", "initcheck"];
         assert!(tools.split(',').all(|tool| allowed.contains(&tool)), "{line}");
         assert!(reason.len() > 20, "{line}");
     }
