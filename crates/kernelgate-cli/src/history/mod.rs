@@ -16,6 +16,7 @@ pub mod store;
 
 use std::path::{Path, PathBuf};
 
+use crate::compare::CompareError;
 use kernelgate::record::FileError;
 
 pub use index::Index;
@@ -47,9 +48,15 @@ pub enum HistoryError {
         /// The error of SQLite.
         cause: String,
     },
-    /// The request cannot be carried out.
-    #[error("{0}")]
-    Usage(String),
+    /// Git does not know the revision, or fails.
+    #[error(transparent)]
+    Revision(#[from] Box<CompareError>),
+    /// Renames of a case lead back to it.
+    #[error("case {case}: its renames go in a circle")]
+    RenameCircle {
+        /// The case.
+        case: String,
+    },
 }
 
 impl From<FileError> for HistoryError {

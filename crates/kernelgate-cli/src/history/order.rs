@@ -24,8 +24,7 @@ impl CommitOrder {
     /// The ancestors of a revision of the repository around a folder; empty without a repository if
     /// no revision was named.
     pub fn around(folder: &Path, revision: Option<&str>) -> Result<Self, HistoryError> {
-        let usage_error =
-            |error: crate::compare::CompareError| HistoryError::Usage(error.to_string());
+        let usage_error = |error| HistoryError::Revision(Box::new(error));
         let repository = match (Repository::around(folder), revision) {
             (Ok(repository), _) => repository,
             (Err(_), None) => return Ok(Self::default()),

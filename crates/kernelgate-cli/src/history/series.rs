@@ -186,7 +186,7 @@ fn current_name(name: &str, renamed: &BTreeMap<String, String>) -> Result<String
             None => return Ok(now.to_owned()),
         }
     }
-    Err(HistoryError::Usage(format!("case {name}: its renames go in a circle")))
+    Err(HistoryError::RenameCircle { case: name.to_owned() })
 }
 
 impl CaseHistory {

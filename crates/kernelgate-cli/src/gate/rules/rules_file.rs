@@ -1,6 +1,7 @@
 //! Reads `kernelgate.toml` and reports problems with the file, the line and the key.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -22,10 +23,32 @@ pub const MAX_RATIO: f64 = 1e6;
 /// Largest bound of a time, nanoseconds: a quarter of an hour.
 pub const MAX_NS: f64 = 1e12;
 
-/// A problem with the file: a message that names the file, the line and the key.
+/// A problem with the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct RulesError(String);
+#[error("{file}{}: {problem}", line.as_ref().map(ToString::to_string).unwrap_or_default())]
+pub struct RulesError {
+    /// The file, as messages name it.
+    pub file: String,
+    /// The line, if the problem is in one.
+    pub line: Option<FaultyLine>,
+    /// The key and its fault.
+    pub problem: String,
+}
+
+/// A line of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FaultyLine {
+    /// Number of the line, from 1.
+    pub number: usize,
+    /// Its text, cut if it is long.
+    pub text: String,
+}
+
+impl fmt::Display for FaultyLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, ", line {} (`{}`)", self.number, self.text)
+    }
+}
 
 /// Reads the file in a folder; without one the rules are empty.
 pub fn read_folder(folder: &Path) -> Result<Rules, RulesError> {
@@ -36,7 +59,7 @@ pub fn read_folder(folder: &Path) -> Result<Rules, RulesError> {
 
 /// Reads the rules in the file at `path`, which error messages name as `shown`.
 pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
-    let failed = |problem: String| RulesError(format!("{shown}: {problem}"));
+    let failed = |problem| RulesError { file: shown.to_owned(), line: None, problem };
     let text = match file::text_of(path, MAX_BYTES) {
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
             return Ok(Rules::default());
@@ -155,13 +178,12 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn error(&self, at: Option<usize>, problem: &str) -> RulesError {
-        let place = at.map(|at| {
-            let number = self.text[..at.min(self.text.len())].matches('\n').count();
-            let line = self.text.lines().nth(number).unwrap_or_default().trim();
-            format!(", line {} (`{}`)", number + 1, quoted(line))
+        let line = at.map(|at| {
+            let before = self.text[..at.min(self.text.len())].matches('\n').count();
+            let text = self.text.lines().nth(before).unwrap_or_default().trim();
+            FaultyLine { number: before + 1, text: quoted(text).into_owned() }
         });
-        let (shown, place) = (self.shown, place.unwrap_or_default());
-        RulesError(format!("{shown}{place}: {}", shortened(problem.to_owned())))
+        RulesError { file: self.shown.to_owned(), line, problem: shortened(problem.to_owned()) }
     }
 
     fn pattern(&self, cases: &Spanned<String>) -> Result<Regex, RulesError> {
