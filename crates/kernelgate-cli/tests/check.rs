@@ -18,7 +18,7 @@ fn check(scratch: &Scratch, flags: &str) -> Outcome {
 fn save_baseline(scratch: &Scratch) {
     let mut save = scratch.kernelgate("baseline save main --runs 2 -- -- --quick --noplot");
     let saved: Outcome = save.env("KERNELGATE_BACKEND", "cpu").output().unwrap().into();
-    saved.expect(0, &["1 cases, 2 runs each"]);
+    saved.expect(0, &["1 case, 2 runs each"]);
     scratch.write("kernelgate.toml", "[[threshold]]\ncases = 'sum'\nrelative = 100");
 }
 

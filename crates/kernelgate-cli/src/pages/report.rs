@@ -13,7 +13,7 @@ use crate::history::CaseHistory;
 use crate::plot::PlotError;
 use crate::report;
 use crate::report::summary::VerdictSummary;
-use kernelgate::display::{joules, rate, time};
+use kernelgate::display::{counted, joules, rate, time};
 use kernelgate::stats::half_range;
 
 /// Contents of a page.
@@ -178,7 +178,7 @@ fn lead(measured: &Measured) -> Markup {
     let skipped: usize = measured.skipped.values().map(BTreeSet::len).sum();
     html! {
         p {
-            (cases.len()) " cases of " (workloads) " workloads"
+            (counted(cases.len(), "case")) " of " (counted(workloads, "workload"))
             @if !fractions.is_empty() {
                 "; the fastest implementations reach "
                 (format!("{:.0}%", 100.0 * kernelgate::stats::median(&fractions)))

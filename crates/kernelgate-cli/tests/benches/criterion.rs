@@ -292,7 +292,7 @@ fn slow_downs_that_a_bench_of_criterion_cannot_make_are_added_to_its_times() {
     outcome.expect(
         0,
         &[
-            "1 cases: second",
+            "1 case: second",
             "slow-downs are added to the recorded times of these, in which nothing can be delayed: \
              second",
         ],

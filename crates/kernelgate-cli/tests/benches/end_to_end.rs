@@ -244,7 +244,7 @@ fn broken_and_foreign_baselines_are_refused_and_kept() {
     std::fs::write(&path, sealed.replace("\"revision\": 1", "\"revision\": 2")).unwrap();
     package
         .kernelgate(&format!("baseline seal {}", path.display()))
-        .expect(0, &["taken as they are"]);
+        .expect(0, &["sealed without change"]);
     package.kernelgate("gate --baseline a").expect(4, &["revision is `2`"]);
     let elsewhere = package.path("baselines/another-cpu");
     std::fs::rename(path.parent().unwrap(), &elsewhere).unwrap();

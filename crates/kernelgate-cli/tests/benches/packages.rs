@@ -195,7 +195,7 @@ fn every_verb_works_on_somebody_elses_workload() {
     assert!(!none.stderr.contains("Finished"), "nothing is built for it: {}", none.stderr);
 
     let quick = "-- --bench one -- --quick --noplot";
-    run(&format!("baseline save main --runs 2 {quick}")).expect(0, &["1 cases, 2 runs each"]);
+    run(&format!("baseline save main --runs 2 {quick}")).expect(0, &["1 case, 2 runs each"]);
     run("baseline find main").expect(0, &["main.json"]);
     assert!(outside.path().join("baselines").is_dir(), "baselines are the package's");
     run("baseline find other").expect(2, &["no baseline `other`"]);
@@ -240,7 +240,7 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
     // Run in the member, with the workspace's target folder.
     outside
         .run("a", "baseline save main --runs 1 -- --bench double -- --quick --noplot")
-        .expect(0, &["1 cases"]);
+        .expect(0, &["1 case"]);
     assert!(
         outside.path().join("a/baselines").is_dir()
             && outside.path().join("target/kernelgate/runs").is_dir()
@@ -255,7 +255,7 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
     let mut save =
         outside.command("a/src", "baseline save main --runs 1 -- --bench double -- --quick");
     let saved: Outcome = save.env("CARGO_TARGET_DIR", "../odd").output().unwrap().into();
-    saved.expect(0, &["1 cases"]);
+    saved.expect(0, &["1 case"]);
     assert!(outside.path().join("a/odd/kernelgate/runs").is_dir());
     assert!(!outside.path().join("a/target").exists());
     // Both members have a bench of that name: neither record replaces the other.

@@ -418,7 +418,7 @@ fn several_runs_are_saved_in_one_go() {
     let run = run_fixture();
     let save = |line: &str| -> Outcome { save_command(&package, line).output().unwrap().into() };
     script(&run);
-    save("a --runs 3 -- n64").expect(0, &["run 3 of 3", "1 cases, 3 runs each"]);
+    save("a --runs 3 -- n64").expect(0, &["run 3 of 3", "1 case, 3 runs each"]);
     package.kernelgate("baseline list").expect(0, &["/a", "  1     3  "]);
     package
         .kernelgate(&format!("baseline find a --backend cpu {}", package.dir()))
@@ -433,7 +433,7 @@ fn several_runs_are_saved_in_one_go() {
     assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
     // Saving replaces the measured cases, and keeps the rest.
     script(&run);
-    save("a --runs 2 -- n128").expect(0, &["1 cases, 2 runs each"]);
+    save("a --runs 2 -- n128").expect(0, &["1 case, 2 runs each"]);
     package.kernelgate("baseline show a").expect(0, &["n64_none", "n128_none"]);
     save("../a").expect(2, &["baseline name `../a`"]);
     save("a --runs 0").expect(2, &["--runs"]);

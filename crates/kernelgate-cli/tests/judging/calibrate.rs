@@ -45,7 +45,7 @@ fn calibration_comparisons_are_counted_and_kept_beside_the_baselines() {
         .expect(3, &["4 comparisons are left", "one may take 3 min", "--resume goes on"]);
     assert!(!package.path("baselines").exists());
     let outcome = package.run(&format!("{CALIBRATE} {few} --resume --format json"));
-    outcome.expect(0, &["1 cases: fixture/spin/n64_none/cpu/hot"]);
+    outcome.expect(0, &["1 case: fixture/spin/n64_none/cpu/hot"]);
     let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
     let null = &json["summary"]["kinds"][0];
     assert_eq!(

@@ -256,7 +256,10 @@ fn sides_that_cannot_be_compared_are_named() {
     scratch
         .compare("--base main --bench none")
         .expect(2, &["--bench none: neither side has it; there are spin"]);
-    scratch.compare("--base main nothing").expect(2, &["no case matches `nothing`"]);
+    let typo = scratch.compare("--base main nothing");
+    typo.expect(2, &["error: no case matches `nothing`"]);
+    let (warned, head) = (typo.all().find("in the base no case"), typo.all().find("building head"));
+    assert!(warned.is_some() && warned < head, "{}", typo.all());
     scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
     scratch.compare("--base main").expect(2, &["head working tree", "does not build", "mistake"]);
     // New and removed cases are listed; a changed definition is refused.

@@ -199,9 +199,9 @@ fn errors_of_several_verifications_are_kept_together() {
     let verify = |flags: &str| package.kernelgate(&line(flags));
     verify("--seeds 3").expect(0, &["errors of 3 seeds and 2 cases are in"]);
     // One case, with other seeds.
-    let more = "errors of 2 seeds and 1 cases are in";
+    let more = "errors of 2 seeds and 1 case are in";
     verify("n64 --seeds 2 --seed 3")
-        .expect(0, &[more, "with those of earlier: 2 cases, up to 4 seeds"]);
+        .expect(0, &[more, "with earlier errors: 2 cases, up to 4 seeds"]);
     let kept = seeds(&recorded);
     assert_eq!((&*kept[CASE], &*kept[&other]), (&[1, 2, 3, 4][..], &[1, 2, 3][..]));
     // A failed case keeps its recorded errors.
@@ -260,7 +260,7 @@ fn one_data_set_is_verified_and_compared_once() {
     verify.env("FIXTURE_ONE_DATA_SET", "1");
     // The case fails with any other seed.
     let verified: crate::package::Outcome = verify.output().unwrap().into();
-    verified.expect(0, &["2 ok, 0 failed", "of these, 2 cases have 1 data set, whatever the seed"]);
+    verified.expect(0, &["2 ok, 0 failed", "with 1 data set, whatever the seed: 2 cases"]);
     let recorded = package.path("target/kernelgate/numerics/fixture.json");
     let text = std::fs::read_to_string(&recorded).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -274,7 +274,7 @@ fn a_case_fails_if_it_fails_with_inputs_that_were_right_before() {
     let verify = |seeds| {
         format!("verify --seeds {seeds} --axis n=64 --axis fault=unlucky {}", package.dir())
     };
-    let one = "of these, 1 cases have 1 data set, whatever the seed";
+    let one = "with 1 data set, whatever the seed: 1 case";
     package.kernelgate(&verify(2)).expect(0, &["1 ok, 0 failed", one]);
     package.kernelgate(&verify(4)).expect(1, &["0 ok, 1 failed", "with seed 3: "]);
     // Golden inputs are one data set too.

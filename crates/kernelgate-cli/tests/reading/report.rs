@@ -379,7 +379,7 @@ fn times_over_commits_come_from_the_store() {
     std::fs::create_dir_all(index.join("in/the/way")).unwrap();
     let (page, said) = drawn(&[]);
     assert!(said.contains("no times over commits") && said.contains("history.sqlite"), "{said}");
-    assert!(page.contains("1 cases of 1 workloads") && !page.contains("id=\"history\""));
+    assert!(page.contains("1 case of 1 workload") && !page.contains("id=\"history\""));
 }
 
 #[test]

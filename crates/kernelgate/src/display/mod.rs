@@ -17,6 +17,11 @@ pub fn bytes(bytes: u64) -> String {
     format!("{:.3} {unit}", Significant(bytes as f64 / scale))
 }
 
+/// "1 case", "2 cases": a count with its noun, which takes an "s" in the plural.
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 /// A time as text with four significant digits: "1.234 ms".
 pub fn time(elapsed_ns: f64) -> String {
     let (scale, unit) = match elapsed_ns.abs() {

@@ -103,7 +103,9 @@ fn measure(
         session.progress.say(&format!("{}{cases}", Calibration::SIMULATED));
     }
     let listed = times_ns.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-    session.progress.say(&format!("{} cases: {listed}", times_ns.len()));
+    session
+        .progress
+        .say(&format!("{}: {listed}", kernelgate::display::counted(times_ns.len(), "case")));
     let mut calibration =
         continue_or_start(request, settings, session, (&prepared, environment, times_ns))?;
     calibration.left_out.extend(left_out);

@@ -232,10 +232,10 @@ impl Engine<'_> {
                 Ok(VerifiedRun { run, path, took, driver, planned })
             }
             Ok(None) => Err(UnverifiedReason::Absent),
-            Err(reason) if reason.contains("no case matches") => {
-                Err(UnverifiedReason::NoCase(reason))
-            }
-            Err(reason) => Err(self.broke_early(arm, bench, reason, BTreeSet::new())),
+            Err(reason) => Err(match reason.find("no case matches") {
+                Some(at) => UnverifiedReason::NoCase(reason[at..].to_owned()),
+                None => self.broke_early(arm, bench, reason, BTreeSet::new()),
+            }),
         }
     }
 

@@ -17,10 +17,12 @@ use std::time::Instant;
 
 use super::progress::{ComparisonProgress, duration};
 use super::{CompareError, ComparisonRequest, SideSource};
+use crate::benches::ask::{self, RequestSettings};
 use crate::benches::cargo::{
     self, BuildError, BuildOutput, BuildProgress, BuildTargets, BuiltBench, CargoLine,
 };
 use crate::benches::child::ChildProcess;
+use crate::benches::find::{BenchExecutable, FoundBenches};
 use crate::benches::package::unbuilt_benches;
 use crate::benches::prebuilt::prebuilt;
 use crate::benches::versions;
@@ -28,7 +30,8 @@ use crate::gate::paired::Arm;
 use checkout::Checkout;
 use folder::Folder;
 use git::{Repository, Revision};
-use install::{InstalledBenches, Installing, install};
+use install::{Driver, InstalledBenches, Installing, install};
+use kernelgate::protocol::Action;
 use kernelgate::record::file;
 use seed::{seed, seed_registry};
 use snapshot::{SnapshotOptions, snapshot};
@@ -135,6 +138,9 @@ impl<'a> Builder<'a> {
             Sources::Revision(found) => self.install_revision(arm, found),
         };
         let base = make(Arm::Base, &sources[0])?;
+        if matches!(sources[1], Sources::Revision(_)) {
+            self.check_filter(&base);
+        }
         let head = make(Arm::Head, &sources[1])?;
         for (arm, side) in [(Arm::Base, &base), (Arm::Head, &head)] {
             for (bench, reason) in &side.executables.foreign {
@@ -150,6 +156,36 @@ impl<'a> Builder<'a> {
             }
         }
         Ok([base, head])
+    }
+
+    /// States before the head is built that no case of the base matches the filter, which is often a
+    /// typing error. A case that only the head has is still listed.
+    fn check_filter(&self, base: &Side) {
+        let Self { request, folder, progress, running } = self;
+        let driven = &base.executables.driven;
+        if !driven.values().all(|bench| matches!(bench.driver, Driver::Protocol(_))) {
+            return;
+        }
+        let bin = folder.side_path(Arm::Base).join("bin");
+        let executable = |bench: &String| BenchExecutable {
+            bench: bench.clone(),
+            path: bin.join(bench),
+            root: request.package.clone(),
+        };
+        let executables = driven.keys().map(executable).collect();
+        let found = FoundBenches { executables, ..FoundBenches::default() };
+        let asking = RequestSettings {
+            settings: request.settings.clone(),
+            filter: request.filter.as_deref(),
+            timeout: request.wait.unwrap_or(versions::TIMEOUT),
+            running,
+        };
+        if request.filter.is_some()
+            && let Err(error) = ask::all(&found, &asking, &Action::List)
+            && error.to_string().starts_with("no case matches")
+        {
+            progress.say(&format!("in the base {error}"));
+        }
     }
 
     /// One side twice: the base, and a copy of its executables as head. If the base has sources, the

@@ -65,7 +65,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         println!("{}", arguments.format.table(&table));
         println!("\n{}", LEGEND);
     }
-    println!("{} cases run here{}", runs.len(), arguments.choice.shard_words());
+    let verb = if runs.len() == 1 { "runs" } else { "run" };
+    let cases = display::counted(runs.len(), "case");
+    println!("{cases} {verb} here{}", arguments.choice.shard_words());
     let (never, not_here): (Vec<_>, Vec<_>) =
         skipped.into_iter().partition(|case| case.unsupported);
     for (reason, ids) in by_reason(&not_here) {

@@ -7,6 +7,7 @@ use std::path::Path;
 use super::verified::Verified;
 use crate::verbs::shared::choice::{BenchClient, unexpected};
 use crate::verbs::shared::lock::locked;
+use kernelgate::display::counted;
 use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
 use kernelgate::record::numerics::{DataSets, ONE_DATA_SET};
 use kernelgate::record::text::printable_path;
@@ -49,7 +50,8 @@ pub fn record(client: &BenchClient<'_>, store: &Store, count: u64) -> anyhow::Re
 pub fn say(record: &Numerics, cases: usize) {
     let seeds = record.cases.values().map(|case| case.seeds.len()).max().unwrap_or_default();
     if cases > 0 {
-        println!("errors of {seeds} seeds for {cases} cases of bench `{}`", record.bench);
+        let (seeds, cases) = (counted(seeds, "seed"), counted(cases, "case"));
+        println!("errors of {seeds} for {cases} of bench `{}`", record.bench);
     }
 }
 
@@ -179,11 +181,16 @@ impl Bench {
         }
         let more = match self.held {
             held if held == (seeds, cases) => String::new(),
-            (most, all) => format!("; with those of earlier: {all} cases, up to {most} seeds"),
+            (most, all) => format!(
+                "; with earlier errors: {}, up to {}",
+                counted(all, "case"),
+                counted(most, "seed")
+            ),
         };
-        eprintln!("errors of {seeds} seeds and {cases} cases are in {path}{more}");
+        let (seeds, cases) = (counted(seeds, "seed"), counted(cases, "case"));
+        eprintln!("errors of {seeds} and {cases} are in {path}{more}");
         if let one @ 1.. = self.with_one_data_set().count() {
-            eprintln!("of these, {one} cases have 1 data set, whatever the seed");
+            eprintln!("with 1 data set, whatever the seed: {}", counted(one, "case"));
         }
     }
 }

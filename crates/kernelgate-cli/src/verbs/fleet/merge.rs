@@ -17,7 +17,7 @@ use crate::verbs::shared::output::{OutputFormat, print_json};
 use crate::verbs::shared::settings::{check_number, parse_fraction};
 use crate::verbs::slower::calibrate;
 use crate::verbs::slower::verdict::{VerdictFormat, VerdictOutput};
-use kernelgate::display::terminal;
+use kernelgate::display::{counted, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::protocol::CaseStatus;
 use kernelgate::record::text::{printable, printable_path};
@@ -149,8 +149,8 @@ fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit,
             }
             if !runs.is_empty() {
                 let (cards, folder) = (devices.len(), printable_path(&session));
-                let plural = if cards == 1 { "" } else { "s" };
-                println!("{cases} cases on {cards} device{plural} in {folder}");
+                let (cases, cards) = (counted(cases, "case"), counted(cards, "device"));
+                println!("{cases} on {cards} in {folder}");
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::verbs::shared::sessions::Sessions;
 use crate::verbs::shared::settings::Settings;
 use kernelgate::display::medium::CsvText;
 use kernelgate::display::table::Table;
-use kernelgate::display::time;
+use kernelgate::display::{counted, time};
 use kernelgate::exit::Exit;
 use kernelgate::protocol::{Action, ResponseBody};
 use kernelgate::record::environment::Mismatch;
@@ -223,8 +223,8 @@ fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit>
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let most = baseline.cases.values().map(|case| case.runs.len()).max().unwrap_or_default();
     println!(
-        "{} cases, up to {most} runs each, in {}",
-        baseline.cases.len(),
+        "{}, up to {most} runs each, in {}",
+        counted(baseline.cases.len(), "case"),
         printable_path(&path)
     );
     Ok(Exit::Fine)
@@ -358,7 +358,7 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
         );
     }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    println!("{} cases to {}", baseline.cases.len(), printable_path(&path));
+    println!("{} to {}", counted(baseline.cases.len(), "case"), printable_path(&path));
     Ok(Exit::Fine)
 }
 
@@ -369,7 +369,8 @@ fn seal(path: &Path) -> anyhow::Result<Exit> {
     let baseline: Baseline =
         file::read_unsealed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     file::write(path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    println!("{} cases in {} are taken as they are", baseline.cases.len(), printable_path(path));
+    let cases = counted(baseline.cases.len(), "case");
+    println!("sealed without change: {cases} in {}", printable_path(path));
     Ok(Exit::Fine)
 }
 
@@ -380,7 +381,7 @@ fn export(baseline: &Baseline, to: &Path) -> anyhow::Result<Exit> {
         _ => anyhow::bail!("{}: the ending says the format: .json or .csv", to.display()),
     };
     file::write_text(to, &text).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    println!("{} cases to {}", baseline.cases.len(), printable_path(to));
+    println!("{} to {}", counted(baseline.cases.len(), "case"), printable_path(to));
     Ok(Exit::Fine)
 }
 

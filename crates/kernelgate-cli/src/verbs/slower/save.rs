@@ -179,7 +179,8 @@ fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow
         Some(&most) if most > fewest => format!("{fewest} to {most}"),
         _ => fewest.to_string(),
     };
-    println!("{} cases, {runs} runs each, in {}", cases.len(), printable_path(&path));
+    let cases = kernelgate::display::counted(cases.len(), "case");
+    println!("{cases}, {runs} runs each, in {}", printable_path(&path));
     Ok(Exit::Fine)
 }
 

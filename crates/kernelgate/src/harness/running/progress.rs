@@ -49,7 +49,8 @@ impl BenchProgress {
             }
         };
         self.say(&format!(
-            "{bench}: {cases} cases, {} effort, on {} ({device})",
+            "{bench}: {}, {} effort, on {} ({device})",
+            display::counted(cases, "case"),
             effort.name(),
             environment.device_kind
         ));
@@ -125,7 +126,7 @@ impl BenchProgress {
 
     /// Reports cases that do not run.
     pub fn skipped(&self, cases: usize, why: &str) {
-        self.say(&format!("{cases} cases {why}"));
+        self.say(&format!("{} {why}", display::counted(cases, "case")));
     }
 
     /// Prints the least time that the run takes.
