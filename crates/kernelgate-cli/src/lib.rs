@@ -45,7 +45,8 @@ use kernelgate::record::text::printable;
 /// Runs the program with these arguments, the first of which is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     if std::env::var_os(protocol::VARIABLE).is_some_and(|value| value == protocol::QUESTION) {
-        // The program lies beside bench executables, and contains the same marks.
+        // The program lies beside bench executables, and contains the marks by which these are
+        // found.
         println!("{}", benches::PROGRAM);
         return Exit::Fine.into();
     }

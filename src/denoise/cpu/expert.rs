@@ -313,8 +313,8 @@ fn weights<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> MatRef<'a, f32>
     )
 }
 
-/// Columns of a task: several tasks a thread, whole tiles of `faer`'s AVX-512 kernel, few enough
-/// that a block's rows stay close together in memory.
+/// Columns of a task, so that each thread gets several tasks, a task has whole tiles of `faer`'s
+/// AVX-512 kernel, and a block's rows stay close together in memory.
 fn block_width(columns: usize) -> usize {
     const TILE: usize = 96;
     columns.div_ceil(4 * threads()).next_multiple_of(TILE).min(3 * TILE)

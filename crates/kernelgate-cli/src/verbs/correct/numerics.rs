@@ -63,7 +63,7 @@ struct Bench {
     data_sets: DataSets,
     /// Inputs of the seeds, for cases that are one data set whatever the seed.
     golden_inputs: DataSets,
-    /// Cases that have met inputs of an earlier seed.
+    /// Cases for which a seed gave the inputs of an earlier seed.
     repeated: BTreeSet<String>,
     /// Whether the bench reported any verified case.
     answered: bool,

@@ -114,7 +114,7 @@ impl<R: Read> Window<R> {
         }
     }
 
-    /// The next byte that is not white space.
+    /// Returns the next byte that is not white space, without taking it.
     fn peek(&mut self) -> Result<Option<u8>, String> {
         loop {
             let spaces = spaces(self.rest());
@@ -128,7 +128,7 @@ impl<R: Read> Window<R> {
         }
     }
 
-    /// The next byte that is not white space, which is then behind.
+    /// Takes the next byte that is not white space.
     fn next(&mut self) -> Result<Option<u8>, String> {
         let byte = self.peek()?;
         self.at += usize::from(byte.is_some());

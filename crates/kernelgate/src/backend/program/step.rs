@@ -125,7 +125,7 @@ pub struct CallSite<'a> {
     pub device: &'a Arc<Device>,
     /// The stream of the call's lane.
     pub stream: &'a Arc<CudaStream>,
-    /// Addresses of the pointers that it was written with, in their order.
+    /// Addresses of the pointers with which the call was added to the program, in their order.
     pub addresses: &'a [u64],
 }
 

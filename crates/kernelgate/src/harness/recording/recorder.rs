@@ -140,7 +140,7 @@ impl Recorder {
     pub fn exit_on_interrupt(&self) -> Result<(), HarnessError> {
         let recorder = self.clone();
         let handler = move || {
-            // Held until the process is gone, so that no write can begin.
+            // The lock is held until the process ends, so that no write can begin.
             let state = recorder.lock();
             let baseline = state
                 .pending_baseline
