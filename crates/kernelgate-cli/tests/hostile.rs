@@ -209,7 +209,11 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
         ("times of 1e300", |run| samples(run, "elapsed_ns", &[1e300; 4]), "ns a launch"),
         ("fewer times", |run| samples(run, "elapsed_ns", &[2e5; 3]), "launch counts against"),
         ("no times", |run| samples(run, "elapsed_ns", &[]), "launch counts against"),
-        ("contention of 5", |run| case(run)["samples"]["contention"] = 5.into(), "contention of 5"),
+        (
+            "contention of 5",
+            |run| case(run)["samples"]["conditions"]["contention"] = 5.into(),
+            "contention of 5",
+        ),
         (
             "more elements than there are",
             |run| case(run)["verification"]["checked"] = 2.into(),

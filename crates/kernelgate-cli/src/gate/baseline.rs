@@ -162,7 +162,8 @@ pub fn judge(
             });
             losses.extend(loss);
             let before: Vec<LaunchCosts> = base.runs.values().map(|run| run.costs).collect();
-            let now: Vec<LaunchCosts> = head.iter().map(|it| it.case.into()).collect();
+            let now: Vec<LaunchCosts> =
+                head.iter().map(|it| it.case.samples.launch_costs()).collect();
             let (sides, set) = ([&before[..], &now[..]], rules.limits(id));
             grown_costs.extend(costs::grown(id, sides, &set));
             let on_host = head.iter().all(|it| it.run.environment.on_host());
@@ -269,9 +270,9 @@ pub fn figures(baseline: &Baseline) -> BTreeMap<&str, Figures> {
         Figures {
             times: [times(0.0, true), times(0.0, false), times(1.0, true)],
             earlier: case.earlier.as_ref().map(EarlierRuns::spread),
-            throttled: case.runs.values().any(|run| run.throttled > 0),
-            shared_gpu: case.runs.values().any(|run| run.shared_gpu),
-            host_bound: case.runs.values().any(|run| run.host_bound),
+            throttled: case.runs.values().any(|run| run.conditions.throttled > 0),
+            shared_gpu: case.runs.values().any(|run| run.conditions.shared_gpu()),
+            host_bound: case.runs.values().any(|run| run.conditions.host_bound),
         }
     };
     baseline.cases.iter().map(|(id, case)| (id.as_str(), figures(case))).collect()
@@ -406,10 +407,10 @@ fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Re
         Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => (Arm::Base, base, head),
         Verdict::Inconclusive => return None,
     };
-    if suspect.iter().any(|run| run.throttled > 0) {
+    if suspect.iter().any(|run| run.conditions.throttled > 0) {
         return Some(Reason::Throttled(Side { side }));
     }
-    if suspect.iter().any(|run| run.shared_gpu) {
+    if suspect.iter().any(|run| run.conditions.shared_gpu()) {
         return Some(Reason::SharedGpu(Side { side }));
     }
     // At the power cap the kernel itself causes a lower clock: it draws more power.
@@ -424,7 +425,7 @@ fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Re
         let ratio = if side == Arm::Head { low / high } else { high / low };
         return Some(Reason::Clock { ratio });
     }
-    let host_bound = |side: &[&CaseRun]| side.iter().any(|run| run.host_bound);
+    let host_bound = |side: &[&CaseRun]| side.iter().any(|run| run.conditions.host_bound);
     (host_bound(suspect) && !host_bound(other)).then_some(Reason::HostBound(Side { side }))
 }
 

@@ -64,7 +64,9 @@ impl SideTimes {
         let runs: Vec<&CaseRun> = runs.into_iter().collect();
         let shares: Vec<f64> = runs
             .iter()
-            .map(|run| run.contention.filter(|_| contended).unwrap_or(0.0).clamp(0.0, 0.95))
+            .map(|run| {
+                run.conditions.contention.filter(|_| contended).unwrap_or(0.0).clamp(0.0, 0.95)
+            })
             .collect();
         let medians: Vec<f64> = runs.iter().map(|run| run.median_ns).collect();
         let center_ns = median(&medians);
@@ -111,6 +113,7 @@ impl Ratio {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernelgate::measure::Conditions;
     use kernelgate::record::Samples;
 
     fn run(times: &[f64]) -> CaseRun {
@@ -141,11 +144,9 @@ mod tests {
     #[test]
     fn load_from_others_stretches_the_interval_downwards() {
         let side = |contended| {
-            SideTimes::from_runs(
-                [&CaseRun { contention: Some(0.2), ..run(&[100.0]) }, &run(&[110.0])],
-                0.1,
-                contended,
-            )
+            let conditions = Conditions { contention: Some(0.2), ..Conditions::default() };
+            let first = CaseRun { conditions, ..run(&[100.0]) };
+            SideTimes::from_runs([&first, &run(&[110.0])], 0.1, contended)
         };
         assert_eq!(
             (side(true).low_ns, side(true).center_ns, side(true).high_ns, side(true).contention),

@@ -190,11 +190,11 @@ fn a_baseline_case_that_is_skipped_now_does_not_pass() {
 #[test]
 fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
     let mut busy = run("2", &[("a", 1e6)]);
-    busy.cases.get_mut("a").unwrap().samples.contention = Some(0.07);
+    busy.cases.get_mut("a").unwrap().samples.conditions.contention = Some(0.07);
     assert_eq!(compare_default(&busy, &busy).judged[0].verdict, Verdict::Unchanged);
     let base = run("1", &[("a", 1e6)]);
     let mut head = run("2", &[("a", 1.5e6)]);
-    head.cases.get_mut("a").unwrap().samples.contention = Some(0.5);
+    head.cases.get_mut("a").unwrap().samples.conditions.contention = Some(0.5);
     let report = compare_default(&base, &head);
     assert_eq!(
         (report.judged[0].verdict, report.judged[0].runs().unwrap().head.contention),
@@ -313,9 +313,9 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
     };
     let plain = |time| with(time, |_| {});
     let long: [(Change, &'static str); 3] = [
-        (|samples| samples.throttled = 1, "throttled"),
-        (|samples| samples.other_processes = Some(1), "shared_gpu"),
-        (|samples| samples.host_bound = true, "host_bound"),
+        (|samples| samples.conditions.throttled = 1, "throttled"),
+        (|samples| samples.conditions.other_processes = Some(1), "shared_gpu"),
+        (|samples| samples.conditions.host_bound = true, "host_bound"),
     ];
     for (change, doubt) in long {
         let unclear = (Verdict::Inconclusive, Some(doubt));
@@ -336,7 +336,7 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
     assert_eq!(verdict(&at(1e6, 1200.0), &at(1e6, 1980.0)), unclear);
     assert_eq!(verdict(&at(1e6, 1980.0), &at(1.65e6, 1900.0)), (Verdict::Regressed, None));
     assert_eq!(verdict(&at(1e6, 1980.0), &at(1e6, 1200.0)), (Verdict::Unchanged, None));
-    let host: Change = |samples| samples.host_bound = true;
+    let host: Change = |samples| samples.conditions.host_bound = true;
     assert_eq!(verdict(&with(1e6, host), &with(1.5e6, host)), (Verdict::Regressed, None));
 }
 

@@ -18,7 +18,7 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     ]);
     let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
-        let costs = LaunchCosts::from(case);
+        let costs = case.samples.launch_costs();
         let LaunchCosts { measured_device_bytes, commands, host_launch_ns, launch_j, .. } = costs;
         let declared = costs.device_bytes.map(|it| format!("{} (declared)", bytes(it)));
         table.row(vec![

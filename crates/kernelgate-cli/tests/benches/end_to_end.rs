@@ -175,17 +175,18 @@ fn a_run_records_how_much_of_the_processor_others_took() {
     let mut command = package.bench_command("s1", "--save-baseline a");
     Outcome::from(command.env("FIXTURE_NS", "20000000").output().unwrap()).expect(0, &[]);
     // Absent where the system does not report it (some sandboxes).
-    if let Some(share) = package.run("s1")["cases"][CASE]["samples"]["contention"].as_f64() {
+    if let Some(share) =
+        package.run("s1")["cases"][CASE]["samples"]["conditions"]["contention"].as_f64()
+    {
         assert!((0.0..=1.0).contains(&share), "{share}");
     }
     package.set_times(&package.baseline("a"), 200_000.0);
     package.set_times(&package.record("s1"), 300_000.0);
-    let text = std::fs::read_to_string(package.record("s1")).unwrap();
-    std::fs::write(
-        package.record("s1"),
-        text.replace("\"launches\"", "\"contention\": 0.4, \"launches\""),
-    )
-    .unwrap();
+    let mut run = package.run("s1");
+    for case in run["cases"].as_object_mut().unwrap().values_mut() {
+        case["samples"]["conditions"]["contention"] = 0.4.into();
+    }
+    std::fs::write(package.record("s1"), run.to_string()).unwrap();
     package
         .kernelgate("gate --baseline a")
         .expect(3, &["2 inconclusive", "co-running processes took up to 40% of the CPU time"]);
@@ -209,7 +210,7 @@ fn broken_and_foreign_baselines_are_refused_and_kept() {
         (whole[..whole.len() / 2].to_owned(), 2, "broken or cut short"),
         ("{}".to_owned(), 2, "not a kernelgate baseline"),
         (
-            whole.replace("\"schema_version\": 2", "\"schema_version\": 7"),
+            whole.replace("\"schema_version\": 3", "\"schema_version\": 7"),
             2,
             "newer kernelgate (schema 7",
         ),

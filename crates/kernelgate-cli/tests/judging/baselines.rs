@@ -113,11 +113,11 @@ fn a_file_of_a_newer_version_is_refused_and_not_rewritten_without_what_is_new() 
         changed[field] = value;
         changed
     };
-    let mut newer = with("schema_version", 3.into());
-    newer["clock_domain"] = "new in version 3".into();
+    let mut newer = with("schema_version", 4.into());
+    newer["clock_domain"] = "new in version 4".into();
     let newer = newer.to_string();
     std::fs::write(&path, &newer).unwrap();
-    let words = "written by a newer kernelgate (schema 3, this one reads up to 2)";
+    let words = "written by a newer kernelgate (schema 4, this one reads up to 3)";
     let seal = format!("baseline seal {}", path.display());
     for line in ["gate --baseline a", "baseline add a", "baseline show a", &seal] {
         package.kernelgate(line).expect(2, &[words]);

@@ -90,7 +90,7 @@ fn a_bound_that_no_case_can_judge_does_not_pass() {
         package.set_times(&package.record(session), 200_000.0);
         if memory {
             let mut run = package.run(session);
-            run["cases"][CASE]["device_bytes"] = 1000.into();
+            run["cases"][CASE]["samples"]["costs"]["device_bytes"] = 1000.into();
             std::fs::write(package.record(session), run.to_string()).unwrap();
         }
     };
@@ -292,8 +292,8 @@ fn costs_are_judged_where_the_package_asks_for_it() {
         package.bench(session, "").expect(0, &[]);
         package.set_times(&package.record(session), 200_000.0);
         let mut run = package.run(session);
-        run["cases"][CASE]["device_bytes"] = bytes.into();
-        run["cases"][CASE]["samples"]["commands"] = 7.into();
+        run["cases"][CASE]["samples"]["costs"]["device_bytes"] = bytes.into();
+        run["cases"][CASE]["samples"]["costs"]["commands"] = 7.into();
         std::fs::write(package.record(session), run.to_string()).unwrap();
     };
     set("b1", 1000);

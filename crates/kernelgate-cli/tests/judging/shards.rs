@@ -176,7 +176,7 @@ fn shards_on_two_cards_of_a_model_are_one_measurement() {
     write("shared", ["GPU-1", "GPU-2"]);
     let mut shared = on_card("GPU-2", 2, "st_bif/forward");
     let case = shared["cases"].as_object_mut().unwrap().values_mut().next().unwrap();
-    case["samples"]["other_processes"] = 1.into();
+    case["samples"]["conditions"]["other_processes"] = 1.into();
     std::fs::write(package.path("shared/2.json"), shared.to_string()).unwrap();
     package
         .kernelgate("merge shared --output shared-merged")

@@ -180,14 +180,16 @@ impl Package {
                     (launches.as_f64().unwrap() * time_ns * wobble).into()
                 });
                 value["elapsed_ns"] = times.collect::<Vec<serde_json::Value>>().into();
-                value.as_object_mut().unwrap().remove("contention");
+                if let Some(conditions) = value.get_mut("conditions") {
+                    conditions.as_object_mut().unwrap().remove("contention");
+                }
             } else if value.get("same").is_some() {
                 // A baseline holds no samples, and its runs as columns.
-                for name in ["median_ns", "spread", "contention"] {
+                for name in ["median_ns", "spread", "conditions.contention"] {
                     value["each"].as_object_mut().unwrap().remove(name);
                 }
                 let same = value["same"].as_object_mut().unwrap();
-                same.remove("contention");
+                same.remove("conditions.contention");
                 same.insert("median_ns".to_owned(), time_ns.into());
                 same.insert("spread".to_owned(), 0.002.into());
             } else if let Some(fields) = value.as_object_mut() {

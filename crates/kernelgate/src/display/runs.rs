@@ -30,9 +30,9 @@ const HOST_LONGER_NS: f64 = 100_000.0;
 /// Whether the host needs longer for a launch than the GPU, and the samples do not show it.
 fn host_is_slower(case: &CaseRecord) -> bool {
     let launches_ns = case.samples.per_launch_ns();
-    case.samples.host_launch_ns.filter(|_| !launches_ns.is_empty()).is_some_and(|host_ns| {
+    case.samples.costs.host_launch_ns.filter(|_| !launches_ns.is_empty()).is_some_and(|host_ns| {
         let gpu_ns = stats::median(&launches_ns);
-        !case.samples.host_bound
+        !case.samples.conditions.host_bound
             && host_ns >= HOST_FACTOR * gpu_ns
             && host_ns >= gpu_ns + HOST_LONGER_NS
     })
@@ -42,14 +42,18 @@ const REMARKS: [Remark; 10] = [
     ("unverified, nothing says whether the outputs are right", |_, case| {
         case.verification.value() == Verification::Unverified
     }),
-    ("host-bound, the host's launches are in the time", |_, case| case.samples.host_bound),
+    ("host-bound, the host's launches are in the time", |_, case| {
+        case.samples.conditions.host_bound
+    }),
     (
         "the host needs longer to launch than the GPU to run it, and its time is not in this",
         |_, case| host_is_slower(case),
     ),
-    ("warning: throttled GPU, the times are too long", |_, case| case.samples.throttled > 0),
+    ("warning: throttled GPU, the times are too long", |_, case| {
+        case.samples.conditions.throttled > 0
+    }),
     ("warning: another process computed on the GPU, the times may be too long", |_, case| {
-        case.samples.shared_gpu()
+        case.samples.conditions.shared_gpu()
     }),
     ("of limit is too high, the ceiling was measured at a lower SM clock", |run, case| {
         let ceiling = case.limit.as_ref().and_then(|limit| run.limits.clock_mhz.get(&limit.by));
@@ -61,7 +65,7 @@ const REMARKS: [Remark; 10] = [
         case.samples.power.as_ref().is_some_and(|power| power.state == PowerState::Unsettled)
     }),
     ("timed again, the SM clock was low at first", |_, case| {
-        case.samples.discarded > 0 && case.samples.throttled == 0
+        case.samples.conditions.discarded > 0 && case.samples.conditions.throttled == 0
     }),
     (
         "computed from inputs that were read before timing: a remembered result would pass",
@@ -99,8 +103,10 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
             "\n{unsupported} unsupported combinations of problem and implementation skipped"
         );
     }
-    let shares =
-        runs.iter().flat_map(|run| run.cases.values()).filter_map(|case| case.samples.contention);
+    let shares = runs
+        .iter()
+        .flat_map(|run| run.cases.values())
+        .filter_map(|case| case.samples.conditions.contention);
     let most = shares.fold(0.0, f64::max);
     if most > NOTEWORTHY_CONTENTION {
         let _ = write!(
@@ -379,7 +385,8 @@ mod tests {
             ("unknown", 1e3, None, false),
         ] {
             let mut of = case(name, "hot", gpu_ns);
-            (of.samples.host_launch_ns, of.samples.host_bound) = (host_ns, host_bound);
+            (of.samples.costs.host_launch_ns, of.samples.conditions.host_bound) =
+                (host_ns, host_bound);
             run.cases.insert(format!("w/f/n1/{name}/hot"), of);
         }
         let text = text(&[run], None);

@@ -65,17 +65,61 @@ pub struct Sample {
     pub throttled: bool,
 }
 
-/// How the samples of a case are taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Technique {
-    /// Launches that are timed together, as a graph; `None` if each launch is timed alone.
+/// Conditions under which the samples of a case were taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Conditions {
+    /// Number of launches that were timed together, as a graph; 1 for one launch of several
+    /// commands; absent if each launch was timed directly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u64>,
     /// Whether the host's launch time is in the samples, because a launch is too many commands to
     /// queue ahead.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host_bound: bool,
-    /// Commands that a launch puts into the device's queue: the nodes of its graph. `None` if they
-    /// cannot be counted.
-    pub commands: Option<u64>,
+    /// Attempts thrown away because the device was throttled, or its clock not steady.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub discarded: u64,
+    /// Samples that were kept though the device was throttled, or its clock not steady, in each
+    /// attempt.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub throttled: u64,
+    /// Share of the host's CPU time that other processes and guests used during the samples, 0 to
+    /// 1; absent if the system does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contention: Option<f64>,
+    /// Number of other processes that computed on the GPU during the samples; absent on the host,
+    /// and if NVML does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_processes: Option<u32>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+impl Conditions {
+    /// Whether another process computed on the GPU.
+    pub fn shared_gpu(&self) -> bool {
+        self.other_processes.is_some_and(|others| others > 0)
+    }
+
+    /// Whether there is nothing to record.
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Checks the facts that deserialising does not enforce.
+    ///
+    /// # Errors
+    /// A fragment of a sentence that names the problem.
+    pub fn validate(&self) -> Result<(), String> {
+        self.contention.map_or(Ok(()), |share| plausibility::check_share("contention", share))?;
+        plausibility::check_count("batch", self.batch.unwrap_or(1))?;
+        plausibility::check_count("discarded", self.discarded)?;
+        plausibility::check_count("throttled", self.throttled)
+    }
 }
 
 /// Result of one more run of the timed graph or launch.
@@ -172,8 +216,14 @@ pub trait Stopwatch {
     /// Sets the SM clock that the following samples are compared with.
     fn settle_clock(&mut self, _clock_mhz: Option<f64>) {}
 
-    /// How the samples are taken.
-    fn technique(&self) -> Technique;
+    /// Conditions that the timer sets: how launches are timed together, and by what.
+    fn conditions(&self) -> Conditions;
+
+    /// Commands that a launch puts into the device's queue: the nodes of its graph. `None` if they
+    /// cannot be counted, and on the host.
+    fn commands(&self) -> Option<u64> {
+        None
+    }
 }
 
 #[cfg(test)]

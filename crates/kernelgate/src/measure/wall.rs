@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Replay, Sample, Stopwatch, Technique};
+use super::{Conditions, Replay, Sample, Stopwatch};
 use crate::backend::{BackendError, Executable, cpu, host_timeout};
 
 /// How much more CPU time a replay may take than the next one: of a launch, as caches differ, and for
@@ -62,7 +62,7 @@ impl Stopwatch for Wall {
         }))
     }
 
-    fn technique(&self) -> Technique {
-        Technique::default()
+    fn conditions(&self) -> Conditions {
+        Conditions::default()
     }
 }

@@ -5,7 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::run::{CaseRecord, LaunchCosts, Samples, is_zero};
+use super::run::{CaseRecord, LaunchCosts, Samples};
+use crate::measure::Conditions;
 use crate::measure::limits::TimeLimit;
 use crate::measure::plausibility;
 use crate::measure::power::{PowerRecord, PowerState};
@@ -29,24 +30,9 @@ pub struct CaseRun {
     /// one GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skew_ns: Option<f64>,
-    /// Copy of [`Samples::batch`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub batch: Option<u64>,
-    /// Copy of [`Samples::host_bound`].
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub host_bound: bool,
-    /// Copy of [`Samples::discarded`].
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub discarded: u64,
-    /// Copy of [`Samples::throttled`].
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub throttled: u64,
-    /// Copy of [`Samples::contention`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub contention: Option<f64>,
-    /// Whether another process computed on the GPU, as in [`Samples::shared_gpu`].
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub shared_gpu: bool,
+    /// Conditions under which the samples were taken.
+    #[serde(default, skip_serializing_if = "Conditions::is_empty")]
+    pub conditions: Conditions,
     /// Power state of the card while the samples were taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<CasePower>,
@@ -70,21 +56,16 @@ impl CaseRun {
             total_launches: samples.total_launches().unwrap_or(u64::MAX),
             median_clock_mhz: (!clocks.is_empty()).then(|| median(clocks)),
             skew_ns: samples.typical_skew_ns(),
-            batch: samples.batch,
-            host_bound: samples.host_bound,
-            discarded: samples.discarded,
-            throttled: samples.throttled,
-            contention: samples.contention,
-            shared_gpu: samples.shared_gpu(),
+            conditions: samples.conditions,
             power: samples.power.as_ref().map(CasePower::from),
-            costs: LaunchCosts::default(),
+            costs: samples.launch_costs(),
             limit: None,
         }
     }
 
     /// Summarizes a case whose samples were validated.
     pub fn from_case(case: &CaseRecord) -> Self {
-        Self { costs: case.into(), limit: case.limit.clone(), ..Self::from_samples(&case.samples) }
+        Self { limit: case.limit.clone(), ..Self::from_samples(&case.samples) }
     }
 
     /// Rounds numbers to their significant digits: seven for times, four for the rest.
@@ -94,7 +75,7 @@ impl CaseRun {
         let limit = self.limit.iter_mut().map(|limit| (&mut limit.time_ns, 7));
         let LaunchCosts { host_launch_ns, launch_j, .. } = &mut self.costs;
         let costs = host_launch_ns.iter_mut().chain(launch_j).map(|number| (number, 4));
-        let others = self.median_clock_mhz.iter_mut().chain(&mut self.contention);
+        let others = self.median_clock_mhz.iter_mut().chain(&mut self.conditions.contention);
         let others = others.chain(&mut self.skew_ns);
         let all = limit.chain(costs).chain(others.map(|number| (number, 4)));
         all.for_each(|(number, count)| *number = digits(*number, count));
@@ -108,15 +89,8 @@ impl CaseRun {
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_launch_ns("a median", self.median_ns)?;
         plausibility::check_spread(self.spread)?;
-        for (field, count) in [
-            ("batch", self.batch.unwrap_or(1)),
-            ("samples", self.samples),
-            ("launches", self.total_launches),
-            ("discarded", self.discarded),
-            ("throttled", self.throttled),
-        ] {
-            plausibility::check_count(field, count)?;
-        }
+        plausibility::check_count("samples", self.samples)?;
+        plausibility::check_count("launches", self.total_launches)?;
         if self.samples == 0 || self.total_launches < self.samples {
             return Err(format!("{} samples of {} launches", self.samples, self.total_launches));
         }
@@ -124,8 +98,8 @@ impl CaseRun {
         self.skew_ns.map_or(Ok(()), plausibility::check_cost_ns)?;
         self.costs.validate()?;
         self.limit.as_ref().map_or(Ok(()), TimeLimit::validate)?;
-        self.power.and_then(|power| power.range).map_or(Ok(()), plausibility::check_power_range)?;
-        self.contention.map_or(Ok(()), |share| plausibility::check_share("contention", share))
+        self.conditions.validate()?;
+        self.power.and_then(|power| power.range).map_or(Ok(()), plausibility::check_power_range)
     }
 }
 
@@ -188,9 +162,9 @@ mod tests {
         assert_eq!([digits(1348146.384, 7), digits(0.00115122, 4)], [1348146.0, 0.001151]);
         assert_eq!([digits(0.0, 4), digits(9.9999e-300, 2)], [0.0, 1e-299]);
         let mut case = CaseRecord::from_samples(vec![1e6 / 3.0, 1e6 / 3.0]);
-        case.samples.contention = Some(2.0 / 3.0);
+        case.samples.conditions.contention = Some(2.0 / 3.0);
         let run = CaseRun::from_case(&case).to_few_digits();
-        assert_eq!((run.median_ns, run.contention), (333_333.3, Some(0.6667)));
+        assert_eq!((run.median_ns, run.conditions.contention), (333_333.3, Some(0.6667)));
         assert_eq!(run.validate(), Ok(()));
     }
 

@@ -54,8 +54,6 @@ impl StoredCase {
             sample_unit: SampleUnit::default(),
             limit: None,
             verification: OutputComparison::default().into(),
-            device_bytes: None,
-            measured_device_bytes: None,
             kernels: BTreeMap::new(),
             samples,
         }

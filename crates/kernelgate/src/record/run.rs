@@ -13,6 +13,7 @@ use super::origin::environment::Environment;
 use super::origin::package::Package;
 use super::origin::provenance::Provenance;
 use super::work::WorkRecord;
+use crate::measure::Conditions;
 use crate::measure::anchors::AnchorRecord;
 use crate::measure::energy::Energy;
 use crate::measure::limits::{Limits, TimeLimit};
@@ -126,15 +127,6 @@ pub struct CaseRecord {
     pub limit: Option<TimeLimit>,
     /// Comparison of the outputs with the reference.
     pub verification: VerificationRecord,
-    /// Device memory that the implementation declares, bytes: inputs, outputs and scratch; absent
-    /// if it declares none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device_bytes: Option<u64>,
-    /// Measured device memory for preparing and launching the implementation, bytes; the same
-    /// number for every cache state. Absent on the host, if another process used or may have used
-    /// the card, and in trials that measure times.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measured_device_bytes: Option<u64>,
     /// Kernels that the implementation asked for, by build and symbol; only in trials, and without
     /// those of libraries.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -146,30 +138,24 @@ pub struct CaseRecord {
 /// Costs of a launch other than device time. An absent cost is unknown or does not apply.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LaunchCosts {
-    /// Device memory that the implementation declares: inputs, outputs and scratch.
+    /// Device memory that the implementation declares, bytes: inputs, outputs and scratch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<u64>,
-    /// Copy of [`CaseRecord::measured_device_bytes`].
+    /// Measured device memory for preparing and launching the implementation, bytes; the same
+    /// number for every cache state. Absent on the host, if another process used or may have used
+    /// the card, and in trials that measure times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_device_bytes: Option<u64>,
-    /// Copy of [`Samples::commands`].
+    /// Commands that a launch puts into the device's queue, the nodes of its graph; absent where
+    /// they cannot be counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commands: Option<u64>,
-    /// Copy of [`Samples::host_launch_ns`].
+    /// Time of the host to start a launch on an idle device, nanoseconds: the shortest of a few.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_launch_ns: Option<f64>,
-    /// Energy of a launch, joules.
+    /// Energy of a launch, joules; absent in samples, which have [`Samples::energy`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launch_j: Option<f64>,
-}
-
-impl From<&CaseRecord> for LaunchCosts {
-    fn from(case: &CaseRecord) -> Self {
-        let Samples { commands, host_launch_ns, ref energy, .. } = case.samples;
-        let CaseRecord { device_bytes, measured_device_bytes, .. } = *case;
-        let launch_j = energy.as_ref().and_then(Energy::measured).map(|it| it.launch_j);
-        Self { device_bytes, measured_device_bytes, commands, host_launch_ns, launch_j }
-    }
 }
 
 impl LaunchCosts {
@@ -211,13 +197,6 @@ pub struct Samples {
     /// Time of all launches of the sample together, nanoseconds.
     #[serde(deserialize_with = "fitted")]
     pub elapsed_ns: Vec<f64>,
-    /// Number of launches that were timed together, as a graph; 1 for one launch of several
-    /// commands; absent if each launch was timed directly.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub batch: Option<u64>,
-    /// Whether the host's launch time is in the samples.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub host_bound: bool,
     /// SM clock during each sample, MHz; empty if the device does not report it.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "fitted")]
     pub clock_mhz: Vec<f64>,
@@ -225,29 +204,12 @@ pub struct Samples {
     /// together, nanoseconds; empty for one GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "fitted")]
     pub skew_ns: Vec<f64>,
-    /// Attempts thrown away because the device was throttled, or its clock not steady.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub discarded: u64,
-    /// Samples that were kept though the device was throttled, or its clock not steady, in each
-    /// attempt.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub throttled: u64,
-    /// Share of the host's CPU time that other processes and guests used during the samples, 0 to
-    /// 1; absent if the system does not report it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub contention: Option<f64>,
-    /// Number of other processes that computed on the GPU during the samples; absent on the host,
-    /// and if NVML does not report it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub other_processes: Option<u32>,
-    /// Commands that a launch puts into the device's queue, the nodes of its graph; absent where
-    /// they cannot be counted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub commands: Option<u64>,
-    /// Time of the host to start a launch on an idle device, nanoseconds: the shortest of a few;
-    /// absent on the host, and if it was not measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host_launch_ns: Option<f64>,
+    /// Conditions under which they were taken.
+    #[serde(default, skip_serializing_if = "Conditions::is_empty")]
+    pub conditions: Conditions,
+    /// Costs of a launch other than device time.
+    #[serde(default, skip_serializing_if = "LaunchCosts::is_empty")]
+    pub costs: LaunchCosts,
     /// Reason why no recording shows whether a launch works on another stream; absent if one does,
     /// on the host, and if an earlier process checked it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -272,15 +234,11 @@ fn fitted<'de, T: Deserialize<'de>, D: Deserializer<'de>>(list: D) -> Result<Vec
     Ok(items)
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)]
-pub(super) const fn is_zero(count: &u64) -> bool {
-    *count == 0
-}
-
 impl Samples {
-    /// Whether another process computed on the GPU while they were taken.
-    pub fn shared_gpu(&self) -> bool {
-        self.other_processes.is_some_and(|others| others > 0)
+    /// Costs of a launch, with its energy.
+    pub fn launch_costs(&self) -> LaunchCosts {
+        let launch_j = self.energy.as_ref().and_then(Energy::measured).map(|it| it.launch_j);
+        LaunchCosts { launch_j, ..self.costs }
     }
 
     /// Nanoseconds a launch, one entry a sample.
@@ -330,15 +288,9 @@ impl Samples {
         if self.launches.contains(&0) {
             return Err("a sample of no launches".to_owned());
         }
-        self.contention.map_or(Ok(()), |share| plausibility::check_share("contention", share))?;
-        for (field, count) in [
-            ("batch", self.batch.unwrap_or(1)),
-            ("discarded", self.discarded),
-            ("throttled", self.throttled),
-            ("delay_size", self.delay_size.unwrap_or(0)),
-        ] {
-            plausibility::check_count(field, count)?;
-        }
+        self.conditions.validate()?;
+        self.costs.validate()?;
+        plausibility::check_count("delay_size", self.delay_size.unwrap_or(0))?;
         let Some(launches) = self.total_launches() else {
             return Err("more launches than can be counted".to_owned());
         };
@@ -450,7 +402,6 @@ impl CaseRecord {
         self.samples.validate()?;
         self.work.validate()?;
         self.verification.validate()?;
-        LaunchCosts::from(self).validate()?;
         self.limit.as_ref().map_or(Ok(()), TimeLimit::validate)
     }
 
@@ -472,8 +423,6 @@ impl CaseRecord {
                 total: 1,
                 ..VerificationRecord::default()
             },
-            device_bytes: None,
-            measured_device_bytes: None,
             kernels: UsedKernels::new(),
             samples: Samples {
                 launches: vec![1; elapsed_ns.len()],
@@ -486,7 +435,8 @@ impl CaseRecord {
 
 impl Record for ProcessRun {
     const SCHEMA: &'static str = "kernelgate-run";
-    const VERSION: u64 = 1;
+    const VERSION: u64 = 2;
+    const OLDEST: u64 = 2;
     const KIND: &'static str = "run";
     const FREE_TEXT: &'static [&'static str] = &["failed", "skipped"];
 

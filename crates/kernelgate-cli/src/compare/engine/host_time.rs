@@ -85,7 +85,7 @@ impl Engine<'_> {
             Ok(run) => {
                 let times = run.into_iter().flat_map(|run| run.cases);
                 let host_times =
-                    times.filter_map(|(id, case)| Some((id, case.samples.host_launch_ns?)));
+                    times.filter_map(|(id, case)| Some((id, case.samples.costs.host_launch_ns?)));
                 host_times.filter(|(_, time_ns)| *time_ns > 0.0).collect()
             }
             Err(why) => {

@@ -23,9 +23,7 @@ use crate::gate::paired::Arm;
 use crate::gate::rules::Rules;
 use kernelgate::record::numerics::DataSets;
 use kernelgate::record::run::VerificationRecord;
-use kernelgate::record::{
-    CaseNumerics, LaunchCosts, ProcessRun, TrialRequest, TrialSampling, file,
-};
+use kernelgate::record::{CaseNumerics, ProcessRun, TrialRequest, TrialSampling, file};
 
 /// Results of both sides' verification besides time.
 #[derive(Debug, Default)]
@@ -68,9 +66,9 @@ impl Engine<'_> {
                 let (Some(before), Some(now)) = (base.cases.get(id), head.cases.get(id)) else {
                     continue;
                 };
-                let costs = [LaunchCosts::from(before), LaunchCosts::from(now)];
+                let costs = [before, now].map(|case| case.samples.launch_costs());
                 let mut code = CodeComparison::between(&before.kernels, &now.kernels);
-                code.add_commands(before.samples.commands, now.samples.commands);
+                code.add_commands(before.samples.costs.commands, now.samples.costs.commands);
                 // Cases on the host, and those of other code, record nothing about it.
                 if code != CodeComparison::default() {
                     findings.code.insert(id.clone(), code);

@@ -43,14 +43,15 @@ pub fn timings(run: &ProcessRun) -> BTreeMap<String, Timing> {
             time_ns: weighted_median(&times, &weights),
             cycles: (!cycles.is_empty()).then(|| median(&cycles)),
             contention: match run.environment.on_host() {
-                true => samples.contention,
+                true => samples.conditions.contention,
                 false => samples
+                    .conditions
                     .other_processes
                     .or(others)
                     .map(|others| if others > 0 { 1.0 } else { 0.0 }),
             },
             at_cap: samples.power.as_ref().is_some_and(|power| power.at_cap),
-            throttled: samples.throttled > 0,
+            throttled: samples.conditions.throttled > 0,
             averaged: case.implementation == IMPLEMENTATION,
         }
     };

@@ -18,6 +18,7 @@ use crate::benches::output;
 use crate::compare::sides::leftovers;
 use kernelgate::gpu_time;
 use kernelgate::harness::filter::Filter;
+use kernelgate::measure::Conditions;
 use kernelgate::measure::contention::CpuTime;
 use kernelgate::record::criterion_store::{self as store, StoredCase, unnumbered};
 use kernelgate::record::text::{check_plain, one_line, printable};
@@ -173,7 +174,8 @@ pub fn measure_listed(
             let added_ns = trial.injection.delays_ns.get(id).copied().unwrap_or(0.0);
             let mut record = record(case, added_ns, contention);
             let of_gpu = own.as_ref().and_then(|own| own.cases.get(id));
-            record.samples.host_bound = of_gpu.is_some_and(|of_gpu| of_gpu.samples.host_bound);
+            record.samples.conditions.host_bound =
+                of_gpu.is_some_and(|of_gpu| of_gpu.samples.conditions.host_bound);
             match record.validate() {
                 Ok(()) => drop(run.cases.insert(id.clone(), record)),
                 // Only this case is skipped; the other cases of the bench keep their times.
@@ -190,7 +192,7 @@ fn record(case: &StoredCase, added_ns: f64, contention: Option<f64>) -> CaseReco
     case.record(Samples {
         elapsed_ns: elapsed_ns.collect(),
         launches: case.iterations.clone(),
-        contention,
+        conditions: Conditions { contention, ..Conditions::default() },
         ..Samples::default()
     })
 }

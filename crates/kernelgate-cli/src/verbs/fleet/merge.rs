@@ -161,8 +161,9 @@ fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit,
 /// By file of a shard, how many of its cases another process on the GPU ran beside; without the
 /// shards that have none.
 fn shared_gpu(runs: &[Piece<ProcessRun>]) -> BTreeMap<&Path, usize> {
-    let shared =
-        |run: &ProcessRun| run.cases.values().filter(|case| case.samples.shared_gpu()).count();
+    let shared = |run: &ProcessRun| {
+        run.cases.values().filter(|case| case.samples.conditions.shared_gpu()).count()
+    };
     let counted = runs.iter().map(|piece| (&*piece.path, shared(&piece.record)));
     counted.filter(|&(_, cases)| cases > 0).collect()
 }

@@ -271,7 +271,10 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let run = recorder.run();
         assert!(run.failed.is_empty() && run.skipped.is_empty(), "{run:?}");
         let measured_bytes = |row: &str, cache: &str| {
-            run.cases[&format!("memory/copy/n1/cuda/{row}/{cache}")].measured_device_bytes
+            run.cases[&format!("memory/copy/n1/cuda/{row}/{cache}")]
+                .samples
+                .costs
+                .measured_device_bytes
         };
         let rows = ["first", "scratch", "last"]
             .map(|row| (measured_bytes(row, "hot"), measured_bytes(row, "cold")));
@@ -290,6 +293,6 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         assert!((32 * MIB..32 * MIB + few).contains(&first), "{first}");
         assert!(scratch.abs_diff(first + 512 * MIB) < few, "{scratch} against {first}");
         assert!(last.abs_diff(first) < few, "{last} against {first}");
-        assert!(run.cases.values().all(|case| case.device_bytes == Some(32 * MIB)));
+        assert!(run.cases.values().all(|case| case.samples.costs.device_bytes == Some(32 * MIB)));
     }
 }

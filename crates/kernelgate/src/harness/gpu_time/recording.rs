@@ -10,6 +10,7 @@ use crate::harness::recording::invocation::Invocation;
 use crate::harness::recording::saving;
 use crate::harness::running::bench_run;
 use crate::harness::settings::process::CriterionProcess;
+use crate::measure::Conditions;
 use crate::measure::audit::{Subject, duration};
 use crate::measure::power::PowerRecord;
 use crate::record::criterion_store::{self, Stored, StoredCase};
@@ -161,7 +162,7 @@ fn case_record(case: &StoredCase, samples: usize, host_bound: bool) -> CaseRecor
     case.record(Samples {
         launches: case.iterations[..samples].to_vec(),
         elapsed_ns: case.times[..samples].to_vec(),
-        host_bound,
+        conditions: Conditions { host_bound, ..Conditions::default() },
         power: Some(PowerRecord::not_applicable("Criterion plans the samples of this bench")),
         ..Samples::default()
     })

@@ -77,7 +77,7 @@ impl Recorder {
             Event::DeviceMemory(ids, bytes) => {
                 for id in ids {
                     if let Some(case) = run.cases.get_mut(*id) {
-                        case.measured_device_bytes = Some(bytes);
+                        case.samples.costs.measured_device_bytes = Some(bytes);
                     }
                 }
             }

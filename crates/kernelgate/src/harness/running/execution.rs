@@ -294,8 +294,6 @@ impl<'a> Execution<'a> {
             sample_unit: breakdown.unit,
             limit,
             verification: VerificationRecord { after: Some(after), ..verified.record.clone() },
-            device_bytes: group.bound.device_bytes(case.index),
-            measured_device_bytes: None,
             kernels: session.kernels(ready),
             samples,
         })
@@ -337,8 +335,10 @@ impl<'a> Execution<'a> {
         let sampled = SampledCase { case, limit, launch: *launch };
         let mut samples = guarded(|| sampler.sample(&sampled, executable, stopwatch.as_mut()))?;
         samples.delay_size = delay_size;
+        samples.costs.device_bytes = group.bound.device_bytes(case.index);
         if self.target.kind() == BackendKind::Cuda && self.session.measures_costs() {
-            samples.host_launch_ns = Some(guarded(|| super::timing::host_launch_ns(executable))?);
+            samples.costs.host_launch_ns =
+                Some(guarded(|| super::timing::host_launch_ns(executable))?);
         }
         drop(timing);
         ready.memory.observe();

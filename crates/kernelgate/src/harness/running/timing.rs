@@ -19,8 +19,8 @@ use crate::measure::contention::CpuTime;
 use crate::measure::power::{
     self, CapReading, Load, LoadSample, PowerMode, PowerRecord, PowerState, Settling, SettlingEnd,
 };
-use crate::measure::{Sample, Stopwatch};
-use crate::record::{Samples, TrialSampling};
+use crate::measure::{Conditions, Sample, Stopwatch};
+use crate::record::{LaunchCosts, Samples, TrialSampling};
 use crate::stats;
 use crate::workload::Effort;
 use kernelgate_cuda::observe::range::Range;
@@ -321,7 +321,7 @@ impl PowerPreparation {
             return Some(PowerRecord::not_applicable("the host computes"));
         };
         self.launches?;
-        if stopwatch.technique().host_bound {
+        if stopwatch.conditions().host_bound {
             return Some(PowerRecord::not_applicable("the host's launches are in the time"));
         }
         let Some(settled) = &self.settled else {
@@ -410,13 +410,10 @@ fn collect(
     lead: &PowerPreparation,
     contention: Option<f64>,
 ) -> Samples {
-    let technique = stopwatch.technique();
     let kept: Vec<Sample> = timed.iter().map(|timed| timed.sample).collect();
     let power = lead.power(timed, stopwatch);
     let slowed = power.as_ref().is_some_and(PowerRecord::slowed);
     Samples {
-        batch: technique.batch,
-        host_bound: technique.host_bound,
         launches: kept.iter().map(|sample| sample.launches).collect(),
         elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
         clock_mhz: kept
@@ -429,18 +426,20 @@ fn collect(
             .map(|sample| sample.skew_ns)
             .collect::<Option<_>>()
             .unwrap_or_default(),
-        discarded: kept.iter().map(|sample| sample.discarded).sum(),
-        throttled: kept.iter().filter(|sample| sample.throttled || slowed).count() as u64,
-        commands: technique.commands,
-        host_launch_ns: None,
+        conditions: Conditions {
+            discarded: kept.iter().map(|sample| sample.discarded).sum(),
+            throttled: kept.iter().filter(|sample| sample.throttled || slowed).count() as u64,
+            contention,
+            other_processes: stopwatch
+                .power()
+                .and_then(|meter| meter.others_computing_since(lead.begun)),
+            ..stopwatch.conditions()
+        },
+        costs: LaunchCosts { commands: stopwatch.commands(), ..LaunchCosts::default() },
         unrecorded: None,
         power,
         energy: None,
         delay_size: None,
-        contention,
-        other_processes: stopwatch
-            .power()
-            .and_then(|meter| meter.others_computing_since(lead.begun)),
     }
 }
 
@@ -451,7 +450,7 @@ mod tests {
     use super::*;
     use crate::backend::cpu::CpuTask;
     use crate::measure::power::PowerMeter;
-    use crate::measure::{Replay, Technique};
+    use crate::measure::{Conditions, Replay};
     use crate::workload::Tensors;
 
     /// A card on which a launch takes this many milliseconds.
@@ -480,8 +479,8 @@ mod tests {
             Some(&self.1)
         }
 
-        fn technique(&self) -> Technique {
-            Technique::default()
+        fn conditions(&self) -> Conditions {
+            Conditions::default()
         }
     }
 

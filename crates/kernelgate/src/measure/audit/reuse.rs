@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
     use crate::backend::cpu::CpuTask;
-    use crate::measure::{Sample, Technique};
+    use crate::measure::{Conditions, Sample};
 
     /// Replay that takes these times, one after the other, nanoseconds; `None` is an unmeasured
     /// replay.
@@ -173,8 +173,8 @@ mod tests {
             Ok(self.0.remove(0).map(replay))
         }
 
-        fn technique(&self) -> Technique {
-            Technique::default()
+        fn conditions(&self) -> Conditions {
+            Conditions::default()
         }
     }
 

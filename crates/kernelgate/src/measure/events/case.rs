@@ -7,7 +7,7 @@ use crate::backend::{BackendError, Executable};
 use crate::measure::audit::{commands, cupti, duration, launches, reuse};
 use crate::measure::power::PowerMeter;
 use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
-use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique, launch_each};
+use crate::measure::{Cache, Conditions, Replay, Sample, Stopwatch, launch_each};
 use crate::stats;
 use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::driver::memory::persistence;
@@ -321,9 +321,13 @@ impl Stopwatch for CaseTimer<'_> {
         self.timer.clock.set_settled(clock_mhz);
     }
 
-    fn technique(&self) -> Technique {
+    fn conditions(&self) -> Conditions {
         let batch = self.plan.batch.as_ref().map(|batch| batch.launches);
-        Technique { batch, host_bound: self.plan.host_bound, commands: self.plan.counted }
+        Conditions { batch, host_bound: self.plan.host_bound, ..Conditions::default() }
+    }
+
+    fn commands(&self) -> Option<u64> {
+        self.plan.counted
     }
 }
 

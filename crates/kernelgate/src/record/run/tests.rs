@@ -52,7 +52,8 @@ fn impossible_samples_are_invalid() {
         let problem = samples(launches, elapsed_ns).validate().unwrap_err();
         assert!(problem.ends_with(wanted), "{problem}");
     }
-    assert!(Samples { contention: Some(1.5), ..samples(&[1], &[1.0]) }.validate().is_err());
+    let conditions = Conditions { contention: Some(1.5), ..Conditions::default() };
+    assert!(Samples { conditions, ..samples(&[1], &[1.0]) }.validate().is_err());
 }
 
 /// A baseline accepts exactly the runs that are valid themselves.
@@ -85,7 +86,7 @@ fn a_run_is_as_strict_as_the_baseline_of_it() {
             case.samples.clock_mhz = vec![1700.0, bad];
         });
         refused(&format!("a host launch of {shown} ns"), &|_, case| {
-            case.samples.host_launch_ns = Some(bad);
+            case.samples.costs.host_launch_ns = Some(bad);
         });
         let traffic = Traffic { read_bytes: 4, write_bytes: 0, cache: Cache::Hot };
         let at = |time_ns| MemoryLimit { traffic, time_ns, pass: "a pass".to_owned() };
