@@ -10,7 +10,8 @@
 //!   pass then shows the work that it enqueued before it waited. If that is nothing, and each of
 //!   three later passes takes long nevertheless, the time is of the host or of another stream.
 //! - When a pass has finished, the whole context has to be idle.
-//! - CUPTI records the second pass ([`super::cupti::check_pass`]).
+//! - CUPTI records the second pass ([`super::cupti::check_pass`]). If the pass outlasts its hold
+//!   and works on several streams, the record is not conclusive, and the case is marked.
 //!
 //! Without CUPTI, a routine that waits for the whole context and works on another stream for less
 //! than [`SHOWN_LATER`] is not detected. A host that is delayed for longer than that in each of the
