@@ -93,9 +93,9 @@ pub struct Conditions {
     pub other_processes: Option<u32>,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)]
-const fn is_zero(count: &u64) -> bool {
-    *count == 0
+/// Whether a number is zero, so that a file can omit it.
+pub(crate) fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
+    *number == T::default()
 }
 
 impl Conditions {

@@ -129,13 +129,8 @@ pub struct PowerRecord {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub throttle: Vec<String>,
     /// Load before the first sample, seconds.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub settling_s: f64,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_zero(seconds: &f64) -> bool {
-    *seconds == 0.0
 }
 
 impl PowerRecord {

@@ -360,7 +360,7 @@ impl From<&CaseRecord> for BaselineCase {
 impl Record for Baseline {
     const SCHEMA: &'static str = "kernelgate-baseline";
     const VERSION: u64 = 3;
-    const OLDEST: u64 = 2;
+    const OLDEST: u64 = 3;
     const KIND: &'static str = "baseline";
     const SEALED: bool = true;
     const LINES: &'static [&'static str] = &["runs", "numerics"];
@@ -507,26 +507,6 @@ mod tests {
         std::fs::write(&path, by_hand).unwrap();
         let refused = file::read_unsealed::<Baseline>(&path).unwrap_err().to_string();
         assert!(refused.ends_with("a limit of 0 ns a launch"), "{refused}");
-    }
-
-    #[test]
-    fn conditions_of_version_2_are_read() {
-        let mut measured = run("1", "aaaa", Some("x"));
-        let conditions =
-            Conditions { host_bound: true, other_processes: Some(1), ..Conditions::default() };
-        measured.cases.get_mut("a").unwrap().samples.conditions = conditions;
-        let mut baseline = Baseline::new("main");
-        baseline.merge(&measured);
-        let text =
-            file::to_text(&baseline).replace("\"schema_version\": 3", "\"schema_version\": 2");
-        let earlier = text
-            .replace("conditions.host_bound", "host_bound")
-            .replace("\"conditions.other_processes\":1", "\"shared_gpu\":true");
-        assert!(!earlier.contains("conditions"), "{earlier}");
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("main.json");
-        std::fs::write(&path, earlier).unwrap();
-        assert_eq!(file::read_unsealed::<Baseline>(&path).unwrap(), baseline);
     }
 
     #[test]

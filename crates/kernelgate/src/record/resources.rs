@@ -77,32 +77,27 @@ pub struct RecordedKernel {
     /// Threads a block, as launched.
     pub block: u32,
     /// Dynamic shared memory a block, bytes, as launched.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub dynamic_shared_bytes: u32,
     /// Registers a thread.
     pub registers: u32,
     /// Bytes of local stack a thread.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub stack_bytes: u32,
     /// Bytes a thread writes when registers run out.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub spill_store_bytes: u32,
     /// Bytes a thread reads back.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub spill_load_bytes: u32,
     /// Static shared memory, bytes a block.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub shared_bytes: u32,
     /// Instructions of each class; zeros at the end are absent.
     pub mix: Vec<u32>,
     /// Performance loss that the assembler reports, with its reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub performance_loss: Option<String>,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)]
-const fn is_zero(number: &u32) -> bool {
-    *number == 0
 }
 
 impl From<&Resources> for ResourceRecord {

@@ -20,13 +20,8 @@ pub struct WorkRecord {
     /// Fewest bytes written.
     pub write_bytes: u64,
     /// Fewest bytes that a GPU receives from others, in work over several.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub link_bytes: u64,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)]
-const fn is_zero(count: &u64) -> bool {
-    *count == 0
 }
 
 impl From<&Work> for WorkRecord {

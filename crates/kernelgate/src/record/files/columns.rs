@@ -17,16 +17,6 @@ use serde_json::{Map, Value};
 /// Most values of a file that its columns may stand for: a small file must not need much memory.
 const MOST_VALUES: usize = 1 << 22;
 
-/// Names of facts in version 2 of baselines, and their present names.
-const RENAMED: [(&str, &str); 6] = [
-    ("batch", "conditions.batch"),
-    ("host_bound", "conditions.host_bound"),
-    ("discarded", "conditions.discarded"),
-    ("throttled", "conditions.throttled"),
-    ("contention", "conditions.contention"),
-    ("shared_gpu", "conditions.other_processes"),
-];
-
 /// Columns as the file has them.
 #[derive(Serialize, Deserialize)]
 struct Columns {
@@ -102,11 +92,11 @@ pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     for key in keys {
         let mut object = Map::new();
         for (name, value) in &same {
-            put_fact(&mut object, name, value.clone()).map_err(D::Error::custom)?;
+            put(&mut object, name, value.clone()).map_err(D::Error::custom)?;
         }
         for (name, column) in &mut columns {
             let value = column.next().unwrap_or_default();
-            put_fact(&mut object, name, value).map_err(D::Error::custom)?;
+            put(&mut object, name, value).map_err(D::Error::custom)?;
         }
         let object = serde_json::from_value(Value::Object(object))
             .map_err(|problem| D::Error::custom(format!("{key}: {problem}")))?;
@@ -129,16 +119,6 @@ fn number_of_values(value: &Value) -> usize {
         Value::Object(fields) => 1 + fields.values().map(number_of_values).sum::<usize>(),
         _ => 1,
     }
-}
-
-/// Puts a fact into an object, under its present name.
-fn put_fact(object: &mut Map<String, Value>, name: &str, value: Value) -> Result<(), String> {
-    let Some((_, present)) = RENAMED.iter().find(|(earlier, _)| *earlier == name) else {
-        return put(object, name, value);
-    };
-    // A flag became a number of processes.
-    let shared = value.as_bool().filter(|_| name == "shared_gpu");
-    put(object, present, shared.map_or(value, |shared| u64::from(shared).into()))
 }
 
 /// Puts a fact into an object, under the fields that its name joins.
