@@ -35,8 +35,10 @@ struct MeasurementState {
     readings: Option<EmptyReadings>,
     telemetry: Vec<Reading>,
     passes: Passes,
-    /// CUPTI, in the pass that it records, and the earliest end of the hold.
-    recorder: Option<(Recorder, u64)>,
+    /// CUPTI, in the pass that it records and in the one before.
+    recorder: Option<Recorder>,
+    /// Beginning of the records of the pass that is judged, on CUPTI's clock.
+    since: u64,
     /// Whether CUPTI's record of this case is conclusive.
     recorded: bool,
     /// Why the last record is not.
@@ -83,6 +85,7 @@ impl GpuTime {
             telemetry: Vec::new(),
             passes: Passes::new(Allowed::CRITERION_ROUTINE),
             recorder: None,
+            since: 0,
             recorded: false,
             unrecorded: None,
             log: SampleLog::start(&store.criterion),
@@ -111,8 +114,12 @@ impl MeasurementState {
             self.readings = Some(self.stream.empty_readings()?);
             self.read_telemetry();
         }
-        if self.passes.next_is_recorded() {
-            self.start_recording()?;
+        if self.passes.next_attaches() {
+            self.attach();
+        }
+        if let Some(recorder) = self.recorder.as_ref().filter(|_| self.passes.next_is_recorded()) {
+            self.since = recorder.now();
+            self.stream.mark()?;
         }
         let hold = self.passes.next_hold();
         self.stream.begin(hold)?;
@@ -120,24 +127,19 @@ impl MeasurementState {
         Ok(())
     }
 
-    /// Attaches CUPTI, and marks the stream.
-    fn start_recording(&mut self) -> Result<(), BackendError> {
+    /// Attaches CUPTI.
+    fn attach(&mut self) {
         match Recorder::start(Recorded::Operations) {
-            Ok(Some(recorder)) => {
-                self.stream.mark()?;
-                let released = recorder.now() + RECORDED_HOLD.as_nanos() as u64;
-                self.recorder = Some((recorder, released));
-            }
+            Ok(Some(recorder)) => self.recorder = Some(recorder),
             Ok(None) => self.unrecorded = Some("CUPTI is missing".to_owned()),
             Err(error) => self.unrecorded = Some(error.to_string()),
         }
-        Ok(())
     }
 
     /// Checks CUPTI's record of the pass, and detaches it.
     fn check_record(&mut self, recorder: Recorder, pass: RecordedPass) -> Result<(), BackendError> {
         self.stream.context_busy()?;
-        let record = recorder.take();
+        let record = recorder.take_since(self.since, self.since);
         let detached = recorder.detach();
         self.unrecorded = match record.and_then(|record| detached.map(|()| record)) {
             Ok(record) => cupti::check_pass(&record, pass)?,
@@ -149,16 +151,18 @@ impl MeasurementState {
     }
 
     fn end(&mut self) -> Result<GpuElapsed, BackendError> {
-        let recorder = self.recorder.take().map(|(recorder, times_out)| {
+        let judges = self.passes.next_is_recorded();
+        let recorder = self.recorder.take_if(|_| judges).map(|recorder| {
             // Work on another stream gets time to begin.
             std::thread::sleep(cupti::BEGINS_WITHIN);
             let returned = recorder.now();
-            (recorder, times_out, returned)
+            (recorder, returned)
         });
         let interval = self.stream.end()?;
         let host = self.began.elapsed();
-        if let Some((recorder, times_out, returned)) = recorder {
+        if let Some((recorder, returned)) = recorder {
             let held = interval.held == Some(true);
+            let times_out = self.since + RECORDED_HOLD.as_nanos() as u64;
             let released = if held { returned } else { times_out };
             self.check_record(recorder, RecordedPass { held, released })?;
         }

@@ -14,7 +14,7 @@
 //! | [`duration`] `L` `C` | launches of nothing, each time or sometimes | every sample against the least command | [`Refusal::TooShort`] | |
 //! | [`writes`] `L` | outputs written on another stream | samples of the outputs while a blocker holds the stream | [`Refusal::WritesWhileHeld`] | |
 //! | [`context`] `L` `C` | long work on another stream | time until the context is idle after the stream | [`Refusal::BusyAfterStream`] | |
-//! | [`cupti`] `L` `C` | any work on another stream | CUPTI's record of a launch behind a blocker, after the samples; of the second pass, held | [`Refusal::RecordedElsewhere`] | |
+//! | [`cupti`] `L` `C` | any work on another stream | CUPTI's record of a launch behind a blocker, after the samples; of the third pass, held | [`Refusal::RecordedElsewhere`] | |
 //! | [`passes`] `C` | a host that waits for work elsewhere | the first pass against passes without a hold | [`Refusal::WaitsForWorkElsewhere`] | |
 //! | [`waits`] `L` `C` | a host that waits for the GPU | a launch or pass behind a hold; [`calls`]: CUPTI's record of its calls | [`Refusal::Waits`], [`Refusal::WaitsIn`] | `waits` |
 //! | [`allocations`] `L` | device memory, freed or not | nodes of a captured launch; free memory and the pool's peak around three launches | [`Refusal::AllocatesInOrder`], [`Refusal::Allocates`] | `allocations` |
@@ -23,7 +23,8 @@
 //!
 //! A Criterion bench has no check of its outputs and of what it reuses, because its inputs and
 //! outputs are its own. [`cupti`] sees what [`writes`] would see. Its commands are not compared,
-//! because Criterion does not say how many iterations a pass has.
+//! because Criterion does not say how many iterations a pass has. Its routine has the permissions of
+//! our own rows ([`Allowed`]), so [`allocations`] and contexts need no check.
 //!
 //! Three checks need more than launches and are elsewhere:
 //!
