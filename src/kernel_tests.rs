@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::kernels;
 use kernelgate::backend::program::{Operand, PlannedKernel, Program, Step};
-use kernelgate_cuda::{KernelSpec, Requires};
+use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// Parameters of a kernel, types and names, from its source.
 pub fn parameters<T>(kernel: &KernelSpec<T>) -> Vec<String> {
@@ -65,7 +65,8 @@ fn every_kernel_file_has_a_row_and_every_header_a_user() {
     {
         embedded.insert(format!("{}.cu", kernel.build.source.file));
         let own = kernel.build.source.headers;
-        let included = kernel.build.headers().into_iter().filter(|header| own.contains(header));
+        let included =
+            kernel.build.headers_of_build().into_iter().filter(|header| own.contains(header));
         embedded.extend(included.map(|(name, _)| name.to_owned()));
     }
     assert_eq!(files, embedded);
@@ -82,13 +83,14 @@ fn rows_of_a_file_agree_and_names_are_unique() {
             "{name}: no such kernel in the file"
         );
         assert!(kernel.threads % 32 == 0 || kernel.threads == 1, "{name}");
-        let clusters = kernel.cluster.is_none() || kernel.requires != Requires::AtLeast(80);
+        let clusters =
+            kernel.cluster.is_none() || kernel.requires != RequiredArchitecture::AtLeast(80);
         assert!(clusters, "{name}: clusters are of sm_90");
         let Entry::Vacant(new) = builds.entry(build.name()) else {
             assert_eq!(builds[&build.name()], build, "{name}: another build of that name");
             continue;
         };
-        let headers = build.headers();
+        let headers = build.headers_of_build();
         for (constant, _) in &build.constants {
             let used = |text: &str| text.contains(constant);
             let in_headers = headers.iter().any(|(_, text)| used(text));

@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 
 use kernelgate::record::resources;
 use kernelgate_cuda::compiler::cubin;
-use kernelgate_cuda::compiler::nvrtc::{CompileError, compile, compile_text, supports, version};
-use kernelgate_cuda::compiler::source::{Build, included};
-use kernelgate_cuda::{Requires, Source};
+use kernelgate_cuda::compiler::nvrtc::{
+    CompileError, compile, compile_source_text, supports, version,
+};
+use kernelgate_cuda::compiler::source::{KernelBuild, included_headers};
+use kernelgate_cuda::{RequiredArchitecture, Source};
 use kernelgate_suite::kernels;
 use rayon::prelude::*;
 
@@ -31,7 +33,7 @@ fn compiler() -> bool {
 
 /// Every build with the most that one of its kernels requires; they lie in one file, which compiles
 /// as a whole or not at all.
-fn builds() -> BTreeMap<Build, Requires> {
+fn builds() -> BTreeMap<KernelBuild, RequiredArchitecture> {
     let mut builds = BTreeMap::new();
     for kernel in kernels() {
         let requires = *builds.entry(kernel.build.clone()).or_insert(kernel.requires);
@@ -71,7 +73,7 @@ fn the_kernel_of_the_shortest_bench_compiles() {
     let example = include_str!("../examples/own_kernel.rs");
     let source = example.split_once("r#\"").unwrap().1.split_once("\"#").unwrap().0;
     let options = ["--gpu-architecture=sm_90a".to_owned()];
-    compile_text("saxpy", source, &[], &options, "sm_90a").unwrap();
+    compile_source_text("saxpy", source, &[], &options, "sm_90a").unwrap();
 }
 
 #[test]
@@ -79,7 +81,7 @@ fn kernels_compile_with_clocks_of_their_stages() {
     if !compiler() {
         return;
     }
-    let clocked: Vec<Build> =
+    let clocked: Vec<KernelBuild> =
         kernels().into_iter().filter_map(|kernel| kernel.with_clocks).collect();
     assert!(!clocked.is_empty(), "no row names stages");
     assert!(clocked.iter().any(uses_wgmma), "no clocks beside tensor instructions");
@@ -93,9 +95,9 @@ fn kernels_compile_with_clocks_of_their_stages() {
 }
 
 /// Whether a build uses warpgroup MMA, by the text that is compiled.
-fn uses_wgmma(build: &Build) -> bool {
+fn uses_wgmma(build: &KernelBuild) -> bool {
     let used = |text: &str| text.contains("wgmma.mma_async");
-    used(&build.text()) || build.headers().iter().any(|(_, text)| used(text))
+    used(&build.text()) || build.headers_of_build().iter().any(|(_, text)| used(text))
 }
 
 /// Whether the assembler serialized tensor instructions, because it cannot prove them independent
@@ -126,10 +128,12 @@ fn an_accumulator_read_before_the_wait_is_reported() {
     if !compiler() {
         return;
     }
-    let headers = included(READ_BEFORE_THE_WAIT, &[]);
+    let headers = included_headers(READ_BEFORE_THE_WAIT, &[]);
     let log = |early: &str| {
         let options = ["--gpu-architecture=sm_90a".to_owned(), format!("-DEARLY={early}")];
-        compile_text("mine/early", READ_BEFORE_THE_WAIT, &headers, &options, "sm_90a").unwrap().log
+        compile_source_text("mine/early", READ_BEFORE_THE_WAIT, &headers, &options, "sm_90a")
+            .unwrap()
+            .log
     };
     assert!(serializes(&log("1")), "{}", log("1"));
     assert!(!serializes(&log("0")), "{}", log("0"));
@@ -140,7 +144,7 @@ fn warpgroup_gemms_overlap_with_what_follows_them() {
     if !compiler() {
         return;
     }
-    let users: Vec<Build> = builds().into_keys().filter(uses_wgmma).collect();
+    let users: Vec<KernelBuild> = builds().into_keys().filter(uses_wgmma).collect();
     let families = [
         "attention/forward",
         "attention/backward",
@@ -152,7 +156,7 @@ fn warpgroup_gemms_overlap_with_what_follows_them() {
     for family in families {
         assert!(users.iter().any(|build| build.source.file.starts_with(family)), "{family}");
     }
-    let fp8 = |build: &Build| build.defines.iter().any(|define| define == "FP8=1");
+    let fp8 = |build: &KernelBuild| build.defines.iter().any(|define| define == "FP8=1");
     assert!(users.iter().any(fp8), "no build in fp8");
     let serialized: Vec<String> = users
         .par_iter()
@@ -196,16 +200,16 @@ fn rows_require_exactly_what_their_files_need() {
         match requires {
             // No kernel supports less than sm_80. One build of a file shows the file's needs; every
             // build is compiled where its resources are checked.
-            Requires::AtLeast(80) | Requires::Between(80, 90) if first => {
+            RequiredArchitecture::AtLeast(80) | RequiredArchitecture::Between(80, 90) if first => {
                 cases.push((build, "sm_80", true))
             }
-            Requires::AtLeast(90) if first => {
+            RequiredArchitecture::AtLeast(90) if first => {
                 cases.extend([(build, "sm_90", true), (build, "sm_80", false)])
             }
-            Requires::Exactly("sm_90a") if first => cases.push((build, "sm_90", false)),
-            Requires::AtLeast(80 | 90)
-            | Requires::Between(80, 90)
-            | Requires::Exactly("sm_90a") => {}
+            RequiredArchitecture::Exactly("sm_90a") if first => cases.push((build, "sm_90", false)),
+            RequiredArchitecture::AtLeast(80 | 90)
+            | RequiredArchitecture::Between(80, 90)
+            | RequiredArchitecture::Exactly("sm_90a") => {}
             other => panic!("{}: no case for {other}", build.name()),
         }
     }
@@ -257,7 +261,7 @@ fn a_kernel_that_does_not_compile_is_named_with_the_log() {
         return;
     }
     let options = ["--gpu-architecture=sm_90a".to_owned()];
-    let error = compile_text(
+    let error = compile_source_text(
         "mine/broken",
         "extern \"C\" __global__ void broken() { undefined_thing(); }",
         &[],

@@ -17,8 +17,8 @@ use super::sample::Rows;
 use crate::e4m3::decode;
 use kernelgate::suite::AxisScan;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors, Tolerance,
-    Unit, Work, Workload, random,
+    Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensor, TensorData, Tensors,
+    Tolerance, Unit, Work, Workload, random,
 };
 
 /// Value of b·s if the axis `tokens` is not given.
@@ -256,7 +256,7 @@ impl Attention {
             } else {
                 draw(seed, name, &self.shape_of(name), self.output_dtype(), |x| x)
             };
-            if let (Dtype::Fp8, Data::Bf16(values)) = (self.dtype, tensor.data()) {
+            if let (Dtype::Fp8, TensorData::Bf16(values)) = (self.dtype, tensor.tensor_data()) {
                 let [b, heads, rows, d] = self.shape_of(name);
                 let (operand, scales) = quantised(values, rows * d);
                 inputs = inputs.with(&format!("{name}_e4m3"), [b, heads, rows, d], operand).with(
@@ -284,11 +284,11 @@ impl Attention {
             }
         }
         let data = match self.dtype {
-            Dtype::F16 => Data::F16(values.into_iter().map(f16::from_f32).collect()),
+            Dtype::F16 => TensorData::F16(values.into_iter().map(f16::from_f32).collect()),
             Dtype::Bf16 | Dtype::Fp8 => {
-                Data::Bf16(values.into_iter().map(bf16::from_f32).collect())
+                TensorData::Bf16(values.into_iter().map(bf16::from_f32).collect())
             }
-            _ => Data::F32(values),
+            _ => TensorData::F32(values),
         };
         Tensor::new(shape, data)
     }
@@ -341,9 +341,13 @@ pub(super) fn draw(
 ) -> Tensor {
     let len = shape.iter().product();
     let data = match dtype {
-        Dtype::F16 => Data::F16(random::map_normal(seed, name, len, |x| f16::from_f32(f(x)))),
-        Dtype::Bf16 => Data::Bf16(random::map_normal(seed, name, len, |x| bf16::from_f32(f(x)))),
-        _ => Data::F32(random::map_normal(seed, name, len, f)),
+        Dtype::F16 => {
+            TensorData::F16(random::map_normal_values(seed, name, len, |x| f16::from_f32(f(x))))
+        }
+        Dtype::Bf16 => {
+            TensorData::Bf16(random::map_normal_values(seed, name, len, |x| bf16::from_f32(f(x))))
+        }
+        _ => TensorData::F32(random::map_normal_values(seed, name, len, f)),
     };
     Tensor::new(shape, data)
 }

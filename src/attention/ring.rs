@@ -10,8 +10,8 @@ use std::ops::Range;
 
 use super::definition::{Attention, AttentionForward, DTYPE, draw, tolerance};
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, LinkWork, Point, Problem, Symmetry, Tensor, Tensors,
-    Tolerance, Work, Workload,
+    Axis, AxisError, Dtype, Expected, LinkWork, Point, Problem, Symmetry, Tensor, TensorData,
+    Tensors, Tolerance, Work, Workload,
 };
 
 /// Most GPUs of a problem.
@@ -214,7 +214,7 @@ impl Ring {
     /// The part of some rows of the whole output that lies on a GPU.
     fn part(&self, whole: &Expected, rank: usize) -> Option<Expected> {
         let d = self.attention.d;
-        let Data::F64(values) = &whole.values else { return None };
+        let TensorData::F64(values) = &whole.values else { return None };
         let rows: Vec<usize> = match &whole.rows {
             Some(rows) => rows.clone(),
             None => (0..values.len() / d).collect(),

@@ -255,7 +255,8 @@ fn a_sample_of_a_large_problem_holds_rows_of_the_whole() {
         let whole = forward(&attention.head(), &q, &k, &v);
         let mut seen = 0;
         for band in &expected {
-            let (rows, Data::F64(values)) = (band.rows.as_ref().expect("a sample"), &band.values)
+            let (rows, TensorData::F64(values)) =
+                (band.rows.as_ref().expect("a sample"), &band.values)
             else {
                 panic!("fp64")
             };
@@ -303,13 +304,13 @@ fn gradients_of_shared_keys_are_the_sums_over_the_heads_that_share_them() {
             let values = inputs.f32(name).chunks(s * d).flat_map(|head| [head; 3]).flatten();
             repeated.insert(
                 name,
-                Tensor::new(apart.attention.shape(), Data::F32(values.copied().collect())),
+                Tensor::new(apart.attention.shape(), TensorData::F32(values.copied().collect())),
             );
         }
         let gradient = |problem: &AttentionBackward, inputs: &Tensors, name: &str| -> Vec<f64> {
             let parts = problem.reference(inputs).into_iter().filter(|part| part.name == name);
             let rows = parts.flat_map(|part| {
-                let Data::F64(values) = part.values else { panic!("gradients are f64") };
+                let TensorData::F64(values) = part.values else { panic!("gradients are f64") };
                 let rows = part.rows.unwrap_or_else(|| (0..values.len() / d).collect());
                 rows.into_iter().zip(values.chunks(d).map(<[f64]>::to_vec).collect::<Vec<_>>())
             });
@@ -511,7 +512,7 @@ fn rounding_operands_to_fp8_costs_what_the_results_say() {
         let values = |problem: &AttentionForward| -> Vec<f64> {
             let bands = problem.reference(&problem.inputs(9)).into_iter();
             let values_of = |band: Expected| match band.values {
-                Data::F64(values) => values,
+                TensorData::F64(values) => values,
                 other => panic!("{other:?}"),
             };
             bands.flat_map(values_of).collect()

@@ -4,8 +4,8 @@ use half::bf16;
 
 use crate::parallel;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, LinkWork, Point, Problem, Symmetry, Tensor, Tensors,
-    Tolerance, Work, Workload, random,
+    Axis, AxisError, Dtype, Expected, LinkWork, Point, Problem, Symmetry, Tensor, TensorData,
+    Tensors, Tolerance, Work, Workload, random,
 };
 
 /// Most GPUs of a problem.
@@ -138,8 +138,10 @@ impl Exchange {
 
     fn draw(&self, seed: u64, name: &str, len: usize) -> Tensor {
         let data = match self.dtype {
-            Dtype::Bf16 => Data::Bf16(random::map_normal(seed, name, len, bf16::from_f32)),
-            _ => Data::F32(random::normal(seed, name, len)),
+            Dtype::Bf16 => {
+                TensorData::Bf16(random::map_normal_values(seed, name, len, bf16::from_f32))
+            }
+            _ => TensorData::F32(random::normal(seed, name, len)),
         };
         Tensor::new([len], data)
     }
@@ -277,7 +279,7 @@ mod tests {
         let whole = small(Kind::AllReduce, 2).reference(&inputs);
         let parts = small(Kind::ReduceScatter, 2).reference(&inputs);
         let values = |expected: &Expected| match &expected.values {
-            Data::F64(values) => values.clone(),
+            TensorData::F64(values) => values.clone(),
             _ => panic!("f64"),
         };
         let together: Vec<f64> = parts.iter().flat_map(values).collect();

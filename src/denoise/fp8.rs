@@ -10,7 +10,7 @@ use half::slice::HalfFloatSliceExt;
 use super::model::{Read, TensorSpec};
 use crate::e4m3::{LARGEST, decode, encode};
 use crate::parallel;
-use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
 /// Range of the exponents of columns: all that a bf16 factor of an implementation can represent,
 /// and more than weights need. Larger values saturate.
@@ -39,7 +39,9 @@ pub fn is_quantized(spec: &TensorSpec) -> bool {
 /// # Panics
 /// When it is something else.
 pub fn quantize(tensor: &Tensor) -> Fp8 {
-    let (&[layers, rows, columns], Data::Bf16(values)) = (tensor.shape(), tensor.data()) else {
+    let (&[layers, rows, columns], TensorData::Bf16(values)) =
+        (tensor.shape(), tensor.tensor_data())
+    else {
         panic!("a stack of bf16 matrices is quantised")
     };
     let mut quantized = Fp8 { codes: vec![0; values.len()], exponents: vec![0; layers * columns] };
@@ -94,7 +96,7 @@ pub fn dequantized(tensor: &Tensor) -> Tensor {
             }
         }
     });
-    Tensor::new(tensor.shape(), Data::Bf16(values))
+    Tensor::new(tensor.shape(), TensorData::Bf16(values))
 }
 
 /// Bytes of the codes and of a byte of exponent a column.
@@ -108,12 +110,12 @@ pub fn widened(inputs: &Tensors) -> Tensors {
     let mut wide = inputs.clone();
     let narrow = |tensor: &Tensor| tensor.dtype() == Dtype::Bf16;
     for (name, tensor) in inputs.iter().filter(|(_, tensor)| narrow(tensor)) {
-        let Data::Bf16(values) = tensor.data() else { continue };
+        let TensorData::Bf16(values) = tensor.tensor_data() else { continue };
         let mut wider = vec![0.0; values.len()];
         parallel::chunks_mut(&mut wider, PIECE, &|piece, wider| {
             values[piece * PIECE..][..wider.len()].convert_to_f32_slice(wider);
         });
-        wide.insert(name, Tensor::new(tensor.shape(), Data::F32(wider)));
+        wide.insert(name, Tensor::new(tensor.shape(), TensorData::F32(wider)));
     }
     wide
 }

@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::model::TensorSpec;
 use crate::parallel;
-use kernelgate::workload::{Data, Dtype, Tensor};
+use kernelgate::workload::{Dtype, Tensor, TensorData};
 
 /// Elements along k with one scale. The last group of a column may have fewer.
 pub const GROUP: usize = 128;
@@ -37,7 +37,9 @@ pub const fn groups(depth: usize) -> usize {
 /// # Panics
 /// When it is something else.
 pub fn quantize(tensor: &Tensor) -> Int4 {
-    let (&[layers, rows, columns], Data::Bf16(values)) = (tensor.shape(), tensor.data()) else {
+    let (&[layers, rows, columns], TensorData::Bf16(values)) =
+        (tensor.shape(), tensor.tensor_data())
+    else {
         panic!("a stack of bf16 matrices is quantised")
     };
     let mut quantized = Int4 {
@@ -100,7 +102,7 @@ pub fn dequantized(tensor: &Tensor) -> Tensor {
             }
         }
     });
-    Tensor::new(tensor.shape(), Data::Bf16(values))
+    Tensor::new(tensor.shape(), TensorData::Bf16(values))
 }
 
 /// Bytes of the numbers, two a byte, and of the scales.
@@ -123,7 +125,7 @@ mod tests {
         let [layers, rows, columns] = shape;
         let all = (0..layers * rows * columns)
             .map(|i| bf16::from_f32(value(i / (rows * columns), i / columns % rows, i % columns)));
-        Tensor::new(shape, Data::Bf16(all.collect()))
+        Tensor::new(shape, TensorData::Bf16(all.collect()))
     }
 
     #[test]

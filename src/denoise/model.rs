@@ -3,7 +3,7 @@
 
 use half::bf16;
 
-use kernelgate::workload::{Data, Dtype, Tensor, random};
+use kernelgate::workload::{Dtype, Tensor, TensorData, random};
 
 /// Columns of an action.
 pub const ACTION: usize = 32;
@@ -74,10 +74,12 @@ impl TensorSpec {
     pub(super) fn draw(&self, seed: u64) -> Tensor {
         let (len, deviation) = (self.shape.iter().product(), self.deviation);
         let data = match self.dtype {
-            Dtype::Bf16 => Data::Bf16(random::map_normal(seed, self.name, len, |x| {
+            Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, self.name, len, |x| {
                 bf16::from_f32(deviation * x)
             })),
-            _ => Data::F32(random::map_normal(seed, self.name, len, |x| deviation * x)),
+            _ => {
+                TensorData::F32(random::map_normal_values(seed, self.name, len, |x| deviation * x))
+            }
         };
         Tensor::new(self.shape.clone(), data)
     }

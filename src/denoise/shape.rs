@@ -107,7 +107,7 @@ impl ExpertShape {
         let mut inputs = match last.take() {
             Some((of, known, tensors)) if of == seed => {
                 let both = specs.iter().filter(|spec| known.contains(spec));
-                tensors.only(&both.map(|spec| spec.name).collect::<Vec<_>>())
+                tensors.select_named(&both.map(|spec| spec.name).collect::<Vec<_>>())
             }
             _ => Tensors::new(),
         };

@@ -7,7 +7,7 @@ use crate::denoise::reference::*;
 use crate::denoise::shape::MAX_TOKENS;
 use kernelgate::verify::{OutputComparison, compare};
 use kernelgate::workload::Scale;
-use kernelgate::workload::{Data, Effort};
+use kernelgate::workload::{Effort, TensorData};
 
 const FAULTS: [Fault; 10] = [
     Fault::NoSuffix,
@@ -35,7 +35,7 @@ fn in_int4(model: Model, s: usize, p: usize) -> ExpertShape {
 }
 
 fn values(mut expected: Vec<Expected>) -> Vec<f64> {
-    let Data::F64(values) = expected.remove(0).values else { panic!("the reference is f64") };
+    let TensorData::F64(values) = expected.remove(0).values else { panic!("the reference is f64") };
     values
 }
 
@@ -318,7 +318,7 @@ proptest! {
         seed: u64,
     ) {
         let draw =
-            |name: &str, len| kernelgate::workload::random::map_normal(seed, name, len, f64::from);
+            |name: &str, len| kernelgate::workload::random::map_normal_values(seed, name, len, f64::from);
         let (a, b) = (draw("a", m * k), draw("b", k * n));
         let view = |x, rows, columns| kernelgate_numerics::gemm::MatRef::from_row_major_slice(x, rows, columns);
         let c = gemm(view(&a, m, k), view(&b, k, n));
@@ -341,7 +341,7 @@ proptest! {
         j in 0usize..1000,
         offset in 0usize..1000,
     ) {
-        let draw = |name: &str| kernelgate::workload::random::map_normal(seed, name, 16, f64::from);
+        let draw = |name: &str| kernelgate::workload::random::map_normal_values(seed, name, 16, f64::from);
         let at = |x: &[f64], position| {
             let mut x = x.to_vec();
             rope(&mut x, 16, |_| position);

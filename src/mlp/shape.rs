@@ -2,7 +2,9 @@
 
 use half::bf16;
 
-use kernelgate::workload::{AxisError, Data, Dtype, Point, Tensor, Tensors, Tolerance, random};
+use kernelgate::workload::{
+    AxisError, Dtype, Point, Tensor, TensorData, Tensors, Tolerance, random,
+};
 
 /// Extents and dtype.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,10 +50,10 @@ impl Shape {
             let factor = if name == "x" { 1.0 } else { 1.0 / (rows as f32).sqrt() };
             let len = rows * columns;
             let data = match self.dtype {
-                Dtype::Bf16 => {
-                    Data::Bf16(random::map_normal(seed, name, len, |x| bf16::from_f32(x * factor)))
-                }
-                _ => Data::F32(random::map_normal(seed, name, len, |x| x * factor)),
+                Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, name, len, |x| {
+                    bf16::from_f32(x * factor)
+                })),
+                _ => TensorData::F32(random::map_normal_values(seed, name, len, |x| x * factor)),
             };
             inputs.insert(name, Tensor::new(shape, data));
         }

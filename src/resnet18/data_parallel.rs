@@ -22,8 +22,8 @@ use super::gradient::cross_entropy;
 use super::network::CLASSES;
 use super::shape::NetworkShape;
 use kernelgate::workload::{
-    Axis, AxisError, Breakdown, Data, Dtype, Expected, LinkWork, Point, Problem, Tensor, Tensors,
-    Tolerance, Work, Workload,
+    Axis, AxisError, Breakdown, Dtype, Expected, LinkWork, Point, Problem, Tensor, TensorData,
+    Tensors, Tolerance, Work, Workload,
 };
 
 /// Most GPUs of a problem.
@@ -119,7 +119,7 @@ impl DataParallel {
 
     /// The inputs of a GPU by the names of a training step.
     pub fn rank_inputs(&self, inputs: &Tensors, rank: usize) -> Tensors {
-        let mut own = inputs.only(&COPIED);
+        let mut own = inputs.select_named(&COPIED);
         for tensor in ["images", "labels"] {
             own.insert(tensor, inputs.tensor(name(tensor, rank)).clone());
         }
@@ -128,14 +128,14 @@ impl DataParallel {
 
     /// The inputs of the step for all images.
     fn joined_inputs(&self, inputs: &Tensors) -> Tensors {
-        let mut all = inputs.only(&COPIED);
+        let mut all = inputs.select_named(&COPIED);
         for tensor in ["images", "labels"] {
             let parts = (0..self.gpus).map(|rank| inputs.tensor(name(tensor, rank)));
             let mut shape = inputs.tensor(name(tensor, 0)).shape().to_vec();
             shape[0] = self.whole.shape.b;
             let data = match tensor {
-                "images" => Data::F32(parts.flat_map(f32s).collect()),
-                _ => Data::I8(parts.flat_map(i8s).collect()),
+                "images" => TensorData::F32(parts.flat_map(f32s).collect()),
+                _ => TensorData::I8(parts.flat_map(i8s).collect()),
             };
             all.insert(tensor, Tensor::new(shape, data));
         }
@@ -158,7 +158,7 @@ impl Problem for DataParallel {
 
     fn inputs(&self, seed: u64) -> Tensors {
         let all = self.whole.inputs(seed);
-        let mut inputs = all.only(&COPIED);
+        let mut inputs = all.select_named(&COPIED);
         let b = self.part().shape.b;
         for rank in 0..self.gpus {
             let [images, labels] = ["images", "labels"].map(|name| all.tensor(name));
@@ -183,7 +183,7 @@ impl Problem for DataParallel {
                 let named = |values| Expected { name: name(&step.name, rank).to_owned(), ..values };
                 match (step.name.as_str(), &step.values) {
                     ("loss", _) => {}
-                    ("logits", Data::F64(logits)) => {
+                    ("logits", TensorData::F64(logits)) => {
                         let own = &logits[rank * b * CLASSES..][..b * CLASSES];
                         let (loss, _) = cross_entropy(own, &labels[rank * b..][..b]);
                         expected.push(named(Expected::all("", [b, CLASSES], own.to_vec())));
@@ -256,7 +256,7 @@ mod tests {
         let values_by_name = |all: &[Expected], name: &str| -> Vec<f64> {
             let parts = all.iter().filter(|expected| expected.name == name);
             let values = |expected: &Expected| match &expected.values {
-                Data::F64(values) => values.clone(),
+                TensorData::F64(values) => values.clone(),
                 _ => panic!("f64"),
             };
             parts.flat_map(values).collect()

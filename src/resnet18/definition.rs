@@ -156,7 +156,7 @@ impl Problem for Inference {
     }
 
     fn inputs(&self, seed: u64) -> Tensors {
-        self.shape.inputs(seed).only(&["images", "parameters"])
+        self.shape.inputs(seed).select_named(&["images", "parameters"])
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
@@ -242,7 +242,7 @@ impl Problem for TrainStep {
         let mut inputs = self.shape.inputs(seed);
         let parameters = inputs.tensor("parameters");
         // About as large as gradients are.
-        let momentum = random::map_normal(seed, "momentum", parameters.len(), |x| 1e-3 * x);
+        let momentum = random::map_normal_values(seed, "momentum", parameters.len(), |x| 1e-3 * x);
         let momentum = Tensor::new(parameters.shape(), momentum.into());
         inputs.insert("momentum", momentum);
         inputs

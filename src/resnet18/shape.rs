@@ -104,7 +104,7 @@ impl NetworkShape {
         let parameters = self.parameters(&network, seed);
         Tensors::new()
             .with("images", [b, side, side, COLORS], self.images(seed))
-            .with("labels", [b], random::map_normal(seed, "labels", b, label))
+            .with("labels", [b], random::map_normal_values(seed, "labels", b, label))
             .with("parameters", self.rows(&network), parameters)
     }
 
@@ -118,7 +118,7 @@ impl NetworkShape {
     fn images(&self, seed: u64) -> Vec<f32> {
         let (steps, len) = (self.steps() as f32, self.b * self.sizes.image().elements());
         let most = (255.0 / steps).floor();
-        random::map_normal(seed, "images", len, |x| match self.draw {
+        random::map_normal_values(seed, "images", len, |x| match self.draw {
             Draw::Dyadic => (x * 64.0 / steps).round().clamp(-most, most) * steps / 64.0,
             Draw::Normal | Draw::File => self.rounded(x),
         })
@@ -146,7 +146,7 @@ impl NetworkShape {
         let mut draw =
             |name: String, first: usize, len: usize, value: &(dyn Fn(f32) -> f32 + Sync)| {
                 parameters[first..first + len]
-                    .copy_from_slice(&random::map_normal(seed, &name, len, value));
+                    .copy_from_slice(&random::map_normal_values(seed, &name, len, value));
             };
         let steps = self.steps() as f32;
         let bias = |x: f32| match self.draw {

@@ -14,7 +14,7 @@ use crate::st_bif::neuron::Parameters;
 use kernelgate::backend::cpu::{CpuTask, threads};
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::tensor::split_columns;
-use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
 /// Neurons whose state is kept in L1 at a time.
 const LANES: usize = 256;
@@ -30,7 +30,7 @@ pub const FORWARD: &[Implementation<StBifForward>] = &[Implementation {
         let neurons = problem.neurons;
         let outputs = Tensors::new().with_output("spikes", [neurons.t, neurons.n], Dtype::I8);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            let Data::I8(spikes) = outputs.tensor_mut("spikes").data_mut() else {
+            let TensorData::I8(spikes) = outputs.tensor_mut("spikes").tensor_data_mut() else {
                 unreachable!("spikes are i8")
             };
             forward(neurons.parameters, inputs.tensor("x"), spikes);
@@ -48,7 +48,7 @@ pub const BACKWARD: &[Implementation<StBifBackward>] = &[Implementation {
         let outputs = Tensors::new().with_output("gx", [neurons.t, neurons.n], neurons.dtype);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let (x, gy) = (inputs.tensor("x"), inputs.tensor("gy"));
-            backward(neurons.parameters, x, gy, outputs.tensor_mut("gx").data_mut());
+            backward(neurons.parameters, x, gy, outputs.tensor_mut("gx").tensor_data_mut());
         })
     }),
 }];
@@ -70,16 +70,16 @@ pub fn forward(parameters: Parameters, x: &Tensor, spikes: &mut [i8]) {
 }
 
 /// Gradient `[T, N]` of the currents `x [T, N]`, from the spikes' `gy [T, N]`; all of one dtype.
-pub fn backward(parameters: Parameters, x: &Tensor, gy: &Tensor, gx: &mut Data) {
+pub fn backward(parameters: Parameters, x: &Tensor, gy: &Tensor, gx: &mut TensorData) {
     let parameters = State32::from(parameters);
     match gx {
-        Data::F32(gx) => backward_columns(&parameters, x, gy, gx, |to: &mut [f32], from| {
+        TensorData::F32(gx) => backward_columns(&parameters, x, gy, gx, |to: &mut [f32], from| {
             to.copy_from_slice(from)
         }),
-        Data::F16(gx) => {
+        TensorData::F16(gx) => {
             backward_columns(&parameters, x, gy, gx, |to, from| to.convert_from_f32_slice(from))
         }
-        Data::Bf16(gx) => {
+        TensorData::Bf16(gx) => {
             backward_columns(&parameters, x, gy, gx, |to, from| to.convert_from_f32_slice(from))
         }
         _ => unreachable!("gx has the dtype of x"),
@@ -156,14 +156,14 @@ fn values<'a>(
     buffer: &'a mut LaneBlock<f32>,
 ) -> &'a LaneBlock<f32> {
     let range = from..from + lanes;
-    match tensor.data() {
-        Data::F32(values) => match values[range].first_chunk() {
+    match tensor.tensor_data() {
+        TensorData::F32(values) => match values[range].first_chunk() {
             Some(block) => return block,
             None => buffer[..lanes].copy_from_slice(&values[from..from + lanes]),
         },
-        Data::F16(values) => values[range].convert_to_f32_slice(&mut buffer[..lanes]),
-        Data::Bf16(values) => values[range].convert_to_f32_slice(&mut buffer[..lanes]),
-        Data::F64(_) | Data::I8(_) => unreachable!("inputs are f32, f16 or bf16"),
+        TensorData::F16(values) => values[range].convert_to_f32_slice(&mut buffer[..lanes]),
+        TensorData::Bf16(values) => values[range].convert_to_f32_slice(&mut buffer[..lanes]),
+        TensorData::F64(_) | TensorData::I8(_) => unreachable!("inputs are f32, f16 or bf16"),
     }
     buffer
 }

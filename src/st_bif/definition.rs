@@ -16,8 +16,8 @@ use crate::parallel;
 use kernelgate::suite::AxisScan;
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors, Tolerance,
-    Unit, Work, Workload, random,
+    Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensor, TensorData, Tensors,
+    Tolerance, Unit, Work, Workload, random,
 };
 
 /// Neurons of one sample in each neuron layer of ResNet-18 on 32x32 images, with the ImageNet stem
@@ -205,11 +205,13 @@ impl Neurons {
     fn tensor(&self, seed: u64, name: &str, f: impl Fn(f32) -> f32 + Sync) -> Tensor {
         let len = self.elements();
         let data = match self.dtype {
-            Dtype::F16 => Data::F16(random::map_normal(seed, name, len, |x| f16::from_f32(f(x)))),
-            Dtype::Bf16 => {
-                Data::Bf16(random::map_normal(seed, name, len, |x| bf16::from_f32(f(x))))
+            Dtype::F16 => {
+                TensorData::F16(random::map_normal_values(seed, name, len, |x| f16::from_f32(f(x))))
             }
-            _ => Data::F32(random::map_normal(seed, name, len, f)),
+            Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, name, len, |x| {
+                bf16::from_f32(f(x))
+            })),
+            _ => TensorData::F32(random::map_normal_values(seed, name, len, f)),
         };
         Tensor::new([self.t, self.n], data)
     }

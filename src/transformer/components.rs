@@ -14,8 +14,8 @@ use super::reference::{sigmoid, softmax};
 use super::shape::{ArenaRows, NORM_EPSILON, ROPE_BASE, SIZES, Shape, Weight};
 use crate::parallel;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work,
-    Workload, random,
+    Axis, AxisError, Dtype, Expected, Point, Problem, Tensor, TensorData, Tensors, Tolerance, Unit,
+    Work, Workload, random,
 };
 
 /// One kernel, or two that always follow each other.
@@ -315,13 +315,15 @@ impl Problem for ComponentProblem {
             let spread = self.spread(name);
             let len = extents.iter().product();
             let data = match (name, dtype) {
-                ("tokens" | "targets", _) => Data::F32(self.shape.text(seed).f32(name).to_vec()),
-                ("steps", _) => Data::F32(vec![3.0]),
+                ("tokens" | "targets", _) => {
+                    TensorData::F32(self.shape.text(seed).f32(name).to_vec())
+                }
+                ("steps", _) => TensorData::F32(vec![3.0]),
                 (_, Dtype::Bf16) => {
                     let rounded = |x| bf16::from_f32(spread(x));
-                    Data::Bf16(random::map_normal(seed, name, len, rounded))
+                    TensorData::Bf16(random::map_normal_values(seed, name, len, rounded))
                 }
-                _ => Data::F32(random::map_normal(seed, name, len, spread)),
+                _ => TensorData::F32(random::map_normal_values(seed, name, len, spread)),
             };
             inputs.insert(name, Tensor::new(extents, data));
         }

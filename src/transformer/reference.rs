@@ -158,7 +158,7 @@ impl<'a> Reference<'a> {
         let rounds = self.shape.dtype == Dtype::Bf16 && parameters.dtype() != Dtype::Bf16;
         let mut matrix = Matrix::zeros(rows, d);
         each_row(&mut matrix.values, d, &|row, to| {
-            parameters.for_blocks_f64((first + row) * d, d, &mut |from, values| {
+            parameters.for_each_f64_block((first + row) * d, d, &mut |from, values| {
                 to[from..from + values.len()].copy_from_slice(values);
             });
             if rounds {

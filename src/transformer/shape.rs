@@ -13,7 +13,9 @@
 
 use half::bf16;
 
-use kernelgate::workload::{AxisError, Data, Dtype, Point, Tensor, Tensors, Unit, Work, random};
+use kernelgate::workload::{
+    AxisError, Dtype, Point, Tensor, TensorData, Tensors, Unit, Work, random,
+};
 
 /// Added to the mean square before the root of RMSNorm.
 pub const NORM_EPSILON: f64 = 1e-5;
@@ -213,8 +215,9 @@ impl Shape {
             let vocabulary = self.vocabulary as f32;
             // About uniform: the digits of a normal number behind the third.
             let token = |x: f32| ((x * 997.0).abs().fract() * vocabulary).floor();
-            let tokens =
-                random::map_normal(seed, name, self.tokens(), |x| token(x).min(vocabulary - 1.0));
+            let tokens = random::map_normal_values(seed, name, self.tokens(), |x| {
+                token(x).min(vocabulary - 1.0)
+            });
             text.with(name, [self.batch, self.context], tokens)
         })
     }
@@ -223,10 +226,12 @@ impl Shape {
     /// variance of a row.
     pub fn weights(&self, seed: u64, dtype: Dtype) -> Tensor {
         let draw = |name: &str, len, spread: f32, mean: f32| match dtype {
-            Dtype::Bf16 => Data::Bf16(random::map_normal(seed, name, len, |x| {
+            Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, name, len, |x| {
                 bf16::from_f32(x.mul_add(spread, mean))
             })),
-            _ => Data::F32(random::map_normal(seed, name, len, |x| x.mul_add(spread, mean))),
+            _ => TensorData::F32(random::map_normal_values(seed, name, len, |x| {
+                x.mul_add(spread, mean)
+            })),
         };
         let mut arena = Tensor::zeroed([self.rows(), self.d], dtype);
         for ArenaRows { weight, first, rows } in self.tensors() {
@@ -250,7 +255,7 @@ impl Shape {
         // About a gradient of the mean over that many tokens.
         let spread = 5e-3 / (self.tokens() as f32).sqrt();
         let moments = |name: &str, value: &(dyn Fn(f32) -> f32 + Sync)| {
-            random::map_normal(seed, name, self.parameters(), value)
+            random::map_normal_values(seed, name, self.parameters(), value)
         };
         let shape = [self.rows(), self.d];
         let mut state = Tensors::new()

@@ -9,7 +9,7 @@ use super::shape::{ArenaRows, NEXT_STATE, STATE, Shape, Weight};
 use super::{FORWARD, Forward, TRAIN_STEP, TrainStep, check_text};
 use kernelgate::verify::precision::Bounds;
 use kernelgate::workload::{
-    Data, Dtype, Effort, Expected, Problem, Scale, Tensor, Tensors, symmetry,
+    Dtype, Effort, Expected, Problem, Scale, Tensor, TensorData, Tensors, symmetry,
 };
 
 const TINY: Shape = Shape {
@@ -54,12 +54,12 @@ fn gradients_are_differences_of_the_loss() {
 
 /// The state after a step, in f32.
 fn next_state(shape: &Shape, inputs: &Tensors, expected: &[Expected]) -> Tensors {
-    let mut state = inputs.only(&["tokens", "targets"]);
+    let mut state = inputs.select_named(&["tokens", "targets"]);
     state = state.with("steps", [1], vec![inputs.f32("steps")[0] + 1.0]);
     for (name, next) in STATE.into_iter().zip(NEXT_STATE) {
         let mut values = inputs.f32(name).to_vec();
         for one in expected.iter().filter(|one| one.name == next) {
-            let Data::F64(rows) = &one.values else { panic!("fp64") };
+            let TensorData::F64(rows) = &one.values else { panic!("fp64") };
             for (row, from) in one.rows.iter().flatten().zip(rows.chunks(shape.d)) {
                 let to = &mut values[row * shape.d..][..shape.d];
                 to.iter_mut().zip(from).for_each(|(to, from)| *to = *from as f32);
@@ -102,7 +102,7 @@ pub fn curve(shape: &Shape, beginning: &Tensors, steps: usize) -> Vec<f64> {
     let mut losses = vec![];
     for _ in 0..steps {
         let expected = step(shape, &state, |x| x);
-        let Data::F64(loss) = &expected[0].values else { panic!("fp64") };
+        let TensorData::F64(loss) = &expected[0].values else { panic!("fp64") };
         losses.push(loss.iter().sum::<f64>() / loss.len() as f64);
         state = next_state(shape, &state, &expected);
     }
@@ -121,7 +121,10 @@ fn a_training_learns_its_text() {
 fn errors(name: &str, found: &[Expected], exact: &[Expected]) -> [f64; 2] {
     let mut worst = [0.0f64; 2];
     for (found, exact) in found.iter().zip(exact).filter(|(found, _)| found.name == name) {
-        let (Data::F64(found), Data::F64(exact)) = (&found.values, &exact.values) else { continue };
+        let (TensorData::F64(found), TensorData::F64(exact)) = (&found.values, &exact.values)
+        else {
+            continue;
+        };
         let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
         let largest = |values: &[f64]| values.iter().fold(0.0f64, |most, x| most.max(x.abs()));
         let apart: Vec<f64> = found.iter().zip(exact).map(|(x, y)| x - y).collect();
@@ -203,7 +206,7 @@ fn gradients_add_up_over_the_batch() {
 fn a_token_outside_of_the_vocabulary_is_named() {
     let mut text = TINY.text(1);
     assert_eq!(check_text(&TINY, &text), Ok(()));
-    text.insert("targets", Tensor::new([2, 7], Data::F32(vec![21.0; 14])));
+    text.insert("targets", Tensor::new([2, 7], TensorData::F32(vec![21.0; 14])));
     let message = "`targets` has 21 at 0, a vocabulary of 21 ends before";
     assert_eq!(check_text(&TINY, &text), Err(message.to_owned()));
     for wrong in [-1.0, 0.5, f32::NAN] {

@@ -177,7 +177,7 @@ fn merge(folder: &Path) {
         }
     };
     let seconds = started.elapsed().as_secs_f64();
-    println!("{shards} shards, {cases} cases in {seconds:.2} s, peak {}", peak());
+    println!("{shards} shards, {cases} cases in {seconds:.2} s, peak {}", peak_memory());
 }
 
 fn read(path: &Path) {
@@ -186,11 +186,11 @@ fn read(path: &Path) {
         Ok(baseline) => baseline.cases.len(),
         Err(_) => file::read::<ProcessRun>(path).expect("a baseline or a run").cases.len(),
     };
-    println!("{cases} cases in {:.2} s, peak {}", started.elapsed().as_secs_f64(), peak());
+    println!("{cases} cases in {:.2} s, peak {}", started.elapsed().as_secs_f64(), peak_memory());
 }
 
 /// Peak memory of the process, as Linux reports it.
-fn peak() -> String {
+fn peak_memory() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.map_or_else(|| "unknown".to_owned(), |value| value.trim().to_owned())

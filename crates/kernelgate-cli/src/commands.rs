@@ -8,19 +8,19 @@ use kernelgate::record::text::printable;
 static COMMANDS_ARE_SHOWN: AtomicBool = AtomicBool::new(false);
 
 /// Makes [`show`] print every later command.
-pub fn show_all() {
+pub fn show_all_commands() {
     COMMANDS_ARE_SHOWN.store(true, Ordering::Relaxed);
 }
 
 /// Whether [`show`] prints.
-pub fn are_shown() -> bool {
+pub fn are_commands_shown() -> bool {
     COMMANDS_ARE_SHOWN.load(Ordering::Relaxed)
 }
 
 /// Prints a command that is about to run, with its folder and the variables that differ, on
 /// standard error.
 pub fn show(command: &Command) {
-    if are_shown() {
+    if are_commands_shown() {
         eprintln!("+ {}", printable(&format!("{command:?}")));
     }
 }

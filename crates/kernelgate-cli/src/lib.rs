@@ -47,7 +47,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     if std::env::var_os(protocol::VARIABLE).is_some_and(|value| value == protocol::QUESTION) {
         // The program lies beside bench executables, and contains the marks by which these are
         // found.
-        println!("{}", benches::PROGRAM);
+        println!("{}", benches::PROGRAM_MARK);
         return Exit::Fine.into();
     }
     guard::keep_panics(variables::has_backtrace());
@@ -70,14 +70,14 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("error: {}", printable(&with_causes(&error)));
+            eprintln!("error: {}", printable(&error_with_causes(&error)));
             Exit::Usage.into()
         }
     }
 }
 
 /// An error with its causes, each once, because some errors quote their cause.
-fn with_causes(error: &anyhow::Error) -> String {
+fn error_with_causes(error: &anyhow::Error) -> String {
     let causes = error.chain().map(ToString::to_string);
     causes.fold(String::new(), |text, cause| match text.contains(&cause) {
         true => text,
@@ -94,6 +94,6 @@ mod tests {
     fn an_error_names_each_cause_once() {
         let error = anyhow!("read a.json: broken").context("failed to read a.json: broken");
         let error = error.context("merge");
-        assert_eq!(super::with_causes(&error), "merge: failed to read a.json: broken");
+        assert_eq!(super::error_with_causes(&error), "merge: failed to read a.json: broken");
     }
 }

@@ -13,7 +13,7 @@ use kernelgate::harness::{args, variables};
 use kernelgate_cli::gate::rules::rules_file;
 use kernelgate_trace::diagnose::{RuleEntry, rule_entries};
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::stats::{self, Report};
+use kernelgate_trace::stats::{self, StatsReport};
 use serde_json::Value;
 
 const UPDATE: &str = "UPDATE_REFERENCE=1 cargo test -p kernelgate-cli --test program reference";
@@ -211,7 +211,7 @@ fn the_page_of_reports_has_every_table_of_stats() {
         "`kernelgate stats TRACE --report NAME` prints one of these tables, with the columns of\n\
                     `nsys stats` 2023.4.\n\n| report | rows | columns |\n|---|---|---|\n"
             .to_owned();
-    for report in Report::ALL {
+    for report in StatsReport::ALL {
         let columns = stats::table(&Trace::default(), report).columns.join(", ");
         let _ = writeln!(page, "| `{}` | {} | {columns} |", report.name(), report.rows());
     }

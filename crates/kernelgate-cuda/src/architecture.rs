@@ -17,17 +17,17 @@ pub fn named() -> Option<String> {
 }
 
 /// The least architecture that anything here is compiled for: Ampere.
-pub const LEAST: u32 = 80;
+pub const MIN_ARCHITECTURE: u32 = 80;
 
 /// The least architecture with clusters, bulk copies and programmatic dependent launch: Hopper.
-pub const HOPPER: u32 = 90;
+pub const HOPPER_ARCHITECTURE: u32 = 90;
 
 /// Shared memory that the system keeps of each block, bytes.
-pub const SHARED_RESERVED: u32 = 1024;
+pub const RESERVED_SHARED_BYTES_PER_BLOCK: u32 = 1024;
 
 /// Capacity of a multiprocessor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Multiprocessor {
+pub struct MultiprocessorLimits {
     /// Warps.
     pub warps: u32,
     /// Blocks.
@@ -46,7 +46,7 @@ pub fn number(arch: &str) -> Option<u32> {
 }
 
 /// Capacity of an architecture's multiprocessors; `None` if this table lacks the architecture.
-pub fn multiprocessor(arch: &str) -> Option<Multiprocessor> {
+pub fn multiprocessor_limits(arch: &str) -> Option<MultiprocessorLimits> {
     let (warps, blocks, shared_kib) = match number(arch)? {
         80 | 87 => (64, 32, 164),
         86 => (48, 16, 100),
@@ -55,18 +55,18 @@ pub fn multiprocessor(arch: &str) -> Option<Multiprocessor> {
         120 | 121 => (48, 24, 100),
         _ => return None,
     };
-    Some(Multiprocessor { warps, blocks, shared_bytes: shared_kib * 1024 })
+    Some(MultiprocessorLimits { warps, blocks, shared_bytes: shared_kib * 1024 })
 }
 
 /// Maximum shared memory of a block, bytes; `None` if this table lacks the architecture.
 pub fn shared_bytes_a_block(arch: &str) -> Option<u32> {
-    multiprocessor(arch).map(|limits| limits.shared_bytes - SHARED_RESERVED)
+    multiprocessor_limits(arch).map(|limits| limits.shared_bytes - RESERVED_SHARED_BYTES_PER_BLOCK)
 }
 
 /// Whether a kernel may be launched there before the one before it has ended (programmatic
 /// dependent launch).
-pub fn overlaps_launches(arch: &str) -> bool {
-    number(arch).is_some_and(|number| number >= HOPPER)
+pub fn supports_programmatic_launch(arch: &str) -> bool {
+    number(arch).is_some_and(|number| number >= HOPPER_ARCHITECTURE)
 }
 
 #[cfg(test)]
@@ -88,6 +88,6 @@ mod tests {
             [163, 99, 99, 227, 227, 99].map(Some)
         );
         assert_eq!(kib("sm_75"), None);
-        assert!(overlaps_launches("sm_90") && !overlaps_launches("sm_89"));
+        assert!(supports_programmatic_launch("sm_90") && !supports_programmatic_launch("sm_89"));
     }
 }

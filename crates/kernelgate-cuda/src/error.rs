@@ -11,7 +11,7 @@ pub enum BackendError {
         /// The action: "make a stream".
         action: String,
         /// Answer of the driver.
-        status: DriverStatus,
+        status: DriverStatusCode,
     },
     /// The computation itself failed.
     #[error("launch failed: {0}")]
@@ -42,14 +42,14 @@ pub enum BackendError {
 
 /// Status with which a call of the driver failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DriverStatus {
+pub struct DriverStatusCode {
     /// Name of the status: "CUDA_ERROR_OUT_OF_MEMORY".
     pub name: String,
     /// Text of the driver; a driver that is shutting down, as while its process ends, has none.
     pub text: Option<String>,
 }
 
-impl fmt::Display for DriverStatus {
+impl fmt::Display for DriverStatusCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 pub const VARIABLE: &str = "KERNELGATE_LAYOUT";
 
 /// Moves all later host allocations of the process, if it has a layout.
-pub fn pad_heap(layout: Option<u32>) {
+pub fn pad_heap_for_layout(layout: Option<u32>) {
     if let Some(layout) = layout {
         std::mem::forget(Vec::<u8>::with_capacity(1040 * (layout as usize % 97 + 1)));
     }

@@ -9,7 +9,8 @@ use std::path::Path;
 /// When the path is not a regular file, or cannot be opened. A dangling link is reported as such,
 /// not as a missing file, because somebody made it on purpose.
 pub fn open(path: &Path) -> std::io::Result<std::fs::File> {
-    let kind = std::fs::metadata(path).map_err(|cause| without_target(path, cause))?.file_type();
+    let kind =
+        std::fs::metadata(path).map_err(|cause| missing_target_error(path, cause))?.file_type();
     if !kind.is_file() && !kind.is_dir() {
         return Err(std::io::Error::other("it is no file but a device, a pipe or a socket"));
     }
@@ -17,7 +18,7 @@ pub fn open(path: &Path) -> std::io::Result<std::fs::File> {
 }
 
 /// The error of a link whose target is missing, else `cause`.
-fn without_target(path: &Path, cause: std::io::Error) -> std::io::Error {
+fn missing_target_error(path: &Path, cause: std::io::Error) -> std::io::Error {
     match std::fs::read_link(path) {
         Ok(to) if cause.kind() == std::io::ErrorKind::NotFound => {
             std::io::Error::other(format!("a link to nothing ({})", to.display()))

@@ -17,9 +17,11 @@ use crate::{BackendError, Device, DeviceOptions, Devices};
 /// # Panics
 /// When there is no GPU and `KERNELGATE_REQUIRE_GPU` is set.
 pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    match Device::open(0, &DeviceOptions::from_environment()) {
-        Ok(device) => Some((device, ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))),
+    static ONE_GPU_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
+    match Device::open(0, &DeviceOptions::options_from_environment()) {
+        Ok(device) => {
+            Some((device, ONE_GPU_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)))
+        }
         Err(error) => {
             assert!(
                 std::env::var_os("KERNELGATE_REQUIRE_GPU").is_none(),
@@ -36,8 +38,8 @@ pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
 ///
 /// # Panics
 /// When there is one GPU and `KERNELGATE_REQUIRE_GPUS` is set.
-pub fn second_gpu() -> Option<Arc<Device>> {
-    match Device::open(1, &DeviceOptions::from_environment()) {
+pub fn second_gpu_for_test() -> Option<Arc<Device>> {
+    match Device::open(1, &DeviceOptions::options_from_environment()) {
         Ok(device) => Some(device),
         Err(error) => {
             assert!(
@@ -51,15 +53,18 @@ pub fn second_gpu() -> Option<Arc<Device>> {
 }
 
 /// The first two GPUs as a set, for one test of the process at a time. Without two it prints a message
-/// or fails, like [`gpu`] and [`second_gpu`].
+/// or fails, like [`gpu`] and [`second_gpu_for_test`].
 ///
 /// # Panics
 /// When `gpu` or `second_gpu` panics, or when the set does not open.
-pub fn two_gpus() -> Option<(Devices, MutexGuard<'static, ()>)> {
+pub fn two_gpus_for_test() -> Option<(Devices, MutexGuard<'static, ()>)> {
     let (_first, alone) = gpu()?;
-    second_gpu()?;
-    let ordinals = Devices::in_order([0, 1]).expect("two GPUs");
-    Some((ordinals.open(&DeviceOptions::from_environment()).expect("a set of two GPUs"), alone))
+    second_gpu_for_test()?;
+    let ordinals = Devices::in_launch_order([0, 1]).expect("two GPUs");
+    Some((
+        ordinals.open(&DeviceOptions::options_from_environment()).expect("a set of two GPUs"),
+        alone,
+    ))
 }
 
 /// Changes settings of the whole context that other code may change: the stack of a thread, and the
@@ -67,7 +72,7 @@ pub fn two_gpus() -> Option<(Devices, MutexGuard<'static, ()>)> {
 ///
 /// # Errors
 /// When the driver refuses.
-pub fn change_context(device: &Device) -> Result<(), BackendError> {
+pub fn change_context_settings(device: &Device) -> Result<(), BackendError> {
     let context = device.context();
     let changed = context
         .set_limit(CUlimit_enum::CU_LIMIT_STACK_SIZE, 16 << 10)

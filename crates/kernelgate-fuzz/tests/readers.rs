@@ -15,17 +15,17 @@ use kernelgate_cli::benches::{criterion, mark, package};
 use kernelgate_cli::bisect::state::State;
 use kernelgate_cli::fleet::submission::Submission;
 use kernelgate_cli::fleet::verification::VerificationShard;
-use kernelgate_cli::gate::calibration::{Calibration, recommend, summarise};
+use kernelgate_cli::gate::calibration::{Calibration, recommend, summarise_calibration};
 use kernelgate_cli::gate::comparison_shard::{self, ComparisonShard};
 use kernelgate_cli::gate::rules::rules_file;
-use kernelgate_cli::history::index::Index;
+use kernelgate_cli::history::index::HistoryIndex;
 use kernelgate_cli::verbs::Cli;
 use kernelgate_cli::{report, verbs};
 use kernelgate_cuda::compiler::{code, cubin};
-use kernelgate_cuda::driver::launch::image::Image;
+use kernelgate_cuda::driver::launch::image::KernelImage;
 use kernelgate_trace::diagnose::diagnose;
-use kernelgate_trace::read::{self, Wanted};
-use kernelgate_trace::stats::{self, Report};
+use kernelgate_trace::read::{self, WantedTraceParts};
+use kernelgate_trace::stats::{self, StatsReport};
 
 use crate::Reader;
 use crate::mutate::Syntax::{self, Bytes, Json, Lines};
@@ -68,7 +68,7 @@ fn calibration(path: &Path, _: u64) -> bool {
     let Some(calibration) = record::<Calibration>(path) else { return false };
     report::calibration::text(&calibration, Some(100));
     report::calibration::markdown(&calibration);
-    summarise(&calibration);
+    summarise_calibration(&calibration);
     recommend(&calibration);
     let mut twice = calibration.clone();
     let _ = twice.merge(calibration);
@@ -123,10 +123,10 @@ fn response(path: &Path, number: u64) -> bool {
 /// Reads a trace, sums it up, diagnoses it and writes it as a timeline. A mutated trace takes one of
 /// the three ways, by its number.
 fn trace(path: &Path, number: u64) -> bool {
-    let Ok(trace) = read::open(path, &Wanted::ALL) else { return false };
+    let Ok(trace) = read::open(path, &WantedTraceParts::ALL) else { return false };
     let takes = |way: u64| number == 0 || number % 3 == way;
     if takes(0) {
-        for report in Report::ALL {
+        for report in StatsReport::ALL {
             stats::table(&trace, report).to_text();
         }
     }
@@ -136,7 +136,7 @@ fn trace(path: &Path, number: u64) -> bool {
         serde_json::to_string(&diagnosis.to_json()).unwrap();
     }
     if takes(2) {
-        kernelgate_trace::export::perfetto(&trace, &mut std::io::sink()).unwrap();
+        kernelgate_trace::export::write_perfetto(&trace, &mut std::io::sink()).unwrap();
     }
     true
 }
@@ -149,7 +149,7 @@ fn peers(path: &Path, _: u64) -> bool {
 fn rules(path: &Path, _: u64) -> bool {
     let Ok(rules) = rules_file::read(path, "kernelgate.toml") else { return false };
     rules.limits("fixture/spin/n64/cpu/hot");
-    rules.accepted("fixture/spin/n64/cpu/hot");
+    rules.acceptances_for("fixture/spin/n64/cpu/hot");
     rules.report(&["fixture/spin/n64/cpu/hot"], None).lines();
     true
 }
@@ -190,16 +190,16 @@ fn safetensors(path: &Path, _: u64) -> bool {
 fn machine_code(path: &Path, _: u64) -> bool {
     let bytes = std::fs::read(path).unwrap();
     let facts = cubin::facts(&bytes, "");
-    let _ = (code::hashes(&bytes), mark::kind(path));
+    let _ = (code::machine_code_hashes(&bytes), mark::kind(path));
     let symbols = facts.iter().flat_map(|facts| facts.keys());
-    symbols.for_each(|symbol| drop(code::in_image(&bytes, symbol)));
-    let image = Image::from_bytes("image", bytes);
+    symbols.for_each(|symbol| drop(code::machine_code_in_image(&bytes, symbol)));
+    let image = KernelImage::from_bytes("image", bytes);
     facts.is_ok() && image.is_ok()
 }
 
 /// The index of a history store: one that cannot be used is made anew.
 fn index(path: &Path, _: u64) -> bool {
-    let Ok(index) = Index::open(path) else { return false };
+    let Ok(index) = HistoryIndex::open(path) else { return false };
     let names = index.names().unwrap_or_default();
     names.iter().for_each(|name| drop(index.rows(name)));
     let _ = (index.folders(), index.skipped(), index.packages(), index.folder_runs());
@@ -210,7 +210,7 @@ fn index(path: &Path, _: u64) -> bool {
 /// Output of executables in response to the version question.
 fn printed(path: &Path, _: u64) -> bool {
     let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
-    let _ = (criterion::parse_list(&text), package::has_manifest(path));
+    let _ = (criterion::parse_criterion_list(&text), package::has_manifest(path));
     protocol::parse_answer(&text).is_some()
 }
 

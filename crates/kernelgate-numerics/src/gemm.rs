@@ -1,12 +1,12 @@
 //! GEMMs on the host, in f32 and f64, over row-major views of `faer`.
 //!
-//! `faer`'s kernels leave AVX state behind ([`leave_avx`]); these functions clear it.
+//! `faer`'s kernels leave AVX state behind ([`clear_upper_avx`]); these functions clear it.
 
 use faer::Par;
 use faer::linalg::matmul::matmul;
 pub use faer::{Accum, MatMut, MatRef};
 
-use crate::simd::leave_avx;
+use crate::simd::clear_upper_avx;
 
 /// Computes `out = factor·a·b`, or adds the product to `out`, on the calling thread.
 pub fn multiply_f32(
@@ -17,7 +17,7 @@ pub fn multiply_f32(
     factor: f32,
 ) {
     matmul(out, accumulate, a, b, factor, Par::Seq);
-    leave_avx();
+    clear_upper_avx();
 }
 
 /// Computes `out = factor·a·b`, or adds the product to `out`, on the calling thread.
@@ -29,12 +29,12 @@ pub fn multiply_f64(
     factor: f64,
 ) {
     matmul(out, accumulate, a, b, factor, Par::Seq);
-    leave_avx();
+    clear_upper_avx();
 }
 
 /// `out = a·b` on all of rayon's threads.
 pub fn multiply_on_all_threads(out: MatMut<'_, f32>, a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
     matmul(out, Accum::Replace, a, b, 1.0, Par::rayon(0));
-    leave_avx();
-    rayon::broadcast(|_| leave_avx());
+    clear_upper_avx();
+    rayon::broadcast(|_| clear_upper_avx());
 }

@@ -13,11 +13,11 @@ const CHUNK: usize = 1 << 16;
 
 /// `len` values of N(0, 1) in f32, from the seed and the tensor's name.
 pub fn normal(seed: u64, name: &str, len: usize) -> Vec<f32> {
-    map_normal(seed, name, len, |x| x)
+    map_normal_values(seed, name, len, |x| x)
 }
 
 /// `len` values of `f(N(0, 1))`, from the seed and the tensor's name.
-pub fn map_normal<T: Copy + Zeroable + Send>(
+pub fn map_normal_values<T: Copy + Zeroable + Send>(
     seed: u64,
     name: &str,
     len: usize,
@@ -26,8 +26,8 @@ pub fn map_normal<T: Copy + Zeroable + Send>(
     // Zeros, so that the cores that draw also make the pages.
     let mut values = bytemuck::allocation::zeroed_vec::<T>(len);
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
-        let (mut rng, mut drawn) = (stream(seed, name, chunk as u64), [0.0; VALUES_AT_ONCE]);
-        for values in values.chunks_mut(VALUES_AT_ONCE) {
+        let (mut rng, mut drawn) = (stream(seed, name, chunk as u64), [0.0; VALUES_PER_DRAW]);
+        for values in values.chunks_mut(VALUES_PER_DRAW) {
             let drawn = &mut drawn[..values.len()];
             draw(&mut rng, drawn);
             values.iter_mut().zip(drawn).for_each(|(value, x)| *value = f(*x));
@@ -37,7 +37,7 @@ pub fn map_normal<T: Copy + Zeroable + Send>(
 }
 
 /// Values drawn at a time.
-const VALUES_AT_ONCE: usize = 1024;
+const VALUES_PER_DRAW: usize = 1024;
 
 /// Draws each value from the normal distribution N(0, 1).
 fn draw(rng: &mut ChaCha8Rng, values: &mut [f32]) {

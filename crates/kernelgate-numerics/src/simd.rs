@@ -13,7 +13,7 @@ use pulp::Arch;
 /// machines this is a few additions. GEMMs with `Par::Seq` leave only their own thread dirty,
 /// others all of rayon's: `rayon::broadcast(|_| leave_avx())` cleans those.
 #[inline]
-pub fn leave_avx() {
+pub fn clear_upper_avx() {
     let mut values = black_box([1.0f32; 32]);
     Arch::new().dispatch(|| values.iter_mut().for_each(|x| *x += 1.0));
     black_box(values);

@@ -79,7 +79,7 @@ impl Dtype {
 /// Elements of one dtype, row-major.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
-pub enum Data {
+pub enum TensorData {
     F64(Vec<f64>),
     F32(Vec<f32>),
     F16(Vec<f16>),
@@ -87,7 +87,7 @@ pub enum Data {
     I8(Vec<i8>),
 }
 
-impl Data {
+impl TensorData {
     /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
@@ -109,7 +109,7 @@ impl Data {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
     shape: Vec<usize>,
-    data: Data,
+    data: TensorData,
 }
 
 impl Tensor {
@@ -118,7 +118,7 @@ impl Tensor {
     /// # Panics
     /// When the shape does not hold exactly the elements: a fault of the calling code, not of
     /// input.
-    pub fn new(shape: impl Into<Vec<usize>>, data: Data) -> Self {
+    pub fn new(shape: impl Into<Vec<usize>>, data: TensorData) -> Self {
         let tensor = Self { shape: shape.into(), data };
         assert_eq!(
             tensor.shape.iter().product::<usize>(),
@@ -135,11 +135,11 @@ impl Tensor {
         let shape = shape.into();
         let len = shape.iter().product();
         let data = match dtype {
-            Dtype::F64 => Data::F64(vec![f64::NAN; len]),
-            Dtype::F32 => Data::F32(vec![f32::NAN; len]),
-            Dtype::F16 => Data::F16(vec![f16::NAN; len]),
-            Dtype::Bf16 => Data::Bf16(vec![bf16::NAN; len]),
-            Dtype::Fp8 | Dtype::I8 => Data::I8(vec![i8::MIN; len]),
+            Dtype::F64 => TensorData::F64(vec![f64::NAN; len]),
+            Dtype::F32 => TensorData::F32(vec![f32::NAN; len]),
+            Dtype::F16 => TensorData::F16(vec![f16::NAN; len]),
+            Dtype::Bf16 => TensorData::Bf16(vec![bf16::NAN; len]),
+            Dtype::Fp8 | Dtype::I8 => TensorData::I8(vec![i8::MIN; len]),
         };
         Self { shape, data }
     }
@@ -149,13 +149,13 @@ impl Tensor {
         let shape = shape.into();
         let len = shape.iter().product();
         let data = match dtype {
-            Dtype::F64 => Data::F64(vec![0.0; len]),
-            Dtype::F32 => Data::F32(vec![0.0; len]),
+            Dtype::F64 => TensorData::F64(vec![0.0; len]),
+            Dtype::F32 => TensorData::F32(vec![0.0; len]),
             // Integer zeros are pages that the system provides when they are first accessed: by the
             // thread that overwrites them.
-            Dtype::F16 => Data::F16(vec![0_u16; len].reinterpret_into()),
-            Dtype::Bf16 => Data::Bf16(vec![0_u16; len].reinterpret_into()),
-            Dtype::Fp8 | Dtype::I8 => Data::I8(vec![0; len]),
+            Dtype::F16 => TensorData::F16(vec![0_u16; len].reinterpret_into()),
+            Dtype::Bf16 => TensorData::Bf16(vec![0_u16; len].reinterpret_into()),
+            Dtype::Fp8 | Dtype::I8 => TensorData::I8(vec![0; len]),
         };
         Self { shape, data }
     }
@@ -163,11 +163,11 @@ impl Tensor {
     /// Overwrites every element with the poison of [`Tensor::poisoned`].
     pub fn poison(&mut self) {
         match &mut self.data {
-            Data::F64(values) => values.fill(f64::NAN),
-            Data::F32(values) => values.fill(f32::NAN),
-            Data::F16(values) => values.fill(f16::NAN),
-            Data::Bf16(values) => values.fill(bf16::NAN),
-            Data::I8(values) => values.fill(i8::MIN),
+            TensorData::F64(values) => values.fill(f64::NAN),
+            TensorData::F32(values) => values.fill(f32::NAN),
+            TensorData::F16(values) => values.fill(f16::NAN),
+            TensorData::Bf16(values) => values.fill(bf16::NAN),
+            TensorData::I8(values) => values.fill(i8::MIN),
         }
     }
 
@@ -177,17 +177,17 @@ impl Tensor {
     }
 
     /// The elements.
-    pub fn data(&self) -> &Data {
+    pub fn tensor_data(&self) -> &TensorData {
         &self.data
     }
 
     /// The elements, to write.
-    pub fn data_mut(&mut self) -> &mut Data {
+    pub fn tensor_data_mut(&mut self) -> &mut TensorData {
         &mut self.data
     }
 
     /// The elements, without their shape.
-    pub fn into_data(self) -> Data {
+    pub fn into_tensor_data(self) -> TensorData {
         self.data
     }
 
@@ -204,11 +204,11 @@ impl Tensor {
     /// Element type.
     pub fn dtype(&self) -> Dtype {
         match self.data {
-            Data::F64(_) => Dtype::F64,
-            Data::F32(_) => Dtype::F32,
-            Data::F16(_) => Dtype::F16,
-            Data::Bf16(_) => Dtype::Bf16,
-            Data::I8(_) => Dtype::I8,
+            TensorData::F64(_) => Dtype::F64,
+            TensorData::F32(_) => Dtype::F32,
+            TensorData::F16(_) => Dtype::F16,
+            TensorData::Bf16(_) => Dtype::Bf16,
+            TensorData::I8(_) => Dtype::I8,
         }
     }
 
@@ -221,17 +221,17 @@ impl Tensor {
     pub fn to_f64(&self, from: usize, len: usize) -> Vec<f64> {
         let range = from..from + len;
         match &self.data {
-            Data::F64(values) => values[range].to_vec(),
-            Data::F32(values) => values[range].iter().map(|&x| f64::from(x)).collect(),
-            Data::F16(values) => values[range].iter().map(|x| x.to_f64()).collect(),
-            Data::Bf16(values) => values[range].iter().map(|x| x.to_f64()).collect(),
-            Data::I8(values) => values[range].iter().map(|&x| f64::from(x)).collect(),
+            TensorData::F64(values) => values[range].to_vec(),
+            TensorData::F32(values) => values[range].iter().map(|&x| f64::from(x)).collect(),
+            TensorData::F16(values) => values[range].iter().map(|x| x.to_f64()).collect(),
+            TensorData::Bf16(values) => values[range].iter().map(|x| x.to_f64()).collect(),
+            TensorData::I8(values) => values[range].iter().map(|&x| f64::from(x)).collect(),
         }
     }
 
     /// Calls `f` with the elements `from..from + len` as f64, some at a time and in order, and where
     /// these begin, counted from `from`. As [`Self::to_f64`], without an allocation of that size.
-    pub fn for_blocks_f64(&self, from: usize, len: usize, f: &mut dyn FnMut(usize, &[f64])) {
+    pub fn for_each_f64_block(&self, from: usize, len: usize, f: &mut dyn FnMut(usize, &[f64])) {
         /// Elements converted at a time: few enough for the nearest cache.
         const BLOCK: usize = 1024;
         let (mut block, mut halves) = ([0.0f64; BLOCK], [0.0f32; BLOCK]);
@@ -243,17 +243,17 @@ impl Tensor {
                 block.iter_mut().zip(values).for_each(|(to, &x)| *to = f64::from(x));
             };
             match &self.data {
-                Data::F64(values) => block.copy_from_slice(&values[range]),
-                Data::F32(values) => widen(block, &values[range]),
-                Data::F16(values) => {
+                TensorData::F64(values) => block.copy_from_slice(&values[range]),
+                TensorData::F32(values) => widen(block, &values[range]),
+                TensorData::F16(values) => {
                     values[range].convert_to_f32_slice(halves);
                     widen(block, halves);
                 }
-                Data::Bf16(values) => {
+                TensorData::Bf16(values) => {
                     values[range].convert_to_f32_slice(halves);
                     widen(block, halves);
                 }
-                Data::I8(values) => {
+                TensorData::I8(values) => {
                     block.iter_mut().zip(&values[range]).for_each(|(to, &x)| *to = f64::from(x));
                 }
             }
@@ -262,29 +262,29 @@ impl Tensor {
     }
 
     /// Whether the elements `from..from + len` are numbers, not NaN or infinite.
-    pub fn all_finite(&self, from: usize, len: usize) -> bool {
+    pub fn are_all_finite(&self, from: usize, len: usize) -> bool {
         // Without an early end, so that the loops take many elements at once.
         fn all<T>(values: &[T], finite: impl Fn(&T) -> bool) -> bool {
             values.iter().fold(true, |all, value| all & finite(value))
         }
         let range = from..from + len;
         match &self.data {
-            Data::F64(values) => all(&values[range], |x| x.is_finite()),
-            Data::F32(values) => all(&values[range], |x| x.is_finite()),
-            Data::F16(values) => all(&values[range], |x| x.is_finite()),
-            Data::Bf16(values) => all(&values[range], |x| x.is_finite()),
-            Data::I8(_) => true,
+            TensorData::F64(values) => all(&values[range], |x| x.is_finite()),
+            TensorData::F32(values) => all(&values[range], |x| x.is_finite()),
+            TensorData::F16(values) => all(&values[range], |x| x.is_finite()),
+            TensorData::Bf16(values) => all(&values[range], |x| x.is_finite()),
+            TensorData::I8(_) => true,
         }
     }
 
     /// The elements as they lie in memory, in the host's byte order.
     pub fn as_bytes(&self) -> &[u8] {
         match &self.data {
-            Data::F64(values) => bytemuck::cast_slice(values),
-            Data::F32(values) => bytemuck::cast_slice(values),
-            Data::F16(values) => bytemuck::cast_slice(values),
-            Data::Bf16(values) => bytemuck::cast_slice(values),
-            Data::I8(values) => bytemuck::cast_slice(values),
+            TensorData::F64(values) => bytemuck::cast_slice(values),
+            TensorData::F32(values) => bytemuck::cast_slice(values),
+            TensorData::F16(values) => bytemuck::cast_slice(values),
+            TensorData::Bf16(values) => bytemuck::cast_slice(values),
+            TensorData::I8(values) => bytemuck::cast_slice(values),
         }
     }
 }
@@ -293,28 +293,28 @@ impl Tensor {
     /// The elements as they lie in memory, to write.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.data {
-            Data::F64(values) => bytemuck::cast_slice_mut(values),
-            Data::F32(values) => bytemuck::cast_slice_mut(values),
-            Data::F16(values) => bytemuck::cast_slice_mut(values),
-            Data::Bf16(values) => bytemuck::cast_slice_mut(values),
-            Data::I8(values) => bytemuck::cast_slice_mut(values),
+            TensorData::F64(values) => bytemuck::cast_slice_mut(values),
+            TensorData::F32(values) => bytemuck::cast_slice_mut(values),
+            TensorData::F16(values) => bytemuck::cast_slice_mut(values),
+            TensorData::Bf16(values) => bytemuck::cast_slice_mut(values),
+            TensorData::I8(values) => bytemuck::cast_slice_mut(values),
         }
     }
 }
 
-impl From<Vec<f32>> for Data {
+impl From<Vec<f32>> for TensorData {
     fn from(values: Vec<f32>) -> Self {
         Self::F32(values)
     }
 }
 
-impl From<Vec<f64>> for Data {
+impl From<Vec<f64>> for TensorData {
     fn from(values: Vec<f64>) -> Self {
         Self::F64(values)
     }
 }
 
-impl From<Vec<i8>> for Data {
+impl From<Vec<i8>> for TensorData {
     fn from(values: Vec<i8>) -> Self {
         Self::I8(values)
     }
@@ -341,13 +341,18 @@ impl Tensors {
     }
 
     /// The first tensor whose memory is shared with another owner.
-    pub fn first_shared(&self) -> Option<&str> {
+    pub fn first_shared_tensor(&self) -> Option<&str> {
         let mut tensors = self.0.iter();
         tensors.find(|(_, tensor)| Arc::strong_count(tensor) > 1).map(|(name, _)| name.as_str())
     }
 
     /// Adds a tensor under a name, for chaining.
-    pub fn with(mut self, name: &str, shape: impl Into<Vec<usize>>, data: impl Into<Data>) -> Self {
+    pub fn with(
+        mut self,
+        name: &str,
+        shape: impl Into<Vec<usize>>,
+        data: impl Into<TensorData>,
+    ) -> Self {
         self.insert(name, Tensor::new(shape, data.into()));
         self
     }
@@ -369,7 +374,7 @@ impl Tensors {
     }
 
     /// The tensors with the given names; elements are shared, not copied.
-    pub fn only(&self, names: &[&str]) -> Self {
+    pub fn select_named(&self, names: &[&str]) -> Self {
         let named = self.0.iter().filter(|(name, _)| names.contains(&name.as_str()));
         Self(named.map(|(name, tensor)| (name.clone(), Arc::clone(tensor))).collect())
     }
@@ -403,16 +408,16 @@ impl Tensors {
     /// # Panics
     /// When the tensor does not exist, or is not f32.
     pub fn f32(&self, name: &str) -> &[f32] {
-        match self.tensor(name).data() {
-            Data::F32(values) => values,
+        match self.tensor(name).tensor_data() {
+            TensorData::F32(values) => values,
             _ => panic!("tensor `{name}` is f32"),
         }
     }
 
     /// The f32 elements of a tensor, to write. Panics as [`Tensors::f32`].
     pub fn f32_mut(&mut self, name: &str) -> &mut [f32] {
-        match self.tensor_mut(name).data_mut() {
-            Data::F32(values) => values,
+        match self.tensor_mut(name).tensor_data_mut() {
+            TensorData::F32(values) => values,
             _ => panic!("tensor `{name}` is f32"),
         }
     }

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use kernelgate_trace::TraceError;
-use kernelgate_trace::diagnose::{Diagnosis, diagnose, diagnose_streamed};
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose, diagnose_streamed};
+use kernelgate_trace::read::{self, WantedTraceParts};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -28,10 +28,10 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn diagnosis(path: &Path, streamed: bool) -> Result<Diagnosis, TraceError> {
+fn diagnosis(path: &Path, streamed: bool) -> Result<TraceDiagnosis, TraceError> {
     let streamed = if streamed { diagnose_streamed(path)? } else { None };
     match streamed {
         Some(diagnosis) => Ok(diagnosis),
-        None => Ok(diagnose(&read::open(path, &Wanted::ALL)?)),
+        None => Ok(diagnose(&read::open(path, &WantedTraceParts::ALL)?)),
     }
 }

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use kernelgate_trace::TraceError;
-use kernelgate_trace::diagnose::{Diagnosis, diagnose, diagnose_streamed};
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose, diagnose_streamed};
+use kernelgate_trace::read::{self, WantedTraceParts};
 
 /// Ends of names of files that may be traces.
-const EXTENSIONS: &[&str] =
+const TRACE_EXTENSIONS: &[&str] =
     &[".sqlite", ".nsys-rep", ".json", ".json.gz", ".csv", ".ncu-rep", ".log"];
 
 fn main() -> ExitCode {
@@ -47,21 +47,21 @@ fn collect(folder: &Path, traces: &mut Vec<PathBuf>) -> std::io::Result<()> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
             collect(&path, traces)?;
-        } else if EXTENSIONS.iter().any(|end| name.ends_with(end)) {
+        } else if TRACE_EXTENSIONS.iter().any(|end| name.ends_with(end)) {
             traces.push(path);
         }
     }
     Ok(())
 }
 
-fn diagnosis(path: &Path) -> Result<Diagnosis, TraceError> {
+fn diagnosis(path: &Path) -> Result<TraceDiagnosis, TraceError> {
     match diagnose_streamed(path)? {
         Some(diagnosis) => Ok(diagnosis),
-        None => Ok(diagnose(&read::open(path, &Wanted::ALL)?)),
+        None => Ok(diagnose(&read::open(path, &WantedTraceParts::ALL)?)),
     }
 }
 
-fn print(diagnosis: &Diagnosis) {
+fn print(diagnosis: &TraceDiagnosis) {
     let records = diagnosis.records.iter().filter(|(_, count)| *count > 0);
     let records: Vec<String> = records.map(|(kind, count)| format!("{kind} {count}")).collect();
     println!("  {}: {}", diagnosis.recorder, records.join(", "));
@@ -86,7 +86,7 @@ fn print(diagnosis: &Diagnosis) {
         );
     }
     for question in &diagnosis.questions {
-        if let Some(reason) = question.not_measured() {
+        if let Some(reason) = question.missing_data_reason() {
             println!("  not measured {}: {reason}", question.id);
         }
     }

@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     let traces: Vec<(String, PathBuf)> =
         arguments.into_iter().map(|name| (name.clone(), PathBuf::from(name))).collect();
     let start = Instant::now();
-    let job = match ranks::read_parts(&traces) {
+    let job = match ranks::read_rank_traces(&traces) {
         Ok(parts) => ranks::join(parts),
         Err(error) => {
             eprintln!("error: failed to {error}");

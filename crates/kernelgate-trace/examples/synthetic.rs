@@ -15,8 +15,8 @@ const THREADS: i64 = 2;
 /// Kernels of a step.
 const STEP: i64 = 1000;
 const FUNCTIONS: i64 = 60;
-const FIRST_RANGE: i64 = 1000;
-const RANGE_NAMES: i64 = 400;
+const FIRST_RANGE_ID: i64 = 1000;
+const RANGE_NAME_COUNT: i64 = 400;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -49,10 +49,10 @@ fn write(path: &str, kernels: i64, unique: bool) -> rusqlite::Result<()> {
         for id in 0..FUNCTIONS {
             text.execute(params![id + 100, format!("void synthetic::kernel<(int){id}>(float *)")])?;
         }
-        for id in 0..RANGE_NAMES {
-            text.execute(params![FIRST_RANGE + id, format!("range {id}")])?;
+        for id in 0..RANGE_NAME_COUNT {
+            text.execute(params![FIRST_RANGE_ID + id, format!("range {id}")])?;
         }
-        let mut tables = Tables {
+        let mut tables = InsertStatements {
             kernel: transaction.prepare(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES \
                  (?1, ?2, 0, 1, ?3, ?4, ?5, ?6, ?6, 32, ?7, 1, 1, 128, 1, 1, 0, 0, 0, NULL)",
@@ -86,7 +86,7 @@ const SCHEMA: &str = "
     CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, rangeId INTEGER,
         text TEXT, textId INTEGER, globalTid INTEGER, domainId INTEGER);";
 
-struct Tables<'a> {
+struct InsertStatements<'a> {
     kernel: Statement<'a>,
     call: Statement<'a>,
     range: Statement<'a>,
@@ -94,7 +94,7 @@ struct Tables<'a> {
     ranges: i64,
 }
 
-impl Tables<'_> {
+impl InsertStatements<'_> {
     /// A step: one range around layers of ten kernels, each layer around modules of two kernels,
     /// each kernel in an operator with parts. 0.001 + 0.1 + 0.5 + 1 + 3.18 ranges a kernel.
     fn step(&mut self, first: i64, kernels: i64) -> rusqlite::Result<()> {
@@ -140,7 +140,7 @@ impl Tables<'_> {
         self.ranges += 1;
         let own = self.unique && self.ranges % 3 == 0;
         let text = own.then(|| format!("range {name}, op_id = {}", self.ranges));
-        let id = (!own).then_some(FIRST_RANGE + name);
+        let id = (!own).then_some(FIRST_RANGE_ID + name);
         self.range.execute(params![start, end, text, id, thread])?;
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use kernelgate_trace::read;
-use kernelgate_trace::stats::{self, Report};
+use kernelgate_trace::stats::{self, StatsReport};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -20,13 +20,13 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let Some(report) = Report::from_name(name) else {
+    let Some(report) = StatsReport::report_from_name(name) else {
         eprintln!("error: no table is called {name}");
         return ExitCode::from(2);
     };
     let start = Instant::now();
     if streamed {
-        let table = match stats::streamed(path.as_ref(), report) {
+        let table = match stats::table_of_streamed_export(path.as_ref(), report) {
             Ok(Some(streamed)) => streamed.table,
             Ok(None) => {
                 eprintln!("error: {name} of {path} cannot be streamed");

@@ -15,14 +15,14 @@ use crate::model::gpu::MemoryKind;
 use crate::model::host::RangeStyle;
 
 /// Tracks of streams belong to a process of their own in the viewer: this, and the place.
-const STREAMS: i64 = 1_000_000_000;
+const FIRST_STREAM_TRACK_PROCESS: i64 = 1_000_000_000;
 
 /// Writes a trace.
 ///
 /// # Errors
 /// An error of writing.
-pub fn perfetto(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
-    let mut events = Events { out, first: true };
+pub fn write_perfetto(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
+    let mut events = JsonEventWriter { out, first: true };
     write!(events.out, "{{\"schemaVersion\":1,\"deviceProperties\":[")?;
     for (index, device) in trace.devices.iter().enumerate() {
         let comma = if index > 0 { "," } else { "" };
@@ -33,7 +33,7 @@ pub fn perfetto(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
         write!(events.out, "}}")?;
     }
     write!(events.out, "],\"traceEvents\":[")?;
-    let lanes = Lanes::assign(trace);
+    let lanes = Lanes::assign_tracks(trace);
     names(trace, &lanes, &mut events)?;
     host(trace, &mut events)?;
     gpu(trace, &lanes, &mut events)?;
@@ -42,12 +42,12 @@ pub fn perfetto(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// The array of events while it is written.
-struct Events<'a, W> {
+struct JsonEventWriter<'a, W> {
     out: &'a mut W,
     first: bool,
 }
 
-impl<W: Write> Events<'_, W> {
+impl<W: Write> JsonEventWriter<'_, W> {
     /// An event without its brackets.
     fn add(&mut self, event: &str) -> io::Result<()> {
         let comma = if std::mem::take(&mut self.first) { "" } else { "," };
@@ -61,7 +61,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// Nanoseconds as microseconds with three decimals, exactly.
-fn microseconds(ns: i64) -> String {
+fn microseconds_text(ns: i64) -> String {
     let sign = if ns < 0 { "-" } else { "" };
     let ns = ns.unsigned_abs();
     format!("{sign}{}.{:03}", ns / 1000, ns % 1000)
@@ -69,10 +69,14 @@ fn microseconds(ns: i64) -> String {
 
 /// `"ts":…,"dur":…` of a span.
 fn times(start: i64, end: i64) -> String {
-    format!("\"ts\":{},\"dur\":{}", microseconds(start), microseconds(end - start))
+    format!("\"ts\":{},\"dur\":{}", microseconds_text(start), microseconds_text(end - start))
 }
 
-fn names<W: Write>(trace: &Trace, lanes: &Lanes, events: &mut Events<'_, W>) -> io::Result<()> {
+fn names<W: Write>(
+    trace: &Trace,
+    lanes: &Lanes,
+    events: &mut JsonEventWriter<'_, W>,
+) -> io::Result<()> {
     let mut name = |kind: &str, pid: i64, tid: i64, name: &str| {
         let name = quoted(name);
         events.add(&format!(
@@ -94,12 +98,22 @@ fn names<W: Write>(trace: &Trace, lanes: &Lanes, events: &mut Events<'_, W>) -> 
     for (index, place) in (0..).zip(&trace.places) {
         let process = trace.processes[place.process as usize].pid;
         let device = format!("GPU {} of process {process}", place.device);
-        name("process_name", STREAMS + device_track(trace, index), 0, &device)?;
+        name(
+            "process_name",
+            FIRST_STREAM_TRACK_PROCESS + track_of_device(trace, index),
+            0,
+            &device,
+        )?;
         for lane in 0..lanes.counts[index as usize].max(1) {
             let beside = if lane > 0 { format!(", concurrent {lane}") } else { String::new() };
             let stream = format!("stream {}{beside}", place.stream);
-            let track = lanes.track(index, lane);
-            name("thread_name", STREAMS + device_track(trace, index), track, &stream)?;
+            let track = lanes.track_number(index, lane);
+            name(
+                "thread_name",
+                FIRST_STREAM_TRACK_PROCESS + track_of_device(trace, index),
+                track,
+                &stream,
+            )?;
         }
     }
     Ok(())
@@ -115,14 +129,14 @@ struct Lanes {
 }
 
 /// Tracks of a stream; what overlaps more than that shares the last to be free.
-const MOST_LANES: usize = 64;
+const MAX_TRACKS_PER_STREAM: usize = 64;
 
 /// Tracks of a stream besides its first are numbered from here.
-const FIRST_FURTHER_TRACK: i64 = 1_000_000;
+const FIRST_ADDITIONAL_TRACK: i64 = 1_000_000;
 
 impl Lanes {
     /// Puts each operation on the first track of its stream that is free when it starts.
-    fn assign(trace: &Trace) -> Self {
+    fn assign_tracks(trace: &Trace) -> Self {
         let all = AllOperations::new(trace);
         let mut order: Vec<OperationId> = all.ids().collect();
         let key = |&id: &OperationId| (all.start(id), all.end(id));
@@ -135,7 +149,7 @@ impl Lanes {
             let ends = &mut ends[all.place(id).0 as usize];
             let free = ends.iter().position(|&end| end <= all.start(id));
             let lane = free.unwrap_or_else(|| {
-                if ends.len() < MOST_LANES {
+                if ends.len() < MAX_TRACKS_PER_STREAM {
                     ends.push(0);
                     return ends.len() - 1;
                 }
@@ -151,23 +165,23 @@ impl Lanes {
     }
 
     /// The number of a track in the viewer.
-    fn track(&self, place: u32, lane: u32) -> i64 {
+    fn track_number(&self, place: u32, lane: u32) -> i64 {
         match lane {
             0 => i64::from(place),
-            _ => FIRST_FURTHER_TRACK + i64::from(self.before[place as usize]) + i64::from(lane),
+            _ => FIRST_ADDITIONAL_TRACK + i64::from(self.before[place as usize]) + i64::from(lane),
         }
     }
 }
 
 /// The number of the first place with the same process and device.
-fn device_track(trace: &Trace, place: u32) -> i64 {
+fn track_of_device(trace: &Trace, place: u32) -> i64 {
     let device = |place: &crate::model::gpu::Place| (place.process, place.device);
     let own = device(&trace.places[place as usize]);
     let first = trace.places.iter().position(|place| device(place) == own);
     i64::try_from(first.unwrap_or(0)).unwrap_or(0)
 }
 
-fn host<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
+fn host<W: Write>(trace: &Trace, events: &mut JsonEventWriter<'_, W>) -> io::Result<()> {
     let track = |thread: u32| {
         let thread = &trace.threads[thread as usize];
         (trace.processes[thread.process as usize].pid, thread.tid)
@@ -200,7 +214,7 @@ fn host<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
                     events.add(&format!(
                         "\"ph\":\"{phase}\",\"cat\":\"range\",\"id\":{row},\"name\":{name},\
                          \"pid\":{pid},\"tid\":{tid},\"ts\":{}",
-                        microseconds(time)
+                        microseconds_text(time)
                     ))?;
                 }
             }
@@ -213,24 +227,28 @@ fn host<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
             "\"ph\":\"i\",\"cat\":\"mark\",\"s\":\"t\",\"name\":{},\"pid\":{pid},\"tid\":{tid},\
              \"ts\":{}",
             quoted(trace.names.text(marks.name[row])),
-            microseconds(time)
+            microseconds_text(time)
         ))?;
     }
     Ok(())
 }
 
-fn gpu<W: Write>(trace: &Trace, lanes: &Lanes, events: &mut Events<'_, W>) -> io::Result<()> {
+fn gpu<W: Write>(
+    trace: &Trace,
+    lanes: &Lanes,
+    events: &mut JsonEventWriter<'_, W>,
+) -> io::Result<()> {
     let all = AllOperations::new(trace);
     let launches = Launches::join(trace);
     let tracks: Vec<i64> = (0u32..)
         .take(trace.places.len())
-        .map(|place| STREAMS + device_track(trace, place))
+        .map(|place| FIRST_STREAM_TRACK_PROCESS + track_of_device(trace, place))
         .collect();
     for id in all.ids() {
         let place_id = all.place(id);
         let place = &trace.places[place_id.0 as usize];
         let pid = tracks[place_id.0 as usize];
-        let tid = lanes.track(place_id.0, lanes.of_operation[id as usize]);
+        let tid = lanes.track_number(place_id.0, lanes.of_operation[id as usize]);
         let (category, name, arguments) = operation(trace, &all, id);
         let process = trace.processes[place.process as usize].pid;
         events.add(&format!(
@@ -259,7 +277,7 @@ fn gpu<W: Write>(trace: &Trace, lanes: &Lanes, events: &mut Events<'_, W>) -> io
             events.add(&format!(
                 "\"ph\":{phase},\"cat\":\"ac2g\",\"name\":\"ac2g\",\"id\":{id},\"pid\":{pid},\
                  \"tid\":{tid},\"ts\":{}",
-                microseconds(time)
+                microseconds_text(time)
             ))?;
         }
     }
@@ -332,9 +350,9 @@ mod tests {
 
     #[test]
     fn times_keep_their_nanoseconds() {
-        assert_eq!(microseconds(1_712_195_495_505_543_217), "1712195495505543.217");
-        assert_eq!(microseconds(-1_005), "-1.005");
-        assert_eq!(microseconds(-5), "-0.005");
-        assert_eq!(microseconds(0), "0.000");
+        assert_eq!(microseconds_text(1_712_195_495_505_543_217), "1712195495505543.217");
+        assert_eq!(microseconds_text(-1_005), "-1.005");
+        assert_eq!(microseconds_text(-5), "-0.005");
+        assert_eq!(microseconds_text(0), "0.000");
     }
 }

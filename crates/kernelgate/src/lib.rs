@@ -43,7 +43,7 @@ pub mod prelude {
     pub use crate::harness::Harness;
     pub use crate::suite::suite;
     pub use crate::workload::{
-        Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit,
-        Work, Workload, random,
+        Axis, AxisError, Dtype, Expected, Point, Problem, Tensor, TensorData, Tensors, Tolerance,
+        Unit, Work, Workload, random,
     };
 }

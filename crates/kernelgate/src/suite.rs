@@ -229,7 +229,7 @@ impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for Bound<P, R> {
     ) -> Result<Box<dyn Executable>, BackendError> {
         let row = self.row(index);
         if let Target::Cuda(devices) = target {
-            devices.for_each(|_, device| persistence::restore(device))?;
+            devices.for_each_device(|_, device| persistence::restore(device))?;
         }
         match (&row.prepare, target) {
             (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),

@@ -9,7 +9,7 @@ use super::forward;
 use super::rows::{Gradients, InnerProducts, Tile};
 use crate::attention::definition::Attention;
 use crate::parallel;
-use kernelgate::workload::{Data, Tensors};
+use kernelgate::workload::{TensorData, Tensors};
 
 /// State that the forward pass saves for the backward pass.
 pub(super) struct SavedForward {
@@ -37,9 +37,11 @@ pub(super) fn launch(
     let Attention { s, d, .. } = *attention;
     let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"].map(|name| inputs.f32(name));
     let share = attention.share();
-    let mut slices = outputs.iter_mut().map(|(name, tensor)| match tensor.data_mut() {
+    let mut slices = outputs.iter_mut().map(|(name, tensor)| match tensor.tensor_data_mut() {
         // As many chunks as heads of keys.
-        Data::F32(values) => values.chunks_mut(s * d * if name == "grad_q" { share } else { 1 }),
+        TensorData::F32(values) => {
+            values.chunks_mut(s * d * if name == "grad_q" { share } else { 1 })
+        }
         _ => unreachable!("gradients are f32"),
     });
     // In name order.

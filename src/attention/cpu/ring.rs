@@ -9,7 +9,7 @@ use crate::attention::definition::Attention;
 use crate::attention::ring::{K, OUT, Q, Ring, Step, V};
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
-use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
 /// Implementations of the forward over several GPUs.
 pub const ROWS: &[Implementation<Ring>] = &[Implementation {
@@ -43,10 +43,12 @@ const fn rows(ring: &Ring) -> usize {
 /// Some rows of every head.
 fn stretch(ring: &Ring, tensor: &Tensor, rows: &Range<usize>) -> Tensor {
     let (d, all) = (ring.attention.d, ring.positions());
-    let Data::F32(values) = tensor.data() else { unreachable!("the row declines other dtypes") };
+    let TensorData::F32(values) = tensor.tensor_data() else {
+        unreachable!("the row declines other dtypes")
+    };
     let of_a_head = |head: &[f32]| head[rows.start * d..rows.end * d].to_vec();
     let values: Vec<f32> = values.chunks(all * d).flat_map(of_a_head).collect();
-    Tensor::new([1, ring.attention.h, rows.len(), d], Data::F32(values))
+    Tensor::new([1, ring.attention.h, rows.len(), d], TensorData::F32(values))
 }
 
 /// Outputs of a GPU over the keys so far.

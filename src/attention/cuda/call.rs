@@ -2,7 +2,7 @@
 
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Buffer, PreparedLaunch};
+use kernelgate_cuda::{DeviceBuffer, PreparedLaunch};
 
 /// Kind of kernels that compute attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub struct Step {
 pub struct Launches {
     steps: Vec<Step>,
     /// Lists of tiles that launches read.
-    tables: Vec<Buffer>,
+    tables: Vec<DeviceBuffer>,
 }
 
 impl Launches {
@@ -65,7 +65,7 @@ impl Launches {
         Self { steps, tables: Vec::new() }
     }
 
-    pub(super) fn with_table(self, table: Buffer) -> Self {
+    pub(super) fn with_table(self, table: DeviceBuffer) -> Self {
         Self { tables: vec![table], ..self }
     }
 

@@ -9,9 +9,9 @@ use crate::attention::components::{Scores, Softmax, ValuesMatmul};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::libraries::gemm::WORKSPACE_BYTES;
+use kernelgate_cuda::libraries::gemm::GEMM_WORKSPACE_BYTES;
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Device, KernelSpec};
+use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Extents>] =
@@ -80,7 +80,7 @@ pub const SCORES: &[Implementation<Scores>] = &[
         about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
         supports: |problem| cublaslt::supported(&Extents::from(&problem.shape)),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| scores_bytes(problem) + WORKSPACE_BYTES as u64,
+            device_bytes: |problem| scores_bytes(problem) + GEMM_WORKSPACE_BYTES as u64,
             prepare: cublaslt::scores,
         },
     },
@@ -125,7 +125,7 @@ pub const VALUES: &[Implementation<ValuesMatmul>] = &[
         about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
         supports: |problem| cublaslt::supported(&Extents::from(&problem.shape)),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| values_bytes(problem) + WORKSPACE_BYTES as u64,
+            device_bytes: |problem| values_bytes(problem) + GEMM_WORKSPACE_BYTES as u64,
             prepare: cublaslt::values,
         },
     },
@@ -161,7 +161,7 @@ fn scores(
         cuda::inputs([("q", &q), ("k", &k)]),
         vec![Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?],
         move |outputs| {
-            let [q, k] = [&q, &k].map(Argument::from);
+            let [q, k] = [&q, &k].map(KernelArgument::from);
             let arguments = [q, k, outputs[0].argument(), extents.seqlen()];
             within("scores", || kernel.launch(&arguments))
         },
@@ -184,9 +184,9 @@ fn softmax(
         vec![probabilities],
         move |outputs| {
             let arguments = [
-                Argument::from(&scores),
+                KernelArgument::from(&scores),
                 outputs[0].argument(),
-                Argument::Address(0),
+                KernelArgument::Address(0),
                 extents.seqlen(),
             ];
             within("softmax", || kernel.launch(&arguments))
@@ -209,9 +209,9 @@ fn softmax_vectorized(
         cuda::inputs([("scores", &scores)]),
         vec![probabilities],
         move |outputs| {
-            let rows = Argument::I64(extents.rows() as i64);
+            let rows = KernelArgument::I64(extents.rows() as i64);
             let arguments =
-                [Argument::from(&scores), outputs[0].argument(), rows, extents.seqlen()];
+                [KernelArgument::from(&scores), outputs[0].argument(), rows, extents.seqlen()];
             within("softmax", || kernel.launch(&arguments))
         },
     ))
@@ -230,7 +230,7 @@ fn values(
         cuda::inputs([("probabilities", &probabilities), ("v", &v)]),
         vec![Output::new(device, "out", problem.shape.vectors(), problem.shape.dtype)?],
         move |outputs| {
-            let [probabilities, v] = [&probabilities, &v].map(Argument::from);
+            let [probabilities, v] = [&probabilities, &v].map(KernelArgument::from);
             let arguments = [probabilities, v, outputs[0].argument(), extents.seqlen()];
             within("values", || kernel.launch(&arguments))
         },
@@ -258,7 +258,7 @@ mod tests {
         let extents = Extents::self_attention(6, 201, Dtype::F16);
         assert_eq!((SOFTMAX_VECTORIZED.blocks)(&extents), [151, 1, 1]);
         assert_eq!(
-            SOFTMAX_VECTORIZED.build(&extents).name(),
+            SOFTMAX_VECTORIZED.build_for_parameters(&extents).name(),
             "attention/softmax_vectorized DTYPE=F16"
         );
     }

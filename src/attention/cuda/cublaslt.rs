@@ -9,7 +9,9 @@ use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::Device;
-use kernelgate_cuda::libraries::gemm::{self, Blas, Gemm, GemmOperands, GemmSpec, MatrixDtype};
+use kernelgate_cuda::libraries::gemm::{
+    self, CublasLtLanes, Gemm, GemmOperands, GemmSpec, MatrixDtype,
+};
 use kernelgate_cuda::observe::range::within;
 
 /// Whether the library is there and is asked for such types.
@@ -59,7 +61,7 @@ fn task(
     names: [&'static str; 2],
     out: Output,
 ) -> Result<CudaTask, BackendError> {
-    let blas = Blas::open(device, 1)?;
+    let blas = CublasLtLanes::open(device, 1)?;
     let mut gemm = Gemm::new(&blas, GemmSpec { batch_count: shape.b * shape.h, ..spec })?;
     let [a, b] = upload(device, inputs, names)?;
     gemm.choose(&[GemmOperands::new(a.address(), b.address(), out.address())])?;

@@ -16,11 +16,13 @@ use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::libraries::cudnn::api::{self, DataType, Operator, PointwiseMode};
+use kernelgate_cuda::libraries::cudnn::api::{
+    self, CudnnDataType, CudnnPointwiseMode, OperationDescriptor,
+};
 use kernelgate_cuda::libraries::cudnn::graph::TensorLayout;
-use kernelgate_cuda::libraries::cudnn::{CudnnRefusal, GraphTensor, OperationGraph};
+use kernelgate_cuda::libraries::cudnn::{CudnnOperationGraph, CudnnRefusal, GraphTensor};
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Buffer, Device};
+use kernelgate_cuda::{Device, DeviceBuffer};
 
 /// The last version whose backward needs a padding mask where 128 does not divide s: not built
 /// here.
@@ -125,7 +127,7 @@ fn backward(
     ];
     let plan = graph.graph.plan(device, &memory)?;
     let inputs = saved.launch_inputs();
-    let alive: (_, [Buffer; 2]) = (saved, [sums, accumulator]);
+    let alive: (_, [DeviceBuffer; 2]) = (saved, [sums, accumulator]);
     Ok(CudaTask::new(device, inputs, outputs, move |_| {
         let _alive = &alive;
         within("backward", || plan.launch())
@@ -143,7 +145,7 @@ struct Shapes {
     /// One number a query: `[b, h, s, 1]`.
     rows: TensorLayout,
     /// Type of queries, keys, values and gradients in memory.
-    stored: DataType,
+    stored: CudnnDataType,
     causal: bool,
     scale: f32,
 }
@@ -152,11 +154,17 @@ impl Shapes {
     fn new(attention: &Attention) -> Self {
         let [b, h, s, d] = attention.shape().map(|extent| extent as i64);
         Self {
-            vectors: TensorLayout::contiguous([b, h, s, d]),
-            keys: TensorLayout::contiguous(attention.key_shape().map(|extent| extent as i64)),
-            pairs: TensorLayout::contiguous([b, h, s, attention.keys as i64]),
-            rows: TensorLayout::contiguous([b, h, s, 1]),
-            stored: if attention.dtype == Dtype::F16 { DataType::F16 } else { DataType::Bf16 },
+            vectors: TensorLayout::contiguous_layout([b, h, s, d]),
+            keys: TensorLayout::contiguous_layout(
+                attention.key_shape().map(|extent| extent as i64),
+            ),
+            pairs: TensorLayout::contiguous_layout([b, h, s, attention.keys as i64]),
+            rows: TensorLayout::contiguous_layout([b, h, s, 1]),
+            stored: if attention.dtype == Dtype::F16 {
+                CudnnDataType::F16
+            } else {
+                CudnnDataType::Bf16
+            },
             causal: attention.causal,
             scale: attention.head().scale() as f32,
         }
@@ -165,11 +173,11 @@ impl Shapes {
     /// a · bᵀ over the head dimension, for every pair. `b` is described transposed already.
     fn inner_products(
         &self,
-        graph: &mut OperationGraph,
+        graph: &mut CudnnOperationGraph,
         a: GraphTensor,
         b: GraphTensor,
     ) -> Result<GraphTensor, CudnnRefusal> {
-        let scores = graph.between(self.pairs, DataType::F32)?;
+        let scores = graph.between(self.pairs, CudnnDataType::F32)?;
         graph.matmul(a, b, scores)?;
         Ok(scores)
     }
@@ -177,38 +185,38 @@ impl Shapes {
     /// x, or -∞ if the mask hides the key.
     fn masked(
         &self,
-        graph: &mut OperationGraph,
+        graph: &mut CudnnOperationGraph,
         x: GraphTensor,
     ) -> Result<GraphTensor, CudnnRefusal> {
         if !self.causal {
             return Ok(x);
         }
-        let query = graph.between(self.pairs, DataType::I32)?;
+        let query = graph.between(self.pairs, CudnnDataType::I32)?;
         graph.index(2, x, query)?;
-        let key = graph.between(self.pairs, DataType::I32)?;
+        let key = graph.between(self.pairs, CudnnDataType::I32)?;
         graph.index(3, x, key)?;
-        let seen = graph.between(self.pairs, DataType::Boolean)?;
-        graph.at_least(query, key, seen)?;
-        let hidden = graph.scalar(f32::NEG_INFINITY)?;
-        between(graph, PointwiseMode::Select, &[x, hidden, seen], self.pairs)
+        let seen = graph.between(self.pairs, CudnnDataType::Boolean)?;
+        graph.add_greater_or_equal(query, key, seen)?;
+        let hidden = graph.add_scalar_tensor(f32::NEG_INFINITY)?;
+        between(graph, CudnnPointwiseMode::Select, &[x, hidden, seen], self.pairs)
     }
 }
 
 /// mode(inputs) in fp32, not in memory.
 fn between(
-    graph: &mut OperationGraph,
-    mode: PointwiseMode,
+    graph: &mut CudnnOperationGraph,
+    mode: CudnnPointwiseMode,
     inputs: &[GraphTensor],
     layout: TensorLayout,
 ) -> Result<GraphTensor, CudnnRefusal> {
-    let y = graph.between(layout, DataType::F32)?;
+    let y = graph.between(layout, CudnnDataType::F32)?;
     graph.pointwise(mode, inputs, y)?;
     Ok(y)
 }
 
 /// `softmax(q kᵀ · scale) v`.
 struct ForwardGraph {
-    graph: OperationGraph,
+    graph: CudnnOperationGraph,
     q: GraphTensor,
     k: GraphTensor,
     v: GraphTensor,
@@ -218,29 +226,29 @@ struct ForwardGraph {
 impl ForwardGraph {
     fn new(attention: &Attention) -> Result<Self, CudnnRefusal> {
         let shapes = Shapes::new(attention);
-        let mut graph = OperationGraph::default();
+        let mut graph = CudnnOperationGraph::default();
         let g = &mut graph;
         let q = g.memory(shapes.vectors, shapes.stored)?;
-        let k = g.memory(shapes.keys.transposed(), shapes.stored)?;
+        let k = g.memory(shapes.keys.transposed_layout(), shapes.stored)?;
         let v = g.memory(shapes.keys, shapes.stored)?;
         let out = g.memory(shapes.vectors, shapes.stored)?;
 
         let scores = shapes.inner_products(g, q, k)?;
-        let scale = g.scalar(shapes.scale)?;
-        let scores = between(g, PointwiseMode::Multiply, &[scores, scale], shapes.pairs)?;
+        let scale = g.add_scalar_tensor(shapes.scale)?;
+        let scores = between(g, CudnnPointwiseMode::Multiply, &[scores, scale], shapes.pairs)?;
         let scores = shapes.masked(g, scores)?;
 
-        let top = g.between(shapes.rows, DataType::F32)?;
-        g.reduce(Operator::Maximum, scores, top)?;
-        let below = between(g, PointwiseMode::Subtract, &[scores, top], shapes.pairs)?;
-        let weights = between(g, PointwiseMode::Exponential, &[below], shapes.pairs)?;
-        let sum = g.between(shapes.rows, DataType::F32)?;
-        g.reduce(Operator::Add, weights, sum)?;
+        let top = g.between(shapes.rows, CudnnDataType::F32)?;
+        g.reduce(OperationDescriptor::Maximum, scores, top)?;
+        let below = between(g, CudnnPointwiseMode::Subtract, &[scores, top], shapes.pairs)?;
+        let weights = between(g, CudnnPointwiseMode::Exponential, &[below], shapes.pairs)?;
+        let sum = g.between(shapes.rows, CudnnDataType::F32)?;
+        g.reduce(OperationDescriptor::Add, weights, sum)?;
         // The log-sum-exp is part of the pattern even if it is not needed.
-        let logarithm = between(g, PointwiseMode::Logarithm, &[sum], shapes.rows)?;
-        between(g, PointwiseMode::Add, &[top, logarithm], shapes.rows)?;
+        let logarithm = between(g, CudnnPointwiseMode::Logarithm, &[sum], shapes.rows)?;
+        between(g, CudnnPointwiseMode::Add, &[top, logarithm], shapes.rows)?;
         let probabilities = g.between(shapes.pairs, shapes.stored)?;
-        g.pointwise(PointwiseMode::Divide, &[weights, sum], probabilities)?;
+        g.pointwise(CudnnPointwiseMode::Divide, &[weights, sum], probabilities)?;
         g.matmul(probabilities, v, out)?;
         Ok(Self { graph, q, k, v, out })
     }
@@ -248,7 +256,7 @@ impl ForwardGraph {
 
 /// The gradients, from the saved output and log-sum-exp.
 struct BackwardGraph {
-    graph: OperationGraph,
+    graph: CudnnOperationGraph,
     q: GraphTensor,
     k: GraphTensor,
     v: GraphTensor,
@@ -266,50 +274,50 @@ impl BackwardGraph {
     fn new(attention: &Attention) -> Result<Self, CudnnRefusal> {
         let shapes = Shapes::new(attention);
         let Shapes { vectors, pairs, rows, stored, .. } = shapes;
-        let mut graph = OperationGraph::default();
+        let mut graph = CudnnOperationGraph::default();
         let g = &mut graph;
         let q = g.memory(vectors, stored)?;
-        let k = g.memory(vectors.transposed(), stored)?;
-        let v = g.memory(vectors.transposed(), stored)?;
+        let k = g.memory(vectors.transposed_layout(), stored)?;
+        let v = g.memory(vectors.transposed_layout(), stored)?;
         let [grad_out, out] = [g.memory(vectors, stored)?, g.memory(vectors, stored)?];
-        let lse = g.memory(rows, DataType::F32)?;
-        let sums = g.memory(rows, DataType::F32)?;
-        let accumulator = g.memory(vectors, DataType::F32)?;
+        let lse = g.memory(rows, CudnnDataType::F32)?;
+        let sums = g.memory(rows, CudnnDataType::F32)?;
+        let accumulator = g.memory(vectors, CudnnDataType::F32)?;
         let [grad_q, grad_k, grad_v] =
             [g.memory(vectors, stored)?, g.memory(vectors, stored)?, g.memory(vectors, stored)?];
 
         // The row sums of dout · out. The factor of one stands where dropout would scale them.
-        let product = between(g, PointwiseMode::Multiply, &[grad_out, out], vectors)?;
-        let sum = g.between(rows, DataType::F32)?;
-        g.reduce(Operator::Add, product, sum)?;
-        let one = g.scalar(1.0)?;
-        g.pointwise(PointwiseMode::Multiply, &[sum, one], sums)?;
+        let product = between(g, CudnnPointwiseMode::Multiply, &[grad_out, out], vectors)?;
+        let sum = g.between(rows, CudnnDataType::F32)?;
+        g.reduce(OperationDescriptor::Add, product, sum)?;
+        let one = g.add_scalar_tensor(1.0)?;
+        g.pointwise(CudnnPointwiseMode::Multiply, &[sum, one], sums)?;
 
         // P = exp(q kᵀ · scale - lse); dv = Pᵀ dout.
-        let scale = g.scalar(shapes.scale)?;
+        let scale = g.add_scalar_tensor(shapes.scale)?;
         let scores = shapes.inner_products(g, q, k)?;
-        let scores = between(g, PointwiseMode::Multiply, &[scores, scale], pairs)?;
-        let below = between(g, PointwiseMode::Subtract, &[scores, lse], pairs)?;
+        let scores = between(g, CudnnPointwiseMode::Multiply, &[scores, scale], pairs)?;
+        let below = between(g, CudnnPointwiseMode::Subtract, &[scores, lse], pairs)?;
         let below = shapes.masked(g, below)?;
-        let probabilities = between(g, PointwiseMode::Exponential, &[below], pairs)?;
-        let transposed = g.between(pairs.transposed(), stored)?;
-        g.reshape(probabilities, transposed)?;
+        let probabilities = between(g, CudnnPointwiseMode::Exponential, &[below], pairs)?;
+        let transposed = g.between(pairs.transposed_layout(), stored)?;
+        g.add_reshape(probabilities, transposed)?;
         g.matmul(transposed, grad_out, grad_v)?;
 
         // dS = P ∘ (dout vᵀ - row sums) · scale; dk = dSᵀ q.
         let grad = shapes.inner_products(g, grad_out, v)?;
-        let grad = between(g, PointwiseMode::Subtract, &[grad, sums], pairs)?;
-        let grad = between(g, PointwiseMode::Multiply, &[grad, probabilities], pairs)?;
-        let grad = between(g, PointwiseMode::Multiply, &[grad, scale], pairs)?;
-        let transposed = g.between(pairs.transposed(), stored)?;
-        g.reshape(grad, transposed)?;
+        let grad = between(g, CudnnPointwiseMode::Subtract, &[grad, sums], pairs)?;
+        let grad = between(g, CudnnPointwiseMode::Multiply, &[grad, probabilities], pairs)?;
+        let grad = between(g, CudnnPointwiseMode::Multiply, &[grad, scale], pairs)?;
+        let transposed = g.between(pairs.transposed_layout(), stored)?;
+        g.add_reshape(grad, transposed)?;
         g.matmul(transposed, q, grad_k)?;
 
         // dq = dS k, summed in fp32 in memory.
-        let keys = g.between(vectors, DataType::F32)?;
-        g.reshape(k, keys)?;
+        let keys = g.between(vectors, CudnnDataType::F32)?;
+        g.add_reshape(k, keys)?;
         g.matmul(grad, keys, accumulator)?;
-        g.pointwise(PointwiseMode::Identity, &[accumulator], grad_q)?;
+        g.pointwise(CudnnPointwiseMode::Identity, &[accumulator], grad_q)?;
         Ok(Self { graph, q, k, v, grad_out, out, lse, sums, accumulator, grad_q, grad_k, grad_v })
     }
 }

@@ -9,7 +9,9 @@ use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, Input, Output};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, MapElement, TensorBoxes};
+use kernelgate_cuda::{
+    Device, DeviceBuffer, KernelArgument, KernelSpec, TensorBoxes, TensorMapElement,
+};
 
 /// Bytes of a stored query, key or value element, but in fp8.
 pub const ELEMENT_BYTES: u64 = 2;
@@ -225,13 +227,13 @@ impl Extents {
     }
 
     /// `seqlen`, as every kernel takes it.
-    pub const fn seqlen(&self) -> Argument {
-        Argument::I32(self.s as i32)
+    pub const fn seqlen(&self) -> KernelArgument {
+        KernelArgument::I32(self.s as i32)
     }
 
     /// `batch_heads`, as some kernels take it.
-    pub const fn batch_heads(&self) -> Argument {
-        Argument::I32(self.heads as i32)
+    pub const fn batch_heads(&self) -> KernelArgument {
+        KernelArgument::I32(self.heads as i32)
     }
 }
 
@@ -240,7 +242,7 @@ pub fn upload<const N: usize>(
     device: &Arc<Device>,
     inputs: &Tensors,
     names: [&str; N],
-) -> Result<[Buffer; N], BackendError> {
+) -> Result<[DeviceBuffer; N], BackendError> {
     let buffers = names
         .iter()
         .map(|name| device.upload(inputs.tensor(name).as_bytes()))
@@ -249,7 +251,7 @@ pub fn upload<const N: usize>(
 }
 
 /// The inputs of a forward, as every launch reads them.
-pub fn qkv([q, k, v]: [&Buffer; 3]) -> [Input; 3] {
+pub fn qkv([q, k, v]: [&DeviceBuffer; 3]) -> [Input; 3] {
     cuda::inputs([("q", q), ("k", k), ("v", v)])
 }
 
@@ -271,9 +273,9 @@ fn boxes_of(
 ) -> TensorBoxes {
     TensorBoxes {
         element: match extents.dtype {
-            Dtype::F16 => MapElement::F16,
-            Dtype::Fp8 => MapElement::Byte,
-            _ => MapElement::Bf16,
+            Dtype::F16 => TensorMapElement::F16,
+            Dtype::Fp8 => TensorMapElement::Byte,
+            _ => TensorMapElement::Bf16,
         },
         extents: [extents.batch, heads, positions, extents.d].map(|extent| extent as u64),
         strides: strides.words(),
@@ -282,7 +284,7 @@ fn boxes_of(
 }
 
 /// Scratch memory of that many bytes.
-pub fn scratch(device: &Device, bytes: u64) -> Result<Buffer, BackendError> {
+pub fn scratch(device: &Device, bytes: u64) -> Result<DeviceBuffer, BackendError> {
     device.allocate(usize::try_from(bytes).expect("more memory than a process addresses"))
 }
 

@@ -21,8 +21,11 @@ impl Technique {
     /// The fastest technique that a device runs.
     pub fn fastest(device: &Device, shape: &Shape) -> Result<Self, BackendError> {
         let (arch, shared_bytes) = (&device.facts().arch, device.shared_bytes_a_block()?);
-        let unmet =
-            forward_wgmma::FLASH_WGMMA.unmet_by(&Extents::new(shape, None), arch, shared_bytes);
+        let unmet = forward_wgmma::FLASH_WGMMA.unmet_requirement_for(
+            &Extents::new(shape, None),
+            arch,
+            shared_bytes,
+        );
         Ok(if unmet.is_none() { Self::FlashWgmma } else { Self::FlashMma })
     }
 }

@@ -19,7 +19,9 @@ use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::driver::CudaStream;
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Buffer, Device, Devices, JoinedStream, KernelSpec, LoadedKernel};
+use kernelgate_cuda::{
+    Device, DeviceBuffer, Devices, JoinedStreams, KernelArgument, KernelSpec, LoadedKernel,
+};
 
 /// The kernels besides those of the forward.
 pub const KERNELS: &[KernelSpec<Ring>] = &[BARRIER, MERGE];
@@ -110,10 +112,10 @@ fn prepare(ring: &Ring, inputs: &Tensors, devices: &Devices) -> Result<CudaTask,
     let on: Vec<Arc<Device>> = devices.first(ring.gpus).iter().cloned().collect();
     let Parts { inputs, outputs, ranks } = Parts::new(ring, inputs, &on)?;
     let barrier = (ring.gpus > 1).then(|| Barrier::new(ring, devices)).transpose()?;
-    devices.for_each(|_, device| device.synchronize())?;
+    devices.for_each_device(|_, device| device.synchronize())?;
     let set = devices.clone();
     Ok(CudaTask::new(devices, inputs, outputs, move |_| {
-        set.for_each(|rank, _| match &barrier {
+        set.for_each_device(|rank, _| match &barrier {
             Some(barrier) => {
                 barrier.enqueue(rank, 0)?;
                 ranks[rank].launch()?;
@@ -126,20 +128,20 @@ fn prepare(ring: &Ring, inputs: &Tensors, devices: &Devices) -> Result<CudaTask,
 
 /// Lets the streams of all GPUs wait for each other, before the first copy and behind the last.
 struct Barrier {
-    ranks: Vec<(LoadedKernel, Buffer, Buffer)>,
-    _flags: Vec<Buffer>,
+    ranks: Vec<(LoadedKernel, DeviceBuffer, DeviceBuffer)>,
+    _flags: Vec<DeviceBuffer>,
 }
 
 impl Barrier {
     fn new(ring: &Ring, devices: &Devices) -> Result<Self, BackendError> {
         let mut flags = Vec::new();
-        devices.for_each(|_, device| {
+        devices.for_each_device(|_, device| {
             flags.push(device.upload(&vec![0; 4 * 2 * ring.gpus])?);
             Ok(())
         })?;
-        let addresses: Vec<u64> = flags.iter().map(Buffer::address).collect();
+        let addresses: Vec<u64> = flags.iter().map(DeviceBuffer::address).collect();
         let mut ranks = Vec::new();
-        devices.for_each(|_, device| {
+        devices.for_each_device(|_, device| {
             let kernel = BARRIER.load(device, ring)?;
             let table = device.upload(bytemuck::cast_slice(&addresses))?;
             ranks.push((kernel, table, device.upload(&[0; 4 * 2])?));
@@ -150,8 +152,12 @@ impl Barrier {
 
     fn enqueue(&self, rank: usize, which: i32) -> Result<(), BackendError> {
         let (kernel, table, epochs) = &self.ranks[rank];
-        let arguments =
-            [table.into(), epochs.into(), Argument::I32(rank as i32), Argument::I32(which)];
+        let arguments = [
+            table.into(),
+            epochs.into(),
+            KernelArgument::I32(rank as i32),
+            KernelArgument::I32(which),
+        ];
         within("barrier", || kernel.launch(&arguments))
     }
 }
@@ -187,11 +193,12 @@ impl Parts {
 }
 
 /// Copies of keys and values from another GPU.
-struct Fetch([(Buffer, Buffer); 2]);
+struct Fetch([(DeviceBuffer, DeviceBuffer); 2]);
 
 impl Fetch {
     fn enqueue(&self, stream: &CudaStream) -> Result<(), BackendError> {
-        let copy = |(from, to): &(Buffer, Buffer)| to.copy_from(stream, from, from.bytes());
+        let copy =
+            |(from, to): &(DeviceBuffer, DeviceBuffer)| to.copy_from(stream, from, from.bytes());
         within("fetch", || self.0.iter().try_for_each(copy))
     }
 }
@@ -202,9 +209,9 @@ struct Rank {
     /// The copies for each step but the first.
     fetches: Vec<Fetch>,
     copies: Arc<CudaStream>,
-    joined: JoinedStream,
+    joined: JoinedStreams,
     merge: Option<Merge>,
-    _tensors: [Buffer; 3],
+    _tensors: [DeviceBuffer; 3],
 }
 
 impl Rank {
@@ -212,14 +219,14 @@ impl Rank {
         ring: &Ring,
         rank: usize,
         device: &Arc<Device>,
-        tensors: &[[Buffer; 3]],
+        tensors: &[[DeviceBuffer; 3]],
         out: u64,
     ) -> Result<Self, BackendError> {
         let [q, own_k, own_v] = &tensors[rank];
         let merge = (ring.gpus > 1).then(|| Merge::new(ring, rank, device, out)).transpose()?;
         let place =
             |_| Ok([scratch(device, vector_bytes(ring))?, scratch(device, vector_bytes(ring))?]);
-        let places: Vec<[Buffer; 2]> =
+        let places: Vec<[DeviceBuffer; 2]> =
             (0..places(ring)).map(place).collect::<Result<_, BackendError>>()?;
         let (mut steps, mut fetches) = (Vec::new(), Vec::new());
         for (number, step) in ring.steps(rank).iter().enumerate() {
@@ -237,12 +244,12 @@ impl Rank {
                 Some(merge) => merge.part(ring, number),
                 None => (out, None),
             };
-            let [q, k, v] = [q, k, v].map(Buffer::address);
+            let [q, k, v] = [q, k, v].map(DeviceBuffer::address);
             let whole = ForwardAddresses { q, k, v, out, lse };
             steps.push(attend(ring, step, device, &whole)?);
         }
-        let copies = device.another_stream()?;
-        let joined = JoinedStream::new(device, copies.cu_stream())?;
+        let copies = device.create_stream()?;
+        let joined = JoinedStreams::new(device, copies.cu_stream())?;
         Ok(Self { steps, fetches, copies, joined, merge, _tensors: tensors[rank].clone() })
     }
 
@@ -293,8 +300,8 @@ fn attend(
 /// Merges the results of a GPU's steps.
 struct Merge {
     kernel: LoadedKernel,
-    parts: Buffer,
-    lse: Buffer,
+    parts: DeviceBuffer,
+    lse: DeviceBuffer,
     out: u64,
     rows: i32,
     positions: i32,
@@ -327,10 +334,10 @@ impl Merge {
         let arguments = [
             (&self.parts).into(),
             (&self.lse).into(),
-            Argument::Address(self.out),
-            Argument::I32(rows),
-            Argument::I32(positions),
-            Argument::I32(first),
+            KernelArgument::Address(self.out),
+            KernelArgument::I32(rows),
+            KernelArgument::I32(positions),
+            KernelArgument::I32(first),
         ];
         within("merge", || self.kernel.launch(&arguments))
     }
@@ -343,7 +350,7 @@ mod tests {
     use kernelgate::verify::verify;
     use kernelgate::workload::Problem;
     use kernelgate_cuda::DeviceOptions;
-    use kernelgate_cuda::testing::second_gpu;
+    use kernelgate_cuda::testing::second_gpu_for_test;
 
     fn problems() -> impl Iterator<Item = Ring> {
         [2, 4, 8].into_iter().flat_map(|gpus| {
@@ -392,12 +399,12 @@ mod tests {
     #[test]
     fn the_row_agrees_with_the_reference_on_the_gpus_there_are() {
         let Some((_first, _alone)) = gpu() else { return };
-        if second_gpu().is_none() {
+        if second_gpu_for_test().is_none() {
             return;
         }
-        let options = DeviceOptions::from_environment();
+        let options = DeviceOptions::options_from_environment();
         for gpus in [2, 4, 8] {
-            let ordinals = Devices::in_order(0..gpus).unwrap();
+            let ordinals = Devices::in_launch_order(0..gpus).unwrap();
             let Ok(devices) = ordinals.open(&options) else {
                 eprintln!("skipped: fewer than {gpus} GPUs");
                 continue;

@@ -12,7 +12,7 @@ use crate::gpu_tests::{gpu, prepare};
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{Executable, Prepare};
 use kernelgate::verify::{compare, verify};
-use kernelgate::workload::{Data, Dtype, Expected, Problem, Tensors, Tolerance};
+use kernelgate::workload::{Dtype, Expected, Problem, TensorData, Tensors, Tolerance};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::memory;
 
@@ -344,7 +344,7 @@ fn errors(task: &mut CudaTask, expected: &[Expected]) -> Vec<f64> {
 /// Largest |(ref + 0.3 - 0.3) - ref| in bf16 over the largest |ref|: what two roundings do to
 /// values of that size.
 fn rounding(expected: &Expected) -> f64 {
-    let Data::F64(values) = &expected.values else { panic!("fp64") };
+    let TensorData::F64(values) = &expected.values else { panic!("fp64") };
     let round = |x: f64| half::bf16::from_f64(x).to_f64();
     let largest = values.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
     values

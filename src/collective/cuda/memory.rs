@@ -2,7 +2,7 @@
 
 use crate::collective::definition::{Exchange, INPUTS, OUTPUTS};
 use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::{Buffer, CudaTask, Input, Output};
+use kernelgate::backend::cuda::{CudaTask, DeviceBuffer, Input, Output};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Devices;
 
@@ -13,7 +13,7 @@ pub fn messages_bytes(problem: &Exchange) -> u64 {
 
 /// Inputs and outputs by rank; absent where a GPU has none.
 pub struct Messages {
-    pub inputs: Vec<Option<Buffer>>,
+    pub inputs: Vec<Option<DeviceBuffer>>,
     pub outputs: Vec<Option<Output>>,
 }
 
@@ -24,7 +24,7 @@ impl Messages {
         devices: &Devices,
     ) -> Result<Self, BackendError> {
         let mut messages = Self { inputs: Vec::new(), outputs: Vec::new() };
-        devices.for_each(|rank, device| {
+        devices.for_each_device(|rank, device| {
             let upload = |_| device.upload(inputs.tensor(INPUTS[rank]).as_bytes());
             messages.inputs.push(problem.input(rank).map(upload).transpose()?);
             let output = |len| Output::new(device, OUTPUTS[rank], [len], problem.dtype);
@@ -36,7 +36,7 @@ impl Messages {
 
     /// Addresses of the inputs; 0 for a GPU without one.
     pub fn input_addresses(&self) -> Vec<u64> {
-        self.inputs.iter().map(|input| input.as_ref().map_or(0, Buffer::address)).collect()
+        self.inputs.iter().map(|input| input.as_ref().map_or(0, DeviceBuffer::address)).collect()
     }
 
     /// Addresses of the outputs; 0 for a GPU without one.

@@ -60,11 +60,11 @@ mod tests {
     use kernelgate::verify::verify;
     use kernelgate::workload::{Dtype, Problem};
     use kernelgate_cuda::BackendError;
-    use kernelgate_cuda::testing::two_gpus;
+    use kernelgate_cuda::testing::two_gpus_for_test;
 
     #[test]
     fn rows_agree_with_the_reference_on_two_gpus() {
-        let Some((devices, _alone)) = two_gpus() else { return };
+        let Some((devices, _alone)) = two_gpus_for_test() else { return };
         let kinds =
             [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::Broadcast, Kind::Send];
         for (kind, elements, dtype) in kinds.into_iter().flat_map(|kind| {

@@ -6,7 +6,9 @@ use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::Devices;
-use kernelgate_cuda::libraries::nccl::{Collective, Communicators, Element, SendReceive};
+use kernelgate_cuda::libraries::nccl::{
+    Collective, Element, NcclCommunicators, SendReceiveAddresses,
+};
 
 /// Connects the GPUs and places the messages.
 pub fn prepare(
@@ -14,7 +16,7 @@ pub fn prepare(
     inputs: &Tensors,
     devices: &Devices,
 ) -> Result<CudaTask, BackendError> {
-    let communicators = Communicators::connect(devices)?;
+    let communicators = NcclCommunicators::connect(devices)?;
     let messages = Messages::new(problem, inputs, devices)?;
     let (collective, count) = match problem.kind {
         Kind::AllReduce => (Collective::AllReduce, problem.elements),
@@ -28,8 +30,8 @@ pub fn prepare(
         _ => Element::F32,
     };
     let addresses = messages.input_addresses().into_iter().zip(messages.output_addresses());
-    let parts: Vec<SendReceive> =
-        addresses.map(|(send, receive)| SendReceive { send, receive }).collect();
+    let parts: Vec<SendReceiveAddresses> =
+        addresses.map(|(send, receive)| SendReceiveAddresses { send, receive }).collect();
     Ok(messages.task(devices, move || communicators.enqueue(collective, element, count, &parts)))
 }
 
@@ -41,7 +43,7 @@ mod tests {
     use kernelgate::backend::Executable;
     use kernelgate::workload::Problem;
     use kernelgate_cuda::DeviceOptions;
-    use kernelgate_cuda::testing::second_gpu;
+    use kernelgate_cuda::testing::second_gpu_for_test;
     use std::time::Duration;
 
     /// The host waits where the GPUs are not connected yet, otherwise the kernel does.
@@ -54,29 +56,31 @@ mod tests {
     }
 
     fn waits_in_vain(connected: bool) {
-        if second_gpu().is_none() {
+        if second_gpu_for_test().is_none() {
             return;
         }
-        let options =
-            DeviceOptions { timeout: Duration::from_secs(5), ..DeviceOptions::from_environment() };
-        let devices = Devices::in_order([0, 1]).unwrap().open(&options).unwrap();
+        let options = DeviceOptions {
+            timeout: Duration::from_secs(5),
+            ..DeviceOptions::options_from_environment()
+        };
+        let devices = Devices::in_launch_order([0, 1]).unwrap().open(&options).unwrap();
         let problem =
             Exchange { kind: Kind::AllReduce, gpus: 2, elements: 1024, dtype: Dtype::F32 };
-        let communicators = match Communicators::connect(&devices) {
+        let communicators = match NcclCommunicators::connect(&devices) {
             Ok(communicators) => communicators,
             Err(BackendError::Unsupported(why)) => return eprintln!("skipped: {why}"),
             Err(error) => panic!("{error}"),
         };
         let messages = Messages::new(&problem, &problem.inputs(1), &devices).unwrap();
         let addresses = messages.input_addresses().into_iter().zip(messages.output_addresses());
-        let parts: Vec<SendReceive> =
-            addresses.map(|(send, receive)| SendReceive { send, receive }).collect();
+        let parts: Vec<SendReceiveAddresses> =
+            addresses.map(|(send, receive)| SendReceiveAddresses { send, receive }).collect();
         let sum = move |ranks: usize| {
             communicators.enqueue(Collective::AllReduce, Element::F32, 1024, &parts[..ranks])
         };
         if connected {
             sum(2).unwrap();
-            devices.for_each(|_, device| device.synchronize()).unwrap();
+            devices.for_each_device(|_, device| device.synchronize()).unwrap();
         }
         // The second rank never begins.
         let mut task = messages.task(&devices, move || sum(1));
@@ -86,6 +90,6 @@ mod tests {
         assert!(error.contains("rank 0 on GPU 0"), "{error}");
         // NCCL aborts, and the GPU works again.
         drop(task);
-        devices.for_each(|_, device| device.synchronize()).unwrap();
+        devices.for_each_device(|_, device| device.synchronize()).unwrap();
     }
 }

@@ -6,8 +6,8 @@ use super::sums::MOST_BLOCKS;
 use super::two_shot::{FLAGS, TWO_SHOT, part};
 use crate::collective::definition::{Exchange, INPUTS, Kind, OUTPUTS};
 use crate::gpu_tests::gpu;
-use kernelgate::workload::{Data, Dtype, Expected, Problem, Tensors};
-use kernelgate_cuda::{Argument, Buffer, Device};
+use kernelgate::workload::{Dtype, Expected, Problem, TensorData, Tensors};
+use kernelgate_cuda::{Device, DeviceBuffer, KernelArgument};
 
 /// Messages of an odd number of packets for one block, and for more blocks than there are.
 fn problems() -> impl Iterator<Item = Exchange> {
@@ -19,16 +19,16 @@ fn problems() -> impl Iterator<Item = Exchange> {
         })
 }
 
-fn upload(device: &Device, inputs: &Tensors) -> [Buffer; 2] {
+fn upload(device: &Device, inputs: &Tensors) -> [DeviceBuffer; 2] {
     [0, 1].map(|rank| device.upload(inputs.tensor(INPUTS[rank]).as_bytes()).unwrap())
 }
 
-fn table(device: &Device, addresses: [u64; 2]) -> Buffer {
+fn table(device: &Device, addresses: [u64; 2]) -> DeviceBuffer {
     device.upload(bytemuck::cast_slice(&addresses)).unwrap()
 }
 
 /// Compares an output with the reference of a rank.
-fn check(problem: &Exchange, expected: &[Expected], rank: usize, output: &Buffer) {
+fn check(problem: &Exchange, expected: &[Expected], rank: usize, output: &DeviceBuffer) {
     let mut bytes = vec![0; output.bytes()];
     output.download(&mut bytes).unwrap();
     let found: Vec<f64> = match problem.dtype {
@@ -39,7 +39,7 @@ fn check(problem: &Exchange, expected: &[Expected], rank: usize, output: &Buffer
         _ => bytemuck::cast_slice::<u8, f32>(&bytes).iter().map(|x| f64::from(*x)).collect(),
     };
     let expected = expected.iter().find(|expected| expected.name == OUTPUTS[rank]).unwrap();
-    let Data::F64(values) = &expected.values else { panic!("a reference is f64") };
+    let TensorData::F64(values) = &expected.values else { panic!("a reference is f64") };
     assert_eq!(found.len(), values.len());
     let tolerance = problem.tolerance().max_error;
     for (at, (found, wanted)) in found.iter().zip(values).enumerate() {
@@ -73,8 +73,8 @@ fn one_shot_sums_packets_that_are_there() {
                 (&output).into(),
                 (&staged).into(),
                 (&epochs).into(),
-                Argument::I32(rank as i32),
-                Argument::I32(count as i32),
+                KernelArgument::I32(rank as i32),
+                KernelArgument::I32(count as i32),
             ];
             kernel.launch(&arguments).unwrap();
             check(&problem, &expected, rank, &output);
@@ -103,8 +103,8 @@ fn two_shot_sums_parts_where_no_flag_is_missing() {
                 (&y).into(),
                 (&flag_table).into(),
                 (&epochs).into(),
-                Argument::I32(rank),
-                Argument::I64(part(&problem) as i64),
+                KernelArgument::I32(rank),
+                KernelArgument::I64(part(&problem) as i64),
             ];
             kernel.launch(&arguments).unwrap();
             device.synchronize().unwrap();

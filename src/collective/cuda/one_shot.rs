@@ -7,7 +7,7 @@ use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::{Argument, Buffer, Devices, KernelSpec};
+use kernelgate_cuda::{DeviceBuffer, Devices, KernelArgument, KernelSpec};
 
 /// Every kernel of this file.
 pub const KERNELS: &[KernelSpec<Exchange>] = &[ONE_SHOT];
@@ -73,9 +73,9 @@ pub fn prepare(
     let staging = sums::zeroed_on_each(devices, staging_bytes(problem))?;
     let own = |messages: &Messages, rank: usize| {
         let addresses = [messages.input_addresses()[rank], messages.output_addresses()[rank]];
-        addresses.map(Argument::Address).to_vec()
+        addresses.map(KernelArgument::Address).to_vec()
     };
-    let tables = vec![staging.iter().map(Buffer::address).collect()];
-    let packets = Argument::I32(packets(problem) as i32);
+    let tables = vec![staging.iter().map(DeviceBuffer::address).collect()];
+    let packets = KernelArgument::I32(packets(problem) as i32);
     Sum { own, tables, packets, shared: staging }.task(&ONE_SHOT, problem, messages, devices)
 }

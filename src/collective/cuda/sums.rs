@@ -5,7 +5,7 @@ use crate::collective::definition::{Exchange, Kind};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::{Argument, Buffer, Device, Devices, KernelSpec, LoadedKernel};
+use kernelgate_cuda::{Device, DeviceBuffer, Devices, KernelArgument, KernelSpec, LoadedKernel};
 
 /// Most blocks of a sum that runs alone: each waits for its peers, so all of them must be resident.
 pub const MOST_BLOCKS: usize = 128;
@@ -23,9 +23,9 @@ pub fn variants() -> Vec<Exchange> {
 }
 
 /// Memory of each GPU, filled with 0, that the other GPUs write to.
-pub fn zeroed_on_each(devices: &Devices, bytes: usize) -> Result<Vec<Buffer>, BackendError> {
+pub fn zeroed_on_each(devices: &Devices, bytes: usize) -> Result<Vec<DeviceBuffer>, BackendError> {
     let mut buffers = Vec::new();
-    devices.for_each(|_, device| {
+    devices.for_each_device(|_, device| {
         let buffer = device.allocate(bytes)?;
         buffer.fill(0)?;
         buffers.push(buffer);
@@ -38,19 +38,19 @@ pub fn zeroed_on_each(devices: &Devices, bytes: usize) -> Result<Vec<Buffer>, Ba
 /// of launches by block, its rank, and the number of packets.
 pub struct Sum {
     /// First arguments of a rank.
-    pub own: fn(&Messages, usize) -> Vec<Argument>,
+    pub own: fn(&Messages, usize) -> Vec<KernelArgument>,
     /// Addresses by rank, in the memory of each GPU.
     pub tables: Vec<Vec<u64>>,
     /// Packets of a message, or of the part of a GPU.
-    pub packets: Argument,
+    pub packets: KernelArgument,
     /// Memory that the launches use.
-    pub shared: Vec<Buffer>,
+    pub shared: Vec<DeviceBuffer>,
 }
 
 struct Rank {
     kernel: LoadedKernel,
-    arguments: Vec<Argument>,
-    _memory: Vec<Buffer>,
+    arguments: Vec<KernelArgument>,
+    _memory: Vec<DeviceBuffer>,
 }
 
 impl Sum {
@@ -63,14 +63,14 @@ impl Sum {
         devices: &Devices,
     ) -> Result<CudaTask, BackendError> {
         let mut ranks = Vec::new();
-        devices.for_each(|rank, device| {
+        devices.for_each_device(|rank, device| {
             ranks.push(self.rank(spec.load(device, problem)?, &messages, device, rank)?);
             device.synchronize()
         })?;
         let (set, shared) = (devices.clone(), self.shared);
         Ok(messages.task(devices, move || {
             let _kept = &shared;
-            set.for_each(|rank, _| ranks[rank].kernel.launch(&ranks[rank].arguments))
+            set.for_each_device(|rank, _| ranks[rank].kernel.launch(&ranks[rank].arguments))
         }))
     }
 
@@ -85,8 +85,8 @@ impl Sum {
         let mut memory = self.tables.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
         memory.push(device.upload(&[0; 4 * MOST_BLOCKS])?);
         let mut arguments = (self.own)(messages, rank);
-        arguments.extend(memory.iter().map(Argument::from));
-        arguments.extend([Argument::I32(rank as i32), self.packets.clone()]);
+        arguments.extend(memory.iter().map(KernelArgument::from));
+        arguments.extend([KernelArgument::I32(rank as i32), self.packets.clone()]);
         Ok(Rank { kernel, arguments, _memory: memory })
     }
 }

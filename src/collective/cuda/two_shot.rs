@@ -7,7 +7,7 @@ use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::{Argument, Buffer, Devices, KernelSpec};
+use kernelgate_cuda::{DeviceBuffer, Devices, KernelArgument, KernelSpec};
 
 /// Every kernel of this file.
 pub const KERNELS: &[KernelSpec<Exchange>] = &[TWO_SHOT];
@@ -58,9 +58,9 @@ pub fn prepare(
     devices.require_peer_access()?;
     let messages = Messages::new(problem, inputs, devices)?;
     let flags = sums::zeroed_on_each(devices, FLAGS * problem.gpus)?;
-    let flag_addresses = flags.iter().map(Buffer::address).collect();
+    let flag_addresses = flags.iter().map(DeviceBuffer::address).collect();
     let tables = vec![messages.input_addresses(), messages.output_addresses(), flag_addresses];
-    let packets = Argument::I64(part(problem) as i64);
+    let packets = KernelArgument::I64(part(problem) as i64);
     let sum = Sum { own: |_, _| Vec::new(), tables, packets, shared: flags };
     sum.task(&TWO_SHOT, problem, messages, devices)
 }

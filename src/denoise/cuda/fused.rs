@@ -13,7 +13,7 @@ use kernelgate::backend::program::{
     KeptLines, MemoryUse, NULL, Operand, Pointer, Program, int, ints,
 };
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{KernelSpec, Requires};
+use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Items>] =
@@ -27,7 +27,7 @@ const QKV: KernelSpec<Items> = KernelSpec {
     constants: project_constants,
     shared_bytes: |items| gemm_shared(items.model.width, QKV_SPLIT),
     cluster: Some(QKV_SPLIT),
-    requires: Requires::Exactly("sm_90a"),
+    requires: RequiredArchitecture::Exactly("sm_90a"),
     ..model_kernel(
         "denoise/fused_project",
         include_str!("../../../kernels/denoise/fused_project.cu"),
@@ -121,7 +121,7 @@ const ATTENTION: KernelSpec<Items> = KernelSpec {
     },
     shared_bytes: attention_shared,
     cluster: Some(ATTENTION_SPLIT),
-    requires: Requires::AtLeast(90),
+    requires: RequiredArchitecture::AtLeast(90),
     ..model_kernel(
         "denoise/fused_attention",
         include_str!("../../../kernels/denoise/fused_attention.cu"),

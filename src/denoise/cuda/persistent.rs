@@ -10,7 +10,7 @@ use crate::denoise::definition::WeightFormat;
 use crate::denoise::model::{Model, PI05};
 use kernelgate::backend::program::{MemoryUse, Program, ints};
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::{KernelSpec, Requires};
+use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// Rows that a tile of the kernel has room for.
 const MAX_ROWS: usize = 56;
@@ -31,7 +31,7 @@ const PERSISTENT: KernelSpec<Items> = KernelSpec {
     shared_bytes: |_| SHARED_BYTES,
     cluster: Some(RANKS),
     co_resident: true,
-    requires: Requires::Exactly("sm_90a"),
+    requires: RequiredArchitecture::Exactly("sm_90a"),
     variants: || vec![Items { model: PI05, items: 1, layers: 1 }],
     stages: STAGES,
     ..model_kernel(
@@ -88,7 +88,7 @@ const SHIFTS: KernelSpec<Items> = KernelSpec {
     constants: |items| streamed_constants(items, 16),
     threads: STREAMED_THREADS,
     shared_bytes: |_| shifts_shared(16),
-    requires: Requires::AtLeast(90),
+    requires: RequiredArchitecture::AtLeast(90),
     variants: PERSISTENT.variants,
     ..model_kernel(
         "denoise/streamed_rows",

@@ -10,8 +10,8 @@ use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{CLASSES, Conv, Network};
 use crate::st_bif::cpu;
 use crate::st_bif::neuron::Parameters;
-use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
-use kernelgate_cuda::observe::range::{Range, within};
+use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
+use kernelgate_cuda::observe::range::{RangeGuard, within};
 
 /// Elements that one task computes if elements do not depend on each other.
 const PIECE: usize = 1 << 14;
@@ -56,7 +56,8 @@ impl CpuNetwork {
 
     /// Logits `[B, 10]` of the images.
     pub fn forward(&mut self, inputs: &Tensors, logits: &mut [f32]) {
-        let _pass = [Range::new("Model_Forward_Pass"), Range::new("Model_Compute_All_Layers")];
+        let _pass =
+            [RangeGuard::new("Model_Forward_Pass"), RangeGuard::new("Model_Compute_All_Layers")];
         let (images, parameters) = (inputs.f32("images"), inputs.f32("parameters"));
         within("Conv1_Block", || self.stem(images, parameters));
         if let Some(window) = &self.network.pool {
@@ -182,7 +183,7 @@ impl CpuNetwork {
         self.gradient.resize(self.network.parameters, 0.0);
         let mut gradient = std::mem::take(&mut self.gradient);
         within("Backward", || self.backward(inputs, &logits, &mut gradient));
-        let _step = Range::new("Optimizer");
+        let _step = RangeGuard::new("Optimizer");
         let old = inputs.f32("momentum");
         parallel::chunks_mut(outputs.f32_mut("new_momentum"), PIECE, &|piece, new| {
             let (old, g) = (&old[piece * PIECE..], &gradient[piece * PIECE..]);
@@ -204,12 +205,12 @@ impl CpuNetwork {
         let mut spikes =
             within("Final_Layers", || self.classifier_gradient(parameters, logits, gradient));
         for (number, blocks) in self.stages().into_iter().enumerate().rev() {
-            let _stage = Range::new(&stage(number));
+            let _stage = RangeGuard::new(&stage(number));
             for block in blocks.rev() {
                 spikes = self.block_gradient(block, parameters, spikes, gradient);
             }
         }
-        let _stem = Range::new("Conv1_Block");
+        let _stem = RangeGuard::new("Conv1_Block");
         if let Some(window) = &self.network.pool {
             let mut before = zeros(&self.currents[0]);
             pool_gradient(window, &self.pooled, spikes.f32s(), values(&mut before));
@@ -313,7 +314,7 @@ impl CpuNetwork {
     /// Computes the gradient of a layer's currents from that of its spikes.
     fn through(&self, layer: usize, spikes: &Tensor) -> Tensor {
         let mut currents = zeros(&self.currents[layer]);
-        cpu::backward(self.neuron, &self.currents[layer], spikes, currents.data_mut());
+        cpu::backward(self.neuron, &self.currents[layer], spikes, currents.tensor_data_mut());
         currents
     }
 
@@ -375,7 +376,7 @@ fn zeros(like: &Tensor) -> Tensor {
 }
 
 fn values(tensor: &mut Tensor) -> &mut [f32] {
-    let Data::F32(values) = tensor.data_mut() else { unreachable!("made as f32") };
+    let TensorData::F32(values) = tensor.tensor_data_mut() else { unreachable!("made as f32") };
     values
 }
 
@@ -386,7 +387,7 @@ trait F32s {
 
 impl F32s for Tensor {
     fn f32s(&self) -> &[f32] {
-        let Data::F32(values) = self.data() else { unreachable!("made as f32") };
+        let TensorData::F32(values) = self.tensor_data() else { unreachable!("made as f32") };
         values
     }
 }

@@ -17,7 +17,7 @@ use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, CLASSES, Conv, Map, Network, Stem};
 use kernelgate::backend::program::{MemoryUse, NULL, Operand, Pointer, Program, Word, ints, long};
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::{KernelSpec, Requires};
+use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Grid>] = &[LAYERS, STEM];
@@ -56,7 +56,7 @@ const LAYERS: KernelSpec<Grid> = KernelSpec {
     },
     shared_bytes: |_| SHARED_BYTES,
     co_resident: true,
-    requires: Requires::Exactly("sm_90a"),
+    requires: RequiredArchitecture::Exactly("sm_90a"),
     variants: || [4, 8, 16].map(|steps| Grid { steps, blocks: [RANKS, 1] }).to_vec(),
     stages: STAGES,
     ..KernelSpec::new(

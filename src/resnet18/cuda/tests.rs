@@ -14,7 +14,7 @@ use kernelgate::backend::program::Program;
 use kernelgate::verify::{repeats, verify};
 use kernelgate::workload::Problem;
 use kernelgate_cuda::driver::memory;
-use kernelgate_cuda::testing::two_gpus;
+use kernelgate_cuda::testing::two_gpus_for_test;
 
 fn shape(stem: Stem, width: usize, b: usize, t: usize, level: usize) -> NetworkShape {
     let sizes = Sizes { stem, width, blocks: 2, side: 32 };
@@ -178,7 +178,7 @@ fn training_steps_are_those_of_the_reference() {
 
 #[test]
 fn training_over_two_gpus_is_that_of_all_images() {
-    let Some((devices, _alone)) = two_gpus() else { return };
+    let Some((devices, _alone)) = two_gpus_for_test() else { return };
     for (b, t, level) in [(6, 4, 4), (16, 8, 8), (64, 8, 8)] {
         let whole = TrainStep { shape: shape(Stem::ImageNet, 64, b, t, level) };
         let problem = DataParallel { gpus: 2, whole };

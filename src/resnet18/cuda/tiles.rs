@@ -58,7 +58,9 @@ pub fn wide_is_faster(
     move |device| {
         let facts = device.facts();
         let blocks = grid.blocks[0] * grid.blocks[1];
-        let fits = wide.unmet_by(&grid, &facts.arch, device.shared_bytes_a_block()?).is_none();
+        let fits = wide
+            .unmet_requirement_for(&grid, &facts.arch, device.shared_bytes_a_block()?)
+            .is_none();
         Ok(fits && blocks <= facts.multiprocessors as usize)
     }
 }

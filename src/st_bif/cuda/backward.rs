@@ -9,7 +9,7 @@ use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Device, KernelSpec};
+use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Neurons>] = &[SAVED, REPLAY, REPLAY_ANY];
@@ -100,7 +100,8 @@ fn saved(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
-    let (sizes, parameters) = (sizes::<Argument>(neurons), parameters::<Argument>(neurons));
+    let (sizes, parameters) =
+        (sizes::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
     let membranes = device.allocate(4 * neurons.n * neurons.t)?;
     let tracers = device.allocate(neurons.n * neurons.t)?;
     {
@@ -108,7 +109,7 @@ fn saved(
         let forward = FUSED.load(device, neurons)?;
         let x = device.upload(inputs.tensor("x").as_bytes())?;
         let spikes = device.allocate(neurons.n * neurons.t)?;
-        let pointers = [&x, &spikes, &membranes, &tracers].map(Argument::from);
+        let pointers = [&x, &spikes, &membranes, &tracers].map(KernelArgument::from);
         forward.launch(&[&pointers[..], &[NULL], &sizes, &parameters].concat())?;
         device.synchronize()?;
     }
@@ -117,7 +118,7 @@ fn saved(
     // Membranes and tracers follow from x.
     let inputs = cuda::inputs([("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
-        let pointers = [&gy, &membranes, &tracers].map(Argument::from);
+        let pointers = [&gy, &membranes, &tracers].map(KernelArgument::from);
         let outputs = [NULL, outputs[0].argument()];
         let arguments = [&pointers[..], &outputs, &sizes, &parameters].concat();
         within("backward", || kernel.launch(&arguments))
@@ -130,7 +131,7 @@ fn replay(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
-    let (kernel, last) = replay_kernel::<Argument>(neurons);
+    let (kernel, last) = replay_kernel::<KernelArgument>(neurons);
     let kernel = kernel.load(device, neurons)?;
     let (x, gy) = (
         device.upload(inputs.tensor("x").as_bytes())?,
@@ -138,7 +139,8 @@ fn replay(
     );
     let inputs = cuda::inputs([("x", &x), ("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
-        let pointers = [Argument::from(&x), Argument::from(&gy), NULL, outputs[0].argument()];
+        let pointers =
+            [KernelArgument::from(&x), KernelArgument::from(&gy), NULL, outputs[0].argument()];
         within("backward", || kernel.launch(&[&pointers[..], &last].concat()))
     }))
 }

@@ -7,9 +7,9 @@ use crate::parallel;
 use crate::st_bif::definition::{Neurons, StBifForward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
-use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
+use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Device, KernelSpec};
+use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Neurons>] = &[PER_STEP, FUSED, VECTORIZED, PACKED];
@@ -134,15 +134,15 @@ fn per_step(
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let membrane = device.allocate(4 * neurons.n)?;
     let tracer = device.allocate(4 * neurons.n)?;
-    let parameters = parameters::<Argument>(&neurons);
+    let parameters = parameters::<KernelArgument>(&neurons);
     Ok(CudaTask::new(
         device,
         cuda::inputs([("x", &x)]),
         vec![spikes(device, &neurons, false)?],
         move |outputs| {
             for t in 0..neurons.t {
-                let [x, membrane, tracer] = [&x, &membrane, &tracer].map(Argument::from);
-                let [n, step] = [neurons.n, t].map(|extent| Argument::I64(extent as i64));
+                let [x, membrane, tracer] = [&x, &membrane, &tracer].map(KernelArgument::from);
+                let [n, step] = [neurons.n, t].map(|extent| KernelArgument::I64(extent as i64));
                 let own = [x, outputs[0].argument(), membrane, tracer, n, step];
                 within("time_step", || kernel.launch(&[&own[..], &parameters].concat()))?;
             }
@@ -159,13 +159,14 @@ fn fused(
     let neurons = &problem.neurons;
     let kernel = FUSED.load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
-    let (sizes, parameters) = (sizes::<Argument>(neurons), parameters::<Argument>(neurons));
+    let (sizes, parameters) =
+        (sizes::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
     Ok(CudaTask::new(
         device,
         cuda::inputs([("x", &x)]),
         vec![spikes(device, neurons, false)?],
         move |outputs| {
-            let pointers = [Argument::from(&x), outputs[0].argument(), NULL, NULL, NULL];
+            let pointers = [KernelArgument::from(&x), outputs[0].argument(), NULL, NULL, NULL];
             let arguments = [&pointers[..], &sizes, &parameters].concat();
             within("forward", || kernel.launch(&arguments))
         },
@@ -182,13 +183,14 @@ fn streaming(
     let neurons = &problem.neurons;
     let kernel = kernel.load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
-    let (sizes, parameters) = (sizes::<Argument>(neurons), parameters::<Argument>(neurons));
+    let (sizes, parameters) =
+        (sizes::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
     Ok(CudaTask::new(
         device,
         cuda::inputs([("x", &x)]),
         vec![spikes(device, neurons, problem.packed)?],
         move |outputs| {
-            let pointers = [Argument::from(&x), outputs[0].argument(), NULL];
+            let pointers = [KernelArgument::from(&x), outputs[0].argument(), NULL];
             let arguments = [&pointers[..], &sizes, &parameters].concat();
             within("forward", || kernel.launch(&arguments))
         },
@@ -223,7 +225,7 @@ fn unpack(bytes: &[u8], shape: &[usize]) -> Tensor {
     parallel::each(parts.collect(), &|_, (row, first, spikes): (&[u8], usize, &mut [i8])| {
         spikes.iter_mut().enumerate().for_each(|(i, out)| *out = spike(row, first + i));
     });
-    Tensor::new(shape.to_vec(), Data::I8(spikes))
+    Tensor::new(shape.to_vec(), TensorData::I8(spikes))
 }
 
 #[cfg(test)]
@@ -236,8 +238,8 @@ mod tests {
         let row = [0b10_11_01_00, 0b00_00_00_01];
         let tensor = unpack(&[row, row].concat(), &[2, 6]);
         assert_eq!(
-            tensor.data(),
-            &Data::I8([[0, 1, -1, 0x7f, 1, 0], [0, 1, -1, 0x7f, 1, 0]].concat())
+            tensor.tensor_data(),
+            &TensorData::I8([[0, 1, -1, 0x7f, 1, 0], [0, 1, -1, 0x7f, 1, 0]].concat())
         );
     }
 
@@ -249,7 +251,7 @@ mod tests {
         assert_eq!(blocks(VECTORIZED, &neurons(5121, 8, Dtype::F32)), 11);
         assert_eq!(blocks(PACKED, &neurons(5121, 8, Dtype::F16)), 6);
         assert_eq!(blocks(PER_STEP, &neurons(5121, 8, Dtype::F32)), 21);
-        let name = |t| VECTORIZED.build(&neurons(1, t, Dtype::Bf16)).name();
+        let name = |t| VECTORIZED.build_for_parameters(&neurons(1, t, Dtype::Bf16)).name();
         assert_eq!(name(3), "st_bif/forward_vectorized ELEMENT_BF16 CHUNK=2");
         assert_eq!(name(4), "st_bif/forward_vectorized ELEMENT_BF16");
     }

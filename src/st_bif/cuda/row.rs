@@ -4,7 +4,7 @@ use crate::kernel_files::kernel_file;
 use crate::st_bif::definition::Neurons;
 use crate::st_bif::neuron::Parameters;
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::{Argument, KernelSpec};
+use kernelgate_cuda::{KernelArgument, KernelSpec};
 
 /// A kernel of the family, one build an element type.
 pub const fn kernel(
@@ -39,7 +39,7 @@ pub fn element(neurons: &Neurons) -> String {
 }
 
 /// A null pointer.
-pub const NULL: Argument = Argument::Address(0);
+pub const NULL: KernelArgument = KernelArgument::Address(0);
 
 /// N, T: `long long` in every kernel.
 pub fn sizes<T: From<i64>>(neurons: &Neurons) -> [T; 2] {

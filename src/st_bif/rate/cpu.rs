@@ -5,7 +5,7 @@ use super::definition::FiringRate;
 use crate::parallel;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
-use kernelgate::workload::{Data, Dtype, Tensors};
+use kernelgate::workload::{Dtype, TensorData, Tensors};
 
 /// Neurons of a task: their sums, two bytes each, stay in L1.
 const LANES: usize = 4096;
@@ -22,7 +22,7 @@ pub const CPU: &[Implementation<FiringRate>] = &[Implementation {
         let FiringRate { n, t } = *problem;
         let outputs = Tensors::new().with_output("rate", [n], Dtype::F32);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            let Data::I8(spikes) = inputs.tensor("spikes").data() else {
+            let TensorData::I8(spikes) = inputs.tensor("spikes").tensor_data() else {
                 unreachable!("spikes are i8")
             };
             let scale = 1.0 / t as f32;

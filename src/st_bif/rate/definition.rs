@@ -8,8 +8,8 @@
 use crate::parallel;
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
-    Axis, AxisError, Data, Dtype, Expected, Problem, Symmetry, Tensor, Tensors, Tolerance, Unit,
-    Work, Workload, random,
+    Axis, AxisError, Dtype, Expected, Problem, Symmetry, Tensor, TensorData, Tensors, Tolerance,
+    Unit, Work, Workload, random,
 };
 
 /// Mean spike of each neuron.
@@ -52,9 +52,9 @@ impl Problem for FiringRate {
         // The outer parts of N(0, 1): about 31 % of the neurons spike in a step, half of them up
         // and half down.
         let spike = |x: f32| i8::from(x >= 1.0) - i8::from(x <= -1.0);
-        let spikes = random::map_normal(seed, "spikes", self.t * self.n, spike);
+        let spikes = random::map_normal_values(seed, "spikes", self.t * self.n, spike);
         let mut inputs = Tensors::new();
-        inputs.insert("spikes", Tensor::new([self.t, self.n], Data::I8(spikes)));
+        inputs.insert("spikes", Tensor::new([self.t, self.n], TensorData::I8(spikes)));
         inputs
     }
 
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn the_reference_is_the_mean_of_the_steps() {
-        let spikes = Data::I8([[1, 0, -1], [1, 1, -1], [0, 1, -1], [1, -1, -1]].concat());
+        let spikes = TensorData::I8([[1, 0, -1], [1, 1, -1], [0, 1, -1], [1, -1, -1]].concat());
         let mut inputs = Tensors::new();
         inputs.insert("spikes", Tensor::new([4, 3], spikes));
         let expected = FiringRate { n: 3, t: 4 }.reference(&inputs);
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn inputs_are_ternary_and_both_signs_come_as_often() {
         let inputs = FiringRate { n: 10_000, t: 4 }.inputs(1);
-        let Data::I8(spikes) = inputs.tensor("spikes").data() else { panic!("bytes") };
+        let TensorData::I8(spikes) = inputs.tensor("spikes").tensor_data() else { panic!("bytes") };
         let share = |wanted: i8| {
             spikes.iter().filter(|&&spike| spike == wanted).count() as f64 / spikes.len() as f64
         };

@@ -13,7 +13,7 @@ use crate::transformer::shape::{ROPE_BASE, Shape};
 use kernelgate::backend::Executable;
 use kernelgate::backend::program::{Capture, MemoryUse, Program};
 use kernelgate::verify::launch_on_poison;
-use kernelgate::workload::{Data, Dtype, Tensor, Tensors, random};
+use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors, random};
 use kernelgate_cuda::Device;
 
 /// Fewer tokens than a tile has rows, more columns than one has, and a part of a tile.
@@ -38,10 +38,11 @@ const MULTIPROCESSORS: [usize; 2] = [1, 132];
 
 /// Normal elements with a spread, rounded to bf16, and their values.
 fn matrix(name: &str, rows: usize, d: usize, spread: f64) -> (Tensor, Vec<f64>) {
-    let values =
-        random::map_normal(3, name, rows * d, |x| half::bf16::from_f64(f64::from(x) * spread));
+    let values = random::map_normal_values(3, name, rows * d, |x| {
+        half::bf16::from_f64(f64::from(x) * spread)
+    });
     let exact = values.iter().map(|x| x.to_f64()).collect();
-    (Tensor::new([rows, d], Data::Bf16(values)), exact)
+    (Tensor::new([rows, d], TensorData::Bf16(values)), exact)
 }
 
 /// x w^T, rounded nowhere.

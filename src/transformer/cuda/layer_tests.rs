@@ -12,7 +12,7 @@ use crate::transformer::gradients::{Gradient, update};
 use crate::transformer::reference::{Matrix, Reference};
 use crate::transformer::shape::{STATE, Shape, Weight};
 use kernelgate::backend::program::LoadedProgram;
-use kernelgate::workload::{Data, Dtype, Problem, Tensor, Tensors};
+use kernelgate::workload::{Dtype, Problem, Tensor, TensorData, Tensors};
 use kernelgate_cuda::Device;
 
 const SMALL: Shape = Shape {
@@ -147,7 +147,7 @@ fn check_update(regions: &Regions<'_>, inputs: &Tensors, gradient: &Gradient) {
 /// Checks the first layer, the one in the middle and the last, each for another sequence.
 fn check_layers(device: &Arc<Device>, shape: Shape, attention: Attention, inputs: &Tensors) {
     let text = ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
-        text.with(name, [1, shape.context], Data::F32(vec![0.0; shape.context]))
+        text.with(name, [1, shape.context], TensorData::F32(vec![0.0; shape.context]))
     });
     let one = inputs.replaced_by(&text);
     let single = Shape { batch: 1, ..shape };

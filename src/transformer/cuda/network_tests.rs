@@ -13,7 +13,7 @@ use crate::transformer::tests::{beginning, curve};
 use kernelgate::backend::{Executable, Implementation};
 use kernelgate::verify::precision::Bounds;
 use kernelgate::verify::{launch_on_poison, verify};
-use kernelgate::workload::{Data, Dtype, Problem, Tensor, Tensors};
+use kernelgate::workload::{Dtype, Problem, Tensor, TensorData, Tensors};
 use kernelgate_cuda::Device;
 
 /// No tile divides the context, and no packet the vocabulary.
@@ -180,7 +180,7 @@ fn ten_steps_follow_the_curve_of_the_reference_on_a_gpu() {
             task.reset().unwrap();
             let mut worst = 0.0f64;
             for (step, expected) in expected.iter().enumerate() {
-                let steps = Tensor::new([1], Data::F32(vec![step as f32]));
+                let steps = Tensor::new([1], TensorData::F32(vec![step as f32]));
                 task.replace_input("steps", &steps).unwrap();
                 task.launch().unwrap();
                 task.synchronize().unwrap();

@@ -12,7 +12,7 @@ use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
 use kernelgate::record::file;
 use kernelgate::record::text::{printable, quoted};
 
-use super::child::{ChildProcess, Ended, over_memory};
+use super::child::{ChildProcess, Ended, memory_kill_reason};
 use super::find::{BenchExecutable, FoundBenches};
 use super::output::FailureLines;
 
@@ -21,7 +21,7 @@ pub const MAX_MESSAGE_BYTES: u64 = 1 << 20;
 /// Longest response, or record, that is read: ten thousand cases take a tenth of it.
 const MAX_RESPONSE_BYTES: u64 = 256_000_000;
 /// Ids that an error lists as close to the requested one.
-const MAX_CLOSE: usize = 3;
+const MAX_SIMILAR_CASE_IDS: usize = 3;
 /// Time for the rest of a bench's output to arrive once the bench has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -88,7 +88,7 @@ pub fn each(
     }
     if !have_answered {
         let reason = reasons.into_iter().next().unwrap_or_else(|| "no bench has a case".to_owned());
-        close.truncate(MAX_CLOSE);
+        close.truncate(MAX_SIMILAR_CASE_IDS);
         let hint = match close.is_empty() {
             true => "`kernelgate list` shows the cases".to_owned(),
             false => format!("did you mean {}?", close.join(" or ")),
@@ -141,7 +141,7 @@ fn ask(
     let ended =
         running.finish(asking.timeout).with_context(|| format!("bench `{bench}` was lost"))?;
     let last = receiver.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
-    within_limit(&response).map_err(|why| anyhow::anyhow!("bench `{bench}`: {why}"))?;
+    check_file_size(&response).map_err(|why| anyhow::anyhow!("bench `{bench}`: {why}"))?;
     match file::read::<Response>(&response) {
         Ok(response) if response.bench != *bench => {
             let (other, path) = (quoted(&response.bench), executable.path.display());
@@ -156,7 +156,7 @@ fn ask(
                     asking.timeout.as_secs()
                 )),
                 Ended::OverMemory(limit) => {
-                    Some(format!("answered, then was {}", over_memory(limit)))
+                    Some(format!("answered, then was {}", memory_kill_reason(limit)))
                 }
             };
             Ok(Answer { body: response.answer, death })
@@ -171,7 +171,7 @@ fn ask(
                     "gave no response within {} s (--wait sets this)",
                     asking.timeout.as_secs()
                 ),
-                Ended::OverMemory(limit) => format!("was {}", over_memory(limit)),
+                Ended::OverMemory(limit) => format!("was {}", memory_kill_reason(limit)),
             };
             let last = if last.is_empty() {
                 String::new()
@@ -184,7 +184,7 @@ fn ask(
 }
 
 /// Checks that a file of a bench is not longer than the limit.
-pub fn within_limit(path: &Path) -> Result<(), String> {
+pub fn check_file_size(path: &Path) -> Result<(), String> {
     match std::fs::metadata(path) {
         Ok(facts) if facts.len() > MAX_RESPONSE_BYTES => Err(format!(
             "what it wrote, {}, is over the limit of {}",
@@ -315,11 +315,11 @@ mod tests {
     fn the_size_of_a_response_is_limited() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(MAX_RESPONSE_BYTES).unwrap();
-        assert_eq!(within_limit(file.path()), Ok(()));
+        assert_eq!(check_file_size(file.path()), Ok(()));
         file.as_file().set_len(MAX_RESPONSE_BYTES + 1).unwrap();
         let why = "what it wrote, 256 MB, is over the limit of 256 MB".to_owned();
-        assert_eq!(within_limit(file.path()), Err(why));
-        assert_eq!(within_limit(&file.path().join("none")), Ok(()));
+        assert_eq!(check_file_size(file.path()), Err(why));
+        assert_eq!(check_file_size(&file.path().join("none")), Ok(()));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::child::{ChildProcess, Ended, over_memory};
+use super::child::{ChildProcess, Ended, memory_kill_reason};
 
 /// Number of cargo's last lines that an error shows.
 const SHOWN_LINES: usize = 30;
@@ -169,7 +169,7 @@ fn progress_lines(stream: impl Read) -> impl Iterator<Item = String> {
 }
 
 /// Output of cargo while it builds.
-pub enum CargoLine<'a> {
+pub enum CargoBuildOutput<'a> {
     /// A message.
     Message(&'a str),
     /// Progress, printed because of the variables of [`PROGRESS`].
@@ -180,7 +180,7 @@ pub enum CargoLine<'a> {
 pub fn build(
     command: &mut Command,
     (running, timeout): (&ChildProcess, Duration),
-    show: impl Fn(CargoLine<'_>) + Send,
+    show: impl Fn(CargoBuildOutput<'_>) + Send,
 ) -> Result<BuildOutput, BuildError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let (stdout, stderr) = running.start(command).map_err(BuildError::Cargo)?;
@@ -190,9 +190,9 @@ pub fn build(
             let mut messages = Vec::new();
             for line in progress_lines {
                 match BuildProgress::parse(&line) {
-                    Some(progress) => show(CargoLine::Progress(progress)),
+                    Some(progress) => show(CargoBuildOutput::Progress(progress)),
                     None => {
-                        show(CargoLine::Message(line.trim()));
+                        show(CargoBuildOutput::Message(line.trim()));
                         messages.push(line);
                     }
                 }
@@ -211,7 +211,7 @@ pub fn build(
     match ended.map_err(BuildError::Cargo)? {
         Ended::Exited(status) if status.success() => Ok(messages),
         Ended::TimedOut => Err(BuildError::TimedOut(timeout)),
-        Ended::OverMemory(limit) => Err(BuildError::Failed(over_memory(limit))),
+        Ended::OverMemory(limit) => Err(BuildError::Failed(memory_kill_reason(limit))),
         Ended::Exited(_) => {
             // Warnings come first and are frequent; the error is at the end.
             let last = &lines[lines.len().saturating_sub(SHOWN_LINES)..];

@@ -26,12 +26,12 @@ impl ChildProcess {
     /// Makes a handle whose processes each lead a process group. The group ends with its process,
     /// so that no child survives unless it made a session of its own. A terminal's Ctrl-C does not
     /// reach such a group: the caller has to watch for it and end the process.
-    pub fn in_groups() -> Self {
+    pub fn in_process_groups() -> Self {
         Self { groups: true, ..Self::default() }
     }
 
     /// Ends the process that runs, and lets no other start: for a program that is about to end.
-    pub fn kill(&self) {
+    pub fn kill_all(&self) {
         let mut child = self.lock();
         if let Some(child) = child.as_mut() {
             self.end_child(child);
@@ -170,7 +170,7 @@ pub enum Ended {
 
 /// The reason why a process was killed for taking more memory than the limit, as a fragment of a
 /// sentence.
-pub fn over_memory(limit: u64) -> String {
+pub fn memory_kill_reason(limit: u64) -> String {
     format!("killed: it took more than {} of memory, all that was free", display::bytes(limit))
 }
 
@@ -183,13 +183,13 @@ fn resident_bytes(process: u32) -> u64 {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kibibytes| kibibytes << 10)
     };
-    let started = children(process).into_iter().map(resident_bytes);
+    let started = child_process_ids(process).into_iter().map(resident_bytes);
     own().unwrap_or_default() + started.sum::<u64>()
 }
 
 /// The running children of a process.
 #[expect(clippy::disallowed_methods, reason = "files of the system")]
-fn children(process: u32) -> Vec<u32> {
+fn child_process_ids(process: u32) -> Vec<u32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
     let children_of = |thread: std::fs::DirEntry| {
         std::fs::read_to_string(thread.path().join("children")).unwrap_or_default()
@@ -215,13 +215,13 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_process_that_takes_too_much_memory_is_ended() {
-        let running = ChildProcess::in_groups();
+        let running = ChildProcess::in_process_groups();
         // A process of a few megabytes that does not end by itself.
         let start = || running.start(Command::new("sleep").arg("600")).map(drop).unwrap();
         start();
         let ended = running.finish_within(Duration::from_secs(60), 1000).unwrap();
         assert!(matches!(ended, Ended::OverMemory(1000)));
-        assert!(over_memory(1000).contains("more than 1.00 kB of memory"));
+        assert!(memory_kill_reason(1000).contains("more than 1.00 kB of memory"));
         start();
         let ended = running.finish_within(2 * MEMORY_INTERVAL, 1 << 40).unwrap();
         assert!(matches!(ended, Ended::TimedOut));
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn memory_of_what_a_process_started_counts() {
         const LIMIT: u64 = 100 << 20;
-        let running = ChildProcess::in_groups();
+        let running = ChildProcess::in_process_groups();
         // `tail` keeps its input until the input ends, which it never does.
         let hoards = "(head -c 200000000 /dev/zero; sleep 600) | tail -c 200000000 > /dev/null";
         running.start(Command::new("sh").args(["-c", hoards])).unwrap();
@@ -253,7 +253,7 @@ mod tests {
             let pid = folder.path().join("pid");
             let mut command = Command::new("sh");
             command.args(["-c", &format!("sleep 600 & echo $! > \"$0\"; {then}")]).arg(&pid);
-            let running = ChildProcess::in_groups();
+            let running = ChildProcess::in_process_groups();
             running.start(&mut command).unwrap();
             let grandchild = loop {
                 match std::fs::read_to_string(&pid).ok().filter(|text| text.ends_with('\n')) {

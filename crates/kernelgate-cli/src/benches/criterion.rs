@@ -18,9 +18,9 @@ use kernelgate::record::text::one_line;
 pub const SAMPLES: usize = 10;
 /// Resamples of Criterion's own analysis, whose outcome is not used: few, because at its default of
 /// 100,000 the analysis takes longer than the measurement.
-const RESAMPLES: &str = "100";
+const CRITERION_RESAMPLES: &str = "100";
 /// Shortest time for Criterion, which refuses 0.
-const MIN_TIME_S: f64 = 0.001;
+const MIN_SAMPLING_TIME_S: f64 = 0.001;
 /// Longest filter that is passed: Linux limits an argument to 128 KiB.
 const MAX_FILTER_BYTES: usize = 100_000;
 /// End of the line of a case in a list, of Criterion and of libtest.
@@ -29,7 +29,7 @@ const LISTED: &str = ": benchmark";
 /// The titles of the cases that an executable listed. A title is the id, cut after 100 bytes, and
 /// with a number where another case has that title already.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ListedTitles {
+pub struct ListedCriterionIds {
     /// Titles of the bench's cases.
     pub titles: BTreeSet<String>,
     /// Titles that it listed more than once, of groups that do not know of each other: the store
@@ -37,7 +37,7 @@ pub struct ListedTitles {
     pub duplicates: BTreeSet<String>,
 }
 
-impl ListedTitles {
+impl ListedCriterionIds {
     /// Ids of the cases that Criterion's filter matches.
     pub fn ids(&self, filter: Option<&str>) -> BTreeSet<String> {
         let Ok(filter) = Filter::parse(filter, false) else { return BTreeSet::new() };
@@ -47,7 +47,7 @@ impl ListedTitles {
 }
 
 /// Makes a command for a bench use this store alone.
-pub fn with_store<'a>(command: &'a mut Command, store: &Path) -> &'a mut Command {
+pub fn with_criterion_folder<'a>(command: &'a mut Command, store: &Path) -> &'a mut Command {
     // With a port Criterion would send its samples there, and a debugging run prints and writes
     // more.
     command
@@ -62,9 +62,9 @@ pub const LIST: [&str; 2] = ["--bench", "--list"];
 /// Arguments for measuring the cases that a filter matches (in Criterion's syntax), or all. The
 /// measurement may take more time than requested if the bench's source sets so.
 pub fn measure(filter: Option<&str>, sampling: &TrialSampling) -> Vec<String> {
-    let seconds = |seconds: f64| seconds.max(MIN_TIME_S).to_string();
+    let seconds = |seconds: f64| seconds.max(MIN_SAMPLING_TIME_S).to_string();
     let mut arguments: Vec<String> =
-        ["--bench", "--noplot", "--nresamples", RESAMPLES].map(str::to_owned).into();
+        ["--bench", "--noplot", "--nresamples", CRITERION_RESAMPLES].map(str::to_owned).into();
     for (flag, value) in [
         ("--sample-size", SAMPLES.to_string()),
         ("--warm-up-time", seconds(sampling.warm_up_s)),
@@ -95,8 +95,8 @@ pub fn filter(cases: &BTreeSet<String>) -> Option<String> {
 }
 
 /// Reads the titles from the output of `--list`; lines of the bench's own code are skipped.
-pub fn parse_list(text: &str) -> Result<ListedTitles, String> {
-    let mut listed = ListedTitles::default();
+pub fn parse_criterion_list(text: &str) -> Result<ListedCriterionIds, String> {
+    let mut listed = ListedCriterionIds::default();
     for line in text.lines() {
         if is_summary_of_libtest(line) {
             return Err("it is a bench of libtest (`#[bench]`)".to_owned());
@@ -130,17 +130,20 @@ mod tests {
     fn lists_of_criterion_are_read_and_of_libtest_refused() {
         let text = "reading data\nsum of 100: benchmark\n\ng/β ?*: benchmark\nsum/a: b: benchmark\n\
                     twice: benchmark\ntwice: benchmark\nit: test\n";
-        let listed = parse_list(text).unwrap();
+        let listed = parse_criterion_list(text).unwrap();
         let cases: Vec<&str> = listed.titles.iter().map(String::as_str).collect();
         assert_eq!(cases, ["g/β ?*", "sum of 100", "sum/a: b"]);
         assert_eq!(listed.duplicates, ["twice".to_owned()].into());
-        assert_eq!(parse_list("usage: nothing of the kind").unwrap(), ListedTitles::default());
+        assert_eq!(
+            parse_criterion_list("usage: nothing of the kind").unwrap(),
+            ListedCriterionIds::default()
+        );
         for summary in ["0 tests, 1 benchmark", "1 test, 12 benchmarks"] {
             let text = format!("a: benchmark\n\n{summary}\n");
-            assert!(parse_list(&text).unwrap_err().contains("libtest"), "{summary}");
+            assert!(parse_criterion_list(&text).unwrap_err().contains("libtest"), "{summary}");
         }
         let own = "3 tests, some benchmarks\na: benchmark";
-        assert_eq!(parse_list(own).unwrap().titles.len(), 1, "a line of the bench's own");
+        assert_eq!(parse_criterion_list(own).unwrap().titles.len(), 1, "a line of the bench's own");
     }
 
     #[test]

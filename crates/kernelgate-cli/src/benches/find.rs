@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::Context;
 use kernelgate::protocol;
 
-use super::cargo::{self, BuildError, BuildTargets, CargoLine};
+use super::cargo::{self, BuildError, BuildTargets, CargoBuildOutput};
 use super::child::ChildProcess;
 use super::mark::{self, Kind};
-use super::prebuilt::prebuilt;
+use super::prebuilt::prebuilt_benches;
 use super::{package, versions};
 
 /// The benches that a verb asks.
@@ -53,8 +53,8 @@ impl BenchChoice<'_> {
         running: &ChildProcess,
     ) -> anyhow::Result<FoundBenches> {
         let mut candidates = match self.folder {
-            Some(folder) => self.in_folder(folder, root)?,
-            None => self.built(running)?,
+            Some(folder) => self.find_in_folder(folder, root)?,
+            None => self.build_benches(running)?,
         };
         anyhow::ensure!(
             !candidates.is_empty(),
@@ -83,16 +83,16 @@ impl BenchChoice<'_> {
     }
 
     #[expect(clippy::disallowed_methods, reason = "cargo builds in the working folder")]
-    fn built(self, running: &ChildProcess) -> anyhow::Result<Vec<BenchExecutable>> {
+    fn build_benches(self, running: &ChildProcess) -> anyhow::Result<Vec<BenchExecutable>> {
         let here = std::env::current_dir().context("failed to find the working folder")?;
         anyhow::ensure!(
             package::has_manifest(&here),
             "{}; --dir names a folder of bench executables",
-            package::no_package(&here)
+            package::no_package_message(&here)
         );
         let mut command = cargo::command(self.targets);
-        let show = |line: CargoLine<'_>| {
-            if let CargoLine::Message(text) = line {
+        let show = |line: CargoBuildOutput<'_>| {
+            if let CargoBuildOutput::Message(text) = line {
                 eprintln!("{}", kernelgate::record::text::printable(text));
             }
         };
@@ -111,13 +111,13 @@ impl BenchChoice<'_> {
         Ok(built.benches.into_iter().map(executable).collect())
     }
 
-    fn in_folder(self, folder: &Path, root: &Path) -> anyhow::Result<Vec<BenchExecutable>> {
+    fn find_in_folder(self, folder: &Path, root: &Path) -> anyhow::Result<Vec<BenchExecutable>> {
         let named = self.targets.benches;
         let folder = folder
             .canonicalize()
             .with_context(|| format!("failed to read {}", folder.display()))?;
-        let found =
-            prebuilt(&folder).with_context(|| format!("failed to read {}", folder.display()))?;
+        let found = prebuilt_benches(&folder)
+            .with_context(|| format!("failed to read {}", folder.display()))?;
         for name in named {
             anyhow::ensure!(
                 found.contains_key(name),

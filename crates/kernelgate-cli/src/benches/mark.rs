@@ -39,7 +39,7 @@ impl Kind {
 
 /// Texts that executables of a harness hold, the best evidence first: the first that is found
 /// counts.
-const MARKS: [(&str, Kind); 5] = [
+const EXECUTABLE_MARKS: [(&str, Kind); 5] = [
     (protocol::MARK, Kind::Ours),
     // Criterion's own main, with times of a GPU's stream.
     (gpu_time::MARK, Kind::Criterion),
@@ -64,20 +64,21 @@ pub fn kind(path: &Path) -> io::Result<Kind> {
 
 /// Searches part by part, because executables may be hundreds of megabytes.
 fn search(mut from: impl Read, piece: usize) -> io::Result<Kind> {
-    let any = MARKS.map(|(mark, _)| regex::escape(mark)).join("|");
+    let any = EXECUTABLE_MARKS.map(|(mark, _)| regex::escape(mark)).join("|");
     let any = Regex::new(&any).expect("an escaped text is a regular expression");
     // A mark may cross the end of a part.
-    let overlap = MARKS.iter().map(|(mark, _)| mark.len()).max().unwrap_or(1) - 1;
+    let overlap = EXECUTABLE_MARKS.iter().map(|(mark, _)| mark.len()).max().unwrap_or(1) - 1;
     let mut held = Vec::with_capacity(overlap + piece);
-    let (mut first, mut best) = (true, MARKS.len());
-    let kind = |best: usize| MARKS.get(best).map_or(Kind::Unknown, |(_, kind)| *kind);
+    let (mut first, mut best) = (true, EXECUTABLE_MARKS.len());
+    let kind = |best: usize| EXECUTABLE_MARKS.get(best).map_or(Kind::Unknown, |(_, kind)| *kind);
     loop {
         let read = from.by_ref().take(piece as u64).read_to_end(&mut held)?;
         if read == 0 || best == 0 || (first && held.starts_with(SCRIPT)) {
             return Ok(kind(best));
         }
         for hit in any.find_iter(&held) {
-            let of_hit = MARKS.iter().position(|(mark, _)| mark.as_bytes() == hit.as_bytes());
+            let of_hit =
+                EXECUTABLE_MARKS.iter().position(|(mark, _)| mark.as_bytes() == hit.as_bytes());
             best = of_hit.map_or(best, |of_hit| of_hit.min(best));
         }
         first = false;
@@ -91,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_mark_is_found_wherever_it_lies_and_not_in_scripts() {
-        for (mark, kind) in MARKS {
+        for (mark, kind) in EXECUTABLE_MARKS {
             for before in 0..100 {
                 let text = [&vec![b'x'; before][..], mark.as_bytes(), &[0; 7]].concat();
                 assert_eq!(search(&text[..], 32).unwrap(), kind, "{mark} after {before} bytes");
@@ -103,7 +104,7 @@ mod tests {
         }
         assert_eq!(search(&b""[..], 32).unwrap(), Kind::Unknown);
         // A bench of this harness links Criterion, and may be linked with tests.
-        let all = MARKS.map(|(mark, _)| mark);
+        let all = EXECUTABLE_MARKS.map(|(mark, _)| mark);
         let from = [Kind::Ours, Kind::Criterion, Kind::Criterion, Kind::Divan];
         for (from, kind) in from.into_iter().enumerate() {
             let (forth, mut back) = (all[from..].join("\0"), all[from..].to_vec());

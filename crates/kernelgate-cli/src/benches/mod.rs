@@ -16,4 +16,4 @@ pub mod prebuilt;
 pub mod versions;
 
 /// The program's own answer if it is taken for a bench executable and asked for its versions.
-pub const PROGRAM: &str = "kernelgate program";
+pub const PROGRAM_MARK: &str = "kernelgate program";

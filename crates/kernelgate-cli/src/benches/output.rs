@@ -6,16 +6,16 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 /// Bytes at the end of a stream that are kept.
-const END_BYTES: usize = 1 << 16;
+const KEPT_END_BYTES: usize = 1 << 16;
 /// Bytes at the start of a stream that are kept.
-pub const START_BYTES: usize = 8 << 20;
+pub const KEPT_START_BYTES: usize = 8 << 20;
 /// Time for the rest of the output to arrive once the process has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The part of a stream that is kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
-    /// The first [`START_BYTES`] of the stream.
+    /// The first [`KEPT_START_BYTES`] of the stream.
     Start,
     /// About the last 64 KiB of the stream.
     End,
@@ -36,18 +36,18 @@ pub struct CapturedText {
 pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<CapturedText> {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let (mut all, mut piece) = (CapturedText::default(), vec![0; END_BYTES]);
+        let (mut all, mut piece) = (CapturedText::default(), vec![0; KEPT_END_BYTES]);
         while let Ok(count @ 1..) = stream.read(&mut piece) {
             all.bytes += count as u64;
             match keep {
                 Kept::Start => {
-                    let room = START_BYTES.saturating_sub(all.kept.len());
+                    let room = KEPT_START_BYTES.saturating_sub(all.kept.len());
                     all.kept.extend_from_slice(&piece[..count.min(room)]);
                     all.cut |= count > room;
                 }
                 Kept::End => {
                     all.kept.extend_from_slice(&piece[..count]);
-                    let over = all.kept.len().saturating_sub(END_BYTES);
+                    let over = all.kept.len().saturating_sub(KEPT_END_BYTES);
                     all.kept.drain(..over);
                     all.cut |= over > 0;
                 }
@@ -98,7 +98,7 @@ impl FailureLines {
             Place::Message | Place::Backtrace if starts_trace => self.place = Place::Backtrace,
             // The start of a message is more informative than its end.
             Place::Message if self.lines.len() == SHOWN_LINES => {}
-            Place::Backtrace if is_frame(text) => {}
+            Place::Backtrace if is_backtrace_line(text) => {}
             _ => {
                 if self.place == Place::Backtrace {
                     self.place = Place::Ordinary;
@@ -120,7 +120,7 @@ impl FailureLines {
 
 /// Whether a line belongs to a backtrace: "5: criterion::analysis::common", "at src/lib.rs:1:2", and
 /// the note at its end.
-fn is_frame(text: &str) -> bool {
+fn is_backtrace_line(text: &str) -> bool {
     let number = text.split_once(':').map(|(number, _)| number);
     number.is_some_and(|number| number.parse::<u32>().is_ok())
         || text.starts_with("at ")
@@ -164,12 +164,12 @@ mod tests {
 
     #[test]
     fn the_start_or_the_end_of_a_flood_is_kept() {
-        let flood: Vec<u8> = (0..3 * START_BYTES).map(|i| (i / 1000) as u8).collect();
+        let flood: Vec<u8> = (0..3 * KEPT_START_BYTES).map(|i| (i / 1000) as u8).collect();
         let kept = |keep| drain(std::io::Cursor::new(flood.clone()), keep).recv().unwrap();
         let (start, end) = (kept(Kept::Start), kept(Kept::End));
-        assert!(start.cut && start.kept == flood[..START_BYTES]);
+        assert!(start.cut && start.kept == flood[..KEPT_START_BYTES]);
         assert_eq!([start.bytes, end.bytes], [flood.len() as u64; 2]);
-        assert!(end.cut && end.kept == flood[flood.len() - END_BYTES..]);
+        assert!(end.cut && end.kept == flood[flood.len() - KEPT_END_BYTES..]);
         let whole = drain(&b"all of it"[..], Kept::Start).recv().unwrap();
         assert_eq!(whole, CapturedText { kept: b"all of it".to_vec(), cut: false, bytes: 9 });
     }

@@ -98,8 +98,8 @@ impl Member {
 ///
 /// # Errors
 /// When there is no such package, or several without a name.
-pub fn member(folder: &Path, name: Option<&str>) -> Result<Member, MemberError> {
-    let packages = metadata(folder).ok_or(MemberError::NoPackage)?.packages;
+pub fn member(folder: &Path, name: Option<&str>) -> Result<Member, PackageLookupError> {
+    let packages = metadata(folder).ok_or(PackageLookupError::NoPackage)?.packages;
     let members = packages
         .into_iter()
         .map(|Package { name, manifest_path, .. }| Member { name, manifest_path });
@@ -110,14 +110,15 @@ pub fn member(folder: &Path, name: Option<&str>) -> Result<Member, MemberError> 
         None if members.len() == 1 => Some(0),
         None => members.iter().position(|member| member.folder() == folder),
     };
-    let missing =
-        name.map_or(MemberError::Ambiguous(names), |name| MemberError::Unknown(name.to_owned()));
+    let missing = name.map_or(PackageLookupError::Ambiguous(names), |name| {
+        PackageLookupError::Unknown(name.to_owned())
+    });
     found.map(|index| members.swap_remove(index)).ok_or(missing)
 }
 
 /// The reason why no package was found.
 #[derive(Debug, thiserror::Error)]
-pub enum MemberError {
+pub enum PackageLookupError {
     /// There is no manifest upwards, or cargo cannot read it.
     #[error("no package here: run `cargo init` first, or check `cargo metadata`")]
     NoPackage,
@@ -135,7 +136,7 @@ pub fn has_manifest(folder: &Path) -> bool {
 }
 
 /// The message that a folder has no package.
-pub fn no_package(folder: &Path) -> String {
+pub fn no_package_message(folder: &Path) -> String {
     format!("no package here: neither {} nor a folder above it has a Cargo.toml", folder.display())
 }
 

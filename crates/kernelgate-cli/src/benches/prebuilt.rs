@@ -7,7 +7,7 @@ use kernelgate::record::text;
 
 /// The executables in a folder and in its `deps/`, by name without cargo's hash. The newest file of
 /// a name counts.
-pub fn prebuilt(folder: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
+pub fn prebuilt_benches(folder: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     let mut newest: BTreeMap<String, (std::time::SystemTime, PathBuf)> = BTreeMap::new();
     let entries = std::fs::read_dir(folder)?;
     let below = std::fs::read_dir(folder.join("deps")).into_iter().flatten();
@@ -65,7 +65,7 @@ mod tests {
             .unwrap();
         std::os::unix::fs::symlink("circle", folder.path().join("circle")).unwrap();
         assert_eq!(
-            prebuilt(folder.path()).unwrap().into_keys().collect::<Vec<_>>(),
+            prebuilt_benches(folder.path()).unwrap().into_keys().collect::<Vec<_>>(),
             ["attention", "linked", "two"]
         );
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kernelgate::display;
 use kernelgate::protocol;
 
-use super::child::{ChildProcess, Ended, over_memory};
+use super::child::{ChildProcess, Ended, memory_kill_reason};
 
 /// Timeout of a question for versions without a timeout of its own.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
@@ -16,13 +16,13 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// list their cases.
 const MAX_BYTES: usize = 1 << 16;
 /// Largest number of bytes that may follow that part.
-const MAX_PRINTED: u64 = 8 << 20;
+const MAX_PRINTED_BYTES: u64 = 8 << 20;
 /// Time for the rest of an answer to arrive once the process has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The reason why an executable gave no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub enum VersionQueryError {
     /// The executable did not start, or was lost.
     #[error("it does not start: {0}")]
     Start(std::io::Error),
@@ -33,7 +33,7 @@ pub enum AskError {
     #[error("{0}")]
     OverMemory(String),
     /// The executable prints without end.
-    #[error("asked for its version it printed more than {}", display::bytes(MAX_PRINTED))]
+    #[error("asked for its version it printed more than {}", display::bytes(MAX_PRINTED_BYTES))]
     TooLong,
     /// The executable ended with an error.
     #[error("asked for its version it ended with {0}")]
@@ -47,41 +47,45 @@ pub enum AskError {
 }
 
 /// Runs an executable to ask it for the oldest and the newest version that it speaks.
-pub fn ask(path: &Path, timeout: Duration, running: &ChildProcess) -> Result<(u64, u64), AskError> {
+pub fn ask(
+    path: &Path,
+    timeout: Duration,
+    running: &ChildProcess,
+) -> Result<(u64, u64), VersionQueryError> {
     let mut command = Command::new(path);
     // A bench of another harness lists its cases, or ends because it does not know the flag; it
     // measures nothing.
     command.arg("--list").env(protocol::VARIABLE, protocol::QUESTION);
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::piped());
-    let (stdout, _) = running.start(&mut command).map_err(AskError::Start)?;
+    let (stdout, _) = running.start(&mut command).map_err(VersionQueryError::Start)?;
     let (sender, receiver) = std::sync::mpsc::channel();
     // The thread is not joined: a process that the bench left behind may hold the stream open for
     // ever.
-    std::thread::spawn(move || sender.send(stdout.map(start_of).unwrap_or_default()));
-    let ended = running.finish(timeout).map_err(AskError::Start)?;
+    std::thread::spawn(move || sender.send(stdout.map(read_start).unwrap_or_default()));
+    let ended = running.finish(timeout).map_err(VersionQueryError::Start)?;
     let (bytes, too_long) = receiver.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
     match ended {
-        _ if too_long => Err(AskError::TooLong),
-        Ended::TimedOut => Err(AskError::TimedOut(timeout)),
-        Ended::OverMemory(limit) => Err(AskError::OverMemory(over_memory(limit))),
-        Ended::Exited(status) if !status.success() => Err(AskError::Ended(status)),
+        _ if too_long => Err(VersionQueryError::TooLong),
+        Ended::TimedOut => Err(VersionQueryError::TimedOut(timeout)),
+        Ended::OverMemory(limit) => Err(VersionQueryError::OverMemory(memory_kill_reason(limit))),
+        Ended::Exited(status) if !status.success() => Err(VersionQueryError::Ended(status)),
         Ended::Exited(_) => {
             let text = String::from_utf8_lossy(&bytes);
-            if text.trim_end() == super::PROGRAM {
-                return Err(AskError::IsProgram);
+            if text.trim_end() == super::PROGRAM_MARK {
+                return Err(VersionQueryError::IsProgram);
             }
-            protocol::parse_answer(&text).ok_or(AskError::None)
+            protocol::parse_answer(&text).ok_or(VersionQueryError::None)
         }
     }
 }
 
 /// Returns the start of the output, and whether there is too much output: then the stream is
 /// closed, which ends most programs.
-fn start_of(mut stream: impl Read) -> (Vec<u8>, bool) {
+fn read_start(mut stream: impl Read) -> (Vec<u8>, bool) {
     let mut start = Vec::new();
     let read = stream.by_ref().take(MAX_BYTES as u64).read_to_end(&mut start);
-    let more = std::io::copy(&mut stream.take(MAX_PRINTED + 1), &mut std::io::sink());
-    (start, read.is_ok() && more.is_ok_and(|more| more > MAX_PRINTED))
+    let more = std::io::copy(&mut stream.take(MAX_PRINTED_BYTES + 1), &mut std::io::sink());
+    (start, read.is_ok() && more.is_ok_and(|more| more > MAX_PRINTED_BYTES))
 }
 
 #[cfg(test)]
@@ -91,10 +95,10 @@ mod tests {
     #[test]
     fn the_start_of_a_flood_is_read_and_the_rest_is_too_long() {
         let answer = b"kernelgate-protocol 1-2\n";
-        assert_eq!(start_of(&answer[..]), (answer.to_vec(), false));
+        assert_eq!(read_start(&answer[..]), (answer.to_vec(), false));
         let listed = [&answer[..], &vec![b'x'; 1 << 20]].concat();
-        assert_eq!(start_of(&listed[..]), (listed[..MAX_BYTES].to_vec(), false));
-        let (start, too_long) = start_of(std::io::repeat(b'x'));
+        assert_eq!(read_start(&listed[..]), (listed[..MAX_BYTES].to_vec(), false));
+        let (start, too_long) = read_start(std::io::repeat(b'x'));
         assert!(too_long && start.len() == MAX_BYTES);
     }
 
@@ -106,7 +110,7 @@ mod tests {
         let path = folder.path().join("flood");
         std::fs::write(&path, "#!/bin/sh\nexec yes\n").unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-        let outcome = ask(&path, Duration::from_secs(600), &ChildProcess::in_groups());
+        let outcome = ask(&path, Duration::from_secs(600), &ChildProcess::in_process_groups());
         let why = outcome.unwrap_err().to_string();
         assert_eq!(why, "asked for its version it printed more than 8.39 MB");
     }

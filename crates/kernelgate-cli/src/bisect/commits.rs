@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::search::{Answer, Ended, Found, Question, Times, search};
+use super::search::{Answer, CommitTimeRatio, Ended, Question, SlowdownRange, search};
 use super::state::State;
 use crate::compare::sides::git::{Repository, Revision, git, output, run as run_git};
-use crate::compare::{CompareError, ComparisonRequest, PlanRequest, SideSource, Tools, one_case};
+use crate::compare::{
+    CompareError, ComparisonRequest, PlanRequest, SessionTools, SideSource, one_case,
+};
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
 use crate::gate::verdict::Verdict;
@@ -56,7 +58,7 @@ pub struct FoundCommits {
     pub last_good: String,
     /// Commits of which one slowed the case down, the oldest first: a single one, unless some could
     /// not be measured.
-    pub suspects: Vec<Suspect>,
+    pub suspects: Vec<SuspectCommit>,
     /// `git diff --stat` between the last good commit and the first bad one.
     pub diff_stat: String,
     /// The executables of both, if they were compared with each other: they show what changed in
@@ -68,7 +70,7 @@ pub struct FoundCommits {
 
 /// A commit that may have slowed the case down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Suspect {
+pub struct SuspectCommit {
     /// Id of the commit.
     pub commit: String,
     /// First line of the commit's message.
@@ -85,8 +87,8 @@ pub struct Suspect {
 pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
     let repository = Repository::around_package(&request.comparison.package)?;
     let (good, bad) = (repository.resolve(&request.good)?, repository.resolve(&request.bad)?);
-    let commits = line_of(&repository, &good, &bad)?;
-    let tools = Tools::watched()?;
+    let commits = first_parent_commits(&repository, &good, &bad)?;
+    let tools = SessionTools::watched()?;
     let mut comparer = CommitComparer::new(request, &repository, &commits, tools)?;
     let blocks = blocks(request);
     let ended = search(commits.len() - 1, blocks, |question| comparer.answer(question));
@@ -108,7 +110,7 @@ pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
 
 /// The good commit, then those up to the bad one along first parents: the commits of a branch count
 /// as their merge.
-fn line_of(
+fn first_parent_commits(
     repository: &Repository,
     good: &Revision,
     bad: &Revision,
@@ -139,7 +141,7 @@ struct CommitComparer<'a> {
     request: &'a BisectionRequest,
     repository: &'a Repository,
     commits: &'a [String],
-    tools: Tools,
+    tools: SessionTools,
     state: State,
     path: PathBuf,
     /// The bench that has the case, once it was found: other benches need not be built.
@@ -151,7 +153,7 @@ impl<'a> CommitComparer<'a> {
         request: &'a BisectionRequest,
         repository: &'a Repository,
         commits: &'a [String],
-        tools: Tools,
+        tools: SessionTools,
     ) -> Result<Self, CompareError> {
         let path = request.comparison.folder.join("state.json");
         let mut identity = request.comparison.settings.clone();
@@ -215,7 +217,7 @@ impl<'a> CommitComparer<'a> {
                 let more = (attempt > 0).then(|| blocks(self.request) << attempt);
                 PlanRequest { max_blocks: more.or(template_plan.max_blocks), ..template_plan }
             },
-            PlanRequest::fixed,
+            PlanRequest::with_fixed_plan,
         );
         let benches = self.bench.iter().cloned().collect::<Vec<_>>();
         let comparison = ComparisonRequest {
@@ -231,7 +233,7 @@ impl<'a> CommitComparer<'a> {
         match one_case::compare(&comparison, &self.request.case, self.tools.within(label)) {
             Ok(outcome) => {
                 self.bench = self.bench.take().or(outcome.bench);
-                Ok(answer_of(&outcome.comparison, &self.request.case))
+                Ok(bisection_answer(&outcome.comparison, &self.request.case))
             }
             // The good end is the base of every question: if it does not build, no other commit can
             // be measured.
@@ -246,7 +248,7 @@ impl<'a> CommitComparer<'a> {
         Ok(self.state.write(&self.path)?)
     }
 
-    fn describe(&self, found: &Found) -> Result<FoundCommits, CompareError> {
+    fn describe(&self, found: &SlowdownRange) -> Result<FoundCommits, CompareError> {
         let (good, bad) = (&self.commits[found.last_good], &self.commits[found.first_bad]);
         let suspects = &self.commits[found.last_good + 1..=found.first_bad];
         let top = || git(&self.repository.top);
@@ -278,7 +280,7 @@ impl<'a> CommitComparer<'a> {
         })
     }
 
-    fn suspect(&self, commit: &str) -> Result<Suspect, CompareError> {
+    fn suspect(&self, commit: &str) -> Result<SuspectCommit, CompareError> {
         let top = || git(&self.repository.top);
         let subject = run_git(
             top().args(["log", "-1", "--no-show-signature", "--format=%s", commit, "--"]),
@@ -287,7 +289,7 @@ impl<'a> CommitComparer<'a> {
         let range = format!("{commit}^1..{commit}");
         let counted = run_git(top().args(["rev-list", "--count", &range]), "count commits")?;
         let merged = counted.parse::<usize>().map_or(0, |count| count.saturating_sub(1));
-        Ok(Suspect { commit: commit.to_owned(), subject, merged })
+        Ok(SuspectCommit { commit: commit.to_owned(), subject, merged })
     }
 }
 
@@ -297,14 +299,14 @@ fn blocks(request: &BisectionRequest) -> usize {
 }
 
 /// Whether a comparison shows the case as slower.
-fn answer_of(comparison: &Comparison, case: &str) -> Answer {
+fn bisection_answer(comparison: &Comparison, case: &str) -> Answer {
     let facts = &comparison.facts;
     if facts.untimed.iter().any(|id| id == case) {
-        return Answer::NotSlower(Times { ratio: 1.0, low: 1.0, high: 1.0 });
+        return Answer::NotSlower(CommitTimeRatio { ratio: 1.0, low: 1.0, high: 1.0 });
     }
     if let Some(judged) = comparison.judged.iter().find(|it| it.case == case) {
         let ratio = judged.ratio;
-        let times = Times { ratio: ratio.center, low: ratio.low, high: ratio.high };
+        let times = CommitTimeRatio { ratio: ratio.center, low: ratio.low, high: ratio.high };
         let reason = judged.reason().unwrap_or_else(|| "inconclusive".to_owned());
         return match judged.verdict {
             Verdict::Regressed => Answer::Slower(times),
@@ -342,7 +344,7 @@ fn shortened(text: &str) -> String {
 
 /// The answer of a comparison as a short text, such as "slower, +5.0 % (+4.1 to +6.0)".
 pub fn words(answer: &Answer) -> String {
-    let times = |Times { ratio, low, high }: &Times| {
+    let times = |CommitTimeRatio { ratio, low, high }: &CommitTimeRatio| {
         let percent = |ratio: f64| 100.0 * (ratio - 1.0);
         format!("{:+.1} % ({:+.1} to {:+.1})", percent(*ratio), percent(*low), percent(*high))
     };

@@ -3,7 +3,7 @@
 //! The ends are compared first, and their difference is the effect to find. A commit is slow or not
 //! by whether it is slower than the good end by more than half of the effect, which is as far from
 //! either. The comparison promises that each answer is wrong with at most the probability that the
-//! plan gives, so all of them together with at most [`RISK`]. An undecided question is asked again
+//! plan gives, so all of them together with at most [`WRONG_ANSWER_PROBABILITY`]. An undecided question is asked again
 //! with twice as many blocks; if it stays undecided its commit is skipped, never guessed. At the
 //! end the commit is compared with the one before it, so that the reported difference was measured
 //! on these two.
@@ -14,7 +14,7 @@ use crate::gate::paired::TestPlan;
 use kernelgate::measure::plausibility;
 
 /// Highest probability that any answer of a search is wrong.
-pub const RISK: f64 = 0.05;
+pub const WRONG_ANSWER_PROBABILITY: f64 = 0.05;
 /// Number of attempts at a question before its commit is skipped.
 pub const ATTEMPTS: u32 = 3;
 
@@ -34,7 +34,7 @@ pub struct Question {
 
 /// Times of two commits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Times {
+pub struct CommitTimeRatio {
     /// Time of the head over that of the base.
     pub ratio: f64,
     /// Lower end of the interval of the ratio.
@@ -43,7 +43,7 @@ pub struct Times {
     pub high: f64,
 }
 
-impl Times {
+impl CommitTimeRatio {
     /// Checks that the ratio and its interval can have been measured.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_ratio("a ratio", self.ratio)?;
@@ -59,9 +59,9 @@ impl Times {
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// The head is slower than the base by more than the threshold.
-    Slower(Times),
+    Slower(CommitTimeRatio),
     /// The head is not slower than the base by more than the threshold.
-    NotSlower(Times),
+    NotSlower(CommitTimeRatio),
     /// Too much noise for so many blocks, with the reason.
     Undecided(String),
     /// The head cannot be measured, with the reason; for example, it does not build.
@@ -73,9 +73,9 @@ pub enum Answer {
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
     /// The search found commits.
-    Found(Found),
+    Found(SlowdownRange),
     /// The ends do not differ.
-    NoDifference(Times),
+    NoDifference(CommitTimeRatio),
     /// The comparison of the ends was inconclusive, with the reason.
     EndsUndecided(String),
     /// An end cannot be measured, with the reason.
@@ -84,7 +84,7 @@ pub enum Ended {
 
 /// The commits that slowed the case down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Found {
+pub struct SlowdownRange {
     /// The last place that is not slow.
     pub last_good: usize,
     /// The first place that is slow. If it does not follow the last good one, any of those between,
@@ -93,7 +93,7 @@ pub struct Found {
     /// Places that could not be compared, with the reason, in the order of the questions.
     pub left_out: Vec<(usize, String)>,
     /// Comparison of the ends.
-    pub ends: Times,
+    pub ends: CommitTimeRatio,
     /// Comparison of the two places with each other.
     pub confirmation: Answer,
     /// Number of comparisons, including repeated ones.
@@ -102,7 +102,7 @@ pub struct Found {
     pub confidence: f64,
 }
 
-impl Found {
+impl SlowdownRange {
     /// Whether the two places differ as the ends do.
     pub const fn is_confirmed(&self) -> bool {
         matches!(self.confirmation, Answer::Slower(_))
@@ -138,13 +138,13 @@ pub fn search<E>(
     // One question for each halving, and the confirmation; the ends were compared at the device's
     // own level.
     let questions = usize::BITS - last.leading_zeros() + 1;
-    let level = RISK / f64::from(questions);
-    let plan = plan_between(ends.ratio, level);
+    let level = WRONG_ANSWER_PROBABILITY / f64::from(questions);
+    let plan = bisection_plan(ends.ratio, level);
     let (mut last_good, mut first_bad) = (0, last);
     let mut left_out: Vec<(usize, String)> = Vec::new();
     let mut answers = 0;
     let mut answer_of_first_bad = None;
-    while let Some(middle) = middle(last_good, first_bad, &left_out) {
+    while let Some(middle) = middle_commit(last_good, first_bad, &left_out) {
         let answer = ask(0, middle, Some(plan))?;
         match answer {
             Answer::Slower(_) => {
@@ -167,7 +167,7 @@ pub fn search<E>(
             ask(last_good, first_bad, Some(plan))?
         }
     };
-    Ok(Ended::Found(Found {
+    Ok(Ended::Found(SlowdownRange {
         last_good,
         first_bad,
         left_out,
@@ -180,7 +180,7 @@ pub fn search<E>(
 
 /// A plan that distinguishes a commit of either end from one of the other, each wrongly with at
 /// most that probability.
-fn plan_between(ratio: f64, level: f64) -> TestPlan {
+fn bisection_plan(ratio: f64, level: f64) -> TestPlan {
     // Rounded, so that values from a file give the same plan.
     let relative = ((ratio.sqrt() - 1.0) * 1e5).round() / 1e5;
     TestPlan {
@@ -195,7 +195,7 @@ fn plan_between(ratio: f64, level: f64) -> TestPlan {
 
 /// The place nearest to the middle between two that was not skipped; `None` if there is no such
 /// place.
-fn middle(low: usize, high: usize, left_out: &[(usize, String)]) -> Option<usize> {
+fn middle_commit(low: usize, high: usize, left_out: &[(usize, String)]) -> Option<usize> {
     let open = |place: &usize| !left_out.iter().any(|(other, _)| other == place);
     (low + 1..high).filter(open).min_by_key(|place| (2 * place).abs_diff(low + high))
 }

@@ -6,8 +6,8 @@ use kernelgate::exit::Exit;
 use kernelgate::record::FileError;
 
 use crate::benches::cargo::BuildError;
-use crate::benches::package::no_package;
-use crate::benches::versions::AskError;
+use crate::benches::package::no_package_message;
+use crate::benches::versions::VersionQueryError;
 use crate::gate::paired::Arm;
 use crate::gate::rules::rules_file::RulesError;
 
@@ -36,7 +36,7 @@ pub enum CompareError {
         cause: std::io::Error,
     },
     /// There is no package to compare.
-    #[error("{}", no_package(.0))]
+    #[error("{}", no_package_message(.0))]
     NoPackage(PathBuf),
     /// Git does not start.
     #[error("failed to run git: {0}")]
@@ -51,7 +51,7 @@ pub enum CompareError {
     },
     /// The repository has no such revision.
     #[error(
-        "no revision `{name}` in {}{}{}", top.display(), alternatives(similar, branches),
+        "no revision `{name}` in {}{}{}", top.display(), similar_names_hint(similar, branches),
         if *shallow { SHALLOW } else { "" }
     )]
     NoRevision {
@@ -175,7 +175,7 @@ pub enum CompareError {
     /// A bench did not say which protocol it speaks.
     #[error(
         "{side}: bench `{bench}` cannot be asked for the protocol that it speaks: {cause}{}",
-        if matches!(cause, AskError::TimedOut(_)) { " (--wait sets this)" } else { "" }
+        if matches!(cause, VersionQueryError::TimedOut(_)) { " (--wait sets this)" } else { "" }
     )]
     NoProtocol {
         /// The side.
@@ -183,7 +183,7 @@ pub enum CompareError {
         /// The bench.
         bench: String,
         /// The error of the request.
-        cause: AskError,
+        cause: VersionQueryError,
     },
     /// The first bench has no case to compare; its own message.
     #[error("{0}")]
@@ -309,14 +309,17 @@ const SHALLOW: &str = "; this clone is shallow, so older commits and other branc
                        (GIT_DEPTH: 0 on GitLab)";
 
 /// The similar names, else the branches that the repository has.
-fn alternatives(similar: &[String], branches: &[String]) -> String {
-    const MAX_BRANCHES: usize = 5;
-    let more = branches.len().saturating_sub(MAX_BRANCHES);
+fn similar_names_hint(similar: &[String], branches: &[String]) -> String {
+    const MAX_NAMED_BRANCHES: usize = 5;
+    let more = branches.len().saturating_sub(MAX_NAMED_BRANCHES);
     match (similar, branches) {
         ([_, ..], _) => format!("; did you mean {}?", similar.join(" or ")),
         ([], []) => String::new(),
         _ if more > 0 => {
-            format!("; its branches are {} and {more} more", branches[..MAX_BRANCHES].join(", "))
+            format!(
+                "; its branches are {} and {more} more",
+                branches[..MAX_NAMED_BRANCHES].join(", ")
+            )
         }
         _ => format!("; its branches are {}", branches.join(", ")),
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::gate::paired::Arm;
-use crate::gate::reason::{Failure, Reason};
+use crate::gate::reason::{BuildFailure, Reason};
 use crate::gate::verdicts::Refusal;
 use kernelgate::record::ProcessRun;
 
@@ -43,8 +43,8 @@ impl MatchedCases {
         for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
             match skipped(id) {
                 Some(why) => {
-                    let failed = Reason::Failed(Failure::new(Arm::Base, error.as_str()));
-                    let skipped = Reason::Skipped(Failure::new(Arm::Head, why));
+                    let failed = Reason::Failed(BuildFailure::new(Arm::Base, error.as_str()));
+                    let skipped = Reason::Skipped(BuildFailure::new(Arm::Head, why));
                     self.unmeasured.insert(id.clone(), vec![failed, skipped]);
                 }
                 None => drop(self.failed_in_base.insert(id.clone(), error.clone())),
@@ -60,7 +60,7 @@ impl MatchedCases {
                 .and_then(|run| run.skipped.get(id));
             match skip {
                 Some(why) => {
-                    let skipped = Reason::Skipped(Failure::new(Arm::Base, why.as_str()));
+                    let skipped = Reason::Skipped(BuildFailure::new(Arm::Base, why.as_str()));
                     self.unmeasured.insert(id.clone(), vec![skipped]);
                 }
                 None => self.new.push(id.clone()),
@@ -99,7 +99,7 @@ impl MatchedCases {
 
     /// Removes and records the cases of a run whose ids another bench has, given the benches that
     /// have cases so far.
-    pub fn set_apart(
+    pub fn remove_duplicate_cases(
         &mut self,
         run: &mut ProcessRun,
         owners: &BTreeMap<String, String>,
@@ -119,15 +119,21 @@ impl MatchedCases {
 
     /// Keeps cases that neither side can measure, with the reason of the head: for benches of which
     /// every case is requested.
-    pub fn keep_skipped(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>) {
+    pub fn keep_skipped_cases(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>) {
         let (Some(base), Some(head)) = (base, head) else { return };
         let both = head.skipped.iter().filter(|(id, _)| base.skipped.contains_key(*id));
-        let reason = |why: &String| vec![Reason::Skipped(Failure::new(Arm::Head, why.as_str()))];
+        let reason =
+            |why: &String| vec![Reason::Skipped(BuildFailure::new(Arm::Head, why.as_str()))];
         self.unmeasured.extend(both.map(|(id, why)| (id.clone(), reason(why))));
     }
 
     /// Adds a bench that failed while it was verified, as far as the other side lists its cases.
-    pub fn abandon(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>, why: &Reason) {
+    pub fn abandon_cases(
+        &mut self,
+        base: Option<&ProcessRun>,
+        head: Option<&ProcessRun>,
+        why: &Reason,
+    ) {
         for run in base.iter().chain(&head) {
             self.unmeasured.extend(run.cases.keys().map(|id| (id.clone(), vec![why.clone()])));
         }
@@ -136,14 +142,18 @@ impl MatchedCases {
     }
 
     /// Adds the cases that a bench listed before it failed, if neither side has more of them.
-    pub fn abandon_listed(&mut self, cases: BTreeSet<String>, why: impl Fn() -> Option<Reason>) {
+    pub fn abandon_listed_cases(
+        &mut self,
+        cases: BTreeSet<String>,
+        why: impl Fn() -> Option<Reason>,
+    ) {
         let listed: BTreeSet<String> = self.ids().into_iter().collect();
         let unknown = cases.into_iter().filter(|id| !listed.contains(id));
         self.unmeasured.extend(unknown.filter_map(|id| Some((id, vec![why()?]))));
     }
 
     /// The refusals, by field.
-    pub fn refusals(&self) -> Vec<Refusal> {
+    pub fn comparison_refusals(&self) -> Vec<Refusal> {
         let refusal =
             |((field, base, head), cases): (&(String, String, String), &BTreeSet<String>)| {
                 Refusal {
@@ -203,10 +213,10 @@ mod tests {
         let mut matched = MatchedCases::default();
         for _side in 0..2 {
             let mut second = run(&["both", "own"], &[], &[]);
-            matched.set_apart(&mut second, &owners, "second");
+            matched.remove_duplicate_cases(&mut second, &owners, "second");
             assert_eq!(second.cases.keys().collect::<Vec<_>>(), ["own"]);
             let mut first = run(&["both"], &[], &[]);
-            matched.set_apart(&mut first, &owners, "first");
+            matched.remove_duplicate_cases(&mut first, &owners, "first");
             assert_eq!(first.cases.len(), 1);
         }
         let why = Reason::OtherBench { owner: "first".to_owned(), bench: "second".to_owned() };
@@ -220,10 +230,10 @@ mod tests {
         let mut matched = MatchedCases::default();
         matched.add(Some(&base), Some(&head));
         assert_eq!(matched.unmeasured, BTreeMap::new());
-        matched.keep_skipped(Some(&base), Some(&head));
-        let why = vec![Reason::Skipped(Failure::new(Arm::Head, "why"))];
+        matched.keep_skipped_cases(Some(&base), Some(&head));
+        let why = vec![Reason::Skipped(BuildFailure::new(Arm::Head, "why"))];
         assert_eq!(matched.unmeasured, [("twice".to_owned(), why)].into());
-        matched.keep_skipped(None, Some(&head));
+        matched.keep_skipped_cases(None, Some(&head));
         assert_eq!(matched.unmeasured.len(), 1);
     }
 
@@ -244,7 +254,7 @@ mod tests {
         assert!(matched.unmeasured.is_empty());
         matched.add(None, Some(&run(&["of a new bench"], &[], &[])));
         assert_eq!(matched.new, ["new", "of a new bench"]);
-        assert_eq!(matched.refusals(), []);
+        assert_eq!(matched.comparison_refusals(), []);
     }
 
     #[test]
@@ -263,12 +273,12 @@ mod tests {
         let base = run(&[], &["worse"], &["large", "nowhere"]);
         matched.add(Some(&base), Some(&run(&["large"], &[], &["worse", "nowhere"])));
         let why = || "why".to_owned();
-        let skipped = |side| Reason::Skipped(Failure::new(side, why()));
-        let failed = Reason::Failed(Failure::new(Arm::Base, why()));
+        let skipped = |side| Reason::Skipped(BuildFailure::new(side, why()));
+        let failed = Reason::Failed(BuildFailure::new(Arm::Base, why()));
         assert_eq!(matched.unmeasured["large"], [skipped(Arm::Base)]);
         assert_eq!(matched.unmeasured["worse"], [failed, skipped(Arm::Head)]);
-        let broke = Reason::BenchBroke(Failure::new(Arm::Base, why()));
-        matched.abandon(None, Some(&run(&["left"], &["wrong"], &[])), &broke);
+        let broke = Reason::BenchBroke(BuildFailure::new(Arm::Base, why()));
+        matched.abandon_cases(None, Some(&run(&["left"], &["wrong"], &[])), &broke);
         assert_eq!(matched.unmeasured["left"], [broke]);
         assert_eq!(matched.unmeasured.len(), 3);
         assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["wrong"]);
@@ -286,14 +296,18 @@ mod tests {
         head.cases.get_mut("a").unwrap().work.read_bytes = 9;
         matched.add(Some(&base), Some(&head));
         assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["b"]);
-        let refusal = &matched.refusals()[0];
+        let refusal = &matched.comparison_refusals()[0];
         assert_eq!((refusal.field.as_str(), &refusal.cases[..]), ("work", &["a".to_owned()][..]));
         head.seed = 2;
         let mut matched = MatchedCases::default();
         matched.add(Some(&base), Some(&head));
         assert!(matched.judged.is_empty());
         assert_eq!(
-            matched.refusals().iter().map(|refusal| refusal.field.as_str()).collect::<Vec<_>>(),
+            matched
+                .comparison_refusals()
+                .iter()
+                .map(|refusal| refusal.field.as_str())
+                .collect::<Vec<_>>(),
             ["seed", "work"]
         );
     }

@@ -25,7 +25,7 @@ pub use engine::{ComparisonOutcome, build, run};
 pub use error::CompareError;
 use kernelgate::record::{Shard, TrialSampling};
 pub use plan::{PlanBasis, PlanRequest};
-pub use session::Tools;
+pub use session::SessionTools;
 
 /// Source of a side.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 //! changes that the package's rules accept in the head do not count, and neither do errors and
 //! costs.
 
-use super::engine::Engine;
-use super::session::{Session, Tools, open_trials};
+use super::engine::ComparisonEngine;
+use super::session::{Session, SessionTools, open_trials};
 use super::{CompareError, ComparisonRequest};
 use crate::gate::comparison::Comparison;
 
@@ -19,7 +19,7 @@ pub struct SingleCaseComparison {
 pub fn compare(
     request: &ComparisonRequest,
     case: &str,
-    tools: Tools,
+    tools: SessionTools,
 ) -> Result<SingleCaseComparison, CompareError> {
     let session = Session::open(request, false, tools)?;
     let identity = session.identity(request)?;
@@ -33,9 +33,9 @@ pub fn compare(
         )?,
         trials => trials?,
     };
-    let mut engine = Engine::new(request, &session, trials);
+    let mut engine = ComparisonEngine::new(request, &session, trials);
     let prepared = engine.prepare()?;
-    engine.settle_plan(&prepared)?;
+    engine.resolve_plan(&prepared)?;
     let bench = prepared.owners.get(case).cloned();
     let comparison = engine.compare(prepared)?;
     Ok(SingleCaseComparison { comparison, bench })

@@ -42,7 +42,7 @@ pub struct ResolvedPlan {
 
 impl PlanRequest {
     /// A request for this plan on every device.
-    pub fn fixed(plan: TestPlan) -> Self {
+    pub fn with_fixed_plan(plan: TestPlan) -> Self {
         Self { asked: AskedLimits::default(), max_blocks: None, basis: PlanBasis::Fixed(plan) }
     }
 
@@ -59,7 +59,7 @@ impl PlanRequest {
         };
         match file::read::<Calibration>(&store.calibration_path(&environment.slug())) {
             Ok(calibration) => {
-                let (resolved, note) = self.calibrated(&calibration);
+                let (resolved, note) = self.from_calibration_plan(&calibration);
                 let note = note + &elsewhere(&calibration, environment, head, sampling);
                 Ok(ResolvedPlan { note: Some(note), ..resolved })
             }
@@ -79,9 +79,9 @@ impl PlanRequest {
         }
     }
 
-    fn calibrated(&self, calibration: &Calibration) -> (ResolvedPlan, String) {
+    fn from_calibration_plan(&self, calibration: &Calibration) -> (ResolvedPlan, String) {
         let null = || calibration.comparisons_of(ComparisonKind::Null);
-        let fired = null().filter(|comparison| comparison.fired()).count();
+        let fired = null().filter(|comparison| comparison.has_regressed_case()).count();
         let source = format!(
             "calibration of {} ({} A/A comparisons, {fired} failed; commit {}",
             calibration.started.get(..10).unwrap_or(&calibration.started),
@@ -197,7 +197,7 @@ mod tests {
         PlanRequest {
             asked: limits,
             max_blocks: Some(6),
-            ..PlanRequest::fixed(TestPlan::default())
+            ..PlanRequest::with_fixed_plan(TestPlan::default())
         }
     }
 
@@ -206,7 +206,7 @@ mod tests {
         let plan = "Plan { relative: 0.01, absolute_ns: 100.0, tolerated: 0.05, settle_blocks: \
                     24, false_alarms: 0.01, missed: 0.05, contention: 0.02, contention_weight: \
                     2.0, power: 0.8, max_blocks: 96 }";
-        assert_eq!(PlanRequest::fixed(TestPlan::default()).identity().unwrap(), plan);
+        assert_eq!(PlanRequest::with_fixed_plan(TestPlan::default()).identity().unwrap(), plan);
         let folder = tempfile::tempdir().unwrap();
         let basis = PlanBasis::Calibration(Store::around(folder.path()));
         let text = "Asked { relative: Some(0.1), absolute_ns: None, tolerated: None, max_blocks: \

@@ -11,7 +11,7 @@ pub use kernelgate::display::duration::{parse as parse_duration, text as duratio
 use kernelgate::record::text::printable;
 
 /// Time between lines that stay, for text that changes often.
-const LINES_APART: Duration = Duration::from_secs(15);
+const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Prints to standard error. The text may come from others, such as a bench process.
 #[derive(Clone)]
@@ -66,9 +66,9 @@ impl ComparisonProgress {
     }
 
     /// Progress that changes often: without a terminal, a line comes at most every 15 s.
-    pub fn often(&self, text: &str) {
+    pub fn print_often(&self, text: &str) {
         let latest = *self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.line.is_some() || latest.is_none_or(|at| at.elapsed() >= LINES_APART) {
+        if self.line.is_some() || latest.is_none_or(|at| at.elapsed() >= PROGRESS_LINE_INTERVAL) {
             self.now(text);
         }
     }
@@ -83,7 +83,7 @@ impl ComparisonProgress {
     }
 
     /// Prints a line the first time that it is given.
-    pub fn say_once(&self, text: &str) {
+    pub fn print_once(&self, text: &str) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.insert(text.to_owned()) {
             self.say(text);

@@ -12,13 +12,13 @@ use super::progress::ComparisonProgress;
 use super::sides::Builder;
 use super::sides::Side;
 use super::sides::folder::Folder;
-use super::sides::install::{Driver, InstalledBench};
+use super::sides::install::{BenchDriver, InstalledBench};
 use super::sides::leftovers;
 use super::trials::expected::Expected;
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::child::ChildProcess;
 use crate::gate::calibration::differing;
-use crate::gate::comparison::CriterionBench;
+use crate::gate::comparison::CriterionOnlyBench;
 use crate::gate::kernels::code::CodeComparison;
 use crate::gate::paired::Arm;
 use crate::gate::reason::joined;
@@ -31,7 +31,7 @@ use kernelgate::record::{
 };
 
 /// File of a comparison's trials, in its folder.
-pub const TRIALS: &str = "trials.json";
+pub const TRIALS_FILE: &str = "trials.json";
 
 /// A bench binary that both sides have.
 #[derive(Clone)]
@@ -51,12 +51,12 @@ pub struct Bench {
     /// Time for which a process times a case.
     pub sampling: TrialSampling,
     /// How the bench's processes get their request, on both sides where it has cases to compare.
-    pub driver: Driver,
+    pub driver: BenchDriver,
 }
 
 /// Both sides after verification, with the cases to compare.
 #[derive(Clone)]
-pub struct Prepared {
+pub struct PreparedSides {
     /// The cases of each side.
     pub matched: MatchedCases,
     /// Bench binaries with something to compare.
@@ -70,7 +70,7 @@ pub struct Prepared {
     /// Nanoseconds a launch, by case, as far as one launch shows it.
     pub verification_ns: BTreeMap<String, f64>,
     /// Benches that use Criterion alone, among those with something to compare.
-    pub criterion: Vec<CriterionBench>,
+    pub criterion: Vec<CriterionOnlyBench>,
     /// How far both sides verified each case that they have, base first.
     pub verification: BTreeMap<String, [Verification; 2]>,
     /// Cases of all shards together.
@@ -83,7 +83,7 @@ pub struct Prepared {
     pub owners: BTreeMap<String, String>,
 }
 
-impl Default for Prepared {
+impl Default for PreparedSides {
     fn default() -> Self {
         Self {
             matched: MatchedCases::default(),
@@ -116,9 +116,9 @@ pub struct PlannedShard {
     pub anchors: Option<AnchorRecord>,
 }
 
-impl Prepared {
+impl PreparedSides {
     /// This comparison as a shard; `None` if no process ran to its end.
-    pub fn planned(&self, shard: Shard) -> Option<PlannedShard> {
+    pub fn planned_shard(&self, shard: Shard) -> Option<PlannedShard> {
         Some(PlannedShard {
             shard,
             plan: file::hash_of_all(self.plans.iter().map(String::as_str)),
@@ -141,7 +141,7 @@ impl Prepared {
     }
 
     /// Removes and returns the cases of these benches.
-    pub fn take_out(&mut self, benches: &BTreeSet<String>) -> Vec<String> {
+    pub fn remove_benches(&mut self, benches: &BTreeSet<String>) -> Vec<String> {
         let is_selected = |bench: &&Bench| benches.contains(&bench.name);
         let removed: BTreeSet<String> =
             self.benches.iter().filter(is_selected).flat_map(|bench| bench.cases.clone()).collect();
@@ -151,7 +151,7 @@ impl Prepared {
 
     /// The number of cases that `--affected` cannot judge: no kernels are listed, or one cannot be
     /// compared.
-    pub fn affected_unknown(&self, code: &BTreeMap<String, CodeComparison>) -> String {
+    pub fn unknown_code_cases(&self, code: &BTreeMap<String, CodeComparison>) -> String {
         let is_known = |case: &&String| code.get(*case).is_some_and(CodeComparison::is_known);
         let (all, known) = (self.cases().len(), self.cases().iter().filter(is_known).count());
         match all - known {
@@ -164,7 +164,7 @@ impl Prepared {
     }
 
     /// Removes and returns the cases whose machine code and launches are known to be the same.
-    pub fn take_unaffected(&mut self, code: &BTreeMap<String, CodeComparison>) -> Vec<String> {
+    pub fn remove_unaffected(&mut self, code: &BTreeMap<String, CodeComparison>) -> Vec<String> {
         let same = |case: &&String| code.get(*case).is_some_and(CodeComparison::is_same);
         let (unaffected, rest): (Vec<&String>, Vec<&String>) =
             self.cases().iter().partition(|case| same(case));
@@ -178,11 +178,11 @@ impl Prepared {
     /// first, and within each process of a bench so do the changed cases, unless it uses Criterion
     /// alone. Cases of one bench are timed by the same processes, because all of them count in each
     /// decision.
-    pub fn changed_first(&mut self, code: &BTreeMap<String, CodeComparison>) {
+    pub fn put_changed_first(&mut self, code: &BTreeMap<String, CodeComparison>) {
         let changed = |case: &&String| code.get(*case).is_some_and(CodeComparison::has_changed);
         self.benches.sort_by_key(|bench| !bench.cases.iter().any(|case| changed(&case)));
         for bench in &mut self.benches {
-            if bench.driver != Driver::Criterion {
+            if bench.driver != BenchDriver::Criterion {
                 bench.first = bench.cases.iter().filter(changed).cloned().collect();
             }
         }
@@ -204,19 +204,19 @@ impl Prepared {
 
 /// Output for a person, and the processes that an interrupt ends.
 #[derive(Clone)]
-pub struct Tools {
+pub struct SessionTools {
     progress: ComparisonProgress,
     running: ChildProcess,
     co_running: ChildProcess,
 }
 
-impl Tools {
+impl SessionTools {
     /// Makes tools whose processes an interrupt ends, and then the program. To be called once.
     pub fn watched() -> Result<Self, CompareError> {
         let tools = Self {
             progress: ComparisonProgress::default(),
-            running: ChildProcess::in_groups(),
-            co_running: ChildProcess::in_groups(),
+            running: ChildProcess::in_process_groups(),
+            co_running: ChildProcess::in_process_groups(),
         };
         stop_on_interrupt([&tools.running, &tools.co_running], &tools.progress)?;
         Ok(tools)
@@ -262,12 +262,12 @@ impl Session {
     pub fn open(
         request: &ComparisonRequest,
         twins: bool,
-        tools: Tools,
+        tools: SessionTools,
     ) -> Result<Self, CompareError> {
         let folder = Folder::open(&request.folder)?;
-        let Tools { progress, running, co_running } = tools;
+        let SessionTools { progress, running, co_running } = tools;
         let builder = Builder { request, folder: &folder, progress: &progress, running: &running };
-        let sides = if twins { builder.twins()? } else { builder.sides()? };
+        let sides = if twins { builder.prepare_identical_sides()? } else { builder.sides()? };
         let work = folder.file("work");
         leftovers::clean_folder(&work, &["outputs"])
             .map_err(|cause| CompareError::io("empty", &work, cause))?;
@@ -298,7 +298,7 @@ impl Session {
     pub fn check_executable(&self, arm: Arm, bench: &str) -> Result<(), CompareError> {
         let side = &self.sides[usize::from(arm == Arm::Head)];
         let Some(executable) = side.executables.driven.get(bench) else { return Ok(()) };
-        executable.check_untouched(&self.folder.side_path(arm))
+        executable.check_untouched(&self.folder.side_folder_path(arm))
     }
 
     /// Hashes every executable again.
@@ -309,9 +309,11 @@ impl Session {
     pub fn check_executables(&self) -> Result<(), CompareError> {
         for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&self.sides) {
             for executable in side.executables.driven.values() {
-                executable.check_unchanged(&self.folder.side_path(arm)).inspect_err(|_| {
-                    let _ = leftovers::remove(&self.folder.file(TRIALS));
-                })?;
+                executable.check_unchanged(&self.folder.side_folder_path(arm)).inspect_err(
+                    |_| {
+                        let _ = leftovers::remove(&self.folder.file(TRIALS_FILE));
+                    },
+                )?;
             }
         }
         Ok(())
@@ -322,7 +324,7 @@ impl Session {
     pub fn rules(&self, request: &ComparisonRequest) -> Result<(Rules, Vec<String>), CompareError> {
         let rules_of = |arm: Arm| -> Result<Rules, CompareError> {
             // The packages of both sides have one path, one after the other.
-            self.folder.point_slot(arm)?;
+            self.folder.link_slot_to_side(arm)?;
             let shown = format!("{FILE} of the {arm}");
             let side = &self.sides[usize::from(arm == Arm::Head)];
             Ok(rules_file::read(&side.package.join(FILE), &shown)?)
@@ -337,7 +339,7 @@ impl Session {
                 Ok((head, vec![note.to_owned()]))
             }
             // Rules that cannot be read accept nothing.
-            _ => Ok(head.since(&rules_of(Arm::Base).unwrap_or_default())),
+            _ => Ok(head.rules_added_since(&rules_of(Arm::Base).unwrap_or_default())),
         }
     }
 
@@ -368,7 +370,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         // The inputs are large, and a later comparison does not need them.
         for arm in [Arm::Base, Arm::Head] {
-            let _ = leftovers::remove(&self.folder.side_path(arm).join("inputs"));
+            let _ = leftovers::remove(&self.folder.side_folder_path(arm).join("inputs"));
         }
     }
 }
@@ -386,7 +388,7 @@ pub fn open_trials(
     session: &Session,
     identity: BTreeMap<String, String>,
 ) -> Result<Trials, CompareError> {
-    let (path, progress) = (session.folder.file(TRIALS), &session.progress);
+    let (path, progress) = (session.folder.file(TRIALS_FILE), &session.progress);
     let fresh = Trials { identity, trials: Vec::new() };
     let earlier = if request.resume { file::read::<Trials>(&path) } else { Ok(fresh.clone()) };
     let mut trials = match earlier {
@@ -402,7 +404,7 @@ pub fn open_trials(
         }
         Err(error) => return Err(error.into()),
     };
-    rounds::drop_unfinished(&mut trials.trials);
+    rounds::drop_unfinished_blocks(&mut trials.trials);
     trials.trials.retain(|trial| trial.broke.is_none());
     if !trials.trials.is_empty() {
         progress.say(&format!("resuming with {} processes", trials.trials.len()));
@@ -438,7 +440,7 @@ fn stop_on_interrupt(
 ) -> Result<(), CompareError> {
     let (running, progress) = (running.map(ChildProcess::clone), progress.clone());
     let handler = move || {
-        running.iter().for_each(ChildProcess::kill);
+        running.iter().for_each(ChildProcess::kill_all);
         progress.end();
         eprintln!("\ninterrupted: the same command with --resume goes on from here");
         std::process::exit(Exit::INTERRUPTED);
@@ -455,7 +457,7 @@ mod tests {
     #[test]
     fn changed_cases_are_timed_first_and_only_known_identical_ones_are_skipped() {
         let ids = ["changed", "same", "unknown", "unlisted"].map(str::to_owned);
-        let mut prepared = Prepared::default();
+        let mut prepared = PreparedSides::default();
         prepared.matched.judged = ids.into();
         let code = [
             ("changed", CodeComparison { code: vec!["k".to_owned()], ..CodeComparison::default() }),
@@ -464,7 +466,7 @@ mod tests {
         ];
         let code = code.map(|(case, code)| (case.to_owned(), code)).into();
         let empty = ProcessRun::start("b", "verify", Environment::cpu(), Provenance::default());
-        let bench = |name: &str, cases: &[&str], driver: Driver| Bench {
+        let bench = |name: &str, cases: &[&str], driver: BenchDriver| Bench {
             name: name.to_owned(),
             verified: [PathBuf::new(), PathBuf::new()],
             expected: [&empty, &empty].map(|run| {
@@ -476,21 +478,25 @@ mod tests {
             sampling: TrialSampling::MEASURED,
             driver,
         };
-        let newest = Driver::Protocol(1);
+        let newest = BenchDriver::Protocol(1);
         prepared.benches = vec![
             bench("a", &["same"], newest),
             bench("b", &["unknown"], newest),
-            bench("c", &["changed", "same", "unknown"], Driver::for_both(newest, newest)),
-            bench("d", &["changed", "same"], Driver::Criterion),
+            bench(
+                "c",
+                &["changed", "same", "unknown"],
+                BenchDriver::driver_for_both(newest, newest),
+            ),
+            bench("d", &["changed", "same"], BenchDriver::Criterion),
         ];
-        prepared.changed_first(&code);
+        prepared.put_changed_first(&code);
         let order: Vec<&str> = prepared.benches.iter().map(|bench| &*bench.name).collect();
         assert_eq!(order, ["c", "d", "a", "b"]);
         let first = |bench: &Bench| bench.first.iter().cloned().collect::<Vec<_>>();
         assert_eq!(first(&prepared.benches[0]), ["changed"]);
         // Criterion runs the cases in its own order.
         assert!(prepared.benches[1..].iter().all(|bench| bench.first.is_empty()));
-        assert_eq!(prepared.take_unaffected(&code), ["same"]);
+        assert_eq!(prepared.remove_unaffected(&code), ["same"]);
         assert_eq!(prepared.cases().iter().collect::<Vec<_>>(), ["changed", "unknown", "unlisted"]);
     }
 }

@@ -3,9 +3,9 @@
 use kernelgate::measure::anchors::Anchors;
 
 /// Largest relative difference of the anchors of merged shards, on GPUs.
-pub const GPU_TOLERANCE: f64 = 0.03;
+pub const MAX_GPU_ANCHOR_DIFFERENCE: f64 = 0.03;
 /// Largest relative difference on hosts, whose ceilings depend on other load.
-pub const HOST_TOLERANCE: f64 = 0.30;
+pub const MAX_HOST_ANCHOR_DIFFERENCE: f64 = 0.30;
 
 /// An anchor: a rate of fixed work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Anchor {
 
 /// A shard whose anchor differs from those of the largest group that agrees.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Outlier {
+pub struct AnchorOutlier {
     /// Index of the shard.
     pub index: usize,
     /// The anchor.
@@ -49,8 +49,8 @@ pub struct Outlier {
 
 /// The shards outside of the largest group in which every anchor agrees within a tolerance, by
 /// index; of two groups of one size the faster one counts.
-pub fn outliers(anchors: &[Option<Anchors>], tolerance: f64) -> Vec<Outlier> {
-    let mut outliers: Vec<Outlier> = Vec::new();
+pub fn anchor_outliers(anchors: &[Option<Anchors>], tolerance: f64) -> Vec<AnchorOutlier> {
+    let mut outliers: Vec<AnchorOutlier> = Vec::new();
     for anchor in [Anchor::Memory, Anchor::Matmul] {
         let mut rates: Vec<(f64, usize)> = anchors
             .iter()
@@ -59,10 +59,10 @@ pub fn outliers(anchors: &[Option<Anchors>], tolerance: f64) -> Vec<Outlier> {
             .filter_map(|(index, anchors)| Some((anchor.rate(anchors.as_ref()?)?, index)))
             .collect();
         rates.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let Some(group) = largest_group(&rates, tolerance) else { continue };
+        let Some(group) = largest_agreeing_group(&rates, tolerance) else { continue };
         let range = [rates[group.start].0, rates[group.end - 1].0];
         let outside = rates.iter().enumerate().filter(|(place, _)| !group.contains(place));
-        outliers.extend(outside.map(|(_, &(rate, index))| Outlier {
+        outliers.extend(outside.map(|(_, &(rate, index))| AnchorOutlier {
             index,
             anchor,
             rate,
@@ -74,7 +74,10 @@ pub fn outliers(anchors: &[Option<Anchors>], tolerance: f64) -> Vec<Outlier> {
 }
 
 /// Places of the longest run of sorted rates within a tolerance.
-fn largest_group(rates: &[(f64, usize)], tolerance: f64) -> Option<std::ops::Range<usize>> {
+fn largest_agreeing_group(
+    rates: &[(f64, usize)],
+    tolerance: f64,
+) -> Option<std::ops::Range<usize>> {
     let mut largest: Option<std::ops::Range<usize>> = None;
     let mut start = 0;
     for end in 1..=rates.len() {
@@ -99,7 +102,7 @@ mod tests {
     }
 
     fn indices(anchors: &[Option<Anchors>]) -> Vec<(usize, Anchor)> {
-        outliers(anchors, 0.03).into_iter().map(|it| (it.index, it.anchor)).collect()
+        anchor_outliers(anchors, 0.03).into_iter().map(|it| (it.index, it.anchor)).collect()
     }
 
     #[test]
@@ -111,7 +114,7 @@ mod tests {
         let slow_matmul = card(4.0e12, 7.8e14);
         let found = indices(&[slow_memory, equal, near, slow_matmul, equal]);
         assert_eq!(found, [(0, Anchor::Memory), (3, Anchor::Matmul)]);
-        let outlier = outliers(&[equal, near, slow_memory], 0.03)[0];
+        let outlier = anchor_outliers(&[equal, near, slow_memory], 0.03)[0];
         assert_eq!((outlier.rate, outlier.group), (3.5e12, [4.0e12, 4.1e12]));
     }
 

@@ -39,7 +39,7 @@ impl KubernetesOptions {
         let mut script = String::from(
             "export KERNELGATE_SHARD=$((JOB_COMPLETION_INDEX + 1))/$KERNELGATE_SHARD_COUNT\n",
         );
-        script += &work.shard_lines(places, "$HOSTNAME");
+        script += &work.shard_script_lines(places, "$HOSTNAME");
         script += "exit $code\n";
         let deadline =
             self.deadline_s.map_or(String::new(), |s| format!("  activeDeadlineSeconds: {s}\n"));
@@ -61,7 +61,7 @@ impl KubernetesOptions {
     // The merge polls until every shard has ended, because no Job of Kubernetes depends on another.
     fn merge(&self, work: &Work, places: &Places, tolerance: Option<f64>) -> String {
         let Self { name, .. } = self;
-        let script = work.merge_lines(places, tolerance) + "exit $code\n";
+        let script = work.merge_script_lines(places, tolerance) + "exit $code\n";
         format!(
             "# Apply it when job/{name} has ended: `kubectl wait --for=condition=complete \
              job/{name}`, or\n# `--for=condition=failed` where a shard failed.\n\

@@ -105,7 +105,7 @@ impl Kind {
         }
     }
 
-    fn from_schema(schema: &str) -> Option<Self> {
+    fn from_record_schema(schema: &str) -> Option<Self> {
         match schema {
             ProcessRun::SCHEMA => Some(Self::Runs),
             ComparisonShard::SCHEMA => Some(Self::Comparisons),
@@ -149,7 +149,7 @@ pub fn kind(files: &[PathBuf]) -> Result<Kind, MergeError> {
         .par_iter()
         .map(|path| {
             let schema = file::schema(path)?;
-            let kind = schema.as_deref().and_then(Kind::from_schema);
+            let kind = schema.as_deref().and_then(Kind::from_record_schema);
             Ok((kind.ok_or_else(|| MergeError::Foreign(path.clone()))?, path))
         })
         .collect::<Result<_, MergeError>>()?;
@@ -181,7 +181,7 @@ pub fn device_of_calibration(path: &Path) -> Result<String, MergeError> {
 }
 
 /// Reads files of one kind.
-fn read_each<T: Record + Send>(
+fn read_records<T: Record + Send>(
     files: &[PathBuf],
     piece: impl Fn(&PathBuf, String, T) -> Result<Piece<T>, MergeError> + Sync,
 ) -> Result<Vec<Piece<T>>, MergeError> {
@@ -202,12 +202,12 @@ pub struct MergedRuns {
 
 /// Merges runs of benches.
 pub fn runs(files: &[PathBuf], tolerance: Tolerance) -> Result<MergedRuns, MergeError> {
-    let pieces = read_each(files, |path, hash, run: ProcessRun| {
+    let pieces = read_records(files, |path, hash, run: ProcessRun| {
         let shard = run.shard.ok_or_else(|| MergeError::NoShard(path.clone()))?;
         Ok(Piece {
             path: path.clone(),
             hash,
-            work: work_name(&run),
+            work: bench_and_package_name(&run),
             shard,
             complete: run.complete,
             time: run.started.clone(),
@@ -225,7 +225,7 @@ pub fn runs(files: &[PathBuf], tolerance: Tolerance) -> Result<MergedRuns, Merge
 }
 
 /// Name of the work: "bench attention", with the package if the record has one.
-fn work_name(run: &ProcessRun) -> String {
+fn bench_and_package_name(run: &ProcessRun) -> String {
     match &run.package {
         Some(package) => format!("bench {} of {}", run.bench, package.name),
         None => format!("bench {}", run.bench),
@@ -308,7 +308,7 @@ pub fn comparisons(
     files: &[PathBuf],
     tolerance: Tolerance,
 ) -> Result<MergedComparisons, MergeError> {
-    let pieces = read_each(files, |path, hash, shard: ComparisonShard| {
+    let pieces = read_records(files, |path, hash, shard: ComparisonShard| {
         Ok(Piece {
             path: path.clone(),
             hash,
@@ -321,7 +321,7 @@ pub fn comparisons(
             record: shard,
         })
     })?;
-    refuse_others(&pieces, ComparisonShard::mismatch)?;
+    refuse_different_records(&pieces, ComparisonShard::mismatch)?;
     let (pieces, account) = choose(pieces, tolerance);
     refuse_repeated_cases(&pieces, |shard| shard.first.keys())?;
     let shards = pieces.into_iter().map(|piece| piece.record).collect();
@@ -354,7 +354,7 @@ fn refuse_repeated_cases<'a, T, C: Iterator<Item = &'a String>>(
 type Mismatch = Option<(String, [String; 2])>;
 
 /// Refuses records that differ from that of the first shard.
-fn refuse_others<T>(
+fn refuse_different_records<T>(
     pieces: &[Piece<T>],
     mismatch: impl Fn(&T, &T) -> Mismatch,
 ) -> Result<(), MergeError> {
@@ -384,7 +384,7 @@ pub fn calibrations(
     tolerance: Tolerance,
 ) -> Result<MergedCalibrations, MergeError> {
     let whole = Shard { index: 1, count: 1 };
-    let pieces = read_each(files, |path, hash, record: Calibration| {
+    let pieces = read_records(files, |path, hash, record: Calibration| {
         Ok(Piece {
             path: path.clone(),
             hash,
@@ -393,11 +393,11 @@ pub fn calibrations(
             complete: record.is_complete(),
             time: record.started.clone(),
             environment: record.environment.clone(),
-            anchors: anchors::typical(&record.comparisons),
+            anchors: anchors::median_anchors(&record.comparisons),
             record,
         })
     })?;
-    refuse_others(&pieces, Calibration::mismatch)?;
+    refuse_different_records(&pieces, Calibration::mismatch)?;
     let is_part = |piece: &Piece<Calibration>| piece.record.part.is_some();
     let (kept, account) = match pieces.iter().find(|piece| !is_part(piece)) {
         Some(sitting) if pieces.iter().any(is_part) => {
@@ -430,7 +430,7 @@ pub struct MergedVerifications {
 /// Merges verifications of shards. Errors do not depend on the speed of a card: there are no
 /// anchors.
 pub fn verifications(files: &[PathBuf]) -> Result<MergedVerifications, MergeError> {
-    let pieces = read_each(files, |path, hash, record: VerificationShard| {
+    let pieces = read_records(files, |path, hash, record: VerificationShard| {
         Ok(Piece {
             path: path.clone(),
             hash,
@@ -443,7 +443,7 @@ pub fn verifications(files: &[PathBuf]) -> Result<MergedVerifications, MergeErro
             record,
         })
     })?;
-    refuse_others(&pieces, VerificationShard::mismatch)?;
+    refuse_different_records(&pieces, VerificationShard::mismatch)?;
     let (pieces, account) = choose(pieces, Tolerance::default());
     refuse_repeated_cases(&pieces, |shard| shard.rows.iter().map(|row| &row.case))?;
     let mut rows: Vec<VerifiedCase> =

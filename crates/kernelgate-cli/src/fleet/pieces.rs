@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::anchors::{GPU_TOLERANCE, HOST_TOLERANCE, outliers};
+use super::anchors::{MAX_GPU_ANCHOR_DIFFERENCE, MAX_HOST_ANCHOR_DIFFERENCE, anchor_outliers};
 use kernelgate::measure::anchors::{AnchorRecord, Anchors};
 use kernelgate::record::{Environment, Shard};
 
@@ -39,7 +39,11 @@ pub struct Tolerance(pub Option<f64>);
 impl Tolerance {
     /// The tolerance on a device.
     fn on(self, environment: &Environment) -> f64 {
-        let usual = if environment.on_host() { HOST_TOLERANCE } else { GPU_TOLERANCE };
+        let usual = if environment.on_host() {
+            MAX_HOST_ANCHOR_DIFFERENCE
+        } else {
+            MAX_GPU_ANCHOR_DIFFERENCE
+        };
         self.0.unwrap_or(usual)
     }
 }
@@ -52,11 +56,11 @@ pub struct Account {
     /// Records that were read more than once.
     pub identical: usize,
     /// Further records of a shard that has a record already.
-    pub superseded: Vec<NotUsed>,
+    pub superseded: Vec<UnusedRecord>,
     /// Shards whose anchor could not be measured.
-    pub without_anchor: Vec<NotUsed>,
+    pub without_anchor: Vec<UnusedRecord>,
     /// Shards on cards that are slower or faster than those of the others.
-    pub other_speed: Vec<NotUsed>,
+    pub other_speed: Vec<UnusedRecord>,
     /// Shards whose process did not run to its end; their finished cases count.
     pub interrupted: Vec<String>,
     /// Shards without a record that counts.
@@ -68,7 +72,7 @@ pub struct Account {
 
 /// A record that does not count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct NotUsed {
+pub struct UnusedRecord {
     /// Name of the shard: "bench attention, shard 1/4".
     pub shard: String,
     /// File of the record.
@@ -137,7 +141,7 @@ pub fn choose<T>(mut pieces: Vec<Piece<T>>, tolerance: Tolerance) -> (Vec<Piece<
                 Some(AnchorRecord::Failed(why)) => format!("its anchors failed: {why}"),
                 _ => String::new(),
             };
-            not_used(piece, why)
+            unused_record(piece, why)
         })
         .collect();
     let anchors: Vec<Option<Anchors>> = usable
@@ -147,13 +151,14 @@ pub fn choose<T>(mut pieces: Vec<Piece<T>>, tolerance: Tolerance) -> (Vec<Piece<
             _ => None,
         })
         .collect();
-    let tolerance = usable.first().map_or(GPU_TOLERANCE, |piece| tolerance.on(&piece.environment));
-    let outliers = outliers(&anchors, tolerance);
+    let tolerance =
+        usable.first().map_or(MAX_GPU_ANCHOR_DIFFERENCE, |piece| tolerance.on(&piece.environment));
+    let outliers = anchor_outliers(&anchors, tolerance);
     let mut kept: Vec<Piece<T>> = Vec::new();
     for (index, piece) in usable.into_iter().enumerate() {
         if let Some(outlier) = outliers.iter().find(|outlier| outlier.index == index) {
             let [low, high] = outlier.group;
-            account.other_speed.push(not_used(
+            account.other_speed.push(unused_record(
                 &piece,
                 format!(
                     "its {} on {} is {:.3e} a second, those of the others are {low:.3e} to \
@@ -169,7 +174,7 @@ pub fn choose<T>(mut pieces: Vec<Piece<T>>, tolerance: Tolerance) -> (Vec<Piece<
         match kept.last() {
             Some(first) if first.work == piece.work && first.shard == piece.shard => {
                 let why = format!("{} counts", first.path.display());
-                account.superseded.push(not_used(&piece, why));
+                account.superseded.push(unused_record(&piece, why));
             }
             _ => kept.push(piece),
         }
@@ -190,8 +195,8 @@ pub fn choose<T>(mut pieces: Vec<Piece<T>>, tolerance: Tolerance) -> (Vec<Piece<
     (kept, account)
 }
 
-fn not_used<T>(piece: &Piece<T>, why: String) -> NotUsed {
-    NotUsed { shard: name(&piece.work, piece.shard), file: piece.path.clone(), why }
+fn unused_record<T>(piece: &Piece<T>, why: String) -> UnusedRecord {
+    UnusedRecord { shard: name(&piece.work, piece.shard), file: piece.path.clone(), why }
 }
 
 #[cfg(test)]
@@ -199,7 +204,7 @@ mod tests {
     use super::*;
     use kernelgate::measure::power::PowerMode;
 
-    fn piece(index: u32, time: &str) -> Piece<()> {
+    fn piece_at_time(index: u32, time: &str) -> Piece<()> {
         let anchors = Anchors {
             power: PowerMode::Steady,
             memory_bytes_per_s: 4e12,
@@ -218,7 +223,7 @@ mod tests {
         }
     }
 
-    fn chosen(pieces: &[Piece<()>]) -> (Vec<String>, Account) {
+    fn chosen_piece_names(pieces: &[Piece<()>]) -> (Vec<String>, Account) {
         let (kept, account) = choose(pieces.to_vec(), Tolerance::default());
         let mut reversed = pieces.to_vec();
         reversed.reverse();
@@ -229,15 +234,15 @@ mod tests {
 
     #[test]
     fn the_first_complete_record_of_a_shard_counts_once() {
-        let interrupted = Piece { complete: false, ..piece(1, "t0") };
-        let copy = Piece { path: "copy.json".into(), ..piece(2, "t1") };
-        let (kept, account) = chosen(&[
+        let interrupted = Piece { complete: false, ..piece_at_time(1, "t0") };
+        let copy = Piece { path: "copy.json".into(), ..piece_at_time(2, "t1") };
+        let (kept, account) = chosen_piece_names(&[
             interrupted,
-            piece(1, "t2"),
-            piece(1, "t1"),
-            piece(2, "t1"),
+            piece_at_time(1, "t2"),
+            piece_at_time(1, "t1"),
+            piece_at_time(2, "t1"),
             copy,
-            piece(3, "t1"),
+            piece_at_time(3, "t1"),
         ]);
         assert_eq!(kept, ["1-t1", "2-t1", "3-t1"]);
         assert_eq!(account.identical, 1);
@@ -249,8 +254,8 @@ mod tests {
 
     #[test]
     fn missing_and_interrupted_shards_are_named() {
-        let interrupted = Piece { complete: false, ..piece(1, "t0") };
-        let (_, account) = chosen(&[interrupted, piece(3, "t0")]);
+        let interrupted = Piece { complete: false, ..piece_at_time(1, "t0") };
+        let (_, account) = chosen_piece_names(&[interrupted, piece_at_time(3, "t0")]);
         assert_eq!(account.missing, ["bench b, shard 2/3"]);
         assert_eq!(account.interrupted, ["bench b, shard 1/3"]);
         assert!(!account.is_whole());
@@ -264,14 +269,14 @@ mod tests {
                 memory_bytes_per_s: 2e12,
                 matmul_flops_per_s: Some(9e14),
             };
-            Piece { anchors: Some(AnchorRecord::Measured(anchors)), ..piece(index, time) }
+            Piece { anchors: Some(AnchorRecord::Measured(anchors)), ..piece_at_time(index, time) }
         };
         let failed = Some(AnchorRecord::Failed("no memory".to_owned()));
-        let (kept, account) = chosen(&[
-            piece(1, "t0"),
+        let (kept, account) = chosen_piece_names(&[
+            piece_at_time(1, "t0"),
             slow(2, "t0"),
-            piece(2, "t1"),
-            Piece { anchors: failed, ..piece(3, "t0") },
+            piece_at_time(2, "t1"),
+            Piece { anchors: failed, ..piece_at_time(3, "t0") },
         ]);
         assert_eq!(kept, ["1-t0", "2-t1"]);
         assert!(account.other_speed[0].why.starts_with("its memory ceiling on"), "{account:?}");

@@ -58,7 +58,7 @@ impl SlurmOptions {
              fi\n\
              echo \"$attempt $(hostname)\" >> {folder}/attempts/$SLURM_ARRAY_TASK_ID\n\n"
         );
-        script += &work.shard_lines(places, "job-$SLURM_ARRAY_JOB_ID-attempt-$attempt");
+        script += &work.shard_script_lines(places, "job-$SLURM_ARRAY_JOB_ID-attempt-$attempt");
         let _ = write!(
             script,
             "\n# 0: measured. 1: a case is wrong, which another attempt does not change.\n\
@@ -75,28 +75,28 @@ impl SlurmOptions {
     pub fn merge_script(&self, work: &Work, places: &Places, tolerance: Option<f64>) -> String {
         let log = places.log("merge").display().to_string();
         let directives = self.directives("kernelgate-merge", &log);
-        format!("#!/bin/bash\n{directives}\n{}", work.merge_lines(places, tolerance))
+        format!("#!/bin/bash\n{directives}\n{}", work.merge_script_lines(places, tolerance))
     }
 }
 
 /// Format of `squeue` that [`Jobs::parse`] and [`jobs_with_comment`] read: job, task, state, node,
 /// reason and comment.
-pub const SQUEUE_FORMAT: &str = "%F|%K|%T|%N|%r|%k";
+pub const SQUEUE_LINE_FORMAT: &str = "%F|%K|%T|%N|%r|%k";
 
 /// Jobs of a submission, as far as Slurm remembers them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Jobs {
     /// Tasks of the array, by number.
-    pub tasks: BTreeMap<u32, JobState>,
+    pub tasks: BTreeMap<u32, SlurmJobState>,
     /// Job that merges.
-    pub merge: Option<JobState>,
+    pub merge: Option<SlurmJobState>,
 }
 
 impl Jobs {
     /// Parses the output of `squeue` for an array and the job that merges.
     pub fn parse(printed: &str, array: u64, merge: Option<u64>) -> Self {
         let mut jobs = Self::default();
-        for (job, task, state) in printed.lines().filter_map(parse_line) {
+        for (job, task, state) in printed.lines().filter_map(parse_squeue_line) {
             match task.parse() {
                 Ok(task) if job == array => drop(jobs.tasks.insert(task, state)),
                 _ if Some(job) == merge => jobs.merge = Some(state),
@@ -107,15 +107,15 @@ impl Jobs {
     }
 
     /// Whether any job runs or waits in the queue.
-    pub fn are_active(&self) -> bool {
-        self.tasks.values().chain(&self.merge).any(JobState::is_active)
+    pub fn any_active(&self) -> bool {
+        self.tasks.values().chain(&self.merge).any(SlurmJobState::is_active)
     }
 
     /// The states in words: "3 running, 5 pending (Priority)"; empty once Slurm has forgotten the
     /// tasks.
     pub fn counts(&self) -> String {
         let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-        for JobState { state, reason, .. } in self.tasks.values() {
+        for SlurmJobState { state, reason, .. } in self.tasks.values() {
             let reason = if reason == "None" || state != "PENDING" { "" } else { reason };
             *counts.entry((state, reason)).or_default() += 1;
         }
@@ -127,12 +127,12 @@ impl Jobs {
     }
 }
 
-fn parse_line(line: &str) -> Option<(u64, &str, JobState)> {
+fn parse_squeue_line(line: &str) -> Option<(u64, &str, SlurmJobState)> {
     let mut fields = line.trim().splitn(6, '|');
     let (job, task) = (fields.next()?.parse().ok()?, fields.next()?);
     let [state, node, reason] = [fields.next()?, fields.next()?, fields.next()?];
     let [state, node, reason] = [state, node, reason].map(str::to_owned);
-    Some((job, task, JobState { state, node, reason }))
+    Some((job, task, SlurmJobState { state, node, reason }))
 }
 
 /// Job arrays and other jobs that `squeue` lists with a comment, each once, in order.
@@ -151,7 +151,7 @@ pub fn jobs_with_comment(printed: &str, comment: &str) -> [Vec<u64>; 2] {
 }
 
 /// Numbers in the format of the option `--array`: "1-3,7".
-pub fn array_of(numbers: impl IntoIterator<Item = u32>) -> String {
+pub fn array_option(numbers: impl IntoIterator<Item = u32>) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
         match ranges.last_mut() {
@@ -168,7 +168,7 @@ pub fn array_of(numbers: impl IntoIterator<Item = u32>) -> String {
 
 /// State of a task, or of a job without tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobState {
+pub struct SlurmJobState {
     /// Slurm's name of the state: "RUNNING".
     pub state: String,
     /// Node, if the job has one.
@@ -177,7 +177,7 @@ pub struct JobState {
     pub reason: String,
 }
 
-impl JobState {
+impl SlurmJobState {
     /// Whether the job runs or waits in the queue.
     pub fn is_active(&self) -> bool {
         self.state != "COMPLETED" && !self.has_failed()
@@ -232,17 +232,17 @@ mod tests {
         assert_eq!((&*jobs.tasks[&5].node, &*jobs.tasks[&4].reason), ("n2", "Resources"));
         assert_eq!(jobs.counts(), "1 failed, 1 pending (Resources), 1 running");
         assert_eq!(jobs.merge.as_ref().map(|merge| &*merge.state), Some("PENDING"));
-        assert!(jobs.are_active());
+        assert!(jobs.any_active());
     }
 
     #[test]
     fn jobs_whose_tasks_and_merge_have_ended_are_not_active() {
         let ended = SQUEUE_OUTPUT.replace("RUNNING", "CANCELLED").replace("PENDING", "COMPLETED");
-        assert!(!Jobs::parse(&ended, 7, Some(8)).are_active());
+        assert!(!Jobs::parse(&ended, 7, Some(8)).any_active());
         // A requeued task counts as waiting.
         let requeued = ended.replace("FAILED", "REQUEUED");
-        assert!(Jobs::parse(&requeued, 7, Some(8)).are_active());
-        assert!(!Jobs::parse("", 7, None).are_active());
+        assert!(Jobs::parse(&requeued, 7, Some(8)).any_active());
+        assert!(!Jobs::parse("", 7, None).any_active());
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn numbers_of_tasks_are_written_as_ranges() {
-        assert_eq!(array_of([1, 2, 3, 7, 9, 10]), "1-3,7,9-10");
-        assert_eq!(array_of([]), "");
+        assert_eq!(array_option([1, 2, 3, 7, 9, 10]), "1-3,7,9-10");
+        assert_eq!(array_option([]), "");
     }
 }

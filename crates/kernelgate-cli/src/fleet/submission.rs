@@ -39,7 +39,7 @@ impl Record for Submission {
 }
 
 /// Longest file of a shard's attempts, bytes.
-const MAX_NOTES: u64 = 1 << 20;
+const MAX_ATTEMPTS_FILE_BYTES: u64 = 1 << 20;
 /// File of a submission in its folder.
 pub const FILE: &str = "submission.json";
 
@@ -79,7 +79,7 @@ impl Submission {
     ///
     /// # Errors
     /// When the folder has a submission, or cannot be written.
-    pub fn claim(self, folder: &Path) -> Result<Self, SubmissionError> {
+    pub fn claim_folder(self, folder: &Path) -> Result<Self, SubmissionError> {
         match file::write_new(&folder.join(FILE), &self) {
             Ok(()) => Ok(self),
             Err(error) if error.is_there_already() && folder.is_dir() => {
@@ -93,7 +93,7 @@ impl Submission {
     ///
     /// # Errors
     /// When the folder has no submission, or another one.
-    pub fn resume(self, folder: &Path) -> Result<Self, SubmissionError> {
+    pub fn resume_in_folder(self, folder: &Path) -> Result<Self, SubmissionError> {
         let name = folder.display().to_string();
         let there: Self = match file::read(&folder.join(FILE)) {
             Err(error) if error.is_not_found() => return Err(SubmissionError::Nothing(name)),
@@ -127,7 +127,7 @@ impl Submission {
     ///
     /// # Errors
     /// When a record cannot be read, or records do not belong together.
-    pub fn lacking(
+    pub fn missing_shards(
         &self,
         places: &Places,
         tolerance: Tolerance,
@@ -147,10 +147,11 @@ impl Submission {
 }
 
 /// Attempts of each shard beyond the first, as its tasks recorded them.
-pub fn retries(places: &Places, shards: u32) -> Vec<(u32, usize)> {
+pub fn shard_retries(places: &Places, shards: u32) -> Vec<(u32, usize)> {
     let attempts = places.folder.join("attempts");
     let used = |shard: u32| {
-        let noted = file::text_of(&attempts.join(shard.to_string()), MAX_NOTES).unwrap_or_default();
+        let noted = file::text_of(&attempts.join(shard.to_string()), MAX_ATTEMPTS_FILE_BYTES)
+            .unwrap_or_default();
         noted.lines().count().saturating_sub(1)
     };
     (1..=shards).map(|shard| (shard, used(shard))).filter(|(_, used)| *used > 0).collect()
@@ -160,7 +161,7 @@ pub fn retries(places: &Places, shards: u32) -> Vec<(u32, usize)> {
 mod tests {
     use super::*;
 
-    fn submission(shards: u32) -> Submission {
+    fn test_submission(shards: u32) -> Submission {
         let command = vec!["bench".to_owned()];
         Submission { made: String::new(), command, shards, arrays: vec![7], merge: Some(8) }
     }
@@ -168,16 +169,16 @@ mod tests {
     #[test]
     fn a_folder_has_one_submission_which_only_its_command_resumes() {
         let folder = tempfile::tempdir().unwrap();
-        let nothing = submission(4).resume(folder.path()).unwrap_err().to_string();
+        let nothing = test_submission(4).resume_in_folder(folder.path()).unwrap_err().to_string();
         assert!(nothing.starts_with("--resume: no submission in "), "{nothing}");
-        submission(4).claim(folder.path()).unwrap();
-        let refused = submission(4).claim(folder.path()).unwrap_err().to_string();
+        test_submission(4).claim_folder(folder.path()).unwrap();
+        let refused = test_submission(4).claim_folder(folder.path()).unwrap_err().to_string();
         assert!(refused.contains("a submission is there already: --resume"), "{refused}");
-        assert_eq!(submission(4).resume(folder.path()).unwrap().arrays, [7]);
+        assert_eq!(test_submission(4).resume_in_folder(folder.path()).unwrap().arrays, [7]);
         let file = folder.path().join(FILE);
-        let no_folder = submission(4).claim(&file).unwrap_err().to_string();
+        let no_folder = test_submission(4).claim_folder(&file).unwrap_err().to_string();
         assert!(no_folder.starts_with("failed to "), "{no_folder}");
-        let other = submission(5).resume(folder.path()).unwrap_err().to_string();
+        let other = test_submission(5).resume_in_folder(folder.path()).unwrap_err().to_string();
         assert!(other.ends_with("has shards `4`, not `5`"), "{other}");
     }
 
@@ -189,6 +190,6 @@ mod tests {
         std::fs::create_dir(folder.path().join("attempts")).unwrap();
         std::fs::write(folder.path().join("attempts/2"), "0 n1\n1 n2\n").unwrap();
         std::fs::write(folder.path().join("attempts/3"), "0 n1\n").unwrap();
-        assert_eq!(retries(&places, 4), [(2, 1)]);
+        assert_eq!(shard_retries(&places, 4), [(2, 1)]);
     }
 }

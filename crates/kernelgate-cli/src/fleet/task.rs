@@ -82,7 +82,7 @@ fn words(flags: &[String]) -> String {
 impl Work {
     /// Shell lines that measure the shard in `KERNELGATE_SHARD`, and store the worst exit code in
     /// `code`. `attempt` is shell text that differs from one attempt to the next.
-    pub fn shard_lines(&self, places: &Places, attempt: &str) -> String {
+    pub fn shard_script_lines(&self, places: &Places, attempt: &str) -> String {
         let (records, program) = (path(&places.records()), path(&places.program));
         let label = "${KERNELGATE_SHARD%/*}-of-${KERNELGATE_SHARD#*/}";
         let mut lines = format!("cd {}\ncode=0\n", path(&places.package));
@@ -133,7 +133,7 @@ impl Work {
     }
 
     /// Shell lines that merge all shards, and write the exit code last.
-    pub fn merge_lines(&self, places: &Places, tolerance: Option<f64>) -> String {
+    pub fn merge_script_lines(&self, places: &Places, tolerance: Option<f64>) -> String {
         let tolerance = tolerance
             .map(|tolerance| format!(" --anchor-tolerance {tolerance}"))
             .unwrap_or_default();
@@ -178,7 +178,7 @@ mod tests {
         let executables = vec![("/shared/run/bin/spin".into(), "/home/me/my kernels".into())];
         let flags = vec!["--effort".to_owned(), "thorough".to_owned(), "a(b|c)".to_owned()];
         let work = Work::Bench { executables, flags };
-        insta::assert_snapshot!(work.shard_lines(&places(), "attempt-$attempt"), @r#"
+        insta::assert_snapshot!(work.shard_script_lines(&places(), "attempt-$attempt"), @r#"
         cd '/home/me/my kernels'
         code=0
         export KERNELGATE_HISTORY=/shared/run/records
@@ -191,8 +191,9 @@ mod tests {
     fn a_shard_of_a_comparison_alternates_both_builds_and_the_merge_decides() {
         let sides = ["/shared/run/base".into(), "/shared/run/head".into()];
         let work = Work::Compare { sides, flags: vec!["forward".to_owned()] };
-        let both =
-            work.shard_lines(&places(), "") + "--\n" + &work.merge_lines(&places(), Some(0.05));
+        let both = work.shard_script_lines(&places(), "")
+            + "--\n"
+            + &work.merge_script_lines(&places(), Some(0.05));
         insta::assert_snapshot!(both, @r#"
         cd '/home/me/my kernels'
         code=0

@@ -32,7 +32,7 @@ pub struct VerificationShard {
 
 impl VerificationShard {
     /// Start of the name of an executable's hash in [`Self::identity`].
-    pub const EXECUTABLE: &str = "executable of bench ";
+    pub const EXECUTABLE_HASH_NAME: &str = "executable of bench ";
 
     /// The first fact because of which two shards do not belong to one verification: its name and
     /// both values.
@@ -54,7 +54,8 @@ impl VerificationShard {
         // Two machines may build different executables from one clean commit.
         let one_code = self.provenance.commit.is_some() && !self.provenance.dirty;
         let shared = |of: &Self| -> BTreeMap<String, String> {
-            let is_shared = |name: &str| !(one_code && name.starts_with(Self::EXECUTABLE));
+            let is_shared =
+                |name: &str| !(one_code && name.starts_with(Self::EXECUTABLE_HASH_NAME));
             let facts = of.identity.iter().filter(|(name, _)| is_shared(name));
             facts.map(|(name, value)| (name.clone(), value.clone())).collect()
         };

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use super::card::ComparedRuns;
+use super::card::ComparedCaseRuns;
 use super::costs;
-use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
-use super::judgement::{Evidence, Judgement, RunEvidence, SideRuns};
+use super::interval::{SideTimeInterval, SingleRunSpread, SpreadSource, TimeRatio};
+use super::judgement::{Evidence, Judgement, RunEvidence, SideRunCounts};
 use super::limits::Limits;
 use super::outputs::numerics::{self, NumericsReport};
 use super::outputs::verification::VerificationLoss;
 use super::paired::Arm;
-use super::reason::{Reason, Side};
+use super::reason::{DecidingSide, Reason};
 use super::rules::Rules;
 use super::single_run::CalibratedSpreads;
 use super::verdict::Verdict;
@@ -27,7 +27,7 @@ pub type GateReport = Verdicts<BaselineFacts>;
 
 /// Settings of the judgement: the limits, and how much runs may differ.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Policy {
+pub struct GatePolicy {
     /// Smallest changes that count as slower.
     pub limits: Limits,
     /// Relative difference that two devices of one model may have: added where a case's baseline is
@@ -42,10 +42,10 @@ pub struct Policy {
     pub contention: f64,
 }
 
-impl Default for Policy {
+impl Default for GatePolicy {
     fn default() -> Self {
         Self {
-            limits: Limits::default_of(0.05),
+            limits: Limits::default_limit(0.05),
             other_device: 0.22,
             single_run: 0.10,
             widest: 0.60,
@@ -54,19 +54,19 @@ impl Default for Policy {
     }
 }
 
-impl Policy {
+impl GatePolicy {
     /// Largest relative difference of the devices of both sides.
     pub const fn device(&self, same: bool) -> f64 {
         if same { 0.0 } else { self.other_device }
     }
 
     /// Relative part of the threshold of a case without limits of its own.
-    pub fn relative_on(&self, same_device: bool) -> f64 {
+    pub fn relative_for_device(&self, same_device: bool) -> f64 {
         self.limits.threshold(f64::INFINITY, self.device(same_device)).value
     }
 }
 
-impl Serialize for Policy {
+impl Serialize for GatePolicy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("relative", &self.limits.relative.value)?;
@@ -95,7 +95,7 @@ pub struct BaselineFacts {
     /// Age of the baseline; absent where it was not computed.
     pub staleness: Option<Staleness>,
     /// Settings with which the runs were judged.
-    pub policy: Policy,
+    pub policy: GatePolicy,
     /// Cases of the baseline that the runs lack: removed, or not requested.
     pub not_run: Vec<String>,
     /// Bench processes that did not run to their end.
@@ -134,7 +134,7 @@ pub struct Staleness {
 pub fn judge(
     baseline: &Baseline,
     measurement: &Measurement,
-    policy: Policy,
+    policy: GatePolicy,
     spreads: &CalibratedSpreads,
     rules: &Rules,
 ) -> GateReport {
@@ -148,7 +148,7 @@ pub fn judge(
             head.iter().flat_map(|it| baseline.mismatches(base, it.run, it.case)).collect();
         if differences.is_empty() {
             let limits = rules.resolve(id, &policy.limits);
-            let found = judge_case(baseline, id, head, &Policy { limits, ..policy }, spreads);
+            let found = judge_case(baseline, id, head, &GatePolicy { limits, ..policy }, spreads);
             let verified = head.iter().map(|it| it.case.verification.value());
             let verified = verified.reduce(Verification::least).unwrap_or_default();
             let loss = VerificationLoss::between(id, base.verification, verified)
@@ -186,7 +186,7 @@ pub fn judge(
         baseline: baseline.name.clone(),
         base_commits: commits(used(baseline, &judged).map(|run| &run.provenance)),
         head_commits: commits(runs.iter().map(|run| &run.provenance)),
-        other_device: other_device(baseline, runs, &judged),
+        other_device: other_device_warning(baseline, runs, &judged),
         unsealed: false,
         staleness: None,
         policy,
@@ -220,7 +220,7 @@ pub fn judge(
         verification: losses,
         numerics: NumericsReport::default(),
         costs: grown_costs,
-        rules: costs::unjudged(rules, &bounds),
+        rules: costs::unjudged_cost_bounds(rules, &bounds),
         facts,
     };
     report.sort();
@@ -264,10 +264,11 @@ pub fn judge_numerics(
 /// Figures of each case of a baseline, which do not depend on the measurement that is judged: the
 /// range of its runs with and without contention and a single run's allowance, and whether its
 /// times are too long.
-pub fn figures(baseline: &Baseline) -> BTreeMap<&str, Figures> {
+pub fn figures(baseline: &Baseline) -> BTreeMap<&str, BaselineCaseFigures> {
     let figures = |case: &BaselineCase| {
-        let times = |single, contended| SideTimes::from_runs(case.runs.values(), single, contended);
-        Figures {
+        let times =
+            |single, contended| SideTimeInterval::from_runs(case.runs.values(), single, contended);
+        BaselineCaseFigures {
             times: [times(0.0, true), times(0.0, false), times(1.0, true)],
             earlier: case.earlier.as_ref().map(EarlierRuns::spread),
             throttled: case.runs.values().any(|run| run.conditions.throttled > 0),
@@ -280,8 +281,8 @@ pub fn figures(baseline: &Baseline) -> BTreeMap<&str, Figures> {
 
 /// Figures of one case of a baseline.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Figures {
-    times: [SideTimes; 3],
+pub struct BaselineCaseFigures {
+    times: [SideTimeInterval; 3],
     earlier: Option<f64>,
     throttled: bool,
     shared_gpu: bool,
@@ -303,7 +304,7 @@ fn commits<'a>(provenances: impl Iterator<Item = &'a Provenance>) -> Vec<String>
     provenances.map(Provenance::short).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-fn other_device(
+fn other_device_warning(
     baseline: &Baseline,
     runs: &[ProcessRun],
     judged: &[Judgement],
@@ -323,47 +324,51 @@ fn judge_case(
     baseline: &Baseline,
     id: &str,
     head: &[CaseOfRun<'_>],
-    policy: &Policy,
+    policy: &GatePolicy,
     spreads: &CalibratedSpreads,
 ) -> Judgement {
     let base = &baseline.cases[id];
     // Contention on the host changes the times of its own cores only.
     let contended = head.iter().all(|it| it.run.environment.on_host());
-    let ComparedRuns { base: base_runs, head, same_device, card } =
-        ComparedRuns::choose(baseline, base, head);
+    let ComparedCaseRuns { base: base_runs, head, same_device, card } =
+        ComparedCaseRuns::choose(baseline, base, head);
     let base_single = match base_runs[..] {
-        [(environment, _)] => Some(spreads.for_base(id, base, environment, policy.single_run)),
+        [(environment, _)] => {
+            Some(spreads.spread_of_baseline_case(id, base, environment, policy.single_run))
+        }
         _ => None,
     };
     let base_runs: Vec<&CaseRun> = base_runs.into_iter().map(|(_, run)| run).collect();
     let head_single = match &head[..] {
-        [only] => Some(spreads.for_head(id, only.run, policy.single_run)),
+        [only] => Some(spreads.spread_of_head_case(id, only.run, policy.single_run)),
         _ => None,
     };
-    let half_width =
-        |single: Option<SingleRun>| single.map_or(policy.single_run, |single| single.relative);
+    let half_width = |single: Option<SingleRunSpread>| {
+        single.map_or(policy.single_run, |single| single.relative)
+    };
     let head_runs: Vec<CaseRun> =
         head.iter().map(|it| CaseRun::from_samples(&it.case.samples)).collect();
     let base_side =
-        SideTimes::from_runs(base_runs.iter().copied(), half_width(base_single), contended);
-    let head_side = SideTimes::from_runs(&head_runs, half_width(head_single), contended);
-    let ratio = Ratio::from_sides(&head_side, &base_side);
+        SideTimeInterval::from_runs(base_runs.iter().copied(), half_width(base_single), contended);
+    let head_side = SideTimeInterval::from_runs(&head_runs, half_width(head_single), contended);
+    let ratio = TimeRatio::from_side_times(&head_side, &base_side);
     let (base_ns, device) = (base_side.center_ns, policy.device(same_device));
-    let threshold = policy.limits.failing(base_ns, device);
+    let threshold = policy.limits.failing_limit(base_ns, device);
     let detectable = (1.0 + threshold.value) * ratio.center / ratio.low - 1.0;
-    let (verdict, reason) = match by_times(&ratio, threshold.value, base_single, policy.widest) {
-        Ok(verdict) => {
-            let head_runs: Vec<&CaseRun> = head_runs.iter().collect();
-            let all = base_runs.iter().chain(&head_runs).copied();
-            let doubt = too_long(verdict, &base_runs, &head_runs)
-                .or_else(|| unsettled(&ratio, threshold.value, all));
-            match doubt {
-                Some(doubt) => (Verdict::Inconclusive, Some(doubt)),
-                None => (policy.limits.reported(verdict, ratio.center, base_ns, device), None),
+    let (verdict, reason) =
+        match verdict_by_interval(&ratio, threshold.value, base_single, policy.widest) {
+            Ok(verdict) => {
+                let head_runs: Vec<&CaseRun> = head_runs.iter().collect();
+                let all = base_runs.iter().chain(&head_runs).copied();
+                let doubt = slowed_clock_reason(verdict, &base_runs, &head_runs)
+                    .or_else(|| unsettled_reason(&ratio, threshold.value, all));
+                match doubt {
+                    Some(doubt) => (Verdict::Inconclusive, Some(doubt)),
+                    None => (policy.limits.reported(verdict, ratio.center, base_ns, device), None),
+                }
             }
-        }
-        Err(doubt) => (Verdict::Inconclusive, Some(doubt)),
-    };
+            Err(doubt) => (Verdict::Inconclusive, Some(doubt)),
+        };
     Judgement {
         case: id.to_owned(),
         verdict,
@@ -376,16 +381,16 @@ fn judge_case(
         evidence: Evidence::Runs(Box::new(RunEvidence {
             same_device,
             card,
-            base: SideRuns::new(&base_side, base_single),
-            head: SideRuns::new(&head_side, head_single),
+            base: SideRunCounts::new(&base_side, base_single),
+            head: SideRunCounts::new(&head_side, head_single),
         })),
     }
 }
 
 /// Doubts a verdict on a case whose power state did not settle, if the range of its times is wider
 /// than the threshold and covers the change.
-fn unsettled<'a>(
-    ratio: &Ratio,
+fn unsettled_reason<'a>(
+    ratio: &TimeRatio,
     threshold: f64,
     runs: impl Iterator<Item = &'a CaseRun>,
 ) -> Option<Reason> {
@@ -397,21 +402,21 @@ fn unsettled<'a>(
 
 /// Ratio of clocks below which the difference is not due to the code: the clock was set, or the
 /// power limit lowered.
-const LOW_CLOCK: f64 = 0.9;
+const LOW_CLOCK_RATIO: f64 = 0.9;
 
 /// The reason why a verdict cannot rest on times that something besides the code made longer: a
 /// slow-down on those of the head, and no slow-down on those of the baseline.
-fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Reason> {
+fn slowed_clock_reason(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Reason> {
     let (side, suspect, other) = match verdict {
         Verdict::Regressed => (Arm::Head, head, base),
         Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => (Arm::Base, base, head),
         Verdict::Inconclusive => return None,
     };
     if suspect.iter().any(|run| run.conditions.throttled > 0) {
-        return Some(Reason::Throttled(Side { side }));
+        return Some(Reason::Throttled(DecidingSide { side }));
     }
     if suspect.iter().any(|run| run.conditions.shared_gpu()) {
-        return Some(Reason::SharedGpu(Side { side }));
+        return Some(Reason::SharedGpu(DecidingSide { side }));
     }
     // At the power cap the kernel itself causes a lower clock: it draws more power.
     let at_cap = suspect.iter().any(|run| run.power.is_some_and(|it| it.at_cap));
@@ -420,20 +425,20 @@ fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Re
         (!read.is_empty()).then(|| kernelgate::stats::median(&read))
     };
     if let (false, Some(low), Some(high)) = (at_cap, clock_mhz(suspect), clock_mhz(other))
-        && low < LOW_CLOCK * high
+        && low < LOW_CLOCK_RATIO * high
     {
         let ratio = if side == Arm::Head { low / high } else { high / low };
         return Some(Reason::Clock { ratio });
     }
     let host_bound = |side: &[&CaseRun]| side.iter().any(|run| run.conditions.host_bound);
-    (host_bound(suspect) && !host_bound(other)).then_some(Reason::HostBound(Side { side }))
+    (host_bound(suspect) && !host_bound(other)).then_some(Reason::HostBound(DecidingSide { side }))
 }
 
 /// The verdict by the interval alone, or the reason why it allows none.
-fn by_times(
-    ratio: &Ratio,
+fn verdict_by_interval(
+    ratio: &TimeRatio,
     threshold: f64,
-    base_single: Option<SingleRun>,
+    base_single: Option<SingleRunSpread>,
     widest: f64,
 ) -> Result<Verdict, Reason> {
     if ratio.low > 1.0 + threshold {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kernelgate::record::{Baseline, BaselineCase, CaseOfRun, CaseRun, Environment};
 
 /// The process runs of a case that are compared.
-pub struct ComparedRuns<'a> {
+pub struct ComparedCaseRuns<'a> {
     /// Runs of the baseline, at least one.
     pub base: Vec<(&'a Environment, &'a CaseRun)>,
     /// Runs that are judged, at least one.
@@ -17,7 +17,7 @@ pub struct ComparedRuns<'a> {
     pub card: Option<String>,
 }
 
-impl<'a> ComparedRuns<'a> {
+impl<'a> ComparedCaseRuns<'a> {
     /// Chooses the runs of a case. If both sides share several cards, the one with the most runs
     /// counts: a mean over cards would depend on how many runs each has.
     pub fn choose(baseline: &'a Baseline, case: &'a BaselineCase, head: &[CaseOfRun<'a>]) -> Self {

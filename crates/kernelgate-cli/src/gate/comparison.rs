@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::kernels::code::CodeComparison;
-use super::kernels::explanation::Explanation;
+use super::kernels::explanation::ChangeExplanation;
 use super::paired::{Arm, TestPlan};
-use super::reason::{Failure, Reason};
-use super::rules::RemovedCases;
+use super::reason::{BuildFailure, Reason};
+use super::rules::RemovedCasesMeaning;
 use super::verdicts::{Facts, Verdicts};
 
 /// The outcome of `compare`.
@@ -33,11 +33,11 @@ pub struct BuildFacts {
     /// Cases that failed in the base only, when it was verified: they have no base to compare with.
     pub failed_in_base: BTreeMap<String, String>,
     /// Processes that failed.
-    pub broken: Vec<Broken>,
+    pub broken: Vec<FailedProcess>,
     /// Bench binaries that cannot be driven, with the reason.
     pub left_alone: BTreeMap<String, String>,
     /// Bench binaries that use Criterion alone.
-    pub criterion: Vec<CriterionBench>,
+    pub criterion: Vec<CriterionOnlyBench>,
     /// Bench binaries that are the same in both builds, byte by byte: differences of their times
     /// are noise.
     pub identical: Vec<String>,
@@ -49,12 +49,12 @@ pub struct BuildFacts {
     /// of the code.
     pub delays: Option<String>,
     /// Blocks, processes and time of each round.
-    pub rounds: Vec<Round>,
+    pub rounds: Vec<ComparisonRound>,
     /// The kernels of each case in both builds, where the bench lists them.
     pub code: BTreeMap<String, CodeComparison>,
     /// Explanations of regressed cases, as far as a profile of each build shows them; they change
     /// no verdict.
-    pub explanations: BTreeMap<String, Explanation>,
+    pub explanations: BTreeMap<String, ChangeExplanation>,
     /// Cases that `--affected` verified and did not time: their machine code and launches are the
     /// same in both builds. Host code is not compared.
     pub unaffected: Vec<String>,
@@ -65,7 +65,7 @@ pub struct BuildFacts {
 
 impl BuildFacts {
     /// Benches that were abandoned on one side.
-    pub fn abandoned(&self, side: Arm) -> BTreeSet<&str> {
+    pub fn abandoned_benches(&self, side: Arm) -> BTreeSet<&str> {
         let of_side = self.broken.iter().filter(|it| it.abandoned && it.side == side);
         of_side.map(|it| it.bench.as_str()).collect()
     }
@@ -75,30 +75,33 @@ impl Facts for BuildFacts {
     // A bench that fails in both builds is not a regression of the head.
     fn is_regression(comparison: &Comparison) -> bool {
         let facts = &comparison.facts;
-        !facts.abandoned(Arm::Head).is_subset(&facts.abandoned(Arm::Base))
-            || removed_means(comparison, RemovedCases::Fail)
+        !facts.abandoned_benches(Arm::Head).is_subset(&facts.abandoned_benches(Arm::Base))
+            || has_removed_cases(comparison, RemovedCasesMeaning::Fail)
     }
 
     fn is_incomplete(comparison: &Comparison) -> bool {
-        !comparison.facts.abandoned(Arm::Base).is_empty()
-            || removed_means(comparison, RemovedCases::Inconclusive)
+        !comparison.facts.abandoned_benches(Arm::Base).is_empty()
+            || has_removed_cases(comparison, RemovedCasesMeaning::Inconclusive)
             || !comparison.facts.missing_shards.is_empty()
     }
 
-    fn untimed(&self) -> usize {
+    fn identical_case_count(&self) -> usize {
         self.untimed.len() + self.unaffected.len()
     }
 }
 
 /// Whether a case was removed without being accepted, and the package's rules give removed cases
 /// this meaning.
-fn removed_means(Comparison { facts, rules, .. }: &Comparison, meaning: RemovedCases) -> bool {
+fn has_removed_cases(
+    Comparison { facts, rules, .. }: &Comparison,
+    meaning: RemovedCasesMeaning,
+) -> bool {
     rules.removed == meaning && facts.removed.iter().any(|case| !rules.accepts_removed(case))
 }
 
 /// A process that did not run to its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Broken {
+pub struct FailedProcess {
     /// The bench binary.
     pub bench: String,
     /// The build.
@@ -109,17 +112,17 @@ pub struct Broken {
     pub abandoned: bool,
 }
 
-impl Broken {
+impl FailedProcess {
     /// The reason for a case of the bench.
     pub fn case_error(&self) -> Reason {
-        Reason::BenchBroke(Failure::new(self.side, self.reason.as_str()))
+        Reason::BenchBroke(BuildFailure::new(self.side, self.reason.as_str()))
     }
 }
 
 /// A bench binary that uses Criterion alone; its source decides in the end how long a process
 /// takes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CriterionBench {
+pub struct CriterionOnlyBench {
     /// The bench binary.
     pub bench: String,
     /// Cases of the bench that are compared.
@@ -131,7 +134,7 @@ pub struct CriterionBench {
     pub overridden: BTreeMap<String, Vec<String>>,
 }
 
-impl CriterionBench {
+impl CriterionOnlyBench {
     /// The bench and its cost, as a sentence.
     pub fn words(&self) -> String {
         let plural = |count: usize| if count == 1 { "case" } else { "cases" };
@@ -155,7 +158,7 @@ impl CriterionBench {
 
 /// Size and duration of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Round {
+pub struct ComparisonRound {
     /// Largest number of blocks of a bench binary.
     pub blocks: usize,
     /// Number of processes.
@@ -168,7 +171,7 @@ pub struct Round {
 mod tests {
     use super::super::outputs::numerics::NumericsReport;
     use super::*;
-    use crate::gate::costs::{Cost, CostGrowth, FurtherPairs};
+    use crate::gate::costs::{CaseCost, ConfirmationPairs, CostGrowth};
     use crate::gate::judgement::Judgement;
     use crate::gate::judgement::tests::judgement;
     use crate::gate::limits::Limits;
@@ -180,7 +183,7 @@ mod tests {
     fn comparison(judged: Vec<Judgement>, facts: BuildFacts) -> Comparison {
         Comparison {
             device: "c".to_owned(),
-            limits: Limits::default_of(0.01),
+            limits: Limits::default_limit(0.01),
             judged,
             refused: vec![],
             new: vec![],
@@ -195,7 +198,7 @@ mod tests {
         }
     }
 
-    fn fine() -> Comparison {
+    fn unchanged_comparison() -> Comparison {
         comparison(vec![judgement("x", Verdict::Unchanged)], BuildFacts::default())
     }
 
@@ -209,17 +212,17 @@ mod tests {
 
     #[test]
     fn a_removed_case_is_accepted_or_has_the_meaning_that_the_package_sets() {
-        use crate::gate::rules::Accepted;
-        let with = |removed, accepted: Vec<Accepted>| {
+        use crate::gate::rules::AppliedAcceptance;
+        let with = |removed, accepted: Vec<AppliedAcceptance>| {
             let facts = BuildFacts { removed: vec!["y".to_owned()], ..BuildFacts::default() };
             let judged = vec![judgement("x", Verdict::Unchanged)];
             let rules = RulesReport { removed, accepted, ..RulesReport::default() };
             Comparison { rules, ..comparison(judged, facts) }.exit()
         };
-        assert_eq!(with(RemovedCases::default(), vec![]), Exit::Inconclusive);
-        assert_eq!(with(RemovedCases::Fail, vec![]), Exit::Regression);
-        assert_eq!(with(RemovedCases::Ignore, vec![]), Exit::Fine);
-        let accepted = |case: &str, removed| Accepted {
+        assert_eq!(with(RemovedCasesMeaning::default(), vec![]), Exit::Inconclusive);
+        assert_eq!(with(RemovedCasesMeaning::Fail, vec![]), Exit::Regression);
+        assert_eq!(with(RemovedCasesMeaning::Ignore, vec![]), Exit::Fine);
+        let accepted = |case: &str, removed| AppliedAcceptance {
             case: case.to_owned(),
             slower: Some(0.1),
             growth: None,
@@ -227,7 +230,7 @@ mod tests {
             removed,
             reason: "r".to_owned(),
         };
-        for meaning in [RemovedCases::Inconclusive, RemovedCases::Fail] {
+        for meaning in [RemovedCasesMeaning::Inconclusive, RemovedCasesMeaning::Fail] {
             assert_eq!(with(meaning, vec![accepted("y", true)]), Exit::Fine);
             assert_ne!(with(meaning, vec![accepted("y", false)]), Exit::Fine);
             assert_ne!(with(meaning, vec![accepted("z", true)]), Exit::Fine);
@@ -240,27 +243,31 @@ mod tests {
         assert_eq!(exit(Verdict::Unchanged), Exit::Fine);
         assert_eq!(exit(Verdict::Regressed), Exit::Regression);
         assert_eq!(exit(Verdict::Inconclusive), Exit::Inconclusive);
-        assert_eq!(Comparison { failed: one(), ..fine() }.exit(), Exit::Regression);
-        assert_eq!(Comparison { skipped: one(), ..fine() }.exit(), Exit::Inconclusive);
+        assert_eq!(Comparison { failed: one(), ..unchanged_comparison() }.exit(), Exit::Regression);
+        assert_eq!(
+            Comparison { skipped: one(), ..unchanged_comparison() }.exit(),
+            Exit::Inconclusive
+        );
         let refusal = Refusal {
             field: "seed".to_owned(),
             base: "1".to_owned(),
             head: "2".to_owned(),
             cases: vec![],
         };
-        let refused = Comparison { refused: vec![refusal], failed: one(), ..fine() };
+        let refused =
+            Comparison { refused: vec![refusal], failed: one(), ..unchanged_comparison() };
         assert_eq!(refused.exit(), Exit::Refused);
     }
 
     #[test]
     fn a_bench_that_breaks_in_the_head_alone_is_a_regression() {
-        let broken = |side, abandoned| Broken {
+        let broken = |side, abandoned| FailedProcess {
             bench: "b".to_owned(),
             side,
             reason: "r".to_owned(),
             abandoned,
         };
-        let exit = |broken: Vec<Broken>| {
+        let exit = |broken: Vec<FailedProcess>| {
             let facts = BuildFacts { broken, ..BuildFacts::default() };
             exit_with(vec![judgement("x", Verdict::Unchanged)], facts)
         };
@@ -276,18 +283,18 @@ mod tests {
         let grown = |further| {
             let cost = CostGrowth {
                 case: "x".to_owned(),
-                cost: Cost::HostTime,
+                cost: CaseCost::HostTime,
                 base: 4e3,
                 head: 6e3,
                 allowed: 0.1,
                 further,
             };
-            Comparison { costs: vec![cost], ..fine() }.exit()
+            Comparison { costs: vec![cost], ..unchanged_comparison() }.exit()
         };
         assert_eq!(grown(None), Exit::Regression);
-        let further = FurtherPairs { pairs: 8, grown: 8, found: true };
+        let further = ConfirmationPairs { pairs: 8, grown: 8, found: true };
         assert_eq!(grown(Some(further)), Exit::Regression);
-        let unclear = FurtherPairs { grown: 6, found: false, ..further };
+        let unclear = ConfirmationPairs { grown: 6, found: false, ..further };
         assert_eq!(grown(Some(unclear)), Exit::Inconclusive);
     }
 
@@ -304,7 +311,7 @@ mod tests {
 
     #[test]
     fn an_explanation_does_not_excuse_a_regression() {
-        let explained = Explanation { identical_code: true, ..Explanation::default() };
+        let explained = ChangeExplanation { identical_code: true, ..ChangeExplanation::default() };
         let explanations = BTreeMap::from([("x".to_owned(), explained)]);
         let facts = BuildFacts { explanations, ..BuildFacts::default() };
         assert_eq!(exit_with(vec![judgement("x", Verdict::Regressed)], facts), Exit::Regression);

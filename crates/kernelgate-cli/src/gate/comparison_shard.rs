@@ -11,13 +11,13 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::calibration::{Series, differing};
-use super::comparison::{BuildFacts, Comparison, CriterionBench, Round};
+use super::comparison::{BuildFacts, Comparison, ComparisonRound, CriterionOnlyBench};
 use super::costs::CostGrowth;
 use super::judgement::Judgement;
 use super::limits::Limits;
 use super::outputs::numerics::NumericsReport;
 use super::outputs::verification::VerificationLoss;
-use super::paired::{Family, Observed, Outcome, TestPlan, decide_each};
+use super::paired::{BlocksByCase, Family, Outcome, TestPlan, decide_cases};
 use super::reason::Reason;
 use super::rules::RulesReport;
 use super::verdicts::Refusal;
@@ -53,7 +53,7 @@ pub struct ComparisonShard {
     /// Errors that kept a case from being measured to the end.
     pub errors: BTreeMap<String, Vec<Reason>>,
     /// All results besides the verdicts, which are computed from the times.
-    #[serde(with = "Findings")]
+    #[serde(with = "ShardFindings")]
     pub findings: Comparison,
 }
 
@@ -61,7 +61,7 @@ pub struct ComparisonShard {
 /// [`Verdicts`](super::verdicts::Verdicts).
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Comparison")]
-struct Findings {
+struct ShardFindings {
     device: String,
     limits: Limits,
     #[serde(skip)]
@@ -152,9 +152,9 @@ impl ComparisonShard {
     fn decide(&self, round: &BTreeMap<String, Series>) -> Outcome {
         let plan = self.findings.facts.plan;
         let blocks = |(case, series): (&String, &Series)| (case.clone(), series.blocks());
-        let observed: Observed = round.iter().map(blocks).collect();
+        let observed: BlocksByCase = round.iter().map(blocks).collect();
         let limits = |case: &str| self.limits.get(case).map_or(plan, |limits| plan.within(limits));
-        decide_each(&observed, &plan, &limits, Family::Plan(self.planned), true)
+        decide_cases(&observed, &plan, &limits, Family::Plan(self.planned), true)
     }
 
     /// Verdicts on the cases of all shards.
@@ -199,7 +199,7 @@ pub fn merge(mut shards: Vec<ComparisonShard>, missing: Vec<String>) -> Option<C
         all.rules.notes.extend(unmatched);
     }
     all.facts.missing_shards = missing;
-    all.put_in_order();
+    all.sort_and_deduplicate();
     Some(all)
 }
 
@@ -229,7 +229,7 @@ impl Comparison {
     }
 
     /// Sorts lists that come from several shards, and removes duplicates.
-    fn put_in_order(&mut self) {
+    fn sort_and_deduplicate(&mut self) {
         self.sort();
         let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
         for Refusal { field, base, head, cases } in std::mem::take(&mut self.refused) {
@@ -281,8 +281,8 @@ fn add_facts(facts: &mut BuildFacts, more: BuildFacts) {
     for (index, round) in more.rounds.into_iter().enumerate() {
         match facts.rounds.get_mut(index) {
             Some(there) => {
-                let Round { blocks, processes, wall_s } = *there;
-                *there = Round {
+                let ComparisonRound { blocks, processes, wall_s } = *there;
+                *there = ComparisonRound {
                     blocks: blocks.max(round.blocks),
                     processes: processes + round.processes,
                     wall_s: wall_s + round.wall_s,
@@ -296,7 +296,7 @@ fn add_facts(facts: &mut BuildFacts, more: BuildFacts) {
     facts.unaffected.extend(more.unaffected);
 }
 
-fn add_bench(there: &mut CriterionBench, more: CriterionBench) {
+fn add_bench(there: &mut CriterionOnlyBench, more: CriterionOnlyBench) {
     there.cases.extend(more.cases);
     there.cases.sort();
     there.process_s = there.process_s.max(more.process_s);

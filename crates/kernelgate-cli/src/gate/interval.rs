@@ -1,6 +1,6 @@
 //! A conservative interval for the ratio of two times, from the medians of their process runs.
 //!
-//! Better statistics would replace this module: the verdict needs only [`Ratio`].
+//! Better statistics would replace this module: the verdict needs only [`TimeRatio`].
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use kernelgate::stats::median;
 
 /// Relative half-width of the interval of a single run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct SingleRun {
+pub struct SingleRunSpread {
     /// The half-width; a run whose own samples spread more gets a larger one.
     pub relative: f64,
     /// Source of the half-width.
@@ -30,7 +30,7 @@ pub enum SpreadSource {
 
 /// The times of one side of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SideTimes {
+pub struct SideTimeInterval {
     /// Median of the runs' medians, nanoseconds.
     pub center_ns: f64,
     /// Lower end of the interval, nanoseconds.
@@ -46,7 +46,7 @@ pub struct SideTimes {
     pub contention: f64,
 }
 
-impl SideTimes {
+impl SideTimeInterval {
     /// The range of the runs' medians. A single run shows nothing of the spread between runs: it
     /// gets `single_run`, or half its own relative interquartile range if that is wider, to
     /// either side.
@@ -90,7 +90,7 @@ impl SideTimes {
 
 /// The time of the head over that of the base: above 1 is slower.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Ratio {
+pub struct TimeRatio {
     /// Ratio of the medians.
     pub center: f64,
     /// Smallest ratio that the intervals allow.
@@ -99,9 +99,9 @@ pub struct Ratio {
     pub high: f64,
 }
 
-impl Ratio {
+impl TimeRatio {
     /// The ratio of two sides, with the extremes that their intervals allow.
-    pub fn from_sides(head: &SideTimes, base: &SideTimes) -> Self {
+    pub fn from_side_times(head: &SideTimeInterval, base: &SideTimeInterval) -> Self {
         Self {
             center: head.center_ns / base.center_ns,
             low: head.low_ns / base.high_ns,
@@ -126,18 +126,19 @@ mod tests {
 
     #[test]
     fn a_single_run_gets_the_allowance_or_its_own_spread() {
-        let steady = SideTimes::from_runs([&run(&[100.0, 100.0, 101.0])], 0.1, true);
+        let steady = SideTimeInterval::from_runs([&run(&[100.0, 100.0, 101.0])], 0.1, true);
         assert_eq!((steady.center_ns, steady.runs), (100.0, 1));
         assert!((steady.low_ns - 90.0).abs() < 1e-9 && (steady.high_ns - 110.0).abs() < 1e-9);
-        let noisy = SideTimes::from_runs([&run(&[50.0, 100.0, 150.0])], 0.1, true);
+        let noisy = SideTimeInterval::from_runs([&run(&[50.0, 100.0, 150.0])], 0.1, true);
         assert!((noisy.low_ns - 75.0).abs() < 1e-9 && (noisy.high_ns - 125.0).abs() < 1e-9);
     }
 
     #[test]
     fn several_runs_span_their_medians() {
-        let side = SideTimes::from_runs([&run(&[100.0]), &run(&[104.0]), &run(&[98.0])], 0.1, true);
+        let side =
+            SideTimeInterval::from_runs([&run(&[100.0]), &run(&[104.0]), &run(&[98.0])], 0.1, true);
         assert_eq!((side.low_ns, side.center_ns, side.high_ns, side.runs), (98.0, 100.0, 104.0, 3));
-        let ratio = Ratio::from_sides(&side, &side);
+        let ratio = TimeRatio::from_side_times(&side, &side);
         assert!(ratio.low < 1.0 && ratio.center == 1.0 && ratio.high > 1.0);
     }
 
@@ -146,7 +147,7 @@ mod tests {
         let side = |contended| {
             let conditions = Conditions { contention: Some(0.2), ..Conditions::default() };
             let first = CaseRun { conditions, ..run(&[100.0]) };
-            SideTimes::from_runs([&first, &run(&[110.0])], 0.1, contended)
+            SideTimeInterval::from_runs([&first, &run(&[110.0])], 0.1, contended)
         };
         assert_eq!(
             (side(true).low_ns, side(true).center_ns, side(true).high_ns, side(true).contention),

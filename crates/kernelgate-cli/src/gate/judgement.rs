@@ -2,10 +2,10 @@
 //! detectable change, reasons, and the evidence of the method. Deliberately absent: the two methods
 //! (`baseline`, `paired`), printing (`report`).
 
-use super::interval::{Ratio, SideTimes, SingleRun};
+use super::interval::{SideTimeInterval, SingleRunSpread, TimeRatio};
 use super::limits::{Limit, Limits};
 use super::outputs::verification::VerificationLoss;
-use super::paired::{Decision, Observed, TestPlan, decide};
+use super::paired::{BlocksByCase, PairedDecision, TestPlan, decide};
 use super::reason::{Reason, joined};
 use super::verdict::Verdict;
 
@@ -25,7 +25,7 @@ pub struct Judgement {
     /// Time of the head, nanoseconds a launch; 0 without a usable time.
     pub head_ns: f64,
     /// Time of the head over that of the base, with its interval.
-    pub ratio: Ratio,
+    pub ratio: TimeRatio,
     /// Smallest relative slow-down that would have been found; absent if none can be found.
     pub detectable: Option<f64>,
     /// Measurements of the method.
@@ -49,27 +49,27 @@ pub struct RunEvidence {
     /// The card whose runs were compared, if a side also has runs of other cards.
     pub card: Option<String>,
     /// Runs of the baseline.
-    pub base: SideRuns,
+    pub base: SideRunCounts,
     /// Runs that are judged.
-    pub head: SideRuns,
+    pub head: SideRunCounts,
 }
 
 /// Process runs of one side.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SideRuns {
+pub struct SideRunCounts {
     /// Number of runs.
     pub runs: usize,
     /// Relative half-width of the range of the runs; absent with one run.
     pub spread: Option<f64>,
     /// Allowance of the only run for the difference between runs; absent with several.
-    pub single: Option<SingleRun>,
+    pub single: Option<SingleRunSpread>,
     /// Share of the host's CPU time that co-running processes took; 0 if unknown or without effect.
     pub contention: f64,
 }
 
-impl SideRuns {
+impl SideRunCounts {
     /// Summarises the times of one side's process runs.
-    pub const fn new(times: &SideTimes, single: Option<SingleRun>) -> Self {
+    pub const fn new(times: &SideTimeInterval, single: Option<SingleRunSpread>) -> Self {
         Self { runs: times.runs, spread: times.spread, single, contention: times.contention }
     }
 }
@@ -78,17 +78,17 @@ impl SideRuns {
 #[derive(Debug, Clone, PartialEq)]
 pub struct PairEvidence {
     /// First round.
-    pub decision: Decision,
+    pub decision: PairedDecision,
     /// Second round, with new blocks; only if the first round found a regression.
-    pub confirmation: Option<Decision>,
+    pub confirmation: Option<PairedDecision>,
 }
 
 impl Judgement {
     /// Judges a case by both rounds of a comparison. If case errors stopped the case before it was
     /// decided, its blocks are too few for a verdict, unless both rounds find a regression.
     pub fn from_rounds(
-        mut decision: Decision,
-        confirmation: Option<Decision>,
+        mut decision: PairedDecision,
+        confirmation: Option<PairedDecision>,
         case_errors: Vec<Reason>,
         limits: &Limits,
     ) -> Self {
@@ -114,7 +114,7 @@ impl Judgement {
             reasons.extend(case_errors);
         }
         let faster_ns = decision.base_ns.min(decision.head_ns);
-        let source = limits.failing(faster_ns, 0.0).source;
+        let source = limits.failing_limit(faster_ns, 0.0).source;
         Self {
             case: decision.case.clone(),
             verdict,
@@ -131,7 +131,7 @@ impl Judgement {
     /// Judges a case of a comparison that has no block.
     pub fn unmeasured(case: String, why: Vec<Reason>, plan: &TestPlan, limits: &Limits) -> Self {
         // The case is decided alone, because the error rates of the others hold for measured cases.
-        let alone = decide(&Observed::from([(case, Vec::new())]), plan, true);
+        let alone = decide(&BlocksByCase::from([(case, Vec::new())]), plan, true);
         let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
         Self::from_rounds(decision, None, why, limits)
     }
@@ -188,21 +188,23 @@ impl Judgement {
 pub(crate) mod tests {
     use super::*;
     use crate::gate::paired::{Arm, tests::decision};
-    use crate::gate::reason::Failure;
+    use crate::gate::reason::BuildFailure;
     use kernelgate::record::Verification;
 
-    const LIMITS: Limits = Limits::default_of(0.01);
+    const LIMITS: Limits = Limits::default_limit(0.01);
 
     /// A judgement of pairs with a verdict and nothing else.
     pub fn judgement(case: &str, verdict: Verdict) -> Judgement {
-        let decision =
-            Decision { reason: Some(crate::gate::paired::Doubt::Wide), ..decision(case, verdict) };
+        let decision = PairedDecision {
+            reason: Some(crate::gate::paired::InconclusiveCause::Wide),
+            ..decision(case, verdict)
+        };
         let again = (verdict == Verdict::Regressed).then(|| decision.clone());
         Judgement::from_rounds(decision, again, Vec::new(), &LIMITS)
     }
 
     /// A judgement with these times.
-    pub fn timed(case: &str, verdict: Verdict, ratio: Ratio) -> Judgement {
+    pub fn timed(case: &str, verdict: Verdict, ratio: TimeRatio) -> Judgement {
         let base_ns = 1e6;
         Judgement { base_ns, head_ns: base_ns * ratio.center, ratio, ..judgement(case, verdict) }
     }
@@ -226,7 +228,7 @@ pub(crate) mod tests {
     #[test]
     fn a_case_error_makes_a_case_inconclusive_with_its_reason() {
         use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
-        let why = || vec![Reason::Skipped(Failure::new(Arm::Head, "no memory"))];
+        let why = || vec![Reason::Skipped(BuildFailure::new(Arm::Head, "no memory"))];
         for first in [Unchanged, Improved, Inconclusive] {
             let judged = Judgement::from_rounds(decision("x", first), None, why(), &LIMITS);
             assert_eq!((judged.verdict, judged.reasons), (Inconclusive, why()));

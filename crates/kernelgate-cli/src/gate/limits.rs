@@ -75,7 +75,7 @@ pub struct Limit {
 
 impl Limit {
     /// A limit with the given value, as the program's default.
-    pub const fn default_of(value: f64) -> Self {
+    pub const fn default_limit(value: f64) -> Self {
         Self { value, source: LimitSource::Default }
     }
 
@@ -84,7 +84,7 @@ impl Limit {
     }
 
     /// The larger of this limit and the accepted one.
-    fn accepting(self, accepted: Option<f64>) -> Self {
+    fn larger_with_accepted(self, accepted: Option<f64>) -> Self {
         self.overridden_by(accepted.filter(|accepted| *accepted > self.value), LimitSource::Accept)
     }
 }
@@ -105,7 +105,7 @@ pub struct Limits {
 
 impl Limits {
     /// Default of [`Self::absolute_ns`].
-    pub const ABSOLUTE_NS: f64 = 100.0;
+    pub const DEFAULT_ABSOLUTE_NS: f64 = 100.0;
     /// Default of [`Self::growth`].
     pub const GROWTH: f64 = 1.5;
 
@@ -129,11 +129,11 @@ impl Limits {
     }
 
     /// The program's default limits, with the given relative limit.
-    pub const fn default_of(relative: f64) -> Self {
+    pub const fn default_limit(relative: f64) -> Self {
         Self {
-            relative: Limit::default_of(relative),
-            absolute_ns: Limit::default_of(Self::ABSOLUTE_NS),
-            growth: Limit::default_of(Self::GROWTH),
+            relative: Limit::default_limit(relative),
+            absolute_ns: Limit::default_limit(Self::DEFAULT_ABSOLUTE_NS),
+            growth: Limit::default_limit(Self::GROWTH),
             accepted: None,
         }
     }
@@ -149,8 +149,8 @@ impl Limits {
     }
 
     /// These limits with the slow-down and the growth of errors that the package accepts.
-    pub fn accepting(self, slower: Option<f64>, growth: Option<f64>) -> Self {
-        Self { accepted: slower, growth: self.growth.accepting(growth), ..self }
+    pub fn larger_with_accepted(self, slower: Option<f64>, growth: Option<f64>) -> Self {
+        Self { accepted: slower, growth: self.growth.larger_with_accepted(growth), ..self }
     }
 
     /// Smallest relative change that matters for a case that takes `time_ns`. `device` is the
@@ -161,13 +161,13 @@ impl Limits {
 
     /// Smallest relative slow-down that fails: the threshold, or the accepted slow-down if that is
     /// larger.
-    pub fn failing(&self, time_ns: f64, device: f64) -> Limit {
-        self.largest(self.failing_relative(), time_ns, device)
+    pub fn failing_limit(&self, time_ns: f64, device: f64) -> Limit {
+        self.largest(self.failing_relative_limit(), time_ns, device)
     }
 
-    /// The relative part of [`Self::failing`].
-    pub fn failing_relative(&self) -> Limit {
-        self.relative.accepting(self.accepted)
+    /// The relative part of [`Self::failing_limit`].
+    pub fn failing_relative_limit(&self) -> Limit {
+        self.relative.larger_with_accepted(self.accepted)
     }
 
     fn largest(&self, relative: Limit, time_ns: f64, device: f64) -> Limit {
@@ -180,7 +180,7 @@ impl Limits {
         }
     }
 
-    /// Converts a verdict by [`Self::failing`] for a reader who knows the threshold: an estimate
+    /// Converts a verdict by [`Self::failing_limit`] for a reader who knows the threshold: an estimate
     /// beyond the threshold is reported as accepted, not as unchanged.
     pub fn reported(&self, verdict: Verdict, ratio: f64, time_ns: f64, device: f64) -> Verdict {
         let beyond = || ratio > 1.0 + self.threshold(time_ns, device).value;
@@ -199,28 +199,31 @@ mod tests {
     fn each_limit_names_the_last_source_that_set_it() {
         let flags = AskedLimits { relative: Some(0.02), ..AskedLimits::default() };
         let package = AskedLimits { growth: Some(2.0), ..AskedLimits::default() };
-        let limits = Limits::default_of(0.01)
+        let limits = Limits::default_limit(0.01)
             .overridden_by(&flags, LimitSource::Flag)
             .overridden_by(&package, LimitSource::Threshold)
-            .accepting(Some(0.12), Some(1.8));
+            .larger_with_accepted(Some(0.12), Some(1.8));
         assert_eq!(limits.relative, Limit { value: 0.02, source: LimitSource::Flag });
         assert_eq!(limits.absolute_ns.source, LimitSource::Default);
         assert_eq!(limits.growth, Limit { value: 2.0, source: LimitSource::Threshold });
-        assert_eq!(limits.failing_relative(), Limit { value: 0.12, source: LimitSource::Accept });
+        assert_eq!(
+            limits.failing_relative_limit(),
+            Limit { value: 0.12, source: LimitSource::Accept }
+        );
     }
 
     #[test]
     fn the_larger_of_both_limits_of_a_time_applies() {
-        let limits = Limits::default_of(0.05);
+        let limits = Limits::default_limit(0.05);
         assert_eq!(limits.threshold(1e6, 0.0), limits.relative);
-        assert_eq!(limits.threshold(1e3, 0.0), Limit::default_of(0.1));
+        assert_eq!(limits.threshold(1e3, 0.0), Limit::default_limit(0.1));
         assert!((limits.threshold(1e6, 0.22).value - (1.05 * 1.22 - 1.0)).abs() < 1e-12);
     }
 
     #[test]
     fn an_accepted_slow_down_is_not_called_unchanged() {
-        let plain = Limits::default_of(0.05);
-        let accepting = plain.accepting(Some(0.2), None);
+        let plain = Limits::default_limit(0.05);
+        let accepting = plain.larger_with_accepted(Some(0.2), None);
         let reported =
             |limits: &Limits, ratio| limits.reported(Verdict::Unchanged, ratio, 1e6, 0.0);
         assert_eq!(reported(&accepting, 1.1), Verdict::Accepted);

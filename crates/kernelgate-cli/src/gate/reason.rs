@@ -5,9 +5,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::interval::Ratio;
+use super::interval::TimeRatio;
 use super::outputs::verification::VerificationLoss;
-use super::paired::{Arm, Decision, Doubt};
+use super::paired::{Arm, InconclusiveCause, PairedDecision};
 
 /// The reason why a case is inconclusive.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,16 +19,16 @@ pub enum Reason {
         assumed: f64,
     },
     /// The interval contains both relevant and irrelevant changes.
-    Wide(Ratio),
+    Wide(TimeRatio),
     /// The estimate is beyond the threshold, and smaller than the runs can detect.
     Undetectable {
         /// Smallest relative slow-down that the runs can detect.
         detectable: f64,
     },
     /// The GPU was throttled.
-    Throttled(Side),
+    Throttled(DecidingSide),
     /// Another process computed on the GPU.
-    SharedGpu(Side),
+    SharedGpu(DecidingSide),
     /// The SM clock differs between the sides.
     Clock {
         /// SM clock of the head over that of the base.
@@ -40,7 +40,7 @@ pub enum Reason {
         width: f64,
     },
     /// The host's launch time is in the times of one side only.
-    HostBound(Side),
+    HostBound(DecidingSide),
     /// The outputs were verified less than before.
     LessVerified(VerificationLoss),
     /// Too few pairs for any verdict at the promised error rate.
@@ -61,19 +61,19 @@ pub enum Reason {
         head: Option<f64>,
     },
     /// Processes of one build differ in this case by more than the threshold.
-    Null(Ratio),
+    Null(TimeRatio),
     /// Processes of one build differ in too many cases.
     Environment,
     /// The second round did not confirm the slow-down of the first.
     NotConfirmed,
     /// A process skipped the case.
-    Skipped(Failure),
+    Skipped(BuildFailure),
     /// The case failed in a process.
-    Failed(Failure),
+    Failed(BuildFailure),
     /// The bench of the case failed.
-    BenchBroke(Failure),
+    BenchBroke(BuildFailure),
     /// The bench of the case cannot be driven.
-    Undrivable(Failure),
+    Undrivable(BuildFailure),
     /// Another bench has a case of the same id, which is compared.
     OtherBench {
         /// The bench that is compared.
@@ -92,21 +92,21 @@ pub enum Reason {
 
 /// The side whose times decide.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Side {
+pub struct DecidingSide {
     /// The base or the head.
     pub side: Arm,
 }
 
 /// The failure of a build that kept a case from being measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct BuildFailure {
     /// The build.
     pub side: Arm,
     /// The reason.
     pub why: String,
 }
 
-impl Failure {
+impl BuildFailure {
     /// Failure of that build.
     pub fn new(side: Arm, why: impl Into<String>) -> Self {
         Self { side, why: why.into() }
@@ -115,21 +115,21 @@ impl Failure {
 
 impl Reason {
     /// The reason why a decision is inconclusive.
-    pub fn from_decision(decision: &Decision) -> Option<Self> {
+    pub fn from_decision(decision: &PairedDecision) -> Option<Self> {
         let ratio = decision.ratio;
         Some(match decision.reason? {
-            Doubt::TooFewPairs => Self::TooFewPairs { pairs: decision.pairs },
-            Doubt::Throttled => Self::ThrottledPairs { pairs: decision.pairs },
-            Doubt::Wide => Self::Wide(ratio),
-            Doubt::Clock => {
+            InconclusiveCause::TooFewPairs => Self::TooFewPairs { pairs: decision.pairs },
+            InconclusiveCause::Throttled => Self::ThrottledPairs { pairs: decision.pairs },
+            InconclusiveCause::Wide => Self::Wide(ratio),
+            InconclusiveCause::Clock => {
                 let cycles = decision.cycles.unwrap_or(ratio);
                 Self::Clock { ratio: cycles.center / ratio.center }
             }
-            Doubt::Contention => {
+            InconclusiveCause::Contention => {
                 Self::Contention { base: decision.base_contention, head: decision.head_contention }
             }
-            Doubt::Null => Self::Null(decision.null),
-            Doubt::Environment => Self::Environment,
+            InconclusiveCause::Null => Self::Null(decision.null),
+            InconclusiveCause::Environment => Self::Environment,
         })
     }
 
@@ -150,8 +150,9 @@ impl Reason {
 
     /// The `kind` in JSON, and the reason in words.
     fn parts(&self) -> (&'static str, String) {
-        let failed =
-            |what: &str, Failure { side, why }: &Failure| format!("{what} the {side}: {why}");
+        let failed = |what: &str, BuildFailure { side, why }: &BuildFailure| {
+            format!("{what} the {side}: {why}")
+        };
         let (kind, words) = match self {
             Self::LessVerified(loss) => return ("less_verified", loss.words()),
             Self::Skipped(it) => return ("skipped", failed("skipped in", it)),

@@ -9,12 +9,12 @@ use super::judgement::{Evidence, Judgement, PairEvidence, RunEvidence};
 use super::verdicts::Verdicts;
 
 /// Facts of a method that are written beside the verdicts.
-pub trait Entries {
+pub trait MethodFacts {
     /// Writes each fact under its name.
     fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 }
 
-impl<F: Entries> Serialize for Verdicts<F> {
+impl<F: MethodFacts> Serialize for Verdicts<F> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         self.facts.write(&mut map)?;
@@ -74,7 +74,7 @@ impl Serialize for Judgement {
     }
 }
 
-impl Entries for BaselineFacts {
+impl MethodFacts for BaselineFacts {
     fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         map.serialize_entry("baseline", &self.baseline)?;
         map.serialize_entry("base_commits", &self.base_commits)?;
@@ -90,7 +90,7 @@ impl Entries for BaselineFacts {
     }
 }
 
-impl Entries for BuildFacts {
+impl MethodFacts for BuildFacts {
     fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         let foreign: Vec<&String> = self.left_alone.keys().collect();
         map.serialize_entry("base", &self.base)?;

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 use super::calibration::{Calibration, Series};
-use super::interval::{SingleRun, SpreadSource};
+use super::interval::{SingleRunSpread, SpreadSource};
 use kernelgate::record::{BaselineCase, Environment, ProcessRun};
 use kernelgate::stats::{median, quantile};
 
 /// Smallest number of processes from which a calibration shows how runs of a case differ.
-const MIN_PROCESSES: usize = 20;
+const MIN_PROCESSES_FOR_SPREAD: usize = 20;
 /// Share of the processes that lie within the spread.
-const COVERED_SHARE: f64 = 0.99;
+const SPREAD_COVERED_SHARE: f64 = 0.99;
 
 /// Differences between processes by case, as the calibration of one device measured them.
 #[derive(Debug, Clone, Default)]
@@ -22,7 +22,7 @@ pub struct CalibratedSpreads {
 
 impl CalibratedSpreads {
     /// Spreads from all processes of the base, which nothing delayed or loaded.
-    pub fn from_calibration(calibration: &Calibration) -> Self {
+    pub fn spreads_from_calibration(calibration: &Calibration) -> Self {
         let mut times_ns: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
         for known in &calibration.comparisons {
             for (case, Series { base, .. }) in known.first.iter().chain(&known.second) {
@@ -32,9 +32,10 @@ impl CalibratedSpreads {
         let spread = |times_ns: &[f64]| {
             let center_ns = median(times_ns);
             let off: Vec<f64> = times_ns.iter().map(|ns| (ns / center_ns - 1.0).abs()).collect();
-            quantile(&off, COVERED_SHARE)
+            quantile(&off, SPREAD_COVERED_SHARE)
         };
-        let enough = times_ns.into_iter().filter(|(_, times_ns)| times_ns.len() >= MIN_PROCESSES);
+        let enough =
+            times_ns.into_iter().filter(|(_, times_ns)| times_ns.len() >= MIN_PROCESSES_FOR_SPREAD);
         Self {
             environment: Some(calibration.environment.clone()),
             relative: enough.map(|(case, times_ns)| (case.clone(), spread(&times_ns))).collect(),
@@ -42,35 +43,35 @@ impl CalibratedSpreads {
     }
 
     /// The spread of a case, if the environment is the calibrated device.
-    fn get(&self, case: &str, environment: &Environment) -> Option<SingleRun> {
+    fn get(&self, case: &str, environment: &Environment) -> Option<SingleRunSpread> {
         let calibrated = self.environment.as_ref()?;
         let same =
             environment.same_device(calibrated) && environment.mismatches(calibrated).is_empty();
         let relative = *self.relative.get(case).filter(|_| same)?;
-        Some(SingleRun { relative, from: SpreadSource::Calibration })
+        Some(SingleRunSpread { relative, from: SpreadSource::Calibration })
     }
 
     /// The allowance for a single run of the baseline; `assumed` is the policy's.
-    pub fn for_base(
+    pub fn spread_of_baseline_case(
         &self,
         id: &str,
         case: &BaselineCase,
         environment: &Environment,
         assumed: f64,
-    ) -> SingleRun {
+    ) -> SingleRunSpread {
         let kept = || {
             let relative = case.earlier.as_ref()?.spread();
-            Some(SingleRun { relative, from: SpreadSource::EarlierRuns })
+            Some(SingleRunSpread { relative, from: SpreadSource::EarlierRuns })
         };
-        self.get(id, environment).or_else(kept).unwrap_or_else(|| from_policy(assumed))
+        self.get(id, environment).or_else(kept).unwrap_or_else(|| assumed_spread(assumed))
     }
 
     /// The allowance for a single judged run.
-    pub fn for_head(&self, id: &str, run: &ProcessRun, assumed: f64) -> SingleRun {
-        self.get(id, &run.environment).unwrap_or_else(|| from_policy(assumed))
+    pub fn spread_of_head_case(&self, id: &str, run: &ProcessRun, assumed: f64) -> SingleRunSpread {
+        self.get(id, &run.environment).unwrap_or_else(|| assumed_spread(assumed))
     }
 }
 
-fn from_policy(assumed: f64) -> SingleRun {
-    SingleRun { relative: assumed, from: SpreadSource::Assumed }
+fn assumed_spread(assumed: f64) -> SingleRunSpread {
+    SingleRunSpread { relative: assumed, from: SpreadSource::Assumed }
 }

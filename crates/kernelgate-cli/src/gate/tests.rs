@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::baseline::{GateReport, Policy, judge};
+use super::baseline::{GatePolicy, GateReport, judge};
 use super::calibration::{self, Calibration};
-use super::interval::{Ratio, SingleRun, SpreadSource};
+use super::interval::{SingleRunSpread, SpreadSource, TimeRatio};
 use super::judgement::{Judgement, RunEvidence};
 use super::rules::Rules;
 use super::rules::rules_file;
@@ -14,10 +14,10 @@ use kernelgate::exit::Exit;
 use kernelgate::measure::power::{PowerRecord, PowerState};
 use kernelgate::record::{Baseline, CaseRecord, Environment, Measurement, ProcessRun, Provenance};
 use kernelgate_cuda::Launch;
-use kernelgate_cuda::observe::telemetry::Reading;
+use kernelgate_cuda::observe::telemetry::CardReading;
 
 /// Judges runs against a baseline without a calibration of the device.
-fn compare(baseline: &Baseline, runs: &[ProcessRun], policy: Policy) -> GateReport {
+fn compare(baseline: &Baseline, runs: &[ProcessRun], policy: GatePolicy) -> GateReport {
     let (spreads, rules) = (CalibratedSpreads::default(), Rules::default());
     judge(baseline, &measurement(runs), policy, &spreads, &rules)
 }
@@ -51,20 +51,20 @@ fn baseline(run: &ProcessRun) -> Baseline {
 }
 
 /// A baseline of one run, recorded as two process runs.
-fn twice(run: &ProcessRun) -> Baseline {
+fn baseline_of_two_runs(run: &ProcessRun) -> Baseline {
     let mut baseline = baseline(run);
     baseline.add(&ProcessRun { session: format!("{}-again", run.session), ..run.clone() }).unwrap();
     baseline
 }
 
 /// Compares with a baseline of two runs.
-fn compare_default(base: &ProcessRun, head: &ProcessRun) -> GateReport {
-    compare(&twice(base), std::slice::from_ref(head), Policy::default())
+fn gate_with_defaults(base: &ProcessRun, head: &ProcessRun) -> GateReport {
+    compare(&baseline_of_two_runs(base), std::slice::from_ref(head), GatePolicy::default())
 }
 
 #[test]
 fn identical_times_are_unchanged_and_fine() {
-    let report = compare_default(&run("1", &[("a", 1e6)]), &run("2", &[("a", 1e6)]));
+    let report = gate_with_defaults(&run("1", &[("a", 1e6)]), &run("2", &[("a", 1e6)]));
     assert_eq!(report.judged[0].verdict, Verdict::Unchanged);
     assert_eq!(report.exit(), Exit::Fine);
     // The threshold of 5 % beyond an interval of 10 % for the single run.
@@ -73,7 +73,7 @@ fn identical_times_are_unchanged_and_fine() {
 
 #[test]
 fn a_slow_down_by_half_is_a_regression_named_first() {
-    let report = compare_default(
+    let report = gate_with_defaults(
         &run("1", &[("a", 1e6), ("b", 1e6)]),
         &run("2", &[("a", 1e6), ("b", 1.5e6)]),
     );
@@ -87,9 +87,9 @@ fn a_slow_down_by_half_is_a_regression_named_first() {
 #[test]
 fn the_detectable_effect_is_where_the_verdict_turns() {
     let base = run("1", &[("a", 1e6)]);
-    let detectable = compare_default(&base, &base).judged[0].detectable.unwrap();
+    let detectable = gate_with_defaults(&base, &base).judged[0].detectable.unwrap();
     let at = |slowdown: f64| {
-        compare_default(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict
+        gate_with_defaults(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict
     };
     assert_eq!(at(detectable * 1.01), Verdict::Regressed);
     // Below the detectable change nothing is shown, and only changes that do not matter are
@@ -110,12 +110,12 @@ fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
             .enumerate()
             .map(|(i, time)| run(&format!("h{i}"), &[("a", *time)]))
             .collect();
-        let report = compare(&base, &heads, Policy::default());
+        let report = compare(&base, &heads, GatePolicy::default());
         (report.judged[0].clone(), report.exit())
     };
     let (judged, exit) = at(&[1.2e6]);
     let percent = |ratio: f64| (1e3 * (ratio - 1.0)).round() / 10.0;
-    let Ratio { center, low, high } = judged.ratio;
+    let TimeRatio { center, low, high } = judged.ratio;
     assert_eq!([center, low, high].map(percent), [20.0, 2.9, 38.9]);
     assert_eq!((judged.verdict, exit), (Verdict::Inconclusive, Exit::Inconclusive));
     let why = judged.reason().unwrap();
@@ -130,9 +130,9 @@ fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
 
 #[test]
 fn faster_is_improved_and_a_tiny_absolute_change_is_nothing() {
-    let improved = compare_default(&run("1", &[("a", 1e6)]), &run("2", &[("a", 5e5)]));
+    let improved = gate_with_defaults(&run("1", &[("a", 1e6)]), &run("2", &[("a", 5e5)]));
     assert_eq!((improved.judged[0].verdict, improved.exit()), (Verdict::Improved, Exit::Fine));
-    let tiny = compare_default(&run("1", &[("a", 50.0)]), &run("2", &[("a", 100.0)]));
+    let tiny = gate_with_defaults(&run("1", &[("a", 50.0)]), &run("2", &[("a", 100.0)]));
     assert_eq!(tiny.judged[0].verdict, Verdict::Unchanged, "{:?}", tiny.judged[0]);
 }
 
@@ -141,7 +141,7 @@ fn noise_wider_than_the_policy_is_inconclusive() {
     let mut noisy = run("2", &[("a", 1e6)]);
     let samples = &mut noisy.cases.get_mut("a").unwrap().samples;
     samples.elapsed_ns = (1..=11).map(|i| 2e5 * f64::from(i)).collect();
-    let report = compare_default(&run("1", &[("a", 1e6)]), &noisy);
+    let report = gate_with_defaults(&run("1", &[("a", 1e6)]), &noisy);
     assert_eq!(
         (report.judged[0].verdict, report.exit()),
         (Verdict::Inconclusive, Exit::Inconclusive)
@@ -153,7 +153,7 @@ fn another_device_or_definition_is_refused_with_the_field() {
     let base = run("1", &[("a", 1e6), ("b", 1e6)]);
     let mut elsewhere = base.clone();
     elsewhere.environment.device_name = "other".to_owned();
-    let report = compare(&baseline(&elsewhere), std::slice::from_ref(&base), Policy::default());
+    let report = compare(&baseline(&elsewhere), std::slice::from_ref(&base), GatePolicy::default());
     assert_eq!(
         (report.refused[0].field.as_str(), report.refused[0].base.as_str()),
         ("device_name", "other")
@@ -161,7 +161,7 @@ fn another_device_or_definition_is_refused_with_the_field() {
     assert_eq!((report.refused[0].cases.len(), report.exit()), (2, Exit::Refused));
     let mut redefined = base.clone();
     redefined.cases.get_mut("b").unwrap().revision = 2;
-    let report = compare_default(&base, &redefined);
+    let report = gate_with_defaults(&base, &redefined);
     assert_eq!(
         (report.refused[0].field.as_str(), report.refused[0].cases.as_slice()),
         ("revision", &["b".to_owned()][..])
@@ -169,11 +169,11 @@ fn another_device_or_definition_is_refused_with_the_field() {
     assert_eq!((report.judged.len(), report.exit()), (1, Exit::Refused));
     let mut more = base.clone();
     more.cases.get_mut("b").unwrap().work.read_bytes = 16;
-    let report = compare_default(&base, &more);
+    let report = gate_with_defaults(&base, &more);
     let refusal = &report.refused[0];
     assert_eq!((refusal.field.as_str(), refusal.base.as_str()), ("work", "read 8 B, write 8 B"));
     let reseeded = ProcessRun { seed: 2, ..base.clone() };
-    assert_eq!(compare_default(&base, &reseeded).refused[0].field, "seed");
+    assert_eq!(gate_with_defaults(&base, &reseeded).refused[0].field, "seed");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_baseline_case_that_is_skipped_now_does_not_pass() {
     let mut head = run("2", &[("a", 1e6)]);
     head.skipped.insert("gone".to_owned(), "no GPU".to_owned());
     head.skipped.insert("never measured".to_owned(), "no GPU".to_owned());
-    let report = compare_default(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
+    let report = gate_with_defaults(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
     assert_eq!(report.skipped, BTreeMap::from([("gone".to_owned(), "no GPU".to_owned())]));
     assert!(report.facts.not_run.is_empty());
     assert_eq!(report.exit(), Exit::Inconclusive);
@@ -191,22 +191,22 @@ fn a_baseline_case_that_is_skipped_now_does_not_pass() {
 fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
     let mut busy = run("2", &[("a", 1e6)]);
     busy.cases.get_mut("a").unwrap().samples.conditions.contention = Some(0.07);
-    assert_eq!(compare_default(&busy, &busy).judged[0].verdict, Verdict::Unchanged);
+    assert_eq!(gate_with_defaults(&busy, &busy).judged[0].verdict, Verdict::Unchanged);
     let base = run("1", &[("a", 1e6)]);
     let mut head = run("2", &[("a", 1.5e6)]);
     head.cases.get_mut("a").unwrap().samples.conditions.contention = Some(0.5);
-    let report = compare_default(&base, &head);
+    let report = gate_with_defaults(&base, &head);
     assert_eq!(
         (report.judged[0].verdict, report.judged[0].runs().unwrap().head.contention),
         (Verdict::Inconclusive, 0.5)
     );
-    let verdict = compare_default(&on_gpu(base), &on_gpu(head)).judged[0].verdict;
+    let verdict = gate_with_defaults(&on_gpu(base), &on_gpu(head)).judged[0].verdict;
     assert_eq!(verdict, Verdict::Regressed);
 }
 
 /// A copy of a run as on a GPU in the steady state.
 fn on_gpu(run: ProcessRun) -> ProcessRun {
-    in_state(run, Some(PowerRecord::from_reading(PowerState::Steady, Reading::default())))
+    in_state(run, Some(PowerRecord::from_reading(PowerState::Steady, CardReading::default())))
 }
 
 fn in_state(mut run: ProcessRun, power: Option<PowerRecord>) -> ProcessRun {
@@ -218,11 +218,11 @@ fn in_state(mut run: ProcessRun, power: Option<PowerRecord>) -> ProcessRun {
 #[test]
 fn power_states_that_differ_are_refused() {
     let run = |session, state: Option<PowerState>| {
-        let power = state.map(|state| PowerRecord::from_reading(state, Reading::default()));
+        let power = state.map(|state| PowerRecord::from_reading(state, CardReading::default()));
         in_state(run(session, &[("a", 1e6)]), power)
     };
     let refused = |base, head| {
-        let report = compare(&baseline(&run("1", base)), &[run("2", head)], Policy::default());
+        let report = compare(&baseline(&run("1", base)), &[run("2", head)], GatePolicy::default());
         report.refused.first().map(|refusal| {
             assert_eq!((refusal.field.as_str(), report.exit()), ("power_state", Exit::Refused));
             (refusal.base.clone(), refusal.head.clone())
@@ -236,7 +236,7 @@ fn power_states_that_differ_are_refused() {
     assert!(old.contains("--save-baseline NAME") && new == "steady", "{old}");
     // The host has no power state.
     assert!(
-        compare_default(&self::run("1", &[("a", 1e6)]), &self::run("2", &[("a", 1e6)]))
+        gate_with_defaults(&self::run("1", &[("a", 1e6)]), &self::run("2", &[("a", 1e6)]))
             .refused
             .is_empty()
     );
@@ -245,13 +245,13 @@ fn power_states_that_differ_are_refused() {
 #[test]
 fn a_power_limit_that_changed_is_refused_at_the_cap() {
     let run = |session, limit_mw, at_cap| {
-        let reading = Reading { power_limit_mw: Some(limit_mw), ..Reading::default() };
+        let reading = CardReading { power_limit_mw: Some(limit_mw), ..CardReading::default() };
         let power =
             PowerRecord { at_cap, ..PowerRecord::from_reading(PowerState::Steady, reading) };
         in_state(run(session, &[("a", 1e6)]), Some(power))
     };
     let refused = |base, head| {
-        let report = compare(&baseline(&base), &[head], Policy::default());
+        let report = compare(&baseline(&base), &[head], GatePolicy::default());
         report.refused.first().map(|refusal| (refusal.base.clone(), refusal.head.clone()))
     };
     let capped = |session, limit_mw| run(session, limit_mw, true);
@@ -273,7 +273,7 @@ fn a_lower_clock_at_the_power_cap_is_the_kernels_own() {
     };
     let verdict = |at_cap| {
         let judged =
-            &compare_default(&run("1", 1e6, 1600.0, at_cap), &run("2", 1.3e6, 1300.0, at_cap))
+            &gate_with_defaults(&run("1", 1e6, 1600.0, at_cap), &run("2", 1.3e6, 1300.0, at_cap))
                 .judged[0];
         verdict_and_reason(judged)
     };
@@ -288,7 +288,7 @@ fn the_range_of_an_unsettled_case_covers_smaller_changes() {
         let mut head = on_gpu(run("2", &[("a", time)]));
         let power = head.cases.get_mut("a").unwrap().samples.power.as_mut().unwrap();
         (power.state, power.range) = (PowerState::Unsettled, Some([0.95, 1.15]));
-        let judged = &compare_default(&base, &head).judged[0];
+        let judged = &gate_with_defaults(&base, &head).judged[0];
         verdict_and_reason(judged)
     };
     let unclear = (Verdict::Inconclusive, Some("unsettled"));
@@ -309,7 +309,7 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
     };
     let verdict = |base: &ProcessRun, head: &ProcessRun| {
         let head = ProcessRun { session: "2".to_owned(), ..head.clone() };
-        verdict_and_reason(&compare_default(base, &head).judged[0])
+        verdict_and_reason(&gate_with_defaults(base, &head).judged[0])
     };
     let plain = |time| with(time, |_| {});
     let long: [(Change, &'static str); 3] = [
@@ -347,7 +347,7 @@ fn several_runs_narrow_the_interval_and_others_are_not_added() {
         baseline.add(&run(session, &[("a", time)])).unwrap();
     }
     let heads: Vec<ProcessRun> = ["4", "5"].map(|session| run(session, &[("a", 1.1e6)])).to_vec();
-    let report = compare(&baseline, &heads, Policy::default());
+    let report = compare(&baseline, &heads, GatePolicy::default());
     let judged = &report.judged[0];
     assert_eq!(
         (judged.verdict, judged.runs().unwrap().base.runs, judged.runs().unwrap().head.runs),
@@ -362,25 +362,25 @@ fn several_runs_narrow_the_interval_and_others_are_not_added() {
 #[test]
 fn a_run_that_is_compared_with_itself_is_reported() {
     let one = run("1", &[("a", 1e6)]);
-    assert_eq!(compare_default(&one, &one).facts.own, ["1/b"]);
-    assert!(compare_default(&one, &run("2", &[("a", 1e6)])).facts.own.is_empty());
+    assert_eq!(gate_with_defaults(&one, &one).facts.own, ["1/b"]);
+    assert!(gate_with_defaults(&one, &run("2", &[("a", 1e6)])).facts.own.is_empty());
 }
 
 #[test]
 fn new_missing_failed_and_interrupted_cases_are_reported() {
     let mut head = run("2", &[("a", 1e6), ("new", 1e6)]);
-    let report = compare_default(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
+    let report = gate_with_defaults(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
     assert_eq!(
         (report.new.as_slice(), report.facts.not_run.as_slice()),
         (&["new".to_owned()][..], &["gone".to_owned()][..])
     );
     assert_eq!(report.exit(), Exit::Fine);
     head.complete = false;
-    assert_eq!(compare_default(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Inconclusive);
+    assert_eq!(gate_with_defaults(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Inconclusive);
     head.failed.insert("x".to_owned(), "wrong".to_owned());
-    assert_eq!(compare_default(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Regression);
+    assert_eq!(gate_with_defaults(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Regression);
     assert_eq!(
-        compare_default(&run("1", &[("z", 1e6)]), &run("2", &[("a", 1e6)])).exit(),
+        gate_with_defaults(&run("1", &[("z", 1e6)]), &run("2", &[("a", 1e6)])).exit(),
         Exit::Inconclusive
     );
 }
@@ -401,7 +401,7 @@ fn a_baseline_keeps_what_a_later_run_did_not_measure() {
 fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
     let base = baseline(&run("1", &[("a", 1e6)]));
     let at = |time: f64| {
-        let report = compare(&base, &[run("2", &[("a", time)])], Policy::default());
+        let report = compare(&base, &[run("2", &[("a", time)])], GatePolicy::default());
         let (verdict, reason) = verdict_and_reason(&report.judged[0]);
         (verdict, reason, report.exit())
     };
@@ -416,43 +416,43 @@ fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
 }
 
 /// A copy of a run as measured by an executable that was built from that commit.
-fn built_from(commit: &str, run: ProcessRun) -> ProcessRun {
+fn with_commit(commit: &str, run: ProcessRun) -> ProcessRun {
     let provenance = Provenance { commit: Some(commit.to_owned()), dirty: false };
     ProcessRun { provenance, executable: Some(format!("built from {commit}")), ..run }
 }
 
 /// Five runs of one commit, within ±1 %.
-fn five_runs() -> Baseline {
+fn baseline_of_five_runs() -> Baseline {
     let mut baseline = Baseline::new("main");
     for (session, time) in
         [("1", 0.99e6), ("2", 1.01e6), ("3", 1e6), ("4", 0.995e6), ("5", 1.005e6)]
     {
-        baseline.merge(&built_from("aaaa", run(session, &[("a", time)])));
+        baseline.merge(&with_commit("aaaa", run(session, &[("a", time)])));
     }
     baseline
 }
 
 #[test]
 fn a_run_that_replaces_several_is_given_how_they_differed() {
-    let mut base = five_runs();
+    let mut base = baseline_of_five_runs();
     assert_eq!(base.cases["a"].runs.len(), 5, "runs of one build add");
     let at = |base: &Baseline, time: f64| {
-        let head = built_from("cccc", run("h", &[("a", time)]));
-        let judged = compare(base, &[head], Policy::default()).judged.remove(0);
+        let head = with_commit("cccc", run("h", &[("a", time)]));
+        let judged = compare(base, &[head], GatePolicy::default()).judged.remove(0);
         (judged.verdict, judged.runs().unwrap().base.single.map(|single| single.from))
     };
     // 1.05 x 1.01 / 0.9, with the spread of the five runs.
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, None));
-    base.merge(&built_from("bbbb", run("6", &[("a", 1e6)])));
+    base.merge(&with_commit("bbbb", run("6", &[("a", 1e6)])));
     assert_eq!(base.cases["a"].runs.len(), 1, "no case mixes commits");
     let earlier = Some(SpreadSource::EarlierRuns);
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, earlier));
     assert_eq!(at(&base, 1.17e6), (Verdict::Inconclusive, earlier));
     // The spread stays when another single run replaces that one.
-    base.merge(&built_from("dddd", run("7", &[("a", 1e6)])));
+    base.merge(&with_commit("dddd", run("7", &[("a", 1e6)])));
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, earlier));
     // With another definition the times are not comparable.
-    let mut redefined = built_from("eeee", run("8", &[("a", 1e6)]));
+    let mut redefined = with_commit("eeee", run("8", &[("a", 1e6)]));
     redefined.cases.get_mut("a").unwrap().revision = 2;
     base.merge(&redefined);
     assert_eq!(base.cases["a"].earlier, None);
@@ -465,14 +465,14 @@ fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
     // A calibration with sixty processes whose times lie within ±0.5 %.
     let calibration =
         Calibration { environment: here.clone(), ..calibration::tests::calibration(3, &[]) };
-    let spreads = CalibratedSpreads::from_calibration(&calibration);
+    let spreads = CalibratedSpreads::spreads_from_calibration(&calibration);
     let base = baseline(&run("1", &[(case, 1e6), ("b", 1e6)]));
     let judged = |spreads: &CalibratedSpreads, case: &str, time: f64| {
         let head = run("2", &[(case, time)]);
         let report =
-            judge(&base, &measurement(&[head]), Policy::default(), spreads, &Rules::default());
+            judge(&base, &measurement(&[head]), GatePolicy::default(), spreads, &Rules::default());
         let judged = report.judged[0].clone();
-        let source = |side: fn(&RunEvidence) -> Option<SingleRun>| {
+        let source = |side: fn(&RunEvidence) -> Option<SingleRunSpread>| {
             side(judged.runs().unwrap()).unwrap().from
         };
         (judged.verdict, source(|runs| runs.base.single), source(|runs| runs.head.single))
@@ -483,18 +483,21 @@ fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
     // The calibration does not apply to other cases and to other devices.
     assert_eq!(judged(&spreads, "b", 1.07e6), (Verdict::Inconclusive, assumed, assumed));
     let elsewhere = Environment { machine: Some("there".to_owned()), ..here };
-    let spreads =
-        CalibratedSpreads::from_calibration(&Calibration { environment: elsewhere, ..calibration });
+    let spreads = CalibratedSpreads::spreads_from_calibration(&Calibration {
+        environment: elsewhere,
+        ..calibration
+    });
     assert_eq!(judged(&spreads, case, 1.07e6), (Verdict::Inconclusive, assumed, assumed));
 }
 
 #[test]
 fn another_device_of_the_same_model_gets_more_tolerance() {
-    let base = twice(&run("1", &[("a", 1e6)]));
+    let base = baseline_of_two_runs(&run("1", &[("a", 1e6)]));
     let on = |machine: Option<&str>, time: f64| {
         let mut head = run("2", &[("a", time)]);
         head.environment.machine = machine.map(str::to_owned);
-        let report = compare(&base, &[head], Policy { single_run: 0.0, ..Policy::default() });
+        let report =
+            compare(&base, &[head], GatePolicy { single_run: 0.0, ..GatePolicy::default() });
         (
             report.judged[0].verdict,
             report.facts.other_device.is_some(),
@@ -519,7 +522,7 @@ fn a_case_is_compared_on_the_card_that_both_sides_share() {
     base.add(&on("2", "fast", 1e6)).unwrap();
     base.add(&on("3", "slow", 1.2e6)).unwrap();
     let judge = |head: &[ProcessRun]| {
-        let report = compare(&base, head, Policy { single_run: 0.0, ..Policy::default() });
+        let report = compare(&base, head, GatePolicy { single_run: 0.0, ..GatePolicy::default() });
         let judged = &report.judged[0];
         let card = judged.runs().unwrap().card.clone();
         (judged.verdict, card, report.facts.other_device.is_some())
@@ -541,9 +544,9 @@ fn verified_before_and_now(before: (u64, u64), now: (u64, u64), rules: &Rules) -
         (verification.checked, verification.total) = (checked, total);
         run
     };
-    let base = twice(&verified("1", before));
+    let base = baseline_of_two_runs(&verified("1", before));
     let head = measurement(&[verified("2", now)]);
-    judge(&base, &head, Policy::default(), &CalibratedSpreads::default(), rules)
+    judge(&base, &head, GatePolicy::default(), &CalibratedSpreads::default(), rules)
 }
 
 #[test]
@@ -589,7 +592,7 @@ fn a_loss_of_verification_may_be_accepted_with_a_reason() {
     let report = verified_before_and_now((1600, 1600), (1, 1600), &rules);
     assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, Exit::Fine));
     assert!(report.verification.is_empty());
-    assert_eq!(rules.accepted("a")[0].words(), "less verified: too large");
+    assert_eq!(rules.acceptances_for("a")[0].words(), "less verified: too large");
 }
 
 #[test]

@@ -56,7 +56,7 @@ pub trait Facts: Sized {
     fn is_incomplete(verdicts: &Verdicts<Self>) -> bool;
 
     /// Cases that are known to be as fast as before without being timed.
-    fn untimed(&self) -> usize {
+    fn identical_case_count(&self) -> usize {
         0
     }
 }
@@ -94,7 +94,7 @@ impl<F> Verdicts<F> {
 impl<F: Facts> Verdicts<F> {
     /// Whether no case could be judged, and none is known to be unchanged without timing.
     pub fn judged_nothing(&self) -> bool {
-        self.judged.is_empty() && self.facts.untimed() == 0
+        self.judged.is_empty() && self.facts.identical_case_count() == 0
     }
 
     /// The exit code: refusal comes before regression, regression before inconclusive. Without a
@@ -107,13 +107,13 @@ impl<F: Facts> Verdicts<F> {
             || F::is_regression(self)
             || self.numerics.losses().next().is_some()
             || self.costs.iter().any(CostGrowth::is_shown)
-            || self.verification.iter().any(VerificationLoss::is_shown)
+            || self.verification.iter().any(VerificationLoss::is_failure)
         {
             Exit::Regression
         } else if self.count(Verdict::Inconclusive) > 0
             || self.judged_nothing()
             || F::is_incomplete(self)
-            || self.numerics.suspected().next().is_some()
+            || self.numerics.suspected_growth().next().is_some()
             || !self.costs.is_empty()
             || !self.verification.is_empty()
             || !self.skipped.is_empty()

@@ -8,8 +8,8 @@
 use std::path::{Path, PathBuf};
 
 use super::HistoryError;
-use super::indexed_run::RecordFile;
-use super::store::{HistoryStore, Skipped};
+use super::indexed_run::IndexedRecordFile;
+use super::store::{HistoryStore, SkippedRecordFile};
 use kernelgate::record::file;
 
 /// Largest depth of folders that are searched below a named one.
@@ -17,7 +17,7 @@ const MAX_DEPTH: usize = 8;
 /// Largest number of characters of a file's name in the name of a stored folder.
 const MAX_NAME: usize = 40;
 /// Digits of the content's hash that follow.
-const HASH_DIGITS: usize = 12;
+const IMPORT_HASH_DIGITS: usize = 12;
 
 /// Result of an import.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
@@ -27,7 +27,7 @@ pub struct ImportResult {
     /// Records that the store already had.
     pub known: usize,
     /// Files that are not records, with the reason.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<SkippedRecordFile>,
 }
 
 /// Imports the records in files, and in folders and those below.
@@ -67,7 +67,9 @@ fn folder(
         let (kind, path) = (entry.file_type().map_err(unreadable)?, entry.path());
         let named_as_record = path.extension().is_some_and(|it| it == "json");
         let mut skip = |why: &str| {
-            imported.skipped.push(Skipped { path: path.clone(), problem: why.to_owned() });
+            imported
+                .skipped
+                .push(SkippedRecordFile { path: path.clone(), problem: why.to_owned() });
         };
         if kind.is_dir() && deeper == 0 {
             skip("folders below it are too deep");
@@ -88,23 +90,27 @@ fn record(
     path: &Path,
     imported: &mut ImportResult,
 ) -> Result<(), HistoryError> {
-    let read = RecordFile::read(path).and_then(|record| {
+    let read = IndexedRecordFile::read(path).and_then(|record| {
         let text = file::text_of(path, u64::MAX - 1).map_err(|cause| cause.to_string())?;
         Ok((record, text))
     });
     let (record, text) = match read {
         Ok(read) => read,
         Err(problem) => {
-            imported.skipped.push(Skipped { path: path.to_owned(), problem });
+            imported.skipped.push(SkippedRecordFile { path: path.to_owned(), problem });
             return Ok(());
         }
     };
     let (folder, name) = match &record {
-        RecordFile::Run(run) => (safe_name(&run.session), safe_name(&run.process())),
-        RecordFile::Baseline(baseline) => ("baseline".to_owned(), safe_name(&baseline.name)),
+        IndexedRecordFile::Run(run) => {
+            (safe_file_name(&run.session), safe_file_name(&run.process()))
+        }
+        IndexedRecordFile::Baseline(baseline) => {
+            ("baseline".to_owned(), safe_file_name(&baseline.name))
+        }
     };
     let hash = file::text_hash(&text);
-    let to = store.imported().join(format!("{folder}-{}", &hash[..HASH_DIGITS]));
+    let to = store.imported().join(format!("{folder}-{}", &hash[..IMPORT_HASH_DIGITS]));
     let to = to.join(format!("{name}.json"));
     if to.is_file() {
         imported.known += 1;
@@ -116,7 +122,7 @@ fn record(
 }
 
 /// The part of a name that is safe in a file name: the authors of records are not trusted.
-fn safe_name(name: &str) -> String {
+fn safe_file_name(name: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "_-".contains(c) { c } else { '_' };
     name.chars().take(MAX_NAME).map(safe).collect()
 }

@@ -17,8 +17,8 @@ use kernelgate::record::Provenance;
 /// Version of the tables.
 const VERSION: i64 = 2;
 /// Longest wait of a writer for another one, whose transactions take less than a second.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
-const TABLES: &str = "
+const SQLITE_WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+const CREATE_TABLES: &str = "
     CREATE TABLE folder(
         id INTEGER PRIMARY KEY, part TEXT NOT NULL, name TEXT NOT NULL, modified INTEGER NOT NULL,
         UNIQUE(part, name));
@@ -36,10 +36,10 @@ const TABLES: &str = "
     CREATE INDEX skipped_folder ON skipped(folder);";
 
 /// Name of a folder with records: the part of the store, and the folder's name.
-pub type FolderName = (String, String);
+pub type RunFolderName = (String, String);
 
 /// An open index.
-pub struct Index {
+pub struct HistoryIndex {
     path: PathBuf,
     connection: Connection,
     kept: bool,
@@ -81,9 +81,9 @@ pub struct Row {
 
 /// A process run in a folder, for retention.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FolderRun {
+pub struct IndexedFolderRun {
     /// Folder of the run's record.
-    pub folder: FolderName,
+    pub folder: RunFolderName,
     /// The group in which runs are counted: the bench of its package on its device.
     pub among: BenchOnDevice,
     /// Start of the run, milliseconds since 1970.
@@ -103,11 +103,11 @@ pub struct BenchOnDevice {
     pub card: String,
 }
 
-impl Index {
+impl HistoryIndex {
     /// Opens the index in a file. A file that cannot be used is renamed, so that its name shows the
     /// reason, and made anew. Without permission to write, the index is made in memory.
     pub fn open(path: &Path) -> Result<Self, HistoryError> {
-        match Self::usable(path) {
+        match Self::open_if_usable(path) {
             Ok(Some(index)) => return Ok(index),
             Ok(None) => {}
             Err(error) if is_write_error(&error) && !path.is_dir() => {
@@ -120,7 +120,7 @@ impl Index {
         let journal = path.with_extension("sqlite-journal");
         let _ = std::fs::remove_file(journal);
         let problem = || Self::problem(path, "it cannot be made");
-        let anew = Self::usable(path);
+        let anew = Self::open_if_usable(path);
         anew.map_err(|error| Self::problem(path, &error.to_string()))?.ok_or_else(problem)
     }
 
@@ -140,7 +140,7 @@ impl Index {
     }
 
     /// Returns `None` if the file is not an index, or one of another version.
-    fn usable(path: &Path) -> rusqlite::Result<Option<Self>> {
+    fn open_if_usable(path: &Path) -> rusqlite::Result<Option<Self>> {
         let connection = Connection::open(path)?;
         let index = Self { path: path.to_owned(), connection, kept: true };
         match index.prepare() {
@@ -156,14 +156,14 @@ impl Index {
     }
 
     fn prepare(&self) -> rusqlite::Result<bool> {
-        self.connection.busy_timeout(WRITE_TIMEOUT)?;
+        self.connection.busy_timeout(SQLITE_WRITE_TIMEOUT)?;
         let transaction =
             Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
         let version: i64 = transaction.query_row("PRAGMA user_version", [], |row| row.get(0))?;
         let tables: i64 =
             transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
         if tables == 0 {
-            transaction.execute_batch(TABLES)?;
+            transaction.execute_batch(CREATE_TABLES)?;
             transaction.pragma_update(None, "user_version", VERSION)?;
             transaction.commit()?;
             return Ok(true);
@@ -179,12 +179,12 @@ impl Index {
         HistoryError::Index { path: path.to_owned(), cause: cause.to_owned() }
     }
 
-    fn with_path<T>(&self, outcome: rusqlite::Result<T>) -> Result<T, HistoryError> {
+    fn with_index_path<T>(&self, outcome: rusqlite::Result<T>) -> Result<T, HistoryError> {
         outcome.map_err(|cause| Self::problem(&self.path, &cause.to_string()))
     }
 
     /// Recorded time of the last change of each folder in the index.
-    pub fn folders(&self) -> Result<BTreeMap<FolderName, i64>, HistoryError> {
+    pub fn folders(&self) -> Result<BTreeMap<RunFolderName, i64>, HistoryError> {
         let read = || {
             let mut statement =
                 self.connection.prepare("SELECT part, name, modified FROM folder")?;
@@ -193,7 +193,7 @@ impl Index {
             })?;
             rows.collect()
         };
-        self.with_path(read())
+        self.with_index_path(read())
     }
 
     /// Replaces the index entries of some folders, all or none of them; a folder without a time is
@@ -208,11 +208,11 @@ impl Index {
             transaction.commit()
         };
         let outcome = write(&mut self.connection);
-        self.with_path(outcome)
+        self.with_index_path(outcome)
     }
 
     /// Files without data for a history, with the reason.
-    pub fn skipped(&self) -> Result<Vec<(FolderName, String, String)>, HistoryError> {
+    pub fn skipped(&self) -> Result<Vec<(RunFolderName, String, String)>, HistoryError> {
         let read = || {
             let mut statement = self.connection.prepare(
                 "SELECT part, name, file, problem FROM skipped JOIN folder ON folder = folder.id
@@ -222,7 +222,7 @@ impl Index {
                 .query_map([], |row| Ok(((row.get(0)?, row.get(1)?), row.get(2)?, row.get(3)?)))?;
             rows.collect()
         };
-        self.with_path(read())
+        self.with_index_path(read())
     }
 
     /// Every name that a case has in the records.
@@ -231,7 +231,7 @@ impl Index {
             let mut statement = self.connection.prepare("SELECT name FROM named ORDER BY name")?;
             statement.query_map([], |row| row.get(0))?.collect()
         };
-        self.with_path(read())
+        self.with_index_path(read())
     }
 
     /// All times of the cases with a name.
@@ -259,7 +259,7 @@ impl Index {
             })?;
             rows.collect()
         };
-        self.with_path(read())
+        self.with_index_path(read())
     }
 
     /// Number of process runs of each package; those without a recorded package are absent.
@@ -270,18 +270,18 @@ impl Index {
             )?;
             statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
         };
-        self.with_path(read())
+        self.with_index_path(read())
     }
 
     /// Every process run with its folder.
-    pub fn folder_runs(&self) -> Result<Vec<FolderRun>, HistoryError> {
+    pub fn folder_runs(&self) -> Result<Vec<IndexedFolderRun>, HistoryError> {
         let read = || {
             let mut statement = self.connection.prepare(
                 "SELECT part, name, process, model, card, started, package
                  FROM run JOIN folder ON folder = folder.id",
             )?;
             let rows = statement.query_map([], |row| {
-                Ok(FolderRun {
+                Ok(IndexedFolderRun {
                     folder: (row.get(0)?, row.get(1)?),
                     among: BenchOnDevice {
                         process: row.get(2)?,
@@ -294,14 +294,14 @@ impl Index {
             })?;
             rows.collect()
         };
-        self.with_path(read())
+        self.with_index_path(read())
     }
 }
 
 /// A folder of records, as it was read.
 pub struct IndexedFolder {
     /// Name of the folder.
-    pub folder: FolderName,
+    pub folder: RunFolderName,
     /// Time of the last change, nanoseconds since 1970; `None` if the folder was removed.
     pub modified: Option<i64>,
     /// Process runs in the folder's files.
@@ -382,9 +382,9 @@ mod tests {
     fn an_index_that_may_be_read_only_is_known_before_anything_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("history.sqlite");
-        assert!(Index::open(&path).unwrap().is_kept());
+        assert!(HistoryIndex::open(&path).unwrap().is_kept());
         let connection = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY);
-        let index = Index { path, connection: connection.unwrap(), kept: true };
+        let index = HistoryIndex { path, connection: connection.unwrap(), kept: true };
         assert!(is_write_error(&index.prepare().unwrap_err()));
     }
 }

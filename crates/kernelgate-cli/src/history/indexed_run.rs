@@ -33,14 +33,14 @@ pub struct IndexedRun {
 }
 
 /// A file of the store.
-pub enum RecordFile {
+pub enum IndexedRecordFile {
     /// A record of one process.
     Run(Box<ProcessRun>),
     /// A baseline with several process runs.
     Baseline(Box<Baseline>),
 }
 
-impl RecordFile {
+impl IndexedRecordFile {
     /// Reads a file of either kind.
     pub fn read(path: &Path) -> Result<Self, String> {
         match file::read::<ProcessRun>(path) {
@@ -70,7 +70,7 @@ fn index_run(run: &ProcessRun) -> IndexedRun {
         cases: cases
             .map(|(id, case)| (id.clone(), (case.revision, CaseRun::from_case(case))))
             .collect(),
-        ..empty(run.key(), measured)
+        ..empty_indexed_run(run.key(), measured)
     }
 }
 
@@ -83,11 +83,11 @@ pub fn index_baseline(baseline: &Baseline) -> impl Iterator<Item = IndexedRun> {
             Some((id.clone(), (case.revision, case.runs.get(key)?.clone())))
         });
         let measured = (started, environment, provenance);
-        IndexedRun { package, cases: cases.collect(), ..empty(key.clone(), measured) }
+        IndexedRun { package, cases: cases.collect(), ..empty_indexed_run(key.clone(), measured) }
     })
 }
 
-fn empty(
+fn empty_indexed_run(
     key: String,
     (started, environment, provenance): (&String, &Environment, &Provenance),
 ) -> IndexedRun {

@@ -19,10 +19,10 @@ use std::path::{Path, PathBuf};
 use crate::compare::CompareError;
 use kernelgate::record::FileError;
 
-pub use index::Index;
+pub use index::HistoryIndex;
 pub use order::CommitOrder;
-pub use series::{CaseHistory, Query, histories};
-pub use store::{HistoryStore, Skipped};
+pub use series::{CaseHistory, HistoryQuery, case_histories};
+pub use store::{HistoryStore, SkippedRecordFile};
 
 /// The reason why a history cannot be shown.
 #[derive(Debug, thiserror::Error)]

@@ -3,21 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::HistoryError;
-use super::index::{FolderName, FolderRun};
-use super::indexed_run::RecordFile;
+use super::index::{IndexedFolderRun, RunFolderName};
+use super::indexed_run::IndexedRecordFile;
 use super::store::{HistoryStore, json_files};
 
 /// Removes the folders of records in which no process run is among the last `keep` of its bench,
 /// package and device, by the recorded start; returns how many folders. Files that are not records
 /// stay, and so do their folders. With `dry`, nothing is removed.
 pub fn prune(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize, HistoryError> {
-    let removed = dispensable(store.index()?.folder_runs()?, keep);
+    let removed = runs_to_prune(store.index()?.folder_runs()?, keep);
     if dry {
         return Ok(removed.len());
     }
     for folder in &removed {
         let path = store.path_of(folder);
-        for record in json_files(&path).iter().filter(|path| RecordFile::read(path).is_ok()) {
+        for record in json_files(&path).iter().filter(|path| IndexedRecordFile::read(path).is_ok())
+        {
             std::fs::remove_file(record)
                 .map_err(|cause| HistoryError::io("remove", record, cause))?;
         }
@@ -29,8 +30,8 @@ pub fn prune(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize, Hist
 }
 
 /// The folders without a run among the last ones.
-fn dispensable(runs: Vec<FolderRun>, keep: usize) -> BTreeSet<FolderName> {
-    let mut among: BTreeMap<_, Vec<(i64, FolderName)>> = BTreeMap::new();
+fn runs_to_prune(runs: Vec<IndexedFolderRun>, keep: usize) -> BTreeSet<RunFolderName> {
+    let mut among: BTreeMap<_, Vec<(i64, RunFolderName)>> = BTreeMap::new();
     let mut all = BTreeSet::new();
     for run in runs {
         all.insert(run.folder.clone());
@@ -53,7 +54,7 @@ mod tests {
 
     #[test]
     fn benches_of_two_packages_with_one_name_are_counted_apart() {
-        let run = |name: &str, package: &str, started_ms| FolderRun {
+        let run = |name: &str, package: &str, started_ms| IndexedFolderRun {
             folder: ("runs".to_owned(), name.to_owned()),
             among: BenchOnDevice {
                 package: Some(package.to_owned()),
@@ -64,13 +65,13 @@ mod tests {
             started_ms,
         };
         let runs = vec![run("old", "one", 1), run("other", "two", 2), run("new", "one", 3)];
-        let removed = dispensable(runs, 1);
+        let removed = runs_to_prune(runs, 1);
         assert_eq!(removed.into_iter().map(|(_, name)| name).collect::<Vec<_>>(), ["old"]);
     }
 
     #[test]
     fn the_last_of_each_bench_and_device_stay() {
-        let run = |name: &str, bench: &str, started_ms| FolderRun {
+        let run = |name: &str, bench: &str, started_ms| IndexedFolderRun {
             folder: ("runs".to_owned(), name.to_owned()),
             among: BenchOnDevice {
                 package: None,
@@ -88,7 +89,7 @@ mod tests {
             run("fourth", "c", 0),
         ];
         let names = |keep| -> Vec<String> {
-            dispensable(runs.clone(), keep).into_iter().map(|(_, name)| name).collect()
+            runs_to_prune(runs.clone(), keep).into_iter().map(|(_, name)| name).collect()
         };
         assert_eq!(names(1), ["second"]);
         assert_eq!(names(0), ["first", "fourth", "second", "third"]);

@@ -5,24 +5,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::HistoryError;
-use super::index::{Index, Row};
+use super::index::{HistoryIndex, Row};
 use super::order::CommitOrder;
 use kernelgate::harness::filter::Filter;
 use kernelgate::record::{Package, Provenance};
-use kernelgate::stats::change_points::LONGEST;
+use kernelgate::stats::change_points::MAX_SEQUENCE_VALUES;
 use kernelgate::stats::{change_points, median};
 
 /// Smallest relative change that is reported, as in `compare`'s threshold.
-pub const MIN_CHANGE: f64 = 0.01;
+pub const MIN_REPORTED_CHANGE: f64 = 0.01;
 /// Smallest relative noise of process medians, because they are rounded.
-const MIN_NOISE: f64 = 0.001;
+const MIN_RELATIVE_NOISE: f64 = 0.001;
 /// Number of runs by which a detected change may be off its commit: an outlier at the end of a
 /// commit's runs looks like a run of the next commit.
-const MAX_RUNS_OFF: usize = 2;
+const MAX_COMMIT_OFFSET_RUNS: usize = 2;
 
 /// Selects histories.
 #[derive(Debug)]
-pub struct Query<'a> {
+pub struct HistoryQuery<'a> {
     /// The package whose runs count, besides runs without a recorded package; absent for all
     /// packages.
     pub package: Option<&'a Package>,
@@ -119,7 +119,7 @@ pub struct Change {
 
 /// Key of the times that make one series.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct SeriesKey {
+struct CaseSeriesKey {
     model: String,
     card: Option<String>,
     revision: u32,
@@ -127,14 +127,14 @@ struct SeriesKey {
 }
 
 /// The histories in a store's index, by case, then device.
-pub fn histories(
-    index: &Index,
-    query: &Query<'_>,
+pub fn case_histories(
+    index: &HistoryIndex,
+    query: &HistoryQuery<'_>,
     order: &CommitOrder,
 ) -> Result<Vec<CaseHistory>, HistoryError> {
     let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in index.names()? {
-        let now = current_name(&name, query.renamed)?;
+        let now = current_case_name(&name, query.renamed)?;
         if query.cases.matches(&now) {
             names.entry(now).or_default().push(name);
         }
@@ -142,7 +142,7 @@ pub fn histories(
     let own = query.package.map(Package::to_string);
     let mut found = Vec::new();
     for (case, names) in names {
-        let mut series: BTreeMap<SeriesKey, Vec<Row>> = BTreeMap::new();
+        let mut series: BTreeMap<CaseSeriesKey, Vec<Row>> = BTreeMap::new();
         for name in &names {
             for row in index.rows(name)? {
                 // A run without a recorded package counts for the requested package.
@@ -151,12 +151,16 @@ pub fn histories(
                     continue;
                 }
                 let card = (!query.join_cards).then(|| row.card.clone());
-                let key =
-                    SeriesKey { model: row.model.clone(), card, revision: row.revision, package };
+                let key = CaseSeriesKey {
+                    model: row.model.clone(),
+                    card,
+                    revision: row.revision,
+                    package,
+                };
                 series.entry(key).or_default().push(row);
             }
         }
-        for (SeriesKey { model: fingerprint, card, revision, package }, rows) in series {
+        for (CaseSeriesKey { model: fingerprint, card, revision, package }, rows) in series {
             let history = CaseHistory {
                 case: case.clone(),
                 package,
@@ -178,7 +182,10 @@ pub fn histories(
 }
 
 /// The present name of a case after all its renames.
-fn current_name(name: &str, renamed: &BTreeMap<String, String>) -> Result<String, HistoryError> {
+fn current_case_name(
+    name: &str,
+    renamed: &BTreeMap<String, String>,
+) -> Result<String, HistoryError> {
     let mut now = name;
     for _ in 0..=renamed.len() {
         match renamed.get(now) {
@@ -190,7 +197,7 @@ fn current_name(name: &str, renamed: &BTreeMap<String, String>) -> Result<String
 }
 
 impl CaseHistory {
-    fn with(mut self, rows: Vec<Row>, query: &Query<'_>, order: &CommitOrder) -> Self {
+    fn with(mut self, rows: Vec<Row>, query: &HistoryQuery<'_>, order: &CommitOrder) -> Self {
         // The same process run may be in a run's record and in a baseline, under different keys.
         let same = |row: &Row| (row.started_ms, row.process.clone(), row.provenance.commit.clone());
         let mut rows: Vec<Row> = rows
@@ -219,12 +226,12 @@ impl CaseHistory {
         self
     }
 
-    fn find_changes(&mut self, query: &Query<'_>, order: &CommitOrder) {
+    fn find_changes(&mut self, query: &HistoryQuery<'_>, order: &CommitOrder) {
         let medians = self.points.iter().flat_map(|point| &point.runs_ns);
         let logarithms: Vec<f64> = medians.map(|ns| ns.ln()).collect();
-        self.not_searched = logarithms.len().saturating_sub(LONGEST);
+        self.not_searched = logarithms.len().saturating_sub(MAX_SEQUENCE_VALUES);
         let smallest = query.smallest.ln_1p();
-        let found = change_points(&logarithms[self.not_searched..], smallest, MIN_NOISE);
+        let found = change_points(&logarithms[self.not_searched..], smallest, MIN_RELATIVE_NOISE);
         // Index of the first run of each point.
         let mut begins = Vec::new();
         let mut count = 0;
@@ -235,7 +242,8 @@ impl CaseHistory {
         for change in found {
             let at = self.not_searched + change.at;
             let nearest = (1..begins.len()).min_by_key(|point| begins[*point].abs_diff(at));
-            let between = nearest.filter(|point| begins[*point].abs_diff(at) <= MAX_RUNS_OFF);
+            let between =
+                nearest.filter(|point| begins[*point].abs_diff(at) <= MAX_COMMIT_OFFSET_RUNS);
             let inside = begins.partition_point(|begin| *begin <= at).saturating_sub(1);
             let point = between.unwrap_or(inside);
             let before = &self.points[between.map_or(inside, |point| point - 1)];

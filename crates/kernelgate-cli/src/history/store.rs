@@ -5,21 +5,21 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::HistoryError;
-use super::index::{FolderName, Index, IndexedFolder};
-use super::indexed_run::{RecordFile, index_baseline, index_measurement};
+use super::index::{HistoryIndex, IndexedFolder, RunFolderName};
+use super::indexed_run::{IndexedRecordFile, index_baseline, index_measurement};
 use kernelgate::record::Measurement;
 
 /// Folder with records of bench processes.
 pub(super) const RUNS: &str = "runs";
 /// Folder with imported records, which never count as the last run of this machine.
-pub(super) const IMPORTED: &str = "imported";
+pub(super) const IMPORTED_FOLDER: &str = "imported";
 /// File of the index.
-const INDEX: &str = "history.sqlite";
+const INDEX_FILE: &str = "history.sqlite";
 /// Folders whose records are written to the index at once.
 const BATCH: usize = 500;
 /// A folder that was changed less than this ago may change again within one tick of its file
 /// system's clock: it is read again the next time.
-const CLOCK_TICK: Duration = Duration::from_secs(2);
+const FILE_CLOCK_TICK: Duration = Duration::from_secs(2);
 
 /// A folder of records with its index.
 #[derive(Debug, Clone)]
@@ -32,7 +32,7 @@ pub struct HistoryStore {
 
 /// A file that holds nothing for a history.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Skipped {
+pub struct SkippedRecordFile {
     /// The file.
     pub path: PathBuf,
     /// The reason.
@@ -53,7 +53,7 @@ impl HistoryStore {
 
     /// Whether a folder looks like a store.
     pub fn is_at(root: &Path) -> bool {
-        [RUNS, IMPORTED].iter().any(|part| root.join(part).is_dir())
+        [RUNS, IMPORTED_FOLDER].iter().any(|part| root.join(part).is_dir())
     }
 
     /// Folder of the store.
@@ -63,25 +63,25 @@ impl HistoryStore {
 
     /// Folder of imported records.
     pub fn imported(&self) -> PathBuf {
-        self.root.join(IMPORTED)
+        self.root.join(IMPORTED_FOLDER)
     }
 
     /// Path of a folder with records.
-    pub(super) fn path_of(&self, (part, name): &FolderName) -> PathBuf {
+    pub(super) fn path_of(&self, (part, name): &RunFolderName) -> PathBuf {
         if part == RUNS { self.runs.join(name) } else { self.root.join(part).join(name) }
     }
 
     /// The index, up to date: folders that are new, changed or removed since it was last used are
     /// read again.
-    pub fn index(&self) -> Result<Index, HistoryError> {
+    pub fn index(&self) -> Result<HistoryIndex, HistoryError> {
         std::fs::create_dir_all(&self.root)
             .map_err(|cause| HistoryError::io("make", &self.root, cause))?;
-        let mut index = Index::open(&self.root.join(INDEX))?;
+        let mut index = HistoryIndex::open(&self.root.join(INDEX_FILE))?;
         let indexed = index.folders()?;
         let there = self.folders()?;
         let mut changed: Vec<IndexedFolder> = Vec::new();
         for (folder, modified) in &there {
-            if indexed.get(folder) != Some(modified) || *modified == UNSETTLED {
+            if indexed.get(folder) != Some(modified) || *modified == UNSETTLED_TIME {
                 changed.push(self.read(folder, *modified));
             }
             if changed.len() == BATCH {
@@ -102,9 +102,9 @@ impl HistoryStore {
     }
 
     /// Files without data for a history.
-    pub fn skipped(&self, index: &Index) -> Result<Vec<Skipped>, HistoryError> {
+    pub fn skipped(&self, index: &HistoryIndex) -> Result<Vec<SkippedRecordFile>, HistoryError> {
         let skipped = index.skipped()?.into_iter();
-        let each = skipped.map(|(folder, file, problem)| Skipped {
+        let each = skipped.map(|(folder, file, problem)| SkippedRecordFile {
             path: self.path_of(&folder).join(file),
             problem,
         });
@@ -112,9 +112,9 @@ impl HistoryStore {
     }
 
     /// The folders on disk, with the time of their last change.
-    fn folders(&self) -> Result<BTreeMap<FolderName, i64>, HistoryError> {
+    fn folders(&self) -> Result<BTreeMap<RunFolderName, i64>, HistoryError> {
         let mut found = BTreeMap::new();
-        for (part, path) in [(RUNS, self.runs.clone()), (IMPORTED, self.imported())] {
+        for (part, path) in [(RUNS, self.runs.clone()), (IMPORTED_FOLDER, self.imported())] {
             let entries = match std::fs::read_dir(&path) {
                 Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => continue,
                 entries => entries.map_err(|cause| HistoryError::io("read", &path, cause))?,
@@ -133,7 +133,7 @@ impl HistoryStore {
         Ok(found)
     }
 
-    fn read(&self, folder: &FolderName, modified: i64) -> IndexedFolder {
+    fn read(&self, folder: &RunFolderName, modified: i64) -> IndexedFolder {
         let path = self.path_of(folder);
         let mut indexed = IndexedFolder {
             folder: folder.clone(),
@@ -143,9 +143,9 @@ impl HistoryStore {
         };
         let mut recorded = Vec::new();
         for file in json_files(&path) {
-            match RecordFile::read(&file) {
-                Ok(RecordFile::Run(run)) => recorded.push(*run),
-                Ok(RecordFile::Baseline(baseline)) => {
+            match IndexedRecordFile::read(&file) {
+                Ok(IndexedRecordFile::Run(run)) => recorded.push(*run),
+                Ok(IndexedRecordFile::Baseline(baseline)) => {
                     indexed.runs.extend(index_baseline(&baseline));
                 }
                 Err(problem) => {
@@ -161,14 +161,16 @@ impl HistoryStore {
 }
 
 /// Time that marks a folder whose next change may not show in its time.
-const UNSETTLED: i64 = 0;
+const UNSETTLED_TIME: i64 = 0;
 
 fn settled(modified: Option<SystemTime>) -> i64 {
-    let Some(modified) = modified else { return UNSETTLED };
+    let Some(modified) = modified else { return UNSETTLED_TIME };
     match (modified.elapsed(), modified.duration_since(UNIX_EPOCH)) {
-        (Ok(ago), Ok(since)) if ago > CLOCK_TICK => i64::try_from(since.as_nanos()).unwrap_or(0),
+        (Ok(ago), Ok(since)) if ago > FILE_CLOCK_TICK => {
+            i64::try_from(since.as_nanos()).unwrap_or(0)
+        }
         // Changed just now, or in the future because the clock went backwards.
-        _ => UNSETTLED,
+        _ => UNSETTLED_TIME,
     }
 }
 

@@ -15,7 +15,7 @@ use kernelgate::stats;
 use kernelgate::verify::Errors;
 use kernelgate::workload::SampleUnit;
 
-pub use ids::Axes;
+pub use ids::ProblemAxes;
 
 use crate::report::utilization::ModelUtilization;
 
@@ -52,7 +52,7 @@ pub struct Case {
     /// The problem's part of the id.
     pub problem: String,
     /// The problem's axes.
-    pub axes: Axes,
+    pub axes: ProblemAxes,
     /// The implementation.
     pub implementation: String,
     /// State of the caches: "hot" or "cold".
@@ -106,7 +106,7 @@ pub struct PeerTime {
 
 impl Case {
     /// Id of the problem, including its workload.
-    fn whole_problem(&self) -> String {
+    fn problem_with_workload(&self) -> String {
         format!("{}/{}", self.workload, self.problem)
     }
 }
@@ -118,7 +118,7 @@ impl Measured {
         if case.cache != "hot" {
             return Vec::new();
         }
-        let problem = case.whole_problem();
+        let problem = case.problem_with_workload();
         let of_problem = self.peers.iter().filter(|time| time.problem == problem);
         let by_name: BTreeMap<&str, &PeerTime> =
             of_problem.map(|time| (&*time.peer, time)).collect();
@@ -128,7 +128,7 @@ impl Measured {
     }
 
     /// Removes cases whose id is not to be shown, also those without a time.
-    pub fn retain(&mut self, shows: impl Fn(&str) -> bool) {
+    pub fn retain_cases(&mut self, shows: impl Fn(&str) -> bool) {
         self.cases.retain(|case| shows(&case.id));
         self.failed.retain(|id, _| shows(id));
         self.skipped.values_mut().for_each(|ids| ids.retain(|id| shows(id)));
@@ -137,7 +137,8 @@ impl Measured {
 
     /// Problems of peers' times for which there is no case.
     pub fn peers_without_case(&self) -> Vec<&str> {
-        let problems: BTreeSet<String> = self.cases.iter().map(Case::whole_problem).collect();
+        let problems: BTreeSet<String> =
+            self.cases.iter().map(Case::problem_with_workload).collect();
         let of_none = self.peers.iter().filter(|time| !problems.contains(&time.problem));
         of_none.map(|time| &*time.problem).collect()
     }
@@ -159,12 +160,12 @@ impl Measured {
 
 impl Case {
     /// Median over the process runs, nanoseconds a launch.
-    pub fn time_ns(&self) -> f64 {
+    pub fn median_time_ns(&self) -> f64 {
         stats::median(&self.medians_ns)
     }
 
     /// Smallest and greatest median of the process runs.
-    pub fn range_ns(&self) -> (f64, f64) {
+    pub fn median_range_ns(&self) -> (f64, f64) {
         let ends =
             |fold: fn(f64, f64) -> f64, from| self.medians_ns.iter().copied().fold(from, fold);
         (ends(f64::min, f64::INFINITY), ends(f64::max, 0.0))
@@ -192,28 +193,28 @@ impl Case {
 
     /// The limit over its time, a fraction of the measured roofline.
     pub fn fraction_of_limit(&self) -> Option<f64> {
-        self.limit.as_ref().map(|limit| limit.fraction(self.time_ns()))
+        self.limit.as_ref().map(|limit| limit.fraction(self.median_time_ns()))
     }
 }
 
 /// The reason why records cannot be on one page.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("the records are of different devices ({}): give those of one", .0.join(", "))]
-pub struct SeveralDevices(pub Vec<String>);
+pub struct SeveralDevicesError(pub Vec<String>);
 
 /// Runs of a case while they are collected.
 #[derive(Default)]
-struct GatheredRuns {
+struct CollectedCaseRuns {
     template: Option<Case>,
     runs: Vec<CaseRun>,
 }
 
 /// Collects records.
 #[derive(Default)]
-struct Gatherer {
+struct RecordCollector {
     sources: Vec<Source>,
     limits: Vec<Limits>,
-    cases: BTreeMap<String, GatheredRuns>,
+    cases: BTreeMap<String, CollectedCaseRuns>,
     skipped: BTreeMap<String, String>,
     failed: BTreeMap<String, String>,
 }
@@ -232,8 +233,8 @@ impl Measured {
     pub fn new(
         measurements: &[Measurement],
         baselines: &[Baseline],
-    ) -> Result<Self, SeveralDevices> {
-        let mut all = Gatherer::default();
+    ) -> Result<Self, SeveralDevicesError> {
+        let mut all = RecordCollector::default();
         baselines.iter().for_each(|baseline| all.add_baseline(baseline));
         for run in measurements.iter().flat_map(Measurement::runs) {
             all.add_run(run, baselines.iter().any(|baseline| baseline.has(run)));
@@ -241,13 +242,13 @@ impl Measured {
         let devices: BTreeSet<&str> =
             all.sources.iter().map(|source| &*source.environment.device_name).collect();
         if devices.len() > 1 {
-            return Err(SeveralDevices(devices.into_iter().map(str::to_owned).collect()));
+            return Err(SeveralDevicesError(devices.into_iter().map(str::to_owned).collect()));
         }
         Ok(all.finish())
     }
 }
 
-impl Gatherer {
+impl RecordCollector {
     fn add_run(&mut self, run: &ProcessRun, is_known: bool) {
         if !is_known {
             self.sources.push(Source {
@@ -264,7 +265,7 @@ impl Gatherer {
                 gathered.runs.push(CaseRun::from_case(case));
             }
             // The records of later runs take precedence.
-            gathered.template = Some(template(id, case));
+            gathered.template = Some(case_without_times(id, case));
         }
         self.skipped.extend(run.skipped.clone());
         self.failed.extend(run.failed.clone());
@@ -292,7 +293,7 @@ impl Gatherer {
             gathered.template = Some(Case {
                 id: id.clone(),
                 workload: case.workload.clone(),
-                axes: Axes::from_problem(parts.problem),
+                axes: ProblemAxes::from_problem(parts.problem),
                 problem: parts.problem.to_owned(),
                 implementation: parts.implementation.to_owned(),
                 cache: parts.cache.to_owned(),
@@ -316,11 +317,11 @@ impl Gatherer {
         let facts = facts(&self.sources);
         let device = self.sources.first().map(|source| source.environment.device_name.clone());
         let mut cases: Vec<Case> =
-            self.cases.into_values().filter_map(GatheredRuns::finish).collect();
+            self.cases.into_values().filter_map(CollectedCaseRuns::finish).collect();
         cases.sort_by(|a, b| {
             (&a.workload, natural(&a.problem), b.cache == "hot")
                 .cmp(&(&b.workload, natural(&b.problem), a.cache == "hot"))
-                .then(a.time_ns().total_cmp(&b.time_ns()))
+                .then(a.median_time_ns().total_cmp(&b.median_time_ns()))
         });
         let mut last: Option<(String, String, String)> = None;
         for case in &mut cases {
@@ -339,7 +340,7 @@ impl Gatherer {
         let device = device.unwrap_or_default();
         let fingerprints =
             self.sources.iter().map(|source| source.environment.fingerprint()).collect();
-        let colours = colours(&cases);
+        let colours = colours_of_rows(&cases);
         Measured {
             device,
             fingerprints,
@@ -355,7 +356,7 @@ impl Gatherer {
 }
 
 // Colours follow the order of the names, so that a chart does not depend on other measured rows.
-fn colours(cases: &[Case]) -> BTreeMap<(String, String), usize> {
+fn colours_of_rows(cases: &[Case]) -> BTreeMap<(String, String), usize> {
     let names: BTreeSet<(&String, &String)> =
         cases.iter().map(|case| (&case.workload, &case.implementation)).collect();
     let names: Vec<(&String, &String)> = names.into_iter().collect();
@@ -363,7 +364,7 @@ fn colours(cases: &[Case]) -> BTreeMap<(String, String), usize> {
     of_workload.map(|(i, (workload, name))| (((*workload).clone(), (*name).clone()), i)).collect()
 }
 
-impl GatheredRuns {
+impl CollectedCaseRuns {
     fn finish(self) -> Option<Case> {
         let middle = |number: fn(&CaseRun) -> Option<f64>| {
             let numbers: Vec<f64> = self.runs.iter().filter_map(number).collect();
@@ -382,11 +383,11 @@ impl GatheredRuns {
 }
 
 /// A case without its times.
-fn template(id: &str, case: &CaseRecord) -> Case {
+fn case_without_times(id: &str, case: &CaseRecord) -> Case {
     let parts = ids::Parts::parse(id, &case.workload);
     let axes = match case.problem.is_empty() {
-        true => Axes::from_problem(parts.problem),
-        false => Axes::from_record(&case.problem),
+        true => ProblemAxes::from_problem(parts.problem),
+        false => ProblemAxes::from_record(&case.problem),
     };
     Case {
         id: id.to_owned(),
@@ -506,7 +507,7 @@ mod tests {
             ]
         );
         let first = &measured.cases[0];
-        assert_eq!((first.time_ns(), first.range_ns()), (110.0, (100.0, 120.0)));
+        assert_eq!((first.median_time_ns(), first.median_range_ns()), (110.0, (100.0, 120.0)));
         assert_eq!(first.axes.numbers["n"], 512);
     }
 
@@ -534,7 +535,7 @@ mod tests {
         case.work.flops.insert("matmul bf16".to_owned(), 400_000_000_000);
         case.computed_samples = Some(64);
         let measured = Measured::new(&Measurement::split([network]), &[]).unwrap();
-        let of_case = |case: &Case| measured.utilization(case, case.time_ns());
+        let of_case = |case: &Case| measured.utilization(case, case.median_time_ns());
         let network = of_case(&measured.cases[0]).unwrap();
         assert_eq!(network.of_measured, Some(0.5));
         assert!(network.of_published.is_some_and(|share| (share - 400.0 / 989.4).abs() < 1e-9));

@@ -2,17 +2,20 @@
 
 use maud::{Markup, html};
 
-use super::charts::{Figure, Gallery};
+use super::charts::{ChartFigure, ChartGallery};
 use super::shell::{self, Section};
-use crate::plot::{Axis, Body, Chart, Heat, PlotError, Quantity, Row, RowMark, Rows, ScaleKind};
+use crate::plot::{
+    Axis, ChartBody, ChartRowMark, ChartWithTitle, HeatMap, PlotError, PlottedUnit, Row, Rows,
+    ScaleKind,
+};
 use kernelgate::display::{bytes, time};
-use kernelgate_trace::diagnose::Severity;
-use kernelgate_trace::diagnose::ranks::{CollectiveSum, Job, RankSum};
+use kernelgate_trace::diagnose::FindingSeverity;
+use kernelgate_trace::diagnose::ranks::{CollectiveKindSum, Job, RankCollectiveSum};
 
 /// Largest number of ranks with a bar; the table has all of them.
-const MAX_BARS: usize = 64;
+const MAX_RANK_BARS: usize = 64;
 /// Largest number of ranks for which waiting is drawn for each pair.
-const MAX_PAIRED_RANKS: usize = 12;
+const MAX_RANKS_IN_PAIR_TABLE: usize = 12;
 /// Largest number of kinds and sizes of collectives with a bar.
 const MAX_KINDS: usize = 16;
 
@@ -38,7 +41,8 @@ pub fn sections_of(
     anchor: &'static str,
     title: &'static str,
 ) -> Result<Vec<Section>, PlotError> {
-    let drawn = |figures: Vec<Figure>| shell::gallery(&Gallery { figures, left_out: 0 });
+    let drawn =
+        |figures: Vec<ChartFigure>| shell::chart_gallery(&ChartGallery { figures, left_out: 0 });
     let mut sections = Vec::new();
     if !job.ranks.is_empty() {
         let charts = drawn(vec![accounts(job)])?;
@@ -81,14 +85,16 @@ fn problems(job: &Job) -> Markup {
 }
 
 fn findings(job: &Job) -> Markup {
-    let stragglers = job.stragglers();
-    let severity = |rank: &RankSum| Severity::from_saving(rank.delayed_ns, job.span_ns).label();
+    let stragglers = job.straggler_ranks();
+    let severity = |rank: &RankCollectiveSum| {
+        FindingSeverity::severity_of_saving(rank.delayed_ns, job.span_ns).label()
+    };
     html! {
         @for rank in &stragglers {
             h3 class={ "finding " (severity(rank)) } {
                 (severity(rank)) ": straggler " (shell::printable(&rank.name))
             }
-            p { (shell::printable(&job.lateness(rank))) "." }
+            p { (shell::printable(&job.straggler_sentence(rank))) "." }
         }
         @match (job.joined, stragglers.is_empty()) {
             (0, _) => p {
@@ -101,7 +107,7 @@ fn findings(job: &Job) -> Markup {
             },
             (_, false) => {}
         }
-        @if let Some((least, most)) = job.exposed_shares() {
+        @if let Some((least, most)) = job.exposed_share_range() {
             p {
                 "Exposed communication: "
                 (format!("{:.1} to {:.1} %", least * 100.0, most * 100.0))
@@ -111,12 +117,12 @@ fn findings(job: &Job) -> Markup {
     }
 }
 
-fn rows(title: &str, subtitle: String, legend: &[&str], rows: Vec<Row>) -> Chart {
-    Chart {
+fn rows(title: &str, subtitle: String, legend: &[&str], rows: Vec<Row>) -> ChartWithTitle {
+    ChartWithTitle {
         title: title.to_owned(),
         subtitle,
-        body: Body::Rows(Rows {
-            axis: Axis::new("time", Quantity::Time, ScaleKind::FromZero),
+        body: ChartBody::Rows(Rows {
+            axis: Axis::new("time", PlottedUnit::Time, ScaleKind::FromZero),
             legend: legend.iter().map(|&name| name.to_owned()).collect(),
             rows,
             origin: None,
@@ -129,7 +135,7 @@ fn stacked(label: String, value: String, parts: &[i64]) -> Row {
     let mut at = 0;
     let mut marks = Vec::new();
     for (colour, &ns) in parts.iter().enumerate().filter(|(_, ns)| **ns > 0) {
-        marks.push(RowMark::Span(at as f64, (at + ns) as f64, colour));
+        marks.push(ChartRowMark::Span(at as f64, (at + ns) as f64, colour));
         at += ns;
     }
     Row { label, value, marks }
@@ -137,14 +143,14 @@ fn stacked(label: String, value: String, parts: &[i64]) -> Row {
 
 /// A note on ranks without a bar.
 fn more(count: usize) -> String {
-    match count.saturating_sub(MAX_BARS) {
+    match count.saturating_sub(MAX_RANK_BARS) {
         0 => String::new(),
         more => format!("; {more} more ranks are in the table"),
     }
 }
 
-fn accounts(job: &Job) -> Figure {
-    let row = |of: &RankSum| {
+fn accounts(job: &Job) -> ChartFigure {
+    let row = |of: &RankCollectiveSum| {
         let times = &of.times;
         let parts = [
             times.compute_ns - times.hidden_ns,
@@ -159,55 +165,56 @@ fn accounts(job: &Job) -> Figure {
         ["compute", "compute beside communication", "exposed communication", "copies", "idle"];
     let subtitle =
         format!("while all ranks were recorded; parts of a rank add up{}", more(job.ranks.len()));
-    let bars = job.ranks.iter().take(MAX_BARS).map(row).collect();
-    Figure::new(&["ranks"], rows("Time of each rank", subtitle, &legend, bars))
+    let bars = job.ranks.iter().take(MAX_RANK_BARS).map(row).collect();
+    ChartFigure::new(&["ranks"], rows("Time of each rank", subtitle, &legend, bars))
 }
 
-fn lateness(job: &Job) -> Figure {
-    let row = |of: &RankSum| {
+fn lateness(job: &Job) -> ChartFigure {
+    let row = |of: &RankCollectiveSum| {
         let value = format!("{}, {}", time(of.waited_ns as f64), time(of.delayed_ns as f64));
         stacked(of.name.clone(), value, &[of.waited_ns, of.delayed_ns])
     };
-    let bars = job.ranks.iter().take(MAX_BARS).map(row).collect();
+    let bars = job.ranks.iter().take(MAX_RANK_BARS).map(row).collect();
     let subtitle = format!(
         "inside collectives, until the last rank arrives; a straggler delays and does not wait{}",
         more(job.ranks.len())
     );
     let legend = ["waits for others", "delays others alone"];
-    Figure::new(&["waiting"], rows("Waiting between ranks", subtitle, &legend, bars))
+    ChartFigure::new(&["waiting"], rows("Waiting between ranks", subtitle, &legend, bars))
 }
 
 /// Waiting of each rank for each other one.
-fn pairs(job: &Job) -> Option<Figure> {
+fn pairs(job: &Job) -> Option<ChartFigure> {
     let names: Vec<String> = job.ranks.iter().map(|of| of.name.clone()).collect();
     let some = job.waits.iter().flatten().any(|&ns| ns > 0);
-    let chart = Chart {
+    let chart = ChartWithTitle {
         title: "Who waits for whom".to_owned(),
         subtitle: "time that one rank waits for the last one".to_owned(),
-        body: Body::Heat(Heat {
+        body: ChartBody::Heat(HeatMap {
             columns: names.clone(),
             rows: names,
             cells: job.waits.iter().map(|of| of.iter().map(wait).collect()).collect(),
-            quantity: Quantity::Time,
+            quantity: PlottedUnit::Time,
             names: ("the last rank".to_owned(), "the rank that waits".to_owned()),
         }),
     };
-    (some && job.ranks.len() <= MAX_PAIRED_RANKS).then(|| Figure::new(&["pairs"], chart))
+    (some && job.ranks.len() <= MAX_RANKS_IN_PAIR_TABLE)
+        .then(|| ChartFigure::new(&["pairs"], chart))
 }
 
 fn wait(ns: &i64) -> Option<f64> {
     (*ns > 0).then_some(*ns as f64)
 }
 
-fn kind(of: &CollectiveSum) -> String {
+fn kind(of: &CollectiveKindSum) -> String {
     match of.bytes {
         0 => of.collective.label().to_owned(),
         size => format!("{}, {}", of.collective.label(), bytes(size)),
     }
 }
 
-fn transfers(job: &Job) -> Figure {
-    let row = |of: &CollectiveSum| {
+fn transfers(job: &Job) -> ChartFigure {
+    let row = |of: &CollectiveKindSum| {
         let value = format!("{} x", of.count);
         stacked(kind(of), value, &[of.transfer_ns, of.skew_ns])
     };
@@ -216,7 +223,7 @@ fn transfers(job: &Job) -> Figure {
     let subtitle = format!("skew is the mean time of a rank until the last one arrives{more}");
     let bars = job.collectives.iter().take(MAX_KINDS).map(row).collect();
     let legend = ["transfer", "skew"];
-    Figure::new(&["collectives"], rows("Transfer and skew", subtitle, &legend, bars))
+    ChartFigure::new(&["collectives"], rows("Transfer and skew", subtitle, &legend, bars))
 }
 
 fn ranks(job: &Job) -> Markup {
@@ -256,7 +263,7 @@ fn ranks(job: &Job) -> Markup {
 }
 
 fn collectives(job: &Job) -> Markup {
-    let line = |of: &CollectiveSum| {
+    let line = |of: &CollectiveKindSum| {
         let bus = match (of.bus, job.link) {
             (Some(bus), Some((link, _))) => {
                 format!("{bus:.1} GB/s ({:.0} % of the link)", bus / link * 100.0)

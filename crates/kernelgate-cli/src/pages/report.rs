@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use maud::{Markup, html};
 
-use super::charts::{self, Figure, Gallery};
+use super::charts::{self, ChartFigure, ChartGallery};
 use super::measured::{Case, Measured};
-use super::results::{NETWORK, network_cells, peaks};
+use super::results::{NETWORK_COLUMNS, network_cells, peaks};
 use super::shell::{self, Section};
 use super::verdict;
 use crate::history::CaseHistory;
@@ -14,20 +14,20 @@ use crate::plot::PlotError;
 use crate::report;
 use crate::report::summary::VerdictSummary;
 use kernelgate::display::{counted, joules, rate, time};
-use kernelgate::stats::half_range;
+use kernelgate::stats::relative_half_range;
 
 /// Contents of a page.
-pub struct Content<'a> {
+pub struct ReportContent<'a> {
     /// The measurements.
     pub measured: &'a Measured,
     /// Times over commits, if a store has them.
-    pub history: Option<&'a OverCommits>,
+    pub history: Option<&'a CommitHistories>,
     /// The verdict against a baseline, if one was requested.
     pub verdict: Option<&'a VerdictSummary>,
 }
 
 /// Times of the page's cases over commits.
-pub struct OverCommits {
+pub struct CommitHistories {
     /// Histories by case and device.
     pub histories: Vec<CaseHistory>,
     /// How commits were put in order, in words.
@@ -39,28 +39,30 @@ pub struct ReportPage {
     /// HTML.
     pub html: String,
     /// Charts, which are also written as files of their own.
-    pub figures: Vec<Figure>,
+    pub figures: Vec<ChartFigure>,
 }
 
 /// Largest number of ids that are listed for one reason.
 const MAX_IDS: usize = 200;
 
 /// Makes the page.
-pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
+pub fn page(content: &ReportContent<'_>) -> Result<ReportPage, PlotError> {
     let measured = content.measured;
-    let roofline =
-        Gallery { figures: charts::roofline(measured).into_iter().collect(), left_out: 0 };
+    let roofline = ChartGallery {
+        figures: charts::roofline_figure(measured).into_iter().collect(),
+        left_out: 0,
+    };
     let verdict = content.verdict.and_then(verdict::changes);
     let kinds = [
         (
             "ladders",
             "Ladders",
             "The implementations of a problem, the slowest first.",
-            charts::ladders(measured),
+            charts::ladder_charts(measured),
         ),
-        ("peers", "Peers", PEERS, charts::peers(&measured.peers)),
-        ("curves", "Over each axis", CURVES, charts::curves(measured)),
-        ("roofline", "Roofline", ROOFLINE, roofline),
+        ("peers", "Peers", PEERS_CHART_NOTE, charts::peers(&measured.peers)),
+        ("curves", "Over each axis", CURVES_CHART_NOTE, charts::curves(measured)),
+        ("roofline", "Roofline", ROOFLINE_CHART_NOTE, roofline),
         (
             "maps",
             "Over several axes",
@@ -68,20 +70,20 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
             charts::heat(measured),
         ),
         ("caches", "Hot and cold caches", CACHES, charts::caches(measured)),
-        ("errors", "Errors beside speed", ERRORS, charts::errors(measured)),
-        ("runs", "Process runs", RUNS, charts::distributions(measured)),
+        ("errors", "Errors beside speed", ERRORS_CHART_NOTE, charts::errors(measured)),
+        ("runs", "Process runs", RUNS_CHART_NOTE, charts::run_distributions(measured)),
     ];
     let mut sections = Vec::new();
     if let Some(summary) = content.verdict {
-        sections.push(Section::new("verdicts", "Verdicts", verdict::section(summary)?));
+        sections.push(Section::new("verdicts", "Verdicts", verdict::verdict_section(summary)?));
     }
-    sections.push(Section::new("workloads", "Workloads", workloads(&measured.cases)));
-    let mut figures: Vec<Figure> = verdict.into_iter().collect();
+    sections.push(Section::new("workloads", "Workloads", workload_sections(&measured.cases)));
+    let mut figures: Vec<ChartFigure> = verdict.into_iter().collect();
     for (anchor, title, about, gallery) in kinds {
         if gallery.figures.is_empty() {
             continue;
         }
-        let drawn = shell::gallery(&gallery)?;
+        let drawn = shell::chart_gallery(&gallery)?;
         let body = html! { @if !about.is_empty() { p class="note" { (about) } } (drawn) };
         sections.push(Section::new(anchor, title, body));
         figures.extend(gallery.figures);
@@ -96,16 +98,16 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
         sections.push(Section::new("not-measured", "Not measured", not_measured(measured)));
     }
     sections.push(Section::new("environment", "Environment", shell::facts(&measured.facts)));
-    sections.push(Section::new("glossary", "Glossary", glossary()));
+    sections.push(Section::new("glossary", "Glossary", glossary_section()));
     let title = format!("kernelgate: {}", measured.device);
     let html = shell::page(&title, &lead(measured), &sections);
-    name_apart(&mut figures);
+    make_file_names_unique(&mut figures);
     Ok(ReportPage { html, figures })
 }
 
 /// Numbers names of files that several figures share, because characters of ids may be lost in
 /// them.
-fn name_apart(figures: &mut [Figure]) {
+fn make_file_names_unique(figures: &mut [ChartFigure]) {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     for figure in figures {
         let count = seen.entry(figure.name.clone()).or_default();
@@ -116,21 +118,21 @@ fn name_apart(figures: &mut [Figure]) {
     }
 }
 
-const CURVES: &str = "A point is the median of the process runs, its bar their range. The limit is what \
+const CURVES_CHART_NOTE: &str = "A point is the median of the process runs, its bar their range. The limit is what \
                       the measured ceilings of the device allow for the declared work.";
-const ROOFLINE: &str = "Declared operations over declared bytes; operations of GEMMs where there are \
+const ROOFLINE_CHART_NOTE: &str = "Declared operations over declared bytes; operations of GEMMs where there are \
                         any, else all.";
 
 const CACHES: &str = "Each implementation against itself: how much longer a launch takes after caches \
                       were filled with other data. It may take less: they were filled by reads, and \
                       nothing in them has to be written back first, as after a launch.";
-const PEERS: &str = "The same problems by other programs on the same device.";
-const ERRORS: &str = "Each point is a case: fast and exact is at the bottom left.";
-const RUNS: &str = "How much the time differs from one process to the next. A difference between two \
+const PEERS_CHART_NOTE: &str = "The same problems by other programs on the same device.";
+const ERRORS_CHART_NOTE: &str = "Each point is a case: fast and exact is at the bottom left.";
+const RUNS_CHART_NOTE: &str = "How much the time differs from one process to the next. A difference between two \
                     builds that is smaller than this may be chance.";
 
 /// Terms of the page.
-const GLOSSARY: [(&str, &str); 9] = [
+const GLOSSARY_ENTRIES: [(&str, &str); 9] = [
     ("workload", "A computation with one mathematical definition, such as attention/forward."),
     (
         "problem",
@@ -162,9 +164,9 @@ const GLOSSARY: [(&str, &str); 9] = [
     ),
 ];
 
-fn glossary() -> Markup {
+fn glossary_section() -> Markup {
     html! {
-        dl class="words" { @for (word, meaning) in GLOSSARY { div { dt { (word) } dd { (meaning) } } } }
+        dl class="words" { @for (word, meaning) in GLOSSARY_ENTRIES { div { dt { (word) } dd { (meaning) } } } }
         p class="note" { "In the tables the fastest implementation of each problem is green." }
     }
 }
@@ -194,23 +196,23 @@ fn lead(measured: &Measured) -> Markup {
 }
 
 /// Charts of cases with changes, and a line for every case.
-fn over_commits(history: &OverCommits, drawn: &Gallery) -> Result<Markup, PlotError> {
+fn over_commits(history: &CommitHistories, drawn: &ChartGallery) -> Result<Markup, PlotError> {
     let joined = history.histories.iter().any(|history| history.card.is_none());
     Ok(html! {
         p class="note" { "The level is the median of the process runs between two changes; "
             (history.order) "."
             @if joined { " All cards of a model are taken for one: a change may be the card's." } }
-        (shell::gallery(drawn)?)
+        (shell::chart_gallery(drawn)?)
         @for (device, table) in report::history::tables(&history.histories) {
             h3 { (shell::printable(&device)) }
-            (shell::terminal_table(&table))
+            (shell::table_from_terminal(&table))
         }
     })
 }
 
 /// A line for each workload: the fastest implementations of its problems, with hot caches if they
 /// were timed so.
-fn workloads(cases: &[Case]) -> Markup {
+fn workload_sections(cases: &[Case]) -> Markup {
     let header = ["workload", "problems", "fastest", "time", "of limit", "speed-up"];
     let row = |workload: &[Case]| -> Vec<String> {
         let hot = workload.iter().any(|case| case.cache == "hot");
@@ -219,7 +221,7 @@ fn workloads(cases: &[Case]) -> Markup {
         let best: Vec<&Case> = cases.iter().copied().filter(|case| case.best).collect();
         let slowest_ns = |problem: &str| {
             let same = cases.iter().filter(|case| case.problem == problem);
-            same.map(|case| case.time_ns()).fold(0.0, f64::max)
+            same.map(|case| case.median_time_ns()).fold(0.0, f64::max)
         };
         let mut wins: BTreeMap<&str, usize> = BTreeMap::new();
         for case in &best {
@@ -230,12 +232,12 @@ fn workloads(cases: &[Case]) -> Markup {
             Some((name, wins)) => format!("{name}, in {wins} of {}", best.len()),
             None => "-".to_owned(),
         };
-        let speedups = best.iter().map(|case| slowest_ns(&case.problem) / case.time_ns());
+        let speedups = best.iter().map(|case| slowest_ns(&case.problem) / case.median_time_ns());
         vec![
             workload[0].workload.clone(),
             best.len().to_string(),
             fastest,
-            range(best.iter().map(|case| case.time_ns()), time),
+            range(best.iter().map(|case| case.median_time_ns()), time),
             range(best.iter().filter_map(|case| case.fraction_of_limit()), |it| {
                 format!("{:.0}%", 100.0 * it)
             }),
@@ -281,17 +283,17 @@ fn cases(measured: &Measured) -> Markup {
     header.extend(with_energy.then_some("energy"));
     let with_networks = cases.iter().any(|case| measured.utilization(case, 1.0).is_some());
     if with_networks {
-        header.extend(NETWORK);
+        header.extend(NETWORK_COLUMNS);
     }
     let row = |case: &Case| -> Vec<String> {
-        let elapsed_ns = case.time_ns();
+        let elapsed_ns = case.median_time_ns();
         let dash = || "-".to_owned();
         let several = case.medians_ns.len() > 1;
         let mut cells = vec![
             case.id.clone(),
             time(elapsed_ns),
             if several {
-                format!("±{:.2}%", 100.0 * half_range(&case.medians_ns))
+                format!("±{:.2}%", 100.0 * relative_half_range(&case.medians_ns))
             } else {
                 dash()
             },
@@ -318,7 +320,7 @@ fn cases(measured: &Measured) -> Markup {
     html! {
         @if with_networks { p class="note" { (peaks(measured)) } }
         @for workload in cases.chunk_by(|a, b| a.workload == b.workload) {
-            @let (header, rows, common) = narrowed(&header, workload.iter().map(row).collect());
+            @let (header, rows, common) = without_constant_columns(&header, workload.iter().map(row).collect());
             h3 { (shell::printable(&workload[0].workload)) }
             @if !common.is_empty() { p class="note" { "All cases: " (common.join(", ")) } }
             (shell::table(&header, &rows, |i| workload[i].best))
@@ -328,7 +330,7 @@ fn cases(measured: &Measured) -> Markup {
 
 /// A table without the columns that are empty or the same in every row, and the values of the
 /// latter: "runs 5".
-fn narrowed<'a>(
+fn without_constant_columns<'a>(
     header: &[&'a str],
     mut rows: Vec<Vec<String>>,
 ) -> (Vec<&'a str>, Vec<Vec<String>>, Vec<String>) {
@@ -370,7 +372,7 @@ fn not_measured(measured: &Measured) -> Markup {
 
 #[cfg(test)]
 mod tests {
-    use super::narrowed;
+    use super::without_constant_columns;
 
     #[test]
     fn columns_that_are_empty_or_constant_are_not_in_the_table() {
@@ -378,11 +380,11 @@ mod tests {
         let row = |cells: [&str; 5]| cells.map(str::to_owned).to_vec();
         let one = row(["a", "1 ms", "steady", "1 GB/s", "-"]);
         let two = row(["b", "1 ms", "steady", "2 GB/s", "-"]);
-        let (titles, rows, common) = narrowed(&header, vec![one.clone(), two]);
+        let (titles, rows, common) = without_constant_columns(&header, vec![one.clone(), two]);
         assert_eq!(titles, ["case", "time", "rate"]);
         assert_eq!(rows, [["a", "1 ms", "1 GB/s"], ["b", "1 ms", "2 GB/s"]]);
         assert_eq!(common, ["power steady"]);
-        let (titles, _, common) = narrowed(&header, vec![one]);
+        let (titles, _, common) = without_constant_columns(&header, vec![one]);
         assert_eq!((titles.len(), common.len()), (4, 0));
     }
 }

@@ -9,14 +9,14 @@ use kernelgate::display::table::Table;
 use kernelgate::display::{joules, rate, time};
 use kernelgate::harness::filter::Filter;
 use kernelgate::measure::limits::TimeLimit;
-use kernelgate::stats::half_range;
+use kernelgate::stats::relative_half_range;
 
 use super::measured::{Case, Measured, PeerTime};
-use crate::report::utilization::published_peak;
+use crate::report::utilization::published_peak_text;
 
 /// A page of a family.
 #[derive(Debug, PartialEq, Eq)]
-pub struct FamilyPage {
+pub struct FamilyResultsPage {
     /// Name of the file, without a folder: `attention.md`.
     pub file: String,
     /// Markdown.
@@ -29,7 +29,7 @@ pub struct FamilyPage {
     "{count} of {all} cases have no recorded power state, the first is {first}: \
      `cargo bench -- --save-baseline NAME` measures them again"
 )]
-pub struct NoPowerState {
+pub struct CasesWithoutPowerState {
     /// Number of such cases.
     pub count: usize,
     /// Number of all cases.
@@ -45,7 +45,7 @@ const MARK: (&str, &str) = ("<!-- results ", " -->");
 /// A table of a page cannot be filled.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("line {line}: {problem}: write `<!-- results FILTER: COLUMN, COLUMN -->`")]
-pub struct MarkError {
+pub struct TableMarkError {
     /// Line of the mark, from 1.
     pub line: usize,
     /// Fragment of a sentence that names the problem.
@@ -56,7 +56,7 @@ pub struct MarkError {
 ///
 /// # Errors
 /// When a mark cannot be read, no case matches its filter, or a column is unknown.
-pub fn filled(text: &str, measured: &Measured) -> Result<Option<String>, MarkError> {
+pub fn filled(text: &str, measured: &Measured) -> Result<Option<String>, TableMarkError> {
     let mut lines = text.lines().enumerate().peekable();
     let (mut out, mut has_marks) = (String::new(), false);
     while let Some((index, line)) = lines.next() {
@@ -64,8 +64,8 @@ pub fn filled(text: &str, measured: &Measured) -> Result<Option<String>, MarkErr
         let mark = line.strip_prefix(MARK.0).and_then(|line| line.strip_suffix(MARK.1));
         let Some(mark) = mark else { continue };
         has_marks = true;
-        let table = marked_table(mark, measured)
-            .map_err(|problem| MarkError { line: index + 1, problem })?;
+        let table = results_table_for_mark(mark, measured)
+            .map_err(|problem| TableMarkError { line: index + 1, problem })?;
         out = out + &table + "\n";
         while lines.next_if(|(_, line)| line.starts_with('|')).is_some() {}
     }
@@ -73,7 +73,7 @@ pub fn filled(text: &str, measured: &Measured) -> Result<Option<String>, MarkErr
 }
 
 /// The table of a mark, `FILTER: COLUMN, COLUMN`.
-fn marked_table(mark: &str, measured: &Measured) -> Result<String, String> {
+fn results_table_for_mark(mark: &str, measured: &Measured) -> Result<String, String> {
     let (filter, columns) = mark.rsplit_once(": ").ok_or("no columns")?;
     let filter = Filter::parse(Some(filter), false).map_err(|error| error.to_string())?;
     let columns: Vec<&str> = columns.split(", ").collect();
@@ -104,20 +104,20 @@ fn marked_table(mark: &str, measured: &Measured) -> Result<String, String> {
 const OPERATION: &str = "operation";
 
 /// One page for each family, in the order of their names.
-pub fn pages(measured: &Measured) -> Result<Vec<FamilyPage>, NoPowerState> {
+pub fn pages(measured: &Measured) -> Result<Vec<FamilyResultsPage>, CasesWithoutPowerState> {
     let cases = &measured.cases;
     let is_stateless =
         |case: &&Case| case.implementation != "cpu" && case.power.iter().any(Option::is_none);
     let stateless: Vec<&Case> = cases.iter().filter(is_stateless).collect();
     if let Some(first) = stateless.first() {
         let (count, all) = (stateless.len(), cases.len());
-        return Err(NoPowerState { count, all, first: first.id.clone() });
+        return Err(CasesWithoutPowerState { count, all, first: first.id.clone() });
     }
     let mut families: BTreeMap<&str, Vec<&Case>> = BTreeMap::new();
     for case in cases {
         families.entry(family(&case.workload)).or_default().push(case);
     }
-    let page = |(name, cases): (&str, Vec<&Case>)| FamilyPage {
+    let page = |(name, cases): (&str, Vec<&Case>)| FamilyResultsPage {
         file: format!("{}.md", file_name(name)),
         text: page(measured, name, &cases),
     };
@@ -178,9 +178,10 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
     header.extend(with_energy.then_some("energy"));
     let with_skew = cases.iter().any(|case| case.skew_ns.is_some());
     header.extend(with_skew.then_some("skew"));
-    let is_network = cases.iter().any(|case| measured.utilization(case, case.time_ns()).is_some());
+    let is_network =
+        cases.iter().any(|case| measured.utilization(case, case.median_time_ns()).is_some());
     if is_network {
-        header.extend(NETWORK);
+        header.extend(NETWORK_COLUMNS);
     }
     let mut table = Table::new(&header);
     for of_problem in cases.chunk_by(|a, b| (&a.problem, &a.cache) == (&b.problem, &b.cache)) {
@@ -201,7 +202,7 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
 }
 
 /// Header of the columns that [`network_cells`] fills.
-pub const NETWORK: [&str; 3] = ["throughput", "of published peak", "of measured peak"];
+pub const NETWORK_COLUMNS: [&str; 3] = ["throughput", "of published peak", "of measured peak"];
 
 /// Throughput of a launch of this time, and the model FLOP utilization by the published and by the
 /// measured peak.
@@ -222,7 +223,7 @@ pub fn peaks(measured: &Measured) -> String {
     let cases = measured.cases.iter();
     let networks = || cases.clone().filter(|case| measured.utilization(case, 1.0).is_some());
     let published: BTreeSet<String> =
-        networks().filter_map(|case| published_peak(&case.work, &measured.device)).collect();
+        networks().filter_map(|case| published_peak_text(&case.work, &measured.device)).collect();
     let units = networks().flat_map(|case| case.work.flops.keys());
     let units: BTreeSet<&String> = units.filter(|unit| unit.starts_with("matmul ")).collect();
     let rate = |unit: &&String| {
@@ -260,9 +261,9 @@ impl<'a> From<&'a Case> for Row<'a> {
     fn from(case: &'a Case) -> Self {
         Self {
             name: case.implementation.clone(),
-            elapsed_ns: case.time_ns(),
+            elapsed_ns: case.median_time_ns(),
             amount: case.amount(),
-            spread: (case.medians_ns.len() > 1).then(|| half_range(&case.medians_ns)),
+            spread: (case.medians_ns.len() > 1).then(|| relative_half_range(&case.medians_ns)),
             clock_mhz: case.clock_mhz,
             power: case.power_states(),
             limit: case.limit.as_ref(),
@@ -300,7 +301,7 @@ impl<'a> Row<'a> {
             name,
             time(elapsed_ns),
             spread.map_or_else(dash, |spread| format!("{:.1}%", 100.0 * spread)),
-            format!("{:.2}", best.time_ns() / elapsed_ns),
+            format!("{:.2}", best.median_time_ns() / elapsed_ns),
             amount.map_or_else(dash, rate_text),
             clock_mhz.map_or_else(dash, |mhz| format!("{mhz:.0} MHz")),
             Some(power).filter(|power| !power.is_empty()).unwrap_or_else(dash),

@@ -3,15 +3,15 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::charts::{Figure, Gallery};
+use super::charts::{ChartFigure, ChartGallery};
 use crate::plot::{PlotError, colour};
 use kernelgate::display::medium::HtmlText;
 use kernelgate::display::table::Table;
 
 const STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
+const PAGE_SCRIPT: &str = include_str!("page.js");
 /// Number of rows from which a table has a search field.
-const MIN_SEARCHED_ROWS: usize = 12;
+const MIN_ROWS_FOR_SEARCH: usize = 12;
 
 /// A part of a page, with its entry in the contents.
 pub struct Section {
@@ -32,7 +32,7 @@ impl Section {
 
 /// A whole page; `lead` comes before its sections.
 pub fn page(title: &str, lead: &Markup, sections: &[Section]) -> String {
-    let style = format!("{STYLE}\n{}", dark_plots());
+    let style = format!("{STYLE}\n{}", dark_plot_style());
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -60,7 +60,7 @@ pub fn page(title: &str, lead: &Markup, sections: &[Section]) -> String {
                     }
                 }
                 footer { "kernelgate " (env!("CARGO_PKG_VERSION")) }
-                script { (PreEscaped(SCRIPT)) }
+                script { (PreEscaped(PAGE_SCRIPT)) }
             }
         }
     };
@@ -68,9 +68,9 @@ pub fn page(title: &str, lead: &Markup, sections: &[Section]) -> String {
 }
 
 /// Style rules that give drawings the colours of the dark theme for readers who prefer it.
-fn dark_plots() -> String {
+fn dark_plot_style() -> String {
     let rules = |theme: &str| -> String {
-        let each = colour::dark().map(|(light, dark)| {
+        let each = colour::light_and_dark_colours().map(|(light, dark)| {
             format!(
                 "{theme} svg [fill=\"{light}\"]{{fill:{dark}}}{theme} svg [stroke=\"{light}\"]{{stroke:{dark}}}"
             )
@@ -98,11 +98,11 @@ pub fn facts(facts: &[(&str, String)]) -> Markup {
 
 /// Charts side by side, as many as fit, with the number of skipped ones. The drawings are SVG of
 /// `plotters`, whose texts are escaped.
-pub fn gallery(gallery: &Gallery) -> Result<Markup, PlotError> {
-    let drawn: Vec<(&Figure, bool, String)> = gallery
+pub fn chart_gallery(gallery: &ChartGallery) -> Result<Markup, PlotError> {
+    let drawn: Vec<(&ChartFigure, bool, String)> = gallery
         .figures
         .iter()
-        .map(|figure| Ok((figure, figure.chart.is_broad(), figure.chart.svg()?)))
+        .map(|figure| Ok((figure, figure.chart.needs_page_width(), figure.chart.svg()?)))
         .collect::<Result<_, PlotError>>()?;
     Ok(html! {
         div class="gallery" {
@@ -131,7 +131,7 @@ pub fn table_with_classes(
     class: impl Fn(usize) -> Option<&'static str>,
 ) -> Markup {
     html! {
-        @if rows.len() >= MIN_SEARCHED_ROWS {
+        @if rows.len() >= MIN_ROWS_FOR_SEARCH {
             input class="search" type="search" placeholder="search" aria-label="search";
         }
         div class="wide" {
@@ -141,7 +141,7 @@ pub fn table_with_classes(
                     @for (i, row) in rows.iter().enumerate() {
                         tr class=[class(i)] {
                             @for (column, cell) in row.iter().enumerate() {
-                                td { @if column == 0 { (breakable(cell)) } @else { (printable(cell)) } }
+                                td { @if column == 0 { (breakable_case_id(cell)) } @else { (printable(cell)) } }
                             }
                         }
                     }
@@ -152,12 +152,12 @@ pub fn table_with_classes(
 }
 
 /// An id that may be broken after `/` and `_` only, if its column is wide enough.
-fn breakable(id: &str) -> Markup {
+fn breakable_case_id(id: &str) -> Markup {
     html! { @for part in printable(id).split_inclusive(['/', '_']) { (part) wbr; } }
 }
 
 /// Converts a table of the terminal into one of a page.
-pub fn terminal_table(of: &Table) -> Markup {
+pub fn table_from_terminal(of: &Table) -> Markup {
     let header: Vec<&str> = of.header().iter().map(String::as_str).collect();
     table(&header, of.rows(), |_| false)
 }

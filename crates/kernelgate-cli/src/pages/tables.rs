@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::measured::{Case, Measured};
-use super::report::Content;
+use super::report::ReportContent;
 use crate::history::CaseHistory;
 use kernelgate::display::medium::CsvText;
 use kernelgate::measure::limits::Limits;
@@ -13,7 +13,7 @@ const SCHEMA: u32 = 1;
 
 /// A case, one line of the CSV; unknown values are empty.
 #[derive(Debug, Serialize)]
-struct CaseNumbers<'a> {
+struct CaseCsvRow<'a> {
     case: &'a str,
     workload: &'a str,
     problem: &'a str,
@@ -45,10 +45,10 @@ struct CaseNumbers<'a> {
     relative_l2: Option<f64>,
 }
 
-impl<'a> From<&'a Case> for CaseNumbers<'a> {
+impl<'a> From<&'a Case> for CaseCsvRow<'a> {
     fn from(case: &'a Case) -> Self {
-        let (min_ns, max_ns) = case.range_ns();
-        let median_ns = case.time_ns();
+        let (min_ns, max_ns) = case.median_range_ns();
+        let median_ns = case.median_time_ns();
         Self {
             case: &case.id,
             workload: &case.workload,
@@ -79,7 +79,7 @@ impl<'a> From<&'a Case> for CaseNumbers<'a> {
 
 /// A commit of a case, one line of the CSV; unknown values are empty.
 #[derive(Debug, Serialize)]
-struct PointNumbers<'a> {
+struct HistoryPointCsvRow<'a> {
     case: &'a str,
     revision: u32,
     device: &'a str,
@@ -98,7 +98,7 @@ struct PointNumbers<'a> {
 
 /// A CSV with a line for each case.
 pub fn cases_csv(measured: &Measured) -> Result<String, csv::Error> {
-    csv(measured.cases.iter().map(CaseNumbers::from))
+    csv(measured.cases.iter().map(CaseCsvRow::from))
 }
 
 /// A CSV with a line for each commit of each case.
@@ -106,8 +106,8 @@ pub fn history_csv(histories: &[CaseHistory]) -> Result<String, csv::Error> {
     csv(histories.iter().flat_map(points))
 }
 
-fn points(history: &CaseHistory) -> impl Iterator<Item = PointNumbers<'_>> {
-    history.points.iter().enumerate().map(|(at, point)| PointNumbers {
+fn points(history: &CaseHistory) -> impl Iterator<Item = HistoryPointCsvRow<'_>> {
+    history.points.iter().enumerate().map(|(at, point)| HistoryPointCsvRow {
         case: &history.case,
         revision: history.revision,
         device: &history.device,
@@ -129,11 +129,11 @@ fn csv(lines: impl Iterator<Item = impl Serialize>) -> Result<String, csv::Error
         writer.serialize(line)?;
     }
     let bytes = writer.into_inner().map_err(|error| error.into_error())?;
-    without_formulas(&bytes)
+    escape_spreadsheet_formulas(&bytes)
 }
 
 /// Escapes fields that a spreadsheet would take for formulas.
-fn without_formulas(bytes: &[u8]) -> Result<String, csv::Error> {
+fn escape_spreadsheet_formulas(bytes: &[u8]) -> Result<String, csv::Error> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(bytes);
     let mut writer = csv::Writer::from_writer(Vec::new());
     for record in reader.records() {
@@ -145,12 +145,12 @@ fn without_formulas(bytes: &[u8]) -> Result<String, csv::Error> {
 
 /// All numbers of a report page, for `report.json`.
 #[derive(Debug, Serialize)]
-pub struct ReportNumbers<'a> {
+pub struct ReportJson<'a> {
     schema_version: u32,
     device: &'a str,
     facts: Vec<(&'a str, &'a str)>,
     limits: &'a Limits,
-    cases: Vec<CaseWithRuns<'a>>,
+    cases: Vec<CaseJson<'a>>,
     peers: Vec<(&'a str, &'a str, f64)>,
     histories: &'a [CaseHistory],
     skipped: &'a std::collections::BTreeMap<String, std::collections::BTreeSet<String>>,
@@ -158,19 +158,17 @@ pub struct ReportNumbers<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct CaseWithRuns<'a> {
-    numbers: CaseNumbers<'a>,
+struct CaseJson<'a> {
+    numbers: CaseCsvRow<'a>,
     medians_ns: &'a [f64],
 }
 
 /// Collects the numbers of a report page.
-pub fn numbers<'a>(content: &Content<'a>) -> ReportNumbers<'a> {
+pub fn numbers<'a>(content: &ReportContent<'a>) -> ReportJson<'a> {
     let measured = content.measured;
-    let case = |case: &'a Case| CaseWithRuns {
-        numbers: CaseNumbers::from(case),
-        medians_ns: &case.medians_ns,
-    };
-    ReportNumbers {
+    let case =
+        |case: &'a Case| CaseJson { numbers: CaseCsvRow::from(case), medians_ns: &case.medians_ns };
+    ReportJson {
         schema_version: SCHEMA,
         device: &measured.device,
         facts: measured.facts.iter().map(|(name, words)| (*name, words.as_str())).collect(),

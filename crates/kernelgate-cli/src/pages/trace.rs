@@ -5,17 +5,18 @@ mod charts;
 
 use maud::{Markup, html};
 
-use super::charts::{Figure, Gallery};
+use super::charts::{ChartFigure, ChartGallery};
 use super::ranks;
 use super::shell::{self, Section};
 use crate::plot::PlotError;
 use kernelgate::display::{bytes, time};
 use kernelgate_trace::diagnose::ranks::Job;
 use kernelgate_trace::diagnose::{
-    Answer, DeviceUse, Diagnosis, Evidence, Finding, GapClass, Question, Severity, short_name,
+    DiagnosisFinding, DiagnosisQuestion, FindingEvidence, FindingSeverity, GapLengthClass,
+    ProcessDeviceUse, QuestionAnswer, TraceDiagnosis, short_name,
 };
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::stats::{self, Cell, Report};
+use kernelgate_trace::stats::{self, StatsReport, TableCell};
 
 /// Largest number of rows of a table; `kernelgate stats` prints the rest.
 const MAX_ROWS: usize = 100;
@@ -24,10 +25,11 @@ const MAX_ROWS: usize = 100;
 pub fn page(
     name: &str,
     trace: &Trace,
-    diagnosis: &Diagnosis,
+    diagnosis: &TraceDiagnosis,
     gpus: Option<&Job>,
 ) -> Result<String, PlotError> {
-    let drawn = |figures: Vec<Figure>| shell::gallery(&Gallery { figures, left_out: 0 });
+    let drawn =
+        |figures: Vec<ChartFigure>| shell::chart_gallery(&ChartGallery { figures, left_out: 0 });
     let mut sections = vec![
         Section::new("quality", "Data quality", quality(diagnosis)),
         Section::new("findings", "Findings", findings(diagnosis)),
@@ -59,13 +61,17 @@ pub fn page(
         section.body.0.replace("<div class=\"gallery\"></div>", "").trim().is_empty()
     };
     sections.retain(|section| !empty(section));
-    Ok(shell::page(&format!("kernelgate diagnose: {name}"), &lead(diagnosis), &sections))
+    Ok(shell::page(
+        &format!("kernelgate diagnose: {name}"),
+        &diagnosis_summary(diagnosis),
+        &sections,
+    ))
 }
 
-fn lead(diagnosis: &Diagnosis) -> Markup {
+fn diagnosis_summary(diagnosis: &TraceDiagnosis) -> Markup {
     let records = diagnosis.records.iter().filter(|(_, count)| *count > 0);
     let records: Vec<String> = records.map(|(what, count)| format!("{count} {what}")).collect();
-    let device = |of: &DeviceUse| {
+    let device = |of: &ProcessDeviceUse| {
         let span = (of.span.1 - of.span.0).max(1) as f64;
         let name = of.name.as_ref().map_or_else(String::new, |name| format!("{name}, "));
         format!(
@@ -82,7 +88,7 @@ fn lead(diagnosis: &Diagnosis) -> Markup {
 }
 
 /// Warnings about the quality of the trace, which come first.
-fn quality(diagnosis: &Diagnosis) -> Markup {
+fn quality(diagnosis: &TraceDiagnosis) -> Markup {
     html! {
         @for finding in &diagnosis.quality {
             div class=(class("banner", finding.severity)) {
@@ -95,11 +101,11 @@ fn quality(diagnosis: &Diagnosis) -> Markup {
 }
 
 /// The CSS class for the colour of a severity.
-fn class(kind: &str, severity: Severity) -> String {
+fn class(kind: &str, severity: FindingSeverity) -> String {
     format!("{kind} {}", severity.label())
 }
 
-fn details(finding: &Finding) -> Markup {
+fn details(finding: &DiagnosisFinding) -> Markup {
     html! {
         @if !finding.evidence.is_empty() {
             details {
@@ -110,11 +116,11 @@ fn details(finding: &Finding) -> Markup {
     }
 }
 
-fn findings(diagnosis: &Diagnosis) -> Markup {
-    let recoverable = |finding: &Finding| {
+fn findings(diagnosis: &TraceDiagnosis) -> Markup {
+    let recoverable = |finding: &DiagnosisFinding| {
         finding.recoverable_ns.map(|ns| format!(", up to {} to gain", time(ns as f64)))
     };
-    let replayed = |finding: &Finding| {
+    let replayed = |finding: &DiagnosisFinding| {
         finding.replayed.as_ref().map(|gain| {
             let alone = time(gain.alone_ns as f64);
             let further = match gain.further_ns {
@@ -127,7 +133,7 @@ fn findings(diagnosis: &Diagnosis) -> Markup {
     };
     html! {
         @if diagnosis.findings.is_empty() {
-            @if diagnosis.answers_any() {
+            @if diagnosis.answers_any_gpu_question() {
                 p { "No rule found anything." }
             } @else {
                 p { "No question can be answered: see the rules without a finding." }
@@ -139,8 +145,8 @@ fn findings(diagnosis: &Diagnosis) -> Markup {
             }
             p class="note" {
                 (finding.id) ", confidence " (finding.confidence.label()) ": measured "
-                (amount(finding.measured.value)) " " (finding.measured.unit) ", threshold "
-                (amount(finding.threshold.value)) " " (finding.threshold.unit)
+                (format_amount(finding.measured.value)) " " (finding.measured.unit) ", threshold "
+                (format_amount(finding.threshold.value)) " " (finding.threshold.unit)
                 (recoverable(finding).unwrap_or_default())
                 (replayed(finding).unwrap_or_default())
             }
@@ -152,23 +158,24 @@ fn findings(diagnosis: &Diagnosis) -> Markup {
 }
 
 /// A number with few digits.
-fn amount(value: f64) -> String {
+fn format_amount(value: f64) -> String {
     let whole = value.abs() >= 100.0 || value.fract() == 0.0;
     if whole { format!("{value:.0}") } else { format!("{value:.1}") }
 }
 
-fn evidence(of: &Evidence) -> String {
+fn evidence(of: &FindingEvidence) -> String {
     let total = of.total_ns.map(|ns| format!(", {} in all", time(ns as f64))).unwrap_or_default();
     let range = of.range.as_ref().map(|range| format!(", in {range}")).unwrap_or_default();
     format!("{} ({} times{total}{range})", of.what, of.count)
 }
 
-fn place(device: &DeviceUse) -> String {
+fn place(device: &ProcessDeviceUse) -> String {
     format!("process {}, device {}", device.pid, device.device)
 }
 
-fn gaps(diagnosis: &Diagnosis) -> Markup {
-    let class = |class: GapClass| format!("{} / {}", class.count, time(class.total_ns as f64));
+fn gaps(diagnosis: &TraceDiagnosis) -> Markup {
+    let class =
+        |class: GapLengthClass| format!("{} / {}", class.count, time(class.total_ns as f64));
     let rows: Vec<Vec<String>> = diagnosis
         .devices
         .iter()
@@ -180,7 +187,7 @@ fn gaps(diagnosis: &Diagnosis) -> Markup {
                 class(gaps.normal),
                 class(gaps.warning),
                 class(gaps.severe),
-                time(gaps.mean_ns()),
+                time(gaps.mean_gap_ns()),
                 time(gaps.longest_ns as f64),
             ]
         })
@@ -204,7 +211,7 @@ fn gaps(diagnosis: &Diagnosis) -> Markup {
     }
 }
 
-fn components(diagnosis: &Diagnosis) -> Markup {
+fn components(diagnosis: &TraceDiagnosis) -> Markup {
     let row = |of: &kernelgate_trace::diagnose::Component| {
         vec![
             format!("{}{}", "\u{a0}\u{a0}".repeat(of.depth), of.path),
@@ -221,7 +228,7 @@ fn components(diagnosis: &Diagnosis) -> Markup {
 }
 
 /// Held memory, by phase.
-fn memory(diagnosis: &Diagnosis) -> Markup {
+fn memory(diagnosis: &TraceDiagnosis) -> Markup {
     let rows: Vec<Vec<String>> = diagnosis
         .memory
         .iter()
@@ -245,22 +252,22 @@ fn memory(diagnosis: &Diagnosis) -> Markup {
 /// The most useful tables, if the trace has data for them.
 fn tables(trace: &Trace) -> Vec<Section> {
     let sections = [
-        (Report::GpuKernels, "table-kernels", "Kernels"),
-        (Report::ApiCalls, "table-calls", "CUDA calls"),
-        (Report::MemoryTimes, "table-memory", "Copies and sets"),
-        (Report::RangeProjections, "table-ranges", "Ranges on the GPU"),
+        (StatsReport::GpuKernels, "table-kernels", "Kernels"),
+        (StatsReport::ApiCalls, "table-calls", "CUDA calls"),
+        (StatsReport::MemoryTimes, "table-memory", "Copies and sets"),
+        (StatsReport::RangeProjections, "table-ranges", "Ranges on the GPU"),
     ];
-    let section = |(report, anchor, title): (Report, _, _)| {
+    let section = |(report, anchor, title): (StatsReport, _, _)| {
         let table = stats::table(trace, report);
         if table.rows.is_empty() {
             return None;
         }
-        let cell = |cell: &Cell| match cell {
-            Cell::Text(text) => short_name(text),
+        let cell = |cell: &TableCell| match cell {
+            TableCell::Text(text) => short_name(text),
             cell => cell.plain(),
         };
         // The name comes first, as in every table of a page.
-        let row = |row: &Vec<Cell>| -> Vec<String> {
+        let row = |row: &Vec<TableCell>| -> Vec<String> {
             let mut cells: Vec<String> = row.iter().map(cell).collect();
             let name = cells.remove(table.named_by);
             cells.insert(0, name);
@@ -282,12 +289,14 @@ fn tables(trace: &Trace) -> Vec<Section> {
     sections.into_iter().filter_map(section).collect()
 }
 
-fn rules(diagnosis: &Diagnosis) -> Markup {
+fn rules(diagnosis: &TraceDiagnosis) -> Markup {
     let without = |answered: bool| {
-        let line = move |question: &Question| match (&question.answer, answered) {
-            (Answer::No { inspected }, true) => Some(format!("{} in {inspected}", question.id)),
-            (Answer::CannotAnswer { .. }, false) => {
-                Some(format!("{}: {}", question.text, question.not_measured()?))
+        let line = move |question: &DiagnosisQuestion| match (&question.answer, answered) {
+            (QuestionAnswer::No { inspected }, true) => {
+                Some(format!("{} in {inspected}", question.id))
+            }
+            (QuestionAnswer::CannotAnswer { .. }, false) => {
+                Some(format!("{}: {}", question.text, question.missing_data_reason()?))
             }
             _ => None,
         };

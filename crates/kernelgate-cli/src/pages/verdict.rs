@@ -2,12 +2,13 @@
 
 use maud::{Markup, html};
 
-use super::charts::{Figure, Gallery};
+use super::charts::{ChartFigure, ChartGallery};
 use super::shell::{self, Section};
 use crate::gate::judgement::Judgement;
 use crate::gate::verdict::Verdict;
 use crate::plot::{
-    Axis, Body, Chart, MAX_ROWS, PlotError, Quantity, Row, RowMark, Rows, ScaleKind,
+    Axis, ChartBody, ChartRowMark, ChartWithTitle, MAX_ROWS, PlotError, PlottedUnit, Row, Rows,
+    ScaleKind,
 };
 use crate::report::cells;
 use crate::report::summary::{self, VerdictSummary};
@@ -23,7 +24,7 @@ const VERDICTS: [Verdict; 5] = [
 
 /// A chart of the change of each case with its interval, regressions first and then the largest
 /// changes; `None` if nothing was timed.
-pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
+pub fn changes(summary: &VerdictSummary) -> Option<ChartFigure> {
     let mut rows: Vec<&Judgement> = summary.rows.iter().filter(|row| row.is_timed()).collect();
     rows.sort_by(|a, b| {
         let size = |row: &Judgement| (row.ratio.center.ln()).abs();
@@ -43,7 +44,7 @@ pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
         Row {
             label: row.case.clone(),
             value: format!("{} {}", cells::change(row), row.verdict.name()),
-            marks: vec![RowMark::Interval(
+            marks: vec![ChartRowMark::Interval(
                 bound(ratio.low),
                 ratio.center,
                 bound(ratio.high),
@@ -55,30 +56,30 @@ pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
     let shown = VERDICTS.iter().filter(|verdict| accepted || **verdict != Verdict::Accepted);
     let more =
         if left_out > 0 { format!("; {left_out} more cases in the table") } else { String::new() };
-    let chart = Chart {
+    let chart = ChartWithTitle {
         title: summary.headline.clone(),
         subtitle: format!(
             "change of the time of a launch with its interval; right is slower{more}"
         ),
-        body: Body::Rows(Rows {
-            axis: Axis::new("change", Quantity::Change, ScaleKind::Linear),
+        body: ChartBody::Rows(Rows {
+            axis: Axis::new("change", PlottedUnit::Change, ScaleKind::Linear),
             legend: shown.map(|verdict| verdict.name().to_owned()).collect(),
             rows: rows.iter().map(row).collect(),
             origin: Some(1.0),
         }),
     };
-    Some(Figure { name: "change".to_owned(), chart })
+    Some(ChartFigure { name: "change".to_owned(), chart })
 }
 
 /// The section of the verdicts: headline, facts, picture, cases and notes.
-pub fn section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
+pub fn verdict_section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
     let figure = changes(summary).map(|mut figure| {
         // The headline stands above the picture already.
         "change of each case".clone_into(&mut figure.chart.title);
         figure
     });
     let figures = figure.into_iter().collect();
-    let picture = shell::gallery(&Gallery { figures, left_out: 0 })?;
+    let picture = shell::chart_gallery(&ChartGallery { figures, left_out: 0 })?;
     let table = summary::table(&summary.rows, ["base", "head"], summary.evidence);
     let header: Vec<&str> = table.header().iter().map(String::as_str).collect();
     let verdict = |row: usize| Some(summary.rows[row].verdict.name());
@@ -100,7 +101,7 @@ pub fn section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
 
 /// The verdicts as a page of their own.
 pub fn page(summary: &VerdictSummary) -> Result<String, PlotError> {
-    let sections = [Section::new("verdicts", "Verdicts", section(summary)?)];
+    let sections = [Section::new("verdicts", "Verdicts", verdict_section(summary)?)];
     Ok(shell::page(&title(summary), &html! {}, &sections))
 }
 
@@ -117,11 +118,11 @@ fn title(summary: &VerdictSummary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::interval::Ratio;
+    use crate::gate::interval::TimeRatio;
     use crate::gate::judgement::tests::timed;
 
     fn row(i: usize, verdict: Verdict, center: f64) -> Judgement {
-        timed(&format!("w/f/<b>{i}"), verdict, Ratio { center, low: 0.0, high: f64::INFINITY })
+        timed(&format!("w/f/<b>{i}"), verdict, TimeRatio { center, low: 0.0, high: f64::INFINITY })
     }
 
     fn summary(rows: Vec<Judgement>) -> VerdictSummary {
@@ -148,7 +149,7 @@ mod tests {
         rows.push(Judgement { base_ns: 0.0, ..row(101, Verdict::Inconclusive, 1.0) });
         let chart = changes(&summary(rows)).unwrap().chart;
         assert!(chart.subtitle.ends_with("41 more cases in the table"), "{}", chart.subtitle);
-        let Body::Rows(body) = &chart.body else { panic!("rows") };
+        let ChartBody::Rows(body) = &chart.body else { panic!("rows") };
         assert_eq!(body.rows.len(), MAX_ROWS);
         let labels: Vec<&str> = body.rows[..2].iter().map(|row| row.label.as_str()).collect();
         assert_eq!(labels, ["w/f/<b>100", "w/f/<b>99"]);

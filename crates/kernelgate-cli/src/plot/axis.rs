@@ -1,6 +1,6 @@
 //! The quantity, scale and ticks of an axis.
 
-use super::quantity::Quantity;
+use super::quantity::PlottedUnit;
 use super::scale::{Scale, ScaleKind};
 
 /// An axis with its quantity and scale.
@@ -9,7 +9,7 @@ pub struct Axis {
     /// Name of the axis: "time of a launch".
     pub label: String,
     /// Quantity on the axis, which decides the unit of its labels.
-    pub quantity: Quantity,
+    pub quantity: PlottedUnit,
     /// Spacing of the axis's values.
     pub kind: ScaleKind,
     /// Ticks of the axis with their texts; empty for round values.
@@ -20,7 +20,7 @@ pub struct Axis {
 
 impl Axis {
     /// An axis with round ticks.
-    pub fn new(label: &str, quantity: Quantity, kind: ScaleKind) -> Self {
+    pub fn new(label: &str, quantity: PlottedUnit, kind: ScaleKind) -> Self {
         Self { label: label.to_owned(), quantity, kind, ticks: Vec::new(), shows: Vec::new() }
     }
 
@@ -43,6 +43,6 @@ impl Axis {
             return self.ticks.clone();
         }
         let named = |value| (value, self.quantity.exact_text(value));
-        scale.ticks(about).into_iter().map(named).collect()
+        scale.axis_ticks(about).into_iter().map(named).collect()
     }
 }

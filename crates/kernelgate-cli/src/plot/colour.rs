@@ -12,7 +12,7 @@ pub enum Colour {
     Muted,
     /// Grid lines.
     Grid,
-    /// A kind of data, counted from 0; after [`SERIES`] the colours repeat.
+    /// A kind of data, counted from 0; after [`SERIES_COLOURS`] the colours repeat.
     Series(usize),
     /// A step of the heat map, 0 the least, [`STEPS`] - 1 the most; the same in both themes.
     Step(usize),
@@ -24,13 +24,13 @@ pub enum Colour {
 
 /// Colours of data before they repeat; the first ten are distinguishable with any kind of colour
 /// vision.
-pub const SERIES: usize = 12;
+pub const SERIES_COLOURS: usize = 12;
 /// Steps of the heat map.
 pub const STEPS: usize = 7;
 
 /// Light and dark, by [`Colour::index`]. No two light ones are equal: a page identifies shapes by
 /// them.
-const THEMED: [([u8; 3], [u8; 3]); 4 + SERIES] = [
+const LIGHT_AND_DARK_COLOURS: [([u8; 3], [u8; 3]); 4 + SERIES_COLOURS] = [
     ([0xff, 0xff, 0xff], [0x16, 0x1b, 0x22]),
     ([0x1f, 0x23, 0x28], [0xe6, 0xed, 0xf3]),
     ([0x59, 0x63, 0x6e], [0x9d, 0xa7, 0xb3]),
@@ -49,7 +49,7 @@ const THEMED: [([u8; 3], [u8; 3]); 4 + SERIES] = [
     ([0xc2, 0x18, 0x5b], [0xff, 0x5c, 0x9a]),
 ];
 
-const HEAT: [[u8; 3]; STEPS] = [
+const HEAT_COLOURS: [[u8; 3]; STEPS] = [
     [0xea, 0xf3, 0xfa],
     [0xc9, 0xdf, 0xf0],
     [0x9c, 0xc6, 0xe2],
@@ -66,7 +66,7 @@ impl Colour {
             Self::Ink => Some(1),
             Self::Muted => Some(2),
             Self::Grid => Some(3),
-            Self::Series(number) => Some(4 + number % SERIES),
+            Self::Series(number) => Some(4 + number % SERIES_COLOURS),
             Self::Step(_) | Self::OnDark | Self::OnLight => None,
         }
     }
@@ -74,8 +74,8 @@ impl Colour {
     /// Red, green and blue in the light theme.
     pub const fn rgb(self) -> [u8; 3] {
         match (self.index(), self) {
-            (Some(index), _) => THEMED[index].0,
-            (None, Self::Step(step)) => HEAT[if step < STEPS { step } else { STEPS - 1 }],
+            (Some(index), _) => LIGHT_AND_DARK_COLOURS[index].0,
+            (None, Self::Step(step)) => HEAT_COLOURS[if step < STEPS { step } else { STEPS - 1 }],
             (None, Self::OnDark) => [0xfd, 0xfd, 0xfd],
             (None, _) => [0x11, 0x11, 0x11],
         }
@@ -88,6 +88,6 @@ pub fn hex([red, green, blue]: [u8; 3]) -> String {
 }
 
 /// The colours of the light theme with their counterparts of the dark theme.
-pub fn dark() -> impl Iterator<Item = (String, String)> {
-    THEMED.iter().map(|(light, dark)| (hex(*light), hex(*dark)))
+pub fn light_and_dark_colours() -> impl Iterator<Item = (String, String)> {
+    LIGHT_AND_DARK_COLOURS.iter().map(|(light, dark)| (hex(*light), hex(*dark)))
 }

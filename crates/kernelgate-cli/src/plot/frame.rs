@@ -2,7 +2,7 @@
 
 use super::axis::Axis;
 use super::colour::Colour;
-use super::picture::{Anchor, Picture, TEXT, TITLE, fitted, wrapped};
+use super::picture::{TEXT, TITLE_FONT_SIZE, TextAnchor, VectorPicture, fitted, wrapped};
 use super::scale::Scale;
 use super::text::text_width;
 
@@ -18,16 +18,20 @@ const TICK_TEXT_DISTANCE: f64 = 10.0;
 
 /// Draws title and legend, and returns where the area below them begins. An entry of the legend is
 /// its text and its colour.
-pub fn head(picture: &mut Picture, (title, subtitle): Lines<'_>, legend: &[(&str, Colour)]) -> f64 {
+pub fn head(
+    picture: &mut VectorPicture,
+    (title, subtitle): Lines<'_>,
+    legend: &[(&str, Colour)],
+) -> f64 {
     let room = picture.width - 2.0 * MARGIN;
     let mut y = MARGIN - LINE / 2.0;
-    for line in wrapped(title, TITLE, room) {
+    for line in wrapped(title, TITLE_FONT_SIZE, room) {
         y += LINE;
-        picture.title((MARGIN, y), &line);
+        picture.add_title((MARGIN, y), &line);
     }
     for line in wrapped(subtitle, TEXT, room).iter().filter(|line| !line.is_empty()) {
         y += LINE;
-        picture.text((MARGIN, y), line, Colour::Muted, Anchor::Start);
+        picture.text((MARGIN, y), line, Colour::Muted, TextAnchor::Start);
     }
     let mut x = f64::INFINITY;
     for (name, colour) in legend {
@@ -36,22 +40,22 @@ pub fn head(picture: &mut Picture, (title, subtitle): Lines<'_>, legend: &[(&str
         if x + width > picture.width - MARGIN {
             (x, y) = (MARGIN, y + LINE);
         }
-        picture.rect((x, y - 5.0), (11.0, 11.0), *colour);
-        picture.text((x + 16.0, y), &name, Colour::Ink, Anchor::Start);
+        picture.add_rectangle((x, y - 5.0), (11.0, 11.0), *colour);
+        picture.text((x + 16.0, y), &name, Colour::Ink, TextAnchor::Start);
         x += width + 14.0;
     }
     y + LINE
 }
 
 /// Height of title and legend.
-pub fn head_height(lines: Lines<'_>, legend: &[(&str, Colour)], width: f64) -> f64 {
-    head(&mut Picture::new(width, 0.0), lines, legend)
+pub fn title_and_legend_height(lines: Lines<'_>, legend: &[(&str, Colour)], width: f64) -> f64 {
+    head(&mut VectorPicture::new(width, 0.0), lines, legend)
 }
 
 /// Ticks of a horizontal axis with their texts below `bottom`, without those that would touch, and
 /// grid lines up to `top`; the axis' name below them.
-pub fn below(
-    picture: &mut Picture,
+pub fn draw_axis_below(
+    picture: &mut VectorPicture,
     axis: &Axis,
     scale: &Scale,
     (top, bottom): (f64, f64),
@@ -67,7 +71,7 @@ pub fn below(
             continue;
         }
         taken = x + half;
-        picture.text((x, bottom + 12.0), &text, Colour::Muted, Anchor::Middle);
+        picture.text((x, bottom + 12.0), &text, Colour::Muted, TextAnchor::Middle);
     }
-    picture.text((middle, bottom + 30.0), &axis.label, Colour::Ink, Anchor::Middle);
+    picture.text((middle, bottom + 30.0), &axis.label, Colour::Ink, TextAnchor::Middle);
 }

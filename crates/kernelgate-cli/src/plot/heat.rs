@@ -1,21 +1,21 @@
 //! A table whose cells are coloured by their value.
 
 use super::colour::{Colour, STEPS};
-use super::frame::{LINE, Lines, MARGIN, head, head_height};
-use super::picture::{Anchor, Picture, TEXT, fitted, wrapped};
-use super::quantity::Quantity;
+use super::frame::{LINE, Lines, MARGIN, head, title_and_legend_height};
+use super::picture::{TEXT, TextAnchor, VectorPicture, fitted, wrapped};
+use super::quantity::PlottedUnit;
 use super::text::text_width;
 
 /// Height of a cell.
 const CELL: f64 = 26.0;
 /// Smallest and greatest width of a cell.
-const WIDTHS: (f64, f64) = (74.0, 150.0);
+const CELL_WIDTH_RANGE: (f64, f64) = (74.0, 150.0);
 /// First step whose colour is dark.
 const FIRST_DARK_STEP: usize = 4;
 
 /// A table whose cells are coloured by their value.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Heat {
+pub struct HeatMap {
     /// Texts above the columns.
     pub columns: Vec<String>,
     /// Texts left of the rows.
@@ -23,16 +23,16 @@ pub struct Heat {
     /// Row by row; `None` for a missing value.
     pub cells: Vec<Vec<Option<f64>>>,
     /// Quantity of the values.
-    pub quantity: Quantity,
+    pub quantity: PlottedUnit,
     /// Names of the axes to the right, and down.
     pub names: (String, String),
 }
 
-pub fn layout(lines: Lines<'_>, body: &Heat) -> Picture {
+pub fn layout(lines: Lines<'_>, body: &HeatMap) -> VectorPicture {
     let widest =
         |texts: &[String]| texts.iter().map(|text| text_width(text, TEXT)).fold(0.0, f64::max);
     let labels = widest(&body.rows).min(260.0);
-    let cell = (widest(&body.columns) + 10.0).clamp(WIDTHS.0, WIDTHS.1);
+    let cell = (widest(&body.columns) + 10.0).clamp(CELL_WIDTH_RANGE.0, CELL_WIDTH_RANGE.1);
     let left = MARGIN + labels + 10.0;
     let table = left + cell * body.columns.len() as f64 + MARGIN;
     let width = table.max(480.0);
@@ -40,17 +40,20 @@ pub fn layout(lines: Lines<'_>, body: &Heat) -> Picture {
     let columns: Vec<Vec<String>> =
         body.columns.iter().map(|name| wrapped(name, TEXT, cell - 4.0)).collect();
     let above = LINE * (1 + columns.iter().map(Vec::len).max().unwrap_or(1)) as f64;
-    let mut picture = Picture::new(width, head_height(lines, &[], width) + above + rows + MARGIN);
+    let mut picture = VectorPicture::new(
+        width,
+        title_and_legend_height(lines, &[], width) + above + rows + MARGIN,
+    );
     let top = head(&mut picture, lines, &[]) + above;
     let names = format!("right: {}; down: {}", body.names.0, body.names.1);
-    picture.text((MARGIN, top - above + 0.4 * LINE), &names, Colour::Ink, Anchor::Start);
+    picture.text((MARGIN, top - above + 0.4 * LINE), &names, Colour::Ink, TextAnchor::Start);
     let values = || body.cells.iter().flatten().flatten().copied();
     let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
     for (i, name) in columns.iter().enumerate() {
         let x = left + cell * (i as f64 + 0.5);
         for (above, line) in name.iter().rev().enumerate() {
             let y = top - (0.6 + above as f64) * LINE;
-            picture.text((x, y), line, Colour::Muted, Anchor::Middle);
+            picture.text((x, y), line, Colour::Muted, TextAnchor::Middle);
         }
     }
     for (i, (name, cells)) in body.rows.iter().zip(&body.cells).enumerate() {
@@ -59,21 +62,21 @@ pub fn layout(lines: Lines<'_>, body: &Heat) -> Picture {
             (left - 10.0, y + CELL / 2.0),
             &fitted(name, TEXT, labels),
             Colour::Muted,
-            Anchor::End,
+            TextAnchor::End,
         );
         for (column, value) in cells.iter().enumerate() {
             let x = left + cell * column as f64;
             let middle = (x + cell / 2.0, y + CELL / 2.0);
             let Some(value) = value else {
-                picture.text(middle, "-", Colour::Muted, Anchor::Middle);
+                picture.text(middle, "-", Colour::Muted, TextAnchor::Middle);
                 continue;
             };
             let share = (value / least).ln() / (most / least).ln();
             let step = if share.is_finite() { (share * STEPS as f64) as usize } else { 0 };
             let step = step.min(STEPS - 1);
-            picture.rect((x + 1.0, y + 1.0), (cell - 2.0, CELL - 2.0), Colour::Step(step));
+            picture.add_rectangle((x + 1.0, y + 1.0), (cell - 2.0, CELL - 2.0), Colour::Step(step));
             let ink = if step >= FIRST_DARK_STEP { Colour::OnDark } else { Colour::OnLight };
-            picture.text(middle, &body.quantity.text(*value), ink, Anchor::Middle);
+            picture.text(middle, &body.quantity.text(*value), ink, TextAnchor::Middle);
         }
     }
     picture

@@ -1,7 +1,7 @@
 //! Charts as data, which are laid out here and drawn by `plotters` as SVG and PNG.
 //!
-//! The [`Body`] of a [`Chart`] is curves and points over two axes, labelled rows over one axis, or
-//! a table of colours. The layout turns it into a [`Picture`], a list of shapes in pixels, from
+//! The [`ChartBody`] of a [`ChartWithTitle`] is curves and points over two axes, labelled rows over one axis, or
+//! a table of colours. The layout turns it into a [`VectorPicture`], a list of shapes in pixels, from
 //! which both formats are drawn, so that they cannot differ. One font is embedded: it measures
 //! every text, and draws those of a PNG; an SVG uses the reader's own.
 //!
@@ -21,54 +21,54 @@ mod text;
 mod xy;
 
 pub use axis::Axis;
-pub use heat::Heat;
-pub use picture::{Anchor, Picture, Shape};
-pub use quantity::Quantity;
+pub use heat::HeatMap;
+pub use picture::{Shape, TextAnchor, VectorPicture};
+pub use quantity::PlottedUnit;
 pub use render::PlotError;
-pub use rows::{MAX_ROWS, Row, RowMark, Rows};
+pub use rows::{ChartRowMark, MAX_ROWS, Row, Rows};
 pub use scale::ScaleKind;
-pub use xy::{Guide, Mark, Series, Xy};
+pub use xy::{CurveSeries, GuideLine, Mark, Xy};
 
 /// One drawing with its title.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Chart {
+pub struct ChartWithTitle {
     /// First line.
     pub title: String,
     /// Second line, in a lighter colour; may be empty.
     pub subtitle: String,
     /// The drawing.
-    pub body: Body,
+    pub body: ChartBody,
 }
 
 /// The drawing of a chart.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Body {
+pub enum ChartBody {
     /// Curves and points.
     Xy(Xy),
     /// Labelled rows.
     Rows(Rows),
     /// A table of colours.
-    Heat(Heat),
+    Heat(HeatMap),
 }
 
-impl Chart {
+impl ChartWithTitle {
     /// Positions of all lines, texts and points.
-    pub fn layout(&self) -> Picture {
+    pub fn layout(&self) -> VectorPicture {
         let lines = (self.title.as_str(), self.subtitle.as_str());
         match &self.body {
-            Body::Xy(body) => xy::layout(lines, body),
-            Body::Rows(body) => rows::layout(lines, body),
-            Body::Heat(body) => heat::layout(lines, body),
+            ChartBody::Xy(body) => xy::layout(lines, body),
+            ChartBody::Rows(body) => rows::layout(lines, body),
+            ChartBody::Heat(body) => heat::layout(lines, body),
         }
     }
 
     /// Whether the chart needs the width of a page.
-    pub const fn is_broad(&self) -> bool {
+    pub const fn needs_page_width(&self) -> bool {
         match &self.body {
-            Body::Xy(body) => body.broad,
-            Body::Rows(_) => true,
+            ChartBody::Xy(body) => body.broad,
+            ChartBody::Rows(_) => true,
             // A wide map would be shrunk in the gallery, and its texts with it.
-            Body::Heat(body) => body.columns.len() > 5,
+            ChartBody::Heat(body) => body.columns.len() > 5,
         }
     }
 

@@ -5,7 +5,7 @@ use super::text::text_width;
 
 /// Shapes in the order in which they are drawn.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Picture {
+pub struct VectorPicture {
     /// Width in pixels.
     pub width: f64,
     /// Height in pixels.
@@ -65,7 +65,7 @@ pub enum Shape {
         /// Colour of the text.
         colour: Colour,
         /// Which part of the text lies at x: start, middle or end.
-        anchor: Anchor,
+        anchor: TextAnchor,
         /// Whether the text is a title.
         bold: bool,
     },
@@ -73,7 +73,7 @@ pub enum Shape {
 
 /// The part of a text that lies at its x.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Anchor {
+pub enum TextAnchor {
     /// Start of the text.
     Start,
     /// Middle of the text.
@@ -85,9 +85,9 @@ pub enum Anchor {
 /// Size of texts in pixels, except titles.
 pub const TEXT: f64 = 14.0;
 /// Size of titles.
-pub const TITLE: f64 = 17.0;
+pub const TITLE_FONT_SIZE: f64 = 17.0;
 
-impl Picture {
+impl VectorPicture {
     /// A picture without shapes.
     pub const fn new(width: f64, height: f64) -> Self {
         Self { width, height, shapes: Vec::new() }
@@ -99,7 +99,12 @@ impl Picture {
     }
 
     /// Adds a filled rectangle.
-    pub fn rect(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), colour: Colour) {
+    pub fn add_rectangle(
+        &mut self,
+        (x, y): (f64, f64),
+        (width, height): (f64, f64),
+        colour: Colour,
+    ) {
         self.shapes.push(Shape::Rect { x, y, width, height, colour });
     }
 
@@ -109,7 +114,7 @@ impl Picture {
     }
 
     /// Adds a text of the usual size.
-    pub fn text(&mut self, (x, y): (f64, f64), text: &str, colour: Colour, anchor: Anchor) {
+    pub fn text(&mut self, (x, y): (f64, f64), text: &str, colour: Colour, anchor: TextAnchor) {
         if !text.is_empty() {
             let (text, size, bold) = (text.to_owned(), TEXT, false);
             self.shapes.push(Shape::Text { x, y, text, size, colour, anchor, bold });
@@ -117,18 +122,18 @@ impl Picture {
     }
 
     /// Adds a title.
-    pub fn title(&mut self, (x, y): (f64, f64), text: &str) {
-        let (text, size, bold) = (text.to_owned(), TITLE, true);
-        let (colour, anchor) = (Colour::Ink, Anchor::Start);
+    pub fn add_title(&mut self, (x, y): (f64, f64), text: &str) {
+        let (text, size, bold) = (text.to_owned(), TITLE_FONT_SIZE, true);
+        let (colour, anchor) = (Colour::Ink, TextAnchor::Start);
         self.shapes.push(Shape::Text { x, y, text, size, colour, anchor, bold });
     }
 }
 
 /// Largest number of lines of one text.
-const MAX_LINES: usize = 4;
+const MAX_TITLE_LINES: usize = 4;
 
 /// Wraps a text to a width in pixels, at words, or within an id at its parts if a word is too wide.
-/// A text that is longer than [`MAX_LINES`], or has no parts, lacks its middle.
+/// A text that is longer than [`MAX_TITLE_LINES`], or has no parts, lacks its middle.
 pub fn wrapped(text: &str, size: f64, width: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -136,7 +141,7 @@ pub fn wrapped(text: &str, size: f64, width: f64) -> Vec<String> {
         let is_end = |c| !whole && matches!(c, '_' | '/');
         for (i, part) in word.split_inclusive(is_end).enumerate() {
             let space = if i == 0 { " " } else { "" };
-            let full = lines.len() == MAX_LINES;
+            let full = lines.len() == MAX_TITLE_LINES;
             match lines.last_mut() {
                 Some(line)
                     if full || text_width(&format!("{line}{space}{part}"), size) <= width =>

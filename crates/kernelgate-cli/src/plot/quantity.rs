@@ -2,7 +2,7 @@
 
 /// The quantity of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Quantity {
+pub enum PlottedUnit {
     /// Nanoseconds.
     Time,
     /// An amount a second: "FLOP", "B".
@@ -22,7 +22,7 @@ pub enum Quantity {
 /// Digits of a number, unless more are requested.
 const DIGITS: i32 = 3;
 
-impl Quantity {
+impl PlottedUnit {
     /// A value in short form: "1.5 ms", "34 TFLOP/s", "12%".
     pub fn text(self, value: f64) -> String {
         self.text_of(value, DIGITS)
@@ -65,9 +65,9 @@ impl Quantity {
 /// that lengths such as 16384 stay whole.
 fn with_prefix(value: f64, digits: i32) -> String {
     // Smallest value with the prefix, the value of one unit, and the prefix.
-    const PREFIXES: [(f64, f64, &str); 5] =
+    const SI_PREFIXES: [(f64, f64, &str); 5] =
         [(1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k")];
-    let found = PREFIXES.iter().find(|(from, ..)| value.abs() >= *from);
+    let found = SI_PREFIXES.iter().find(|(from, ..)| value.abs() >= *from);
     found.map_or_else(
         || format!("{} ", short(value, digits)),
         |(_, one, prefix)| format!("{} {prefix}", short(value / one, digits)),
@@ -95,26 +95,26 @@ mod tests {
 
     #[test]
     fn numbers_are_short_and_have_units() {
-        let texts = |quantity: Quantity, values: &[f64]| -> Vec<String> {
+        let texts = |quantity: PlottedUnit, values: &[f64]| -> Vec<String> {
             values.iter().map(|value| quantity.text(*value)).collect()
         };
         assert_eq!(
-            texts(Quantity::Time, &[0.0, 5.0, 1500.0, 2e6, 1.25e9, 999_999.0]),
+            texts(PlottedUnit::Time, &[0.0, 5.0, 1500.0, 2e6, 1.25e9, 999_999.0]),
             ["0", "5 ns", "1.5 µs", "2 ms", "1.25 s", "1 ms"]
         );
         assert_eq!(
-            texts(Quantity::Rate("FLOP"), &[3.4e13, 5e8, 12.0]),
+            texts(PlottedUnit::Rate("FLOP"), &[3.4e13, 5e8, 12.0]),
             ["34 TFLOP/s", "500 MFLOP/s", "12 FLOP/s"]
         );
-        assert_eq!(texts(Quantity::Bytes, &[1.5e9, 512.0]), ["1.5 GB", "512 B"]);
-        assert_eq!(texts(Quantity::Share, &[0.5, 0.123_45, 1.5]), ["50%", "12.3%", "150%"]);
-        assert_eq!(texts(Quantity::Change, &[1.0, 1.05, 0.9]), ["0%", "+5%", "-10%"]);
+        assert_eq!(texts(PlottedUnit::Bytes, &[1.5e9, 512.0]), ["1.5 GB", "512 B"]);
+        assert_eq!(texts(PlottedUnit::Share, &[0.5, 0.123_45, 1.5]), ["50%", "12.3%", "150%"]);
+        assert_eq!(texts(PlottedUnit::Change, &[1.0, 1.05, 0.9]), ["0%", "+5%", "-10%"]);
         assert_eq!(
-            texts(Quantity::Count, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
+            texts(PlottedUnit::Count, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
             ["4096", "16384", "33.6 M", "0.25"]
         );
-        let exact = [1e6, 1.475e6, 600_000.000_000_1].map(|ns| Quantity::Time.exact_text(ns));
+        let exact = [1e6, 1.475e6, 600_000.000_000_1].map(|ns| PlottedUnit::Time.exact_text(ns));
         assert_eq!(exact, ["1 ms", "1.475 ms", "600 µs"]);
-        assert_eq!(texts(Quantity::Error, &[0.0, 1.5e-5, 2e-3]), ["exact", "1.5e-5", "2e-3"]);
+        assert_eq!(texts(PlottedUnit::Error, &[0.0, 1.5e-5, 2e-3]), ["exact", "1.5e-5", "2e-3"]);
     }
 }

@@ -7,8 +7,8 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontDesc, FontFamily, FontStyle, RGBColor, ShapeStyle, TextStyle};
 
 use super::colour::Colour;
-use super::picture::{Anchor, Picture, Shape};
-use super::text::Pixels;
+use super::picture::{Shape, TextAnchor, VectorPicture};
+use super::text::PixelImage;
 use kernelgate::record::text::printable;
 
 /// The reason why a picture could not be drawn.
@@ -25,7 +25,7 @@ pub enum PlotError {
 /// Pixels of a PNG for each of the picture.
 const PNG_SCALE: f64 = 2.0;
 /// Draws a picture as an SVG document.
-pub fn svg(picture: &Picture) -> Result<String, PlotError> {
+pub fn svg(picture: &VectorPicture) -> Result<String, PlotError> {
     let mut text = String::new();
     let size = (picture.width.ceil() as u32, picture.height.ceil() as u32);
     draw(SVGBackend::with_string(&mut text, size), picture, 1.0, true)?;
@@ -35,20 +35,20 @@ pub fn svg(picture: &Picture) -> Result<String, PlotError> {
 }
 
 /// Draws a picture as a PNG image.
-pub fn png(picture: &Picture) -> Result<Vec<u8>, PlotError> {
+pub fn png(picture: &VectorPicture) -> Result<Vec<u8>, PlotError> {
     let pixels = |length: f64| (length * PNG_SCALE).ceil() as u32;
     let (width, height) = (pixels(picture.width), pixels(picture.height));
     let mut buffer = vec![0xff; 3 * width as usize * height as usize];
     // Texts are drawn by our own font, because plotters' feature for texts would take the font away
     // from Criterion's plots.
     draw(BitMapBackend::with_buffer(&mut buffer, (width, height)), picture, PNG_SCALE, false)?;
-    let mut pixels = Pixels { bytes: &mut buffer, width: width as usize };
+    let mut pixels = PixelImage { bytes: &mut buffer, width: width as usize };
     for shape in &picture.shapes {
         if let Shape::Text { x, y, text, size, colour, anchor, .. } = shape {
             let before = match anchor {
-                Anchor::Start => 0.0,
-                Anchor::Middle => 0.5,
-                Anchor::End => 1.0,
+                TextAnchor::Start => 0.0,
+                TextAnchor::Middle => 0.5,
+                TextAnchor::End => 1.0,
             };
             let at = (x * PNG_SCALE, y * PNG_SCALE);
             pixels.text(&printable(text), at, (size * PNG_SCALE, before), colour.rgb());
@@ -69,7 +69,7 @@ fn rgb(colour: Colour) -> RGBColor {
 
 fn draw<B: DrawingBackend>(
     backend: B,
-    picture: &Picture,
+    picture: &VectorPicture,
     scale: f64,
     with_texts: bool,
 ) -> Result<(), PlotError> {
@@ -112,9 +112,9 @@ fn draw_shape<B: DrawingBackend>(
         }
         Shape::Text { x, y, text, size, colour, anchor, bold } => {
             let horizontal = match anchor {
-                Anchor::Start => HPos::Left,
-                Anchor::Middle => HPos::Center,
-                Anchor::End => HPos::Right,
+                TextAnchor::Start => HPos::Left,
+                TextAnchor::Middle => HPos::Center,
+                TextAnchor::End => HPos::Right,
             };
             let colour = rgb(*colour);
             let weight = if *bold { FontStyle::Bold } else { FontStyle::Normal };

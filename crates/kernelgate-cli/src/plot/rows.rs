@@ -2,8 +2,8 @@
 
 use super::axis::Axis;
 use super::colour::Colour;
-use super::frame::{LINE, Lines, MARGIN, below, head, head_height};
-use super::picture::{Anchor, Picture, TEXT, wrapped};
+use super::frame::{LINE, Lines, MARGIN, draw_axis_below, head, title_and_legend_height};
+use super::picture::{TEXT, TextAnchor, VectorPicture, wrapped};
 use super::scale::Scale;
 use super::text::text_width;
 
@@ -12,7 +12,7 @@ const WIDTH: f64 = 660.0;
 /// Height of a row.
 const ROW: f64 = 20.0;
 /// Smallest width of the area right of the labels; if it would be less, labels take more lines.
-const FIELD: f64 = 180.0;
+const MIN_DRAWING_WIDTH: f64 = 180.0;
 
 /// Labelled rows over one axis.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,12 +35,12 @@ pub struct Row {
     /// Value in words, right of the row.
     pub value: String,
     /// Marks of the row.
-    pub marks: Vec<RowMark>,
+    pub marks: Vec<ChartRowMark>,
 }
 
 /// A mark in a row; colours by number.
 #[derive(Debug, Clone, PartialEq)]
-pub enum RowMark {
+pub enum ChartRowMark {
     /// A bar from the axis' lower end to a value.
     Bar(f64, usize),
     /// An interval between two values, with a dot in it.
@@ -53,7 +53,7 @@ pub enum RowMark {
     Tick(f64),
 }
 
-impl RowMark {
+impl ChartRowMark {
     /// Values of the mark on the axis.
     fn values(&self) -> Vec<f64> {
         match self {
@@ -65,7 +65,7 @@ impl RowMark {
     }
 }
 
-pub fn layout(lines: Lines<'_>, body: &Rows) -> Picture {
+pub fn layout(lines: Lines<'_>, body: &Rows) -> VectorPicture {
     let legend = body.legend.iter().enumerate();
     let legend: Vec<(&str, Colour)> =
         legend.map(|(i, name)| (name.as_str(), Colour::Series(i))).collect();
@@ -74,18 +74,21 @@ pub fn layout(lines: Lines<'_>, body: &Rows) -> Picture {
     };
     let values = widest(&mut body.rows.iter().map(|row| &row.value));
     let right = WIDTH - MARGIN - values - 10.0;
-    let room = right - FIELD - 10.0 - MARGIN;
+    let room = right - MIN_DRAWING_WIDTH - 10.0 - MARGIN;
     let labels: Vec<Vec<String>> =
         body.rows.iter().map(|row| wrapped(&row.label, TEXT, room)).collect();
     let left = MARGIN + widest(&mut labels.iter().flatten()) + 10.0;
     let height = |label: &Vec<String>| ROW + LINE * label.len().saturating_sub(1) as f64;
     let rows: f64 = labels.iter().map(height).sum();
-    let mut picture = Picture::new(WIDTH, head_height(lines, &legend, WIDTH) + rows + 8.0 + 48.0);
+    let mut picture = VectorPicture::new(
+        WIDTH,
+        title_and_legend_height(lines, &legend, WIDTH) + rows + 8.0 + 48.0,
+    );
     let top = head(&mut picture, lines, &legend);
     let bottom = top + rows + 8.0;
-    let all = body.rows.iter().flat_map(|row| &row.marks).flat_map(RowMark::values);
+    let all = body.rows.iter().flat_map(|row| &row.marks).flat_map(ChartRowMark::values);
     let scale = body.axis.scale(all.chain(body.origin), (left, right));
-    below(&mut picture, &body.axis, &scale, (top, bottom), f64::midpoint(left, right));
+    draw_axis_below(&mut picture, &body.axis, &scale, (top, bottom), f64::midpoint(left, right));
     if let Some(x) = body.origin.and_then(|origin| scale.at(origin)) {
         picture.line(vec![(x, top), (x, bottom)], Colour::Muted, 1.5);
     }
@@ -95,24 +98,33 @@ pub fn layout(lines: Lines<'_>, body: &Rows) -> Picture {
         end += height(label);
         for (i, line) in label.iter().enumerate() {
             let below = LINE * (i as f64 - (label.len() - 1) as f64 / 2.0);
-            picture.text((left - 10.0, y + below), line, Colour::Ink, Anchor::End);
+            picture.text((left - 10.0, y + below), line, Colour::Ink, TextAnchor::End);
         }
         row.marks.iter().for_each(|mark| draw_mark(&mut picture, mark, &scale, (left, y)));
-        picture.text((right + 10.0, y), &row.value, Colour::Muted, Anchor::Start);
+        picture.text((right + 10.0, y), &row.value, Colour::Muted, TextAnchor::Start);
     }
     picture.line(vec![(left, top), (left, bottom), (right, bottom)], Colour::Muted, 1.0);
     picture
 }
 
-fn draw_mark(picture: &mut Picture, mark: &RowMark, scale: &Scale, (left, y): (f64, f64)) {
+fn draw_mark(
+    picture: &mut VectorPicture,
+    mark: &ChartRowMark,
+    scale: &Scale,
+    (left, y): (f64, f64),
+) {
     let half = ROW / 2.0 - 4.0;
     match mark {
-        RowMark::Bar(to, colour) => {
+        ChartRowMark::Bar(to, colour) => {
             if let Some(x) = scale.within(*to) {
-                picture.rect((left, y - half), (x - left, 2.0 * half), Colour::Series(*colour));
+                picture.add_rectangle(
+                    (left, y - half),
+                    (x - left, 2.0 * half),
+                    Colour::Series(*colour),
+                );
             }
         }
-        RowMark::Interval(low, at, high, colour) => {
+        ChartRowMark::Interval(low, at, high, colour) => {
             let colour = Colour::Series(*colour);
             if let (Some(low), Some(high)) = (scale.within(*low), scale.within(*high)) {
                 picture.line(vec![(low, y), (high, y)], colour, 2.0);
@@ -121,18 +133,18 @@ fn draw_mark(picture: &mut Picture, mark: &RowMark, scale: &Scale, (left, y): (f
                 picture.dot((x, y), 4.0, colour, true);
             }
         }
-        RowMark::Span(from, to, colour) => {
+        ChartRowMark::Span(from, to, colour) => {
             if let (Some(from), Some(to)) = (scale.within(*from), scale.within(*to)) {
                 let size = ((to - from).max(1.0), 2.0 * half);
-                picture.rect((from, y - half), size, Colour::Series(*colour));
+                picture.add_rectangle((from, y - half), size, Colour::Series(*colour));
             }
         }
-        RowMark::Dots(values, colour) => {
+        ChartRowMark::Dots(values, colour) => {
             for x in values.iter().filter_map(|value| scale.at(*value)) {
                 picture.dot((x, y), 3.0, Colour::Series(*colour), false);
             }
         }
-        RowMark::Tick(at) => {
+        ChartRowMark::Tick(at) => {
             if let Some(x) = scale.within(*at) {
                 picture.line(
                     vec![(x, y - ROW / 2.0 + 1.0), (x, y + ROW / 2.0 - 1.0)],

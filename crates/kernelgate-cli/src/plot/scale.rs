@@ -66,7 +66,7 @@ impl Scale {
     }
 
     /// Round values, about as many as asked for.
-    pub fn ticks(&self, about: usize) -> Vec<f64> {
+    pub fn axis_ticks(&self, about: usize) -> Vec<f64> {
         let ticks = match self.kind {
             ScaleKind::Log => self.log_ticks(about),
             _ => self.even_ticks(about),
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn ticks_are_round() {
-        let ticks = |kind, values: &[f64], about| scale(kind, values).ticks(about);
+        let ticks = |kind, values: &[f64], about| scale(kind, values).axis_ticks(about);
         assert_eq!(ticks(ScaleKind::FromZero, &[0.9], 5), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8]);
         assert_eq!(ticks(ScaleKind::Log, &[2e3, 5e6], 6), [1e4, 1e5, 1e6]);
         assert_eq!(ticks(ScaleKind::Log, &[1.0, 9.0], 6), [1.0, 2.0, 5.0, 10.0]);

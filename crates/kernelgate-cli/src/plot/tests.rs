@@ -4,8 +4,8 @@
 use super::*;
 use regex::Regex;
 
-fn curves(kind: ScaleKind) -> Chart {
-    let series = |name: &str, colour: usize, scale: f64| Series {
+fn curves(kind: ScaleKind) -> ChartWithTitle {
+    let series = |name: &str, colour: usize, scale: f64| CurveSeries {
         name: name.to_owned(),
         colour,
         joined: true,
@@ -18,14 +18,14 @@ fn curves(kind: ScaleKind) -> Chart {
             .to_vec(),
     };
     let ticks = [512.0, 1024.0, 2048.0, 4096.0];
-    Chart {
+    ChartWithTitle {
         title: "attention/forward over s".to_owned(),
         subtitle: "d128 causal bf16, hot".to_owned(),
-        body: Body::Xy(Xy {
-            x: Axis::new("s", Quantity::Count, ScaleKind::Log).with_ticks(ticks),
-            y: Axis::new("time of a launch", Quantity::Time, kind),
+        body: ChartBody::Xy(Xy {
+            x: Axis::new("s", PlottedUnit::Count, ScaleKind::Log).with_ticks(ticks),
+            y: Axis::new("time of a launch", PlottedUnit::Time, kind),
             series: vec![series("cuda/flash", 0, 1.0), series("cuda/<naive> & \"co\"", 1, 30.0)],
-            guides: vec![Guide {
+            guides: vec![GuideLine {
                 name: "limit".to_owned(),
                 points: vec![(512.0, 5e4), (4096.0, 4e5)],
             }],
@@ -34,21 +34,21 @@ fn curves(kind: ScaleKind) -> Chart {
     }
 }
 
-fn rows() -> Chart {
+fn rows() -> ChartWithTitle {
     let row = |i: usize| Row {
         label: format!("family/operation/{}", "long_".repeat(40 * (i % 2)) + &i.to_string()),
         value: "+1.0%".to_owned(),
         marks: vec![
-            RowMark::Interval(0.9, 1.0 + i as f64 / 10.0, 1.5, 0),
-            RowMark::Tick(1.0),
-            RowMark::Dots(vec![1.0, 1.1], 1),
+            ChartRowMark::Interval(0.9, 1.0 + i as f64 / 10.0, 1.5, 0),
+            ChartRowMark::Tick(1.0),
+            ChartRowMark::Dots(vec![1.0, 1.1], 1),
         ],
     };
-    Chart {
+    ChartWithTitle {
         title: "Change".to_owned(),
         subtitle: String::new(),
-        body: Body::Rows(Rows {
-            axis: Axis::new("change of the time", Quantity::Change, ScaleKind::Linear),
+        body: ChartBody::Rows(Rows {
+            axis: Axis::new("change of the time", PlottedUnit::Change, ScaleKind::Linear),
             legend: vec!["interval".to_owned(), "runs".to_owned()],
             rows: (0..5).map(row).collect(),
             origin: Some(1.0),
@@ -56,15 +56,15 @@ fn rows() -> Chart {
     }
 }
 
-fn heat() -> Chart {
-    Chart {
+fn heat_map_chart() -> ChartWithTitle {
+    ChartWithTitle {
         title: "st_bif/forward".to_owned(),
         subtitle: "time".to_owned(),
-        body: Body::Heat(Heat {
+        body: ChartBody::Heat(HeatMap {
             columns: vec!["4".to_owned(), "8".to_owned()],
             rows: vec!["b8".to_owned(), "b16".to_owned()],
             cells: vec![vec![Some(1e3), Some(2e3)], vec![None, Some(8e3)]],
-            quantity: Quantity::Time,
+            quantity: PlottedUnit::Time,
             names: ("t".to_owned(), "b".to_owned()),
         }),
     }
@@ -74,7 +74,7 @@ fn count(svg: &str, tag: &str) -> usize {
     svg.matches(&format!("<{tag} ")).count()
 }
 
-fn texts(svg: &str) -> Vec<String> {
+fn svg_texts(svg: &str) -> Vec<String> {
     let text = Regex::new("<text[^>]*>([^<]*)</text>").unwrap();
     text.captures_iter(svg).map(|found| found[1].to_owned()).collect()
 }
@@ -108,7 +108,7 @@ fn curves_have_a_mark_for_every_value_in_order() {
         assert!(cy(0).iter().zip(cy(1)).all(|(fast, slow)| slow < *fast));
         let cx = numbers(&svg, "circle", "cx", colour::Colour::Series(0));
         assert!((cx[1] - cx[0] - (cx[3] - cx[2])).abs() <= 1.0, "{cx:?}");
-        let texts = texts(&svg);
+        let texts = svg_texts(&svg);
         let expected =
             ["attention/forward over s", "512", "4096", "limit", "cuda/flash", "time of a launch"];
         expected
@@ -122,7 +122,7 @@ fn curves_have_a_mark_for_every_value_in_order() {
 fn text_of_others_is_escaped_in_a_drawing() {
     let svg = curves(ScaleKind::Log).svg().unwrap();
     assert!(svg.contains("cuda/&lt;naive&gt; &amp; &quot;co&quot;") && !svg.contains("<naive>"));
-    let mut chart = heat();
+    let mut chart = heat_map_chart();
     chart.title = "a\u{1b}[31m\u{0}b".to_owned();
     let svg = chart.svg().unwrap();
     assert!(!svg.contains(['\u{1b}', '\u{0}']), "{svg}");
@@ -136,18 +136,21 @@ fn rows_have_their_labels_and_stay_inside() {
     assert_eq!(count(&svg, "circle"), 15);
     let at = numbers(&svg, "circle", "cx", colour::Colour::Series(0));
     assert!(at.is_sorted_by(|a, b| a < b), "{at:?}");
-    assert!(texts(&svg).iter().any(|text| text.contains('…')), "longer than the drawing is wide");
-    assert_inside(&chart.layout());
+    assert!(
+        svg_texts(&svg).iter().any(|text| text.contains('…')),
+        "longer than the drawing is wide"
+    );
+    assert_shapes_inside(&chart.layout());
 }
 
-fn assert_inside(picture: &Picture) {
+fn assert_shapes_inside(picture: &VectorPicture) {
     for shape in &picture.shapes {
         let Shape::Text { x, text, size, anchor, .. } = shape else { continue };
         let width = text::text_width(text, *size);
         let left = match anchor {
-            Anchor::Start => *x,
-            Anchor::Middle => x - width / 2.0,
-            Anchor::End => x - width,
+            TextAnchor::Start => *x,
+            TextAnchor::Middle => x - width / 2.0,
+            TextAnchor::End => x - width,
         };
         assert!(left >= 0.0 && left + width <= picture.width, "{text} at {left}");
     }
@@ -161,14 +164,14 @@ fn long_labels_take_lines_rather_than_lose_parts_and_leave_marks_their_room() {
         "s512 cuda/flash hot",
     ];
     let mut chart = rows();
-    let Body::Rows(body) = &mut chart.body else { unreachable!() };
+    let ChartBody::Rows(body) = &mut chart.body else { unreachable!() };
     body.rows.truncate(labels.len());
     for (row, label) in body.rows.iter_mut().zip(labels) {
         row.label = label.to_owned();
         row.value = "12.34 ms hot, 123.4 ms cold".to_owned();
     }
     let svg = chart.svg().unwrap();
-    let shown = texts(&svg).concat().replace(' ', "");
+    let shown = svg_texts(&svg).concat().replace(' ', "");
     for label in labels {
         assert!(shown.contains(&label.replace(' ', "")), "{label}: {shown}");
     }
@@ -177,32 +180,32 @@ fn long_labels_take_lines_rather_than_lose_parts_and_leave_marks_their_room() {
     // A row with one line has the usual height.
     let steps: Vec<f64> = at("cy").windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(steps[0] > steps[1] && steps[1] > 20.0, "{steps:?}");
-    assert_inside(&chart.layout());
+    assert_shapes_inside(&chart.layout());
 }
 
 #[test]
 fn titles_and_names_of_columns_take_lines_rather_than_lose_words() {
-    let mut chart = heat();
+    let mut chart = heat_map_chart();
     chart.subtitle =
         "share of the limit, fastest implementation; h56 w56 conv1 f32 int8, cold".to_owned();
-    let Body::Heat(body) = &mut chart.body else { unreachable!() };
+    let ChartBody::Heat(body) = &mut chart.body else { unreachable!() };
     body.columns =
         ["heads12 tokens512 level8", "heads12 tokens1600 level16"].map(str::to_owned).into();
-    let texts = texts(&chart.svg().unwrap());
+    let texts = svg_texts(&chart.svg().unwrap());
     assert!(!texts.iter().any(|text| text.contains('…')), "{texts:?}");
     let words = texts.join(" ");
     for word in chart.subtitle.split(' ').chain(["tokens1600", "level16"]) {
         assert!(words.contains(word), "{word}: {texts:?}");
     }
-    assert_inside(&chart.layout());
+    assert_shapes_inside(&chart.layout());
 }
 
 #[test]
 fn a_cell_has_the_colour_of_its_value() {
-    let svg = heat().svg().unwrap();
+    let svg = heat_map_chart().svg().unwrap();
     let cells_of_step = |step| numbers(&svg, "rect", "x", colour::Colour::Step(step)).len();
     assert_eq!((cells_of_step(0), cells_of_step(colour::STEPS - 1)), (1, 1));
-    let texts = texts(&svg);
+    let texts = svg_texts(&svg);
     ["1 µs", "8 µs", "b16", "right: t; down: b", "-"]
         .iter()
         .for_each(|text| assert!(texts.iter().any(|it| it == text), "{text}: {texts:?}"));
@@ -233,26 +236,26 @@ fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
 
 #[test]
 fn an_empty_chart_does_not_panic() {
-    let empty = Axis::new("x", Quantity::Time, ScaleKind::Log);
+    let empty = Axis::new("x", PlottedUnit::Time, ScaleKind::Log);
     let bodies = [
-        Body::Xy(Xy {
+        ChartBody::Xy(Xy {
             x: empty.clone(),
             y: empty.clone(),
             series: vec![],
             guides: vec![],
             broad: false,
         }),
-        Body::Rows(Rows { axis: empty, legend: vec![], rows: vec![], origin: None }),
-        Body::Heat(Heat {
+        ChartBody::Rows(Rows { axis: empty, legend: vec![], rows: vec![], origin: None }),
+        ChartBody::Heat(HeatMap {
             columns: vec![],
             rows: vec![],
             cells: vec![],
-            quantity: Quantity::Time,
+            quantity: PlottedUnit::Time,
             names: (String::new(), String::new()),
         }),
     ];
     for body in bodies {
-        let chart = Chart { title: String::new(), subtitle: String::new(), body };
+        let chart = ChartWithTitle { title: String::new(), subtitle: String::new(), body };
         assert!(chart.svg().unwrap().ends_with("</svg>"));
     }
 }

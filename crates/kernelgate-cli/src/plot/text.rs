@@ -7,34 +7,34 @@ use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 /// Factor by which the reader's font may be wider than the embedded one.
 const FONT_WIDTH_MARGIN: f32 = 1.2;
 
-static FONT: LazyLock<Option<FontRef<'static>>> =
+static CHART_FONT: LazyLock<Option<FontRef<'static>>> =
     LazyLock::new(|| FontRef::try_from_slice(ttf_noto_sans::REGULAR).ok());
 
 /// Converts a font size in pixels, as SVG has it, to the font's own units.
-fn scale_of(font: &impl Font, size: f64) -> PxScale {
+fn font_scale(font: &impl Font, size: f64) -> PxScale {
     let em = font.units_per_em().unwrap_or(1000.0);
     PxScale::from(size as f32 * font.height_unscaled() / em)
 }
 
 fn advance(font: &FontRef<'_>, text: &str, size: f64) -> f32 {
-    let font = font.as_scaled(scale_of(font, size));
+    let font = font.as_scaled(font_scale(font, size));
     text.chars().map(|c| font.h_advance(font.glyph_id(c))).sum()
 }
 
 /// Width in pixels that a text may take.
 pub fn text_width(text: &str, size: f64) -> f64 {
-    f64::from(FONT.as_ref().map_or(0.0, |font| advance(font, text, size)) * FONT_WIDTH_MARGIN)
+    f64::from(CHART_FONT.as_ref().map_or(0.0, |font| advance(font, text, size)) * FONT_WIDTH_MARGIN)
 }
 
 /// An image with three bytes a pixel.
-pub struct Pixels<'a> {
+pub struct PixelImage<'a> {
     /// Bytes, row by row.
     pub bytes: &'a mut [u8],
     /// Pixels in a row.
     pub width: usize,
 }
 
-impl Pixels<'_> {
+impl PixelImage<'_> {
     /// Draws a text around the height `y`; the share `before` of its width is left of `x`.
     pub fn text(
         &mut self,
@@ -43,8 +43,8 @@ impl Pixels<'_> {
         (size, before): (f64, f32),
         colour: [u8; 3],
     ) {
-        let Some(font) = FONT.as_ref() else { return };
-        let scale = scale_of(font, size);
+        let Some(font) = CHART_FONT.as_ref() else { return };
+        let scale = font_scale(font, size);
         let scaled = font.as_scaled(scale);
         let mut left = x as f32 - before * advance(font, text, size);
         let baseline = y as f32 + 0.36 * size as f32;
@@ -56,12 +56,12 @@ impl Pixels<'_> {
             let corner = outline.px_bounds().min;
             outline.draw(|right, down, share| {
                 let at = (corner.x as i64 + i64::from(right), corner.y as i64 + i64::from(down));
-                self.blend(at, colour, share);
+                self.blend_pixel(at, colour, share);
             });
         }
     }
 
-    fn blend(&mut self, (x, y): (i64, i64), colour: [u8; 3], share: f32) {
+    fn blend_pixel(&mut self, (x, y): (i64, i64), colour: [u8; 3], share: f32) {
         let (Ok(x), Ok(y)) = (usize::try_from(x), usize::try_from(y)) else { return };
         if x >= self.width {
             return;
@@ -85,13 +85,13 @@ mod tests {
         let mut bytes = vec![255; 3 * width * height];
         let wide = text_width("1.5 ms", 12.0);
         assert!((20.0..80.0).contains(&wide), "{wide}");
-        Pixels { bytes: &mut bytes, width }.text("1.5 ms", (10.0, 10.0), (12.0, 0.0), [0; 3]);
+        PixelImage { bytes: &mut bytes, width }.text("1.5 ms", (10.0, 10.0), (12.0, 0.0), [0; 3]);
         let dark: Vec<usize> =
             (0..width * height).filter(|at| bytes[3 * at] < 128).map(|at| at % width).collect();
         assert!(dark.len() > 20, "{dark:?}");
         let (first, last) = (dark.iter().min().unwrap(), dark.iter().max().unwrap());
         assert!(*first >= 9 && (*last as f64) < 10.0 + wide, "{first} to {last}");
         // Text outside of the image is skipped.
-        Pixels { bytes: &mut bytes, width }.text("1.5 ms", (95.0, -3.0), (12.0, 0.5), [0; 3]);
+        PixelImage { bytes: &mut bytes, width }.text("1.5 ms", (95.0, -3.0), (12.0, 0.5), [0; 3]);
     }
 }

@@ -2,15 +2,15 @@
 
 use super::axis::Axis;
 use super::colour::Colour;
-use super::frame::{LINE, Lines, MARGIN, below, head, head_height};
-use super::picture::{Anchor, Picture, TEXT};
+use super::frame::{LINE, Lines, MARGIN, draw_axis_below, head, title_and_legend_height};
+use super::picture::{TEXT, TextAnchor, VectorPicture};
 use super::scale::Scale;
 use super::text::text_width;
 
 /// Size of the drawing, and of the area between the axes.
-const DEFAULT_SIZE: (f64, f64) = (480.0, 210.0);
+const DEFAULT_CHART_SIZE: (f64, f64) = (480.0, 210.0);
 /// Size of a drawing with the width of a page.
-const PAGE_SIZE: (f64, f64) = (660.0, 380.0);
+const FULL_WIDTH_CHART_SIZE: (f64, f64) = (660.0, 380.0);
 
 /// Curves and points over two axes.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,16 +20,16 @@ pub struct Xy {
     /// The vertical axis.
     pub y: Axis,
     /// The data, each with a colour of its own.
-    pub series: Vec<Series>,
+    pub series: Vec<CurveSeries>,
     /// Curves to compare the data with, drawn behind them.
-    pub guides: Vec<Guide>,
+    pub guides: Vec<GuideLine>,
     /// Whether the chart has the width of a page.
     pub broad: bool,
 }
 
 /// Marks of one series.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Series {
+pub struct CurveSeries {
     /// Name in the legend.
     pub name: String,
     /// Number of the series' colour.
@@ -60,15 +60,15 @@ impl Mark {
 
 /// A line to compare data with, such as a limit.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Guide {
+pub struct GuideLine {
     /// Name in the legend.
     pub name: String,
     /// Corners of the line, in order of x.
     pub points: Vec<(f64, f64)>,
 }
 
-pub fn layout(lines: Lines<'_>, body: &Xy) -> Picture {
-    let (width, field) = if body.broad { PAGE_SIZE } else { DEFAULT_SIZE };
+pub fn layout(lines: Lines<'_>, body: &Xy) -> VectorPicture {
+    let (width, field) = if body.broad { FULL_WIDTH_CHART_SIZE } else { DEFAULT_CHART_SIZE };
     // Neighbouring lines have different tones.
     let tone = |i: usize| if i.is_multiple_of(2) { Colour::Ink } else { Colour::Muted };
     let guides = body.guides.iter().enumerate();
@@ -76,8 +76,8 @@ pub fn layout(lines: Lines<'_>, body: &Xy) -> Picture {
     let series = body.series.iter();
     let series = series.map(|series| (series.name.as_str(), Colour::Series(series.colour)));
     let legend: Vec<(&str, Colour)> = series.chain(guides).collect();
-    let height = head_height(lines, &legend, width) + LINE + field + 48.0;
-    let mut picture = Picture::new(width, height);
+    let height = title_and_legend_height(lines, &legend, width) + LINE + field + 48.0;
+    let mut picture = VectorPicture::new(width, height);
     let top = head(&mut picture, lines, &legend) + LINE;
     let bottom = top + field;
     let marks = || body.series.iter().flat_map(|series| &series.marks);
@@ -90,13 +90,13 @@ pub fn layout(lines: Lines<'_>, body: &Xy) -> Picture {
     let (left, right) = (MARGIN + widest + 6.0, width - MARGIN - 8.0);
     let values = marks().map(|mark| mark.x).chain(corners().map(|(x, _)| *x));
     let x = body.x.scale(values, (left, right));
-    below(&mut picture, &body.x, &x, (top, bottom), f64::midpoint(left, right));
+    draw_axis_below(&mut picture, &body.x, &x, (top, bottom), f64::midpoint(left, right));
     for (value, text) in &ticks {
         let Some(at) = y.at(*value) else { continue };
         picture.line(vec![(left, at), (right, at)], Colour::Grid, 1.0);
-        picture.text((left - 6.0, at), text, Colour::Muted, Anchor::End);
+        picture.text((left - 6.0, at), text, Colour::Muted, TextAnchor::End);
     }
-    picture.text((MARGIN, top - LINE * 0.7), &body.y.label, Colour::Ink, Anchor::Start);
+    picture.text((MARGIN, top - LINE * 0.7), &body.y.label, Colour::Ink, TextAnchor::Start);
     picture.line(vec![(left, top), (left, bottom), (right, bottom)], Colour::Muted, 1.0);
     for (i, guide) in body.guides.iter().enumerate() {
         let points = guide.points.iter();
@@ -107,7 +107,7 @@ pub fn layout(lines: Lines<'_>, body: &Xy) -> Picture {
     picture
 }
 
-fn draw_series(picture: &mut Picture, series: &Series, (x, y): (&Scale, &Scale)) {
+fn draw_series(picture: &mut VectorPicture, series: &CurveSeries, (x, y): (&Scale, &Scale)) {
     let colour = Colour::Series(series.colour);
     let place = |mark: &Mark| Some((x.at(mark.x)?, y.at(mark.y)?));
     if series.joined {

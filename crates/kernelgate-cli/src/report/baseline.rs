@@ -3,21 +3,21 @@
 use std::collections::BTreeSet;
 
 use super::summary::{self, UnjudgedEntry, UnjudgedKind};
-use super::verdicts::{Wording, first_of};
+use super::verdicts::{VerdictWording, lines_for_first_cases};
 use crate::gate::baseline::{BaselineFacts, GateReport};
 use crate::gate::interval::SpreadSource;
-use crate::gate::judgement::{Judgement, RunEvidence, SideRuns};
+use crate::gate::judgement::{Judgement, RunEvidence, SideRunCounts};
 
-impl Wording for BaselineFacts {
-    const VERB: &'static str = "kernelgate gate";
+impl VerdictWording for BaselineFacts {
+    const VERB_COMMAND: &'static str = "kernelgate gate";
     const SIDES: [&'static str; 2] = ["baseline", "run"];
     const COLUMNS: [&'static str; 2] = ["baseline", "now"];
     const EVIDENCE: &'static str = "runs";
-    const READING: &'static [&'static str] = &[
+    const ROW_EXPLANATION: &'static [&'static str] = &[
         "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged",
     ];
     const FAILED: &'static str = "failed";
-    const SKIPPED: &'static str = "skipped, in the baseline";
+    const SKIPPED_LABEL: &'static str = "skipped, in the baseline";
 
     fn heading(report: &GateReport) -> String {
         format!("{}, on {}", base(&report.facts), report.device)
@@ -29,7 +29,7 @@ impl Wording for BaselineFacts {
             let spreads = sides.into_iter().flatten().flatten();
             spreads.map(|spread| (judged.case.as_str(), spread)).collect::<Vec<_>>()
         });
-        let noise = summary::noise_floor("runs of one side are", spreads);
+        let noise = summary::noise_floor_text("runs of one side are", spreads);
         let mut facts = vec![
             ("base", base(&report.facts)),
             ("head", report.facts.head_commits.join(", ")),
@@ -42,7 +42,7 @@ impl Wording for BaselineFacts {
     // The wider threshold counts as soon as any device differs.
     fn threshold_percent(report: &GateReport) -> f64 {
         let same_device = report.facts.other_device.is_none();
-        100.0 * report.facts.policy.relative_on(same_device)
+        100.0 * report.facts.policy.relative_for_device(same_device)
     }
 
     fn refusal(report: &GateReport) -> Option<String> {
@@ -53,14 +53,14 @@ impl Wording for BaselineFacts {
         (!report.refused.is_empty()).then_some(words)
     }
 
-    fn unfinished(&self) -> String {
+    fn more_headline_parts(&self) -> String {
         let interrupted =
             if self.interrupted.is_empty() { "" } else { "; the run was interrupted" };
         let missing = if self.missing_shards.is_empty() { "" } else { "; shards are missing" };
         format!("{interrupted}{missing}")
     }
 
-    fn more_seeds(&self, seeds: usize) -> String {
+    fn more_seeds_advice(&self, seeds: usize) -> String {
         format!(
             "{seeds} seeds would decide: `kernelgate verify --seeds {seeds}` with this code, and \
              with the baseline's before `kernelgate baseline add {}`",
@@ -86,19 +86,22 @@ impl Wording for BaselineFacts {
         interrupted.chain(missing).chain(not_run).collect()
     }
 
-    fn unmeasured_notes(&self) -> Vec<String> {
+    fn notes_on_unmeasured(&self) -> Vec<String> {
         let interrupted =
             |bench: &String| format!("interrupted: bench `{bench}` did not get to its end");
         let missing = |shard: &String| format!("missing: {shard}, whose cases are not judged");
         let mut lines: Vec<String> = self.interrupted.iter().map(interrupted).collect();
         lines.extend(self.missing_shards.iter().map(missing));
-        lines.extend(first_of(&self.own, "compared with itself, the baseline was saved from it"));
+        lines.extend(lines_for_first_cases(
+            &self.own,
+            "compared with itself, the baseline was saved from it",
+        ));
         lines
     }
 
-    fn last_notes(report: &GateReport) -> Vec<String> {
+    fn last_note_lines(report: &GateReport) -> Vec<String> {
         let BaselineFacts { policy, other_device, .. } = &report.facts;
-        let most = |side: fn(&RunEvidence) -> SideRuns| {
+        let most = |side: fn(&RunEvidence) -> SideRunCounts| {
             runs(report).map(|it| side(it).contention).fold(0.0, f64::max)
         };
         let (base, head) = (most(|runs| runs.base), most(|runs| runs.head));
@@ -118,7 +121,7 @@ impl Wording for BaselineFacts {
                 report.facts.baseline
             ));
         }
-        lines.extend(single_runs(report));
+        lines.extend(single_run_allowances(report));
         let cards: BTreeSet<&String> = runs(report).filter_map(|it| it.card.as_ref()).collect();
         if !cards.is_empty() {
             let cases = runs(report).filter(|it| it.card.is_some()).count();
@@ -134,17 +137,18 @@ impl Wording for BaselineFacts {
                  of one model may differ by {:.0}%, so that the threshold is {:.1}% in place of \
                  {:.1}%",
                 100.0 * policy.other_device,
-                100.0 * policy.relative_on(false),
-                100.0 * policy.relative_on(true)
+                100.0 * policy.relative_for_device(false),
+                100.0 * policy.relative_for_device(true)
             )
         }));
         lines
     }
 
     fn details(report: &GateReport) -> Vec<String> {
-        let mut lines = first_of(&report.unverified, "unverified, only its time is compared");
-        lines.extend(first_of(&report.new, "new, not judged"));
-        lines.extend(first_of(&report.facts.not_run, "in the baseline, not run"));
+        let mut lines =
+            lines_for_first_cases(&report.unverified, "unverified, only its time is compared");
+        lines.extend(lines_for_first_cases(&report.new, "new, not judged"));
+        lines.extend(lines_for_first_cases(&report.facts.not_run, "in the baseline, not run"));
         lines
     }
 }
@@ -179,9 +183,9 @@ fn base(report: &BaselineFacts) -> String {
 }
 
 /// Allowances of single runs for the difference between runs, and how to measure it.
-fn single_runs(report: &GateReport) -> Vec<String> {
+fn single_run_allowances(report: &GateReport) -> Vec<String> {
     let mut lines = Vec::new();
-    let given = |side: fn(&RunEvidence) -> SideRuns, from: SpreadSource| {
+    let given = |side: fn(&RunEvidence) -> SideRunCounts, from: SpreadSource| {
         let singles = runs(report).filter_map(|runs| side(runs).single);
         singles.filter(|single| single.from == from).map(|single| single.relative).reduce(f64::max)
     };
@@ -204,7 +208,7 @@ fn single_runs(report: &GateReport) -> Vec<String> {
         ));
     }
     for (side, what) in
-        [(base as fn(&RunEvidence) -> SideRuns, "in the baseline"), (head, "judged")]
+        [(base as fn(&RunEvidence) -> SideRunCounts, "in the baseline"), (head, "judged")]
     {
         if let Some(most) = given(side, SpreadSource::Calibration) {
             lines.push(format!(

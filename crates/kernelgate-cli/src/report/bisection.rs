@@ -1,17 +1,17 @@
 //! The outcome of a search for the first slower commit, as text.
 
-use crate::bisect::commits::{Suspect, words};
-use crate::bisect::{Bisection, Ended, Found, FoundCommits, Times};
+use crate::bisect::commits::{SuspectCommit, words};
+use crate::bisect::{Bisection, CommitTimeRatio, Ended, FoundCommits, SlowdownRange};
 
 /// Largest number of commits of a range that are named.
-const MAX_SUSPECTS: usize = 20;
+const MAX_LISTED_SUSPECTS: usize = 20;
 
 /// Lines for a terminal.
 pub fn text(bisection: &Bisection) -> String {
     let Bisection { case, good, bad, commits, ended, found } = bisection;
     let ends = format!("{case}: {bad} against {good}, {commits} commits later");
     match (ended, found) {
-        (Ended::Found(search), Some(found)) => found_commits(&ends, search, found),
+        (Ended::Found(search), Some(found)) => slowed_commits_text(&ends, search, found),
         (Ended::Found(_), None) => ends,
         (Ended::NoDifference(times), _) => format!(
             "{ends}: not slower ({}), so there is no first slower commit between them",
@@ -25,9 +25,10 @@ pub fn text(bisection: &Bisection) -> String {
     }
 }
 
-fn found_commits(ends: &str, search: &Found, found: &FoundCommits) -> String {
+fn slowed_commits_text(ends: &str, search: &SlowdownRange, found: &FoundCommits) -> String {
     let mut lines = vec![format!("{ends}: slower, {}", range(&search.ends))];
-    let named: Vec<String> = found.suspects.iter().take(MAX_SUSPECTS).map(suspect).collect();
+    let named: Vec<String> =
+        found.suspects.iter().take(MAX_LISTED_SUSPECTS).map(suspect_commit_line).collect();
     match &found.suspects[..] {
         [_] => lines.push(format!("first slower commit: {}", named.concat())),
         several => {
@@ -62,7 +63,7 @@ fn found_commits(ends: &str, search: &Found, found: &FoundCommits) -> String {
     lines.join("\n")
 }
 
-fn suspect(Suspect { commit, subject, merged }: &Suspect) -> String {
+fn suspect_commit_line(SuspectCommit { commit, subject, merged }: &SuspectCommit) -> String {
     let short = commit.get(..8).unwrap_or(commit);
     match merged {
         0 => format!("{short} {subject}"),
@@ -73,7 +74,7 @@ fn suspect(Suspect { commit, subject, merged }: &Suspect) -> String {
     }
 }
 
-fn range(Times { ratio, low, high }: &Times) -> String {
+fn range(CommitTimeRatio { ratio, low, high }: &CommitTimeRatio) -> String {
     let percent = super::cells::percent;
     format!("{} ({} to {})", percent(*ratio), percent(*low), percent(*high))
 }

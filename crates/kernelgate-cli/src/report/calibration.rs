@@ -5,8 +5,10 @@ use kernelgate::record::text::{one_line, printable};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use crate::gate::calibration::summary::{Power, ProcessNoise, Proportion, Tally};
-use crate::gate::calibration::{Calibration, RecommendedThresholds, summarise};
+use crate::gate::calibration::summary::{
+    ComparisonTally, Power, ProcessNoise, ProportionWithInterval,
+};
+use crate::gate::calibration::{Calibration, RecommendedThresholds, summarise_calibration};
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 
@@ -28,7 +30,7 @@ fn written(
     table: &dyn Fn(&Table) -> String,
     words: &dyn Fn(&str) -> String,
 ) -> String {
-    let summary = summarise(calibration);
+    let summary = summarise_calibration(calibration);
     let mut out = format!(
         "{heading}Calibration of the gate on {}\n\n{}\n",
         words(&calibration.environment.device_name),
@@ -54,12 +56,16 @@ fn written(
         .power
         .iter()
         .filter(|power| power.case.is_some() || summary.power.len() == 1)
-        .filter_map(|power| Some(words(&not_injected(power)?)))
+        .filter_map(|power| Some(words(&uninjected_note(power)?)))
         .collect();
     section("Slow-downs found", &power(&summary.power), &not.join("\n"));
     section("Processes of one executable", &noise(&summary.noise), "");
     if let Some(recommended) = &calibration.recommended {
-        section("Thresholds", &thresholds(recommended), &words(&recommendation(recommended)));
+        section(
+            "Thresholds",
+            &threshold_table(recommended),
+            &words(&recommendation_text(recommended)),
+        );
     }
     if let Some(tolerance) = calibration.anchor_tolerance {
         let percent = 100.0 * tolerance;
@@ -67,7 +73,7 @@ fn written(
     }
     if !calibration.simulated.is_empty() {
         let cases: Vec<&str> = calibration.simulated.iter().map(String::as_str).collect();
-        let line = format!("{}{}", Calibration::SIMULATED, cases.join(", "));
+        let line = format!("{}{}", Calibration::SIMULATED_CASES_NOTE, cases.join(", "));
         let _ = write!(out, "\n{}\n", words(&line));
     }
     for line in &calibration.left_out {
@@ -133,11 +139,11 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-fn interval(rate: Proportion) -> String {
+fn interval(rate: ProportionWithInterval) -> String {
     format!("{} … {}", percent(rate.low), percent(rate.high))
 }
 
-fn verdicts(kinds: &[Tally]) -> Table {
+fn verdicts(kinds: &[ComparisonTally]) -> Table {
     let mut table = Table::new(&[
         "comparisons",
         "failed",
@@ -200,7 +206,7 @@ fn power(rows: &[Power]) -> Table {
     table
 }
 
-fn not_injected(power: &Power) -> Option<String> {
+fn uninjected_note(power: &Power) -> Option<String> {
     let (count, reason) = power.not_injected.as_ref()?;
     let case = power.case.as_deref().unwrap_or("all");
     Some(format!("not made: {}, {case}, in {count} comparisons: {reason}", power.kind))
@@ -228,7 +234,7 @@ fn noise(rows: &[ProcessNoise]) -> Table {
     table
 }
 
-fn thresholds(recommended: &RecommendedThresholds) -> Table {
+fn threshold_table(recommended: &RecommendedThresholds) -> Table {
     let mut table = Table::new(&[
         "threshold",
         "failed, A/A and sham",
@@ -257,7 +263,7 @@ fn thresholds(recommended: &RecommendedThresholds) -> Table {
     table
 }
 
-fn recommendation(recommended: &RecommendedThresholds) -> String {
+fn recommendation_text(recommended: &RecommendedThresholds) -> String {
     let weight = format!("contention weight {:.1}", recommended.contention_weight);
     let note = recommended.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
     match recommended.relative {

@@ -4,23 +4,23 @@ use crate::gate::judgement::{Evidence, Judgement};
 use kernelgate::display::time;
 
 /// The time of the base, "1.254 ms", or "-" without a time.
-pub fn base(judged: &Judgement) -> String {
-    timed(judged, |judged| time(judged.base_ns))
+pub fn base_time_cell(judged: &Judgement) -> String {
+    cell_if_timed(judged, |judged| time(judged.base_ns))
 }
 
 /// The time of the head, or "-" without a time.
 pub fn head(judged: &Judgement) -> String {
-    timed(judged, |judged| time(judged.head_ns))
+    cell_if_timed(judged, |judged| time(judged.head_ns))
 }
 
 /// The change, "+25.3%", or "-" without times.
 pub fn change(judged: &Judgement) -> String {
-    timed(judged, |judged| percent(judged.ratio.center))
+    cell_if_timed(judged, |judged| percent(judged.ratio.center))
 }
 
 /// The interval of the change, "+24.9% … +25.8%", or "-" without times.
 pub fn interval(judged: &Judgement) -> String {
-    timed(judged, |judged| {
+    cell_if_timed(judged, |judged| {
         format!("{} … {}", percent(judged.ratio.low), percent(judged.ratio.high))
     })
 }
@@ -31,13 +31,13 @@ pub fn detectable(judged: &Judgement) -> String {
 }
 
 /// p value of "not slower than the threshold"; `None` without a test.
-pub fn p_slower(judged: &Judgement) -> Option<f64> {
+pub fn p_value_of_slower(judged: &Judgement) -> Option<f64> {
     judged.pairs().map(|pairs| &pairs.decision).filter(|it| it.pairs > 0).map(|it| it.p_slower)
 }
 
 /// The p value, "0.0012", "< 0.0001", or "-" without a test.
 pub fn p(judged: &Judgement) -> String {
-    match p_slower(judged) {
+    match p_value_of_slower(judged) {
         None => "-".to_owned(),
         Some(p) if p < 1e-4 => "< 0.0001".to_owned(),
         Some(p) => format!("{p:.4}"),
@@ -60,6 +60,6 @@ pub fn percent(ratio: f64) -> String {
     if ratio.is_finite() { format!("{:+.1}%", 100.0 * (ratio - 1.0)) } else { "∞".to_owned() }
 }
 
-fn timed(judged: &Judgement, cell: impl Fn(&Judgement) -> String) -> String {
+fn cell_if_timed(judged: &Judgement, cell: impl Fn(&Judgement) -> String) -> String {
     if judged.is_timed() { cell(judged) } else { "-".to_owned() }
 }

@@ -4,28 +4,28 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::summary::{self, UnjudgedEntry, UnjudgedKind};
-use super::verdicts::{Wording, first_of, with_reason};
-use crate::gate::comparison::{BuildFacts, Comparison, CriterionBench};
+use super::verdicts::{VerdictWording, cases_with_reason, lines_for_first_cases};
+use crate::gate::comparison::{BuildFacts, Comparison, CriterionOnlyBench};
 use crate::gate::judgement::Judgement;
-use crate::gate::kernels::code::KernelsCompared;
-use crate::gate::paired::{Arm, Decision};
-use crate::gate::rules::RemovedCases;
+use crate::gate::kernels::code::ComparedKernels;
+use crate::gate::paired::{Arm, PairedDecision};
+use crate::gate::rules::RemovedCasesMeaning;
 use kernelgate::display::duration;
 use kernelgate::record::text::indented;
 
 /// A note on the unit of the times of benches that use Criterion alone.
-const UNIT: &str = "times of Criterion's benches are nanoseconds, unless a bench sets a \
+const CRITERION_UNIT_NOTE: &str = "times of Criterion's benches are nanoseconds, unless a bench sets a \
                     measurement of its own: its store does not say";
 
 /// Largest number of changes that are named one by one.
-const MAX_NAMED_CHANGES: usize = 20;
+const MAX_NAMED_CODE_CHANGES: usize = 20;
 
-impl Wording for BuildFacts {
-    const VERB: &'static str = "kernelgate compare";
+impl VerdictWording for BuildFacts {
+    const VERB_COMMAND: &'static str = "kernelgate compare";
     const SIDES: [&'static str; 2] = ["base", "head"];
     const COLUMNS: [&'static str; 2] = Self::SIDES;
     const EVIDENCE: &'static str = "pairs";
-    const READING: &'static [&'static str] = &[
+    const ROW_EXPLANATION: &'static [&'static str] = &[
         "interval: 95 %; p: of \"not slower than the threshold\", over all cases and interim \
          analyses; pairs: of the first round + of the second, which must agree before anything is \
          called slower",
@@ -33,7 +33,7 @@ impl Wording for BuildFacts {
          times; a block is four processes, two pairs",
     ];
     const FAILED: &'static str = "failed in the head";
-    const SKIPPED: &'static str = "skipped in the head, timed in the base";
+    const SKIPPED_LABEL: &'static str = "skipped in the head, timed in the base";
 
     // The same file on both sides cannot have changed.
     fn first_line(comparison: &Comparison) -> Option<String> {
@@ -50,7 +50,7 @@ impl Wording for BuildFacts {
         })
     }
 
-    fn identical(&self) -> usize {
+    fn identical_executable_cases(&self) -> usize {
         self.untimed.len()
     }
 
@@ -79,12 +79,12 @@ impl Wording for BuildFacts {
         100.0 * comparison.limits.relative.value
     }
 
-    fn unfinished(&self) -> String {
+    fn more_headline_parts(&self) -> String {
         let removed = match self.removed.len() {
             0 => String::new(),
             count => format!("; {count} removed"),
         };
-        let broke = |side: Arm| match self.abandoned(side).len() {
+        let broke = |side: Arm| match self.abandoned_benches(side).len() {
             0 => String::new(),
             1 => format!("; 1 bench broke in the {side}"),
             count => format!("; {count} benches broke in the {side}"),
@@ -92,13 +92,13 @@ impl Wording for BuildFacts {
         broke(Arm::Head) + &broke(Arm::Base) + &removed
     }
 
-    fn more_seeds(&self, seeds: usize) -> String {
+    fn more_seeds_advice(&self, seeds: usize) -> String {
         format!("{seeds} seeds would decide, for which the time did not suffice")
     }
 
     /// The time that more pairs of these cases would take, at the cost of the pairs so far.
     fn remedy(comparison: &Comparison, cases: &[&Judgement]) -> String {
-        fn decision<'a>(judged: &&'a Judgement) -> Option<&'a Decision> {
+        fn decision<'a>(judged: &&'a Judgement) -> Option<&'a PairedDecision> {
             Some(&judged.pairs()?.decision)
         }
         let pairs: usize =
@@ -106,7 +106,7 @@ impl Wording for BuildFacts {
         let Some(round) = comparison.facts.rounds.first().filter(|_| pairs > 0) else {
             return String::new();
         };
-        let more = |it: &Decision| Some(it.pairs_needed?.saturating_sub(it.pairs));
+        let more = |it: &PairedDecision| Some(it.pairs_needed?.saturating_sub(it.pairs));
         let more: Vec<usize> = cases.iter().filter_map(decision).filter_map(more).collect();
         if more.is_empty() {
             return String::new();
@@ -119,8 +119,10 @@ impl Wording for BuildFacts {
     fn others(comparison: &Comparison) -> Vec<UnjudgedEntry> {
         let (facts, rules) = (&comparison.facts, &comparison.rules);
         let kind = match rules.removed {
-            RemovedCases::Fail => UnjudgedKind::Failed,
-            RemovedCases::Inconclusive | RemovedCases::Ignore => UnjudgedKind::Skipped,
+            RemovedCasesMeaning::Fail => UnjudgedKind::Failed,
+            RemovedCasesMeaning::Inconclusive | RemovedCasesMeaning::Ignore => {
+                UnjudgedKind::Skipped
+            }
         };
         let removed = facts.removed.iter().map(|case| match rules.accepts_removed(case) {
             true => UnjudgedEntry::new(case, UnjudgedKind::Skipped, "removed, as accepted"),
@@ -150,20 +152,20 @@ impl Wording for BuildFacts {
         unmeasured.chain(removed).chain(left_alone).collect()
     }
 
-    fn first_notes(comparison: &Comparison) -> Vec<String> {
+    fn first_note_lines(comparison: &Comparison) -> Vec<String> {
         let facts = &comparison.facts;
         let mut lines: Vec<String> = facts
             .explanations
             .iter()
             .map(|(case, why)| format!("{case}: {}", why.words()))
             .collect();
-        lines.extend(unaffected(facts));
-        lines.extend(first_of(&facts.removed, "removed"));
+        lines.extend(unaffected_cases_note(facts));
+        lines.extend(lines_for_first_cases(&facts.removed, "removed"));
         lines
     }
 
-    fn unmeasured_notes(&self) -> Vec<String> {
-        let mut lines = with_reason(&self.failed_in_base, "failed in the base, not judged");
+    fn notes_on_unmeasured(&self) -> Vec<String> {
+        let mut lines = cases_with_reason(&self.failed_in_base, "failed in the base, not judged");
         lines.extend(self.broken.iter().map(|broken| {
             let so = if broken.abandoned { "; its undecided cases were abandoned" } else { "" };
             let reason = indented(&broken.reason);
@@ -174,7 +176,7 @@ impl Wording for BuildFacts {
         lines
     }
 
-    fn last_notes(comparison: &Comparison) -> Vec<String> {
+    fn last_note_lines(comparison: &Comparison) -> Vec<String> {
         let Self { delays, optimised, .. } = &comparison.facts;
         let delayed = |delays: &String| {
             format!("DELAYED on purpose, the head's launches, nanoseconds: {delays}")
@@ -186,9 +188,9 @@ impl Wording for BuildFacts {
     fn details(comparison: &Comparison) -> Vec<String> {
         let facts = &comparison.facts;
         let mut lines = code(comparison);
-        lines.extend(facts.criterion.iter().map(CriterionBench::words));
+        lines.extend(facts.criterion.iter().map(CriterionOnlyBench::words));
         if !facts.criterion.is_empty() {
-            lines.push(UNIT.to_owned());
+            lines.push(CRITERION_UNIT_NOTE.to_owned());
         }
         let left_alone: Vec<String> =
             facts.left_alone.iter().map(|(bench, why)| format!("{bench}: {why}")).collect();
@@ -198,7 +200,7 @@ impl Wording for BuildFacts {
             (&left_alone, "bench left alone"),
             (&facts.identical, "the same executable on both sides, byte by byte"),
         ] {
-            lines.extend(first_of(cases, label));
+            lines.extend(lines_for_first_cases(cases, label));
         }
         lines.extend(facts.calibration.clone());
         lines.extend(facts.rounds.iter().enumerate().map(|(round, facts)| {
@@ -215,23 +217,23 @@ impl Wording for BuildFacts {
 }
 
 /// The first decision of each case.
-fn decisions(comparison: &Comparison) -> impl Iterator<Item = &Decision> {
+fn paired_decisions(comparison: &Comparison) -> impl Iterator<Item = &PairedDecision> {
     comparison.judged.iter().filter_map(|judged| Some(&judged.pairs()?.decision))
 }
 
 /// Spread of processes of one build: the interval of the null pairs.
 fn noise_floor(comparison: &Comparison) -> Option<String> {
-    let widths = decisions(comparison).map(|decision| {
+    let widths = paired_decisions(comparison).map(|decision| {
         let width = (decision.null.high - decision.null.low) / 2.0;
         (decision.case.as_str(), width)
     });
-    summary::noise_floor("a build against itself is", widths)
+    summary::noise_floor_text("a build against itself is", widths)
 }
 
 /// The change of the head's SM clock relative to the base's, if it was read: the change in cycles
 /// over the change in time.
 fn clock(comparison: &Comparison) -> Option<String> {
-    let shifts = decisions(comparison)
+    let shifts = paired_decisions(comparison)
         .filter_map(|decision| Some(decision.cycles?.center / decision.ratio.center));
     let furthest = shifts
         .filter(|shift| shift.is_finite())
@@ -261,8 +263,8 @@ fn code(comparison: &Comparison) -> Vec<String> {
             cases => format!("{change} (in {} cases, {} the first)", cases.len(), cases[0]),
         })
         .collect();
-    let more = lines.len().saturating_sub(MAX_NAMED_CHANGES);
-    lines.truncate(MAX_NAMED_CHANGES);
+    let more = lines.len().saturating_sub(MAX_NAMED_CODE_CHANGES);
+    lines.truncate(MAX_NAMED_CODE_CHANGES);
     lines.extend((more > 0).then(|| format!("code or launches changed: {more} more kernels")));
     if !listed.is_empty() {
         let changed = listed.iter().filter(|(_, code)| code.has_changed()).count();
@@ -278,8 +280,8 @@ fn code(comparison: &Comparison) -> Vec<String> {
 }
 
 /// The kernels that differ for an architecture.
-pub fn kernels(compared: &KernelsCompared) -> Vec<String> {
-    let KernelsCompared { arch, same, changed, not_compared } = compared;
+pub fn kernels(compared: &ComparedKernels) -> Vec<String> {
+    let ComparedKernels { arch, same, changed, not_compared } = compared;
     let differ = changed.len();
     let how_many = match (differ + same, not_compared.is_empty()) {
         (0, true) => "none compared, as no bench lists one".to_owned(),
@@ -292,7 +294,7 @@ pub fn kernels(compared: &KernelsCompared) -> Vec<String> {
 }
 
 /// Cases that `--affected` did not time, and the changes that this cannot exclude.
-fn unaffected(facts: &BuildFacts) -> Option<String> {
+fn unaffected_cases_note(facts: &BuildFacts) -> Option<String> {
     let count = facts.unaffected.len();
     let cases = if count == 1 { "case" } else { "cases" };
     (count > 0).then(|| {

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::cells::percent;
 use crate::history::series::Change;
-use crate::history::{CaseHistory, CommitOrder, Skipped};
+use crate::history::{CaseHistory, CommitOrder, SkippedRecordFile};
 use kernelgate::display::table::Table;
 use kernelgate::display::terminal::wrapped_text;
 use kernelgate::display::time;
@@ -13,13 +13,13 @@ use kernelgate::record::text::printable;
 /// Steps of a sparkline, from the shortest time to the longest.
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Largest number of commits in the sparkline of a table.
-const SHORT_LINE: usize = 20;
+const MAX_COMMITS_IN_TABLE_SPARKLINE: usize = 20;
 /// Largest number of commits in the sparkline of one case.
-const LONG_LINE: usize = 60;
+const MAX_COMMITS_IN_CASE_SPARKLINE: usize = 60;
 /// Largest number of commits in the table of one case.
 const MAX_ROWS: usize = 40;
 /// Largest number of commits of a change that are named.
-const MAX_COMMITS: usize = 8;
+const MAX_LISTED_COMMITS: usize = 8;
 /// Columns of the output without a terminal.
 const COLUMNS: usize = 100;
 
@@ -28,19 +28,19 @@ pub fn text(histories: &[CaseHistory], order: &CommitOrder, columns: Option<usiz
     let columns = columns.unwrap_or(COLUMNS);
     let mut lines = match histories {
         [] => Vec::new(),
-        [only] => case_lines(only, Some(columns)),
-        several => overview(several, Some(columns)),
+        [only] => case_history_lines(only, Some(columns)),
+        several => history_overview(several, Some(columns)),
     };
     let not_searched: usize = histories.iter().map(|history| history.not_searched).sum();
     if not_searched > 0 {
         lines.push(format!("{not_searched} times, the oldest, were not searched for changes"));
     }
-    lines.push(order_text(histories, order));
+    lines.push(commit_order_text(histories, order));
     wrapped_text(&lines.join("\n"), columns)
 }
 
 /// The order of the commits in words.
-pub fn order_text(histories: &[CaseHistory], order: &CommitOrder) -> String {
+pub fn commit_order_text(histories: &[CaseHistory], order: &CommitOrder) -> String {
     let by_time: usize = histories.iter().map(|history| history.placed_by_time).sum();
     let runs = histories.iter().flat_map(|history| &history.points);
     let all: usize = runs.map(|point| point.runs_ns.len()).sum();
@@ -57,19 +57,19 @@ pub fn order_text(histories: &[CaseHistory], order: &CommitOrder) -> String {
 }
 
 /// Files without data, a few of them by name.
-pub fn skipped(files: &[Skipped]) -> String {
-    const MAX_NAMED_FILES: usize = 5;
+pub fn skipped(files: &[SkippedRecordFile]) -> String {
+    const MAX_NAMED_SKIPPED_FILES: usize = 5;
     let each = files
         .iter()
-        .take(MAX_NAMED_FILES)
+        .take(MAX_NAMED_SKIPPED_FILES)
         .map(|file| format!("skipped {}: {}", file.path.display(), file.problem));
-    let more = files.len().saturating_sub(MAX_NAMED_FILES);
+    let more = files.len().saturating_sub(MAX_NAMED_SKIPPED_FILES);
     let more = (more > 0).then(|| format!("skipped {more} more files"));
     // Names and contents of files are not trusted.
     printable(&each.chain(more).collect::<Vec<_>>().join("\n")).into_owned()
 }
 
-fn overview(histories: &[CaseHistory], columns: Option<usize>) -> Vec<String> {
+fn history_overview(histories: &[CaseHistory], columns: Option<usize>) -> Vec<String> {
     let each = tables(histories).into_iter();
     each.flat_map(|(device, table)| [device, table.text_within(columns), String::new()]).collect()
 }
@@ -86,7 +86,7 @@ pub fn tables(histories: &[CaseHistory]) -> Vec<(String, Table)> {
                 runs.to_string(),
                 history.points.last().map(|point| time(point.median_ns)).unwrap_or_default(),
                 history.changes.last().map(|change| short(history, change)).unwrap_or_default(),
-                sparkline(history, SHORT_LINE),
+                sparkline(history, MAX_COMMITS_IN_TABLE_SPARKLINE),
             ]);
         }
         (device(histories[0]), table)
@@ -102,8 +102,9 @@ fn histories_by_device(histories: &[CaseHistory]) -> Vec<Vec<&CaseHistory>> {
     devices.into_values().collect()
 }
 
-fn case_lines(history: &CaseHistory, columns: Option<usize>) -> Vec<String> {
-    let mut lines = vec![name(history), device(history), sparkline(history, LONG_LINE)];
+fn case_history_lines(history: &CaseHistory, columns: Option<usize>) -> Vec<String> {
+    let mut lines =
+        vec![name(history), device(history), sparkline(history, MAX_COMMITS_IN_CASE_SPARKLINE)];
     if !history.formerly.is_empty() {
         let names: Vec<&str> = history.formerly.iter().map(String::as_str).collect();
         lines.push(format!("formerly {}", names.join(", ")));
@@ -148,7 +149,7 @@ fn words(history: &CaseHistory, change: &Change) -> String {
     if change.same_build {
         return format!("{size}: within the runs of {}, so not by its code", code(*point));
     }
-    let last = commits[commits.len().saturating_sub(MAX_COMMITS)..].iter();
+    let last = commits[commits.len().saturating_sub(MAX_LISTED_COMMITS)..].iter();
     let shown: Vec<&str> = last.map(|commit| commit.get(..8).unwrap_or(commit)).collect();
     let which = match commits.len() {
         0 => String::new(),

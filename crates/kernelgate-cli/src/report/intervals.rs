@@ -6,14 +6,14 @@ use crate::gate::verdict::Verdict;
 use kernelgate::display::table::shortened;
 
 /// Columns of the drawing.
-const DRAWING_COLUMNS: usize = 41;
+const INTERVAL_DRAWING_COLUMNS: usize = 41;
 /// Largest number of columns of a case's id. The interval is the last column, so that a reader has
 /// to scroll only for its end, and no two cases look alike.
-const MAX_ID: usize = 160;
+const MAX_CASE_ID_COLUMNS: usize = 160;
 /// Largest number of lines.
 const MAX_ROWS: usize = 12;
 /// Smallest change to either side that the drawing covers.
-const MIN_RANGE: f64 = 0.02;
+const MIN_DRAWN_CHANGE: f64 = 0.02;
 
 /// Draws the cases that have times: the regressed ones first, then those that changed most; `None`
 /// without such a case. `<` and `>` mark ends of an interval that lie outside the drawing.
@@ -27,12 +27,14 @@ pub fn text(rows: &[Judgement]) -> Option<String> {
     let left_out = timed.len().saturating_sub(MAX_ROWS);
     timed.truncate(MAX_ROWS);
     let widest = timed.iter().map(|row| size(row)).fold(0.0, f64::max);
-    let end = (1.5 * widest).max(MIN_RANGE);
+    let end = (1.5 * widest).max(MIN_DRAWN_CHANGE);
     let label = |share: f64| format!("{:+.1}%", 100.0 * share);
     let (low, high) = (label(-end), label(end));
     // The label "0" stands above the middle of the drawing.
-    let (left, right) =
-        (DRAWING_COLUMNS / 2 - low.len(), DRAWING_COLUMNS - DRAWING_COLUMNS / 2 - 1 - high.len());
+    let (left, right) = (
+        INTERVAL_DRAWING_COLUMNS / 2 - low.len(),
+        INTERVAL_DRAWING_COLUMNS - INTERVAL_DRAWING_COLUMNS / 2 - 1 - high.len(),
+    );
     let head = format!("{low}{:left$}0{:right$}{high}", "", "");
     let lines = timed.iter().map(|row| line(row, end));
     let more = (left_out > 0).then(|| format!("and {left_out} more cases"));
@@ -41,13 +43,13 @@ pub fn text(rows: &[Judgement]) -> Option<String> {
 }
 
 fn line(row: &Judgement, end: f64) -> String {
-    let middle = DRAWING_COLUMNS / 2;
+    let middle = INTERVAL_DRAWING_COLUMNS / 2;
     // The column of a ratio; values outside, also infinite ones, are drawn at the ends.
     let column = |ratio: f64| {
         let share = ((ratio - 1.0) / end).clamp(-1.0, 1.0);
         (middle as f64 + share * middle as f64).round() as usize
     };
-    let mut field = vec![' '; DRAWING_COLUMNS];
+    let mut field = vec![' '; INTERVAL_DRAWING_COLUMNS];
     field[middle] = '|';
     let (low, high) = (column(row.ratio.low), column(row.ratio.high));
     field[low..=high].fill('-');
@@ -59,17 +61,17 @@ fn line(row: &Judgement, end: f64) -> String {
     }
     field[column(row.ratio.center)] = 'o';
     let field: String = field.into_iter().collect();
-    format!("{field} {:>8}  {}", cells::change(row), shortened(&row.case, MAX_ID))
+    format!("{field} {:>8}  {}", cells::change(row), shortened(&row.case, MAX_CASE_ID_COLUMNS))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::interval::Ratio;
+    use crate::gate::interval::TimeRatio;
     use crate::gate::judgement::tests::timed;
 
     fn row(case: &str, verdict: Verdict, (low, center, high): (f64, f64, f64)) -> Judgement {
-        timed(case, verdict, Ratio { center, low, high })
+        timed(case, verdict, TimeRatio { center, low, high })
     }
 
     #[test]

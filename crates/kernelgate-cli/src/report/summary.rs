@@ -86,7 +86,7 @@ impl UnjudgedEntry {
 
 /// The number of bounds that could not be judged, "; 2 bounds of kernelgate.toml not judged", or an
 /// empty text. Such bounds alone make the exit code 3.
-pub fn not_judged(rules: &RulesReport) -> String {
+pub fn unjudged_rules_text(rules: &RulesReport) -> String {
     match rules.undecided.len() {
         0 => String::new(),
         1 => format!("; 1 bound of {FILE} not judged"),
@@ -95,7 +95,7 @@ pub fn not_judged(rules: &RulesReport) -> String {
 }
 
 /// Entries for bounds of the package's rules that could not be judged.
-pub fn undecided(rules: &RulesReport) -> Vec<UnjudgedEntry> {
+pub fn unjudged_rules(rules: &RulesReport) -> Vec<UnjudgedEntry> {
     let entry = |why: &String| UnjudgedEntry::new(FILE, UnjudgedKind::Skipped, why.clone());
     rules.undecided.iter().map(entry).collect()
 }
@@ -108,14 +108,14 @@ pub fn findings<F>(
 ) -> (Vec<UnjudgedEntry>, Vec<String>) {
     let Verdicts { verification, numerics, costs, .. } = verdicts;
     let loss = |it: &VerificationLoss| {
-        let kind = if it.is_shown() { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
+        let kind = if it.is_failure() { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
         UnjudgedEntry::new(&it.case, kind, it.words())
     };
     let mut others: Vec<UnjudgedEntry> = verification.iter().map(loss).collect();
     others.extend(numerics.losses().map(|it| {
         UnjudgedEntry::new(&it.case, UnjudgedKind::Failed, format!("less accurate: {}", it.words()))
     }));
-    others.extend(numerics.suspected().map(|it| {
+    others.extend(numerics.suspected_growth().map(|it| {
         let remedy = match it.one_data_set {
             true => "other seeds have no data of their own: accept it with `growth` in \
                      kernelgate.toml, or compare with code, for other inputs too"
@@ -145,7 +145,7 @@ pub fn findings<F>(
 /// higher cost".
 pub fn headline_findings<F>(verdicts: &Verdicts<F>) -> String {
     let Verdicts { verification, numerics, costs, .. } = verdicts;
-    let losses = |shown: bool| verification.iter().filter(|it| it.is_shown() == shown).count();
+    let losses = |shown: bool| verification.iter().filter(|it| it.is_failure() == shown).count();
     let cases = |shown: bool| {
         let grown = costs.iter().filter(|it| it.is_shown() == shown).map(|it| &it.case);
         grown.collect::<BTreeSet<_>>().len()
@@ -154,7 +154,7 @@ pub fn headline_findings<F>(verdicts: &Verdicts<F>) -> String {
         (losses(true), "no longer verified"),
         (losses(false), "less verified"),
         (numerics.losses().count(), "less accurate"),
-        (numerics.suspected().count(), "maybe less accurate"),
+        (numerics.suspected_growth().count(), "maybe less accurate"),
         (cases(true), "of higher cost"),
         (cases(false), "maybe of higher cost"),
     ];
@@ -172,7 +172,7 @@ pub fn table(rows: &[Judgement], sides: [&str; 2], evidence: &str) -> Table {
         table.row(vec![
             row.case.clone(),
             row.verdict.name().to_owned(),
-            cells::base(row),
+            cells::base_time_cell(row),
             cells::head(row),
             cells::change(row),
             cells::interval(row),
@@ -196,7 +196,10 @@ pub fn counts(count: impl Fn(Verdict) -> usize) -> String {
 }
 
 /// Relative half-widths of cases: a difference (`what`) that occurs without a change of the code.
-pub fn noise_floor<'a>(what: &str, widths: impl Iterator<Item = (&'a str, f64)>) -> Option<String> {
+pub fn noise_floor_text<'a>(
+    what: &str,
+    widths: impl Iterator<Item = (&'a str, f64)>,
+) -> Option<String> {
     let mut widths: Vec<(&str, f64)> = widths.filter(|(_, width)| width.is_finite()).collect();
     widths.sort_by(|a, b| a.1.total_cmp(&b.1));
     let (worst, most) = widths.last()?;

@@ -9,40 +9,43 @@ use kernelgate::record::{Verification, file};
 
 use super::formats::{comment, junit, metrics};
 use super::{comparison, verdicts};
-use crate::bisect::commits::Suspect;
-use crate::bisect::{Answer, Bisection, Ended, Found, FoundCommits, Times};
-use crate::gate::baseline::{BaselineFacts, GateReport, Policy, Staleness};
+use crate::bisect::commits::SuspectCommit;
+use crate::bisect::{Answer, Bisection, CommitTimeRatio, Ended, FoundCommits, SlowdownRange};
+use crate::gate::baseline::{BaselineFacts, GatePolicy, GateReport, Staleness};
 use crate::gate::calibration::Calibration;
-use crate::gate::comparison::{Broken, BuildFacts, Comparison, CriterionBench, Round};
-use crate::gate::costs::{Cost, CostGrowth, FurtherPairs};
-use crate::gate::interval::{Ratio, SingleRun, SpreadSource};
-use crate::gate::judgement::{Evidence, Judgement, RunEvidence, SideRuns};
-use crate::gate::kernels::code::{CodeComparison, KernelsCompared};
-use crate::gate::kernels::explanation::{Cause, Explanation};
+use crate::gate::comparison::{
+    BuildFacts, Comparison, ComparisonRound, CriterionOnlyBench, FailedProcess,
+};
+use crate::gate::costs::{CaseCost, ConfirmationPairs, CostGrowth};
+use crate::gate::interval::{SingleRunSpread, SpreadSource, TimeRatio};
+use crate::gate::judgement::{Evidence, Judgement, RunEvidence, SideRunCounts};
+use crate::gate::kernels::code::{CodeComparison, ComparedKernels};
+use crate::gate::kernels::explanation::{Cause, ChangeExplanation};
 use crate::gate::limits::{Limit, Limits};
-use crate::gate::outputs::numerics::{Figure, Growth, NumericsReport};
+use crate::gate::outputs::numerics::{ErrorGrowth, Figure, NumericsReport};
 use crate::gate::outputs::verification::VerificationLoss;
-use crate::gate::paired::{Arm, Decision, Doubt, TestPlan};
-use crate::gate::reason::{Failure, Reason, Side};
-use crate::gate::rules::{Accepted, RemovedCases, RulesReport};
+use crate::gate::paired::{Arm, InconclusiveCause, PairedDecision, TestPlan};
+use crate::gate::reason::{BuildFailure, DecidingSide, Reason};
+use crate::gate::rules::{AppliedAcceptance, RemovedCasesMeaning, RulesReport};
 use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::Refusal;
 
-const LIMITS: Limits = Limits::default_of(0.01);
-const ASSUMED: SingleRun = SingleRun { relative: 0.1, from: SpreadSource::Assumed };
+const LIMITS: Limits = Limits::default_limit(0.01);
+const ASSUMED_SPREAD: SingleRunSpread =
+    SingleRunSpread { relative: 0.1, from: SpreadSource::Assumed };
 
 /// Compares a text with the snapshot of that name in a folder of `snapshots`.
 #[track_caller]
-fn snapshot(folder: &str, name: &str, text: &str) {
+fn compare_with_snapshot(folder: &str, name: &str, text: &str) {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path(format!("snapshots/{folder}"));
     settings.set_prepend_module_to_snapshot(false);
     settings.bind(|| insta::assert_snapshot!(name, text));
 }
 
-fn decision(case: &str, verdict: Verdict, change: f64, width: f64) -> Decision {
-    let ratio = |center: f64| Ratio { center, low: center - width, high: center + width };
-    Decision {
+fn decision_of(case: &str, verdict: Verdict, change: f64, width: f64) -> PairedDecision {
+    let ratio = |center: f64| TimeRatio { center, low: center - width, high: center + width };
+    PairedDecision {
         case: case.to_owned(),
         verdict,
         reason: None,
@@ -65,26 +68,30 @@ fn decision(case: &str, verdict: Verdict, change: f64, width: f64) -> Decision {
 
 /// A comparison with a case of each verdict. Long because it is a value with every field.
 #[expect(clippy::too_many_lines)]
-fn compared() -> Comparison {
+fn comparison_of_every_verdict() -> Comparison {
     use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
-    let regressed = decision(
+    let regressed = decision_of(
         "attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot",
         Regressed,
         1.053,
         0.004,
     );
     let mut wide =
-        decision("denoise/step/pi05_s50_p968_bf16/cuda/graph/hot", Inconclusive, 1.02, 0.061);
-    wide.reason = Some(Doubt::Wide);
+        decision_of("denoise/step/pi05_s50_p968_bf16/cuda/graph/hot", Inconclusive, 1.02, 0.061);
+    wide.reason = Some(InconclusiveCause::Wide);
     wide.pairs_needed = Some(44);
-    let mut few =
-        decision("denoise/loop/pi05_s50_p968_steps10_bf16/cuda/graph/hot", Inconclusive, 1.0, 0.1);
-    few.ratio = Ratio { center: 1.0, low: 0.0, high: f64::INFINITY };
-    (few.reason, few.detectable, few.pairs) = (Some(Doubt::TooFewPairs), None, 2);
+    let mut few = decision_of(
+        "denoise/loop/pi05_s50_p968_steps10_bf16/cuda/graph/hot",
+        Inconclusive,
+        1.0,
+        0.1,
+    );
+    few.ratio = TimeRatio { center: 1.0, low: 0.0, high: f64::INFINITY };
+    (few.reason, few.detectable, few.pairs) = (Some(InconclusiveCause::TooFewPairs), None, 2);
     let judged = vec![
         Judgement::from_rounds(
             regressed.clone(),
-            Some(Decision { pairs: 14, ..regressed }),
+            Some(PairedDecision { pairs: 14, ..regressed }),
             vec![],
             &LIMITS,
         ),
@@ -92,12 +99,12 @@ fn compared() -> Comparison {
         Judgement::from_rounds(wide, None, vec![], &LIMITS),
         Judgement::unmeasured(
             "denoise/step/pi05_s50_p968_bf16/cuda/per_op/hot".to_owned(),
-            vec![Reason::Skipped(Failure::new(Arm::Head, "needs 201 MB | of 102 MB <free>"))],
+            vec![Reason::Skipped(BuildFailure::new(Arm::Head, "needs 201 MB | of 102 MB <free>"))],
             &TestPlan::default(),
             &LIMITS,
         ),
         Judgement::from_rounds(
-            decision(
+            decision_of(
                 "attention/backward/s512_d64_causal_bf16/cuda/flash_mma/hot",
                 Improved,
                 0.91,
@@ -108,7 +115,7 @@ fn compared() -> Comparison {
             &LIMITS,
         ),
         Judgement::from_rounds(
-            decision("st_bif/forward/n1_f32/cuda/fused/hot", Unchanged, 1.001, 0.002),
+            decision_of("st_bif/forward/n1_f32/cuda/fused/hot", Unchanged, 1.001, 0.002),
             None,
             vec![],
             &LIMITS,
@@ -142,7 +149,7 @@ fn compared() -> Comparison {
             base: "main (1a2b3c4d)".to_owned(),
             head: "HEAD (9f8e7d6c)".to_owned(),
             budget_s: 600.0,
-            broken: vec![Broken {
+            broken: vec![FailedProcess {
                 bench: "denoise".to_owned(),
                 side: Arm::Base,
                 reason: "signal: 9 (SIGKILL)".to_owned(),
@@ -151,19 +158,19 @@ fn compared() -> Comparison {
             identical: vec!["st_bif".to_owned()],
             optimised: true,
             rounds: vec![
-                Round { blocks: 6, processes: 24, wall_s: 181.3 },
-                Round { blocks: 7, processes: 28, wall_s: 60.2 },
+                ComparisonRound { blocks: 6, processes: 24, wall_s: 181.3 },
+                ComparisonRound { blocks: 7, processes: 28, wall_s: 60.2 },
             ],
             ..BuildFacts::default()
         },
     }
 }
 
-fn judged(case: &str, verdict: Verdict, change: f64, runs: (usize, usize)) -> Judgement {
-    let side = |runs: usize, spread: f64| SideRuns {
+fn judgement_of(case: &str, verdict: Verdict, change: f64, runs: (usize, usize)) -> Judgement {
+    let side = |runs: usize, spread: f64| SideRunCounts {
         runs,
         spread: (runs > 1).then_some(spread),
-        single: (runs == 1).then_some(ASSUMED),
+        single: (runs == 1).then_some(ASSUMED_SPREAD),
         contention: 0.0,
     };
     let single = Reason::SingleRun { assumed: 0.1 };
@@ -171,34 +178,44 @@ fn judged(case: &str, verdict: Verdict, change: f64, runs: (usize, usize)) -> Ju
         case: case.to_owned(),
         verdict,
         reasons: (verdict == Verdict::Inconclusive).then_some(single).into_iter().collect(),
-        threshold: Limit::default_of(0.281),
+        threshold: Limit::default_limit(0.281),
         base_ns: 200_000.0,
         head_ns: 200_000.0 * change,
-        ratio: Ratio { center: change, low: change * 0.98, high: change * 1.02 },
+        ratio: TimeRatio { center: change, low: change * 0.98, high: change * 1.02 },
         detectable: Some(0.307),
         evidence: Evidence::Runs(Box::new(RunEvidence {
             same_device: false,
             card: None,
             base: side(runs.0, 0.011),
-            head: SideRuns { spread: None, ..side(runs.1, 0.0) },
+            head: SideRunCounts { spread: None, ..side(runs.1, 0.0) },
         })),
     }
 }
 
 /// An inconclusive case with another reason.
-fn doubted(case: &str, change: f64, runs: (usize, usize), reason: Reason) -> Judgement {
-    Judgement { reasons: vec![reason], ..judged(case, Verdict::Inconclusive, change, runs) }
+fn inconclusive_judgement(
+    case: &str,
+    change: f64,
+    runs: (usize, usize),
+    reason: Reason,
+) -> Judgement {
+    Judgement { reasons: vec![reason], ..judgement_of(case, Verdict::Inconclusive, change, runs) }
 }
 
-fn gated() -> GateReport {
+fn gate_report_example() -> GateReport {
     GateReport {
         device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
-        limits: Policy::default().limits,
+        limits: GatePolicy::default().limits,
         judged: vec![
-            judged("a/b/n1/cuda/x/hot", Verdict::Regressed, 1.4, (5, 1)),
-            judged("a/b/n2/cuda/x/hot", Verdict::Inconclusive, 1.5, (1, 1)),
-            doubted("a/b/n5/cuda/x/hot", 1.29, (5, 1), Reason::Undetectable { detectable: 0.307 }),
-            judged("a/b/n3/cuda/x/hot", Verdict::Unchanged, 1.01, (5, 1)),
+            judgement_of("a/b/n1/cuda/x/hot", Verdict::Regressed, 1.4, (5, 1)),
+            judgement_of("a/b/n2/cuda/x/hot", Verdict::Inconclusive, 1.5, (1, 1)),
+            inconclusive_judgement(
+                "a/b/n5/cuda/x/hot",
+                1.29,
+                (5, 1),
+                Reason::Undetectable { detectable: 0.307 },
+            ),
+            judgement_of("a/b/n3/cuda/x/hot", Verdict::Unchanged, 1.01, (5, 1)),
         ],
         refused: vec![],
         new: vec![],
@@ -221,7 +238,7 @@ fn gated() -> GateReport {
                 days: Some(1),
                 commits: Some(34),
             }),
-            policy: Policy::default(),
+            policy: GatePolicy::default(),
             not_run: vec!["a/b/n4/cuda/x/hot".to_owned()],
             interrupted: vec!["other".to_owned()],
             missing_shards: vec![],
@@ -235,18 +252,18 @@ fn a_slower_case_is_explained_and_skips_are_reported() {
     let case = "attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot".to_owned();
     let change = "attention/flash_mma D=64: registers 96 -> 128".to_owned();
     let code = CodeComparison { same: 1, code: vec![change.clone()], ..CodeComparison::default() };
-    let why = Explanation {
+    let why = ChangeExplanation {
         causes: vec![Cause::Code],
         evidence: vec![change.clone()],
-        ..Explanation::default()
+        ..ChangeExplanation::default()
     };
     let facts = BuildFacts {
         code: BTreeMap::from([(case.clone(), code)]),
         explanations: BTreeMap::from([(case.clone(), why)]),
         unaffected: vec!["a/b/n1/cuda/x/hot".to_owned()],
-        ..compared().facts
+        ..comparison_of_every_verdict().facts
     };
-    let compared = Comparison { facts, ..compared() };
+    let compared = Comparison { facts, ..comparison_of_every_verdict() };
     let text = verdicts::text(&compared, None);
     for line in [
         format!("{case}: changed: code; {change}"),
@@ -264,7 +281,7 @@ fn a_slower_case_is_explained_and_skips_are_reported() {
 #[test]
 fn the_headline_names_what_decides_the_exit_code_and_junit_what_is_accepted() {
     let case = "st_bif/forward/n1_f32/cuda/fused/hot".to_owned();
-    let grown = |cost: Cost| CostGrowth {
+    let grown = |cost: CaseCost| CostGrowth {
         case: case.clone(),
         cost,
         base: 1.0,
@@ -272,13 +289,13 @@ fn the_headline_names_what_decides_the_exit_code_and_junit_what_is_accepted() {
         allowed: 0.0,
         further: None,
     };
-    let broken = |side, abandoned| Broken {
+    let broken = |side, abandoned| FailedProcess {
         bench: "st_bif".to_owned(),
         side,
         reason: "hung".to_owned(),
         abandoned,
     };
-    let accepted = Accepted {
+    let accepted = AppliedAcceptance {
         case: case.clone(),
         slower: Some(0.5),
         growth: None,
@@ -294,7 +311,7 @@ fn the_headline_names_what_decides_the_exit_code_and_junit_what_is_accepted() {
         ..RulesReport::default()
     };
     let compared = Comparison {
-        costs: vec![grown(Cost::Launches), grown(Cost::DeviceMemory)],
+        costs: vec![grown(CaseCost::Launches), grown(CaseCost::DeviceMemory)],
         rules,
         facts: BuildFacts {
             broken: vec![
@@ -302,11 +319,11 @@ fn the_headline_names_what_decides_the_exit_code_and_junit_what_is_accepted() {
                 broken(Arm::Head, true),
                 broken(Arm::Base, false),
             ],
-            ..compared().facts
+            ..comparison_of_every_verdict().facts
         },
-        ..compared()
+        ..comparison_of_every_verdict()
     };
-    let headline = verdicts::headline(&compared);
+    let headline = verdicts::verdict_headline(&compared);
     assert!(headline.contains(", 1 of higher cost, "), "{headline}");
     let end = "(threshold 1%); 1 bench broke in the head; 1 skipped; 1 bound of kernelgate.toml not \
                judged";
@@ -325,10 +342,10 @@ fn the_headline_names_what_decides_the_exit_code_and_junit_what_is_accepted() {
 fn kernels_of_which_none_was_compared_are_no_kernels_without_a_difference() {
     let with = |not_compared: Option<(&str, &str)>| {
         let owned = |(what, why): (&str, &str)| (what.to_owned(), why.to_owned());
-        let compared = KernelsCompared {
+        let compared = ComparedKernels {
             arch: "sm_90a".to_owned(),
             not_compared: not_compared.map(owned).into_iter().collect(),
-            ..KernelsCompared::default()
+            ..ComparedKernels::default()
         };
         comparison::kernels(&compared)
     };
@@ -342,12 +359,16 @@ fn kernels_of_which_none_was_compared_are_no_kernels_without_a_difference() {
 fn a_foreign_message_makes_no_line_of_its_own_and_is_escaped_in_xml() {
     let message = "boom\n\n0 regressed, 0 improved, 3 unchanged\u{202e}\u{9b}31m\u{ffff}";
     let failing = |case: &str| BTreeMap::from([(case.to_owned(), message.to_owned())]);
-    let report = GateReport { failed: failing("a/b/x"), skipped: failing("a/b/y"), ..gated() };
+    let report =
+        GateReport { failed: failing("a/b/x"), skipped: failing("a/b/y"), ..gate_report_example() };
     let compared = Comparison {
         failed: failing("a/b/x"),
         skipped: failing("a/b/z"),
-        facts: BuildFacts { failed_in_base: failing("a/b/y"), ..compared().facts },
-        ..compared()
+        facts: BuildFacts {
+            failed_in_base: failing("a/b/y"),
+            ..comparison_of_every_verdict().facts
+        },
+        ..comparison_of_every_verdict()
     };
     for text in [verdicts::text(&report, None), verdicts::text(&compared, None)] {
         let printed = "boom\n    0 regressed, 0 improved, 3 unchanged\\u{202e}\\u{ffff}\n";
@@ -360,9 +381,9 @@ fn a_foreign_message_makes_no_line_of_its_own_and_is_escaped_in_xml() {
     assert!(!xml.contains(['\u{202e}', '\u{9b}', '\u{ffff}']), "{xml}");
 }
 
-/// Lists and findings that [`compared`] lacks. Long because it is a value with every field.
+/// Lists and findings that [`comparison_of_every_verdict`] lacks. Long because it is a value with every field.
 #[expect(clippy::too_many_lines)]
-fn compared_with_everything() -> Comparison {
+fn comparison_with_every_field() -> Comparison {
     let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
     let slower = "attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot".to_owned();
     let code = CodeComparison {
@@ -370,7 +391,7 @@ fn compared_with_everything() -> Comparison {
         code: vec!["flash: registers 96 -> 128".to_owned()],
         ..Default::default()
     };
-    let seeds = Growth {
+    let seeds = ErrorGrowth {
         case: case("n2"),
         output: Some("spikes".to_owned()),
         figure: Figure::RelativeL2,
@@ -382,9 +403,9 @@ fn compared_with_everything() -> Comparison {
         allowed: 1.5,
         one_data_set: false,
     };
-    let suspected = Growth { case: case("n3"), seeds: 3, ..seeds.clone() };
-    let one = Growth { case: case("n4"), seeds: 1, one_data_set: true, ..seeds.clone() };
-    let cost = |cost: Cost, further| CostGrowth {
+    let suspected = ErrorGrowth { case: case("n3"), seeds: 3, ..seeds.clone() };
+    let one = ErrorGrowth { case: case("n4"), seeds: 1, one_data_set: true, ..seeds.clone() };
+    let cost = |cost: CaseCost, further| CostGrowth {
         case: case("n1"),
         cost,
         base: 2e9,
@@ -392,7 +413,7 @@ fn compared_with_everything() -> Comparison {
         allowed: 0.1,
         further,
     };
-    let unclear = FurtherPairs { pairs: 8, grown: 6, found: false };
+    let unclear = ConfirmationPairs { pairs: 8, grown: 6, found: false };
     let checked = |checked| Verification::Verified { checked, total: 1600 };
     let named = |words: &str| BTreeMap::from([(case("n7"), words.to_owned())]);
     let facts = BuildFacts {
@@ -400,7 +421,7 @@ fn compared_with_everything() -> Comparison {
         removed: vec![case("n5")],
         failed_in_base: named("1 of 64 elements differ"),
         left_alone: BTreeMap::from([("other of the head".to_owned(), "no mark".to_owned())]),
-        criterion: vec![CriterionBench {
+        criterion: vec![CriterionOnlyBench {
             bench: "plain".to_owned(),
             cases: vec!["plain/sum".to_owned()],
             process_s: 1.5,
@@ -411,15 +432,15 @@ fn compared_with_everything() -> Comparison {
         code: BTreeMap::from([(slower.clone(), code)]),
         explanations: BTreeMap::from([(
             slower,
-            Explanation {
+            ChangeExplanation {
                 causes: vec![Cause::Code],
                 evidence: vec!["flash: registers 96 -> 128".to_owned()],
-                ..Explanation::default()
+                ..ChangeExplanation::default()
             },
         )]),
         unaffected: vec!["a/b/n1/cuda/x/hot".to_owned()],
         untimed: vec!["a/b/n2/cuda/x/hot".to_owned()],
-        ..compared().facts
+        ..comparison_of_every_verdict().facts
     };
     Comparison {
         unverified: vec![case("n6")],
@@ -433,12 +454,12 @@ fn compared_with_everything() -> Comparison {
             changed_outputs: 3,
             grown: vec![seeds, suspected, one],
         },
-        costs: vec![cost(Cost::DeviceMemory, None), cost(Cost::HostTime, Some(unclear))],
+        costs: vec![cost(CaseCost::DeviceMemory, None), cost(CaseCost::HostTime, Some(unclear))],
         rules: RulesReport {
-            removed: RemovedCases::default(),
+            removed: RemovedCasesMeaning::default(),
             file: Some("kernelgate.toml".to_owned()),
             thresholds: vec![("`^st_bif/`: 3%, 200 ns".to_owned(), 2)],
-            accepted: vec![Accepted {
+            accepted: vec![AppliedAcceptance {
                 case: case("n1"),
                 slower: Some(0.12),
                 growth: Some(2.0),
@@ -451,43 +472,43 @@ fn compared_with_everything() -> Comparison {
             undecided: vec!["launches could not be judged".to_owned()],
         },
         facts,
-        ..compared()
+        ..comparison_of_every_verdict()
     }
 }
 
-/// Lists and findings that [`gated`] lacks.
-fn gated_with_everything() -> GateReport {
-    let Comparison { verification, numerics, costs, rules, .. } = compared_with_everything();
+/// Lists and findings that [`gate_report_example`] lacks.
+fn gate_report_with_every_field() -> GateReport {
+    let Comparison { verification, numerics, costs, rules, .. } = comparison_with_every_field();
     let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
     let named = |name: &str, words: &str| BTreeMap::from([(case(name), words.to_owned())]);
     let inconclusive = |name: &str, reason: Reason| {
-        let mut judged = doubted(&case(name), 1.1, (5, 2), reason);
+        let mut judged = inconclusive_judgement(&case(name), 1.1, (5, 2), reason);
         if let Evidence::Runs(runs) = &mut judged.evidence {
             runs.head.contention = 0.4;
         }
         judged
     };
-    let single = |judged: &mut Judgement, single: SingleRun| {
+    let single = |judged: &mut Judgement, single: SingleRunSpread| {
         if let Evidence::Runs(runs) = &mut judged.evidence {
             runs.base.single = Some(single);
         }
     };
-    let mut all = gated().judged;
+    let mut all = gate_report_example().judged;
     all.extend([
-        inconclusive("wide", Reason::Wide(Ratio { center: 1.1, low: 1.078, high: 1.122 })),
-        inconclusive("throttled", Reason::Throttled(Side { side: Arm::Head })),
-        inconclusive("shared", Reason::SharedGpu(Side { side: Arm::Head })),
+        inconclusive("wide", Reason::Wide(TimeRatio { center: 1.1, low: 1.078, high: 1.122 })),
+        inconclusive("throttled", Reason::Throttled(DecidingSide { side: Arm::Head })),
+        inconclusive("shared", Reason::SharedGpu(DecidingSide { side: Arm::Head })),
         inconclusive("clock", Reason::Clock { ratio: 0.8 }),
         inconclusive("unsettled", Reason::Unsettled { width: 0.3 }),
-        inconclusive("host", Reason::HostBound(Side { side: Arm::Base })),
+        inconclusive("host", Reason::HostBound(DecidingSide { side: Arm::Base })),
         inconclusive("less", Reason::LessVerified(verification[1].clone())),
     ]);
-    single(&mut all[0], SingleRun { relative: 0.02, from: SpreadSource::EarlierRuns });
-    single(&mut all[2], SingleRun { relative: 0.03, from: SpreadSource::Calibration });
+    single(&mut all[0], SingleRunSpread { relative: 0.02, from: SpreadSource::EarlierRuns });
+    single(&mut all[2], SingleRunSpread { relative: 0.03, from: SpreadSource::Calibration });
     let facts = BaselineFacts {
         missing_shards: vec!["st_bif 2/4".to_owned()],
         own: vec!["s1/st_bif".to_owned()],
-        ..gated().facts
+        ..gate_report_example().facts
     };
     GateReport {
         judged: all,
@@ -500,18 +521,18 @@ fn gated_with_everything() -> GateReport {
         costs,
         rules,
         facts,
-        ..gated()
+        ..gate_report_example()
     }
 }
 
 #[test]
 fn everything_that_a_comparison_can_say() {
-    let compared = compared_with_everything();
+    let compared = comparison_with_every_field();
     let summary = verdicts::summary(&compared, "kernelgate compare --base main");
-    snapshot("compare", "everything_compared.txt", &verdicts::text(&compared, None));
-    snapshot("compare", "everything_compared.md", &comment::markdown(&summary));
-    snapshot("compare", "everything_compared.xml", &junit::xml(&summary));
-    snapshot(
+    compare_with_snapshot("compare", "everything_compared.txt", &verdicts::text(&compared, None));
+    compare_with_snapshot("compare", "everything_compared.md", &comment::markdown(&summary));
+    compare_with_snapshot("compare", "everything_compared.xml", &junit::xml(&summary));
+    compare_with_snapshot(
         "compare",
         "everything_compared.json",
         &serde_json::to_string_pretty(&compared).unwrap(),
@@ -520,19 +541,23 @@ fn everything_that_a_comparison_can_say() {
 
 #[test]
 fn everything_that_a_gate_can_say() {
-    let gated = gated_with_everything();
+    let gated = gate_report_with_every_field();
     let summary = verdicts::summary(&gated, "kernelgate gate --baseline main");
-    snapshot("gate", "everything_gated.txt", &verdicts::text(&gated, None));
-    snapshot("gate", "everything_gated.md", &comment::markdown(&summary));
-    snapshot("gate", "everything_gated.xml", &junit::xml(&summary));
-    snapshot("gate", "everything_gated.json", &serde_json::to_string_pretty(&gated).unwrap());
+    compare_with_snapshot("gate", "everything_gated.txt", &verdicts::text(&gated, None));
+    compare_with_snapshot("gate", "everything_gated.md", &comment::markdown(&summary));
+    compare_with_snapshot("gate", "everything_gated.xml", &junit::xml(&summary));
+    compare_with_snapshot(
+        "gate",
+        "everything_gated.json",
+        &serde_json::to_string_pretty(&gated).unwrap(),
+    );
 }
 
 #[test]
 fn a_verification_loss_is_in_comment_junit_and_page() {
     for summary in [
-        verdicts::summary(&compared_with_everything(), ""),
-        verdicts::summary(&gated_with_everything(), ""),
+        verdicts::summary(&comparison_with_every_field(), ""),
+        verdicts::summary(&gate_report_with_every_field(), ""),
     ] {
         let page = crate::pages::verdict::page(&summary).unwrap();
         for text in [comment::markdown(&summary), junit::xml(&summary), page] {
@@ -550,39 +575,39 @@ fn a_refusal_comes_before_every_verdict() {
         head: "570".to_owned(),
         cases: ["a", "b", "c"].map(str::to_owned).to_vec(),
     };
-    let gated = GateReport { judged: vec![], refused: vec![refusal], ..gated() };
-    snapshot("gate", "refused_gate.txt", &verdicts::text(&gated, None));
+    let gated = GateReport { judged: vec![], refused: vec![refusal], ..gate_report_example() };
+    compare_with_snapshot("gate", "refused_gate.txt", &verdicts::text(&gated, None));
     let summary = verdicts::summary(&gated, "kernelgate gate --baseline main");
-    snapshot("gate", "refused_gate.md", &comment::markdown(&summary));
+    compare_with_snapshot("gate", "refused_gate.md", &comment::markdown(&summary));
 }
 
 #[test]
-fn a_comparison() {
-    let compared = compared();
+fn comparison_snapshot() {
+    let compared = comparison_of_every_verdict();
     let summary = verdicts::summary(&compared, "kernelgate compare --base main --budget 600s");
-    snapshot("compare", "comparison.txt", &verdicts::text(&compared, None));
-    snapshot("compare", "comparison.md", &comment::markdown(&summary));
-    snapshot("compare", "comparison.xml", &junit::xml(&summary));
-    let metrics = metrics::from_comparison(&compared);
-    snapshot(
+    compare_with_snapshot("compare", "comparison.txt", &verdicts::text(&compared, None));
+    compare_with_snapshot("compare", "comparison.md", &comment::markdown(&summary));
+    compare_with_snapshot("compare", "comparison.xml", &junit::xml(&summary));
+    let metrics = metrics::metrics_of_comparison(&compared);
+    compare_with_snapshot(
         "compare",
         "comparison.bmf",
-        &serde_json::to_string_pretty(&metrics::bencher(&metrics)).unwrap(),
+        &serde_json::to_string_pretty(&metrics::bencher_metric_format(&metrics)).unwrap(),
     );
-    snapshot(
+    compare_with_snapshot(
         "compare",
         "comparison.smaller",
-        &serde_json::to_string_pretty(&metrics::smaller_is_better(&metrics)).unwrap(),
+        &serde_json::to_string_pretty(&metrics::smaller_is_better_format(&metrics)).unwrap(),
     );
 }
 
 #[test]
-fn a_gate() {
-    let gated = gated();
+fn gate_snapshot() {
+    let gated = gate_report_example();
     let summary = verdicts::summary(&gated, "kernelgate gate --baseline main --last 3");
-    snapshot("gate", "gate.txt", &verdicts::text(&gated, None));
-    snapshot("gate", "gate.md", &comment::markdown(&summary));
-    snapshot("gate", "gate.xml", &junit::xml(&summary));
+    compare_with_snapshot("gate", "gate.txt", &verdicts::text(&gated, None));
+    compare_with_snapshot("gate", "gate.md", &comment::markdown(&summary));
+    compare_with_snapshot("gate", "gate.xml", &junit::xml(&summary));
 }
 
 #[test]
@@ -598,23 +623,27 @@ fn quantities_have_readable_texts() {
 }
 
 #[test]
-fn a_calibration() {
+fn calibration_snapshot() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../kernelgate-fuzz/tests/corpus/calibration/calibration.json");
     let calibration = file::read::<Calibration>(&path).unwrap();
-    snapshot("search", "calibration.txt", &super::calibration::text(&calibration, None));
-    snapshot("search", "calibration.md", &super::calibration::markdown(&calibration));
+    compare_with_snapshot(
+        "search",
+        "calibration.txt",
+        &super::calibration::text(&calibration, None),
+    );
+    compare_with_snapshot("search", "calibration.md", &super::calibration::markdown(&calibration));
 }
 
 #[test]
 fn every_end_of_a_bisection() {
-    let ends = Times { ratio: 1.2, low: 1.18, high: 1.22 };
-    let suspect = |commit: &str, merged| Suspect {
+    let ends = CommitTimeRatio { ratio: 1.2, low: 1.18, high: 1.22 };
+    let suspect = |commit: &str, merged| SuspectCommit {
         commit: commit.repeat(10),
         subject: format!("change {commit}"),
         merged,
     };
-    let found = |confirmation| Found {
+    let found = |confirmation| SlowdownRange {
         last_good: 2,
         first_bad: 4,
         left_out: vec![(3, "does not build".to_owned())],
@@ -633,7 +662,7 @@ fn every_end_of_a_bisection() {
     let texts = [
         (Ended::Found(found(Answer::Slower(ends))), Some(commits.clone())),
         (Ended::Found(found(Answer::Undecided("noise".to_owned()))), Some(commits)),
-        (Ended::NoDifference(Times { ratio: 1.0, low: 0.99, high: 1.01 }), None),
+        (Ended::NoDifference(CommitTimeRatio { ratio: 1.0, low: 0.99, high: 1.01 }), None),
         (Ended::EndsUndecided("interval too wide".to_owned()), None),
         (Ended::EndUnusable("the head does not build".to_owned()), None),
     ]
@@ -648,5 +677,5 @@ fn every_end_of_a_bisection() {
             found,
         })
     });
-    snapshot("search", "bisection.txt", &texts.join("\n\n"));
+    compare_with_snapshot("search", "bisection.txt", &texts.join("\n\n"));
 }

@@ -2,7 +2,7 @@
 //! attention counted as half, over the operations that the device could compute in the same time.
 
 use kernelgate::record::WorkRecord;
-use kernelgate_trace::analyze::work::peaks::{Peaks, Precision};
+use kernelgate_trace::analyze::work::peaks::{DevicePeaks, MatrixPrecision};
 
 /// Utilization of the matrix units by a launch; a share is absent without a peak.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -14,13 +14,13 @@ pub struct ModelUtilization {
 }
 
 /// The precision for a dtype of declared work.
-fn precision(dtype: &str) -> Option<Precision> {
+fn precision(dtype: &str) -> Option<MatrixPrecision> {
     Some(match dtype {
-        "f64" => Precision::Fp64,
-        "f32" => Precision::Fp32,
-        "f16" | "bf16" => Precision::Fp16,
-        "fp8" => Precision::Fp8,
-        "i8" => Precision::Int8,
+        "f64" => MatrixPrecision::Fp64,
+        "f32" => MatrixPrecision::Fp32,
+        "f16" | "bf16" => MatrixPrecision::Fp16,
+        "fp8" => MatrixPrecision::Fp8,
+        "i8" => MatrixPrecision::Int8,
         _ => return None,
     })
 }
@@ -34,13 +34,13 @@ impl ModelUtilization {
         measured: impl Fn(&str) -> Option<f64>,
         launch_ns: f64,
     ) -> Self {
-        let peaks = Peaks::for_device(device);
+        let peaks = DevicePeaks::peaks_of_device(device);
         let products = || {
             let flops = work.flops.iter().filter(|(_, count)| **count > 0);
             flops.filter_map(|(unit, count)| Some((unit, unit.strip_prefix("matmul ")?, *count)))
         };
         let published_ns = |(_, dtype, count): (&String, &str, u64)| {
-            Some(count as f64 / peaks.as_ref()?.flops_per_ns(precision(dtype)?)?)
+            Some(count as f64 / peaks.as_ref()?.peak_flops_per_ns(precision(dtype)?)?)
         };
         let measured_ns =
             |(unit, _, count): (&String, &str, u64)| Some(count as f64 / measured(unit)? * 1e9);
@@ -55,11 +55,11 @@ impl ModelUtilization {
 }
 
 /// The published dense peak on which a utilization is based: "989 TFLOP/s bf16".
-pub fn published_peak(work: &WorkRecord, device: &str) -> Option<String> {
-    let peaks = Peaks::for_device(device)?;
+pub fn published_peak_text(work: &WorkRecord, device: &str) -> Option<String> {
+    let peaks = DevicePeaks::peaks_of_device(device)?;
     let (unit, _) = work.flops.iter().find(|(unit, _)| unit.starts_with("matmul "))?;
     let dtype = unit.strip_prefix("matmul ")?;
-    let flops_per_ns = peaks.flops_per_ns(precision(dtype)?)?;
+    let flops_per_ns = peaks.peak_flops_per_ns(precision(dtype)?)?;
     Some(format!("{:.0} TFLOP/s {dtype}", flops_per_ns / 1e3))
 }
 
@@ -78,6 +78,6 @@ mod tests {
         assert_eq!(utilization("Toy GPU").of_published, None);
         let idle = ModelUtilization::new(&WorkRecord::default(), "NVIDIA H100", |_| None, 2000.0);
         assert_eq!(idle, ModelUtilization::default());
-        assert_eq!(published_peak(&work, "NVIDIA H100").as_deref(), Some("989 TFLOP/s bf16"));
+        assert_eq!(published_peak_text(&work, "NVIDIA H100").as_deref(), Some("989 TFLOP/s bf16"));
     }
 }

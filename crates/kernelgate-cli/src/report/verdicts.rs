@@ -15,9 +15,9 @@ use kernelgate::record::text::{indented, printable};
 const MAX_NAMED_CASES: usize = 20;
 
 /// Texts of the report of one method.
-pub trait Wording: Facts {
+pub trait VerdictWording: Facts {
     /// The verb: "kernelgate compare".
-    const VERB: &'static str;
+    const VERB_COMMAND: &'static str;
     /// Names of base and head in sentences.
     const SIDES: [&'static str; 2];
     /// Names of base and head as columns.
@@ -25,11 +25,11 @@ pub trait Wording: Facts {
     /// Unit of the last column.
     const EVIDENCE: &'static str;
     /// Explanation of a row.
-    const READING: &'static [&'static str];
+    const ROW_EXPLANATION: &'static [&'static str];
     /// Text before the name of a case that failed.
     const FAILED: &'static str;
     /// Text before the name of a case that the head skipped.
-    const SKIPPED: &'static str;
+    const SKIPPED_LABEL: &'static str;
 
     /// A line before everything.
     fn first_line(_: &Verdicts<Self>) -> Option<String> {
@@ -46,52 +46,55 @@ pub trait Wording: Facts {
         None
     }
     /// Number of cases that are not timed, because both builds have the same executable.
-    fn identical(&self) -> usize {
+    fn identical_executable_cases(&self) -> usize {
         0
     }
     /// Further parts of the headline, each after "; ".
-    fn unfinished(&self) -> String;
+    fn more_headline_parts(&self) -> String;
     /// Advice on how to verify with this number of seeds.
-    fn more_seeds(&self, seeds: usize) -> String;
+    fn more_seeds_advice(&self, seeds: usize) -> String;
     /// Advice that would decide these inconclusive cases, after "; ".
     fn remedy(verdicts: &Verdicts<Self>, cases: &[&Judgement]) -> String;
     /// Entries without a row.
     fn others(verdicts: &Verdicts<Self>) -> Vec<UnjudgedEntry>;
     /// Lines before all others.
-    fn first_notes(_: &Verdicts<Self>) -> Vec<String> {
+    fn first_note_lines(_: &Verdicts<Self>) -> Vec<String> {
         Vec::new()
     }
     /// Lines about cases that were not measured.
-    fn unmeasured_notes(&self) -> Vec<String>;
+    fn notes_on_unmeasured(&self) -> Vec<String>;
     /// Lines after all others.
-    fn last_notes(verdicts: &Verdicts<Self>) -> Vec<String>;
+    fn last_note_lines(verdicts: &Verdicts<Self>) -> Vec<String>;
     /// Lines that require no action.
     fn details(verdicts: &Verdicts<Self>) -> Vec<String>;
 }
 
 /// The report for a terminal of this width, if it has one.
-pub fn text<F: Wording>(verdicts: &Verdicts<F>, columns: Option<usize>) -> String {
+pub fn text<F: VerdictWording>(verdicts: &Verdicts<F>, columns: Option<usize>) -> String {
     let first = F::first_line(verdicts).map(|line| line + "\n").unwrap_or_default();
     let mut out = format!("{first}{}\n", F::heading(verdicts));
     if !verdicts.judged.is_empty() {
         let table = summary::table(&verdicts.judged, F::COLUMNS, F::EVIDENCE);
-        let _ = writeln!(out, "\n{}\n{}", table.text_within(columns), F::READING.join("\n"));
+        let _ =
+            writeln!(out, "\n{}\n{}", table.text_within(columns), F::ROW_EXPLANATION.join("\n"));
     }
     let lines = [notes(verdicts), F::details(verdicts)].concat();
     lines.iter().for_each(|line| out.extend(["\n", line]));
-    let _ = write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, headline(verdicts));
+    let _ =
+        write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, verdict_headline(verdicts));
     printable(&out).into_owned()
 }
 
 /// The report for reviewers and programs. `reproduce` is the command that repeats the judgement
 /// locally.
-pub fn summary<F: Wording>(verdicts: &Verdicts<F>, reproduce: &str) -> VerdictSummary {
-    let mut details: Vec<String> = F::READING.iter().map(|line| (*line).to_owned()).collect();
+pub fn summary<F: VerdictWording>(verdicts: &Verdicts<F>, reproduce: &str) -> VerdictSummary {
+    let mut details: Vec<String> =
+        F::ROW_EXPLANATION.iter().map(|line| (*line).to_owned()).collect();
     details.extend(F::details(verdicts));
     VerdictSummary {
-        verb: F::VERB,
+        verb: F::VERB_COMMAND,
         package: None,
-        headline: headline(verdicts),
+        headline: verdict_headline(verdicts),
         facts: F::facts(verdicts),
         rows: verdicts.judged.clone(),
         others: others(verdicts),
@@ -104,11 +107,11 @@ pub fn summary<F: Wording>(verdicts: &Verdicts<F>, reproduce: &str) -> VerdictSu
 }
 
 /// The headline: "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 1%)".
-pub fn headline<F: Wording>(verdicts: &Verdicts<F>) -> String {
+pub fn verdict_headline<F: VerdictWording>(verdicts: &Verdicts<F>) -> String {
     if let Some(refusal) = F::refusal(verdicts) {
         return refusal;
     }
-    let identical = verdicts.facts.identical();
+    let identical = verdicts.facts.identical_executable_cases();
     let mut counts = summary::counts(|verdict| verdicts.count(verdict));
     if identical > 0 {
         let words = format!("{identical} identical");
@@ -130,64 +133,64 @@ pub fn headline<F: Wording>(verdicts: &Verdicts<F>) -> String {
         more(refused, "refused"),
         verdicts.judged.len() + identical,
         (10.0 * F::threshold_percent(verdicts)).round() / 10.0,
-        verdicts.facts.unfinished(),
-        summary::not_judged(&verdicts.rules),
+        verdicts.facts.more_headline_parts(),
+        summary::unjudged_rules_text(&verdicts.rules),
     )
 }
 
-fn others<F: Wording>(verdicts: &Verdicts<F>) -> Vec<UnjudgedEntry> {
+fn others<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<UnjudgedEntry> {
     let mut others = Vec::new();
     for (cases, kind, label) in [
         (&verdicts.failed, UnjudgedKind::Failed, F::FAILED),
-        (&verdicts.skipped, UnjudgedKind::Skipped, F::SKIPPED),
+        (&verdicts.skipped, UnjudgedKind::Skipped, F::SKIPPED_LABEL),
     ] {
         let entry = |(case, why): (&String, &String)| {
             UnjudgedEntry::new(case, kind, format!("{label}: {why}"))
         };
         others.extend(cases.iter().map(entry));
     }
-    others.extend(summary::findings(verdicts, |seeds| verdicts.facts.more_seeds(seeds)).0);
-    others.extend(summary::undecided(&verdicts.rules));
+    others.extend(summary::findings(verdicts, |seeds| verdicts.facts.more_seeds_advice(seeds)).0);
+    others.extend(summary::unjudged_rules(&verdicts.rules));
     others.extend(UnjudgedEntry::refused(&verdicts.refused, F::SIDES));
     let new = |case: &String| UnjudgedEntry::new(case, UnjudgedKind::Skipped, "new, not judged");
     others.extend(verdicts.new.iter().map(new));
     others.extend(F::others(verdicts));
     if others.is_empty() {
-        let nothing = |why| UnjudgedEntry::new(F::VERB, UnjudgedKind::Skipped, why);
-        others.extend(nothing_judged(verdicts).map(nothing));
+        let nothing = |why| UnjudgedEntry::new(F::VERB_COMMAND, UnjudgedKind::Skipped, why);
+        others.extend(nothing_judged_text(verdicts).map(nothing));
     }
     others
 }
 
-fn nothing_judged<F: Wording>(verdicts: &Verdicts<F>) -> Option<String> {
+fn nothing_judged_text<F: VerdictWording>(verdicts: &Verdicts<F>) -> Option<String> {
     let [base, head] = F::SIDES;
     let nothing = verdicts.judged_nothing() && verdicts.refused.is_empty();
     nothing.then(|| format!("nothing to judge: no case is both in the {base} and in the {head}"))
 }
 
-fn notes<F: Wording>(verdicts: &Verdicts<F>) -> Vec<String> {
+fn notes<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
     let [base, head] = F::SIDES;
-    let mut lines = F::first_notes(verdicts);
+    let mut lines = F::first_note_lines(verdicts);
     lines.extend(verdicts.refused.iter().map(|refusal| {
-        let cases = abbreviated(&refusal.cases);
+        let cases = first_names_and_count(&refusal.cases);
         let (field, of_base, of_head) = (&refusal.field, &refusal.base, &refusal.head);
         format!(
             "refused: {field} is `{of_base}` in the {base} and `{of_head}` in the {head}: {cases}"
         )
     }));
-    lines.extend(with_reason(&verdicts.failed, F::FAILED));
-    lines.extend(summary::findings(verdicts, |seeds| verdicts.facts.more_seeds(seeds)).1);
-    lines.extend(with_reason(&verdicts.skipped, F::SKIPPED));
-    lines.extend(verdicts.facts.unmeasured_notes());
-    lines.extend(inconclusive(verdicts));
-    lines.extend(nothing_judged(verdicts));
+    lines.extend(cases_with_reason(&verdicts.failed, F::FAILED));
+    lines.extend(summary::findings(verdicts, |seeds| verdicts.facts.more_seeds_advice(seeds)).1);
+    lines.extend(cases_with_reason(&verdicts.skipped, F::SKIPPED_LABEL));
+    lines.extend(verdicts.facts.notes_on_unmeasured());
+    lines.extend(inconclusive_lines(verdicts));
+    lines.extend(nothing_judged_text(verdicts));
     lines.extend(verdicts.rules.lines());
-    lines.extend(F::last_notes(verdicts));
+    lines.extend(F::last_note_lines(verdicts));
     lines
 }
 
 /// One line for each reason: the number of cases, the first case, and advice.
-fn inconclusive<F: Wording>(verdicts: &Verdicts<F>) -> Vec<String> {
+fn inconclusive_lines<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
     let mut by_reason: BTreeMap<String, Vec<&Judgement>> = BTreeMap::new();
     // Reasons of this kind are printed on lines of their own, with advice.
     let has_line =
@@ -198,18 +201,22 @@ fn inconclusive<F: Wording>(verdicts: &Verdicts<F>) -> Vec<String> {
     }
     let line = |(reason, cases): (String, Vec<&Judgement>)| {
         let names: Vec<&String> = cases.iter().map(|judged| &judged.case).collect();
-        format!("inconclusive: {reason}: {}{}", abbreviated(&names), F::remedy(verdicts, &cases))
+        format!(
+            "inconclusive: {reason}: {}{}",
+            first_names_and_count(&names),
+            F::remedy(verdicts, &cases)
+        )
     };
     by_reason.into_iter().map(line).collect()
 }
 
 /// A line "LABEL: CASE: REASON" for each case.
-pub fn with_reason(cases: &BTreeMap<String, String>, label: &str) -> Vec<String> {
+pub fn cases_with_reason(cases: &BTreeMap<String, String>, label: &str) -> Vec<String> {
     cases.iter().map(|(case, why)| format!("{label}: {case}: {}", indented(why))).collect()
 }
 
 /// Names in short form: "CASE", or "CASE and 3 more".
-fn abbreviated(cases: &[impl AsRef<str>]) -> String {
+fn first_names_and_count(cases: &[impl AsRef<str>]) -> String {
     match cases {
         [only] => only.as_ref().to_owned(),
         [first, more @ ..] => format!("{} and {} more", first.as_ref(), more.len()),
@@ -218,7 +225,7 @@ fn abbreviated(cases: &[impl AsRef<str>]) -> String {
 }
 
 /// Lines "LABEL: CASE" for the first of many.
-pub fn first_of(cases: &[String], label: &str) -> Vec<String> {
+pub fn lines_for_first_cases(cases: &[String], label: &str) -> Vec<String> {
     let mut lines: Vec<String> =
         cases.iter().take(MAX_NAMED_CASES).map(|case| format!("{label}: {case}")).collect();
     if cases.len() > MAX_NAMED_CASES {

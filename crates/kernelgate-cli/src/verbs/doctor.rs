@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::shared::nvrtc::Nvrtc;
+use super::shared::nvrtc::NvrtcMajor;
 use super::shared::output::{OutputFormat, print_json};
 use crate::benches::package::has_manifest;
 use kernelgate::display::{self, terminal};
@@ -20,15 +20,15 @@ use kernelgate_cuda::architecture;
 use kernelgate_cuda::compiler::cache;
 use kernelgate_cuda::driver::device::{self, Device, DeviceFacts};
 use kernelgate_cuda::libraries::{cudnn, nccl};
-use kernelgate_cuda::library::{self, Library, LoadedLibrary, OLDEST_DRIVER};
-use kernelgate_cuda::observe::telemetry::Telemetry;
+use kernelgate_cuda::library::{self, Library, LoadedLibrary, OLDEST_SUPPORTED_DRIVER};
+use kernelgate_cuda::observe::telemetry::CardTelemetry;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Print a folder with NVRTC of this CUDA version, for KERNELGATE_CUDA_LIBS; pip installs it into
     /// the target folder on the first call
     #[arg(long, value_enum, value_name = "VERSION", num_args = 0..=1, default_missing_value = "13")]
-    fetch_nvrtc: Option<Nvrtc>,
+    fetch_nvrtc: Option<NvrtcMajor>,
     /// Record the machine: processor, memory, GPUs with driver, clocks, power limit and links
     #[arg(long, value_name = "FILE", conflicts_with = "expect")]
     save: Option<PathBuf>,
@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if let Some(path) = &arguments.expect {
         return Ok(expect(&file::read(path).map_err(failed)?));
     }
-    let mut checks = checks(&Environment::cpu(), store);
+    let mut checks = all_checks(&Environment::cpu(), store);
     for check in &mut checks {
         // Names of folders and files are not trusted.
         check.finding = printable(&check.finding).into_owned();
@@ -113,7 +113,7 @@ fn expect(expected: &Machine) -> Exit {
     Exit::Refused
 }
 
-fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
+fn all_checks(environment: &Environment, store: &Store) -> Vec<Check> {
     let check = |what, finding, advice: Option<&str>| Check {
         what,
         finding,
@@ -146,7 +146,7 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
             None,
         ),
         load(environment.cores),
-        governor(),
+        cpu_governor_check(),
         check(
             "build",
             if environment.optimised { "optimised".to_owned() } else { "not optimised".to_owned() },
@@ -154,27 +154,27 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
                 "times of this build mean nothing: use cargo bench, or cargo run --release",
             ),
         ),
-        package_folder("baselines", "--baselines", &store.baselines, store),
-        package_folder("runs", "--records", &store.runs, store),
+        package_folder_check("baselines", "--baselines", &store.baselines, store),
+        package_folder_check("runs", "--records", &store.runs, store),
     ];
     // GPUs are listed before other libraries are opened.
     let gpus = gpus();
     checks.extend(Library::ALL.into_iter().flat_map(library));
-    checks.extend(library::ignored_settings().into_iter().map(|setting| {
+    checks.extend(library::ignored_path_settings().into_iter().map(|setting| {
         check("setting", setting, Some("name folders from the root on, in variables too"))
     }));
-    checks.extend(wrong_settings());
-    checks.extend(other_architecture());
-    checks.extend(compiled_kernels());
+    checks.extend(setting_checks());
+    checks.extend(architecture_setting_check());
+    checks.extend(compiled_kernel_folder_check());
     checks.extend(gpus);
-    checks.push(tool("nsys", "timelines (Nsight Systems)"));
-    checks.push(tool("ncu", "counters of a kernel (Nsight Compute)"));
+    checks.push(profiler_check("nsys", "timelines (Nsight Systems)"));
+    checks.push(profiler_check("ncu", "counters of a kernel (Nsight Compute)"));
     checks.extend(counters());
     checks
 }
 
 /// Checks of variables that a bench would refuse: those that stand for flags, and the commit.
-fn wrong_settings() -> Vec<Check> {
+fn setting_checks() -> Vec<Check> {
     let commit = Provenance::detect_for_process(Path::new(".")).err().map(|it| it.to_string());
     let number = std::env::var("KERNELGATE_DEVICE").ok().and_then(|it| it.parse::<usize>().ok());
     let missing = number.zip(device::count().ok()).filter(|(number, count)| number >= count);
@@ -191,7 +191,7 @@ fn wrong_settings() -> Vec<Check> {
 
 /// A check of `KERNELGATE_ARCH`, if its value is not an architecture; a GPU's own check has the
 /// rest.
-fn other_architecture() -> Option<Check> {
+fn architecture_setting_check() -> Option<Check> {
     let named = architecture::named()?;
     let advice = "name one as NVIDIA does: sm_80, sm_90a; until then no case runs on a GPU";
     architecture::number(&named).is_none().then(|| Check {
@@ -211,36 +211,36 @@ fn library(library: Library) -> Vec<Check> {
     };
     let used = match library::load(library) {
         Some(loaded) => {
-            check(format!("{}: {}", shown(loaded), loaded.file.display()), reason_unusable(library))
+            check(format!("{}: {}", shown(loaded), loaded.file.display()), library_problem(library))
         }
         None => check(format!("{} is missing", library.name()), Some(library.advice())),
     };
-    let unusable = library::unusable(library).into_iter().map(|(file, why)| {
+    let unusable = library::unusable_library_files(library).into_iter().map(|(file, why)| {
         let (name, file) = (library.name(), file.display());
         let advice = "put a whole one there, or remove it".to_owned();
         check(format!("{name}: found {file}, which cannot be loaded: {why}"), Some(advice))
     });
-    let others = library::passed_over(library).into_iter().map(|other| {
+    let others = library::unused_library_files(library).into_iter().map(|other| {
         check(format!("{} is not used: {}", shown(&other), other.file.display()), None)
     });
     std::iter::once(used).chain(others).chain(unusable).collect()
 }
 
 /// The reason why a library that was found cannot be used.
-fn reason_unusable(library: Library) -> Option<String> {
+fn library_problem(library: Library) -> Option<String> {
     if library == Library::Nccl {
         return nccl::check().err().map(|reason| reason.to_string());
     }
-    let driver = library::driver_cuda()?;
+    let driver = library::driver_cuda_version()?;
     match library {
-        Library::Driver if driver < OLDEST_DRIVER => Some(format!(
-            "CUDA {OLDEST_DRIVER} is needed: update the driver; until then no case runs on a GPU"
+        Library::Driver if driver < OLDEST_SUPPORTED_DRIVER => Some(format!(
+            "CUDA {OLDEST_SUPPORTED_DRIVER} is needed: update the driver; until then no case runs on a GPU"
         )),
-        Library::Nvrtc => library::nvrtc().filter(|nvrtc| !nvrtc.fits).map(|_| {
+        Library::Nvrtc => library::choose_nvrtc().filter(|nvrtc| !nvrtc.fits).map(|_| {
             format!(
                 "the driver (CUDA {driver}) does not take what it generates, so no case runs on a \
                  GPU; `kernelgate resources` works: {}",
-                device::older_nvrtc(driver)
+                device::older_nvrtc_hint(driver)
             )
         }),
         Library::Cudnn => cudnn::api::version().err().map(|refusal| refusal.0),
@@ -249,7 +249,7 @@ fn reason_unusable(library: Library) -> Option<String> {
 }
 
 /// Folder of the compiled kernels, and whether it is used.
-fn compiled_kernels() -> Option<Check> {
+fn compiled_kernel_folder_check() -> Option<Check> {
     let (folder, used) = cache::place()?;
     let advice = "others can write to it, or it is not yours: kernels are compiled in every \
                   process; remove it, or name another folder in KERNELGATE_CACHE";
@@ -270,7 +270,7 @@ fn gpus() -> Vec<Check> {
         }
     };
     let timeout = Duration::from_secs(1);
-    let options = DeviceOptions { timeout, ..DeviceOptions::from_environment() };
+    let options = DeviceOptions { timeout, ..DeviceOptions::options_from_environment() };
     (0..count)
         .flat_map(|ordinal| match Device::open(ordinal, &options) {
             Ok(device) => {
@@ -295,7 +295,7 @@ fn gpus() -> Vec<Check> {
                         display::bytes(facts.l2_bytes),
                         facts.uuid
                     ),
-                    lost_rows(&facts.arch),
+                    rows_without_compiler(&facts.arch),
                 );
                 vec![card, clocks(facts)]
             }
@@ -315,12 +315,12 @@ fn clocks(facts: &DeviceFacts) -> Check {
         advice: advice.map(str::to_owned),
     };
     let highest = format!("{}: up to {} MHz", facts.ordinal, facts.max_clock_mhz);
-    let Some(telemetry) = Telemetry::open(&facts.uuid) else {
+    let Some(telemetry) = CardTelemetry::open(&facts.uuid) else {
         let finding = format!("{highest}; NVML is missing, or does not know this device");
         return check(finding, Some("times have no power state (n/a)"));
     };
     let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
-    let power = telemetry.power_limits_mw().map_or(String::new(), |(default, limit)| {
+    let power = telemetry.power_limit_range_mw().map_or(String::new(), |(default, limit)| {
         format!(", power limit {:.0} W (default {:.0} W)", watts(limit), watts(default))
     });
     let permission = match telemetry.clocks_need_root() {
@@ -336,7 +336,7 @@ fn clocks(facts: &DeviceFacts) -> Check {
 }
 
 /// Advice on rows that an architecture does not run; every row has some card that runs it.
-fn lost_rows(arch: &str) -> Option<String> {
+fn rows_without_compiler(arch: &str) -> Option<String> {
     (arch != "sm_90a").then(|| {
         format!(
             "rows that need another architecture or more shared memory are skipped: `kernelgate \
@@ -346,7 +346,7 @@ fn lost_rows(arch: &str) -> Option<String> {
 }
 
 /// A check for a profiler of NVIDIA's, which is optional.
-fn tool(name: &'static str, what: &str) -> Check {
+fn profiler_check(name: &'static str, what: &str) -> Check {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&folders)
         .map(|folder| folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
@@ -400,7 +400,7 @@ fn load(cores: usize) -> Check {
     }
 }
 
-fn governor() -> Check {
+fn cpu_governor_check() -> Check {
     let governor =
         std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").ok();
     let governor = governor.as_deref().map(str::trim);
@@ -415,7 +415,7 @@ fn governor() -> Check {
 }
 
 /// A folder of the package; outside of one it has to exist already.
-fn package_folder(what: &'static str, flag: &str, path: &Path, store: &Store) -> Check {
+fn package_folder_check(what: &'static str, flag: &str, path: &Path, store: &Store) -> Check {
     if path.is_dir() || has_manifest(&store.root) {
         return folder(what, path);
     }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use clap::Command;
 
 /// Longest line of the help.
-const MAX_COLUMNS: usize = 100;
+const MAX_HELP_COLUMNS: usize = 100;
 
 /// Verbs that answer one question.
 struct Question {
@@ -18,7 +18,7 @@ struct Question {
 struct VerbExamples(&'static str, &'static [&'static str]);
 
 /// Verbs below another verb.
-const SUBVERBS: &[VerbExamples] = &[
+const SUBVERB_EXAMPLES: &[VerbExamples] = &[
     VerbExamples(
         "history import",
         &[
@@ -58,7 +58,7 @@ const SUBVERBS: &[VerbExamples] = &[
     ),
 ];
 
-const QUESTIONS: &[Question] = &[
+const QUESTIONS_WITH_VERBS: &[Question] = &[
     Question {
         heading: "Is it right?",
         verbs: &[
@@ -158,13 +158,13 @@ const QUESTIONS: &[Question] = &[
 ];
 
 /// A command line with its verbs by question and with examples.
-pub fn arrange(command: Command) -> Command {
+pub fn arrange_help(command: Command) -> Command {
     let by_question = verbs_by_question(&command);
     let template = format!(
         "{{about}}\n\n{{usage-heading}} {{usage}}\n\n{by_question}Options:\n{{options}}{{after-help}}"
     );
-    let command = command.help_template(template).max_term_width(MAX_COLUMNS);
-    verbs().fold(command, |command, VerbExamples(path, lines)| {
+    let command = command.help_template(template).max_term_width(MAX_HELP_COLUMNS);
+    verbs_with_examples().fold(command, |command, VerbExamples(path, lines)| {
         let examples = format!("Examples:\n  {}", lines.join("\n  "));
         match path.split_once(' ') {
             None => command.mut_subcommand(path, |verb| verb.after_help(examples)),
@@ -176,8 +176,8 @@ pub fn arrange(command: Command) -> Command {
 }
 
 /// All verbs with their examples.
-fn verbs() -> impl Iterator<Item = &'static VerbExamples> {
-    QUESTIONS.iter().flat_map(|question| question.verbs).chain(SUBVERBS)
+fn verbs_with_examples() -> impl Iterator<Item = &'static VerbExamples> {
+    QUESTIONS_WITH_VERBS.iter().flat_map(|question| question.verbs).chain(SUBVERB_EXAMPLES)
 }
 
 /// The verbs with the first line of their help, below the question that they answer.
@@ -187,7 +187,7 @@ fn verbs_by_question(command: &Command) -> String {
         verb.map(ToString::to_string).unwrap_or_default()
     };
     let mut text = String::new();
-    for question in QUESTIONS {
+    for question in QUESTIONS_WITH_VERBS {
         let _ = writeln!(text, "{}", question.heading);
         for VerbExamples(name, _) in question.verbs {
             let _ = writeln!(text, "  {name:<11} {}", about(name));
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn every_verb_answers_one_question() {
         let mut grouped: Vec<&str> =
-            QUESTIONS.iter().flat_map(|it| it.verbs.iter().map(|verb| verb.0)).collect();
+            QUESTIONS_WITH_VERBS.iter().flat_map(|it| it.verbs.iter().map(|verb| verb.0)).collect();
         grouped.sort_unstable();
         let command = command();
         let mut verbs: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn every_example_parses() {
-        for line in verbs().flat_map(|verb| verb.1) {
+        for line in verbs_with_examples().flat_map(|verb| verb.1) {
             let words = line.split(" > ").next().unwrap_or(line).split_whitespace();
             let parsed = crate::verbs::Cli::try_parse_from(words);
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
@@ -234,12 +234,15 @@ mod tests {
 
     #[test]
     fn every_verb_has_an_example_and_begins_with_what_it_does() {
-        const NO_VERBS: [&str; 9] =
+        const FIRST_WORDS_NOT_VERBS: [&str; 9] =
             ["A", "An", "All", "Each", "Every", "The", "This", "Verb", "What"];
         each(&command(), "kernelgate", &|verb, name| {
             let about = verb.get_about().expect(name).to_string();
             let first = about.split_whitespace().next().unwrap_or_default();
-            assert!(!NO_VERBS.contains(&first) && !first.ends_with("ing"), "{name}: {about}");
+            assert!(
+                !FIRST_WORDS_NOT_VERBS.contains(&first) && !first.ends_with("ing"),
+                "{name}: {about}"
+            );
             assert!(about.chars().count() <= 85, "{name}: {about}");
             let help = verb.get_after_help().expect(name).to_string();
             assert!(name == "kernelgate" || help.starts_with("Examples:\n"), "{name}: {help}");
@@ -250,13 +253,13 @@ mod tests {
     fn help_is_at_most_100_columns_wide() {
         fn check(mut command: Command, name: &str) {
             let help = command.render_long_help().to_string();
-            let wide = help.lines().find(|line| line.chars().count() > MAX_COLUMNS);
+            let wide = help.lines().find(|line| line.chars().count() > MAX_HELP_COLUMNS);
             assert_eq!(wide, None, "{name}");
             for verb in command.get_subcommands().cloned().collect::<Vec<_>>() {
                 let name = format!("{name} {}", verb.get_name());
-                check(verb.max_term_width(MAX_COLUMNS), &name);
+                check(verb.max_term_width(MAX_HELP_COLUMNS), &name);
             }
         }
-        check(command().term_width(MAX_COLUMNS), "kernelgate");
+        check(command().term_width(MAX_HELP_COLUMNS), "kernelgate");
     }
 }

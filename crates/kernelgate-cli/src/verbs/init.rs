@@ -11,12 +11,12 @@ use kernelgate::record::text::printable_path;
 use crate::benches::package::{self, Member};
 
 /// The bench of the README.
-const BENCH: &str = include_str!("../../templates/bench.rs");
+const BENCH_TEMPLATE: &str = include_str!("../../templates/bench.rs");
 /// Name of the bench in the README.
-const BENCH_NAME: &str = "own_kernel";
-const WORKFLOW: &str = include_str!("../../templates/perf.yml");
+const DEFAULT_BENCH_NAME: &str = "own_kernel";
+const WORKFLOW_TEMPLATE: &str = include_str!("../../templates/perf.yml");
 /// Placeholder for the package's folder in the workflow.
-const FOLDER: &str = "PACKAGE_FOLDER";
+const PACKAGE_FOLDER_PLACEHOLDER: &str = "PACKAGE_FOLDER";
 /// Largest manifest that is read.
 const MAX_MANIFEST: u64 = 1 << 20;
 
@@ -41,7 +41,7 @@ pub struct Arguments {
 }
 
 /// A file to write, with its text.
-struct NewFile {
+struct NewFileContents {
     path: PathBuf,
     text: String,
 }
@@ -50,37 +50,37 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     let folder = std::env::current_dir()?;
     let member = package::member(&folder, arguments.package.as_deref())?;
     let root = member.folder();
-    let mut new = vec![NewFile {
+    let mut new = vec![NewFileContents {
         path: root.join("benches").join(format!("{}.rs", arguments.bench)),
-        text: BENCH.replace(BENCH_NAME, &arguments.bench),
+        text: BENCH_TEMPLATE.replace(DEFAULT_BENCH_NAME, &arguments.bench),
     }];
     if !arguments.no_workflow {
         let repository = root.ancestors().find(|it| it.join(".git").exists()).unwrap_or(root);
         let relative = root.strip_prefix(repository).ok().and_then(Path::to_str);
         let relative = relative.filter(|it| !it.is_empty()).unwrap_or(".");
-        new.push(NewFile {
+        new.push(NewFileContents {
             path: repository.join(".github/workflows/perf.yml"),
-            text: WORKFLOW.replace(FOLDER, relative),
+            text: WORKFLOW_TEMPLATE.replace(PACKAGE_FOLDER_PLACEHOLDER, relative),
         });
     }
-    for NewFile { path, .. } in &new {
+    for NewFileContents { path, .. } in &new {
         ensure!(!path.exists(), "{} exists: nothing was written", printable_path(path));
     }
-    let dependency = dependency(arguments.path.as_deref())?;
-    let manifest = NewFile {
-        text: manifest(&member, &arguments.bench, &dependency)?,
+    let dependency = dependency_line(arguments.path.as_deref())?;
+    let manifest = NewFileContents {
+        text: manifest_with_bench(&member, &arguments.bench, &dependency)?,
         path: member.manifest_path,
     };
     new.push(manifest);
     if arguments.dry_run {
-        for NewFile { path, text } in &new {
+        for NewFileContents { path, text } in &new {
             println!("# {}\n{text}", printable_path(path));
         }
         return Ok(Exit::Fine);
     }
     file::write_texts(new.iter().map(|it| (it.path.as_path(), it.text.as_str())))
         .map_err(|error| anyhow!("failed to {error}"))?;
-    for NewFile { path, .. } in &new {
+    for NewFileContents { path, .. } in &new {
         println!("wrote {}", printable_path(path));
     }
     println!("next: cargo bench --bench {}", arguments.bench);
@@ -103,7 +103,7 @@ fn bench_name(name: &str) -> Result<String, String> {
 
 /// The line of the dependency. A path is absolute, because `compare` builds revisions in other
 /// folders.
-fn dependency(clone: Option<&Path>) -> anyhow::Result<String> {
+fn dependency_line(clone: Option<&Path>) -> anyhow::Result<String> {
     let Some(folder) = clone else {
         return Ok(format!("kernelgate = \"{}\"", env!("CARGO_PKG_VERSION")));
     };
@@ -116,7 +116,7 @@ fn dependency(clone: Option<&Path>) -> anyhow::Result<String> {
 }
 
 /// The manifest with the dependency and the bench.
-fn manifest(member: &Member, bench: &str, dependency: &str) -> anyhow::Result<String> {
+fn manifest_with_bench(member: &Member, bench: &str, dependency: &str) -> anyhow::Result<String> {
     let path = &member.manifest_path;
     let shown = printable_path(path).to_string();
     let text = file::text_of(path, MAX_MANIFEST).with_context(|| shown.clone())?;
@@ -126,11 +126,11 @@ fn manifest(member: &Member, bench: &str, dependency: &str) -> anyhow::Result<St
     };
     let mut added = text.clone();
     if !named("dev-dependencies", "kernelgate") && !named("dependencies", "kernelgate") {
-        added = with_line(&added, "dev-dependencies", dependency);
+        added = with_line_in_table(&added, "dev-dependencies", dependency);
     }
     let has_library = before.contains_key("lib") || member.folder().join("src/lib.rs").is_file();
     if has_library && !named("lib", "bench") {
-        added = with_line(&added, "lib", "bench = false");
+        added = with_line_in_table(&added, "lib", "bench = false");
     }
     added.push_str(&format!("\n[[bench]]\nname = \"{bench}\"\nharness = false\n"));
     // The text was edited as text, so the result is parsed: it must be a manifest with this bench.
@@ -146,7 +146,7 @@ fn manifest(member: &Member, bench: &str, dependency: &str) -> anyhow::Result<St
 }
 
 /// Adds a line to a table of a TOML text; a missing table is appended.
-fn with_line(text: &str, table: &str, line: &str) -> String {
+fn with_line_in_table(text: &str, table: &str, line: &str) -> String {
     let header = format!("[{table}]");
     let place = text.lines().position(|it| it.trim() == header);
     let Some(place) = place else {
@@ -161,7 +161,7 @@ fn with_line(text: &str, table: &str, line: &str) -> String {
 mod tests {
     use super::*;
 
-    fn member(text: &str) -> (tempfile::TempDir, Member) {
+    fn test_package(text: &str) -> (tempfile::TempDir, Member) {
         let folder = tempfile::tempdir().unwrap();
         let manifest_path = folder.path().join("Cargo.toml");
         std::fs::write(&manifest_path, text).unwrap();
@@ -170,13 +170,13 @@ mod tests {
         (folder, Member { name: "a".to_owned(), manifest_path })
     }
 
-    const LINE: &str = "kernelgate = \"1\"";
+    const DEPENDENCY_LINE: &str = "kernelgate = \"1\"";
 
     #[test]
     fn existing_tables_get_lines_and_missing_ones_are_appended() {
         let (_folder, member) =
-            member("[package]\nname = \"a\"\n\n[dev-dependencies]\nx = \"1\"\n");
-        let text = manifest(&member, "kernels", LINE).unwrap();
+            test_package("[package]\nname = \"a\"\n\n[dev-dependencies]\nx = \"1\"\n");
+        let text = manifest_with_bench(&member, "kernels", DEPENDENCY_LINE).unwrap();
         let expected = "[package]\nname = \"a\"\n\n[dev-dependencies]\nkernelgate = \"1\"\nx = \"1\"\n\n\
                         [lib]\nbench = false\n\n[[bench]]\nname = \"kernels\"\nharness = false\n";
         assert_eq!(text, expected);
@@ -184,8 +184,10 @@ mod tests {
 
     #[test]
     fn a_bench_of_that_name_is_refused() {
-        let (_folder, member) = member("[package]\nname = \"a\"\n[[bench]]\nname = \"kernels\"\n");
-        let error = manifest(&member, "kernels", LINE).unwrap_err().to_string();
+        let (_folder, member) =
+            test_package("[package]\nname = \"a\"\n[[bench]]\nname = \"kernels\"\n");
+        let error =
+            manifest_with_bench(&member, "kernels", DEPENDENCY_LINE).unwrap_err().to_string();
         assert!(error.contains("has a bench `kernels`"), "{error}");
     }
 

@@ -35,7 +35,7 @@ use slower::{baseline, bisect, calibrate, check, compare, gate, resources};
 use why::{diagnose, export, profile, stats};
 
 /// Heading of the flags that every verb takes.
-const GLOBAL: &str = "Global options";
+const GLOBAL_FLAGS_HEADING: &str = "Global options";
 
 /// Version and commit of this build.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD_COMMIT"), ")");
@@ -51,13 +51,13 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD_COMMI
 )]
 pub struct Cli {
     /// Folder of committed baselines [default: baselines/ of the package]
-    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL)]
+    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL_FLAGS_HEADING)]
     baselines: Option<PathBuf>,
     /// Folder of recorded runs [default: kernelgate/runs/ of the target folder]
-    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL)]
+    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL_FLAGS_HEADING)]
     records: Option<PathBuf>,
     /// Print every command before it runs, with its folder and variables, on standard error
-    #[arg(long, short, global = true, help_heading = GLOBAL)]
+    #[arg(long, short, global = true, help_heading = GLOBAL_FLAGS_HEADING)]
     verbose: bool,
     #[command(subcommand)]
     verb: Verb,
@@ -119,7 +119,7 @@ enum Verb {
 
 /// The command line, with help by question.
 pub fn command() -> clap::Command {
-    help::arrange(Cli::command())
+    help::arrange_help(Cli::command())
 }
 
 impl Cli {
@@ -129,7 +129,7 @@ impl Cli {
     /// Bad usage or broken input: [`Exit::Usage`].
     pub fn run(self) -> anyhow::Result<Exit> {
         if self.verbose {
-            commands::show_all();
+            commands::show_all_commands();
         }
         let mut store = package::store(&std::env::current_dir()?);
         if let Some(folder) = self.baselines {

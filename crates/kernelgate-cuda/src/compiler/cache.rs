@@ -10,27 +10,29 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use super::nvrtc::{self, CompileError};
-use super::source::Build;
+use super::source::KernelBuild;
 
 /// The machine code of a build, from the cache or the compiler.
 ///
 /// # Errors
 /// The errors of [`nvrtc::compile`].
-pub fn compile(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
+pub fn compile(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError> {
     let path = path(build, arch)?;
     // An ELF file that was cut short by a full disk would not load: the magic and a length at the
     // end guard against it.
-    if let Some(cubin) = path.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(unseal) {
+    if let Some(cubin) =
+        path.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(remove_seal)
+    {
         return Ok(cubin);
     }
-    compile_anew(build, arch)
+    compile_without_cache(build, arch)
 }
 
 /// Compiles a build whatever the cache holds, and replaces the cached file.
 ///
 /// # Errors
 /// The errors of [`nvrtc::compile`].
-pub fn compile_anew(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
+pub fn compile_without_cache(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError> {
     let compiled = nvrtc::compile(build, arch)?;
     if let Some(path) = path(build, arch)? {
         store(&path, &compiled.cubin);
@@ -39,9 +41,11 @@ pub fn compile_anew(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> 
 }
 
 /// Path of the machine code of a build; `None` without a cache.
-fn path(build: &Build, arch: &str) -> Result<Option<PathBuf>, CompileError> {
+fn path(build: &KernelBuild, arch: &str) -> Result<Option<PathBuf>, CompileError> {
     let name = format!("{}.cubin", content_hash(build, arch)?);
-    Ok(folder().filter(|folder| !folder.exists() || is_private(folder)).map(|it| it.join(name)))
+    Ok(folder()
+        .filter(|folder| !folder.exists() || is_private_folder(folder))
+        .map(|it| it.join(name)))
 }
 
 /// A hash of everything that decides a build's machine code, in hexadecimal. The compiler itself
@@ -49,14 +53,14 @@ fn path(build: &Build, arch: &str) -> Result<Option<PathBuf>, CompileError> {
 ///
 /// # Errors
 /// When there is no compiler.
-pub fn content_hash(build: &Build, arch: &str) -> Result<String, CompileError> {
-    Ok(format!("{:016x}", key(build, arch, nvrtc::identity()?)))
+pub fn content_hash(build: &KernelBuild, arch: &str) -> Result<String, CompileError> {
+    Ok(format!("{:016x}", key(build, arch, nvrtc::nvrtc_identity()?)))
 }
 
-fn key(build: &Build, arch: &str, compiler: &str) -> u64 {
+fn key(build: &KernelBuild, arch: &str, compiler: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let Build { source, defines, constants, .. } = build;
-    (source.file, build.text(), build.headers()).hash(&mut hasher);
+    let KernelBuild { source, defines, constants, .. } = build;
+    (source.file, build.text(), build.headers_of_build()).hash(&mut hasher);
     (defines, constants, build.options(arch), compiler).hash(&mut hasher);
     hasher.finish()
 }
@@ -65,7 +69,7 @@ fn key(build: &Build, arch: &str, compiler: &str) -> u64 {
 /// is used; `None` if the user has no home.
 pub fn place() -> Option<(PathBuf, bool)> {
     folder().map(|folder| {
-        let used = !folder.exists() || is_private(&folder);
+        let used = !folder.exists() || is_private_folder(&folder);
         (folder, used)
     })
 }
@@ -83,7 +87,7 @@ fn folder() -> Option<PathBuf> {
 
 /// Whether a folder belongs to this user and no other user may write to it.
 #[cfg(unix)]
-fn is_private(folder: &Path) -> bool {
+fn is_private_folder(folder: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     // A link is rejected, because whoever can change the link could change the folder.
     std::fs::symlink_metadata(folder).is_ok_and(|facts| {
@@ -99,7 +103,7 @@ fn is_private(folder: &Path) -> bool {
 }
 
 /// Makes a folder that only this user can write.
-fn make_private(folder: &Path) -> std::io::Result<()> {
+fn make_folder_private(folder: &Path) -> std::io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
@@ -107,10 +111,10 @@ fn make_private(folder: &Path) -> std::io::Result<()> {
     builder.create(folder)
 }
 
-const SEAL: &[u8; 8] = b"kgcubin1";
+const CACHE_FILE_SEAL: &[u8; 8] = b"kgcubin1";
 
-fn unseal(mut file: Vec<u8>) -> Option<Vec<u8>> {
-    let content = file.strip_suffix(SEAL)?.len();
+fn remove_seal(mut file: Vec<u8>) -> Option<Vec<u8>> {
+    let content = file.strip_suffix(CACHE_FILE_SEAL)?.len();
     file.truncate(content);
     Some(file)
 }
@@ -121,13 +125,13 @@ fn store(path: &Path, cubin: &[u8]) {
     let Some(folder) = path.parent() else { return };
     let write = || -> std::io::Result<()> {
         use std::io::Write;
-        make_private(folder)?;
-        if !is_private(folder) {
+        make_folder_private(folder)?;
+        if !is_private_folder(folder) {
             return Ok(());
         }
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         file.write_all(cubin)?;
-        file.write_all(SEAL)?;
+        file.write_all(CACHE_FILE_SEAL)?;
         file.persist(path)?;
         Ok(())
     };
@@ -151,7 +155,7 @@ mod tests {
         assert_ne!(base, key(&Source::new("b", "text").build(&["A"]), "sm_90a", "13.0"));
         assert_ne!(base, key(&Source::new("a", "other").build(&["A"]), "sm_90a", "13.0"));
         // Constants decide the code but are not in the build's name.
-        let with_constant = Build { constants: vec![("TILE", 8)], ..build("A") };
+        let with_constant = KernelBuild { constants: vec![("TILE", 8)], ..build("A") };
         assert_ne!(base, key(&with_constant, "sm_90a", "13.0"));
     }
 
@@ -176,8 +180,8 @@ mod tests {
         let path = folder.path().join("deep").join("x.cubin");
         store(&path, b"machine code");
         let whole = std::fs::read(&path).unwrap();
-        assert_eq!(unseal(whole.clone()).unwrap(), b"machine code");
-        assert_eq!(unseal(whole[..whole.len() - 1].to_vec()), None);
+        assert_eq!(remove_seal(whole.clone()).unwrap(), b"machine code");
+        assert_eq!(remove_seal(whole[..whole.len() - 1].to_vec()), None);
     }
     #[cfg(unix)]
     #[test]
@@ -186,22 +190,22 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let folder = home.path().join("deep").join("kernels");
         store(&folder.join("x.cubin"), b"machine code");
-        assert!(is_private(&folder) && folder.join("x.cubin").is_file());
+        assert!(is_private_folder(&folder) && folder.join("x.cubin").is_file());
         let open =
             |mode| std::fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
         for (mode, private) in [(0o770, false), (0o702, false), (0o755, true), (0o700, true)] {
             open(mode);
-            assert_eq!(is_private(&folder), private, "{mode:o}");
+            assert_eq!(is_private_folder(&folder), private, "{mode:o}");
             let path = folder.join(format!("{mode:o}.cubin"));
             store(&path, b"machine code");
             assert_eq!(path.is_file(), private, "{mode:o}");
         }
         let link = home.path().join("link");
         std::os::unix::fs::symlink(&folder, &link).unwrap();
-        assert!(!is_private(&link) && !is_private(&home.path().join("nothing")));
+        assert!(!is_private_folder(&link) && !is_private_folder(&home.path().join("nothing")));
         // Root's folder belongs to another user, unless the test runs as root.
         let root = std::fs::metadata("/").map(|facts| std::os::unix::fs::MetadataExt::uid(&facts));
         let mine = rustix::process::geteuid().as_raw();
-        assert!(root.is_ok_and(|root| root == mine) || !is_private(Path::new("/")));
+        assert!(root.is_ok_and(|root| root == mine) || !is_private_folder(Path::new("/")));
     }
 }

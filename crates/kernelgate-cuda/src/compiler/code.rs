@@ -12,46 +12,46 @@ use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionFlags
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::cubin::{self, CubinError, KernelFacts};
+use super::cubin::{self, CompiledKernelFacts, CubinError};
 
 /// A kernel's machine code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KernelCode {
+pub struct KernelMachineCode {
     /// Hexadecimal hash of the machine code, or of the PTX for an architecture without a cubin.
     pub hash: String,
     /// Facts in the machine code, without those that only the assembler reports (spills, static
     /// shared memory); absent for PTX.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub facts: Option<KernelFacts>,
+    pub facts: Option<CompiledKernelFacts>,
 }
 
 /// Code of a kernel in a cubin or in PTX; `None` if the image cannot be read or lacks the kernel.
-pub fn in_image(image: &[u8], symbol: &str) -> Option<KernelCode> {
+pub fn machine_code_in_image(image: &[u8], symbol: &str) -> Option<KernelMachineCode> {
     if image.starts_with(b"\x7fELF") {
-        let hash = hashes(image).ok()?.remove(symbol)?;
+        let hash = machine_code_hashes(image).ok()?.remove(symbol)?;
         let facts = cubin::facts(image, "").ok()?.remove(symbol)?;
-        return Some(KernelCode { hash, facts: Some(facts) });
+        return Some(KernelMachineCode { hash, facts: Some(facts) });
     }
     let text = String::from_utf8_lossy(image);
     let mut hasher = Xxh3Default::new();
     // Comments hold the build number of the compiler, so they are not compared.
     let lines = text.lines().filter(|line| !line.starts_with("//"));
     lines.for_each(|line| add(&mut hasher, line.as_bytes()));
-    text.contains(symbol).then(|| KernelCode { hash: hex(&hasher), facts: None })
+    text.contains(symbol).then(|| KernelMachineCode { hash: hex(&hasher), facts: None })
 }
 
 /// The hash of every kernel in a cubin, by symbol.
 ///
 /// # Errors
 /// When the cubin is not one.
-pub fn hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, CubinError> {
+pub fn machine_code_hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, CubinError> {
     let failed = |error: object::Error| CubinError::Elf(error.to_string());
     let elf = object::File::parse(cubin).map_err(failed)?;
     let mut sections = Vec::new();
     for section in elf.sections() {
         let name = section.name().map_err(failed)?.to_owned();
         // Only sections that are loaded onto the device can be executed.
-        if is_loaded(&section) {
+        if is_loaded_section(&section) {
             sections.push((name, section));
         }
     }
@@ -89,7 +89,7 @@ pub fn hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, CubinError> {
 }
 
 /// Whether a section goes to the device.
-fn is_loaded<'data>(section: &impl ObjectSection<'data>) -> bool {
+fn is_loaded_section<'data>(section: &impl ObjectSection<'data>) -> bool {
     let SectionFlags::Elf { sh_flags, .. } = section.flags() else { return false };
     sh_flags.0 & SHF_ALLOC.0 != 0
 }
@@ -117,12 +117,12 @@ mod tests {
     "#;
 
     /// Compiles both kernels of a text; `None` without NVRTC.
-    fn compiled(text: &str, name: &str) -> Option<[KernelCode; 2]> {
+    fn compiled(text: &str, name: &str) -> Option<[KernelMachineCode; 2]> {
         let options = ["--gpu-architecture=sm_90a".to_owned()];
-        match nvrtc::compile_text(name, text, &[], &options, "sm_90a") {
-            Ok(compiled) => {
-                Some(["reads", "other"].map(|it| in_image(&compiled.cubin, it).unwrap()))
-            }
+        match nvrtc::compile_source_text(name, text, &[], &options, "sm_90a") {
+            Ok(compiled) => Some(
+                ["reads", "other"].map(|it| machine_code_in_image(&compiled.cubin, it).unwrap()),
+            ),
             Err(CompileError::Missing) => {
                 println!("skipped: NVRTC is missing");
                 None
@@ -151,11 +151,11 @@ mod tests {
 
     #[test]
     fn ptx_counts_without_its_comments() {
-        let code = |text: &str| in_image(text.as_bytes(), "reads");
+        let code = |text: &str| machine_code_in_image(text.as_bytes(), "reads");
         let ptx = code("// Compiler Build ID: 1\n.entry reads { ret; }\n").unwrap();
         assert_eq!(code("// Compiler Build ID: 2\n.entry reads { ret; }\n"), Some(ptx.clone()));
         assert_ne!(code(".entry reads { bar.sync 0; ret; }\n").unwrap().hash, ptx.hash);
         assert_eq!(code(".entry other { ret; }"), None);
-        assert_eq!(in_image(b"\x7fELF and no more", "reads"), None);
+        assert_eq!(machine_code_in_image(b"\x7fELF and no more", "reads"), None);
     }
 }

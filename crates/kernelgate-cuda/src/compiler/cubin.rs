@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// Static facts of one kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KernelFacts {
+pub struct CompiledKernelFacts {
     /// Registers a thread.
     pub registers: u32,
     /// Bytes of local stack a thread.
@@ -46,19 +46,19 @@ pub enum CubinError {
 }
 
 /// Attributes of `.nv.info`: registers and frame size of a function, by symbol index.
-const REGISTER_COUNT: u8 = 0x2f;
-const FRAME_SIZE: u8 = 0x11;
+const REGISTER_COUNT_ATTRIBUTE: u8 = 0x2f;
+const FRAME_SIZE_ATTRIBUTE: u8 = 0x11;
 /// Format of attributes that carry a sized payload.
-const SIZED: u8 = 0x04;
+const SIZED_ATTRIBUTE_FORMAT: u8 = 0x04;
 /// Bytes of an instruction since Volta.
-const INSTRUCTION: usize = 16;
+const INSTRUCTION_BYTES: usize = 16;
 
 /// Facts of every kernel in a cubin, by symbol. `log` is the compiler's, with the assembler's
 /// report.
 ///
 /// # Errors
 /// When the bytes are not a cubin, or lack a part that every kernel has.
-pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, KernelFacts>, CubinError> {
+pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, CompiledKernelFacts>, CubinError> {
     let elf = object::File::parse(cubin).map_err(|error| CubinError::Elf(error.to_string()))?;
     let names: BTreeMap<u32, String> = elf
         .symbols()
@@ -70,8 +70,8 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, KernelFacts>, C
         for (attribute, symbol, value) in attributes(info) {
             let Some(name) = names.get(&symbol) else { continue };
             match attribute {
-                REGISTER_COUNT => drop(registers.insert(name.clone(), value)),
-                FRAME_SIZE => drop(frames.insert(name.clone(), value)),
+                REGISTER_COUNT_ATTRIBUTE => drop(registers.insert(name.clone(), value)),
+                FRAME_SIZE_ATTRIBUTE => drop(frames.insert(name.clone(), value)),
                 _ => {}
             }
         }
@@ -88,7 +88,7 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, KernelFacts>, C
         let mix = mix(code);
         facts.insert(
             kernel.clone(),
-            KernelFacts {
+            CompiledKernelFacts {
                 registers: *registers.get(&kernel).ok_or_else(|| missing("register count"))?,
                 stack_bytes: frames.get(&kernel).copied().unwrap_or(0),
                 spill_store_bytes: reported(log, &kernel, " bytes spill stores"),
@@ -96,7 +96,7 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, KernelFacts>, C
                 shared_bytes: reported(log, &kernel, " bytes smem"),
                 instructions: mix.values().sum(),
                 mix,
-                performance_loss: performance_loss(log, &kernel),
+                performance_loss: performance_warning(log, &kernel),
             },
         );
     }
@@ -107,8 +107,11 @@ pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, KernelFacts>, C
 fn attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
     let mut found = Vec::new();
     while let [format, attribute, low, high, rest @ ..] = info {
-        let size =
-            if *format == SIZED { usize::from(u16::from_le_bytes([*low, *high])) } else { 0 };
+        let size = if *format == SIZED_ATTRIBUTE_FORMAT {
+            usize::from(u16::from_le_bytes([*low, *high]))
+        } else {
+            0
+        };
         let Some((payload, rest)) = rest.split_at_checked(size) else { break };
         if let Some(words) = payload.first_chunk::<8>() {
             let word = |at: usize| {
@@ -137,7 +140,7 @@ fn reported(log: &str, kernel: &str, words: &str) -> u32 {
 
 /// The loss that the assembler reports of a kernel: "wgmma.mma_async instructions are serialized due
 /// to …".
-fn performance_loss(log: &str, kernel: &str) -> Option<String> {
+fn performance_warning(log: &str, kernel: &str) -> Option<String> {
     let of_kernel = [format!(" in the function '{kernel}'"), format!(" in function '{kernel}'")];
     log.lines().find_map(|line| {
         let (_, loss) = line.split_once("Potential Performance Loss: ")?;
@@ -149,7 +152,7 @@ fn performance_loss(log: &str, kernel: &str) -> Option<String> {
 /// Counts instructions by class.
 fn mix(code: &[u8]) -> BTreeMap<String, u32> {
     let mut mix = BTreeMap::new();
-    for instruction in code.chunks_exact(INSTRUCTION) {
+    for instruction in code.chunks_exact(INSTRUCTION_BYTES) {
         let opcode = u16::from_le_bytes([instruction[0], instruction[1]]) & 0x1ff;
         if let Some(class) = class(opcode) {
             *mix.entry(class.to_owned()).or_insert(0) += 1;
@@ -242,7 +245,7 @@ mod tests {
             let options = ["--gpu-architecture=sm_90a", "--ptxas-options=-v"];
             let options: Vec<String> =
                 options.iter().chain(defined).map(|&option| option.to_owned()).collect();
-            match nvrtc::compile_text("serial", source, &[], &options, "sm_90a") {
+            match nvrtc::compile_source_text("serial", source, &[], &options, "sm_90a") {
                 Err(nvrtc::CompileError::Missing) => None,
                 compiled => {
                     let compiled = compiled.unwrap();
@@ -265,10 +268,11 @@ mod tests {
 
     #[test]
     fn attributes_skip_what_they_do_not_know_and_stop_at_the_end() {
-        let mut info = vec![0x01, 0x3f, 0, 0, SIZED, REGISTER_COUNT, 8, 0];
+        let mut info =
+            vec![0x01, 0x3f, 0, 0, SIZED_ATTRIBUTE_FORMAT, REGISTER_COUNT_ATTRIBUTE, 8, 0];
         info.extend([7, 0, 0, 0, 64, 0, 0, 0]);
-        info.extend([SIZED, FRAME_SIZE, 8, 0, 1]);
-        assert_eq!(attributes(&info), [(REGISTER_COUNT, 7, 64)]);
+        info.extend([SIZED_ATTRIBUTE_FORMAT, FRAME_SIZE_ATTRIBUTE, 8, 0, 1]);
+        assert_eq!(attributes(&info), [(REGISTER_COUNT_ATTRIBUTE, 7, 64)]);
     }
 
     #[test]

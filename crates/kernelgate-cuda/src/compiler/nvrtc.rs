@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-use super::source::{Build, Header};
+use super::source::{Header, KernelBuild};
 use crate::architecture::number;
 use crate::library::{self, Library};
 
@@ -48,7 +48,7 @@ pub struct CompiledCubin {
 /// # Errors
 /// When NVRTC is missing.
 pub fn version() -> Result<(i32, i32), CompileError> {
-    let version = library::nvrtc().ok_or(CompileError::Missing)?.version;
+    let version = library::choose_nvrtc().ok_or(CompileError::Missing)?.version;
     Ok((version.major as i32, version.minor as i32))
 }
 
@@ -61,12 +61,12 @@ pub fn supports(arch: &str) -> Result<bool, CompileError> {
     let api = api()?;
     let mut count = 0;
     // SAFETY: the pointer is valid.
-    if unsafe { (api.count_archs)(&raw mut count) } != SUCCESS {
+    if unsafe { (api.count_archs)(&raw mut count) } != NVRTC_SUCCESS {
         return Ok(true);
     }
     let mut known = vec![0; count.max(0) as usize];
     // SAFETY: the vector has room for all architectures that NVRTC reports.
-    if unsafe { (api.archs)(known.as_mut_ptr()) } != SUCCESS {
+    if unsafe { (api.archs)(known.as_mut_ptr()) } != NVRTC_SUCCESS {
         return Ok(true);
     }
     Ok(number(arch).is_none_or(|number| known.contains(&(number as c_int))))
@@ -77,10 +77,10 @@ pub fn supports(arch: &str) -> Result<bool, CompileError> {
 ///
 /// # Errors
 /// When NVRTC is missing.
-pub fn identity() -> Result<&'static str, CompileError> {
-    static IDENTITY: OnceLock<String> = OnceLock::new();
+pub fn nvrtc_identity() -> Result<&'static str, CompileError> {
+    static NVRTC_IDENTITY: OnceLock<String> = OnceLock::new();
     let (major, minor) = version()?;
-    Ok(IDENTITY.get_or_init(|| {
+    Ok(NVRTC_IDENTITY.get_or_init(|| {
         let loaded = library::load(Library::Nvrtc);
         let file = loaded.and_then(|loaded| std::fs::metadata(&loaded.file).ok());
         let modified = |file: &std::fs::Metadata| {
@@ -99,15 +99,21 @@ pub fn identity() -> Result<&'static str, CompileError> {
 ///
 /// # Errors
 /// When NVRTC is missing or the source does not compile; the error holds the compiler's log.
-pub fn compile(build: &Build, arch: &str) -> Result<CompiledCubin, CompileError> {
-    compile_text(&build.name(), &build.text(), &build.headers(), &build.options(arch), arch)
+pub fn compile(build: &KernelBuild, arch: &str) -> Result<CompiledCubin, CompileError> {
+    compile_source_text(
+        &build.name(),
+        &build.text(),
+        &build.headers_of_build(),
+        &build.options(arch),
+        arch,
+    )
 }
 
 /// Compiles source text; it can include these headers and no others.
 ///
 /// # Errors
 /// The errors of [`compile`].
-pub fn compile_text(
+pub fn compile_source_text(
     kernel: &str,
     source: &str,
     headers: &[Header],
@@ -148,8 +154,8 @@ pub fn compile_text(
     };
     let log = program.log();
     match compiled {
-        SUCCESS => {}
-        INVALID_OPTION | COMPILATION => {
+        NVRTC_SUCCESS => {}
+        NVRTC_INVALID_OPTION | NVRTC_COMPILATION_ERROR => {
             return Err(CompileError::Source {
                 kernel: kernel.to_owned(),
                 arch: arch.to_owned(),
@@ -187,7 +193,7 @@ impl Program {
     fn log(&self) -> String {
         let mut size = 0;
         // SAFETY: the program is alive.
-        if unsafe { (self.api.log_size)(self.handle, &raw mut size) } != SUCCESS {
+        if unsafe { (self.api.log_size)(self.handle, &raw mut size) } != NVRTC_SUCCESS {
             return String::new();
         }
         let mut log = vec![0u8; size.max(1)];
@@ -208,14 +214,14 @@ impl Drop for Program {
 
 type Handle = *mut c_void;
 /// NVRTC's result; their numbers are the same in every version.
-type Status = c_int;
-const SUCCESS: Status = 0;
-const INVALID_OPTION: Status = 5;
-const COMPILATION: Status = 6;
+type NvrtcStatus = c_int;
+const NVRTC_SUCCESS: NvrtcStatus = 0;
+const NVRTC_INVALID_OPTION: NvrtcStatus = 5;
+const NVRTC_COMPILATION_ERROR: NvrtcStatus = 6;
 /// Reads the size of an object of a program, bytes.
-type ReadSize = unsafe extern "C" fn(Handle, *mut usize) -> Status;
+type NvrtcSizeFunction = unsafe extern "C" fn(Handle, *mut usize) -> NvrtcStatus;
 /// Copies an object of a program.
-type Get = unsafe extern "C" fn(Handle, *mut c_char) -> Status;
+type Get = unsafe extern "C" fn(Handle, *mut c_char) -> NvrtcStatus;
 
 /// NVRTC's functions, of the library that was opened.
 struct Api {
@@ -226,18 +232,18 @@ struct Api {
         c_int,
         *const *const c_char,
         *const *const c_char,
-    ) -> Status,
-    compile: unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> Status,
-    destroy: unsafe extern "C" fn(*mut Handle) -> Status,
-    cubin_size: ReadSize,
+    ) -> NvrtcStatus,
+    compile: unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> NvrtcStatus,
+    destroy: unsafe extern "C" fn(*mut Handle) -> NvrtcStatus,
+    cubin_size: NvrtcSizeFunction,
     cubin: Get,
-    ptx_size: ReadSize,
+    ptx_size: NvrtcSizeFunction,
     ptx: Get,
-    log_size: ReadSize,
+    log_size: NvrtcSizeFunction,
     log: Get,
-    count_archs: unsafe extern "C" fn(*mut c_int) -> Status,
-    archs: unsafe extern "C" fn(*mut c_int) -> Status,
-    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+    count_archs: unsafe extern "C" fn(*mut c_int) -> NvrtcStatus,
+    archs: unsafe extern "C" fn(*mut c_int) -> NvrtcStatus,
+    error_string: unsafe extern "C" fn(NvrtcStatus) -> *const c_char,
 }
 
 fn api() -> Result<&'static Api, CompileError> {
@@ -251,31 +257,31 @@ fn load() -> Option<Api> {
     // enumerations of the size of an int and programs are pointers.
     unsafe {
         Some(Api {
-            create: library::typed(library, c"nvrtcCreateProgram")?,
-            compile: library::typed(library, c"nvrtcCompileProgram")?,
-            destroy: library::typed(library, c"nvrtcDestroyProgram")?,
-            cubin_size: library::typed(library, c"nvrtcGetCUBINSize")?,
-            cubin: library::typed(library, c"nvrtcGetCUBIN")?,
-            ptx_size: library::typed(library, c"nvrtcGetPTXSize")?,
-            ptx: library::typed(library, c"nvrtcGetPTX")?,
-            log_size: library::typed(library, c"nvrtcGetProgramLogSize")?,
-            log: library::typed(library, c"nvrtcGetProgramLog")?,
-            count_archs: library::typed(library, c"nvrtcGetNumSupportedArchs")?,
-            archs: library::typed(library, c"nvrtcGetSupportedArchs")?,
-            error_string: library::typed(library, c"nvrtcGetErrorString")?,
+            create: library::typed_function(library, c"nvrtcCreateProgram")?,
+            compile: library::typed_function(library, c"nvrtcCompileProgram")?,
+            destroy: library::typed_function(library, c"nvrtcDestroyProgram")?,
+            cubin_size: library::typed_function(library, c"nvrtcGetCUBINSize")?,
+            cubin: library::typed_function(library, c"nvrtcGetCUBIN")?,
+            ptx_size: library::typed_function(library, c"nvrtcGetPTXSize")?,
+            ptx: library::typed_function(library, c"nvrtcGetPTX")?,
+            log_size: library::typed_function(library, c"nvrtcGetProgramLogSize")?,
+            log: library::typed_function(library, c"nvrtcGetProgramLog")?,
+            count_archs: library::typed_function(library, c"nvrtcGetNumSupportedArchs")?,
+            archs: library::typed_function(library, c"nvrtcGetSupportedArchs")?,
+            error_string: library::typed_function(library, c"nvrtcGetErrorString")?,
         })
     }
 }
 
 impl Api {
-    fn describe(&self, status: Status) -> String {
+    fn describe(&self, status: NvrtcStatus) -> String {
         // SAFETY: NVRTC has a text for every number, which lives as long as the library.
         let text = unsafe { CStr::from_ptr((self.error_string)(status)) };
         text.to_string_lossy().into_owned()
     }
 
-    fn check(&self, status: Status, kernel: &str) -> Result<(), CompileError> {
-        if status == SUCCESS {
+    fn check(&self, status: NvrtcStatus, kernel: &str) -> Result<(), CompileError> {
+        if status == NVRTC_SUCCESS {
             return Ok(());
         }
         Err(CompileError::Compiler { kernel: kernel.to_owned(), code: self.describe(status) })

@@ -43,7 +43,7 @@ pub const COMMON_HEADERS: &[Header] = headers!(
 /// Headers of [`COMMON_HEADERS`] and of `package` that a text includes, directly or through other
 /// headers. A header counts when its name occurs in the text, also in a comment or a macro; NVRTC
 /// gets these headers and no others.
-pub fn included(text: &str, package: &[Header]) -> Vec<Header> {
+pub fn included_headers(text: &str, package: &[Header]) -> Vec<Header> {
     let (mut found, mut rest): (Vec<Header>, Vec<Header>) =
         COMMON_HEADERS.iter().chain(package).copied().partition(|(name, _)| text.contains(name));
     let mut read = 0;
@@ -80,19 +80,19 @@ impl Source {
     }
 
     /// The file with macros, each `NAME` or `NAME=VALUE`.
-    pub fn build(self, defines: &[&str]) -> Build {
-        Build {
+    pub fn build(self, defines: &[&str]) -> KernelBuild {
+        KernelBuild {
             source: self,
             defines: defines.iter().map(ToString::to_string).collect(),
             constants: Vec::new(),
-            variant: Variant::default(),
+            variant: KernelVariant::default(),
         }
     }
 }
 
 /// A variant of the same code: another layout, or line numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Variant {
+pub struct KernelVariant {
     /// Number of a layout ([`layout`]).
     pub layout: Option<u32>,
     /// Whether machine code names its source lines, for profilers and compute-sanitizer; without,
@@ -102,7 +102,7 @@ pub struct Variant {
 
 /// A kernel file with its macros.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Build {
+pub struct KernelBuild {
     /// The file.
     pub source: Source,
     /// Macros that are part of the build's name: `NAME` or `NAME=VALUE`.
@@ -110,10 +110,10 @@ pub struct Build {
     /// Macros that are not, because they follow from those: name and value.
     pub constants: Vec<(&'static str, usize)>,
     /// Form of the code; the name does not include it.
-    pub variant: Variant,
+    pub variant: KernelVariant,
 }
 
-impl Build {
+impl KernelBuild {
     /// File and macros, for messages and records: `st_bif/backward_replay ELEMENT_F32 STEPS=8`.
     pub fn name(&self) -> String {
         std::iter::once(self.source.file)
@@ -131,8 +131,11 @@ impl Build {
     }
 
     /// The headers that it includes, directly or through other headers.
-    pub fn headers(&self) -> Vec<Header> {
-        included(&[&self.text(), self.defines.join(" ").as_str()].join(" "), self.source.headers)
+    pub fn headers_of_build(&self) -> Vec<Header> {
+        included_headers(
+            &[&self.text(), self.defines.join(" ").as_str()].join(" "),
+            self.source.headers,
+        )
     }
 
     /// Name of one of its kernels in records: the build, followed by the symbol if that differs
@@ -168,12 +171,12 @@ mod tests {
     use std::path::Path;
 
     /// Names of the files in a folder and in the folders below it, relative to `kernels`.
-    fn files_below(kernels: &Path, folder: &str, files: &mut Vec<String>) {
+    fn collect_files_below(kernels: &Path, folder: &str, files: &mut Vec<String>) {
         for entry in std::fs::read_dir(kernels.join(folder)).unwrap() {
             let entry = entry.unwrap();
             let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
             if entry.path().is_dir() {
-                files_below(kernels, &name, files);
+                collect_files_below(kernels, &name, files);
             } else {
                 files.push(name);
             }
@@ -184,7 +187,7 @@ mod tests {
     fn every_common_header_is_embedded() {
         let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
         let mut files = Vec::new();
-        files_below(&kernels, "common", &mut files);
+        collect_files_below(&kernels, "common", &mut files);
         let mut embedded: Vec<_> =
             COMMON_HEADERS.iter().map(|(name, _)| (*name).to_owned()).collect();
         files.sort();
@@ -194,14 +197,14 @@ mod tests {
 
     #[test]
     fn headers_are_found_through_headers_and_macros() {
-        const TABLE: &[Header] = &[
+        const TEST_HEADERS: &[Header] = &[
             ("mine/a.cuh", "#include <mine/b.cuh>"),
             ("mine/b.cuh", "#include \"common/math.cuh\""),
             ("mine/c.cuh", ""),
         ];
         let names = |text: &'static str, defines: &[&str]| {
-            let build = Source::new("k", text).with_headers(TABLE).build(defines);
-            build.headers().iter().map(|(name, _)| *name).collect::<Vec<_>>()
+            let build = Source::new("k", text).with_headers(TEST_HEADERS).build(defines);
+            build.headers_of_build().iter().map(|(name, _)| *name).collect::<Vec<_>>()
         };
         assert!(names("", &[]).is_empty());
         assert_eq!(

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaContext, DriverError, result};
 use super::status::describe;
 use crate::architecture;
 use crate::compiler::nvrtc;
-use crate::library::{self, CudaVersion, Library, OLDEST_DRIVER};
+use crate::library::{self, CudaVersion, Library, OLDEST_SUPPORTED_DRIVER};
 
 /// The reason why no GPU can be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +26,9 @@ pub enum DeviceError {
         error: String,
     },
     /// The driver lacks functions that are called.
-    #[error("the NVIDIA driver supports CUDA {0}, {OLDEST_DRIVER} is needed: update the driver")]
+    #[error(
+        "the NVIDIA driver supports CUDA {0}, {OLDEST_SUPPORTED_DRIVER} is needed: update the driver"
+    )]
     OldDriver(CudaVersion),
     /// The loader finds a toolkit's stub, which is to link against, under the name that cudarc asks
     /// for.
@@ -44,7 +46,7 @@ pub enum DeviceError {
     /// The driver cannot load the code that NVRTC generates.
     #[error(
         "the NVIDIA driver supports CUDA {driver} and does not take what NVRTC {nvrtc} generates \
-         ({}): {}", .file.display(), older_nvrtc(*.driver)
+         ({}): {}", .file.display(), older_nvrtc_hint(*.driver)
     )]
     NewCompiler {
         /// NVRTC's version.
@@ -113,7 +115,10 @@ pub fn count() -> Result<usize, DeviceError> {
     match result::init() {
         Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(DeviceError::NoDevice),
         Err(DriverError(sys::CUresult::CUDA_ERROR_STUB_LIBRARY)) => {
-            return Err(DeviceError::Stub { found: bound_file(), driver: driver.file.clone() });
+            return Err(DeviceError::Stub {
+                found: driver_file_of_cudarc(),
+                driver: driver.file.clone(),
+            });
         }
         other => other.map_err(failed("initialise"))?,
     }
@@ -122,8 +127,8 @@ pub fn count() -> Result<usize, DeviceError> {
     unsafe { sys::cuDriverGetVersion(&raw mut version) }
         .result()
         .map_err(failed("query its version"))?;
-    let version = CudaVersion::from_driver(version);
-    if version < OLDEST_DRIVER {
+    let version = CudaVersion::from_driver_number(version);
+    if version < OLDEST_SUPPORTED_DRIVER {
         return Err(DeviceError::OldDriver(version));
     }
     Ok(CudaContext::device_count().map_err(failed("count GPUs"))?.max(0) as usize)
@@ -139,7 +144,7 @@ fn visible() -> Option<String> {
 ///
 /// # Errors
 /// The first one that is of another than the first.
-pub(super) fn one_model<'a>(
+pub(super) fn require_one_gpu_model<'a>(
     gpus: impl IntoIterator<Item = (usize, &'a str)>,
 ) -> Result<(), DeviceError> {
     let mut gpus = gpus.into_iter().map(|(ordinal, name)| (ordinal, name.to_owned()));
@@ -151,22 +156,22 @@ pub(super) fn one_model<'a>(
 }
 
 /// The architecture of a GPU, without opening it.
-pub(super) fn own_arch(device: sys::CUdevice) -> Result<String, DriverError> {
+pub(super) fn device_architecture(device: sys::CUdevice) -> Result<String, DriverError> {
     // SAFETY: the driver gave that device.
     let capability = |attribute| unsafe { result::device::get_attribute(device, attribute) };
-    Ok(arch_name(
+    Ok(architecture_name(
         capability(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
         capability(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
     ))
 }
 
 /// Architecture-specific instructions exist from Hopper on, under a name of their own.
-fn arch_name(major: i32, minor: i32) -> String {
+fn architecture_name(major: i32, minor: i32) -> String {
     format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
 }
 
 /// Size of a GPU's L2 cache, bytes, without opening the GPU; 0 if the driver does not report it.
-pub fn l2_bytes(ordinal: usize) -> u64 {
+pub fn l2_cache_bytes(ordinal: usize) -> u64 {
     let query = || {
         let device = result::device::get(i32::try_from(ordinal).ok()?).ok()?;
         // SAFETY: the driver gave that device.
@@ -188,7 +193,7 @@ pub fn check(ordinal: usize, architecture: Option<&str>) -> Result<(), DeviceErr
     let failed =
         |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
     // The user set it: also without a GPU it is wrong.
-    named_number(architecture)?;
+    parse_architecture_number(architecture)?;
     let count = count()?;
     if count == 0 {
         return Err(DeviceError::NoDevice);
@@ -196,17 +201,18 @@ pub fn check(ordinal: usize, architecture: Option<&str>) -> Result<(), DeviceErr
     if ordinal >= count {
         return Err(DeviceError::NoSuchDevice { wanted: ordinal, count, visible: visible() });
     }
-    let own = result::device::get(ordinal as i32).and_then(own_arch);
+    let own = result::device::get(ordinal as i32).and_then(device_architecture);
     let code =
-        Code::for_architecture(&own.map_err(failed("query its architecture"))?, architecture)?;
-    check_compiler(&code.arch)
+        Code::code_for_architecture(&own.map_err(failed("query its architecture"))?, architecture)?;
+    check_compiler_supports(&code.arch)
 }
 
 /// Whether there is an NVRTC that knows an architecture and whose code the driver takes.
-fn check_compiler(arch: &str) -> Result<(), DeviceError> {
+fn check_compiler_supports(arch: &str) -> Result<(), DeviceError> {
     let missing = DeviceError::Missing(Library::Nvrtc);
     let Some(loaded) = library::load(Library::Nvrtc) else { return Err(missing) };
-    let (Some(nvrtc), Some(driver)) = (library::nvrtc(), library::driver_cuda()) else {
+    let (Some(nvrtc), Some(driver)) = (library::choose_nvrtc(), library::driver_cuda_version())
+    else {
         return Err(missing);
     };
     if !nvrtc.fits {
@@ -221,12 +227,12 @@ fn check_compiler(arch: &str) -> Result<(), DeviceError> {
 }
 
 /// The number of the architecture that the user named.
-fn named_number(named: Option<&str>) -> Result<Option<u32>, DeviceError> {
+fn parse_architecture_number(named: Option<&str>) -> Result<Option<u32>, DeviceError> {
     let Some(arch) = named else { return Ok(None) };
     let wrong = |what: String| Err(DeviceError::Architecture(what));
     match architecture::number(arch) {
         None => wrong(format!("`{arch}` is no architecture such as sm_80")),
-        Some(wanted) if wanted < architecture::LEAST => {
+        Some(wanted) if wanted < architecture::MIN_ARCHITECTURE => {
             wrong(format!("kernels are compiled for sm_80 or later, not for {arch}"))
         }
         wanted => Ok(wanted),
@@ -234,7 +240,7 @@ fn named_number(named: Option<&str>) -> Result<Option<u32>, DeviceError> {
 }
 
 /// How to get an NVRTC whose code a driver takes.
-pub fn older_nvrtc(driver: CudaVersion) -> String {
+pub fn older_nvrtc_hint(driver: CudaVersion) -> String {
     let CudaVersion { major, minor } = driver;
     let package = if major < 13 {
         format!("nvidia-cuda-nvrtc-cu{major}")
@@ -251,12 +257,12 @@ pub fn older_nvrtc(driver: CudaVersion) -> String {
 
 /// The file that cudarc took for the driver: it looks by names of its own, and the loader may find
 /// another file by them.
-fn bound_file() -> PathBuf {
+fn driver_file_of_cudarc() -> PathBuf {
     // SAFETY: the driver is loaded, so that there is one to be found; only an address is taken.
     let address = unsafe {
         sys::culib().get::<*const c_void>(b"cuDriverGetVersion\0").map(|symbol| *symbol).ok()
     };
-    address.and_then(library::mapped_file).unwrap_or_else(|| PathBuf::from("libcuda.so"))
+    address.and_then(library::mapped_library_file).unwrap_or_else(|| PathBuf::from("libcuda.so"))
 }
 
 /// Code that kernels are compiled to for a card.
@@ -271,21 +277,21 @@ pub(super) struct Code {
 
 impl Code {
     /// A target for kernels of other code, which are compiled already.
-    pub fn theirs(own: String) -> Self {
+    pub fn for_compiled_code(own: String) -> Self {
         Self { code: own.clone(), arch: own, named: false }
     }
 
     /// Code for a card of an architecture, or for the one that the user named.
-    pub fn for_architecture(own: &str, named: Option<&str>) -> Result<Self, DeviceError> {
+    pub fn code_for_architecture(own: &str, named: Option<&str>) -> Result<Self, DeviceError> {
         let number = architecture::number;
-        if number(own).is_none_or(|own| own < architecture::LEAST) {
+        if number(own).is_none_or(|own| own < architecture::MIN_ARCHITECTURE) {
             return Err(DeviceError::OldDevice(own.to_owned()));
         }
         let Some(arch) = named else {
             return Ok(Self { arch: own.to_owned(), code: own.to_owned(), named: false });
         };
         let wrong = |what: String| Err(DeviceError::Architecture(what));
-        if named_number(Some(arch))? > number(own) {
+        if parse_architecture_number(Some(arch))? > number(own) {
             return wrong(format!("this GPU is {own} and runs no code of {arch}"));
         }
         let specific = !arch.ends_with(|c: char| c.is_ascii_digit());
@@ -317,8 +323,9 @@ mod tests {
 
     #[test]
     fn a_gpu_of_another_model_is_named() {
-        assert_eq!(one_model([(0, "NVIDIA H200"), (2, "NVIDIA H200")]), Ok(()));
-        let mixed = one_model([(3, "NVIDIA H200"), (0, "NVIDIA H200"), (1, "NVIDIA H100")]);
+        assert_eq!(require_one_gpu_model([(0, "NVIDIA H200"), (2, "NVIDIA H200")]), Ok(()));
+        let mixed =
+            require_one_gpu_model([(3, "NVIDIA H200"), (0, "NVIDIA H200"), (1, "NVIDIA H100")]);
         let words = "GPU 3 is NVIDIA H200, GPU 1 is NVIDIA H100: the GPUs of a set are of one \
                      model, --devices names them";
         assert_eq!(mixed.unwrap_err().to_string(), words);
@@ -327,7 +334,7 @@ mod tests {
     #[test]
     fn a_named_architecture_is_one_that_the_card_can_run_as() {
         let target = |own, named: &str| {
-            Code::for_architecture(own, Some(named)).map(|code| (code.arch, code.code))
+            Code::code_for_architecture(own, Some(named)).map(|code| (code.arch, code.code))
         };
         let accepted = |arch: &str, code: &str| Ok((arch.to_owned(), code.to_owned()));
         assert_eq!(target("sm_90a", "sm_80"), accepted("sm_80", "compute_80"));
@@ -348,9 +355,9 @@ mod tests {
             let error = target(own, named).unwrap_err().to_string();
             assert_eq!(error, format!("KERNELGATE_ARCH: {problem}"));
         }
-        let own = Code::for_architecture("sm_86", None).map(|code| (code.arch, code.code));
+        let own = Code::code_for_architecture("sm_86", None).map(|code| (code.arch, code.code));
         assert_eq!(own, accepted("sm_86", "sm_86"));
-        let old = Code::for_architecture("sm_75", Some("sm_80")).map(drop).unwrap_err();
+        let old = Code::code_for_architecture("sm_75", Some("sm_80")).map(drop).unwrap_err();
         assert_eq!(old.to_string(), "the GPU is sm_75, sm_80 (Ampere) or later is needed");
     }
 }

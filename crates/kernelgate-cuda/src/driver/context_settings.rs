@@ -13,7 +13,7 @@ use crate::BackendError;
 
 /// Limits that are restored, with their names. Limits of dynamic parallelism are included if the
 /// driver still has them.
-const LIMITS: [(CUlimit, &str); 5] = [
+const CONTEXT_LIMITS: [(CUlimit, &str); 5] = [
     (Limit::CU_LIMIT_STACK_SIZE, "stack of a thread"),
     (Limit::CU_LIMIT_MALLOC_HEAP_SIZE, "heap of kernels"),
     (Limit::CU_LIMIT_PRINTF_FIFO_SIZE, "printf buffer"),
@@ -25,7 +25,7 @@ const LIMITS: [(CUlimit, &str); 5] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextSettings {
     /// Limits in the order of [`LIMITS`]; absent if the driver lacks a limit.
-    limits: [Option<usize>; LIMITS.len()],
+    limits: [Option<usize>; CONTEXT_LIMITS.len()],
     cache: Option<CUfunc_cache>,
 }
 
@@ -33,7 +33,7 @@ impl ContextSettings {
     /// Reads the current settings.
     pub(super) fn read(context: &CudaContext) -> Self {
         Self {
-            limits: LIMITS.map(|(limit, _)| context.get_limit(limit).ok()),
+            limits: CONTEXT_LIMITS.map(|(limit, _)| context.get_limit(limit).ok()),
             cache: context.get_cache_config().ok(),
         }
     }
@@ -52,7 +52,9 @@ impl ContextSettings {
 
     fn set(&self, context: &CudaContext) -> Result<(), (&'static str, DriverError)> {
         let now = Self::read(context);
-        for (((limit, name), before), now) in LIMITS.into_iter().zip(self.limits).zip(now.limits) {
+        for (((limit, name), before), now) in
+            CONTEXT_LIMITS.into_iter().zip(self.limits).zip(now.limits)
+        {
             if let (Some(before), true) = (before, before != now) {
                 context.set_limit(limit, before).map_err(|error| (name, error))?;
             }
@@ -76,11 +78,11 @@ mod tests {
     fn restores_settings_of_the_whole_context() {
         let Some((device, _alone)) = gpu() else { return };
         let context = device.context();
-        let opened = device.settings_now();
+        let opened = device.current_settings();
         eprintln!("{opened:?}");
         assert_eq!(&opened, device.settings());
         assert!(opened.limits[0].is_some() && opened.cache.is_some());
-        for (limit, name) in LIMITS {
+        for (limit, name) in CONTEXT_LIMITS {
             let Ok(now) = context.get_limit(limit) else { continue };
             let other =
                 if limit == Limit::CU_LIMIT_MAX_L2_FETCH_GRANULARITY { 32 } else { 2 * now };
@@ -90,8 +92,8 @@ mod tests {
             }
         }
         context.set_cache_config(CUfunc_cache::CU_FUNC_CACHE_PREFER_SHARED).unwrap();
-        assert_ne!(device.settings_now(), opened);
+        assert_ne!(device.current_settings(), opened);
         persistence::restore(&device).unwrap();
-        assert_eq!(device.settings_now(), opened);
+        assert_eq!(device.current_settings(), opened);
     }
 }

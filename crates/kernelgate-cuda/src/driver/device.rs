@@ -14,15 +14,15 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 
-use super::check::{Code, own_arch};
-pub use super::check::{DeviceError, check, count, l2_bytes, older_nvrtc};
+use super::check::{Code, device_architecture};
+pub use super::check::{DeviceError, check, count, l2_cache_bytes, older_nvrtc_hint};
 use super::context_settings::ContextSettings;
 use super::launch::kernel::Kernel;
 use super::launch::shape::Launch;
-use super::launch::stages::{StageCounters, StagedKernel};
+use super::launch::stages::{StageClockedKernel, StageCounters};
 use super::launch::used::LoadedKernels;
-use super::memory::buffer::{Buffer, short as out_of_memory};
-use super::memory::staging::Staging;
+use super::memory::buffer::{DeviceBuffer, short as out_of_memory};
+use super::memory::staging::PinnedStagingBuffer;
 use super::options::DeviceOptions;
 use super::status::{describe, failed};
 use super::stream::raw_stream::{RawContext, RawStream};
@@ -32,7 +32,7 @@ use crate::BackendError;
 use crate::architecture;
 use crate::compiler::cache;
 use crate::compiler::nvrtc::CompileError;
-use crate::compiler::source::Build;
+use crate::compiler::source::KernelBuild;
 use crate::layout;
 
 /// Properties of a GPU.
@@ -64,14 +64,14 @@ pub struct DeviceFacts {
 }
 
 /// The module of a build, and the code that it was loaded from.
-struct LoadedBuild {
+struct LoadedKernelBuild {
     module: Arc<CudaModule>,
     image: Arc<[u8]>,
     /// For each symbol, a token that lives as long as a kernel of it is in use.
     in_use: BTreeMap<String, Weak<()>>,
 }
 
-impl LoadedBuild {
+impl LoadedKernelBuild {
     /// Returns the use counter that a kernel of that symbol holds, and whether the kernel is the
     /// only one.
     fn take(&mut self, symbol: &str) -> (Arc<()>, bool) {
@@ -92,10 +92,10 @@ pub struct Device {
     stream: Arc<CudaStream>,
     marker: Arc<CudaEvent>,
     options: Arc<DeviceOptions>,
-    modules: Arc<Mutex<BTreeMap<Build, LoadedBuild>>>,
+    modules: Arc<Mutex<BTreeMap<KernelBuild, LoadedKernelBuild>>>,
     settings: ContextSettings,
     stream_settings: StreamSettings,
-    staging: Arc<Staging>,
+    staging: Arc<PinnedStagingBuffer>,
     /// Allocation that moves all later ones, if another layout is requested.
     _padding: Option<Arc<CudaSlice<u8>>>,
     /// Kernels that were loaded through this view; `None` if they are not collected.
@@ -122,13 +122,13 @@ impl Device {
         let stream = context.new_stream().map_err(failed("make a stream"))?;
         let stream_settings = StreamSettings::read(&stream);
         let device = context.cu_device();
-        let own = own_arch(device).map_err(failed("query its architecture"))?;
+        let own = device_architecture(device).map_err(failed("query its architecture"))?;
         let facts =
-            facts_of(device, Code::for_architecture(&own, options.architecture.as_deref())?)
+            facts_of(device, Code::code_for_architecture(&own, options.architecture.as_deref())?)
                 .map_err(failed("describe the GPU"))?;
         let marker = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING));
         let marker = Arc::new(marker.map_err(failed("make an event"))?);
-        let staging = Arc::new(Staging::new(Arc::clone(&context)));
+        let staging = Arc::new(PinnedStagingBuffer::new(Arc::clone(&context)));
         let padding = options.variant.layout.map(layout::padding_bytes);
         let padding = padding.map(|bytes| stream.alloc_zeros(bytes)).transpose();
         let padding = padding.map_err(failed("allocate the padding of a layout"))?;
@@ -149,7 +149,7 @@ impl Device {
     }
 
     /// Time after which a kernel is treated as hung.
-    pub(super) fn timeout(&self) -> Duration {
+    pub(super) fn kernel_timeout(&self) -> Duration {
         self.options.timeout
     }
 
@@ -161,10 +161,10 @@ impl Device {
     /// A view of the same device, and the kernels that are loaded through it from now on.
     pub fn recording(&self) -> (Arc<Self>, LoadedKernels) {
         let loaded = LoadedKernels::default();
-        (self.recording_into(&loaded), loaded)
+        (self.recording_kernels_into(&loaded), loaded)
     }
 
-    pub(super) fn recording_into(&self, loaded: &LoadedKernels) -> Arc<Self> {
+    pub(super) fn recording_kernels_into(&self, loaded: &LoadedKernels) -> Arc<Self> {
         Arc::new(Self { loaded: Some(loaded.clone()), ..self.view() })
     }
 
@@ -207,7 +207,7 @@ impl Device {
     }
 
     /// Current settings of the whole context.
-    pub fn settings_now(&self) -> ContextSettings {
+    pub fn current_settings(&self) -> ContextSettings {
         ContextSettings::read(&self.context)
     }
 
@@ -250,7 +250,7 @@ impl Device {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn another_stream(&self) -> Result<Arc<CudaStream>, BackendError> {
+    pub fn create_stream(&self) -> Result<Arc<CudaStream>, BackendError> {
         self.context.new_stream().map_err(|error| failed("make a stream", &error))
     }
 
@@ -285,7 +285,7 @@ impl Device {
         let clusters = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH);
         let clusters =
             clusters.map_err(|error| failed("query whether there are clusters", &error))? != 0;
-        Ok(clusters && architecture::overlaps_launches(&self.facts.arch))
+        Ok(clusters && architecture::supports_programmatic_launch(&self.facts.arch))
     }
 
     /// Waits for everything that was launched.
@@ -331,8 +331,8 @@ impl Device {
     ///
     /// # Errors
     /// When there is not enough.
-    pub fn allocate(&self, bytes: usize) -> Result<Buffer, BackendError> {
-        let buffer = self.uninitialised(bytes)?;
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, BackendError> {
+        let buffer = self.allocate_uninitialised(bytes)?;
         if self.options.fills_memory {
             buffer.fill(0xff)?;
         }
@@ -340,7 +340,7 @@ impl Device {
     }
 
     /// Device memory that the caller writes before anything reads it.
-    fn uninitialised(&self, bytes: usize) -> Result<Buffer, BackendError> {
+    fn allocate_uninitialised(&self, bytes: usize) -> Result<DeviceBuffer, BackendError> {
         let short = || out_of_memory(bytes as u64, self.memory().ok().map(|(free, _)| free));
         // The driver takes minutes to refuse what no card has.
         if bytes as u64 > self.facts.memory_bytes {
@@ -352,16 +352,16 @@ impl Device {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => short(),
             error => failed("allocate memory", &error),
         })?;
-        Ok(Buffer::new(slice, Arc::clone(&self.staging)))
+        Ok(DeviceBuffer::new(slice, Arc::clone(&self.staging)))
     }
 
     /// Device memory with these bytes.
     ///
     /// # Errors
     /// When there is not enough, or the copy fails.
-    pub fn upload(&self, bytes: &[u8]) -> Result<Buffer, BackendError> {
-        let buffer = self.uninitialised(bytes.len())?;
-        buffer.overwrite(bytes)?;
+    pub fn upload(&self, bytes: &[u8]) -> Result<DeviceBuffer, BackendError> {
+        let buffer = self.allocate_uninitialised(bytes.len())?;
+        buffer.overwrite_from_host(bytes)?;
         Ok(buffer)
     }
 
@@ -370,10 +370,14 @@ impl Device {
     ///
     /// # Errors
     /// The errors of [`Self::upload`].
-    pub fn repeat(&self, pattern: &[u8], bytes: usize) -> Result<Buffer, BackendError> {
+    pub fn allocate_repeated(
+        &self,
+        pattern: &[u8],
+        bytes: usize,
+    ) -> Result<DeviceBuffer, BackendError> {
         let buffer = self.allocate(bytes)?;
         let mut filled = pattern.len().min(bytes);
-        buffer.overwrite(&pattern[..filled])?;
+        buffer.overwrite_from_host(&pattern[..filled])?;
         while filled > 0 && filled < bytes {
             let more = filled.min(bytes - filled);
             let (source, target) = (buffer.address(), buffer.address() + filled as u64);
@@ -391,9 +395,9 @@ impl Device {
     ///
     /// # Errors
     /// When it does not compile or load; the error names it.
-    pub fn kernel(&self, build: &Build, symbol: &str) -> Result<Kernel, BackendError> {
+    pub fn kernel(&self, build: &KernelBuild, symbol: &str) -> Result<Kernel, BackendError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let (name, build) = (build.name(), self.variant(build));
+        let (name, build) = (build.name(), self.build_for_device(build));
         let loaded = match modules.entry(build.clone()) {
             Entry::Vacant(entry) => entry.insert(self.load(&build)?),
             Entry::Occupied(entry) => entry.into_mut(),
@@ -410,26 +414,31 @@ impl Device {
         let kernel = Kernel::new(function, &self.stream, symbol, (launched, in_use))?;
         if alone {
             // The carve-out is reset before another thread gets the kernel.
-            kernel.forget_carve_out()?;
+            kernel.reset_shared_carve_out()?;
         }
         drop(modules);
         Ok(kernel)
     }
 
     /// Records the shape that a kernel is loaded for, and its stages.
-    pub(crate) fn record_row(&self, name: &str, shape: Launch, stages: Option<StagedKernel>) {
+    pub(crate) fn record_used_kernel(
+        &self,
+        name: &str,
+        shape: Launch,
+        stages: Option<StageClockedKernel>,
+    ) {
         if let Some(loaded) = &self.loaded {
-            loaded.add_shape(name, shape);
-            stages.into_iter().for_each(|kernel| loaded.add_staged(kernel));
+            loaded.add_launch_shape(name, shape);
+            stages.into_iter().for_each(|kernel| loaded.add_stage_clocked(kernel));
         }
     }
 
     /// A build in the form that this device runs.
-    fn variant(&self, build: &Build) -> Build {
-        Build { variant: self.options.variant, ..build.clone() }
+    fn build_for_device(&self, build: &KernelBuild) -> KernelBuild {
+        KernelBuild { variant: self.options.variant, ..build.clone() }
     }
 
-    pub(crate) const fn clocks_stages(&self) -> bool {
+    pub(crate) const fn records_stage_clocks(&self) -> bool {
         self.clocks_stages
     }
 
@@ -437,9 +446,13 @@ impl Device {
     ///
     /// # Errors
     /// When its module has no counters.
-    pub(crate) fn stage_counters(&self, build: &Build) -> Result<StageCounters, BackendError> {
+    pub(crate) fn stage_counters_of(
+        &self,
+        build: &KernelBuild,
+    ) -> Result<StageCounters, BackendError> {
         let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = modules.get(&self.variant(build)).map(|loaded| Arc::clone(&loaded.module));
+        let loaded =
+            modules.get(&self.build_for_device(build)).map(|loaded| Arc::clone(&loaded.module));
         drop(modules);
         let name = build.name();
         let module =
@@ -452,17 +465,17 @@ impl Device {
 impl Device {
     /// Loads the module of a build. If the driver does not load the cached code, it is compiled
     /// anew.
-    fn load(&self, build: &Build) -> Result<LoadedBuild, BackendError> {
+    fn load(&self, build: &KernelBuild) -> Result<LoadedKernelBuild, BackendError> {
         let failed_to_compile = |error: CompileError| BackendError::Compile(error.to_string());
         let load = |cubin: Vec<u8>| {
             let image = Arc::from(cubin.as_slice());
             let module = self.context.load_module(Ptx::from_binary(cubin))?;
-            Ok(LoadedBuild { module, image, in_use: BTreeMap::new() })
+            Ok(LoadedKernelBuild { module, image, in_use: BTreeMap::new() })
         };
         let arch = &self.facts.code;
         let loaded = match load(cache::compile(build, arch).map_err(failed_to_compile)?) {
             Ok(loaded) => Ok(loaded),
-            Err(_) => load(cache::compile_anew(build, arch).map_err(failed_to_compile)?),
+            Err(_) => load(cache::compile_without_cache(build, arch).map_err(failed_to_compile)?),
         };
         loaded
             .map_err(|error: DriverError| failed(&format!("load kernel {}", build.name()), &error))

@@ -29,7 +29,7 @@ impl<D> Devices<D> {
     }
 
     /// GPUs in that order; `None` for an empty list, and if one is listed twice.
-    pub fn in_order(all: impl IntoIterator<Item = D>) -> Option<Self>
+    pub fn in_launch_order(all: impl IntoIterator<Item = D>) -> Option<Self>
     where
         D: PartialEq,
     {
@@ -66,8 +66,8 @@ impl Devices<usize> {
         let others = self.others.iter().map(|&ordinal| Device::open(ordinal, options));
         let devices = Devices { first, others: others.collect::<Result<_, _>>()? };
         let facts = devices.iter().map(|device| device.facts());
-        check::one_model(facts.map(|facts| (facts.ordinal, &*facts.name)))?;
-        peers::enable(&devices.all())?;
+        check::require_one_gpu_model(facts.map(|facts| (facts.ordinal, &*facts.name)))?;
+        peers::enable_peer_access(&devices.all())?;
         Ok(devices)
     }
 }
@@ -76,13 +76,13 @@ impl Devices {
     /// Views of the same GPUs, and the kernels that are loaded through them from now on.
     pub fn recording(&self) -> (Self, LoadedKernels) {
         let loaded = LoadedKernels::default();
-        (self.views(|device| device.recording_into(&loaded)), loaded)
+        (self.with_device_views(|device| device.recording_kernels_into(&loaded)), loaded)
     }
 
     /// Views of the same GPUs that build kernels with clocks of their stages, where their rows name
     /// any.
     pub fn with_stage_clocks(&self) -> Self {
-        self.views(|device| device.with_stage_clocks())
+        self.with_device_views(|device| device.with_stage_clocks())
     }
 
     /// How the GPUs reach each other's memory; `None` for one GPU.
@@ -106,7 +106,7 @@ impl Devices {
     ///
     /// # Errors
     /// The first error of `each`; when the driver refuses.
-    pub fn for_each(
+    pub fn for_each_device(
         &self,
         mut each: impl FnMut(usize, &Arc<Device>) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
@@ -118,7 +118,7 @@ impl Devices {
         done
     }
 
-    fn views(&self, view: impl Fn(&Device) -> Arc<Device>) -> Self {
+    fn with_device_views(&self, view: impl Fn(&Device) -> Arc<Device>) -> Self {
         let others = self.others.iter().map(|device| view(device)).collect();
         Self { first: view(&self.first), others }
     }
@@ -145,7 +145,7 @@ impl From<&Self> for Devices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{gpu, second_gpu};
+    use crate::testing::{gpu, second_gpu_for_test};
 
     #[test]
     fn a_set_has_its_gpus_in_their_order() {
@@ -156,9 +156,12 @@ mod tests {
 
     #[test]
     fn a_set_names_each_gpu_once_and_gives_the_first_of_them() {
-        assert_eq!(Devices::in_order([1, 0]), Some(Devices { first: 1, others: vec![0] }));
-        assert_eq!([Devices::in_order([]), Devices::in_order([0, 1, 0])], [None, None]);
-        let three = Devices::in_order([2, 0, 1]).unwrap();
+        assert_eq!(Devices::in_launch_order([1, 0]), Some(Devices { first: 1, others: vec![0] }));
+        assert_eq!(
+            [Devices::in_launch_order([]), Devices::in_launch_order([0, 1, 0])],
+            [None, None]
+        );
+        let three = Devices::in_launch_order([2, 0, 1]).unwrap();
         let counts = [0, 1, 2, 9].map(|count| three.first(count).count());
         assert_eq!((counts, three.first(2)), ([1, 1, 2, 3], Devices { first: 2, others: vec![0] }));
     }
@@ -166,11 +169,11 @@ mod tests {
     #[test]
     fn two_gpus_open_in_their_order() {
         let Some((_device, _alone)) = gpu() else { return };
-        if second_gpu().is_none() {
+        if second_gpu_for_test().is_none() {
             return;
         }
         let set = Devices { first: 1, others: vec![0] };
-        let devices = set.open(&DeviceOptions::from_environment()).unwrap();
+        let devices = set.open(&DeviceOptions::options_from_environment()).unwrap();
         let opened: Vec<usize> = devices.iter().map(|device| device.facts().ordinal).collect();
         assert_eq!(opened, [1, 0]);
     }

@@ -11,10 +11,10 @@ use cudarc::driver::{CudaStream, DriverError, sys};
 use super::device::Device;
 use super::status::failed;
 use crate::BackendError;
-use nodes::{clear_first, kind, listed, works};
+use nodes::{add_clearing_node, kind, list_graph_nodes, works};
 
 /// A CUDA graph: launches that are captured once and replayed together.
-pub struct Graph {
+pub struct ExecutableGraph {
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
     stream: Arc<CudaStream>,
@@ -24,7 +24,7 @@ pub struct Graph {
     pub(super) separators: usize,
 }
 
-impl Graph {
+impl ExecutableGraph {
     /// Captures what `enqueue` puts on the device's stream.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ impl Graph {
         let mut graph = Self::capture(device, || {
             for iteration in 0..times {
                 if iteration > 0 && overlapping {
-                    full_edge(stream)?;
+                    add_full_dependency(stream)?;
                     separators += 1;
                 }
                 launch()?;
@@ -102,13 +102,15 @@ impl Graph {
 
     fn instantiate(&mut self, cleared: &Range<u64>) -> Result<(), DriverError> {
         if !cleared.is_empty() {
-            clear_first(self.graph, cleared, self.stream.context().cu_ctx())?;
+            add_clearing_node(self.graph, cleared, self.stream.context().cu_ctx())?;
         }
         // SAFETY: the graph is alive here and below, and the pointers are valid.
         unsafe { sys::cuGraphInstantiateWithFlags(&raw mut self.executable, self.graph, 0) }
             .result()?;
         // SAFETY: as above; the array has room for all nodes.
-        let all = listed(|nodes, count| unsafe { sys::cuGraphGetNodes(self.graph, nodes, count) })?;
+        let all = list_graph_nodes(|nodes, count| unsafe {
+            sys::cuGraphGetNodes(self.graph, nodes, count)
+        })?;
         let kinds = all.iter().map(|node| kind(*node)).collect::<Result<Vec<_>, _>>()?;
         self.nodes = all.len();
         self.commands = kinds.into_iter().filter(|kind| works(*kind)).count();
@@ -201,7 +203,7 @@ impl Graph {
     }
 }
 
-impl Drop for Graph {
+impl Drop for ExecutableGraph {
     fn drop(&mut self) {
         let _ = self.stream.context().bind_to_thread();
         // SAFETY: each is destroyed once; a null executable was never made.
@@ -221,7 +223,7 @@ impl Drop for Graph {
 fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
     let failed_query = |error: DriverError| failed("query a graph's nodes", &error);
     // SAFETY: the graph is alive; the array has room for all nodes.
-    let all = listed(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) });
+    let all = list_graph_nodes(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) });
     for node in all.map_err(failed_query)? {
         let inside = match kind(node).map_err(failed_query)? {
             sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => true,
@@ -259,18 +261,18 @@ impl<'a> Capture<'a> {
         self,
         enqueued: Result<(), BackendError>,
         cleared: Range<u64>,
-    ) -> Result<Graph, BackendError> {
-        let mut graph = self.end_only(enqueued)?;
+    ) -> Result<ExecutableGraph, BackendError> {
+        let mut graph = self.end_capture_only(enqueued)?;
         graph.make_executable(&cleared)?;
         Ok(graph)
     }
 
     /// Ends the capture, after the enqueued work. The graph is not executable yet: making it so is
     /// refused while another stream of the thread is in capture.
-    pub(super) fn end_only(
+    pub(super) fn end_capture_only(
         self,
         enqueued: Result<(), BackendError>,
-    ) -> Result<Graph, BackendError> {
+    ) -> Result<ExecutableGraph, BackendError> {
         let (stream, mut graph) = (Arc::clone(self.stream), ptr::null_mut());
         // SAFETY: the stream is alive, and the pointer is valid.
         let ended = unsafe { sys::cuStreamEndCapture(stream.cu_stream(), &raw mut graph) }.result();
@@ -281,7 +283,7 @@ impl<'a> Capture<'a> {
             let none = "failed to capture the launches: the driver made none".to_owned();
             return Err(captured.err().unwrap_or(BackendError::Launch(none)));
         }
-        let graph = Graph {
+        let graph = ExecutableGraph {
             graph,
             executable: ptr::null_mut(),
             stream,
@@ -307,7 +309,7 @@ impl Drop for Capture<'_> {
 }
 
 /// Makes later work in a capturing stream begin only when all earlier work has ended.
-pub(super) fn full_edge(stream: &CudaStream) -> Result<(), BackendError> {
+pub(super) fn add_full_dependency(stream: &CudaStream) -> Result<(), BackendError> {
     let failed = |error: DriverError| failed("separate the launches of a graph", &error);
     let (mut status, mut graph) = (
         sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
@@ -354,17 +356,17 @@ pub(super) fn full_edge(stream: &CudaStream) -> Result<(), BackendError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instruments::spin::Spin;
+    use crate::instruments::spin::SpinKernel;
     use crate::testing::gpu;
     use cudarc::driver::result;
 
     #[test]
     fn clears_of_a_range_are_one_clear_before_all_launches() {
         let Some((device, _alone)) = gpu() else { return };
-        let spin = Spin::new(&device).unwrap();
+        let spin = SpinKernel::new(&device).unwrap();
         let buffer = device.allocate(64).unwrap();
         let range = buffer.address()..buffer.address() + 16;
-        let graph = Graph::capture_clearing_first(&device, range, || {
+        let graph = ExecutableGraph::capture_clearing_first(&device, range, || {
             for at in [0, 8, 32] {
                 buffer.fill_range(device.stream(), at..at + 4, 0)?;
                 spin.launch(1000)?;
@@ -385,9 +387,9 @@ mod tests {
     #[test]
     fn a_graph_shows_whether_it_allocates() {
         let Some((device, _alone)) = gpu() else { return };
-        let spin = Spin::new(&device).unwrap();
+        let spin = SpinKernel::new(&device).unwrap();
         let stream = device.stream().cu_stream();
-        let graph = Graph::capture(&device, || {
+        let graph = ExecutableGraph::capture(&device, || {
             // SAFETY: the stream is alive; memory that is allocated in the capture is freed in it.
             unsafe {
                 let address = result::malloc_async(stream, 64).unwrap();
@@ -397,6 +399,8 @@ mod tests {
         })
         .unwrap();
         assert!(graph.allocates().unwrap());
-        assert!(!Graph::capture(&device, || spin.launch(1000)).unwrap().allocates().unwrap());
+        assert!(
+            !ExecutableGraph::capture(&device, || spin.launch(1000)).unwrap().allocates().unwrap()
+        );
     }
 }

@@ -1,17 +1,17 @@
 //! Launches over several GPUs, captured once: a graph a GPU, without edges between them.
 
 use super::devices::Devices;
-use super::graph::{Capture, Graph, full_edge};
+use super::graph::{Capture, ExecutableGraph, add_full_dependency};
 use crate::BackendError;
 
 /// The captured launches of a set of GPUs, replayed together.
 pub struct GraphSet {
     /// Graphs in the order of the GPUs of the set.
-    graphs: Vec<Graph>,
+    graphs: Vec<ExecutableGraph>,
 }
 
-impl From<Graph> for GraphSet {
-    fn from(graph: Graph) -> Self {
+impl From<ExecutableGraph> for GraphSet {
+    fn from(graph: ExecutableGraph) -> Self {
         Self { graphs: vec![graph] }
     }
 }
@@ -22,12 +22,12 @@ impl GraphSet {
     /// # Errors
     /// The error of `enqueue`, or when something in it cannot be captured, for example a wait of one
     /// GPU for an event of another one.
-    pub fn capture(
+    pub fn capture_on_devices(
         devices: &Devices,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
         if devices.count() == 1 {
-            return Graph::capture(devices.one(), enqueue).map(Self::from);
+            return ExecutableGraph::capture(devices.one(), enqueue).map(Self::from);
         }
         let mut captures = Vec::with_capacity(devices.count());
         for device in devices.iter() {
@@ -41,7 +41,7 @@ impl GraphSet {
         for (device, capture) in captures {
             let ended = device.make_current().and_then(|()| {
                 let before = std::mem::replace(&mut enqueued, Ok(()));
-                capture.end_only(before)
+                capture.end_capture_only(before)
             });
             match ended {
                 Ok(graph) => graphs.push(graph),
@@ -50,7 +50,7 @@ impl GraphSet {
         }
         devices.one().make_current()?;
         enqueued?;
-        devices.for_each(|rank, _| graphs[rank].make_executable(&(0..0)))?;
+        devices.for_each_device(|rank, _| graphs[rank].make_executable(&(0..0)))?;
         Ok(Self { graphs })
     }
 
@@ -59,24 +59,24 @@ impl GraphSet {
     ///
     /// # Errors
     /// Those of [`Self::capture`].
-    pub fn capture_repeated(
+    pub fn capture_repeated_launches(
         devices: &Devices,
         times: u64,
         mut launch: impl FnMut() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
         if devices.count() == 1 {
-            return Graph::capture_repeated(devices.one(), times, launch).map(Self::from);
+            return ExecutableGraph::capture_repeated(devices.one(), times, launch).map(Self::from);
         }
         let overlapping = times > 1 && {
-            let pair = Self::capture(devices, || launch().and_then(|()| launch()))?;
-            let edges = pair.graphs.iter().map(Graph::programmatic_edges);
+            let pair = Self::capture_on_devices(devices, || launch().and_then(|()| launch()))?;
+            let edges = pair.graphs.iter().map(ExecutableGraph::programmatic_edges);
             edges.collect::<Result<Vec<_>, _>>()?.into_iter().sum::<usize>() > 0
         };
         let mut separators = 0;
-        let mut set = Self::capture(devices, || {
+        let mut set = Self::capture_on_devices(devices, || {
             for iteration in 0..times {
                 if iteration > 0 && overlapping {
-                    devices.for_each(|_, device| full_edge(device.stream()))?;
+                    devices.for_each_device(|_, device| add_full_dependency(device.stream()))?;
                     separators += 1;
                 }
                 launch()?;
@@ -88,18 +88,18 @@ impl GraphSet {
     }
 
     /// The graphs, in the order of the set.
-    pub fn graphs(&self) -> &[Graph] {
+    pub fn graphs(&self) -> &[ExecutableGraph] {
         &self.graphs
     }
 
     /// Largest number of nodes on a GPU of the set, as [`Graph::nodes`].
     pub fn nodes(&self) -> usize {
-        self.graphs.iter().map(Graph::nodes).max().unwrap_or(0)
+        self.graphs.iter().map(ExecutableGraph::nodes).max().unwrap_or(0)
     }
 
     /// Commands of each GPU, in the order of the set.
     pub fn commands(&self) -> Vec<usize> {
-        self.graphs.iter().map(Graph::commands).collect()
+        self.graphs.iter().map(ExecutableGraph::commands).collect()
     }
 
     /// Whether a GPU has nodes that only order commands, such as events.
@@ -117,7 +117,8 @@ impl GraphSet {
     /// # Errors
     /// When the driver refuses.
     pub fn roots(&self) -> Result<usize, BackendError> {
-        let roots = self.graphs.iter().map(Graph::roots).collect::<Result<Vec<_>, _>>()?;
+        let roots =
+            self.graphs.iter().map(ExecutableGraph::roots).collect::<Result<Vec<_>, _>>()?;
         Ok(roots.into_iter().max().unwrap_or(0))
     }
 
@@ -125,8 +126,9 @@ impl GraphSet {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn allocates(&self) -> Result<bool, BackendError> {
-        let allocates = self.graphs.iter().map(Graph::allocates).collect::<Result<Vec<_>, _>>()?;
+    pub fn allocates_memory(&self) -> Result<bool, BackendError> {
+        let allocates =
+            self.graphs.iter().map(ExecutableGraph::allocates).collect::<Result<Vec<_>, _>>()?;
         Ok(allocates.contains(&true))
     }
 
@@ -135,7 +137,7 @@ impl GraphSet {
     /// # Errors
     /// When the driver refuses.
     pub fn launch(&self) -> Result<(), BackendError> {
-        self.graphs.iter().try_for_each(Graph::launch)
+        self.graphs.iter().try_for_each(ExecutableGraph::launch)
     }
 }
 
@@ -143,39 +145,41 @@ impl GraphSet {
 mod tests {
     use super::*;
     use crate::instruments::barrier::Barrier;
-    use crate::instruments::spin::Spin;
-    use crate::testing::two_gpus;
+    use crate::instruments::spin::SpinKernel;
+    use crate::testing::two_gpus_for_test;
 
     #[test]
     fn a_graph_of_each_gpu_is_captured_and_replayed_with_the_others() {
-        let Some((devices, _alone)) = two_gpus() else { return };
+        let Some((devices, _alone)) = two_gpus_for_test() else { return };
         let mut spins = Vec::new();
         devices
-            .for_each(|_, device| {
-                spins.push(Spin::new(device)?);
+            .for_each_device(|_, device| {
+                spins.push(SpinKernel::new(device)?);
                 Ok(())
             })
             .unwrap();
-        let launch =
-            |ranks: usize| devices.first(ranks).for_each(|rank, _| spins[rank].launch(1_000));
-        let both = GraphSet::capture_repeated(&devices, 3, || launch(2)).unwrap();
+        let launch = |ranks: usize| {
+            devices.first(ranks).for_each_device(|rank, _| spins[rank].launch(1_000))
+        };
+        let both = GraphSet::capture_repeated_launches(&devices, 3, || launch(2)).unwrap();
         assert_eq!((both.nodes(), both.idle(), both.roots().unwrap()), (3, None, 1));
         assert_eq!(both.commands(), [3, 3]);
         both.launch().unwrap();
-        let one = GraphSet::capture(&devices, || launch(1)).unwrap();
+        let one = GraphSet::capture_on_devices(&devices, || launch(1)).unwrap();
         assert_eq!((one.nodes(), one.idle()), (1, Some(1)));
         one.launch().unwrap();
-        devices.for_each(|_, device| device.synchronize()).unwrap();
-        assert!(spins.iter().all(|spin| spin.spent_ns().unwrap() >= 1_000));
+        devices.for_each_device(|_, device| device.synchronize()).unwrap();
+        assert!(spins.iter().all(|spin| spin.spent_time_ns().unwrap() >= 1_000));
         // The capture of the first GPU ends although that of the second fails.
-        let failed = GraphSet::capture(&devices, || Err(BackendError::Launch("no".to_owned())));
+        let failed =
+            GraphSet::capture_on_devices(&devices, || Err(BackendError::Launch("no".to_owned())));
         assert!(failed.is_err());
         launch(2).unwrap();
         let Some(mut barrier) = Barrier::new(&devices).unwrap() else { return };
         for _ in 0..3 {
             barrier.begin();
-            devices.for_each(|rank, _| barrier.enqueue(rank, 2)).unwrap();
+            devices.for_each_device(|rank, _| barrier.enqueue(rank, 2)).unwrap();
         }
-        devices.for_each(|_, device| device.synchronize()).unwrap();
+        devices.for_each_device(|_, device| device.synchronize()).unwrap();
     }
 }

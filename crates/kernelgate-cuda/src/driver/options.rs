@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::architecture;
-use crate::compiler::source::Variant;
+use crate::compiler::source::KernelVariant;
 
 /// Options of a device, which it holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct DeviceOptions {
     /// Architecture to run as, instead of the card's own.
     pub architecture: Option<String>,
     /// Layout of code and memory, line information of code.
-    pub variant: Variant,
+    pub variant: KernelVariant,
     /// Whether allocated memory is filled. Only unfilled memory lets compute-sanitizer's initcheck
     /// find bytes that were never written.
     pub fills_memory: bool,
@@ -30,7 +30,7 @@ impl Default for DeviceOptions {
         Self {
             timeout: Duration::from_secs(60),
             architecture: None,
-            variant: Variant::default(),
+            variant: KernelVariant::default(),
             fills_memory: true,
             gemms: String::new(),
         }
@@ -40,11 +40,11 @@ impl Default for DeviceOptions {
 impl DeviceOptions {
     /// Options by the variables of the process: `KERNELGATE_ARCH`, `KERNELGATE_LAYOUT`,
     /// `KERNELGATE_LINE_INFO`, `KERNELGATE_UNFILLED` and `KERNELGATE_GEMMS`.
-    pub fn from_environment() -> Self {
+    pub fn options_from_environment() -> Self {
         let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
         Self {
             architecture: architecture::named(),
-            variant: Variant {
+            variant: KernelVariant {
                 layout: variable("KERNELGATE_LAYOUT").and_then(|text| text.parse().ok()),
                 line_info: variable("KERNELGATE_LINE_INFO").is_some(),
             },

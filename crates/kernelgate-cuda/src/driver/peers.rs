@@ -26,10 +26,14 @@ impl Link {
     /// The link of a set; `None` for one GPU.
     pub(super) fn within(devices: &[&Device]) -> Option<Self> {
         let between = |one: &Device, other: &Device| {
-            if !queried(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
+            if !peer_attribute(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
                 return Self::Host;
             }
-            match queried(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED) {
+            match peer_attribute(
+                one,
+                other,
+                Attribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+            ) {
                 true => Self::PeerAtomic,
                 false => Self::Peer,
             }
@@ -70,7 +74,7 @@ fn pairs<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
 }
 
 /// Whether a pair has a property; a driver that does not answer says no.
-fn queried(one: &Device, other: &Device, attribute: Attribute) -> bool {
+fn peer_attribute(one: &Device, other: &Device, attribute: Attribute) -> bool {
     let mut value = 0;
     let (one, other) = (one.context().cu_device(), other.context().cu_device());
     // SAFETY: the driver gave both devices, and the pointer is valid.
@@ -83,13 +87,13 @@ fn queried(one: &Device, other: &Device, attribute: Attribute) -> bool {
 ///
 /// # Errors
 /// When the driver refuses the access that it offers.
-pub(super) fn enable(devices: &[&Device]) -> Result<(), DeviceError> {
+pub(super) fn enable_peer_access(devices: &[&Device]) -> Result<(), DeviceError> {
     let failed = |error: DriverError| DeviceError::Driver {
         action: "give GPUs access to each other's memory",
         error: describe(&error),
     };
     for (one, other) in pairs(devices) {
-        if !queried(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
+        if !peer_attribute(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
             continue;
         }
         one.context().bind_to_thread().map_err(failed)?;
@@ -98,13 +102,13 @@ pub(super) fn enable(devices: &[&Device]) -> Result<(), DeviceError> {
             Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) => {}
             Err(error) => return Err(failed(error)),
         }
-        share_pool(one, other).map_err(failed)?;
+        share_memory_pool(one, other).map_err(failed)?;
     }
     devices.first().map_or(Ok(()), |first| first.context().bind_to_thread().map_err(failed))
 }
 
 /// Lets `one` access the pool that buffers of `other` come from, if it has one.
-fn share_pool(one: &Device, other: &Device) -> Result<(), DriverError> {
+fn share_memory_pool(one: &Device, other: &Device) -> Result<(), DriverError> {
     // SAFETY: the device of an open context.
     let Ok(pool) = (unsafe { result::device::get_mem_pool(other.context().cu_device()) }) else {
         return Ok(());

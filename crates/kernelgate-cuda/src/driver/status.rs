@@ -4,25 +4,25 @@ use std::ffi::CStr;
 
 use cudarc::driver::{DriverError, sys};
 
-use crate::error::{BackendError, DriverStatus};
+use crate::error::{BackendError, DriverStatusCode};
 
 /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
 pub fn describe(error: &DriverError) -> String {
-    status(error).to_string()
+    driver_status(error).to_string()
 }
 
-fn status(error: &DriverError) -> DriverStatus {
+fn driver_status(error: &DriverError) -> DriverStatusCode {
     let text = |text: Result<&CStr, DriverError>| {
         text.map(|text| text.to_string_lossy().into_owned()).ok()
     };
     let name = text(error.error_name()).unwrap_or_else(|| format!("{:?}", error.0));
-    DriverStatus { name, text: text(error.error_string()) }
+    DriverStatusCode { name, text: text(error.error_string()) }
 }
 
 /// An error of the driver, with the action that failed.
 pub fn failed(action: &str, error: &DriverError) -> BackendError {
     use sys::CUresult as R;
-    let status = status(error);
+    let status = driver_status(error);
     // After one of these errors the context answers every call with the same error.
     let lost = matches!(
         error.0,
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn an_error_without_a_text_of_the_driver_has_its_name() {
-        let mut status = DriverStatus { name: "CUDA_ERROR_X".to_owned(), text: None };
+        let mut status = DriverStatusCode { name: "CUDA_ERROR_X".to_owned(), text: None };
         assert_eq!(status.to_string(), "CUDA_ERROR_X (without a text of the driver)");
         status.text = Some("x".to_owned());
         assert_eq!(status.to_string(), "CUDA_ERROR_X (x)");

@@ -1,14 +1,14 @@
 //! The kernels whose speed is the memory's: read and copy a buffer.
 
-use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
+use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
 /// Kernel rows; their parameter is the number of packets.
-pub(super) const KERNELS: &[KernelSpec<usize>] = &[READ, COPY];
+pub(super) const KERNELS: &[KernelSpec<usize>] = &[READ_KERNEL, COPY];
 
-const READ_THREADS: usize = 1024;
-const READ_PACKETS: usize = 8;
-const READ: KernelSpec<usize> = KernelSpec {
-    constants: |_| vec![("PACKETS", READ_PACKETS)],
+const READ_KERNEL_THREADS: usize = 1024;
+const READ_KERNEL_PACKETS: usize = 8;
+const READ_KERNEL: KernelSpec<usize> = KernelSpec {
+    constants: |_| vec![("PACKETS", READ_KERNEL_PACKETS)],
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new(
@@ -16,15 +16,15 @@ const READ: KernelSpec<usize> = KernelSpec {
             include_str!("../../kernels/measure/read_bandwidth.cu"),
         ),
         "measure_read_bandwidth",
-        READ_THREADS,
-        |packets| [packets.div_ceil(READ_THREADS * READ_PACKETS), 1, 1],
+        READ_KERNEL_THREADS,
+        |packets| [packets.div_ceil(READ_KERNEL_THREADS * READ_KERNEL_PACKETS), 1, 1],
     )
 };
 
-const COPY_THREADS: usize = 128;
-const COPY_PACKETS: usize = 1;
+const COPY_KERNEL_THREADS: usize = 128;
+const COPY_KERNEL_PACKETS: usize = 1;
 const COPY: KernelSpec<usize> = KernelSpec {
-    constants: |_| vec![("PACKETS", COPY_PACKETS)],
+    constants: |_| vec![("PACKETS", COPY_KERNEL_PACKETS)],
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new(
@@ -32,8 +32,8 @@ const COPY: KernelSpec<usize> = KernelSpec {
             include_str!("../../kernels/measure/copy_bandwidth.cu"),
         ),
         "measure_copy_bandwidth",
-        COPY_THREADS,
-        |packets| [packets.div_ceil(COPY_THREADS * COPY_PACKETS), 1, 1],
+        COPY_KERNEL_THREADS,
+        |packets| [packets.div_ceil(COPY_KERNEL_THREADS * COPY_KERNEL_PACKETS), 1, 1],
     )
 };
 
@@ -41,8 +41,8 @@ const COPY: KernelSpec<usize> = KernelSpec {
 pub struct Passes {
     read: LoadedKernel,
     copy: LoadedKernel,
-    buffer: Buffer,
-    guard: Buffer,
+    buffer: DeviceBuffer,
+    guard: DeviceBuffer,
 }
 
 /// Bytes that a thread moves at once.
@@ -56,9 +56,9 @@ impl Passes {
     /// When a kernel does not compile or memory is short.
     pub fn new(device: &Device, bytes: usize, pattern: &[u8]) -> Result<Self, BackendError> {
         Ok(Self {
-            read: READ.load(device, &1)?,
+            read: READ_KERNEL.load(device, &1)?,
             copy: COPY.load(device, &1)?,
-            buffer: device.repeat(pattern, bytes)?,
+            buffer: device.allocate_repeated(pattern, bytes)?,
             guard: device.upload(&[0; 4])?,
         })
     }
@@ -70,14 +70,14 @@ impl Passes {
     pub fn read(&self, bytes: u64) -> Result<(), BackendError> {
         let packets = self.packets(bytes)?;
         let arguments = [
-            Argument::from(&self.buffer),
-            Argument::I64(packets as i64),
+            KernelArgument::from(&self.buffer),
+            KernelArgument::I64(packets as i64),
             // The kernel writes its sum if it equals this number, so that the compiler cannot drop
             // the loads.
-            Argument::U32(0xdead_beef),
-            Argument::from(&self.guard),
+            KernelArgument::U32(0xdead_beef),
+            KernelArgument::from(&self.guard),
         ];
-        self.read.kernel().launch(READ.shape(&packets)?, &arguments)
+        self.read.kernel().launch(READ_KERNEL.shape(&packets)?, &arguments)
     }
 
     /// Reads the first half of that many bytes and writes them to the second.
@@ -86,8 +86,9 @@ impl Passes {
     /// The errors of [`Self::read`].
     pub fn copy(&self, bytes: u64) -> Result<(), BackendError> {
         let packets = self.packets(bytes)? / 2;
-        let target = Argument::Address(self.buffer.address() + packets as u64 * PACKET);
-        let arguments = [target, Argument::from(&self.buffer), Argument::I64(packets as i64)];
+        let target = KernelArgument::Address(self.buffer.address() + packets as u64 * PACKET);
+        let arguments =
+            [target, KernelArgument::from(&self.buffer), KernelArgument::I64(packets as i64)];
         self.copy.kernel().launch(COPY.shape(&packets)?, &arguments)
     }
 

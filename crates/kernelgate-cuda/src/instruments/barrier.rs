@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::driver::peers::Link;
-use crate::{Argument, BackendError, Buffer, Devices, KernelSpec, LoadedKernel, Source};
+use crate::{
+    BackendError, DeviceBuffer, Devices, KernelArgument, KernelSpec, LoadedKernel, Source,
+};
 
 /// Kernel rows; their parameter is the number of GPUs.
 pub(super) const KERNELS: &[KernelSpec<usize>] = &[BARRIER];
@@ -27,9 +29,9 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 struct Rank {
     kernel: LoadedKernel,
     /// Addresses of the flags of every GPU.
-    table: Buffer,
+    table: DeviceBuffer,
     /// Flags that every GPU writes and this GPU reads.
-    _flags: Buffer,
+    _flags: DeviceBuffer,
 }
 
 /// A barrier over the first GPUs of a set.
@@ -53,14 +55,14 @@ impl Barrier {
             return Err(BackendError::Unsupported(format!("{count} GPUs, at most {MOST_GPUS}")));
         }
         let mut flags = Vec::new();
-        devices.for_each(|_, device| {
+        devices.for_each_device(|_, device| {
             flags.push(device.upload(&[0; 4 * MOST_GPUS])?);
             Ok(())
         })?;
-        let addresses: Vec<u64> = flags.iter().map(Buffer::address).collect();
+        let addresses: Vec<u64> = flags.iter().map(DeviceBuffer::address).collect();
         let mut ranks = Vec::new();
         let mut flags = flags.into_iter();
-        devices.for_each(|_, device| {
+        devices.for_each_device(|_, device| {
             let table = device.upload(bytemuck::cast_slice(&addresses))?;
             let kernel = BARRIER.load(device, &count)?;
             ranks.extend(flags.next().map(|flags| Rank { kernel, table, _flags: flags }));
@@ -80,8 +82,8 @@ impl Barrier {
     /// When the launch is refused.
     pub fn enqueue(&self, rank: usize, count: usize) -> Result<(), BackendError> {
         let Rank { kernel, table, .. } = &self.ranks[rank];
-        let timeout_ns = Argument::U64(TIMEOUT.as_nanos() as u64);
-        let [rank, gpus] = [rank, count].map(|number| Argument::U32(number as u32));
-        kernel.launch(&[table.into(), rank, gpus, Argument::U32(self.epoch), timeout_ns])
+        let timeout_ns = KernelArgument::U64(TIMEOUT.as_nanos() as u64);
+        let [rank, gpus] = [rank, count].map(|number| KernelArgument::U32(number as u32));
+        kernel.launch(&[table.into(), rank, gpus, KernelArgument::U32(self.epoch), timeout_ns])
     }
 }

@@ -1,14 +1,17 @@
 //! The ceiling of the tensor cores of sm_90a: warpgroup MMAs whose operands stay in shared memory.
 //! Deliberately absent: other architectures, whose ceiling is that of a library's GEMMs.
 
-use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Requires, Source};
+use crate::{
+    BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel,
+    RequiredArchitecture, Source,
+};
 
 /// The rows.
-pub(super) const KERNELS: &[KernelSpec<(Operand, usize)>] = &[RESIDENT];
+pub(super) const KERNELS: &[KernelSpec<(Operand, usize)>] = &[RESIDENT_MATMUL_KERNEL];
 
-const RESIDENT: KernelSpec<(Operand, usize)> = KernelSpec {
-    defines: |(operand, _)| operand.macros(),
-    requires: Requires::Exactly("sm_90a"),
+const RESIDENT_MATMUL_KERNEL: KernelSpec<(Operand, usize)> = KernelSpec {
+    defines: |(operand, _)| operand.kernel_macros(),
+    requires: RequiredArchitecture::Exactly("sm_90a"),
     variants: || Operand::ALL.map(|operand| (operand, 1)).to_vec(),
     ..KernelSpec::new(
         Source::new(
@@ -46,7 +49,7 @@ impl Operand {
         }
     }
 
-    fn macros(self) -> Vec<String> {
+    fn kernel_macros(self) -> Vec<String> {
         let name = match self {
             Self::E4m3 => "e4m3",
             Self::Bf16 => "bf16",
@@ -60,8 +63,8 @@ impl Operand {
 /// Operands in device memory, and the kernel that multiplies them over and over.
 pub struct ResidentMatmul {
     kernel: LoadedKernel,
-    operands: Buffer,
-    guard: Buffer,
+    operands: DeviceBuffer,
+    guard: DeviceBuffer,
     flops: f64,
 }
 
@@ -71,7 +74,7 @@ impl ResidentMatmul {
     /// Rounds of a launch: about a millisecond, of which beginning and end are little.
     const ROUNDS: i32 = 2000;
     /// Instructions of a round: four of each of the two warpgroups.
-    const INSTRUCTIONS: u64 = 8;
+    const INSTRUCTIONS_PER_ROUND: u64 = 8;
 
     /// Compiles the kernel and uploads the operands, which every block reads: random numbers, as
     /// zeros draw less power.
@@ -81,12 +84,12 @@ impl ResidentMatmul {
     /// compile, or memory is short.
     pub fn new(device: &Device, operand: Operand, operands: &[u8]) -> Result<Self, BackendError> {
         let multiprocessors = u64::from(device.facts().multiprocessors);
-        let kernel = RESIDENT.load(device, &(operand, multiprocessors as usize))?;
+        let kernel = RESIDENT_MATMUL_KERNEL.load(device, &(operand, multiprocessors as usize))?;
         let instruction = 2 * 64 * 256 * operand.step();
-        let instructions = Self::INSTRUCTIONS * Self::ROUNDS as u64 * multiprocessors;
+        let instructions = Self::INSTRUCTIONS_PER_ROUND * Self::ROUNDS as u64 * multiprocessors;
         Ok(Self {
             kernel,
-            operands: device.repeat(operands, Self::OPERAND_BYTES)?,
+            operands: device.allocate_repeated(operands, Self::OPERAND_BYTES)?,
             guard: device.upload(&[0; 4])?,
             flops: (instruction * instructions) as f64,
         })
@@ -103,10 +106,10 @@ impl ResidentMatmul {
     /// When the launch is refused.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.kernel.launch(&[
-            Argument::from(&self.operands),
-            Argument::I32(Self::ROUNDS),
-            Argument::F32(f32::MIN_POSITIVE),
-            Argument::from(&self.guard),
+            KernelArgument::from(&self.operands),
+            KernelArgument::I32(Self::ROUNDS),
+            KernelArgument::F32(f32::MIN_POSITIVE),
+            KernelArgument::from(&self.guard),
         ])
     }
 }

@@ -1,7 +1,9 @@
 //! Copies from GPU to GPU, all at once: the ceiling of their links.
 
 use crate::driver::peers::Link;
-use crate::{Argument, BackendError, Buffer, Devices, KernelSpec, LoadedKernel, Source};
+use crate::{
+    BackendError, DeviceBuffer, Devices, KernelArgument, KernelSpec, LoadedKernel, Source,
+};
 
 /// Kernel rows; their parameter is the number of blocks.
 pub(super) const KERNELS: &[KernelSpec<usize>] = &[COPY];
@@ -25,7 +27,7 @@ const COPY: KernelSpec<usize> = KernelSpec {
 
 /// How bytes are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CopyKind {
+pub enum PeerCopyKind {
     /// A copy engine copies the data.
     Engine,
     /// A kernel on the multiprocessors of one GPU copies the data.
@@ -34,8 +36,8 @@ pub enum CopyKind {
 
 /// A GPU that copies to another one.
 struct Copy {
-    from: Buffer,
-    to: Buffer,
+    from: DeviceBuffer,
+    to: DeviceBuffer,
     kernel: Option<LoadedKernel>,
 }
 
@@ -44,7 +46,7 @@ pub struct PeerCopies {
     devices: Devices,
     copies: Vec<Copy>,
     bytes: usize,
-    kinds: Vec<CopyKind>,
+    kinds: Vec<PeerCopyKind>,
 }
 
 impl PeerCopies {
@@ -57,14 +59,14 @@ impl PeerCopies {
         let accessible = devices.link().is_some_and(|link| link != Link::Host);
         let by_kernel = accessible && bytes.is_multiple_of(PACKET);
         let mut buffers = Vec::new();
-        devices.for_each(|_, device| {
+        devices.for_each_device(|_, device| {
             buffers.push((device.allocate(bytes)?, device.allocate(bytes)?));
             Ok(())
         })?;
         let count = devices.count();
         let senders = if both_ways { count } else { 1 };
         let mut copies = Vec::new();
-        devices.for_each(|rank, device| {
+        devices.for_each_device(|rank, device| {
             if rank < senders {
                 let blocks = bytes.div_ceil(PACKET * AT_ONCE * THREADS);
                 let blocks = blocks.clamp(1, 2 * device.facts().multiprocessors as usize);
@@ -75,14 +77,14 @@ impl PeerCopies {
             Ok(())
         })?;
         let kinds = match by_kernel {
-            true => vec![CopyKind::Engine, CopyKind::Kernel],
-            false => vec![CopyKind::Engine],
+            true => vec![PeerCopyKind::Engine, PeerCopyKind::Kernel],
+            false => vec![PeerCopyKind::Engine],
         };
         Ok(Self { devices: devices.clone(), copies, bytes, kinds })
     }
 
     /// The kinds of copies that these GPUs do.
-    pub fn kinds(&self) -> Vec<CopyKind> {
+    pub fn kinds(&self) -> Vec<PeerCopyKind> {
         self.kinds.clone()
     }
 
@@ -90,12 +92,12 @@ impl PeerCopies {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn launch(&self, kind: CopyKind) -> Result<(), BackendError> {
-        self.devices.for_each(|rank, device| {
+    pub fn launch(&self, kind: PeerCopyKind) -> Result<(), BackendError> {
+        self.devices.for_each_device(|rank, device| {
             let Some(copy) = self.copies.get(rank) else { return Ok(()) };
             match (&copy.kernel, kind) {
-                (Some(kernel), CopyKind::Kernel) => {
-                    let packets = Argument::I64((self.bytes / PACKET) as i64);
+                (Some(kernel), PeerCopyKind::Kernel) => {
+                    let packets = KernelArgument::I64((self.bytes / PACKET) as i64);
                     kernel.launch(&[(&copy.from).into(), (&copy.to).into(), packets])
                 }
                 _ => copy.to.copy_from(device.stream(), &copy.from, self.bytes),

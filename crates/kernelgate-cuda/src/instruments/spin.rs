@@ -1,11 +1,11 @@
 //! Kernels of known length, against which timing is checked: one that spins, one that does nothing.
 
-use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
+use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
 /// The kernels of this file; their grids are fixed.
-pub(super) const KERNELS: &[KernelSpec<()>] = &[EMPTY, SPIN];
+pub(super) const KERNELS: &[KernelSpec<()>] = &[EMPTY_KERNEL, SPIN];
 
-const EMPTY: KernelSpec<()> = KernelSpec {
+const EMPTY_KERNEL: KernelSpec<()> = KernelSpec {
     variants: || vec![()],
     ..KernelSpec::new(
         Source::new("measure/empty", include_str!("../../kernels/measure/empty.cu")),
@@ -26,17 +26,17 @@ const SPIN: KernelSpec<()> = KernelSpec {
 };
 
 /// A kernel that does nothing.
-pub struct Empty {
+pub struct EmptyKernel {
     kernel: LoadedKernel,
 }
 
-impl Empty {
+impl EmptyKernel {
     /// Compiles the kernel.
     ///
     /// # Errors
     /// When it does not compile.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
-        Ok(Self { kernel: EMPTY.load(device, &())? })
+        Ok(Self { kernel: EMPTY_KERNEL.load(device, &())? })
     }
 
     /// Enqueues the kernel.
@@ -49,21 +49,24 @@ impl Empty {
 }
 
 /// A kernel that spins for a given time, and its reported time.
-pub struct Spin {
+pub struct SpinKernel {
     kernel: LoadedKernel,
-    report: Buffer,
+    report: DeviceBuffer,
 }
 
 /// Nanoseconds by the device's timer, SM cycles.
-const REPORT_BYTES: usize = 16;
+const SPIN_REPORT_BYTES: usize = 16;
 
-impl Spin {
+impl SpinKernel {
     /// Compiles and allocates.
     ///
     /// # Errors
     /// When the kernel does not compile or memory is short.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
-        Ok(Self { kernel: SPIN.load(device, &())?, report: device.upload(&[0; REPORT_BYTES])? })
+        Ok(Self {
+            kernel: SPIN.load(device, &())?,
+            report: device.upload(&[0; SPIN_REPORT_BYTES])?,
+        })
     }
 
     /// Enqueues a spin of `duration_ns` nanoseconds.
@@ -71,14 +74,14 @@ impl Spin {
     /// # Errors
     /// When the launch is refused.
     pub fn launch(&self, duration_ns: u64) -> Result<(), BackendError> {
-        self.kernel.launch(&[Argument::U64(duration_ns), Argument::from(&self.report)])
+        self.kernel.launch(&[KernelArgument::U64(duration_ns), KernelArgument::from(&self.report)])
     }
 
     /// Nanoseconds that the last spin, which has finished, spent by the device's own timer.
     ///
     /// # Errors
     /// When the device fails.
-    pub fn spent_ns(&self) -> Result<u64, BackendError> {
+    pub fn spent_time_ns(&self) -> Result<u64, BackendError> {
         let mut words = [0u64; 2];
         self.report.download(bytemuck::cast_slice_mut(&mut words))?;
         Ok(words[0])
@@ -93,11 +96,11 @@ mod tests {
     #[test]
     fn a_spin_takes_as_long_as_it_is_told() {
         let Some((device, _one_at_a_time)) = gpu() else { return };
-        let (empty, spin) = (Empty::new(&device).unwrap(), Spin::new(&device).unwrap());
+        let (empty, spin) = (EmptyKernel::new(&device).unwrap(), SpinKernel::new(&device).unwrap());
         empty.launch().unwrap();
         spin.launch(200_000).unwrap();
         device.synchronize().unwrap();
-        let spent = spin.spent_ns().unwrap();
+        let spent = spin.spent_time_ns().unwrap();
         assert!(spent >= 200_000, "{spent} ns");
     }
 }

@@ -4,28 +4,28 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::driver::memory::mailbox::Mailbox;
-use crate::driver::stream::hold::Hold;
-use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
+use crate::driver::memory::mailbox::HostDeviceMailbox;
+use crate::driver::stream::hold::StreamHold;
+use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
 /// Kernel rows; their parameter is the number of multiprocessors, which sizes the flush's grid.
-pub(super) const KERNELS: &[KernelSpec<usize>] = &[BLOCKER, PROBE, FLUSH];
+pub(super) const KERNELS: &[KernelSpec<usize>] = &[BLOCKING_KERNEL, CLOCK_PROBE_SYMBOL, FLUSH];
 
-const BLOCKER: KernelSpec<usize> = KernelSpec {
+const BLOCKING_KERNEL: KernelSpec<usize> = KernelSpec {
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/blocker", include_str!("../../kernels/measure/blocker.cu")),
-        Blocker::SYMBOL,
+        StreamBlocker::BLOCKING_KERNEL_SYMBOL,
         1,
         |_| [1, 1, 1],
     )
 };
 
-const PROBE: KernelSpec<usize> = KernelSpec {
+const CLOCK_PROBE_SYMBOL: KernelSpec<usize> = KernelSpec {
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/clock_probe", include_str!("../../kernels/measure/clock_probe.cu")),
-        Instruments::PROBE,
+        Instruments::CLOCK_PROBE_SYMBOL,
         1,
         |_| [1, 1, 1],
     )
@@ -42,28 +42,28 @@ const FLUSH: KernelSpec<usize> = KernelSpec {
 };
 
 /// Holds the stream of a device by a kernel that spins until the host releases it.
-pub struct Blocker {
+pub struct StreamBlocker {
     kernel: LoadedKernel,
-    mailbox: Mailbox,
+    mailbox: HostDeviceMailbox,
     ticket: u32,
 }
 
 /// The kernels around launches and their memory, made once for a device.
 pub struct Instruments {
     probe: LoadedKernel,
-    probes: [Buffer; 2],
+    probes: [DeviceBuffer; 2],
     flush: LoadedKernel,
-    flushed: Buffer,
+    flushed: DeviceBuffer,
 }
 
 /// Three 64-bit words: nanoseconds, cycles, multiprocessor.
-const PROBE_BYTES: usize = 24;
+const CLOCK_PROBE_BYTES: usize = 24;
 /// Value that the blocker writes when the host releases it.
-const RELEASED: u32 = 1;
+const RELEASED_WORD: u32 = 1;
 
-impl Blocker {
+impl StreamBlocker {
     /// The symbol of the blocking kernel.
-    pub const SYMBOL: &str = "measure_blocker";
+    pub const BLOCKING_KERNEL_SYMBOL: &str = "measure_blocker";
 
     /// Compiles the kernel and allocates the memory through which the host releases it.
     ///
@@ -71,38 +71,38 @@ impl Blocker {
     /// When the kernel does not compile or memory is short.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         let multiprocessors = device.facts().multiprocessors as usize;
-        let kernel = BLOCKER.load(device, &multiprocessors)?;
-        Ok(Self { kernel, mailbox: Mailbox::new()?, ticket: 0 })
+        let kernel = BLOCKING_KERNEL.load(device, &multiprocessors)?;
+        Ok(Self { kernel, mailbox: HostDeviceMailbox::new()?, ticket: 0 })
     }
 }
 
-impl Hold for Blocker {
+impl StreamHold for StreamBlocker {
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
         self.ticket = self.ticket.wrapping_add(1).max(1);
-        self.mailbox.from_device().store(0, Ordering::Release);
+        self.mailbox.word_from_device().store(0, Ordering::Release);
         let (flag, outcome) = self.mailbox.addresses();
-        let timeout_ns = Argument::U64(at_most.as_nanos() as u64);
+        let timeout_ns = KernelArgument::U64(at_most.as_nanos() as u64);
         let arguments = [
-            Argument::Address(flag),
-            Argument::U32(self.ticket),
+            KernelArgument::Address(flag),
+            KernelArgument::U32(self.ticket),
             timeout_ns,
-            Argument::Address(outcome),
+            KernelArgument::Address(outcome),
         ];
         self.kernel.launch(&arguments)
     }
 
     fn release(&mut self) {
-        self.mailbox.to_device().store(self.ticket, Ordering::Release);
+        self.mailbox.word_to_device().store(self.ticket, Ordering::Release);
     }
 
     fn was_released(&self) -> bool {
-        self.mailbox.from_device().load(Ordering::Acquire) == RELEASED
+        self.mailbox.word_from_device().load(Ordering::Acquire) == RELEASED_WORD
     }
 }
 
 impl Instruments {
     /// The symbol of the kernel that reads the clocks.
-    pub const PROBE: &str = "measure_clock_probe";
+    pub const CLOCK_PROBE_SYMBOL: &str = "measure_clock_probe";
     /// The symbol of the kernel that replaces the contents of L2.
     pub const FLUSH: &str = "measure_flush_l2";
 
@@ -113,8 +113,8 @@ impl Instruments {
     pub fn new(device: &Device, flush_bytes: u64) -> Result<Self, BackendError> {
         let multiprocessors = device.facts().multiprocessors as usize;
         let instruments = Self {
-            probe: PROBE.load(device, &multiprocessors)?,
-            probes: [device.allocate(PROBE_BYTES)?, device.allocate(PROBE_BYTES)?],
+            probe: CLOCK_PROBE_SYMBOL.load(device, &multiprocessors)?,
+            probes: [device.allocate(CLOCK_PROBE_BYTES)?, device.allocate(CLOCK_PROBE_BYTES)?],
             flush: FLUSH.load(device, &multiprocessors)?,
             flushed: device.allocate(flush_bytes as usize & !15)?,
         };
@@ -126,17 +126,17 @@ impl Instruments {
     ///
     /// # Errors
     /// When the launch is refused.
-    pub fn probe(&self, which: usize) -> Result<(), BackendError> {
-        self.probe.launch(&[Argument::from(&self.probes[which])])
+    pub fn enqueue_clock_probe(&self, which: usize) -> Result<(), BackendError> {
+        self.probe.launch(&[KernelArgument::from(&self.probes[which])])
     }
 
     /// Enqueues replacing the contents of L2.
     ///
     /// # Errors
     /// When the launch is refused.
-    pub fn flush(&self) -> Result<(), BackendError> {
-        let packets = Argument::I64(self.flushed.bytes() as i64 / 16);
-        self.flush.launch(&[Argument::from(&self.flushed), packets])
+    pub fn flush_l2(&self) -> Result<(), BackendError> {
+        let packets = KernelArgument::I64(self.flushed.bytes() as i64 / 16);
+        self.flush.launch(&[KernelArgument::from(&self.flushed), packets])
     }
 
     /// SM clock between probe 0 and probe 1, both of which have run, MHz. Cycles of different
@@ -153,7 +153,7 @@ impl Instruments {
     }
 }
 
-fn read(probe: &Buffer) -> Result<[u64; 3], BackendError> {
+fn read(probe: &DeviceBuffer) -> Result<[u64; 3], BackendError> {
     let mut words = [0u64; 3];
     probe.download(bytemuck::cast_slice_mut(&mut words))?;
     Ok(words)
@@ -168,12 +168,12 @@ mod tests {
     fn a_blocker_ends_when_it_is_released_or_after_its_time() {
         let Some((device, _one_at_a_time)) = gpu() else { return };
         // A buffer whose size is not a whole number of packets.
-        let mut blocker = Blocker::new(&device).unwrap();
+        let mut blocker = StreamBlocker::new(&device).unwrap();
         let instruments = Instruments::new(&device, 16 * 1021 + 7).unwrap();
         blocker.hold(Duration::from_secs(60)).unwrap();
-        instruments.probe(0).unwrap();
-        instruments.flush().unwrap();
-        instruments.probe(1).unwrap();
+        instruments.enqueue_clock_probe(0).unwrap();
+        instruments.flush_l2().unwrap();
+        instruments.enqueue_clock_probe(1).unwrap();
         blocker.release();
         device.synchronize().unwrap();
         assert!(blocker.was_released());

@@ -4,12 +4,12 @@
 use std::fmt;
 
 use crate::driver::launch::shape::Launch;
-use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
+use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
 /// The rows.
-pub(super) const KERNELS: &[KernelSpec<Pass>] = &[TRAFFIC];
+pub(super) const KERNELS: &[KernelSpec<Pass>] = &[TRAFFIC_KERNEL];
 
-const TRAFFIC: KernelSpec<Pass> = KernelSpec {
+const TRAFFIC_KERNEL: KernelSpec<Pass> = KernelSpec {
     defines: |pass| {
         let past_l1 = (pass.load == Load::L2).then_some("PAST_L1");
         let kept = (pass.store == Store::Kept).then_some("STORES_KEPT");
@@ -19,7 +19,10 @@ const TRAFFIC: KernelSpec<Pass> = KernelSpec {
     variants: || {
         let mut variants: Vec<Pass> = Vec::new();
         for pass in Pass::ALL {
-            if variants.iter().all(|known| TRAFFIC.build(known) != TRAFFIC.build(&pass)) {
+            if variants.iter().all(|known| {
+                TRAFFIC_KERNEL.build_for_parameters(known)
+                    != TRAFFIC_KERNEL.build_for_parameters(&pass)
+            }) {
                 variants.push(pass);
             }
         }
@@ -48,7 +51,7 @@ pub struct Pass {
     store: Store,
     order: Order,
     blocks: Blocks,
-    apart: PacketDistance,
+    apart: ThreadPacketDistance,
 }
 
 /// Caches in which a load leaves its line.
@@ -85,7 +88,7 @@ enum Blocks {
 
 /// Distance of the packets that a thread reads together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PacketDistance {
+enum ThreadPacketDistance {
     /// A block.
     Block,
     /// One plane with one packet per packet of a thread; for passes that cover the range.
@@ -116,8 +119,8 @@ impl Pass {
             Self::new(128, 4, AllCaches, EvictedFirst, ReadersFirst, Resident),
             Self::new(256, 2, AllCaches, EvictedFirst, ReadersFirst, Resident),
             Self::new(256, 4, AllCaches, EvictedFirst, ReadersFirst, Resident),
-            Self::new(256, 8, AllCaches, EvictedFirst, Together, Covering).in_planes(),
-            Self::new(256, 4, AllCaches, EvictedFirst, Together, Covering).in_planes(),
+            Self::new(256, 8, AllCaches, EvictedFirst, Together, Covering).in_separate_planes(),
+            Self::new(256, 4, AllCaches, EvictedFirst, Together, Covering).in_separate_planes(),
         ]
     };
 
@@ -129,11 +132,11 @@ impl Pass {
         order: Order,
         blocks: Blocks,
     ) -> Self {
-        Self { threads, packets, load, store, order, blocks, apart: PacketDistance::Block }
+        Self { threads, packets, load, store, order, blocks, apart: ThreadPacketDistance::Block }
     }
 
-    const fn in_planes(self) -> Self {
-        Self { apart: PacketDistance::Plane, ..self }
+    const fn in_separate_planes(self) -> Self {
+        Self { apart: ThreadPacketDistance::Plane, ..self }
     }
 }
 
@@ -146,7 +149,7 @@ impl fmt::Display for Pass {
             (*store == Store::EvictedFirst).then_some("evict first"),
             (*order == Order::ReadersFirst).then_some("readers first"),
             (*blocks == Blocks::Resident).then_some("resident"),
-            (*apart == PacketDistance::Plane).then_some("in planes"),
+            (*apart == ThreadPacketDistance::Plane).then_some("in planes"),
         ];
         words.into_iter().flatten().try_for_each(|word| write!(f, ", {word}"))
     }
@@ -154,13 +157,13 @@ impl fmt::Display for Pass {
 
 /// Blocks of a launch by role: the first ones read.
 #[derive(Debug, PartialEq, Eq)]
-struct Roles {
+struct ReaderAndWriterBlocks {
     readers: u64,
     first_writer: u64,
     writers: u64,
 }
 
-impl Roles {
+impl ReaderAndWriterBlocks {
     fn new(pass: &Pass, reads: u64, writes: u64, multiprocessors: u64) -> Self {
         let round = (pass.threads * pass.packets) as u64;
         let work = match pass.order {
@@ -193,16 +196,16 @@ impl Roles {
 /// Two buffers, and the kernels that read bytes of one and write bytes of the other.
 pub struct TrafficPasses {
     kernels: Vec<(Pass, LoadedKernel)>,
-    source: Buffer,
-    target: Buffer,
-    guard: Buffer,
+    source: DeviceBuffer,
+    target: DeviceBuffer,
+    guard: DeviceBuffer,
     multiprocessors: u64,
 }
 
 /// Bytes that a pass moves, and their offset in both buffers: the position of data decides how well
 /// it fits L2.
 #[derive(Debug, Clone, Copy)]
-pub struct MovedBytes {
+pub struct TrafficBytes {
     /// Bytes read, rounded up to whole packets.
     pub read_bytes: u64,
     /// Bytes written, rounded up to whole packets.
@@ -223,11 +226,11 @@ impl TrafficPasses {
         (read_bytes, write_bytes): (u64, u64),
         pattern: &[u8],
     ) -> Result<Self, BackendError> {
-        let load = |pass| Ok((pass, TRAFFIC.load(device, &pass)?));
+        let load = |pass| Ok((pass, TRAFFIC_KERNEL.load(device, &pass)?));
         let room = |bytes: u64| (packets(bytes).max(1) * PACKET) as usize;
         Ok(Self {
             kernels: Pass::ALL.into_iter().map(load).collect::<Result<_, BackendError>>()?,
-            source: device.repeat(pattern, room(read_bytes))?,
+            source: device.allocate_repeated(pattern, room(read_bytes))?,
             target: device.allocate(room(write_bytes))?,
             guard: device.upload(&[0; 4])?,
             multiprocessors: u64::from(device.facts().multiprocessors),
@@ -238,42 +241,43 @@ impl TrafficPasses {
     ///
     /// # Errors
     /// When the launch is refused, or a buffer is smaller.
-    pub fn launch(&self, pass: Pass, moved: MovedBytes) -> Result<(), BackendError> {
+    pub fn launch(&self, pass: Pass, moved: TrafficBytes) -> Result<(), BackendError> {
         let (reads, writes) = (packets(moved.read_bytes), packets(moved.write_bytes));
-        let fits =
-            |buffer: &Buffer, packets| moved.offset + packets * PACKET <= buffer.bytes() as u64;
+        let fits = |buffer: &DeviceBuffer, packets| {
+            moved.offset + packets * PACKET <= buffer.bytes() as u64
+        };
         let kernel = self.kernels.iter().find(|(known, _)| *known == pass);
         let Some((_, kernel)) =
             kernel.filter(|_| fits(&self.source, reads) && fits(&self.target, writes))
         else {
             return Err(BackendError::Launch(format!("no pass ({pass}) for {moved:?}")));
         };
-        let roles = Roles::new(&pass, reads, writes, self.multiprocessors);
+        let roles = ReaderAndWriterBlocks::new(&pass, reads, writes, self.multiprocessors);
         let launch = Launch::with_blocks([roles.blocks() as usize, 1, 1], pass.threads as u32)?;
         let plane = match pass.apart {
-            PacketDistance::Block => 0,
-            PacketDistance::Plane => reads.div_ceil(pass.packets as u64),
+            ThreadPacketDistance::Block => 0,
+            ThreadPacketDistance::Plane => reads.div_ceil(pass.packets as u64),
         };
-        let number = |blocks: u64| Argument::I32(blocks as i32);
+        let number = |blocks: u64| KernelArgument::I32(blocks as i32);
         let share = |packets: u64, blocks: u64| number(packets.div_ceil(blocks.max(1)));
         let read_in_turn = if plane > 0 { plane } else { reads };
-        let at = |buffer: &Buffer| Argument::Address(buffer.address() + moved.offset);
+        let at = |buffer: &DeviceBuffer| KernelArgument::Address(buffer.address() + moved.offset);
         let arguments = [
             at(&self.source),
-            Argument::I64(reads as i64),
-            Argument::I64(plane as i64),
+            KernelArgument::I64(reads as i64),
+            KernelArgument::I64(plane as i64),
             share(read_in_turn, roles.readers),
             number(roles.readers),
             at(&self.target),
-            Argument::I64(writes as i64),
+            KernelArgument::I64(writes as i64),
             share(writes, roles.writers),
             number(roles.first_writer),
             number(roles.writers),
-            Argument::U32(0x9e37_79b9),
+            KernelArgument::U32(0x9e37_79b9),
             // The kernel writes its sum if it equals this number, so that the compiler cannot drop
             // the loads.
-            Argument::U32(0xdead_beef),
-            Argument::from(&self.guard),
+            KernelArgument::U32(0xdead_beef),
+            KernelArgument::from(&self.guard),
         ];
         kernel.kernel().launch(launch, &arguments)
     }
@@ -292,7 +296,8 @@ mod tests {
     fn readers_and_writers_are_as_many_as_their_packets_need() {
         let roles = |order, blocks, reads, writes| {
             let pass = Pass::new(128, 4, Load::L2, Store::Kept, order, blocks);
-            let Roles { readers, first_writer, writers } = Roles::new(&pass, reads, writes, 132);
+            let ReaderAndWriterBlocks { readers, first_writer, writers } =
+                ReaderAndWriterBlocks::new(&pass, reads, writes, 132);
             [readers, first_writer, writers]
         };
         let covering = |order| roles(order, Blocks::Covering, 512 * 30, 512 * 10);
@@ -309,21 +314,23 @@ mod tests {
     #[test]
     fn a_pass_writes_all_of_its_bytes_and_none_behind_them() {
         let Some((device, _one_at_a_time)) = gpu() else { return };
-        const ROOM: u64 = 16 * 4096;
-        let traffic = TrafficPasses::new(&device, (ROOM, ROOM), &[7; 1 << 10]).unwrap();
+        const BUFFER_BYTES: u64 = 16 * 4096;
+        let traffic =
+            TrafficPasses::new(&device, (BUFFER_BYTES, BUFFER_BYTES), &[7; 1 << 10]).unwrap();
         for pass in Pass::ALL {
-            for (read_bytes, write_bytes) in [(ROOM, 16 * 1021), (16 * 1021, 16 * 4095), (160, 16)]
+            for (read_bytes, write_bytes) in
+                [(BUFFER_BYTES, 16 * 1021), (16 * 1021, 16 * 4095), (160, 16)]
             {
-                let moved = |offset| MovedBytes { read_bytes, write_bytes, offset };
+                let moved = |offset| TrafficBytes { read_bytes, write_bytes, offset };
                 traffic.target.fill(0xff).unwrap();
                 traffic.launch(pass, moved(0)).unwrap();
                 device.synchronize().unwrap();
-                let mut now = vec![0; ROOM as usize];
+                let mut now = vec![0; BUFFER_BYTES as usize];
                 traffic.target.download(&mut now).unwrap();
                 let (inside, behind) = now.split_at(write_bytes as usize);
                 let changed = inside.chunks(16).all(|packet| packet != [0xff; 16]);
                 assert!(changed && behind.iter().all(|byte| *byte == 0xff), "{pass}");
-                assert!(traffic.launch(pass, moved(ROOM)).is_err());
+                assert!(traffic.launch(pass, moved(BUFFER_BYTES)).is_err());
             }
         }
     }

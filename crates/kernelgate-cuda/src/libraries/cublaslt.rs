@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::gemm::{Blas, Gemm, GemmOperands, GemmSpec, MatrixDtype};
+use super::gemm::{CublasLtLanes, Gemm, GemmOperands, GemmSpec, MatrixDtype};
 use crate::BackendError;
 use crate::library::{self, Library};
-use crate::{Buffer, Device};
+use crate::{Device, DeviceBuffer};
 
 /// Dtypes of a GEMM; it always accumulates in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,9 +67,9 @@ impl Operands {
 /// B·Aᵀ of square matrices on a device, and the algorithms that the library proposes for it.
 pub struct SquareGemm {
     gemm: Gemm,
-    a: Buffer,
-    b: Buffer,
-    d: Buffer,
+    a: DeviceBuffer,
+    b: DeviceBuffer,
+    d: DeviceBuffer,
 }
 
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -98,7 +98,7 @@ impl SquareGemm {
         }
         let [a, b] = [device.upload(a)?, device.upload(b)?];
         let d = device.allocate(elements * spec.d.bytes())?;
-        let blas = Blas::with_workspace(device, 1, WORKSPACE_BYTES)?;
+        let blas = CublasLtLanes::with_workspace(device, 1, WORKSPACE_BYTES)?;
         match Gemm::new(&blas, spec) {
             Ok(gemm) => Ok(Some(Self { gemm, a, b, d })),
             // fp8 before sm_89: no ceiling, and no work that has one.
@@ -109,7 +109,7 @@ impl SquareGemm {
 
     /// How many algorithms there are.
     pub fn algorithms(&self) -> usize {
-        self.gemm.algorithms()
+        self.gemm.proposed_algorithm_count()
     }
 
     /// Enqueues the GEMM by one of them.
@@ -117,7 +117,7 @@ impl SquareGemm {
     /// # Errors
     /// When the library refuses.
     pub fn launch(&self, algorithm: usize) -> Result<(), BackendError> {
-        let [a, b, d] = [&self.a, &self.b, &self.d].map(Buffer::address);
+        let [a, b, d] = [&self.a, &self.b, &self.d].map(DeviceBuffer::address);
         self.gemm.launch_algorithm(algorithm, 0, &GemmOperands::new(b, a, d))
     }
 }

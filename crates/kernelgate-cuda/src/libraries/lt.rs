@@ -16,7 +16,7 @@ pub use sys::cudaDataType_t as DataType;
 use crate::library::{self, Library};
 
 /// Object that the library creates and destroys: a handle, a description, a layout, a preference.
-pub type Object = *mut c_void;
+pub type CublasLtHandle = *mut c_void;
 
 /// An error of cuBLASLt, by its status. The numbers of these values are the same in every version
 /// of the library.
@@ -52,7 +52,7 @@ impl std::fmt::Display for LtError {
 /// An algorithm as the library proposes it (`cublasLtMatmulHeuristicResult_t`).
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Proposal {
+struct HeuristicResult {
     algorithm: Algorithm,
     workspace_bytes: usize,
     state: c_int,
@@ -61,46 +61,46 @@ struct Proposal {
 }
 
 /// Sets an attribute: of what, which, the value, its size.
-type Set<A> = unsafe extern "C" fn(Object, A, *const c_void, usize) -> c_int;
-type Destroy = unsafe extern "C" fn(Object) -> c_int;
+type Set<A> = unsafe extern "C" fn(CublasLtHandle, A, *const c_void, usize) -> c_int;
+type DestroyFunction = unsafe extern "C" fn(CublasLtHandle) -> c_int;
 
 struct Api {
-    create: unsafe extern "C" fn(*mut Object) -> c_int,
-    destroy: Destroy,
-    create_layout: unsafe extern "C" fn(*mut Object, DataType, u64, u64, i64) -> c_int,
-    destroy_layout: Destroy,
+    create: unsafe extern "C" fn(*mut CublasLtHandle) -> c_int,
+    destroy: DestroyFunction,
+    create_layout: unsafe extern "C" fn(*mut CublasLtHandle, DataType, u64, u64, i64) -> c_int,
+    destroy_layout: DestroyFunction,
     set_layout: Set<sys::cublasLtMatrixLayoutAttribute_t>,
-    create_description: unsafe extern "C" fn(*mut Object, Compute, DataType) -> c_int,
-    destroy_description: Destroy,
+    create_description: unsafe extern "C" fn(*mut CublasLtHandle, Compute, DataType) -> c_int,
+    destroy_description: DestroyFunction,
     set_description: Set<Attribute>,
-    create_preference: unsafe extern "C" fn(*mut Object) -> c_int,
-    destroy_preference: Destroy,
+    create_preference: unsafe extern "C" fn(*mut CublasLtHandle) -> c_int,
+    destroy_preference: DestroyFunction,
     set_preference: Set<sys::cublasLtMatmulPreferenceAttributes_t>,
     propose: unsafe extern "C" fn(
-        Object,
-        Object,
-        Object,
-        Object,
-        Object,
-        Object,
-        Object,
+        CublasLtHandle,
+        CublasLtHandle,
+        CublasLtHandle,
+        CublasLtHandle,
+        CublasLtHandle,
+        CublasLtHandle,
+        CublasLtHandle,
         c_int,
-        *mut Proposal,
+        *mut HeuristicResult,
         *mut c_int,
     ) -> c_int,
     matmul: unsafe extern "C" fn(
-        Object,
-        Object,
+        CublasLtHandle,
+        CublasLtHandle,
         *const c_void,
         *const c_void,
-        Object,
+        CublasLtHandle,
         *const c_void,
-        Object,
+        CublasLtHandle,
         *const c_void,
         *const c_void,
-        Object,
+        CublasLtHandle,
         *mut c_void,
-        Object,
+        CublasLtHandle,
         *const Algorithm,
         *mut c_void,
         usize,
@@ -119,38 +119,46 @@ fn load() -> Option<Api> {
     // pointers and results are enumerations of the size of an int.
     unsafe {
         Some(Api {
-            create: library::typed(library, c"cublasLtCreate")?,
-            destroy: library::typed(library, c"cublasLtDestroy")?,
-            create_layout: library::typed(library, c"cublasLtMatrixLayoutCreate")?,
-            destroy_layout: library::typed(library, c"cublasLtMatrixLayoutDestroy")?,
-            set_layout: library::typed(library, c"cublasLtMatrixLayoutSetAttribute")?,
-            create_description: library::typed(library, c"cublasLtMatmulDescCreate")?,
-            destroy_description: library::typed(library, c"cublasLtMatmulDescDestroy")?,
-            set_description: library::typed(library, c"cublasLtMatmulDescSetAttribute")?,
-            create_preference: library::typed(library, c"cublasLtMatmulPreferenceCreate")?,
-            destroy_preference: library::typed(library, c"cublasLtMatmulPreferenceDestroy")?,
-            set_preference: library::typed(library, c"cublasLtMatmulPreferenceSetAttribute")?,
-            propose: library::typed(library, c"cublasLtMatmulAlgoGetHeuristic")?,
-            matmul: library::typed(library, c"cublasLtMatmul")?,
+            create: library::typed_function(library, c"cublasLtCreate")?,
+            destroy: library::typed_function(library, c"cublasLtDestroy")?,
+            create_layout: library::typed_function(library, c"cublasLtMatrixLayoutCreate")?,
+            destroy_layout: library::typed_function(library, c"cublasLtMatrixLayoutDestroy")?,
+            set_layout: library::typed_function(library, c"cublasLtMatrixLayoutSetAttribute")?,
+            create_description: library::typed_function(library, c"cublasLtMatmulDescCreate")?,
+            destroy_description: library::typed_function(library, c"cublasLtMatmulDescDestroy")?,
+            set_description: library::typed_function(library, c"cublasLtMatmulDescSetAttribute")?,
+            create_preference: library::typed_function(library, c"cublasLtMatmulPreferenceCreate")?,
+            destroy_preference: library::typed_function(
+                library,
+                c"cublasLtMatmulPreferenceDestroy",
+            )?,
+            set_preference: library::typed_function(
+                library,
+                c"cublasLtMatmulPreferenceSetAttribute",
+            )?,
+            propose: library::typed_function(library, c"cublasLtMatmulAlgoGetHeuristic")?,
+            matmul: library::typed_function(library, c"cublasLtMatmul")?,
         })
     }
 }
 
-const fn done(status: c_int) -> Result<(), LtError> {
+const fn check_status(status: c_int) -> Result<(), LtError> {
     if status == 0 { Ok(()) } else { Err(LtError(status)) }
 }
 
 /// Returns the object that `make` creates at the given address.
-fn create_object(make: impl FnOnce(*mut Object) -> c_int) -> Result<Object, LtError> {
+fn create_object(
+    make: impl FnOnce(*mut CublasLtHandle) -> c_int,
+) -> Result<CublasLtHandle, LtError> {
     let mut object = ptr::null_mut();
-    done(make(&raw mut object)).map(|()| object)
+    check_status(make(&raw mut object)).map(|()| object)
 }
 
 /// Opens the library for the device whose context is current.
 ///
 /// # Errors
 /// When it is missing or fails.
-pub fn create() -> Result<Object, LtError> {
+pub fn create_handle() -> Result<CublasLtHandle, LtError> {
     let api = api()?;
     // SAFETY: the address is valid.
     create_object(|handle| unsafe { (api.create)(handle) })
@@ -160,7 +168,12 @@ pub fn create() -> Result<Object, LtError> {
 ///
 /// # Errors
 /// When the library is missing or fails.
-pub fn layout(dtype: DataType, rows: u64, columns: u64, stride: i64) -> Result<Object, LtError> {
+pub fn layout(
+    dtype: DataType,
+    rows: u64,
+    columns: u64,
+    stride: i64,
+) -> Result<CublasLtHandle, LtError> {
     let api = api()?;
     // SAFETY: the address is valid.
     create_object(|layout| unsafe { (api.create_layout)(layout, dtype, rows, columns, stride) })
@@ -173,7 +186,7 @@ pub fn layout(dtype: DataType, rows: u64, columns: u64, stride: i64) -> Result<O
 ///
 /// # Errors
 /// When the library is missing or fails.
-pub unsafe fn batch(layout: Object, count: i32, stride: i64) -> Result<(), LtError> {
+pub unsafe fn batch(layout: CublasLtHandle, count: i32, stride: i64) -> Result<(), LtError> {
     use sys::cublasLtMatrixLayoutAttribute_t::{
         CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT,
         CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as STRIDE,
@@ -181,8 +194,18 @@ pub unsafe fn batch(layout: Object, count: i32, stride: i64) -> Result<(), LtErr
     let api = api()?;
     // SAFETY: the caller's promise; the attributes are of those types and copied.
     unsafe {
-        done((api.set_layout)(layout, COUNT, (&raw const count).cast(), size_of_val(&count)))?;
-        done((api.set_layout)(layout, STRIDE, (&raw const stride).cast(), size_of_val(&stride)))
+        check_status((api.set_layout)(
+            layout,
+            COUNT,
+            (&raw const count).cast(),
+            size_of_val(&count),
+        ))?;
+        check_status((api.set_layout)(
+            layout,
+            STRIDE,
+            (&raw const stride).cast(),
+            size_of_val(&stride),
+        ))
     }
 }
 
@@ -190,7 +213,7 @@ pub unsafe fn batch(layout: Object, count: i32, stride: i64) -> Result<(), LtErr
 ///
 /// # Errors
 /// When the library is missing or fails.
-pub fn description(compute: Compute, scalars: DataType) -> Result<Object, LtError> {
+pub fn describe_gemm(compute: Compute, scalars: DataType) -> Result<CublasLtHandle, LtError> {
     let api = api()?;
     // SAFETY: the address is valid.
     create_object(|description| unsafe { (api.create_description)(description, compute, scalars) })
@@ -204,13 +227,13 @@ pub fn description(compute: Compute, scalars: DataType) -> Result<Object, LtErro
 /// # Errors
 /// When the library is missing or refuses.
 pub unsafe fn set<T: Copy>(
-    description: Object,
+    description: CublasLtHandle,
     attribute: Attribute,
     value: T,
 ) -> Result<(), LtError> {
     let api = api()?;
     // SAFETY: the caller's promise; the value is copied.
-    done(unsafe {
+    check_status(unsafe {
         (api.set_description)(description, attribute, (&raw const value).cast(), size_of::<T>())
     })
 }
@@ -218,11 +241,11 @@ pub unsafe fn set<T: Copy>(
 /// Kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Object from [`create`].
+    /// Object from [`create_handle`].
     Handle,
     /// Object from [`layout`].
     Layout,
-    /// Object from [`description`].
+    /// Object from [`describe_gemm`].
     Description,
 }
 
@@ -230,7 +253,7 @@ pub enum Kind {
 ///
 /// # Safety
 /// It is null, or of that kind, alive, and not used again.
-pub unsafe fn destroy(kind: Kind, object: Object) {
+pub unsafe fn destroy(kind: Kind, object: CublasLtHandle) {
     let (false, Ok(api)) = (object.is_null(), api()) else { return };
     let destroy = match kind {
         Kind::Handle => api.destroy,
@@ -246,7 +269,7 @@ const MAX_ALGORITHMS: usize = 8;
 
 /// Limits on the algorithms that the library may propose.
 #[derive(Debug, Clone, Copy)]
-pub struct Preference {
+pub struct AlgorithmPreference {
     /// Most workspace, bytes.
     pub workspace_bytes: usize,
     /// Alignment of all matrices, bytes; `None` for the library's default, 256.
@@ -270,11 +293,11 @@ pub struct ProposedAlgorithm {
 ///
 /// # Errors
 /// When the library fails or knows none.
-pub unsafe fn propose(
-    handle: Object,
-    description: Object,
-    [a, b, c, d]: [Object; 4],
-    Preference { workspace_bytes, alignment }: Preference,
+pub unsafe fn propose_algorithms(
+    handle: CublasLtHandle,
+    description: CublasLtHandle,
+    [a, b, c, d]: [CublasLtHandle; 4],
+    AlgorithmPreference { workspace_bytes, alignment }: AlgorithmPreference,
 ) -> Result<Vec<ProposedAlgorithm>, LtError> {
     use sys::cublasLtMatmulPreferenceAttributes_t::{
         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as MAX_WORKSPACE,
@@ -286,7 +309,7 @@ pub unsafe fn propose(
     let api = api()?;
     // SAFETY: the address is valid.
     let preference = create_object(|preference| unsafe { (api.create_preference)(preference) })?;
-    let blank = Proposal {
+    let blank = HeuristicResult {
         algorithm: Algorithm { data: [0; 8] },
         workspace_bytes: 0,
         state: 0,
@@ -317,14 +340,14 @@ pub unsafe fn propose(
             &raw mut count,
         );
         let destroyed = (api.destroy_preference)(preference);
-        done(set).and(done(proposed)).and(done(destroyed))
+        check_status(set).and(check_status(proposed)).and(check_status(destroyed))
     };
     outcome?;
     let proposals = &proposals[..MAX_ALGORITHMS.min(count.max(0) as usize)];
     let algorithms: Vec<_> = proposals
         .iter()
         .filter(|proposal| proposal.state == 0)
-        .map(|&Proposal { algorithm, workspace_bytes, .. }| ProposedAlgorithm {
+        .map(|&HeuristicResult { algorithm, workspace_bytes, .. }| ProposedAlgorithm {
             algorithm,
             workspace_bytes,
         })
@@ -334,14 +357,14 @@ pub unsafe fn propose(
 
 /// Factors of the product and of C, of the type that the description names.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Scalars {
+pub enum AlphaAndBeta {
     /// alpha and beta for sums in f32.
     F32([f32; 2]),
     /// alpha and beta for sums in i32.
     I32([i32; 2]),
 }
 
-impl Scalars {
+impl AlphaAndBeta {
     /// Data type of alpha and beta.
     pub const fn data_type(&self) -> DataType {
         match self {
@@ -350,7 +373,7 @@ impl Scalars {
         }
     }
 
-    fn addresses(&self) -> [*const c_void; 2] {
+    fn alpha_and_beta_addresses(&self) -> [*const c_void; 2] {
         match self {
             Self::F32([alpha, beta]) => [ptr::from_ref(alpha).cast(), ptr::from_ref(beta).cast()],
             Self::I32([alpha, beta]) => [ptr::from_ref(alpha).cast(), ptr::from_ref(beta).cast()],
@@ -360,17 +383,17 @@ impl Scalars {
 
 /// A GEMM to be enqueued: d = alpha · a·b + beta · c.
 #[derive(Clone, Copy)]
-pub struct Launch {
-    /// Handle from [`create`].
-    pub handle: Object,
-    /// Description from [`description`].
-    pub description: Object,
+pub struct CublasLtLaunch {
+    /// Handle from [`create_handle`].
+    pub handle: CublasLtHandle,
+    /// Description from [`describe_gemm`].
+    pub description: CublasLtHandle,
     /// alpha and beta.
-    pub scalars: Scalars,
+    pub scalars: AlphaAndBeta,
     /// Device addresses of a, b, c and d.
     pub matrices: [u64; 4],
     /// Layouts of a, b, c and d.
-    pub layouts: [Object; 4],
+    pub layouts: [CublasLtHandle; 4],
     /// The algorithm; null for one that the library chooses.
     pub algorithm: *const Algorithm,
     /// Device address and size of the workspace, bytes.
@@ -387,13 +410,13 @@ pub struct Launch {
 ///
 /// # Errors
 /// When the library refuses.
-pub unsafe fn matmul(launch: Launch) -> Result<(), LtError> {
+pub unsafe fn matmul(launch: CublasLtLaunch) -> Result<(), LtError> {
     let api = api()?;
-    let [alpha, beta] = launch.scalars.addresses();
+    let [alpha, beta] = launch.scalars.alpha_and_beta_addresses();
     let [a, b, c, d] = launch.matrices.map(|address| address as *mut c_void);
     let [a_layout, b_layout, c_layout, d_layout] = launch.layouts;
     // SAFETY: the caller's promise; the scalars are read during the call.
-    done(unsafe {
+    check_status(unsafe {
         (api.matmul)(
             launch.handle,
             launch.description,

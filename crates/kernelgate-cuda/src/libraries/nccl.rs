@@ -41,7 +41,7 @@ impl Element {
 
 /// The address of what a GPU sends, and of what it receives.
 #[derive(Debug, Clone, Copy)]
-pub struct SendReceive {
+pub struct SendReceiveAddresses {
     /// Read.
     pub send: u64,
     /// Written.
@@ -65,28 +65,29 @@ pub enum Collective {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct UniqueId {
+struct NcclUniqueId {
     bytes: [c_char; 128],
 }
 
 /// The fifth parameter is the operator, of a broadcast the rank that sends.
-type Reduce = unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Raw, *mut c_void) -> c_int;
+type ReduceFunction =
+    unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Raw, *mut c_void) -> c_int;
 
 /// Ends a communicator.
 type End = unsafe extern "C" fn(Raw) -> c_int;
 
 struct Api {
     error: unsafe extern "C" fn(c_int) -> *const c_char,
-    unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
-    connect: unsafe extern "C" fn(*mut Raw, c_int, UniqueId, c_int) -> c_int,
+    unique_id: unsafe extern "C" fn(*mut NcclUniqueId) -> c_int,
+    connect: unsafe extern "C" fn(*mut Raw, c_int, NcclUniqueId, c_int) -> c_int,
     abort: End,
     destroy: End,
     begin: unsafe extern "C" fn() -> c_int,
     end: unsafe extern "C" fn() -> c_int,
-    all_reduce: Reduce,
-    reduce_scatter: Reduce,
+    all_reduce: ReduceFunction,
+    reduce_scatter: ReduceFunction,
     all_gather: unsafe extern "C" fn(u64, u64, usize, c_int, Raw, *mut c_void) -> c_int,
-    broadcast: Reduce,
+    broadcast: ReduceFunction,
     send: Point,
     receive: Point,
 }
@@ -119,7 +120,7 @@ fn load() -> Result<Api, String> {
         let version: unsafe extern "C" fn(*mut c_int) -> c_int = function(c"ncclGetVersion")?;
         let mut number = 0;
         let status = version(&raw mut number);
-        check_version(status, number)?;
+        check_nccl_version(status, number)?;
         Ok(Api {
             error: function(c"ncclGetErrorString")?,
             unique_id: function(c"ncclGetUniqueId")?,
@@ -139,7 +140,7 @@ fn load() -> Result<Api, String> {
 }
 
 /// Whether a version, as the library reports it, is used.
-fn check_version(status: c_int, number: c_int) -> Result<(), String> {
+fn check_nccl_version(status: c_int, number: c_int) -> Result<(), String> {
     if status == 0 && number >= OLDEST {
         return Ok(());
     }
@@ -153,7 +154,7 @@ fn check_version(status: c_int, number: c_int) -> Result<(), String> {
 /// `F` is the function's type.
 unsafe fn function<F: Copy>(name: &CStr) -> Result<F, String> {
     // SAFETY: the caller's promise.
-    unsafe { library::typed(Library::Nccl, name) }
+    unsafe { library::typed_function(Library::Nccl, name) }
         .ok_or_else(|| format!("this NCCL has no {}", name.to_string_lossy()))
 }
 
@@ -178,14 +179,14 @@ unsafe impl Send for Communicator {}
 
 /// A thread that aborts the first communicator if a call does not return in time. NCCL then ends the
 /// calls of the others in the group, and frees nothing before the last communicator is aborted.
-struct Watchdog {
+struct NcclWatchdog {
     /// A message when a call begins, and one when it has returned.
     calls: Option<mpsc::Sender<()>>,
     aborted: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watchdog {
+impl NcclWatchdog {
     fn new(abort: End, first: Communicator, timeout: Duration) -> Self {
         let (calls, received) = mpsc::channel();
         let aborted = Arc::new(AtomicBool::new(false));
@@ -208,7 +209,7 @@ impl Watchdog {
     }
 
     /// Watches a call.
-    fn during<T>(&self, call: impl FnOnce() -> T) -> T {
+    fn watch_call<T>(&self, call: impl FnOnce() -> T) -> T {
         // Nobody listens after an abort.
         let send_message = || self.calls.as_ref().map(|calls| calls.send(()));
         send_message();
@@ -230,15 +231,15 @@ impl Watchdog {
 }
 
 /// The communicators of a set, one a GPU.
-pub struct Communicators {
+pub struct NcclCommunicators {
     api: &'static Api,
     raw: Vec<Communicator>,
-    watchdog: Watchdog,
+    watchdog: NcclWatchdog,
     streams: Vec<Arc<CudaStream>>,
     devices: Devices,
 }
 
-impl Communicators {
+impl NcclCommunicators {
     /// Connects the GPUs of a set, each by a thread of its own.
     ///
     /// # Errors
@@ -246,8 +247,8 @@ impl Communicators {
     /// does not connect within the timeout of its device, with its rank; when NCCL fails.
     pub fn connect(devices: &Devices) -> Result<Self, BackendError> {
         let api = api()?;
-        multicast_off();
-        let mut id = UniqueId { bytes: [0; 128] };
+        disable_multicast();
+        let mut id = NcclUniqueId { bytes: [0; 128] };
         // SAFETY: the pointer is valid.
         api.check(unsafe { (api.unique_id)(&raw mut id) }, "make an identity")?;
         let count = devices.count();
@@ -291,7 +292,7 @@ impl Communicators {
         devices.one().make_current()?;
         let streams = devices.iter().map(|device| Arc::clone(device.stream())).collect();
         let raw: Vec<Communicator> = raw.into_iter().flatten().collect();
-        let watchdog = Watchdog::new(api.abort, raw[0], timeout);
+        let watchdog = NcclWatchdog::new(api.abort, raw[0], timeout);
         Ok(Self { api, raw, watchdog, streams, devices: devices.clone() })
     }
 
@@ -306,10 +307,10 @@ impl Communicators {
         collective: Collective,
         element: Element,
         count: usize,
-        parts: &[SendReceive],
+        parts: &[SendReceiveAddresses],
     ) -> Result<(), BackendError> {
         if self.watchdog.has_aborted() {
-            return Err(self.lost(parts.len()));
+            return Err(self.aborted_call_error(parts.len()));
         }
         let api = self.api;
         // SAFETY: a group is begun and ended on this thread.
@@ -319,16 +320,16 @@ impl Communicators {
             called = called.and(self.one(rank, collective, element, count, *part));
         }
         // SAFETY: as above.
-        let ended = self.watchdog.during(|| unsafe { (api.end)() });
+        let ended = self.watchdog.watch_call(|| unsafe { (api.end)() });
         if self.watchdog.has_aborted() {
             let _ = self.devices.one().make_current();
-            return Err(self.lost(parts.len()));
+            return Err(self.aborted_call_error(parts.len()));
         }
         called.and(api.check(ended, "end a group")).and_then(|()| self.devices.one().make_current())
     }
 
     /// The error after an abort of a call for the first `begun` ranks.
-    fn lost(&self, begun: usize) -> BackendError {
+    fn aborted_call_error(&self, begun: usize) -> BackendError {
         let gpus = self.devices.iter().enumerate().take(begun);
         let gpus: Vec<String> = gpus
             .map(|(rank, device)| format!("rank {rank} on GPU {}", device.facts().ordinal))
@@ -347,7 +348,7 @@ impl Communicators {
         collective: Collective,
         element: Element,
         count: usize,
-        SendReceive { send, receive }: SendReceive,
+        SendReceiveAddresses { send, receive }: SendReceiveAddresses,
     ) -> Result<(), BackendError> {
         let (api, comm) = (self.api, self.raw[rank].0);
         let (stream, dtype) = (self.streams[rank].cu_stream().cast(), element.number());
@@ -381,7 +382,7 @@ impl Communicators {
     }
 }
 
-impl Drop for Communicators {
+impl Drop for NcclCommunicators {
     fn drop(&mut self) {
         let aborted = self.watchdog.end();
         let idle = !aborted && self.devices.iter().all(|device| device.is_busy() == Ok(false));
@@ -406,7 +407,7 @@ impl Drop for Communicators {
 /// Keeps NCCL from NVLink multicast, which not every machine offers to every process. A user who
 /// sets the variable decides.
 #[expect(clippy::disallowed_methods, reason = "a variable of NCCL")]
-fn multicast_off() {
+fn disable_multicast() {
     const VARIABLE: &str = "NCCL_NVLS_ENABLE";
     if std::env::var_os(VARIABLE).is_none() {
         // SAFETY: NCCL reads its variables in its first call, which follows; no other thread of
@@ -421,13 +422,13 @@ mod tests {
 
     #[test]
     fn an_old_nccl_is_refused_with_both_versions() {
-        assert_eq!(check_version(0, 22_809), Ok(()));
+        assert_eq!(check_nccl_version(0, 22_809), Ok(()));
         let old = Err("needs NCCL 2.18 or later, here is 2.10".to_owned());
-        assert_eq!(check_version(0, 21_003), old);
-        assert!(check_version(3, 22_809).is_err());
+        assert_eq!(check_nccl_version(0, 21_003), old);
+        assert!(check_nccl_version(3, 22_809).is_err());
     }
 
-    unsafe extern "C" fn aborted(raw: Raw) -> c_int {
+    unsafe extern "C" fn record_abort(raw: Raw) -> c_int {
         // SAFETY: the test's own flag, which lives for ever.
         unsafe { &*raw.cast::<AtomicBool>() }.store(true, Ordering::SeqCst);
         0
@@ -438,9 +439,9 @@ mod tests {
         let waits = |milliseconds: u64| {
             let flag: &'static AtomicBool = Box::leak(Box::default());
             let first = Communicator(std::ptr::from_ref(flag).cast_mut().cast());
-            let mut watchdog = Watchdog::new(aborted, first, Duration::from_millis(100));
+            let mut watchdog = NcclWatchdog::new(record_abort, first, Duration::from_millis(100));
             for _ in 0..2 {
-                watchdog.during(|| std::thread::sleep(Duration::from_millis(milliseconds)));
+                watchdog.watch_call(|| std::thread::sleep(Duration::from_millis(milliseconds)));
             }
             assert_eq!(watchdog.end(), flag.load(Ordering::SeqCst));
             watchdog.has_aborted()

@@ -28,7 +28,7 @@ pub fn best(
 
 /// The installed candidates, followed by those of `others` if no installed one is good enough.
 /// Otherwise `others`, which may start a process, is not called.
-pub fn unless_enough<T, O: Iterator<Item = T>>(
+pub fn with_others_unless_enough<T, O: Iterator<Item = T>>(
     installed: impl Iterator<Item = T>,
     enough: impl Fn(&T) -> bool,
     others: impl FnOnce() -> O,
@@ -52,7 +52,7 @@ mod tests {
                 asked += 1;
                 [9].into_iter()
             };
-            unless_enough(installed.iter().copied(), |&version| version > 5, wheels)
+            with_others_unless_enough(installed.iter().copied(), |&version| version > 5, wheels)
         };
         assert_eq!(found(&[3, 6]), [3, 6]);
         assert_eq!(found(&[3]), [3, 9]);

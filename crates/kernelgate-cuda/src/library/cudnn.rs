@@ -21,16 +21,16 @@ const MAX_SEARCHED_BYTES: u64 = 1 << 30;
 
 /// Whether a cuDNN may be used with a CUDA of that major version, as far as is known.
 pub fn fits(file: &Path, major: u32) -> bool {
-    cuda_major_of(file).is_none_or(|of| of == major)
+    cuda_major_of_file(file).is_none_or(|of| of == major)
 }
 
 /// The major version of the CUDA that a cuDNN was built for.
-pub fn cuda_major_of(file: &Path) -> Option<u32> {
+pub fn cuda_major_of_file(file: &Path) -> Option<u32> {
     let part = file.parent()?.join(PART);
-    major_in(File::open(part).ok()?.take(MAX_SEARCHED_BYTES))
+    cuda_major_in_text(File::open(part).ok()?.take(MAX_SEARCHED_BYTES))
 }
 
-fn major_in(mut text: impl Read) -> Option<u32> {
+fn cuda_major_in_text(mut text: impl Read) -> Option<u32> {
     // The mark and two digits may begin in one chunk and end in the next.
     let overlap = MARK.len() + 2;
     let mut searched = Vec::with_capacity(CHUNK + overlap);
@@ -38,7 +38,7 @@ fn major_in(mut text: impl Read) -> Option<u32> {
         let kept = searched.len().min(overlap);
         searched.drain(..searched.len() - kept);
         let read = text.by_ref().take(CHUNK as u64).read_to_end(&mut searched).ok()?;
-        if let Some(major) = first_major(&searched) {
+        if let Some(major) = first_cuda_major(&searched) {
             return Some(major);
         }
         if read == 0 {
@@ -47,7 +47,7 @@ fn major_in(mut text: impl Read) -> Option<u32> {
     }
 }
 
-fn first_major(searched: &[u8]) -> Option<u32> {
+fn first_cuda_major(searched: &[u8]) -> Option<u32> {
     searched.windows(MARK.len() + 3).find_map(|window| {
         let version = window.strip_prefix(MARK)?;
         let digits = version.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -60,17 +60,17 @@ fn first_major(searched: &[u8]) -> Option<u32> {
 mod tests {
     use super::*;
 
-    const TEXT: &[u8] = b"Cuda compilation tools, release 13.0, V13.0.48";
+    const CUDNN_VERSION_TEXT: &[u8] = b"Cuda compilation tools, release 13.0, V13.0.48";
 
     #[test]
     fn a_cudnn_for_another_cuda_is_recognised_by_the_library_beside_it() {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libcudnn.so.9");
         assert!(fits(&library, 12), "nothing is known");
-        std::fs::write(folder.path().join(PART), TEXT).unwrap();
+        std::fs::write(folder.path().join(PART), CUDNN_VERSION_TEXT).unwrap();
         assert!(fits(&library, 13) && !fits(&library, 12));
         std::fs::write(folder.path().join(PART), "without a text of the compiler").unwrap();
-        assert_eq!(cuda_major_of(&library), None);
+        assert_eq!(cuda_major_of_file(&library), None);
         assert!(fits(Path::new("libcudnn.so.9"), 12), "the system does not report the file");
     }
 
@@ -78,12 +78,13 @@ mod tests {
     fn the_text_is_found_wherever_it_lies() {
         for before in [0, 7, CHUNK - MARK.len() - 2, CHUNK - 5, CHUNK, 3 * CHUNK - 20] {
             let text =
-                [&vec![0; before][..], b"ilation tools, release 9.9", TEXT, &[0; 99]].concat();
-            assert_eq!(major_in(&text[..]), Some(13), "{before}");
+                [&vec![0; before][..], b"ilation tools, release 9.9", CUDNN_VERSION_TEXT, &[0; 99]]
+                    .concat();
+            assert_eq!(cuda_major_in_text(&text[..]), Some(13), "{before}");
         }
         let other = b"Cuda compilation tools, release x, Cuda compilation tools, release 12.9,";
-        assert_eq!(major_in(&other[..]), Some(12));
-        assert_eq!(major_in(&TEXT[..MARK.len() + 1]), None);
-        assert_eq!(major_in(&b""[..]), None);
+        assert_eq!(cuda_major_in_text(&other[..]), Some(12));
+        assert_eq!(cuda_major_in_text(&CUDNN_VERSION_TEXT[..MARK.len() + 1]), None);
+        assert_eq!(cuda_major_in_text(&b""[..]), None);
     }
 }

@@ -74,7 +74,7 @@ impl Library {
     }
 
     /// A function that every version of the library has.
-    pub(super) const fn landmark(self) -> &'static CStr {
+    pub(super) const fn function_in_every_version(self) -> &'static CStr {
         match self {
             Self::Driver => c"cuDriverGetVersion",
             Self::Nvrtc => c"nvrtcVersion",
@@ -93,7 +93,7 @@ impl Library {
     }
 
     /// Features that are unavailable without the library.
-    pub const fn needed_for(self) -> &'static str {
+    pub const fn missing_library_effect(self) -> &'static str {
         match self {
             Self::Driver | Self::Nvrtc => "without it no case runs on a GPU",
             Self::CublasLt => {

@@ -15,11 +15,11 @@ mod version;
 mod whole;
 
 pub use kind::Library;
-pub use opened::mapped_file;
+pub use opened::mapped_library_file;
 pub use process::{
-    LoadedLibrary, NvrtcChoice, cuda_major, driver_cuda, function, load, loaded, nvrtc,
-    passed_over, typed,
+    LoadedLibrary, NvrtcChoice, choose_nvrtc, cuda_major_to_use, driver_cuda_version, function,
+    load, loaded_library_versions, typed_function, unused_library_files,
 };
-pub use search::ignored_settings;
-pub use unusable::unusable;
-pub use version::{CudaVersion, OLDEST_DRIVER};
+pub use search::ignored_path_settings;
+pub use unusable::unusable_library_files;
+pub use version::{CudaVersion, OLDEST_SUPPORTED_DRIVER};

@@ -17,21 +17,24 @@ impl OpenedLibrary {
     /// Opens a file, or a name on the loader's path; `None` if that fails or the file is another
     /// library.
     pub fn open(library: Library, file: &Path) -> Option<Self> {
-        Self::try_open(library, file).ok()
+        Self::try_open_library(library, file).ok()
     }
 
     /// Opens a file, or a name on the loader's path.
     ///
     /// # Errors
     /// The reason why it cannot be used, a fragment.
-    pub fn try_open(library: Library, file: &Path) -> Result<Self, String> {
+    pub fn try_open_library(library: Library, file: &Path) -> Result<Self, String> {
         let handle = open(file)?;
         let mut opened = Self { library: handle, file: file.to_owned() };
-        let landmark = opened.function(library.landmark());
+        let landmark = opened.function(library.function_in_every_version());
         let landmark = landmark.ok_or_else(|| {
-            format!("it is another library, without {}", library.landmark().to_string_lossy())
+            format!(
+                "it is another library, without {}",
+                library.function_in_every_version().to_string_lossy()
+            )
         })?;
-        if let Some(mapped) = mapped_file(landmark) {
+        if let Some(mapped) = mapped_library_file(landmark) {
             opened.file = mapped;
         }
         Ok(opened)
@@ -85,7 +88,8 @@ pub fn keep(file: &Path) {
 /// the process.
 fn open(file: &Path) -> Result<libloading::Library, String> {
     // Path at which the loader will find it, if that can be determined.
-    let path = if file.is_absolute() { Some(file.to_owned()) } else { search::by_loader(file) };
+    let path =
+        if file.is_absolute() { Some(file.to_owned()) } else { search::file_found_by_loader(file) };
     path.map_or(Ok(()), |path| whole::check(&path))?;
     #[cfg(unix)]
     {
@@ -103,13 +107,13 @@ fn open(file: &Path) -> Result<libloading::Library, String> {
 }
 
 /// File that an address of this process was loaded from, if the system reports it (Linux).
-pub fn mapped_file(address: *const c_void) -> Option<PathBuf> {
+pub fn mapped_library_file(address: *const c_void) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    file_at(&maps, address as u64)
+    mapped_file_at_address(&maps, address as u64)
 }
 
 /// The file of the range that holds an address, in the format of `/proc/PID/maps`.
-fn file_at(maps: &str, address: u64) -> Option<PathBuf> {
+fn mapped_file_at_address(maps: &str, address: u64) -> Option<PathBuf> {
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
     maps.lines().find_map(|line| {
         let mut fields = line.splitn(6, ' ');
@@ -128,7 +132,8 @@ mod tests {
     fn an_address_leads_to_the_file_that_it_lies_in() {
         let maps = "7f10-7f20 r--p 00000000 fd:00 12 /lib/a b.so\n7f20-7f30 r-xp 00010000 fd:00 12  \
                     \u{20}             /lib/c.so\n7f30-7f40 rw-p 00000000 00:00 0\n";
-        let at = |address| file_at(maps, address).map(|file| file.display().to_string());
+        let at =
+            |address| mapped_file_at_address(maps, address).map(|file| file.display().to_string());
         assert_eq!(at(0x7f1f).as_deref(), Some("/lib/a b.so"));
         assert_eq!(at(0x7f20).as_deref(), Some("/lib/c.so"));
         assert_eq!((at(0x7f35), at(0x7f0f)), (None, None));

@@ -9,7 +9,7 @@ use super::cudnn;
 use super::kind::Library;
 use super::opened::{self, OpenedLibrary};
 use super::search::{self, Candidate, Origin};
-use super::version::{CudaVersion, MAJORS, OLDEST_DRIVER};
+use super::version::{CudaVersion, OLDEST_SUPPORTED_DRIVER, SUPPORTED_CUDA_MAJORS};
 use crate::architecture;
 
 /// A library that this process has opened.
@@ -24,12 +24,13 @@ pub struct LoadedLibrary {
 
 type Slot = OnceLock<Option<(OpenedLibrary, LoadedLibrary)>>;
 
-fn slot(library: Library) -> &'static Slot {
-    static OPENED: [Slot; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
-    &OPENED[library as usize]
+fn library_slot(library: Library) -> &'static Slot {
+    static OPENED_LIBRARIES: [Slot; Library::ALL.len()] =
+        [const { OnceLock::new() }; Library::ALL.len()];
+    &OPENED_LIBRARIES[library as usize]
 }
 
-fn opened(library: Library) -> Option<&'static (OpenedLibrary, LoadedLibrary)> {
+fn opened_library(library: Library) -> Option<&'static (OpenedLibrary, LoadedLibrary)> {
     let find = || {
         let opened = match library {
             Library::Nvrtc => open_nvrtc(),
@@ -40,7 +41,7 @@ fn opened(library: Library) -> Option<&'static (OpenedLibrary, LoadedLibrary)> {
                 .find_map(|name| OpenedLibrary::open(library, Path::new(name))),
             _ => {
                 let nvrtc = load(Library::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
-                let major = cuda_major();
+                let major = cuda_major_to_use();
                 let fits = |opened: &OpenedLibrary| {
                     library != Library::Cudnn || cudnn::fits(opened.file(), major)
                 };
@@ -49,11 +50,13 @@ fn opened(library: Library) -> Option<&'static (OpenedLibrary, LoadedLibrary)> {
                     .find(fits)
             }
         }?;
-        let loaded =
-            LoadedLibrary { file: opened.file().to_owned(), version: version(library, &opened) };
+        let loaded = LoadedLibrary {
+            file: opened.file().to_owned(),
+            version: reported_library_version(library, &opened),
+        };
         Some((opened, loaded))
     };
-    slot(library).get_or_init(find).as_ref()
+    library_slot(library).get_or_init(find).as_ref()
 }
 
 /// Opens a library, once, for the life of the process; `None` if it is not found.
@@ -61,28 +64,28 @@ fn opened(library: Library) -> Option<&'static (OpenedLibrary, LoadedLibrary)> {
 /// The folders of `KERNELGATE_CUDA_LIBS` come first, then the loader's path, toolkits, wheels. All
 /// but the driver's own are of one major version of CUDA ([`nvrtc`]).
 pub fn load(library: Library) -> Option<&'static LoadedLibrary> {
-    opened(library).map(|(_, loaded)| loaded)
+    opened_library(library).map(|(_, loaded)| loaded)
 }
 
 /// The address of a function of a library; `None` where either is missing.
 pub fn function(library: Library, name: &CStr) -> Option<*const c_void> {
-    opened(library)?.0.function(name)
+    opened_library(library)?.0.function(name)
 }
 
 /// A function of a library; `None` where either is missing.
 ///
 /// # Safety
 /// `F` is the function's type.
-pub unsafe fn typed<F: Copy>(library: Library, name: &CStr) -> Option<F> {
+pub unsafe fn typed_function<F: Copy>(library: Library, name: &CStr) -> Option<F> {
     let address = function(library, name)?;
     // SAFETY: the caller's promise.
     Some(unsafe { opened::cast(address) })
 }
 
 /// The libraries that this process has opened so far, by their names in records, with versions.
-pub fn loaded() -> impl Iterator<Item = (&'static str, String)> {
+pub fn loaded_library_versions() -> impl Iterator<Item = (&'static str, String)> {
     let loaded_version = |library: Library| {
-        let (_, loaded) = slot(library).get()?.as_ref()?;
+        let (_, loaded) = library_slot(library).get()?.as_ref()?;
         Some((library.key(), loaded.version.clone()?))
     };
     Library::ALL.into_iter().filter_map(loaded_version)
@@ -90,14 +93,15 @@ pub fn loaded() -> impl Iterator<Item = (&'static str, String)> {
 
 /// Files of a library that were found but are not used: another one is newer, or precedes them, or
 /// the driver does not support them. Opens all of them.
-pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
+pub fn unused_library_files(library: Library) -> Vec<LoadedLibrary> {
     if library.comes_with_driver() {
         return Vec::new();
     }
     let mut seen: Vec<PathBuf> =
         load(library).map(|loaded| loaded.file.clone()).into_iter().collect();
     let mut others = Vec::new();
-    let mut files: Vec<String> = MAJORS.iter().flat_map(|&major| library.files(major)).collect();
+    let mut files: Vec<String> =
+        SUPPORTED_CUDA_MAJORS.iter().flat_map(|&major| library.files(major)).collect();
     files.dedup();
     for candidate in search::candidates(&files, None) {
         let Some(opened) = OpenedLibrary::open(library, &candidate.file) else { continue };
@@ -105,8 +109,10 @@ pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
         if !seen.iter().any(|seen| search::same_file(seen, &file)) {
             // The loaded cuDNN would answer for the other one.
             let version = match library {
-                Library::Cudnn => cudnn::cuda_major_of(&file).map(|of| format!("for CUDA {of}")),
-                _ => version(library, &opened),
+                Library::Cudnn => {
+                    cudnn::cuda_major_of_file(&file).map(|of| format!("for CUDA {of}"))
+                }
+                _ => reported_library_version(library, &opened),
             };
             others.push(LoadedLibrary { file: file.clone(), version });
             seen.push(file);
@@ -118,8 +124,8 @@ pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
 }
 
 /// Version that a library reports.
-fn version(library: Library, opened: &OpenedLibrary) -> Option<String> {
-    let address = opened.function(library.landmark())?;
+fn reported_library_version(library: Library, opened: &OpenedLibrary) -> Option<String> {
+    let address = opened.function(library.function_in_every_version())?;
     // SAFETY: each is the function's type in every version of the library; they need nothing to be
     // initialised and write through valid pointers only.
     unsafe {
@@ -127,7 +133,8 @@ fn version(library: Library, opened: &OpenedLibrary) -> Option<String> {
             Library::Driver => {
                 let function: unsafe extern "C" fn(*mut c_int) -> c_int = opened::cast(address);
                 let mut cuda = 0;
-                (function(&raw mut cuda) == 0).then(|| CudaVersion::from_driver(cuda).to_string())
+                (function(&raw mut cuda) == 0)
+                    .then(|| CudaVersion::from_driver_number(cuda).to_string())
             }
             Library::Nvrtc => opened.nvrtc_version().map(|version| version.to_string()),
             Library::CublasLt | Library::Cudnn => {
@@ -161,49 +168,50 @@ pub struct NvrtcChoice {
 }
 
 /// Latest CUDA that the driver supports; `None` without a driver.
-pub fn driver_cuda() -> Option<CudaVersion> {
+pub fn driver_cuda_version() -> Option<CudaVersion> {
     CudaVersion::parse(load(Library::Driver)?.version.as_ref()?)
 }
 
 /// Selects NVRTC: the one that the user names, else the newest installed one that fits the driver,
 /// else the newest fitting one in wheels. If none fits, selects the newest one: its code compiles
 /// but does not run. `None` if no NVRTC was found.
-pub fn nvrtc() -> Option<NvrtcChoice> {
+pub fn choose_nvrtc() -> Option<NvrtcChoice> {
     let version = CudaVersion::parse(load(Library::Nvrtc)?.version.as_ref()?)?;
-    Some(NvrtcChoice { version, fits: driver_accepts(version) })
+    Some(NvrtcChoice { version, fits: driver_accepts_code_of(version) })
 }
 
 /// Whether the driver accepts code that an NVRTC of that version generates.
-fn driver_accepts(nvrtc: CudaVersion) -> bool {
-    choice::fits(nvrtc, driver_cuda(), architecture::named().is_some())
+fn driver_accepts_code_of(nvrtc: CudaVersion) -> bool {
+    choice::fits(nvrtc, driver_cuda_version(), architecture::named().is_some())
 }
 
 /// Major version of CUDA that all libraries must have: NVRTC's, else the newest that the driver
 /// accepts.
-pub fn cuda_major() -> u32 {
-    if let Some(nvrtc) = nvrtc() {
+pub fn cuda_major_to_use() -> u32 {
+    if let Some(nvrtc) = choose_nvrtc() {
         return nvrtc.version.major;
     }
-    let accepted = |major: &u32| driver_cuda().is_none_or(|driver| *major <= driver.major);
-    MAJORS.into_iter().find(accepted).unwrap_or(OLDEST_DRIVER.major)
+    let accepted = |major: &u32| driver_cuda_version().is_none_or(|driver| *major <= driver.major);
+    SUPPORTED_CUDA_MAJORS.into_iter().find(accepted).unwrap_or(OLDEST_SUPPORTED_DRIVER.major)
 }
 
 /// Opens the selected NVRTC, and the library that NVRTC opens by name alone.
 fn open_nvrtc() -> Option<OpenedLibrary> {
-    let names: Vec<String> = MAJORS.iter().flat_map(|&major| Library::Nvrtc.files(major)).collect();
+    let names: Vec<String> =
+        SUPPORTED_CUDA_MAJORS.iter().flat_map(|&major| Library::Nvrtc.files(major)).collect();
     let open = |candidate: Candidate| {
         let opened = OpenedLibrary::open(Library::Nvrtc, &candidate.file)?;
         let version = opened.nvrtc_version()?;
         Some((opened, (candidate.origin, version)))
     };
-    let found = choice::unless_enough(
-        search::installed(&names, None).filter_map(open),
-        |(_, (_, version))| driver_accepts(*version),
-        || search::in_wheels(&names).into_iter().filter_map(open),
+    let found = choice::with_others_unless_enough(
+        search::installed_candidates(&names, None).filter_map(open),
+        |(_, (_, version))| driver_accepts_code_of(*version),
+        || search::candidates_in_wheels(&names).into_iter().filter_map(open),
     );
     let (mut found, offered): (Vec<OpenedLibrary>, Vec<(Origin, CudaVersion)>) =
         found.into_iter().unzip();
-    let best = choice::best(&offered, driver_accepts)?;
+    let best = choice::best(&offered, driver_accepts_code_of)?;
     let opened = found.swap_remove(best);
     // Some builds of NVRTC open it by name, which then finds the library that is already open.
     let builtins = format!("libnvrtc-builtins.so.{}", offered[best].1);
@@ -217,12 +225,15 @@ impl Library {
     /// How to get it, for the CUDA that is used here.
     pub fn advice(self) -> String {
         let get = |name: &str| {
-            let major = cuda_major();
+            let major = cuda_major_to_use();
             let wheel = match major {
                 13.. => format!("{name}=={major}.*"),
                 _ => format!("{name}-cu{major}=={major}.*"),
             };
-            format!("pip install '{wheel}', or a CUDA {major} toolkit; {}", self.needed_for())
+            format!(
+                "pip install '{wheel}', or a CUDA {major} toolkit; {}",
+                self.missing_library_effect()
+            )
         };
         match self {
             Self::Driver => {
@@ -231,12 +242,22 @@ impl Library {
             Self::Nvrtc => get("nvidia-cuda-nvrtc"),
             Self::CublasLt => get("nvidia-cublas"),
             Self::Cupti => get("nvidia-cuda-cupti"),
-            Self::Nvml => format!("it comes with the NVIDIA driver; {}", self.needed_for()),
+            Self::Nvml => {
+                format!("it comes with the NVIDIA driver; {}", self.missing_library_effect())
+            }
             Self::Nccl => {
-                format!("pip install nvidia-nccl-cu{} ({})", cuda_major(), self.needed_for())
+                format!(
+                    "pip install nvidia-nccl-cu{} ({})",
+                    cuda_major_to_use(),
+                    self.missing_library_effect()
+                )
             }
             Self::Cudnn => {
-                format!("pip install nvidia-cudnn-cu{} ({})", cuda_major(), self.needed_for())
+                format!(
+                    "pip install nvidia-cudnn-cu{} ({})",
+                    cuda_major_to_use(),
+                    self.missing_library_effect()
+                )
             }
         }
     }

@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 /// Names folders, which come before everything else.
 pub const VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
 /// Variable with the folders that the loader searches first.
-const LOADER_VARIABLE: &str = "LD_LIBRARY_PATH";
-const TOOLKIT_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
+const LOADER_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
+const TOOLKIT_FOLDER_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 
 /// Origin of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,11 +38,12 @@ pub fn candidates(
     beside: Option<&Path>,
 ) -> impl Iterator<Item = Candidate> + use<> {
     let wheels = names.to_vec();
-    installed(names, beside).chain(std::iter::once(()).flat_map(move |()| in_wheels(&wheels)))
+    installed_candidates(names, beside)
+        .chain(std::iter::once(()).flat_map(move |()| candidates_in_wheels(&wheels)))
 }
 
 /// Candidates without wheels; no process is started.
-pub fn installed(
+pub fn installed_candidates(
     names: &[String],
     beside: Option<&Path>,
 ) -> impl Iterator<Item = Candidate> + use<> {
@@ -51,7 +52,7 @@ pub fn installed(
         names.iter().map(|name| Candidate { file: PathBuf::from(name), origin: Origin::Installed });
     let by_loader: Vec<Candidate> = by_loader.collect();
     let names = names.to_vec();
-    let in_folders = move |folders, origin| in_folders(&names, folders, origin);
+    let in_folders = move |folders, origin| candidates_in_folders(&names, folders, origin);
     (0..4).flat_map(move |stage| match stage {
         0 => {
             let mut folders = named();
@@ -60,16 +61,20 @@ pub fn installed(
         }
         1 => in_folders(beside.clone().into_iter().collect(), Origin::Installed),
         2 => by_loader.clone(),
-        _ => in_folders(toolkits(), Origin::Installed),
+        _ => in_folders(toolkit_folders(), Origin::Installed),
     })
 }
 
 /// Candidates in wheels. Starts Python, which takes some 50 ms.
-pub fn in_wheels(names: &[String]) -> Vec<Candidate> {
-    in_folders(names, wheels(), Origin::Wheel)
+pub fn candidates_in_wheels(names: &[String]) -> Vec<Candidate> {
+    candidates_in_folders(names, wheel_folders(), Origin::Wheel)
 }
 
-fn in_folders(names: &[String], folders: Vec<PathBuf>, origin: Origin) -> Vec<Candidate> {
+fn candidates_in_folders(
+    names: &[String],
+    folders: Vec<PathBuf>,
+    origin: Origin,
+) -> Vec<Candidate> {
     let files = folders
         .into_iter()
         .flat_map(|folder| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>());
@@ -78,7 +83,11 @@ fn in_folders(names: &[String], folders: Vec<PathBuf>, origin: Origin) -> Vec<Ca
 
 /// Files with one of these names in all searched folders, usable or not.
 pub fn places(names: &[String]) -> Vec<PathBuf> {
-    let folders = named().into_iter().chain(loader_path()).chain(toolkits()).chain(wheels());
+    let folders = named()
+        .into_iter()
+        .chain(loader_path_folders())
+        .chain(toolkit_folders())
+        .chain(wheel_folders());
     let there = |path: &PathBuf| std::fs::symlink_metadata(path).is_ok();
     folders
         .flat_map(|folder| names.iter().map(move |name| folder.join(name)))
@@ -87,12 +96,12 @@ pub fn places(names: &[String]) -> Vec<PathBuf> {
 }
 
 /// File that the loader finds for a name, if a variable names the folders that it searches first.
-pub fn by_loader(name: &Path) -> Option<PathBuf> {
-    loader_path().into_iter().map(|folder| folder.join(name)).find(|file| file.is_file())
+pub fn file_found_by_loader(name: &Path) -> Option<PathBuf> {
+    loader_path_folders().into_iter().map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-fn loader_path() -> Vec<PathBuf> {
-    absolute(paths(LOADER_VARIABLE))
+fn loader_path_folders() -> Vec<PathBuf> {
+    absolute_paths(paths(LOADER_PATH_VARIABLE))
 }
 
 /// Whether two paths lead to one file.
@@ -103,7 +112,7 @@ pub fn same_file(one: &Path, other: &Path) -> bool {
 
 /// Folders that the user names, without relative ones.
 fn named() -> Vec<PathBuf> {
-    absolute(paths(VARIABLE))
+    absolute_paths(paths(VARIABLE))
 }
 
 fn paths(variable: &str) -> Vec<PathBuf> {
@@ -111,22 +120,22 @@ fn paths(variable: &str) -> Vec<PathBuf> {
     std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
-fn absolute(paths: Vec<PathBuf>) -> Vec<PathBuf> {
+fn absolute_paths(paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths.into_iter().filter(|path| path.is_absolute()).collect()
 }
 
-fn toolkits() -> Vec<PathBuf> {
-    let set = TOOLKIT_VARIABLES.into_iter().filter_map(std::env::var_os).map(PathBuf::from);
-    let roots = absolute(set.chain([PathBuf::from("/usr/local/cuda")]).collect());
+fn toolkit_folders() -> Vec<PathBuf> {
+    let set = TOOLKIT_FOLDER_VARIABLES.into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let roots = absolute_paths(set.chain([PathBuf::from("/usr/local/cuda")]).collect());
     let folders = ["lib64", "extras/CUPTI/lib64"];
     roots.iter().flat_map(|root| folders.map(|folder| root.join(folder))).collect()
 }
 
 /// Folders of wheels where Python looks for packages, asked once a process.
-fn wheels() -> Vec<PathBuf> {
-    static FOLDERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
-    let folders = FOLDERS.get_or_init(|| {
-        python_packages()
+fn wheel_folders() -> Vec<PathBuf> {
+    static WHEEL_FOLDERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let folders = WHEEL_FOLDERS.get_or_init(|| {
+        python_package_folders()
             .into_iter()
             .flat_map(|packages| {
                 let nvidia = packages.join("nvidia");
@@ -139,7 +148,7 @@ fn wheels() -> Vec<PathBuf> {
     folders.clone()
 }
 
-fn python_packages() -> Vec<PathBuf> {
+fn python_package_folders() -> Vec<PathBuf> {
     let environment = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
     let program = environment
         .filter(|root| root.is_absolute())
@@ -150,11 +159,11 @@ fn python_packages() -> Vec<PathBuf> {
     let text = output
         .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
         .unwrap_or_default();
-    absolute(text.lines().map(PathBuf::from).collect())
+    absolute_paths(text.lines().map(PathBuf::from).collect())
 }
 
 /// Settings that name folders and were not followed, with the reason.
-pub fn ignored_settings() -> Vec<String> {
+pub fn ignored_path_settings() -> Vec<String> {
     let relative = |variable: &'static str, path: PathBuf| {
         (!path.is_absolute())
             .then(|| format!("{variable}: `{}` is relative and is not searched", path.display()))
@@ -165,7 +174,7 @@ pub fn ignored_settings() -> Vec<String> {
     let missing = named().into_iter().filter(|path| !path.is_dir());
     let missing =
         missing.map(|path| format!("{VARIABLE}: the folder {} does not exist", path.display()));
-    [VARIABLE, TOOLKIT_VARIABLES[0], TOOLKIT_VARIABLES[1], "VIRTUAL_ENV"]
+    [VARIABLE, TOOLKIT_FOLDER_VARIABLES[0], TOOLKIT_FOLDER_VARIABLES[1], "VIRTUAL_ENV"]
         .into_iter()
         .flat_map(relative_paths)
         .chain(missing)

@@ -5,29 +5,30 @@ use std::path::{Path, PathBuf};
 use super::kind::Library;
 use super::opened::OpenedLibrary;
 use super::search;
-use super::version::MAJORS;
+use super::version::SUPPORTED_CUDA_MAJORS;
 
 /// Files of the library's names that were found in folders and cannot be loaded, each with the
 /// reason, a fragment. Opens those that can be.
-pub fn unusable(library: Library) -> Vec<(PathBuf, String)> {
+pub fn unusable_library_files(library: Library) -> Vec<(PathBuf, String)> {
     if library.comes_with_driver() {
         return Vec::new();
     }
-    let mut names: Vec<String> = MAJORS.iter().flat_map(|&major| library.files(major)).collect();
+    let mut names: Vec<String> =
+        SUPPORTED_CUDA_MAJORS.iter().flat_map(|&major| library.files(major)).collect();
     names.dedup();
     let mut found: Vec<(PathBuf, String)> = Vec::new();
     for path in search::places(&names) {
         if found.iter().any(|(known, _)| *known == path) {
             continue;
         }
-        if let Err(why) = tried(library, &path) {
+        if let Err(why) = try_library_file(library, &path) {
             found.push((path, why));
         }
     }
     found
 }
 
-fn tried(library: Library, path: &Path) -> Result<(), String> {
+fn try_library_file(library: Library, path: &Path) -> Result<(), String> {
     // The metadata of a link's target.
     match std::fs::metadata(path) {
         Err(_) => return Err("it is a link that leads nowhere".to_owned()),
@@ -35,5 +36,5 @@ fn tried(library: Library, path: &Path) -> Result<(), String> {
         Ok(_) => {}
     }
     // Some libraries cannot be closed again, so this one stays open.
-    OpenedLibrary::try_open(library, path).map(std::mem::forget)
+    OpenedLibrary::try_open_library(library, path).map(std::mem::forget)
 }

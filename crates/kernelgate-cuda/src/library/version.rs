@@ -13,7 +13,7 @@ pub struct CudaVersion {
 
 impl CudaVersion {
     /// Converts the driver's number: 12040 is 12.4.
-    pub const fn from_driver(number: i32) -> Self {
+    pub const fn from_driver_number(number: i32) -> Self {
         let number = number.unsigned_abs();
         Self { major: number / 1000, minor: number % 1000 / 10 }
     }
@@ -32,8 +32,8 @@ impl fmt::Display for CudaVersion {
 }
 
 /// Major versions of CUDA that are known here, the newest first.
-pub const MAJORS: [u32; 2] = [NEWEST_MAJOR, 12];
+pub const SUPPORTED_CUDA_MAJORS: [u32; 2] = [NEWEST_CUDA_MAJOR, 12];
 /// The newest major version.
-pub const NEWEST_MAJOR: u32 = 13;
+pub const NEWEST_CUDA_MAJOR: u32 = 13;
 /// The oldest driver that has every function that is called here without asking for it.
-pub const OLDEST_DRIVER: CudaVersion = CudaVersion { major: 12, minor: 4 };
+pub const OLDEST_SUPPORTED_DRIVER: CudaVersion = CudaVersion { major: 12, minor: 4 };

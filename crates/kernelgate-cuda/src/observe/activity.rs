@@ -22,7 +22,7 @@ pub struct Activity {
     /// Copies between memories.
     pub copies: Vec<CopyRecord>,
     /// Memory set to a value.
-    pub sets: Vec<SetRecord>,
+    pub sets: Vec<MemsetRecord>,
     /// Calls of the driver and of the runtime.
     pub calls: Vec<CallRecord>,
     /// Waits of the host, and of streams for events.
@@ -113,7 +113,7 @@ pub struct CopyRecord {
 
 /// Memory set to a value.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SetRecord {
+pub struct MemsetRecord {
     /// When the set began.
     pub start: u64,
     /// When the set had finished.
@@ -158,7 +158,7 @@ pub struct WaitRecord {
     pub kind: u32,
 }
 
-/// A named range of the host ([`super::range::Range`]).
+/// A named range of the host ([`super::range::RangeGuard`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RangeRecord {
     /// Text of the range: an index into [`Activity::names`].
@@ -248,7 +248,7 @@ impl RecordedDevice {
 
 impl Activity {
     /// The nodes of graphs that launched something, with repetitions.
-    pub(super) fn graph_nodes_used(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(super) fn used_graph_nodes(&self) -> impl Iterator<Item = u64> + '_ {
         let kernels = self.kernels.iter().map(|kernel| kernel.graph_node);
         let copies = self.copies.iter().map(|copy| copy.graph_node);
         let sets = self.sets.iter().map(|set| set.graph_node);
@@ -257,7 +257,7 @@ impl Activity {
 
     /// Removes records that began before a time, and allocations before another. Operations without
     /// times stay, because readers count them.
-    pub(super) fn forget_before(&mut self, time: u64, allocations: u64) {
+    pub(super) fn forget_records_before(&mut self, time: u64, allocations: u64) {
         let is_kept = |start, end| start >= time || (start, end) == (0, 0);
         self.kernels.retain(|record| is_kept(record.start, record.end));
         self.copies.retain(|record| is_kept(record.start, record.end));
@@ -298,7 +298,7 @@ mod tests {
             allocations: [7, 4].map(allocation).to_vec(),
             ..Activity::default()
         };
-        activity.forget_before(10, 5);
+        activity.forget_records_before(10, 5);
         activity.sort();
         assert_eq!(activity.kernels, [kernel(0, 0), kernel(50, 60)]);
         assert_eq!(activity.ranges, [range(10), range(20)]);

@@ -23,71 +23,73 @@ pub(super) struct EndedRange {
 /// Names of the ranges that are open, the outermost first.
 pub(super) type OpenRanges = Vec<Arc<str>>;
 
-static RECORDING: AtomicBool = AtomicBool::new(false);
+static RANGES_ARE_RECORDED: AtomicBool = AtomicBool::new(false);
 static CLOCK: Mutex<Option<fn() -> u64>> = Mutex::new(None);
-static ENDED: Mutex<Vec<EndedRange>> = Mutex::new(Vec::new());
+static ENDED_RANGES: Mutex<Vec<EndedRange>> = Mutex::new(Vec::new());
 
 thread_local! {
     /// Ranges of this thread that were opened while ranges were recorded: name and start.
-    static OPEN: RefCell<Vec<(Arc<str>, u64)>> = const { RefCell::new(Vec::new()) };
+    static OPEN_RANGES_OF_THREAD: RefCell<Vec<(Arc<str>, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A range from its making to its drop; ranges nest.
 #[must_use = "a range ends where it is dropped"]
-pub struct Range {
+pub struct RangeGuard {
     recorded: bool,
 }
 
-impl Range {
+impl RangeGuard {
     /// Begins a range on this thread.
     pub fn new(name: &str) -> Self {
         nvtx::range_push!("{name}");
-        let recorded = RECORDING.load(Ordering::Relaxed);
+        let recorded = RANGES_ARE_RECORDED.load(Ordering::Relaxed);
         if recorded {
             let start = now();
-            OPEN.with_borrow_mut(|open| open.push((name.into(), start)));
+            OPEN_RANGES_OF_THREAD.with_borrow_mut(|open| open.push((name.into(), start)));
         }
         Self { recorded }
     }
 }
 
-impl Drop for Range {
+impl Drop for RangeGuard {
     fn drop(&mut self) {
         nvtx::range_pop!();
-        let opened = self.recorded.then(|| OPEN.with_borrow_mut(Vec::pop)).flatten();
+        let opened =
+            self.recorded.then(|| OPEN_RANGES_OF_THREAD.with_borrow_mut(Vec::pop)).flatten();
         if let Some((name, start)) = opened {
             let ended = EndedRange { name, start, end: now(), thread: thread_id() };
-            ENDED.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
+            ENDED_RANGES.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
         }
     }
 }
 
 /// Runs a closure inside a range.
 pub fn within<T>(name: &str, work: impl FnOnce() -> T) -> T {
-    let _range = Range::new(name);
+    let _range = RangeGuard::new(name);
     work()
 }
 
 /// Records ranges from now on, with this clock.
 pub(super) fn record(clock: fn() -> u64) {
     *CLOCK.lock().unwrap_or_else(PoisonError::into_inner) = Some(clock);
-    RECORDING.store(true, Ordering::Relaxed);
+    RANGES_ARE_RECORDED.store(true, Ordering::Relaxed);
 }
 
 /// Stops recording ranges; open ranges end unrecorded.
 pub(super) fn stop() {
-    RECORDING.store(false, Ordering::Relaxed);
+    RANGES_ARE_RECORDED.store(false, Ordering::Relaxed);
     take();
 }
 
 /// The ranges that ended since the last call.
 pub(super) fn take() -> Vec<EndedRange> {
-    std::mem::take(&mut *ENDED.lock().unwrap_or_else(PoisonError::into_inner))
+    std::mem::take(&mut *ENDED_RANGES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The recorded ranges that are open on this thread.
 pub(super) fn open() -> OpenRanges {
-    OPEN.with_borrow(|open| open.iter().map(|(name, _)| Arc::clone(name)).collect())
+    OPEN_RANGES_OF_THREAD
+        .with_borrow(|open| open.iter().map(|(name, _)| Arc::clone(name)).collect())
 }
 
 fn now() -> u64 {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// One reading of a card. A quantity that the card does not report is absent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Reading {
+pub struct CardReading {
     /// SM clock, MHz.
     pub sm_clock_mhz: Option<u32>,
     /// Memory clock, MHz.
@@ -30,16 +30,16 @@ pub struct Reading {
     pub other_processes: Option<u32>,
 }
 
-impl Reading {
+impl CardReading {
     /// Whether heat or a slow-down of the hardware holds the clock down.
     pub fn slowed(&self) -> bool {
-        name_slowdown(&self.throttle)
+        names_slowdown(&self.throttle)
     }
 }
 
 /// Whether throttle reasons name heat or a slow-down of the hardware.
-pub fn name_slowdown(throttle: &[String]) -> bool {
-    let slowing = names(SLOWDOWNS);
+pub fn names_slowdown(throttle: &[String]) -> bool {
+    let slowing = names(SLOWDOWN_REASONS);
     throttle.iter().any(|reason| slowing.contains(reason))
 }
 
@@ -71,11 +71,11 @@ pub struct Card {
 }
 
 /// NVLinks that a card can have at most.
-const MAX_NVLINKS: u32 = 18;
+const MAX_NVLINKS_PER_GPU: u32 = 18;
 
 /// Every card that NVML lists, in its order; none without NVML. Takes some milliseconds a card.
-pub fn cards() -> Vec<Card> {
-    let Some(nvml) = nvml() else { return Vec::new() };
+pub fn list_cards() -> Vec<Card> {
+    let Some(nvml) = nvml_library() else { return Vec::new() };
     let devices = (0..nvml.device_count().unwrap_or(0)).map(|index| nvml.device_by_index(index));
     let card = |device: Device<'_>| Card {
         model: device.name().unwrap_or_default(),
@@ -86,7 +86,7 @@ pub fn cards() -> Vec<Card> {
         power_limit_mw: device.enforced_power_limit().ok(),
         pcie_generation: device.max_pcie_link_gen().ok(),
         pcie_width: device.current_pcie_link_width().ok(),
-        nvlinks: (0..MAX_NVLINKS)
+        nvlinks: (0..MAX_NVLINKS_PER_GPU)
             .filter(|link| device.link_wrapper_for(*link).is_active().unwrap_or(false))
             .count() as u32,
         ecc: device.is_ecc_enabled().ok().map(|ecc| ecc.currently_enabled),
@@ -97,8 +97,8 @@ pub fn cards() -> Vec<Card> {
 
 /// Whether NVML lists a card with that UUID; `None` if NVML cannot answer, or if a card is divided
 /// into instances, which have UUIDs of their own.
-pub fn is_listed(uuid: &str) -> Option<bool> {
-    let nvml = nvml()?;
+pub fn is_card_listed(uuid: &str) -> Option<bool> {
+    let nvml = nvml_library()?;
     match nvml.device_by_uuid(uuid) {
         Ok(_) => Some(true),
         Err(NvmlError::NotFound | NvmlError::InvalidArg) => {
@@ -111,22 +111,22 @@ pub fn is_listed(uuid: &str) -> Option<bool> {
 }
 
 /// NVML and a card.
-pub struct Telemetry {
+pub struct CardTelemetry {
     nvml: &'static Nvml,
     uuid: String,
 }
 
 /// NVML, begun once a process, which takes it some 20 ms, and kept until the process ends.
-fn nvml() -> Option<&'static Nvml> {
-    static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
+fn nvml_library() -> Option<&'static Nvml> {
+    static NVML_LIBRARY: OnceLock<Option<Nvml>> = OnceLock::new();
     let begun = || Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init().ok();
-    NVML.get_or_init(begun).as_ref()
+    NVML_LIBRARY.get_or_init(begun).as_ref()
 }
 
-impl Telemetry {
+impl CardTelemetry {
     /// Opens the card of that UUID; `None` if NVML is missing or does not list it.
     pub fn open(uuid: &str) -> Option<Self> {
-        let telemetry = Self { nvml: nvml()?, uuid: uuid.to_owned() };
+        let telemetry = Self { nvml: nvml_library()?, uuid: uuid.to_owned() };
         telemetry.device().ok()?;
         Some(telemetry)
     }
@@ -137,16 +137,16 @@ impl Telemetry {
     }
 
     /// Asks the card. Takes a few milliseconds: never while a sample is taken.
-    pub fn read(&self) -> Reading {
-        let Ok(device) = self.device() else { return Reading::default() };
-        Reading {
+    pub fn read(&self) -> CardReading {
+        let Ok(device) = self.device() else { return CardReading::default() };
+        CardReading {
             sm_clock_mhz: device.clock_info(Clock::SM).ok(),
             memory_clock_mhz: device.clock_info(Clock::Memory).ok(),
             power_mw: device.power_usage().ok(),
             power_limit_mw: device.enforced_power_limit().ok(),
             temperature_c: device.temperature(TemperatureSensor::Gpu).ok(),
             throttle: device.current_throttle_reasons().map(names).unwrap_or_default(),
-            other_processes: computing(&device).map(|listed| listed.others),
+            other_processes: computing_processes(&device).map(|listed| listed.others),
         }
     }
 
@@ -159,7 +159,7 @@ impl Telemetry {
 
     /// Whether the power cap holds the clock down now; `None` if the card does not report reasons.
     /// This makes one call instead of the many of [`Self::read`].
-    pub fn capped(&self) -> Option<bool> {
+    pub fn is_power_capped(&self) -> Option<bool> {
         let reasons = self.device().and_then(|device| device.current_throttle_reasons());
         reasons.ok().map(|reasons| reasons.contains(ThrottleReasons::SW_POWER_CAP))
     }
@@ -181,7 +181,7 @@ impl Telemetry {
     }
 
     /// Highest power that the card draws by default, and that it may draw now, milliwatts.
-    pub fn power_limits_mw(&self) -> Option<(u32, u32)> {
+    pub fn power_limit_range_mw(&self) -> Option<(u32, u32)> {
         let device = self.device().ok()?;
         let default = device.power_management_limit_default().ok()?;
         Some((default, device.enforced_power_limit().ok()?))
@@ -194,8 +194,8 @@ impl Telemetry {
     }
 
     /// Number of other processes that compute on the card, if it reports them.
-    pub fn other_processes(&self) -> Option<u32> {
-        Some(computing(&self.device().ok()?)?.others)
+    pub fn other_computing_processes(&self) -> Option<u32> {
+        Some(computing_processes(&self.device().ok()?)?.others)
     }
 
     /// Number of other processes that computed on the card since then, by the share of its time
@@ -205,7 +205,7 @@ impl Telemetry {
     /// Takes some milliseconds.
     pub fn others_computing_since(&self, then: SystemTime) -> Option<u32> {
         let (own, device) = (std::process::id(), self.device().ok()?);
-        if !computing(&device)?.own {
+        if !computing_processes(&device)?.own {
             return None;
         }
         let then_us = u64::try_from(then.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok()?;
@@ -225,7 +225,7 @@ impl Telemetry {
 }
 
 /// Processes with a context on a card.
-struct Computing {
+struct ComputingProcesses {
     /// Whether this process is listed.
     own: bool,
     /// Number of other processes.
@@ -233,10 +233,10 @@ struct Computing {
 }
 
 /// Lists the processes with a context on a card; `None` if the card does not report them.
-fn computing(device: &Device<'_>) -> Option<Computing> {
+fn computing_processes(device: &Device<'_>) -> Option<ComputingProcesses> {
     let processes = device.running_compute_processes().ok()?;
     let others = processes.iter().filter(|process| process.pid != std::process::id()).count();
-    Some(Computing { own: others < processes.len(), others: others as u32 })
+    Some(ComputingProcesses { own: others < processes.len(), others: others as u32 })
 }
 
 /// The reasons that slow a working card, without the idle state.
@@ -246,13 +246,13 @@ fn names(reasons: ThrottleReasons) -> Vec<String> {
 }
 
 /// Heat, or a slow-down of the hardware.
-const SLOWDOWNS: ThrottleReasons = ThrottleReasons::HW_SLOWDOWN
+const SLOWDOWN_REASONS: ThrottleReasons = ThrottleReasons::HW_SLOWDOWN
     .union(ThrottleReasons::SW_THERMAL_SLOWDOWN)
     .union(ThrottleReasons::HW_THERMAL_SLOWDOWN)
     .union(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN);
 
 fn slow(reasons: ThrottleReasons) -> bool {
-    reasons.intersects(SLOWDOWNS)
+    reasons.intersects(SLOWDOWN_REASONS)
 }
 
 #[cfg(test)]
@@ -271,10 +271,10 @@ mod tests {
     #[test]
     fn the_card_in_use_is_listed_and_no_other() {
         let Some((device, _alone)) = crate::testing::gpu() else { return };
-        let listed = is_listed(&device.facts().uuid);
+        let listed = is_card_listed(&device.facts().uuid);
         eprintln!("{}: listed: {listed:?}", device.facts().uuid);
         assert_ne!(listed, Some(false));
-        assert_eq!(is_listed("GPU-feed"), listed.map(|_| false));
+        assert_eq!(is_card_listed("GPU-feed"), listed.map(|_| false));
     }
 
     #[test]
@@ -290,7 +290,7 @@ mod tests {
         }
         assert!(slow(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN));
         assert!(slow(ThrottleReasons::HW_SLOWDOWN | ThrottleReasons::SW_POWER_CAP));
-        let reading = |reasons| Reading { throttle: names(reasons), ..Reading::default() };
+        let reading = |reasons| CardReading { throttle: names(reasons), ..CardReading::default() };
         assert!(reading(ThrottleReasons::SW_THERMAL_SLOWDOWN).slowed());
         assert!(!reading(ThrottleReasons::SW_POWER_CAP).slowed());
     }

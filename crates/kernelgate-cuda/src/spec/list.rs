@@ -1,16 +1,16 @@
 //! Rows of any parameter type in one list, for compiling all of them: `kernelgate resources` and
 //! the tests.
 
-use super::requires::Requires;
-use super::row::{KernelSpec, unmet};
+use super::requires::RequiredArchitecture;
+use super::row::{KernelSpec, unmet_requirement};
 use crate::architecture::shared_bytes_a_block;
-use crate::compiler::source::Build;
+use crate::compiler::source::KernelBuild;
 
 /// A kernel of a build: the row without its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedKernel {
     /// The build, which the kernels of a file share.
-    pub build: Build,
+    pub build: KernelBuild,
     /// The `extern "C"` name of the kernel.
     pub symbol: &'static str,
     /// Threads a block.
@@ -20,9 +20,9 @@ pub struct ListedKernel {
     /// Blocks of a cluster.
     pub cluster: Option<u32>,
     /// The least architecture.
-    pub requires: Requires,
+    pub requires: RequiredArchitecture,
     /// The build with clocks of its stages, if its row names stages.
-    pub with_clocks: Option<Build>,
+    pub with_clocks: Option<KernelBuild>,
 }
 
 impl ListedKernel {
@@ -33,20 +33,20 @@ impl ListedKernel {
 
     /// Reason why an architecture cannot run it, a fragment: "needs sm_90 or later".
     pub fn unmet_by(&self, arch: &str) -> Option<String> {
-        unmet(self.requires, self.shared_bytes, arch, shared_bytes_a_block(arch))
+        unmet_requirement(self.requires, self.shared_bytes, arch, shared_bytes_a_block(arch))
     }
 }
 
 /// Every kernel of every build of these rows, in their order.
 pub fn list<P>(rows: &[KernelSpec<P>]) -> Vec<ListedKernel> {
     let listed = |row: &KernelSpec<P>, p: &P| ListedKernel {
-        build: row.build(p),
+        build: row.build_for_parameters(p),
         symbol: row.symbol,
         threads: row.threads as u32,
         shared_bytes: (row.shared_bytes)(p) as u32,
         cluster: row.cluster.map(|blocks| blocks as u32),
         requires: row.requires,
-        with_clocks: (!row.stages.is_empty()).then(|| row.build_with_clocks(p, 1)),
+        with_clocks: (!row.stages.is_empty()).then(|| row.build_with_stage_clocks(p, 1)),
     };
     rows.iter()
         .flat_map(|row| (row.variants)().iter().map(|p| listed(row, p)).collect::<Vec<_>>())
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
     use crate::Source;
 
-    const FILE: KernelSpec<usize> = KernelSpec {
+    const TEST_FILE_KERNEL: KernelSpec<usize> = KernelSpec {
         defines: |width| vec![format!("WIDTH={width}")],
         shared_bytes: |width| 16 * width,
         variants: || vec![1, 2],
@@ -67,7 +67,10 @@ mod tests {
 
     #[test]
     fn each_build_of_each_row_is_listed_by_name() {
-        let listed = list(&[FILE, KernelSpec { symbol: "mine_sums_finish", ..FILE }]);
+        let listed = list(&[
+            TEST_FILE_KERNEL,
+            KernelSpec { symbol: "mine_sums_finish", ..TEST_FILE_KERNEL },
+        ]);
         let names: Vec<_> = listed.iter().map(ListedKernel::name).collect();
         assert_eq!(
             names,
@@ -81,14 +84,14 @@ mod tests {
         assert_eq!((listed[1].threads, listed[1].shared_bytes), (64, 32));
         assert_eq!(listed[1].build, listed[3].build);
         assert_eq!(listed[1].with_clocks, None);
-        let clocked = list(&[KernelSpec { stages: &["one", "two"], ..FILE }]);
+        let clocked = list(&[KernelSpec { stages: &["one", "two"], ..TEST_FILE_KERNEL }]);
         let clocked = clocked[1].with_clocks.as_ref().unwrap().name();
         assert_eq!(clocked, "mine/sums WIDTH=2 STAGES=2 STAGE_BLOCKS=1");
     }
 
     #[test]
     fn reports_unmet_requirements_by_architecture_name() {
-        let row = KernelSpec { shared_bytes: |_| 150 << 10, ..FILE };
+        let row = KernelSpec { shared_bytes: |_| 150 << 10, ..TEST_FILE_KERNEL };
         let large = &list(&[row])[0];
         assert_eq!((large.unmet_by("sm_80"), large.unmet_by("sm_100a")), (None, None));
         assert_eq!(
@@ -97,7 +100,7 @@ mod tests {
         );
         // If a limit is unknown, the launch on the card decides.
         assert_eq!(large.unmet_by("sm_88"), None);
-        let newer = &list(&[KernelSpec { requires: Requires::AtLeast(90), ..row }])[0];
+        let newer = &list(&[KernelSpec { requires: RequiredArchitecture::AtLeast(90), ..row }])[0];
         assert_eq!(newer.unmet_by("sm_89").unwrap(), "needs sm_90 or later");
     }
 }

@@ -7,11 +7,11 @@ use cudarc::driver::CudaStream;
 use super::row::KernelSpec;
 use crate::BackendError;
 use crate::driver::device::Device;
-use crate::driver::launch::argument::{Argument, Arguments};
+use crate::driver::launch::argument::{Arguments, KernelArgument};
 use crate::driver::launch::kernel::Kernel;
 use crate::driver::launch::prepared::PreparedLaunch;
 use crate::driver::launch::shape::Launch;
-use crate::driver::launch::stages::StagedKernel;
+use crate::driver::launch::stages::StageClockedKernel;
 
 /// A loaded kernel with its launch, which is cooperative where its blocks wait for each other.
 pub struct LoadedKernel {
@@ -29,28 +29,28 @@ impl<P> KernelSpec<P> {
     /// or load.
     pub fn load(&self, device: &Device, p: &P) -> Result<LoadedKernel, BackendError> {
         let arch = &device.facts().arch;
-        if let Some(unmet) = self.unmet_by(p, arch, device.shared_bytes_a_block()?) {
-            let arch_fits = self.requires.met_by(arch);
+        if let Some(unmet) = self.unmet_requirement_for(p, arch, device.shared_bytes_a_block()?) {
+            let arch_fits = self.requires.is_met_by(arch);
             let reason = if arch_fits { unmet } else { format!("{unmet}, this GPU is {arch}") };
             return Err(BackendError::Unsupported(reason));
         }
         let shape = self.shape(p)?;
-        let with_clocks = device.clocks_stages() && !self.stages.is_empty();
+        let with_clocks = device.records_stage_clocks() && !self.stages.is_empty();
         let build = match with_clocks {
-            true => self.build_with_clocks(p, shape.blocks()),
-            false => self.build(p),
+            true => self.build_with_stage_clocks(p, shape.blocks()),
+            false => self.build_for_parameters(p),
         };
         let kernel = device.kernel(&build, self.symbol)?;
-        let counters = with_clocks.then(|| device.stage_counters(&build)).transpose()?;
+        let counters = with_clocks.then(|| device.stage_counters_of(&build)).transpose()?;
         let staged = (!self.stages.is_empty())
-            .then(|| StagedKernel::new(self.symbol, self.stages, counters));
-        device.record_row(&build.kernel_name(self.symbol), shape, staged);
+            .then(|| StageClockedKernel::new(self.symbol, self.stages, counters));
+        device.record_used_kernel(&build.kernel_name(self.symbol), shape, staged);
         if self.whole_shared {
-            kernel.prefer_shared()?;
+            kernel.prefer_shared_memory()?;
         }
         let launch = Launch { cooperative: self.co_resident, ..shape };
         let cluster = self.cluster.map(|blocks| [blocks as u32, 1, 1]);
-        Launch { cluster, ..launch }.admit(device, &kernel)?;
+        Launch { cluster, ..launch }.check_launch(device, &kernel)?;
         Ok(LoadedKernel { kernel, launch })
     }
 }
@@ -65,7 +65,7 @@ impl LoadedKernel {
     ///
     /// # Errors
     /// When the arguments are not the kernel's, or the launch is refused.
-    pub fn launch(&self, arguments: &[Argument]) -> Result<(), BackendError> {
+    pub fn launch(&self, arguments: &[KernelArgument]) -> Result<(), BackendError> {
         self.kernel.launch(self.launch, arguments)
     }
 
@@ -99,7 +99,7 @@ impl LoadedKernel {
 mod tests {
     use super::*;
     use crate::testing::gpu;
-    use crate::{Requires, Source};
+    use crate::{RequiredArchitecture, Source};
 
     #[test]
     fn blocks_that_wait_for_each_other_are_launched_together_or_not_at_all() {
@@ -119,8 +119,8 @@ mod tests {
         device.synchronize().unwrap();
     }
 
-    const LARGE_CLUSTER: KernelSpec<()> = KernelSpec {
-        requires: Requires::Exactly("sm_90a"),
+    const LARGE_CLUSTER_KERNEL: KernelSpec<()> = KernelSpec {
+        requires: RequiredArchitecture::Exactly("sm_90a"),
         cluster: Some(16),
         ..KernelSpec::new(
             Source::new(
@@ -141,18 +141,18 @@ extern "C" __global__ void __cluster_dims__(16, 1, 1) large_cluster(unsigned* ou
     #[test]
     fn a_row_with_clusters_of_sixteen_blocks_is_launched_on_hopper() {
         let Some((device, _alone)) = gpu() else { return };
-        let kernel = match LARGE_CLUSTER.load(&device, &()) {
+        let kernel = match LARGE_CLUSTER_KERNEL.load(&device, &()) {
             Err(BackendError::Unsupported(reason)) => return eprintln!("skipped: {reason}"),
             kernel => kernel.unwrap(),
         };
         let out = device.allocate(4 * 32).unwrap();
-        kernel.launch(&[Argument::from(&out)]).unwrap();
+        kernel.launch(&[KernelArgument::from(&out)]).unwrap();
         let mut blocks = vec![0; out.bytes()];
         out.download(&mut blocks).unwrap();
         assert!(blocks.chunks(4).all(|word| word == [16, 0, 0, 0]), "{blocks:?}");
     }
 
-    const SPIN: KernelSpec<()> = KernelSpec {
+    const STAGED_SPIN_KERNEL: KernelSpec<()> = KernelSpec {
         stages: &["short", "long", "never"],
         ..KernelSpec::new(
             Source::new(
@@ -184,20 +184,20 @@ extern "C" __global__ void spin_stages() {
     fn stages_take_what_their_blocks_spin() {
         let Some((device, _alone)) = gpu() else { return };
         let (view, loaded) = device.recording();
-        SPIN.load(&view, &()).unwrap().launch(&[]).unwrap();
-        let plain = loaded.staged();
+        STAGED_SPIN_KERNEL.load(&view, &()).unwrap().launch(&[]).unwrap();
+        let plain = loaded.stage_clocked_kernels();
         assert_eq!(plain.len(), 1);
-        assert_eq!(plain[0].cycles(), Ok(Vec::new()), "no clocks were asked for");
+        assert_eq!(plain[0].stage_cycles(), Ok(Vec::new()), "no clocks were asked for");
 
         let (clocked, loaded) = device.with_stage_clocks().recording();
-        let kernel = SPIN.load(&clocked, &()).unwrap();
-        SPIN.load(&clocked, &()).unwrap();
-        let staged = loaded.staged();
+        let kernel = STAGED_SPIN_KERNEL.load(&clocked, &()).unwrap();
+        STAGED_SPIN_KERNEL.load(&clocked, &()).unwrap();
+        let staged = loaded.stage_clocked_kernels();
         assert_eq!(staged.len(), 1, "one build is recorded once");
         for launches in [1, 2] {
             staged[0].clear().unwrap();
             (0..launches).for_each(|_| kernel.launch(&[]).unwrap());
-            let cycles = staged[0].cycles().unwrap();
+            let cycles = staged[0].stage_cycles().unwrap();
             assert_eq!(cycles.len(), 3, "blocks");
             for (block, cycles) in cycles.iter().enumerate() {
                 let spun = [10_000, 30_000 * (block as u64 + 1), 0].map(|cycles| launches * cycles);

@@ -12,5 +12,5 @@ mod row;
 
 pub use list::{ListedKernel, list};
 pub use load::LoadedKernel;
-pub use requires::Requires;
+pub use requires::RequiredArchitecture;
 pub use row::KernelSpec;

@@ -6,7 +6,7 @@ use crate::architecture::number;
 
 /// Architectures that a kernel compiles for and runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Requires {
+pub enum RequiredArchitecture {
     /// The compute capability, major and minor digits together, and every later one: 80 is sm_80.
     AtLeast(u32),
     /// The first compute capability and later ones below the second, from which on another build is
@@ -16,9 +16,9 @@ pub enum Requires {
     Exactly(&'static str),
 }
 
-impl Requires {
+impl RequiredArchitecture {
     /// Whether a GPU of that architecture ("sm_90a") runs it.
-    pub fn met_by(self, arch: &str) -> bool {
+    pub fn is_met_by(self, arch: &str) -> bool {
         let matches = |holds: &dyn Fn(u32) -> bool| number(arch).is_some_and(holds);
         match self {
             Self::Exactly(wanted) => arch == wanted,
@@ -28,7 +28,7 @@ impl Requires {
     }
 }
 
-impl fmt::Display for Requires {
+impl fmt::Display for RequiredArchitecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AtLeast(least) => write!(f, "sm_{least} or later"),
@@ -46,24 +46,24 @@ mod tests {
 
     #[test]
     fn later_architectures_run_what_asks_for_a_least_one_only() {
-        let least = Requires::AtLeast(90);
+        let least = RequiredArchitecture::AtLeast(90);
         assert_eq!(
-            ["sm_80", "sm_89", "sm_90", "sm_90a", "sm_120a"].map(|arch| least.met_by(arch)),
+            ["sm_80", "sm_89", "sm_90", "sm_90a", "sm_120a"].map(|arch| least.is_met_by(arch)),
             [false, false, true, true, true]
         );
-        let exactly = Requires::Exactly("sm_90a");
+        let exactly = RequiredArchitecture::Exactly("sm_90a");
         assert_eq!(
-            ["sm_80", "sm_90", "sm_90a", "sm_100a"].map(|arch| exactly.met_by(arch)),
+            ["sm_80", "sm_90", "sm_90a", "sm_100a"].map(|arch| exactly.is_met_by(arch)),
             [false, false, true, false]
         );
-        let between = Requires::Between(80, 90);
+        let between = RequiredArchitecture::Between(80, 90);
         assert_eq!(
             ["sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_120a"]
-                .map(|arch| between.met_by(arch)),
+                .map(|arch| between.is_met_by(arch)),
             [false, true, true, false, false, false]
         );
         assert_eq!(between.to_string(), "sm_80 or later, but none from sm_90 on");
-        assert!(!least.met_by("gfx942"));
+        assert!(!least.is_met_by("gfx942"));
         assert_eq!([least.to_string(), exactly.to_string()], ["sm_90 or later", "sm_90a"]);
     }
 }

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::requires::Requires;
+use super::requires::RequiredArchitecture;
 use crate::BackendError;
-use crate::compiler::source::{Build, Source};
+use crate::compiler::source::{KernelBuild, Source};
 use crate::driver::launch::shape::Launch;
 
 /// A kernel: all that its launches, its record of resources and its tests need to know of it.
@@ -42,7 +42,7 @@ pub struct KernelSpec<P: 'static> {
     /// launch.
     pub co_resident: bool,
     /// The least architecture.
-    pub requires: Requires,
+    pub requires: RequiredArchitecture,
     /// One `P` for each build that is recorded and tested; its grid does not matter.
     pub variants: fn() -> Vec<P>,
     /// Stages of the kernel, in order, if one launch is too large to understand as a whole: those
@@ -87,15 +87,15 @@ impl<P> KernelSpec<P> {
             whole_shared: false,
             cluster: None,
             co_resident: false,
-            requires: Requires::AtLeast(80),
+            requires: RequiredArchitecture::AtLeast(80),
             variants: Vec::new,
             stages: &[],
         }
     }
 
     /// The build for `p`.
-    pub fn build(&self, p: &P) -> Build {
-        Build {
+    pub fn build_for_parameters(&self, p: &P) -> KernelBuild {
+        KernelBuild {
             defines: (self.defines)(p),
             constants: (self.constants)(p),
             ..self.source.build(&[])
@@ -103,10 +103,10 @@ impl<P> KernelSpec<P> {
     }
 
     /// The build with clocks of its stages, for a grid of this many blocks.
-    pub(super) fn build_with_clocks(&self, p: &P, blocks: u64) -> Build {
-        let build = self.build(p);
+    pub(super) fn build_with_stage_clocks(&self, p: &P, blocks: u64) -> KernelBuild {
+        let build = self.build_for_parameters(p);
         let clocks = [format!("STAGES={}", self.stages.len()), format!("STAGE_BLOCKS={blocks}")];
-        Build { defines: [build.defines, clocks.to_vec()].concat(), ..build }
+        KernelBuild { defines: [build.defines, clocks.to_vec()].concat(), ..build }
     }
 
     /// How the kernel is launched for `p`.
@@ -120,19 +120,19 @@ impl<P> KernelSpec<P> {
 
     /// Reason why a GPU of that architecture, with this much shared memory per block, cannot run it
     /// for `p`: a fragment.
-    pub fn unmet_by(&self, p: &P, arch: &str, shared_bytes: u32) -> Option<String> {
-        unmet(self.requires, (self.shared_bytes)(p) as u32, arch, Some(shared_bytes))
+    pub fn unmet_requirement_for(&self, p: &P, arch: &str, shared_bytes: u32) -> Option<String> {
+        unmet_requirement(self.requires, (self.shared_bytes)(p) as u32, arch, Some(shared_bytes))
     }
 }
 
 /// Reason why an architecture cannot run a kernel; an unknown shared-memory limit excludes nothing.
-pub(super) fn unmet(
-    requires: Requires,
+pub(super) fn unmet_requirement(
+    requires: RequiredArchitecture,
     needed: u32,
     arch: &str,
     shared_bytes: Option<u32>,
 ) -> Option<String> {
-    if !requires.met_by(arch) {
+    if !requires.is_met_by(arch) {
         return Some(format!("needs {requires}"));
     }
     let most = shared_bytes.filter(|&most| needed > most)?;
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     const THREADS: usize = 128;
-    const HALVE: KernelSpec<usize> = KernelSpec {
+    const HALVING_KERNEL: KernelSpec<usize> = KernelSpec {
         defines: |n| vec![format!("EVEN={}", u8::from(n % 2 == 0))],
         constants: |_| vec![("THREADS", THREADS)],
         shared_bytes: |_| 4 * THREADS,
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_build_is_named_by_what_selects_it_and_compiled_with_its_constants() {
-        let build = HALVE.build(&1000);
+        let build = HALVING_KERNEL.build_for_parameters(&1000);
         assert_eq!(build.name(), "mine/halve EVEN=1");
         assert_eq!(build.options("sm_80").last().unwrap(), "-DTHREADS=128");
         assert_ne!(build, Source::new("mine/halve", "text").build(&["EVEN=1"]));
@@ -163,8 +163,8 @@ mod tests {
 
     #[test]
     fn a_shape_has_the_rows_threads_and_shared_memory() {
-        let shape = HALVE.shape(&1000).unwrap();
+        let shape = HALVING_KERNEL.shape(&1000).unwrap();
         assert_eq!(shape, Launch { shared_bytes: 512, ..Launch::new([8, 1, 1], [128, 1, 1]) });
-        assert!(HALVE.shape(&0).is_err());
+        assert!(HALVING_KERNEL.shape(&0).is_err());
     }
 }

@@ -63,10 +63,10 @@ impl CLibrary {
     /// # Errors
     /// When the driver refuses.
     pub fn triple(&self, x: u64, y: u64, n: i64) -> Result<(), BackendError> {
-        type Triple = unsafe extern "C" fn(u64, u64, i64) -> c_int;
+        type TripleFunction = unsafe extern "C" fn(u64, u64, i64) -> c_int;
         // SAFETY: the function has that type; what its kernel writes is on the device.
         let status = unsafe {
-            let triple = self.library.get::<Triple>(b"kernelgate_test_triple\0");
+            let triple = self.library.get::<TripleFunction>(b"kernelgate_test_triple\0");
             triple.map(|triple| triple(x, y, n))
         };
         match status {

@@ -9,23 +9,23 @@ use crate::driver::stream::raw_stream::RawStream;
 use crate::driver::stream::thread_state;
 use crate::{BackendError, Device};
 
-fn failed(what: &str, error: &DriverError) -> BackendError {
+fn failed_driver_call(what: &str, error: &DriverError) -> BackendError {
     BackendError::Launch(format!("failed to {what}: {:?}", error.0))
 }
 
-fn handle(stream: RawStream) -> sys::CUstream {
-    stream.pointer()
+fn stream_handle(stream: RawStream) -> sys::CUstream {
+    stream.raw_pointer()
 }
 
 /// Makes no context current on this thread.
 ///
 /// # Errors
 /// When the driver refuses.
-pub fn context_away() -> Result<(), BackendError> {
+pub fn unset_current_context() -> Result<(), BackendError> {
     // SAFETY: a null context is a valid argument, which makes no context current.
     unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) }
         .result()
-        .map_err(|error| failed("set no context", &error))
+        .map_err(|error| failed_driver_call("set no context", &error))
 }
 
 /// Takes the current context away, and puts it back.
@@ -40,7 +40,7 @@ pub fn context_away_and_back() -> Result<(), BackendError> {
             .result()
             .and_then(|()| sys::cuCtxPushCurrent_v2(context).result())
     }
-    .map_err(|error| failed("pop and push a context", &error))
+    .map_err(|error| failed_driver_call("pop and push a context", &error))
 }
 
 /// Begins a capture of that stream, by this thread.
@@ -50,14 +50,14 @@ pub fn context_away_and_back() -> Result<(), BackendError> {
 pub fn begin_capture(stream: RawStream) -> Result<(), BackendError> {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the handle is of a stream that lives.
-    unsafe { sys::cuStreamBeginCapture_v2(handle(stream), mode) }
+    unsafe { sys::cuStreamBeginCapture_v2(stream_handle(stream), mode) }
         .result()
-        .map_err(|error| failed("begin a capture", &error))
+        .map_err(|error| failed_driver_call("begin a capture", &error))
 }
 
 /// Ends a capture of that stream, if there is one.
 pub fn end_capture(stream: RawStream) {
-    thread_state::abandon_capture(handle(stream));
+    thread_state::abandon_capture(stream_handle(stream));
 }
 
 /// Whether that stream is in capture.
@@ -65,19 +65,19 @@ pub fn end_capture(stream: RawStream) {
 /// # Errors
 /// When the query fails.
 pub fn is_capturing(stream: RawStream) -> Result<bool, BackendError> {
-    thread_state::capturing(handle(stream))
+    thread_state::is_capturing_stream(stream_handle(stream))
 }
 
 /// Whether everything on that stream has finished.
 ///
 /// # Errors
 /// When the query fails.
-pub fn is_done(stream: RawStream) -> Result<bool, BackendError> {
+pub fn is_stream_done(stream: RawStream) -> Result<bool, BackendError> {
     // SAFETY: the handle is of a stream that lives.
-    match unsafe { sys::cuStreamQuery(handle(stream)) }.result() {
+    match unsafe { sys::cuStreamQuery(stream_handle(stream)) }.result() {
         Ok(()) => Ok(true),
         Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-        Err(error) => Err(failed("query a stream", &error)),
+        Err(error) => Err(failed_driver_call("query a stream", &error)),
     }
 }
 
@@ -95,7 +95,7 @@ impl ExternalEvent {
         // SAFETY: the pointer is valid.
         unsafe { sys::cuEventCreate(&raw mut event, untimed) }
             .result()
-            .map_err(|error| failed("make an event", &error))?;
+            .map_err(|error| failed_driver_call("make an event", &error))?;
         Ok(Self(event))
     }
 
@@ -106,9 +106,9 @@ impl ExternalEvent {
     pub fn record(&self, stream: RawStream) -> Result<(), BackendError> {
         let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
         // SAFETY: event and stream live.
-        unsafe { sys::cuEventRecordWithFlags(self.0, handle(stream), external) }
+        unsafe { sys::cuEventRecordWithFlags(self.0, stream_handle(stream), external) }
             .result()
-            .map_err(|error| failed("record an event", &error))
+            .map_err(|error| failed_driver_call("record an event", &error))
     }
 
     /// Adds a node that waits for it to the capture of that stream.
@@ -118,9 +118,9 @@ impl ExternalEvent {
     pub fn wait(&self, stream: RawStream) -> Result<(), BackendError> {
         let external = sys::CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL as u32;
         // SAFETY: event and stream live.
-        unsafe { sys::cuStreamWaitEvent(handle(stream), self.0, external) }
+        unsafe { sys::cuStreamWaitEvent(stream_handle(stream), self.0, external) }
             .result()
-            .map_err(|error| failed("wait for an event", &error))
+            .map_err(|error| failed_driver_call("wait for an event", &error))
     }
 }
 
@@ -135,14 +135,14 @@ pub fn allocate_in_order(
 ) -> Result<(), BackendError> {
     let mut address = 0;
     // SAFETY: the handle is of a stream that lives; the pointer is valid.
-    unsafe { sys::cuMemAllocAsync(&raw mut address, bytes, handle(stream)) }
+    unsafe { sys::cuMemAllocAsync(&raw mut address, bytes, stream_handle(stream)) }
         .result()
-        .map_err(|error| failed("allocate in order", &error))?;
+        .map_err(|error| failed_driver_call("allocate in order", &error))?;
     let enqueued = between(address);
     // SAFETY: allocated above; what uses it is before this on the stream.
-    let freed = unsafe { sys::cuMemFreeAsync(address, handle(stream)) }.result();
+    let freed = unsafe { sys::cuMemFreeAsync(address, stream_handle(stream)) }.result();
     enqueued?;
-    freed.map_err(|error| failed("free in order", &error))
+    freed.map_err(|error| failed_driver_call("free in order", &error))
 }
 
 /// Allocates, enqueues work that uses the memory, and frees it, which waits for the work.
@@ -157,12 +157,12 @@ pub fn allocate_and_free(
     // SAFETY: the pointer is valid.
     unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) }
         .result()
-        .map_err(|error| failed("allocate", &error))?;
+        .map_err(|error| failed_driver_call("allocate", &error))?;
     let enqueued = between(address);
     // SAFETY: allocated above.
     let freed = unsafe { sys::cuMemFree_v2(address) }.result();
     enqueued?;
-    freed.map_err(|error| failed("free", &error))
+    freed.map_err(|error| failed_driver_call("free", &error))
 }
 
 /// Enqueues a copy from one address of the device to another.
@@ -171,39 +171,39 @@ pub fn allocate_and_free(
 /// When the driver refuses.
 pub fn copy(stream: RawStream, to: u64, from: u64, bytes: usize) -> Result<(), BackendError> {
     // SAFETY: the handle is of a stream that lives; the ranges are on the device.
-    unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, handle(stream)) }
+    unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream_handle(stream)) }
         .result()
-        .map_err(|error| failed("copy on the GPU", &error))
+        .map_err(|error| failed_driver_call("copy on the GPU", &error))
 }
 
 /// Pinned memory of the host, which lives as long as the process because queued work may use it.
 #[derive(Clone, Copy)]
-pub struct Pinned {
+pub struct PinnedFloats {
     floats: *mut f32,
     count: usize,
 }
 
 // SAFETY: users on several threads access it in the order of a stream.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedFloats {}
 // SAFETY: as above.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for PinnedFloats {}
 
 /// Argument of a host function.
-struct TripledArgument(Pinned);
+struct TripledArgument(PinnedFloats);
 
-impl Pinned {
+impl PinnedFloats {
     /// `count` floats, all zero.
     ///
     /// # Errors
     /// When the driver refuses.
     pub fn new(device: &Device, count: usize) -> Result<Self, BackendError> {
         let bound = device.context().bind_to_thread();
-        bound.map_err(|error| failed("make the context current", &error))?;
+        bound.map_err(|error| failed_driver_call("make the context current", &error))?;
         let mut memory = ptr::null_mut();
         // SAFETY: the pointer is valid.
         unsafe { sys::cuMemHostAlloc(&raw mut memory, 4 * count, 0) }
             .result()
-            .map_err(|error| failed("pin memory", &error))?;
+            .map_err(|error| failed_driver_call("pin memory", &error))?;
         let floats = memory.cast::<f32>();
         // SAFETY: `count` floats were allocated.
         unsafe { ptr::write_bytes(floats, 0, count) };
@@ -227,12 +227,12 @@ impl Pinned {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn fetch(&self, stream: RawStream, from: u64) -> Result<(), BackendError> {
+    pub fn fetch_from_device(&self, stream: RawStream, from: u64) -> Result<(), BackendError> {
         let to = self.floats.cast::<c_void>();
         // SAFETY: the memory lives as long as the process.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, 4 * self.count, handle(stream)) }
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, 4 * self.count, stream_handle(stream)) }
             .result()
-            .map_err(|error| failed("copy from the GPU", &error))
+            .map_err(|error| failed_driver_call("copy from the GPU", &error))
     }
 
     /// Enqueues a copy of all of them to the device.
@@ -242,20 +242,20 @@ impl Pinned {
     pub fn send(&self, stream: RawStream, to: u64) -> Result<(), BackendError> {
         let from = self.floats.cast_const().cast::<c_void>();
         // SAFETY: the memory lives as long as the process.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, 4 * self.count, handle(stream)) }
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, 4 * self.count, stream_handle(stream)) }
             .result()
-            .map_err(|error| failed("copy to the GPU", &error))
+            .map_err(|error| failed_driver_call("copy to the GPU", &error))
     }
 
     /// Argument of the function that [`Self::triple`] enqueues. It is leaked, because it has to
     /// live until the function has run.
-    fn tripled(self) -> *mut c_void {
+    fn leaked_triple_argument(self) -> *mut c_void {
         Box::into_raw(Box::new(TripledArgument(self))).cast()
     }
 
     /// A function that enqueues a function of the host, which triples all of them.
-    pub fn triple(self) -> impl Fn(RawStream) -> Result<(), BackendError> {
-        unsafe extern "C" fn triple(data: *mut c_void) {
+    pub fn triple_on_host(self) -> impl Fn(RawStream) -> Result<(), BackendError> {
+        unsafe extern "C" fn triple_on_host(data: *mut c_void) {
             // SAFETY: what `tripled` made, which is never freed.
             let TripledArgument(pinned) = unsafe { &*data.cast::<TripledArgument>() };
             for i in 0..pinned.count {
@@ -263,12 +263,18 @@ impl Pinned {
                 unsafe { *pinned.floats.add(i) *= 3.0 };
             }
         }
-        let data = self.tripled() as usize;
+        let data = self.leaked_triple_argument() as usize;
         move |stream| {
             // SAFETY: the function has that type, and its data live for ever.
-            unsafe { sys::cuLaunchHostFunc(handle(stream), Some(triple), data as *mut c_void) }
-                .result()
-                .map_err(|error| failed("enqueue a function of the host", &error))
+            unsafe {
+                sys::cuLaunchHostFunc(
+                    stream_handle(stream),
+                    Some(triple_on_host),
+                    data as *mut c_void,
+                )
+            }
+            .result()
+            .map_err(|error| failed_driver_call("enqueue a function of the host", &error))
         }
     }
 }

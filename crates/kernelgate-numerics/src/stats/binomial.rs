@@ -2,22 +2,22 @@
 //! Pearson.
 
 /// Bisections of the unit interval: its halves get smaller than the last digit.
-const HALVINGS: usize = 60;
+const BISECTION_STEPS: usize = 60;
 
 /// Upper end of the one-sided interval for a probability: the largest under which `hits` or fewer
 /// of `trials` still happen with a probability of `error`. 1 without trials.
-pub fn upper(hits: usize, trials: usize, error: f64) -> f64 {
+pub fn upper_confidence_bound(hits: usize, trials: usize, error: f64) -> f64 {
     if hits >= trials {
         return 1.0;
     }
     // The probability of at most `hits` falls as p rises, so bisection finds it.
-    bisect(|p| at_most(hits, trials, p) > error)
+    largest_holding_argument(|p| at_most(hits, trials, p) > error)
 }
 
 /// Lower end: the smallest under which `hits` or more still happen with a probability of `error`. 0
 /// without hits.
-pub fn lower(hits: usize, trials: usize, error: f64) -> f64 {
-    1.0 - upper(trials.saturating_sub(hits), trials, error)
+pub fn lower_confidence_bound(hits: usize, trials: usize, error: f64) -> f64 {
+    1.0 - upper_confidence_bound(trials.saturating_sub(hits), trials, error)
 }
 
 /// The two-sided 95 % interval: each end wrong with a probability of at most 2.5 %.
@@ -25,13 +25,13 @@ pub fn interval(hits: usize, trials: usize) -> (f64, f64) {
     if trials == 0 {
         return (0.0, 1.0);
     }
-    (lower(hits, trials, 0.025), upper(hits, trials, 0.025))
+    (lower_confidence_bound(hits, trials, 0.025), upper_confidence_bound(hits, trials, 0.025))
 }
 
 /// Largest argument for which a condition that holds at 0 still holds.
-fn bisect(holds: impl Fn(f64) -> bool) -> f64 {
+fn largest_holding_argument(holds: impl Fn(f64) -> bool) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
-    for _ in 0..HALVINGS {
+    for _ in 0..BISECTION_STEPS {
         let middle = 0.5 * (low + high);
         if holds(middle) { low = middle } else { high = middle }
     }
@@ -58,8 +58,11 @@ mod tests {
     /// 0 of n has the closed form 1 - error^(1/n); the rest as in R's `binom.test`.
     #[test]
     fn known_answers() {
-        assert!((upper(0, 200, 0.05) - (1.0 - 0.05f64.powf(1.0 / 200.0))).abs() < 1e-12);
-        assert!((upper(0, 200, 0.05) - 0.014_867).abs() < 1e-6);
+        assert!(
+            (upper_confidence_bound(0, 200, 0.05) - (1.0 - 0.05f64.powf(1.0 / 200.0))).abs()
+                < 1e-12
+        );
+        assert!((upper_confidence_bound(0, 200, 0.05) - 0.014_867).abs() < 1e-6);
         let close = |found: (f64, f64), low: f64, high: f64| {
             assert!((found.0 - low).abs() < 1e-6 && (found.1 - high).abs() < 1e-6, "{found:?}");
         };
@@ -68,7 +71,12 @@ mod tests {
         close(interval(5, 10), 0.187_086_03, 0.812_913_97);
         close(interval(20, 20), 0.831_566_52, 1.0);
         assert_eq!(
-            (upper(0, 0, 0.05), upper(3, 3, 0.05), lower(0, 9, 0.05), interval(0, 0)),
+            (
+                upper_confidence_bound(0, 0, 0.05),
+                upper_confidence_bound(3, 3, 0.05),
+                lower_confidence_bound(0, 9, 0.05),
+                interval(0, 0)
+            ),
             (1.0, 1.0, 0.0, (0.0, 1.0))
         );
     }

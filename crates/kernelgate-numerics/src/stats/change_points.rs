@@ -2,7 +2,7 @@
 //! commits.
 //!
 //! The sequence is cut so that the sum over its segments of |value − the segment's median|, in
-//! units of the noise, plus [`PENALTY`] a cut is least: the objective of PELT with the cost of a
+//! units of the noise, plus [`MIN_CUT_GAIN`] a cut is least: the objective of PELT with the cost of a
 //! Laplace distribution, minimised exactly. It uses medians and absolute deviations because process
 //! medians have outliers, and a mean or a square would follow each of them. This rule needs no
 //! threshold in per cent and no assumption about the place of a change. A permutation test
@@ -17,19 +17,19 @@ use std::collections::BinaryHeap;
 use super::{median, normal, quantile};
 
 /// Minimum gain of a cut, in standard deviations of the noise.
-pub const PENALTY: f64 = 9.5;
+pub const MIN_CUT_GAIN: f64 = 9.5;
 /// Smallest number of values of a segment.
-pub const SHORTEST: usize = 4;
+pub const MIN_SEGMENT_VALUES: usize = 4;
 /// Minimum number of values for any result.
-pub const FEWEST: usize = 8;
+pub const MIN_SEQUENCE_VALUES: usize = 8;
 /// Maximum length of a sequence: the time grows with its square.
-pub const LONGEST: usize = 2000;
+pub const MAX_SEQUENCE_VALUES: usize = 2000;
 /// Distances at which values are compared to estimate the noise.
-const LAGS: [usize; 4] = [1, 2, 4, 8];
+const NOISE_LAGS: [usize; 4] = [1, 2, 4, 8];
 /// The median of |a − b| of two independent normal values, in standard deviations.
-const MEDIAN_DIFFERENCE: f64 = 0.953_872_552_417_893;
+const MEDIAN_NORMAL_DIFFERENCE: f64 = 0.953_872_552_417_893;
 /// Values of a segment that the size of a change is estimated from.
-const VALUES_BESIDE_CHANGE: usize = 200;
+const MAX_VALUES_FOR_CHANGE_SIZE: usize = 200;
 
 /// A change of the level.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,7 +42,7 @@ pub struct ChangePoint {
     pub low: f64,
     /// Upper end.
     pub high: f64,
-    /// Gain of the cut, in standard deviations of the noise; at least [`PENALTY`].
+    /// Gain of the cut, in standard deviations of the noise; at least [`MIN_CUT_GAIN`].
     pub gain: f64,
     /// 1 less the probability that values in random order are divided as clearly anywhere between
     /// the neighbouring changes: a rank-sum test (normal approximation, which is on the safe side
@@ -54,14 +54,14 @@ pub struct ChangePoint {
 /// `smallest` are dropped. `least_noise` is a lower bound of the noise's standard deviation,
 /// because values may be rounded, or repeat by chance.
 pub fn change_points(values: &[f64], smallest: f64, least_noise: f64) -> Vec<ChangePoint> {
-    if values.len() < FEWEST {
+    if values.len() < MIN_SEQUENCE_VALUES {
         return Vec::new();
     }
-    let noise = noise(values).max(least_noise);
+    let noise = noise_deviation(values).max(least_noise);
     let ranked = RankedSequence::new(values);
-    let mut cuts = ranked.cuts(noise * PENALTY);
+    let mut cuts = ranked.cuts(noise * MIN_CUT_GAIN);
     loop {
-        let found = described(&ranked, values, &cuts, noise);
+        let found = describe_changes(&ranked, values, &cuts, noise);
         let shift = |change: &ChangePoint| change.shift.abs();
         let least = found.iter().min_by(|a, b| shift(a).total_cmp(&shift(b)));
         match least {
@@ -74,18 +74,18 @@ pub fn change_points(values: &[f64], smallest: f64, least_noise: f64) -> Vec<Cha
 /// Standard deviation of the noise from differences of values that are near each other, which a
 /// change of the level hardly touches: the largest over several distances, so that a level that
 /// wanders counts as noise.
-pub fn noise(values: &[f64]) -> f64 {
+pub fn noise_deviation(values: &[f64]) -> f64 {
     let of_lag = |lag: usize| {
         let differences: Vec<f64> =
             values.windows(lag + 1).map(|window| (window[lag] - window[0]).abs()).collect();
         median(&differences)
     };
-    let lags = LAGS.into_iter().filter(|lag| *lag == 1 || lag * 4 <= values.len());
-    lags.map(of_lag).fold(0.0, f64::max) / MEDIAN_DIFFERENCE
+    let lags = NOISE_LAGS.into_iter().filter(|lag| *lag == 1 || lag * 4 <= values.len());
+    lags.map(of_lag).fold(0.0, f64::max) / MEDIAN_NORMAL_DIFFERENCE
 }
 
 /// Describes each change by the segments before and after it.
-fn described(
+fn describe_changes(
     ranked: &RankedSequence,
     values: &[f64],
     cuts: &[usize],
@@ -96,9 +96,9 @@ fn described(
     let each = edges.windows(3).map(|edge| {
         let (from, at, to) = (edge[0], edge[1], edge[2]);
         let gain = ranked.cost(from, to) - ranked.cost(from, at) - ranked.cost(at, to);
-        let before = &values[from.max(at.saturating_sub(VALUES_BESIDE_CHANGE))..at];
-        let after = &values[at..to.min(at + VALUES_BESIDE_CHANGE)];
-        let (differences, deviation) = differences(before, after);
+        let before = &values[from.max(at.saturating_sub(MAX_VALUES_FOR_CHANGE_SIZE))..at];
+        let after = &values[at..to.min(at + MAX_VALUES_FOR_CHANGE_SIZE)];
+        let (differences, deviation) = all_pair_differences(before, after);
         let pairs = differences.len() as f64;
         let below = (pairs / 2.0 - 1.96 * deviation).floor().max(0.0) as usize;
         let rising = differences.iter().filter(|difference| **difference > 0.0).count() as f64;
@@ -118,7 +118,7 @@ fn described(
 
 /// All differences between a value after and a value before, sorted, and the standard deviation of
 /// the number of positive ones if nothing changed (Mann and Whitney).
-fn differences(before: &[f64], after: &[f64]) -> (Vec<f64>, f64) {
+fn all_pair_differences(before: &[f64], after: &[f64]) -> (Vec<f64>, f64) {
     let mut differences: Vec<f64> =
         after.iter().flat_map(|after| before.iter().map(move |before| after - before)).collect();
     differences.sort_by(f64::total_cmp);
@@ -143,11 +143,11 @@ impl RankedSequence {
 
     /// Sum of |value − median| from an index up to before another.
     fn cost(&self, from: usize, to: usize) -> f64 {
-        self.costs_from(from).nth(to - from - 1).unwrap_or(0.0)
+        self.segment_costs_from(from).nth(to - from - 1).unwrap_or(0.0)
     }
 
     /// Costs of the segments of 1, 2, … values that begin there.
-    fn costs_from(&self, from: usize) -> impl Iterator<Item = f64> {
+    fn segment_costs_from(&self, from: usize) -> impl Iterator<Item = f64> {
         let mut halves = RankHalves::default();
         self.ranks[from..].iter().map(move |rank| halves.add(*rank, &self.sorted))
     }
@@ -159,12 +159,14 @@ impl RankedSequence {
         // of its last segment.
         let mut cheapest = vec![(f64::INFINITY, 0); count + 1];
         cheapest[0] = (-penalty, 0);
-        for from in 0..=count - SHORTEST {
+        for from in 0..=count - MIN_SEGMENT_VALUES {
             let (before, _) = cheapest[from];
             if before.is_infinite() {
                 continue;
             }
-            for (length, cost) in self.costs_from(from).enumerate().skip(SHORTEST - 1) {
+            for (length, cost) in
+                self.segment_costs_from(from).enumerate().skip(MIN_SEGMENT_VALUES - 1)
+            {
                 let best = &mut cheapest[from + length + 1];
                 if before + cost + penalty < best.0 {
                     *best = (before + cost + penalty, from);

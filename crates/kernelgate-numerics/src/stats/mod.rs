@@ -10,6 +10,6 @@ pub mod signed_rank;
 pub mod walsh;
 
 pub use change_points::{ChangePoint, change_points};
-pub use multiple::benjamini_hochberg;
-pub use quantile::{Spread, half_range, median, quantile, weighted_median};
-pub use walsh::Walsh;
+pub use multiple::benjamini_hochberg_adjusted;
+pub use quantile::{QuartileSpread, median, quantile, relative_half_range, weighted_median};
+pub use walsh::WalshAverages;

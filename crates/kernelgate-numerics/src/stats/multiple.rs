@@ -6,7 +6,7 @@
 /// so is the probability to reject any.
 ///
 /// A NaN counts as 1.
-pub fn benjamini_hochberg(p: &[f64]) -> Vec<f64> {
+pub fn benjamini_hochberg_adjusted(p: &[f64]) -> Vec<f64> {
     let valid = |index: usize| if p[index].is_nan() { 1.0 } else { p[index].clamp(0.0, 1.0) };
     let mut order: Vec<usize> = (0..p.len()).collect();
     order.sort_by(|&a, &b| valid(b).total_cmp(&valid(a)));
@@ -33,14 +33,14 @@ mod tests {
             0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262,
             0.5719, 0.6528, 0.7590, 1.0,
         ];
-        let adjusted = benjamini_hochberg(&p);
+        let adjusted = benjamini_hochberg_adjusted(&p);
         assert_eq!(adjusted.iter().filter(|&&p| p <= 0.05).count(), 4);
         assert!(
             (adjusted[0] - 0.0015).abs() < 1e-12
                 && (adjusted[3] - 0.0095 * 15.0 / 4.0).abs() < 1e-12
         );
-        assert_eq!(benjamini_hochberg(&[]), [0.0; 0]);
-        assert_eq!(benjamini_hochberg(&[f64::NAN, 0.01]), [1.0, 0.02]);
+        assert_eq!(benjamini_hochberg_adjusted(&[]), [0.0; 0]);
+        assert_eq!(benjamini_hochberg_adjusted(&[f64::NAN, 0.01]), [1.0, 0.02]);
     }
 
     proptest! {
@@ -48,7 +48,7 @@ mod tests {
         fn adjusted_values_keep_the_order_and_only_grow(
             p in prop::collection::vec(0.0f64..1.0, 1..30),
         ) {
-            let adjusted = benjamini_hochberg(&p);
+            let adjusted = benjamini_hochberg_adjusted(&p);
             for (i, (&raw, &out)) in p.iter().zip(&adjusted).enumerate() {
                 prop_assert!(
                     out >= raw - 1e-12 && out <= 1.0 && out <= raw * p.len() as f64 + 1e-12
@@ -74,7 +74,7 @@ mod tests {
                 .map(|(_, p)| *p)
                 .next_back();
             let rejected = p.iter().filter(|p| cut.is_some_and(|cut| **p <= cut)).count();
-            prop_assert_eq!(benjamini_hochberg(&p).iter().filter(|p| **p <= q).count(), rejected);
+            prop_assert_eq!(benjamini_hochberg_adjusted(&p).iter().filter(|p| **p <= q).count(), rejected);
         }
     }
 }

@@ -4,11 +4,11 @@ use std::f64::consts::PI;
 
 /// Below this the alternating part of the series loses too many digits and the continued fraction
 /// takes over.
-const SERIES_END: f64 = 4.0;
+const MAX_SERIES_ARGUMENT: f64 = 4.0;
 /// Number of terms that brings both expansions below 1e-13 relative in their ranges.
-const TERMS: u32 = 80;
+const EXPANSION_TERMS: u32 = 80;
 
-fn density(x: f64) -> f64 {
+fn normal_density(x: f64) -> f64 {
     (-0.5 * x * x).exp() / (2.0 * PI).sqrt()
 }
 
@@ -16,16 +16,17 @@ fn density(x: f64) -> f64 {
 /// out by Laplace's continued fraction of the tail (Abramowitz and Stegun, 26.2.11 and 26.2.14).
 /// NaN for NaN.
 pub fn cdf(x: f64) -> f64 {
-    if x.abs() < SERIES_END {
+    if x.abs() < MAX_SERIES_ARGUMENT {
         let (mut term, mut sum) = (x, x);
-        for k in 1..=TERMS {
+        for k in 1..=EXPANSION_TERMS {
             term *= x * x / f64::from(2 * k + 1);
             sum += term;
         }
-        return 0.5 + density(x) * sum;
+        return 0.5 + normal_density(x) * sum;
     }
-    let fraction = (1..=TERMS).rev().fold(x.abs(), |fraction, k| x.abs() + f64::from(k) / fraction);
-    let tail = density(x) / fraction;
+    let fraction =
+        (1..=EXPANSION_TERMS).rev().fold(x.abs(), |fraction, k| x.abs() + f64::from(k) / fraction);
+    let tail = normal_density(x) / fraction;
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 

@@ -1,6 +1,6 @@
 //! Detectable effect of a paired comparison, and the number of pairs that a given effect needs.
 
-use super::{Walsh, normal};
+use super::{WalshAverages, normal};
 
 /// Smallest upward shift that the one-sided signed-rank test at `level` finds with probability
 /// `power` (at least ½), in the unit of the differences, estimated from their own spread.
@@ -11,9 +11,9 @@ use super::{Walsh, normal};
 /// smallest difference and the usual (z + z)·σ/√n promises far too much.
 ///
 /// `None` if no outcome of so few differences reaches the level.
-pub fn detectable(walsh: &Walsh, level: f64, power: f64) -> Option<f64> {
+pub fn detectable_shift(walsh: &WalshAverages, level: f64, power: f64) -> Option<f64> {
     // The mean of both sides: one end alone is the luck of one difference.
-    let (low, high) = walsh.interval(level)?;
+    let (low, high) = walsh.interval_with_tail(level)?;
     Some(0.5 * (high - low) + normal::quantile(power).max(0.0) * walsh.standard_error()?)
 }
 
@@ -30,25 +30,33 @@ pub fn pairs_needed(
     let quantiles = normal::quantile(power) - normal::quantile(level);
     let needed = pairs as f64 * (quantiles * error / effect).powi(2);
     (effect > 0.0 && needed.is_finite() && needed < 1e9)
-        .then(|| (needed.ceil() as usize).max(fewest(level)))
+        .then(|| (needed.ceil() as usize).max(fewest_pairs_for_level(level)))
 }
 
 /// Fewest differences of which any outcome reaches `level`: n of one sign have p = 2⁻ⁿ.
-pub fn fewest(level: f64) -> usize {
+pub fn fewest_pairs_for_level(level: f64) -> usize {
     (1..1000).find(|&n| 0.5f64.powi(n) <= level).map_or(usize::MAX, |n| n as usize)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::signed_rank::greater;
+    use crate::stats::signed_rank::signed_rank_p_greater;
     use proptest::prelude::*;
     use rand::SeedableRng;
     use rand_distr::{Distribution, StandardNormal};
 
     #[test]
     fn known_answers() {
-        assert_eq!((fewest(0.5), fewest(0.05), fewest(0.01), fewest(0.0)), (1, 5, 7, usize::MAX));
+        assert_eq!(
+            (
+                fewest_pairs_for_level(0.5),
+                fewest_pairs_for_level(0.05),
+                fewest_pairs_for_level(0.01),
+                fewest_pairs_for_level(0.0)
+            ),
+            (1, 5, 7, usize::MAX)
+        );
         // z(0.975) + z(0.8) = 2.8016: one standard error of 10 pairs is found with 79.
         assert_eq!(pairs_needed(10, 1.0, 1.0, 0.025, 0.8), Some(79));
         assert_eq!(pairs_needed(10, 1.0, 100.0, 0.01, 0.8), Some(7));
@@ -56,8 +64,8 @@ mod tests {
             (pairs_needed(10, 1.0, 0.0, 0.05, 0.8), pairs_needed(10, f64::NAN, 1.0, 0.05, 0.8)),
             (None, None)
         );
-        assert_eq!(detectable(&Walsh::new(&[1.0; 6]), 0.01, 0.8), None);
-        assert_eq!(detectable(&Walsh::new(&[1.0; 7]), 0.01, 0.8), Some(0.0));
+        assert_eq!(detectable_shift(&WalshAverages::new(&[1.0; 6]), 0.01, 0.8), None);
+        assert_eq!(detectable_shift(&WalshAverages::new(&[1.0; 7]), 0.01, 0.8), Some(0.0));
     }
 
     /// In 400 samples each, a shift of the median detectable size is found in 80 % of them, give or
@@ -72,11 +80,12 @@ mod tests {
             });
             let called: Vec<f64> = samples
                 .iter()
-                .filter_map(|sample| detectable(&Walsh::new(sample), level, 0.8))
+                .filter_map(|sample| detectable_shift(&WalshAverages::new(sample), level, 0.8))
                 .collect();
             let shift = crate::stats::median(&called);
             let found = |sample: &Vec<f64>| {
-                greater(&sample.iter().map(|v| v + shift).collect::<Vec<_>>()) <= level
+                signed_rank_p_greater(&sample.iter().map(|v| v + shift).collect::<Vec<_>>())
+                    <= level
             };
             let power = samples.iter().filter(|sample| found(sample)).count() as f64 / 400.0;
             assert!(
@@ -92,8 +101,8 @@ mod tests {
             values in prop::collection::vec(-1.0f64..1.0, 12..30),
             level in 0.001f64..0.05,
         ) {
-            let walsh = Walsh::new(&values);
-            let at = |level, power| detectable(&walsh, level, power).unwrap();
+            let walsh = WalshAverages::new(&values);
+            let at = |level, power| detectable_shift(&walsh, level, power).unwrap();
             prop_assert!(
                 at(level, 0.8) >= at(2.0 * level, 0.8) && at(level, 0.9) >= at(level, 0.8)
             );

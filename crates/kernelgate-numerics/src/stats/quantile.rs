@@ -42,7 +42,7 @@ pub fn weighted_median(values: &[f64], weights: &[f64]) -> f64 {
 
 /// Half the range of the values, relative to their median. All values must be positive, and at
 /// least one is needed.
-pub fn half_range(values: &[f64]) -> f64 {
+pub fn relative_half_range(values: &[f64]) -> f64 {
     let highest = values.iter().copied().fold(0.0, f64::max);
     let lowest = values.iter().copied().fold(f64::INFINITY, f64::min);
     (highest - lowest) / (2.0 * median(values))
@@ -50,7 +50,7 @@ pub fn half_range(values: &[f64]) -> f64 {
 
 /// Median and quartiles.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Spread {
+pub struct QuartileSpread {
     /// First quartile.
     pub q1: f64,
     /// Median.
@@ -59,14 +59,14 @@ pub struct Spread {
     pub q3: f64,
 }
 
-impl Spread {
+impl QuartileSpread {
     /// Computes the spread of a non-empty slice without NaNs.
     pub fn from_values(values: &[f64]) -> Self {
         Self { q1: quantile(values, 0.25), median: median(values), q3: quantile(values, 0.75) }
     }
 
     /// Half the interquartile range over the median.
-    pub fn relative(&self) -> f64 {
+    pub fn relative_half_iqr(&self) -> f64 {
         (self.q3 - self.q1) / (2.0 * self.median)
     }
 }
@@ -80,7 +80,10 @@ mod tests {
     fn known_answers() {
         let values = [7.0, 1.0, 3.0, 5.0];
         assert_eq!(median(&values), 4.0);
-        assert_eq!(Spread::from_values(&values), Spread { q1: 2.5, median: 4.0, q3: 5.5 });
+        assert_eq!(
+            QuartileSpread::from_values(&values),
+            QuartileSpread { q1: 2.5, median: 4.0, q3: 5.5 }
+        );
         assert_eq!(quantile(&[2.0], 0.25), 2.0);
     }
 

@@ -8,27 +8,27 @@ use std::sync::OnceLock;
 use super::normal;
 
 /// Differences up to which the distribution is counted out; beyond, the normal approximation.
-pub const EXACT: usize = 128;
+pub const MAX_EXACT_PAIRS: usize = 128;
 
 /// One-sided p value of "symmetric about at most zero" against "shifted upwards": the probability,
 /// over all signs, of rank sums of the positive differences at least as large as seen.
 ///
 /// Zeros are dropped, as Wilcoxon did; equal sizes share the mean of their ranks, and the
-/// distribution is that of these ranks. More than [`EXACT`] differences use the normal
+/// distribution is that of these ranks. More than [`MAX_EXACT_PAIRS`] differences use the normal
 /// approximation with continuity and tie correction. A NaN, or no difference at all, gives 1.
-pub fn greater(differences: &[f64]) -> f64 {
+pub fn signed_rank_p_greater(differences: &[f64]) -> f64 {
     if differences.iter().any(|difference| difference.is_nan()) {
         return 1.0;
     }
-    let ranks = doubled_ranks(differences);
+    let ranks = doubled_signed_ranks(differences);
     let total: usize = ranks.iter().map(|(rank, _)| rank).sum();
     // Both sums have the same distribution, and large positive sums are small negative ones.
     let negative: usize =
         ranks.iter().filter(|(_, positive)| !positive).map(|(rank, _)| rank).sum();
     if ranks.is_empty() {
         1.0
-    } else if ranks.len() <= EXACT {
-        lower_tail(&ranks.into_iter().map(|(rank, _)| rank).collect::<Vec<_>>(), negative)
+    } else if ranks.len() <= MAX_EXACT_PAIRS {
+        rank_sum_lower_tail(&ranks.into_iter().map(|(rank, _)| rank).collect::<Vec<_>>(), negative)
     } else {
         let squares: f64 = ranks.iter().map(|(rank, _)| (*rank as f64).powi(2)).sum();
         // One rank apart is two in doubled ranks, half of it is one.
@@ -37,25 +37,25 @@ pub fn greater(differences: &[f64]) -> f64 {
 }
 
 /// Largest rank sum s of `pairs` differences without ties with P(sum <= s) at most `tail`; none
-/// where even 0 is likelier: with n pairs no p value is below 2⁻ⁿ. Beyond [`EXACT`] differences a
+/// where even 0 is likelier: with n pairs no p value is below 2⁻ⁿ. Beyond [`MAX_EXACT_PAIRS`] differences a
 /// normal approximation with continuity correction is used.
 pub fn critical(pairs: usize, tail: f64) -> Option<usize> {
     let total = pairs * (pairs + 1) / 2;
     if pairs == 0 || tail.is_nan() || tail < 0.5f64.powi(pairs.try_into().unwrap_or(i32::MAX)) {
         return None;
     }
-    if pairs > EXACT {
+    if pairs > MAX_EXACT_PAIRS {
         let n = pairs as f64;
         let sd = (n * (n + 1.0) * (2.0 * n + 1.0) / 24.0).sqrt();
         let sum = 0.5 * total as f64 - 0.5 + sd * normal::quantile(tail.min(0.5));
         return (sum >= 0.0).then_some(sum as usize);
     }
-    without_ties(pairs).partition_point(|below| *below <= tail).checked_sub(1)
+    rank_sum_probabilities(pairs).partition_point(|below| *below <= tail).checked_sub(1)
 }
 
 /// Probability that the doubled ranks of a random half (each in with probability ½) sum up to at
 /// most `sum`, counted from the nearer end.
-fn lower_tail(doubled: &[usize], sum: usize) -> f64 {
+fn rank_sum_lower_tail(doubled: &[usize], sum: usize) -> f64 {
     let untied = doubled.iter().enumerate().all(|(index, rank)| *rank == 2 * (index + 1));
     // Without ties only even sums occur.
     let unit = if untied { 2 } else { 1 };
@@ -64,7 +64,7 @@ fn lower_tail(doubled: &[usize], sum: usize) -> f64 {
         return 1.0;
     }
     let at_most = |sum: usize| match untied {
-        true => without_ties(doubled.len())[sum],
+        true => rank_sum_probabilities(doubled.len())[sum],
         false => sums(doubled.iter().copied(), sum).iter().sum(),
     };
     let above = total - sum - 1;
@@ -72,10 +72,11 @@ fn lower_tail(doubled: &[usize], sum: usize) -> f64 {
 }
 
 /// Probabilities of rank sums of at most 0, 1, 2, … for `pairs` ranks without ties, at most
-/// [`EXACT`]. Computed once per process, because a gate needs the same ones after every block.
-fn without_ties(pairs: usize) -> &'static [f64] {
-    static COUNTED: [OnceLock<Vec<f64>>; EXACT + 1] = [const { OnceLock::new() }; EXACT + 1];
-    COUNTED[pairs].get_or_init(|| {
+/// [`MAX_EXACT_PAIRS`]. Computed once per process, because a gate needs the same ones after every block.
+fn rank_sum_probabilities(pairs: usize) -> &'static [f64] {
+    static RANK_SUM_PROBABILITIES: [OnceLock<Vec<f64>>; MAX_EXACT_PAIRS + 1] =
+        [const { OnceLock::new() }; MAX_EXACT_PAIRS + 1];
+    RANK_SUM_PROBABILITIES[pairs].get_or_init(|| {
         let mut below = 0.0;
         let cumulated = sums(1..=pairs, pairs * (pairs + 1) / 2).into_iter().map(|probability| {
             below += probability;
@@ -100,7 +101,7 @@ fn sums(ranks: impl IntoIterator<Item = usize>, most: usize) -> Vec<f64> {
 
 /// Twice the rank of each size, so that half ranks are whole numbers, and whether the difference is
 /// positive; zeros are dropped.
-fn doubled_ranks(differences: &[f64]) -> Vec<(usize, bool)> {
+fn doubled_signed_ranks(differences: &[f64]) -> Vec<(usize, bool)> {
     let mut sorted: Vec<f64> =
         differences.iter().copied().filter(|difference| *difference != 0.0).collect();
     sorted.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
@@ -120,7 +121,7 @@ mod tests {
 
     /// The p value by enumeration of all signs.
     fn counted(differences: &[f64]) -> f64 {
-        let ranks = doubled_ranks(differences);
+        let ranks = doubled_signed_ranks(differences);
         let sum = |signs: u32| {
             ranks
                 .iter()
@@ -143,13 +144,24 @@ mod tests {
             49.0, -67.0, 8.0, 16.0, 6.0, 23.0, 28.0, 41.0, 14.0, 29.0, 56.0, 24.0, 75.0, 60.0,
             -48.0,
         ];
-        assert!((2.0 * greater(&maize) - 0.041_26).abs() < 1e-5, "{}", 2.0 * greater(&maize));
-        assert_eq!(greater(&[1.0, 2.0, 3.0]), 0.125);
-        assert_eq!(greater(&[-1.0, -2.0, -3.0]), 1.0);
-        assert_eq!(greater(&[0.0, 1.0, 0.0]), 0.5);
-        assert_eq!((greater(&[]), greater(&[0.0]), greater(&[f64::NAN, 1.0])), (1.0, 1.0, 1.0));
+        assert!(
+            (2.0 * signed_rank_p_greater(&maize) - 0.041_26).abs() < 1e-5,
+            "{}",
+            2.0 * signed_rank_p_greater(&maize)
+        );
+        assert_eq!(signed_rank_p_greater(&[1.0, 2.0, 3.0]), 0.125);
+        assert_eq!(signed_rank_p_greater(&[-1.0, -2.0, -3.0]), 1.0);
+        assert_eq!(signed_rank_p_greater(&[0.0, 1.0, 0.0]), 0.5);
+        assert_eq!(
+            (
+                signed_rank_p_greater(&[]),
+                signed_rank_p_greater(&[0.0]),
+                signed_rank_p_greater(&[f64::NAN, 1.0])
+            ),
+            (1.0, 1.0, 1.0)
+        );
         // A tie: ranks 1.5, 1.5, 3 and the negative sum 1.5 or less in 3 of 8 cases.
-        assert_eq!(greater(&[1.0, -1.0, 2.0]), 0.375);
+        assert_eq!(signed_rank_p_greater(&[1.0, -1.0, 2.0]), 0.375);
     }
 
     /// Tables of the signed-rank statistic, one-sided (Hollander and Wolfe, table A.4).
@@ -178,7 +190,8 @@ mod tests {
         let shifted = |n: i32| -> Vec<f64> {
             (1..=n).map(|i| f64::from(if i % 3 == 1 { -i } else { i })).collect()
         };
-        let (exact, beyond) = (greater(&shifted(128)), greater(&shifted(129)));
+        let (exact, beyond) =
+            (signed_rank_p_greater(&shifted(128)), signed_rank_p_greater(&shifted(129)));
         assert!((0.5..0.8).contains(&(beyond / exact)), "{exact} {beyond}");
         let (exact, beyond) = (critical(128, 0.01).unwrap(), critical(129, 0.01).unwrap());
         assert!((45..60).contains(&(beyond - exact)), "{exact} {beyond}");
@@ -188,7 +201,7 @@ mod tests {
         #[test]
         fn equal_to_counting_with_ties_and_zeros(values in prop::collection::vec(-4i8..=5, 0..11)) {
             let values: Vec<f64> = values.into_iter().map(f64::from).collect();
-            prop_assert!((greater(&values) - counted(&values)).abs() < 1e-12);
+            prop_assert!((signed_rank_p_greater(&values) - counted(&values)).abs() < 1e-12);
         }
 
         #[test]
@@ -197,11 +210,11 @@ mod tests {
             by in 0.0f64..0.5,
         ) {
             let map =
-                |f: &dyn Fn(f64) -> f64| greater(&values.iter().map(|v| f(*v)).collect::<Vec<_>>());
-            prop_assert_eq!(map(&|v| 4.0 * v), greater(&values));
-            prop_assert!(map(&|v| v + by) <= greater(&values) + 1e-12);
+                |f: &dyn Fn(f64) -> f64| signed_rank_p_greater(&values.iter().map(|v| f(*v)).collect::<Vec<_>>());
+            prop_assert_eq!(map(&|v| 4.0 * v), signed_rank_p_greater(&values));
+            prop_assert!(map(&|v| v + by) <= signed_rank_p_greater(&values) + 1e-12);
             // The two directions overlap in the probability of the observed sum.
-            prop_assert!(greater(&values) + map(&|v| -v) > 1.0 - 1e-12);
+            prop_assert!(signed_rank_p_greater(&values) + map(&|v| -v) > 1.0 - 1e-12);
         }
 
         #[test]
@@ -210,7 +223,7 @@ mod tests {
             tail in 1e-6f64..0.5,
         ) {
             let p =
-                |sum| lower_tail(&(1..=pairs).map(|rank| 2 * rank).collect::<Vec<_>>(), 2 * sum);
+                |sum| rank_sum_lower_tail(&(1..=pairs).map(|rank| 2 * rank).collect::<Vec<_>>(), 2 * sum);
             match critical(pairs, tail) {
                 Some(sum) => {
                     prop_assert!(p(sum) <= tail * (1.0 + 1e-9) && p(sum + 1) > tail * (1.0 - 1e-9))

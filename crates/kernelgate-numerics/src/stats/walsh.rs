@@ -8,14 +8,14 @@ use super::signed_rank::critical;
 /// enough sum, which is what makes the interval exact (Hodges and Lehmann 1963; Lehmann,
 /// Nonparametrics, section 4.3).
 #[derive(Debug, Clone, PartialEq)]
-pub struct Walsh {
+pub struct WalshAverages {
     /// Sorted.
     averages: Vec<f64>,
     /// Differences.
     pairs: usize,
 }
 
-impl Walsh {
+impl WalshAverages {
     /// Computes the averages of all pairs of differences and drops NaNs. Memory grows with the
     /// square of their number.
     pub fn new(differences: &[f64]) -> Self {
@@ -39,7 +39,7 @@ impl Walsh {
     /// Ends below and above which the center lies with a probability of at most `tail` each, for
     /// symmetric differences of any distribution; `None` if there are too few differences for that
     /// probability.
-    pub fn interval(&self, tail: f64) -> Option<(f64, f64)> {
+    pub fn interval_with_tail(&self, tail: f64) -> Option<(f64, f64)> {
         let beyond = critical(self.pairs, tail)?;
         let last = self.averages.len().checked_sub(beyond + 1)?;
         (beyond <= last).then(|| (self.averages[beyond], self.averages[last]))
@@ -54,15 +54,15 @@ impl Walsh {
     /// differences at least).
     pub fn standard_error(&self) -> Option<f64> {
         // Five differences: 2⁻⁵ each side.
-        let (low, high) = self.interval(0.05)?;
+        let (low, high) = self.interval_with_tail(0.05)?;
         // The tail in fact, which the discrete distribution keeps somewhat below.
-        let tail = self.tail_of(critical(self.pairs, 0.05)?);
+        let tail = self.rank_sum_tail(critical(self.pairs, 0.05)?);
         Some((high - low) / (-2.0 * normal::quantile(tail)))
     }
 
     /// P(rank sum <= `sum`) of this many pairs: normal with continuity correction, exact at the
     /// very end.
-    fn tail_of(&self, sum: usize) -> f64 {
+    fn rank_sum_tail(&self, sum: usize) -> f64 {
         let n = self.pairs as f64;
         if sum == 0 {
             return 0.5f64.powf(n);
@@ -75,34 +75,34 @@ impl Walsh {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::signed_rank::greater;
+    use crate::stats::signed_rank::signed_rank_p_greater;
     use proptest::prelude::*;
 
     /// Hollander and Wolfe, example 3.1 (Hamilton depression scale): estimate -0.46, 96 % interval
     /// -0.786 to -0.010.
     #[test]
     #[allow(clippy::approx_constant)] // A depression score of 3.14.
-    fn known_answers() {
+    fn agrees_with_published_tables() {
         let before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30];
         let after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29];
         let differences: Vec<f64> =
             after.iter().zip(before).map(|(after, before)| after - before).collect();
-        let walsh = Walsh::new(&differences);
+        let walsh = WalshAverages::new(&differences);
         assert!((walsh.estimate().unwrap() + 0.46).abs() < 1e-9);
-        let (low, high) = walsh.interval(0.02).unwrap();
+        let (low, high) = walsh.interval_with_tail(0.02).unwrap();
         assert!((low + 0.786).abs() < 1e-9 && (high + 0.010).abs() < 1e-9, "{low} {high}");
-        assert_eq!(walsh.interval(0.001), None);
+        assert_eq!(walsh.interval_with_tail(0.001), None);
     }
 
     #[test]
     fn nothing_comes_of_nothing() {
-        let none = Walsh::new(&[f64::NAN]);
+        let none = WalshAverages::new(&[f64::NAN]);
         assert_eq!(
-            (none.estimate(), none.interval(0.5), none.range(), none.standard_error()),
+            (none.estimate(), none.interval_with_tail(0.5), none.range(), none.standard_error()),
             (None, None, None, None)
         );
-        assert_eq!(Walsh::new(&[1.0, 2.0, 3.0, 4.0]).standard_error(), None);
-        assert_eq!(Walsh::new(&[2.0]).range(), Some((2.0, 2.0)));
+        assert_eq!(WalshAverages::new(&[1.0, 2.0, 3.0, 4.0]).standard_error(), None);
+        assert_eq!(WalshAverages::new(&[2.0]).range(), Some((2.0, 2.0)));
     }
 
     /// For normal differences of standard deviation 1, the error is sqrt(pi / (3 n)).
@@ -112,7 +112,7 @@ mod tests {
             let scores: Vec<f64> =
                 (0..n).map(|i| normal::quantile((f64::from(i) + 0.5) / f64::from(n))).collect();
             let expected = (std::f64::consts::PI / (3.0 * f64::from(n))).sqrt();
-            let error = Walsh::new(&scores).standard_error().unwrap();
+            let error = WalshAverages::new(&scores).standard_error().unwrap();
             assert!((error / expected).ln().abs() < 0.25, "{n}: {error} for {expected}");
         }
     }
@@ -123,10 +123,10 @@ mod tests {
             values in prop::collection::vec(-1.0f64..1.0, 6..30),
             tail in 0.02f64..0.3,
         ) {
-            let walsh = Walsh::new(&values);
-            let (low, high) = walsh.interval(tail).unwrap();
+            let walsh = WalshAverages::new(&values);
+            let (low, high) = walsh.interval_with_tail(tail).unwrap();
             let p = |at: f64, sign: f64| {
-                greater(&values.iter().map(|v| sign * (v - at)).collect::<Vec<_>>())
+                signed_rank_p_greater(&values.iter().map(|v| sign * (v - at)).collect::<Vec<_>>())
             };
             let step = 1e-9;
             // Just outside is rejected, just inside is not.
@@ -139,11 +139,11 @@ mod tests {
             values in prop::collection::vec(-1.0f64..1.0, 6..30),
             by in -3.0f64..3.0,
         ) {
-            let walsh = Walsh::new(&values);
-            let (low, high) = walsh.interval(0.05).unwrap();
+            let walsh = WalshAverages::new(&values);
+            let (low, high) = walsh.interval_with_tail(0.05).unwrap();
             let estimate = walsh.estimate().unwrap();
             prop_assert!(low <= estimate && estimate <= high);
-            let moved = Walsh::new(&values.iter().map(|v| v + by).collect::<Vec<_>>());
+            let moved = WalshAverages::new(&values.iter().map(|v| v + by).collect::<Vec<_>>());
             prop_assert!((moved.estimate().unwrap() - estimate - by).abs() < 1e-12);
             prop_assert!(
                 (moved.standard_error().unwrap() - walsh.standard_error().unwrap()).abs() < 1e-12

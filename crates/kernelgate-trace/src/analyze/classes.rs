@@ -5,12 +5,12 @@
 
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::model::Trace;
-pub use crate::model::collective::Collective;
-use crate::model::names::Name;
+pub use crate::model::collective::CollectiveKind;
+use crate::model::names::NameId;
 
 /// The class of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
+pub enum OperationClass {
     /// A kernel that computes.
     Compute,
     /// A launch of a whole graph whose kernels were not recorded.
@@ -25,7 +25,7 @@ pub enum Class {
     Set,
 }
 
-impl Class {
+impl OperationClass {
     /// Every class, in the order in which concurrent operations hide each other.
     pub const ALL: [Self; 6] =
         [Self::Compute, Self::Graph, Self::Communication, Self::Migration, Self::Copy, Self::Set];
@@ -45,7 +45,7 @@ impl Class {
 
 /// A library that communicates, as far as names distinguish them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Library {
+pub enum CommunicationLibrary {
     /// NCCL and RCCL, whose kernels have the same names.
     Nccl,
     /// NVSHMEM and its users.
@@ -58,7 +58,7 @@ pub enum Library {
     Peer,
 }
 
-impl Library {
+impl CommunicationLibrary {
     /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
@@ -73,22 +73,25 @@ impl Library {
 
 /// Which library communicates, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Communication {
+pub struct CommunicationKind {
     /// The library.
-    pub library: Library,
+    pub library: CommunicationLibrary,
     /// The collective.
-    pub collective: Collective,
+    pub collective: CollectiveKind,
 }
 
 /// Words of function names, in lower case, by library; the first match decides.
-const LIBRARIES: &[(Library, &[&str])] = &[
-    (Library::Nccl, &["nccldevkernel", "ncclkernel", "rccldevkernel", "rcclkernel", "msccl"]),
+const LIBRARY_NAME_WORDS: &[(CommunicationLibrary, &[&str])] = &[
     (
-        Library::Nvshmem,
+        CommunicationLibrary::Nccl,
+        &["nccldevkernel", "ncclkernel", "rccldevkernel", "rcclkernel", "msccl"],
+    ),
+    (
+        CommunicationLibrary::Nvshmem,
         &["nvshmem", "rocshmem", "ep::internode::", "ep::internode_ll::", "ep::intranode::"],
     ),
     (
-        Library::Custom,
+        CommunicationLibrary::Custom,
         &[
             "multimem_",
             "allreduce",
@@ -108,32 +111,37 @@ const LIBRARIES: &[(Library, &[&str])] = &[
     ),
 ];
 
-impl Communication {
+impl CommunicationKind {
     /// Communication of a kernel by its demangled name; `None` if the kernel computes.
-    pub fn in_kernel(name: &str) -> Option<Self> {
-        let function = function_name(name).to_ascii_lowercase();
-        let found = |(_, words): &&(Library, &[&str])| words.iter().any(|w| function.contains(w));
-        let (library, _) = LIBRARIES.iter().find(found)?;
-        Some(Self { library: *library, collective: Collective::in_name(&function) })
+    pub fn communication_of_kernel(name: &str) -> Option<Self> {
+        let function = short_function_name(name).to_ascii_lowercase();
+        let found = |(_, words): &&(CommunicationLibrary, &[&str])| {
+            words.iter().any(|w| function.contains(w))
+        };
+        let (library, _) = LIBRARY_NAME_WORDS.iter().find(found)?;
+        Some(Self { library: *library, collective: CollectiveKind::collective_in_name(&function) })
     }
 
     /// Communication of copies in a range of MPI, such as `MPI_Allreduce`.
     pub fn in_range(name: &str) -> Option<Self> {
         let call = name.rsplit(':').next()?.trim().strip_prefix("MPI_")?;
-        Some(Self { library: Library::Mpi, collective: Collective::in_name(call) })
+        Some(Self {
+            library: CommunicationLibrary::Mpi,
+            collective: CollectiveKind::collective_in_name(call),
+        })
     }
 }
 
 /// Brackets of a name that are open; `<` and `>` may compare numbers inside others.
 #[derive(Debug, Default)]
-pub struct Brackets {
+pub struct OpenBrackets {
     open: Vec<char>,
     before: char,
 }
 
-impl Brackets {
+impl OpenBrackets {
     /// Whether none is open.
-    pub fn are_closed(&self) -> bool {
+    pub fn are_all_closed(&self) -> bool {
         self.open.is_empty()
     }
 
@@ -158,9 +166,9 @@ impl Brackets {
 
 /// A demangled name without return type, template arguments and parameters, its namespaces
 /// included.
-pub fn function_name(name: &str) -> String {
+pub fn short_function_name(name: &str) -> String {
     let mut function = String::new();
-    let mut brackets = Brackets::default();
+    let mut brackets = OpenBrackets::default();
     let mut rest = name;
     while let Some(character) = rest.chars().next() {
         // Anonymous namespaces look like arguments.
@@ -170,7 +178,7 @@ pub fn function_name(name: &str) -> String {
             rest = &rest[word.len()..];
             continue;
         }
-        if character == '(' && brackets.are_closed() && !function.is_empty() {
+        if character == '(' && brackets.are_all_closed() && !function.is_empty() {
             break;
         }
         match brackets.outside(character) {
@@ -190,38 +198,39 @@ pub fn is_migration(label: &str) -> bool {
 }
 
 /// Communication of copies of this label, if they go from one GPU to another.
-fn between_gpus(label: &str) -> Option<Communication> {
-    let (library, collective) = (Library::Peer, Collective::SendRecv);
+fn communication_of_copies(label: &str) -> Option<CommunicationKind> {
+    let (library, collective) = (CommunicationLibrary::Peer, CollectiveKind::SendRecv);
     ["Peer-to-Peer", "CUDA_MEMCPY_KIND_PTOP"]
         .contains(&label)
-        .then_some(Communication { library, collective })
+        .then_some(CommunicationKind { library, collective })
 }
 
 /// The classes of the operations of a trace.
 #[derive(Debug, Clone)]
-pub struct Classes<'a> {
+pub struct OperationClasses<'a> {
     all: AllOperations<'a>,
     trace: &'a Trace,
     /// The communication that each function does; indexed by function.
-    kernels: Vec<Option<Communication>>,
+    kernels: Vec<Option<CommunicationKind>>,
     /// The labels of copies that are migrations.
-    migrations: Vec<Name>,
+    migrations: Vec<NameId>,
     /// The labels of copies from GPU to GPU, and how those communicate.
-    peers: Vec<(Name, Communication)>,
+    peers: Vec<(NameId, CommunicationKind)>,
     /// By copy, the collective of MPI around its launch; empty where no range is one of MPI.
-    copies: Vec<Option<Communication>>,
+    copies: Vec<Option<CommunicationKind>>,
 }
 
-impl<'a> Classes<'a> {
+impl<'a> OperationClasses<'a> {
     /// Classifies by names.
     pub fn new(trace: &'a Trace) -> Self {
-        let communication = |function: &crate::model::gpu::Function| {
-            Communication::in_kernel(trace.names.text(function.demangled))
+        let communication = |function: &crate::model::gpu::KernelFunction| {
+            CommunicationKind::communication_of_kernel(trace.names.text(function.demangled))
         };
         let mut labels = trace.copies.kind.clone();
         labels.sort_unstable();
         labels.dedup();
-        let peer = |&label: &Name| Some((label, between_gpus(trace.names.text(label))?));
+        let peer =
+            |&label: &NameId| Some((label, communication_of_copies(trace.names.text(label))?));
         let peers = labels.iter().filter_map(peer).collect();
         labels.retain(|&label| is_migration(trace.names.text(label)));
         Self {
@@ -235,7 +244,10 @@ impl<'a> Classes<'a> {
     }
 
     /// Counts copies as communication where `in_range` finds a range of MPI around their launch.
-    pub fn with_ranges(mut self, in_range: impl Fn(OperationId) -> Option<Communication>) -> Self {
+    pub fn with_mpi_ranges(
+        mut self,
+        in_range: impl Fn(OperationId) -> Option<CommunicationKind>,
+    ) -> Self {
         let first = self.trace.kernels.on_gpu.len();
         let copy = |row: usize| in_range(u32::try_from(first + row).ok()?);
         self.copies = (0..self.trace.copies.on_gpu.len()).map(copy).collect();
@@ -243,24 +255,24 @@ impl<'a> Classes<'a> {
     }
 
     /// The class of an operation.
-    pub fn class(&self, id: OperationId) -> Class {
+    pub fn class_of_operation(&self, id: OperationId) -> OperationClass {
         match self.all.part(id) {
             (Kind::Kernel | Kind::Copy, _) if self.communication(id).is_some() => {
-                Class::Communication
+                OperationClass::Communication
             }
-            (Kind::Kernel, _) => Class::Compute,
+            (Kind::Kernel, _) => OperationClass::Compute,
             (Kind::Copy, row) if self.migrations.contains(&self.trace.copies.kind[row]) => {
-                Class::Migration
+                OperationClass::Migration
             }
-            (Kind::Copy, _) => Class::Copy,
-            (Kind::Set, _) => Class::Set,
-            (Kind::Graph, _) => Class::Graph,
+            (Kind::Copy, _) => OperationClass::Copy,
+            (Kind::Set, _) => OperationClass::Set,
+            (Kind::Graph, _) => OperationClass::Graph,
         }
     }
 
     /// Library and kind of an operation's communication; `None` if the operation does not
     /// communicate.
-    pub fn communication(&self, id: OperationId) -> Option<Communication> {
+    pub fn communication(&self, id: OperationId) -> Option<CommunicationKind> {
         match self.all.part(id) {
             (Kind::Kernel, row) => self.kernels[self.trace.kernels.function.at(row) as usize],
             (Kind::Copy, row) => self.copies.get(row).copied().flatten().or_else(|| {
@@ -272,7 +284,7 @@ impl<'a> Classes<'a> {
     }
 
     /// Library and kind of the communication of a kernel function.
-    pub fn function(&self, function: u32) -> Option<Communication> {
+    pub fn function(&self, function: u32) -> Option<CommunicationKind> {
         self.kernels[function as usize]
     }
 
@@ -292,32 +304,32 @@ mod tests {
 
     #[test]
     fn function_names_lose_types_and_keep_namespaces() {
-        assert_eq!(function_name("ampere_sgemm_128x64_tn"), "ampere_sgemm_128x64_tn");
+        assert_eq!(short_function_name("ampere_sgemm_128x64_tn"), "ampere_sgemm_128x64_tn");
         assert_eq!(
-            function_name(
+            short_function_name(
                 "void c10d::symmetric_memory::(anonymous namespace)::one_shot<float, 8>(float *)"
             ),
             "c10d::symmetric_memory::one_shot"
         );
-        assert_eq!(function_name("void <unnamed>::softmax<float>(float *)"), "softmax");
-        assert_eq!(function_name("std::enable_if<(bool)1, void>::type f<int>(int)"), "f");
+        assert_eq!(short_function_name("void <unnamed>::softmax<float>(float *)"), "softmax");
+        assert_eq!(short_function_name("std::enable_if<(bool)1, void>::type f<int>(int)"), "f");
         assert_eq!(
-            function_name(
+            short_function_name(
                 "std::enable_if<(((8)>(0)))&&T<B>::exists, void>::type v::norm<B, 8>(B *)"
             ),
             "v::norm"
         );
-        assert_eq!(function_name("(odd)"), "(odd)");
-        assert_eq!(function_name(""), "");
+        assert_eq!(short_function_name("(odd)"), "(odd)");
+        assert_eq!(short_function_name(""), "");
     }
 
     #[test]
     fn communication_is_recognised_by_the_function_alone() {
         let found = |name: &str| {
-            let of_name = Communication::in_kernel(name)?;
+            let of_name = CommunicationKind::communication_of_kernel(name)?;
             Some((of_name.library, of_name.collective))
         };
-        use Collective::{AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv, Unknown};
+        use CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv, Unknown};
         let nccl = [
             (
                 "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -329,7 +341,7 @@ mod tests {
             ("ncclDevKernel_Generic_4(x)", Unknown),
         ];
         for (name, collective) in nccl {
-            assert_eq!(found(name), Some((Library::Nccl, collective)), "{name}");
+            assert_eq!(found(name), Some((CommunicationLibrary::Nccl, collective)), "{name}");
         }
         let custom = [
             "void c10d::symmetric_memory::multimem_all_reduce_kernel<c10::BFloat16, 8>(void *)",
@@ -337,7 +349,7 @@ mod tests {
             "void tensorrt_llm::kernels::oneShotAllReduceKernel<float, 4>(Params)",
         ];
         for name in custom {
-            assert_eq!(found(name), Some((Library::Custom, AllReduce)), "{name}");
+            assert_eq!(found(name), Some((CommunicationLibrary::Custom, AllReduce)), "{name}");
         }
         let nvshmem = [
             "nvshmemi_alltoall_kernel<int>(int)",
@@ -346,7 +358,7 @@ mod tests {
             "void deep_ep::internode_ll::dispatch<true, 7168>(void*)",
         ];
         for name in nvshmem {
-            assert_eq!(found(name), Some((Library::Nvshmem, AllToAll)), "{name}");
+            assert_eq!(found(name), Some((CommunicationLibrary::Nvshmem, AllToAll)), "{name}");
         }
         let compute = [
             "void at::native::reduce_kernel<512, 1, ReduceOp<float>>(T3)",
@@ -363,19 +375,22 @@ mod tests {
 
     #[test]
     fn ranges_of_mpi_name_their_collective() {
-        let found = |name: &str| Communication::in_range(name).map(|found| found.collective);
-        assert_eq!(found("MPI_Allreduce"), Some(Collective::AllReduce));
-        assert_eq!(found("MPI:MPI_Isend"), Some(Collective::SendRecv));
+        let found = |name: &str| CommunicationKind::in_range(name).map(|found| found.collective);
+        assert_eq!(found("MPI_Allreduce"), Some(CollectiveKind::AllReduce));
+        assert_eq!(found("MPI:MPI_Isend"), Some(CollectiveKind::SendRecv));
         assert_eq!(found("forward"), None);
     }
 
     #[test]
     fn copies_between_gpus_and_barriers_communicate() {
-        let copy = between_gpus("Peer-to-Peer").unwrap();
-        assert_eq!((copy.library, copy.collective), (Library::Peer, Collective::SendRecv));
-        assert_eq!(between_gpus("Device-to-Device"), None);
-        let barrier = Communication::in_kernel("attention_ring_barrier").unwrap();
-        assert_eq!(barrier.collective, Collective::Barrier);
+        let copy = communication_of_copies("Peer-to-Peer").unwrap();
+        assert_eq!(
+            (copy.library, copy.collective),
+            (CommunicationLibrary::Peer, CollectiveKind::SendRecv)
+        );
+        assert_eq!(communication_of_copies("Device-to-Device"), None);
+        let barrier = CommunicationKind::communication_of_kernel("attention_ring_barrier").unwrap();
+        assert_eq!(barrier.collective, CollectiveKind::Barrier);
     }
 
     #[test]

@@ -128,17 +128,17 @@ impl<'a> AllOperations<'a> {
         let trace = self.trace;
         match self.part(id) {
             (Kind::Kernel, index) => trace.kernel_name(index).to_owned(),
-            (Kind::Copy, index) => copy_name(trace.names.text(trace.copies.kind[index])),
-            (Kind::Set, _) => SET_NAME.to_owned(),
+            (Kind::Copy, index) => memcpy_name(trace.names.text(trace.copies.kind[index])),
+            (Kind::Set, _) => MEMSET_NAME.to_owned(),
             (Kind::Graph, index) => format!("graph {}", trace.graphs.executable[index]),
         }
     }
 }
 
 /// The name of sets in tables.
-pub const SET_NAME: &str = "[CUDA memset]";
+pub const MEMSET_NAME: &str = "[CUDA memset]";
 
 /// The name of copies of a direction in tables.
-pub fn copy_name(direction: &str) -> String {
+pub fn memcpy_name(direction: &str) -> String {
     format!("[CUDA memcpy {direction}]")
 }

@@ -2,7 +2,7 @@
 //! listed.
 
 use crate::analyze::operations::OperationId;
-use crate::model::packed::{Packed, partition_point};
+use crate::model::packed::{PackedColumn, partition_point};
 
 /// Operations in an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub enum Order {
     /// All operations with smaller numbers than this one, in the order of their numbers.
     Numbers(u32),
     /// The operations of a list.
-    Listed(Packed<OperationId>),
+    Listed(PackedColumn<OperationId>),
 }
 
 impl Default for Order {
@@ -21,7 +21,7 @@ impl Default for Order {
 
 impl Order {
     /// Operations, given in the order of their numbers, by a key; of one key by their numbers.
-    pub fn by_key<K: Ord>(
+    pub fn operations_by_key<K: Ord>(
         ids: impl Iterator<Item = OperationId> + Clone,
         key: impl Fn(OperationId) -> K,
     ) -> Self {
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn an_order_of_numbers_lists_nothing() {
         let starts = [3, 5, 5, 9];
-        let order = Order::by_key(0..4, |id| starts[id as usize]);
+        let order = Order::operations_by_key(0..4, |id| starts[id as usize]);
         assert_eq!(order, Order::Numbers(4));
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert_eq!(order.partition_point(|id| starts[id as usize] < 6), 3);
@@ -87,10 +87,10 @@ mod tests {
     #[test]
     fn other_orders_are_sorted_and_listed() {
         let starts = [9, 5, 3, 5];
-        let order = Order::by_key(0..4, |id| starts[id as usize]);
+        let order = Order::operations_by_key(0..4, |id| starts[id as usize]);
         assert_eq!(order, Order::Listed([2, 1, 3, 0].into_iter().collect()));
         assert_eq!(order.partition_point(|id| starts[id as usize] < 6), 3);
-        let some = Order::by_key([1, 3].into_iter(), |id| starts[id as usize]);
+        let some = Order::operations_by_key([1, 3].into_iter(), |id| starts[id as usize]);
         assert_eq!(
             some,
             Order::Listed([1, 3].into_iter().collect()),

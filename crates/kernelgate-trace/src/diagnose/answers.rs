@@ -2,24 +2,24 @@
 
 use hashbrown::HashMap;
 
-use super::context::Context;
-use crate::analyze::ranges::paths::{PathId, ROOT};
+use super::context::DiagnosisContext;
+use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
 use crate::analyze::work::kernel_kinds::KernelClass;
-use crate::model::names::Name;
-use crate::stats::{Samples, Summary};
+use crate::model::names::NameId;
+use crate::stats::{Samples, ValueSummary};
 
 /// Kernels and components that are listed.
 const TOP: usize = 10;
 
 /// A kernel and its part of the time of all kernels.
 #[derive(Debug, Clone, PartialEq)]
-pub struct KernelShare {
+pub struct KernelTimeShare {
     /// The kernel.
     pub name: String,
     /// Kind of work of the kernel, by its name.
     pub class: KernelClass,
     /// Launches of the kernel.
-    pub summary: Summary,
+    pub summary: ValueSummary,
     /// The kernel's part of the kernel time, 0 to 1.
     pub share: f64,
 }
@@ -35,7 +35,7 @@ pub struct Component {
     /// Number of ranges around the component.
     pub depth: usize,
     /// Host time of the component's ranges.
-    pub host: Summary,
+    pub host: ValueSummary,
     /// Number of kernels that were launched in the component.
     pub kernels: usize,
     /// Time of the component's kernels, nanoseconds.
@@ -47,28 +47,28 @@ pub struct Component {
 impl Component {
     /// Standard deviation of the host time of the component's ranges over their mean; `None` of
     /// fewer than three.
-    pub fn variation(&self) -> Option<f64> {
+    pub fn host_time_variation(&self) -> Option<f64> {
         (self.host.count >= 3 && self.host.mean > 0.0).then(|| self.host.deviation / self.host.mean)
     }
 }
 
 /// The time by kernel, kind and component.
 #[derive(Debug, Clone, Default)]
-pub struct Answers {
+pub struct TraceAnswers {
     /// The time of all kernels, in nanoseconds.
     pub kernel_ns: i64,
     /// The kernels with most time.
-    pub top_kernels: Vec<KernelShare>,
+    pub top_kernels: Vec<KernelTimeShare>,
     /// Kernel time by kind of work: nanoseconds and launches, the most expensive first.
     pub classes: Vec<(KernelClass, i64, usize)>,
     /// The outer ranges, those with most kernel time.
     pub components: Vec<Component>,
 }
 
-impl Answers {
+impl TraceAnswers {
     /// Time of softmax over that of matmul, where both have kernels of their own.
     #[allow(clippy::cast_precision_loss)]
-    pub fn softmax_to_matmul(&self) -> Option<f64> {
+    pub fn softmax_over_matmul_time(&self) -> Option<f64> {
         let time = |class| self.classes.iter().find(|(of, ..)| *of == class).map(|(_, ns, _)| *ns);
         let (softmax, matmul) = (time(KernelClass::Softmax)?, time(KernelClass::Matmul)?);
         (matmul > 0).then(|| softmax as f64 / matmul as f64)
@@ -81,7 +81,7 @@ impl Answers {
     }
 
     #[allow(clippy::cast_precision_loss)]
-    pub(super) fn new(context: &Context<'_>) -> Self {
+    pub(super) fn new(context: &DiagnosisContext<'_>) -> Self {
         let kernels = &context.trace.kernels;
         let length = |row: usize| kernels.on_gpu.length(row);
         let kernel_ns: i64 = (0..kernels.on_gpu.len()).map(length).sum();
@@ -92,12 +92,12 @@ impl Answers {
             samples.push(name.0, length(row));
         }
         let lengths = samples.counted();
-        let mut all: Vec<KernelShare> = lengths
+        let mut all: Vec<KernelTimeShare> = lengths
             .groups()
             .map(|name| {
                 let summary = lengths.summary(name);
-                let name = context.trace.names.text(Name(name));
-                KernelShare {
+                let name = context.trace.names.text(NameId(name));
+                KernelTimeShare {
                     name: name.to_owned(),
                     class: KernelClass::from_name(name),
                     summary,
@@ -121,29 +121,29 @@ impl Answers {
 }
 
 /// The outermost ranges and those directly in them.
-fn components(context: &Context<'_>, share: &dyn Fn(i64) -> f64) -> Vec<Component> {
+fn components(context: &DiagnosisContext<'_>, share: &dyn Fn(i64) -> f64) -> Vec<Component> {
     let paths = &context.host.paths;
     // Kernels count for every path around their launch.
     let mut kernels: Vec<(usize, i64)> = vec![(0, 0); paths.len()];
     let on_gpu = &context.trace.kernels.on_gpu;
     for row in 0..on_gpu.len() {
-        let mut path = context.path_id(u32::try_from(row).unwrap_or(u32::MAX));
-        while path != ROOT {
+        let mut path = context.path_id_of_operation(u32::try_from(row).unwrap_or(u32::MAX));
+        while path != ROOT_PATH {
             let (count, ns) = &mut kernels[path as usize];
             *count += 1;
             *ns += on_gpu.length(row);
-            path = paths.parent(path);
+            path = paths.parent_path(path);
         }
     }
-    let depth = |mut path: PathId| {
+    let depth = |mut path: RangePathId| {
         let mut depth = 0;
-        while paths.parent(path) != ROOT && depth < 3 {
-            path = paths.parent(path);
+        while paths.parent_path(path) != ROOT_PATH && depth < 3 {
+            path = paths.parent_path(path);
             depth += 1;
         }
         depth
     };
-    let mut order: Vec<PathId> = (1..u32::try_from(paths.len()).unwrap_or(u32::MAX))
+    let mut order: Vec<RangePathId> = (1..u32::try_from(paths.len()).unwrap_or(u32::MAX))
         .filter(|&path| kernels[path as usize].0 > 0 && depth(path) < 2)
         .collect();
     order.sort_by_key(|&path| (std::cmp::Reverse(kernels[path as usize].1), path));

@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::finding::{Answer, Diagnosis, Question};
-use super::text::wrap;
+use super::finding::{DiagnosisQuestion, QuestionAnswer, TraceDiagnosis};
+use super::text::wrap_line;
 
 /// Whether a line of the checklist holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tick {
+pub enum ChecklistMark {
     /// The line holds: the rules that would contradict it found nothing.
     Holds,
     /// The line does not hold: a rule found something.
@@ -19,7 +19,7 @@ pub enum Tick {
     NotMeasured,
 }
 
-impl Tick {
+impl ChecklistMark {
     /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ pub struct ChecklistLine {
     /// The condition.
     pub text: &'static str,
     /// Whether the condition holds.
-    pub tick: Tick,
+    pub tick: ChecklistMark,
     /// The finding, or the command that measures it.
     pub why: String,
 }
@@ -102,12 +102,12 @@ const LINES: &[(&str, &str, By)] = &[
 ];
 
 /// The checklist of a diagnosis.
-pub fn checklist(diagnosis: &Diagnosis) -> Vec<ChecklistLine> {
+pub fn checklist(diagnosis: &TraceDiagnosis) -> Vec<ChecklistLine> {
     LINES
         .iter()
         .map(|(group, text, by)| {
             let (tick, why) = match by {
-                By::Other(what) => (Tick::NotMeasured, (*what).to_owned()),
+                By::Other(what) => (ChecklistMark::NotMeasured, (*what).to_owned()),
                 By::Rules(rules) => decide(diagnosis, rules, false),
                 By::All(rules) => decide(diagnosis, rules, true),
             };
@@ -118,7 +118,7 @@ pub fn checklist(diagnosis: &Diagnosis) -> Vec<ChecklistLine> {
 
 /// A finding fails a line. It holds where a rule that decides it inspected enough and found nothing,
 /// or, of several that all decide it, no other lacks data.
-fn decide(diagnosis: &Diagnosis, rules: &[&str], all: bool) -> (Tick, String) {
+fn decide(diagnosis: &TraceDiagnosis, rules: &[&str], all: bool) -> (ChecklistMark, String) {
     let found: Vec<&str> = diagnosis
         .findings
         .iter()
@@ -128,28 +128,28 @@ fn decide(diagnosis: &Diagnosis, rules: &[&str], all: bool) -> (Tick, String) {
     if let Some(first) = found.first() {
         let more =
             if found.len() > 1 { format!("; {} more", found.len() - 1) } else { String::new() };
-        return (Tick::Fails, format!("{first}{more}"));
+        return (ChecklistMark::Fails, format!("{first}{more}"));
     }
     let questions = || rules.iter().filter_map(|rule| diagnosis.question(rule));
     let passed = questions().filter_map(|question| match &question.answer {
-        Answer::No { inspected } => Some(format!("{} in {inspected}", question.id)),
+        QuestionAnswer::No { inspected } => Some(format!("{} in {inspected}", question.id)),
         _ => None,
     });
     let passed: Vec<String> = passed.collect();
     let found_nothing = format!("nothing found by {}", passed.join(", "));
     let lacks = questions().find(|question| {
-        matches!(&question.answer, Answer::CannotAnswer { record, .. } if !record.is_empty())
+        matches!(&question.answer, QuestionAnswer::CannotAnswer { record, .. } if !record.is_empty())
     });
-    let lacking = lacks.and_then(|of| Some((of.id, of.not_measured()?)));
+    let lacking = lacks.and_then(|of| Some((of.id, of.missing_data_reason()?)));
     match lacking {
         Some((id, why)) if all && !passed.is_empty() => {
-            (Tick::NotMeasured, format!("{found_nothing}; not measured: {id}: {why}"))
+            (ChecklistMark::NotMeasured, format!("{found_nothing}; not measured: {id}: {why}"))
         }
-        _ if !passed.is_empty() => (Tick::Holds, found_nothing),
-        Some((_, why)) => (Tick::NotMeasured, why),
+        _ if !passed.is_empty() => (ChecklistMark::Holds, found_nothing),
+        Some((_, why)) => (ChecklistMark::NotMeasured, why),
         None => {
-            let why = questions().find_map(Question::not_measured);
-            (Tick::NotMeasured, why.unwrap_or_else(|| "no rule decides it".to_owned()))
+            let why = questions().find_map(DiagnosisQuestion::missing_data_reason);
+            (ChecklistMark::NotMeasured, why.unwrap_or_else(|| "no rule decides it".to_owned()))
         }
     }
 }
@@ -160,8 +160,13 @@ pub fn to_text(lines: &[ChecklistLine]) -> String {
     for same in lines.chunk_by(|a, b| a.group == b.group) {
         let _ = writeln!(text, "  {}", same[0].group);
         for line in same {
-            wrap(&mut text, &format!("{} {}", line.tick.mark(), line.text), "    ", "        ");
-            wrap(&mut text, &line.why, "        ", "        ");
+            wrap_line(
+                &mut text,
+                &format!("{} {}", line.tick.mark(), line.text),
+                "    ",
+                "        ",
+            );
+            wrap_line(&mut text, &line.why, "        ", "        ");
         }
     }
     text

@@ -1,49 +1,52 @@
 //! Facts about a trace that all rules need, computed once.
 
-use crate::analyze::classes::{Class, Classes, Communication};
+use crate::analyze::classes::{CommunicationKind, OperationClass, OperationClasses};
 use crate::analyze::launches::calls::LaunchCall;
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::ranges::paths::{PathId, ROOT};
+use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
 use crate::analyze::timeline::idle::{Activity, Gap};
 use crate::model::Trace;
-use crate::model::names::{Name, without_numbers};
+use crate::model::names::{NameId, without_numbers_in_name};
 use crate::read;
 
-use super::host::cause::{CauseKind, LATENCY_NS, Why};
-use super::host::{Host, HostPass};
-use super::platform::Platform;
+use super::host::cause::{IdleCauseKind, MAX_START_LATENCY_NS, Why};
+use super::host::{HostActivitySummary, HostPassState};
+use super::platform::TracePlatform;
 
 /// A trace with its launches, ranges, classes and activities.
-pub struct Context<'a> {
+pub struct DiagnosisContext<'a> {
     /// The trace. Its ranges and calls may have been read without being kept.
     pub trace: &'a Trace,
     /// Operations of the trace.
     pub all: AllOperations<'a>,
     /// The class of each operation.
-    pub classes: Classes<'a>,
+    pub classes: OperationClasses<'a>,
     /// The activity of each process on each device.
     pub activities: Vec<Activity>,
     /// The host's part.
-    pub host: Host,
+    pub host: HostActivitySummary,
     /// Vendor and recorder of the trace.
-    pub platform: Platform,
+    pub platform: TracePlatform,
     /// Start of the first operation of each place whose launch was recorded. The host launched what
     /// ran before it on that stream before the recording began.
     first_launched: Vec<i64>,
 }
 
-impl<'a> Context<'a> {
+impl<'a> DiagnosisContext<'a> {
     /// Joins a trace in memory; ranges are kept for the tree of ranges.
     pub fn new(trace: &'a Trace, keep_ranges: bool) -> Self {
-        let mut pass = HostPass::new(keep_ranges);
+        let mut pass = HostPassState::new(keep_ranges);
         read::rows_of(trace, |row| pass.add(trace, row));
         Self::joined(trace, pass.finish(trace, |label| label, i64::MAX))
     }
 
     /// Joins a trace with its host's part, after which it needs no correlation ids.
-    pub fn joined(trace: &'a Trace, (activities, host): (Vec<Activity>, Host)) -> Self {
-        let classes = classes(trace, &host);
-        let (all, platform) = (AllOperations::new(trace), Platform::new(trace));
+    pub fn joined(
+        trace: &'a Trace,
+        (activities, host): (Vec<Activity>, HostActivitySummary),
+    ) -> Self {
+        let classes = classify_operations(trace, &host);
+        let (all, platform) = (AllOperations::new(trace), TracePlatform::new(trace));
         let mut first_launched = vec![i64::MAX; trace.places.len()];
         for id in all.ids().filter(|&id| host.launches.has(id)) {
             let first = &mut first_launched[all.place(id).0 as usize];
@@ -54,7 +57,7 @@ impl<'a> Context<'a> {
 
     /// The path of an operation: of the innermost range around its launch, then of the ranges in
     /// which the node of a graph was created that launched it.
-    pub fn path_id(&self, operation: OperationId) -> PathId {
+    pub fn path_id_of_operation(&self, operation: OperationId) -> RangePathId {
         let inside = self.host.inside_graph.get(operation as usize);
         inside.unwrap_or_else(|| self.host.launched_in.at(operation as usize))
     }
@@ -65,29 +68,29 @@ impl<'a> Context<'a> {
     }
 
     /// The path of an operation as text, if it is in a range.
-    pub fn path_of(&self, operation: OperationId) -> Option<String> {
-        self.range(self.path_id(operation))
+    pub fn path_of_operation(&self, operation: OperationId) -> Option<String> {
+        self.range(self.path_id_of_operation(operation))
     }
 
     /// A path as text, if it is that of a range.
-    pub fn range(&self, path: PathId) -> Option<String> {
-        (path != ROOT).then(|| self.host.paths.text(self.trace, path))
+    pub fn range(&self, path: RangePathId) -> Option<String> {
+        (path != ROOT_PATH).then(|| self.host.paths.text(self.trace, path))
     }
 
     /// The path of the innermost range that contains both an operation and everything inside a
     /// path.
-    pub fn around(&self, path: PathId, operation: OperationId) -> PathId {
-        self.host.paths.common(path, self.path_id(operation))
+    pub fn around(&self, path: RangePathId, operation: OperationId) -> RangePathId {
+        self.host.paths.common(path, self.path_id_of_operation(operation))
     }
 
     /// The causes of a gap and the time of each; they add up to its length.
-    pub fn causes_of(&self, gap: &Gap) -> impl Iterator<Item = (Why, i64)> {
+    pub fn causes_of_gap(&self, gap: &Gap) -> impl Iterator<Item = (Why, i64)> {
         let mut parts = self.host.idle.parts(gap).peekable();
         let unlaunched = parts.peek().is_none().then(|| {
-            let kind = match self.is_migration(gap.after) {
-                true => CauseKind::Migration,
-                false if self.was_queued(gap) => CauseKind::BackToBack,
-                false => CauseKind::Unknown,
+            let kind = match self.is_page_migration(gap.after) {
+                true => IdleCauseKind::Migration,
+                false if self.was_queued_before_recording(gap) => IdleCauseKind::BackToBack,
+                false => IdleCauseKind::Unknown,
             };
             ((kind, None), gap.length())
         });
@@ -96,51 +99,51 @@ impl<'a> Context<'a> {
 
     /// Whether the operation behind a gap was launched before the recording began, and followed as
     /// soon as queued work does.
-    fn was_queued(&self, gap: &Gap) -> bool {
+    fn was_queued_before_recording(&self, gap: &Gap) -> bool {
         let first = self.first_launched[self.all.place(gap.after).0 as usize];
-        first < i64::MAX && self.all.start(gap.after) < first && gap.length() < LATENCY_NS
+        first < i64::MAX && self.all.start(gap.after) < first && gap.length() < MAX_START_LATENCY_NS
     }
 
     /// Whether an operation migrates pages of managed memory, which no call launches.
-    pub fn is_migration(&self, operation: OperationId) -> bool {
-        self.classes.class(operation) == Class::Migration
+    pub fn is_page_migration(&self, operation: OperationId) -> bool {
+        self.classes.class_of_operation(operation) == OperationClass::Migration
     }
 
     /// The name of a function without its version.
-    pub fn function(&self, name: Name) -> &'a str {
-        crate::stats::without_version(self.trace.names.text(name))
+    pub fn function(&self, name: NameId) -> &'a str {
+        crate::stats::without_interface_version(self.trace.names.text(name))
     }
 
     /// The function that is to blame for idle time, or the range around host code, without numbers.
-    pub fn blamed(&self, (kind, name): Why) -> Option<String> {
+    pub fn blamed_function_or_range(&self, (kind, name): Why) -> Option<String> {
         name.map(|name| match kind {
-            CauseKind::HostCode => without_numbers(self.trace.names.text(name)),
+            IdleCauseKind::HostCode => without_numbers_in_name(self.trace.names.text(name)),
             _ => self.function(name).to_owned(),
         })
     }
 
     /// Process id and device of an operation.
-    pub fn place_of(&self, operation: OperationId) -> (i64, u32) {
+    pub fn process_and_device_of(&self, operation: OperationId) -> (i64, u32) {
         let place = &self.trace.places[self.all.place(operation).0 as usize];
         (self.trace.processes[place.process as usize].pid, place.device)
     }
 }
 
 /// The classes of operations, with copies inside ranges of MPI as communication.
-fn classes<'a>(trace: &'a Trace, host: &Host) -> Classes<'a> {
-    let classes = Classes::new(trace);
+fn classify_operations<'a>(trace: &'a Trace, host: &HostActivitySummary) -> OperationClasses<'a> {
+    let classes = OperationClasses::new(trace);
     let paths = &host.paths;
     // A path is numbered behind the one around it.
-    let mut by_path: Vec<Option<Communication>> = Vec::with_capacity(paths.len());
+    let mut by_path: Vec<Option<CommunicationKind>> = Vec::with_capacity(paths.len());
     for path in (0..).take(paths.len()) {
-        let own = || Communication::in_range(trace.names.text(paths.name(path)));
+        let own = || CommunicationKind::in_range(trace.names.text(paths.name(path)));
         by_path.push(match path {
-            ROOT => None,
-            _ => by_path[paths.parent(path) as usize].or_else(own),
+            ROOT_PATH => None,
+            _ => by_path[paths.parent_path(path) as usize].or_else(own),
         });
     }
     if trace.copies.on_gpu.is_empty() || by_path.iter().all(Option::is_none) {
         return classes;
     }
-    classes.with_ranges(|copy| by_path[host.launched_in.at(copy as usize) as usize])
+    classes.with_mpi_ranges(|copy| by_path[host.launched_in.at(copy as usize) as usize])
 }

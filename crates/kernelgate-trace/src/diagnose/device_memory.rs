@@ -4,9 +4,9 @@
 
 use hashbrown::HashMap;
 
-use super::host::Outermost;
+use super::host::OutermostRange;
 use crate::model::Trace;
-use crate::model::names::without_numbers;
+use crate::model::names::without_numbers_in_name;
 
 /// Device memory of a process on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,12 +26,12 @@ pub struct MemoryUse {
     /// Freed memory whose allocation is not in the trace; it does not count.
     pub unknown: usize,
     /// The outermost ranges in the order of their first start; what came before is the first.
-    pub phases: Vec<MemoryPhase>,
+    pub phases: Vec<OutermostRangeMemory>,
 }
 
 /// Outermost ranges of one name, but for its numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryPhase {
+pub struct OutermostRangeMemory {
     /// Name of the ranges; `#` stands for numbers in which they differ.
     pub name: String,
     /// How many there are.
@@ -42,20 +42,20 @@ pub struct MemoryPhase {
     pub change_bytes: i64,
 }
 
-impl MemoryPhase {
+impl OutermostRangeMemory {
     /// Name of the time before the first range.
-    pub const BEFORE_FIRST_RANGE: &str = "before the first range";
+    pub const BEFORE_FIRST_RANGE_LABEL: &str = "before the first range";
 }
 
 impl MemoryUse {
     /// Bytes held at the end.
-    pub fn at_end(&self) -> u64 {
+    pub fn bytes_at_end(&self) -> u64 {
         self.held.last().map_or(0, |&(_, bytes)| bytes)
     }
 
     /// Times and bytes held, at most so many of them: of neighbours the one with most bytes. The
     /// last one stays.
-    pub fn over_time(&self, most: usize) -> Vec<(i64, u64)> {
+    pub fn bytes_over_time(&self, most: usize) -> Vec<(i64, u64)> {
         let together = self.held.len().div_ceil(most.max(2) - 1).max(1);
         let fullest = |part: &[(i64, u64)]| part.iter().copied().max_by_key(|&(_, bytes)| bytes);
         let mut kept: Vec<(i64, u64)> = self.held.chunks(together).filter_map(fullest).collect();
@@ -71,7 +71,7 @@ impl MemoryUse {
     }
 
     /// The most bytes held in a span, which includes its end.
-    fn most_in(&self, (start, end): (i64, i64)) -> u64 {
+    fn most_bytes_in_span(&self, (start, end): (i64, i64)) -> u64 {
         let from = self.held.partition_point(|&(at, _)| at < start);
         let inside = self.held[from..].iter().take_while(|&&(at, _)| at <= end);
         inside.map(|&(_, bytes)| bytes).max().unwrap_or(0).max(self.at(start))
@@ -79,11 +79,11 @@ impl MemoryUse {
 }
 
 /// Memory of each process on each device that allocates.
-pub(super) fn memory_use(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUse> {
+pub(super) fn memory_by_device(trace: &Trace, outermost: &[OutermostRange]) -> Vec<MemoryUse> {
     let rows = &trace.allocations;
     let mut order: Vec<usize> = (0..rows.time.len()).collect();
     order.sort_by_key(|&row| rows.time[row]);
-    let mut uses: Vec<HeldMemory> = Vec::new();
+    let mut uses: Vec<HeldDeviceMemory> = Vec::new();
     let mut index: HashMap<(u32, u32), usize> = HashMap::new();
     for row in order {
         let place = &trace.places[rows.place[row].0 as usize];
@@ -91,11 +91,11 @@ pub(super) fn memory_use(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUs
         let number = *index.entry((place.process, place.device)).or_insert(new);
         if number == new {
             let pid = trace.processes[place.process as usize].pid;
-            uses.push(HeldMemory::new(place.process, pid, place.device));
+            uses.push(HeldDeviceMemory::new(place.process, pid, place.device));
         }
         let (time, address) = (rows.time[row], rows.address[row]);
         match rows.given_back[row] {
-            true => uses[number].give_back(time, address),
+            true => uses[number].release_bytes(time, address),
             false => uses[number].take(time, address, rows.bytes[row]),
         }
     }
@@ -103,7 +103,7 @@ pub(super) fn memory_use(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUs
 }
 
 /// HeldMemory memory, while allocations are added in the order of their times.
-struct HeldMemory {
+struct HeldDeviceMemory {
     process: u32,
     of: MemoryUse,
     bytes: u64,
@@ -111,7 +111,7 @@ struct HeldMemory {
     live: HashMap<u64, u64>,
 }
 
-impl HeldMemory {
+impl HeldDeviceMemory {
     fn new(process: u32, pid: i64, device: u32) -> Self {
         let memory_use = MemoryUse {
             pid,
@@ -135,7 +135,7 @@ impl HeldMemory {
     }
 
     /// Some recorders do not record the size of a release, which follows from its address.
-    fn give_back(&mut self, time: i64, address: u64) {
+    fn release_bytes(&mut self, time: i64, address: u64) {
         let Some(bytes) = self.live.remove(&address) else {
             self.of.unknown += 1;
             return;
@@ -152,12 +152,12 @@ impl HeldMemory {
         }
     }
 
-    fn finish(mut self, trace: &Trace, outermost: &[Outermost]) -> MemoryUse {
+    fn finish(mut self, trace: &Trace, outermost: &[OutermostRange]) -> MemoryUse {
         let own = || outermost.iter().filter(|range| range.process == self.process);
         let first = own().map(|range| range.start).next().unwrap_or(i64::MAX);
-        let before = self.of.most_in((i64::MIN, first.saturating_sub(1)));
-        let mut phases = vec![MemoryPhase {
-            name: MemoryPhase::BEFORE_FIRST_RANGE.to_owned(),
+        let before = self.of.most_bytes_in_span((i64::MIN, first.saturating_sub(1)));
+        let mut phases = vec![OutermostRangeMemory {
+            name: OutermostRangeMemory::BEFORE_FIRST_RANGE_LABEL.to_owned(),
             times: 1,
             peak_bytes: before,
             change_bytes: change(0, self.of.at(first.saturating_sub(1))),
@@ -166,17 +166,22 @@ impl HeldMemory {
         for range in own() {
             let span = (range.start, range.end);
             let name = trace.names.text(range.name);
-            let index = *known.entry(without_numbers(name)).or_insert_with(|| {
+            let index = *known.entry(without_numbers_in_name(name)).or_insert_with(|| {
                 let name = name.to_owned();
-                phases.push(MemoryPhase { name, times: 0, peak_bytes: 0, change_bytes: 0 });
+                phases.push(OutermostRangeMemory {
+                    name,
+                    times: 0,
+                    peak_bytes: 0,
+                    change_bytes: 0,
+                });
                 phases.len() - 1
             });
             let phase = &mut phases[index];
             if phase.name != name {
-                phase.name = without_numbers(name);
+                phase.name = without_numbers_in_name(name);
             }
             phase.times += 1;
-            phase.peak_bytes = phase.peak_bytes.max(self.of.most_in(span));
+            phase.peak_bytes = phase.peak_bytes.max(self.of.most_bytes_in_span(span));
             phase.change_bytes += change(self.of.at(span.0.saturating_sub(1)), self.of.at(span.1));
         }
         self.of.phases = phases;

@@ -1,18 +1,18 @@
 //! The diagnosis of a trace: findings, questions with their answers, devices.
 
-use super::account::DeviceAccount;
-use super::answers::Answers;
+use super::account::DeviceTimeAccount;
+use super::answers::TraceAnswers;
 use super::critical::gains::CriticalPath;
 use super::device_memory::MemoryUse;
-use super::host::gaps::GapReport;
+use super::host::gaps::IdleGapReport;
 use super::network::Network;
-use crate::analyze::classes::Class;
+use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::OperationId;
-use crate::analyze::work::utilization::Utilization;
+use crate::analyze::work::utilization::DeviceUtilization;
 
 /// Severity of a finding, by the time that it costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Severity {
+pub enum FindingSeverity {
     /// Good to know.
     Information,
     /// Costs time.
@@ -21,7 +21,7 @@ pub enum Severity {
     Severe,
 }
 
-impl Severity {
+impl FindingSeverity {
     /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
@@ -33,18 +33,18 @@ impl Severity {
 }
 
 /// Part of a span from which what could be saved is severe, in percent.
-const SEVERE_SHARE: f64 = 10.0;
+const MIN_SEVERE_SAVING_PERCENT: f64 = 10.0;
 /// Part of the time from which a saving is a warning.
-const WARNING_SHARE: f64 = 2.0;
+const MIN_WARNING_SAVING_PERCENT: f64 = 2.0;
 
-impl Severity {
+impl FindingSeverity {
     /// The severity of a finding that could save a part of a span.
     #[allow(clippy::cast_precision_loss)]
-    pub fn from_saving(saved_ns: i64, span_ns: i64) -> Self {
+    pub fn severity_of_saving(saved_ns: i64, span_ns: i64) -> Self {
         let share = saved_ns as f64 / span_ns.max(1) as f64 * 100.0;
         match share {
-            _ if share >= SEVERE_SHARE => Self::Severe,
-            _ if share >= WARNING_SHARE => Self::Warning,
+            _ if share >= MIN_SEVERE_SAVING_PERCENT => Self::Severe,
+            _ if share >= MIN_WARNING_SAVING_PERCENT => Self::Warning,
             _ => Self::Information,
         }
     }
@@ -52,7 +52,7 @@ impl Severity {
 
 /// Confidence in a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Confidence {
+pub enum FindingConfidence {
     /// The finding rests on an estimate, or on few records.
     Low,
     /// Follows from the records by an assumption that is named.
@@ -61,7 +61,7 @@ pub enum Confidence {
     High,
 }
 
-impl Confidence {
+impl FindingConfidence {
     /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
@@ -74,7 +74,7 @@ impl Confidence {
 
 /// A number with its unit, such as `%`, `us`, `ms` or `calls`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Measure {
+pub struct NumberWithUnit {
     /// The number.
     pub value: f64,
     /// Unit of the measure.
@@ -83,7 +83,7 @@ pub struct Measure {
 
 /// A place in the trace that shows a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Evidence {
+pub struct FindingEvidence {
     /// Name of the kernel, call or copy.
     pub what: String,
     /// How often.
@@ -100,7 +100,7 @@ pub struct Evidence {
 
 /// Kernels that could be shorter.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ShorterKernels {
+pub struct ShortenedKernels {
     /// Index into [`crate::model::Trace::functions`].
     pub function: u32,
     /// Index into [`crate::model::Trace::shapes`].
@@ -111,7 +111,7 @@ pub struct ShorterKernels {
 
 /// A kernel of a chain that one kernel could compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FusedKernel {
+pub struct FusibleKernel {
     /// Index into [`crate::model::Trace::functions`].
     pub function: u32,
     /// Whether the fused kernel is the longest of its chain, whose time stays.
@@ -122,7 +122,7 @@ pub struct FusedKernel {
 
 /// The change that mends a finding, for a replay.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Remedy {
+pub enum FindingRemedy {
     /// The gain of the change cannot be computed by a replay.
     NotReplayed,
     /// Launch calls and the host between them take no time, as in a graph.
@@ -132,13 +132,13 @@ pub enum Remedy {
     /// The host waits for the GPU nowhere.
     NoWaits,
     /// Operations of a class take no time.
-    Without(Class),
+    Without(OperationClass),
     /// Single operations take no time.
     WithoutOperations(Vec<OperationId>),
     /// Kernels are shorter.
-    Shorter(Vec<ShorterKernels>),
+    Shorter(Vec<ShortenedKernels>),
     /// Chains of kernels are one kernel each.
-    Fused(Vec<FusedKernel>),
+    Fused(Vec<FusibleKernel>),
 }
 
 /// The gain of mending a finding, by the replay of the recorded dependencies.
@@ -153,45 +153,46 @@ pub struct ReplayedGain {
 
 /// A possible improvement that a rule found.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Finding {
+pub struct DiagnosisFinding {
     /// The rule.
     pub id: &'static str,
     /// Cost of the finding.
-    pub severity: Severity,
+    pub severity: FindingSeverity,
     /// Certainty of the finding.
-    pub confidence: Confidence,
+    pub confidence: FindingConfidence,
     /// One sentence.
     pub title: String,
     /// The measured value.
-    pub measured: Measure,
+    pub measured: NumberWithUnit,
     /// The threshold of the rule.
-    pub threshold: Measure,
+    pub threshold: NumberWithUnit,
     /// Nanoseconds that mending it could save at most, where known: no more than its replay gains.
     pub recoverable_ns: Option<i64>,
     /// The change that would remove the cause.
-    pub remedy: Remedy,
+    pub remedy: FindingRemedy,
     /// The gain of the change, where it can be replayed.
     pub replayed: Option<ReplayedGain>,
     /// Places of the finding, the most expensive first.
-    pub evidence: Vec<Evidence>,
+    pub evidence: Vec<FindingEvidence>,
     /// The advice.
     pub advice: String,
     /// Circumstances in which the program is right to do this.
     pub false_positive: &'static str,
 }
 
-impl Finding {
+impl DiagnosisFinding {
     /// Sorts by savings, then by severity.
     pub(super) fn sort(findings: &mut [Self]) {
         findings.sort_by_key(|of| std::cmp::Reverse((of.recoverable_ns.unwrap_or(0), of.severity)));
     }
 
     /// Limits the savings to the gain of the replay, and the severity to what is left of them.
-    pub(super) fn limit_savings(&mut self, gain_ns: i64, span_ns: i64) {
+    pub(super) fn limit_savings_to_gain(&mut self, gain_ns: i64, span_ns: i64) {
         let gain_ns = gain_ns.max(0);
         if self.recoverable_ns.is_none_or(|claimed| claimed > gain_ns) {
             self.recoverable_ns = Some(gain_ns);
-            self.severity = self.severity.min(Severity::from_saving(gain_ns, span_ns));
+            self.severity =
+                self.severity.min(FindingSeverity::severity_of_saving(gain_ns, span_ns));
         }
     }
 }
@@ -251,7 +252,7 @@ impl Unit {
 
 /// Number and share of the records that a rule could inspect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inspected {
+pub struct InspectedShare {
     /// The part with all data that the rule needs.
     pub seen: i64,
     /// All of the whole.
@@ -263,9 +264,9 @@ pub struct Inspected {
 }
 
 /// Part of the whole that a rule has to inspect to answer "no".
-const MIN_INSPECTED_SHARE: f64 = 0.9;
+const MIN_INSPECTED_SHARE_FOR_NO: f64 = 0.9;
 
-impl Inspected {
+impl InspectedShare {
     /// The inspected share, from 0 to 1.
     #[allow(clippy::cast_precision_loss)]
     pub fn share(&self) -> f64 {
@@ -273,25 +274,25 @@ impl Inspected {
     }
 
     /// Whether the inspected part is enough to conclude that there is nothing.
-    pub fn enough(&self) -> bool {
-        self.share() >= MIN_INSPECTED_SHARE
+    pub fn is_enough_for_no(&self) -> bool {
+        self.share() >= MIN_INSPECTED_SHARE_FOR_NO
     }
 }
 
 /// The answer to a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum QuestionAnswer {
     /// Findings say so.
     Yes {
         /// How many.
         findings: usize,
         /// How much was inspected.
-        inspected: Inspected,
+        inspected: InspectedShare,
     },
     /// The rule inspected enough, and found nothing.
     No {
         /// How much.
-        inspected: Inspected,
+        inspected: InspectedShare,
     },
     /// The trace does not hold the answer.
     CannotAnswer {
@@ -300,25 +301,25 @@ pub enum Answer {
         /// How to record what is missing; empty where there is nothing to record.
         record: String,
         /// How much could be inspected, where that is a part.
-        inspected: Option<Inspected>,
+        inspected: Option<InspectedShare>,
     },
 }
 
 /// A question and its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Question {
+pub struct DiagnosisQuestion {
     /// The rule that answers it, which is also the id of its findings.
     pub id: &'static str,
     /// In words.
     pub text: &'static str,
     /// The answer.
-    pub answer: Answer,
+    pub answer: QuestionAnswer,
 }
 
-impl Question {
+impl DiagnosisQuestion {
     /// Reason, and how to record what is missing, where it cannot be answered.
-    pub fn not_measured(&self) -> Option<String> {
-        let Answer::CannotAnswer { reason, record, .. } = &self.answer else { return None };
+    pub fn missing_data_reason(&self) -> Option<String> {
+        let QuestionAnswer::CannotAnswer { reason, record, .. } = &self.answer else { return None };
         Some(match record.is_empty() {
             true => reason.clone(),
             false => format!("{reason}; {record}"),
@@ -328,7 +329,7 @@ impl Question {
 
 /// The work of a process on a device.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DeviceUse {
+pub struct ProcessDeviceUse {
     /// The system's id of the process.
     pub pid: i64,
     /// The device.
@@ -342,14 +343,14 @@ pub struct DeviceUse {
     /// Operations.
     pub operations: usize,
     /// Time by line of the device.
-    pub account: DeviceAccount,
+    pub account: DeviceTimeAccount,
     /// Times without an operation.
-    pub gaps: GapReport,
+    pub gaps: IdleGapReport,
 }
 
 /// The diagnosis of a trace.
 #[derive(Debug, Clone)]
-pub struct Diagnosis {
+pub struct TraceDiagnosis {
     /// Recorder of the trace, with the version where known.
     pub recorder: String,
     /// The time from which the text counts: the first activity of traces whose clock counts from
@@ -358,49 +359,51 @@ pub struct Diagnosis {
     /// Kernels, copies, sets, graph launches, calls, ranges, profiled launches.
     pub records: [(&'static str, usize); 7],
     /// Work of each process on each device.
-    pub devices: Vec<DeviceUse>,
+    pub devices: Vec<ProcessDeviceUse>,
     /// The critical path, and what changes would gain.
     pub critical_path: CriticalPath,
     /// Device memory, where allocations were recorded.
     pub memory: Vec<MemoryUse>,
     /// How far the trace can be believed, worst first.
-    pub quality: Vec<Finding>,
+    pub quality: Vec<DiagnosisFinding>,
     /// Possible improvements, by what they could save.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<DiagnosisFinding>,
     /// Every rule as a question.
-    pub questions: Vec<Question>,
+    pub questions: Vec<DiagnosisQuestion>,
     /// The time by kernel, kind and range.
-    pub answers: Answers,
+    pub answers: TraceAnswers,
     /// Which share of the device's peaks is used.
-    pub utilization: Utilization,
+    pub utilization: DeviceUtilization,
     /// The phases of a network, where its ranges name them.
     pub network: Option<Network>,
 }
 
-impl Diagnosis {
+impl TraceDiagnosis {
     /// The question of a rule.
-    pub fn question(&self, id: &str) -> Option<&Question> {
+    pub fn question(&self, id: &str) -> Option<&DiagnosisQuestion> {
         self.questions.iter().find(|question| question.id == id)
     }
 
     /// Whether a rule inspected enough and found nothing.
     pub fn passed(&self, id: &str) -> bool {
-        self.question(id).is_some_and(|question| matches!(question.answer, Answer::No { .. }))
+        self.question(id)
+            .is_some_and(|question| matches!(question.answer, QuestionAnswer::No { .. }))
     }
 
     /// Whether any question about the GPU's work has an answer.
-    pub fn answers_any(&self) -> bool {
-        let answered = |question: &&Question| {
-            question.id != QUALITY && !matches!(question.answer, Answer::CannotAnswer { .. })
+    pub fn answers_any_gpu_question(&self) -> bool {
+        let answered = |question: &&DiagnosisQuestion| {
+            question.id != DATA_QUALITY_ID
+                && !matches!(question.answer, QuestionAnswer::CannotAnswer { .. })
         };
         self.questions.iter().any(|question| answered(&question))
     }
 
     /// The worst severity of all findings, also of those about the quality of the data.
-    pub fn worst(&self) -> Option<Severity> {
+    pub fn worst(&self) -> Option<FindingSeverity> {
         self.quality.iter().chain(&self.findings).map(|finding| finding.severity).max()
     }
 }
 
 /// The id of findings about the quality of the data.
-pub const QUALITY: &str = "data-quality";
+pub const DATA_QUALITY_ID: &str = "data-quality";

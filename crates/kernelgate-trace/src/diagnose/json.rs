@@ -3,21 +3,24 @@
 use hashbrown::HashMap;
 use serde_json::{Value, json};
 
-use super::answers::{Answers, Component, HEADS, KernelShare};
+use super::answers::{Component, HEADS, KernelTimeShare, TraceAnswers};
 use super::critical::gains::CriticalPath;
 use super::device_memory::MemoryUse;
-use super::finding::{Answer, DeviceUse, Diagnosis, Evidence, Finding, Measure, Question};
-use super::host::gaps::GapClass;
+use super::finding::{
+    DiagnosisFinding, DiagnosisQuestion, FindingEvidence, NumberWithUnit, ProcessDeviceUse,
+    QuestionAnswer, TraceDiagnosis,
+};
+use super::host::gaps::GapLengthClass;
 use super::network::Network;
-use super::tree::RangeUse;
-use crate::stats::Summary;
+use super::tree::RangeTreeNode;
+use crate::stats::ValueSummary;
 
 /// The version of the format; a field that changes its meaning raises it. The schema of the format
 /// is `schema/diagnosis.json` of this crate. Version 2: a list for doubts about the data, questions
 /// with their answers, gaps split at the launch.
 pub const SCHEMA: u32 = 2;
 
-impl Diagnosis {
+impl TraceDiagnosis {
     /// Converts to JSON, with `schema_version`.
     pub fn to_json(&self) -> Value {
         let records: serde_json::Map<String, Value> = self
@@ -35,7 +38,7 @@ impl Diagnosis {
             .collect();
         let skipped = self.questions.iter();
         let skipped: Vec<Value> = skipped
-            .filter_map(|of| Some(json!({ "rule": of.id, "reason": of.not_measured()? })))
+            .filter_map(|of| Some(json!({ "rule": of.id, "reason": of.missing_data_reason()? })))
             .collect();
         let passed = self.questions.iter().map(|of| of.id).filter(|id| self.passed(id));
         json!({
@@ -44,18 +47,18 @@ impl Diagnosis {
             "records": records,
             "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
             "time": self.devices.iter().map(|of| of.account.to_json()).collect::<Vec<_>>(),
-            "critical_path": critical_path(&self.critical_path),
+            "critical_path": critical_path_json(&self.critical_path),
             "data_quality": findings(&self.quality),
             "findings": findings(&self.findings),
-            "questions": self.questions.iter().map(question).collect::<Vec<_>>(),
+            "questions": self.questions.iter().map(question_json).collect::<Vec<_>>(),
             "skipped": skipped,
             "passed": passed.collect::<Vec<_>>(),
             "kernel_ns": self.answers.kernel_ns,
             "top_kernels": self.answers.top_kernels.iter().map(kernel).collect::<Vec<_>>(),
             "kernel_kinds": classes,
-            "softmax_to_matmul": self.answers.softmax_to_matmul(),
+            "softmax_to_matmul": self.answers.softmax_over_matmul_time(),
             "softmax_to_matmul_flops": HEADS
-                .map(|head| (head.to_string(), Answers::softmax_to_matmul_flops(head)))
+                .map(|head| (head.to_string(), TraceAnswers::softmax_to_matmul_flops(head)))
                 .into_iter()
                 .collect::<std::collections::BTreeMap<_, _>>(),
             "device_memory": self.memory.iter().map(memory).collect::<Vec<_>>(),
@@ -66,7 +69,7 @@ impl Diagnosis {
     }
 }
 
-impl RangeUse {
+impl RangeTreeNode {
     /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         let limits = self.of_limits.iter();
@@ -89,7 +92,7 @@ impl RangeUse {
 }
 
 /// Points of memory over time that are written.
-const POINTS: usize = 1000;
+const MAX_MEMORY_POINTS: usize = 1000;
 
 fn memory(of: &MemoryUse) -> Value {
     let phases: Vec<Value> = of
@@ -105,7 +108,7 @@ fn memory(of: &MemoryUse) -> Value {
         })
         .collect();
     let over_time: Vec<Value> = of
-        .over_time(POINTS)
+        .bytes_over_time(MAX_MEMORY_POINTS)
         .into_iter()
         .map(|(time_ns, bytes)| json!({ "time_ns": time_ns, "bytes": bytes }))
         .collect();
@@ -114,7 +117,7 @@ fn memory(of: &MemoryUse) -> Value {
         "device": of.device,
         "peak_bytes": of.peak.1,
         "peak_ns": of.peak.0,
-        "end_bytes": of.at_end(),
+        "end_bytes": of.bytes_at_end(),
         "allocations": of.taken,
         "given_back": of.given_back,
         "given_back_unknown": of.unknown,
@@ -123,9 +126,9 @@ fn memory(of: &MemoryUse) -> Value {
     })
 }
 
-fn device(device: &DeviceUse) -> Value {
+fn device(device: &ProcessDeviceUse) -> Value {
     let gaps = &device.gaps;
-    let class = |class: GapClass| json!({ "count": class.count, "total_ns": class.total_ns });
+    let class = |class: GapLengthClass| json!({ "count": class.count, "total_ns": class.total_ns });
     let causes: Vec<Value> = gaps
         .causes
         .iter()
@@ -167,7 +170,7 @@ fn device(device: &DeviceUse) -> Value {
             "normal": class(gaps.normal),
             "warning": class(gaps.warning),
             "severe": class(gaps.severe),
-            "mean_ns": gaps.mean_ns(),
+            "mean_ns": gaps.mean_gap_ns(),
             "longest_ns": gaps.longest_ns,
             "causes": causes,
             "transitions": transitions,
@@ -176,14 +179,14 @@ fn device(device: &DeviceUse) -> Value {
 }
 
 /// Every question has an answer: "yes", "no" or "cannot answer".
-fn question(question: &Question) -> Value {
+fn question_json(question: &DiagnosisQuestion) -> Value {
     let (answer, findings, inspected) = match &question.answer {
-        Answer::Yes { findings, inspected } => ("yes", *findings, Some(inspected)),
-        Answer::No { inspected } => ("no", 0, Some(inspected)),
-        Answer::CannotAnswer { inspected, .. } => ("cannot answer", 0, inspected.as_ref()),
+        QuestionAnswer::Yes { findings, inspected } => ("yes", *findings, Some(inspected)),
+        QuestionAnswer::No { inspected } => ("no", 0, Some(inspected)),
+        QuestionAnswer::CannotAnswer { inspected, .. } => ("cannot answer", 0, inspected.as_ref()),
     };
     let (reason, record) = match &question.answer {
-        Answer::CannotAnswer { reason, record, .. } => {
+        QuestionAnswer::CannotAnswer { reason, record, .. } => {
             (Some(reason), Some(record).filter(|record| !record.is_empty()))
         }
         _ => (None, None),
@@ -206,7 +209,7 @@ fn question(question: &Question) -> Value {
 }
 
 /// Findings, each with a key that the same finding of another recording has.
-fn critical_path(path: &CriticalPath) -> Value {
+fn critical_path_json(path: &CriticalPath) -> Value {
     let segments = path.segments.iter().map(|(kind, ns)| json!({ "kind": kind, "total_ns": ns }));
     let gains = path.gains.iter().map(|of| {
         json!({
@@ -222,14 +225,14 @@ fn critical_path(path: &CriticalPath) -> Value {
     })
 }
 
-fn findings(all: &[Finding]) -> Vec<Value> {
+fn findings(all: &[DiagnosisFinding]) -> Vec<Value> {
     let mut known: HashMap<String, usize> = HashMap::new();
-    let key = |of: &Finding| {
+    let key = |of: &DiagnosisFinding| {
         let device = of.evidence.first().and_then(|evidence| evidence.place);
         let device = device.map_or(String::new(), |(_, device)| format!(":{device}"));
         format!("{}{device}", of.id)
     };
-    let mut row = |of: &Finding| {
+    let mut row = |of: &DiagnosisFinding| {
         let key = key(of);
         let before = known.entry(key.clone()).or_default();
         *before += 1;
@@ -239,7 +242,7 @@ fn findings(all: &[Finding]) -> Vec<Value> {
     all.iter().map(&mut row).collect()
 }
 
-fn finding(finding: &Finding, key: &str) -> Value {
+fn finding(finding: &DiagnosisFinding, key: &str) -> Value {
     json!({
         "key": key,
         "id": finding.id,
@@ -257,7 +260,7 @@ fn finding(finding: &Finding, key: &str) -> Value {
     })
 }
 
-fn evidence(evidence: &Evidence) -> Value {
+fn evidence(evidence: &FindingEvidence) -> Value {
     json!({
         "what": evidence.what,
         "count": evidence.count,
@@ -269,7 +272,7 @@ fn evidence(evidence: &Evidence) -> Value {
     })
 }
 
-fn kernel(kernel: &KernelShare) -> Value {
+fn kernel(kernel: &KernelTimeShare) -> Value {
     json!({
         "name": kernel.name,
         "kind": kernel.class.label(),
@@ -286,11 +289,11 @@ fn component(component: &Component) -> Value {
         "kernels": component.kernels,
         "kernel_ns": component.kernel_ns,
         "share": component.share,
-        "variation": component.variation(),
+        "variation": component.host_time_variation(),
     })
 }
 
-fn summary(summary: &Summary) -> Value {
+fn summary(summary: &ValueSummary) -> Value {
     json!({
         "count": summary.count,
         "total": summary.total,
@@ -302,7 +305,7 @@ fn summary(summary: &Summary) -> Value {
     })
 }
 
-fn measure(measure: Measure) -> Value {
+fn measure(measure: NumberWithUnit) -> Value {
     json!({ "value": measure.value, "unit": measure.unit })
 }
 

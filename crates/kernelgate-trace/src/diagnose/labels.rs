@@ -1,6 +1,6 @@
 //! Names of kernels for people: without return type, parameters, namespaces and casts.
 
-use crate::analyze::classes::Brackets;
+use crate::analyze::classes::OpenBrackets;
 
 /// A name for people. `void at::native::vectorized_elementwise_kernel<(int)4,
 /// at::native::CUDAFunctor_add<float>>(int, T2)` reads
@@ -12,7 +12,7 @@ pub fn short_name(name: &str) -> String {
     let mut word = 0;
     let mut rest = name;
     while let Some(c) = rest.chars().next() {
-        if let Some(after) = cast(rest) {
+        if let Some(after) = after_cast(rest) {
             rest = after;
         } else if let Some(after) = rest.strip_prefix("<unnamed>::") {
             rest = after;
@@ -34,7 +34,7 @@ pub fn short_name(name: &str) -> String {
 /// A function's name without the type before it, which is a template or in a namespace.
 fn without_return_type(name: &str) -> &str {
     let name = name.strip_prefix("void ").unwrap_or(name);
-    let mut brackets = Brackets::default();
+    let mut brackets = OpenBrackets::default();
     let space = name.char_indices().filter(|&(_, c)| brackets.outside(c) && c == ' ').last();
     let Some(at) = space.map(|(at, _)| at) else { return name };
     let function = &name[at + 1..];
@@ -45,7 +45,7 @@ fn without_return_type(name: &str) -> &str {
 }
 
 /// The rest behind `(int)`, `(bool)` or another cast of a template argument.
-fn cast(text: &str) -> Option<&str> {
+fn after_cast(text: &str) -> Option<&str> {
     let casts = ["(int)", "(bool)", "(unsigned int)", "(unsigned long)", "(long)", "(short)"];
     casts.iter().find_map(|cast| text.strip_prefix(cast))
 }

@@ -26,56 +26,60 @@ mod tree;
 mod utilization;
 
 pub use crate::analyze::work::kernel_kinds::KernelClass;
-pub use account::{Account, DeviceAccount, Iteration, Iterations, RangeAccount, Transfer};
-pub use answers::{Answers, Component, KernelShare};
-pub use critical::gains::{CriticalPath, Faster, Gain};
-pub use device_memory::{MemoryPhase, MemoryUse};
-pub use finding::{
-    Answer, Confidence, DeviceUse, Diagnosis, Evidence, Finding, FusedKernel, Inspected, Measure,
-    Question, Remedy, ReplayedGain, Severity, ShorterKernels, Unit,
+pub use account::{
+    DeviceIteration, DeviceIterations, DeviceTimeAccount, RangeTimeAccount, TimeAccount,
+    TransferSum,
 };
-pub use host::cause::CauseKind;
-pub use host::gaps::{Cause, GapClass, GapReport, Transition};
+pub use answers::{Component, KernelTimeShare, TraceAnswers};
+pub use critical::gains::{ChangeGain, CriticalPath, Faster};
+pub use device_memory::{MemoryUse, OutermostRangeMemory};
+pub use finding::{
+    DiagnosisFinding, DiagnosisQuestion, FindingConfidence, FindingEvidence, FindingRemedy,
+    FindingSeverity, FusibleKernel, InspectedShare, NumberWithUnit, ProcessDeviceUse,
+    QuestionAnswer, ReplayedGain, ShortenedKernels, TraceDiagnosis, Unit,
+};
+pub use host::cause::IdleCauseKind;
+pub use host::gaps::{GapLengthClass, IdleCause, IdleGapReport, OperationsAroundGap};
 pub use labels::short_name;
 pub use rules::reference::RuleEntry;
 pub use rules::rule_entries;
-pub use tree::{Bound, RangeUse};
+pub use tree::{Bound, RangeTreeNode};
 
 use std::path::Path;
 
-use context::Context;
-use host::HostPass;
+use context::DiagnosisContext;
+use host::HostPassState;
 
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::read::{self, Streamed, Wanted};
+use crate::read::{self, Streamed, WantedTraceParts};
 
 /// A trace whose operations, calls and ranges were joined, for several questions.
-pub struct Joined<'a>(Context<'a>);
+pub struct JoinedTrace<'a>(DiagnosisContext<'a>);
 
-impl<'a> Joined<'a> {
+impl<'a> JoinedTrace<'a> {
     /// Joins a trace.
     pub fn new(trace: &'a Trace) -> Self {
-        Self(Context::new(trace, true))
+        Self(DiagnosisContext::new(trace, true))
     }
 
     /// The device's work in each range, outer ranges before those inside. Ranges that differ in
     /// numbers only are one, but for those of these names.
-    pub fn range_tree(&self, apart: &[&str]) -> Vec<RangeUse> {
-        tree::range_tree(&self.0, apart)
+    pub fn range_tree(&self, apart: &[&str]) -> Vec<RangeTreeNode> {
+        tree::build_range_tree(&self.0, apart)
     }
 
     /// Diagnoses the job.
-    pub fn diagnosis(&self) -> Diagnosis {
-        rules::apply(&self.0)
+    pub fn diagnose_job(&self) -> TraceDiagnosis {
+        rules::apply_all_rules(&self.0)
     }
 }
 
 /// Diagnoses a trace.
-pub fn diagnose(trace: &Trace) -> Diagnosis {
+pub fn diagnose(trace: &Trace) -> TraceDiagnosis {
     // The rule about declared work asks for the tree of ranges, utilization for operators.
     let keep_ranges = !trace.work.is_empty() || !trace.ranges.inputs.is_empty();
-    rules::apply(&Context::new(trace, keep_ranges))
+    rules::apply_all_rules(&DiagnosisContext::new(trace, keep_ranges))
 }
 
 /// Diagnoses an export of any length: ranges and calls are summed while they are read, and not
@@ -84,21 +88,21 @@ pub fn diagnose(trace: &Trace) -> Diagnosis {
 ///
 /// # Errors
 /// Same errors as [`read::open`].
-pub fn diagnose_streamed(path: &Path) -> Result<Option<Diagnosis>, TraceError> {
-    with_streamed_context(path, rules::apply)
+pub fn diagnose_streamed(path: &Path) -> Result<Option<TraceDiagnosis>, TraceError> {
+    with_streamed_context(path, rules::apply_all_rules)
 }
 
 /// A result of an export whose ranges and calls are read once.
 fn with_streamed_context<T>(
     path: &Path,
-    of: impl FnOnce(&Context<'_>) -> T,
+    of: impl FnOnce(&DiagnosisContext<'_>) -> T,
 ) -> Result<Option<T>, TraceError> {
-    let mut pass = HostPass::default();
-    let columns = Wanted { few_names: true, ..Wanted::ALL };
+    let mut pass = HostPassState::default();
+    let columns = WantedTraceParts { few_names: true, ..WantedTraceParts::ALL };
     let streamed = read::stream(path, &columns, |trace, row| pass.add(trace, row))?;
     Ok(streamed.map(|Streamed { mut trace, names, last }| {
         let host = pass.finish(&trace, |label| names[label.0 as usize], last);
         trace.forget_correlations();
-        of(&Context::joined(&trace, host))
+        of(&DiagnosisContext::joined(&trace, host))
     }))
 }

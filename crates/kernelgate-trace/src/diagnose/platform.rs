@@ -1,10 +1,10 @@
 //! Names of tools, options and functions for the vendor and the recorder of a trace.
 
-use crate::model::{Device, Recorder, Trace};
+use crate::model::{Recorder, Trace, TracedDevice};
 
 /// The maker of the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Vendor {
+pub enum GpuVendor {
     /// CUDA.
     Nvidia,
     /// HIP.
@@ -13,9 +13,9 @@ pub enum Vendor {
 
 /// The vendor and the recorder of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Platform {
+pub struct TracePlatform {
     /// The maker of the devices.
-    pub vendor: Vendor,
+    pub vendor: GpuVendor,
     /// The recorder of the trace.
     pub recorder: Recorder,
 }
@@ -35,29 +35,29 @@ const HIP: &[&str] = &[
 ];
 
 /// Whether AMD made a device.
-pub(super) fn is_amd(device: &Device) -> bool {
+pub(super) fn is_amd_device(device: &TracedDevice) -> bool {
     AMD.iter().any(|part| device.name.contains(part))
 }
 
-impl Platform {
+impl TracePlatform {
     /// Finds vendor and recorder from the names in a trace.
     pub fn new(trace: &Trace) -> Self {
         let called = || HIP.iter().any(|function| trace.names.find(function).is_some());
-        let amd = trace.devices.iter().any(is_amd)
+        let amd = trace.devices.iter().any(is_amd_device)
             || (trace.devices.iter().all(|device| device.name.is_empty()) && called());
-        let vendor = if amd { Vendor::Amd } else { Vendor::Nvidia };
+        let vendor = if amd { GpuVendor::Amd } else { GpuVendor::Nvidia };
         Self { vendor, recorder: trace.recorder }
     }
 
     fn pick(self, nvidia: &'static str, amd: &'static str) -> &'static str {
         match self.vendor {
-            Vendor::Nvidia => nvidia,
-            Vendor::Amd => amd,
+            GpuVendor::Nvidia => nvidia,
+            GpuVendor::Amd => amd,
         }
     }
 
     /// A graph of launches.
-    pub fn graph(self) -> &'static str {
+    pub fn graph_name(self) -> &'static str {
         self.pick("CUDA graph", "HIP graph")
     }
 
@@ -72,21 +72,21 @@ impl Platform {
     }
 
     /// How to get page-locked memory.
-    pub fn pinned(self) -> &'static str {
+    pub fn pinned_memory_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (Recorder::Chrome, _) => "pin_memory=True and non_blocking=True",
-            (_, Vendor::Nvidia) => "cudaHostAlloc, or pin_memory=True in PyTorch",
-            (_, Vendor::Amd) => "hipHostMalloc, or pin_memory=True in PyTorch",
+            (_, GpuVendor::Nvidia) => "cudaHostAlloc, or pin_memory=True in PyTorch",
+            (_, GpuVendor::Amd) => "hipHostMalloc, or pin_memory=True in PyTorch",
         }
     }
 
     /// How to move managed pages before they are used.
-    pub fn prefetch(self) -> &'static str {
+    pub fn prefetch_advice(self) -> &'static str {
         self.pick("cudaMemPrefetchAsync, cudaMemAdvise", "hipMemPrefetchAsync, hipMemAdvise")
     }
 
     /// How to record operations of the GPU and the calls that launch them.
-    pub fn record_launches(self) -> &'static str {
+    pub fn record_launches_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (Recorder::NsightSystems, _) => "record with nsys profile --trace=cuda,nvtx",
             (Recorder::Chrome, _) => {
@@ -94,15 +94,15 @@ impl Platform {
                  ProfilerActivity.CUDA])"
             }
             (Recorder::NsightCompute, _) => "record a timeline with nsys profile --trace=cuda,nvtx",
-            (_, Vendor::Amd) => "record with rocprofv3 --runtime-trace",
-            (_, Vendor::Nvidia) => "record with kernelgate profile, or nsys --trace=cuda,nvtx",
+            (_, GpuVendor::Amd) => "record with rocprofv3 --runtime-trace",
+            (_, GpuVendor::Nvidia) => "record with kernelgate profile, or nsys --trace=cuda,nvtx",
         }
     }
 
     /// How to record launch shapes and the description of the devices.
-    pub fn record_shapes(self) -> &'static str {
+    pub fn record_shapes_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
-            (_, Vendor::Amd) => {
+            (_, GpuVendor::Amd) => {
                 "record with rocprofv3 --kernel-trace, which has grid and workgroup"
             }
             (Recorder::Chrome, _) => {
@@ -114,10 +114,10 @@ impl Platform {
     }
 
     /// How to record allocations.
-    pub fn record_memory(self) -> &'static str {
+    pub fn record_memory_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (Recorder::Cupti, _) => "record with kernelgate profile",
-            (Recorder::Chrome, _) | (_, Vendor::Amd) => {
+            (Recorder::Chrome, _) | (_, GpuVendor::Amd) => {
                 "record with torch.profiler.profile(profile_memory=True)"
             }
             _ => "record with nsys profile --cuda-memory-usage=true",
@@ -125,23 +125,23 @@ impl Platform {
     }
 
     /// How to record migrations and faults of managed pages; empty where no recorder has them.
-    pub fn record_migrations(self) -> &'static str {
+    pub fn record_migrations_advice(self) -> &'static str {
         let nsys = "record with nsys profile --cuda-um-gpu-page-faults=true \
                     --cuda-um-cpu-page-faults=true";
         self.pick(nsys, "")
     }
 
     /// How to sample counters over time.
-    pub fn sample_counters(self) -> &'static str {
+    pub fn sample_counters_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
-            (_, Vendor::Amd) => "sample with rocprofv3 --pmc, or rocprof-compute profile",
+            (_, GpuVendor::Amd) => "sample with rocprofv3 --pmc, or rocprof-compute profile",
             (Recorder::NsightSystems, _) => "record with --gpu-metrics-devices=all",
             _ => "record with nsys profile --gpu-metrics-devices=all",
         }
     }
 
     /// How to measure single launches.
-    pub fn measure_launches(self) -> &'static str {
+    pub fn profile_single_launches_advice(self) -> &'static str {
         self.pick(
             "measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL \
              PROGRAM > ncu.csv",
@@ -150,7 +150,7 @@ impl Platform {
     }
 
     /// The tool that shows why instructions stall.
-    pub fn kernel_profiler(self) -> &'static str {
+    pub fn kernel_profiler_name(self) -> &'static str {
         self.pick("ncu", "rocprof-compute")
     }
 

@@ -2,14 +2,14 @@
 
 use std::cmp::Reverse;
 
-use super::finding::{Evidence, Finding};
+use super::finding::{DiagnosisFinding, FindingEvidence};
 use super::labels::short_name;
 use crate::model::Trace;
 use crate::model::kernel_metrics::ProfiledLaunch;
 use crate::stats::shorten;
 
 /// A metric of a launch; none where the report lacks it.
-pub(super) fn metric(trace: &Trace, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
+pub(super) fn launch_metric(trace: &Trace, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
     let name = trace.names.find(name)?;
     launch.metrics.get(&name).map(|metric| metric.value)
 }
@@ -34,36 +34,40 @@ pub(super) fn kernel_name(trace: &Trace, launch: &ProfiledLaunch) -> String {
 }
 
 /// A launch as evidence.
-pub(super) fn evidence(trace: &Trace, launch: &ProfiledLaunch, words: String) -> Vec<Evidence> {
+pub(super) fn evidence(
+    trace: &Trace,
+    launch: &ProfiledLaunch,
+    words: String,
+) -> Vec<FindingEvidence> {
     let kernel = kernel_name(trace, launch);
-    vec![Evidence {
+    vec![FindingEvidence {
         what: format!("{words}: launch {}, {kernel}", launch.id),
         count: 1,
         total_ns: duration(trace, launch),
-        ..Evidence::default()
+        ..FindingEvidence::default()
     }]
 }
 
 /// Launches of a finding that are listed.
-const LISTED: usize = 5;
+const MAX_LISTED_LAUNCHES: usize = 5;
 
 /// Findings about launches: those with one title are one, with the value of the launch that took
 /// longest.
-pub(super) fn grouped(mut found: Vec<Finding>) -> Vec<Finding> {
+pub(super) fn group_by_title(mut found: Vec<DiagnosisFinding>) -> Vec<DiagnosisFinding> {
     found.sort_by_key(|of| Reverse(of.evidence.first().and_then(|launch| launch.total_ns)));
-    let mut groups: Vec<(Finding, usize)> = Vec::new();
+    let mut groups: Vec<(DiagnosisFinding, usize)> = Vec::new();
     for finding in found {
         match groups.iter_mut().find(|(of, _)| of.title == finding.title) {
             Some((group, launches)) => {
                 *launches += 1;
-                if *launches <= LISTED {
+                if *launches <= MAX_LISTED_LAUNCHES {
                     group.evidence.extend(finding.evidence.into_iter().take(1));
                 }
             }
             None => groups.push((finding, 1)),
         }
     }
-    let counted = |(mut finding, launches): (Finding, usize)| {
+    let counted = |(mut finding, launches): (DiagnosisFinding, usize)| {
         if launches > 1 {
             finding.title.push_str(&format!(" ({launches} launches)"));
         }

@@ -2,33 +2,35 @@
 
 use std::fmt::{self, Write as _};
 
-use super::answers::{Answers, HEADS};
-use super::finding::{Answer, Diagnosis, Evidence, Finding, Inspected, Unit};
-use super::host::gaps::GapClass;
+use super::answers::{HEADS, TraceAnswers};
+use super::finding::{
+    DiagnosisFinding, FindingEvidence, InspectedShare, QuestionAnswer, TraceDiagnosis, Unit,
+};
+use super::host::gaps::GapLengthClass;
 use super::labels::short_name;
-use crate::stats::{shorten, thousands};
+use crate::stats::{shorten, with_thousands_separators};
 
 const WIDTH: usize = 100;
 /// Softmax over matmul below which the two do not belong to one attention: a head of 128 has a ratio
 /// of 0.01 in FLOPs, and a FLOP of softmax is not faster.
-const SHOWN_RATIO: f64 = 0.01;
+const MIN_SHOWN_SOFTMAX_RATIO: f64 = 0.01;
 /// Characters of the first words of evidence.
-const NAME: usize = 110;
+const MAX_EVIDENCE_NAME_CHARACTERS: usize = 110;
 /// Kinds of segments of the critical path that are shown.
-const SEGMENTS: usize = 8;
+const MAX_SHOWN_PATH_SEGMENT_KINDS: usize = 8;
 /// Phases of device memory that are shown.
 const PHASES: usize = 12;
 
-impl Diagnosis {
+impl TraceDiagnosis {
     /// The diagnosis as text of at most 100 columns.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         self.head(&mut text);
         self.quality(&mut text);
-        self.accounts(&mut text);
-        self.critical(&mut text);
-        self.gaps(&mut text);
-        self.findings(&mut text);
+        self.write_time_accounts(&mut text);
+        self.write_critical_path_text(&mut text);
+        self.write_gaps(&mut text);
+        self.write_findings(&mut text);
         self.time(&mut text);
         self.utilization.write(&mut text);
         if let Some(network) = &self.network {
@@ -43,7 +45,7 @@ impl Diagnosis {
     pub fn findings_text(&self) -> String {
         let mut text = String::new();
         for finding in &self.quality {
-            finding.doubt(&mut text);
+            finding.write_data_quality_doubt(&mut text);
         }
         for (index, finding) in self.findings.iter().enumerate() {
             finding.head(&mut text, index + 1);
@@ -56,10 +58,12 @@ impl Diagnosis {
             .records
             .iter()
             .filter(|(_, count)| *count > 0)
-            .map(|(what, count)| format!("{what} {}", thousands(&count.to_string())))
+            .map(|(what, count)| {
+                format!("{what} {}", with_thousands_separators(&count.to_string()))
+            })
             .collect();
         let records = if records.is_empty() { "no records".to_owned() } else { records.join(", ") };
-        wrap(text, &format!("{}: {records}", self.recorder), "", "  ");
+        wrap_line(text, &format!("{}: {records}", self.recorder), "", "  ");
         for device in &self.devices {
             let name = device.name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
             let span = device.span.1 - device.span.0;
@@ -69,9 +73,9 @@ impl Diagnosis {
                 device.pid,
                 percent(device.busy_ns, span),
                 time(span),
-                thousands(&device.operations.to_string())
+                with_thousands_separators(&device.operations.to_string())
             );
-            wrap(text, &line, "  ", "    ");
+            wrap_line(text, &line, "  ", "    ");
         }
     }
 
@@ -82,21 +86,21 @@ impl Diagnosis {
         }
         let _ = writeln!(text, "\nData quality: how far this trace can be believed");
         for finding in &self.quality {
-            finding.doubt(text);
+            finding.write_data_quality_doubt(text);
             for evidence in &finding.evidence {
                 evidence.write(text, self.origin_ns, usize::MAX);
             }
-            wrap(text, &format!("do: {}", finding.advice), "     ", "       ");
+            wrap_line(text, &format!("do: {}", finding.advice), "     ", "       ");
         }
     }
 
-    fn accounts(&self, text: &mut String) {
+    fn write_time_accounts(&self, text: &mut String) {
         for device in &self.devices {
             let _ = write!(text, "\n{}", device.account.to_text());
         }
     }
 
-    fn critical(&self, text: &mut String) {
+    fn write_critical_path_text(&self, text: &mut String) {
         let path = &self.critical_path;
         if path.total_ns == 0 {
             return;
@@ -106,10 +110,11 @@ impl Diagnosis {
             let share = percent(ns, path.total_ns);
             format!("  {share:>5.1} %{:>12}  {}", time(ns), shorten(label, 76))
         };
-        for (kind, ns) in path.segments.iter().take(SEGMENTS) {
+        for (kind, ns) in path.segments.iter().take(MAX_SHOWN_PATH_SEGMENT_KINDS) {
             let _ = writeln!(text, "{}", line(*ns, kind));
         }
-        let rest: i64 = path.segments.iter().skip(SEGMENTS).map(|(_, ns)| ns).sum();
+        let rest: i64 =
+            path.segments.iter().skip(MAX_SHOWN_PATH_SEGMENT_KINDS).map(|(_, ns)| ns).sum();
         if rest > 0 {
             let _ = writeln!(text, "{}", line(rest, "other kinds"));
         }
@@ -119,7 +124,7 @@ impl Diagnosis {
         }
     }
 
-    fn gaps(&self, text: &mut String) {
+    fn write_gaps(&self, text: &mut String) {
         if self.devices.iter().all(|device| device.gaps.count() == 0) {
             return;
         }
@@ -136,11 +141,15 @@ impl Diagnosis {
         );
         for device in &self.devices {
             let gaps = &device.gaps;
-            let class = |class: GapClass| {
-                format!("{} / {}", thousands(&class.count.to_string()), time(class.total_ns))
+            let class = |class: GapLengthClass| {
+                format!(
+                    "{} / {}",
+                    with_thousands_separators(&class.count.to_string()),
+                    time(class.total_ns)
+                )
             };
             #[allow(clippy::cast_possible_truncation)]
-            let mean = time(gaps.mean_ns() as i64);
+            let mean = time(gaps.mean_gap_ns() as i64);
             let _ = writeln!(
                 text,
                 "  {:<16}{:>19}{:>19}{:>19}{:>11}{:>12}",
@@ -160,7 +169,7 @@ impl Diagnosis {
                     text,
                     "    {:<56}{:>10} ×{:>14}{:>10.1} %",
                     shorten(&cause.label(), 55),
-                    thousands(&cause.count.to_string()),
+                    with_thousands_separators(&cause.count.to_string()),
                     time(cause.total_ns),
                     percent(cause.total_ns, device.gaps.total_ns())
                 );
@@ -177,17 +186,21 @@ impl Diagnosis {
                     .range
                     .as_ref()
                     .map_or(String::new(), |range| format!(", in {}", shorten(range, 50)));
-                let count = thousands(&transition.count.to_string());
+                let count = with_thousands_separators(&transition.count.to_string());
                 let _ =
                     writeln!(text, "      {count} ×, {} in all{range}", time(transition.total_ns));
             }
         }
     }
 
-    fn findings(&self, text: &mut String) {
+    fn write_findings(&self, text: &mut String) {
         let _ = writeln!(text, "\nFindings");
         if self.findings.is_empty() {
-            let none = if self.answers_any() { "none" } else { "no question can be answered" };
+            let none = if self.answers_any_gpu_question() {
+                "none"
+            } else {
+                "no question can be answered"
+            };
             let _ = writeln!(text, "  {none}");
         }
         let whole = self.critical_path.total_ns;
@@ -200,14 +213,14 @@ impl Diagnosis {
                 if of.further_ns != of.alone_ns {
                     let _ = write!(line, "; {} once those above are mended", time(of.further_ns));
                 }
-                wrap(text, &line, "     ", "       ");
+                wrap_line(text, &line, "     ", "       ");
             }
-            if let Some(Answer::Yes { inspected, .. }) =
+            if let Some(QuestionAnswer::Yes { inspected, .. }) =
                 self.question(finding.id).map(|question| &question.answer)
                 && let Some(missing) = &inspected.missing
             {
                 let line = format!("inspected {inspected}: {missing}");
-                wrap(text, &line, "     ", "       ");
+                wrap_line(text, &line, "     ", "       ");
             }
         }
         let replayed: Vec<i64> =
@@ -219,7 +232,7 @@ impl Diagnosis {
                 time(all),
                 percent(all, whole)
             );
-            wrap(text, &line, "  ", "    ");
+            wrap_line(text, &line, "  ", "    ");
         }
     }
 
@@ -233,8 +246,8 @@ impl Diagnosis {
                     "  {:>5.1} %{:>12}{:>10} × {:<10}{:<15}{}",
                     kernel.share * 100.0,
                     time(kernel.summary.total),
-                    thousands(&kernel.summary.count.to_string()),
-                    median(kernel.summary.median),
+                    with_thousands_separators(&kernel.summary.count.to_string()),
+                    median_time_text(kernel.summary.median),
                     kernel.class.label(),
                     shorten(&short_name(&kernel.name), 41)
                 );
@@ -246,7 +259,7 @@ impl Diagnosis {
                     "  {:>5.1} %{:>12}{:>10} launches  {}",
                     percent(*ns, answers.kernel_ns),
                     time(*ns),
-                    thousands(&count.to_string()),
+                    with_thousands_separators(&count.to_string()),
                     class.label()
                 );
             }
@@ -268,25 +281,30 @@ impl Diagnosis {
                 text,
                 "  {:<38}{:>8}{:>12}{:>12}{:>6.1} %{:>9}{:>10}",
                 shorten(&name, 37),
-                thousands(&component.host.count.to_string()),
+                with_thousands_separators(&component.host.count.to_string()),
                 time(component.host.total),
                 time(component.kernel_ns),
                 component.share * 100.0,
-                thousands(&component.kernels.to_string()),
-                component.variation().map_or("-".to_owned(), |v| format!("{:.1} %", v * 100.0))
+                with_thousands_separators(&component.kernels.to_string()),
+                component
+                    .host_time_variation()
+                    .map_or("-".to_owned(), |v| format!("{:.1} %", v * 100.0))
             );
         }
     }
 
     /// Softmax against matmul, where the ratio is that of an attention.
     fn softmax(&self, text: &mut String) {
-        let Some(ratio) = self.answers.softmax_to_matmul().filter(|&ratio| ratio >= SHOWN_RATIO)
+        let Some(ratio) = self
+            .answers
+            .softmax_over_matmul_time()
+            .filter(|&ratio| ratio >= MIN_SHOWN_SOFTMAX_RATIO)
         else {
             return;
         };
         let _ = writeln!(text, "  softmax takes {ratio:.2} of the time of matmul");
         let of_head = |head| {
-            let flops = Answers::softmax_to_matmul_flops(head);
+            let flops = TraceAnswers::softmax_to_matmul_flops(head);
             format!(
                 "{flops:.3} for heads of {head} (a FLOP takes {:.0} times as long)",
                 ratio / flops
@@ -312,7 +330,7 @@ impl Diagnosis {
             };
             let when = match peak_at - self.origin_ns {
                 ns if ns < 0 => "before the first activity".to_owned(),
-                ns => format!("first at {}", seconds(ns)),
+                ns => format!("first at {}", seconds_text(ns)),
             };
             let line = format!(
                 "process {}, device {}: {} at most, {when}; {} at the end; {} allocations, {} \
@@ -320,11 +338,11 @@ impl Diagnosis {
                 of.pid,
                 of.device,
                 bytes(peak),
-                bytes(of.at_end()),
-                thousands(&of.taken.to_string()),
-                thousands(&of.given_back.to_string()),
+                bytes(of.bytes_at_end()),
+                with_thousands_separators(&of.taken.to_string()),
+                with_thousands_separators(&of.given_back.to_string()),
             );
-            wrap(text, &line, "  ", "    ");
+            wrap_line(text, &line, "  ", "    ");
             let header = ["phase", "times", "at most", "change"];
             let [phase, times, most, change] = header;
             let _ = writeln!(text, "    {phase:<50}{times:>8}{most:>12}{change:>13}");
@@ -334,7 +352,7 @@ impl Diagnosis {
                     text,
                     "    {:<50}{:>8}{:>12}{:>13}",
                     shorten(&phase.name, 49),
-                    thousands(&phase.times.to_string()),
+                    with_thousands_separators(&phase.times.to_string()),
                     bytes(phase.peak_bytes),
                     format!("{sign}{}", bytes(phase.change_bytes.unsigned_abs()))
                 );
@@ -358,10 +376,16 @@ impl Diagnosis {
         };
         for question in &self.questions {
             match &question.answer {
-                Answer::No { inspected: of } => add(&mut passed, of.to_string(), question.id),
-                Answer::Yes { .. } => {}
-                Answer::CannotAnswer { .. } => {
-                    add(&mut lacking, question.not_measured().unwrap_or_default(), question.id);
+                QuestionAnswer::No { inspected: of } => {
+                    add(&mut passed, of.to_string(), question.id)
+                }
+                QuestionAnswer::Yes { .. } => {}
+                QuestionAnswer::CannotAnswer { .. } => {
+                    add(
+                        &mut lacking,
+                        question.missing_data_reason().unwrap_or_default(),
+                        question.id,
+                    );
                 }
             }
         }
@@ -375,13 +399,13 @@ impl Diagnosis {
                     "Nothing found" => format!("{joined}: in {line}"),
                     _ => format!("{joined}: {line}"),
                 };
-                wrap(text, &line, "  ", "    ");
+                wrap_line(text, &line, "  ", "    ");
             }
         }
     }
 }
 
-impl fmt::Display for Inspected {
+impl fmt::Display for InspectedShare {
     /// `12 of 20 copies`, `36.0 % of 3.2 ms of kernel time`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let label = self.unit.label();
@@ -389,16 +413,17 @@ impl fmt::Display for Inspected {
             let share = self.share() * 100.0;
             return write!(formatter, "{share:.1} % of {} of {label}", time(self.whole));
         }
-        let [seen, whole] = [self.seen, self.whole].map(|count| thousands(&count.to_string()));
+        let [seen, whole] =
+            [self.seen, self.whole].map(|count| with_thousands_separators(&count.to_string()));
         write!(formatter, "{seen} of {whole} {label}")
     }
 }
 
-impl Finding {
+impl DiagnosisFinding {
     /// One line of a doubt about the trace.
-    fn doubt(&self, text: &mut String) {
+    fn write_data_quality_doubt(&self, text: &mut String) {
         let severity = self.severity.label().to_uppercase();
-        wrap(text, &format!("{severity}: {}", self.title), "  ", "     ");
+        wrap_line(text, &format!("{severity}: {}", self.title), "  ", "     ");
     }
 
     /// The findings and their measurements.
@@ -409,7 +434,7 @@ impl Finding {
             self.id,
             self.title
         );
-        wrap(text, &head, "  ", "     ");
+        wrap_line(text, &head, "  ", "     ");
         let saved = self.recoverable_ns.filter(|&ns| ns > 0);
         let saved = saved.map_or(String::new(), |ns| format!("; could save up to {}", time(ns)));
         let line = format!(
@@ -420,24 +445,24 @@ impl Finding {
             self.threshold.unit,
             self.confidence.label()
         );
-        wrap(text, &line, "     ", "       ");
+        wrap_line(text, &line, "     ", "       ");
     }
 
     fn write(&self, text: &mut String, number: usize, origin_ns: i64) {
         self.head(text, number);
         for evidence in &self.evidence {
-            evidence.write(text, origin_ns, NAME);
+            evidence.write(text, origin_ns, MAX_EVIDENCE_NAME_CHARACTERS);
         }
-        wrap(text, &format!("do: {}", self.advice), "     ", "       ");
-        wrap(text, &format!("no fault if: {}", self.false_positive), "     ", "       ");
+        wrap_line(text, &format!("do: {}", self.advice), "     ", "       ");
+        wrap_line(text, &format!("no fault if: {}", self.false_positive), "     ", "       ");
     }
 }
 
-impl Evidence {
+impl FindingEvidence {
     fn write(&self, text: &mut String, origin_ns: i64, width: usize) {
         let mut line = shorten(&self.what, width);
         if self.count > 1 {
-            let _ = write!(line, ", {} times", thousands(&self.count.to_string()));
+            let _ = write!(line, ", {} times", with_thousands_separators(&self.count.to_string()));
         }
         if let Some(ns) = self.total_ns {
             let _ = write!(line, ", {}", time(ns));
@@ -446,18 +471,22 @@ impl Evidence {
             let _ = write!(line, ", in {}", shorten(range, 60));
         }
         if let Some((start, end)) = self.span {
-            let _ =
-                write!(line, ", at {} (longest {})", seconds(start - origin_ns), time(end - start));
+            let _ = write!(
+                line,
+                ", at {} (longest {})",
+                seconds_text(start - origin_ns),
+                time(end - start)
+            );
         }
         if let Some((pid, device)) = self.place {
             let _ = write!(line, ", process {pid}, device {device}");
         }
-        wrap(text, &line, "     - ", "       ");
+        wrap_line(text, &line, "     - ", "       ");
     }
 }
 
 /// Breaks a line between words at [`WIDTH`] columns.
-pub(super) fn wrap(text: &mut String, line: &str, first: &str, rest: &str) {
+pub(super) fn wrap_line(text: &mut String, line: &str, first: &str, rest: &str) {
     let mut current = first.to_owned();
     let mut empty = true;
     for word in line.split(' ') {
@@ -506,17 +535,21 @@ pub(super) fn bytes(bytes: u64) -> String {
 }
 
 #[allow(clippy::cast_possible_truncation)]
-fn median(ns: f64) -> String {
+fn median_time_text(ns: f64) -> String {
     time(ns as i64)
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn seconds(ns: i64) -> String {
+fn seconds_text(ns: i64) -> String {
     format!("{:.6} s", ns as f64 / 1e9)
 }
 
 fn short(value: f64) -> String {
-    if value.fract() == 0.0 { thousands(&format!("{value:.0}")) } else { format!("{value:.1}") }
+    if value.fract() == 0.0 {
+        with_thousands_separators(&format!("{value:.0}"))
+    } else {
+        format!("{value:.1}")
+    }
 }
 
 #[cfg(test)]
@@ -526,7 +559,7 @@ mod tests {
     #[test]
     fn long_lines_are_broken_between_words() {
         let mut text = String::new();
-        wrap(&mut text, &"word ".repeat(40), "  - ", "    ");
+        wrap_line(&mut text, &"word ".repeat(40), "  - ", "    ");
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert_eq!(text.matches("word").count(), 40);
         assert!(text.starts_with("  - word word"));

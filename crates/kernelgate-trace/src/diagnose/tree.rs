@@ -2,22 +2,22 @@
 
 use hashbrown::HashMap;
 
-use super::context::Context;
-use super::host::Kept;
+use super::context::DiagnosisContext;
+use super::host::KeptRanges;
 use crate::analyze::operations::OperationId;
-use crate::analyze::ranges::paths::{PathId, ROOT};
-use crate::analyze::timeline::idle::own_times;
-use crate::model::gpu::DeclaredWork;
-use crate::model::names::without_numbers;
+use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
+use crate::analyze::timeline::idle::exclusive_busy_times;
+use crate::model::gpu::DeclaredRangeWork;
+use crate::model::names::without_numbers_in_name;
 
 /// Part of the time of a range in which the device must be busy for launches not to matter.
 const BUSY: f64 = 0.7;
 /// Part of a limit from which that limit bounds. Declared work is what the mathematics needs; what
 /// an implementation does besides (exponentials, addresses, reading again) is not in it, so that a
 /// kernel at its unit's limit reaches less than the whole.
-pub(super) const REACHED: f64 = 0.4;
+pub(super) const MIN_BOUNDING_LIMIT_SHARE: f64 = 0.4;
 /// Between two limits, a difference of this part decides which.
-const DECISIVE_DIFFERENCE: f64 = 0.1;
+const DECISIVE_LIMIT_DIFFERENCE: f64 = 0.1;
 
 /// The bound of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Bound {
 
 /// The ranges of a path, and what was launched in them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RangeUse {
+pub struct RangeTreeNode {
     /// Path of the range; `#` where ranges differ in a number only.
     pub path: String,
     /// The last name of the path.
@@ -103,23 +103,27 @@ struct Node {
 }
 
 /// A range that holds an operation: its node, and which of its instances.
-type Link = (usize, u64);
+type RangeInstance = (usize, u64);
 
 #[derive(Default)]
-struct Tree<'a> {
+struct RangeTree<'a> {
     /// Names of ranges that are not merged with others.
     apart: &'a [&'a str],
     nodes: Vec<Node>,
-    of_path: HashMap<PathId, usize>,
+    of_path: HashMap<RangePathId, usize>,
     of_pattern: HashMap<(Option<usize>, String), usize>,
 }
 
 /// The tree of a trace whose ranges were kept.
-pub(super) fn range_tree(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse> {
+pub(super) fn build_range_tree(
+    context: &DiagnosisContext<'_>,
+    apart: &[&str],
+) -> Vec<RangeTreeNode> {
     let all = context.all;
-    let mut tree = Tree { apart, ..Tree::default() };
-    let own_ns = own_times(context.trace);
-    let chains: Vec<Vec<Link>> = all.ids().map(|id| tree.chain(context, id)).collect();
+    let mut tree = RangeTree { apart, ..RangeTree::default() };
+    let own_ns = exclusive_busy_times(context.trace);
+    let chains: Vec<Vec<RangeInstance>> =
+        all.ids().map(|id| tree.ranges_around_operation(context, id)).collect();
     for id in all.ids() {
         let span = (all.start(id), all.end(id));
         for &(node, instance) in &chains[id as usize] {
@@ -133,7 +137,7 @@ pub(super) fn range_tree(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse>
     }
     let gaps = context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all));
     for gap in gaps {
-        let late = context.causes_of(&gap).filter(|((kind, _), _)| kind.before_launch());
+        let late = context.causes_of_gap(&gap).filter(|((kind, _), _)| kind.is_before_launch());
         let late: i64 = late.map(|(_, ns)| ns).sum();
         let [before, after] = [gap.before, gap.after].map(|id| &chains[id as usize]);
         for (&(node, _), _) in
@@ -147,18 +151,22 @@ pub(super) fn range_tree(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse>
     tree.rows(&context.trace.work, busy_ns)
 }
 
-impl Tree<'_> {
+impl RangeTree<'_> {
     /// The ranges around an operation, the outermost first.
-    fn chain(&mut self, context: &Context<'_>, id: OperationId) -> Vec<Link> {
-        let Kept { ranges, of_operation } = &context.host.kept;
+    fn ranges_around_operation(
+        &mut self,
+        context: &DiagnosisContext<'_>,
+        id: OperationId,
+    ) -> Vec<RangeInstance> {
+        let KeptRanges { ranges, of_operation } = &context.host.kept;
         let (mut range, call) = of_operation[id as usize];
         let launched_in = context.host.launched_in.at(id as usize);
         // Ranges of the graph's capture are inside those of its launch.
-        let (mut path, mut chain) = (context.path_id(id), Vec::new());
+        let (mut path, mut chain) = (context.path_id_of_operation(id), Vec::new());
         while path != launched_in {
             let node = self.node(context, path);
             chain.push((node, u64::from(path) << 32 | u64::from(call)));
-            path = context.host.paths.parent(path);
+            path = context.host.paths.parent_path(path);
         }
         while let Some(of) = ranges.get(range as usize) {
             let node = self.node(context, of.path);
@@ -177,15 +185,15 @@ impl Tree<'_> {
     }
 
     /// The node of a path; paths whose names differ in numbers only share one.
-    fn node(&mut self, context: &Context<'_>, path: PathId) -> usize {
+    fn node(&mut self, context: &DiagnosisContext<'_>, path: RangePathId) -> usize {
         if let Some(&known) = self.of_path.get(&path) {
             return known;
         }
-        let parent = context.host.paths.parent(path);
-        let parent = (parent != ROOT).then(|| self.node(context, parent));
+        let parent = context.host.paths.parent_path(path);
+        let parent = (parent != ROOT_PATH).then(|| self.node(context, parent));
         let name = context.trace.names.text(context.host.paths.name(path));
         let itself = self.apart.contains(&name);
-        let pattern = if itself { name.to_owned() } else { without_numbers(name) };
+        let pattern = if itself { name.to_owned() } else { without_numbers_in_name(name) };
         let text = context.host.paths.text(context.trace, path);
         let work = context.trace.work.iter().position(|work| work.path == text);
         let new = self.nodes.len();
@@ -202,17 +210,18 @@ impl Tree<'_> {
     }
 
     /// The nodes as rows, each before those inside it, by their first start.
-    fn rows(mut self, work: &[DeclaredWork], busy_ns: i64) -> Vec<RangeUse> {
+    fn rows(mut self, work: &[DeclaredRangeWork], busy_ns: i64) -> Vec<RangeTreeNode> {
         let order = self.order();
         let paths: Vec<String> = (0..self.nodes.len()).map(|node| self.path(node)).collect();
         order
             .into_iter()
             .map(|index| {
-                let own_busy_ns = union(&mut self.nodes[index].spans);
+                let own_busy_ns = covered_ns(&mut self.nodes[index].spans);
                 let node = &self.nodes[index];
                 let span_ns = node.instances.values().map(|(start, end)| end - start).sum();
-                let of_limits = reached_limits(node.work.map(|index| &work[index]), node, span_ns);
-                RangeUse {
+                let of_limits =
+                    reached_share_of_limits(node.work.map(|index| &work[index]), node, span_ns);
+                RangeTreeNode {
                     path: paths[index].clone(),
                     name: node.name.clone(),
                     depth: node.depth,
@@ -221,7 +230,7 @@ impl Tree<'_> {
                     busy_ns: own_busy_ns,
                     own_ns: node.own_ns,
                     span_ns,
-                    share: ratio(own_busy_ns, busy_ns),
+                    share: time_ratio_of_whole(own_busy_ns, busy_ns),
                     operations: node.operations,
                     bound: bound(node, span_ns, &of_limits),
                     of_limits,
@@ -258,33 +267,38 @@ impl Tree<'_> {
 
 /// The part of the declared limits that a range reaches, each time it is open on average.
 #[allow(clippy::cast_precision_loss)]
-fn reached_limits(work: Option<&DeclaredWork>, node: &Node, span_ns: i64) -> Vec<(String, f64)> {
+fn reached_share_of_limits(
+    work: Option<&DeclaredRangeWork>,
+    node: &Node,
+    span_ns: i64,
+) -> Vec<(String, f64)> {
     let each = span_ns as f64 / node.instances.len().max(1) as f64;
     let reached = |(by, limit): &(String, f64)| (by.clone(), limit / each.max(1.0));
     work.map_or(Vec::new(), |work| work.limits.iter().map(reached).collect())
 }
 
 fn bound(node: &Node, span_ns: i64, of_limits: &[(String, f64)]) -> Bound {
-    let idle = ratio(node.idle_ns, span_ns);
+    let idle = time_ratio_of_whole(node.idle_ns, span_ns);
     if idle > 1.0 - BUSY && node.waiting_ns * 2 > node.idle_ns {
         return Bound::Launch;
     }
     let most = |memory: bool| {
-        let of_kind = of_limits.iter().filter(|(by, _)| (by == DeclaredWork::MEMORY) == memory);
+        let of_kind =
+            of_limits.iter().filter(|(by, _)| (by == DeclaredRangeWork::MEMORY) == memory);
         of_kind.map(|(_, reached)| *reached).fold(0.0, f64::max)
     };
     let (memory, compute) = (most(true), most(false));
     match () {
         () if of_limits.is_empty() && idle <= 1.0 - BUSY => Bound::Busy,
-        () if memory.max(compute) < REACHED => Bound::Latency,
-        () if memory - compute >= DECISIVE_DIFFERENCE => Bound::Memory,
-        () if compute - memory >= DECISIVE_DIFFERENCE => Bound::Compute,
+        () if memory.max(compute) < MIN_BOUNDING_LIMIT_SHARE => Bound::Latency,
+        () if memory - compute >= DECISIVE_LIMIT_DIFFERENCE => Bound::Memory,
+        () if compute - memory >= DECISIVE_LIMIT_DIFFERENCE => Bound::Compute,
         () => Bound::Mixed,
     }
 }
 
 /// Nanoseconds in at least one of the spans, which are sorted.
-fn union(spans: &mut [(i64, i64)]) -> i64 {
+fn covered_ns(spans: &mut [(i64, i64)]) -> i64 {
     spans.sort_unstable();
     let (mut total, mut until) = (0, i64::MIN);
     for &(start, end) in &*spans {
@@ -295,6 +309,6 @@ fn union(spans: &mut [(i64, i64)]) -> i64 {
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn ratio(part: i64, whole: i64) -> f64 {
+fn time_ratio_of_whole(part: i64, whole: i64) -> f64 {
     part as f64 / whole.max(1) as f64
 }

@@ -2,7 +2,7 @@
 
 /// A collective operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Collective {
+pub enum CollectiveKind {
     /// Every rank gets the sum.
     AllReduce,
     /// Every rank gets the parts of all.
@@ -23,7 +23,7 @@ pub enum Collective {
     Unknown,
 }
 
-impl Collective {
+impl CollectiveKind {
     /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
@@ -40,25 +40,28 @@ impl Collective {
     }
 
     /// The collective that a name mentions; separators and case do not matter.
-    pub fn in_name(name: &str) -> Self {
+    pub fn collective_in_name(name: &str) -> Self {
         let letters: String = name
             .chars()
             .filter(char::is_ascii_alphanumeric)
             .map(|letter| letter.to_ascii_lowercase())
             .collect();
         let mentioned = |(words, _): &&(&[&str], Self)| words.iter().any(|w| letters.contains(w));
-        COLLECTIVES.iter().find(mentioned).map_or(Self::Unknown, |(_, collective)| *collective)
+        COLLECTIVE_NAME_WORDS
+            .iter()
+            .find(mentioned)
+            .map_or(Self::Unknown, |(_, collective)| *collective)
     }
 }
 
 /// Words of names by collective; the first match decides.
-const COLLECTIVES: &[(&[&str], Collective)] = &[
-    (&["reducescatter"], Collective::ReduceScatter),
-    (&["allreduce", "crossdevicereduce"], Collective::AllReduce),
-    (&["allgather"], Collective::AllGather),
-    (&["alltoall", "all2all", "epinternode", "epintranode"], Collective::AllToAll),
-    (&["sendrecv", "isend", "irecv", "putmem", "getmem", "send", "recv"], Collective::SendRecv),
-    (&["broadcast", "bcast"], Collective::Broadcast),
-    (&["barrier"], Collective::Barrier),
-    (&["reduce"], Collective::Reduce),
+const COLLECTIVE_NAME_WORDS: &[(&[&str], CollectiveKind)] = &[
+    (&["reducescatter"], CollectiveKind::ReduceScatter),
+    (&["allreduce", "crossdevicereduce"], CollectiveKind::AllReduce),
+    (&["allgather"], CollectiveKind::AllGather),
+    (&["alltoall", "all2all", "epinternode", "epintranode"], CollectiveKind::AllToAll),
+    (&["sendrecv", "isend", "irecv", "putmem", "getmem", "send", "recv"], CollectiveKind::SendRecv),
+    (&["broadcast", "bcast"], CollectiveKind::Broadcast),
+    (&["barrier"], CollectiveKind::Barrier),
+    (&["reduce"], CollectiveKind::Reduce),
 ];

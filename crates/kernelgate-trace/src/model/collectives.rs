@@ -1,16 +1,16 @@
 //! Collectives as the framework that called them describes them.
 
-use super::names::Name;
+use super::names::NameId;
 
 /// Descriptions of the kernels that communicate, in the order of their rows.
 #[derive(Debug, Clone, Default)]
-pub struct Collectives {
+pub struct CollectiveTable {
     /// Row in [`super::Trace::kernels`].
     pub kernel: Vec<u32>,
     /// The collective, as the framework calls it.
-    pub name: Vec<Name>,
+    pub name: Vec<NameId>,
     /// The communicator: its name and its ranks, as written.
-    pub group: Vec<Name>,
+    pub group: Vec<NameId>,
     /// Ranks of the communicator; 0 where it is not recorded.
     pub ranks: Vec<u32>,
     /// Bytes that a rank gives.
@@ -19,13 +19,13 @@ pub struct Collectives {
     pub bytes_out: Vec<u64>,
 }
 
-/// One of [`Collectives`].
+/// One of [`CollectiveTable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CollectiveCall {
+pub struct CollectiveKernelCall {
     /// The collective, as the framework calls it.
-    pub name: Name,
+    pub name: NameId,
     /// The communicator.
-    pub group: Name,
+    pub group: NameId,
     /// Ranks of the communicator; 0 where it is not recorded.
     pub ranks: u32,
     /// Bytes that a rank gives.
@@ -34,9 +34,9 @@ pub struct CollectiveCall {
     pub bytes_out: u64,
 }
 
-impl Collectives {
+impl CollectiveTable {
     /// Adds that of a kernel, whose row is larger than those before.
-    pub fn push(&mut self, kernel: u32, call: CollectiveCall) {
+    pub fn push(&mut self, kernel: u32, call: CollectiveKernelCall) {
         self.kernel.push(kernel);
         self.name.push(call.name);
         self.group.push(call.group);
@@ -46,9 +46,9 @@ impl Collectives {
     }
 
     /// The call of a kernel, where it was recorded.
-    pub fn find(&self, kernel: u32) -> Option<CollectiveCall> {
+    pub fn find(&self, kernel: u32) -> Option<CollectiveKernelCall> {
         let row = self.kernel.binary_search(&kernel).ok()?;
-        Some(CollectiveCall {
+        Some(CollectiveKernelCall {
             name: self.name[row],
             group: self.group[row],
             ranks: self.ranks[row],

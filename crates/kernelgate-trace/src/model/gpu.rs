@@ -1,7 +1,7 @@
 //! The GPU's work as columns, one a field, all of the same length.
 
-use super::names::Name;
-use super::packed::{Cell, Packed};
+use super::names::NameId;
+use super::packed::{Cell, PackedColumn};
 
 /// The place of an operation: an index into [`super::Trace::places`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,14 +34,14 @@ pub struct Place {
 #[derive(Debug, Clone, Default)]
 pub struct Operations {
     /// Start, nanoseconds.
-    pub start: Packed<i64>,
+    pub start: PackedColumn<i64>,
     /// Length, nanoseconds.
-    length: Packed<i64>,
+    length: PackedColumn<i64>,
     /// Process, device, context and stream.
-    pub place: Packed<PlaceId>,
+    pub place: PackedColumn<PlaceId>,
     /// The id that joins it with its launch call, within its process; 0: not recorded. Empty once
     /// operations and calls are joined.
-    pub correlation: Packed<u32>,
+    pub correlation: PackedColumn<u32>,
 }
 
 impl Operations {
@@ -76,17 +76,17 @@ impl Operations {
     }
 
     /// Nanoseconds of all.
-    pub fn total_ns(&self) -> i64 {
+    pub fn total_duration_ns(&self) -> i64 {
         self.length.iter().sum()
     }
 
     /// The operations of these indices.
     pub(crate) fn pick(&self, rows: &[u32]) -> Self {
         Self {
-            start: self.start.pick(rows),
-            length: self.length.pick(rows),
-            place: self.place.pick(rows),
-            correlation: self.correlation.pick(rows),
+            start: self.start.pick_rows(rows),
+            length: self.length.pick_rows(rows),
+            place: self.place.pick_rows(rows),
+            correlation: self.correlation.pick_rows(rows),
         }
     }
 }
@@ -101,11 +101,11 @@ pub(crate) fn pick<T: Copy>(column: &[T], rows: &[u32]) -> Vec<T> {
 
 /// A compiled kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Function {
+pub struct KernelFunction {
     /// Name of the function with its namespaces and template arguments.
-    pub demangled: Name,
+    pub demangled: NameId,
     /// Name of the function alone.
-    pub short: Name,
+    pub short: NameId,
 }
 
 /// How a kernel was launched, and what it needs.
@@ -143,18 +143,18 @@ pub struct Kernels {
     /// When and where.
     pub on_gpu: Operations,
     /// Index into [`super::Trace::functions`].
-    pub function: Packed<u32>,
+    pub function: PackedColumn<u32>,
     /// Index into [`super::Trace::shapes`]; empty when shapes were not read.
-    pub shape: Packed<u32>,
+    pub shape: PackedColumn<u32>,
     /// The node of a CUDA graph that launched it, 0: none; empty when none is known.
-    pub graph_node: Packed<u64>,
+    pub graph_node: PackedColumn<u64>,
 }
 
 impl Kernels {
     /// Adds the node that launched the last kernel; 0: none.
-    pub(crate) fn push_node(&mut self, node: u64) {
+    pub(crate) fn push_graph_node(&mut self, node: u64) {
         if node != 0 && self.graph_node.is_empty() {
-            self.graph_node = Packed::filled(self.on_gpu.len() - 1, 0);
+            self.graph_node = PackedColumn::filled_with(self.on_gpu.len() - 1, 0);
         }
         if node != 0 || !self.graph_node.is_empty() {
             self.graph_node.push(node);
@@ -164,13 +164,13 @@ impl Kernels {
 
 /// Copies between memories.
 #[derive(Debug, Clone, Default)]
-pub struct Copies {
+pub struct CopyTable {
     /// When and where.
     pub on_gpu: Operations,
     /// Bytes.
     pub bytes: Vec<u64>,
     /// Direction, as a label such as `Host-to-Device`.
-    pub kind: Vec<Name>,
+    pub kind: Vec<NameId>,
     /// Memory that is read.
     pub source: Vec<MemoryKind>,
     /// Memory that is written.
@@ -211,7 +211,7 @@ impl MemoryKind {
 
 /// Memory set to a value.
 #[derive(Debug, Clone, Default)]
-pub struct Sets {
+pub struct MemsetTable {
     /// When and where.
     pub on_gpu: Operations,
     /// Bytes.
@@ -220,7 +220,7 @@ pub struct Sets {
 
 /// Executions of whole CUDA graphs, where the profiler did not record their nodes.
 #[derive(Debug, Clone, Default)]
-pub struct GraphLaunches {
+pub struct GraphLaunchTable {
     /// When and where.
     pub on_gpu: Operations,
     /// The instantiated graph.
@@ -229,19 +229,19 @@ pub struct GraphLaunches {
 
 /// A node of a CUDA graph. Filled by recorders that see the capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GraphNode {
+pub struct CudaGraphNode {
     /// Index into [`super::Trace::processes`]: ids are unique in one only.
     pub process: u32,
     /// Id of the graph node, as in [`Kernels::graph_node`].
     pub id: u64,
     /// The ranges that were open when it, or the node that it was cloned from, was created; the
     /// outermost first.
-    pub ranges: Vec<Name>,
+    pub ranges: Vec<NameId>,
 }
 
 /// Nodes of graphs as they were created, where that was recorded in place of their ranges.
 #[derive(Debug, Clone, Default)]
-pub struct NodeEvents {
+pub struct GraphNodeEvents {
     /// When.
     pub time: Vec<i64>,
     /// Index into [`super::Trace::threads`]: the thread that captured it, or built the graph.
@@ -254,7 +254,7 @@ pub struct NodeEvents {
 
 /// Declared work, as counts.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct WorkCount {
+pub struct DeclaredWorkCount {
     /// Operations by unit and type, such as `matmul bf16`.
     pub flops: Vec<(String, f64)>,
     /// The least bytes that memory moves.
@@ -263,43 +263,43 @@ pub struct WorkCount {
 
 /// A part of a problem with its declared work in one launch.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DeclaredPart {
+pub struct DeclaredProblemPart {
     /// Name of the part.
     pub label: String,
     /// The end of the paths of its ranges.
     pub range: String,
     /// Work of the part.
-    pub work: WorkCount,
+    pub work: DeclaredWorkCount,
 }
 
 /// The work of each range of a path, and its least times: declared work over measured ceilings.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DeclaredWork {
+pub struct DeclaredRangeWork {
     /// The path, names with `/` between them.
     pub path: String,
     /// The limits in nanoseconds, each with [`Self::MEMORY`] or the unit that sets it.
     pub limits: Vec<(String, f64)>,
     /// The work.
-    pub work: WorkCount,
+    pub work: DeclaredWorkCount,
 }
 
-impl DeclaredWork {
+impl DeclaredRangeWork {
     /// The limit that memory sets.
     pub const MEMORY: &str = "memory";
 }
 
 /// Waits of the host for the GPU.
 #[derive(Debug, Clone, Default)]
-pub struct Synchronisations {
+pub struct SynchronisationTable {
     /// Time of each wait, and the context or stream that is waited for.
     pub on_gpu: Operations,
     /// Object of the wait.
-    pub kind: Vec<SyncKind>,
+    pub kind: Vec<SynchronisationKind>,
 }
 
 /// The object that a synchronisation waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum SyncKind {
+pub enum SynchronisationKind {
     /// The object was not recorded.
     #[default]
     Unknown,
@@ -315,7 +315,7 @@ pub enum SyncKind {
 
 /// Device memory taken or given back.
 #[derive(Debug, Clone, Default)]
-pub struct Allocations {
+pub struct AllocationTable {
     /// When.
     pub time: Vec<i64>,
     /// Process, device, context and stream.
@@ -328,7 +328,7 @@ pub struct Allocations {
     pub given_back: Vec<bool>,
 }
 
-impl Allocations {
+impl AllocationTable {
     /// Adds one.
     pub fn push(&mut self, time: i64, place: PlaceId, address: u64, bytes: u64, given_back: bool) {
         self.time.push(time);
@@ -341,14 +341,14 @@ impl Allocations {
 
 /// Streams, by process and number, that differ from others in what they wait for.
 #[derive(Debug, Clone, Default)]
-pub struct StreamKinds {
+pub struct StreamKindTable {
     /// Legacy default streams: their work waits for that of all others, and the other way around.
     pub null: Vec<(u32, u64)>,
     /// Streams that do not wait for the default stream.
     pub non_blocking: Vec<(u32, u64)>,
 }
 
-impl StreamKinds {
+impl StreamKindTable {
     /// Whether the work of two streams of a process waits for each other.
     pub fn wait_for_each_other(&self, process: u32, a: u64, b: u64) -> bool {
         let is = |of: &[(u32, u64)], stream: u64| of.contains(&(process, stream));
@@ -359,33 +359,33 @@ impl StreamKinds {
 
 /// Page faults of managed memory.
 #[derive(Debug, Clone, Default)]
-pub struct PageFaults {
+pub struct PageFaultTable {
     /// When.
     pub start: Vec<i64>,
     /// When the last fault of a group was served; the same as the start for the host's.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::processes`].
     pub process: Vec<u32>,
-    /// The device that faulted, or [`Self::HOST`].
+    /// The device that faulted, or [`Self::HOST_PLACE`].
     pub device: Vec<u32>,
     /// How many.
     pub count: Vec<u64>,
 }
 
-impl PageFaults {
+impl PageFaultTable {
     /// The host, in place of a device.
-    pub const HOST: u32 = u32::MAX;
+    pub const HOST_PLACE: u32 = u32::MAX;
 }
 
 /// Sampled hardware counters.
 #[derive(Debug, Clone, Default)]
-pub struct Counters {
+pub struct CounterSamples {
     /// When.
     pub time: Vec<i64>,
     /// The GPU.
     pub gpu: Vec<u32>,
     /// The counter. Ids differ between versions, names do not.
-    pub metric: Vec<Name>,
+    pub metric: Vec<NameId>,
     /// Value of the counter.
     pub value: Vec<f64>,
 }

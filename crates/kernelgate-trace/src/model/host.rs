@@ -1,22 +1,22 @@
 //! The host's work as columns.
 
 use super::gpu::pick;
-use super::names::Name;
+use super::names::NameId;
 
 /// A thread of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Thread {
+pub struct HostThread {
     /// Index into [`super::Trace::processes`].
     pub process: u32,
     /// The operating system's id of the thread.
     pub tid: i64,
     /// Name of the thread, where recorded.
-    pub name: Option<Name>,
+    pub name: Option<NameId>,
 }
 
 /// Calls of the CUDA runtime and driver. Times are nanoseconds of the trace's clock.
 #[derive(Debug, Clone, Default)]
-pub struct Calls {
+pub struct ApiCallTable {
     /// When the call was entered.
     pub start: Vec<i64>,
     /// When the call returned.
@@ -24,12 +24,12 @@ pub struct Calls {
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
     /// The function, with the suffix of its version if it has one.
-    pub name: Vec<Name>,
+    pub name: Vec<NameId>,
     /// The id that joins it with its operations, within its process; 0: it launched nothing.
     pub correlation: Vec<u32>,
 }
 
-impl Calls {
+impl ApiCallTable {
     /// How many there are.
     pub fn len(&self) -> usize {
         self.start.len()
@@ -41,7 +41,7 @@ impl Calls {
     }
 
     /// Adds one.
-    pub fn push(&mut self, start: i64, end: i64, thread: u32, name: Name, correlation: u32) {
+    pub fn push(&mut self, start: i64, end: i64, thread: u32, name: NameId, correlation: u32) {
         self.start.push(start);
         self.end.push(end);
         self.thread.push(thread);
@@ -49,7 +49,7 @@ impl Calls {
         self.correlation.push(correlation);
     }
 
-    pub(crate) fn reserve(&mut self, rows: usize) {
+    pub(crate) fn reserve_rows(&mut self, rows: usize) {
         self.start.reserve_exact(rows);
         self.end.reserve_exact(rows);
         self.thread.reserve_exact(rows);
@@ -89,7 +89,7 @@ impl RangeStyle {
 
 /// Named spans of host time: NVTX ranges, annotations of PyTorch.
 #[derive(Debug, Clone, Default)]
-pub struct Ranges {
+pub struct HostRangeTable {
     /// When the range was opened.
     pub start: Vec<i64>,
     /// When the range was closed; the last time of the trace for one that was never closed.
@@ -97,7 +97,7 @@ pub struct Ranges {
     /// Index into [`super::Trace::threads`]: the thread that opened it.
     pub thread: Vec<u32>,
     /// Text of the range, behind `domain:` where it is in a named domain.
-    pub name: Vec<Name>,
+    pub name: Vec<NameId>,
     /// How the range was opened.
     pub style: Vec<RangeStyle>,
     /// The inputs of the operator that it is: 1 + index into [`super::Trace::inputs`], 0 where they
@@ -109,14 +109,14 @@ pub struct Ranges {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OperatorInputs {
     /// Sizes of tensors by axis.
-    pub dims: Name,
+    pub dims: NameId,
     /// Types of the inputs' values.
-    pub types: Name,
+    pub types: NameId,
     /// Values of arguments that are not tensors.
-    pub values: Name,
+    pub values: NameId,
 }
 
-impl Ranges {
+impl HostRangeTable {
     /// How many there are.
     pub fn len(&self) -> usize {
         self.start.len()
@@ -128,7 +128,7 @@ impl Ranges {
     }
 
     /// Adds one.
-    pub fn push(&mut self, start: i64, end: i64, thread: u32, name: Name, style: RangeStyle) {
+    pub fn push(&mut self, start: i64, end: i64, thread: u32, name: NameId, style: RangeStyle) {
         self.start.push(start);
         self.end.push(end);
         self.thread.push(thread);
@@ -140,12 +140,12 @@ impl Ranges {
     }
 
     /// The inputs of the operator that a range is, as in [`Self::inputs`].
-    pub(crate) fn inputs_of(&self, row: usize) -> u32 {
+    pub(crate) fn operator_inputs_of_range(&self, row: usize) -> u32 {
         self.inputs.get(row).copied().unwrap_or(0)
     }
 
     /// Gives inputs, as in [`Self::inputs`], to the range that was added last.
-    pub(crate) fn set_inputs(&mut self, inputs: u32) {
+    pub(crate) fn set_operator_inputs(&mut self, inputs: u32) {
         if inputs == 0 {
             return;
         }
@@ -155,7 +155,7 @@ impl Ranges {
         }
     }
 
-    pub(crate) fn reserve(&mut self, rows: usize) {
+    pub(crate) fn reserve_rows(&mut self, rows: usize) {
         self.start.reserve_exact(rows);
         self.end.reserve_exact(rows);
         self.thread.reserve_exact(rows);
@@ -177,18 +177,18 @@ impl Ranges {
 
 /// Named moments of host time: NVTX marks.
 #[derive(Debug, Clone, Default)]
-pub struct Marks {
+pub struct HostMarkTable {
     /// When.
     pub time: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
     /// Text of the mark, behind `domain:` where it is in a named domain.
-    pub name: Vec<Name>,
+    pub name: Vec<NameId>,
 }
 
 /// Calls of the operating system that took long.
 #[derive(Debug, Clone, Default)]
-pub struct OsCalls {
+pub struct OsCallTable {
     /// When the call was entered.
     pub start: Vec<i64>,
     /// When the call returned.
@@ -196,12 +196,12 @@ pub struct OsCalls {
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
     /// The function.
-    pub name: Vec<Name>,
+    pub name: Vec<NameId>,
 }
 
 /// Threads that the scheduler put on a CPU or took off it.
 #[derive(Debug, Clone, Default)]
-pub struct Switches {
+pub struct ThreadSwitchTable {
     /// When.
     pub time: Vec<i64>,
     /// Index into [`super::Trace::threads`].

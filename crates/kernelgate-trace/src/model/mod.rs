@@ -16,33 +16,36 @@ pub mod quality;
 use std::collections::BTreeMap;
 use std::hash::Hash;
 
-use collectives::Collectives;
+use collectives::CollectiveTable;
 use gpu::{
-    Allocations, Copies, Counters, DeclaredPart, DeclaredWork, Function, GraphLaunches, GraphNode,
-    Kernels, LaunchShape, NodeEvents, PageFaults, Place, PlaceId, Sets, StreamKinds,
-    Synchronisations,
+    AllocationTable, CopyTable, CounterSamples, CudaGraphNode, DeclaredProblemPart,
+    DeclaredRangeWork, GraphLaunchTable, GraphNodeEvents, KernelFunction, Kernels, LaunchShape,
+    MemsetTable, PageFaultTable, Place, PlaceId, StreamKindTable, SynchronisationTable,
 };
 use hashbrown::HashMap;
-use host::{Calls, Marks, OperatorInputs, OsCalls, Ranges, Switches, Thread};
+use host::{
+    ApiCallTable, HostMarkTable, HostRangeTable, HostThread, OperatorInputs, OsCallTable,
+    ThreadSwitchTable,
+};
 use kernel_metrics::ProfiledLaunch;
-use names::{Name, Names};
-use packed::Packed;
-use quality::Quality;
+use names::{NameId, Names};
+use packed::PackedColumn;
+use quality::TraceQuality;
 
 /// A process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Process {
+pub struct TracedProcess {
     /// The recorder's key of it, unique among machines; `pid` where the recorder has no key.
     pub key: u64,
     /// The system's id.
     pub pid: i64,
     /// Name of the process, where recorded.
-    pub name: Option<Name>,
+    pub name: Option<NameId>,
 }
 
 /// A GPU, as far as the trace describes it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Device {
+pub struct TracedDevice {
     /// Number of the device.
     pub id: u32,
     /// Name of the device.
@@ -103,63 +106,63 @@ pub struct Trace {
     /// All texts.
     pub names: Names,
     /// Processes.
-    pub processes: Vec<Process>,
+    pub processes: Vec<TracedProcess>,
     /// Threads.
-    pub threads: Vec<Thread>,
+    pub threads: Vec<HostThread>,
     /// Processes with device, context and stream.
     pub places: Vec<Place>,
     /// GPUs.
-    pub devices: Vec<Device>,
+    pub devices: Vec<TracedDevice>,
     /// Compiled kernels.
-    pub functions: Vec<Function>,
+    pub functions: Vec<KernelFunction>,
     /// Shapes of launches.
     pub shapes: Vec<LaunchShape>,
     /// Executions of kernels.
     pub kernels: Kernels,
     /// Descriptions of kernels that communicate.
-    pub collectives: Collectives,
+    pub collectives: CollectiveTable,
     /// Copies.
-    pub copies: Copies,
+    pub copies: CopyTable,
     /// Sets.
-    pub sets: Sets,
+    pub sets: MemsetTable,
     /// Executions of whole graphs.
-    pub graphs: GraphLaunches,
+    pub graphs: GraphLaunchTable,
     /// Nodes of graphs.
-    pub graph_nodes: Vec<GraphNode>,
+    pub graph_nodes: Vec<CudaGraphNode>,
     /// When and where nodes were created, where that was recorded in place of their ranges.
-    pub node_events: NodeEvents,
+    pub node_events: GraphNodeEvents,
     /// Work that ranges declare.
-    pub work: Vec<DeclaredWork>,
+    pub work: Vec<DeclaredRangeWork>,
     /// Work that parts of a problem declare.
-    pub parts: Vec<DeclaredPart>,
+    pub parts: Vec<DeclaredProblemPart>,
     /// How streams were created.
-    pub streams: StreamKinds,
+    pub streams: StreamKindTable,
     /// Waits of the host.
-    pub syncs: Synchronisations,
+    pub syncs: SynchronisationTable,
     /// Calls of CUDA.
-    pub calls: Calls,
+    pub calls: ApiCallTable,
     /// Named spans of host time.
-    pub ranges: Ranges,
-    /// Inputs of operators, which [`Ranges::inputs`] refers to.
+    pub ranges: HostRangeTable,
+    /// Inputs of operators, which [`HostRangeTable::inputs`] refers to.
     pub inputs: Vec<OperatorInputs>,
     /// Named moments of host time.
-    pub marks: Marks,
+    pub marks: HostMarkTable,
     /// Calls of the operating system.
-    pub os_calls: OsCalls,
+    pub os_calls: OsCallTable,
     /// The scheduler's decisions.
-    pub switches: Switches,
+    pub switches: ThreadSwitchTable,
     /// Device memory over time.
-    pub allocations: Allocations,
+    pub allocations: AllocationTable,
     /// Page faults of managed memory.
-    pub page_faults: PageFaults,
+    pub page_faults: PageFaultTable,
     /// Hardware counters over time.
-    pub counters: Counters,
+    pub counters: CounterSamples,
     /// Single launches, measured by Nsight Compute.
     pub profiled: Vec<ProfiledLaunch>,
     /// The file's own description: versions, options, host.
     pub metadata: BTreeMap<String, String>,
     /// Missing and implausible parts of the trace.
-    pub quality: Quality,
+    pub quality: TraceQuality,
 }
 
 impl Trace {
@@ -171,11 +174,11 @@ impl Trace {
             &mut self.sets.on_gpu,
             &mut self.graphs.on_gpu,
         ];
-        parts.into_iter().for_each(|part| part.correlation = Packed::default());
+        parts.into_iter().for_each(|part| part.correlation = PackedColumn::default());
     }
 
     /// The process to which a place (process, device, context, stream) belongs.
-    pub fn process_of(&self, place: PlaceId) -> u32 {
+    pub fn process_of_place(&self, place: PlaceId) -> u32 {
         self.places[place.0 as usize].process
     }
 
@@ -206,7 +209,7 @@ impl Trace {
 }
 
 /// The key that joins operations and calls: correlation ids are unique in a process only.
-pub(crate) fn launch_key(process: u32, correlation: u32) -> u64 {
+pub(crate) fn launch_correlation_key(process: u32, correlation: u32) -> u64 {
     u64::from(process) << 32 | u64::from(correlation)
 }
 

@@ -6,7 +6,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 /// A text in [`Names`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Name(pub(crate) u32);
+pub struct NameId(pub(crate) u32);
 
 /// All texts of a trace, one behind the other in one buffer.
 #[derive(Debug, Clone, Default)]
@@ -20,39 +20,42 @@ pub struct Names {
 
 impl Names {
     /// The name of a text, the same for the same text.
-    pub fn intern(&mut self, text: &str) -> Name {
+    pub fn intern_text(&mut self, text: &str) -> NameId {
         let hash = self.hasher.hash_one(text);
         let (all, ends) = (&self.text, &self.ends);
-        if let Some(&known) = self.index.find(hash, |&known| slice(all, ends, known) == text) {
-            return Name(known);
+        if let Some(&known) =
+            self.index.find(hash, |&known| slice_by_ends(all, ends, known) == text)
+        {
+            return NameId(known);
         }
         let new = u32::try_from(self.ends.len()).expect("a trace has fewer than 2^32 texts");
         self.text.push_str(text);
         self.ends.push(self.text.len());
         let (all, ends, hasher) = (&self.text, &self.ends, &self.hasher);
-        self.index.insert_unique(hash, new, |&known| hasher.hash_one(slice(all, ends, known)));
-        Name(new)
+        self.index
+            .insert_unique(hash, new, |&known| hasher.hash_one(slice_by_ends(all, ends, known)));
+        NameId(new)
     }
 
     /// The name of bytes that should be UTF-8; other bytes become U+FFFD.
-    pub fn intern_bytes(&mut self, bytes: &[u8]) -> Name {
+    pub fn intern_bytes(&mut self, bytes: &[u8]) -> NameId {
         match std::str::from_utf8(bytes) {
-            Ok(text) => self.intern(text),
-            Err(_) => self.intern(&String::from_utf8_lossy(bytes)),
+            Ok(text) => self.intern_text(text),
+            Err(_) => self.intern_text(&String::from_utf8_lossy(bytes)),
         }
     }
 
     /// The name of a text that was interned before.
-    pub fn find(&self, text: &str) -> Option<Name> {
+    pub fn find(&self, text: &str) -> Option<NameId> {
         let hash = self.hasher.hash_one(text);
         self.index
-            .find(hash, |&known| slice(&self.text, &self.ends, known) == text)
-            .map(|&known| Name(known))
+            .find(hash, |&known| slice_by_ends(&self.text, &self.ends, known) == text)
+            .map(|&known| NameId(known))
     }
 
     /// The text of a name.
-    pub fn text(&self, name: Name) -> &str {
-        slice(&self.text, &self.ends, name.0)
+    pub fn text(&self, name: NameId) -> &str {
+        slice_by_ends(&self.text, &self.ends, name.0)
     }
 
     /// How many texts there are.
@@ -66,14 +69,14 @@ impl Names {
     }
 }
 
-fn slice<'a>(all: &'a str, ends: &[usize], index: u32) -> &'a str {
+fn slice_by_ends<'a>(all: &'a str, ends: &[usize], index: u32) -> &'a str {
     let index = index as usize;
     let start = if index == 0 { 0 } else { ends[index - 1] };
     &all[start..ends[index]]
 }
 
 /// `step_12/layer_3` as `step_#/layer_#`: ranges that repeat with other numbers in their names.
-pub fn without_numbers(path: &str) -> String {
+pub fn without_numbers_in_name(path: &str) -> String {
     let mut text = String::new();
     for c in path.chars() {
         match c {
@@ -93,12 +96,13 @@ mod tests {
     #[test]
     fn a_text_has_one_name() {
         let mut names = Names::default();
-        let all: Vec<Name> = (0..5000).map(|i| names.intern(&format!("kernel {i}"))).collect();
-        let empty = names.intern("");
+        let all: Vec<NameId> =
+            (0..5000).map(|i| names.intern_text(&format!("kernel {i}"))).collect();
+        let empty = names.intern_text("");
         assert_eq!(names.len(), 5001);
         for (i, &name) in all.iter().enumerate() {
             assert_eq!(names.text(name), format!("kernel {i}"));
-            assert_eq!(names.intern(&format!("kernel {i}")), name);
+            assert_eq!(names.intern_text(&format!("kernel {i}")), name);
         }
         assert_eq!(names.text(empty), "");
         assert_eq!(names.find("kernel 17"), Some(all[17]));
@@ -109,7 +113,7 @@ mod tests {
 
     #[test]
     fn siblings_differ_in_numbers() {
-        assert_eq!(without_numbers("step_12/layer_3/mlp"), "step_#/layer_#/mlp");
-        assert_eq!(without_numbers("Forward"), "Forward");
+        assert_eq!(without_numbers_in_name("step_12/layer_3/mlp"), "step_#/layer_#/mlp");
+        assert_eq!(without_numbers_in_name("Forward"), "Forward");
     }
 }

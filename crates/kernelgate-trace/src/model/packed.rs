@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 /// Rows of a block.
 const ROWS: usize = 256;
 /// Bytes that are read for a distance.
-const WORD: usize = 8;
+const READ_WORD_BYTES: usize = 8;
 /// Blocks that are stored uncompressed while their rows change.
 const UNPACKED_BLOCKS: usize = 8;
 
@@ -53,7 +53,7 @@ impl Cell for u32 {
 
 /// A column.
 #[derive(Debug, Clone)]
-pub struct Packed<T> {
+pub struct PackedColumn<T> {
     blocks: Vec<Block>,
     /// Blocks that are as wide as any value, those that have been so for longest first.
     wide: VecDeque<usize>,
@@ -74,19 +74,19 @@ struct Block {
 }
 
 impl Block {
-    fn constant(value: i64) -> Self {
+    fn constant_block(value: i64) -> Self {
         Self { least: value, bits: 0, mask: 0, distances: Box::default() }
     }
 
     /// Rows in as few bits as they need.
-    fn narrow(rows: &[i64; ROWS]) -> Self {
+    fn pack_block(rows: &[i64; ROWS]) -> Self {
         let (mut least, mut most) = (rows[0], rows[0]);
         for &row in rows {
             (least, most) = (least.min(row), most.max(row));
         }
         let widest = most.wrapping_sub(least).cast_unsigned();
         match u64::BITS - widest.leading_zeros() {
-            0 => Self::constant(least),
+            0 => Self::constant_block(least),
             // A value of up to 57 bits lies within eight bytes, whichever bit of the first byte it
             // starts at.
             bits @ 1..=57 => Self::new(rows, least, bits),
@@ -100,10 +100,10 @@ impl Block {
     }
 
     fn new(rows: &[i64; ROWS], least: i64, bits: u32) -> Self {
-        let mut distances = vec![0; ROWS / 8 * bits as usize + WORD];
+        let mut distances = vec![0; ROWS / 8 * bits as usize + READ_WORD_BYTES];
         // Bits that are not written yet; all rows together fill whole words.
         let (mut pending, mut count) = (0u64, 0);
-        let mut words = distances.as_chunks_mut::<WORD>().0.iter_mut();
+        let mut words = distances.as_chunks_mut::<READ_WORD_BYTES>().0.iter_mut();
         for row in rows {
             let distance = row.wrapping_sub(least).cast_unsigned();
             pending |= distance << count;
@@ -124,7 +124,8 @@ impl Block {
     #[inline]
     fn at(&self, index: usize) -> i64 {
         let (byte, shift) = place(index, self.bits);
-        let word = self.distances.get(byte..).and_then(|from| from.first_chunk::<WORD>());
+        let word =
+            self.distances.get(byte..).and_then(|from| from.first_chunk::<READ_WORD_BYTES>());
         let distance = word.map_or(0, |word| u64::from_le_bytes(*word)) >> shift & self.mask;
         self.least.wrapping_add(distance.cast_signed())
     }
@@ -141,13 +142,13 @@ fn place(index: usize, bits: u32) -> (usize, u32) {
     (bit / 8, (bit % 8) as u32)
 }
 
-impl<T> Default for Packed<T> {
+impl<T> Default for PackedColumn<T> {
     fn default() -> Self {
         Self { blocks: Vec::new(), wide: VecDeque::new(), rows: 0, cell: PhantomData }
     }
 }
 
-impl<T> Packed<T> {
+impl<T> PackedColumn<T> {
     /// How many rows there are.
     pub fn len(&self) -> usize {
         self.rows
@@ -159,10 +160,10 @@ impl<T> Packed<T> {
     }
 }
 
-impl<T: Cell> Packed<T> {
+impl<T: Cell> PackedColumn<T> {
     /// `rows` rows of one value.
-    pub fn filled(rows: usize, value: T) -> Self {
-        let blocks = vec![Block::constant(value.number()); rows.div_ceil(ROWS)];
+    pub fn filled_with(rows: usize, value: T) -> Self {
+        let blocks = vec![Block::constant_block(value.number()); rows.div_ceil(ROWS)];
         Self { blocks, rows, ..Self::default() }
     }
 
@@ -189,7 +190,7 @@ impl<T: Cell> Packed<T> {
     /// Adds a row.
     pub fn push(&mut self, value: T) {
         if self.rows.is_multiple_of(ROWS) {
-            self.blocks.push(Block::constant(value.number()));
+            self.blocks.push(Block::constant_block(value.number()));
         }
         // Up to here all rows of the block equal its first one, and need no bits of their own.
         self.rows += 1;
@@ -213,11 +214,13 @@ impl<T: Cell> Packed<T> {
             if self.wide.len() > UNPACKED_BLOCKS
                 && let Some(oldest) = self.wide.pop_front()
             {
-                self.blocks[oldest] = Block::narrow(&self.blocks[oldest].rows());
+                self.blocks[oldest] = Block::pack_block(&self.blocks[oldest].rows());
             }
         }
         let (byte, _) = place(index, u64::BITS);
-        if let Some(word) = self.blocks[number].distances[byte..].first_chunk_mut::<WORD>() {
+        if let Some(word) =
+            self.blocks[number].distances[byte..].first_chunk_mut::<READ_WORD_BYTES>()
+        {
             *word = value.to_le_bytes();
         }
     }
@@ -228,7 +231,7 @@ impl<T: Cell> Packed<T> {
     }
 
     /// The rows whose numbers are given; nothing of a column that was not recorded.
-    pub(crate) fn pick(&self, rows: &[u32]) -> Self {
+    pub(crate) fn pick_rows(&self, rows: &[u32]) -> Self {
         if self.is_empty() {
             return Self::default();
         }
@@ -249,13 +252,13 @@ pub(crate) fn partition_point(count: usize, holds: impl Fn(usize) -> bool) -> us
     first
 }
 
-impl<T: Cell> Extend<T> for Packed<T> {
+impl<T: Cell> Extend<T> for PackedColumn<T> {
     fn extend<I: IntoIterator<Item = T>>(&mut self, values: I) {
         values.into_iter().for_each(|value| self.push(value));
     }
 }
 
-impl<T: Cell> FromIterator<T> for Packed<T> {
+impl<T: Cell> FromIterator<T> for PackedColumn<T> {
     fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
         let mut column = Self::default();
         column.extend(values);
@@ -263,13 +266,13 @@ impl<T: Cell> FromIterator<T> for Packed<T> {
     }
 }
 
-impl<T: Cell + PartialEq> PartialEq for Packed<T> {
+impl<T: Cell + PartialEq> PartialEq for PackedColumn<T> {
     fn eq(&self, other: &Self) -> bool {
         self.rows == other.rows && self.iter().eq(other.iter())
     }
 }
 
-impl<T: Cell + Eq> Eq for Packed<T> {}
+impl<T: Cell + Eq> Eq for PackedColumn<T> {}
 
 #[cfg(test)]
 mod tests {
@@ -285,7 +288,7 @@ mod tests {
     fn rows_of_any_width_are_exact() {
         let extremes = [i64::MIN, i64::MAX, 0, -1, 1];
         let rows: Vec<i64> = (0..20_000).map(number).chain(extremes).chain([7; 1000]).collect();
-        let column: Packed<i64> = rows.iter().copied().collect();
+        let column: PackedColumn<i64> = rows.iter().copied().collect();
         assert_eq!((column.len(), column.is_empty()), (rows.len(), false));
         assert!(column.iter().eq(rows.iter().copied()));
         assert_eq!((column.get(3), column.get(rows.len())), (Some(rows[3]), None));
@@ -294,19 +297,22 @@ mod tests {
     #[test]
     fn replaced_rows_are_exact_in_any_order() {
         let mut rows = vec![-5; 10_000];
-        let mut column = Packed::filled(rows.len(), -5);
+        let mut column = PackedColumn::filled_with(rows.len(), -5);
         for step in 0..40_000 {
             let row = step * 7919 % rows.len();
             rows[row] = number(step);
             column.set(row, rows[row]);
         }
         assert!(column.iter().eq(rows.iter().copied()));
-        assert_eq!(column.pick(&[3, 9_999]).iter().collect::<Vec<_>>(), [rows[3], rows[9_999]]);
+        assert_eq!(
+            column.pick_rows(&[3, 9_999]).iter().collect::<Vec<_>>(),
+            [rows[3], rows[9_999]]
+        );
     }
 
     #[test]
     fn rows_near_each_other_take_few_bytes() {
-        let column: Packed<i64> = (0..100_000).map(|row| row * 10_000 + row % 7).collect();
+        let column: PackedColumn<i64> = (0..100_000).map(|row| row * 10_000 + row % 7).collect();
         let narrow = column.blocks.iter().filter(|block| block.bits < u64::BITS);
         let bytes: usize = narrow.map(|block| block.distances.len()).sum();
         assert!(bytes < 100_000 * 3, "{bytes}");
@@ -315,9 +321,9 @@ mod tests {
 
     #[test]
     fn unsigned_rows_keep_their_upper_bits() {
-        let column: Packed<u64> = [u64::MAX, 0, 1 << 63].into_iter().collect();
+        let column: PackedColumn<u64> = [u64::MAX, 0, 1 << 63].into_iter().collect();
         assert_eq!(column.iter().collect::<Vec<_>>(), [u64::MAX, 0, 1 << 63]);
-        let column: Packed<u32> = [u32::MAX, 0, 3].into_iter().collect();
+        let column: PackedColumn<u32> = [u32::MAX, 0, 3].into_iter().collect();
         assert_eq!(column.iter().collect::<Vec<_>>(), [u32::MAX, 0, 3]);
     }
 }

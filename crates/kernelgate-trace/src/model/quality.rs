@@ -1,20 +1,20 @@
 //! Missing and implausible parts of a trace.
 
 /// Longest plausible span: 26 days.
-const LONGEST_SPAN_NS: i64 = 1 << 51;
+const MAX_SPAN_NS: i64 = 1 << 51;
 
 /// Times in nanoseconds are nearer to zero (146 years), so that the difference of any two is a
 /// number too.
-pub(crate) const NO_TIME_NS: i64 = 1 << 62;
+pub(crate) const TIME_LIMIT_NS: i64 = 1 << 62;
 
 /// Whether it is a time, in nanoseconds.
-pub(crate) fn is_time(ns: &i64) -> bool {
-    ns.unsigned_abs() < NO_TIME_NS.unsigned_abs()
+pub(crate) fn is_plausible_time(ns: &i64) -> bool {
+    ns.unsigned_abs() < TIME_LIMIT_NS.unsigned_abs()
 }
 
 /// Missing and odd parts of a trace. Counts are of records.
 #[derive(Debug, Clone, Default)]
-pub struct Quality {
+pub struct TraceQuality {
     /// Tables or fields that the file lacks, by the name of the format.
     pub missing: Vec<String>,
     /// Parts that could not be read to their end, with the reason.
@@ -42,9 +42,9 @@ pub struct Quality {
     pub overhead: Vec<(i64, i64)>,
 }
 
-impl Quality {
+impl TraceQuality {
     /// Adds the findings of another part of the trace.
-    pub(crate) fn absorb(&mut self, other: Self) {
+    pub(crate) fn add_quality_of(&mut self, other: Self) {
         self.missing.extend(other.missing);
         self.unreadable.extend(other.unreadable);
         self.messages.extend(other.messages);
@@ -61,19 +61,19 @@ impl Quality {
 
     /// A time in nanoseconds; an impossible one is counted, and `None`.
     pub(crate) fn time(&mut self, ns: Option<i64>) -> Option<i64> {
-        let time = ns.filter(is_time);
+        let time = ns.filter(is_plausible_time);
         self.odd_values += u64::from(time != ns);
         time
     }
 
     /// The end of a span: never before its start, and not so long after it that no profile can have
     /// recorded it.
-    pub(crate) fn span_end(&mut self, start: i64, end: i64) -> i64 {
+    pub(crate) fn plausible_span_end(&mut self, start: i64, end: i64) -> i64 {
         if end < start {
             self.backwards += 1;
             return start;
         }
-        if end.checked_sub(start).is_none_or(|length| length > LONGEST_SPAN_NS) {
+        if end.checked_sub(start).is_none_or(|length| length > MAX_SPAN_NS) {
             self.odd_values += 1;
             return start;
         }
@@ -102,12 +102,12 @@ mod tests {
 
     #[test]
     fn times_have_differences_and_what_has_none_is_counted() {
-        let mut quality = Quality::default();
-        for time in [0, -5, NO_TIME_NS - 1, 1 - NO_TIME_NS] {
+        let mut quality = TraceQuality::default();
+        for time in [0, -5, TIME_LIMIT_NS - 1, 1 - TIME_LIMIT_NS] {
             assert_eq!(quality.time(Some(time)), Some(time));
         }
         assert_eq!((quality.time(None), quality.odd_values), (None, 0));
-        for odd in [NO_TIME_NS, -NO_TIME_NS, i64::MIN, i64::MAX] {
+        for odd in [TIME_LIMIT_NS, -TIME_LIMIT_NS, i64::MIN, i64::MAX] {
             assert_eq!(quality.time(Some(odd)), None);
         }
         assert_eq!(quality.odd_values, 4);
@@ -115,14 +115,14 @@ mod tests {
 
     #[test]
     fn the_end_of_a_span_is_believed_within_what_a_profile_can_last() {
-        let mut quality = Quality::default();
-        let month = LONGEST_SPAN_NS;
-        assert_eq!(quality.span_end(5, 9), 9);
-        assert_eq!(quality.span_end(-month, 0), 0);
+        let mut quality = TraceQuality::default();
+        let month = MAX_SPAN_NS;
+        assert_eq!(quality.plausible_span_end(5, 9), 9);
+        assert_eq!(quality.plausible_span_end(-month, 0), 0);
         assert_eq!((quality.backwards, quality.odd_values), (0, 0));
-        assert_eq!(quality.span_end(9, 5), 9);
-        assert_eq!(quality.span_end(0, month + 1), 0);
-        assert_eq!(quality.span_end(i64::MIN, i64::MAX), i64::MIN);
+        assert_eq!(quality.plausible_span_end(9, 5), 9);
+        assert_eq!(quality.plausible_span_end(0, month + 1), 0);
+        assert_eq!(quality.plausible_span_end(i64::MIN, i64::MAX), i64::MIN);
         assert_eq!((quality.backwards, quality.odd_values), (1, 2));
     }
 }

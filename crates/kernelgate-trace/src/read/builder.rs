@@ -2,14 +2,14 @@
 
 use std::borrow::Cow;
 
-use super::demangle::readable;
-use crate::model::gpu::{Function, LaunchShape, Place, PlaceId};
-use crate::model::host::{OperatorInputs, Thread};
-use crate::model::names::Name;
-use crate::model::{Process, Table, Trace};
+use super::demangle::readable_kernel_name;
+use crate::model::gpu::{KernelFunction, LaunchShape, Place, PlaceId};
+use crate::model::host::{HostThread, OperatorInputs};
+use crate::model::names::NameId;
+use crate::model::{Table, Trace, TracedProcess};
 
 /// Directions of copies, by the number that CUPTI and Nsight Systems give them.
-pub(super) const COPY_KINDS: &[&str] = &[
+pub(super) const COPY_DIRECTIONS: &[&str] = &[
     "Unknown",
     "Host-to-Device",
     "Device-to-Host",
@@ -28,22 +28,22 @@ pub(super) const COPY_KINDS: &[&str] = &[
 
 /// A trace and the tables that give its rows their indices.
 #[derive(Debug, Default)]
-pub(super) struct Builder {
+pub(super) struct TraceBuilder {
     pub trace: Trace,
     processes: Table<u64>,
     threads: Table<(u32, i64)>,
     places: Table<Place>,
-    functions: Table<Function>,
+    functions: Table<KernelFunction>,
     shapes: Table<LaunchShape>,
     inputs: Table<OperatorInputs>,
 }
 
-impl Builder {
+impl TraceBuilder {
     /// The process of a key; the first mention of a key gives it its id.
     pub fn process(&mut self, key: u64, pid: i64) -> u32 {
         let index = self.processes.intern(key);
         if index as usize == self.trace.processes.len() {
-            self.trace.processes.push(Process { key, pid, name: None });
+            self.trace.processes.push(TracedProcess { key, pid, name: None });
         }
         index
     }
@@ -52,7 +52,7 @@ impl Builder {
     pub fn thread(&mut self, process: u32, tid: i64) -> u32 {
         let index = self.threads.intern((process, tid));
         if index as usize == self.trace.threads.len() {
-            self.trace.threads.push(Thread { process, tid, name: None });
+            self.trace.threads.push(HostThread { process, tid, name: None });
         }
         index
     }
@@ -61,8 +61,8 @@ impl Builder {
         PlaceId(self.places.intern(place))
     }
 
-    pub fn function(&mut self, demangled: Name, short: Name) -> u32 {
-        self.functions.intern(Function { demangled, short })
+    pub fn function(&mut self, demangled: NameId, short: NameId) -> u32 {
+        self.functions.intern(KernelFunction { demangled, short })
     }
 
     pub fn shape(&mut self, shape: LaunchShape) -> u32 {
@@ -70,7 +70,7 @@ impl Builder {
     }
 
     /// Stores the inputs of an operator and returns the index that
-    /// [`crate::model::host::Ranges::inputs`] holds.
+    /// [`crate::model::host::HostRangeTable::inputs`] holds.
     pub fn inputs(&mut self, inputs: OperatorInputs) -> u32 {
         self.inputs.intern(inputs) + 1
     }
@@ -80,8 +80,8 @@ impl Builder {
         let names = &mut self.trace.names;
         for function in &mut self.functions.values {
             for name in [&mut function.demangled, &mut function.short] {
-                if let Cow::Owned(readable) = readable(names.text(*name)) {
-                    *name = names.intern(&readable);
+                if let Cow::Owned(readable) = readable_kernel_name(names.text(*name)) {
+                    *name = names.intern_text(&readable);
                 }
             }
         }

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::error::TraceError;
 
 /// An Nsight Systems report as an SQLite export, in a folder that is deleted with the first value.
-pub(super) fn systems_report(path: &Path) -> Result<(TempDir, PathBuf), TraceError> {
+pub(super) fn convert_nsys_report(path: &Path) -> Result<(TempDir, PathBuf), TraceError> {
     let folder = tempfile::tempdir().map_err(TraceError::io(path))?;
     let export = folder.path().join("trace.sqlite");
     let mut command = Command::new("nsys");

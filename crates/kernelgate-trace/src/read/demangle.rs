@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use cpp_demangle::{DemangleOptions, Symbol};
 
 /// The name of a kernel in a readable form; names that are not mangled stay as they are.
-pub(super) fn readable(name: &str) -> Cow<'_, str> {
+pub(super) fn readable_kernel_name(name: &str) -> Cow<'_, str> {
     // AMD's recorders name the descriptor of a kernel.
     let symbol = name.strip_suffix(".kd").unwrap_or(name);
     if !symbol.starts_with("_Z") {
@@ -14,11 +14,11 @@ pub(super) fn readable(name: &str) -> Cow<'_, str> {
     let demangled = Symbol::new(symbol)
         .ok()
         .and_then(|symbol| symbol.demangle_with_options(&DemangleOptions::new()).ok());
-    demangled.or_else(|| nested(symbol)).map_or(Cow::Borrowed(symbol), Cow::Owned)
+    demangled.or_else(|| demangle_nested_name(symbol)).map_or(Cow::Borrowed(symbol), Cow::Owned)
 }
 
 /// The namespaces and the name of a function whose parameters are of a newer form.
-fn nested(symbol: &str) -> Option<String> {
+fn demangle_nested_name(symbol: &str) -> Option<String> {
     let mut rest = symbol.strip_prefix("_Z")?;
     rest = rest.strip_prefix('N').unwrap_or(rest).trim_start_matches(['K', 'V', 'r']);
     let mut parts = Vec::new();
@@ -35,21 +35,21 @@ fn nested(symbol: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::readable;
+    use super::readable_kernel_name;
 
     #[test]
     fn mangled_names_are_readable_and_others_stay() {
-        assert_eq!(readable("_Z3addPfS_"), "add(float*, float*)");
-        assert_eq!(readable("_ZN3ops4gemmILi4EEEvPf.kd"), "void ops::gemm<4>(float*)");
-        assert_eq!(readable("attn_fwd.kd"), "attn_fwd");
-        assert_eq!(readable("_Znot a symbol"), "_Znot a symbol");
+        assert_eq!(readable_kernel_name("_Z3addPfS_"), "add(float*, float*)");
+        assert_eq!(readable_kernel_name("_ZN3ops4gemmILi4EEEvPf.kd"), "void ops::gemm<4>(float*)");
+        assert_eq!(readable_kernel_name("attn_fwd.kd"), "attn_fwd");
+        assert_eq!(readable_kernel_name("_Znot a symbol"), "_Znot a symbol");
         // A constrained template parameter.
         assert_eq!(
-            readable(
+            readable_kernel_name(
                 "_ZN7sgl_hip10activation18act_and_mul_kernelI14__hip_bfloat16TnPFfRKT_EXadEEvPS2_"
             ),
             "sgl_hip::activation::act_and_mul_kernel"
         );
-        assert_eq!(readable("void add<float>(float *)"), "void add<float>(float *)");
+        assert_eq!(readable_kernel_name("void add<float>(float *)"), "void add<float>(float *)");
     }
 }

@@ -8,12 +8,12 @@ use flate2::bufread::MultiGzDecoder;
 
 /// Bytes without a quotation mark, after which this is not a trace: no name or number is so long, and
 /// nothing nests so deeply.
-const MAX_TOKEN: usize = 16 << 20;
+const MAX_BYTES_WITHOUT_QUOTE: usize = 16 << 20;
 /// Unpacked bytes that are always allowed.
 const ALWAYS_ALLOWED_BYTES: u64 = 1 << 30;
 /// Largest number of unpacked bytes for a packed byte, beyond the bytes that are always allowed.
 /// Traces unpack to 10 to 40 times their size.
-const MAX_RATIO: u64 = 200;
+const MAX_UNPACKED_RATIO: u64 = 200;
 
 /// Opens a file.
 pub(super) fn open(path: &Path) -> std::io::Result<LimitedReader> {
@@ -22,7 +22,7 @@ pub(super) fn open(path: &Path) -> std::io::Result<LimitedReader> {
     let mut file = BufReader::with_capacity(1 << 16, file);
     let packed = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
     let (inner, limit): (Box<dyn Read>, u64) = if packed {
-        let limit = packed_size.saturating_mul(MAX_RATIO).max(ALWAYS_ALLOWED_BYTES);
+        let limit = packed_size.saturating_mul(MAX_UNPACKED_RATIO).max(ALWAYS_ALLOWED_BYTES);
         (Box::new(MultiGzDecoder::new(file)), limit)
     } else {
         (Box::new(file), u64::MAX)
@@ -59,13 +59,13 @@ impl Read for LimitedReader {
         if self.read > self.limit {
             return Err(Error::new(
                 ErrorKind::FileTooLarge,
-                format!("unpacked it is more than {MAX_RATIO} times as large as the file"),
+                format!("unpacked it is more than {MAX_UNPACKED_RATIO} times as large as the file"),
             ));
         }
-        if self.token > MAX_TOKEN {
+        if self.token > MAX_BYTES_WITHOUT_QUOTE {
             return Err(Error::new(
                 ErrorKind::FileTooLarge,
-                format!("a value or nesting of more than {} MiB", MAX_TOKEN >> 20),
+                format!("a value or nesting of more than {} MiB", MAX_BYTES_WITHOUT_QUOTE >> 20),
             ));
         }
         Ok(count)

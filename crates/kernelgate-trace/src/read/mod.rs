@@ -16,7 +16,7 @@ mod unsupported;
 mod wanted;
 
 pub use rows::{CallRow, RangeRow, Row, Streamed, rows_of};
-pub use wanted::Wanted;
+pub use wanted::WantedTraceParts;
 
 use std::io::Read;
 use std::path::Path;
@@ -32,18 +32,18 @@ use crate::model::Trace;
 ///
 /// # Errors
 /// The file cannot be read, is of no known format, or holds nothing that can be used.
-pub fn open(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
+pub fn open(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, TraceError> {
     match recognise(path)? {
-        Format::SystemsExport => nsys::read(path, wanted),
-        Format::Chrome => chrome::read(path),
-        Format::ComputeCsv => ncu::read(path),
-        Format::Recording => recording::read(path),
-        Format::Rocprof => rocprof::read(path),
-        Format::SystemsReport => {
-            let (_folder, export) = convert::systems_report(path)?;
+        TraceFormat::SystemsExport => nsys::read(path, wanted),
+        TraceFormat::Chrome => chrome::read(path),
+        TraceFormat::ComputeCsv => ncu::read(path),
+        TraceFormat::Recording => recording::read(path),
+        TraceFormat::Rocprof => rocprof::read(path),
+        TraceFormat::SystemsReport => {
+            let (_folder, export) = convert::convert_nsys_report(path)?;
             nsys::read(&export, wanted)
         }
-        Format::ComputeReport => ncu_report::read(path),
+        TraceFormat::ComputeReport => ncu_report::read(path),
     }
 }
 
@@ -56,13 +56,13 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
 /// Same errors as [`open`].
 pub fn stream(
     path: &Path,
-    wanted: &Wanted,
+    wanted: &WantedTraceParts,
     each: impl FnMut(&Trace, Row),
 ) -> Result<Option<Streamed>, TraceError> {
     match recognise(path)? {
-        Format::SystemsExport => nsys::stream::read(path, wanted, each).map(Some),
-        Format::SystemsReport => {
-            let (_folder, export) = convert::systems_report(path)?;
+        TraceFormat::SystemsExport => nsys::stream::read(path, wanted, each).map(Some),
+        TraceFormat::SystemsReport => {
+            let (_folder, export) = convert::convert_nsys_report(path)?;
             nsys::stream::read(&export, wanted, each).map(Some)
         }
         _ => Ok(None),
@@ -70,13 +70,13 @@ pub fn stream(
 }
 
 /// A folder with a parquet file a table.
-fn recognise_folder(path: &Path) -> Result<Format, TraceError> {
+fn recognise_folder(path: &Path) -> Result<TraceFormat, TraceError> {
     let mut files = std::fs::read_dir(path).map_err(TraceError::io(path))?.flatten();
     let is_table = |file: std::fs::DirEntry| {
         file.path().extension().is_some_and(|extension| extension == "parquet")
     };
     if files.any(is_table) {
-        return Ok(Format::SystemsExport);
+        return Ok(TraceFormat::SystemsExport);
     }
     Err(TraceError::Unknown {
         path: path.to_owned(),
@@ -86,7 +86,7 @@ fn recognise_folder(path: &Path) -> Result<Format, TraceError> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
+enum TraceFormat {
     SystemsExport,
     Chrome,
     Recording,
@@ -97,9 +97,9 @@ enum Format {
 }
 
 /// Bytes of a file by which its format is recognised.
-const HEAD: u64 = 1 << 16;
+const RECOGNISED_HEAD_BYTES: u64 = 1 << 16;
 
-fn recognise(path: &Path) -> Result<Format, TraceError> {
+fn recognise(path: &Path) -> Result<TraceFormat, TraceError> {
     if path.is_dir() {
         return recognise_folder(path);
     }
@@ -112,31 +112,31 @@ fn recognise(path: &Path) -> Result<Format, TraceError> {
         return Err(TraceError::io(path)(why));
     }
     let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
-    file.take(HEAD).read_to_end(&mut head).map_err(TraceError::io(path))?;
+    file.take(RECOGNISED_HEAD_BYTES).read_to_end(&mut head).map_err(TraceError::io(path))?;
     let extension = path.extension().and_then(|name| name.to_str()).unwrap_or_default();
     let unknown = |reason: &str| {
         Err(TraceError::Unknown { path: path.to_owned(), reason: reason.to_owned() })
     };
-    if let Some(reason) = unsupported::recognise(path, &head) {
+    if let Some(reason) = unsupported::recognise_unsupported(path, &head) {
         return unknown(&reason);
     }
     if head.starts_with(b"SQLite format 3\0") {
-        return Ok(Format::SystemsExport);
+        return Ok(TraceFormat::SystemsExport);
     }
-    if head.starts_with(ncu_report::MAGIC) {
-        return Ok(Format::ComputeReport);
+    if head.starts_with(ncu_report::REPORT_MAGIC) {
+        return Ok(TraceFormat::ComputeReport);
     }
     if head.starts_with(&[0x1f, 0x8b]) {
-        let head = json_source::head(path, HEAD).map_err(TraceError::io(path))?;
-        return match unsupported::recognise(path, &head) {
+        let head = json_source::head(path, RECOGNISED_HEAD_BYTES).map_err(TraceError::io(path))?;
+        return match unsupported::recognise_unsupported(path, &head) {
             Some(reason) => unknown(&reason),
-            None if rocprof::looks_like(&head) => Ok(Format::Rocprof),
-            None => Ok(Format::Chrome),
+            None if rocprof::looks_like_rocprof(&head) => Ok(TraceFormat::Rocprof),
+            None => Ok(TraceFormat::Chrome),
         };
     }
     match extension {
-        "nsys-rep" | "qdrep" => return Ok(Format::SystemsReport),
-        "ncu-rep" => return Ok(Format::ComputeReport),
+        "nsys-rep" | "qdrep" => return Ok(TraceFormat::SystemsReport),
+        "ncu-rep" => return Ok(TraceFormat::ComputeReport),
         "qdstrm" => {
             return Err(TraceError::convert(
                 path,
@@ -156,11 +156,11 @@ fn recognise(path: &Path) -> Result<Format, TraceError> {
     match bytes.next() {
         // The file is TOML, INI or code, not JSON.
         Some(b'{' | b'[') if bytes.next().is_some_and(u8::is_ascii_alphabetic) => {}
-        Some(b'{') if recording::looks_like(start) => return Ok(Format::Recording),
-        Some(b'{') if rocprof::looks_like(start) => return Ok(Format::Rocprof),
-        Some(b'{' | b'[') => return Ok(Format::Chrome),
+        Some(b'{') if recording::looks_like(start) => return Ok(TraceFormat::Recording),
+        Some(b'{') if rocprof::looks_like_rocprof(start) => return Ok(TraceFormat::Rocprof),
+        Some(b'{' | b'[') => return Ok(TraceFormat::Chrome),
         _ if ncu::looks_like(path).map_err(TraceError::io(path))? => {
-            return Ok(Format::ComputeCsv);
+            return Ok(TraceFormat::ComputeCsv);
         }
         _ => {}
     }

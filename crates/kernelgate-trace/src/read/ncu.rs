@@ -9,17 +9,17 @@ use std::path::Path;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::builder::Builder;
-use super::demangle::readable;
-use super::numbers::{NumberFormat, looks_numeric};
+use super::builder::TraceBuilder;
+use super::demangle::readable_kernel_name;
+use super::numbers::{DecimalFormat, looks_numeric};
 use crate::error::TraceError;
 use crate::model::gpu::LaunchShape;
-use crate::model::kernel_metrics::{Metric, ProfiledLaunch};
+use crate::model::kernel_metrics::{KernelMetric, ProfiledLaunch};
 use crate::model::names::Names;
 use crate::model::{Recorder, Trace};
 
 /// Bytes of CSV that are read at most.
-const LIMIT: u64 = 1 << 30;
+const MAX_CSV_BYTES: u64 = 1 << 30;
 /// Lines of other output in front of the header that are looked through at most.
 const NOISE: usize = 1_000_000;
 
@@ -51,17 +51,17 @@ const RENAMED: &[(&str, &str)] = &[
 ];
 
 /// Separators of columns: of `ncu`, and of spreadsheets that stored its file again.
-const SEPARATORS: &[u8] = b",;\t";
+const CSV_SEPARATORS: &[u8] = b",;\t";
 
 /// The separator of columns, if a line is the header of Nsight Compute's CSV.
-fn separator(line: &str) -> Option<u8> {
+fn csv_separator(line: &str) -> Option<u8> {
     let first = *line.strip_prefix("\"ID\"")?.as_bytes().first()?;
-    (SEPARATORS.contains(&first) && line.contains("\"Kernel Name\"")).then_some(first)
+    (CSV_SEPARATORS.contains(&first) && line.contains("\"Kernel Name\"")).then_some(first)
 }
 
 /// Whether a file has the header of Nsight Compute's CSV somewhere.
 pub(super) fn looks_like(path: &Path) -> std::io::Result<bool> {
-    let mut lines = BufReader::new(std::fs::File::open(path)?.take(LIMIT));
+    let mut lines = BufReader::new(std::fs::File::open(path)?.take(MAX_CSV_BYTES));
     let mut line = Vec::new();
     for _ in 0..NOISE {
         line.clear();
@@ -69,7 +69,7 @@ pub(super) fn looks_like(path: &Path) -> std::io::Result<bool> {
         if (&mut lines).take(1 << 16).read_until(b'\n', &mut line)? == 0 {
             break;
         }
-        if separator(&String::from_utf8_lossy(&line)).is_some() {
+        if csv_separator(&String::from_utf8_lossy(&line)).is_some() {
             return Ok(true);
         }
     }
@@ -83,18 +83,18 @@ pub(super) fn looks_like(path: &Path) -> std::io::Result<bool> {
 pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
-    file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(TraceError::io(path))?;
-    if bytes.len() as u64 > LIMIT {
+    file.take(MAX_CSV_BYTES + 1).read_to_end(&mut bytes).map_err(TraceError::io(path))?;
+    if bytes.len() as u64 > MAX_CSV_BYTES {
         return Err(TraceError::TooLarge {
             path: path.to_owned(),
-            reason: format!("more than {} MiB of CSV", LIMIT >> 20),
+            reason: format!("more than {} MiB of CSV", MAX_CSV_BYTES >> 20),
         });
     }
     let text = String::from_utf8_lossy(&bytes);
-    let mut builder = Builder::default();
+    let mut builder = TraceBuilder::default();
     builder.trace.recorder = Recorder::NsightCompute;
-    for section in sections(&text) {
-        section_into(&section, &mut builder);
+    for section in split_csv_sections(&text) {
+        add_section(&section, &mut builder);
     }
     if builder.trace.profiled.is_empty() {
         return Err(TraceError::broken(path, "it holds no profiled launch"));
@@ -103,11 +103,11 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
 }
 
 /// Headers, each with the records behind it, without what other programs printed.
-fn sections(text: &str) -> Vec<String> {
+fn split_csv_sections(text: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     let mut open = false;
     for line in text.lines() {
-        if !open && separator(line).is_some() {
+        if !open && csv_separator(line).is_some() {
             sections.push(String::new());
         }
         let Some(section) = sections.last_mut() else { continue };
@@ -122,7 +122,7 @@ fn sections(text: &str) -> Vec<String> {
 }
 
 /// The records of a section with its columns.
-struct Section {
+struct NcuCsvSection {
     header: csv::StringRecord,
     records: Vec<csv::StringRecord>,
     /// The units of the raw page, which stand in a record without an id.
@@ -131,11 +131,11 @@ struct Section {
     broken: u64,
 }
 
-impl Section {
+impl NcuCsvSection {
     fn parse(text: &str) -> Option<Self> {
         let mut reader = csv::ReaderBuilder::new()
             .flexible(true)
-            .delimiter(separator(text)?)
+            .delimiter(csv_separator(text)?)
             .from_reader(text.as_bytes());
         let header = reader.headers().ok()?.clone();
         let id = header.iter().position(|name| name == "ID")?;
@@ -155,7 +155,7 @@ impl Section {
         Some(Self { header, records, units: units.unwrap_or_default(), broken })
     }
 
-    fn column(&self, name: &str) -> Option<usize> {
+    fn column_index(&self, name: &str) -> Option<usize> {
         self.header.iter().position(|title| title == name)
     }
 
@@ -165,7 +165,8 @@ impl Section {
         record: &'a csv::StringRecord,
     ) -> impl Iterator<Item = [&'a str; 3]> + 'a {
         let field = |index: Option<usize>| index.and_then(|i| record.get(i)).unwrap_or("");
-        let columns = ["Metric Name", "Metric Unit", "Metric Value"].map(|name| self.column(name));
+        let columns =
+            ["Metric Name", "Metric Unit", "Metric Value"].map(|name| self.column_index(name));
         let details = columns[0].map(|_| columns.map(field));
         let raw = self
             .header
@@ -178,13 +179,13 @@ impl Section {
     }
 }
 
-fn section_into(text: &str, builder: &mut Builder) {
-    let Some(section) = Section::parse(text) else { return };
+fn add_section(text: &str, builder: &mut TraceBuilder) {
+    let Some(section) = NcuCsvSection::parse(text) else { return };
     let trace = &mut builder.trace;
     trace.quality.odd_values += section.broken;
     let all = section.records.iter().flat_map(|record| section.values(record));
-    let format = NumberFormat::detect(all.map(|[_, unit, value]| (value, unit)));
-    if format == NumberFormat::Comma {
+    let format = DecimalFormat::detect(all.map(|[_, unit, value]| (value, unit)));
+    if format == DecimalFormat::Comma {
         trace.quality.notes.push(
             "numbers are written as 1.234,5 (the locale of the machine that ran ncu), and are read \
              so"
@@ -205,16 +206,17 @@ fn section_into(text: &str, builder: &mut Builder) {
     };
     let mut launches: HashMap<(String, String), usize> = HashMap::new();
     for record in &section.records {
-        let field =
-            |name: &str| section.column(name).and_then(|i| record.get(i)).unwrap_or("").to_owned();
+        let field = |name: &str| {
+            section.column_index(name).and_then(|i| record.get(i)).unwrap_or("").to_owned()
+        };
         let key = (field("Process ID"), field("ID"));
         let index = *launches.entry(key).or_insert_with(|| {
             trace.profiled.push(ProfiledLaunch {
                 id: field("ID"),
-                kernel: trace.names.intern(&readable(&field("Kernel Name"))),
+                kernel: trace.names.intern_text(&readable_kernel_name(&field("Kernel Name"))),
                 shape: LaunchShape {
-                    grid: dimensions(&field("Grid Size")),
-                    block: dimensions(&field("Block Size")),
+                    grid: parse_dimensions(&field("Grid Size")),
+                    block: parse_dimensions(&field("Block Size")),
                     ..LaunchShape::default()
                 },
                 device: format!("device {}, compute capability {}", field("Device"), field("CC")),
@@ -227,20 +229,20 @@ fn section_into(text: &str, builder: &mut Builder) {
         let launch = &mut trace.profiled[index];
         for [name, unit, value] in section.values(record) {
             match format.number(value) {
-                Some(value) => add_metric(&mut trace.names, launch, name, unit, value),
+                Some(value) => add_launch_metric(&mut trace.names, launch, name, unit, value),
                 None => trace.quality.odd_values += u64::from(odd([name, unit, value])),
             }
         }
         let rule = field("Rule Name");
         if !rule.is_empty() {
             let text = field("Rule Description");
-            launch.rules.push((trace.names.intern(&rule), trace.names.intern(&text)));
+            launch.rules.push((trace.names.intern_text(&rule), trace.names.intern_text(&text)));
         }
     }
 }
 
 /// Adds a metric under its present name.
-pub(super) fn add_metric(
+pub(super) fn add_launch_metric(
     names: &mut Names,
     launch: &mut ProfiledLaunch,
     name: &str,
@@ -253,16 +255,16 @@ pub(super) fn add_metric(
     let name = RENAMED.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| *new);
     // The same name stands for a share of the peak and for a rate.
     let key = if name.ends_with("Throughput") && unit != "%" {
-        names.intern(&format!("{name} [{unit}]"))
+        names.intern_text(&format!("{name} [{unit}]"))
     } else {
-        names.intern(name)
+        names.intern_text(name)
     };
-    let unit = names.intern(unit);
-    launch.metrics.entry(key).or_insert(Metric { value, unit });
+    let unit = names.intern_text(unit);
+    launch.metrics.entry(key).or_insert(KernelMetric { value, unit });
 }
 
 /// `(9, 32, 1)` or `9x32x1`.
-fn dimensions(text: &str) -> [u32; 3] {
+fn parse_dimensions(text: &str) -> [u32; 3] {
     let mut numbers = text
         .split(|c: char| !c.is_ascii_digit())
         .filter(|part| !part.is_empty())
@@ -276,7 +278,7 @@ mod tests {
 
     #[test]
     fn dimensions_have_one_spelling_or_another() {
-        assert_eq!(dimensions("(9, 32, 1)"), [9, 32, 1]);
-        assert_eq!(dimensions("128x2"), [128, 2, 0]);
+        assert_eq!(parse_dimensions("(9, 32, 1)"), [9, 32, 1]);
+        assert_eq!(parse_dimensions("128x2"), [128, 2, 0]);
     }
 }

@@ -2,7 +2,7 @@
 
 /// How the numbers of a file are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum NumberFormat {
+pub(super) enum DecimalFormat {
     /// `1,234.5`.
     #[default]
     Point,
@@ -11,7 +11,7 @@ pub(super) enum NumberFormat {
 }
 
 /// Units of what is counted in whole numbers.
-const COUNTED_UNITS: &[&str] = &[
+const WHOLE_NUMBER_UNITS: &[&str] = &[
     "ns",
     "nsecond",
     "cycle",
@@ -29,12 +29,12 @@ const COUNTED_UNITS: &[&str] = &[
     "Kbyte",
 ];
 
-impl NumberFormat {
+impl DecimalFormat {
     /// The format of values with their units: of most of those that fit one format only.
     pub fn detect<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
         let (mut point, mut comma) = (0usize, 0usize);
         for (value, unit) in values {
-            match Self::shown_by(value, unit) {
+            match Self::format_of_value(value, unit) {
                 Some(Self::Point) => point += 1,
                 Some(Self::Comma) => comma += 1,
                 None => {}
@@ -44,14 +44,14 @@ impl NumberFormat {
     }
 
     /// The only format in which a value is a number; `None` where it is one in both, or in neither.
-    fn shown_by(value: &str, unit: &str) -> Option<Self> {
+    fn format_of_value(value: &str, unit: &str) -> Option<Self> {
         let value = plain(value);
         let [point, comma] = [Self::Point, Self::Comma].map(|format| format.parse(&value));
         match (point, comma) {
             (Some(_), None) => Some(Self::Point),
             (None, Some(_)) => Some(Self::Comma),
             // `152.192`: of nanoseconds there are no thousandths.
-            (Some(point), Some(comma)) if point != comma && COUNTED_UNITS.contains(&unit) => {
+            (Some(point), Some(comma)) if point != comma && WHOLE_NUMBER_UNITS.contains(&unit) => {
                 Some(if point.fract() == 0.0 { Self::Point } else { Self::Comma })
             }
             // `0,123`: nobody groups a thousand of zero.
@@ -121,13 +121,13 @@ fn plain(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn detect(values: &[(&str, &str)]) -> NumberFormat {
-        NumberFormat::detect(values.iter().copied())
+    fn detect(values: &[(&str, &str)]) -> DecimalFormat {
+        DecimalFormat::detect(values.iter().copied())
     }
 
     #[test]
     fn a_number_has_separators_where_its_format_has_them() {
-        let (point, comma) = (NumberFormat::Point, NumberFormat::Comma);
+        let (point, comma) = (DecimalFormat::Point, DecimalFormat::Comma);
         assert_eq!(point.number("1,234,567.5"), Some(1_234_567.5));
         assert_eq!(comma.number("1.234.567,5"), Some(1_234_567.5));
         assert_eq!(comma.number("1\u{202f}234,5"), Some(1234.5));
@@ -150,13 +150,13 @@ mod tests {
 
     #[test]
     fn other_rows_and_units_decide_what_a_separator_is() {
-        assert_eq!(detect(&[("117.344", "us"), ("97,94", "%")]), NumberFormat::Comma);
-        assert_eq!(detect(&[("117.344", "us"), ("97.94", "%")]), NumberFormat::Point);
-        assert_eq!(detect(&[("152.192", "ns")]), NumberFormat::Comma);
-        assert_eq!(detect(&[("152,192", "nsecond")]), NumberFormat::Point);
-        assert_eq!(detect(&[("0,123", "")]), NumberFormat::Comma);
-        assert_eq!(detect(&[("0.123", ""), ("Spread", "")]), NumberFormat::Point);
-        assert_eq!(detect(&[("152.192", "us")]), NumberFormat::Point, "nothing decides");
+        assert_eq!(detect(&[("117.344", "us"), ("97,94", "%")]), DecimalFormat::Comma);
+        assert_eq!(detect(&[("117.344", "us"), ("97.94", "%")]), DecimalFormat::Point);
+        assert_eq!(detect(&[("152.192", "ns")]), DecimalFormat::Comma);
+        assert_eq!(detect(&[("152,192", "nsecond")]), DecimalFormat::Point);
+        assert_eq!(detect(&[("0,123", "")]), DecimalFormat::Comma);
+        assert_eq!(detect(&[("0.123", ""), ("Spread", "")]), DecimalFormat::Point);
+        assert_eq!(detect(&[("152.192", "us")]), DecimalFormat::Point, "nothing decides");
     }
 
     #[test]

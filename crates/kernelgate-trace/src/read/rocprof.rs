@@ -8,52 +8,52 @@ use std::path::Path;
 use hashbrown::HashMap;
 use serde::Deserialize;
 
-use super::builder::Builder;
+use super::builder::TraceBuilder;
 use super::json_source;
 use crate::error::TraceError;
 use crate::model::gpu::{LaunchShape, MemoryKind, Operations, Place};
 use crate::model::host::RangeStyle;
-use crate::model::{Device, Recorder, Trace};
+use crate::model::{Recorder, Trace, TracedDevice};
 
 const KEY: &str = "rocprofiler-sdk-tool";
 
 /// Whether a text begins like a file of rocprofv3.
-pub(super) fn looks_like(head: &[u8]) -> bool {
+pub(super) fn looks_like_rocprof(head: &[u8]) -> bool {
     head.windows(KEY.len()).any(|part| part == KEY.as_bytes())
 }
 
 #[derive(Deserialize)]
-struct File {
+struct RocprofFile {
     #[serde(rename = "rocprofiler-sdk-tool")]
-    processes: Vec<ProcessRecords>,
+    processes: Vec<RocprofProcess>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct ProcessRecords {
-    metadata: Metadata,
-    agents: Vec<Agent>,
-    strings: Strings,
-    kernel_symbols: Vec<Symbol>,
-    buffer_records: Records,
+struct RocprofProcess {
+    metadata: RocprofMetadata,
+    agents: Vec<RocprofAgent>,
+    strings: RocprofStrings,
+    kernel_symbols: Vec<RocprofKernelSymbol>,
+    buffer_records: RocprofBufferRecords,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Metadata {
+struct RocprofMetadata {
     pid: i64,
 }
 
 #[derive(Deserialize, Default, Clone, Copy)]
 #[serde(default)]
-struct Handle {
+struct RocprofHandle {
     handle: u64,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Agent {
-    id: Handle,
+struct RocprofAgent {
+    id: RocprofHandle,
     /// 1: a CPU, 2: a GPU.
     r#type: u32,
     name: String,
@@ -67,28 +67,28 @@ struct Agent {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Strings {
+struct RocprofStrings {
     /// Names of operations by kind of record.
-    buffer_records: Vec<KindNames>,
+    buffer_records: Vec<RocprofKindNames>,
     /// Texts of markers by their correlation id.
-    marker_api: Vec<MarkerText>,
+    marker_api: Vec<RocprofMarkerText>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct KindNames {
+struct RocprofKindNames {
     operations: Vec<String>,
 }
 
 #[derive(Deserialize)]
-struct MarkerText {
+struct RocprofMarkerText {
     key: u64,
     value: String,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Symbol {
+struct RocprofKernelSymbol {
     kernel_id: u64,
     formatted_kernel_name: String,
     demangled_kernel_name: String,
@@ -97,7 +97,7 @@ struct Symbol {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Records {
+struct RocprofBufferRecords {
     kernel_dispatch: Vec<Record>,
     memory_copy: Vec<Record>,
     hip_api: Vec<Record>,
@@ -112,44 +112,44 @@ struct Record {
     kind: usize,
     operation: usize,
     thread_id: i64,
-    correlation_id: Correlation,
+    correlation_id: RocprofCorrelation,
     start_timestamp: u64,
     end_timestamp: u64,
-    dispatch_info: Dispatch,
-    stream_id: Handle,
-    dst_agent_id: Handle,
-    src_agent_id: Handle,
+    dispatch_info: RocprofDispatch,
+    stream_id: RocprofHandle,
+    dst_agent_id: RocprofHandle,
+    src_agent_id: RocprofHandle,
     bytes: u64,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Correlation {
+struct RocprofCorrelation {
     internal: u64,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Dispatch {
-    agent_id: Handle,
-    queue_id: Handle,
+struct RocprofDispatch {
+    agent_id: RocprofHandle,
+    queue_id: RocprofHandle,
     kernel_id: u64,
     group_segment_size: u32,
     private_segment_size: u32,
-    workgroup_size: Size,
+    workgroup_size: RocprofSize,
     /// Work items, not work groups.
-    grid_size: Size,
+    grid_size: RocprofSize,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Size {
+struct RocprofSize {
     x: u32,
     y: u32,
     z: u32,
 }
 
-impl Size {
+impl RocprofSize {
     fn axes(&self) -> [u32; 3] {
         [self.x, self.y, self.z]
     }
@@ -161,12 +161,12 @@ impl Size {
 /// The file cannot be read, is broken, or holds no record.
 pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     let source = json_source::open(path).map_err(TraceError::io(path))?;
-    let file: File = serde_json::from_reader(BufReader::with_capacity(1 << 18, source))
+    let file: RocprofFile = serde_json::from_reader(BufReader::with_capacity(1 << 18, source))
         .map_err(|error| TraceError::broken(path, format!("JSON of rocprofv3: {error}")))?;
-    let mut builder = Builder::default();
+    let mut builder = TraceBuilder::default();
     builder.trace.recorder = Recorder::Rocprof;
     for process in &file.processes {
-        Reader::new(process, &mut builder).all();
+        RocprofReader::new(process, &mut builder).all();
     }
     let trace = builder.finish();
     if trace.operations() == 0 && trace.calls.is_empty() {
@@ -178,9 +178,9 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
 }
 
 /// The records of a process while they are read.
-struct Reader<'a> {
-    records: &'a ProcessRecords,
-    builder: &'a mut Builder,
+struct RocprofReader<'a> {
+    records: &'a RocprofProcess,
+    builder: &'a mut TraceBuilder,
     process: u32,
     /// Numbers of GPUs by the handle of their agent.
     devices: HashMap<u64, u32>,
@@ -188,11 +188,11 @@ struct Reader<'a> {
     markers: HashMap<u64, &'a str>,
 }
 
-impl<'a> Reader<'a> {
-    fn new(records: &'a ProcessRecords, builder: &'a mut Builder) -> Self {
+impl<'a> RocprofReader<'a> {
+    fn new(records: &'a RocprofProcess, builder: &'a mut TraceBuilder) -> Self {
         let pid = records.metadata.pid;
         let process = builder.process(pid.cast_unsigned(), pid);
-        let name = |symbol: &'a Symbol| {
+        let name = |symbol: &'a RocprofKernelSymbol| {
             let names =
                 [&symbol.formatted_kernel_name, &symbol.demangled_kernel_name, &symbol.kernel_name];
             let name = names.into_iter().find(|name| !name.is_empty());
@@ -211,22 +211,22 @@ impl<'a> Reader<'a> {
                 .map(|it| (it.key, it.value.as_str()))
                 .collect(),
         };
-        reader.agents();
+        reader.add_gpu_agents();
         reader
     }
 
-    fn agents(&mut self) {
+    fn add_gpu_agents(&mut self) {
         let gpus = self.records.agents.iter().filter(|agent| agent.r#type == 2);
         for (index, agent) in (0u32..).zip(gpus) {
             let id = agent.logical_node_type_id.unwrap_or(index);
             self.devices.insert(agent.id.handle, id);
-            let same = |device: &Device| device.id == id;
+            let same = |device: &TracedDevice| device.id == id;
             if self.builder.trace.devices.iter().any(same) {
                 continue;
             }
             let name =
                 if agent.product_name.is_empty() { &agent.name } else { &agent.product_name };
-            self.builder.trace.devices.push(Device {
+            self.builder.trace.devices.push(TracedDevice {
                 id,
                 name: name.clone(),
                 multiprocessors: agent.cu_count,
@@ -235,15 +235,15 @@ impl<'a> Reader<'a> {
                     .max_waves_per_cu
                     .zip(agent.wave_front_size)
                     .and_then(|(waves, threads)| waves.checked_mul(threads)),
-                ..Device::default()
+                ..TracedDevice::default()
             });
         }
     }
 
     fn all(mut self) {
         let records = &self.records.buffer_records;
-        self.dispatches(&records.kernel_dispatch);
-        self.copies(&records.memory_copy);
+        self.add_dispatches(&records.kernel_dispatch);
+        self.add_copies(&records.memory_copy);
         for calls in [&records.hip_api, &records.hsa_api, &records.rccl_api] {
             self.calls(calls);
         }
@@ -260,10 +260,10 @@ impl<'a> Reader<'a> {
         let [start, end] = [record.start_timestamp, record.end_timestamp]
             .map(|ns| quality.time(Some(i64::try_from(ns).unwrap_or(i64::MAX))));
         let start = start?;
-        Some((start, quality.span_end(start, end.unwrap_or(start))))
+        Some((start, quality.plausible_span_end(start, end.unwrap_or(start))))
     }
 
-    fn push(&mut self, operations: &mut Operations, record: &Record, agent: Handle) -> bool {
+    fn push(&mut self, operations: &mut Operations, record: &Record, agent: RocprofHandle) -> bool {
         let Some((start, end)) = self.times(record) else { return false };
         let stream = match record.stream_id.handle {
             0 => record.dispatch_info.queue_id.handle,
@@ -272,17 +272,17 @@ impl<'a> Reader<'a> {
         let device = self.devices.get(&agent.handle).copied().unwrap_or(0);
         let place = Place { process: self.process, device, context: 0, stream };
         let place = self.builder.place(place);
-        let correlation = self.correlation(record);
+        let correlation = self.correlation_of_record(record);
         operations.push(start, end, place, correlation);
         true
     }
 
-    fn correlation(&mut self, record: &Record) -> u32 {
+    fn correlation_of_record(&mut self, record: &Record) -> u32 {
         let id = i64::try_from(record.correlation_id.internal).ok();
         self.builder.trace.quality.correlation(id)
     }
 
-    fn dispatches(&mut self, rows: &[Record]) {
+    fn add_dispatches(&mut self, rows: &[Record]) {
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
         for row in rows {
             let info = &row.dispatch_info;
@@ -290,7 +290,7 @@ impl<'a> Reader<'a> {
                 continue;
             }
             let name = self.kernels.get(&info.kernel_id).copied().unwrap_or("unknown kernel");
-            let name = self.builder.trace.names.intern(name);
+            let name = self.builder.trace.names.intern_text(name);
             kernels.function.push(self.builder.function(name, name));
             let (block, items) = (info.workgroup_size.axes(), info.grid_size.axes());
             kernels.shape.push(self.builder.shape(LaunchShape {
@@ -304,10 +304,10 @@ impl<'a> Reader<'a> {
         self.builder.trace.kernels = kernels;
     }
 
-    fn copies(&mut self, rows: &[Record]) {
+    fn add_copies(&mut self, rows: &[Record]) {
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         for row in rows {
-            let gpu = |handle: &Handle| self.devices.contains_key(&handle.handle);
+            let gpu = |handle: &RocprofHandle| self.devices.contains_key(&handle.handle);
             let (from, to) = (gpu(&row.src_agent_id), gpu(&row.dst_agent_id));
             let agent = if to { row.dst_agent_id } else { row.src_agent_id };
             if !self.push(&mut copies.on_gpu, row, agent) {
@@ -320,7 +320,7 @@ impl<'a> Reader<'a> {
                 (false, false) => "Host-to-Host",
             };
             copies.bytes.push(row.bytes);
-            copies.kind.push(self.builder.trace.names.intern(label));
+            copies.kind.push(self.builder.trace.names.intern_text(label));
             let memory = |gpu| if gpu { MemoryKind::Device } else { MemoryKind::Unknown };
             copies.source.push(memory(from));
             copies.target.push(memory(to));
@@ -328,7 +328,7 @@ impl<'a> Reader<'a> {
         self.builder.trace.copies = copies;
     }
 
-    fn operation_name(&self, record: &Record) -> &'a str {
+    fn name_of_operation(&self, record: &Record) -> &'a str {
         let kind = self.records.strings.buffer_records.get(record.kind);
         let name = kind.and_then(|kind| kind.operations.get(record.operation));
         name.map_or("unknown call", String::as_str)
@@ -338,8 +338,8 @@ impl<'a> Reader<'a> {
         for row in rows {
             let Some((start, end)) = self.times(row) else { continue };
             let thread = self.builder.thread(self.process, row.thread_id);
-            let name = self.builder.trace.names.intern(self.operation_name(row));
-            let correlation = self.correlation(row);
+            let name = self.builder.trace.names.intern_text(self.name_of_operation(row));
+            let correlation = self.correlation_of_record(row);
             self.builder.trace.calls.push(start, end, thread, name, correlation);
         }
     }
@@ -349,9 +349,9 @@ impl<'a> Reader<'a> {
             let Some((start, end)) = self.times(row) else { continue };
             let text = self.markers.get(&row.correlation_id.internal).copied();
             let thread = self.builder.thread(self.process, row.thread_id);
-            let name = text.unwrap_or_else(|| self.operation_name(row));
+            let name = text.unwrap_or_else(|| self.name_of_operation(row));
             let trace = &mut self.builder.trace;
-            let name = trace.names.intern(name);
+            let name = trace.names.intern_text(name);
             if start == end {
                 trace.marks.time.push(start);
                 trace.marks.thread.push(thread);

@@ -4,14 +4,14 @@ use std::cmp::Reverse;
 
 use crate::model::Trace;
 use crate::model::host::RangeStyle;
-use crate::model::names::Name;
+use crate::model::names::NameId;
 
 /// A named range.
 #[derive(Debug, Clone, Copy)]
 pub struct RangeRow {
     /// When the range was opened.
     pub start: i64,
-    /// When the range was closed, or [`Self::UNCLOSED`].
+    /// When the range was closed, or [`Self::UNCLOSED_RANGE_END`].
     pub end: i64,
     /// Index into [`Trace::threads`].
     pub thread: u32,
@@ -19,13 +19,13 @@ pub struct RangeRow {
     pub label: u32,
     /// How the range was opened.
     pub style: RangeStyle,
-    /// The inputs of the operator that it is, as in [`crate::model::host::Ranges::inputs`].
+    /// The inputs of the operator that it is, as in [`crate::model::host::HostRangeTable::inputs`].
     pub inputs: u32,
 }
 
 impl RangeRow {
     /// The end of a range that was never closed.
-    pub const UNCLOSED: i64 = i64::MAX;
+    pub const UNCLOSED_RANGE_END: i64 = i64::MAX;
 }
 
 /// A call of CUDA.
@@ -40,7 +40,7 @@ pub struct CallRow {
     /// Index into [`Trace::processes`].
     pub process: u32,
     /// The function.
-    pub name: Name,
+    pub name: NameId,
     /// The id that joins it with its operations, within its process; 0: it launched nothing.
     pub correlation: u32,
 }
@@ -62,30 +62,30 @@ pub struct Streamed {
     /// The trace, without ranges and calls.
     pub trace: Trace,
     /// The names that [`RangeRow::label`] means. Several labels may mean one.
-    pub names: Vec<Name>,
+    pub names: Vec<NameId>,
     /// End time that is assumed for ranges that were never closed.
     pub last: i64,
 }
 
 /// A row with an order in time: by its start, the outer one of two first.
-pub(super) trait InTime {
+pub(super) trait OrderedByTime {
     fn key(&self) -> (i64, Reverse<i64>);
 }
 
-impl InTime for RangeRow {
+impl OrderedByTime for RangeRow {
     fn key(&self) -> (i64, Reverse<i64>) {
         (self.start, Reverse(self.end))
     }
 }
 
 /// A row with the global id of its thread.
-impl<T: InTime> InTime for (i64, T) {
+impl<T: OrderedByTime> OrderedByTime for (i64, T) {
     fn key(&self) -> (i64, Reverse<i64>) {
         self.1.key()
     }
 }
 
-impl InTime for CallRow {
+impl OrderedByTime for CallRow {
     fn key(&self) -> (i64, Reverse<i64>) {
         (self.start, Reverse(self.end))
     }
@@ -103,7 +103,7 @@ pub fn rows_of(trace: &Trace, mut each: impl FnMut(Row)) {
             thread: ranges.thread[at],
             label: ranges.name[at].0,
             style: ranges.style[at],
-            inputs: ranges.inputs_of(at),
+            inputs: ranges.operator_inputs_of_range(at),
         }
     };
     let call = |row: u32| {
@@ -129,29 +129,29 @@ pub fn rows_of(trace: &Trace, mut each: impl FnMut(Row)) {
     each(Row::Begin);
     for row in merge(range_order.into_iter().map(range), call_order.into_iter().map(call)) {
         each(match row {
-            Either::Range(range) => Row::Range(range),
-            Either::Call(call) => Row::Call(call),
+            RowOfEitherOrder::Range(range) => Row::Range(range),
+            RowOfEitherOrder::Call(call) => Row::Call(call),
         });
     }
 }
 
 /// A row of one of two orders.
-pub(super) enum Either<R, C> {
+pub(super) enum RowOfEitherOrder<R, C> {
     Range(R),
     Call(C),
 }
 
 /// Merges two series that are sorted by time.
-pub(super) fn merge<R: InTime, C: InTime>(
+pub(super) fn merge<R: OrderedByTime, C: OrderedByTime>(
     ranges: impl Iterator<Item = R>,
     calls: impl Iterator<Item = C>,
-) -> impl Iterator<Item = Either<R, C>> {
+) -> impl Iterator<Item = RowOfEitherOrder<R, C>> {
     let (mut ranges, mut calls) = (ranges.peekable(), calls.peekable());
     std::iter::from_fn(move || {
         let start = calls.peek().map_or(i64::MAX, |call| call.key().0);
         match ranges.next_if(|range| range.key().0 <= start) {
-            Some(range) => Some(Either::Range(range)),
-            None => calls.next().map(Either::Call),
+            Some(range) => Some(RowOfEitherOrder::Range(range)),
+            None => calls.next().map(RowOfEitherOrder::Call),
         }
     })
 }

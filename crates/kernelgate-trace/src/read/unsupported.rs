@@ -3,14 +3,14 @@
 use std::path::Path;
 
 /// Why a file is not read, by its name and first bytes, and what to do.
-pub(super) fn recognise(path: &Path, head: &[u8]) -> Option<String> {
+pub(super) fn recognise_unsupported(path: &Path, head: &[u8]) -> Option<String> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let json = || {
         let text = String::from_utf8_lossy(head);
         let start = text.trim_start_matches('\u{feff}').trim_start();
         start.starts_with(['{', '[']).then(|| describe_json(start)).flatten()
     };
-    by_name(name).or_else(|| by_magic(head)).or_else(json).map(str::to_owned)
+    recognise_by_name(name).or_else(|| recognise_by_magic(head)).or_else(json).map(str::to_owned)
 }
 
 /// Why a text without records is not read.
@@ -18,11 +18,12 @@ pub(super) fn recognise_text(head: &[u8]) -> Option<String> {
     describe_text(String::from_utf8_lossy(head).trim_start_matches('\u{feff}').trim_start())
 }
 
-const SQLITE_OF_NSYS: &str = "it is an export of Nsight Systems in another format; export the report with: nsys export \
+const OTHER_NSYS_EXPORT_ADVICE: &str = "it is an export of Nsight Systems in another format; export the report with: nsys export \
      --type sqlite --output trace.sqlite REPORT.nsys-rep";
-const ROCPROF_JSON: &str = "record with: rocprofv3 --sys-trace --output-format json -- PROGRAM";
+const ROCPROF_JSON_ADVICE: &str =
+    "record with: rocprofv3 --sys-trace --output-format json -- PROGRAM";
 
-fn by_name(name: &str) -> Option<&'static str> {
+fn recognise_by_name(name: &str) -> Option<&'static str> {
     let ends = |end: &str| name.ends_with(end);
     if ends(".xplane.pb") {
         return Some(
@@ -45,10 +46,10 @@ fn by_name(name: &str) -> Option<&'static str> {
     None
 }
 
-fn by_magic(head: &[u8]) -> Option<&'static str> {
+fn recognise_by_magic(head: &[u8]) -> Option<&'static str> {
     let hdf = head.starts_with(b"\x89HDF\r\n");
     let arrow = head.starts_with(b"ARROW1") || head.starts_with(b"PAR1");
-    (hdf || arrow).then_some(SQLITE_OF_NSYS)
+    (hdf || arrow).then_some(OTHER_NSYS_EXPORT_ADVICE)
 }
 
 fn describe_json(text: &str) -> Option<&'static str> {
@@ -73,7 +74,7 @@ fn describe_json(text: &str) -> Option<&'static str> {
         );
     }
     let nsys = has("\"TargetName\"") || has("\"CudaEvent\"") || has("\"TraceProcessEvent\"");
-    nsys.then_some(SQLITE_OF_NSYS)
+    nsys.then_some(OTHER_NSYS_EXPORT_ADVICE)
 }
 
 fn describe_text(text: &str) -> Option<String> {
@@ -119,7 +120,7 @@ fn describe_text(text: &str) -> Option<String> {
         );
     }
     if has("NVPROF is profiling process") {
-        return by_name(".nvvp").map(str::to_owned);
+        return recognise_by_name(".nvvp").map(str::to_owned);
     }
     if has("_sum):") && has(" ** ") {
         return Some("it is the text that nsys stats prints; pass the report itself".to_owned());
@@ -129,19 +130,21 @@ fn describe_text(text: &str) -> Option<String> {
     if column("Kernel_Name") && column("Start_Timestamp")
         || column("KernelName") && column("gpu-id")
     {
-        return Some(format!("it is CSV of rocprof, one kind of record a file; {ROCPROF_JSON}"));
+        return Some(format!(
+            "it is CSV of rocprof, one kind of record a file; {ROCPROF_JSON_ADVICE}"
+        ));
     }
     None
 }
 
 /// The program that wrote a database, by the names of its tables, and what to do.
-pub(super) fn database<'a>(mut tables: impl Iterator<Item = &'a str>) -> Option<String> {
+pub(super) fn recognise_database<'a>(mut tables: impl Iterator<Item = &'a str>) -> Option<String> {
     tables.find_map(|table| {
         if table.starts_with("rocpd_") {
-            return Some(format!("it is a database of rocprofv3 (rocpd); {ROCPROF_JSON}"));
+            return Some(format!("it is a database of rocprofv3 (rocpd); {ROCPROF_JSON_ADVICE}"));
         }
         let nvprof = table == "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL";
-        nvprof.then(|| by_name(".nvvp").unwrap_or_default().to_owned())
+        nvprof.then(|| recognise_by_name(".nvvp").unwrap_or_default().to_owned())
     })
 }
 
@@ -149,9 +152,11 @@ pub(super) fn database<'a>(mut tables: impl Iterator<Item = &'a str>) -> Option<
 mod tests {
     use super::*;
 
-    fn reason(name: &str, head: &str) -> String {
+    fn unsupported_file_reason(name: &str, head: &str) -> String {
         let head = head.as_bytes();
-        recognise(Path::new(name), head).or_else(|| recognise_text(head)).unwrap_or_default()
+        recognise_unsupported(Path::new(name), head)
+            .or_else(|| recognise_text(head))
+            .unwrap_or_default()
     }
 
     #[test]
@@ -172,7 +177,7 @@ mod tests {
             ("notes.txt", "hello", ""),
             ("t.json", r#"{"traceEvents": [{"ph": "X", "name": "\"timeMs\" \"averageMs\""}]}"#, ""),
         ] {
-            let reason = reason(name, head);
+            let reason = unsupported_file_reason(name, head);
             assert!(reason.contains(what), "{name}: {reason}");
             assert_eq!(reason.is_empty(), what.is_empty(), "{name}: {reason}");
         }
@@ -180,7 +185,7 @@ mod tests {
 
     #[test]
     fn other_databases_are_named_by_their_tables() {
-        let name = |tables: &[&str]| database(tables.iter().copied()).unwrap_or_default();
+        let name = |tables: &[&str]| recognise_database(tables.iter().copied()).unwrap_or_default();
         assert!(name(&["x", "rocpd_kernel_dispatch_1"]).contains("rocprofv3"));
         assert!(name(&["CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"]).contains("nvprof"));
         assert_eq!(name(&["StringIds", "CUPTI_ACTIVITY_KIND_KERNEL"]), "");

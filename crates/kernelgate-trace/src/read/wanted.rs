@@ -3,7 +3,7 @@
 /// The parts of a trace that a question needs. Other parts are not read, as far as the format
 /// allows that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Wanted {
+pub struct WantedTraceParts {
     /// Kernels, copies, sets and graph launches.
     pub operations: bool,
     /// Grids, blocks, registers and shared memory of launches.
@@ -18,7 +18,7 @@ pub struct Wanted {
     pub few_names: bool,
 }
 
-impl Wanted {
+impl WantedTraceParts {
     /// Everything.
     pub const ALL: Self = Self {
         operations: true,

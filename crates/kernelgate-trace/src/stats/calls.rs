@@ -1,14 +1,14 @@
 //! Tables of calls of CUDA.
 
-use super::cells::{by_total, count, summary_table};
-use super::summary::{Samples, Summary};
-use super::table::{Cell, Table};
+use super::cells::{count, groups_by_total, summary_table};
+use super::summary::{Samples, ValueSummary};
+use super::table::{Table, TableCell};
 use crate::analyze::launches::{Launches, NONE};
 use crate::model::{Table as Interner, Trace};
 
 /// A function's name without the version of its interface, `_v` and four digits. Longer versions
 /// stay, as they do in `nsys stats`.
-pub fn without_version(name: &str) -> &str {
+pub fn without_interface_version(name: &str) -> &str {
     let digits = |text: &str| text.len() == 4 && text.bytes().all(|digit| digit.is_ascii_digit());
     match name.rsplit_once("_v") {
         Some((function, version)) if digits(version) => function,
@@ -18,26 +18,26 @@ pub fn without_version(name: &str) -> &str {
 
 pub(super) fn calls(trace: &Trace) -> Table {
     let mut names = Interner::default();
-    let mut samples = Samples::with_capacity(trace.calls.len());
+    let mut samples = Samples::with_value_capacity(trace.calls.len());
     // The number of distinct names is small: each is shortened once.
     let mut functions: Interner<&str> = Interner::default();
     let mut function_of: Vec<u32> = Vec::new();
     for (row, &name) in trace.calls.name.iter().enumerate() {
         let index = names.intern(name) as usize;
         if index == function_of.len() {
-            function_of.push(functions.intern(without_version(trace.names.text(name))));
+            function_of.push(functions.intern(without_interface_version(trace.names.text(name))));
         }
         samples.push(function_of[index], trace.calls.end[row] - trace.calls.start[row]);
     }
-    let summaries = samples.summaries(functions.values.len());
-    let rows = by_total(functions.values, summaries);
+    let summaries = samples.group_summaries(functions.values.len());
+    let rows = groups_by_total(functions.values, summaries);
     summary_table("cuda_api_sum", "Num Calls", &["Name"], rows, |name| {
-        vec![Cell::Text(name.to_owned())]
+        vec![TableCell::Text(name.to_owned())]
     })
 }
 
 /// Columns of the launches of kernels.
-const KERNEL_EXECUTION: [&str; 27] = [
+const KERNEL_EXECUTION_COLUMNS: [&str; 27] = [
     "PID",
     "TID",
     "DevId",
@@ -70,7 +70,7 @@ const KERNEL_EXECUTION: [&str; 27] = [
 /// Launches by thread, device, call and kernel. A launch's times: total, from the entry of the call
 /// to the end of kernel and call; the call; the queue, from the return of the call to the start of
 /// the kernel where that did not start before; the kernel.
-pub(super) fn kernel_execution(trace: &Trace) -> Table {
+pub(super) fn kernel_execution_table(trace: &Trace) -> Table {
     let launches = Launches::join(trace);
     let (calls, kernels) = (&trace.calls, &trace.kernels.on_gpu);
     let mut groups = Interner::default();
@@ -94,41 +94,41 @@ pub(super) fn kernel_execution(trace: &Trace) -> Table {
         }
     }
     let groups = groups.values;
-    let [total, api, queue, kernel] = times.map(|samples| samples.summaries(groups.len()));
+    let [total, api, queue, kernel] = times.map(|samples| samples.group_summaries(groups.len()));
     let mut order: Vec<usize> = (0..groups.len()).collect();
     order.sort_by(|&a, &b| total[b].mean.total_cmp(&total[a].mean));
-    let five = |summary: &Summary| {
+    let five = |summary: &ValueSummary| {
         if summary.count == 0 {
-            return vec![Cell::Empty; 5];
+            return vec![TableCell::Empty; 5];
         }
         vec![
-            Cell::Decimal(summary.mean, 1),
-            Cell::Decimal(summary.median, 1),
-            Cell::Integer(summary.min),
-            Cell::Integer(summary.max),
-            Cell::Decimal(summary.deviation, 1),
+            TableCell::Decimal(summary.mean, 1),
+            TableCell::Decimal(summary.median, 1),
+            TableCell::Integer(summary.min),
+            TableCell::Integer(summary.max),
+            TableCell::Decimal(summary.deviation, 1),
         ]
     };
     let row = |index: usize| {
         let (thread, device, call, function) = groups[index];
         let thread = &trace.threads[thread as usize];
         let mut cells = vec![
-            Cell::Integer(trace.processes[thread.process as usize].pid),
-            Cell::Integer(thread.tid),
-            Cell::Integer(i64::from(device)),
+            TableCell::Integer(trace.processes[thread.process as usize].pid),
+            TableCell::Integer(thread.tid),
+            TableCell::Integer(i64::from(device)),
             count(total[index].count),
             count(queue[index].count),
         ];
         for summary in [&total[index], &api[index], &queue[index], &kernel[index]] {
             cells.extend(five(summary));
         }
-        cells.push(Cell::Text(without_version(trace.names.text(call)).to_owned()));
-        cells.push(Cell::Text(trace.names.text(function).to_owned()));
+        cells.push(TableCell::Text(without_interface_version(trace.names.text(call)).to_owned()));
+        cells.push(TableCell::Text(trace.names.text(function).to_owned()));
         cells
     };
     Table {
         report: "cuda_kern_exec_sum",
-        columns: KERNEL_EXECUTION.to_vec(),
+        columns: KERNEL_EXECUTION_COLUMNS.to_vec(),
         rows: order.into_iter().map(row).collect(),
         named_by: 26,
     }
@@ -136,13 +136,16 @@ pub(super) fn kernel_execution(trace: &Trace) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use super::without_version;
+    use super::without_interface_version;
 
     #[test]
     fn four_digits_are_a_version() {
-        assert_eq!(without_version("cudaLaunchKernel_v7000"), "cudaLaunchKernel");
-        assert_eq!(without_version("cudaGraphLaunch_v10000"), "cudaGraphLaunch_v10000");
-        assert_eq!(without_version("cudaStreamGetCaptureInfo_v2"), "cudaStreamGetCaptureInfo_v2");
-        assert_eq!(without_version("cuLaunchKernel"), "cuLaunchKernel");
+        assert_eq!(without_interface_version("cudaLaunchKernel_v7000"), "cudaLaunchKernel");
+        assert_eq!(without_interface_version("cudaGraphLaunch_v10000"), "cudaGraphLaunch_v10000");
+        assert_eq!(
+            without_interface_version("cudaStreamGetCaptureInfo_v2"),
+            "cudaStreamGetCaptureInfo_v2"
+        );
+        assert_eq!(without_interface_version("cuLaunchKernel"), "cuLaunchKernel");
     }
 }

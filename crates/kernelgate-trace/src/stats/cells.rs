@@ -1,31 +1,31 @@
 //! Parts that several tables share.
 
-use super::summary::Summary;
-use super::table::{Cell, Table};
+use super::summary::ValueSummary;
+use super::table::{Table, TableCell};
 
 /// Share of a total in percent.
 #[allow(clippy::cast_precision_loss)]
-fn percent(part: i64, total: i64) -> Cell {
-    Cell::Decimal(if total == 0 { 0.0 } else { part as f64 / total as f64 * 100.0 }, 1)
+fn percent(part: i64, total: i64) -> TableCell {
+    TableCell::Decimal(if total == 0 { 0.0 } else { part as f64 / total as f64 * 100.0 }, 1)
 }
 
 /// Share, total, count, mean, median, smallest, largest, deviation: the columns of most tables.
-fn summary_cells(summary: &Summary, total: i64) -> Vec<Cell> {
+fn summary_cells(summary: &ValueSummary, total: i64) -> Vec<TableCell> {
     let mut cells = vec![percent(summary.total, total)];
-    cells.extend(total_cells(summary));
+    cells.extend(total_cells_without_share(summary));
     cells
 }
 
 /// Cells of a summary without the share.
-pub(super) fn total_cells(summary: &Summary) -> Vec<Cell> {
+pub(super) fn total_cells_without_share(summary: &ValueSummary) -> Vec<TableCell> {
     vec![
-        Cell::Integer(summary.total),
+        TableCell::Integer(summary.total),
         count(summary.count),
-        Cell::Decimal(summary.mean, 1),
-        Cell::Decimal(summary.median, 1),
-        Cell::Integer(summary.min),
-        Cell::Integer(summary.max),
-        Cell::Decimal(summary.deviation, 1),
+        TableCell::Decimal(summary.mean, 1),
+        TableCell::Decimal(summary.median, 1),
+        TableCell::Integer(summary.min),
+        TableCell::Integer(summary.max),
+        TableCell::Decimal(summary.deviation, 1),
     ]
 }
 
@@ -36,8 +36,8 @@ pub(super) fn summary_table<T>(
     report: &'static str,
     counted: &'static str,
     labelled: &[&'static str],
-    rows: Vec<(T, Summary)>,
-    cells: impl Fn(T) -> Vec<Cell>,
+    rows: Vec<(T, ValueSummary)>,
+    cells: impl Fn(T) -> Vec<TableCell>,
 ) -> Table {
     let total = rows.iter().map(|(_, summary)| summary.total).fold(0, i64::saturating_add);
     let columns = [
@@ -51,7 +51,7 @@ pub(super) fn summary_table<T>(
         "StdDev (ns)",
     ];
     let columns: Vec<_> = columns.iter().chain(labelled).copied().collect();
-    let row = |(label, summary): (T, Summary)| {
+    let row = |(label, summary): (T, ValueSummary)| {
         let mut row = summary_cells(&summary, total);
         row.extend(cells(label));
         row
@@ -64,13 +64,16 @@ pub(super) fn summary_table<T>(
     }
 }
 
-pub(super) fn count(count: usize) -> Cell {
-    Cell::Integer(i64::try_from(count).unwrap_or(i64::MAX))
+pub(super) fn count(count: usize) -> TableCell {
+    TableCell::Integer(i64::try_from(count).unwrap_or(i64::MAX))
 }
 
 /// Groups with their summaries, the largest total first; equal ones in order of their labels.
-pub(super) fn by_total<T: Ord>(labels: Vec<T>, summaries: Vec<Summary>) -> Vec<(T, Summary)> {
-    let mut rows: Vec<(T, Summary)> =
+pub(super) fn groups_by_total<T: Ord>(
+    labels: Vec<T>,
+    summaries: Vec<ValueSummary>,
+) -> Vec<(T, ValueSummary)> {
+    let mut rows: Vec<(T, ValueSummary)> =
         labels.into_iter().zip(summaries).filter(|(_, summary)| summary.count > 0).collect();
     rows.sort_by(|(a, x), (b, y)| y.total.cmp(&x.total).then_with(|| a.cmp(b)));
     rows

@@ -1,58 +1,60 @@
 //! Tables of what the GPU did.
 
-use super::cells::{by_total, count, summary_table};
-use super::summary::{Samples, Summary};
-use super::table::{Cell, Table};
-use crate::analyze::operations::{SET_NAME, copy_name};
+use super::cells::{count, groups_by_total, summary_table};
+use super::summary::{Samples, ValueSummary};
+use super::table::{Table, TableCell};
+use crate::analyze::operations::{MEMSET_NAME, memcpy_name};
 use crate::model::{Table as Interner, Trace};
 
 /// Megabytes, as this table counts them.
-const MEGABYTE: f64 = 1e6;
+const BYTES_PER_MEGABYTE: f64 = 1e6;
 
 /// Kernels by name.
-fn kernel_rows(trace: &Trace) -> Vec<(String, Summary)> {
+fn kernel_summary_rows(trace: &Trace) -> Vec<(String, ValueSummary)> {
     let mut names = Interner::default();
     let kernels = &trace.kernels;
-    let mut samples = Samples::with_capacity(kernels.on_gpu.len());
+    let mut samples = Samples::with_value_capacity(kernels.on_gpu.len());
     for (row, function) in kernels.function.iter().enumerate() {
         let name = trace.functions[function as usize].demangled;
         samples.push(names.intern(name), kernels.on_gpu.length(row));
     }
-    let summaries = samples.summaries(names.values.len());
+    let summaries = samples.group_summaries(names.values.len());
     let text = |name| trace.names.text(name).to_owned();
-    by_total(names.values.into_iter().map(text).collect(), summaries)
+    groups_by_total(names.values.into_iter().map(text).collect(), summaries)
 }
 
 pub(super) fn kernels(trace: &Trace) -> Table {
-    let rows = kernel_rows(trace);
-    summary_table("cuda_gpu_kern_sum", "Instances", &["Name"], rows, |name| vec![Cell::Text(name)])
+    let rows = kernel_summary_rows(trace);
+    summary_table("cuda_gpu_kern_sum", "Instances", &["Name"], rows, |name| {
+        vec![TableCell::Text(name)]
+    })
 }
 
-pub(super) fn kernel_shapes(trace: &Trace) -> Table {
+pub(super) fn kernel_shape_table(trace: &Trace) -> Table {
     let mut groups = Interner::default();
     let kernels = &trace.kernels;
-    let mut samples = Samples::with_capacity(kernels.on_gpu.len());
+    let mut samples = Samples::with_value_capacity(kernels.on_gpu.len());
     for (row, function) in kernels.function.iter().enumerate() {
         let name = trace.functions[function as usize].demangled;
         let shape = kernels.shape.get(row).map(|shape| trace.shapes[shape as usize]);
         let shape = shape.unwrap_or_default();
         samples.push(groups.intern((name, shape.grid, shape.block)), kernels.on_gpu.length(row));
     }
-    let summaries = samples.summaries(groups.values.len());
-    let rows = by_total(groups.values, summaries);
-    let triple = |[x, y, z]: [u32; 3]| Cell::Text(format!("{x:>4} {y:>4} {z:>4}"));
+    let summaries = samples.group_summaries(groups.values.len());
+    let rows = groups_by_total(groups.values, summaries);
+    let triple = |[x, y, z]: [u32; 3]| TableCell::Text(format!("{x:>4} {y:>4} {z:>4}"));
     let labelled = ["GridXYZ", "BlockXYZ", "Name"];
     summary_table("cuda_gpu_kern_gb_sum", "Instances", &labelled, rows, |(name, grid, block)| {
-        vec![triple(grid), triple(block), Cell::Text(trace.names.text(name).to_owned())]
+        vec![triple(grid), triple(block), TableCell::Text(trace.names.text(name).to_owned())]
     })
 }
 
 /// Copies by direction and sets, of one value each.
-fn memory_rows(
+fn memory_operation_rows(
     trace: &Trace,
     copy: impl Fn(usize) -> i64,
     set: impl Fn(usize) -> i64,
-) -> Vec<(String, Summary)> {
+) -> Vec<(String, ValueSummary)> {
     let mut kinds = Interner::default();
     let mut samples = Samples::default();
     for (row, &kind) in trace.copies.kind.iter().enumerate() {
@@ -61,34 +63,38 @@ fn memory_rows(
     for row in 0..trace.sets.on_gpu.len() {
         samples.push(kinds.intern(None), set(row));
     }
-    let summaries = samples.summaries(kinds.values.len());
+    let summaries = samples.group_summaries(kinds.values.len());
     let label = |kind: Option<_>| {
-        kind.map_or(SET_NAME.to_owned(), |kind| copy_name(trace.names.text(kind)))
+        kind.map_or(MEMSET_NAME.to_owned(), |kind| memcpy_name(trace.names.text(kind)))
     };
-    by_total(kinds.values.into_iter().map(label).collect(), summaries)
+    groups_by_total(kinds.values.into_iter().map(label).collect(), summaries)
 }
 
-fn memory_time_rows(trace: &Trace) -> Vec<(String, Summary)> {
-    memory_rows(trace, |row| trace.copies.on_gpu.length(row), |row| trace.sets.on_gpu.length(row))
+fn memory_time_rows(trace: &Trace) -> Vec<(String, ValueSummary)> {
+    memory_operation_rows(
+        trace,
+        |row| trace.copies.on_gpu.length(row),
+        |row| trace.sets.on_gpu.length(row),
+    )
 }
 
-pub(super) fn memory_times(trace: &Trace) -> Table {
+pub(super) fn memory_time_table(trace: &Trace) -> Table {
     let rows = memory_time_rows(trace);
     summary_table("cuda_gpu_mem_time_sum", "Count", &["Operation"], rows, |name| {
-        vec![Cell::Text(name)]
+        vec![TableCell::Text(name)]
     })
 }
 
-pub(super) fn memory_sizes(trace: &Trace) -> Table {
+pub(super) fn memory_size_table(trace: &Trace) -> Table {
     let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-    let rows = memory_rows(
+    let rows = memory_operation_rows(
         trace,
         |row| bytes(trace.copies.bytes[row]),
         |row| bytes(trace.sets.bytes[row]),
     );
-    let megabytes = |bytes: f64| Cell::Decimal(bytes / MEGABYTE, 3);
+    let megabytes = |bytes: f64| TableCell::Decimal(bytes / BYTES_PER_MEGABYTE, 3);
     #[allow(clippy::cast_precision_loss)]
-    let row = |(name, summary): (String, Summary)| {
+    let row = |(name, summary): (String, ValueSummary)| {
         vec![
             megabytes(summary.total as f64),
             count(summary.count),
@@ -97,7 +103,7 @@ pub(super) fn memory_sizes(trace: &Trace) -> Table {
             megabytes(summary.min as f64),
             megabytes(summary.max as f64),
             megabytes(summary.deviation),
-            Cell::Text(name),
+            TableCell::Text(name),
         ]
     };
     Table {
@@ -118,15 +124,16 @@ pub(super) fn memory_sizes(trace: &Trace) -> Table {
 }
 
 pub(super) fn operations(trace: &Trace) -> Table {
-    let categorized = |rows: Vec<(String, Summary)>, category: &'static str| {
+    let categorized = |rows: Vec<(String, ValueSummary)>, category: &'static str| {
         rows.into_iter().map(move |(name, summary)| ((name, category), summary))
     };
-    let mut rows: Vec<((String, &str), Summary)> = categorized(kernel_rows(trace), "CUDA_KERNEL")
-        .chain(categorized(memory_time_rows(trace), "MEMORY_OPER"))
-        .collect();
+    let mut rows: Vec<((String, &str), ValueSummary)> =
+        categorized(kernel_summary_rows(trace), "CUDA_KERNEL")
+            .chain(categorized(memory_time_rows(trace), "MEMORY_OPER"))
+            .collect();
     rows.sort_by(|(a, x), (b, y)| y.total.cmp(&x.total).then_with(|| a.cmp(b)));
     let labelled = ["Category", "Operation"];
     summary_table("cuda_gpu_sum", "Instances", &labelled, rows, |(name, category)| {
-        vec![Cell::Text(category.to_owned()), Cell::Text(name)]
+        vec![TableCell::Text(category.to_owned()), TableCell::Text(name)]
     })
 }

@@ -11,24 +11,24 @@ mod ranges;
 mod summary;
 mod table;
 
-pub use calls::without_version;
-pub use summary::{CountedValues, Samples, Summary};
-pub use table::{Cell, Table, shorten, thousands};
+pub use calls::without_interface_version;
+pub use summary::{CountedGroupValues, Samples, ValueSummary};
+pub use table::{Table, TableCell, shorten, with_thousands_separators};
 
 use std::path::Path;
 
 use projections::ProjectionSums;
-use range_kernels::KernelSums;
-use ranges::{End, RangeSums, Sums};
+use range_kernels::KernelSumsByRange;
+use ranges::{End, RangeSumsByName, Sums};
 
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::model::names::Name;
-use crate::read::{self, Wanted};
+use crate::model::names::NameId;
+use crate::read::{self, WantedTraceParts};
 
 /// A table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Report {
+pub enum StatsReport {
     /// Kernels by name.
     GpuKernels,
     /// Kernels by name, grid and block.
@@ -53,7 +53,7 @@ pub enum Report {
     GpuOperations,
 }
 
-impl Report {
+impl StatsReport {
     /// Every table.
     pub const ALL: [Self; 11] = [
         Self::GpuKernels,
@@ -106,48 +106,48 @@ impl Report {
     }
 
     /// The table of a name.
-    pub fn from_name(name: &str) -> Option<Self> {
+    pub fn report_from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|report| report.name() == name)
     }
 
     /// The parts of a file that the table needs.
-    pub fn columns(self) -> Wanted {
-        let nothing = Wanted::default();
+    pub fn columns(self) -> WantedTraceParts {
+        let nothing = WantedTraceParts::default();
         match self {
             Self::GpuKernels | Self::MemoryTimes | Self::MemorySizes | Self::GpuOperations => {
-                Wanted { operations: true, ..nothing }
+                WantedTraceParts { operations: true, ..nothing }
             }
-            Self::GpuKernelShapes => Wanted { operations: true, shapes: true, ..nothing },
-            Self::ApiCalls => Wanted { calls: true, ..nothing },
-            Self::Ranges | Self::PushPopRanges => Wanted { ranges: true, ..nothing },
+            Self::GpuKernelShapes => WantedTraceParts { operations: true, shapes: true, ..nothing },
+            Self::ApiCalls => WantedTraceParts { calls: true, ..nothing },
+            Self::Ranges | Self::PushPopRanges => WantedTraceParts { ranges: true, ..nothing },
             Self::RangeKernels | Self::RangeProjections => {
-                Wanted { operations: true, calls: true, ranges: true, ..nothing }
+                WantedTraceParts { operations: true, calls: true, ranges: true, ..nothing }
             }
-            Self::KernelExecution => Wanted { operations: true, calls: true, ..nothing },
+            Self::KernelExecution => WantedTraceParts { operations: true, calls: true, ..nothing },
         }
     }
 }
 
 /// A table of a trace.
-pub fn table(trace: &Trace, report: Report) -> Table {
+pub fn table(trace: &Trace, report: StatsReport) -> Table {
     match report {
-        Report::GpuKernels => gpu::kernels(trace),
-        Report::GpuKernelShapes => gpu::kernel_shapes(trace),
-        Report::ApiCalls => calls::calls(trace),
-        Report::Ranges => table_from_rows(trace, RangeSums::new(false)),
-        Report::PushPopRanges => table_from_rows(trace, RangeSums::new(true)),
-        Report::RangeKernels => table_from_rows(trace, KernelSums::default()),
-        Report::RangeProjections => table_from_rows(trace, ProjectionSums::default()),
-        Report::KernelExecution => calls::kernel_execution(trace),
-        Report::MemoryTimes => gpu::memory_times(trace),
-        Report::MemorySizes => gpu::memory_sizes(trace),
-        Report::GpuOperations => gpu::operations(trace),
+        StatsReport::GpuKernels => gpu::kernels(trace),
+        StatsReport::GpuKernelShapes => gpu::kernel_shape_table(trace),
+        StatsReport::ApiCalls => calls::calls(trace),
+        StatsReport::Ranges => table_from_rows(trace, RangeSumsByName::new(false)),
+        StatsReport::PushPopRanges => table_from_rows(trace, RangeSumsByName::new(true)),
+        StatsReport::RangeKernels => table_from_rows(trace, KernelSumsByRange::default()),
+        StatsReport::RangeProjections => table_from_rows(trace, ProjectionSums::default()),
+        StatsReport::KernelExecution => calls::kernel_execution_table(trace),
+        StatsReport::MemoryTimes => gpu::memory_time_table(trace),
+        StatsReport::MemorySizes => gpu::memory_size_table(trace),
+        StatsReport::GpuOperations => gpu::operations(trace),
     }
 }
 
 fn table_from_rows(trace: &Trace, mut sums: impl Sums) -> Table {
     read::rows_of(trace, |row| sums.add(trace, row));
-    sums.table(&End { trace, name_of: Name, last: i64::MAX })
+    sums.table(&End { trace, name_of: NameId, last: i64::MAX })
 }
 
 /// A table of an export of any length: ranges and calls are summed while they are read, and
@@ -155,19 +155,22 @@ fn table_from_rows(trace: &Trace, mut sums: impl Sums) -> Table {
 ///
 /// # Errors
 /// Same errors as [`read::open`].
-pub fn streamed(path: &Path, report: Report) -> Result<Option<Streamed>, TraceError> {
+pub fn table_of_streamed_export(
+    path: &Path,
+    report: StatsReport,
+) -> Result<Option<StreamedTable>, TraceError> {
     match report {
-        Report::Ranges => table_from_stream(path, report, RangeSums::new(false)),
-        Report::PushPopRanges => table_from_stream(path, report, RangeSums::new(true)),
-        Report::RangeKernels => table_from_stream(path, report, KernelSums::default()),
-        Report::RangeProjections => table_from_stream(path, report, ProjectionSums::default()),
+        StatsReport::Ranges => table_from_stream(path, report, RangeSumsByName::new(false)),
+        StatsReport::PushPopRanges => table_from_stream(path, report, RangeSumsByName::new(true)),
+        StatsReport::RangeKernels => table_from_stream(path, report, KernelSumsByRange::default()),
+        StatsReport::RangeProjections => table_from_stream(path, report, ProjectionSums::default()),
         _ => Ok(None),
     }
 }
 
 /// A table of an export that was not kept.
 #[derive(Debug)]
-pub struct Streamed {
+pub struct StreamedTable {
     /// The table.
     pub table: Table,
     /// The trace without its ranges and calls.
@@ -176,13 +179,13 @@ pub struct Streamed {
 
 fn table_from_stream(
     path: &Path,
-    report: Report,
+    report: StatsReport,
     mut sums: impl Sums,
-) -> Result<Option<Streamed>, TraceError> {
+) -> Result<Option<StreamedTable>, TraceError> {
     let streamed = read::stream(path, &report.columns(), |trace, row| sums.add(trace, row))?;
     Ok(streamed.map(|read::Streamed { trace, names, last }| {
         let name_of = |label: u32| names[label as usize];
         let table = sums.table(&End { trace: &trace, name_of, last });
-        Streamed { table, trace }
+        StreamedTable { table, trace }
     }))
 }

@@ -1,18 +1,18 @@
 //! Ranges by the time of the GPU between their first and last operation.
 
-use super::cells::{by_total, total_cells};
+use super::cells::{groups_by_total, total_cells_without_share};
 use super::ranges::{End, Sums, regroup};
-use super::summary::{Samples, Summary};
-use super::table::{Cell, Table};
-use crate::analyze::launches::passing::{Launched, Open, OpenRanges};
+use super::summary::{Samples, ValueSummary};
+use super::table::{Table, TableCell};
+use crate::analyze::launches::passing::{LaunchedOperations, Open, OpenRangesByThread};
 use crate::analyze::operations::{AllOperations, Kind};
 use crate::model::host::RangeStyle;
-use crate::model::names::Name;
+use crate::model::names::NameId;
 use crate::model::{Table as Interner, Trace};
 use crate::read::{CallRow, Row};
 
 /// The projection of a range onto the GPU.
-struct Projection {
+struct RangeProjection {
     start: i64,
     end: i64,
     operations: u32,
@@ -25,22 +25,22 @@ struct Projection {
 /// Projections of the ranges in which something was launched, by name and style.
 #[derive(Default)]
 pub(super) struct ProjectionSums {
-    launched: Launched,
-    open: OpenRanges<Option<Projection>>,
-    closed: Projections,
+    launched: LaunchedOperations,
+    open: OpenRangesByThread<Option<RangeProjection>>,
+    closed: EndedProjections,
 }
 
 /// Projections of ranges that are over.
 #[derive(Default)]
-struct Projections {
+struct EndedProjections {
     groups: Interner<(u32, RangeStyle)>,
     samples: Samples,
     /// Sums of each group: host time, operations, levels, children.
     sums: Vec<[i64; 4]>,
 }
 
-impl Projections {
-    fn add(&mut self, range: &Open<Option<Projection>>, last: i64) {
+impl EndedProjections {
+    fn add(&mut self, range: &Open<Option<RangeProjection>>, last: i64) {
         let (row, Some(projection)) = (&range.row, &range.state) else { return };
         let group = self.groups.intern((row.label, row.style));
         self.samples.push(group, projection.end - projection.start);
@@ -87,7 +87,8 @@ impl ProjectionSums {
                 if let Some(parent) = around {
                     parent.children += 1;
                 }
-                range.state = Some(Projection { start, end, operations: 0, level, children: 0 });
+                range.state =
+                    Some(RangeProjection { start, end, operations: 0, level, children: 0 });
             }
             if let Some(projection) = &mut range.state {
                 projection.start = projection.start.min(start);
@@ -101,7 +102,9 @@ impl ProjectionSums {
 impl Sums for ProjectionSums {
     fn add(&mut self, trace: &Trace, row: Row) {
         match row {
-            Row::Begin => *self = Self { launched: Launched::new(trace), ..Self::default() },
+            Row::Begin => {
+                *self = Self { launched: LaunchedOperations::new(trace), ..Self::default() }
+            }
             Row::Range(range) => {
                 self.open.add(range, None, |range| self.closed.add(&range, i64::MAX));
             }
@@ -109,9 +112,9 @@ impl Sums for ProjectionSums {
         }
     }
 
-    fn table(mut self, end: &End<'_, impl Fn(u32) -> Name>) -> Table {
+    fn table(mut self, end: &End<'_, impl Fn(u32) -> NameId>) -> Table {
         self.open.finish(|range| self.closed.add(&range, end.last));
-        let Projections { groups, mut samples, sums: parts } = self.closed;
+        let EndedProjections { groups, mut samples, sums: parts } = self.closed;
         let meaning = |(label, style)| ((end.name_of)(label), style);
         let (groups, group_of) = regroup(&groups.values, &mut samples, meaning);
         let mut sums = vec![[0i64; 4]; groups.len()];
@@ -120,25 +123,27 @@ impl Sums for ProjectionSums {
                 *sum += part;
             }
         }
-        let summaries = samples.summaries(groups.len());
+        let summaries = samples.group_summaries(groups.len());
         let labels = groups
             .iter()
             .zip(&sums)
             .map(|(&(name, style), &sums)| (end.trace.names.text(name), style, sums))
             .collect();
-        let rows = by_total(labels, summaries);
+        let rows = groups_by_total(labels, summaries);
         #[allow(clippy::cast_precision_loss)]
-        let mean =
-            |sum: i64, summary: &Summary| Cell::Decimal(sum as f64 / summary.count as f64, 1);
+        let mean = |sum: i64, summary: &ValueSummary| {
+            TableCell::Decimal(sum as f64 / summary.count as f64, 1)
+        };
         let row = |((name, style, [host, operations, levels, children]), summary): (
             (&str, RangeStyle, [i64; 4]),
-            Summary,
+            ValueSummary,
         )| {
-            let mut cells = vec![Cell::Text(name.to_owned()), Cell::Text(style.label().to_owned())];
-            cells.extend(total_cells(&summary));
+            let mut cells =
+                vec![TableCell::Text(name.to_owned()), TableCell::Text(style.label().to_owned())];
+            cells.extend(total_cells_without_share(&summary));
             // The time on the host stands between the total and the count.
-            cells.insert(3, Cell::Integer(host));
-            cells.push(Cell::Integer(operations));
+            cells.insert(3, TableCell::Integer(host));
+            cells.push(TableCell::Integer(operations));
             cells.extend([operations, levels, children].map(|sum| mean(sum, &summary)));
             cells
         };

@@ -1,40 +1,40 @@
 //! Kernels by the ranges that they were launched in.
 
-use super::cells::{count, total_cells};
+use super::cells::{count, total_cells_without_share};
 use super::ranges::{End, Sums, regroup};
 use super::summary::Samples;
-use super::table::{Cell, Table};
-use crate::analyze::launches::passing::{Launched, OpenRanges};
+use super::table::{Table, TableCell};
+use crate::analyze::launches::passing::{LaunchedOperations, OpenRangesByThread};
 use crate::analyze::operations::{AllOperations, Kind};
 use crate::model::host::RangeStyle;
-use crate::model::names::Name;
+use crate::model::names::NameId;
 use crate::model::{Table as Interner, Trace};
 use crate::read::{CallRow, Row};
 
 /// Kernels that are summed together: name (or label) and style of the range, thread, name of the
 /// kernel. No range: none is around the launch; no thread either: the launch is not in the trace.
-type KernelGroup = (Option<(u32, RangeStyle)>, Option<u32>, u32);
+type KernelGroupKey = (Option<(u32, RangeStyle)>, Option<u32>, u32);
 
 /// Kernels by the range that their launch is in, thread and name. A kernel counts for every range
 /// around its launch; one without a range stands under an empty name.
 #[derive(Default)]
-pub(super) struct KernelSums {
-    launched: Launched,
+pub(super) struct KernelSumsByRange {
+    launched: LaunchedOperations,
     /// For each open range, the groups in which it counts, in order.
-    open: OpenRanges<Vec<u32>>,
-    groups: Interner<KernelGroup>,
+    open: OpenRangesByThread<Vec<u32>>,
+    groups: Interner<KernelGroupKey>,
     samples: Samples,
     /// For each group, the number of ranges with kernels in it.
     instances: Vec<usize>,
 }
 
-impl KernelSums {
+impl KernelSumsByRange {
     fn call(&mut self, trace: &Trace, call: &CallRow) {
         let all = AllOperations::new(trace);
         let ranges = self.open.at(call.thread, call.start, |_| ());
         for &id in self.launched.by(trace, call) {
             let (Kind::Kernel, kernel) = all.part(id) else { continue };
-            let (function, length) = kernel_of(trace, kernel);
+            let (function, length) = kernel_name_and_duration(trace, kernel);
             let mut alone = true;
             for range in ranges.iter_mut().filter(|range| range.row.end >= call.end) {
                 alone = false;
@@ -55,30 +55,32 @@ impl KernelSums {
 }
 
 /// The name of a kernel and how long it ran.
-fn kernel_of(trace: &Trace, kernel: usize) -> (u32, i64) {
+fn kernel_name_and_duration(trace: &Trace, kernel: usize) -> (u32, i64) {
     let name = trace.functions[trace.kernels.function.at(kernel) as usize].demangled.0;
     (name, trace.kernels.on_gpu.length(kernel))
 }
 
-impl Sums for KernelSums {
+impl Sums for KernelSumsByRange {
     fn add(&mut self, trace: &Trace, row: Row) {
         match row {
-            Row::Begin => *self = Self { launched: Launched::new(trace), ..Self::default() },
+            Row::Begin => {
+                *self = Self { launched: LaunchedOperations::new(trace), ..Self::default() }
+            }
             Row::Range(range) => self.open.add(range, Vec::new(), |_| ()),
             Row::Call(call) => self.call(trace, &call),
         }
     }
 
-    fn table(mut self, end: &End<'_, impl Fn(u32) -> Name>) -> Table {
+    fn table(mut self, end: &End<'_, impl Fn(u32) -> NameId>) -> Table {
         let trace = end.trace;
         for kernel in self.launched.operations_without_call().map(|id| id as usize) {
             if kernel < trace.kernels.on_gpu.len() {
-                let (function, length) = kernel_of(trace, kernel);
+                let (function, length) = kernel_name_and_duration(trace, kernel);
                 self.samples.push(self.groups.intern((None, None, function)), length);
             }
         }
         let mut samples = self.samples;
-        let meaning = |(scope, thread, kernel): KernelGroup| {
+        let meaning = |(scope, thread, kernel): KernelGroupKey| {
             (scope.map(|(label, style)| ((end.name_of)(label).0, style)), thread, kernel)
         };
         let (groups, group_of) = regroup(&self.groups.values, &mut samples, meaning);
@@ -86,8 +88,8 @@ impl Sums for KernelSums {
         for (&group, &instances) in group_of.iter().zip(&self.instances) {
             instances_of[group as usize] += instances;
         }
-        let summaries = samples.summaries(groups.len());
-        let text = |name: u32| trace.names.text(Name(name));
+        let summaries = samples.group_summaries(groups.len());
+        let text = |name: u32| trace.names.text(NameId(name));
         let id = |thread: u32| {
             let thread = trace.threads[thread as usize];
             (trace.processes[thread.process as usize].pid, thread.tid)
@@ -109,18 +111,18 @@ impl Sums for KernelSums {
             let (scope, thread, kernel) = groups[index];
             let ids = thread.map(id);
             let mut cells = vec![
-                Cell::Text(scope.map_or("", |(name, _)| text(name)).to_owned()),
-                Cell::Text(scope.map_or("", |(_, style)| style.label()).to_owned()),
-                ids.map_or(Cell::Empty, |(pid, _)| Cell::Integer(pid)),
-                ids.map_or(Cell::Empty, |(_, tid)| Cell::Integer(tid)),
+                TableCell::Text(scope.map_or("", |(name, _)| text(name)).to_owned()),
+                TableCell::Text(scope.map_or("", |(_, style)| style.label()).to_owned()),
+                ids.map_or(TableCell::Empty, |(pid, _)| TableCell::Integer(pid)),
+                ids.map_or(TableCell::Empty, |(_, tid)| TableCell::Integer(tid)),
                 count(instances_of[index]),
                 count(summaries[index].count),
             ];
-            let mut summary = total_cells(&summaries[index]);
+            let mut summary = total_cells_without_share(&summaries[index]);
             // The count stands before the total here.
             summary.remove(1);
             cells.extend(summary);
-            cells.push(Cell::Text(text(kernel).to_owned()));
+            cells.push(TableCell::Text(text(kernel).to_owned()));
             cells
         };
         Table {

@@ -3,16 +3,16 @@
 
 use std::hash::Hash;
 
-use super::cells::{by_total, summary_table};
+use super::cells::{groups_by_total, summary_table};
 use super::summary::Samples;
-use super::table::{Cell, Table};
+use super::table::{Table, TableCell};
 use crate::model::host::RangeStyle;
-use crate::model::names::Name;
+use crate::model::names::NameId;
 use crate::model::{Table as Interner, Trace};
 use crate::read::{RangeRow, Row};
 
 /// Results once all rows were read.
-pub(super) struct End<'a, N: Fn(u32) -> Name> {
+pub(super) struct End<'a, N: Fn(u32) -> NameId> {
     pub trace: &'a Trace,
     /// Names of the ranges, by the labels that rows hold.
     pub name_of: N,
@@ -25,7 +25,7 @@ pub(super) trait Sums {
     /// The next row; the trace is all but ranges and calls.
     fn add(&mut self, trace: &Trace, row: Row);
     /// The table.
-    fn table(self, end: &End<'_, impl Fn(u32) -> Name>) -> Table;
+    fn table(self, end: &End<'_, impl Fn(u32) -> NameId>) -> Table;
 }
 
 /// Groups by what their labels mean, since several labels may mean one name: the new groups, and
@@ -37,13 +37,13 @@ pub(super) fn regroup<K: Copy, L: Copy + Eq + Hash>(
 ) -> (Vec<L>, Vec<u32>) {
     let mut meanings = Interner::default();
     let group_of: Vec<u32> = groups.iter().map(|&group| meanings.intern(meaning(group))).collect();
-    samples.regroup(&group_of);
+    samples.merge_groups(&group_of);
     (meanings.values, group_of)
 }
 
 /// Ranges by name and style.
 #[derive(Default)]
-pub(super) struct RangeSums {
+pub(super) struct RangeSumsByName {
     push_pop_only: bool,
     groups: Interner<(u32, RangeStyle)>,
     samples: Samples,
@@ -51,19 +51,19 @@ pub(super) struct RangeSums {
     unclosed: Vec<(u32, i64)>,
 }
 
-impl RangeSums {
+impl RangeSumsByName {
     pub fn new(push_pop_only: bool) -> Self {
         Self { push_pop_only, ..Self::default() }
     }
 }
 
-impl Sums for RangeSums {
+impl Sums for RangeSumsByName {
     fn add(&mut self, _: &Trace, row: Row) {
         match row {
             Row::Begin => *self = Self::new(self.push_pop_only),
             Row::Range(range) if !self.push_pop_only || range.style == RangeStyle::PushPop => {
                 let group = self.groups.intern((range.label, range.style));
-                if range.end == RangeRow::UNCLOSED {
+                if range.end == RangeRow::UNCLOSED_RANGE_END {
                     self.unclosed.push((group, range.start));
                 } else {
                     self.samples.push(group, range.end - range.start);
@@ -73,22 +73,22 @@ impl Sums for RangeSums {
         }
     }
 
-    fn table(mut self, end: &End<'_, impl Fn(u32) -> Name>) -> Table {
+    fn table(mut self, end: &End<'_, impl Fn(u32) -> NameId>) -> Table {
         for (group, start) in self.unclosed {
             self.samples.push(group, end.last.max(start) - start);
         }
         let mut samples = self.samples;
         let meaning = |(label, style)| ((end.name_of)(label), style);
         let (groups, _) = regroup(&self.groups.values, &mut samples, meaning);
-        let summaries = samples.summaries(groups.len());
+        let summaries = samples.group_summaries(groups.len());
         let label = |(name, style)| (end.trace.names.text(name).to_owned(), style);
-        let rows = by_total(groups.into_iter().map(label).collect(), summaries);
+        let rows = groups_by_total(groups.into_iter().map(label).collect(), summaries);
         if self.push_pop_only {
-            let cells = |(name, _): (String, RangeStyle)| vec![Cell::Text(name)];
+            let cells = |(name, _): (String, RangeStyle)| vec![TableCell::Text(name)];
             return summary_table("nvtx_pushpop_sum", "Instances", &["Range"], rows, cells);
         }
         summary_table("nvtx_sum", "Instances", &["Style", "Range"], rows, |(name, style)| {
-            vec![Cell::Text(style.label().to_owned()), Cell::Text(name)]
+            vec![TableCell::Text(style.label().to_owned()), TableCell::Text(name)]
         })
     }
 }

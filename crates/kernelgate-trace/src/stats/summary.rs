@@ -2,7 +2,7 @@
 
 /// Summary of a group of values, in nanoseconds or bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Summary {
+pub struct ValueSummary {
     /// Number of values.
     pub count: usize,
     /// Sum of the values, saturated at the largest `i64`.
@@ -19,16 +19,16 @@ pub struct Summary {
     pub deviation: f64,
 }
 
-impl Summary {
+impl ValueSummary {
     /// The summary of some values, which change their order.
     pub fn new(values: &mut [i64]) -> Self {
         values.sort_unstable();
-        Self::from_sorted(|| values.iter().map(|&value| (value, 1)))
+        Self::summary_of_sorted(|| values.iter().map(|&value| (value, 1)))
     }
 
     /// The summary of values in order, each with how often it occurs.
     #[allow(clippy::cast_precision_loss)]
-    fn from_sorted<I: Iterator<Item = (i64, u32)>>(values: impl Fn() -> I) -> Self {
+    fn summary_of_sorted<I: Iterator<Item = (i64, u32)>>(values: impl Fn() -> I) -> Self {
         let (mut count, mut total, mut last) = (0usize, 0i64, None);
         for (value, times) in values() {
             count += times as usize;
@@ -70,17 +70,17 @@ pub struct Samples {
 
 impl Samples {
     /// Least number of values that are counted at a time.
-    const MIN_COUNTED_VALUES: usize = 1 << 18;
+    const MIN_COUNTED_AT_ONCE: usize = 1 << 18;
 
     /// Room for so many.
-    pub fn with_capacity(count: usize) -> Self {
-        Self { recent: Vec::with_capacity(count.min(Self::MIN_COUNTED_VALUES)), ..Self::default() }
+    pub fn with_value_capacity(count: usize) -> Self {
+        Self { recent: Vec::with_capacity(count.min(Self::MIN_COUNTED_AT_ONCE)), ..Self::default() }
     }
 
     /// A value of a group. Groups are numbered from 0.
     pub fn push(&mut self, group: u32, value: i64) {
         // The larger of both, so that counting stays linear in the values.
-        if self.recent.len() >= self.counted.len().max(Self::MIN_COUNTED_VALUES) {
+        if self.recent.len() >= self.counted.len().max(Self::MIN_COUNTED_AT_ONCE) {
             self.count();
         }
         self.recent.push((group, value));
@@ -104,7 +104,7 @@ impl Samples {
     }
 
     /// Makes groups one: what each is from now on.
-    pub fn regroup(&mut self, group_of: &[u32]) {
+    pub fn merge_groups(&mut self, group_of: &[u32]) {
         self.recent.iter_mut().for_each(|(group, _)| *group = group_of[*group as usize]);
         for (group, ..) in &mut self.counted {
             *group = group_of[*group as usize];
@@ -113,37 +113,37 @@ impl Samples {
     }
 
     /// The summary of each group.
-    pub fn summaries(self, groups: usize) -> Vec<Summary> {
+    pub fn group_summaries(self, groups: usize) -> Vec<ValueSummary> {
         let samples = self.counted();
         (0u32..).take(groups).map(|group| samples.summary(group)).collect()
     }
 
     /// Sorts and counts all values that were added.
-    pub fn counted(mut self) -> CountedValues {
+    pub fn counted(mut self) -> CountedGroupValues {
         self.count();
-        CountedValues { rows: self.counted }
+        CountedGroupValues { rows: self.counted }
     }
 }
 
 /// Values of many groups, counted.
 #[derive(Debug, Default)]
-pub struct CountedValues {
+pub struct CountedGroupValues {
     /// Group, value and how often, in order.
     rows: Vec<(u32, i64, u32)>,
 }
 
-impl CountedValues {
+impl CountedGroupValues {
     /// The groups that have values, in order.
     pub fn groups(&self) -> impl Iterator<Item = u32> {
         self.rows.chunk_by(|a, b| a.0 == b.0).map(|rows| rows[0].0)
     }
 
     /// The summary of a group.
-    pub fn summary(&self, group: u32) -> Summary {
+    pub fn summary(&self, group: u32) -> ValueSummary {
         let first = self.rows.partition_point(|row| row.0 < group);
         let own = &self.rows[first..];
         let own = &own[..own.partition_point(|row| row.0 == group)];
-        Summary::from_sorted(|| own.iter().map(|&(_, value, times)| (value, times)))
+        ValueSummary::summary_of_sorted(|| own.iter().map(|&(_, value, times)| (value, times)))
     }
 }
 
@@ -157,21 +157,21 @@ mod tests {
         for (group, value) in [(1, 4), (0, 10), (1, 2), (1, 9), (1, 3)] {
             samples.push(group, value);
         }
-        let groups = samples.summaries(3);
+        let groups = samples.group_summaries(3);
         assert_eq!(groups[0].count, 1);
         assert_eq!((groups[0].median, groups[0].deviation), (10.0, 0.0));
         assert_eq!((groups[1].count, groups[1].total, groups[1].min, groups[1].max), (4, 18, 2, 9));
         assert_eq!((groups[1].mean, groups[1].median), (4.5, 3.5));
         // Squared distances 0.25 + 6.25 + 20.25 + 2.25 = 29, by 3.
         assert!((groups[1].deviation - (29.0f64 / 3.0).sqrt()).abs() < 1e-12);
-        assert_eq!(groups[2], Summary::default());
+        assert_eq!(groups[2], ValueSummary::default());
     }
 
     #[test]
     fn a_sum_beyond_numbers_is_the_largest_one() {
         let mut samples = Samples::default();
         (0..5).for_each(|_| samples.push(0, i64::MAX / 4));
-        assert_eq!(samples.summaries(1)[0].total, i64::MAX);
+        assert_eq!(samples.group_summaries(1)[0].total, i64::MAX);
     }
 
     #[test]
@@ -184,11 +184,11 @@ mod tests {
         }
         assert_eq!(samples.counted.len(), 7, "{:?}", samples.counted);
         // Group 2 becomes group 0.
-        samples.regroup(&[0, 1, 0]);
-        let groups = samples.summaries(2);
-        assert_eq!(groups[0], Summary::new(&mut [7, 7, 9, 8, 1, 3]));
+        samples.merge_groups(&[0, 1, 0]);
+        let groups = samples.group_summaries(2);
+        assert_eq!(groups[0], ValueSummary::new(&mut [7, 7, 9, 8, 1, 3]));
         assert_eq!((groups[0].count, groups[0].total, groups[0].median), (6, 35, 7.0));
-        assert_eq!(groups[1], Summary::new(&mut [5, 5, 4]));
+        assert_eq!(groups[1], ValueSummary::new(&mut [5, 5, 4]));
         assert_eq!(groups[1].median, 5.0);
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 /// A value of a table.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Cell {
+pub enum TableCell {
     /// A text.
     Text(String),
     /// A whole number.
@@ -15,7 +15,7 @@ pub enum Cell {
     Empty,
 }
 
-impl Cell {
+impl TableCell {
     /// The value as text, in CSV's form.
     pub fn plain(&self) -> String {
         match self {
@@ -26,11 +26,11 @@ impl Cell {
         }
     }
 
-    fn is_text(&self) -> bool {
+    fn is_text_cell(&self) -> bool {
         matches!(self, Self::Text(_))
     }
 
-    fn to_json(&self) -> serde_json::Value {
+    fn cell_to_json(&self) -> serde_json::Value {
         match self {
             Self::Text(text) => text.as_str().into(),
             Self::Integer(value) => (*value).into(),
@@ -51,7 +51,7 @@ pub struct Table {
     /// Titles of the columns, with their units.
     pub columns: Vec<&'static str>,
     /// Rows of the table; each has one cell a column.
-    pub rows: Vec<Vec<Cell>>,
+    pub rows: Vec<Vec<TableCell>>,
     /// The column that `--filter` searches.
     pub named_by: usize,
 }
@@ -65,9 +65,9 @@ impl Table {
     }
 
     /// Replaces every text: by what is harmless where the table is shown.
-    pub fn map_texts(&mut self, shown: impl Fn(&str) -> String) {
+    pub fn map_text_cells(&mut self, shown: impl Fn(&str) -> String) {
         for cell in self.rows.iter_mut().flatten() {
-            if let Cell::Text(text) = cell {
+            if let TableCell::Text(text) = cell {
                 *text = shown(text);
             }
         }
@@ -77,14 +77,16 @@ impl Table {
     pub fn to_csv(&self) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());
         let written = writer.write_record(&self.columns).and_then(|()| {
-            self.rows.iter().try_for_each(|row| writer.write_record(row.iter().map(Cell::plain)))
+            self.rows
+                .iter()
+                .try_for_each(|row| writer.write_record(row.iter().map(TableCell::plain)))
         });
         let bytes = written.ok().and_then(|()| writer.into_inner().ok());
         String::from_utf8(bytes.expect("writing to memory does not fail")).expect("cells are UTF-8")
     }
 
     /// Converts to JSON: `{"report": …, "rows": [{title: value}]}`.
-    pub fn to_json(&self) -> serde_json::Value {
+    pub fn cell_to_json(&self) -> serde_json::Value {
         let rows: Vec<serde_json::Value> = self
             .rows
             .iter()
@@ -93,7 +95,7 @@ impl Table {
                     .columns
                     .iter()
                     .zip(row)
-                    .map(|(&title, cell)| (title.to_owned(), cell.to_json()));
+                    .map(|(&title, cell)| (title.to_owned(), cell.cell_to_json()));
                 serde_json::Value::Object(fields.collect())
             })
             .collect();
@@ -114,7 +116,7 @@ impl Table {
         let before: usize = widths[..last].iter().map(|width| width + 2).sum();
         widths[last] = widths[last].min(WIDTH.saturating_sub(before).max(40));
         let right: Vec<bool> = (0..self.columns.len())
-            .map(|column| !self.rows.iter().any(|row| row[column].is_text()))
+            .map(|column| !self.rows.iter().any(|row| row[column].is_text_cell()))
             .collect();
         let mut text = String::new();
         let titles: Vec<String> = self.columns.iter().map(|&title| title.to_owned()).collect();
@@ -135,16 +137,16 @@ impl Table {
     }
 }
 
-fn display(cell: &Cell) -> String {
+fn display(cell: &TableCell) -> String {
     match cell {
-        Cell::Integer(value) => thousands(&value.to_string()),
-        Cell::Decimal(..) => thousands(&cell.plain()),
+        TableCell::Integer(value) => with_thousands_separators(&value.to_string()),
+        TableCell::Decimal(..) => with_thousands_separators(&cell.plain()),
         _ => cell.plain(),
     }
 }
 
 /// `1234567.8` as `1,234,567.8`.
-pub fn thousands(number: &str) -> String {
+pub fn with_thousands_separators(number: &str) -> String {
     let (whole, fraction) = number.split_once('.').map_or((number, None), |(w, f)| (w, Some(f)));
     let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
     let mut text = sign.to_owned();

@@ -4,13 +4,15 @@ use std::path::PathBuf;
 
 use crate::fixture::Export;
 use kernelgate_trace::analyze::timeline::Line;
-use kernelgate_trace::analyze::timeline::iterations::Sign;
-use kernelgate_trace::diagnose::{CauseKind, DeviceUse, Diagnosis, Finding, Severity, diagnose};
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::analyze::timeline::iterations::IterationEvidence;
+use kernelgate_trace::diagnose::{
+    DiagnosisFinding, FindingSeverity, IdleCauseKind, ProcessDeviceUse, TraceDiagnosis, diagnose,
+};
+use kernelgate_trace::read::{self, WantedTraceParts};
 
 const ALL_REDUCE: &str = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)";
 
-fn diagnosed(export: &Export) -> Diagnosis {
+fn diagnosed(export: &Export) -> TraceDiagnosis {
     let diagnosis = diagnose(&export.read().unwrap());
     for device in &diagnosis.devices {
         assert_adds_up(device);
@@ -18,11 +20,11 @@ fn diagnosed(export: &Export) -> Diagnosis {
     diagnosis
 }
 
-fn assert_adds_up(device: &DeviceUse) {
+fn assert_adds_up(device: &ProcessDeviceUse) {
     let account = &device.account;
     assert_eq!(account.total.total_ns(), device.span.1 - device.span.0);
     assert_eq!(account.total.busy_ns(), device.busy_ns);
-    assert_eq!(account.total.idle_ns(), device.gaps.total_ns());
+    assert_eq!(account.total.total_idle_ns(), device.gaps.total_ns());
     let Some(iterations) = &account.iterations else { return };
     let parts = iterations.each.iter().map(|of| of.account.total_ns()).sum::<i64>()
         + iterations.before.total_ns()
@@ -33,7 +35,7 @@ fn assert_adds_up(device: &DeviceUse) {
     }
 }
 
-fn finding<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
+fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
     diagnosis.findings.iter().find(|of| of.id == id)
 }
 
@@ -48,10 +50,10 @@ fn an_exposed_all_reduce_is_named_with_its_time() {
     }
     let diagnosis = diagnosed(&export);
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!(total.busy(Line::Compute), 5 * 400_000);
-    assert_eq!(total.busy(Line::Communication), 5 * 500_000);
+    assert_eq!(total.busy_ns_of_line(Line::Compute), 5 * 400_000);
+    assert_eq!(total.busy_ns_of_line(Line::Communication), 5 * 500_000);
     let found = finding(&diagnosis, "exposed-communication").unwrap();
-    assert_eq!(found.severity, Severity::Severe);
+    assert_eq!(found.severity, FindingSeverity::Severe);
     assert_eq!(found.recoverable_ns, Some(5 * 500_000));
     insta::assert_snapshot!(found.title, @"device 0 communicates for 2.500 ms, 2.500 ms of it with no compute beside it: 51.0 % of the time; it is on a stream that computes, so that nothing can overlap there");
     let transfer = &diagnosis.devices[0].account.transfers[0];
@@ -68,8 +70,8 @@ fn communication_beside_compute_is_hidden() {
     export.kernel(7, (2_000, 5_000), 2, ALL_REDUCE);
     let diagnosis = diagnosed(&export);
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!(total.busy(Line::ComputeAndCommunication), 3_000);
-    assert_eq!(total.busy(Line::Compute), 5_000);
+    assert_eq!(total.busy_ns_of_line(Line::ComputeAndCommunication), 3_000);
+    assert_eq!(total.busy_ns_of_line(Line::Compute), 5_000);
     assert!(finding(&diagnosis, "exposed-communication").is_none());
 }
 
@@ -84,9 +86,9 @@ fn copies_that_nothing_hides_come_first() {
         export.launch((start + 3_000, start + 5_000), kernel, i * 2 + 2, "solve");
     }
     let diagnosis = diagnosed(&export);
-    assert_eq!(diagnosis.devices[0].account.total.busy(Line::Copy), 10 * 9_000_000);
+    assert_eq!(diagnosis.devices[0].account.total.busy_ns_of_line(Line::Copy), 10 * 9_000_000);
     let found = finding(&diagnosis, "exposed-copy").unwrap();
-    assert_eq!(found.severity, Severity::Severe);
+    assert_eq!(found.severity, FindingSeverity::Severe);
     assert_eq!(found.evidence[0].count, 10);
 }
 
@@ -100,7 +102,7 @@ fn page_migrations_are_no_lost_launches() {
     }
     let diagnosis = diagnosed(&export);
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!(total.busy(Line::ComputeAndMigration), 50 * 5_000);
+    assert_eq!(total.busy_ns_of_line(Line::ComputeAndMigration), 50 * 5_000);
     let found = finding(&diagnosis, "page-migration").unwrap();
     assert!(found.advice.contains("cudaMemPrefetchAsync"));
     // The kernel is shorter by the time from its first page to its last one.
@@ -135,11 +137,11 @@ fn iterations_are_found_by_ranges_and_start_up_stands_apart() {
     });
     let diagnosis = diagnosed(&export);
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
-    assert_eq!(iterations.sign, Sign::Range("step_#".to_owned()));
+    assert_eq!(iterations.sign, IterationEvidence::Range("step_#".to_owned()));
     assert_eq!(iterations.each.len(), 6);
-    assert_eq!(iterations.before.busy(Line::Compute), 495_000);
-    assert_eq!(iterations.each[0].account.busy(Line::Compute), 3 * 190_000);
-    let steady = iterations.steady_lengths();
+    assert_eq!(iterations.before.busy_ns_of_line(Line::Compute), 495_000);
+    assert_eq!(iterations.each[0].account.busy_ns_of_line(Line::Compute), 3 * 190_000);
+    let steady = iterations.sorted_steady_lengths();
     assert_eq!((steady.len(), steady[2]), (5, 1_000_000));
 }
 
@@ -147,7 +149,7 @@ fn iterations_are_found_by_ranges_and_start_up_stands_apart() {
 fn iterations_are_found_by_kernels_that_repeat() {
     let diagnosis = diagnosed(&stepped(|_, _, _, _| {}));
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
-    assert!(matches!(iterations.sign, Sign::Repetition(_)), "{:?}", iterations.sign);
+    assert!(matches!(iterations.sign, IterationEvidence::Repetition(_)), "{:?}", iterations.sign);
     assert_eq!(iterations.each.len(), 6);
 }
 
@@ -163,7 +165,7 @@ fn iterations_of_unequal_length_are_named() {
     }
     let diagnosis = diagnosed(&export);
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
-    assert_eq!(iterations.unusual(), [6]);
+    assert_eq!(iterations.unusual_iterations(), [6]);
     let words: Vec<String> = diagnosis.to_text().split_whitespace().map(str::to_owned).collect();
     assert!(words.join(" ").contains("twice the median or longer: 6"));
 }
@@ -182,11 +184,11 @@ fn the_time_of_real_traces_adds_up_and_is_classified() {
         let is_trace =
             |path: &PathBuf| path.extension().is_some_and(|of| of == "sqlite" || of == "gz");
         for path in files.filter(is_trace) {
-            let diagnosis = diagnose(&read::open(&path, &Wanted::ALL).unwrap());
+            let diagnosis = diagnose(&read::open(&path, &WantedTraceParts::ALL).unwrap());
             for device in &diagnosis.devices {
                 assert_adds_up(device);
                 let total = &device.account.total;
-                let unclassified = total.unclassified_ns();
+                let unclassified = total.unclassified_idle_ns();
                 assert!(unclassified * 50 <= total.total_ns(), "{}", path.display());
                 devices += 1;
             }
@@ -203,7 +205,7 @@ fn idle_time_has_a_line_for_each_cause() {
     let diagnosis = diagnosed(&export);
     let idle = &diagnosis.devices[0].account.total.idle;
     assert_eq!(idle.values().sum::<i64>(), 59_000);
-    assert!(idle.get(&CauseKind::HostCode).is_some_and(|&ns| ns >= 48_000), "{idle:?}");
+    assert!(idle.get(&IdleCauseKind::HostCode).is_some_and(|&ns| ns >= 48_000), "{idle:?}");
 }
 
 #[test]

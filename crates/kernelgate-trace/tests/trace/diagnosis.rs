@@ -1,16 +1,18 @@
 //! Planted faults are found and named; runs without them are not blamed.
 
 use crate::fixture::Export;
-use kernelgate_trace::diagnose::checklist::{Tick, checklist, to_json, to_text};
-use kernelgate_trace::diagnose::{CauseKind, Diagnosis, Finding, Severity, diagnose};
+use kernelgate_trace::diagnose::checklist::{ChecklistMark, checklist, to_json, to_text};
+use kernelgate_trace::diagnose::{
+    DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose,
+};
 
-fn finding<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
+fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
     diagnosis.findings.iter().find(|finding| finding.id == id)
 }
 
 /// Why a question cannot be answered.
-fn not_measured(diagnosis: &Diagnosis, id: &str) -> String {
-    diagnosis.question(id).unwrap().not_measured().unwrap()
+fn not_measured(diagnosis: &TraceDiagnosis, id: &str) -> String {
+    diagnosis.question(id).unwrap().missing_data_reason().unwrap()
 }
 
 /// Steps of ten kernels of 30 µs each, launched ahead of time by calls of 5 µs.
@@ -46,13 +48,13 @@ fn a_wait_in_a_loop_is_found_with_its_range() {
     // The step ends at 359 us, the wait at 400 us; the next is launched at 1000 us by a call of
     // 5 us and starts 45 us later.
     let expected = [
-        (CauseKind::HostCode, 4 * 600_000),
-        (CauseKind::NotStarted, 4 * 45_000),
-        (CauseKind::Wait, 4 * 41_000),
-        (CauseKind::BackToBack, 5 * 9 * 1_000),
-        (CauseKind::LaunchCall, 4 * 5_000),
+        (IdleCauseKind::HostCode, 4 * 600_000),
+        (IdleCauseKind::NotStarted, 4 * 45_000),
+        (IdleCauseKind::Wait, 4 * 41_000),
+        (IdleCauseKind::BackToBack, 5 * 9 * 1_000),
+        (IdleCauseKind::LaunchCall, 4 * 5_000),
     ];
-    let causes: Vec<(CauseKind, i64)> =
+    let causes: Vec<(IdleCauseKind, i64)> =
         diagnosis.devices[0].gaps.causes.iter().map(|of| (of.kind, of.total_ns)).collect();
     assert_eq!(causes, expected);
 }
@@ -117,18 +119,18 @@ fn launch_bound() -> Export {
 fn short_kernels_behind_long_launches_are_launch_bound() {
     let diagnosis = diagnose(&launch_bound().read().unwrap());
     let finding = finding(&diagnosis, "launch-bound").unwrap();
-    assert_eq!(finding.severity, Severity::Severe);
+    assert_eq!(finding.severity, FindingSeverity::Severe);
     // 200 kernels of 3 µs in 199 × 12 + 3 µs.
     assert!((finding.measured.value - 600.0 / 2391.0 * 100.0).abs() < 1e-9);
     // In a graph a microsecond stays between two kernels.
     assert_eq!(finding.recoverable_ns, Some(199 * 8_000), "the GPU waited for the host");
     // Of 9 µs the host was 2 µs in its own code, 6 µs in the call; the kernel started 1 µs later.
-    let causes: Vec<(CauseKind, i64)> =
+    let causes: Vec<(IdleCauseKind, i64)> =
         diagnosis.devices[0].gaps.causes.iter().map(|of| (of.kind, of.total_ns)).collect();
     let expected = [
-        (CauseKind::LaunchCall, 199 * 6_000),
-        (CauseKind::HostCode, 199 * 2_000),
-        (CauseKind::LaunchLatency, 199 * 1_000),
+        (IdleCauseKind::LaunchCall, 199 * 6_000),
+        (IdleCauseKind::HostCode, 199 * 2_000),
+        (IdleCauseKind::LaunchLatency, 199 * 1_000),
     ];
     assert_eq!(causes, expected);
 }
@@ -144,7 +146,7 @@ fn the_same_kernels_in_one_graph_are_not() {
     let diagnosis = diagnose(&export.read().unwrap());
     assert!(finding(&diagnosis, "launch-bound").is_none());
     let causes = &diagnosis.devices[0].gaps.causes;
-    assert_eq!((causes.len(), causes[0].kind), (1, CauseKind::BackToBack));
+    assert_eq!((causes.len(), causes[0].kind), (1, IdleCauseKind::BackToBack));
 }
 
 #[test]
@@ -158,7 +160,7 @@ fn gaps_are_classed_at_20_and_50_microseconds() {
     let gaps = &diagnose(&export.read().unwrap()).devices[0].gaps;
     assert_eq!((gaps.normal.count, gaps.warning.count, gaps.severe.count), (1, 2, 1));
     assert_eq!((gaps.normal.total_ns, gaps.severe.total_ns), (19_999, 50_001));
-    assert_eq!((gaps.longest_ns, gaps.mean_ns()), (50_001, 35_000.0));
+    assert_eq!((gaps.longest_ns, gaps.mean_gap_ns()), (50_001, 35_000.0));
 }
 
 #[test]
@@ -270,14 +272,14 @@ fn the_checklist_is_ticked_crossed_or_says_what_would_measure_it() {
     export.copy((500_000, 900_000), 1000, (1, 0, 2));
     let lines = checklist(&diagnose(&export.read().unwrap()));
     let line = |text: &str| lines.iter().find(|line| line.text.starts_with(text)).unwrap();
-    assert_eq!(line("Minimal synchronization").tick, Tick::Holds);
+    assert_eq!(line("Minimal synchronization").tick, ChecklistMark::Holds);
     let transactions = line("Memory transactions");
-    assert_eq!(transactions.tick, Tick::Fails);
+    assert_eq!(transactions.tick, ChecklistMark::Fails);
     assert!(transactions.why.contains("pageable memory"), "{}", transactions.why);
     let conflicts = line("No bank conflicts");
-    assert_eq!(conflicts.tick, Tick::NotMeasured);
+    assert_eq!(conflicts.tick, ChecklistMark::NotMeasured);
     assert!(conflicts.why.contains("ncu --csv"), "{}", conflicts.why);
-    assert_eq!(line("Unrolled").tick, Tick::NotMeasured);
+    assert_eq!(line("Unrolled").tick, ChecklistMark::NotMeasured);
     assert_eq!(lines.len(), 16);
     let text = to_text(&lines);
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
@@ -291,14 +293,14 @@ fn softmax_is_set_against_matmul() {
     export.launch((10, 20), (1_000, 9_000), 1, "ampere_sgemm_128x64_tn");
     export.launch((30, 40), (10_000, 12_000), 2, "softmax_warp_forward");
     let diagnosis = diagnose(&export.read().unwrap());
-    assert_eq!(diagnosis.answers.softmax_to_matmul(), Some(0.25));
+    assert_eq!(diagnosis.answers.softmax_over_matmul_time(), Some(0.25));
     let text = diagnosis.to_text();
     assert!(text.contains("softmax takes 0.25 of the time of matmul"), "{text}");
     // 5 FLOPs a score over 4 x 64: 0.25 / 0.0195 = 12.8.
     assert!(text.contains("0.020 for heads of 64 (a FLOP takes 13 times as long)"), "{text}");
     assert_eq!(diagnosis.to_json()["softmax_to_matmul_flops"]["128"], 5.0 / 512.0);
     export.sql("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE start = 1000;");
-    assert_eq!(diagnose(&export.read().unwrap()).answers.softmax_to_matmul(), None);
+    assert_eq!(diagnose(&export.read().unwrap()).answers.softmax_over_matmul_time(), None);
 }
 
 #[test]

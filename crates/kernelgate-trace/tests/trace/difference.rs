@@ -2,7 +2,7 @@
 
 use crate::fixture::Export;
 use kernelgate_trace::diagnose::difference::{
-    Change, Difference, PartChange, PartKind, Sums, difference,
+    AmountChange, Sums, TraceDifference, TracePartChange, TracePartKind, difference,
 };
 
 /// Five steps of ten kernels of 30 µs, launched ahead of time by calls of 5 µs, each step waited
@@ -65,28 +65,28 @@ impl Steps {
 }
 
 /// From [`PLAIN`] to these steps; the parts of the difference always add up.
-fn to(steps: &Steps) -> Difference {
+fn to(steps: &Steps) -> TraceDifference {
     between(&PLAIN.export(), &steps.export())
 }
 
-fn between(base: &Export, head: &Export) -> Difference {
+fn between(base: &Export, head: &Export) -> TraceDifference {
     let [base, head] = [base, head].map(|export| Sums::new(&export.read().unwrap()));
     let difference = difference(base, head);
     adds_up(&difference);
     difference
 }
 
-fn adds_up(difference: &Difference) {
-    let parts: i64 = difference.parts.iter().map(PartChange::change_ns).sum();
-    let places: i64 = difference.places.iter().map(|place| place.change_ns()).sum();
-    assert_eq!((parts, places), (difference.change_ns(), difference.change_ns()));
+fn adds_up(difference: &TraceDifference) {
+    let parts: i64 = difference.parts.iter().map(TracePartChange::total_change_ns).sum();
+    let places: i64 = difference.places.iter().map(|place| place.total_change_ns()).sum();
+    assert_eq!((parts, places), (difference.total_change_ns(), difference.total_change_ns()));
 }
 
 #[test]
 fn nothing_changed_between_a_trace_and_itself() {
     let same = to(&PLAIN);
-    assert_eq!((same.change_ns(), same.unexplained_ns()), (0, 0));
-    assert!(same.parts.iter().all(|part| part.change() == Change::Same), "{:?}", same.parts);
+    assert_eq!((same.total_change_ns(), same.unexplained_idle_ns()), (0, 0));
+    assert!(same.parts.iter().all(|part| part.change() == AmountChange::Same), "{:?}", same.parts);
     assert!(same.findings.iter().all(Vec::is_empty) && same.notes.is_empty());
     assert!(same.to_text(["a", "b"]).contains("B takes as long as A"));
 }
@@ -94,14 +94,14 @@ fn nothing_changed_between_a_trace_and_itself() {
 #[test]
 fn a_slower_kernel_explains_all_of_it() {
     let slower = to(&Steps { third_ns: 50_000, registers: 128, ..PLAIN });
-    assert_eq!(slower.change_ns(), 5 * 20_000);
+    assert_eq!(slower.total_change_ns(), 5 * 20_000);
     let first = &slower.parts[0];
-    assert_eq!((first.part.name.as_str(), first.change()), ("k3", Change::Longer));
-    assert_eq!((first.by_number_ns(), first.by_length_ns()), (0, 100_000));
+    assert_eq!((first.part.name.as_str(), first.change()), ("k3", AmountChange::Longer));
+    assert_eq!((first.change_by_count_ns(), first.change_by_length_ns()), (0, 100_000));
     assert_eq!(first.evidence(), ["registers 96 -> 128"]);
-    assert_eq!(slower.parts[1].change_ns(), 0, "nothing else changed");
+    assert_eq!(slower.parts[1].total_change_ns(), 0, "nothing else changed");
     assert_eq!(slower.places[0].path, "step_#");
-    assert_eq!(slower.places[0].change_ns(), 100_000);
+    assert_eq!(slower.places[0].total_change_ns(), 100_000);
 }
 
 #[test]
@@ -131,9 +131,9 @@ fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
 #[test]
 fn an_extra_launch_and_longer_launches_are_two_causes() {
     let more = to(&Steps { kernels: 11, ..PLAIN });
-    assert_eq!(more.change_ns(), 5 * 30_000);
+    assert_eq!(more.total_change_ns(), 5 * 30_000);
     let first = &more.parts[0];
-    assert_eq!((first.part.name.as_str(), first.change()), ("k10", Change::Appeared));
+    assert_eq!((first.part.name.as_str(), first.change()), ("k10", AmountChange::Appeared));
     assert_eq!(first.amounts.each_ref().map(|amount| amount.count), [0, 5]);
     // The same kernel, launched once more: its number explains that, not its length.
     let again = PLAIN.export();
@@ -144,19 +144,25 @@ fn an_extra_launch_and_longer_launches_are_two_causes() {
     );
     let more = between(&PLAIN.export(), &again);
     let part = |name: &str| more.parts.iter().find(|part| part.part.name == name).unwrap();
-    assert_eq!(part("k0").change(), Change::More);
-    assert_eq!((part("k0").by_number_ns(), part("k0").by_length_ns()), (5 * 30_000, 0));
-    assert_eq!(part("k1").change(), Change::Vanished);
+    assert_eq!(part("k0").change(), AmountChange::More);
+    assert_eq!(
+        (part("k0").change_by_count_ns(), part("k0").change_by_length_ns()),
+        (5 * 30_000, 0)
+    );
+    assert_eq!(part("k1").change(), AmountChange::Vanished);
 }
 
 #[test]
 fn a_copy_from_pageable_memory_is_another_than_one_from_pinned_memory() {
     let copies = to(&Steps { memory: 0, ..PLAIN });
-    assert_eq!(copies.change_ns(), 5 * 30_000);
+    assert_eq!(copies.total_change_ns(), 5 * 30_000);
     let part = |name: &str| copies.parts.iter().find(|part| part.part.name.contains(name)).unwrap();
     let pageable = part("(pageable to device)");
-    assert_eq!((pageable.part.kind, pageable.change()), (PartKind::Copy, Change::Appeared));
-    assert_eq!(part("(pinned to device)").change(), Change::Vanished);
+    assert_eq!(
+        (pageable.part.kind, pageable.change()),
+        (TracePartKind::Copy, AmountChange::Appeared)
+    );
+    assert_eq!(part("(pinned to device)").change(), AmountChange::Vanished);
     assert_eq!(copies.findings[1][0].0, "pageable-copy");
     assert!(copies.findings[0].is_empty());
 }
@@ -167,7 +173,10 @@ fn a_wait_in_a_loop_is_found_with_the_idle_time_behind_it() {
     let part = |name: &str| waits.parts.iter().find(|part| part.part.name == name).unwrap();
     // Each wait ends 1 us after the last kernel; 38 us of host code and a call of 3 us follow.
     let in_waits = part("in a wait for the GPU: cudaStreamSynchronize");
-    assert_eq!((in_waits.change(), in_waits.change_ns()), (Change::Appeared, 4 * 1_000));
+    assert_eq!(
+        (in_waits.change(), in_waits.total_change_ns()),
+        (AmountChange::Appeared, 4 * 1_000)
+    );
     assert_eq!(part("host code between launches").amounts[1].count, 4);
     let call = waits.calls.iter().find(|call| call.site.function == "cudaStreamSynchronize");
     let call = call.unwrap();
@@ -188,8 +197,8 @@ fn idle_time_without_a_launch_is_unexplained() {
     };
     let steps = Steps { waits: true, ..PLAIN };
     let difference = between(&cut(PLAIN.export()), &cut(steps.export()));
-    assert_eq!(difference.unexplained_ns(), 4 * 40_000);
-    assert_eq!(difference.unexplained_ns(), difference.change_ns());
+    assert_eq!(difference.unexplained_idle_ns(), 4 * 40_000);
+    assert_eq!(difference.unexplained_idle_ns(), difference.total_change_ns());
     let text = difference.to_text(["a", "b"]);
     let line = text.lines().find(|line| line.contains("unexplained:")).unwrap();
     assert!(line.contains("+160.0 µs") && line.contains("100.0 %"), "{line}");
@@ -203,9 +212,9 @@ fn traces_of_unlike_content_are_compared_with_a_note() {
     let difference = between(&PLAIN.export(), &short);
     insta::assert_snapshot!(difference.notes[0], @"the range step_# is there 5 and 1 times: the traces hold different amounts of work");
     let empty = between(&Export::new(), &Export::new());
-    assert_eq!((empty.change_ns(), empty.parts.len()), (0, 0));
+    assert_eq!((empty.total_change_ns(), empty.parts.len()), (0, 0));
     let json = difference.to_json();
     assert_eq!(json["schema_version"], 2);
-    assert_eq!(json["change_ns"], difference.change_ns());
+    assert_eq!(json["change_ns"], difference.total_change_ns());
     assert_eq!(json["kernels"], serde_json::json!([50, 1]));
 }

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use crate::fixture::kineto::{At, FULL, Kineto};
 use crate::fixture::{Export, process};
-use kernelgate_trace::diagnose::checklist::{Tick, checklist};
-use kernelgate_trace::diagnose::difference::{Property, Sums, difference};
+use kernelgate_trace::diagnose::checklist::{ChecklistMark, checklist};
+use kernelgate_trace::diagnose::difference::{SetupProperty, Sums, difference};
 use kernelgate_trace::diagnose::{
-    Answer, CauseKind, Confidence, Diagnosis, Finding, Severity, diagnose,
+    DiagnosisFinding, FindingConfidence, FindingSeverity, IdleCauseKind, QuestionAnswer,
+    TraceDiagnosis, diagnose,
 };
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::read::{self, WantedTraceParts};
 use serde_json::json;
 
 /// A reported input, or `None` after saying why it is not tested.
@@ -21,32 +22,32 @@ fn reported(name: &str) -> Option<Trace> {
         return None;
     };
     let path = PathBuf::from(folder).join(name);
-    Some(read::open(&path, &Wanted::ALL).unwrap())
+    Some(read::open(&path, &WantedTraceParts::ALL).unwrap())
 }
 
-fn finding<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
+fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
     diagnosis.findings.iter().find(|finding| finding.id == id)
 }
 
 /// Idle time of the first device by cause, in nanoseconds.
-fn idle(diagnosis: &Diagnosis, kind: CauseKind) -> i64 {
+fn idle(diagnosis: &TraceDiagnosis, kind: IdleCauseKind) -> i64 {
     let causes = diagnosis.devices[0].gaps.causes.iter();
     causes.filter(|cause| cause.kind == kind).map(|cause| cause.total_ns).sum()
 }
 
 /// The cause with most idle time on a device.
-fn main_cause(diagnosis: &Diagnosis, device: u32) -> (CauseKind, Option<&str>) {
+fn main_cause(diagnosis: &TraceDiagnosis, device: u32) -> (IdleCauseKind, Option<&str>) {
     let device = diagnosis.devices.iter().find(|of| of.device == device).unwrap();
     let cause = &device.gaps.causes[0];
     (cause.kind, cause.function.as_deref())
 }
 
-fn not_measured(diagnosis: &Diagnosis, id: &str) -> String {
+fn not_measured(diagnosis: &TraceDiagnosis, id: &str) -> String {
     let question = diagnosis.question(id).unwrap();
-    question.not_measured().unwrap_or_else(|| panic!("{question:?}"))
+    question.missing_data_reason().unwrap_or_else(|| panic!("{question:?}"))
 }
 
-fn tick(diagnosis: &Diagnosis, line: &str) -> Tick {
+fn tick(diagnosis: &TraceDiagnosis, line: &str) -> ChecklistMark {
     let lines = checklist(diagnosis);
     lines.iter().find(|of| of.text.starts_with(line)).unwrap().tick
 }
@@ -69,12 +70,15 @@ fn work_launched_long_before_it_starts_is_not_host_code() {
     let launched_then_late = reported("gap-launched-then-late/launched_then_late_cuda.json");
     for trace in [Some(written()), launched_then_late].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
-        assert_eq!(idle(&diagnosis, CauseKind::HostCode), 26_000);
-        assert_eq!(idle(&diagnosis, CauseKind::LaunchCall), 5_000);
-        assert_eq!(idle(&diagnosis, CauseKind::NotStarted), 399_955_000);
+        assert_eq!(idle(&diagnosis, IdleCauseKind::HostCode), 26_000);
+        assert_eq!(idle(&diagnosis, IdleCauseKind::LaunchCall), 5_000);
+        assert_eq!(idle(&diagnosis, IdleCauseKind::NotStarted), 399_955_000);
         assert!(finding(&diagnosis, "launch-bound").is_none());
         let gaps = finding(&diagnosis, "gaps").unwrap();
-        assert_eq!((gaps.severity, gaps.confidence), (Severity::Warning, Confidence::Low));
+        assert_eq!(
+            (gaps.severity, gaps.confidence),
+            (FindingSeverity::Warning, FindingConfidence::Low)
+        );
         assert_eq!(gaps.recoverable_ns, None, "nobody knows what most of it could save");
     }
 }
@@ -88,9 +92,9 @@ fn idle_time_that_no_replay_mends_stays_a_warning() {
         trace.launch(start + 5.0, (start + 9_000.0, 100.0), "waits", FULL);
     }
     let diagnosis = diagnose(&trace.read());
-    assert_eq!(main_cause(&diagnosis, 0).0, CauseKind::EventWait);
+    assert_eq!(main_cause(&diagnosis, 0).0, IdleCauseKind::EventWait);
     let gaps = finding(&diagnosis, "gaps").unwrap();
-    assert_eq!(gaps.severity, Severity::Warning, "{}", gaps.title);
+    assert_eq!(gaps.severity, FindingSeverity::Warning, "{}", gaps.title);
     assert!(gaps.recoverable_ns < Some(10_000_000), "{:?}", gaps.recoverable_ns);
 }
 
@@ -103,12 +107,16 @@ fn the_driver_of_windows_submits_work_later() {
         let trace = export.read().unwrap();
         diagnose(&trace).devices[0].gaps.causes[0].kind
     };
-    assert_eq!(cause(&export), CauseKind::NotStarted);
+    assert_eq!(cause(&export), IdleCauseKind::NotStarted);
     export.sql("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)");
     for (name, value, expected) in [
-        ("SoftwarePlatform", "L4X", CauseKind::NotStarted),
-        ("SoftwareReleaseVersion", "6.6.87.2-microsoft-standard-WSL2", CauseKind::WindowsDriver),
-        ("SoftwarePlatform", "Windows", CauseKind::WindowsDriver),
+        ("SoftwarePlatform", "L4X", IdleCauseKind::NotStarted),
+        (
+            "SoftwareReleaseVersion",
+            "6.6.87.2-microsoft-standard-WSL2",
+            IdleCauseKind::WindowsDriver,
+        ),
+        ("SoftwarePlatform", "Windows", IdleCauseKind::WindowsDriver),
     ] {
         export.sql("DELETE FROM TARGET_INFO_SYSTEM_ENV");
         export.sql(&format!("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('{name}', '{value}')"));
@@ -130,16 +138,16 @@ fn launched_work_that_does_not_start_has_a_reason_where_the_trace_holds_one() {
     let event = with(&|trace| {
         trace.call((30.0, 2.0), "cudaStreamWaitEvent");
     });
-    assert_eq!(event, named(CauseKind::EventWait, "cudaStreamWaitEvent"));
+    assert_eq!(event, named(IdleCauseKind::EventWait, "cudaStreamWaitEvent"));
     let function = with(&|trace| {
         trace.call((30.0, 2.0), "hipLaunchHostFunc");
     });
-    assert_eq!(function, named(CauseKind::HostFunction, "hipLaunchHostFunc"));
+    assert_eq!(function, named(IdleCauseKind::HostFunction, "hipLaunchHostFunc"));
     let other_device = with(&|trace| {
         let other = At { device: 1, ..FULL };
         trace.launch(20.0, (30.0, 399_000.0), "long", other);
     });
-    assert_eq!(other_device, (CauseKind::Elsewhere, None));
+    assert_eq!(other_device, (IdleCauseKind::Elsewhere, None));
     // The event that another stream waits for holds up nothing here.
     let other_stream = with(&|trace| {
         let id = trace.call((30.0, 2.0), "cudaStreamWaitEvent");
@@ -149,13 +157,13 @@ fn launched_work_that_does_not_start_has_a_reason_where_the_trace_holds_one() {
             "args": { "correlation": id, "device": 0, "context": 1, "stream": 9 },
         }));
     });
-    assert_eq!(other_stream, (CauseKind::NotStarted, None));
+    assert_eq!(other_stream, (IdleCauseKind::NotStarted, None));
     // A wait that an earlier launch is behind is over with that launch.
     let launched_since = with(&|trace| {
         trace.call((16.0, 1.0), "cudaStreamWaitEvent");
         trace.launch(17.0, (24.0, 1.0), "between", FULL);
     });
-    assert_eq!(launched_since, (CauseKind::NotStarted, None));
+    assert_eq!(launched_since, (IdleCauseKind::NotStarted, None));
 }
 
 #[test]
@@ -166,8 +174,8 @@ fn nodes_of_a_graph_that_start_late_are_queued() {
     trace.kernel(graph, (16.0, 5.0), "b", FULL);
     trace.kernel(graph, (500.0, 5.0), "c", FULL);
     let diagnosis = diagnose(&trace.read());
-    assert_eq!(idle(&diagnosis, CauseKind::InGraph), 479_000);
-    assert_eq!(idle(&diagnosis, CauseKind::BackToBack), 1_000);
+    assert_eq!(idle(&diagnosis, IdleCauseKind::InGraph), 479_000);
+    assert_eq!(idle(&diagnosis, IdleCauseKind::BackToBack), 1_000);
 }
 
 /// Steps of 7 ms: a kernel of 100 µs, a wait of 3 µs when it is over, then the host.
@@ -188,18 +196,18 @@ fn a_short_wait_does_not_get_the_time_behind_it() {
     let report = reported("gap-blames-short-wait/short_wait_long_host.json");
     for trace in [Some(written), report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
-        assert_eq!(main_cause(&diagnosis, 0).0, CauseKind::HostCode);
-        assert_eq!(idle(&diagnosis, CauseKind::Wait), 19 * 3_000);
+        assert_eq!(main_cause(&diagnosis, 0).0, IdleCauseKind::HostCode);
+        assert_eq!(idle(&diagnosis, IdleCauseKind::Wait), 19 * 3_000);
         let waits = finding(&diagnosis, "sync-in-loop").unwrap();
         assert_eq!(waits.recoverable_ns, Some(19 * 3_000));
-        assert_eq!(waits.severity, Severity::Information);
+        assert_eq!(waits.severity, FindingSeverity::Information);
     }
     let allocating = short_waits(|trace, at| {
         trace.call((at, 6_500.0), "cudaMalloc");
     });
     let diagnosis = diagnose(&allocating);
-    assert_eq!(main_cause(&diagnosis, 0), (CauseKind::Call, Some("cudaMalloc")));
-    assert_eq!(idle(&diagnosis, CauseKind::Call), 19 * 6_500_000);
+    assert_eq!(main_cause(&diagnosis, 0), (IdleCauseKind::Call, Some("cudaMalloc")));
+    assert_eq!(idle(&diagnosis, IdleCauseKind::Call), 19 * 6_500_000);
     assert!(finding(&diagnosis, "gaps").unwrap().advice.contains("out of the loop"));
 }
 
@@ -216,7 +224,7 @@ fn a_wait_saves_no_time_in_which_something_else_holds_up_the_launch() {
     let waits = finding(&diagnosis, "sync-in-loop").unwrap();
     // From the end of a kernel to that of the next launch call.
     assert_eq!(waits.recoverable_ns, Some(19 * 2_005_000), "{}", waits.title);
-    assert_eq!(idle(&diagnosis, CauseKind::NotStarted), 19 * 2_995_000);
+    assert_eq!(idle(&diagnosis, IdleCauseKind::NotStarted), 19 * 2_995_000);
 }
 
 #[test]
@@ -238,7 +246,7 @@ fn waits_in_a_loop_get_no_idle_time_of_other_waits() {
     for trace in [Some(trace.read()), report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
         let waits = finding(&diagnosis, "sync-in-loop").unwrap();
-        assert_eq!((waits.recoverable_ns, waits.severity), (Some(0), Severity::Information));
+        assert_eq!((waits.recoverable_ns, waits.severity), (Some(0), FindingSeverity::Information));
         assert!(waits.title.contains("no device is idle behind them"), "{}", waits.title);
     }
 }
@@ -256,7 +264,7 @@ fn waits_that_cost_little_are_information() {
         let waits = diagnose(&trace);
         let waits = finding(&waits, "sync-in-loop").unwrap();
         assert_eq!(waits.recoverable_ns, Some(49 * 9_000), "49 gaps of 10 us, 1 us stays");
-        assert_eq!(waits.severity, Severity::Information, "0.2 % of the span");
+        assert_eq!(waits.severity, FindingSeverity::Information, "0.2 % of the span");
     }
 }
 
@@ -288,7 +296,7 @@ fn a_call_that_happened_once_is_start_up() {
         let gaps = finding(&diagnosis, "gaps").unwrap();
         assert!(gaps.advice.contains("it happened once"), "{}", gaps.advice);
         assert!(gaps.advice.contains("--range"), "{}", gaps.advice);
-        assert!(gaps.severity < Severity::Severe, "{gaps:?}");
+        assert!(gaps.severity < FindingSeverity::Severe, "{gaps:?}");
         assert!(diagnosis.quality.is_empty(), "no clock jumped: {:?}", diagnosis.quality);
     }
 }
@@ -322,7 +330,7 @@ fn launch_shapes_that_are_not_in_the_trace_pass_nothing() {
             assert!(reason.contains(why) && reason.contains("rocprofv3"), "{rule}: {reason}");
         }
         for line in ["Good occupancy", "Block size is multiple", "Grid size saturates"] {
-            assert_eq!(tick(&diagnosis, line), Tick::NotMeasured, "{line}");
+            assert_eq!(tick(&diagnosis, line), ChecklistMark::NotMeasured, "{line}");
         }
     }
 }
@@ -347,7 +355,7 @@ fn a_rule_that_saw_a_part_says_which() {
     assert_eq!(question["answer"], "cannot answer");
     assert_eq!(question["inspected"]["share"], 0.5);
     let most = with_shapes(95);
-    let Answer::No { inspected } = &most.question("small-grid").unwrap().answer else {
+    let QuestionAnswer::No { inspected } = &most.question("small-grid").unwrap().answer else {
         panic!("{:?}", most.question("small-grid"));
     };
     assert_eq!((inspected.seen, inspected.whole), (4_750_000, 5_000_000));
@@ -372,11 +380,11 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
         let diagnosis = diagnose(&trace);
         assert!(diagnosis.quality.iter().all(|of| !of.title.contains("launched by calls")));
         let pages = finding(&diagnosis, "page-migration").unwrap();
-        assert_eq!((pages.measured.value, pages.severity), (2000.0, Severity::Severe));
+        assert_eq!((pages.measured.value, pages.severity), (2000.0, FindingSeverity::Severe));
         assert!(pages.title.contains("131.1 MB"), "{}", pages.title);
         assert!(pages.title.contains("2000 while kernels ran, 0 between"), "{}", pages.title);
         assert!(pages.advice.contains("cudaMemPrefetchAsync"), "{}", pages.advice);
-        assert_eq!(tick(&diagnosis, "Memory transactions"), Tick::Fails);
+        assert_eq!(tick(&diagnosis, "Memory transactions"), ChecklistMark::Fails);
     }
     // As the host touches pages; the gaps between have no launch that could be recorded.
     let mut between = Export::new();
@@ -385,7 +393,7 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
     let diagnosis = diagnose(&between.read().unwrap());
     let pages = finding(&diagnosis, "page-migration").unwrap();
     insta::assert_snapshot!(pages.title, @"6.6 MB of managed memory migrated in 100 pieces: 0 while kernels ran, 100 between them");
-    assert_eq!(main_cause(&diagnosis, 0).0, CauseKind::Migration);
+    assert_eq!(main_cause(&diagnosis, 0).0, IdleCauseKind::Migration);
     assert!(finding(&diagnosis, "gaps").unwrap().advice.contains("cudaMemPrefetchAsync"));
 }
 
@@ -399,12 +407,12 @@ fn a_line_of_several_rules_holds_where_none_lacks_data() {
     assert!(diagnosis.passed("pageable-copy"));
     let lines = checklist(&diagnosis);
     let line = lines.iter().find(|line| line.text.starts_with("Memory transactions")).unwrap();
-    assert_eq!(line.tick, Tick::NotMeasured, "nobody counted sectors");
+    assert_eq!(line.tick, ChecklistMark::NotMeasured, "nobody counted sectors");
     insta::assert_snapshot!(line.why, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
     // PyTorch's profiler does not record them, so that none in the trace says nothing.
     assert!(!diagnosis.passed("page-migration"));
     insta::assert_snapshot!(line.why, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
-    assert_eq!(tick(&diagnosis, "Optimal work distribution"), Tick::Holds);
+    assert_eq!(tick(&diagnosis, "Optimal work distribution"), ChecklistMark::Holds);
 }
 
 #[test]
@@ -450,7 +458,10 @@ fn communication_without_compute_beside_it_is_found() {
     for (trace, saved) in [steps, report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
         let exposed = finding(&diagnosis, "exposed-communication").unwrap();
-        assert_eq!((exposed.recoverable_ns, exposed.severity), (Some(saved), Severity::Severe));
+        assert_eq!(
+            (exposed.recoverable_ns, exposed.severity),
+            (Some(saved), FindingSeverity::Severe)
+        );
         assert_eq!(exposed.measured.value.round(), 59.0, "{}", exposed.title);
         assert!(exposed.title.contains("on a stream that computes"), "{}", exposed.title);
         assert!(exposed.evidence[0].what.contains("ncclDevKernel_AllReduce"), "{exposed:?}");
@@ -483,7 +494,7 @@ fn a_trace_of_copies_says_so() {
     for trace in [Some(copies(false)), report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
         let first = &diagnosis.findings[0];
-        assert_eq!((first.id, first.severity), ("exposed-copy", Severity::Severe));
+        assert_eq!((first.id, first.severity), ("exposed-copy", FindingSeverity::Severe));
         assert_eq!(first.recoverable_ns, Some(200_000_000));
         assert!(
             first.title.contains("copies for 91.") && first.title.contains("4.6 %"),
@@ -517,7 +528,7 @@ fn operations_that_overlap_their_successors_are_doubted_first() {
     for trace in [Some(long), report].into_iter().flatten() {
         let diagnosis = diagnose(&trace);
         let first = &diagnosis.quality[0];
-        assert_eq!(first.severity, Severity::Severe);
+        assert_eq!(first.severity, FindingSeverity::Severe);
         assert!(first.title.contains("1 operations overlap 599 that follow them"), "{first:?}");
         assert!(diagnosis.to_text().find(&first.title[..30]) < diagnosis.to_text().find("Gaps"));
     }
@@ -539,7 +550,7 @@ fn operations_that_start_before_their_launch_are_doubted() {
     let diagnosis = diagnose(&early);
     let title = &diagnosis.quality[0].title;
     insta::assert_snapshot!(title, @"40 of 1000 operations start before the call that launched them, by up to 35.0 µs: the clocks of host and device disagree");
-    assert!(idle(&diagnosis, CauseKind::Clocks) > 0);
+    assert!(idle(&diagnosis, IdleCauseKind::Clocks) > 0);
     let rounded = impossible(|_, start| ((start + 20.0, 30.0), start + 20.5));
     assert!(diagnose(&rounded).quality.is_empty(), "half a microsecond is rounding");
 }
@@ -575,7 +586,7 @@ fn the_speed_of_pageable_copies_is_of_their_own_bytes() {
         let diagnosis = diagnose(&trace);
         let pageable = finding(&diagnosis, "pageable-copy").unwrap();
         assert!(pageable.title.contains(": 1, 1.0 kB at 0.5 GB/s"), "{}", pageable.title);
-        assert_eq!(pageable.severity, Severity::Information, "2 us of 260 ms");
+        assert_eq!(pageable.severity, FindingSeverity::Information, "2 us of 260 ms");
     }
 }
 
@@ -589,11 +600,13 @@ fn advice_without_gpu_work_is_in_the_words_of_the_recorder() {
     let first = &diagnosis.quality[0];
     assert!(first.advice.contains("ProfilerActivity.CUDA"), "{}", first.advice);
     assert!(!diagnosis.to_text().contains("--trace=cuda"), "{}", diagnosis.to_text());
-    assert!(!diagnosis.answers_any());
+    assert!(!diagnosis.answers_any_gpu_question());
     for question in &diagnosis.questions {
-        assert!(!matches!(question.answer, Answer::No { .. }) || question.id == "data-quality");
+        assert!(
+            !matches!(question.answer, QuestionAnswer::No { .. }) || question.id == "data-quality"
+        );
     }
-    assert!(checklist(&diagnosis).iter().all(|line| line.tick == Tick::NotMeasured));
+    assert!(checklist(&diagnosis).iter().all(|line| line.tick == ChecklistMark::NotMeasured));
     // Rows of a GPU in a form that nobody here reads.
     let mut foreign = Kineto::nvidia();
     foreign.event(json!({
@@ -623,7 +636,7 @@ fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
         assert_eq!(first.evidence.len(), 3, "{:?}", first.evidence);
         let text: String = diagnosis.to_text().split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains("using libraries for driver version 12.9"), "in full: {text}");
-        assert_eq!(tick(&diagnosis, "Minimal synchronization"), Tick::NotMeasured);
+        assert_eq!(tick(&diagnosis, "Minimal synchronization"), ChecklistMark::NotMeasured);
     }
     let export = Export::new();
     export.sql(
@@ -648,7 +661,7 @@ fn two_machines_are_named_before_their_difference() {
         trace.read()
     };
     let world = |size: u32, driver: u32| json!({ "distributedInfo": { "world_size": size }, "cuda_driver_version": driver });
-    use Property::{Capability, Device, Driver, Ranks};
+    use SetupProperty::{Capability, Device, Driver, Ranks};
     let same = || machine("NVIDIA A100", 8, world(8, 12080));
     let base = Sums::new(&same());
     let reported = ["a100", "v100"].map(|name| reported(&format!("two-gpus-not-told/{name}.json")));
@@ -659,7 +672,7 @@ fn two_machines_are_named_before_their_difference() {
     for (a, b) in &pairs {
         let difference = difference(Sums::new(a), Sums::new(b));
         assert_eq!(difference.setup[0].property, Device);
-        assert!(difference.other_machine());
+        assert!(difference.is_other_machine());
         let text = difference.to_text(["a", "b"]);
         assert!(text.starts_with("Two machines"), "{text}");
         assert!(text.lines().nth(1).unwrap().contains("A100"), "{text}");
@@ -710,7 +723,7 @@ fn a_wavefront_has_64_threads() {
         let what = &block.evidence[0].what;
         assert!(what.contains("32 of 128 lanes idle, wavefront of 64"), "{what}");
         assert!(block.advice.contains("multiple of 64"), "{}", block.advice);
-        assert_eq!(tick(&diagnosis, "Block size is multiple"), Tick::Fails);
+        assert_eq!(tick(&diagnosis, "Block size is multiple"), ChecklistMark::Fails);
     }
     let mut nvidia = Kineto::nvidia();
     nvidia.launch(0.0, (10.0, 50.0), "k", At { block: 96, ..FULL });
@@ -749,11 +762,11 @@ fn a_broken_string_costs_its_own_event() {
     for broken in ["a\u{1}b", "Library(\"x\", \"IMPL\")", "{\"ph\": \"X", "a\nb", "\\x"] {
         let text = whole.replace("lib 49", broken);
         let (_folder, path) = crate::fixture::file("broken.json", text.as_bytes());
-        let read = read::open(&path, &Wanted::ALL).unwrap();
+        let read = read::open(&path, &WantedTraceParts::ALL).unwrap();
         assert_eq!((read.kernels.on_gpu.len(), read.ranges.len()), (100, 99), "{broken}");
         assert_eq!(read.quality.broken_events, 1, "{broken}");
         assert_eq!(read.devices.len(), 1, "{broken}");
-        let named = |of: &Finding| of.title.contains("1 events are no valid JSON");
+        let named = |of: &DiagnosisFinding| of.title.contains("1 events are no valid JSON");
         assert!(diagnose(&read).quality.iter().any(named), "{broken}");
     }
     for name in ["control_char", "bare_quotes", "control_middle"] {

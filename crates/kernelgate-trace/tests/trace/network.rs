@@ -3,22 +3,22 @@
 
 use std::path::Path;
 
-use kernelgate_trace::diagnose::network::{Network, Phase, class_shares};
-use kernelgate_trace::diagnose::{Diagnosis, KernelClass, diagnose};
+use kernelgate_trace::diagnose::network::{Network, TrainingPhase, time_share_by_class};
+use kernelgate_trace::diagnose::{KernelClass, TraceDiagnosis, diagnose};
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::read::{self, WantedTraceParts};
 
 /// A trace of `fixture/`.
 pub fn trace(name: &str) -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trace/fixture").join(name);
-    read::open(&path, &Wanted::ALL).unwrap()
+    read::open(&path, &WantedTraceParts::ALL).unwrap()
 }
 
-fn diagnosis(name: &str) -> Diagnosis {
+fn diagnosis(name: &str) -> TraceDiagnosis {
     diagnose(&trace(name))
 }
 
-fn network(of: &Diagnosis) -> &Network {
+fn network(of: &TraceDiagnosis) -> &Network {
     of.network.as_ref().unwrap()
 }
 
@@ -36,8 +36,8 @@ fn softmax_is_compared_with_the_products_of_attention() {
     let found = diagnosis("transformer_inference_h100.json.gz");
     let attention = network(&found).attention.as_ref().unwrap();
     // Heads of 64 values: 2 · 2 · 64 operations of the products, 5 of softmax for each score.
-    assert!((attention.flop_ratio().unwrap() - 51.2).abs() < 1e-9);
-    assert!(attention.time_ratio().unwrap() > 1.0, "softmax is not fused");
+    assert!((attention.matmul_over_softmax_flops().unwrap() - 51.2).abs() < 1e-9);
+    assert!(attention.softmax_over_products_time().unwrap() > 1.0, "softmax is not fused");
     assert!(!network(&found).trains());
 }
 
@@ -47,8 +47,8 @@ fn phases_of_a_step_have_all_its_kernels() {
     let network = network(&found);
     // Gradients are set to 0 before the forward pass.
     assert!((0.0..0.05).contains(&network.outside), "{}", network.outside);
-    let optimizer = network.phase(Phase::Optimizer).unwrap();
+    let optimizer = network.phase(TrainingPhase::Optimizer).unwrap();
     assert_eq!(optimizer.kernels[0].class, KernelClass::Optimizer);
-    let share: f64 = class_shares(&network.step()).iter().map(|(_, share)| share).sum();
+    let share: f64 = time_share_by_class(&network.step()).iter().map(|(_, share)| share).sum();
     assert!((share - 1.0).abs() < 1e-9);
 }

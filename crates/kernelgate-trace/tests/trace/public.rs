@@ -1,13 +1,15 @@
 //! Faults that public traces showed, each on a small trace of the same kind.
 
-use kernelgate_trace::diagnose::{CauseKind, Diagnosis, Finding, Severity, diagnose};
+use kernelgate_trace::diagnose::{
+    DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose,
+};
 use kernelgate_trace::model::Trace;
 use serde_json::json;
 
 use crate::fixture::Export;
 use crate::fixture::kineto::{At, FULL, Kineto};
 
-fn finding<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
+fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
     diagnosis.findings.iter().find(|finding| finding.id == id)
 }
 
@@ -38,7 +40,7 @@ fn loading_data_is_not_launch_bound() {
     assert!(gaps.title.contains("host code between launches: enumerate(DataLoader)#"), "{gaps:?}");
     assert!(gaps.advice.contains("workers of the data loader"), "{}", gaps.advice);
     let cause = &diagnosis.devices[0].gaps.causes[0];
-    assert_eq!((cause.kind, cause.count, cause.once), (CauseKind::HostCode, 3, false));
+    assert_eq!((cause.kind, cause.count, cause.once), (IdleCauseKind::HostCode, 3, false));
 }
 
 #[test]
@@ -55,8 +57,8 @@ fn first_launches_that_load_kernels_are_start_up() {
     let total = &diagnosis.devices[0].account.total;
     let idle = |kind| total.idle.get(&kind).copied().unwrap_or(0);
     // The first call is before the first operation; 900 µs of each gap are host code.
-    assert_eq!(idle(CauseKind::FirstLaunch), 7 * 11_000_000);
-    assert_eq!(idle(CauseKind::LaunchCall), 72 * 5_000);
+    assert_eq!(idle(IdleCauseKind::FirstLaunch), 7 * 11_000_000);
+    assert_eq!(idle(IdleCauseKind::LaunchCall), 72 * 5_000);
     let mut trace = Kineto::nvidia();
     for launch in 0..8 {
         let at = f64::from(launch) * 12_000.0;
@@ -67,7 +69,10 @@ fn first_launches_that_load_kernels_are_start_up() {
     let gaps = finding(&diagnosis, "gaps").unwrap();
     assert!(gaps.title.contains("in the first launch of a kernel, which loads it"), "{gaps:?}");
     assert!(gaps.advice.contains("warm up before recording"), "{}", gaps.advice);
-    assert_eq!((gaps.severity, gaps.recoverable_ns), (Severity::Warning, Some(7 * 11_000_000)));
+    assert_eq!(
+        (gaps.severity, gaps.recoverable_ns),
+        (FindingSeverity::Warning, Some(7 * 11_000_000))
+    );
 }
 
 #[test]
@@ -92,7 +97,7 @@ fn products_in_fp32_on_cuda_cores_are_found() {
         let products = finding(&diagnosis, "fp32-matmul");
         assert_eq!(products.is_some(), found, "{name} {major}");
         if let Some(products) = products {
-            assert_eq!(products.severity, Severity::Warning);
+            assert_eq!(products.severity, FindingSeverity::Warning);
             assert!(products.advice.contains("TF32"), "{}", products.advice);
         }
     }
@@ -123,8 +128,8 @@ fn work_launched_before_the_recording_was_queued() {
     trace.launch(5_200.0, (5_215.0, 50.0), "launched", FULL);
     let diagnosis = diagnose(&trace.read());
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!(total.idle.get(&CauseKind::BackToBack), Some(&(99 * 2_000)));
-    assert_eq!(total.unclassified_ns(), 0);
+    assert_eq!(total.idle.get(&IdleCauseKind::BackToBack), Some(&(99 * 2_000)));
+    assert_eq!(total.unclassified_idle_ns(), 0);
 }
 
 #[test]
@@ -140,7 +145,7 @@ fn very_many_names_of_ranges_are_held_without_their_numbers() {
     export.launch((9_999_900, 9_999_910), (10_000_000, 10_001_000), 2, "k");
     let kept = diagnose(&export.read().unwrap());
     let streamed = kernelgate_trace::diagnose::diagnose_streamed(&export.path()).unwrap().unwrap();
-    let ranges = |diagnosis: &Diagnosis| {
+    let ranges = |diagnosis: &TraceDiagnosis| {
         let account = &diagnosis.devices[0].account;
         account.ranges.iter().map(|of| (of.path.clone(), of.account.total_ns())).collect::<Vec<_>>()
     };
@@ -159,7 +164,7 @@ fn gaps_have_the_causes_of_their_own_class() {
     }
     let diagnosis = diagnose(&trace.read());
     let main = &diagnosis.devices[0].gaps.causes[0];
-    assert_ne!(main.kind, CauseKind::HostCode, "of all gaps: {main:?}");
+    assert_ne!(main.kind, IdleCauseKind::HostCode, "of all gaps: {main:?}");
     let gaps = finding(&diagnosis, "gaps");
     assert!(gaps.is_none(), "900 µs of 31 ms are few: {gaps:?}");
     let mut trace = Kineto::nvidia();
@@ -202,7 +207,10 @@ fn long_host_code_has_the_range_around_it_in_an_export_too() {
     }
     let diagnosis = diagnose(&export.read().unwrap());
     let cause = &diagnosis.devices[0].gaps.causes[0];
-    assert_eq!((cause.kind, cause.function.as_deref()), (CauseKind::HostCode, Some("tokenize #")));
+    assert_eq!(
+        (cause.kind, cause.function.as_deref()),
+        (IdleCauseKind::HostCode, Some("tokenize #"))
+    );
     let streamed = kernelgate_trace::diagnose::diagnose_streamed(&export.path()).unwrap().unwrap();
     assert_eq!(streamed.to_json(), diagnosis.to_json());
 }
@@ -219,7 +227,7 @@ fn ranges_with_sizes_in_their_names_have_work_in_an_export_too() {
     let found = diagnose(&export.read().unwrap()).utilization;
     assert_eq!((found.operators[0].sum.count, found.operators.len()), (3, 1));
     let expected = 2.0 * 4096f64.powi(3) / 250_000.0 / 989.4e3;
-    let share = found.all.tensor_share().unwrap();
+    let share = found.all.share_of_tensor_peak().unwrap();
     assert!((share - expected).abs() < 1e-6, "{share} {expected}");
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kernelgate_trace::diagnose::ranks::{Job, Problem, RankPart, join, read_parts, within};
+use kernelgate_trace::diagnose::ranks::{Job, Problem, RankTrace, join, read_rank_traces, within};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -74,7 +74,7 @@ fn write(folder: &TempDir, ranks: &[Rank]) -> Vec<(String, PathBuf)> {
 
 fn job(ranks: &[Rank]) -> Job {
     let folder = tempfile::tempdir().unwrap();
-    let parts: Vec<RankPart> = read_parts(&write(&folder, ranks)).unwrap();
+    let parts: Vec<RankTrace> = read_rank_traces(&write(&folder, ranks)).unwrap();
     let job = join(parts);
     let text = job.to_text();
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
@@ -88,7 +88,7 @@ fn a_straggler_is_named_and_waiting_stands_apart_from_transfer() {
     let job = job(&ranks);
     assert_eq!(job.problems, []);
     assert_eq!(job.joined, STEPS);
-    let stragglers = job.stragglers();
+    let stragglers = job.straggler_ranks();
     assert_eq!(stragglers.len(), 1);
     assert_eq!(stragglers[0].name, "rank 2");
     assert_eq!((stragglers[0].last, stragglers[0].waited_ns), (STEPS, 0));
@@ -121,7 +121,7 @@ fn clocks_that_differ_by_seconds_are_aligned() {
         })
         .collect();
     assert_eq!(ahead, [7_300_000_000, -2_000_000_000]);
-    assert_eq!(job.stragglers()[0].name, "rank 2");
+    assert_eq!(job.straggler_ranks()[0].name, "rank 2");
     assert_eq!(job.waits[1][2], STEPS as i64 * 50_000);
 }
 
@@ -164,7 +164,7 @@ fn a_rank_that_was_cut_is_reported_and_joined() {
     let traces = write(&folder, &[0, 1].map(|number| Rank { world: 2, ..Rank::new(number) }));
     let whole = std::fs::read(&traces[1].1).unwrap();
     std::fs::write(&traces[1].1, &whole[..whole.len() * 3 / 4]).unwrap();
-    let job = join(read_parts(&traces).unwrap());
+    let job = join(read_rank_traces(&traces).unwrap());
     let cut = job.problems[0].message();
     assert!(cut.starts_with("rank1.json: read in part only: ") && cut.contains("events"), "{cut}");
     assert!((STEPS / 2..STEPS).contains(&job.joined), "{}", job.joined);
@@ -211,7 +211,8 @@ fn two_ranks(ranks: [&[Event<'_>]; 2]) -> Job {
         std::fs::write(&path, trace.to_string()).unwrap();
         (format!("rank{rank}.json"), path)
     };
-    let job = join(read_parts(&ranks.iter().enumerate().map(write).collect::<Vec<_>>()).unwrap());
+    let job =
+        join(read_rank_traces(&ranks.iter().enumerate().map(write).collect::<Vec<_>>()).unwrap());
     assert_eq!((job.joined, &job.problems[..]), (1, &[][..]));
     let sum: i64 = job.path.segments.iter().map(|of| of.2).sum();
     assert_eq!(sum, job.path.total_ns);
@@ -251,7 +252,7 @@ fn an_all_reduce_that_compute_partly_hides_gains_what_it_does_not_hide() {
     assert_eq!(gain(&job, "rank 0 as fast as the median rank"), None);
     let a = job.path.segments.first().map(|(rank, what, ns)| (*rank, what.as_str(), *ns));
     assert_eq!(a, Some((1, "a", 340_000)));
-    assert_eq!(job.stragglers()[0].gain_ns, 170_000);
+    assert_eq!(job.straggler_ranks()[0].gain_ns, 170_000);
     assert!(job.to_text().contains("it computes 400.0 µs, the median rank 200.0 µs"));
 }
 
@@ -312,11 +313,11 @@ fn a_late_rank_that_compute_hides_is_no_straggler() {
     };
     let hidden = late(295.0);
     assert_eq!(hidden.ranks[1].delayed_ns, 290_000);
-    assert!(hidden.stragglers().is_empty() && hidden.worst().is_none());
+    assert!(hidden.straggler_ranks().is_empty() && hidden.worst().is_none());
     assert!(hidden.to_text().contains("no straggler"), "{}", hidden.to_text());
     let felt = late(100.0);
-    assert_eq!(felt.stragglers()[0].name, "rank 1");
-    assert_eq!(felt.exposed_shares(), Some((0.02, 0.4)));
+    assert_eq!(felt.straggler_ranks()[0].name, "rank 1");
+    assert_eq!(felt.exposed_share_range(), Some((0.02, 0.4)));
 }
 
 #[test]
@@ -357,7 +358,7 @@ fn two_processes_of_one_real_trace_are_two_ranks() {
     };
     let name = "GindaChen_tests_fixtures_mfu_2gpu_before";
     let path = PathBuf::from(folder).join(name).join("trace.sqlite");
-    let job = join(read_parts(&[(name.to_owned(), path)]).unwrap());
+    let job = join(read_rank_traces(&[(name.to_owned(), path)]).unwrap());
     // 33 exchanges each, on two devices with one clock.
     assert_eq!((job.ranks.len(), job.joined), (2, 33), "{:?}", job.problems);
     assert_eq!(job.problems, []);
@@ -386,7 +387,7 @@ fn gpus_of_one_recording_are_ranks_whose_copies_compute_hides() {
     }
     // The host enqueues the first launch of the second GPU later.
     assert!(job.waits[0][1] > 60_000 && job.waits[1][0] < 1_000, "{:?}", job.waits);
-    assert!(job.stragglers().is_empty());
+    assert!(job.straggler_ranks().is_empty());
 }
 
 #[test]

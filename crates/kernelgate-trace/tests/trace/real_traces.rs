@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use kernelgate_trace::analyze::launches::Launches;
 use kernelgate_trace::analyze::operations::AllOperations;
 use kernelgate_trace::analyze::timeline::idle;
-use kernelgate_trace::diagnose::difference::{Change, Sums, difference};
-use kernelgate_trace::diagnose::{Diagnosis, diagnose};
+use kernelgate_trace::diagnose::difference::{AmountChange, Sums, difference};
+use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::read::{self, Wanted};
-use kernelgate_trace::stats::{self, Report};
+use kernelgate_trace::read::{self, WantedTraceParts};
+use kernelgate_trace::stats::{self, StatsReport};
 
 /// The folder, or `None` after saying why nothing is tested.
 fn folder() -> Option<PathBuf> {
@@ -57,14 +57,15 @@ fn every_table_is_that_of_nsys_stats() {
     let Some(folder) = folder() else { return };
     let mut compared = 0;
     for export in exports(&folder) {
-        let trace = read::open(&export.join("trace.sqlite"), &Wanted::ALL).unwrap();
-        for report in Report::ALL {
+        let trace = read::open(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap();
+        for report in StatsReport::ALL {
             let truth = export.join(format!("gt/gt_{}.csv", report.name()));
             let Ok(truth) = std::fs::read_to_string(&truth) else { continue };
             let (mut theirs, mut ours) =
                 (rows(&truth), rows(&stats::table(&trace, report).to_csv()));
             let name = format!("{} of {}", report.name(), export.display());
-            let streamed = stats::streamed(&export.join("trace.sqlite"), report).unwrap();
+            let streamed =
+                stats::table_of_streamed_export(&export.join("trace.sqlite"), report).unwrap();
             let streamed = streamed.map(|streamed| rows(&streamed.table.to_csv()));
             assert!(streamed.is_none_or(|streamed| streamed == ours), "{name}, not kept");
             assert_eq!(ours[0], theirs[0], "{name}");
@@ -139,16 +140,16 @@ fn gaps_are_those_of_an_independent_count() {
     ];
     for (name, kernels, all, busy) in expected {
         let path = folder.join(name).join("trace.sqlite");
-        let trace = read::open(&path, &Wanted::ALL).unwrap();
+        let trace = read::open(&path, &WantedTraceParts::ALL).unwrap();
         let count = trace.kernels.on_gpu.len() as u32;
         assert_eq!(
-            gaps(&trace, &idle::activities(&trace, |id| id < count)),
+            gaps(&trace, &idle::activity_of_devices(&trace, |id| id < count)),
             *kernels,
             "{name}: kernels"
         );
-        let activities = idle::activities(&trace, |_| true);
+        let activities = idle::activity_of_devices(&trace, |_| true);
         assert_eq!(gaps(&trace, &activities), *all, "{name}: all operations");
-        let span: i64 = activities.iter().map(|of| of.span_ns()).sum();
+        let span: i64 = activities.iter().map(|of| of.span_of_gaps_ns()).sum();
         let worked: i64 = activities.iter().map(|of| of.busy_ns).sum();
         let share = (worked as f64 / span as f64 * 1000.0).round() / 10.0;
         assert_eq!(share, *busy, "{name}");
@@ -174,9 +175,10 @@ fn rules_judge_real_traces_rightly() {
     let Some(folder) = folder() else { return };
     let diagnosis = |name: &str| {
         let path = folder.join(name).join("trace.sqlite");
-        diagnose(&read::open(&path, &Wanted::ALL).unwrap())
+        diagnose(&read::open(&path, &WantedTraceParts::ALL).unwrap())
     };
-    let has = |diagnosis: &Diagnosis, id: &str| diagnosis.findings.iter().any(|of| of.id == id);
+    let has =
+        |diagnosis: &TraceDiagnosis, id: &str| diagnosis.findings.iter().any(|of| of.id == id);
     // Busy 99.8 % and 100 %: a rule that examines kernels alone would find 10 severe gaps in the
     // second, whose graphs were recorded whole.
     let clean = diagnosis("zx3xyy_result_2_7B_clean");
@@ -205,7 +207,7 @@ fn rules_judge_real_traces_rightly() {
 fn pytorch_and_ncu_files_are_read() {
     let Some(folder) = folder() else { return };
     let path = folder.join("kineto/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz");
-    let trace = read::open(&path, &Wanted::ALL).unwrap();
+    let trace = read::open(&path, &WantedTraceParts::ALL).unwrap();
     let counts = (trace.kernels.on_gpu.len(), trace.copies.on_gpu.len(), trace.sets.on_gpu.len());
     assert_eq!(counts, (4350, 1600, 145));
     assert_eq!((trace.calls.len(), trace.quality.odd_values), (15329, 0));
@@ -217,10 +219,10 @@ fn pytorch_and_ncu_files_are_read() {
         launches.operations_without_call()
     );
     let path = folder.join("kineto/event_sync_trace.json.gz");
-    let trace = read::open(&path, &Wanted::ALL).unwrap();
+    let trace = read::open(&path, &WantedTraceParts::ALL).unwrap();
     assert_eq!((trace.kernels.on_gpu.len(), trace.syncs.kind.len()), (4, 4));
 
-    let trace = read::open(&folder.join("ncu/cublaslt_ncu.log"), &Wanted::ALL).unwrap();
+    let trace = read::open(&folder.join("ncu/cublaslt_ncu.log"), &WantedTraceParts::ALL).unwrap();
     let value = |name: &str| trace.profiled[0].metrics[&trace.names.find(name).unwrap()].value;
     assert_eq!(value("Compute (SM) Throughput"), 23.59);
     assert_eq!(value("Memory Throughput"), 21.68);
@@ -253,7 +255,7 @@ fn a_finding_saves_at_most_what_its_replay_gains() {
     }
     let mut savings = 0;
     for path in traces {
-        let Ok(trace) = read::open(&path, &Wanted::ALL) else { continue };
+        let Ok(trace) = read::open(&path, &WantedTraceParts::ALL) else { continue };
         for finding in diagnose(&trace).findings {
             let gain = finding.replayed.map_or(0, |replayed| replayed.alone_ns.max(0));
             let saved = finding.recoverable_ns.unwrap_or(0);
@@ -268,14 +270,14 @@ fn a_finding_saves_at_most_what_its_replay_gains() {
 fn a_timeline_that_is_read_again_has_the_same_tables() {
     let Some(folder) = folder() else { return };
     for export in exports(&folder) {
-        let trace = read::open(&export.join("trace.sqlite"), &Wanted::ALL).unwrap();
+        let trace = read::open(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap();
         let timeline = tempfile::NamedTempFile::with_suffix(".json").unwrap();
         let mut file = std::io::BufWriter::new(timeline.as_file());
-        kernelgate_trace::export::perfetto(&trace, &mut file).unwrap();
+        kernelgate_trace::export::write_perfetto(&trace, &mut file).unwrap();
         drop(file);
-        let again = read::open(timeline.path(), &Wanted::ALL).unwrap();
+        let again = read::open(timeline.path(), &WantedTraceParts::ALL).unwrap();
         assert_eq!((again.quality.odd_values, again.quality.unreadable.len()), (0, 0));
-        for report in Report::ALL {
+        for report in StatsReport::ALL {
             let sorted = |trace| {
                 let mut rows = rows(&stats::table(trace, report).to_csv());
                 rows.sort();
@@ -292,18 +294,22 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
 fn the_parts_of_a_difference_add_up() {
     let Some(folder) = folder() else { return };
     let read = |export: &PathBuf| {
-        Sums::new(&read::open(&export.join("trace.sqlite"), &Wanted::ALL).unwrap())
+        Sums::new(&read::open(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap())
     };
     let exports = exports(&folder);
     let sums: Vec<Sums> = exports.iter().map(read).collect();
     for (a, base) in sums.iter().enumerate() {
         for (b, head) in sums.iter().enumerate() {
             let change = difference(base.clone(), head.clone());
-            let parts: i64 = change.parts.iter().map(|part| part.change_ns()).sum();
-            let places: i64 = change.places.iter().map(|place| place.change_ns()).sum();
+            let parts: i64 = change.parts.iter().map(|part| part.total_change_ns()).sum();
+            let places: i64 = change.places.iter().map(|place| place.total_change_ns()).sum();
             let name = format!("{} and {}", exports[a].display(), exports[b].display());
-            assert_eq!((parts, places), (change.change_ns(), change.change_ns()), "{name}");
-            let same = change.parts.iter().all(|part| part.change() == Change::Same);
+            assert_eq!(
+                (parts, places),
+                (change.total_change_ns(), change.total_change_ns()),
+                "{name}"
+            );
+            let same = change.parts.iter().all(|part| part.change() == AmountChange::Same);
             assert_eq!(same, a == b, "{name}");
             let text = change.to_text([&name, "B"]);
             let long = text.lines().skip(1).find(|line| line.chars().count() > 100);

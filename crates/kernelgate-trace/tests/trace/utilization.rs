@@ -1,10 +1,10 @@
 //! Shares of a device's peaks: by the shapes that PyTorch records, and by sizes in names.
 
 use crate::fixture::file;
-use kernelgate_trace::analyze::work::peaks::Precision;
-use kernelgate_trace::analyze::work::utilization::{Limit, Utilization};
-use kernelgate_trace::diagnose::{Diagnosis, diagnose};
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::analyze::work::peaks::MatrixPrecision;
+use kernelgate_trace::analyze::work::utilization::{DeviceUtilization, Limit};
+use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
+use kernelgate_trace::read::{self, WantedTraceParts};
 
 /// An operator that launches a kernel, 1 ms behind the one before.
 struct Operator {
@@ -22,7 +22,7 @@ const PRODUCT: Operator = Operator {
     us: 278,
 };
 
-fn diagnosis(device: &str, operators: &[Operator]) -> Diagnosis {
+fn diagnosis(device: &str, operators: &[Operator]) -> TraceDiagnosis {
     let mut events = Vec::new();
     for (number, operator) in (1u32..).zip(operators) {
         let at = number * 1000;
@@ -50,7 +50,7 @@ fn diagnosis(device: &str, operators: &[Operator]) -> Diagnosis {
         events.join(",")
     );
     let (_folder, path) = file("t.json", text.as_bytes());
-    diagnose(&read::open(&path, &Wanted::ALL).unwrap())
+    diagnose(&read::open(&path, &WantedTraceParts::ALL).unwrap())
 }
 
 fn near(value: Option<f64>, expected: f64) {
@@ -65,15 +65,18 @@ fn a_product_has_its_share_of_the_tensor_peak() {
     let found = diagnosis("NVIDIA H100 80GB HBM3", &[PRODUCT, PRODUCT]);
     let utilization = &found.utilization;
     let [product] = &utilization.operators[..] else { panic!("{:?}", utilization.operators) };
-    assert_eq!((product.name.as_str(), product.precision), ("aten::mm", Some(Precision::Fp16)));
+    assert_eq!(
+        (product.name.as_str(), product.precision),
+        ("aten::mm", Some(MatrixPrecision::Fp16))
+    );
     // 137.4 GFLOP in 278 µs are half of 989 TFLOP/s.
-    near(product.sum.tensor_share(), 0.5);
-    near(product.sum.teraflops(), 494.4);
-    near(product.sum.intensity(), 4096.0 / 3.0);
+    near(product.sum.share_of_tensor_peak(), 0.5);
+    near(product.sum.achieved_teraflops(), 494.4);
+    near(product.sum.flops_per_byte(), 4096.0 / 3.0);
     assert_eq!(product.sum.limit(), Some(Limit::Compute));
     let step = utilization.ranges.iter().find(|range| range.path == "step").unwrap();
-    near(step.sum.tensor_share_of(step.host_ns), 0.5 * 278.0 / 900.0);
-    assert_eq!(utilization.coverage(), 1.0);
+    near(step.sum.share_of_tensor_peak_over(step.host_ns), 0.5 * 278.0 / 900.0);
+    assert_eq!(utilization.known_work_share(), 1.0);
     let text = found.to_text();
     assert!(text.contains("Utilization of NVIDIA H100 80GB HBM3"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
@@ -91,8 +94,8 @@ fn factors_of_32_bits_are_judged_by_the_unit_that_multiplies() {
     let precision = |kernel| {
         diagnosis("NVIDIA A100-SXM4-80GB", &[with(kernel)]).utilization.operators[0].precision
     };
-    assert_eq!(precision("ampere_sgemm_128x64_tn"), Some(Precision::Fp32));
-    assert_eq!(precision("cutlass_tensorop_s1688gemm_128x256"), Some(Precision::Tf32));
+    assert_eq!(precision("ampere_sgemm_128x64_tn"), Some(MatrixPrecision::Fp32));
+    assert_eq!(precision("cutlass_tensorop_s1688gemm_128x256"), Some(MatrixPrecision::Tf32));
 }
 
 #[test]
@@ -131,22 +134,22 @@ fn a_product_inside_a_product_counts_once() {
         events.join(",")
     );
     let (_folder, path) = file("t.json", text.as_bytes());
-    let found = diagnose(&read::open(&path, &Wanted::ALL).unwrap()).utilization;
+    let found = diagnose(&read::open(&path, &WantedTraceParts::ALL).unwrap()).utilization;
     assert_eq!((found.all.count, found.operators.len()), (1, 1), "{:?}", found.operators);
     assert_eq!(found.operators[0].name, "aten::mm");
-    near(found.all.teraflops(), 494.4);
-    near(Some(found.coverage()), 278.0 / 288.0);
+    near(found.all.achieved_teraflops(), 494.4);
+    near(Some(found.known_work_share()), 278.0 / 288.0);
 }
 
-fn unknown(utilization: &Utilization, words: &str) {
+fn unknown(utilization: &DeviceUtilization, words: &str) {
     assert!(utilization.unknown.iter().any(|it| it.contains(words)), "{:?}", utilization.unknown);
 }
 
 #[test]
 fn an_unknown_device_has_rates_and_no_shares() {
     let found = diagnosis("Test GPU", &[PRODUCT]).utilization;
-    near(found.all.teraflops(), 494.4);
-    assert_eq!((found.all.tensor_share(), found.all.limit()), (None, None));
+    near(found.all.achieved_teraflops(), 494.4);
+    assert_eq!((found.all.share_of_tensor_peak(), found.all.limit()), (None, None));
     unknown(&found, "the peaks of Test GPU are not in the table");
 }
 
@@ -159,7 +162,7 @@ fn operators_without_shapes_are_not_answered() {
     assert!(!found.to_text().contains("Utilization of"));
     let half =
         diagnosis("NVIDIA H100", &[Operator { arguments: r#""Ev Idx": 5"#, ..PRODUCT }, PRODUCT]);
-    assert_eq!(half.utilization.coverage(), 0.5);
+    assert_eq!(half.utilization.known_work_share(), 0.5);
 }
 
 #[test]
@@ -173,9 +176,9 @@ fn moving_operators_are_limited_by_memory() {
     };
     let found = diagnosis("NVIDIA H100 80GB HBM3", &[add]).utilization;
     // 402 MB at 3350 GB/s take 120 µs.
-    near(found.operators[0].sum.roofline_share(), 0.5);
+    near(found.operators[0].sum.share_of_roofline(), 0.5);
     assert_eq!(found.operators[0].sum.limit(), Some(Limit::Memory));
-    assert_eq!(found.operators[0].sum.tensor_share(), None);
+    assert_eq!(found.operators[0].sum.share_of_tensor_peak(), None);
 }
 
 #[test]
@@ -183,7 +186,7 @@ fn a_kernel_with_sizes_in_its_name_needs_no_shapes() {
     let named =
         Operator { arguments: r#""Ev Idx": 5"#, kernel: "gemm_m4096_n4096_k4096_bf16", ..PRODUCT };
     let found = diagnosis("NVIDIA H100 80GB HBM3", &[named]).utilization;
-    near(found.operators[0].sum.tensor_share(), 0.5);
+    near(found.operators[0].sum.share_of_tensor_peak(), 0.5);
 }
 
 #[test]
@@ -195,6 +198,6 @@ fn shapes_that_need_more_than_the_peak_are_not_believed() {
     };
     let found = diagnosis("NVIDIA H100 80GB HBM3", &[wrong, PRODUCT]).utilization;
     unknown(&found, "the work of 1 operators, such as aten::mm: their recorded shapes need more");
-    near(found.all.tensor_share(), 0.5);
+    near(found.all.share_of_tensor_peak(), 0.5);
     assert_eq!(found.all.count, 1);
 }

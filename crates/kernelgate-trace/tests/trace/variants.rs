@@ -1,11 +1,13 @@
 //! Inputs of the kinds in `faults.rs` from other vendors, libraries and calls, one a row of a table.
 
 use kernelgate_trace::analyze::timeline::Line;
-use kernelgate_trace::diagnose::{Answer, CauseKind, Diagnosis, Severity, diagnose};
+use kernelgate_trace::diagnose::{
+    FindingSeverity, IdleCauseKind, QuestionAnswer, TraceDiagnosis, diagnose,
+};
 
 use crate::fixture::kineto::{At, FULL, Kineto};
 
-fn idle(diagnosis: &Diagnosis, kind: CauseKind) -> i64 {
+fn idle(diagnosis: &TraceDiagnosis, kind: IdleCauseKind) -> i64 {
     diagnosis.devices[0].account.total.idle.get(&kind).copied().unwrap_or(0)
 }
 
@@ -33,8 +35,8 @@ fn late_starts_are_split_at_their_launch_whatever_launched_them() {
         let diagnosis = diagnose(&trace.read());
         let expected = [call.0 - 14.0, call.1, start - call.0 - call.1];
         let long = call.1 > 1_000.0;
-        let called = if long { CauseKind::FirstLaunch } else { CauseKind::LaunchCall };
-        let kinds = [CauseKind::HostCode, called, CauseKind::NotStarted];
+        let called = if long { IdleCauseKind::FirstLaunch } else { IdleCauseKind::LaunchCall };
+        let kinds = [IdleCauseKind::HostCode, called, IdleCauseKind::NotStarted];
         let found = kinds.map(|kind| idle(&diagnosis, kind) as f64 / 1e3);
         assert_eq!(found, expected, "{launch} {call:?} {start}");
         assert!(diagnosis.findings.iter().all(|of| of.id != "launch-bound"), "{launch}");
@@ -69,7 +71,7 @@ fn communication_of_every_library_is_exposed_by_what_no_compute_hides() {
             let diagnosis = diagnose(&trace.read());
             let expected = 20 * (500_000 - hidden as i64 * 1_000);
             let total = &diagnosis.devices[0].account.total;
-            assert_eq!(total.busy(Line::Communication), expected, "{name}");
+            assert_eq!(total.busy_ns_of_line(Line::Communication), expected, "{name}");
             let mut findings = diagnosis.findings.iter();
             let exposed = findings.find(|finding| finding.id == "exposed-communication");
             assert_eq!(exposed.and_then(|it| it.recoverable_ns), Some(expected), "{name}");
@@ -94,7 +96,7 @@ fn transfers_that_hold_up_nothing_save_nothing() {
     assert_eq!(exposed.measured.value.round(), 30.0, "{}", exposed.title);
     let gain = exposed.replayed.unwrap().alone_ns;
     assert_eq!((exposed.recoverable_ns, gain), (Some(300_000), 300_000), "the last one alone");
-    assert_eq!(exposed.severity, Severity::Information);
+    assert_eq!(exposed.severity, FindingSeverity::Information);
 }
 
 #[test]
@@ -120,7 +122,7 @@ fn copies_that_bound_a_trace_come_first_whatever_their_kind() {
             _ if name.contains("PtoP") => "exposed-communication",
             _ => "exposed-copy",
         };
-        assert_eq!((first.id, first.severity), (id, Severity::Severe), "{name}");
+        assert_eq!((first.id, first.severity), (id, FindingSeverity::Severe), "{name}");
         // The host waits 30 µs longer for the first copy than for the others.
         assert!(first.recoverable_ns >= Some(30 * 900_000 - 30_000), "{first:?}");
     }
@@ -129,9 +131,9 @@ fn copies_that_bound_a_trace_come_first_whatever_their_kind() {
 #[test]
 fn cheap_and_dear_waits_differ_in_severity() {
     for (kernel, severity) in [
-        (3_990.0, Severity::Information),
-        (3_880.0, Severity::Warning),
-        (3_200.0, Severity::Severe),
+        (3_990.0, FindingSeverity::Information),
+        (3_880.0, FindingSeverity::Warning),
+        (3_200.0, FindingSeverity::Severe),
     ] {
         let mut trace = Kineto::nvidia();
         for step in 0..50 {
@@ -162,7 +164,7 @@ fn lanes_of_a_block_are_counted_in_the_warp_of_its_device() {
         }
         let diagnosis = diagnose(&trace.read());
         let answer = &diagnosis.question("block-size").unwrap().answer;
-        assert_eq!(matches!(answer, Answer::No { .. }), fits, "{block}: {answer:?}");
+        assert_eq!(matches!(answer, QuestionAnswer::No { .. }), fits, "{block}: {answer:?}");
     }
 }
 
@@ -180,7 +182,7 @@ fn copies_that_kernels_hide_save_nothing() {
         let found = diagnosis.findings.iter().find(|of| of.id == kind).unwrap();
         assert_eq!(
             (found.recoverable_ns, found.severity),
-            (Some(0), Severity::Information),
+            (Some(0), FindingSeverity::Information),
             "{call}"
         );
     }
@@ -215,9 +217,13 @@ fn a_block_size_needs_no_description_of_the_device() {
         }
         let diagnosis = diagnose(&trace.read());
         let answer = |id: &str| &diagnosis.question(id).unwrap().answer;
-        assert!(matches!(answer("block-size"), Answer::Yes { .. }), "{:?}", answer("block-size"));
+        assert!(
+            matches!(answer("block-size"), QuestionAnswer::Yes { .. }),
+            "{:?}",
+            answer("block-size")
+        );
         for rule in ["small-grid", "tail", "occupancy"] {
-            assert!(matches!(answer(rule), Answer::CannotAnswer { .. }), "{rule}");
+            assert!(matches!(answer(rule), QuestionAnswer::CannotAnswer { .. }), "{rule}");
         }
     }
 }
@@ -238,6 +244,6 @@ fn an_operation_waits_for_its_own_device_first() {
     }
     let diagnosis = diagnose(&trace.read());
     let exposed = diagnosis.findings.iter().find(|of| of.id == "exposed-communication").unwrap();
-    assert_eq!(exposed.severity, Severity::Severe, "{exposed:?}");
+    assert_eq!(exposed.severity, FindingSeverity::Severe, "{exposed:?}");
     assert!(exposed.recoverable_ns > Some(19 * 580_000), "{:?}", exposed.recoverable_ns);
 }

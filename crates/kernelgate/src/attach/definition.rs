@@ -46,7 +46,7 @@ pub enum Reference {
     /// No expected outputs: implementations are timed and marked as unverified.
     None,
     /// Code, in fp64.
-    Code(Code),
+    Code(ReferenceFunction),
     /// Tensors of a safetensors file: outputs by their names, and inputs if the file has them. The
     /// file holds inputs and outputs of one data set. If it lacks an input, its outputs must belong
     /// to the inputs that the default seed draws. If errors grew, a verdict on accuracy stays
@@ -58,7 +58,7 @@ pub enum Reference {
 }
 
 /// Computes the outputs.
-type Code = Arc<dyn Fn(&Tensors) -> Vec<Expected> + Send + Sync>;
+type ReferenceFunction = Arc<dyn Fn(&Tensors) -> Vec<Expected> + Send + Sync>;
 
 impl Reference {
     /// Code that computes the outputs in fp64.

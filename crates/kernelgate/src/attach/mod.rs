@@ -25,7 +25,7 @@
 //!
 //! The harness draws the inputs, copies them to the device, allocates the outputs and passes
 //! addresses, stream and context. A row loads its kernels while it is prepared ([`At::compile`] for
-//! source, [`Image`] for cubin, fatbin and PTX), and its closure enqueues on the stream, or on one
+//! source, [`KernelImage`] for cubin, fatbin and PTX), and its closure enqueues on the stream, or on one
 //! that it joined ([`At::join`]). The closure may not wait, allocate, change the current context or
 //! leave a capture open: each is an error. One wait is not detected: if CUPTI is missing, a wait
 //! looks like a full queue when the launch has more than 400 commands, or cannot be captured and
@@ -50,6 +50,7 @@ pub use suite::Attached;
 
 pub use crate::backend::BackendError;
 pub use crate::backend::cuda::{
-    Arguments, Buffer, Image, JoinedStream, Launch, PreparedLaunch, RawContext, RawStream, Source,
+    Arguments, DeviceBuffer, JoinedStreams, KernelImage, Launch, PreparedLaunch, RawContext,
+    RawStream, Source,
 };
 pub use crate::workload::{AxisError, Dtype, Expected, Point, Tensors, Work};

@@ -11,8 +11,8 @@ use crate::backend::BackendError;
 use crate::backend::cpu::CpuTask;
 use crate::backend::cuda::{CudaTask, Device};
 use crate::workload::{
-    AxisError, Data, Dtype, Expected, Point, Problem, ReferenceFrom, Tensors, Tolerance, Work,
-    random,
+    AxisError, Dtype, Expected, Point, Problem, ReferenceFrom, TensorData, Tensors, Tolerance,
+    Work, random,
 };
 
 /// A row on the host or over a raw stream.
@@ -111,16 +111,16 @@ impl Bound {
     }
 }
 
-fn draw(declared: &TensorSpec, seed: u64) -> Data {
+fn draw(declared: &TensorSpec, seed: u64) -> TensorData {
     let (name, len) = (declared.name, declared.len());
     let spread = |x: f32| (32.0 * x).round().clamp(-128.0, 127.0) as i8;
     match declared.dtype {
-        Dtype::F64 => Data::F64(random::map_normal(seed, name, len, f64::from)),
-        Dtype::F32 => Data::F32(random::normal(seed, name, len)),
-        Dtype::F16 => Data::F16(random::map_normal(seed, name, len, f16::from_f32)),
-        Dtype::Bf16 => Data::Bf16(random::map_normal(seed, name, len, bf16::from_f32)),
-        Dtype::Fp8 => Data::I8(random::map_normal(seed, name, len, |x| code(x) as i8)),
-        Dtype::I8 => Data::I8(random::map_normal(seed, name, len, spread)),
+        Dtype::F64 => TensorData::F64(random::map_normal_values(seed, name, len, f64::from)),
+        Dtype::F32 => TensorData::F32(random::normal(seed, name, len)),
+        Dtype::F16 => TensorData::F16(random::map_normal_values(seed, name, len, f16::from_f32)),
+        Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, name, len, bf16::from_f32)),
+        Dtype::Fp8 => TensorData::I8(random::map_normal_values(seed, name, len, |x| code(x) as i8)),
+        Dtype::I8 => TensorData::I8(random::map_normal_values(seed, name, len, spread)),
     }
 }
 
@@ -151,7 +151,7 @@ impl Problem for Bound {
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
         match self.definition.reference {
             Reference::Golden(_) => Tensors::new(),
-            _ => self.inputs(seed).only(names),
+            _ => self.inputs(seed).select_named(names),
         }
     }
 
@@ -160,9 +160,9 @@ impl Problem for Bound {
             Reference::Code(compute) => compute(inputs),
             Reference::Golden(_) => self.golden().map_or(Vec::new(), |(_, outputs)| {
                 let each = outputs.iter().map(|(name, tensor)| {
-                    let values = match tensor.data() {
-                        Data::I8(values) => Data::I8(values.clone()),
-                        _ => Data::F64(tensor.to_f64(0, tensor.len())),
+                    let values = match tensor.tensor_data() {
+                        TensorData::I8(values) => TensorData::I8(values.clone()),
+                        _ => TensorData::F64(tensor.to_f64(0, tensor.len())),
                     };
                     Expected::all(name, tensor.shape().to_vec(), values)
                 });
@@ -309,7 +309,7 @@ mod tests {
     fn outputs_one_unit_in_the_last_place_apart_are_alike() {
         let ys = |bits: u16| {
             let y = vec![bf16::from_bits(bits), bf16::from_f32(0.5)];
-            Tensors::new().with("y", [2], Data::Bf16(y))
+            Tensors::new().with("y", [2], TensorData::Bf16(y))
         };
         // 1 and its neighbours: 2^-7 above, where units are widest.
         let base = verify::as_expected(&ys(0x3f80));

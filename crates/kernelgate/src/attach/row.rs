@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::backend::BackendError;
 use crate::backend::cuda::{
-    Arguments, Device, Image, JoinedStream, Kernel, Launch, PreparedLaunch, RawContext, RawStream,
-    Source,
+    Arguments, Device, JoinedStreams, Kernel, KernelImage, Launch, PreparedLaunch, RawContext,
+    RawStream, Source,
 };
 use crate::workload::Point;
 
@@ -50,8 +50,8 @@ impl At<'_> {
     ///
     /// # Errors
     /// When the handle is null or no stream, or of another context or GPU.
-    pub fn join(&self, stream: impl Into<RawStream>) -> Result<JoinedStream, BackendError> {
-        JoinedStream::new(self.device, stream)
+    pub fn join(&self, stream: impl Into<RawStream>) -> Result<JoinedStreams, BackendError> {
+        JoinedStreams::new(self.device, stream)
     }
 
     /// A kernel of an image.
@@ -59,8 +59,8 @@ impl At<'_> {
     /// # Errors
     /// When the image does not fit the GPU (the case is skipped) or is invalid, or lacks the
     /// kernel.
-    pub fn kernel(&self, image: &Image, symbol: &str) -> Result<Kernel, BackendError> {
-        self.device.load_image(image)?.kernel(symbol)
+    pub fn kernel(&self, image: &KernelImage, symbol: &str) -> Result<Kernel, BackendError> {
+        self.device.load_module(image)?.kernel(symbol)
     }
 
     /// A kernel of CUDA source, compiled by NVRTC.

@@ -12,7 +12,7 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::workload::{Data, Tensor};
+use crate::workload::{Tensor, TensorData};
 use kernelgate_cuda::regular_file;
 
 /// A tensor's place in a file.
@@ -177,11 +177,11 @@ impl SafeTensors {
         let elements = &self.bytes[self.elements..];
         let bytes = elements.get(from..to).ok_or("lies beyond the end of the file")?;
         let data = match &*entry.dtype {
-            "F64" => Data::F64(all(bytes, f64::from_le_bytes)),
-            "F32" => Data::F32(all(bytes, f32::from_le_bytes)),
-            "F16" => Data::F16(all(bytes, f16::from_le_bytes)),
-            "BF16" => Data::Bf16(all(bytes, bf16::from_le_bytes)),
-            "I8" => Data::I8(all(bytes, i8::from_le_bytes)),
+            "F64" => TensorData::F64(all(bytes, f64::from_le_bytes)),
+            "F32" => TensorData::F32(all(bytes, f32::from_le_bytes)),
+            "F16" => TensorData::F16(all(bytes, f16::from_le_bytes)),
+            "BF16" => TensorData::Bf16(all(bytes, bf16::from_le_bytes)),
+            "I8" => TensorData::I8(all(bytes, i8::from_le_bytes)),
             other => return Err(format!("is {other}, which no row computes")),
         };
         let elements = entry.shape.iter().try_fold(1, |all: usize, &of| all.checked_mul(of));

@@ -54,7 +54,7 @@ impl Executable for CpuTask {
     }
 
     fn outputs(&mut self) -> Result<&Tensors, BackendError> {
-        if let Some(name) = self.outputs.first_shared() {
+        if let Some(name) = self.outputs.first_shared_tensor() {
             return Err(BackendError::NotTimed(format!(
                 "output `{name}` is a view of an input or of what the row keeps: nothing writes it"
             )));

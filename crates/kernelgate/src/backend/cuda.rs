@@ -10,20 +10,21 @@ use crate::workload::{Dtype, Tensor, Tensors};
 use kernelgate_cuda::driver::CudaStream;
 use kernelgate_cuda::driver::stream::thread_state;
 pub use kernelgate_cuda::{
-    Argument, Arguments, Buffer, Device, Devices, Image, JoinedStream, Kernel, KernelSpec, Launch,
-    LoadedKernel, PreparedLaunch, RawContext, RawStream, Requires, Source,
+    Arguments, Device, DeviceBuffer, Devices, JoinedStreams, Kernel, KernelArgument, KernelImage,
+    KernelSpec, Launch, LoadedKernel, PreparedLaunch, RawContext, RawStream, RequiredArchitecture,
+    Source,
 };
 
 /// An input that every launch reads from device memory.
 pub struct Input {
     name: String,
-    buffer: Buffer,
+    buffer: DeviceBuffer,
 }
 
 impl Input {
     /// The workload's input of that name, which lies in `buffer` as it does in the workload:
     /// row-major, of its dtype.
-    pub fn new(name: impl Into<String>, buffer: &Buffer) -> Self {
+    pub fn new(name: impl Into<String>, buffer: &DeviceBuffer) -> Self {
         Self { name: name.into(), buffer: buffer.clone() }
     }
 
@@ -34,7 +35,7 @@ impl Input {
 }
 
 /// Inputs by the workload's names, and the memory that they lie in.
-pub fn inputs<const N: usize>(named: [(&str, &Buffer); N]) -> [Input; N] {
+pub fn inputs<const N: usize>(named: [(&str, &DeviceBuffer); N]) -> [Input; N] {
     named.map(|(name, buffer)| Input::new(name, buffer))
 }
 
@@ -43,7 +44,7 @@ pub struct Output {
     name: &'static str,
     shape: Vec<usize>,
     dtype: Dtype,
-    buffer: Buffer,
+    buffer: DeviceBuffer,
     decode: Option<Decode>,
 }
 
@@ -68,7 +69,7 @@ impl Output {
 
     /// An output that lies in memory which launches also read.
     pub(super) fn in_state(
-        buffer: &Buffer,
+        buffer: &DeviceBuffer,
         name: &'static str,
         shape: Vec<usize>,
         dtype: Dtype,
@@ -107,7 +108,7 @@ impl Output {
     }
 
     /// Memory of the output on the device.
-    pub(super) const fn buffer(&self) -> &Buffer {
+    pub(super) const fn buffer(&self) -> &DeviceBuffer {
         &self.buffer
     }
 
@@ -117,8 +118,8 @@ impl Output {
     }
 
     /// Address that a kernel writes to, as an argument.
-    pub fn argument(&self) -> Argument {
-        Argument::from(&self.buffer)
+    pub fn argument(&self) -> KernelArgument {
+        KernelArgument::from(&self.buffer)
     }
 
     /// NaN in every float format; in integers the byte of [`Tensor::poison`]; in encoded spikes the
@@ -162,7 +163,7 @@ pub struct CudaTask {
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     /// Memory for the results of each output while it is poisoned, once it is needed.
-    saved: Vec<Buffer>,
+    saved: Vec<DeviceBuffer>,
     launch: LaunchFn,
     state: State,
     allowed: Allowed,
@@ -324,7 +325,7 @@ impl Executable for CudaTask {
         if self.devices.count() == 1 {
             return self.devices.one().synchronize();
         }
-        self.devices.for_each(|rank, device| {
+        self.devices.for_each_device(|rank, device| {
             device.synchronize().map_err(|error| match error {
                 BackendError::Lost(why) => {
                     let ordinal = device.facts().ordinal;
@@ -373,13 +374,13 @@ impl Executable for CudaTask {
         // Several GPUs may have an input of this name.
         let mut copies = self.inputs.iter().filter(|input| input.name == name).peekable();
         copies.peek().ok_or_else(|| no_such_input(name))?;
-        copies.try_for_each(|input| input.buffer.overwrite(values.as_bytes()))?;
+        copies.try_for_each(|input| input.buffer.overwrite_from_host(values.as_bytes()))?;
         self.first_current()
     }
 
     fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
         if self.observers.is_empty() {
-            let streams = self.devices.iter().map(|device| device.another_stream());
+            let streams = self.devices.iter().map(|device| device.create_stream());
             self.observers = streams.collect::<Result<_, _>>()?;
         }
         let observer_of = |output: &Output| {

@@ -125,7 +125,9 @@ impl<P> Implementation<P> {
         let Prepare::CudaSet { device_bytes, prepare } = self.prepare else {
             return self.prepare_cuda(problem, inputs, devices.one());
         };
-        devices.for_each(|_, device| memory::require(device, device_bytes(problem)))?;
+        devices.for_each_device(|_, device| {
+            memory::require_free_memory(device, device_bytes(problem))
+        })?;
         prepare(problem, inputs, devices)
     }
 
@@ -143,17 +145,17 @@ impl<P> Implementation<P> {
         match self.prepare {
             Prepare::Cuda(prepare) => prepare(problem, inputs, device),
             Prepare::CudaWithin { device_bytes, prepare } => {
-                memory::require(device, device_bytes(problem))?;
+                memory::require_free_memory(device, device_bytes(problem))?;
                 prepare(problem, inputs, device)
             }
             Prepare::CudaByName { device_bytes, prepare } => {
-                memory::require(device, device_bytes(problem))?;
+                memory::require_free_memory(device, device_bytes(problem))?;
                 prepare(problem, self.name, inputs, device)
             }
             Prepare::CudaSet { .. } => self.prepare_on(problem, inputs, &Devices::from(device)),
             Prepare::Program(write, capture) => {
                 let program = write(problem);
-                memory::require(device, program.device_bytes())?;
+                memory::require_free_memory(device, program.device_bytes())?;
                 program.task(device, inputs, capture)
             }
             Prepare::Cpu(_) | Prepare::CpuByName(_) => {

@@ -2,7 +2,7 @@
 
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::launch::used::LoadedKernels;
-use kernelgate_cuda::observe::telemetry::Telemetry;
+use kernelgate_cuda::observe::telemetry::CardTelemetry;
 
 use crate::workload::Scale;
 
@@ -63,17 +63,17 @@ impl Target {
     }
 
     /// The readings of the device; `None` on the CPU, or if NVML is missing.
-    pub fn telemetry(&self) -> Option<Telemetry> {
+    pub fn telemetry(&self) -> Option<CardTelemetry> {
         match self {
             Self::Cpu => None,
-            Self::Cuda(devices) => Telemetry::open(&devices.one().facts().uuid),
+            Self::Cuda(devices) => CardTelemetry::open(&devices.one().facts().uuid),
         }
     }
 
     /// Ordinals of GPUs on which other processes compute, and how many; as far as NVML reports it.
     pub fn others_computing(&self) -> Vec<(usize, u32)> {
         let Self::Cuda(devices) = self else { return Vec::new() };
-        let others = |uuid: &str| Telemetry::open(uuid)?.other_processes();
+        let others = |uuid: &str| CardTelemetry::open(uuid)?.other_computing_processes();
         let facts = devices.iter().map(|device| device.facts());
         let counts = facts.filter_map(|facts| Some((facts.ordinal, others(&facts.uuid)?)));
         counts.filter(|(_, others)| *others > 0).collect()

@@ -11,7 +11,7 @@ use crate::measure::power::PowerState;
 use crate::record::run::InputChange;
 use crate::record::text::{indented, printable};
 use crate::record::{CaseRecord, ProcessRun, Verification};
-use crate::stats::{self, Spread};
+use crate::stats::{self, QuartileSpread};
 
 /// Share of the host's CPU time from which on contention is mentioned.
 const NOTEWORTHY_CONTENTION: f64 = 0.10;
@@ -186,7 +186,7 @@ struct Timed<'a> {
     /// The case's id without its problem.
     name: &'a str,
     case: &'a CaseRecord,
-    spread: Spread,
+    spread: QuartileSpread,
     /// Cell of the clock, if the table has that column.
     clock: Option<String>,
     /// Cell of the skew between GPUs, if the table has that column.
@@ -258,7 +258,7 @@ impl<'a> Timed<'a> {
         let end = format!("/{}/{}", case.implementation, case.cache);
         let problem = id.strip_suffix(&end).unwrap_or_default();
         let name = id[problem.len()..].trim_start_matches('/');
-        let spread = Spread::from_values(&case.samples.per_launch_ns());
+        let spread = QuartileSpread::from_values(&case.samples.per_launch_ns());
         Self { problem, name, case, spread, clock: None, skew: None, energy: None, network: None }
     }
 
@@ -273,7 +273,7 @@ impl<'a> Timed<'a> {
                 (_, best) => format!("{} {name}", if best { '*' } else { '-' }),
             },
             time(spread.median),
-            format!("±{:.1}%", 100.0 * spread.relative()),
+            format!("±{:.1}%", 100.0 * spread.relative_half_iqr()),
             case_rate(case, spread.median),
             limit.map_or_else(dash, |limit| time(limit.time_ns)),
             fraction.map_or_else(dash, share),

@@ -22,7 +22,7 @@ use crate::record::text::printable;
 use crate::record::{Environment, Partition, ProcessRun, Store, TrialRequest, file};
 use crate::suite::Suite;
 use crate::workload::Effort;
-use kernelgate_cuda::observe::range::Range;
+use kernelgate_cuda::observe::range::RangeGuard;
 use kernelgate_cuda::spec::ListedKernel;
 
 /// A bench binary's workloads, with their implementations.
@@ -131,8 +131,8 @@ impl Harness {
 
     fn run(&self, settings: &Settings) -> Result<Exit, HarnessError> {
         names::check(self.name, self.everything())?;
-        let _session = Range::new(self.name);
-        kernelgate_cuda::layout::pad_heap(settings.device.options.variant.layout);
+        let _session = RangeGuard::new(self.name);
+        kernelgate_cuda::layout::pad_heap_for_layout(settings.device.options.variant.layout);
         if let Mode::Respond(path) = &settings.mode {
             return self.respond(settings, file::read(path)?);
         }

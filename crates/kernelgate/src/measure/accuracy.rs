@@ -12,8 +12,8 @@ use crate::backend::{BackendError, Executable};
 use crate::stats::median;
 use crate::workload::random;
 use kernelgate_cuda::instruments::bandwidth::Passes;
-use kernelgate_cuda::instruments::spin::Spin;
-use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
+use kernelgate_cuda::instruments::spin::SpinKernel;
+use kernelgate_cuda::instruments::timing::{Instruments, StreamBlocker};
 use kernelgate_cuda::observe::activity::{Activity, KernelRecord};
 use kernelgate_cuda::observe::cupti::Recorded;
 
@@ -120,12 +120,12 @@ const BEYOND_CACHES: u64 = 2 << 30;
 /// # Errors
 /// When the device fails.
 pub fn spins(events: &mut EventTimer) -> Result<Vec<SpinRow>, BackendError> {
-    let spin = Spin::new(events.device())?;
+    let spin = SpinKernel::new(events.device())?;
     let mut time = |wanted_ns| -> Result<(f64, f64), BackendError> {
         let (mut spent, mut timed) = (Vec::new(), Vec::new());
         for _ in 0..REPEATS {
             timed.extend(events.launches_ns(1, Cache::Hot, &mut || spin.launch(wanted_ns))?);
-            spent.push(spin.spent_ns()? as f64);
+            spent.push(spin.spent_time_ns()? as f64);
         }
         Ok((median(&spent), median(&timed)))
     };
@@ -212,14 +212,16 @@ fn trace_row(
 /// launch.
 fn spans_ns(record: &Activity, launches: usize) -> Result<Vec<f64>, String> {
     let name = |kernel: u32| record.names[kernel as usize].as_str();
-    let (probes, kernels): (Vec<&KernelRecord>, Vec<&KernelRecord>) =
-        record.kernels.iter().partition(|kernel| name(kernel.name) == Instruments::PROBE);
+    let (probes, kernels): (Vec<&KernelRecord>, Vec<&KernelRecord>) = record
+        .kernels
+        .iter()
+        .partition(|kernel| name(kernel.name) == Instruments::CLOCK_PROBE_SYMBOL);
     let mut probes: Vec<u64> = probes.iter().map(|probe| probe.start).collect();
     probes.sort_unstable();
     let [.., first, last] = probes[..] else {
         return Err(format!("{} of 2 probes around the launches", probes.len()));
     };
-    let own = [Blocker::SYMBOL, Instruments::FLUSH];
+    let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, Instruments::FLUSH];
     let kernels = kernels.iter().filter(|kernel| !own.contains(&name(kernel.name)));
     let mut spans: Vec<(u64, u64)> = kernels.map(|kernel| (kernel.start, kernel.end)).collect();
     spans.extend(record.copies.iter().map(|copy| (copy.start, copy.end)));
@@ -276,7 +278,7 @@ mod tests {
 
     #[test]
     fn launches_are_distinguished_by_their_number_of_operations() {
-        let names = [Instruments::PROBE, "a", "b"].map(str::to_owned).into();
+        let names = [Instruments::CLOCK_PROBE_SYMBOL, "a", "b"].map(str::to_owned).into();
         let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
         // Two launches of `a` and `b`, which overlap, between two probes.
         let kernels = vec![

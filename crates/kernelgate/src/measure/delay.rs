@@ -15,7 +15,7 @@ use crate::backend::{Allowed, BackendError, Executable};
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
 use kernelgate_cuda::instruments::bandwidth::Passes;
-use kernelgate_cuda::instruments::spin::Spin;
+use kernelgate_cuda::instruments::spin::SpinKernel;
 
 /// Longest delay that may be asked for: a second.
 const MAX_DELAY_NS: u64 = 1_000_000_000;
@@ -114,7 +114,7 @@ pub struct DelayedExecutable<'a> {
 enum Wait {
     Host(Duration),
     HostWork { words: Vec<u64>, count: usize },
-    Device { spin: Spin, spin_ns: u64 },
+    Device { spin: SpinKernel, spin_ns: u64 },
     DeviceWork { passes: Box<Passes>, count: u64, bytes: u64 },
 }
 
@@ -156,7 +156,7 @@ impl<'a> DelayedExecutable<'a> {
             let passes = Box::new(Passes::new(device, PASS_BYTES as usize, &pattern)?);
             (Wait::DeviceWork { passes, count: 1, bytes: LEAST_BYTES }, BYTES_PER_NS)
         } else {
-            (Wait::Device { spin: Spin::new(device)?, spin_ns: 0 }, 1.0)
+            (Wait::Device { spin: SpinKernel::new(device)?, spin_ns: 0 }, 1.0)
         };
         let mut delayed = Self { inner, wait };
         if let Some(size) = delay.size {

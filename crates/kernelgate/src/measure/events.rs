@@ -238,7 +238,7 @@ impl EventTimer {
             Cache::Hot => (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(MAX_GRAPH) as u64,
             Cache::Cold => 1,
         };
-        let graph = GraphSet::capture_repeated(&self.used(), launches, launch)?;
+        let graph = GraphSet::capture_repeated_launches(&self.used(), launches, launch)?;
         Ok(Some(Batch { graph, launches }))
     }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::plausibility;
 use crate::backend::BackendError;
 use kernelgate_cuda::driver::device::DeviceFacts;
-use kernelgate_cuda::observe::telemetry::{Reading, Telemetry, name_slowdown};
+use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry, names_slowdown};
 
 /// Length of the windows of a load that are compared.
 pub const WINDOW: Duration = Duration::from_millis(100);
@@ -151,7 +151,7 @@ impl PowerRecord {
 
     /// Whether heat or a slow-down of the hardware held the clock down at the end of the samples.
     pub fn slowed(&self) -> bool {
-        name_slowdown(&self.throttle)
+        names_slowdown(&self.throttle)
     }
 
     /// Checks the numbers of a record.
@@ -229,9 +229,9 @@ pub fn wait_until_steady(load: &mut dyn Load) -> Result<(Settling, SettlingEnd),
 /// Reads the power state of one card.
 pub struct PowerMeter {
     highest_mhz: f64,
-    telemetry: Option<Telemetry>,
+    telemetry: Option<CardTelemetry>,
     /// The other cards of a set.
-    others: Vec<Telemetry>,
+    others: Vec<CardTelemetry>,
     /// Reason why the card's power is not that of one process, known without NVML.
     shared: Option<&'static str>,
 }
@@ -241,7 +241,7 @@ impl PowerMeter {
     pub fn open(facts: &DeviceFacts) -> Self {
         Self {
             highest_mhz: f64::from(facts.max_clock_mhz),
-            telemetry: Telemetry::open(&facts.uuid),
+            telemetry: CardTelemetry::open(&facts.uuid),
             shared: match facts {
                 _ if facts.uuid.starts_with("MIG-") => Some(MIG),
                 _ if facts.mps => Some("MPS shares the card's power with other processes"),
@@ -257,7 +257,7 @@ impl PowerMeter {
         first: &DeviceFacts,
         others: impl Iterator<Item = &'a DeviceFacts>,
     ) -> Self {
-        let others = others.filter_map(|facts| Telemetry::open(&facts.uuid)).collect();
+        let others = others.filter_map(|facts| CardTelemetry::open(&facts.uuid)).collect();
         Self { others, ..Self::open(first) }
     }
 
@@ -276,7 +276,7 @@ impl PowerMeter {
 
     /// Reads the card at the end of a window with this clock. Takes two calls of NVML.
     pub fn cap_reading(&self, clock_mhz: Option<f64>) -> CapReading {
-        let capped = self.telemetry.as_ref().and_then(Telemetry::capped);
+        let capped = self.telemetry.as_ref().and_then(CardTelemetry::is_power_capped);
         CapReading { clock_mhz, highest_mhz: self.highest_mhz, capped, slowed: self.slowed() }
     }
 
@@ -301,15 +301,15 @@ impl PowerMeter {
     }
 
     /// Reads everything that NVML reports. Takes some milliseconds: never while samples are taken.
-    pub fn reading(&self) -> Option<Reading> {
-        self.telemetry.as_ref().map(Telemetry::read)
+    pub fn reading(&self) -> Option<CardReading> {
+        self.telemetry.as_ref().map(CardTelemetry::read)
     }
 
     /// Energy that the card has used, millijoules; `None` if it has no counter, if other GPUs or
     /// instances share the counter, and for a set of cards.
     pub fn energy_mj(&self) -> Option<u64> {
         let alone = self.shared.is_none() && self.others.is_empty();
-        self.telemetry.as_ref().filter(|_| alone).and_then(Telemetry::energy_mj)
+        self.telemetry.as_ref().filter(|_| alone).and_then(CardTelemetry::energy_mj)
     }
 
     /// Reason why a power state cannot be stated for this card; `None` if it can.
@@ -320,7 +320,7 @@ impl PowerMeter {
         let Some(telemetry) = &self.telemetry else {
             return Some("NVML is missing, or does not know this device");
         };
-        match telemetry.capped() {
+        match telemetry.is_power_capped() {
             _ if telemetry.is_virtual() => {
                 Some("a hypervisor divides the power of the card of a virtual GPU")
             }
@@ -362,7 +362,7 @@ impl PowerRecord {
     }
 
     /// Power state of samples with a reading of the card behind them.
-    pub fn from_reading(state: PowerState, reading: Reading) -> Self {
+    pub fn from_reading(state: PowerState, reading: CardReading) -> Self {
         Self {
             state,
             reason: None,
@@ -420,7 +420,7 @@ impl CapReading {
 }
 
 /// Whether NVML's reading names the power cap.
-pub fn names_power_cap(reading: &Reading) -> bool {
+pub fn names_power_cap(reading: &CardReading) -> bool {
     reading.throttle.iter().any(|reason| reason == POWER_CAP)
 }
 
@@ -579,7 +579,7 @@ mod tests {
     fn a_slowed_card_is_not_at_its_cap() {
         let hot = |reasons: &[&str]| {
             let throttle = reasons.iter().map(|reason| (*reason).to_owned()).collect();
-            let reading = Reading { throttle, ..Reading::default() };
+            let reading = CardReading { throttle, ..CardReading::default() };
             let record = PowerRecord::from_reading(PowerState::Steady, reading);
             (record.at_cap, record.slowed())
         };

@@ -28,7 +28,7 @@ pub fn captured(
     devices: &Devices,
     executable: &mut dyn Executable,
 ) -> Result<Option<GraphSet>, BackendError> {
-    match GraphSet::capture(devices, || executable.launch()) {
+    match GraphSet::capture_on_devices(devices, || executable.launch()) {
         Ok(graph) => Ok(Some(graph)),
         Err(lost @ BackendError::Lost(_)) => Err(lost),
         Err(_) => Ok(None),

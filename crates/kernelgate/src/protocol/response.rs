@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kernelgate_cuda::observe::telemetry::Reading;
+use kernelgate_cuda::observe::telemetry::CardReading;
 use serde::{Deserialize, Serialize};
 
 use super::recording::CaseRecording;
@@ -220,7 +220,7 @@ pub struct TimingReport {
     /// Environment of the measurements.
     pub environment: Environment,
     /// Readings of the card, before and after.
-    pub telemetry: Vec<Reading>,
+    pub telemetry: Vec<CardReading>,
     /// Cost of launching and timing.
     pub overhead: Overhead,
     /// Ceilings.

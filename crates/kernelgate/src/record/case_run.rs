@@ -10,7 +10,7 @@ use crate::measure::Conditions;
 use crate::measure::limits::TimeLimit;
 use crate::measure::plausibility;
 use crate::measure::power::{PowerRecord, PowerState};
-use crate::stats::{Spread, median};
+use crate::stats::{QuartileSpread, median};
 
 /// A case as one process run measured it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,11 +47,11 @@ pub struct CaseRun {
 impl CaseRun {
     /// Summarizes samples that were validated; the numbers are meaningless for invalid samples.
     pub fn from_samples(samples: &Samples) -> Self {
-        let spread = Spread::from_values(&samples.per_launch_ns());
+        let spread = QuartileSpread::from_values(&samples.per_launch_ns());
         let clocks = &samples.clock_mhz;
         Self {
             median_ns: spread.median,
-            spread: spread.relative(),
+            spread: spread.relative_half_iqr(),
             samples: samples.launches.len() as u64,
             total_launches: samples.total_launches().unwrap_or(u64::MAX),
             median_clock_mhz: (!clocks.is_empty()).then(|| median(clocks)),

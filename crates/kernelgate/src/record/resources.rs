@@ -8,10 +8,10 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::files::file::{self, FileError, Record};
-use kernelgate_cuda::compiler::cubin::{self, CubinError, KernelFacts};
+use kernelgate_cuda::compiler::cubin::{self, CompiledKernelFacts, CubinError};
 use kernelgate_cuda::compiler::nvrtc::{self, CompileError};
 use kernelgate_cuda::compiler::occupancy;
-use kernelgate_cuda::compiler::source::Build;
+use kernelgate_cuda::compiler::source::KernelBuild;
 use kernelgate_cuda::compiler::{cache, code};
 use kernelgate_cuda::spec::ListedKernel;
 
@@ -33,7 +33,7 @@ pub struct Resources {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelResources {
     /// Facts about the machine code.
-    pub facts: KernelFacts,
+    pub facts: CompiledKernelFacts,
     /// Threads a block, as launched.
     pub block: u32,
     /// Dynamic shared memory a block, bytes, as launched.
@@ -140,7 +140,7 @@ impl From<ResourceRecord> for Resources {
         let ResourceRecord { arch, compiler, classes, kernels, left_out } = record;
         let kernel = |kernel: RecordedKernel| {
             let counts = classes.iter().cloned().zip(kernel.mix.iter().copied());
-            let facts = KernelFacts {
+            let facts = CompiledKernelFacts {
                 registers: kernel.registers,
                 stack_bytes: kernel.stack_bytes,
                 spill_store_bytes: kernel.spill_store_bytes,
@@ -231,9 +231,10 @@ const MOST_REGISTERS: u32 = 1 << 16;
 impl KernelResources {
     /// Checks the numbers of a kernel.
     fn validate(&self) -> Result<(), String> {
-        let KernelFacts { registers, stack_bytes, spill_store_bytes, spill_load_bytes, .. } =
-            self.facts;
-        let KernelFacts { shared_bytes, instructions, .. } = self.facts;
+        let CompiledKernelFacts {
+            registers, stack_bytes, spill_store_bytes, spill_load_bytes, ..
+        } = self.facts;
+        let CompiledKernelFacts { shared_bytes, instructions, .. } = self.facts;
         if instructions == 0 {
             return Err("no instructions".to_owned());
         }
@@ -290,7 +291,7 @@ pub enum ResourcesError {
 /// row, or a row without a kernel.
 pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledKernels, ResourcesError> {
     let (major, minor) = nvrtc::version()?;
-    let mut builds: BTreeMap<&Build, Vec<&ListedKernel>> = BTreeMap::new();
+    let mut builds: BTreeMap<&KernelBuild, Vec<&ListedKernel>> = BTreeMap::new();
     for kernel in kernels {
         builds.entry(&kernel.build).or_default().push(kernel);
     }
@@ -316,7 +317,7 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledKernels, 
         let name = build.name();
         let broken = |error| ResourcesError::Cubin { kernel: name.clone(), error };
         let mut facts = cubin::facts(&compiled.cubin, &compiled.log).map_err(broken)?;
-        let mut hashes = code::hashes(&compiled.cubin).map_err(broken)?;
+        let mut hashes = code::machine_code_hashes(&compiled.cubin).map_err(broken)?;
         let source = cache::content_hash(build, arch)?;
         for kernel in kernels {
             let symbol = kernel.symbol;
@@ -338,13 +339,13 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledKernels, 
 
 /// The resources of a kernel whose occupancy follows from the others.
 fn kernel_resources(
-    facts: KernelFacts,
+    facts: CompiledKernelFacts,
     block: u32,
     dynamic_shared_bytes: u32,
     arch: &str,
 ) -> KernelResources {
     let shared_bytes = facts.shared_bytes.saturating_add(dynamic_shared_bytes).min(MAX_COUNT);
-    let occupancy = occupancy::theoretical(arch, facts.registers, shared_bytes, block);
+    let occupancy = occupancy::theoretical_occupancy(arch, facts.registers, shared_bytes, block);
     let occupancy_percent = occupancy.map(|share| (100.0 * share).round() as u32);
     KernelResources { facts, block, dynamic_shared_bytes, occupancy_percent }
 }
@@ -358,7 +359,7 @@ mod tests {
         let kernel = |mix: &[(&str, u32)], stack_bytes| {
             let mix: BTreeMap<String, u32> =
                 mix.iter().map(|(class, count)| ((*class).to_owned(), *count)).collect();
-            let facts = KernelFacts {
+            let facts = CompiledKernelFacts {
                 registers: 40,
                 stack_bytes,
                 spill_store_bytes: 4,

@@ -21,7 +21,7 @@ use crate::measure::plausibility;
 use crate::measure::power::PowerRecord;
 use crate::workload::SampleUnit;
 use kernelgate_cuda::driver::launch::used::UsedKernels;
-use kernelgate_cuda::observe::telemetry::Reading;
+use kernelgate_cuda::observe::telemetry::CardReading;
 
 pub use super::verification::{AfterTiming, Allowed, InputChange, VerificationRecord};
 
@@ -88,7 +88,7 @@ pub struct ProcessRun {
     pub problems_s: BTreeMap<String, f64>,
     /// Readings of the GPU before the first case and after the last; empty on the CPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub telemetry: Vec<Reading>,
+    pub telemetry: Vec<CardReading>,
     /// Measured cases by id.
     pub cases: BTreeMap<String, CaseRecord>,
     /// Cases that cannot run here, with the reason.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::backend::{BackendError, Executable, host_timeout};
-use crate::workload::{Data, Dtype, Expected, Tensor, Tensors, Tolerance};
+use crate::workload::{Dtype, Expected, Tensor, TensorData, Tensors, Tolerance};
 pub use error::VerifyError;
 pub use precision::{Bounds, PrecisionLimit};
 
@@ -123,9 +123,9 @@ pub fn unverified(outputs: &Tensors) -> Result<OutputComparison, VerifyError> {
 
 /// Outputs as a reference: of another row, or of the row itself.
 pub fn as_expected(outputs: &Tensors) -> Vec<Expected> {
-    let values = |output: &Tensor| match output.data() {
-        Data::I8(values) => Data::I8(values.clone()),
-        _ => Data::F64(output.to_f64(0, output.len())),
+    let values = |output: &Tensor| match output.tensor_data() {
+        TensorData::I8(values) => TensorData::I8(values.clone()),
+        _ => TensorData::F64(output.to_f64(0, output.len())),
     };
     let each = |(name, output): (&str, &Tensor)| {
         Expected::all(name, output.shape().to_vec(), values(output))
@@ -229,7 +229,7 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
         let in_shape = elements / row_len.max(1);
         let rows = one.rows.as_ref().map_or(in_shape, Vec::len);
         let held = match &one.values {
-            Data::F64(values) => {
+            TensorData::F64(values) => {
                 let finite = |piece: &[f64]| piece.iter().fold(true, |all, x| all & x.is_finite());
                 if !values.par_chunks(PIECE).all(finite) {
                     let at = values.iter().position(|value| !value.is_finite()).unwrap_or(0);
@@ -237,7 +237,7 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
                 }
                 values.len()
             }
-            Data::I8(values) => values.len(),
+            TensorData::I8(values) => values.len(),
             _ => return Err(error("neither f64 nor i8".to_owned())),
         };
         if held != rows * row_len {
@@ -266,7 +266,7 @@ fn shaped<'a>(outputs: &'a Tensors, expected: &Expected) -> Result<&'a Tensor, V
     if output.shape() != expected.shape {
         return Err(error(format!("shape {:?}, expected {:?}", output.shape(), expected.shape)));
     }
-    let integer = matches!(expected.values, Data::I8(_));
+    let integer = matches!(expected.values, TensorData::I8(_));
     if (output.dtype() == Dtype::I8) != integer {
         return Err(error(format!(
             "{}, expected {}",
@@ -311,7 +311,7 @@ fn compare_rows(
 ) -> Result<Errors, VerifyError> {
     let name = || expected.name.clone();
     match &expected.values {
-        Data::I8(values) => {
+        TensorData::I8(values) => {
             let found: Vec<Differences> = pieces(expected, values)
                 .par_iter()
                 .map(|piece| Differences::count(output, piece))
@@ -329,7 +329,7 @@ fn compare_rows(
                 }),
             }
         }
-        Data::F64(values) => {
+        TensorData::F64(values) => {
             let parts: Vec<Sums> = pieces(expected, values)
                 .par_iter()
                 .map(|piece| Sums::compare(output, piece))
@@ -357,7 +357,7 @@ fn compare_rows(
 }
 
 fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
-    if matches!(output.data(), Data::I8(_)) {
+    if matches!(output.tensor_data(), TensorData::I8(_)) {
         return Ok(());
     }
     let starts: Vec<usize> = (0..output.len()).step_by(PIECE).collect();
@@ -365,7 +365,7 @@ fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
         .par_iter()
         .map(|&from| {
             let len = PIECE.min(output.len() - from);
-            if output.all_finite(from, len) {
+            if output.are_all_finite(from, len) {
                 return (0, None);
             }
             let values = output.to_f64(from, len);
@@ -386,8 +386,10 @@ fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
 
 /// Whether integers are anything but poison: they are all finite.
 fn check_written(name: &str, output: &Tensor) -> Result<(), VerifyError> {
-    match output.data() {
-        Data::I8(values) if values.iter().all(|&value| value == i8::MIN) && !values.is_empty() => {
+    match output.tensor_data() {
+        TensorData::I8(values)
+            if values.iter().all(|&value| value == i8::MIN) && !values.is_empty() =>
+        {
             Err(VerifyError::Shape { output: name.to_owned(), problem: "not written".to_owned() })
         }
         _ => Ok(()),
@@ -403,7 +405,7 @@ struct Differences {
 
 impl Differences {
     fn count(output: &Tensor, &Piece { from, expected }: &Piece<'_, i8>) -> Self {
-        let Data::I8(values) = output.data() else {
+        let TensorData::I8(values) = output.tensor_data() else {
             unreachable!("`shaped` refuses other outputs")
         };
         let values = &values[from..][..expected.len()];
@@ -435,7 +437,7 @@ struct Sums {
 impl Sums {
     fn compare(output: &Tensor, piece: &Piece<'_, f64>) -> Self {
         let mut sums = Self::default();
-        output.for_blocks_f64(piece.from, piece.expected.len(), &mut |start, actual| {
+        output.for_each_f64_block(piece.from, piece.expected.len(), &mut |start, actual| {
             sums.add(piece.from + start, actual, &piece.expected[start..][..actual.len()]);
         });
         sums

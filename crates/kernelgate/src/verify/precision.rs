@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 
-use crate::workload::{Data, Dtype, Expected, Problem, Tensor, Tensors, Tolerance};
+use crate::workload::{Dtype, Expected, Problem, Tensor, TensorData, Tensors, Tolerance};
 
 /// Allowed part of the error of the next lower precision. A row that rounds all its operands to
 /// that precision has the whole error; one that rounds one of two operands has 0.7 of it.
@@ -132,21 +132,21 @@ pub const fn lower_bits(dtype: Dtype) -> Option<u32> {
 pub fn rounded(inputs: &Tensors, bits: u32) -> Tensors {
     let mut all = Tensors::new();
     for (name, tensor) in inputs.iter() {
-        let data = match tensor.data() {
-            Data::F64(values) => Data::F64(each(values, |x| round(x, bits))),
-            Data::F32(values) => Data::F32(each(values, |x| {
+        let data = match tensor.tensor_data() {
+            TensorData::F64(values) => TensorData::F64(each(values, |x| round(x, bits))),
+            TensorData::F32(values) => TensorData::F32(each(values, |x| {
                 let y = round(x.into(), bits) as f32;
                 if y.is_finite() { y } else { x }
             })),
-            Data::F16(values) => Data::F16(each(values, |x| {
+            TensorData::F16(values) => TensorData::F16(each(values, |x| {
                 let y = f16::from_f64(round(x.to_f64(), bits));
                 if y.is_finite() { y } else { x }
             })),
-            Data::Bf16(values) => Data::Bf16(each(values, |x| {
+            TensorData::Bf16(values) => TensorData::Bf16(each(values, |x| {
                 let y = bf16::from_f64(round(x.to_f64(), bits));
                 if y.is_finite() { y } else { x }
             })),
-            Data::I8(values) => Data::I8(values.clone()),
+            TensorData::I8(values) => TensorData::I8(values.clone()),
         };
         all.insert(name, Tensor::new(tensor.shape(), data));
     }
@@ -177,7 +177,9 @@ pub fn limit(
     let mut relative_l2: BTreeMap<String, f64> = BTreeMap::new();
     let (mut largest, mut few) = (0.0f64, Vec::new());
     for (one, moved) in expected.iter().zip(of_rounded) {
-        let (Data::F64(values), Data::F64(moved)) = (&one.values, &moved.values) else { continue };
+        let (TensorData::F64(values), TensorData::F64(moved)) = (&one.values, &moved.values) else {
+            continue;
+        };
         let squared: f64 = values.iter().map(|x| x * x).sum();
         let off: f64 = values.iter().zip(moved).map(|(x, y)| (x - y) * (x - y)).sum();
         let allowed = SHARE * (off / squared).sqrt();

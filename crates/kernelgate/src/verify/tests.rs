@@ -40,7 +40,7 @@ fn outputs_have_their_own_errors_tolerances_and_precision() {
     let outputs = |fine: f32, codes: i8| {
         let all = Tensors::new().with("fine", [1, 2], vec![fine, 2.0f32]);
         let coarse = vec![bf16::from_f32(1.01), bf16::from_f32(2.0)];
-        all.with("coarse", [1, 2], Data::Bf16(coarse)).with("codes", [1, 1], vec![codes])
+        all.with("coarse", [1, 2], TensorData::Bf16(coarse)).with("codes", [1, 1], vec![codes])
     };
     let expected = [
         Expected::all("fine", [1, 2], vec![1.0, 2.0]),

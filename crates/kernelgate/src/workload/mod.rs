@@ -16,7 +16,7 @@ pub use kernelgate_numerics::{random, tensor};
 pub use axis::{Axis, AxisError, Override, Point, Values};
 pub use breakdown::{Breakdown, Part, SampleUnit};
 pub use symmetry::Symmetry;
-pub use tensor::{Data, Dtype, Tensor, Tensors};
+pub use tensor::{Dtype, Tensor, TensorData, Tensors};
 pub use work::{LinkWork, Unit, Work};
 
 /// A workload with its shape, dtype and parameters bound.
@@ -79,7 +79,7 @@ pub trait Problem: Send + Sync + 'static {
     /// asked
     /// for little may do less than the whole of [`Self::inputs`].
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
-        self.inputs(seed).only(names)
+        self.inputs(seed).select_named(names)
     }
 
     /// Operations and fewest bytes of one execution.
@@ -154,12 +154,12 @@ pub struct Expected {
     /// Indices of the rows that `values` holds, ascending; `None` when it holds them all.
     pub rows: Option<Vec<usize>>,
     /// Expected values, row after row: f64, or i8 if the comparison is exact.
-    pub values: Data,
+    pub values: TensorData,
 }
 
 impl Expected {
     /// Expected values of the whole output.
-    pub fn all(name: &str, shape: impl Into<Vec<usize>>, values: impl Into<Data>) -> Self {
+    pub fn all(name: &str, shape: impl Into<Vec<usize>>, values: impl Into<TensorData>) -> Self {
         Self { name: name.to_owned(), shape: shape.into(), rows: None, values: values.into() }
     }
 
@@ -168,7 +168,7 @@ impl Expected {
         name: &str,
         shape: impl Into<Vec<usize>>,
         rows: Vec<usize>,
-        values: impl Into<Data>,
+        values: impl Into<TensorData>,
     ) -> Self {
         Self { name: name.to_owned(), shape: shape.into(), rows: Some(rows), values: values.into() }
     }

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::{Data, Dtype, Expected, Problem, Tensor, Tensors};
+use super::{Dtype, Expected, Problem, Tensor, TensorData, Tensors};
 
 /// A change of inputs with its effect on the outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +113,7 @@ pub fn check(problem: &dyn Problem, seed: u64, tolerated: f64) -> Result<usize, 
 fn whole(expected: &[Expected]) -> Result<Tensors, String> {
     let mut outputs = Tensors::new();
     for one in expected {
-        let dtype = if matches!(one.values, Data::I8(_)) { Dtype::I8 } else { Dtype::F64 };
+        let dtype = if matches!(one.values, TensorData::I8(_)) { Dtype::I8 } else { Dtype::F64 };
         if outputs.get(&one.name).is_none() {
             outputs.insert(&one.name, Tensor::poisoned(one.shape.clone(), dtype));
         }
@@ -166,12 +166,12 @@ fn copy(to: &mut [u8], from: &[u8]) {
 
 fn negate(tensor: &Tensor) -> Tensor {
     let mut negated = Tensor::zeroed(tensor.shape(), tensor.dtype());
-    match (negated.data_mut(), tensor.data()) {
-        (Data::F64(to), Data::F64(from)) => each(to, from, |x| -x),
-        (Data::F32(to), Data::F32(from)) => each(to, from, |x| -x),
-        (Data::F16(to), Data::F16(from)) => each(to, from, |x| -x),
-        (Data::Bf16(to), Data::Bf16(from)) => each(to, from, |x| -x),
-        (Data::I8(to), Data::I8(from)) => each(to, from, i8::wrapping_neg),
+    match (negated.tensor_data_mut(), tensor.tensor_data()) {
+        (TensorData::F64(to), TensorData::F64(from)) => each(to, from, |x| -x),
+        (TensorData::F32(to), TensorData::F32(from)) => each(to, from, |x| -x),
+        (TensorData::F16(to), TensorData::F16(from)) => each(to, from, |x| -x),
+        (TensorData::Bf16(to), TensorData::Bf16(from)) => each(to, from, |x| -x),
+        (TensorData::I8(to), TensorData::I8(from)) => each(to, from, i8::wrapping_neg),
         _ => unreachable!("both have the dtype of the tensor"),
     }
     negated
@@ -192,7 +192,7 @@ mod tests {
 
     fn counted(shape: [usize; 3]) -> Tensor {
         let len = shape.iter().product::<usize>();
-        Tensor::new(shape, Data::F64((0..len).map(|i| i as f64).collect()))
+        Tensor::new(shape, TensorData::F64((0..len).map(|i| i as f64).collect()))
     }
 
     fn values(tensor: &Tensor) -> Vec<f64> {
@@ -215,10 +215,12 @@ mod tests {
         let mut inputs = Tensors::new();
         inputs.insert(
             "x",
-            Tensor::new([1, extent, inner], Data::I8((0..len).map(element).collect())),
+            Tensor::new([1, extent, inner], TensorData::I8((0..len).map(element).collect())),
         );
         let changed = HEADS.changed(&inputs).unwrap();
-        let Data::I8(rolled) = changed.tensor("x").data() else { panic!("another dtype") };
+        let TensorData::I8(rolled) = changed.tensor("x").tensor_data() else {
+            panic!("another dtype")
+        };
         assert!((0..len).all(|i| rolled[(i + inner) % len] == element(i)));
     }
 
@@ -255,6 +257,9 @@ mod tests {
         let changed = negation.changed(&inputs).unwrap();
         assert_eq!(changed.f32("g"), [-1.0, 2.0, -0.5]);
         let outputs = Tensors::new().with("y", [2], vec![3i8, -1]);
-        assert_eq!(negation.undone(&outputs).unwrap().tensor("y").data(), &Data::I8(vec![-3, 1]));
+        assert_eq!(
+            negation.undone(&outputs).unwrap().tensor("y").tensor_data(),
+            &TensorData::I8(vec![-3, 1])
+        );
     }
 }

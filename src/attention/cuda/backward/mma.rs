@@ -9,7 +9,7 @@ use crate::attention::cuda::launch::{
 };
 use crate::attention::cuda::layout::{BackwardLayout, Strides};
 use kernelgate::backend::BackendError;
-use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, Requires};
+use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, RequiredArchitecture};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Extents>] = &[
@@ -85,7 +85,7 @@ const fn one_stage(row: KernelSpec<Extents>) -> KernelSpec<Extents> {
             (FLASH_MMA.defines)(extents).into_iter().chain([stages]).collect()
         },
         constants: |extents| flash_mma_constants(extents, 1),
-        requires: Requires::Between(80, 90),
+        requires: RequiredArchitecture::Between(80, 90),
         ..row
     }
 }
@@ -126,7 +126,8 @@ impl Stages {
     /// Chooses two stages, unless the device has shared memory for one only.
     pub fn choose(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
         let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
-        let fits = |row: &KernelSpec<Extents>| row.unmet_by(extents, arch, most).is_none();
+        let fits =
+            |row: &KernelSpec<Extents>| row.unmet_requirement_for(extents, arch, most).is_none();
         Ok(if !fits(&FLASH_MMA) && fits(&ONE_STAGE) { Self::One } else { Self::Two })
     }
 

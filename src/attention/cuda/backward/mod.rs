@@ -20,7 +20,7 @@ use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Device, KernelSpec};
+use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 use mma::{FLASH_MMA, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, dq_sum_bytes, stats_bytes};
 use saved::{BackwardInputs, save};
 use wgmma::{FLASH_WGMMA, GROUPED, ROUND, key_sum_bytes};
@@ -162,7 +162,7 @@ fn naive(
         gradients(device, &problem.attention)?,
         move |outputs| {
             let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
-            let (at, s) = (|buffer| Argument::from(buffer), || extents.seqlen());
+            let (at, s) = (|buffer| KernelArgument::from(buffer), || extents.seqlen());
             let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
             let sums = [at(out), at(grad_out), at(&delta), s(), extents.batch_heads()];
             within("delta", || sum.launch(&sums))?;

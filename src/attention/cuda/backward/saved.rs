@@ -13,17 +13,17 @@ use crate::attention::definition::Attention;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, Input};
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::{Buffer, Device};
+use kernelgate_cuda::{Device, DeviceBuffer};
 
 /// Tensors that a backward reads.
 pub struct BackwardInputs {
-    pub q: Buffer,
-    pub k: Buffer,
-    pub v: Buffer,
-    pub grad_out: Buffer,
-    pub out: Buffer,
+    pub q: DeviceBuffer,
+    pub k: DeviceBuffer,
+    pub v: DeviceBuffer,
+    pub grad_out: DeviceBuffer,
+    pub out: DeviceBuffer,
     /// fp32, natural logarithm, one a row.
-    pub lse: Buffer,
+    pub lse: DeviceBuffer,
 }
 
 impl BackwardInputs {

@@ -4,7 +4,7 @@ use super::mma::{Call, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, step};
 use crate::attention::cuda::call::{BackwardAddresses, Launches, SumOrder};
 use crate::attention::cuda::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes};
 use kernelgate::backend::BackendError;
-use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, Requires};
+use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, RequiredArchitecture};
 
 /// The kernels; those before and after it are `backward_flash_mma`'s.
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, GROUPED, ROUND, FIXED_ORDER, WHOLE];
@@ -21,7 +21,7 @@ const GROUP_KEYS: usize = KEYS / 2;
 pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     constants: |extents| constants(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
     shared_bytes,
-    requires: Requires::Exactly("sm_90a"),
+    requires: RequiredArchitecture::Exactly("sm_90a"),
     ..kernel(
         "attention/backward_flash_wgmma",
         include_str!("../../../../kernels/attention/backward_flash_wgmma.cu"),

@@ -151,7 +151,7 @@ fn flash_decode(
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
-    if FLASH_DECODE.unmet_by(&extents, arch, most).is_none() {
+    if FLASH_DECODE.unmet_requirement_for(&extents, arch, most).is_none() {
         launcher(&FLASH_DECODE, tile(&extents), problem, inputs, device)
     } else {
         launcher(&SMALL, SMALL_TILE, problem, inputs, device)

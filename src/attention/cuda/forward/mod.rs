@@ -17,7 +17,7 @@ use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Device, KernelSpec};
+use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 use mma::FLASH_MMA;
 use wgmma::FLASH_WGMMA;
 
@@ -123,7 +123,7 @@ pub const WGMMA_ROW: Implementation<AttentionForward> = Implementation {
     },
 };
 
-const NULL: Argument = Argument::Address(0);
+const NULL: KernelArgument = KernelArgument::Address(0);
 
 /// Inputs and output: all that the fused kernels need.
 pub fn flash_bytes(problem: &AttentionForward) -> u64 {
@@ -158,7 +158,7 @@ fn naive(
         qkv([&q, &k, &v]),
         vec![output(device, "out", &problem.attention)?],
         move |outputs| {
-            let (at, s) = (|buffer| Argument::from(buffer), || extents.seqlen());
+            let (at, s) = (|buffer| KernelArgument::from(buffer), || extents.seqlen());
             within("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
             let rows = [at(&scores), at(&probabilities), NULL, s()];
             within("softmax", || normalize.launch(&rows))?;
@@ -184,7 +184,7 @@ fn tiled(
         qkv([&q, &k, &v]),
         vec![output(device, "out", &problem.attention)?],
         move |outputs| {
-            let (at, s) = (|buffer| Argument::from(buffer), || extents.seqlen());
+            let (at, s) = (|buffer| KernelArgument::from(buffer), || extents.seqlen());
             within("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
             within("softmax", || normalize.launch(&[at(&scores), NULL, s()]))?;
             let out = outputs[0].argument();
@@ -206,7 +206,7 @@ fn flash(
         qkv([&q, &k, &v]),
         vec![output(device, "out", &problem.attention)?],
         move |outputs| {
-            let [q, k, v] = [&q, &k, &v].map(Argument::from);
+            let [q, k, v] = [&q, &k, &v].map(KernelArgument::from);
             let arguments = [q, k, v, outputs[0].argument(), NULL, extents.seqlen()];
             within("forward", || step.launch(&arguments))
         },

@@ -14,7 +14,9 @@ use kernelgate::backend::cuda::{CudaTask, Input};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Arguments, Buffer, Device, KernelSpec, Requires};
+use kernelgate_cuda::{
+    Arguments, Device, DeviceBuffer, KernelArgument, KernelSpec, RequiredArchitecture,
+};
 
 /// The kernel, and what fp8 needs.
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, FLASH_WGMMA_FP8, TRANSPOSE_VALUES];
@@ -112,7 +114,7 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
         Stages::new(extents).constants().into_iter().chain(others).collect()
     },
     shared_bytes,
-    requires: Requires::Exactly("sm_90a"),
+    requires: RequiredArchitecture::Exactly("sm_90a"),
     variants,
     ..ANY_KEYS
 };
@@ -240,7 +242,7 @@ fn tile_lists(
     device: &Arc<Device>,
     key_bytes: usize,
     block_keys: usize,
-) -> Result<Buffer, BackendError> {
+) -> Result<DeviceBuffer, BackendError> {
     let Extents { heads, share, s, keys, causal, .. } = *extents;
     let tiling = Tiling { heads, share, s, keys, key_bytes, causal, block_keys };
     let lists = tiling.lists(device.facts().multiprocessors as usize);
@@ -354,7 +356,7 @@ fn flash_wgmma_fp8(
         ],
         lse: 0,
         lse_strides: layout.lse,
-        scales: [&scales[0], &scales[1], &scales[2]].map(Buffer::address),
+        scales: [&scales[0], &scales[1], &scales[2]].map(DeviceBuffer::address),
         tiles: Tiles::Listed(tiles.address()),
     };
     let blocks = device.facts().multiprocessors;
@@ -363,7 +365,8 @@ fn flash_wgmma_fp8(
     let inputs: Vec<_> = named.map(|(name, buffer)| Input::new(name, buffer)).collect();
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
         let _alive = (&q, &k, &scales, &tiles);
-        let arguments = [Argument::from(&v), Argument::from(&transposed), extents.seqlen()];
+        let arguments =
+            [KernelArgument::from(&v), KernelArgument::from(&transposed), extents.seqlen()];
         within("transpose", || first.launch(&arguments))?;
         within("forward", || main.launch())
     }))
@@ -428,7 +431,7 @@ mod tests {
                 tiles: Tiles::Listed(0),
             };
             let given = operands.arguments(&extents);
-            let given: Vec<usize> = given.iter().map(Argument::size).collect();
+            let given: Vec<usize> = given.iter().map(KernelArgument::size).collect();
             let parameters: Vec<usize> =
                 kernel_parameters(&FLASH_WGMMA).iter().map(|it| bytes(it, fp8)).collect();
             assert_eq!(given, parameters);
@@ -439,9 +442,9 @@ mod tests {
     fn other_architectures_are_declined_with_the_reason() {
         let extents = Extents::self_attention(6, 200, Dtype::F16);
         for arch in ["sm_80", "sm_90", "sm_100a", "sm_120a"] {
-            let unmet = FLASH_WGMMA.unmet_by(&extents, arch, 227 << 10);
+            let unmet = FLASH_WGMMA.unmet_requirement_for(&extents, arch, 227 << 10);
             assert_eq!(unmet.as_deref(), Some("needs sm_90a"), "{arch}");
         }
-        assert_eq!(FLASH_WGMMA.unmet_by(&extents, "sm_90a", 227 << 10), None);
+        assert_eq!(FLASH_WGMMA.unmet_requirement_for(&extents, "sm_90a", 227 << 10), None);
     }
 }

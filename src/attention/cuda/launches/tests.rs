@@ -7,8 +7,8 @@ use crate::attention::gradients::AttentionBackward;
 use crate::gpu_tests::gpu;
 use kernelgate::verify::compare;
 use kernelgate::workload::{Dtype, Expected, Problem, Tensor, Tensors, Tolerance};
-use kernelgate_cuda::Buffer;
-use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::DeviceBuffer;
+use kernelgate_cuda::driver::graph::ExecutableGraph;
 
 /// Orders of memory, each with something between tensors that no kernel may read or write.
 #[derive(Debug, Clone, Copy)]
@@ -91,11 +91,11 @@ const POISON: u8 = 0xff;
 /// Buffers of one problem on a device.
 struct Memory {
     /// q, k and v; one buffer for all of them if they are packed.
-    inputs: Vec<Buffer>,
-    gradients: Vec<Buffer>,
-    out: Buffer,
-    grad_out: Buffer,
-    lse: Buffer,
+    inputs: Vec<DeviceBuffer>,
+    gradients: Vec<DeviceBuffer>,
+    out: DeviceBuffer,
+    grad_out: DeviceBuffer,
+    lse: DeviceBuffer,
     places: [Place; 3],
 }
 
@@ -121,7 +121,7 @@ impl Memory {
         }
     }
 
-    fn address(&self, buffers: &[Buffer], index: usize) -> u64 {
+    fn address(&self, buffers: &[DeviceBuffer], index: usize) -> u64 {
         buffers[index % buffers.len()].address() + 2 * self.places[index].first
     }
 
@@ -146,7 +146,7 @@ impl Memory {
     }
 }
 
-fn downloaded(buffer: &Buffer) -> Vec<u8> {
+fn downloaded(buffer: &DeviceBuffer) -> Vec<u8> {
     let mut bytes = vec![0; buffer.bytes()];
     buffer.download(&mut bytes).unwrap();
     bytes
@@ -307,7 +307,7 @@ fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
             outputs.insert("out", memory.places[0].read(&first, attention.dtype));
             assert_agrees(&outputs, &problem.reference(&inputs), problem.tolerance(), &name);
             // The last one writes everything again, though nobody resets the counter between.
-            let graph = Graph::capture(&device, || {
+            let graph = ExecutableGraph::capture(&device, || {
                 (0..3).try_for_each(|_| launches.launch())?;
                 poison()?;
                 launches.launch()

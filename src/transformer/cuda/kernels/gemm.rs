@@ -6,7 +6,7 @@ use crate::transformer::shape::Shape;
 use kernelgate::backend::program::{Operand, Operands, Pointer, boxes, ints};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::KernelSpec;
-use kernelgate_cuda::{MapElement, Requires, TensorBoxes};
+use kernelgate_cuda::{RequiredArchitecture, TensorBoxes, TensorMapElement};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Product>] = &[SWIGLU, SWIGLU_BACKWARD, ROPE];
@@ -128,7 +128,7 @@ pub const SWIGLU: KernelSpec<Product> = KernelSpec {
     },
     constants: |product| Tile::swiglu(product).constants(),
     shared_bytes: |product| Tile::swiglu(product).shared_bytes(),
-    requires: Requires::Exactly(ARCHITECTURE),
+    requires: RequiredArchitecture::Exactly(ARCHITECTURE),
     variants: || vec![SAVING, NOT_SAVING, Product { saved: true, ..XL }, XL],
     ..KernelSpec::new(
         kernel_file(
@@ -146,7 +146,7 @@ pub const SWIGLU_BACKWARD: KernelSpec<Product> = KernelSpec {
     defines: |product| Tile::swiglu_backward(product).defines(None),
     constants: |product| Tile::swiglu_backward(product).constants(),
     shared_bytes: |product| Tile::swiglu_backward(product).shared_bytes(),
-    requires: Requires::Exactly(ARCHITECTURE),
+    requires: RequiredArchitecture::Exactly(ARCHITECTURE),
     variants: || vec![SAVING, LONG, XL],
     ..KernelSpec::new(
         kernel_file(
@@ -166,7 +166,7 @@ pub const ROPE: KernelSpec<Product> = KernelSpec {
     },
     constants: |product| Tile::rope(product).constants(),
     shared_bytes: |product| Tile::rope(product).shared_bytes(),
-    requires: Requires::Exactly(ARCHITECTURE),
+    requires: RequiredArchitecture::Exactly(ARCHITECTURE),
     variants: || vec![NOT_SAVING, LONG, XL, Product { shape: WIDE, ..NOT_SAVING }],
     ..KernelSpec::new(
         kernel_file(
@@ -212,7 +212,7 @@ impl Product {
         let map = |at, [matrices, rows]: [usize; 2], box_rows| {
             let [matrices, rows, d] = [matrices, rows, self.shape.d].map(|extent| extent as u64);
             let tensor = TensorBoxes {
-                element: MapElement::Bf16,
+                element: TensorMapElement::Bf16,
                 extents: [1, matrices, rows, d],
                 strides: [matrices * rows * d, rows * d, d],
                 box_rows: box_rows as u32,

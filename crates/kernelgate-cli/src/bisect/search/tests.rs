@@ -8,10 +8,10 @@ use rayon::prelude::*;
 use super::*;
 use crate::gate::Verdict;
 use crate::gate::calibration::{Calibration, ComparisonKind};
-use crate::gate::paired::{Block, Decision, Observed, Timing, decide};
+use crate::gate::paired::{Block, BlocksByCase, PairedDecision, Timing, decide};
 use kernelgate::record::file;
 
-const TIMES: Times = Times { ratio: 1.1, low: 1.05, high: 1.15 };
+const TEN_PERCENT_SLOWER: CommitTimeRatio = CommitTimeRatio { ratio: 1.1, low: 1.05, high: 1.15 };
 
 /// A search in which the slow places begin with `first_bad`, and some places cannot be measured.
 fn search_without_noise(
@@ -25,15 +25,17 @@ fn search_without_noise(
         let slow = |place: usize| place >= first_bad;
         Ok(match question {
             Question { head, .. } if unusable.contains(head) => Answer::Unusable("why".to_owned()),
-            Question { base, head, .. } if !slow(*base) && slow(*head) => Answer::Slower(TIMES),
-            _ => Answer::NotSlower(TIMES),
+            Question { base, head, .. } if !slow(*base) && slow(*head) => {
+                Answer::Slower(TEN_PERCENT_SLOWER)
+            }
+            _ => Answer::NotSlower(TEN_PERCENT_SLOWER),
         })
     };
     let Ok(ended) = search(last, 96, compare);
     (ended, asked)
 }
 
-fn expect_found(ended: Ended) -> Found {
+fn expect_slowdown_found(ended: Ended) -> SlowdownRange {
     match ended {
         Ended::Found(found) => found,
         other => panic!("{other:?}"),
@@ -45,9 +47,9 @@ fn every_place_is_found_with_a_question_for_each_halving() {
     for last in 1..40 {
         for first_bad in 1..=last {
             let (ended, asked) = search_without_noise(last, first_bad, &[]);
-            let found = expect_found(ended);
+            let found = expect_slowdown_found(ended);
             assert_eq!((found.last_good, found.first_bad), (first_bad - 1, first_bad));
-            assert!(found.is_confirmed() && found.confidence >= 1.0 - RISK);
+            assert!(found.is_confirmed() && found.confidence >= 1.0 - WRONG_ANSWER_PROBABILITY);
             assert!(asked.len() as u32 <= 2 + usize::BITS - last.leading_zeros(), "{asked:?}");
             let end = asked.last().unwrap();
             assert_eq!(
@@ -62,16 +64,19 @@ fn every_place_is_found_with_a_question_for_each_halving() {
 #[test]
 fn unusable_commits_are_searched_around_or_reported_as_a_range() {
     let places = |unusable: &[usize]| {
-        let found = expect_found(search_without_noise(10, 6, unusable).0);
+        let found = expect_slowdown_found(search_without_noise(10, 6, unusable).0);
         (found.last_good, found.first_bad)
     };
     assert_eq!(places(&[1, 3, 4, 7, 9]), (5, 6));
     assert_eq!(places(&[5]), (4, 6));
     assert_eq!(places(&[6, 7]), (5, 8));
     assert_eq!(places(&[1, 2, 3, 4, 5, 6, 7, 8, 9]), (0, 10));
-    assert_eq!(expect_found(search_without_noise(10, 6, &[5]).0).left_out, [(5, "why".to_owned())]);
+    assert_eq!(
+        expect_slowdown_found(search_without_noise(10, 6, &[5]).0).left_out,
+        [(5, "why".to_owned())]
+    );
     assert_eq!(search_without_noise(10, 6, &[10]).0, Ended::EndUnusable("why".to_owned()));
-    assert_eq!(search_without_noise(10, 11, &[]).0, Ended::NoDifference(TIMES));
+    assert_eq!(search_without_noise(10, 11, &[]).0, Ended::NoDifference(TEN_PERCENT_SLOWER));
 }
 
 #[test]
@@ -80,16 +85,16 @@ fn an_undecided_question_is_asked_again_with_more_blocks_and_never_guessed() {
     let compare = |question: &Question| -> Result<Answer, Infallible> {
         asked.push(*question);
         Ok(match question.head {
-            4 => Answer::Slower(TIMES),
+            4 => Answer::Slower(TEN_PERCENT_SLOWER),
             2 => Answer::Undecided("noise".to_owned()),
             // Decided at the second attempt.
             1 if question.attempt == 0 => Answer::Undecided("noise".to_owned()),
-            1 => Answer::NotSlower(TIMES),
-            _ => Answer::Slower(TIMES),
+            1 => Answer::NotSlower(TEN_PERCENT_SLOWER),
+            _ => Answer::Slower(TEN_PERCENT_SLOWER),
         })
     };
     let Ok(ended) = search(4, 10, compare);
-    let found = expect_found(ended);
+    let found = expect_slowdown_found(ended);
     assert_eq!((found.last_good, found.first_bad), (1, 3));
     assert_eq!(found.left_out, [(2, "noise".to_owned())]);
     let blocks = |head: usize| -> Vec<usize> {
@@ -110,12 +115,12 @@ fn a_slow_down_that_is_spread_is_not_blamed_on_one_commit() {
     // one before by so much.
     let compare = |Question { base, head, plan, .. }: &Question| -> Result<Answer, Infallible> {
         let ratio = 1.01f64.powi(i32::try_from(head - base).unwrap());
-        let times = Times { ratio, low: ratio, high: ratio };
+        let times = CommitTimeRatio { ratio, low: ratio, high: ratio };
         let slower = ratio > 1.0 + plan.map_or(0.01, |plan| plan.relative);
         Ok(if slower { Answer::Slower(times) } else { Answer::NotSlower(times) })
     };
     let Ok(ended) = search(16, 10, compare);
-    assert!(!expect_found(ended).is_confirmed());
+    assert!(!expect_slowdown_found(ended).is_confirmed());
 }
 
 /// Every block of A/A comparisons of a case that a device recorded.
@@ -140,8 +145,8 @@ fn round(
     [base, head]: [f64; 2],
     plan: &TestPlan,
     random: &mut impl Rng,
-) -> Decision {
-    let mut observed = Observed::from([("case".to_owned(), Vec::new())]);
+) -> PairedDecision {
+    let mut observed = BlocksByCase::from([("case".to_owned(), Vec::new())]);
     loop {
         let blocks = observed.get_mut("case").unwrap();
         let mut block = noise[random.random_range(0..noise.len())];
@@ -160,7 +165,7 @@ fn round(
 fn answer(noise: &[Block], sides: [f64; 2], plan: &TestPlan, random: &mut impl Rng) -> Answer {
     let first = round(noise, sides, plan, random);
     let ratio = first.ratio;
-    let times = Times { ratio: ratio.center, low: ratio.low, high: ratio.high };
+    let times = CommitTimeRatio { ratio: ratio.center, low: ratio.low, high: ratio.high };
     match first.verdict {
         Verdict::Regressed if round(noise, sides, plan, random).verdict == Verdict::Regressed => {
             Answer::Slower(times)
@@ -189,10 +194,13 @@ fn a_slow_commit_is_found_in_recorded_noise() {
             Ok(answer(&noise, sides, &plan, &mut random))
         };
         let Ok(ended) = search(64, TestPlan::default().max_blocks, compare);
-        let found = expect_found(ended);
+        let found = expect_slowdown_found(ended);
         found.is_confirmed() && (found.last_good, found.first_bad) == (first_slow - 1, first_slow)
     };
     let wrong: Vec<u64> = (0..count).into_par_iter().filter(|seed| !right(*seed)).collect();
     println!("{} of {count} right", count as usize - wrong.len());
-    assert!(wrong.len() as f64 <= RISK * count as f64 * f64::from(count > 20), "{wrong:?}");
+    assert!(
+        wrong.len() as f64 <= WRONG_ANSWER_PROBABILITY * count as f64 * f64::from(count > 20),
+        "{wrong:?}"
+    );
 }

@@ -2,22 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::compare::engine::Engine;
-use crate::compare::session::{Prepared, Session};
+use crate::compare::engine::ComparisonEngine;
+use crate::compare::session::{PreparedSides, Session};
 use crate::compare::{CompareError, ComparisonRequest};
 use crate::gate::calibration::Calibration;
 use kernelgate::record::{Environment, Trials};
 
 /// Range of times of the cases that are chosen on the host if the user names none, nanoseconds:
 /// long against the clock's resolution, short against a process.
-const ON_HOST_NS: (f64, f64) = (0.5e6, 20e6);
+const HOST_TIME_RANGE_NS: (f64, f64) = (0.5e6, 20e6);
 /// Range of these times on a GPU, nanoseconds: long enough that one per cent can be added.
-const ON_GPU_NS: (f64, f64) = (50e3, 20e6);
+const GPU_TIME_RANGE_NS: (f64, f64) = (50e3, 20e6);
 /// Longest time of a first launch relative to a later one.
-const FIRST_LAUNCH: f64 = 4.0;
+const MAX_FIRST_LAUNCH_RATIO: f64 = 4.0;
 
 /// Facts about the choice of cases before they are timed.
-pub struct CaseChoice {
+pub struct CalibrationCaseChoice {
     /// Whether the user named the cases: then all of them are used.
     pub named: bool,
     /// Largest number of cases if the user names none.
@@ -30,17 +30,17 @@ pub struct CaseChoice {
 /// keeps its cases, because the times vary from one run to the next.
 pub fn choose_cases(
     request: &ComparisonRequest,
-    choice: CaseChoice,
+    choice: CalibrationCaseChoice,
     session: &Session,
-    prepared: &mut Prepared,
+    prepared: &mut PreparedSides,
     environment: &Environment,
 ) -> Result<BTreeMap<String, f64>, CompareError> {
-    let window = if environment.on_host() { ON_HOST_NS } else { ON_GPU_NS };
+    let window = if environment.on_host() { HOST_TIME_RANGE_NS } else { GPU_TIME_RANGE_NS };
     let named = choice.named || choice.earlier.is_some();
     if let Some(earlier) = choice.earlier {
         prepared.keep(&earlier.cases.into_keys().collect());
     } else if !named {
-        let near = (window.0 / FIRST_LAUNCH, window.1 * FIRST_LAUNCH);
+        let near = (window.0 / MAX_FIRST_LAUNCH_RATIO, window.1 * MAX_FIRST_LAUNCH_RATIO);
         let cases = prepared.cases();
         let verification_ns = prepared.verification_ns.iter().filter(|(id, _)| cases.contains(*id));
         let verification_ns = verification_ns.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
@@ -50,7 +50,8 @@ pub fn choose_cases(
         return Err(CompareError::NothingToCalibrate);
     }
     session.progress.now("timing the cases");
-    let mut times_ns = Engine::new(request, session, Trials::default()).probe(prepared)?;
+    let mut times_ns =
+        ComparisonEngine::new(request, session, Trials::default()).probe(prepared)?;
     if !named {
         let chosen = choose(&times_ns, window, choice.most);
         prepared.keep(&chosen);

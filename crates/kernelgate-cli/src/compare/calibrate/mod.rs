@@ -8,28 +8,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::engine::Engine;
+use super::engine::ComparisonEngine;
 use super::engine::rounds;
 use super::progress::{self, ComparisonProgress};
-use super::session::{Prepared, Session, Tools};
-use super::trials::load::CoRunning;
+use super::session::{PreparedSides, Session, SessionTools};
+use super::trials::load::CoRunningLoad;
 use super::{CompareError, ComparisonRequest, Injection, SideSource};
 use crate::gate::calibration::{
     Calibration, CalibrationComparison, CalibrationPart, ComparisonKind, Series, anchors, differing,
 };
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
-use cases::{CaseChoice, choose_cases};
+use cases::{CalibrationCaseChoice, choose_cases};
 use kernelgate::record::{Environment, Provenance, Shard, Trials, file, timestamp};
 use kernelgate::stats::median;
-use probes::DelaySizes;
+use probes::InjectedDelaySizes;
 
 /// Processes before a comparison that measure the times from which delays are derived.
-const PROBES: usize = 3;
+const PROBE_PROCESSES: usize = 3;
 /// Time between two measurements of the anchors.
 const ANCHOR_INTERVAL: Duration = Duration::from_secs(10);
 /// Number of layouts that alternate: on a GPU each of them is compiled once.
-const LAYOUTS: usize = 16;
+const MAX_CODE_LAYOUTS: usize = 16;
 
 /// Number and settings of the comparisons of a calibration.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,7 +76,7 @@ pub fn run(
     settings: &CalibrationRequest,
 ) -> Result<(Calibration, usize), CompareError> {
     let started = Instant::now();
-    let session = Session::open(request, true, Tools::watched()?)?;
+    let session = Session::open(request, true, SessionTools::watched()?)?;
     let outcome = measure(request, settings, &session, started);
     session.progress.end();
     outcome
@@ -88,28 +88,32 @@ fn measure(
     session: &Session,
     started: Instant,
 ) -> Result<(Calibration, usize), CompareError> {
-    let mut prepared = Engine::new(request, session, Trials::default()).prepare()?;
+    let mut prepared = ComparisonEngine::new(request, session, Trials::default()).prepare()?;
     let left_out: BTreeSet<String> =
         prepared.case_errors().map(|(case, reason)| format!("skipped: {case}: {reason}")).collect();
     left_out.iter().for_each(|line| session.progress.say(line));
     let environment = prepared.environment.clone().ok_or(CompareError::NothingVerified)?;
     let earlier = file::read::<Calibration>(&settings.state).ok().filter(|_| settings.resume);
-    let choice = CaseChoice { named: settings.named, most: settings.cases, earlier };
+    let choice = CalibrationCaseChoice { named: settings.named, most: settings.cases, earlier };
     let times_ns = choose_cases(request, choice, session, &mut prepared, &environment)?;
     let simulated: BTreeSet<&String> =
         prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
     if !simulated.is_empty() && !settings.injected.is_empty() {
         let cases = simulated.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        session.progress.say(&format!("{}{cases}", Calibration::SIMULATED));
+        session.progress.say(&format!("{}{cases}", Calibration::SIMULATED_CASES_NOTE));
     }
     let listed = times_ns.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     session
         .progress
         .say(&format!("{}: {listed}", kernelgate::display::counted(times_ns.len(), "case")));
-    let mut calibration =
-        continue_or_start(request, settings, session, (&prepared, environment, times_ns))?;
+    let mut calibration = continue_or_start_calibration(
+        request,
+        settings,
+        session,
+        (&prepared, environment, times_ns),
+    )?;
     calibration.left_out.extend(left_out);
-    let tasks = schedule(settings);
+    let tasks = comparison_schedule(settings);
     let remaining: Vec<(ComparisonKind, usize)> =
         tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
     let (measuring, mut done, mut last_anchors) = (Instant::now(), 0, None);
@@ -141,16 +145,24 @@ fn measure(
             kind.name()
         );
         session.progress.now(&label);
-        let engine = Engine::new(request, session, Trials::default());
+        let engine = ComparisonEngine::new(request, session, Trials::default());
         let is_due = last_anchors.is_none_or(|last: Instant| last.elapsed() > ANCHOR_INTERVAL);
-        let anchors = match is_due && calibration.comparisons.len() < anchors::MAX_MEASUREMENTS {
-            true => engine.anchors(&prepared)?,
-            false => None,
-        };
+        let anchors =
+            match is_due && calibration.comparisons.len() < anchors::MAX_ANCHOR_MEASUREMENTS {
+                true => engine.anchors(&prepared)?,
+                false => None,
+            };
         if anchors.is_some() {
             last_anchors = Some(Instant::now());
         }
-        let compared = compare_once(request, settings, session, &prepared, (kind, number), &label)?;
+        let compared = run_calibration_comparison(
+            request,
+            settings,
+            session,
+            &prepared,
+            (kind, number),
+            &label,
+        )?;
         report(&session.progress, &compared);
         let card = calibration.environment.device_id();
         calibration.comparisons.push(CalibrationComparison { card, anchors, ..compared });
@@ -166,7 +178,7 @@ impl CalibrationRequest {
     /// The part that is measured, if this is a shard.
     fn part(&self, cases: &BTreeSet<String>) -> Option<CalibrationPart> {
         let shard = self.shard?;
-        let all = schedule(&Self { shard: None, ..self.clone() });
+        let all = comparison_schedule(&Self { shard: None, ..self.clone() });
         let tasks: Vec<String> = all.iter().map(|task| format!("{task:?}")).collect();
         let facts = tasks.iter().chain(cases).map(String::as_str);
         let comparisons = shard.deal(&all).count();
@@ -176,7 +188,7 @@ impl CalibrationRequest {
 
 /// All comparisons of this shard, with the kinds evenly mixed, so that drift of the machine affects
 /// all kinds.
-fn schedule(settings: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
+fn comparison_schedule(settings: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
     let untouched = [
         (ComparisonKind::Null, settings.null),
         (ComparisonKind::Layout, settings.layouts),
@@ -219,11 +231,11 @@ fn time_left(calibration: &Calibration, tasks: usize, elapsed: Duration, done: u
 }
 
 /// The calibration to continue, or an empty one.
-fn continue_or_start(
+fn continue_or_start_calibration(
     request: &ComparisonRequest,
     settings: &CalibrationRequest,
     session: &Session,
-    (prepared, environment, cases): (&Prepared, Environment, BTreeMap<String, f64>),
+    (prepared, environment, cases): (&PreparedSides, Environment, BTreeMap<String, f64>),
 ) -> Result<Calibration, CompareError> {
     let identity = session.identity(request)?;
     // An executable that was built elsewhere does not record its commit: the package around it is
@@ -240,7 +252,7 @@ fn continue_or_start(
         commands: BTreeSet::new(),
         plan: settings.plan,
         budget_s: request.budget.as_secs_f64(),
-        sampling: Engine::sampling(prepared),
+        sampling: ComparisonEngine::sampling(prepared),
         cases,
         left_out: BTreeSet::new(),
         simulated: prepared.criterion.iter().flat_map(|bench| bench.cases.clone()).collect(),
@@ -285,11 +297,11 @@ fn continue_or_start(
 }
 
 /// Runs one comparison; its processes are new and used once.
-fn compare_once(
+fn run_calibration_comparison(
     request: &ComparisonRequest,
     settings: &CalibrationRequest,
     session: &Session,
-    prepared: &Prepared,
+    prepared: &PreparedSides,
     (kind, number): (ComparisonKind, usize),
     label: &str,
 ) -> Result<CalibrationComparison, CompareError> {
@@ -299,9 +311,9 @@ fn compare_once(
     let delays_ns: BTreeMap<String, f64> = match kind.percent() {
         Some(percent) => {
             let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-            for _ in 0..PROBES {
+            for _ in 0..PROBE_PROCESSES {
                 for (id, time_ns) in
-                    Engine::new(request, session, Trials::default()).probe(prepared)?
+                    ComparisonEngine::new(request, session, Trials::default()).probe(prepared)?
                 {
                     times_ns.entry(id).or_default().push(time_ns);
                 }
@@ -327,7 +339,7 @@ fn compare_once(
     let injection = Injection {
         delays_ns: delays_ns.clone(),
         by_work: matches!(kind, ComparisonKind::Work(_)),
-        layout: matches!(kind, ComparisonKind::Layout).then_some(1 + number % LAYOUTS),
+        layout: matches!(kind, ComparisonKind::Layout).then_some(1 + number % MAX_CODE_LAYOUTS),
         ..Injection::default()
     };
     let mut request_of_head = ComparisonRequest { injection, ..request.clone() };
@@ -335,22 +347,27 @@ fn compare_once(
     let mut prepared = prepared.clone();
     let not_made = match delays_ns.is_empty() || on_host {
         true => BTreeMap::new(),
-        false => fit_delays(&mut request_of_head, session, &mut prepared),
+        false => fit_injected_delays(&mut request_of_head, session, &mut prepared),
     };
     let co_running = match kind {
         ComparisonKind::Sham if on_host => {
-            CoRunning::Threads(std::thread::available_parallelism().map_or(1, Into::into))
+            CoRunningLoad::Threads(std::thread::available_parallelism().map_or(1, Into::into))
         }
         ComparisonKind::Sham => {
             // After the time of a whole process the co-running load certainly runs.
             let whole = Instant::now();
-            Engine::new(request, session, Trials::default()).probe(&prepared)?;
-            CoRunning::Process(whole.elapsed())
+            ComparisonEngine::new(request, session, Trials::default()).probe(&prepared)?;
+            CoRunningLoad::Process(whole.elapsed())
         }
-        _ => CoRunning::Nothing,
+        _ => CoRunningLoad::Nothing,
     };
-    let mut engine =
-        Engine::for_calibration(&request_of_head, session, settings.plan, co_running, label);
+    let mut engine = ComparisonEngine::for_calibration(
+        &request_of_head,
+        session,
+        settings.plan,
+        co_running,
+        label,
+    );
     let comparison = engine.compare(prepared)?;
     let took = (started, clock.elapsed());
     let mut comparison_record =
@@ -361,14 +378,15 @@ fn compare_once(
 
 /// Finds the sizes of the injected delays once and with care, so that all processes use the same.
 /// Removes the cases that cannot be delayed by so much, and returns the reasons.
-fn fit_delays(
+fn fit_injected_delays(
     request_of_head: &mut ComparisonRequest,
     session: &Session,
-    prepared: &mut Prepared,
+    prepared: &mut PreparedSides,
 ) -> BTreeMap<String, String> {
-    let found = Engine::new(request_of_head, session, Trials::default()).delay_sizes(prepared);
+    let found = ComparisonEngine::new(request_of_head, session, Trials::default())
+        .injected_delay_sizes(prepared);
     match found {
-        Ok(DelaySizes { sizes, failed }) => {
+        Ok(InjectedDelaySizes { sizes, failed }) => {
             request_of_head.injection.delay_sizes = sizes;
             let can_be_delayed = |id: &&String| !failed.contains_key(*id);
             prepared.keep(&prepared.cases().iter().filter(can_be_delayed).cloned().collect());
@@ -456,7 +474,7 @@ fn report(progress: &ComparisonProgress, comparison: &CalibrationComparison) {
 mod tests {
     use super::*;
 
-    fn request_for(shard: Option<Shard>) -> CalibrationRequest {
+    fn calibration_request(shard: Option<Shard>) -> CalibrationRequest {
         CalibrationRequest {
             null: 7,
             layouts: 1,
@@ -478,7 +496,7 @@ mod tests {
 
     #[test]
     fn shards_share_everything_and_nothing_twice() {
-        let whole = schedule(&request_for(None));
+        let whole = comparison_schedule(&calibration_request(None));
         assert_eq!(whole.len(), 21);
         // The first half has comparisons of every kind that occurs several times.
         for kind in [
@@ -491,8 +509,9 @@ mod tests {
             assert!(whole[..11].iter().any(|task| task.0 == kind), "{kind:?}");
         }
         let shards = (1..=4).map(|index| Shard { index, count: 4 });
-        let parts: Vec<(ComparisonKind, usize)> =
-            shards.flat_map(|shard| schedule(&request_for(Some(shard)))).collect();
+        let parts: Vec<(ComparisonKind, usize)> = shards
+            .flat_map(|shard| comparison_schedule(&calibration_request(Some(shard))))
+            .collect();
         assert_eq!(parts.len(), whole.len());
         assert!(whole.iter().all(|task| parts.contains(task)));
     }

@@ -4,36 +4,36 @@
 use std::collections::BTreeMap;
 
 use crate::compare::CompareError;
-use crate::compare::engine::Engine;
+use crate::compare::engine::ComparisonEngine;
 use crate::compare::engine::rounds;
-use crate::compare::session::{Bench, Prepared};
-use crate::compare::sides::install::Driver;
+use crate::compare::session::{Bench, PreparedSides};
+use crate::compare::sides::install::BenchDriver;
 use crate::gate::paired::Arm;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::record::{CaseRecord, ProcessRun, TrialRequest, TrialSampling};
 
 /// Sizes of the delays on a GPU, as its kernels take them.
 #[derive(Debug, Default)]
-pub struct DelaySizes {
+pub struct InjectedDelaySizes {
     /// Sizes by case.
     pub sizes: BTreeMap<String, u64>,
     /// Cases that cannot be delayed by so much, with the reason.
     pub failed: BTreeMap<String, String>,
 }
 
-impl Engine<'_> {
+impl ComparisonEngine<'_> {
     /// Runs one process of each bench of the base, timed as any other: nanoseconds a launch by
     /// case, and how long the cases were timed.
-    pub fn probe(&self, prepared: &Prepared) -> Result<BTreeMap<String, f64>, CompareError> {
-        let runs = self.run_once(prepared, Arm::Base, "probe")?;
-        let timings = runs.iter().flat_map(rounds::timings);
+    pub fn probe(&self, prepared: &PreparedSides) -> Result<BTreeMap<String, f64>, CompareError> {
+        let runs = self.run_one_process(prepared, Arm::Base, "probe")?;
+        let timings = runs.iter().flat_map(rounds::timings_by_case);
         Ok(timings.map(|(id, timing)| (id, timing.time_ns)).collect())
     }
 
     /// Rates of fixed work, as one process of the base measures them next to one case; absent if
     /// every bench uses Criterion alone.
-    pub fn anchors(&self, prepared: &Prepared) -> Result<Option<AnchorRecord>, CompareError> {
-        let of_harness = |bench: &&Bench| bench.driver != Driver::Criterion;
+    pub fn anchors(&self, prepared: &PreparedSides) -> Result<Option<AnchorRecord>, CompareError> {
+        let of_harness = |bench: &&Bench| bench.driver != BenchDriver::Criterion;
         let Some(bench) = prepared.benches.iter().find(of_harness) else { return Ok(None) };
         let cases = bench.cases.iter().take(1).cloned().collect();
         let request = TrialRequest {
@@ -48,11 +48,14 @@ impl Engine<'_> {
 
     /// The delay sizes that one process of the head finds for each bench, by case, and the reasons
     /// why other cases have none.
-    pub fn delay_sizes(&self, prepared: &Prepared) -> Result<DelaySizes, CompareError> {
+    pub fn injected_delay_sizes(
+        &self,
+        prepared: &PreparedSides,
+    ) -> Result<InjectedDelaySizes, CompareError> {
         let mut delayed = prepared.clone();
         delayed.keep(&self.request.injection.delays_ns.keys().cloned().collect());
-        let runs = self.run_once(&delayed, Arm::Head, "delays")?;
-        let mut found = DelaySizes::default();
+        let runs = self.run_one_process(&delayed, Arm::Head, "delays")?;
+        let mut found = InjectedDelaySizes::default();
         for run in runs {
             let sized = |(id, case): (_, CaseRecord)| Some((id, case.samples.delay_size?));
             found.sizes.extend(run.cases.into_iter().filter_map(sized));
@@ -62,9 +65,9 @@ impl Engine<'_> {
     }
 
     /// Runs one process of each bench of a side, timed as any other.
-    fn run_once(
+    fn run_one_process(
         &self,
-        prepared: &Prepared,
+        prepared: &PreparedSides,
         arm: Arm,
         session: &str,
     ) -> Result<Vec<ProcessRun>, CompareError> {

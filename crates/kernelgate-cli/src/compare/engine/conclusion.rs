@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 
 use super::rounds;
-use super::{Engine, Facts};
+use super::{ComparisonEngine, Facts};
 use crate::compare::matched::MatchedCases;
 use crate::compare::session::{Bench, delays_text};
-use crate::gate::comparison::{BuildFacts, Comparison, Round};
+use crate::gate::comparison::{BuildFacts, Comparison, ComparisonRound};
 use crate::gate::judgement::Judgement;
 use crate::gate::outputs::numerics::NumericsReport;
 use crate::gate::outputs::verification::VerificationLoss;
-use crate::gate::paired::{Decision, Outcome};
+use crate::gate::paired::{Outcome, PairedDecision};
 use crate::gate::reason::Reason;
 use crate::gate::rules::RulesReport;
 use crate::gate::verdict::Verdict;
 use kernelgate::record::Verification;
 
-impl Engine<'_> {
+impl ComparisonEngine<'_> {
     /// Concludes from the outcome of both rounds.
     pub(super) fn conclude(
         &self,
@@ -25,8 +25,8 @@ impl Engine<'_> {
         second: Option<&Outcome>,
         facts: Facts,
     ) -> Comparison {
-        matched.failed.extend(rounds::failures(&self.trials.trials));
-        let mut unmeasured = self.without_block(&matched, benches, &first);
+        matched.failed.extend(rounds::failure_reasons(&self.trials.trials));
+        let mut unmeasured = self.cases_without_block(&matched, benches, &first);
         unmeasured.append(&mut matched.unmeasured);
         unmeasured.retain(|id, _| !matched.failed.contains_key(id));
         let losses: BTreeMap<String, VerificationLoss> = facts
@@ -58,7 +58,7 @@ impl Engine<'_> {
             .filter(|case| facts.verification.get(*case).is_some_and(is_unverified))
             .cloned()
             .collect();
-        let refused = matched.refusals();
+        let refused = matched.comparison_refusals();
         let facts_of_builds = BuildFacts {
             base: base.label.clone(),
             head: head.label.clone(),
@@ -99,21 +99,21 @@ impl Engine<'_> {
     /// Judgements of decided cases, confirmed by the second round.
     fn judgements(
         &self,
-        decisions: impl Iterator<Item = Decision>,
+        decisions: impl Iterator<Item = PairedDecision>,
         benches: &[Bench],
         second: Option<&Outcome>,
         losses: &BTreeMap<String, VerificationLoss>,
     ) -> Vec<Judgement> {
-        let stopped = rounds::stopped(&self.trials.trials);
+        let stopped = rounds::stop_reasons(&self.trials.trials);
         // An abandoned bench is the reason for open cases; earlier decisions stay.
-        let open = |decision: &Decision| {
+        let open = |decision: &PairedDecision| {
             matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed)
         };
-        let case_error = |decision: &Decision| -> Vec<Reason> {
+        let case_error = |decision: &PairedDecision| -> Vec<Reason> {
             let abandoned = || self.abandoned(benches, &decision.case).filter(|_| open(decision));
             stopped.get(&decision.case).cloned().or_else(abandoned).into_iter().collect()
         };
-        let again = |decision: &Decision| {
+        let again = |decision: &PairedDecision| {
             second.and_then(|second| second.decision(&decision.case)).cloned()
         };
         decisions
@@ -132,13 +132,13 @@ impl Engine<'_> {
     }
 
     /// Cases that were selected but got no block, with the reason.
-    fn without_block(
+    fn cases_without_block(
         &self,
         matched: &MatchedCases,
         benches: &[Bench],
         first: &Outcome,
     ) -> BTreeMap<String, Vec<Reason>> {
-        let stopped = rounds::stopped(&self.trials.trials);
+        let stopped = rounds::stop_reasons(&self.trials.trials);
         let (budget_s, max_blocks) = (self.request.budget.as_secs_f64(), self.plan.max_blocks);
         let why = |id: &String| {
             let reason = stopped.get(id).cloned().or_else(|| self.abandoned(benches, id));
@@ -157,10 +157,10 @@ impl Engine<'_> {
     }
 
     /// Blocks, processes and time of a round so far; `None` before its first process.
-    pub(super) fn facts_of(&self, round: u32) -> Option<Round> {
+    pub(super) fn facts_of(&self, round: u32) -> Option<ComparisonRound> {
         let trials = || self.trials.trials.iter().filter(move |trial| trial.round == round);
         let blocks = trials().map(|trial| trial.block + 1).max()?;
-        Some(Round {
+        Some(ComparisonRound {
             blocks,
             processes: trials().count(),
             wall_s: trials().map(|trial| trial.wall_s).sum(),

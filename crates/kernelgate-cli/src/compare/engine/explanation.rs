@@ -3,44 +3,45 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Engine;
+use super::ComparisonEngine;
 use crate::benches::criterion;
 use crate::compare::session::Bench;
-use crate::compare::sides::install::Driver;
+use crate::compare::sides::install::BenchDriver;
 use crate::compare::trials::by_protocol;
 use crate::compare::trials::process::TrialSetup;
 use crate::gate::comparison::Comparison;
 use crate::gate::judgement::{Judgement, PairEvidence};
-use crate::gate::kernels::explanation::{Explanation, explain};
-use crate::gate::paired::{Arm, Decision};
+use crate::gate::kernels::explanation::{ChangeExplanation, explain};
+use crate::gate::paired::{Arm, PairedDecision};
 use crate::gate::verdict::Verdict;
 use kernelgate::protocol::{Action, ProfiledCase, ResponseBody};
 
 /// Largest number of cases of a bench that are profiled, those that became slowest first: each is
 /// prepared and verified on both sides.
-const MAX_PROFILED: usize = 4;
+const MAX_PROFILED_CASES: usize = 4;
 
-impl Engine<'_> {
+impl ComparisonEngine<'_> {
     /// Explanations of the cases that regressed.
-    pub(super) fn explanations(
+    pub(super) fn explain_changes(
         &self,
         comparison: &Comparison,
         benches: &[Bench],
-    ) -> BTreeMap<String, Explanation> {
+    ) -> BTreeMap<String, ChangeExplanation> {
         let regressed = comparison.judged.iter().filter(|it| it.verdict == Verdict::Regressed);
         let decisions =
             regressed.filter_map(Judgement::pairs).map(|PairEvidence { decision, .. }| decision);
-        let mut slower: Vec<&Decision> = decisions.collect();
+        let mut slower: Vec<&PairedDecision> = decisions.collect();
         slower.sort_by(|a, b| b.ratio.center.total_cmp(&a.ratio.center));
         let mut explanations = BTreeMap::new();
         for bench in benches {
             let of_bench = slower.iter().filter(|it| bench.cases.contains(&it.case));
-            let of_bench: Vec<&Decision> = of_bench.take(MAX_PROFILED).copied().collect();
+            let of_bench: Vec<&PairedDecision> =
+                of_bench.take(MAX_PROFILED_CASES).copied().collect();
             if of_bench.is_empty() {
                 continue;
             }
             let cases = of_bench.iter().map(|it| it.case.clone()).collect();
-            let profiles = self.profiles(bench, &cases);
+            let profiles = self.profile_cases(bench, &cases);
             for decision in of_bench {
                 let case = &decision.case;
                 let found = match &profiles {
@@ -55,12 +56,12 @@ impl Engine<'_> {
     }
 
     /// Profiles of base and head.
-    fn profiles(
+    fn profile_cases(
         &self,
         bench: &Bench,
         cases: &BTreeSet<String>,
     ) -> Result<[Vec<ProfiledCase>; 2], String> {
-        if bench.driver == Driver::Criterion {
+        if bench.driver == BenchDriver::Criterion {
             return Err("it uses Criterion alone".to_owned());
         }
         self.progress.now(&format!("profiling {} slower cases of {}", cases.len(), bench.name));

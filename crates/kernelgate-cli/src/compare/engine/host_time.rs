@@ -4,28 +4,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::{Engine, index};
+use super::{ComparisonEngine, index};
 use crate::compare::Injection;
-use crate::compare::session::{Bench, Prepared};
-use crate::compare::sides::install::Driver;
+use crate::compare::session::{Bench, PreparedSides};
+use crate::compare::sides::install::BenchDriver;
 use crate::compare::trials::driver;
 use crate::gate::costs::host_time;
-use crate::gate::costs::{Cost, CostGrowth};
+use crate::gate::costs::{CaseCost, CostGrowth};
 use crate::gate::paired::Arm;
 use kernelgate::record::{TrialRequest, TrialSampling};
 
-impl Engine<'_> {
+impl ComparisonEngine<'_> {
     /// The costs that grew; those of host time are measured again as long as the budget lasts.
-    pub(super) fn measured_again(
+    pub(super) fn measure_host_time_again(
         &self,
-        prepared: &Prepared,
+        prepared: &PreparedSides,
         costs: Vec<CostGrowth>,
         started: Instant,
     ) -> Vec<CostGrowth> {
         let (suspected, mut rest): (Vec<_>, Vec<_>) =
-            costs.into_iter().partition(|it| it.cost == Cost::HostTime);
+            costs.into_iter().partition(|it| it.cost == CaseCost::HostTime);
         let needed = host_time::pairs(suspected.len());
-        rest.extend(host_time::confirm_growth(suspected, |cases, pair| {
+        rest.extend(host_time::confirm_cost_growth(suspected, |cases, pair| {
             if started.elapsed() > self.request.budget {
                 return None;
             }
@@ -33,20 +33,20 @@ impl Engine<'_> {
             self.progress.detail(&format!(
                 "the host may take longer to launch {count} cases: pair {next} of {needed}"
             ));
-            Some(self.host_times(prepared, cases, pair))
+            Some(self.measure_host_times(prepared, cases, pair))
         }));
         rest
     }
 
     /// The host's times of these cases in one more process of base and head each.
-    fn host_times(
+    fn measure_host_times(
         &self,
-        prepared: &Prepared,
+        prepared: &PreparedSides,
         cases: &BTreeSet<String>,
         pair: usize,
     ) -> BTreeMap<String, [f64; 2]> {
         let mut found = BTreeMap::new();
-        let ours = |bench: &&Bench| matches!(bench.driver, Driver::Protocol(_));
+        let ours = |bench: &&Bench| matches!(bench.driver, BenchDriver::Protocol(_));
         for bench in prepared.benches.iter().filter(ours) {
             let cases: BTreeSet<String> = bench.cases.intersection(cases).cloned().collect();
             if cases.is_empty() {

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::preparation::VERIFY_TIMEOUT;
-use super::{Engine, index};
-use crate::compare::session::{Session, Tools};
-use crate::compare::sides::install::Driver;
+use super::{ComparisonEngine, index};
+use crate::compare::session::{Session, SessionTools};
+use crate::compare::sides::install::BenchDriver;
 use crate::compare::trials::by_protocol;
 use crate::compare::{CompareError, ComparisonRequest};
-use crate::gate::kernels::code::KernelsCompared;
+use crate::gate::kernels::code::ComparedKernels;
 use crate::gate::paired::Arm;
 use kernelgate::protocol::{Action, ResourcesReport, ResponseBody};
 use kernelgate::record::{TrialRequest, TrialSampling, Trials};
@@ -23,18 +23,18 @@ use kernelgate::record::{TrialRequest, TrialSampling, Trials};
 pub fn list_kernels(
     request: &ComparisonRequest,
     architectures: &[String],
-) -> Result<Vec<KernelsCompared>, CompareError> {
-    let session = Session::open(request, false, Tools::watched()?)?;
-    let engine = Engine::new(request, &session, Trials::default());
+) -> Result<Vec<ComparedKernels>, CompareError> {
+    let session = Session::open(request, false, SessionTools::watched()?)?;
+    let engine = ComparisonEngine::new(request, &session, Trials::default());
     let compared = |arch: &String| engine.kernels(arch);
     let kernels = architectures.iter().map(compared).collect();
     session.progress.end();
     Ok(kernels)
 }
 
-impl Engine<'_> {
-    fn kernels(&self, arch: &str) -> KernelsCompared {
-        let mut all = KernelsCompared { arch: arch.to_owned(), ..KernelsCompared::default() };
+impl ComparisonEngine<'_> {
+    fn kernels(&self, arch: &str) -> ComparedKernels {
+        let mut all = ComparedKernels { arch: arch.to_owned(), ..ComparedKernels::default() };
         let driven = self.session.sides.iter().flat_map(|side| side.executables.driven.keys());
         for bench in driven.collect::<BTreeSet<_>>() {
             match [Arm::Base, Arm::Head].map(|arm| self.compiled(arm, bench, arch)) {
@@ -49,7 +49,7 @@ impl Engine<'_> {
 
     fn compiled(&self, arm: Arm, bench: &str, arch: &str) -> Result<ResourcesReport, String> {
         let executable = self.session.sides[index(arm)].executables.driven.get(bench);
-        if executable.is_none_or(|it| it.driver == Driver::Criterion) {
+        if executable.is_none_or(|it| it.driver == BenchDriver::Criterion) {
             return Err(format!("in the {arm} no bench of this harness has that name"));
         }
         self.progress.now(&format!("compiling the kernels of {bench} for {arch}"));

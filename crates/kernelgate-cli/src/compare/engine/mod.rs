@@ -14,21 +14,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rounds::TimeLeft;
+use rounds::RoundTimeLeft;
 
 use super::plan::ResolvedPlan;
 use super::progress::{self, ComparisonProgress};
-use super::session::{Bench, PlannedShard, Prepared, Session, TRIALS, Tools, open_trials};
+use super::session::{
+    Bench, PlannedShard, PreparedSides, Session, SessionTools, TRIALS_FILE, open_trials,
+};
 use super::trials::driver;
-use super::trials::load::{BusyThreads, CoRunning};
+use super::trials::load::{BusyLoadThreads, CoRunningLoad};
 use super::trials::process::{TrialProcess, TrialSetup};
 use super::{CompareError, ComparisonRequest, Injection};
 use crate::gate::calibration::Series;
-use crate::gate::comparison::{Broken, Comparison, CriterionBench};
+use crate::gate::comparison::{Comparison, CriterionOnlyBench, FailedProcess};
 use crate::gate::comparison_shard::ComparisonShard;
 use crate::gate::costs;
 use crate::gate::limits::{LimitSource, Limits};
-use crate::gate::paired::{Arm, Family, Outcome, TestPlan, Timing, decide_each};
+use crate::gate::paired::{Arm, Family, Outcome, TestPlan, Timing, decide_cases};
 use crate::gate::rules::{FILE, Rules};
 use crate::gate::verdict::Verdict;
 use kernelgate::record::{
@@ -36,13 +38,13 @@ use kernelgate::record::{
 };
 
 /// Blocks after which the variance between pairs is known well enough to estimate the time left.
-const ESTIMATED_FROM: usize = 4;
+const MIN_BLOCKS_FOR_TIME_LEFT: usize = 4;
 
 /// Failed processes of a side after which its bench is abandoned.
-const MAX_BROKEN: usize = 2;
+const MAX_FAILED_PROCESSES: usize = 2;
 
 /// A comparison that runs.
-pub struct Engine<'a> {
+pub struct ComparisonEngine<'a> {
     pub(super) request: &'a ComparisonRequest,
     pub(super) session: &'a Session,
     pub(super) progress: ComparisonProgress,
@@ -54,10 +56,10 @@ pub struct Engine<'a> {
     /// Cases that share the error rates.
     family: Family,
     /// Co-running load while the head's processes run.
-    co_running: CoRunning,
+    co_running: CoRunningLoad,
     /// Every process so far.
     pub trials: Trials,
-    pub(super) broken: Vec<Broken>,
+    pub(super) broken: Vec<FailedProcess>,
     /// Benches that Criterion's flags do not drive, with the reason.
     pub(super) undrivable: BTreeMap<String, String>,
 }
@@ -66,7 +68,7 @@ pub struct Engine<'a> {
 #[derive(Default)]
 struct RoundProgress {
     /// Estimate of the time left, and the time when it was made.
-    estimate: Option<TimeLeft>,
+    estimate: Option<RoundTimeLeft>,
     estimated: Option<Instant>,
     /// Decided cases; `None` before the first line.
     decided: Option<usize>,
@@ -79,7 +81,7 @@ pub struct Facts {
     /// Whether the code was optimised.
     pub optimised: bool,
     /// Benches of Criterion alone.
-    pub criterion: Vec<CriterionBench>,
+    pub criterion: Vec<CriterionOnlyBench>,
     /// How far both sides verified each case that they have, base first.
     pub verification: BTreeMap<String, [Verification; 2]>,
     /// Cases that are not timed because their executable is the same on both sides.
@@ -100,13 +102,13 @@ pub struct ComparisonOutcome {
 /// # Errors
 /// When a side cannot be made ready, or a file cannot be copied.
 pub fn build(request: &ComparisonRequest, output: &Path) -> Result<(), CompareError> {
-    let session = Session::open(request, false, Tools::watched()?)?;
+    let session = Session::open(request, false, SessionTools::watched()?)?;
     for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&session.sides) {
         let folder = output.join(arm.name());
         std::fs::create_dir_all(&folder)
             .map_err(|cause| CompareError::io("make", &folder, cause))?;
         for bench in side.executables.driven.keys() {
-            let built = session.folder.side_path(arm).join("bin").join(bench);
+            let built = session.folder.side_folder_path(arm).join("bin").join(bench);
             let copied = std::fs::copy(&built, folder.join(bench));
             copied.map_err(|cause| CompareError::io("copy", &built, cause))?;
         }
@@ -118,31 +120,36 @@ pub fn build(request: &ComparisonRequest, output: &Path) -> Result<(), CompareEr
 /// Runs a comparison.
 pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareError> {
     request.plan.check()?;
-    let session = Session::open(request, false, Tools::watched()?)?;
+    let session = Session::open(request, false, SessionTools::watched()?)?;
     let (rules, expired) = session.rules(request)?;
     let mut identity = session.identity(request)?;
     identity.extend(rules.identity().map(|hash| (FILE.to_owned(), hash)));
     let shared = identity.clone();
     let trials = open_trials(request, &session, identity)?;
-    let mut engine = Engine { rules: rules.clone(), ..Engine::new(request, &session, trials) };
+    let mut engine = ComparisonEngine {
+        rules: rules.clone(),
+        ..ComparisonEngine::new(request, &session, trials)
+    };
     let outcome = engine.prepare().and_then(|mut prepared| {
-        let note = engine.settle_plan(&prepared)?;
-        let planned = request.shard.and_then(|shard| prepared.planned(shard));
+        let note = engine.resolve_plan(&prepared)?;
+        let planned = request.shard.and_then(|shard| prepared.planned_shard(shard));
         if let Some(planned) = &planned {
             engine.family = Family::Plan(planned.cases);
         }
         let listed = prepared.matched.ids().into_iter().collect();
         let (trials, plan) = (&engine.trials.trials, &engine.plan);
-        resumed::check_fit(trials, &prepared.benches, &listed, plan.max_blocks).map_err(|why| {
-            CompareError::TrialsDoNotFit { path: session.folder.file(TRIALS), why }
-        })?;
+        resumed::check_trials_fit_plan(trials, &prepared.benches, &listed, plan.max_blocks)
+            .map_err(|why| CompareError::TrialsDoNotFit {
+                path: session.folder.file(TRIALS_FILE),
+                why,
+            })?;
         let findings = engine.findings(&prepared, (&engine.limits, &rules))?;
-        prepared.changed_first(&findings.code);
+        prepared.put_changed_first(&findings.code);
         let benches = prepared.benches.clone();
         let unaffected = match request.affected {
             true => {
-                engine.progress.detail(&prepared.affected_unknown(&findings.code));
-                prepared.take_unaffected(&findings.code)
+                engine.progress.detail(&prepared.unknown_code_cases(&findings.code));
+                prepared.remove_unaffected(&findings.code)
             }
             false => Vec::new(),
         };
@@ -155,7 +162,7 @@ pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareErro
         comparison.failed.extend(findings.failed);
         comparison.facts.code = findings.code;
         if request.profile_slower {
-            comparison.facts.explanations = engine.explanations(&comparison, &benches);
+            comparison.facts.explanations = engine.explain_changes(&comparison, &benches);
         }
         let removed = comparison.facts.removed.iter().map(String::as_str);
         let cases: Vec<&str> = comparison.cases().into_iter().chain(removed).collect();
@@ -164,7 +171,7 @@ pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareErro
             of_rules.unmatched = std::mem::take(&mut of_rules.notes).into_iter().collect();
         }
         of_rules.notes.extend(expired);
-        let of_costs = costs::unjudged(&rules, &findings.bounds);
+        let of_costs = costs::unjudged_cost_bounds(&rules, &findings.bounds);
         of_rules.notes.extend(of_costs.notes);
         of_rules.undecided.extend(of_costs.undecided);
         (comparison.facts.calibration, comparison.facts.unaffected) = (note, unaffected);
@@ -177,7 +184,7 @@ pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareErro
     outcome
 }
 
-impl<'a> Engine<'a> {
+impl<'a> ComparisonEngine<'a> {
     /// An engine with the trials of an interrupted comparison of the same sides, or without trials.
     pub fn new(request: &'a ComparisonRequest, session: &'a Session, trials: Trials) -> Self {
         let progress = session.progress.clone();
@@ -189,7 +196,7 @@ impl<'a> Engine<'a> {
             limits: TestPlan::default().limits(LimitSource::Default),
             rules: Rules::default(),
             family: Family::Given,
-            co_running: CoRunning::Nothing,
+            co_running: CoRunningLoad::Nothing,
             trials,
             broken: Vec::new(),
             undrivable: BTreeMap::new(),
@@ -202,7 +209,7 @@ impl<'a> Engine<'a> {
         request: &'a ComparisonRequest,
         session: &'a Session,
         plan: TestPlan,
-        co_running: CoRunning,
+        co_running: CoRunningLoad,
         label: &str,
     ) -> Self {
         let progress = session.progress.within(label);
@@ -213,9 +220,9 @@ impl<'a> Engine<'a> {
 
     /// Resolves the plan for the device on which the benches ran, and prints which calibration it
     /// comes from.
-    pub(super) fn settle_plan(
+    pub(super) fn resolve_plan(
         &mut self,
-        prepared: &Prepared,
+        prepared: &PreparedSides,
     ) -> Result<Option<String>, CompareError> {
         let Some(environment) = &prepared.environment else { return Ok(None) };
         let sampling = Self::sampling(prepared);
@@ -227,7 +234,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Time for which a process times a case.
-    pub fn sampling(prepared: &Prepared) -> TrialSampling {
+    pub fn sampling(prepared: &PreparedSides) -> TrialSampling {
         prepared.benches.first().map_or(TrialSampling::MEASURED, |bench| bench.sampling)
     }
 
@@ -267,14 +274,15 @@ impl<'a> Engine<'a> {
     }
 
     /// Runs both rounds.
-    pub fn compare(&mut self, mut prepared: Prepared) -> Result<Comparison, CompareError> {
+    pub fn compare(&mut self, mut prepared: PreparedSides) -> Result<Comparison, CompareError> {
         let untimed = if self.request.time_identical {
             Vec::new()
         } else {
-            prepared.take_out(&self.session.identical())
+            prepared.remove_benches(&self.session.identical())
         };
-        let Prepared { matched, benches, optimised, environment, criterion, verification, .. } =
-            prepared;
+        let PreparedSides {
+            matched, benches, optimised, environment, criterion, verification, ..
+        } = prepared;
         let device = environment.map(|environment| environment.describe()).unwrap_or_default();
         let selected = matched.judged.clone();
         let first = self.round(1, &benches, &selected)?;
@@ -297,7 +305,7 @@ impl<'a> Engine<'a> {
     }
 
     pub(super) fn inputs(&self, arm: Arm) -> PathBuf {
-        self.session.folder.side_path(arm).join("inputs")
+        self.session.folder.side_folder_path(arm).join("inputs")
     }
 
     /// Settings that all processes share.
@@ -321,7 +329,7 @@ impl<'a> Engine<'a> {
         timeout: Duration,
     ) -> Result<TrialProcess<'r>, String> {
         let side = &self.session.sides[index(arm)];
-        let slot = self.session.folder.point_slot(arm).map_err(|error| error.to_string())?;
+        let slot = self.session.folder.link_slot_to_side(arm).map_err(|error| error.to_string())?;
         let Some(executable) = side.executables.driven.get(bench) else {
             return Err("it has no such bench".to_owned());
         };
@@ -336,7 +344,7 @@ impl<'a> Engine<'a> {
             driver: executable.driver,
             program: slot.join("bin").join(bench),
             hash: &executable.hash,
-            package: side.package_of(bench).clone(),
+            package: side.package_folder_of(bench).clone(),
             commit: side.commit.clone(),
             injection,
             request,
@@ -358,7 +366,7 @@ impl<'a> Engine<'a> {
         let outcome = driver::run(&setup, &trial);
         drop(busy);
         if arm == Arm::Head
-            && matches!(self.co_running, CoRunning::Process(_))
+            && matches!(self.co_running, CoRunningLoad::Process(_))
             && !self.session.co_running.end()
         {
             return Err("the co-running load ended by itself".to_owned());
@@ -371,11 +379,11 @@ impl<'a> Engine<'a> {
         &self,
         setup: &TrialSetup<'_>,
         trial: &TrialProcess<'_>,
-    ) -> Result<Option<BusyThreads>, String> {
+    ) -> Result<Option<BusyLoadThreads>, String> {
         match self.co_running {
-            CoRunning::Nothing => Ok(None),
-            CoRunning::Threads(count) => Ok(Some(BusyThreads::start(count))),
-            CoRunning::Process(after) => {
+            CoRunningLoad::Nothing => Ok(None),
+            CoRunningLoad::Threads(count) => Ok(Some(BusyLoadThreads::start(count))),
+            CoRunningLoad::Process(after) => {
                 let one = trial.request.cases.iter().flatten().next().cloned();
                 let request = TrialRequest {
                     session: "co-running".to_owned(),
@@ -393,9 +401,15 @@ impl<'a> Engine<'a> {
     }
 
     /// Prints and records that a process failed.
-    pub(super) fn broke(&mut self, arm: Arm, bench: &str, reason: String, abandoned: bool) {
+    pub(super) fn record_failed_process(
+        &mut self,
+        arm: Arm,
+        bench: &str,
+        reason: String,
+        abandoned: bool,
+    ) {
         self.progress.say(&format!("error: {arm} {bench}: {reason}"));
-        self.broken.push(Broken { bench: bench.to_owned(), side: arm, reason, abandoned });
+        self.broken.push(FailedProcess { bench: bench.to_owned(), side: arm, reason, abandoned });
     }
 
     /// Runs blocks until every selected case is decided or the budget or the plan's blocks are used
@@ -413,10 +427,12 @@ impl<'a> Engine<'a> {
             let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
             let observed = rounds::observed(&self.trials.trials, round);
             let of_case = |case: &str| plan.within(&self.rules.resolve(case, &self.limits));
-            let outcome = decide_each(&observed, &plan, &of_case, self.family, false);
+            let outcome = decide_cases(&observed, &plan, &of_case, self.family, false);
             let mut todo = rounds::undecided(selected, &observed, &outcome);
-            let (failed, stopped) =
-                (rounds::failures(&self.trials.trials), rounds::stopped(&self.trials.trials));
+            let (failed, stopped) = (
+                rounds::failure_reasons(&self.trials.trials),
+                rounds::stop_reasons(&self.trials.trials),
+            );
             todo.retain(|id| !failed.contains_key(id) && !stopped.contains_key(id));
             let done = |bench: &Bench| rounds::next_block(&self.trials.trials, round, &bench.name);
             let alive: Vec<&Bench> = benches
@@ -431,7 +447,7 @@ impl<'a> Engine<'a> {
             // Half a block over the budget is closer to the budget than half a block less.
             let block = self.block_time(round);
             if alive.is_empty() || left.is_zero() || left < block / 2 {
-                return Ok(decide_each(&observed, &plan, &of_case, self.family, true));
+                return Ok(decide_cases(&observed, &plan, &of_case, self.family, true));
             }
             self.show(round, (selected.len(), &todo), &outcome, left, &mut shown);
             for bench in alive {
@@ -464,7 +480,7 @@ impl<'a> Engine<'a> {
             progress::duration(Duration::try_from_secs_f64(seconds).unwrap_or(left).min(left))
         };
         let most = at_most(most_s);
-        let ahead = if blocks < ESTIMATED_FROM {
+        let ahead = if blocks < MIN_BLOCKS_FOR_TIME_LEFT {
             format!("at most {most} left")
         } else {
             let passed_s = shown.estimated.map_or(0.0, |at| at.elapsed().as_secs_f64());
@@ -477,7 +493,7 @@ impl<'a> Engine<'a> {
             "round {round}: {blocks} blocks done, {decided} of {selected} cases decided, {ahead}"
         );
         match shown.decided.replace(decided) == Some(decided) {
-            true => self.progress.often(&text),
+            true => self.progress.print_often(&text),
             false => self.progress.now(&text),
         }
     }
@@ -501,7 +517,7 @@ impl<'a> Engine<'a> {
     /// The timing of each case in a process. A threshold in nanoseconds that was asked for is meant
     /// for every time.
     fn timings(&self, run: &ProcessRun) -> BTreeMap<String, Timing> {
-        let mut timings = rounds::timings(run);
+        let mut timings = rounds::timings_by_case(run);
         let for_all = self.request.plan.asked.absolute_ns.is_some();
         timings.values_mut().for_each(|timing| timing.averaged &= !for_all);
         timings
@@ -546,7 +562,7 @@ impl<'a> Engine<'a> {
             };
             match outcome {
                 Ok(run) => {
-                    trial.skipped = rounds::skips(&cases, run.as_ref());
+                    trial.skipped = rounds::skip_reasons(&cases, run.as_ref());
                     trial.cases = run.as_ref().map(|run| self.timings(run)).unwrap_or_default();
                     trial.failed = run.map(|run| run.failed).unwrap_or_default();
                 }
@@ -556,12 +572,17 @@ impl<'a> Engine<'a> {
             self.trials.trials.push(trial);
             if let Some(reason) = broke {
                 let before = self.broken.iter().filter(|broken| broken.bench == bench.name).count();
-                self.broke(arm, &bench.name, reason, before + 1 >= MAX_BROKEN);
+                self.record_failed_process(
+                    arm,
+                    &bench.name,
+                    reason,
+                    before + 1 >= MAX_FAILED_PROCESSES,
+                );
                 break;
             }
         }
         // A resumed comparison reads whole blocks only, so trials are saved after each block.
-        Ok(file::write(&self.session.folder.file(TRIALS), &self.trials)?)
+        Ok(file::write(&self.session.folder.file(TRIALS_FILE), &self.trials)?)
     }
 }
 

@@ -10,9 +10,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::{Engine, index};
-use crate::compare::session::{Bench, Prepared};
-use crate::compare::sides::install::Driver;
+use super::{ComparisonEngine, index};
+use crate::compare::session::{Bench, PreparedSides};
+use crate::compare::sides::install::BenchDriver;
 use crate::compare::trials::driver;
 use crate::compare::{CompareError, Injection};
 use crate::gate::costs::{self, CostBound, CostGrowth};
@@ -43,21 +43,21 @@ pub struct Findings {
 /// Errors of base and head by case.
 type Errors = BTreeMap<String, [CaseNumerics; 2]>;
 
-impl Engine<'_> {
+impl ComparisonEngine<'_> {
     /// Compares the records of both verifications, and verifies with more seeds if necessary. Long
     /// because one pass over the cases compares code, costs and errors, and the seeds follow.
     #[expect(clippy::too_many_lines)]
     pub(super) fn findings(
         &self,
-        prepared: &Prepared,
+        prepared: &PreparedSides,
         (of_all, rules): (&Limits, &Rules),
     ) -> Result<Findings, CompareError> {
         let started = Instant::now();
         let mut findings = Findings::default();
         let (mut errors, mut same) = (Errors::new(), 0);
-        let mut inputs = SeenInputs::default();
+        let mut inputs = VerifiedInputs::default();
         let mut seeds = BTreeMap::new();
-        let ours = |bench: &&Bench| matches!(bench.driver, Driver::Protocol(_));
+        let ours = |bench: &&Bench| matches!(bench.driver, BenchDriver::Protocol(_));
         for bench in prepared.benches.iter().filter(ours) {
             let base = file::read::<ProcessRun>(&bench.verified[0])?;
             let head = file::read::<ProcessRun>(&bench.verified[1])?;
@@ -68,7 +68,10 @@ impl Engine<'_> {
                 };
                 let costs = [before, now].map(|case| case.samples.launch_costs());
                 let mut code = CodeComparison::between(&before.kernels, &now.kernels);
-                code.add_commands(before.samples.costs.commands, now.samples.costs.commands);
+                code.compare_command_counts(
+                    before.samples.costs.commands,
+                    now.samples.costs.commands,
+                );
                 // Cases on the host, and those of other code, record nothing about it.
                 if code != CodeComparison::default() {
                     findings.code.insert(id.clone(), code);
@@ -78,7 +81,7 @@ impl Engine<'_> {
                 let (sides, on_host) = ([&costs[..1], &costs[1..]], head.environment.on_host());
                 findings.costs.extend(costs::grown(id, sides, &limits));
                 findings.bounds.extend(costs::bounds(id, sides, &limits, on_host));
-                if same_bits(&before.verification, &now.verification) {
+                if have_identical_outputs(&before.verification, &now.verification) {
                     same += 1;
                     continue;
                 }
@@ -97,7 +100,7 @@ impl Engine<'_> {
         // Criterion alone records no costs.
         for bench in prepared.benches.iter().filter(|bench| !ours(bench)) {
             let none = |id: &String| {
-                costs::bounds_of_criterion(id, &AskedLimits { energy: None, ..rules.limits(id) })
+                costs::criterion_cost_bounds(id, &AskedLimits { energy: None, ..rules.limits(id) })
             };
             findings.bounds.extend(bench.cases.iter().flat_map(none));
         }
@@ -122,35 +125,44 @@ impl Engine<'_> {
                 let cases: BTreeSet<String> = bench.cases.intersection(&open).cloned().collect();
                 if !cases.is_empty() {
                     let seed = seeds[&bench.name].wrapping_add(more);
-                    self.verify_again(bench, &cases, seed, &mut errors, &mut findings, &mut inputs);
+                    self.verify_with_another_seed(
+                        bench,
+                        &cases,
+                        seed,
+                        &mut errors,
+                        &mut findings,
+                        &mut inputs,
+                    );
                 }
             }
             report = judge(&errors);
         }
         for id in &inputs.repeated {
-            let one = ["base", "head"].iter().any(|arm| inputs.sets.has_one(&arm_and_id(arm, id)));
+            let one =
+                ["base", "head"].iter().any(|arm| inputs.sets.has_one(&arm_and_case_id(arm, id)));
             let both = errors.get_mut(id).into_iter().flatten();
             both.for_each(|it| it.one_data_set |= one);
         }
         report = judge(&errors);
         report.compared += same;
         findings.numerics = report;
-        findings.costs = self.measured_again(prepared, findings.costs, started);
+        findings.costs = self.measure_host_time_again(prepared, findings.costs, started);
         Ok(findings)
     }
 
     /// Adds the errors of both sides for another seed, unless its inputs are those of an earlier
     /// seed. A case that one side does not verify gets no errors, and is decided if the head fails.
-    fn verify_again(
+    fn verify_with_another_seed(
         &self,
         bench: &Bench,
         cases: &BTreeSet<String>,
         seed: u64,
         errors: &mut Errors,
         findings: &mut Findings,
-        inputs: &mut SeenInputs,
+        inputs: &mut VerifiedInputs,
     ) {
-        let runs = [Arm::Base, Arm::Head].map(|arm| self.verify_seed(arm, bench, cases, seed));
+        let runs =
+            [Arm::Base, Arm::Head].map(|arm| self.verify_arm_with_seed(arm, bench, cases, seed));
         for id in cases {
             let found = |arm: Arm| {
                 let run = runs[index(arm)].as_ref()?;
@@ -177,7 +189,7 @@ impl Engine<'_> {
 
     /// Runs a process that verifies some cases with a seed. If it fails, prints the error and
     /// returns `None`.
-    fn verify_seed(
+    fn verify_arm_with_seed(
         &self,
         arm: Arm,
         bench: &Bench,
@@ -211,30 +223,30 @@ impl Engine<'_> {
     }
 }
 
-fn arm_and_id(arm: &str, id: &str) -> String {
+fn arm_and_case_id(arm: &str, id: &str) -> String {
     format!("{arm} {id}")
 }
 
 /// Inputs with which cases were verified.
 #[derive(Default)]
-struct SeenInputs {
-    /// Inputs of the cases of each arm, by [`arm_and_id`].
+struct VerifiedInputs {
+    /// Inputs of the cases of each arm, by [`arm_and_case_id`].
     sets: DataSets,
     /// Cases whose inputs were the same for a further seed.
     repeated: BTreeSet<String>,
 }
 
-impl SeenInputs {
+impl VerifiedInputs {
     /// Records the inputs of both sides; returns whether both differ from those of earlier seeds.
     fn is_new(&mut self, id: &str, verified: [&VerificationRecord; 2]) -> bool {
         let note = |(arm, found): (&str, &VerificationRecord)| {
-            self.sets.is_new(&arm_and_id(arm, id), found.data_set.as_deref())
+            self.sets.is_new(&arm_and_case_id(arm, id), found.data_set.as_deref())
         };
         ["base", "head"].into_iter().zip(verified).map(note).fold(true, |all, new| all & new)
     }
 }
 
 /// Whether both sides wrote the same outputs for the same inputs.
-fn same_bits(base: &VerificationRecord, head: &VerificationRecord) -> bool {
+fn have_identical_outputs(base: &VerificationRecord, head: &VerificationRecord) -> bool {
     base.digest.is_some() && base.digest == head.digest
 }

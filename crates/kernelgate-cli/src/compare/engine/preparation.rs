@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::rounds;
-use super::{Engine, index};
-use crate::compare::session::{Bench, Prepared};
-use crate::compare::sides::install::{Driver, InstalledBench};
+use super::{ComparisonEngine, index};
+use crate::compare::session::{Bench, PreparedSides};
+use crate::compare::sides::install::{BenchDriver, InstalledBench};
 use crate::compare::trials::by_criterion::{self, NotListed};
 use crate::compare::trials::expected::Expected;
 use crate::compare::{CompareError, ComparisonRequest};
-use crate::gate::comparison::CriterionBench;
+use crate::gate::comparison::CriterionOnlyBench;
 use crate::gate::paired::Arm;
-use crate::gate::reason::{Failure, Reason};
+use crate::gate::reason::{BuildFailure, Reason};
 use kernelgate::measure::power::PowerState;
 use kernelgate::record::{
     Partition, ProcessRun, Shard, TrialRequest, TrialSampling, Verification, file,
@@ -28,11 +28,11 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A run that verified an executable, or showed that it measures.
-struct VerifiedRun {
+struct VerificationRun {
     run: ProcessRun,
     path: PathBuf,
     took: Duration,
-    driver: Driver,
+    driver: BenchDriver,
     /// Cases of all shards together.
     planned: usize,
 }
@@ -49,10 +49,10 @@ enum UnverifiedReason {
     Undrivable(String),
 }
 
-impl Engine<'_> {
+impl ComparisonEngine<'_> {
     /// Runs the first process of each executable, and matches the cases of both sides.
-    pub fn prepare(&mut self) -> Result<Prepared, CompareError> {
-        let mut prepared = Prepared::default();
+    pub fn prepare(&mut self) -> Result<PreparedSides, CompareError> {
+        let mut prepared = PreparedSides::default();
         let names: BTreeSet<String> = self
             .session
             .sides
@@ -75,7 +75,7 @@ impl Engine<'_> {
                 }
                 Err(UnverifiedReason::Undrivable(why)) => {
                     self.progress.say(&format!("left alone: {name} of the {arm}: {why}"));
-                    undrivable = Some(Reason::Undrivable(Failure::new(arm, why.as_str())));
+                    undrivable = Some(Reason::Undrivable(BuildFailure::new(arm, why.as_str())));
                     self.undrivable.insert(name.clone(), why);
                     None
                 }
@@ -84,9 +84,9 @@ impl Engine<'_> {
                 prepared.note(verified);
             }
             self.match_cases(&mut prepared, name, &mut verified, undrivable);
-            prepared.matched.abandon_listed(listed, || self.failure_of(name));
+            prepared.matched.abandon_listed_cases(listed, || self.bench_failure(name));
         }
-        if let Some(note) = without_effect(self.request, &prepared) {
+        if let Some(note) = no_effect_reason(self.request, &prepared) {
             self.progress.detail(&note);
         }
         if prepared.environment.is_none() && self.broken.is_empty() {
@@ -101,24 +101,24 @@ impl Engine<'_> {
     /// Sorts the cases of a bench, and keeps the data that its trials need.
     fn match_cases(
         &self,
-        prepared: &mut Prepared,
+        prepared: &mut PreparedSides,
         name: &str,
-        verified: &mut [Option<VerifiedRun>; 2],
+        verified: &mut [Option<VerificationRun>; 2],
         undrivable: Option<Reason>,
     ) {
-        let error = self.failure_of(name);
+        let error = self.bench_failure(name);
         for run in verified.iter_mut().flatten() {
-            prepared.matched.set_apart(&mut run.run, &prepared.owners, name);
+            prepared.matched.remove_duplicate_cases(&mut run.run, &prepared.owners, name);
         }
         let before = prepared.matched.judged.clone();
         self.compare_with_base(name, verified);
         let [base, head] = [&verified[0], &verified[1]].map(|side| side.as_ref().map(|it| &it.run));
         match error.or(undrivable).as_ref() {
-            Some(why) => prepared.matched.abandon(base, head, why),
+            Some(why) => prepared.matched.abandon_cases(base, head, why),
             None => prepared.matched.add(base, head),
         }
-        if verified.iter().flatten().all(|side| side.driver == Driver::Criterion) {
-            prepared.matched.keep_skipped(base, head);
+        if verified.iter().flatten().all(|side| side.driver == BenchDriver::Criterion) {
+            prepared.matched.keep_skipped_cases(base, head);
         }
         for run in [base, head].into_iter().flatten() {
             let ids = run.cases.keys().chain(run.failed.keys()).chain(run.skipped.keys());
@@ -143,8 +143,8 @@ impl Engine<'_> {
             prepared.matched.judged.difference(&before).cloned().collect();
         let burst = self.request.settings.get("KERNELGATE_POWER").is_some_and(|it| it == "burst");
         let power = if burst { PowerState::Burst } else { PowerState::Steady };
-        let driver = Driver::for_both(base.driver, head.driver);
-        let power = (driver != Driver::Criterion).then_some(power);
+        let driver = BenchDriver::driver_for_both(base.driver, head.driver);
+        let power = (driver != BenchDriver::Criterion).then_some(power);
         let timeout = PROCESS_TIMEOUT + 10 * base.took.max(head.took);
         let bench = Bench {
             name: name.to_owned(),
@@ -157,7 +157,7 @@ impl Engine<'_> {
             driver,
             first: BTreeSet::new(),
         };
-        if bench.driver == Driver::Criterion && !bench.cases.is_empty() {
+        if bench.driver == BenchDriver::Criterion && !bench.cases.is_empty() {
             let found = criterion_bench(&bench, head);
             self.progress.detail(&found.words());
             prepared.criterion.push(found);
@@ -168,13 +168,13 @@ impl Engine<'_> {
     /// Runs the first process of an executable, which compares every case with the reference. An
     /// executable that is the same on both sides is verified once, if the files that it may read
     /// are the same too: golden tensors, for example.
-    fn verify(&mut self, arm: Arm, bench: &str) -> Result<VerifiedRun, UnverifiedReason> {
+    fn verify(&mut self, arm: Arm, bench: &str) -> Result<VerificationRun, UnverifiedReason> {
         let Some(executable) =
             self.session.sides[index(arm)].executables.driven.get(bench).cloned()
         else {
             return Err(UnverifiedReason::Absent);
         };
-        let path = self.verified_path(arm, bench);
+        let path = self.verification_record_path(arm, bench);
         let driver = executable.driver;
         let sources = &self.session.sides[index(arm)].sources;
         let earlier_run = |path: PathBuf| {
@@ -185,23 +185,28 @@ impl Engine<'_> {
             // The time of the process that verified it then.
             let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
             let planned = planned_cases(&run);
-            same.then_some(VerifiedRun { run, path, took, driver, planned })
+            same.then_some(VerificationRun { run, path, took, driver, planned })
         };
         let [base, head] = &self.session.sides;
         let twin = arm == Arm::Head
             && base.sources == head.sources
-            && base.executables.driven.get(bench).is_some_and(|base| base.is_twin(&executable));
+            && base
+                .executables
+                .driven
+                .get(bench)
+                .is_some_and(|base| base.has_same_contents(&executable));
         // A resumed comparison accepts an earlier verification of the same executable; otherwise
         // only the one of just now counts.
-        let earlier = if twin { self.verified_path(Arm::Base, bench) } else { path.clone() };
+        let earlier =
+            if twin { self.verification_record_path(Arm::Base, bench) } else { path.clone() };
         if (twin || !self.trials.trials.is_empty())
             && let Some(found) = earlier_run(earlier)
         {
             return Ok(found);
         }
         match driver {
-            Driver::Protocol(_) => self.verify_by_protocol(arm, bench, path, driver),
-            Driver::Criterion => self.try_criterion(arm, &executable, path),
+            BenchDriver::Protocol(_) => self.verify_by_protocol(arm, bench, path, driver),
+            BenchDriver::Criterion => self.try_criterion(arm, &executable, path),
         }
     }
 
@@ -210,8 +215,8 @@ impl Engine<'_> {
         arm: Arm,
         bench: &str,
         path: PathBuf,
-        driver: Driver,
-    ) -> Result<VerifiedRun, UnverifiedReason> {
+        driver: BenchDriver,
+    ) -> Result<VerificationRun, UnverifiedReason> {
         self.progress.now(&format!("verifying {arm} {bench}"));
         // The outputs must be of the same executable, because those of another one are not a
         // reference.
@@ -229,12 +234,12 @@ impl Engine<'_> {
         match self.process(arm, bench, &request, timeout) {
             Ok(Some(run)) => {
                 let (took, planned) = (started.elapsed(), planned_cases(&run));
-                Ok(VerifiedRun { run, path, took, driver, planned })
+                Ok(VerificationRun { run, path, took, driver, planned })
             }
             Ok(None) => Err(UnverifiedReason::Absent),
             Err(reason) => Err(match reason.find("no case matches") {
                 Some(at) => UnverifiedReason::NoCase(reason[at..].to_owned()),
-                None => self.broke_early(arm, bench, reason, BTreeSet::new()),
+                None => self.abandon_failed_bench(arm, bench, reason, BTreeSet::new()),
             }),
         }
     }
@@ -246,23 +251,28 @@ impl Engine<'_> {
         arm: Arm,
         executable: &InstalledBench,
         path: PathBuf,
-    ) -> Result<VerifiedRun, UnverifiedReason> {
+    ) -> Result<VerificationRun, UnverifiedReason> {
         let bench = &*executable.bench;
         self.progress.now(&format!("trying {arm} {bench}"));
-        let slot = match self.session.folder.point_slot(arm) {
+        let slot = match self.session.folder.link_slot_to_side(arm) {
             Ok(slot) => slot,
             Err(error) => {
-                return Err(self.broke_early(arm, bench, error.to_string(), BTreeSet::new()));
+                return Err(self.abandon_failed_bench(
+                    arm,
+                    bench,
+                    error.to_string(),
+                    BTreeSet::new(),
+                ));
             }
         };
-        let package = self.session.sides[index(arm)].package_of(bench).clone();
+        let package = self.session.sides[index(arm)].package_folder_of(bench).clone();
         let program = slot.join("bin").join(bench);
         let timeout = self.request.wait.unwrap_or(LIST_TIMEOUT);
         let listed = match by_criterion::list(&self.setup(), (&program, &package), timeout) {
             Ok(listed) => listed,
             Err(NotListed::Undrivable(why)) => return Err(UnverifiedReason::Undrivable(why)),
             Err(NotListed::Broken(why)) => {
-                return Err(self.broke_early(arm, bench, why, BTreeSet::new()));
+                return Err(self.abandon_failed_bench(arm, bench, why, BTreeSet::new()));
             }
         };
         let request = TrialRequest::new(
@@ -274,12 +284,12 @@ impl Engine<'_> {
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
         let run = self
             .trial(arm, bench, &request, timeout)
-            .and_then(|trial| by_criterion::measure_listed(&self.setup(), &trial, &listed));
+            .and_then(|trial| by_criterion::measure_listed_cases(&self.setup(), &trial, &listed));
         let mut run = match run {
             Ok(run) => run,
             Err(reason) => {
                 let cases = listed.ids(self.request.filter.as_deref());
-                return Err(self.broke_early(arm, bench, reason, cases));
+                return Err(self.abandon_failed_bench(arm, bench, reason, cases));
             }
         };
         if run.cases.is_empty() {
@@ -299,18 +309,18 @@ impl Engine<'_> {
         }
         if let Err(error) = file::write(&path, &run) {
             let cases = run.cases.into_keys().collect();
-            return Err(self.broke_early(arm, bench, format!("failed to {error}"), cases));
+            return Err(self.abandon_failed_bench(arm, bench, format!("failed to {error}"), cases));
         }
         let driver = executable.driver;
-        Ok(VerifiedRun { run, path, took: started.elapsed(), driver, planned })
+        Ok(VerificationRun { run, path, took: started.elapsed(), driver, planned })
     }
 
     /// Compares cases that the base verified and the head does not with the base's outputs. The
     /// base stores these once more, because it was not known before which would be needed. If a
     /// process fails, the cases stay unverified.
-    fn compare_with_base(&self, bench: &str, verified: &mut [Option<VerifiedRun>; 2]) {
+    fn compare_with_base(&self, bench: &str, verified: &mut [Option<VerificationRun>; 2]) {
         let [Some(base), Some(head)] = verified else { return };
-        let by_protocol = |side: &VerifiedRun| matches!(side.driver, Driver::Protocol(_));
+        let by_protocol = |side: &VerificationRun| matches!(side.driver, BenchDriver::Protocol(_));
         let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
         let Some(executable) = of_base.filter(|_| by_protocol(base) && by_protocol(head)) else {
             return;
@@ -366,40 +376,41 @@ impl Engine<'_> {
     }
 
     /// Abandons a bench that failed in its first process, with the cases that it had listed.
-    fn broke_early(
+    fn abandon_failed_bench(
         &mut self,
         arm: Arm,
         bench: &str,
         reason: String,
         cases: BTreeSet<String>,
     ) -> UnverifiedReason {
-        self.broke(arm, bench, reason, true);
+        self.record_failed_process(arm, bench, reason, true);
         UnverifiedReason::Broke(cases)
     }
 
     /// The reason why the cases of a failed bench have no times.
-    fn failure_of(&self, bench: &str) -> Option<Reason> {
+    fn bench_failure(&self, bench: &str) -> Option<Reason> {
         let broken = self.broken.iter().find(|broken| broken.bench == *bench);
         broken.map(|broken| broken.case_error())
     }
 
-    fn verified_path(&self, arm: Arm, bench: &str) -> PathBuf {
-        self.session.folder.side_path(arm).join("verified").join(format!("{bench}.json"))
+    fn verification_record_path(&self, arm: Arm, bench: &str) -> PathBuf {
+        self.session.folder.side_folder_path(arm).join("verified").join(format!("{bench}.json"))
     }
 }
 
-impl Prepared {
+impl PreparedSides {
     /// Records facts that all benches share: from a bench of kernelgate's harness, if there is one.
-    fn note(&mut self, VerifiedRun { run, driver, .. }: &VerifiedRun) {
+    fn note(&mut self, VerificationRun { run, driver, .. }: &VerificationRun) {
         self.plans.extend(run.plan.iter().map(|plan| plan.digest.clone()));
         self.anchors = self.anchors.take().or_else(|| run.anchors.clone());
-        if self.environment.is_none() || *driver != Driver::Criterion {
+        if self.environment.is_none() || *driver != BenchDriver::Criterion {
             self.environment = Some(run.environment.clone());
             self.provenance = run.provenance.clone();
         }
         self.optimised &= run.environment.optimised;
-        self.verification_ns
-            .extend(rounds::timings(run).into_iter().map(|(id, timing)| (id, timing.time_ns)));
+        self.verification_ns.extend(
+            rounds::timings_by_case(run).into_iter().map(|(id, timing)| (id, timing.time_ns)),
+        );
     }
 }
 
@@ -422,7 +433,7 @@ fn keep_shard(run: &mut ProcessRun, shard: Shard) {
 
 /// Reports our settings that have no effect in benches of Criterion alone, if the comparison has
 /// both kinds.
-fn without_effect(request: &ComparisonRequest, prepared: &Prepared) -> Option<String> {
+fn no_effect_reason(request: &ComparisonRequest, prepared: &PreparedSides) -> Option<String> {
     let benches: Vec<&str> = prepared.criterion.iter().map(|it| it.bench.as_str()).collect();
     let flag = |variable: &String| {
         let name = variable.strip_prefix("KERNELGATE_").unwrap_or(variable);
@@ -440,10 +451,10 @@ fn without_effect(request: &ComparisonRequest, prepared: &Prepared) -> Option<St
 }
 
 /// Cost of a process of a bench of Criterion alone, and the settings of its source.
-fn criterion_bench(bench: &Bench, head: &VerifiedRun) -> CriterionBench {
-    let mut overridden = by_criterion::overridden(&head.run, &bench.sampling);
+fn criterion_bench(bench: &Bench, head: &VerificationRun) -> CriterionOnlyBench {
+    let mut overridden = by_criterion::overridden_sampling(&head.run, &bench.sampling);
     overridden.retain(|id, _| bench.cases.contains(id));
-    CriterionBench {
+    CriterionOnlyBench {
         bench: bench.name.clone(),
         cases: bench.cases.iter().cloned().collect(),
         process_s: head.took.as_secs_f64(),

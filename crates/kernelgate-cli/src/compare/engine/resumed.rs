@@ -11,7 +11,7 @@ use kernelgate::record::TrialRecord;
 /// more blocks than planned, each place once and with the planned build. Blocks with a failed
 /// process are absent. `listed` are all cases that a side lists: a case that fails now may have
 /// been timed before.
-pub fn check_fit(
+pub fn check_trials_fit_plan(
     trials: &[TrialRecord],
     benches: &[Bench],
     listed: &BTreeSet<String>,
@@ -48,7 +48,7 @@ mod tests {
 
     use super::super::rounds::tests::trial;
     use super::*;
-    use crate::compare::sides::install::Driver;
+    use crate::compare::sides::install::BenchDriver;
     use crate::compare::trials::expected::Expected;
     use kernelgate::measure::power::PowerState;
     use kernelgate::record::{Environment, ProcessRun, Provenance, Timing, TrialSampling};
@@ -65,11 +65,11 @@ mod tests {
             first: BTreeSet::new(),
             timeout: Duration::ZERO,
             sampling: TrialSampling::MEASURED,
-            driver: Driver::Protocol(1),
+            driver: BenchDriver::Protocol(1),
         }];
         let listed = BTreeSet::from(["failed".to_owned()]);
         let trials: Vec<_> = (0..8).map(|i| trial(i / 4, i % 4, 10.0)).collect();
-        let fit = |trials: &[TrialRecord]| check_fit(trials, &benches, &listed, 2);
+        let fit = |trials: &[TrialRecord]| check_trials_fit_plan(trials, &benches, &listed, 2);
         assert_eq!(fit(&trials), Ok(()));
         let refused = |change: &dyn Fn(&mut Vec<TrialRecord>)| {
             let mut other = trials.clone();

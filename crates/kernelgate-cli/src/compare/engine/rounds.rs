@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::gate::paired::{Arm, Block, Observed, Outcome, TestPlan};
-use crate::gate::reason::{Failure, Reason};
+use crate::gate::paired::{Arm, Block, BlocksByCase, Outcome, TestPlan};
+use crate::gate::reason::{BuildFailure, Reason};
 use kernelgate::record::criterion_store::IMPLEMENTATION;
 use kernelgate::record::{CaseRecord, ProcessRun, Timing, TrialRecord};
 use kernelgate::stats::{median, weighted_median};
 
 /// The reason for a case that the process neither timed, failed nor skipped.
-const NOT_LISTED: &str = "the bench did not list it";
+const NOT_LISTED_REASON: &str = "the bench did not list it";
 /// Processes of a block.
 pub const PLACES: usize = 4;
 
@@ -27,7 +27,7 @@ pub const fn arm(block: usize, place: usize) -> Arm {
 /// deviation of a sample's mean, the weight for which a median has the least variance. If
 /// interruptions make samples longer, the longest samples, which are interrupted most often, get
 /// less weight than in a mean, a slope, or a median weighted by the number itself.
-pub fn timings(run: &ProcessRun) -> BTreeMap<String, Timing> {
+pub fn timings_by_case(run: &ProcessRun) -> BTreeMap<String, Timing> {
     let others = run.telemetry.iter().filter_map(|reading| reading.other_processes).max();
     let timing_of = |case: &CaseRecord| {
         let samples = &case.samples;
@@ -59,7 +59,7 @@ pub fn timings(run: &ProcessRun) -> BTreeMap<String, Timing> {
 }
 
 /// Drops trials of unfinished blocks.
-pub fn drop_unfinished(trials: &mut Vec<TrialRecord>) {
+pub fn drop_unfinished_blocks(trials: &mut Vec<TrialRecord>) {
     let mut places: BTreeMap<(u32, String, usize), usize> = BTreeMap::new();
     for trial in trials.iter().filter(|trial| trial.broke.is_none()) {
         *places.entry((trial.round, trial.bench.clone(), trial.block)).or_default() += 1;
@@ -72,7 +72,7 @@ pub fn drop_unfinished(trials: &mut Vec<TrialRecord>) {
 
 /// Whole blocks of a round, by case and in time order. A block counts for a case only if all its
 /// processes timed the case.
-pub fn observed(trials: &[TrialRecord], round: u32) -> Observed {
+pub fn observed(trials: &[TrialRecord], round: u32) -> BlocksByCase {
     let mut blocks: Vec<((&str, usize), Vec<&TrialRecord>)> = Vec::new();
     for trial in trials.iter().filter(|trial| trial.round == round && trial.broke.is_none()) {
         let key = (trial.bench.as_str(), trial.block);
@@ -81,7 +81,7 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> Observed {
             None => blocks.push((key, vec![trial])),
         }
     }
-    let mut observed = Observed::new();
+    let mut observed = BlocksByCase::new();
     for (_, mut places) in blocks.into_iter().filter(|(_, places)| places.len() == PLACES) {
         places.sort_by_key(|trial| trial.place);
         for id in places[0].cases.keys() {
@@ -104,7 +104,7 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> Observed {
 /// Cases that more blocks may decide: those that the gate names, and those without a block.
 pub fn undecided(
     wanted: &BTreeSet<String>,
-    observed: &Observed,
+    observed: &BlocksByCase,
     outcome: &Outcome,
 ) -> BTreeSet<String> {
     wanted
@@ -116,32 +116,36 @@ pub fn undecided(
 
 /// Requested cases without a time in a run, with the reason: skipped in it, or absent without a
 /// reason.
-pub fn skips(asked: &BTreeSet<String>, run: Option<&ProcessRun>) -> BTreeMap<String, String> {
+pub fn skip_reasons(
+    asked: &BTreeSet<String>,
+    run: Option<&ProcessRun>,
+) -> BTreeMap<String, String> {
     let timed = |id: &&String| run.is_some_and(|run| run.cases.contains_key(*id));
     let failed = |id: &&String| run.is_some_and(|run| run.failed.contains_key(*id));
-    let reason =
-        |id: &String| run.and_then(|run| run.skipped.get(id)).map_or(NOT_LISTED, String::as_str);
+    let reason = |id: &String| {
+        run.and_then(|run| run.skipped.get(id)).map_or(NOT_LISTED_REASON, String::as_str)
+    };
     let without = asked.iter().filter(|id| !timed(id) && !failed(id));
     without.map(|id| (id.clone(), reason(id).to_owned())).collect()
 }
 
 /// Cases that failed in a process of the head, with the error.
-pub fn failures(trials: &[TrialRecord]) -> BTreeMap<String, String> {
+pub fn failure_reasons(trials: &[TrialRecord]) -> BTreeMap<String, String> {
     trials.iter().filter(|trial| trial.head).flat_map(|trial| trial.failed.clone()).collect()
 }
 
 /// Cases that are not requested again although the head did not fail, with the first reason: a
 /// process of either build skipped them, or one of the base failed.
-pub fn stopped(trials: &[TrialRecord]) -> BTreeMap<String, Reason> {
+pub fn stop_reasons(trials: &[TrialRecord]) -> BTreeMap<String, Reason> {
     let mut stopped = BTreeMap::new();
     for trial in trials {
         let side = if trial.head { Arm::Head } else { Arm::Base };
         for (id, why) in &trial.skipped {
-            let skipped = || Reason::Skipped(Failure::new(side, why.as_str()));
+            let skipped = || Reason::Skipped(BuildFailure::new(side, why.as_str()));
             stopped.entry(id.clone()).or_insert_with(skipped);
         }
         for (id, error) in trial.failed.iter().filter(|_| side == Arm::Base) {
-            let failed = || Reason::Failed(Failure::new(side, error.as_str()));
+            let failed = || Reason::Failed(BuildFailure::new(side, error.as_str()));
             stopped.entry(id.clone()).or_insert_with(failed);
         }
     }
@@ -166,7 +170,7 @@ pub fn time_left(
     open: &BTreeSet<String>,
     outcome: &Outcome,
     plan: &TestPlan,
-) -> TimeLeft {
+) -> RoundTimeLeft {
     let (mut likely_s, mut most_s) = (0.0, 0.0);
     let of_round = || trials.iter().filter(|trial| trial.round == round);
     let benches: BTreeSet<&str> = of_round().map(|trial| trial.bench.as_str()).collect();
@@ -187,19 +191,19 @@ pub fn time_left(
             most_s += block_s * most as f64;
         }
     }
-    TimeLeft { likely_s, most_s }
+    RoundTimeLeft { likely_s, most_s }
 }
 
 /// Time that is left for the current round, seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TimeLeft {
+pub struct RoundTimeLeft {
     /// The time if later pairs have the variance of those so far.
     pub likely_s: f64,
     /// The time if no open case is decided before the blocks end.
     pub most_s: f64,
 }
 
-impl TimeLeft {
+impl RoundTimeLeft {
     /// Weight of the newest estimate: a single block moves it a lot while blocks are few.
     const NEWEST: f64 = 0.25;
 
@@ -246,14 +250,14 @@ pub(super) mod tests {
             failed: reasons(&["wrong"]),
             ..ProcessRun::start("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
         };
-        let skipped = skips(&requested, Some(&run));
+        let skipped = skip_reasons(&requested, Some(&run));
         assert_eq!(
             skipped,
-            [("gone", NOT_LISTED), ("short", "why")]
+            [("gone", NOT_LISTED_REASON), ("short", "why")]
                 .map(|(id, why)| (id.to_owned(), why.to_owned()))
                 .into()
         );
-        assert_eq!(skips(&requested, None).len(), 4, "a bench that has none of the cases");
+        assert_eq!(skip_reasons(&requested, None).len(), 4, "a bench that has none of the cases");
         let base = TrialRecord { skipped, failed: reasons(&["wrong"]), ..trial(0, 0, 1.0) };
         let head = TrialRecord {
             skipped: reasons(&["short", "late"]),
@@ -261,11 +265,11 @@ pub(super) mod tests {
             ..trial(0, 1, 1.0)
         };
         let trials = [base, head];
-        let (stopped, failed) = (stopped(&trials), failures(&trials));
-        let skipped = |side| Reason::Skipped(Failure::new(side, "why"));
+        let (stopped, failed) = (stop_reasons(&trials), failure_reasons(&trials));
+        let skipped = |side| Reason::Skipped(BuildFailure::new(side, "why"));
         assert_eq!(stopped["short"], skipped(Arm::Base), "the first reason");
         assert_eq!(stopped["late"], skipped(Arm::Head));
-        let failed_in_base = Reason::Failed(Failure::new(Arm::Base, "why"));
+        let failed_in_base = Reason::Failed(BuildFailure::new(Arm::Base, "why"));
         assert_eq!(stopped["wrong"], failed_in_base);
         assert_eq!(stopped.keys().collect::<Vec<_>>(), ["gone", "late", "short", "wrong"]);
         assert_eq!(failed.keys().collect::<Vec<_>>(), ["broken"]);
@@ -280,7 +284,7 @@ pub(super) mod tests {
             cases: [("x".to_owned(), case.clone())].into(),
             ..ProcessRun::start("b", "s", Environment::cpu(), Provenance::default())
         };
-        let found = |case: &CaseRecord| timings(&run(case))["x"];
+        let found = |case: &CaseRecord| timings_by_case(&run(case))["x"];
         assert_eq!((found(&case).time_ns, found(&case).averaged), (10.1, false));
         case.samples.launches = vec![1; 5];
         case.implementation = IMPLEMENTATION.to_owned();
@@ -305,7 +309,7 @@ pub(super) mod tests {
         assert_eq!(blocks[0].head.map(|observation| observation.time_ns), [11.0, 12.0]);
         assert!(observed(&trials, 2).is_empty());
         assert_eq!(next_block(&trials, 1, "b"), 2);
-        drop_unfinished(&mut trials);
+        drop_unfinished_blocks(&mut trials);
         assert_eq!(
             (trials.len(), next_block(&trials, 1, "b"), next_block(&trials, 2, "b")),
             (4, 1, 0)
@@ -342,24 +346,24 @@ pub(super) mod tests {
         }
         let open = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect();
         let left = |open| time_left(&trials, 1, &open, &outcome, &plan);
-        assert_eq!(left(open(&["x"])), TimeLeft { likely_s: 10.0, most_s: 44.0 });
-        assert_eq!(left(open(&["x", "y"])), TimeLeft { likely_s: 54.0, most_s: 88.0 });
-        assert_eq!(left(open(&[])), TimeLeft { likely_s: 0.0, most_s: 0.0 });
+        assert_eq!(left(open(&["x"])), RoundTimeLeft { likely_s: 10.0, most_s: 44.0 });
+        assert_eq!(left(open(&["x", "y"])), RoundTimeLeft { likely_s: 54.0, most_s: 88.0 });
+        assert_eq!(left(open(&[])), RoundTimeLeft { likely_s: 0.0, most_s: 0.0 });
     }
 
     /// The estimates of a comparison in which nothing was decided for a minute: 1 s, 3 min, 1 s.
     #[test]
     fn a_smoothed_estimate_does_not_jump() {
         let raw = [180.0, 4.0, 176.0, 2.0, 172.0, 1.0, 168.0];
-        let mut shown: Option<TimeLeft> = None;
+        let mut shown: Option<RoundTimeLeft> = None;
         for likely_s in raw {
-            let next = TimeLeft { likely_s, most_s: 400.0 }.smoothed(shown, 2.0);
+            let next = RoundTimeLeft { likely_s, most_s: 400.0 }.smoothed(shown, 2.0);
             let before = shown.map_or(180.0, |before| before.likely_s);
             assert!((next.likely_s - before).abs() <= 48.0, "{before} then {}", next.likely_s);
             shown = Some(next);
         }
         assert!(shown.is_some_and(|shown| shown.likely_s > 60.0), "{shown:?}");
-        let end = TimeLeft { likely_s: 1.0, most_s: 4.0 }.smoothed(shown, 2.0);
+        let end = RoundTimeLeft { likely_s: 1.0, most_s: 4.0 }.smoothed(shown, 2.0);
         assert_eq!(end.likely_s, 4.0, "not more than the blocks that are left");
     }
 }

@@ -10,7 +10,7 @@ use crate::compare::CompareError;
 
 /// A branch that never exists: `HEAD` points there while objects of an earlier snapshot are
 /// removed.
-const NO_BRANCH: &str = "refs/heads/kernelgate-nothing";
+const NONEXISTENT_BRANCH: &str = "refs/heads/kernelgate-nothing";
 /// Folder below `.git` with the objects of a snapshot, which the user's repository lacks.
 const STORE: &str = "kernelgate";
 
@@ -26,7 +26,7 @@ impl Checkout {
         let checkout = Self { folder: folder.to_owned(), source: source.clone() };
         let store = checkout.store();
         leftovers::remove(&store).map_err(|cause| CompareError::io("remove", &store, cause))?;
-        checkout.make()?;
+        checkout.create_checkout()?;
         Ok(checkout)
     }
 
@@ -35,7 +35,7 @@ impl Checkout {
         self.folder.join(".git").join(STORE)
     }
 
-    fn make(&self) -> Result<(), CompareError> {
+    fn create_checkout(&self) -> Result<(), CompareError> {
         let (folder, action) = (&self.folder, "make a checkout");
         let io = |cause| CompareError::io("make a checkout in", folder, cause);
         std::fs::create_dir_all(folder).map_err(io)?;
@@ -52,7 +52,7 @@ impl Checkout {
         let list = info.join("alternates");
         leftovers::remove(&list).map_err(io)?;
         std::fs::write(list, alternates.join("\n") + "\n").map_err(io)?;
-        run(git(folder).args(["symbolic-ref", "HEAD", NO_BRANCH]), action)?;
+        run(git(folder).args(["symbolic-ref", "HEAD", NONEXISTENT_BRANCH]), action)?;
         // A killed git leaves this file; this program holds the comparison's lock.
         let _ = leftovers::remove(&folder.join(".git/index.lock"));
         Ok(())
@@ -78,12 +78,12 @@ impl Checkout {
     }
 
     fn fill(&self, revision: &Revision) -> Result<Vec<String>, CompareError> {
-        self.make()?;
+        self.create_checkout()?;
         let (folder, commit) = (&self.folder, &revision.commit);
         let action = format!("check out {}", revision.label());
-        let links = submodules::in_commit(folder, commit)?;
+        let links = submodules::submodules_in_commit(folder, commit)?;
         // Git keeps the folder of a former submodule, and then cannot create a file at its path.
-        for before in submodules::in_index(git(folder))? {
+        for before in submodules::submodules_in_index(git(folder))? {
             if !links.iter().any(|link| link.path == before.path) {
                 self.remove(&before.path)?;
             }
@@ -128,7 +128,7 @@ impl Checkout {
             std::fs::create_dir_all(kept.parent().unwrap_or(&kept)).map_err(io)?;
             std::fs::rename(&new, &kept).map_err(io)?;
         }
-        below.make()?;
+        below.create_checkout()?;
         let object = format!("{}^{{commit}}", link.commit);
         if !output(git(&below.folder).args(["cat-file", "-e", &object]))?.status.success() {
             let (path, commit) = (link.path.clone(), link.commit.clone());
@@ -162,7 +162,7 @@ impl Checkout {
 
 #[cfg(test)]
 mod tests {
-    use super::super::git::tests::{at, repository};
+    use super::super::git::tests::{at, test_repository};
     use super::super::snapshot::{SnapshotOptions, snapshot};
     use super::*;
 
@@ -178,9 +178,9 @@ mod tests {
 
     /// A repository with the submodule `deps/outer` and in it `inner`, each with a file `a`.
     fn nested() -> (Vec<tempfile::TempDir>, Repository) {
-        let (inner, _) = repository();
-        let (outer, _) = repository();
-        let (top, of) = repository();
+        let (inner, _) = test_repository();
+        let (outer, _) = test_repository();
+        let (top, of) = test_repository();
         let add = |to: &tempfile::TempDir, from: &tempfile::TempDir, path: &str| {
             let url = from.path().to_str().unwrap();
             at(to.path(), &["submodule", "--quiet", "add", "--name", "a name", url, path]);

@@ -19,7 +19,7 @@ use kernelgate::record::{file, lock};
 /// files, and with them a lock that the parent has released, until it runs its own program.
 const LOCK_TRIES: u32 = 10;
 /// Longest name of a side in the file `side`.
-const MAX_LABEL: u64 = 16;
+const MAX_SIDE_LABEL_BYTES: u64 = 16;
 /// Time between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -55,7 +55,7 @@ impl Folder {
         let folder = Self { root, _lock: lock };
         folder.empty_slot()?;
         for arm in [Arm::Base, Arm::Head] {
-            let side = folder.side_path(arm);
+            let side = folder.side_folder_path(arm);
             leftovers::make_folder(&side)
                 .map_err(|cause| CompareError::io("make", &side, cause))?;
             let label = side.join("side");
@@ -67,12 +67,12 @@ impl Folder {
     }
 
     /// Folder of a side while it is not in the slot.
-    pub fn side_path(&self, arm: Arm) -> PathBuf {
+    pub fn side_folder_path(&self, arm: Arm) -> PathBuf {
         self.root.join(arm.name())
     }
 
     /// The path at which both sides are built and run.
-    pub fn slot_path(&self) -> PathBuf {
+    pub fn slot_folder_path(&self) -> PathBuf {
         self.root.join("slot")
     }
 
@@ -82,13 +82,13 @@ impl Folder {
     }
 
     /// Runs a function with the side's folder in the slot.
-    pub fn in_slot<T>(
+    pub fn run_in_slot<T>(
         &self,
         arm: Arm,
         run: impl FnOnce(&Path) -> Result<T, CompareError>,
     ) -> Result<T, CompareError> {
         self.empty_slot()?;
-        let (side, slot) = (self.side_path(arm), self.slot_path());
+        let (side, slot) = (self.side_folder_path(arm), self.slot_folder_path());
         std::fs::rename(&side, &slot).map_err(|cause| CompareError::io("move", &side, cause))?;
         let outcome = run(&slot);
         std::fs::rename(&slot, &side).map_err(|cause| CompareError::io("move", &slot, cause))?;
@@ -96,26 +96,26 @@ impl Folder {
     }
 
     /// Makes the slot a link to the folder of a side, in one atomic step, and returns the slot's path.
-    pub fn point_slot(&self, arm: Arm) -> Result<PathBuf, CompareError> {
+    pub fn link_slot_to_side(&self, arm: Arm) -> Result<PathBuf, CompareError> {
         #[cfg(unix)]
         {
             let fresh = self.root.join("slot.new");
             let linked = leftovers::remove(&fresh)
                 .and_then(|()| std::os::unix::fs::symlink(arm.name(), &fresh))
-                .and_then(|()| std::fs::rename(&fresh, self.slot_path()));
-            linked.map_err(|cause| CompareError::io("link", &self.slot_path(), cause))?;
-            Ok(self.slot_path())
+                .and_then(|()| std::fs::rename(&fresh, self.slot_folder_path()));
+            linked.map_err(|cause| CompareError::io("link", &self.slot_folder_path(), cause))?;
+            Ok(self.slot_folder_path())
         }
         #[cfg(not(unix))]
         Ok(self.side_path(arm))
     }
 
     fn empty_slot(&self) -> Result<(), CompareError> {
-        let slot = self.slot_path();
+        let slot = self.slot_folder_path();
         let Ok(found) = std::fs::symlink_metadata(&slot) else { return Ok(()) };
         let emptied = if found.is_dir() {
             // A build was interrupted: its folder names the side.
-            match file::text_of(&slot.join("side"), MAX_LABEL) {
+            match file::text_of(&slot.join("side"), MAX_SIDE_LABEL_BYTES) {
                 Ok(side)
                     if ["base", "head"].contains(&side.as_str())
                         && !self.root.join(&side).join("side").exists() =>
@@ -148,16 +148,19 @@ mod tests {
             std::fs::write(slot.join("mark"), "b")
                 .map_err(|cause| CompareError::io("write", slot, cause))
         };
-        folder.in_slot(Arm::Base, mark).unwrap();
-        assert!(folder.side_path(Arm::Base).join("mark").exists());
-        let slot = folder.point_slot(Arm::Base).unwrap();
+        folder.run_in_slot(Arm::Base, mark).unwrap();
+        assert!(folder.side_folder_path(Arm::Base).join("mark").exists());
+        let slot = folder.link_slot_to_side(Arm::Base).unwrap();
         assert!(slot.join("mark").exists());
-        assert!(!folder.point_slot(Arm::Head).unwrap().join("mark").exists());
+        assert!(!folder.link_slot_to_side(Arm::Head).unwrap().join("mark").exists());
         drop(folder);
         std::fs::remove_file(root.path().join("slot")).unwrap();
         std::fs::rename(root.path().join("base"), root.path().join("slot")).unwrap();
         let folder = Folder::open(root.path()).unwrap();
-        assert!(folder.side_path(Arm::Base).join("mark").exists() && !folder.slot_path().exists());
+        assert!(
+            folder.side_folder_path(Arm::Base).join("mark").exists()
+                && !folder.slot_folder_path().exists()
+        );
     }
 
     #[cfg(unix)]
@@ -178,7 +181,7 @@ mod tests {
         std::os::unix::fs::symlink(&outside, root.join("head")).unwrap();
         let folder = Folder::open(&root).unwrap();
         for arm in [Arm::Base, Arm::Head] {
-            let label = folder.point_slot(arm).unwrap().join("side");
+            let label = folder.link_slot_to_side(arm).unwrap().join("side");
             assert_eq!(std::fs::read_to_string(label).unwrap(), arm.name());
         }
         assert_eq!(std::fs::read_to_string(outside).unwrap(), "x");

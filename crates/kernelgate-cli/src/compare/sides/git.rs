@@ -134,7 +134,7 @@ impl Repository {
         Err(CompareError::NoRevision {
             name: name.to_owned(),
             top: self.top.clone(),
-            similar: similar(name, refs.lines()),
+            similar: similar_names(name, refs.lines()),
             branches: branches.lines().map(str::to_owned).collect(),
             shallow: self.is_shallow(),
         })
@@ -148,7 +148,7 @@ impl Repository {
 }
 
 /// The names most similar to one that does not exist, best first.
-fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+fn similar_names<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut scored: Vec<(f64, &str)> =
         names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other)).collect();
     scored.retain(|(score, other)| *score >= 0.5 || other.ends_with(name));
@@ -172,7 +172,7 @@ pub mod tests {
     }
 
     /// A repository with the file `a` in one commit on `main`.
-    pub fn repository() -> (tempfile::TempDir, Repository) {
+    pub fn test_repository() -> (tempfile::TempDir, Repository) {
         let folder = tempfile::tempdir().unwrap();
         at(folder.path(), &["init", "--quiet", "--initial-branch=main"]);
         std::fs::write(folder.path().join("a"), "1").unwrap();
@@ -185,7 +185,7 @@ pub mod tests {
 
     #[test]
     fn a_revision_that_is_not_there_is_named_with_similar_ones() {
-        let (_folder, repository) = repository();
+        let (_folder, repository) = test_repository();
         let message = repository.resolve("mian").unwrap_err().to_string();
         assert!(
             message.contains("no revision `mian`") && message.contains("did you mean main?"),
@@ -198,7 +198,7 @@ pub mod tests {
 
     #[test]
     fn a_shallow_clone_says_how_to_get_what_it_lacks() {
-        let (folder, repository) = repository();
+        let (folder, repository) = test_repository();
         at(folder.path(), &["commit", "--quiet", "--allow-empty", "-m", "second"]);
         assert!(!repository.resolve("HEAD~7").unwrap_err().to_string().contains("shallow"));
         let clone = tempfile::tempdir().unwrap();

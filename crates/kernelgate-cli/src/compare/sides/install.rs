@@ -7,24 +7,24 @@ use std::time::{Duration, SystemTime};
 use super::leftovers;
 use crate::benches::child::ChildProcess;
 use crate::benches::mark::{self, Kind};
-use crate::benches::versions::{self, AskError};
+use crate::benches::versions::{self, VersionQueryError};
 use crate::compare::CompareError;
 use kernelgate::protocol;
 use kernelgate::record::file::content_hash;
 
 /// How the processes of an executable get their request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Driver {
+pub enum BenchDriver {
     /// This version of the protocol, the newest that it and this program speak.
     Protocol(u64),
     /// Criterion's flags: the bench does not use kernelgate.
     Criterion,
 }
 
-impl Driver {
+impl BenchDriver {
     /// The driver of both sides of a bench: the older version where both speak the protocol, else
     /// the head's.
-    pub fn for_both(base: Self, head: Self) -> Self {
+    pub fn driver_for_both(base: Self, head: Self) -> Self {
         match (base, head) {
             (Self::Protocol(base), Self::Protocol(head)) => Self::Protocol(base.min(head)),
             _ => head,
@@ -40,9 +40,9 @@ pub struct InstalledBench {
     /// Content hash.
     pub hash: String,
     /// Size and times of the file when it was hashed.
-    pub stamp: FileStamp,
+    pub stamp: FileSizeAndTimes,
     /// How the executable gets its request.
-    pub driver: Driver,
+    pub driver: BenchDriver,
 }
 
 /// The executables of a side.
@@ -58,7 +58,7 @@ pub struct InstalledBenches {
 
 /// Decides which executables are run.
 #[derive(Clone, Copy)]
-pub struct Installing<'a> {
+pub struct SideInstaller<'a> {
     /// The benches that were asked for by name; all if it is empty.
     pub wanted: &'a [String],
     /// Whether they were built from the package, whose benches may be run as `cargo bench` would.
@@ -80,7 +80,7 @@ pub fn install(
     side: &Path,
     found: &BTreeMap<String, PathBuf>,
     label: &str,
-    how: Installing<'_>,
+    how: SideInstaller<'_>,
 ) -> Result<InstalledBenches, CompareError> {
     let bin = side.join("bin");
     let io = |path: &Path, cause: std::io::Error| CompareError::io("write", path, cause);
@@ -93,7 +93,7 @@ pub fn install(
         let kind = mark::kind(path);
         let named = !how.wanted.is_empty();
         let driver = match kind {
-            Ok(Kind::Criterion) if how.built || named => Driver::Criterion,
+            Ok(Kind::Criterion) if how.built || named => BenchDriver::Criterion,
             Ok(Kind::Ours) => match ask(path, bench, label, how)? {
                 Some(driver) => driver,
                 None => continue,
@@ -108,7 +108,7 @@ pub fn install(
                 }
             },
             kind => {
-                executables.foreign.insert(bench.clone(), left_alone(&kind, bench));
+                executables.foreign.insert(bench.clone(), not_run_reason(&kind, bench));
                 continue;
             }
         };
@@ -118,7 +118,7 @@ pub fn install(
         leftovers::remove(&at).map_err(|cause| io(&at, cause))?;
         std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
         // The stamp is taken first, so that a write in between is noticed.
-        let stamp = FileStamp::read(&at);
+        let stamp = FileSizeAndTimes::read(&at);
         let hash = content_hash(&at)?;
         executables
             .driven
@@ -129,7 +129,7 @@ pub fn install(
 
 /// Size and times of a file: a write to it changes at least one of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct FileStamp {
+pub struct FileSizeAndTimes {
     bytes: u64,
     modified: Option<SystemTime>,
     /// Inode and time of the last change of contents or attributes.
@@ -137,7 +137,7 @@ pub struct FileStamp {
     changed: (u64, i64, i64),
 }
 
-impl FileStamp {
+impl FileSizeAndTimes {
     fn read(path: &Path) -> Self {
         let Ok(facts) = std::fs::metadata(path) else { return Self::default() };
         #[cfg(unix)]
@@ -153,13 +153,13 @@ impl FileStamp {
 
 impl InstalledBench {
     /// Whether both have the same contents and the same driver.
-    pub fn is_twin(&self, other: &Self) -> bool {
+    pub fn has_same_contents(&self, other: &Self) -> bool {
         self.hash == other.hash && self.driver == other.driver
     }
 
     /// Hashes the file in `side/bin` again if its size or times changed.
     pub fn check_untouched(&self, side: &Path) -> Result<(), CompareError> {
-        if FileStamp::read(&side.join("bin").join(&self.bench)) == self.stamp {
+        if FileSizeAndTimes::read(&side.join("bin").join(&self.bench)) == self.stamp {
             return Ok(());
         }
         self.check_unchanged(side)
@@ -188,8 +188,8 @@ fn ask(
     path: &Path,
     bench: &str,
     label: &str,
-    how: Installing<'_>,
-) -> Result<Option<Driver>, CompareError> {
+    how: SideInstaller<'_>,
+) -> Result<Option<BenchDriver>, CompareError> {
     let refused = |found: String| CompareError::Refused {
         field: "protocol".to_owned(),
         side: format!("{label}, bench `{bench}`"),
@@ -198,11 +198,11 @@ fn ask(
     };
     match versions::ask(path, how.timeout, how.running) {
         Ok(spoken) => match protocol::common_version(spoken) {
-            Some(version) => Ok(Some(Driver::Protocol(version))),
+            Some(version) => Ok(Some(BenchDriver::Protocol(version))),
             None => Err(refused(format!("{} to {}", spoken.0, spoken.1))),
         },
-        Err(AskError::IsProgram) => Ok(None),
-        Err(AskError::None) => Err(refused("unknown".to_owned())),
+        Err(VersionQueryError::IsProgram) => Ok(None),
+        Err(VersionQueryError::None) => Err(refused("unknown".to_owned())),
         Err(why) => {
             let (side, bench) = (label.to_owned(), bench.to_owned());
             Err(CompareError::NoProtocol { side, bench, cause: why })
@@ -211,7 +211,7 @@ fn ask(
 }
 
 /// The reason why an executable is not run.
-fn left_alone(kind: &std::io::Result<Kind>, bench: &str) -> String {
+fn not_run_reason(kind: &std::io::Result<Kind>, bench: &str) -> String {
     let why = match kind {
         Ok(Kind::Criterion) => "it uses Criterion alone and was not built here".to_owned(),
         Ok(kind @ Kind::Divan) => return format!("{}, so it cannot be driven", kind.words()),
@@ -231,7 +231,7 @@ fn left_alone(kind: &std::io::Result<Kind>, bench: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::benches::prebuilt::prebuilt;
+    use crate::benches::prebuilt::prebuilt_benches;
     use kernelgate::exit::Exit;
 
     #[test]
@@ -240,8 +240,8 @@ mod tests {
         std::fs::create_dir(side.path().join("bin")).unwrap();
         let path = side.path().join("bin/b");
         std::fs::write(&path, "one").unwrap();
-        let (hash, stamp) = (content_hash(&path).unwrap(), FileStamp::read(&path));
-        let driver = Driver::Criterion;
+        let (hash, stamp) = (content_hash(&path).unwrap(), FileSizeAndTimes::read(&path));
+        let driver = BenchDriver::Criterion;
         let bench = InstalledBench { bench: "b".to_owned(), hash, stamp, driver };
         assert!(bench.check_untouched(side.path()).is_ok());
         // A new time with the same contents counts as the same executable.
@@ -267,10 +267,10 @@ mod tests {
         let text = format!("#!/bin/sh\necho > {}\n", ran.display());
         std::fs::write(&script, text).unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let found = prebuilt(folder.path()).unwrap();
+        let found = prebuilt_benches(folder.path()).unwrap();
         assert_eq!(found.keys().collect::<Vec<_>>(), ["innocent"]);
         let running = ChildProcess::default();
-        let how = |wanted| Installing {
+        let how = |wanted| SideInstaller {
             wanted,
             built: false,
             timeout: versions::TIMEOUT,

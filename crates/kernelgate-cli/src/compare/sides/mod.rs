@@ -19,18 +19,18 @@ use super::progress::{ComparisonProgress, duration};
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::ask::{self, RequestSettings};
 use crate::benches::cargo::{
-    self, BuildError, BuildOutput, BuildProgress, BuildTargets, BuiltBench, CargoLine,
+    self, BuildError, BuildOutput, BuildProgress, BuildTargets, BuiltBench, CargoBuildOutput,
 };
 use crate::benches::child::ChildProcess;
 use crate::benches::find::{BenchExecutable, FoundBenches};
 use crate::benches::package::unbuilt_benches;
-use crate::benches::prebuilt::prebuilt;
+use crate::benches::prebuilt::prebuilt_benches;
 use crate::benches::versions;
 use crate::gate::paired::Arm;
 use checkout::Checkout;
 use folder::Folder;
 use git::{Repository, Revision};
-use install::{Driver, InstalledBenches, Installing, install};
+use install::{BenchDriver, InstalledBenches, SideInstaller, install};
 use kernelgate::protocol::Action;
 use kernelgate::record::file;
 use seed::{seed, seed_registry};
@@ -38,7 +38,7 @@ use snapshot::{SnapshotOptions, snapshot};
 use surroundings::{SOURCES, Surroundings};
 
 /// Longest lock file of cargo that is read, bytes.
-const MAX_LOCK: u64 = 64 << 20;
+const MAX_LOCK_FILE_BYTES: u64 = 64 << 20;
 
 /// A side with its executables.
 pub struct Side {
@@ -59,19 +59,19 @@ pub struct Side {
 
 impl Side {
     /// Folder in which the processes of a bench run.
-    pub fn package_of(&self, bench: &str) -> &PathBuf {
+    pub fn package_folder_of(&self, bench: &str) -> &PathBuf {
         self.packages.get(bench).unwrap_or(&self.package)
     }
 }
 
 /// The source of a side's executables.
-enum Sources<'a> {
+enum SideExecutableSource<'a> {
     Folder(&'a Path),
-    Revision(Box<CheckedOut>),
+    Revision(Box<CheckedOutRevision>),
 }
 
 /// A revision, and the checkout in which it is built.
-struct CheckedOut {
+struct CheckedOutRevision {
     revision: Revision,
     checkout: Checkout,
     repository: Repository,
@@ -93,22 +93,22 @@ pub struct Builder<'a> {
 impl<'a> Builder<'a> {
     /// Makes both sides ready. Revisions are resolved before anything is built.
     pub fn sides(self) -> Result<[Side; 2], CompareError> {
-        self.both_sides(false)
+        self.prepare_both_sides(false)
     }
 
     /// Makes both sides ready. With `twins`, the folder of the head holds executables that were built
     /// for the base.
-    fn both_sides(self, twins: bool) -> Result<[Side; 2], CompareError> {
+    fn prepare_both_sides(self, twins: bool) -> Result<[Side; 2], CompareError> {
         let Self { request, folder, progress, .. } = self;
         let find = |arm, source: &'a SideSource| {
             let name = match source {
-                SideSource::Folder(path) => return Ok(Sources::Folder(path)),
+                SideSource::Folder(path) => return Ok(SideExecutableSource::Folder(path)),
                 SideSource::Revision(name) => Some(name),
                 SideSource::WorkTree => None,
             };
             let repository = Repository::around_package(&request.package)?;
             let named = name.map(|name| repository.resolve(name)).transpose()?;
-            let side = folder.side_path(arm);
+            let side = folder.side_folder_path(arm);
             let surroundings = Surroundings::new(&repository.top);
             let checkout = Checkout::open(&repository, &surroundings.copy(&side))?;
             surroundings.link(&side)?;
@@ -124,22 +124,22 @@ impl<'a> Builder<'a> {
                     )?
                 }
             };
-            let found = CheckedOut { revision, checkout, repository };
-            Ok::<_, CompareError>(Sources::Revision(Box::new(found)))
+            let found = CheckedOutRevision { revision, checkout, repository };
+            Ok::<_, CompareError>(SideExecutableSource::Revision(Box::new(found)))
         };
         let sources = [find(Arm::Base, &request.base)?, find(Arm::Head, &request.head)?];
-        let make = |arm, sources: &Sources<'_>| match sources {
-            Sources::Folder(path) => {
+        let make = |arm, sources: &SideExecutableSource<'_>| match sources {
+            SideExecutableSource::Folder(path) => {
                 // Executables in the base's own folder were found fit to run when they were copied
                 // there.
                 let built = twins && arm == Arm::Head;
                 self.install_folder(arm, path, built)
             }
-            Sources::Revision(found) => self.install_revision(arm, found),
+            SideExecutableSource::Revision(found) => self.install_revision(arm, found),
         };
         let base = make(Arm::Base, &sources[0])?;
-        if matches!(sources[1], Sources::Revision(_)) {
-            self.check_filter(&base);
+        if matches!(sources[1], SideExecutableSource::Revision(_)) {
+            self.check_case_filter(&base);
         }
         let head = make(Arm::Head, &sources[1])?;
         for (arm, side) in [(Arm::Base, &base), (Arm::Head, &head)] {
@@ -160,13 +160,13 @@ impl<'a> Builder<'a> {
 
     /// States before the head is built that no case of the base matches the filter, which is often a
     /// typing error. A case that only the head has is still listed.
-    fn check_filter(&self, base: &Side) {
+    fn check_case_filter(&self, base: &Side) {
         let Self { request, folder, progress, running } = self;
         let driven = &base.executables.driven;
-        if !driven.values().all(|bench| matches!(bench.driver, Driver::Protocol(_))) {
+        if !driven.values().all(|bench| matches!(bench.driver, BenchDriver::Protocol(_))) {
             return;
         }
-        let bin = folder.side_path(Arm::Base).join("bin");
+        let bin = folder.side_folder_path(Arm::Base).join("bin");
         let executable = |bench: &String| BenchExecutable {
             bench: bench.clone(),
             path: bin.join(bench),
@@ -190,23 +190,23 @@ impl<'a> Builder<'a> {
 
     /// One side twice: the base, and a copy of its executables as head. If the base has sources, the
     /// head's are a link to them.
-    pub fn twins(self) -> Result<[Side; 2], CompareError> {
+    pub fn prepare_identical_sides(self) -> Result<[Side; 2], CompareError> {
         let folder = self.folder;
         // Removes executables of an earlier build that this one does not have.
         for arm in [Arm::Base, Arm::Head] {
-            let bin = folder.side_path(arm).join("bin");
+            let bin = folder.side_folder_path(arm).join("bin");
             leftovers::remove(&bin).map_err(|cause| CompareError::io("remove", &bin, cause))?;
         }
         let same = ComparisonRequest {
-            head: SideSource::Folder(folder.side_path(Arm::Base).join("bin")),
+            head: SideSource::Folder(folder.side_folder_path(Arm::Base).join("bin")),
             ..self.request.clone()
         };
-        let [base, head] = Builder { request: &same, ..self }.both_sides(true)?;
+        let [base, head] = Builder { request: &same, ..self }.prepare_both_sides(true)?;
         #[cfg(unix)]
         {
-            let sources = folder.side_path(Arm::Head).join(SOURCES);
+            let sources = folder.side_folder_path(Arm::Head).join(SOURCES);
             if std::fs::symlink_metadata(&sources).is_err()
-                && folder.side_path(Arm::Base).join(SOURCES).is_dir()
+                && folder.side_folder_path(Arm::Base).join(SOURCES).is_dir()
             {
                 let linked = std::os::unix::fs::symlink(
                     Path::new("..").join(Arm::Base.name()).join(SOURCES),
@@ -226,16 +226,17 @@ impl<'a> Builder<'a> {
         Ok([base, head])
     }
 
-    fn installing(&self, built: bool) -> Installing<'_> {
+    fn side_installer(&self, built: bool) -> SideInstaller<'_> {
         let timeout = self.request.wait.unwrap_or(versions::TIMEOUT);
-        Installing { wanted: &self.request.benches, built, timeout, running: self.running }
+        SideInstaller { wanted: &self.request.benches, built, timeout, running: self.running }
     }
 
     fn install_folder(self, arm: Arm, path: &Path, built: bool) -> Result<Side, CompareError> {
         let label = path.display().to_string();
-        let found = prebuilt(path).map_err(|cause| CompareError::io("read", path, cause))?;
-        let at = self.folder.side_path(arm);
-        let executables = install(&at, &found, &label, self.installing(built))?;
+        let found =
+            prebuilt_benches(path).map_err(|cause| CompareError::io("read", path, cause))?;
+        let at = self.folder.side_folder_path(arm);
+        let executables = install(&at, &found, &label, self.side_installer(built))?;
         if executables.driven.is_empty() && executables.foreign.is_empty() {
             return Err(CompareError::NoExecutable(label));
         }
@@ -250,9 +251,9 @@ impl<'a> Builder<'a> {
     }
 
     /// Builds a revision and installs its executables.
-    fn install_revision(self, arm: Arm, found: &CheckedOut) -> Result<Side, CompareError> {
+    fn install_revision(self, arm: Arm, found: &CheckedOutRevision) -> Result<Side, CompareError> {
         let Self { request, folder, progress, .. } = self;
-        let CheckedOut { revision, checkout, repository } = found;
+        let CheckedOutRevision { revision, checkout, repository } = found;
         let side_name = arm.name();
         let label = revision.label();
         let surroundings = Surroundings::new(&repository.top);
@@ -261,36 +262,36 @@ impl<'a> Builder<'a> {
         progress.now(&format!("building {side_name}: {label}"));
         let started = Instant::now();
         let seeded = match arm {
-            Arm::Head => seed(&folder.side_path(Arm::Base), &folder.side_path(arm)),
-            Arm::Base => seed_from_user(request, repository, &folder.side_path(arm)),
+            Arm::Head => seed(&folder.side_folder_path(Arm::Base), &folder.side_folder_path(arm)),
+            Arm::Base => seed_from_user(request, repository, &folder.side_folder_path(arm)),
         };
         if seeded.is_err() {
             // Cargo then compiles the dependencies again; on a full disk it reports that.
-            let _ = leftovers::remove(&folder.side_path(arm).join("target.partial"));
+            let _ = leftovers::remove(&folder.side_folder_path(arm).join("target.partial"));
         }
         let (built, unbuilt) = self.build(arm, found, &notes)?;
         progress.now(&format!("built {side_name} in {}", duration(started.elapsed())));
-        let relocated = |path: PathBuf| match path.strip_prefix(folder.slot_path()) {
-            Ok(below) => folder.side_path(arm).join(below),
+        let relocated = |path: PathBuf| match path.strip_prefix(folder.slot_folder_path()) {
+            Ok(below) => folder.side_folder_path(arm).join(below),
             Err(_) => path,
         };
-        for outside in surroundings.outside(&folder.slot_path(), &built.manifests) {
-            progress.say_once(&format!(
+        for outside in surroundings.outside(&folder.slot_folder_path(), &built.manifests) {
+            progress.print_once(&format!(
                 "{} lies outside of the repository: both sides use it as it is now",
                 outside.display()
             ));
         }
-        let packages = packages_of(&built.benches, (arm, &label))?;
+        let packages = packages_of_benches(&built.benches, (arm, &label))?;
         let built: BTreeMap<String, PathBuf> =
             built.benches.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
-        let (at, name) = (folder.side_path(arm), format!("{side_name} {label}"));
-        let mut executables = install(&at, &built, &name, self.installing(true))?;
+        let (at, name) = (folder.side_folder_path(arm), format!("{side_name} {label}"));
+        let mut executables = install(&at, &built, &name, self.side_installer(true))?;
         let is_selected =
             |bench: &String| request.benches.is_empty() || request.benches.contains(bench);
         let unbuilt = unbuilt.into_iter();
         let unbuilt = unbuilt.filter(|(bench, _)| is_selected(bench) && !built.contains_key(bench));
         executables.foreign.extend(unbuilt);
-        let package = surroundings.copy(&folder.slot_path()).join(&repository.package);
+        let package = surroundings.copy(&folder.slot_folder_path()).join(&repository.package);
         let commit = revision.commit.clone();
         Ok(Side { label, sources: Some(commit.clone()), commit, package, packages, executables })
     }
@@ -300,11 +301,11 @@ impl<'a> Builder<'a> {
     fn build(
         self,
         arm: Arm,
-        found: &CheckedOut,
+        found: &CheckedOutRevision,
         notes: &[String],
     ) -> Result<(BuildOutput, BTreeMap<String, String>), CompareError> {
         let Self { request, folder, progress, .. } = self;
-        let CheckedOut { revision, repository, .. } = found;
+        let CheckedOutRevision { revision, repository, .. } = found;
         let (side_name, label, started) = (arm.name(), revision.label(), Instant::now());
         let surroundings = Surroundings::new(&repository.top);
         let targets = BuildTargets {
@@ -313,7 +314,7 @@ impl<'a> Builder<'a> {
             profile: &request.profile,
         };
         let build = |targets: BuildTargets<'_>| {
-            folder.in_slot(arm, |slot| {
+            folder.run_in_slot(arm, |slot| {
                 let manifest = surroundings.copy(slot).join(&repository.package).join("Cargo.toml");
                 if !manifest.is_file() {
                     let (label, manifest) = (label.clone(), repository.package.join("Cargo.toml"));
@@ -325,10 +326,10 @@ impl<'a> Builder<'a> {
                     .arg(&manifest)
                     .current_dir(manifest.parent().unwrap_or(slot));
                 command.env("CARGO_TARGET_DIR", slot.join("target")).envs(cargo::PROGRESS);
-                let show = |line: CargoLine<'_>| {
-                    if let CargoLine::Progress(BuildProgress { done, all }) = line {
+                let show = |line: CargoBuildOutput<'_>| {
+                    if let CargoBuildOutput::Progress(BuildProgress { done, all }) = line {
                         let elapsed = duration(started.elapsed());
-                        progress.often(&format!(
+                        progress.print_often(&format!(
                             "building {side_name}: {done} of {all} crates, {elapsed}"
                         ));
                     }
@@ -367,13 +368,14 @@ fn seed_from_user(
         own => own,
     };
     let locks = [repository.top.clone(), repository.top.join(&repository.package)];
-    let lock = locks.iter().find_map(|it| file::text_of(&it.join("Cargo.lock"), MAX_LOCK).ok());
+    let lock =
+        locks.iter().find_map(|it| file::text_of(&it.join("Cargo.lock"), MAX_LOCK_FILE_BYTES).ok());
     let count = lock.map(|lock| seed_registry(&request.target, profile, side, &lock));
     count.transpose().map(drop)
 }
 
 /// The folder of the package of each bench.
-fn packages_of(
+fn packages_of_benches(
     built: &[BuiltBench],
     (side, label): (Arm, &str),
 ) -> Result<BTreeMap<String, PathBuf>, CompareError> {
@@ -405,10 +407,10 @@ mod tests {
             manifest: PathBuf::from(manifest),
         };
         let one = [built("a", "/w/one/Cargo.toml"), built("b", "/w/two/Cargo.toml")];
-        let packages = packages_of(&one, (Arm::Base, "main")).unwrap();
+        let packages = packages_of_benches(&one, (Arm::Base, "main")).unwrap();
         assert_eq!(packages["b"], PathBuf::from("/w/two"));
         let both = [one[0].clone(), built("a", "/w/two/Cargo.toml")];
-        let why = packages_of(&both, (Arm::Base, "main")).unwrap_err().to_string();
+        let why = packages_of_benches(&both, (Arm::Base, "main")).unwrap_err().to_string();
         assert!(why.contains("in one and two both have a bench `a`"), "{why}");
     }
 }

@@ -40,7 +40,7 @@ fn registry_crates(lock: &str) -> BTreeSet<String> {
 
 /// The 16 digits by which cargo distinguishes the builds of a crate, in the name of one of its
 /// files or folders: "serde-0123456789abcdef", "libserde-0123456789abcdef.rlib".
-fn build_digits(name: &str) -> Option<(&str, &str)> {
+fn split_build_hash(name: &str) -> Option<(&str, &str)> {
     let stem = name.split('.').next().unwrap_or(name);
     let (name, digits) = stem.rsplit_once('-')?;
     let hexadecimal = digits.len() == 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -69,7 +69,7 @@ pub fn seed_registry(
     // Cargo writes the fingerprint of a build after its files.
     let builds: BTreeSet<String> = names(&fingerprints)?
         .iter()
-        .filter_map(|name| build_digits(name))
+        .filter_map(|name| split_build_hash(name))
         .filter(|(name, _)| crates.contains(*name))
         .map(|(_, digits)| digits.to_owned())
         .collect();
@@ -79,7 +79,7 @@ pub fn seed_registry(
         let (source, target) = (from.join(folder), partial.join(profile).join(folder));
         std::fs::create_dir_all(&target)?;
         for name in names(&source).unwrap_or_default() {
-            if build_digits(&name).is_some_and(|(_, digits)| builds.contains(digits)) {
+            if split_build_hash(&name).is_some_and(|(_, digits)| builds.contains(digits)) {
                 copy_entry(&source.join(&name), &target.join(&name))?;
             }
         }

@@ -12,9 +12,9 @@ use super::submodules;
 use crate::compare::CompareError;
 
 /// Largest size of untracked files that are copied without a note.
-const QUIET_BYTES: u64 = 50_000_000;
+const MAX_UNTRACKED_BYTES_WITHOUT_NOTE: u64 = 50_000_000;
 /// Files, or submodules, that a message names.
-const MAX_NAMED: usize = 3;
+const MAX_NAMED_FILES_IN_MESSAGE: usize = 3;
 const ACTION: &str = "snapshot the working tree";
 
 /// Exclusions of a snapshot, and the output for notes.
@@ -47,7 +47,8 @@ pub fn snapshot(
         [] => return Ok(revision),
         [one] => format!("{}, with changes in submodule {}", revision.name, plain(one)),
         several => {
-            let named: Vec<String> = several.iter().take(MAX_NAMED).map(plain).collect();
+            let named: Vec<String> =
+                several.iter().take(MAX_NAMED_FILES_IN_MESSAGE).map(plain).collect();
             let more = several.len() - named.len();
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             format!("{}, with changes in submodules {}{more}", revision.name, named.join(", "))
@@ -89,7 +90,7 @@ fn commit(
     };
     add(of, plumbing, options)?;
     let mut changed = Vec::new();
-    for link in submodules::in_index(plumbing())? {
+    for link in submodules::submodules_in_index(plumbing())? {
         let Some(inner) = submodules::work_tree(&of.top.join(&link.path)) else { continue };
         let below = store.join("submodules").join(&link.path);
         let (revision, within) = commit(&inner, &below, options)?;
@@ -146,7 +147,7 @@ fn add(
         .collect();
     let mut listing = git(&of.top);
     listing.args(["ls-files", "--others", "--exclude-standard", "-z", "--", "."]).args(&unwanted);
-    say_how_much(of, &run(&mut listing, ACTION)?, options.say);
+    print_untracked_size(of, &run(&mut listing, ACTION)?, options.say);
     let quietly = ["-c", "core.safecrlf=false", "-c", "advice.addEmbeddedRepo=false", "add"];
     if !unwanted.is_empty() {
         // Tracked files belong to the snapshot wherever they lie.
@@ -156,18 +157,18 @@ fn add(
 }
 
 /// Prints the size of the untracked files if they are large, because each of them is copied.
-fn say_how_much(of: &Repository, untracked: &str, say: &dyn Fn(&str)) {
+fn print_untracked_size(of: &Repository, untracked: &str, say: &dyn Fn(&str)) {
     let size = |name: &str| std::fs::symlink_metadata(of.top.join(name)).map_or(0, |it| it.len());
     let mut sizes: Vec<(u64, &str)> =
         untracked.split('\0').filter(|it| !it.is_empty()).map(|it| (size(it), it)).collect();
     let sum: u64 = sizes.iter().map(|(bytes, _)| bytes).sum();
-    if sum <= QUIET_BYTES {
+    if sum <= MAX_UNTRACKED_BYTES_WITHOUT_NOTE {
         return;
     }
     sizes.sort_by_key(|(bytes, name)| (std::cmp::Reverse(*bytes), *name));
     let named: Vec<String> = sizes
         .iter()
-        .take(MAX_NAMED)
+        .take(MAX_NAMED_FILES_IN_MESSAGE)
         .map(|(bytes, name)| format!("{name} ({})", display::bytes(*bytes)))
         .collect();
     say(&format!(
@@ -196,23 +197,23 @@ fn check_untracked(of: &Repository, path: &Path) -> Result<(), CompareError> {
 mod tests {
     use std::time::{Duration, SystemTime};
 
-    use super::super::git::tests::{at, repository};
+    use super::super::git::tests::{at, test_repository};
     use super::*;
 
-    const NOTHING: &[PathBuf] = &[];
+    const NO_EXCLUSIONS: &[PathBuf] = &[];
 
-    fn take_snapshot(of: &Repository, checkout: &Checkout, target: &Path) -> Revision {
-        snapshot(of, checkout, SnapshotOptions { target, leave_out: NOTHING, say: &|_| () })
+    fn snapshot_work_tree(of: &Repository, checkout: &Checkout, target: &Path) -> Revision {
+        snapshot(of, checkout, SnapshotOptions { target, leave_out: NO_EXCLUSIONS, say: &|_| () })
             .unwrap()
     }
 
     #[test]
     fn a_snapshot_holds_changes_and_new_files_and_touches_nothing() {
-        let (folder, repository) = repository();
+        let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
         let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
         let target = folder.path().join("target");
-        let clean = take_snapshot(&repository, &checkout, &target);
+        let clean = snapshot_work_tree(&repository, &checkout, &target);
         assert_eq!(clean.commit, repository.resolve("main").unwrap().commit);
         std::fs::write(folder.path().join("a"), "2").unwrap();
         std::fs::create_dir(&target).unwrap();
@@ -222,9 +223,9 @@ mod tests {
         let status = || at(folder.path(), &["status", "--porcelain"]);
         let objects = || std::fs::read_dir(&repository.objects[0]).unwrap().count();
         let (before, count) = (status(), objects());
-        let changed = take_snapshot(&repository, &checkout, &target);
+        let changed = snapshot_work_tree(&repository, &checkout, &target);
         assert_eq!(
-            take_snapshot(&repository, &checkout, &target),
+            snapshot_work_tree(&repository, &checkout, &target),
             changed,
             "the same content is the same commit"
         );
@@ -244,14 +245,14 @@ mod tests {
 
         // Nearly every package has a `.gitignore`.
         std::fs::write(folder.path().join(".gitignore"), "/target\nignored\n").unwrap();
-        let usual = take_snapshot(&repository, &checkout, &target);
+        let usual = snapshot_work_tree(&repository, &checkout, &target);
         checkout.check_out(&usual).unwrap();
         assert!(elsewhere.path().join("new").exists() && !elsewhere.path().join("target").exists());
     }
 
     #[test]
     fn an_edit_of_equal_length_in_the_second_of_the_commit_is_seen() {
-        let (folder, repository) = repository();
+        let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
         let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
         let second = || {
@@ -268,7 +269,8 @@ mod tests {
             let (ended, left) = second();
             if began == ended {
                 std::thread::sleep(left);
-                let revision = take_snapshot(&repository, &checkout, &folder.path().join("target"));
+                let revision =
+                    snapshot_work_tree(&repository, &checkout, &folder.path().join("target"));
                 checkout.check_out(&revision).unwrap();
                 let seen = std::fs::read_to_string(elsewhere.path().join("a")).unwrap();
                 return assert_eq!(seen, format!("{attempt}2"));
@@ -279,12 +281,12 @@ mod tests {
 
     #[test]
     fn large_untracked_files_are_reported_can_be_excluded_and_are_not_kept() {
-        let (folder, repository) = repository();
+        let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
         let large = folder.path().join("data/large");
         std::fs::create_dir(folder.path().join("data")).unwrap();
         // The file is sparse: large in a listing, quick to copy.
-        std::fs::File::create(&large).unwrap().set_len(QUIET_BYTES).unwrap();
+        std::fs::File::create(&large).unwrap().set_len(MAX_UNTRACKED_BYTES_WITHOUT_NOTE).unwrap();
         std::fs::write(folder.path().join("data/small"), "x").unwrap();
         let messages = std::cell::RefCell::new(Vec::<String>::new());
         let say = |text: &str| messages.borrow_mut().push(text.to_owned());
@@ -293,7 +295,7 @@ mod tests {
             snapshot(&repository, checkout, SnapshotOptions { target, leave_out, say: &say })
         };
         let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
-        let everything = take_snapshot(&checkout, NOTHING).unwrap();
+        let everything = take_snapshot(&checkout, NO_EXCLUSIONS).unwrap();
         let text = messages.take().concat();
         assert!(text.contains("data/large (50.0 MB)") && text.contains("--leave-out"), "{text}");
         checkout.check_out(&everything).unwrap();

@@ -9,7 +9,7 @@ use super::git::{Repository, git, output, run};
 use crate::compare::CompareError;
 
 /// Mode of a tree's entry that is a commit of another repository.
-const GITLINK: &str = "160000";
+const GITLINK_MODE: &str = "160000";
 
 /// A submodule as a tree or an index records it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,14 +21,14 @@ pub struct Gitlink {
 }
 
 /// The submodules that an index records; `command` is git with that index.
-pub fn in_index(mut command: Command) -> Result<Vec<Gitlink>, CompareError> {
+pub fn submodules_in_index(mut command: Command) -> Result<Vec<Gitlink>, CompareError> {
     let listed = run(command.args(["ls-files", "--stage", "-z"]), "list submodules")?;
     // "160000 <commit> <stage>\t<path>"
     Ok(parse(&listed, 1))
 }
 
 /// The submodules that a commit records.
-pub fn in_commit(folder: &Path, commit: &str) -> Result<Vec<Gitlink>, CompareError> {
+pub fn submodules_in_commit(folder: &Path, commit: &str) -> Result<Vec<Gitlink>, CompareError> {
     let mut command = git(folder);
     command.args(["ls-tree", "-r", "-z", "--full-tree", commit]);
     // "160000 commit <commit>\t<path>"
@@ -39,7 +39,7 @@ fn parse(listed: &str, place: usize) -> Vec<Gitlink> {
     let entries = listed.split('\0').filter_map(|entry| entry.split_once('\t'));
     let links = entries.filter_map(|(facts, path)| {
         let mut words = facts.split(' ');
-        let is_link = words.next() == Some(GITLINK);
+        let is_link = words.next() == Some(GITLINK_MODE);
         let commit = words.nth(place - 1)?.to_owned();
         let path = PathBuf::from(path);
         (is_link && is_below(&path)).then_some(Gitlink { path, commit })

@@ -16,7 +16,7 @@ use crate::compare::CompareError;
 /// Folder of a side that holds the copy of the repository and the links.
 pub const SOURCES: &str = "sources";
 /// Manifests that would make a workspace around the copy.
-const WORKSPACE: [&str; 2] = ["Cargo.toml", "Cargo.lock"];
+const WORKSPACE_MANIFESTS: [&str; 2] = ["Cargo.toml", "Cargo.lock"];
 
 /// The copy of a repository and its surroundings, below the folder of a side.
 pub struct Surroundings {
@@ -87,7 +87,7 @@ fn link_folder(files: &Path, links: &Path, own: &Path, side: &Path) -> std::io::
         let hidden = name.as_encoded_bytes().starts_with(b".");
         let kind = entry.file_type()?;
         let other = !(kind.is_dir() || kind.is_file() || kind.is_symlink());
-        if hidden || other || WORKSPACE.iter().any(|it| name == *it) {
+        if hidden || other || WORKSPACE_MANIFESTS.iter().any(|it| name == *it) {
             continue;
         }
         // The repository itself is a copy, and the copy is not linked into itself.

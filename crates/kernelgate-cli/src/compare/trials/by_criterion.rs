@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::by_protocol::cannot_clear;
+use super::by_protocol::cannot_remove_record;
 use super::process::{TrialProcess, TrialSetup, command_in_package, finish};
-use crate::benches::criterion::{self, LIST, ListedTitles, SAMPLES};
+use crate::benches::criterion::{self, LIST, ListedCriterionIds, SAMPLES};
 use crate::benches::output;
 use crate::compare::sides::leftovers;
 use kernelgate::gpu_time;
@@ -25,9 +25,9 @@ use kernelgate::record::text::{check_plain, one_line, printable};
 use kernelgate::record::{CaseRecord, ProcessRun, Provenance, Samples, TrialSampling, file};
 
 /// Exit code of a Rust program that panicked.
-const PANICKED: i32 = 101;
+const PANIC_EXIT_CODE: i32 = 101;
 /// Name of a process' whole wall time in [`ProcessRun::spent_s`], as benches of this harness have it.
-const WHOLE_PROCESS: &str = "whole";
+const WHOLE_PROCESS_TIME: &str = "whole";
 
 /// The reason why a bench has no list of cases.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,10 +43,10 @@ pub fn list(
     setup: &TrialSetup<'_>,
     (program, package): (&Path, &Path),
     timeout: Duration,
-) -> Result<ListedTitles, NotListed> {
-    let store = fresh_store(setup, "criterion-list").map_err(NotListed::Broken)?;
+) -> Result<ListedCriterionIds, NotListed> {
+    let store = fresh_criterion_folder(setup, "criterion-list").map_err(NotListed::Broken)?;
     let mut command = command_in_package(program, package);
-    criterion::with_store(&mut command, &store).args(LIST).stdout(Stdio::piped());
+    criterion::with_criterion_folder(&mut command, &store).args(LIST).stdout(Stdio::piped());
     let ended = finish(setup, &mut command, timeout);
     if !store::is_empty(&store) {
         let why = "it ignores Criterion's flags: asked to list its cases it measured them";
@@ -58,21 +58,22 @@ pub fn list(
         Err(why) => return Err(NotListed::Broken(format!("{prefix} was {why}"))),
     };
     if !ended.status.success() {
-        let how = format!("{prefix} ended with {}", ended.failure());
+        let how = format!("{prefix} ended with {}", ended.process_failure());
         // A `main` that does not know the flag ends with an exit code; one that panics or is killed
         // might have listed its cases.
         return Err(match ended.status.code() {
-            Some(code) if code != PANICKED => NotListed::Undrivable(how),
+            Some(code) if code != PANIC_EXIT_CODE => NotListed::Undrivable(how),
             _ => NotListed::Broken(how),
         });
     }
     if ended.printed.cut {
-        let why = format!("{prefix} printed more than {} bytes, the limit", output::START_BYTES);
+        let why =
+            format!("{prefix} printed more than {} bytes, the limit", output::KEPT_START_BYTES);
         return Err(NotListed::Undrivable(why));
     }
     let text = String::from_utf8_lossy(&ended.printed.kept);
-    let listed = criterion::parse_list(&text).map_err(NotListed::Undrivable)?;
-    if listed == ListedTitles::default() {
+    let listed = criterion::parse_criterion_list(&text).map_err(NotListed::Undrivable)?;
+    if listed == ListedCriterionIds::default() {
         let why = "asked to list its cases it listed none, as a main that ignores Criterion's \
                    flags would";
         return Err(NotListed::Undrivable(why.to_owned()));
@@ -86,23 +87,23 @@ pub fn command(
     trial: &TrialProcess<'_>,
     store: &str,
 ) -> Result<Command, String> {
-    let store = fresh_store(setup, store)?;
+    let store = fresh_criterion_folder(setup, store)?;
     let filter = match &trial.request.cases {
         Some(cases) => criterion::filter(cases),
         None => setup.filter.map(str::to_owned),
     };
     let mut command = command_in_package(&trial.program, &trial.package);
-    criterion::with_store(&mut command, &store)
+    criterion::with_criterion_folder(&mut command, &store)
         .args(criterion::measure(filter.as_deref(), &trial.request.sampling))
         .env(gpu_time::RECORD, &trial.request.record)
         .stdout(Stdio::null());
-    leftovers::remove(&trial.request.record).map_err(cannot_clear)?;
+    leftovers::remove(&trial.request.record).map_err(cannot_remove_record)?;
     Ok(command)
 }
 
 /// The record that a process wrote itself: it has the times of a GPU's stream, if the bench
 /// measures any.
-fn own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
+fn read_own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
     match file::read(&trial.request.record) {
         Ok(run) => Ok(Some(run)),
         Err(error) if error.is_not_found() => Ok(None),
@@ -112,18 +113,18 @@ fn own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
 
 /// Measures the cases of a trial. A case without a time in the store is skipped, with the reason.
 pub fn measure(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<ProcessRun, String> {
-    measure_listed(setup, trial, &ListedTitles::default())
+    measure_listed_cases(setup, trial, &ListedCriterionIds::default())
 }
 
 /// Measures as [`measure`] does; a case that was listed and that the trial's filter matches counts
 /// as requested.
-pub fn measure_listed(
+pub fn measure_listed_cases(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
-    listed: &ListedTitles,
+    listed: &ListedCriterionIds,
 ) -> Result<ProcessRun, String> {
-    const STORE: &str = "criterion-trial";
-    let mut command = command(setup, trial, STORE)?;
+    const CRITERION_STORE_FOLDER: &str = "criterion-trial";
+    let mut command = command(setup, trial, CRITERION_STORE_FOLDER)?;
     let (before, started) = (CpuTime::now_of_children(), Instant::now());
     let ended = finish(setup, &mut command, trial.timeout)?;
     let wall_s = started.elapsed().as_secs_f64();
@@ -131,22 +132,23 @@ pub fn measure_listed(
     if !ended.status.success() {
         let messages = ended.messages();
         let case = criterion::running(&messages).map(|case| format!("measuring `{case}`, "));
-        return Err(format!("{}{}", printable(&case.unwrap_or_default()), ended.failure()));
+        return Err(format!("{}{}", printable(&case.unwrap_or_default()), ended.process_failure()));
     }
     let contention =
         before.zip(after).and_then(|(before, after)| after.taken_by_others_since(&before));
-    let stored = store::read(&setup.work.join(STORE)).map_err(|why| format!("failed to {why}"))?;
+    let stored = store::read(&setup.work.join(CRITERION_STORE_FOLDER))
+        .map_err(|why| format!("failed to {why}"))?;
     let bench = trial.program.file_name().unwrap_or_default().to_string_lossy();
     let provenance = Provenance {
         commit: Some(trial.commit.trim_end_matches("+changes").to_owned()),
         dirty: trial.commit.ends_with("+changes"),
     };
-    let own = own_record(trial)?;
+    let own = read_own_record(trial)?;
     let environment = own.as_ref().map_or(setup.environment, |own| &own.environment);
     let mut run = ProcessRun {
         complete: true,
         executable: Some(trial.hash.to_owned()),
-        spent_s: [(WHOLE_PROCESS.to_owned(), wall_s)].into(),
+        spent_s: [(WHOLE_PROCESS_TIME.to_owned(), wall_s)].into(),
         telemetry: own.as_ref().map(|own| own.telemetry.clone()).unwrap_or_default(),
         ..ProcessRun::start(&bench, &trial.request.session, environment.clone(), provenance)
     };
@@ -197,7 +199,7 @@ fn record(case: &StoredCase, added_ns: f64, contention: Option<f64>) -> CaseReco
     })
 }
 
-fn fresh_store(setup: &TrialSetup<'_>, name: &str) -> Result<PathBuf, String> {
+fn fresh_criterion_folder(setup: &TrialSetup<'_>, name: &str) -> Result<PathBuf, String> {
     let store = setup.work.join(name);
     leftovers::remove(&store)
         .and_then(|()| std::fs::create_dir_all(&store))
@@ -208,10 +210,13 @@ fn fresh_store(setup: &TrialSetup<'_>, name: &str) -> Result<PathBuf, String> {
 /// Cases whose source overrides the sampling that the flags set, each with the settings of the
 /// source: more samples, or samples that together take much longer than requested although shorter
 /// ones would have been possible.
-pub fn overridden(run: &ProcessRun, sampling: &TrialSampling) -> BTreeMap<String, Vec<String>> {
+pub fn overridden_sampling(
+    run: &ProcessRun,
+    sampling: &TrialSampling,
+) -> BTreeMap<String, Vec<String>> {
     /// Smallest ratio of measured to requested time that counts as much longer. Criterion plans
     /// with its time from the warm-up, which may be a guess.
-    const MUCH_LONGER: f64 = 3.0;
+    const MUCH_LONGER_RATIO: f64 = 3.0;
     let mut settings: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (id, case) in &run.cases {
         let samples = &case.samples;
@@ -222,8 +227,9 @@ pub fn overridden(run: &ProcessRun, sampling: &TrialSampling) -> BTreeMap<String
         if count != SAMPLES {
             set.push(format!("{count} samples"));
         }
-        let possible = run.spent_s.get(WHOLE_PROCESS).is_some_and(|whole_s| measured_s <= *whole_s);
-        if shortened && possible && measured_s > MUCH_LONGER * sampling.measurement_s {
+        let possible =
+            run.spent_s.get(WHOLE_PROCESS_TIME).is_some_and(|whole_s| measured_s <= *whole_s);
+        if shortened && possible && measured_s > MUCH_LONGER_RATIO * sampling.measurement_s {
             set.push(format!("a measurement of about {measured_s:.1} s"));
         }
         if !set.is_empty() {

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use super::expected::{check_answers, check_field, check_plausible};
+use super::expected::{check_plausible_times, check_record_matches_request, check_requested_field};
 use super::process::{TrialProcess, TrialSetup, command_in_package, finish};
-use crate::benches::ask::within_limit;
+use crate::benches::ask::check_file_size;
 use crate::compare::sides::leftovers;
 use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
 use kernelgate::record::{ProcessRun, file};
@@ -17,29 +17,29 @@ pub fn measure(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
 ) -> Result<Option<ProcessRun>, String> {
-    const REQUEST: &str = "trial.json";
-    let mut command = command(setup, trial, REQUEST)?;
+    const TRIAL_REQUEST_FILE: &str = "trial.json";
+    let mut command = command(setup, trial, TRIAL_REQUEST_FILE)?;
     command.stdout(Stdio::null());
     let started = Instant::now();
     let ended = finish(setup, &mut command, trial.timeout)?;
     let (took, status) = (started.elapsed(), ended.status);
-    within_limit(&trial.request.record)?;
+    check_file_size(&trial.request.record)?;
     let run = match file::read::<ProcessRun>(&trial.request.record) {
         // A failed case makes the exit code 1, and is in the run.
         Ok(run) if run.complete && status.success() => Some(run),
         Ok(run) if run.complete && status.code() == Some(1) && !run.failed.is_empty() => Some(run),
         Err(error) if error.is_not_found() && status.success() => None,
         Err(error) if !error.is_not_found() => return Err(format!("failed to {error}")),
-        _ => return Err(ended.failure()),
+        _ => return Err(ended.process_failure()),
     };
-    match response(&response_path(setup, REQUEST), trial)? {
+    match response(&response_path(setup, TRIAL_REQUEST_FILE), trial)? {
         ResponseBody::Trial => {}
         ResponseBody::Refused(why) => return Err(why),
         _ => return Err("its response answers another request".to_owned()),
     }
     if let Some(run) = &run {
-        check_answers(run, trial, setup.settings)?;
-        check_plausible(run, took, setup.environment)?;
+        check_record_matches_request(run, trial, setup.settings)?;
+        check_plausible_times(run, took, setup.environment)?;
     }
     Ok(run)
 }
@@ -51,12 +51,12 @@ fn response_path(setup: &TrialSetup<'_>, request: &str) -> PathBuf {
 
 /// Reads the response of a bench.
 fn response(path: &Path, trial: &TrialProcess<'_>) -> Result<ResponseBody, String> {
-    within_limit(path)?;
+    check_file_size(path)?;
     let response = file::read::<Response>(path).map_err(|error| match error.is_not_found() {
         true => "ended without a response".to_owned(),
         false => format!("failed to {error}"),
     })?;
-    check_field("response", "bench", &response.bench, trial.bench())?;
+    check_requested_field("response", "bench", &response.bench, trial.bench())?;
     Ok(response.answer)
 }
 
@@ -68,10 +68,10 @@ pub fn command(
 ) -> Result<Command, String> {
     let path = setup.work.join(name);
     let response = response_path(setup, name);
-    leftovers::remove(&response).map_err(cannot_clear)?;
+    leftovers::remove(&response).map_err(cannot_remove_record)?;
     let request = Request { response, action: Action::Trial(Box::new(trial.request.clone())) };
     file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
-    leftovers::remove(&trial.request.record).map_err(cannot_clear)?;
+    leftovers::remove(&trial.request.record).map_err(cannot_remove_record)?;
     let mut command = command_with_request(setup, trial, &path);
     let injection = &trial.injection;
     command
@@ -81,7 +81,7 @@ pub fn command(
 }
 
 /// The reason why a command cannot be started, as a fragment of a sentence.
-pub fn cannot_clear(cause: std::io::Error) -> String {
+pub fn cannot_remove_record(cause: std::io::Error) -> String {
     format!("an earlier record or response cannot be removed: {cause}")
 }
 
@@ -115,18 +115,20 @@ pub fn ask(
     action: Action,
 ) -> Result<ResponseBody, String> {
     let [path, answer_path] = ["request.json", "response.json"].map(|name| setup.work.join(name));
-    leftovers::remove(&answer_path).map_err(cannot_clear)?;
+    leftovers::remove(&answer_path).map_err(cannot_remove_record)?;
     let request = Request { response: answer_path.clone(), action };
     file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
     let mut command = command_with_request(setup, trial, &path);
     command.stdout(Stdio::null());
     let ended = finish(setup, &mut command, trial.timeout)?;
     if !answer_path.exists() {
-        return Err(ended.failure());
+        return Err(ended.process_failure());
     }
     match response(&answer_path, trial)? {
         ResponseBody::Refused(why) | ResponseBody::NoMatch { reason: why, .. } => Err(why),
-        _ if !ended.status.success() => Err(format!("answered, then ended: {}", ended.failure())),
+        _ if !ended.status.success() => {
+            Err(format!("answered, then ended: {}", ended.process_failure()))
+        }
         answer => Ok(answer),
     }
 }

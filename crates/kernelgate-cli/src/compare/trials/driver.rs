@@ -6,14 +6,14 @@ use std::process::Stdio;
 use super::process::{TrialProcess, TrialSetup};
 use super::{by_criterion, by_protocol};
 use crate::benches::child::ChildProcess;
-use crate::compare::sides::install::Driver;
+use crate::compare::sides::install::BenchDriver;
 use kernelgate::record::ProcessRun;
 
 /// Runs a trial and returns its run; `None` if it has no requested case.
 pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
     match trial.driver {
-        Driver::Protocol(_) => by_protocol::measure(setup, trial),
-        Driver::Criterion => by_criterion::measure(setup, trial).map(Some),
+        BenchDriver::Protocol(_) => by_protocol::measure(setup, trial),
+        BenchDriver::Criterion => by_criterion::measure(setup, trial).map(Some),
     }
 }
 
@@ -24,8 +24,8 @@ pub fn start_co_running(
     co_running: &ChildProcess,
 ) -> Result<(), String> {
     let mut command = match trial.driver {
-        Driver::Protocol(_) => by_protocol::command(setup, trial, "co-running.json")?,
-        Driver::Criterion => by_criterion::command(setup, trial, "co-running-criterion")?,
+        BenchDriver::Protocol(_) => by_protocol::command(setup, trial, "co-running.json")?,
+        BenchDriver::Criterion => by_criterion::command(setup, trial, "co-running-criterion")?,
     };
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     co_running.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))

@@ -12,7 +12,7 @@ use kernelgate::record::{
 };
 
 /// Largest ratio of the speeds of two clocks, that of a GPU and that of the host.
-const CLOCK_RATIO: f64 = 1.01;
+const MAX_CLOCK_RATIO: f64 = 1.01;
 
 /// Facts that every later process of a side shares with the process that verified it.
 #[derive(Debug, Clone, PartialEq)]
@@ -113,13 +113,14 @@ impl Expected {
 }
 
 /// Compares a record with the request that it answers.
-pub fn check_answers(
+pub fn check_record_matches_request(
     run: &ProcessRun,
     trial: &TrialProcess<'_>,
     settings: &BTreeMap<String, String>,
 ) -> Result<(), String> {
-    let differs =
-        |field: &str, found: &str, asked: &str| check_field("record", field, found, asked);
+    let differs = |field: &str, found: &str, asked: &str| {
+        check_requested_field("record", field, found, asked)
+    };
     differs("session", &run.session, &trial.request.session)?;
     differs("bench", &run.bench, trial.bench())?;
     differs("executable", run.executable.as_deref().unwrap_or("none"), trial.hash)?;
@@ -167,10 +168,14 @@ pub fn check_answers(
 }
 
 /// Compares a record with the time that its process took and with the machine on which it ran.
-pub fn check_plausible(run: &ProcessRun, took: Duration, host: &Environment) -> Result<(), String> {
+pub fn check_plausible_times(
+    run: &ProcessRun,
+    took: Duration,
+    host: &Environment,
+) -> Result<(), String> {
     let times_ns = run.cases.values().flat_map(|case| &case.samples.elapsed_ns);
     let (sampled_s, took_s) = (times_ns.sum::<f64>() * 1e-9, took.as_secs_f64());
-    if sampled_s > took_s * CLOCK_RATIO {
+    if sampled_s > took_s * MAX_CLOCK_RATIO {
         return Err(format!(
             "its record has {sampled_s:.3} s of samples, and the process took {took_s:.3} s"
         ));
@@ -196,7 +201,12 @@ pub fn check_plausible(run: &ProcessRun, took: Duration, host: &Environment) -> 
 }
 
 /// Compares a field of a file that a bench wrote with the request.
-pub fn check_field(file: &str, field: &str, found: &str, asked: &str) -> Result<(), String> {
+pub fn check_requested_field(
+    file: &str,
+    field: &str,
+    found: &str,
+    asked: &str,
+) -> Result<(), String> {
     if found == asked {
         return Ok(());
     }
@@ -208,7 +218,7 @@ pub fn check_field(file: &str, field: &str, found: &str, asked: &str) -> Result<
 mod tests {
     use super::*;
     use crate::compare::Injection;
-    use crate::compare::sides::install::Driver;
+    use crate::compare::sides::install::BenchDriver;
     use kernelgate::measure::power::PowerRecord;
     use kernelgate::record::{Shard, TrialRequest, TrialSampling};
     use std::path::PathBuf;
@@ -287,7 +297,7 @@ mod tests {
     fn longer_samples_than_the_process_took_are_refused() {
         let mut run = run();
         run.cases.insert("y".to_owned(), CaseRecord::from_samples(vec![6e8, 4e8]));
-        let check = |ms| check_plausible(&run, Duration::from_millis(ms), &run.environment);
+        let check = |ms| check_plausible_times(&run, Duration::from_millis(ms), &run.environment);
         assert_eq!(check(1000), Ok(()));
         assert_eq!(check(995), Ok(()), "clocks differ a little");
         let why = "its record has 1.000 s of samples, and the process took 0.900 s";
@@ -296,7 +306,8 @@ mod tests {
 
     #[test]
     fn a_record_of_another_machine_is_refused() {
-        let check = |host: &Environment| check_plausible(&run(), Duration::from_secs(1), host);
+        let check =
+            |host: &Environment| check_plausible_times(&run(), Duration::from_secs(1), host);
         let here = run().environment;
         assert_eq!(check(&here), Ok(()));
         let why = check(&Environment { device_name: "other".to_owned(), ..here.clone() });
@@ -324,13 +335,14 @@ mod tests {
             package: PathBuf::new(),
             commit: "none".to_owned(),
             injection: Injection { delays_ns, ..Injection::default() },
-            driver: Driver::Protocol(1),
+            driver: BenchDriver::Protocol(1),
             request: &request,
             timeout: Duration::ZERO,
         };
         let plain = trial(BTreeMap::new());
-        assert_eq!(check_answers(&run(), &plain, &settings), Ok(()));
-        let answer = |run: &ProcessRun| check_answers(run, &plain, &settings).unwrap_err();
+        assert_eq!(check_record_matches_request(&run(), &plain, &settings), Ok(()));
+        let answer =
+            |run: &ProcessRun| check_record_matches_request(run, &plain, &settings).unwrap_err();
         assert!(
             answer(&ProcessRun { session: "other".to_owned(), ..run() })
                 .contains("session `other`")
@@ -340,7 +352,7 @@ mod tests {
         assert!(answer(&ProcessRun { delays, ..run() }).contains("delay of x `5 ns`"));
         assert!(answer(&ProcessRun { seed: 7, ..run() }).contains("seed `7`, the request `1`"));
         let on_gpu = [("KERNELGATE_BACKEND".to_owned(), "cuda".to_owned())].into();
-        let why = check_answers(&run(), &plain, &on_gpu).unwrap_err();
+        let why = check_record_matches_request(&run(), &plain, &on_gpu).unwrap_err();
         assert_eq!(why, "its record has backend `cpu`, the request `cuda`");
         let provenance = Provenance { commit: Some("951c294".to_owned()), dirty: true };
         let why = answer(&ProcessRun { provenance, ..run() });
@@ -360,9 +372,14 @@ mod tests {
         assert!(answer(&ProcessRun { cases: more, ..run() }).contains("case `y`"));
         let delayed = trial([("x".to_owned(), 5.2)].into());
         assert!(
-            check_answers(&run(), &delayed, &settings).unwrap_err().contains("delay of x `none`")
+            check_record_matches_request(&run(), &delayed, &settings)
+                .unwrap_err()
+                .contains("delay of x `none`")
         );
         let delays = [("x".to_owned(), 5)].into();
-        assert_eq!(check_answers(&ProcessRun { delays, ..run() }, &delayed, &settings), Ok(()));
+        assert_eq!(
+            check_record_matches_request(&ProcessRun { delays, ..run() }, &delayed, &settings),
+            Ok(())
+        );
     }
 }

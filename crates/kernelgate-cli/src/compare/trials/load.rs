@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Load that runs at the same time as a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CoRunning {
+pub enum CoRunningLoad {
     /// No load.
     Nothing,
     /// This number of spinning threads of this process, which is another process for the benches.
@@ -19,12 +19,12 @@ pub enum CoRunning {
 }
 
 /// Busy threads, which end when this is dropped.
-pub struct BusyThreads {
+pub struct BusyLoadThreads {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl BusyThreads {
+impl BusyLoadThreads {
     /// Starts this number of threads.
     pub fn start(threads: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -40,7 +40,7 @@ impl BusyThreads {
     }
 }
 
-impl Drop for BusyThreads {
+impl Drop for BusyLoadThreads {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {

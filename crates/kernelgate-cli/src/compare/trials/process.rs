@@ -8,11 +8,11 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use crate::benches::ask::MAX_MESSAGE_BYTES;
-use crate::benches::child::{ChildProcess, Ended, over_memory};
+use crate::benches::child::{ChildProcess, Ended, memory_kill_reason};
 use crate::benches::output::{CapturedText, FailureLines, Kept, captured, drain};
 use crate::compare::Injection;
 use crate::compare::progress::ComparisonProgress;
-use crate::compare::sides::install::Driver;
+use crate::compare::sides::install::BenchDriver;
 use kernelgate::record::text::{printable, quoted};
 use kernelgate::record::{Environment, TrialRequest};
 
@@ -46,7 +46,7 @@ pub struct TrialProcess<'a> {
     /// Changes made to the process on purpose.
     pub injection: Injection,
     /// How the process gets its request.
-    pub driver: Driver,
+    pub driver: BenchDriver,
     /// The request.
     pub request: &'a TrialRequest,
     /// Timeout of the process.
@@ -87,7 +87,7 @@ impl Finished {
     }
 
     /// The failure in words: the exit status and the message of the panic, or the last lines.
-    pub fn failure(&self) -> String {
+    pub fn process_failure(&self) -> String {
         let mut lines = FailureLines::default();
         self.messages().lines().for_each(|line| lines.push(line));
         let lines: Vec<_> = lines.into_lines().iter().map(|it| quoted(it).into_owned()).collect();
@@ -112,7 +112,7 @@ pub fn finish(
     let (printed, stderr) = (captured(printed), captured(stderr));
     if stderr.bytes > MAX_MESSAGE_BYTES {
         let bench = Path::new(command.get_program()).file_name().unwrap_or_default();
-        setup.progress.say_once(&format!(
+        setup.progress.print_once(&format!(
             "bench `{}` prints more than {MAX_MESSAGE_BYTES} bytes in a process: only the end is \
              kept, here and where it does so again",
             bench.display(),
@@ -125,6 +125,6 @@ pub fn finish(
             "treated as hung: killed after {} s (--wait sets this)",
             timeout.as_secs_f64().round()
         )),
-        Ended::OverMemory(limit) => Err(over_memory(limit)),
+        Ended::OverMemory(limit) => Err(memory_kill_reason(limit)),
     }
 }

@@ -8,14 +8,14 @@ use kernelgate::measure::anchors::{AnchorRecord, Anchors};
 use kernelgate::stats::median;
 
 /// Largest number of comparisons of a part that measure the anchors.
-pub const MAX_MEASUREMENTS: usize = 30;
+pub const MAX_ANCHOR_MEASUREMENTS: usize = 30;
 /// Smallest number of anchors beyond the first of each card.
-const MIN_ANCHORS: usize = 10;
+const MIN_ANCHOR_MEASUREMENTS: usize = 10;
 /// Standard deviations within which the anchors of 1000 shards on equal cards stay in 99 % of
 /// merges.
-const DEVIATIONS: f64 = 8.0;
+const TOLERANCE_STANDARD_DEVIATIONS: f64 = 8.0;
 /// Smallest tolerance: a threshold that comparisons can decide.
-const MIN_TOLERANCE: f64 = 0.01;
+const MIN_ANCHOR_TOLERANCE: f64 = 0.01;
 
 /// Largest relative difference of anchors that noise of one card explains; absent if no card
 /// measured enough of them.
@@ -33,7 +33,7 @@ pub fn anchor_tolerance(comparisons: &[CalibrationComparison]) -> Option<f64> {
     let matmul = |anchors: &Anchors| anchors.matmul_flops_per_s;
     let deviations = [deviation(&cards, memory), deviation(&cards, matmul)];
     let largest = deviations.into_iter().flatten().reduce(f64::max)?;
-    let tolerance = (DEVIATIONS * largest).exp_m1().max(MIN_TOLERANCE);
+    let tolerance = (TOLERANCE_STANDARD_DEVIATIONS * largest).exp_m1().max(MIN_ANCHOR_TOLERANCE);
     Some((tolerance * 1e3).ceil() / 1e3)
 }
 
@@ -49,11 +49,11 @@ fn deviation(
         squares += logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
         degrees += logs.len().saturating_sub(1);
     }
-    (degrees >= MIN_ANCHORS).then(|| (squares / degrees as f64).sqrt())
+    (degrees >= MIN_ANCHOR_MEASUREMENTS).then(|| (squares / degrees as f64).sqrt())
 }
 
 /// Median of the anchors of comparisons on one card, or the first failure if none was measured.
-pub fn typical(comparisons: &[CalibrationComparison]) -> Option<AnchorRecord> {
+pub fn median_anchors(comparisons: &[CalibrationComparison]) -> Option<AnchorRecord> {
     let records = || comparisons.iter().filter_map(|known| known.anchors.as_ref());
     let measured: Vec<&Anchors> = records()
         .filter_map(|record| match record {
@@ -78,7 +78,12 @@ mod tests {
     use kernelgate::measure::power::PowerMode;
 
     /// Comparisons on a card whose rates vary up and down by a share.
-    fn on_card(card: &str, count: usize, rate: f64, share: f64) -> Vec<CalibrationComparison> {
+    fn comparisons_on_card(
+        card: &str,
+        count: usize,
+        rate: f64,
+        share: f64,
+    ) -> Vec<CalibrationComparison> {
         let mut comparisons = calibration(count, &[]).comparisons;
         for (number, known) in comparisons.iter_mut().enumerate() {
             let factor = if number % 2 == 0 { 1.0 + share } else { 1.0 - share };
@@ -96,24 +101,30 @@ mod tests {
     fn noise_of_one_card_sets_the_tolerance() {
         // 0.5 % each way, 21 of 22 degrees of freedom: 0.51 %, times eight.
         let tolerance = |cards: &[Vec<CalibrationComparison>]| anchor_tolerance(&cards.concat());
-        assert_eq!(tolerance(&[on_card("a", 22, 4e12, 0.005)]), Some(0.042));
+        assert_eq!(tolerance(&[comparisons_on_card("a", 22, 4e12, 0.005)]), Some(0.042));
         // A second card that is 10 % slower has the same noise.
-        let both = [on_card("a", 12, 4e12, 0.005), on_card("b", 12, 3.6e12, 0.005)];
+        let both = [
+            comparisons_on_card("a", 12, 4e12, 0.005),
+            comparisons_on_card("b", 12, 3.6e12, 0.005),
+        ];
         assert_eq!(tolerance(&both), Some(0.043));
-        assert_eq!(tolerance(&[on_card("a", 22, 4e12, 1e-6)]), Some(MIN_TOLERANCE));
-        assert_eq!(tolerance(&[on_card("a", 10, 4e12, 0.005)]), None);
+        assert_eq!(
+            tolerance(&[comparisons_on_card("a", 22, 4e12, 1e-6)]),
+            Some(MIN_ANCHOR_TOLERANCE)
+        );
+        assert_eq!(tolerance(&[comparisons_on_card("a", 10, 4e12, 0.005)]), None);
         assert_eq!(tolerance(&[calibration(30, &[]).comparisons]), None);
     }
 
     #[test]
     fn a_part_has_the_median_of_its_anchors() {
-        let mut comparisons = on_card("a", 3, 4e12, 0.0);
+        let mut comparisons = comparisons_on_card("a", 3, 4e12, 0.0);
         comparisons[0].anchors = Some(AnchorRecord::Failed("no memory".to_owned()));
-        let Some(AnchorRecord::Measured(anchors)) = typical(&comparisons) else {
+        let Some(AnchorRecord::Measured(anchors)) = median_anchors(&comparisons) else {
             panic!("two were measured");
         };
         assert_eq!(anchors.memory_bytes_per_s, 4e12);
-        assert_eq!(typical(&comparisons[..1]), comparisons[0].anchors);
-        assert_eq!(typical(&calibration(1, &[]).comparisons), None);
+        assert_eq!(median_anchors(&comparisons[..1]), comparisons[0].anchors);
+        assert_eq!(median_anchors(&calibration(1, &[]).comparisons), None);
     }
 }

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Verdict;
-use super::paired::{Arm, Block, Observed, TestPlan, Timing};
+use super::paired::{Arm, Block, BlocksByCase, TestPlan, Timing};
 pub use anchors::anchor_tolerance;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::measure::plausibility;
@@ -25,7 +25,7 @@ use kernelgate::record::file::Record;
 use kernelgate::record::text;
 use kernelgate::record::{Environment, Provenance, Shard, TrialSampling};
 pub use recommend::{RecommendedThresholds, recommend};
-pub use summary::{CalibrationSummary, summarise};
+pub use summary::{CalibrationSummary, summarise_calibration};
 
 /// Largest number of blocks that a comparison may have.
 const MAX_BLOCKS: usize = 10_000;
@@ -277,7 +277,7 @@ impl CalibrationComparison {
     }
 
     /// Whether the comparison called a case slower.
-    pub fn fired(&self) -> bool {
+    pub fn has_regressed_case(&self) -> bool {
         self.judged().any(|(_, verdict)| verdict == Verdict::Regressed)
     }
 
@@ -290,7 +290,7 @@ impl CalibrationComparison {
     }
 
     /// Blocks of a round, by case, at most `most` for each case.
-    pub fn observed(&self, second: bool, most: usize) -> Observed {
+    pub fn observed(&self, second: bool, most: usize) -> BlocksByCase {
         let series = if second { &self.second } else { &self.first };
         let blocks = |series: &Series| series.blocks().into_iter().take(most).collect();
         series.iter().map(|(case, series)| (case.clone(), blocks(series))).collect()
@@ -299,7 +299,7 @@ impl CalibrationComparison {
 
 impl Calibration {
     /// Sentence before the list of cases whose error rates were simulated.
-    pub const SIMULATED: &str = "slow-downs are added to the recorded times of these, in which \
+    pub const SIMULATED_CASES_NOTE: &str = "slow-downs are added to the recorded times of these, in which \
                                  nothing can be delayed: ";
 
     /// Comparisons of one kind.
@@ -319,7 +319,7 @@ impl Calibration {
     }
 
     /// The injected slow-downs, per cent, in order.
-    pub fn percents(&self) -> Vec<f64> {
+    pub fn injected_percents(&self) -> Vec<f64> {
         let mut percents: Vec<f64> =
             self.kinds().into_iter().filter_map(ComparisonKind::percent).collect();
         percents.sort_by(f64::total_cmp);

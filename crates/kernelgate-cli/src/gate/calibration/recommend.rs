@@ -19,13 +19,13 @@ use kernelgate::stats::median;
 const STEPS: [f64; 7] = [1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0];
 /// Size of a slow-down that must be found, as a multiple of the threshold: at the threshold itself
 /// half of them are found.
-const FOUND_AT: f64 = 2.0;
+const FOUND_SLOWDOWN_PER_THRESHOLD: f64 = 2.0;
 /// Share of the injected slow-downs that must be found.
-const POWER: f64 = 0.9;
+const REQUIRED_POWER: f64 = 0.9;
 /// Share of unchanged cases that may stay inconclusive.
-const INCONCLUSIVE: f64 = 0.05;
+const MAX_INCONCLUSIVE_SHARE: f64 = 0.05;
 /// Smallest number of comparisons, and injected cases, for a recommendation.
-pub const MIN_COMPARISONS: usize = 20;
+pub const MIN_COMPARISONS_TO_RECOMMEND: usize = 20;
 /// Smallest difference in contention for which a pair of processes shows what contention costs.
 const MIN_CONTENTION_DIFFERENCE: f64 = 0.1;
 /// Budget relative to the time that the blocks took.
@@ -76,8 +76,8 @@ pub struct TriedThreshold {
 impl TriedThreshold {
     fn holds(&self) -> bool {
         self.false_alarms == 0
-            && self.of >= MIN_COMPARISONS
-            && self.found as f64 >= POWER * self.of as f64
+            && self.of >= MIN_COMPARISONS_TO_RECOMMEND
+            && self.found as f64 >= REQUIRED_POWER * self.of as f64
     }
 }
 
@@ -131,17 +131,18 @@ pub fn recommend(calibration: &Calibration) -> RecommendedThresholds {
     let tried: Vec<TriedThreshold> = STEPS
         .iter()
         .map(|step| {
-            try_threshold(calibration, &TestPlan { relative: step * plan.relative, ..plan })
+            evaluate_threshold(calibration, &TestPlan { relative: step * plan.relative, ..plan })
         })
         .collect();
     let null = calibration.comparisons_of(ComparisonKind::Null).count();
-    let chosen = tried.iter().find(|tried| tried.holds()).filter(|_| null >= MIN_COMPARISONS);
+    let chosen =
+        tried.iter().find(|tried| tried.holds()).filter(|_| null >= MIN_COMPARISONS_TO_RECOMMEND);
     let relative = chosen.map(|tried| tried.relative);
     let settle_blocks =
         relative.and_then(|relative| fewest_blocks(calibration, &TestPlan { relative, ..plan }));
-    let note = match (null < MIN_COMPARISONS, relative, settle_blocks) {
+    let note = match (null < MIN_COMPARISONS_TO_RECOMMEND, relative, settle_blocks) {
         (true, ..) => Some(format!(
-            "{null} A/A comparisons: too few to recommend anything, {MIN_COMPARISONS} are needed"
+            "{null} A/A comparisons: too few to recommend anything, {MIN_COMPARISONS_TO_RECOMMEND} are needed"
         )),
         (false, None, _) => Some(
             "no threshold that was tried has no false alarm and finds twice as much with 90 %"
@@ -149,7 +150,7 @@ pub fn recommend(calibration: &Calibration) -> RecommendedThresholds {
         ),
         (false, Some(_), None) => Some(format!(
             "more than {} % of unchanged cases stay inconclusive",
-            100.0 * INCONCLUSIVE
+            100.0 * MAX_INCONCLUSIVE_SHARE
         )),
         _ => None,
     };
@@ -186,7 +187,7 @@ pub fn replay(comparison: &CalibrationComparison, plan: &TestPlan) -> BTreeMap<S
         .collect()
 }
 
-fn try_threshold(calibration: &Calibration, plan: &TestPlan) -> TriedThreshold {
+fn evaluate_threshold(calibration: &Calibration, plan: &TestPlan) -> TriedThreshold {
     let (mut false_alarms, mut comparisons, mut inconclusive, mut cases) = (0, 0, 0, 0);
     let untouched = |comparison: &&CalibrationComparison| {
         comparison.delays_ns.len() < comparison.verdicts.len()
@@ -203,8 +204,9 @@ fn try_threshold(calibration: &Calibration, plan: &TestPlan) -> TriedThreshold {
                 verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
         }
     }
-    let smallest = 100.0 * FOUND_AT * plan.relative;
-    let percent = calibration.percents().into_iter().find(|percent| *percent >= smallest - 1e-9);
+    let smallest = 100.0 * FOUND_SLOWDOWN_PER_THRESHOLD * plan.relative;
+    let percent =
+        calibration.injected_percents().into_iter().find(|percent| *percent >= smallest - 1e-9);
     let (mut found, mut of) = (0, 0);
     let slower = |comparison: &&CalibrationComparison| {
         percent.is_some() && comparison.kind.percent() == percent
@@ -234,8 +236,8 @@ fn try_threshold(calibration: &Calibration, plan: &TestPlan) -> TriedThreshold {
 fn fewest_blocks(calibration: &Calibration, plan: &TestPlan) -> Option<usize> {
     (4..=plan.settle_blocks.min(plan.max_blocks)).step_by(2).find(|settle_blocks| {
         let tried =
-            try_threshold(calibration, &TestPlan { settle_blocks: *settle_blocks, ..*plan });
-        tried.holds() && tried.inconclusive <= INCONCLUSIVE
+            evaluate_threshold(calibration, &TestPlan { settle_blocks: *settle_blocks, ..*plan });
+        tried.holds() && tried.inconclusive <= MAX_INCONCLUSIVE_SHARE
     })
 }
 

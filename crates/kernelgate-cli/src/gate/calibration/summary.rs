@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use super::{Calibration, CalibrationComparison, ComparisonKind};
 use crate::gate::Verdict;
-use kernelgate::stats::{Walsh, binomial, median, quantile};
+use kernelgate::stats::{WalshAverages, binomial, median, quantile};
 
 /// A proportion with the exact interval of its probability.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Proportion {
+pub struct ProportionWithInterval {
     /// Number of events.
     pub hits: usize,
     /// Number of trials.
@@ -21,7 +21,7 @@ pub struct Proportion {
     pub high: f64,
 }
 
-impl Proportion {
+impl ProportionWithInterval {
     /// A proportion with its interval.
     pub fn new(hits: usize, of: usize) -> Self {
         let (low, high) = binomial::interval(hits, of);
@@ -38,7 +38,7 @@ impl Proportion {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CalibrationSummary {
     /// A row for each kind of comparison: A/A, sham load, other layout, and injected slow-downs.
-    pub kinds: Vec<Tally>,
+    pub kinds: Vec<ComparisonTally>,
     /// Slow-downs found, by kind and case; an entry without a case is the sum of all.
     pub power: Vec<Power>,
     /// Differences between processes of one executable, by case.
@@ -47,17 +47,17 @@ pub struct CalibrationSummary {
 
 /// Counts over the comparisons of a kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Tally {
+pub struct ComparisonTally {
     /// Name of the kind: "A/A".
     pub kind: String,
     /// Comparisons that called a case slower; if one case alone was made slower, those that called
     /// another one slower.
-    pub fired: Proportion,
+    pub fired: ProportionWithInterval,
     /// Upper end of the one-sided 95 % interval for the probability of a false alarm, for kinds in
     /// which nothing is slower.
     pub fired_bound: Option<f64>,
     /// Cases called inconclusive.
-    pub inconclusive: Proportion,
+    pub inconclusive: ProportionWithInterval,
     /// Cases called slower.
     pub regressed: usize,
     /// Cases called faster.
@@ -86,7 +86,7 @@ pub struct Power {
     /// The case; `None` for all together.
     pub case: Option<String>,
     /// Cases called slower.
-    pub found: Proportion,
+    pub found: ProportionWithInterval,
     /// Cases called unchanged or faster.
     pub missed: usize,
     /// Mean of the added time, per cent of the base's time in the comparison itself.
@@ -116,15 +116,15 @@ pub struct ProcessNoise {
 }
 
 /// Counts all comparisons of a calibration.
-pub fn summarise(calibration: &Calibration) -> CalibrationSummary {
+pub fn summarise_calibration(calibration: &Calibration) -> CalibrationSummary {
     let all = calibration.kinds();
-    let kinds = all.iter().filter_map(|kind| tally(calibration, *kind)).collect();
+    let kinds = all.iter().filter_map(|kind| tally_comparisons(calibration, *kind)).collect();
     let power = all.iter().flat_map(|kind| power(calibration, *kind)).collect();
     let noise = calibration.cases.keys().filter_map(|case| noise(calibration, case)).collect();
     CalibrationSummary { kinds, power, noise }
 }
 
-fn tally(calibration: &Calibration, kind: ComparisonKind) -> Option<Tally> {
+fn tally_comparisons(calibration: &Calibration, kind: ComparisonKind) -> Option<ComparisonTally> {
     let comparisons: Vec<&CalibrationComparison> = calibration.comparisons_of(kind).collect();
     let count = comparisons.len();
     let mean = |value: &dyn Fn(&CalibrationComparison) -> f64| {
@@ -137,7 +137,7 @@ fn tally(calibration: &Calibration, kind: ComparisonKind) -> Option<Tally> {
     let with = |wanted: Verdict| cases.iter().filter(|verdict| **verdict == wanted).count();
     let everything = matches!(kind, ComparisonKind::Injected(_) | ComparisonKind::Work(_));
     let has_fired = |comparisons: &&&CalibrationComparison| {
-        if everything { comparisons.fired() } else { comparisons.is_false_alarm() }
+        if everything { comparisons.has_regressed_case() } else { comparisons.is_false_alarm() }
     };
     let fired = comparisons.iter().filter(has_fired).count();
     let mut reasons = BTreeMap::new();
@@ -148,11 +148,11 @@ fn tally(calibration: &Calibration, kind: ComparisonKind) -> Option<Tally> {
         !comparisons.broken.is_empty()
             || comparisons.failed.keys().any(|case| !comparisons.delays_ns.contains_key(case))
     };
-    (count > 0).then(|| Tally {
+    (count > 0).then(|| ComparisonTally {
         kind: kind.name(),
-        fired: Proportion::new(fired, count),
-        fired_bound: (!everything).then(|| binomial::upper(fired, count, 0.05)),
-        inconclusive: Proportion::new(with(Verdict::Inconclusive), cases.len()),
+        fired: ProportionWithInterval::new(fired, count),
+        fired_bound: (!everything).then(|| binomial::upper_confidence_bound(fired, count, 0.05)),
+        inconclusive: ProportionWithInterval::new(with(Verdict::Inconclusive), cases.len()),
         regressed: with(Verdict::Regressed),
         improved: with(Verdict::Improved),
         unchanged: with(Verdict::Unchanged),
@@ -169,16 +169,21 @@ fn power(calibration: &Calibration, kind: ComparisonKind) -> Vec<Power> {
     let comparisons: Vec<&CalibrationComparison> = calibration.comparisons_of(kind).collect();
     let cases: BTreeSet<&String> =
         comparisons.iter().flat_map(|comparisons| comparisons.delays_ns.keys()).collect();
-    let mut rows: Vec<Power> =
-        cases.iter().map(|case| power_for(&comparisons, (kind, percent), &[case])).collect();
+    let mut rows: Vec<Power> = cases
+        .iter()
+        .map(|case| power_for_slowdown(&comparisons, (kind, percent), &[case]))
+        .collect();
     if rows.len() > 1 {
         let all: Vec<&String> = cases.into_iter().collect();
-        rows.insert(0, Power { case: None, ..power_for(&comparisons, (kind, percent), &all) });
+        rows.insert(
+            0,
+            Power { case: None, ..power_for_slowdown(&comparisons, (kind, percent), &all) },
+        );
     }
     rows
 }
 
-fn power_for(
+fn power_for_slowdown(
     comparisons: &[&CalibrationComparison],
     (kind, percent): (ComparisonKind, f64),
     cases: &[&String],
@@ -197,8 +202,9 @@ fn power_for(
                 comparison.first.get(case).filter(|series| !series.base.time_ns.is_empty())
             {
                 added.push(100.0 * *delay_ns / median(&series.base.time_ns));
-                measured
-                    .push(100.0 * Walsh::new(&pairs(series)).estimate().unwrap_or(0.0).exp_m1());
+                measured.push(
+                    100.0 * WalshAverages::new(&pairs(series)).estimate().unwrap_or(0.0).exp_m1(),
+                );
             }
         }
     }
@@ -208,7 +214,7 @@ fn power_for(
         kind: kind.name(),
         percent,
         case: cases.first().map(|case| (*case).clone()),
-        found: Proportion::new(with(&[Verdict::Regressed]), verdicts.len()),
+        found: ProportionWithInterval::new(with(&[Verdict::Regressed]), verdicts.len()),
         missed: with(&[Verdict::Unchanged, Verdict::Improved]),
         added: mean(&added),
         measured: mean(&measured),

@@ -28,17 +28,17 @@ fn comparison(
     ratio: f64,
     plan: &TestPlan,
 ) -> CalibrationComparison {
-    let first = Observed::from([(
+    let first = BlocksByCase::from([(
         "w/f/a/cpu/hot".to_owned(),
         blocks(ratio, 0.01, plan.max_blocks, number + 1),
     )]);
-    let second = Observed::from([(
+    let second = BlocksByCase::from([(
         "w/f/a/cpu/hot".to_owned(),
         blocks(ratio, 0.01, plan.max_blocks, number + 1000),
     )]);
     let outcome = decide(&first, plan, true);
     let slower = outcome.count(Verdict::Regressed) > 0;
-    let series = |observed: &Observed| {
+    let series = |observed: &BlocksByCase| {
         observed.iter().map(|(case, blocks)| (case.clone(), Series::from_blocks(blocks))).collect()
     };
     let delay = kind.percent().map(|_| ("w/f/a/cpu/hot".to_owned(), (ratio - 1.0) * 1e6));
@@ -172,7 +172,7 @@ fn numbers_that_nothing_can_have_recommended_are_refused_by_file_and_field() {
 
 #[test]
 fn counts_and_intervals_are_those_of_the_comparisons() {
-    let summary = summarise(&calibration(20, &[(5.0, 20)]));
+    let summary = summarise_calibration(&calibration(20, &[(5.0, 20)]));
     let null = &summary.kinds[0];
     assert_eq!(
         (null.kind.as_str(), null.fired.hits, null.fired.of, null.inconclusive.hits),
@@ -306,7 +306,10 @@ fn repeated_calibrations_add_up_and_others_are_refused() {
     let (mut a, b) = (calibration(4, &[]), calibration(6, &[(5.0, 1)]));
     a.merge(b.clone()).unwrap();
     // Four comparisons are in both.
-    assert_eq!((a.comparisons_of(ComparisonKind::Null).count(), a.percents()), (6, vec![5.0]));
+    assert_eq!(
+        (a.comparisons_of(ComparisonKind::Null).count(), a.injected_percents()),
+        (6, vec![5.0])
+    );
     for (stranger, word) in [
         (
             Calibration {

@@ -8,11 +8,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{CostGrowth, FurtherPairs};
+use super::{ConfirmationPairs, CostGrowth};
 use kernelgate::stats::{median, signed_rank};
 
 /// Smallest number of further pairs that can show growth.
-const MIN_PAIRS: usize = 8;
+const MIN_HOST_TIME_PAIRS: usize = 8;
 /// Highest probability of a false finding of growth in any case.
 const FALSE_ALARMS: f64 = 0.01;
 
@@ -20,13 +20,13 @@ const FALSE_ALARMS: f64 = 0.01;
 /// suffice.
 pub fn pairs(suspected: usize) -> usize {
     let level = FALSE_ALARMS / suspected.max(1) as f64;
-    ((1.0 / level).log2().ceil() as usize).max(MIN_PAIRS)
+    ((1.0 / level).log2().ceil() as usize).max(MIN_HOST_TIME_PAIRS)
 }
 
 /// Returns the suspected cases that grew, or may have grown. `measure` gives the host's times of
 /// these cases in one more process of base and of head each, nanoseconds; `None` ends the
 /// measurement for lack of time.
-pub fn confirm_growth(
+pub fn confirm_cost_growth(
     suspected: Vec<CostGrowth>,
     mut measure: impl FnMut(&BTreeSet<String>, usize) -> Option<BTreeMap<String, [f64; 2]>>,
 ) -> Vec<CostGrowth> {
@@ -42,7 +42,9 @@ pub fn confirm_growth(
         for (case, times) in found {
             measured.entry(case).or_default().push(times);
         }
-        open.retain(|it| measured.get(&it.case).is_none_or(|pairs| !is_settled(pairs, it.allowed)));
+        open.retain(|it| {
+            measured.get(&it.case).is_none_or(|pairs| !shows_no_growth(pairs, it.allowed))
+        });
     }
     let judged = |it: CostGrowth| {
         let pairs = measured.get(&it.case).map(Vec::as_slice).unwrap_or_default();
@@ -52,21 +54,22 @@ pub fn confirm_growth(
 }
 
 /// ln(head / base) minus the allowed growth.
-fn excess(pairs: &[[f64; 2]], allowed: f64) -> Vec<f64> {
+fn log_excess_growth(pairs: &[[f64; 2]], allowed: f64) -> Vec<f64> {
     pairs.iter().map(|[base, head]| (head / base).ln() - allowed.ln_1p()).collect()
 }
 
 /// Whether at least half of the pairs are within the allowed growth, which counts as no growth.
-fn is_settled(pairs: &[[f64; 2]], allowed: f64) -> bool {
-    pairs.len() >= MIN_PAIRS / 2 && median(&excess(pairs, allowed)) <= 0.0
+fn shows_no_growth(pairs: &[[f64; 2]], allowed: f64) -> bool {
+    pairs.len() >= MIN_HOST_TIME_PAIRS / 2 && median(&log_excess_growth(pairs, allowed)) <= 0.0
 }
 
 fn judge(growth: CostGrowth, pairs: &[[f64; 2]], level: f64) -> CostGrowth {
-    let excess = excess(pairs, growth.allowed);
-    let further = FurtherPairs {
+    let excess = log_excess_growth(pairs, growth.allowed);
+    let further = ConfirmationPairs {
         pairs: pairs.len(),
         grown: excess.iter().filter(|excess| **excess > 0.0).count(),
-        found: pairs.len() >= MIN_PAIRS && signed_rank::greater(&excess) <= level,
+        found: pairs.len() >= MIN_HOST_TIME_PAIRS
+            && signed_rank::signed_rank_p_greater(&excess) <= level,
     };
     let middle = |side: usize, first: f64| match pairs {
         [] => first,
@@ -83,12 +86,12 @@ fn judge(growth: CostGrowth, pairs: &[[f64; 2]], level: f64) -> CostGrowth {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::costs::Cost;
+    use crate::gate::costs::CaseCost;
 
-    fn suspects(cases: &[&str]) -> Vec<CostGrowth> {
+    fn suspected_growths(cases: &[&str]) -> Vec<CostGrowth> {
         let suspect = |case: &&str| CostGrowth {
             case: (*case).to_owned(),
-            cost: Cost::HostTime,
+            cost: CaseCost::HostTime,
             base: 4000.0,
             head: 6000.0,
             allowed: 0.1,
@@ -101,7 +104,7 @@ mod tests {
     /// of measured pairs.
     fn outcome_for(heads: &[f64]) -> (Vec<CostGrowth>, usize) {
         let mut requested = 0;
-        let settled = confirm_growth(suspects(&["x"]), |cases, pair| {
+        let settled = confirm_cost_growth(suspected_growths(&["x"]), |cases, pair| {
             assert_eq!(cases.iter().collect::<Vec<_>>(), ["x"]);
             requested += 1;
             Some([("x".to_owned(), [4000.0, 4000.0 * heads.get(pair)?])].into())
@@ -139,7 +142,7 @@ mod tests {
         assert_eq!([0, 1, 2, 10, 40].map(pairs), [8, 8, 8, 10, 12]);
         let cases: Vec<String> = (0..10).map(|i| format!("c{i}")).collect();
         let names: Vec<&str> = cases.iter().map(String::as_str).collect();
-        let settled = confirm_growth(suspects(&names), |cases, pair| {
+        let settled = confirm_cost_growth(suspected_growths(&names), |cases, pair| {
             (pair < 9).then(|| cases.iter().map(|it| (it.clone(), [1.0, 2.0])).collect())
         });
         assert_eq!(settled.len(), 10);
@@ -159,7 +162,7 @@ mod tests {
             ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
         };
         for _ in 0..4000 {
-            let settled = confirm_growth(suspects(&["a", "b", "c"]), |cases, _| {
+            let settled = confirm_cost_growth(suspected_growths(&["a", "b", "c"]), |cases, _| {
                 let mut side = |level: f64| level * (1.0 + 0.3 * uniform());
                 let pair = |it: &String| (it.clone(), [side(1.0), side(1.1)]);
                 Some(cases.iter().map(pair).collect())

@@ -2,7 +2,7 @@
 //! (`rules`).
 //!
 //! Device memory is judged by its measured size, if both sides measured it and it grew by more than
-//! `GRANULARITY`, which the driver's pages, graphs and code of kernels may add by themselves.
+//! `DEVICE_MEMORY_GRANULARITY`, which the driver's pages, graphs and code of kernels may add by themselves.
 //! Otherwise the memory that the rows declare is judged.
 
 pub mod host_time;
@@ -20,7 +20,7 @@ use kernelgate::stats::median;
 /// The costs that can grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cost {
+pub enum CaseCost {
     /// Device memory, measured or as the implementation declares it, bytes.
     DeviceMemory,
     /// Commands of a launch.
@@ -32,7 +32,7 @@ pub enum Cost {
 }
 
 /// Growth of measured device memory that is not significant, bytes.
-const GRANULARITY: f64 = (16 << 20) as f64;
+const DEVICE_MEMORY_GRANULARITY: f64 = (16 << 20) as f64;
 
 /// A cost that grew by more than the package allows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub struct CostGrowth {
     /// The case.
     pub case: String,
     /// The cost that grew.
-    pub cost: Cost,
+    pub cost: CaseCost,
     /// Cost of the base: the median over the runs.
     pub base: f64,
     /// Cost of the head.
@@ -49,12 +49,12 @@ pub struct CostGrowth {
     pub allowed: f64,
     /// Result of further pairs of processes, for costs that need them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub further: Option<FurtherPairs>,
+    pub further: Option<ConfirmationPairs>,
 }
 
 /// Further processes of base and head, in pairs; the [`CostGrowth`] then holds their medians.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FurtherPairs {
+pub struct ConfirmationPairs {
     /// Number of pairs.
     pub pairs: usize,
     /// Pairs with more growth than is allowed.
@@ -72,16 +72,16 @@ impl CostGrowth {
     /// The growth in words: "device memory 3.0 GB, was 2.0 GB (+50.0%, 10% are allowed)".
     pub fn words(&self) -> String {
         let (what, show): (_, fn(f64) -> String) = match self.cost {
-            Cost::DeviceMemory => ("device memory", |bytes| display::bytes(bytes as u64)),
-            Cost::Launches => ("commands of a launch", |count| format!("{count}")),
-            Cost::HostTime => ("host time of a launch", display::time),
-            Cost::Energy => ("energy of a launch", display::joules),
+            CaseCost::DeviceMemory => ("device memory", |bytes| display::bytes(bytes as u64)),
+            CaseCost::Launches => ("commands of a launch", |count| format!("{count}")),
+            CaseCost::HostTime => ("host time of a launch", display::time),
+            CaseCost::Energy => ("energy of a launch", display::joules),
         };
         let (head, base, allowed) = (show(self.head), show(self.base), 100.0 * self.allowed);
         let further = match self.further {
             None => String::new(),
-            Some(FurtherPairs { pairs: 0, .. }) => ", not measured again".to_owned(),
-            Some(FurtherPairs { pairs, grown, .. }) => {
+            Some(ConfirmationPairs { pairs: 0, .. }) => ", not measured again".to_owned(),
+            Some(ConfirmationPairs { pairs, grown, .. }) => {
                 format!(" in {grown} of {pairs} further pairs of processes")
             }
         };
@@ -99,14 +99,14 @@ pub struct CostBound {
     /// The case.
     pub case: String,
     /// The bounded cost.
-    pub cost: Cost,
+    pub cost: CaseCost,
     /// The reason why it could not be judged; `None` if it was judged.
-    pub missing: Option<Missing>,
+    pub missing: Option<MissingCostReason>,
 }
 
 /// The reason why a cost cannot be judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Missing {
+pub enum MissingCostReason {
     /// The case ran on the host, where there is no such cost.
     OnHost,
     /// A bench that uses Criterion alone records no cost.
@@ -121,7 +121,7 @@ pub enum Missing {
     Figures,
 }
 
-impl Missing {
+impl MissingCostReason {
     /// The reason in words.
     pub const fn words(self) -> &'static str {
         match self {
@@ -137,7 +137,7 @@ impl Missing {
     }
 }
 
-impl Cost {
+impl CaseCost {
     /// All costs.
     const ALL: [Self; 4] = [Self::DeviceMemory, Self::Launches, Self::HostTime, Self::Energy];
 
@@ -181,7 +181,7 @@ pub fn bounds(
     limits: &AskedLimits,
     on_host: bool,
 ) -> Vec<CostBound> {
-    let missing = |cost: Cost| {
+    let missing = |cost: CaseCost| {
         let figures = cost.recorded(&LaunchCosts::default()).len();
         let [base, head] = sides.map(|side| {
             let has_figure = |figure: usize| side.iter().any(|run| cost.recorded(run)[figure]);
@@ -192,41 +192,41 @@ pub fn bounds(
         }
         let has_any = |side: &[bool]| side.contains(&true);
         Some(match (has_any(&base), has_any(&head)) {
-            (false, false) if on_host => Missing::OnHost,
-            (true, false) => Missing::Head,
-            (false, true) => Missing::Base,
-            (false, false) => Missing::Both,
-            (true, true) => Missing::Figures,
+            (false, false) if on_host => MissingCostReason::OnHost,
+            (true, false) => MissingCostReason::Head,
+            (false, true) => MissingCostReason::Base,
+            (false, false) => MissingCostReason::Both,
+            (true, true) => MissingCostReason::Figures,
         })
     };
-    bounds_with(case, limits, missing)
+    cost_bounds_with(case, limits, missing)
 }
 
 /// The bounds on the costs of a case of Criterion alone, none of which can be judged.
-pub fn bounds_of_criterion(case: &str, limits: &AskedLimits) -> Vec<CostBound> {
-    bounds_with(case, limits, |_| Some(Missing::Criterion))
+pub fn criterion_cost_bounds(case: &str, limits: &AskedLimits) -> Vec<CostBound> {
+    cost_bounds_with(case, limits, |_| Some(MissingCostReason::Criterion))
 }
 
 /// The bounds that are set, each with the reason that `missing` gives for its cost.
-fn bounds_with(
+fn cost_bounds_with(
     case: &str,
     limits: &AskedLimits,
-    missing: impl Fn(Cost) -> Option<Missing>,
+    missing: impl Fn(CaseCost) -> Option<MissingCostReason>,
 ) -> Vec<CostBound> {
-    let set = Cost::ALL.into_iter().filter(|cost| cost.allowed(limits).is_some());
+    let set = CaseCost::ALL.into_iter().filter(|cost| cost.allowed(limits).is_some());
     set.map(|cost| CostBound { case: case.to_owned(), cost, missing: missing(cost) }).collect()
 }
 
 /// The bounds that could not be judged for some cases, with the number of cases and the reason. A
 /// bound that could be judged for none of its cases is undecided, unless some ran on the host and
 /// none on a device: the same file serves machines without a GPU.
-pub fn unjudged(rules: &Rules, bounds: &[CostBound]) -> RulesReport {
+pub fn unjudged_cost_bounds(rules: &Rules, bounds: &[CostBound]) -> RulesReport {
     let mut report = RulesReport::default();
     for rule in &rules.thresholds {
-        for cost in Cost::ALL.into_iter().filter(|cost| cost.allowed(&rule.limits).is_some()) {
+        for cost in CaseCost::ALL.into_iter().filter(|cost| cost.allowed(&rule.limits).is_some()) {
             let named = |it: &&CostBound| it.cost == cost && rule.cases.is_match(&it.case);
             let named: Vec<&CostBound> = bounds.iter().filter(named).collect();
-            let mut reasons: BTreeMap<Missing, usize> = BTreeMap::new();
+            let mut reasons: BTreeMap<MissingCostReason, usize> = BTreeMap::new();
             for missing in named.iter().filter_map(|it| it.missing) {
                 *reasons.entry(missing).or_default() += 1;
             }
@@ -247,8 +247,11 @@ pub fn unjudged(rules: &Rules, bounds: &[CostBound]) -> RulesReport {
                 cost.key(),
                 why.join(", ")
             );
-            let on_device = |it: &Missing| !matches!(it, Missing::OnHost | Missing::Criterion);
-            let on_host = reasons.contains_key(&Missing::OnHost) && !reasons.keys().any(on_device);
+            let on_device = |it: &MissingCostReason| {
+                !matches!(it, MissingCostReason::OnHost | MissingCostReason::Criterion)
+            };
+            let on_host =
+                reasons.contains_key(&MissingCostReason::OnHost) && !reasons.keys().any(on_device);
             match count == all && !on_host {
                 true => report.undecided.push(line),
                 false => report.notes.push(line),
@@ -272,7 +275,7 @@ pub fn grown(
         };
         middle(base).zip(middle(head))
     };
-    let growth_of = |cost: Cost, sides: Option<(f64, f64)>, allowed: Option<f64>| {
+    let growth_of = |cost: CaseCost, sides: Option<(f64, f64)>, allowed: Option<f64>| {
         let ((base, head), allowed) = (sides?, allowed?);
         let growth = CostGrowth { case: case.to_owned(), cost, base, head, allowed, further: None };
         (head > base * (1.0 + allowed)).then_some(growth)
@@ -283,17 +286,17 @@ pub fn grown(
     let host = both(|costs| costs.host_launch_ns);
     let energy = both(|costs| costs.launch_j);
     let costs = [
-        growth_of(Cost::DeviceMemory, memory(measured, declared), limits.device_memory),
-        growth_of(Cost::Launches, commands, limits.launches),
-        growth_of(Cost::HostTime, host, limits.host_time),
-        growth_of(Cost::Energy, energy, limits.energy),
+        growth_of(CaseCost::DeviceMemory, memory(measured, declared), limits.device_memory),
+        growth_of(CaseCost::Launches, commands, limits.launches),
+        growth_of(CaseCost::HostTime, host, limits.host_time),
+        growth_of(CaseCost::Energy, energy, limits.energy),
     ];
     costs.into_iter().flatten().collect()
 }
 
 /// The device memory of both sides that is judged.
 fn memory(measured: Option<(f64, f64)>, declared: Option<(f64, f64)>) -> Option<(f64, f64)> {
-    let coarse = |(base, head): &(f64, f64)| (head - base).abs() <= GRANULARITY;
+    let coarse = |(base, head): &(f64, f64)| (head - base).abs() <= DEVICE_MEMORY_GRANULARITY;
     match measured {
         None => declared,
         // The rows declare more growth than was measured, so the measurement counts.
@@ -318,7 +321,7 @@ mod tests {
         let words = "energy of a launch 600.0 mJ, was 500.0 mJ (+20.0%, 10% are allowed)";
         assert_eq!(found[0].words(), words);
         let unknown = bounds("x", [&[LaunchCosts::default()], &more], &limits, false);
-        assert_eq!(unknown[0].missing, Some(Missing::Base));
+        assert_eq!(unknown[0].missing, Some(MissingCostReason::Base));
     }
 
     #[test]
@@ -356,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_cost_that_a_side_did_not_record_is_missing_with_the_reason() {
-        use Missing::{Base, Both, Head, OnHost};
+        use MissingCostReason::{Base, Both, Head, OnHost};
         let limits =
             AskedLimits { device_memory: Some(0.1), launches: Some(0.0), ..AskedLimits::default() };
         let recorded = LaunchCosts { commands: Some(7), ..LaunchCosts::default() };
@@ -365,15 +368,19 @@ mod tests {
             let bounds = bounds("x", [&[base], &[head]], &limits, on_host);
             bounds.iter().map(|it| (it.cost, it.missing)).collect::<Vec<_>>()
         };
-        let both =
-            |memory, launches| vec![(Cost::DeviceMemory, memory), (Cost::Launches, launches)];
+        let both = |memory, launches| {
+            vec![(CaseCost::DeviceMemory, memory), (CaseCost::Launches, launches)]
+        };
         assert_eq!(missing(recorded, recorded, false), both(Some(Both), None));
         assert_eq!(missing(nothing, recorded, false), both(Some(Both), Some(Base)));
         assert_eq!(missing(recorded, nothing, true), both(Some(OnHost), Some(Head)));
         assert_eq!(missing(nothing, nothing, true), both(Some(OnHost), Some(OnHost)));
         let declared = LaunchCosts { device_bytes: Some(1), ..recorded };
         let measured = LaunchCosts { measured_device_bytes: Some(1), ..recorded };
-        assert_eq!(missing(declared, measured, false), both(Some(Missing::Figures), None));
+        assert_eq!(
+            missing(declared, measured, false),
+            both(Some(MissingCostReason::Figures), None)
+        );
         assert_eq!(bounds("x", [&[recorded], &[recorded]], &AskedLimits::default(), false), []);
     }
 
@@ -383,14 +390,14 @@ mod tests {
                     [[threshold]]\ncases = \"^b\"\nhost-time = 0.1\n";
         let rules = rules_file::parse("kernelgate.toml", text).unwrap();
         let bound = |case: &str, cost, missing| CostBound { case: case.to_owned(), cost, missing };
-        let report = unjudged(
+        let report = unjudged_cost_bounds(
             &rules,
             &[
-                bound("a", Cost::DeviceMemory, None),
-                bound("b", Cost::DeviceMemory, Some(Missing::Head)),
-                bound("a", Cost::Launches, Some(Missing::OnHost)),
-                bound("b", Cost::Launches, Some(Missing::OnHost)),
-                bound("b", Cost::HostTime, Some(Missing::Base)),
+                bound("a", CaseCost::DeviceMemory, None),
+                bound("b", CaseCost::DeviceMemory, Some(MissingCostReason::Head)),
+                bound("a", CaseCost::Launches, Some(MissingCostReason::OnHost)),
+                bound("b", CaseCost::Launches, Some(MissingCostReason::OnHost)),
+                bound("b", CaseCost::HostTime, Some(MissingCostReason::Base)),
             ],
         );
         let lines = [
@@ -406,14 +413,15 @@ mod tests {
         // Benches of Criterion beside others on a machine without a GPU, beside those of a side
         // that recorded nothing, and alone.
         let beside = |missing| {
-            let launches = |case, missing| bound(case, Cost::Launches, Some(missing));
-            let rest = [Missing::Criterion, missing].map(|missing| launches("x", missing));
-            let report = unjudged(&rules, &rest);
+            let launches = |case, missing| bound(case, CaseCost::Launches, Some(missing));
+            let rest =
+                [MissingCostReason::Criterion, missing].map(|missing| launches("x", missing));
+            let report = unjudged_cost_bounds(&rules, &rest);
             (report.notes.len(), report.undecided.len())
         };
-        assert_eq!(beside(Missing::OnHost), (1, 0));
-        assert_eq!(beside(Missing::Both), (0, 1));
-        assert_eq!(beside(Missing::Criterion), (0, 1));
+        assert_eq!(beside(MissingCostReason::OnHost), (1, 0));
+        assert_eq!(beside(MissingCostReason::Both), (0, 1));
+        assert_eq!(beside(MissingCostReason::Criterion), (0, 1));
     }
 
     #[test]

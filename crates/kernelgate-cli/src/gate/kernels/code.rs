@@ -12,11 +12,11 @@ use super::resources;
 use kernelgate::protocol::ResourcesReport;
 use kernelgate::record::resources::KernelResources;
 use kernelgate_cuda::Launch;
-use kernelgate_cuda::compiler::cubin::KernelFacts;
+use kernelgate_cuda::compiler::cubin::CompiledKernelFacts;
 use kernelgate_cuda::driver::launch::used::{UsedKernel, UsedKernels};
 
 /// Largest number of facts of a kernel that are named.
-const MAX_NAMED_FACTS: usize = 6;
+const MAX_NAMED_CODE_FACTS: usize = 6;
 
 /// The kernels of a case in both builds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ impl CodeComparison {
 
     /// Adds the number of commands of a launch, where both builds record it: an extra launch of the
     /// same kernel shows there alone.
-    pub fn add_commands(&mut self, base: Option<u64>, head: Option<u64>) {
+    pub fn compare_command_counts(&mut self, base: Option<u64>, head: Option<u64>) {
         if let (Some(base), Some(head)) = (base, head)
             && base != head
         {
@@ -61,7 +61,7 @@ impl CodeComparison {
             (Some(base), Some(head)) if base.hash == head.hash => self.same += 1,
             (Some(base), Some(head)) => {
                 let words = match (&base.facts, &head.facts) {
-                    (Some(base), Some(head)) => facts_changed(name, base, head),
+                    (Some(base), Some(head)) => changed_kernel_facts(name, base, head),
                     _ => Vec::new(),
                 };
                 self.code.push(format!("{name}: {}", listed(&words)));
@@ -95,7 +95,7 @@ impl CodeComparison {
 
 /// All kernels of both builds, compiled for one architecture.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KernelsCompared {
+pub struct ComparedKernels {
     /// The architecture.
     pub arch: String,
     /// Kernels with the same machine code.
@@ -106,7 +106,7 @@ pub struct KernelsCompared {
     pub not_compared: BTreeMap<String, String>,
 }
 
-impl KernelsCompared {
+impl ComparedKernels {
     /// Adds the kernels of a bench; those that benches share count once. If the source and the
     /// compiler are the same, the machine code counts as the same: the compiler may choose other
     /// instructions from one time to the next.
@@ -155,15 +155,23 @@ impl KernelsCompared {
 fn listed(words: &[String]) -> String {
     match words.len() {
         0 => "other instructions".to_owned(),
-        count if count > MAX_NAMED_FACTS => {
-            format!("{} and {} more", words[..MAX_NAMED_FACTS].join(", "), count - MAX_NAMED_FACTS)
+        count if count > MAX_NAMED_CODE_FACTS => {
+            format!(
+                "{} and {} more",
+                words[..MAX_NAMED_CODE_FACTS].join(", "),
+                count - MAX_NAMED_CODE_FACTS
+            )
         }
         _ => words.join(", "),
     }
 }
 
 /// The changed facts in words, as in `resources --check`: "registers 96 -> 128".
-fn facts_changed(name: &str, base: &KernelFacts, head: &KernelFacts) -> Vec<String> {
+fn changed_kernel_facts(
+    name: &str,
+    base: &CompiledKernelFacts,
+    head: &CompiledKernelFacts,
+) -> Vec<String> {
     let [base, head] = [base, head].map(|facts| KernelResources {
         facts: facts.clone(),
         block: 0,
@@ -186,12 +194,16 @@ fn shape(shape: &Launch) -> String {
 pub(super) mod tests {
     use super::*;
     use kernelgate::record::resources::Resources;
-    use kernelgate_cuda::compiler::code::KernelCode;
+    use kernelgate_cuda::compiler::code::KernelMachineCode;
 
     /// A kernel of 96 registers, launched once, after a change.
     pub fn kernels(name: &str, change: impl Fn(&mut UsedKernel)) -> UsedKernels {
-        let facts = KernelFacts { registers: 96, instructions: 400, ..KernelFacts::default() };
-        let code = KernelCode { hash: "a".to_owned(), facts: Some(facts) };
+        let facts = CompiledKernelFacts {
+            registers: 96,
+            instructions: 400,
+            ..CompiledKernelFacts::default()
+        };
+        let code = KernelMachineCode { hash: "a".to_owned(), facts: Some(facts) };
         let shape = Launch::new([132, 1, 1], [128, 1, 1]);
         let mut kernel = UsedKernel { code: Some(code), shapes: vec![shape] };
         change(&mut kernel);
@@ -224,7 +236,11 @@ pub(super) mod tests {
     #[test]
     fn kernels_of_the_same_source_are_the_same_but_for_their_launches() {
         let report = |hash: &str, source: &str, registers, block| {
-            let facts = KernelFacts { registers, instructions: 400, ..KernelFacts::default() };
+            let facts = CompiledKernelFacts {
+                registers,
+                instructions: 400,
+                ..CompiledKernelFacts::default()
+            };
             let kernel = KernelResources {
                 facts,
                 block,
@@ -245,7 +261,7 @@ pub(super) mod tests {
             }
         };
         let compared = |head: &ResourcesReport| {
-            let mut compared = KernelsCompared::default();
+            let mut compared = ComparedKernels::default();
             compared.add(&report("a", "s", 89, 256), head);
             (compared.same, compared.changed.into_values().collect::<Vec<_>>())
         };
@@ -276,9 +292,9 @@ pub(super) mod tests {
         let unknown = CodeComparison::between(&plain, &kernels("k", |kernel| kernel.code = None));
         assert!(!unknown.is_known() && !unknown.is_same());
         let mut again = CodeComparison::between(&plain, &plain);
-        again.add_commands(Some(1), None);
+        again.compare_command_counts(Some(1), None);
         assert!(again.is_same(), "one side does not record it");
-        again.add_commands(Some(1), Some(2));
+        again.compare_command_counts(Some(1), Some(2));
         assert_eq!(again.launches, ["commands of a launch 1 -> 2"]);
         let none = CodeComparison::between(&UsedKernels::new(), &UsedKernels::new());
         assert!(!none.is_known() && !none.is_same(), "code of the host is not compared");

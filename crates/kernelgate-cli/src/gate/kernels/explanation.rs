@@ -7,13 +7,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::code::CodeComparison;
-use crate::gate::paired::Decision;
+use crate::gate::paired::PairedDecision;
 use kernelgate::display::time;
 use kernelgate::protocol::ProfiledCase;
 use kernelgate::trace::{KernelSummary, KernelTime, PhaseTime};
 
 /// Largest relative change between two profiles of one launch each that is not reported.
-const PROFILE_NOISE: f64 = 0.05;
+const MIN_REPORTED_PROFILE_CHANGE: f64 = 0.05;
 /// Relative change of the SM clock from which it is reported.
 const CLOCK: f64 = 0.01;
 /// Largest number of kernels and phases that are named.
@@ -50,7 +50,7 @@ impl Cause {
 
 /// The reasons why a case is slower, as far as one profile of each build shows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Explanation {
+pub struct ChangeExplanation {
     /// Causes that were found; empty if the cause is unknown.
     pub causes: Vec<Cause>,
     /// Observations that show the causes.
@@ -61,7 +61,7 @@ pub struct Explanation {
     pub not_profiled: Option<String>,
 }
 
-impl Explanation {
+impl ChangeExplanation {
     /// The explanation in words: "changed: code, launches; registers 96 -> 128; 1 -> 2 launches".
     /// The case is slower, so if the profiles do not differ, the cause is unknown.
     pub fn words(&self) -> String {
@@ -84,13 +84,13 @@ impl Explanation {
 /// Explains a case, whose machine code may be unknown, by profiles of base and head or the reason
 /// why a profile is missing.
 pub fn explain(
-    decision: &Decision,
+    decision: &PairedDecision,
     code: Option<&CodeComparison>,
     profiles: Result<[&ProfiledCase; 2], String>,
-) -> Explanation {
-    let mut explanation = Explanation {
+) -> ChangeExplanation {
+    let mut explanation = ChangeExplanation {
         identical_code: code.is_some_and(CodeComparison::is_same),
-        ..Explanation::default()
+        ..ChangeExplanation::default()
     };
     if let Some(code) = code {
         explanation.note(Cause::Code, &code.code);
@@ -121,7 +121,7 @@ pub fn explain(
     explanation
 }
 
-impl Explanation {
+impl ChangeExplanation {
     fn note(&mut self, cause: Cause, evidence: &[String]) {
         if evidence.is_empty() {
             return;
@@ -158,7 +158,9 @@ impl Explanation {
             let [was, is] = [&before, kernel].map(mean_ns);
             // A kernel with little time explains nothing.
             let grown = kernel.total_ns.saturating_sub(before.total_ns);
-            if is > was * (1.0 + PROFILE_NOISE) && grown as f64 > 0.01 * base.span_ns as f64 {
+            if is > was * (1.0 + MIN_REPORTED_PROFILE_CHANGE)
+                && grown as f64 > 0.01 * base.span_ns as f64
+            {
                 let words = format!("{} {} -> {} each", kernel.name, time(was), time(is));
                 times.push((grown, words));
             }
@@ -173,7 +175,8 @@ impl Explanation {
         let cause = if self.causes.contains(&Cause::Code) { Cause::Code } else { Cause::Kernels };
         self.note(cause, &times);
         let idle = |summary: &KernelSummary| summary.span_ns.saturating_sub(summary.busy_ns);
-        if idle(head) as f64 > idle(base) as f64 + PROFILE_NOISE * base.span_ns as f64 {
+        if idle(head) as f64 > idle(base) as f64 + MIN_REPORTED_PROFILE_CHANGE * base.span_ns as f64
+        {
             let [was, is] = [idle(base), idle(head)].map(|ns| time(ns as f64));
             self.note(Cause::Host, &[format!("no kernel running {was} -> {is}")]);
         }
@@ -183,7 +186,7 @@ impl Explanation {
         let launch = |phases: &[PhaseTime]| phases.iter().find(|it| it.name == "launch").cloned();
         let (Some(base), Some(head)) = (launch(base), launch(head)) else { return };
         let [was, is] = [&base, &head].map(|phase| phase.total_ns / phase.count.max(1) as f64);
-        if is <= was * (1.0 + PROFILE_NOISE) {
+        if is <= was * (1.0 + MIN_REPORTED_PROFILE_CHANGE) {
             return;
         }
         let mut evidence = vec![format!("a launch {} -> {}", time(was), time(is))];
@@ -204,15 +207,15 @@ fn mean_ns(kernel: &KernelTime) -> f64 {
 mod tests {
     use super::super::code::tests::{kernels, spilling};
     use super::*;
-    use crate::gate::interval::Ratio;
+    use crate::gate::interval::TimeRatio;
     use crate::gate::paired::tests::decision;
     use crate::gate::verdict::Verdict;
     use kernelgate::protocol::CaseStatus;
 
-    fn slower(by: f64, cycles: Option<f64>) -> Decision {
-        let ratio = |center| Ratio { center, low: center, high: center };
+    fn slower(by: f64, cycles: Option<f64>) -> PairedDecision {
+        let ratio = |center| TimeRatio { center, low: center, high: center };
         let (ratio, cycles) = (ratio(by), cycles.map(ratio));
-        Decision { ratio, cycles, ..decision("x", Verdict::Regressed) }
+        PairedDecision { ratio, cycles, ..decision("x", Verdict::Regressed) }
     }
 
     /// A profile of a case: name, launches and nanoseconds of each kernel, and an idle time.
@@ -239,7 +242,7 @@ mod tests {
         }
     }
 
-    fn between(base: &ProfiledCase, head: &ProfiledCase) -> Explanation {
+    fn between(base: &ProfiledCase, head: &ProfiledCase) -> ChangeExplanation {
         explain(&slower(1.4, None), None, Ok([base, head]))
     }
 

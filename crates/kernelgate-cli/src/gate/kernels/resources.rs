@@ -5,10 +5,10 @@ use serde::Serialize;
 
 use kernelgate::exit::Exit;
 use kernelgate::record::resources::{KernelResources, Resources};
-use kernelgate_cuda::compiler::cubin::KernelFacts;
+use kernelgate_cuda::compiler::cubin::CompiledKernelFacts;
 
 /// Largest relative growth of the instruction count that is accepted.
-pub const INSTRUCTION_GROWTH: f64 = 0.10;
+pub const MAX_INSTRUCTION_GROWTH: f64 = 0.10;
 
 /// Something that changed in a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -74,7 +74,7 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
             }
             // A new kernel has no record to compare with, but it may not spill unnoticed.
             None => {
-                let KernelFacts { registers, spill_store_bytes, performance_loss, .. } =
+                let CompiledKernelFacts { registers, spill_store_bytes, performance_loss, .. } =
                     &kernel.facts;
                 let mut what =
                     format!("new: {registers} registers, {spill_store_bytes} spill bytes");
@@ -95,10 +95,10 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
     };
     let gone = base.kernels.keys().filter(|name| !head.kernels.contains_key(*name));
     // A kernel that no longer runs on the architecture is reported with its build, below.
-    let gone = gone.filter(|name| !head.left_out.contains_key(build_of(name)));
+    let gone = gone.filter(|name| !head.left_out.contains_key(build_of_kernel(name)));
     outcome.changes.extend(gone.map(|name| change(name, "gone".to_owned(), false)));
     for (build, lack) in &head.left_out {
-        let ran = base.kernels.keys().any(|name| build_of(name) == build);
+        let ran = base.kernels.keys().any(|name| build_of_kernel(name) == build);
         if ran {
             outcome.changes.push(change(build, format!("ran here, now {lack}"), true));
         } else if base.left_out.get(build) != Some(lack) {
@@ -109,14 +109,14 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
 }
 
 /// Drops the recorded kernels that some benches do not list: they may be of the other benches.
-pub fn keep_listed(record: &mut Resources, listed: &Resources) {
+pub fn keep_listed_kernels(record: &mut Resources, listed: &Resources) {
     record.kernels.retain(|name, _| {
-        listed.kernels.contains_key(name) || listed.left_out.contains_key(build_of(name))
+        listed.kernels.contains_key(name) || listed.left_out.contains_key(build_of_kernel(name))
     });
 }
 
 /// The build in a kernel's name, which begins with it.
-fn build_of(kernel: &str) -> &str {
+fn build_of_kernel(kernel: &str) -> &str {
     kernel.split(": ").next().unwrap_or(kernel)
 }
 
@@ -161,7 +161,8 @@ pub(super) fn changes(
     if let (Some(base), Some(head)) = (base.occupancy_percent, head.occupancy_percent) {
         count("occupancy %", base, head, head < base);
     }
-    let grown = f64::from(h.instructions) > f64::from(b.instructions) * (1.0 + INSTRUCTION_GROWTH);
+    let grown =
+        f64::from(h.instructions) > f64::from(b.instructions) * (1.0 + MAX_INSTRUCTION_GROWTH);
     count("instructions", b.instructions, h.instructions, grown);
     for class in b.mix.keys().chain(h.mix.keys().filter(|class| !b.mix.contains_key(*class))) {
         let count_in =
@@ -183,11 +184,11 @@ mod tests {
     use super::*;
 
     fn resources(change: impl Fn(&mut KernelResources)) -> Resources {
-        let facts = KernelFacts {
+        let facts = CompiledKernelFacts {
             registers: 64,
             instructions: 100,
             mix: [("fp32".to_owned(), 100)].into(),
-            ..KernelFacts::default()
+            ..CompiledKernelFacts::default()
         };
         let mut kernel = KernelResources {
             facts,
@@ -259,7 +260,7 @@ mod tests {
         record.kernels.extend(["other", "ran"].map(|name| (name.to_owned(), kernel.clone())));
         let mut listed = resources(|_| {});
         listed.left_out.insert("ran".to_owned(), "needs sm_90a".to_owned());
-        keep_listed(&mut record, &listed);
+        keep_listed_kernels(&mut record, &listed);
         let outcome = compare(&record, &listed);
         let changes: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
         assert_eq!((outcome.compared, changes), (1, vec!["ran here, now needs sm_90a"]));

@@ -1,7 +1,7 @@
 //! Decides whether a case lost accuracy: compares its errors against the reference before and
 //! after, paired by the seed of the inputs.
 //!
-//! A figure has grown if head > g · base for every seed, in at least [`MIN_SEEDS`] of them. If
+//! A figure has grown if head > g · base for every seed, in at least [`MIN_SEEDS_FOR_ERRORS`] of them. If
 //! the median growth is g or less, n seeds all exceed it with a probability of at most 2⁻ⁿ. Two
 //! figures are tested for every output whose errors changed: with m of these, n is such that 2m ·
 //! 2⁻ⁿ is at most `FALSE_ALARMS` (Bonferroni). A seed without growth decides an output, so that for
@@ -24,21 +24,21 @@ use kernelgate::stats::median;
 use kernelgate::verify::Errors;
 
 /// Smallest number of seeds that can show growth.
-pub const MIN_SEEDS: usize = 8;
+pub const MIN_SEEDS_FOR_ERRORS: usize = 8;
 /// Part of the unit roundoff below which an error is due to rounding, not to the computation:
 /// rounding every output once costs 0.4 of it.
-const ROUNDING: f64 = 0.25;
+const ROUNDING_PER_UNIT_ROUNDOFF: f64 = 0.25;
 
 /// Smallest ratio that is written with an exponent.
-const EXPONENT_FROM: f64 = 1e6;
+const MIN_RATIO_WITH_EXPONENT: f64 = 1e6;
 
 /// Highest probability that growth of any case is found if no error grew.
-const FALSE_ALARMS: f64 = 0.01;
+const MAX_FALSE_ALARM_PROBABILITY: f64 = 0.01;
 
 /// Number of seeds that are necessary if the errors of this number of outputs changed.
 pub fn seeds(changed: usize) -> usize {
     let tests = 2.0 * changed.max(1) as f64;
-    ((tests / FALSE_ALARMS).log2().ceil() as usize).max(MIN_SEEDS)
+    ((tests / MAX_FALSE_ALARM_PROBABILITY).log2().ceil() as usize).max(MIN_SEEDS_FOR_ERRORS)
 }
 
 /// A measure of the error against the reference.
@@ -71,7 +71,7 @@ impl Figure {
 
 /// A case whose error grew for every seed that both sides have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Growth {
+pub struct ErrorGrowth {
     /// The case.
     pub case: String,
     /// The output whose error grew the most; absent if there is one output, or if a side does not
@@ -96,7 +96,7 @@ pub struct Growth {
     pub one_data_set: bool,
 }
 
-impl Growth {
+impl ErrorGrowth {
     /// Whether the growth is a finding, rather than suspected because of too few seeds.
     pub const fn is_shown(&self) -> bool {
         self.seeds >= self.needed
@@ -106,7 +106,7 @@ impl Growth {
     /// each of 8 seeds".
     pub fn words(&self) -> String {
         let times = match self.ratio {
-            Some(ratio) if ratio < EXPONENT_FROM => format!("{ratio:.1} times as large"),
+            Some(ratio) if ratio < MIN_RATIO_WITH_EXPONENT => format!("{ratio:.1} times as large"),
             Some(ratio) => format!("{ratio:.1e} times as large"),
             None => "no longer 0".to_owned(),
         };
@@ -132,17 +132,17 @@ pub struct NumericsReport {
     /// Outputs of the changed cases, each with another error for a seed.
     pub changed_outputs: usize,
     /// Cases that lost accuracy, or may have.
-    pub grown: Vec<Growth>,
+    pub grown: Vec<ErrorGrowth>,
 }
 
 impl NumericsReport {
     /// Cases that lost accuracy.
-    pub fn losses(&self) -> impl Iterator<Item = &Growth> {
+    pub fn losses(&self) -> impl Iterator<Item = &ErrorGrowth> {
         self.grown.iter().filter(|growth| growth.is_shown())
     }
 
     /// Cases that may have lost accuracy, for which there are too few seeds.
-    pub fn suspected(&self) -> impl Iterator<Item = &Growth> {
+    pub fn suspected_growth(&self) -> impl Iterator<Item = &ErrorGrowth> {
         self.grown.iter().filter(|growth| !growth.is_shown())
     }
 }
@@ -164,11 +164,12 @@ pub fn compare<'a>(
     let changed_outputs = changed.iter().sum();
     let needed = seeds(changed_outputs);
     let grown = common.iter().filter_map(|(case, (outputs, one_data_set))| {
-        let each = outputs.iter().filter_map(|output| grown(case, output, growth(case), needed));
+        let each =
+            outputs.iter().filter_map(|output| grown_error(case, output, growth(case), needed));
         // `None` counts as infinite: the base had no error.
-        let ratio = |growth: &Growth| growth.ratio.unwrap_or(f64::INFINITY);
+        let ratio = |growth: &ErrorGrowth| growth.ratio.unwrap_or(f64::INFINITY);
         let found = each.max_by(|a, b| ratio(a).total_cmp(&ratio(b)))?;
-        Some(Growth { one_data_set: *one_data_set, ..found })
+        Some(ErrorGrowth { one_data_set: *one_data_set, ..found })
     });
     NumericsReport {
         compared: common.len(),
@@ -189,12 +190,12 @@ impl Output {
     fn differs(&self) -> bool {
         let same =
             |pair: &Pair, figure: Figure| figure.among(&pair.base) == figure.among(&pair.head);
-        self.pairs.iter().any(|pair| FIGURES.into_iter().any(|figure| !same(pair, figure)))
+        self.pairs.iter().any(|pair| ERROR_FIGURES.into_iter().any(|figure| !same(pair, figure)))
     }
 }
 
 /// All measures.
-const FIGURES: [Figure; 2] = [Figure::RelativeL2, Figure::MaxError];
+const ERROR_FIGURES: [Figure; 2] = [Figure::RelativeL2, Figure::MaxError];
 
 /// Errors of one seed.
 struct Pair {
@@ -211,7 +212,7 @@ fn outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<Output> {
     let position = |&seed: &u64| base.position(seed).zip(head.position(seed));
     let both: Vec<_> = base.seeds.iter().filter_map(position).take(most).collect();
     let pairs = |base: &SeedErrors, head: &SeedErrors| {
-        let floor = ROUNDING * base.rounding.max(head.rounding);
+        let floor = ROUNDING_PER_UNIT_ROUNDOFF * base.rounding.max(head.rounding);
         let pair = |&(before, now): &(usize, usize)| Pair {
             base: base.at(before),
             head: head.at(now),
@@ -230,7 +231,7 @@ fn outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<Output> {
     vec![Output { name: None, pairs: pairs(&base.errors, &head.errors) }]
 }
 
-fn grown(case: &str, output: &Output, allowed: f64, needed: usize) -> Option<Growth> {
+fn grown_error(case: &str, output: &Output, allowed: f64, needed: usize) -> Option<ErrorGrowth> {
     let pairs = &output.pairs;
     let growth_of = |figure: Figure| {
         let errors = |pair: &Pair| {
@@ -247,7 +248,7 @@ fn grown(case: &str, output: &Output, allowed: f64, needed: usize) -> Option<Gro
             median(&pairs.iter().map(|pair| figure.among(side(pair))).collect::<Vec<_>>())
         };
         let (base, head) = (middle(|pair| &pair.base), middle(|pair| &pair.head));
-        let growth = Growth {
+        let growth = ErrorGrowth {
             case: case.to_owned(),
             output: output.name.clone(),
             figure,
@@ -261,7 +262,7 @@ fn grown(case: &str, output: &Output, allowed: f64, needed: usize) -> Option<Gro
         };
         (all && !pairs.is_empty()).then_some(growth)
     };
-    FIGURES.into_iter().find_map(growth_of)
+    ERROR_FIGURES.into_iter().find_map(growth_of)
 }
 
 #[cfg(test)]
@@ -293,7 +294,7 @@ mod tests {
             "relative L2 error 1.6 times as large (1.6e-5, was 1.0e-5) for each of 8 seeds"
         );
         let seven = report(&[1e-5; 7], &[1.6e-5; 7]);
-        assert_eq!((seven.losses().count(), seven.suspected().count()), (0, 1));
+        assert_eq!((seven.losses().count(), seven.suspected_growth().count()), (0, 1));
         // One seed without growth decides the case; so does growth within the ratio.
         let mut one = [1.6e-5; 8];
         one[3] = 1.4e-5;
@@ -304,7 +305,7 @@ mod tests {
     }
 
     /// A case with an output of 16 bits and one of 32, with these errors for eight seeds.
-    fn two_outputs(wide: f64, narrow: f64) -> CaseNumerics {
+    fn two_output_numerics(wide: f64, narrow: f64) -> CaseNumerics {
         let mut numerics = CaseNumerics::default();
         for seed in 0..8 {
             let errors = |relative_l2, bits| {
@@ -320,7 +321,7 @@ mod tests {
 
     #[test]
     fn the_error_of_an_output_grows_below_that_of_another() {
-        let (base, head) = (two_outputs(4e-3, 1e-6), two_outputs(4e-3, 2e-3));
+        let (base, head) = (two_output_numerics(4e-3, 1e-6), two_output_numerics(4e-3, 2e-3));
         let judge =
             |base: &CaseNumerics, head: &CaseNumerics| compare([("x", base, head)], |_| 1.5);
         let report = judge(&base, &head);
@@ -328,7 +329,7 @@ mod tests {
         let words = report.grown[0].words();
         assert!(words.starts_with("relative L2 error of `lse` 2000.0 times as large"), "{words}");
         // If both outputs grew, the greater growth is reported, and two outputs take a seed more.
-        let both = judge(&base, &two_outputs(7e-3, 2e-3));
+        let both = judge(&base, &two_output_numerics(7e-3, 2e-3));
         assert_eq!((both.changed, both.changed_outputs, both.grown[0].needed), (1, 2, 9));
         assert_eq!(both.grown[0].output.as_deref(), Some("lse"));
         // One side does not record outputs separately, or has other outputs.
@@ -347,7 +348,7 @@ mod tests {
         let head = CaseNumerics { one_data_set: true, ..numerics([3e-5; 8]) };
         for (base, head) in [(&base, &head), (&head, &numerics([9e-5]))] {
             let report = compare([("x", base, head)], |_| 1.5);
-            assert_eq!((report.losses().count(), report.suspected().count()), (0, 1));
+            assert_eq!((report.losses().count(), report.suspected_growth().count()), (0, 1));
             let words = report.grown[0].words();
             assert!(words.ends_with("for the only data set"), "{words}");
         }
@@ -368,7 +369,7 @@ mod tests {
     fn a_ratio_beyond_all_numbers_is_one() {
         for count in [8, 9] {
             let report = report(&vec![1e-300; count], &vec![8e307; count]);
-            let Growth { ratio, .. } = report.grown[0];
+            let ErrorGrowth { ratio, .. } = report.grown[0];
             assert!(ratio.is_some_and(|ratio| ratio.is_finite() && ratio > 1e300), "{ratio:?}");
             let words = report.grown[0].words();
             assert!(words.contains("e308 times as large (8.0e307, was 1.0e-300)"), "{words}");
@@ -381,7 +382,7 @@ mod tests {
         let (base, head) = (numerics([1e-5; 8]), numerics([3e-5; 8]));
         let cases = ["a", "b", "c"].map(|case| (case, &base, &head));
         let report = compare(cases, |_| 1.5);
-        assert_eq!((report.suspected().count(), report.grown[0].needed), (3, 10));
+        assert_eq!((report.suspected_growth().count(), report.grown[0].needed), (3, 10));
     }
 
     proptest! {

@@ -32,7 +32,7 @@ impl VerificationLoss {
     /// Whether a case that was verified before is not compared with anything now, which is a
     /// failure. Fewer compared elements, and a comparison with the base's outputs only, are
     /// inconclusive.
-    pub const fn is_shown(&self) -> bool {
+    pub const fn is_failure(&self) -> bool {
         self.base.is_verified()
             && matches!(self.head, Verification::Unverified | Verification::Unknown)
     }
@@ -40,7 +40,7 @@ impl VerificationLoss {
     /// The loss in words: "no longer verified (before: every element verified)".
     pub fn words(&self) -> String {
         let Self { base, head, .. } = self;
-        match self.is_shown() {
+        match self.is_failure() {
             true => format!("no longer verified (before: {base})"),
             false => format!("less verified: {head} (before: {base})"),
         }
@@ -54,35 +54,38 @@ mod tests {
 
     const ALL: Verification = Verified { checked: 1600, total: 1600 };
     const ONE: Verification = Verified { checked: 1, total: 1600 };
-    const WITH_BASE: Verification = ComparedWithBase { checked: 1600, total: 1600 };
+    const COMPARED_WITH_BASE: Verification = ComparedWithBase { checked: 1600, total: 1600 };
 
     #[test]
     fn a_case_that_nothing_verifies_any_more_is_a_failure() {
         for (base, head) in [(ALL, Unverified), (ONE, Unverified), (ALL, Unknown)] {
             let loss = VerificationLoss::between("a", base, head).unwrap();
-            assert!(loss.is_shown(), "{base} {head}");
+            assert!(loss.is_failure(), "{base} {head}");
             assert_eq!(loss.words(), format!("no longer verified (before: {base})"));
         }
     }
 
     #[test]
     fn a_case_that_is_verified_in_part_is_inconclusive() {
-        for (base, head) in [(ALL, ONE), (ALL, WITH_BASE), (WITH_BASE, Unverified)] {
+        for (base, head) in
+            [(ALL, ONE), (ALL, COMPARED_WITH_BASE), (COMPARED_WITH_BASE, Unverified)]
+        {
             let loss = VerificationLoss::between("a", base, head).unwrap();
-            assert!(!loss.is_shown(), "{base} {head}");
+            assert!(!loss.is_failure(), "{base} {head}");
         }
         let words = VerificationLoss::between("a", ALL, ONE).unwrap().words();
         assert_eq!(
             words,
             "less verified: 1 of 1600 elements verified (before: every element verified)"
         );
-        assert!(!VerificationLoss::between("a", Unknown, Unverified).unwrap().is_shown());
+        assert!(!VerificationLoss::between("a", Unknown, Unverified).unwrap().is_failure());
     }
 
     #[test]
     fn equal_or_better_verification_is_not_a_loss() {
         let same = [(ALL, ALL), (Unverified, Unverified), (Unknown, Unknown)];
-        let more = [(ONE, ALL), (Unverified, ALL), (Unverified, WITH_BASE), (Unknown, ALL)];
+        let more =
+            [(ONE, ALL), (Unverified, ALL), (Unverified, COMPARED_WITH_BASE), (Unknown, ALL)];
         for (base, head) in same.into_iter().chain(more) {
             assert_eq!(VerificationLoss::between("a", base, head), None, "{base} {head}");
         }

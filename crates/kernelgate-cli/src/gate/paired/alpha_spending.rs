@@ -7,18 +7,18 @@
 //! cases before the first block.
 
 use super::TestPlan;
-use kernelgate::stats::power::fewest;
+use kernelgate::stats::power::fewest_pairs_for_level;
 
 /// Weight of the analysis at the end of the blocks, which most comparisons of unchanged builds
 /// reach.
-pub const FINAL: f64 = 0.5;
+pub const FINAL_ANALYSIS_WEIGHT: f64 = 0.5;
 /// Weight of the end among the analyses at which a case may be unchanged by the tolerated change. With
 /// half as much for all others, six pairs are enough at the end.
-const FINAL_SETTLING: f64 = 2.0 / 3.0;
+const FINAL_UNCHANGED_WEIGHT: f64 = 2.0 / 3.0;
 /// Weight of the first interim analysis, where large changes are found.
 const FIRST: f64 = 0.25;
 /// Growth of the number of pairs from one interim analysis to the next.
-const GROWTH: f64 = 1.4;
+const ANALYSIS_GROWTH: f64 = 1.4;
 
 /// An interim analysis.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,44 +47,48 @@ impl AlphaSpending {
     /// it, but never the results.
     pub fn new(level: f64, most: usize) -> Self {
         let mut early = Vec::new();
-        let mut pairs = fewest(level * FIRST).div_ceil(2).saturating_mul(2);
+        let mut pairs = fewest_pairs_for_level(level * FIRST).div_ceil(2).saturating_mul(2);
         while pairs < most {
             early.push(InterimAnalysis { pairs, weight: FIRST });
-            pairs = (pairs as f64 * GROWTH / 2.0).ceil() as usize * 2;
+            pairs = (pairs as f64 * ANALYSIS_GROWTH / 2.0).ceil() as usize * 2;
         }
         let later = early.len().saturating_sub(1);
         for analysis in early.iter_mut().skip(1) {
-            analysis.weight = (1.0 - FINAL - FIRST) / later as f64;
+            analysis.weight = (1.0 - FINAL_ANALYSIS_WEIGHT - FIRST) / later as f64;
         }
         if early.is_empty() {
             return Self { early, last: 1.0 };
         }
-        Self { early, last: FINAL }
+        Self { early, last: FINAL_ANALYSIS_WEIGHT }
     }
 
     /// The analyses that this number of pairs allows; if the blocks ended, only the last one is
     /// added.
-    pub fn upto(&self, pairs: usize, ended: bool) -> impl Iterator<Item = InterimAnalysis> {
+    pub fn analyses_up_to(
+        &self,
+        pairs: usize,
+        ended: bool,
+    ) -> impl Iterator<Item = InterimAnalysis> {
         let last = (ended && pairs > 0).then_some(InterimAnalysis { pairs, weight: self.last });
         self.early.iter().copied().filter(move |analysis| analysis.pairs <= pairs).chain(last)
     }
 
     /// The first interim analysis with at least this number of pairs; `None` if only the end
     /// follows.
-    pub fn next_from(&self, pairs: usize) -> Option<usize> {
+    pub fn next_analysis_from(&self, pairs: usize) -> Option<usize> {
         self.early.iter().map(|analysis| analysis.pairs).find(|analysis| *analysis >= pairs)
     }
 
     /// Smallest number of pairs with which a test at `level` can be significant at its end.
     pub fn fewest(&self, level: f64) -> usize {
-        fewest(level * self.last)
+        fewest_pairs_for_level(level * self.last)
     }
 }
 
 /// The analyses at which a case may be unchanged because changes above the tolerated one are
 /// excluded.
 #[derive(Debug, Clone, PartialEq)]
-pub struct SettlingAnalyses {
+pub struct UnchangedAnalyses {
     /// Pairs after which such an analysis takes place, before the end.
     pub early: Vec<usize>,
     /// Probability that each of these may spend on either end of the interval.
@@ -93,7 +97,7 @@ pub struct SettlingAnalyses {
     pub last_tail: f64,
 }
 
-impl SettlingAnalyses {
+impl UnchangedAnalyses {
     /// After the pairs of `plan.settle_blocks`, after twice as many and so on, and at the end, which
     /// has most of the probability, because a comparison of long cases reaches no other.
     pub fn new(plan: &TestPlan) -> Self {
@@ -103,8 +107,8 @@ impl SettlingAnalyses {
             pairs.checked_mul(2)
         });
         let early: Vec<usize> = doubled.take_while(|pairs| *pairs < most).collect();
-        let all = FINAL * plan.missed;
-        let last_tail = if early.is_empty() { all } else { FINAL_SETTLING * all };
+        let all = FINAL_ANALYSIS_WEIGHT * plan.missed;
+        let last_tail = if early.is_empty() { all } else { FINAL_UNCHANGED_WEIGHT * all };
         let early_tail = (all - last_tail) / early.len().max(1) as f64;
         Self { early, early_tail, last_tail }
     }
@@ -112,7 +116,7 @@ impl SettlingAnalyses {
 
 /// A p value that is valid at any interim analysis: the smallest over the analyses of p over
 /// weight, with the pairs of that analysis.
-pub fn always_valid(
+pub fn always_valid_p(
     analyses: impl Iterator<Item = InterimAnalysis>,
     p: impl Fn(usize) -> f64,
 ) -> (f64, usize) {
@@ -131,7 +135,7 @@ mod tests {
             for most in [4, 16, 24, 48, 100] {
                 let level = 0.01 / f64::from(cases);
                 let spending = AlphaSpending::new(level, most);
-                let all: Vec<InterimAnalysis> = spending.upto(most, true).collect();
+                let all: Vec<InterimAnalysis> = spending.analyses_up_to(most, true).collect();
                 let spent: f64 = all.iter().map(|analysis| analysis.weight).sum();
                 assert!((0.75 - 1e-12..=1.0 + 1e-12).contains(&spent), "{cases} {most}: {all:?}");
                 assert!(all.windows(2).all(|pair| pair[0].pairs < pair[1].pairs), "{all:?}");
@@ -147,7 +151,7 @@ mod tests {
     fn the_smallest_numbers_of_pairs_that_can_fail() {
         let first = |cases: f64| {
             AlphaSpending::new(0.01 / cases, 48)
-                .upto(48, false)
+                .analyses_up_to(48, false)
                 .next()
                 .map(|analysis| analysis.pairs)
         };
@@ -160,7 +164,7 @@ mod tests {
     fn tests_for_unchanged_come_at_doubling_blocks_and_at_the_end() {
         let analyses = |settle_blocks, max_blocks| {
             let plan = TestPlan { settle_blocks, max_blocks, missed: 0.06, ..TestPlan::default() };
-            let SettlingAnalyses { early, early_tail, last_tail } = SettlingAnalyses::new(&plan);
+            let UnchangedAnalyses { early, early_tail, last_tail } = UnchangedAnalyses::new(&plan);
             let spent = early.len() as f64 * early_tail + last_tail;
             assert!((spent - 0.03).abs() < 1e-12, "{early:?}");
             (early, (1e3 * last_tail).round())
@@ -171,7 +175,10 @@ mod tests {
             [analyses(24, 24), analyses(0, 96), analyses(100, 8)],
             [(vec![], 30.0), (vec![], 30.0), (vec![], 30.0)]
         );
-        assert_eq!(fewest(SettlingAnalyses::new(&TestPlan::default()).last_tail), 6);
+        assert_eq!(
+            fewest_pairs_for_level(UnchangedAnalyses::new(&TestPlan::default()).last_tail),
+            6
+        );
     }
 
     #[test]
@@ -179,9 +186,9 @@ mod tests {
         let analyses =
             [InterimAnalysis { pairs: 4, weight: 0.25 }, InterimAnalysis { pairs: 8, weight: 0.5 }];
         assert_eq!(
-            always_valid(analyses.into_iter(), |pairs| if pairs == 4 { 0.01 } else { 0.1 }),
+            always_valid_p(analyses.into_iter(), |pairs| if pairs == 4 { 0.01 } else { 0.1 }),
             (0.04, 4)
         );
-        assert_eq!(always_valid([].into_iter(), |_| 0.0), (1.0, 0));
+        assert_eq!(always_valid_p([].into_iter(), |_| 0.0), (1.0, 0));
     }
 }

@@ -10,17 +10,19 @@
 //! when the blocks end, no evidence of any change and an interval that excludes changes above
 //! [`TestPlan::tolerated`]. All other cases continue, and are **inconclusive** at the end.
 
-use super::alpha_spending::{AlphaSpending, FINAL, SettlingAnalyses, always_valid};
-use super::pairs::{Direction, Pairs, mean_contention};
-use super::{Arm, Decision, Doubt, Family, Observed, Outcome, TestPlan};
-use crate::gate::interval::Ratio;
+use super::alpha_spending::{
+    AlphaSpending, FINAL_ANALYSIS_WEIGHT, UnchangedAnalyses, always_valid_p,
+};
+use super::pairs::{ChangeDirection, PairDifferences, mean_arm_contention};
+use super::{Arm, BlocksByCase, Family, InconclusiveCause, Outcome, PairedDecision, TestPlan};
+use crate::gate::interval::TimeRatio;
 use crate::gate::verdict::Verdict;
-use kernelgate::stats::signed_rank::greater;
-use kernelgate::stats::{Walsh, median, power};
+use kernelgate::stats::signed_rank::signed_rank_p_greater;
+use kernelgate::stats::{WalshAverages, median, power};
 
 /// Share of the cases, at least two, whose null pairs must show a difference to call the
 /// environment unsound.
-const UNSOUND: f64 = 0.1;
+const UNSOUND_CASE_SHARE: f64 = 0.1;
 /// Part of [`TestPlan::missed`] at which a difference from 1 is evidence of a change, so that the
 /// case is not unchanged by the tolerated change. Strict: this share of identical builds would be
 /// inconclusive.
@@ -33,14 +35,14 @@ const EVIDENCE: f64 = 0.1;
 ///
 /// A case keeps its verdict when more blocks of other cases come. All calls of a comparison must
 /// have the same set of cases, because their number sets the interim analyses.
-pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
-    decide_each(cases, plan, &|_| *plan, Family::Given, last)
+pub fn decide(cases: &BlocksByCase, plan: &TestPlan, last: bool) -> Outcome {
+    decide_cases(cases, plan, &|_| *plan, Family::Given, last)
 }
 
 /// Decides with thresholds by case and error rates over a family of cases: `of_case` gives the plan
 /// with the smallest change that matters in that case, and may change nothing else.
-pub fn decide_each(
-    cases: &Observed,
+pub fn decide_cases(
+    cases: &BlocksByCase,
     plan: &TestPlan,
     of_case: &dyn Fn(&str) -> TestPlan,
     family: Family,
@@ -48,24 +50,26 @@ pub fn decide_each(
 ) -> Outcome {
     let level = plan.false_alarms / family.size(cases.len()) as f64;
     let most = plan.max_blocks.saturating_mul(2);
-    let settling = SettlingAnalyses::new(plan);
+    let settling = UnchangedAnalyses::new(plan);
     let plans: Vec<TestPlan> = cases.keys().map(|case| of_case(case)).collect();
     let (change, same) = (AlphaSpending::new(level, most), AlphaSpending::new(plan.missed, most));
-    let of_plan = |plan| Tests { plan, level, change: &change, same: &same, settling: &settling };
-    let tests: Vec<Tests<'_>> = plans.iter().map(of_plan).collect();
-    let pairs: Vec<Pairs> = cases.values().map(|blocks| Pairs::from_blocks(blocks)).collect();
+    let of_plan =
+        |plan| InterimTests { plan, level, change: &change, same: &same, settling: &settling };
+    let tests: Vec<InterimTests<'_>> = plans.iter().map(of_plan).collect();
+    let pairs: Vec<PairDifferences> =
+        cases.values().map(|blocks| PairDifferences::from_blocks(blocks)).collect();
     // The interim analyses before the end decide first: decided cases are not analysed again.
     let mut standings: Vec<CaseEvidence> =
-        tests.iter().zip(&pairs).map(|(tests, pairs)| tests.stand(pairs, false)).collect();
-    let before: Vec<Conclusion> = conclude(&standings, plan, family, true);
+        tests.iter().zip(&pairs).map(|(tests, pairs)| tests.case_evidence(pairs, false)).collect();
+    let before: Vec<CaseConclusion> = conclude_family(&standings, plan, family, true);
     let each = standings.iter_mut().zip(tests.iter().zip(&pairs)).zip(&before);
     for ((standing, (tests, pairs)), concluded) in each {
         if concluded.at.is_none() && (last || pairs.len() >= most) {
-            *standing = tests.stand(pairs, true);
+            *standing = tests.case_evidence(pairs, true);
         }
     }
-    let sound = !lingers(&pairs, plan, last);
-    let concluded = conclude(&standings, plan, family, sound);
+    let sound = !has_after_effect(&pairs, plan, last);
+    let concluded = conclude_family(&standings, plan, family, sound);
     let undecided = |index: usize| concluded[index].at.is_none() && !standings[index].ended;
     let names = |keep: &dyn Fn(usize) -> bool| -> Vec<String> {
         cases
@@ -75,13 +79,13 @@ pub fn decide_each(
             .map(|(_, case)| case.clone())
             .collect()
     };
-    let mut decisions: Vec<Decision> = cases
+    let mut decisions: Vec<PairedDecision> = cases
         .iter()
         .zip(tests.iter().zip(pairs.iter().zip(concluded.iter().zip(&standings))))
-        .map(|((case, blocks), (tests, (pairs, (concluded, standing))))| Decision {
+        .map(|((case, blocks), (tests, (pairs, (concluded, standing))))| PairedDecision {
             case: case.clone(),
-            base_contention: mean_contention(blocks, Arm::Base),
-            head_contention: mean_contention(blocks, Arm::Head),
+            base_contention: mean_arm_contention(blocks, Arm::Base),
+            head_contention: mean_arm_contention(blocks, Arm::Head),
             ..tests.describe(pairs, concluded, standing.ended)
         })
         .collect();
@@ -92,12 +96,12 @@ pub fn decide_each(
         null_fired: names(&|index| concluded[index].null_fired),
         environment_sound: concluded
             .iter()
-            .all(|concluded| concluded.reason != Some(Doubt::Environment)),
+            .all(|concluded| concluded.reason != Some(InconclusiveCause::Environment)),
     }
 }
 
 /// The tests and the analyses at which they run.
-struct Tests<'a> {
+struct InterimTests<'a> {
     plan: &'a TestPlan,
     /// Level of the test of a single case that allows for the number of cases.
     level: f64,
@@ -106,7 +110,7 @@ struct Tests<'a> {
     /// Alpha spending of the tests for the absence of a change.
     same: &'a AlphaSpending,
     /// Analyses at which changes above the tolerated one may be excluded.
-    settling: &'a SettlingAnalyses,
+    settling: &'a UnchangedAnalyses,
 }
 
 /// p values of a case that hold at any interim analysis, for both directions, with the pairs at the
@@ -117,7 +121,7 @@ struct ChangeEvidence {
     /// Largest p value of time, time without contention, and cycles.
     all: f64,
     /// The doubt that gave the largest p value, if it is not the time.
-    objection: Doubt,
+    objection: InconclusiveCause,
     /// Pairs at the interim analysis that excluded a relevant change in cycles: more blocks would
     /// not help the time.
     clock_at: Option<usize>,
@@ -127,9 +131,9 @@ struct ChangeEvidence {
 
 impl ChangeEvidence {
     /// The verdict on a change in time that cycles or contention do not confirm.
-    fn unconfirmed_verdict(&self) -> (Verdict, Option<Doubt>, Option<usize>) {
+    fn unconfirmed_verdict(&self) -> (Verdict, Option<InconclusiveCause>, Option<usize>) {
         match self.clock_at {
-            Some(at) => (Verdict::Inconclusive, Some(Doubt::Clock), Some(at)),
+            Some(at) => (Verdict::Inconclusive, Some(InconclusiveCause::Clock), Some(at)),
             None => (Verdict::Inconclusive, Some(self.objection), None),
         }
     }
@@ -146,60 +150,71 @@ struct CaseEvidence {
     /// Whether the comparison has its last block.
     ended: bool,
     /// Verdict if no test decides; after the last block it is final.
-    otherwise: (Verdict, Option<Doubt>),
+    otherwise: (Verdict, Option<InconclusiveCause>),
     /// Number of pairs now.
     pairs: usize,
 }
 
-impl Tests<'_> {
-    fn stand(&self, pairs: &Pairs, ended: bool) -> CaseEvidence {
+impl InterimTests<'_> {
+    fn case_evidence(&self, pairs: &PairDifferences, ended: bool) -> CaseEvidence {
         let plan = self.plan;
         let n = pairs.len();
         let change = |direction| {
-            let p = |test: &dyn Fn(usize) -> f64| always_valid(self.change.upto(n, ended), test);
-            let (time, at) = p(&|n| pairs.beyond(n, direction, plan));
-            let (contention, contention_at) = p(&|n| pairs.beyond_contention(n, direction, plan));
+            let p = |test: &dyn Fn(usize) -> f64| {
+                always_valid_p(self.change.analyses_up_to(n, ended), test)
+            };
+            let (time, at) = p(&|n| pairs.p_beyond_threshold(n, direction, plan));
+            let (contention, contention_at) =
+                p(&|n| pairs.p_beyond_without_contention(n, direction, plan));
             let (cycles, cycles_at) = p(&|n| pairs.beyond_threshold_in_cycles(n, direction, plan));
-            let (same, same_at) = always_valid(self.same.upto(n, ended), |n| {
-                pairs.within_in_cycles(n, direction, plan)
+            let (same, same_at) = always_valid_p(self.same.analyses_up_to(n, ended), |n| {
+                pairs.p_within_in_cycles(n, direction, plan)
             });
             ChangeEvidence {
                 time,
                 all: time.max(contention).max(cycles),
-                objection: if cycles > contention { Doubt::Clock } else { Doubt::Contention },
+                objection: if cycles > contention {
+                    InconclusiveCause::Clock
+                } else {
+                    InconclusiveCause::Contention
+                },
                 clock_at: (same <= plan.missed).then_some(same_at.max(at)),
-                at: at.max(contention_at).max(if pairs.has_deciding_cycles() {
+                at: at.max(contention_at).max(if pairs.cycles_can_decide() {
                     cycles_at
                 } else {
                     0
                 }),
             }
         };
-        let null = [Direction::Slower, Direction::Faster].map(|direction| {
-            always_valid(self.change.upto(n, ended), |n| pairs.null_beyond(n, direction, plan)).0
+        let null = [ChangeDirection::Slower, ChangeDirection::Faster].map(|direction| {
+            always_valid_p(self.change.analyses_up_to(n, ended), |n| {
+                pairs.p_null_beyond_threshold(n, direction, plan)
+            })
+            .0
         });
         let same = |direction| {
-            always_valid(self.same.upto(n, ended), |n| pairs.within(n, direction, plan))
+            always_valid_p(self.same.analyses_up_to(n, ended), |n| pairs.within(n, direction, plan))
         };
-        let (slower, faster) = (same(Direction::Slower), same(Direction::Faster));
+        let (slower, faster) = (same(ChangeDirection::Slower), same(ChangeDirection::Faster));
         let same_at = slower.1.max(faster.1);
-        let excluded = slower.0.max(faster.0) <= plan.missed && !self.may_be_hidden(pairs, same_at);
+        let excluded = slower.0.max(faster.0) <= plan.missed
+            && !self.contention_may_hide_slowdown(pairs, same_at);
         let settled_at = || {
-            let SettlingAnalyses { early, early_tail, .. } = self.settling;
+            let UnchangedAnalyses { early, early_tail, .. } = self.settling;
             early.iter().copied().find(|analysis| {
                 *analysis <= n && self.settled(pairs, *analysis, *early_tail) == Some(true)
             })
         };
         CaseEvidence {
-            slower: change(Direction::Slower),
-            faster: change(Direction::Faster),
+            slower: change(ChangeDirection::Slower),
+            faster: change(ChangeDirection::Faster),
             null,
             same_at: if excluded { Some(same_at) } else { settled_at() },
             ended,
             otherwise: if ended {
                 self.at_end(pairs)
             } else {
-                (Verdict::Inconclusive, Some(Doubt::Wide))
+                (Verdict::Inconclusive, Some(InconclusiveCause::Wide))
             },
             pairs: n,
         }
@@ -207,88 +222,105 @@ impl Tests<'_> {
 
     /// Pairs at the interim analysis that decides with this number of pairs: the end, if no other
     /// follows, unless there are more pairs.
-    fn analysed_at(&self, analysis: Option<usize>, pairs: usize) -> usize {
+    fn pairs_at_analysis(&self, analysis: Option<usize>, pairs: usize) -> usize {
         analysis.unwrap_or_else(|| self.plan.max_blocks.saturating_mul(2).max(pairs))
     }
 
     /// Whether contention with the base may hide a slow-down.
-    fn may_be_hidden(&self, pairs: &Pairs, n: usize) -> bool {
-        pairs.base_contended(n, self.plan) <= FINAL * self.plan.missed
+    fn contention_may_hide_slowdown(&self, pairs: &PairDifferences, n: usize) -> bool {
+        pairs.p_base_not_more_contended(n, self.plan) <= FINAL_ANALYSIS_WEIGHT * self.plan.missed
     }
 
     /// Whether the first `n` pairs have no evidence of a change and exclude changes above the
     /// tolerated one, at this probability on either side; `None` if load may hide a change.
-    fn settled(&self, pairs: &Pairs, n: usize, tail: f64) -> Option<bool> {
-        let threshold = pairs.threshold(n, self.plan);
+    fn settled(&self, pairs: &PairDifferences, n: usize, tail: f64) -> Option<bool> {
+        let threshold = pairs.relevant_log_ratio(n, self.plan);
         let margin = self.plan.tolerated.ln_1p().max(threshold);
         let times = &pairs.time[..n];
-        let walsh = Walsh::new(times);
+        let walsh = WalshAverages::new(times);
         let all_beyond = |sign: f64| times.iter().all(|time| sign * time > threshold);
         // If the pairs are too few for so wide an interval, only all of them together are evidence.
         let evidence = all_beyond(1.0)
             || all_beyond(-1.0)
-            || walsh.interval(EVIDENCE * tail).is_some_and(|(low, high)| low > 0.0 || high < 0.0);
+            || walsh
+                .interval_with_tail(EVIDENCE * tail)
+                .is_some_and(|(low, high)| low > 0.0 || high < 0.0);
         let small = !evidence
-            && walsh.interval(tail).is_some_and(|(low, high)| low > -margin && high < margin);
-        if small && self.may_be_hidden(pairs, n) { None } else { Some(small) }
+            && walsh
+                .interval_with_tail(tail)
+                .is_some_and(|(low, high)| low > -margin && high < margin);
+        if small && self.contention_may_hide_slowdown(pairs, n) { None } else { Some(small) }
     }
 
-    fn at_end(&self, pairs: &Pairs) -> (Verdict, Option<Doubt>) {
+    fn at_end(&self, pairs: &PairDifferences) -> (Verdict, Option<InconclusiveCause>) {
         let n = pairs.len();
         match self.settled(pairs, n, self.settling.last_tail) {
-            None => (Verdict::Inconclusive, Some(Doubt::Contention)),
+            None => (Verdict::Inconclusive, Some(InconclusiveCause::Contention)),
             Some(true) => (Verdict::Unchanged, None),
             Some(false) if n < self.change.fewest(self.level) => {
-                let throttled = pairs.lacks_throttled();
-                let doubt = if throttled { Doubt::Throttled } else { Doubt::TooFewPairs };
+                let throttled = pairs.excludes_throttled_blocks();
+                let doubt = if throttled {
+                    InconclusiveCause::Throttled
+                } else {
+                    InconclusiveCause::TooFewPairs
+                };
                 (Verdict::Inconclusive, Some(doubt))
             }
-            Some(false) => (Verdict::Inconclusive, Some(Doubt::Wide)),
+            Some(false) => (Verdict::Inconclusive, Some(InconclusiveCause::Wide)),
         }
     }
 
     /// The numbers of a case whose blocks may have `ended`; the decision's contention is added by the
     /// caller.
-    fn describe(&self, pairs: &Pairs, concluded: &Conclusion, ended: bool) -> Decision {
+    fn describe(
+        &self,
+        pairs: &PairDifferences,
+        concluded: &CaseConclusion,
+        ended: bool,
+    ) -> PairedDecision {
         let plan = self.plan;
         let n = pairs.len();
-        let threshold = pairs.threshold(n, plan);
-        let walsh = Walsh::new(&pairs.time);
-        let tail = FINAL * plan.missed;
-        let level = FINAL * self.level;
+        let threshold = pairs.relevant_log_ratio(n, plan);
+        let walsh = WalshAverages::new(&pairs.time);
+        let tail = FINAL_ANALYSIS_WEIGHT * plan.missed;
+        let level = FINAL_ANALYSIS_WEIGHT * self.level;
         let center = walsh.estimate().unwrap_or(0.0).abs();
         let open = matches!(
             concluded.reason,
-            None | Some(Doubt::TooFewPairs | Doubt::Throttled | Doubt::Wide)
+            None | Some(
+                InconclusiveCause::TooFewPairs
+                    | InconclusiveCause::Throttled
+                    | InconclusiveCause::Wide
+            )
         ) && concluded.verdict == Verdict::Inconclusive;
         // A larger budget moves the end, which is an analysis.
         let analysed_at = |analysis: Option<usize>, pairs: usize| match ended {
             true => pairs.next_multiple_of(2),
-            false => self.analysed_at(analysis, pairs),
+            false => self.pairs_at_analysis(analysis, pairs),
         };
         // A change above the threshold has to be shown to be above it; any other has to be shown to
         // be below it, or within what is tolerated at an analysis for that.
         let shown = |distance: f64, settles: f64| match walsh.standard_error() {
             Some(error) => power::pairs_needed(n, error, distance, settles, plan.power)
                 .map(|needed| needed.max(n + 1)),
-            None => Some(power::fewest(settles).max(n + 1)),
+            None => Some(power::fewest_pairs_for_level(settles).max(n + 1)),
         };
         let needed = || {
             if center > threshold {
                 return shown(center - threshold, level)
-                    .map(|pairs| analysed_at(self.change.next_from(pairs), pairs));
+                    .map(|pairs| analysed_at(self.change.next_analysis_from(pairs), pairs));
             }
-            let SettlingAnalyses { early, early_tail, last_tail } = self.settling;
+            let UnchangedAnalyses { early, early_tail, last_tail } = self.settling;
             let analysis = |pairs: usize| early.iter().copied().find(|it| *it >= pairs);
             let settles = if ended { *last_tail } else { *early_tail };
             let settled = shown(plan.tolerated.ln_1p().max(threshold) - center, settles)
                 .map(|pairs| analysed_at(analysis(pairs), pairs));
             let same = shown(threshold - center, tail)
-                .map(|pairs| analysed_at(self.same.next_from(pairs), pairs));
+                .map(|pairs| analysed_at(self.same.next_analysis_from(pairs), pairs));
             [same, settled].into_iter().flatten().min()
         };
         let middle = |times: &[f64]| if times.is_empty() { 0.0 } else { median(times) };
-        Decision {
+        PairedDecision {
             case: String::new(),
             verdict: concluded.verdict,
             reason: concluded.reason,
@@ -299,12 +331,12 @@ impl Tests<'_> {
                 .cycles
                 .as_ref()
                 .filter(|cycles| !cycles.is_empty())
-                .map(|cycles| ratio(&Walsh::new(cycles), tail)),
-            null: ratio(&Walsh::new(&pairs.null), tail),
+                .map(|cycles| ratio(&WalshAverages::new(cycles), tail)),
+            null: ratio(&WalshAverages::new(&pairs.null), tail),
             threshold: threshold.exp_m1(),
             p_slower: concluded.p_slower,
             p_faster: concluded.p_faster,
-            detectable: power::detectable(&walsh, level, plan.power)
+            detectable: power::detectable_shift(&walsh, level, plan.power)
                 .map(|shift| (threshold + shift).exp_m1()),
             pairs: n,
             pairs_needed: if open { needed() } else { None },
@@ -317,37 +349,43 @@ impl Tests<'_> {
 
 /// The estimate with its interval, or with the range of the differences if they are too few for an
 /// interval.
-fn ratio(walsh: &Walsh, tail: f64) -> Ratio {
-    let (low, high) =
-        walsh.interval(tail).or(walsh.range()).unwrap_or((f64::NEG_INFINITY, f64::INFINITY));
-    Ratio { center: walsh.estimate().unwrap_or(0.0).exp(), low: low.exp(), high: high.exp() }
+fn ratio(walsh: &WalshAverages, tail: f64) -> TimeRatio {
+    let (low, high) = walsh
+        .interval_with_tail(tail)
+        .or(walsh.range())
+        .unwrap_or((f64::NEG_INFINITY, f64::INFINITY));
+    TimeRatio { center: walsh.estimate().unwrap_or(0.0).exp(), low: low.exp(), high: high.exp() }
 }
 
 /// The null control of all cases together, a value for each block: whether an after-effect of one
 /// build's processes (heat, load that outlives them) slows the process that follows. The cases
 /// share such effects, and their median shows them when each case alone is too noisy.
-fn lingers(pairs: &[Pairs], plan: &TestPlan, last: bool) -> bool {
+fn has_after_effect(pairs: &[PairDifferences], plan: &TestPlan, last: bool) -> bool {
     let blocks = pairs.iter().map(|pairs| pairs.len() / 2).max().unwrap_or(0);
     let null: Vec<f64> = (0..blocks)
         .map(|block| {
-            median(&pairs.iter().filter_map(|pairs| pairs.null_of(block)).collect::<Vec<_>>())
+            median(
+                &pairs.iter().filter_map(|pairs| pairs.null_pair_mean(block)).collect::<Vec<_>>(),
+            )
         })
         .collect();
     let threshold = plan.relative.ln_1p();
     let spending = AlphaSpending::new(plan.false_alarms, plan.max_blocks);
     [1.0, -1.0].into_iter().any(|sign| {
         let test = |n: usize| {
-            greater(&null[..n].iter().map(|value| sign * value - threshold).collect::<Vec<_>>())
+            signed_rank_p_greater(
+                &null[..n].iter().map(|value| sign * value - threshold).collect::<Vec<_>>(),
+            )
         };
-        always_valid(spending.upto(blocks, last || blocks >= plan.max_blocks), test).0
+        always_valid_p(spending.analyses_up_to(blocks, last || blocks >= plan.max_blocks), test).0
             <= plan.false_alarms
     })
 }
 
 /// Conclusion on a case, adjusted for the family of cases.
-struct Conclusion {
+struct CaseConclusion {
     verdict: Verdict,
-    reason: Option<Doubt>,
+    reason: Option<InconclusiveCause>,
     /// Pairs at the interim analysis that decided.
     at: Option<usize>,
     p_slower: f64,
@@ -355,14 +393,14 @@ struct Conclusion {
     null_fired: bool,
 }
 
-fn conclude(
+fn conclude_family(
     standings: &[CaseEvidence],
     plan: &TestPlan,
     family: Family,
     sound: bool,
-) -> Vec<Conclusion> {
+) -> Vec<CaseConclusion> {
     let adjusted = |p: &dyn Fn(&CaseEvidence) -> f64| {
-        family.adjust(&standings.iter().map(p).collect::<Vec<_>>())
+        family.adjust_p_values(&standings.iter().map(p).collect::<Vec<_>>())
     };
     let significant = |p: f64| p <= plan.false_alarms;
     let (slower, faster) = (adjusted(&|s| s.slower.all), adjusted(&|s| s.faster.all));
@@ -372,12 +410,12 @@ fn conclude(
     let fired: Vec<bool> =
         up.iter().zip(&down).map(|(&up, &down)| significant(up.min(down))).collect();
     let count = fired.iter().filter(|fired| **fired).count();
-    let sound = sound && (count < 2 || count as f64 <= UNSOUND * standings.len() as f64);
+    let sound = sound && (count < 2 || count as f64 <= UNSOUND_CASE_SHARE * standings.len() as f64);
     let one = |(i, standing): (usize, &CaseEvidence)| {
         let (verdict, reason, at) = if !sound {
-            (Verdict::Inconclusive, Some(Doubt::Environment), Some(standing.pairs))
+            (Verdict::Inconclusive, Some(InconclusiveCause::Environment), Some(standing.pairs))
         } else if fired[i] {
-            (Verdict::Inconclusive, Some(Doubt::Null), Some(standing.pairs))
+            (Verdict::Inconclusive, Some(InconclusiveCause::Null), Some(standing.pairs))
         } else if significant(slower[i]) {
             (Verdict::Regressed, None, Some(standing.slower.at))
         } else if significant(faster[i]) {
@@ -391,7 +429,7 @@ fn conclude(
         } else {
             (standing.otherwise.0, standing.otherwise.1, None)
         };
-        Conclusion {
+        CaseConclusion {
             verdict,
             reason,
             at,

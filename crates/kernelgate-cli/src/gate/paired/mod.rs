@@ -15,12 +15,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::interval::Ratio;
+use super::interval::TimeRatio;
 use super::limits::{AskedLimits, Limit, LimitSource, Limits};
 use super::verdict::Verdict;
-pub use decide::{decide, decide_each};
+pub use decide::{decide, decide_cases};
 pub use kernelgate::record::Timing;
-use kernelgate::stats::benjamini_hochberg;
+use kernelgate::stats::benjamini_hochberg_adjusted;
 
 /// One of the two compared builds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,13 +130,14 @@ impl TestPlan {
         Limits {
             relative: Limit { value: self.relative, source },
             absolute_ns: Limit { value: self.absolute_ns, source },
-            ..Limits::default_of(self.relative)
+            ..Limits::default_limit(self.relative)
         }
     }
 
     /// The plan for a case with these limits.
     pub fn within(self, limits: &Limits) -> Self {
-        let (relative, absolute_ns) = (limits.failing_relative().value, limits.absolute_ns.value);
+        let (relative, absolute_ns) =
+            (limits.failing_relative_limit().value, limits.absolute_ns.value);
         Self { relative, absolute_ns, ..self }
     }
 }
@@ -161,9 +162,9 @@ impl Family {
     }
 
     /// p values adjusted over the family.
-    fn adjust(self, p_values: &[f64]) -> Vec<f64> {
+    fn adjust_p_values(self, p_values: &[f64]) -> Vec<f64> {
         match self {
-            Self::Given => benjamini_hochberg(p_values),
+            Self::Given => benjamini_hochberg_adjusted(p_values),
             Self::Plan(_) => {
                 let cases = self.size(p_values.len()) as f64;
                 p_values.iter().map(|p| (p * cases).min(1.0)).collect()
@@ -175,7 +176,7 @@ impl Family {
 /// The doubt that keeps a decision open; [`Reason`](super::reason::Reason) adds the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Doubt {
+pub enum InconclusiveCause {
     /// Too few pairs for any verdict at the promised error rate.
     TooFewPairs,
     /// Too few pairs, because the GPU was throttled in others.
@@ -195,13 +196,13 @@ pub enum Doubt {
 
 /// The decision on one case.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Decision {
+pub struct PairedDecision {
     /// The case.
     pub case: String,
     /// The verdict; inconclusive as long as it is not decided.
     pub verdict: Verdict,
     /// Reason why the decision is inconclusive; `None` for other verdicts.
-    pub reason: Option<Doubt>,
+    pub reason: Option<InconclusiveCause>,
     /// Median over the base's processes, nanoseconds a launch; 0 without a usable pair.
     pub base_ns: f64,
     /// Median over the head's processes, nanoseconds a launch; 0 without a usable pair.
@@ -210,12 +211,12 @@ pub struct Decision {
     /// probability of at most half [`TestPlan::missed`] (2.5 % by default). With fewer pairs
     /// than that takes, from the smallest to the largest pair; without a usable pair 1 within
     /// 0 to infinity.
-    pub ratio: Ratio,
+    pub ratio: TimeRatio,
     /// Ratio of the cycles, if the clock was read in every process.
-    pub cycles: Option<Ratio>,
+    pub cycles: Option<TimeRatio>,
     /// Ratio of the null pairs: processes of one build against each other, signs so that drift
     /// cancels.
-    pub null: Ratio,
+    pub null: TimeRatio,
     /// Smallest change of the time that matters in this case, relative: the larger of the plan's
     /// thresholds.
     pub threshold: f64,
@@ -245,7 +246,7 @@ pub struct Decision {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
     /// Every case, worst verdict first, then by id.
-    pub decisions: Vec<Decision>,
+    pub decisions: Vec<PairedDecision>,
     /// Cases that more blocks may decide, in id order; empty at the end.
     pub undecided: Vec<String>,
     /// Cases whose null pairs show a difference.
@@ -261,13 +262,13 @@ impl Outcome {
     }
 
     /// The decision of a case.
-    pub fn decision(&self, case: &str) -> Option<&Decision> {
+    pub fn decision(&self, case: &str) -> Option<&PairedDecision> {
         self.decisions.iter().find(|decision| decision.case == case)
     }
 }
 
 /// Observed blocks in time order, by case.
-pub type Observed = BTreeMap<String, Vec<Block>>;
+pub type BlocksByCase = BTreeMap<String, Vec<Block>>;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -2,16 +2,16 @@
 
 use super::{Arm, Block, TestPlan, Timing};
 use kernelgate::stats::median;
-use kernelgate::stats::signed_rank::greater;
+use kernelgate::stats::signed_rank::signed_rank_p_greater;
 
 /// Direction of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
+pub enum ChangeDirection {
     Slower,
     Faster,
 }
 
-impl Direction {
+impl ChangeDirection {
     /// Sign that makes a change in this direction positive.
     const fn sign(self) -> f64 {
         match self {
@@ -23,7 +23,7 @@ impl Direction {
 
 /// A case's blocks, pair by pair in time order; all of the same length.
 #[derive(Debug, Clone, Default)]
-pub struct Pairs {
+pub struct PairDifferences {
     /// ln(head / base) of neighbouring processes.
     pub time: Vec<f64>,
     /// ln(head / base) of neighbouring processes in cycles, if all processes have them.
@@ -51,13 +51,13 @@ pub struct Pairs {
 }
 
 /// Smallest share of the pairs that must remain when pairs of unequal contention are excluded.
-const MIN_KEPT: f64 = 0.25;
+const MIN_KEPT_PAIR_SHARE: f64 = 0.25;
 
 fn usable(observation: &Timing) -> bool {
     observation.time_ns.is_finite() && observation.time_ns > 0.0 && !observation.throttled
 }
 
-impl Pairs {
+impl PairDifferences {
     /// Pairs of blocks in time order. A block with a time that is not positive, or of a throttled
     /// GPU, does not count.
     pub fn from_blocks(blocks: &[Block]) -> Self {
@@ -101,7 +101,7 @@ impl Pairs {
 
     /// Logarithm of the smallest relevant ratio, slower over faster build, for the times of the
     /// first `n` pairs.
-    pub fn threshold(&self, n: usize, plan: &TestPlan) -> f64 {
+    pub fn relevant_log_ratio(&self, n: usize, plan: &TestPlan) -> f64 {
         if n == 0 {
             return plan.relative.ln_1p();
         }
@@ -112,28 +112,28 @@ impl Pairs {
 
     /// p value of "not by more than the threshold in that direction", by the times of the first `n`
     /// pairs.
-    pub fn beyond(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
-        shifted(&self.time[..n], direction.sign(), -self.threshold(n, plan))
+    pub fn p_beyond_threshold(&self, n: usize, direction: ChangeDirection, plan: &TestPlan) -> f64 {
+        p_of_shifted(&self.time[..n], direction.sign(), -self.relevant_log_ratio(n, plan))
     }
 
     /// Whether blocks were excluded because the GPU was throttled.
-    pub const fn lacks_throttled(&self) -> bool {
+    pub const fn excludes_throttled_blocks(&self) -> bool {
         self.throttled > 0
     }
 
     /// Whether most processes ran at the power cap, in which case cycles do not decide.
-    pub fn at_cap(&self) -> bool {
+    pub fn is_mostly_power_capped(&self) -> bool {
         self.capped > self.time.len()
     }
 
     /// Whether cycles were read in every process and count for the decision.
-    pub fn has_deciding_cycles(&self) -> bool {
-        self.deciding_cycles().is_some()
+    pub fn cycles_can_decide(&self) -> bool {
+        self.cycles_that_decide().is_some()
     }
 
     /// The cycles, if they count for the decision.
-    fn deciding_cycles(&self) -> Option<&Vec<f64>> {
-        self.cycles.as_ref().filter(|_| !self.at_cap())
+    fn cycles_that_decide(&self) -> Option<&Vec<f64>> {
+        self.cycles.as_ref().filter(|_| !self.is_mostly_power_capped())
     }
 
     /// p value of "not by more than the threshold in that direction" by the cycles; 0 if cycles do
@@ -141,19 +141,25 @@ impl Pairs {
     pub fn beyond_threshold_in_cycles(
         &self,
         n: usize,
-        direction: Direction,
+        direction: ChangeDirection,
         plan: &TestPlan,
     ) -> f64 {
-        self.deciding_cycles()
-            .map_or(0.0, |cycles| shifted(&cycles[..n], direction.sign(), -self.threshold(n, plan)))
+        self.cycles_that_decide().map_or(0.0, |cycles| {
+            p_of_shifted(&cycles[..n], direction.sign(), -self.relevant_log_ratio(n, plan))
+        })
     }
 
     /// p value of a change by the times without what contention may have cost: pairs with too
     /// different or unknown contention are excluded, and each other pair is moved against the
     /// direction by what its difference in contention can explain. Contention on the other side is
     /// never credited. 1 if few pairs remain, because their selection is then not by chance.
-    pub fn beyond_contention(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
-        let threshold = self.threshold(n, plan);
+    pub fn p_beyond_without_contention(
+        &self,
+        n: usize,
+        direction: ChangeDirection,
+        plan: &TestPlan,
+    ) -> f64 {
+        let threshold = self.relevant_log_ratio(n, plan);
         let pairs = self.time[..n].iter().zip(&self.contention);
         let kept: Vec<f64> = pairs
             .filter_map(|(time, contention)| {
@@ -162,46 +168,56 @@ impl Pairs {
             .filter(|(_, excess)| *excess <= plan.contention)
             .map(|(time, excess)| time - plan.contention_weight * excess.max(0.0) - threshold)
             .collect();
-        if (kept.len() as f64) < MIN_KEPT * n as f64 { 1.0 } else { greater(&kept) }
+        if (kept.len() as f64) < MIN_KEPT_PAIR_SHARE * n as f64 {
+            1.0
+        } else {
+            signed_rank_p_greater(&kept)
+        }
     }
 
     /// p value of "by at least the threshold in that direction".
-    pub fn within(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
-        shifted(&self.time[..n], -direction.sign(), self.threshold(n, plan))
+    pub fn within(&self, n: usize, direction: ChangeDirection, plan: &TestPlan) -> f64 {
+        p_of_shifted(&self.time[..n], -direction.sign(), self.relevant_log_ratio(n, plan))
     }
 
     /// p value of "by at least the threshold in that direction" by the cycles; 1 if they do not
     /// decide.
-    pub fn within_in_cycles(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
-        self.deciding_cycles()
-            .map_or(1.0, |cycles| shifted(&cycles[..n], -direction.sign(), self.threshold(n, plan)))
+    pub fn p_within_in_cycles(&self, n: usize, direction: ChangeDirection, plan: &TestPlan) -> f64 {
+        self.cycles_that_decide().map_or(1.0, |cycles| {
+            p_of_shifted(&cycles[..n], -direction.sign(), self.relevant_log_ratio(n, plan))
+        })
     }
 
     /// p value of "the null pairs differ by at most the threshold in that direction".
-    pub fn null_beyond(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
-        shifted(&self.null[..n], direction.sign(), -self.threshold(n, plan))
+    pub fn p_null_beyond_threshold(
+        &self,
+        n: usize,
+        direction: ChangeDirection,
+        plan: &TestPlan,
+    ) -> f64 {
+        p_of_shifted(&self.null[..n], direction.sign(), -self.relevant_log_ratio(n, plan))
     }
 
     /// Mean of the null pairs of a block, in which an after-effect of the base's processes has one
     /// sign and one of the head's the other; `None` beyond the last block.
-    pub fn null_of(&self, block: usize) -> Option<f64> {
+    pub fn null_pair_mean(&self, block: usize) -> Option<f64> {
         let pairs = self.null.get(2 * block..2 * block + 2)?;
         Some(0.5 * pairs.iter().sum::<f64>())
     }
 
     /// p value of "the base had no more contention than the head": such load hides a slow-down.
-    pub fn base_contended(&self, n: usize, plan: &TestPlan) -> f64 {
+    pub fn p_base_not_more_contended(&self, n: usize, plan: &TestPlan) -> f64 {
         let differences: Vec<f64> = self.contention[..n].iter().copied().flatten().collect();
-        shifted(&differences, -1.0, -plan.contention)
+        p_of_shifted(&differences, -1.0, -plan.contention)
     }
 }
 
-fn shifted(values: &[f64], sign: f64, by: f64) -> f64 {
-    greater(&values.iter().map(|value| sign * value + by).collect::<Vec<_>>())
+fn p_of_shifted(values: &[f64], sign: f64, by: f64) -> f64 {
+    signed_rank_p_greater(&values.iter().map(|value| sign * value + by).collect::<Vec<_>>())
 }
 
 /// Mean contention with one build, over the processes that record it.
-pub fn mean_contention(blocks: &[Block], arm: Arm) -> Option<f64> {
+pub fn mean_arm_contention(blocks: &[Block], arm: Arm) -> Option<f64> {
     let observations = blocks.iter().flat_map(|block| match arm {
         Arm::Base => block.base,
         Arm::Head => block.head,

@@ -5,9 +5,9 @@ use super::*;
 mod simulation;
 
 /// A decision with a verdict and no effect.
-pub fn decision(case: &str, verdict: Verdict) -> Decision {
-    let ratio = Ratio { center: 1.0, low: 0.9, high: 1.1 };
-    Decision {
+pub fn decision(case: &str, verdict: Verdict) -> PairedDecision {
+    let ratio = TimeRatio { center: 1.0, low: 0.9, high: 1.1 };
+    PairedDecision {
         case: case.to_owned(),
         verdict,
         reason: None,
@@ -33,19 +33,19 @@ pub fn decision(case: &str, verdict: Verdict) -> Decision {
 fn blocks(ratios: &[[f64; 2]], time_ns: f64) -> Vec<Block> {
     let block = |(index, ratios): (usize, &[f64; 2])| {
         let base = [1.0 + 1e-4 * (index % 3) as f64, 1.0 - 1e-4 * (index % 2) as f64]
-            .map(|factor| observed(time_ns * factor));
-        let head = [0, 1].map(|i| observed(base[i].time_ns * ratios[i]));
+            .map(|factor| timing_of(time_ns * factor));
+        let head = [0, 1].map(|i| timing_of(base[i].time_ns * ratios[i]));
         Block { leader: if index % 2 == 0 { Arm::Base } else { Arm::Head }, base, head }
     };
     ratios.iter().enumerate().map(block).collect()
 }
 
-fn observed(time_ns: f64) -> Timing {
+fn timing_of(time_ns: f64) -> Timing {
     Timing { time_ns, ..Timing::default() }
 }
 
 /// Blocks with ratios around `ratio` by a few tenths of a per cent.
-fn steady(ratio: f64, count: usize) -> Vec<Block> {
+fn blocks_with_ratio(ratio: f64, count: usize) -> Vec<Block> {
     let ratios: Vec<[f64; 2]> = (0..count)
         .map(|i| [ratio * (1.0 + 1e-3 * (i % 4) as f64), ratio * (1.0 - 1.1e-3 * (i % 5) as f64)])
         .collect();
@@ -53,13 +53,13 @@ fn steady(ratio: f64, count: usize) -> Vec<Block> {
 }
 
 fn one(blocks: Vec<Block>, plan: &TestPlan, last: bool) -> Outcome {
-    decide(&Observed::from([("case".to_owned(), blocks)]), plan, last)
+    decide(&BlocksByCase::from([("case".to_owned(), blocks)]), plan, last)
 }
 
 #[test]
 fn the_absolute_threshold_is_not_meant_for_means_over_iterations() {
     let small = |averaged| {
-        edited(steady(1.2, 20), |_, timing| {
+        edit_timings(blocks_with_ratio(1.2, 20), |_, timing| {
             timing.time_ns /= 1e5;
             timing.averaged = averaged;
         })
@@ -77,14 +77,14 @@ fn the_absolute_threshold_is_not_meant_for_means_over_iterations() {
 /// A slow-down of 20 %: beyond the threshold, within one accepted bound, beyond a smaller one.
 #[test]
 fn thresholds_by_case_do_not_touch_other_cases() {
-    let cases = ["a", "b", "c"].map(|case| (case.to_owned(), steady(1.2, 40)));
-    let (cases, plan) = (Observed::from(cases), TestPlan::default());
+    let cases = ["a", "b", "c"].map(|case| (case.to_owned(), blocks_with_ratio(1.2, 40)));
+    let (cases, plan) = (BlocksByCase::from(cases), TestPlan::default());
     let of_case = |case: &str| match case {
         "a" => TestPlan { relative: 0.3, ..plan },
         "b" => TestPlan { relative: 0.1, ..plan },
         _ => plan,
     };
-    let outcome = decide_each(&cases, &plan, &of_case, Family::Given, true);
+    let outcome = decide_cases(&cases, &plan, &of_case, Family::Given, true);
     let decided = |case: &str| {
         let decision = outcome.decision(case).unwrap();
         (decision.verdict, (100.0 * decision.threshold).round())
@@ -96,7 +96,7 @@ fn thresholds_by_case_do_not_touch_other_cases() {
     assert!(plain.decisions.iter().all(|decision| decision.verdict == Verdict::Regressed));
 }
 
-fn edited(mut blocks: Vec<Block>, edit: impl Fn(Arm, &mut Timing)) -> Vec<Block> {
+fn edit_timings(mut blocks: Vec<Block>, edit: impl Fn(Arm, &mut Timing)) -> Vec<Block> {
     for block in &mut blocks {
         block.base.iter_mut().for_each(|observation| edit(Arm::Base, observation));
         block.head.iter_mut().for_each(|observation| edit(Arm::Head, observation));
@@ -104,7 +104,7 @@ fn edited(mut blocks: Vec<Block>, edit: impl Fn(Arm, &mut Timing)) -> Vec<Block>
     blocks
 }
 
-fn verdict(blocks: Vec<Block>) -> (Verdict, Option<Doubt>) {
+fn verdict(blocks: Vec<Block>) -> (Verdict, Option<InconclusiveCause>) {
     let outcome = one(blocks, &TestPlan::default(), true);
     (outcome.decisions[0].verdict, outcome.decisions[0].reason)
 }
@@ -118,7 +118,7 @@ fn slower_faster_and_unchanged_are_distinguished_early() {
         (1.0, Verdict::Unchanged, 8),
         (1.003, Verdict::Unchanged, 8),
     ] {
-        let outcome = one(steady(ratio, pairs / 2), &plan, false);
+        let outcome = one(blocks_with_ratio(ratio, pairs / 2), &plan, false);
         let decision = &outcome.decisions[0];
         assert_eq!(
             (decision.verdict, decision.decided_at),
@@ -126,46 +126,51 @@ fn slower_faster_and_unchanged_are_distinguished_early() {
             "{ratio}: {decision:?}"
         );
         assert!(outcome.undecided.is_empty() && outcome.environment_sound);
-        let before = one(steady(ratio, pairs / 2 - 1), &plan, false);
+        let before = one(blocks_with_ratio(ratio, pairs / 2 - 1), &plan, false);
         assert_eq!(before.undecided, ["case"]);
         assert!((decision.ratio.low..=decision.ratio.high).contains(&ratio), "{decision:?}");
     }
-    assert_eq!(one(steady(1.0, 1), &plan, false).count(Verdict::Inconclusive), 1);
+    assert_eq!(one(blocks_with_ratio(1.0, 1), &plan, false).count(Verdict::Inconclusive), 1);
 }
 
 #[test]
 fn too_few_pairs_never_fail_however_slow() {
-    let outcome = one(steady(3.0, 3), &TestPlan::default(), true);
+    let outcome = one(blocks_with_ratio(3.0, 3), &TestPlan::default(), true);
     let decision = &outcome.decisions[0];
     assert_eq!(
         (decision.verdict, decision.reason),
-        (Verdict::Inconclusive, Some(Doubt::TooFewPairs))
+        (Verdict::Inconclusive, Some(InconclusiveCause::TooFewPairs))
     );
     assert_eq!((decision.detectable, decision.pairs_needed), (None, Some(8)));
     assert!(outcome.undecided.is_empty());
-    assert_eq!(verdict(steady(3.0, 4)), (Verdict::Regressed, None));
+    assert_eq!(verdict(blocks_with_ratio(3.0, 4)), (Verdict::Regressed, None));
 }
 
 #[test]
 fn blocks_of_a_throttled_gpu_do_not_count() {
-    let mut blocks = steady(3.0, 6);
+    let mut blocks = blocks_with_ratio(3.0, 6);
     blocks.iter_mut().take(3).for_each(|block| block.head[1].throttled = true);
     let outcome = one(blocks.clone(), &TestPlan::default(), true);
     assert_eq!(
         (outcome.decisions[0].pairs, outcome.decisions[0].reason),
-        (6, Some(Doubt::Throttled))
+        (6, Some(InconclusiveCause::Throttled))
     );
-    blocks.extend(steady(3.0, 1));
+    blocks.extend(blocks_with_ratio(3.0, 1));
     assert_eq!(verdict(blocks), (Verdict::Regressed, None));
 }
 
 #[test]
 fn a_change_below_either_threshold_is_ignored() {
-    let short = |ratio: f64| edited(steady(ratio, 8), |_, observation| observation.time_ns /= 1e3);
+    let short = |ratio: f64| {
+        edit_timings(blocks_with_ratio(ratio, 8), |_, observation| observation.time_ns /= 1e3)
+    };
     assert_eq!(verdict(short(1.05)), (Verdict::Unchanged, None), "50 ns of 1 µs");
     assert_eq!(verdict(short(1.15)), (Verdict::Regressed, None), "150 ns of 1 µs");
     let plan = TestPlan { relative: 0.1, ..TestPlan::default() };
-    assert_eq!(one(steady(1.05, 8), &plan, true).decisions[0].verdict, Verdict::Unchanged);
+    assert_eq!(
+        one(blocks_with_ratio(1.05, 8), &plan, true).decisions[0].verdict,
+        Verdict::Unchanged
+    );
 }
 
 /// Blocks with ratios spread evenly over so many per cent around 1, in an order without a trend.
@@ -198,12 +203,12 @@ fn quiet_cases_end_at_24_blocks_and_the_rest_go_on() {
 #[test]
 fn a_clock_difference_is_not_blamed_on_the_head() {
     let with = |cycles_ratio: f64| {
-        edited(steady(1.05, 8), |arm, observation| {
+        edit_timings(blocks_with_ratio(1.05, 8), |arm, observation| {
             let ratio = if arm == Arm::Head { cycles_ratio / 1.05 } else { 1.0 };
             observation.cycles = Some(observation.time_ns * 1.98 * ratio);
         })
     };
-    assert_eq!(verdict(with(1.0)), (Verdict::Inconclusive, Some(Doubt::Clock)));
+    assert_eq!(verdict(with(1.0)), (Verdict::Inconclusive, Some(InconclusiveCause::Clock)));
     assert_eq!(verdict(with(1.05)), (Verdict::Regressed, None));
     let outcome = one(with(1.0), &TestPlan::default(), false);
     assert!(outcome.undecided.is_empty(), "the cycles are shown to be the same");
@@ -220,22 +225,28 @@ fn a_clock_difference_is_not_blamed_on_the_head() {
 #[test]
 fn load_beside_one_build_excuses_it_and_beside_both_does_not() {
     let with = |ratio: f64, base: f64, head: f64| {
-        edited(steady(ratio, 8), |arm, observation| {
+        edit_timings(blocks_with_ratio(ratio, 8), |arm, observation| {
             observation.contention = Some(if arm == Arm::Head { head } else { base })
         })
     };
-    assert_eq!(verdict(with(1.5, 0.01, 0.30)), (Verdict::Inconclusive, Some(Doubt::Contention)));
+    assert_eq!(
+        verdict(with(1.5, 0.01, 0.30)),
+        (Verdict::Inconclusive, Some(InconclusiveCause::Contention))
+    );
     assert_eq!(
         verdict(with(1.03, 0.0, 0.015)),
-        (Verdict::Inconclusive, Some(Doubt::Contention)),
+        (Verdict::Inconclusive, Some(InconclusiveCause::Contention)),
         "3 % are explained"
     );
     assert_eq!(verdict(with(1.08, 0.0, 0.015)), (Verdict::Regressed, None), "5 % are left");
     assert_eq!(verdict(with(1.05, 0.3, 0.3)), (Verdict::Regressed, None));
-    assert_eq!(verdict(with(0.7, 0.3, 0.0)), (Verdict::Inconclusive, Some(Doubt::Contention)));
+    assert_eq!(
+        verdict(with(0.7, 0.3, 0.0)),
+        (Verdict::Inconclusive, Some(InconclusiveCause::Contention))
+    );
     assert_eq!(
         verdict(with(1.0, 0.3, 0.0)),
-        (Verdict::Inconclusive, Some(Doubt::Contention)),
+        (Verdict::Inconclusive, Some(InconclusiveCause::Contention)),
         "hides a slow-down"
     );
     assert_eq!(verdict(with(1.0, 0.0, 0.3)), (Verdict::Unchanged, None), "as fast under load");
@@ -251,27 +262,32 @@ fn load_beside_one_build_excuses_it_and_beside_both_does_not() {
 #[test]
 fn pairs_without_recorded_load_are_not_evidence() {
     let loaded = |hidden: usize, unknown: Option<f64>| {
-        let mut blocks = edited(steady(1.8, 48), |arm, observation| {
+        let mut blocks = edit_timings(blocks_with_ratio(1.8, 48), |arm, observation| {
             observation.contention = Some(if arm == Arm::Head { 0.9 } else { 0.0 })
         });
         blocks.iter_mut().take(hidden).for_each(|block| block.head[0].contention = unknown);
         verdict(blocks)
     };
-    assert_eq!(loaded(10, None), (Verdict::Inconclusive, Some(Doubt::Contention)), "unknown");
+    assert_eq!(
+        loaded(10, None),
+        (Verdict::Inconclusive, Some(InconclusiveCause::Contention)),
+        "unknown"
+    );
     assert_eq!(
         loaded(10, Some(0.0)),
-        (Verdict::Inconclusive, Some(Doubt::Contention)),
+        (Verdict::Inconclusive, Some(InconclusiveCause::Contention)),
         "a tenth of the pairs"
     );
     assert_eq!(loaded(48, Some(0.0)), (Verdict::Regressed, None), "half of the pairs");
-    let nobody_tells = edited(steady(1.8, 48), |_, observation| observation.contention = None);
+    let nobody_tells =
+        edit_timings(blocks_with_ratio(1.8, 48), |_, observation| observation.contention = None);
     assert_eq!(verdict(nobody_tells), (Verdict::Regressed, None));
 }
 
 #[test]
 fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
     let odd = || {
-        let mut blocks = steady(1.05, 8);
+        let mut blocks = blocks_with_ratio(1.05, 8);
         for block in &mut blocks {
             // Later processes of the base and earlier ones of the head are slow, whichever build
             // leads.
@@ -280,15 +296,15 @@ fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
         }
         blocks
     };
-    let fine = || steady(1.0, 8);
-    let cases = |odd_ones: usize| -> Observed {
+    let fine = || blocks_with_ratio(1.0, 8);
+    let cases = |odd_ones: usize| -> BlocksByCase {
         (0..12).map(|i| (format!("{i:02}"), if i < odd_ones { odd() } else { fine() })).collect()
     };
     let plan = TestPlan { max_blocks: 8, ..TestPlan::default() };
     let outcome = decide(&cases(1), &plan, true);
     assert_eq!(
         (outcome.decision("00").unwrap().verdict, outcome.decision("00").unwrap().reason),
-        (Verdict::Inconclusive, Some(Doubt::Null))
+        (Verdict::Inconclusive, Some(InconclusiveCause::Null))
     );
     assert_eq!(
         (outcome.null_fired.as_slice(), outcome.environment_sound),
@@ -297,7 +313,12 @@ fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
     assert_eq!((outcome.count(Verdict::Unchanged), outcome.count(Verdict::Regressed)), (11, 0));
     let outcome = decide(&cases(2), &plan, true);
     assert!(!outcome.environment_sound && outcome.undecided.is_empty());
-    assert!(outcome.decisions.iter().all(|decision| decision.reason == Some(Doubt::Environment)));
+    assert!(
+        outcome
+            .decisions
+            .iter()
+            .all(|decision| decision.reason == Some(InconclusiveCause::Environment))
+    );
 }
 
 /// Every process that runs after the head is 4 % slower, with noise of 0.3 %.
@@ -312,7 +333,7 @@ fn an_after_effect_of_the_head_makes_the_environment_unsound() {
                 let times = [leader, other, other, leader].map(|arm| {
                     let slowed = if before == Arm::Head { 1.04 } else { 1.0 };
                     before = arm;
-                    observed(1e6 * slowed * (1.0 + 3e-4 * ((7 * index + 3 * case) % 10) as f64))
+                    timing_of(1e6 * slowed * (1.0 + 3e-4 * ((7 * index + 3 * case) % 10) as f64))
                 });
                 let (outer, inner) = ([times[0], times[3]], [times[1], times[2]]);
                 let (base, head) =
@@ -321,7 +342,7 @@ fn an_after_effect_of_the_head_makes_the_environment_unsound() {
             })
             .collect()
     };
-    let cases: Observed = (0..20)
+    let cases: BlocksByCase = (0..20)
         .map(lingering)
         .enumerate()
         .map(|(case, blocks)| (case.to_string(), blocks))
@@ -339,7 +360,8 @@ fn even_drift_changes_no_verdict() {
     // The time drifts by 3 % a process.
     let drifting: Vec<Block> = (0..12)
         .map(|index| {
-            let at = |position: i32| observed(1e6 * (1.0 + 0.03 * f64::from(4 * index + position)));
+            let at =
+                |position: i32| timing_of(1e6 * (1.0 + 0.03 * f64::from(4 * index + position)));
             let (outer, inner) = ([at(0), at(3)], [at(1), at(2)]);
             let base_leads = index % 2 == 0;
             let (base, head) = if base_leads { (outer, inner) } else { (inner, outer) };
@@ -355,23 +377,28 @@ fn even_drift_changes_no_verdict() {
 
 #[test]
 fn nothing_and_nonsense_are_inconclusive() {
-    let outcome = decide(&Observed::new(), &TestPlan::default(), true);
+    let outcome = decide(&BlocksByCase::new(), &TestPlan::default(), true);
     assert!(outcome.decisions.is_empty() && outcome.environment_sound);
-    assert_eq!(verdict(Vec::new()), (Verdict::Inconclusive, Some(Doubt::TooFewPairs)));
+    assert_eq!(verdict(Vec::new()), (Verdict::Inconclusive, Some(InconclusiveCause::TooFewPairs)));
     for time_ns in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let outcome = one(
-            edited(steady(1.05, 8), |_, observation| observation.time_ns = time_ns),
+            edit_timings(blocks_with_ratio(1.05, 8), |_, observation| {
+                observation.time_ns = time_ns
+            }),
             &TestPlan::default(),
             true,
         );
         assert_eq!(
             (outcome.decisions[0].pairs, outcome.decisions[0].reason),
-            (0, Some(Doubt::TooFewPairs))
+            (0, Some(InconclusiveCause::TooFewPairs))
         );
     }
     let none = TestPlan { max_blocks: 0, false_alarms: 0.0, missed: 0.0, ..TestPlan::default() };
-    assert_eq!(one(steady(1.05, 8), &none, true).decisions[0].verdict, Verdict::Inconclusive);
-    let mut one_bad = steady(1.05, 8);
+    assert_eq!(
+        one(blocks_with_ratio(1.05, 8), &none, true).decisions[0].verdict,
+        Verdict::Inconclusive
+    );
+    let mut one_bad = blocks_with_ratio(1.05, 8);
     one_bad[0].head[0].time_ns = f64::NAN;
     assert_eq!(one(one_bad, &TestPlan::default(), true).decisions[0].pairs, 14);
 }
@@ -380,18 +407,19 @@ fn nothing_and_nonsense_are_inconclusive() {
 fn words_and_fields_are_kept() {
     let plan = serde_json::to_string(&TestPlan::default()).unwrap();
     assert_eq!(serde_json::from_str::<TestPlan>(&plan).unwrap(), TestPlan::default());
-    let decision =
-        serde_json::to_value(&one(steady(1.05, 8), &TestPlan::default(), true).decisions[0])
-            .unwrap();
+    let decision = serde_json::to_value(
+        &one(blocks_with_ratio(1.05, 8), &TestPlan::default(), true).decisions[0],
+    )
+    .unwrap();
     assert_eq!(
         (decision["verdict"].as_str(), decision["case"].as_str()),
         (Some("regressed"), Some("case"))
     );
-    assert_eq!(serde_json::to_value(Doubt::TooFewPairs).unwrap(), "too_few_pairs");
+    assert_eq!(serde_json::to_value(InconclusiveCause::TooFewPairs).unwrap(), "too_few_pairs");
 }
 
 prop_compose! {
-    fn any_blocks()(
+    fn arbitrary_blocks()(
         ratio in 0.9f64..1.1,
         noise in prop::collection::vec(prop::array::uniform2(-0.03f64..0.03), 1..20),
     ) -> Vec<Block> {
@@ -406,7 +434,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn swapping_the_builds_mirrors_the_verdict(blocks in any_blocks(), last: bool) {
+    fn swapping_the_builds_mirrors_the_verdict(blocks in arbitrary_blocks(), last: bool) {
         let swapped = blocks
             .iter()
             .map(|block| Block { leader: block.leader, base: block.head, head: block.base })
@@ -428,16 +456,16 @@ proptest! {
     }
 
     #[test]
-    fn a_common_factor_changes_nothing(blocks in any_blocks(), factor in 1.0f64..1e4) {
+    fn a_common_factor_changes_nothing(blocks in arbitrary_blocks(), factor in 1.0f64..1e4) {
         let plan = TestPlan { absolute_ns: 0.0, ..TestPlan::default() };
-        let scaled = edited(blocks.clone(), |_, observation| observation.time_ns *= factor);
+        let scaled = edit_timings(blocks.clone(), |_, observation| observation.time_ns *= factor);
         let (a, b) = (one(blocks, &plan, true), one(scaled, &plan, true));
         prop_assert_eq!(a.decisions[0].verdict, b.decisions[0].verdict);
         prop_assert!((a.decisions[0].ratio.low - b.decisions[0].ratio.low).abs() < 1e-9);
     }
 
     #[test]
-    fn a_decision_stays_while_blocks_come(blocks in any_blocks(), settle_blocks in 0usize..12) {
+    fn a_decision_stays_while_blocks_come(blocks in arbitrary_blocks(), settle_blocks in 0usize..12) {
         let plan = TestPlan { settle_blocks, ..TestPlan::default() };
         let mut decided: Option<Verdict> = None;
         for count in 1..=blocks.len() {
@@ -455,7 +483,7 @@ proptest! {
 
     #[test]
     fn contention_beside_the_head_never_helps_to_fail_it(
-        blocks in any_blocks(),
+        blocks in arbitrary_blocks(),
         shares in prop::collection::vec(0.0f64..0.2, 20),
     ) {
         let mut loaded = blocks.clone();
@@ -475,7 +503,7 @@ fn cycles_do_not_decide_at_the_power_cap() {
     // The head is 5 % slower at equal cycles: the clock caused it, unless the power cap sets the
     // clock.
     let with = |capped: fn(usize) -> bool| {
-        let mut blocks = edited(steady(1.05, 8), |arm, observation| {
+        let mut blocks = edit_timings(blocks_with_ratio(1.05, 8), |arm, observation| {
             let ratio = if arm == Arm::Head { 1.0 / 1.05 } else { 1.0 };
             observation.cycles = Some(observation.time_ns * 1.98 * ratio);
         });
@@ -485,6 +513,6 @@ fn cycles_do_not_decide_at_the_power_cap() {
         verdict(blocks)
     };
     assert_eq!(with(|_| true), (Verdict::Regressed, None));
-    assert_eq!(with(|number| number == 0), (Verdict::Inconclusive, Some(Doubt::Clock)));
-    assert_eq!(with(|_| false), (Verdict::Inconclusive, Some(Doubt::Clock)));
+    assert_eq!(with(|number| number == 0), (Verdict::Inconclusive, Some(InconclusiveCause::Clock)));
+    assert_eq!(with(|_| false), (Verdict::Inconclusive, Some(InconclusiveCause::Clock)));
 }

@@ -22,19 +22,19 @@ pub struct Rules {
     /// Whether the file exists.
     pub exists: bool,
     /// Thresholds in the order of the file.
-    pub thresholds: Vec<Threshold>,
+    pub thresholds: Vec<ThresholdRule>,
     /// Acceptances in the order of the file.
-    pub accepted: Vec<Acceptance>,
+    pub accepted: Vec<AcceptanceRule>,
     /// Present ids of cases by their earlier ids, for histories.
     pub renamed: BTreeMap<String, String>,
     /// The meaning of a case that the head no longer has.
-    pub removed: RemovedCases,
+    pub removed: RemovedCasesMeaning,
 }
 
 /// The meaning of a case that only the base of a comparison has, if its removal is not accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum RemovedCases {
+pub enum RemovedCasesMeaning {
     /// The comparison is inconclusive.
     #[default]
     Inconclusive,
@@ -46,7 +46,7 @@ pub enum RemovedCases {
 
 /// Limits for some cases. An absent limit is the same as for all other cases.
 #[derive(Debug, Clone)]
-pub struct Threshold {
+pub struct ThresholdRule {
     /// Pattern of the ids to which it applies.
     pub cases: Regex,
     /// Limits that the rule sets.
@@ -55,7 +55,7 @@ pub struct Threshold {
 
 /// A slow-down, or a loss of accuracy, that is intended.
 #[derive(Debug, Clone)]
-pub struct Acceptance {
+pub struct AcceptanceRule {
     /// Pattern of the ids to which it applies.
     pub cases: Regex,
     /// Largest accepted relative growth of the time.
@@ -74,7 +74,7 @@ pub struct Acceptance {
 
 /// An acceptance that applied to a case, for the report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Accepted {
+pub struct AppliedAcceptance {
     /// The case.
     pub case: String,
     /// Largest accepted relative growth of the time.
@@ -95,11 +95,11 @@ pub struct RulesReport {
     /// Path of the file; `None` without a file.
     pub file: Option<String>,
     /// The effect on the verdict of a case that the head no longer has.
-    pub removed: RemovedCases,
+    pub removed: RemovedCasesMeaning,
     /// Thresholds in words, and the number of judged cases that each names.
     pub thresholds: Vec<(String, usize)>,
     /// Acceptances that apply to cases.
-    pub accepted: Vec<Accepted>,
+    pub accepted: Vec<AppliedAcceptance>,
     /// Rules without effect, in sentences.
     pub notes: Vec<String>,
     /// Patterns that match no case of a shard, in sentences: all shards together decide.
@@ -128,8 +128,8 @@ impl Rules {
     /// The limits of a case: those of all cases, replaced by its thresholds and raised by its
     /// acceptances.
     pub fn resolve(&self, case: &str, of_all: &Limits) -> Limits {
-        let accepted = self.accepted(case);
-        of_all.overridden_by(&self.limits(case), LimitSource::Threshold).accepting(
+        let accepted = self.acceptances_for(case);
+        of_all.overridden_by(&self.limits(case), LimitSource::Threshold).larger_with_accepted(
             accepted.iter().find_map(|it| it.slower),
             accepted.iter().find_map(|it| it.growth),
         )
@@ -137,7 +137,7 @@ impl Rules {
 
     /// The acceptances of a case: the last entry that names it and sets a bound counts. The result
     /// is in the order of the file, one for each entry of which a bound holds.
-    pub fn accepted(&self, case: &str) -> Vec<Accepted> {
+    pub fn acceptances_for(&self, case: &str) -> Vec<AppliedAcceptance> {
         let (mut has_slower, mut has_growth) = (false, false);
         let (mut has_verified, mut has_removed) = (false, false);
         let mut found = Vec::new();
@@ -152,7 +152,14 @@ impl Rules {
             has_removed |= removed;
             if slower.is_some() || growth.is_some() || less_verified || removed {
                 let (case, reason) = (case.to_owned(), rule.reason.clone());
-                found.push(Accepted { case, slower, growth, less_verified, removed, reason });
+                found.push(AppliedAcceptance {
+                    case,
+                    slower,
+                    growth,
+                    less_verified,
+                    removed,
+                    reason,
+                });
             }
         }
         found.reverse();
@@ -161,12 +168,12 @@ impl Rules {
 
     /// Whether a case may be verified less than before.
     pub fn accepts_less_verified(&self, case: &str) -> bool {
-        self.accepted(case).iter().any(|it| it.less_verified)
+        self.acceptances_for(case).iter().any(|it| it.less_verified)
     }
 
     /// The rules without acceptances that another state of the file has too: the base includes
     /// their effect.
-    pub fn since(mut self, base: &Self) -> (Self, Vec<String>) {
+    pub fn rules_added_since(mut self, base: &Self) -> (Self, Vec<String>) {
         let (expired, new) =
             self.accepted.into_iter().partition(|rule| base.accepted.contains(rule));
         self.accepted = new;
@@ -181,7 +188,7 @@ impl Rules {
     /// entry has the first digits of the commit; a baseline with uncommitted changes is another one
     /// than that of the commit, and cannot be named. An entry that names no case of the baseline
     /// stays as it is.
-    pub fn at_baseline(
+    pub fn rules_for_baseline(
         mut self,
         code_of: impl Fn(&Regex) -> Vec<Provenance>,
     ) -> (Self, Vec<String>) {
@@ -233,7 +240,7 @@ impl Rules {
             .map(|(kind, cases)| {
                 format!("[[{kind}]] `{}` matches no case", one_line(cases.as_str()))
             });
-        let accepted = judged.iter().flat_map(|case| self.accepted(case));
+        let accepted = judged.iter().flat_map(|case| self.acceptances_for(case));
         RulesReport {
             file: self.exists.then(|| FILE.to_owned()),
             removed: self.removed,
@@ -258,7 +265,7 @@ pub fn one_line(text: &str) -> String {
         .join(" ")
 }
 
-impl PartialEq for Acceptance {
+impl PartialEq for AcceptanceRule {
     fn eq(&self, other: &Self) -> bool {
         self.cases.as_str() == other.cases.as_str()
             && (self.slower, self.growth) == (other.slower, other.growth)
@@ -268,13 +275,13 @@ impl PartialEq for Acceptance {
     }
 }
 
-impl Acceptance {
+impl AcceptanceRule {
     fn words(&self) -> String {
         format!("[[accept]] `{}`", one_line(self.cases.as_str()))
     }
 }
 
-impl Threshold {
+impl ThresholdRule {
     /// The threshold in words: "`^denoise/`: 3%, 200 ns".
     fn words(&self) -> String {
         let AskedLimits {
@@ -308,7 +315,7 @@ impl Threshold {
     }
 }
 
-impl Accepted {
+impl AppliedAcceptance {
     /// The acceptance in words: "up to 12% slower: the reason".
     pub fn words(&self) -> String {
         let slower = self.slower.map(|slower| format!("up to {}% slower", 100.0 * slower));
@@ -391,10 +398,10 @@ mod tests {
         let first = rules.limits("denoise/loop/fused/hot");
         assert_eq!((first.relative, first.growth), (Some(0.03), None));
         assert_eq!(rules.limits("attention/x"), AskedLimits::default());
-        let resolved = rules.resolve("denoise/loop/x", &Limits::default_of(0.01));
+        let resolved = rules.resolve("denoise/loop/x", &Limits::default_limit(0.01));
         assert_eq!((resolved.accepted, resolved.relative.value), (Some(0.12), 0.03));
         assert_eq!(resolved.relative.source, LimitSource::Threshold);
-        assert!(rules.accepted("denoise/step/x").is_empty());
+        assert!(rules.acceptances_for("denoise/step/x").is_empty());
     }
 
     #[test]
@@ -402,8 +409,8 @@ mod tests {
         let rules = parse(WHOLE).unwrap();
         let holds = |commits: &[&str]| {
             let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
-            let (rules, notes) = rules.clone().at_baseline(|_| commits.clone());
-            (!rules.accepted("denoise/loop/x").is_empty(), notes.join(" "))
+            let (rules, notes) = rules.clone().rules_for_baseline(|_| commits.clone());
+            (!rules.acceptances_for("denoise/loop/x").is_empty(), notes.join(" "))
         };
         assert_eq!(holds(&["951c29400d"]), (true, String::new()));
         assert_eq!(holds(&["951c294"]), (true, String::new()));
@@ -425,18 +432,18 @@ mod tests {
         let nameless = parse(&WHOLE.replace("baseline = \"951c294\"", "")).unwrap();
         let at = |commits: &[&str]| {
             let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
-            nameless.clone().at_baseline(|_| commits.clone())
+            nameless.clone().rules_for_baseline(|_| commits.clone())
         };
         for commits in [&["2af5b74"][..], &["9"], &["2af5b74+changes"], &["2af5b74", "951c294"]] {
             let (unheld, notes) = at(commits);
-            assert!(unheld.accepted("denoise/loop/x").is_empty());
+            assert!(unheld.acceptances_for("denoise/loop/x").is_empty());
             texts.push_str(&format!("without a baseline, {commits:?}: {}\n", notes.join(" ")));
         }
         // In a comparison an entry applies as long as the base does not have it.
-        let (new, notes) = nameless.clone().since(&Rules::default());
-        assert!(!new.accepted("denoise/loop/x").is_empty() && notes.is_empty());
-        let (old, notes) = nameless.clone().since(&nameless);
-        assert!(old.accepted("denoise/loop/x").is_empty());
+        let (new, notes) = nameless.clone().rules_added_since(&Rules::default());
+        assert!(!new.acceptances_for("denoise/loop/x").is_empty() && notes.is_empty());
+        let (old, notes) = nameless.clone().rules_added_since(&nameless);
+        assert!(old.acceptances_for("denoise/loop/x").is_empty());
         texts.push_str(&notes.join(" "));
         insta::assert_snapshot!(texts);
     }
@@ -456,7 +463,7 @@ mod tests {
         )
         .unwrap();
         let accepted = |case: &str| {
-            let limits = rules.resolve(case, &Limits::default_of(0.01));
+            let limits = rules.resolve(case, &Limits::default_limit(0.01));
             (limits.accepted, limits.growth.value)
         };
         assert_eq!(accepted("a/b"), (Some(0.5), 3.0));

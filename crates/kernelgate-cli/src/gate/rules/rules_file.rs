@@ -12,7 +12,7 @@ use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{Acceptance, FILE, RemovedCases, Rules, Threshold, one_line};
+use super::{AcceptanceRule, FILE, RemovedCasesMeaning, Rules, ThresholdRule, one_line};
 use crate::gate::limits::AskedLimits;
 
 /// Largest file that is read.
@@ -21,7 +21,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Largest bound of a ratio or a relative change: a bound beyond it allows everything.
 pub const MAX_RATIO: f64 = 1e6;
 /// Largest bound of a time, nanoseconds: a quarter of an hour.
-pub const MAX_NS: f64 = 1e12;
+pub const MAX_ACCEPTED_TIME_NS: f64 = 1e12;
 
 /// A problem with the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,28 +30,28 @@ pub struct RulesError {
     /// The file, as messages name it.
     pub file: String,
     /// The line, if the problem is in one.
-    pub line: Option<FaultyLine>,
+    pub line: Option<FaultyRulesLine>,
     /// The key and its fault.
     pub problem: String,
 }
 
 /// A line of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FaultyLine {
+pub struct FaultyRulesLine {
     /// Number of the line, from 1.
     pub number: usize,
     /// Its text, cut if it is long.
     pub text: String,
 }
 
-impl fmt::Display for FaultyLine {
+impl fmt::Display for FaultyRulesLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, ", line {} (`{}`)", self.number, self.text)
     }
 }
 
 /// Reads the file in a folder; without one the rules are empty.
-pub fn read_folder(folder: &Path) -> Result<Rules, RulesError> {
+pub fn read_rules_of_folder(folder: &Path) -> Result<Rules, RulesError> {
     let path = folder.join(FILE);
     let shown = path.display().to_string();
     read(&path, &shown)
@@ -78,7 +78,11 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
     let thresholds = threshold.iter().map(|rule| {
         let limits = AskedLimits {
             relative: source.number("relative", rule.relative.as_ref(), 0.0..=MAX_RATIO)?,
-            absolute_ns: source.number("absolute-ns", rule.absolute_ns.as_ref(), 0.0..=MAX_NS)?,
+            absolute_ns: source.number(
+                "absolute-ns",
+                rule.absolute_ns.as_ref(),
+                0.0..=MAX_ACCEPTED_TIME_NS,
+            )?,
             growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RATIO)?,
             device_memory: source.number(
                 "device-memory",
@@ -94,7 +98,7 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
             let at = Some(rule.cases.span().start);
             return Err(source.error(at, "this [[threshold]] sets nothing"));
         }
-        Ok(Threshold { cases: source.pattern(&rule.cases)?, limits })
+        Ok(ThresholdRule { cases: source.compile_case_pattern(&rule.cases)?, limits })
     });
     let accepted = accept.iter().map(|rule| {
         let problem_here = |problem: &str| source.error(Some(rule.cases.span().start), problem);
@@ -111,8 +115,8 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
             let problem = "baseline: not a commit (7 to 64 hexadecimal digits)";
             return Err(source.error(Some(commit.span().start), problem));
         }
-        Ok(Acceptance {
-            cases: source.pattern(&rule.cases)?,
+        Ok(AcceptanceRule {
+            cases: source.compile_case_pattern(&rule.cases)?,
             slower: source.number("slower", rule.slower.as_ref(), 0.0..=MAX_RATIO)?,
             growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RATIO)?,
             less_verified: rule.less_verified,
@@ -140,7 +144,7 @@ struct File {
     #[serde(default)]
     renamed: BTreeMap<String, String>,
     #[serde(default, rename = "removed-cases")]
-    removed: RemovedCases,
+    removed: RemovedCasesMeaning,
 }
 
 #[derive(Deserialize)]
@@ -181,12 +185,12 @@ impl Source<'_> {
         let line = at.map(|at| {
             let before = self.text[..at.min(self.text.len())].matches('\n').count();
             let text = self.text.lines().nth(before).unwrap_or_default().trim();
-            FaultyLine { number: before + 1, text: quoted(text).into_owned() }
+            FaultyRulesLine { number: before + 1, text: quoted(text).into_owned() }
         });
         RulesError { file: self.shown.to_owned(), line, problem: shortened(problem.to_owned()) }
     }
 
-    fn pattern(&self, cases: &Spanned<String>) -> Result<Regex, RulesError> {
+    fn compile_case_pattern(&self, cases: &Spanned<String>) -> Result<Regex, RulesError> {
         Regex::new(cases.get_ref()).map_err(|error| {
             let reason = error.to_string();
             let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ");
@@ -297,19 +301,19 @@ mod tests {
     fn a_device_or_a_file_that_is_too_long_is_not_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
-        let message = || read_folder(folder.path()).unwrap_err().to_string();
+        let message = || read_rules_of_folder(folder.path()).unwrap_err().to_string();
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();
         assert!(
             message().ends_with("kernelgate.toml: it is no file but a device, a pipe or a socket")
         );
         std::fs::remove_file(&path).unwrap();
-        assert!(!read_folder(folder.path()).unwrap().exists);
+        assert!(!read_rules_of_folder(folder.path()).unwrap().exists);
         std::os::unix::fs::symlink("nowhere.toml", &path).unwrap();
         assert!(message().ends_with("kernelgate.toml: a link to nothing (nowhere.toml)"));
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, vec![b' '; MAX_BYTES as usize + 1]).unwrap();
         assert!(message().ends_with("kernelgate.toml: larger than 1048576 bytes"));
         std::fs::write(&path, vec![b' '; MAX_BYTES as usize]).unwrap();
-        assert!(read_folder(folder.path()).is_ok());
+        assert!(read_rules_of_folder(folder.path()).is_ok());
     }
 }

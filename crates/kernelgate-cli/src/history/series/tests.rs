@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use kernelgate::record::{Baseline, CaseRecord, CaseRun, Environment, ProcessRun, file};
-use kernelgate::stats::change_points::{FEWEST, noise as noise_of};
+use kernelgate::stats::change_points::{MIN_SEQUENCE_VALUES, noise_deviation as noise_of};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -31,31 +31,35 @@ fn write(root: &Path, run: &ProcessRun) {
     file::write(&root.join("runs").join(&run.session).join("bench.json"), run).unwrap();
 }
 
-fn query<'a>(cases: &'a Filter, renamed: &'a BTreeMap<String, String>) -> Query<'a> {
-    Query {
+fn history_query<'a>(cases: &'a Filter, renamed: &'a BTreeMap<String, String>) -> HistoryQuery<'a> {
+    HistoryQuery {
         package: None,
         cases,
         renamed,
         join_cards: false,
         known_only: false,
-        smallest: MIN_CHANGE,
+        smallest: MIN_REPORTED_CHANGE,
     }
 }
 
 fn all(root: &Path, order: &CommitOrder) -> Vec<CaseHistory> {
     let renamed = BTreeMap::new();
-    histories(&HistoryStore::at(root).index().unwrap(), &query(&Filter::All, &renamed), order)
-        .unwrap()
+    case_histories(
+        &HistoryStore::at(root).index().unwrap(),
+        &history_query(&Filter::All, &renamed),
+        order,
+    )
+    .unwrap()
 }
 
-fn commits(count: usize) -> Vec<String> {
+fn numbered_commits(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{number:040x}")).collect()
 }
 
 #[test]
 fn runs_are_in_the_order_of_their_commits_and_a_change_names_those_between() {
     let folder = tempfile::tempdir().unwrap();
-    let commits = commits(20);
+    let commits = numbered_commits(20);
     // Two runs of every other commit, measured from the last to the first, as if the clock went
     // backwards. The case is slower from commit 12 on.
     for (session, commit) in (0..20).step_by(2).rev().flat_map(|commit| [commit; 2]).enumerate() {
@@ -95,7 +99,7 @@ fn runs_are_in_the_order_of_their_commits_and_a_change_names_those_between() {
 #[test]
 fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new() {
     let folder = tempfile::tempdir().unwrap();
-    let commits = commits(2);
+    let commits = numbered_commits(2);
     let runs = [run(0, &commits[0], 0, 1e6), run(1, &commits[1], 1, 2e6)];
     let mut renamed = runs[1].clone();
     let odd = "w/f/é <b>|\"'%_\\/cpu/hot".to_owned();
@@ -112,30 +116,34 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
     let order = CommitOrder::new(commits);
     assert_eq!(all(folder.path(), &order).len(), 2);
     let names = BTreeMap::from([(CASE.to_owned(), "x".to_owned()), ("x".to_owned(), odd.clone())]);
-    let found =
-        histories(&store.index().unwrap(), &query(&Filter::Exact(odd.clone()), &names), &order)
-            .unwrap();
+    let found = case_histories(
+        &store.index().unwrap(),
+        &history_query(&Filter::Exact(odd.clone()), &names),
+        &order,
+    )
+    .unwrap();
     let times: Vec<f64> = found[0].points.iter().flat_map(|it| it.runs_ns.clone()).collect();
     assert_eq!((found.len(), times), (1, vec![1e6, 2e6]));
     assert_eq!(found[0].formerly, BTreeSet::from([CASE.to_owned()]));
     let circle = BTreeMap::from([(odd.clone(), "x".to_owned()), ("x".to_owned(), odd)]);
     let error =
-        histories(&store.index().unwrap(), &query(&Filter::All, &circle), &order).unwrap_err();
+        case_histories(&store.index().unwrap(), &history_query(&Filter::All, &circle), &order)
+            .unwrap_err();
     assert!(error.to_string().contains("in a circle"), "{error}");
 }
 
 #[test]
 fn runs_of_another_package_are_another_history() {
     let folder = tempfile::tempdir().unwrap();
-    let commits = commits(3);
+    let commits = numbered_commits(3);
     let package = |name: &str| Package { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
     let run_of = |at: usize, package| ProcessRun { package, ..run(at, &commits[at], at, 1e6) };
     let runs = [run_of(0, Some(package("one"))), run_of(1, Some(package("two"))), run_of(2, None)];
     runs.iter().for_each(|run| write(folder.path(), run));
     let (order, renamed, one) = (CommitOrder::new(commits), BTreeMap::new(), package("one"));
     let index = HistoryStore::at(folder.path()).index().unwrap();
-    let query = Query { package: Some(&one), ..query(&Filter::All, &renamed) };
-    let found = histories(&index, &query, &order).unwrap();
+    let query = HistoryQuery { package: Some(&one), ..history_query(&Filter::All, &renamed) };
+    let found = case_histories(&index, &query, &order).unwrap();
     assert_eq!((found.len(), found[0].points.len()), (1, 2));
     assert_eq!(found[0].package.as_deref(), Some("one (Cargo.toml)"));
     assert_eq!(all(folder.path(), &order).len(), 3);
@@ -146,7 +154,7 @@ fn runs_of_another_package_are_another_history() {
 #[test]
 fn other_devices_and_revisions_are_other_histories() {
     let folder = tempfile::tempdir().unwrap();
-    let commits = commits(4);
+    let commits = numbered_commits(4);
     let mut runs: Vec<ProcessRun> = (0..4).map(|at| run(at, &commits[at], at, 1e6)).collect();
     runs[1].environment.machine = Some("another".to_owned());
     runs[2].environment.cores += 1;
@@ -155,15 +163,15 @@ fn other_devices_and_revisions_are_other_histories() {
     let order = CommitOrder::new(commits);
     assert_eq!(all(folder.path(), &order).len(), 4);
     let (store, renamed) = (HistoryStore::at(folder.path()), BTreeMap::new());
-    let joined = Query { join_cards: true, ..query(&Filter::All, &renamed) };
-    assert_eq!(histories(&store.index().unwrap(), &joined, &order).unwrap().len(), 3);
+    let joined = HistoryQuery { join_cards: true, ..history_query(&Filter::All, &renamed) };
+    assert_eq!(case_histories(&store.index().unwrap(), &joined, &order).unwrap().len(), 3);
 }
 
 #[test]
 fn only_the_last_runs_of_100_000_are_searched() {
-    let (runs, commits) = (100_000, commits(1000));
+    let (runs, commits) = (100_000, numbered_commits(1000));
     let folder = tempfile::tempdir().unwrap();
-    let mut index = Index::open(&folder.path().join("history.sqlite")).unwrap();
+    let mut index = HistoryIndex::open(&folder.path().join("history.sqlite")).unwrap();
     let example = &run(0, &commits[0], 0, 1e6);
     let case = CaseRun::from_case(&example.cases[CASE]);
     let process_run = |number: usize| {
@@ -188,9 +196,9 @@ fn only_the_last_runs_of_100_000_are_searched() {
     };
     index.replace(&[all]).unwrap();
     let (renamed, order) = (BTreeMap::new(), CommitOrder::new(commits));
-    let found = histories(&index, &query(&Filter::All, &renamed), &order).unwrap();
+    let found = case_histories(&index, &history_query(&Filter::All, &renamed), &order).unwrap();
     let [history] = &found[..] else { panic!("{} histories", found.len()) };
-    assert_eq!((history.points.len(), history.not_searched), (1000, runs - LONGEST));
+    assert_eq!((history.points.len(), history.not_searched), (1000, runs - MAX_SEQUENCE_VALUES));
     let changes: Vec<usize> = history.changes.iter().map(|change| change.point).collect();
     assert_eq!(changes, [995]);
 }
@@ -198,8 +206,8 @@ fn only_the_last_runs_of_100_000_are_searched() {
 #[test]
 fn other_files_are_named_and_a_broken_index_is_made_anew() {
     let folder = tempfile::tempdir().unwrap();
-    let order = CommitOrder::new(commits(1));
-    write(folder.path(), &run(0, &commits(1)[0], 0, 1e6));
+    let order = CommitOrder::new(numbered_commits(1));
+    write(folder.path(), &run(0, &numbered_commits(1)[0], 0, 1e6));
     let whole = std::fs::read_to_string(folder.path().join("runs/s0/bench.json")).unwrap();
     for (name, text) in [
         ("cut.json", &whole[..whole.len() / 2]),
@@ -274,7 +282,8 @@ fn drawn(noise: &[f64], count: usize, random: &mut impl Rng) -> Vec<f64> {
 fn steps_are_found_in_recorded_noise_and_false_alarms_are_rare() {
     let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
     let count: u64 = count.unwrap_or(100);
-    let found = |values: &[f64]| change_points(values, MIN_CHANGE.ln_1p(), MIN_NOISE);
+    let found =
+        |values: &[f64]| change_points(values, MIN_REPORTED_CHANGE.ln_1p(), MIN_RELATIVE_NOISE);
     let sequences = recorded();
     let noise = noise(&sequences);
     let mut random = ChaCha8Rng::seed_from_u64(19);
@@ -282,7 +291,7 @@ fn steps_are_found_in_recorded_noise_and_false_alarms_are_rare() {
     for _ in 0..count {
         let values = drawn(&noise, 100, &mut random);
         let alarm = |runs: usize| !found(&values[..runs]).is_empty();
-        alarms += u32::from((FEWEST..=100).any(alarm));
+        alarms += u32::from((MIN_SEQUENCE_VALUES..=100).any(alarm));
         let mut values = values;
         values[40..].iter_mut().for_each(|value| *value += 0.05f64.ln_1p());
         let seen = |runs: usize| found(&values[..runs]).iter().any(|it| it.at.abs_diff(40) <= 1);

@@ -4,9 +4,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Figure, Gallery};
-use crate::pages::measured::{Axes, Case, Measured};
-use crate::plot::{Axis, Body, Chart, Guide, Mark, Quantity, ScaleKind, Series, Xy};
+use super::{ChartFigure, ChartGallery};
+use crate::pages::measured::{Case, Measured, ProblemAxes};
+use crate::plot::{
+    Axis, ChartBody, ChartWithTitle, CurveSeries, GuideLine, Mark, PlottedUnit, ScaleKind, Xy,
+};
 
 /// Largest number of groups of problems that are drawn for one workload and axis.
 const MAX_GROUPS: usize = 3;
@@ -14,39 +16,39 @@ const MAX_GROUPS: usize = 3;
 const MAX_CHARTS: usize = 150;
 
 /// A quantity that is drawn over an axis.
-struct View {
+struct PlottedQuantity {
     /// Part of the chart's file name.
     name: &'static str,
     label: &'static str,
     kind: ScaleKind,
-    quantity: Quantity,
+    quantity: PlottedUnit,
     /// The quantity for a time of the case, nanoseconds.
     value: fn(&Case, f64) -> Option<f64>,
 }
 
-const TIME: View = View {
+const TIME: PlottedQuantity = PlottedQuantity {
     name: "time",
     label: "time of a launch",
     kind: ScaleKind::Log,
-    quantity: Quantity::Time,
+    quantity: PlottedUnit::Time,
     value: |_, time_ns| Some(time_ns),
 };
 
-fn rate(unit: &'static str) -> View {
-    View {
+fn rate(unit: &'static str) -> PlottedQuantity {
+    PlottedQuantity {
         name: "rate",
         label: "rate",
         kind: ScaleKind::Log,
-        quantity: Quantity::Rate(unit),
+        quantity: PlottedUnit::Rate(unit),
         value: |case, time_ns| Some(case.amount()?.0 / time_ns * 1e9),
     }
 }
 
-const SHARE: View = View {
+const SHARE: PlottedQuantity = PlottedQuantity {
     name: "of-limit",
     label: "share of the limit",
     kind: ScaleKind::FromZero,
-    quantity: Quantity::Share,
+    quantity: PlottedUnit::Share,
     value: |case, time_ns| Some(case.limit.as_ref()?.fraction(time_ns)),
 };
 
@@ -55,7 +57,7 @@ struct Group<'a> {
     workload: &'a str,
     axis: &'a str,
     /// Axes and words that the curves share.
-    rest: Axes,
+    rest: ProblemAxes,
     cache: &'a str,
     cases: Vec<(u64, &'a Case)>,
     /// Values of the axis that occur in the cases.
@@ -63,11 +65,11 @@ struct Group<'a> {
 }
 
 /// Three charts for each group of problems that differ in one axis.
-pub fn curves(measured: &Measured) -> Gallery {
-    let mut gallery = Gallery::default();
+pub fn curves(measured: &Measured) -> ChartGallery {
+    let mut gallery = ChartGallery::default();
     let mut drawn: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for group in groups(&measured.cases) {
-        let figures = figures(measured, &group);
+        let figures = curve_figures(measured, &group);
         let count = drawn.entry((group.workload, group.axis)).or_default();
         *count += 1;
         if *count > MAX_GROUPS {
@@ -82,7 +84,7 @@ pub fn curves(measured: &Measured) -> Gallery {
 /// Groups of at least three values. The axes with most values come first, and within an axis the
 /// groups with most values and cases.
 fn groups(cases: &[Case]) -> Vec<Group<'_>> {
-    type Key<'a> = (&'a str, &'a str, Axes, &'a str);
+    type Key<'a> = (&'a str, &'a str, ProblemAxes, &'a str);
     let mut groups: BTreeMap<Key<'_>, Vec<(u64, &Case)>> = BTreeMap::new();
     for case in cases {
         for (axis, value) in &case.axes.numbers {
@@ -111,19 +113,19 @@ fn groups(cases: &[Case]) -> Vec<Group<'_>> {
     all
 }
 
-fn figures(measured: &Measured, group: &Group<'_>) -> Vec<Figure> {
+fn curve_figures(measured: &Measured, group: &Group<'_>) -> Vec<ChartFigure> {
     let unit = group.cases.iter().find_map(|(_, case)| Some(case.amount()?.1));
     let views = [Some(TIME), unit.map(rate), Some(SHARE)];
     views.into_iter().flatten().filter_map(|view| figure(measured, group, &view)).collect()
 }
 
-fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure> {
+fn figure(measured: &Measured, group: &Group<'_>, view: &PlottedQuantity) -> Option<ChartFigure> {
     let mut lines: BTreeMap<&str, Vec<Mark>> = BTreeMap::new();
     let mut peers: BTreeMap<&str, BTreeMap<u64, Mark>> = BTreeMap::new();
     let mut limit: BTreeMap<u64, f64> = BTreeMap::new();
     for (value, case) in &group.cases {
-        let Some(y) = (view.value)(case, case.time_ns()) else { continue };
-        let (low, high) = case.range_ns();
+        let Some(y) = (view.value)(case, case.median_time_ns()) else { continue };
+        let (low, high) = case.median_range_ns();
         let end = |time_ns| (view.value)(case, time_ns).unwrap_or(y);
         let (a, b) = (end(low), end(high));
         let mark = Mark { x: *value as f64, y, range: (a.min(b), a.max(b)) };
@@ -144,36 +146,36 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure>
     }
     // The peers' colours follow those of the implementations.
     let first = measured.colours.keys().filter(|(workload, _)| workload == group.workload).count();
-    let peers = peers.into_iter().enumerate().map(|(i, (name, marks))| Series {
+    let peers = peers.into_iter().enumerate().map(|(i, (name, marks))| CurveSeries {
         name: name.to_owned(),
         colour: first + i,
         joined: true,
         marks: marks.into_values().collect(),
     });
-    let series: Vec<Series> = lines
+    let series: Vec<CurveSeries> = lines
         .into_iter()
         .map(|(name, mut marks)| {
             marks.sort_by(|a, b| a.x.total_cmp(&b.x));
             let colour = measured.colour(group.workload, name);
-            Series { name: name.to_owned(), colour, joined: true, marks }
+            CurveSeries { name: name.to_owned(), colour, joined: true, marks }
         })
         .chain(peers)
         .collect();
     let points: Vec<(f64, f64)> = limit.into_iter().map(|(x, y)| (x as f64, y)).collect();
     let guides = match points.is_empty() {
         true => vec![],
-        false => vec![Guide { name: "limit".to_owned(), points }],
+        false => vec![GuideLine { name: "limit".to_owned(), points }],
     };
     let ends = group.values.first().zip(group.values.last());
     let spaced = ends.is_some_and(|(first, last)| *first > 0 && last / first >= 4);
     let kind = if spaced { ScaleKind::Log } else { ScaleKind::Linear };
-    let x = Axis::new(group.axis, Quantity::Count, kind);
+    let x = Axis::new(group.axis, PlottedUnit::Count, kind);
     let spacing = if view.kind == ScaleKind::Log { ", logarithmic" } else { "" };
     let rest = group.rest.to_string();
-    let chart = Chart {
+    let chart = ChartWithTitle {
         title: format!("{} over {}", group.workload, group.axis),
         subtitle: format!("{rest}{}{}", if rest.is_empty() { "" } else { ", " }, group.cache),
-        body: Body::Xy(Xy {
+        body: ChartBody::Xy(Xy {
             x: x.with_ticks(group.values.iter().map(|value| *value as f64)),
             y: Axis::new(&format!("{}{spacing}", view.label), view.quantity, view.kind),
             series,
@@ -182,5 +184,5 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure>
         }),
     };
     let words = [group.workload, group.axis, &rest, group.cache, view.name];
-    Some(Figure::new(&words, chart))
+    Some(ChartFigure::new(&words, chart))
 }

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Figure, Gallery};
-use crate::pages::measured::{Axes, Case, Measured};
-use crate::plot::{Body, Chart, Heat, Quantity};
+use super::{ChartFigure, ChartGallery};
+use crate::pages::measured::{Case, Measured, ProblemAxes};
+use crate::plot::{ChartBody, ChartWithTitle, HeatMap, PlottedUnit};
 use kernelgate::display::natural;
 
 /// Smallest number of cells of a map.
-const MIN_CELLS: usize = 5;
+const MIN_HEAT_MAP_CELLS: usize = 5;
 /// Largest number of columns.
 const MAX_COLUMNS: usize = 12;
 /// Largest number of charts.
@@ -16,8 +16,8 @@ const MAX_CHARTS: usize = 24;
 
 /// A chart for each group of problems that differ in two numbers or more: the first number varies
 /// downwards, the others to the right.
-pub fn heat(measured: &Measured) -> Gallery {
-    let mut gallery = Gallery::default();
+pub fn heat(measured: &Measured) -> ChartGallery {
+    let mut gallery = ChartGallery::default();
     type Key<'a> = (&'a str, &'a str, Vec<&'a str>, Vec<&'a str>);
     let mut groups: BTreeMap<Key<'_>, Vec<&Case>> = BTreeMap::new();
     for case in measured.cases.iter().filter(|case| case.best) {
@@ -33,7 +33,7 @@ pub fn heat(measured: &Measured) -> Gallery {
     gallery
 }
 
-fn figure(workload: &str, cache: &str, words: &str, cases: &[&Case]) -> Option<Figure> {
+fn figure(workload: &str, cache: &str, words: &str, cases: &[&Case]) -> Option<ChartFigure> {
     let values = |axis: &str| -> BTreeSet<u64> {
         cases.iter().filter_map(|case| case.axes.numbers.get(axis).copied()).collect()
     };
@@ -41,7 +41,7 @@ fn figure(workload: &str, cache: &str, words: &str, cases: &[&Case]) -> Option<F
     let varying: Vec<&str> =
         names.map(String::as_str).filter(|axis| values(axis).len() > 1).collect();
     let (down, right) = varying.split_first().filter(|(_, right)| !right.is_empty())?;
-    if cases.len() < MIN_CELLS {
+    if cases.len() < MIN_HEAT_MAP_CELLS {
         return None;
     }
     let column = |case: &Case| -> String {
@@ -58,25 +58,26 @@ fn figure(workload: &str, cache: &str, words: &str, cases: &[&Case]) -> Option<F
     // different sizes.
     let shares = cases.iter().all(|case| case.limit.is_some());
     let value = |case: &&&Case| {
-        case.fraction_of_limit().filter(|_| shares).unwrap_or_else(|| case.time_ns())
+        case.fraction_of_limit().filter(|_| shares).unwrap_or_else(|| case.median_time_ns())
     };
     let cell = |row: u64, (_, name): &(Vec<(String, u64)>, String)| {
         let here = |case: &&&Case| case.axes.numbers[*down] == row && column(case) == *name;
         cases.iter().find(here).as_ref().map(value)
     };
     let of_row = |row: &u64| columns.iter().map(|column| cell(*row, column)).collect();
-    let shared = Axes { words: BTreeMap::new(), ..cases[0].axes.without(&varying) }.to_string();
+    let shared =
+        ProblemAxes { words: BTreeMap::new(), ..cases[0].axes.without(&varying) }.to_string();
     let what = if shares { "share of the limit" } else { "time of a launch" };
-    let chart = Chart {
+    let chart = ChartWithTitle {
         title: format!("{workload} over {}", varying.join(", ")),
         subtitle: format!("{what}, fastest implementation; {shared} {words}, {cache}"),
-        body: Body::Heat(Heat {
+        body: ChartBody::Heat(HeatMap {
             columns: columns.iter().map(|(_, name)| name.clone()).collect(),
             rows: rows.iter().map(|row| format!("{down}{row}")).collect(),
             cells: rows.iter().map(of_row).collect(),
-            quantity: if shares { Quantity::Share } else { Quantity::Time },
+            quantity: if shares { PlottedUnit::Share } else { PlottedUnit::Time },
             names: (right.join(" "), (*down).to_owned()),
         }),
     };
-    Some(Figure::new(&[workload, &varying.join("_"), words, cache, "map"], chart))
+    Some(ChartFigure::new(&[workload, &varying.join("_"), words, cache, "map"], chart))
 }

@@ -1,10 +1,12 @@
 //! Charts of times over commits, with the levels of the times.
 
-use super::{Figure, Gallery};
+use super::{ChartFigure, ChartGallery};
 use crate::history::CaseHistory;
 use crate::history::series::Point;
 use crate::pages::measured::{Case, Measured};
-use crate::plot::{Axis, Body, Chart, Guide, Mark, Quantity, ScaleKind, Series, Xy};
+use crate::plot::{
+    Axis, ChartBody, ChartWithTitle, CurveSeries, GuideLine, Mark, PlottedUnit, ScaleKind, Xy,
+};
 use crate::report::cells::percent;
 use kernelgate::stats::median;
 
@@ -16,7 +18,7 @@ const MAX_CHARTS: usize = 24;
 const MIN_RANGE: f64 = 0.03;
 
 /// A chart for each case, those with the latest changes first.
-pub fn history(measured: &Measured, histories: &[CaseHistory]) -> Gallery {
+pub fn history(measured: &Measured, histories: &[CaseHistory]) -> ChartGallery {
     let mut drawn: Vec<(&Case, &CaseHistory)> = measured
         .cases
         .iter()
@@ -30,14 +32,14 @@ pub fn history(measured: &Measured, histories: &[CaseHistory]) -> Gallery {
         point.map(|point| point.started_ms)
     };
     drawn.sort_by_key(|(_, history)| std::cmp::Reverse(since(history)));
-    let mut gallery = Gallery::default();
+    let mut gallery = ChartGallery::default();
     drawn
         .into_iter()
-        .for_each(|(case, history)| gallery.add(MAX_CHARTS, vec![figure(case, history)]));
+        .for_each(|(case, history)| gallery.add(MAX_CHARTS, vec![history_figure(case, history)]));
     gallery
 }
 
-fn figure(case: &Case, history: &CaseHistory) -> Figure {
+fn history_figure(case: &Case, history: &CaseHistory) -> ChartFigure {
     let hidden = history.points.len().saturating_sub(MAX_COMMITS);
     let points = &history.points[hidden..];
     let mark = |(at, point): (usize, &Point)| Mark {
@@ -45,7 +47,7 @@ fn figure(case: &Case, history: &CaseHistory) -> Figure {
         y: point.median_ns,
         range: (point.low_ns, point.high_ns),
     };
-    let level = level(history, hidden);
+    let level = level_line(history, hidden);
     let last = level.last().map_or(0.0, |(_, ns)| *ns);
     let name = |at: usize| (at as f64, points[at].code().short());
     let changed = history.changes.iter().filter_map(|change| change.point.checked_sub(hidden));
@@ -54,11 +56,11 @@ fn figure(case: &Case, history: &CaseHistory) -> Figure {
     ticks.dedup();
     let x = Axis {
         ticks: ticks.into_iter().map(name).collect(),
-        ..Axis::new("commits, the last on the right", Quantity::Count, ScaleKind::Linear)
+        ..Axis::new("commits, the last on the right", PlottedUnit::Count, ScaleKind::Linear)
     };
     let y = Axis {
         shows: vec![last * (1.0 - MIN_RANGE), last * (1.0 + MIN_RANGE)],
-        ..Axis::new("time of a launch", Quantity::Time, ScaleKind::Linear)
+        ..Axis::new("time of a launch", PlottedUnit::Time, ScaleKind::Linear)
     };
     let change = history.changes.last().map(|change| {
         let code = history.points[change.point].code().short();
@@ -70,31 +72,31 @@ fn figure(case: &Case, history: &CaseHistory) -> Figure {
     };
     let card = history.card.as_ref().map(|card| format!("; {card}")).unwrap_or_default();
     let older = if hidden > 0 { format!("; {hidden} older commits hidden") } else { String::new() };
-    let chart = Chart {
+    let chart = ChartWithTitle {
         title: format!("{} {}", case.workload, case.problem),
         subtitle: format!("{} {}{revision}{older}{card}", case.implementation, case.cache),
-        body: Body::Xy(Xy {
+        body: ChartBody::Xy(Xy {
             x,
             y,
-            series: vec![Series {
+            series: vec![CurveSeries {
                 name: "median and range of a commit's runs".to_owned(),
                 colour: 0,
                 joined: false,
                 marks: points.iter().enumerate().map(mark).collect(),
             }],
-            guides: vec![Guide {
+            guides: vec![GuideLine {
                 name: format!("level{}", change.unwrap_or_default()),
                 points: level,
             }],
             broad: false,
         }),
     };
-    Figure::new(&[&history.case, "history"], chart)
+    ChartFigure::new(&[&history.case, "history"], chart)
 }
 
 /// The level from one change to the next, which is the median of the process runs between, as the
 /// corners of a line over the points from `hidden` on.
-fn level(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
+fn level_line(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
     let count = history.points.len();
     let mut ends: Vec<usize> = history.changes.iter().map(|change| change.point).collect();
     ends.extend([0, count]);
@@ -121,11 +123,11 @@ mod tests {
     use crate::history::series::Change;
     use kernelgate::record::{CaseRecord, Environment, Measurement, ProcessRun, Provenance};
 
-    const CASE: &str = "w/f/n1/cpu/hot";
+    const TEST_CASE_ID: &str = "w/f/n1/cpu/hot";
 
     fn measured() -> Measured {
         let mut run = ProcessRun::start("b", "1", Environment::cpu(), Provenance::default());
-        run.cases = [CASE, "w/f/n2/cpu/hot"]
+        run.cases = [TEST_CASE_ID, "w/f/n2/cpu/hot"]
             .map(|id| (id.to_owned(), CaseRecord::from_samples(vec![100.0])))
             .into();
         Measured::new(&Measurement::split([run]), &[]).unwrap()
@@ -170,20 +172,20 @@ mod tests {
         }
     }
 
-    fn body(figure: &Figure) -> &Xy {
-        let Body::Xy(body) = &figure.chart.body else { panic!("curves") };
+    fn xy_body(figure: &ChartFigure) -> &Xy {
+        let ChartBody::Xy(body) = &figure.chart.body else { panic!("curves") };
         body
     }
 
     #[test]
     fn changed_cases_are_drawn_first_with_their_levels() {
-        let steady = history(CASE, 5, 0);
+        let steady = history(TEST_CASE_ID, 5, 0);
         let changed = history("w/f/n2/cpu/hot", 6, 4);
         let of_another = history("w/f/n3/cpu/hot", 5, 0);
         let gallery = super::history(&measured(), &[steady, changed, of_another]);
         let titles: Vec<&str> = gallery.figures.iter().map(|it| it.chart.title.as_str()).collect();
         assert_eq!(titles, ["w/f n2", "w/f n1"]);
-        let drawn = body(&gallery.figures[0]);
+        let drawn = xy_body(&gallery.figures[0]);
         assert_eq!(drawn.guides[0].name, "level, last change +10.0% at 00000004");
         assert_eq!(
             drawn.guides[0].points,
@@ -196,8 +198,8 @@ mod tests {
 
     #[test]
     fn only_the_last_of_many_commits_are_drawn() {
-        let gallery = super::history(&measured(), &[history(CASE, 500, 100)]);
-        let drawn = body(&gallery.figures[0]);
+        let gallery = super::history(&measured(), &[history(TEST_CASE_ID, 500, 100)]);
+        let drawn = xy_body(&gallery.figures[0]);
         assert_eq!(drawn.series[0].marks.len(), MAX_COMMITS);
         assert_eq!(drawn.guides[0].points, [(0.0, 110.0), (119.0, 110.0)]);
         assert!(gallery.figures[0].chart.subtitle.contains("380 older commits hidden"));

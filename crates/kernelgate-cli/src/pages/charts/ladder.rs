@@ -1,63 +1,65 @@
 //! The implementations of a problem as bars: a ladder from the slowest to the fastest.
 
-use super::{Figure, Gallery};
+use super::{ChartFigure, ChartGallery};
 use crate::pages::measured::{Case, Measured, PeerTime};
-use crate::plot::{Axis, Body, Chart, MAX_ROWS, Quantity, Row, RowMark, Rows, ScaleKind};
+use crate::plot::{
+    Axis, ChartBody, ChartRowMark, ChartWithTitle, MAX_ROWS, PlottedUnit, Row, Rows, ScaleKind,
+};
 use kernelgate::display::time;
 
 /// Smallest number of implementations of a ladder.
-const MIN_RUNGS: usize = 3;
+const MIN_LADDER_RUNGS: usize = 3;
 /// Largest number of ladders that are drawn for one workload.
-const LADDERS_PER_WORKLOAD: usize = 3;
+const MAX_LADDERS_PER_WORKLOAD: usize = 3;
 /// Largest number of charts.
 const MAX_CHARTS: usize = 40;
 /// Ratio of the slowest to the fastest from which bars are logarithmic.
-const LOGARITHMIC_FROM: f64 = 12.0;
+const MIN_RATIO_FOR_LOG_AXIS: f64 = 12.0;
 
 /// A chart for the problems with most implementations.
-pub fn ladders(measured: &Measured) -> Gallery {
-    let mut gallery = Gallery::default();
+pub fn ladder_charts(measured: &Measured) -> ChartGallery {
+    let mut gallery = ChartGallery::default();
     let same = |a: &Case, b: &Case| {
         (&a.workload, &a.problem, &a.cache) == (&b.workload, &b.problem, &b.cache)
     };
     let mut problems: Vec<&[Case]> =
-        measured.cases.chunk_by(same).filter(|cases| cases.len() >= MIN_RUNGS).collect();
+        measured.cases.chunk_by(same).filter(|cases| cases.len() >= MIN_LADDER_RUNGS).collect();
     // Longer ladders come first, and among equal ones those of larger problems.
     problems.sort_by(|a, b| {
         let size = |cases: &[Case]| (cases.len(), cases[0].cache == "hot");
         (&a[0].workload, size(b))
             .cmp(&(&b[0].workload, size(a)))
-            .then(b[0].time_ns().total_cmp(&a[0].time_ns()))
+            .then(b[0].median_time_ns().total_cmp(&a[0].median_time_ns()))
     });
     for workload in problems.chunk_by(|a, b| a[0].workload == b[0].workload) {
-        for cases in workload.iter().take(LADDERS_PER_WORKLOAD) {
+        for cases in workload.iter().take(MAX_LADDERS_PER_WORKLOAD) {
             gallery.add(MAX_CHARTS, vec![ladder(measured, cases)]);
         }
-        gallery.left_out += workload.len().saturating_sub(LADDERS_PER_WORKLOAD);
+        gallery.left_out += workload.len().saturating_sub(MAX_LADDERS_PER_WORKLOAD);
     }
     gallery
 }
 
 /// The ladder of one problem, the fastest case first.
-fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
+fn ladder(measured: &Measured, cases: &[Case]) -> ChartFigure {
     let first = &cases[0];
     let peers = measured.peers_of(first);
     let row = |case: &Case| {
         let share =
             case.fraction_of_limit().map(|share| format!(", {:.1}% of limit", 100.0 * share));
-        let limit = case.limit.iter().map(|limit| RowMark::Tick(limit.time_ns));
+        let limit = case.limit.iter().map(|limit| ChartRowMark::Tick(limit.time_ns));
         let row = Row {
             label: case.implementation.clone(),
-            value: time(case.time_ns()) + &share.unwrap_or_default(),
-            marks: [RowMark::Bar(case.time_ns(), usize::from(!case.best))]
+            value: time(case.median_time_ns()) + &share.unwrap_or_default(),
+            marks: [ChartRowMark::Bar(case.median_time_ns(), usize::from(!case.best))]
                 .into_iter()
                 .chain(limit)
                 .collect(),
         };
-        (case.time_ns(), row)
+        (case.median_time_ns(), row)
     };
     let peer_row = |peer: &&PeerTime| {
-        let marks = vec![RowMark::Bar(peer.peer_ns, 2)];
+        let marks = vec![ChartRowMark::Bar(peer.peer_ns, 2)];
         (peer.peer_ns, Row { label: peer.peer.clone(), value: time(peer.peer_ns), marks })
     };
     let mut rows: Vec<(f64, Row)> =
@@ -68,7 +70,7 @@ fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
     let left_out = rows.len().saturating_sub(MAX_ROWS);
     let rows = rows.split_off(left_out);
     let (slowest, fastest) = (rows[0].0, rows[rows.len() - 1].0);
-    let wide = slowest > LOGARITHMIC_FROM * fastest;
+    let wide = slowest > MIN_RATIO_FOR_LOG_AXIS * fastest;
     let more = match left_out {
         0 => String::new(),
         count => format!("; {count} slower cases in the table"),
@@ -81,17 +83,17 @@ fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
         true => (ScaleKind::Log, ", logarithmic"),
         false => (ScaleKind::FromZero, ""),
     };
-    let chart = Chart {
+    let chart = ChartWithTitle {
         title: format!("{} {}", first.workload, first.problem),
         subtitle: format!("{}{}{more}", first.cache, by.unwrap_or_default()),
-        body: Body::Rows(Rows {
-            axis: Axis::new(&format!("time of a launch{spacing}"), Quantity::Time, kind),
+        body: ChartBody::Rows(Rows {
+            axis: Axis::new(&format!("time of a launch{spacing}"), PlottedUnit::Time, kind),
             legend: legend.map(str::to_owned).collect(),
             rows: rows.into_iter().map(|(_, row)| row).collect(),
             origin: None,
         }),
     };
-    Figure::new(&[&first.workload, &first.problem, &first.cache, "ladder"], chart)
+    ChartFigure::new(&[&first.workload, &first.problem, &first.cache, "ladder"], chart)
 }
 
 #[cfg(test)]
@@ -108,10 +110,10 @@ mod tests {
             let case = CaseRecord { implementation: name.clone(), ..timed };
             run.cases.insert(format!("w/f/n1/{name}/hot"), case);
         }
-        let drawn = ladders(&Measured::new(&Measurement::split([run]), &[]).unwrap());
+        let drawn = ladder_charts(&Measured::new(&Measurement::split([run]), &[]).unwrap());
         let chart = &drawn.figures[0].chart;
         assert!(chart.subtitle.ends_with("; 40 slower cases in the table"), "{}", chart.subtitle);
-        let Body::Rows(rows) = &chart.body else { panic!("no rows") };
+        let ChartBody::Rows(rows) = &chart.body else { panic!("no rows") };
         let labels: Vec<&str> = rows.rows.iter().map(|row| row.label.as_str()).collect();
         assert_eq!(labels.len(), MAX_ROWS);
         assert_eq!([labels[0], labels[MAX_ROWS - 1]], ["cuda/row059", "cuda/row000"]);

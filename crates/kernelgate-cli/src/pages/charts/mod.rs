@@ -13,26 +13,26 @@ mod speed;
 pub use curves::curves;
 pub use heat::heat;
 pub use history::history;
-pub use ladder::ladders;
+pub use ladder::ladder_charts;
 pub use peers::peers;
-pub use roofline::roofline;
-pub use runs::distributions;
+pub use roofline::roofline_figure;
+pub use runs::run_distributions;
 pub use speed::{caches, errors};
 
-use crate::plot::Chart;
+use crate::plot::ChartWithTitle;
 
 /// A chart with the name of its files.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Figure {
+pub struct ChartFigure {
     /// Stem of the files: letters, digits, `-` and `_`.
     pub name: String,
     /// The chart.
-    pub chart: Chart,
+    pub chart: ChartWithTitle,
 }
 
-impl Figure {
+impl ChartFigure {
     /// A chart with files named after these words.
-    pub fn new(words: &[&str], chart: Chart) -> Self {
+    pub fn new(words: &[&str], chart: ChartWithTitle) -> Self {
         let words = words.iter().map(|word| stem(word)).filter(|word| !word.is_empty());
         Self { name: words.collect::<Vec<_>>().join("-"), chart }
     }
@@ -40,16 +40,16 @@ impl Figure {
 
 /// Charts of one kind.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Gallery {
+pub struct ChartGallery {
     /// The charts.
-    pub figures: Vec<Figure>,
+    pub figures: Vec<ChartFigure>,
     /// Charts that were skipped for length.
     pub left_out: usize,
 }
 
-impl Gallery {
+impl ChartGallery {
     /// Adds charts if there is room for them; all or none.
-    fn add(&mut self, most: usize, figures: Vec<Figure>) {
+    fn add(&mut self, most: usize, figures: Vec<ChartFigure>) {
         if self.figures.len() + figures.len() <= most {
             self.figures.extend(figures);
         } else {
@@ -60,9 +60,9 @@ impl Gallery {
 
 /// Turns a text into a part of a file's name.
 fn stem(text: &str) -> String {
-    const MAX_STEM: usize = 60;
+    const MAX_FILE_STEM: usize = 60;
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
-    let mut stem: String = text.chars().map(plain).take(MAX_STEM).collect();
+    let mut stem: String = text.chars().map(plain).take(MAX_FILE_STEM).collect();
     while stem.contains("__") {
         stem = stem.replace("__", "_");
     }

@@ -1,22 +1,24 @@
 //! Charts of other people's kernels beside ours, for the same problems.
 
-use super::Gallery;
-use super::speed::in_parts;
+use super::ChartGallery;
+use super::speed::charts_of_at_most_max_rows;
 use crate::pages::measured::PeerTime;
-use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
+use crate::plot::{
+    Axis, ChartBody, ChartRowMark, ChartWithTitle, PlottedUnit, Row, Rows, ScaleKind,
+};
 
 /// Largest number of charts.
 const MAX_CHARTS: usize = 8;
 
 /// A row for each peer of a problem: the time of the peer over ours.
-pub fn peers(times: &[PeerTime]) -> Gallery {
+pub fn peers(times: &[PeerTime]) -> ChartGallery {
     let row = |time: &PeerTime| {
         let ratio = time.peer_ns / time.ours_ns;
         let shown = kernelgate::display::time;
         Row {
             label: format!("{} {} / {}", time.problem, time.peer, time.implementation),
             value: format!("{} / {}", shown(time.peer_ns), shown(time.ours_ns)),
-            marks: vec![RowMark::Interval(
+            marks: vec![ChartRowMark::Interval(
                 ratio.min(1.0),
                 ratio,
                 ratio.max(1.0),
@@ -24,18 +26,20 @@ pub fn peers(times: &[PeerTime]) -> Gallery {
             )],
         }
     };
-    let mut gallery = Gallery::default();
+    let mut gallery = ChartGallery::default();
     gallery.add(
         MAX_CHARTS,
-        in_parts("peers", "", times.iter().map(row).collect(), |part| Chart {
-            title: format!("Peers{part}"),
-            subtitle: "the peer's time over ours, logarithmic".to_owned(),
-            body: Body::Rows(Rows {
-                axis: Axis::new("peer over ours", Quantity::Count, ScaleKind::Log),
-                legend: vec!["ours is faster".to_owned(), "the peer is faster".to_owned()],
-                rows: vec![],
-                origin: Some(1.0),
-            }),
+        charts_of_at_most_max_rows("peers", "", times.iter().map(row).collect(), |part| {
+            ChartWithTitle {
+                title: format!("Peers{part}"),
+                subtitle: "the peer's time over ours, logarithmic".to_owned(),
+                body: ChartBody::Rows(Rows {
+                    axis: Axis::new("peer over ours", PlottedUnit::Count, ScaleKind::Log),
+                    legend: vec!["ours is faster".to_owned(), "the peer is faster".to_owned()],
+                    rows: vec![],
+                    origin: Some(1.0),
+                }),
+            }
         }),
     );
     gallery

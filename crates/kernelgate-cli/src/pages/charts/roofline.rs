@@ -5,16 +5,18 @@ use std::collections::BTreeMap;
 
 use kernelgate::measure::limits::MemoryLimit;
 
-use super::Figure;
+use super::ChartFigure;
 use crate::pages::measured::{Case, Measured};
-use crate::plot::{Axis, Body, Chart, Guide, Mark, Quantity, ScaleKind, Series, Xy};
+use crate::plot::{
+    Axis, ChartBody, ChartWithTitle, CurveSeries, GuideLine, Mark, PlottedUnit, ScaleKind, Xy,
+};
 
 /// The roofline of the cases that declare operations and bytes; `None` without such a case.
-pub fn roofline(measured: &Measured) -> Option<Figure> {
+pub fn roofline_figure(measured: &Measured) -> Option<ChartFigure> {
     let mut series: BTreeMap<&str, Vec<Mark>> = BTreeMap::new();
     let mut limits: Vec<Mark> = Vec::new();
     for case in measured.cases.iter().filter(|case| case.cache != "cold") {
-        if let Some((x, y)) = point(case) {
+        if let Some((x, y)) = roofline_point(case) {
             series.entry(&case.workload).or_default().push(Mark::at(x, y));
             let limit = case.fraction_of_limit().map(|share| Mark::at(x, y / share));
             limits.extend(limit.filter(|limit| !limits.contains(limit)));
@@ -26,9 +28,9 @@ pub fn roofline(measured: &Measured) -> Option<Figure> {
     if low > high {
         return None;
     }
-    let guides = guides(measured, (low, high));
+    let guides = roofline_guides(measured, (low, high));
     let named = series.into_iter().chain((!limits.is_empty()).then_some(("limit", limits)));
-    let series = named.enumerate().map(|(colour, (name, marks))| Series {
+    let series = named.enumerate().map(|(colour, (name, marks))| CurveSeries {
         name: name.to_owned(),
         colour,
         joined: false,
@@ -39,14 +41,14 @@ pub fn roofline(measured: &Measured) -> Option<Figure> {
         false => "a point a case with hot caches, its limit above it; lines: measured ceilings"
             .to_owned(),
     };
-    let chart = Chart {
+    let chart = ChartWithTitle {
         title: "Roofline".to_owned(),
         subtitle,
-        body: Body::Xy(Xy {
-            x: Axis::new("operations a byte, logarithmic", Quantity::Count, ScaleKind::Log),
+        body: ChartBody::Xy(Xy {
+            x: Axis::new("operations a byte, logarithmic", PlottedUnit::Count, ScaleKind::Log),
             y: Axis::new(
                 "operations a second, logarithmic",
-                Quantity::Rate("FLOP"),
+                PlottedUnit::Rate("FLOP"),
                 ScaleKind::Log,
             ),
             series: series.collect(),
@@ -54,22 +56,22 @@ pub fn roofline(measured: &Measured) -> Option<Figure> {
             broad: true,
         }),
     };
-    Some(Figure::new(&["roofline"], chart))
+    Some(ChartFigure::new(&["roofline"], chart))
 }
 
-fn point(case: &Case) -> Option<(f64, f64)> {
+fn roofline_point(case: &Case) -> Option<(f64, f64)> {
     // Beside GEMMs, other operations are negligible.
     let flops = match case.work.matmul_flops() {
         0 => case.flops(),
         matmul => matmul as f64,
     };
     let bytes = case.work.total_bytes() as f64;
-    (flops > 0.0 && bytes > 0.0).then(|| (flops / bytes, flops / case.time_ns() * 1e9))
+    (flops > 0.0 && bytes > 0.0).then(|| (flops / bytes, flops / case.median_time_ns() * 1e9))
 }
 
 /// The bandwidth of the largest traffic as a rising line up to the highest measured rate of
 /// operations, and the rates as flat lines from where memory allows them.
-fn guides(measured: &Measured, (low, high): (f64, f64)) -> Vec<Guide> {
+fn roofline_guides(measured: &Measured, (low, high): (f64, f64)) -> Vec<GuideLine> {
     let limits = &measured.limits;
     let top = limits.flops_per_s.values().copied().fold(0.0, f64::max);
     let memory = limits.largest_memory().map(MemoryLimit::bytes_per_s);
@@ -77,16 +79,16 @@ fn guides(measured: &Measured, (low, high): (f64, f64)) -> Vec<Guide> {
     if let Some(rate) = memory {
         let end = if top > 0.0 { (top / rate).min(high) } else { high };
         if end > low {
-            guides.push(Guide {
-                name: format!("memory {}", Quantity::Rate("B").text(rate)),
+            guides.push(GuideLine {
+                name: format!("memory {}", PlottedUnit::Rate("B").text(rate)),
                 points: vec![(low, low * rate), (end, end * rate)],
             });
         }
     }
     for (unit, rate) in &limits.flops_per_s {
         let from = memory.map_or(low, |memory| (rate / memory).clamp(low, high));
-        guides.push(Guide {
-            name: format!("{unit} {}", Quantity::Rate("FLOP").text(*rate)),
+        guides.push(GuideLine {
+            name: format!("{unit} {}", PlottedUnit::Rate("FLOP").text(*rate)),
             points: vec![(from, *rate), (high, *rate)],
         });
     }

@@ -2,18 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::{Figure, Gallery};
+use super::{ChartFigure, ChartGallery};
 use crate::pages::measured::{Case, Measured};
 use crate::plot::{
-    Axis, Body, Chart, MAX_ROWS, Mark, Quantity, Row, RowMark, Rows, ScaleKind, Series, Xy,
+    Axis, ChartBody, ChartRowMark, ChartWithTitle, CurveSeries, MAX_ROWS, Mark, PlottedUnit, Row,
+    Rows, ScaleKind, Xy,
 };
 use kernelgate::display::time;
 
 /// Largest number of charts of a kind.
-const MAX_CHARTS: usize = 30;
+const MAX_SPEED_CHARTS: usize = 30;
 
 /// A chart for each workload: the additional time of a launch with cold caches.
-pub fn caches(measured: &Measured) -> Gallery {
+pub fn caches(measured: &Measured) -> ChartGallery {
     let key =
         |case: &Case| (case.workload.clone(), case.problem.clone(), case.implementation.clone());
     let cold: BTreeMap<_, &Case> = measured
@@ -25,11 +26,15 @@ pub fn caches(measured: &Measured) -> Gallery {
     let mut rows: BTreeMap<&str, Vec<Row>> = BTreeMap::new();
     for hot in measured.cases.iter().filter(|case| case.cache == "hot") {
         let Some(cold) = cold.get(&key(hot)) else { continue };
-        let ratio = cold.time_ns() / hot.time_ns();
+        let ratio = cold.median_time_ns() / hot.median_time_ns();
         rows.entry(&hot.workload).or_default().push(Row {
             label: format!("{} {}", hot.problem, hot.implementation),
-            value: format!("{} hot, {} cold", time(hot.time_ns()), time(cold.time_ns())),
-            marks: vec![RowMark::Interval(ratio.min(1.0), ratio, ratio.max(1.0), 0)],
+            value: format!(
+                "{} hot, {} cold",
+                time(hot.median_time_ns()),
+                time(cold.median_time_ns())
+            ),
+            marks: vec![ChartRowMark::Interval(ratio.min(1.0), ratio, ratio.max(1.0), 0)],
         });
     }
     changes(
@@ -50,16 +55,16 @@ pub fn changes(
     name: &str,
     (title, subtitle): (&str, &str),
     axis: &str,
-) -> Gallery {
-    let mut gallery = Gallery::default();
+) -> ChartGallery {
+    let mut gallery = ChartGallery::default();
     for (workload, rows) in rows {
         gallery.add(
-            MAX_CHARTS,
-            in_parts(workload, name, rows, |part| Chart {
+            MAX_SPEED_CHARTS,
+            charts_of_at_most_max_rows(workload, name, rows, |part| ChartWithTitle {
                 title: format!("{workload}: {title}{part}"),
                 subtitle: subtitle.to_owned(),
-                body: Body::Rows(Rows {
-                    axis: Axis::new(axis, Quantity::Change, ScaleKind::Linear),
+                body: ChartBody::Rows(Rows {
+                    axis: Axis::new(axis, PlottedUnit::Change, ScaleKind::Linear),
                     legend: vec![],
                     rows: vec![],
                     origin: Some(1.0),
@@ -72,32 +77,32 @@ pub fn changes(
 
 /// Charts of at most [`MAX_ROWS`] rows each; `chart` makes one without rows, with the words that
 /// distinguish it from the others.
-pub fn in_parts(
+pub fn charts_of_at_most_max_rows(
     workload: &str,
     name: &str,
     rows: Vec<Row>,
-    chart: impl Fn(&str) -> Chart,
-) -> Vec<Figure> {
+    chart: impl Fn(&str) -> ChartWithTitle,
+) -> Vec<ChartFigure> {
     let parts = rows.len().div_ceil(MAX_ROWS);
     let each = rows.chunks(MAX_ROWS).enumerate().map(|(i, rows)| {
         let part = if parts > 1 { format!(" ({} of {parts})", i + 1) } else { String::new() };
         let mut chart = chart(&part);
-        if let Body::Rows(body) = &mut chart.body {
+        if let ChartBody::Rows(body) = &mut chart.body {
             body.rows = rows.to_vec();
         }
-        Figure::new(&[workload, name, &part], chart)
+        ChartFigure::new(&[workload, name, &part], chart)
     });
     each.collect()
 }
 
 /// Errors against the reference over the time relative to the fastest row of the problem, for
 /// workloads with several implementations.
-pub fn errors(measured: &Measured) -> Gallery {
+pub fn errors(measured: &Measured) -> ChartGallery {
     let fastest: BTreeMap<(&str, &str, &str), f64> = measured
         .cases
         .iter()
         .filter(|case| case.best)
-        .map(|case| ((&*case.workload, &*case.problem, &*case.cache), case.time_ns()))
+        .map(|case| ((&*case.workload, &*case.problem, &*case.cache), case.median_time_ns()))
         .collect();
     let mut workloads: BTreeMap<&str, BTreeMap<&str, Vec<Mark>>> = BTreeMap::new();
     let mut exact: BTreeMap<&str, usize> = BTreeMap::new();
@@ -108,7 +113,7 @@ pub fn errors(measured: &Measured) -> Gallery {
             continue;
         }
         let best = fastest[&(&*case.workload, &*case.problem, &*case.cache)];
-        let mark = Mark::at(case.time_ns() / best, errors.max_error);
+        let mark = Mark::at(case.median_time_ns() / best, errors.max_error);
         workloads
             .entry(&case.workload)
             .or_default()
@@ -116,32 +121,32 @@ pub fn errors(measured: &Measured) -> Gallery {
             .or_default()
             .push(mark);
     }
-    let mut gallery = Gallery::default();
+    let mut gallery = ChartGallery::default();
     // A workload with one implementation has nothing to compare.
     for (workload, series) in workloads.into_iter().filter(|(_, series)| series.len() > 1) {
         let exact = exact.get(workload).map(|count| format!("; {count} exact cases are not shown"));
-        let series = series.into_iter().map(|(name, marks)| Series {
+        let series = series.into_iter().map(|(name, marks)| CurveSeries {
             name: name.to_owned(),
             colour: measured.colour(workload, name),
             joined: false,
             marks,
         });
-        let chart = Chart {
+        let chart = ChartWithTitle {
             title: format!("{workload}: errors beside speed"),
             subtitle: format!("largest error over the largest value{}", exact.unwrap_or_default()),
-            body: Body::Xy(Xy {
+            body: ChartBody::Xy(Xy {
                 x: Axis::new(
                     "time over the fastest of the problem",
-                    Quantity::Count,
+                    PlottedUnit::Count,
                     ScaleKind::Log,
                 ),
-                y: Axis::new("error, logarithmic", Quantity::Error, ScaleKind::Log),
+                y: Axis::new("error, logarithmic", PlottedUnit::Error, ScaleKind::Log),
                 series: series.collect(),
                 guides: vec![],
                 broad: false,
             }),
         };
-        gallery.add(MAX_CHARTS, vec![Figure::new(&[workload, "errors"], chart)]);
+        gallery.add(MAX_SPEED_CHARTS, vec![ChartFigure::new(&[workload, "errors"], chart)]);
     }
     gallery
 }

@@ -28,7 +28,7 @@ impl<'a> Parts<'a> {
 
 /// A problem's axes with their values.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Axes {
+pub struct ProblemAxes {
     /// Numbers by axis.
     pub numbers: BTreeMap<String, u64>,
     /// Words by axis, or by their place in the id.
@@ -36,9 +36,9 @@ pub struct Axes {
 }
 
 /// Words of ids that end in digits and are not numbers of an axis.
-const DTYPES: [&str; 8] = ["f", "bf", "tf", "fp", "int", "uint", "i", "u"];
+const DTYPE_PREFIXES: [&str; 8] = ["f", "bf", "tf", "fp", "int", "uint", "i", "u"];
 
-impl Axes {
+impl ProblemAxes {
     /// Axes as a record has them.
     pub fn from_record(axes: &BTreeMap<String, String>) -> Self {
         let mut all = Self::default();
@@ -59,7 +59,7 @@ impl Axes {
             let digits = word.find(|c: char| c.is_ascii_digit()).unwrap_or(word.len());
             let (name, number) = word.split_at(digits);
             let number = number.parse::<u64>().ok().filter(|_| !number.starts_with('0'));
-            match number.filter(|_| !name.is_empty() && !DTYPES.contains(&name)) {
+            match number.filter(|_| !name.is_empty() && !DTYPE_PREFIXES.contains(&name)) {
                 Some(number) => drop(all.numbers.insert(name.to_owned(), number)),
                 None => drop(all.words.insert(place.to_string(), word.to_owned())),
             }
@@ -77,7 +77,7 @@ impl Axes {
 }
 
 // The axes as text: "d128 causal bf16".
-impl std::fmt::Display for Axes {
+impl std::fmt::Display for ProblemAxes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let numbers = self.numbers.iter().map(|(name, number)| format!("{name}{number}"));
         let all: Vec<String> = numbers.chain(self.words.values().cloned()).collect();
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn numbers_of_an_id_are_axes_and_dtypes_are_not() {
-        let axes = Axes::from_problem("pi05_s50_p968_steps10_bf16_int8");
+        let axes = ProblemAxes::from_problem("pi05_s50_p968_steps10_bf16_int8");
         let numbers: Vec<_> = axes.numbers.iter().map(|(name, n)| (name.as_str(), *n)).collect();
         assert_eq!(numbers, [("p", 968), ("s", 50), ("steps", 10)]);
         assert_eq!(axes.without(&["s", "p"]).to_string(), "steps10 pi05 bf16 int8");

@@ -3,15 +3,17 @@
 
 use maud::{Markup, html};
 
-use crate::pages::charts::Figure;
+use crate::pages::charts::ChartFigure;
 use crate::pages::shell;
-use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
+use crate::plot::{
+    Axis, ChartBody, ChartRowMark, ChartWithTitle, PlottedUnit, Row, Rows, ScaleKind,
+};
 use kernelgate::display::time;
 use kernelgate_trace::analyze::timeline::Line;
-use kernelgate_trace::diagnose::{Account, DeviceAccount, Diagnosis, Transfer};
+use kernelgate_trace::diagnose::{DeviceTimeAccount, TimeAccount, TraceDiagnosis, TransferSum};
 
 /// Largest number of iterations with a bar; the first ones are drawn.
-const MAX_ITERATIONS: usize = 24;
+const MAX_DRAWN_ITERATIONS: usize = 24;
 
 /// Parts of a bar: name and lines of busy time. Idle time follows them.
 const PARTS: &[(&str, &[Line])] = &[
@@ -23,11 +25,11 @@ const PARTS: &[(&str, &[Line])] = &[
 ];
 
 /// A stacked chart for each device.
-pub fn stacked(diagnosis: &Diagnosis) -> Vec<Figure> {
+pub fn stacked(diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
     diagnosis.devices.iter().map(|device| chart(&device.account)).collect()
 }
 
-fn chart(account: &DeviceAccount) -> Figure {
+fn chart(account: &DeviceTimeAccount) -> ChartFigure {
     let mut rows = Vec::new();
     let mut subtitle = "lines add up to the span".to_owned();
     match &account.iterations {
@@ -36,36 +38,38 @@ fn chart(account: &DeviceAccount) -> Figure {
             if iterations.before.total_ns() > 0 {
                 rows.push(row("start-up".to_owned(), &iterations.before));
             }
-            for (index, of) in iterations.each.iter().take(MAX_ITERATIONS).enumerate() {
+            for (index, of) in iterations.each.iter().take(MAX_DRAWN_ITERATIONS).enumerate() {
                 rows.push(row(format!("iteration {}", index + 1), &of.account));
             }
-            let more = iterations.lengths.len().saturating_sub(MAX_ITERATIONS);
+            let more = iterations.lengths.len().saturating_sub(MAX_DRAWN_ITERATIONS);
             let more = if more > 0 { format!("; {more} more follow") } else { String::new() };
             subtitle = format!("by iteration, found by {}{more}", iterations.sign.label());
         }
     }
     let names = PARTS.iter().map(|(name, _)| (*name).to_owned());
-    let chart = Chart {
+    let chart = ChartWithTitle {
         title: format!("Time of process {}, device {}", account.pid, account.device),
         subtitle,
-        body: Body::Rows(Rows {
-            axis: Axis::new("time", Quantity::Time, ScaleKind::FromZero),
+        body: ChartBody::Rows(Rows {
+            axis: Axis::new("time", PlottedUnit::Time, ScaleKind::FromZero),
             legend: names.chain(["idle".to_owned()]).collect(),
             rows,
             origin: None,
         }),
     };
-    Figure::new(&["account", &account.pid.to_string(), &account.device.to_string()], chart)
+    ChartFigure::new(&["account", &account.pid.to_string(), &account.device.to_string()], chart)
 }
 
 /// A bar of consecutive spans.
-fn row(label: String, account: &Account) -> Row {
+fn row(label: String, account: &TimeAccount) -> Row {
     let mut at = 0;
     let mut marks = Vec::new();
-    let busy = PARTS.iter().map(|(_, lines)| lines.iter().map(|&line| account.busy(line)).sum());
-    for (colour, ns) in busy.chain([account.idle_ns()]).enumerate() {
+    let busy = PARTS
+        .iter()
+        .map(|(_, lines)| lines.iter().map(|&line| account.busy_ns_of_line(line)).sum());
+    for (colour, ns) in busy.chain([account.total_idle_ns()]).enumerate() {
         if ns > 0 {
-            marks.push(RowMark::Span(at as f64, (at + ns) as f64, colour));
+            marks.push(ChartRowMark::Span(at as f64, (at + ns) as f64, colour));
             at += ns;
         }
     }
@@ -73,7 +77,7 @@ fn row(label: String, account: &Account) -> Row {
 }
 
 /// Tables of the whole time of each device, and of its transfers.
-pub fn tables(diagnosis: &Diagnosis) -> Markup {
+pub fn tables(diagnosis: &TraceDiagnosis) -> Markup {
     let lines: Vec<Vec<String>> = diagnosis
         .devices
         .iter()
@@ -86,7 +90,7 @@ pub fn tables(diagnosis: &Diagnosis) -> Markup {
             })
         })
         .collect();
-    let transfer = |of: &Transfer| {
+    let transfer = |of: &TransferSum| {
         vec![
             format!("{} {}", of.class.label(), of.label),
             of.count.to_string(),

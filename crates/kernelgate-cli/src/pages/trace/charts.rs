@@ -2,25 +2,28 @@
 
 use std::collections::BTreeMap;
 
-use crate::pages::charts::Figure;
-use crate::plot::{Axis, Body, Chart, Mark, Quantity, Row, RowMark, Rows, ScaleKind, Series, Xy};
+use crate::pages::charts::ChartFigure;
+use crate::plot::{
+    Axis, ChartBody, ChartRowMark, ChartWithTitle, CurveSeries, Mark, PlottedUnit, Row, Rows,
+    ScaleKind, Xy,
+};
 use kernelgate::display::time;
 use kernelgate_trace::analyze::operations::{AllOperations, Kind};
-use kernelgate_trace::diagnose::{Diagnosis, short_name};
+use kernelgate_trace::diagnose::{TraceDiagnosis, short_name};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::shorten;
 
 /// Columns of the overview; operations closer than one column are joined.
 const COLUMNS: i64 = 500;
 /// Largest number of rows of the overview.
-const MAX_STREAMS: usize = 24;
+const MAX_DRAWN_STREAMS: usize = 24;
 /// Largest number of points of memory over time.
-const MAX_POINTS: usize = 250;
+const MAX_CHART_POINTS: usize = 250;
 /// Largest number of characters of a kernel's name.
 const MAX_NAME: usize = 60;
 
 /// A timeline with a row for each stream and kind of operation.
-pub fn timeline(trace: &Trace) -> Vec<Figure> {
+pub fn timeline(trace: &Trace) -> Vec<ChartFigure> {
     let operations = AllOperations::new(trace);
     let first = operations.ids().map(|id| operations.start(id)).min();
     let last = operations.ids().map(|id| operations.end(id)).max();
@@ -42,8 +45,8 @@ pub fn timeline(trace: &Trace) -> Vec<Figure> {
     }
     let mut busiest: Vec<_> = rows.into_iter().collect();
     busiest.sort_by_key(|(key, busy)| (std::cmp::Reverse(busy.values().sum::<i64>()), *key));
-    let left_out = busiest.len().saturating_sub(MAX_STREAMS);
-    busiest.truncate(MAX_STREAMS);
+    let left_out = busiest.len().saturating_sub(MAX_DRAWN_STREAMS);
+    busiest.truncate(MAX_DRAWN_STREAMS);
     busiest.sort_by_key(|(key, _)| *key);
     let several = trace.processes.len() > 1;
     let row =
@@ -63,20 +66,20 @@ pub fn timeline(trace: &Trace) -> Vec<Figure> {
         };
     let more =
         if left_out > 0 { format!("; {left_out} more rows are skipped") } else { String::new() };
-    let chart = Chart {
+    let chart = ChartWithTitle {
         title: "When the GPU worked".to_owned(),
         subtitle: format!(
             "a row a stream; what is closer than {} runs together{more}",
             time(column as f64)
         ),
-        body: Body::Rows(Rows {
-            axis: Axis::new("since the first operation", Quantity::Time, ScaleKind::FromZero),
+        body: ChartBody::Rows(Rows {
+            axis: Axis::new("since the first operation", PlottedUnit::Time, ScaleKind::FromZero),
             legend: ["kernels", "copies", "sets", "graphs"].map(str::to_owned).to_vec(),
             rows: busiest.into_iter().map(row).collect(),
             origin: None,
         }),
     };
-    vec![Figure::new(&["timeline"], chart)]
+    vec![ChartFigure::new(&["timeline"], chart)]
 }
 
 const fn words(kind: Kind) -> &'static str {
@@ -98,7 +101,7 @@ const fn colour(kind: Kind) -> usize {
 }
 
 /// Joins neighbouring columns of a row to spans.
-fn spans(busy: &BTreeMap<i64, i64>, column: i64, colour: usize) -> Vec<RowMark> {
+fn spans(busy: &BTreeMap<i64, i64>, column: i64, colour: usize) -> Vec<ChartRowMark> {
     let mut spans: Vec<(i64, i64)> = Vec::new();
     for at in busy.keys() {
         match spans.last_mut() {
@@ -106,12 +109,13 @@ fn spans(busy: &BTreeMap<i64, i64>, column: i64, colour: usize) -> Vec<RowMark> 
             _ => spans.push((*at, at + 1)),
         }
     }
-    let mark = |(from, to)| RowMark::Span((from * column) as f64, (to * column) as f64, colour);
+    let mark =
+        |(from, to)| ChartRowMark::Span((from * column) as f64, (to * column) as f64, colour);
     spans.into_iter().map(mark).collect()
 }
 
 /// The kernels with most time, and the kinds of work.
-pub fn kernels(diagnosis: &Diagnosis) -> Vec<Figure> {
+pub fn kernels(diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
     let answers = &diagnosis.answers;
     let bar = |label: String, count: usize, total_ns: i64| Row {
         label,
@@ -120,13 +124,13 @@ pub fn kernels(diagnosis: &Diagnosis) -> Vec<Figure> {
             time(total_ns as f64),
             100.0 * total_ns as f64 / answers.kernel_ns.max(1) as f64
         ),
-        marks: vec![RowMark::Bar(total_ns as f64, 0)],
+        marks: vec![ChartRowMark::Bar(total_ns as f64, 0)],
     };
-    let chart = |title: &str, rows: Vec<Row>| Chart {
+    let chart = |title: &str, rows: Vec<Row>| ChartWithTitle {
         title: title.to_owned(),
         subtitle: format!("of {} of kernels", time(answers.kernel_ns as f64)),
-        body: Body::Rows(Rows {
-            axis: Axis::new("time in all", Quantity::Time, ScaleKind::FromZero),
+        body: ChartBody::Rows(Rows {
+            axis: Axis::new("time in all", PlottedUnit::Time, ScaleKind::FromZero),
             legend: vec![],
             rows,
             origin: None,
@@ -141,55 +145,55 @@ pub fn kernels(diagnosis: &Diagnosis) -> Vec<Figure> {
         ("top-kernels", chart("Kernels with most time", top.collect())),
         ("kinds", chart("Kinds of kernels, by their names", classes.collect())),
     ];
-    let some = |chart: &Chart| matches!(&chart.body, Body::Rows(rows) if !rows.rows.is_empty());
+    let some = |chart: &ChartWithTitle| matches!(&chart.body, ChartBody::Rows(rows) if !rows.rows.is_empty());
     both.into_iter()
         .filter(|(_, chart)| some(chart))
-        .map(|(name, chart)| Figure::new(&[name], chart))
+        .map(|(name, chart)| ChartFigure::new(&[name], chart))
         .collect()
 }
 
 /// Device memory that was held over time, a series a process and device.
-pub fn memory(trace: &Trace, diagnosis: &Diagnosis) -> Vec<Figure> {
+pub fn memory(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
     let Some((begun, last)) = trace.span() else { return Vec::new() };
     let starts = diagnosis.memory.iter().filter_map(|of| Some(of.held.first()?.0));
     let first = starts.fold(begun, i64::min);
     let series = diagnosis.memory.iter().enumerate().map(|(colour, of)| {
         // A step chart: the value stays the same until the next point.
         let mut before = 0;
-        let corners = of.over_time(MAX_POINTS).into_iter().flat_map(|(time, bytes)| {
+        let corners = of.bytes_over_time(MAX_CHART_POINTS).into_iter().flat_map(|(time, bytes)| {
             let held = std::mem::replace(&mut before, bytes);
             [(time, held), (time, bytes)]
         });
-        let until = of.held.last().map(|&(time, _)| (time.max(last), of.at_end()));
+        let until = of.held.last().map(|&(time, _)| (time.max(last), of.bytes_at_end()));
         let mark = |(time, bytes): (i64, u64)| Mark::at((time - first) as f64, bytes as f64);
-        Series {
+        CurveSeries {
             name: format!("process {}, device {}", of.pid, of.device),
             colour,
             joined: true,
             marks: corners.chain(until).map(mark).collect(),
         }
     });
-    let series: Vec<Series> = series.collect();
+    let series: Vec<CurveSeries> = series.collect();
     if series.is_empty() {
         return Vec::new();
     }
-    let chart = Chart {
+    let chart = ChartWithTitle {
         title: "Device memory".to_owned(),
         subtitle: "taken since the recording began".to_owned(),
-        body: Body::Xy(Xy {
-            x: Axis::new("since the recording began", Quantity::Time, ScaleKind::FromZero),
-            y: Axis::new("held", Quantity::Bytes, ScaleKind::FromZero),
+        body: ChartBody::Xy(Xy {
+            x: Axis::new("since the recording began", PlottedUnit::Time, ScaleKind::FromZero),
+            y: Axis::new("held", PlottedUnit::Bytes, ScaleKind::FromZero),
             series,
             guides: vec![],
             broad: true,
         }),
     };
-    vec![Figure::new(&["memory"], chart)]
+    vec![ChartFigure::new(&["memory"], chart)]
 }
 
 /// Share of the peaks that profiled launches reach, a series for each kernel: near the top a kernel
 /// is compute-bound, near the right memory-bound, far from both latency-bound.
-pub fn bounds(trace: &Trace) -> Vec<Figure> {
+pub fn bounds(trace: &Trace) -> Vec<ChartFigure> {
     let metric = |name: &str| trace.names.find(name);
     let names = metric("Memory Throughput").zip(metric("Compute (SM) Throughput"));
     let Some((memory, compute)) = names else { return Vec::new() };
@@ -209,17 +213,17 @@ pub fn bounds(trace: &Trace) -> Vec<Figure> {
     }
     let numbered = series.into_iter().enumerate();
     let series =
-        numbered.map(|(colour, (name, marks))| Series { name, colour, joined: false, marks });
-    let chart = Chart {
+        numbered.map(|(colour, (name, marks))| CurveSeries { name, colour, joined: false, marks });
+    let chart = ChartWithTitle {
         title: "Profiled launches against their peaks".to_owned(),
         subtitle: "near the top: compute-bound; near the right: memory-bound".to_owned(),
-        body: Body::Xy(Xy {
-            x: Axis::new("memory throughput", Quantity::Share, ScaleKind::FromZero),
-            y: Axis::new("compute throughput", Quantity::Share, ScaleKind::FromZero),
+        body: ChartBody::Xy(Xy {
+            x: Axis::new("memory throughput", PlottedUnit::Share, ScaleKind::FromZero),
+            y: Axis::new("compute throughput", PlottedUnit::Share, ScaleKind::FromZero),
             series: series.collect(),
             guides: vec![],
             broad: false,
         }),
     };
-    vec![Figure::new(&["bounds"], chart)]
+    vec![ChartFigure::new(&["bounds"], chart)]
 }

@@ -22,18 +22,18 @@ const MAX_LINE: usize = 400;
 /// The comment as Markdown.
 pub fn markdown(summary: &VerdictSummary) -> String {
     for shown in CASES_TO_TRY {
-        let text = with_at_most(summary, shown);
+        let text = comment_with_at_most(summary, shown);
         if text.len() <= MAX_COMMENT_BYTES {
             return text;
         }
     }
-    let mut text = with_at_most(summary, 1);
+    let mut text = comment_with_at_most(summary, 1);
     text.truncate(text.floor_char_boundary(MAX_COMMENT_BYTES));
     text.push_str("\n\n… cut: the whole result is what `--format json` prints\n");
     text
 }
 
-fn with_at_most(summary: &VerdictSummary, shown: usize) -> String {
+fn comment_with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     let mut out = format!("**{}**\n\n", summary.headline);
     for (name, words) in &summary.facts {
         let _ = writeln!(out, "- {name}: {}", line(words));
@@ -71,11 +71,11 @@ fn list(lines: &[String], shown: usize) -> String {
     for each in lines.iter().take(shown) {
         let _ = writeln!(out, "- {}", line(each));
     }
-    out + &omitted(lines.len(), shown, "notes")
+    out + &omitted_rows_note(lines.len(), shown, "notes")
 }
 
 fn rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: bool) -> String {
-    let tested = rows.iter().any(|row| cells::p_slower(row).is_some());
+    let tested = rows.iter().any(|row| cells::p_value_of_slower(row).is_some());
     let mut header = vec!["case", "change", "interval", "detectable"];
     header.extend(tested.then_some("p"));
     header.extend(["base", "head", evidence]);
@@ -87,17 +87,17 @@ fn rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: bool) -> St
         let (change, interval) = (cells::change(row), cells::interval(row));
         let mut line = vec![row.case.clone(), change, interval, cells::detectable(row)];
         line.extend(tested.then(|| cells::p(row)));
-        line.extend([cells::base(row), cells::head(row), cells::evidence(row)]);
+        line.extend([cells::base_time_cell(row), cells::head(row), cells::evidence(row)]);
         if verdicts {
             let reason = row.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
             line.push(format!("{}{reason}", row.verdict.name()));
         }
         table.row(line);
     }
-    table.markdown() + &omitted(rows.len(), shown, "cases")
+    table.markdown() + &omitted_rows_note(rows.len(), shown, "cases")
 }
 
-fn omitted(count: usize, shown: usize, what: &str) -> String {
+fn omitted_rows_note(count: usize, shown: usize, what: &str) -> String {
     if count <= shown {
         String::new()
     } else {
@@ -117,14 +117,14 @@ fn line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::interval::Ratio;
+    use crate::gate::interval::TimeRatio;
     use crate::gate::judgement::tests::timed;
     use crate::report::summary::UnjudgedEntry;
 
     fn row(i: usize, verdict: Verdict) -> Judgement {
         let case =
             format!("family/operation/n{i}_with_a_rather_long_name_f32/cuda/implementation/hot");
-        timed(&case, verdict, Ratio { center: 1.25, low: 1.24, high: 1.26 })
+        timed(&case, verdict, TimeRatio { center: 1.25, low: 1.24, high: 1.26 })
     }
 
     fn summary(rows: Vec<Judgement>, notes: Vec<String>) -> VerdictSummary {

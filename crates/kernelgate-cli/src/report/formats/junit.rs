@@ -18,14 +18,14 @@ use kernelgate::display::medium::JunitText;
 pub fn xml(summary: &VerdictSummary) -> String {
     let mut suite = TestSuite::new(summary.verb);
     for (name, words) in &summary.facts {
-        suite.add_property((*name, &*escaped(words)));
+        suite.add_property((*name, &*escape_xml(words)));
     }
     for line in summary.rules.lines() {
-        suite.add_property((FILE, &*escaped(&line)));
+        suite.add_property((FILE, &*escape_xml(&line)));
     }
     suite.add_test_cases(summary.rows.iter().map(|row| {
         let mut case = case(&row.case, status(row, summary.evidence));
-        let facts = properties(row);
+        let facts = junit_properties(row);
         case.add_properties(facts.iter().map(|(name, value)| (*name, value.as_str())));
         let accepted = summary.rules.accepted.iter().filter(|it| it.case == row.case);
         let mut accepted: Vec<String> =
@@ -35,7 +35,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
             accepted.push(format!("slower by {change} ({interval})"));
         }
         if !accepted.is_empty() {
-            case.set_system_out(&*escaped(&accepted.join("\n")));
+            case.set_system_out(&*escape_xml(&accepted.join("\n")));
         }
         case
     }));
@@ -43,13 +43,13 @@ pub fn xml(summary: &VerdictSummary) -> String {
         let kind =
             if other.kind == UnjudgedKind::Skipped { None } else { Some(NonSuccessKind::Error) };
         let mut status = kind.map_or_else(TestCaseStatus::skipped, TestCaseStatus::non_success);
-        status.set_message(&*escaped(&other.why));
+        status.set_message(&*escape_xml(&other.why));
         if kind.is_some() {
             status.set_type(if other.kind == UnjudgedKind::Refused { "refused" } else { "failed" });
         }
         suite.add_test_case(case(&other.name, status));
     }
-    let mut report = Report::new(&*escaped(&summary.headline));
+    let mut report = Report::new(&*escape_xml(&summary.headline));
     report.add_test_suite(suite);
     let mut xml = report.to_string().expect("text in memory can be written");
     if !xml.ends_with('\n') {
@@ -59,7 +59,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
 }
 
 /// The properties of a test case in JUnit XML.
-fn properties(row: &Judgement) -> Vec<(&'static str, String)> {
+fn junit_properties(row: &Judgement) -> Vec<(&'static str, String)> {
     let share = |value: f64| format!("{value:.6}");
     let mut facts =
         vec![("verdict", row.verdict.name().to_owned()), ("threshold", share(row.threshold.value))];
@@ -79,13 +79,13 @@ fn properties(row: &Judgement) -> Vec<(&'static str, String)> {
 }
 
 /// Escapes a text that others wrote.
-fn escaped(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     JunitText(text).to_string()
 }
 
 /// A test case in the class of its workload: "attention.forward".
 fn case(name: &str, status: TestCaseStatus) -> TestCase {
-    let name = &*escaped(name);
+    let name = &*escape_xml(name);
     let mut case = TestCase::new(name, status);
     let mut parts = name.split('/');
     if let (Some(family), Some(operation), Some(_)) = (parts.next(), parts.next(), parts.next()) {
@@ -97,8 +97,9 @@ fn case(name: &str, status: TestCaseStatus) -> TestCase {
 }
 
 fn status(row: &Judgement, evidence: &str) -> TestCaseStatus {
-    let p = cells::p_slower(row).map(|_| format!(", p {}", cells::p(row))).unwrap_or_default();
-    let (base, head, count) = (cells::base(row), cells::head(row), cells::evidence(row));
+    let p =
+        cells::p_value_of_slower(row).map(|_| format!(", p {}", cells::p(row))).unwrap_or_default();
+    let (base, head, count) = (cells::base_time_cell(row), cells::head(row), cells::evidence(row));
     let (change, interval) = (cells::change(row), cells::interval(row));
     let detectable = cells::detectable(row);
     let numbers = format!(
@@ -114,7 +115,7 @@ fn status(row: &Judgement, evidence: &str) -> TestCaseStatus {
             let mut status = TestCaseStatus::skipped();
             let numbers = if row.is_timed() { format!(": {numbers}") } else { String::new() };
             let reason = row.reason().unwrap_or_else(|| "no reason".to_owned());
-            status.set_message(format!("inconclusive: {}{numbers}", escaped(&reason)));
+            status.set_message(format!("inconclusive: {}{numbers}", escape_xml(&reason)));
             status
         }
         Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => TestCaseStatus::success(),

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::gate::comparison::Comparison;
 use kernelgate::record::{CaseRecord, ProcessRun};
-use kernelgate::stats::{Spread, median};
+use kernelgate::stats::{QuartileSpread, median};
 
 /// A number with a range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -23,7 +23,7 @@ pub struct Metric {
 
 /// Measures of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct CaseMetrics {
+pub struct CaseMetricValues {
     /// Time of a launch, nanoseconds.
     pub latency: Metric,
     /// Energy of a launch, joules; absent without `--energy`.
@@ -32,11 +32,11 @@ pub struct CaseMetrics {
 }
 
 /// Measured values by case.
-pub type Metrics = BTreeMap<String, CaseMetrics>;
+pub type MetricsByCase = BTreeMap<String, CaseMetricValues>;
 
 /// Metrics of runs: the median over the process runs with their range; for a single run the
 /// quartiles of its samples, and the accuracy of its energy. A case without samples has none.
-pub fn from_runs(runs: &[ProcessRun]) -> Metrics {
+pub fn from_runs(runs: &[ProcessRun]) -> MetricsByCase {
     let mut cases: BTreeMap<&String, Vec<&CaseRecord>> = BTreeMap::new();
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
         if !case.samples.launches.is_empty() {
@@ -44,14 +44,19 @@ pub fn from_runs(runs: &[ProcessRun]) -> Metrics {
         }
     }
     let metrics = |runs: &[&CaseRecord]| {
-        let spreads: Vec<Spread> =
-            runs.iter().map(|case| Spread::from_values(&case.samples.per_launch_ns())).collect();
+        let spreads: Vec<QuartileSpread> = runs
+            .iter()
+            .map(|case| QuartileSpread::from_values(&case.samples.per_launch_ns()))
+            .collect();
         let times: Vec<[f64; 3]> = spreads.iter().map(|it| [it.q1, it.median, it.q3]).collect();
         let energy = runs.iter().filter_map(|case| case.samples.energy.as_ref()?.measured());
         let energies: Vec<[f64; 3]> = energy
             .map(|it| [1.0 - it.relative, 1.0, 1.0 + it.relative].map(|share| share * it.launch_j))
             .collect();
-        Some(CaseMetrics { latency: over_runs(&times)?, energy: over_runs(&energies) })
+        Some(CaseMetricValues {
+            latency: metric_over_runs(&times)?,
+            energy: metric_over_runs(&energies),
+        })
     };
     let case = |(id, runs): (&String, Vec<&CaseRecord>)| Some((id.clone(), metrics(&runs)?));
     cases.into_iter().filter_map(case).collect()
@@ -59,7 +64,7 @@ pub fn from_runs(runs: &[ProcessRun]) -> Metrics {
 
 /// Median of the middles of several runs with their range, or the only run with its own range;
 /// `None` without a run.
-fn over_runs(runs: &[[f64; 3]]) -> Option<Metric> {
+fn metric_over_runs(runs: &[[f64; 3]]) -> Option<Metric> {
     let middles: Vec<f64> = runs.iter().map(|[_, middle, _]| *middle).collect();
     let (low, high) = match runs {
         [] => return None,
@@ -73,7 +78,7 @@ fn over_runs(runs: &[[f64; 3]]) -> Option<Metric> {
 }
 
 /// Metrics of a comparison: times of the head, with the interval of the change around them.
-pub fn from_comparison(comparison: &Comparison) -> Metrics {
+pub fn metrics_of_comparison(comparison: &Comparison) -> MetricsByCase {
     let timed = comparison.judged.iter().filter(|judged| judged.is_timed());
     let metric = |value: f64, low: f64, high: f64| {
         let end = |end: f64| Some(end).filter(|end| end.is_finite() && *end > 0.0);
@@ -83,19 +88,19 @@ pub fn from_comparison(comparison: &Comparison) -> Metrics {
         .map(|judged| {
             let (ratio, time_ns) = (judged.ratio, judged.head_ns);
             let latency = metric(time_ns, ratio.low / ratio.center, ratio.high / ratio.center);
-            (judged.case.clone(), CaseMetrics { latency, energy: None })
+            (judged.case.clone(), CaseMetricValues { latency, energy: None })
         })
         .collect()
 }
 
 /// Bencher Metric Format: `{"CASE": {"latency": {"value": …}}}`, for `bencher run --adapter json`.
 /// Bencher defines `latency` in nanoseconds; this program adds `energy` in joules.
-pub fn bencher(metrics: &Metrics) -> impl Serialize {
+pub fn bencher_metric_format(metrics: &MetricsByCase) -> impl Serialize {
     metrics
 }
 
 /// The list that github-action-benchmark takes as its tool `customSmallerIsBetter`.
-pub fn smaller_is_better(metrics: &Metrics) -> impl Serialize {
+pub fn smaller_is_better_format(metrics: &MetricsByCase) -> impl Serialize {
     #[derive(Serialize)]
     struct Entry {
         name: String,
@@ -112,7 +117,7 @@ pub fn smaller_is_better(metrics: &Metrics) -> impl Serialize {
         });
         Entry { name, unit, value: metric.value, range }
     };
-    let entries = |(id, metrics): (&String, &CaseMetrics)| {
+    let entries = |(id, metrics): (&String, &CaseMetricValues)| {
         let energy = metrics.energy.as_ref();
         let energy = energy.map(|metric| entry(format!("{id} (energy)"), "J", metric));
         [entry(id.clone(), "ns", &metrics.latency)].into_iter().chain(energy)
@@ -140,9 +145,9 @@ mod tests {
         });
         let mut gpu = cpu.clone();
         gpu["energy"] = serde_json::json!({"value": 0.5, "lower_value": 0.45, "upper_value": 0.55});
-        let bmf = serde_json::to_value(bencher(&metrics)).unwrap();
+        let bmf = serde_json::to_value(bencher_metric_format(&metrics)).unwrap();
         assert_eq!(bmf, serde_json::json!({"w/f/n1/cpu/hot": cpu, "w/f/n1/cuda/fast/hot": gpu}));
-        let list = serde_json::to_value(smaller_is_better(&metrics)).unwrap();
+        let list = serde_json::to_value(smaller_is_better_format(&metrics)).unwrap();
         let units: Vec<_> = list.as_array().unwrap().iter().map(|it| it["unit"].clone()).collect();
         assert_eq!(units, ["ns", "ns", "J"]);
         assert_eq!(list[2]["name"], "w/f/n1/cuda/fast/hot (energy)");

@@ -10,7 +10,7 @@ use kernelgate::protocol::{Action, ListedCase, ListedProblem, Listing, ResponseB
 use kernelgate::record::Store;
 use serde::Serialize;
 
-use crate::verbs::shared::choice::{CaseSelection, unexpected};
+use crate::verbs::shared::choice::{CaseSelection, unexpected_response};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 /// Width of descriptions without a terminal.
@@ -27,7 +27,7 @@ pub struct Arguments {
 
 /// A case in the JSON output.
 #[derive(Debug, Serialize)]
-struct JsonCase<'a> {
+struct ListedCaseJson<'a> {
     bench: &'a str,
     case: &'a str,
     /// "ok" if it can run here, or the reason why not.
@@ -42,7 +42,7 @@ struct JsonCase<'a> {
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let mut listings: Vec<(String, Listing)> = Vec::new();
     for (bench, answer) in arguments.choice.ask(store, &Action::List)? {
-        let ResponseBody::List(listing) = answer else { return Err(unexpected(&bench)) };
+        let ResponseBody::List(listing) = answer else { return Err(unexpected_response(&bench)) };
         listings.push((bench, listing));
     }
     let cases = || {
@@ -63,14 +63,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if !runs.is_empty() {
         let table = table(&runs);
         println!("{}", arguments.format.table(&table));
-        println!("\n{}", LEGEND);
+        println!("\n{}", WORK_COLUMN_LEGEND);
     }
     let verb = if runs.len() == 1 { "runs" } else { "run" };
     let cases = display::counted(runs.len(), "case");
     println!("{cases} {verb} here{}", arguments.choice.shard_words());
     let (never, not_here): (Vec<_>, Vec<_>) =
         skipped.into_iter().partition(|case| case.unsupported);
-    for (reason, ids) in by_reason(&not_here) {
+    for (reason, ids) in cases_by_skip_reason(&not_here) {
         let more = match ids.len() - 1 {
             0 => String::new(),
             more => format!(", and {more} more"),
@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 }
 
 /// Meaning of the columns.
-const LEGEND: &str = "work: of GEMMs, else fewest bytes moved; memory: of the host at the peak;\nGPU memory: as the implementation declares it";
+const WORK_COLUMN_LEGEND: &str = "work: of GEMMs, else fewest bytes moved; memory: of the host at the peak;\nGPU memory: as the implementation declares it";
 
 fn table(cases: &[&ListedCase]) -> Table {
     let on_gpu = cases.iter().any(|case| case.device_bytes.is_some());
@@ -112,7 +112,7 @@ fn table(cases: &[&ListedCase]) -> Table {
 }
 
 /// Joins cases with the same reason in one line: on a host without a GPU, all GPU rows.
-fn by_reason<'a>(cases: &[&'a ListedCase]) -> BTreeMap<&'a str, Vec<&'a str>> {
+fn cases_by_skip_reason<'a>(cases: &[&'a ListedCase]) -> BTreeMap<&'a str, Vec<&'a str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for case in cases {
         let reason = case.reason.as_deref().unwrap_or_default();
@@ -133,9 +133,9 @@ fn print_workload(workload: &ListedProblem) {
     }
 }
 
-fn listed<'a>(bench: &'a str, case: &'a ListedCase) -> JsonCase<'a> {
+fn listed<'a>(bench: &'a str, case: &'a ListedCase) -> ListedCaseJson<'a> {
     let ListedCase { matmul_flops, bytes, host_bytes, device_bytes, .. } = *case;
-    JsonCase {
+    ListedCaseJson {
         bench,
         case: &case.case,
         status: status(case),

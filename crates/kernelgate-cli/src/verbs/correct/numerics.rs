@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::verified::Verified;
-use crate::verbs::shared::choice::{BenchClient, unexpected};
-use crate::verbs::shared::lock::locked;
+use crate::verbs::shared::choice::{BenchClient, unexpected_response};
+use crate::verbs::shared::lock::lock_baseline;
 use kernelgate::display::counted;
 use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
 use kernelgate::record::numerics::{DataSets, ONE_DATA_SET};
@@ -17,7 +17,7 @@ use kernelgate::verify::Errors;
 /// Verifies with this number of seeds, and records the errors after each of them. Each case is
 /// returned with its worst seed.
 pub fn record(client: &BenchClient<'_>, store: &Store, count: u64) -> anyhow::Result<Verified> {
-    let seeds = client.seeds(count);
+    let seeds = client.verification_seeds(count);
     // The records of other benches are neither read nor replaced.
     let mut with_cases = BTreeSet::new();
     client.each(seeds[0], &Action::List, |bench, _| {
@@ -35,10 +35,12 @@ pub fn record(client: &BenchClient<'_>, store: &Store, count: u64) -> anyhow::Re
     let verified = seeds.iter().try_for_each(|&seed| {
         eprintln!("seed {seed}, {count} in all");
         client.each(seed, &Action::Verify { dump: None }, |bench, answer| {
-            let ResponseBody::Verify(verified) = answer else { return Err(unexpected(bench)) };
-            let recorded = benches.get_mut(bench).ok_or_else(|| unexpected(bench))?;
-            let verified = recorded.with_new_data(verified);
-            verified.iter().for_each(|case| keep_worst(&mut rows, seed, case));
+            let ResponseBody::Verify(verified) = answer else {
+                return Err(unexpected_response(bench));
+            };
+            let recorded = benches.get_mut(bench).ok_or_else(|| unexpected_response(bench))?;
+            let verified = recorded.keep_cases_with_new_data(verified);
+            verified.iter().for_each(|case| keep_largest_errors(&mut rows, seed, case));
             recorded.add(store, seed, &verified)
         })
     });
@@ -86,19 +88,19 @@ impl Bench {
         let executable = executables.find(|executable| executable.bench == bench);
         let (Some(executable), ResponseBody::Environment(environment)) = (executable, answer)
         else {
-            return Err(unexpected(bench));
+            return Err(unexpected_response(bench));
         };
         let empty = Numerics {
             bench: bench.to_owned(),
             started: kernelgate::record::timestamp(),
             environment: *environment,
             provenance: Provenance::detect(&store.root),
-            executable: file::content_hash(&executable.path).map_err(failed_to)?,
+            executable: file::content_hash(&executable.path).map_err(failed_file_error)?,
             cases: BTreeMap::new(),
         };
         let path = store.numerics_path(bench);
-        file::check_writable(&path).map_err(failed_to)?;
-        if let Some(why) = recorded(&path)?.and_then(|there| differs(&there, &empty)) {
+        file::check_writable(&path).map_err(failed_file_error)?;
+        if let Some(why) = recorded(&path)?.and_then(|there| incomparable_field(&there, &empty)) {
             let path = printable_path(&path);
             eprintln!("the errors in {path} are of another {why}: they will be replaced");
         }
@@ -117,7 +119,7 @@ impl Bench {
     /// The cases whose inputs no earlier seed had: others give no new information, unless they fail
     /// now. A case that is compared with golden tensors should fail with inputs that were drawn for
     /// another seed, but not with those of an earlier seed.
-    fn with_new_data(&mut self, verified: Vec<VerifiedCase>) -> Vec<VerifiedCase> {
+    fn keep_cases_with_new_data(&mut self, verified: Vec<VerifiedCase>) -> Vec<VerifiedCase> {
         let (new, repeated): (Vec<_>, Vec<_>) = verified.into_iter().partition(|it| {
             let golden = it.data_set.as_deref() == Some(ONE_DATA_SET);
             let other_inputs = self.golden_inputs.is_new(&it.case, it.inputs.as_deref());
@@ -143,8 +145,9 @@ impl Bench {
         }
         let path = store.numerics_path(&self.empty.bench);
         // Another process may record the errors of other cases meanwhile.
-        let _lock = locked(&path)?;
-        let there = recorded(&path)?.filter(|there| differs(there, &self.empty).is_none());
+        let _lock = lock_baseline(&path)?;
+        let there =
+            recorded(&path)?.filter(|there| incomparable_field(there, &self.empty).is_none());
         let mut record = self.empty.clone();
         if let Some(there) = there {
             (record.started, record.cases) = (there.started, there.cases);
@@ -162,7 +165,7 @@ impl Bench {
                 known.one_data_set = self.data_sets.has_one(case);
             }
         }
-        file::write(&path, &record).map_err(failed_to)?;
+        file::write(&path, &record).map_err(failed_file_error)?;
         self.seeds += usize::from(any);
         let most = record.cases.values().map(|case| case.seeds.len()).max().unwrap_or_default();
         self.held = (most, record.cases.len());
@@ -199,26 +202,26 @@ impl Bench {
 fn recorded(path: &Path) -> anyhow::Result<Option<Numerics>> {
     match file::read::<Numerics>(path) {
         Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(failed_to(error).context("remove it, and verify again")),
+        Err(error) => Err(failed_file_error(error).context("remove it, and verify again")),
         Ok(there) => Ok(Some(there)),
     }
 }
 
 /// The difference that keeps errors from being one record, because they cannot be compared.
-fn differs(one: &Numerics, other: &Numerics) -> Option<&'static str> {
+fn incomparable_field(one: &Numerics, other: &Numerics) -> Option<&'static str> {
     if one.executable != other.executable {
         return Some("executable");
     }
     one.environment.mismatches(&other.environment).first().map(|mismatch| mismatch.field)
 }
 
-fn failed_to(error: FileError) -> anyhow::Error {
+fn failed_file_error(error: FileError) -> anyhow::Error {
     anyhow::anyhow!("failed to {error}")
 }
 
 /// Keeps the worst result: a case that failed with one seed has failed, and its errors are the
 /// largest of all seeds.
-fn keep_worst(rows: &mut BTreeMap<String, VerifiedCase>, seed: u64, case: &VerifiedCase) {
+fn keep_largest_errors(rows: &mut BTreeMap<String, VerifiedCase>, seed: u64, case: &VerifiedCase) {
     let mut case = case.clone();
     if case.status == CaseStatus::Failed {
         case.reason = case.reason.map(|reason| format!("with seed {seed}: {reason}"));

@@ -16,7 +16,7 @@ use safetensors::tensor::TensorView;
 use super::numerics;
 use super::verified::Verified;
 use crate::fleet::verification::VerificationShard;
-use crate::verbs::shared::choice::{BenchClient, CaseSelection, unexpected};
+use crate::verbs::shared::choice::{BenchClient, CaseSelection, unexpected_response};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
@@ -60,7 +60,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if let Some(folder) = dump.as_ref().filter(|folder| folder.to_str().is_none()) {
         anyhow::bail!("--dump: {} is not UTF-8, which a request cannot name", folder.display());
     }
-    let client = arguments.choice.client(store)?;
+    let client = arguments.choice.bench_client(store)?;
     let verified = if arguments.seeds > 1 {
         numerics::record(&client, store, arguments.seeds)?
     } else {
@@ -68,14 +68,15 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let Verified { rows, broken } = verified;
     let dumped = match (&arguments.dump, &raw) {
-        (Some(folder), Some((raw, _held))) => dump_all(folder, raw.path(), &rows),
+        (Some(folder), Some((raw, _held))) => dump_all_cases(folder, raw.path(), &rows),
         _ => Ok(()),
     };
     let broken = broken.or(dumped.err());
     if let Some(shard) = arguments.choice.shard() {
         let usual = || store.work.join("verify").join(format!("{}.json", shard.label()));
         let path = arguments.shard_output.clone().unwrap_or_else(usual);
-        let record = shard_record(arguments, (&client, store), (shard, broken.is_none()), &rows)?;
+        let record =
+            verification_shard(arguments, (&client, store), (shard, broken.is_none()), &rows)?;
         file::write(&path, &record).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
         eprintln!("shard {shard} in {}: `kernelgate merge` takes it", printable_path(&path));
     }
@@ -142,7 +143,7 @@ pub fn show(rows: &[VerifiedCase], format: OutputFormat, suffix: &str) -> anyhow
 }
 
 /// The record of a shard, complete if every bench answered.
-fn shard_record(
+fn verification_shard(
     arguments: &Arguments,
     (client, store): (&BenchClient<'_>, &Store),
     (shard, complete): (Shard, bool),
@@ -151,14 +152,16 @@ fn shard_record(
     let choice = &arguments.choice;
     let mut facts: Vec<String> = Vec::new();
     client.each_of_all_shards(&Action::List, |bench, answer| {
-        let ResponseBody::List(listing) = answer else { return Err(unexpected(bench)) };
+        let ResponseBody::List(listing) = answer else { return Err(unexpected_response(bench)) };
         facts.push(bench.to_owned());
         facts.extend(listing.cases.into_iter().map(|case| case.case));
         Ok(())
     })?;
     let mut environment = Environment::cpu();
     client.each_of_all_shards(&Action::Environment, |bench, answer| {
-        let ResponseBody::Environment(found) = answer else { return Err(unexpected(bench)) };
+        let ResponseBody::Environment(found) = answer else {
+            return Err(unexpected_response(bench));
+        };
         environment = *found;
         Ok(())
     })?;
@@ -169,7 +172,7 @@ fn shard_record(
     for executable in &client.found.executables {
         let hash = file::content_hash(&executable.path)
             .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-        let name = format!("{}{}", VerificationShard::EXECUTABLE, executable.bench);
+        let name = format!("{}{}", VerificationShard::EXECUTABLE_HASH_NAME, executable.bench);
         identity.insert(name, hash);
     }
     Ok(VerificationShard {
@@ -187,8 +190,8 @@ fn shard_record(
 /// Verifies with the chosen seed.
 fn verify_once(client: &BenchClient<'_>, action: &Action) -> anyhow::Result<Verified> {
     let mut rows: Vec<VerifiedCase> = Vec::new();
-    let outcome = client.each(client.seeds(1)[0], action, |bench, answer| {
-        let ResponseBody::Verify(verified) = answer else { return Err(unexpected(bench)) };
+    let outcome = client.each(client.verification_seeds(1)[0], action, |bench, answer| {
+        let ResponseBody::Verify(verified) = answer else { return Err(unexpected_response(bench)) };
         rows.extend(verified);
         Ok(())
     });
@@ -196,7 +199,7 @@ fn verify_once(client: &BenchClient<'_>, action: &Action) -> anyhow::Result<Veri
 }
 
 /// Writes a file with the tensors of each case that is right.
-fn dump_all(folder: &Path, raw: &Path, rows: &[VerifiedCase]) -> anyhow::Result<()> {
+fn dump_all_cases(folder: &Path, raw: &Path, rows: &[VerifiedCase]) -> anyhow::Result<()> {
     let mut cases: BTreeMap<String, &str> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.status == CaseStatus::Ok) {
         let name = row.case.replace('/', "_");
@@ -208,7 +211,7 @@ fn dump_all(folder: &Path, raw: &Path, rows: &[VerifiedCase]) -> anyhow::Result<
         let tensors = tensors::read(&path).with_context(|| {
             format!("--dump: the tensors of {} were not written to {}", row.case, folder.display())
         })?;
-        dump_tensors(&folder.join(format!("{name}.safetensors")), &row.case, &tensors)?;
+        write_safetensors(&folder.join(format!("{name}.safetensors")), &row.case, &tensors)?;
         std::fs::remove_file(&path)
             .with_context(|| format!("failed to remove {}", path.display()))?;
     }
@@ -217,7 +220,7 @@ fn dump_all(folder: &Path, raw: &Path, rows: &[VerifiedCase]) -> anyhow::Result<
 
 /// Writes a temporary file in the same folder and renames it, so that a full disk leaves no
 /// incomplete file.
-fn dump_tensors(path: &Path, case: &str, tensors: &Tensors) -> anyhow::Result<()> {
+fn write_safetensors(path: &Path, case: &str, tensors: &Tensors) -> anyhow::Result<()> {
     let context = || format!("failed to write {}", path.display());
     let temporary = file::temporary_beside(path).with_context(context)?;
     let views = tensors

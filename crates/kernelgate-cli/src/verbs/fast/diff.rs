@@ -12,7 +12,7 @@ use kernelgate::record::{ProcessRun, Store};
 use serde::Serialize;
 
 use crate::report::cells;
-use crate::report::formats::metrics::{self, Metrics};
+use crate::report::formats::metrics::{self, MetricsByCase};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
@@ -66,7 +66,7 @@ fn read(run: &Path, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
     Ok(sessions.into_iter().flat_map(|session| session.runs).collect())
 }
 
-fn rows(base: &Metrics, head: &Metrics) -> Vec<Row> {
+fn rows(base: &MetricsByCase, head: &MetricsByCase) -> Vec<Row> {
     let ids: BTreeSet<&String> = base.keys().chain(head.keys()).collect();
     let row = |id: &String| {
         let [base_ns, head_ns] = [base, head].map(|side| Some(side.get(id)?.latency.value));

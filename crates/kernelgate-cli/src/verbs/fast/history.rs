@@ -9,8 +9,11 @@ use serde::Serialize;
 use crate::gate::rules::rules_file;
 use crate::history::import::{ImportResult, import};
 use crate::history::prune::prune;
-use crate::history::series::MIN_CHANGE;
-use crate::history::{CaseHistory, CommitOrder, HistoryStore, Index, Query, Skipped, histories};
+use crate::history::series::MIN_REPORTED_CHANGE;
+use crate::history::{
+    CaseHistory, CommitOrder, HistoryIndex, HistoryQuery, HistoryStore, SkippedRecordFile,
+    case_histories,
+};
 use crate::report;
 use crate::verbs::shared::output::print_json;
 use crate::verbs::shared::sessions;
@@ -37,15 +40,15 @@ pub struct Arguments {
     #[command(subcommand)]
     verb: Option<HistoryVerb>,
     #[command(flatten)]
-    show: ShowArguments,
+    show: HistoryShowArguments,
 }
 
 #[derive(Debug, clap::Args)]
-struct ShowArguments {
+struct HistoryShowArguments {
     /// Id of a case, or a regular expression that ids match [default: all cases]
     case: Option<String>,
     #[command(flatten)]
-    place: StoreArguments,
+    place: HistoryStoreArguments,
     /// Show only runs of commits in the history of this revision [default: all runs, in the order of
     /// HEAD's history, those of other commits by their recorded start]
     #[arg(long, value_name = "REV")]
@@ -55,10 +58,10 @@ struct ShowArguments {
     join_cards: bool,
     /// Count runs of the case OLD as runs of the case NEW (repeatable; `[renamed]` in
     /// kernelgate.toml does it for every call)
-    #[arg(long = "as", value_name = "OLD=NEW", value_parser = parse_rename)]
+    #[arg(long = "as", value_name = "OLD=NEW", value_parser = parse_case_rename)]
     renamed: Vec<(String, String)>,
     /// Smallest change of the level that is reported, as a fraction of the time
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction, default_value_t = MIN_CHANGE)]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction, default_value_t = MIN_REPORTED_CHANGE)]
     smallest: f64,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
@@ -67,7 +70,7 @@ struct ShowArguments {
 
 /// Selects a store.
 #[derive(Debug, clap::Args)]
-struct StoreArguments {
+struct HistoryStoreArguments {
     /// Folder of the store [default: KERNELGATE_HISTORY, else kernelgate/ of the target folder]
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
@@ -81,7 +84,7 @@ enum HistoryVerb {
         #[arg(required = true, value_name = "FILE|DIR")]
         sources: Vec<PathBuf>,
         #[command(flatten)]
-        place: StoreArguments,
+        place: HistoryStoreArguments,
     },
     /// Import all records of other stores
     Merge {
@@ -89,7 +92,7 @@ enum HistoryVerb {
         #[arg(required = true, value_name = "DIR")]
         stores: Vec<PathBuf>,
         #[command(flatten)]
-        place: StoreArguments,
+        place: HistoryStoreArguments,
     },
     /// Remove the records of old runs
     Prune {
@@ -100,11 +103,11 @@ enum HistoryVerb {
         #[arg(long)]
         dry_run: bool,
         #[command(flatten)]
-        place: StoreArguments,
+        place: HistoryStoreArguments,
     },
 }
 
-fn parse_rename(text: &str) -> Result<(String, String), String> {
+fn parse_case_rename(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((old, new)) if !old.is_empty() && !new.is_empty() => {
             Ok((old.to_owned(), new.to_owned()))
@@ -113,9 +116,9 @@ fn parse_rename(text: &str) -> Result<(String, String), String> {
     }
 }
 
-impl StoreArguments {
+impl HistoryStoreArguments {
     /// Opens the store for a verb that reads; a named store must exist.
-    fn open_there(&self, store: &Store) -> anyhow::Result<HistoryStore> {
+    fn open_store_to_read(&self, store: &Store) -> anyhow::Result<HistoryStore> {
         self.store.as_ref().map_or(Ok(()), |folder| check_store(folder))?;
         Ok(self.open(store))
     }
@@ -131,17 +134,17 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         None => show(&arguments.show, store),
         Some(HistoryVerb::Import { sources, place }) => {
             let place = place.open(store);
-            Ok(report_import(&place, &import(&place, sources)?))
+            Ok(report_imported_files(&place, &import(&place, sources)?))
         }
         Some(HistoryVerb::Merge { stores, place }) => {
             stores.iter().try_for_each(|folder| check_store(folder))?;
             let place = place.open(store);
             let parts = stores.iter().flat_map(|it| [it.join("runs"), it.join("imported")]);
             let parts: Vec<PathBuf> = parts.filter(|part| part.is_dir()).collect();
-            Ok(report_import(&place, &import(&place, &parts)?))
+            Ok(report_imported_files(&place, &import(&place, &parts)?))
         }
         Some(HistoryVerb::Prune { keep, dry_run, place }) => {
-            let place = place.open_there(store)?;
+            let place = place.open_store_to_read(store)?;
             let removed = prune(&place, usize::try_from(*keep)?, *dry_run)?;
             let what = if *dry_run { "would be removed" } else { "removed" };
             println!("{removed} sessions {what} in {}", printable_path(place.root()));
@@ -161,7 +164,7 @@ pub fn check_store(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Prints the result of an import; broken input if no named file is a record.
-fn report_import(place: &HistoryStore, imported: &ImportResult) -> Exit {
+fn report_imported_files(place: &HistoryStore, imported: &ImportResult) -> Exit {
     let ImportResult { new, known, skipped } = imported;
     if !skipped.is_empty() {
         eprintln!("{}", report::history::skipped(skipped));
@@ -179,10 +182,10 @@ fn report_import(place: &HistoryStore, imported: &ImportResult) -> Exit {
 }
 
 /// Names on standard error the packages whose runs in the store are not used.
-fn other_packages(index: &Index, store: &Store) -> anyhow::Result<()> {
+fn warn_of_other_packages(index: &HistoryIndex, store: &Store) -> anyhow::Result<()> {
     let Some(own) = &store.package else { return Ok(()) };
     for (package, runs) in index.packages()?.into_iter().filter(|(it, _)| *it != own.to_string()) {
-        sessions::print_not_used(runs, &package, own);
+        sessions::report_unused_runs(runs, &package, own);
     }
     Ok(())
 }
@@ -191,27 +194,28 @@ fn other_packages(index: &Index, store: &Store) -> anyhow::Result<()> {
 #[derive(Serialize)]
 struct Output<'a> {
     histories: &'a [CaseHistory],
-    skipped: &'a [Skipped],
+    skipped: &'a [SkippedRecordFile],
 }
 
-fn show(arguments: &ShowArguments, store: &Store) -> anyhow::Result<Exit> {
+fn show(arguments: &HistoryShowArguments, store: &Store) -> anyhow::Result<Exit> {
     let smallest = arguments.smallest;
     anyhow::ensure!(
         (0.0..10.0).contains(&smallest),
         "--smallest takes a fraction of the time, from 0"
     );
-    let mut renamed: BTreeMap<String, String> = rules_file::read_folder(&store.root)?.renamed;
+    let mut renamed: BTreeMap<String, String> =
+        rules_file::read_rules_of_folder(&store.root)?.renamed;
     renamed.extend(arguments.renamed.iter().cloned());
-    let place = arguments.place.open_there(store)?;
+    let place = arguments.place.open_store_to_read(store)?;
     let index = place.index()?;
     if !index.is_kept() {
         let root = printable_path(place.root());
         eprintln!("no index can be written in {root}: its records are read each time");
     }
-    other_packages(&index, store)?;
+    warn_of_other_packages(&index, store)?;
     let order = CommitOrder::around(&store.root, arguments.branch.as_deref())?;
     let find = |cases: &Filter| {
-        let query = Query {
+        let query = HistoryQuery {
             package: store.package.as_ref(),
             cases,
             renamed: &renamed,
@@ -219,7 +223,7 @@ fn show(arguments: &ShowArguments, store: &Store) -> anyhow::Result<Exit> {
             known_only: arguments.branch.is_some(),
             smallest,
         };
-        histories(&index, &query, &order)
+        case_histories(&index, &query, &order)
     };
     // An id selects that case, even if it has another meaning as a regular expression.
     let exact = arguments.case.as_ref().map(|case| find(&Filter::Exact(case.clone())));
@@ -241,12 +245,12 @@ fn show(arguments: &ShowArguments, store: &Store) -> anyhow::Result<Exit> {
             }
         }
     }
-    anyhow::ensure!(!found.is_empty(), nothing_found(arguments, place.root()));
+    anyhow::ensure!(!found.is_empty(), no_history_message(arguments, place.root()));
     Ok(Exit::Fine)
 }
 
 /// The message that no run was selected.
-fn nothing_found(arguments: &ShowArguments, root: &Path) -> String {
+fn no_history_message(arguments: &HistoryShowArguments, root: &Path) -> String {
     let root = printable_path(root);
     match (&arguments.case, &arguments.branch) {
         (Some(case), _) => {

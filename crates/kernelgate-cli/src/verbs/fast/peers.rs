@@ -11,15 +11,15 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use crate::benches::ask::{self, RequestSettings};
-use crate::benches::child::{ChildProcess, Ended, over_memory};
-use crate::benches::output::{Kept, START_BYTES, captured, drain};
+use crate::benches::child::{ChildProcess, Ended, memory_kill_reason};
+use crate::benches::output::{KEPT_START_BYTES, Kept, captured, drain};
 use crate::compare::progress::parse_duration;
 use crate::pages::measured::PeerTime;
 use crate::verbs::shared::bench_flags::BenchFlags;
-use crate::verbs::shared::choice::unexpected;
-use crate::verbs::shared::interrupt::{self, Partial};
+use crate::verbs::shared::choice::unexpected_response;
+use crate::verbs::shared::interrupt::{self, PartialResults};
 use crate::verbs::shared::output::{OutputFormat, print_json};
-use crate::verbs::shared::sessions::Sessions;
+use crate::verbs::shared::sessions::SelectedSessions;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
@@ -39,7 +39,7 @@ pub struct Arguments {
     #[arg(long, env = "KERNELGATE_PYTHON", value_name = "PROGRAM", default_value = "python3")]
     python: PathBuf,
     #[command(flatten)]
-    sessions: Sessions,
+    sessions: SelectedSessions,
     #[command(flatten)]
     benches: BenchFlags,
     /// Time after which a peer program is treated as hung and ended
@@ -57,7 +57,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A problem as a peer program reads it.
 #[derive(Debug, Serialize)]
-struct AskedProblem<'a> {
+struct RequestedPeerProblem<'a> {
     id: &'a str,
     workload: &'a str,
     axes: &'a BTreeMap<String, String>,
@@ -67,12 +67,12 @@ struct AskedProblem<'a> {
 #[derive(Debug)]
 enum Line {
     Environment(BTreeMap<String, String>),
-    Result(PeerResult),
+    Result(PeerProgramResult),
 }
 
 /// The time of a peer for a problem, or the reason why it has none.
 #[derive(Debug, Deserialize)]
-struct PeerResult {
+struct PeerProgramResult {
     id: String,
     peer: String,
     about: String,
@@ -93,7 +93,7 @@ impl Line {
         if fields.get("id").is_none() {
             return serde_json::from_value(fields).map(Self::Environment);
         }
-        let result: PeerResult = serde_json::from_value(fields)?;
+        let result: PeerProgramResult = serde_json::from_value(fields)?;
         if result.median_ns.is_none() && result.error.is_none() {
             return Err(serde::de::Error::missing_field("median_ns"));
         }
@@ -103,7 +103,7 @@ impl Line {
 
 /// A time of a peer beside one of our implementations.
 #[derive(Debug, Serialize, Deserialize)]
-struct PeerRow {
+struct PeerComparisonRow {
     problem: String,
     peer: String,
     about: String,
@@ -123,14 +123,14 @@ struct PeerRow {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct PeersReport {
+struct PeerComparisonReport {
     device: String,
     commit: String,
     peers: BTreeMap<String, String>,
     /// The reason why rows are missing, if a peer program did not run to its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ended_early: Option<String>,
-    rows: Vec<PeerRow>,
+    rows: Vec<PeerComparisonRow>,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -148,7 +148,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
          the filter"
     );
     let families: BTreeSet<&str> = problems.keys().filter_map(|id| id.split('/').next()).collect();
-    let (running, partial) = &interrupt::watched_partial()?;
+    let (running, partial) = &interrupt::watch_interrupts_partial()?;
     let programs = programs(arguments, store, &families, running)?;
     let gpus = runs.iter().rev().map(|run| &run.environment.gpus).find(|gpus| !gpus.is_empty());
     let cards: Vec<&str> = gpus.into_iter().flat_map(Gpus::iter).map(|gpu| &*gpu.uuid).collect();
@@ -170,7 +170,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         return Ok(Exit::Refused);
     }
     let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
-    let report = PeersReport { device, commit, peers: environment, ended_early, rows };
+    let report = PeerComparisonReport { device, commit, peers: environment, ended_early, rows };
     report.validate().map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
     // The results so far took minutes on a GPU.
     if report.ended_early.is_none() || !report.rows.is_empty() {
@@ -191,7 +191,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 
 /// Times and errors that peer programs printed.
 struct Timed {
-    rows: Vec<PeerRow>,
+    rows: Vec<PeerComparisonRow>,
     environment: BTreeMap<String, String>,
     /// The reason why times of peers are missing.
     ended_early: Option<String>,
@@ -199,10 +199,10 @@ struct Timed {
 
 /// Times the peers of every problem, family by family, until a program fails or is interrupted.
 fn time_peers(
-    (arguments, running, partial): (&Arguments, &ChildProcess, &Partial),
+    (arguments, running, partial): (&Arguments, &ChildProcess, &PartialResults),
     cards: &str,
     programs: &[PeerProgram],
-    problems: &BTreeMap<String, Vec<OwnCase<'_>>>,
+    problems: &BTreeMap<String, Vec<FastestOwnCase<'_>>>,
 ) -> anyhow::Result<Timed> {
     let mut rows = Vec::new();
     let mut environment = BTreeMap::new();
@@ -214,10 +214,10 @@ fn time_peers(
             ended_early = Some(format!("interrupted, before the peers of {family}"));
             break;
         }
-        let requested: Vec<AskedProblem<'_>> = problems
+        let requested: Vec<RequestedPeerProblem<'_>> = problems
             .iter()
             .filter(|(id, _)| id.starts_with(&format!("{family}/")))
-            .map(|(id, ours)| AskedProblem {
+            .map(|(id, ours)| RequestedPeerProblem {
                 id,
                 workload: &ours[0].case.workload,
                 axes: &ours[0].case.problem,
@@ -225,10 +225,10 @@ fn time_peers(
             .collect();
         eprintln!("timing the peers of {} {family} problems", requested.len());
         let (lines, ended) =
-            ask_program((arguments, running, partial), cards, program, &requested)?;
+            run_peer_program((arguments, running, partial), cards, program, &requested)?;
         ended_early = ended;
         for line in lines {
-            let PeerResult { id, peer, about, median_ns: peer_ns, power, clock_mhz, error } =
+            let PeerProgramResult { id, peer, about, median_ns: peer_ns, power, clock_mhz, error } =
                 match line {
                     Line::Environment(found) => {
                         environment = found;
@@ -239,7 +239,7 @@ fn time_peers(
             let ours = problems.get(&id).with_context(|| {
                 format!("peers/{} answers for {id}, which it was not asked", program.main)
             })?;
-            rows.extend(ours.iter().map(|ours| PeerRow {
+            rows.extend(ours.iter().map(|ours| PeerComparisonRow {
                 problem: id.clone(),
                 peer: peer.clone(),
                 about: about.clone(),
@@ -259,7 +259,7 @@ fn time_peers(
     Ok(Timed { rows, environment, ended_early })
 }
 
-impl PeersReport {
+impl PeerComparisonReport {
     /// Checks every name and number, whether from a file or from a peer program.
     fn validate(&self) -> Result<(), String> {
         check_plain(&self.device)?;
@@ -271,7 +271,7 @@ impl PeersReport {
     }
 }
 
-impl PeerRow {
+impl PeerComparisonRow {
     fn validate(&self) -> Result<(), String> {
         let names = [&self.problem, &self.peer, &self.implementation];
         names.into_iter().try_for_each(|name| check_plain(name))?;
@@ -288,10 +288,10 @@ pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
         format!("failed to read {} as what `kernelgate peers --format json` prints", path.display())
     };
     let text = file::text_of(path, MAX_BYTES).with_context(failed)?;
-    let report: PeersReport = serde_json::from_str(&text).with_context(failed)?;
+    let report: PeerComparisonReport = serde_json::from_str(&text).with_context(failed)?;
     report.validate().map_err(anyhow::Error::msg).with_context(failed)?;
-    let time = |row: PeerRow| {
-        let PeerRow { problem, peer, peer_ns, implementation, ours_ns, .. } = row;
+    let time = |row: PeerComparisonRow| {
+        let PeerComparisonRow { problem, peer, peer_ns, implementation, ours_ns, .. } = row;
         let (power, clock_mhz) = (row.peer_power, row.peer_clock_mhz);
         let peer_ns = peer_ns?;
         Some(PeerTime { problem, peer, peer_ns, power, clock_mhz, implementation, ours_ns })
@@ -300,7 +300,7 @@ pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
 }
 
 /// Our case, with which peers are compared.
-struct OwnCase<'a> {
+struct FastestOwnCase<'a> {
     case: &'a CaseRecord,
     median_ns: f64,
 }
@@ -313,18 +313,19 @@ const LIBRARIES: &[&str] = &["cuda/cudnn", "cuda/nccl"];
 fn problems<'a>(
     runs: &'a [ProcessRun],
     filter: Option<&Regex>,
-) -> BTreeMap<String, Vec<OwnCase<'a>>> {
-    let mut problems: BTreeMap<String, Vec<OwnCase<'a>>> = BTreeMap::new();
+) -> BTreeMap<String, Vec<FastestOwnCase<'a>>> {
+    let mut problems: BTreeMap<String, Vec<FastestOwnCase<'a>>> = BTreeMap::new();
     let gpu = runs.iter().filter(|run| !run.environment.gpus.is_empty());
     for (id, case) in gpu.flat_map(|run| &run.cases).filter(|(_, case)| case.cache == "hot") {
         let problem =
             id.strip_suffix(&format!("/{}/{}", case.implementation, case.cache)).unwrap_or(id);
         if filter.is_none_or(|filter| filter.is_match(problem)) {
-            let ours = OwnCase { case, median_ns: median(&case.samples.per_launch_ns()) };
+            let ours = FastestOwnCase { case, median_ns: median(&case.samples.per_launch_ns()) };
             problems.entry(problem.to_owned()).or_default().push(ours);
         }
     }
-    let is_library = |ours: &OwnCase<'_>| LIBRARIES.contains(&ours.case.implementation.as_str());
+    let is_library =
+        |ours: &FastestOwnCase<'_>| LIBRARIES.contains(&ours.case.implementation.as_str());
     for ours in problems.values_mut() {
         ours.sort_by(|a, b| {
             is_library(a).cmp(&is_library(b)).then(a.median_ns.total_cmp(&b.median_ns))
@@ -347,7 +348,7 @@ fn programs(
     let found = arguments.benches.find(&store.root, running)?;
     let mut programs: Vec<PeerProgram> = Vec::new();
     for (bench, answer) in ask::all(&found, &asking, &Action::Peers)? {
-        let ResponseBody::Peers(found) = answer else { return Err(unexpected(&bench)) };
+        let ResponseBody::Peers(found) = answer else { return Err(unexpected_response(&bench)) };
         programs
             .extend(found.into_iter().filter(|program| families.contains(program.family.as_str())));
     }
@@ -363,11 +364,11 @@ fn programs(
 
 /// Runs a peer program on the cards of the run and reads its output. The second value is the reason if it did not
 /// run to its end.
-fn ask_program(
-    (arguments, running, partial): (&Arguments, &ChildProcess, &Partial),
+fn run_peer_program(
+    (arguments, running, partial): (&Arguments, &ChildProcess, &PartialResults),
     cards: &str,
     program: &PeerProgram,
-    requested: &[AskedProblem<'_>],
+    requested: &[RequestedPeerProblem<'_>],
 ) -> anyhow::Result<(Vec<Line>, Option<String>)> {
     let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
     for (name, text) in &program.files {
@@ -414,9 +415,9 @@ fn ask_program(
             "peers/{main} under {python} gave no answer within {} s (--wait sets this)",
             arguments.wait.as_secs_f64()
         )),
-        Ended::OverMemory(limit) => Some(format!("peers/{main} was {}", over_memory(limit))),
+        Ended::OverMemory(limit) => Some(format!("peers/{main} was {}", memory_kill_reason(limit))),
     };
-    ensure!(!printed.cut, "peers/{main} printed more than {START_BYTES} bytes, the limit");
+    ensure!(!printed.cut, "peers/{main} printed more than {KEPT_START_BYTES} bytes, the limit");
     let text = String::from_utf8_lossy(&printed.kept);
     // A line that was cut off while it was written does not count.
     let whole =
@@ -428,7 +429,7 @@ fn ask_program(
     Ok((lines.collect::<anyhow::Result<_>>()?, early))
 }
 
-fn print(report: &PeersReport, format: OutputFormat) {
+fn print(report: &PeerComparisonReport, format: OutputFormat) {
     let with: Vec<String> =
         report.peers.iter().map(|(name, version)| format!("{name} {version}")).collect();
     println!(
@@ -476,7 +477,7 @@ mod tests {
             Line::parse(&format!(r#"{{"id": "a/b/c", "peer": "torch", "about": "eager"{fields}}}"#))
         };
         let time = |fields: &str| match result(fields) {
-            Ok(Line::Result(PeerResult { median_ns, error, .. })) => (median_ns, error),
+            Ok(Line::Result(PeerProgramResult { median_ns, error, .. })) => (median_ns, error),
             other => panic!("{other:?}"),
         };
         assert_eq!(time(r#", "median_ns": 1500.5"#), (Some(1500.5), None));

@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 use super::peers;
-use crate::gate::baseline::Policy;
+use crate::gate::baseline::GatePolicy;
 use crate::gate::rules::rules_file;
-use crate::history::series::MIN_CHANGE;
-use crate::history::{CaseHistory, CommitOrder, HistoryStore, Query, histories};
-use crate::pages::charts::Figure;
+use crate::history::series::MIN_REPORTED_CHANGE;
+use crate::history::{CaseHistory, CommitOrder, HistoryQuery, HistoryStore, case_histories};
+use crate::pages::charts::ChartFigure;
 use crate::pages::measured::Measured;
-use crate::pages::report::{self, OverCommits};
+use crate::pages::report::{self, CommitHistories};
 use crate::pages::{results, tables};
 use crate::report::verdicts;
 use crate::verbs::shared::output::json;
-use crate::verbs::shared::sessions::Sessions;
+use crate::verbs::shared::sessions::SelectedSessions;
 use crate::verbs::slower::gate;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
@@ -33,7 +33,7 @@ pub struct Arguments {
     #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["session", "last"])]
     runs: Vec<PathBuf>,
     #[command(flatten)]
-    sessions: Sessions,
+    sessions: SelectedSessions,
     /// Show verdicts against this baseline of the device: baselines/DEVICE/NAME.json
     #[arg(long, value_name = "NAME")]
     baseline: Option<String>,
@@ -60,7 +60,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let (runs, baselines) = match arguments.runs.is_empty() {
         true => (arguments.sessions.read(store)?, Vec::new()),
-        false => records(&arguments.runs)?,
+        false => read_records_and_baselines(&arguments.runs)?,
     };
     let measurements = Measurement::split(runs);
     let mut measured = match Measured::new(&measurements, &baselines) {
@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     if let Some(filter) = &arguments.filter {
         let filter = Filter::parse(Some(filter), false)?;
-        measured.retain(|id| filter.matches(id));
+        measured.retain_cases(|id| filter.matches(id));
         anyhow::ensure!(!measured.cases.is_empty(), "no case matches the filter");
     }
     if let Some(path) = &arguments.peers {
@@ -92,7 +92,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
     }
     if let Some(folder) = &arguments.results {
-        return write_results(folder, &measured);
+        return write_result_tables(folder, &measured);
     }
     let verdict = match &arguments.baseline {
         None => None,
@@ -104,12 +104,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                     return Ok(Exit::Refused);
                 }
             };
-            let judged = gate::judge(store, name, &measurement, Policy::default())?;
-            Some(verdicts::summary(&judged, &gate::reproduce(name)))
+            let judged = gate::judge(store, name, &measurement, GatePolicy::default())?;
+            Some(verdicts::summary(&judged, &gate::local_reproduction_commands(name)))
         }
     };
-    let history = over_commits(arguments, store, &measured)?;
-    let content = report::Content {
+    let history = read_commit_histories(arguments, store, &measured)?;
+    let content = report::ReportContent {
         measured: &measured,
         history: history.as_ref(),
         verdict: verdict.as_ref(),
@@ -137,7 +137,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 
 /// Fills the marked tables of the pages in a folder; where no page marks any, writes a page for each
 /// family.
-fn write_results(folder: &Path, measured: &Measured) -> anyhow::Result<Exit> {
+fn write_result_tables(folder: &Path, measured: &Measured) -> anyhow::Result<Exit> {
     let pages = match results::pages(measured) {
         Ok(pages) => pages,
         Err(missing) => {
@@ -145,7 +145,7 @@ fn write_results(folder: &Path, measured: &Measured) -> anyhow::Result<Exit> {
             return Ok(Exit::Refused);
         }
     };
-    let filled = filled_pages(folder, measured)?;
+    let filled = pages_with_filled_tables(folder, measured)?;
     if !filled.is_empty() {
         let texts = filled.iter().map(|(path, text)| (path.as_path(), text.as_str()));
         file::write_texts(texts)
@@ -164,10 +164,13 @@ fn write_results(folder: &Path, measured: &Measured) -> anyhow::Result<Exit> {
 }
 
 /// Largest page whose tables are filled, bytes.
-const MOST_PAGE_BYTES: u64 = 1 << 20;
+const MAX_PAGE_BYTES: u64 = 1 << 20;
 
 /// The pages of a folder that mark tables, with these tables filled.
-fn filled_pages(folder: &Path, measured: &Measured) -> anyhow::Result<Vec<(PathBuf, String)>> {
+fn pages_with_filled_tables(
+    folder: &Path,
+    measured: &Measured,
+) -> anyhow::Result<Vec<(PathBuf, String)>> {
     let mut pages = Vec::new();
     let Ok(entries) = std::fs::read_dir(folder) else { return Ok(pages) };
     for path in entries.flatten().map(|entry| entry.path()) {
@@ -175,7 +178,7 @@ fn filled_pages(folder: &Path, measured: &Measured) -> anyhow::Result<Vec<(PathB
             continue;
         }
         let named = || format!("--results: {}", printable_path(&path));
-        let text = file::text_of(&path, MOST_PAGE_BYTES).with_context(named)?;
+        let text = file::text_of(&path, MAX_PAGE_BYTES).with_context(named)?;
         if let Some(text) = results::filled(&text, measured).with_context(named)? {
             pages.push((path, text));
         }
@@ -186,53 +189,55 @@ fn filled_pages(folder: &Path, measured: &Measured) -> anyhow::Result<Vec<(PathB
 
 /// Times over commits of the cases and devices on the page; `None` without a store, or if it has
 /// one commit only. If the default store cannot be used, the page is made without them.
-fn over_commits(
+fn read_commit_histories(
     arguments: &Arguments,
     store: &Store,
     measured: &Measured,
-) -> anyhow::Result<Option<OverCommits>> {
+) -> anyhow::Result<Option<CommitHistories>> {
     if let Some(folder) = &arguments.store {
         super::history::check_store(folder)?;
-        return from_store(&HistoryStore::at(folder), arguments, store, measured);
+        return histories_from_store(&HistoryStore::at(folder), arguments, store, measured);
     }
     let usual = HistoryStore::around(&store.runs);
     if !arguments.runs.is_empty() || !HistoryStore::is_at(usual.root()) {
         return Ok(None);
     }
-    from_store(&usual, arguments, store, measured).or_else(|error| {
+    histories_from_store(&usual, arguments, store, measured).or_else(|error| {
         eprintln!("{}", printable(&format!("no times over commits: {error:#}")));
         Ok(None)
     })
 }
 
-fn from_store(
+fn histories_from_store(
     place: &HistoryStore,
     arguments: &Arguments,
     store: &Store,
     measured: &Measured,
-) -> anyhow::Result<Option<OverCommits>> {
+) -> anyhow::Result<Option<CommitHistories>> {
     let index = place.index()?;
     let order = CommitOrder::around(&store.root, None)?;
-    let query = Query {
+    let query = HistoryQuery {
         package: store.package.as_ref(),
         cases: &Filter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),
-        renamed: &rules_file::read_folder(&store.root)?.renamed,
+        renamed: &rules_file::read_rules_of_folder(&store.root)?.renamed,
         join_cards: arguments.join_cards,
         known_only: false,
-        smallest: MIN_CHANGE,
+        smallest: MIN_REPORTED_CHANGE,
     };
-    let mut histories = histories(&index, &query, &order)?;
+    let mut histories = case_histories(&index, &query, &order)?;
     let is_shown = |history: &CaseHistory| {
         history.points.len() > 1 && measured.fingerprints.contains(&history.fingerprint)
     };
     histories.retain(is_shown);
-    let order = crate::report::history::order_text(&histories, &order);
-    Ok(Some(OverCommits { histories, order }).filter(|shown| !shown.histories.is_empty()))
+    let order = crate::report::history::commit_order_text(&histories, &order);
+    Ok(Some(CommitHistories { histories, order }).filter(|shown| !shown.histories.is_empty()))
 }
 
 /// The records in the paths. In a folder, a file that is neither a run nor a baseline is named and
 /// skipped.
-fn records(paths: &[PathBuf]) -> anyhow::Result<(Vec<ProcessRun>, Vec<Baseline>)> {
+fn read_records_and_baselines(
+    paths: &[PathBuf],
+) -> anyhow::Result<(Vec<ProcessRun>, Vec<Baseline>)> {
     let (mut runs, mut baselines) = (Vec::new(), Vec::new());
     for path in paths {
         let files = if path.is_dir() { files(path) } else { vec![path.clone()] };
@@ -286,10 +291,10 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 /// Writes each chart as SVG and PNG. The files can be made again from records, so they are not
 /// synced to disk.
-fn write_plots(folder: &Path, figures: &[Figure]) -> anyhow::Result<()> {
+fn write_plots(folder: &Path, figures: &[ChartFigure]) -> anyhow::Result<()> {
     let failed = || format!("--out: failed to write the plots into {}", folder.display());
     std::fs::create_dir_all(folder).with_context(failed)?;
-    let write = |figure: &Figure| -> anyhow::Result<()> {
+    let write = |figure: &ChartFigure| -> anyhow::Result<()> {
         let drawn = |error| anyhow::anyhow!("failed to {error}");
         let path = |ending: &str| folder.join(format!("{}.{ending}", figure.name));
         std::fs::write(path("svg"), figure.chart.svg().map_err(drawn)?).with_context(failed)?;

@@ -6,8 +6,8 @@ use clap::ValueEnum;
 
 use crate::report::costs;
 use crate::report::formats::metrics;
-use crate::verbs::shared::output::{json, print_json, write_all};
-use crate::verbs::shared::sessions::Sessions;
+use crate::verbs::shared::output::{json, print_json, write_files};
+use crate::verbs::shared::sessions::SelectedSessions;
 use kernelgate::display::{runs, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::record::text::printable;
@@ -30,7 +30,7 @@ enum RunsFormat {
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    sessions: Sessions,
+    sessions: SelectedSessions,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: RunsFormat,
@@ -52,9 +52,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             terminal::print(&(table(&found, columns) + &interrupted));
         }
         RunsFormat::Json => print_json(&found)?,
-        RunsFormat::Bmf => print_json(&metrics::bencher(&metrics::from_runs(&found)))?,
+        RunsFormat::Bmf => {
+            print_json(&metrics::bencher_metric_format(&metrics::from_runs(&found)))?
+        }
         RunsFormat::SmallerIsBetter => {
-            print_json(&metrics::smaller_is_better(&metrics::from_runs(&found)))?
+            print_json(&metrics::smaller_is_better_format(&metrics::from_runs(&found)))?
         }
     }
     if let Some(folder) = &arguments.out {
@@ -62,10 +64,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let files = [
             ("runs.txt", runs::text(&found, None) + &interrupted + "\n"),
             ("runs.json", json(&found)?),
-            ("bmf.json", json(&metrics::bencher(&metrics))?),
-            ("smaller-is-better.json", json(&metrics::smaller_is_better(&metrics))?),
+            ("bmf.json", json(&metrics::bencher_metric_format(&metrics))?),
+            ("smaller-is-better.json", json(&metrics::smaller_is_better_format(&metrics))?),
         ];
-        write_all(folder, files, &[])?;
+        write_files(folder, files, &[])?;
     }
     Ok(Exit::Fine)
 }

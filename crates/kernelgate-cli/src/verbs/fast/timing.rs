@@ -16,7 +16,7 @@ use kernelgate_cuda::driver::device;
 use crate::benches::ask::{self, RequestSettings};
 use crate::compare::progress::parse_duration;
 use crate::verbs::shared::bench_flags::BenchFlags;
-use crate::verbs::shared::choice::unexpected;
+use crate::verbs::shared::choice::unexpected_response;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
@@ -29,7 +29,7 @@ pub struct Arguments {
     device: usize,
     /// Measure only this part
     #[arg(long, value_enum)]
-    part: Option<PartName>,
+    part: Option<TimingPart>,
     #[command(flatten)]
     benches: BenchFlags,
     /// Time after which a bench that has given no response is ended
@@ -41,7 +41,7 @@ pub struct Arguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum PartName {
+enum TimingPart {
     /// Spins of known length.
     Spins,
     /// Copies, against CUPTI's record of the same launches.
@@ -55,14 +55,14 @@ enum PartName {
     Limits,
 }
 
-impl From<PartName> for protocol::Part {
-    fn from(part: PartName) -> Self {
+impl From<TimingPart> for protocol::Part {
+    fn from(part: TimingPart) -> Self {
         match part {
-            PartName::Spins => Self::Spins,
-            PartName::Cupti => Self::Cupti,
-            PartName::Cases => Self::Cases,
-            PartName::Cold => Self::Cold,
-            PartName::Limits => Self::Limits,
+            TimingPart::Spins => Self::Spins,
+            TimingPart::Cupti => Self::Cupti,
+            TimingPart::Cases => Self::Cases,
+            TimingPart::Cold => Self::Cold,
+            TimingPart::Limits => Self::Limits,
         }
     }
 }
@@ -87,12 +87,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                 format => print(&report, |table| format.table(table)),
             },
             ResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
-            _ => return Err(unexpected(bench)),
+            _ => return Err(unexpected_response(bench)),
         }
         Ok(())
     };
     match arguments.part {
-        Some(PartName::Cases) => {
+        Some(TimingPart::Cases) => {
             Filter::parse(filter, false)?;
             ask::each(&found, &asking, &action, show)?;
         }
@@ -113,14 +113,14 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
         false => environment.gpus.values(|gpu| gpu.driver.clone()),
     };
     println!("{}, driver {driver}", environment.device_name);
-    let mut tables = vec![overheads(report)];
+    let mut tables = vec![overhead_table(report)];
     if let Some(limits) = &report.limits {
-        tables.push(bandwidths(limits));
-        tables.extend((!limits.flops_per_s.is_empty()).then(|| rates(limits)));
+        tables.push(bandwidth_table(limits));
+        tables.extend((!limits.flops_per_s.is_empty()).then(|| matmul_rate_table(limits)));
     }
     tables.extend(report.spins.as_deref().map(spins));
     tables.extend(report.cupti.as_deref().map(recorded));
-    tables.extend(report.cold.as_deref().map(cold_reads));
+    tables.extend(report.cold.as_deref().map(cold_read_table));
     for table in tables {
         println!("\n{}", show(&table));
     }
@@ -130,7 +130,7 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
 }
 
 /// A table of the overheads of launches and events.
-fn overheads(report: &TimingReport) -> Table {
+fn overhead_table(report: &TimingReport) -> Table {
     let overhead = report.overhead;
     let mut table = Table::new(&["overhead", "time"]);
     for (what, ns) in [
@@ -147,7 +147,7 @@ fn overheads(report: &TimingReport) -> Table {
 }
 
 /// A table of bandwidths.
-fn bandwidths(limits: &Limits) -> Table {
+fn bandwidth_table(limits: &Limits) -> Table {
     let mut table = Table::new(&["read", "written", "time", "rate", "fastest pass"]);
     for limit in &limits.memory {
         table.row(vec![
@@ -162,7 +162,7 @@ fn bandwidths(limits: &Limits) -> Table {
 }
 
 /// A table of the rates of arithmetic units.
-fn rates(limits: &Limits) -> Table {
+fn matmul_rate_table(limits: &Limits) -> Table {
     let mut table = Table::new(&["unit", "rate"]);
     for (unit, rate) in &limits.flops_per_s {
         table.row(vec![unit.clone(), format!("{:.1} TFLOP/s", rate / 1e12)]);
@@ -222,7 +222,7 @@ fn recorded(rows: &[TraceRow]) -> Table {
 }
 
 /// A table of reads with caches hot and cold.
-fn cold_reads(rows: &[ColdRow]) -> Table {
+fn cold_read_table(rows: &[ColdRow]) -> Table {
     let mut table = Table::new(&["read of", "hot", "cold", "memory's best"]);
     for row in rows {
         table.row(vec![bytes(row.bytes), time(row.hot_ns), time(row.cold_ns), time(row.memory_ns)]);

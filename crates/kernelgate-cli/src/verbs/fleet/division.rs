@@ -4,14 +4,15 @@ use anyhow::Context as _;
 use kernelgate::display::without_flags;
 
 use crate::gate::rules::rules_file::MAX_RATIO;
-use crate::verbs::shared::settings::{check_number, parse_fraction};
+use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
 
 /// Flags of `compare` that name its sides; the job has the sides as folders.
-const SIDES: [&str; 5] = ["--base", "--head", "--base-dir", "--head-dir", "--leave-out"];
+const COMPARED_SIDE_FLAGS: [&str; 5] =
+    ["--base", "--head", "--base-dir", "--head-dir", "--leave-out"];
 
 /// How the work is divided.
 #[derive(Debug, clap::Args)]
-pub struct Division {
+pub struct ShardDivision {
     /// Number of shards
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub shards: u32,
@@ -37,12 +38,12 @@ pub enum Verb {
     Calibrate,
 }
 
-impl Division {
+impl ShardDivision {
     /// The verb and its flags.
     ///
     /// # Errors
     /// When the verb cannot be divided.
-    pub fn verb(&self) -> anyhow::Result<(Verb, &[String])> {
+    pub fn split_verb_and_flags(&self) -> anyhow::Result<(Verb, &[String])> {
         let (verb, flags) = self.command.split_first().context("no verb")?;
         let verb = match verb.as_str() {
             "bench" => Verb::Bench,
@@ -60,12 +61,12 @@ impl Division {
                 "{flag}: the job sets it; `submit` takes --dir, --shards and --folder before `--`"
             );
         }
-        check_number("--anchor-tolerance", self.anchor_tolerance, 0.0..=MAX_RATIO)?;
+        check_flag_range("--anchor-tolerance", self.anchor_tolerance, 0.0..=MAX_RATIO)?;
         Ok((verb, flags))
     }
 }
 
 /// Flags of `compare` without those that name its sides.
-pub fn without_sides(flags: &[String]) -> Vec<String> {
-    without_flags(flags.iter().cloned(), &SIDES, &[])
+pub fn without_side_flags(flags: &[String]) -> Vec<String> {
+    without_flags(flags.iter().cloned(), &COMPARED_SIDE_FLAGS, &[])
 }

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use kernelgate::display::flag_value;
 
-use super::division::{Division, Verb, without_sides};
+use super::division::{ShardDivision, Verb, without_side_flags};
 use crate::fleet::kubernetes::KubernetesOptions;
 use crate::fleet::task::{Places, Work};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    division: Division,
+    division: ShardDivision,
     /// Print the manifests; this verb never applies them
     #[arg(long, required = true)]
     dry_run: bool,
@@ -38,7 +38,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "nvidia.com/gpu")]
     gpu_resource: String,
     /// Label that a node must have (repeatable)
-    #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_label)]
+    #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_node_label)]
     node_selector: Vec<(String, String)>,
     /// Number of pods that run at the same time [default: all shards]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
@@ -48,7 +48,7 @@ pub struct Arguments {
     deadline: Option<u64>,
 }
 
-fn parse_label(text: &str) -> Result<(String, String), String> {
+fn parse_node_label(text: &str) -> Result<(String, String), String> {
     let parts = text.split_once('=').filter(|(label, _)| !label.is_empty());
     let (label, value) = parts.ok_or_else(|| format!("`{text}`: a label is NAME=VALUE"))?;
     Ok((label.to_owned(), value.to_owned()))
@@ -60,7 +60,7 @@ fn parse_label(text: &str) -> Result<(String, String), String> {
 /// When the command cannot be divided.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let division = &arguments.division;
-    let (verb, flags) = division.verb()?;
+    let (verb, flags) = division.split_verb_and_flags()?;
     let places = Places {
         program: "kernelgate".into(),
         package: arguments.package_dir.clone(),
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             let (base, head) = both.context(
                 "compare needs --base-dir and --head-dir: folders of executables in the image",
             )?;
-            Work::Compare { sides: [base.into(), head.into()], flags: without_sides(flags) }
+            Work::Compare { sides: [base.into(), head.into()], flags: without_side_flags(flags) }
         }
         Verb::Calibrate => {
             let executables = arguments.executable.first().and_then(|path| path.parent());

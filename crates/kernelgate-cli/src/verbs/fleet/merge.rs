@@ -14,7 +14,7 @@ use crate::report::formats::metrics;
 use crate::report::verdicts;
 use crate::verbs::correct::verify;
 use crate::verbs::shared::output::{OutputFormat, print_json};
-use crate::verbs::shared::settings::{check_number, parse_fraction};
+use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
 use crate::verbs::slower::calibrate;
 use crate::verbs::slower::verdict::{VerdictFormat, VerdictOutput};
 use kernelgate::display::{counted, terminal};
@@ -47,7 +47,7 @@ pub struct Arguments {
 
 /// A merged session, for programs.
 #[derive(Serialize)]
-struct MergedSession<'a> {
+struct MergedSessionJson<'a> {
     session: &'a Path,
     cases: usize,
     devices: Vec<String>,
@@ -60,26 +60,26 @@ struct MergedSession<'a> {
 
 /// Merges the records.
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    check_number("--anchor-tolerance", arguments.anchor_tolerance, 0.0..=MAX_RATIO)?;
+    check_flag_range("--anchor-tolerance", arguments.anchor_tolerance, 0.0..=MAX_RATIO)?;
     match merge(arguments, store) {
-        Err(Stop::Refused(why)) => {
+        Err(MergeStop::Refused(why)) => {
             println!("{}", printable(&why));
             Ok(Exit::Refused)
         }
-        Err(Stop::Error(error)) => Err(error),
+        Err(MergeStop::Error(error)) => Err(error),
         Ok(exit) => Ok(exit),
     }
 }
 
 /// The reason why nothing was merged.
-enum Stop {
+enum MergeStop {
     /// Records do not belong together.
     Refused(String),
     /// Another error.
     Error(anyhow::Error),
 }
 
-impl From<MergeError> for Stop {
+impl From<MergeError> for MergeStop {
     fn from(error: MergeError) -> Self {
         match error {
             MergeError::Refused { .. } => Self::Refused(error.to_string()),
@@ -89,19 +89,19 @@ impl From<MergeError> for Stop {
     }
 }
 
-impl From<anyhow::Error> for Stop {
+impl From<anyhow::Error> for MergeStop {
     fn from(error: anyhow::Error) -> Self {
         Self::Error(error)
     }
 }
 
-fn merge(arguments: &Arguments, store: &Store) -> Result<Exit, Stop> {
+fn merge(arguments: &Arguments, store: &Store) -> Result<Exit, MergeStop> {
     let files = merge::files(&arguments.paths)?;
     match merge::kind(&files)? {
         Kind::Runs => runs(arguments, store, &files),
-        Kind::Comparisons => comparisons(arguments, store, &files),
+        Kind::Comparisons => merge_comparisons(arguments, store, &files),
         Kind::Calibrations => calibrations(arguments, store, &files),
-        Kind::Verifications => verifications(arguments, &files),
+        Kind::Verifications => merge_verifications(arguments, &files),
     }
 }
 
@@ -114,7 +114,7 @@ fn tolerance(arguments: &Arguments, store: &Store, slug: Option<String>) -> Tole
     Tolerance(arguments.anchor_tolerance.or_else(calibrated))
 }
 
-fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit, Stop> {
+fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit, MergeStop> {
     let slug = merge::device_of_run(&files[0])?;
     let merged = merge::runs(files, tolerance(arguments, store, Some(slug)))?;
     let MergedRuns { runs, account, not_run } = &merged;
@@ -129,10 +129,11 @@ fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit,
     devices.sort();
     devices.dedup();
     let shared_gpu = shared_gpu(runs);
-    match arguments.verdict.format() {
+    match arguments.verdict.verdict_format() {
         VerdictFormat::Json => {
             let (session, not_run) = (&*session, *not_run);
-            let merged = MergedSession { session, cases, devices, not_run, shared_gpu, account };
+            let merged =
+                MergedSessionJson { session, cases, devices, not_run, shared_gpu, account };
             print_json(&merged)?;
         }
         _ => {
@@ -168,7 +169,11 @@ fn shared_gpu(runs: &[Piece<ProcessRun>]) -> BTreeMap<&Path, usize> {
     counted.filter(|&(_, cases)| cases > 0).collect()
 }
 
-fn comparisons(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit, Stop> {
+fn merge_comparisons(
+    arguments: &Arguments,
+    store: &Store,
+    files: &[PathBuf],
+) -> Result<Exit, MergeStop> {
     arguments.verdict.check()?;
     let slug = merge::device_of_comparison(&files[0])?;
     let merged = merge::comparisons(files, tolerance(arguments, store, Some(slug)))?;
@@ -183,12 +188,16 @@ fn comparisons(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Resul
         &verdicts::text(&comparison, terminal::columns()),
         &summary,
         &comparison,
-        &metrics::from_comparison(&comparison),
+        &metrics::metrics_of_comparison(&comparison),
     )?;
     Ok(comparison.exit())
 }
 
-fn calibrations(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit, Stop> {
+fn calibrations(
+    arguments: &Arguments,
+    store: &Store,
+    files: &[PathBuf],
+) -> Result<Exit, MergeStop> {
     let slug = merge::device_of_calibration(&files[0])?;
     let merged = merge::calibrations(files, tolerance(arguments, store, Some(slug)))?;
     let account = merged.account;
@@ -199,10 +208,10 @@ fn calibrations(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Resu
     Ok(if account.is_whole() { Exit::Fine } else { Exit::Inconclusive })
 }
 
-fn verifications(arguments: &Arguments, files: &[PathBuf]) -> Result<Exit, Stop> {
+fn merge_verifications(arguments: &Arguments, files: &[PathBuf]) -> Result<Exit, MergeStop> {
     let MergedVerifications { rows, account } = merge::verifications(files)?;
     account.lines().iter().for_each(|line| eprintln!("{}", printable(line)));
-    let format = match arguments.verdict.format() {
+    let format = match arguments.verdict.verdict_format() {
         VerdictFormat::Json => OutputFormat::Json,
         VerdictFormat::Markdown => OutputFormat::Markdown,
         _ => OutputFormat::Text,
@@ -210,7 +219,7 @@ fn verifications(arguments: &Arguments, files: &[PathBuf]) -> Result<Exit, Stop>
     let exit = verify::show(&rows, format, "")?;
     if rows.iter().all(|row| row.status == CaseStatus::Skipped) {
         let why = anyhow::anyhow!("nothing was verified: every case was skipped");
-        return Err(Stop::Error(why));
+        return Err(MergeStop::Error(why));
     }
     Ok(if account.is_whole() { exit } else { exit.worse(Exit::Inconclusive) })
 }

@@ -11,12 +11,12 @@ use kernelgate::exit::Exit;
 use kernelgate::record::text::{printable, printable_path};
 use kernelgate::record::{Store, file, timestamp};
 
-use super::division::{Division, Verb, without_sides};
+use super::division::{ShardDivision, Verb, without_side_flags};
 use crate::benches::child::ChildProcess;
 use crate::commands;
 use crate::fleet::pieces::Tolerance;
-use crate::fleet::slurm::{self, JobState, Jobs, SlurmOptions};
-use crate::fleet::submission::{FILE, Submission, retries};
+use crate::fleet::slurm::{self, Jobs, SlurmJobState, SlurmOptions};
+use crate::fleet::submission::{FILE, Submission, shard_retries};
 use crate::fleet::task::{Places, Work};
 use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::interrupt;
@@ -24,17 +24,17 @@ use crate::verbs::shared::interrupt;
 /// Pause between two calls of `squeue`.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Time for a file that a job wrote to appear on this machine.
-const FILE_TIMEOUT: Duration = Duration::from_secs(60);
+const RESULT_FILE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Last lines of a failed task's log that are shown.
-const LOG_LINES: usize = 8;
+const SHOWN_LOG_LINES: usize = 8;
 /// Scripts in the folder of a submission.
-const SHARDS: &str = "shards.sh";
+const SHARD_SCRIPT: &str = "shards.sh";
 const MERGE: &str = "merge.sh";
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    division: Division,
+    division: ShardDivision,
     /// Partition of the jobs
     #[arg(long, value_name = "NAME")]
     partition: Option<String>,
@@ -73,7 +73,7 @@ struct FollowedSubmission<'a> {
 
 /// States of tasks that were already printed.
 #[derive(Default)]
-struct PrintedStates {
+struct PrintedTaskStates {
     counts: String,
     failed: BTreeSet<(u32, String)>,
 }
@@ -84,7 +84,7 @@ struct PrintedStates {
 /// When nothing can be built, Slurm refuses, or the jobs end without a result.
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let division = &arguments.division;
-    let (verb, flags) = division.verb()?;
+    let (verb, flags) = division.split_verb_and_flags()?;
     let folder = arguments.folder.clone().unwrap_or_else(|| store.work.join("submit"));
     let here = std::env::current_dir().context("failed to find the working folder")?;
     let folder = here.join(folder);
@@ -101,7 +101,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         retries: division.retries,
         options: arguments.sbatch.clone(),
     };
-    let running = interrupt::watched_saying(|| {
+    let running = interrupt::watch_interrupts_printing(|| {
         ": jobs that were submitted go on; --resume follows them".to_owned()
     })?;
     if arguments.dry_run {
@@ -119,19 +119,19 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         merge: None,
     };
     let submission = match arguments.resume {
-        true => submission.resume(&folder)?,
-        false => submission.claim(&folder)?,
+        true => submission.resume_in_folder(&folder)?,
+        false => submission.claim_folder(&folder)?,
     };
     let mut followed = FollowedSubmission { arguments, places, options, submission, running };
     if arguments.resume {
-        followed.adopt()?;
+        followed.adopt_unrecorded_jobs()?;
     }
     if !followed.submission.arrays.is_empty() {
-        followed.submit_missing()?;
+        followed.submit_missing_shards()?;
     } else if let Err(error) = followed.start(verb, flags) {
         // If nothing was submitted, the folder is released. An sbatch that reports an error may
         // still have submitted its job.
-        let _ = followed.adopt();
+        let _ = followed.adopt_unrecorded_jobs();
         if followed.submission.arrays.is_empty() {
             let _ = std::fs::remove_file(folder.join(FILE));
         }
@@ -159,7 +159,7 @@ fn build(
             anyhow::ensure!(status.success(), "the sides were not built: nothing was submitted");
         }
         let sides = [builds.join("base"), builds.join("head")];
-        return Ok(Work::Compare { sides, flags: without_sides(flags) });
+        return Ok(Work::Compare { sides, flags: without_side_flags(flags) });
     }
     let found = arguments.benches.find(&places.package, running)?;
     let bin = places.folder.join("bin");
@@ -195,18 +195,18 @@ impl FollowedSubmission<'_> {
         let work = build(self.arguments, &self.places, verb, flags, (true, &self.running))?;
         let tolerance = self.arguments.division.anchor_tolerance;
         for (name, script) in [
-            (SHARDS, self.options.shard_script(&work, &self.places)),
+            (SHARD_SCRIPT, self.options.shard_script(&work, &self.places)),
             (MERGE, self.options.merge_script(&work, &self.places, tolerance)),
         ] {
             file::write_text(&folder.join(name), &script)
                 .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
         }
-        self.submit(&(1..=self.options.shards).collect())
+        self.submit_shards(&(1..=self.options.shards).collect())
     }
 
     /// Finds jobs that an interrupted program submitted without recording them.
-    fn adopt(&mut self) -> anyhow::Result<()> {
-        let Some(printed) = squeue(&["--me"])? else { return Ok(()) };
+    fn adopt_unrecorded_jobs(&mut self) -> anyhow::Result<()> {
+        let Some(printed) = run_squeue(&["--me"])? else { return Ok(()) };
         let comment = self.submission.comment(&self.places.folder);
         let [arrays, merges] = slurm::jobs_with_comment(&printed, &comment);
         let last = self.submission.arrays.iter().max().copied();
@@ -223,45 +223,45 @@ impl FollowedSubmission<'_> {
     }
 
     /// Submits the shards that ended without a record that counts, and a missing merge.
-    fn submit_missing(&mut self) -> anyhow::Result<()> {
+    fn submit_missing_shards(&mut self) -> anyhow::Result<()> {
         let jobs = loop {
             match self.jobs()? {
                 Some(jobs) => break jobs,
                 None => std::thread::sleep(POLL_INTERVAL),
             }
         };
-        let tasks_run = jobs.tasks.values().any(JobState::is_active);
-        let merge_waits = jobs.merge.as_ref().is_some_and(JobState::is_active);
+        let tasks_run = jobs.tasks.values().any(SlurmJobState::is_active);
+        let merge_waits = jobs.merge.as_ref().is_some_and(SlurmJobState::is_active);
         if tasks_run {
             // The tasks are still running; the merge may have been cancelled, or never submitted.
-            return if merge_waits { Ok(()) } else { self.submit_merge() };
+            return if merge_waits { Ok(()) } else { self.submit_merge_job() };
         }
         if merge_waits {
             return Ok(());
         }
         let tolerance = Tolerance(self.arguments.division.anchor_tolerance);
-        match self.submission.lacking(&self.places, tolerance) {
-            Ok(lacking) if !lacking.is_empty() => self.submit(&lacking),
+        match self.submission.missing_shards(&self.places, tolerance) {
+            Ok(lacking) if !lacking.is_empty() => self.submit_shards(&lacking),
             Ok(_) if self.exit().is_some() => Ok(()),
-            Ok(_) => self.submit_merge(),
+            Ok(_) => self.submit_merge_job(),
             Err(error) => {
                 // The merge reports the error too, and decides the exit code.
                 say(&format!("no shard is submitted again: {error}"));
-                if self.exit().is_some() { Ok(()) } else { self.submit_merge() }
+                if self.exit().is_some() { Ok(()) } else { self.submit_merge_job() }
             }
         }
     }
 
     /// Submits an array of these shards, and a merge that depends on it.
-    fn submit(&mut self, shards: &BTreeSet<u32>) -> anyhow::Result<()> {
+    fn submit_shards(&mut self, shards: &BTreeSet<u32>) -> anyhow::Result<()> {
         let folder = self.places.folder.clone();
         let _ = std::fs::remove_file(self.places.exit());
-        let array = slurm::array_of(shards.iter().copied());
-        let id = self.sbatch(SHARDS, format!("--array={array}"))?;
+        let array = slurm::array_option(shards.iter().copied());
+        let id = self.run_sbatch(SHARD_SCRIPT, format!("--array={array}"))?;
         self.submission.arrays.push(id);
         self.submission.merge = None;
         self.save()?;
-        self.submit_merge()?;
+        self.submit_merge_job()?;
         say(&format!(
             "shards {array} of {} are job array {id}, merged by job {}; logs in {}",
             self.options.shards,
@@ -272,10 +272,10 @@ impl FollowedSubmission<'_> {
     }
 
     /// Submits a merge that depends on the current array.
-    fn submit_merge(&mut self) -> anyhow::Result<()> {
+    fn submit_merge_job(&mut self) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(self.places.exit());
         let Some(array) = self.submission.arrays.last() else { return Ok(()) };
-        let merge = self.sbatch(MERGE, format!("--dependency=afterany:{array}"));
+        let merge = self.run_sbatch(MERGE, format!("--dependency=afterany:{array}"));
         let merge = merge.with_context(|| {
             format!(
                 "job array {array} goes on; when it has ended, `kernelgate merge {}` merges it",
@@ -287,7 +287,7 @@ impl FollowedSubmission<'_> {
     }
 
     /// Submits a script of the folder, and returns the number of the job.
-    fn sbatch(&self, script: &str, option: String) -> anyhow::Result<u64> {
+    fn run_sbatch(&self, script: &str, option: String) -> anyhow::Result<u64> {
         let mut command = Command::new("sbatch");
         command.arg("--parsable").arg(option);
         command.arg(format!("--comment={}", self.submission.comment(&self.places.folder)));
@@ -321,27 +321,28 @@ impl FollowedSubmission<'_> {
 
     /// Waits for the merge, prints changes of state meanwhile, and then the result.
     fn follow(&self) -> anyhow::Result<Exit> {
-        let mut shown = PrintedStates::default();
+        let mut shown = PrintedTaskStates::default();
         let mut ended: Option<Instant> = None;
         loop {
             // States are read first, so that those of the last tasks are printed before the result.
             let (jobs, exit) = (self.jobs()?, self.exit());
             if let Some(jobs) = &jobs {
-                self.show_states(jobs, &mut shown);
+                self.print_task_states(jobs, &mut shown);
             }
             if let Some(code) = exit {
-                return self.show_result(code);
+                return self.print_merged_result(code);
             }
             if let Some(jobs) = jobs {
-                ended = match jobs.are_active() {
+                ended = match jobs.any_active() {
                     true => None,
                     false => ended.or_else(|| Some(Instant::now())),
                 };
                 let failed = jobs.merge.as_ref().filter(|merge| merge.has_failed());
-                if ended.is_some_and(|ended| failed.is_some() || ended.elapsed() > FILE_TIMEOUT)
+                if ended
+                    .is_some_and(|ended| failed.is_some() || ended.elapsed() > RESULT_FILE_TIMEOUT)
                     && self.exit().is_none()
                 {
-                    return Err(self.no_result(failed));
+                    return Err(self.missing_result_error(failed));
                 }
             }
             std::thread::sleep(POLL_INTERVAL);
@@ -349,7 +350,7 @@ impl FollowedSubmission<'_> {
     }
 
     /// Prints the states of tasks where they changed, and each task that failed.
-    fn show_states(&self, jobs: &Jobs, shown: &mut PrintedStates) {
+    fn print_task_states(&self, jobs: &Jobs, shown: &mut PrintedTaskStates) {
         let counts = jobs.counts();
         if !counts.is_empty() && counts != shown.counts {
             say(&counts);
@@ -357,15 +358,15 @@ impl FollowedSubmission<'_> {
         }
         for (task, state) in jobs.tasks.iter().filter(|(_, state)| state.has_failed()) {
             if shown.failed.insert((*task, state.state.clone())) {
-                self.show_failed(*task, state);
+                self.print_failed_task(*task, state);
             }
         }
     }
 
     /// The reason why the jobs have ended without an exit code of the merge.
-    fn no_result(&self, merge: Option<&JobState>) -> anyhow::Error {
+    fn missing_result_error(&self, merge: Option<&SlurmJobState>) -> anyhow::Error {
         let log = self.places.log("merge");
-        show_end(&log);
+        print_log_end(&log);
         let (log, exit) = (log.display(), self.places.exit());
         match merge {
             Some(merge) => anyhow::anyhow!(
@@ -384,8 +385,8 @@ impl FollowedSubmission<'_> {
     }
 
     /// Prints the result of the merge.
-    fn show_result(&self, code: i32) -> anyhow::Result<Exit> {
-        for (shard, used) in retries(&self.places, self.options.shards) {
+    fn print_merged_result(&self, code: i32) -> anyhow::Result<Exit> {
+        for (shard, used) in shard_retries(&self.places, self.options.shards) {
             say(&format!("shard {shard}: {used} of {} further attempts", self.options.retries));
         }
         let result = self.places.result().with_extension("txt");
@@ -395,7 +396,7 @@ impl FollowedSubmission<'_> {
             format!("the merge ended with code {code}: see {}", self.places.log("merge").display())
         })?;
         if exit == Exit::Usage {
-            show_end(&self.places.log("merge"));
+            print_log_end(&self.places.log("merge"));
         }
         if ["missing: ", "interrupted: "].iter().any(|word| text.contains(word)) {
             say("the same command with --resume submits these shards again");
@@ -410,16 +411,16 @@ impl FollowedSubmission<'_> {
         };
         let merge = self.submission.merge;
         let ids = merge.map_or_else(|| array.to_string(), |merge| format!("{array},{merge}"));
-        let printed = squeue(&["--array", &format!("--jobs={ids}")])?;
+        let printed = run_squeue(&["--array", &format!("--jobs={ids}")])?;
         Ok(printed.map(|printed| Jobs::parse(&printed, array, merge)))
     }
 
-    fn show_failed(&self, task: u32, state: &JobState) {
+    fn print_failed_task(&self, task: u32, state: &SlurmJobState) {
         let log = self.places.log(&task.to_string());
         let on = if state.node.is_empty() { String::new() } else { format!(" on {}", state.node) };
         say(&format!("task {task}: {}{on} ({})", state.state, state.reason));
         match log.exists() {
-            true => show_end(&log),
+            true => print_log_end(&log),
             false => say(&format!(
                 "task {task}: no log {}: it did not start, or its node does not see this folder",
                 log.display()
@@ -429,10 +430,10 @@ impl FollowedSubmission<'_> {
 }
 
 /// The last lines of a log.
-fn show_end(log: &Path) {
+fn print_log_end(log: &Path) {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
-    for line in &lines[lines.len().saturating_sub(LOG_LINES)..] {
+    for line in &lines[lines.len().saturating_sub(SHOWN_LOG_LINES)..] {
         say(&format!("  {line}"));
     }
 }
@@ -442,10 +443,10 @@ fn say(text: &str) {
 }
 
 /// Lists jobs, also those that ended a short while ago; absent while Slurm does not answer.
-fn squeue(arguments: &[&str]) -> anyhow::Result<Option<String>> {
+fn run_squeue(arguments: &[&str]) -> anyhow::Result<Option<String>> {
     let mut command = Command::new("squeue");
     command.args(["--noheader", "--states=all"]).args(arguments);
-    command.arg(format!("--format={}", slurm::SQUEUE_FORMAT));
+    command.arg(format!("--format={}", slurm::SQUEUE_LINE_FORMAT));
     commands::show(&command);
     let output = command.output().map_err(|cause| {
         anyhow::anyhow!("squeue: {cause}: submit from a machine with Slurm's client programs")

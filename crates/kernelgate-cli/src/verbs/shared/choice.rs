@@ -9,7 +9,7 @@ use kernelgate::record::{Shard, Store};
 
 use super::bench_flags::BenchFlags;
 use super::interrupt;
-use super::settings::{SHARD, Settings};
+use super::settings::{SHARD_VARIABLE, Settings};
 use crate::benches::ask::{self, RequestSettings};
 use crate::benches::child::ChildProcess;
 use crate::benches::find::FoundBenches;
@@ -61,17 +61,17 @@ impl CaseSelection {
 
     /// The shard in words that follow a number of cases; empty without one.
     pub fn shard_words(&self) -> String {
-        self.benches.settings.shard_words()
+        self.benches.settings.shard_text()
     }
 
     /// The answers of every bench executable of the package.
     pub fn ask(&self, store: &Store, action: &Action) -> anyhow::Result<Answers> {
-        self.client(store)?.ask(action)
+        self.bench_client(store)?.ask(action)
     }
 
     /// Finds the executables, which can then be asked several times. To be called once, because it
     /// watches for Ctrl-C.
-    pub fn client(&self, store: &Store) -> anyhow::Result<BenchClient<'_>> {
+    pub fn bench_client(&self, store: &Store) -> anyhow::Result<BenchClient<'_>> {
         Filter::parse(self.filter.as_deref(), false)?;
         let running = interrupt::watched()?;
         let timeout = self.benches.wait.unwrap_or(versions::TIMEOUT);
@@ -90,8 +90,8 @@ pub struct BenchClient<'a> {
 
 impl BenchClient<'_> {
     /// This number of seeds, from the chosen one upwards.
-    pub fn seeds(&self, count: u64) -> Vec<u64> {
-        let first = self.choice.benches.settings.seed();
+    pub fn verification_seeds(&self, count: u64) -> Vec<u64> {
+        let first = self.choice.benches.settings.input_seed();
         (0..count).map(|more| first.wrapping_add(more)).collect()
     }
 
@@ -118,7 +118,7 @@ impl BenchClient<'_> {
     ) -> anyhow::Result<()> {
         let mut request_settings = self.request_settings(None);
         // An empty variable counts as unset, also if this process has the variable.
-        request_settings.settings.insert(SHARD.to_owned(), String::new());
+        request_settings.settings.insert(SHARD_VARIABLE.to_owned(), String::new());
         ask::each(&self.found, &request_settings, action, answered)
     }
 
@@ -136,6 +136,6 @@ impl BenchClient<'_> {
 
 /// The error for an executable whose answer does not fit the request: it is broken, or has a
 /// foreign protocol.
-pub fn unexpected(bench: &str) -> anyhow::Error {
+pub fn unexpected_response(bench: &str) -> anyhow::Error {
     anyhow::anyhow!("bench `{bench}` answered something else than it was asked")
 }

@@ -9,17 +9,19 @@ use kernelgate::exit::Exit;
 /// Watches for interrupts: an interrupt ends the running process and its descendants, and then the
 /// program. To be called once.
 pub fn watched() -> anyhow::Result<ChildProcess> {
-    watched_saying(String::new)
+    watch_interrupts_printing(String::new)
 }
 
 /// Watches for interrupts; the text that `last` returns is printed then.
-pub fn watched_saying(last: impl Fn() -> String + Send + 'static) -> anyhow::Result<ChildProcess> {
-    watched_with(last, Partial::default())
+pub fn watch_interrupts_printing(
+    last: impl Fn() -> String + Send + 'static,
+) -> anyhow::Result<ChildProcess> {
+    watch_interrupts_with(last, PartialResults::default())
 }
 
 /// Passes interrupts to the running process, for a verb whose processes handle them, and ends the
 /// program as that process does. To be called once.
-pub fn forwarded() -> anyhow::Result<ChildProcess> {
+pub fn forward_interrupts() -> anyhow::Result<ChildProcess> {
     let running = ChildProcess::default();
     let held = running.clone();
     ctrlc::set_handler(move || held.interrupt())
@@ -29,12 +31,12 @@ pub fn forwarded() -> anyhow::Result<ChildProcess> {
 
 /// State for a verb that shows partial results when it is interrupted.
 #[derive(Clone, Default)]
-pub struct Partial {
+pub struct PartialResults {
     has_some: Arc<AtomicBool>,
     interrupted: Arc<AtomicBool>,
 }
 
-impl Partial {
+impl PartialResults {
     /// From now on the first interrupt ends the running process and not the program, which must
     /// check [`Self::interrupted`].
     pub fn begin(&self) {
@@ -48,16 +50,16 @@ impl Partial {
 }
 
 /// Watches for interrupts as [`watched`] does, for a verb that shows partial results.
-pub fn watched_partial() -> anyhow::Result<(ChildProcess, Partial)> {
-    let partial = Partial::default();
-    Ok((watched_with(String::new, partial.clone())?, partial))
+pub fn watch_interrupts_partial() -> anyhow::Result<(ChildProcess, PartialResults)> {
+    let partial = PartialResults::default();
+    Ok((watch_interrupts_with(String::new, partial.clone())?, partial))
 }
 
-fn watched_with(
+fn watch_interrupts_with(
     last: impl Fn() -> String + Send + 'static,
-    partial: Partial,
+    partial: PartialResults,
 ) -> anyhow::Result<ChildProcess> {
-    let running = ChildProcess::in_groups();
+    let running = ChildProcess::in_process_groups();
     let held = running.clone();
     let handler = move || {
         let first = !partial.interrupted.swap(true, Ordering::SeqCst);
@@ -65,7 +67,7 @@ fn watched_with(
             held.end();
             return;
         }
-        held.kill();
+        held.kill_all();
         eprintln!("\ninterrupted{}", last());
         std::process::exit(Exit::INTERRUPTED);
     };

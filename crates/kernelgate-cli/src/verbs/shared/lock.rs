@@ -5,6 +5,6 @@ use std::path::Path;
 use kernelgate::record::Lock;
 
 /// Locks a baseline file for reading, changing and writing it.
-pub fn locked(path: &Path) -> anyhow::Result<Lock> {
+pub fn lock_baseline(path: &Path) -> anyhow::Result<Lock> {
     Lock::acquire(path).map_err(|error| anyhow::anyhow!("failed to {error}"))
 }

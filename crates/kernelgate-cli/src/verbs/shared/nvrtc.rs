@@ -9,7 +9,7 @@ use anyhow::Context as _;
 
 /// A version that can be fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Nvrtc {
+pub enum NvrtcMajor {
     /// CUDA 13.0, which the resources of this repository were recorded with
     #[value(name = "13")]
     Cuda13,
@@ -18,7 +18,7 @@ pub enum Nvrtc {
     Cuda12,
 }
 
-impl Nvrtc {
+impl NvrtcMajor {
     const fn environment(self) -> &'static str {
         match self {
             Self::Cuda13 => "cuda-compiler-venv",
@@ -26,7 +26,7 @@ impl Nvrtc {
         }
     }
 
-    const fn packages(self) -> &'static [&'static str] {
+    const fn nvrtc_pip_packages(self) -> &'static [&'static str] {
         match self {
             Self::Cuda13 => &["nvidia-cuda-nvrtc==13.0.*", "nvidia-cuda-runtime==13.0.*"],
             Self::Cuda12 => &["nvidia-cuda-nvrtc-cu12==12.4.*"],
@@ -47,13 +47,13 @@ impl Nvrtc {
         if let Some(folder) = self.installed(&environment) {
             return Ok(folder);
         }
-        let packages = self.packages().join(" ");
+        let packages = self.nvrtc_pip_packages().join(" ");
         eprintln!("fetching {packages} with pip into {}", environment.display());
         if !environment.join("bin/python").exists() {
             run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
         }
         let mut pip = Command::new(environment.join("bin/pip"));
-        run(pip.args(["install", "--quiet"]).args(self.packages()))?;
+        run(pip.args(["install", "--quiet"]).args(self.nvrtc_pip_packages()))?;
         self.installed(&environment)
             .with_context(|| format!("{} has no {}", environment.display(), self.library()))
     }
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn an_installed_compiler_is_not_fetched_again() {
         let target = tempfile::tempdir().unwrap();
-        for nvrtc in [Nvrtc::Cuda13, Nvrtc::Cuda12] {
+        for nvrtc in [NvrtcMajor::Cuda13, NvrtcMajor::Cuda12] {
             let nvidia = format!("{}/lib/python3.12/site-packages/nvidia", nvrtc.environment());
             let library = target.path().join(nvidia).join(nvrtc.library());
             assert_eq!(nvrtc.installed(&target.path().join(nvrtc.environment())), None);

@@ -56,9 +56,9 @@ pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 }
 
 /// Refuses to write over a file that is read, even if a link names it.
-pub fn not_over(flag: &str, out: &Path, source: &Path) -> anyhow::Result<()> {
+pub fn refuse_overwriting_source(flag: &str, out: &Path, source: &Path) -> anyhow::Result<()> {
     let same = match (out.canonicalize(), source.canonicalize()) {
-        (Ok(out), Ok(source)) => out == source || is_one_file(&out, &source),
+        (Ok(out), Ok(source)) => out == source || are_same_file(&out, &source),
         _ => false,
     };
     anyhow::ensure!(
@@ -72,7 +72,7 @@ pub fn not_over(flag: &str, out: &Path, source: &Path) -> anyhow::Result<()> {
 
 /// Whether two names refer to one file.
 #[cfg(unix)]
-fn is_one_file(one: &Path, two: &Path) -> bool {
+fn are_same_file(one: &Path, two: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     let id = |path: &Path| path.metadata().ok().map(|facts| (facts.dev(), facts.ino()));
     id(one).is_some_and(|one| id(two) == Some(one))
@@ -86,7 +86,7 @@ fn is_one_file(_: &Path, _: &Path) -> bool {
 
 /// Writes a set of files, given as names with texts, into a folder: all or none. `absent` are files
 /// of an earlier set that this one lacks.
-pub fn write_all<'a>(
+pub fn write_files<'a>(
     folder: &Path,
     files: impl IntoIterator<Item = (&'a str, String)>,
     absent: &[&str],
@@ -111,7 +111,7 @@ pub fn arguments_of_process() -> impl Iterator<Item = String> {
 
 /// The command line that repeats the call in a shell, without some flags; the flags of the first
 /// list have a value.
-pub fn command_line(
+pub fn shell_command_line(
     arguments: impl Iterator<Item = String>,
     valued: &[&str],
     bare: &[&str],
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn a_command_line_can_be_typed_again() {
         let line = |words: &[&str]| {
-            command_line(
+            shell_command_line(
                 words.iter().map(|word| (*word).to_owned()),
                 &["--dir", "--output"],
                 &["--resume"],

@@ -9,7 +9,7 @@ use kernelgate::record::{Package, ProcessRun, Session, Store};
 
 /// Selects the recorded sessions of a verb.
 #[derive(Debug, clap::Args)]
-pub struct Sessions {
+pub struct SelectedSessions {
     /// Use this recorded invocation in place of the last one: its folder (repeatable; each one is a
     /// process run)
     #[arg(long, value_name = "DIR")]
@@ -25,7 +25,7 @@ pub struct Sessions {
     last: u16,
 }
 
-impl Sessions {
+impl SelectedSessions {
     /// Reads the sessions, with the runs of the package in the current folder, no run twice.
     pub fn read(&self, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
         let sessions = match self.session.is_empty() {
@@ -69,22 +69,24 @@ pub fn without_other_packages(
         .into());
     }
     for (package, runs) in others {
-        print_not_used(runs, &package.to_string(), own);
+        report_unused_runs(runs, &package.to_string(), own);
     }
     if unnamed > 0 {
-        let runs = format!("{unnamed} run{} without a recorded package", plural(unnamed));
+        let runs = format!("{unnamed} run{} without a recorded package", plural_ending(unnamed));
         eprintln!("{}", printable(&format!("{runs} counted as of package {own}")));
     }
     Ok(sessions)
 }
 
 /// Names on standard error the runs of another package that are not used.
-pub fn print_not_used(runs: u32, package: &str, own: &Package) {
-    let text =
-        format!("{runs} run{} of package {package} not used: this is package {own}", plural(runs));
+pub fn report_unused_runs(runs: u32, package: &str, own: &Package) {
+    let text = format!(
+        "{runs} run{} of package {package} not used: this is package {own}",
+        plural_ending(runs)
+    );
     eprintln!("{}", printable(&text));
 }
 
-const fn plural(count: u32) -> &'static str {
+const fn plural_ending(count: u32) -> &'static str {
     if count == 1 { "" } else { "s" }
 }

@@ -10,7 +10,7 @@ use crate::compare::progress::parse_duration;
 use crate::compare::{PlanBasis, PlanRequest};
 use crate::gate::limits::AskedLimits;
 use crate::gate::paired::TestPlan;
-use crate::gate::rules::rules_file::{MAX_NS, MAX_RATIO};
+use crate::gate::rules::rules_file::{MAX_ACCEPTED_TIME_NS, MAX_RATIO};
 use kernelgate::harness::args::{BackendName, EffortName, PowerName};
 use kernelgate::harness::scheduler::parse_shard;
 use kernelgate::record::{Shard, TrialSampling};
@@ -20,7 +20,7 @@ use kernelgate::workload::Override;
 const WARM_UP: f64 = 0.25;
 
 /// Variable that gives a shard to benches.
-pub const SHARD: &str = "KERNELGATE_SHARD";
+pub const SHARD_VARIABLE: &str = "KERNELGATE_SHARD";
 
 /// Settings of benches: cases, device and inputs.
 #[derive(Debug, Clone, clap::Args)]
@@ -57,7 +57,7 @@ pub struct Settings {
     timeout: Option<u64>,
     /// One of N parts of the work; auto takes I and N from the variables of Slurm, GitLab or
     /// Kubernetes, or from KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT
-    #[arg(long, env = SHARD, value_name = "I/N|auto", value_parser = parse_shard)]
+    #[arg(long, env = SHARD_VARIABLE, value_name = "I/N|auto", value_parser = parse_shard)]
     shard: Option<Shard>,
 }
 
@@ -68,7 +68,7 @@ impl Settings {
     }
 
     /// The shard in words that follow a number of cases; empty without one.
-    pub fn shard_words(&self) -> String {
+    pub fn shard_text(&self) -> String {
         self.shard.map_or_else(String::new, |shard| format!("; of shard {shard} only"))
     }
 
@@ -76,7 +76,7 @@ impl Settings {
     /// shard.
     pub fn variables_without_shard(&self) -> BTreeMap<String, String> {
         let mut variables = self.variables();
-        variables.remove(SHARD);
+        variables.remove(SHARD_VARIABLE);
         variables
     }
 
@@ -105,13 +105,13 @@ impl Settings {
             ("KERNELGATE_DEVICES", self.devices.clone()),
             ("KERNELGATE_SEED", self.seed.map(|seed| seed.to_string())),
             ("KERNELGATE_TIMEOUT", self.timeout.map(|seconds| seconds.to_string())),
-            (SHARD, self.shard.map(|shard| shard.to_string())),
+            (SHARD_VARIABLE, self.shard.map(|shard| shard.to_string())),
         ];
         settings.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
 
     /// Seed of the inputs: the requested one, or the benches' default.
-    pub fn seed(&self) -> u64 {
+    pub fn input_seed(&self) -> u64 {
         self.seed.unwrap_or(1)
     }
 
@@ -159,11 +159,11 @@ pub struct Timeouts {
 }
 
 /// Variables of a bench that change what is measured, which a comparison sets for the head alone.
-pub const INJECTED: [&str; 2] = ["KERNELGATE_DELAY", "KERNELGATE_LAYOUT"];
+pub const INJECTION_VARIABLES: [&str; 2] = ["KERNELGATE_DELAY", "KERNELGATE_LAYOUT"];
 
 /// Refuses variables that would change both sides.
 pub fn refuse_injected_changes() -> anyhow::Result<()> {
-    for variable in INJECTED {
+    for variable in INJECTION_VARIABLES {
         anyhow::ensure!(
             std::env::var_os(variable).is_none_or(|value| value.is_empty()),
             "{variable} is set: it would change both sides; unset it"
@@ -183,7 +183,7 @@ pub fn parse_fraction(text: &str) -> Result<f64, String> {
 }
 
 /// Checks the value of a flag, if it is set.
-pub fn check_number(
+pub fn check_flag_range(
     flag: &str,
     value: impl Into<Option<f64>>,
     range: RangeInclusive<f64>,
@@ -199,10 +199,10 @@ impl ThresholdFlags {
     pub fn plan(&self, basis: PlanBasis) -> anyhow::Result<PlanRequest> {
         for (flag, value, most) in [
             ("--relative", self.relative, MAX_RATIO),
-            ("--absolute", self.absolute, MAX_NS),
+            ("--absolute", self.absolute, MAX_ACCEPTED_TIME_NS),
             ("--tolerated", self.tolerated, MAX_RATIO),
         ] {
-            check_number(flag, value, 0.0..=most)?;
+            check_flag_range(flag, value, 0.0..=most)?;
         }
         let most = self.max_blocks.unwrap_or(TestPlan::default().max_blocks);
         anyhow::ensure!(

@@ -9,11 +9,11 @@ use serde::Serialize;
 use crate::benches::ask::{self, RequestSettings};
 use crate::verbs::correct::numerics;
 use crate::verbs::shared::bench_flags::BenchFlags;
-use crate::verbs::shared::choice::unexpected;
+use crate::verbs::shared::choice::unexpected_response;
 use crate::verbs::shared::interrupt;
-use crate::verbs::shared::lock::locked;
-use crate::verbs::shared::output::{OutputFormat, not_over, print_json};
-use crate::verbs::shared::sessions::Sessions;
+use crate::verbs::shared::lock::lock_baseline;
+use crate::verbs::shared::output::{OutputFormat, print_json, refuse_overwriting_source};
+use crate::verbs::shared::sessions::SelectedSessions;
 use crate::verbs::shared::settings::Settings;
 use kernelgate::display::medium::CsvText;
 use kernelgate::display::table::Table;
@@ -26,7 +26,7 @@ use kernelgate::record::{Baseline, CaseRun, Environment, Measurement, ProcessRun
 use kernelgate::stats::median;
 
 /// Timeout of a bench that is asked for its device.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+const DEVICE_ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, clap::Subcommand)]
 pub enum BaselineVerb {
@@ -68,7 +68,7 @@ pub enum BaselineVerb {
         /// Name of the baseline; a missing one is created
         name: String,
         #[command(flatten)]
-        sessions: Sessions,
+        sessions: SelectedSessions,
     },
     /// Check a baseline file and copy it to where `gate` reads it
     Import {
@@ -102,16 +102,18 @@ pub fn run(verb: &BaselineVerb, store: &Store) -> anyhow::Result<Exit> {
     match verb {
         BaselineVerb::Save(arguments) => super::save::run(arguments, store),
         BaselineVerb::Find { name, settings, benches } => find(store, name, settings, benches),
-        BaselineVerb::Seal { file } => seal(file),
+        BaselineVerb::Seal { file } => seal_baseline(file),
         BaselineVerb::List { format } => list(store, *format),
         BaselineVerb::Show { name, device, format } => {
-            show(&read(store, device.as_deref(), name)?, *format)
+            print_baseline(&read(store, device.as_deref(), name)?, *format)
         }
         BaselineVerb::Add { name, sessions } => add(store, name, sessions.read(store)?),
-        BaselineVerb::Import { file, name, force } => import(store, file, name.as_deref(), *force),
+        BaselineVerb::Import { file, name, force } => {
+            import_baseline(store, file, name.as_deref(), *force)
+        }
         BaselineVerb::Export { name, file, device } => {
             let device = device_of(store, device.as_deref(), name)?;
-            not_over("the export", file, &store.baseline_path(&device, name)?)?;
+            refuse_overwriting_source("the export", file, &store.baseline_path(&device, name)?)?;
             export(&store.baseline(&device, name)?, file)
         }
     }
@@ -152,11 +154,14 @@ fn find(
     let running = &interrupt::watched()?;
     let found = benches.find(&store.root, running)?;
     let settings = settings.variables();
-    let asking = RequestSettings { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
+    let asking =
+        RequestSettings { settings, filter: None, timeout: DEVICE_ANSWER_TIMEOUT, running };
     // Every bench that supports the device runs on it.
     let mut devices: Vec<String> = Vec::new();
     for (bench, answer) in ask::all(&found, &asking, &Action::Environment)? {
-        let ResponseBody::Environment(environment) = answer else { return Err(unexpected(&bench)) };
+        let ResponseBody::Environment(environment) = answer else {
+            return Err(unexpected_response(&bench));
+        };
         devices.push(environment.slug());
     }
     devices.dedup();
@@ -185,7 +190,7 @@ fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit>
     }
     let runs = measurement.runs();
     let path = store.baseline_path(&measurement.device_folder(), name)?;
-    let _lock = locked(&path)?;
+    let _lock = lock_baseline(&path)?;
     let mut baseline =
         Baseline::open(&path, name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     anyhow::ensure!(
@@ -231,7 +236,7 @@ fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit>
 }
 
 #[derive(Debug, Serialize)]
-struct ListedBaseline {
+struct ListedBaselineJson {
     device: String,
     name: String,
     cases: usize,
@@ -248,7 +253,7 @@ fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
     let mut listed = Vec::new();
     for (device, name, path) in files {
         let (mut row, read) = (
-            ListedBaseline {
+            ListedBaselineJson {
                 device,
                 name,
                 cases: 0,
@@ -301,7 +306,7 @@ fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
     Ok(if broken { Exit::Usage } else { Exit::Fine })
 }
 
-fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
+fn print_baseline(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
     if format == OutputFormat::Json {
         print!("{}", file::to_text(baseline));
         return Ok(Exit::Fine);
@@ -331,7 +336,12 @@ fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow::Result<Exit> {
+fn import_baseline(
+    store: &Store,
+    from: &Path,
+    name: Option<&str>,
+    force: bool,
+) -> anyhow::Result<Exit> {
     let mut baseline: Baseline =
         file::read(from).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     anyhow::ensure!(!baseline.cases.is_empty(), "{} holds no case", from.display());
@@ -348,7 +358,7 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
     }
     let device = devices.into_iter().next().unwrap_or_default();
     let path = store.baseline_path(&device, &baseline.name)?;
-    let _lock = locked(&path)?;
+    let _lock = lock_baseline(&path)?;
     anyhow::ensure!(force || !path.exists(), "{} exists: --force replaces it", path.display());
     if !file::has_checksum(from) {
         eprintln!(
@@ -362,10 +372,10 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
     Ok(Exit::Fine)
 }
 
-fn seal(path: &Path) -> anyhow::Result<Exit> {
+fn seal_baseline(path: &Path) -> anyhow::Result<Exit> {
     let path = &file::followed(path);
     // If there is no such file, reading it gives the best error.
-    let _lock = path.is_file().then(|| locked(path)).transpose()?;
+    let _lock = path.is_file().then(|| lock_baseline(path)).transpose()?;
     let baseline: Baseline =
         file::read_unsealed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     file::write(path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;

@@ -10,10 +10,12 @@ use anyhow::Context;
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
 use crate::compare::{ComparisonRequest, Injection, PlanBasis, PlanRequest, SideSource};
-use crate::gate::calibration::{Calibration, CalibrationSummary, summarise};
+use crate::gate::calibration::{Calibration, CalibrationSummary, summarise_calibration};
 use crate::gate::paired::TestPlan;
 use crate::report::calibration;
-use crate::verbs::shared::output::{OutputFormat, arguments_of_process, command_line, print_json};
+use crate::verbs::shared::output::{
+    OutputFormat, arguments_of_process, print_json, shell_command_line,
+};
 use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, refuse_injected_changes};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
@@ -101,17 +103,17 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    fn sham(&self) -> usize {
+    fn sham_comparisons(&self) -> usize {
         self.sham.unwrap_or(self.comparisons / 20)
     }
 }
 
 /// Flags about this machine's files and output, which do not change the measurement.
-const LOCAL_FLAGS: &[&str] = &["--dir", "--output", "--baselines", "--records", "--format"];
+const LOCAL_ONLY_FLAGS: &[&str] = &["--dir", "--output", "--baselines", "--records", "--format"];
 
 /// The JSON output: counts and recommendations, without the times.
 #[derive(serde::Serialize)]
-struct CalibrationReport<'a> {
+struct CalibrationReportJson<'a> {
     calibration: &'a Path,
     summary: CalibrationSummary,
     recommended: Option<&'a crate::gate::calibration::RecommendedThresholds>,
@@ -129,7 +131,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let plan = arguments.limits.plan(PlanBasis::Fixed(TestPlan::default()))?;
     let measured = TestPlan::default().overridden_by(&plan.asked, plan.max_blocks);
-    let request = comparison(arguments, store, plan, folder);
+    let request = run_comparison(arguments, store, plan, folder);
     let settings = CalibrationRequest {
         null: arguments.comparisons,
         layouts: arguments.layouts,
@@ -137,13 +139,13 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         work: arguments.work.clone(),
         each: arguments.power_comparisons,
         single: arguments.single,
-        sham: arguments.sham(),
+        sham: arguments.sham_comparisons(),
         shard: arguments.settings.shard(),
         plan: measured,
         cases: arguments.cases,
-        named: names_cases(arguments),
+        named: selects_cases(arguments),
         total: arguments.total_time,
-        command: command_line(arguments_of_process(), LOCAL_FLAGS, &["--resume"]),
+        command: shell_command_line(arguments_of_process(), LOCAL_ONLY_FLAGS, &["--resume"]),
         state: state.clone(),
         resume: arguments.resume,
     };
@@ -179,7 +181,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 }
 
 /// The comparison that a calibration repeats.
-fn comparison(
+fn run_comparison(
     arguments: &Arguments,
     store: &Store,
     plan: PlanRequest,
@@ -211,7 +213,7 @@ fn comparison(
     }
 }
 
-const fn names_cases(arguments: &Arguments) -> bool {
+const fn selects_cases(arguments: &Arguments) -> bool {
     arguments.filter.is_some() || arguments.settings.names_axes()
 }
 
@@ -229,7 +231,7 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
         ("--power-comparisons", arguments.power_comparisons),
         ("--single", arguments.single),
         ("--layouts", arguments.layouts),
-        ("--sham", arguments.sham()),
+        ("--sham", arguments.sham_comparisons()),
     ] {
         anyhow::ensure!(count <= 100_000, "{flag} takes a number up to 100000");
     }
@@ -237,7 +239,7 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
     refuse_injected_changes()?;
     Filter::parse(arguments.filter.as_deref(), false)?;
     anyhow::ensure!(
-        arguments.settings.shard().is_none() || names_cases(arguments),
+        arguments.settings.shard().is_none() || selects_cases(arguments),
         "--shard needs a filter or --axis: which cases are short enough may differ from part to \
          part"
     );
@@ -294,9 +296,9 @@ fn print(format: OutputFormat, calibration: &Calibration, at: &Path) -> anyhow::
     match format {
         OutputFormat::Text => terminal::print(&calibration::text(calibration, terminal::columns())),
         OutputFormat::Markdown => println!("{}", calibration::markdown(calibration)),
-        OutputFormat::Json => print_json(&CalibrationReport {
+        OutputFormat::Json => print_json(&CalibrationReportJson {
             calibration: at,
-            summary: summarise(calibration),
+            summary: summarise_calibration(calibration),
             recommended: calibration.recommended.as_ref(),
         })?,
     }

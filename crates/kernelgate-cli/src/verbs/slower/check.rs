@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
-use super::resources::{self, check_architecture};
+use super::resources::{self, check_architecture_name};
 use crate::benches::cargo;
 use crate::benches::child::{ChildProcess, Ended};
 use crate::commands;
@@ -22,7 +22,7 @@ use crate::compare::sides::leftovers;
 use crate::fleet::task::quoted;
 use crate::report::bisection::markdown as fenced;
 use crate::verbs::shared::interrupt;
-use crate::verbs::shared::nvrtc::Nvrtc;
+use crate::verbs::shared::nvrtc::NvrtcMajor;
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::exit::Exit;
 use kernelgate::record::{Store, file};
@@ -31,7 +31,7 @@ use kernelgate_cuda::library;
 /// Time after which a part is treated as hung.
 const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// Files of the last check, which are removed before this one.
-const FILES: [&str; 8] = [
+const CHECK_OUTPUT_FILES: [&str; 8] = [
     "comment.md",
     "report.html",
     "change.svg",
@@ -42,13 +42,13 @@ const FILES: [&str; 8] = [
     "resources.txt",
 ];
 /// Smallest exit code of a part that was ended by a signal from outside.
-const SIGNAL: i32 = 128;
+const MIN_SIGNAL_EXIT_CODE: i32 = 128;
 /// Largest comment of a part that is read, in bytes; a comment has at most 60,000.
-const MAX_COMMENT: u64 = 1 << 20;
+const MAX_COMMENT_FILE_BYTES: u64 = 1 << 20;
 /// Largest number of lines of `resources.txt` in the comment.
-const SHOWN_LINES: usize = 30;
+const MAX_SHOWN_OUTPUT_LINES: usize = 30;
 /// Largest number of kernels that got worse and are visible in the comment.
-const SHOWN_KERNELS: usize = 10;
+const MAX_SHOWN_WORSE_KERNELS: usize = 10;
 
 /// How a pull request is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -120,7 +120,7 @@ pub struct Arguments {
 }
 
 /// A check that runs.
-struct Check<'a> {
+struct CheckRun<'a> {
     arguments: &'a Arguments,
     store: &'a Store,
     out: PathBuf,
@@ -129,7 +129,7 @@ struct Check<'a> {
 }
 
 /// Outcome of a method.
-struct MethodOutcome {
+struct JudgedMethodOutcome {
     method: &'static str,
     exit: Exit,
     /// The exit of `cargo bench`, if a bench died.
@@ -146,19 +146,19 @@ struct Checked {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    check_architecture("--arch", &arguments.arch)?;
+    check_architecture_name("--arch", &arguments.arch)?;
     let target = store.work.parent().map(PathBuf::from).unwrap_or_default();
-    let check = Check {
+    let check = CheckRun {
         arguments,
         store,
         out: arguments.out.clone().unwrap_or_else(|| target.join("perf-check")),
         program: std::env::current_exe().context("failed to find this program")?,
-        running: interrupt::forwarded()?,
+        running: interrupt::forward_interrupts()?,
     };
     if !arguments.dry_run {
         std::fs::create_dir_all(&check.out)
             .with_context(|| format!("--out: failed to make {}", check.out.display()))?;
-        for name in FILES {
+        for name in CHECK_OUTPUT_FILES {
             leftovers::remove(&check.out.join(name))
                 .with_context(|| format!("--out: failed to remove {name} of the last check"))?;
         }
@@ -168,7 +168,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if arguments.dry_run {
         return Ok(Exit::Fine);
     }
-    check.comment(&judged, &checked)?;
+    check.write_comment(&judged, &checked)?;
     let exit = judged.exit.worse(checked.exit);
     if exit == Exit::Inconclusive && arguments.allow_inconclusive {
         say("inconclusive, and allowed");
@@ -181,29 +181,29 @@ fn say(text: &str) {
     eprintln!("check: {text}");
 }
 
-impl Check<'_> {
+impl CheckRun<'_> {
     /// Prints a command for a shell before it runs, unless `--verbose` prints it as it is started.
     fn announce(&self, command: &str) {
-        if self.arguments.dry_run || !commands::are_shown() {
+        if self.arguments.dry_run || !commands::are_commands_shown() {
             say(command);
         }
     }
 
     /// Judges with the first method that is possible.
-    fn judge(&self) -> anyhow::Result<MethodOutcome> {
+    fn judge(&self) -> anyhow::Result<JudgedMethodOutcome> {
         let mode = self.arguments.mode;
         let base = match mode {
             Mode::Gate => Err(String::new()),
-            Mode::Auto | Mode::Compare => self.merge_base(),
+            Mode::Auto | Mode::Compare => self.commit_to_compare_with(),
         };
         let why_not = match (base, mode) {
             (Ok(base), _) => {
                 let exit = self.compare(&base)?;
                 // If the comparison wrote no result file, nothing was compared.
                 let failed = exit == Exit::Usage && !self.out.join("result.json").is_file();
-                let gate = mode == Mode::Auto && failed && self.find_baseline()?.is_ok();
+                let gate = mode == Mode::Auto && failed && self.has_baseline_for_device()?.is_ok();
                 if !gate {
-                    return Ok(MethodOutcome { method: "compare", exit, died: None });
+                    return Ok(JudgedMethodOutcome { method: "compare", exit, died: None });
                 }
                 say("compare was not possible (above): the committed baseline is the second best");
                 return self.gate();
@@ -211,7 +211,7 @@ impl Check<'_> {
             (Err(why), Mode::Compare) => anyhow::bail!("compare is not possible: {why}"),
             (Err(why), _) => why,
         };
-        if let Err(missing) = self.find_baseline()? {
+        if let Err(missing) = self.has_baseline_for_device()? {
             let why_not = match why_not.is_empty() {
                 true => String::new(),
                 false => format!(" No comparison: {why_not}."),
@@ -227,7 +227,7 @@ impl Check<'_> {
     }
 
     /// The commit to compare with.
-    fn merge_base(&self) -> Result<String, String> {
+    fn commit_to_compare_with(&self) -> Result<String, String> {
         let repository = Repository::around(&self.store.root)
             .map_err(|_| "this is no git checkout".to_owned())?;
         let resolve = |name: &str| repository.resolve(name).map_err(|error| error.to_string());
@@ -252,7 +252,7 @@ impl Check<'_> {
         let mut line = vec!["compare".to_owned(), "--base".to_owned(), short(base)];
         line.extend(["--budget".to_owned(), budget.clone()]);
         line.extend(["--out".to_owned(), self.out.display().to_string()]);
-        line.extend(self.benches());
+        line.extend(self.bench_arguments());
         // A clean checkout is compared as its commit; otherwise the working tree is, with its
         // changes.
         let ask = |arguments: &[&str]| git::run(git(&self.store.root).args(arguments), "ask");
@@ -267,7 +267,7 @@ impl Check<'_> {
     }
 
     /// Whether the gate finds a baseline for this device, or the reason why not.
-    fn find_baseline(&self) -> anyhow::Result<Result<(), String>> {
+    fn has_baseline_for_device(&self) -> anyhow::Result<Result<(), String>> {
         let name = &self.arguments.baseline;
         self.announce(&format!("kernelgate baseline find {}", quoted(name)));
         if self.arguments.dry_run {
@@ -283,13 +283,13 @@ impl Check<'_> {
     }
 
     /// Times the head in several sessions and judges them together.
-    fn gate(&self) -> anyhow::Result<MethodOutcome> {
+    fn gate(&self) -> anyhow::Result<JudgedMethodOutcome> {
         let Arguments { runs, filter, baseline, dry_run, .. } = self.arguments;
         let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
         let (mut sessions, mut died) = (Vec::new(), None);
         for number in 1..=*runs {
             let mut line = vec!["bench".to_owned(), "--no-fail-fast".to_owned()];
-            line.extend(self.benches());
+            line.extend(self.bench_arguments());
             line.extend(["--", "--quick", "--noplot"].map(str::to_owned));
             line.extend(filter.clone());
             self.announce(&format!("cargo {} (run {number} of {runs})", typed(&line)));
@@ -301,15 +301,15 @@ impl Check<'_> {
             }
             let mut bench = Command::new(cargo::program());
             bench.args(&line).env("KERNELGATE_SESSION", &session);
-            let code = self.ended(&mut bench)?;
-            if code >= SIGNAL {
+            let code = self.exit_code_of_command(&mut bench)?;
+            if code >= MIN_SIGNAL_EXIT_CODE {
                 std::process::exit(code);
             }
             if code != 0 {
                 died = Some(format!("`cargo bench` ended with {code} (run {number} of {runs})"));
                 died.iter().for_each(|died| say(died));
                 if !folder.is_dir() {
-                    return Ok(MethodOutcome { method: "gate", exit: Exit::Usage, died });
+                    return Ok(JudgedMethodOutcome { method: "gate", exit: Exit::Usage, died });
                 }
             }
         }
@@ -317,7 +317,7 @@ impl Check<'_> {
         let page = self.out.join("report").display().to_string();
         let report = [&["report".to_owned()], &sessions[..], &["--out".to_owned(), page]].concat();
         self.announce(&format!("kernelgate {}", typed(&report)));
-        if !dry_run && self.ended(Command::new(&self.program).args(&report))? != 0 {
+        if !dry_run && self.exit_code_of_command(Command::new(&self.program).args(&report))? != 0 {
             say("no page was drawn");
         }
         let out = ["--out".to_owned(), self.out.display().to_string()];
@@ -326,10 +326,10 @@ impl Check<'_> {
         // A wrong case ends cargo like a bench that died, and its record fails the gate.
         let fails = ![Exit::Fine, Exit::Inconclusive].contains(&exit);
         let exit = if died.is_some() && !fails { Exit::Usage } else { exit };
-        Ok(MethodOutcome { method: "gate", exit, died })
+        Ok(JudgedMethodOutcome { method: "gate", exit, died })
     }
 
-    fn benches(&self) -> impl Iterator<Item = String> {
+    fn bench_arguments(&self) -> impl Iterator<Item = String> {
         self.arguments.bench.iter().flat_map(|name| ["--bench".to_owned(), name.clone()])
     }
 
@@ -339,12 +339,12 @@ impl Check<'_> {
         if self.arguments.dry_run {
             return Ok(Exit::Fine);
         }
-        let code = self.ended(Command::new(&self.program).args(line))?;
+        let code = self.exit_code_of_command(Command::new(&self.program).args(line))?;
         Ok(counted(code))
     }
 
     /// Runs a command and returns its exit code.
-    fn ended(&self, command: &mut Command) -> anyhow::Result<i32> {
+    fn exit_code_of_command(&self, command: &mut Command) -> anyhow::Result<i32> {
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(std::io::stderr());
         // Parts that need much memory limit it themselves.
@@ -376,8 +376,8 @@ impl Check<'_> {
             return Ok(unchecked(format!("nothing is recorded for {arch}")));
         }
         let mut command = Command::new(&self.program);
-        if library::nvrtc().is_none() {
-            match Nvrtc::Cuda13.fetch(target) {
+        if library::choose_nvrtc().is_none() {
+            match NvrtcMajor::Cuda13.fetch(target) {
                 Ok(folder) => drop(command.env("KERNELGATE_CUDA_LIBS", folder)),
                 Err(error) => return Ok(unchecked(format!("no NVRTC here, and {error:#}"))),
             }
@@ -396,9 +396,9 @@ impl Check<'_> {
     }
 
     /// Adds the resources and the commands to the method's comment and prints it.
-    fn comment(&self, judged: &MethodOutcome, checked: &Checked) -> anyhow::Result<()> {
+    fn write_comment(&self, judged: &JudgedMethodOutcome, checked: &Checked) -> anyhow::Result<()> {
         let path = self.out.join("comment.md");
-        let mut text = file::text_of(&path, MAX_COMMENT).unwrap_or_else(|_| {
+        let mut text = file::text_of(&path, MAX_COMMENT_FILE_BYTES).unwrap_or_else(|_| {
             format!(
                 "**check: nothing was judged** (exit {} of `{}`): the log says why.\n",
                 judged.exit as u8, judged.method
@@ -449,8 +449,10 @@ fn checked(exit: Exit, text: &str) -> Checked {
         Exit::Regression => {
             say("kernel resources got worse");
             let worse = text.lines().filter_map(|line| line.strip_prefix("WORSE "));
-            let worse: Vec<String> =
-                worse.take(SHOWN_KERNELS).map(|line| format!("- {}", MarkdownText(line))).collect();
+            let worse: Vec<String> = worse
+                .take(MAX_SHOWN_WORSE_KERNELS)
+                .map(|line| format!("- {}", MarkdownText(line)))
+                .collect();
             format!(
                 "**Kernel resources got worse** ({}):\n\n{}",
                 MarkdownText(first),
@@ -462,8 +464,8 @@ fn checked(exit: Exit, text: &str) -> Checked {
             format!("**Kernel resources were not compared**: {}", MarkdownText(first))
         }
     };
-    let mut lines: Vec<&str> = text.lines().take(SHOWN_LINES).collect();
-    if text.lines().count() > SHOWN_LINES {
+    let mut lines: Vec<&str> = text.lines().take(MAX_SHOWN_OUTPUT_LINES).collect();
+    if text.lines().count() > MAX_SHOWN_OUTPUT_LINES {
         lines.push("…");
     }
     Checked { exit, seen, text: lines.join("\n") }
@@ -488,8 +490,8 @@ mod tests {
         let text = format!("sm_90a: 40 kernels\n{}\n", lines.join("\n"));
         let worse = checked(Exit::Regression, &text);
         assert!(worse.seen.starts_with("**Kernel resources got worse** (sm_90a: 40 kernels):"));
-        assert_eq!(worse.seen.lines().count(), 2 + SHOWN_KERNELS);
-        assert_eq!(worse.text.lines().count(), SHOWN_LINES + 1);
+        assert_eq!(worse.seen.lines().count(), 2 + MAX_SHOWN_WORSE_KERNELS);
+        assert_eq!(worse.text.lines().count(), MAX_SHOWN_OUTPUT_LINES + 1);
         let fine = checked(Exit::Fine, "sm_90a: nothing changed");
         assert_eq!((fine.seen.as_str(), fine.text.as_str()), ("", "sm_90a: nothing changed"));
         let refused = checked(Exit::Refused, "refused: compiler is `a` and `b`");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::resources::check_architecture;
+use super::resources::check_architecture_name;
 use super::verdict::{VerdictFormat, VerdictOutput};
 use crate::compare::progress::parse_duration;
 use crate::compare::{
@@ -16,9 +16,9 @@ use crate::compare::{
 use crate::gate::rules::rules_file::MAX_RATIO;
 use crate::report::formats::metrics;
 use crate::report::{comparison, verdicts};
-use crate::verbs::shared::output::{arguments_of_process, command_line, print_json};
+use crate::verbs::shared::output::{arguments_of_process, print_json, shell_command_line};
 use crate::verbs::shared::settings::{
-    Settings, ThresholdFlags, Timeouts, check_number, refuse_injected_changes,
+    Settings, ThresholdFlags, Timeouts, check_flag_range, refuse_injected_changes,
 };
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
@@ -100,10 +100,13 @@ pub struct Arguments {
 }
 
 /// Prints the kernels that differ. Passes if each architecture has a compared kernel.
-fn list_kernels(request: &ComparisonRequest, arguments: &Arguments) -> anyhow::Result<Exit> {
+fn list_changed_kernels(
+    request: &ComparisonRequest,
+    arguments: &Arguments,
+) -> anyhow::Result<Exit> {
     let kernels = compare::list_kernels(request, &arguments.kernels)?;
     let lines: Vec<String> = kernels.iter().flat_map(comparison::kernels).collect();
-    match arguments.output.format() {
+    match arguments.output.verdict_format() {
         VerdictFormat::Json => print_json(&serde_json::json!({ "kernels": kernels }))?,
         _ => terminal::print(&printable(&lines.join("\n"))),
     }
@@ -128,10 +131,10 @@ fn source(folder: Option<&PathBuf>, revision: Option<&String>) -> SideSource {
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     refuse_injected_changes()?;
     Filter::parse(arguments.filter.as_deref(), false)?;
-    check_number("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
+    check_flag_range("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
     for arch in &arguments.kernels {
-        check_architecture("--kernels", arch)?;
-        let format = arguments.output.format();
+        check_architecture_name("--kernels", arch)?;
+        let format = arguments.output.verdict_format();
         let has_form = matches!(format, VerdictFormat::Text | VerdictFormat::Json);
         anyhow::ensure!(has_form, "--kernels prints text or JSON only");
     }
@@ -173,7 +176,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     arguments.output.check()?;
     if !arguments.kernels.is_empty() {
-        return list_kernels(&request, arguments);
+        return list_changed_kernels(&request, arguments);
     }
     let ComparisonOutcome { comparison: outcome, shard: kept } = match compare::run(&request) {
         Ok(outcome) => outcome,
@@ -183,7 +186,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
         Err(error) => return Err(error.into()),
     };
-    let again = command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
+    let again = shell_command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
     let mut summary = verdicts::summary(&outcome, &again);
     let own = || store.package.as_ref().map(|package| package.name.clone());
     summary.package = arguments.package.clone().or_else(own);
@@ -191,7 +194,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         &verdicts::text(&outcome, terminal::columns()),
         &summary,
         &outcome,
-        &metrics::from_comparison(&outcome),
+        &metrics::metrics_of_comparison(&outcome),
     )?;
     let Some(kept) = kept else { return Ok(outcome.exit()) };
     let usual = || store.work.join("compare/shards").join(format!("{}.json", kept.shard.label()));

@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 
 use super::verdict::VerdictOutput;
 use crate::benches::package;
-use crate::gate::baseline::{self, BaselineFacts, GateReport, Policy, Staleness, judge_numerics};
+use crate::gate::baseline::{
+    self, BaselineFacts, GatePolicy, GateReport, Staleness, judge_numerics,
+};
 use crate::gate::calibration::Calibration;
 use crate::gate::limits::{AskedLimits, LimitSource};
 use crate::gate::rules::Rules;
-use crate::gate::rules::rules_file::{self, MAX_NS, MAX_RATIO};
+use crate::gate::rules::rules_file::{self, MAX_ACCEPTED_TIME_NS, MAX_RATIO};
 use crate::gate::single_run::CalibratedSpreads;
 use crate::report::formats::metrics;
 use crate::report::verdicts;
-use crate::verbs::shared::sessions::Sessions;
-use crate::verbs::shared::settings::{check_number, parse_fraction};
+use crate::verbs::shared::sessions::SelectedSessions;
+use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::record::store::StoreError;
@@ -27,7 +29,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME")]
     baseline: String,
     #[command(flatten)]
-    sessions: Sessions,
+    sessions: SelectedSessions,
     /// Smallest change that matters, as a fraction of the baseline's time [default: 0.05]
     #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     relative: Option<f64>,
@@ -36,7 +38,7 @@ pub struct Arguments {
     absolute: Option<f64>,
     /// Difference that two devices of one model may have, as a fraction; added to --relative if the
     /// baseline may be of another device
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction, default_value_t = Policy::default().other_device)]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction, default_value_t = GatePolicy::default().other_device)]
     other_device: f64,
     /// Ratio of a case's errors against the reference above which they have grown [default: 1.5]
     #[arg(long, value_name = "RATIO")]
@@ -46,10 +48,10 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    check_number("--relative", arguments.relative, 0.0..=MAX_RATIO)?;
-    check_number("--absolute", arguments.absolute, 0.0..=MAX_NS)?;
-    check_number("--other-device", arguments.other_device, 0.0..=MAX_RATIO)?;
-    check_number("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
+    check_flag_range("--relative", arguments.relative, 0.0..=MAX_RATIO)?;
+    check_flag_range("--absolute", arguments.absolute, 0.0..=MAX_ACCEPTED_TIME_NS)?;
+    check_flag_range("--other-device", arguments.other_device, 0.0..=MAX_RATIO)?;
+    check_flag_range("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
     kernelgate::record::store::check_name(&arguments.baseline)?;
     let measurement = match Measurement::from_runs(arguments.sessions.read(store)?) {
         Ok(measurement) => measurement,
@@ -64,11 +66,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         growth: arguments.growth,
         ..AskedLimits::default()
     };
-    let usual = Policy::default();
+    let usual = GatePolicy::default();
     let limits = usual.limits.overridden_by(&flags, LimitSource::Flag);
-    let policy = Policy { limits, other_device: arguments.other_device, ..usual };
+    let policy = GatePolicy { limits, other_device: arguments.other_device, ..usual };
     let report = judge(store, &arguments.baseline, &measurement, policy)?;
-    let mut summary = verdicts::summary(&report, &reproduce(&arguments.baseline));
+    let mut summary = verdicts::summary(&report, &local_reproduction_commands(&arguments.baseline));
     summary.package = store.package.as_ref().map(|package| package.name.clone());
     arguments.output.print(
         &verdicts::text(&report, terminal::columns()),
@@ -84,15 +86,15 @@ pub fn judge(
     store: &Store,
     baseline: &str,
     measurement: &Measurement,
-    policy: Policy,
+    policy: GatePolicy,
 ) -> anyhow::Result<GateReport> {
-    let rules = rules_file::read_folder(&store.root)?;
+    let rules = rules_file::read_rules_of_folder(&store.root)?;
     compare_with_baseline(store, baseline, measurement, (policy, rules))
         .map_err(|error| elsewhere(error, store, baseline))
 }
 
 /// The commands that repeat the judgement locally.
-pub fn reproduce(baseline: &str) -> String {
+pub fn local_reproduction_commands(baseline: &str) -> String {
     format!(
         "cargo bench   # as often as wanted\nkernelgate gate --baseline {baseline} --last COUNT"
     )
@@ -126,17 +128,18 @@ fn compare_with_baseline(
     store: &Store,
     name: &str,
     measurement: &Measurement,
-    (policy, rules): (Policy, Rules),
+    (policy, rules): (GatePolicy, Rules),
 ) -> Result<GateReport, StoreError> {
     let (runs, device) = (measurement.runs(), measurement.device_folder());
     let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
-        Ok(calibration) => CalibratedSpreads::from_calibration(&calibration),
+        Ok(calibration) => CalibratedSpreads::spreads_from_calibration(&calibration),
         Err(error) if error.is_not_found() => CalibratedSpreads::default(),
         Err(error) => return Err(error.into()),
     };
     let records = store.numerics(runs)?;
     let compare = |baseline: &Baseline| {
-        let (rules, expired) = rules.clone().at_baseline(|cases| code_of(baseline, runs, cases));
+        let (rules, expired) =
+            rules.clone().rules_for_baseline(|cases| code_versions_of_cases(baseline, runs, cases));
         let report = baseline::judge(baseline, measurement, policy, &spreads, &rules);
         let report = judge_numerics(report, baseline, measurement, &records, &rules);
         let recorded = runs.iter().flat_map(|run| run.cases.keys().chain(run.skipped.keys()));
@@ -150,7 +153,7 @@ fn compare_with_baseline(
     match store.baseline(&device, name) {
         Ok(baseline) => {
             let report = compare(&baseline);
-            let staleness = staleness(store, &baseline, &report);
+            let staleness = baseline_staleness(store, &baseline, &report);
             let unsealed = !file::has_checksum(&store.baseline_path(&device, name)?);
             let facts = BaselineFacts { staleness, unsealed, ..report.facts };
             Ok(GateReport { facts, ..report })
@@ -167,7 +170,11 @@ fn compare_with_baseline(
 }
 
 /// Distinct code versions of the baseline's cases that were measured now and match.
-fn code_of(baseline: &Baseline, runs: &[ProcessRun], wanted: &Regex) -> Vec<Provenance> {
+fn code_versions_of_cases(
+    baseline: &Baseline,
+    runs: &[ProcessRun],
+    wanted: &Regex,
+) -> Vec<Provenance> {
     let cases = runs.iter().flat_map(|run| run.cases.keys()).filter(|case| wanted.is_match(case));
     let keys = cases.filter_map(|id| baseline.cases.get(id)).flat_map(|case| case.runs.keys());
     let code = keys.map(|key| &baseline.runs[key].provenance);
@@ -176,7 +183,11 @@ fn code_of(baseline: &Baseline, runs: &[ProcessRun], wanted: &Regex) -> Vec<Prov
 }
 
 /// Age of the oldest baseline run that a judged case uses.
-fn staleness(store: &Store, baseline: &Baseline, report: &GateReport) -> Option<Staleness> {
+fn baseline_staleness(
+    store: &Store,
+    baseline: &Baseline,
+    report: &GateReport,
+) -> Option<Staleness> {
     let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys());
     let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;
     let started: Option<jiff::Timestamp> = oldest.started.parse().ok();

@@ -18,9 +18,9 @@ use crate::benches::ask::{self, RequestSettings};
 use crate::benches::child::ChildProcess;
 use crate::benches::find::FoundBenches;
 use crate::compare::progress::parse_duration;
-use crate::gate::kernels::resources::{ResourcesOutcome, compare, keep_listed};
+use crate::gate::kernels::resources::{ResourcesOutcome, compare, keep_listed_kernels};
 use crate::verbs::shared::bench_flags::BenchFlags;
-use crate::verbs::shared::choice::unexpected;
+use crate::verbs::shared::choice::unexpected_response;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::output::{OutputFormat, json};
 
@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
     let mut bases: BTreeMap<&str, Resources> = BTreeMap::new();
     for arch in &arguments.arch {
-        check_architecture("--arch", arch)?;
+        check_architecture_name("--arch", arch)?;
         if arguments.check {
             // The record is read before anything is built.
             let mut base = Resources::read(&path(store, arch)).map_err(|error| {
@@ -63,7 +63,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                 };
                 anyhow::anyhow!("failed to {error}{advice}")
             })?;
-            keep_matching(&mut base, &filter);
+            keep_matching_kernels(&mut base, &filter);
             bases.insert(arch, base);
         }
     }
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let found = arguments.benches.find(&store.root, &running)?;
     let (mut exit, mut outcomes, mut listed) = (Exit::Fine, Vec::new(), Vec::new());
     for arch in &arguments.arch {
-        let mut resources = compile_all(&found, arch, arguments, &running)?;
+        let mut resources = compile_all_kernels(&found, arch, arguments, &running)?;
         if arguments.save {
             let path = path(store, arch);
             resources.write(&path).map_err(failed_to)?;
@@ -79,18 +79,18 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             println!("recorded in {path}: {count} kernel{}", if count == 1 { "" } else { "s" });
             continue;
         }
-        keep_matching(&mut resources, &filter);
+        keep_matching_kernels(&mut resources, &filter);
         let text = arguments.filter.as_deref().unwrap_or_default();
         let none = resources.kernels.is_empty() && resources.left_out.is_empty();
         anyhow::ensure!(!none, "no kernel's name matches `{text}`");
         if let Some(base) = bases.get_mut(arch.as_str()) {
             if arguments.benches.names_some() {
-                keep_listed(base, &resources);
+                keep_listed_kernels(base, &resources);
             }
             let outcome = compare(base, &resources);
             exit = exit.worse(outcome.exit());
             if arguments.format != OutputFormat::Json {
-                print_outcome(&outcome, arguments.format);
+                print_resource_changes(&outcome, arguments.format);
             }
             outcomes.push(outcome);
         } else {
@@ -117,14 +117,14 @@ fn document(documents: &[impl serde::Serialize]) -> anyhow::Result<String> {
 }
 
 /// Refuses a text that is not the name of an architecture: such names become names of files.
-pub fn check_architecture(flag: &str, arch: &str) -> anyhow::Result<()> {
+pub fn check_architecture_name(flag: &str, arch: &str) -> anyhow::Result<()> {
     let is_known = architecture::number(arch).is_some();
     anyhow::ensure!(is_known, "{flag} takes a real architecture such as sm_90a, not `{arch}`");
     Ok(())
 }
 
 /// Keeps the kernels, and the builds that do not run, whose names match.
-fn keep_matching(resources: &mut Resources, filter: &Filter) {
+fn keep_matching_kernels(resources: &mut Resources, filter: &Filter) {
     resources.kernels.retain(|name, _| filter.matches(name));
     resources.left_out.retain(|name, _| filter.matches(name));
 }
@@ -135,7 +135,7 @@ pub fn path(store: &Store, arch: &str) -> std::path::PathBuf {
 
 /// Makes every bench compile its kernels for an architecture, and prints the builds that do not run
 /// on it. Benches may list the same kernels.
-fn compile_all(
+fn compile_all_kernels(
     found: &FoundBenches,
     arch: &str,
     arguments: &Arguments,
@@ -148,7 +148,9 @@ fn compile_all(
     let mut all: Option<Resources> = None;
     let mut left_out: Vec<String> = Vec::new();
     for (bench, answer) in ask::all(found, &asking, &action)? {
-        let ResponseBody::Resources(report) = answer else { return Err(unexpected(&bench)) };
+        let ResponseBody::Resources(report) = answer else {
+            return Err(unexpected_response(&bench));
+        };
         left_out.extend(report.left_out);
         let Some(all) = &mut all else {
             all = Some(report.resources);
@@ -219,7 +221,7 @@ fn print_resources(resources: &Resources, format: OutputFormat) {
     }
 }
 
-fn print_outcome(outcome: &ResourcesOutcome, format: OutputFormat) {
+fn print_resource_changes(outcome: &ResourcesOutcome, format: OutputFormat) {
     let bullet = if format == OutputFormat::Markdown { "- " } else { "" };
     if let Some(refused) = &outcome.refused {
         println!("{}: refused: {refused}", outcome.arch);

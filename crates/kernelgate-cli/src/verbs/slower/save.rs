@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::benches::cargo;
-use crate::benches::child::{ChildProcess, Ended, over_memory, wait};
+use crate::benches::child::{ChildProcess, Ended, memory_kill_reason, wait};
 use crate::verbs::correct::numerics;
 use crate::verbs::shared::interrupt;
-use crate::verbs::shared::lock::locked;
+use crate::verbs::shared::lock::lock_baseline;
 use crate::verbs::shared::sessions;
 use kernelgate::exit::Exit;
 use kernelgate::record::environment::Mismatch;
@@ -39,16 +39,16 @@ pub struct Arguments {
 }
 
 /// Folders of the finished runs, kept for the advice after an interrupt.
-type Finished = Arc<Mutex<Vec<PathBuf>>>;
+type FinishedRunFolders = Arc<Mutex<Vec<PathBuf>>>;
 
 /// Runs the benches and writes the baseline at the end. After an error or an interrupt the baseline
 /// is unchanged, and the finished runs are kept.
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     check_name(&arguments.name)?;
-    check_baselines(store, &arguments.name)?;
-    let finished = Finished::default();
+    check_baselines_writable(store, &arguments.name)?;
+    let finished = FinishedRunFolders::default();
     let (held, name) = (Arc::clone(&finished), arguments.name.clone());
-    let running = interrupt::watched_saying(move || {
+    let running = interrupt::watch_interrupts_printing(move || {
         format!(": baseline `{name}` is as it was{}", advice_on_finished_runs(&held, &name))
     })?;
     let outcome = measure(arguments, store, &running, &finished)
@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 
 /// Checks before anything is measured that baselines of that name can be read, and their folder
 /// written.
-fn check_baselines(store: &Store, name: &str) -> anyhow::Result<()> {
+fn check_baselines_writable(store: &Store, name: &str) -> anyhow::Result<()> {
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
     for (.., path) in store.baseline_files()?.iter().filter(|(_, there, _)| there == name) {
         file::read::<Baseline>(path).map_err(failed_to)?;
@@ -82,7 +82,7 @@ fn check_baselines(store: &Store, name: &str) -> anyhow::Result<()> {
 }
 
 /// Advice on how to use the runs that were finished; empty without one.
-fn advice_on_finished_runs(finished: &Finished, name: &str) -> String {
+fn advice_on_finished_runs(finished: &FinishedRunFolders, name: &str) -> String {
     let folders = finished.lock().unwrap_or_else(PoisonError::into_inner);
     if folders.is_empty() {
         return String::new();
@@ -100,7 +100,7 @@ fn measure(
     arguments: &Arguments,
     store: &Store,
     running: &ChildProcess,
-    finished: &Finished,
+    finished: &FinishedRunFolders,
 ) -> anyhow::Result<Vec<Session>> {
     let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
     let mut sessions: Vec<Session> = Vec::new();
@@ -117,14 +117,17 @@ fn measure(
         if number == 1 {
             // The device is known only after a run.
             let device = session.runs[0].environment.slug();
-            check_file(&store.baseline_path(&device, &arguments.name)?, &arguments.name)?;
+            check_baseline_writable(
+                &store.baseline_path(&device, &arguments.name)?,
+                &arguments.name,
+            )?;
         }
         sessions.push(session);
     }
     Ok(sessions)
 }
 
-fn check_file(path: &Path, name: &str) -> anyhow::Result<()> {
+fn check_baseline_writable(path: &Path, name: &str) -> anyhow::Result<()> {
     Baseline::open(path, name)
         .and_then(|_| file::check_writable(path))
         .map_err(|error| anyhow::anyhow!("failed to {error}"))
@@ -143,7 +146,7 @@ fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow
         }
     };
     let path = store.baseline_path(&measurement.device_folder(), &arguments.name)?;
-    let _lock = locked(&path)?;
+    let _lock = lock_baseline(&path)?;
     let mut baseline = Baseline::open(&path, &arguments.name)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let (first, others) = measurement.runs().split_at(of_first_session);
@@ -211,7 +214,7 @@ fn bench(
     match ended {
         Ended::Exited(status) if status.success() => Ok(()),
         Ended::Exited(status) => anyhow::bail!("cargo bench ended with {status}"),
-        Ended::OverMemory(limit) => anyhow::bail!("cargo bench was {}", over_memory(limit)),
+        Ended::OverMemory(limit) => anyhow::bail!("cargo bench was {}", memory_kill_reason(limit)),
         Ended::TimedOut => anyhow::bail!("cargo bench took more than {} s", TIMEOUT.as_secs()),
     }
 }

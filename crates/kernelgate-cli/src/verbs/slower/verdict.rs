@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use crate::pages::verdict;
 use crate::plot::PlotError;
-use crate::report::formats::metrics::{self, Metrics};
+use crate::report::formats::metrics::{self, MetricsByCase};
 use crate::report::formats::{comment, junit};
 use crate::report::summary::VerdictSummary;
-use crate::verbs::shared::output::{json, print_json, write_all};
+use crate::verbs::shared::output::{json, print_json, write_files};
 use kernelgate::display::terminal;
 use kernelgate::record::file;
 
@@ -33,7 +33,7 @@ pub enum VerdictFormat {
 }
 
 /// Picture of the changes; absent where no case was timed.
-const PICTURE: &str = "change.svg";
+const CHANGE_CHART_FILE: &str = "change.svg";
 
 /// Flags of a verb that ends in a verdict.
 #[derive(Debug, clap::Args)]
@@ -49,7 +49,7 @@ pub struct VerdictOutput {
 
 impl VerdictOutput {
     /// How results are printed.
-    pub const fn format(&self) -> VerdictFormat {
+    pub const fn verdict_format(&self) -> VerdictFormat {
         self.format
     }
 
@@ -67,15 +67,17 @@ impl VerdictOutput {
         text: &str,
         summary: &VerdictSummary,
         result: &impl Serialize,
-        metrics: &Metrics,
+        metrics: &MetricsByCase,
     ) -> anyhow::Result<()> {
         match self.format {
             VerdictFormat::Text => terminal::print(text),
             VerdictFormat::Json => print_json(result)?,
             VerdictFormat::Markdown => print!("{}", comment::markdown(summary)),
             VerdictFormat::Junit => print!("{}", junit::xml(summary)),
-            VerdictFormat::Bmf => print_json(&metrics::bencher(metrics))?,
-            VerdictFormat::SmallerIsBetter => print_json(&metrics::smaller_is_better(metrics))?,
+            VerdictFormat::Bmf => print_json(&metrics::bencher_metric_format(metrics))?,
+            VerdictFormat::SmallerIsBetter => {
+                print_json(&metrics::smaller_is_better_format(metrics))?
+            }
         }
         if let Some(folder) = &self.out {
             let undrawn = |error: PlotError| anyhow::anyhow!("--out: failed to {error}");
@@ -83,16 +85,16 @@ impl VerdictOutput {
                 ("comment.md", comment::markdown(summary)),
                 ("junit.xml", junit::xml(summary)),
                 ("result.json", json(result)?),
-                ("bmf.json", json(&metrics::bencher(metrics))?),
-                ("smaller-is-better.json", json(&metrics::smaller_is_better(metrics))?),
+                ("bmf.json", json(&metrics::bencher_metric_format(metrics))?),
+                ("smaller-is-better.json", json(&metrics::smaller_is_better_format(metrics))?),
                 ("report.html", verdict::page(summary).map_err(undrawn)?),
             ];
             let figure = verdict::changes(summary);
             if let Some(figure) = &figure {
-                files.push((PICTURE, figure.chart.svg().map_err(undrawn)?));
+                files.push((CHANGE_CHART_FILE, figure.chart.svg().map_err(undrawn)?));
             }
-            let absent: &[&str] = if figure.is_some() { &[] } else { &[PICTURE] };
-            write_all(folder, files, absent)?;
+            let absent: &[&str] = if figure.is_some() { &[] } else { &[CHANGE_CHART_FILE] };
+            write_files(folder, files, absent)?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// A case whose launch computes samples.
 #[derive(Debug, Clone, PartialEq)]
-pub struct BatchTime {
+pub struct BatchLaunchTime {
     /// Id of the case.
     pub case: String,
     /// Samples of a launch.
@@ -20,7 +20,7 @@ pub struct BatchTime {
     pub of_limit: Option<f64>,
 }
 
-impl BatchTime {
+impl BatchLaunchTime {
     #[allow(clippy::cast_precision_loss)]
     fn samples_per_s(&self) -> f64 {
         self.samples as f64 * 1e9 / self.launch_ns.max(1.0)
@@ -33,20 +33,20 @@ pub struct BatchCurve {
     /// The id with `*` in place of the number.
     pub cases: String,
     /// Each number once.
-    pub batches: Vec<BatchTime>,
+    pub batches: Vec<BatchLaunchTime>,
 }
 
 /// The curves of cases. The ids show which axis has the number of samples: it is a word of the
 /// problem that ends in this number, and is the only difference.
-pub fn curves(times: &[BatchTime]) -> Vec<BatchCurve> {
-    let mut by_pattern: BTreeMap<String, BTreeMap<u64, &BatchTime>> = BTreeMap::new();
+pub fn batch_curves(times: &[BatchLaunchTime]) -> Vec<BatchCurve> {
+    let mut by_pattern: BTreeMap<String, BTreeMap<u64, &BatchLaunchTime>> = BTreeMap::new();
     for of in times {
-        for pattern in patterns(&of.case, of.samples) {
+        for pattern in ids_with_batch_wildcard(&of.case, of.samples) {
             by_pattern.entry(pattern).or_default().entry(of.samples).or_insert(of);
         }
     }
     by_pattern.retain(|_, batches| batches.len() > 1);
-    let curve = |(cases, batches): (String, BTreeMap<u64, &BatchTime>)| BatchCurve {
+    let curve = |(cases, batches): (String, BTreeMap<u64, &BatchLaunchTime>)| BatchCurve {
         cases,
         batches: batches.into_values().cloned().collect(),
     };
@@ -54,7 +54,7 @@ pub fn curves(times: &[BatchTime]) -> Vec<BatchCurve> {
 }
 
 /// The id with `*` in place of the number of samples, for each word that has it.
-fn patterns(case: &str, samples: u64) -> Vec<String> {
+fn ids_with_batch_wildcard(case: &str, samples: u64) -> Vec<String> {
     let number = samples.to_string();
     let separators = |at: char| at == '_' || at == '/';
     let mut patterns = Vec::new();
@@ -73,12 +73,12 @@ fn patterns(case: &str, samples: u64) -> Vec<String> {
 
 impl BatchCurve {
     fn best(&self) -> f64 {
-        self.batches.iter().map(BatchTime::samples_per_s).fold(0.0, f64::max)
+        self.batches.iter().map(BatchLaunchTime::samples_per_s).fold(0.0, f64::max)
     }
 
     /// Rate of a batch over the best one's, and time of the smallest batch over this one's for as
     /// many samples: how far the rate grows beyond the smallest's.
-    fn efficiency(&self, of: &BatchTime) -> (f64, f64) {
+    fn batch_efficiency(&self, of: &BatchLaunchTime) -> (f64, f64) {
         let rate = of.samples_per_s();
         (rate / self.best(), rate / self.batches[0].samples_per_s())
     }
@@ -94,7 +94,7 @@ impl BatchCurve {
             "of limit",
         ]);
         for of in &self.batches {
-            let (of_best, of_smallest) = self.efficiency(of);
+            let (of_best, of_smallest) = self.batch_efficiency(of);
             table.row(vec![
                 of.samples.to_string(),
                 time(of.launch_ns),
@@ -108,9 +108,9 @@ impl BatchCurve {
     }
 
     /// The numbers of a case for programs, if it is in this curve.
-    pub fn json_of(&self, case: &str) -> Option<Value> {
+    pub fn batch_json_of_case(&self, case: &str) -> Option<Value> {
         let batch = self.batches.iter().find(|batch| batch.case == case)?;
-        let (of_best, of_smallest) = self.efficiency(batch);
+        let (of_best, of_smallest) = self.batch_efficiency(batch);
         Some(json!({
             "cases": self.cases,
             "samples": batch.samples,
@@ -127,8 +127,8 @@ impl BatchCurve {
 mod tests {
     use super::*;
 
-    fn batch_time(case: &str, samples: u64, launch_ns: f64) -> BatchTime {
-        BatchTime { case: case.to_owned(), samples, launch_ns, of_limit: None }
+    fn batch_time(case: &str, samples: u64, launch_ns: f64) -> BatchLaunchTime {
+        BatchLaunchTime { case: case.to_owned(), samples, launch_ns, of_limit: None }
     }
 
     #[test]
@@ -141,20 +141,23 @@ mod tests {
             batch_time("net/step/w8_b8_t4/cuda/best/hot", 8, 0.5e6),
             batch_time("net/step/w8_b32_t8/cpu", 32, 9e6),
         ];
-        let curves = curves(&times);
+        let curves = batch_curves(&times);
         assert_eq!(curves.len(), 1);
         let curve = &curves[0];
         assert_eq!(curve.cases, "net/step/w8_b*_t8/cuda/best/hot");
         let samples: Vec<u64> = curve.batches.iter().map(|batch_time| batch_time.samples).collect();
         assert_eq!(samples, [8, 32]);
-        let smallest = curve.json_of("net/step/w8_b8_t8/cuda/best/hot").unwrap();
+        let smallest = curve.batch_json_of_case("net/step/w8_b8_t8/cuda/best/hot").unwrap();
         assert_eq!(smallest["samples_per_s"], 8000.0);
         assert_eq!(
             (&smallest["of_best_rate"], &smallest["of_smallest_rate"]),
             (&0.5.into(), &1.0.into())
         );
-        assert_eq!(curve.json_of("net/step/w8_b32_t8/cuda/best/hot").unwrap()["of_best_rate"], 1.0);
-        assert_eq!(curve.json_of("net/step/w8_b8_t4/cuda/best/hot"), None);
+        assert_eq!(
+            curve.batch_json_of_case("net/step/w8_b32_t8/cuda/best/hot").unwrap()["of_best_rate"],
+            1.0
+        );
+        assert_eq!(curve.batch_json_of_case("net/step/w8_b8_t4/cuda/best/hot"), None);
         let text = curve.text(&|table| table.text_within(None));
         assert!(text.contains("50.0%") && text.contains("2.00x"), "{text}");
     }
@@ -162,9 +165,9 @@ mod tests {
     #[test]
     fn a_number_within_a_word_is_not_a_number_of_samples() {
         assert_eq!(
-            patterns("a/b8_t8_x8y_n18_8/cpu", 8),
+            ids_with_batch_wildcard("a/b8_t8_x8y_n18_8/cpu", 8),
             ["a/b*_t8_x8y_n18_8/cpu", "a/b8_t*_x8y_n18_8/cpu"]
         );
-        assert!(curves(&[batch_time("a/b8", 8, 1.0), batch_time("a/b8", 8, 2.0)]).is_empty());
+        assert!(batch_curves(&[batch_time("a/b8", 8, 1.0), batch_time("a/b8", 8, 2.0)]).is_empty());
     }
 }

@@ -10,16 +10,18 @@ use kernelgate::record::{Store, file};
 use kernelgate_trace::TraceError;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
 use kernelgate_trace::diagnose::ranks::{self, Job};
-use kernelgate_trace::diagnose::{Diagnosis, Severity, checklist, diagnose, diagnose_streamed};
+use kernelgate_trace::diagnose::{
+    FindingSeverity, TraceDiagnosis, checklist, diagnose, diagnose_streamed,
+};
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::read::Wanted;
+use kernelgate_trace::read::WantedTraceParts;
 use serde_json::{Value, json};
 
 use super::{profile, trace_file};
 use crate::pages;
 use crate::plot::PlotError;
 use crate::verbs::shared::choice::ChosenBenches;
-use crate::verbs::shared::output::{not_over, print_json};
+use crate::verbs::shared::output::{print_json, refuse_overwriting_source};
 
 /// The version of the JSON around the diagnoses, which have one of their own.
 const SCHEMA: u32 = 1;
@@ -47,7 +49,7 @@ pub struct Arguments {
     checklist: bool,
     /// Exit with 1 if a finding is as severe as this, or more
     #[arg(long, value_enum, value_name = "SEVERITY")]
-    fail_on: Option<FailOn>,
+    fail_on: Option<FailOnSeverity>,
     /// How the result is printed
     #[arg(long, value_enum, default_value_t)]
     format: DiagnosisFormat,
@@ -70,7 +72,7 @@ enum DiagnosisFormat {
 
 /// The least severity of a finding that makes the exit code 1, as `--fail-on` takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum FailOn {
+enum FailOnSeverity {
     /// Any finding
     Information,
     /// A finding that costs time
@@ -79,12 +81,12 @@ enum FailOn {
     Severe,
 }
 
-impl From<FailOn> for Severity {
-    fn from(flag: FailOn) -> Self {
+impl From<FailOnSeverity> for FindingSeverity {
+    fn from(flag: FailOnSeverity) -> Self {
         match flag {
-            FailOn::Information => Self::Information,
-            FailOn::Warning => Self::Warning,
-            FailOn::Severe => Self::Severe,
+            FailOnSeverity::Information => Self::Information,
+            FailOnSeverity::Warning => Self::Warning,
+            FailOnSeverity::Severe => Self::Severe,
         }
     }
 }
@@ -95,16 +97,16 @@ struct Outcome {
     /// Whether any question about a GPU was answered.
     answered: bool,
     /// The worst finding.
-    worst: Option<Severity>,
+    worst: Option<FindingSeverity>,
 }
 
 impl Outcome {
-    fn add(&mut self, diagnosis: &Diagnosis) {
-        self.answered |= diagnosis.answers_any();
+    fn add(&mut self, diagnosis: &TraceDiagnosis) {
+        self.answered |= diagnosis.answers_any_gpu_question();
         self.worst = self.worst.max(diagnosis.worst());
     }
 
-    fn exit(self, fail_on: Option<FailOn>) -> Exit {
+    fn exit(self, fail_on: Option<FailOnSeverity>) -> Exit {
         let fails = fail_on.is_some_and(|flag| self.worst >= Some(flag.into()));
         match self.answered {
             false => Exit::Inconclusive,
@@ -124,11 +126,13 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
     };
     if let Some(page) = &arguments.html {
-        traces.iter().try_for_each(|(_, trace)| not_over("--html", page, trace))?;
+        traces
+            .iter()
+            .try_for_each(|(_, trace)| refuse_overwriting_source("--html", page, trace))?;
     }
     if let Some(job) = job(arguments, &traces)? {
         if let Some(file) = &arguments.html {
-            write_page(file, pages::ranks::page(&job))?;
+            write_diagnosis_page(file, pages::ranks::page(&job))?;
         }
         match arguments.format {
             DiagnosisFormat::Json => print_json(&json!({
@@ -173,8 +177,9 @@ fn job(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Op
     if !candidates {
         return Ok(None);
     }
-    let parts = ranks::read_parts(traces).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    if traces.len() == 2 && !arguments.ranks && !ranks::different_ranks(&parts) {
+    let parts =
+        ranks::read_rank_traces(traces).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    if traces.len() == 2 && !arguments.ranks && !ranks::have_different_ranks(&parts) {
         return Ok(None);
     }
     let job = ranks::join(parts);
@@ -190,11 +195,14 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<O
                 let trace = load(path, arguments)?;
                 let diagnosis = diagnose(&trace);
                 let gpus = gpus(name, path, arguments, &diagnosis)?;
-                write_page(file, pages::trace::page(name, &trace, &diagnosis, gpus.as_ref()))?;
+                write_diagnosis_page(
+                    file,
+                    pages::trace::page(name, &trace, &diagnosis, gpus.as_ref()),
+                )?;
                 (diagnosis, gpus)
             }
             None => {
-                let diagnosis = analyzed(path, arguments, diagnose_streamed, diagnose)?;
+                let diagnosis = analyze_trace(path, arguments, diagnose_streamed, diagnose)?;
                 let gpus = gpus(name, path, arguments, &diagnosis)?;
                 (diagnosis, gpus)
             }
@@ -235,7 +243,7 @@ fn gpus(
     name: &str,
     path: &Path,
     arguments: &Arguments,
-    diagnosis: &Diagnosis,
+    diagnosis: &TraceDiagnosis,
 ) -> anyhow::Result<Option<Job>> {
     match arguments.range.is_some() || arguments.checklist {
         true => Ok(None),
@@ -245,7 +253,8 @@ fn gpus(
 
 /// Prints the changes from one trace to another, which are read one after the other.
 fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Result<()> {
-    let [base, head] = traces.map(|(_, path)| analyzed(path, arguments, Sums::streamed, Sums::new));
+    let [base, head] =
+        traces.map(|(_, path)| analyze_trace(path, arguments, Sums::streamed, Sums::new));
     let difference = difference(base?, head?);
     let names = traces.map(|(name, _)| name);
     match arguments.format {
@@ -280,7 +289,7 @@ fn print(text: &str) {
 }
 
 /// Analyses a trace: while it is read if possible, because a large trace does not fit into memory.
-fn analyzed<T>(
+fn analyze_trace<T>(
     path: &Path,
     arguments: &Arguments,
     streamed: impl Fn(&Path) -> Result<Option<T>, TraceError>,
@@ -294,10 +303,10 @@ fn analyzed<T>(
 }
 
 fn load(path: &Path, arguments: &Arguments) -> anyhow::Result<Trace> {
-    trace_file::open(path, &Wanted::ALL, arguments.range.as_deref())
+    trace_file::open(path, &WantedTraceParts::ALL, arguments.range.as_deref())
 }
 
-fn write_page(file: &Path, page: Result<String, PlotError>) -> anyhow::Result<()> {
+fn write_diagnosis_page(file: &Path, page: Result<String, PlotError>) -> anyhow::Result<()> {
     let page = page.map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
     file::write_text(file, &page).map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
     eprintln!("page: {}", printable_path(file));

@@ -9,10 +9,10 @@ use kernelgate::exit::Exit;
 use kernelgate::record::file;
 use kernelgate::record::text::printable_path;
 use kernelgate_trace::export;
-use kernelgate_trace::read::Wanted;
+use kernelgate_trace::read::WantedTraceParts;
 
 use super::trace_file;
-use crate::verbs::shared::output::not_over;
+use crate::verbs::shared::output::refuse_overwriting_source;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -40,14 +40,15 @@ enum ExportFormat {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     if let Some(out) = &arguments.out {
-        not_over("--out", out, &arguments.trace)?;
+        refuse_overwriting_source("--out", out, &arguments.trace)?;
     }
-    let tables = Wanted { rest: false, ..Wanted::ALL };
+    let tables = WantedTraceParts { rest: false, ..WantedTraceParts::ALL };
     let trace = trace_file::open(&arguments.trace, &tables, arguments.range.as_deref())?;
     let ExportFormat::Perfetto = arguments.format;
     match &arguments.out {
         None => {
-            let written = export::perfetto(&trace, &mut BufWriter::new(std::io::stdout().lock()));
+            let written =
+                export::write_perfetto(&trace, &mut BufWriter::new(std::io::stdout().lock()));
             if written.as_ref().is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
                 std::process::exit(Exit::BROKEN_PIPE);
             }
@@ -57,7 +58,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
             let failed = || format!("--out: failed to write {}", out.display());
             // An incomplete timeline would look complete, so the file gets its name at the end.
             let mut file = BufWriter::new(file::temporary_beside(out).with_context(failed)?);
-            export::perfetto(&trace, &mut file).and_then(|()| file.flush()).with_context(failed)?;
+            export::write_perfetto(&trace, &mut file)
+                .and_then(|()| file.flush())
+                .with_context(failed)?;
             let whole = file.into_inner().map_err(|error| error.into_error());
             let renamed = whole.and_then(|file| file.persist(out).map_err(|error| error.error));
             renamed.with_context(failed)?;

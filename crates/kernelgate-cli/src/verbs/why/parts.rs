@@ -9,12 +9,12 @@ use kernelgate::display::{bytes, time};
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::protocol::CaseRecording;
 use kernelgate::workload::SampleUnit;
-use kernelgate_trace::diagnose::{Joined, RangeUse};
+use kernelgate_trace::diagnose::{JoinedTrace, RangeTreeNode};
 use serde_json::{Value, json};
 
 /// Parts of a case, and other facts about one launch.
 pub struct Parts {
-    parts: Vec<PartUse>,
+    parts: Vec<NetworkPartUse>,
     /// Samples a second, if a launch has samples.
     samples_per_s: Option<f64>,
     sample_unit: SampleUnit,
@@ -24,17 +24,17 @@ pub struct Parts {
 }
 
 /// Time and limit of a network's part in one launch.
-struct PartUse {
+struct NetworkPartUse {
     table: String,
     label: String,
     range: String,
     /// Measured time; `None` if nothing was launched in the part's ranges.
-    measured: Option<Measured>,
+    measured: Option<MeasuredPart>,
     /// The limit of the part that takes longest: memory or arithmetic.
     limit: Option<TimeLimit>,
 }
 
-struct Measured {
+struct MeasuredPart {
     own_ns: f64,
     share: f64,
     launched: f64,
@@ -42,23 +42,23 @@ struct Measured {
 
 /// The parts of a recording, which was read as this trace.
 #[allow(clippy::cast_precision_loss)]
-pub fn from_recording(recording: &CaseRecording, trace: &Joined<'_>) -> Parts {
+pub fn from_recording(recording: &CaseRecording, trace: &JoinedTrace<'_>) -> Parts {
     let names: Vec<&str> = recording.parts.iter().flat_map(|part| part.range.split('/')).collect();
     let tree = trace.range_tree(&names);
-    let is_step = |range: &&RangeUse| range.depth == 1 && range.name == CaseRecording::STEP;
+    let is_step = |range: &&RangeTreeNode| range.depth == 1 && range.name == CaseRecording::STEP;
     let step = tree.iter().find(is_step);
     let steps = f64::from(recording.steps.max(1));
     let part = |of: &kernelgate::protocol::RecordedPart| {
-        let found: Vec<&RangeUse> =
-            tree.iter().filter(|range| ends_with(&range.path, &of.range)).collect();
+        let found: Vec<&RangeTreeNode> =
+            tree.iter().filter(|range| path_ends_with(&range.path, &of.range)).collect();
         let own_ns = found.iter().map(|range| range.own_ns).sum::<i64>() as f64;
-        let measured = (!found.is_empty()).then(|| Measured {
+        let measured = (!found.is_empty()).then(|| MeasuredPart {
             own_ns: own_ns / steps,
             share: own_ns / step.map_or(1, |step| step.own_ns).max(1) as f64,
             launched: found.iter().map(|range| range.operations).sum::<usize>() as f64 / steps,
         });
         let largest = of.limits.iter().max_by(|a, b| a.time_ns.total_cmp(&b.time_ns));
-        PartUse {
+        NetworkPartUse {
             table: of.table.clone(),
             label: of.label.clone(),
             range: of.range.clone(),
@@ -77,7 +77,7 @@ pub fn from_recording(recording: &CaseRecording, trace: &Joined<'_>) -> Parts {
 }
 
 /// Whether a path is this range or ends with it, comparing whole names.
-fn ends_with(path: &str, range: &str) -> bool {
+fn path_ends_with(path: &str, range: &str) -> bool {
     path.strip_suffix(range).is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }
 
@@ -129,7 +129,7 @@ impl Parts {
 
     /// The parts as JSON.
     pub fn json(&self) -> Value {
-        let part = |part: &PartUse| {
+        let part = |part: &NetworkPartUse| {
             let measured = part.measured.as_ref();
             json!({
                 "table": part.table,
@@ -154,7 +154,7 @@ impl Parts {
     }
 }
 
-impl PartUse {
+impl NetworkPartUse {
     fn cells(&self) -> Vec<String> {
         let none = || "-".to_owned();
         let percent = |part: f64| format!("{:.1}%", 100.0 * part);

@@ -15,15 +15,15 @@ use kernelgate_trace::diagnose::short_name;
 use kernelgate_trace::stats::shorten;
 use serde_json::Value;
 
-use super::batch_curve::{BatchCurve, BatchTime, curves};
-use super::network::{self, NetworkCase};
-use super::recorded::{self, RecordedCase};
+use super::batch_curve::{BatchCurve, BatchLaunchTime, batch_curves};
+use super::network::{self, RecordedNetwork};
+use super::recorded::{self, ProfiledRecording};
 use super::tool_lines;
-use crate::verbs::shared::choice::{CaseSelection, ChosenBenches, unexpected};
-use crate::verbs::shared::output::{OutputFormat, json, print_json, write_all};
+use crate::verbs::shared::choice::{CaseSelection, ChosenBenches, unexpected_response};
+use crate::verbs::shared::output::{OutputFormat, json, print_json, write_files};
 
 /// Longest name of a kernel in the text.
-const MAX_NAME: usize = 44;
+const MAX_KERNEL_NAME_COLUMNS: usize = 44;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -63,12 +63,13 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             ("profile.json", json(&values(&profiled)?)?),
         ];
         let recorded = || profiled.iter().filter_map(|profiled| profiled.recorded.as_ref());
-        let drawings: Vec<_> = recorded().map(RecordedCase::drawings).collect::<Result<_, _>>()?;
+        let drawings: Vec<_> =
+            recorded().map(ProfiledRecording::stage_drawings).collect::<Result<_, _>>()?;
         let drawings =
-            drawings.into_iter().flatten().chain(network::drawings(&networks(&profiled))?);
+            drawings.into_iter().flatten().chain(network::drawings(&recorded_networks(&profiled))?);
         let drawings = Vec::from_iter(drawings);
         let drawings = drawings.iter().map(|(name, svg)| (&**name, svg.clone()));
-        write_all(out, files.into_iter().chain(drawings), &[])?;
+        write_files(out, files.into_iter().chain(drawings), &[])?;
         for recorded in recorded() {
             eprintln!("recorded: {}", printable_path(&recorded.path));
         }
@@ -109,7 +110,7 @@ pub fn record(
 /// A case with its recording.
 struct RecordedProfile {
     case: ProfiledCase,
-    recorded: Option<RecordedCase>,
+    recorded: Option<ProfiledRecording>,
     /// Command lines that measure the case with other tools.
     tools: Vec<Vec<String>>,
 }
@@ -121,17 +122,17 @@ fn profile(
     folder: &Path,
 ) -> anyhow::Result<Vec<RecordedProfile>> {
     let settings = choice.variables();
-    let client = choice.client(store)?;
+    let client = choice.bench_client(store)?;
     let (mut profiled, mut files) = (Vec::new(), BTreeSet::new());
     for (bench, answer) in client.ask(&Action::Record(repetitions))? {
-        let ResponseBody::Profile(cases) = answer else { return Err(unexpected(&bench)) };
+        let ResponseBody::Profile(cases) = answer else { return Err(unexpected_response(&bench)) };
         let mut executables = client.found.executables.iter();
         let executable = executables.find(|found| found.bench == bench);
         for mut case in cases {
             let recording = case.recording.take();
             let recorded =
                 recording.map(|recording| recorded::read(*recording, folder)).transpose()?;
-            if let Some(RecordedCase { path, .. }) = &recorded {
+            if let Some(ProfiledRecording { path, .. }) = &recorded {
                 let new = files.insert(path.clone());
                 anyhow::ensure!(
                     new,
@@ -152,34 +153,34 @@ fn profile(
 }
 
 /// Time of a launch of a case, if it computes samples.
-fn batch_time(profiled: &RecordedProfile) -> Option<BatchTime> {
+fn batch_time_of_profile(profiled: &RecordedProfile) -> Option<BatchLaunchTime> {
     let case = &profiled.case;
     let by_host = || {
         let launch = case.phases.iter().find(|phase| phase.name == "launch")?;
         Some((launch.total_ns / launch.count.max(1) as f64, None))
     };
-    let recorded = profiled.recorded.as_ref().and_then(RecordedCase::launch);
+    let recorded = profiled.recorded.as_ref().and_then(ProfiledRecording::launch);
     let (launch_ns, of_limit) = recorded.or_else(by_host)?;
-    Some(BatchTime { case: case.case.clone(), samples: case.samples?, launch_ns, of_limit })
+    Some(BatchLaunchTime { case: case.case.clone(), samples: case.samples?, launch_ns, of_limit })
 }
 
-fn curves_of(profiled: &[RecordedProfile]) -> Vec<BatchCurve> {
-    curves(&profiled.iter().filter_map(batch_time).collect::<Vec<_>>())
+fn batch_curves_of(profiled: &[RecordedProfile]) -> Vec<BatchCurve> {
+    batch_curves(&profiled.iter().filter_map(batch_time_of_profile).collect::<Vec<_>>())
 }
 
 /// The recorded networks.
-fn networks(profiled: &[RecordedProfile]) -> Vec<NetworkCase> {
+fn recorded_networks(profiled: &[RecordedProfile]) -> Vec<RecordedNetwork> {
     let recorded = profiled.iter().filter_map(|profiled| profiled.recorded.as_ref());
-    recorded.filter_map(RecordedCase::network).collect()
+    recorded.filter_map(ProfiledRecording::network).collect()
 }
 
 /// The cases as JSON values.
 fn values(profiled: &[RecordedProfile]) -> anyhow::Result<Vec<Value>> {
-    let (curves, networks) = (curves_of(profiled), networks(profiled));
+    let (curves, networks) = (batch_curves_of(profiled), recorded_networks(profiled));
     let value = |profiled: &RecordedProfile| {
         let mut value = serde_json::to_value(&profiled.case)?;
         let case = &profiled.case.case;
-        if let Some(of) = curves.iter().find_map(|curve| curve.json_of(case)) {
+        if let Some(of) = curves.iter().find_map(|curve| curve.batch_json_of_case(case)) {
             value["batch"] = of;
         }
         if let Some(network) = networks.iter().find(|network| network.case == *case) {
@@ -200,20 +201,20 @@ fn text(profiled: &[RecordedProfile], format: OutputFormat, columns: Option<usiz
         OutputFormat::Markdown => table.markdown(),
         _ => table.text_within(columns),
     };
-    let cases = profiled.iter().map(|profiled| case_text(profiled, format, &shown));
-    let curves = curves_of(profiled);
+    let cases = profiled.iter().map(|profiled| profile_text(profiled, format, &shown));
+    let curves = batch_curves_of(profiled);
     let curves = curves.iter().map(|curve| curve.text(&shown));
-    cases.chain(curves).chain([network::text(&networks(profiled), &shown)]).collect()
+    cases.chain(curves).chain([network::text(&recorded_networks(profiled), &shown)]).collect()
 }
 
-fn case_text(
+fn profile_text(
     profiled: &RecordedProfile,
     format: OutputFormat,
     shown: &dyn Fn(&Table) -> String,
 ) -> String {
     let case = &profiled.case;
     if !case.phases.is_empty() {
-        return phases_text(case, format, shown);
+        return phase_tables_text(case, format, shown);
     }
     let Some(summary) = &case.summary else {
         let reason = format.words(case.reason.as_deref().unwrap_or_default());
@@ -223,7 +224,7 @@ fn case_text(
         Table::new(&["kernel", "launches", "total", "of the span", "each", "shortest", "longest"]);
     for kernel in &summary.kernels {
         table.row(vec![
-            shorten(&short_name(&kernel.name), MAX_NAME),
+            shorten(&short_name(&kernel.name), MAX_KERNEL_NAME_COLUMNS),
             kernel.count.to_string(),
             time(kernel.total_ns as f64),
             format!("{:.1}%", 100.0 * kernel.total_ns as f64 / summary.span_ns.max(1) as f64),
@@ -254,7 +255,7 @@ fn case_text(
 }
 
 /// The phases of a case, with an explanation.
-fn phases_text(
+fn phase_tables_text(
     case: &ProfiledCase,
     format: OutputFormat,
     shown: &dyn Fn(&Table) -> String,

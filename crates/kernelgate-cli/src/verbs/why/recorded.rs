@@ -8,49 +8,49 @@ use kernelgate::protocol::CaseRecording;
 use kernelgate::record::file;
 use kernelgate::record::text::printable;
 use kernelgate_trace::diagnose::ranks::Job;
-use kernelgate_trace::diagnose::{Diagnosis, Joined, RangeUse};
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::diagnose::{JoinedTrace, RangeTreeNode, TraceDiagnosis};
+use kernelgate_trace::read::{self, WantedTraceParts};
 use serde_json::{Value, json};
 
-use super::network::NetworkCase;
+use super::network::RecordedNetwork;
 use super::parts::{self, Parts};
 use super::stages::{self, KernelStages};
 use super::trace_file;
 use crate::verbs::shared::output::OutputFormat;
 
 /// Share of the device's time below which a range is omitted from the text.
-const MIN_SHARE: f64 = 0.01;
+const MIN_SHOWN_SHARE: f64 = 0.01;
 
 /// A recorded case.
-pub struct RecordedCase {
+pub struct ProfiledRecording {
     /// The file of the recording.
     pub path: PathBuf,
     recording: CaseRecording,
-    tree: Vec<RangeUse>,
+    tree: Vec<RangeTreeNode>,
     /// Parts, if the workload names some.
     parts: Option<Parts>,
     /// Stages of kernels whose rows name them.
     stages: Vec<KernelStages>,
-    diagnosis: Diagnosis,
+    diagnosis: TraceDiagnosis,
     /// The GPUs of a case over several.
     gpus: Option<Job>,
 }
 
 /// Writes a recording into a folder, and reads it.
-pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<RecordedCase> {
+pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<ProfiledRecording> {
     let path = folder.join(format!("{}.json", recording.case.replace('/', "_")));
     file::write(&path, &recording).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let trace =
-        read::open(&path, &Wanted::ALL).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let joined = Joined::new(&trace);
-    let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnosis());
+    let trace = read::open(&path, &WantedTraceParts::ALL)
+        .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let joined = JoinedTrace::new(&trace);
+    let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnose_job());
     let parts = (!recording.parts.is_empty()).then(|| parts::from_recording(&recording, &joined));
-    let stages = stages::from_recording(&recording);
+    let stages = stages::stages_of_recording(&recording);
     let gpus = trace_file::gpus(&recording.case, &path, &diagnosis)?;
-    Ok(RecordedCase { path, recording, tree, parts, stages, diagnosis, gpus })
+    Ok(ProfiledRecording { path, recording, tree, parts, stages, diagnosis, gpus })
 }
 
-impl RecordedCase {
+impl ProfiledRecording {
     /// Device and host times, the ranges and the findings as text.
     pub fn text(&self, format: OutputFormat, shown: &dyn Fn(&Table) -> String) -> String {
         let indented = |text: &str| {
@@ -119,13 +119,13 @@ impl RecordedCase {
     }
 
     /// The case as a network; `None` if it is not one.
-    pub fn network(&self) -> Option<NetworkCase> {
-        NetworkCase::new(&self.recording, &self.tree, &self.diagnosis)
+    pub fn network(&self) -> Option<RecordedNetwork> {
+        RecordedNetwork::new(&self.recording, &self.tree, &self.diagnosis)
     }
 
     /// Drawings of the stages of the case: names of files with their contents.
-    pub fn drawings(&self) -> anyhow::Result<Vec<(String, String)>> {
-        self.stages.iter().map(|stages| stages.drawing(&self.recording.case)).collect()
+    pub fn stage_drawings(&self) -> anyhow::Result<Vec<(String, String)>> {
+        self.stages.iter().map(|stages| stages.stage_drawing(&self.recording.case)).collect()
     }
 
     /// Time of a launch from its first start to its last end, nanoseconds, and the largest share of
@@ -136,7 +136,7 @@ impl RecordedCase {
         Some((step.span_ns as f64 / step.times.max(1) as f64, of_limit))
     }
 
-    fn step(&self) -> Option<&RangeUse> {
+    fn step(&self) -> Option<&RangeTreeNode> {
         self.tree.iter().find(|range| range.depth == 1 && range.name == CaseRecording::STEP)
     }
 
@@ -145,7 +145,7 @@ impl RecordedCase {
             Table::new(&["range", "times", "host", "device", "busy", "share", "launched", "bound"]);
         let mut left_out = 0;
         for range in &self.tree {
-            if range.share < MIN_SHARE {
+            if range.share < MIN_SHOWN_SHARE {
                 left_out += 1;
                 continue;
             }
@@ -164,14 +164,15 @@ impl RecordedCase {
         }
         let mut text = shown(&table);
         if left_out > 0 {
-            text += &format!("\n{left_out} ranges below {:.0}% are omitted", MIN_SHARE * 100.0);
+            text +=
+                &format!("\n{left_out} ranges below {:.0}% are omitted", MIN_SHOWN_SHARE * 100.0);
         }
         text
     }
 
     /// The recorded case as JSON.
     pub fn json(&self) -> Value {
-        let ranges: Vec<Value> = self.tree.iter().map(RangeUse::to_json).collect();
+        let ranges: Vec<Value> = self.tree.iter().map(RangeTreeNode::to_json).collect();
         json!({
             "steps": self.recording.steps,
             "warm_up": self.recording.warm_up,

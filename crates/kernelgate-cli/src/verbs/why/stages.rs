@@ -10,7 +10,9 @@ use kernelgate::protocol::{CaseRecording, RecordedStages};
 use kernelgate::record::text::printable;
 use serde_json::{Value, json};
 
-use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
+use crate::plot::{
+    Axis, ChartBody, ChartRowMark, ChartWithTitle, PlottedUnit, Row, Rows, ScaleKind,
+};
 
 /// The stages of a kernel in one launch of its case.
 pub struct KernelStages {
@@ -31,7 +33,7 @@ struct Stage {
 }
 
 /// The stages of a recording; kernels without counts are skipped.
-pub fn from_recording(recording: &CaseRecording) -> Vec<KernelStages> {
+pub fn stages_of_recording(recording: &CaseRecording) -> Vec<KernelStages> {
     recording.stages.iter().filter_map(|stages| kernel_stages(recording, stages)).collect()
 }
 
@@ -74,11 +76,11 @@ impl Stage {
         self.blocks_ns.iter().sum::<f64>() / self.blocks_ns.len().max(1) as f64
     }
 
-    fn least_ns(&self) -> f64 {
+    fn shortest_block_ns(&self) -> f64 {
         self.blocks_ns.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    fn most_ns(&self) -> f64 {
+    fn longest_block_ns(&self) -> f64 {
         self.blocks_ns.iter().copied().fold(0.0, f64::max)
     }
 }
@@ -93,8 +95,8 @@ impl KernelStages {
                 printable(&stage.name).into_owned(),
                 time(stage.mean_ns()),
                 format!("{:.1}%", 100.0 * stage.share),
-                time(stage.least_ns()),
-                time(stage.most_ns()),
+                time(stage.shortest_block_ns()),
+                time(stage.longest_block_ns()),
             ]);
         }
         format!("\nstages of {}\n{}", self.heading(), shown(&table))
@@ -127,17 +129,20 @@ impl KernelStages {
     }
 
     /// A chart with a row for each stage and a ring for each block.
-    fn chart(&self, case: &str) -> Chart {
+    fn stage_chart(&self, case: &str) -> ChartWithTitle {
         let row = |stage: &Stage| Row {
             label: stage.name.clone(),
             value: format!("{} {:.1}%", time(stage.mean_ns()), 100.0 * stage.share),
-            marks: vec![RowMark::Dots(stage.blocks_ns.clone(), 0), RowMark::Tick(stage.mean_ns())],
+            marks: vec![
+                ChartRowMark::Dots(stage.blocks_ns.clone(), 0),
+                ChartRowMark::Tick(stage.mean_ns()),
+            ],
         };
-        let axis = Axis::new("time in a launch", Quantity::Time, ScaleKind::FromZero);
-        Chart {
+        let axis = Axis::new("time in a launch", PlottedUnit::Time, ScaleKind::FromZero);
+        ChartWithTitle {
             title: case.to_owned(),
             subtitle: format!("ring: a block, line: mean of all blocks; {}", self.heading()),
-            body: Body::Rows(Rows {
+            body: ChartBody::Rows(Rows {
                 axis,
                 legend: Vec::new(),
                 rows: self.stages.iter().map(row).collect(),
@@ -147,8 +152,11 @@ impl KernelStages {
     }
 
     /// The chart's file name and contents.
-    pub fn drawing(&self, case: &str) -> anyhow::Result<(String, String)> {
+    pub fn stage_drawing(&self, case: &str) -> anyhow::Result<(String, String)> {
         let safe = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_");
-        Ok((format!("{}-{}-stages.svg", safe(case), safe(&self.kernel)), self.chart(case).svg()?))
+        Ok((
+            format!("{}-{}-stages.svg", safe(case), safe(&self.kernel)),
+            self.stage_chart(case).svg()?,
+        ))
     }
 }

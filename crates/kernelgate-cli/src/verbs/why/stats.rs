@@ -9,19 +9,19 @@ use kernelgate::exit::Exit;
 use kernelgate::record::text::{one_line, printable, printable_path};
 use kernelgate_trace::analyze::timeline::idle;
 use kernelgate_trace::model::{Recorder, Trace};
-use kernelgate_trace::read::Wanted;
-use kernelgate_trace::stats::{self, Report, Table};
+use kernelgate_trace::read::WantedTraceParts;
+use kernelgate_trace::stats::{self, StatsReport, Table};
 use regex::Regex;
 use serde_json::json;
 
 use super::trace_file;
-use crate::verbs::shared::output::{json as json_text, print_json, write_all};
+use crate::verbs::shared::output::{json as json_text, print_json, write_files};
 
 /// Version of the JSON output.
 const SCHEMA: u32 = 1;
 
 /// Size of a file from which it is read once for each table, so that fewer rows are in memory.
-const READ_PER_TABLE_FROM: u64 = 256 << 20;
+const MIN_BYTES_TO_READ_BY_TABLE: u64 = 256 << 20;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -30,10 +30,10 @@ pub struct Arguments {
     traces: Vec<PathBuf>,
     /// Names of the tables in `nsys stats`, separated by commas [default: all]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = report)]
-    report: Vec<Report>,
+    report: Vec<StatsReport>,
     /// How tables are written
     #[arg(long, value_enum, default_value_t)]
-    format: TableFormat,
+    format: StatsTableFormat,
     /// Use only work that was launched inside ranges of this path, or of a path with this end; `*`
     /// matches any text
     #[arg(long, value_name = "PATH")]
@@ -47,7 +47,7 @@ pub struct Arguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum TableFormat {
+enum StatsTableFormat {
     /// For a terminal
     #[default]
     Table,
@@ -57,17 +57,20 @@ enum TableFormat {
     Json,
 }
 
-fn report(name: &str) -> Result<Report, String> {
-    Report::from_name(name).ok_or_else(|| {
-        let names: Vec<&str> = Report::ALL.iter().map(|report| report.name()).collect();
+fn report(name: &str) -> Result<StatsReport, String> {
+    StatsReport::report_from_name(name).ok_or_else(|| {
+        let names: Vec<&str> = StatsReport::ALL.iter().map(|report| report.name()).collect();
         format!("no such table; there are {}", names.join(", "))
     })
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
-    let reports =
-        if arguments.report.is_empty() { Report::ALL.to_vec() } else { arguments.report.clone() };
-    let names = file_names(&arguments.traces);
+    let reports = if arguments.report.is_empty() {
+        StatsReport::ALL.to_vec()
+    } else {
+        arguments.report.clone()
+    };
+    let names = trace_file_names(&arguments.traces);
     let mut summaries = Vec::new();
     let mut printed = Vec::new();
     for (path, name) in arguments.traces.iter().zip(&names) {
@@ -77,34 +80,38 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
         }
         if let Some(folder) = &arguments.out {
             let files = files(name, &tables, arguments.format)?;
-            write_all(folder, files.iter().map(|(name, text)| (name.as_str(), text.clone())), &[])?;
+            write_files(
+                folder,
+                files.iter().map(|(name, text)| (name.as_str(), text.clone())),
+                &[],
+            )?;
             summaries.push(summary(path, &trace, &files));
             continue;
         }
         match arguments.format {
-            TableFormat::Json => printed.push(document(path, &tables)),
+            StatsTableFormat::Json => printed.push(document(path, &tables)),
             format => print(path, &tables, format, arguments.traces.len() > 1),
         }
     }
     if let Some(folder) = &arguments.out {
         let all = json!({ "schema_version": SCHEMA, "traces": summaries });
-        write_all(folder, [("summary.json", json_text(&all)?)], &[])?;
+        write_files(folder, [("summary.json", json_text(&all)?)], &[])?;
         println!(
             "{} traces, {} tables each: {}",
             names.len(),
             reports.len(),
             printable_path(folder)
         );
-    } else if arguments.format == TableFormat::Json {
+    } else if arguments.format == StatsTableFormat::Json {
         print_json(&json!({ "schema_version": SCHEMA, "traces": printed }))?;
     }
     Ok(Exit::Fine)
 }
 
 /// The trace with the tables that are needed, restricted to `--range`.
-fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Result<Trace> {
+fn load(path: &Path, reports: &[StatsReport], arguments: &Arguments) -> anyhow::Result<Trace> {
     let mut wanted =
-        reports.iter().fold(Wanted::default(), |all, report| all.and(report.columns()));
+        reports.iter().fold(WantedTraceParts::default(), |all, report| all.and(report.columns()));
     if arguments.out.is_some() {
         wanted.operations = true;
     }
@@ -119,7 +126,7 @@ fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Resul
 }
 
 /// Prints what could not be read, each problem once.
-fn warn(path: &Path, problems: &BTreeSet<String>) {
+fn print_read_problems(path: &Path, problems: &BTreeSet<String>) {
     for problem in problems {
         eprintln!("warning: {}", printable(&format!("{}: {problem}", path.display())));
     }
@@ -128,21 +135,21 @@ fn warn(path: &Path, problems: &BTreeSet<String>) {
 /// The tables of a trace, and the trace as far as a summary needs it.
 fn tables(
     path: &Path,
-    reports: &[Report],
+    reports: &[StatsReport],
     arguments: &Arguments,
 ) -> anyhow::Result<(Trace, Vec<Table>)> {
-    let large = std::fs::metadata(path).is_ok_and(|file| file.len() >= READ_PER_TABLE_FROM);
+    let large = std::fs::metadata(path).is_ok_and(|file| file.len() >= MIN_BYTES_TO_READ_BY_TABLE);
     if !large || arguments.range.is_some() {
         let trace = load(path, reports, arguments)?;
-        warn(path, &trace.quality.unreadable.iter().cloned().collect());
+        print_read_problems(path, &trace.quality.unreadable.iter().cloned().collect());
         let tables = reports.iter().map(|&report| stats::table(&trace, report)).collect();
         return Ok((trace, tables));
     }
     // One table is read after the other, each with as little memory as it needs.
     let (mut tables, mut problems) = (Vec::new(), BTreeSet::new());
     for &report in reports {
-        let streamed =
-            stats::streamed(path, report).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        let streamed = stats::table_of_streamed_export(path, report)
+            .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
         let (trace, table) = match streamed {
             Some(streamed) => (streamed.trace, streamed.table),
             None => {
@@ -154,11 +161,11 @@ fn tables(
         tables.push(table);
         problems.extend(trace.quality.unreadable);
     }
-    warn(path, &problems);
+    print_read_problems(path, &problems);
     Ok((load(path, &[], arguments)?, tables))
 }
 
-fn print(path: &Path, tables: &[Table], format: TableFormat, several: bool) {
+fn print(path: &Path, tables: &[Table], format: StatsTableFormat, several: bool) {
     if several {
         println!("{}", printable_path(path));
     }
@@ -168,7 +175,7 @@ fn print(path: &Path, tables: &[Table], format: TableFormat, several: bool) {
         }
         match format {
             _ if table.rows.is_empty() => println!("(no rows)"),
-            TableFormat::Csv => print!("{}", csv(table)),
+            StatsTableFormat::Csv => print!("{}", csv(table)),
             _ => print!("{}", text(table)),
         }
     }
@@ -177,19 +184,19 @@ fn print(path: &Path, tables: &[Table], format: TableFormat, several: bool) {
 /// A table as CSV; names come from the trace.
 fn csv(table: &Table) -> String {
     let mut table = table.clone();
-    table.map_texts(|text| CsvText(text).to_string());
+    table.map_text_cells(|text| CsvText(text).to_string());
     table.to_csv()
 }
 
 /// A table for a terminal; names come from the trace.
 fn text(table: &Table) -> String {
     let mut table = table.clone();
-    table.map_texts(one_line);
+    table.map_text_cells(one_line);
     table.to_text()
 }
 
 fn document(path: &Path, tables: &[Table]) -> serde_json::Value {
-    let tables: Vec<serde_json::Value> = tables.iter().map(Table::to_json).collect();
+    let tables: Vec<serde_json::Value> = tables.iter().map(Table::cell_to_json).collect();
     json!({ "trace": path.display().to_string(), "tables": tables })
 }
 
@@ -197,13 +204,13 @@ fn document(path: &Path, tables: &[Table]) -> serde_json::Value {
 fn files(
     name: &str,
     tables: &[Table],
-    format: TableFormat,
+    format: StatsTableFormat,
 ) -> anyhow::Result<Vec<(String, String)>> {
     let file = |table: &Table| {
         let (extension, text) = match format {
-            TableFormat::Csv => ("csv", csv(table)),
-            TableFormat::Table => ("txt", text(table)),
-            TableFormat::Json => ("json", json_text(&table.to_json())?),
+            StatsTableFormat::Csv => ("csv", csv(table)),
+            StatsTableFormat::Table => ("txt", text(table)),
+            StatsTableFormat::Json => ("json", json_text(&table.cell_to_json())?),
         };
         Ok((format!("{name}_{}.{extension}", table.report), text))
     };
@@ -211,7 +218,7 @@ fn files(
 }
 
 /// A file name for each trace: its own, with the folder if two are the same.
-fn file_names(traces: &[PathBuf]) -> Vec<String> {
+fn trace_file_names(traces: &[PathBuf]) -> Vec<String> {
     let part = |path: Option<&std::ffi::OsStr>| {
         path.map_or(String::new(), |name| name.to_string_lossy().replace(['/', '\\'], "_"))
     };
@@ -236,10 +243,10 @@ fn file_names(traces: &[PathBuf]) -> Vec<String> {
 
 /// The entry of a trace in `summary.json`.
 fn summary(path: &Path, trace: &Trace, files: &[(String, String)]) -> serde_json::Value {
-    let activities = idle::activities(trace, |_| true);
+    let activities = idle::activity_of_devices(trace, |_| true);
     let busy_ns: i64 = activities.iter().map(|of| of.busy_ns).sum();
-    let span_ns: i64 = activities.iter().map(idle::Activity::span_ns).sum();
-    let kernels = stats::table(trace, Report::GpuKernels);
+    let span_ns: i64 = activities.iter().map(idle::Activity::span_of_gaps_ns).sum();
+    let kernels = stats::table(trace, StatsReport::GpuKernels);
     let top = kernels.rows.first().map(|row| row[kernels.named_by].plain());
     json!({
         "trace": path.display().to_string(),
@@ -262,7 +269,7 @@ mod tests {
     #[test]
     fn every_trace_has_file_names_of_its_own() {
         let names =
-            |paths: &[&str]| file_names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
+            |paths: &[&str]| trace_file_names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(names(&["a/x.sqlite", "b/y.pt.trace.json.gz"]), ["x", "y"]);
         assert_eq!(names(&["a/trace.sqlite", "b/trace.sqlite"]), ["a_trace", "b_trace"]);
         assert_eq!(names(&["a/trace.sqlite", "a/trace.sqlite"]), ["a_trace", "a_trace_2"]);

@@ -8,7 +8,7 @@ use crate::fleet::task::quoted;
 
 /// Sections that show the bound of a kernel, the limit of its occupancy, and the stalls of its
 /// warps.
-const SECTIONS: [&str; 6] = [
+const NCU_SECTIONS: [&str; 6] = [
     "SpeedOfLight",
     "LaunchStats",
     "Occupancy",
@@ -17,7 +17,7 @@ const SECTIONS: [&str; 6] = [
     "MemoryWorkloadAnalysis",
 ];
 /// Largest number of kernels that Nsight Compute measures, those with most time.
-const MAX_KERNELS: usize = 3;
+const MAX_KERNELS_FOR_NCU: usize = 3;
 /// Launches of each kernel that Nsight Compute measures.
 const LAUNCHES: usize = 5;
 
@@ -45,9 +45,9 @@ pub fn lines(
         line.extend(then);
         line
     };
-    let sections = SECTIONS.map(|section| format!("--section {section}"));
+    let sections = NCU_SECTIONS.map(|section| format!("--section {section}"));
     let kernels = [
-        format!("-k {}", quoted(&format!("regex:{}", kernel_filter(case, kernels)))),
+        format!("-k {}", quoted(&format!("regex:{}", ncu_kernel_filter(case, kernels)))),
         format!("--launch-count {LAUNCHES}"),
     ];
     [
@@ -82,9 +82,9 @@ pub fn broken(words: &[String]) -> String {
 }
 
 /// A regular expression for the kernels to measure.
-fn kernel_filter(case: &str, kernels: &[&str]) -> String {
+fn ncu_kernel_filter(case: &str, kernels: &[&str]) -> String {
     let own = kernels.iter().filter_map(|name| unmangled_name(name));
-    let mut names: Vec<String> = own.take(MAX_KERNELS).map(regex::escape).collect();
+    let mut names: Vec<String> = own.take(MAX_KERNELS_FOR_NCU).map(regex::escape).collect();
     names.dedup();
     if names.is_empty() {
         let family = case.split('/').next().unwrap_or_default();
@@ -136,9 +136,9 @@ mod tests {
         assert!(nsys.contains("'^f/op/n8/cuda/x/hot$' && kernelgate diagnose f_op_"), "{nsys}");
         assert!(ncu.contains("--clock-control none --section SpeedOfLight "), "{ncu}");
         assert!(ncu.contains("-k 'regex:^(k_1|Kernel2)$' --launch-count 5 "), "{ncu}");
-        assert_eq!(kernel_filter("f/op", &[]), "^f");
+        assert_eq!(ncu_kernel_filter("f/op", &[]), "^f");
         assert_eq!(unmangled_name("_Z4gemmPf"), Some("gemm"));
         assert_eq!(unmangled_name("_Z99gemm"), None, "cut short");
-        assert_eq!(kernel_filter("f/op", &["a", "b", "c", "d"]), "^(a|b|c)$");
+        assert_eq!(ncu_kernel_filter("f/op", &["a", "b", "c", "d"]), "^(a|b|c)$");
     }
 }

@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use kernelgate_trace::analyze::ranges::inside;
-use kernelgate_trace::diagnose::Diagnosis;
+use kernelgate_trace::diagnose::TraceDiagnosis;
 use kernelgate_trace::diagnose::ranks::{self, Job};
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::read::{self, WantedTraceParts};
 
 /// Reads the wanted tables of a trace; with a `range` only what was launched inside it.
-pub fn open(path: &Path, wanted: &Wanted, range: Option<&str>) -> anyhow::Result<Trace> {
+pub fn open(path: &Path, wanted: &WantedTraceParts, range: Option<&str>) -> anyhow::Result<Trace> {
     let failed = |error| anyhow::anyhow!("failed to {error}");
     let Some(range) = range else {
         return read::open(path, wanted).map_err(failed);
@@ -20,7 +20,7 @@ pub fn open(path: &Path, wanted: &Wanted, range: Option<&str>) -> anyhow::Result
 }
 
 /// The GPUs of a trace as ranks of a job, if several of them communicate.
-pub fn gpus(name: &str, path: &Path, diagnosis: &Diagnosis) -> anyhow::Result<Option<Job>> {
+pub fn gpus(name: &str, path: &Path, diagnosis: &TraceDiagnosis) -> anyhow::Result<Option<Job>> {
     if diagnosis.devices.len() < 2 {
         return Ok(None);
     }

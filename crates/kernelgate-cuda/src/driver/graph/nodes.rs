@@ -9,7 +9,7 @@ use cudarc::driver::{DriverError, sys};
 ///
 /// # Errors
 /// When the driver refuses.
-pub fn listed(
+pub fn list_graph_nodes(
     list: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult,
 ) -> Result<Vec<sys::CUgraphNode>, DriverError> {
     let mut count = 0;
@@ -44,18 +44,18 @@ pub const fn works(kind: sys::CUgraphNodeType) -> bool {
 }
 
 /// The bytes that a node sets to 0, if it clears one piece of memory.
-fn cleared_by(node: sys::CUgraphNode) -> Result<Option<Range<u64>>, DriverError> {
+fn range_cleared_by(node: sys::CUgraphNode) -> Result<Option<Range<u64>>, DriverError> {
     if kind(node)? != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET {
         return Ok(None);
     }
-    let mut set = BLANK_SET;
+    let mut set = EMPTY_MEMSET_NODE;
     // SAFETY: a node of that kind; the pointer is valid.
     unsafe { sys::cuGraphMemsetNodeGetParams(node, &raw mut set) }.result()?;
     let bytes = (set.width * set.elementSize as usize) as u64;
     Ok((set.value == 0 && set.height == 1).then(|| set.dst..set.dst + bytes))
 }
 
-const BLANK_SET: sys::CUDA_MEMSET_NODE_PARAMS = sys::CUDA_MEMSET_NODE_PARAMS {
+const EMPTY_MEMSET_NODE: sys::CUDA_MEMSET_NODE_PARAMS = sys::CUDA_MEMSET_NODE_PARAMS {
     dst: 0,
     pitch: 0,
     value: 0,
@@ -68,24 +68,26 @@ const BLANK_SET: sys::CUDA_MEMSET_NODE_PARAMS = sys::CUDA_MEMSET_NODE_PARAMS {
 ///
 /// # Errors
 /// When the driver refuses.
-pub fn clear_first(
+pub fn add_clearing_node(
     graph: sys::CUgraph,
     range: &Range<u64>,
     context: sys::CUcontext,
 ) -> Result<(), DriverError> {
     // SAFETY: the graph is alive here and below; arrays have room for all listed nodes.
-    let all = listed(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) })?;
+    let all =
+        list_graph_nodes(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) })?;
     let mut cleared = range.end..range.start;
     for node in all {
-        let Some(bytes) = cleared_by(node)? else { continue };
+        let Some(bytes) = range_cleared_by(node)? else { continue };
         if bytes.start < range.start || bytes.end > range.end {
             continue;
         }
         // SAFETY: a node of the graph.
-        let before =
-            listed(|nodes, count| unsafe { sys::cuGraphNodeGetDependencies(node, nodes, count) })?;
+        let before = list_graph_nodes(|nodes, count| unsafe {
+            sys::cuGraphNodeGetDependencies(node, nodes, count)
+        })?;
         // SAFETY: as above.
-        let after = listed(|nodes, count| unsafe {
+        let after = list_graph_nodes(|nodes, count| unsafe {
             sys::cuGraphNodeGetDependentNodes(node, nodes, count)
         })?;
         // SAFETY: the node is not used again.
@@ -100,9 +102,10 @@ pub fn clear_first(
         return Ok(());
     }
     // SAFETY: as above.
-    let roots = listed(|nodes, count| unsafe { sys::cuGraphGetRootNodes(graph, nodes, count) })?;
+    let roots =
+        list_graph_nodes(|nodes, count| unsafe { sys::cuGraphGetRootNodes(graph, nodes, count) })?;
     let width = (cleared.end - cleared.start) as usize;
-    let set = sys::CUDA_MEMSET_NODE_PARAMS { dst: cleared.start, width, ..BLANK_SET };
+    let set = sys::CUDA_MEMSET_NODE_PARAMS { dst: cleared.start, width, ..EMPTY_MEMSET_NODE };
     let mut first = ptr::null_mut();
     // SAFETY: the pointers are valid, the context is alive, and the bytes lie between pieces that
     // the graph clears.

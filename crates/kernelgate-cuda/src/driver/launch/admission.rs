@@ -2,7 +2,7 @@
 
 use super::clusters::MAX_PORTABLE_CLUSTER;
 use super::kernel::Kernel;
-use super::shape::{BlockResources, Launch, count};
+use super::shape::{BlockResourceUse, Launch, count};
 use crate::BackendError;
 use crate::driver::device::Device;
 
@@ -14,12 +14,17 @@ impl Launch {
     /// [`BackendError::Unsupported`] if the GPU has less shared memory per block, no clusters of
     /// that size, or room for fewer blocks than wait for each other; others when no launch can have
     /// these dimensions.
-    pub(crate) fn admit(&self, device: &Device, kernel: &Kernel) -> Result<(), BackendError> {
-        let offered = BlockResources {
+    pub(crate) fn check_launch(
+        &self,
+        device: &Device,
+        kernel: &Kernel,
+    ) -> Result<(), BackendError> {
+        let offered = BlockResourceUse {
             shared_bytes: device.shared_bytes_a_block()?,
             clusters: device.clusters()?,
         };
-        let cluster = if offered.clusters { kernel.cluster(self.cluster)? } else { self.cluster };
+        let cluster =
+            if offered.clusters { kernel.cluster_shape(self.cluster)? } else { self.cluster };
         let launch = Self { cluster, ..*self };
         launch
             .check()
@@ -28,7 +33,7 @@ impl Launch {
             return Err(BackendError::Unsupported(unmet));
         }
         if self.shared_bytes > 0 {
-            kernel.allow_shared(self.shared_bytes)?;
+            kernel.allow_dynamic_shared(self.shared_bytes)?;
         }
         launch.check_residency(device, kernel)
     }
@@ -42,12 +47,12 @@ impl Launch {
                 if size > MAX_PORTABLE_CLUSTER {
                     kernel.allow_large_clusters()?;
                 }
-                let held = kernel.clusters_at_once(self, cluster)? as u64;
+                let held = kernel.max_resident_clusters(self, cluster)? as u64;
                 let needed = if self.cooperative { self.blocks().div_ceil(size) } else { 1 };
                 (needed, held, format!("clusters of {size} blocks"))
             }
             None if self.cooperative => {
-                let held = kernel.blocks_a_multiprocessor(self)? as u64;
+                let held = kernel.resident_blocks_per_multiprocessor(self)? as u64;
                 let held = held * u64::from(device.facts().multiprocessors);
                 (self.blocks(), held, "blocks".to_owned())
             }

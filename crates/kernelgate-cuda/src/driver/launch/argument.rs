@@ -3,23 +3,23 @@
 use std::ffi::c_void;
 use std::ops::Deref;
 
-use crate::driver::memory::buffer::Buffer;
+use crate::driver::memory::buffer::DeviceBuffer;
 
 /// Bytes as aligned as any parameter asks for: a tensor map (`CUtensorMap`) for 64.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C, align(64))]
-struct AlignedBytes([u8; 64]);
+struct ArgumentBytes([u8; 64]);
 
 /// A struct of any size, by its bytes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct StructBytes {
-    stored: Vec<AlignedBytes>,
+pub struct StructArgumentBytes {
+    stored: Vec<ArgumentBytes>,
     size: usize,
 }
 
 /// An argument of a kernel, by value.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Argument {
+pub enum KernelArgument {
     /// Device address, or 0 for a null pointer.
     Address(u64),
     /// `int`.
@@ -33,17 +33,17 @@ pub enum Argument {
     /// `float`.
     F32(f32),
     /// A struct.
-    Struct(StructBytes),
+    Struct(StructArgumentBytes),
 }
 
-impl Argument {
+impl KernelArgument {
     /// A struct by its bytes, such as a tensor map that the driver encoded.
     pub fn bytes(bytes: &[u8]) -> Self {
-        let mut stored = vec![AlignedBytes([0; 64]); bytes.len().div_ceil(64).max(1)];
+        let mut stored = vec![ArgumentBytes([0; 64]); bytes.len().div_ceil(64).max(1)];
         for (chunk, from) in stored.iter_mut().zip(bytes.chunks(64)) {
             chunk.0[..from.len()].copy_from_slice(from);
         }
-        Self::Struct(StructBytes { stored, size: bytes.len() })
+        Self::Struct(StructArgumentBytes { stored, size: bytes.len() })
     }
 
     /// Size of the parameter that it is for, bytes.
@@ -72,12 +72,12 @@ impl Argument {
 ///
 /// # Errors
 /// The first difference, a fragment.
-pub(crate) fn check(given: &[Argument], expected: &[usize]) -> Result<(), String> {
+pub(crate) fn check(given: &[KernelArgument], expected: &[usize]) -> Result<(), String> {
     if given.len() != expected.len() {
         let (given, takes) = (given.len(), expected.len());
         return Err(format!("takes {takes} arguments, {given} were given"));
     }
-    let mut sizes = given.iter().map(Argument::size).zip(expected).enumerate();
+    let mut sizes = given.iter().map(KernelArgument::size).zip(expected).enumerate();
     match sizes.find(|(_, (given, bytes))| given != *bytes) {
         Some((index, (given, bytes))) => {
             Err(format!("argument {index} has {given} bytes, the parameter {bytes}"))
@@ -86,25 +86,25 @@ pub(crate) fn check(given: &[Argument], expected: &[usize]) -> Result<(), String
     }
 }
 
-impl From<&Buffer> for Argument {
-    fn from(buffer: &Buffer) -> Self {
+impl From<&DeviceBuffer> for KernelArgument {
+    fn from(buffer: &DeviceBuffer) -> Self {
         Self::Address(buffer.address())
     }
 }
 
-impl From<f32> for Argument {
+impl From<f32> for KernelArgument {
     fn from(value: f32) -> Self {
         Self::F32(value)
     }
 }
 
-impl From<i32> for Argument {
+impl From<i32> for KernelArgument {
     fn from(value: i32) -> Self {
         Self::I32(value)
     }
 }
 
-impl From<i64> for Argument {
+impl From<i64> for KernelArgument {
     fn from(value: i64) -> Self {
         Self::I64(value)
     }
@@ -112,7 +112,7 @@ impl From<i64> for Argument {
 
 /// Arguments of a launch in the order of the kernel's parameters.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Arguments(Vec<Argument>);
+pub struct Arguments(Vec<KernelArgument>);
 
 impl Arguments {
     /// An empty list.
@@ -122,7 +122,7 @@ impl Arguments {
 
     /// Adds an address on the device.
     pub fn address(self, address: u64) -> Self {
-        self.with(Argument::Address(address))
+        self.with(KernelArgument::Address(address))
     }
 
     /// Adds a number, or a struct without padding.
@@ -132,19 +132,19 @@ impl Arguments {
 
     /// Adds a struct by its bytes, such as a tensor map that the driver encoded.
     pub fn bytes(self, bytes: &[u8]) -> Self {
-        self.with(Argument::bytes(bytes))
+        self.with(KernelArgument::bytes(bytes))
     }
 
-    fn with(mut self, argument: Argument) -> Self {
+    fn with(mut self, argument: KernelArgument) -> Self {
         self.0.push(argument);
         self
     }
 }
 
 impl Deref for Arguments {
-    type Target = [Argument];
+    type Target = [KernelArgument];
 
-    fn deref(&self) -> &[Argument] {
+    fn deref(&self) -> &[KernelArgument] {
         &self.0
     }
 }
@@ -162,7 +162,7 @@ mod tests {
             check(&arguments, &[8, 8, 128]).unwrap_err(),
             "argument 1 has 4 bytes, the parameter 8"
         );
-        let Argument::Struct(map) = &arguments[2] else { panic!("{arguments:?}") };
+        let KernelArgument::Struct(map) = &arguments[2] else { panic!("{arguments:?}") };
         assert_eq!((map.stored[1].0, arguments[2].pointer() as usize % 64), ([7; 64], 0));
         assert_eq!(check(&Arguments::new().bytes(&[]), &[0]), Ok(()));
     }

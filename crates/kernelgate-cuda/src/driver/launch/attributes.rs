@@ -12,7 +12,7 @@ pub(crate) const fn programmatic() -> CUlaunchAttribute {
 }
 
 /// Cooperative launch: all blocks are resident at once.
-pub(crate) const fn cooperative() -> CUlaunchAttribute {
+pub(crate) const fn cooperative_attribute() -> CUlaunchAttribute {
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
         pad: [0; 4],

@@ -19,14 +19,15 @@ impl Kernel {
     ///
     /// # Errors
     /// When the driver refuses a launch with clusters of eight blocks or fewer, or runs none.
-    pub(crate) fn clusters_at_once(
+    pub(crate) fn max_resident_clusters(
         &self,
         launch: &Launch,
         cluster: [u32; 3],
     ) -> Result<usize, BackendError> {
         let size = count(cluster);
         let mut attribute = attributes::cluster(cluster);
-        let config = launch.config(self.stream(), std::slice::from_mut(&mut attribute));
+        let config =
+            launch.driver_launch_config(self.stream(), std::slice::from_mut(&mut attribute));
         let large = size > MAX_PORTABLE_CLUSTER;
         let mut clusters = 0;
         // SAFETY: the configuration points to attributes that outlive the call; the function
@@ -53,7 +54,7 @@ impl Kernel {
     }
 
     /// Blocks of a cluster in x, y, z if it was compiled for clusters (`__cluster_dims__`).
-    fn compiled_cluster(&self) -> Result<Option<[u32; 3]>, BackendError> {
+    fn compiled_cluster_shape(&self) -> Result<Option<[u32; 3]>, BackendError> {
         use sys::CUfunction_attribute_enum as Attribute;
         let cluster = [
             self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, "cluster")?,
@@ -68,8 +69,11 @@ impl Kernel {
     ///
     /// # Errors
     /// When the kernel was compiled for clusters of another size.
-    pub(crate) fn cluster(&self, said: Option<[u32; 3]>) -> Result<Option<[u32; 3]>, BackendError> {
-        match (said, self.compiled_cluster()?) {
+    pub(crate) fn cluster_shape(
+        &self,
+        said: Option<[u32; 3]>,
+    ) -> Result<Option<[u32; 3]>, BackendError> {
+        match (said, self.compiled_cluster_shape()?) {
             (Some(said), Some(compiled)) if said != compiled => Err(BackendError::Launch(format!(
                 "{}: it was compiled for clusters of {compiled:?} blocks (`__cluster_dims__`), \
                      and is launched in clusters of {said:?}",
@@ -85,9 +89,16 @@ impl Kernel {
     /// When the driver refuses.
     pub(crate) fn allow_large_clusters(&self) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
-        const LARGE: attribute = attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        const NON_PORTABLE_CLUSTER_ATTRIBUTE: attribute =
+            attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         // SAFETY: the function belongs to a module that `self` keeps loaded.
-        unsafe { result::function::set_function_attribute(self.function(), LARGE, 1) }
-            .map_err(|error| failed(&format!("allow large clusters of {}", self.name()), &error))
+        unsafe {
+            result::function::set_function_attribute(
+                self.function(),
+                NON_PORTABLE_CLUSTER_ATTRIBUTE,
+                1,
+            )
+        }
+        .map_err(|error| failed(&format!("allow large clusters of {}", self.name()), &error))
     }
 }

@@ -20,7 +20,7 @@ use crate::regular_file;
 
 /// Reasons why bytes are not an image.
 #[derive(Debug, thiserror::Error)]
-pub enum ImageError {
+pub enum KernelImageError {
     /// The file cannot be read.
     #[error("failed to read {path}: {cause}")]
     Io {
@@ -49,15 +49,15 @@ pub enum ImageError {
     },
 }
 
-impl From<ImageError> for BackendError {
-    fn from(error: ImageError) -> Self {
+impl From<KernelImageError> for BackendError {
+    fn from(error: KernelImageError) -> Self {
         Self::Compile(error.to_string())
     }
 }
 
 /// Kind of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ImageKind {
+pub enum KernelImageKind {
     /// Machine code for one architecture, if the file names it: "sm_90".
     Cubin(Option<String>),
     /// Several images, with their names: "sm_80", "PTX for compute_80".
@@ -66,7 +66,7 @@ pub enum ImageKind {
     Ptx(Option<String>),
 }
 
-impl fmt::Display for ImageKind {
+impl fmt::Display for KernelImageKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cubin(Some(arch)) => write!(f, "a cubin for {arch}"),
@@ -81,20 +81,20 @@ impl fmt::Display for ImageKind {
 
 /// A cubin, a fatbin or PTX.
 #[derive(Debug, Clone)]
-pub struct Image {
+pub struct KernelImage {
     name: String,
     bytes: Vec<u8>,
-    kind: ImageKind,
+    kind: KernelImageKind,
 }
 
-impl Image {
+impl KernelImage {
     /// Reads an image from a file; its path is the image's name in messages.
     ///
     /// # Errors
     /// When the file cannot be read, or is not an image.
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ImageError> {
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, KernelImageError> {
         let path = path.as_ref();
-        let io = |cause| ImageError::Io { path: path.to_owned(), cause };
+        let io = |cause| KernelImageError::Io { path: path.to_owned(), cause };
         let bytes = regular_file::read(path).map_err(io)?;
         Self::from_bytes(path.display().to_string(), bytes)
     }
@@ -106,42 +106,42 @@ impl Image {
     pub fn from_bytes(
         name: impl Into<String>,
         bytes: impl Into<Vec<u8>>,
-    ) -> Result<Self, ImageError> {
+    ) -> Result<Self, KernelImageError> {
         let (name, mut bytes) = (name.into(), bytes.into());
         match kind(&bytes) {
             Ok(kind) => {
                 let declared = match kind {
-                    ImageKind::Cubin(_) => cubin_bytes(&bytes),
-                    ImageKind::Fatbin(_) => fatbin_bytes(&bytes),
-                    ImageKind::Ptx(_) => 0,
+                    KernelImageKind::Cubin(_) => declared_cubin_bytes(&bytes),
+                    KernelImageKind::Fatbin(_) => declared_fatbin_bytes(&bytes),
+                    KernelImageKind::Ptx(_) => 0,
                 };
                 if declared > bytes.len() as u64 {
-                    return Err(ImageError::CutShort { name, bytes: bytes.len(), declared });
+                    return Err(KernelImageError::CutShort { name, bytes: bytes.len(), declared });
                 }
-                if matches!(kind, ImageKind::Ptx(_)) && bytes.last() != Some(&0) {
+                if matches!(kind, KernelImageKind::Ptx(_)) && bytes.last() != Some(&0) {
                     // The driver reads PTX up to a NUL byte.
                     bytes.push(0);
                 }
                 Ok(Self { name, bytes, kind })
             }
-            Err(problem) => Err(ImageError::Unknown { name, problem }),
+            Err(problem) => Err(KernelImageError::Unknown { name, problem }),
         }
     }
 
     /// Kind of the image.
-    pub const fn kind(&self) -> &ImageKind {
+    pub const fn kind(&self) -> &KernelImageKind {
         &self.kind
     }
 }
 
 /// An image that is loaded.
-pub struct Module {
+pub struct LoadedModule {
     module: Arc<CudaModule>,
     stream: Arc<CudaStream>,
     name: String,
 }
 
-impl Module {
+impl LoadedModule {
     /// A kernel of the module, for launches on the device's stream.
     ///
     /// # Errors
@@ -162,9 +162,9 @@ impl Device {
     /// # Errors
     /// [`BackendError::Unsupported`], which skips the case, if it holds no code for this GPU;
     /// others when it is invalid. Both errors name the image and its kind.
-    pub fn load_image(&self, image: &Image) -> Result<Module, BackendError> {
+    pub fn load_module(&self, image: &KernelImage) -> Result<LoadedModule, BackendError> {
         let ptx = match image.kind {
-            ImageKind::Ptx(_) => {
+            KernelImageKind::Ptx(_) => {
                 let text = String::from_utf8_lossy(&image.bytes[..image.bytes.len() - 1]);
                 if text.contains('\0') {
                     let broken = format!("{}: PTX with a NUL in it", image.name);
@@ -172,16 +172,20 @@ impl Device {
                 }
                 Ptx::from_src(text)
             }
-            ImageKind::Cubin(_) | ImageKind::Fatbin(_) => Ptx::from_binary(image.bytes.clone()),
+            KernelImageKind::Cubin(_) | KernelImageKind::Fatbin(_) => {
+                Ptx::from_binary(image.bytes.clone())
+            }
         };
-        let module =
-            self.context().load_module(ptx).map_err(|error| refused(image, self, &error))?;
-        Ok(Module { module, stream: Arc::clone(self.stream()), name: image.name.clone() })
+        let module = self
+            .context()
+            .load_module(ptx)
+            .map_err(|error| refused_image_error(image, self, &error))?;
+        Ok(LoadedModule { module, stream: Arc::clone(self.stream()), name: image.name.clone() })
     }
 }
 
 /// The reason why the driver does not load an image.
-fn refused(image: &Image, device: &Device, error: &DriverError) -> BackendError {
+fn refused_image_error(image: &KernelImage, device: &Device, error: &DriverError) -> BackendError {
     let (name, kind, arch) = (&image.name, &image.kind, &device.facts().arch);
     let text = format!("failed to load {name}, {kind}, on {arch}: {}", describe(error));
     match error.0 {
@@ -194,13 +198,13 @@ fn refused(image: &Image, device: &Device, error: &DriverError) -> BackendError 
 }
 
 const ELF: &[u8] = b"\x7fELF";
-const FATBIN: u32 = 0xba55_ed50;
+const FATBIN_MAGIC: u32 = 0xba55_ed50;
 /// Magic number of the wrapper around a fatbin in an object file, which holds addresses.
-const FATBIN_WRAPPER: u32 = 0x4662_43b1;
-const LTO_IR: u32 = 0x7f4e_43ed;
+const FATBIN_WRAPPER_MAGIC: u32 = 0x4662_43b1;
+const LTO_IR_MAGIC: u32 = 0x7f4e_43ed;
 
 /// The kind of an image, by how it begins.
-fn kind(bytes: &[u8]) -> Result<ImageKind, &'static str> {
+fn kind(bytes: &[u8]) -> Result<KernelImageKind, &'static str> {
     if bytes.is_empty() {
         return Err("is empty");
     }
@@ -208,13 +212,13 @@ fn kind(bytes: &[u8]) -> Result<ImageKind, &'static str> {
         return elf(bytes).ok_or("is an ELF file, and no cubin");
     }
     match word(bytes, 0) {
-        Some(FATBIN) => return Ok(ImageKind::Fatbin(images(bytes))),
-        Some(FATBIN_WRAPPER) => {
+        Some(FATBIN_MAGIC) => return Ok(KernelImageKind::Fatbin(images(bytes))),
+        Some(FATBIN_WRAPPER_MAGIC) => {
             return Err(
                 "is the wrapper of a fatbin, which holds addresses: pass the fatbin itself",
             );
         }
-        Some(LTO_IR) => return Err("is LTO-IR, which has to be linked first (nvJitLink)"),
+        Some(LTO_IR_MAGIC) => return Err("is LTO-IR, which has to be linked first (nvJitLink)"),
         _ => {}
     }
     let text = std::str::from_utf8(bytes).map_err(|_| "is neither cubin, fatbin nor PTX")?;
@@ -226,34 +230,34 @@ fn kind(bytes: &[u8]) -> Result<ImageKind, &'static str> {
     let target = code().find_map(|line| line.strip_prefix(".target"));
     let arch =
         target.and_then(|target| target.split(',').next()).map(|arch| arch.trim().to_owned());
-    Ok(ImageKind::Ptx(arch))
+    Ok(KernelImageKind::Ptx(arch))
 }
 
 /// A cubin's architecture, from the flags of its header: in the lowest byte, and since ABI 8 in the
 /// second.
-fn elf(bytes: &[u8]) -> Option<ImageKind> {
-    const MACHINE: u16 = 190;
+fn elf(bytes: &[u8]) -> Option<KernelImageKind> {
+    const CUDA_ELF_MACHINE: u16 = 190;
     const FLAGS: usize = 48;
     let machine = u16::from_le_bytes(bytes.get(18..20)?.try_into().ok()?);
-    if machine != MACHINE {
+    if machine != CUDA_ELF_MACHINE {
         return None;
     }
     let shift = if *bytes.get(8)? >= 8 { 8 } else { 0 };
     let number = word(bytes, FLAGS)? >> shift & 0xff;
-    Some(ImageKind::Cubin((number > 0).then(|| format!("sm_{number}"))))
+    Some(KernelImageKind::Cubin((number > 0).then(|| format!("sm_{number}"))))
 }
 
 /// Number of bytes that the headers of a cubin declare: its tables of sections and segments, and
 /// their contents. The driver gets no length of the image, so its headers are checked first.
-fn cubin_bytes(bytes: &[u8]) -> u64 {
+fn declared_cubin_bytes(bytes: &[u8]) -> u64 {
     const HEADER: u64 = 64;
     /// Section types of the ELF standard with content in the file. NVIDIA's own types may have
     /// none.
-    const CONTENT: std::ops::Range<u32> = 1..8;
+    const SECTION_TYPES_WITH_CONTENT: std::ops::Range<u32> = 1..8;
     let at = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
     // Start of a table, size of its entries, and their number.
     let table = |start: usize, size: usize| {
-        Some((long(bytes, start)?, half(bytes, size)?, half(bytes, size + 2)?))
+        Some((long(bytes, start)?, read_half_word(bytes, size)?, read_half_word(bytes, size + 2)?))
     };
     let (Some(segments), Some(sections)) = (table(32, 54), table(40, 58)) else { return HEADER };
     let end = |(start, size, count): (u64, u64, u64)| match count {
@@ -264,7 +268,7 @@ fn cubin_bytes(bytes: &[u8]) -> u64 {
         (0..count).map_while(move |i| bytes.get(at(start.saturating_add(size * i))..))
     };
     let section = |entry: &[u8]| {
-        let kind = word(entry, 4).filter(|kind| CONTENT.contains(kind));
+        let kind = word(entry, 4).filter(|kind| SECTION_TYPES_WITH_CONTENT.contains(kind));
         Some(long(entry, 24)?.saturating_add(kind.and_then(|_| long(entry, 32))?))
     };
     let segment = |entry: &[u8]| Some(long(entry, 8)?.saturating_add(long(entry, 32)?));
@@ -274,8 +278,8 @@ fn cubin_bytes(bytes: &[u8]) -> u64 {
 }
 
 /// Number of bytes that the header of a fatbin declares: itself, and the data behind it.
-fn fatbin_bytes(bytes: &[u8]) -> u64 {
-    match (half(bytes, 6), long(bytes, 8)) {
+fn declared_fatbin_bytes(bytes: &[u8]) -> u64 {
+    match (read_half_word(bytes, 6), long(bytes, 8)) {
         (Some(header), Some(payload)) => payload.saturating_add(header),
         _ => 16,
     }
@@ -304,7 +308,7 @@ fn images(bytes: &[u8]) -> Vec<String> {
     images
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u64> {
+fn read_half_word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?)))
 }
 
@@ -323,15 +327,15 @@ mod tests {
     use crate::compiler::nvrtc;
     use crate::testing::gpu;
 
-    fn kind_of(bytes: &[u8]) -> Result<String, String> {
-        let image = Image::from_bytes("mine", bytes);
+    fn kind_of_image(bytes: &[u8]) -> Result<String, String> {
+        let image = KernelImage::from_bytes("mine", bytes);
         image.map(|image| image.kind().to_string()).map_err(|error| error.to_string())
     }
 
     /// A fatbin with headers alone.
-    fn fatbin(entries: &[(u16, u32)]) -> Vec<u8> {
+    fn fake_fatbin(entries: &[(u16, u32)]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        bytes.extend(FATBIN.to_le_bytes());
+        bytes.extend(FATBIN_MAGIC.to_le_bytes());
         bytes.extend([1, 0, 16, 0]);
         bytes.extend((entries.len() as u64 * 72).to_le_bytes());
         for (kind, arch) in entries {
@@ -346,7 +350,7 @@ mod tests {
     }
 
     /// A cubin's header alone.
-    fn cubin(abi: u8, flags: u32) -> Vec<u8> {
+    fn fake_cubin(abi: u8, flags: u32) -> Vec<u8> {
         let mut bytes = vec![0; 64];
         bytes[..4].copy_from_slice(ELF);
         bytes[8] = abi;
@@ -358,15 +362,15 @@ mod tests {
     #[test]
     fn images_are_recognised_by_their_first_bytes() {
         let ptx = "//\n// Generated\n//\n.version 7.0\n.target sm_80, debug\n.address_size 64\n";
-        assert_eq!(kind_of(ptx.as_bytes()).unwrap(), "PTX for sm_80 and later");
+        assert_eq!(kind_of_image(ptx.as_bytes()).unwrap(), "PTX for sm_80 and later");
         assert_eq!(
-            kind_of(&fatbin(&[(2, 80), (1, 90)])).unwrap(),
+            kind_of_image(&fake_fatbin(&[(2, 80), (1, 90)])).unwrap(),
             "a fatbin with sm_80, PTX for compute_90"
         );
-        assert_eq!(kind_of(&fatbin(&[])).unwrap(), "a fatbin without an image");
+        assert_eq!(kind_of_image(&fake_fatbin(&[])).unwrap(), "a fatbin without an image");
         // Headers of cubins that NVRTC 12.8 writes for sm_90a and sm_100a.
-        assert_eq!(kind_of(&cubin(7, 0x005a_0d5a)).unwrap(), "a cubin for sm_90");
-        assert_eq!(kind_of(&cubin(8, 0x0600_640a)).unwrap(), "a cubin for sm_100");
+        assert_eq!(kind_of_image(&fake_cubin(7, 0x005a_0d5a)).unwrap(), "a cubin for sm_90");
+        assert_eq!(kind_of_image(&fake_cubin(8, 0x0600_640a)).unwrap(), "a cubin for sm_100");
     }
 
     #[test]
@@ -375,30 +379,30 @@ mod tests {
             (&b""[..], "mine: is empty"),
             (b"extern \"C\" __global__ void k() {}", "no PTX; source goes through `Source`"),
             (b"\xff\xfe\xfd\xfc\xfb", "is neither cubin, fatbin nor PTX"),
-            (&FATBIN_WRAPPER.to_le_bytes(), "pass the fatbin itself"),
-            (&LTO_IR.to_le_bytes(), "has to be linked first"),
+            (&FATBIN_WRAPPER_MAGIC.to_le_bytes(), "pass the fatbin itself"),
+            (&LTO_IR_MAGIC.to_le_bytes(), "has to be linked first"),
             (b"\x7fELF\x02\x01\x01", "is an ELF file, and no cubin"),
         ] {
-            let text = kind_of(bytes).unwrap_or_else(|error| error);
+            let text = kind_of_image(bytes).unwrap_or_else(|error| error);
             assert!(text.contains(words), "{text}");
         }
-        let error = Image::from_file("/no/such/kernel.cubin").unwrap_err().to_string();
+        let error = KernelImage::from_file("/no/such/kernel.cubin").unwrap_err().to_string();
         assert!(error.starts_with("failed to read /no/such/kernel.cubin: "), "{error}");
         if cfg!(unix) {
-            let error = Image::from_file("/dev/zero").unwrap_err().to_string();
+            let error = KernelImage::from_file("/dev/zero").unwrap_err().to_string();
             assert!(error.contains("/dev/zero: it is no file but a device"), "{error}");
         }
         // Cut anywhere, nothing panics.
-        for whole in [fatbin(&[(2, 80), (1, 90)]), cubin(8, 0x640a)] {
-            (0..whole.len()).for_each(|end| drop(kind_of(&whole[..end])));
+        for whole in [fake_fatbin(&[(2, 80), (1, 90)]), fake_cubin(8, 0x640a)] {
+            (0..whole.len()).for_each(|end| drop(kind_of_image(&whole[..end])));
         }
     }
 
     #[test]
     fn rejects_a_truncated_image_with_both_lengths() {
-        let whole = fatbin(&[(2, 80), (1, 90)]);
+        let whole = fake_fatbin(&[(2, 80), (1, 90)]);
         // A table of two sections, the second with bytes behind it, then a table of one segment.
-        let mut elf = cubin(8, 0x640a);
+        let mut elf = fake_cubin(8, 0x640a);
         let mut put = |at: usize, value: u64, size: usize| {
             elf.resize(elf.len().max(at + size), 0);
             elf[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
@@ -418,31 +422,31 @@ mod tests {
         for (bytes, kind, len) in [(whole, "a fatbin with", 160), (elf, "a cubin for sm_100", 264)]
         {
             assert_eq!(bytes.len(), len);
-            assert!(kind_of(&bytes).unwrap().starts_with(kind));
+            assert!(kind_of_image(&bytes).unwrap().starts_with(kind));
             for end in [64, len / 2, len - 1] {
-                let error = kind_of(&bytes[..end]).unwrap_err();
+                let error = kind_of_image(&bytes[..end]).unwrap_err();
                 let lengths =
                     format!("mine: is cut short: it has {end} bytes, and its headers declare");
                 assert!(error.starts_with(&lengths), "{error}");
             }
         }
         let of_section = {
-            let mut bytes = cubin(8, 0x640a);
+            let mut bytes = fake_cubin(8, 0x640a);
             bytes[40..48].copy_from_slice(&64_u64.to_le_bytes());
             bytes[58..62].copy_from_slice(&[64, 0, 1, 0]);
             bytes.resize(128, 0);
             bytes[68] = 1;
             bytes[88..104].copy_from_slice(&[0xff; 16]);
-            kind_of(&bytes).unwrap_err()
+            kind_of_image(&bytes).unwrap_err()
         };
         assert!(of_section.ends_with(&format!("declare {}", u64::MAX)), "{of_section}");
-        let magic = kind_of(&FATBIN.to_le_bytes()).unwrap_err();
+        let magic = kind_of_image(&FATBIN_MAGIC.to_le_bytes()).unwrap_err();
         assert!(magic.ends_with("it has 4 bytes, and its headers declare 16"), "{magic}");
         // The driver must accept an image that a compiler made.
         let path = "../../examples/attached/kernels/axpy.sm_90.cubin";
         let axpy = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
-        assert_eq!(kind_of(&axpy).unwrap(), "a cubin for sm_90");
-        assert!(kind_of(&axpy[..axpy.len() - 1]).unwrap_err().contains("is cut short"));
+        assert_eq!(kind_of_image(&axpy).unwrap(), "a cubin for sm_90");
+        assert!(kind_of_image(&axpy[..axpy.len() - 1]).unwrap_err().contains("is cut short"));
     }
 
     #[test]
@@ -450,13 +454,13 @@ mod tests {
         let Some((device, _alone)) = gpu() else { return };
         let source = Source::new("mine", "extern \"C\" __global__ void mine(float* x) { *x = 1; }");
         let compile = |arch| nvrtc::compile(&source.build(&[]), arch).unwrap().cubin;
-        let own = Image::from_bytes("own", compile(&device.facts().arch)).unwrap();
-        device.load_image(&own).unwrap().kernel("mine").unwrap();
-        let missing = device.load_image(&own).unwrap().kernel("yours").err().unwrap();
+        let own = KernelImage::from_bytes("own", compile(&device.facts().arch)).unwrap();
+        device.load_module(&own).unwrap().kernel("mine").unwrap();
+        let missing = device.load_module(&own).unwrap().kernel("yours").err().unwrap();
         assert!(missing.to_string().contains("find yours in own"), "{missing}");
         // sm_75 runs on Turing alone, which is older than anything here.
-        let other = Image::from_bytes("turing.cubin", compile("sm_75")).unwrap();
-        match device.load_image(&other).err().unwrap() {
+        let other = KernelImage::from_bytes("turing.cubin", compile("sm_75")).unwrap();
+        match device.load_module(&other).err().unwrap() {
             BackendError::Unsupported(why) => {
                 eprintln!("{why}");
                 assert!(why.contains("turing.cubin, a cubin for sm_75, on sm_"), "{why}");
@@ -464,15 +468,17 @@ mod tests {
             error => panic!("{error}"),
         }
         let later = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { ret; }\n";
-        let ptx = Image::from_bytes("text", later.as_bytes()).unwrap();
-        device.load_image(&ptx).unwrap().kernel("k").unwrap();
-        let broken = Image::from_bytes("text", &b".version 7.0\n.target sm_80\nnonsense\n"[..]);
-        let error = device.load_image(&broken.unwrap()).err().unwrap();
+        let ptx = KernelImage::from_bytes("text", later.as_bytes()).unwrap();
+        device.load_module(&ptx).unwrap().kernel("k").unwrap();
+        let broken =
+            KernelImage::from_bytes("text", &b".version 7.0\n.target sm_80\nnonsense\n"[..]);
+        let error = device.load_module(&broken.unwrap()).err().unwrap();
         assert!(
             matches!(&error, BackendError::Compile(why) if why.contains("text, PTX for sm_80"))
         );
-        for empty in [fatbin(&[]), fatbin(&[(2, 30)])] {
-            let error = device.load_image(&Image::from_bytes("old.fatbin", empty).unwrap()).err();
+        for empty in [fake_fatbin(&[]), fake_fatbin(&[(2, 30)])] {
+            let error =
+                device.load_module(&KernelImage::from_bytes("old.fatbin", empty).unwrap()).err();
             let error = error.unwrap().to_string();
             eprintln!("{error}");
             assert!(error.contains("old.fatbin, a fatbin with"), "{error}");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{CudaFunction, CudaStream, DriverError, result, sys};
 
-use super::argument::{self, Argument};
+use super::argument::{self, KernelArgument};
 use super::shape::{Launch, count};
 use crate::BackendError;
 use crate::driver::status::failed;
@@ -71,17 +71,20 @@ impl Kernel {
     ///
     /// # Errors
     /// When the device has less.
-    pub fn allow_shared(&self, bytes: u32) -> Result<(), BackendError> {
+    pub fn allow_dynamic_shared(&self, bytes: u32) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
-        const SHARED: attribute = attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        if u64::from(self.attribute(SHARED, "dynamic shared memory")?) >= u64::from(bytes) {
+        const MAX_DYNAMIC_SHARED_ATTRIBUTE: attribute =
+            attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        if u64::from(self.attribute(MAX_DYNAMIC_SHARED_ATTRIBUTE, "dynamic shared memory")?)
+            >= u64::from(bytes)
+        {
             return Ok(());
         }
         // SAFETY: the function belongs to a module that `self` keeps loaded.
         unsafe {
             result::function::set_function_attribute(
                 self.function.cu_function(),
-                SHARED,
+                MAX_DYNAMIC_SHARED_ATTRIBUTE,
                 bytes as i32,
             )
         }
@@ -96,34 +99,45 @@ impl Kernel {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn prefer_shared(&self) -> Result<(), BackendError> {
-        self.set_carve_out(100)
+    pub fn prefer_shared_memory(&self) -> Result<(), BackendError> {
+        self.set_shared_carve_out(100)
     }
 
     /// The shared-memory carve-out that is set, percent; -1 if the driver chooses.
-    pub(crate) fn carve_out(&self) -> Result<i32, BackendError> {
+    pub(crate) fn shared_carve_out(&self) -> Result<i32, BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
-        const CARVEOUT: attribute = attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        const SHARED_CARVE_OUT_ATTRIBUTE: attribute =
+            attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         // SAFETY: the function belongs to a module that `self` keeps loaded.
-        unsafe { result::function::get_function_attribute(self.function.cu_function(), CARVEOUT) }
-            .map_err(|error| failed(&format!("query the carve-out of {}", self.name), &error))
+        unsafe {
+            result::function::get_function_attribute(
+                self.function.cu_function(),
+                SHARED_CARVE_OUT_ATTRIBUTE,
+            )
+        }
+        .map_err(|error| failed(&format!("query the carve-out of {}", self.name), &error))
     }
 
     /// Leaves the carve-out to the driver again.
-    pub(crate) fn forget_carve_out(&self) -> Result<(), BackendError> {
-        if self.carve_out()? == CHOSEN_BY_DRIVER {
+    pub(crate) fn reset_shared_carve_out(&self) -> Result<(), BackendError> {
+        if self.shared_carve_out()? == CARVE_OUT_CHOSEN_BY_DRIVER {
             Ok(())
         } else {
-            self.set_carve_out(CHOSEN_BY_DRIVER)
+            self.set_shared_carve_out(CARVE_OUT_CHOSEN_BY_DRIVER)
         }
     }
 
-    fn set_carve_out(&self, percent: i32) -> Result<(), BackendError> {
+    fn set_shared_carve_out(&self, percent: i32) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
-        const CARVEOUT: attribute = attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        const SHARED_CARVE_OUT_ATTRIBUTE: attribute =
+            attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         // SAFETY: the function belongs to a module that `self` keeps loaded.
         unsafe {
-            result::function::set_function_attribute(self.function.cu_function(), CARVEOUT, percent)
+            result::function::set_function_attribute(
+                self.function.cu_function(),
+                SHARED_CARVE_OUT_ATTRIBUTE,
+                percent,
+            )
         }
         .map_err(|error| failed(&format!("set the carve-out of {}", self.name), &error))
     }
@@ -148,7 +162,10 @@ impl Kernel {
 
     /// Number of blocks of a launch without clusters that an otherwise idle multiprocessor runs at
     /// once.
-    pub(crate) fn blocks_a_multiprocessor(&self, launch: &Launch) -> Result<usize, BackendError> {
+    pub(crate) fn resident_blocks_per_multiprocessor(
+        &self,
+        launch: &Launch,
+    ) -> Result<usize, BackendError> {
         let mut blocks = 0;
         // SAFETY: the pointer is valid; the function belongs to a module that `self` keeps loaded.
         unsafe {
@@ -165,7 +182,7 @@ impl Kernel {
     }
 
     /// Checks number and sizes of arguments.
-    pub(crate) fn check(&self, arguments: &[Argument]) -> Result<(), BackendError> {
+    pub(crate) fn check(&self, arguments: &[KernelArgument]) -> Result<(), BackendError> {
         argument::check(arguments, &self.parameter_bytes)
             .map_err(|problem| BackendError::Launch(format!("{}: {problem}", self.name)))
     }
@@ -183,10 +200,11 @@ impl Kernel {
     /// # Errors
     /// When the arguments are not the kernel's, or the launch is refused; the error names the
     /// kernel.
-    pub fn launch(&self, launch: Launch, arguments: &[Argument]) -> Result<(), BackendError> {
+    pub fn launch(&self, launch: Launch, arguments: &[KernelArgument]) -> Result<(), BackendError> {
         self.check(arguments)?;
         self.launched.store(true, Ordering::Relaxed);
-        let (mut few, mut many) = ([std::ptr::null_mut::<c_void>(); FEW_PARAMETERS], Vec::new());
+        let (mut few, mut many) =
+            ([std::ptr::null_mut::<c_void>(); MAX_INLINE_PARAMETERS], Vec::new());
         let pointers = match few.get_mut(..arguments.len()) {
             Some(few) => few,
             None => {
@@ -198,7 +216,7 @@ impl Kernel {
             *pointer = argument.pointer();
         }
         let mut attributes = launch.attributes();
-        let config = launch.config(&self.stream, &mut attributes);
+        let config = launch.driver_launch_config(&self.stream, &mut attributes);
         // SAFETY: the pointers are to values that outlive the call, which copies them; the check
         // found one of the right size for each parameter; accesses through the kernel's pointers
         // happen on the device. The attributes outlive the call too.
@@ -216,10 +234,10 @@ impl Kernel {
 }
 
 /// The carve-out of a kernel for which none was set.
-const CHOSEN_BY_DRIVER: i32 = -1;
+const CARVE_OUT_CHOSEN_BY_DRIVER: i32 = -1;
 
 /// Parameters whose addresses are put together without an allocation.
-const FEW_PARAMETERS: usize = 64;
+const MAX_INLINE_PARAMETERS: usize = 64;
 
 /// Size of each parameter of a kernel, as the driver reports it.
 fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, BackendError> {
@@ -258,20 +276,20 @@ mod tests {
         let Some((device, _alone)) = gpu() else { return };
         let build = Source::new("carved", r#"extern "C" __global__ void carved() {}"#).build(&[]);
         let kernel = device.kernel(&build, "carved").unwrap();
-        assert_eq!(kernel.carve_out(), Ok(CHOSEN_BY_DRIVER));
-        kernel.prefer_shared().unwrap();
-        assert_eq!(kernel.carve_out(), Ok(100));
+        assert_eq!(kernel.shared_carve_out(), Ok(CARVE_OUT_CHOSEN_BY_DRIVER));
+        kernel.prefer_shared_memory().unwrap();
+        assert_eq!(kernel.shared_carve_out(), Ok(100));
         // The carve-out lasts as long as a kernel of the name is in use: a request by a reference
         // row does not reset the carve-out of the case that it verifies.
         let beside = device.kernel(&build, "carved").unwrap();
-        assert_eq!(beside.carve_out(), Ok(100));
+        assert_eq!(beside.shared_carve_out(), Ok(100));
         drop(kernel);
         let on_another_stream = beside.on_stream(device.stream());
         drop(beside);
         drop(device.kernel(&build, "carved").unwrap());
-        assert_eq!(on_another_stream.carve_out(), Ok(100));
+        assert_eq!(on_another_stream.shared_carve_out(), Ok(100));
         drop(on_another_stream);
         let again = device.kernel(&build, "carved").unwrap();
-        assert_eq!(again.carve_out(), Ok(CHOSEN_BY_DRIVER));
+        assert_eq!(again.shared_carve_out(), Ok(CARVE_OUT_CHOSEN_BY_DRIVER));
     }
 }

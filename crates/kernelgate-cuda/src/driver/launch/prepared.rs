@@ -27,7 +27,7 @@ impl PreparedLaunch {
         arguments: Arguments,
     ) -> Result<Self, BackendError> {
         kernel.check(&arguments)?;
-        launch.admit(device, &kernel)?;
+        launch.check_launch(device, &kernel)?;
         Ok(Self { kernel, launch, arguments })
     }
 

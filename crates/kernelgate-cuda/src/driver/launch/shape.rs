@@ -36,14 +36,14 @@ pub struct Launch {
 }
 
 /// Most threads of a block, and of a block in x, y, z: the same for every architecture.
-const MAX_THREADS: u64 = 1024;
-const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
+const MAX_THREADS_PER_BLOCK: u64 = 1024;
+const MAX_BLOCK_DIMENSIONS: [u32; 3] = [1024, 1024, 64];
 /// Most blocks of a grid in x, y, z: the same for every architecture.
-const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+const MAX_GRID_DIMENSIONS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
 /// Resources that a GPU offers a block.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct BlockResources {
+pub(super) struct BlockResourceUse {
     /// Shared memory, bytes.
     pub shared_bytes: u32,
     /// Whether there are clusters.
@@ -72,7 +72,7 @@ impl Launch {
         if blocks.contains(&0) {
             return Err(BackendError::Launch("needs no block at all".to_owned()));
         }
-        if blocks.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks > most as usize) {
+        if blocks.iter().zip(MAX_GRID_DIMENSIONS).any(|(&blocks, most)| blocks > most as usize) {
             return Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()));
         }
         Ok(Self::new(blocks.map(|blocks| blocks as u32), [threads, 1, 1]))
@@ -94,13 +94,17 @@ impl Launch {
     /// Whether a launch can have these dimensions.
     pub(super) fn check(&self) -> Result<(), String> {
         let Self { grid, block, cluster, .. } = *self;
-        for (what, given, most) in [("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)] {
+        for (what, given, most) in
+            [("grid", grid, MAX_GRID_DIMENSIONS), ("block", block, MAX_BLOCK_DIMENSIONS)]
+        {
             if given.iter().zip(most).any(|(&given, most)| given == 0 || given > most) {
                 return Err(format!("a {what} of {given:?}: each is 1 to {most:?}"));
             }
         }
-        if count(block) > MAX_THREADS {
-            return Err(format!("a block of {block:?}: it has at most {MAX_THREADS} threads"));
+        if count(block) > MAX_THREADS_PER_BLOCK {
+            return Err(format!(
+                "a block of {block:?}: it has at most {MAX_THREADS_PER_BLOCK} threads"
+            ));
         }
         if let Some(cluster) = cluster
             && grid.iter().zip(cluster).any(|(&grid, of)| of == 0 || grid % of != 0)
@@ -111,7 +115,7 @@ impl Launch {
     }
 
     /// Reason why a GPU cannot run a kernel with this much static shared memory: a fragment.
-    pub(super) fn unmet(&self, static_shared: u32, offered: BlockResources) -> Option<String> {
+    pub(super) fn unmet(&self, static_shared: u32, offered: BlockResourceUse) -> Option<String> {
         if self.cluster.is_some() && !offered.clusters {
             return Some("needs clusters, which this GPU has not".to_owned());
         }
@@ -124,14 +128,14 @@ impl Launch {
     /// Attributes of the launch as the driver takes them.
     pub(crate) fn attributes(&self) -> Vec<sys::CUlaunchAttribute> {
         let cluster = self.cluster.map(attributes::cluster);
-        let cooperative = self.cooperative.then(attributes::cooperative);
+        let cooperative = self.cooperative.then(attributes::cooperative_attribute);
         let programmatic = self.programmatic.then(attributes::programmatic);
-        let window = self.window.map(Window::attribute);
+        let window = self.window.map(Window::launch_attribute);
         cluster.into_iter().chain(cooperative).chain(programmatic).chain(window).collect()
     }
 
     /// The driver's form of a launch on a stream, with these attributes.
-    pub(crate) fn config(
+    pub(crate) fn driver_launch_config(
         &self,
         stream: &CudaStream,
         attributes: &mut [sys::CUlaunchAttribute],
@@ -207,7 +211,7 @@ mod tests {
     #[test]
     fn unmet_needs_are_named() {
         let launch = Launch { shared_bytes: 90_000, ..Launch::new([16, 1, 1], [32, 1, 1]) };
-        let ampere = BlockResources { shared_bytes: 101_376, clusters: false };
+        let ampere = BlockResourceUse { shared_bytes: 101_376, clusters: false };
         assert_eq!(launch.unmet(11_376, ampere), None);
         assert_eq!(
             launch.unmet(11_377, ampere).unwrap(),
@@ -215,6 +219,6 @@ mod tests {
         );
         let clustered = Launch { cluster: Some([2, 1, 1]), ..launch };
         assert!(clustered.unmet(0, ampere).unwrap().contains("needs clusters"));
-        assert_eq!(clustered.unmet(0, BlockResources { clusters: true, ..ampere }), None);
+        assert_eq!(clustered.unmet(0, BlockResourceUse { clusters: true, ..ampere }), None);
     }
 }

@@ -9,16 +9,16 @@ use crate::BackendError;
 use crate::driver::status::failed;
 
 /// The counters' name in a module.
-const COUNTERS: &str = "kernelgate_stages";
+const STAGE_COUNTERS_SYMBOL: &str = "kernelgate_stages";
 
 /// A loaded kernel whose row names stages.
-pub struct StagedKernel {
+pub struct StageClockedKernel {
     symbol: &'static str,
     stages: &'static [&'static str],
     counters: Option<StageCounters>,
 }
 
-impl StagedKernel {
+impl StageClockedKernel {
     pub(crate) const fn new(
         symbol: &'static str,
         stages: &'static [&'static str],
@@ -28,7 +28,7 @@ impl StagedKernel {
     }
 
     /// Name of the kernel in the source.
-    pub const fn symbol(&self) -> &'static str {
+    pub const fn kernel_symbol(&self) -> &'static str {
         self.symbol
     }
 
@@ -50,14 +50,14 @@ impl StagedKernel {
     ///
     /// # Errors
     /// When the copy, or anything launched before it, failed.
-    pub fn cycles(&self) -> Result<Vec<Vec<u64>>, BackendError> {
+    pub fn stage_cycles(&self) -> Result<Vec<Vec<u64>>, BackendError> {
         let Some(counters) = &self.counters else { return Ok(Vec::new()) };
         let all = counters.read()?;
         Ok(all.chunks(self.stages.len().max(1)).map(<[u64]>::to_vec).collect())
     }
 
     /// Whether the kernel is the same build of the same kernel.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_build(&self, other: &Self) -> bool {
         let address = |kernel: &Self| kernel.counters.as_ref().map(|counters| counters.address);
         self.symbol == other.symbol && address(self) == address(other)
     }
@@ -79,7 +79,7 @@ impl StageCounters {
         stream: &Arc<CudaStream>,
     ) -> Result<Self, DriverError> {
         let (address, bytes) = {
-            let found = module.get_global(COUNTERS, stream)?;
+            let found = module.get_global(STAGE_COUNTERS_SYMBOL, stream)?;
             (found.device_ptr(stream).0, found.num_bytes())
         };
         Ok(Self { stream: Arc::clone(stream), address, bytes, _module: module })

@@ -11,7 +11,7 @@ use crate::driver::status::failed;
 
 /// Elements of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MapElement {
+pub enum TensorMapElement {
     /// bf16.
     Bf16,
     /// IEEE half.
@@ -20,7 +20,7 @@ pub enum MapElement {
     Byte,
 }
 
-impl MapElement {
+impl TensorMapElement {
     const fn bytes(self) -> u64 {
         match self {
             Self::Bf16 | Self::F16 => 2,
@@ -30,7 +30,7 @@ impl MapElement {
 }
 
 /// Bytes of a box's row, which are swizzled.
-const BOX_ROW_BYTES: u64 = 128;
+const MAX_BOX_ROW_BYTES: u64 = 128;
 /// Most rows of a box.
 const MAX_BOX_ROWS: u32 = 256;
 
@@ -45,7 +45,7 @@ const STRIDE_LIMIT: u64 = 1 << 40;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorBoxes {
     /// Elements of the tensor.
-    pub element: MapElement,
+    pub element: TensorMapElement,
     /// Batches, matrices, rows and columns; columns are a multiple of a box's.
     pub extents: [u64; 4],
     /// Elements from a batch, a matrix and a row to the next one, in any order of size.
@@ -57,7 +57,7 @@ pub struct TensorBoxes {
 /// Arguments of the driver's encoder: the innermost dimension first, strides in bytes without that
 /// of columns.
 #[derive(Debug, PartialEq, Eq)]
-struct Encoding {
+struct TensorMapEncoding {
     extents: [u64; 4],
     strides: [u64; 3],
     box_extents: [u32; 4],
@@ -69,14 +69,14 @@ impl TensorBoxes {
     /// # Errors
     /// When the tensor is invalid, or the driver refuses.
     pub fn map(&self, address: u64) -> Result<[u8; 128], BackendError> {
-        let Encoding { extents, strides, box_extents } =
-            self.encoding(address).map_err(|problem| {
+        let TensorMapEncoding { extents, strides, box_extents } =
+            self.tensor_map_encoding(address).map_err(|problem| {
                 BackendError::Launch(format!("failed to map {:?}: {problem}", self.extents))
             })?;
         let element = match self.element {
-            MapElement::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            MapElement::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            MapElement::Byte => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            TensorMapElement::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            TensorMapElement::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            TensorMapElement::Byte => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
         };
         let steps = [1; 4];
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
@@ -103,13 +103,13 @@ impl TensorBoxes {
         Ok(bytemuck::cast(map.opaque))
     }
 
-    const fn box_columns(&self) -> u64 {
-        BOX_ROW_BYTES / self.element.bytes()
+    const fn columns_per_box(&self) -> u64 {
+        MAX_BOX_ROW_BYTES / self.element.bytes()
     }
 
-    fn encoding(&self, address: u64) -> Result<Encoding, String> {
+    fn tensor_map_encoding(&self, address: u64) -> Result<TensorMapEncoding, String> {
         let [batches, matrices, rows, columns] = self.extents;
-        let of_box = self.box_columns();
+        let of_box = self.columns_per_box();
         if columns == 0 || !columns.is_multiple_of(of_box) {
             return Err(format!("{columns} columns are no multiple of {of_box}"));
         }
@@ -132,7 +132,7 @@ impl TensorBoxes {
                 ));
             }
         }
-        Ok(Encoding {
+        Ok(TensorMapEncoding {
             extents: [columns, rows, matrices, batches],
             strides: strides.map(|(_, stride)| stride),
             box_extents: [of_box as u32, self.box_rows, 1, 1],
@@ -147,8 +147,8 @@ mod tests {
     use crate::{Arguments, Launch, PreparedLaunch, Source};
 
     /// One batch of two matrices, whose rows alternate: `[rows][matrices][columns]`.
-    const TENSOR: TensorBoxes = TensorBoxes {
-        element: MapElement::Bf16,
+    const TEST_TENSOR_BOXES: TensorBoxes = TensorBoxes {
+        element: TensorMapElement::Bf16,
         extents: [1, 2, 5, 64],
         strides: [640, 64, 128],
         box_rows: 8,
@@ -156,45 +156,45 @@ mod tests {
 
     #[test]
     fn strides_are_encoded_in_bytes_and_innermost_first() {
-        let batches = TensorBoxes { extents: [3, 2, 5, 64], ..TENSOR };
+        let batches = TensorBoxes { extents: [3, 2, 5, 64], ..TEST_TENSOR_BOXES };
         assert_eq!(
-            batches.encoding(0x1000),
-            Ok(Encoding {
+            batches.tensor_map_encoding(0x1000),
+            Ok(TensorMapEncoding {
                 extents: [64, 5, 2, 3],
                 strides: [256, 128, 1280],
                 box_extents: [64, 8, 1, 1]
             })
         );
         // Nothing steps from the only batch to a next one.
-        let only = TensorBoxes { strides: [7, 64, 128], ..TENSOR };
-        assert_eq!(only.encoding(0x1000).unwrap().strides, [256, 128, 128]);
+        let only = TensorBoxes { strides: [7, 64, 128], ..TEST_TENSOR_BOXES };
+        assert_eq!(only.tensor_map_encoding(0x1000).unwrap().strides, [256, 128, 128]);
     }
 
     #[test]
     fn addresses_and_strides_off_sixteen_bytes_are_refused() {
-        let refused = |boxes: TensorBoxes, address| boxes.encoding(address).unwrap_err();
-        assert_eq!(refused(TENSOR, 0x1008), "address 0x1008 is no multiple of 16");
+        let refused = |boxes: TensorBoxes, address| boxes.tensor_map_encoding(address).unwrap_err();
+        assert_eq!(refused(TEST_TENSOR_BOXES, 0x1008), "address 0x1008 is no multiple of 16");
         assert_eq!(
-            refused(TensorBoxes { strides: [640, 64, 130], ..TENSOR }, 0),
+            refused(TensorBoxes { strides: [640, 64, 130], ..TEST_TENSOR_BOXES }, 0),
             "a stride of 260 bytes is no multiple of 16 below 2^40"
         );
-        let far = TensorBoxes { strides: [640, 1 << 40, 128], ..TENSOR };
+        let far = TensorBoxes { strides: [640, 1 << 40, 128], ..TEST_TENSOR_BOXES };
         assert!(refused(far, 0).ends_with("below 2^40"));
     }
 
     #[test]
     fn boxes_that_no_copy_moves_are_refused() {
-        let refused = |boxes: TensorBoxes| boxes.encoding(0).unwrap_err();
+        let refused = |boxes: TensorBoxes| boxes.tensor_map_encoding(0).unwrap_err();
         assert_eq!(
-            refused(TensorBoxes { extents: [1, 2, 5, 65], ..TENSOR }),
+            refused(TensorBoxes { extents: [1, 2, 5, 65], ..TEST_TENSOR_BOXES }),
             "65 columns are no multiple of 64"
         );
         assert_eq!(
-            refused(TensorBoxes { element: MapElement::Byte, ..TENSOR }),
+            refused(TensorBoxes { element: TensorMapElement::Byte, ..TEST_TENSOR_BOXES }),
             "64 columns are no multiple of 128"
         );
         assert_eq!(
-            refused(TensorBoxes { box_rows: 257, ..TENSOR }),
+            refused(TensorBoxes { box_rows: 257, ..TEST_TENSOR_BOXES }),
             "a box has 1 to 256 rows, not 257"
         );
     }
@@ -232,8 +232,9 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
         let out = device.allocate(8 * 128).unwrap();
         let kernel =
             device.kernel(&Source::new("tensor_map", KERNEL).build(&[]), "unswizzled").unwrap();
-        let parameters =
-            Arguments::new().bytes(&TENSOR.map(tensor.address()).unwrap()).address(out.address());
+        let parameters = Arguments::new()
+            .bytes(&TEST_TENSOR_BOXES.map(tensor.address()).unwrap())
+            .address(out.address());
         let dims = Launch { shared_bytes: 1024, ..Launch::new([1, 1, 1], [128, 1, 1]) };
         PreparedLaunch::new(&device, kernel, dims, parameters).unwrap().launch().unwrap();
         let mut copied = vec![0; 8 * 128];

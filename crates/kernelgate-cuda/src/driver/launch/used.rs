@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use super::shape::Launch;
-use super::stages::StagedKernel;
-use crate::compiler::code::{self, KernelCode};
+use super::stages::StageClockedKernel;
+use crate::compiler::code::{self, KernelMachineCode};
 
 /// A kernel that was loaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UsedKernel {
     /// Machine code; absent if it cannot be read.
-    pub code: Option<KernelCode>,
+    pub code: Option<KernelMachineCode>,
     /// The shapes that it was loaded for, each once; empty where its launcher chooses them later.
     #[serde(default)]
     pub shapes: Vec<Launch>,
@@ -33,11 +33,11 @@ pub struct LoadedKernels(Arc<Mutex<Loaded>>);
 
 #[derive(Default)]
 struct Loaded {
-    kernels: BTreeMap<String, LoadedCode>,
-    staged: Vec<Arc<StagedKernel>>,
+    kernels: BTreeMap<String, LoadedKernelCode>,
+    staged: Vec<Arc<StageClockedKernel>>,
 }
 
-struct LoadedCode {
+struct LoadedKernelCode {
     image: Arc<[u8]>,
     symbol: String,
     shapes: Vec<Launch>,
@@ -48,7 +48,7 @@ impl LoadedKernels {
     /// Adds a kernel by build and symbol, and returns the flag that its launches set.
     pub(crate) fn add(&self, name: String, symbol: &str, image: &Arc<[u8]>) -> Arc<AtomicBool> {
         let mut loaded = self.lock();
-        let kernel = loaded.kernels.entry(name).or_insert_with(|| LoadedCode {
+        let kernel = loaded.kernels.entry(name).or_insert_with(|| LoadedKernelCode {
             image: Arc::clone(image),
             symbol: symbol.to_owned(),
             shapes: Vec::new(),
@@ -58,7 +58,7 @@ impl LoadedKernels {
     }
 
     /// Adds a shape that a kernel is loaded for.
-    pub(crate) fn add_shape(&self, name: &str, shape: Launch) {
+    pub(crate) fn add_launch_shape(&self, name: &str, shape: Launch) {
         let mut loaded = self.lock();
         let kernel = loaded.kernels.get_mut(name).filter(|it| !it.shapes.contains(&shape));
         if let Some(kernel) = kernel {
@@ -67,15 +67,15 @@ impl LoadedKernels {
     }
 
     /// Adds a kernel whose row names stages, unless the same build was added before.
-    pub(crate) fn add_staged(&self, kernel: StagedKernel) {
+    pub(crate) fn add_stage_clocked(&self, kernel: StageClockedKernel) {
         let mut loaded = self.lock();
-        if !loaded.staged.iter().any(|known| known.is_same(&kernel)) {
+        if !loaded.staged.iter().any(|known| known.is_same_build(&kernel)) {
             loaded.staged.push(Arc::new(kernel));
         }
     }
 
     /// Kernels whose rows name stages.
-    pub fn staged(&self) -> Vec<Arc<StagedKernel>> {
+    pub fn stage_clocked_kernels(&self) -> Vec<Arc<StageClockedKernel>> {
         self.lock().staged.clone()
     }
 
@@ -89,8 +89,8 @@ impl LoadedKernels {
 
     /// Reads the kernels' code: milliseconds a kernel.
     pub fn describe(&self) -> UsedKernels {
-        let described = |kernel: &LoadedCode| UsedKernel {
-            code: code::in_image(&kernel.image, &kernel.symbol),
+        let described = |kernel: &LoadedKernelCode| UsedKernel {
+            code: code::machine_code_in_image(&kernel.image, &kernel.symbol),
             shapes: kernel.shapes.clone(),
         };
         let loaded = self.lock();
@@ -98,10 +98,12 @@ impl LoadedKernels {
     }
 
     /// Bytes of local memory of a thread, by symbol, for each of its builds in machine code.
-    pub fn local_bytes(&self) -> BTreeMap<String, BTreeSet<u32>> {
+    pub fn local_bytes_by_kernel(&self) -> BTreeMap<String, BTreeSet<u32>> {
         let mut all: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
-        for LoadedCode { image, symbol, .. } in self.lock().kernels.values() {
-            if let Some(facts) = code::in_image(image, symbol).and_then(|code| code.facts) {
+        for LoadedKernelCode { image, symbol, .. } in self.lock().kernels.values() {
+            if let Some(facts) =
+                code::machine_code_in_image(image, symbol).and_then(|code| code.facts)
+            {
                 all.entry(symbol.clone()).or_default().insert(facts.stack_bytes);
             }
         }
@@ -130,7 +132,7 @@ mod tests {
             let (view, loaded) = device.recording();
             view.kernel(&build, "used").unwrap();
             let shape = Launch::new([1, 1, 1], [32, 1, 1]);
-            view.record_row("used", shape, None);
+            view.record_used_kernel("used", shape, None);
             loaded.describe()
         };
         let [three, five, again] = [3, 5, 3].map(load);
@@ -164,14 +166,14 @@ mod tests {
         let mut launched = Vec::new();
         for blocks in [8, 16, 8] {
             launched.push(loaded.add("f X=1: k".to_owned(), "k", &image));
-            loaded.add_shape("f X=1: k", shape(blocks));
+            loaded.add_launch_shape("f X=1: k", shape(blocks));
         }
-        loaded.add_shape("unknown", shape(1));
+        loaded.add_launch_shape("unknown", shape(1));
         let used = loaded.describe();
         assert_eq!(used.len(), 1);
         assert_eq!(used["f X=1: k"].shapes, [shape(8), shape(16)]);
         assert!(used["f X=1: k"].code.is_some());
-        assert!(loaded.local_bytes().is_empty(), "PTX does not report it");
+        assert!(loaded.local_bytes_by_kernel().is_empty(), "PTX does not report it");
         loaded.add("f X=2: k".to_owned(), "k", &image);
         assert!(loaded.launched().is_empty());
         launched[2].store(true, Ordering::Relaxed);

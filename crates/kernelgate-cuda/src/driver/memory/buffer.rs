@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 
-use super::staging::{self, Staging};
+use super::staging::{self, PinnedStagingBuffer};
 use crate::BackendError;
 use crate::driver::status::failed;
 
 /// Device memory, freed with its last handle: a clone is another handle to the same memory.
 #[derive(Clone)]
-pub struct Buffer {
+pub struct DeviceBuffer {
     slice: Arc<CudaSlice<u8>>,
-    staging: Arc<Staging>,
+    staging: Arc<PinnedStagingBuffer>,
 }
 
-impl Buffer {
-    pub(crate) fn new(slice: CudaSlice<u8>, staging: Arc<Staging>) -> Self {
+impl DeviceBuffer {
+    pub(crate) fn new(slice: CudaSlice<u8>, staging: Arc<PinnedStagingBuffer>) -> Self {
         Self { slice: Arc::new(slice), staging }
     }
 
@@ -58,7 +58,7 @@ impl Buffer {
         range: Range<usize>,
         byte: u8,
     ) -> Result<(), BackendError> {
-        let to = self.address_of(&range)?;
+        let to = self.address_of_range(&range)?;
         // SAFETY: the range lies in the allocation, which is alive.
         unsafe { result::memset_d8_async(to, byte, range.len(), stream.cu_stream()) }
             .map_err(|error| failed("fill memory", &error))
@@ -76,8 +76,8 @@ impl Buffer {
         from: &Self,
         range: Range<usize>,
     ) -> Result<(), BackendError> {
-        let to = self.address_of(&(offset..offset.saturating_add(range.len())))?;
-        let source = from.address_of(&range)?;
+        let to = self.address_of_range(&(offset..offset.saturating_add(range.len())))?;
+        let source = from.address_of_range(&range)?;
         // SAFETY: both ranges lie in their allocations, which are alive.
         unsafe { result::memcpy_dtod_async(to, source, range.len(), stream.cu_stream()) }
             .map_err(|error| failed("copy on the GPU", &error))
@@ -94,7 +94,8 @@ impl Buffer {
         from: &Self,
         bytes: usize,
     ) -> Result<(), BackendError> {
-        let (to, source) = (self.address_of(&(0..bytes))?, from.address_of(&(0..bytes))?);
+        let (to, source) =
+            (self.address_of_range(&(0..bytes))?, from.address_of_range(&(0..bytes))?);
         // SAFETY: both ranges lie in their allocations, which are alive; addresses are unified.
         unsafe { result::memcpy_dtod_async(to, source, bytes, stream.cu_stream()) }
             .map_err(|error| failed("copy between GPUs", &error))
@@ -104,7 +105,7 @@ impl Buffer {
     ///
     /// # Errors
     /// When it is not in the buffer.
-    fn address_of(&self, range: &Range<usize>) -> Result<u64, BackendError> {
+    fn address_of_range(&self, range: &Range<usize>) -> Result<u64, BackendError> {
         if range.start > range.end || range.end > self.bytes() {
             return Err(BackendError::Launch(format!(
                 "bytes {} to {} of a buffer of {}",
@@ -120,7 +121,7 @@ impl Buffer {
     ///
     /// # Errors
     /// When they are more than it has, or the copy, or anything launched before it, failed.
-    pub fn overwrite(&self, bytes: &[u8]) -> Result<(), BackendError> {
+    pub fn overwrite_from_host(&self, bytes: &[u8]) -> Result<(), BackendError> {
         if bytes.len() > self.bytes() {
             return Err(BackendError::Launch(format!(
                 "failed to copy {} bytes to a buffer of {}",

@@ -9,20 +9,20 @@ use crate::BackendError;
 use crate::driver::status::failed;
 
 /// Two words of pinned host memory that the device reads and writes, on cache lines of their own.
-pub struct Mailbox {
+pub struct HostDeviceMailbox {
     words: NonNull<AtomicU32>,
 }
 
 /// Words between the two.
-const WORD_DISTANCE: usize = 64;
+const MAILBOX_WORD_DISTANCE_BYTES: usize = 64;
 
-impl Mailbox {
+impl HostDeviceMailbox {
     /// Allocates the mailbox.
     ///
     /// # Errors
     /// When the driver fails.
     pub fn new() -> Result<Self, BackendError> {
-        let bytes = 2 * WORD_DISTANCE * size_of::<AtomicU32>();
+        let bytes = 2 * MAILBOX_WORD_DISTANCE_BYTES * size_of::<AtomicU32>();
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: a context is current on this thread: the device that the mailbox is for was
         // opened here.
@@ -32,32 +32,32 @@ impl Mailbox {
             BackendError::Launch("failed to pin host memory: no address".to_owned())
         })?;
         let mailbox = Self { words };
-        mailbox.to_device().store(0, Ordering::Release);
-        mailbox.from_device().store(0, Ordering::Release);
+        mailbox.word_to_device().store(0, Ordering::Release);
+        mailbox.word_from_device().store(0, Ordering::Release);
         Ok(mailbox)
     }
 
     /// The word that the device reads.
-    pub fn to_device(&self) -> &AtomicU32 {
+    pub fn word_to_device(&self) -> &AtomicU32 {
         // SAFETY: the allocation holds 2 * WORD_DISTANCE words, lives as long as `self`, and is only ever
         // accessed atomically.
         unsafe { self.words.as_ref() }
     }
 
     /// The word that the device writes.
-    pub fn from_device(&self) -> &AtomicU32 {
+    pub fn word_from_device(&self) -> &AtomicU32 {
         // SAFETY: as above.
-        unsafe { self.words.add(WORD_DISTANCE).as_ref() }
+        unsafe { self.words.add(MAILBOX_WORD_DISTANCE_BYTES).as_ref() }
     }
 
     /// Addresses of the words to the device and from it; they are the same on the device.
     pub fn addresses(&self) -> (u64, u64) {
         let base = self.words.as_ptr() as u64;
-        (base, base + (WORD_DISTANCE * size_of::<AtomicU32>()) as u64)
+        (base, base + (MAILBOX_WORD_DISTANCE_BYTES * size_of::<AtomicU32>()) as u64)
     }
 }
 
-impl Drop for Mailbox {
+impl Drop for HostDeviceMailbox {
     fn drop(&mut self) {
         // SAFETY: allocated by `malloc_host` and not used again. A broken context cannot free it,
         // and the process then ends anyway.

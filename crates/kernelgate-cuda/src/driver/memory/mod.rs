@@ -15,13 +15,13 @@ use crate::BackendError;
 use buffer::short;
 
 /// Memory of the device that a case leaves to the driver and to the harness' own buffers, bytes.
-const RESERVE: u64 = 512 << 20;
+const RESERVED_DEVICE_BYTES: u64 = 512 << 20;
 
 /// Checks that this many bytes can be allocated.
 ///
 /// # Errors
 /// When they cannot, or the driver fails.
-pub fn require(device: &Device, bytes: u64) -> Result<(), BackendError> {
+pub fn require_free_memory(device: &Device, bytes: u64) -> Result<(), BackendError> {
     let (free, total) = settled(device)?;
     check(bytes, free, total)
 }
@@ -49,11 +49,11 @@ pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
 
 /// Use of the device's memory, bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MemoryUsage {
-    /// Allocated from the device's pool, as every [`Buffer`](crate::Buffer) is: the requested
+pub struct DeviceMemoryUsage {
+    /// Allocated from the device's pool, as every [`DeviceBuffer`](crate::DeviceBuffer) is: the requested
     /// bytes, without the unused part of the pool's pieces of 32 MiB. 0 if there is no pool.
     pub pool: u64,
-    /// Maximum of `pool` since [`forget_peak`].
+    /// Maximum of `pool` since [`reset_peak_usage`].
     pub pool_peak: u64,
     /// All other memory that is not free, in pages of 2 MiB: other allocations, modules, memory of
     /// the context and of libraries, other processes.
@@ -64,21 +64,24 @@ pub struct MemoryUsage {
 ///
 /// # Errors
 /// When the driver fails.
-pub fn usage(device: &Device) -> Result<MemoryUsage, BackendError> {
+pub fn usage(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
     let (free, total) = device.memory()?;
     let of_pool = |attribute| {
-        let bytes = pool_attribute(device, attribute);
+        let bytes = memory_pool_attribute(device, attribute);
         bytes.map_err(|error| failed("query the memory of the pool", &error))
     };
     let pool = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
     let peak = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
     let reserved = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
     let outside = total.saturating_sub(free).saturating_sub(reserved);
-    Ok(MemoryUsage { pool, pool_peak: peak.max(pool), outside })
+    Ok(DeviceMemoryUsage { pool, pool_peak: peak.max(pool), outside })
 }
 
 /// A number of the device's pool, 0 if there is no pool.
-fn pool_attribute(device: &Device, attribute: CUmemPool_attribute) -> Result<u64, DriverError> {
+fn memory_pool_attribute(
+    device: &Device,
+    attribute: CUmemPool_attribute,
+) -> Result<u64, DriverError> {
     // SAFETY: the device of an open context.
     let Ok(pool) = (unsafe { result::device::get_mem_pool(device.context().cu_device()) }) else {
         return Ok(0);
@@ -94,7 +97,7 @@ fn pool_attribute(device: &Device, attribute: CUmemPool_attribute) -> Result<u64
 ///
 /// # Errors
 /// When the driver fails.
-pub fn forget_peak(device: &Device) -> Result<(), BackendError> {
+pub fn reset_peak_usage(device: &Device) -> Result<(), BackendError> {
     // SAFETY: the device of an open context.
     let Ok(pool) = (unsafe { result::device::get_mem_pool(device.context().cu_device()) }) else {
         return Ok(());
@@ -107,7 +110,7 @@ pub fn forget_peak(device: &Device) -> Result<(), BackendError> {
 }
 
 fn check(bytes: u64, free: u64, total: u64) -> Result<(), BackendError> {
-    let available = free.min(total.saturating_sub(RESERVE));
+    let available = free.min(total.saturating_sub(RESERVED_DEVICE_BYTES));
     if bytes <= available {
         return Ok(());
     }
@@ -123,7 +126,7 @@ mod tests {
         let Some((device, _alone)) = crate::testing::gpu() else { return };
         const MIB: u64 = 1 << 20;
         settled(&device).unwrap();
-        forget_peak(&device).unwrap();
+        reset_peak_usage(&device).unwrap();
         let before = usage(&device).unwrap();
         let kept = device.allocate((96 * MIB) as usize).unwrap();
         drop(device.allocate((64 * MIB) as usize).unwrap());
@@ -136,7 +139,7 @@ mod tests {
         assert!(is_about(now.pool_peak - before.pool, 160 * MIB));
         // Tests that are about to begin may open the device meanwhile.
         assert!(now.outside.abs_diff(before.outside) <= 32 * MIB);
-        forget_peak(&device).unwrap();
+        reset_peak_usage(&device).unwrap();
         assert_eq!(usage(&device).unwrap().pool_peak, now.pool);
         drop(kept);
         settled(&device).unwrap();

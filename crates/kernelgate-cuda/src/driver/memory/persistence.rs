@@ -20,13 +20,13 @@ use crate::driver::status::failed;
 use crate::driver::stream::stream_settings::StreamSettings;
 
 /// The part of L2 that kept lines may fill, until dropped.
-pub struct SetAside {
+pub struct PersistingL2 {
     context: Arc<CudaContext>,
-    room: CacheReserve,
+    room: PersistingL2Reserve,
     before: usize,
 }
 
-impl SetAside {
+impl PersistingL2 {
     /// Sets aside this many bytes, or the maximum of the device.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl SetAside {
         if most_kept == 0 || most_window == 0 {
             return Err(none());
         }
-        let before = set_aside(device)?;
+        let before = persisting_l2_bytes(device)?;
         context.set_limit(LIMIT, bytes.min(most_kept)).map_err(|error| match error {
             DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT) => none(),
             error => failed("set L2 aside", &error),
@@ -57,16 +57,16 @@ impl SetAside {
         // The driver rounds, and under MPS it does nothing.
         let mut taken = Self {
             context: Arc::clone(&context),
-            room: CacheReserve { kept: 0, window: most_window },
+            room: PersistingL2Reserve { kept: 0, window: most_window },
             before,
         };
-        taken.room.kept = set_aside(device)?;
+        taken.room.kept = persisting_l2_bytes(device)?;
         if taken.room.kept == 0 { Err(none()) } else { Ok(taken) }
     }
 
     /// A window that keeps as much of that range as fits.
-    pub fn window(&self, address: u64, bytes: usize) -> Window {
-        self.room.window(address, bytes)
+    pub fn access_policy_window(&self, address: u64, bytes: usize) -> Window {
+        self.room.access_policy_window(address, bytes)
     }
 }
 
@@ -74,7 +74,7 @@ impl SetAside {
 ///
 /// # Errors
 /// When the driver fails.
-pub fn set_aside(device: &Device) -> Result<usize, BackendError> {
+pub fn persisting_l2_bytes(device: &Device) -> Result<usize, BackendError> {
     device.context().get_limit(LIMIT).map_err(|error| failed("query the set-aside of L2", &error))
 }
 
@@ -101,9 +101,9 @@ pub struct Settings {
 /// Reads the current settings, made by the case that is alive.
 pub fn settings(device: &Device) -> Settings {
     Settings {
-        context: device.settings_now(),
+        context: device.current_settings(),
         stream: StreamSettings::read(device.stream()),
-        aside: set_aside(device).ok(),
+        aside: persisting_l2_bytes(device).ok(),
     }
 }
 
@@ -111,9 +111,9 @@ pub fn settings(device: &Device) -> Settings {
 ///
 /// # Errors
 /// When the driver refuses.
-pub fn restore_settings(device: &Device, before: &Settings) -> Result<(), BackendError> {
+pub fn restore_l2_settings(device: &Device, before: &Settings) -> Result<(), BackendError> {
     before.context.restore(device.context())?;
-    if let (Some(aside), true) = (before.aside, set_aside(device).ok() != before.aside) {
+    if let (Some(aside), true) = (before.aside, persisting_l2_bytes(device).ok() != before.aside) {
         let set = device.context().set_limit(LIMIT, aside);
         set.map_err(|error| failed("restore the set-aside of L2", &error))?;
     }
@@ -138,7 +138,7 @@ fn reset(device: &Device) -> Result<(), BackendError> {
 ///
 /// # Errors
 /// When the driver refuses.
-pub fn release_lines(device: &Device) -> Result<(), BackendError> {
+pub fn reset_persisting_lines(device: &Device) -> Result<(), BackendError> {
     let released = device.context().bind_to_thread().and_then(|()| {
         // SAFETY: the context is this thread's; no memory is involved.
         unsafe { sys::cuCtxResetPersistingL2Cache() }.result()
@@ -153,7 +153,7 @@ fn give_back(context: &CudaContext, before: usize) -> Result<(), DriverError> {
     unsafe { sys::cuCtxResetPersistingL2Cache() }.result()
 }
 
-impl Drop for SetAside {
+impl Drop for PersistingL2 {
     fn drop(&mut self) {
         // A broken context refuses, and the process then ends anyway.
         let _ = give_back(&self.context, self.before);
@@ -162,15 +162,15 @@ impl Drop for SetAside {
 
 /// Bytes that are set aside, and that a window may have.
 #[derive(Debug, Clone, Copy)]
-struct CacheReserve {
+struct PersistingL2Reserve {
     kept: usize,
     window: usize,
 }
 
-impl CacheReserve {
+impl PersistingL2Reserve {
     /// A window larger than the set-aside would evict its own lines before they are used again, so
     /// only a share of it is kept.
-    fn window(self, address: u64, bytes: usize) -> Window {
+    fn access_policy_window(self, address: u64, bytes: usize) -> Window {
         let bytes = bytes.min(self.window);
         Window {
             address,
@@ -187,8 +187,8 @@ mod tests {
 
     #[test]
     fn a_window_keeps_what_fits() {
-        let room = CacheReserve { kept: 30 << 20, window: 128 << 20 };
-        let window = |bytes| room.window(4096, bytes);
+        let room = PersistingL2Reserve { kept: 30 << 20, window: 128 << 20 };
+        let window = |bytes| room.access_policy_window(4096, bytes);
         assert_eq!(
             window(18 << 20),
             Window { address: 4096, bytes: 18 << 20, lines: Lines::Keep(1.0) }
@@ -201,7 +201,7 @@ mod tests {
         );
         assert_eq!(window(0).lines, Lines::Keep(1.0));
         assert_eq!(
-            window(1 << 20).released(),
+            window(1 << 20).without_persistence(),
             Window { address: 4096, bytes: 1 << 20, lines: Lines::Release }
         );
     }
@@ -211,7 +211,7 @@ mod tests {
         let Some((device, _alone)) = gpu() else { return };
         let limit = || device.context().get_limit(LIMIT).unwrap();
         let before = limit();
-        match SetAside::new(&device, 8 << 20) {
+        match PersistingL2::new(&device, 8 << 20) {
             Ok(taken) => {
                 eprintln!(
                     "8388608 bytes asked for, {} set aside, windows up to {}",

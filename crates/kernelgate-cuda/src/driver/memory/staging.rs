@@ -20,13 +20,13 @@ const PIECE: usize = 1 << 19;
 pub const MIN_STAGED_BYTES: usize = 4 << 20;
 
 /// Two blocks of pinned memory, made for the first large copy.
-pub struct Staging {
+pub struct PinnedStagingBuffer {
     blocks: Mutex<Option<[Block; 2]>>,
     /// The context, which must live until the blocks are freed.
     context: Arc<CudaContext>,
 }
 
-impl Staging {
+impl PinnedStagingBuffer {
     /// Staging for copies to and from that context's device.
     pub const fn new(context: Arc<CudaContext>) -> Self {
         Self { blocks: Mutex::new(None), context }
@@ -47,7 +47,7 @@ impl Staging {
     ) -> Result<(), BackendError> {
         self.with_blocks(|blocks| {
             for (i, from) in bytes.chunks(BLOCK).enumerate() {
-                let block = &mut blocks[i % 2].bytes_mut()[..from.len()];
+                let block = &mut blocks[i % 2].staged_bytes_mut()[..from.len()];
                 // The device is still copying the other block, and has finished this one.
                 copy(from, block);
                 stream.synchronize().map_err(|error| failed("copy to the GPU", &error))?;
@@ -79,7 +79,7 @@ impl Staging {
         self.with_blocks(|blocks| {
             let mut arrived: Option<(usize, &mut [u8])> = None;
             for (i, to) in target.chunks_mut(BLOCK).enumerate() {
-                let block = &mut blocks[i % 2].bytes_mut()[..to.len()];
+                let block = &mut blocks[i % 2].staged_bytes_mut()[..to.len()];
                 let from = address + (i * BLOCK) as u64;
                 // SAFETY: the range lies in memory that the caller guarantees; the block is read
                 // only after the stream was waited for.
@@ -111,7 +111,7 @@ impl Staging {
     }
 }
 
-impl Drop for Staging {
+impl Drop for PinnedStagingBuffer {
     fn drop(&mut self) {
         // Freeing the blocks needs the context, which may be current on another thread.
         let _ = self.context.bind_to_thread();
@@ -150,7 +150,7 @@ impl Block {
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), BLOCK) }
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    fn staged_bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is borrowed alone.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BLOCK) }
     }
@@ -179,7 +179,7 @@ mod tests {
             buffer.download(&mut back).unwrap();
             assert!(back == bytes, "{len} bytes");
             // Overwriting a part leaves the rest unchanged.
-            buffer.overwrite(&bytes[1..MIN_STAGED_BYTES]).unwrap();
+            buffer.overwrite_from_host(&bytes[1..MIN_STAGED_BYTES]).unwrap();
             buffer.download(&mut back).unwrap();
             assert!(back[..MIN_STAGED_BYTES - 1] == bytes[1..MIN_STAGED_BYTES], "{len} bytes");
             assert!(back[MIN_STAGED_BYTES - 1..] == bytes[MIN_STAGED_BYTES - 1..], "{len} bytes");

@@ -24,12 +24,12 @@ pub struct Window {
 
 impl Window {
     /// Copy of the window whose lines L2 may evict like any other.
-    pub const fn released(self) -> Self {
+    pub const fn without_persistence(self) -> Self {
         Self { lines: Lines::Release, ..self }
     }
 
     /// The window as a launch attribute.
-    pub(crate) fn attribute(self) -> sys::CUlaunchAttribute {
+    pub(crate) fn launch_attribute(self) -> sys::CUlaunchAttribute {
         use sys::CUaccessProperty_enum::{
             CU_ACCESS_PROPERTY_NORMAL as NORMAL, CU_ACCESS_PROPERTY_PERSISTING as PERSISTING,
         };
@@ -61,7 +61,7 @@ mod tests {
         use sys::CUaccessProperty_enum as Property;
         let window = Window { address: 4096, bytes: 512, lines: Lines::Keep(0.25) };
         let found = |window: Window| {
-            let attribute = window.attribute();
+            let attribute = window.launch_attribute();
             assert_eq!(
                 attribute.id,
                 sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
@@ -75,6 +75,6 @@ mod tests {
             found(window),
             (4096, 512, 0.25, Property::CU_ACCESS_PROPERTY_PERSISTING, normal)
         );
-        assert_eq!(found(window.released()), (4096, 512, 1.0, normal, normal));
+        assert_eq!(found(window.without_persistence()), (4096, 512, 1.0, normal, normal));
     }
 }

@@ -26,7 +26,7 @@ impl EventPool {
 
     /// Makes events that keep time on a stream.
     pub(crate) fn on(stream: TimedStream, count: usize) -> Result<Self, BackendError> {
-        let _entered = stream.enter()?;
+        let _entered = stream.enter_context()?;
         let mut pool = Self { events: Vec::with_capacity(count), stream };
         for _ in 0..count {
             let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
@@ -51,7 +51,7 @@ impl EventPool {
     /// # Errors
     /// When the driver fails.
     pub fn record(&self, index: usize) -> Result<(), BackendError> {
-        let _entered = self.stream.enter()?;
+        let _entered = self.stream.enter_context()?;
         // SAFETY: event and stream live and are of one context.
         unsafe { result::event::record(self.events[index], self.stream.cu()) }
             .map_err(|error| failed("record an event", &error))
@@ -62,7 +62,7 @@ impl EventPool {
     /// # Errors
     /// When the driver fails.
     pub fn elapsed_ns(&self, from: usize, to: usize) -> Result<f64, BackendError> {
-        let _entered = self.stream.enter()?;
+        let _entered = self.stream.enter_context()?;
         // SAFETY: both events live.
         let elapsed_ms = unsafe { result::event::elapsed(self.events[from], self.events[to]) }
             .map_err(|error| failed("read an event", &error))?;
@@ -76,7 +76,7 @@ impl EventPool {
 
 impl Drop for EventPool {
     fn drop(&mut self) {
-        let Ok(_entered) = self.stream.enter() else { return };
+        let Ok(_entered) = self.stream.enter_context() else { return };
         for &event in &self.events {
             // SAFETY: the event was created here; the driver keeps it until the enqueued work has
             // run.
@@ -86,9 +86,9 @@ impl Drop for EventPool {
 }
 
 /// A point in one stream that another waits for; in a capture, a dependency.
-pub struct Crossing(CudaEvent);
+pub struct CrossingEvent(CudaEvent);
 
-impl Crossing {
+impl CrossingEvent {
     /// Creates an event.
     ///
     /// # Errors

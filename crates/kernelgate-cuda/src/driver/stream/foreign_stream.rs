@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{DriverError, sys};
 
-use super::hold::HostHold;
+use super::hold::HostStreamHold;
 use super::raw_stream::RawStream;
 use super::stream_timer::StreamTimer;
 use super::thread_state;
 use super::timed_stream::{self, CurrentContext, TimedStream};
 use crate::BackendError;
-use crate::driver::check::{Code, own_arch};
+use crate::driver::check::{Code, device_architecture};
 use crate::driver::device::{self, DeviceError, DeviceFacts};
 use crate::driver::status::{describe, failed};
 
@@ -49,7 +49,7 @@ pub enum StreamError {
 /// Intervals around little or nothing, nanoseconds. Other intervals are compared with them; they are
 /// never subtracted.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct EmptyReadings {
+pub struct EmptyIntervalReadings {
     /// Upper quartile of intervals without work between the events, with the stream held.
     pub nothing_ns: f64,
     /// One with the least command between them, a fill of one byte; held too. The lower quartile.
@@ -60,7 +60,7 @@ pub struct EmptyReadings {
 
 /// An interval between two events.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Interval {
+pub struct TimedInterval {
     /// Time from the first event to the last, nanoseconds.
     pub elapsed_ns: f64,
     /// Whether the GPU had done everything before the last event was enqueued: it then waited for
@@ -74,17 +74,17 @@ pub struct Interval {
 /// Repetitions of each empty reading.
 const READINGS: usize = 15;
 /// How long the stream is held for an empty reading; enqueueing takes microseconds.
-const READING_HOLD: Duration = Duration::from_millis(20);
+const READING_HOLD_TIME: Duration = Duration::from_millis(20);
 /// How long the stream is held for a reading whose hold times out.
-const WAITED_HOLD: Duration = Duration::from_millis(1);
+const WAITED_HOLD_TIME: Duration = Duration::from_millis(1);
 
 /// The first and the last event of an interval.
-const FIRST: usize = 0;
+const FIRST_READING: usize = 0;
 const LAST: usize = 1;
 
 /// Times a stream that other code made.
 pub struct ForeignStream {
-    timer: StreamTimer<HostHold>,
+    timer: StreamTimer<HostStreamHold>,
     facts: DeviceFacts,
 }
 
@@ -102,10 +102,10 @@ impl ForeignStream {
         device::count()?;
         let timed = TimedStream::Theirs { stream, context: context_of(stream)? };
         let cu_device = timed.device()?;
-        let facts = own_arch(cu_device)
-            .and_then(|own| device::facts_of(cu_device, Code::theirs(own)))
+        let facts = device_architecture(cu_device)
+            .and_then(|own| device::facts_of(cu_device, Code::for_compiled_code(own)))
             .map_err(|error| failed("describe the stream's GPU", &error))?;
-        let timer = StreamTimer::on(timed, 2, HostHold::new(stream), timeout)?;
+        let timer = StreamTimer::on(timed, 2, HostStreamHold::new(stream), timeout)?;
         Ok(Self { timer, facts })
     }
 
@@ -118,8 +118,8 @@ impl ForeignStream {
     ///
     /// # Errors
     /// When the device fails.
-    pub fn empty_readings(&mut self) -> Result<EmptyReadings, BackendError> {
-        self.with_byte(Self::read_around)
+    pub fn empty_readings(&mut self) -> Result<EmptyIntervalReadings, BackendError> {
+        self.with_device_byte(Self::read_around_memset)
     }
 
     /// Fills a byte on the stream and waits for it: a mark by which a recorder of the context's
@@ -128,7 +128,7 @@ impl ForeignStream {
     /// # Errors
     /// When the device fails.
     pub fn mark(&mut self) -> Result<(), BackendError> {
-        self.with_byte(|stream, byte| {
+        self.with_device_byte(|stream, byte| {
             stream.begin(None)?;
             stream.fill(byte)?;
             stream.end().map(drop)
@@ -136,7 +136,7 @@ impl ForeignStream {
     }
 
     /// Calls a function with a byte of device memory; it waits for its fills.
-    fn with_byte<T>(
+    fn with_device_byte<T>(
         &mut self,
         call: impl FnOnce(&mut Self, sys::CUdeviceptr) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
@@ -166,18 +166,21 @@ impl ForeignStream {
             .map_err(|error| failed("enqueue a fill", &error))
     }
 
-    fn read_around(&mut self, byte: sys::CUdeviceptr) -> Result<EmptyReadings, BackendError> {
+    fn read_around_memset(
+        &mut self,
+        byte: sys::CUdeviceptr,
+    ) -> Result<EmptyIntervalReadings, BackendError> {
         let stream = self.timer.stream().cu();
-        let nothing = self.readings(READING_HOLD, |_| Ok(()))?;
-        let least = self.readings(READING_HOLD, |timer| timer.fill(byte))?;
-        let waited = self.readings(WAITED_HOLD, |timer| {
+        let nothing = self.interval_readings(READING_HOLD_TIME, |_| Ok(()))?;
+        let least = self.interval_readings(READING_HOLD_TIME, |timer| timer.fill(byte))?;
+        let waited = self.interval_readings(WAITED_HOLD_TIME, |timer| {
             let _entered = timer.enter()?;
             // SAFETY: the stream lives.
             unsafe { sys::cuStreamSynchronize(stream) }
                 .result()
                 .map_err(|error| failed("wait for the stream", &error))
         })?;
-        Ok(EmptyReadings {
+        Ok(EmptyIntervalReadings {
             nothing_ns: nothing[READINGS * 3 / 4],
             least_ns: least[READINGS / 4],
             waited_ns: waited[READINGS * 3 / 4],
@@ -185,7 +188,7 @@ impl ForeignStream {
     }
 
     /// Intervals around the same work, ascending.
-    fn readings(
+    fn interval_readings(
         &mut self,
         hold: Duration,
         enqueue: impl Fn(&Self) -> Result<(), BackendError>,
@@ -210,7 +213,7 @@ impl ForeignStream {
     pub fn begin(&mut self, hold: Option<Duration>) -> Result<(), BackendError> {
         self.check_no_capture()?;
         self.timer.begin(hold)?;
-        self.timer.record(FIRST)
+        self.timer.record(FIRST_READING)
     }
 
     /// Enqueues the last event, releases the stream, and waits for it.
@@ -218,17 +221,17 @@ impl ForeignStream {
     /// # Errors
     /// When something on the stream failed; [`BackendError::Lost`] if it does not end in time;
     /// [`BackendError::NotTimed`] if a capture was left open.
-    pub fn end(&mut self) -> Result<Interval, BackendError> {
-        let drained = self.enqueue_last();
+    pub fn end(&mut self) -> Result<TimedInterval, BackendError> {
+        let drained = self.enqueue_last_event();
         // The stream is released on failure too, so that nothing waits for ever.
         self.timer.release();
         let drained = drained?;
         let held = self.timer.finish()?;
-        Ok(Interval { elapsed_ns: self.timer.elapsed_ns(FIRST, LAST)?, drained, held })
+        Ok(TimedInterval { elapsed_ns: self.timer.elapsed_ns(FIRST_READING, LAST)?, drained, held })
     }
 
     /// Enqueues the last event. Returns whether the stream had finished everything before.
-    fn enqueue_last(&self) -> Result<bool, BackendError> {
+    fn enqueue_last_event(&self) -> Result<bool, BackendError> {
         self.check_no_capture()?;
         let entered = self.enter()?;
         // SAFETY: the stream lives.
@@ -246,7 +249,7 @@ impl ForeignStream {
     ///
     /// # Errors
     /// When something in it failed.
-    pub fn context_busy(&self) -> Result<Duration, BackendError> {
+    pub fn context_busy_time(&self) -> Result<Duration, BackendError> {
         let _entered = self.enter()?;
         let started = Instant::now();
         // SAFETY: a context is current.
@@ -257,7 +260,7 @@ impl ForeignStream {
     }
 
     fn enter(&self) -> Result<CurrentContext, BackendError> {
-        self.timer.stream().enter()
+        self.timer.stream().enter_context()
     }
 
     fn check_no_capture(&self) -> Result<(), BackendError> {
@@ -276,19 +279,19 @@ impl ForeignStream {
 
 /// The context of a stream; that of a default stream is the current one.
 fn context_of(stream: RawStream) -> Result<sys::CUcontext, StreamError> {
-    if stream.follows_context() {
-        let context = thread_state::current().ok().filter(|context| !context.is_null());
+    if stream.depends_on_current_context() {
+        let context = thread_state::current_context().ok().filter(|context| !context.is_null());
         return context.ok_or(StreamError::NoContext);
     }
     let unknown =
         |error: DriverError| StreamError::NoStream { handle: stream, error: describe(&error) };
-    timed_stream::context_of(stream).map_err(unknown)
+    timed_stream::context_of_stream(stream).map_err(unknown)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instruments::spin::Spin;
+    use crate::instruments::spin::SpinKernel;
     use crate::testing::gpu;
 
     const TIMEOUT: Duration = Duration::from_secs(60);
@@ -308,7 +311,7 @@ mod tests {
         let readings = timer.empty_readings().unwrap();
         eprintln!("{readings:?}");
         assert!(readings.nothing_ns < readings.least_ns, "{readings:?}");
-        let spin = Spin::new(&device).unwrap();
+        let spin = SpinKernel::new(&device).unwrap();
         for hold in [None, Some(Duration::from_millis(50))] {
             timer.begin(hold).unwrap();
             spin.launch(200_000).unwrap();
@@ -321,7 +324,7 @@ mod tests {
         timer.begin(Some(Duration::from_millis(1))).unwrap();
         device.synchronize_stream().unwrap();
         assert_eq!(timer.end().unwrap().held, Some(false));
-        assert!(timer.context_busy().unwrap() < Duration::from_millis(50));
+        assert!(timer.context_busy_time().unwrap() < Duration::from_millis(50));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Ways to hold a stream: work that is enqueued behind the hold begins only when the stream is
 //! released, so that the host's launch time is not in what events read.
 //!
-//! A blocker kernel ([`Blocker`](crate::instruments::timing::Blocker)) holds the stream of a device
+//! A blocker kernel ([`StreamBlocker`](crate::instruments::timing::StreamBlocker)) holds the stream of a device
 //! that the harness opened. On a stream that other code made the harness has no kernels: there the
-//! driver calls a function of the host ([`HostHold`]).
+//! driver calls a function of the host ([`HostStreamHold`]).
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::BackendError;
 use crate::driver::status::failed;
 
 /// A way to hold a stream. One hold at a time.
-pub trait Hold {
+pub trait StreamHold {
     /// Enqueues the hold, which ends after `at_most` in any case. The stream's context is current.
     ///
     /// # Errors
@@ -32,7 +32,7 @@ pub trait Hold {
 }
 
 /// Holds a stream by a function of the host, which the driver calls when the stream gets to it.
-pub struct HostHold {
+pub struct HostStreamHold {
     stream: RawStream,
     last: Arc<State>,
 }
@@ -51,7 +51,7 @@ impl State {
     }
 }
 
-impl HostHold {
+impl HostStreamHold {
     /// A blocking kernel for a stream, not yet launched.
     pub(crate) fn new(stream: RawStream) -> Self {
         Self { stream, last: State::new(Duration::ZERO) }
@@ -62,7 +62,7 @@ impl HostHold {
 ///
 /// # Safety
 /// `data` is an `Arc<State>` made by `Arc::into_raw` for this call.
-unsafe extern "C" fn hold_stream(data: *mut c_void) {
+unsafe extern "C" fn block_stream_on_host(data: *mut c_void) {
     // SAFETY: the caller's contract.
     let hold = unsafe { Arc::from_raw(data.cast::<State>().cast_const()) };
     let started = Instant::now();
@@ -75,12 +75,13 @@ unsafe extern "C" fn hold_stream(data: *mut c_void) {
     }
 }
 
-impl Hold for HostHold {
+impl StreamHold for HostStreamHold {
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
         self.last = State::new(at_most);
         let data = Arc::into_raw(Arc::clone(&self.last)).cast_mut().cast::<c_void>();
         // SAFETY: the stream lives, and the function gets the data that its contract asks for.
-        let held = unsafe { sys::cuLaunchHostFunc(self.stream.cu(), Some(hold_stream), data) };
+        let held =
+            unsafe { sys::cuLaunchHostFunc(self.stream.cu(), Some(block_stream_on_host), data) };
         held.result().map_err(|error| {
             // SAFETY: made above, and not taken by the function, which was refused.
             drop(unsafe { Arc::from_raw(data.cast::<State>().cast_const()) });
@@ -97,7 +98,7 @@ impl Hold for HostHold {
     }
 }
 
-impl Drop for HostHold {
+impl Drop for HostStreamHold {
     fn drop(&mut self) {
         // The stream is released, so that nothing waits for ever.
         self.release();
@@ -112,7 +113,7 @@ mod tests {
     fn call(hold: &Arc<State>) -> bool {
         let data = Arc::into_raw(Arc::clone(hold)).cast_mut().cast::<c_void>();
         // SAFETY: an `Arc<State>` made by `Arc::into_raw`.
-        unsafe { hold_stream(data) };
+        unsafe { block_stream_on_host(data) };
         assert_eq!(Arc::strong_count(hold), 1, "the call gives its count back");
         hold.expired.load(Ordering::Acquire)
     }

@@ -5,22 +5,22 @@ use std::sync::Arc;
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
 use super::raw_stream::RawStream;
-use super::thread_state::{bind, current};
-use super::timed_stream::{TimedStream, context_of};
+use super::thread_state::{bind, current_context};
+use super::timed_stream::{TimedStream, context_of_stream};
 use crate::BackendError;
 use crate::driver::device::Device;
 use crate::driver::status::failed;
 
 /// A stream that other code made, joined with the device's own: work on it runs between earlier and
 /// later work on the device's stream.
-pub struct JoinedStream {
+pub struct JoinedStreams {
     ours: Arc<CudaStream>,
     theirs: RawStream,
     there: CudaEvent,
     back: CudaEvent,
 }
 
-impl JoinedStream {
+impl JoinedStreams {
     /// Joins a stream of the device's own context.
     ///
     /// # Errors
@@ -32,9 +32,9 @@ impl JoinedStream {
             return Err(refused("has a null handle".to_owned()));
         }
         bind(device.context())?;
-        let own = current()?;
-        if !theirs.follows_context() {
-            let context = context_of(theirs)
+        let own = current_context()?;
+        if !theirs.depends_on_current_context() {
+            let context = context_of_stream(theirs)
                 .map_err(|error| failed(&format!("query the context of {theirs:?}"), &error))?;
             if context != own {
                 let ordinal = TimedStream::Theirs { stream: theirs, context }.device();
@@ -91,58 +91,59 @@ mod tests {
     use std::ptr;
 
     use super::*;
-    use crate::driver::graph::Graph;
-    use crate::instruments::spin::Spin;
+    use crate::driver::graph::ExecutableGraph;
+    use crate::instruments::spin::SpinKernel;
     use crate::library::{self, Library};
-    use crate::testing::{gpu, second_gpu};
+    use crate::testing::{gpu, second_gpu_for_test};
 
     #[test]
     fn joined_work_runs_between_work_on_our_stream() {
         let Some((device, _alone)) = gpu() else { return };
-        let other = device.another_stream().unwrap();
-        let joined = JoinedStream::new(&device, other.cu_stream()).unwrap();
-        let spin = Spin::new(&device).unwrap();
+        let other = device.create_stream().unwrap();
+        let joined = JoinedStreams::new(&device, other.cu_stream()).unwrap();
+        let spin = SpinKernel::new(&device).unwrap();
         let around = || joined.around(|| spin.launch(1000));
         around().unwrap();
         device.synchronize().unwrap();
         // The spin is on ours here; what counts is that fork and join can be captured.
-        assert!(Graph::capture(&device, around).unwrap().nodes() > 0);
+        assert!(ExecutableGraph::capture(&device, around).unwrap().nodes() > 0);
     }
 
     #[test]
     fn a_stream_of_another_gpu_is_refused() {
         let Some((device, _alone)) = gpu() else { return };
-        let Some(other) = second_gpu() else { return };
-        let stream = other.another_stream().unwrap();
-        let refused = JoinedStream::new(&device, stream.cu_stream()).err().unwrap().to_string();
+        let Some(other) = second_gpu_for_test() else { return };
+        let stream = other.create_stream().unwrap();
+        let refused = JoinedStreams::new(&device, stream.cu_stream()).err().unwrap().to_string();
         eprintln!("{refused}");
         assert!(refused.contains("is of another context, on GPU 1"), "{refused}");
         assert!(refused.contains("on GPU 0"), "{refused}");
         // Each GPU uses its own context, also from a thread on which another context is current.
         bind(device.context()).unwrap();
-        JoinedStream::new(&other, stream.cu_stream()).unwrap();
-        let own = device.another_stream().unwrap();
-        JoinedStream::new(&device, own.cu_stream()).unwrap();
-        let back = JoinedStream::new(&other, own.cu_stream()).err().unwrap().to_string();
+        JoinedStreams::new(&other, stream.cu_stream()).unwrap();
+        let own = device.create_stream().unwrap();
+        JoinedStreams::new(&device, own.cu_stream()).unwrap();
+        let back = JoinedStreams::new(&other, own.cu_stream()).err().unwrap().to_string();
         assert!(back.contains("is of another context, on GPU 0"), "{back}");
     }
 
     #[test]
     fn streams_of_other_contexts_and_null_handles_are_refused() {
         let Some((device, _alone)) = gpu() else { return };
-        let null = JoinedStream::new(&device, 0).err().unwrap().to_string();
+        let null = JoinedStreams::new(&device, 0).err().unwrap().to_string();
         assert!(null.contains("has a null handle"), "{null}");
         let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
-        type Create = unsafe extern "C" fn(*mut sys::CUcontext, u32, i32) -> sys::CUresult;
+        type ContextCreateFunction =
+            unsafe extern "C" fn(*mut sys::CUcontext, u32, i32) -> sys::CUresult;
         let create = library::function(Library::Driver, c"cuCtxCreate_v2").unwrap();
         // SAFETY: the function has that type; the pointers are valid; the context is destroyed
         // below.
         unsafe {
-            let create: Create = std::mem::transmute(create);
+            let create: ContextCreateFunction = std::mem::transmute(create);
             create(&raw mut context, 0, device.context().cu_device()).result().unwrap();
             sys::cuStreamCreate(&raw mut stream, 1).result().unwrap();
         }
-        let refused = JoinedStream::new(&device, stream).err().unwrap().to_string();
+        let refused = JoinedStreams::new(&device, stream).err().unwrap().to_string();
         eprintln!("{refused}");
         assert!(refused.contains("is of another context, on GPU 0"), "{refused}");
         // SAFETY: made above.

@@ -27,7 +27,7 @@ impl RawStream {
     }
 
     /// The handle as a pointer of the binding's type: `stream.pointer::<sys::CUstream_st>()`.
-    pub const fn pointer<T>(self) -> *mut T {
+    pub const fn raw_pointer<T>(self) -> *mut T {
         self.0 as *mut T
     }
 
@@ -37,12 +37,12 @@ impl RawStream {
     }
 
     /// Whether the stream means a stream of whichever context is current.
-    pub(crate) fn follows_context(self) -> bool {
+    pub(crate) fn depends_on_current_context(self) -> bool {
         self == Self::LEGACY_DEFAULT || self == Self::PER_THREAD_DEFAULT
     }
 
     pub(crate) const fn cu(self) -> sys::CUstream {
-        self.pointer()
+        self.raw_pointer()
     }
 }
 
@@ -67,7 +67,7 @@ impl RawContext {
     }
 
     /// The handle as a pointer of the binding's type.
-    pub const fn pointer<T>(self) -> *mut T {
+    pub const fn raw_pointer<T>(self) -> *mut T {
         self.0 as *mut T
     }
 }
@@ -92,8 +92,11 @@ mod tests {
     fn handles_come_as_numbers_and_as_pointers_of_any_binding() {
         let pointer = 0x7f00_usize as *mut sys::CUstream_st;
         assert_eq!(RawStream::from(pointer), RawStream::from(0x7f00));
-        assert_eq!(RawStream::from(0x7f00).pointer::<u8>() as usize, 0x7f00);
+        assert_eq!(RawStream::from(0x7f00).raw_pointer::<u8>() as usize, 0x7f00);
         assert!(RawStream::from(std::ptr::null_mut::<u8>()).is_null());
-        assert!(RawStream::from(1).follows_context() && !RawStream::from(0x10).follows_context());
+        assert!(
+            RawStream::from(1).depends_on_current_context()
+                && !RawStream::from(0x10).depends_on_current_context()
+        );
     }
 }

@@ -22,22 +22,23 @@ const NAMED_SETTINGS: [(CUstreamAttrID, &str); 4] = [
 ];
 
 /// A setting of a stream as raw bytes.
-type Bytes = [c_char; 64];
+type AttributeBytes = [c_char; 64];
 
 /// The settings of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamSettings {
     /// Values in the order of [`NAMED_SETTINGS`]; absent if the driver does not report them.
-    others: [Option<Bytes>; NAMED_SETTINGS.len()],
+    others: [Option<AttributeBytes>; NAMED_SETTINGS.len()],
     /// The window; absent if no window is set, as on a new stream.
-    window: Option<Bytes>,
+    window: Option<AttributeBytes>,
 }
 
 impl StreamSettings {
     /// Reads the current settings.
     pub(crate) fn read(stream: &CudaStream) -> Self {
-        let read = |(id, _)| get(stream, id).ok().map(|value| settable(id, bytes(value)));
-        let window = get(stream, WINDOW).ok().filter(|value| window_bytes(*value) != 0);
+        let read =
+            |(id, _)| get(stream, id).ok().map(|value| to_settable_attribute(id, bytes(value)));
+        let window = get(stream, WINDOW).ok().filter(|value| window_length(*value) != 0);
         Self { others: NAMED_SETTINGS.map(read), window: window.map(bytes) }
     }
 
@@ -78,7 +79,7 @@ impl StreamSettings {
 
 /// Converts a setting to a value that the driver accepts: it reports the wait policy of a stream
 /// without one as -1, which cannot be set.
-fn settable(id: CUstreamAttrID, value: Bytes) -> Bytes {
+fn to_settable_attribute(id: CUstreamAttrID, value: AttributeBytes) -> AttributeBytes {
     // Characters are unsigned on some processors.
     let policy = i32::from_ne_bytes(std::array::from_fn(|index| value[index] as u8));
     if id != NAMED_SETTINGS[0].0 || policy != -1 {
@@ -105,13 +106,13 @@ fn set(
     unsafe { sys::cuStreamSetAttribute(stream.cu_stream(), id, &raw const value) }.result()
 }
 
-const fn bytes(value: CUstreamAttrValue) -> Bytes {
+const fn bytes(value: CUstreamAttrValue) -> AttributeBytes {
     // SAFETY: every byte was written when the value was made, and any is a byte.
     unsafe { value.pad }
 }
 
 /// Bytes of a window; 0 means that no window is set.
-const fn window_bytes(value: CUstreamAttrValue) -> usize {
+const fn window_length(value: CUstreamAttrValue) -> usize {
     // SAFETY: every byte was written when the value was made, and any are a number.
     unsafe { value.accessPolicyWindow.num_bytes }
 }
@@ -131,9 +132,9 @@ mod tests {
         eprintln!("{original:?}");
         let kept = device.allocate(1 << 20).unwrap();
         let window = Window { address: kept.address(), bytes: 1 << 20, lines: Lines::Keep(1.0) };
-        let has_window = match set(stream, WINDOW, window.attribute().value) {
+        let has_window = match set(stream, WINDOW, window.launch_attribute().value) {
             Ok(()) => {
-                assert_eq!(window_bytes(get(stream, WINDOW).unwrap()), 1 << 20);
+                assert_eq!(window_length(get(stream, WINDOW).unwrap()), 1 << 20);
                 true
             }
             Err(error) => {
@@ -162,9 +163,9 @@ mod tests {
         assert_eq!(case_settings.stream.window.is_some(), has_window);
         persistence::restore(&device).unwrap();
         assert_eq!(StreamSettings::read(stream), original);
-        assert_eq!(get(stream, WINDOW).map_or(0, window_bytes), 0);
+        assert_eq!(get(stream, WINDOW).map_or(0, window_length), 0);
         // Restores them around a row that another case is compared with.
-        persistence::restore_settings(&device, &case_settings).unwrap();
+        persistence::restore_l2_settings(&device, &case_settings).unwrap();
         assert_eq!(persistence::settings(&device), case_settings);
         persistence::restore(&device).unwrap();
     }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::event::EventPool;
-use super::hold::Hold;
+use super::hold::StreamHold;
 use super::timed_stream::TimedStream;
 use super::wait;
 use crate::BackendError;
@@ -24,14 +24,14 @@ pub struct StreamTimer<H> {
     timeout: Duration,
 }
 
-impl<H: Hold> StreamTimer<H> {
+impl<H: StreamHold> StreamTimer<H> {
     /// A timer of a device's stream with `events` events.
     ///
     /// # Errors
     /// When the driver fails.
     pub fn new(device: &Device, events: usize, hold: H) -> Result<Self, BackendError> {
         let stream = TimedStream::Ours(device.stream().clone());
-        Self::on(stream, events, hold, device.timeout())
+        Self::on(stream, events, hold, device.kernel_timeout())
     }
 
     /// Creates a timer that measures work on a stream. Work that takes longer than `timeout` is
@@ -54,7 +54,7 @@ impl<H: Hold> StreamTimer<H> {
     pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
         self.holds = false;
         let Some(at_most) = at_most else { return Ok(()) };
-        let _entered = self.stream.enter()?;
+        let _entered = self.stream.enter_context()?;
         self.hold.hold(at_most)?;
         self.holds = true;
         Ok(())
@@ -83,7 +83,7 @@ impl<H: Hold> StreamTimer<H> {
     pub fn finish(&self) -> Result<Option<bool>, BackendError> {
         let end = self.events.len() - 1;
         self.events.record(end)?;
-        wait::until_passed(self.events.cu(end), self.timeout)?;
+        wait::wait_until_passed(self.events.cu(end), self.timeout)?;
         Ok(self.holds.then(|| self.hold.was_released()))
     }
 
@@ -96,7 +96,7 @@ impl<H: Hold> StreamTimer<H> {
     }
 
     /// The way to hold the stream, for launches that are not timed.
-    pub const fn holder(&mut self) -> &mut H {
+    pub const fn stream_holder(&mut self) -> &mut H {
         &mut self.hold
     }
 
@@ -109,8 +109,8 @@ impl<H: Hold> StreamTimer<H> {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn make_current(&self) -> Result<(), BackendError> {
-        self.stream.enter().map(drop)
+    pub fn make_context_current(&self) -> Result<(), BackendError> {
+        self.stream.enter_context().map(drop)
     }
 
     pub(crate) const fn stream(&self) -> &TimedStream {

@@ -19,14 +19,15 @@ pub fn checked(
     launch: impl FnOnce() -> Result<(), BackendError>,
 ) -> Result<(), BackendError> {
     bind(device.context())?;
-    let (before, capturing) = (current()?, capturing(device.stream().cu_stream())?);
+    let (before, capturing) =
+        (current_context()?, is_capturing_stream(device.stream().cu_stream())?);
     let launched = launch();
-    let after = current()?;
+    let after = current_context()?;
     // SAFETY: the context was current before.
     unsafe { sys::cuCtxSetCurrent(before) }
         .result()
         .map_err(|error| failed("put the current context back", &error))?;
-    if !capturing && self::capturing(device.stream().cu_stream())? {
+    if !capturing && is_capturing_stream(device.stream().cu_stream())? {
         abandon_capture(device.stream().cu_stream());
         let open = "it leaves a capture of the stream open".to_owned();
         return Err(BackendError::Launch(open));
@@ -44,7 +45,7 @@ pub(crate) fn bind(context: &CudaContext) -> Result<(), BackendError> {
     context.bind_to_thread().map_err(|error| failed("make the context current", &error))
 }
 
-pub(crate) fn current() -> Result<sys::CUcontext, BackendError> {
+pub(crate) fn current_context() -> Result<sys::CUcontext, BackendError> {
     let mut context = ptr::null_mut();
     // SAFETY: the pointer is valid.
     unsafe { sys::cuCtxGetCurrent(&raw mut context) }
@@ -66,7 +67,7 @@ pub(crate) fn abandon_capture(stream: sys::CUstream) {
 }
 
 /// Whether a live stream is in capture.
-pub(crate) fn capturing(stream: sys::CUstream) -> Result<bool, BackendError> {
+pub(crate) fn is_capturing_stream(stream: sys::CUstream) -> Result<bool, BackendError> {
     capture_status(stream).map_err(|error| failed("ask whether the stream is in capture", &error))
 }
 
@@ -81,13 +82,13 @@ pub(crate) fn capture_status(stream: sys::CUstream) -> Result<bool, DriverError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instruments::spin::Spin;
+    use crate::instruments::spin::SpinKernel;
     use crate::testing::gpu;
 
     #[test]
     fn an_open_capture_and_a_changed_context_are_errors_and_restored() {
         let Some((device, _alone)) = gpu() else { return };
-        let spin = Spin::new(&device).unwrap();
+        let spin = SpinKernel::new(&device).unwrap();
         checked(&device, || spin.launch(1000)).unwrap();
         let stream = device.stream().cu_stream();
         let opened = checked(&device, || {
@@ -97,7 +98,7 @@ mod tests {
             Ok(())
         });
         assert!(opened.unwrap_err().to_string().contains("leaves a capture of the stream open"));
-        assert!(!capturing(stream).unwrap());
+        assert!(!is_capturing_stream(stream).unwrap());
         let changed = checked(&device, || {
             // SAFETY: no context is a context that may be current.
             unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) }.result().unwrap();

@@ -32,7 +32,7 @@ impl TimedStream {
     /// # Errors
     /// When the driver refuses.
     pub fn device(&self) -> Result<sys::CUdevice, BackendError> {
-        let _entered = self.enter()?;
+        let _entered = self.enter_context()?;
         let mut device = 0;
         // SAFETY: a context is current and the pointer is valid.
         unsafe { sys::cuCtxGetDevice(&raw mut device) }
@@ -45,7 +45,7 @@ impl TimedStream {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn enter(&self) -> Result<CurrentContext, BackendError> {
+    pub fn enter_context(&self) -> Result<CurrentContext, BackendError> {
         match self {
             Self::Ours(stream) => {
                 bind(stream.context())?;
@@ -64,7 +64,7 @@ impl TimedStream {
 
 /// The context of a stream that is not a default stream. The handle is trusted as far as the driver
 /// does not know it.
-pub(crate) fn context_of(stream: RawStream) -> Result<sys::CUcontext, DriverError> {
+pub(crate) fn context_of_stream(stream: RawStream) -> Result<sys::CUcontext, DriverError> {
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is valid; the handle is trusted.
     unsafe { sys::cuStreamGetCtx(stream.cu(), &raw mut context) }.result()?;

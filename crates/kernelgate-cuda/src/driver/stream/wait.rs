@@ -17,14 +17,14 @@ pub fn finish(
     timeout: Duration,
 ) -> Result<(), BackendError> {
     marker.record(stream).map_err(|error| failed("record an event", &error))?;
-    until_passed(marker.cu_event(), timeout)
+    wait_until_passed(marker.cu_event(), timeout)
 }
 
 /// Waits for an event that lives, at most so long.
 ///
 /// # Errors
 /// When something before it failed, or has not finished by then: [`BackendError::Lost`].
-pub fn until_passed(event: sys::CUevent, timeout: Duration) -> Result<(), BackendError> {
+pub fn wait_until_passed(event: sys::CUevent, timeout: Duration) -> Result<(), BackendError> {
     let start = Instant::now();
     loop {
         // SAFETY: the event is alive.

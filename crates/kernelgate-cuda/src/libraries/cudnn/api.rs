@@ -28,7 +28,7 @@ impl From<CudnnRefusal> for BackendError {
 /// Kind of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum DescriptorKind {
+pub enum CudnnDescriptorKind {
     /// Mode and precision of a pointwise operation.
     Pointwise = 0,
     /// An engine with its choices.
@@ -61,7 +61,7 @@ pub enum DescriptorKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "cuDNN's own names")]
-pub enum Attribute {
+pub enum CudnnAttribute {
     PointwiseMode = 0,
     PointwiseMathPrecision = 1,
     PointwiseAxis = 9,
@@ -108,7 +108,7 @@ pub enum Attribute {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "the types' own names")]
-pub enum DataType {
+pub enum CudnnDataType {
     F32 = 0,
     F16 = 2,
     I32 = 4,
@@ -119,7 +119,7 @@ pub enum DataType {
 /// Function of a pointwise operation on x, b and t.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum PointwiseMode {
+pub enum CudnnPointwiseMode {
     /// x + b.
     Add = 0,
     /// x · b.
@@ -146,21 +146,21 @@ pub enum PointwiseMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "named by what they do")]
-pub enum Operator {
+pub enum OperationDescriptor {
     Add = 0,
     Maximum = 3,
 }
 
 /// The heuristic that cuDNN recommends.
-const HEURISTIC_MODE_A: u32 = 3;
+const CUDNN_HEURISTIC_MODE_A: u32 = 3;
 
 /// A value of an attribute, with its type.
 #[derive(Clone, Copy)]
-pub enum AttributeValue<'a> {
+pub enum CudnnAttributeValue<'a> {
     /// CUDNN_TYPE_HANDLE.
     Handle(&'a Handle),
     /// CUDNN_TYPE_DATA_TYPE.
-    DataType(DataType),
+    DataType(CudnnDataType),
     /// CUDNN_TYPE_BOOLEAN.
     Flag(bool),
     /// CUDNN_TYPE_INT64.
@@ -172,15 +172,15 @@ pub enum AttributeValue<'a> {
     /// CUDNN_TYPE_HEUR_MODE, the recommended one.
     Heuristic,
     /// CUDNN_TYPE_POINTWISE_MODE.
-    Mode(PointwiseMode),
+    Mode(CudnnPointwiseMode),
     /// CUDNN_TYPE_BACKEND_DESCRIPTOR.
-    Descriptors(&'a [&'a Descriptor]),
+    Descriptors(&'a [&'a CudnnDescriptor]),
     /// CUDNN_TYPE_REDUCTION_OPERATOR_TYPE.
-    Operator(Operator),
+    Operator(OperationDescriptor),
 }
 
-const INT64: u32 = 3;
-const BACKEND_DESCRIPTOR: u32 = 15;
+const CUDNN_TYPE_INT64: u32 = 3;
+const CUDNN_TYPE_DESCRIPTOR: u32 = 15;
 
 /// cuDNN's functions. A status of 0 is success.
 struct Api {
@@ -232,7 +232,7 @@ fn load() -> Result<Api, CudnnRefusal> {
             )));
         }
         // A cuDNN built for another CUDA would load that CUDA's cuBLASLt.
-        let cuda = library::cuda_major() as usize;
+        let cuda = library::cuda_major_to_use() as usize;
         if runtime / 1000 != cuda {
             return Err(CudnnRefusal(format!(
                 "needs a cuDNN for CUDA {cuda}, {} is for {}",
@@ -263,7 +263,7 @@ fn load() -> Result<Api, CudnnRefusal> {
 /// `F` is the function's type.
 unsafe fn function<F: Copy>(name: &CStr) -> Result<F, CudnnRefusal> {
     // SAFETY: the caller's promise.
-    unsafe { library::typed(Library::Cudnn, name) }
+    unsafe { library::typed_function(Library::Cudnn, name) }
         .ok_or_else(|| CudnnRefusal(format!("this cuDNN has no {}", name.to_string_lossy())))
 }
 
@@ -327,18 +327,18 @@ impl Drop for Handle {
 }
 
 /// A descriptor of cuDNN's, destroyed when dropped.
-pub struct Descriptor {
+pub struct CudnnDescriptor {
     raw: Raw,
-    kind: DescriptorKind,
+    kind: CudnnDescriptorKind,
     api: &'static Api,
 }
 
-impl Descriptor {
+impl CudnnDescriptor {
     /// An empty one.
     ///
     /// # Errors
     /// When the library is missing or does not know the kind.
-    pub fn new(kind: DescriptorKind) -> Result<Self, CudnnRefusal> {
+    pub fn new(kind: CudnnDescriptorKind) -> Result<Self, CudnnRefusal> {
         let api = api()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is valid.
@@ -352,9 +352,9 @@ impl Descriptor {
     ///
     /// # Errors
     /// When cuDNN refuses an attribute or the whole.
-    pub fn finished(
-        kind: DescriptorKind,
-        attributes: &[(Attribute, AttributeValue<'_>)],
+    pub fn finished_descriptor(
+        kind: CudnnDescriptorKind,
+        attributes: &[(CudnnAttribute, CudnnAttributeValue<'_>)],
     ) -> Result<Self, CudnnRefusal> {
         let descriptor = Self::new(kind)?;
         for (attribute, value) in attributes {
@@ -367,7 +367,11 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    fn set(&self, attribute: Attribute, value: AttributeValue<'_>) -> Result<(), CudnnRefusal> {
+    fn set(
+        &self,
+        attribute: CudnnAttribute,
+        value: CudnnAttributeValue<'_>,
+    ) -> Result<(), CudnnRefusal> {
         let action = || format!("set {attribute:?} of {:?}", self.kind);
         let set = |kind: u32, count: usize, values: *const c_void| {
             // SAFETY: the descriptor is alive; `values` points at `count` values of that type,
@@ -379,20 +383,22 @@ impl Descriptor {
         };
         let one = |kind: u32, number: u32| set(kind, 1, (&raw const number).cast());
         match value {
-            AttributeValue::Handle(handle) => set(0, 1, (&raw const handle.raw).cast()),
-            AttributeValue::DataType(data_type) => one(1, data_type as u32),
-            AttributeValue::Flag(flag) => set(2, 1, (&raw const flag).cast()),
-            AttributeValue::Integers(integers) => {
-                set(INT64, integers.len(), integers.as_ptr().cast())
+            CudnnAttributeValue::Handle(handle) => set(0, 1, (&raw const handle.raw).cast()),
+            CudnnAttributeValue::DataType(data_type) => one(1, data_type as u32),
+            CudnnAttributeValue::Flag(flag) => set(2, 1, (&raw const flag).cast()),
+            CudnnAttributeValue::Integers(integers) => {
+                set(CUDNN_TYPE_INT64, integers.len(), integers.as_ptr().cast())
             }
-            AttributeValue::Float(float) => set(4, 1, (&raw const float).cast()),
-            AttributeValue::Pointers(pointers) => set(6, pointers.len(), pointers.as_ptr().cast()),
-            AttributeValue::Heuristic => one(8, HEURISTIC_MODE_A),
-            AttributeValue::Mode(mode) => one(14, mode as u32),
-            AttributeValue::Operator(operator) => one(18, operator as u32),
-            AttributeValue::Descriptors(descriptors) => {
+            CudnnAttributeValue::Float(float) => set(4, 1, (&raw const float).cast()),
+            CudnnAttributeValue::Pointers(pointers) => {
+                set(6, pointers.len(), pointers.as_ptr().cast())
+            }
+            CudnnAttributeValue::Heuristic => one(8, CUDNN_HEURISTIC_MODE_A),
+            CudnnAttributeValue::Mode(mode) => one(14, mode as u32),
+            CudnnAttributeValue::Operator(operator) => one(18, operator as u32),
+            CudnnAttributeValue::Descriptors(descriptors) => {
                 let raw: Vec<Raw> = descriptors.iter().map(|descriptor| descriptor.raw).collect();
-                set(BACKEND_DESCRIPTOR, raw.len(), raw.as_ptr().cast())
+                set(CUDNN_TYPE_DESCRIPTOR, raw.len(), raw.as_ptr().cast())
             }
         }
     }
@@ -401,14 +407,14 @@ impl Descriptor {
     ///
     /// # Errors
     /// When it has none.
-    pub fn integer(&self, attribute: Attribute) -> Result<i64, CudnnRefusal> {
+    pub fn integer(&self, attribute: CudnnAttribute) -> Result<i64, CudnnRefusal> {
         let (mut count, mut value) = (0i64, 0i64);
         // SAFETY: the descriptor is alive, and there is room for the one value that is asked for.
         let status = unsafe {
             (self.api.get_attribute)(
                 self.raw,
                 attribute as u32,
-                INT64,
+                CUDNN_TYPE_INT64,
                 1,
                 &raw mut count,
                 (&raw mut value).cast(),
@@ -422,10 +428,10 @@ impl Descriptor {
     ///
     /// # Errors
     /// When it has none.
-    pub fn descriptors(
+    pub fn read_descriptors(
         &self,
-        attribute: Attribute,
-        kind: DescriptorKind,
+        attribute: CudnnAttribute,
+        kind: CudnnDescriptorKind,
     ) -> Result<Vec<Self>, CudnnRefusal> {
         let mut count = 0i64;
         let get = |room: i64, count: &mut i64, values: *mut c_void| {
@@ -435,7 +441,7 @@ impl Descriptor {
                 (self.api.get_attribute)(
                     self.raw,
                     attribute as u32,
-                    BACKEND_DESCRIPTOR,
+                    CUDNN_TYPE_DESCRIPTOR,
                     room,
                     count,
                     values,
@@ -451,7 +457,7 @@ impl Descriptor {
     }
 }
 
-impl Drop for Descriptor {
+impl Drop for CudnnDescriptor {
     fn drop(&mut self) {
         // SAFETY: made by cudnnBackendCreateDescriptor, destroyed once.
         unsafe { (self.api.destroy_descriptor)(self.raw) };
@@ -465,10 +471,10 @@ impl Drop for Descriptor {
 ///
 /// # Errors
 /// When cuDNN refuses.
-pub unsafe fn execute(
+pub unsafe fn execute_plan(
     handle: &Handle,
-    plan: &Descriptor,
-    pack: &Descriptor,
+    plan: &CudnnDescriptor,
+    pack: &CudnnDescriptor,
 ) -> Result<(), BackendError> {
     // SAFETY: the three are alive; the rest is the caller's promise.
     let status = unsafe { (handle.api.execute)(handle.raw, plan.raw, pack.raw) };

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::api::{
-    self, Attribute as A, AttributeValue, CudnnRefusal, DataType, Descriptor, DescriptorKind,
-    Handle, Operator, PointwiseMode, Raw,
+    self, CudnnAttribute as A, CudnnAttributeValue, CudnnDataType, CudnnDescriptor,
+    CudnnDescriptorKind, CudnnPointwiseMode, CudnnRefusal, Handle, OperationDescriptor, Raw,
 };
 use crate::BackendError;
-use crate::{Buffer, Device};
+use crate::{Device, DeviceBuffer};
 
 /// Alignment that every tensor here has at least, bytes.
-const ALIGNMENT: i64 = 16;
+const TENSOR_ALIGNMENT_BYTES: i64 = 16;
 
 /// Extents and strides of a tensor, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,13 +23,13 @@ pub struct TensorLayout {
 
 impl TensorLayout {
     /// Contiguous, last extent fastest.
-    pub const fn contiguous(extents: [i64; 4]) -> Self {
+    pub const fn contiguous_layout(extents: [i64; 4]) -> Self {
         let [_, h, s, d] = extents;
         Self { extents, strides: [h * s * d, s * d, d, 1] }
     }
 
     /// A description of this memory with its last two axes exchanged.
-    pub const fn transposed(self) -> Self {
+    pub const fn transposed_layout(self) -> Self {
         let ([b, h, s, d], [by_b, by_h, by_s, by_d]) = (self.extents, self.strides);
         Self { extents: [b, h, d, s], strides: [by_b, by_h, by_d, by_s] }
     }
@@ -49,15 +49,15 @@ impl GraphTensor {
 /// A graph under construction. Operations are added in the order in which they depend on each
 /// other.
 #[derive(Default)]
-pub struct OperationGraph {
+pub struct CudnnOperationGraph {
     // Dropped in this order: operations refer to tensors.
-    operations: Vec<Descriptor>,
-    parts: Vec<Descriptor>,
-    tensors: Vec<Descriptor>,
+    operations: Vec<CudnnDescriptor>,
+    parts: Vec<CudnnDescriptor>,
+    tensors: Vec<CudnnDescriptor>,
     scalars: Vec<(GraphTensor, f32)>,
 }
 
-impl OperationGraph {
+impl CudnnOperationGraph {
     /// A tensor in device memory.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl OperationGraph {
     pub fn memory(
         &mut self,
         layout: TensorLayout,
-        data_type: DataType,
+        data_type: CudnnDataType,
     ) -> Result<GraphTensor, CudnnRefusal> {
         self.tensor(layout, data_type, None)
     }
@@ -77,7 +77,7 @@ impl OperationGraph {
     pub fn between(
         &mut self,
         layout: TensorLayout,
-        data_type: DataType,
+        data_type: CudnnDataType,
     ) -> Result<GraphTensor, CudnnRefusal> {
         self.tensor(layout, data_type, Some(A::TensorIsVirtual))
     }
@@ -86,9 +86,12 @@ impl OperationGraph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn scalar(&mut self, value: f32) -> Result<GraphTensor, CudnnRefusal> {
-        let tensor =
-            self.tensor(TensorLayout::contiguous([1; 4]), DataType::F32, Some(A::TensorIsByValue))?;
+    pub fn add_scalar_tensor(&mut self, value: f32) -> Result<GraphTensor, CudnnRefusal> {
+        let tensor = self.tensor(
+            TensorLayout::contiguous_layout([1; 4]),
+            CudnnDataType::F32,
+            Some(A::TensorIsByValue),
+        )?;
         self.scalars.push((tensor, value));
         Ok(tensor)
     }
@@ -96,20 +99,21 @@ impl OperationGraph {
     fn tensor(
         &mut self,
         layout: TensorLayout,
-        data_type: DataType,
+        data_type: CudnnDataType,
         flag: Option<A>,
     ) -> Result<GraphTensor, CudnnRefusal> {
         let tensor = GraphTensor(self.tensors.len());
         let id = [tensor.id()];
         let mut attributes = vec![
-            (A::TensorDataType, AttributeValue::DataType(data_type)),
-            (A::TensorDimensions, AttributeValue::Integers(&layout.extents)),
-            (A::TensorStrides, AttributeValue::Integers(&layout.strides)),
-            (A::TensorUniqueId, AttributeValue::Integers(&id)),
-            (A::TensorByteAlignment, AttributeValue::Integers(&[ALIGNMENT])),
+            (A::TensorDataType, CudnnAttributeValue::DataType(data_type)),
+            (A::TensorDimensions, CudnnAttributeValue::Integers(&layout.extents)),
+            (A::TensorStrides, CudnnAttributeValue::Integers(&layout.strides)),
+            (A::TensorUniqueId, CudnnAttributeValue::Integers(&id)),
+            (A::TensorByteAlignment, CudnnAttributeValue::Integers(&[TENSOR_ALIGNMENT_BYTES])),
         ];
-        attributes.extend(flag.map(|flag| (flag, AttributeValue::Flag(true))));
-        self.tensors.push(Descriptor::finished(DescriptorKind::Tensor, &attributes)?);
+        attributes.extend(flag.map(|flag| (flag, CudnnAttributeValue::Flag(true))));
+        self.tensors
+            .push(CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::Tensor, &attributes)?);
         Ok(tensor)
     }
 
@@ -123,18 +127,21 @@ impl OperationGraph {
         b: GraphTensor,
         c: GraphTensor,
     ) -> Result<(), CudnnRefusal> {
-        let part = Descriptor::finished(
-            DescriptorKind::Matmul,
-            &[(A::MatmulComputeType, AttributeValue::DataType(DataType::F32))],
+        let part = CudnnDescriptor::finished_descriptor(
+            CudnnDescriptorKind::Matmul,
+            &[(A::MatmulComputeType, CudnnAttributeValue::DataType(CudnnDataType::F32))],
         )?;
         let [a, b, c] = [a, b, c].map(|tensor| [&self.tensors[tensor.0]]);
         let attributes = [
-            (A::MatmulOperationA, AttributeValue::Descriptors(&a)),
-            (A::MatmulOperationB, AttributeValue::Descriptors(&b)),
-            (A::MatmulOperationC, AttributeValue::Descriptors(&c)),
-            (A::MatmulOperationDescriptor, AttributeValue::Descriptors(&[&part])),
+            (A::MatmulOperationA, CudnnAttributeValue::Descriptors(&a)),
+            (A::MatmulOperationB, CudnnAttributeValue::Descriptors(&b)),
+            (A::MatmulOperationC, CudnnAttributeValue::Descriptors(&c)),
+            (A::MatmulOperationDescriptor, CudnnAttributeValue::Descriptors(&[&part])),
         ];
-        self.operations.push(Descriptor::finished(DescriptorKind::MatmulOperation, &attributes)?);
+        self.operations.push(CudnnDescriptor::finished_descriptor(
+            CudnnDescriptorKind::MatmulOperation,
+            &attributes,
+        )?);
         self.parts.push(part);
         Ok(())
     }
@@ -145,11 +152,11 @@ impl OperationGraph {
     /// When cuDNN refuses.
     pub fn pointwise(
         &mut self,
-        mode: PointwiseMode,
+        mode: CudnnPointwiseMode,
         inputs: &[GraphTensor],
         y: GraphTensor,
     ) -> Result<(), CudnnRefusal> {
-        self.pointwise_in(DataType::F32, mode, &[], inputs, y)
+        self.add_pointwise_in(CudnnDataType::F32, mode, &[], inputs, y)
     }
 
     /// y = the index of each element of x along `axis`, an integer of 32 bits.
@@ -158,10 +165,10 @@ impl OperationGraph {
     /// When cuDNN refuses.
     pub fn index(&mut self, axis: i64, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
         let axis = [axis];
-        self.pointwise_in(
-            DataType::F32,
-            PointwiseMode::Index,
-            &[(A::PointwiseAxis, AttributeValue::Integers(&axis))],
+        self.add_pointwise_in(
+            CudnnDataType::F32,
+            CudnnPointwiseMode::Index,
+            &[(A::PointwiseAxis, CudnnAttributeValue::Integers(&axis))],
             &[x],
             y,
         )
@@ -171,46 +178,57 @@ impl OperationGraph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn at_least(
+    pub fn add_greater_or_equal(
         &mut self,
         x: GraphTensor,
         b: GraphTensor,
         y: GraphTensor,
     ) -> Result<(), CudnnRefusal> {
-        self.pointwise_in(DataType::Boolean, PointwiseMode::GreaterOrEqual, &[], &[x, b], y)
+        self.add_pointwise_in(
+            CudnnDataType::Boolean,
+            CudnnPointwiseMode::GreaterOrEqual,
+            &[],
+            &[x, b],
+            y,
+        )
     }
 
-    fn pointwise_in(
+    fn add_pointwise_in(
         &mut self,
-        precision: DataType,
-        mode: PointwiseMode,
-        more: &[(A, AttributeValue<'_>)],
+        precision: CudnnDataType,
+        mode: CudnnPointwiseMode,
+        more: &[(A, CudnnAttributeValue<'_>)],
         inputs: &[GraphTensor],
         y: GraphTensor,
     ) -> Result<(), CudnnRefusal> {
         let own = [
-            (A::PointwiseMode, AttributeValue::Mode(mode)),
-            (A::PointwiseMathPrecision, AttributeValue::DataType(precision)),
+            (A::PointwiseMode, CudnnAttributeValue::Mode(mode)),
+            (A::PointwiseMathPrecision, CudnnAttributeValue::DataType(precision)),
         ];
-        let part = Descriptor::finished(DescriptorKind::Pointwise, &[&own, more].concat())?;
-        let inputs: Vec<[&Descriptor; 1]> =
+        let part = CudnnDescriptor::finished_descriptor(
+            CudnnDescriptorKind::Pointwise,
+            &[&own, more].concat(),
+        )?;
+        let inputs: Vec<[&CudnnDescriptor; 1]> =
             inputs.iter().map(|input| [&self.tensors[input.0]]).collect();
         let (part_of, y) = ([&part], [&self.tensors[y.0]]);
         let mut attributes = vec![
-            (A::PointwiseOperationDescriptor, AttributeValue::Descriptors(&part_of)),
-            (A::PointwiseOperationY, AttributeValue::Descriptors(&y)),
+            (A::PointwiseOperationDescriptor, CudnnAttributeValue::Descriptors(&part_of)),
+            (A::PointwiseOperationY, CudnnAttributeValue::Descriptors(&y)),
         ];
         let ports = [A::PointwiseOperationX, A::PointwiseOperationB, A::PointwiseOperationT];
         attributes.extend(
             ports
                 .into_iter()
                 .zip(&inputs)
-                .map(|(port, input)| (port, AttributeValue::Descriptors(input))),
+                .map(|(port, input)| (port, CudnnAttributeValue::Descriptors(input))),
         );
-        attributes.push((A::PointwiseOperationAlpha1, AttributeValue::Float(1.0)));
-        attributes.push((A::PointwiseOperationAlpha2, AttributeValue::Float(1.0)));
-        self.operations
-            .push(Descriptor::finished(DescriptorKind::PointwiseOperation, &attributes)?);
+        attributes.push((A::PointwiseOperationAlpha1, CudnnAttributeValue::Float(1.0)));
+        attributes.push((A::PointwiseOperationAlpha2, CudnnAttributeValue::Float(1.0)));
+        self.operations.push(CudnnDescriptor::finished_descriptor(
+            CudnnDescriptorKind::PointwiseOperation,
+            &attributes,
+        )?);
         self.parts.push(part);
         Ok(())
     }
@@ -221,23 +239,25 @@ impl OperationGraph {
     /// When cuDNN refuses.
     pub fn reduce(
         &mut self,
-        operator: Operator,
+        operator: OperationDescriptor,
         x: GraphTensor,
         y: GraphTensor,
     ) -> Result<(), CudnnRefusal> {
         let own = [
-            (A::ReductionOperator, AttributeValue::Operator(operator)),
-            (A::ReductionComputeType, AttributeValue::DataType(DataType::F32)),
+            (A::ReductionOperator, CudnnAttributeValue::Operator(operator)),
+            (A::ReductionComputeType, CudnnAttributeValue::DataType(CudnnDataType::F32)),
         ];
-        let part = Descriptor::finished(DescriptorKind::Reduction, &own)?;
+        let part = CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::Reduction, &own)?;
         let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
         let attributes = [
-            (A::ReductionOperationX, AttributeValue::Descriptors(&x)),
-            (A::ReductionOperationY, AttributeValue::Descriptors(&y)),
-            (A::ReductionOperationDescriptor, AttributeValue::Descriptors(&[&part])),
+            (A::ReductionOperationX, CudnnAttributeValue::Descriptors(&x)),
+            (A::ReductionOperationY, CudnnAttributeValue::Descriptors(&y)),
+            (A::ReductionOperationDescriptor, CudnnAttributeValue::Descriptors(&[&part])),
         ];
-        self.operations
-            .push(Descriptor::finished(DescriptorKind::ReductionOperation, &attributes)?);
+        self.operations.push(CudnnDescriptor::finished_descriptor(
+            CudnnDescriptorKind::ReductionOperation,
+            &attributes,
+        )?);
         self.parts.push(part);
         Ok(())
     }
@@ -246,13 +266,16 @@ impl OperationGraph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn reshape(&mut self, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
+    pub fn add_reshape(&mut self, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
         let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
         let attributes = [
-            (A::ReshapeOperationX, AttributeValue::Descriptors(&x)),
-            (A::ReshapeOperationY, AttributeValue::Descriptors(&y)),
+            (A::ReshapeOperationX, CudnnAttributeValue::Descriptors(&x)),
+            (A::ReshapeOperationY, CudnnAttributeValue::Descriptors(&y)),
         ];
-        self.operations.push(Descriptor::finished(DescriptorKind::ReshapeOperation, &attributes)?);
+        self.operations.push(CudnnDescriptor::finished_descriptor(
+            CudnnDescriptorKind::ReshapeOperation,
+            &attributes,
+        )?);
         Ok(())
     }
 
@@ -260,11 +283,13 @@ impl OperationGraph {
     ///
     /// # Errors
     /// When cuDNN refuses.
-    pub fn whole(&self, handle: Option<&Handle>) -> Result<Descriptor, CudnnRefusal> {
-        let operations: Vec<&Descriptor> = self.operations.iter().collect();
-        let mut attributes = vec![(A::GraphOperations, AttributeValue::Descriptors(&operations))];
-        attributes.extend(handle.map(|handle| (A::GraphHandle, AttributeValue::Handle(handle))));
-        Descriptor::finished(DescriptorKind::OperationGraph, &attributes)
+    pub fn whole(&self, handle: Option<&Handle>) -> Result<CudnnDescriptor, CudnnRefusal> {
+        let operations: Vec<&CudnnDescriptor> = self.operations.iter().collect();
+        let mut attributes =
+            vec![(A::GraphOperations, CudnnAttributeValue::Descriptors(&operations))];
+        attributes
+            .extend(handle.map(|handle| (A::GraphHandle, CudnnAttributeValue::Handle(handle))));
+        CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::OperationGraph, &attributes)
     }
 
     /// The plan that cuDNN's heuristic puts first among those that it can build, on these addresses
@@ -276,24 +301,25 @@ impl OperationGraph {
         self,
         device: &Arc<Device>,
         memory: &[(GraphTensor, u64)],
-    ) -> Result<ExecutionPlan, BackendError> {
+    ) -> Result<CudnnExecutionPlan, BackendError> {
         let handle = Handle::new(device)?;
         let graph = self.whole(Some(&handle))?;
-        let heuristics = Descriptor::finished(
-            DescriptorKind::Heuristics,
+        let heuristics = CudnnDescriptor::finished_descriptor(
+            CudnnDescriptorKind::Heuristics,
             &[
-                (A::HeuristicsOperationGraph, AttributeValue::Descriptors(&[&graph])),
-                (A::HeuristicsMode, AttributeValue::Heuristic),
+                (A::HeuristicsOperationGraph, CudnnAttributeValue::Descriptors(&[&graph])),
+                (A::HeuristicsMode, CudnnAttributeValue::Heuristic),
             ],
         )?;
-        let configs = heuristics.descriptors(A::HeuristicsResults, DescriptorKind::EngineConfig)?;
-        let (plan, config) = first_plan(&handle, configs)?;
+        let configs =
+            heuristics.read_descriptors(A::HeuristicsResults, CudnnDescriptorKind::EngineConfig)?;
+        let (plan, config) = first_buildable_plan(&handle, configs)?;
         let workspace = device.allocate(plan.integer(A::PlanWorkspaceSize)?.max(0) as usize)?;
 
         let values: Box<[f32]> = self.scalars.iter().map(|(_, value)| *value).collect();
         let pack = self.pack(memory, &values, workspace.address())?;
         let made_of = vec![config, heuristics, graph];
-        Ok(ExecutionPlan {
+        Ok(CudnnExecutionPlan {
             pack,
             plan,
             _made_of: made_of,
@@ -305,14 +331,14 @@ impl OperationGraph {
     }
 }
 
-impl OperationGraph {
+impl CudnnOperationGraph {
     /// Addresses of the tensors in memory, of the scalars on the host, and of the workspace.
     fn pack(
         &self,
         memory: &[(GraphTensor, u64)],
         values: &[f32],
         workspace: u64,
-    ) -> Result<Descriptor, CudnnRefusal> {
+    ) -> Result<CudnnDescriptor, CudnnRefusal> {
         // cuDNN reads a number at its address on the host when the plan runs.
         let scalars = self
             .scalars
@@ -326,26 +352,27 @@ impl OperationGraph {
             .map(|(tensor, address)| (tensor.id(), address as Raw))
             .unzip();
         let attributes = [
-            (A::PackDataPointers, AttributeValue::Pointers(&addresses)),
-            (A::PackUniqueIds, AttributeValue::Integers(&ids)),
-            (A::PackWorkspace, AttributeValue::Pointers(&[workspace as Raw])),
+            (A::PackDataPointers, CudnnAttributeValue::Pointers(&addresses)),
+            (A::PackUniqueIds, CudnnAttributeValue::Integers(&ids)),
+            (A::PackWorkspace, CudnnAttributeValue::Pointers(&[workspace as Raw])),
         ];
-        Descriptor::finished(DescriptorKind::VariantPack, &attributes)
+        CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::VariantPack, &attributes)
     }
 }
 
 /// The first plan that cuDNN can build, and the engine it is of; or why not the first.
-fn first_plan(
+fn first_buildable_plan(
     handle: &Handle,
-    configs: Vec<Descriptor>,
-) -> Result<(Descriptor, Descriptor), CudnnRefusal> {
+    configs: Vec<CudnnDescriptor>,
+) -> Result<(CudnnDescriptor, CudnnDescriptor), CudnnRefusal> {
     let mut first_refusal = None;
     for config in configs {
         let attributes = [
-            (A::PlanHandle, AttributeValue::Handle(handle)),
-            (A::PlanEngineConfig, AttributeValue::Descriptors(&[&config])),
+            (A::PlanHandle, CudnnAttributeValue::Handle(handle)),
+            (A::PlanEngineConfig, CudnnAttributeValue::Descriptors(&[&config])),
         ];
-        match Descriptor::finished(DescriptorKind::ExecutionPlan, &attributes) {
+        match CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::ExecutionPlan, &attributes)
+        {
             Ok(plan) => return Ok((plan, config)),
             Err(refusal) => first_refusal = first_refusal.or(Some(refusal)),
         }
@@ -354,18 +381,18 @@ fn first_plan(
 }
 
 /// A graph made executable, with the addresses that it works on.
-pub struct ExecutionPlan {
+pub struct CudnnExecutionPlan {
     // Dropped in this order: each refers to those after it.
-    pack: Descriptor,
-    plan: Descriptor,
-    _made_of: Vec<Descriptor>,
-    _graph: OperationGraph,
+    pack: CudnnDescriptor,
+    plan: CudnnDescriptor,
+    _made_of: Vec<CudnnDescriptor>,
+    _graph: CudnnOperationGraph,
     handle: Handle,
-    workspace: Buffer,
+    workspace: DeviceBuffer,
     _scalars: Box<[f32]>,
 }
 
-impl ExecutionPlan {
+impl CudnnExecutionPlan {
     /// Enqueues the plan on the device's stream.
     ///
     /// The addresses that the plan was made with must be alive until the work has finished.
@@ -375,7 +402,7 @@ impl ExecutionPlan {
     pub fn launch(&self) -> Result<(), BackendError> {
         // SAFETY: the pack was made for this plan; workspace and numbers live in `self`; the
         // tensors' addresses are used on the device only.
-        unsafe { api::execute(&self.handle, &self.plan, &self.pack) }
+        unsafe { api::execute_plan(&self.handle, &self.plan, &self.pack) }
     }
 
     /// Device memory that the engine asked for besides the tensors, bytes.
@@ -390,10 +417,13 @@ mod tests {
 
     #[test]
     fn layouts_transpose_without_moving() {
-        let layout = TensorLayout::contiguous([2, 3, 5, 7]);
+        let layout = TensorLayout::contiguous_layout([2, 3, 5, 7]);
         assert_eq!(layout.strides, [105, 35, 7, 1]);
         let transposed = TensorLayout { extents: [2, 3, 7, 5], strides: [105, 35, 1, 7] };
-        assert_eq!((layout.transposed(), transposed.transposed()), (transposed, layout));
+        assert_eq!(
+            (layout.transposed_layout(), transposed.transposed_layout()),
+            (transposed, layout)
+        );
     }
 
     #[test]
@@ -402,12 +432,12 @@ mod tests {
             eprintln!("skipped: {refusal}");
             return;
         }
-        let mut graph = OperationGraph::default();
-        let layout = TensorLayout::contiguous([1, 2, 64, 64]);
-        let x = graph.memory(layout, DataType::Bf16).unwrap();
-        let y = graph.memory(layout, DataType::Bf16).unwrap();
-        let factor = graph.scalar(2.0).unwrap();
-        graph.pointwise(PointwiseMode::Multiply, &[x, factor], y).unwrap();
+        let mut graph = CudnnOperationGraph::default();
+        let layout = TensorLayout::contiguous_layout([1, 2, 64, 64]);
+        let x = graph.memory(layout, CudnnDataType::Bf16).unwrap();
+        let y = graph.memory(layout, CudnnDataType::Bf16).unwrap();
+        let factor = graph.add_scalar_tensor(2.0).unwrap();
+        graph.pointwise(CudnnPointwiseMode::Multiply, &[x, factor], y).unwrap();
         assert!(graph.whole(None).is_ok());
         // cuDNN stores the addresses and does not read from them.
         assert!(graph.pack(&[(x, 0x1000), (y, 0x2000)], &[2.0], 0x3000).is_ok());

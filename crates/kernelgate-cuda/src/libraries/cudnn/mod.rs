@@ -8,4 +8,4 @@ pub mod api;
 pub mod graph;
 
 pub use api::CudnnRefusal;
-pub use graph::{ExecutionPlan, GraphTensor, OperationGraph};
+pub use graph::{CudnnExecutionPlan, CudnnOperationGraph, GraphTensor};

@@ -13,7 +13,7 @@ pub enum Activation {
 
 /// Work on the result before it is stored. A bias has one element a column of D.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Epilogue {
+pub enum GemmEpilogue {
     /// D = alpha·A·B + beta·C.
     #[default]
     None,
@@ -41,7 +41,7 @@ pub enum Epilogue {
     BiasGradientB,
 }
 
-impl Epilogue {
+impl GemmEpilogue {
     pub(super) const fn has_bias(self) -> bool {
         match self {
             Self::None => false,
@@ -51,7 +51,7 @@ impl Epilogue {
         }
     }
 
-    pub(super) const fn aux_function(self) -> Option<Activation> {
+    pub(super) const fn function_with_aux(self) -> Option<Activation> {
         match self {
             Self::Activation { function, aux: true, .. }
             | Self::ActivationGradient { function, .. } => Some(function),

@@ -1,7 +1,7 @@
 //! Errors of GEMMs.
 
 use super::dtype::MatrixDtype;
-use super::epilogue::Epilogue;
+use super::epilogue::GemmEpilogue;
 use crate::BackendError;
 use crate::libraries::lt::LtError;
 
@@ -60,7 +60,7 @@ pub enum GemmError {
     #[error("cuBLASLt has no epilogue {epilogue:?} for results in {d}")]
     Epilogue {
         /// The epilogue.
-        epilogue: Epilogue,
+        epilogue: GemmEpilogue,
         /// Dtype of D.
         d: MatrixDtype,
     },
@@ -115,7 +115,7 @@ impl GemmError {
     }
 
     /// An error of the library while it does something.
-    pub(in crate::libraries) fn library(action: &'static str) -> impl Fn(LtError) -> Self {
+    pub(in crate::libraries) fn library_error(action: &'static str) -> impl Fn(LtError) -> Self {
         move |status| Self::Library { action, status }
     }
 }

@@ -20,32 +20,32 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, sys};
 
 pub use dtype::MatrixDtype;
-pub use epilogue::{Activation, Epilogue};
+pub use epilogue::{Activation, GemmEpilogue};
 pub use error::GemmError;
 pub use operands::GemmOperands;
 pub use spec::{GemmSpec, Scales};
 
 use super::lt::{self, Attribute};
 use crate::BackendError;
-use crate::driver::graph::Graph;
+use crate::driver::graph::ExecutableGraph;
 use crate::driver::stream::event::EventPool;
 use crate::library::{self, Library};
-use crate::{Buffer, Device};
+use crate::{Device, DeviceBuffer};
 
 /// Device memory that the library may use during a GEMM, for each lane.
-pub const WORKSPACE_BYTES: usize = 16 << 20;
+pub const GEMM_WORKSPACE_BYTES: usize = 16 << 20;
 
 /// The end of the first lane's workspace is divided into pieces for one launch each.
-const PIECES_BYTES: usize = 2 << 20;
+const WORKSPACE_BYTES_FOR_PIECES: usize = 2 << 20;
 /// Alignment of pieces, bytes.
-const PIECE_ALIGNMENT: usize = 256;
+const WORKSPACE_PIECE_ALIGNMENT: usize = 256;
 /// Largest piece, bytes.
-const LARGEST_PIECE: usize = 64 << 10;
+const MAX_WORKSPACE_PIECE_BYTES: usize = 64 << 10;
 
 /// The library on one device, with lanes: GEMMs in different lanes may run concurrently.
-pub struct Blas {
+pub struct CublasLtLanes {
     device: Arc<Device>,
-    handle: lt::Object,
+    handle: lt::CublasLtHandle,
     lanes: Vec<Lane>,
     workspace_bytes: usize,
     /// Bytes of the workspace that launches use.
@@ -55,16 +55,16 @@ pub struct Blas {
 /// A stream with a workspace; the first is the device's stream.
 struct Lane {
     stream: Arc<CudaStream>,
-    workspace: Buffer,
+    workspace: DeviceBuffer,
 }
 
-impl Blas {
+impl CublasLtLanes {
     /// Opens the library with `lanes` lanes, at least one.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] if it is missing; when it fails or memory is short.
     pub fn open(device: &Arc<Device>, lanes: usize) -> Result<Rc<Self>, BackendError> {
-        Self::with_workspace(device, lanes, WORKSPACE_BYTES)
+        Self::with_workspace(device, lanes, GEMM_WORKSPACE_BYTES)
     }
 
     /// Opens the library with a workspace of another size in each lane.
@@ -79,11 +79,11 @@ impl Blas {
         available().map_err(BackendError::Unsupported)?;
         let lane = |number: usize| {
             let stream =
-                if number == 0 { Arc::clone(device.stream()) } else { device.another_stream()? };
+                if number == 0 { Arc::clone(device.stream()) } else { device.create_stream()? };
             Ok(Lane { stream, workspace: device.allocate(workspace_bytes)? })
         };
         let lanes = (0..lanes.max(1)).map(lane).collect::<Result<_, BackendError>>()?;
-        let handle = lt::create().map_err(GemmError::library("open"))?;
+        let handle = lt::create_handle().map_err(GemmError::library_error("open"))?;
         let (device, used_bytes) = (Arc::clone(device), Cell::new(0));
         Ok(Rc::new(Self { device, handle, lanes, workspace_bytes, used_bytes }))
     }
@@ -92,23 +92,28 @@ impl Blas {
     /// workspace first, and these clears may come before all launches.
     pub fn pieces(&self) -> Range<u64> {
         let end = self.lanes[0].workspace.address() + self.workspace_bytes as u64;
-        end - self.pieces_bytes() as u64..end
+        end - self.workspace_bytes_for_pieces() as u64..end
     }
 
-    const fn pieces_bytes(&self) -> usize {
-        if self.workspace_bytes > 2 * PIECES_BYTES { PIECES_BYTES } else { 0 }
+    const fn workspace_bytes_for_pieces(&self) -> usize {
+        if self.workspace_bytes > 2 * WORKSPACE_BYTES_FOR_PIECES {
+            WORKSPACE_BYTES_FOR_PIECES
+        } else {
+            0
+        }
     }
 
     /// Bytes of workspace that launches of a lane share.
     const fn shared_bytes(&self) -> usize {
-        self.workspace_bytes - self.pieces_bytes()
+        self.workspace_bytes - self.workspace_bytes_for_pieces()
     }
 
     /// A piece of the workspace of this many bytes, if there is room.
-    fn take_piece(&self, bytes: usize) -> Option<u64> {
+    fn take_workspace_piece(&self, bytes: usize) -> Option<u64> {
         let used_bytes = self.used_bytes.get();
-        let end = used_bytes + bytes.next_multiple_of(PIECE_ALIGNMENT);
-        let fits = (1..=LARGEST_PIECE).contains(&bytes) && end <= self.pieces_bytes();
+        let end = used_bytes + bytes.next_multiple_of(WORKSPACE_PIECE_ALIGNMENT);
+        let fits = (1..=MAX_WORKSPACE_PIECE_BYTES).contains(&bytes)
+            && end <= self.workspace_bytes_for_pieces();
         fits.then(|| {
             self.used_bytes.set(end);
             self.pieces().start + used_bytes as u64
@@ -131,7 +136,7 @@ pub fn available() -> Result<(), String> {
     library::load(Library::CublasLt).map(drop).ok_or_else(missing)
 }
 
-impl Drop for Blas {
+impl Drop for CublasLtLanes {
     fn drop(&mut self) {
         // SAFETY: destroyed once; every GEMM of it holds a count and is gone.
         unsafe { lt::destroy(lt::Kind::Handle, self.handle) };
@@ -140,21 +145,21 @@ impl Drop for Blas {
 
 /// A GEMM, or a batch, and the algorithms that the library proposes for it, of which one is used.
 pub struct Gemm {
-    blas: Rc<Blas>,
+    blas: Rc<CublasLtLanes>,
     spec: GemmSpec,
-    description: lt::Object,
+    description: lt::CublasLtHandle,
     /// Layouts of the library's A, B, C and D; C is null if it has D's layout.
-    layouts: [lt::Object; 4],
+    layouts: [lt::CublasLtHandle; 4],
     algorithms: Vec<lt::ProposedAlgorithm>,
     chosen: usize,
-    tool: Option<Tool>,
+    tool: Option<SanitizerTreatment>,
 }
 
 /// Treatment for compute-sanitizer, from `KERNELGATE_GEMMS`. The sanitizer does not see stores of
 /// cuBLASLt's kernels by bulk copies and would report every read of D, so D is filled with NaN
 /// first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Tool {
+enum SanitizerTreatment {
     /// `seen`: filled, then computed.
     Seen,
     /// `none`: D is only filled, so that results computed from it are wrong. Under racecheck 2025.3
@@ -162,7 +167,7 @@ enum Tool {
     None,
 }
 
-impl Tool {
+impl SanitizerTreatment {
     fn parse(text: &str) -> Result<Option<Self>, GemmError> {
         match text {
             "" => Ok(None),
@@ -175,7 +180,7 @@ impl Tool {
 
 /// Relative time below which another algorithm than the library's first is chosen: a smaller gain
 /// could be noise, and the next process could choose differently.
-const CLEARLY_FASTER: f64 = 0.97;
+const CLEARLY_FASTER_TIME_RATIO: f64 = 0.97;
 /// Number of rounds in which algorithms are timed; the fastest counts.
 const ROUNDS: usize = 3;
 
@@ -185,7 +190,7 @@ impl Gemm {
     ///
     /// # Errors
     /// When the description is wrong, the library fails or knows no algorithm.
-    pub fn new(blas: &Rc<Blas>, spec: GemmSpec) -> Result<Self, GemmError> {
+    pub fn new(blas: &Rc<CublasLtLanes>, spec: GemmSpec) -> Result<Self, GemmError> {
         spec.check()?;
         // From this line on the destructor frees the objects of the library.
         let mut gemm = Self {
@@ -195,7 +200,7 @@ impl Gemm {
             layouts: [std::ptr::null_mut(); 4],
             algorithms: Vec::new(),
             chosen: 0,
-            tool: Tool::parse(&blas.device.options().gemms)?,
+            tool: SanitizerTreatment::parse(&blas.device.options().gemms)?,
         };
         gemm.describe()?;
         gemm.describe_layouts()?;
@@ -209,16 +214,16 @@ impl Gemm {
     }
 
     /// How many algorithms the library proposes.
-    pub fn algorithms(&self) -> usize {
+    pub fn proposed_algorithm_count(&self) -> usize {
         self.algorithms.len()
     }
 
     fn describe(&mut self) -> Result<(), GemmError> {
         use Attribute as At;
         let spec = self.spec;
-        let failed = || GemmError::library("describe a GEMM");
-        self.description =
-            lt::description(spec.compute(), spec.scalars().data_type()).map_err(failed())?;
+        let failed = || GemmError::library_error("describe a GEMM");
+        self.description = lt::describe_gemm(spec.compute(), spec.alpha_and_beta().data_type())
+            .map_err(failed())?;
         // CUBLAS_OP_T or CUBLAS_OP_N, a 32-bit enumeration; the library's A is this B.
         let operations = [
             (At::CUBLASLT_MATMUL_DESC_TRANSA, spec.b_transposed),
@@ -227,13 +232,13 @@ impl Gemm {
         for (attribute, transposed) in operations {
             self.set(attribute, i32::from(transposed))?;
         }
-        if spec.epilogue != Epilogue::None {
+        if spec.epilogue != GemmEpilogue::None {
             self.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE, spec.epilogue.kind())?;
         }
-        if spec.bias_elements().is_some() && spec.a.is_fp8() {
+        if spec.bias_element_count().is_some() && spec.a.is_fp8() {
             self.set(At::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, spec.bias().data_type())?;
         }
-        if let Some(ld) = spec.aux_ld() {
+        if let Some(ld) = spec.aux_leading_dimension() {
             self.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld as i64)?;
             if spec.batch_count > 1 {
                 let stride = (spec.m * ld) as i64;
@@ -252,18 +257,18 @@ impl Gemm {
             amax_d: placeholder,
             ..GemmOperands::default()
         };
-        self.set_pointers(&placeholders)
+        self.set_operand_pointers(&placeholders)
     }
 
     fn set<T: Copy>(&self, attribute: Attribute, value: T) -> Result<(), GemmError> {
         // SAFETY: the description is alive; every caller passes the type that cublasLt.h names for
         // the attribute.
         unsafe { lt::set(self.description, attribute, value) }
-            .map_err(GemmError::library("describe a GEMM"))
+            .map_err(GemmError::library_error("describe a GEMM"))
     }
 
-    fn set_pointers(&self, operands: &GemmOperands) -> Result<(), GemmError> {
-        let pointers = operands.attributes(&self.spec)?;
+    fn set_operand_pointers(&self, operands: &GemmOperands) -> Result<(), GemmError> {
+        let pointers = operands.pointer_attributes(&self.spec)?;
         pointers
             .into_iter()
             .flatten()
@@ -271,7 +276,7 @@ impl Gemm {
     }
 
     fn describe_layouts(&mut self) -> Result<(), GemmError> {
-        let spec::Layouts { a, b, c, d } = self.spec.layouts();
+        let spec::ColumnMajorLayouts { a, b, c, d } = self.spec.column_major_layouts();
         let count = self.spec.batch_count;
         let different = (c != d).then_some(c);
         for (object, layout) in self.layouts.iter_mut().zip([Some(a), Some(b), different, Some(d)])
@@ -279,31 +284,36 @@ impl Gemm {
             let Some(layout) = layout else { continue };
             let (rows, columns) = (layout.rows as u64, layout.columns as u64);
             *object = lt::layout(layout.dtype.data_type(), rows, columns, layout.ld as i64)
-                .map_err(GemmError::library("describe a matrix"))?;
+                .map_err(GemmError::library_error("describe a matrix"))?;
             if count > 1 {
                 // SAFETY: the layout was made above and is alive.
                 unsafe { lt::batch(*object, count as i32, layout.batch_stride as i64) }
-                    .map_err(GemmError::library("describe a batch"))?;
+                    .map_err(GemmError::library_error("describe a batch"))?;
             }
         }
         Ok(())
     }
 
     /// Layouts of all four matrices.
-    const fn all_layouts(&self) -> [lt::Object; 4] {
+    const fn all_layout_handles(&self) -> [lt::CublasLtHandle; 4] {
         let [a, b, c, d] = self.layouts;
         [a, b, if c.is_null() { d } else { c }, d]
     }
 
     fn propose(&self) -> Result<Vec<lt::ProposedAlgorithm>, GemmError> {
         let GemmSpec { m, n, k, alignment, .. } = self.spec;
-        let preference = lt::Preference {
+        let preference = lt::AlgorithmPreference {
             workspace_bytes: self.blas.shared_bytes(),
-            alignment: (alignment != spec::DEFAULT_ALIGNMENT).then_some(alignment),
+            alignment: (alignment != spec::DEFAULT_MATRIX_ALIGNMENT).then_some(alignment),
         };
         // SAFETY: handle, description and layouts are alive as long as this.
         let proposed = unsafe {
-            lt::propose(self.blas.handle, self.description, self.all_layouts(), preference)
+            lt::propose_algorithms(
+                self.blas.handle,
+                self.description,
+                self.all_layout_handles(),
+                preference,
+            )
         };
         proposed.map_err(|status| match status {
             lt::LtError::NOT_SUPPORTED => GemmError::NoAlgorithm { m, n, k, status },
@@ -340,7 +350,8 @@ impl Gemm {
                 continue;
             }
             device.synchronize()?;
-            let graph = Graph::capture_clearing_first(&device, self.blas.pieces(), enqueue)?;
+            let graph =
+                ExecutableGraph::capture_clearing_first(&device, self.blas.pieces(), enqueue)?;
             let mut fastest = f64::INFINITY;
             for _ in 0..ROUNDS {
                 events.record(0)?;
@@ -359,7 +370,7 @@ impl Gemm {
     /// Operands with a workspace of this launch alone, where its algorithm needs little.
     pub fn with_own_workspace(&self, operands: &GemmOperands) -> GemmOperands {
         let bytes = self.algorithms.get(self.chosen).map_or(0, |chosen| chosen.workspace_bytes);
-        GemmOperands { workspace: self.blas.take_piece(bytes), ..*operands }
+        GemmOperands { workspace: self.blas.take_workspace_piece(bytes), ..*operands }
     }
 
     /// Enqueues the GEMM in a lane; the operands are alive until it has been computed.
@@ -370,7 +381,7 @@ impl Gemm {
         if self.tool.is_some() {
             self.fill(lane, operands)?;
         }
-        if self.tool == Some(Tool::None) {
+        if self.tool == Some(SanitizerTreatment::None) {
             return Ok(());
         }
         self.launch_algorithm(self.chosen, lane, operands)
@@ -387,15 +398,15 @@ impl Gemm {
         operands: &GemmOperands,
     ) -> Result<(), BackendError> {
         let lane = &self.blas.lanes[lane];
-        self.set_pointers(operands)?;
+        self.set_operand_pointers(operands)?;
         let &GemmOperands { a, b, c, d, workspace, .. } = operands;
         let algorithm = self.algorithms.get(algorithm);
-        let launch = lt::Launch {
+        let launch = lt::CublasLtLaunch {
             handle: self.blas.handle,
             description: self.description,
-            scalars: self.spec.scalars(),
+            scalars: self.spec.alpha_and_beta(),
             matrices: [b, a, c.unwrap_or(d), d],
-            layouts: self.all_layouts(),
+            layouts: self.all_layout_handles(),
             algorithm: algorithm.map_or(std::ptr::null(), |it| std::ptr::from_ref(&it.algorithm)),
             workspace: match (workspace, algorithm) {
                 (Some(own), Some(algorithm)) => (own, algorithm.workspace_bytes),
@@ -406,7 +417,7 @@ impl Gemm {
         // SAFETY: handle, description, layouts and algorithm belong together; the workspace lives
         // as long as `self`; the operands are addresses on the device and used there only.
         let launched = unsafe { lt::matmul(launch) };
-        Ok(launched.map_err(GemmError::library("launch a GEMM"))?)
+        Ok(launched.map_err(GemmError::library_error("launch a GEMM"))?)
     }
 
     /// Fills D with NaN, unless it holds C: the gaps between rows and matrices stay.
@@ -415,7 +426,7 @@ impl Gemm {
             return Ok(());
         }
         let stream = self.blas.lanes[lane].stream.cu_stream();
-        let (d, element) = (self.spec.layouts().d, self.spec.d.bytes());
+        let (d, element) = (self.spec.column_major_layouts().d, self.spec.d.bytes());
         for index in 0..self.spec.batch_count {
             let address = operands.d + (index * d.batch_stride * element) as u64;
             // SAFETY: D is an address on the device with room for the result.
@@ -441,7 +452,7 @@ fn fastest(times: &[f64]) -> usize {
     let Some(&first) = times.first() else { return 0 };
     let (best, &time) =
         times.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).expect("there is a first");
-    if time < CLEARLY_FASTER * first { best } else { 0 }
+    if time < CLEARLY_FASTER_TIME_RATIO * first { best } else { 0 }
 }
 
 impl Drop for Gemm {

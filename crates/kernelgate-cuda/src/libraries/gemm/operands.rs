@@ -81,18 +81,21 @@ impl GemmOperands {
     ///
     /// # Errors
     /// The name of the first that the launch lacks.
-    pub(super) fn attributes(&self, spec: &GemmSpec) -> Result<Pointers, GemmError> {
+    pub(super) fn pointer_attributes(
+        &self,
+        spec: &GemmSpec,
+    ) -> Result<PointerAttributes, GemmError> {
         use Attribute as At;
         let mut pointers = [None; 6];
         let needs = [
             (
-                spec.bias_elements().is_some(),
+                spec.bias_element_count().is_some(),
                 At::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                 self.bias,
                 "the bias",
             ),
             (
-                spec.aux_ld().is_some(),
+                spec.aux_leading_dimension().is_some(),
                 At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
                 self.aux,
                 "aux",
@@ -113,4 +116,4 @@ impl GemmOperands {
 }
 
 /// Attributes of a description that are device addresses.
-pub(super) type Pointers = [Option<(Attribute, u64)>; 6];
+pub(super) type PointerAttributes = [Option<(Attribute, u64)>; 6];

@@ -1,7 +1,7 @@
 //! Description of a GEMM of row-major matrices, and its layout as cuBLASLt sees it.
 
 use super::dtype::MatrixDtype;
-use super::epilogue::{Activation, Epilogue};
+use super::epilogue::{Activation, GemmEpilogue};
 use super::error::GemmError;
 use crate::libraries::lt;
 
@@ -68,7 +68,7 @@ pub struct GemmSpec {
     /// Factor of C; C is not read if this is 0. C is D unless the launch names another.
     pub beta: f32,
     /// Work on the result before it is stored.
-    pub epilogue: Epilogue,
+    pub epilogue: GemmEpilogue,
     /// Scales of fp8 matrices.
     pub scales: Scales,
     /// Alignment that the addresses of all matrices have at least, bytes. Algorithms that need more
@@ -77,7 +77,7 @@ pub struct GemmSpec {
 }
 
 /// Alignment that the library expects of matrices.
-pub(super) const DEFAULT_ALIGNMENT: u32 = 256;
+pub(super) const DEFAULT_MATRIX_ALIGNMENT: u32 = 256;
 
 /// A matrix as the library sees it: column-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub(super) struct Layout {
 
 /// Matrices in the library's order: its A is this B, because it computes Dᵀ = op(B)ᵀ·op(A)ᵀ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Layouts {
+pub(super) struct ColumnMajorLayouts {
     pub a: Layout,
     pub b: Layout,
     pub c: Layout,
@@ -124,9 +124,9 @@ impl GemmSpec {
             stride_d: None,
             alpha: 1.0,
             beta: 0.0,
-            epilogue: Epilogue::None,
+            epilogue: GemmEpilogue::None,
             scales: Scales { a: false, b: false, d: false, amax_d: false },
-            alignment: DEFAULT_ALIGNMENT,
+            alignment: DEFAULT_MATRIX_ALIGNMENT,
         }
     }
 
@@ -145,17 +145,17 @@ impl GemmSpec {
     }
 
     /// Elements of the bias or of its gradient; `None` for an epilogue without one.
-    pub const fn bias_elements(&self) -> Option<usize> {
+    pub const fn bias_element_count(&self) -> Option<usize> {
         match self.epilogue {
-            Epilogue::BiasGradientA => Some(self.m),
+            GemmEpilogue::BiasGradientA => Some(self.m),
             epilogue if epilogue.has_bias() => Some(self.n),
             _ => None,
         }
     }
 
     /// Elements from one row of aux to the next, bits for ReLU; `None` for an epilogue without aux.
-    pub const fn aux_ld(&self) -> Option<usize> {
-        match self.epilogue.aux_function() {
+    pub const fn aux_leading_dimension(&self) -> Option<usize> {
+        match self.epilogue.function_with_aux() {
             Some(Activation::Relu) => Some(self.n.next_multiple_of(128)),
             Some(Activation::Gelu) => Some(self.n.next_multiple_of(8)),
             None => None,
@@ -164,7 +164,7 @@ impl GemmSpec {
 
     /// Bytes of aux for the whole batch.
     pub const fn aux_bytes(&self) -> Option<usize> {
-        match (self.epilogue.aux_function(), self.aux_ld()) {
+        match (self.epilogue.function_with_aux(), self.aux_leading_dimension()) {
             (Some(Activation::Relu), Some(ld)) => Some(self.batch_count * self.m * ld / 8),
             (Some(Activation::Gelu), Some(ld)) => {
                 Some(self.batch_count * self.m * ld * self.d.bytes())
@@ -182,10 +182,10 @@ impl GemmSpec {
         if m == 0 || n == 0 || k == 0 || batch_count == 0 {
             return Err(GemmError::Empty { m, n, k, batch_count });
         }
-        if !self.dtypes_go_together() {
+        if !self.supports_dtypes() {
             return Err(GemmError::Dtypes { a, b, d, tf32 });
         }
-        if d == MatrixDtype::I32 && epilogue != Epilogue::None {
+        if d == MatrixDtype::I32 && epilogue != GemmEpilogue::None {
             return Err(GemmError::Epilogue { epilogue, d });
         }
         if d == MatrixDtype::I32 && (alpha.fract() != 0.0 || beta.fract() != 0.0) {
@@ -199,7 +199,7 @@ impl GemmSpec {
                 return Err(GemmError::Scale { matrix, dtype });
             }
         }
-        let layouts = self.layouts();
+        let layouts = self.column_major_layouts();
         // The library is column-major, so its columns are the rows of these matrices.
         for (matrix, layout) in
             [('A', layouts.b), ('B', layouts.a), ('C', layouts.c), ('D', layouts.d)]
@@ -223,7 +223,7 @@ impl GemmSpec {
     }
 
     /// Whether cuBLASLt supports this combination of types.
-    const fn dtypes_go_together(&self) -> bool {
+    const fn supports_dtypes(&self) -> bool {
         use MatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
         if self.tf32 && !matches!(self.a, F32) {
             return false;
@@ -248,16 +248,16 @@ impl GemmSpec {
         }
     }
 
-    pub(super) const fn scalars(&self) -> lt::Scalars {
+    pub(super) const fn alpha_and_beta(&self) -> lt::AlphaAndBeta {
         match self.d {
-            MatrixDtype::I32 => lt::Scalars::I32([self.alpha as i32, self.beta as i32]),
-            _ => lt::Scalars::F32([self.alpha, self.beta]),
+            MatrixDtype::I32 => lt::AlphaAndBeta::I32([self.alpha as i32, self.beta as i32]),
+            _ => lt::AlphaAndBeta::F32([self.alpha, self.beta]),
         }
     }
 
     /// The matrices as the library sees them: a row-major matrix is a column-major one of swapped
     /// extents.
-    pub(super) fn layouts(&self) -> Layouts {
+    pub(super) fn column_major_layouts(&self) -> ColumnMajorLayouts {
         let layout = |dtype, [rows, columns]: [usize; 2], ld: Option<usize>, stride| {
             let ld = ld.unwrap_or(rows);
             let batch_stride = Option::unwrap_or(stride, ld * columns);
@@ -267,7 +267,7 @@ impl GemmSpec {
         let a = if self.a_transposed { [m, k] } else { [k, m] };
         let b = if self.b_transposed { [k, n] } else { [n, k] };
         let (ldc, stride_c) = (self.ldc.or(self.ldd), self.stride_c.or(self.stride_d));
-        Layouts {
+        ColumnMajorLayouts {
             a: layout(self.b, b, self.ldb, self.stride_b),
             b: layout(self.a, a, self.lda, self.stride_a),
             c: layout(self.c(), [n, m], ldc, stride_c),
@@ -281,7 +281,7 @@ mod tests {
     use super::MatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
     use super::*;
 
-    const PLAIN: GemmSpec = GemmSpec::new(6, 4, 10, Bf16, F32);
+    const PLAIN_GEMM: GemmSpec = GemmSpec::new(6, 4, 10, Bf16, F32);
 
     fn extents(layout: Layout) -> [usize; 4] {
         [layout.rows, layout.columns, layout.ld, layout.batch_stride]
@@ -289,12 +289,13 @@ mod tests {
 
     #[test]
     fn row_major_matrices_are_column_major_ones_of_swapped_extents() {
-        let layouts = PLAIN.layouts();
+        let layouts = PLAIN_GEMM.column_major_layouts();
         assert_eq!(extents(layouts.a), [4, 10, 4, 40], "B");
         assert_eq!(extents(layouts.b), [10, 6, 10, 60], "A");
         assert_eq!(extents(layouts.d), [4, 6, 4, 24]);
         assert_eq!(layouts.c, layouts.d);
-        let both = GemmSpec { a_transposed: true, b_transposed: true, ..PLAIN }.layouts();
+        let both = GemmSpec { a_transposed: true, b_transposed: true, ..PLAIN_GEMM }
+            .column_major_layouts();
         assert_eq!(extents(both.a), [10, 4, 10, 40], "B");
         assert_eq!(extents(both.b), [6, 10, 6, 60], "A");
         assert_eq!(both.d, layouts.d);
@@ -302,13 +303,13 @@ mod tests {
 
     #[test]
     fn matrices_of_a_batch_follow_each_other_unless_strides_are_given() {
-        let gaps = GemmSpec { ldb: Some(7), ldd: Some(9), batch_count: 3, ..PLAIN };
-        let layouts = gaps.layouts();
+        let gaps = GemmSpec { ldb: Some(7), ldd: Some(9), batch_count: 3, ..PLAIN_GEMM };
+        let layouts = gaps.column_major_layouts();
         assert_eq!(extents(layouts.a), [4, 10, 7, 70]);
         assert_eq!(extents(layouts.d), [4, 6, 9, 54]);
         assert_eq!(layouts.c, layouts.d, "C lies as D does");
         let shared = GemmSpec { stride_b: Some(0), stride_d: Some(100), ldc: Some(4), ..gaps };
-        let layouts = shared.layouts();
+        let layouts = shared.column_major_layouts();
         assert_eq!((layouts.a.batch_stride, layouts.d.batch_stride), (0, 100));
         assert_eq!(extents(layouts.c), [4, 6, 4, 100]);
         assert_eq!(shared.check(), Ok(()));
@@ -317,11 +318,11 @@ mod tests {
     #[test]
     fn extents_and_strides_of_no_matrix_are_refused() {
         let refused = |spec: GemmSpec| spec.check().unwrap_err();
-        assert!(matches!(refused(GemmSpec { k: 0, ..PLAIN }), GemmError::Empty { k: 0, .. }));
-        let short = GemmSpec { lda: Some(9), ..PLAIN };
+        assert!(matches!(refused(GemmSpec { k: 0, ..PLAIN_GEMM }), GemmError::Empty { k: 0, .. }));
+        let short = GemmSpec { lda: Some(9), ..PLAIN_GEMM };
         assert_eq!(refused(short), GemmError::LeadingDimension { matrix: 'A', ld: 9, row: 10 });
         assert_eq!(GemmSpec { a_transposed: true, ..short }.check(), Ok(()));
-        let overlapping = GemmSpec { batch_count: 2, stride_d: Some(23), ..PLAIN };
+        let overlapping = GemmSpec { batch_count: 2, stride_d: Some(23), ..PLAIN_GEMM };
         assert_eq!(
             refused(overlapping),
             GemmError::OverlappingResults { stride: 23, ld: 4, m: 6, n: 4 }
@@ -342,11 +343,11 @@ mod tests {
         for (a, b, d) in [(F16, Bf16, F32), (E5m2, E5m2, Bf16), (I8, I8, F32), (F32, F32, Bf16)] {
             assert_eq!(checked(a, b, d), Err(GemmError::Dtypes { a, b, d, tf32: false }));
         }
-        assert!(GemmSpec { tf32: true, ..PLAIN }.check().unwrap_err().is_unsupported());
+        assert!(GemmSpec { tf32: true, ..PLAIN_GEMM }.check().unwrap_err().is_unsupported());
         let integers = GemmSpec::new(16, 16, 16, I8, I32);
         let halved = GemmSpec { alpha: 0.5, ..integers };
         assert_eq!(halved.check(), Err(GemmError::Scalars { alpha: 0.5, beta: 0.0 }));
-        let biased = GemmSpec { epilogue: Epilogue::Bias, ..integers };
+        let biased = GemmSpec { epilogue: GemmEpilogue::Bias, ..integers };
         assert!(biased.check().unwrap_err().is_unsupported());
         let scales = Scales { d: true, ..Scales::default() };
         let scaled = GemmSpec { scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
@@ -358,7 +359,7 @@ mod tests {
         let fp8 = |d| GemmSpec::new(16, 16, 16, E4m3, d);
         assert_eq!([E4m3, F16, F32].map(|d| fp8(d).bias()), [Bf16, F16, Bf16]);
         assert_eq!([E4m3, F16, F32].map(|d| fp8(d).c()), [Bf16, F16, F32]);
-        assert_eq!(PLAIN.bias(), F32);
+        assert_eq!(PLAIN_GEMM.bias(), F32);
     }
 
     #[test]
@@ -366,18 +367,25 @@ mod tests {
         let spec = |function| GemmSpec {
             n: 200,
             batch_count: 2,
-            epilogue: Epilogue::Activation { function, bias: false, aux: true },
-            ..PLAIN
+            epilogue: GemmEpilogue::Activation { function, bias: false, aux: true },
+            ..PLAIN_GEMM
         };
         let relu = spec(Activation::Relu);
-        assert_eq!((relu.aux_ld(), relu.aux_bytes()), (Some(256), Some(2 * 6 * 256 / 8)));
-        let gelu = GemmSpec { n: 201, ..spec(Activation::Gelu) };
-        assert_eq!((gelu.aux_ld(), gelu.aux_bytes()), (Some(208), Some(2 * 6 * 208 * 4)));
-        assert_eq!((PLAIN.aux_ld(), PLAIN.aux_bytes()), (None, None));
-        assert_eq!(relu.bias_elements(), None);
-        let sums = |epilogue| GemmSpec { epilogue, ..PLAIN }.bias_elements();
         assert_eq!(
-            [Epilogue::BiasGradientA, Epilogue::BiasGradientB, Epilogue::Bias].map(sums),
+            (relu.aux_leading_dimension(), relu.aux_bytes()),
+            (Some(256), Some(2 * 6 * 256 / 8))
+        );
+        let gelu = GemmSpec { n: 201, ..spec(Activation::Gelu) };
+        assert_eq!(
+            (gelu.aux_leading_dimension(), gelu.aux_bytes()),
+            (Some(208), Some(2 * 6 * 208 * 4))
+        );
+        assert_eq!((PLAIN_GEMM.aux_leading_dimension(), PLAIN_GEMM.aux_bytes()), (None, None));
+        assert_eq!(relu.bias_element_count(), None);
+        let sums = |epilogue| GemmSpec { epilogue, ..PLAIN_GEMM }.bias_element_count();
+        assert_eq!(
+            [GemmEpilogue::BiasGradientA, GemmEpilogue::BiasGradientB, GemmEpilogue::Bias]
+                .map(sums),
             [Some(6), Some(4), Some(4)]
         );
     }

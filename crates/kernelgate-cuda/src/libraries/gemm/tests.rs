@@ -16,19 +16,19 @@ fn the_first_algorithm_stays_unless_another_is_clearly_faster() {
 
 #[test]
 fn a_launch_names_the_operand_that_it_lacks() {
-    let epilogue = Epilogue::Activation { function: Activation::Relu, bias: true, aux: true };
+    let epilogue = GemmEpilogue::Activation { function: Activation::Relu, bias: true, aux: true };
     let scales = Scales { a: true, ..Scales::default() };
     let spec = GemmSpec { epilogue, scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
     let mut operands = GemmOperands::new(1, 2, 3);
     for name in ["the bias", "aux", "A's scale"] {
-        assert_eq!(operands.attributes(&spec), Err(GemmError::MissingOperand(name)));
+        assert_eq!(operands.pointer_attributes(&spec), Err(GemmError::MissingOperand(name)));
         match name {
             "the bias" => operands.bias = Some(4),
             "aux" => operands.aux = Some(5),
             _ => operands.scale_a = Some(6),
         }
     }
-    let set: Vec<_> = operands.attributes(&spec).unwrap().into_iter().flatten().collect();
+    let set: Vec<_> = operands.pointer_attributes(&spec).unwrap().into_iter().flatten().collect();
     use Attribute as At;
     assert_eq!(
         set,
@@ -40,11 +40,11 @@ fn a_launch_names_the_operand_that_it_lacks() {
         ]
     );
     let plain = GemmSpec::new(16, 16, 16, Bf16, Bf16);
-    assert_eq!(operands.attributes(&plain).unwrap(), [None; 6], "others are ignored");
+    assert_eq!(operands.pointer_attributes(&plain).unwrap(), [None; 6], "others are ignored");
 }
 
 /// Exponent and significand bits of a float.
-const fn float_bits(dtype: MatrixDtype) -> Option<(u32, u32)> {
+const fn exponent_and_significand_bits(dtype: MatrixDtype) -> Option<(u32, u32)> {
     match dtype {
         Bf16 => Some((8, 7)),
         F16 => Some((5, 10)),
@@ -57,7 +57,7 @@ const fn float_bits(dtype: MatrixDtype) -> Option<(u32, u32)> {
 
 /// The code of a value that the dtype holds exactly.
 fn code(value: f64, dtype: MatrixDtype) -> u32 {
-    let Some((exponent_bits, significand_bits)) = float_bits(dtype) else {
+    let Some((exponent_bits, significand_bits)) = exponent_and_significand_bits(dtype) else {
         return value as i32 as u32;
     };
     if value == 0.0 {
@@ -72,7 +72,7 @@ fn code(value: f64, dtype: MatrixDtype) -> u32 {
 }
 
 fn value(code: u32, dtype: MatrixDtype) -> f64 {
-    let Some((exponent_bits, significand_bits)) = float_bits(dtype) else {
+    let Some((exponent_bits, significand_bits)) = exponent_and_significand_bits(dtype) else {
         return f64::from(code as i32);
     };
     let bias = (1i32 << (exponent_bits - 1)) - 1;
@@ -114,7 +114,7 @@ fn values(bytes: &[u8], dtype: MatrixDtype) -> Vec<f64> {
 }
 
 /// Random whole numbers from -2 to 2, other ones for every seed.
-fn whole_numbers(count: usize, seed: u64) -> Vec<f64> {
+fn random_whole_numbers(count: usize, seed: u64) -> Vec<f64> {
     let mut state = seed;
     let number = || {
         state =
@@ -140,31 +140,32 @@ impl Place {
 }
 
 /// A GEMM's operands on the host and the device.
-struct Fixture {
+struct GemmFixture {
     spec: GemmSpec,
     host: [Vec<f64>; 3],
     bias: Vec<f64>,
-    buffers: [Buffer; 4],
-    bias_buffer: Buffer,
-    aux: Buffer,
-    blas: Rc<Blas>,
+    buffers: [DeviceBuffer; 4],
+    bias_buffer: DeviceBuffer,
+    aux: DeviceBuffer,
+    blas: Rc<CublasLtLanes>,
 }
 
-impl Fixture {
+impl GemmFixture {
     /// `None` without cuBLASLt.
     fn new(device: &Arc<Device>, spec: GemmSpec) -> Option<Self> {
-        let blas = match Blas::open(device, 1) {
+        let blas = match CublasLtLanes::open(device, 1) {
             Err(BackendError::Unsupported(reason)) => {
                 eprintln!("skipped: {reason}");
                 return None;
             }
             blas => blas.unwrap(),
         };
-        let spec::Layouts { a, b, c, d } = spec.layouts();
+        let spec::ColumnMajorLayouts { a, b, c, d } = spec.column_major_layouts();
         let elements = |layout: spec::Layout| {
             (spec.batch_count - 1) * layout.batch_stride + layout.ld * layout.columns
         };
-        let host = [(b, 1), (a, 2), (c, 3)].map(|(it, seed)| whole_numbers(elements(it), seed));
+        let host =
+            [(b, 1), (a, 2), (c, 3)].map(|(it, seed)| random_whole_numbers(elements(it), seed));
         let upload = |values: &[f64], dtype| device.upload(&bytes(values, dtype)).unwrap();
         let buffers = [
             upload(&host[0], spec.a),
@@ -172,7 +173,7 @@ impl Fixture {
             upload(&host[2], spec.c()),
             device.allocate(elements(d) * spec.d.bytes()).unwrap(),
         ];
-        let bias = whole_numbers(spec.bias_elements().unwrap_or(1), 4);
+        let bias = random_whole_numbers(spec.bias_element_count().unwrap_or(1), 4);
         let bias_buffer = upload(&bias, spec.bias());
         let aux = device.allocate(spec.aux_bytes().unwrap_or(1)).unwrap();
         Some(Self { spec, host, bias, buffers, bias_buffer, aux, blas })
@@ -204,7 +205,7 @@ impl Fixture {
     }
 
     fn place(&self, matrix: char) -> Place {
-        let spec::Layouts { a, b, c, d } = self.spec.layouts();
+        let spec::ColumnMajorLayouts { a, b, c, d } = self.spec.column_major_layouts();
         let (layout, transposed) = match matrix {
             'A' => (b, self.spec.a_transposed),
             'B' => (a, self.spec.b_transposed),
@@ -225,7 +226,7 @@ impl Fixture {
             + f64::from(self.spec.beta) * c[at_c.at(batch, row, column)]
     }
 
-    fn download(&self, buffer: &Buffer, dtype: MatrixDtype) -> Vec<f64> {
+    fn download_as_f64(&self, buffer: &DeviceBuffer, dtype: MatrixDtype) -> Vec<f64> {
         let mut bytes = vec![0; buffer.bytes()];
         buffer.download(&mut bytes).unwrap();
         values(&bytes, dtype)
@@ -234,7 +235,7 @@ impl Fixture {
     /// Compares every element of D with its value in fp64; NaN stands for a value that nothing
     /// defines.
     fn check(&self, tolerance: f64, expected: impl Fn(usize, usize, usize) -> f64) {
-        let (found, place) = (self.download(&self.buffers[3], self.spec.d), self.place('D'));
+        let (found, place) = (self.download_as_f64(&self.buffers[3], self.spec.d), self.place('D'));
         for batch in 0..self.spec.batch_count {
             for (row, column) in
                 (0..self.spec.m).flat_map(|row| (0..self.spec.n).map(move |column| (row, column)))
@@ -254,7 +255,7 @@ impl Fixture {
 
 /// Launches a GEMM and compares D with alpha·A·B + beta·C.
 fn agrees(device: &Arc<Device>, spec: GemmSpec) {
-    let Some(fixture) = Fixture::new(device, spec) else { return };
+    let Some(fixture) = GemmFixture::new(device, spec) else { return };
     if fixture.launch(&fixture.operands()) {
         fixture.check(0.0, |batch, row, column| fixture.product(batch, row, column));
     }
@@ -306,10 +307,10 @@ fn alpha_and_beta_scale_the_product_and_c() {
     let spec = GemmSpec { alpha: 0.5, beta: -3.0, ..GemmSpec::new(32, 16, 64, F16, F32) };
     agrees(&device, spec);
     // C is D.
-    let Some(fixture) = Fixture::new(&device, spec) else { return };
+    let Some(fixture) = GemmFixture::new(&device, spec) else { return };
     let gemm = Gemm::new(&fixture.blas, spec).unwrap();
     let operands = GemmOperands { c: None, ..fixture.operands() };
-    fixture.buffers[3].overwrite(&bytes(&fixture.host[2], F32)).unwrap();
+    fixture.buffers[3].overwrite_from_host(&bytes(&fixture.host[2], F32)).unwrap();
     gemm.launch(0, &operands).unwrap();
     fixture.check(0.0, |batch, row, column| fixture.product(batch, row, column));
 }
@@ -349,7 +350,7 @@ fn fp8_scales_are_applied_and_amax_is_written() {
         scales: Scales { a: true, b: true, d: true, amax_d: true },
         ..GemmSpec::new(32, 64, 16, E4m3, E4m3)
     };
-    let Some(fixture) = Fixture::new(&device, spec) else { return };
+    let Some(fixture) = GemmFixture::new(&device, spec) else { return };
     let scalar = |x: f32| device.upload(&x.to_le_bytes()).unwrap();
     let [a, b, d, amax] = [0.5, 4.0, 0.25, 0.0].map(scalar);
     let operands = GemmOperands {
@@ -367,11 +368,11 @@ fn fp8_scales_are_applied_and_amax_is_written() {
     fixture.check(1.0 / 16.0, |batch, row, column| 0.25 * scaled(batch, row, column));
     let all = (0..32).flat_map(|row| (0..64).map(move |column| (row, column)));
     let largest = all.map(|(row, column)| scaled(0, row, column).abs()).fold(0.0, f64::max);
-    assert_eq!(fixture.download(&amax, F32), [largest]);
+    assert_eq!(fixture.download_as_f64(&amax, F32), [largest]);
 }
 
 /// GELU by tanh, and its derivative.
-fn gelu(x: f64) -> (f64, f64) {
+fn gelu_and_derivative(x: f64) -> (f64, f64) {
     let c = (2.0 / std::f64::consts::PI).sqrt();
     let tanh = (c * (x + 0.044715 * x.powi(3))).tanh();
     let slope = c * (1.0 + 3.0 * 0.044715 * x * x) * (1.0 - tanh * tanh);
@@ -379,7 +380,7 @@ fn gelu(x: f64) -> (f64, f64) {
 }
 
 /// ReLU, and its derivative, which is not defined at zero.
-fn relu(x: f64) -> (f64, f64) {
+fn relu_and_derivative(x: f64) -> (f64, f64) {
     match x.partial_cmp(&0.0) {
         Some(std::cmp::Ordering::Greater) => (x, 1.0),
         Some(std::cmp::Ordering::Less) => (0.0, 0.0),
@@ -391,8 +392,9 @@ fn relu(x: f64) -> (f64, f64) {
 fn a_bias_is_added_to_every_row() {
     let Some((device, _alone)) = gpu() else { return };
     for (inputs, d) in [(Bf16, Bf16), (F16, F32), (F32, F32)] {
-        let spec = GemmSpec { epilogue: Epilogue::Bias, ..GemmSpec::new(32, 48, 16, inputs, d) };
-        let Some(fixture) = Fixture::new(&device, spec) else { return };
+        let spec =
+            GemmSpec { epilogue: GemmEpilogue::Bias, ..GemmSpec::new(32, 48, 16, inputs, d) };
+        let Some(fixture) = GemmFixture::new(&device, spec) else { return };
         if fixture.launch(&fixture.operands()) {
             fixture.check(0.0, |batch, row, column| {
                 fixture.product(batch, row, column) + fixture.bias[column]
@@ -404,14 +406,15 @@ fn a_bias_is_added_to_every_row() {
 #[test]
 fn activations_and_their_gradients_agree_with_fp64() {
     let Some((device, _alone)) = gpu() else { return };
-    for (function, exact) in
-        [(Activation::Relu, relu as fn(f64) -> (f64, f64)), (Activation::Gelu, gelu)]
-    {
+    for (function, exact) in [
+        (Activation::Relu, relu_and_derivative as fn(f64) -> (f64, f64)),
+        (Activation::Gelu, gelu_and_derivative),
+    ] {
         for (bias, aux) in [(false, false), (true, false), (false, true), (true, true)] {
-            let epilogue = Epilogue::Activation { function, bias, aux };
+            let epilogue = GemmEpilogue::Activation { function, bias, aux };
             // Halves keep the argument of the function near zero.
             let spec = GemmSpec { alpha: 0.125, epilogue, ..GemmSpec::new(32, 48, 16, Bf16, Bf16) };
-            let Some(forward) = Fixture::new(&device, spec) else { return };
+            let Some(forward) = GemmFixture::new(&device, spec) else { return };
             if !forward.launch(&forward.operands()) {
                 continue;
             }
@@ -423,8 +426,8 @@ fn activations_and_their_gradients_agree_with_fp64() {
             forward.check(1.0 / 128.0, |batch, row, column| exact(argument(batch, row, column)).0);
             if aux {
                 for bias_gradient in [false, true] {
-                    let epilogue = Epilogue::ActivationGradient { function, bias_gradient };
-                    gradient_agrees(&device, epilogue, &forward, |row, column| {
+                    let epilogue = GemmEpilogue::ActivationGradient { function, bias_gradient };
+                    activation_gradient_agrees(&device, epilogue, &forward, |row, column| {
                         exact(argument(0, row, column)).1
                     });
                 }
@@ -434,10 +437,10 @@ fn activations_and_their_gradients_agree_with_fp64() {
 }
 
 /// Launches the gradient of an activation with the aux of its forward pass.
-fn gradient_agrees(
+fn activation_gradient_agrees(
     device: &Arc<Device>,
-    epilogue: Epilogue,
-    forward: &Fixture,
+    epilogue: GemmEpilogue,
+    forward: &GemmFixture,
     derivative: impl Fn(usize, usize) -> f64,
 ) {
     let GemmSpec { m, n, .. } = forward.spec;
@@ -447,7 +450,7 @@ fn gradient_agrees(
         b_transposed: true,
         ..GemmSpec::new(m, n, 24, Bf16, Bf16)
     };
-    let Some(fixture) = Fixture::new(device, spec) else { return };
+    let Some(fixture) = GemmFixture::new(device, spec) else { return };
     let operands = GemmOperands { aux: Some(forward.aux.address()), ..fixture.operands() };
     if !fixture.launch(&operands) {
         return;
@@ -456,8 +459,8 @@ fn gradient_agrees(
     // The argument of GELU is kept in bf16.
     let tolerance = 1.0 / 32.0;
     fixture.check(tolerance, |_, row, column| gradient(row, column));
-    if spec.bias_elements().is_some() {
-        let sums = fixture.download(&fixture.bias_buffer, spec.bias());
+    if spec.bias_element_count().is_some() {
+        let sums = fixture.download_as_f64(&fixture.bias_buffer, spec.bias());
         for (column, &found) in sums.iter().enumerate() {
             let (mut sum, mut allowed) = (0.0, tolerance);
             for row in 0..m {
@@ -478,7 +481,7 @@ fn gradient_agrees(
 #[test]
 fn bias_gradients_sum_an_operand_over_k() {
     let Some((device, _alone)) = gpu() else { return };
-    for epilogue in [Epilogue::BiasGradientA, Epilogue::BiasGradientB] {
+    for epilogue in [GemmEpilogue::BiasGradientA, GemmEpilogue::BiasGradientB] {
         for [a_transposed, b_transposed] in TRANSPOSITIONS {
             let spec = GemmSpec {
                 epilogue,
@@ -486,16 +489,16 @@ fn bias_gradients_sum_an_operand_over_k() {
                 b_transposed,
                 ..GemmSpec::new(32, 48, 64, Bf16, Bf16)
             };
-            let Some(fixture) = Fixture::new(&device, spec) else { return };
+            let Some(fixture) = GemmFixture::new(&device, spec) else { return };
             if !fixture.launch(&fixture.operands()) {
                 continue;
             }
             let (at_a, at_b) = (fixture.place('A'), fixture.place('B'));
             let [a, b, _] = &fixture.host;
-            let found = fixture.download(&fixture.bias_buffer, spec.bias());
+            let found = fixture.download_as_f64(&fixture.bias_buffer, spec.bias());
             for (index, found) in found.into_iter().enumerate() {
                 let sum: f64 = match epilogue {
-                    Epilogue::BiasGradientA => (0..64).map(|k| a[at_a.at(0, index, k)]).sum(),
+                    GemmEpilogue::BiasGradientA => (0..64).map(|k| a[at_a.at(0, index, k)]).sum(),
                     _ => (0..64).map(|k| b[at_b.at(0, k, index)]).sum(),
                 };
                 assert_eq!(found, sum, "{spec:?}: [{index}]");

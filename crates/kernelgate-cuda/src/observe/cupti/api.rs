@@ -9,16 +9,16 @@ use crate::BackendError;
 use crate::library::{self, Library};
 
 /// Gives CUPTI a buffer: its address, its size, the most records for it.
-pub type GiveBuffer = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
+pub type GiveBufferFunction = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 /// Takes a buffer back: context, stream, address, size, bytes that hold records.
-pub type TakeBuffer = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
+pub type TakeBufferFunction = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
 /// Receives an event: domain, event, its data.
-pub type Callback = extern "C" fn(*mut c_void, u32, u32, *const c_void);
+pub type CuptiCallbackFunction = extern "C" fn(*mut c_void, u32, u32, *const c_void);
 
 /// The functions; a result of 0 is success. Enumerations are passed as integers: a later CUPTI may
 /// know more values.
 pub struct Api {
-    pub register: unsafe extern "C" fn(GiveBuffer, TakeBuffer) -> c_int,
+    pub register: unsafe extern "C" fn(GiveBufferFunction, TakeBufferFunction) -> c_int,
     pub enable: unsafe extern "C" fn(u32) -> c_int,
     pub disable: unsafe extern "C" fn(u32) -> c_int,
     pub flush: unsafe extern "C" fn(u32) -> c_int,
@@ -27,8 +27,11 @@ pub struct Api {
     pub timestamp: unsafe extern "C" fn(*mut u64) -> c_int,
     pub thread_ids: unsafe extern "C" fn(u32) -> c_int,
     pub call_name: unsafe extern "C" fn(u32, u32, *mut *const c_char) -> c_int,
-    pub subscribe:
-        unsafe extern "C" fn(*mut sys::CUpti_SubscriberHandle, Callback, *mut c_void) -> c_int,
+    pub subscribe: unsafe extern "C" fn(
+        *mut sys::CUpti_SubscriberHandle,
+        CuptiCallbackFunction,
+        *mut c_void,
+    ) -> c_int,
     pub unsubscribe: unsafe extern "C" fn(sys::CUpti_SubscriberHandle) -> c_int,
     pub enable_callback: unsafe extern "C" fn(u32, sys::CUpti_SubscriberHandle, u32, u32) -> c_int,
     pub graph_node_id: unsafe extern "C" fn(*mut c_void, *mut u64) -> c_int,
@@ -48,27 +51,27 @@ fn load() -> Option<Api> {
     // 12 to 13, where results and other enumerations have the size of an int.
     unsafe {
         Some(Api {
-            register: library::typed(library, c"cuptiActivityRegisterCallbacks")?,
-            enable: library::typed(library, c"cuptiActivityEnable")?,
-            disable: library::typed(library, c"cuptiActivityDisable")?,
-            flush: library::typed(library, c"cuptiActivityFlushAll")?,
-            next: library::typed(library, c"cuptiActivityGetNextRecord")?,
-            dropped: library::typed(library, c"cuptiActivityGetNumDroppedRecords")?,
-            timestamp: library::typed(library, c"cuptiGetTimestamp")?,
-            thread_ids: library::typed(library, c"cuptiSetThreadIdType")?,
-            call_name: library::typed(library, c"cuptiGetCallbackName")?,
-            subscribe: library::typed(library, c"cuptiSubscribe")?,
-            unsubscribe: library::typed(library, c"cuptiUnsubscribe")?,
-            enable_callback: library::typed(library, c"cuptiEnableCallback")?,
-            graph_node_id: library::typed(library, c"cuptiGetGraphNodeId")?,
-            finalize: library::typed(library, c"cuptiFinalize")?,
-            error_string: library::typed(library, c"cuptiGetResultString")?,
+            register: library::typed_function(library, c"cuptiActivityRegisterCallbacks")?,
+            enable: library::typed_function(library, c"cuptiActivityEnable")?,
+            disable: library::typed_function(library, c"cuptiActivityDisable")?,
+            flush: library::typed_function(library, c"cuptiActivityFlushAll")?,
+            next: library::typed_function(library, c"cuptiActivityGetNextRecord")?,
+            dropped: library::typed_function(library, c"cuptiActivityGetNumDroppedRecords")?,
+            timestamp: library::typed_function(library, c"cuptiGetTimestamp")?,
+            thread_ids: library::typed_function(library, c"cuptiSetThreadIdType")?,
+            call_name: library::typed_function(library, c"cuptiGetCallbackName")?,
+            subscribe: library::typed_function(library, c"cuptiSubscribe")?,
+            unsubscribe: library::typed_function(library, c"cuptiUnsubscribe")?,
+            enable_callback: library::typed_function(library, c"cuptiEnableCallback")?,
+            graph_node_id: library::typed_function(library, c"cuptiGetGraphNodeId")?,
+            finalize: library::typed_function(library, c"cuptiFinalize")?,
+            error_string: library::typed_function(library, c"cuptiGetResultString")?,
         })
     }
 }
 
 /// CUPTI's status when another client holds the process.
-const OTHER_CLIENT: c_int =
+const ANOTHER_CLIENT_STATUS: c_int =
     sys::CUptiResult::CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED as c_int;
 
 impl Api {
@@ -97,7 +100,7 @@ impl Api {
 
 /// The error for a status with which CUPTI refuses an action.
 fn refusal(status: c_int, action: &str, text: &str) -> BackendError {
-    BackendError::Launch(if status == OTHER_CLIENT {
+    BackendError::Launch(if status == ANOTHER_CLIENT_STATUS {
         format!(
             "another program records this process through CUPTI (Nsight Systems, Nsight Compute, \
              compute-sanitizer, a profiler), and only one can: run without it (CUPTI error \

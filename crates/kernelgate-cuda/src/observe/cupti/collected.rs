@@ -12,30 +12,31 @@ use cudarc::cupti::sys::{
 
 use super::api::{api, text_of};
 use super::layout::{
-    RawAllocation, RawCall, RawCopy, RawKernel, RawOverhead, RawPeerCopy, RawSet, RawWait,
+    RawAllocationRecord, RawCallRecord, RawCopyRecord, RawKernelRecord, RawMemsetRecord,
+    RawOverheadRecord, RawPeerCopyRecord, RawWaitRecord,
 };
 use crate::observe::activity::{
-    Activity, AllocationRecord, CallRecord, CopyRecord, KernelRecord, SetRecord, StreamId,
+    Activity, AllocationRecord, CallRecord, CopyRecord, KernelRecord, MemsetRecord, StreamId,
     WaitRecord,
 };
 
 pub const KERNEL: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL as u32;
 pub const COPY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY as u32;
-pub const PEER_COPY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY2 as u32;
+pub const PEER_COPY_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY2 as u32;
 pub const SET: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET as u32;
-pub const DRIVER: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER as u32;
+pub const DRIVER_CALL_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER as u32;
 pub const RUNTIME: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME as u32;
-pub const WAIT: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_SYNCHRONIZATION as u32;
-pub const OVERHEAD: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_OVERHEAD as u32;
-pub const ALLOCATION: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMORY2 as u32;
+pub const SYNCHRONIZATION_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_SYNCHRONIZATION as u32;
+pub const PROFILER_OVERHEAD_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_OVERHEAD as u32;
+pub const ALLOCATION_KIND: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMORY2 as u32;
 
 /// Size of the buffers that CUPTI fills and returns.
-const BUFFER_BYTES: usize = 4 << 20;
-const BUFFER_ALIGN: usize = 8;
+const CUPTI_BUFFER_BYTES: usize = 4 << 20;
+const CUPTI_BUFFER_ALIGNMENT: usize = 8;
 
 /// Records that arrived and were not taken yet.
 #[derive(Default)]
-pub struct CollectedRecords {
+pub struct CollectedCuptiRecords {
     pub activity: Activity,
     names: HashMap<String, u32>,
     /// The names of functions, by domain and number.
@@ -43,9 +44,10 @@ pub struct CollectedRecords {
 }
 
 /// The records of the process; CUPTI's callbacks have one target a process.
-pub fn collected() -> MutexGuard<'static, CollectedRecords> {
-    static COLLECTED: LazyLock<Mutex<CollectedRecords>> = LazyLock::new(Mutex::default);
-    COLLECTED.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn collected() -> MutexGuard<'static, CollectedCuptiRecords> {
+    static COLLECTED_RECORDS: LazyLock<Mutex<CollectedCuptiRecords>> =
+        LazyLock::new(Mutex::default);
+    COLLECTED_RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The record of a copy on one GPU or between two: the layouts differ, the names of the fields do not.
@@ -65,7 +67,7 @@ macro_rules! copy_record {
     };
 }
 
-impl CollectedRecords {
+impl CollectedCuptiRecords {
     /// The number of a name.
     pub fn name(&mut self, text: &str) -> u32 {
         if let Some(&known) = self.names.get(text) {
@@ -85,23 +87,29 @@ impl CollectedRecords {
         // SAFETY: a record of that kind has that layout (`layout`), and is whole.
         unsafe {
             match record.read() {
-                KERNEL => self.kernel(&record.cast::<RawKernel>().read_unaligned()),
-                COPY => self.copy(&record.cast::<RawCopy>().read_unaligned()),
-                PEER_COPY => self.peer_copy(&record.cast::<RawPeerCopy>().read_unaligned()),
-                SET => self.set(&record.cast::<RawSet>().read_unaligned()),
-                DRIVER | RUNTIME => self.call(&record.cast::<RawCall>().read_unaligned()),
-                WAIT => self.wait(&record.cast::<RawWait>().read_unaligned()),
-                OVERHEAD => {
-                    let raw = record.cast::<RawOverhead>().read_unaligned();
+                KERNEL => self.kernel(&record.cast::<RawKernelRecord>().read_unaligned()),
+                COPY => self.copy(&record.cast::<RawCopyRecord>().read_unaligned()),
+                PEER_COPY_KIND => {
+                    self.add_peer_copy(&record.cast::<RawPeerCopyRecord>().read_unaligned())
+                }
+                SET => self.set(&record.cast::<RawMemsetRecord>().read_unaligned()),
+                DRIVER_CALL_KIND | RUNTIME => {
+                    self.call(&record.cast::<RawCallRecord>().read_unaligned())
+                }
+                SYNCHRONIZATION_KIND => self.wait(&record.cast::<RawWaitRecord>().read_unaligned()),
+                PROFILER_OVERHEAD_KIND => {
+                    let raw = record.cast::<RawOverheadRecord>().read_unaligned();
                     self.activity.overhead.push([raw.start, raw.end]);
                 }
-                ALLOCATION => self.allocation(&record.cast::<RawAllocation>().read_unaligned()),
+                ALLOCATION_KIND => {
+                    self.allocation(&record.cast::<RawAllocationRecord>().read_unaligned())
+                }
                 _ => {}
             }
         }
     }
 
-    fn kernel(&mut self, raw: &RawKernel) {
+    fn kernel(&mut self, raw: &RawKernelRecord) {
         // SAFETY: a kernel's name lives as long as its module; records are taken before modules go.
         let name = unsafe { text_of(raw.name) };
         let name = self.name(&name);
@@ -122,16 +130,16 @@ impl CollectedRecords {
         });
     }
 
-    fn copy(&mut self, raw: &RawCopy) {
+    fn copy(&mut self, raw: &RawCopyRecord) {
         self.activity.copies.push(copy_record!(raw));
     }
 
-    fn peer_copy(&mut self, raw: &RawPeerCopy) {
+    fn add_peer_copy(&mut self, raw: &RawPeerCopyRecord) {
         self.activity.copies.push(copy_record!(raw));
     }
 
-    fn set(&mut self, raw: &RawSet) {
-        self.activity.sets.push(SetRecord {
+    fn set(&mut self, raw: &RawMemsetRecord) {
+        self.activity.sets.push(MemsetRecord {
             start: raw.start,
             end: raw.end,
             on: StreamId { device: raw.device, context: raw.context, stream: raw.stream },
@@ -141,7 +149,7 @@ impl CollectedRecords {
         });
     }
 
-    fn call(&mut self, raw: &RawCall) {
+    fn call(&mut self, raw: &RawCallRecord) {
         let name = self.function(raw.kind, raw.function);
         self.activity.calls.push(CallRecord {
             name,
@@ -152,7 +160,7 @@ impl CollectedRecords {
         });
     }
 
-    fn wait(&mut self, raw: &RawWait) {
+    fn wait(&mut self, raw: &RawWaitRecord) {
         self.activity.waits.push(WaitRecord {
             start: raw.start,
             end: raw.end,
@@ -163,7 +171,7 @@ impl CollectedRecords {
         });
     }
 
-    fn allocation(&mut self, raw: &RawAllocation) {
+    fn allocation(&mut self, raw: &RawAllocationRecord) {
         if raw.memory != MemoryKind::CUPTI_ACTIVITY_MEMORY_KIND_DEVICE as u32 {
             return;
         }
@@ -181,7 +189,7 @@ impl CollectedRecords {
     /// The name of a function of the driver or of the runtime.
     fn function(&mut self, kind: u32, function: u32) -> u32 {
         let domain = match kind {
-            DRIVER => Domain::CUPTI_CB_DOMAIN_DRIVER_API,
+            DRIVER_CALL_KIND => Domain::CUPTI_CB_DOMAIN_DRIVER_API,
             _ => Domain::CUPTI_CB_DOMAIN_RUNTIME_API,
         } as u32;
         if let Some(&known) = self.functions.get(&(domain, function)) {
@@ -200,24 +208,28 @@ impl CollectedRecords {
 }
 
 fn layout() -> Layout {
-    Layout::from_size_align(BUFFER_BYTES, BUFFER_ALIGN)
+    Layout::from_size_align(CUPTI_BUFFER_BYTES, CUPTI_BUFFER_ALIGNMENT)
         .expect("the size and alignment are constants")
 }
 
 /// Gives CUPTI a buffer.
-pub extern "C" fn give_buffer(buffer: *mut *mut u8, size: *mut usize, most_records: *mut usize) {
+pub extern "C" fn give_cupti_buffer(
+    buffer: *mut *mut u8,
+    size: *mut usize,
+    most_records: *mut usize,
+) {
     // SAFETY: CUPTI passes three valid addresses. A null buffer is its documented response to a
     // lack of memory; lost records are counted as dropped. The buffer is freed in `take_buffer`.
     unsafe {
         *buffer = alloc(layout());
-        *size = if (*buffer).is_null() { 0 } else { BUFFER_BYTES };
+        *size = if (*buffer).is_null() { 0 } else { CUPTI_BUFFER_BYTES };
         // Zero means: as many records as fit into the buffer.
         *most_records = 0;
     }
 }
 
 /// Receives a buffer back and adds its records.
-pub extern "C" fn take_buffer(
+pub extern "C" fn take_cupti_buffer(
     context: *mut c_void,
     stream: u32,
     buffer: *mut u8,
@@ -252,7 +264,7 @@ mod tests {
     }
 
     fn added<T>(records: &[T]) -> Activity {
-        let mut collected = CollectedRecords::default();
+        let mut collected = CollectedCuptiRecords::default();
         for record in records {
             // SAFETY: whole records that begin with their kind.
             unsafe { collected.add(std::ptr::from_ref(record).cast()) };
@@ -262,7 +274,7 @@ mod tests {
 
     #[test]
     fn kernels_keep_name_shape_and_node() {
-        let kernel = |name: &'static std::ffi::CStr, start| RawKernel {
+        let kernel = |name: &'static std::ffi::CStr, start| RawKernelRecord {
             kind: KERNEL,
             name: name.as_ptr(),
             start,
@@ -275,7 +287,7 @@ mod tests {
             graph_node: 0x7_0000_0001,
             ..zeroed()
         };
-        let nameless = RawKernel { kind: KERNEL, ..zeroed() };
+        let nameless = RawKernelRecord { kind: KERNEL, ..zeroed() };
         let activity = added(&[kernel(c"a", 10), kernel(c"b", 20), kernel(c"a", 30), nameless]);
         assert_eq!(activity.names, ["a", "b", ""]);
         let names: Vec<u32> = activity.kernels.iter().map(|kernel| kernel.name).collect();
@@ -288,19 +300,29 @@ mod tests {
 
     #[test]
     fn every_kind_has_its_list_and_a_foreign_one_has_none() {
-        let copy = RawCopy { kind: COPY, direction: 1, source: 1, target: 3, ..zeroed() };
+        let copy = RawCopyRecord { kind: COPY, direction: 1, source: 1, target: 3, ..zeroed() };
         assert_eq!((added(&[copy]).copies[0].source, added(&[copy]).copies[0].target), (1, 3));
-        let between =
-            RawPeerCopy { kind: PEER_COPY, direction: 10, device: 1, bytes: 9, ..zeroed() };
+        let between = RawPeerCopyRecord {
+            kind: PEER_COPY_KIND,
+            direction: 10,
+            device: 1,
+            bytes: 9,
+            ..zeroed()
+        };
         let between = added(&[between]).copies[0];
         assert_eq!((between.kind, between.on.device, between.bytes), (10, 1, 9));
-        assert_eq!(added(&[RawSet { kind: SET, bytes: 64, ..zeroed() }]).sets[0].bytes, 64);
-        let wait = RawWait { kind: WAIT, waits_for: 3, stream: 7, ..zeroed() };
+        assert_eq!(
+            added(&[RawMemsetRecord { kind: SET, bytes: 64, ..zeroed() }]).sets[0].bytes,
+            64
+        );
+        let wait =
+            RawWaitRecord { kind: SYNCHRONIZATION_KIND, waits_for: 3, stream: 7, ..zeroed() };
         assert_eq!((added(&[wait]).waits[0].kind, added(&[wait]).waits[0].on.stream), (3, 7));
-        let overhead = RawOverhead { kind: OVERHEAD, start: 3, end: 9, ..zeroed() };
+        let overhead =
+            RawOverheadRecord { kind: PROFILER_OVERHEAD_KIND, start: 3, end: 9, ..zeroed() };
         assert_eq!(added(&[overhead]).overhead, [[3, 9]]);
-        let memory = |memory, operation| RawAllocation {
-            kind: ALLOCATION,
+        let memory = |memory, operation| RawAllocationRecord {
+            kind: ALLOCATION_KIND,
             memory,
             operation,
             bytes: 100,
@@ -308,6 +330,6 @@ mod tests {
         };
         let kept = added(&[memory(3, 1), memory(3, 2), memory(1, 1)]).allocations;
         assert_eq!(kept.iter().map(|kept| kept.bytes).collect::<Vec<_>>(), [100, -100]);
-        assert_eq!(added(&[RawCall { kind: 9999, ..zeroed() }]), Activity::default());
+        assert_eq!(added(&[RawCallRecord { kind: 9999, ..zeroed() }]), Activity::default());
     }
 }

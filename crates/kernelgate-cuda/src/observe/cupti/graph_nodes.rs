@@ -12,39 +12,42 @@ use super::api::{Api, api};
 use crate::BackendError;
 use crate::observe::range::{self, OpenRanges};
 
-const RESOURCE: u32 = sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE as u32;
-const NODE_CREATED: u32 =
+const RESOURCE_CALLBACK_DOMAIN: u32 = sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE as u32;
+const GRAPH_NODE_CREATED: u32 =
     sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED as u32;
-const NODE_CLONED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED as u32;
+const GRAPH_NODE_CLONED: u32 =
+    sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED as u32;
 
 /// Ranges of nodes by node id; nodes that were created outside of all ranges are absent.
-static NODES: LazyLock<Mutex<HashMap<u64, OpenRanges>>> = LazyLock::new(Mutex::default);
+static OPEN_RANGES_BY_NODE: LazyLock<Mutex<HashMap<u64, OpenRanges>>> =
+    LazyLock::new(Mutex::default);
 
 /// Subscription to CUPTI's events of nodes, until this value is dropped.
-pub struct Subscription(sys::CUpti_SubscriberHandle);
+pub struct CuptiSubscription(sys::CUpti_SubscriberHandle);
 
 // SAFETY: the handle is used to unsubscribe only, which any thread may do.
-unsafe impl Send for Subscription {}
+unsafe impl Send for CuptiSubscription {}
 
 /// Begins. CUPTI has one subscriber a process.
 ///
 /// # Errors
 /// When there is one already, or CUPTI refuses.
-pub fn subscribe(api: &Api) -> Result<Subscription, BackendError> {
+pub fn subscribe_to_cupti(api: &Api) -> Result<CuptiSubscription, BackendError> {
     let mut handle = std::ptr::null_mut();
     // SAFETY: the address is valid; the callback lives as long as the process.
-    let status = unsafe { (api.subscribe)(&raw mut handle, on_callback, std::ptr::null_mut()) };
+    let status =
+        unsafe { (api.subscribe)(&raw mut handle, on_cupti_callback, std::ptr::null_mut()) };
     api.check(status, "begin")?;
-    let subscription = Subscription(handle);
-    for event in [NODE_CREATED, NODE_CLONED] {
+    let subscription = CuptiSubscription(handle);
+    for event in [GRAPH_NODE_CREATED, GRAPH_NODE_CLONED] {
         // SAFETY: the handle is that of the subscription.
-        let status = unsafe { (api.enable_callback)(1, handle, RESOURCE, event) };
+        let status = unsafe { (api.enable_callback)(1, handle, RESOURCE_CALLBACK_DOMAIN, event) };
         api.check(status, "subscribe to events of graphs")?;
     }
     Ok(subscription)
 }
 
-impl Drop for Subscription {
+impl Drop for CuptiSubscription {
     fn drop(&mut self) {
         // SAFETY: the handle is that of a subscription that has not ended.
         let _ = api().map(|api| unsafe { (api.unsubscribe)(self.0) });
@@ -58,15 +61,17 @@ pub fn ranges_of(node: u64) -> Option<OpenRanges> {
 }
 
 fn nodes<T>(with: impl FnOnce(&mut HashMap<u64, OpenRanges>) -> T) -> T {
-    with(&mut NODES.lock().unwrap_or_else(PoisonError::into_inner))
+    with(&mut OPEN_RANGES_BY_NODE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-extern "C" fn on_callback(_: *mut c_void, domain: u32, event: u32, data: *const c_void) {
-    let (Some(api), RESOURCE, false) = (api(), domain, data.is_null()) else { return };
+extern "C" fn on_cupti_callback(_: *mut c_void, domain: u32, event: u32, data: *const c_void) {
+    let (Some(api), RESOURCE_CALLBACK_DOMAIN, false) = (api(), domain, data.is_null()) else {
+        return;
+    };
     // SAFETY: an event of that domain has this data, and one of a graph's node this descriptor.
     let graph = unsafe {
         let resource = &*data.cast::<sys::CUpti_ResourceData>();
-        resource.resourceDescriptor.cast::<GraphData>().as_ref()
+        resource.resourceDescriptor.cast::<CuptiGraphData>().as_ref()
     };
     let Some(graph) = graph else { return };
     let id = |node: *mut c_void| {
@@ -77,23 +82,23 @@ extern "C" fn on_callback(_: *mut c_void, domain: u32, event: u32, data: *const 
     };
     let Some(node) = id(graph.node) else { return };
     match event {
-        NODE_CREATED => created(node, range::open()),
-        NODE_CLONED => {
+        GRAPH_NODE_CREATED => record_created_node(node, range::open()),
+        GRAPH_NODE_CLONED => {
             if let Some(original) = id(graph.original_node) {
-                cloned(node, original);
+                record_cloned_node(node, original);
             }
         }
         _ => {}
     }
 }
 
-fn created(node: u64, open: OpenRanges) {
+fn record_created_node(node: u64, open: OpenRanges) {
     if !open.is_empty() {
         nodes(|nodes| nodes.insert(node, open));
     }
 }
 
-fn cloned(node: u64, original: u64) {
+fn record_cloned_node(node: u64, original: u64) {
     nodes(|nodes| {
         if let Some(ranges) = nodes.get(&original).cloned() {
             nodes.insert(node, ranges);
@@ -103,7 +108,7 @@ fn cloned(node: u64, original: u64) {
 
 /// `CUpti_GraphData` up to the node that was cloned.
 #[repr(C)]
-struct GraphData {
+struct CuptiGraphData {
     graph: *mut c_void,
     original_graph: *mut c_void,
     node: *mut c_void,
@@ -119,11 +124,11 @@ mod tests {
     #[test]
     fn a_clone_has_the_ranges_of_its_original_however_often_it_is_cloned() {
         let (first, exec, again) = (u64::MAX, u64::MAX - 1, u64::MAX - 2);
-        created(first, vec!["step".into(), "layer".into()]);
-        created(u64::MAX - 3, OpenRanges::new());
-        cloned(exec, first);
-        cloned(again, exec);
-        cloned(u64::MAX - 4, u64::MAX - 3);
+        record_created_node(first, vec!["step".into(), "layer".into()]);
+        record_created_node(u64::MAX - 3, OpenRanges::new());
+        record_cloned_node(exec, first);
+        record_cloned_node(again, exec);
+        record_cloned_node(u64::MAX - 4, u64::MAX - 3);
         for node in [first, exec, again] {
             assert_eq!(ranges_of(node).unwrap(), ["step".into(), "layer".into()]);
         }
@@ -132,8 +137,8 @@ mod tests {
 
     #[test]
     fn the_descriptor_lies_as_the_header_has_it() {
-        assert_eq!(offset_of!(GraphData, node), offset_of!(sys::CUpti_GraphData, node));
+        assert_eq!(offset_of!(CuptiGraphData, node), offset_of!(sys::CUpti_GraphData, node));
         let original = offset_of!(sys::CUpti_GraphData, originalNode);
-        assert_eq!(offset_of!(GraphData, original_node), original);
+        assert_eq!(offset_of!(CuptiGraphData, original_node), original);
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_void};
 /// `CUpti_ActivityKernel9` up to the graph's node.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawKernel {
+pub struct RawKernelRecord {
     pub kind: u32,
     pub cache_config: u8,
     pub shared_config: u8,
@@ -39,7 +39,7 @@ pub struct RawKernel {
 /// `CUpti_ActivityMemcpy5` up to the graph's node.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawCopy {
+pub struct RawCopyRecord {
     pub kind: u32,
     pub direction: u8,
     pub source: u8,
@@ -61,7 +61,7 @@ pub struct RawCopy {
 /// `CUpti_ActivityMemcpyPtoP4` up to the graph's node.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawPeerCopy {
+pub struct RawPeerCopyRecord {
     pub kind: u32,
     pub direction: u8,
     pub source: u8,
@@ -83,7 +83,7 @@ pub struct RawPeerCopy {
 /// `CUpti_ActivityMemset4` up to the graph's node.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawSet {
+pub struct RawMemsetRecord {
     pub kind: u32,
     pub value: u32,
     pub bytes: u64,
@@ -103,7 +103,7 @@ pub struct RawSet {
 /// `CUpti_ActivityAPI`.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawCall {
+pub struct RawCallRecord {
     pub kind: u32,
     pub function: u32,
     pub start: u64,
@@ -117,7 +117,7 @@ pub struct RawCall {
 /// `CUpti_ActivitySynchronization`.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawWait {
+pub struct RawWaitRecord {
     pub kind: u32,
     pub waits_for: u32,
     pub start: u64,
@@ -131,7 +131,7 @@ pub struct RawWait {
 /// `CUpti_ActivityOverhead`.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawOverhead {
+pub struct RawOverheadRecord {
     pub kind: u32,
     pub work: u32,
     pub object_kind: u32,
@@ -143,7 +143,7 @@ pub struct RawOverhead {
 /// `CUpti_ActivityMemory3` up to the stream.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawAllocation {
+pub struct RawAllocationRecord {
     pub kind: u32,
     pub operation: u32,
     pub memory: u32,
@@ -181,7 +181,7 @@ mod tests {
     #[expect(clippy::too_many_lines)]
     fn every_field_lies_where_the_header_has_it() {
         same!(
-            RawKernel,
+            RawKernelRecord,
             sys::CUpti_ActivityKernel9,
             kind = kind,
             registers = registersPerThread,
@@ -200,7 +200,7 @@ mod tests {
             graph_node = graphNodeId
         );
         same!(
-            RawCopy,
+            RawCopyRecord,
             sys::CUpti_ActivityMemcpy5,
             kind = kind,
             direction = copyKind,
@@ -216,7 +216,7 @@ mod tests {
             graph_node = graphNodeId
         );
         same!(
-            RawPeerCopy,
+            RawPeerCopyRecord,
             sys::CUpti_ActivityMemcpyPtoP4,
             kind = kind,
             direction = copyKind,
@@ -233,7 +233,7 @@ mod tests {
             graph_node = graphNodeId
         );
         same!(
-            RawSet,
+            RawMemsetRecord,
             sys::CUpti_ActivityMemset4,
             kind = kind,
             bytes = bytes,
@@ -246,7 +246,7 @@ mod tests {
             graph_node = graphNodeId
         );
         same!(
-            RawCall,
+            RawCallRecord,
             sys::CUpti_ActivityAPI,
             kind = kind,
             function = cbid,
@@ -256,7 +256,7 @@ mod tests {
             correlation = correlationId
         );
         same!(
-            RawWait,
+            RawWaitRecord,
             sys::CUpti_ActivitySynchronization,
             kind = kind,
             waits_for = type_,
@@ -266,9 +266,15 @@ mod tests {
             context = contextId,
             stream = streamId
         );
-        same!(RawOverhead, sys::CUpti_ActivityOverhead, kind = kind, start = start, end = end);
         same!(
-            RawAllocation,
+            RawOverheadRecord,
+            sys::CUpti_ActivityOverhead,
+            kind = kind,
+            start = start,
+            end = end
+        );
+        same!(
+            RawAllocationRecord,
             sys::CUpti_ActivityMemory3,
             kind = kind,
             operation = memoryOperationType,

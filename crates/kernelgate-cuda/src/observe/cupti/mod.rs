@@ -9,10 +9,10 @@ mod layout;
 
 use api::{Api, api};
 use collected::{
-    ALLOCATION, COPY, DRIVER, KERNEL, OVERHEAD, PEER_COPY, RUNTIME, SET, WAIT, collected,
-    give_buffer, take_buffer,
+    ALLOCATION_KIND, COPY, DRIVER_CALL_KIND, KERNEL, PEER_COPY_KIND, PROFILER_OVERHEAD_KIND,
+    RUNTIME, SET, SYNCHRONIZATION_KIND, collected, give_cupti_buffer, take_cupti_buffer,
 };
-use graph_nodes::Subscription;
+use graph_nodes::CuptiSubscription;
 
 use super::activity::{Activity, GraphNodeRecord, RangeRecord};
 use super::range;
@@ -37,26 +37,34 @@ impl Recorded {
     const fn kinds(self) -> &'static [u32] {
         match self {
             Self::Kernels => &[KERNEL],
-            Self::Operations => &[KERNEL, COPY, PEER_COPY, SET],
-            Self::Calls => &[KERNEL, COPY, PEER_COPY, SET, DRIVER, RUNTIME],
-            Self::Everything => {
-                &[KERNEL, COPY, PEER_COPY, SET, DRIVER, RUNTIME, WAIT, OVERHEAD, ALLOCATION]
-            }
+            Self::Operations => &[KERNEL, COPY, PEER_COPY_KIND, SET],
+            Self::Calls => &[KERNEL, COPY, PEER_COPY_KIND, SET, DRIVER_CALL_KIND, RUNTIME],
+            Self::Everything => &[
+                KERNEL,
+                COPY,
+                PEER_COPY_KIND,
+                SET,
+                DRIVER_CALL_KIND,
+                RUNTIME,
+                SYNCHRONIZATION_KIND,
+                PROFILER_OVERHEAD_KIND,
+                ALLOCATION_KIND,
+            ],
         }
     }
 }
 
 /// CUPTI's name for the system's ids of threads.
-const SYSTEM_THREAD_IDS: u32 = 1;
+const SYSTEM_THREAD_ID_TYPE: u32 = 1;
 /// Flag of a flush that includes buffers that are not full.
-const EVERY_BUFFER: u32 = 1;
+const FLUSH_EVERY_BUFFER: u32 = 1;
 
 /// Records the activity of the process until it is dropped; only one may exist. Recording slows
 /// launches, so it must not run while results are timed. Graphs that were captured before have no
 /// ranges.
 pub struct Recorder {
     kinds: Recorded,
-    _graphs: Option<Subscription>,
+    _graphs: Option<CuptiSubscription>,
 }
 
 impl Recorder {
@@ -69,12 +77,12 @@ impl Recorder {
         let everything = recorded == Recorded::Everything;
         // The subscription comes first: it fails if another profiler is attached.
         let subscribed = recorded != Recorded::Kernels;
-        let graphs = subscribed.then(|| graph_nodes::subscribe(api)).transpose()?;
+        let graphs = subscribed.then(|| graph_nodes::subscribe_to_cupti(api)).transpose()?;
         // SAFETY: the callbacks live as long as the process, and the value is one that every
         // version has.
         let begun = unsafe {
-            (api.thread_ids)(SYSTEM_THREAD_IDS);
-            (api.register)(give_buffer, take_buffer)
+            (api.thread_ids)(SYSTEM_THREAD_ID_TYPE);
+            (api.register)(give_cupti_buffer, take_cupti_buffer)
         };
         api.check(begun, "begin")?;
         let recorder = Self { kinds: recorded, _graphs: graphs };
@@ -95,7 +103,7 @@ impl Recorder {
     /// # Errors
     /// When CUPTI fails.
     pub fn take(&self) -> Result<Activity, BackendError> {
-        self.take_since(0, 0)
+        self.take_records_since(0, 0)
     }
 
     /// Returns the records without those that began before a time of CUPTI's clock ([`Self::now`]),
@@ -106,11 +114,15 @@ impl Recorder {
     ///
     /// # Errors
     /// When CUPTI fails.
-    pub fn take_since(&self, time: u64, allocations: u64) -> Result<Activity, BackendError> {
+    pub fn take_records_since(
+        &self,
+        time: u64,
+        allocations: u64,
+    ) -> Result<Activity, BackendError> {
         if let Some(api) = api() {
             // SAFETY: the callbacks were registered.
-            api.check(unsafe { (api.flush)(EVERY_BUFFER) }, "hand over its records")?;
-            count_dropped(api);
+            api.check(unsafe { (api.flush)(FLUSH_EVERY_BUFFER) }, "hand over its records")?;
+            count_dropped_records(api);
         }
         let mut collected = std::mem::take(&mut *collected());
         for ended in range::take() {
@@ -118,8 +130,8 @@ impl Recorder {
             let range::EndedRange { start, end, thread, .. } = ended;
             collected.activity.ranges.push(RangeRecord { name, start, end, thread });
         }
-        collected.activity.forget_before(time, allocations);
-        let mut nodes: Vec<u64> = collected.activity.graph_nodes_used().collect();
+        collected.activity.forget_records_before(time, allocations);
+        let mut nodes: Vec<u64> = collected.activity.used_graph_nodes().collect();
         nodes.sort_unstable();
         nodes.dedup();
         for id in nodes {
@@ -138,7 +150,7 @@ impl Recorder {
     ///
     /// # Errors
     /// When CUPTI fails.
-    pub fn detach(self) -> Result<(), BackendError> {
+    pub fn detach_cupti(self) -> Result<(), BackendError> {
         drop(self);
         let Some(api) = api() else { return Ok(()) };
         // SAFETY: every record was taken or is given up, and the caller launches nothing during the
@@ -167,7 +179,7 @@ fn now() -> u64 {
 }
 
 /// Records that were lost without a buffer.
-fn count_dropped(api: &Api) {
+fn count_dropped_records(api: &Api) {
     let mut dropped = 0;
     // SAFETY: no context stands for the queue that all share; the address is valid.
     let has_count = unsafe { (api.dropped)(std::ptr::null_mut(), 0, &raw mut dropped) } == 0;

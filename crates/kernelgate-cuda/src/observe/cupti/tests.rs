@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use super::*;
 use crate::Device;
-use crate::driver::graph::Graph;
+use crate::driver::graph::ExecutableGraph;
 use crate::instruments::bandwidth::Passes;
 use crate::observe::activity::StreamId;
-use crate::observe::range::Range;
+use crate::observe::range::RangeGuard;
 use crate::testing::gpu;
 
 const BYTES: u64 = 64 << 20;
@@ -37,8 +37,8 @@ fn a_launch_joins_its_call_its_range_and_its_kernel() {
     device.synchronize().unwrap();
     recorder.take().unwrap();
     {
-        let _outer = Range::new("outer");
-        let _inner = Range::new("inner");
+        let _outer = RangeGuard::new("outer");
+        let _inner = RangeGuard::new("inner");
         passes.copy(BYTES).unwrap();
         device.synchronize().unwrap();
     }
@@ -63,10 +63,10 @@ fn a_launch_joins_its_call_its_range_and_its_kernel() {
     let later = recorder.now();
     passes.copy(BYTES).unwrap();
     device.synchronize().unwrap();
-    assert_eq!(recorder.take_since(later, later).unwrap().kernels.len(), 1);
+    assert_eq!(recorder.take_records_since(later, later).unwrap().kernels.len(), 1);
     passes.copy(BYTES).unwrap();
     device.synchronize().unwrap();
-    assert_eq!(recorder.take_since(recorder.now(), 0).unwrap().kernels, []);
+    assert_eq!(recorder.take_records_since(recorder.now(), 0).unwrap().kernels, []);
 }
 
 #[test]
@@ -74,10 +74,10 @@ fn nodes_of_a_graph_have_the_ranges_of_their_capture() {
     let Some((device, _one)) = gpu() else { return };
     let Some(recorder) = recorder() else { return };
     let passes = passes(&device);
-    let graph = Graph::capture(&device, || {
+    let graph = ExecutableGraph::capture(&device, || {
         for name in ["first", "second"] {
-            let _step = Range::new("step");
-            let _range = Range::new(name);
+            let _step = RangeGuard::new("step");
+            let _range = RangeGuard::new(name);
             passes.copy(BYTES)?;
         }
         passes.read(BYTES)
@@ -113,7 +113,7 @@ fn memory_that_is_taken_and_given_back_is_recorded() {
     let later = recorder.now();
     drop(buffer);
     device.synchronize().unwrap();
-    let allocations = recorder.take_since(later, begun).unwrap().allocations;
+    let allocations = recorder.take_records_since(later, begun).unwrap().allocations;
     let of_it: Vec<i64> = allocations
         .iter()
         .filter(|record| record.address == address)
@@ -195,7 +195,7 @@ fn cupti_leaves_the_process_and_comes_again() {
         let kernels = recorder.take().unwrap().kernels.len();
         assert_eq!(kernels, 1);
         let clock = Instant::now();
-        recorder.detach().unwrap();
+        recorder.detach_cupti().unwrap();
         let (ended, after_ns) = (clock.elapsed(), fastest_ns());
         eprintln!(
             "CUPTI began in {started:?} and left in {ended:?}; a launch took {before_ns:.0} ns on \

@@ -8,66 +8,70 @@ use super::*;
 /// A twentieth slower.
 const STEP: f64 = 0.048_790_164_169_432;
 
-fn noise_of(seed: u64, count: usize, draw: impl Fn(&mut ChaCha8Rng) -> f64) -> Vec<f64> {
+fn noise_of_generated(seed: u64, count: usize, draw: impl Fn(&mut ChaCha8Rng) -> f64) -> Vec<f64> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     (0..count).map(|_| 0.01 * draw(&mut random)).collect()
 }
 
-fn normal_noise(seed: u64, count: usize) -> Vec<f64> {
-    noise_of(seed, count, |random| StandardNormal.sample(random))
+fn normal_noise_values(seed: u64, count: usize) -> Vec<f64> {
+    noise_of_generated(seed, count, |random| StandardNormal.sample(random))
 }
 
 /// Three degrees of freedom, standard deviation 1.
-fn wide_noise(seed: u64, count: usize) -> Vec<f64> {
-    noise_of(seed, count, |random| StudentT::new(3.0).unwrap().sample(random) / 3f64.sqrt())
+fn wide_noise_values(seed: u64, count: usize) -> Vec<f64> {
+    noise_of_generated(seed, count, |random| {
+        StudentT::new(3.0).unwrap().sample(random) / 3f64.sqrt()
+    })
 }
 
-fn detect_all(values: &[f64]) -> Vec<ChangePoint> {
+fn detect_all_changes(values: &[f64]) -> Vec<ChangePoint> {
     change_points(values, 0.01, 0.001)
 }
 
 /// Whether a step is detected at its place with at most five values after it.
-fn finds_step(mut values: Vec<f64>, at: usize) -> bool {
+fn detects_step(mut values: Vec<f64>, at: usize) -> bool {
     values[at..].iter_mut().for_each(|value| *value += STEP);
-    (SHORTEST..=5).any(|after| {
-        let changes = detect_all(&values[..at + after]);
+    (MIN_SEGMENT_VALUES..=5).any(|after| {
+        let changes = detect_all_changes(&values[..at + after]);
         changes.iter().any(|change| change.at.abs_diff(at) <= 1 && change.shift > STEP / 2.0)
     })
 }
 
 /// Whether a change is found in values without one, when the sequence is tested after each value.
-fn false_alarm(values: &[f64]) -> bool {
-    (FEWEST..=values.len()).any(|count| !detect_all(&values[..count]).is_empty())
+fn has_false_alarm(values: &[f64]) -> bool {
+    (MIN_SEQUENCE_VALUES..=values.len())
+        .any(|count| !detect_all_changes(&values[..count]).is_empty())
 }
 
 #[test]
 fn steps_are_found_with_their_place_and_size() {
-    let mut values = normal_noise(1, 60);
+    let mut values = normal_noise_values(1, 60);
     values[20..].iter_mut().for_each(|value| *value += 0.1);
     values[45..].iter_mut().for_each(|value| *value -= 0.04);
-    let changes = detect_all(&values);
+    let changes = detect_all_changes(&values);
     assert_eq!(changes.len(), 2, "{changes:?}");
     for (change, (at, size)) in changes.iter().zip([(20, 0.1), (45, -0.04)]) {
         assert!(change.at.abs_diff(at) <= 1, "{change:?}");
         assert!(change.low < size && size < change.high, "{change:?}");
         assert!((change.shift - size).abs() < 0.01 && change.high - change.low < 0.03);
-        assert!(change.confidence > 0.99 && change.gain > PENALTY, "{change:?}");
+        assert!(change.confidence > 0.99 && change.gain > MIN_CUT_GAIN, "{change:?}");
     }
 }
 
 #[test]
 fn outliers_and_what_is_too_small_are_no_change() {
-    let mut values = normal_noise(2, 60);
+    let mut values = normal_noise_values(2, 60);
     for at in [10, 30, 31, 59] {
         values[at] += 1.0;
     }
-    assert_eq!(detect_all(&values), []);
-    let mut values: Vec<f64> = normal_noise(3, 60).iter().map(|value| value / 20.0).collect();
+    assert_eq!(detect_all_changes(&values), []);
+    let mut values: Vec<f64> =
+        normal_noise_values(3, 60).iter().map(|value| value / 20.0).collect();
     values[30..].iter_mut().for_each(|value| *value += 0.008);
-    assert_eq!(detect_all(&values), []);
+    assert_eq!(detect_all_changes(&values), []);
     assert_eq!(change_points(&values, 0.005, 0.0)[0].at, 30);
-    assert_eq!(detect_all(&[1.0; 100]), []);
-    assert_eq!(detect_all(&[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), [], "too few");
+    assert_eq!(detect_all_changes(&[1.0; 100]), []);
+    assert_eq!(detect_all_changes(&[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), [], "too few");
 }
 
 /// The rates that the documentation states; `KERNELGATE_SIMULATIONS` sets how many sequences show
@@ -77,12 +81,14 @@ fn a_step_of_five_deviations_is_found_in_five_values_and_false_alarms_are_rare()
     #[allow(clippy::disallowed_methods, reason = "a variable of this test alone")]
     let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
     let count: u64 = count.unwrap_or(100);
-    for (name, noise) in [("normal", normal_noise as fn(u64, usize) -> _), ("wide", wide_noise)] {
+    for (name, noise) in
+        [("normal", normal_noise_values as fn(u64, usize) -> _), ("wide", wide_noise_values)]
+    {
         let share = |of: &dyn Fn(u64) -> bool| {
             (0..count).filter(|seed| of(*seed)).count() as f64 / count as f64
         };
-        let missed = share(&|seed| !finds_step(noise(seed, 45), 40));
-        let alarms = share(&|seed| false_alarm(&noise(seed, 100)));
+        let missed = share(&|seed| !detects_step(noise(seed, 45), 40));
+        let alarms = share(&|seed| has_false_alarm(&noise(seed, 100)));
         println!("{name}: {missed} of steps missed, {alarms} of hundreds with a false alarm");
         let slack = |rate: f64| rate + 3.0 * (rate / count as f64).sqrt();
         assert!(missed <= slack(0.05), "{name}: {missed}");
@@ -100,7 +106,7 @@ proptest! {
         scale in 0.1f64..10.0,
         level in -5.0f64..5.0,
     ) {
-        let mut values = normal_noise(seed, 60);
+        let mut values = normal_noise_values(seed, 60);
         values[at..].iter_mut().for_each(|value| *value += 0.06);
         let places = |values: &[f64]| -> Vec<usize> {
             change_points(values, 0.0, 0.0).iter().map(|change| change.at).collect()
@@ -116,7 +122,7 @@ proptest! {
     #[test]
     fn costs_are_sums_of_absolute_deviations(values in prop::collection::vec(-9.0f64..9.0, 1..30)) {
         let ranked = RankedSequence::new(&values);
-        for (length, cost) in ranked.costs_from(0).enumerate() {
+        for (length, cost) in ranked.segment_costs_from(0).enumerate() {
             let part = &values[..=length];
             let expected: f64 = part.iter().map(|value| (value - median(part)).abs()).sum();
             prop_assert!((cost - expected).abs() < 1e-9, "{} {}", cost, expected);

@@ -1,7 +1,7 @@
 //! The calls that launched operations.
 
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::model::packed::Packed;
+use crate::model::packed::PackedColumn;
 
 /// The call that launched an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,20 +18,20 @@ pub struct LaunchCall {
 #[derive(Debug, Clone, Default)]
 pub struct LaunchCalls {
     /// Time from the start of the call to the start of its operation, nanoseconds.
-    lead: Packed<i64>,
+    lead: PackedColumn<i64>,
     /// The length of the call in nanoseconds.
-    length: Packed<i64>,
+    length: PackedColumn<i64>,
     /// 1 + index into [`crate::model::Trace::threads`]; 0: the launch is not recorded.
-    thread: Packed<u32>,
+    thread: PackedColumn<u32>,
 }
 
 impl LaunchCalls {
     /// A table for a number of operations in which no launch is known yet.
     pub fn new(operations: usize) -> Self {
         Self {
-            lead: Packed::filled(operations, 0),
-            length: Packed::filled(operations, 0),
-            thread: Packed::filled(operations, 0),
+            lead: PackedColumn::filled_with(operations, 0),
+            length: PackedColumn::filled_with(operations, 0),
+            thread: PackedColumn::filled_with(operations, 0),
         }
     }
 

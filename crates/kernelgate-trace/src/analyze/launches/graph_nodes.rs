@@ -4,21 +4,21 @@
 
 use hashbrown::HashMap;
 
-use crate::analyze::ranges::paths::{PathId, Paths};
+use crate::analyze::ranges::paths::{RangePathId, RangePathTree};
 use crate::analyze::ranges::sweep;
 use crate::model::Trace;
-use crate::model::gpu::GraphNode;
-use crate::model::names::Name;
-use crate::model::packed::Packed;
+use crate::model::gpu::CudaGraphNode;
+use crate::model::names::NameId;
+use crate::model::packed::PackedColumn;
 
 /// The nodes of a trace in memory that were created inside ranges: those that the recorder resolved,
 /// and those whose creation was recorded.
-pub fn nodes(trace: &Trace) -> Vec<GraphNode> {
+pub fn nodes(trace: &Trace) -> Vec<CudaGraphNode> {
     let events = &trace.node_events;
     let time = |event: u32| events.time[event as usize];
-    let mut around: Vec<Vec<Name>> = vec![Vec::new(); events.time.len()];
+    let mut around: Vec<Vec<NameId>> = vec![Vec::new(); events.time.len()];
     let created = |event: u32| events.original[event as usize] == 0;
-    sweep::enclosing(
+    sweep::visit_enclosing_ranges(
         trace,
         (&events.thread, created),
         |event| (time(event), time(event)),
@@ -27,11 +27,14 @@ pub fn nodes(trace: &Trace) -> Vec<GraphNode> {
             around[event as usize] = names.collect();
         },
     );
-    nodes_in(trace, around)
+    graph_nodes_in_ranges(trace, around)
 }
 
 /// Nodes by the given names of the ranges around each creation, the outermost first.
-pub(crate) fn nodes_in(trace: &Trace, mut around: Vec<Vec<Name>>) -> Vec<GraphNode> {
+pub(crate) fn graph_nodes_in_ranges(
+    trace: &Trace,
+    mut around: Vec<Vec<NameId>>,
+) -> Vec<CudaGraphNode> {
     let events = &trace.node_events;
     let time = |event: u32| events.time[event as usize];
     let mut order: Vec<u32> = (0u32..).take(around.len()).collect();
@@ -49,7 +52,7 @@ pub(crate) fn nodes_in(trace: &Trace, mut around: Vec<Vec<Name>>) -> Vec<GraphNo
         if !ranges.is_empty() {
             let id = events.node[row];
             known.insert((process, id), nodes.len());
-            nodes.push(GraphNode { process, id, ranges });
+            nodes.push(CudaGraphNode { process, id, ranges });
         }
     }
     nodes
@@ -57,21 +60,22 @@ pub(crate) fn nodes_in(trace: &Trace, mut around: Vec<Vec<Name>>) -> Vec<GraphNo
 
 /// The path of each kernel, from that of its launch: inside it, the ranges in which its node was
 /// created. Empty where no kernel has a node that was created in a range.
-pub(crate) fn paths_inside(
+pub(crate) fn kernel_paths_inside(
     trace: &Trace,
-    nodes: &[GraphNode],
-    launched_in: &Packed<PathId>,
-    paths: &mut Paths,
-) -> Packed<PathId> {
+    nodes: &[CudaGraphNode],
+    launched_in: &PackedColumn<RangePathId>,
+    paths: &mut RangePathTree,
+) -> PackedColumn<RangePathId> {
     if nodes.is_empty() || trace.kernels.graph_node.is_empty() {
-        return Packed::default();
+        return PackedColumn::default();
     }
-    let ranges: HashMap<(u32, u64), &[Name]> =
+    let ranges: HashMap<(u32, u64), &[NameId]> =
         nodes.iter().map(|node| ((node.process, node.id), &node.ranges[..])).collect();
     let kernels = trace.kernels.graph_node.iter().zip(trace.kernels.on_gpu.place.iter());
     // Kernels are the first operations.
     let inside = kernels.zip(launched_in.iter()).map(|((node, place), launched_in)| {
-        let ranges = ranges.get(&(trace.process_of(place), node)).copied().unwrap_or_default();
+        let ranges =
+            ranges.get(&(trace.process_of_place(place), node)).copied().unwrap_or_default();
         ranges.iter().fold(launched_in, |path, &name| paths.inside(path, name))
     });
     inside.collect()

@@ -6,7 +6,7 @@ pub(crate) mod passing;
 
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::order::Order;
-use crate::model::{Trace, launch_key};
+use crate::model::{Trace, launch_correlation_key};
 
 /// No call is known.
 pub const NONE: u32 = u32::MAX;
@@ -23,14 +23,14 @@ impl Launches {
     pub fn join(trace: &Trace) -> Self {
         let all = AllOperations::new(trace);
         let mut call_of = vec![NONE; all.len()];
-        let operations = by_correlation(trace);
+        let operations = launches_by_correlation(trace);
         let calls = &trace.calls;
         let mut callers: Vec<(u64, u32)> = (0u32..)
             .zip(&calls.correlation)
             .filter(|&(_, &correlation)| correlation != 0)
             .map(|(call, &correlation)| {
                 let thread = calls.thread[call as usize] as usize;
-                (launch_key(trace.threads[thread].process, correlation), call)
+                (launch_correlation_key(trace.threads[thread].process, correlation), call)
             })
             .collect();
         if !callers.is_sorted() {
@@ -38,7 +38,7 @@ impl Launches {
         }
         let mut next = 0;
         for operation in operations.iter() {
-            let key = key_of(trace, &all, operation);
+            let key = correlation_key(trace, &all, operation);
             while next < callers.len() && callers[next].0 < key {
                 next += 1;
             }
@@ -56,14 +56,14 @@ impl Launches {
     }
 }
 
-/// Operations with a correlation id, in order of their [`key_of`]; of one call by their numbers.
-pub(crate) fn by_correlation(trace: &Trace) -> Order {
+/// Operations with a correlation id, in order of their [`correlation_key`]; of one call by their numbers.
+pub(crate) fn launches_by_correlation(trace: &Trace) -> Order {
     let all = AllOperations::new(trace);
-    let key = |id: OperationId| key_of(trace, &all, id);
-    Order::by_key(all.ids().filter(|&id| all.correlation(id) != 0), key)
+    let key = |id: OperationId| correlation_key(trace, &all, id);
+    Order::operations_by_key(all.ids().filter(|&id| all.correlation(id) != 0), key)
 }
 
 /// The key of an operation.
-pub(crate) fn key_of(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
-    launch_key(trace.process_of(all.place(id)), all.correlation(id))
+pub(crate) fn correlation_key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
+    launch_correlation_key(trace.process_of_place(all.place(id)), all.correlation(id))
 }

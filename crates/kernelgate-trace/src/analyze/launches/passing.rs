@@ -3,11 +3,11 @@
 
 use std::cmp::Reverse;
 
-use crate::analyze::launches::{by_correlation, key_of};
+use crate::analyze::launches::{correlation_key, launches_by_correlation};
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::order::Order;
 use crate::model::Trace;
-use crate::model::launch_key;
+use crate::model::launch_correlation_key;
 use crate::read::{CallRow, RangeRow};
 
 /// An open range, with the facts collected so far.
@@ -19,17 +19,17 @@ pub(crate) struct Open<S> {
 
 /// The open ranges of each thread, outer ones, which opened earlier, first. They need not nest.
 #[derive(Debug)]
-pub(crate) struct OpenRanges<S> {
+pub(crate) struct OpenRangesByThread<S> {
     threads: Vec<Vec<Open<S>>>,
 }
 
-impl<S> Default for OpenRanges<S> {
+impl<S> Default for OpenRangesByThread<S> {
     fn default() -> Self {
         Self { threads: Vec::new() }
     }
 }
 
-impl<S> OpenRanges<S> {
+impl<S> OpenRangesByThread<S> {
     fn open(&mut self, thread: u32) -> &mut Vec<Open<S>> {
         let thread = thread as usize;
         if self.threads.len() <= thread {
@@ -72,7 +72,7 @@ fn close<S>(open: &mut Vec<Open<S>>, time: i64, closed: impl FnMut(Open<S>)) {
 
 /// Operations by the key that joins them with calls.
 #[derive(Debug, Default)]
-pub(crate) struct Launched {
+pub(crate) struct LaunchedOperations {
     /// Launched operations in order of their keys.
     operations: Order,
     /// Whether the call of each operation was read, 64 operations a word.
@@ -85,11 +85,17 @@ pub(crate) struct Launched {
     next: usize,
 }
 
-impl Launched {
+impl LaunchedOperations {
     pub fn new(trace: &Trace) -> Self {
         let count = AllOperations::new(trace).ids().end;
         let found = vec![0; (count as usize).div_ceil(64)];
-        Self { operations: by_correlation(trace), found, count, by_call: Vec::new(), next: 0 }
+        Self {
+            operations: launches_by_correlation(trace),
+            found,
+            count,
+            by_call: Vec::new(),
+            next: 0,
+        }
     }
 
     /// Operations of a call. With several calls of one id, the first that is read has them.
@@ -97,8 +103,9 @@ impl Launched {
         if call.correlation == 0 {
             return &[];
         }
-        let (all, key) = (AllOperations::new(trace), launch_key(call.process, call.correlation));
-        let key_of = |id: OperationId| key_of(trace, &all, id);
+        let (all, key) =
+            (AllOperations::new(trace), launch_correlation_key(call.process, call.correlation));
+        let key_of = |id: OperationId| correlation_key(trace, &all, id);
         let operations = &self.operations;
         if operations.get(self.next).is_none_or(|id| key_of(id) != key) {
             self.next = operations.partition_point(|id| key_of(id) < key);

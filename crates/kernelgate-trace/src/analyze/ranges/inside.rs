@@ -3,32 +3,40 @@
 
 use std::path::Path;
 
-use crate::analyze::launches::passing::{Launched, NodeEvents, OpenRanges};
+use crate::analyze::launches::passing::{LaunchedOperations, NodeEvents, OpenRangesByThread};
 use crate::analyze::operations::OperationId;
-use crate::analyze::ranges::paths::{PathId, Paths, ROOT};
+use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId, RangePathTree};
 use crate::analyze::ranges::restrict::{self, Selection};
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::model::host::{Calls, Ranges};
-use crate::model::names::Name;
-use crate::read::{self, CallRow, RangeRow, Row, Streamed, Wanted};
+use crate::model::host::{ApiCallTable, HostRangeTable};
+use crate::model::names::NameId;
+use crate::read::{self, CallRow, RangeRow, Row, Streamed, WantedTraceParts};
 
 /// Reads the operations that were launched inside ranges whose path matches [`restrict::inside`].
 /// `None`: no range matches.
 ///
 /// # Errors
 /// Same errors as [`read::open`].
-pub fn open(path: &Path, wanted: &Wanted, pattern: &str) -> Result<Option<Trace>, TraceError> {
+pub fn open(
+    path: &Path,
+    wanted: &WantedTraceParts,
+    pattern: &str,
+) -> Result<Option<Trace>, TraceError> {
     // Calls and ranges show where operations were launched.
-    let with_launches = Wanted { operations: true, calls: true, ranges: true, ..*wanted };
+    let with_launches = WantedTraceParts { operations: true, calls: true, ranges: true, ..*wanted };
     // Names are known when all ranges were read: which paths match is found first.
     let mut paths = RangePaths::default();
-    let ranges_alone = Wanted { ranges: true, ..Wanted::default() };
+    let ranges_alone = WantedTraceParts { ranges: true, ..WantedTraceParts::default() };
     let Some(first) = read::stream(path, &ranges_alone, |_, row| paths.add(row))? else {
         return Ok(restrict::inside(&read::open(path, &with_launches)?, pattern));
     };
     let (named, now) = paths.paths.renamed(|label| first.names[label.0 as usize]);
-    let matching = restrict::matching(&first.trace, &named, &restrict::expression(pattern));
+    let matching = restrict::paths_that_match(
+        &first.trace,
+        &named,
+        &restrict::parse_range_expression(pattern),
+    );
     let matching = now.iter().map(|&path| matching[path as usize]).collect();
     let mut pass = Pass { matching, ..Pass::default() };
     drop(first);
@@ -46,16 +54,16 @@ pub fn open(path: &Path, wanted: &Wanted, pattern: &str) -> Result<Option<Trace>
 
 /// An open range.
 #[derive(Debug, Clone, Copy)]
-struct Open {
-    path: PathId,
+struct OpenRange {
+    path: RangePathId,
     kept: bool,
 }
 
 /// Paths of ranges; their names are labels.
 #[derive(Debug, Default)]
 struct RangePaths {
-    open: OpenRanges<Open>,
-    paths: Paths,
+    open: OpenRangesByThread<OpenRange>,
+    paths: RangePathTree,
 }
 
 impl RangePaths {
@@ -64,17 +72,17 @@ impl RangePaths {
             Row::Begin => *self = Self::default(),
             Row::Range(range) => {
                 let path = self.path(&range);
-                self.open.add(range, Open { path, kept: false }, |_| ());
+                self.open.add(range, OpenRange { path, kept: false }, |_| ());
             }
             Row::Call(_) => {}
         }
     }
 
     /// The path of the next range.
-    fn path(&mut self, range: &RangeRow) -> PathId {
+    fn path(&mut self, range: &RangeRow) -> RangePathId {
         let around = self.open.around(range.thread, (range.start, range.end));
-        let parent = around.map_or(ROOT, |around| around.state.path);
-        self.paths.inside(parent, Name(range.label))
+        let parent = around.map_or(ROOT_PATH, |around| around.state.path);
+        self.paths.inside(parent, NameId(range.label))
     }
 }
 
@@ -86,10 +94,10 @@ struct Pass {
     matching: Vec<bool>,
     standing: RangePaths,
     selection: Selection,
-    launched: Launched,
+    launched: LaunchedOperations,
     nodes: NodeEvents,
-    ranges: Ranges,
-    calls: Calls,
+    ranges: HostRangeTable,
+    calls: ApiCallTable,
 }
 
 impl Pass {
@@ -99,8 +107,8 @@ impl Pass {
                 let nodes = NodeEvents::new(trace, |_| true);
                 let matching = std::mem::take(&mut self.matching);
                 let launched = match trace.kernels.graph_node.is_empty() {
-                    true => Launched::default(),
-                    false => Launched::new(trace),
+                    true => LaunchedOperations::default(),
+                    false => LaunchedOperations::new(trace),
                 };
                 *self = Self { matching, nodes, launched, ..Self::default() };
             }
@@ -115,13 +123,13 @@ impl Pass {
         if self.matching.get(path as usize).copied().unwrap_or(false) {
             let process = trace.threads[range.thread as usize].process;
             self.selection.add(process, &range);
-            self.keep_open(range.thread, (range.start, range.end));
+            self.keep_enclosing_ranges(range.thread, (range.start, range.end));
         }
         let kept = self.selection.holds(trace, range.thread, range.start, range.end);
         if kept {
             keep(&mut self.ranges, &range);
         }
-        self.standing.open.add(range, Open { path, kept }, |_| ());
+        self.standing.open.add(range, OpenRange { path, kept }, |_| ());
     }
 
     fn call(&mut self, trace: &Trace, call: &CallRow) {
@@ -141,12 +149,12 @@ impl Pass {
         let events = &trace.node_events;
         while let Some(event) = self.nodes.before(trace, time) {
             let at = events.time[event];
-            self.keep_open(events.thread[event], (at, at));
+            self.keep_enclosing_ranges(events.thread[event], (at, at));
         }
     }
 
     /// Keeps the open ranges of a thread that enclose a span.
-    fn keep_open(&mut self, thread: u32, (start, end): (i64, i64)) {
+    fn keep_enclosing_ranges(&mut self, thread: u32, (start, end): (i64, i64)) {
         for open in self.standing.open.at(thread, start, |_| ()) {
             if open.row.end >= end && !std::mem::replace(&mut open.state.kept, true) {
                 keep(&mut self.ranges, &open.row);
@@ -155,6 +163,6 @@ impl Pass {
     }
 }
 
-fn keep(ranges: &mut Ranges, row: &RangeRow) {
-    ranges.push(row.start, row.end, row.thread, Name(row.label), row.style);
+fn keep(ranges: &mut HostRangeTable, row: &RangeRow) {
+    ranges.push(row.start, row.end, row.thread, NameId(row.label), row.style);
 }

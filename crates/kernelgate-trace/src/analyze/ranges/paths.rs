@@ -2,45 +2,46 @@
 
 use hashbrown::HashMap;
 
-use crate::analyze::ranges::sweep::ByThread;
+use crate::analyze::ranges::sweep::RowsByThread;
 use crate::model::Trace;
-use crate::model::names::Name;
+use crate::model::names::NameId;
 
 /// A path: an index into the paths of a trace.
-pub type PathId = u32;
+pub type RangePathId = u32;
 
 /// No range encloses it.
-pub const ROOT: PathId = 0;
+pub const ROOT_PATH: RangePathId = 0;
 
 /// Paths of ranges. Ranges of the same name at the same place share a path.
 #[derive(Debug, Clone)]
-pub struct Paths {
-    /// The parent and the last name of each path; the first is [`ROOT`], without a name.
-    nodes: Vec<(PathId, Name)>,
-    known: HashMap<(PathId, Name), PathId>,
+pub struct RangePathTree {
+    /// The parent and the last name of each path; the first is [`ROOT_PATH`], without a name.
+    nodes: Vec<(RangePathId, NameId)>,
+    known: HashMap<(RangePathId, NameId), RangePathId>,
 }
 
-impl Default for Paths {
+impl Default for RangePathTree {
     fn default() -> Self {
-        Self { nodes: vec![(ROOT, Name::default())], known: HashMap::new() }
+        Self { nodes: vec![(ROOT_PATH, NameId::default())], known: HashMap::new() }
     }
 }
 
 /// The path of every range of a trace in memory.
 #[derive(Debug, Clone, Default)]
-pub struct RangePaths {
+pub struct PathOfEachRange {
     /// The paths.
-    pub paths: Paths,
+    pub paths: RangePathTree,
     /// The path of each range, its own name last.
-    pub of_range: Vec<PathId>,
+    pub of_range: Vec<RangePathId>,
 }
 
-impl RangePaths {
+impl PathOfEachRange {
     /// The paths of the ranges of a trace.
     pub fn new(trace: &Trace) -> Self {
         let ranges = &trace.ranges;
-        let mut all = Self { paths: Paths::default(), of_range: vec![ROOT; ranges.len()] };
-        let by_thread = ByThread::ranges(trace);
+        let mut all =
+            Self { paths: RangePathTree::default(), of_range: vec![ROOT_PATH; ranges.len()] };
+        let by_thread = RowsByThread::ranges(trace);
         let mut open: Vec<u32> = Vec::new();
         for thread in 0..trace.threads.len() {
             open.clear();
@@ -50,7 +51,7 @@ impl RangePaths {
                     open.pop();
                 }
                 let parent = open.iter().rev().find(|&&outer| ranges.end[outer as usize] >= end);
-                let parent = parent.map_or(ROOT, |&outer| all.of_range[outer as usize]);
+                let parent = parent.map_or(ROOT_PATH, |&outer| all.of_range[outer as usize]);
                 let path = all.paths.inside(parent, ranges.name[range as usize]);
                 all.of_range[range as usize] = path;
                 open.push(range);
@@ -60,9 +61,9 @@ impl RangePaths {
     }
 }
 
-impl Paths {
+impl RangePathTree {
     /// The path of a name inside a path.
-    pub fn inside(&mut self, parent: PathId, name: Name) -> PathId {
+    pub fn inside(&mut self, parent: RangePathId, name: NameId) -> RangePathId {
         let new = u32::try_from(self.nodes.len()).expect("fewer than 2^32 paths");
         *self.known.entry((parent, name)).or_insert_with(|| {
             self.nodes.push((parent, name));
@@ -70,7 +71,7 @@ impl Paths {
         })
     }
 
-    /// Number of paths, [`ROOT`] among them.
+    /// Number of paths, [`ROOT_PATH`] among them.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -81,8 +82,8 @@ impl Paths {
     }
 
     /// Replaces the names in the paths; returns the new paths and the new number of each old one.
-    pub(crate) fn renamed(&self, name_of: impl Fn(Name) -> Name) -> (Self, Vec<PathId>) {
-        let (mut renamed, mut now) = (Self::default(), vec![ROOT]);
+    pub(crate) fn renamed(&self, name_of: impl Fn(NameId) -> NameId) -> (Self, Vec<RangePathId>) {
+        let (mut renamed, mut now) = (Self::default(), vec![ROOT_PATH]);
         // A path is numbered behind the one around it.
         for &(parent, name) in &self.nodes[1..] {
             now.push(renamed.inside(now[parent as usize], name_of(name)));
@@ -91,29 +92,29 @@ impl Paths {
     }
 
     /// The innermost path that is, or is around, two paths.
-    pub fn common(&self, mut a: PathId, mut b: PathId) -> PathId {
+    pub fn common(&self, mut a: RangePathId, mut b: RangePathId) -> RangePathId {
         // A path is numbered behind the one around it.
         while a != b {
             let inner = if a > b { &mut a } else { &mut b };
-            *inner = self.parent(*inner);
+            *inner = self.parent_path(*inner);
         }
         a
     }
 
     /// The path around a path.
-    pub fn parent(&self, path: PathId) -> PathId {
+    pub fn parent_path(&self, path: RangePathId) -> RangePathId {
         self.nodes[path as usize].0
     }
 
     /// The last name of a path.
-    pub fn name(&self, path: PathId) -> Name {
+    pub fn name(&self, path: RangePathId) -> NameId {
         self.nodes[path as usize].1
     }
 
-    /// The names from the outermost to the innermost, with `/` between them; empty for [`ROOT`].
-    pub fn text(&self, trace: &Trace, mut path: PathId) -> String {
+    /// The names from the outermost to the innermost, with `/` between them; empty for [`ROOT_PATH`].
+    pub fn text(&self, trace: &Trace, mut path: RangePathId) -> String {
         let mut names = Vec::new();
-        while path != ROOT {
+        while path != ROOT_PATH {
             let (parent, name) = self.nodes[path as usize];
             names.push(trace.names.text(name));
             path = parent;

@@ -6,15 +6,15 @@ use regex::Regex;
 use crate::analyze::launches::graph_nodes;
 use crate::analyze::launches::{Launches, NONE};
 use crate::analyze::operations::{AllOperations, Kind};
-use crate::analyze::ranges::paths::{Paths, ROOT, RangePaths};
-use crate::analyze::ranges::sweep::ByThread;
+use crate::analyze::ranges::paths::{PathOfEachRange, ROOT_PATH, RangePathTree};
+use crate::analyze::ranges::sweep::RowsByThread;
 use crate::model::Trace;
-use crate::model::gpu::{GraphNode, pick};
+use crate::model::gpu::{CudaGraphNode, pick};
 use crate::model::host::RangeStyle;
 use crate::read::RangeRow;
 
 /// Spans of one thread, or of all threads of a process.
-type Spans = Vec<(i64, i64)>;
+type TimeSpans = Vec<(i64, i64)>;
 
 /// The operations launched inside ranges whose path matches, and those ranges with what
 /// they enclose. `None`: no range matches.
@@ -24,8 +24,8 @@ type Spans = Vec<(i64, i64)>;
 /// thread of its process did. A range that was open while a graph was captured holds the kernels of
 /// those nodes, and the launches of the graph.
 pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
-    let expression = expression(pattern);
-    let nodes = nodes(trace, &expression);
+    let expression = parse_range_expression(pattern);
+    let nodes = graph_nodes_that_match(trace, &expression);
     let (selection, found) = Selection::new(trace, &expression);
     if !found && nodes.is_empty() {
         return None;
@@ -55,9 +55,9 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
         ..Trace::default()
     };
     inner.kernels.on_gpu = trace.kernels.on_gpu.pick(&kernels);
-    inner.kernels.function = trace.kernels.function.pick(&kernels);
-    inner.kernels.shape = trace.kernels.shape.pick(&kernels);
-    inner.kernels.graph_node = trace.kernels.graph_node.pick(&kernels);
+    inner.kernels.function = trace.kernels.function.pick_rows(&kernels);
+    inner.kernels.shape = trace.kernels.shape.pick_rows(&kernels);
+    inner.kernels.graph_node = trace.kernels.graph_node.pick_rows(&kernels);
     inner.collectives = trace.collectives.pick(&kernels);
     inner.copies.on_gpu = trace.copies.on_gpu.pick(&copies);
     inner.copies.bytes = pick(&trace.copies.bytes, &copies);
@@ -75,14 +75,18 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     }));
     let syncs = &trace.syncs;
     let kept_syncs = rows(syncs.on_gpu.len(), |sync| {
-        let process = trace.process_of(syncs.on_gpu.place.at(sync));
-        selection.touches(process, syncs.on_gpu.start.at(sync), syncs.on_gpu.end(sync))
+        let process = trace.process_of_place(syncs.on_gpu.place.at(sync));
+        selection.lies_inside_any_thread(
+            process,
+            syncs.on_gpu.start.at(sync),
+            syncs.on_gpu.end(sync),
+        )
     });
     inner.syncs.on_gpu = syncs.on_gpu.pick(&kept_syncs);
     inner.syncs.kind = pick(&syncs.kind, &kept_syncs);
     let faults = &trace.page_faults;
     let kept_faults = rows(faults.start.len(), |row| {
-        selection.touches(faults.process[row], faults.start[row], faults.start[row])
+        selection.lies_inside_any_thread(faults.process[row], faults.start[row], faults.start[row])
     });
     inner.page_faults.start = pick(&faults.start, &kept_faults);
     inner.page_faults.end = pick(&faults.end, &kept_faults);
@@ -91,7 +95,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     inner.page_faults.count = pick(&faults.count, &kept_faults);
     let os = &trace.os_calls;
     let kept_os = rows(os.start.len(), |call| {
-        selection.touches(
+        selection.lies_inside_any_thread(
             trace.threads[os.thread[call] as usize].process,
             os.start[call],
             os.end[call],
@@ -116,7 +120,7 @@ fn operations(trace: &Trace, nodes: &HashSet<(u32, u64)>, kept_call: &mut [bool]
         let (kind, index) = all.part(id);
         let node = || {
             let node = trace.kernels.graph_node.get(index).filter(|_| kind == Kind::Kernel)?;
-            Some((trace.process_of(trace.kernels.on_gpu.place.at(index)), node))
+            Some((trace.process_of_place(trace.kernels.on_gpu.place.at(index)), node))
         };
         let in_range = call != NONE && kept_call[call as usize];
         let in_node = !in_range && node().is_some_and(|node| nodes.contains(&node));
@@ -140,24 +144,24 @@ fn rows(count: usize, keep: impl Fn(usize) -> bool) -> Vec<u32> {
 /// The spans of the ranges that match.
 #[derive(Debug, Default)]
 pub(in crate::analyze) struct Selection {
-    by_thread: Vec<Spans>,
-    by_process: Vec<Spans>,
+    by_thread: Vec<TimeSpans>,
+    by_process: Vec<TimeSpans>,
     /// Spans of all threads: an event without a thread is inside if it lies in one of these.
-    any: Vec<Spans>,
+    any: Vec<TimeSpans>,
 }
 
 impl Selection {
     /// The matching ranges of a trace, and whether there is one.
     fn new(trace: &Trace, expression: &Regex) -> (Self, bool) {
-        let RangePaths { paths, of_range, .. } = RangePaths::new(trace);
-        let matching = matching(trace, &paths, expression);
+        let PathOfEachRange { paths, of_range, .. } = PathOfEachRange::new(trace);
+        let matching = paths_that_match(trace, &paths, expression);
         let mut selection = Self {
-            by_thread: vec![Spans::new(); trace.threads.len()],
-            by_process: vec![Spans::new(); trace.processes.len()],
-            any: vec![Spans::new(); trace.processes.len()],
+            by_thread: vec![TimeSpans::new(); trace.threads.len()],
+            by_process: vec![TimeSpans::new(); trace.processes.len()],
+            any: vec![TimeSpans::new(); trace.processes.len()],
         };
         let ranges = &trace.ranges;
-        let by_thread = ByThread::ranges(trace);
+        let by_thread = RowsByThread::ranges(trace);
         let mut found = false;
         for thread in 0..trace.threads.len() {
             for &range in by_thread.rows(thread) {
@@ -176,7 +180,7 @@ impl Selection {
             }
         }
         let every = [&mut selection.by_thread, &mut selection.by_process, &mut selection.any];
-        every.into_iter().flatten().for_each(outermost);
+        every.into_iter().flatten().for_each(keep_outermost_spans);
         (selection, found)
     }
 
@@ -187,7 +191,7 @@ impl Selection {
             RangeStyle::StartEnd => (&mut self.by_process, process),
         };
         if all.len() <= of as usize {
-            all.resize(of as usize + 1, Spans::new());
+            all.resize(of as usize + 1, TimeSpans::new());
         }
         let spans = &mut all[of as usize];
         if spans.last().is_none_or(|&(_, until)| until < range.end) {
@@ -204,36 +208,40 @@ impl Selection {
         end: i64,
     ) -> bool {
         let process = trace.threads[thread as usize].process as usize;
-        let inside = |spans: &[Spans], of: usize| {
-            spans.get(of).is_some_and(|spans| contains(spans, start, end))
+        let inside = |spans: &[TimeSpans], of: usize| {
+            spans.get(of).is_some_and(|spans| contains_span(spans, start, end))
         };
         inside(&self.by_thread, thread as usize) || inside(&self.by_process, process)
     }
 
     /// Whether what any thread of a process did lies inside.
-    fn touches(&self, process: u32, start: i64, end: i64) -> bool {
-        contains(&self.any[process as usize], start, end)
+    fn lies_inside_any_thread(&self, process: u32, start: i64, end: i64) -> bool {
+        contains_span(&self.any[process as usize], start, end)
     }
 }
 
 /// Whether an expression matches each path.
-pub(in crate::analyze) fn matching(trace: &Trace, paths: &Paths, expression: &Regex) -> Vec<bool> {
+pub(in crate::analyze) fn paths_that_match(
+    trace: &Trace,
+    paths: &RangePathTree,
+    expression: &Regex,
+) -> Vec<bool> {
     (0u32..)
         .take(paths.len())
-        .map(|path| path != ROOT && expression.is_match(&paths.text(trace, path)))
+        .map(|path| path != ROOT_PATH && expression.is_match(&paths.text(trace, path)))
         .collect()
 }
 
 /// The paths that a pattern matches.
-pub(in crate::analyze) fn expression(pattern: &str) -> Regex {
+pub(in crate::analyze) fn parse_range_expression(pattern: &str) -> Regex {
     let parts: Vec<String> = pattern.split('*').map(regex::escape).collect();
     Regex::new(&format!("(?s)(^|/){}$", parts.join(".*")))
         .expect("an escaped pattern is a valid expression")
 }
 
 /// The nodes of graphs that were created in a range whose path in the capture matches.
-fn nodes(trace: &Trace, expression: &Regex) -> HashSet<(u32, u64)> {
-    let inside = |node: &&GraphNode| {
+fn graph_nodes_that_match(trace: &Trace, expression: &Regex) -> HashSet<(u32, u64)> {
+    let inside = |node: &&CudaGraphNode| {
         let names: Vec<&str> = node.ranges.iter().map(|&name| trace.names.text(name)).collect();
         (1..=names.len()).any(|depth| expression.is_match(&names[..depth].join("/")))
     };
@@ -242,7 +250,7 @@ fn nodes(trace: &Trace, expression: &Regex) -> HashSet<(u32, u64)> {
 }
 
 /// Spans in order, without those inside another. Spans that only overlap are not merged.
-fn outermost(spans: &mut Spans) {
+fn keep_outermost_spans(spans: &mut TimeSpans) {
     spans.sort_by_key(|&(start, end)| (start, std::cmp::Reverse(end)));
     let mut until = i64::MIN;
     spans.retain(|&(_, end)| {
@@ -253,7 +261,7 @@ fn outermost(spans: &mut Spans) {
 }
 
 /// Whether one of the spans, which are in order of start and of end, holds another.
-fn contains(spans: &Spans, start: i64, end: i64) -> bool {
+fn contains_span(spans: &TimeSpans, start: i64, end: i64) -> bool {
     let after = spans.partition_point(|&(first, _)| first <= start);
     after.checked_sub(1).is_some_and(|last| spans[last].1 >= end)
 }

@@ -6,13 +6,13 @@ use crate::model::Trace;
 
 /// Rows by thread, each thread's in an order of time.
 #[derive(Debug, Default)]
-pub(crate) struct ByThread {
+pub(crate) struct RowsByThread {
     rows: Vec<u32>,
     /// The start of each thread's rows, and the end of the last.
     bounds: Vec<usize>,
 }
 
-impl ByThread {
+impl RowsByThread {
     /// Rows that are wanted, by thread and a key.
     pub fn sorted<K: Ord>(
         threads: usize,
@@ -65,19 +65,19 @@ impl ByThread {
 /// enclose its span: outer ones, which opened earlier, first.
 ///
 /// Ranges need not nest. Time is linear in the number of ranges and rows, times the depth.
-pub fn enclosing(
+pub fn visit_enclosing_ranges(
     trace: &Trace,
     (thread, wanted): (&[u32], impl Fn(u32) -> bool),
     span: impl Fn(u32) -> (i64, i64),
     mut visit: impl FnMut(u32, &[u32]),
 ) {
     let ranges = &trace.ranges;
-    let range_rows = ByThread::ranges(trace);
+    let range_rows = RowsByThread::ranges(trace);
     let key = |row: u32| {
         let (start, end) = span(row);
         (start, Reverse(end))
     };
-    let rows = ByThread::sorted(trace.threads.len(), thread, wanted, key);
+    let rows = RowsByThread::sorted(trace.threads.len(), thread, wanted, key);
     let mut open: Vec<u32> = Vec::new();
     let mut enclosing: Vec<u32> = Vec::new();
     for thread in 0..trace.threads.len() {

@@ -12,7 +12,9 @@ use std::collections::BinaryHeap;
 use hashbrown::HashMap;
 
 use crate::analyze::operations::OperationId;
-use crate::analyze::replay::{Change, Dependencies, Path, Replay, Segment, Walk};
+use crate::analyze::replay::{
+    Change, CriticalPathSegment, CriticalPathWalk, OperationDependencies, Replay, Walk,
+};
 
 /// A rank's part in a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,21 +30,21 @@ pub struct Member {
 }
 
 /// The ranks of a collective.
-pub type Members = Vec<Member>;
+pub type CollectiveMembers = Vec<Member>;
 
 /// The dependencies of a job.
 pub struct JobReplay<'a> {
-    traces: Vec<Dependencies<'a>>,
+    traces: Vec<OperationDependencies<'a>>,
     /// Converts a time of a trace's clock to the job's time.
     common: &'a dyn Fn(usize, i64) -> i64,
-    collectives: Vec<Members>,
+    collectives: Vec<CollectiveMembers>,
     /// The collective that each operation belongs to; one map for each trace.
     of_operation: Vec<HashMap<OperationId, usize>>,
 }
 
 /// State of a collective that some ranks have not reached.
 #[derive(Clone, Copy)]
-struct Arrivals {
+struct PendingArrivals {
     missing: usize,
     /// The replayed arrival of the last one so far.
     ready: i64,
@@ -51,8 +53,8 @@ struct Arrivals {
 impl<'a> JobReplay<'a> {
     /// Joins traces by their collectives.
     pub fn new(
-        traces: Vec<Dependencies<'a>>,
-        collectives: Vec<Members>,
+        traces: Vec<OperationDependencies<'a>>,
+        collectives: Vec<CollectiveMembers>,
         common: &'a dyn Fn(usize, i64) -> i64,
     ) -> Self {
         let mut of_operation = vec![HashMap::new(); traces.len()];
@@ -65,7 +67,7 @@ impl<'a> JobReplay<'a> {
     }
 
     /// The span of each trace, in the job's time.
-    fn spans(&self) -> impl Iterator<Item = (i64, i64)> {
+    fn trace_spans(&self) -> impl Iterator<Item = (i64, i64)> {
         self.traces.iter().enumerate().map(|(trace, of)| {
             let (start, end) = of.span();
             ((self.common)(trace, start), (self.common)(trace, end))
@@ -74,13 +76,13 @@ impl<'a> JobReplay<'a> {
 
     /// The first start and the last end on any rank, in the job's time.
     fn span(&self) -> (i64, i64) {
-        self.spans().reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or((0, 0))
+        self.trace_spans().reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or((0, 0))
     }
 
     /// The time from which all ranks are recorded, and the last end on any rank, in the job's time.
     pub fn recorded(&self) -> (i64, i64) {
         let (start, end) =
-            self.spans().reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))).unwrap_or((0, 0));
+            self.trace_spans().reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))).unwrap_or((0, 0));
         (start.min(end), end)
     }
 
@@ -94,10 +96,10 @@ impl<'a> JobReplay<'a> {
     /// Nanoseconds that the job is shorter with a change for each trace.
     pub fn gain(&self, changes: &[Change<'_>]) -> i64 {
         let mut replays: Vec<Replay<'_, '_>> = self.traces.iter().map(Replay::new).collect();
-        let mut arrivals: Vec<Arrivals> = self
+        let mut arrivals: Vec<PendingArrivals> = self
             .collectives
             .iter()
-            .map(|members| Arrivals { missing: members.len(), ready: i64::MIN })
+            .map(|members| PendingArrivals { missing: members.len(), ready: i64::MIN })
             .collect();
         let next = |replay: &Replay<'_, '_>, trace: usize| {
             let id = replay.next()?;
@@ -111,19 +113,19 @@ impl<'a> JobReplay<'a> {
             let by = replays[trace].start(id, &changes[trace]);
             first = first.min(start + by);
             if let Some(&number) = self.of_operation[trace].get(&id) {
-                replays[trace].set_end(id, by);
+                replays[trace].set_end_difference(id, by);
                 let arrived = &mut arrivals[number];
                 arrived.missing -= 1;
                 arrived.ready = arrived.ready.max(start + by);
                 if arrived.missing == 0 {
-                    let ends = self.meet(number, arrived.ready, changes, &mut replays);
+                    let ends = self.end_collective(number, arrived.ready, changes, &mut replays);
                     last = last.max(ends);
                 }
             } else {
                 let all = self.traces[trace].operations();
                 let length = all.length(id);
                 let by = by + (changes[trace].length)(id, length) - length;
-                replays[trace].set_end(id, by);
+                replays[trace].set_end_difference(id, by);
                 last = last.max((self.common)(trace, all.end(id)) + by);
             }
             order.extend(next(&replays[trace], trace));
@@ -133,7 +135,7 @@ impl<'a> JobReplay<'a> {
     }
 
     /// Sets the ends of a collective at which all ranks have arrived; returns the last of them.
-    fn meet(
+    fn end_collective(
         &self,
         number: usize,
         ready: i64,
@@ -147,7 +149,7 @@ impl<'a> JobReplay<'a> {
             let transfer = (member.end - recorded).max(0);
             let shorter = (changes[member.trace].length)(member.operation, transfer);
             let by = ready - recorded + shorter - transfer;
-            replays[member.trace].set_end(member.operation, by);
+            replays[member.trace].set_end_difference(member.operation, by);
             last = last.max(member.end + by);
         }
         last
@@ -155,7 +157,7 @@ impl<'a> JobReplay<'a> {
 
     /// The critical path, from its end back to when all ranks are recorded: the trace and length of
     /// each segment.
-    pub fn critical_path(&self) -> Vec<(usize, Segment, i64)> {
+    pub fn critical_path(&self) -> Vec<(usize, CriticalPathSegment, i64)> {
         let end = |trace: &usize| (self.common)(*trace, self.traces[*trace].span().1);
         let Some(mut trace) = (0..self.traces.len()).max_by_key(end) else { return Vec::new() };
         let mut walks: Vec<Walk<'_, '_>> = self.traces.iter().map(Walk::new).collect();
@@ -167,7 +169,8 @@ impl<'a> JobReplay<'a> {
         for _ in 0..steps {
             let Some(id) = next else { break };
             let all = self.traces[trace].operations();
-            let mut path = Path { first: self.traces[trace].span().0, at, segments: Vec::new() };
+            let mut path =
+                CriticalPathWalk { first: self.traces[trace].span().0, at, segments: Vec::new() };
             let last = self.of_operation[trace].get(&id).map(|&number| {
                 let (ready, last) = Self::ready(&self.collectives[number]);
                 (ready, *last)
@@ -176,15 +179,19 @@ impl<'a> JobReplay<'a> {
                 Some((ready, last)) if last.trace != trace => {
                     // The path goes back over the transfer, then to the rank that arrived last.
                     let transfer = (self.common)(trace, all.end(id)) - ready;
-                    path.back(Segment::Operation(id), (all.end(id) - transfer).min(path.at));
+                    path.walk_back_to(
+                        CriticalPathSegment::Operation(id),
+                        (all.end(id) - transfer).min(path.at),
+                    );
                     segments.extend(path.segments.drain(..).map(|(of, ns)| (trace, of, ns)));
                     trace = last.trace;
                     let start = self.traces[trace].operations().start(last.operation);
-                    path = Path { first: self.traces[trace].span().0, at: start, ..path };
+                    path =
+                        CriticalPathWalk { first: self.traces[trace].span().0, at: start, ..path };
                     walks[trace].before(last.operation, &mut path)
                 }
                 _ => {
-                    path.back(Segment::Operation(id), all.start(id));
+                    path.walk_back_to(CriticalPathSegment::Operation(id), all.start(id));
                     walks[trace].before(id, &mut path)
                 }
             };
@@ -197,7 +204,7 @@ impl<'a> JobReplay<'a> {
         let (start, end) = self.recorded();
         let rest = (self.common)(trace, at) - start;
         if rest > 0 {
-            segments.push((trace, Segment::Unknown, rest));
+            segments.push((trace, CriticalPathSegment::Unknown, rest));
         }
         let mut left = end - start;
         for (.., ns) in &mut segments {

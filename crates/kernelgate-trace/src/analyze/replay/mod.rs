@@ -16,19 +16,19 @@ use hashbrown::HashMap;
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::order::Order;
-use crate::analyze::timeline::cover::Union;
+use crate::analyze::timeline::cover::UnitedSpans;
 use crate::model::Trace;
-use crate::model::packed::{Cell, Packed};
+use crate::model::packed::{Cell, PackedColumn};
 
 /// No operation, or no thread.
 const NONE: u32 = u32::MAX;
 /// An operation that starts so long after its launch and its stream's last operation may wait for
 /// another stream.
-const WAITS_NS: i64 = 1_000;
+const MIN_WAIT_FOR_STREAM_NS: i64 = 1_000;
 
 /// A call that waits for the GPU.
 #[derive(Debug, Clone, Copy)]
-pub struct WaitCall {
+pub struct GpuWaitCall {
     /// The thread.
     pub thread: u32,
     /// When the call was entered.
@@ -38,20 +38,20 @@ pub struct WaitCall {
 }
 
 /// The time from an operation to the next one of its stream, where that was launched in time.
-const BETWEEN_NS: i64 = 1_000;
+const NEXT_OPERATION_DELAY_NS: i64 = 1_000;
 /// Time between two launch calls from which a host may have waited for the GPU in between.
-const PAUSE_NS: i64 = 100_000;
+const MIN_HOST_PAUSE_NS: i64 = 100_000;
 /// Operations that a host that waits leaves in the queue at most.
-const MAX_QUEUED_OPERATIONS: i64 = 2;
+const MAX_QUEUED_WHILE_WAITING: i64 = 2;
 /// Part of that time in which the GPU works if the host waits for it. In public traces the rule finds
 /// 92 % of 9,748 waits without their calls, with any part from 0.7 to 0.95; 9 % of 17,722 pauses
 /// without a call that waits look alike.
-const MIN_BUSY_SHARE: f64 = 0.9;
+const MIN_BUSY_SHARE_OF_WAIT: f64 = 0.9;
 
 /// A wait of the host.
 #[derive(Debug, Clone, Copy)]
 struct Wait {
-    call: WaitCall,
+    call: GpuWaitCall,
     /// The operation that ended it; [`NONE`] where the GPU was done already.
     ended_by: OperationId,
     /// Whether the wait is a call, and not the time between two launches.
@@ -67,12 +67,12 @@ pub struct Change<'a> {
     /// Whether the host waits for the GPU.
     pub waits: bool,
     /// The host's time between its launch calls.
-    pub host: HostTime<'a>,
+    pub host: ReplayedHostTime<'a>,
 }
 
 /// The host's time in a replay.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum HostTime<'a> {
+pub enum ReplayedHostTime<'a> {
     /// Time as it was recorded.
     Recorded,
     /// A part of the time between launch calls is left, 0 to 1.
@@ -82,9 +82,9 @@ pub enum HostTime<'a> {
     WithoutPauses(&'a [(i64, i64)]),
 }
 
-impl HostTime<'_> {
+impl ReplayedHostTime<'_> {
     /// Nanoseconds of a launch call, or of a part of it, that lie in a pause.
-    fn paused(&self, from: i64, to: i64) -> i64 {
+    fn paused_ns(&self, from: i64, to: i64) -> i64 {
         let Self::WithoutPauses(spans) = self else { return 0 };
         spans.iter().map(|&(start, end)| (end.min(to) - start.max(from)).max(0)).sum()
     }
@@ -92,13 +92,17 @@ impl HostTime<'_> {
 
 impl Change<'_> {
     /// No change.
-    pub const NONE: Change<'static> =
-        Change { length: &|_, ns| ns, launches: true, waits: true, host: HostTime::Recorded };
+    pub const NONE: Change<'static> = Change {
+        length: &|_, ns| ns,
+        launches: true,
+        waits: true,
+        host: ReplayedHostTime::Recorded,
+    };
 }
 
 /// A segment of the critical path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Segment {
+pub enum CriticalPathSegment {
     /// An operation runs.
     Operation(OperationId),
     /// Time from a launch call to the start of its operation.
@@ -115,7 +119,7 @@ pub enum Segment {
     Unknown,
 }
 
-impl Segment {
+impl CriticalPathSegment {
     /// The segment as text; an operation is printed by its own name.
     pub const fn label(self) -> &'static str {
         match self {
@@ -131,7 +135,7 @@ impl Segment {
 }
 
 /// The dependencies of a trace.
-pub struct Dependencies<'a> {
+pub struct OperationDependencies<'a> {
     all: AllOperations<'a>,
     launches: &'a LaunchCalls,
     /// Operations whose launch is recorded, in the order of their launch.
@@ -142,23 +146,23 @@ pub struct Dependencies<'a> {
     waits: Vec<Wait>,
     /// Number of each operation minus that of the operation before it on its stream; 0 for the
     /// first one.
-    step: Packed<i64>,
+    step: PackedColumn<i64>,
     /// Number of each operation minus that of the operation of another stream that it seems to wait
     /// for; 0 without such a one.
-    other: Packed<i64>,
+    other: PackedColumn<i64>,
     threads: usize,
     span: (i64, i64),
 }
 
-impl<'a> Dependencies<'a> {
+impl<'a> OperationDependencies<'a> {
     /// Collects the dependencies; `None` of a trace without operations.
-    pub fn new(trace: &'a Trace, launches: &'a LaunchCalls, waits: &[WaitCall]) -> Option<Self> {
+    pub fn new(trace: &'a Trace, launches: &'a LaunchCalls, waits: &[GpuWaitCall]) -> Option<Self> {
         let all = AllOperations::new(trace);
-        let process = |id: OperationId| trace.process_of(all.place(id)) as usize;
+        let process = |id: OperationId| trace.process_of_place(all.place(id)) as usize;
         let time = |id: OperationId| launches.get(&all, id).map(|call| call.start);
-        let launched = Order::by_key(all.ids().filter(|&id| launches.has(id)), time);
-        let started = Order::by_key(all.ids(), |id| all.start(id));
-        let ended = Order::by_key(all.ids(), |id| all.end(id));
+        let launched = Order::operations_by_key(all.ids().filter(|&id| launches.has(id)), time);
+        let started = Order::operations_by_key(all.ids(), |id| all.start(id));
+        let ended = Order::operations_by_key(all.ids(), |id| all.end(id));
         let first = all.start(started.get(0)?);
         let last = all.end(ended.get(ended.len() - 1)?);
         let mut of = Self {
@@ -167,26 +171,26 @@ impl<'a> Dependencies<'a> {
             launched,
             started,
             waits: Vec::new(),
-            step: Packed::filled(all.len(), 0),
-            other: Packed::filled(all.len(), 0),
+            step: PackedColumn::filled_with(all.len(), 0),
+            other: PackedColumn::filled_with(all.len(), 0),
             threads: trace.threads.len(),
             span: (first, last),
         };
         of.streams(trace, &ended, process);
         of.waits(trace, waits, &ended, process);
-        of.unrecorded_waits(trace, waits, &ended, process);
+        of.add_unrecorded_waits(trace, waits, &ended, process);
         of.waits.sort_by_key(|wait| wait.call.end);
         Some(of)
     }
 
     /// The operation before one on its stream.
     fn before(&self, id: OperationId) -> Option<OperationId> {
-        behind(id, self.step.at(id as usize))
+        operation_before(id, self.step.at(id as usize))
     }
 
     /// The operation of another stream that one seems to wait for.
     fn other(&self, id: OperationId) -> Option<OperationId> {
-        behind(id, self.other.at(id as usize))
+        operation_before(id, self.other.at(id as usize))
     }
 
     /// The operations that others wait for: on their stream, or on another one.
@@ -219,7 +223,7 @@ impl<'a> Dependencies<'a> {
                 last_of_place[place] = id;
             }
             let ready = self.ready(id).map_or(i64::MIN, |(time, _)| time);
-            if start.saturating_sub(ready) <= WAITS_NS {
+            if start.saturating_sub(ready) <= MIN_WAIT_FOR_STREAM_NS {
                 continue;
             }
             // The wait's own device comes first, because a process may use several devices.
@@ -239,13 +243,13 @@ impl<'a> Dependencies<'a> {
     fn waits(
         &mut self,
         trace: &Trace,
-        calls: &[WaitCall],
+        calls: &[GpuWaitCall],
         ended: &Order,
         process: impl Fn(OperationId) -> usize,
     ) {
         let mut last_of_process = vec![NONE; trace.processes.len()];
         let mut done = ended.iter().peekable();
-        let mut calls: Vec<WaitCall> = calls.to_vec();
+        let mut calls: Vec<GpuWaitCall> = calls.to_vec();
         calls.sort_by_key(|call| call.end);
         for call in calls {
             while let Some(id) = done.next_if(|&id| self.all.end(id) <= call.end) {
@@ -260,7 +264,7 @@ impl<'a> Dependencies<'a> {
         let blocking = self.launched.iter().filter_map(|id| {
             let call = self.launch(id).filter(|call| self.blocks(id, self.all.span(id), call))?;
             let LaunchCall { start, end, thread } = call;
-            Some(Wait { call: WaitCall { thread, start, end }, ended_by: id, recorded: true })
+            Some(Wait { call: GpuWaitCall { thread, start, end }, ended_by: id, recorded: true })
         });
         let blocking: Vec<Wait> = blocking.collect();
         self.waits.extend(blocking);
@@ -268,19 +272,19 @@ impl<'a> Dependencies<'a> {
 
     /// Times between two launch calls of a thread, without a wait, in which the GPU works most of
     /// the time and does nearly all that was launched.
-    fn unrecorded_waits(
+    fn add_unrecorded_waits(
         &mut self,
         trace: &Trace,
-        calls: &[WaitCall],
+        calls: &[GpuWaitCall],
         ended: &Order,
         process: impl Fn(OperationId) -> usize,
     ) {
-        let mut pauses: Vec<WaitCall> = Vec::new();
+        let mut pauses: Vec<GpuWaitCall> = Vec::new();
         let mut last_call = vec![i64::MIN; self.threads];
         for call in self.launched.iter().filter_map(|id| self.launch(id)) {
             let last = std::mem::replace(&mut last_call[call.thread as usize], call.end);
-            if last != i64::MIN && call.start - last >= PAUSE_NS {
-                pauses.push(WaitCall { thread: call.thread, start: last, end: call.start });
+            if last != i64::MIN && call.start - last >= MIN_HOST_PAUSE_NS {
+                pauses.push(GpuWaitCall { thread: call.thread, start: last, end: call.start });
             }
         }
         let mut waited: HashMap<u32, Vec<i64>> = HashMap::new();
@@ -297,7 +301,7 @@ impl<'a> Dependencies<'a> {
             return;
         }
         pauses.sort_by_key(|pause| pause.end);
-        let mut worked = vec![Union::default(); trace.processes.len()];
+        let mut worked = vec![UnitedSpans::default(); trace.processes.len()];
         for id in self.started.iter() {
             worked[process(id)].add((self.all.start(id), self.all.end(id)));
         }
@@ -329,7 +333,10 @@ impl<'a> Dependencies<'a> {
                 [worked[own].within((call.start, call.end)), call.end - call.start]
                     .map(|ns| ns as f64);
             let ended = last != NONE && self.all.end(last) > call.start;
-            if ended && pending[own] <= MAX_QUEUED_OPERATIONS && worked >= MIN_BUSY_SHARE * whole {
+            if ended
+                && pending[own] <= MAX_QUEUED_WHILE_WAITING
+                && worked >= MIN_BUSY_SHARE_OF_WAIT * whole
+            {
                 self.waits.push(Wait { call, ended_by: next.unwrap_or(last), recorded: false });
             }
         }
@@ -343,12 +350,17 @@ impl<'a> Dependencies<'a> {
         if self.all.part(id).0 == Kind::Kernel && beside * 2 < call.end - call.start {
             return false;
         }
-        end <= call.end || (end - start > WAITS_NS && beside * 2 > end - start)
+        end <= call.end || (end - start > MIN_WAIT_FOR_STREAM_NS && beside * 2 > end - start)
     }
 
     /// The time from which an operation could start by its launch alone. A call that waits for its
     /// operation may have waited for others before it, too.
-    fn launched_at(&self, id: OperationId, span: (i64, i64), call: &LaunchCall) -> i64 {
+    fn earliest_start_by_launch(
+        &self,
+        id: OperationId,
+        span: (i64, i64),
+        call: &LaunchCall,
+    ) -> i64 {
         let at = if self.blocks(id, span, call) { call.start } else { call.end };
         at.min(span.0)
     }
@@ -359,7 +371,7 @@ impl<'a> Dependencies<'a> {
     }
 
     /// The launch call at a position of their order, with an operation that it launches.
-    fn launch_call(&self, position: usize) -> Option<(OperationId, LaunchCall)> {
+    fn launch_call_at(&self, position: usize) -> Option<(OperationId, LaunchCall)> {
         let id = self.launched.get(position)?;
         Some((id, self.launch(id)?))
     }
@@ -379,7 +391,7 @@ impl<'a> Dependencies<'a> {
     fn ready(&self, id: OperationId) -> Option<(i64, bool)> {
         let span = self.all.span(id);
         let launch = self.launches.before(span.0, id);
-        let launch = launch.map(|call| self.launched_at(id, span, &call));
+        let launch = launch.map(|call| self.earliest_start_by_launch(id, span, &call));
         let stream = self.before(id).map(|before| self.all.end(before).min(span.0));
         match (launch, stream) {
             (Some(launch), Some(stream)) => Some((launch.max(stream), launch > stream)),
@@ -399,7 +411,7 @@ impl<'a> Dependencies<'a> {
             first = first.min(start + by);
             let length = (change.length)(id, end - start);
             let by = by + length - (end - start);
-            replay.set_end(id, by);
+            replay.set_end_difference(id, by);
             // An operation that takes no time any more ends nothing.
             if length > 0 || end == start {
                 last = last.max(end + by);
@@ -410,18 +422,19 @@ impl<'a> Dependencies<'a> {
 
     /// The critical path, from its end back to its start: `each` gets segments that add up to the
     /// time from the first start to the last end.
-    pub fn critical_path(&self, mut each: impl FnMut(Segment, i64)) {
+    pub fn critical_path(&self, mut each: impl FnMut(CriticalPathSegment, i64)) {
         let mut walk = Walk::new(self);
-        let mut path = Path { first: self.span.0, at: self.span.1, segments: Vec::new() };
+        let mut path =
+            CriticalPathWalk { first: self.span.0, at: self.span.1, segments: Vec::new() };
         let mut next = Some(self.last());
         // Operations without a duration may lead back to each other.
         for _ in 0..self.all.len() {
             let Some(id) = next.filter(|_| path.at > path.first) else { break };
-            path.back(Segment::Operation(id), self.all.start(id));
+            path.walk_back_to(CriticalPathSegment::Operation(id), self.all.start(id));
             next = walk.before(id, &mut path);
             path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
         }
-        path.back(Segment::Unknown, self.span.0);
+        path.walk_back_to(CriticalPathSegment::Unknown, self.span.0);
         path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
     }
 
@@ -438,19 +451,19 @@ impl<'a> Dependencies<'a> {
 }
 
 /// The operation that a number of operations is before another one; none before itself.
-fn behind(id: OperationId, step: i64) -> Option<OperationId> {
+fn operation_before(id: OperationId, step: i64) -> Option<OperationId> {
     (step != 0).then(|| OperationId::from_number(id.number() - step))
 }
 
 /// A replay while it goes on: differences between replayed and recorded times.
 pub struct Replay<'d, 'a> {
-    of: &'d Dependencies<'a>,
+    of: &'d OperationDependencies<'a>,
     /// Time after the last call of each thread.
     thread: Vec<i64>,
     /// Recorded end of the last call of each thread; empty where the host takes its recorded time.
     called: Vec<i64>,
     /// By operation, of its launch until it starts, of its end from then on.
-    by: Packed<i64>,
+    by: PackedColumn<i64>,
     /// Thread and start of the last launch call: a graph's call launches several operations.
     last_call: (u32, i64),
     /// The next launch call, with an operation that it launches.
@@ -461,14 +474,14 @@ pub struct Replay<'d, 'a> {
 
 impl<'d, 'a> Replay<'d, 'a> {
     /// Starts a replay of the dependencies.
-    pub fn new(of: &'d Dependencies<'a>) -> Self {
+    pub fn new(of: &'d OperationDependencies<'a>) -> Self {
         Self {
             of,
             thread: vec![0; of.threads],
             called: vec![i64::MIN; of.threads],
-            by: Packed::filled(of.all.len(), 0),
+            by: PackedColumn::filled_with(of.all.len(), 0),
             last_call: (NONE, i64::MIN),
-            next_call: of.launch_call(0),
+            next_call: of.launch_call_at(0),
             at: (0, 0, 0),
         }
     }
@@ -490,7 +503,7 @@ impl<'d, 'a> Replay<'d, 'a> {
             match (self.next_call, wait) {
                 (Some((launched, call)), _) if call.start <= start && call.start < returned => {
                     self.at.0 += 1;
-                    self.next_call = source.launch_call(self.at.0);
+                    self.next_call = source.launch_call_at(self.at.0);
                     self.call(launched, &call, change);
                 }
                 (_, Some(wait)) if returned <= start => {
@@ -501,8 +514,10 @@ impl<'d, 'a> Replay<'d, 'a> {
             }
         }
         self.at.1 += 1;
-        let launch =
-            source.launches.before(start, id).map(|call| source.launched_at(id, span, &call));
+        let launch = source
+            .launches
+            .before(start, id)
+            .map(|call| source.earliest_start_by_launch(id, span, &call));
         let others = [source.before(id), source.other(id)]
             .map(|other| other.map(|other| (other, source.all.end(other).min(start))));
         let others = || others.iter().flatten();
@@ -510,21 +525,21 @@ impl<'d, 'a> Replay<'d, 'a> {
         let Some(recorded) = launch.max(ended) else { return 0 };
         // The latency of a launch that decided does not remain behind an operation.
         let latency = start - recorded;
-        let between = if launch > ended { latency.min(BETWEEN_NS) } else { latency };
+        let between = if launch > ended { latency.min(NEXT_OPERATION_DELAY_NS) } else { latency };
         let launched = launch.map(|time| time + self.by.at(id as usize) + latency);
         let ready = others().map(|&(other, end)| end + self.by.at(other as usize) + between).max();
         launched.max(ready).map_or(0, |replayed| replayed - start)
     }
 
     /// Sets the difference of an operation's end.
-    pub fn set_end(&mut self, id: OperationId, by: i64) {
+    pub fn set_end_difference(&mut self, id: OperationId, by: i64) {
         self.by.set(id as usize, by);
     }
 
     fn call(&mut self, id: OperationId, call: &LaunchCall, change: &Change<'_>) {
         let thread = call.thread as usize;
         let removed = |from: i64| match change.launches {
-            true => change.host.paused(from, call.end),
+            true => change.host.paused_ns(from, call.end),
             false => (call.end - from).max(0),
         };
         if self.last_call != (call.thread, call.start) {
@@ -547,18 +562,18 @@ impl<'d, 'a> Replay<'d, 'a> {
     fn host(&mut self, thread: usize, until: i64, change: &Change<'_>) {
         let since = self.called[thread];
         self.thread[thread] -= match change.host {
-            HostTime::Scaled(left) if since != i64::MIN && until > since => {
+            ReplayedHostTime::Scaled(left) if since != i64::MIN && until > since => {
                 ((until - since) as f64 * (1.0 - left)).round() as i64
             }
-            HostTime::Scaled(_) | HostTime::Recorded => 0,
-            HostTime::WithoutPauses(_) => change.host.paused(since, until),
+            ReplayedHostTime::Scaled(_) | ReplayedHostTime::Recorded => 0,
+            ReplayedHostTime::WithoutPauses(_) => change.host.paused_ns(since, until),
         };
     }
 
     fn wait(&mut self, wait: &Wait, change: &Change<'_>) {
-        let WaitCall { thread, start, end } = wait.call;
+        let GpuWaitCall { thread, start, end } = wait.call;
         let index = thread as usize;
-        if !wait.recorded && matches!(change.host, HostTime::Scaled(_)) {
+        if !wait.recorded && matches!(change.host, ReplayedHostTime::Scaled(_)) {
             return;
         }
         self.host(index, start, change);
@@ -570,7 +585,7 @@ impl<'d, 'a> Replay<'d, 'a> {
             // The call returns as long after (or before) the end of the operation as it was
             // recorded, and not before it was entered.
             (ended_by, true) => {
-                let paused = change.host.paused(self.of.all.end(ended_by), end);
+                let paused = change.host.paused_ns(self.of.all.end(ended_by), end);
                 (self.by.at(ended_by as usize) - paused).max(not_before)
             }
         };
@@ -578,18 +593,18 @@ impl<'d, 'a> Replay<'d, 'a> {
 }
 
 /// The critical path while it is walked back.
-pub struct Path {
+pub struct CriticalPathWalk {
     /// Beginning of the path.
     pub first: i64,
     /// The time that the walk has reached.
     pub at: i64,
     /// Segments of the path so far.
-    pub segments: Vec<(Segment, i64)>,
+    pub segments: Vec<(CriticalPathSegment, i64)>,
 }
 
-impl Path {
+impl CriticalPathWalk {
     /// Goes back to a time.
-    pub fn back(&mut self, segment: Segment, to: i64) {
+    pub fn walk_back_to(&mut self, segment: CriticalPathSegment, to: i64) {
         let to = to.max(self.first);
         if to < self.at {
             self.segments.push((segment, self.at - to));
@@ -600,27 +615,27 @@ impl Path {
 
 /// Goes from an operation to the one that it waited for.
 pub struct Walk<'d, 'a> {
-    of: &'d Dependencies<'a>,
+    of: &'d OperationDependencies<'a>,
     /// Positions of the waits of each thread, in the order of their end.
     waits: Vec<Vec<u32>>,
-    launches: Vec<LaunchSum>,
+    launches: Vec<LaunchCallSums>,
 }
 
 /// The launch calls of a thread, with the sum of their lengths up to a place: a walk goes back in
 /// time, and the sum goes with it.
 #[derive(Debug, Clone, Default)]
-struct LaunchSum {
+struct LaunchCallSums {
     /// One operation of each call, in the order of the calls.
-    calls: Packed<OperationId>,
+    calls: PackedColumn<OperationId>,
     /// The place.
     at: usize,
     /// Nanoseconds of the calls before the place.
     sum: i64,
 }
 
-impl LaunchSum {
+impl LaunchCallSums {
     /// Nanoseconds of the calls that start before a time.
-    fn before(&mut self, of: &Dependencies<'_>, time: i64) -> i64 {
+    fn before(&mut self, of: &OperationDependencies<'_>, time: i64) -> i64 {
         let call = |at: usize| self.calls.get(at).and_then(|id| of.launch(id));
         while let Some(call) = call(self.at).filter(|call| call.start < time) {
             self.sum += call.end - call.start;
@@ -638,12 +653,12 @@ impl LaunchSum {
 
 impl<'d, 'a> Walk<'d, 'a> {
     /// Sorts the calls by thread.
-    pub fn new(of: &'d Dependencies<'a>) -> Self {
+    pub fn new(of: &'d OperationDependencies<'a>) -> Self {
         let mut waits = vec![Vec::new(); of.threads];
         for (position, wait) in (0u32..).zip(&of.waits).filter(|(_, of)| of.ended_by != NONE) {
             waits[wait.call.thread as usize].push(position);
         }
-        let mut launches = vec![LaunchSum::default(); of.threads];
+        let mut launches = vec![LaunchCallSums::default(); of.threads];
         let mut last = vec![i64::MIN; of.threads];
         for (id, call) in of.launched.iter().filter_map(|id| Some((id, of.launch(id)?))) {
             // The launch call of a graph launches several operations.
@@ -656,21 +671,21 @@ impl<'d, 'a> Walk<'d, 'a> {
     }
 
     /// Goes back from the start of an operation to the end of the one that it waited for.
-    pub fn before(&mut self, id: OperationId, path: &mut Path) -> Option<OperationId> {
+    pub fn before(&mut self, id: OperationId, path: &mut CriticalPathWalk) -> Option<OperationId> {
         let source = self.of;
         match (source.ready(id), source.other(id)) {
             (_, Some(other)) => {
-                path.back(Segment::BetweenOperations, source.all.end(other));
+                path.walk_back_to(CriticalPathSegment::BetweenOperations, source.all.end(other));
                 Some(other)
             }
             (Some((ready, false)), None) => {
-                path.back(Segment::BetweenOperations, ready);
+                path.walk_back_to(CriticalPathSegment::BetweenOperations, ready);
                 source.before(id)
             }
             (Some((ready, true)), None) => {
-                path.back(Segment::LaunchLatency, ready);
+                path.walk_back_to(CriticalPathSegment::LaunchLatency, ready);
                 let call = source.launch(id)?;
-                path.back(Segment::LaunchCalls, call.start);
+                path.walk_back_to(CriticalPathSegment::LaunchCalls, call.start);
                 self.host(call, path)
             }
             (None, None) => None,
@@ -679,7 +694,7 @@ impl<'d, 'a> Walk<'d, 'a> {
 
     /// Goes back from a launch call to the last wait of its thread, and to the operation that ended
     /// it.
-    fn host(&mut self, call: LaunchCall, path: &mut Path) -> Option<OperationId> {
+    fn host(&mut self, call: LaunchCall, path: &mut CriticalPathWalk) -> Option<OperationId> {
         let source = self.of;
         let waits = &self.waits[call.thread as usize];
         let end = |position: u32| source.waits[position as usize].call.end;
@@ -690,10 +705,10 @@ impl<'d, 'a> Walk<'d, 'a> {
         let host = path.at - until;
         let launching = calls.before(source, call.start) - calls.before(source, until);
         let launching = launching.clamp(0, host.max(0));
-        path.back(Segment::LaunchCalls, path.at - launching);
-        path.back(Segment::Host, until);
+        path.walk_back_to(CriticalPathSegment::LaunchCalls, path.at - launching);
+        path.walk_back_to(CriticalPathSegment::Host, until);
         let wait = wait?;
-        path.back(Segment::WaitReturn, source.all.end(wait.ended_by));
+        path.walk_back_to(CriticalPathSegment::WaitReturn, source.all.end(wait.ended_by));
         Some(wait.ended_by)
     }
 }

@@ -1,15 +1,15 @@
 //! Spans of time as unions.
 
-use crate::model::packed::{Packed, partition_point};
+use crate::model::packed::{PackedColumn, partition_point};
 
 /// Spans in order of time that neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Union {
-    start: Packed<i64>,
-    length: Packed<i64>,
+pub struct UnitedSpans {
+    start: PackedColumn<i64>,
+    length: PackedColumn<i64>,
 }
 
-impl Union {
+impl UnitedSpans {
     /// Joins spans, given in any order, into their union.
     pub fn new(mut spans: Vec<(i64, i64)>) -> Self {
         if !spans.is_sorted() {
@@ -44,7 +44,7 @@ impl Union {
     }
 
     /// The parts of the united spans inside of one span.
-    fn inside(&self, (start, end): (i64, i64)) -> impl Iterator<Item = (i64, i64)> {
+    fn parts_inside(&self, (start, end): (i64, i64)) -> impl Iterator<Item = (i64, i64)> {
         let count = self.start.len();
         let first = partition_point(count, |index| self.span(index).1 <= start);
         let inside = (first..count).map(|index| self.span(index));
@@ -54,12 +54,12 @@ impl Union {
 
     /// Nanoseconds inside of one span.
     pub fn within(&self, span: (i64, i64)) -> i64 {
-        self.inside(span).map(|(from, to)| to - from).sum()
+        self.parts_inside(span).map(|(from, to)| to - from).sum()
     }
 
     /// Nanoseconds from the first to the last time inside of one span.
-    pub fn extent(&self, span: (i64, i64)) -> i64 {
-        let mut inside = self.inside(span);
+    pub fn extent_inside(&self, span: (i64, i64)) -> i64 {
+        let mut inside = self.parts_inside(span);
         let Some((from, to)) = inside.next() else { return 0 };
         inside.last().map_or(to, |(_, to)| to) - from
     }
@@ -71,14 +71,14 @@ mod tests {
 
     #[test]
     fn a_union_counts_time_once() {
-        let union = Union::new(vec![(10, 20), (0, 5), (15, 30), (5, 7), (40, 40)]);
+        let union = UnitedSpans::new(vec![(10, 20), (0, 5), (15, 30), (5, 7), (40, 40)]);
         let spans: Vec<(i64, i64)> =
             (0..union.start.len()).map(|index| union.span(index)).collect();
         assert_eq!(spans, [(0, 7), (10, 30), (40, 40)]);
         assert_eq!(union.length(), 27);
         let within = [(5, 12), (7, 10), (-5, 100), (29, 41)].map(|span| union.within(span));
         assert_eq!(within, [4, 0, 27, 1]);
-        let extent = [(5, 12), (7, 10), (-5, 100), (29, 39)].map(|span| union.extent(span));
+        let extent = [(5, 12), (7, 10), (-5, 100), (29, 39)].map(|span| union.extent_inside(span));
         assert_eq!(extent, [7, 0, 40, 1]);
     }
 }

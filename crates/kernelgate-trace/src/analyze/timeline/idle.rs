@@ -3,7 +3,7 @@
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::order::Order;
 use crate::model::Trace;
-use crate::model::packed::{Cell, Packed, partition_point};
+use crate::model::packed::{Cell, PackedColumn, partition_point};
 
 /// A time without any operation, between two operations of one process on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,17 +29,17 @@ impl Gap {
 
 /// The gaps of an activity in order of time: their times are those of operations.
 #[derive(Debug, Clone, Default)]
-pub struct Gaps {
+pub struct IdleGaps {
     /// The operation after each.
-    after: Packed<OperationId>,
+    after: PackedColumn<OperationId>,
     /// Number of the operation after the gap minus that of the operation before it.
-    step: Packed<i64>,
+    step: PackedColumn<i64>,
     /// Number of the operation after the gap minus the number of operations that had started before
     /// the gap.
-    ahead: Packed<i64>,
+    ahead: PackedColumn<i64>,
 }
 
-impl Gaps {
+impl IdleGaps {
     /// How many there are.
     pub fn len(&self) -> usize {
         self.after.len()
@@ -53,7 +53,7 @@ impl Gaps {
     /// One gap.
     pub fn get(&self, all: &AllOperations<'_>, index: usize) -> Option<Gap> {
         let after = self.after.get(index)?;
-        let from = |of: &Packed<i64>| OperationId::from_number(after.number() - of.at(index));
+        let from = |of: &PackedColumn<i64>| OperationId::from_number(after.number() - of.at(index));
         let (before, started) = (from(&self.step), from(&self.ahead));
         let start = all.end(before).max(all.start(before));
         Some(Gap { start, end: all.start(after), before, after, started })
@@ -98,27 +98,27 @@ pub struct Activity {
     /// Nanoseconds in which at least one operation ran.
     pub busy_ns: i64,
     /// Idle times, in order.
-    pub gaps: Gaps,
+    pub gaps: IdleGaps,
     /// Operations of the activity.
     pub operations: usize,
 }
 
 impl Activity {
     /// Nanoseconds from the first to the last operation.
-    pub fn span_ns(&self) -> i64 {
+    pub fn span_of_gaps_ns(&self) -> i64 {
         self.span.1 - self.span.0
     }
 
     /// Nanoseconds without an operation.
     pub fn idle_ns(&self) -> i64 {
-        self.span_ns() - self.busy_ns
+        self.span_of_gaps_ns() - self.busy_ns
     }
 }
 
 /// The activity of every process on every device, from the operations that are `wanted`.
-pub fn activities(trace: &Trace, wanted: impl Fn(OperationId) -> bool) -> Vec<Activity> {
+pub fn activity_of_devices(trace: &Trace, wanted: impl Fn(OperationId) -> bool) -> Vec<Activity> {
     let all = AllOperations::new(trace);
-    let devices = by_device(trace, &all, wanted);
+    let devices = operations_by_device(trace, &all, wanted);
     devices
         .iter()
         .map(|(owner, operations)| activity(&all, *owner, operations, |_, _| {}))
@@ -128,26 +128,26 @@ pub fn activities(trace: &Trace, wanted: impl Fn(OperationId) -> bool) -> Vec<Ac
 /// The part of the busy time that is each operation's own, in nanoseconds by operation: the time in
 /// which it ran and none that started earlier did. The parts add up to the busy time of all
 /// activities.
-pub fn own_times(trace: &Trace) -> Packed<i64> {
+pub fn exclusive_busy_times(trace: &Trace) -> PackedColumn<i64> {
     let all = AllOperations::new(trace);
-    let mut own = Packed::filled(all.len(), 0);
-    for (owner, operations) in by_device(trace, &all, |_| true) {
+    let mut own = PackedColumn::filled_with(all.len(), 0);
+    for (owner, operations) in operations_by_device(trace, &all, |_| true) {
         activity(&all, owner, &operations, |id, own_ns| own.set(id as usize, own_ns));
     }
     own
 }
 
 /// A process and a device.
-pub type Owner = (u32, u32);
+pub type ProcessAndDevice = (u32, u32);
 
 /// Processes and devices in order, each with its operations in the order of their start.
-pub fn by_device(
+pub fn operations_by_device(
     trace: &Trace,
     all: &AllOperations<'_>,
     wanted: impl Fn(OperationId) -> bool,
-) -> Vec<(Owner, Order)> {
+) -> Vec<(ProcessAndDevice, Order)> {
     let owner_of = |place: &crate::model::gpu::Place| (place.process, place.device);
-    let mut owners: Vec<Owner> = trace.places.iter().map(owner_of).collect();
+    let mut owners: Vec<ProcessAndDevice> = trace.places.iter().map(owner_of).collect();
     owners.sort_unstable();
     owners.dedup();
     let number = |place| owners.binary_search(&owner_of(place)).unwrap_or(0);
@@ -159,25 +159,26 @@ pub fn by_device(
     ids().for_each(|id| counts[owner(id)] += 1);
     let mut used = (0..owners.len()).filter(|&number| counts[number] > 0);
     if let (Some(only), None) = (used.next(), used.next()) {
-        return vec![(owners[only], Order::by_key(ids(), start))];
+        return vec![(owners[only], Order::operations_by_key(ids(), start))];
     }
     // One pass over the operations, however many owners there are.
     let mut lists: Vec<Vec<OperationId>> = counts.into_iter().map(Vec::with_capacity).collect();
     ids().for_each(|id| lists[owner(id)].push(id));
     let used = owners.into_iter().zip(lists).filter(|(_, list)| !list.is_empty());
-    used.map(|(owner, list)| (owner, Order::by_key(list.iter().copied(), start))).collect()
+    used.map(|(owner, list)| (owner, Order::operations_by_key(list.iter().copied(), start)))
+        .collect()
 }
 
 /// The activity of one process on one device; `own` gets each operation's own time.
 fn activity(
     all: &AllOperations<'_>,
-    (process, device): Owner,
+    (process, device): ProcessAndDevice,
     operations: &Order,
     mut own: impl FnMut(OperationId, i64),
 ) -> Activity {
     let id = operations.get(0).expect("an owner has operations");
     let first = all.start(id);
-    let (mut busy_ns, mut until, mut last, mut gaps) = (0, first, id, Gaps::default());
+    let (mut busy_ns, mut until, mut last, mut gaps) = (0, first, id, IdleGaps::default());
     for (started, id) in (0u32..).zip(operations.iter()) {
         let (start, end) = (all.start(id), all.end(id));
         if start > until {

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::order::Order;
 use crate::model::Trace;
-use crate::model::packed::Packed;
+use crate::model::packed::PackedColumn;
 
 /// Fewest iterations.
 const MIN_ITERATIONS: usize = 3;
@@ -16,9 +16,9 @@ const WORDS: &[&str] = &["profilerstep", "step", "iter", "batch"];
 /// fill, and part of the launches that they must hold.
 const MIN_COVERED_SHARE: f64 = 0.5;
 /// Part of the iterations whose number of operations is near the median.
-const REGULAR: f64 = 0.7;
+const MIN_REGULAR_SHARE: f64 = 0.7;
 /// Kernels that are tried as the first one of an iteration.
-const ANCHORS: usize = 24;
+const MAX_FIRST_KERNEL_CANDIDATES: usize = 24;
 /// Largest number of operations that are compared to find one period.
 const MAX_COMPARED_OPERATIONS: usize = 200_000;
 /// Part of an iteration's operations that the next one repeats.
@@ -26,7 +26,7 @@ const REPEATED: f64 = 0.9;
 
 /// A sign by which iterations were found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Sign {
+pub enum IterationEvidence {
     /// Ranges of this name; `#` stands for numbers.
     Range(String),
     /// Marks of this name; `#` stands for numbers.
@@ -35,7 +35,7 @@ pub enum Sign {
     Repetition(String),
 }
 
-impl Sign {
+impl IterationEvidence {
     /// Label in printed output.
     pub fn label(&self) -> String {
         match self {
@@ -48,7 +48,7 @@ impl Sign {
 
 /// A range or the time from one mark to the next, as a candidate for an iteration.
 #[derive(Debug, Clone, Copy)]
-pub struct Candidate<K> {
+pub struct IterationCandidate<K> {
     /// Candidates of one key belong together.
     pub key: K,
     /// Ranges around the candidate.
@@ -73,12 +73,12 @@ pub struct HostIterations<K> {
 /// Finds the candidates that are iterations: at least three of one key that follow each other,
 /// fill most of the time and launch about the same number of operations each. `launches` are the
 /// times of all launch calls of the process, in order.
-pub fn among<K: Copy + Eq + std::hash::Hash + Ord>(
-    candidates: &[Candidate<K>],
+pub fn find_iteration_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
+    candidates: &[IterationCandidate<K>],
     name: impl Fn(K) -> String,
-    launches: &Packed<i64>,
+    launches: &PackedColumn<i64>,
 ) -> Option<HostIterations<K>> {
-    let mut groups: HashMap<K, Vec<Candidate<K>>> = HashMap::new();
+    let mut groups: HashMap<K, Vec<IterationCandidate<K>>> = HashMap::new();
     for candidate in candidates {
         groups.entry(candidate.key).or_default().push(*candidate);
     }
@@ -112,11 +112,8 @@ pub fn among<K: Copy + Eq + std::hash::Hash + Ord>(
             || (group.total as f64 >= MIN_COVERED_SHARE * (last - first) as f64
                 && inside as f64 >= MIN_COVERED_SHARE * launches.len() as f64);
         let starts: Vec<i64> = candidates.iter().map(|of| of.start).collect();
-        (!overlap && covered && regular(&starts, last, launches)).then_some(HostIterations {
-            key: group.key,
-            starts,
-            end: last,
-        })
+        (!overlap && covered && launches_regularly(&starts, last, launches))
+            .then_some(HostIterations { key: group.key, starts, end: last })
     })
 }
 
@@ -127,11 +124,11 @@ struct Group<K> {
     named: bool,
     depth: u32,
     total: i64,
-    candidates: Vec<Candidate<K>>,
+    candidates: Vec<IterationCandidate<K>>,
 }
 
 /// Whether most iterations launch a number of operations near the median, which is not zero.
-fn regular(starts: &[i64], end: i64, launches: &Packed<i64>) -> bool {
+fn launches_regularly(starts: &[i64], end: i64, launches: &PackedColumn<i64>) -> bool {
     let at = |time: i64| launches.partition_point(|launch| launch < time);
     let bounds: Vec<usize> = starts.iter().copied().chain([end]).map(at).collect();
     let counts: Vec<usize> = bounds.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -141,13 +138,13 @@ fn regular(starts: &[i64], end: i64, launches: &Packed<i64>) -> bool {
     let near = counts.iter().filter(|count| count.abs_diff(median) * 4 <= median).count();
     #[allow(clippy::cast_precision_loss)]
     let share = near as f64 / counts.len() as f64;
-    median > 0 && share >= REGULAR
+    median > 0 && share >= MIN_REGULAR_SHARE
 }
 
 /// Starts of the host's iterations on a device: `operations` with the time of their launch, in
 /// any order. The last cut is the end of the last iteration; an iteration without an operation is
 /// empty.
-pub fn cuts(
+pub fn device_iteration_starts(
     starts: &[i64],
     end: i64,
     device_end: i64,
@@ -190,7 +187,7 @@ pub fn repeated(
     operations: &Order,
 ) -> Option<Vec<OperationId>> {
     let mut numbers: HashMap<u64, u32> = HashMap::new();
-    let mut sequence: Packed<u32> = Packed::default();
+    let mut sequence: PackedColumn<u32> = PackedColumn::default();
     for id in operations.iter() {
         let new = u32::try_from(numbers.len()).expect("fewer than 2^32 names");
         sequence.push(*numbers.entry(key(trace, all, id)).or_insert(new));
@@ -206,9 +203,9 @@ pub fn repeated(
         .collect();
     anchors.sort_unstable();
     anchors.dedup_by_key(|&mut (count, _)| count);
-    anchors.truncate(ANCHORS);
+    anchors.truncate(MAX_FIRST_KERNEL_CANDIDATES);
     let scored: Vec<(f64, u32)> =
-        anchors.iter().map(|&(_, name)| (score(&sequence, names, name), name)).collect();
+        anchors.iter().map(|&(_, name)| (repetition_score(&sequence, names, name), name)).collect();
     let best = scored.iter().map(|&(score, _)| score).fold(0.0, f64::max);
     if best < REPEATED {
         return None;
@@ -222,7 +219,7 @@ pub fn repeated(
 /// The part of the operations between occurrences of a name that come again between the next two,
 /// over the whole of the trace that the occurrences span.
 #[allow(clippy::cast_precision_loss)]
-fn score(sequence: &Packed<u32>, names: usize, anchor: u32) -> f64 {
+fn repetition_score(sequence: &PackedColumn<u32>, names: usize, anchor: u32) -> f64 {
     let mut at = (0..sequence.len()).filter(|&index| sequence.at(index) == anchor);
     let last = sequence.iter().rposition(|name| name == anchor);
     let (Some(first), Some(last), Some(mut start)) = (at.next(), last, at.next()) else {
@@ -255,32 +252,47 @@ fn score(sequence: &Packed<u32>, names: usize, anchor: u32) -> f64 {
 mod tests {
     use super::*;
 
-    fn candidates(key: u32, depth: u32, spans: &[(i64, i64)]) -> Vec<Candidate<u32>> {
-        spans.iter().map(|&(start, end)| Candidate { key, depth, start, end }).collect()
+    fn candidates_from_spans(
+        key: u32,
+        depth: u32,
+        spans: &[(i64, i64)],
+    ) -> Vec<IterationCandidate<u32>> {
+        spans.iter().map(|&(start, end)| IterationCandidate { key, depth, start, end }).collect()
     }
 
     #[test]
     fn the_outermost_regular_ranges_are_the_iterations() {
-        let launches: Packed<i64> = (0..300).collect();
+        let launches: PackedColumn<i64> = (0..300).collect();
         let steps: Vec<(i64, i64)> = (0..3).map(|i| (i * 100, i * 100 + 95)).collect();
         let layers: Vec<(i64, i64)> = (0..30).map(|i| (i * 10, i * 10 + 9)).collect();
-        let mut all = candidates(1, 1, &layers);
-        all.extend(candidates(0, 0, &steps));
+        let mut all = candidates_from_spans(1, 1, &layers);
+        all.extend(candidates_from_spans(0, 0, &steps));
         let name = |key| ["run_#", "layer_#"][key as usize].to_owned();
-        let found = among(&all, name, &launches);
+        let found = find_iteration_candidates(&all, name, &launches);
         assert_eq!(found.as_ref().map(|of| of.starts.clone()), Some(vec![0, 100, 200]));
         // A name that says so comes before the outermost.
         let name = |key| ["run_#", "batch_#"][key as usize].to_owned();
-        assert_eq!(among(&all, name, &launches).map(|of| of.starts.len()), Some(30));
-        assert_eq!(among(&all, |_| "aten::mm".to_owned(), &launches), None, "operators");
+        assert_eq!(
+            find_iteration_candidates(&all, name, &launches).map(|of| of.starts.len()),
+            Some(30)
+        );
+        assert_eq!(
+            find_iteration_candidates(&all, |_| "aten::mm".to_owned(), &launches),
+            None,
+            "operators"
+        );
     }
 
     #[test]
     fn numbered_layers_of_one_run_are_no_iterations() {
-        let launches: Packed<i64> = (0..100).collect();
+        let launches: PackedColumn<i64> = (0..100).collect();
         let layers: Vec<(i64, i64)> = (0..4).map(|i| (10 + i * 10, 19 + i * 10)).collect();
-        let found = |launches: &Packed<i64>| {
-            among(&candidates(0, 0, &layers), |_| "conv_#".to_owned(), launches)
+        let found = |launches: &PackedColumn<i64>| {
+            find_iteration_candidates(
+                &candidates_from_spans(0, 0, &layers),
+                |_| "conv_#".to_owned(),
+                launches,
+            )
         };
         assert_eq!(found(&launches), None);
         assert!(found(&(5..55).collect()).is_some(), "these hold most of the work");
@@ -288,31 +300,31 @@ mod tests {
 
     #[test]
     fn ranges_of_irregular_work_are_no_iterations() {
-        let launches: Packed<i64> = (0..20).collect();
-        let ranges = candidates(0, 0, &[(0, 18), (20, 38), (40, 58)]);
-        assert_eq!(among(&ranges, |_| "part".to_owned(), &launches), None);
-        let overlapping = candidates(0, 0, &[(0, 8), (5, 12), (12, 20)]);
-        assert_eq!(among(&overlapping, |_| "part".to_owned(), &launches), None);
+        let launches: PackedColumn<i64> = (0..20).collect();
+        let ranges = candidates_from_spans(0, 0, &[(0, 18), (20, 38), (40, 58)]);
+        assert_eq!(find_iteration_candidates(&ranges, |_| "part".to_owned(), &launches), None);
+        let overlapping = candidates_from_spans(0, 0, &[(0, 8), (5, 12), (12, 20)]);
+        assert_eq!(find_iteration_candidates(&overlapping, |_| "part".to_owned(), &launches), None);
     }
 
     #[test]
     fn iterations_are_cut_where_their_first_operation_starts() {
         let operations = [(5, 50), (12, 60), (15, 55), (25, 90), (40, 120)];
         // The operation launched before the first iteration belongs to none.
-        let cuts = cuts(&[10, 20], 30, 200, operations.into_iter());
+        let cuts = device_iteration_starts(&[10, 20], 30, 200, operations.into_iter());
         assert_eq!(cuts, [55, 90, 120]);
     }
 
     #[test]
     fn a_step_is_the_period_and_its_layers_are_not() {
         // 5 steps: an embedding, 8 layers of two kernels, a loss.
-        let mut sequence = Packed::default();
+        let mut sequence = PackedColumn::default();
         for _ in 0..5 {
             sequence.push(0);
             (0..8).for_each(|_| sequence.extend([1, 2]));
             sequence.push(3);
         }
-        assert!(score(&sequence, 4, 0) > 0.99);
-        assert!(score(&sequence, 4, 1) < 0.9, "{}", score(&sequence, 4, 1));
+        assert!(repetition_score(&sequence, 4, 0) > 0.99);
+        assert!(repetition_score(&sequence, 4, 1) < 0.9, "{}", repetition_score(&sequence, 4, 1));
     }
 }

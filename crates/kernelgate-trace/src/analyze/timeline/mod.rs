@@ -8,7 +8,7 @@ pub mod iterations;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use crate::analyze::classes::{Class, Classes};
+use crate::analyze::classes::{OperationClass, OperationClasses};
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::timeline::idle::Gap;
 
@@ -82,22 +82,22 @@ impl Line {
 
     /// The line of work whose classes run at once.
     fn running(running: &[usize; CLASSES]) -> Self {
-        let runs = |class: Class| running[class as usize] > 0;
-        match runs(Class::Compute) {
-            true if runs(Class::Communication) => Self::ComputeAndCommunication,
-            true if runs(Class::Migration) => Self::ComputeAndMigration,
-            true if runs(Class::Copy) => Self::ComputeAndCopy,
+        let runs = |class: OperationClass| running[class as usize] > 0;
+        match runs(OperationClass::Compute) {
+            true if runs(OperationClass::Communication) => Self::ComputeAndCommunication,
+            true if runs(OperationClass::Migration) => Self::ComputeAndMigration,
+            true if runs(OperationClass::Copy) => Self::ComputeAndCopy,
             true => Self::Compute,
-            false if runs(Class::Graph) => Self::Graph,
-            false if runs(Class::Communication) => Self::Communication,
-            false if runs(Class::Migration) => Self::Migration,
-            false if runs(Class::Copy) => Self::Copy,
+            false if runs(OperationClass::Graph) => Self::Graph,
+            false if runs(OperationClass::Communication) => Self::Communication,
+            false if runs(OperationClass::Migration) => Self::Migration,
+            false if runs(OperationClass::Copy) => Self::Copy,
             false => Self::Set,
         }
     }
 }
 
-const CLASSES: usize = Class::ALL.len();
+const CLASSES: usize = OperationClass::ALL.len();
 
 /// A piece of a device's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +118,7 @@ pub enum Piece {
 }
 
 /// An operation while it runs.
-type Active = (i64, Class, OperationId);
+type RunningOperation = (i64, OperationClass, OperationId);
 
 /// Cuts the time of a device, whose operations are in order of their start. The pieces come in
 /// order, without a hole from the first start to the last end.
@@ -126,14 +126,14 @@ type Active = (i64, Class, OperationId);
 /// Time is proportional to the operations, times the logarithm of how many run at once.
 pub fn pieces(
     all: &AllOperations<'_>,
-    classes: &Classes<'_>,
+    classes: &OperationClasses<'_>,
     operations: impl Iterator<Item = OperationId>,
     mut each: impl FnMut(Piece),
 ) {
-    let mut sweep = Sweep::default();
+    let mut sweep = TimelineSweep::default();
     for (started, id) in (0u32..).zip(operations) {
-        let (start, end, class) = (all.start(id), all.end(id), classes.class(id));
-        sweep.advance(start, &mut each);
+        let (start, end, class) = (all.start(id), all.end(id), classes.class_of_operation(id));
+        sweep.advance_to(start, &mut each);
         if let Some(last) = sweep.last.filter(|_| sweep.running.is_empty())
             && sweep.time < start
         {
@@ -147,21 +147,21 @@ pub fn pieces(
             sweep.last = Some(id);
         }
     }
-    sweep.advance(i64::MAX, &mut each);
+    sweep.advance_to(i64::MAX, &mut each);
 }
 
-struct Sweep {
+struct TimelineSweep {
     time: i64,
     /// The operation that ended last.
     last: Option<OperationId>,
-    running: BinaryHeap<Reverse<Active>>,
+    running: BinaryHeap<Reverse<RunningOperation>>,
     count: [usize; CLASSES],
     /// Running operations of each class in the order of their start; an ended one is dropped at the
     /// front.
     order: [VecDeque<(i64, OperationId)>; CLASSES],
 }
 
-impl Default for Sweep {
+impl Default for TimelineSweep {
     fn default() -> Self {
         Self {
             time: i64::MIN,
@@ -173,20 +173,20 @@ impl Default for Sweep {
     }
 }
 
-impl Sweep {
-    fn begin(&mut self, (end, class, id): Active) {
+impl TimelineSweep {
+    fn begin(&mut self, (end, class, id): RunningOperation) {
         self.running.push(Reverse((end, class, id)));
         self.count[class as usize] += 1;
         self.order[class as usize].push_back((end, id));
     }
 
     /// Hands out the time until `until` as far as operations run.
-    fn advance(&mut self, until: i64, each: &mut impl FnMut(Piece)) {
+    fn advance_to(&mut self, until: i64, each: &mut impl FnMut(Piece)) {
         while let Some(&Reverse((end, class, id))) = self.running.peek() {
             let to = end.min(until);
             if to > self.time {
                 let line = Line::running(&self.count);
-                let owner = self.owner();
+                let owner = self.operation_that_owns_time();
                 each(Piece::Busy { start: self.time, end: to, line, owner });
                 self.time = to;
             }
@@ -199,7 +199,7 @@ impl Sweep {
         }
     }
 
-    fn owner(&mut self) -> OperationId {
+    fn operation_that_owns_time(&mut self) -> OperationId {
         let class = self.count.iter().position(|&count| count > 0).expect("something runs");
         let order = &mut self.order[class];
         while order.front().is_some_and(|&(end, _)| end <= self.time) {

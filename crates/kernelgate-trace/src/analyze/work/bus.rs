@@ -1,16 +1,21 @@
 //! Bus bandwidth of collectives, by the convention of the NCCL tests: bytes over time, times the
 //! part of the data that must cross each link, so that collectives and rank counts compare.
 
-use crate::analyze::classes::Collective;
+use crate::analyze::classes::CollectiveKind;
 
 /// Bytes that cross the link of a rank. `bytes_in` and `bytes_out` are what a rank gives and gets.
 #[allow(clippy::cast_precision_loss)]
-pub fn bytes_on_bus(collective: Collective, ranks: u32, bytes_in: u64, bytes_out: u64) -> f64 {
+pub fn bytes_across_link(
+    collective: CollectiveKind,
+    ranks: u32,
+    bytes_in: u64,
+    bytes_out: u64,
+) -> f64 {
     let n = f64::from(ranks.max(1));
     let largest = bytes_in.max(bytes_out) as f64;
     match collective {
-        Collective::AllReduce => bytes_in as f64 * 2.0 * (n - 1.0) / n,
-        Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
+        CollectiveKind::AllReduce => bytes_in as f64 * 2.0 * (n - 1.0) / n,
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => {
             largest * (n - 1.0) / n
         }
         _ => largest,
@@ -19,7 +24,7 @@ pub fn bytes_on_bus(collective: Collective, ranks: u32, bytes_in: u64, bytes_out
 
 /// Part of a device's name, the bytes a second in GB that its link moves each way, and how the link
 /// is called. NVIDIA's sheets give both ways together.
-const LINKS: &[(&str, f64, &str)] = &[
+const LINK_SPEEDS: &[(&str, f64, &str)] = &[
     // NVIDIA HGX B200 and GB200 NVL72 datasheets: 1.8 TB/s.
     ("B200", 900.0, "NVLink 5"),
     ("B300", 900.0, "NVLink 5"),
@@ -46,8 +51,8 @@ const LINKS: &[(&str, f64, &str)] = &[
 ];
 
 /// The link of a device within one host, by the device's name: GB/s each way and its name.
-pub fn link(device: &str) -> Option<(f64, &'static str)> {
-    let found = LINKS.iter().find(|(part, ..)| device.contains(part));
+pub fn link_of_device(device: &str) -> Option<(f64, &'static str)> {
+    let found = LINK_SPEEDS.iter().find(|(part, ..)| device.contains(part));
     found.map(|&(_, speed, name)| (speed, name))
 }
 
@@ -58,22 +63,22 @@ mod tests {
     #[test]
     fn bus_bytes_follow_the_convention_of_nccl() {
         let bytes =
-            |collective, bytes_in, bytes_out| bytes_on_bus(collective, 4, bytes_in, bytes_out);
-        assert_eq!(bytes(Collective::AllReduce, 1000, 1000), 1500.0);
-        assert_eq!(bytes(Collective::AllGather, 250, 1000), 750.0);
-        assert_eq!(bytes(Collective::ReduceScatter, 1000, 250), 750.0);
-        assert_eq!(bytes(Collective::Broadcast, 1000, 1000), 1000.0);
-        assert_eq!(bytes_on_bus(Collective::AllReduce, 1, 1000, 1000), 0.0);
+            |collective, bytes_in, bytes_out| bytes_across_link(collective, 4, bytes_in, bytes_out);
+        assert_eq!(bytes(CollectiveKind::AllReduce, 1000, 1000), 1500.0);
+        assert_eq!(bytes(CollectiveKind::AllGather, 250, 1000), 750.0);
+        assert_eq!(bytes(CollectiveKind::ReduceScatter, 1000, 250), 750.0);
+        assert_eq!(bytes(CollectiveKind::Broadcast, 1000, 1000), 1000.0);
+        assert_eq!(bytes_across_link(CollectiveKind::AllReduce, 1, 1000, 1000), 0.0);
     }
 
     #[test]
     fn links_are_found_by_the_name_of_the_device() {
-        assert_eq!(link("NVIDIA H100 80GB HBM3"), Some((450.0, "NVLink 4")));
-        assert_eq!(link("NVIDIA H100 PCIe"), Some((64.0, "PCIe 5")));
-        assert_eq!(link("Tesla V100-SXM2-32GB"), Some((150.0, "NVLink 2")));
-        assert_eq!(link("NVIDIA GB200"), Some((900.0, "NVLink 5")));
-        assert_eq!(link("NVIDIA H20"), Some((450.0, "NVLink 4")));
-        assert_eq!(link("NVIDIA H200"), Some((450.0, "NVLink 4")));
-        assert_eq!(link("NVIDIA GeForce RTX 3070"), None);
+        assert_eq!(link_of_device("NVIDIA H100 80GB HBM3"), Some((450.0, "NVLink 4")));
+        assert_eq!(link_of_device("NVIDIA H100 PCIe"), Some((64.0, "PCIe 5")));
+        assert_eq!(link_of_device("Tesla V100-SXM2-32GB"), Some((150.0, "NVLink 2")));
+        assert_eq!(link_of_device("NVIDIA GB200"), Some((900.0, "NVLink 5")));
+        assert_eq!(link_of_device("NVIDIA H20"), Some((450.0, "NVLink 4")));
+        assert_eq!(link_of_device("NVIDIA H200"), Some((450.0, "NVLink 4")));
+        assert_eq!(link_of_device("NVIDIA GeForce RTX 3070"), None);
     }
 }

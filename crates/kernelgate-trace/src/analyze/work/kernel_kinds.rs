@@ -5,7 +5,7 @@
 //! kernel itself as an argument (`cutlass::Kernel<…>`). Absent: whether a kernel communicates and
 //! how (`classes`).
 
-use crate::analyze::classes::{Communication, function_name};
+use crate::analyze::classes::{CommunicationKind, short_function_name};
 
 /// The kind of work of a kernel, as far as its name shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,16 +39,16 @@ pub enum KernelClass {
 impl KernelClass {
     /// The class of a kernel by its demangled name.
     pub fn from_name(name: &str) -> Self {
-        if Communication::in_kernel(name).is_some() {
+        if CommunicationKind::communication_of_kernel(name).is_some() {
             return Self::Communication;
         }
-        let function = function_name(name);
-        if let Some(class) = compiled(&function) {
+        let function = short_function_name(name);
+        if let Some(class) = class_of_generated_kernel(&function) {
             return class;
         }
-        let class = by_words(&function);
+        let class = class_by_name_words(&function);
         if let Some(arguments) = launched(&function, name) {
-            return by_words(arguments).or(class).unwrap_or(Self::Other);
+            return class_by_name_words(arguments).or(class).unwrap_or(Self::Other);
         }
         let copies = || name.contains("direct_copy_kernel").then_some(Self::Movement);
         match class {
@@ -77,7 +77,7 @@ impl KernelClass {
 }
 
 /// Functions whose first template argument with a name is the kernel.
-const LAUNCHERS: &[&str] = &[
+const LAUNCHER_FUNCTIONS: &[&str] = &[
     "cutlass::Kernel",
     "cutlass::Kernel2",
     "cutlass::device_kernel",
@@ -89,7 +89,7 @@ const LAUNCHERS: &[&str] = &[
 
 /// The name of the kernel that a launcher has as its argument.
 fn launched<'a>(function: &str, name: &'a str) -> Option<&'a str> {
-    if !LAUNCHERS.contains(&function) {
+    if !LAUNCHER_FUNCTIONS.contains(&function) {
         return None;
     }
     let arguments = name.split_once('<')?.1;
@@ -98,7 +98,7 @@ fn launched<'a>(function: &str, name: &'a str) -> Option<&'a str> {
 }
 
 /// The class of a kernel that Triton's users or a compiler generated, by the parts of its name.
-fn compiled(function: &str) -> Option<KernelClass> {
+fn class_of_generated_kernel(function: &str) -> Option<KernelClass> {
     use KernelClass::{
         Attention, Elementwise, Matmul, Movement, Normalisation, Reduction, Softmax, Sorting,
     };
@@ -138,7 +138,7 @@ fn compiled(function: &str) -> Option<KernelClass> {
 }
 
 /// ClassWords of a class.
-struct ClassWords {
+struct KernelClassWords {
     class: KernelClass,
     /// Text that is found anywhere in the lower-case name, namespaces included.
     parts: &'static [&'static str],
@@ -147,8 +147,8 @@ struct ClassWords {
 }
 
 /// The first match decides.
-const CLASSES: &[ClassWords] = &[
-    ClassWords {
+const CLASSES: &[KernelClassWords] = &[
+    KernelClassWords {
         class: KernelClass::Attention,
         parts: &[
             "flash",
@@ -166,18 +166,18 @@ const CLASSES: &[ClassWords] = &[
         ],
         whole: &["mha", "mla", "gqa", "mqa", "sage"],
     },
-    ClassWords { class: KernelClass::Softmax, parts: &["softmax"], whole: &[] },
-    ClassWords {
+    KernelClassWords { class: KernelClass::Softmax, parts: &["softmax"], whole: &[] },
+    KernelClassWords {
         class: KernelClass::Optimizer,
         parts: &["multi_tensor_apply", "optimizer", "adamw", "lamb_", "adafactor"],
         whole: &["adam", "sgd", "adagrad", "rmsprop", "lion"],
     },
-    ClassWords {
+    KernelClassWords {
         class: KernelClass::Pooling,
         parts: &["pooling", "pool2d", "pool3d"],
         whole: &["pool"],
     },
-    ClassWords {
+    KernelClassWords {
         class: KernelClass::Matmul,
         parts: &[
             "gemm",
@@ -213,7 +213,7 @@ const CLASSES: &[ClassWords] = &[
         ],
         whole: &["conv", "mm", "bmm", "addmm", "dgemm", "trsm", "syrk", "symm", "wmma", "mma"],
     },
-    ClassWords {
+    KernelClassWords {
         class: KernelClass::Normalisation,
         parts: &[
             "layernorm",
@@ -236,17 +236,17 @@ const CLASSES: &[ClassWords] = &[
         ],
         whole: &["norm", "ln", "rms"],
     },
-    ClassWords {
+    KernelClassWords {
         class: KernelClass::Sorting,
         parts: &["topk", "top_k", "radix", "argsort", "sort_", "prefix_sum", "cumsum"],
         whole: &["sort", "scan", "unique", "nonzero", "select"],
     },
-    ClassWords {
+    KernelClassWords {
         class: KernelClass::Reduction,
         parts: &["reduce", "reduction", "nll_loss", "cross_entropy", "dot_kernel", "asum", "nrm2"],
         whole: &["sum", "mean", "argmax", "argmin", "histogram", "loss"],
     },
-    ClassWords {
+    KernelClassWords {
         class: KernelClass::Movement,
         parts: &[
             "copy",
@@ -269,7 +269,7 @@ const CLASSES: &[ClassWords] = &[
         ],
         whole: &["cat", "index", "fill", "pack", "unpack", "pad", "roll", "flip", "clone", "embed"],
     },
-    ClassWords {
+    KernelClassWords {
         class: KernelClass::Elementwise,
         parts: &[
             "elementwise",
@@ -296,10 +296,10 @@ const CLASSES: &[ClassWords] = &[
 ];
 
 /// The class by the words of a name, without its arguments.
-fn by_words(function: &str) -> Option<KernelClass> {
+fn class_by_name_words(function: &str) -> Option<KernelClass> {
     let lower = function.to_ascii_lowercase();
     let words = words(function);
-    let found = |of: &&ClassWords| {
+    let found = |of: &&KernelClassWords| {
         of.parts.iter().any(|part| lower.contains(part))
             || of.whole.iter().any(|whole| words.iter().any(|word| word == whole))
     };
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_of_nvidia() {
+    fn classifies_nvidia_libraries() {
         check(&[
             ("ampere_sgemm_128x64_tn", Matmul),
             ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", Matmul),
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_of_amd() {
+    fn classifies_amd_libraries() {
         check(&[
             ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN", Matmul),
             ("igemm_fwd_gtcx3_nhwc_bf16", Matmul),
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn frameworks_and_compilers() {
+    fn classifies_framework_kernels() {
         check(&[
             (
                 "void flash::flash_fwd_kernel<cutlass::bfloat16_t>(flash::Flash_fwd_params)",

@@ -4,8 +4,8 @@
 
 use serde_json::Value;
 
-use crate::analyze::work::peaks::Precision;
-use crate::model::gpu::WorkCount;
+use crate::analyze::work::peaks::MatrixPrecision;
+use crate::model::gpu::DeclaredWorkCount;
 use crate::model::host::OperatorInputs;
 use crate::model::names::Names;
 
@@ -17,18 +17,18 @@ pub struct Work {
     /// The least bytes that memory moves.
     pub bytes: f64,
     /// The precision of the operator's factors.
-    pub precision: Option<Precision>,
+    pub precision: Option<MatrixPrecision>,
 }
 
 /// A tensor that an operator gets.
 #[derive(Debug, Clone, PartialEq)]
-struct Tensor {
+struct OperatorTensor {
     axes: Vec<f64>,
     size: f64,
-    precision: Option<Precision>,
+    precision: Option<MatrixPrecision>,
 }
 
-impl Tensor {
+impl OperatorTensor {
     fn values(&self) -> f64 {
         self.axes.iter().product()
     }
@@ -38,7 +38,7 @@ impl Tensor {
     }
 
     /// An axis counted from the last one.
-    fn last_axis(&self, index: usize) -> Option<f64> {
+    fn axis_from_last(&self, index: usize) -> Option<f64> {
         let at = self.axes.len().checked_sub(index + 1)?;
         self.axes.get(at).copied()
     }
@@ -47,7 +47,7 @@ impl Tensor {
 /// The inputs of an operator.
 struct Inputs {
     /// Tensors by argument; `None` for an argument that is not a tensor.
-    tensors: Vec<Option<Tensor>>,
+    tensors: Vec<Option<OperatorTensor>>,
     /// Values of arguments that are not tensors, as written.
     values: Vec<String>,
 }
@@ -62,8 +62,8 @@ impl Inputs {
         let tensor = |(index, dims): (usize, &Value)| {
             let axis = |axis: &Value| axis.as_f64().filter(|axis| *axis >= 0.0);
             let axes: Option<Vec<f64>> = dims.as_array()?.iter().map(axis).collect();
-            let (size, precision) = data_type(types.get(index)?.as_str()?)?;
-            Some(Tensor { axes: axes?, size, precision })
+            let (size, precision) = bytes_and_precision_of_type(types.get(index)?.as_str()?)?;
+            Some(OperatorTensor { axes: axes?, size, precision })
         };
         let text = |value: Value| match value {
             Value::String(text) => text,
@@ -76,11 +76,11 @@ impl Inputs {
     }
 
     /// The tensor of an argument, if it has axes.
-    fn tensor(&self, argument: usize) -> Option<&Tensor> {
+    fn tensor(&self, argument: usize) -> Option<&OperatorTensor> {
         self.tensors.get(argument)?.as_ref().filter(|tensor| !tensor.axes.is_empty())
     }
 
-    fn is_true(&self, argument: usize) -> bool {
+    fn argument_is_true(&self, argument: usize) -> bool {
         self.values.get(argument).is_some_and(|value| value == "True" || value == "true")
     }
 
@@ -97,29 +97,29 @@ impl Inputs {
     }
 
     fn bytes(&self) -> f64 {
-        self.tensors.iter().flatten().map(Tensor::bytes).sum()
+        self.tensors.iter().flatten().map(OperatorTensor::bytes).sum()
     }
 }
 
 /// Bytes and precision of a value, by the name that PyTorch gives its type.
-fn data_type(name: &str) -> Option<(f64, Option<Precision>)> {
+fn bytes_and_precision_of_type(name: &str) -> Option<(f64, Option<MatrixPrecision>)> {
     let name = name.rsplit("::").next().unwrap_or(name);
     Some(match name {
-        "double" => (8.0, Some(Precision::Fp64)),
-        "float" => (4.0, Some(Precision::Fp32)),
-        "BFloat16" | "Half" => (2.0, Some(Precision::Fp16)),
-        "signed char" | "unsigned char" | "char" => (1.0, Some(Precision::Int8)),
+        "double" => (8.0, Some(MatrixPrecision::Fp64)),
+        "float" => (4.0, Some(MatrixPrecision::Fp32)),
+        "BFloat16" | "Half" => (2.0, Some(MatrixPrecision::Fp16)),
+        "signed char" | "unsigned char" | "char" => (1.0, Some(MatrixPrecision::Int8)),
         "bool" => (1.0, None),
         "int" => (4.0, None),
         "long int" | "long" => (8.0, None),
         "short" => (2.0, None),
-        name if name.starts_with("Float8") => (1.0, Some(Precision::Fp8)),
+        name if name.starts_with("Float8") => (1.0, Some(MatrixPrecision::Fp8)),
         _ => return None,
     })
 }
 
 /// Work of an operator; `None` where its formula is not known or its shapes were not recorded.
-pub fn operator(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<Work> {
+pub fn work_of_operator(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<Work> {
     let function = name.strip_prefix("aten::").or_else(|| name.strip_prefix("_C::"))?;
     let inputs = Inputs::parse(inputs, names)?;
     let work = match function {
@@ -130,16 +130,16 @@ pub fn operator(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<Wo
         "convolution" | "_convolution" | "convolution_overrideable" => convolution(&inputs, 3, 4),
         "cudnn_convolution" | "miopen_convolution" => convolution(&inputs, 3, 2),
         "conv2d" | "conv1d" | "conv3d" => convolution(&inputs, 3, 4),
-        "convolution_backward" => convolution_backward(&inputs),
-        "_scaled_dot_product_flash_attention" => attention(&inputs, Layout::HeadsFirst, 4),
+        "convolution_backward" => convolution_backward_work(&inputs),
+        "_scaled_dot_product_flash_attention" => attention(&inputs, QueryLayout::HeadsFirst, 4),
         "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_cudnn_attention" => {
-            attention(&inputs, Layout::HeadsFirst, 6)
+            attention(&inputs, QueryLayout::HeadsFirst, 6)
         }
-        "_flash_attention_forward" => attention(&inputs, Layout::HeadsLast, 8),
+        "_flash_attention_forward" => attention(&inputs, QueryLayout::HeadsLast, 8),
         "_scaled_dot_product_flash_attention_backward" => attention_backward(&inputs, 11),
         "_scaled_dot_product_efficient_attention_backward" => attention_backward(&inputs, 11),
         "_scaled_dot_product_cudnn_attention_backward" => attention_backward(&inputs, 14),
-        _ => moving(function, &inputs),
+        _ => work_of_moving_bytes(function, &inputs),
     };
     // Empty tensors have no work, and neither have sizes beyond every number.
     work.filter(|work| (work.flops + work.bytes).is_finite())
@@ -147,13 +147,13 @@ pub fn operator(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<Wo
 
 /// Products that an output of a matrix product adds up. `aten::matmul` calls one of these
 /// operators, which is counted instead.
-pub fn product_depth(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<f64> {
+pub fn matmul_inner_size(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<f64> {
     let first = match name.strip_prefix("aten::")? {
         "mm" | "bmm" => 0,
         "addmm" | "baddbmm" => 1,
         _ => return None,
     };
-    Inputs::parse(inputs, names)?.tensor(first)?.last_axis(0)
+    Inputs::parse(inputs, names)?.tensor(first)?.axis_from_last(0)
 }
 
 /// `[…, m, k]` times `[…, k, n]`, from an argument on.
@@ -161,9 +161,9 @@ fn product(inputs: &Inputs, first: usize) -> Option<Work> {
     let (a, b) = (inputs.tensor(first)?, inputs.tensor(first + 1)?);
     let (k, n) = match b.axes.len() {
         1 => (b.axes[0], 1.0),
-        _ => (b.last_axis(1)?, b.last_axis(0)?),
+        _ => (b.axis_from_last(1)?, b.axis_from_last(0)?),
     };
-    if a.last_axis(0)? != k {
+    if a.axis_from_last(0)? != k {
         return None;
     }
     // Batches of the second factor count where the first has none.
@@ -181,8 +181,8 @@ fn product(inputs: &Inputs, first: usize) -> Option<Work> {
 /// `[…, k]` times the transpose of `[n, k]`.
 fn linear(inputs: &Inputs) -> Option<Work> {
     let (input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?);
-    let (n, k) = (weight.last_axis(1)?, weight.last_axis(0)?);
-    if input.last_axis(0)? != k {
+    let (n, k) = (weight.axis_from_last(1)?, weight.axis_from_last(0)?);
+    if input.axis_from_last(0)? != k {
         return None;
     }
     let output = input.values() / k * n;
@@ -218,7 +218,7 @@ fn convolution(inputs: &Inputs, stride: usize, padding: usize) -> Option<Work> {
 }
 
 /// Gradients of input and weight, each as many operations as the convolution.
-fn convolution_backward(inputs: &Inputs) -> Option<Work> {
+fn convolution_backward_work(inputs: &Inputs) -> Option<Work> {
     let (gradient, input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?, inputs.tensor(2)?);
     let per_output = weight.values() / weight.axes[0];
     let mask = inputs.values.get(10).filter(|mask| mask.contains("True") || mask.contains("true"));
@@ -236,7 +236,7 @@ fn convolution_backward(inputs: &Inputs) -> Option<Work> {
 
 /// The order of the axes of queries.
 #[derive(Clone, Copy)]
-enum Layout {
+enum QueryLayout {
     /// Batch, heads, tokens, values.
     HeadsFirst,
     /// Batch, tokens, heads, values.
@@ -244,18 +244,18 @@ enum Layout {
 }
 
 /// Two products of queries and keys or values; half of them where later tokens are masked.
-fn attention(inputs: &Inputs, layout: Layout, causal: usize) -> Option<Work> {
+fn attention(inputs: &Inputs, layout: QueryLayout, causal: usize) -> Option<Work> {
     let [q, k, v] = [0, 1, 2].map(|argument| inputs.tensor(argument));
     let (q, k, v) = (q?, k?, v?);
     if q.axes.len() != 4 || k.axes.len() != 4 || v.axes.len() != 4 {
         return None;
     }
     let (heads, tokens) = match layout {
-        Layout::HeadsFirst => (1, 2),
-        Layout::HeadsLast => (2, 1),
+        QueryLayout::HeadsFirst => (1, 2),
+        QueryLayout::HeadsLast => (2, 1),
     };
     let scores = q.axes[0] * q.axes[heads] * q.axes[tokens] * k.axes[tokens];
-    let masked = if inputs.is_true(causal) { 0.5 } else { 1.0 };
+    let masked = if inputs.argument_is_true(causal) { 0.5 } else { 1.0 };
     Some(Work {
         flops: 2.0 * scores * (q.axes[3] + v.axes[3]) * masked,
         bytes: q.bytes() + k.bytes() + v.bytes() + q.values() / q.axes[3] * v.axes[3] * q.size,
@@ -266,14 +266,14 @@ fn attention(inputs: &Inputs, layout: Layout, causal: usize) -> Option<Work> {
 /// Five products in place of two: scores again, and gradients of queries, keys, values and scores.
 fn attention_backward(inputs: &Inputs, causal: usize) -> Option<Work> {
     let shifted = Inputs { tensors: inputs.tensors.get(1..)?.to_vec(), values: Vec::new() };
-    let forward = attention(&shifted, Layout::HeadsFirst, usize::MAX)?;
-    let masked = if inputs.is_true(causal) { 0.5 } else { 1.0 };
+    let forward = attention(&shifted, QueryLayout::HeadsFirst, usize::MAX)?;
+    let masked = if inputs.argument_is_true(causal) { 0.5 } else { 1.0 };
     Some(Work { flops: 2.5 * forward.flops * masked, bytes: 2.0 * forward.bytes, ..forward })
 }
 
 /// Functions of each element, normalisation and softmax: they move their inputs and an output as
 /// large as the largest.
-const MEMORY_OPERATORS: &[&str] = &[
+const MEMORY_BOUND_OPERATORS: &[&str] = &[
     "add",
     "add_",
     "sub",
@@ -316,51 +316,51 @@ const MEMORY_OPERATORS: &[&str] = &[
     "_softmax_backward_data",
 ];
 
-fn moving(function: &str, inputs: &Inputs) -> Option<Work> {
-    let largest = inputs.tensors.iter().flatten().map(Tensor::bytes).fold(0.0, f64::max);
+fn work_of_moving_bytes(function: &str, inputs: &Inputs) -> Option<Work> {
+    let largest = inputs.tensors.iter().flatten().map(OperatorTensor::bytes).fold(0.0, f64::max);
     let bytes = match function {
         // The first argument of these operators is only written.
         "copy_" | "fill_" | "zero_" => inputs.bytes(),
         "sum" | "mean" | "max" | "min" | "amax" => inputs.bytes(),
-        function if MEMORY_OPERATORS.contains(&function) => inputs.bytes() + largest,
+        function if MEMORY_BOUND_OPERATORS.contains(&function) => inputs.bytes() + largest,
         _ => return None,
     };
     (bytes > 0.0).then_some(Work { flops: 0.0, bytes, precision: None })
 }
 
 /// The precision that a word names, and the bytes of a value.
-fn named_precision(word: &str) -> Option<(Precision, f64)> {
+fn precision_by_name(word: &str) -> Option<(MatrixPrecision, f64)> {
     match word {
-        "fp64" | "f64" | "dgemm" => Some((Precision::Fp64, 8.0)),
-        "fp32" | "f32" | "sgemm" => Some((Precision::Fp32, 4.0)),
-        "tf32" => Some((Precision::Tf32, 4.0)),
-        "fp16" | "f16" | "bf16" | "half" | "hgemm" => Some((Precision::Fp16, 2.0)),
-        "fp8" | "e4m3" | "e5m2" => Some((Precision::Fp8, 1.0)),
-        "int8" | "i8" | "s8" => Some((Precision::Int8, 1.0)),
+        "fp64" | "f64" | "dgemm" => Some((MatrixPrecision::Fp64, 8.0)),
+        "fp32" | "f32" | "sgemm" => Some((MatrixPrecision::Fp32, 4.0)),
+        "tf32" => Some((MatrixPrecision::Tf32, 4.0)),
+        "fp16" | "f16" | "bf16" | "half" | "hgemm" => Some((MatrixPrecision::Fp16, 2.0)),
+        "fp8" | "e4m3" | "e5m2" => Some((MatrixPrecision::Fp8, 1.0)),
+        "int8" | "i8" | "s8" => Some((MatrixPrecision::Int8, 1.0)),
         _ => None,
     }
 }
 
 /// Declared work: its matrix products, and the least bytes. The precision is that of nearly all of
 /// them, `None` where several share them.
-pub fn declared(count: &WorkCount) -> Option<Work> {
+pub fn declared(count: &DeclaredWorkCount) -> Option<Work> {
     /// Part of the products from which their precision is that of all.
-    const NEARLY_ALL: f64 = 0.95;
+    const MIN_SHARE_FOR_ONE_PRECISION: f64 = 0.95;
     let products = || {
         let product = |(unit, flops): &(String, f64)| {
-            Some((named_precision(unit.strip_prefix("matmul ")?)?.0, *flops))
+            Some((precision_by_name(unit.strip_prefix("matmul ")?)?.0, *flops))
         };
         count.flops.iter().filter_map(product)
     };
     let flops: f64 = products().map(|(_, flops)| flops).sum();
-    let main = products().find(|(_, own)| *own >= NEARLY_ALL * flops);
+    let main = products().find(|(_, own)| *own >= MIN_SHARE_FOR_ONE_PRECISION * flops);
     let precision = main.filter(|_| flops > 0.0).map(|(precision, _)| precision);
     let work = Work { flops, bytes: count.bytes, precision };
     (flops + count.bytes > 0.0 && (flops + count.bytes).is_finite()).then_some(work)
 }
 
 /// Work of a matrix product whose name has its sizes, such as `gemm_m4096_n512_k1024_bf16`.
-pub fn named_product(name: &str) -> Option<Work> {
+pub fn work_of_named_gemm(name: &str) -> Option<Work> {
     // Most names have no size of any axis: that is seen at once.
     let sized = |pair: &[u8]| pair[0].eq_ignore_ascii_case(&b'k') && pair[1].is_ascii_digit();
     if !name.as_bytes().windows(2).any(sized) {
@@ -375,7 +375,7 @@ pub fn named_product(name: &str) -> Option<Work> {
         (found.len() == 1).then(|| found[0])
     };
     let (m, n, k) = (size('m')?, size('n')?, size('k')?);
-    let (precision, bytes) = words.iter().find_map(|word| named_precision(word)).unzip();
+    let (precision, bytes) = words.iter().find_map(|word| precision_by_name(word)).unzip();
     let bytes = bytes.unwrap_or(0.0) * (m * k + k * n + m * n);
     Some(Work { flops: 2.0 * m * n * k, bytes, precision })
 }
@@ -386,8 +386,8 @@ mod tests {
 
     fn work(name: &str, dims: &str, types: &str, values: &str) -> Option<Work> {
         let mut names = Names::default();
-        let [dims, types, values] = [dims, types, values].map(|text| names.intern(text));
-        operator(name, &OperatorInputs { dims, types, values }, &names)
+        let [dims, types, values] = [dims, types, values].map(|text| names.intern_text(text));
+        work_of_operator(name, &OperatorInputs { dims, types, values }, &names)
     }
 
     fn flops(name: &str, dims: &str, values: &str) -> Option<f64> {
@@ -446,11 +446,11 @@ mod tests {
 
     #[test]
     fn names_may_have_the_sizes_of_a_product() {
-        let work = named_product("gemm_m4_n8_k16_bf16").expect("it has all sizes");
-        assert_eq!((work.flops, work.precision), (1024.0, Some(Precision::Fp16)));
-        assert_eq!(named_product("gemm M=4,N=8,K=16").map(|work| work.flops), None);
-        assert_eq!(named_product("gemm m4 n8"), None);
-        assert_eq!(named_product("ampere_sgemm_128x64_tn"), None);
-        assert_eq!(named_product("gemm_m4_n8_k16_m64"), None, "a tile has sizes too");
+        let work = work_of_named_gemm("gemm_m4_n8_k16_bf16").expect("it has all sizes");
+        assert_eq!((work.flops, work.precision), (1024.0, Some(MatrixPrecision::Fp16)));
+        assert_eq!(work_of_named_gemm("gemm M=4,N=8,K=16").map(|work| work.flops), None);
+        assert_eq!(work_of_named_gemm("gemm m4 n8"), None);
+        assert_eq!(work_of_named_gemm("ampere_sgemm_128x64_tn"), None);
+        assert_eq!(work_of_named_gemm("gemm_m4_n8_k16_m64"), None, "a tile has sizes too");
     }
 }

@@ -3,7 +3,7 @@
 
 /// Number format that matrix units multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Precision {
+pub enum MatrixPrecision {
     /// 64 bits.
     Fp64,
     /// 32 bits, on the units for scalars of NVIDIA's devices.
@@ -18,7 +18,7 @@ pub enum Precision {
     Int8,
 }
 
-impl Precision {
+impl MatrixPrecision {
     /// Label in printed output.
     pub const fn label(self) -> &'static str {
         match self {
@@ -34,7 +34,7 @@ impl Precision {
 
 /// Peaks of a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Peaks {
+pub struct DevicePeaks {
     /// 10^12 operations a second of FP64, FP32, TF32, FP16, FP8 and INT8; 0: not supported, or not
     /// published.
     tera: [f64; 6],
@@ -43,22 +43,22 @@ pub struct Peaks {
     pub bytes_per_ns: f64,
 }
 
-impl Peaks {
+impl DevicePeaks {
     /// Operations a nanosecond of a precision.
-    pub fn flops_per_ns(&self, precision: Precision) -> Option<f64> {
+    pub fn peak_flops_per_ns(&self, precision: MatrixPrecision) -> Option<f64> {
         let index = match precision {
-            Precision::Fp64 => 0,
-            Precision::Fp32 => 1,
-            Precision::Tf32 => 2,
-            Precision::Fp16 => 3,
-            Precision::Fp8 => 4,
-            Precision::Int8 => 5,
+            MatrixPrecision::Fp64 => 0,
+            MatrixPrecision::Fp32 => 1,
+            MatrixPrecision::Tf32 => 2,
+            MatrixPrecision::Fp16 => 3,
+            MatrixPrecision::Fp8 => 4,
+            MatrixPrecision::Int8 => 5,
         };
         Some(self.tera[index] * 1e3).filter(|peak| *peak > 0.0)
     }
 
     /// Peaks of a device, found by its name.
-    pub fn for_device(name: &str) -> Option<Self> {
+    pub fn peaks_of_device(name: &str) -> Option<Self> {
         let words: Vec<String> = name
             .split(|c: char| !c.is_ascii_alphanumeric())
             .map(str::to_ascii_lowercase)
@@ -137,31 +137,31 @@ const DEVICES: &[Row] = &[
 mod tests {
     use super::*;
 
-    fn fp16(name: &str) -> Option<f64> {
-        Peaks::for_device(name)?
-            .flops_per_ns(Precision::Fp16)
+    fn fp16_peak(name: &str) -> Option<f64> {
+        DevicePeaks::peaks_of_device(name)?
+            .peak_flops_per_ns(MatrixPrecision::Fp16)
             .map(|peak| (peak / 1e3 * 10.0).round() / 10.0)
     }
 
     #[test]
     fn devices_have_the_peaks_of_their_data_sheets() {
-        assert_eq!(fp16("NVIDIA H100 80GB HBM3"), Some(989.4));
-        assert_eq!(fp16("NVIDIA H100 PCIe"), Some(756.0));
-        assert_eq!(fp16("NVIDIA A100-SXM4-80GB"), Some(312.0));
-        assert_eq!(fp16("Tesla V100-SXM2-32GB"), Some(125.0));
-        assert_eq!(fp16("AMD Instinct MI300X"), Some(1307.4));
-        assert_eq!(fp16("NVIDIA L40S"), Some(362.0));
-        assert_eq!(fp16("NVIDIA H800"), None, "no sheet");
-        assert_eq!(fp16("AMD Instinct MI250"), Some(181.0));
-        assert_eq!(fp16("Test GPU"), None);
-        assert_eq!(fp16("NVIDIA A1000"), None, "only whole words of a name count");
+        assert_eq!(fp16_peak("NVIDIA H100 80GB HBM3"), Some(989.4));
+        assert_eq!(fp16_peak("NVIDIA H100 PCIe"), Some(756.0));
+        assert_eq!(fp16_peak("NVIDIA A100-SXM4-80GB"), Some(312.0));
+        assert_eq!(fp16_peak("Tesla V100-SXM2-32GB"), Some(125.0));
+        assert_eq!(fp16_peak("AMD Instinct MI300X"), Some(1307.4));
+        assert_eq!(fp16_peak("NVIDIA L40S"), Some(362.0));
+        assert_eq!(fp16_peak("NVIDIA H800"), None, "no sheet");
+        assert_eq!(fp16_peak("AMD Instinct MI250"), Some(181.0));
+        assert_eq!(fp16_peak("Test GPU"), None);
+        assert_eq!(fp16_peak("NVIDIA A1000"), None, "only whole words of a name count");
     }
 
     #[test]
     fn an_unsupported_precision_has_no_peak() {
-        let v100 = Peaks::for_device("Tesla V100").expect("it is in the table");
-        assert_eq!(v100.flops_per_ns(Precision::Fp8), None);
-        let a100 = Peaks::for_device("NVIDIA A100").expect("it is in the table");
+        let v100 = DevicePeaks::peaks_of_device("Tesla V100").expect("it is in the table");
+        assert_eq!(v100.peak_flops_per_ns(MatrixPrecision::Fp8), None);
+        let a100 = DevicePeaks::peaks_of_device("NVIDIA A100").expect("it is in the table");
         assert_eq!(a100.bytes_per_ns, 0.0, "40 or 80 GB");
     }
 }

@@ -2,11 +2,11 @@
 //! (`operator_work`), which kernels belong to them.
 
 use crate::analyze::work::operator_work::Work;
-use crate::analyze::work::peaks::{Peaks, Precision};
+use crate::analyze::work::peaks::{DevicePeaks, MatrixPrecision};
 
 /// Work and kernel time, summed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct WorkSum {
+pub struct WorkAndTimeSum {
     /// How many operators.
     pub count: usize,
     /// Time of the kernels, in nanoseconds.
@@ -25,15 +25,21 @@ pub struct WorkSum {
     pub without_peak: usize,
 }
 
-impl WorkSum {
+impl WorkAndTimeSum {
     /// Adds an operator with the time of its kernels.
-    pub fn add(&mut self, work: &Work, kernel_ns: i64, peaks: Option<&Peaks>) {
-        self.add_times(1, work, kernel_ns, peaks);
+    pub fn add(&mut self, work: &Work, kernel_ns: i64, peaks: Option<&DevicePeaks>) {
+        self.add_operator_calls(1, work, kernel_ns, peaks);
     }
 
     /// Adds so many calls of an operator, with the work of one and the time of all their kernels.
     #[allow(clippy::cast_precision_loss)]
-    pub fn add_times(&mut self, times: usize, work: &Work, kernel_ns: i64, peaks: Option<&Peaks>) {
+    pub fn add_operator_calls(
+        &mut self,
+        times: usize,
+        work: &Work,
+        kernel_ns: i64,
+        peaks: Option<&DevicePeaks>,
+    ) {
         let each = times as f64;
         let work = &Work { flops: work.flops * each, bytes: work.bytes * each, ..*work };
         self.count += times;
@@ -45,7 +51,9 @@ impl WorkSum {
             return;
         };
         let tensor = match (work.flops > 0.0, work.precision) {
-            (true, Some(precision)) => peaks.flops_per_ns(precision).map(|peak| work.flops / peak),
+            (true, Some(precision)) => {
+                peaks.peak_flops_per_ns(precision).map(|peak| work.flops / peak)
+            }
             (true, None) => None,
             (false, _) => Some(0.0),
         };
@@ -61,13 +69,13 @@ impl WorkSum {
     }
 
     /// FLOPs a byte, where there are both.
-    pub fn intensity(&self) -> Option<f64> {
+    pub fn flops_per_byte(&self) -> Option<f64> {
         (self.flops > 0.0 && self.bytes > 0.0).then(|| self.flops / self.bytes)
     }
 
     /// 10^12 FLOPs a second of kernel time.
     #[allow(clippy::cast_precision_loss)]
-    pub fn teraflops(&self) -> Option<f64> {
+    pub fn achieved_teraflops(&self) -> Option<f64> {
         (self.flops > 0.0 && self.kernel_ns > 0).then(|| self.flops / self.kernel_ns as f64 / 1e3)
     }
 
@@ -78,23 +86,23 @@ impl WorkSum {
     }
 
     /// Share of the tensor peak over the kernels' time, 0 to 1.
-    pub fn tensor_share(&self) -> Option<f64> {
+    pub fn share_of_tensor_peak(&self) -> Option<f64> {
         self.share(self.tensor_ns, self.kernel_ns).filter(|_| self.flops > 0.0)
     }
 
     /// Share of the tensor peak over another span, such as a range of the host.
-    pub fn tensor_share_of(&self, span_ns: i64) -> Option<f64> {
+    pub fn share_of_tensor_peak_over(&self, span_ns: i64) -> Option<f64> {
         self.share(self.tensor_ns, span_ns).filter(|_| self.flops > 0.0)
     }
 
     /// Share of the memory peak over the kernels' time, 0 to 1.
-    pub fn memory_share(&self) -> Option<f64> {
+    pub fn share_of_memory_peak(&self) -> Option<f64> {
         self.share(self.memory_ns, self.kernel_ns).filter(|share| *share > 0.0)
     }
 
     /// The least time that the roofline allows over the time taken, 0 to 1; `None` without a
     /// published peak of memory.
-    pub fn roofline_share(&self) -> Option<f64> {
+    pub fn share_of_roofline(&self) -> Option<f64> {
         self.share(self.roofline_ns, self.kernel_ns).filter(|_| self.memory_ns > 0.0)
     }
 
@@ -127,13 +135,13 @@ impl Limit {
 
 /// An operator with the sums of all its calls.
 #[derive(Debug, Clone, PartialEq)]
-pub struct OperatorUse {
+pub struct OperatorUtilization {
     /// Name of the operator.
     pub name: String,
     /// The precision of the operator's factors.
-    pub precision: Option<Precision>,
+    pub precision: Option<MatrixPrecision>,
     /// Sums of the operator.
-    pub sum: WorkSum,
+    pub sum: WorkAndTimeSum,
 }
 
 /// A range with the sums of the operators in it.
@@ -146,30 +154,30 @@ pub struct RangeUtilization {
     /// Host time of the ranges of this path, in nanoseconds.
     pub host_ns: i64,
     /// Sums of the operators with known work in the ranges.
-    pub sum: WorkSum,
+    pub sum: WorkAndTimeSum,
 }
 
 /// How much of a device's peaks a trace uses.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Utilization {
+pub struct DeviceUtilization {
     /// The device and its peaks, where they are published.
-    pub device: Option<(String, Peaks)>,
+    pub device: Option<(String, DevicePeaks)>,
     /// Time of all kernels, in nanoseconds.
     pub kernel_ns: i64,
     /// Sums of all operators with known work.
-    pub all: WorkSum,
+    pub all: WorkAndTimeSum,
     /// Operators, those with most kernel time first.
-    pub operators: Vec<OperatorUse>,
+    pub operators: Vec<OperatorUtilization>,
     /// Outer ranges, those with most kernel time first.
     pub ranges: Vec<RangeUtilization>,
     /// Questions without an answer, each with the data that it needs.
     pub unknown: Vec<String>,
 }
 
-impl Utilization {
+impl DeviceUtilization {
     /// The part of the kernel time whose work is known, 0 to 1.
     #[allow(clippy::cast_precision_loss)]
-    pub fn coverage(&self) -> f64 {
+    pub fn known_work_share(&self) -> f64 {
         self.all.kernel_ns as f64 / self.kernel_ns.max(1) as f64
     }
 }
@@ -180,35 +188,42 @@ mod tests {
 
     #[test]
     fn shares_are_of_the_peaks_of_the_device() {
-        let peaks = Peaks::for_device("NVIDIA H100 80GB HBM3").expect("it is in the table");
-        let mut sum = WorkSum::default();
+        let peaks =
+            DevicePeaks::peaks_of_device("NVIDIA H100 80GB HBM3").expect("it is in the table");
+        let mut sum = WorkAndTimeSum::default();
         let flops = 989.4e3 * 1000.0;
-        let work = Work { flops, bytes: 3350.0 * 100.0, precision: Some(Precision::Fp16) };
+        let work = Work { flops, bytes: 3350.0 * 100.0, precision: Some(MatrixPrecision::Fp16) };
         sum.add(&work, 2000, Some(&peaks));
         let near = |value: Option<f64>, expected: f64| {
             assert!(value.is_some_and(|value| (value - expected).abs() < 1e-9), "{value:?}");
         };
-        near(sum.tensor_share(), 0.5);
-        near(sum.tensor_share_of(4000), 0.25);
-        near(sum.memory_share(), 0.05);
-        near(sum.roofline_share(), 0.5);
-        near(sum.teraflops(), 494.7);
+        near(sum.share_of_tensor_peak(), 0.5);
+        near(sum.share_of_tensor_peak_over(4000), 0.25);
+        near(sum.share_of_memory_peak(), 0.05);
+        near(sum.share_of_roofline(), 0.5);
+        near(sum.achieved_teraflops(), 494.7);
         assert_eq!(sum.limit(), Some(Limit::Compute));
         let moves = Work { flops: 0.0, bytes: 3350.0 * 4000.0, precision: None };
         sum.add(&moves, 8000, Some(&peaks));
-        near(sum.roofline_share(), 0.5);
+        near(sum.share_of_roofline(), 0.5);
         assert_eq!(sum.limit(), Some(Limit::Memory));
     }
 
     #[test]
     fn work_without_a_peak_has_no_share() {
-        let v100 = Peaks::for_device("Tesla V100").expect("it is in the table");
-        let work = Work { flops: 1e6, bytes: 1e3, precision: Some(Precision::Fp8) };
+        let v100 = DevicePeaks::peaks_of_device("Tesla V100").expect("it is in the table");
+        let work = Work { flops: 1e6, bytes: 1e3, precision: Some(MatrixPrecision::Fp8) };
         for peaks in [None, Some(&v100)] {
-            let mut sum = WorkSum::default();
+            let mut sum = WorkAndTimeSum::default();
             sum.add(&work, 100, peaks);
-            assert_eq!((sum.tensor_share(), sum.roofline_share(), sum.limit()), (None, None, None));
-            assert_eq!((sum.teraflops(), sum.intensity()), (Some(10.0), Some(1000.0)));
+            assert_eq!(
+                (sum.share_of_tensor_peak(), sum.share_of_roofline(), sum.limit()),
+                (None, None, None)
+            );
+            assert_eq!(
+                (sum.achieved_teraflops(), sum.flops_per_byte()),
+                (Some(10.0), Some(1000.0))
+            );
         }
     }
 }

@@ -2,26 +2,28 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Account, DeviceAccount, Iterations};
+use super::{DeviceIterations, DeviceTimeAccount, TimeAccount};
 use crate::analyze::timeline::Line;
 
-impl Account {
+impl TimeAccount {
     /// Converts to a JSON object: nanoseconds of each line, which add up to `total_ns`.
     pub fn to_json(&self) -> Value {
-        let busy: Map<String, Value> =
-            Line::ALL.iter().map(|&line| (line.key().to_owned(), self.busy(line).into())).collect();
+        let busy: Map<String, Value> = Line::ALL
+            .iter()
+            .map(|&line| (line.key().to_owned(), self.busy_ns_of_line(line).into()))
+            .collect();
         let idle: Map<String, Value> =
             self.idle.iter().map(|(cause, &ns)| (cause.key().to_owned(), ns.into())).collect();
         json!({
             "total_ns": self.total_ns(),
             "busy_ns": busy,
             "idle_ns": idle,
-            "unclassified_ns": self.unclassified_ns(),
+            "unclassified_ns": self.unclassified_idle_ns(),
         })
     }
 }
 
-impl DeviceAccount {
+impl DeviceTimeAccount {
     /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         let ranges = self.ranges.iter().map(|range| {
@@ -43,26 +45,26 @@ impl DeviceAccount {
             "process": self.pid,
             "device": self.device,
             "time": self.total.to_json(),
-            "iterations": self.iterations.as_ref().map(Iterations::to_json),
+            "iterations": self.iterations.as_ref().map(DeviceIterations::to_json),
             "transfers": transfers.collect::<Vec<_>>(),
             "ranges": ranges.collect::<Vec<_>>(),
         })
     }
 }
 
-impl Iterations {
+impl DeviceIterations {
     fn to_json(&self) -> Value {
         let each = self.each.iter().map(
             |of| json!({ "start": of.span.0, "end": of.span.1, "time": of.account.to_json() }),
         );
-        let lengths = self.steady_lengths();
+        let lengths = self.sorted_steady_lengths();
         json!({
             "found_by": self.sign.label(),
             "count": self.lengths.len(),
             "start_up": self.before.to_json(),
             "steady": self.steady.to_json(),
             "steady_median_ns": lengths.get(lengths.len() / 2),
-            "unusual": self.unusual(),
+            "unusual": self.unusual_iterations(),
             "each": each.collect::<Vec<_>>(),
             "after": self.after.to_json(),
         })

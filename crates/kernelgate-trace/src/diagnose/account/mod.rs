@@ -5,43 +5,43 @@ mod json;
 mod text;
 mod transfers;
 
-pub use transfers::Transfer;
+pub use transfers::TransferSum;
 
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::context::Context;
-use super::host::cause::CauseKind;
+use super::context::DiagnosisContext;
+use super::host::cause::IdleCauseKind;
 use super::labels::short_name;
 use crate::analyze::order::Order;
-use crate::analyze::ranges::paths::{PathId, ROOT};
+use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
 use crate::analyze::timeline::idle::{self, Activity, Gap};
-use crate::analyze::timeline::iterations::{self, Sign};
+use crate::analyze::timeline::iterations::{self, IterationEvidence};
 use crate::analyze::timeline::{self, Line, Piece};
-use crate::model::names::without_numbers;
+use crate::model::names::without_numbers_in_name;
 
 /// Ranges that are listed.
-const RANGES: usize = 10;
+const MAX_LISTED_RANGES: usize = 10;
 /// An iteration this many times as long as the median is unusual.
-const UNUSUAL_RATIO: i64 = 2;
+const UNUSUAL_LENGTH_RATIO: i64 = 2;
 
 /// Time of a span, divided into lines that add up to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Account {
+pub struct TimeAccount {
     busy: [i64; Line::ALL.len()],
     /// Idle time by cause, nanoseconds.
-    pub idle: BTreeMap<CauseKind, i64>,
+    pub idle: BTreeMap<IdleCauseKind, i64>,
 }
 
-impl Account {
+impl TimeAccount {
     /// Nanoseconds of a line of busy time.
-    pub fn busy(&self, line: Line) -> i64 {
+    pub fn busy_ns_of_line(&self, line: Line) -> i64 {
         self.busy[line as usize]
     }
 
     /// All lines of busy time that are not empty.
-    pub fn busy_lines(&self) -> impl Iterator<Item = (Line, i64)> {
+    pub fn nonzero_busy_lines(&self) -> impl Iterator<Item = (Line, i64)> {
         Line::ALL.into_iter().zip(self.busy).filter(|&(_, ns)| ns != 0)
     }
 
@@ -51,18 +51,18 @@ impl Account {
     }
 
     /// Nanoseconds in which nothing ran.
-    pub fn idle_ns(&self) -> i64 {
+    pub fn total_idle_ns(&self) -> i64 {
         self.idle.values().sum()
     }
 
     /// The whole span, nanoseconds.
     pub fn total_ns(&self) -> i64 {
-        self.busy_ns() + self.idle_ns()
+        self.busy_ns() + self.total_idle_ns()
     }
 
     /// Time whose cause the trace does not hold, nanoseconds.
-    pub fn unclassified_ns(&self) -> i64 {
-        self.idle.iter().filter(|(cause, _)| !cause.explained()).map(|(_, ns)| ns).sum()
+    pub fn unclassified_idle_ns(&self) -> i64 {
+        self.idle.iter().filter(|(cause, _)| !cause.is_explained()).map(|(_, ns)| ns).sum()
     }
 
     fn add(&mut self, part: &Part) {
@@ -81,88 +81,88 @@ impl Account {
 
 enum Part {
     Busy(Line, i64),
-    Idle(CauseKind, i64),
+    Idle(IdleCauseKind, i64),
 }
 
 /// An iteration on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Iteration {
+pub struct DeviceIteration {
     /// Span of the iteration: from the start of its first operation to the start of the next
     /// iteration.
     pub span: (i64, i64),
     /// Time of the iteration.
-    pub account: Account,
+    pub account: TimeAccount,
 }
 
 /// The iterations of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Iterations {
+pub struct DeviceIterations {
     /// The sign by which iterations were found: a range or a mark.
-    pub sign: Sign,
+    pub sign: IterationEvidence,
     /// Time before the first iteration.
-    pub before: Account,
+    pub before: TimeAccount,
     /// The first [`Self::LISTED`] ones, without those that ran nothing on this device.
-    pub each: Vec<Iteration>,
+    pub each: Vec<DeviceIteration>,
     /// Length of every one in order of time, nanoseconds.
     pub lengths: Vec<i64>,
     /// Time of all iterations after the first.
-    pub steady: Account,
+    pub steady: TimeAccount,
     /// Time after the last iteration.
-    pub after: Account,
+    pub after: TimeAccount,
 }
 
-impl Iterations {
+impl DeviceIterations {
     /// Iterations whose time is kept one by one.
     pub const LISTED: usize = 1000;
 
     /// Lengths of the steady state, which is all but the first one, in order of their length.
-    pub fn steady_lengths(&self) -> Vec<i64> {
+    pub fn sorted_steady_lengths(&self) -> Vec<i64> {
         let mut lengths: Vec<i64> = self.lengths.iter().skip(1).copied().collect();
         lengths.sort_unstable();
         lengths
     }
 
     /// Iterations of the steady state, numbered from 1, that are twice as long as the median.
-    pub fn unusual(&self) -> Vec<usize> {
-        let lengths = self.steady_lengths();
+    pub fn unusual_iterations(&self) -> Vec<usize> {
+        let lengths = self.sorted_steady_lengths();
         let Some(&median) = lengths.get(lengths.len() / 2) else { return Vec::new() };
-        let long = |&(_, length): &(usize, &i64)| *length >= UNUSUAL_RATIO * median;
+        let long = |&(_, length): &(usize, &i64)| *length >= UNUSUAL_LENGTH_RATIO * median;
         self.lengths.iter().enumerate().skip(1).filter(long).map(|(index, _)| index + 1).collect()
     }
 }
 
 /// The time of a range's operations, and of the idle time before them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RangeAccount {
+pub struct RangeTimeAccount {
     /// Path of the range; `#` stands for numbers.
     pub path: String,
     /// Ranges around the range.
     pub depth: usize,
     /// Time of the range.
-    pub account: Account,
+    pub account: TimeAccount,
 }
 
 /// The time of a process on a device.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DeviceAccount {
+pub struct DeviceTimeAccount {
     /// The system's id of the process.
     pub pid: i64,
     /// The device.
     pub device: u32,
     /// All time of the device.
-    pub total: Account,
+    pub total: TimeAccount,
     /// Iterations of the device, where some were found.
-    pub iterations: Option<Iterations>,
+    pub iterations: Option<DeviceIterations>,
     /// Communication, copies and page migrations by kind, those with most exposed time first.
-    pub transfers: Vec<Transfer>,
+    pub transfers: Vec<TransferSum>,
     /// The outer two levels of ranges, the most expensive first.
-    pub ranges: Vec<RangeAccount>,
+    pub ranges: Vec<RangeTimeAccount>,
 }
 
 /// The accounts of every process on every device.
-pub(super) fn accounts(context: &Context<'_>) -> Vec<DeviceAccount> {
-    let operations = idle::by_device(context.trace, &context.all, |_| true);
-    let groups = Groups::new(context);
+pub(super) fn accounts(context: &DiagnosisContext<'_>) -> Vec<DeviceTimeAccount> {
+    let operations = idle::operations_by_device(context.trace, &context.all, |_| true);
+    let groups = RangePathGroups::new(context);
     operations
         .iter()
         .zip(&context.activities)
@@ -171,26 +171,26 @@ pub(super) fn accounts(context: &Context<'_>) -> Vec<DeviceAccount> {
 }
 
 fn device(
-    context: &Context<'_>,
+    context: &DiagnosisContext<'_>,
     activity: &Activity,
     operations: &Order,
-    groups: &Groups,
-) -> DeviceAccount {
+    groups: &RangePathGroups,
+) -> DeviceTimeAccount {
     let (sign, cuts) = iterations(context, activity, operations).unzip();
     let cuts = cuts.unwrap_or_default();
     let mut cut = Cut { cuts: &cuts, ..Cut::default() };
-    let mut ranges = vec![Account::default(); groups.names.len()];
-    let mut transfers = transfers::Transfers::new(context, operations);
+    let mut ranges = vec![TimeAccount::default(); groups.names.len()];
+    let mut transfers = transfers::DeviceTransfers::new(context, operations);
     timeline::pieces(&context.all, &context.classes, operations.iter(), |piece| {
         let (start, operation) = match piece {
             Piece::Busy { start, owner, .. } => (start, owner),
             Piece::Idle(gap) => (gap.start, gap.after),
         };
-        cut.until(start);
-        let groups = groups.around(context.path_id(operation));
+        cut.end_ranges_until(start);
+        let groups = groups.around(context.path_id_of_operation(operation));
         let mut add = |part: &Part| {
             cut.now.add(part);
-            groups.iter().filter(|&&group| group != NO_GROUP).for_each(|&group| {
+            groups.iter().filter(|&&group| group != NO_PATH_GROUP).for_each(|&group| {
                 ranges[group as usize].add(part);
             });
         };
@@ -199,12 +199,15 @@ fn device(
                 add(&Part::Busy(line, end - start));
                 transfers.exposed(owner, end - start);
             }
-            Piece::Idle(gap) => idle_parts(context, &gap, |cause, ns| add(&Part::Idle(cause, ns))),
+            Piece::Idle(gap) => {
+                split_gap_by_cause(context, &gap, |cause, ns| add(&Part::Idle(cause, ns)))
+            }
         }
     });
     let Cut { total, now: after, before, each, lengths, steady, .. } = cut.finish();
-    let iterations = sign.map(|sign| Iterations { sign, before, each, lengths, steady, after });
-    DeviceAccount {
+    let iterations =
+        sign.map(|sign| DeviceIterations { sign, before, each, lengths, steady, after });
+    DeviceTimeAccount {
         pid: context.trace.processes[activity.process as usize].pid,
         device: activity.device,
         total,
@@ -222,17 +225,17 @@ struct Cut<'a> {
     /// Cuts that are over.
     over: usize,
     /// Since the last cut.
-    now: Account,
-    total: Account,
-    before: Account,
-    each: Vec<Iteration>,
+    now: TimeAccount,
+    total: TimeAccount,
+    before: TimeAccount,
+    each: Vec<DeviceIteration>,
     lengths: Vec<i64>,
-    steady: Account,
+    steady: TimeAccount,
 }
 
 impl Cut<'_> {
     /// Ends what ends by a time.
-    fn until(&mut self, time: i64) {
+    fn end_ranges_until(&mut self, time: i64) {
         while let Some(&end) = self.cuts.get(self.over).filter(|&&cut| cut <= time) {
             let account = std::mem::take(&mut self.now);
             self.total.extend(&account);
@@ -241,53 +244,62 @@ impl Cut<'_> {
             match start {
                 None => self.before = account,
                 Some(start) if start < end => {
-                    self.end_iteration(Iteration { span: (start, end), account })
+                    self.end_device_iteration(DeviceIteration { span: (start, end), account })
                 }
                 Some(_) => {}
             }
         }
     }
 
-    fn end_iteration(&mut self, iteration: Iteration) {
+    fn end_device_iteration(&mut self, iteration: DeviceIteration) {
         if !self.lengths.is_empty() {
             self.steady.extend(&iteration.account);
         }
         self.lengths.push(iteration.span.1 - iteration.span.0);
-        if self.each.len() < Iterations::LISTED {
+        if self.each.len() < DeviceIterations::LISTED {
             self.each.push(iteration);
         }
     }
 
     /// Adds the time after the last cut.
     fn finish(mut self) -> Self {
-        self.until(i64::MAX);
+        self.end_ranges_until(i64::MAX);
         self.total.extend(&self.now);
         self
     }
 }
 
 /// The parts of a gap by cause.
-fn idle_parts(context: &Context<'_>, gap: &Gap, mut each: impl FnMut(CauseKind, i64)) {
-    context.causes_of(gap).for_each(|((cause, _), ns)| each(cause, ns));
+fn split_gap_by_cause(
+    context: &DiagnosisContext<'_>,
+    gap: &Gap,
+    mut each: impl FnMut(IdleCauseKind, i64),
+) {
+    context.causes_of_gap(gap).for_each(|((cause, _), ns)| each(cause, ns));
 }
 
 /// The sign of the iterations of a device, and its cuts: where each starts, and where the last one
 /// ends.
 fn iterations(
-    context: &Context<'_>,
+    context: &DiagnosisContext<'_>,
     activity: &Activity,
     operations: &Order,
-) -> Option<(Sign, Vec<i64>)> {
+) -> Option<(IterationEvidence, Vec<i64>)> {
     let by_host = context.host.iterations.get(activity.process as usize)?.as_ref();
     if let Some(found) = by_host {
         let launched = operations
             .iter()
             .filter_map(|id| Some((context.launch(id)?.start, context.all.start(id))));
-        let cuts = iterations::cuts(&found.starts, found.end, activity.span.1, launched);
+        let cuts = iterations::device_iteration_starts(
+            &found.starts,
+            found.end,
+            activity.span.1,
+            launched,
+        );
         return Some((found.sign.clone(), cuts));
     }
     let firsts = iterations::repeated(context.trace, &context.all, operations)?;
-    let sign = Sign::Repetition(short_name(&context.all.name(*firsts.first()?)));
+    let sign = IterationEvidence::Repetition(short_name(&context.all.name(*firsts.first()?)));
     let mut cuts: Vec<i64> = firsts.iter().map(|&id| context.all.start(id)).collect();
     // The last iteration is as long as the one before it, as far as an operation starts there.
     if let [.., before, last] = cuts[..] {
@@ -297,42 +309,42 @@ fn iterations(
     Some((sign, cuts))
 }
 
-const NO_GROUP: u32 = u32::MAX;
+const NO_PATH_GROUP: u32 = u32::MAX;
 
 /// Paths of the outer two levels, those that differ in numbers only together.
-struct Groups {
+struct RangePathGroups {
     /// Text and depth.
     names: Vec<(String, usize)>,
     /// Groups of the outermost range of each path and of the range inside it.
     of_path: Vec<[u32; 2]>,
 }
 
-impl Groups {
-    fn new(context: &Context<'_>) -> Self {
+impl RangePathGroups {
+    fn new(context: &DiagnosisContext<'_>) -> Self {
         let paths = &context.host.paths;
         let mut names: Vec<(String, usize)> = Vec::new();
         let mut numbers: HashMap<(u32, String), u32> = HashMap::new();
         let mut of_path: Vec<[u32; 2]> = Vec::with_capacity(paths.len());
         for path in (0..).take(paths.len()) {
-            if path == ROOT {
-                of_path.push([NO_GROUP; 2]);
+            if path == ROOT_PATH {
+                of_path.push([NO_PATH_GROUP; 2]);
                 continue;
             }
             // A path is numbered behind the one around it.
-            let around = of_path[paths.parent(path) as usize];
-            if around[1] != NO_GROUP {
+            let around = of_path[paths.parent_path(path) as usize];
+            if around[1] != NO_PATH_GROUP {
                 of_path.push(around);
                 continue;
             }
-            let own = without_numbers(context.trace.names.text(paths.name(path)));
+            let own = without_numbers_in_name(context.trace.names.text(paths.name(path)));
             let group = *numbers.entry((around[0], own)).or_insert_with_key(|(outer, own)| {
                 let outer = names.get(*outer as usize).map(|(name, _)| format!("{name}/"));
                 let depth = usize::from(outer.is_some());
                 names.push((format!("{}{own}", outer.unwrap_or_default()), depth));
                 u32::try_from(names.len() - 1).expect("fewer than 2^32 names")
             });
-            of_path.push(if around[0] == NO_GROUP {
-                [group, NO_GROUP]
+            of_path.push(if around[0] == NO_PATH_GROUP {
+                [group, NO_PATH_GROUP]
             } else {
                 [around[0], group]
             });
@@ -340,27 +352,27 @@ impl Groups {
         Self { names, of_path }
     }
 
-    fn around(&self, path: PathId) -> [u32; 2] {
+    fn around(&self, path: RangePathId) -> [u32; 2] {
         self.of_path[path as usize]
     }
 
-    fn accounts(&self, accounts: Vec<Account>) -> Vec<RangeAccount> {
-        let mut all: Vec<RangeAccount> = self
+    fn accounts(&self, accounts: Vec<TimeAccount>) -> Vec<RangeTimeAccount> {
+        let mut all: Vec<RangeTimeAccount> = self
             .names
             .iter()
             .zip(accounts)
             .filter(|(_, account)| account.total_ns() > 0)
-            .map(|((path, depth), account)| RangeAccount {
+            .map(|((path, depth), account)| RangeTimeAccount {
                 path: path.clone(),
                 depth: *depth,
                 account,
             })
             .collect();
         all.sort_by(|a, b| {
-            let time = |of: &RangeAccount| std::cmp::Reverse(of.account.total_ns());
+            let time = |of: &RangeTimeAccount| std::cmp::Reverse(of.account.total_ns());
             (time(a), &a.path).cmp(&(time(b), &b.path))
         });
-        all.truncate(RANGES);
+        all.truncate(MAX_LISTED_RANGES);
         all
     }
 }

@@ -2,21 +2,24 @@
 
 use std::fmt::Write as _;
 
-use super::{Account, DeviceAccount, Iterations};
-use crate::analyze::classes::Class;
+use super::{DeviceIterations, DeviceTimeAccount, TimeAccount};
+use crate::analyze::classes::OperationClass;
 use crate::analyze::timeline::Line;
-use crate::diagnose::text::{bytes, percent, time, wrap};
-use crate::stats::{shorten, thousands};
+use crate::diagnose::text::{bytes, percent, time, wrap_line};
+use crate::stats::{shorten, with_thousands_separators};
 
 /// Numbers of unusual iterations that are listed.
 const MAX_UNUSUAL_ITERATIONS: usize = 5;
 
-impl Account {
+impl TimeAccount {
     /// The label of each line that is not empty, and its nanoseconds; they add up to the total.
     pub fn lines(&self) -> Vec<(String, i64)> {
-        let busy = self.busy_lines().map(|(line, ns)| (line.label().to_owned(), ns));
-        let mut idle: Vec<(String, i64)> =
-            self.idle.iter().map(|(cause, &ns)| (format!("idle: {}", cause.brief()), ns)).collect();
+        let busy = self.nonzero_busy_lines().map(|(line, ns)| (line.label().to_owned(), ns));
+        let mut idle: Vec<(String, i64)> = self
+            .idle
+            .iter()
+            .map(|(cause, &ns)| (format!("idle: {}", cause.brief_label()), ns))
+            .collect();
         idle.sort_by_key(|&(_, ns)| std::cmp::Reverse(ns));
         busy.chain(idle).collect()
     }
@@ -26,7 +29,7 @@ impl Account {
     }
 }
 
-impl DeviceAccount {
+impl DeviceTimeAccount {
     /// The accounts as text of at most 100 columns.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
@@ -56,12 +59,12 @@ impl DeviceAccount {
         if let Some(iterations) = &self.iterations {
             iterations.write(&mut text);
         }
-        self.write_transfers(&mut text);
-        self.write_ranges(&mut text);
+        self.write_transfer_table(&mut text);
+        self.write_range_table(&mut text);
         text
     }
 
-    fn write_transfers(&self, text: &mut String) {
+    fn write_transfer_table(&self, text: &mut String) {
         if self.transfers.is_empty() {
             return;
         }
@@ -75,7 +78,7 @@ impl DeviceAccount {
             #[allow(clippy::cast_precision_loss)]
             let speed = match (of.bus, of.class) {
                 (Some(bus), _) => format!("bus {bus:.1} GB/s"),
-                (None, Class::Communication) => "-".to_owned(),
+                (None, OperationClass::Communication) => "-".to_owned(),
                 _ if of.bytes == 0 => "-".to_owned(),
                 _ => format!("{:.1} GB/s", of.bytes as f64 / of.total_ns.max(1) as f64),
             };
@@ -83,7 +86,7 @@ impl DeviceAccount {
                 text,
                 "  {:<36}{:>9}{:>12}{:>12}{:>11}{:>16}",
                 shorten(&format!("{} {}", of.class.label(), of.label), 36),
-                thousands(&of.count.to_string()),
+                with_thousands_separators(&of.count.to_string()),
                 time(of.total_ns),
                 time(of.exposed_ns),
                 size,
@@ -92,7 +95,7 @@ impl DeviceAccount {
         }
     }
 
-    fn write_ranges(&self, text: &mut String) {
+    fn write_range_table(&self, text: &mut String) {
         if self.ranges.is_empty() {
             return;
         }
@@ -113,16 +116,18 @@ impl DeviceAccount {
                 Line::Graph,
             ];
             let copies = [Line::Copy, Line::Migration, Line::Set];
-            let sum = |lines: &[Line]| time(lines.iter().map(|&line| account.busy(line)).sum());
+            let sum = |lines: &[Line]| {
+                time(lines.iter().map(|&line| account.busy_ns_of_line(line)).sum())
+            };
             let _ = writeln!(
                 text,
                 "  {:<38}{:>12}{:>13}{:>13}{:>11}{:>11}",
                 shorten(&name, 38),
                 time(account.total_ns()),
                 sum(&compute),
-                time(account.busy(Line::Communication)),
+                time(account.busy_ns_of_line(Line::Communication)),
                 sum(&copies),
-                time(account.idle_ns())
+                time(account.total_idle_ns())
             );
         }
     }
@@ -130,14 +135,14 @@ impl DeviceAccount {
 
 /// The columns of a table beside the sum.
 struct Columns {
-    before: Account,
-    first: Account,
-    steady: Account,
+    before: TimeAccount,
+    first: TimeAccount,
+    steady: TimeAccount,
     count: i64,
 }
 
 impl Columns {
-    fn new(iterations: &Iterations) -> Self {
+    fn new(iterations: &DeviceIterations) -> Self {
         let first = iterations.each.first().map(|of| of.account.clone()).unwrap_or_default();
         let count = i64::try_from(iterations.lengths.len()).unwrap_or(i64::MAX) - 1;
         let steady = iterations.steady.clone();
@@ -155,20 +160,20 @@ impl Columns {
     }
 }
 
-impl Iterations {
+impl DeviceIterations {
     fn write(&self, text: &mut String) {
-        let lengths = self.steady_lengths();
+        let lengths = self.sorted_steady_lengths();
         let (Some(&least), Some(&most)) = (lengths.first(), lengths.last()) else { return };
         let mut line = format!(
             "iterations: {} by {}; first {}, then median {} ({} to {})",
-            thousands(&self.lengths.len().to_string()),
+            with_thousands_separators(&self.lengths.len().to_string()),
             shorten(&self.sign.label(), 60),
             time(self.lengths[0]),
             time(lengths[lengths.len() / 2]),
             time(least),
             time(most)
         );
-        let unusual = self.unusual();
+        let unusual = self.unusual_iterations();
         if !unusual.is_empty() {
             let numbers: Vec<String> =
                 unusual.iter().take(MAX_UNUSUAL_ITERATIONS).map(ToString::to_string).collect();
@@ -176,6 +181,6 @@ impl Iterations {
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let _ = write!(line, "; twice the median or longer: {}{more}", numbers.join(", "));
         }
-        wrap(text, &line, "  ", "    ");
+        wrap_line(text, &line, "  ", "    ");
     }
 }

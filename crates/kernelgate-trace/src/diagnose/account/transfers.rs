@@ -3,18 +3,18 @@
 
 use hashbrown::HashMap;
 
-use crate::analyze::classes::{Class, Communication};
+use crate::analyze::classes::{CommunicationKind, OperationClass};
 use crate::analyze::operations::{Kind, OperationId};
 use crate::analyze::order::Order;
 use crate::analyze::work::bus;
-use crate::diagnose::context::Context;
-use crate::model::names::Name;
+use crate::diagnose::context::DiagnosisContext;
+use crate::model::names::NameId;
 
 /// Operations of one kind that move data.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Transfer {
+pub struct TransferSum {
     /// Communication, copy or page migration.
-    pub class: Class,
+    pub class: OperationClass,
     /// The collective and its library, or the direction.
     pub label: String,
     /// Number of transfers.
@@ -35,9 +35,9 @@ pub struct Transfer {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
-    Communication(Communication),
-    Copy(Name),
-    Migration(Name),
+    Communication(CommunicationKind),
+    Copy(NameId),
+    Migration(NameId),
 }
 
 #[derive(Default)]
@@ -53,18 +53,18 @@ struct Sum {
 }
 
 /// The transfers of a device while its time is cut.
-pub(super) struct Transfers<'a> {
-    context: &'a Context<'a>,
+pub(super) struct DeviceTransfers<'a> {
+    context: &'a DiagnosisContext<'a>,
     sums: HashMap<Key, Sum>,
     /// Whether kernels compute at each place.
     computes: Vec<bool>,
 }
 
-impl<'a> Transfers<'a> {
-    pub fn new(context: &'a Context<'a>, operations: &Order) -> Self {
+impl<'a> DeviceTransfers<'a> {
+    pub fn new(context: &'a DiagnosisContext<'a>, operations: &Order) -> Self {
         let mut computes = vec![false; context.trace.places.len()];
         for id in operations.iter() {
-            if context.classes.class(id) == Class::Compute {
+            if context.classes.class_of_operation(id) == OperationClass::Compute {
                 computes[context.all.place(id).0 as usize] = true;
             }
         }
@@ -75,11 +75,13 @@ impl<'a> Transfers<'a> {
 
     fn key(&self, id: OperationId) -> Option<Key> {
         let label = || self.context.trace.copies.kind[self.context.all.part(id).1];
-        match self.context.classes.class(id) {
-            Class::Communication => self.context.classes.communication(id).map(Key::Communication),
-            Class::Copy => Some(Key::Copy(label())),
-            Class::Migration => Some(Key::Migration(label())),
-            Class::Compute | Class::Graph | Class::Set => None,
+        match self.context.classes.class_of_operation(id) {
+            OperationClass::Communication => {
+                self.context.classes.communication(id).map(Key::Communication)
+            }
+            OperationClass::Copy => Some(Key::Copy(label())),
+            OperationClass::Migration => Some(Key::Migration(label())),
+            OperationClass::Compute | OperationClass::Graph | OperationClass::Set => None,
         }
     }
 
@@ -99,10 +101,10 @@ impl<'a> Transfers<'a> {
             (Kind::Copy, row) => sum.bytes += trace.copies.bytes[row],
             _ => {
                 let Some(call) = trace.collectives.find(id) else { return };
-                let Key::Communication(Communication { collective, .. }) = key else { return };
+                let Key::Communication(CommunicationKind { collective, .. }) = key else { return };
                 sum.bytes += call.bytes_in.max(call.bytes_out);
                 sum.bus_bytes +=
-                    bus::bytes_on_bus(collective, call.ranks, call.bytes_in, call.bytes_out);
+                    bus::bytes_across_link(collective, call.ranks, call.bytes_in, call.bytes_out);
                 sum.bus_ns += span.1 - span.0;
             }
         }
@@ -116,24 +118,26 @@ impl<'a> Transfers<'a> {
     }
 
     /// All transfers, those with most exposed time first.
-    pub fn finish(self) -> Vec<Transfer> {
+    pub fn finish(self) -> Vec<TransferSum> {
         let names = &self.context.trace.names;
-        let mut all: Vec<Transfer> = self
+        let mut all: Vec<TransferSum> = self
             .sums
             .into_iter()
             .map(|(key, sum)| {
                 let (class, label) = match key {
-                    Key::Communication(Communication { library, collective }) => {
+                    Key::Communication(CommunicationKind { library, collective }) => {
                         let label = format!("{} {}", library.label(), collective.label());
-                        (Class::Communication, label)
+                        (OperationClass::Communication, label)
                     }
-                    Key::Copy(label) => (Class::Copy, names.text(label).to_owned()),
-                    Key::Migration(label) => (Class::Migration, names.text(label).to_owned()),
+                    Key::Copy(label) => (OperationClass::Copy, names.text(label).to_owned()),
+                    Key::Migration(label) => {
+                        (OperationClass::Migration, names.text(label).to_owned())
+                    }
                 };
                 #[allow(clippy::cast_precision_loss)]
                 let bus = (sum.bus_bytes > 0.0 && sum.bus_ns > 0)
                     .then(|| sum.bus_bytes / sum.bus_ns as f64);
-                Transfer {
+                TransferSum {
                     class,
                     label,
                     count: sum.count,
@@ -147,7 +151,7 @@ impl<'a> Transfers<'a> {
             })
             .collect();
         all.sort_by(|a, b| {
-            let key = |of: &Transfer| std::cmp::Reverse((of.exposed_ns, of.total_ns));
+            let key = |of: &TransferSum| std::cmp::Reverse((of.exposed_ns, of.total_ns));
             (key(a), a.class, &a.label).cmp(&(key(b), b.class, &b.label))
         });
         all

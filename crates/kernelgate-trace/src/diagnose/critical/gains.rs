@@ -34,7 +34,7 @@ impl Faster {
 
 /// The gain of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gain {
+pub struct ChangeGain {
     /// The change.
     pub change: Faster,
     /// The recorded time that the change removes, nanoseconds; `None` where it has no sum.
@@ -51,5 +51,5 @@ pub struct CriticalPath {
     /// Segments of the critical path by kind, the longest first; they add up to the total.
     pub segments: Vec<(String, i64)>,
     /// Gains of changes, the largest first.
-    pub gains: Vec<Gain>,
+    pub gains: Vec<ChangeGain>,
 }

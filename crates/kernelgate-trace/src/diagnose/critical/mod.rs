@@ -7,13 +7,15 @@ use std::cmp::Reverse;
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::analyze::classes::Class;
+use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::{Kind, OperationId};
-use crate::analyze::replay::{Change, Dependencies, HostTime, Segment};
-use crate::analyze::timeline::cover::Union;
-use crate::diagnose::context::Context;
-use crate::diagnose::critical::gains::{CriticalPath, Faster, Gain};
-use crate::diagnose::finding::{Finding, FusedKernel, Remedy, ReplayedGain};
+use crate::analyze::replay::{
+    Change, CriticalPathSegment, OperationDependencies, ReplayedHostTime,
+};
+use crate::analyze::timeline::cover::UnitedSpans;
+use crate::diagnose::context::DiagnosisContext;
+use crate::diagnose::critical::gains::{ChangeGain, CriticalPath, Faster};
+use crate::diagnose::finding::{DiagnosisFinding, FindingRemedy, FusibleKernel, ReplayedGain};
 use crate::diagnose::labels::short_name;
 
 /// Kernels that are replayed and listed.
@@ -22,12 +24,13 @@ const KERNELS: usize = 3;
 /// The critical path of a trace, empty without operations, and what mending each finding gains.
 /// Findings are sorted by their savings.
 pub(in crate::diagnose) fn critical_path(
-    context: &Context<'_>,
-    findings: &mut [Finding],
+    context: &DiagnosisContext<'_>,
+    findings: &mut [DiagnosisFinding],
 ) -> CriticalPath {
     let host = &context.host;
-    let Some(of) = Dependencies::new(context.trace, &host.launches, &host.wait_calls) else {
-        Finding::sort(findings);
+    let Some(of) = OperationDependencies::new(context.trace, &host.launches, &host.wait_calls)
+    else {
+        DiagnosisFinding::sort(findings);
         return CriticalPath::default();
     };
     let mut sums: HashMap<String, i64> = HashMap::new();
@@ -36,8 +39,8 @@ pub(in crate::diagnose) fn critical_path(
     of.critical_path(|segment, ns| {
         total_ns += ns;
         let label = match segment {
-            Segment::Operation(id) => match context.classes.class(id) {
-                Class::Compute => {
+            CriticalPathSegment::Operation(id) => match context.classes.class_of_operation(id) {
+                OperationClass::Compute => {
                     let function = context.trace.kernels.function.at(context.all.part(id).1);
                     let name = names.entry(function);
                     name.or_insert_with(|| short_name(&context.all.name(id))).clone()
@@ -50,26 +53,29 @@ pub(in crate::diagnose) fn critical_path(
     });
     let mut segments: Vec<(String, i64)> = sums.into_iter().collect();
     segments.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    let run = Run { context, of, beside_ns: beside_migrations(context) };
-    run.replay_remedies(findings, total_ns);
+    let run = Run { context, of, beside_ns: time_with_migrations(context) };
+    run.replay_finding_remedies(findings, total_ns);
     CriticalPath { total_ns, segments, gains: run.gains() }
 }
 
 /// A run that is replayed.
 struct Run<'a> {
-    context: &'a Context<'a>,
-    of: Dependencies<'a>,
+    context: &'a DiagnosisContext<'a>,
+    of: OperationDependencies<'a>,
     /// Nanoseconds of each kernel during which pages migrated.
     beside_ns: HashMap<OperationId, i64>,
 }
 
 /// The part of each kernel from its first migration to its last one; of a device that migrates
 /// nothing, its page faults.
-fn beside_migrations(context: &Context<'_>) -> HashMap<OperationId, i64> {
+fn time_with_migrations(context: &DiagnosisContext<'_>) -> HashMap<OperationId, i64> {
     let all = &context.all;
     let [mut migrations, mut faulted] = [(); 2].map(|()| HashMap::<_, Vec<(i64, i64)>>::new());
-    for id in all.ids().filter(|&id| context.is_migration(id)) {
-        migrations.entry(context.place_of(id)).or_default().push((all.start(id), all.end(id)));
+    for id in all.ids().filter(|&id| context.is_page_migration(id)) {
+        migrations
+            .entry(context.process_and_device_of(id))
+            .or_default()
+            .push((all.start(id), all.end(id)));
     }
     let faults = &context.trace.page_faults;
     for row in (0..faults.start.len()).filter(|_| migrations.is_empty()) {
@@ -78,12 +84,14 @@ fn beside_migrations(context: &Context<'_>) -> HashMap<OperationId, i64> {
         faulted.entry((pid, faults.device[row])).or_default().push(span);
     }
     migrations.extend(faulted);
-    let unions: HashMap<(i64, u32), Union> =
-        migrations.into_iter().map(|(place, spans)| (place, Union::new(spans))).collect();
+    let unions: HashMap<(i64, u32), UnitedSpans> =
+        migrations.into_iter().map(|(place, spans)| (place, UnitedSpans::new(spans))).collect();
     let mut beside_ns = HashMap::new();
     for id in all.ids().filter(|_| !unions.is_empty()) {
-        if let (Kind::Kernel, Some(union)) = (all.part(id).0, unions.get(&context.place_of(id))) {
-            match union.extent((all.start(id), all.end(id))) {
+        if let (Kind::Kernel, Some(union)) =
+            (all.part(id).0, unions.get(&context.process_and_device_of(id)))
+        {
+            match union.extent_inside((all.start(id), all.end(id))) {
                 0 => {}
                 ns => _ = beside_ns.insert(id, ns),
             }
@@ -94,28 +102,28 @@ fn beside_migrations(context: &Context<'_>) -> HashMap<OperationId, i64> {
 
 impl Run<'_> {
     /// Replays the remedy of each finding alone, and together with those of all findings before it.
-    fn replay_remedies(&self, findings: &mut [Finding], span_ns: i64) {
-        let mut alone: Vec<(Remedy, i64)> = Vec::new();
-        for finding in findings.iter_mut().filter(|of| of.remedy != Remedy::NotReplayed) {
+    fn replay_finding_remedies(&self, findings: &mut [DiagnosisFinding], span_ns: i64) {
+        let mut alone: Vec<(FindingRemedy, i64)> = Vec::new();
+        for finding in findings.iter_mut().filter(|of| of.remedy != FindingRemedy::NotReplayed) {
             let replayed = alone.iter().find(|(remedy, _)| *remedy == finding.remedy);
             let gain_ns = replayed.map_or_else(
                 || {
-                    let mut changes = Changes::default();
+                    let mut changes = CombinedChanges::default();
                     changes.add(&finding.remedy);
                     changes.gain(self)
                 },
                 |&(_, ns)| ns,
             );
-            finding.limit_savings(gain_ns, span_ns);
+            finding.limit_savings_to_gain(gain_ns, span_ns);
             finding.replayed = Some(ReplayedGain { alone_ns: gain_ns, further_ns: 0 });
             alone.push((finding.remedy.clone(), gain_ns));
         }
-        Finding::sort(findings);
-        let mut together = Changes::default();
+        DiagnosisFinding::sort(findings);
+        let mut together = CombinedChanges::default();
         let mut gained_ns = 0;
         for finding in findings.iter_mut() {
             let Some(ReplayedGain { alone_ns, .. }) = finding.replayed else { continue };
-            let first = together == Changes::default();
+            let first = together == CombinedChanges::default();
             let before = together.clone();
             together.add(&finding.remedy);
             let all_ns = match (first, before == together) {
@@ -128,7 +136,7 @@ impl Run<'_> {
         }
     }
 
-    fn gains(&self) -> Vec<Gain> {
+    fn gains(&self) -> Vec<ChangeGain> {
         let context = self.context;
         let trace = context.trace;
         // Compute time by function.
@@ -144,36 +152,36 @@ impl Run<'_> {
             .collect();
         functions.sort_unstable_by_key(|&(ns, function)| (Reverse(ns), function));
         functions.truncate(KERNELS);
-        let mut changes: Vec<(Faster, Changes)> = Vec::new();
-        let none = Changes::default;
+        let mut changes: Vec<(Faster, CombinedChanges)> = Vec::new();
+        let none = CombinedChanges::default;
         for &(_, function) in &functions {
             let name = trace.names.text(trace.functions[function as usize].demangled);
-            let halved = Changes { functions: [(function, 0.5)].into(), ..none() };
+            let halved = CombinedChanges { functions: [(function, 0.5)].into(), ..none() };
             changes.push((Faster::Kernel(short_name(name)), halved));
         }
-        let has = |class: Class| {
+        let has = |class: OperationClass| {
             let mut accounts = context.all.ids();
-            accounts.any(|id| context.classes.class(id) == class)
+            accounts.any(|id| context.classes.class_of_operation(id) == class)
         };
         if context.host.operations_without_call < context.all.len() {
-            changes.push((Faster::Launches, Changes { no_launches: true, ..none() }));
+            changes.push((Faster::Launches, CombinedChanges { no_launches: true, ..none() }));
         }
         if !context.host.wait_calls.is_empty() {
-            changes.push((Faster::Waits, Changes { no_waits: true, ..none() }));
+            changes.push((Faster::Waits, CombinedChanges { no_waits: true, ..none() }));
         }
         let classes = [
-            (Faster::Communication, Class::Communication),
-            (Faster::Copies, Class::Copy),
-            (Faster::Migrations, Class::Migration),
+            (Faster::Communication, OperationClass::Communication),
+            (Faster::Copies, OperationClass::Copy),
+            (Faster::Migrations, OperationClass::Migration),
         ];
         for (change, class) in classes {
             if has(class) {
-                changes.push((change, Changes { without: vec![class], ..none() }));
+                changes.push((change, CombinedChanges { without: vec![class], ..none() }));
             }
         }
         // Two at a time: each replay needs a number an operation.
-        let replayed = |part: &[(Faster, Changes)]| -> Vec<Gain> {
-            part.iter().map(|(change, changes)| changes.labelled(self, change)).collect()
+        let replayed = |part: &[(Faster, CombinedChanges)]| -> Vec<ChangeGain> {
+            part.iter().map(|(change, changes)| changes.gain_with_label(self, change)).collect()
         };
         let (first, second) = changes.split_at(changes.len() / 2);
         let mut gains = std::thread::scope(|scope| {
@@ -194,42 +202,42 @@ impl Run<'_> {
 
 /// Changes of a run that are made together.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Changes {
+struct CombinedChanges {
     /// Part of the time of a function's kernels that is left.
     functions: HashMap<u32, f64>,
     /// Part of the time that is left of kernels of a function and launch shape.
     shapes: HashMap<(u32, u32), f64>,
     /// Classes whose operations take no time.
-    without: Vec<Class>,
+    without: Vec<OperationClass>,
     /// Operations that take no time.
     operations: HashSet<OperationId>,
     no_launches: bool,
     no_waits: bool,
     /// Chains of kernels that are one kernel, by function.
-    fused: HashMap<u32, FusedKernel>,
+    fused: HashMap<u32, FusibleKernel>,
     /// Times in which the host paused, and does not.
     pauses: Vec<(i64, i64)>,
     /// The host takes no time between its launch calls.
     no_host: bool,
 }
 
-impl Changes {
+impl CombinedChanges {
     /// Adds the remedy of a finding; of two that make a kernel shorter the larger effect counts.
-    fn add(&mut self, remedy: &Remedy) {
+    fn add(&mut self, remedy: &FindingRemedy) {
         match remedy {
-            Remedy::NotReplayed => {}
-            Remedy::Graph => (self.no_launches, self.no_host) = (true, true),
-            Remedy::NoWaits => self.no_waits = true,
-            Remedy::WithoutPauses(spans) => {
-                spans.iter().for_each(|&(start, end)| self.add_pause(start, end));
+            FindingRemedy::NotReplayed => {}
+            FindingRemedy::Graph => (self.no_launches, self.no_host) = (true, true),
+            FindingRemedy::NoWaits => self.no_waits = true,
+            FindingRemedy::WithoutPauses(spans) => {
+                spans.iter().for_each(|&(start, end)| self.add_removed_pause(start, end));
             }
-            Remedy::Fused(kernels) => {
+            FindingRemedy::Fused(kernels) => {
                 self.fused.extend(kernels.iter().map(|of| (of.function, *of)))
             }
-            Remedy::Without(class) if self.without.contains(class) => {}
-            Remedy::Without(class) => self.without.push(*class),
-            Remedy::WithoutOperations(ids) => self.operations.extend(ids),
-            Remedy::Shorter(kernels) => {
+            FindingRemedy::Without(class) if self.without.contains(class) => {}
+            FindingRemedy::Without(class) => self.without.push(*class),
+            FindingRemedy::WithoutOperations(ids) => self.operations.extend(ids),
+            FindingRemedy::Shorter(kernels) => {
                 for of in kernels {
                     let left = self.shapes.entry((of.function, of.shape)).or_insert(1.0);
                     *left = left.min(of.left);
@@ -239,7 +247,7 @@ impl Changes {
     }
 
     /// Adds a pause; those that overlap are one.
-    fn add_pause(&mut self, mut start: i64, mut end: i64) {
+    fn add_removed_pause(&mut self, mut start: i64, mut end: i64) {
         self.pauses.retain(|&(from, to)| {
             let apart = to < start || end < from;
             if !apart {
@@ -254,11 +262,17 @@ impl Changes {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     fn length(&self, run: &Run<'_>, id: OperationId, ns: i64) -> i64 {
         let context = run.context;
-        let ns = match run.beside_ns.get(&id).filter(|_| self.without.contains(&Class::Migration)) {
+        let ns = match run
+            .beside_ns
+            .get(&id)
+            .filter(|_| self.without.contains(&OperationClass::Migration))
+        {
             Some(beside) => ns - beside,
             None => ns,
         };
-        if !self.without.is_empty() && self.without.contains(&context.classes.class(id)) {
+        if !self.without.is_empty()
+            && self.without.contains(&context.classes.class_of_operation(id))
+        {
             return 0;
         }
         if !self.operations.is_empty() && self.operations.contains(&id) {
@@ -287,21 +301,21 @@ impl Changes {
             launches: !self.no_launches,
             waits: !self.no_waits,
             host: match (self.no_host, &self.pauses[..]) {
-                (true, _) => HostTime::Scaled(0.0),
-                (false, []) => HostTime::Recorded,
-                (false, pauses) => HostTime::WithoutPauses(pauses),
+                (true, _) => ReplayedHostTime::Scaled(0.0),
+                (false, []) => ReplayedHostTime::Recorded,
+                (false, pauses) => ReplayedHostTime::WithoutPauses(pauses),
             },
         })
     }
 
-    fn labelled(&self, run: &Run<'_>, change: &Faster) -> Gain {
+    fn gain_with_label(&self, run: &Run<'_>, change: &Faster) -> ChangeGain {
         let all = &run.context.all;
         let removed = |id: OperationId| {
             let ns = all.length(id);
             ns - self.length(run, id, ns)
         };
         let shorter = !self.functions.is_empty() || !self.without.is_empty();
-        Gain {
+        ChangeGain {
             change: change.clone(),
             removed_ns: shorter.then(|| all.ids().map(removed).sum()),
             gain_ns: self.gain(run),

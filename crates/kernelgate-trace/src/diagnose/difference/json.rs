@@ -2,13 +2,15 @@
 
 use serde_json::{Value, json};
 
-use super::{CallChange, Difference, PartChange, PlaceChange, SetupChange};
+use super::{
+    FunctionCallChange, RangePathChange, SetupPropertyChange, TraceDifference, TracePartChange,
+};
 
 /// The version of the format; a field that changes its meaning raises it. The schema of the format
 /// is `schema/difference.json` of this crate.
 pub const SCHEMA: u32 = 2;
 
-impl Difference {
+impl TraceDifference {
     /// Converts to JSON, with `schema_version`.
     pub fn to_json(&self) -> Value {
         let [base, head] = &self.wholes;
@@ -18,14 +20,14 @@ impl Difference {
         json!({
             "schema_version": SCHEMA,
             "setup": self.setup.iter().map(setup).collect::<Vec<_>>(),
-            "other_machine": self.other_machine(),
+            "other_machine": self.is_other_machine(),
             "recorders": [base.recorder, head.recorder],
             "whole_ns": [base.whole_ns, head.whole_ns],
             "busy_ns": [base.busy_ns, head.busy_ns],
             "kernels": [base.kernels, head.kernels],
-            "change_ns": self.change_ns(),
-            "unexplained_ns": self.unexplained_ns(),
-            "kernel_kinds": self.kinds().iter().map(|(kind, total_ns)| {
+            "change_ns": self.total_change_ns(),
+            "unexplained_ns": self.unexplained_idle_ns(),
+            "kernel_kinds": self.kernel_time_by_class().iter().map(|(kind, total_ns)| {
                 json!({ "kind": kind.label(), "total_ns": total_ns })
             }).collect::<Vec<_>>(),
             "parts": self.parts.iter().map(part).collect::<Vec<_>>(),
@@ -37,7 +39,7 @@ impl Difference {
     }
 }
 
-fn setup(change: &SetupChange) -> Value {
+fn setup(change: &SetupPropertyChange) -> Value {
     json!({
         "property": change.property.label(),
         "name": Some(&change.name).filter(|name| !name.is_empty()),
@@ -45,7 +47,7 @@ fn setup(change: &SetupChange) -> Value {
     })
 }
 
-fn part(change: &PartChange) -> Value {
+fn part(change: &TracePartChange) -> Value {
     let amounts = change.amounts.each_ref();
     json!({
         "key": format!("{}:{}", change.part.kind.label(), change.part.name),
@@ -55,14 +57,14 @@ fn part(change: &PartChange) -> Value {
         "count": amounts.map(|amount| amount.count),
         "total_ns": amounts.map(|amount| amount.total_ns),
         "own_ns": amounts.map(|amount| amount.own_ns),
-        "change_ns": change.change_ns(),
-        "by_number_ns": change.by_number_ns(),
-        "by_length_ns": change.by_length_ns(),
+        "change_ns": change.total_change_ns(),
+        "by_number_ns": change.change_by_count_ns(),
+        "by_length_ns": change.change_by_length_ns(),
         "evidence": change.evidence(),
     })
 }
 
-fn place(change: &PlaceChange) -> Value {
+fn place(change: &RangePathChange) -> Value {
     let places = change.places.each_ref();
     json!({
         "range": change.path,
@@ -70,17 +72,17 @@ fn place(change: &PlaceChange) -> Value {
         "host_ns": places.map(|place| place.host_ns),
         "operations": places.map(|place| place.launched.count),
         "own_ns": places.map(|place| place.launched.own_ns),
-        "change_ns": change.change_ns(),
+        "change_ns": change.total_change_ns(),
     })
 }
 
-fn calls(change: &CallChange) -> Value {
+fn calls(change: &FunctionCallChange) -> Value {
     json!({
         "function": change.site.function,
         "range": change.site.range,
         "waits": change.calls.iter().any(|calls| calls.wait),
         "count": change.calls.map(|calls| calls.count),
         "total_ns": change.calls.map(|calls| calls.total_ns),
-        "change_ns": change.change_ns(),
+        "change_ns": change.total_change_ns(),
     })
 }

@@ -16,22 +16,22 @@ use std::collections::BTreeMap;
 
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::gpu::LaunchShape;
-pub use setup::{Property, Setup, SetupChange};
-pub use sums::{Amount, CallSite, Calls, Part, PartKind, Place, Sums};
+pub use setup::{SetupProperty, SetupPropertyChange, TraceSetup};
+pub use sums::{CallSite, Calls, CountAndTimes, Part, Place, Sums, TracePartKind};
 
 /// Two traces side by side, each list the largest change first.
 #[derive(Debug, Clone)]
-pub struct Difference {
+pub struct TraceDifference {
     /// Differences of machine, profiler and options.
-    pub setup: Vec<SetupChange>,
+    pub setup: Vec<SetupPropertyChange>,
     /// Totals of the first and of the second trace.
     pub wholes: [TraceTotals; 2],
     /// Changes of each operation and of each cause of idle time, also where the change is zero.
-    pub parts: Vec<PartChange>,
+    pub parts: Vec<TracePartChange>,
     /// Changes of each range.
-    pub places: Vec<PlaceChange>,
+    pub places: Vec<RangePathChange>,
     /// Calls of CUDA.
-    pub calls: Vec<CallChange>,
+    pub calls: Vec<FunctionCallChange>,
     /// Findings in one trace only: rule and title.
     pub findings: [Vec<(&'static str, String)>; 2],
     /// Reasons why the traces are hard to compare, in sentences.
@@ -53,7 +53,7 @@ pub struct TraceTotals {
 
 /// The change of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum AmountChange {
     /// Only the second trace has the part.
     Appeared,
     /// Only the first trace has the part.
@@ -70,7 +70,7 @@ pub enum Change {
     Same,
 }
 
-impl Change {
+impl AmountChange {
     /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
@@ -87,25 +87,25 @@ impl Change {
 
 /// A part in both traces.
 #[derive(Debug, Clone)]
-pub struct PartChange {
+pub struct TracePartChange {
     /// Kind of the part.
     pub part: Part,
     /// Amount of the part.
-    pub amounts: [Amount; 2],
+    pub amounts: [CountAndTimes; 2],
 }
 
-impl PartChange {
+impl TracePartChange {
     /// The part's share of the whole difference, in nanoseconds.
-    pub fn change_ns(&self) -> i64 {
+    pub fn total_change_ns(&self) -> i64 {
         self.amounts[1].own_ns - self.amounts[0].own_ns
     }
 
     /// The part that its number explains: the added or missing ones, each as long as one was.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    pub fn by_number_ns(&self) -> i64 {
+    pub fn change_by_count_ns(&self) -> i64 {
         let [base, head] = &self.amounts;
         if base.count == 0 || head.count == 0 {
-            return self.change_ns();
+            return self.total_change_ns();
         }
         let added = head.count as f64 - base.count as f64;
         (added * base.own_ns as f64 / base.count as f64).round() as i64
@@ -113,22 +113,22 @@ impl PartChange {
 
     /// The part of the change that is not due to their number: operations take longer, or overlap
     /// less.
-    pub fn by_length_ns(&self) -> i64 {
-        self.change_ns() - self.by_number_ns()
+    pub fn change_by_length_ns(&self) -> i64 {
+        self.total_change_ns() - self.change_by_count_ns()
     }
 
     /// Change of the part.
-    pub fn change(&self) -> Change {
+    pub fn change(&self) -> AmountChange {
         let [base, head] = &self.amounts;
-        let by_number = self.by_number_ns().abs() >= self.by_length_ns().abs();
+        let by_number = self.change_by_count_ns().abs() >= self.change_by_length_ns().abs();
         match (base.count, head.count) {
-            (0, _) => Change::Appeared,
-            (_, 0) => Change::Vanished,
-            (a, b) if a < b && by_number => Change::More,
-            (a, b) if a > b && by_number => Change::Fewer,
-            _ if self.by_length_ns() > 0 => Change::Longer,
-            _ if self.by_length_ns() < 0 => Change::Shorter,
-            _ => Change::Same,
+            (0, _) => AmountChange::Appeared,
+            (_, 0) => AmountChange::Vanished,
+            (a, b) if a < b && by_number => AmountChange::More,
+            (a, b) if a > b && by_number => AmountChange::Fewer,
+            _ if self.change_by_length_ns() > 0 => AmountChange::Longer,
+            _ if self.change_by_length_ns() < 0 => AmountChange::Shorter,
+            _ => AmountChange::Same,
         }
     }
 
@@ -137,12 +137,13 @@ impl PartChange {
         let [base, head] = &self.amounts;
         let mut words = Vec::new();
         if base.shapes != head.shapes
-            && let (Some(before), Some(now)) = (usual(base), usual(head))
+            && let (Some(before), Some(now)) =
+                (most_frequent_shape(base), most_frequent_shape(head))
         {
-            shape_changes(before, now, &mut words);
+            describe_shape_changes(before, now, &mut words);
         }
         #[allow(clippy::cast_precision_loss)]
-        let mean = |amount: &Amount, name| {
+        let mean = |amount: &CountAndTimes, name| {
             amount.metrics.get(name).map(|sum| sum / amount.count.max(1) as f64)
         };
         for name in base.metrics.keys() {
@@ -157,11 +158,11 @@ impl PartChange {
 }
 
 /// The launch shape that most launches have.
-fn usual(amount: &Amount) -> Option<&LaunchShape> {
+fn most_frequent_shape(amount: &CountAndTimes) -> Option<&LaunchShape> {
     amount.shapes.iter().max_by_key(|&(shape, &count)| (count, Reverse(shape))).map(|(it, _)| it)
 }
 
-fn shape_changes(base: &LaunchShape, head: &LaunchShape, words: &mut Vec<String>) {
+fn describe_shape_changes(base: &LaunchShape, head: &LaunchShape, words: &mut Vec<String>) {
     let size = |[x, y, z]: [u32; 3]| format!("{x}×{y}×{z}");
     for (what, base, head) in [("grid", base.grid, head.grid), ("block", base.block, head.block)] {
         if base != head {
@@ -172,7 +173,7 @@ fn shape_changes(base: &LaunchShape, head: &LaunchShape, words: &mut Vec<String>
     for (what, unit, base, head) in [
         ("registers", "", base.registers, head.registers),
         ("shared memory", " B", shared(base), shared(head)),
-        (local(base, head), " B a thread", base.local, head.local),
+        (describe_local_memory_change(base, head), " B a thread", base.local, head.local),
     ] {
         if base != head {
             words.push(format!("{what} {base} -> {head}{unit}"));
@@ -182,7 +183,7 @@ fn shape_changes(base: &LaunchShape, head: &LaunchShape, words: &mut Vec<String>
 
 /// Describes a change of local memory. A kernel that had no local memory spills now, or has an
 /// array that does not fit into registers.
-fn local(base: &LaunchShape, head: &LaunchShape) -> &'static str {
+fn describe_local_memory_change(base: &LaunchShape, head: &LaunchShape) -> &'static str {
     match (base.local, head.local) {
         (0, 1..) => "spill to local memory",
         (1.., 0) => "no spill to local memory any more:",
@@ -192,40 +193,40 @@ fn local(base: &LaunchShape, head: &LaunchShape) -> &'static str {
 
 /// Ranges of a path in both traces.
 #[derive(Debug, Clone)]
-pub struct PlaceChange {
+pub struct RangePathChange {
     /// The path without numbers; "" is outside of all ranges.
     pub path: String,
     /// The ranges.
     pub places: [Place; 2],
 }
 
-impl PlaceChange {
+impl RangePathChange {
     /// Share of the whole difference of the operations launched in it, in nanoseconds.
-    pub fn change_ns(&self) -> i64 {
+    pub fn total_change_ns(&self) -> i64 {
         self.places[1].launched.own_ns - self.places[0].launched.own_ns
     }
 }
 
 /// Calls of a function in both traces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CallChange {
+pub struct FunctionCallChange {
     /// The function, and where it was called.
     pub site: CallSite,
     /// The calls.
     pub calls: [Calls; 2],
 }
 
-impl CallChange {
+impl FunctionCallChange {
     /// The change of host time, in nanoseconds; the difference of the whole does not contain it.
-    pub fn change_ns(&self) -> i64 {
+    pub fn total_change_ns(&self) -> i64 {
         self.calls[1].total_ns - self.calls[0].total_ns
     }
 }
 
 /// Compares the totals of two traces.
-pub fn difference(base: Sums, head: Sums) -> Difference {
+pub fn difference(base: Sums, head: Sums) -> TraceDifference {
     let setup = setup::changes(&base.setup, &head.setup);
-    let notes = notes(&base, &head);
+    let notes = comparison_notes(&base, &head);
     let only = |of: &Sums, other: &Sums| {
         let also = |id: &str| other.findings.iter().any(|(other, _)| *other == id);
         of.findings.iter().filter(|(id, _)| !also(id)).cloned().collect()
@@ -238,45 +239,45 @@ pub fn difference(base: Sums, head: Sums) -> Difference {
         kernels: sums
             .parts
             .iter()
-            .filter(|(part, _)| part.kind == PartKind::Kernel)
+            .filter(|(part, _)| part.kind == TracePartKind::Kernel)
             .map(|(_, amount)| amount.count)
             .sum(),
     });
-    let mut parts: Vec<PartChange> = joined(base.parts, head.parts)
+    let mut parts: Vec<TracePartChange> = joined(base.parts, head.parts)
         .into_iter()
-        .map(|(part, amounts)| PartChange { part, amounts })
+        .map(|(part, amounts)| TracePartChange { part, amounts })
         .collect();
-    parts.sort_by_key(|change| Reverse(change.change_ns().abs()));
-    let mut places: Vec<PlaceChange> = joined(base.places, head.places)
+    parts.sort_by_key(|change| Reverse(change.total_change_ns().abs()));
+    let mut places: Vec<RangePathChange> = joined(base.places, head.places)
         .into_iter()
-        .map(|(path, places)| PlaceChange { path, places })
+        .map(|(path, places)| RangePathChange { path, places })
         .collect();
-    places.sort_by_key(|change| Reverse(change.change_ns().abs()));
-    let mut calls: Vec<CallChange> = joined(base.calls, head.calls)
+    places.sort_by_key(|change| Reverse(change.total_change_ns().abs()));
+    let mut calls: Vec<FunctionCallChange> = joined(base.calls, head.calls)
         .into_iter()
-        .map(|(site, calls)| CallChange { site, calls })
+        .map(|(site, calls)| FunctionCallChange { site, calls })
         .collect();
-    calls.sort_by_key(|change| Reverse(change.change_ns().abs()));
-    Difference { setup, wholes, parts, places, calls, findings, notes }
+    calls.sort_by_key(|change| Reverse(change.total_change_ns().abs()));
+    TraceDifference { setup, wholes, parts, places, calls, findings, notes }
 }
 
-impl Difference {
+impl TraceDifference {
     /// Whether the traces were recorded on unlike machines.
-    pub fn other_machine(&self) -> bool {
-        let machine = [Property::Device, Property::Capability, Property::Ranks];
+    pub fn is_other_machine(&self) -> bool {
+        let machine = [SetupProperty::Device, SetupProperty::Capability, SetupProperty::Ranks];
         self.setup.iter().any(|change| machine.contains(&change.property))
     }
 
     /// Total time of the second trace minus that of the first, in nanoseconds.
-    pub fn change_ns(&self) -> i64 {
+    pub fn total_change_ns(&self) -> i64 {
         self.wholes[1].whole_ns - self.wholes[0].whole_ns
     }
 
     /// Kernel time by kind of work, by the kernels' names: nanoseconds in both traces, the
     /// largest first.
-    pub fn kinds(&self) -> Vec<(KernelClass, [i64; 2])> {
+    pub fn kernel_time_by_class(&self) -> Vec<(KernelClass, [i64; 2])> {
         let mut kinds: BTreeMap<KernelClass, [i64; 2]> = BTreeMap::new();
-        for change in self.parts.iter().filter(|change| change.part.kind == PartKind::Kernel) {
+        for change in self.parts.iter().filter(|change| change.part.kind == TracePartKind::Kernel) {
             let sums = kinds.entry(KernelClass::from_name(&change.part.name)).or_default();
             sums.iter_mut().zip(&change.amounts).for_each(|(sum, of)| *sum += of.total_ns);
         }
@@ -286,9 +287,10 @@ impl Difference {
     }
 
     /// The part that is idle time whose cause is not in the traces.
-    pub fn unexplained_ns(&self) -> i64 {
-        let unexplained = |change: &&PartChange| change.part.kind == PartKind::Unexplained;
-        self.parts.iter().filter(unexplained).map(PartChange::change_ns).sum()
+    pub fn unexplained_idle_ns(&self) -> i64 {
+        let unexplained =
+            |change: &&TracePartChange| change.part.kind == TracePartKind::Unexplained;
+        self.parts.iter().filter(unexplained).map(TracePartChange::total_change_ns).sum()
     }
 }
 
@@ -303,9 +305,9 @@ fn joined<K: Ord, V: Default>(base: BTreeMap<K, V>, head: BTreeMap<K, V>) -> Vec
 }
 
 /// Ranges whose numbers are compared to see whether both traces hold the same work.
-const MAX_NOTED: usize = 3;
+const MAX_RANGES_COMPARED_BY_COUNT: usize = 3;
 
-fn notes(base: &Sums, head: &Sums) -> Vec<String> {
+fn comparison_notes(base: &Sums, head: &Sums) -> Vec<String> {
     let mut notes = Vec::new();
     if base.recorder != head.recorder {
         notes.push("two recorders: names may differ where nothing else does".to_owned());
@@ -316,7 +318,8 @@ fn notes(base: &Sums, head: &Sums) -> Vec<String> {
             base.activities, head.activities
         ));
     }
-    let whole_graphs = |sums: &Sums| sums.parts.keys().any(|part| part.kind == PartKind::Graph);
+    let whole_graphs =
+        |sums: &Sums| sums.parts.keys().any(|part| part.kind == TracePartKind::Graph);
     if whole_graphs(base) != whole_graphs(head) {
         notes.push(
             "one trace has graphs that were recorded whole: their kernels are in no list; record \
@@ -334,6 +337,6 @@ fn notes(base: &Sums, head: &Sums) -> Vec<String> {
             )
         })
     });
-    notes.extend(repeated.take(MAX_NOTED));
+    notes.extend(repeated.take(MAX_RANGES_COMPARED_BY_COUNT));
     notes
 }

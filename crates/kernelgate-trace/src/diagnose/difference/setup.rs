@@ -6,7 +6,7 @@ use crate::model::Trace;
 
 /// A property of the setup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Property {
+pub enum SetupProperty {
     /// Names of the devices.
     Device,
     /// Compute capabilities.
@@ -23,7 +23,7 @@ pub enum Property {
     Option,
 }
 
-impl Property {
+impl SetupProperty {
     /// Label in printed output, and key in JSON.
     pub const fn label(self) -> &'static str {
         match self {
@@ -40,9 +40,9 @@ impl Property {
 
 /// A property that two traces do not share.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SetupChange {
+pub struct SetupPropertyChange {
     /// Which.
-    pub property: Property,
+    pub property: SetupProperty,
     /// The name of an option; empty of others.
     pub name: String,
     /// Values of both traces; `None` if a trace does not record the property.
@@ -51,12 +51,12 @@ pub struct SetupChange {
 
 /// The setup of a trace, as far as the trace holds it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Setup {
-    values: Vec<(Property, String, Option<String>)>,
+pub struct TraceSetup {
+    values: Vec<(SetupProperty, String, Option<String>)>,
 }
 
 /// Options that change what a recorder records, or what recording costs.
-const OPTIONS: &[&str] = &[
+const RECORDING_OPTIONS: &[&str] = &[
     "CUDA_GRAPH_TRACE_OPTIONS:MODE",
     "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE",
     "PROCESS_0:COLLECT_NVTX_TRACE",
@@ -67,10 +67,10 @@ const OPTIONS: &[&str] = &[
     "with_stack",
 ];
 /// Versions of the driver, by the name that the recorder gives them.
-const DRIVERS: &[&str] =
+const DRIVER_VERSION_NAMES: &[&str] =
     &["NvDriverVersion", "CudaDriverVersion", "cuda_driver_version", "hip_driver_version"];
 
-impl Setup {
+impl TraceSetup {
     /// Reads the setup from devices and metadata.
     pub(super) fn new(trace: &Trace, recorder: &str) -> Self {
         let used: BTreeSet<u32> = trace.places.iter().map(|place| place.device).collect();
@@ -88,18 +88,18 @@ impl Setup {
         let multiprocessors = devices().filter_map(|of| of.multiprocessors);
         let multiprocessors = multiprocessors.map(|count| count.to_string()).collect();
         let metadata = |name: &str| trace.metadata.get(name).cloned();
-        let driver = DRIVERS.iter().find_map(|name| metadata(name));
+        let driver = DRIVER_VERSION_NAMES.iter().find_map(|name| metadata(name));
         let mut values = vec![
-            (Property::Device, String::new(), joined(names)),
-            (Property::Capability, String::new(), joined(capabilities)),
-            (Property::Multiprocessors, String::new(), joined(multiprocessors)),
-            (Property::Ranks, String::new(), ranks(trace)),
-            (Property::Driver, String::new(), driver),
-            (Property::Recorder, String::new(), Some(recorder.to_owned())),
+            (SetupProperty::Device, String::new(), joined(names)),
+            (SetupProperty::Capability, String::new(), joined(capabilities)),
+            (SetupProperty::Multiprocessors, String::new(), joined(multiprocessors)),
+            (SetupProperty::Ranks, String::new(), ranks(trace)),
+            (SetupProperty::Driver, String::new(), driver),
+            (SetupProperty::Recorder, String::new(), Some(recorder.to_owned())),
         ];
-        let options = OPTIONS.iter().map(|name| {
+        let options = RECORDING_OPTIONS.iter().map(|name| {
             let short = name.strip_prefix("PROCESS_0:").unwrap_or(name);
-            (Property::Option, short.to_owned(), metadata(name))
+            (SetupProperty::Option, short.to_owned(), metadata(name))
         });
         // Two versions of a profiler have different names for the same option.
         for (property, name, value) in options {
@@ -123,14 +123,14 @@ fn ranks(trace: &Trace) -> Option<String> {
 }
 
 /// How two setups differ. An option counts if both traces hold it.
-pub(super) fn changes(base: &Setup, head: &Setup) -> Vec<SetupChange> {
+pub(super) fn changes(base: &TraceSetup, head: &TraceSetup) -> Vec<SetupPropertyChange> {
     let both = base.values.iter().zip(&head.values);
     let differs = both.filter(|((property, _, base), (_, _, head))| {
         let recorded = base.is_some() && head.is_some();
-        base != head && (recorded || *property == Property::Device)
+        base != head && (recorded || *property == SetupProperty::Device)
     });
     differs
-        .map(|((property, name, base), (_, _, head))| SetupChange {
+        .map(|((property, name, base), (_, _, head))| SetupPropertyChange {
             property: *property,
             name: name.clone(),
             values: [base.clone(), head.clone()],
@@ -138,13 +138,13 @@ pub(super) fn changes(base: &Setup, head: &Setup) -> Vec<SetupChange> {
         .collect()
 }
 
-impl std::fmt::Display for SetupChange {
+impl std::fmt::Display for SetupPropertyChange {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [base, head] =
             self.values.each_ref().map(|value| value.as_deref().unwrap_or("not recorded"));
         let label = self.property.label();
         match self.property {
-            Property::Option => write!(formatter, "{label} {}: A {base}, B {head}", self.name),
+            SetupProperty::Option => write!(formatter, "{label} {}: A {base}, B {head}", self.name),
             _ => write!(formatter, "{label}: A {base}, B {head}"),
         }
     }

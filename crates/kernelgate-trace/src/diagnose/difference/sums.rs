@@ -5,24 +5,24 @@ use std::path::Path;
 
 use hashbrown::HashMap;
 
-use super::super::context::Context;
-use super::super::finding::Diagnosis;
+use super::super::context::DiagnosisContext;
+use super::super::finding::TraceDiagnosis;
 pub use super::super::host::Calls;
-use super::super::host::cause::{CauseKind, Why};
-use super::super::profiled::{duration, metric};
+use super::super::host::cause::{IdleCauseKind, Why};
+use super::super::profiled::{duration, launch_metric};
 use super::super::{rules, with_streamed_context};
-use super::setup::Setup;
-use crate::analyze::operations::{Kind, OperationId, SET_NAME, copy_name};
-use crate::analyze::ranges::paths::PathId;
+use super::setup::TraceSetup;
+use crate::analyze::operations::{Kind, MEMSET_NAME, OperationId, memcpy_name};
+use crate::analyze::ranges::paths::RangePathId;
 use crate::analyze::timeline::idle;
 use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::gpu::{LaunchShape, MemoryKind};
-use crate::model::names::without_numbers;
+use crate::model::names::without_numbers_in_name;
 
 /// The kind of a part of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PartKind {
+pub enum TracePartKind {
     /// Launches of a kernel.
     Kernel,
     /// Copies of a direction and between kinds of memory.
@@ -37,7 +37,7 @@ pub enum PartKind {
     Unexplained,
 }
 
-impl PartKind {
+impl TracePartKind {
     /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
@@ -55,14 +55,14 @@ impl PartKind {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Part {
     /// Kind of the part.
-    pub kind: PartKind,
+    pub kind: TracePartKind,
     /// The kernel, `[CUDA memcpy …]` with the kinds of memory, or the cause of idle time.
     pub name: String,
 }
 
 /// Count and times of a part of a trace.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Amount {
+pub struct CountAndTimes {
     /// How often.
     pub count: usize,
     /// How long in all, in nanoseconds; operations that run at once count each in full.
@@ -76,7 +76,7 @@ pub struct Amount {
     pub metrics: BTreeMap<&'static str, f64>,
 }
 
-impl Amount {
+impl CountAndTimes {
     fn add(&mut self, total_ns: i64, own_ns: i64) {
         self.count += 1;
         self.total_ns += total_ns;
@@ -98,7 +98,7 @@ pub struct Place {
     /// Host time of all calls of the part, in nanoseconds.
     pub host_ns: i64,
     /// Operations that were launched in them and in no inner range, and the idle time before these.
-    pub launched: Amount,
+    pub launched: CountAndTimes,
 }
 
 /// A function, and the range that it was called in, of calls that launch or wait.
@@ -116,7 +116,7 @@ pub struct Sums {
     /// Recorder of the trace.
     pub recorder: String,
     /// The machine and the options.
-    pub setup: Setup,
+    pub setup: TraceSetup,
     /// Time from the first operation to the last, over all processes and devices; for Nsight
     /// Compute, the sum of all launches. Nanoseconds.
     pub whole_ns: i64,
@@ -125,7 +125,7 @@ pub struct Sums {
     /// Processes on devices.
     pub activities: usize,
     /// The whole by operation and by cause of idle time.
-    pub parts: BTreeMap<Part, Amount>,
+    pub parts: BTreeMap<Part, CountAndTimes>,
     /// The whole by the range that it was launched in; "" is outside of all.
     pub places: BTreeMap<String, Place>,
     /// Calls of CUDA.
@@ -135,7 +135,7 @@ pub struct Sums {
 }
 
 /// Metrics of Nsight Compute that are compared.
-const METRICS: &[&str] = &[
+const COMPARED_NCU_METRICS: &[&str] = &[
     "Registers Per Thread",
     "Local Memory Spilling Requests",
     "Theoretical Occupancy",
@@ -151,7 +151,7 @@ const METRICS: &[&str] = &[
 impl Sums {
     /// Sums up a trace.
     pub fn new(trace: &Trace) -> Self {
-        Self::from_context(&Context::new(trace, !trace.work.is_empty()))
+        Self::sums_from_context(&DiagnosisContext::new(trace, !trace.work.is_empty()))
     }
 
     /// Totals of an export of any length, whose ranges and calls are read without being kept.
@@ -160,17 +160,17 @@ impl Sums {
     /// # Errors
     /// Same errors as [`crate::read::open`].
     pub fn streamed(path: &Path) -> Result<Option<Self>, TraceError> {
-        with_streamed_context(path, Self::from_context)
+        with_streamed_context(path, Self::sums_from_context)
     }
 
-    fn from_context(context: &Context<'_>) -> Self {
+    fn sums_from_context(context: &DiagnosisContext<'_>) -> Self {
         let trace = context.trace;
-        let Diagnosis { recorder, quality, findings, .. } = rules::apply(context);
+        let TraceDiagnosis { recorder, quality, findings, .. } = rules::apply_all_rules(context);
         let findings = quality.into_iter().chain(findings);
         let mut sums = Self {
-            setup: Setup::new(trace, &recorder),
+            setup: TraceSetup::new(trace, &recorder),
             recorder,
-            whole_ns: context.activities.iter().map(idle::Activity::span_ns).sum(),
+            whole_ns: context.activities.iter().map(idle::Activity::span_of_gaps_ns).sum(),
             busy_ns: context.activities.iter().map(|activity| activity.busy_ns).sum(),
             activities: context.activities.len(),
             parts: BTreeMap::new(),
@@ -179,23 +179,23 @@ impl Sums {
             findings: findings.map(|finding| (finding.id, finding.title)).collect(),
         };
         if context.all.is_empty() {
-            sums.add_profiled(trace);
+            sums.add_profiled_launches(trace);
         }
         let mut places = Places::new(context);
-        sums.add_operations(context, &mut places);
-        sums.add_idle(context, &mut places);
-        sums.add_calls(context, &places);
-        sums.places = places.by_text();
+        sums.add_operation_times(context, &mut places);
+        sums.add_idle_times(context, &mut places);
+        sums.add_call_times(context, &places);
+        sums.places = places.sums_by_path_text();
         sums
     }
 
-    fn add_operations(&mut self, context: &Context<'_>, places: &mut Places) {
-        let own = idle::own_times(context.trace);
-        let mut parts: HashMap<OperationKey, Amount> = HashMap::new();
+    fn add_operation_times(&mut self, context: &DiagnosisContext<'_>, places: &mut Places) {
+        let own = idle::exclusive_busy_times(context.trace);
+        let mut parts: HashMap<OperationNameKey, CountAndTimes> = HashMap::new();
         for id in context.all.ids() {
             let total_ns = context.all.length(id);
             let own_ns = own.at(id as usize);
-            let part = parts.entry(OperationKey::new(context, id)).or_default();
+            let part = parts.entry(OperationNameKey::new(context, id)).or_default();
             part.add(total_ns, own_ns);
             if let (Kind::Kernel, row) = context.all.part(id)
                 && let Some(shape) = context.trace.kernels.shape.get(row)
@@ -216,21 +216,21 @@ impl Sums {
         }
     }
 
-    fn add_idle(&mut self, context: &Context<'_>, places: &mut Places) {
-        let mut causes: HashMap<Why, Amount> = HashMap::new();
+    fn add_idle_times(&mut self, context: &DiagnosisContext<'_>, places: &mut Places) {
+        let mut causes: HashMap<Why, CountAndTimes> = HashMap::new();
         let gaps = context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all));
         for gap in gaps {
-            for (why, ns) in context.causes_of(&gap) {
+            for (why, ns) in context.causes_of_gap(&gap) {
                 causes.entry(why).or_default().add(ns, ns);
             }
             places.at(context, gap.after).launched.own_ns += gap.length();
         }
         for ((kind, name), amount) in causes {
-            let function = context.blamed((kind, name));
+            let function = context.blamed_function_or_range((kind, name));
             let function = function.map_or(String::new(), |function| format!(": {function}"));
             let part = match kind {
-                CauseKind::Unknown | CauseKind::Clocks => PartKind::Unexplained,
-                _ => PartKind::Idle,
+                IdleCauseKind::Unknown | IdleCauseKind::Clocks => TracePartKind::Unexplained,
+                _ => TracePartKind::Idle,
             };
             let name = format!("{}{function}", kind.label());
             // Versions of one function, such as `cudaMalloc_v3020`, count as one.
@@ -241,7 +241,7 @@ impl Sums {
         }
     }
 
-    fn add_calls(&mut self, context: &Context<'_>, places: &Places) {
+    fn add_call_times(&mut self, context: &DiagnosisContext<'_>, places: &Places) {
         for (&(name, path), sum) in &context.host.sites {
             let function = context.function(name).to_owned();
             let place = path.map(|path| places.of_path[path as usize]);
@@ -252,15 +252,15 @@ impl Sums {
     }
 
     /// Launches that were measured one by one have no timeline: the whole is their sum.
-    fn add_profiled(&mut self, trace: &Trace) {
+    fn add_profiled_launches(&mut self, trace: &Trace) {
         for launch in &trace.profiled {
             let name = trace.names.text(launch.kernel).to_owned();
-            let part = self.parts.entry(Part { kind: PartKind::Kernel, name }).or_default();
+            let part = self.parts.entry(Part { kind: TracePartKind::Kernel, name }).or_default();
             let ns = duration(trace, launch).unwrap_or(0);
             part.add(ns, ns);
             *part.shapes.entry(launch.shape).or_default() += 1;
-            for name in METRICS {
-                if let Some(value) = metric(trace, launch, name) {
+            for name in COMPARED_NCU_METRICS {
+                if let Some(value) = launch_metric(trace, launch, name) {
                     *part.metrics.entry(name).or_default() += value;
                 }
             }
@@ -272,15 +272,15 @@ impl Sums {
 
 /// The key of an operation within a trace.
 #[derive(PartialEq, Eq, Hash)]
-enum OperationKey {
+enum OperationNameKey {
     Kernel(u32),
     Copy(u32, MemoryKind, MemoryKind),
     Set,
     Graph,
 }
 
-impl OperationKey {
-    fn new(context: &Context<'_>, id: OperationId) -> Self {
+impl OperationNameKey {
+    fn new(context: &DiagnosisContext<'_>, id: OperationId) -> Self {
         let trace = context.trace;
         match context.all.part(id) {
             (Kind::Kernel, row) => {
@@ -297,17 +297,17 @@ impl OperationKey {
     }
 
     fn part(&self, trace: &Trace) -> Part {
-        let text = |name: u32| trace.names.text(crate::model::names::Name(name));
+        let text = |name: u32| trace.names.text(crate::model::names::NameId(name));
         let (kind, name) = match self {
-            Self::Kernel(name) => (PartKind::Kernel, text(*name).to_owned()),
+            Self::Kernel(name) => (TracePartKind::Kernel, text(*name).to_owned()),
             Self::Copy(kind, from, to) => {
                 let unknown = [from, to].contains(&&MemoryKind::Unknown);
                 let memory = format!(" ({} to {})", from.label(), to.label());
                 let memory = if unknown { String::new() } else { memory };
-                (PartKind::Copy, format!("{}{memory}", copy_name(text(*kind))))
+                (TracePartKind::Copy, format!("{}{memory}", memcpy_name(text(*kind))))
             }
-            Self::Set => (PartKind::Set, SET_NAME.to_owned()),
-            Self::Graph => (PartKind::Graph, "[CUDA graph]".to_owned()),
+            Self::Set => (TracePartKind::Set, MEMSET_NAME.to_owned()),
+            Self::Graph => (TracePartKind::Graph, "[CUDA graph]".to_owned()),
         };
         Part { kind, name }
     }
@@ -323,13 +323,13 @@ struct Places {
 
 impl Places {
     /// The ranges of a trace, with nothing launched in them yet.
-    fn new(context: &Context<'_>) -> Self {
+    fn new(context: &DiagnosisContext<'_>) -> Self {
         let (trace, paths) = (context.trace, &context.host.paths);
         let mut places =
             Self { of_path: Vec::with_capacity(paths.len()), texts: Vec::new(), sums: Vec::new() };
         let mut known: HashMap<String, u32> = HashMap::new();
-        for path in 0..PathId::try_from(paths.len()).unwrap_or(PathId::MAX) {
-            let text = without_numbers(&paths.text(trace, path));
+        for path in 0..RangePathId::try_from(paths.len()).unwrap_or(RangePathId::MAX) {
+            let text = without_numbers_in_name(&paths.text(trace, path));
             let new = u32::try_from(known.len()).expect("fewer than 2^32 paths");
             places.of_path.push(*known.entry(text).or_insert(new));
         }
@@ -347,12 +347,12 @@ impl Places {
     }
 
     /// The place at which an operation was launched.
-    fn at(&mut self, context: &Context<'_>, id: OperationId) -> &mut Place {
+    fn at(&mut self, context: &DiagnosisContext<'_>, id: OperationId) -> &mut Place {
         let path = context.host.launched_in.at(id as usize);
         &mut self.sums[self.of_path[path as usize] as usize]
     }
 
-    fn by_text(self) -> BTreeMap<String, Place> {
+    fn sums_by_path_text(self) -> BTreeMap<String, Place> {
         self.texts.into_iter().zip(self.sums).collect()
     }
 }

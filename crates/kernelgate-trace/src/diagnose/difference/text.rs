@@ -3,36 +3,39 @@
 use std::fmt::Write as _;
 
 use super::super::labels::short_name;
-use super::super::text::{percent, time, wrap};
-use super::{Amount, CallChange, Change, Difference, Part, PartChange, PartKind, PlaceChange};
-use crate::stats::{shorten, thousands};
+use super::super::text::{percent, time, wrap_line};
+use super::{
+    AmountChange, CountAndTimes, FunctionCallChange, Part, RangePathChange, TraceDifference,
+    TracePartChange, TracePartKind,
+};
+use crate::stats::{shorten, with_thousands_separators};
 
 /// Parts and ranges that have lines of their own.
 const TOP: usize = 10;
 /// Calls and parts that are only named.
-const MAX_NAMED_PARTS: usize = 6;
+const MAX_NAMED_SMALL_PARTS: usize = 6;
 /// The column at which the words of a line begin.
-const INDENT: &str = "                         ";
+const LINE_INDENT: &str = "                         ";
 /// Columns for the words after the name.
 const WORDS: usize = 75;
 /// Columns for a name among others.
 const NAME: usize = 60;
 
-impl Difference {
+impl TraceDifference {
     /// The difference as text of at most 100 columns; `names` are the names of the two traces.
     pub fn to_text(&self, names: [&str; 2]) -> String {
         let mut text = String::new();
         self.head(&mut text, names);
-        self.by_part(&mut text);
-        self.by_range(&mut text);
-        self.by_kind(&mut text);
+        self.write_changes_by_part(&mut text);
+        self.write_changes_by_range(&mut text);
+        self.write_changes_by_class(&mut text);
         self.calls(&mut text);
         for (letter, found) in ["A", "B"].into_iter().zip(&self.findings) {
             if !found.is_empty() {
                 let _ = writeln!(text, "\nFindings of {letter} alone (`diagnose` shows each)");
             }
             for (id, title) in found {
-                wrap(&mut text, &format!("{id}: {title}"), "  - ", "    ");
+                wrap_line(&mut text, &format!("{id}: {title}"), "  - ", "    ");
             }
         }
         text
@@ -40,26 +43,26 @@ impl Difference {
 
     fn head(&self, text: &mut String, names: [&str; 2]) {
         if !self.setup.is_empty() {
-            let heading = match self.other_machine() {
+            let heading = match self.is_other_machine() {
                 true => "Two machines, so the comparison is of both machines and programs:",
                 false => "Recorded in unlike ways:",
             };
             let _ = writeln!(text, "{heading}");
             for change in &self.setup {
-                wrap(text, &change.to_string(), "  ", "    ");
+                wrap_line(text, &change.to_string(), "  ", "    ");
             }
         }
         for ((letter, name), whole) in ["A", "B"].into_iter().zip(names).zip(&self.wholes) {
             let line = format!(
                 "{letter}: {name} ({}): {} kernels, busy {:.1} % of {}",
                 whole.recorder,
-                thousands(&whole.kernels.to_string()),
+                with_thousands_separators(&whole.kernels.to_string()),
                 percent(whole.busy_ns, whole.whole_ns),
                 time(whole.whole_ns)
             );
-            wrap(text, &line, "", "   ");
+            wrap_line(text, &line, "", "   ");
         }
-        let change = self.change_ns();
+        let change = self.total_change_ns();
         let relative = percent(change, self.wholes[0].whole_ns);
         let words = match change {
             0 => "B takes as long as A".to_owned(),
@@ -68,16 +71,17 @@ impl Difference {
         };
         let _ = writeln!(text, "{words}, from the first operation to the last");
         for note in &self.notes {
-            wrap(text, &format!("note: {note}"), "", "  ");
+            wrap_line(text, &format!("note: {note}"), "", "  ");
         }
     }
 
-    fn by_part(&self, text: &mut String) {
-        let of_unexplained = |change: &&PartChange| change.part.kind == PartKind::Unexplained;
-        let changed: Vec<&PartChange> = self
+    fn write_changes_by_part(&self, text: &mut String) {
+        let of_unexplained =
+            |change: &&TracePartChange| change.part.kind == TracePartKind::Unexplained;
+        let changed: Vec<&TracePartChange> = self
             .parts
             .iter()
-            .filter(|change| change.change_ns() != 0 && !of_unexplained(change))
+            .filter(|change| change.total_change_ns() != 0 && !of_unexplained(change))
             .collect();
         let _ = writeln!(text, "\nWhat explains it: operations, and idle time by its cause");
         let (shown, rest) = changed.split_at(changed.len().min(TOP));
@@ -85,30 +89,35 @@ impl Difference {
             let label = format!("{} {}: ", change.part.kind.label(), change.change().label());
             let name = shorten(&name(&change.part), WORDS - label.chars().count());
             let words = label + &name;
-            self.line(text, change.change_ns(), &words);
-            wrap(text, &details(change), INDENT, INDENT);
+            self.line(text, change.total_change_ns(), &words);
+            wrap_line(text, &change_details_text(change), LINE_INDENT, LINE_INDENT);
         }
-        self.others(text, rest.iter().map(|change| change.change_ns()));
+        self.others(text, rest.iter().map(|change| change.total_change_ns()));
         let words = "unexplained: idle before operations whose launch is not in the trace";
-        self.line(text, self.unexplained_ns(), words);
-        self.line(text, self.change_ns(), "the whole difference");
-        for change in [Change::Appeared, Change::Vanished, Change::More, Change::Fewer] {
+        self.line(text, self.unexplained_idle_ns(), words);
+        self.line(text, self.total_change_ns(), "the whole difference");
+        for change in [
+            AmountChange::Appeared,
+            AmountChange::Vanished,
+            AmountChange::More,
+            AmountChange::Fewer,
+        ] {
             let named: Vec<String> = rest
                 .iter()
-                .filter(|other| other.change() == change && other.part.kind != PartKind::Idle)
+                .filter(|other| other.change() == change && other.part.kind != TracePartKind::Idle)
                 .map(|other| shorten(&name(&other.part), NAME))
                 .collect();
-            let more = named.len().saturating_sub(MAX_NAMED_PARTS);
+            let more = named.len().saturating_sub(MAX_NAMED_SMALL_PARTS);
             let more = if more > 0 { format!("; {more} more") } else { String::new() };
-            let first = &named[..named.len().min(MAX_NAMED_PARTS)];
+            let first = &named[..named.len().min(MAX_NAMED_SMALL_PARTS)];
             if !first.is_empty() {
                 let line = format!("also {}: {}{more}", change.label(), first.join("; "));
-                wrap(text, &line, "  ", "    ");
+                wrap_line(text, &line, "  ", "    ");
             }
         }
     }
 
-    fn by_range(&self, text: &mut String) {
+    fn write_changes_by_range(&self, text: &mut String) {
         if self.places.iter().all(|change| change.path.is_empty()) {
             return;
         }
@@ -116,29 +125,30 @@ impl Difference {
             text,
             "\nWhere it is: by the innermost range around the launch, idle time before it included"
         );
-        let changed: Vec<&PlaceChange> =
-            self.places.iter().filter(|change| change.change_ns() != 0).collect();
+        let changed: Vec<&RangePathChange> =
+            self.places.iter().filter(|change| change.total_change_ns() != 0).collect();
         let (shown, rest) = changed.split_at(changed.len().min(TOP));
         for change in shown {
-            self.line(text, change.change_ns(), &shorten(path(change), NAME));
+            self.line(text, change.total_change_ns(), &shorten(path(change), NAME));
             let [base, head] = &change.places;
             let own = format!("{} -> {}", time(base.launched.own_ns), time(head.launched.own_ns));
             let host = match change.path.is_empty() {
                 true => String::new(),
                 false => format!(", host {} -> {}", time(base.host_ns), time(head.host_ns)),
             };
-            let ranges = counts([base.ranges, head.ranges], "ranges");
-            let operations = counts([base.launched.count, head.launched.count], "operations");
+            let ranges = count_change_text([base.ranges, head.ranges], "ranges");
+            let operations =
+                count_change_text([base.launched.count, head.launched.count], "operations");
             let words =
                 if change.path.is_empty() { operations } else { ranges + ", " + &operations };
-            wrap(text, &format!("{words}, {own}{host}"), INDENT, INDENT);
+            wrap_line(text, &format!("{words}, {own}{host}"), LINE_INDENT, LINE_INDENT);
         }
-        self.others(text, rest.iter().map(|change| change.change_ns()));
-        self.line(text, self.change_ns(), "the whole difference");
+        self.others(text, rest.iter().map(|change| change.total_change_ns()));
+        self.line(text, self.total_change_ns(), "the whole difference");
     }
 
-    fn by_kind(&self, text: &mut String) {
-        let kinds = self.kinds();
+    fn write_changes_by_class(&self, text: &mut String) {
+        let kinds = self.kernel_time_by_class();
         if kinds.is_empty() {
             return;
         }
@@ -155,12 +165,12 @@ impl Difference {
 
     /// Calls whose number changed, and waits; the whole has no host time.
     fn calls(&self, text: &mut String) {
-        let waits = |change: &&CallChange| change.calls.iter().any(|calls| calls.wait);
-        let counted = |change: &&CallChange| change.calls[0].count != change.calls[1].count;
-        let mut shown: Vec<&CallChange> = self
+        let waits = |change: &&FunctionCallChange| change.calls.iter().any(|calls| calls.wait);
+        let counted = |change: &&FunctionCallChange| change.calls[0].count != change.calls[1].count;
+        let mut shown: Vec<&FunctionCallChange> = self
             .calls
             .iter()
-            .filter(|change| counted(change) || (waits(change) && change.change_ns() != 0))
+            .filter(|change| counted(change) || (waits(change) && change.total_change_ns() != 0))
             .collect();
         // The largest first, waits before others.
         shown.sort_by_key(|change| !waits(change));
@@ -176,11 +186,11 @@ impl Difference {
             let line = format!(
                 "{}{waits}{range}: {}, {} -> {}",
                 shorten(&change.site.function, 40),
-                counts([base.count, head.count], "calls"),
+                count_change_text([base.count, head.count], "calls"),
                 time(base.total_ns),
                 time(head.total_ns)
             );
-            wrap(text, &line, "  - ", "    ");
+            wrap_line(text, &line, "  - ", "    ");
         }
         if shown.len() > TOP {
             let _ = writeln!(text, "  - {} more, in the JSON", shown.len() - TOP);
@@ -189,13 +199,13 @@ impl Difference {
 
     /// The time that a part adds, its share of the whole difference, and its name.
     fn line(&self, text: &mut String, change_ns: i64, words: &str) {
-        let share = match self.change_ns() {
+        let share = match self.total_change_ns() {
             0 => "-".to_owned(),
             _ if change_ns == 0 => "0.0 %".to_owned(),
             whole => format!("{:.1} %", change_ns as f64 / whole as f64 * 100.0),
         };
         let first = format!("{:>13}{share:>10}  ", signed(change_ns));
-        wrap(text, words, &first, INDENT);
+        wrap_line(text, words, &first, LINE_INDENT);
     }
 
     fn others(&self, text: &mut String, changes: impl Iterator<Item = i64>) {
@@ -207,31 +217,31 @@ impl Difference {
 }
 
 fn name(part: &Part) -> String {
-    if part.kind == PartKind::Kernel { short_name(&part.name) } else { part.name.clone() }
+    if part.kind == TracePartKind::Kernel { short_name(&part.name) } else { part.name.clone() }
 }
 
-fn path(change: &PlaceChange) -> &str {
+fn path(change: &RangePathChange) -> &str {
     if change.path.is_empty() { "outside of all ranges" } else { &change.path }
 }
 
 /// How often and how long, and what of the change is due to which.
 #[allow(clippy::cast_possible_truncation)]
-fn details(change: &PartChange) -> String {
+fn change_details_text(change: &TracePartChange) -> String {
     let [base, head] = &change.amounts;
-    let mean = |amount: &Amount| time(amount.mean_ns() as i64);
+    let mean = |amount: &CountAndTimes| time(amount.mean_ns() as i64);
     let unit = match change.part.kind {
-        PartKind::Kernel | PartKind::Graph => "launches",
-        PartKind::Copy => "copies",
-        PartKind::Set => "sets",
-        PartKind::Idle | PartKind::Unexplained => "gaps",
+        TracePartKind::Kernel | TracePartKind::Graph => "launches",
+        TracePartKind::Copy => "copies",
+        TracePartKind::Set => "sets",
+        TracePartKind::Idle | TracePartKind::Unexplained => "gaps",
     };
-    let mut words = vec![counts([base.count, head.count], unit)];
+    let mut words = vec![count_change_text([base.count, head.count], unit)];
     words.push(match (base.count, head.count) {
         (0, _) => format!("{} each", mean(head)),
         (_, 0) => format!("{} each", mean(base)),
         _ => format!("each {} -> {}", mean(base), mean(head)),
     });
-    let parts = [change.by_number_ns(), change.by_length_ns()];
+    let parts = [change.change_by_count_ns(), change.change_by_length_ns()];
     if base.count > 0 && head.count > 0 && parts.iter().all(|ns| *ns != 0) {
         let [number, length] = parts.map(signed);
         words.push(format!("{number} by their number, {length} by their length"));
@@ -246,8 +256,8 @@ fn details(change: &PartChange) -> String {
 }
 
 /// `5 -> 10 launches`, or `5 launches`.
-fn counts([base, head]: [usize; 2], what: &str) -> String {
-    let count = |count: usize| thousands(&count.to_string());
+fn count_change_text([base, head]: [usize; 2], what: &str) -> String {
+    let count = |count: usize| with_thousands_separators(&count.to_string());
     if base == head {
         format!("{} {what}", count(base))
     } else {

@@ -4,31 +4,31 @@
 use hashbrown::{HashMap, HashSet};
 
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::ranges::sweep::ByThread;
+use crate::analyze::ranges::sweep::RowsByThread;
 use crate::analyze::timeline::idle::{Activity, Gap};
-use crate::diagnose::host::waiting::WaitId;
+use crate::diagnose::host::waiting::WaitSiteId;
 use crate::model::Trace;
-use crate::model::gpu::SyncKind;
-use crate::model::names::Name;
-use crate::model::packed::Packed;
+use crate::model::gpu::SynchronisationKind;
+use crate::model::names::NameId;
+use crate::model::packed::PackedColumn;
 use crate::read::{CallRow, RangeRow};
-use crate::stats::without_version;
+use crate::stats::without_interface_version;
 
 /// Launched work starts within this time unless something holds it up.
-pub const LATENCY_NS: i64 = 20_000;
+pub const MAX_START_LATENCY_NS: i64 = 20_000;
 /// Launching a kernel takes less, also from Python: the host did something else in longer gaps.
-pub const LONGER_THAN_LAUNCHES_NS: i64 = 1_000_000;
+pub const MIN_GAP_WITH_OTHER_HOST_WORK_NS: i64 = 1_000_000;
 /// A recorder's two clocks, of the host and of the device, agree to this.
-pub const CLOCKS_NS: i64 = 1_000;
+pub const HOST_DEVICE_CLOCK_ERROR_NS: i64 = 1_000;
 /// A first launch that takes this long loads the kernel's code. In public traces of five programs all
 /// 72 launch calls above 300 µs were first launches.
-const LOADING_NS: i64 = 100_000;
+const MIN_CODE_LOADING_NS: i64 = 100_000;
 /// Launched operations that have not started from which a queue counts as full: CUDA's holds 1024.
-const FULL_QUEUE: usize = 1000;
+const FULL_QUEUE_OPERATIONS: usize = 1000;
 
 /// Why the GPU had nothing to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CauseKind {
+pub enum IdleCauseKind {
     /// Before the launch the host ran code outside of CUDA calls.
     HostCode,
     /// Before the launch the operating system had taken the thread off the CPU.
@@ -72,7 +72,7 @@ pub enum CauseKind {
     Unknown,
 }
 
-impl CauseKind {
+impl IdleCauseKind {
     /// Label in printed output.
     pub fn label(self) -> &'static str {
         match self {
@@ -100,7 +100,7 @@ impl CauseKind {
     }
 
     /// Label of at most 32 characters, for a table.
-    pub fn brief(self) -> &'static str {
+    pub fn brief_label(self) -> &'static str {
         match self {
             Self::FirstLaunch => "first launches, which load code",
             Self::EventWait => "late start: waits for an event",
@@ -118,7 +118,7 @@ impl CauseKind {
     }
 
     /// Whether the host launched, or was about to.
-    pub fn launching(self) -> bool {
+    pub fn is_host_launching(self) -> bool {
         matches!(
             self,
             Self::LaunchCall | Self::LaunchLatency | Self::HostCode | Self::OsCall | Self::OffCpu
@@ -152,7 +152,7 @@ impl CauseKind {
     }
 
     /// Whether the work was not launched yet, or had just been.
-    pub fn before_launch(self) -> bool {
+    pub fn is_before_launch(self) -> bool {
         matches!(
             self,
             Self::HostCode
@@ -167,36 +167,36 @@ impl CauseKind {
     }
 
     /// Whether the trace holds the reason.
-    pub fn explained(self) -> bool {
+    pub fn is_explained(self) -> bool {
         !matches!(self, Self::NotStarted | Self::Clocks | Self::Unknown)
     }
 }
 
 /// A cause with the function that is to blame, or the range around most of the host code.
-pub type Why = (CauseKind, Option<Name>);
+pub type Why = (IdleCauseKind, Option<NameId>);
 
 /// Parts of a gap whose lengths have columns; those of a gap with more are listed.
 const PARTS: usize = 4;
 
 /// The parts of all gaps.
 #[derive(Debug, Default)]
-pub struct IdleParts {
+pub struct IdlePartsByCause {
     causes: Vec<Vec<Why>>,
     numbers: HashMap<Vec<Why>, u32>,
     /// For the operation after each gap, 1 + index into `causes`; 0: its launch was not read.
-    of_gap: Packed<u32>,
+    of_gap: PackedColumn<u32>,
     /// For the operation after each gap, the length of each part but the last one, which has the
     /// rest.
-    lengths: [Packed<i64>; PARTS - 1],
+    lengths: [PackedColumn<i64>; PARTS - 1],
     /// Durations of the parts of gaps that have several.
     long: HashMap<OperationId, Vec<i64>>,
 }
 
-impl IdleParts {
+impl IdlePartsByCause {
     pub(in crate::diagnose) fn new(operations: usize) -> Self {
         Self {
-            of_gap: Packed::filled(operations, 0),
-            lengths: std::array::from_fn(|_| Packed::filled(operations, 0)),
+            of_gap: PackedColumn::filled_with(operations, 0),
+            lengths: std::array::from_fn(|_| PackedColumn::filled_with(operations, 0)),
             ..Self::default()
         }
     }
@@ -223,10 +223,10 @@ impl IdleParts {
     }
 
     /// Replaces labels of ranges by their names.
-    pub(in crate::diagnose) fn rename(&mut self, name_of: impl Fn(Name) -> Name) {
+    pub(in crate::diagnose) fn rename(&mut self, name_of: impl Fn(NameId) -> NameId) {
         self.numbers = HashMap::new();
         for (kind, range) in self.causes.iter_mut().flatten() {
-            if *kind == CauseKind::HostCode {
+            if *kind == IdleCauseKind::HostCode {
                 *range = range.map(&name_of);
             }
         }
@@ -254,16 +254,16 @@ impl IdleParts {
 
 /// Functions that can delay a later launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Holds {
+enum HoldingFunction {
     /// A stream, until an event.
     Event,
     /// A stream, until a function of the host has run.
     HostFunction,
 }
 
-fn holds(function: &str) -> Option<Holds> {
+fn holding_kind_of_function(function: &str) -> Option<HoldingFunction> {
     const EVENTS: &[&str] = &["cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"];
-    const FUNCTIONS: &[&str] = &[
+    const HOST_FUNCTION_CALLS: &[&str] = &[
         "cudaLaunchHostFunc",
         "cuLaunchHostFunc",
         "hipLaunchHostFunc",
@@ -271,41 +271,41 @@ fn holds(function: &str) -> Option<Holds> {
         "cuStreamAddCallback",
         "hipStreamAddCallback",
     ];
-    let function = without_version(function).trim_end_matches("_ptsz");
+    let function = without_interface_version(function).trim_end_matches("_ptsz");
     if EVENTS.contains(&function) {
-        return Some(Holds::Event);
+        return Some(HoldingFunction::Event);
     }
-    FUNCTIONS.contains(&function).then_some(Holds::HostFunction)
+    HOST_FUNCTION_CALLS.contains(&function).then_some(HoldingFunction::HostFunction)
 }
 
 /// A call that holds up a stream, until the next launch into it.
 #[derive(Debug, Clone, Copy)]
-struct HoldingCall {
-    by: Holds,
-    name: Name,
+struct StreamHoldingCall {
+    by: HoldingFunction,
+    name: NameId,
     /// Stream of the call; `None` if the trace does not record it.
     stream: Option<u64>,
 }
 
 /// Largest number of such calls that are kept for a thread.
-const MAX_HELD_CALLS: usize = 16;
+const MAX_HOLDING_CALLS_PER_THREAD: usize = 16;
 
 /// A call that may explain a gap.
 #[derive(Debug, Clone, Copy)]
 struct RecentCall {
     start: i64,
     end: i64,
-    name: Name,
-    wait: Option<WaitId>,
+    name: NameId,
+    wait: Option<WaitSiteId>,
 }
 
 /// Number of consecutive calls that ended before a gap after which the search for a call that
 /// reaches into the gap stops: calls nest little.
-const MAX_ENDED_CALLS: usize = 8;
+const MAX_CALLS_ENDED_BEFORE_GAP: usize = 8;
 
 /// A launch and the gap that its operation ended.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::diagnose) struct LateLaunch<'a> {
+pub(in crate::diagnose) struct LateLaunchAndGap<'a> {
     pub launch: &'a CallRow,
     pub gap: &'a Gap,
     /// The activity of the gap.
@@ -325,11 +325,11 @@ pub(in crate::diagnose) struct Split {
     pub parts: Vec<(Why, i64)>,
     /// Waits that reach into the gap before the launch, and what of the gap each could save, at most
     /// the time that it took.
-    pub waits: Vec<(WaitId, i64)>,
+    pub waits: Vec<(WaitSiteId, i64)>,
 }
 
 impl Split {
-    fn clear(&mut self) {
+    fn clear_parts(&mut self) {
         self.parts.clear();
         self.waits.clear();
     }
@@ -350,19 +350,19 @@ impl Split {
 struct PastRange {
     start: i64,
     end: i64,
-    label: Name,
+    label: NameId,
 }
 
 /// Host code of this length is named by the range around most of it.
-const NAMED_NS: i64 = LONGER_THAN_LAUNCHES_NS / 2;
+const MIN_NAMED_HOST_CODE_NS: i64 = MIN_GAP_WITH_OTHER_HOST_WORK_NS / 2;
 
 /// The first kernel of each function in each process.
-fn first_kernels(trace: &Trace) -> HashSet<OperationId> {
+fn first_kernel_of_each_function(trace: &Trace) -> HashSet<OperationId> {
     let kernels = &trace.kernels;
     let mut first: HashMap<(u32, u32), (i64, OperationId)> = HashMap::new();
     for (id, function) in (0u32..).zip(kernels.function.iter()) {
         let row = id as usize;
-        let process = trace.process_of(kernels.on_gpu.place.at(row));
+        let process = trace.process_of_place(kernels.on_gpu.place.at(row));
         let start = (kernels.on_gpu.start.at(row), id);
         let earliest = first.entry((process, function)).or_insert(start);
         *earliest = start.min(*earliest);
@@ -371,7 +371,7 @@ fn first_kernels(trace: &Trace) -> HashSet<OperationId> {
 }
 
 /// Whether a trace is of Windows, or of Linux inside of it (WSL), which uses the same driver.
-fn windows_driver(trace: &Trace) -> bool {
+fn uses_windows_driver(trace: &Trace) -> bool {
     let mentions = |key: &str, text: &str| {
         trace.metadata.get(key).is_some_and(|of| of.to_ascii_lowercase().contains(text))
     };
@@ -380,19 +380,19 @@ fn windows_driver(trace: &Trace) -> bool {
 
 /// Recent calls of each thread, as far as they may explain gaps that are not over yet.
 #[derive(Debug, Default)]
-pub(in crate::diagnose) struct LatelyDone {
+pub(in crate::diagnose) struct RecentCallsByThread {
     /// Recent calls of each thread, in order of time.
     calls: Vec<Vec<RecentCall>>,
     /// Ranges of each thread that are long enough to name host code, in order of their start.
     ranges: Vec<Vec<PastRange>>,
     /// Calls of each thread that hold up streams.
-    held: Vec<Vec<HoldingCall>>,
+    held: Vec<Vec<StreamHoldingCall>>,
     /// How the call of each name holds up a stream.
-    holds: Vec<Option<Holds>>,
+    holds: Vec<Option<HoldingFunction>>,
     /// Streams that wait for an event, by process and correlation id of the call.
     event_streams: HashMap<(u32, u32), u64>,
-    os_calls: ByThread,
-    switches: ByThread,
+    os_calls: RowsByThread,
+    switches: RowsByThread,
     /// The first kernel of each function in each process.
     first: HashSet<OperationId>,
     /// Whether the driver is that of Windows.
@@ -400,22 +400,26 @@ pub(in crate::diagnose) struct LatelyDone {
     /// The first gap of each activity that is not over.
     gap: Vec<usize>,
     /// Idle time of each activity up to each gap; empty where there is only one activity.
-    idle_until: Vec<Packed<i64>>,
+    idle_until: Vec<PackedColumn<i64>>,
     split: Split,
 }
 
-impl LatelyDone {
+impl RecentCallsByThread {
     /// State before the first call of a trace.
     pub fn new(trace: &Trace, activities: &[Activity]) -> Self {
         let threads = trace.threads.len();
         let (os, switches) = (&trace.os_calls, &trace.switches);
         let time = |row: u32| switches.time[row as usize];
         let holds = (0..trace.names.len())
-            .map(|index| holds(trace.names.text(Name(u32::try_from(index).unwrap_or(0)))))
+            .map(|index| {
+                holding_kind_of_function(
+                    trace.names.text(NameId(u32::try_from(index).unwrap_or(0))),
+                )
+            })
             .collect();
         let syncs = &trace.syncs;
         let event_streams = (0..syncs.kind.len())
-            .filter(|&row| syncs.kind[row] == SyncKind::StreamWaitsEvent)
+            .filter(|&row| syncs.kind[row] == SynchronisationKind::StreamWaitsEvent)
             .map(|row| {
                 let place = &trace.places[syncs.on_gpu.place.at(row).0 as usize];
                 ((place.process, syncs.on_gpu.correlation.at(row)), place.stream)
@@ -436,10 +440,10 @@ impl LatelyDone {
             held: vec![Vec::new(); threads],
             holds,
             event_streams,
-            os_calls: ByThread::sorted(threads, &os.thread, |_| true, |i| os.start[i as usize]),
-            switches: ByThread::sorted(threads, &switches.thread, |_| true, time),
-            first: first_kernels(trace),
-            windows: windows_driver(trace),
+            os_calls: RowsByThread::sorted(threads, &os.thread, |_| true, |i| os.start[i as usize]),
+            switches: RowsByThread::sorted(threads, &switches.thread, |_| true, time),
+            first: first_kernel_of_each_function(trace),
+            windows: uses_windows_driver(trace),
             gap: vec![0; activities.len()],
             idle_until: match activities.len() {
                 0 | 1 => Vec::new(),
@@ -455,7 +459,7 @@ impl LatelyDone {
         trace: &Trace,
         activities: &[Activity],
         call: &CallRow,
-        wait: Option<WaitId>,
+        wait: Option<WaitSiteId>,
     ) {
         let thread = call.thread as usize;
         if self.calls.len() <= thread {
@@ -463,7 +467,7 @@ impl LatelyDone {
             self.held.resize_with(thread + 1, Vec::new);
         }
         if self.calls[thread].len() == self.calls[thread].capacity() {
-            let since = self.idle_since(trace, activities, (call.process, call.start));
+            let since = self.earliest_open_gap(trace, activities, (call.process, call.start));
             self.calls[thread].retain(|past| past.end >= since);
         }
         let CallRow { start, end, name, .. } = *call;
@@ -471,16 +475,16 @@ impl LatelyDone {
         if let Some(by) = self.holds.get(name.0 as usize).copied().flatten() {
             let stream = self.event_streams.get(&(call.process, call.correlation)).copied();
             let held = &mut self.held[thread];
-            if held.len() == MAX_HELD_CALLS {
+            if held.len() == MAX_HOLDING_CALLS_PER_THREAD {
                 held.remove(0);
             }
-            held.push(HoldingCall { by, name, stream });
+            held.push(StreamHoldingCall { by, name, stream });
         }
     }
 
     /// The next range.
     pub fn range(&mut self, trace: &Trace, activities: &[Activity], row: &RangeRow) {
-        if row.end.saturating_sub(row.start) < NAMED_NS {
+        if row.end.saturating_sub(row.start) < MIN_NAMED_HOST_CODE_NS {
             return;
         }
         let thread = row.thread as usize;
@@ -489,16 +493,16 @@ impl LatelyDone {
         }
         if self.ranges[thread].len() == self.ranges[thread].capacity() {
             let process = trace.threads[thread].process;
-            let since = self.idle_since(trace, activities, (process, row.start));
+            let since = self.earliest_open_gap(trace, activities, (process, row.start));
             self.ranges[thread].retain(|past| past.end >= since);
         }
         let RangeRow { start, end, label, .. } = *row;
-        self.ranges[thread].push(PastRange { start, end, label: Name(label) });
+        self.ranges[thread].push(PastRange { start, end, label: NameId(label) });
     }
 
     /// The label of the shortest range around most of a long span.
-    fn range_of(&self, thread: usize, (start, end): (i64, i64)) -> Option<Name> {
-        if end - start < NAMED_NS {
+    fn range_around_span(&self, thread: usize, (start, end): (i64, i64)) -> Option<NameId> {
+        if end - start < MIN_NAMED_HOST_CODE_NS {
             return None;
         }
         let most = |of: &&PastRange| (of.end.min(end) - of.start.max(start)) * 2 > end - start;
@@ -517,7 +521,7 @@ impl LatelyDone {
 
     /// The earliest start of a gap of a process that is not over at a time: what ended before it
     /// explains no later gap.
-    fn idle_since(
+    fn earliest_open_gap(
         &mut self,
         trace: &Trace,
         activities: &[Activity],
@@ -538,28 +542,28 @@ impl LatelyDone {
         &mut self,
         trace: &Trace,
         activities: &[Activity],
-        late: &LateLaunch<'_>,
+        late: &LateLaunchAndGap<'_>,
     ) -> &Split {
         let mut split = std::mem::take(&mut self.split);
-        split.clear();
-        let &LateLaunch { launch, gap, .. } = late;
-        if launch.start > gap.end + CLOCKS_NS {
-            split.add((CauseKind::Clocks, None), gap.length());
+        split.clear_parts();
+        let &LateLaunchAndGap { launch, gap, .. } = late;
+        if launch.start > gap.end + HOST_DEVICE_CLOCK_ERROR_NS {
+            split.add((IdleCauseKind::Clocks, None), gap.length());
             self.split = split;
             return &self.split;
         }
         let called = launch.start.clamp(gap.start, gap.end);
         let returned = launch.end.clamp(called, gap.end);
-        self.before(trace, launch, (gap.start, called), &mut split);
-        let loads = returned - called >= LOADING_NS && self.first.contains(&gap.after);
-        let kind = if loads { CauseKind::FirstLaunch } else { CauseKind::LaunchCall };
+        self.split_before_launch(trace, launch, (gap.start, called), &mut split);
+        let loads = returned - called >= MIN_CODE_LOADING_NS && self.first.contains(&gap.after);
+        let kind = if loads { IdleCauseKind::FirstLaunch } else { IdleCauseKind::LaunchCall };
         split.add((kind, Some(launch.name)), returned - called);
         let after = (returned, gap.end);
-        let why = self.not_started(trace, activities, late, after);
+        let why = self.split_launched_but_not_started(trace, activities, late, after);
         split.add(why, after.1 - after.0);
         // Without its waits the host launches that much earlier; several save one gap at most, and
         // nothing of a time in which something else holds up the operation.
-        let latency = matches!(why.0, CauseKind::LaunchLatency | CauseKind::BackToBack);
+        let latency = matches!(why.0, IdleCauseKind::LaunchLatency | IdleCauseKind::BackToBack);
         let mut left = if latency { gap.length() } else { returned - gap.start };
         for (_, ns) in split.waits.iter_mut().rev() {
             *ns = (*ns).min(left);
@@ -570,10 +574,16 @@ impl LatelyDone {
     }
 
     /// Splits a span before a launch by the calls of its thread.
-    fn before(&self, trace: &Trace, launch: &CallRow, span: (i64, i64), split: &mut Split) {
+    fn split_before_launch(
+        &self,
+        trace: &Trace,
+        launch: &CallRow,
+        span: (i64, i64),
+        split: &mut Split,
+    ) {
         let thread = launch.thread as usize;
         let past = self.calls.get(thread).map_or(&[][..], |calls| calls);
-        let first = first_inside(past, span.0);
+        let first = first_call_reaching(past, span.0);
         let mut at = span.0;
         // An outer call comes before those inside it, which it covers.
         for call in past[first..].iter().filter(|call| call.start < launch.start) {
@@ -582,16 +592,22 @@ impl LatelyDone {
                 continue;
             }
             split.waits.extend(call.wait.map(|wait| (wait, call.end - call.start)));
-            self.own_code(trace, thread, (at, start), split);
-            let kind = if call.wait.is_some() { CauseKind::Wait } else { CauseKind::Call };
+            self.split_without_cuda_calls(trace, thread, (at, start), split);
+            let kind = if call.wait.is_some() { IdleCauseKind::Wait } else { IdleCauseKind::Call };
             split.add((kind, Some(call.name)), end - start);
             at = end;
         }
-        self.own_code(trace, thread, (at, span.1), split);
+        self.split_without_cuda_calls(trace, thread, (at, span.1), split);
     }
 
     /// A span without a call of CUDA.
-    fn own_code(&self, trace: &Trace, thread: usize, span: (i64, i64), split: &mut Split) {
+    fn split_without_cuda_calls(
+        &self,
+        trace: &Trace,
+        thread: usize,
+        span: (i64, i64),
+        split: &mut Split,
+    ) {
         if span.1 <= span.0 {
             return;
         }
@@ -600,7 +616,7 @@ impl LatelyDone {
         let until = own.partition_point(|&call| os.start[call as usize] < span.1);
         let mut first = own[..until].partition_point(|&call| os.start[call as usize] < span.0);
         // The last few are those that can reach into the span.
-        first = first.saturating_sub(MAX_ENDED_CALLS);
+        first = first.saturating_sub(MAX_CALLS_ENDED_BEFORE_GAP);
         let mut at = span.0;
         for &call in &own[first..until] {
             let call = call as usize;
@@ -608,58 +624,65 @@ impl LatelyDone {
             if end <= start {
                 continue;
             }
-            self.host_code(trace, thread, (at, start), split);
-            split.add((CauseKind::OsCall, Some(os.name[call])), end - start);
+            self.split_without_calls(trace, thread, (at, start), split);
+            split.add((IdleCauseKind::OsCall, Some(os.name[call])), end - start);
             at = end;
         }
-        self.host_code(trace, thread, (at, span.1), split);
+        self.split_without_calls(trace, thread, (at, span.1), split);
     }
 
     /// A span without any call.
-    fn host_code(&self, trace: &Trace, thread: usize, span: (i64, i64), split: &mut Split) {
+    fn split_without_calls(
+        &self,
+        trace: &Trace,
+        thread: usize,
+        span: (i64, i64),
+        split: &mut Split,
+    ) {
         if span.1 > span.0 {
-            let off = self.off_cpu(trace, thread, span);
-            split.add((CauseKind::OffCpu, None), off);
-            let range = self.range_of(thread, span);
-            split.add((CauseKind::HostCode, range), span.1 - span.0 - off);
+            let off = self.time_off_cpu_ns(trace, thread, span);
+            split.add((IdleCauseKind::OffCpu, None), off);
+            let range = self.range_around_span(thread, span);
+            split.add((IdleCauseKind::HostCode, range), span.1 - span.0 - off);
         }
     }
 
     /// Why launched work does not start for a span.
-    fn not_started(
+    fn split_launched_but_not_started(
         &self,
         trace: &Trace,
         activities: &[Activity],
-        late: &LateLaunch<'_>,
+        late: &LateLaunchAndGap<'_>,
         span: (i64, i64),
     ) -> Why {
-        let short = span.1 - span.0 < LATENCY_NS;
+        let short = span.1 - span.0 < MAX_START_LATENCY_NS;
         if short && late.launch.end > late.gap.start {
-            return (CauseKind::LaunchLatency, None);
+            return (IdleCauseKind::LaunchLatency, None);
         }
         if late.same_launch {
-            let kind = if short { CauseKind::BackToBack } else { CauseKind::InGraph };
+            let kind = if short { IdleCauseKind::BackToBack } else { IdleCauseKind::InGraph };
             return (kind, None);
         }
         if short {
-            return (CauseKind::BackToBack, None);
+            return (IdleCauseKind::BackToBack, None);
         }
         let held = self.held.get(late.launch.thread as usize).map_or(&[][..], |held| held);
-        let own = |held: &&HoldingCall| held.stream.is_none_or(|stream| stream == late.stream);
+        let own =
+            |held: &&StreamHoldingCall| held.stream.is_none_or(|stream| stream == late.stream);
         if let Some(held) = held.iter().rev().find(own) {
             let kind = match held.by {
-                Holds::Event => CauseKind::EventWait,
-                Holds::HostFunction => CauseKind::HostFunction,
+                HoldingFunction::Event => IdleCauseKind::EventWait,
+                HoldingFunction::HostFunction => IdleCauseKind::HostFunction,
             };
             return (kind, Some(held.name));
         }
         let streams = &trace.streams;
         let process = late.launch.process;
-        let other = |held: &&HoldingCall| {
+        let other = |held: &&StreamHoldingCall| {
             held.stream.is_some_and(|of| streams.wait_for_each_other(process, of, late.stream))
         };
         if let Some(held) = held.iter().rev().find(other) {
-            return (CauseKind::DefaultStream, Some(held.name));
+            return (IdleCauseKind::DefaultStream, Some(held.name));
         }
         let others = (0..self.idle_until.len()).filter(|&other| other != late.activity);
         let related = |&other: &usize| {
@@ -667,19 +690,19 @@ impl LatelyDone {
             own.process == other.process || own.device == other.device
         };
         let worked = others.filter(related).any(|other| {
-            self.busy_ns(trace, other, &activities[other], span) * 2 > span.1 - span.0
+            self.busy_ns_in_span(trace, other, &activities[other], span) * 2 > span.1 - span.0
         });
-        let kind = match late.pending >= FULL_QUEUE {
-            _ if worked => CauseKind::Elsewhere,
-            true => CauseKind::FullQueue,
-            false if self.windows => CauseKind::WindowsDriver,
-            false => CauseKind::NotStarted,
+        let kind = match late.pending >= FULL_QUEUE_OPERATIONS {
+            _ if worked => IdleCauseKind::Elsewhere,
+            true => IdleCauseKind::FullQueue,
+            false if self.windows => IdleCauseKind::WindowsDriver,
+            false => IdleCauseKind::NotStarted,
         };
         (kind, None)
     }
 
     /// How long an activity worked in a span, in nanoseconds.
-    fn busy_ns(
+    fn busy_ns_in_span(
         &self,
         trace: &Trace,
         index: usize,
@@ -700,7 +723,7 @@ impl LatelyDone {
     }
 
     /// Nanoseconds of a span in which a thread was not on a CPU.
-    fn off_cpu(&self, trace: &Trace, thread: usize, (start, end): (i64, i64)) -> i64 {
+    fn time_off_cpu_ns(&self, trace: &Trace, thread: usize, (start, end): (i64, i64)) -> i64 {
         let switches = &trace.switches;
         let own = self.switches.rows(thread);
         let first = own.partition_point(|&row| switches.time[row as usize] <= start);
@@ -720,14 +743,14 @@ impl LatelyDone {
 }
 
 /// The first of the past calls that may reach beyond a time.
-fn first_inside(past: &[RecentCall], time: i64) -> usize {
+fn first_call_reaching(past: &[RecentCall], time: i64) -> usize {
     let (mut first, mut over) = (past.len(), 0);
     for (index, call) in past.iter().enumerate().rev() {
         if call.end > time {
             (first, over) = (index, 0);
         } else {
             over += 1;
-            if over == MAX_ENDED_CALLS {
+            if over == MAX_CALLS_ENDED_BEFORE_GAP {
                 break;
             }
         }

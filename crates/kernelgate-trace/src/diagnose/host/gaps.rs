@@ -2,21 +2,23 @@
 
 use hashbrown::HashMap;
 
-use crate::analyze::ranges::paths::PathId;
+use crate::analyze::ranges::paths::RangePathId;
 use crate::analyze::timeline::idle::{Activity, Gap};
-use crate::diagnose::context::Context;
-use crate::diagnose::host::cause::{CauseKind, LATENCY_NS, LONGER_THAN_LAUNCHES_NS, Why};
+use crate::diagnose::context::DiagnosisContext;
+use crate::diagnose::host::cause::{
+    IdleCauseKind, MAX_START_LATENCY_NS, MIN_GAP_WITH_OTHER_HOST_WORK_NS, Why,
+};
 
 /// Gaps below this are normal between kernels of one stream.
-pub const WARNING_NS: i64 = LATENCY_NS;
+pub const MIN_WARNING_GAP_NS: i64 = MAX_START_LATENCY_NS;
 /// Gaps above this mean that the GPU waits for the host.
-pub const SEVERE_NS: i64 = 50_000;
+pub const MIN_SEVERE_GAP_NS: i64 = 50_000;
 /// Transitions that are listed.
 const TOP: usize = 5;
 
 /// A class of gaps by their length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GapClass {
+pub struct GapLengthClass {
     /// How many.
     pub count: usize,
     /// Total duration, in nanoseconds.
@@ -25,9 +27,9 @@ pub struct GapClass {
 
 /// The idle time of one cause.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cause {
+pub struct IdleCause {
     /// Why.
-    pub kind: CauseKind,
+    pub kind: IdleCauseKind,
     /// The function of a wait or a call, or the range around most of the host code.
     pub function: Option<String>,
     /// In how many gaps.
@@ -43,9 +45,9 @@ pub struct Cause {
 }
 
 /// Part of a cause's time in one gap from which it happened once.
-const SINGLE_GAP_SHARE: f64 = 0.8;
+const SINGLE_GAP_TIME_SHARE: f64 = 0.8;
 
-impl Cause {
+impl IdleCause {
     /// The cause with its function.
     pub fn label(&self) -> String {
         match &self.function {
@@ -57,7 +59,7 @@ impl Cause {
 
 /// The operations before gaps and after them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Transition {
+pub struct OperationsAroundGap {
     /// The operation that ended.
     pub before: String,
     /// The operation that started.
@@ -74,13 +76,13 @@ pub struct Transition {
 
 /// The gaps of a process on a device.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct GapReport {
+pub struct IdleGapReport {
     /// Below 20 µs: launches follow each other.
-    pub normal: GapClass,
+    pub normal: GapLengthClass,
     /// 20 to 50 µs: the host interferes.
-    pub warning: GapClass,
+    pub warning: GapLengthClass,
     /// Above 50 µs: the GPU waits for the host.
-    pub severe: GapClass,
+    pub severe: GapLengthClass,
     /// The longest, in nanoseconds.
     pub longest_ns: i64,
     /// Idle time of gaps of at most 1 ms in which the host launched or was about to, in nanoseconds.
@@ -88,12 +90,12 @@ pub struct GapReport {
     /// Idle time of longer gaps, in nanoseconds.
     pub long_ns: i64,
     /// Causes, the most expensive first.
-    pub causes: Vec<Cause>,
+    pub causes: Vec<IdleCause>,
     /// Operations before and after, the most expensive first.
-    pub transitions: Vec<Transition>,
+    pub transitions: Vec<OperationsAroundGap>,
 }
 
-impl GapReport {
+impl IdleGapReport {
     /// All gaps.
     pub fn count(&self) -> usize {
         self.normal.count + self.warning.count + self.severe.count
@@ -106,12 +108,12 @@ impl GapReport {
 
     /// The mean length in nanoseconds; 0 without gaps.
     #[allow(clippy::cast_precision_loss)]
-    pub fn mean_ns(&self) -> f64 {
+    pub fn mean_gap_ns(&self) -> f64 {
         self.total_ns() as f64 / self.count().max(1) as f64
     }
 
     /// Idle time whose cause is one of these, in nanoseconds.
-    pub fn idle_by_causes(&self, kinds: &[CauseKind]) -> i64 {
+    pub fn idle_ns_of_causes(&self, kinds: &[IdleCauseKind]) -> i64 {
         self.causes.iter().filter(|of| kinds.contains(&of.kind)).map(|of| of.total_ns).sum()
     }
 }
@@ -141,24 +143,24 @@ impl Sum {
     }
 
     #[allow(clippy::cast_precision_loss)]
-    fn has_nearly_all(&self) -> bool {
-        self.longest_ns as f64 >= SINGLE_GAP_SHARE * self.total_ns as f64
+    fn has_nearly_all_time(&self) -> bool {
+        self.longest_ns as f64 >= SINGLE_GAP_TIME_SHARE * self.total_ns as f64
     }
 }
 
 /// Causes with their functions and ranges as text. Ranges whose names differ only in numbers count
 /// as one.
 #[derive(Default)]
-struct Causes {
-    blamed: Vec<(CauseKind, Option<String>)>,
+struct IdleCausesWithNames {
+    blamed: Vec<(IdleCauseKind, Option<String>)>,
     numbers: HashMap<Why, usize>,
     sums: HashMap<usize, Sum>,
 }
 
-impl Causes {
-    fn add(&mut self, context: &Context<'_>, why: Why, gap: &Gap, ns: i64) {
+impl IdleCausesWithNames {
+    fn add(&mut self, context: &DiagnosisContext<'_>, why: Why, gap: &Gap, ns: i64) {
         let number = *self.numbers.entry(why).or_insert_with(|| {
-            let cause = (why.0, context.blamed(why));
+            let cause = (why.0, context.blamed_function_or_range(why));
             let place = self.blamed.iter().position(|other| *other == cause);
             place.unwrap_or_else(|| {
                 self.blamed.push(cause);
@@ -168,17 +170,17 @@ impl Causes {
         Sum::add(&mut self.sums, number, gap, ns);
     }
 
-    fn most_expensive_first(self) -> Vec<Cause> {
-        let cause = |(number, sum): (usize, Sum)| Cause {
+    fn most_expensive_first(self) -> Vec<IdleCause> {
+        let cause = |(number, sum): (usize, Sum)| IdleCause {
             kind: self.blamed[number].0,
             function: self.blamed[number].1.clone(),
             count: sum.count,
             total_ns: sum.total_ns,
             longest_ns: sum.longest_ns,
             longest: sum.span(),
-            once: sum.has_nearly_all(),
+            once: sum.has_nearly_all_time(),
         };
-        let mut causes: Vec<Cause> = self.sums.into_iter().map(cause).collect();
+        let mut causes: Vec<IdleCause> = self.sums.into_iter().map(cause).collect();
         causes.sort_by(|a, b| {
             let name = (a.kind, &a.function).cmp(&(b.kind, &b.function));
             b.total_ns.cmp(&a.total_ns).then(name)
@@ -189,25 +191,27 @@ impl Causes {
 
 /// The operations before and after gaps.
 #[derive(Default)]
-struct Transitions {
+struct OperationPairsAroundGaps {
     sums: HashMap<(u64, u64), Sum>,
-    ranges: HashMap<(u64, u64), PathId>,
+    ranges: HashMap<(u64, u64), RangePathId>,
 }
 
-impl Transitions {
-    fn add(&mut self, context: &Context<'_>, gap: &Gap) {
-        let kinds = (kind_key(context, gap.before), kind_key(context, gap.after));
+impl OperationPairsAroundGaps {
+    fn add(&mut self, context: &DiagnosisContext<'_>, gap: &Gap) {
+        let kinds =
+            (operation_name_key(context, gap.before), operation_name_key(context, gap.after));
         Sum::add(&mut self.sums, kinds, gap, gap.length());
-        let range = self.ranges.entry(kinds).or_insert_with(|| context.path_id(gap.after));
+        let range =
+            self.ranges.entry(kinds).or_insert_with(|| context.path_id_of_operation(gap.after));
         *range = context.around(*range, gap.after);
     }
 
-    fn most_expensive_first(self, context: &Context<'_>) -> Vec<Transition> {
+    fn most_expensive_first(self, context: &DiagnosisContext<'_>) -> Vec<OperationsAroundGap> {
         let mut sums: Vec<((u64, u64), Sum)> = self.sums.into_iter().collect();
         sums.sort_by_key(|&(kinds, sum)| (std::cmp::Reverse(sum.total_ns), kinds));
         sums.iter()
             .take(TOP)
-            .map(|(kinds, sum)| Transition {
+            .map(|(kinds, sum)| OperationsAroundGap {
                 before: context.all.name(sum.longest.before),
                 after: context.all.name(sum.longest.after),
                 range: context.range(self.ranges[kinds]),
@@ -220,53 +224,58 @@ impl Transitions {
 }
 
 /// Causes of some gaps, and the operations before and after them, the most expensive first.
-pub(in crate::diagnose) struct ExplainedGaps {
-    pub causes: Vec<Cause>,
-    pub transitions: Vec<Transition>,
+pub(in crate::diagnose) struct GapsWithCauses {
+    pub causes: Vec<IdleCause>,
+    pub transitions: Vec<OperationsAroundGap>,
 }
 
 /// Explains the gaps of some lengths. Whether a cause happened once follows from the `causes` of all
 /// gaps.
 pub(in crate::diagnose) fn explain(
-    context: &Context<'_>,
+    context: &DiagnosisContext<'_>,
     activity: &Activity,
-    causes: &[Cause],
+    causes: &[IdleCause],
     lengths: impl Fn(i64) -> bool,
-) -> ExplainedGaps {
-    let (mut found, mut transitions) = (Causes::default(), Transitions::default());
+) -> GapsWithCauses {
+    let (mut found, mut transitions) =
+        (IdleCausesWithNames::default(), OperationPairsAroundGaps::default());
     for gap in activity.gaps.iter(&context.all).filter(|gap| lengths(gap.length())) {
-        context.causes_of(&gap).for_each(|(why, ns)| found.add(context, why, &gap, ns));
+        context.causes_of_gap(&gap).for_each(|(why, ns)| found.add(context, why, &gap, ns));
         transitions.add(context, &gap);
     }
     let is_once = |label: &str| causes.iter().any(|cause| cause.once && cause.label() == label);
     let found = found.most_expensive_first().into_iter();
-    ExplainedGaps {
-        causes: found.map(|cause| Cause { once: is_once(&cause.label()), ..cause }).collect(),
+    GapsWithCauses {
+        causes: found.map(|cause| IdleCause { once: is_once(&cause.label()), ..cause }).collect(),
         transitions: transitions.most_expensive_first(context),
     }
 }
 
 /// The gaps of an activity.
-pub(in crate::diagnose) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
-    let mut report = GapReport::default();
-    let (mut causes, mut transitions) = (Causes::default(), Transitions::default());
+pub(in crate::diagnose) fn report_gaps(
+    context: &DiagnosisContext<'_>,
+    activity: &Activity,
+) -> IdleGapReport {
+    let mut report = IdleGapReport::default();
+    let (mut causes, mut transitions) =
+        (IdleCausesWithNames::default(), OperationPairsAroundGaps::default());
     for gap in activity.gaps.iter(&context.all) {
         let length = gap.length();
         let class = match length {
-            _ if length < WARNING_NS => &mut report.normal,
-            _ if length <= SEVERE_NS => &mut report.warning,
+            _ if length < MIN_WARNING_GAP_NS => &mut report.normal,
+            _ if length <= MIN_SEVERE_GAP_NS => &mut report.warning,
             _ => &mut report.severe,
         };
         class.count += 1;
         class.total_ns += length;
         report.longest_ns = report.longest_ns.max(length);
-        let long = length > LONGER_THAN_LAUNCHES_NS;
+        let long = length > MIN_GAP_WITH_OTHER_HOST_WORK_NS;
         if long {
             report.long_ns += length;
         }
-        for (why, ns) in context.causes_of(&gap) {
+        for (why, ns) in context.causes_of_gap(&gap) {
             causes.add(context, why, &gap, ns);
-            if !long && why.0.launching() {
+            if !long && why.0.is_host_launching() {
                 report.launching_ns += ns;
             }
         }
@@ -278,7 +287,7 @@ pub(in crate::diagnose) fn report(context: &Context<'_>, activity: &Activity) ->
 }
 
 /// A number that operations of one name share.
-fn kind_key(context: &Context<'_>, operation: u32) -> u64 {
+fn operation_name_key(context: &DiagnosisContext<'_>, operation: u32) -> u64 {
     let (kind, index) = context.all.part(operation);
     let name = match kind {
         crate::analyze::operations::Kind::Kernel => {

@@ -9,28 +9,30 @@ pub mod waiting;
 
 use hashbrown::HashMap;
 
-use crate::analyze::classes::Classes;
+use crate::analyze::classes::OperationClasses;
 use crate::analyze::launches::NONE;
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::launches::graph_nodes;
-use crate::analyze::launches::passing::{Launched, NodeEvents, OpenRanges};
+use crate::analyze::launches::passing::{LaunchedOperations, NodeEvents, OpenRangesByThread};
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::order::Order;
-use crate::analyze::ranges::paths::{PathId, Paths, ROOT};
-use crate::analyze::replay::WaitCall;
-use crate::analyze::timeline::idle::{self, Activity, Gap, Gaps};
-use crate::diagnose::host::cause::{CLOCKS_NS, IdleParts, LateLaunch, LatelyDone};
-use crate::diagnose::host::repeating::{HostIterations, RepeatingRanges};
-use crate::diagnose::host::waiting::{Waits, waiting_names};
+use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId, RangePathTree};
+use crate::analyze::replay::GpuWaitCall;
+use crate::analyze::timeline::idle::{self, Activity, Gap, IdleGaps};
+use crate::diagnose::host::cause::{
+    HOST_DEVICE_CLOCK_ERROR_NS, IdlePartsByCause, LateLaunchAndGap, RecentCallsByThread,
+};
+use crate::diagnose::host::repeating::{HostIterations, LongestRanges};
+use crate::diagnose::host::waiting::{Waits, names_that_wait};
 use crate::model::Trace;
-use crate::model::names::Name;
-use crate::model::packed::Packed;
+use crate::model::names::NameId;
+use crate::model::packed::PackedColumn;
 use crate::read::{CallRow, RangeRow, Row};
-use crate::stats::{CountedValues, Samples};
+use crate::stats::{CountedGroupValues, Samples};
 
 /// Ranges of a path.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct RangeSum {
+pub struct RangePathSum {
     /// How many.
     pub count: usize,
     /// How long in all, in nanoseconds of the host.
@@ -59,7 +61,7 @@ impl Calls {
 
 /// An outermost range.
 #[derive(Debug, Clone, Copy)]
-pub struct Outermost {
+pub struct OutermostRange {
     /// Index into [`Trace::processes`].
     pub process: u32,
     /// When the range was opened.
@@ -67,27 +69,27 @@ pub struct Outermost {
     /// When the range was closed.
     pub end: i64,
     /// Name of the range.
-    pub name: Name,
+    pub name: NameId,
 }
 
 /// A range, kept if the caller needs every range.
 #[derive(Debug, Clone, Copy)]
-pub struct KeptRange {
+pub struct KeptHostRange {
     /// Path of the range.
-    pub path: PathId,
+    pub path: RangePathId,
     /// Number of the innermost enclosing range, or [`NONE`].
     pub around: u32,
     /// Host time, nanoseconds.
     pub host_ns: i64,
-    /// The inputs of the operator that it is, as in [`crate::model::host::Ranges::inputs`].
+    /// The inputs of the operator that it is, as in [`crate::model::host::HostRangeTable::inputs`].
     pub inputs: u32,
 }
 
 /// Ranges by number, for those who ask for each.
 #[derive(Debug, Default)]
-pub struct Kept {
+pub struct KeptRanges {
     /// Ranges in the order in which they were opened.
-    pub ranges: Vec<KeptRange>,
+    pub ranges: Vec<KeptHostRange>,
     /// For each operation, the numbers of the innermost range around its launch, or [`NONE`], and
     /// of the call.
     pub of_operation: Vec<(u32, u32)>,
@@ -95,52 +97,56 @@ pub struct Kept {
 
 /// The host's work.
 #[derive(Debug, Default)]
-pub struct Host {
+pub struct HostActivitySummary {
     /// How many calls there are.
     pub calls: usize,
     /// How many ranges there are.
     pub ranges: usize,
     /// Paths of ranges.
-    pub paths: Paths,
+    pub paths: RangePathTree,
     /// The ranges of each path.
-    pub of_path: Vec<RangeSum>,
+    pub of_path: Vec<RangePathSum>,
     /// Host times of ranges by path, of paths with at most one range around them.
-    pub lengths: CountedValues,
+    pub lengths: CountedGroupValues,
     /// Ranges without one around them, in order of their start; where allocations were recorded.
-    pub outermost: Vec<Outermost>,
+    pub outermost: Vec<OutermostRange>,
     /// The path of the innermost range around the launch of each operation.
-    pub launched_in: Packed<PathId>,
+    pub launched_in: PackedColumn<RangePathId>,
     /// The path of each kernel with the ranges of its graph's capture; empty without such.
-    pub inside_graph: Packed<PathId>,
+    pub inside_graph: PackedColumn<RangePathId>,
     /// The function that launched each operation behind the kernels.
-    launched_by: Vec<Option<Name>>,
+    launched_by: Vec<Option<NameId>>,
     /// The call of each operation.
     pub launches: LaunchCalls,
     /// Calls that wait for the GPU.
-    pub wait_calls: Vec<WaitCall>,
+    pub wait_calls: Vec<GpuWaitCall>,
     /// Iterations of each process, by its ranges or marks.
     pub iterations: Vec<Option<HostIterations>>,
     /// Operations whose call is not in the trace.
     pub operations_without_call: usize,
     /// Lengths of the calls that launched kernels, by activity.
-    pub launch_calls: CountedValues,
+    pub launch_calls: CountedGroupValues,
     /// Kernels by activity whose call is in the trace.
     pub launched_kernels: Vec<usize>,
     /// Waits for the GPU.
     pub waits: Waits,
     /// Calls by function and, of those that launch or wait, the path of the range around them.
-    pub sites: HashMap<(Name, Option<PathId>), Calls>,
+    pub sites: HashMap<(NameId, Option<RangePathId>), Calls>,
     /// Empty where nobody asks.
-    pub kept: Kept,
+    pub kept: KeptRanges,
     /// Why the GPU was idle in each gap.
-    pub idle: IdleParts,
+    pub idle: IdlePartsByCause,
     /// Operations that start before the call that launched them, and the most in nanoseconds.
     pub before_launch: (usize, i64),
 }
 
-impl Host {
+impl HostActivitySummary {
     /// When the operations of a process were launched, in order.
-    pub(in crate::diagnose) fn launch_times(&self, trace: &Trace, process: u32) -> Packed<i64> {
+    pub(in crate::diagnose) fn launch_times(
+        &self,
+        trace: &Trace,
+        process: u32,
+    ) -> PackedColumn<i64> {
         let all = AllOperations::new(trace);
         let launch = |id: OperationId| self.launches.get(&all, id);
         let own = |id: &OperationId| {
@@ -148,11 +154,11 @@ impl Host {
             thread.is_some_and(|thread| thread.process == process)
         };
         let time = |id| launch(id).map_or(i64::MIN, |launch| launch.start);
-        Order::by_key(all.ids().filter(own), time).iter().map(time).collect()
+        Order::operations_by_key(all.ids().filter(own), time).iter().map(time).collect()
     }
 
     /// The function that launched a copy, a set or a graph.
-    pub fn launched_by(&self, trace: &Trace, operation: OperationId) -> Option<Name> {
+    pub fn function_that_launched(&self, trace: &Trace, operation: OperationId) -> Option<NameId> {
         let kernels = trace.kernels.on_gpu.len();
         self.launched_by[(operation as usize).checked_sub(kernels)?]
     }
@@ -160,8 +166,8 @@ impl Host {
 
 /// The place of an open range.
 #[derive(Debug, Clone, Copy)]
-struct RangePlace {
-    path: PathId,
+struct OpenRangePlace {
+    path: RangePathId,
     /// How many ranges were opened before.
     number: u32,
     depth: u32,
@@ -170,10 +176,10 @@ struct RangePlace {
 /// State of the pass over ranges and calls. Until its end ranges are known by labels, and then by
 /// names.
 #[derive(Debug, Default)]
-pub struct HostPass {
+pub struct HostPassState {
     /// Whether every range is to be kept.
     keep_ranges: bool,
-    host: Host,
+    host: HostActivitySummary,
     activities: Vec<Activity>,
     /// The activity of each place.
     activity_of: Vec<usize>,
@@ -181,22 +187,22 @@ pub struct HostPass {
     next_gap: Vec<usize>,
     /// For each activity, the number of operations whose launch was read.
     launched_so_far: Vec<usize>,
-    launched: Launched,
-    open: OpenRanges<RangePlace>,
-    lately: LatelyDone,
+    launched: LaunchedOperations,
+    open: OpenRangesByThread<OpenRangePlace>,
+    lately: RecentCallsByThread,
     /// Whether the call of each name waits for the GPU.
     waiting: Vec<bool>,
     lengths: Samples,
     launch_calls: Samples,
     /// Path, start and depth of ranges that were never closed.
-    unclosed: Vec<(PathId, i64, u32)>,
+    unclosed: Vec<(RangePathId, i64, u32)>,
     nodes: NodeEvents,
     /// The labels around each call that created a graph node.
-    around_node: Vec<Vec<Name>>,
-    repeating: RepeatingRanges,
+    around_node: Vec<Vec<NameId>>,
+    repeating: LongestRanges,
 }
 
-impl HostPass {
+impl HostPassState {
     /// A pass that keeps every range for later questions, or none.
     pub fn new(keep_ranges: bool) -> Self {
         Self { keep_ranges, ..Self::default() }
@@ -214,22 +220,22 @@ impl HostPass {
     fn begin(trace: &Trace, keep_ranges: bool) -> Self {
         let all = AllOperations::new(trace);
         let kept = if keep_ranges { all.len() } else { 0 };
-        let activities = idle::activities(trace, |_| true);
+        let activities = idle::activity_of_devices(trace, |_| true);
         let activity_of = |place: &crate::model::gpu::Place| {
             let own = |of: &Activity| (of.process, of.device) == (place.process, place.device);
             activities.iter().position(own).unwrap_or(0)
         };
-        let host = Host {
-            launched_in: Packed::filled(all.len(), ROOT),
+        let host = HostActivitySummary {
+            launched_in: PackedColumn::filled_with(all.len(), ROOT_PATH),
             launched_by: vec![None; all.len() - trace.kernels.on_gpu.len()],
             launches: LaunchCalls::new(all.len()),
             launched_kernels: vec![0; activities.len()],
             // No call launches a page migration.
-            operations_without_call: all.len() - Classes::new(trace).migrations(),
-            idle: IdleParts::new(all.len()),
-            of_path: vec![RangeSum::default()],
-            kept: Kept { ranges: Vec::new(), of_operation: vec![(NONE, NONE); kept] },
-            ..Host::default()
+            operations_without_call: all.len() - OperationClasses::new(trace).migrations(),
+            idle: IdlePartsByCause::new(all.len()),
+            of_path: vec![RangePathSum::default()],
+            kept: KeptRanges { ranges: Vec::new(), of_operation: vec![(NONE, NONE); kept] },
+            ..HostActivitySummary::default()
         };
         let events = &trace.node_events;
         Self {
@@ -238,9 +244,9 @@ impl HostPass {
             activity_of: trace.places.iter().map(activity_of).collect(),
             next_gap: vec![0; activities.len()],
             launched_so_far: vec![0; activities.len()],
-            launched: Launched::new(trace),
-            lately: LatelyDone::new(trace, &activities),
-            waiting: waiting_names(trace),
+            launched: LaunchedOperations::new(trace),
+            lately: RecentCallsByThread::new(trace, &activities),
+            waiting: names_that_wait(trace),
             nodes: NodeEvents::new(trace, |event| events.original[event] == 0),
             around_node: vec![Vec::new(); events.time.len()],
             activities,
@@ -249,14 +255,15 @@ impl HostPass {
     }
 
     fn range(&mut self, trace: &Trace, row: RangeRow) {
-        self.nodes_before(trace, row.start);
+        self.note_nodes_created_before(trace, row.start);
         self.lately.range(trace, &self.activities, &row);
         let around = self.open.around(row.thread, (row.start, row.end)).map(|open| open.state);
-        let (parent, depth) = around.map_or((ROOT, 0), |around| (around.path, around.depth + 1));
-        let path = self.host.paths.inside(parent, Name(row.label));
-        self.host.of_path.resize(self.host.paths.len(), RangeSum::default());
+        let (parent, depth) =
+            around.map_or((ROOT_PATH, 0), |around| (around.path, around.depth + 1));
+        let path = self.host.paths.inside(parent, NameId(row.label));
+        self.host.of_path.resize(self.host.paths.len(), RangePathSum::default());
         self.host.of_path[path as usize].count += 1;
-        if row.end == RangeRow::UNCLOSED {
+        if row.end == RangeRow::UNCLOSED_RANGE_END {
             self.unclosed.push((path, row.start, depth));
         } else {
             self.length(path, depth, row.end - row.start);
@@ -265,20 +272,20 @@ impl HostPass {
         if around.is_none() && !trace.allocations.time.is_empty() {
             let process = trace.threads[row.thread as usize].process;
             let RangeRow { start, end, label, .. } = row;
-            self.host.outermost.push(Outermost { process, start, end, name: Name(label) });
+            self.host.outermost.push(OutermostRange { process, start, end, name: NameId(label) });
         }
         if self.keep_ranges {
             let around = around.map_or(NONE, |around| around.number);
             let host_ns = row.end - row.start;
-            let range = KeptRange { path, around, host_ns, inputs: row.inputs };
+            let range = KeptHostRange { path, around, host_ns, inputs: row.inputs };
             self.host.kept.ranges.push(range);
         }
         let number = number(self.host.ranges);
-        self.open.add(row, RangePlace { path, number, depth }, |_| ());
+        self.open.add(row, OpenRangePlace { path, number, depth }, |_| ());
         self.host.ranges += 1;
     }
 
-    fn length(&mut self, path: PathId, depth: u32, ns: i64) {
+    fn length(&mut self, path: RangePathId, depth: u32, ns: i64) {
         self.host.of_path[path as usize].host_ns += ns;
         if depth < 2 {
             self.lengths.push(path, ns);
@@ -286,7 +293,7 @@ impl HostPass {
     }
 
     fn call(&mut self, trace: &Trace, call: &CallRow) {
-        self.nodes_before(trace, call.start);
+        self.note_nodes_created_before(trace, call.start);
         let waits = self.waiting[call.name.0 as usize];
         let launched = self.launched.by(trace, call);
         let around = match waits || !launched.is_empty() {
@@ -300,7 +307,7 @@ impl HostPass {
         let activity_of = |id| self.activity_of[all.place(id).0 as usize];
         let launch = LaunchCall { start: call.start, end: call.end, thread: call.thread };
         for (index, &id) in launched.iter().enumerate() {
-            host.launched_in.set(id as usize, path.unwrap_or(ROOT));
+            host.launched_in.set(id as usize, path.unwrap_or(ROOT_PATH));
             host.launches.set(&all, id, launch);
             if let Some(kept) = host.kept.of_operation.get_mut(id as usize) {
                 *kept = (around.map_or(NONE, |around| around.number), number(host.calls));
@@ -316,15 +323,15 @@ impl HostPass {
                 host.launched_by[id as usize - trace.kernels.on_gpu.len()] = Some(call.name);
             }
             let early = call.start - all.start(id);
-            if early > CLOCKS_NS {
+            if early > HOST_DEVICE_CLOCK_ERROR_NS {
                 let (count, most) = &mut host.before_launch;
                 *count += 1;
                 *most = early.max(*most);
             }
             let next = &mut self.next_gap[activity];
             let gaps = &self.activities[activity].gaps;
-            let Some(gap) = gap_before(&all, gaps, next, id) else { continue };
-            let late = LateLaunch {
+            let Some(gap) = gap_before_operation(&all, gaps, next, id) else { continue };
+            let late = LateLaunchAndGap {
                 launch: call,
                 gap: &gap,
                 activity,
@@ -347,7 +354,7 @@ impl HostPass {
             waits.then(|| host.waits.add(call, around.map(|around| (around.path, around.number))));
         if waits {
             let CallRow { thread, start, end, .. } = *call;
-            host.wait_calls.push(WaitCall { thread, start, end });
+            host.wait_calls.push(GpuWaitCall { thread, start, end });
         }
         if wait.is_none() && !launched.is_empty() {
             host.waits.launch(call.thread);
@@ -359,12 +366,12 @@ impl HostPass {
     }
 
     /// Notes the ranges around nodes that were created before a time.
-    fn nodes_before(&mut self, trace: &Trace, time: i64) {
+    fn note_nodes_created_before(&mut self, trace: &Trace, time: i64) {
         let events = &trace.node_events;
         while let Some(event) = self.nodes.before(trace, time) {
             let at = events.time[event];
             let open = self.open.at(events.thread[event], at, |_| ());
-            self.around_node[event] = open.iter().map(|range| Name(range.row.label)).collect();
+            self.around_node[event] = open.iter().map(|range| NameId(range.row.label)).collect();
         }
     }
 
@@ -372,42 +379,42 @@ impl HostPass {
     pub(in crate::diagnose) fn finish(
         mut self,
         trace: &Trace,
-        name_of: impl Fn(Name) -> Name,
+        name_of: impl Fn(NameId) -> NameId,
         last: i64,
-    ) -> (Vec<Activity>, Host) {
-        self.nodes_before(trace, i64::MAX);
+    ) -> (Vec<Activity>, HostActivitySummary) {
+        self.note_nodes_created_before(trace, i64::MAX);
         for (path, start, depth) in std::mem::take(&mut self.unclosed) {
             self.length(path, depth, last.max(start) - start);
         }
         let Self { mut host, mut lengths, mut around_node, repeating, .. } = self;
         let (mut paths, now) = host.paths.renamed(&name_of);
-        let now_is = |path: PathId| now[path as usize];
+        let now_is = |path: RangePathId| now[path as usize];
         let launch_times = |process| host.launch_times(trace, process);
-        let iterations = repeating.iterations(trace, &paths, now_is, launch_times);
+        let iterations = repeating.host_iterations(trace, &paths, now_is, launch_times);
         host.launched_in = host.launched_in.iter().map(now_is).collect();
-        host.waits.rename(now_is);
+        host.waits.renumber_paths(now_is);
         host.idle.rename(&name_of);
         host.kept.ranges.iter_mut().for_each(|range| range.path = now_is(range.path));
-        let mut of_path = vec![RangeSum::default(); paths.len()];
+        let mut of_path = vec![RangePathSum::default(); paths.len()];
         for (&path, sum) in now.iter().zip(&host.of_path) {
-            let all: &mut RangeSum = &mut of_path[path as usize];
+            let all: &mut RangePathSum = &mut of_path[path as usize];
             all.count += sum.count;
             all.host_ns += sum.host_ns;
         }
-        let mut sites: HashMap<(Name, Option<PathId>), Calls> = HashMap::new();
+        let mut sites: HashMap<(NameId, Option<RangePathId>), Calls> = HashMap::new();
         for ((name, path), calls) in host.sites {
             sites.entry((name, path.map(now_is))).or_default().add(calls);
         }
-        lengths.regroup(&now);
+        lengths.merge_groups(&now);
         for range in &mut host.outermost {
             range.end = range.end.min(last.max(range.start));
             range.name = name_of(range.name);
         }
         around_node.iter_mut().flatten().for_each(|name| *name = name_of(*name));
-        let nodes = graph_nodes::nodes_in(trace, around_node);
-        let inside = graph_nodes::paths_inside(trace, &nodes, &host.launched_in, &mut paths);
-        of_path.resize(paths.len(), RangeSum::default());
-        let host = Host {
+        let nodes = graph_nodes::graph_nodes_in_ranges(trace, around_node);
+        let inside = graph_nodes::kernel_paths_inside(trace, &nodes, &host.launched_in, &mut paths);
+        of_path.resize(paths.len(), RangePathSum::default());
+        let host = HostActivitySummary {
             iterations,
             paths,
             of_path,
@@ -423,9 +430,9 @@ impl HostPass {
 
 /// The gap that an operation ended, of gaps in order of time; `next` is behind the last that was
 /// found, since operations are launched almost in the order in which they run.
-fn gap_before(
+fn gap_before_operation(
     all: &AllOperations<'_>,
-    gaps: &Gaps,
+    gaps: &IdleGaps,
     next: &mut usize,
     id: OperationId,
 ) -> Option<Gap> {

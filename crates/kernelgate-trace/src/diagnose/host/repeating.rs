@@ -3,11 +3,11 @@
 
 use hashbrown::HashMap;
 
-use crate::analyze::ranges::paths::{PathId, Paths};
-use crate::analyze::timeline::iterations::{self, Candidate, Sign};
+use crate::analyze::ranges::paths::{RangePathId, RangePathTree};
+use crate::analyze::timeline::iterations::{self, IterationCandidate, IterationEvidence};
 use crate::model::Trace;
-use crate::model::names::without_numbers;
-use crate::model::packed::Packed;
+use crate::model::names::without_numbers_in_name;
+use crate::model::packed::PackedColumn;
 use crate::read::RangeRow;
 
 /// Ranges that are kept; of more the shorter half is dropped.
@@ -19,7 +19,7 @@ const DEPTH: u32 = 3;
 #[derive(Debug, Clone)]
 pub struct HostIterations {
     /// The sign by which iterations were found: a range or a mark.
-    pub sign: Sign,
+    pub sign: IterationEvidence,
     /// When each one starts.
     pub starts: Vec<i64>,
     /// End of the last iteration.
@@ -27,8 +27,8 @@ pub struct HostIterations {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Long {
-    path: PathId,
+struct LongRange {
+    path: RangePathId,
     thread: u32,
     depth: u32,
     start: i64,
@@ -37,60 +37,68 @@ struct Long {
 
 /// The longest ranges.
 #[derive(Debug, Default)]
-pub(in crate::diagnose) struct RepeatingRanges(Vec<Long>);
+pub(in crate::diagnose) struct LongestRanges(Vec<LongRange>);
 
 /// Candidates of one thread and pattern belong together.
 type Key = (u32, usize);
 
-impl RepeatingRanges {
+impl LongestRanges {
     /// The next range.
-    pub fn add(&mut self, path: PathId, row: RangeRow, depth: u32) {
+    pub fn add(&mut self, path: RangePathId, row: RangeRow, depth: u32) {
         if depth > DEPTH {
             return;
         }
         if self.0.len() == MAX_KEPT_RANGES {
-            let length = |of: &Long| std::cmp::Reverse(of.end - of.start);
+            let length = |of: &LongRange| std::cmp::Reverse(of.end - of.start);
             self.0.select_nth_unstable_by_key(MAX_KEPT_RANGES / 2, length);
             self.0.truncate(MAX_KEPT_RANGES / 2);
         }
         let RangeRow { start, end, thread, .. } = row;
-        self.0.push(Long { path, thread, depth, start, end });
+        self.0.push(LongRange { path, thread, depth, start, end });
     }
 
     /// The iterations of each process. `launch_times` gives the times at which a process launched,
     /// in order.
-    pub fn iterations(
+    pub fn host_iterations(
         &self,
         trace: &Trace,
-        paths: &Paths,
-        now_is: impl Fn(PathId) -> PathId,
-        launch_times: impl Fn(u32) -> Packed<i64>,
+        paths: &RangePathTree,
+        now_is: impl Fn(RangePathId) -> RangePathId,
+        launch_times: impl Fn(u32) -> PackedColumn<i64>,
     ) -> Vec<Option<HostIterations>> {
-        let mut patterns = Patterns::default();
-        let ranges: Vec<Candidate<Key>> = self
+        let mut patterns = NamePatterns::default();
+        let ranges: Vec<IterationCandidate<Key>> = self
             .0
             .iter()
             .map(|of| {
                 let name = trace.names.text(paths.name(now_is(of.path)));
                 let key = (of.thread, patterns.number(name));
-                Candidate { key, depth: of.depth, start: of.start, end: of.end }
+                IterationCandidate { key, depth: of.depth, start: of.start, end: of.end }
             })
             .collect();
         let marks = marks(trace, &mut patterns);
         let of_process = |process: u32| {
-            let own = |of: &&Candidate<Key>| trace.threads[of.key.0 as usize].process == process;
-            let mut launches: Option<Packed<i64>> = None;
-            let mut among = |candidates: &[Candidate<Key>]| {
-                let own: Vec<Candidate<Key>> = candidates.iter().filter(own).copied().collect();
+            let own =
+                |of: &&IterationCandidate<Key>| trace.threads[of.key.0 as usize].process == process;
+            let mut launches: Option<PackedColumn<i64>> = None;
+            let mut among = |candidates: &[IterationCandidate<Key>]| {
+                let own: Vec<IterationCandidate<Key>> =
+                    candidates.iter().filter(own).copied().collect();
                 if own.is_empty() {
                     return None;
                 }
                 let launches = launches.get_or_insert_with(|| launch_times(process));
-                iterations::among(&own, |(_, pattern)| patterns.names[pattern].clone(), launches)
+                iterations::find_iteration_candidates(
+                    &own,
+                    |(_, pattern)| patterns.names[pattern].clone(),
+                    launches,
+                )
             };
-            let by_range = among(&ranges).map(|found| (found, Sign::Range as fn(String) -> Sign));
-            let found =
-                by_range.or_else(|| Some((among(&marks)?, Sign::Mark as fn(String) -> Sign)));
+            let by_range = among(&ranges)
+                .map(|found| (found, IterationEvidence::Range as fn(String) -> IterationEvidence));
+            let found = by_range.or_else(|| {
+                Some((among(&marks)?, IterationEvidence::Mark as fn(String) -> IterationEvidence))
+            });
             found.map(|(found, sign)| HostIterations {
                 sign: sign(patterns.names[found.key.1].clone()),
                 starts: found.starts,
@@ -102,7 +110,7 @@ impl RepeatingRanges {
 }
 
 /// An iteration lasts from a mark to the next mark of the same thread and pattern.
-fn marks(trace: &Trace, patterns: &mut Patterns) -> Vec<Candidate<Key>> {
+fn marks(trace: &Trace, patterns: &mut NamePatterns) -> Vec<IterationCandidate<Key>> {
     let marks = &trace.marks;
     let mut rows: Vec<(Key, i64)> = (0..marks.time.len())
         .map(|row| {
@@ -112,23 +120,28 @@ fn marks(trace: &Trace, patterns: &mut Patterns) -> Vec<Candidate<Key>> {
         .collect();
     rows.sort_unstable();
     let next = rows.windows(2).filter(|pair| pair[0].0 == pair[1].0 && pair[0].1 < pair[1].1);
-    next.map(|pair| Candidate { key: pair[0].0, depth: 0, start: pair[0].1, end: pair[1].1 })
-        .collect()
+    next.map(|pair| IterationCandidate {
+        key: pair[0].0,
+        depth: 0,
+        start: pair[0].1,
+        end: pair[1].1,
+    })
+    .collect()
 }
 
 /// Names without their numbers, each held once.
 #[derive(Default)]
-struct Patterns {
+struct NamePatterns {
     names: Vec<String>,
     numbers: HashMap<String, usize>,
 }
 
-impl Patterns {
+impl NamePatterns {
     fn number(&mut self, name: &str) -> usize {
         let new = self.names.len();
-        let number = *self.numbers.entry(without_numbers(name)).or_insert(new);
+        let number = *self.numbers.entry(without_numbers_in_name(name)).or_insert(new);
         if number == new {
-            self.names.push(without_numbers(name));
+            self.names.push(without_numbers_in_name(name));
         }
         number
     }

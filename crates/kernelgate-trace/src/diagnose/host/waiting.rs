@@ -5,13 +5,13 @@ use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
-use crate::analyze::ranges::paths::{PathId, ROOT};
-use crate::model::names::Name;
+use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
+use crate::model::names::NameId;
 use crate::model::{Table, Trace};
 use crate::read::CallRow;
 
 /// Functions whose call returns when the GPU is done.
-const WAITS: &[&str] = &[
+const WAITING_FUNCTIONS: &[&str] = &[
     "cudaDeviceSynchronize",
     "cudaStreamSynchronize",
     "cudaEventSynchronize",
@@ -26,19 +26,19 @@ const WAITS: &[&str] = &[
 
 /// For each name of a call, whether the call waits for the GPU. Names of the per-thread default
 /// stream end in `_ptsz`.
-pub(in crate::diagnose) fn waiting_names(trace: &Trace) -> Vec<bool> {
+pub(in crate::diagnose) fn names_that_wait(trace: &Trace) -> Vec<bool> {
     (0..trace.names.len())
         .map(|index| {
-            let text = trace.names.text(Name(u32::try_from(index).unwrap_or(0)));
-            let name = crate::stats::without_version(text);
-            WAITS.contains(&name.trim_end_matches("_ptsz"))
+            let text = trace.names.text(NameId(u32::try_from(index).unwrap_or(0)));
+            let name = crate::stats::without_interface_version(text);
+            WAITING_FUNCTIONS.contains(&name.trim_end_matches("_ptsz"))
         })
         .collect()
 }
 
 /// Waits that belong together.
 #[derive(Debug, Clone, Default)]
-pub struct WaitSum {
+pub struct HostWaitSum {
     /// How many.
     pub count: usize,
     /// Total duration, in nanoseconds.
@@ -49,27 +49,27 @@ pub struct WaitSum {
     /// the time that it took.
     pub saved_ns: i64,
     /// How often each function was called.
-    pub functions: HashMap<Name, usize>,
+    pub functions: HashMap<NameId, usize>,
 }
 
 /// A wait: an index into the sites of [`Waits`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WaitId(u32);
+pub struct WaitSiteId(u32);
 
 /// The key of waits: the path of their range, and the launches before them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Site {
-    path: Option<PathId>,
+struct WaitSite {
+    path: Option<RangePathId>,
     thread: u32,
     launches: usize,
 }
 
-impl WaitSum {
+impl HostWaitSum {
     fn add(&mut self, call: &CallRow) {
         let span = (call.start, call.end);
         self.count += 1;
         self.total_ns += span.1 - span.0;
-        self.longest = longer(self.longest, Some(span));
+        self.longest = longer_span(self.longest, Some(span));
         *self.functions.entry(call.name).or_default() += 1;
     }
 
@@ -78,22 +78,22 @@ impl WaitSum {
         self.count += other.count;
         self.total_ns += other.total_ns;
         self.saved_ns += other.saved_ns;
-        self.longest = longer(self.longest, other.longest);
+        self.longest = longer_span(self.longest, other.longest);
         for (&name, count) in &other.functions {
             *self.functions.entry(name).or_default() += count;
         }
     }
 }
 
-fn longer(a: Option<(i64, i64)>, b: Option<(i64, i64)>) -> Option<(i64, i64)> {
+fn longer_span(a: Option<(i64, i64)>, b: Option<(i64, i64)>) -> Option<(i64, i64)> {
     a.into_iter().chain(b).max_by_key(|&(start, end)| (end - start, Reverse(start)))
 }
 
 /// Waits in the ranges of a path.
 #[derive(Debug, Clone, Default)]
-pub struct InRanges {
+pub struct WaitsInRanges {
     /// The waits.
-    pub sum: WaitSum,
+    pub sum: HostWaitSum,
     /// The number of the first range that holds one.
     first: u32,
     /// Whether other ranges contain waits too.
@@ -102,25 +102,25 @@ pub struct InRanges {
 
 /// Waits of a thread with the same number of launches before each.
 #[derive(Debug, Clone)]
-pub struct AtInterval {
+pub struct RegularWaits {
     /// The waits.
-    pub sum: WaitSum,
+    pub sum: HostWaitSum,
     /// Number of waits before the first one of these ranges.
     pub before: usize,
     /// Path of the range around the first wait.
-    pub path: PathId,
+    pub path: RangePathId,
 }
 
 /// All waits of a trace.
 #[derive(Debug, Default)]
 pub struct Waits {
     /// Waits by the path of the innermost range around them.
-    pub in_ranges: HashMap<PathId, InRanges>,
+    pub in_ranges: HashMap<RangePathId, WaitsInRanges>,
     /// Waits by their thread and by the launches since the wait before, at least one.
-    pub at_intervals: HashMap<(u32, usize), AtInterval>,
+    pub at_intervals: HashMap<(u32, usize), RegularWaits>,
     /// For each thread, the launches since its last wait, and its waits.
     threads: Vec<(usize, usize)>,
-    sites: Table<Site>,
+    sites: Table<WaitSite>,
     count: usize,
 }
 
@@ -134,10 +134,10 @@ impl Waits {
     pub(in crate::diagnose) fn add(
         &mut self,
         call: &CallRow,
-        range: Option<(PathId, u32)>,
-    ) -> WaitId {
+        range: Option<(RangePathId, u32)>,
+    ) -> WaitSiteId {
         if let Some((path, number)) = range {
-            let first = InRanges { first: number, ..InRanges::default() };
+            let first = WaitsInRanges { first: number, ..WaitsInRanges::default() };
             let in_range = self.in_ranges.entry(path).or_insert(first);
             in_range.several |= in_range.first != number;
             in_range.sum.add(call);
@@ -146,18 +146,18 @@ impl Waits {
         *waits += 1;
         let launches = std::mem::take(launches);
         if launches > 0 {
-            let path = range.map_or(ROOT, |(path, _)| path);
-            let first = AtInterval { sum: WaitSum::default(), before: self.count, path };
+            let path = range.map_or(ROOT_PATH, |(path, _)| path);
+            let first = RegularWaits { sum: HostWaitSum::default(), before: self.count, path };
             self.at_intervals.entry((call.thread, launches)).or_insert(first).sum.add(call);
         }
         self.count += 1;
         let path = range.map(|(path, _)| path);
-        WaitId(self.sites.intern(Site { path, thread: call.thread, launches }))
+        WaitSiteId(self.sites.intern(WaitSite { path, thread: call.thread, launches }))
     }
 
     /// Idle time that a wait could save.
-    pub(in crate::diagnose) fn save(&mut self, wait: WaitId, ns: i64) {
-        let Site { path, thread, launches } = self.sites.values[wait.0 as usize];
+    pub(in crate::diagnose) fn save(&mut self, wait: WaitSiteId, ns: i64) {
+        let WaitSite { path, thread, launches } = self.sites.values[wait.0 as usize];
         if let Some(of) = path.and_then(|path| self.in_ranges.get_mut(&path)) {
             of.sum.saved_ns += ns;
         }
@@ -167,7 +167,7 @@ impl Waits {
     }
 
     /// How many waits a thread has.
-    pub fn count_in_thread(&self, thread: u32) -> usize {
+    pub fn waits_of_thread(&self, thread: u32) -> usize {
         self.threads.get(thread as usize).map_or(0, |&(_, waits)| waits)
     }
 
@@ -180,11 +180,15 @@ impl Waits {
     }
 
     /// Renumbers the paths; two numbers may become one.
-    pub(in crate::diagnose) fn rename(&mut self, now_is: impl Fn(PathId) -> PathId) {
+    pub(in crate::diagnose) fn renumber_paths(
+        &mut self,
+        now_is: impl Fn(RangePathId) -> RangePathId,
+    ) {
         self.at_intervals.values_mut().for_each(|of| of.path = now_is(of.path));
         for (path, of) in std::mem::take(&mut self.in_ranges) {
             let renamed = self.in_ranges.entry(now_is(path));
-            let renamed = renamed.or_insert(InRanges { first: of.first, ..InRanges::default() });
+            let renamed =
+                renamed.or_insert(WaitsInRanges { first: of.first, ..WaitsInRanges::default() });
             renamed.several |= of.several || renamed.first != of.first;
             renamed.sum.merge(&of.sum);
         }

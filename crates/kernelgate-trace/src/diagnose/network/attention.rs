@@ -5,14 +5,14 @@ use hashbrown::HashMap;
 use super::phase::AttentionOperation;
 use crate::analyze::launches::NONE;
 use crate::analyze::work::operator_work;
-use crate::diagnose::context::Context;
+use crate::diagnose::context::DiagnosisContext;
 
 /// Operations on a score: largest, difference, exponential, sum, division.
-const SOFTMAX_FLOPS: f64 = 5.0;
+const SOFTMAX_FLOPS_PER_SCORE: f64 = 5.0;
 
 /// Kernels of an operation of attention in all forward passes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct OperationUse {
+pub struct AttentionOperationUse {
     /// Number of kernels.
     pub kernels: usize,
     /// Time of the kernels, nanoseconds.
@@ -26,16 +26,16 @@ pub struct OperationUse {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Attention {
     /// Scores, softmax and values.
-    pub operations: [OperationUse; 3],
+    pub operations: [AttentionOperationUse; 3],
 }
 
 impl Attention {
     /// The use of one.
-    pub const fn operation(&self, operation: AttentionOperation) -> &OperationUse {
+    pub const fn operation(&self, operation: AttentionOperation) -> &AttentionOperationUse {
         &self.operations[operation as usize]
     }
 
-    fn products(&self) -> [&OperationUse; 2] {
+    fn products(&self) -> [&AttentionOperationUse; 2] {
         [AttentionOperation::Scores, AttentionOperation::Values].map(|of| self.operation(of))
     }
 
@@ -46,14 +46,14 @@ impl Attention {
 
     /// Time of softmax over that of both products.
     #[allow(clippy::cast_precision_loss)]
-    pub fn time_ratio(&self) -> Option<f64> {
+    pub fn softmax_over_products_time(&self) -> Option<f64> {
         let products: i64 = self.products().iter().map(|of| of.kernel_ns).sum();
         let softmax = self.operation(AttentionOperation::Softmax).kernel_ns;
         (products > 0).then(|| softmax as f64 / products as f64)
     }
 
     /// Operations of both products over those of softmax.
-    pub fn flop_ratio(&self) -> Option<f64> {
+    pub fn matmul_over_softmax_flops(&self) -> Option<f64> {
         let [scores, values] = self.products().map(|of| of.flops);
         let softmax = self.operation(AttentionOperation::Softmax).flops?;
         (softmax > 0.0).then_some((scores? + values?) / softmax)
@@ -61,7 +61,7 @@ impl Attention {
 
     /// Kernels whose operation is known by row; `None` where softmax or products have none.
     pub(super) fn new(
-        context: &Context<'_>,
+        context: &DiagnosisContext<'_>,
         operation_of: impl Fn(usize) -> Option<AttentionOperation>,
     ) -> Option<Self> {
         let on_gpu = &context.trace.kernels.on_gpu;
@@ -86,13 +86,13 @@ impl Attention {
 }
 
 /// Operations by the work that a recording declares for its parts, of all launches.
-fn declared(context: &Context<'_>) -> Option<[f64; 3]> {
+fn declared(context: &DiagnosisContext<'_>) -> Option<[f64; 3]> {
     let mut flops = [0.0; 3];
     for part in &context.trace.parts {
         let name = part.range.rsplit('/').next().unwrap_or_default();
-        if let Some(operation) = AttentionOperation::from_range(name) {
+        if let Some(operation) = AttentionOperation::phase_of_range(name) {
             let count: f64 = part.work.flops.iter().map(|(_, count)| count).sum();
-            flops[operation as usize] += count * context.recorded_steps() as f64;
+            flops[operation as usize] += count * context.recorded_step_count() as f64;
         }
     }
     flops.iter().all(|count| *count > 0.0).then_some(flops)
@@ -107,7 +107,7 @@ struct Shapes {
 
 impl Shapes {
     /// Adds the innermost product around a kernel's launch.
-    fn add(&mut self, context: &Context<'_>, row: usize, operation: AttentionOperation) {
+    fn add(&mut self, context: &DiagnosisContext<'_>, row: usize, operation: AttentionOperation) {
         let kept = &context.host.kept;
         let mut at = kept.of_operation.get(row).map_or(NONE, |(range, _)| *range);
         while let Some(range) = kept.ranges.get(at as usize) {
@@ -115,8 +115,8 @@ impl Shapes {
             let inputs = range.inputs.checked_sub(1);
             let inputs = inputs.and_then(|index| context.trace.inputs.get(index as usize));
             let names = &context.trace.names;
-            let depth = inputs.and_then(|of| operator_work::product_depth(name, of, names));
-            let work = inputs.and_then(|of| operator_work::operator(name, of, names));
+            let depth = inputs.and_then(|of| operator_work::matmul_inner_size(name, of, names));
+            let work = inputs.and_then(|of| operator_work::work_of_operator(name, of, names));
             if let Some((depth, work)) = depth.zip(work) {
                 self.products.insert(at, (operation, work.flops, depth));
                 return;
@@ -131,7 +131,7 @@ impl Shapes {
             flops[operation as usize] += count;
             if operation == AttentionOperation::Scores {
                 let scores = count / (2.0 * depth);
-                flops[AttentionOperation::Softmax as usize] += SOFTMAX_FLOPS * scores;
+                flops[AttentionOperation::Softmax as usize] += SOFTMAX_FLOPS_PER_SCORE * scores;
             }
         }
         flops.iter().all(|count| *count > 0.0).then_some(flops)

@@ -3,10 +3,11 @@
 use serde_json::{Value, json};
 
 use super::{
-    Attention, AttentionOperation, KernelUse, Network, OperationUse, PhaseUse, class_shares,
+    Attention, AttentionOperation, AttentionOperationUse, KernelUsePerPass, Network,
+    PhaseUsePerPass, time_share_by_class,
 };
 
-impl KernelUse {
+impl KernelUsePerPass {
     /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         json!({
@@ -19,12 +20,12 @@ impl KernelUse {
 }
 
 /// The part of the time of kernels by kind.
-fn shares_to_json(kernels: &[KernelUse]) -> Value {
-    let shares = class_shares(kernels).into_iter();
+fn class_shares_json(kernels: &[KernelUsePerPass]) -> Value {
+    let shares = time_share_by_class(kernels).into_iter();
     shares.map(|(class, share)| json!({ "kind": class.label(), "share": share })).collect()
 }
 
-impl PhaseUse {
+impl PhaseUsePerPass {
     fn to_json(&self) -> Value {
         let idle = self.idle.iter();
         let idle: Vec<Value> =
@@ -36,8 +37,8 @@ impl PhaseUse {
             "busy_ns": self.busy_ns,
             "idle_ns": self.idle_ns,
             "idle": idle,
-            "kernels": self.kernels.iter().map(KernelUse::to_json).collect::<Vec<_>>(),
-            "kinds": shares_to_json(&self.kernels),
+            "kernels": self.kernels.iter().map(KernelUsePerPass::to_json).collect::<Vec<_>>(),
+            "kinds": class_shares_json(&self.kernels),
         })
     }
 }
@@ -46,7 +47,7 @@ impl Attention {
     /// Converts to JSON.
     pub fn to_json(&self) -> Value {
         let operation = |operation: AttentionOperation| {
-            let OperationUse { kernels, kernel_ns, flops } = self.operation(operation);
+            let AttentionOperationUse { kernels, kernel_ns, flops } = self.operation(operation);
             json!({
                 "operation": operation.label(),
                 "kernels": kernels,
@@ -58,8 +59,8 @@ impl Attention {
             [AttentionOperation::Scores, AttentionOperation::Softmax, AttentionOperation::Values];
         json!({
             "operations": operations.map(operation),
-            "softmax_time_over_products": self.time_ratio(),
-            "product_flops_over_softmax": self.flop_ratio(),
+            "softmax_time_over_products": self.softmax_over_products_time(),
+            "product_flops_over_softmax": self.matmul_over_softmax_flops(),
         })
     }
 }
@@ -72,9 +73,9 @@ impl Network {
         json!({
             "passes": self.passes,
             "outside_share": self.outside,
-            "phases": self.phases.iter().map(PhaseUse::to_json).collect::<Vec<_>>(),
-            "training_kinds": trains.then(|| shares_to_json(&step)),
-            "largest_training_kernel": step.first().filter(|_| trains).map(KernelUse::to_json),
+            "phases": self.phases.iter().map(PhaseUsePerPass::to_json).collect::<Vec<_>>(),
+            "training_kinds": trains.then(|| class_shares_json(&step)),
+            "largest_training_kernel": step.first().filter(|_| trains).map(KernelUsePerPass::to_json),
             "attention": self.attention.as_ref().map(Attention::to_json),
         })
     }

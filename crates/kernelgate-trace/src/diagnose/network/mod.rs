@@ -10,23 +10,23 @@ mod text;
 
 use hashbrown::HashMap;
 
-pub use attention::{Attention, OperationUse};
-pub use phase::{AttentionOperation, Phase};
+pub use attention::{Attention, AttentionOperationUse};
+pub use phase::{AttentionOperation, TrainingPhase};
 
-use super::context::Context;
-use super::host::cause::CauseKind;
-use crate::analyze::ranges::paths::{PathId, ROOT};
-use crate::analyze::timeline::idle::own_times;
+use super::context::DiagnosisContext;
+use super::host::cause::IdleCauseKind;
+use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
+use crate::analyze::timeline::idle::exclusive_busy_times;
 use crate::analyze::work::kernel_kinds::KernelClass;
-use crate::model::names::Name;
-use phase::Extent;
+use crate::model::names::NameId;
+use phase::PhaseExtent;
 
 /// Part of the time from which a kernel or a cause is listed.
-pub const MIN_LISTED_SHARE: f64 = 0.01;
+pub const MIN_LISTED_TIME_SHARE: f64 = 0.01;
 
 /// A kernel in one pass, on average over all passes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct KernelUse {
+pub struct KernelUsePerPass {
     /// The kernel.
     pub name: String,
     /// Kind of work of the kernel, by its name.
@@ -39,9 +39,9 @@ pub struct KernelUse {
 
 /// A phase in one pass, on average over all passes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PhaseUse {
+pub struct PhaseUsePerPass {
     /// The phase.
-    pub phase: Phase,
+    pub phase: TrainingPhase,
     /// Passes in the trace.
     pub passes: usize,
     /// Time of the host in the program's ranges, in nanoseconds; absent without such, and where
@@ -52,16 +52,16 @@ pub struct PhaseUse {
     /// Time between its operations in which the device was idle.
     pub idle_ns: f64,
     /// The idle time by its cause, the longest first.
-    pub idle: Vec<(CauseKind, f64)>,
+    pub idle: Vec<(IdleCauseKind, f64)>,
     /// Kernels of the phase, those with most time first.
-    pub kernels: Vec<KernelUse>,
+    pub kernels: Vec<KernelUsePerPass>,
 }
 
 /// The phases of a trace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
     /// Phases that occur, in the order of a training step.
-    pub phases: Vec<PhaseUse>,
+    pub phases: Vec<PhaseUsePerPass>,
     /// Attention of the forward passes, where it has operations of its own.
     pub attention: Option<Attention>,
     /// Forward passes.
@@ -72,18 +72,18 @@ pub struct Network {
 
 impl Network {
     /// A phase.
-    pub fn phase(&self, phase: Phase) -> Option<&PhaseUse> {
+    pub fn phase(&self, phase: TrainingPhase) -> Option<&PhaseUsePerPass> {
         self.phases.iter().find(|of| of.phase == phase)
     }
 
     /// Whether gradients are computed.
     pub fn trains(&self) -> bool {
-        self.phase(Phase::Backward).is_some()
+        self.phase(TrainingPhase::Backward).is_some()
     }
 
     /// Kernels of a whole step, those with most time first.
-    pub fn step(&self) -> Vec<KernelUse> {
-        let mut kernels: Vec<KernelUse> = Vec::new();
+    pub fn step(&self) -> Vec<KernelUsePerPass> {
+        let mut kernels: Vec<KernelUsePerPass> = Vec::new();
         for kernel in self.phases.iter().flat_map(|phase| &phase.kernels) {
             match kernels.iter_mut().find(|known| known.name == kernel.name) {
                 Some(known) => {
@@ -93,19 +93,19 @@ impl Network {
                 None => kernels.push(kernel.clone()),
             }
         }
-        sort(&mut kernels);
+        sort_by_kernel_time(&mut kernels);
         kernels
     }
 }
 
 /// Time of kernels, in nanoseconds.
-pub fn kernel_ns(kernels: &[KernelUse]) -> f64 {
+pub fn total_kernel_ns(kernels: &[KernelUsePerPass]) -> f64 {
     kernels.iter().map(|kernel| kernel.kernel_ns).sum()
 }
 
 /// The part of the time of kernels by kind, 0 to 1, the largest first.
-pub fn class_shares(kernels: &[KernelUse]) -> Vec<(KernelClass, f64)> {
-    let all = kernel_ns(kernels).max(1.0);
+pub fn time_share_by_class(kernels: &[KernelUsePerPass]) -> Vec<(KernelClass, f64)> {
+    let all = total_kernel_ns(kernels).max(1.0);
     let mut shares: Vec<(KernelClass, f64)> = Vec::new();
     for kernel in kernels {
         match shares.iter_mut().find(|(class, _)| *class == kernel.class) {
@@ -117,26 +117,26 @@ pub fn class_shares(kernels: &[KernelUse]) -> Vec<(KernelClass, f64)> {
     shares
 }
 
-fn sort(kernels: &mut [KernelUse]) {
+fn sort_by_kernel_time(kernels: &mut [KernelUsePerPass]) {
     kernels.sort_by(|a, b| b.kernel_ns.total_cmp(&a.kernel_ns).then_with(|| a.name.cmp(&b.name)));
 }
 
 /// The phases of a trace, where it has any.
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn network(context: &Context<'_>) -> Option<Network> {
-    let places = Places::new(context);
+pub(super) fn network(context: &DiagnosisContext<'_>) -> Option<Network> {
+    let places = PhasesOfPaths::new(context);
     let kernels = &context.trace.kernels;
     let operation_of = |row: usize| {
-        let path = context.path_id(u32::try_from(row).unwrap_or(u32::MAX));
-        let forward = places.phase(path).is_none_or(|phase| phase == Phase::Forward);
+        let path = context.path_id_of_operation(u32::try_from(row).unwrap_or(u32::MAX));
+        let forward = places.phase(path).is_none_or(|phase| phase == TrainingPhase::Forward);
         places.attention[path as usize].filter(|_| forward)
     };
     let attention = Attention::new(context, operation_of);
-    let mut sums: [PhaseSum; 3] = Default::default();
-    let own_ns = own_times(context.trace);
+    let mut sums: [TrainingPhaseSum; 3] = Default::default();
+    let own_ns = exclusive_busy_times(context.trace);
     let (mut all_ns, mut outside_ns) = (0, 0);
     for id in context.all.ids() {
-        let phase = places.phase(context.path_id(id));
+        let phase = places.phase(context.path_id_of_operation(id));
         if let Some(phase) = phase {
             sums[phase as usize].busy_ns += own_ns.at(id as usize);
         }
@@ -154,54 +154,55 @@ pub(super) fn network(context: &Context<'_>) -> Option<Network> {
         }
     }
     for gap in context.activities.iter().flat_map(|of| of.gaps.iter(&context.all)) {
-        let [before, after] = [gap.before, gap.after].map(|id| places.phase(context.path_id(id)));
+        let [before, after] =
+            [gap.before, gap.after].map(|id| places.phase(context.path_id_of_operation(id)));
         if let Some(phase) = after.filter(|_| before == after) {
-            for ((kind, _), ns) in context.causes_of(&gap) {
+            for ((kind, _), ns) in context.causes_of_gap(&gap) {
                 *sums[phase as usize].idle.entry(kind).or_default() += ns;
             }
         }
     }
-    let passes = Phase::ALL.map(|phase| places.passes(context, phase));
-    let some = Phase::ALL.into_iter().zip(sums).filter(|(_, sum)| !sum.kernels.is_empty());
-    let used = |(phase, sum): (Phase, PhaseSum)| {
+    let passes = TrainingPhase::ALL.map(|phase| places.passes(context, phase));
+    let some = TrainingPhase::ALL.into_iter().zip(sums).filter(|(_, sum)| !sum.kernels.is_empty());
+    let used = |(phase, sum): (TrainingPhase, TrainingPhaseSum)| {
         let host_ns = places.host_ns[phase as usize];
-        sum.mean(context, phase, passes[phase as usize], host_ns)
+        sum.mean_over_passes(context, phase, passes[phase as usize], host_ns)
     };
-    let phases: Vec<PhaseUse> = some.map(used).collect();
-    let passes = passes[Phase::Forward as usize];
+    let phases: Vec<PhaseUsePerPass> = some.map(used).collect();
+    let passes = passes[TrainingPhase::Forward as usize];
     let outside = if phases.is_empty() { 0.0 } else { outside_ns as f64 / all_ns.max(1) as f64 };
     let any = !phases.is_empty() || attention.is_some();
     any.then_some(Network { phases, attention, passes, outside })
 }
 
 /// The phase and the operation of each path of ranges.
-struct Places {
-    phases: Vec<Option<Phase>>,
+struct PhasesOfPaths {
+    phases: Vec<Option<TrainingPhase>>,
     attention: Vec<Option<AttentionOperation>>,
     /// The phase of everything outside of all phases.
-    outside: Option<Phase>,
+    outside: Option<TrainingPhase>,
     /// Ranges that the program opened around a phase.
     opened: [usize; 3],
     /// Host time of the ranges of each phase, nanoseconds.
     host_ns: [i64; 3],
 }
 
-impl Places {
-    fn new(context: &Context<'_>) -> Self {
+impl PhasesOfPaths {
+    fn new(context: &DiagnosisContext<'_>) -> Self {
         let paths = &context.host.paths;
         let (mut phases, mut attention) = (vec![None; paths.len()], vec![None; paths.len()]);
         let (mut opened, mut host_ns, mut found) = ([0; 3], [0; 3], [false; 3]);
         // A path is numbered behind the one around it.
         for path in (1..).take(paths.len() - 1) {
             let name = context.trace.names.text(paths.name(path));
-            let around = paths.parent(path) as usize;
+            let around = paths.parent_path(path) as usize;
             attention[path as usize] =
-                attention[around].or_else(|| AttentionOperation::from_range(name));
-            let own = Phase::from_range(name);
+                attention[around].or_else(|| AttentionOperation::phase_of_range(name));
+            let own = TrainingPhase::phase_of_range(name);
             phases[path as usize] = own.map(|(phase, _)| phase).or(phases[around]);
             let Some((phase, extent)) = own else { continue };
             found[phase as usize] = true;
-            if extent == Extent::AroundPhase
+            if extent == PhaseExtent::AroundPhase
                 && phases[around] != Some(phase)
                 && let Some(ranges) = context.host.of_path.get(path as usize)
             {
@@ -212,23 +213,24 @@ impl Places {
         let [forward, rest @ ..] = found;
         // The parts of a recorded network are those of its forward pass, unless ranges differ.
         let others = rest.contains(&true) || !context.trace.parts.is_empty();
-        let outside = (!forward && others).then_some(Phase::Forward);
+        let outside = (!forward && others).then_some(TrainingPhase::Forward);
         Self { phases, attention, outside, opened, host_ns }
     }
 
-    fn phase(&self, path: PathId) -> Option<Phase> {
+    fn phase(&self, path: RangePathId) -> Option<TrainingPhase> {
         match path {
-            ROOT => self.outside,
+            ROOT_PATH => self.outside,
             path => self.phases[path as usize].or(self.outside),
         }
     }
 
     /// Passes of a phase in the trace: launches of a recorded case, else the ranges around it, else
     /// as many as of the forward pass.
-    fn passes(&self, context: &Context<'_>, phase: Phase) -> usize {
-        let opened = |phase: Phase| Some(self.opened[phase as usize]).filter(|count| *count > 0);
-        match context.recorded_steps() {
-            1 => opened(phase).or_else(|| opened(Phase::Forward)).unwrap_or(1),
+    fn passes(&self, context: &DiagnosisContext<'_>, phase: TrainingPhase) -> usize {
+        let opened =
+            |phase: TrainingPhase| Some(self.opened[phase as usize]).filter(|count| *count > 0);
+        match context.recorded_step_count() {
+            1 => opened(phase).or_else(|| opened(TrainingPhase::Forward)).unwrap_or(1),
             steps => steps,
         }
     }
@@ -236,32 +238,38 @@ impl Places {
 
 /// A phase in all passes.
 #[derive(Default)]
-struct PhaseSum {
+struct TrainingPhaseSum {
     busy_ns: i64,
-    idle: HashMap<CauseKind, i64>,
+    idle: HashMap<IdleCauseKind, i64>,
     /// Launches and their time by name of the kernel.
-    kernels: HashMap<Name, (usize, i64)>,
+    kernels: HashMap<NameId, (usize, i64)>,
 }
 
-impl PhaseSum {
+impl TrainingPhaseSum {
     #[allow(clippy::cast_precision_loss)]
-    fn mean(self, context: &Context<'_>, phase: Phase, passes: usize, host_ns: i64) -> PhaseUse {
+    fn mean_over_passes(
+        self,
+        context: &DiagnosisContext<'_>,
+        phase: TrainingPhase,
+        passes: usize,
+        host_ns: i64,
+    ) -> PhaseUsePerPass {
         let each = |sum: i64| sum as f64 / passes as f64;
-        let kernel = |(name, (launches, ns)): (Name, (usize, i64))| {
+        let kernel = |(name, (launches, ns)): (NameId, (usize, i64))| {
             let name = context.trace.names.text(name);
-            KernelUse {
+            KernelUsePerPass {
                 name: name.to_owned(),
                 class: KernelClass::from_name(name),
                 launches: launches as f64 / passes as f64,
                 kernel_ns: each(ns),
             }
         };
-        let mut kernels: Vec<KernelUse> = self.kernels.into_iter().map(kernel).collect();
-        sort(&mut kernels);
-        let mut idle: Vec<(CauseKind, f64)> =
+        let mut kernels: Vec<KernelUsePerPass> = self.kernels.into_iter().map(kernel).collect();
+        sort_by_kernel_time(&mut kernels);
+        let mut idle: Vec<(IdleCauseKind, f64)> =
             self.idle.into_iter().map(|(kind, ns)| (kind, each(ns))).collect();
         idle.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        PhaseUse {
+        PhaseUsePerPass {
             phase,
             passes,
             host_ns: (host_ns > 0).then(|| each(host_ns)),
@@ -273,9 +281,9 @@ impl PhaseSum {
     }
 }
 
-impl Context<'_> {
+impl DiagnosisContext<'_> {
     /// Launches that a recording of a case holds; 1 of other traces.
-    fn recorded_steps(&self) -> usize {
+    fn recorded_step_count(&self) -> usize {
         let steps = self.trace.metadata.get("steps").and_then(|steps| steps.parse().ok());
         steps.filter(|_| self.trace.metadata.contains_key("case")).unwrap_or(1)
     }

@@ -3,7 +3,7 @@
 
 /// A phase of a training step; a forward pass alone is inference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
+pub enum TrainingPhase {
     /// Outputs and loss.
     Forward,
     /// Gradients.
@@ -14,14 +14,14 @@ pub enum Phase {
 
 /// The extent of a range of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
+pub enum PhaseExtent {
     /// A range of the program around the whole phase.
     AroundPhase,
     /// The framework's, or the program's around a part of it.
     AroundPart,
 }
 
-impl Phase {
+impl TrainingPhase {
     /// All phases, in the order of a training step.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
 
@@ -35,14 +35,14 @@ impl Phase {
     }
 
     /// Phase and extent of a range, by its name.
-    pub fn from_range(name: &str) -> Option<(Self, Extent)> {
+    pub fn phase_of_range(name: &str) -> Option<(Self, PhaseExtent)> {
         let framework = [
             ("autograd::engine::evaluate_function", Self::Backward),
             ("Optimizer.step#", Self::Optimizer),
             ("Optimizer.zero_grad#", Self::Optimizer),
         ];
         if let Some((_, phase)) = framework.iter().find(|(start, _)| name.starts_with(start)) {
-            return Some((*phase, Extent::AroundPart));
+            return Some((*phase, PhaseExtent::AroundPart));
         }
         let name = words(name);
         let name = name.trim_end_matches(|c: char| !c.is_ascii_alphabetic());
@@ -54,11 +54,11 @@ impl Phase {
             name if name.ends_with("backward_pass") => Self::Backward,
             name if name.ends_with("optimizer_step") => Self::Optimizer,
             name if name.ends_with("_backward") => {
-                return Some((Self::Backward, Extent::AroundPart));
+                return Some((Self::Backward, PhaseExtent::AroundPart));
             }
             _ => return None,
         };
-        Some((phase, Extent::AroundPhase))
+        Some((phase, PhaseExtent::AroundPhase))
     }
 }
 
@@ -75,7 +75,7 @@ pub enum AttentionOperation {
 
 impl AttentionOperation {
     /// The operation that a range is, by the names of the profiling guide.
-    pub fn from_range(name: &str) -> Option<Self> {
+    pub fn phase_of_range(name: &str) -> Option<Self> {
         let name = words(name);
         let named = |part: &str| name.contains(part);
         match () {
@@ -107,16 +107,19 @@ mod tests {
 
     #[test]
     fn phases_have_the_names_that_programs_use() {
-        let phase = |name| Phase::from_range(name).map(|(phase, _)| phase);
+        let phase = |name| TrainingPhase::phase_of_range(name).map(|(phase, _)| phase);
         for name in ["forward", "Forward", "forward pass", "Forward_7", "Model_Forward_Pass"] {
-            assert_eq!(phase(name), Some(Phase::Forward), "{name}");
+            assert_eq!(phase(name), Some(TrainingPhase::Forward), "{name}");
         }
         let autograd = "autograd::engine::evaluate_function: MmBackward0";
-        assert_eq!(Phase::from_range(autograd), Some((Phase::Backward, Extent::AroundPart)));
-        assert_eq!(phase("Optimizer.step#AdamW.step"), Some(Phase::Optimizer));
         assert_eq!(
-            Phase::from_range("Layer_2_Backward"),
-            Some((Phase::Backward, Extent::AroundPart))
+            TrainingPhase::phase_of_range(autograd),
+            Some((TrainingPhase::Backward, PhaseExtent::AroundPart))
+        );
+        assert_eq!(phase("Optimizer.step#AdamW.step"), Some(TrainingPhase::Optimizer));
+        assert_eq!(
+            TrainingPhase::phase_of_range("Layer_2_Backward"),
+            Some((TrainingPhase::Backward, PhaseExtent::AroundPart))
         );
         for name in ["layer_forward", "MmBackward0", "step", "optimizer_state", ""] {
             assert_eq!(phase(name), None, "{name}");
@@ -125,7 +128,7 @@ mod tests {
 
     #[test]
     fn operations_of_attention_have_the_names_of_the_guide() {
-        let operation = AttentionOperation::from_range;
+        let operation = AttentionOperation::phase_of_range;
         assert_eq!(operation("computing attention scores"), Some(AttentionOperation::Scores));
         assert_eq!(operation("computing_softmax"), Some(AttentionOperation::Softmax));
         assert_eq!(operation("computing final matmul"), Some(AttentionOperation::Values));

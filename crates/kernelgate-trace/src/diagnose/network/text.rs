@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 
 use super::{
-    Attention, AttentionOperation, KernelUse, MIN_LISTED_SHARE, Network, OperationUse, Phase,
-    class_shares, kernel_ns,
+    Attention, AttentionOperation, AttentionOperationUse, KernelUsePerPass, MIN_LISTED_TIME_SHARE,
+    Network, TrainingPhase, time_share_by_class, total_kernel_ns,
 };
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::diagnose::labels::short_name;
-use crate::diagnose::text::{time, wrap};
+use crate::diagnose::text::{time, wrap_line};
 use crate::stats::shorten;
 
 /// Kernels that are listed.
@@ -28,16 +28,16 @@ fn number(value: f64) -> String {
 impl Network {
     pub(in crate::diagnose) fn write(&self, text: &mut String) {
         let _ = writeln!(text, "\nNetwork: times of one pass, on average over {}", self.passes());
-        self.host_and_device(text);
-        if let Some(forward) = self.phase(Phase::Forward) {
+        self.write_host_and_device_times(text);
+        if let Some(forward) = self.phase(TrainingPhase::Forward) {
             let step = self.trains().then(|| self.step());
             largest(text, &forward.kernels, step.as_deref());
             others(text, &forward.kernels);
-            shares(text, &forward.kernels, step.as_deref());
+            write_class_shares(text, &forward.kernels, step.as_deref());
         }
         match &self.attention {
             Some(attention) => attention.write(text, self.passes.max(1)),
-            None => wrap(
+            None => wrap_line(
                 text,
                 "softmax against matmul: no ranges computing_attention_scores, computing_softmax and \
                  final_matmul",
@@ -53,7 +53,7 @@ impl Network {
         if passes.is_empty() { "all".to_owned() } else { passes.join(", ") }
     }
 
-    fn host_and_device(&self, text: &mut String) {
+    fn write_host_and_device_times(&self, text: &mut String) {
         if self.phases.is_empty() {
             return;
         }
@@ -76,25 +76,25 @@ impl Network {
             );
         }
         for of in &self.phases {
-            wrap(text, &format!("{}: {}", of.phase.label(), of.difference()), "  ", "    ");
+            wrap_line(text, &format!("{}: {}", of.phase.label(), of.difference()), "  ", "    ");
         }
-        if self.outside >= MIN_LISTED_SHARE {
+        if self.outside >= MIN_LISTED_TIME_SHARE {
             let line = format!(
                 "{:.1} % of the time of all kernels is outside of these phases: before and after \
                  them, or launched by a thread without their ranges",
                 100.0 * self.outside
             );
-            wrap(text, &line, "  ", "    ");
+            wrap_line(text, &line, "  ", "    ");
         }
     }
 }
 
-impl super::PhaseUse {
+impl super::PhaseUsePerPass {
     /// Why a timer of the host has another time than the device.
     pub fn difference(&self) -> String {
         let device_ns = self.busy_ns + self.idle_ns;
         let causes =
-            self.idle.iter().filter(|(_, idle)| *idle >= MIN_LISTED_SHARE * device_ns).take(3);
+            self.idle.iter().filter(|(_, idle)| *idle >= MIN_LISTED_TIME_SHARE * device_ns).take(3);
         let causes: Vec<String> =
             causes.map(|(cause, idle)| format!("{} {}", cause.label(), ns(*idle))).collect();
         let idle = match causes.is_empty() {
@@ -117,32 +117,32 @@ impl super::PhaseUse {
     }
 }
 
-fn largest(text: &mut String, forward: &[KernelUse], step: Option<&[KernelUse]>) {
-    let line = |kernels: &[KernelUse]| {
+fn largest(text: &mut String, forward: &[KernelUsePerPass], step: Option<&[KernelUsePerPass]>) {
+    let line = |kernels: &[KernelUsePerPass]| {
         let first = kernels.first()?;
         Some(format!(
             "{}: {} launches, {}, {:.1} % of the kernels' time",
             shorten(&short_name(&first.name), 60),
             number(first.launches),
             ns(first.kernel_ns),
-            100.0 * first.kernel_ns / kernel_ns(kernels).max(1.0)
+            100.0 * first.kernel_ns / total_kernel_ns(kernels).max(1.0)
         ))
     };
     let Some(of_forward) = line(forward) else { return };
-    wrap(text, &format!("largest kernel of the forward pass: {of_forward}"), "  ", "    ");
+    wrap_line(text, &format!("largest kernel of the forward pass: {of_forward}"), "  ", "    ");
     if let Some(step) = step
         && let Some(of_step) = line(step)
     {
         let same = forward.first().map(|of| &of.name) == step.first().map(|of| &of.name);
         let same = if same { "the same" } else { "another" };
-        wrap(text, &format!("of the training step, {same}: {of_step}"), "  ", "    ");
+        wrap_line(text, &format!("of the training step, {same}: {of_step}"), "  ", "    ");
     }
 }
 
-fn others(text: &mut String, forward: &[KernelUse]) {
-    let all = kernel_ns(forward).max(1.0);
-    let matters = |of: &&KernelUse| of.kernel_ns >= MIN_LISTED_SHARE * all;
-    let other = |of: &&KernelUse| of.class != KernelClass::Matmul;
+fn others(text: &mut String, forward: &[KernelUsePerPass]) {
+    let all = total_kernel_ns(forward).max(1.0);
+    let matters = |of: &&KernelUsePerPass| of.kernel_ns >= MIN_LISTED_TIME_SHARE * all;
+    let other = |of: &&KernelUsePerPass| of.class != KernelClass::Matmul;
     let listed: Vec<_> = forward.iter().filter(other).filter(matters).take(LISTED).collect();
     if listed.is_empty() {
         return;
@@ -161,8 +161,12 @@ fn others(text: &mut String, forward: &[KernelUse]) {
     }
 }
 
-fn shares(text: &mut String, forward: &[KernelUse], step: Option<&[KernelUse]>) {
-    let [inference, training] = [Some(forward), step].map(|of| of.map(class_shares));
+fn write_class_shares(
+    text: &mut String,
+    forward: &[KernelUsePerPass],
+    step: Option<&[KernelUsePerPass]>,
+) {
+    let [inference, training] = [Some(forward), step].map(|of| of.map(time_share_by_class));
     let inference = inference.unwrap_or_default();
     let heading = if training.is_some() { "   training step" } else { "" };
     let _ = writeln!(text, "  {:<20}{:>12}{heading}", "kind of kernel", "inference");
@@ -193,7 +197,7 @@ impl Attention {
         for operation in
             [AttentionOperation::Scores, AttentionOperation::Softmax, AttentionOperation::Values]
         {
-            let OperationUse { kernels, kernel_ns, flops } = *self.operation(operation);
+            let AttentionOperationUse { kernels, kernel_ns, flops } = *self.operation(operation);
             let scaled =
                 |scale: f64| flops.map_or("-".to_owned(), |flops| format!("{:.2}", flops * scale));
             let _ = writeln!(
@@ -206,15 +210,15 @@ impl Attention {
                 scaled(1e-3 / kernel_ns.max(1) as f64)
             );
         }
-        if let Some(sentence) = self.sentence() {
-            wrap(text, &sentence, "  ", "    ");
+        if let Some(sentence) = self.attention_sentence() {
+            wrap_line(text, &sentence, "  ", "    ");
         }
     }
 
     /// Softmax beside the two products.
-    pub fn sentence(&self) -> Option<String> {
-        let time = self.time_ratio()?;
-        let flops = self.flop_ratio().map_or(String::new(), |ratio| {
+    pub fn attention_sentence(&self) -> Option<String> {
+        let time = self.softmax_over_products_time()?;
+        let flops = self.matmul_over_softmax_flops().map_or(String::new(), |ratio| {
             format!(
                 ", with {ratio:.1} times fewer FLOPs ({:.1} times fewer than each)",
                 ratio / 2.0

@@ -18,14 +18,14 @@ impl Line {
 
 /// A clock: how far it is ahead of that of the job.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Clock {
+pub(super) struct RankClock {
     line: Line,
     pub(super) spread_ns: i64,
 }
 
-impl Clock {
+impl RankClock {
     /// The clock behind a link from this one, or in front of it where `sign` is -1.
-    pub(super) fn then(self, ahead: Line, spread_ns: i64, sign: i64) -> Self {
+    pub(super) fn clock_behind_link(self, ahead: Line, spread_ns: i64, sign: i64) -> Self {
         #[allow(clippy::cast_precision_loss)]
         let slope = self.line.slope + sign as f64 * ahead.slope;
         let at = ahead.at;
@@ -39,13 +39,13 @@ impl Clock {
     }
 
     /// A time of the rank in the job's time.
-    pub(super) fn common(&self, time: i64) -> i64 {
+    pub(super) fn to_job_time(&self, time: i64) -> i64 {
         time - self.line.value(time)
     }
 }
 
 /// The value of the median rank; of two ranks the smaller one, so that one is compared with the other.
-pub(super) fn median_rank(values: impl Iterator<Item = i64>) -> i64 {
+pub(super) fn median_rank_value(values: impl Iterator<Item = i64>) -> i64 {
     let mut values: Vec<i64> = values.collect();
     values.sort_unstable();
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)

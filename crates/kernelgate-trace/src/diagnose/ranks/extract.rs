@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::clock::Clock;
-use super::recorded::Recorded;
-use crate::analyze::classes::{Classes, Collective};
+use super::clock::RankClock;
+use super::recorded::RecordedOperations;
+use crate::analyze::classes::{CollectiveKind, OperationClasses};
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::order::Order;
 use crate::analyze::timeline::idle;
@@ -18,7 +18,7 @@ use crate::model::Trace;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Entry {
     /// Which one.
-    pub collective: Collective,
+    pub collective: CollectiveKind,
     /// The larger of the bytes that a rank gives and gets; 0 where it was not recorded.
     pub bytes: u64,
     /// Bytes that cross the link, by NCCL's convention.
@@ -33,7 +33,7 @@ pub struct Entry {
 
 /// A communicator as a rank sees it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Communicator {
+pub struct RankCommunicator {
     /// Name and ranks of the communicator where recorded, else the number of its stream.
     pub name: String,
     /// Ranks in the communicator; 0 where their number is not recorded.
@@ -44,7 +44,7 @@ pub struct Communicator {
 
 /// The time of a rank in nanoseconds: compute, exposed communication, copies and idle time add up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RankTimes {
+pub struct RankTimeParts {
     /// Kernels compute.
     pub compute_ns: i64,
     /// Time of compute with communication in parallel.
@@ -57,11 +57,11 @@ pub struct RankTimes {
     pub idle_ns: i64,
 }
 
-impl RankTimes {
+impl RankTimeParts {
     /// The time of operations inside a span of the job's time.
     fn measure(
         trace: &Trace,
-        classes: &Classes<'_>,
+        classes: &OperationClasses<'_>,
         operations: &Order,
         inside: impl Fn(i64, i64) -> i64,
     ) -> Self {
@@ -96,7 +96,7 @@ impl RankTimes {
 
 /// A process on a device, as a rank of a job.
 #[derive(Debug, Clone)]
-pub struct RankPart {
+pub struct RankTrace {
     /// The trace, and the process and device where it holds several.
     pub name: String,
     /// Name of the rank in a report.
@@ -112,23 +112,23 @@ pub struct RankPart {
     /// First and last time of an operation, by the rank's clock.
     pub span: (i64, i64),
     /// Time of the rank, from the first operation to the end of the last one.
-    pub times: RankTimes,
+    pub times: RankTimeParts,
     /// Communicators of the rank.
-    pub communicators: Vec<Communicator>,
+    pub communicators: Vec<RankCommunicator>,
     /// The trace, which other parts may share.
-    pub(super) recorded: Arc<Recorded>,
+    pub(super) recorded: Arc<RecordedOperations>,
     /// Process and device of the rank in the trace.
     pub(super) owner: (u32, u32),
 }
 
-impl RankPart {
+impl RankTrace {
     /// The ranks that a trace holds: every process on every device that communicates. One part
     /// without communicators stands for a trace without communication.
     pub fn extract(name: &str, trace: Trace) -> Vec<Self> {
-        let recorded = Arc::new(Recorded::new(trace));
+        let recorded = Arc::new(RecordedOperations::new(trace));
         let trace = &recorded.trace;
-        let (all, classes) = (AllOperations::new(trace), Classes::new(trace));
-        let operations = idle::by_device(trace, &all, |_| true);
+        let (all, classes) = (AllOperations::new(trace), OperationClasses::new(trace));
+        let operations = idle::operations_by_device(trace, &all, |_| true);
         let mut parts: Vec<Self> = operations
             .iter()
             .map(|(owner, ids)| {
@@ -159,22 +159,27 @@ impl RankPart {
     }
 
     /// Time of the rank inside a span of the job's time.
-    pub(super) fn times_inside(&self, clock: &Clock, (first, last): (i64, i64)) -> RankTimes {
+    pub(super) fn rank_times_inside(
+        &self,
+        clock: &RankClock,
+        (first, last): (i64, i64),
+    ) -> RankTimeParts {
         let trace = &self.recorded.trace;
         let all = AllOperations::new(trace);
-        let devices = idle::by_device(trace, &all, |_| true);
+        let devices = idle::operations_by_device(trace, &all, |_| true);
         let own = devices.iter().find(|(owner, _)| *owner == self.owner);
-        own.map_or_else(RankTimes::default, |(_, operations)| {
+        own.map_or_else(RankTimeParts::default, |(_, operations)| {
             let inside = |start: i64, end: i64| {
-                let [start, end] = [start, end].map(|time| clock.common(time).clamp(first, last));
+                let [start, end] =
+                    [start, end].map(|time| clock.to_job_time(time).clamp(first, last));
                 end - start
             };
-            RankTimes::measure(trace, &Classes::new(trace), operations, inside)
+            RankTimeParts::measure(trace, &OperationClasses::new(trace), operations, inside)
         })
     }
 
     /// Whether two parts are of one trace, which has one clock.
-    pub(super) fn shares_trace(&self, other: &Self) -> bool {
+    pub(super) fn is_same_trace(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.recorded, &other.recorded)
     }
 
@@ -186,17 +191,17 @@ impl RankPart {
 
 fn part(
     name: String,
-    recorded: &Arc<Recorded>,
-    classes: &Classes<'_>,
+    recorded: &Arc<RecordedOperations>,
+    classes: &OperationClasses<'_>,
     operations: &Order,
     owner: (u32, u32),
-) -> RankPart {
+) -> RankTrace {
     let trace = &recorded.trace;
     let all = AllOperations::new(trace);
     let start = operations.get(0).map_or(0, |id| all.start(id));
     let end = operations.iter().map(|id| all.end(id)).max().unwrap_or(start).max(start);
-    let times = RankTimes::measure(trace, classes, operations, |start, end| end - start);
-    let mut communicators: Vec<Communicator> = Vec::new();
+    let times = RankTimeParts::measure(trace, classes, operations, |start, end| end - start);
+    let mut communicators: Vec<RankCommunicator> = Vec::new();
     let mut numbers: HashMap<(Option<u32>, u32), usize> = HashMap::new();
     let mut streams = 0;
     for id in operations.iter() {
@@ -210,7 +215,7 @@ fn part(
         let key = call.map_or((None, place), |call| (Some(call.group.0), 0));
         let at = *numbers.entry(key).or_insert_with(|| {
             let name = call.map(|call| trace.names.text(call.group).to_owned());
-            communicators.push(Communicator {
+            communicators.push(RankCommunicator {
                 name: name.unwrap_or_else(|| {
                     streams += 1;
                     format!("communication stream {streams}")
@@ -221,15 +226,16 @@ fn part(
             communicators.len() - 1
         });
         // The framework's name is more exact than that of a generic kernel.
-        let collective = call.map(|call| Collective::in_name(trace.names.text(call.name)));
+        let collective =
+            call.map(|call| CollectiveKind::collective_in_name(trace.names.text(call.name)));
         let collective = collective
-            .filter(|&known| known != Collective::Unknown)
+            .filter(|&known| known != CollectiveKind::Unknown)
             .unwrap_or(communication.collective);
         communicators[at].entries.push(Entry {
             collective,
             bytes: call.map_or(0, |call| call.bytes_in.max(call.bytes_out)),
             bus_bytes: call.map_or(0.0, |call| {
-                bus::bytes_on_bus(collective, call.ranks, call.bytes_in, call.bytes_out)
+                bus::bytes_across_link(collective, call.ranks, call.bytes_in, call.bytes_out)
             }),
             operation: id,
             start: all.start(id),
@@ -237,7 +243,7 @@ fn part(
         });
     }
     let device = trace.devices.iter().find(|of| of.id == owner.1).map(|of| of.name.clone());
-    RankPart {
+    RankTrace {
         label: name.clone(),
         name,
         rank: None,
@@ -253,7 +259,7 @@ fn part(
 }
 
 /// Labels parts by their declared ranks, or by what of their names is not that of all.
-pub(super) fn label(parts: &mut [RankPart]) {
+pub(super) fn label(parts: &mut [RankTrace]) {
     let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
     let first = names.first().copied().unwrap_or_default();
     let common = |&end: &usize| names.iter().all(|name| name.starts_with(&first[..end]));

@@ -4,24 +4,24 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::clock::{Clock, Line};
-use super::extract::{self, Communicator, Entry, RankPart, RankTimes};
-use super::meeting::{Arrival, Meeting};
-use super::what_if::{self, JobPath};
-use crate::analyze::classes::Collective;
+use super::clock::{Line, RankClock};
+use super::extract::{self, Entry, RankCommunicator, RankTimeParts, RankTrace};
+use super::meeting::{Meeting, RankArrival};
+use super::what_if::{self, JobCriticalPath};
+use crate::analyze::classes::CollectiveKind;
 use crate::analyze::work::bus;
-use crate::diagnose::finding::Severity;
+use crate::diagnose::finding::FindingSeverity;
 
 /// Collectives that one recording may lack at its start and another one has.
-const SHIFT: i64 = 64;
+const MAX_COLLECTIVE_SHIFT: i64 = 64;
 /// Collectives that are compared to find out by how many two recordings differ.
 const MAX_COMPARED_COLLECTIVES: usize = 512;
 /// Part of the collectives that must agree in kind and size.
-const AGREE: f64 = 0.98;
+const MIN_AGREEING_SHARE: f64 = 0.98;
 /// Part of the collectives of a rank that must have a partner.
-const OVERLAP: f64 = 0.5;
+const MIN_PARTNERED_SHARE: f64 = 0.5;
 /// Clocks that differ by less are taken for one.
-const SAME_CLOCK_NS: i64 = 1_000_000;
+const MAX_SAME_CLOCK_DIFFERENCE_NS: i64 = 1_000_000;
 
 /// Something that limits what can be concluded from the traces of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,13 +138,13 @@ impl Problem {
 
 /// A rank in the collectives that all ranks joined.
 #[derive(Debug, Clone)]
-pub struct RankSum {
+pub struct RankCollectiveSum {
     /// Name of the rank: the declared rank, else the trace.
     pub name: String,
     /// Trace of the rank.
-    pub part: RankPart,
+    pub part: RankTrace,
     /// Time of the rank while all ranks were recorded.
-    pub times: RankTimes,
+    pub times: RankTimeParts,
     /// Nanoseconds in which the rank waited for others inside collectives.
     pub waited_ns: i64,
     /// Collectives to which the rank came last.
@@ -160,9 +160,9 @@ pub struct RankSum {
 
 /// Collectives of one kind and size.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CollectiveSum {
+pub struct CollectiveKindSum {
     /// Which.
-    pub collective: Collective,
+    pub collective: CollectiveKind,
     /// Bytes of each; 0 where it was not recorded.
     pub bytes: u64,
     /// Ranks that take part.
@@ -182,9 +182,9 @@ pub struct CollectiveSum {
 #[derive(Debug, Clone)]
 pub struct Job {
     /// Ranks of the job, in the order of their numbers or traces.
-    pub ranks: Vec<RankSum>,
+    pub ranks: Vec<RankCollectiveSum>,
     /// Collectives summed by kind and size, the most expensive first.
-    pub collectives: Vec<CollectiveSum>,
+    pub collectives: Vec<CollectiveKindSum>,
     /// Nanoseconds that each rank (outer) waited for each other one (inner).
     pub waits: Vec<Vec<i64>>,
     /// Collectives that were joined.
@@ -196,22 +196,23 @@ pub struct Job {
     /// The link within a host, where the devices are known: GB/s each way and its name.
     pub link: Option<(f64, &'static str)>,
     /// The critical path through the ranks, and what changes would gain.
-    pub path: JobPath,
+    pub path: JobCriticalPath,
     /// Limits of the conclusions.
     pub problems: Vec<Problem>,
 }
 
 impl Job {
     /// The severity of the slowest straggler: from a tenth of the span on it is severe.
-    pub fn worst(&self) -> Option<Severity> {
-        let straggler = self.stragglers().into_iter().next()?;
-        Some(Severity::from_saving(self.felt_delay_ns(straggler), self.span_ns))
+    pub fn worst(&self) -> Option<FindingSeverity> {
+        let straggler = self.straggler_ranks().into_iter().next()?;
+        Some(FindingSeverity::severity_of_saving(self.felt_rank_delay_ns(straggler), self.span_ns))
     }
 
     /// The least and the greatest share of exposed communication in the time of a rank.
     #[allow(clippy::cast_precision_loss)]
-    pub fn exposed_shares(&self) -> Option<(f64, f64)> {
-        let share = |of: &RankSum| of.times.exposed_ns as f64 / of.times.total_ns().max(1) as f64;
+    pub fn exposed_share_range(&self) -> Option<(f64, f64)> {
+        let share =
+            |of: &RankCollectiveSum| of.times.exposed_ns as f64 / of.times.total_ns().max(1) as f64;
         let shares = self.ranks.iter().map(share);
         let least = shares.clone().reduce(f64::min)?;
         Some((least, shares.fold(0.0, f64::max)))
@@ -219,7 +220,7 @@ impl Job {
 
     /// Nanoseconds by which a rank delays the others where they have nothing else to do: waiting
     /// that compute hides costs nothing.
-    fn felt_delay_ns(&self, rank: &RankSum) -> i64 {
+    fn felt_rank_delay_ns(&self, rank: &RankCollectiveSum) -> i64 {
         let others = self.ranks.iter().filter(|other| other.name != rank.name);
         let exposed = others.map(|other| other.times.exposed_ns).max().unwrap_or(0);
         rank.delayed_ns.min(exposed)
@@ -227,14 +228,14 @@ impl Job {
 
     /// Ranks that delay the others by 5 % of the span or more, where no compute hides that, and by
     /// more than their clocks may differ in each collective, the slowest first.
-    pub fn stragglers(&self) -> Vec<&RankSum> {
-        let mut late: Vec<&RankSum> = self
+    pub fn straggler_ranks(&self) -> Vec<&RankCollectiveSum> {
+        let mut late: Vec<&RankCollectiveSum> = self
             .ranks
             .iter()
             .filter(|rank| {
                 let clocks = i64::try_from(rank.last).unwrap_or(i64::MAX);
                 let clocks = self.precision_ns.saturating_mul(clocks.max(1));
-                let delay = self.felt_delay_ns(rank);
+                let delay = self.felt_rank_delay_ns(rank);
                 delay > clocks && delay * 20 >= self.span_ns
             })
             .collect();
@@ -244,29 +245,29 @@ impl Job {
 }
 
 /// Joins the ranks of a job. Traces that do not belong to it are reported and not used.
-pub fn join(parts: Vec<RankPart>) -> Job {
+pub fn join(parts: Vec<RankTrace>) -> Job {
     let mut problems: Vec<Problem> = parts.iter().filter_map(cut).collect();
-    let mut parts = belonging(parts, &mut problems);
+    let mut parts = parts_of_one_job(parts, &mut problems);
     extract::label(&mut parts);
-    let links = Links::new(&parts, &mut problems);
-    let (parts, clocks) = links.clocks(parts, &mut problems);
-    let meetings = meetings(&parts, &clocks, &mut problems);
+    let links = CommunicatorLinks::new(&parts, &mut problems);
+    let (parts, clocks) = links.rank_clocks(parts, &mut problems);
+    let meetings = collective_meetings(&parts, &clocks, &mut problems);
     missing(&parts, &mut problems);
     sums(parts, &clocks, &meetings, problems)
 }
 
 /// Whether the trace of a part could not be read to its end.
-fn cut(part: &RankPart) -> Option<Problem> {
+fn cut(part: &RankTrace) -> Option<Problem> {
     let why = part.recorded.trace.quality.unreadable.first()?.clone();
     Some(Problem::Cut { trace: part.name.clone(), why })
 }
 
 /// The parts that may belong to one job.
-fn belonging(parts: Vec<RankPart>, problems: &mut Vec<Problem>) -> Vec<RankPart> {
+fn parts_of_one_job(parts: Vec<RankTrace>, problems: &mut Vec<Problem>) -> Vec<RankTrace> {
     let mut worlds: BTreeMap<u32, usize> = BTreeMap::new();
     parts.iter().filter_map(|of| of.world).for_each(|world| *worlds.entry(world).or_default() += 1);
     let world = worlds.iter().max_by_key(|&(world, count)| (count, world)).map(|(&world, _)| world);
-    let mut kept: Vec<RankPart> = Vec::new();
+    let mut kept: Vec<RankTrace> = Vec::new();
     for part in parts {
         let twin = kept.iter().find(|other| match part.rank.zip(other.rank) {
             Some((rank, other)) => rank == other,
@@ -304,21 +305,22 @@ struct Link {
 }
 
 /// Links between the ranks' communicators, and communicators by name.
-struct Links {
+struct CommunicatorLinks {
     links: Vec<Link>,
 }
 
-impl Links {
-    fn new(parts: &[RankPart], problems: &mut Vec<Problem>) -> Self {
+impl CommunicatorLinks {
+    fn new(parts: &[RankTrace], problems: &mut Vec<Problem>) -> Self {
         let mut links = Vec::new();
-        for (communicator, (name, members)) in members(parts).into_iter().enumerate() {
-            let length = |&(_, of): &(usize, &Communicator)| of.entries.len();
+        for (communicator, (name, members)) in ranks_by_communicator(parts).into_iter().enumerate()
+        {
+            let length = |&(_, of): &(usize, &RankCommunicator)| of.entries.len();
             let reference = members.iter().max_by_key(|of| (length(of), std::cmp::Reverse(of.0)));
             let Some(&(reference, longest)) = reference else { continue };
             for &(rank, own) in members.iter().filter(|of| of.0 != reference) {
-                match follow(&own.entries, &longest.entries) {
+                match find_collective_shift(&own.entries, &longest.entries) {
                     Some((shift, ahead, matched, spread_ns)) => {
-                        let one = parts[rank].shares_trace(&parts[reference]);
+                        let one = parts[rank].is_same_trace(&parts[reference]);
                         let ahead = if one { Line::default() } else { ahead };
                         links.push(Link {
                             communicator,
@@ -342,27 +344,29 @@ impl Links {
 
     /// The clock of each rank less that of the first, through the communicators that join them.
     /// Ranks that no communicator joins with the largest part are reported and dropped.
-    fn clocks(
+    fn rank_clocks(
         &self,
-        parts: Vec<RankPart>,
+        parts: Vec<RankTrace>,
         problems: &mut Vec<Problem>,
-    ) -> (Vec<RankPart>, Vec<Clock>) {
+    ) -> (Vec<RankTrace>, Vec<RankClock>) {
         let mut order: Vec<&Link> = self.links.iter().collect();
         order.sort_by_key(|link| std::cmp::Reverse(link.matched));
         // The largest set of ranks that are joined, from each possible first rank.
         let reach = |first: usize| {
-            let mut clocks: Vec<Option<Clock>> = vec![None; parts.len()];
+            let mut clocks: Vec<Option<RankClock>> = vec![None; parts.len()];
             if let Some(clock) = clocks.get_mut(first) {
-                *clock = Some(Clock::default());
+                *clock = Some(RankClock::default());
             }
             while let Some((rank, clock)) =
                 order.iter().find_map(|link| match (clocks[link.reference], clocks[link.rank]) {
-                    (Some(reference), None) => {
-                        Some((link.rank, reference.then(link.ahead, link.spread_ns, 1)))
-                    }
-                    (None, Some(rank)) => {
-                        Some((link.reference, rank.then(link.ahead, link.spread_ns, -1)))
-                    }
+                    (Some(reference), None) => Some((
+                        link.rank,
+                        reference.clock_behind_link(link.ahead, link.spread_ns, 1),
+                    )),
+                    (None, Some(rank)) => Some((
+                        link.reference,
+                        rank.clock_behind_link(link.ahead, link.spread_ns, -1),
+                    )),
                     _ => None,
                 })
             {
@@ -370,7 +374,7 @@ impl Links {
             }
             clocks
         };
-        let reached = |clocks: &Vec<Option<Clock>>| clocks.iter().flatten().count();
+        let reached = |clocks: &Vec<Option<RankClock>>| clocks.iter().flatten().count();
         let mut best = reach(0);
         for first in 1..parts.len() {
             if reached(&best) * 2 > parts.len() {
@@ -401,7 +405,7 @@ impl Links {
         }
         for (part, clock) in kept.iter().zip(&clocks) {
             let ahead_ns = clock.ahead(part.span.0);
-            if ahead_ns.abs() >= SAME_CLOCK_NS {
+            if ahead_ns.abs() >= MAX_SAME_CLOCK_DIFFERENCE_NS {
                 problems.push(Problem::Clock { trace: part.name.clone(), ahead_ns });
             }
         }
@@ -410,8 +414,8 @@ impl Links {
 }
 
 /// The ranks that have each communicator.
-fn members(parts: &[RankPart]) -> BTreeMap<String, Vec<(usize, &Communicator)>> {
-    let mut members: BTreeMap<String, Vec<(usize, &Communicator)>> = BTreeMap::new();
+fn ranks_by_communicator(parts: &[RankTrace]) -> BTreeMap<String, Vec<(usize, &RankCommunicator)>> {
+    let mut members: BTreeMap<String, Vec<(usize, &RankCommunicator)>> = BTreeMap::new();
     for (rank, part) in parts.iter().enumerate() {
         for communicator in &part.communicators {
             members.entry(communicator.name.clone()).or_default().push((rank, communicator));
@@ -420,19 +424,21 @@ fn members(parts: &[RankPart]) -> BTreeMap<String, Vec<(usize, &Communicator)>> 
     members
 }
 
-fn key(entry: &Entry) -> (Collective, u64) {
+fn key(entry: &Entry) -> (CollectiveKind, u64) {
     (entry.collective, entry.bytes)
 }
 
 /// Finds the shift by which a rank's collectives follow those of a longer list: of those at which
 /// kinds and sizes agree the smallest at which the ends differ least.
-fn follow(own: &[Entry], longest: &[Entry]) -> Option<(i64, Line, usize, i64)> {
+fn find_collective_shift(own: &[Entry], longest: &[Entry]) -> Option<(i64, Line, usize, i64)> {
     let length = |entries: &[Entry]| i64::try_from(entries.len()).unwrap_or(i64::MAX);
     let extra = length(longest) - length(own);
-    let mut shifts: Vec<i64> = (-SHIFT..=SHIFT).chain(extra - SHIFT..=extra + SHIFT).collect();
+    let mut shifts: Vec<i64> = (-MAX_COLLECTIVE_SHIFT..=MAX_COLLECTIVE_SHIFT)
+        .chain(extra - MAX_COLLECTIVE_SHIFT..=extra + MAX_COLLECTIVE_SHIFT)
+        .collect();
     shifts.sort_by_key(|shift| (shift.abs(), *shift));
     shifts.dedup();
-    let candidates: Vec<(i64, Offsets, i64)> = shifts
+    let candidates: Vec<(i64, ClockOffsets, i64)> = shifts
         .into_iter()
         .filter_map(|shift| {
             let pairs = pairs(own, longest, shift)?;
@@ -449,7 +455,7 @@ fn follow(own: &[Entry], longest: &[Entry]) -> Option<(i64, Line, usize, i64)> {
 }
 
 /// Times and the differences of the clocks at them.
-type Offsets = Vec<(i64, i64)>;
+type ClockOffsets = Vec<(i64, i64)>;
 
 type Pair<'a> = (&'a Entry, &'a Entry);
 
@@ -459,7 +465,7 @@ fn pairs<'a>(own: &'a [Entry], longest: &'a [Entry], shift: i64) -> Option<Vec<P
     let pairs: Vec<Pair<'a>> =
         own.iter().skip(skip(-shift)).zip(longest.iter().skip(skip(shift))).collect();
     #[allow(clippy::cast_precision_loss)]
-    let enough = !pairs.is_empty() && pairs.len() as f64 >= OVERLAP * own.len() as f64;
+    let enough = !pairs.is_empty() && pairs.len() as f64 >= MIN_PARTNERED_SHARE * own.len() as f64;
     // A few pairs can agree by chance.
     if !enough || (shift != 0 && pairs.len() < 3) {
         return None;
@@ -467,7 +473,7 @@ fn pairs<'a>(own: &'a [Entry], longest: &'a [Entry], shift: i64) -> Option<Vec<P
     let agree = sampled(&pairs).filter(|(a, b)| key(a) == key(b)).count();
     #[allow(clippy::cast_precision_loss)]
     let share = agree as f64 / sampled(&pairs).count() as f64;
-    (share >= AGREE).then_some(pairs)
+    (share >= MIN_AGREEING_SHARE).then_some(pairs)
 }
 
 fn sampled<'a, 'b>(pairs: &'b [Pair<'a>]) -> impl Iterator<Item = Pair<'a>> + use<'a, 'b> {
@@ -507,21 +513,25 @@ fn line(offsets: &[(i64, i64)]) -> Line {
 }
 
 /// The meetings of all communicators, in the order of their arrival.
-fn meetings(parts: &[RankPart], clocks: &[Clock], problems: &mut Vec<Problem>) -> Vec<Meeting> {
+fn collective_meetings(
+    parts: &[RankTrace],
+    clocks: &[RankClock],
+    problems: &mut Vec<Problem>,
+) -> Vec<Meeting> {
     let mut all: Vec<Meeting> = Vec::new();
-    let links = Links::new(parts, &mut Vec::new()).links;
-    for (number, (name, members)) in members(parts).into_iter().enumerate() {
+    let links = CommunicatorLinks::new(parts, &mut Vec::new()).links;
+    for (number, (name, members)) in ranks_by_communicator(parts).into_iter().enumerate() {
         let own: Vec<&Link> = links.iter().filter(|link| link.communicator == number).collect();
         let Some(first) = own.first() else { continue };
         let reference = first.reference;
         let shift_of: HashMap<usize, i64> =
             own.iter().map(|link| (link.rank, link.shift)).chain([(reference, 0)]).collect();
         // The reference's numbers that every rank has.
-        let joined: Vec<(usize, &Communicator, i64)> = members
+        let joined: Vec<(usize, &RankCommunicator, i64)> = members
             .iter()
             .filter_map(|&(rank, of)| Some((rank, of, *shift_of.get(&rank)?)))
             .collect();
-        let count = |of: &Communicator| i64::try_from(of.entries.len()).unwrap_or(i64::MAX);
+        let count = |of: &RankCommunicator| i64::try_from(of.entries.len()).unwrap_or(i64::MAX);
         let from = joined.iter().map(|&(.., shift)| shift).max().unwrap_or(0).max(0);
         let until = joined.iter().map(|&(_, of, shift)| count(of) + shift).min().unwrap_or(0);
         let meetings = usize::try_from(until - from).unwrap_or(0);
@@ -553,19 +563,19 @@ fn meetings(parts: &[RankPart], clocks: &[Clock], problems: &mut Vec<Problem>) -
                     .iter()
                     .map(|&(rank, Entry { start, end, operation, .. })| {
                         let clock = &clocks[rank];
-                        let (start, end) = (clock.common(start), clock.common(end));
-                        Arrival { rank, operation, start, end }
+                        let (start, end) = (clock.to_job_time(start), clock.to_job_time(end));
+                        RankArrival { rank, operation, start, end }
                     })
                     .collect(),
             });
         }
     }
-    all.sort_by_key(|meeting| meeting.ready().0);
+    all.sort_by_key(|meeting| meeting.last_arrival().0);
     all
 }
 
 /// Ranks that the job has and no trace shows.
-fn missing(parts: &[RankPart], problems: &mut Vec<Problem>) {
+fn missing(parts: &[RankTrace], problems: &mut Vec<Problem>) {
     let Some(world) = parts.iter().filter_map(|of| of.world).max() else { return };
     let have: Vec<u32> = parts.iter().filter_map(|of| of.rank).collect();
     let count = world.saturating_sub(u32::try_from(parts.len()).unwrap_or(u32::MAX));
@@ -588,16 +598,16 @@ fn between(ranks: usize, meetings: &[Meeting]) -> Vec<i64> {
 }
 
 /// The collectives with their bus bandwidth, those with the most time first.
-fn slowest_first(
-    by_kind: HashMap<(Collective, u64), CollectiveSum>,
-    bus: &HashMap<(Collective, u64), f64>,
-) -> Vec<CollectiveSum> {
-    let mut collectives: Vec<CollectiveSum> = by_kind
+fn collectives_by_time(
+    by_kind: HashMap<(CollectiveKind, u64), CollectiveKindSum>,
+    bus: &HashMap<(CollectiveKind, u64), f64>,
+) -> Vec<CollectiveKindSum> {
+    let mut collectives: Vec<CollectiveKindSum> = by_kind
         .into_iter()
         .map(|(key, sum)| {
             #[allow(clippy::cast_precision_loss)]
             let bus = Some(bus[&key] / sum.transfer_ns.max(1) as f64).filter(|&bus| bus > 0.0);
-            CollectiveSum { bus, ..sum }
+            CollectiveKindSum { bus, ..sum }
         })
         .collect();
     collectives.sort_by_key(|of| {
@@ -607,24 +617,24 @@ fn slowest_first(
 }
 
 fn sums(
-    parts: Vec<RankPart>,
-    clocks: &[Clock],
+    parts: Vec<RankTrace>,
+    clocks: &[RankClock],
     meetings: &[Meeting],
     problems: Vec<Problem>,
 ) -> Job {
     let count = parts.len();
     let mut waits = vec![vec![0i64; count]; count];
-    let mut by_kind: HashMap<(Collective, u64), CollectiveSum> = HashMap::new();
-    let mut bus: HashMap<(Collective, u64), f64> = HashMap::new();
+    let mut by_kind: HashMap<(CollectiveKind, u64), CollectiveKindSum> = HashMap::new();
+    let mut bus: HashMap<(CollectiveKind, u64), f64> = HashMap::new();
     let (mut last_count, mut delayed) = (vec![0usize; count], vec![0i64; count]);
     // Nobody recorded what a rank did before its recording began.
     let begun: Vec<i64> =
-        parts.iter().zip(clocks).map(|(part, clock)| clock.common(part.span.0)).collect();
+        parts.iter().zip(clocks).map(|(part, clock)| clock.to_job_time(part.span.0)).collect();
     for meeting in meetings {
-        let (ready, last) = meeting.ready();
+        let (ready, last) = meeting.last_arrival();
         let begun = begun[last].min(ready);
         let mut skew = 0;
-        for &Arrival { rank, start, end, .. } in &meeting.ranks {
+        for &RankArrival { rank, start, end, .. } in &meeting.ranks {
             let wait = (ready - start.max(begun)).clamp(0, end - start);
             waits[rank][last] += wait;
             skew += wait;
@@ -635,7 +645,7 @@ fn sums(
             delayed[last] += ready - second.max(begun);
         }
         let key = (meeting.collective, meeting.bytes);
-        let sum = by_kind.entry(key).or_insert(CollectiveSum {
+        let sum = by_kind.entry(key).or_insert(CollectiveKindSum {
             collective: meeting.collective,
             bytes: meeting.bytes,
             ranks: meeting.ranks.len(),
@@ -645,28 +655,28 @@ fn sums(
             bus: None,
         });
         sum.count += 1;
-        sum.transfer_ns += meeting.transfer_ns();
+        sum.transfer_ns += meeting.collective_transfer_ns();
         sum.skew_ns += skew / i64::try_from(meeting.ranks.len()).unwrap_or(1);
         *bus.entry(key).or_default() += meeting.bus_bytes;
     }
-    let collectives = slowest_first(by_kind, &bus);
+    let collectives = collectives_by_time(by_kind, &bus);
     let times = || meetings.iter().flat_map(|of| &of.ranks);
     let end = times().map(|of| of.end).max().unwrap_or(0);
     // From this time on, all ranks are recorded.
     let all_begun = begun.iter().copied().max().unwrap_or(0).min(end);
-    let ended = parts.iter().zip(clocks).map(|(part, clock)| clock.common(part.span.1));
+    let ended = parts.iter().zip(clocks).map(|(part, clock)| clock.to_job_time(part.span.1));
     let all_ended = ended.max().unwrap_or(0).max(all_begun);
     let first = times().map(|of| of.start).min().unwrap_or(0).max(all_begun);
     let between = between(count, meetings);
     let (path, gains) = what_if::replay(&parts, clocks, meetings);
     let devices: Vec<Option<(f64, &'static str)>> =
-        parts.iter().map(|part| bus::link(part.device.as_deref()?)).collect();
+        parts.iter().map(|part| bus::link_of_device(part.device.as_deref()?)).collect();
     let hosts: Vec<&Option<String>> = parts.iter().map(|part| &part.host).collect();
     let one_host = hosts.windows(2).all(|pair| pair[0] == pair[1]);
     let same = devices.windows(2).all(|pair| pair[0] == pair[1]);
-    let ranks = parts.into_iter().enumerate().map(|(index, part)| RankSum {
+    let ranks = parts.into_iter().enumerate().map(|(index, part)| RankCollectiveSum {
         name: part.label.clone(),
-        times: part.times_inside(&clocks[index], (all_begun, all_ended)),
+        times: part.rank_times_inside(&clocks[index], (all_begun, all_ended)),
         waited_ns: waits[index].iter().sum(),
         last: last_count[index],
         delayed_ns: delayed[index],

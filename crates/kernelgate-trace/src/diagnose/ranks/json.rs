@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::join::{CollectiveSum, Job, RankSum};
-use super::what_if::JobGain;
+use super::join::{CollectiveKindSum, Job, RankCollectiveSum};
+use super::what_if::JobChangeGain;
 
 /// The version of the format, which `schema/job.json` of this crate describes. Version 2: times of
 /// ranks are those of the time in which all are recorded.
@@ -12,7 +12,7 @@ const SCHEMA: u32 = 2;
 impl Job {
     /// Converts to JSON, with `schema_version`.
     pub fn to_json(&self) -> Value {
-        let rank = |of: &RankSum| {
+        let rank = |of: &RankCollectiveSum| {
             let key = match of.part.rank {
                 Some(rank) => format!("rank:{rank}"),
                 None => format!("trace:{}", of.name),
@@ -35,7 +35,7 @@ impl Job {
                 "gain_at_median_ns": of.gain_ns,
             })
         };
-        let collective = |of: &CollectiveSum| {
+        let collective = |of: &CollectiveKindSum| {
             json!({
                 "key": format!("{}:{}", of.collective.label(), of.bytes),
                 "collective": of.collective.label(),
@@ -48,11 +48,11 @@ impl Job {
             })
         };
         let segment = |(rank, what, ns): &(usize, String, i64)| json!({ "rank": self.ranks[*rank].name, "what": what, "ns": ns });
-        let gain = |of: &JobGain| json!({ "change": of.change, "gain_ns": of.gain_ns });
+        let gain = |of: &JobChangeGain| json!({ "change": of.change, "gain_ns": of.gain_ns });
         json!({
             "schema_version": SCHEMA,
             "ranks": self.ranks.iter().map(rank).collect::<Vec<_>>(),
-            "stragglers": self.stragglers().iter().map(|of| &of.name).collect::<Vec<_>>(),
+            "stragglers": self.straggler_ranks().iter().map(|of| &of.name).collect::<Vec<_>>(),
             "collectives": self.collectives.iter().map(collective).collect::<Vec<_>>(),
             "waits_ns": self.waits,
             "critical_path": {

@@ -1,11 +1,11 @@
 //! A collective with the ranks that joined it.
 
-use crate::analyze::classes::Collective;
+use crate::analyze::classes::CollectiveKind;
 use crate::analyze::operations::OperationId;
 
 /// A rank in a collective, in the job's time.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Arrival {
+pub(super) struct RankArrival {
     pub rank: usize,
     /// Operation of the collective in the trace of the rank.
     pub operation: OperationId,
@@ -16,22 +16,22 @@ pub(super) struct Arrival {
 /// A collective that all ranks of its communicator joined, in the job's time.
 #[derive(Debug, Clone)]
 pub(super) struct Meeting {
-    pub collective: Collective,
+    pub collective: CollectiveKind,
     pub bytes: u64,
     pub bus_bytes: f64,
-    pub ranks: Vec<Arrival>,
+    pub ranks: Vec<RankArrival>,
 }
 
 impl Meeting {
     /// The arrival of the last rank, and that rank.
-    pub fn ready(&self) -> (i64, usize) {
+    pub fn last_arrival(&self) -> (i64, usize) {
         let last = self.ranks.iter().map(|of| (of.start, of.rank)).max();
         last.expect("a meeting has ranks")
     }
 
     /// Transfer time of a collective: from the arrival of the last rank to the end.
-    pub fn transfer_ns(&self) -> i64 {
-        let (ready, last) = self.ready();
+    pub fn collective_transfer_ns(&self) -> i64 {
+        let (ready, last) = self.last_arrival();
         let end = self.ranks.iter().find(|of| of.rank == last).map_or(ready, |of| of.end);
         end - ready
     }

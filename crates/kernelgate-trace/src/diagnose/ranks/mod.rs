@@ -11,21 +11,21 @@ mod recorded;
 mod text;
 mod what_if;
 
-pub use extract::{Communicator, Entry, RankPart, RankTimes};
-pub use join::{CollectiveSum, Job, Problem, RankSum, join};
-pub use what_if::{JobGain, JobPath};
+pub use extract::{Entry, RankCommunicator, RankTimeParts, RankTrace};
+pub use join::{CollectiveKindSum, Job, Problem, RankCollectiveSum, join};
+pub use what_if::{JobChangeGain, JobCriticalPath};
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::TraceError;
-use crate::read::{self, Wanted};
+use crate::read::{self, WantedTraceParts};
 
-type Parts = Result<Vec<RankPart>, TraceError>;
+type Parts = Result<Vec<RankTrace>, TraceError>;
 
 /// Whether the parts declare different ranks of jobs of one size.
-pub fn different_ranks(parts: &[RankPart]) -> bool {
+pub fn have_different_ranks(parts: &[RankTrace]) -> bool {
     let declared: Option<Vec<(u32, u32)>> = parts.iter().map(|of| of.rank.zip(of.world)).collect();
     declared.is_some_and(|mut declared| {
         declared.sort_unstable();
@@ -38,7 +38,7 @@ pub fn different_ranks(parts: &[RankPart]) -> bool {
 /// # Errors
 /// The errors of [`read::open`].
 pub fn within(name: &str, path: &Path) -> Result<Option<Job>, TraceError> {
-    let parts = read_parts(&[(name.to_owned(), path.to_owned())])?;
+    let parts = read_rank_traces(&[(name.to_owned(), path.to_owned())])?;
     Ok((parts.len() > 1).then(|| join(parts)))
 }
 
@@ -46,10 +46,10 @@ pub fn within(name: &str, path: &Path) -> Result<Option<Job>, TraceError> {
 ///
 /// # Errors
 /// The errors of [`read::open`], for the first trace that cannot be read.
-pub fn read_parts(traces: &[(String, PathBuf)]) -> Result<Vec<RankPart>, TraceError> {
-    let columns = Wanted { operations: true, calls: true, ..Wanted::default() };
+pub fn read_rank_traces(traces: &[(String, PathBuf)]) -> Result<Vec<RankTrace>, TraceError> {
+    let columns = WantedTraceParts { operations: true, calls: true, ..WantedTraceParts::default() };
     let read = |(name, path): &(String, PathBuf)| {
-        Ok(RankPart::extract(name, read::open(Path::new(path), &columns)?))
+        Ok(RankTrace::extract(name, read::open(Path::new(path), &columns)?))
     };
     let results: Vec<Mutex<Option<Parts>>> = traces.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);

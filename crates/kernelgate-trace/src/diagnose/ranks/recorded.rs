@@ -3,23 +3,23 @@
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::launches::{Launches, NONE};
 use crate::analyze::operations::AllOperations;
-use crate::analyze::replay::{Dependencies, WaitCall};
-use crate::diagnose::host::waiting::waiting_names;
+use crate::analyze::replay::{GpuWaitCall, OperationDependencies};
+use crate::diagnose::host::waiting::names_that_wait;
 use crate::model::Trace;
 
 /// A trace without its calls.
 #[derive(Debug)]
-pub(super) struct Recorded {
+pub(super) struct RecordedOperations {
     pub trace: Trace,
     launches: LaunchCalls,
-    waits: Vec<WaitCall>,
+    waits: Vec<GpuWaitCall>,
 }
 
-impl Recorded {
+impl RecordedOperations {
     /// Joins the calls of a trace with its operations, and drops them.
     pub fn new(mut trace: Trace) -> Self {
         let launches = Launches::join(&trace);
-        let waiting = waiting_names(&trace);
+        let waiting = names_that_wait(&trace);
         let calls = std::mem::take(&mut trace.calls);
         let all = AllOperations::new(&trace);
         let mut launch_calls = LaunchCalls::new(all.len());
@@ -28,7 +28,7 @@ impl Recorded {
             let (start, end, thread) = (calls.start[call], calls.end[call], calls.thread[call]);
             launch_calls.set(&all, id, LaunchCall { start, end, thread });
         }
-        let wait = |call: usize| WaitCall {
+        let wait = |call: usize| GpuWaitCall {
             thread: calls.thread[call],
             start: calls.start[call],
             end: calls.end[call],
@@ -39,12 +39,12 @@ impl Recorded {
     }
 
     /// Whether the calls that launch were recorded.
-    pub fn has_calls(&self) -> bool {
+    pub fn has_launch_calls(&self) -> bool {
         self.launches.any()
     }
 
     /// The dependencies of the recorded operations.
-    pub fn dependencies(&self) -> Option<Dependencies<'_>> {
-        Dependencies::new(&self.trace, &self.launches, &self.waits)
+    pub fn recorded_dependencies(&self) -> Option<OperationDependencies<'_>> {
+        OperationDependencies::new(&self.trace, &self.launches, &self.waits)
     }
 }

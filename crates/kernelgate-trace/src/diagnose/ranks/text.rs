@@ -2,17 +2,17 @@
 
 use std::fmt::Write as _;
 
-use super::clock::median_rank;
-use super::join::{Job, Problem, RankSum};
-use crate::diagnose::text::{bytes, percent, time, wrap};
-use crate::stats::{shorten, thousands};
+use super::clock::median_rank_value;
+use super::join::{Job, Problem, RankCollectiveSum};
+use crate::diagnose::text::{bytes, percent, time, wrap_line};
+use crate::stats::{shorten, with_thousands_separators};
 
 /// Kinds of collectives that are listed.
-const KINDS: usize = 12;
+const MAX_LISTED_COLLECTIVE_KINDS: usize = 12;
 /// Segments of the critical path that are listed.
 const SEGMENTS: usize = 8;
 /// Clocks that have lines of their own.
-const CLOCKS: usize = 4;
+const MAX_LISTED_CLOCKS: usize = 4;
 /// Pairs of ranks that are listed.
 const PAIRS: usize = 8;
 
@@ -23,14 +23,14 @@ impl Job {
         let head = format!(
             "{} ranks, {} collectives joined over {}; clocks aligned to ± {}",
             self.ranks.len(),
-            thousands(&self.joined.to_string()),
+            with_thousands_separators(&self.joined.to_string()),
             time(self.span_ns),
             time(self.precision_ns)
         );
-        wrap(&mut text, &head, "", "  ");
-        self.problems_text(&mut text);
+        wrap_line(&mut text, &head, "", "  ");
+        self.write_problems(&mut text);
         if self.joined == 0 {
-            wrap(
+            wrap_line(
                 &mut text,
                 "no collective could be joined: waiting cannot be separated from transfer; give the \
                  traces of several ranks of one job",
@@ -39,30 +39,30 @@ impl Job {
             );
             return text;
         }
-        self.stragglers_text(&mut text);
-        if let Some((least, most)) = self.exposed_shares() {
+        self.write_stragglers(&mut text);
+        if let Some((least, most)) = self.exposed_share_range() {
             let (least, most) = (least * 100.0, most * 100.0);
             let line =
                 format!("exposed communication: {least:.1} to {most:.1} % of the time of a rank");
-            wrap(&mut text, &line, "  ", "    ");
+            wrap_line(&mut text, &line, "  ", "    ");
         }
-        self.ranks_text(&mut text);
-        self.pairs_text(&mut text);
-        self.path_text(&mut text);
-        self.collectives_text(&mut text);
+        self.write_ranks(&mut text);
+        self.write_rank_pairs(&mut text);
+        self.write_critical_path(&mut text);
+        self.write_collectives(&mut text);
         text
     }
 
     /// The clocks of many ranks are one line.
-    fn problems_text(&self, text: &mut String) {
+    fn write_problems(&self, text: &mut String) {
         let ahead = |problem: &Problem| match problem {
             Problem::Clock { ahead_ns, .. } => Some(*ahead_ns),
             _ => None,
         };
         let clocks: Vec<i64> = self.problems.iter().filter_map(ahead).collect();
-        let many = clocks.len() > CLOCKS;
+        let many = clocks.len() > MAX_LISTED_CLOCKS;
         for problem in self.problems.iter().filter(|of| !many || ahead(of).is_none()) {
-            wrap(text, &problem.message(), "  ! ", "    ");
+            wrap_line(text, &problem.message(), "  ! ", "    ");
         }
         if let (true, Some(least), Some(most)) = (many, clocks.iter().min(), clocks.iter().max()) {
             let apart = time(most.max(&0) - least.min(&0));
@@ -70,41 +70,41 @@ impl Job {
                 "the clocks of {} ranks differ, by up to {apart}; aligned by the ends of collectives",
                 clocks.len() + 1
             );
-            wrap(text, &line, "  ! ", "    ");
+            wrap_line(text, &line, "  ! ", "    ");
         }
     }
 
-    fn stragglers_text(&self, text: &mut String) {
-        let stragglers = self.stragglers();
+    fn write_stragglers(&self, text: &mut String) {
+        let stragglers = self.straggler_ranks();
         if stragglers.is_empty() {
             let line = "no straggler: no rank delays the others by 5 % of the time where no compute \
                         hides it, and by more than the clocks may differ";
-            wrap(text, line, "  ", "    ");
+            wrap_line(text, line, "  ", "    ");
         }
         for rank in stragglers {
-            wrap(text, &format!("straggler: {}", self.lateness(rank)), "  ", "    ");
+            wrap_line(text, &format!("straggler: {}", self.straggler_sentence(rank)), "  ", "    ");
         }
     }
 
     /// How late a straggler is, why, and the gain without its delay, as a sentence.
-    pub fn lateness(&self, rank: &RankSum) -> String {
+    pub fn straggler_sentence(&self, rank: &RankCollectiveSum) -> String {
         format!(
             "{} came last to {} of {} collectives and delayed them by {} ({:.1} % of the time); {}. \
              As fast as the median rank, the job gains {} (replayed)",
             rank.name,
-            thousands(&rank.last.to_string()),
-            thousands(&self.joined.to_string()),
+            with_thousands_separators(&rank.last.to_string()),
+            with_thousands_separators(&self.joined.to_string()),
             time(rank.delayed_ns),
             percent(rank.delayed_ns, self.span_ns),
-            self.why_late(rank),
+            self.cause_of_lateness(rank),
             time(rank.gain_ns)
         )
     }
 
     /// The part of a straggler's time that exceeds that of the other ranks most.
-    fn why_late(&self, rank: &RankSum) -> String {
-        let excess = |verb: &str, value: fn(&RankSum) -> i64| {
-            let (own, others) = (value(rank), median_rank(self.ranks.iter().map(value)));
+    fn cause_of_lateness(&self, rank: &RankCollectiveSum) -> String {
+        let excess = |verb: &str, value: fn(&RankCollectiveSum) -> i64| {
+            let (own, others) = (value(rank), median_rank_value(self.ranks.iter().map(value)));
             (own - others, verb.to_owned(), own, others)
         };
         let parts = [
@@ -118,7 +118,7 @@ impl Job {
         format!("it {verb} {}, the median rank {}", time(own), time(others))
     }
 
-    fn ranks_text(&self, text: &mut String) {
+    fn write_ranks(&self, text: &mut String) {
         let _ = writeln!(
             text,
             "  {:<26}{:>12}{:>13}{:>11}{:>12}{:>12}{:>8}",
@@ -134,12 +134,12 @@ impl Job {
                 time(rank.times.idle_ns),
                 time(rank.waited_ns),
                 time(rank.delayed_ns),
-                thousands(&rank.last.to_string())
+                with_thousands_separators(&rank.last.to_string())
             );
         }
     }
 
-    fn pairs_text(&self, text: &mut String) {
+    fn write_rank_pairs(&self, text: &mut String) {
         let mut pairs: Vec<(i64, usize, usize)> = Vec::new();
         for (rank, waits) in self.waits.iter().enumerate() {
             pairs.extend(waits.iter().enumerate().map(|(last, &ns)| (ns, rank, last)));
@@ -157,11 +157,11 @@ impl Job {
                 time(ns),
                 self.ranks[last].name
             );
-            wrap(text, &line, "    ", "      ");
+            wrap_line(text, &line, "    ", "      ");
         }
     }
 
-    fn path_text(&self, text: &mut String) {
+    fn write_critical_path(&self, text: &mut String) {
         let path = &self.path;
         if path.total_ns == 0 {
             return;
@@ -182,13 +182,13 @@ impl Job {
         path.gains.iter().for_each(|of| line(text, of.gain_ns, &of.change));
     }
 
-    fn collectives_text(&self, text: &mut String) {
+    fn write_collectives(&self, text: &mut String) {
         let _ = writeln!(
             text,
             "  {:<22}{:>11}{:>7}{:>9}{:>12}{:>12}{:>20}",
             "collective", "bytes", "ranks", "count", "transfer", "skew", "bus bandwidth"
         );
-        for of in self.collectives.iter().take(KINDS) {
+        for of in self.collectives.iter().take(MAX_LISTED_COLLECTIVE_KINDS) {
             let size = if of.bytes > 0 { bytes(of.bytes) } else { "unknown".to_owned() };
             let bus = match (of.bus, self.link) {
                 (Some(bus), Some((link, _))) => {
@@ -203,12 +203,12 @@ impl Job {
                 of.collective.label(),
                 size,
                 of.ranks,
-                thousands(&of.count.to_string()),
+                with_thousands_separators(&of.count.to_string()),
                 time(of.transfer_ns),
                 time(of.skew_ns),
             );
         }
-        let more = self.collectives.len().saturating_sub(KINDS);
+        let more = self.collectives.len().saturating_sub(MAX_LISTED_COLLECTIVE_KINDS);
         if more > 0 {
             let _ = writeln!(text, "    {more} more kinds and sizes are in the JSON");
         }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::clock::{Clock, median_rank};
-use super::extract::RankPart;
+use super::clock::{RankClock, median_rank_value};
+use super::extract::RankTrace;
 use super::meeting::Meeting;
-use super::recorded::Recorded;
-use crate::analyze::classes::{Class, Classes};
+use super::recorded::RecordedOperations;
+use crate::analyze::classes::{OperationClass, OperationClasses};
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::replay::job::{JobReplay, Member};
-use crate::analyze::replay::{Change, HostTime, Segment};
+use crate::analyze::replay::{Change, CriticalPathSegment, ReplayedHostTime};
 use crate::diagnose::labels::short_name;
 use crate::model::Trace;
 
@@ -21,7 +21,7 @@ const KERNELS: usize = 3;
 
 /// The gain of a change of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobGain {
+pub struct JobChangeGain {
     /// The change.
     pub change: String,
     /// Nanoseconds that the job is shorter.
@@ -30,25 +30,25 @@ pub struct JobGain {
 
 /// The critical path of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct JobPath {
+pub struct JobCriticalPath {
     /// Time from when all ranks are recorded to the last end on any of them, nanoseconds.
     pub total_ns: i64,
     /// Rank, what it did and how long, the longest first; the times add up to the total.
     pub segments: Vec<(usize, String, i64)>,
     /// The largest first.
-    pub gains: Vec<JobGain>,
+    pub gains: Vec<JobChangeGain>,
 }
 
 /// The traces of the parts, each once, and the number of each part's trace.
-struct Traces<'a> {
-    recorded: Vec<&'a Recorded>,
+struct DistinctTraces<'a> {
+    recorded: Vec<&'a RecordedOperations>,
     of_part: Vec<usize>,
-    classes: Vec<Classes<'a>>,
+    classes: Vec<OperationClasses<'a>>,
 }
 
-impl<'a> Traces<'a> {
-    fn new(parts: &'a [RankPart]) -> Self {
-        let mut recorded: Vec<&'a Arc<Recorded>> = Vec::new();
+impl<'a> DistinctTraces<'a> {
+    fn new(parts: &'a [RankTrace]) -> Self {
+        let mut recorded: Vec<&'a Arc<RecordedOperations>> = Vec::new();
         let mut of_part = Vec::new();
         for part in parts {
             let number = recorded.iter().position(|of| Arc::ptr_eq(of, &part.recorded));
@@ -57,8 +57,8 @@ impl<'a> Traces<'a> {
                 recorded.push(&part.recorded);
             }
         }
-        let recorded: Vec<&Recorded> = recorded.into_iter().map(Arc::as_ref).collect();
-        let classes = recorded.iter().map(|of| Classes::new(&of.trace)).collect();
+        let recorded: Vec<&RecordedOperations> = recorded.into_iter().map(Arc::as_ref).collect();
+        let classes = recorded.iter().map(|of| OperationClasses::new(&of.trace)).collect();
         Self { recorded, of_part, classes }
     }
 
@@ -67,7 +67,7 @@ impl<'a> Traces<'a> {
     }
 
     /// The part that an operation belongs to.
-    fn part(&self, parts: &[RankPart], number: usize, id: OperationId) -> usize {
+    fn part(&self, parts: &[RankTrace], number: usize, id: OperationId) -> usize {
         let trace = self.trace(number);
         let place = &trace.places[AllOperations::new(trace).place(id).0 as usize];
         let own = |part: usize| {
@@ -80,7 +80,9 @@ impl<'a> Traces<'a> {
     fn kernel(&self, number: usize, id: OperationId) -> Option<&'a str> {
         let trace = self.trace(number);
         match AllOperations::new(trace).part(id) {
-            (Kind::Kernel, row) if self.classes[number].class(id) == Class::Compute => {
+            (Kind::Kernel, row)
+                if self.classes[number].class_of_operation(id) == OperationClass::Compute =>
+            {
                 Some(trace.kernel_name(row))
             }
             _ => None,
@@ -89,28 +91,28 @@ impl<'a> Traces<'a> {
 }
 
 /// A change that makes a part faster.
-enum Faster {
+enum SpeedUpChange {
     /// The kernels and the host of a rank take a part of their time.
     Rank { part: usize, compute: f64, host: f64 },
     /// Kernels of a name take half as long.
     Kernel(String),
     /// Operations of a class take no time: of collectives their transfer, not the waiting.
-    Class(Class),
+    Class(OperationClass),
     /// Launch calls take no time.
     Launches,
     /// No host waits for its GPU.
     Waits,
 }
 
-impl Faster {
-    fn label(&self, parts: &[RankPart]) -> String {
+impl SpeedUpChange {
+    fn label(&self, parts: &[RankTrace]) -> String {
         match self {
             Self::Rank { part, .. } => {
                 format!("{} as fast as the median rank", parts[*part].label)
             }
             Self::Kernel(name) => format!("half the time of {}", short_name(name)),
-            Self::Class(Class::Communication) => "transfers that take no time".to_owned(),
-            Self::Class(Class::Copy) => "copies that take no time".to_owned(),
+            Self::Class(OperationClass::Communication) => "transfers that take no time".to_owned(),
+            Self::Class(OperationClass::Copy) => "copies that take no time".to_owned(),
             Self::Class(class) => format!("{}s that take no time", class.label()),
             Self::Launches => "launch calls that take no time".to_owned(),
             Self::Waits => "hosts that do not wait for their GPU".to_owned(),
@@ -120,25 +122,26 @@ impl Faster {
 
 /// The critical path, and by part what it would gain at the speed of the median rank.
 pub(super) fn replay(
-    parts: &[RankPart],
-    clocks: &[Clock],
+    parts: &[RankTrace],
+    clocks: &[RankClock],
     meetings: &[Meeting],
-) -> (JobPath, Vec<i64>) {
-    let nothing = || (JobPath::default(), vec![0; parts.len()]);
+) -> (JobCriticalPath, Vec<i64>) {
+    let nothing = || (JobCriticalPath::default(), vec![0; parts.len()]);
     if meetings.is_empty() {
         return nothing();
     }
-    let traces = Traces::new(parts);
-    let Some(dependencies) = traces.recorded.iter().map(|of| of.dependencies()).collect() else {
+    let traces = DistinctTraces::new(parts);
+    let Some(dependencies) = traces.recorded.iter().map(|of| of.recorded_dependencies()).collect()
+    else {
         return nothing();
     };
-    let clock_of: Vec<&Clock> = (0..traces.recorded.len())
+    let clock_of: Vec<&RankClock> = (0..traces.recorded.len())
         .map(|number| traces.of_part.iter().position(|&of| of == number))
         .map(|part| &clocks[part.expect("a trace has a part")])
         .collect();
-    let common = |number: usize, time: i64| clock_of[number].common(time);
+    let common = |number: usize, time: i64| clock_of[number].to_job_time(time);
     let members = |meeting: &Meeting| {
-        let member = |of: &super::meeting::Arrival| Member {
+        let member = |of: &super::meeting::RankArrival| Member {
             trace: traces.of_part[of.rank],
             operation: of.operation,
             start: of.start,
@@ -147,48 +150,52 @@ pub(super) fn replay(
         meeting.ranks.iter().map(member).collect()
     };
     let job = JobReplay::new(dependencies, meetings.iter().map(members).collect(), &common);
-    let of_ranks: Vec<Option<Faster>> =
-        (0..parts.len()).map(|part| at_median(parts, part)).collect();
-    let gain = |faster: &Faster| gain(&job, &traces, parts, faster);
+    let of_ranks: Vec<Option<SpeedUpChange>> =
+        (0..parts.len()).map(|part| rank_at_median_speed(parts, part)).collect();
+    let gain = |faster: &SpeedUpChange| gain(&job, &traces, parts, faster);
     let by_part: Vec<i64> = of_ranks.iter().map(|of| of.as_ref().map_or(0, &gain)).collect();
-    let mut gains: Vec<JobGain> = of_ranks
+    let mut gains: Vec<JobChangeGain> = of_ranks
         .iter()
         .flatten()
         .zip(by_part.iter().zip(&of_ranks).filter(|(_, of)| of.is_some()).map(|(ns, _)| *ns))
-        .map(|(of, gain_ns)| JobGain { change: of.label(parts), gain_ns })
+        .map(|(of, gain_ns)| JobChangeGain { change: of.label(parts), gain_ns })
         .collect();
-    for faster in changes(&traces) {
-        gains.push(JobGain { change: faster.label(parts), gain_ns: gain(&faster) });
+    for faster in speed_up_changes(&traces) {
+        gains.push(JobChangeGain { change: faster.label(parts), gain_ns: gain(&faster) });
     }
     gains.sort_by(|a, b| b.gain_ns.cmp(&a.gain_ns).then_with(|| a.change.cmp(&b.change)));
     let (start, end) = job.recorded();
-    let path = JobPath { total_ns: end - start, segments: segments(&job, &traces, parts), gains };
+    let path = JobCriticalPath {
+        total_ns: end - start,
+        segments: critical_path_by_rank(&job, &traces, parts),
+        gains,
+    };
     (path, by_part)
 }
 
 /// A rank that computes or idles longer than the median rank, at its speed.
 #[allow(clippy::cast_precision_loss)]
-fn at_median(parts: &[RankPart], part: usize) -> Option<Faster> {
-    let share = |value: fn(&RankPart) -> i64| {
-        let (own, median) = (value(&parts[part]), median_rank(parts.iter().map(value)));
+fn rank_at_median_speed(parts: &[RankTrace], part: usize) -> Option<SpeedUpChange> {
+    let share = |value: fn(&RankTrace) -> i64| {
+        let (own, median) = (value(&parts[part]), median_rank_value(parts.iter().map(value)));
         if own > median { median as f64 / own as f64 } else { 1.0 }
     };
     let compute = share(|of| of.times.compute_ns);
     let host = share(|of| of.times.idle_ns);
-    (compute < 1.0 || host < 1.0).then_some(Faster::Rank { part, compute, host })
+    (compute < 1.0 || host < 1.0).then_some(SpeedUpChange::Rank { part, compute, host })
 }
 
 /// The changes of all ranks at once.
-fn changes(traces: &Traces<'_>) -> Vec<Faster> {
+fn speed_up_changes(traces: &DistinctTraces<'_>) -> Vec<SpeedUpChange> {
     let mut kernels: HashMap<&str, i64> = HashMap::new();
-    let mut classes: Vec<Class> = Vec::new();
+    let mut classes: Vec<OperationClass> = Vec::new();
     for number in 0..traces.recorded.len() {
         let all = AllOperations::new(traces.trace(number));
         for id in all.ids() {
             if let Some(name) = traces.kernel(number, id) {
                 *kernels.entry(name).or_default() += all.length(id);
             }
-            let class = traces.classes[number].class(id);
+            let class = traces.classes[number].class_of_operation(id);
             if !classes.contains(&class) {
                 classes.push(class);
             }
@@ -197,42 +204,56 @@ fn changes(traces: &Traces<'_>) -> Vec<Faster> {
     let mut kernels: Vec<(&str, i64)> = kernels.into_iter().collect();
     kernels.sort_by_key(|&(name, ns)| (std::cmp::Reverse(ns), name));
     let kernels = kernels.into_iter().take(KERNELS);
-    let mut changes: Vec<Faster> =
-        kernels.map(|(name, _)| Faster::Kernel(name.to_owned())).collect();
-    classes.retain(|class| matches!(class, Class::Communication | Class::Copy | Class::Migration));
-    changes.extend(classes.into_iter().map(Faster::Class));
-    if traces.recorded.iter().any(|of| of.has_calls()) {
-        changes.extend([Faster::Launches, Faster::Waits]);
+    let mut changes: Vec<SpeedUpChange> =
+        kernels.map(|(name, _)| SpeedUpChange::Kernel(name.to_owned())).collect();
+    classes.retain(|class| {
+        matches!(
+            class,
+            OperationClass::Communication | OperationClass::Copy | OperationClass::Migration
+        )
+    });
+    changes.extend(classes.into_iter().map(SpeedUpChange::Class));
+    if traces.recorded.iter().any(|of| of.has_launch_calls()) {
+        changes.extend([SpeedUpChange::Launches, SpeedUpChange::Waits]);
     }
     changes
 }
 
-fn gain(job: &JobReplay<'_>, traces: &Traces<'_>, parts: &[RankPart], faster: &Faster) -> i64 {
+fn gain(
+    job: &JobReplay<'_>,
+    traces: &DistinctTraces<'_>,
+    parts: &[RankTrace],
+    faster: &SpeedUpChange,
+) -> i64 {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     let scaled = |ns: i64, share: f64| (ns as f64 * share).round() as i64;
     let length = |number: usize| {
         move |id: OperationId, ns: i64| match faster {
-            Faster::Rank { part, compute, .. } => {
+            SpeedUpChange::Rank { part, compute, .. } => {
                 let own = traces.of_part[*part] == number
                     && traces.part(parts, number, id) == *part
-                    && traces.classes[number].class(id) == Class::Compute;
+                    && traces.classes[number].class_of_operation(id) == OperationClass::Compute;
                 if own { scaled(ns, *compute) } else { ns }
             }
-            Faster::Kernel(name) if traces.kernel(number, id) == Some(name) => ns / 2,
-            Faster::Class(class) if traces.classes[number].class(id) == *class => 0,
+            SpeedUpChange::Kernel(name) if traces.kernel(number, id) == Some(name) => ns / 2,
+            SpeedUpChange::Class(class)
+                if traces.classes[number].class_of_operation(id) == *class =>
+            {
+                0
+            }
             _ => ns,
         }
     };
     let lengths: Vec<_> = (0..traces.recorded.len()).map(length).collect();
     let change = |(number, length)| Change {
         length,
-        launches: !matches!(faster, Faster::Launches),
-        waits: !matches!(faster, Faster::Waits),
+        launches: !matches!(faster, SpeedUpChange::Launches),
+        waits: !matches!(faster, SpeedUpChange::Waits),
         host: match faster {
-            Faster::Rank { part, host, .. } if traces.of_part[*part] == number => {
-                HostTime::Scaled(*host)
+            SpeedUpChange::Rank { part, host, .. } if traces.of_part[*part] == number => {
+                ReplayedHostTime::Scaled(*host)
             }
-            _ => HostTime::Recorded,
+            _ => ReplayedHostTime::Recorded,
         },
     };
     let lengths: Vec<&dyn Fn(OperationId, i64) -> i64> =
@@ -242,19 +263,19 @@ fn gain(job: &JobReplay<'_>, traces: &Traces<'_>, parts: &[RankPart], faster: &F
 }
 
 /// The critical path by rank and kind of work.
-fn segments(
+fn critical_path_by_rank(
     job: &JobReplay<'_>,
-    traces: &Traces<'_>,
-    parts: &[RankPart],
+    traces: &DistinctTraces<'_>,
+    parts: &[RankTrace],
 ) -> Vec<(usize, String, i64)> {
     let first_part = |number: usize| traces.of_part.iter().position(|&of| of == number);
     let mut sums: HashMap<(usize, String), i64> = HashMap::new();
     for (number, segment, ns) in job.critical_path() {
         let (part, what) = match segment {
-            Segment::Operation(id) => {
+            CriticalPathSegment::Operation(id) => {
                 let what = match traces.kernel(number, id) {
                     Some(name) => short_name(name),
-                    None => traces.classes[number].class(id).label().to_owned(),
+                    None => traces.classes[number].class_of_operation(id).label().to_owned(),
                 };
                 (traces.part(parts, number, id), what)
             }

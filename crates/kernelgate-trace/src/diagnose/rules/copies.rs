@@ -2,25 +2,26 @@
 
 use hashbrown::HashMap;
 
-use super::super::context::Context;
+use super::super::context::DiagnosisContext;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Inspected, Remedy, Severity, Unit,
+    DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
+    InspectedShare, ProcessDeviceUse, Unit,
 };
 use super::super::text::bytes as shown_bytes;
-use super::launches::no_work;
-use super::outcome::{Lack, Outcome, most_expensive, number, some_of};
+use super::launches::missing_gpu_work;
+use super::outcome::{MissingData, RuleOutcome, inspected_some, most_expensive_evidence, number};
 use crate::analyze::operations::{Kind, OperationId};
 use crate::analyze::timeline::Line;
 use crate::analyze::timeline::idle::Activity;
 use crate::model::gpu::MemoryKind;
 
 /// Synchronous copies to the device up to this size return at once: the data goes with the command.
-const IMMEDIATE_COPY_BYTES: u64 = 64 << 10;
+const MAX_IMMEDIATE_COPY_BYTES: u64 = 64 << 10;
 
 /// Operations that are a fault.
 #[derive(Default)]
 struct Group {
-    evidence: Vec<Evidence>,
+    evidence: Vec<FindingEvidence>,
     count: usize,
     total_ns: i64,
     bytes: u64,
@@ -28,109 +29,116 @@ struct Group {
 }
 
 /// One copy of a group.
-struct Member {
+struct CopyOfGroup {
     id: u32,
     bytes: u64,
     what: String,
 }
 
 /// Copies with the same description and range are one line.
-fn group(context: &Context<'_>, operations: impl Iterator<Item = Member>) -> Group {
-    let mut groups: HashMap<(String, Option<String>), Evidence> = HashMap::new();
+fn group_copies(
+    context: &DiagnosisContext<'_>,
+    operations: impl Iterator<Item = CopyOfGroup>,
+) -> Group {
+    let mut groups: HashMap<(String, Option<String>), FindingEvidence> = HashMap::new();
     let mut all = Group::default();
-    for Member { id, bytes, what } in operations {
+    for CopyOfGroup { id, bytes, what } in operations {
         let (start, end) = (context.all.start(id), context.all.end(id));
         all.count += 1;
         all.total_ns += end - start;
         all.bytes += bytes;
         all.ids.push(id);
-        let range = context.path_of(id);
-        let evidence = groups.entry((what.clone(), range.clone())).or_insert_with(|| Evidence {
-            what,
-            count: 0,
-            total_ns: Some(0),
-            range,
-            span: Some((start, end)),
-            place: Some(context.place_of(id)),
-        });
+        let range = context.path_of_operation(id);
+        let evidence =
+            groups.entry((what.clone(), range.clone())).or_insert_with(|| FindingEvidence {
+                what,
+                count: 0,
+                total_ns: Some(0),
+                range,
+                span: Some((start, end)),
+                place: Some(context.process_and_device_of(id)),
+            });
         evidence.count += 1;
         evidence.total_ns = evidence.total_ns.map(|ns| ns + end - start);
         if evidence.span.is_some_and(|(from, to)| end - start > to - from) {
             evidence.span = Some((start, end));
         }
     }
-    all.evidence = most_expensive(groups.into_values().collect());
+    all.evidence = most_expensive_evidence(groups.into_values().collect());
     all
 }
 
 /// An operation of a kind whose call is known.
-struct CalledOperation<'a> {
+struct OperationWithCall<'a> {
     id: u32,
     row: usize,
     call: &'a str,
 }
 
 /// The copies or sets whose launch call was recorded, and the number of all that were inspected.
-fn called<'a>(
-    context: &'a Context<'a>,
+fn operations_with_calls<'a>(
+    context: &'a DiagnosisContext<'a>,
     (kind, unit): (Kind, Unit),
-) -> Result<(Vec<CalledOperation<'a>>, Inspected), Lack> {
+) -> Result<(Vec<OperationWithCall<'a>>, InspectedShare), MissingData> {
     if context.all.is_empty() {
-        return Err(no_work(context));
+        return Err(missing_gpu_work(context));
     }
-    let of_kind = |&id: &u32| context.all.part(id).0 == kind && !context.is_migration(id);
+    let of_kind = |&id: &u32| context.all.part(id).0 == kind && !context.is_page_migration(id);
     let ids: Vec<u32> = context.all.ids().filter(of_kind).collect();
     if ids.is_empty() {
-        return Err(Lack::absent(format!("the trace holds no {}", unit.label())));
+        return Err(MissingData::absent(format!("the trace holds no {}", unit.label())));
     }
     let called = ids.iter().filter_map(|&id| {
-        let call = context.host.launched_by(context.trace, id)?;
+        let call = context.host.function_that_launched(context.trace, id)?;
         let (_, row) = context.all.part(id);
-        Some(CalledOperation { id, row, call: context.function(call) })
+        Some(OperationWithCall { id, row, call: context.function(call) })
     });
-    let called: Vec<CalledOperation<'a>> = called.collect();
-    let record = context.platform.record_launches();
+    let called: Vec<OperationWithCall<'a>> = called.collect();
+    let record = context.platform.record_launches_advice();
     if called.is_empty() {
         let reason = format!("the calls of the {} are not in the trace", unit.label());
-        return Err(Lack::new(reason, record));
+        return Err(MissingData::new(reason, record));
     }
-    let inspected = Inspected {
+    let inspected = InspectedShare {
         missing: (called.len() < ids.len())
             .then(|| format!("the calls of the others are not in the trace; {record}")),
-        ..some_of(called.len(), ids.len(), unit)
+        ..inspected_some(called.len(), ids.len(), unit)
     };
     Ok((called, inspected))
 }
 
 /// Severity by the copies' part of all spans, which is an upper bound: the replay limits it.
-fn severity(context: &Context<'_>, ns: i64) -> Severity {
-    let span = context.activities.iter().map(Activity::span_ns).sum();
-    Severity::from_saving(ns, span)
+fn severity(context: &DiagnosisContext<'_>, ns: i64) -> FindingSeverity {
+    let span = context.activities.iter().map(Activity::span_of_gaps_ns).sum();
+    FindingSeverity::severity_of_saving(ns, span)
 }
 
 /// The time of some operations, as far as one line of all devices' time holds as much.
-fn at_most(devices: &[DeviceUse], line: Line, ns: i64) -> i64 {
-    ns.min(devices.iter().map(|of| of.account.total.busy(line)).sum())
+fn limit_to_one_line(devices: &[ProcessDeviceUse], line: Line, ns: i64) -> i64 {
+    ns.min(devices.iter().map(|of| of.account.total.busy_ns_of_line(line)).sum())
 }
 
-pub(super) fn pageable_finds() -> String {
+pub(super) fn pageable_copies_rule_text() -> String {
     "an asynchronous copy from or to pageable memory".to_owned()
 }
 
-pub(super) fn synchronous_copies_finds() -> String {
+pub(super) fn synchronous_copies_rule_text() -> String {
     format!(
         "a synchronous copy, but for copies of up to {} KiB to the device",
-        IMMEDIATE_COPY_BYTES >> 10
+        MAX_IMMEDIATE_COPY_BYTES >> 10
     )
 }
 
-pub(super) fn synchronous_sets_finds() -> String {
+pub(super) fn synchronous_sets_rule_text() -> String {
     "a synchronous memset".to_owned()
 }
 
-pub(super) fn pageable(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
+pub(super) fn pageable_copies_rule(
+    context: &DiagnosisContext<'_>,
+    devices: &[ProcessDeviceUse],
+) -> RuleOutcome {
     let copies = &context.trace.copies;
-    let (called, mut inspected) = match called(context, (Kind::Copy, Unit::Copies)) {
+    let (called, mut inspected) = match operations_with_calls(context, (Kind::Copy, Unit::Copies)) {
         Ok(called) => called,
         Err(lack) => return lack.into(),
     };
@@ -138,8 +146,9 @@ pub(super) fn pageable(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome 
     let recorded =
         called.iter().filter(|of| !memory(of.row).contains(&MemoryKind::Unknown)).count();
     if recorded == 0 {
-        let record = context.platform.record_launches();
-        return Lack::new("the kinds of memory of the copies are not in the trace", record).into();
+        let record = context.platform.record_launches_advice();
+        return MissingData::new("the kinds of memory of the copies are not in the trace", record)
+            .into();
     }
     if recorded < called.len() {
         inspected.seen = i64::try_from(recorded).unwrap_or(i64::MAX);
@@ -148,25 +157,25 @@ pub(super) fn pageable(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome 
     let found = called
         .iter()
         .filter(|of| of.call.contains("Async") && memory(of.row).contains(&MemoryKind::Pageable))
-        .map(|&CalledOperation { id, row, call }| {
+        .map(|&OperationWithCall { id, row, call }| {
             let direction = context.trace.names.text(copies.kind[row]);
             let [from, to] = memory(row).map(MemoryKind::label);
             let what = format!("{call} {direction} ({from} to {to})");
-            Member { id, bytes: copies.bytes[row], what }
+            CopyOfGroup { id, bytes: copies.bytes[row], what }
         });
-    let group = group(context, found);
+    let group = group_copies(context, found);
     if group.count == 0 {
-        return Outcome::Checked(Vec::new(), inspected);
+        return RuleOutcome::Checked(Vec::new(), inspected);
     }
-    let saved = at_most(devices, Line::Copy, group.total_ns);
+    let saved = limit_to_one_line(devices, Line::Copy, group.total_ns);
     #[allow(clippy::cast_precision_loss)]
     let speed = group.bytes as f64 / group.total_ns.max(1) as f64;
     // A few bytes show latency, not speed.
     let speed = if speed >= 0.05 { format!(" at {speed:.1} GB/s") } else { String::new() };
-    let found = Finding {
+    let found = DiagnosisFinding {
         id: "pageable-copy",
         severity: severity(context, saved),
-        confidence: Confidence::High,
+        confidence: FindingConfidence::High,
         title: format!(
             "asynchronous copies with pageable memory: {}, {}{speed}; the host waits for each",
             group.count,
@@ -175,21 +184,24 @@ pub(super) fn pageable(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome 
         measured: number(group.count, "copies"),
         threshold: number(0, "copies"),
         recoverable_ns: Some(saved),
-        remedy: Remedy::WithoutOperations(group.ids),
+        remedy: FindingRemedy::WithoutOperations(group.ids),
         replayed: None,
         evidence: group.evidence,
         advice: format!(
             "allocate the host side page-locked, and copy asynchronously: {}",
-            context.platform.pinned()
+            context.platform.pinned_memory_advice()
         ),
         false_positive: "copies at start-up, such as loading a model once",
     };
-    Outcome::Checked(vec![found], inspected)
+    RuleOutcome::Checked(vec![found], inspected)
 }
 
-pub(super) fn synchronous_copies(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
+pub(super) fn synchronous_copies_rule(
+    context: &DiagnosisContext<'_>,
+    devices: &[ProcessDeviceUse],
+) -> RuleOutcome {
     let copies = &context.trace.copies;
-    let (called, inspected) = match called(context, (Kind::Copy, Unit::Copies)) {
+    let (called, inspected) = match operations_with_calls(context, (Kind::Copy, Unit::Copies)) {
         Ok(called) => called,
         Err(lack) => return lack.into(),
     };
@@ -197,46 +209,49 @@ pub(super) fn synchronous_copies(context: &Context<'_>, devices: &[DeviceUse]) -
         .iter()
         .filter(|of| {
             let small = context.trace.names.text(copies.kind[of.row]) == "Host-to-Device"
-                && copies.bytes[of.row] <= IMMEDIATE_COPY_BYTES;
+                && copies.bytes[of.row] <= MAX_IMMEDIATE_COPY_BYTES;
             of.call.to_ascii_lowercase().contains("memcpy") && !of.call.contains("Async") && !small
         })
-        .map(|&CalledOperation { id, row, call }| {
+        .map(|&OperationWithCall { id, row, call }| {
             let what = format!("{call} {}", context.trace.names.text(copies.kind[row]));
-            Member { id, bytes: copies.bytes[row], what }
+            CopyOfGroup { id, bytes: copies.bytes[row], what }
         });
-    let group = group(context, found);
-    let saved = at_most(devices, Line::Copy, group.total_ns);
+    let group = group_copies(context, found);
+    let saved = limit_to_one_line(devices, Line::Copy, group.total_ns);
     let kind = ("synchronous-copy", Unit::Copies);
-    Outcome::Checked(synchronous(context, devices, kind, (group, saved)), inspected)
+    RuleOutcome::Checked(synchronous_finding(context, devices, kind, (group, saved)), inspected)
 }
 
-pub(super) fn synchronous_sets(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
-    let (called, inspected) = match called(context, (Kind::Set, Unit::Sets)) {
+pub(super) fn synchronous_sets_rule(
+    context: &DiagnosisContext<'_>,
+    devices: &[ProcessDeviceUse],
+) -> RuleOutcome {
+    let (called, inspected) = match operations_with_calls(context, (Kind::Set, Unit::Sets)) {
         Ok(called) => called,
         Err(lack) => return lack.into(),
     };
     let found = called
         .iter()
         .filter(|of| of.call.to_ascii_lowercase().contains("memset") && !of.call.contains("Async"))
-        .map(|&CalledOperation { id, row, call }| Member {
+        .map(|&OperationWithCall { id, row, call }| CopyOfGroup {
             id,
             bytes: context.trace.sets.bytes[row],
             what: call.to_owned(),
         });
-    let group = group(context, found);
-    let saved = at_most(devices, Line::Set, group.total_ns);
+    let group = group_copies(context, found);
+    let saved = limit_to_one_line(devices, Line::Set, group.total_ns);
     let kind = ("synchronous-set", Unit::Sets);
-    Outcome::Checked(synchronous(context, devices, kind, (group, saved)), inspected)
+    RuleOutcome::Checked(synchronous_finding(context, devices, kind, (group, saved)), inspected)
 }
 
 /// A finding of a group with its exposed time. The asynchronous form hides it behind other work, and
 /// so no more than there is of that.
-fn synchronous(
-    context: &Context<'_>,
-    devices: &[DeviceUse],
+fn synchronous_finding(
+    context: &DiagnosisContext<'_>,
+    devices: &[ProcessDeviceUse],
     (id, unit): (&'static str, Unit),
     (group, exposed_ns): (Group, i64),
-) -> Vec<Finding> {
+) -> Vec<DiagnosisFinding> {
     if group.count == 0 {
         return Vec::new();
     }
@@ -245,10 +260,10 @@ fn synchronous(
     let unit = unit.label();
     #[allow(clippy::cast_precision_loss)]
     let milliseconds = group.total_ns as f64 / 1e6;
-    vec![Finding {
+    vec![DiagnosisFinding {
         id,
         severity: severity(context, saved),
-        confidence: Confidence::High,
+        confidence: FindingConfidence::High,
         title: format!(
             "{unit} that hold up the host: {}, {milliseconds:.3} ms on the GPU",
             group.count
@@ -256,7 +271,7 @@ fn synchronous(
         measured: number(group.count, unit),
         threshold: number(0, unit),
         recoverable_ns: Some(saved),
-        remedy: Remedy::WithoutOperations(group.ids),
+        remedy: FindingRemedy::WithoutOperations(group.ids),
         replayed: None,
         evidence: group.evidence,
         advice: "use the asynchronous form on a stream, with page-locked memory".to_owned(),

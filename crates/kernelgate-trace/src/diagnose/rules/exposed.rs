@@ -2,35 +2,41 @@
 
 use std::collections::BTreeMap;
 
-use super::super::context::Context;
+use super::super::context::DiagnosisContext;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Measure, Remedy, Severity, Unit,
+    DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
+    NumberWithUnit, ProcessDeviceUse, Unit,
 };
 use super::super::labels::short_name;
 use super::super::text::{bytes, time};
-use super::launches::no_work;
-use super::outcome::{Lack, Outcome, all_of, most_expensive, percent};
-use crate::analyze::classes::Class;
+use super::launches::missing_gpu_work;
+use super::outcome::{MissingData, RuleOutcome, inspected_all, most_expensive_evidence, percent};
+use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::OperationId;
 use crate::analyze::timeline::Line;
-use crate::analyze::timeline::cover::Union;
+use crate::analyze::timeline::cover::UnitedSpans;
 use crate::stats::shorten;
 
 /// Part of the span from which exposed time is a finding, in percent.
-const EXPOSED_PERCENT: f64 = 5.0;
+const MIN_EXPOSED_PERCENT: f64 = 5.0;
 /// Columns for a name.
 const NAME: usize = 60;
 
 /// Operations of a class on a device.
-fn operations_in_class(context: &Context<'_>, used: &DeviceUse, class: Class) -> Vec<OperationId> {
+fn operations_in_class(
+    context: &DiagnosisContext<'_>,
+    used: &ProcessDeviceUse,
+    class: OperationClass,
+) -> Vec<OperationId> {
     let own = |id: &OperationId| {
-        context.classes.class(*id) == class && context.place_of(*id) == (used.pid, used.device)
+        context.classes.class_of_operation(*id) == class
+            && context.process_and_device_of(*id) == (used.pid, used.device)
     };
     context.all.ids().filter(own).collect()
 }
 
 /// Nanoseconds in which kernels compute, or whole graphs run.
-fn compute_ns(used: &DeviceUse) -> i64 {
+fn device_compute_ns(used: &ProcessDeviceUse) -> i64 {
     let lines = [
         Line::Compute,
         Line::ComputeAndCommunication,
@@ -38,31 +44,35 @@ fn compute_ns(used: &DeviceUse) -> i64 {
         Line::ComputeAndCopy,
         Line::Graph,
     ];
-    lines.iter().map(|&line| used.account.total.busy(line)).sum()
+    lines.iter().map(|&line| used.account.total.busy_ns_of_line(line)).sum()
 }
 
-fn count(context: &Context<'_>, class: Class) -> usize {
-    context.all.ids().filter(|&id| context.classes.class(id) == class).count()
+fn count(context: &DiagnosisContext<'_>, class: OperationClass) -> usize {
+    context.all.ids().filter(|&id| context.classes.class_of_operation(id) == class).count()
 }
 
-fn union(context: &Context<'_>, ids: &[OperationId]) -> Union {
-    Union::new(ids.iter().map(|&id| (context.all.start(id), context.all.end(id))).collect())
+fn union(context: &DiagnosisContext<'_>, ids: &[OperationId]) -> UnitedSpans {
+    UnitedSpans::new(ids.iter().map(|&id| (context.all.start(id), context.all.end(id))).collect())
 }
 
 /// Operations of one name as a line, the most expensive first.
-fn evidence(context: &Context<'_>, ids: &[OperationId], place: (i64, u32)) -> Vec<Evidence> {
+fn evidence(
+    context: &DiagnosisContext<'_>,
+    ids: &[OperationId],
+    place: (i64, u32),
+) -> Vec<FindingEvidence> {
     let all = &context.all;
-    let mut by_name: BTreeMap<String, (Evidence, u64)> = BTreeMap::new();
+    let mut by_name: BTreeMap<String, (FindingEvidence, u64)> = BTreeMap::new();
     for &id in ids {
         let (start, end) = (all.start(id), all.end(id));
         let name = shorten(&short_name(&all.name(id)), NAME);
         let (line, moved) = by_name.entry(name.clone()).or_insert_with(|| {
-            let first = Evidence {
+            let first = FindingEvidence {
                 what: name,
                 total_ns: Some(0),
                 span: Some((start, end)),
                 place: Some(place),
-                ..Evidence::default()
+                ..FindingEvidence::default()
             };
             (first, 0)
         });
@@ -81,95 +91,100 @@ fn evidence(context: &Context<'_>, ids: &[OperationId], place: (i64, u32)) -> Ve
         }
         line
     });
-    most_expensive(lines.collect())
+    most_expensive_evidence(lines.collect())
 }
 
-pub(super) fn copies_finds() -> String {
-    format!("copies with no kernel beside them take {EXPOSED_PERCENT} % of the span or more")
+pub(super) fn exposed_copies_rule_text() -> String {
+    format!("copies with no kernel beside them take {MIN_EXPOSED_PERCENT} % of the span or more")
 }
 
-pub(super) fn communication_finds() -> String {
-    format!("communication with no compute beside it takes {EXPOSED_PERCENT} % of the span or more")
+pub(super) fn exposed_communication_rule_text() -> String {
+    format!(
+        "communication with no compute beside it takes {MIN_EXPOSED_PERCENT} % of the span or more"
+    )
 }
 
 /// Copies beside which no kernel runs.
-pub(super) fn copies(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
+pub(super) fn copies(context: &DiagnosisContext<'_>, used: &[ProcessDeviceUse]) -> RuleOutcome {
     if context.all.is_empty() {
-        return no_work(context).into();
+        return missing_gpu_work(context).into();
     }
-    let count = count(context, Class::Copy);
+    let count = count(context, OperationClass::Copy);
     if count == 0 {
-        return Lack::absent("the trace holds no copies").into();
+        return MissingData::absent("the trace holds no copies").into();
     }
     let found = used.iter().filter_map(|used| {
         let span = used.span.1 - used.span.0;
-        let exposed = used.account.total.busy(Line::Copy);
+        let exposed = used.account.total.busy_ns_of_line(Line::Copy);
         let share = percent(exposed, span);
-        if share < EXPOSED_PERCENT {
+        if share < MIN_EXPOSED_PERCENT {
             return None;
         }
-        let copies = operations_in_class(context, used, Class::Copy);
+        let copies = operations_in_class(context, used, OperationClass::Copy);
         let copied = union(context, &copies);
-        Some(Finding {
+        Some(DiagnosisFinding {
             id: "exposed-copy",
-            severity: Severity::from_saving(exposed, span),
-            confidence: Confidence::High,
+            severity: FindingSeverity::severity_of_saving(exposed, span),
+            confidence: FindingConfidence::High,
             title: format!(
                 "device {} copies for {:.1} % of the time, {share:.1} % with no kernel beside it; \
                  kernels run for {:.1} %",
                 used.device,
                 percent(copied.length(), span),
-                percent(compute_ns(used), span),
+                percent(device_compute_ns(used), span),
             ),
-            measured: Measure { value: share, unit: "% of the span" },
-            threshold: Measure { value: EXPOSED_PERCENT, unit: "% of the span" },
+            measured: NumberWithUnit { value: share, unit: "% of the span" },
+            threshold: NumberWithUnit { value: MIN_EXPOSED_PERCENT, unit: "% of the span" },
             recoverable_ns: Some(exposed),
-            remedy: Remedy::Without(Class::Copy),
+            remedy: FindingRemedy::Without(OperationClass::Copy),
             replayed: None,
             evidence: evidence(context, &copies, (used.pid, used.device)),
             advice: format!(
                 "keep data on the device between launches, or copy beside kernels: another stream, \
                  page-locked memory ({}), the next batch while this one is computed",
-                context.platform.pinned()
+                context.platform.pinned_memory_advice()
             ),
             false_positive: "a trace that is mostly loading: restrict it with --range",
         })
     });
-    Outcome::Checked(found.collect(), all_of(count, Unit::Copies))
+    RuleOutcome::Checked(found.collect(), inspected_all(count, Unit::Copies))
 }
 
 /// Communication beside which nothing computes.
-pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
+pub(super) fn communication(
+    context: &DiagnosisContext<'_>,
+    used: &[ProcessDeviceUse],
+) -> RuleOutcome {
     if context.all.is_empty() {
-        return no_work(context).into();
+        return missing_gpu_work(context).into();
     }
-    let count = count(context, Class::Communication);
+    let count = count(context, OperationClass::Communication);
     if count == 0 {
-        return Lack::absent("the trace holds no communication kernels").into();
+        return MissingData::absent("the trace holds no communication kernels").into();
     }
     let found = used.iter().filter_map(|used| {
         let span = used.span.1 - used.span.0;
-        let exposed = used.account.total.busy(Line::Communication);
+        let exposed = used.account.total.busy_ns_of_line(Line::Communication);
         let share = percent(exposed, span);
-        if share < EXPOSED_PERCENT {
+        if share < MIN_EXPOSED_PERCENT {
             return None;
         }
-        let communication = operations_in_class(context, used, Class::Communication);
+        let communication = operations_in_class(context, used, OperationClass::Communication);
         let communicated = union(context, &communication);
         let shares_streams = used
             .account
             .transfers
             .iter()
-            .any(|of| of.class == Class::Communication && of.beside_compute > 0);
+            .any(|of| of.class == OperationClass::Communication && of.beside_compute > 0);
         // Work that overlaps on one stream shows that the trace does not hold the real streams.
         let stream = match shares_streams && exposed == communicated.length() {
             true => "; it is on a stream that computes, so that nothing can overlap there",
             false => "",
         };
-        Some(Finding {
+        Some(DiagnosisFinding {
             id: "exposed-communication",
-            severity: Severity::from_saving(exposed, span),
-            confidence: Confidence::High,
+            severity: FindingSeverity::severity_of_saving(exposed, span),
+            confidence: FindingConfidence::High,
             title: format!(
                 "device {} communicates for {}, {} of it with no compute beside it: {share:.1} % of \
                  the time{stream}",
@@ -177,10 +192,10 @@ pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcom
                 time(communicated.length()),
                 time(exposed),
             ),
-            measured: Measure { value: share, unit: "% of the span" },
-            threshold: Measure { value: EXPOSED_PERCENT, unit: "% of the span" },
+            measured: NumberWithUnit { value: share, unit: "% of the span" },
+            threshold: NumberWithUnit { value: MIN_EXPOSED_PERCENT, unit: "% of the span" },
             recoverable_ns: Some(exposed),
-            remedy: Remedy::Without(Class::Communication),
+            remedy: FindingRemedy::Without(OperationClass::Communication),
             replayed: None,
             evidence: evidence(context, &communication, (used.pid, used.device)),
             advice: "communicate beside compute on a stream of its own: overlap with the backward \
@@ -190,5 +205,5 @@ pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcom
             false_positive: "a rank that waits for a slower one: compare the traces of all ranks",
         })
     });
-    Outcome::Checked(found.collect(), all_of(count, Unit::Operations))
+    RuleOutcome::Checked(found.collect(), inspected_all(count, Unit::Operations))
 }

@@ -3,15 +3,15 @@
 
 use hashbrown::{HashMap, HashSet};
 
-use super::super::context::Context;
+use super::super::context::DiagnosisContext;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, FusedKernel, Inspected, Measure, Remedy, Severity,
-    Unit,
+    DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
+    FusibleKernel, InspectedShare, NumberWithUnit, ProcessDeviceUse, Unit,
 };
 use super::super::labels::short_name;
-use super::outcome::{Lack, Outcome, most_expensive, percent};
+use super::outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
 use crate::analyze::order::Order;
-use crate::analyze::ranges::paths::PathId;
+use crate::analyze::ranges::paths::RangePathId;
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::Trace;
 use crate::stats::shorten;
@@ -39,12 +39,12 @@ struct Pair {
     gap_ns: i64,
     first: u32,
     /// Path of the range around all kernels of the chain.
-    path: PathId,
+    path: RangePathId,
 }
 
 /// Pairs that share a kernel are a chain: the longest kernel stays, without the idle time between.
 #[derive(Default)]
-struct Chains {
+struct KernelChains {
     /// Time of all kernels of the chains.
     fused_ns: i64,
     /// Part of the time that goes, with the idle time.
@@ -53,10 +53,13 @@ struct Chains {
     kernels: HashMap<u32, (bool, bool)>,
 }
 
-fn chains(pairs: &HashMap<(u32, u32), Pair>, total_ns: impl Fn(u32) -> i64) -> Chains {
+fn chains_of_pairs(
+    pairs: &HashMap<(u32, u32), Pair>,
+    total_ns: impl Fn(u32) -> i64,
+) -> KernelChains {
     let next: HashMap<u32, u32> = pairs.keys().copied().collect();
     let behind: HashSet<u32> = next.values().copied().collect();
-    let mut chains = Chains::default();
+    let mut chains = KernelChains::default();
     for first in next.keys().filter(|name| !behind.contains(*name)) {
         let chain = std::iter::successors(Some(*first), |name| next.get(name).copied());
         let chain: Vec<(u32, i64)> = chain.map(|name| (name, total_ns(name))).collect();
@@ -73,14 +76,14 @@ fn chains(pairs: &HashMap<(u32, u32), Pair>, total_ns: impl Fn(u32) -> i64) -> C
     chains
 }
 
-impl Chains {
+impl KernelChains {
     /// The change that fuses them.
-    fn remedy(&self, trace: &Trace) -> Remedy {
+    fn fusion_remedy(&self, trace: &Trace) -> FindingRemedy {
         let functions = (0u32..).zip(&trace.functions).filter_map(|(function, of)| {
             let &(stays, follows) = self.kernels.get(&of.demangled.0)?;
-            Some(FusedKernel { function, stays, follows })
+            Some(FusibleKernel { function, stays, follows })
         });
-        Remedy::Fused(functions.collect())
+        FindingRemedy::Fused(functions.collect())
     }
 }
 
@@ -92,15 +95,15 @@ pub(super) fn finds() -> String {
     )
 }
 
-pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> RuleOutcome {
     let kernels = &context.trace.kernels;
     if kernels.on_gpu.is_empty() {
-        return Lack::absent("the trace holds no kernels").into();
+        return MissingData::absent("the trace holds no kernels").into();
     }
     let name = |row: usize| context.trace.functions[kernels.function.at(row) as usize].demangled.0;
     let length = |row: usize| kernels.on_gpu.length(row);
     let rows = 0..u32::try_from(kernels.on_gpu.len()).unwrap_or(u32::MAX);
-    let order = Order::by_key(rows, |row| {
+    let order = Order::operations_by_key(rows, |row| {
         (kernels.on_gpu.place.at(row as usize), kernels.on_gpu.start.at(row as usize))
     });
     let mut sums: HashMap<u32, Sum> = HashMap::new();
@@ -121,14 +124,14 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             kernels_ns: 0,
             gap_ns: 0,
             first: before,
-            path: context.path_id(before),
+            path: context.path_id_of_operation(before),
         });
         pair.path = context.around(pair.path, before);
         pair.count += 1;
         pair.kernels_ns += length(first) + length(second);
         pair.gap_ns += gap.max(0);
     }
-    let text = |name: u32| context.trace.names.text(crate::model::names::Name(name));
+    let text = |name: u32| context.trace.names.text(crate::model::names::NameId(name));
     let short = |name: u32| {
         let Sum { count, total_ns } = sums[&name];
         total_ns <= SHORT_NS * i64::try_from(count).unwrap_or(i64::MAX)
@@ -148,8 +151,8 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     });
     let total: i64 = sums.values().map(|sum| sum.total_ns).sum();
     let graphs = &context.trace.graphs.on_gpu;
-    let whole: i64 = graphs.total_ns();
-    let inspected = Inspected {
+    let whole: i64 = graphs.total_duration_ns();
+    let inspected = InspectedShare {
         seen: total,
         whole: total + whole,
         unit: Unit::KernelTime,
@@ -158,52 +161,52 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             format!("graphs were recorded whole; {record}")
         }),
     };
-    let chains = chains(&pairs, |name| sums[&name].total_ns);
+    let chains = chains_of_pairs(&pairs, |name| sums[&name].total_ns);
     let share = percent(chains.fused_ns, total);
     if share < TIME_SHARE {
-        return Outcome::Checked(Vec::new(), inspected);
+        return RuleOutcome::Checked(Vec::new(), inspected);
     }
-    Outcome::Checked(vec![finding(context, &pairs, &chains, share)], inspected)
+    RuleOutcome::Checked(vec![fusion_finding(context, &pairs, &chains, share)], inspected)
 }
 
-fn finding(
-    context: &Context<'_>,
+fn fusion_finding(
+    context: &DiagnosisContext<'_>,
     pairs: &HashMap<(u32, u32), Pair>,
-    chains: &Chains,
+    chains: &KernelChains,
     share: f64,
-) -> Finding {
+) -> DiagnosisFinding {
     let label = |name: u32| {
-        shorten(&short_name(context.trace.names.text(crate::model::names::Name(name))), 45)
+        shorten(&short_name(context.trace.names.text(crate::model::names::NameId(name))), 45)
     };
     let evidence = pairs
         .iter()
         .map(|(&(a, b), pair)| {
             let [a, b] = [a, b].map(label);
-            Evidence {
+            FindingEvidence {
                 what: format!("{a} → {b}"),
                 count: pair.count,
                 total_ns: Some(pair.kernels_ns),
                 range: context.range(pair.path),
                 span: Some((context.all.start(pair.first), context.all.end(pair.first))),
-                place: Some(context.place_of(pair.first)),
+                place: Some(context.process_and_device_of(pair.first)),
             }
         })
         .collect();
-    Finding {
+    DiagnosisFinding {
         id: "fusion",
-        severity: Severity::Information,
-        confidence: Confidence::Low,
+        severity: FindingSeverity::Information,
+        confidence: FindingConfidence::Low,
         title: format!(
             "{} pairs of short kernels always run one after the other: {share:.1} % of the kernel \
              time could be fused",
             pairs.len()
         ),
-        measured: Measure { value: share, unit: "% of kernel time" },
-        threshold: Measure { value: TIME_SHARE, unit: "% of kernel time" },
+        measured: NumberWithUnit { value: share, unit: "% of kernel time" },
+        threshold: NumberWithUnit { value: TIME_SHARE, unit: "% of kernel time" },
         recoverable_ns: Some(chains.saved_ns),
-        remedy: chains.remedy(context.trace),
+        remedy: chains.fusion_remedy(context.trace),
         replayed: None,
-        evidence: most_expensive(evidence),
+        evidence: most_expensive_evidence(evidence),
         advice: "compute both in one kernel, which keeps what is between them in registers; \
                  torch.compile fuses elementwise kernels"
             .to_owned(),

@@ -4,36 +4,36 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::super::context::Context;
+use super::super::context::DiagnosisContext;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, ShorterKernels,
-    Unit,
+    DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
+    InspectedShare, NumberWithUnit, ProcessDeviceUse, ShortenedKernels, Unit,
 };
 use super::super::labels::short_name;
-use super::super::platform::Vendor;
-use super::launches::no_work;
-use super::outcome::{Lack, Outcome, most_expensive, percent};
-use crate::analyze::classes::Class;
-use crate::analyze::ranges::paths::PathId;
-use crate::analyze::timeline::cover::Union;
+use super::super::platform::GpuVendor;
+use super::launches::missing_gpu_work;
+use super::outcome::{MissingData, RuleOutcome, most_expensive_evidence, percent};
+use crate::analyze::classes::OperationClass;
+use crate::analyze::ranges::paths::RangePathId;
+use crate::analyze::timeline::cover::UnitedSpans;
 use crate::analyze::timeline::idle::Activity;
-use crate::model::Device;
+use crate::model::TracedDevice;
 use crate::model::gpu::LaunchShape;
 
 /// Part of the kernel time from which a shape matters.
-const TIME_SHARE: f64 = 5.0;
+const MIN_KERNEL_TIME_PERCENT: f64 = 5.0;
 /// Idle part of the last wave from which it matters.
 const TAIL: f64 = 20.0;
 /// Occupancy below which it is low, theoretical or achieved, in percent; so says the checklist.
-pub(crate) const OCCUPANCY: f64 = 50.0;
+pub(crate) const LOW_OCCUPANCY_PERCENT: f64 = 50.0;
 /// Threads of a warp on all devices of NVIDIA.
-const NVIDIA_WARP: u32 = 32;
+const NVIDIA_WARP_SIZE: u32 = 32;
 /// Registers are given to warps in pieces of this many.
-const REGISTER_UNIT: u32 = 256;
+const REGISTER_ALLOCATION_UNIT: u32 = 256;
 
 /// How many blocks of a launch a multiprocessor holds at once, and what limits that.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Residency {
+struct MultiprocessorResidency {
     blocks: u32,
     /// Resident threads over the most possible, in percent.
     occupancy: f64,
@@ -41,15 +41,21 @@ struct Residency {
 }
 
 /// `None`: the device's limits are not in the trace.
-fn residency(device: &Device, shape: &LaunchShape) -> Option<Residency> {
-    let (threads_per_sm, warp) = (device.threads_per_sm?, warp(device));
+fn multiprocessor_residency(
+    device: &TracedDevice,
+    shape: &LaunchShape,
+) -> Option<MultiprocessorResidency> {
+    let (threads_per_sm, warp) = (device.threads_per_sm?, warp_size(device));
     let warps = u32::try_from(shape.threads()).ok()?.div_ceil(warp).max(1);
     let mut limits = vec![("block size", threads_per_sm / warp / warps)];
     if let Some(blocks) = device.blocks_per_sm {
         limits.push(("blocks of a multiprocessor", blocks));
     }
     if let Some(registers) = device.registers_per_sm.filter(|_| shape.registers > 0) {
-        let of_warp = shape.registers.checked_mul(warp)?.checked_next_multiple_of(REGISTER_UNIT)?;
+        let of_warp = shape
+            .registers
+            .checked_mul(warp)?
+            .checked_next_multiple_of(REGISTER_ALLOCATION_UNIT)?;
         limits.push(("registers", registers / of_warp / warps));
     }
     let shared = shape.static_shared.checked_add(shape.dynamic_shared)?;
@@ -60,69 +66,69 @@ fn residency(device: &Device, shape: &LaunchShape) -> Option<Residency> {
     let resident = u64::from(blocks) * u64::from(warps) * u64::from(warp);
     #[allow(clippy::cast_precision_loss)]
     let occupancy = resident as f64 / f64::from(threads_per_sm) * 100.0;
-    Some(Residency { blocks, occupancy: occupancy.min(100.0), limiter })
+    Some(MultiprocessorResidency { blocks, occupancy: occupancy.min(100.0), limiter })
 }
 
 /// Threads that run in lockstep; AMD's compute devices have 64.
-fn warp(device: &Device) -> u32 {
-    let usual = if device.name.contains("Instinct") { 64 } else { NVIDIA_WARP };
+fn warp_size(device: &TracedDevice) -> u32 {
+    let usual = if device.name.contains("Instinct") { 64 } else { NVIDIA_WARP_SIZE };
     device.warp.filter(|&warp| warp > 0).unwrap_or(usual)
 }
 
 /// Kernels of one name and shape on one device.
-struct ShapeGroup<'a> {
+struct LaunchShapeGroup<'a> {
     name: &'a str,
     shape: LaunchShape,
     /// Function and shape of the kernels in the trace.
     key: (u32, u32),
     /// The number of the device, and the description where the trace has one.
     device_id: u32,
-    device: Option<&'a Device>,
+    device: Option<&'a TracedDevice>,
     count: usize,
     total_ns: i64,
     /// Time of the kernels during communication, nanoseconds.
     beside_ns: i64,
     first: u32,
     /// Path of the range around all launches.
-    path: PathId,
+    path: RangePathId,
 }
 
-impl ShapeGroup<'_> {
+impl LaunchShapeGroup<'_> {
     /// Whether the kernels leave multiprocessors to communication that runs beside most of them.
-    fn shares_device(&self) -> bool {
+    fn shares_device_with_communication(&self) -> bool {
         self.beside_ns * 2 > self.total_ns
     }
 
-    fn multiprocessors(&self) -> Option<u32> {
+    fn multiprocessor_count(&self) -> Option<u32> {
         self.device?.multiprocessors
     }
 
-    fn residency(&self) -> Option<Residency> {
-        residency(self.device?, &self.shape)
+    fn multiprocessor_residency(&self) -> Option<MultiprocessorResidency> {
+        multiprocessor_residency(self.device?, &self.shape)
     }
 
     /// Threads that run in lockstep.
-    fn warp(&self, vendor: Vendor) -> Option<u32> {
+    fn warp_size(&self, vendor: GpuVendor) -> Option<u32> {
         match (self.device, vendor) {
-            (Some(device), _) => Some(warp(device)),
-            (None, Vendor::Nvidia) => Some(NVIDIA_WARP),
-            (None, Vendor::Amd) => None,
+            (Some(device), _) => Some(warp_size(device)),
+            (None, GpuVendor::Nvidia) => Some(NVIDIA_WARP_SIZE),
+            (None, GpuVendor::Amd) => None,
         }
     }
 
     /// The reason why nothing is known about its device.
-    fn undescribed(&self) -> String {
+    fn unknown_device_reason(&self) -> String {
         let id = self.device_id;
         format!("device {id}, on which the kernels ran, is not described in the trace")
     }
 }
 
 /// Function, shape where it was recorded, and device.
-type GroupKey = (u32, Option<u32>, u32);
+type LaunchShapeKey = (u32, Option<u32>, u32);
 
 /// Compute kernels by name and shape, and which part of their time is known so well.
 struct Shapes<'a> {
-    groups: Vec<ShapeGroup<'a>>,
+    groups: Vec<LaunchShapeGroup<'a>>,
     /// Nanoseconds of all of them, with graphs that were recorded whole.
     whole_ns: i64,
     /// Nanoseconds by what is missing.
@@ -130,45 +136,50 @@ struct Shapes<'a> {
 }
 
 /// Times of communication by process and device.
-struct CommunicationTimes(HashMap<(i64, u32), Union>);
+struct CommunicationTimes(HashMap<(i64, u32), UnitedSpans>);
 
 impl CommunicationTimes {
-    fn communication(context: &Context<'_>) -> Self {
+    fn communication_times(context: &DiagnosisContext<'_>) -> Self {
         let mut spans: HashMap<(i64, u32), Vec<(i64, i64)>> = HashMap::new();
         let all = &context.all;
-        let is = |id: &u32| context.classes.class(*id) == Class::Communication;
+        let is =
+            |id: &u32| context.classes.class_of_operation(*id) == OperationClass::Communication;
         for id in all.ids().filter(is) {
-            spans.entry(context.place_of(id)).or_default().push((all.start(id), all.end(id)));
+            spans
+                .entry(context.process_and_device_of(id))
+                .or_default()
+                .push((all.start(id), all.end(id)));
         }
-        Self(spans.into_iter().map(|(place, spans)| (place, Union::new(spans))).collect())
+        Self(spans.into_iter().map(|(place, spans)| (place, UnitedSpans::new(spans))).collect())
     }
 
     /// Nanoseconds of an operation in which communication runs beside it.
-    fn ns(&self, context: &Context<'_>, id: u32) -> i64 {
+    fn ns(&self, context: &DiagnosisContext<'_>, id: u32) -> i64 {
         if self.0.is_empty() {
             return 0;
         }
-        let union = self.0.get(&context.place_of(id));
+        let union = self.0.get(&context.process_and_device_of(id));
         union.map_or(0, |union| union.within((context.all.start(id), context.all.end(id))))
     }
 }
 
 impl<'a> Shapes<'a> {
     /// Groups the kernels; communication kernels use few multiprocessors on purpose.
-    fn collect(context: &Context<'a>) -> Result<Self, Lack> {
+    fn collect(context: &DiagnosisContext<'a>) -> Result<Self, MissingData> {
         let trace = context.trace;
         let kernels = &trace.kernels;
         if context.all.is_empty() {
-            return Err(no_work(context));
+            return Err(missing_gpu_work(context));
         }
         let graphs = &trace.graphs.on_gpu;
-        let in_graphs = graphs.total_ns();
+        let in_graphs = graphs.total_duration_ns();
         let mut shapes = Self { groups: vec![], whole_ns: in_graphs, missing: BTreeMap::new() };
         if in_graphs > 0 {
             shapes.missing.insert("graphs were recorded whole".to_owned(), in_graphs);
         }
-        let mut groups: HashMap<GroupKey, (Option<ShapeGroup<'a>>, i64)> = HashMap::new();
-        let communication = CommunicationTimes::communication(context);
+        let mut groups: HashMap<LaunchShapeKey, (Option<LaunchShapeGroup<'a>>, i64)> =
+            HashMap::new();
+        let communication = CommunicationTimes::communication_times(context);
         for row in 0..kernels.on_gpu.len() {
             let length = kernels.on_gpu.length(row);
             let id = u32::try_from(row).unwrap_or(u32::MAX);
@@ -176,7 +187,7 @@ impl<'a> Shapes<'a> {
             let shape = kernels.shape.get(row);
             let key = (kernels.function.at(row), shape, place.device);
             let (group, total_ns) = groups.entry(key).or_insert_with(|| {
-                let shaped = |shape: u32| ShapeGroup {
+                let shaped = |shape: u32| LaunchShapeGroup {
                     name: trace.kernel_name(row),
                     shape: trace.shapes[shape as usize],
                     key: (kernels.function.at(row), shape),
@@ -186,7 +197,7 @@ impl<'a> Shapes<'a> {
                     total_ns: 0,
                     beside_ns: 0,
                     first: id,
-                    path: context.path_id(id),
+                    path: context.path_id_of_operation(id),
                 };
                 (shape.map(shaped), 0)
             });
@@ -198,7 +209,8 @@ impl<'a> Shapes<'a> {
                 group.beside_ns += communication.ns(context, id);
             }
         }
-        let compute = |(function, ..): &GroupKey| context.classes.function(*function).is_none();
+        let compute =
+            |(function, ..): &LaunchShapeKey| context.classes.function(*function).is_none();
         for (_, (group, total_ns)) in groups.into_iter().filter(|(key, _)| compute(key)) {
             shapes.whole_ns += total_ns;
             match group.filter(|of| of.shape.blocks() > 0 && of.shape.threads() > 0) {
@@ -210,35 +222,38 @@ impl<'a> Shapes<'a> {
             }
         }
         if shapes.whole_ns == 0 && shapes.missing.is_empty() && shapes.groups.is_empty() {
-            return Err(Lack::absent("the trace holds no compute kernels"));
+            return Err(MissingData::absent("the trace holds no compute kernels"));
         }
         shapes.groups.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.first));
-        shapes.without(context, |_| None)
+        shapes.without_launches_that_lack(context, |_| None)
     }
 
     /// Launch shapes on devices whose number of multiprocessors is known.
-    fn with_multiprocessors(context: &Context<'a>) -> Result<Self, Lack> {
-        Self::collect(context)?
-            .without(context, |of| of.multiprocessors().is_none().then(|| of.undescribed()))
+    fn groups_with_multiprocessors(context: &DiagnosisContext<'a>) -> Result<Self, MissingData> {
+        Self::collect(context)?.without_launches_that_lack(context, |of| {
+            of.multiprocessor_count().is_none().then(|| of.unknown_device_reason())
+        })
     }
 
     /// Keeps only launches whose limits are known too.
-    fn with_limits(context: &Context<'a>) -> Result<Self, Lack> {
-        Self::with_multiprocessors(context)?.without(context, |of| match of.residency() {
-            Some(_) => None,
-            None => Some(format!(
-                "the limits of a multiprocessor of device {} are not in the trace",
-                of.device_id
-            )),
+    fn groups_with_device_limits(context: &DiagnosisContext<'a>) -> Result<Self, MissingData> {
+        Self::groups_with_multiprocessors(context)?.without_launches_that_lack(context, |of| {
+            match of.multiprocessor_residency() {
+                Some(_) => None,
+                None => Some(format!(
+                    "the limits of a multiprocessor of device {} are not in the trace",
+                    of.device_id
+                )),
+            }
         })
     }
 
     /// Removes launches that lack a fact, which is counted by its name.
-    fn without(
+    fn without_launches_that_lack(
         mut self,
-        context: &Context<'a>,
-        lacks: impl Fn(&ShapeGroup<'a>) -> Option<String>,
-    ) -> Result<Self, Lack> {
+        context: &DiagnosisContext<'a>,
+        lacks: impl Fn(&LaunchShapeGroup<'a>) -> Option<String>,
+    ) -> Result<Self, MissingData> {
         for of in std::mem::take(&mut self.groups) {
             match lacks(&of) {
                 Some(missing) => *self.missing.entry(missing).or_default() += of.total_ns,
@@ -246,7 +261,7 @@ impl<'a> Shapes<'a> {
             }
         }
         match self.groups.is_empty() {
-            true => Err(Lack::new(self.reason(), context.platform.record_shapes())),
+            true => Err(MissingData::new(self.reason(), context.platform.record_shapes_advice())),
             false => Ok(self),
         }
     }
@@ -264,142 +279,151 @@ impl<'a> Shapes<'a> {
         words.collect::<Vec<_>>().join("; ")
     }
 
-    fn inspected(&self, context: &Context<'_>) -> Inspected {
-        Inspected {
+    fn inspected_share(&self, context: &DiagnosisContext<'_>) -> InspectedShare {
+        InspectedShare {
             seen: self.groups.iter().map(|of| of.total_ns).sum(),
             whole: self.whole_ns,
             unit: Unit::KernelTime,
             missing: (!self.missing.is_empty())
-                .then(|| format!("{}; {}", self.reason(), context.platform.record_shapes())),
+                .then(|| format!("{}; {}", self.reason(), context.platform.record_shapes_advice())),
         }
     }
 }
 
-fn evidence(context: &Context<'_>, of: &ShapeGroup<'_>, words: String) -> Evidence {
+fn evidence(
+    context: &DiagnosisContext<'_>,
+    of: &LaunchShapeGroup<'_>,
+    words: String,
+) -> FindingEvidence {
     let [x, y, z] = of.shape.grid;
     let threads = of.shape.threads();
-    Evidence {
+    FindingEvidence {
         what: format!("{words}: grid {x}×{y}×{z} of {threads} threads, {}", short_name(of.name)),
         count: of.count,
         total_ns: Some(of.total_ns),
         range: context.range(of.path),
         span: Some((context.all.start(of.first), context.all.end(of.first))),
-        place: Some(context.place_of(of.first)),
+        place: Some(context.process_and_device_of(of.first)),
     }
 }
 
 /// The words of a finding about shapes.
-struct ShapeWords {
+struct ShapeFindingText {
     id: &'static str,
     /// Highest severity of a finding that is an estimate.
-    worst: Severity,
+    worst: FindingSeverity,
     title: String,
     advice: String,
     false_positive: &'static str,
 }
 
 /// A shape with the part of its time that it loses, 0 to 1; `None` where nobody can say.
-struct Loss {
-    evidence: Evidence,
+struct ShapeTimeLoss {
+    evidence: FindingEvidence,
     lost: Option<f64>,
 }
 
 /// Checks every shape; those that lose something make a finding if they take enough time.
 fn check(
-    context: &Context<'_>,
-    shapes: Result<Shapes<'_>, Lack>,
-    words: ShapeWords,
-    loss: impl Fn(&ShapeGroup<'_>) -> Option<Loss>,
-) -> Outcome {
+    context: &DiagnosisContext<'_>,
+    shapes: Result<Shapes<'_>, MissingData>,
+    words: ShapeFindingText,
+    loss: impl Fn(&LaunchShapeGroup<'_>) -> Option<ShapeTimeLoss>,
+) -> RuleOutcome {
     let shapes = match shapes {
         Ok(shapes) => shapes,
         Err(lack) => return lack.into(),
     };
-    let (keys, losses): (Vec<(u32, u32)>, Vec<Loss>) =
+    let (keys, losses): (Vec<(u32, u32)>, Vec<ShapeTimeLoss>) =
         shapes.groups.iter().filter_map(|of| Some((of.key, loss(of)?))).unzip();
-    let shorter = |(&(function, shape), loss): (&(u32, u32), &Loss)| {
-        Some(ShorterKernels { function, shape, left: 1.0 - loss.lost? })
+    let shorter = |(&(function, shape), loss): (&(u32, u32), &ShapeTimeLoss)| {
+        Some(ShortenedKernels { function, shape, left: 1.0 - loss.lost? })
     };
-    let shorter: Option<Vec<ShorterKernels>> = keys.iter().zip(&losses).map(shorter).collect();
+    let shorter: Option<Vec<ShortenedKernels>> = keys.iter().zip(&losses).map(shorter).collect();
     let time: i64 = losses.iter().filter_map(|loss| loss.evidence.total_ns).sum();
     let share = percent(time, shapes.whole_ns);
-    let inspected = shapes.inspected(context);
-    if share < TIME_SHARE {
-        return Outcome::Checked(Vec::new(), inspected);
+    let inspected = shapes.inspected_share(context);
+    if share < MIN_KERNEL_TIME_PERCENT {
+        return RuleOutcome::Checked(Vec::new(), inspected);
     }
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    let saved = |loss: &Loss| {
+    let saved = |loss: &ShapeTimeLoss| {
         let ns = loss.evidence.total_ns.unwrap_or(0) as f64;
         loss.lost.map(|lost| (ns * lost) as i64)
     };
     let recoverable: Option<i64> = losses.iter().map(saved).sum();
-    let span = context.activities.iter().map(Activity::span_ns).sum();
+    let span = context.activities.iter().map(Activity::span_of_gaps_ns).sum();
     let severity = match recoverable {
-        Some(ns) => Severity::from_saving(ns, span).min(words.worst),
-        None => Severity::Information,
+        Some(ns) => FindingSeverity::severity_of_saving(ns, span).min(words.worst),
+        None => FindingSeverity::Information,
     };
-    let found = Finding {
+    let found = DiagnosisFinding {
         id: words.id,
         severity,
-        confidence: Confidence::Medium,
+        confidence: FindingConfidence::Medium,
         title: format!("kernels of {share:.1} % of the kernel time {}", words.title),
-        measured: Measure { value: share, unit: "% of kernel time" },
-        threshold: Measure { value: TIME_SHARE, unit: "% of kernel time" },
+        measured: NumberWithUnit { value: share, unit: "% of kernel time" },
+        threshold: NumberWithUnit { value: MIN_KERNEL_TIME_PERCENT, unit: "% of kernel time" },
         recoverable_ns: recoverable,
-        remedy: shorter.map_or(Remedy::NotReplayed, Remedy::Shorter),
+        remedy: shorter.map_or(FindingRemedy::NotReplayed, FindingRemedy::Shorter),
         replayed: None,
-        evidence: most_expensive(losses.into_iter().map(|loss| loss.evidence).collect()),
+        evidence: most_expensive_evidence(losses.into_iter().map(|loss| loss.evidence).collect()),
         advice: words.advice,
         false_positive: words.false_positive,
     };
-    Outcome::Checked(vec![found], inspected)
+    RuleOutcome::Checked(vec![found], inspected)
 }
 
-pub(super) fn small_grids_finds() -> String {
-    format!("kernels with fewer blocks than multiprocessors take {TIME_SHARE} % of the kernel time")
-}
-
-pub(super) fn block_sizes_finds() -> String {
+pub(super) fn small_grids_rule_text() -> String {
     format!(
-        "kernels whose block size is no multiple of the warp ({NVIDIA_WARP}, on AMD's compute \
-         devices 64) take {TIME_SHARE} % of the kernel time"
+        "kernels with fewer blocks than multiprocessors take {MIN_KERNEL_TIME_PERCENT} % of the kernel time"
+    )
+}
+
+pub(super) fn block_sizes_rule_text() -> String {
+    format!(
+        "kernels whose block size is no multiple of the warp ({NVIDIA_WARP_SIZE}, on AMD's compute \
+         devices 64) take {MIN_KERNEL_TIME_PERCENT} % of the kernel time"
     )
 }
 
 /// ShapeWords in names of matrix products in fp32 on CUDA cores, and of those on tensor cores.
-const CUDA_CORES: &[&str] = &["sgemm", "scudnn", "simt_", "ffma"];
-const TENSOR_CORES: &[&str] = &["tensorop", "tf32", "s1688", "s16816", "xf32"];
+const CUDA_CORE_GEMM_WORDS: &[&str] = &["sgemm", "scudnn", "simt_", "ffma"];
+const TENSOR_CORE_GEMM_WORDS: &[&str] = &["tensorop", "tf32", "s1688", "s16816", "xf32"];
 /// The first compute capability with tensor cores.
-const WITH_TENSOR_CORES: u32 = 7;
+const FIRST_CAPABILITY_WITH_TENSOR_CORES: u32 = 7;
 /// Part of the time of a product that tensor cores leave: they multiply 8 times as fast, and memory
 /// limits many products before that.
-const TENSOR_CORE_TIME_SHARE: f64 = 0.5;
+const TENSOR_CORE_TIME_SAVING: f64 = 0.5;
 
 /// Whether a kernel multiplies matrices in fp32, on a device that has tensor cores.
-fn without_tensor_cores(of: &ShapeGroup<'_>) -> bool {
+fn is_fp32_gemm_without_tensor_cores(of: &LaunchShapeGroup<'_>) -> bool {
     let name = short_name(of.name).to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
     let capability = of.device.and_then(|device| device.compute);
-    capability.is_none_or(|(major, _)| major >= WITH_TENSOR_CORES)
-        && has(CUDA_CORES)
-        && !has(TENSOR_CORES)
+    capability.is_none_or(|(major, _)| major >= FIRST_CAPABILITY_WITH_TENSOR_CORES)
+        && has(CUDA_CORE_GEMM_WORDS)
+        && !has(TENSOR_CORE_GEMM_WORDS)
 }
 
-pub(super) fn fp32_products_finds() -> String {
+pub(super) fn fp32_gemms_rule_text() -> String {
     format!(
-        "matrix products in fp32 on CUDA cores, by names such as sgemm, take {TIME_SHARE} % of the \
+        "matrix products in fp32 on CUDA cores, by names such as sgemm, take {MIN_KERNEL_TIME_PERCENT} % of the \
          kernel time on a device with tensor cores"
     )
 }
 
-pub(super) fn fp32_products(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    if context.platform.vendor == Vendor::Amd {
+pub(super) fn fp32_gemms_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
+    if context.platform.vendor == GpuVendor::Amd {
         let reason = "names of AMD's kernels do not show which unit multiplies";
-        return Lack::absent(reason).into();
+        return MissingData::absent(reason).into();
     }
-    let words = ShapeWords {
+    let words = ShapeFindingText {
         id: "fp32-matmul",
-        worst: Severity::Warning,
+        worst: FindingSeverity::Warning,
         title: "multiply matrices in fp32 without tensor cores".to_owned(),
         advice: "multiply in TF32 (torch.set_float32_matmul_precision(\"high\"), \
                  CUBLAS_COMPUTE_32F_FAST_TF32; from compute capability 8.0 on), or in bf16 or fp16 \
@@ -408,76 +432,85 @@ pub(super) fn fp32_products(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         false_positive: "results that need 24 bits of each factor",
     };
     check(context, Shapes::collect(context), words, |of| {
-        without_tensor_cores(of).then(|| {
+        is_fp32_gemm_without_tensor_cores(of).then(|| {
             let words = "fp32 on CUDA cores".to_owned();
-            Loss {
+            ShapeTimeLoss {
                 evidence: evidence(context, of, words),
-                lost: Some(1.0 - TENSOR_CORE_TIME_SHARE),
+                lost: Some(1.0 - TENSOR_CORE_TIME_SAVING),
             }
         })
     })
 }
 
-pub(super) fn tails_finds() -> String {
+pub(super) fn tail_waves_rule_text() -> String {
     format!(
         "kernels of more than one wave that lose {TAIL} % or more in their last wave take \
-         {TIME_SHARE} % of the kernel time"
+         {MIN_KERNEL_TIME_PERCENT} % of the kernel time"
     )
 }
 
-pub(super) fn occupancy_finds() -> String {
+pub(super) fn low_occupancy_rule_text() -> String {
     format!(
-        "kernels with a theoretical occupancy below {OCCUPANCY} % take {TIME_SHARE} % of the \
+        "kernels with a theoretical occupancy below {LOW_OCCUPANCY_PERCENT} % take {MIN_KERNEL_TIME_PERCENT} % of the \
          kernel time"
     )
 }
 
-pub(super) fn small_grids(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn small_grids_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
     let unit = context.platform.multiprocessors();
-    let words = ShapeWords {
+    let words = ShapeFindingText {
         id: "small-grid",
-        worst: Severity::Severe,
+        worst: FindingSeverity::Severe,
         title: format!("have fewer blocks than the GPU has {unit}"),
         advice: "split the work into more blocks (split-K, smaller tiles), batch it, or run \
                  kernels concurrently on parallel streams or graph branches"
             .to_owned(),
         false_positive: "kernels that run beside others on purpose",
     };
-    check(context, Shapes::with_multiprocessors(context), words, |of| {
-        let multiprocessors = u64::from(of.multiprocessors()?);
+    check(context, Shapes::groups_with_multiprocessors(context), words, |of| {
+        let multiprocessors = u64::from(of.multiprocessor_count()?);
         let blocks = of.shape.blocks();
-        if blocks >= multiprocessors || of.shares_device() {
+        if blocks >= multiprocessors || of.shares_device_with_communication() {
             return None;
         }
         #[allow(clippy::cast_precision_loss)]
         let idle = 1.0 - blocks as f64 / multiprocessors as f64;
         let plural = if blocks == 1 { "" } else { "s" };
         let words = format!("{blocks} block{plural} for {multiprocessors} {unit}");
-        Some(Loss { evidence: evidence(context, of, words), lost: Some(idle) })
+        Some(ShapeTimeLoss { evidence: evidence(context, of, words), lost: Some(idle) })
     })
 }
 
-pub(super) fn block_sizes(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn block_sizes_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
     let platform = context.platform;
     let vendor = platform.vendor;
     let shapes = Shapes::collect(context).and_then(|shapes| {
-        shapes.without(context, |of| of.warp(vendor).is_none().then(|| of.undescribed()))
+        shapes.without_launches_that_lack(context, |of| {
+            of.warp_size(vendor).is_none().then(|| of.unknown_device_reason())
+        })
     });
     let widths = shapes.as_ref().map(|shapes| {
-        let mut widths: Vec<u32> = shapes.groups.iter().filter_map(|of| of.warp(vendor)).collect();
+        let mut widths: Vec<u32> =
+            shapes.groups.iter().filter_map(|of| of.warp_size(vendor)).collect();
         widths.sort_unstable();
         widths.dedup();
         widths.iter().map(u32::to_string).collect::<Vec<_>>().join(" or ")
     });
-    let words = ShapeWords {
+    let words = ShapeFindingText {
         id: "block-size",
-        worst: Severity::Severe,
+        worst: FindingSeverity::Severe,
         title: format!("have a block size that is no multiple of a {}", platform.warp()),
         advice: format!("make the block size a multiple of {}", widths.unwrap_or_default()),
         false_positive: "kernels that one warp or less computes on purpose",
     };
     check(context, shapes, words, |of| {
-        let (threads, warp) = (of.shape.threads(), u64::from(of.warp(vendor)?));
+        let (threads, warp) = (of.shape.threads(), u64::from(of.warp_size(vendor)?));
         let lanes = threads.checked_next_multiple_of(warp)?;
         let idle = lanes - threads;
         if idle == 0 {
@@ -486,14 +519,17 @@ pub(super) fn block_sizes(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         #[allow(clippy::cast_precision_loss)]
         let lost = idle as f64 / lanes as f64;
         let words = format!("{idle} of {lanes} lanes idle, {} of {warp}", platform.warp());
-        Some(Loss { evidence: evidence(context, of, words), lost: Some(lost) })
+        Some(ShapeTimeLoss { evidence: evidence(context, of, words), lost: Some(lost) })
     })
 }
 
-pub(super) fn tails(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    let words = ShapeWords {
+pub(super) fn tail_waves_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
+    let words = ShapeFindingText {
         id: "tail",
-        worst: Severity::Warning,
+        worst: FindingSeverity::Warning,
         title: "leave a fifth of the GPU or more idle in their last wave".to_owned(),
         advice: "choose tiles so that blocks fill whole waves, or use a persistent or stream-K \
                  kernel"
@@ -501,26 +537,29 @@ pub(super) fn tails(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         false_positive: "blocks of different length fill a wave anyway; kernels that overlap with \
                          the next one",
     };
-    check(context, Shapes::with_limits(context), words, |of| {
-        let resident = of.residency().filter(|of| of.blocks > 0)?;
-        let slots = f64::from(resident.blocks) * f64::from(of.multiprocessors()?);
+    check(context, Shapes::groups_with_device_limits(context), words, |of| {
+        let resident = of.multiprocessor_residency().filter(|of| of.blocks > 0)?;
+        let slots = f64::from(resident.blocks) * f64::from(of.multiprocessor_count()?);
         #[allow(clippy::cast_precision_loss)]
         let waves = of.shape.blocks() as f64 / slots;
         let lost = 1.0 - waves / waves.ceil();
-        if waves <= 1.0 || lost * 100.0 < TAIL || of.shares_device() {
+        if waves <= 1.0 || lost * 100.0 < TAIL || of.shares_device_with_communication() {
             return None;
         }
         let evidence = evidence(context, of, format!("{waves:.2} waves"));
-        Some(Loss { evidence, lost: Some(lost) })
+        Some(ShapeTimeLoss { evidence, lost: Some(lost) })
     })
 }
 
-pub(super) fn occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    let profiler = context.platform.kernel_profiler();
-    let words = ShapeWords {
+pub(super) fn low_occupancy_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
+    let profiler = context.platform.kernel_profiler_name();
+    let words = ShapeFindingText {
         id: "occupancy",
-        worst: Severity::Information,
-        title: format!("have a theoretical occupancy below {OCCUPANCY} %"),
+        worst: FindingSeverity::Information,
+        title: format!("have a theoretical occupancy below {LOW_OCCUPANCY_PERCENT} %"),
         advice: format!(
             "fewer registers (__launch_bounds__), less shared memory, or another block size; \
              measure stalls with {profiler} first: 50 to 75 % is often enough"
@@ -528,14 +567,14 @@ pub(super) fn occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         false_positive: "GEMM and attention kernels that hide latency by instruction-level \
                          parallelism",
     };
-    check(context, Shapes::with_limits(context), words, |of| {
-        let resident = of.residency()?;
-        if resident.occupancy >= OCCUPANCY {
+    check(context, Shapes::groups_with_device_limits(context), words, |of| {
+        let resident = of.multiprocessor_residency()?;
+        if resident.occupancy >= LOW_OCCUPANCY_PERCENT {
             return None;
         }
         let words = format!("{:.0} %, limited by {}", resident.occupancy, resident.limiter);
         // A timeline cannot say how much more warps would save.
-        Some(Loss { evidence: evidence(context, of, words), lost: None })
+        Some(ShapeTimeLoss { evidence: evidence(context, of, words), lost: None })
     })
 }
 
@@ -546,13 +585,13 @@ mod tests {
 
     #[test]
     fn the_smallest_limit_is_the_limiter() {
-        let device = Device {
+        let device = TracedDevice {
             multiprocessors: Some(132),
             threads_per_sm: Some(2048),
             registers_per_sm: Some(65536),
             shared_per_sm: Some(233_472),
             blocks_per_sm: Some(32),
-            ..Device::default()
+            ..TracedDevice::default()
         };
         let shape = |threads, registers, dynamic_shared| LaunchShape {
             block: [threads, 1, 1],
@@ -560,7 +599,7 @@ mod tests {
             dynamic_shared,
             ..LaunchShape::default()
         };
-        let resident = |shape| residency(&device, &shape).unwrap();
+        let resident = |shape| multiprocessor_residency(&device, &shape).unwrap();
         let full = resident(shape(256, 32, 0));
         assert_eq!((full.blocks, full.occupancy), (8, 100.0));
         let registers = resident(shape(128, 255, 0));
@@ -571,6 +610,6 @@ mod tests {
         assert_eq!((shared.blocks, shared.limiter), (2, "shared memory"));
         let small = resident(shape(32, 16, 0));
         assert_eq!((small.blocks, small.limiter), (32, "blocks of a multiprocessor"));
-        assert_eq!(residency(&Device::default(), &shape(32, 16, 0)), None);
+        assert_eq!(multiprocessor_residency(&TracedDevice::default(), &shape(32, 16, 0)), None);
     }
 }

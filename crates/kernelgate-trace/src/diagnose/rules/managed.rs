@@ -1,30 +1,31 @@
 //! Pages of managed memory that migrate while they are used.
 
-use super::super::context::Context;
+use super::super::context::DiagnosisContext;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Measure, Remedy, Severity, Unit,
+    DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
+    NumberWithUnit, ProcessDeviceUse, Unit,
 };
 use super::super::text::bytes as shown_bytes;
-use super::launches::no_work;
-use super::outcome::{Lack, Outcome, all_of};
-use crate::analyze::classes::Class;
+use super::launches::missing_gpu_work;
+use super::outcome::{MissingData, RuleOutcome, inspected_all};
+use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::OperationId;
 use crate::analyze::order::Order;
-use crate::analyze::timeline::cover::Union;
-use crate::model::gpu::PageFaults;
+use crate::analyze::timeline::cover::UnitedSpans;
+use crate::model::gpu::PageFaultTable;
 use crate::model::{Recorder, Trace};
 
 /// Migrations of a device, during its kernels or between them.
 #[derive(Default)]
-struct Migrations {
+struct PageMigrations {
     count: usize,
     bytes: u64,
     total_ns: i64,
     longest: Option<OperationId>,
 }
 
-impl Migrations {
-    fn add(&mut self, context: &Context<'_>, id: OperationId) {
+impl PageMigrations {
+    fn add(&mut self, context: &DiagnosisContext<'_>, id: OperationId) {
         let length = |id: OperationId| context.all.length(id);
         let (_, row) = context.all.part(id);
         self.count += 1;
@@ -35,37 +36,37 @@ impl Migrations {
         }
     }
 
-    fn evidence(&self, context: &Context<'_>, what: &str) -> Option<Evidence> {
+    fn evidence(&self, context: &DiagnosisContext<'_>, what: &str) -> Option<FindingEvidence> {
         let longest = self.longest?;
-        Some(Evidence {
+        Some(FindingEvidence {
             what: format!("{what}: {}", shown_bytes(self.bytes)),
             count: self.count,
             total_ns: Some(self.total_ns),
             range: None,
             span: Some((context.all.start(longest), context.all.end(longest))),
-            place: Some(context.place_of(longest)),
+            place: Some(context.process_and_device_of(longest)),
         })
     }
 }
 
 /// Page faults of a process on a device, and those of its host.
 #[derive(Default)]
-struct Faults {
+struct PageFaultSum {
     on_device: u64,
     on_host: u64,
     /// Groups of faults of the device, in order of time.
     spans: Vec<(i64, i64)>,
 }
 
-impl Faults {
-    fn new(context: &Context<'_>, (pid, device): (i64, u32)) -> Self {
+impl PageFaultSum {
+    fn new(context: &DiagnosisContext<'_>, (pid, device): (i64, u32)) -> Self {
         let (trace, mut of) = (context.trace, Self::default());
         let faults = &trace.page_faults;
         for row in 0..faults.start.len() {
             if trace.processes[faults.process[row] as usize].pid != pid {
                 continue;
             }
-            if faults.device[row] == PageFaults::HOST {
+            if faults.device[row] == PageFaultTable::HOST_PLACE {
                 of.on_host += faults.count[row];
             } else if faults.device[row] == device {
                 of.on_device += faults.count[row];
@@ -83,9 +84,9 @@ impl Faults {
         }
     }
 
-    fn evidence(&self, place: (i64, u32)) -> Option<Evidence> {
+    fn evidence(&self, place: (i64, u32)) -> Option<FindingEvidence> {
         let longest = self.spans.iter().max_by_key(|(start, end)| end - start)?;
-        Some(Evidence {
+        Some(FindingEvidence {
             what: format!("groups of page faults of the device: {} faults", self.on_device),
             count: self.spans.len(),
             total_ns: Some(self.spans.iter().map(|(start, end)| end - start).sum()),
@@ -97,12 +98,16 @@ impl Faults {
 }
 
 /// Why a trace that holds no migration does not answer the question.
-fn not_recorded(trace: &Trace) -> Option<&'static str> {
-    const FAILED: &str = "Unified Memory cannot be traced";
+fn migrations_not_recorded_reason(trace: &Trace) -> Option<&'static str> {
+    const MIGRATIONS_UNAVAILABLE_MESSAGE: &str = "Unified Memory cannot be traced";
     if trace.recorder != Recorder::NsightSystems {
         return Some("this recorder has no page migrations");
     }
-    let failed = trace.quality.messages.iter().any(|message| message.contains(FAILED));
+    let failed = trace
+        .quality
+        .messages
+        .iter()
+        .any(|message| message.contains(MIGRATIONS_UNAVAILABLE_MESSAGE));
     failed.then_some("the recorder could not trace managed memory on these devices")
 }
 
@@ -110,51 +115,58 @@ pub(super) fn finds() -> String {
     "pages of managed memory migrate, or the device faults on them".to_owned()
 }
 
-pub(super) fn migrations(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn page_migrations_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
     if context.all.is_empty() {
-        return no_work(context).into();
+        return missing_gpu_work(context).into();
     }
     let mut migrations: Vec<OperationId> =
-        context.all.ids().filter(|&id| context.is_migration(id)).collect();
+        context.all.ids().filter(|&id| context.is_page_migration(id)).collect();
     if migrations.is_empty() {
         let places = context
             .activities
             .iter()
             .map(|of| (context.trace.processes[of.process as usize].pid, of.device));
-        let faulted: Vec<Finding> = places
-            .filter(|&place| Faults::new(context, place).on_device > 0)
-            .map(|place| device_finding(context, place, &[]))
+        let faulted: Vec<DiagnosisFinding> = places
+            .filter(|&place| PageFaultSum::new(context, place).on_device > 0)
+            .map(|place| migration_finding(context, place, &[]))
             .collect();
         if !faulted.is_empty() {
             let groups = context.trace.page_faults.start.len();
-            return Outcome::Checked(faulted, all_of(groups, Unit::Operations));
+            return RuleOutcome::Checked(faulted, inspected_all(groups, Unit::Operations));
         }
-        if let Some(reason) = not_recorded(context.trace) {
-            return Lack::new(reason, context.platform.record_migrations()).into();
+        if let Some(reason) = migrations_not_recorded_reason(context.trace) {
+            return MissingData::new(reason, context.platform.record_migrations_advice()).into();
         }
         let copies = context.trace.copies.on_gpu.len();
         if copies == 0 {
-            return Lack::absent("the trace holds no copies and no page migrations").into();
+            return MissingData::absent("the trace holds no copies and no page migrations").into();
         }
-        return Outcome::Checked(Vec::new(), all_of(copies, Unit::Copies));
+        return RuleOutcome::Checked(Vec::new(), inspected_all(copies, Unit::Copies));
     }
-    let owner = |id: OperationId| context.place_of(id);
+    let owner = |id: OperationId| context.process_and_device_of(id);
     migrations.sort_by_key(|&id| (owner(id), context.all.start(id)));
     let mut found = Vec::new();
     for device in migrations.chunk_by(|&a, &b| owner(a) == owner(b)) {
-        found.push(device_finding(context, owner(device[0]), device));
+        found.push(migration_finding(context, owner(device[0]), device));
     }
-    Outcome::Checked(found, all_of(migrations.len(), Unit::Copies))
+    RuleOutcome::Checked(found, inspected_all(migrations.len(), Unit::Copies))
 }
 
-fn device_finding(context: &Context<'_>, place: (i64, u32), migrations: &[OperationId]) -> Finding {
+fn migration_finding(
+    context: &DiagnosisContext<'_>,
+    place: (i64, u32),
+    migrations: &[OperationId],
+) -> DiagnosisFinding {
     let all = &context.all;
-    let faults = Faults::new(context, place);
+    let faults = PageFaultSum::new(context, place);
     let kernels = context.trace.kernels.on_gpu.len();
-    let own =
-        (0..u32::try_from(kernels).unwrap_or(u32::MAX)).filter(|&id| context.place_of(id) == place);
-    let kernels = Order::by_key(own, |id| (all.start(id), all.end(id)));
-    let (mut during, mut between) = (Migrations::default(), Migrations::default());
+    let own = (0..u32::try_from(kernels).unwrap_or(u32::MAX))
+        .filter(|&id| context.process_and_device_of(id) == place);
+    let kernels = Order::operations_by_key(own, |id| (all.start(id), all.end(id)));
+    let (mut during, mut between) = (PageMigrations::default(), PageMigrations::default());
     // The time in each kernel during which pages migrated.
     let (mut paused_ns, mut next, mut until) = (0, 0, (i64::MIN, i64::MIN));
     let mut pages: Option<(i64, i64)> = None;
@@ -182,7 +194,7 @@ fn device_finding(context: &Context<'_>, place: (i64, u32), migrations: &[Operat
     paused_ns += pages.map_or(0, |(first, last)| last - first);
     // Without migrations the device maps memory of the host, or new pages, at each fault.
     let faulted_ns = match migrations {
-        [] => Union::new(faults.spans.clone()).length(),
+        [] => UnitedSpans::new(faults.spans.clone()).length(),
         _ => 0,
     };
     let saved = paused_ns + between.total_ns + faulted_ns;
@@ -190,20 +202,20 @@ fn device_finding(context: &Context<'_>, place: (i64, u32), migrations: &[Operat
         .activities
         .iter()
         .filter(|of| (context.trace.processes[of.process as usize].pid, of.device) == place)
-        .map(|of| of.span_ns())
+        .map(|of| of.span_of_gaps_ns())
         .sum();
     let count = during.count + between.count;
     #[allow(clippy::cast_precision_loss)]
-    let measured = Measure { value: count as f64, unit: "migrations" };
+    let measured = NumberWithUnit { value: count as f64, unit: "migrations" };
     let evidence = [
         faults.evidence(place),
         during.evidence(context, "while kernels ran"),
         between.evidence(context, "between kernels, as the host touches pages"),
     ];
-    Finding {
+    DiagnosisFinding {
         id: "page-migration",
-        severity: Severity::from_saving(saved, span),
-        confidence: Confidence::Medium,
+        severity: FindingSeverity::severity_of_saving(saved, span),
+        confidence: FindingConfidence::Medium,
         title: format!(
             "{} of managed memory migrated in {count} pieces: {} while kernels ran, {} between \
              them{}",
@@ -213,14 +225,14 @@ fn device_finding(context: &Context<'_>, place: (i64, u32), migrations: &[Operat
             faults.words()
         ),
         measured,
-        threshold: Measure { value: 0.0, unit: "migrations" },
+        threshold: NumberWithUnit { value: 0.0, unit: "migrations" },
         recoverable_ns: Some(saved),
-        remedy: Remedy::Without(Class::Migration),
+        remedy: FindingRemedy::Without(OperationClass::Migration),
         replayed: None,
         evidence: evidence.into_iter().flatten().collect(),
         advice: format!(
             "move pages before they are used, in large pieces: {}, or explicit copies",
-            context.platform.prefetch()
+            context.platform.prefetch_advice()
         ),
         false_positive: "data that is touched once, or does not fit into the device's memory",
     }

@@ -1,28 +1,31 @@
 //! Findings of Nsight Compute about a kernel's memory accesses and warps: coalescing, bank
 //! conflicts, divergence.
 
-use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Finding, Measure, Remedy, Severity};
-use super::super::profiled::{evidence, grouped, kernel_name, metric};
-use super::metrics::{launches, not_profiled};
-use super::outcome::{Lack, Outcome};
+use super::super::context::DiagnosisContext;
+use super::super::finding::{
+    DiagnosisFinding, FindingConfidence, FindingRemedy, FindingSeverity, NumberWithUnit,
+    ProcessDeviceUse,
+};
+use super::super::profiled::{evidence, group_by_title, kernel_name, launch_metric};
+use super::metrics::{launches, missing_profiled_launches};
+use super::outcome::{MissingData, RuleOutcome};
 use crate::model::kernel_metrics::ProfiledLaunch;
 
 /// Bytes of a sector, all of which a coalesced access uses.
-const SECTOR: f64 = 32.0;
+const SECTOR_BYTES: f64 = 32.0;
 /// Used bytes of a sector below which accesses are not coalesced.
-const COALESCED_BYTES: f64 = 0.75 * SECTOR;
+const MIN_COALESCED_SECTOR_BYTES: f64 = 0.75 * SECTOR_BYTES;
 /// Part of the sectors below which loads, or stores, do not count beside the others.
 const PART: f64 = 0.1;
 /// Sectors of a request that no coalesced access needs: 16 bytes a thread are 16 sectors a warp.
-const SECTORS: f64 = 16.0;
+const MAX_COALESCED_SECTORS: f64 = 16.0;
 /// Part of the shared-memory wavefronts that may be due to conflicts, in percent.
-const CONFLICTS: f64 = 10.0;
+const MAX_CONFLICT_WAVEFRONT_PERCENT: f64 = 10.0;
 /// Threads of a warp that are active on average, below which it diverges.
-const ACTIVE: f64 = 24.0;
+const MIN_ACTIVE_THREADS_PER_WARP: f64 = 24.0;
 
 /// A launch's value compared with a threshold.
-struct LaunchValue {
+struct LaunchMetricValue {
     value: f64,
     threshold: f64,
     unit: &'static str,
@@ -30,7 +33,7 @@ struct LaunchValue {
 }
 
 /// The finding about every launch whose value is on the wrong side.
-struct FindingWords {
+struct LaunchFindingText {
     id: &'static str,
     title: &'static str,
     advice: &'static str,
@@ -41,12 +44,12 @@ struct FindingWords {
 
 /// Applies to each launch; `held` gives nothing where metrics lack, and whether it is a fault.
 fn each(
-    context: &Context<'_>,
-    words: &FindingWords,
-    held: impl Fn(&ProfiledLaunch) -> Option<(bool, LaunchValue)>,
-) -> Outcome {
+    context: &DiagnosisContext<'_>,
+    words: &LaunchFindingText,
+    held: impl Fn(&ProfiledLaunch) -> Option<(bool, LaunchMetricValue)>,
+) -> RuleOutcome {
     if context.trace.profiled.is_empty() {
-        return not_profiled(context).into();
+        return missing_profiled_launches(context).into();
     }
     let mut known = 0;
     let mut found = Vec::new();
@@ -56,15 +59,15 @@ fn each(
         if !fault {
             continue;
         }
-        found.push(Finding {
+        found.push(DiagnosisFinding {
             id: words.id,
-            severity: Severity::Warning,
-            confidence: Confidence::High,
+            severity: FindingSeverity::Warning,
+            confidence: FindingConfidence::High,
             title: format!("{}: {}", kernel_name(context.trace, launch), words.title),
-            measured: Measure { value: held.value, unit: held.unit },
-            threshold: Measure { value: held.threshold, unit: held.unit },
+            measured: NumberWithUnit { value: held.value, unit: held.unit },
+            threshold: NumberWithUnit { value: held.threshold, unit: held.unit },
             recoverable_ns: None,
-            remedy: Remedy::NotReplayed,
+            remedy: FindingRemedy::NotReplayed,
             replayed: None,
             evidence: evidence(context.trace, launch, held.words),
             advice: words.advice.to_owned(),
@@ -72,29 +75,35 @@ fn each(
         });
     }
     if known == 0 {
-        return Lack::new("the report lacks the metrics", format!("add {}", words.option)).into();
+        return MissingData::new("the report lacks the metrics", format!("add {}", words.option))
+            .into();
     }
-    Outcome::Checked(grouped(found), launches(known, context, words.option))
+    RuleOutcome::Checked(group_by_title(found), launches(known, context, words.option))
 }
 
-pub(super) fn coalescing_finds() -> String {
+pub(super) fn coalescing_rule_text() -> String {
     format!(
-        "fewer than {COALESCED_BYTES} of the {SECTOR} bytes of a sector used, or more than {SECTORS} sectors a \
+        "fewer than {MIN_COALESCED_SECTOR_BYTES} of the {SECTOR_BYTES} bytes of a sector used, or more than {MAX_COALESCED_SECTORS} sectors a \
          request, in loads or stores that have {} % of the sectors",
         PART * 100.0
     )
 }
 
-pub(super) fn bank_conflicts_finds() -> String {
-    format!("more than {CONFLICTS} % of the shared-memory wavefronts are conflicts")
+pub(super) fn bank_conflicts_rule_text() -> String {
+    format!(
+        "more than {MAX_CONFLICT_WAVEFRONT_PERCENT} % of the shared-memory wavefronts are conflicts"
+    )
 }
 
-pub(super) fn divergence_finds() -> String {
-    format!("fewer than {ACTIVE} threads of a warp active on average")
+pub(super) fn divergence_rule_text() -> String {
+    format!("fewer than {MIN_ACTIVE_THREADS_PER_WARP} threads of a warp active on average")
 }
 
-pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    const WORDS: FindingWords = FindingWords {
+pub(super) fn coalescing_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
+    const FINDING_TEXT: LaunchFindingText = LaunchFindingText {
         id: "coalescing",
         title: "accesses to global memory are not coalesced",
         advice: "let neighbouring threads access neighbouring addresses, aligned, 4 to 16 bytes \
@@ -103,13 +112,14 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         option: "--page raw, or --metrics group:memory__first_level_cache_table",
     };
     let efficiency = |launch: &ProfiledLaunch, access: &str| {
-        let value = |name: String| metric(context.trace, launch, &name);
+        let value = |name: String| launch_metric(context.trace, launch, &name);
         let used =
             value(format!("smsp__sass_average_data_bytes_per_sector_mem_global_op_{access}.ratio"));
         let sectors = value(format!(
             "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_{access}.ratio"
         ));
-        let held = |value, threshold, unit, words| LaunchValue { value, threshold, unit, words };
+        let held =
+            |value, threshold, unit, words| LaunchMetricValue { value, threshold, unit, words };
         let name = if access == "ld" { "loads" } else { "stores" };
         match (used, sectors) {
             // The ratio of nothing: the launch has no such access.
@@ -117,15 +127,18 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
                 Some((false, held(0.0, 0.0, "sectors", format!("no {name}"))))
             }
             (Some(used), _) => {
-                let words = format!("{name} use {used:.1} of {SECTOR} bytes of a sector");
+                let words = format!("{name} use {used:.1} of {SECTOR_BYTES} bytes of a sector");
                 Some((
-                    used < COALESCED_BYTES,
-                    held(used, COALESCED_BYTES, "bytes of a sector", words),
+                    used < MIN_COALESCED_SECTOR_BYTES,
+                    held(used, MIN_COALESCED_SECTOR_BYTES, "bytes of a sector", words),
                 ))
             }
             (None, Some(sectors)) => {
                 let words = format!("{name}: {sectors:.1} sectors a request");
-                Some((sectors > SECTORS, held(sectors, SECTORS, "sectors a request", words)))
+                Some((
+                    sectors > MAX_COALESCED_SECTORS,
+                    held(sectors, MAX_COALESCED_SECTORS, "sectors a request", words),
+                ))
             }
             (None, None) => None,
         }
@@ -133,13 +146,13 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let counts = |launch: &ProfiledLaunch, access: &str| {
         let sectors = ["ld", "st"].map(|access| {
             let name = format!("l1tex__t_sectors_pipe_lsu_mem_global_op_{access}.sum");
-            metric(context.trace, launch, &name)
+            launch_metric(context.trace, launch, &name)
         });
         let [Some(loads), Some(stores)] = sectors else { return true };
         let own = if access == "ld" { loads } else { stores };
         own >= PART * (loads + stores)
     };
-    each(context, &WORDS, |launch| {
+    each(context, &FINDING_TEXT, |launch| {
         let both = ["ld", "st"].into_iter().filter_map(|access| {
             let (fault, held) = efficiency(launch, access)?;
             Some((fault && counts(launch, access), held))
@@ -149,27 +162,41 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     })
 }
 
-pub(super) fn bank_conflicts(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    const WORDS: FindingWords = FindingWords {
+pub(super) fn bank_conflicts_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
+    const FINDING_TEXT: LaunchFindingText = LaunchFindingText {
         id: "bank-conflicts",
         title: "accesses to shared memory conflict",
         advice: "pad rows by one element, swizzle the index, or access 16 bytes a thread",
         false_positive: "kernels that shared memory does not bound",
         option: "--page raw, or --section MemoryWorkloadAnalysis_Tables",
     };
-    each(context, &WORDS, |launch| {
-        let value = |name| metric(context.trace, launch, name);
+    each(context, &FINDING_TEXT, |launch| {
+        let value = |name| launch_metric(context.trace, launch, name);
         let conflicts = value("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")?;
         let wavefronts = value("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum")?;
         let share = if wavefronts > 0.0 { conflicts / wavefronts * 100.0 } else { 0.0 };
         let words = format!("{conflicts:.0} of {wavefronts:.0} wavefronts are conflicts");
         let unit = "% of wavefronts";
-        Some((share > CONFLICTS, LaunchValue { value: share, threshold: CONFLICTS, unit, words }))
+        Some((
+            share > MAX_CONFLICT_WAVEFRONT_PERCENT,
+            LaunchMetricValue {
+                value: share,
+                threshold: MAX_CONFLICT_WAVEFRONT_PERCENT,
+                unit,
+                words,
+            },
+        ))
     })
 }
 
-pub(super) fn divergence(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    const WORDS: FindingWords = FindingWords {
+pub(super) fn divergence_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
+    const FINDING_TEXT: LaunchFindingText = LaunchFindingText {
         id: "divergence",
         title: "threads of a warp take different branches",
         advice: "branch by warp, not by thread; sort or split work of different kinds; predicate \
@@ -177,8 +204,8 @@ pub(super) fn divergence(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         false_positive: "kernels with few threads on purpose, and the last block of a grid",
         option: "--section WarpStateStats",
     };
-    each(context, &WORDS, |launch| {
-        let value = |name| metric(context.trace, launch, name);
+    each(context, &FINDING_TEXT, |launch| {
+        let value = |name| launch_metric(context.trace, launch, name);
         let active = value("Avg. Active Threads Per Warp")
             .or_else(|| value("smsp__thread_inst_executed_per_inst_executed.ratio"))?;
         let branches = value("Branch Efficiency");
@@ -186,6 +213,14 @@ pub(super) fn divergence(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             branches.map_or(String::new(), |of| format!(", branch efficiency {of:.1} %"));
         let words = format!("{active:.1} of 32 threads active{branches}");
         let unit = "active threads of a warp";
-        Some((active < ACTIVE, LaunchValue { value: active, threshold: ACTIVE, unit, words }))
+        Some((
+            active < MIN_ACTIVE_THREADS_PER_WARP,
+            LaunchMetricValue {
+                value: active,
+                threshold: MIN_ACTIVE_THREADS_PER_WARP,
+                unit,
+                words,
+            },
+        ))
     })
 }

@@ -1,54 +1,59 @@
 //! Hardware counters: sampled over time (Nsight Systems) or of single launches (Nsight
 //! Compute).
 
-use super::super::context::Context;
+use super::super::context::DiagnosisContext;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, Unit,
+    DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
+    InspectedShare, NumberWithUnit, ProcessDeviceUse, Unit,
 };
-use super::super::profiled::{evidence, grouped, kernel_name, metric};
-use super::kernels::OCCUPANCY;
-use super::outcome::{EVIDENCE, Lack, Outcome, all_of, some_of};
+use super::super::profiled::{evidence, group_by_title, kernel_name, launch_metric};
+use super::kernels::LOW_OCCUPANCY_PERCENT;
+use super::outcome::{MAX_EVIDENCE_LINES, MissingData, RuleOutcome, inspected_all, inspected_some};
 use crate::model::Trace;
 use crate::model::kernel_metrics::ProfiledLaunch;
 
 /// A unit that is used this much is the bound.
-const BOUND_PERCENT: f64 = 80.0;
+const MIN_BOUND_UTILIZATION_PERCENT: f64 = 80.0;
 /// Units that are used less than this do not bound.
 const LOW: f64 = 60.0;
 /// Between these thresholds, a difference of this many percentage points decides between memory and
 /// compute.
-const DECISIVE_POINTS: f64 = 10.0;
+const DECISIVE_PERCENTAGE_POINTS: f64 = 10.0;
 /// Warps that a scheduler issues a cycle from which stalls are hidden.
-const BUSY_ISSUE_RATE: f64 = 0.8;
+const STALLS_HIDDEN_ISSUE_RATE: f64 = 0.8;
 /// Part of the stalls from which one reason stands out, in percent.
 const DOMINANT_STALL_PERCENT: f64 = 30.0;
 /// Samples below which nothing is concluded.
 const SAMPLES: usize = 100;
 
 /// Why rules about single launches cannot answer.
-pub(super) fn not_profiled(context: &Context<'_>) -> Lack {
-    let reason = format!("no launch was measured by {}", context.platform.kernel_profiler());
-    Lack::new(reason, context.platform.measure_launches())
+pub(super) fn missing_profiled_launches(context: &DiagnosisContext<'_>) -> MissingData {
+    let reason = format!("no launch was measured by {}", context.platform.kernel_profiler_name());
+    MissingData::new(reason, context.platform.profile_single_launches_advice())
 }
 
 /// The launches that hold what a rule needs.
-pub(super) fn launches(seen: usize, context: &Context<'_>, option: &str) -> Inspected {
+pub(super) fn launches(
+    seen: usize,
+    context: &DiagnosisContext<'_>,
+    option: &str,
+) -> InspectedShare {
     let whole = context.trace.profiled.len();
     let missing = format!("the other launches lack its metrics; record them with {option}");
-    Inspected {
+    InspectedShare {
         missing: (seen < whole).then_some(missing),
-        ..some_of(seen, whole, Unit::ProfiledLaunches)
+        ..inspected_some(seen, whole, Unit::ProfiledLaunches)
     }
 }
 
 /// The bound of a kernel.
 fn bound(compute: f64, memory: f64) -> &'static str {
     match (compute, memory) {
-        _ if compute >= BOUND_PERCENT && compute >= memory => "compute-bound",
-        _ if memory >= BOUND_PERCENT => "memory-bound",
+        _ if compute >= MIN_BOUND_UTILIZATION_PERCENT && compute >= memory => "compute-bound",
+        _ if memory >= MIN_BOUND_UTILIZATION_PERCENT => "memory-bound",
         _ if compute < LOW && memory < LOW => "latency-bound",
-        _ if compute - memory >= DECISIVE_POINTS => "compute-bound",
-        _ if memory - compute >= DECISIVE_POINTS => "memory-bound",
+        _ if compute - memory >= DECISIVE_PERCENTAGE_POINTS => "compute-bound",
+        _ if memory - compute >= DECISIVE_PERCENTAGE_POINTS => "memory-bound",
         _ => "mixed",
     }
 }
@@ -70,101 +75,109 @@ fn advice(bound: &str) -> &'static str {
     }
 }
 
-fn bound_finds() -> String {
+fn bound_rule_text() -> String {
     format!(
-        "{BOUND_PERCENT} % of either peak: that one; both below {LOW} %: latency; {DECISIVE_POINTS} points apart: the \
+        "{MIN_BOUND_UTILIZATION_PERCENT} % of either peak: that one; both below {LOW} %: latency; {DECISIVE_PERCENTAGE_POINTS} points apart: the \
          larger; else mixed"
     )
 }
 
-pub(super) fn kernel_bound_finds() -> String {
-    format!("each measured kernel: {}", bound_finds())
+pub(super) fn kernel_bound_rule_text() -> String {
+    format!("each measured kernel: {}", bound_rule_text())
 }
 
-pub(super) fn sampled_bound_finds() -> String {
+pub(super) fn sampled_bound_rule_text() -> String {
     format!(
         "cycles in which multiprocessors issue, and DRAM bandwidth, by {SAMPLES} samples or more: \
          {}",
-        bound_finds()
+        bound_rule_text()
     )
 }
 
-pub(super) fn achieved_occupancy_finds() -> String {
+pub(super) fn achieved_occupancy_rule_text() -> String {
     format!(
-        "a theoretical occupancy below {OCCUPANCY} %, or an achieved one {DECISIVE_POINTS} points lower than \
+        "a theoretical occupancy below {LOW_OCCUPANCY_PERCENT} %, or an achieved one {DECISIVE_PERCENTAGE_POINTS} points lower than \
          the theoretical one"
     )
 }
 
-pub(super) fn stalls_finds() -> String {
+pub(super) fn stalls_rule_text() -> String {
     format!(
-        "fewer than {BUSY_ISSUE_RATE} warps issued a cycle, and one reason above {DOMINANT_STALL_PERCENT} % of stalls"
+        "fewer than {STALLS_HIDDEN_ISSUE_RATE} warps issued a cycle, and one reason above {DOMINANT_STALL_PERCENT} % of stalls"
     )
 }
 
-pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn kernel_bound_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
     if context.trace.profiled.is_empty() {
-        return not_profiled(context).into();
+        return missing_profiled_launches(context).into();
     }
     let (mut known, mut found) = (0, Vec::new());
     for launch in &context.trace.profiled {
         let (Some(compute), Some(memory)) = (
-            metric(context.trace, launch, "Compute (SM) Throughput"),
-            metric(context.trace, launch, "Memory Throughput"),
+            launch_metric(context.trace, launch, "Compute (SM) Throughput"),
+            launch_metric(context.trace, launch, "Memory Throughput"),
         ) else {
             continue;
         };
         let bound = bound(compute, memory);
         known += 1;
-        let waves = metric(context.trace, launch, "Waves Per SM");
+        let waves = launch_metric(context.trace, launch, "Waves Per SM");
         let small = waves.filter(|&waves| waves < 1.0 && bound == "latency-bound");
         let because = if small.is_some() { ": its grid does not fill the GPU" } else { "" };
         let waves = small.map_or(String::new(), |waves| format!(", {waves:.2} waves"));
         let words = format!("compute {compute:.1} %, memory {memory:.1} % of their peaks{waves}");
-        found.push(Finding {
+        found.push(DiagnosisFinding {
             id: "kernel-bound",
-            severity: Severity::Information,
-            confidence: Confidence::High,
+            severity: FindingSeverity::Information,
+            confidence: FindingConfidence::High,
             title: format!("{} is {bound}{because}", kernel_name(context.trace, launch)),
-            measured: Measure { value: compute.max(memory), unit: "% of peak" },
-            threshold: Measure { value: BOUND_PERCENT, unit: "% of peak" },
+            measured: NumberWithUnit { value: compute.max(memory), unit: "% of peak" },
+            threshold: NumberWithUnit { value: MIN_BOUND_UTILIZATION_PERCENT, unit: "% of peak" },
             recoverable_ns: None,
-            remedy: Remedy::NotReplayed,
+            remedy: FindingRemedy::NotReplayed,
             replayed: None,
             evidence: evidence(context.trace, launch, words),
             advice: advice(bound).to_owned(),
             false_positive: "Nsight Compute measured with cold caches or fixed clocks",
         });
     }
-    const OPTION: &str = "--section SpeedOfLight";
+    const NCU_SECTION_OPTION: &str = "--section SpeedOfLight";
     if found.is_empty() {
         let reason = "the report lacks compute and memory throughput";
-        return Lack::new(reason, format!("add {OPTION}")).into();
+        return MissingData::new(reason, format!("add {NCU_SECTION_OPTION}")).into();
     }
-    Outcome::Checked(grouped(found), launches(known, context, OPTION))
+    RuleOutcome::Checked(group_by_title(found), launches(known, context, NCU_SECTION_OPTION))
 }
 
-pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn achieved_occupancy_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
     if context.trace.profiled.is_empty() {
-        return not_profiled(context).into();
+        return missing_profiled_launches(context).into();
     }
     let mut known = 0;
     let mut found = Vec::new();
     for launch in &context.trace.profiled {
-        let Some(theoretical) = metric(context.trace, launch, "Theoretical Occupancy") else {
+        let Some(theoretical) = launch_metric(context.trace, launch, "Theoretical Occupancy")
+        else {
             continue;
         };
         known += 1;
-        let achieved = metric(context.trace, launch, "Achieved Occupancy");
-        let far = achieved.is_some_and(|achieved| achieved < theoretical - DECISIVE_POINTS);
-        if theoretical >= OCCUPANCY && !far {
+        let achieved = launch_metric(context.trace, launch, "Achieved Occupancy");
+        let far =
+            achieved.is_some_and(|achieved| achieved < theoretical - DECISIVE_PERCENTAGE_POINTS);
+        if theoretical >= LOW_OCCUPANCY_PERCENT && !far {
             continue;
         }
         let limits = ["Registers", "Shared Mem", "Warps", "SM", "Barriers"];
         let limit = limits
             .iter()
             .filter_map(|of| {
-                Some((metric(context.trace, launch, &format!("Block Limit {of}"))?, *of))
+                Some((launch_metric(context.trace, launch, &format!("Block Limit {of}"))?, *of))
             })
             .min_by(|a, b| a.0.total_cmp(&b.0));
         let limiter = limit.map_or(String::new(), |(blocks, of)| {
@@ -173,10 +186,10 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
         let achieved_words =
             achieved.map_or(String::new(), |achieved| format!(", achieved {achieved:.1} %"));
         let words = format!("theoretical {theoretical:.1} %{achieved_words}{limiter}");
-        found.push(Finding {
+        found.push(DiagnosisFinding {
             id: "achieved-occupancy",
-            severity: Severity::Information,
-            confidence: Confidence::High,
+            severity: FindingSeverity::Information,
+            confidence: FindingConfidence::High,
             title: format!(
                 "{}: the {}",
                 kernel_name(context.trace, launch),
@@ -185,13 +198,17 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
                     false => "theoretical occupancy is low",
                 }
             ),
-            measured: Measure { value: achieved.unwrap_or(theoretical), unit: "%" },
-            threshold: Measure {
-                value: if far { theoretical - DECISIVE_POINTS } else { OCCUPANCY },
+            measured: NumberWithUnit { value: achieved.unwrap_or(theoretical), unit: "%" },
+            threshold: NumberWithUnit {
+                value: if far {
+                    theoretical - DECISIVE_PERCENTAGE_POINTS
+                } else {
+                    LOW_OCCUPANCY_PERCENT
+                },
                 unit: "%",
             },
             recoverable_ns: None,
-            remedy: Remedy::NotReplayed,
+            remedy: FindingRemedy::NotReplayed,
             replayed: None,
             evidence: evidence(context.trace, launch, words),
             advice:
@@ -201,23 +218,24 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
             false_positive: "GEMM and attention kernels that hide latency in other ways",
         });
     }
-    const OPTION: &str = "--section Occupancy";
+    const NCU_SECTION_OPTION: &str = "--section Occupancy";
     if known == 0 {
-        return Lack::new("the report lacks occupancy", format!("add {OPTION}")).into();
+        return MissingData::new("the report lacks occupancy", format!("add {NCU_SECTION_OPTION}"))
+            .into();
     }
-    Outcome::Checked(grouped(found), launches(known, context, OPTION))
+    RuleOutcome::Checked(group_by_title(found), launches(known, context, NCU_SECTION_OPTION))
 }
 
-pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn stalls_rule(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> RuleOutcome {
     if context.trace.profiled.is_empty() {
-        return not_profiled(context).into();
+        return missing_profiled_launches(context).into();
     }
     let mut known = 0;
     let mut found = Vec::new();
     for launch in &context.trace.profiled {
-        let all = stalled(context.trace, launch);
+        let all = stall_reasons_of_launch(context.trace, launch);
         let sum: f64 = all.iter().map(|(_, value)| value).sum();
-        let issue = metric(context.trace, launch, "Issued Warp Per Scheduler");
+        let issue = launch_metric(context.trace, launch, "Issued Warp Per Scheduler");
         let (Some((reason, most)), Some(issue)) =
             (all.iter().max_by(|a, b| a.1.total_cmp(&b.1)), issue)
         else {
@@ -225,41 +243,45 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         };
         known += 1;
         let share = if sum > 0.0 { most / sum * 100.0 } else { 0.0 };
-        if issue >= BUSY_ISSUE_RATE || share <= DOMINANT_STALL_PERCENT {
+        if issue >= STALLS_HIDDEN_ISSUE_RATE || share <= DOMINANT_STALL_PERCENT {
             continue;
         }
-        found.push(Finding {
+        found.push(DiagnosisFinding {
             id: "stalls",
-            severity: Severity::Warning,
-            confidence: Confidence::High,
+            severity: FindingSeverity::Warning,
+            confidence: FindingConfidence::High,
             title: format!(
                 "{}: warps wait mostly for one reason: {reason}",
                 kernel_name(context.trace, launch)
             ),
-            measured: Measure { value: share, unit: "% of stalls" },
-            threshold: Measure { value: DOMINANT_STALL_PERCENT, unit: "% of stalls" },
+            measured: NumberWithUnit { value: share, unit: "% of stalls" },
+            threshold: NumberWithUnit { value: DOMINANT_STALL_PERCENT, unit: "% of stalls" },
             recoverable_ns: None,
-            remedy: Remedy::NotReplayed,
+            remedy: FindingRemedy::NotReplayed,
             replayed: None,
-            evidence: stalled_lines(
+            evidence: evidence_with_stalled_lines(
                 context.trace,
                 launch,
                 evidence(context.trace, launch, format!("{issue:.2} warps issued a cycle")),
             ),
-            advice: stall_advice(reason).to_owned(),
+            advice: advice_for_stall(reason).to_owned(),
             false_positive: "stalls that other warps hide: the scheduler still issues",
         });
     }
-    const OPTION: &str = "--section WarpStateStats --section SchedulerStats";
+    const NCU_SECTION_OPTION: &str = "--section WarpStateStats --section SchedulerStats";
     if known == 0 {
-        return Lack::new("the report lacks warp states", format!("add {OPTION}")).into();
+        return MissingData::new(
+            "the report lacks warp states",
+            format!("add {NCU_SECTION_OPTION}"),
+        )
+        .into();
     }
-    Outcome::Checked(grouped(found), launches(known, context, OPTION))
+    RuleOutcome::Checked(group_by_title(found), launches(known, context, NCU_SECTION_OPTION))
 }
 
 /// Metrics of stalls by their begin and end: warps by cycle, then samples. A report may hold both,
 /// and samples once more for the cycles that issued nothing.
-const STALL_METRICS: [(&str, &str); 4] = [
+const STALL_METRIC_AFFIXES: [(&str, &str); 4] = [
     ("Stall ", ""),
     ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"),
     ("smsp__average_warp_latency_issue_stalled_", ".ratio"),
@@ -267,7 +289,7 @@ const STALL_METRICS: [(&str, &str); 4] = [
 ];
 
 /// Reasons for which warps of a launch wait, with their values, of the first kind that it holds.
-fn stalled(trace: &Trace, launch: &ProfiledLaunch) -> Vec<(String, f64)> {
+fn stall_reasons_of_launch(trace: &Trace, launch: &ProfiledLaunch) -> Vec<(String, f64)> {
     let of_kind = |(begin, end): (&str, &str)| -> Vec<(String, f64)> {
         let metrics = launch.metrics.iter();
         let stalls = metrics.filter_map(|(&name, metric)| {
@@ -277,27 +299,27 @@ fn stalled(trace: &Trace, launch: &ProfiledLaunch) -> Vec<(String, f64)> {
         });
         stalls.collect()
     };
-    STALL_METRICS.into_iter().map(of_kind).find(|all| !all.is_empty()).unwrap_or_default()
+    STALL_METRIC_AFFIXES.into_iter().map(of_kind).find(|all| !all.is_empty()).unwrap_or_default()
 }
 
 /// Evidence with the source lines at which warps waited most.
-fn stalled_lines(
+fn evidence_with_stalled_lines(
     trace: &Trace,
     launch: &ProfiledLaunch,
-    mut evidence: Vec<Evidence>,
-) -> Vec<Evidence> {
-    for line in launch.lines.iter().take(EVIDENCE - 1) {
+    mut evidence: Vec<FindingEvidence>,
+) -> Vec<FindingEvidence> {
+    for line in launch.lines.iter().take(MAX_EVIDENCE_LINES - 1) {
         let (file, reason) = (trace.names.text(line.file), trace.names.text(line.reason));
-        evidence.push(Evidence {
+        evidence.push(FindingEvidence {
             what: format!("{file}:{}: samples of warps that wait, most for {reason}", line.line),
             count: usize::try_from(line.samples).unwrap_or(usize::MAX),
-            ..Evidence::default()
+            ..FindingEvidence::default()
         });
     }
     evidence
 }
 
-fn stall_advice(reason: &str) -> &'static str {
+fn advice_for_stall(reason: &str) -> &'static str {
     let reason = reason.to_ascii_lowercase();
     let has = |word: &str| reason.contains(word);
     match () {
@@ -311,11 +333,14 @@ fn stall_advice(reason: &str) -> &'static str {
 }
 
 /// The bound of the whole trace from sampled counters: issue, not activity, of multiprocessors.
-pub(super) fn sampled_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn sampled_bound_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
     let counters = &context.trace.counters;
     if counters.time.is_empty() {
-        let record = context.platform.sample_counters();
-        return Lack::new("no hardware counters were sampled", record).into();
+        let record = context.platform.sample_counters_advice();
+        return MissingData::new("no hardware counters were sampled", record).into();
     }
     let mut gpus = counters.gpu.clone();
     gpus.sort_unstable();
@@ -339,18 +364,18 @@ pub(super) fn sampled_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         let (Some(issue), Some(read), Some(write)) = (issue, read, write) else { continue };
         let memory = read + write;
         let bound = bound(issue, memory);
-        found.push(Finding {
+        found.push(DiagnosisFinding {
             id: "sampled-bound",
-            severity: Severity::Information,
-            confidence: Confidence::Medium,
+            severity: FindingSeverity::Information,
+            confidence: FindingConfidence::Medium,
             title: format!(
                 "GPU {gpu} is {bound} on average: SM issue {issue:.0} %, DRAM read {read:.0} % and \
                  write {write:.0} %"
             ),
-            measured: Measure { value: issue.max(memory), unit: "% of peak" },
-            threshold: Measure { value: BOUND_PERCENT, unit: "% of peak" },
+            measured: NumberWithUnit { value: issue.max(memory), unit: "% of peak" },
+            threshold: NumberWithUnit { value: MIN_BOUND_UTILIZATION_PERCENT, unit: "% of peak" },
             recoverable_ns: None,
-            remedy: Remedy::NotReplayed,
+            remedy: FindingRemedy::NotReplayed,
             replayed: None,
             evidence: Vec::new(),
             advice: advice(bound).to_owned(),
@@ -361,9 +386,9 @@ pub(super) fn sampled_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         let reason = format!(
             "fewer than {SAMPLES} samples of SM issue and DRAM bandwidth: too few to conclude"
         );
-        return Lack::new(reason, "sample for longer, or more often").into();
+        return MissingData::new(reason, "sample for longer, or more often").into();
     }
-    Outcome::Checked(found, all_of(counters.time.len(), Unit::Samples))
+    RuleOutcome::Checked(found, inspected_all(counters.time.len(), Unit::Samples))
 }
 
 #[cfg(test)]

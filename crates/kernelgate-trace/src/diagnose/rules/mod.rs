@@ -15,153 +15,154 @@ mod waits;
 mod work;
 
 use super::account;
-use super::answers::Answers;
-use super::context::Context;
+use super::answers::TraceAnswers;
+use super::context::DiagnosisContext;
 use super::critical;
 use super::device_memory;
 use super::finding::{
-    Answer, DeviceUse, Diagnosis, Finding, Inspected, QUALITY, Question, Severity, Unit,
+    DATA_QUALITY_ID, DiagnosisFinding, DiagnosisQuestion, FindingSeverity, InspectedShare,
+    ProcessDeviceUse, QuestionAnswer, TraceDiagnosis, Unit,
 };
 use super::host::gaps;
 use super::network::network;
-use super::utilization::utilization;
+use super::utilization::trace_utilization;
 use crate::model::Recorder;
-use outcome::{Lack, Outcome, all_of};
+use outcome::{MissingData, RuleOutcome, inspected_all};
 use reference::{Records, RuleEntry};
 
-type Rule = fn(&Context<'_>, &[DeviceUse]) -> Outcome;
+type RuleFunction = fn(&DiagnosisContext<'_>, &[ProcessDeviceUse]) -> RuleOutcome;
 
 /// A rule, the question that it answers, and its line of the reference.
 struct RuleQuestion {
     id: &'static str,
     question: &'static str,
-    rule: Rule,
+    rule: RuleFunction,
     /// When the rule finds something, with its thresholds.
     finds: fn() -> String,
     /// The highest severity of the rule's findings.
-    worst: Severity,
+    worst: FindingSeverity,
     records: Records,
 }
 
-const RULES: &[RuleQuestion] = &[
+const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
     RuleQuestion {
-        id: QUALITY,
+        id: DATA_QUALITY_ID,
         question: "Is anything wrong with the trace itself?",
-        rule: quality::data_quality,
+        rule: quality::data_quality_rule,
         finds: quality::finds,
-        worst: Severity::Severe,
+        worst: FindingSeverity::Severe,
         records: Records::Anything,
     },
     RuleQuestion {
         id: "launch-bound",
         question: "Does the GPU wait for launches?",
-        rule: launches::launch_bound,
-        finds: launches::launch_bound_finds,
-        worst: Severity::Severe,
+        rule: launches::launch_bound_rule,
+        finds: launches::launch_bound_rule_text,
+        worst: FindingSeverity::Severe,
         records: Records::Launches,
     },
     RuleQuestion {
         id: "gaps",
         question: "Is the GPU idle between its operations?",
         rule: launches::gaps,
-        finds: launches::gaps_finds,
-        worst: Severity::Severe,
+        finds: launches::gaps_rule_text,
+        worst: FindingSeverity::Severe,
         records: Records::Launches,
     },
     RuleQuestion {
         id: "sync-in-loop",
         question: "Does the host wait for the GPU in a loop?",
-        rule: waits::in_loops,
+        rule: waits::waits_in_loops_rule,
         finds: waits::finds,
-        worst: Severity::Severe,
+        worst: FindingSeverity::Severe,
         records: Records::Launches,
     },
     RuleQuestion {
         id: "pageable-copy",
         question: "Do asynchronous copies use pageable memory?",
-        rule: copies::pageable,
-        finds: copies::pageable_finds,
-        worst: Severity::Severe,
+        rule: copies::pageable_copies_rule,
+        finds: copies::pageable_copies_rule_text,
+        worst: FindingSeverity::Severe,
         records: Records::Launches,
     },
     RuleQuestion {
         id: "synchronous-copy",
         question: "Do copies hold up the host?",
-        rule: copies::synchronous_copies,
-        finds: copies::synchronous_copies_finds,
-        worst: Severity::Severe,
+        rule: copies::synchronous_copies_rule,
+        finds: copies::synchronous_copies_rule_text,
+        worst: FindingSeverity::Severe,
         records: Records::Launches,
     },
     RuleQuestion {
         id: "synchronous-set",
         question: "Do memsets hold up the host?",
-        rule: copies::synchronous_sets,
-        finds: copies::synchronous_sets_finds,
-        worst: Severity::Severe,
+        rule: copies::synchronous_sets_rule,
+        finds: copies::synchronous_sets_rule_text,
+        worst: FindingSeverity::Severe,
         records: Records::Launches,
     },
     RuleQuestion {
         id: "page-migration",
         question: "Do pages of managed memory migrate?",
-        rule: managed::migrations,
+        rule: managed::page_migrations_rule,
         finds: managed::finds,
-        worst: Severity::Severe,
+        worst: FindingSeverity::Severe,
         records: Records::Migrations,
     },
     RuleQuestion {
         id: "exposed-copy",
         question: "Do copies run with no kernel beside them?",
         rule: exposed::copies,
-        finds: exposed::copies_finds,
-        worst: Severity::Severe,
+        finds: exposed::exposed_copies_rule_text,
+        worst: FindingSeverity::Severe,
         records: Records::Launches,
     },
     RuleQuestion {
         id: "exposed-communication",
         question: "Does communication run with no compute beside it?",
         rule: exposed::communication,
-        finds: exposed::communication_finds,
-        worst: Severity::Severe,
+        finds: exposed::exposed_communication_rule_text,
+        worst: FindingSeverity::Severe,
         records: Records::Launches,
     },
     RuleQuestion {
         id: "block-size",
         question: "Do block sizes leave lanes of a warp idle?",
-        rule: kernels::block_sizes,
-        finds: kernels::block_sizes_finds,
-        worst: Severity::Severe,
+        rule: kernels::block_sizes_rule,
+        finds: kernels::block_sizes_rule_text,
+        worst: FindingSeverity::Severe,
         records: Records::Shapes,
     },
     RuleQuestion {
         id: "small-grid",
         question: "Do grids leave multiprocessors idle?",
-        rule: kernels::small_grids,
-        finds: kernels::small_grids_finds,
-        worst: Severity::Severe,
+        rule: kernels::small_grids_rule,
+        finds: kernels::small_grids_rule_text,
+        worst: FindingSeverity::Severe,
         records: Records::Shapes,
     },
     RuleQuestion {
         id: "tail",
         question: "Does the last wave leave multiprocessors idle?",
-        rule: kernels::tails,
-        finds: kernels::tails_finds,
-        worst: Severity::Warning,
+        rule: kernels::tail_waves_rule,
+        finds: kernels::tail_waves_rule_text,
+        worst: FindingSeverity::Warning,
         records: Records::Shapes,
     },
     RuleQuestion {
         id: "fp32-matmul",
         question: "Do matrix products run without tensor cores?",
-        rule: kernels::fp32_products,
-        finds: kernels::fp32_products_finds,
-        worst: Severity::Warning,
+        rule: kernels::fp32_gemms_rule,
+        finds: kernels::fp32_gemms_rule_text,
+        worst: FindingSeverity::Warning,
         records: Records::Shapes,
     },
     RuleQuestion {
         id: "occupancy",
         question: "Is the theoretical occupancy low?",
-        rule: kernels::occupancy,
-        finds: kernels::occupancy_finds,
-        worst: Severity::Information,
+        rule: kernels::low_occupancy_rule,
+        finds: kernels::low_occupancy_rule_text,
+        worst: FindingSeverity::Information,
         records: Records::Shapes,
     },
     RuleQuestion {
@@ -169,71 +170,71 @@ const RULES: &[RuleQuestion] = &[
         question: "Could short kernels be fused?",
         rule: fusion::fusion,
         finds: fusion::finds,
-        worst: Severity::Information,
+        worst: FindingSeverity::Information,
         records: Records::Launches,
     },
     RuleQuestion {
         id: "sampled-bound",
         question: "Which unit bounds the GPU, by samples?",
-        rule: metrics::sampled_bound,
-        finds: metrics::sampled_bound_finds,
-        worst: Severity::Information,
+        rule: metrics::sampled_bound_rule,
+        finds: metrics::sampled_bound_rule_text,
+        worst: FindingSeverity::Information,
         records: Records::Samples,
     },
     RuleQuestion {
         id: "kernel-bound",
         question: "Which unit bounds each kernel?",
-        rule: metrics::kernel_bound,
-        finds: metrics::kernel_bound_finds,
-        worst: Severity::Information,
+        rule: metrics::kernel_bound_rule,
+        finds: metrics::kernel_bound_rule_text,
+        worst: FindingSeverity::Information,
         records: Records::Metrics("--section SpeedOfLight"),
     },
     RuleQuestion {
         id: "work-bound",
         question: "Which limit bounds each range with declared work?",
-        rule: work::work_bound,
-        finds: work::finds,
-        worst: Severity::Information,
+        rule: work::work_bound_rule,
+        finds: work::work_bound_rule_text,
+        worst: FindingSeverity::Information,
         records: Records::DeclaredWork,
     },
     RuleQuestion {
         id: "achieved-occupancy",
         question: "Is the achieved occupancy low?",
-        rule: metrics::achieved_occupancy,
-        finds: metrics::achieved_occupancy_finds,
-        worst: Severity::Information,
+        rule: metrics::achieved_occupancy_rule,
+        finds: metrics::achieved_occupancy_rule_text,
+        worst: FindingSeverity::Information,
         records: Records::Metrics("--section Occupancy"),
     },
     RuleQuestion {
         id: "stalls",
         question: "Do warps stall mostly for one reason?",
-        rule: metrics::stalls,
-        finds: metrics::stalls_finds,
-        worst: Severity::Warning,
+        rule: metrics::stalls_rule,
+        finds: metrics::stalls_rule_text,
+        worst: FindingSeverity::Warning,
         records: Records::Metrics("--section WarpStateStats --section SchedulerStats"),
     },
     RuleQuestion {
         id: "coalescing",
         question: "Are accesses to global memory uncoalesced?",
-        rule: memory::coalescing,
-        finds: memory::coalescing_finds,
-        worst: Severity::Warning,
+        rule: memory::coalescing_rule,
+        finds: memory::coalescing_rule_text,
+        worst: FindingSeverity::Warning,
         records: Records::Metrics("--metrics group:memory__first_level_cache_table"),
     },
     RuleQuestion {
         id: "bank-conflicts",
         question: "Do accesses to shared memory conflict?",
-        rule: memory::bank_conflicts,
-        finds: memory::bank_conflicts_finds,
-        worst: Severity::Warning,
+        rule: memory::bank_conflicts_rule,
+        finds: memory::bank_conflicts_rule_text,
+        worst: FindingSeverity::Warning,
         records: Records::Metrics("--section MemoryWorkloadAnalysis_Tables"),
     },
     RuleQuestion {
         id: "divergence",
         question: "Do threads of a warp diverge?",
-        rule: memory::divergence,
-        finds: memory::divergence_finds,
-        worst: Severity::Warning,
+        rule: memory::divergence_rule,
+        finds: memory::divergence_rule_text,
+        worst: FindingSeverity::Warning,
         records: Records::Metrics("--section WarpStateStats"),
     },
 ];
@@ -247,32 +248,34 @@ pub fn rule_entries() -> Vec<RuleEntry> {
         worst: asked.worst,
         record: asked.records.command(),
     };
-    RULES.iter().map(entry).collect()
+    RULES_WITH_QUESTIONS.iter().map(entry).collect()
 }
 
 /// The answer of a rule; its findings join the others.
-fn answer(outcome: Outcome, findings: &mut Vec<Finding>) -> Answer {
+fn answer(outcome: RuleOutcome, findings: &mut Vec<DiagnosisFinding>) -> QuestionAnswer {
     match outcome {
-        Outcome::Checked(found, inspected) if found.is_empty() => match inspected.enough() {
-            true => Answer::No { inspected },
-            false => {
-                let (reason, record) = partly(&inspected);
-                Answer::CannotAnswer { reason, record, inspected: Some(inspected) }
+        RuleOutcome::Checked(found, inspected) if found.is_empty() => {
+            match inspected.is_enough_for_no() {
+                true => QuestionAnswer::No { inspected },
+                false => {
+                    let (reason, record) = partly_inspected_reason(&inspected);
+                    QuestionAnswer::CannotAnswer { reason, record, inspected: Some(inspected) }
+                }
             }
-        },
-        Outcome::Checked(found, inspected) => {
-            let answer = Answer::Yes { findings: found.len(), inspected };
+        }
+        RuleOutcome::Checked(found, inspected) => {
+            let answer = QuestionAnswer::Yes { findings: found.len(), inspected };
             findings.extend(found);
             answer
         }
-        Outcome::Lacks(Lack { reason, record }) => {
-            Answer::CannotAnswer { reason, record, inspected: None }
+        RuleOutcome::Lacks(MissingData { reason, record }) => {
+            QuestionAnswer::CannotAnswer { reason, record, inspected: None }
         }
     }
 }
 
 /// Why a part without a finding does not answer the question.
-fn partly(inspected: &Inspected) -> (String, String) {
+fn partly_inspected_reason(inspected: &InspectedShare) -> (String, String) {
     let missing = inspected.missing.clone().unwrap_or_default();
     let (why, record) = missing.rsplit_once("; ").unwrap_or((&missing, ""));
     let seen = format!("nothing found in {inspected}");
@@ -281,15 +284,15 @@ fn partly(inspected: &Inspected) -> (String, String) {
 }
 
 /// Applies every rule.
-pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
+pub(super) fn apply_all_rules(context: &DiagnosisContext<'_>) -> TraceDiagnosis {
     let trace = context.trace;
-    let devices: Vec<DeviceUse> = context
+    let devices: Vec<ProcessDeviceUse> = context
         .activities
         .iter()
         .zip(account::accounts(context))
         .map(|(activity, account)| {
             let device = trace.devices.iter().find(|device| device.id == activity.device);
-            DeviceUse {
+            ProcessDeviceUse {
                 pid: trace.processes[activity.process as usize].pid,
                 device: activity.device,
                 name: device.map(|device| device.name.clone()).filter(|name| !name.is_empty()),
@@ -297,21 +300,21 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
                 busy_ns: activity.busy_ns,
                 operations: activity.operations,
                 account,
-                gaps: gaps::report(context, activity),
+                gaps: gaps::report_gaps(context, activity),
             }
         })
         .collect();
     let (mut quality, mut findings, mut questions) = (Vec::new(), Vec::new(), Vec::new());
-    for RuleQuestion { id, question, rule, worst, .. } in RULES {
-        let found = if *id == QUALITY { &mut quality } else { &mut findings };
+    for RuleQuestion { id, question, rule, worst, .. } in RULES_WITH_QUESTIONS {
+        let found = if *id == DATA_QUALITY_ID { &mut quality } else { &mut findings };
         let answer = answer(rule(context, &devices), found);
         debug_assert!(found.iter().all(|of| of.id != *id || of.severity <= *worst), "{id}");
-        questions.push(Question { id, text: question, answer });
+        questions.push(DiagnosisQuestion { id, text: question, answer });
     }
     quality.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let critical_path = critical::critical_path(context, &mut findings);
-    let memory = device_memory::memory_use(trace, &context.host.outermost);
-    questions.push(memory_question(context, memory.len()));
+    let memory = device_memory::memory_by_device(trace, &context.host.outermost);
+    questions.push(device_memory_question(context, memory.len()));
     let version = ["EXPORT_PRODUCT_VERSION", "PRODUCT_VERSION"]
         .iter()
         .find_map(|key| trace.metadata.get(*key));
@@ -319,7 +322,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
     if let Some(version) = version {
         recorder.push_str(&format!(" {version}"));
     }
-    Diagnosis {
+    TraceDiagnosis {
         recorder,
         origin_ns: match trace.recorder {
             Recorder::Chrome | Recorder::Cupti | Recorder::Xla | Recorder::Rocprof => {
@@ -342,22 +345,22 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
         quality,
         findings,
         questions,
-        answers: Answers::new(context),
-        utilization: utilization(context),
+        answers: TraceAnswers::new(context),
+        utilization: trace_utilization(context),
         network: network(context),
     }
 }
 
 /// Device memory is a table, not a rule.
-fn memory_question(context: &Context<'_>, tables: usize) -> Question {
+fn device_memory_question(context: &DiagnosisContext<'_>, tables: usize) -> DiagnosisQuestion {
     let rows = context.trace.allocations.time.len();
     let answer = match tables {
-        0 => Answer::CannotAnswer {
+        0 => QuestionAnswer::CannotAnswer {
             reason: "allocations were not recorded".to_owned(),
-            record: context.platform.record_memory().to_owned(),
+            record: context.platform.record_memory_advice().to_owned(),
             inspected: None,
         },
-        findings => Answer::Yes { findings, inspected: all_of(rows, Unit::Calls) },
+        findings => QuestionAnswer::Yes { findings, inspected: inspected_all(rows, Unit::Calls) },
     };
-    Question { id: "device memory", text: "How much device memory was held?", answer }
+    DiagnosisQuestion { id: "device memory", text: "How much device memory was held?", answer }
 }

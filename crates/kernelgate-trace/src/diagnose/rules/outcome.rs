@@ -1,27 +1,28 @@
 //! Results of rules.
 
 use super::super::finding::{
-    Confidence, Evidence, Finding, Inspected, Measure, QUALITY, Remedy, Severity, Unit,
+    DATA_QUALITY_ID, DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy,
+    FindingSeverity, InspectedShare, NumberWithUnit, Unit,
 };
 
 /// The result of a rule.
-pub(super) enum Outcome {
+pub(super) enum RuleOutcome {
     /// The findings, and how much the rule could inspect.
-    Checked(Vec<Finding>, Inspected),
+    Checked(Vec<DiagnosisFinding>, InspectedShare),
     /// The rule could inspect nothing.
-    Lacks(Lack),
+    Lacks(MissingData),
 }
 
 /// Data that a rule lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Lack {
+pub(super) struct MissingData {
     /// The missing data.
     pub reason: String,
     /// How to get the missing data.
     pub record: String,
 }
 
-impl Lack {
+impl MissingData {
     pub fn new(reason: impl Into<String>, record: impl Into<String>) -> Self {
         Self { reason: reason.into(), record: record.into() }
     }
@@ -32,40 +33,40 @@ impl Lack {
     }
 }
 
-impl From<Lack> for Outcome {
-    fn from(lack: Lack) -> Self {
+impl From<MissingData> for RuleOutcome {
+    fn from(lack: MissingData) -> Self {
         Self::Lacks(lack)
     }
 }
 
 /// An inspection of all records, given their number.
-pub(super) fn all_of(count: usize, unit: Unit) -> Inspected {
-    some_of(count, count, unit)
+pub(super) fn inspected_all(count: usize, unit: Unit) -> InspectedShare {
+    inspected_some(count, count, unit)
 }
 
 /// An inspection of some of the records.
-pub(super) fn some_of(seen: usize, whole: usize, unit: Unit) -> Inspected {
+pub(super) fn inspected_some(seen: usize, whole: usize, unit: Unit) -> InspectedShare {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-    Inspected { seen: number(seen), whole: number(whole), unit, missing: None }
+    InspectedShare { seen: number(seen), whole: number(whole), unit, missing: None }
 }
 
 /// A finding about the trace itself.
 pub(super) fn doubt(
-    severity: Severity,
+    severity: FindingSeverity,
     title: String,
-    measured: Measure,
+    measured: NumberWithUnit,
     advice: impl Into<String>,
     false_positive: &'static str,
-) -> Finding {
-    Finding {
-        id: QUALITY,
+) -> DiagnosisFinding {
+    DiagnosisFinding {
+        id: DATA_QUALITY_ID,
         severity,
-        confidence: Confidence::High,
+        confidence: FindingConfidence::High,
         title,
         measured,
-        threshold: Measure { value: 0.0, unit: measured.unit },
+        threshold: NumberWithUnit { value: 0.0, unit: measured.unit },
         recoverable_ns: None,
-        remedy: Remedy::NotReplayed,
+        remedy: FindingRemedy::NotReplayed,
         replayed: None,
         evidence: Vec::new(),
         advice: advice.into(),
@@ -86,25 +87,25 @@ pub(super) fn counted(count: usize, noun: &str) -> String {
 }
 
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn number(count: usize, unit: &'static str) -> Measure {
-    Measure { value: count as f64, unit }
+pub(super) fn number(count: usize, unit: &'static str) -> NumberWithUnit {
+    NumberWithUnit { value: count as f64, unit }
 }
 
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn milliseconds(ns: i64) -> Measure {
-    Measure { value: ns as f64 / 1e6, unit: "ms" }
+pub(super) fn in_milliseconds(ns: i64) -> NumberWithUnit {
+    NumberWithUnit { value: ns as f64 / 1e6, unit: "ms" }
 }
 
 /// Evidence of operations that share a name, the most expensive first, at most this many.
-pub(super) const EVIDENCE: usize = 5;
+pub(super) const MAX_EVIDENCE_LINES: usize = 5;
 
-pub(super) fn most_expensive(mut evidence: Vec<Evidence>) -> Vec<Evidence> {
+pub(super) fn most_expensive_evidence(mut evidence: Vec<FindingEvidence>) -> Vec<FindingEvidence> {
     evidence.sort_by(|a, b| {
         b.total_ns
             .cmp(&a.total_ns)
             .then_with(|| a.what.cmp(&b.what))
             .then_with(|| a.span.cmp(&b.span))
     });
-    evidence.truncate(EVIDENCE);
+    evidence.truncate(MAX_EVIDENCE_LINES);
     evidence
 }

@@ -1,7 +1,7 @@
 //! The rules as a list for the reference pages.
 
-use super::super::finding::Severity;
-use super::super::platform::{Platform, Vendor};
+use super::super::finding::FindingSeverity;
+use super::super::platform::{GpuVendor, TracePlatform};
 use crate::model::Recorder;
 
 /// The records without which a rule cannot answer.
@@ -26,13 +26,13 @@ pub(super) enum Records {
 impl Records {
     /// The commands on NVIDIA's devices.
     pub(super) fn command(self) -> String {
-        let nsys = Platform { vendor: Vendor::Nvidia, recorder: Recorder::NsightSystems };
+        let nsys = TracePlatform { vendor: GpuVendor::Nvidia, recorder: Recorder::NsightSystems };
         match self {
             Self::Anything => String::new(),
-            Self::Launches => nsys.record_launches().to_owned(),
-            Self::Shapes => nsys.record_shapes().to_owned(),
-            Self::Migrations => nsys.record_migrations().to_owned(),
-            Self::Samples => nsys.sample_counters().to_owned(),
+            Self::Launches => nsys.record_launches_advice().to_owned(),
+            Self::Shapes => nsys.record_shapes_advice().to_owned(),
+            Self::Migrations => nsys.record_migrations_advice().to_owned(),
+            Self::Samples => nsys.sample_counters_advice().to_owned(),
             Self::Metrics(options) => format!("measure with ncu {options}, or --set full"),
             Self::DeclaredWork => "record with kernelgate profile CASE".to_owned(),
         }
@@ -49,7 +49,7 @@ pub struct RuleEntry {
     /// When the rule finds something, with its thresholds.
     pub finds: String,
     /// The highest severity of the rule's findings.
-    pub worst: Severity,
+    pub worst: FindingSeverity,
     /// How to record what the rule needs, on NVIDIA's devices.
     pub record: String,
 }

@@ -5,29 +5,34 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Remedy, Severity, Unit};
-use super::super::host::waiting::{AtInterval, WaitSum};
-use super::launches::calls_lack;
-use super::outcome::{Outcome, all_of, milliseconds, most_expensive, number};
+use super::super::context::DiagnosisContext;
+use super::super::finding::{
+    DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
+    ProcessDeviceUse, Unit,
+};
+use super::super::host::waiting::{HostWaitSum, RegularWaits};
+use super::launches::missing_launch_calls;
+use super::outcome::{
+    RuleOutcome, in_milliseconds, inspected_all, most_expensive_evidence, number,
+};
 use crate::analyze::timeline::idle::Activity;
-use crate::model::names::without_numbers;
+use crate::model::names::without_numbers_in_name;
 
 /// Waits that make a loop, where no range says so.
 const REPEATS: usize = 5;
 
 /// Waits of one loop.
 #[derive(Default)]
-struct Loop {
-    sum: WaitSum,
+struct WaitingLoop {
+    sum: HostWaitSum,
     /// Ranges that hold a wait of the loop: several ranges of one path count as two.
     ranges: usize,
     path: String,
 }
 
-impl Loop {
+impl WaitingLoop {
     /// The functions, those that are called most often first.
-    fn functions(&self, context: &Context<'_>) -> String {
+    fn functions_by_calls(&self, context: &DiagnosisContext<'_>) -> String {
         let named = self
             .sum
             .functions
@@ -46,28 +51,32 @@ pub(super) fn finds() -> String {
     )
 }
 
-pub(super) fn in_loops(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    if let Some(lack) = calls_lack(context) {
+pub(super) fn waits_in_loops_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
+    if let Some(lack) = missing_launch_calls(context) {
         return lack.into();
     }
-    let inspected = all_of(context.host.calls, Unit::Calls);
-    let mut loops: Vec<Loop> = by_ranges(context);
+    let inspected = inspected_all(context.host.calls, Unit::Calls);
+    let mut loops: Vec<WaitingLoop> = loops_by_ranges(context);
     let in_ranges: usize = loops.iter().map(|of| of.sum.count).sum();
     if in_ranges == 0 {
-        loops = periodic(context);
+        loops = loops_by_launch_count(context);
     }
     loops.retain(|of| of.sum.count >= 2);
     if loops.is_empty() {
-        return Outcome::Checked(Vec::new(), inspected);
+        return RuleOutcome::Checked(Vec::new(), inspected);
     }
-    let sum = |of: fn(&WaitSum) -> i64| loops.iter().map(|of_loop| of(&of_loop.sum)).sum::<i64>();
+    let sum =
+        |of: fn(&HostWaitSum) -> i64| loops.iter().map(|of_loop| of(&of_loop.sum)).sum::<i64>();
     let (total, saved) = (sum(|of| of.total_ns), sum(|of| of.saved_ns));
     let count: usize = loops.iter().map(|of| of.sum.count).sum();
-    let span = context.activities.iter().map(Activity::span_ns).sum();
+    let span = context.activities.iter().map(Activity::span_of_gaps_ns).sum();
     let evidence = loops
         .iter()
-        .map(|of| Evidence {
-            what: of.functions(context),
+        .map(|of| FindingEvidence {
+            what: of.functions_by_calls(context),
             count: of.sum.count,
             total_ns: Some(of.sum.total_ns),
             range: (!of.path.is_empty()).then(|| of.path.clone()),
@@ -75,64 +84,65 @@ pub(super) fn in_loops(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             place: None,
         })
         .collect();
-    let confidence = if in_ranges > 0 { Confidence::High } else { Confidence::Medium };
+    let confidence =
+        if in_ranges > 0 { FindingConfidence::High } else { FindingConfidence::Medium };
     let behind = match saved {
         0 => "no device is idle behind them".to_owned(),
-        ns => format!("behind them the GPU is idle for {:.3} ms", milliseconds(ns).value),
+        ns => format!("behind them the GPU is idle for {:.3} ms", in_milliseconds(ns).value),
     };
-    let found = Finding {
+    let found = DiagnosisFinding {
         id: "sync-in-loop",
-        severity: Severity::from_saving(saved, span),
+        severity: FindingSeverity::severity_of_saving(saved, span),
         confidence,
         title: format!(
             "the host waits for the GPU {count} times in a loop, {:.3} ms in all; {behind}",
-            milliseconds(total).value,
+            in_milliseconds(total).value,
         ),
         measured: number(count, "calls"),
         threshold: number(2, "calls"),
         recoverable_ns: Some(saved),
-        remedy: Remedy::NoWaits,
+        remedy: FindingRemedy::NoWaits,
         replayed: None,
-        evidence: most_expensive(evidence),
+        evidence: most_expensive_evidence(evidence),
         advice:
             "remove waits from the loop: no tensor.item(), print(tensor) or .cpu() in it; wait \
                  once, behind it, or use events that the GPU waits for"
                 .to_owned(),
         false_positive: "a benchmark that times each iteration waits on purpose",
     };
-    Outcome::Checked(vec![found], inspected)
+    RuleOutcome::Checked(vec![found], inspected)
 }
 
 /// Waits inside ranges that repeat: of one path, or of siblings whose names differ in a number.
-fn by_ranges(context: &Context<'_>) -> Vec<Loop> {
-    let mut loops: HashMap<String, Loop> = HashMap::new();
+fn loops_by_ranges(context: &DiagnosisContext<'_>) -> Vec<WaitingLoop> {
+    let mut loops: HashMap<String, WaitingLoop> = HashMap::new();
     for (&path, waits) in &context.host.waits.in_ranges {
-        let path = without_numbers(&context.host.paths.text(context.trace, path));
+        let path = without_numbers_in_name(&context.host.paths.text(context.trace, path));
         let repeated = loops.entry(path.clone()).or_default();
         repeated.path = path;
         repeated.ranges += 1 + usize::from(waits.several);
         repeated.sum.merge(&waits.sum);
     }
-    let mut loops: Vec<Loop> = loops.into_values().collect();
+    let mut loops: Vec<WaitingLoop> = loops.into_values().collect();
     loops.retain(|of| of.ranges >= 2);
     loops.sort_by_key(|of| (Reverse(of.sum.total_ns), of.path.clone()));
     loops
 }
 
 /// Waits of a thread with the same number of launches between them.
-fn periodic(context: &Context<'_>) -> Vec<Loop> {
+fn loops_by_launch_count(context: &DiagnosisContext<'_>) -> Vec<WaitingLoop> {
     let waits = &context.host.waits;
-    let mut most: BTreeMap<u32, &AtInterval> = BTreeMap::new();
+    let mut most: BTreeMap<u32, &RegularWaits> = BTreeMap::new();
     for (&(thread, _), of) in &waits.at_intervals {
         let largest = most.entry(thread).or_insert(of);
         if (largest.sum.count, largest.before) < (of.sum.count, of.before) {
             *largest = of;
         }
     }
-    let enough = |&(thread, of): &(u32, &AtInterval)| {
-        of.sum.count >= REPEATS && of.sum.count * 2 >= waits.count_in_thread(thread)
+    let enough = |&(thread, of): &(u32, &RegularWaits)| {
+        of.sum.count >= REPEATS && of.sum.count * 2 >= waits.waits_of_thread(thread)
     };
-    let loops = most.into_iter().filter(enough).map(|(_, of)| Loop {
+    let loops = most.into_iter().filter(enough).map(|(_, of)| WaitingLoop {
         sum: of.sum.clone(),
         ranges: 0,
         path: context.host.paths.text(context.trace, of.path),

@@ -1,23 +1,31 @@
 //! The bound of a range whose work is declared, by the times that the device's measured ceilings
 //! allow for it. No hardware counter is needed.
 
-use super::super::context::Context;
+use super::super::context::DiagnosisContext;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Measure, Remedy, Severity, Unit,
+    DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
+    NumberWithUnit, ProcessDeviceUse, Unit,
 };
-use super::super::tree::{self, Bound, REACHED};
-use super::outcome::{Lack, Outcome, some_of};
+use super::super::tree::{self, Bound, MIN_BOUNDING_LIMIT_SHARE};
+use super::outcome::{MissingData, RuleOutcome, inspected_some};
 
-pub(super) fn finds() -> String {
-    format!("each range with declared work: the limit of which it reaches {} %", REACHED * 100.0)
+pub(super) fn work_bound_rule_text() -> String {
+    format!(
+        "each range with declared work: the limit of which it reaches {} %",
+        MIN_BOUNDING_LIMIT_SHARE * 100.0
+    )
 }
 
-pub(super) fn work_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn work_bound_rule(
+    context: &DiagnosisContext<'_>,
+    _: &[ProcessDeviceUse],
+) -> RuleOutcome {
     if context.trace.work.iter().all(|declared| declared.limits.is_empty()) {
         let record = "kernelgate profile CASE records the declared work of a case";
-        return Lack::new("no range declares its work", record).into();
+        return MissingData::new("no range declares its work", record).into();
     }
-    let declared = tree::range_tree(context, &[]).into_iter().filter(|of| !of.of_limits.is_empty());
+    let declared =
+        tree::build_range_tree(context, &[]).into_iter().filter(|of| !of.of_limits.is_empty());
     let found = declared.map(|of| {
         let highest = of.of_limits.iter().map(|(_, reached)| *reached).fold(0.0, f64::max);
         let limits: Vec<String> = of
@@ -25,37 +33,40 @@ pub(super) fn work_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             .iter()
             .map(|(by, reached)| format!("{:.1} % of the {by} limit", reached * 100.0))
             .collect();
-        Finding {
+        DiagnosisFinding {
             id: "work-bound",
-            severity: Severity::Information,
-            confidence: Confidence::Medium,
+            severity: FindingSeverity::Information,
+            confidence: FindingConfidence::Medium,
             title: format!("{} is {}: {}", of.path, of.bound.label(), limits.join(", ")),
-            measured: Measure { value: highest * 100.0, unit: "% of a limit" },
-            threshold: Measure { value: REACHED * 100.0, unit: "% of a limit" },
+            measured: NumberWithUnit { value: highest * 100.0, unit: "% of a limit" },
+            threshold: NumberWithUnit {
+                value: MIN_BOUNDING_LIMIT_SHARE * 100.0,
+                unit: "% of a limit",
+            },
             recoverable_ns: None,
-            remedy: Remedy::NotReplayed,
+            remedy: FindingRemedy::NotReplayed,
             replayed: None,
-            evidence: vec![Evidence {
+            evidence: vec![FindingEvidence {
                 what: format!("{} operations on the device", of.operations),
                 count: of.times,
                 total_ns: Some(of.span_ns),
                 range: Some(of.path),
-                ..Evidence::default()
+                ..FindingEvidence::default()
             }],
-            advice: advice(of.bound, context.platform.graph()),
+            advice: advice_for_bound(of.bound, context.platform.graph_name()),
             false_positive: "an implementation that does more than the declared work: measure the \
                              kernels with ncu",
         }
     });
-    let found: Vec<Finding> = found.collect();
+    let found: Vec<DiagnosisFinding> = found.collect();
     let (count, declared) = (found.len(), context.trace.work.len());
     if count == 0 {
-        return Lack::absent("no range with declared work launched anything").into();
+        return MissingData::absent("no range with declared work launched anything").into();
     }
-    Outcome::Checked(found, some_of(count.min(declared), declared, Unit::Ranges))
+    RuleOutcome::Checked(found, inspected_some(count.min(declared), declared, Unit::Ranges))
 }
 
-fn advice(bound: Bound, graph: &str) -> String {
+fn advice_for_bound(bound: Bound, graph: &str) -> String {
     let words = match bound {
         Bound::Launch => {
             return format!("launch less often: {graph}, fused kernels, a persistent kernel");

@@ -3,7 +3,7 @@
 use serde_json::value::RawValue;
 
 use super::event::{Arguments, integer, text};
-use crate::model::collectives::CollectiveCall;
+use crate::model::collectives::CollectiveKernelCall;
 use crate::model::names::Names;
 
 /// Bytes of an element by the name of its type.
@@ -25,7 +25,7 @@ const ELEMENTS: &[(&str, u64)] = &[
 ];
 
 /// The collective of a kernel, where its arguments describe one.
-pub(super) fn read(arguments: &Arguments<'_>, names: &mut Names) -> Option<CollectiveCall> {
+pub(super) fn read(arguments: &Arguments<'_>, names: &mut Names) -> Option<CollectiveKernelCall> {
     let name = text(arguments.collective?);
     let written = |value: Option<&RawValue>| value.map(|value| text(value).into_owned());
     let element = written(arguments.element).unwrap_or_default();
@@ -35,9 +35,9 @@ pub(super) fn read(arguments: &Arguments<'_>, names: &mut Names) -> Option<Colle
     };
     let group = [written(arguments.group_name), written(arguments.group_ranks)];
     let group: Vec<String> = group.into_iter().flatten().collect();
-    Some(CollectiveCall {
-        name: names.intern(&name),
-        group: names.intern(&group.join(" ")),
+    Some(CollectiveKernelCall {
+        name: names.intern_text(&name),
+        group: names.intern_text(&group.join(" ")),
         ranks: integer(arguments.group_size).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
         bytes_in: bytes(arguments.elements_in),
         bytes_out: bytes(arguments.elements_out),

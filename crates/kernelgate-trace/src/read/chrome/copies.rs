@@ -3,7 +3,7 @@
 use crate::model::gpu::MemoryKind;
 
 /// The direction of a copy, of its short form.
-pub(super) fn direction(direction: &str) -> &str {
+pub(super) fn copy_direction(direction: &str) -> &str {
     match direction {
         "HtoD" | "H2D" => "Host-to-Device",
         "DtoH" | "D2H" => "Device-to-Host",

@@ -15,7 +15,7 @@ const CHUNK: usize = 1 << 18;
 /// Bytes of the longest event or field.
 const MAX_EVENT_BYTES: usize = 64 << 20;
 /// Fields by which a file describes itself, and its devices; others are skipped.
-const FIELDS: &[&str] = &[
+const DESCRIBING_FIELDS: &[&str] = &[
     "deviceProperties",
     "schemaVersion",
     "traceName",
@@ -64,7 +64,7 @@ pub(super) struct Contents {
 /// Reads a file to its end, or as far as it goes.
 pub(super) fn read(source: impl Read, each: impl FnMut(Part<'_>)) -> Contents {
     let window = Window { source, bytes: Vec::new(), at: 0, ended: false, failed: None };
-    let mut document = Document { window, each, contents: Contents::default() };
+    let mut document = ChromeDocument { window, each, contents: Contents::default() };
     let outcome = document.whole();
     document.contents.error = outcome.err();
     document.contents
@@ -82,13 +82,13 @@ struct Window<R> {
 }
 
 impl<R: Read> Window<R> {
-    fn rest(&self) -> &[u8] {
+    fn rest_of_buffer(&self) -> &[u8] {
         &self.bytes[self.at..]
     }
 
     /// Reads on; `false` at the end of the file. The buffer doubles, so that a long value is parsed
     /// again a few times only.
-    fn more(&mut self) -> Result<bool, String> {
+    fn read_more(&mut self) -> Result<bool, String> {
         if self.ended {
             return Ok(false);
         }
@@ -115,14 +115,14 @@ impl<R: Read> Window<R> {
     }
 
     /// Returns the next byte that is not white space, without taking it.
-    fn peek(&mut self) -> Result<Option<u8>, String> {
+    fn peek_byte(&mut self) -> Result<Option<u8>, String> {
         loop {
-            let spaces = spaces(self.rest());
+            let spaces = leading_spaces(self.rest_of_buffer());
             self.at += spaces;
-            if let Some(&byte) = self.rest().first() {
+            if let Some(&byte) = self.rest_of_buffer().first() {
                 return Ok(Some(byte));
             }
-            if !self.more()? {
+            if !self.read_more()? {
                 return Ok(None);
             }
         }
@@ -130,7 +130,7 @@ impl<R: Read> Window<R> {
 
     /// Takes the next byte that is not white space.
     fn next(&mut self) -> Result<Option<u8>, String> {
-        let byte = self.peek()?;
+        let byte = self.peek_byte()?;
         self.at += usize::from(byte.is_some());
         Ok(byte)
     }
@@ -138,13 +138,13 @@ impl<R: Read> Window<R> {
     /// The length of the next value, which is in memory afterwards.
     fn value(&mut self) -> Result<usize, String> {
         loop {
-            match length(self.rest()) {
+            match length(self.rest_of_buffer()) {
                 Ok(length) if self.at + length < self.bytes.len() || self.ended => {
                     return Ok(length);
                 }
                 Err(error) if !error.is_eof() => return Err(error.to_string()),
                 outcome => {
-                    if !self.more()? {
+                    if !self.read_more()? {
                         return outcome.map_err(|error| error.to_string());
                     }
                 }
@@ -155,9 +155,9 @@ impl<R: Read> Window<R> {
     /// Skips a value without keeping it, however long it is.
     fn skip(&mut self) -> Result<(), String> {
         let (mut depth, mut text, mut escaped) = (0usize, false, false);
-        self.peek()?;
+        self.peek_byte()?;
         loop {
-            for (index, &byte) in self.rest().iter().enumerate() {
+            for (index, &byte) in self.rest_of_buffer().iter().enumerate() {
                 match byte {
                     _ if escaped => escaped = false,
                     b'\\' if text => escaped = true,
@@ -173,31 +173,31 @@ impl<R: Read> Window<R> {
                 }
             }
             self.at = self.bytes.len();
-            if !self.more()? {
+            if !self.read_more()? {
                 return Err("the file ends within a value".to_owned());
             }
         }
     }
 
     /// The end of the event that begins here, and the begin of the next one or of the array's end.
-    fn boundary(&mut self) -> Result<Option<Boundary>, String> {
+    fn find_event_boundary(&mut self) -> Result<Option<EventBoundary>, String> {
         // Enough to recognise a boundary that is only partly in memory.
-        const MARGIN: usize = 256;
+        const READ_MARGIN: usize = 256;
         let mut from = 0;
         loop {
-            let rest = self.rest();
-            if let Some(found) = boundary(rest, from) {
+            let rest = self.rest_of_buffer();
+            if let Some(found) = find_event_boundary(rest, from) {
                 return Ok(Some(found));
             }
-            from = rest.len().saturating_sub(MARGIN);
-            if !self.more()? {
+            from = rest.len().saturating_sub(READ_MARGIN);
+            if !self.read_more()? {
                 return Ok(None);
             }
         }
     }
 }
 
-fn spaces(bytes: &[u8]) -> usize {
+fn leading_spaces(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
 }
 
@@ -212,7 +212,7 @@ fn length(bytes: &[u8]) -> serde_json::Result<usize> {
 }
 
 /// The end of a broken event.
-struct Boundary {
+struct EventBoundary {
     /// Index after the closing bracket of the event.
     end: usize,
     /// At the next event, or at the bracket that closes the array.
@@ -220,8 +220,8 @@ struct Boundary {
 }
 
 /// The first closing bracket behind which an event begins or the array ends, by the bytes alone.
-fn boundary(bytes: &[u8], from: usize) -> Option<Boundary> {
-    let behind = |at: usize| at + spaces(&bytes[at..]);
+fn find_event_boundary(bytes: &[u8], from: usize) -> Option<EventBoundary> {
+    let behind = |at: usize| at + leading_spaces(&bytes[at..]);
     let byte = |at: usize| bytes.get(at).copied();
     let closing = bytes.iter().enumerate().skip(from).filter(|&(_, &byte)| byte == b'}');
     for (index, _) in closing {
@@ -240,7 +240,7 @@ fn boundary(bytes: &[u8], from: usize) -> Option<Boundary> {
             _ => None,
         };
         if let Some(next) = found {
-            return Some(Boundary { end: index + 1, next });
+            return Some(EventBoundary { end: index + 1, next });
         }
     }
     None
@@ -249,10 +249,10 @@ fn boundary(bytes: &[u8], from: usize) -> Option<Boundary> {
 /// Whether bytes begin as `{"ph":`, with any key of an event.
 fn begins_event(bytes: &[u8]) -> bool {
     let Some(inside) = bytes.strip_prefix(b"{") else { return false };
-    let Some(text) = inside[spaces(inside)..].strip_prefix(b"\"") else { return false };
+    let Some(text) = inside[leading_spaces(inside)..].strip_prefix(b"\"") else { return false };
     KEYS.iter().any(|key| {
         let colon = text.strip_prefix(*key).and_then(|rest| rest.strip_prefix(b"\""));
-        colon.is_some_and(|rest| rest[spaces(rest)..].starts_with(b":"))
+        colon.is_some_and(|rest| rest[leading_spaces(rest)..].starts_with(b":"))
     })
 }
 
@@ -267,12 +267,12 @@ enum Step {
 }
 
 fn step<R: Read>(window: &Window<R>, each: &mut impl FnMut(Part<'_>)) -> Step {
-    let rest = window.rest();
+    let rest = window.rest_of_buffer();
     let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<Event<'_>>();
     match values.next() {
         Some(Ok(event)) => {
             let length = values.byte_offset();
-            match rest.get(length + spaces(&rest[length..])) {
+            match rest.get(length + leading_spaces(&rest[length..])) {
                 Some(b',' | b']') => {}
                 None if window.ended => {}
                 None => return Step::CutOff,
@@ -295,16 +295,16 @@ fn step<R: Read>(window: &Window<R>, each: &mut impl FnMut(Part<'_>)) -> Step {
     }
 }
 
-struct Document<R, F> {
+struct ChromeDocument<R, F> {
     window: Window<R>,
     each: F,
     contents: Contents,
 }
 
-impl<R: Read, F: FnMut(Part<'_>)> Document<R, F> {
+impl<R: Read, F: FnMut(Part<'_>)> ChromeDocument<R, F> {
     fn whole(&mut self) -> Result<(), String> {
-        self.window.peek()?;
-        if self.window.rest().starts_with(b"\xef\xbb\xbf") {
+        self.window.peek_byte()?;
+        if self.window.rest_of_buffer().starts_with(b"\xef\xbb\xbf") {
             self.window.at += 3;
         }
         match self.window.next()? {
@@ -315,13 +315,13 @@ impl<R: Read, F: FnMut(Part<'_>)> Document<R, F> {
     }
 
     fn fields(&mut self) -> Result<(), String> {
-        if self.window.peek()? == Some(b'}') {
+        if self.window.peek_byte()? == Some(b'}') {
             return Ok(());
         }
         loop {
-            self.window.peek()?;
+            self.window.peek_byte()?;
             let length = self.window.value()?;
-            let key = serde_json::from_slice::<String>(&self.window.rest()[..length])
+            let key = serde_json::from_slice::<String>(&self.window.rest_of_buffer()[..length])
                 .map_err(|error| error.to_string())?;
             self.window.at += length;
             if self.window.next()? != Some(b':') {
@@ -332,10 +332,10 @@ impl<R: Read, F: FnMut(Part<'_>)> Document<R, F> {
                     Some(b'[') => self.events()?,
                     _ => return Err("`traceEvents` is not an array of events".to_owned()),
                 },
-                key if FIELDS.contains(&key) => {
-                    self.window.peek()?;
+                key if DESCRIBING_FIELDS.contains(&key) => {
+                    self.window.peek_byte()?;
                     let length = self.window.value()?;
-                    let value = String::from_utf8_lossy(&self.window.rest()[..length]);
+                    let value = String::from_utf8_lossy(&self.window.rest_of_buffer()[..length]);
                     (self.each)(Part::Field(key, &value));
                     self.window.at += length;
                 }
@@ -353,21 +353,21 @@ impl<R: Read, F: FnMut(Part<'_>)> Document<R, F> {
     fn events(&mut self) -> Result<(), String> {
         self.contents.has_events = true;
         loop {
-            match self.window.peek()? {
+            match self.window.peek_byte()? {
                 Some(b']') => {
                     self.window.at += 1;
                     return Ok(());
                 }
                 Some(b',') => self.window.at += 1,
                 Some(b'{') => self.event()?,
-                Some(_) => self.other()?,
+                Some(_) => self.skip_other_element()?,
                 None => return Err("the array of events has no end".to_owned()),
             }
         }
     }
 
     /// An element that is not an object.
-    fn other(&mut self) -> Result<(), String> {
+    fn skip_other_element(&mut self) -> Result<(), String> {
         let length = self.window.value()?;
         (self.each)(Part::Other);
         self.window.at += length;
@@ -382,21 +382,21 @@ impl<R: Read, F: FnMut(Part<'_>)> Document<R, F> {
                     return Ok(());
                 }
                 Step::CutOff if !self.window.ended => {
-                    self.window.more()?;
+                    self.window.read_more()?;
                 }
-                Step::CutOff | Step::Broken => return self.broken(),
+                Step::CutOff | Step::Broken => return self.skip_broken_event(),
             }
         }
     }
 
     /// Skips an event that is not JSON, unless only its texts are not UTF-8.
-    fn broken(&mut self) -> Result<(), String> {
-        let Some(Boundary { end, next }) = self.window.boundary()? else {
-            let why = length(self.window.rest()).err().map(|error| error.to_string());
+    fn skip_broken_event(&mut self) -> Result<(), String> {
+        let Some(EventBoundary { end, next }) = self.window.find_event_boundary()? else {
+            let why = length(self.window.rest_of_buffer()).err().map(|error| error.to_string());
             self.window.at = self.window.bytes.len();
             return Err(why.unwrap_or_else(|| "the file ends within an event".to_owned()));
         };
-        let text = String::from_utf8_lossy(&self.window.rest()[..end]);
+        let text = String::from_utf8_lossy(&self.window.rest_of_buffer()[..end]);
         match serde_json::from_str::<Event<'_>>(&text) {
             Ok(event) => {
                 (self.each)(Part::Event(&event));
@@ -416,8 +416,8 @@ mod tests {
 
     /// The names of the events of a text, read in small pieces, and what it consists of.
     fn names(text: &[u8]) -> (Vec<String>, Contents) {
-        struct Slow<'a>(&'a [u8]);
-        impl Read for Slow<'_> {
+        struct SlowReader<'a>(&'a [u8]);
+        impl Read for SlowReader<'_> {
             fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
                 let length = buffer.len().min(7).min(self.0.len());
                 buffer[..length].copy_from_slice(&self.0[..length]);
@@ -426,7 +426,7 @@ mod tests {
             }
         }
         let mut names = Vec::new();
-        let contents = read(Slow(text), |part| {
+        let contents = read(SlowReader(text), |part| {
             if let Part::Event(event) = part {
                 names.push(event.name.clone().into_owned());
             }

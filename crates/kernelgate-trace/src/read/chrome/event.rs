@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::model::quality::is_time;
+use crate::model::quality::is_plausible_time;
 
 /// The fields of an event that this reader uses. Times are microseconds, with decimals, as text: a
 /// 64-bit float holds microseconds since 1970 only to a quarter of one.
@@ -149,7 +149,7 @@ pub(super) fn dimensions(value: Option<&RawValue>) -> [u32; 3] {
 
 /// Microseconds with decimals in nanoseconds, exactly; none where they are so large that a
 /// difference may not be a number.
-pub(super) fn nanoseconds(value: Option<&RawValue>) -> Option<i64> {
+pub(super) fn exact_nanoseconds(value: Option<&RawValue>) -> Option<i64> {
     let text = text(value?);
     let text = text.trim();
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -171,7 +171,7 @@ pub(super) fn nanoseconds(value: Option<&RawValue>) -> Option<i64> {
         let value: f64 = text.parse().ok()?;
         (value.is_finite() && value.abs() < 9e15).then_some((value * 1000.0).round() as i64)
     };
-    exact().or_else(rounded).filter(is_time)
+    exact().or_else(rounded).filter(is_plausible_time)
 }
 
 #[cfg(test)]
@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn times_are_exact_to_the_nanosecond() {
-        let time = |text: &str| nanoseconds(Some(&RawValue::from_string(text.to_owned()).unwrap()));
+        let time =
+            |text: &str| exact_nanoseconds(Some(&RawValue::from_string(text.to_owned()).unwrap()));
         assert_eq!(time("1712195495505543.2"), Some(1_712_195_495_505_543_200));
         assert_eq!(time("1712195495505543.217"), Some(1_712_195_495_505_543_217));
         assert_eq!(time("63.8134"), Some(63_813));

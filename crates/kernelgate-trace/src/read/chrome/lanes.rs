@@ -8,18 +8,18 @@ use crate::model::Trace;
 use crate::model::gpu::{Operations, Place, PlaceId};
 
 /// Processes of operations from here on are lanes: they are known when all calls are.
-pub(super) const FIRST_LANE: u32 = 1 << 31;
+pub(super) const FIRST_LANE_PROCESS: u32 = 1 << 31;
 
 /// How well a process fits a lane: operations that one of its calls may have launched, and the time
 /// between those calls and the operations, negative.
 type Fit = (usize, i64);
 
 /// Calls of one id that are compared.
-const MAX_RANKS: usize = 64;
+const MAX_CALLS_WITH_ONE_ID: usize = 64;
 
 /// The process of each lane: the one whose calls launched most of its operations, and of several the
 /// one whose calls are much nearer than those of the others.
-pub(super) fn owners(trace: &Trace, lanes: usize, busiest: u32) -> Vec<u32> {
+pub(super) fn process_of_each_lane(trace: &Trace, lanes: usize, busiest: u32) -> Vec<u32> {
     let calls = &trace.calls;
     let process_of = |call: usize| trace.threads[calls.thread[call] as usize].process;
     let mut processes: Vec<u32> = (0..calls.len()).map(process_of).collect();
@@ -31,7 +31,7 @@ pub(super) fn owners(trace: &Trace, lanes: usize, busiest: u32) -> Vec<u32> {
     let mut launches: HashMap<u32, Vec<(u32, i64)>> = HashMap::new();
     for call in (0..calls.len()).filter(|&call| calls.correlation[call] != 0) {
         let same = launches.entry(calls.correlation[call]).or_default();
-        if same.len() < MAX_RANKS {
+        if same.len() < MAX_CALLS_WITH_ONE_ID {
             same.push((process_of(call), calls.start[call]));
         }
     }
@@ -39,7 +39,7 @@ pub(super) fn owners(trace: &Trace, lanes: usize, busiest: u32) -> Vec<u32> {
     let mut add = |operations: &Operations| {
         for row in 0..operations.len() {
             let process = trace.places[operations.place.at(row).0 as usize].process;
-            let Some(lane) = process.checked_sub(FIRST_LANE) else { continue };
+            let Some(lane) = process.checked_sub(FIRST_LANE_PROCESS) else { continue };
             let calls = launches.get(&operations.correlation.at(row));
             for &(process, start) in calls.into_iter().flatten() {
                 let (count, near) = fits.entry((lane as usize, process)).or_default();
@@ -75,7 +75,7 @@ pub(super) fn owners(trace: &Trace, lanes: usize, busiest: u32) -> Vec<u32> {
 }
 
 /// Gives places that became equal one number.
-pub(super) fn join_places(trace: &mut Trace) {
+pub(super) fn join_equal_places(trace: &mut Trace) {
     let mut numbers: HashMap<Place, PlaceId> = HashMap::new();
     let first: Vec<PlaceId> = (0u32..)
         .zip(&trace.places)

@@ -14,17 +14,17 @@ mod xla;
 use std::path::Path;
 
 use document::Part;
-use event::{Arguments, Event, dimensions, integer, nanoseconds, text};
+use event::{Arguments, Event, dimensions, exact_nanoseconds, integer, text};
 use hashbrown::HashMap;
-use lanes::FIRST_LANE;
+use lanes::FIRST_LANE_PROCESS;
 use serde_json::value::RawValue;
 
-use super::builder::Builder;
+use super::builder::TraceBuilder;
 use super::json_source;
 use crate::error::TraceError;
-use crate::model::gpu::{LaunchShape, Operations, Place, SyncKind};
+use crate::model::gpu::{LaunchShape, Operations, Place, SynchronisationKind};
 use crate::model::host::{OperatorInputs, RangeStyle};
-use crate::model::{Device, Recorder, Table, Trace};
+use crate::model::{Recorder, Table, Trace, TracedDevice};
 
 /// Reads a file.
 ///
@@ -57,7 +57,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
 
 #[derive(Default)]
 struct Reader {
-    builder: Builder,
+    builder: TraceBuilder,
     /// Events of any kind.
     events: u64,
     /// Elements between the events that are not events.
@@ -106,7 +106,7 @@ impl Reader {
         for device in devices {
             let number =
                 |key: &str| device[key].as_u64().and_then(|value| u32::try_from(value).ok());
-            self.builder.trace.devices.push(Device {
+            self.builder.trace.devices.push(TracedDevice {
                 id: number("id").unwrap_or(0),
                 name: device["name"].as_str().unwrap_or_default().to_owned(),
                 multiprocessors: number("numSms"),
@@ -126,20 +126,21 @@ impl Reader {
         match event.ph.as_ref() {
             "X" => self.span(event),
             "M" => self.name(event),
-            "B" | "E" => self.bracket(event),
-            "b" | "e" => self.bracket_by_id(event),
-            "i" | "I" if event.name == "[memory]" => self.allocation(event),
+            "B" | "E" => self.add_range_bracket(event),
+            "b" | "e" => self.add_range_bracket_by_id(event),
+            "i" | "I" if event.name == "[memory]" => self.add_allocation(event),
             _ => {}
         }
     }
 
     /// Memory that PyTorch's allocator hands out or takes back, where it was profiled.
-    fn allocation(&mut self, event: &Event<'_>) {
+    fn add_allocation(&mut self, event: &Event<'_>) {
         let arguments = Arguments::new(event);
         if integer(arguments.device_type) != Some(1) {
             return;
         }
-        let (Some(time), Some(bytes)) = (nanoseconds(event.ts), integer(arguments.memory_bytes))
+        let (Some(time), Some(bytes)) =
+            (exact_nanoseconds(event.ts), integer(arguments.memory_bytes))
         else {
             self.builder.trace.quality.odd_values += 1;
             return;
@@ -166,7 +167,7 @@ impl Reader {
         let arguments = Arguments::new(event);
         let (Some(name), Some(pid)) = (arguments.name, integer(event.pid)) else { return };
         let label = text(name);
-        let name = self.builder.trace.names.intern(&label);
+        let name = self.builder.trace.names.intern_text(&label);
         match event.name.as_ref() {
             "process_name" => {
                 self.xla.process(pid, &label);
@@ -174,7 +175,7 @@ impl Reader {
                 self.builder.trace.processes[process].name = Some(name);
             }
             "thread_name" => {
-                self.xla.thread(pid, integer(event.tid).unwrap_or(-1), &label);
+                self.xla.note_xla_thread(pid, integer(event.tid).unwrap_or(-1), &label);
                 let thread = self.thread(event) as usize;
                 self.builder.trace.threads[thread].name = Some(name);
             }
@@ -182,8 +183,8 @@ impl Reader {
         }
     }
 
-    fn bracket(&mut self, event: &Event<'_>) {
-        let Some(time) = nanoseconds(event.ts) else {
+    fn add_range_bracket(&mut self, event: &Event<'_>) {
+        let Some(time) = exact_nanoseconds(event.ts) else {
             self.builder.trace.quality.odd_values += 1;
             return;
         };
@@ -198,8 +199,8 @@ impl Reader {
         }
     }
 
-    fn bracket_by_id(&mut self, event: &Event<'_>) {
-        let (Some(time), Some(id)) = (nanoseconds(event.ts), integer(event.id)) else {
+    fn add_range_bracket_by_id(&mut self, event: &Event<'_>) {
+        let (Some(time), Some(id)) = (exact_nanoseconds(event.ts), integer(event.id)) else {
             self.builder.trace.quality.odd_values += 1;
             return;
         };
@@ -208,7 +209,7 @@ impl Reader {
             let thread = self.thread(event);
             self.open_by_id.insert(key, (time, thread, event.name.clone().into_owned()));
         } else if let Some((start, thread, name)) = self.open_by_id.remove(&key) {
-            let end = self.builder.trace.quality.span_end(start, time);
+            let end = self.builder.trace.quality.plausible_span_end(start, time);
             self.range(start, end, thread, &name, RangeStyle::StartEnd);
         } else {
             self.builder.trace.quality.odd_values += 1;
@@ -217,25 +218,26 @@ impl Reader {
 
     fn range(&mut self, start: i64, end: i64, thread: u32, name: &str, style: RangeStyle) {
         let trace = &mut self.builder.trace;
-        let name = trace.names.intern(name);
+        let name = trace.names.intern_text(name);
         trace.ranges.push(start, end, thread, name, style);
     }
 
     fn span(&mut self, event: &Event<'_>) {
-        let Some(start) = nanoseconds(event.ts) else {
+        let Some(start) = exact_nanoseconds(event.ts) else {
             self.builder.trace.quality.odd_values += 1;
             return;
         };
-        let duration = nanoseconds(event.dur).unwrap_or(0);
-        let end = self.builder.trace.quality.span_end(start, start.saturating_add(duration));
+        let duration = exact_nanoseconds(event.dur).unwrap_or(0);
+        let end =
+            self.builder.trace.quality.plausible_span_end(start, start.saturating_add(duration));
         match event.cat.as_ref() {
-            "" => self.without_category(event, start, end),
+            "" => self.add_event_without_category(event, start, end),
             "kernel" | "Kernel" => self.kernel(event, start, end),
             "gpu_memcpy" | "Memcpy" => self.copy(event, start, end),
             "gpu_memset" | "Memset" => {
                 let arguments = Arguments::new(event);
                 let mut sets = std::mem::take(&mut self.builder.trace.sets);
-                if self.operation(&mut sets.on_gpu, event, &arguments, (start, end)) {
+                if self.add_operation(&mut sets.on_gpu, event, &arguments, (start, end)) {
                     sets.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
                 }
                 self.builder.trace.sets = sets;
@@ -243,7 +245,7 @@ impl Reader {
             "gpu_graph" => {
                 let arguments = Arguments::new(event);
                 let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
-                if self.operation(&mut graphs.on_gpu, event, &arguments, (start, end)) {
+                if self.add_operation(&mut graphs.on_gpu, event, &arguments, (start, end)) {
                     let id = integer(arguments.graph).and_then(|id| u32::try_from(id).ok());
                     graphs.executable.push(id.unwrap_or(0));
                 }
@@ -254,35 +256,35 @@ impl Reader {
             "overhead" | "Overhead" => self.builder.trace.quality.overhead.push((start, end)),
             // Spans of the profiler itself, shadows of host ranges on the GPU, and Python frames.
             "Trace" | "gpu_user_annotation" | "python_function" => {}
-            _ => self.host_range(event, start, end),
+            _ => self.add_host_range(event, start, end),
         }
     }
 
-    fn host_range(&mut self, event: &Event<'_>, start: i64, end: i64) {
+    fn add_host_range(&mut self, event: &Event<'_>, start: i64, end: i64) {
         let thread = self.thread(event);
         self.range(start, end, thread, &event.name, RangeStyle::PushPop);
         // Most operators have arguments, and few files have their shapes.
         if event.args.is_some_and(|arguments| arguments.get().contains("\"Input Dims\"")) {
             let arguments = Arguments::new(event);
             let names = &mut self.builder.trace.names;
-            let mut list = |value: Option<_>| names.intern(value.map_or("[]", RawValue::get));
+            let mut list = |value: Option<_>| names.intern_text(value.map_or("[]", RawValue::get));
             let [dims, types, values] =
                 [arguments.dims, arguments.types, arguments.values].map(&mut list);
             let inputs = self.builder.inputs(OperatorInputs { dims, types, values });
-            self.builder.trace.ranges.set_inputs(inputs);
+            self.builder.trace.ranges.set_operator_inputs(inputs);
         }
     }
 
     fn wait(&mut self, event: &Event<'_>, start: i64, end: i64) {
         let arguments = Arguments::new(event);
         let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
-        if self.operation(&mut syncs.on_gpu, event, &arguments, (start, end)) {
+        if self.add_operation(&mut syncs.on_gpu, event, &arguments, (start, end)) {
             syncs.kind.push(match event.name.as_ref() {
-                "Stream Sync" | "Stream Synchronize" => SyncKind::Stream,
-                "Event Sync" | "Event Synchronize" => SyncKind::Event,
-                "Context Sync" | "Context Synchronize" => SyncKind::Context,
-                "Stream Wait Event" => SyncKind::StreamWaitsEvent,
-                _ => SyncKind::Unknown,
+                "Stream Sync" | "Stream Synchronize" => SynchronisationKind::Stream,
+                "Event Sync" | "Event Synchronize" => SynchronisationKind::Event,
+                "Context Sync" | "Context Synchronize" => SynchronisationKind::Context,
+                "Stream Wait Event" => SynchronisationKind::StreamWaitsEvent,
+                _ => SynchronisationKind::Unknown,
             });
         }
         self.builder.trace.syncs = syncs;
@@ -294,33 +296,33 @@ impl Reader {
         let thread = self.thread(event);
         let process = self.builder.trace.threads[thread as usize].process;
         *self.calls.entry(process).or_default() += 1;
-        let name = self.builder.trace.names.intern(&event.name);
+        let name = self.builder.trace.names.intern_text(&event.name);
         self.builder.trace.calls.push(start, end, thread, name, correlation);
     }
 
     /// An event of XLA, of PyTorch's old autograd profiler, or a range.
-    fn without_category(&mut self, event: &Event<'_>, start: i64, end: i64) {
+    fn add_event_without_category(&mut self, event: &Event<'_>, start: i64, end: i64) {
         let pid = integer(event.pid).unwrap_or(-1);
         let tid = integer(event.tid).unwrap_or(-1);
         match self.xla.line(pid, tid) {
-            Some((device, xla::Line::Stream(stream))) => {
-                self.xla_operation(event, (device, stream), start, end);
+            Some((device, xla::XlaDeviceLine::Stream(stream))) => {
+                self.add_xla_operation(event, (device, stream), start, end);
             }
-            Some((_, xla::Line::Derived)) => {}
+            Some((_, xla::XlaDeviceLine::Derived)) => {}
             None if event.pid.is_some_and(|pid| text(pid) == "CUDA functions") => {
-                self.autograd_kernel(event, tid, start, end);
+                self.add_autograd_kernel(event, tid, start, end);
             }
-            None if self.xla.has_devices()
+            None if self.xla.has_xla_devices()
                 && event.name.starts_with("cu")
                 && Arguments::new(event).correlation().is_some() =>
             {
                 self.call(event, start, end);
             }
-            None => self.host_range(event, start, end),
+            None => self.add_host_range(event, start, end),
         }
     }
 
-    fn xla_operation(
+    fn add_xla_operation(
         &mut self,
         event: &Event<'_>,
         (device, stream): (u32, u64),
@@ -333,38 +335,40 @@ impl Reader {
         let details = |value: Option<_>| value.map(text).unwrap_or_default();
         if let Some(direction) = event.name.strip_prefix("Memcpy") {
             let mut copies = std::mem::take(&mut self.builder.trace.copies);
-            if self.operation_at(&mut copies.on_gpu, place, &arguments, start, end) {
+            if self.add_operation_at(&mut copies.on_gpu, place, &arguments, start, end) {
                 let details = details(arguments.copy_details);
                 copies.bytes.push(xla::bytes(&details));
-                copies.kind.push(self.builder.trace.names.intern(copies::direction(direction)));
-                let [source, target] = xla::memories(&details);
+                copies
+                    .kind
+                    .push(self.builder.trace.names.intern_text(copies::copy_direction(direction)));
+                let [source, target] = xla::copied_memory_kinds(&details);
                 copies.source.push(source);
                 copies.target.push(target);
             }
             self.builder.trace.copies = copies;
         } else if event.name.starts_with("Memset") {
             let mut sets = std::mem::take(&mut self.builder.trace.sets);
-            if self.operation_at(&mut sets.on_gpu, place, &arguments, start, end) {
+            if self.add_operation_at(&mut sets.on_gpu, place, &arguments, start, end) {
                 sets.bytes.push(xla::bytes(&details(arguments.set_details)));
             }
             self.builder.trace.sets = sets;
         } else {
             let shape = xla::shape(&details(arguments.kernel_details));
-            self.kernel_at(event, place, shape, &arguments, (start, end));
+            self.add_kernel_at(event, place, shape, &arguments, (start, end));
         }
     }
 
     /// A kernel of `torch.autograd.profiler`, whose thread is the device.
-    fn autograd_kernel(&mut self, event: &Event<'_>, tid: i64, start: i64, end: i64) {
+    fn add_autograd_kernel(&mut self, event: &Event<'_>, tid: i64, start: i64, end: i64) {
         let device = u32::try_from(tid).unwrap_or(0);
         let place = Place { process: self.lane(event), device, context: 0, stream: 0 };
         let arguments = Arguments::new(event);
-        self.kernel_at(event, place, LaunchShape::default(), &arguments, (start, end));
+        self.add_kernel_at(event, place, LaunchShape::default(), &arguments, (start, end));
     }
 
     /// The lane of an operation, as a process.
     fn lane(&mut self, event: &Event<'_>) -> u32 {
-        FIRST_LANE | self.lanes.intern(integer(event.pid).unwrap_or(-1))
+        FIRST_LANE_PROCESS | self.lanes.intern(integer(event.pid).unwrap_or(-1))
     }
 
     fn place(&mut self, event: &Event<'_>, arguments: &Arguments<'_>) -> Place {
@@ -382,7 +386,7 @@ impl Reader {
     }
 
     /// Adds an operation; `false`: it has no times.
-    fn operation(
+    fn add_operation(
         &mut self,
         operations: &mut Operations,
         event: &Event<'_>,
@@ -390,10 +394,10 @@ impl Reader {
         (start, end): (i64, i64),
     ) -> bool {
         let place = self.place(event, arguments);
-        self.operation_at(operations, place, arguments, start, end)
+        self.add_operation_at(operations, place, arguments, start, end)
     }
 
-    fn operation_at(
+    fn add_operation_at(
         &mut self,
         operations: &mut Operations,
         place: Place,
@@ -422,10 +426,10 @@ impl Reader {
             ..LaunchShape::default()
         };
         let place = self.place(event, &arguments);
-        self.kernel_at(event, place, shape, &arguments, (start, end));
+        self.add_kernel_at(event, place, shape, &arguments, (start, end));
     }
 
-    fn kernel_at(
+    fn add_kernel_at(
         &mut self,
         event: &Event<'_>,
         place: Place,
@@ -434,11 +438,11 @@ impl Reader {
         (start, end): (i64, i64),
     ) {
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
-        if self.operation_at(&mut kernels.on_gpu, place, arguments, start, end) {
-            let name = self.builder.trace.names.intern(&event.name);
+        if self.add_operation_at(&mut kernels.on_gpu, place, arguments, start, end) {
+            let name = self.builder.trace.names.intern_text(&event.name);
             kernels.function.push(self.builder.function(name, name));
             kernels.shape.push(self.builder.shape(shape));
-            kernels.push_node(integer(arguments.graph_node).unwrap_or(0).cast_unsigned());
+            kernels.push_graph_node(integer(arguments.graph_node).unwrap_or(0).cast_unsigned());
             let row = u32::try_from(kernels.on_gpu.len() - 1).expect("fewer than 2^32 kernels");
             if let Some(call) = collective::read(arguments, &mut self.builder.trace.names) {
                 self.builder.trace.collectives.push(row, call);
@@ -451,10 +455,10 @@ impl Reader {
     fn copy(&mut self, event: &Event<'_>, start: i64, end: i64) {
         let arguments = Arguments::new(event);
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
-        if self.operation(&mut copies.on_gpu, event, &arguments, (start, end)) {
+        if self.add_operation(&mut copies.on_gpu, event, &arguments, (start, end)) {
             copies.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
-            let label = copies::direction(event.name.split(' ').nth(1).unwrap_or("Unknown"));
-            copies.kind.push(self.builder.trace.names.intern(label));
+            let label = copies::copy_direction(event.name.split(' ').nth(1).unwrap_or("Unknown"));
+            copies.kind.push(self.builder.trace.names.intern_text(label));
             let [source, target] = copies::memories(&event.name);
             copies.source.push(source);
             copies.target.push(target);
@@ -484,11 +488,11 @@ impl Reader {
             }
         };
         let mut trace = self.builder.finish();
-        let owners = lanes::owners(&trace, self.lanes.values.len(), busiest);
-        for place in trace.places.iter_mut().filter(|place| place.process >= FIRST_LANE) {
-            place.process = owners[(place.process - FIRST_LANE) as usize];
+        let owners = lanes::process_of_each_lane(&trace, self.lanes.values.len(), busiest);
+        for place in trace.places.iter_mut().filter(|place| place.process >= FIRST_LANE_PROCESS) {
+            place.process = owners[(place.process - FIRST_LANE_PROCESS) as usize];
         }
-        lanes::join_places(&mut trace);
+        lanes::join_equal_places(&mut trace);
         trace
     }
 }

@@ -7,7 +7,7 @@ use crate::model::gpu::{LaunchShape, MemoryKind};
 
 /// A line of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum XlaDeviceLine {
     /// A stream, by its number.
     Stream(u64),
     /// Spans that XLA derives from those of streams: modules, operations, steps.
@@ -18,7 +18,7 @@ pub(super) enum Line {
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     devices: HashMap<i64, u32>,
-    lines: HashMap<(i64, i64), Line>,
+    lines: HashMap<(i64, i64), XlaDeviceLine>,
     /// The process that launched.
     pub host: Option<i64>,
 }
@@ -35,43 +35,43 @@ impl Lines {
     }
 
     /// Notes a thread by its name, such as `Stream #14(Compute)` or `XLA Modules`.
-    pub fn thread(&mut self, pid: i64, tid: i64, name: &str) {
+    pub fn note_xla_thread(&mut self, pid: i64, tid: i64, name: &str) {
         if !self.devices.contains_key(&pid) {
             return;
         }
-        let line = name.strip_prefix("Stream #").map_or(Line::Derived, |rest| {
+        let line = name.strip_prefix("Stream #").map_or(XlaDeviceLine::Derived, |rest| {
             let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
-            Line::Stream(digits.parse().unwrap_or(tid.cast_unsigned()))
+            XlaDeviceLine::Stream(digits.parse().unwrap_or(tid.cast_unsigned()))
         });
         self.lines.insert((pid, tid), line);
     }
 
     /// Whether the trace has a device.
-    pub fn has_devices(&self) -> bool {
+    pub fn has_xla_devices(&self) -> bool {
         !self.devices.is_empty()
     }
 
     /// The device of a process and the line of its thread.
-    pub fn line(&self, pid: i64, tid: i64) -> Option<(u32, Line)> {
+    pub fn line(&self, pid: i64, tid: i64) -> Option<(u32, XlaDeviceLine)> {
         let device = *self.devices.get(&pid)?;
-        let unnamed = Line::Stream(tid.cast_unsigned());
+        let unnamed = XlaDeviceLine::Stream(tid.cast_unsigned());
         Some((device, self.lines.get(&(pid, tid)).copied().unwrap_or(unnamed)))
     }
 }
 
 /// The value of a key in `regs:32 grid:4,1,1`.
-fn detail<'a>(details: &'a str, key: &str) -> Option<&'a str> {
+fn value_of_detail<'a>(details: &'a str, key: &str) -> Option<&'a str> {
     details.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix(':'))
 }
 
 fn number<T: std::str::FromStr + Default>(details: &str, key: &str) -> T {
-    detail(details, key).and_then(|text| text.parse().ok()).unwrap_or_default()
+    value_of_detail(details, key).and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
 /// The launch shape in `kernel_details`.
 pub(super) fn shape(details: &str) -> LaunchShape {
     let dimensions = |key| {
-        let mut numbers = detail(details, key).unwrap_or_default().split(',');
+        let mut numbers = value_of_detail(details, key).unwrap_or_default().split(',');
         std::array::from_fn(|_| numbers.next().and_then(|n| n.parse().ok()).unwrap_or(0))
     };
     LaunchShape {
@@ -90,8 +90,8 @@ pub(super) fn bytes(details: &str) -> u64 {
 }
 
 /// The memories that a copy reads and writes, as in `kind_src:pinned kind_dst:device`.
-pub(super) fn memories(details: &str) -> [MemoryKind; 2] {
-    ["kind_src", "kind_dst"].map(|key| match detail(details, key).unwrap_or_default() {
+pub(super) fn copied_memory_kinds(details: &str) -> [MemoryKind; 2] {
+    ["kind_src", "kind_dst"].map(|key| match value_of_detail(details, key).unwrap_or_default() {
         "pageable" => MemoryKind::Pageable,
         "pinned" => MemoryKind::Pinned,
         "device" | "device_static" => MemoryKind::Device,
@@ -110,11 +110,11 @@ mod tests {
         let mut lines = Lines::default();
         lines.process(3, "/device:GPU:1");
         lines.process(701, "/host:CPU");
-        lines.thread(3, 14, "Stream #22(MemcpyD2H,Compute)");
-        lines.thread(3, 99, "XLA Modules");
-        lines.thread(701, 14, "python");
-        assert_eq!(lines.line(3, 14), Some((1, Line::Stream(22))));
-        assert_eq!(lines.line(3, 99), Some((1, Line::Derived)));
+        lines.note_xla_thread(3, 14, "Stream #22(MemcpyD2H,Compute)");
+        lines.note_xla_thread(3, 99, "XLA Modules");
+        lines.note_xla_thread(701, 14, "python");
+        assert_eq!(lines.line(3, 14), Some((1, XlaDeviceLine::Stream(22))));
+        assert_eq!(lines.line(3, 99), Some((1, XlaDeviceLine::Derived)));
         assert_eq!(lines.line(701, 14), None);
         assert_eq!(lines.host, Some(701));
     }
@@ -125,6 +125,9 @@ mod tests {
         assert_eq!((shape.grid, shape.block), ([4, 2, 1], [128, 1, 1]));
         assert_eq!((shape.registers, shape.static_shared, shape.dynamic_shared), (32, 16, 8));
         let copy = "kind_src:pinned kind_dst:device size:64 dest:0 async:1";
-        assert_eq!((bytes(copy), memories(copy)), (64, [MemoryKind::Pinned, MemoryKind::Device]));
+        assert_eq!(
+            (bytes(copy), copied_memory_kinds(copy)),
+            (64, [MemoryKind::Pinned, MemoryKind::Device])
+        );
     }
 }

@@ -6,7 +6,7 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarge
 
 /// A line of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct SourceLine {
+pub(super) struct SourceFileLine {
     pub file: String,
     pub line: u32,
 }
@@ -15,17 +15,17 @@ pub(super) struct SourceLine {
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     /// For each kernel, offsets of instructions with the source line that begins there, in order.
-    kernels: HashMap<String, Vec<(u64, SourceLine)>>,
+    kernels: HashMap<String, Vec<(u64, SourceFileLine)>>,
 }
 
 impl Lines {
     /// The lines of a cubin; empty where it was compiled without `-lineinfo`, or is damaged.
-    pub fn from_cubin(binary: &[u8]) -> Self {
+    pub fn lines_of_cubin(binary: &[u8]) -> Self {
         read(binary).unwrap_or_default()
     }
 
     /// The line of an instruction, by its offset in a kernel.
-    pub fn line(&self, kernel: &str, offset: u64) -> Option<&SourceLine> {
+    pub fn source_line_of_instruction(&self, kernel: &str, offset: u64) -> Option<&SourceFileLine> {
         let lines = self.kernels.get(kernel)?;
         let behind = lines.partition_point(|(start, _)| *start <= offset);
         lines.get(behind.checked_sub(1)?).map(|(_, line)| line)
@@ -33,7 +33,7 @@ impl Lines {
 }
 
 /// Addresses of the patched table hold the number of a kernel above these bits.
-const KERNEL_SHIFT: u32 = 40;
+const KERNEL_NUMBER_SHIFT: u32 = 40;
 
 fn read(binary: &[u8]) -> Option<Lines> {
     let file = object::File::parse(binary).ok()?;
@@ -57,7 +57,7 @@ fn read(binary: &[u8]) -> Option<Lines> {
         };
         let name = name.strip_prefix(".text.").unwrap_or(&name).to_owned();
         kernels.push(name);
-        let number = u64::try_from(kernels.len()).ok()? << KERNEL_SHIFT;
+        let number = u64::try_from(kernels.len()).ok()? << KERNEL_NUMBER_SHIFT;
         let address = number.wrapping_add_signed(relocation.addend());
         let at = usize::try_from(at).ok()?;
         table.get_mut(at..at + 8)?.copy_from_slice(&address.to_le_bytes());
@@ -68,7 +68,7 @@ fn read(binary: &[u8]) -> Option<Lines> {
         let unit = DebugLine::new(&table, LittleEndian);
         let program = unit.program(DebugLineOffset(offset), 8, None, None).ok()?;
         let header = program.header().clone();
-        add_rows(program, &kernels, &mut lines);
+        add_line_rows(program, &kernels, &mut lines);
         // The length of a unit does not count its own four bytes.
         offset += header.unit_length() + 4;
     }
@@ -80,11 +80,11 @@ fn read(binary: &[u8]) -> Option<Lines> {
 
 type Program<'a> = gimli::IncompleteLineProgram<EndianSlice<'a, LittleEndian>>;
 
-fn add_rows(program: Program<'_>, kernels: &[String], lines: &mut Lines) {
+fn add_line_rows(program: Program<'_>, kernels: &[String], lines: &mut Lines) {
     let mut rows = program.rows();
     while let Ok(Some((header, row))) = rows.next_row() {
         let (Some(line), false) = (row.line(), row.end_sequence()) else { continue };
-        let number = usize::try_from(row.address() >> KERNEL_SHIFT).unwrap_or(0);
+        let number = usize::try_from(row.address() >> KERNEL_NUMBER_SHIFT).unwrap_or(0);
         let Some(kernel) = number.checked_sub(1).and_then(|at| kernels.get(at)) else { continue };
         let text = |value: gimli::AttributeValue<EndianSlice<'_, LittleEndian>>| match value {
             gimli::AttributeValue::String(text) => Some(text.to_string_lossy().into_owned()),
@@ -94,9 +94,9 @@ fn add_rows(program: Program<'_>, kernels: &[String], lines: &mut Lines) {
         let name = text(file.path_name()).unwrap_or_default();
         let folder = file.directory(header).and_then(text).filter(|_| !name.starts_with('/'));
         let file = folder.map_or(name.clone(), |folder| format!("{folder}/{name}"));
-        let offset = row.address() & ((1 << KERNEL_SHIFT) - 1);
+        let offset = row.address() & ((1 << KERNEL_NUMBER_SHIFT) - 1);
         let line = u32::try_from(line.get()).unwrap_or(u32::MAX);
         let of_kernel = lines.kernels.entry(kernel.clone()).or_default();
-        of_kernel.push((offset, SourceLine { file, line }));
+        of_kernel.push((offset, SourceFileLine { file, line }));
     }
 }

@@ -13,41 +13,41 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use hashbrown::HashMap;
-use lines::{Lines, SourceLine};
-use wire::{Message, Value};
+use lines::{Lines, SourceFileLine};
+use wire::{ProtobufMessage, Value};
 
-use super::builder::Builder;
-use super::demangle::readable;
-use super::ncu::add_metric;
+use super::builder::TraceBuilder;
+use super::demangle::readable_kernel_name;
+use super::ncu::add_launch_metric;
 use crate::error::TraceError;
 use crate::model::gpu::LaunchShape;
 use crate::model::kernel_metrics::{ProfiledLaunch, SourceStalls};
 use crate::model::names::Names;
-use crate::model::{Device, Recorder, Trace};
+use crate::model::{Recorder, Trace, TracedDevice};
 
 /// The bytes with which a report begins.
-pub(super) const MAGIC: &[u8] = b"NVR\0";
+pub(super) const REPORT_MAGIC: &[u8] = b"NVR\0";
 /// The newest release whose messages are known.
-const NEWEST: (u32, u32) = (2026, 3);
+const NEWEST_KNOWN_RELEASE: (u32, u32) = (2026, 3);
 /// Bytes of the longest message.
 const MAX_MESSAGE_BYTES: u32 = 1 << 30;
 /// Bytes of compiled kernels that are kept to find source lines.
-const BINARIES: usize = 256 << 20;
+const MAX_KEPT_BINARY_BYTES: usize = 256 << 20;
 /// Source lines of a launch that are kept.
 const LINES: usize = 20;
 
 /// Numbers of the fields of a block's header.
 mod block {
     pub const SOURCES: u64 = 1;
-    pub const SESSION: u64 = 3;
-    pub const STRINGS: u64 = 4;
-    pub const PROCESS: u64 = 6;
+    pub const SESSION_FIELD: u64 = 3;
+    pub const STRINGS_FIELD: u64 = 4;
+    pub const PROCESS_FIELD: u64 = 6;
     /// Results in the order in which they are written: launches, ranges, command lists, graphs.
-    pub const RESULTS: [u64; 4] = [2, 7, 8, 9];
+    pub const RESULT_KINDS: [u64; 4] = [2, 7, 8, 9];
 }
 
 /// Numbers of the fields of a kind of result.
-struct Fields {
+struct ResultFieldNumbers {
     /// Name of the row where it has no kernel.
     name: &'static str,
     metrics: u64,
@@ -55,12 +55,12 @@ struct Fields {
     rules: u64,
 }
 
-/// Message types in the order of [`block::RESULTS`].
-const RESULTS: [Fields; 4] = [
-    Fields { name: "kernel", metrics: 13, sections: 17, rules: 19 },
-    Fields { name: "range", metrics: 4, sections: 7, rules: 20 },
-    Fields { name: "command list", metrics: 4, sections: 7, rules: 21 },
-    Fields { name: "graph", metrics: 4, sections: 7, rules: 22 },
+/// Message types in the order of [`block::RESULT_KINDS`].
+const RESULT_KINDS: [ResultFieldNumbers; 4] = [
+    ResultFieldNumbers { name: "kernel", metrics: 13, sections: 17, rules: 19 },
+    ResultFieldNumbers { name: "range", metrics: 4, sections: 7, rules: 20 },
+    ResultFieldNumbers { name: "command list", metrics: 4, sections: 7, rules: 21 },
+    ResultFieldNumbers { name: "graph", metrics: 4, sections: 7, rules: 22 },
 ];
 
 /// Reads a report.
@@ -72,7 +72,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     let left = file.metadata().map_err(TraceError::io(path))?.len();
     let mut file = File { source: BufReader::with_capacity(1 << 16, file), left };
     let mut magic = [0; 4];
-    if file.source.read_exact(&mut magic).is_err() || magic != MAGIC {
+    if file.source.read_exact(&mut magic).is_err() || magic != REPORT_MAGIC {
         let reason = format!(
             "it is not a report of Nsight Compute: its first bytes are not NVR; if ncu opens it, \
              run: ncu --csv --page details --import {} > {}",
@@ -135,16 +135,16 @@ impl File {
 
 #[derive(Default)]
 struct Report {
-    builder: Builder,
+    builder: TraceBuilder,
     /// Texts that metrics refer to. A block without its own has those of the block before.
     strings: Vec<String>,
     /// Compiled kernels by the reference that results have, with their lines once asked for.
-    binaries: HashMap<u64, Binary>,
+    binaries: HashMap<u64, CubinOrLines>,
     binary_bytes: usize,
     process: String,
 }
 
-enum Binary {
+enum CubinOrLines {
     Cubin(Vec<u8>),
     Read(Lines),
 }
@@ -153,23 +153,23 @@ impl Report {
     fn blocks(&mut self, file: &mut File) -> Result<(), String> {
         file.expect("header")?;
         while let Some(header) = file.message()? {
-            let header = Message(&header);
-            self.session(header.message(block::SESSION));
-            let strings = header.message(block::STRINGS).repeated(1);
+            let header = ProtobufMessage(&header);
+            self.session(header.message_field(block::SESSION_FIELD));
+            let strings = header.message_field(block::STRINGS_FIELD).repeated_field(1);
             let strings: Vec<String> =
                 strings.map(|text| String::from_utf8_lossy(text.0).into_owned()).collect();
             if !strings.is_empty() {
                 self.strings = strings;
             }
-            self.process = header.message(block::PROCESS).text(3);
+            self.process = header.message_field(block::PROCESS_FIELD).text(3);
             for _ in 0..header.number(block::SOURCES).unwrap_or(0) {
                 let source = file.expect("compiled kernel")?;
-                self.source(Message(&source));
+                self.source(ProtobufMessage(&source));
             }
-            for (number, fields) in block::RESULTS.into_iter().zip(&RESULTS) {
+            for (number, fields) in block::RESULT_KINDS.into_iter().zip(&RESULT_KINDS) {
                 for _ in 0..header.number(number).unwrap_or(0) {
                     let result = file.expect("result")?;
-                    self.result(Message(&result), fields);
+                    self.result(ProtobufMessage(&result), fields);
                 }
             }
         }
@@ -177,63 +177,68 @@ impl Report {
     }
 
     /// Which version wrote the report, and on which machine.
-    fn session(&mut self, session: Message<'_>) {
+    fn session(&mut self, session: ProtobufMessage<'_>) {
         let trace = &mut self.builder.trace;
-        for version in session.repeated(8) {
+        for version in session.repeated_field(8) {
             let (provider, version) = (version.text(1), version.text(2));
             if provider.contains("Compute") && !trace.metadata.contains_key("PRODUCT_VERSION") {
                 let mut numbers = version.split('.').map_while(|part| part.parse().ok());
                 let release = numbers.next().zip(numbers.next());
-                if release.is_some_and(|release| release > NEWEST) {
+                if release.is_some_and(|release| release > NEWEST_KNOWN_RELEASE) {
                     trace.quality.notes.push(format!(
                         "Nsight Compute {version} wrote the report; its format is known up to \
                          {}.{}, and what is new is skipped",
-                        NEWEST.0, NEWEST.1
+                        NEWEST_KNOWN_RELEASE.0, NEWEST_KNOWN_RELEASE.1
                     ));
                 }
                 trace.metadata.insert("PRODUCT_VERSION".to_owned(), version);
             }
         }
-        let computer = session.message(4).text(5);
+        let computer = session.message_field(4).text(5);
         if !computer.is_empty() {
             trace.metadata.insert("host".to_owned(), computer);
         }
     }
 
     /// Keeps a compiled kernel.
-    fn source(&mut self, source: Message<'_>) {
-        let (Some(reference), binary) = (source.number(1), source.message(4).0) else { return };
-        if binary.is_empty() || self.binary_bytes + binary.len() > BINARIES {
+    fn source(&mut self, source: ProtobufMessage<'_>) {
+        let (Some(reference), binary) = (source.number(1), source.message_field(4).0) else {
+            return;
+        };
+        if binary.is_empty() || self.binary_bytes + binary.len() > MAX_KEPT_BINARY_BYTES {
             return;
         }
         self.binary_bytes += binary.len();
-        self.binaries.insert(reference, Binary::Cubin(binary.to_vec()));
+        self.binaries.insert(reference, CubinOrLines::Cubin(binary.to_vec()));
     }
 
-    fn result(&mut self, result: Message<'_>, fields: &Fields) {
+    fn result(&mut self, result: ProtobufMessage<'_>, fields: &ResultFieldNumbers) {
         let number = self.builder.trace.profiled.len();
         let is_kernel = fields.name == "kernel";
         let mangled = if is_kernel { result.text(5) } else { String::new() };
-        let name =
-            if is_kernel { kernel_name(result) } else { format!("{} {number}", fields.name) };
+        let name = if is_kernel {
+            kernel_name_of_result(result)
+        } else {
+            format!("{} {number}", fields.name)
+        };
         let (names, mut labels) = (&mut self.builder.trace.names, HashMap::new());
-        for section in result.repeated(fields.sections) {
-            for metric in section.message(4).repeated(2) {
+        for section in result.repeated_field(fields.sections) {
+            for metric in section.message_field(4).repeated_field(2) {
                 labels.insert(metric.text(1), (metric.text(2), metric.text(5)));
             }
         }
         let mut launch = ProfiledLaunch {
             id: number.to_string(),
-            kernel: names.intern(&name),
+            kernel: names.intern_text(&name),
             shape: if is_kernel { shape(result) } else { LaunchShape::default() },
             device: String::new(),
             metrics: Default::default(),
-            rules: rules(result, fields, names),
+            rules: texts_of_ncu_rules(result, fields, names),
             lines: Vec::new(),
         };
-        let mut attributes = Attributes::default();
-        let mut stalls = Stalls::default();
-        for metric in result.repeated(fields.metrics) {
+        let mut attributes = DeviceAttributes::default();
+        let mut stalls = WarpStallSamples::default();
+        for metric in result.repeated_field(fields.metrics) {
             let Some(name) = metric.number(1).and_then(|id| usize::try_from(id).ok()) else {
                 continue;
             };
@@ -241,17 +246,17 @@ impl Report {
                 self.builder.trace.quality.odd_values += 1;
                 continue;
             };
-            let value = value(metric.message(2));
+            let value = value(metric.message_field(2));
             if let Some(value) = &value {
                 attributes.add(name, value);
             }
             stalls.add(name, metric);
-            let Some(Scalar::Number(value)) = value else { continue };
-            let unit = unit(name);
-            add_metric(&mut self.builder.trace.names, &mut launch, name, unit, value);
+            let Some(MetricScalar::Number(value)) = value else { continue };
+            let unit = unit_by_metric_name(name);
+            add_launch_metric(&mut self.builder.trace.names, &mut launch, name, unit, value);
             if let Some((label, own)) = labels.get(name).filter(|(label, _)| !label.is_empty()) {
                 let unit = if own.is_empty() { unit } else { own };
-                add_metric(&mut self.builder.trace.names, &mut launch, label, unit, value);
+                add_launch_metric(&mut self.builder.trace.names, &mut launch, label, unit, value);
             }
         }
         launch.device = attributes.describe();
@@ -260,23 +265,30 @@ impl Report {
         {
             self.builder.trace.devices.push(device);
         }
-        let reference = result.message(15).number(1).unwrap_or(0);
+        let reference = result.message_field(15).number(1).unwrap_or(0);
         launch.lines = self.lines(&stalls, reference, &mangled);
         self.builder.trace.profiled.push(launch);
     }
 
     /// The source lines at which warps waited most.
-    fn lines(&mut self, stalls: &Stalls, reference: u64, kernel: &str) -> Vec<SourceStalls> {
+    fn lines(
+        &mut self,
+        stalls: &WarpStallSamples,
+        reference: u64,
+        kernel: &str,
+    ) -> Vec<SourceStalls> {
         let Some(first) = stalls.first else { return Vec::new() };
         let Some(binary) = self.binaries.get_mut(&reference) else { return Vec::new() };
-        if let Binary::Cubin(cubin) = binary {
-            *binary = Binary::Read(Lines::from_cubin(cubin));
+        if let CubinOrLines::Cubin(cubin) = binary {
+            *binary = CubinOrLines::Read(Lines::lines_of_cubin(cubin));
         }
-        let Binary::Read(lines) = binary else { return Vec::new() };
-        let mut sums: HashMap<&SourceLine, HashMap<&str, u64>> = HashMap::new();
+        let CubinOrLines::Read(lines) = binary else { return Vec::new() };
+        let mut sums: HashMap<&SourceFileLine, HashMap<&str, u64>> = HashMap::new();
         for (&(address, ref reason), &samples) in &stalls.samples {
             let offset = address.checked_sub(first);
-            if let Some(line) = offset.and_then(|offset| lines.line(kernel, offset)) {
+            if let Some(line) =
+                offset.and_then(|offset| lines.source_line_of_instruction(kernel, offset))
+            {
                 *sums.entry(line).or_default().entry(reason).or_default() += samples;
             }
         }
@@ -286,10 +298,10 @@ impl Report {
             .map(|(line, reasons)| {
                 let most = reasons.iter().max_by_key(|&(reason, samples)| (samples, *reason));
                 SourceStalls {
-                    file: names.intern(&line.file),
+                    file: names.intern_text(&line.file),
                     line: line.line,
                     samples: reasons.values().sum(),
-                    reason: names.intern(most.map_or("", |(reason, _)| reason)),
+                    reason: names.intern_text(most.map_or("", |(reason, _)| reason)),
                 }
             })
             .collect();
@@ -299,33 +311,33 @@ impl Report {
     }
 }
 
-fn kernel_name(result: Message<'_>) -> String {
+fn kernel_name_of_result(result: ProtobufMessage<'_>) -> String {
     let texts = [31, 7, 5, 6].map(|field| result.text(field));
     let name = texts.iter().find(|name| !name.is_empty());
-    name.map_or_else(|| "unknown kernel".to_owned(), |name| readable(name).into_owned())
+    name.map_or_else(|| "unknown kernel".to_owned(), |name| readable_kernel_name(name).into_owned())
 }
 
-fn shape(result: Message<'_>) -> LaunchShape {
+fn shape(result: ProtobufMessage<'_>) -> LaunchShape {
     let dimensions = |field| {
-        let message = result.message(field);
+        let message = result.message_field(field);
         [1, 2, 3].map(|axis| message.number(axis).and_then(|n| u32::try_from(n).ok()).unwrap_or(0))
     };
     LaunchShape { grid: dimensions(10), block: dimensions(11), ..LaunchShape::default() }
 }
 
 /// Texts of the rules of Nsight Compute, with the name of the rule.
-fn rules(
-    result: Message<'_>,
-    fields: &Fields,
+fn texts_of_ncu_rules(
+    result: ProtobufMessage<'_>,
+    fields: &ResultFieldNumbers,
     names: &mut Names,
-) -> Vec<(crate::model::names::Name, crate::model::names::Name)> {
+) -> Vec<(crate::model::names::NameId, crate::model::names::NameId)> {
     let mut rules = Vec::new();
-    for rule in result.repeated(fields.rules) {
-        let name = names.intern(&rule.text(1));
-        for item in rule.message(3).repeated(1) {
-            let message = item.message(1).text(1);
+    for rule in result.repeated_field(fields.rules) {
+        let name = names.intern_text(&rule.text(1));
+        for item in rule.message_field(3).repeated_field(1) {
+            let message = item.message_field(1).text(1);
             if !message.is_empty() {
-                rules.push((name, names.intern(&message)));
+                rules.push((name, names.intern_text(&message)));
             }
         }
     }
@@ -334,12 +346,12 @@ fn rules(
 
 /// The value of a metric.
 #[derive(Debug, Clone, PartialEq)]
-enum Scalar {
+enum MetricScalar {
     Number(f64),
     Text(String),
 }
 
-fn value(message: Message<'_>) -> Option<Scalar> {
+fn value(message: ProtobufMessage<'_>) -> Option<MetricScalar> {
     #[allow(clippy::cast_precision_loss)]
     let number = |field| match field {
         (2, Value::Bits32(bits)) => Some(f64::from(f32::from_bits(bits))),
@@ -347,14 +359,16 @@ fn value(message: Message<'_>) -> Option<Scalar> {
         (4 | 5, Value::Number(value)) => Some(value as f64),
         _ => None,
     };
-    message.fields().find_map(|field| match field {
-        (1, Value::Bytes(text)) => Some(Scalar::Text(String::from_utf8_lossy(text).into_owned())),
-        field => number(field).filter(|value| value.is_finite()).map(Scalar::Number),
+    message.all_fields().find_map(|field| match field {
+        (1, Value::Bytes(text)) => {
+            Some(MetricScalar::Text(String::from_utf8_lossy(text).into_owned()))
+        }
+        field => number(field).filter(|value| value.is_finite()).map(MetricScalar::Number),
     })
 }
 
 /// The unit of a metric, which its name implies.
-fn unit(name: &str) -> &'static str {
+fn unit_by_metric_name(name: &str) -> &'static str {
     let has = |word: &str| name.contains(word);
     let per_second = name.ends_with(".per_second");
     match () {
@@ -373,48 +387,49 @@ fn unit(name: &str) -> &'static str {
 
 /// Attributes of the device, which results have as metrics.
 #[derive(Default)]
-struct Attributes {
+struct DeviceAttributes {
     id: Option<f64>,
     name: String,
     numbers: HashMap<String, u32>,
 }
 
-impl Attributes {
-    fn add(&mut self, metric: &str, value: &Scalar) {
+impl DeviceAttributes {
+    fn add(&mut self, metric: &str, value: &MetricScalar) {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         match (metric.strip_prefix("device__attribute_"), value) {
-            (Some("display_name"), Scalar::Text(name)) => self.name.clone_from(name),
-            (Some(attribute), Scalar::Number(value)) => {
+            (Some("display_name"), MetricScalar::Text(name)) => self.name.clone_from(name),
+            (Some(attribute), MetricScalar::Number(value)) => {
                 self.numbers.insert(attribute.to_owned(), *value as u32);
             }
-            (None, Scalar::Number(value)) if metric == "launch__device_id" => {
+            (None, MetricScalar::Number(value)) if metric == "launch__device_id" => {
                 self.id = Some(*value);
             }
             _ => {}
         }
     }
 
-    fn compute(&self) -> Option<(u32, u32)> {
+    fn compute_capability(&self) -> Option<(u32, u32)> {
         let number = |name: &str| self.numbers.get(name).copied();
         number("compute_capability_major").zip(number("compute_capability_minor"))
     }
 
     /// The value as text, in the format of the CSV reader.
     fn describe(&self) -> String {
-        let compute =
-            self.compute().map_or("?".to_owned(), |(major, minor)| format!("{major}.{minor}"));
+        let compute = self
+            .compute_capability()
+            .map_or("?".to_owned(), |(major, minor)| format!("{major}.{minor}"));
         format!("device {}, compute capability {compute}", self.id.unwrap_or(0.0))
     }
 
-    fn device(&self) -> Option<Device> {
+    fn device(&self) -> Option<TracedDevice> {
         let number = |name: &str| self.numbers.get(name).copied();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let id = self.id.unwrap_or(0.0) as u32;
-        (!self.name.is_empty()).then(|| Device {
+        (!self.name.is_empty()).then(|| TracedDevice {
             id,
             name: self.name.clone(),
             multiprocessors: number("multiprocessor_count"),
-            compute: self.compute(),
+            compute: self.compute_capability(),
             threads_per_sm: number("max_threads_per_multiprocessor"),
             registers_per_sm: number("max_registers_per_multiprocessor"),
             shared_per_sm: number("max_shared_memory_per_multiprocessor"),
@@ -426,26 +441,28 @@ impl Attributes {
 
 /// Samples of warps that waited, by instruction and reason.
 #[derive(Default)]
-struct Stalls {
+struct WarpStallSamples {
     /// The address of the kernel's first instruction, as far as metrics show it.
     first: Option<u64>,
     samples: HashMap<(u64, String), u64>,
 }
 
-impl Stalls {
-    fn add(&mut self, name: &str, metric: Message<'_>) {
+impl WarpStallSamples {
+    fn add(&mut self, name: &str, metric: ProtobufMessage<'_>) {
         // Instructions that were executed include the first one; samples may not.
         let executed = name == "inst_executed" || name == "smsp__inst_executed";
         let reason = name.strip_prefix("smsp__pcsamp_warps_issue_stalled_");
         // A reason is counted once more for samples in which nothing was issued.
         let reason = reason.filter(|reason| !reason.ends_with("_not_issued"));
-        for element in metric.repeated(3) {
-            let address = [5, 4].into_iter().find_map(|field| element.message(1).number(field));
+        for element in metric.repeated_field(3) {
+            let address =
+                [5, 4].into_iter().find_map(|field| element.message_field(1).number(field));
             let Some(address) = address else { continue };
             if executed {
                 self.first = Some(self.first.map_or(address, |first| first.min(address)));
             }
-            let (Some(reason), Some(Scalar::Number(samples))) = (reason, value(element.message(2)))
+            let (Some(reason), Some(MetricScalar::Number(samples))) =
+                (reason, value(element.message_field(2)))
             else {
                 continue;
             };

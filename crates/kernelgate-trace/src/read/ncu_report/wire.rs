@@ -2,7 +2,7 @@
 
 /// A message whose fields have not been read.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Message<'a>(pub &'a [u8]);
+pub(super) struct ProtobufMessage<'a>(pub &'a [u8]);
 
 /// The value of a field, as far as the encoding says what it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,17 +17,17 @@ pub(super) enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-impl<'a> Message<'a> {
+impl<'a> ProtobufMessage<'a> {
     /// Fields with their numbers in the order in which they are written, up to the first that is
     /// broken.
-    pub fn fields(self) -> impl Iterator<Item = (u64, Value<'a>)> {
+    pub fn all_fields(self) -> impl Iterator<Item = (u64, Value<'a>)> {
         let mut rest = self.0;
-        std::iter::from_fn(move || field(&mut rest))
+        std::iter::from_fn(move || read_field(&mut rest))
     }
 
     /// The last value of a field.
     fn last(self, number: u64) -> Option<Value<'a>> {
-        self.fields().filter(|(of, _)| *of == number).map(|(_, value)| value).last()
+        self.all_fields().filter(|(of, _)| *of == number).map(|(_, value)| value).last()
     }
 
     /// A whole number.
@@ -39,7 +39,7 @@ impl<'a> Message<'a> {
     }
 
     /// A message, empty where the field is missing.
-    pub fn message(self, number: u64) -> Self {
+    pub fn message_field(self, number: u64) -> Self {
         match self.last(number) {
             Some(Value::Bytes(bytes)) => Self(bytes),
             _ => Self::default(),
@@ -48,19 +48,19 @@ impl<'a> Message<'a> {
 
     /// A text, empty where the field is missing.
     pub fn text(self, number: u64) -> String {
-        String::from_utf8_lossy(self.message(number).0).into_owned()
+        String::from_utf8_lossy(self.message_field(number).0).into_owned()
     }
 
     /// Every value of a repeated field that has bytes.
-    pub fn repeated(self, number: u64) -> impl Iterator<Item = Self> {
-        self.fields().filter_map(move |(of, value)| match value {
+    pub fn repeated_field(self, number: u64) -> impl Iterator<Item = Self> {
+        self.all_fields().filter_map(move |(of, value)| match value {
             Value::Bytes(bytes) if of == number => Some(Self(bytes)),
             _ => None,
         })
     }
 }
 
-fn field<'a>(rest: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
+fn read_field<'a>(rest: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
     let key = varint(rest)?;
     let value = match key & 7 {
         0 => Value::Number(varint(rest)?),
@@ -104,10 +104,10 @@ mod tests {
         bytes.extend(1.5f32.to_le_bytes());
         bytes.push(0x29);
         bytes.extend(2.5f64.to_le_bytes());
-        let message = Message(&bytes);
+        let message = ProtobufMessage(&bytes);
         assert_eq!(message.number(1), Some(300));
         assert_eq!(message.text(2), "ab");
-        assert_eq!(message.message(3).number(1), Some(5));
+        assert_eq!(message.message_field(3).number(1), Some(5));
         assert_eq!(message.last(4), Some(Value::Bits32(1.5f32.to_bits())));
         assert_eq!(message.last(5), Some(Value::Bits64(2.5f64.to_bits())));
         assert_eq!((message.number(9), message.text(9)), (None, String::new()));
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_cut_message_has_its_whole_fields() {
         let bytes = [0x08, 1, 0x12, 200, b'a'];
-        assert_eq!(Message(&bytes).fields().count(), 1);
-        assert_eq!(Message(&[0xff; 20]).fields().count(), 0);
+        assert_eq!(ProtobufMessage(&bytes).all_fields().count(), 1);
+        assert_eq!(ProtobufMessage(&[0xff; 20]).all_fields().count(), 0);
     }
 }

@@ -2,29 +2,29 @@
 
 use hashbrown::HashMap;
 
-use super::super::builder::{Builder, COPY_KINDS};
-use super::super::wanted::Wanted;
+use super::super::builder::{COPY_DIRECTIONS, TraceBuilder};
+use super::super::wanted::WantedTraceParts;
 use super::Reader;
 use super::database::Row;
-use super::ids::{COPY, GRAPH, KERNEL, SET, split_global_id};
+use super::ids::{COPY, GRAPH_TABLE, KERNEL, SET, split_global_id};
 use crate::error::TraceError;
 use crate::model::gpu::{
-    LaunchShape, MemoryKind, Operations, PageFaults, Place, PlaceId, SyncKind,
+    LaunchShape, MemoryKind, Operations, PageFaultTable, Place, PlaceId, SynchronisationKind,
 };
-use crate::model::names::Name;
+use crate::model::names::NameId;
 
-const OPERATION: [&str; 7] =
+const OPERATION_COLUMNS: [&str; 7] =
     ["start", "end", "globalPid", "deviceId", "contextId", "streamId", "correlationId"];
-const SYNC: &str = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION";
+const SYNCHRONIZATION_TABLE: &str = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION";
 
 /// The columns of every operation, then others.
 fn columns<const N: usize>(others: [&'static str; N]) -> Vec<&'static str> {
-    OPERATION.into_iter().chain(others).collect()
+    OPERATION_COLUMNS.into_iter().chain(others).collect()
 }
 
 /// The first seven columns of a row as an operation; `false`: it has no times.
-fn push(builder: &mut Builder, operations: &mut Operations, row: &Row<'_, '_>) -> bool {
-    let [start, end] = [0, 1].map(|column| builder.trace.quality.time(row.integer(column)));
+fn push(builder: &mut TraceBuilder, operations: &mut Operations, row: &Row<'_, '_>) -> bool {
+    let [start, end] = [0, 1].map(|column| builder.trace.quality.time(row.integer_cell(column)));
     let (Some(start), Some(end)) = (start, end) else {
         builder.trace.quality.without_times += 1;
         return false;
@@ -33,31 +33,32 @@ fn push(builder: &mut Builder, operations: &mut Operations, row: &Row<'_, '_>) -
         builder.trace.quality.without_times += 1;
         return false;
     }
-    let end = builder.trace.quality.span_end(start, end);
+    let end = builder.trace.quality.plausible_span_end(start, end);
     let place = place(builder, row);
-    let correlation = builder.trace.quality.correlation(row.integer(6));
+    let correlation = builder.trace.quality.correlation(row.integer_cell(6));
     operations.push(start, end, place, correlation);
     true
 }
 
 /// The process, device, context and stream of a row with [`OPERATION`]'s columns.
-fn place(builder: &mut Builder, row: &Row<'_, '_>) -> PlaceId {
-    let (key, pid, _) = split_global_id(row.integer(2).unwrap_or(0));
+fn place(builder: &mut TraceBuilder, row: &Row<'_, '_>) -> PlaceId {
+    let (key, pid, _) = split_global_id(row.integer_cell(2).unwrap_or(0));
     let process = builder.process(key, pid);
-    let number = |column| row.integer(column).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
-    let stream = row.integer(5).unwrap_or(0).cast_unsigned();
+    let number =
+        |column| row.integer_cell(column).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
+    let stream = row.integer_cell(5).unwrap_or(0).cast_unsigned();
     builder.place(Place { process, device: number(3), context: number(4), stream })
 }
 
 impl Reader {
-    pub(super) fn operations(&mut self, wanted: &Wanted) -> Result<(), TraceError> {
+    pub(super) fn operations(&mut self, wanted: &WantedTraceParts) -> Result<(), TraceError> {
         self.kernels(wanted)?;
         self.copies()?;
-        self.sets()?;
-        self.graphs()
+        self.read_memsets()?;
+        self.read_graph_launches()
     }
 
-    fn kernels(&mut self, wanted: &Wanted) -> Result<(), TraceError> {
+    fn kernels(&mut self, wanted: &WantedTraceParts) -> Result<(), TraceError> {
         if !self.expect(KERNEL) {
             return Ok(());
         }
@@ -76,20 +77,21 @@ impl Reader {
                 "localMemoryPerThread",
             ]);
         }
-        let names: Vec<&str> = OPERATION.into_iter().chain(names).collect();
+        let names: Vec<&str> = OPERATION_COLUMNS.into_iter().chain(names).collect();
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
-        let unknown = self.builder.trace.names.intern("unknown kernel");
+        let unknown = self.builder.trace.names.intern_text("unknown kernel");
         self.scan(KERNEL, &names, |builder, strings, row| {
             if !push(builder, &mut kernels.on_gpu, row) {
                 return;
             }
-            let name = |column| row.integer(column).and_then(|id| strings.get(&id)).copied();
+            let name = |column| row.integer_cell(column).and_then(|id| strings.get(&id)).copied();
             let demangled = name(7).or_else(|| name(8)).unwrap_or(unknown);
             kernels.function.push(builder.function(demangled, name(8).unwrap_or(demangled)));
-            kernels.push_node(row.integer(9).unwrap_or(0).cast_unsigned());
+            kernels.push_graph_node(row.integer_cell(9).unwrap_or(0).cast_unsigned());
             if wanted.shapes {
-                let number =
-                    |column| row.integer(column).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+                let number = |column| {
+                    row.integer_cell(column).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+                };
                 kernels.shape.push(builder.shape(LaunchShape {
                     grid: [number(10), number(11), number(12)],
                     block: [number(13), number(14), number(15)],
@@ -105,21 +107,23 @@ impl Reader {
     }
 
     fn copies(&mut self) -> Result<(), TraceError> {
-        let labels = self.labels("ENUM_CUDA_MEMCPY_OPER", COPY_KINDS)?;
-        let memories = self.labels("ENUM_CUDA_MEM_KIND", MEMORY_KINDS)?;
-        let unknown = self.builder.trace.names.intern("Unknown");
+        let labels = self.read_enum_labels("ENUM_CUDA_MEMCPY_OPER", COPY_DIRECTIONS)?;
+        let memories = self.read_enum_labels("ENUM_CUDA_MEM_KIND", MEMORY_KIND_LABELS)?;
+        let unknown = self.builder.trace.names.intern_text("Unknown");
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         let names = columns(["bytes", "copyKind", "srcKind", "dstKind"]);
         self.scan(COPY, &names, |builder, _, row| {
             if !push(builder, &mut copies.on_gpu, row) {
                 return;
             }
-            copies.bytes.push(row.integer(7).unwrap_or(0).max(0).cast_unsigned());
-            let kind = row.integer(8).and_then(|kind| labels.get(&kind).copied());
+            copies.bytes.push(row.integer_cell(7).unwrap_or(0).max(0).cast_unsigned());
+            let kind = row.integer_cell(8).and_then(|kind| labels.get(&kind).copied());
             copies.kind.push(kind.unwrap_or(unknown));
             let memory = |column| {
-                let label = row.integer(column).and_then(|kind| memories.get(&kind));
-                label.map_or(MemoryKind::Unknown, |&name| memory_of(builder.trace.names.text(name)))
+                let label = row.integer_cell(column).and_then(|kind| memories.get(&kind));
+                label.map_or(MemoryKind::Unknown, |&name| {
+                    memory_kind_of_label(builder.trace.names.text(name))
+                })
             };
             copies.source.push(memory(9));
             copies.target.push(memory(10));
@@ -128,22 +132,22 @@ impl Reader {
         Ok(())
     }
 
-    fn sets(&mut self) -> Result<(), TraceError> {
+    fn read_memsets(&mut self) -> Result<(), TraceError> {
         let mut sets = std::mem::take(&mut self.builder.trace.sets);
         self.scan(SET, &columns(["bytes"]), |builder, _, row| {
             if push(builder, &mut sets.on_gpu, row) {
-                sets.bytes.push(row.integer(7).unwrap_or(0).max(0).cast_unsigned());
+                sets.bytes.push(row.integer_cell(7).unwrap_or(0).max(0).cast_unsigned());
             }
         })?;
         self.builder.trace.sets = sets;
         Ok(())
     }
 
-    fn graphs(&mut self) -> Result<(), TraceError> {
+    fn read_graph_launches(&mut self) -> Result<(), TraceError> {
         let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
-        self.scan(GRAPH, &columns(["graphExecId"]), |builder, _, row| {
+        self.scan(GRAPH_TABLE, &columns(["graphExecId"]), |builder, _, row| {
             if push(builder, &mut graphs.on_gpu, row) {
-                let id = row.integer(7).and_then(|id| u32::try_from(id).ok());
+                let id = row.integer_cell(7).and_then(|id| u32::try_from(id).ok());
                 graphs.executable.push(id.unwrap_or(0));
             }
         })?;
@@ -152,18 +156,18 @@ impl Reader {
     }
 
     /// Streams that were created in a way that matters to others.
-    pub(super) fn streams(&mut self) -> Result<(), TraceError> {
+    pub(super) fn read_streams(&mut self) -> Result<(), TraceError> {
         let mut streams = std::mem::take(&mut self.builder.trace.streams);
         for table in ["TARGET_INFO_CUDA_STREAM", "TARGET_INFO_CUDA_NULL_STREAM"] {
             let null = table.contains("NULL");
             self.scan(table, &["processId", "streamId", "flag"], |builder, _, row| {
                 let processes = &builder.trace.processes;
-                let process = processes.iter().position(|of| Some(of.pid) == row.integer(0));
+                let process = processes.iter().position(|of| Some(of.pid) == row.integer_cell(0));
                 let process = process.and_then(|process| u32::try_from(process).ok());
-                let stream = row.integer(1).map(i64::cast_unsigned);
+                let stream = row.integer_cell(1).map(i64::cast_unsigned);
                 let Some(stream) = process.zip(stream) else { return };
                 // Numbers of CUPTI.
-                match row.integer(2) {
+                match row.integer_cell(2) {
                     _ if null => streams.null.push(stream),
                     Some(3) => streams.null.push(stream),
                     Some(2) => streams.non_blocking.push(stream),
@@ -175,20 +179,20 @@ impl Reader {
         Ok(())
     }
 
-    pub(super) fn synchronisations(&mut self) -> Result<(), TraceError> {
-        if !self.expect(SYNC) {
+    pub(super) fn read_synchronisations(&mut self) -> Result<(), TraceError> {
+        if !self.expect(SYNCHRONIZATION_TABLE) {
             return Ok(());
         }
         let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
-        self.scan(SYNC, &columns(["syncType"]), |builder, _, row| {
+        self.scan(SYNCHRONIZATION_TABLE, &columns(["syncType"]), |builder, _, row| {
             if push(builder, &mut syncs.on_gpu, row) {
-                syncs.kind.push(match row.integer(7) {
-                    Some(1) => SyncKind::Event,
-                    Some(2) => SyncKind::StreamWaitsEvent,
-                    Some(3) => SyncKind::Stream,
-                    Some(4) => SyncKind::Context,
+                syncs.kind.push(match row.integer_cell(7) {
+                    Some(1) => SynchronisationKind::Event,
+                    Some(2) => SynchronisationKind::StreamWaitsEvent,
+                    Some(3) => SynchronisationKind::Stream,
+                    Some(4) => SynchronisationKind::Context,
                     // 0 also stands for cudaDeviceSynchronize in some versions.
-                    _ => SyncKind::Unknown,
+                    _ => SynchronisationKind::Unknown,
                 });
             }
         })?;
@@ -197,7 +201,7 @@ impl Reader {
     }
 
     pub(super) fn allocations(&mut self) -> Result<(), TraceError> {
-        let memories = self.labels("ENUM_CUDA_MEM_KIND", MEMORY_KINDS)?;
+        let memories = self.read_enum_labels("ENUM_CUDA_MEM_KIND", MEMORY_KIND_LABELS)?;
         let mut allocations = std::mem::take(&mut self.builder.trace.allocations);
         let names = [
             "start",
@@ -214,16 +218,16 @@ impl Reader {
         self.scan("CUDA_GPU_MEMORY_USAGE_EVENTS", &names, |builder, _, row| {
             // Memory of the host is in this table too.
             let of_host =
-                row.integer(9).and_then(|kind| memories.get(&kind)).is_some_and(|&name| {
-                    let kind = memory_of(builder.trace.names.text(name));
+                row.integer_cell(9).and_then(|kind| memories.get(&kind)).is_some_and(|&name| {
+                    let kind = memory_kind_of_label(builder.trace.names.text(name));
                     matches!(kind, MemoryKind::Pageable | MemoryKind::Pinned)
                 });
-            let time = row.integer(0).filter(|_| !of_host);
+            let time = row.integer_cell(0).filter(|_| !of_host);
             let Some(time) = builder.trace.quality.time(time) else { return };
-            let number = |column| row.integer(column).unwrap_or(0).max(0).cast_unsigned();
-            let address = row.integer(8).unwrap_or(0).cast_unsigned();
+            let number = |column| row.integer_cell(column).unwrap_or(0).max(0).cast_unsigned();
+            let address = row.integer_cell(8).unwrap_or(0).cast_unsigned();
             // 0 allocates, 1 frees.
-            let given_back = row.integer(7) == Some(1);
+            let given_back = row.integer_cell(7) == Some(1);
             allocations.push(time, place(builder, row), address, number(6), given_back);
         })?;
         self.builder.trace.allocations = allocations;
@@ -231,20 +235,20 @@ impl Reader {
     }
 
     /// Page faults of managed memory: one row for each of the host, one for a group of a device.
-    pub(super) fn page_faults(&mut self) -> Result<(), TraceError> {
+    pub(super) fn read_page_faults(&mut self) -> Result<(), TraceError> {
         let mut faults = std::mem::take(&mut self.builder.trace.page_faults);
         let names = ["start", "end", "globalPid", "deviceId", "numberOfPageFaults"];
         for table in ["CUDA_UM_CPU_PAGE_FAULT_EVENTS", "CUDA_UM_GPU_PAGE_FAULT_EVENTS"] {
             let on_host = table.contains("CPU");
             self.scan(table, &names, |builder, _, row| {
-                let Some(start) = builder.trace.quality.time(row.integer(0)) else { return };
-                let (key, pid, _) = split_global_id(row.integer(2).unwrap_or(0));
-                let device = row.integer(3).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
+                let Some(start) = builder.trace.quality.time(row.integer_cell(0)) else { return };
+                let (key, pid, _) = split_global_id(row.integer_cell(2).unwrap_or(0));
+                let device = row.integer_cell(3).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
                 faults.start.push(start);
-                faults.end.push(row.integer(1).unwrap_or(start).max(start));
+                faults.end.push(row.integer_cell(1).unwrap_or(start).max(start));
                 faults.process.push(builder.process(key, pid));
-                faults.device.push(if on_host { PageFaults::HOST } else { device });
-                let count = row.integer(4).and_then(|count| u64::try_from(count).ok());
+                faults.device.push(if on_host { PageFaultTable::HOST_PLACE } else { device });
+                let count = row.integer_cell(4).and_then(|count| u64::try_from(count).ok());
                 faults.count.push(count.unwrap_or(1));
             })?;
         }
@@ -253,12 +257,16 @@ impl Reader {
     }
 
     /// The labels of an enumeration: those of the file, before those that are known.
-    fn labels(&mut self, table: &str, known: &[&str]) -> Result<HashMap<i64, Name>, TraceError> {
+    fn read_enum_labels(
+        &mut self,
+        table: &str,
+        known: &[&str],
+    ) -> Result<HashMap<i64, NameId>, TraceError> {
         let names = &mut self.builder.trace.names;
-        let mut labels: HashMap<i64, Name> =
-            (0..).zip(known).map(|(id, label)| (id, names.intern(label))).collect();
+        let mut labels: HashMap<i64, NameId> =
+            (0..).zip(known).map(|(id, label)| (id, names.intern_text(label))).collect();
         self.scan(table, &["id", "label"], |builder, _, row| {
-            if let (Some(id), Some(label)) = (row.integer(0), row.text(1)) {
+            if let (Some(id), Some(label)) = (row.integer_cell(0), row.text(1)) {
                 builder.trace.quality.text(label);
                 labels.insert(id, builder.trace.names.intern_bytes(label));
             }
@@ -267,10 +275,10 @@ impl Reader {
     }
 }
 
-const MEMORY_KINDS: &[&str] =
+const MEMORY_KIND_LABELS: &[&str] =
     &["Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static"];
 
-fn memory_of(label: &str) -> MemoryKind {
+fn memory_kind_of_label(label: &str) -> MemoryKind {
     match label.split(' ').next().unwrap_or_default() {
         "Pageable" => MemoryKind::Pageable,
         "Pinned" => MemoryKind::Pinned,

@@ -3,8 +3,8 @@
 pub(super) const KERNEL: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
 pub(super) const COPY: &str = "CUPTI_ACTIVITY_KIND_MEMCPY";
 pub(super) const SET: &str = "CUPTI_ACTIVITY_KIND_MEMSET";
-pub(super) const GRAPH: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
-pub(super) const RUNTIME: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";
+pub(super) const GRAPH_TABLE: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
+pub(super) const RUNTIME_CALL_TABLE: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";
 
 /// The process of a global id, and the thread in it: (key of the process, pid, tid).
 pub(super) fn split_global_id(id: i64) -> (u64, i64, i64) {

@@ -3,12 +3,12 @@
 use super::Reader;
 use super::ids::split_global_id;
 use crate::error::TraceError;
-use crate::model::Device;
+use crate::model::TracedDevice;
 
 /// Metrics of the GPU whose type id names the GPU in its lowest byte.
-const GPU_OF_TYPE: i64 = 0xFF;
+const GPU_METRIC_TYPE_MASK: i64 = 0xFF;
 /// Names of the facts about the system that are kept.
-const ENVIRONMENT: [&str; 4] =
+const KEPT_SYSTEM_FACTS: [&str; 4] =
     ["NvDriverVersion", "CudaDriverVersion", "SoftwarePlatform", "SoftwareReleaseVersion"];
 
 impl Reader {
@@ -21,7 +21,7 @@ impl Reader {
         }
         self.scan("TARGET_INFO_SYSTEM_ENV", &["name", "value"], |builder, _, row| {
             let name = row.display(0);
-            if ENVIRONMENT.contains(&name.as_str()) {
+            if KEPT_SYSTEM_FACTS.contains(&name.as_str()) {
                 builder.trace.metadata.insert(name, row.display(1));
             }
         })?;
@@ -38,8 +38,8 @@ impl Reader {
             "maxBlocksPerSm",
         ];
         self.scan("TARGET_INFO_GPU", &columns, |builder, _, row| {
-            let number = |column| row.integer(column).and_then(|n| u32::try_from(n).ok());
-            builder.trace.devices.push(Device {
+            let number = |column| row.integer_cell(column).and_then(|n| u32::try_from(n).ok());
+            builder.trace.devices.push(TracedDevice {
                 id: number(0).unwrap_or(0),
                 name: row.display(1),
                 multiprocessors: number(2),
@@ -54,7 +54,7 @@ impl Reader {
             });
         })?;
         self.scan("PROCESSES", &["globalPid", "name"], |builder, _, row| {
-            let Some(id) = row.integer(0) else { return };
+            let Some(id) = row.integer_cell(0) else { return };
             let (key, pid, _) = split_global_id(id);
             let process = builder.process(key, pid) as usize;
             if let Some(text) = row.text(1) {
@@ -65,12 +65,12 @@ impl Reader {
     }
 
     /// Sampled counters of the GPU, by name: their ids differ between versions.
-    pub(super) fn counters(&mut self) -> Result<(), TraceError> {
+    pub(super) fn read_counters(&mut self) -> Result<(), TraceError> {
         let mut names = hashbrown::HashMap::new();
         let columns = ["typeId", "metricId", "metricName"];
         self.scan("TARGET_INFO_GPU_METRICS", &columns, |builder, _, row| {
             if let (Some(kind), Some(id), Some(text)) =
-                (row.integer(0), row.integer(1), row.text(2))
+                (row.integer_cell(0), row.integer_cell(1), row.text(2))
             {
                 names.insert((kind, id), builder.trace.names.intern_bytes(text));
             }
@@ -78,8 +78,10 @@ impl Reader {
         let mut counters = std::mem::take(&mut self.builder.trace.counters);
         let columns = ["timestamp", "typeId", "metricId", "value"];
         self.scan("GPU_METRICS", &columns, |builder, _, row| {
-            let time = builder.trace.quality.time(row.integer(0));
-            let (Some(time), Some(kind), Some(id)) = (time, row.integer(1), row.integer(2)) else {
+            let time = builder.trace.quality.time(row.integer_cell(0));
+            let (Some(time), Some(kind), Some(id)) =
+                (time, row.integer_cell(1), row.integer_cell(2))
+            else {
                 return;
             };
             // Samples from before the recording have negative times.
@@ -88,20 +90,20 @@ impl Reader {
                 return;
             };
             counters.time.push(time);
-            counters.gpu.push(u32::try_from(kind & GPU_OF_TYPE).unwrap_or(0));
+            counters.gpu.push(u32::try_from(kind & GPU_METRIC_TYPE_MASK).unwrap_or(0));
             counters.metric.push(metric);
-            counters.value.push(row.real(3).unwrap_or(0.0));
+            counters.value.push(row.real_cell(3).unwrap_or(0.0));
         })?;
         self.builder.trace.counters = counters;
         Ok(())
     }
 
-    pub(super) fn diagnostics(&mut self) -> Result<(), TraceError> {
+    pub(super) fn read_diagnostics(&mut self) -> Result<(), TraceError> {
         let columns = ["severity", "text"];
         self.scan("DIAGNOSTIC_EVENT", &columns, |builder, _, row| {
             // 2 warns, 3 is an error; lost records are reported as information, too.
             let text = row.display(1);
-            if matches!(row.integer(0), Some(2 | 3)) || text.contains("might be missing") {
+            if matches!(row.integer_cell(0), Some(2 | 3)) || text.contains("might be missing") {
                 if let Some(text) = row.text(1) {
                     builder.trace.quality.text(text);
                 }
@@ -111,9 +113,9 @@ impl Reader {
         for table in ["PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"] {
             self.scan(table, &["start", "end"], |builder, _, row| {
                 let quality = &mut builder.trace.quality;
-                let [start, end] = [0, 1].map(|column| quality.time(row.integer(column)));
+                let [start, end] = [0, 1].map(|column| quality.time(row.integer_cell(column)));
                 if let (Some(start), Some(end)) = (start, end) {
-                    let end = quality.span_end(start, end);
+                    let end = quality.plausible_span_end(start, end);
                     quality.overhead.push((start, end));
                 }
             })?;

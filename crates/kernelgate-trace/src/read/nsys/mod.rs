@@ -15,29 +15,29 @@ pub(super) mod stream;
 
 use std::path::Path;
 
-use database::{Database, Row};
+use database::{NsysDatabase, Row};
 use hashbrown::HashMap;
-use ids::{COPY, KERNEL, RUNTIME};
+use ids::{COPY, KERNEL, RUNTIME_CALL_TABLE};
 
-use super::builder::Builder;
+use super::builder::TraceBuilder;
 use super::unsupported;
-use super::wanted::Wanted;
+use super::wanted::WantedTraceParts;
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::model::names::Name;
+use crate::model::names::NameId;
 
 /// Reads an export.
 ///
 /// # Errors
 /// The file is locked, or not an SQLite database of an export.
-pub(super) fn read(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
+pub(super) fn read(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, TraceError> {
     let mut reader = open(path)?;
     // Ranges are the longest table: they are read while the others are.
     let strings = reader.strings.clone();
     let (ranges, rest) = std::thread::scope(|scope| {
         let strings = &strings;
         let ranges = wanted.ranges.then(|| scope.spawn(move || ranges::read(path, strings)));
-        let rest = reader.all_but_ranges(wanted);
+        let rest = reader.read_all_but_ranges(wanted);
         let ranges =
             ranges.map(|thread| thread.join().expect("the reader of ranges does not panic"));
         (ranges, rest)
@@ -46,31 +46,31 @@ pub(super) fn read(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
     if let Some(ranges) = ranges {
         let ranges = ranges?;
         let last = ranges.last(&reader.database);
-        ranges.into_trace(&mut reader.builder, last);
+        ranges.add_ranges_to_trace(&mut reader.builder, last);
     }
     Ok(reader.builder.finish())
 }
 
 /// An export of which the texts were read.
 fn open(path: &Path) -> Result<Reader, TraceError> {
-    let database = Database::open(path)?;
+    let database = NsysDatabase::open(path)?;
     let tables = [
         "StringIds",
         "META_DATA_EXPORT",
         "EXPORT_META_DATA",
         "TARGET_INFO_SYSTEM_ENV",
         KERNEL,
-        RUNTIME,
+        RUNTIME_CALL_TABLE,
     ];
     if !tables.iter().any(|table| database.has(table)) {
-        let reason = unsupported::database(database.tables()).unwrap_or_else(|| {
+        let reason = unsupported::recognise_database(database.tables()).unwrap_or_else(|| {
             let what = if path.is_dir() { "a folder" } else { "an SQLite database" };
             format!("{what} without the tables of an Nsight Systems export")
         });
         return Err(TraceError::Unknown { path: path.to_owned(), reason });
     }
-    let mut reader = Reader { database, builder: Builder::default(), strings: HashMap::new() };
-    reader.strings()?;
+    let mut reader = Reader { database, builder: TraceBuilder::default(), strings: HashMap::new() };
+    reader.read_strings()?;
     Ok(reader)
 }
 
@@ -88,7 +88,7 @@ const NECESSARY_COLUMNS: &[&str] = &[
 ];
 
 /// The needed columns among `columns` that a table lacks.
-fn absent(database: &Database, table: &str, columns: &[&str]) -> Vec<String> {
+fn absent_columns(database: &NsysDatabase, table: &str, columns: &[&str]) -> Vec<String> {
     let absent =
         |column: &&&str| NECESSARY_COLUMNS.contains(*column) && !database.has_column(table, column);
     let columns = columns.iter().filter(|_| database.has(table)).filter(absent);
@@ -97,14 +97,14 @@ fn absent(database: &Database, table: &str, columns: &[&str]) -> Vec<String> {
 
 /// An export while it is read.
 struct Reader {
-    database: Database,
-    builder: Builder,
+    database: NsysDatabase,
+    builder: TraceBuilder,
     /// Texts by the id that rows refer to.
-    strings: HashMap<i64, Name>,
+    strings: HashMap<i64, NameId>,
 }
 
 impl Reader {
-    fn all_but_ranges(&mut self, wanted: &Wanted) -> Result<(), TraceError> {
+    fn read_all_but_ranges(&mut self, wanted: &WantedTraceParts) -> Result<(), TraceError> {
         self.information()?;
         if wanted.operations {
             self.operations(wanted)?;
@@ -114,15 +114,15 @@ impl Reader {
             self.calls()?;
         }
         if wanted.rest {
-            self.streams()?;
-            self.synchronisations()?;
-            self.node_events()?;
-            self.os_calls()?;
-            self.switches()?;
+            self.read_streams()?;
+            self.read_synchronisations()?;
+            self.read_graph_node_events()?;
+            self.read_os_calls()?;
+            self.read_thread_switches()?;
             self.allocations()?;
-            self.page_faults()?;
-            self.counters()?;
-            self.diagnostics()?;
+            self.read_page_faults()?;
+            self.read_counters()?;
+            self.read_diagnostics()?;
         }
         Ok(())
     }
@@ -132,11 +132,11 @@ impl Reader {
         &mut self,
         table: &str,
         columns: &[&str],
-        mut each: impl FnMut(&mut Builder, &HashMap<i64, Name>, &Row<'_, '_>),
+        mut each: impl FnMut(&mut TraceBuilder, &HashMap<i64, NameId>, &Row<'_, '_>),
     ) -> Result<(), TraceError> {
         let (builder, strings) = (&mut self.builder, &self.strings);
-        if [KERNEL, COPY, RUNTIME].contains(&table) {
-            builder.trace.quality.missing.extend(absent(&self.database, table, columns));
+        if [KERNEL, COPY, RUNTIME_CALL_TABLE].contains(&table) {
+            builder.trace.quality.missing.extend(absent_columns(&self.database, table, columns));
         }
         let ended = self.database.scan(table, columns, |row| each(builder, strings, row))?;
         self.builder.trace.quality.unreadable.extend(ended);
@@ -152,11 +152,11 @@ impl Reader {
         there
     }
 
-    fn strings(&mut self) -> Result<(), TraceError> {
+    fn read_strings(&mut self) -> Result<(), TraceError> {
         self.expect("StringIds");
         let mut strings = HashMap::new();
         self.scan("StringIds", &["id", "value"], |builder, _, row| {
-            if let (Some(id), Some(text)) = (row.integer(0), row.text(1)) {
+            if let (Some(id), Some(text)) = (row.integer_cell(0), row.text(1)) {
                 builder.trace.quality.text(text);
                 strings.insert(id, builder.trace.names.intern_bytes(text));
             }

@@ -8,20 +8,20 @@ use hashbrown::HashMap;
 use serde_json::Value;
 
 use super::Reader;
-use super::ids::{RUNTIME, split_global_id};
+use super::ids::{RUNTIME_CALL_TABLE, split_global_id};
 use crate::error::TraceError;
-use crate::model::collective::Collective;
-use crate::model::collectives::CollectiveCall;
-use crate::model::launch_key;
-use crate::model::names::Name;
+use crate::model::collective::CollectiveKind;
+use crate::model::collectives::CollectiveKernelCall;
+use crate::model::launch_correlation_key;
+use crate::model::names::NameId;
 
 const EVENTS: &str = "NVTX_EVENTS";
 /// Bytes before a payload: its domain, its schema, its size and where it begins.
-const HEADER: usize = 32;
+const PAYLOAD_HEADER_BYTES: usize = 32;
 
 /// Content of a payload.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Payload {
+struct NcclPayload {
     communicator: Option<u64>,
     bytes: Option<u64>,
     ranks: Option<u32>,
@@ -29,13 +29,13 @@ struct Payload {
 
 /// A field of a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Field {
+enum NcclPayloadField {
     Communicator,
     Bytes,
     Ranks,
 }
 
-impl Field {
+impl NcclPayloadField {
     /// The field that NCCL gives a name.
     fn named(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase();
@@ -48,16 +48,16 @@ impl Field {
     }
 }
 
-impl Payload {
-    fn set(&mut self, field: Field, value: u64) {
+impl NcclPayload {
+    fn set(&mut self, field: NcclPayloadField, value: u64) {
         match field {
-            Field::Communicator => self.communicator = Some(value),
-            Field::Bytes => self.bytes = Some(value),
-            Field::Ranks => self.ranks = u32::try_from(value).ok(),
+            NcclPayloadField::Communicator => self.communicator = Some(value),
+            NcclPayloadField::Bytes => self.bytes = Some(value),
+            NcclPayloadField::Ranks => self.ranks = u32::try_from(value).ok(),
         }
     }
 
-    fn json(text: &str) -> Option<Self> {
+    fn parse_payload_json(text: &str) -> Option<Self> {
         let mut payload = Self::default();
         let value: Value = serde_json::from_str(text).ok()?;
         for (name, value) in value.as_object()? {
@@ -65,7 +65,7 @@ impl Payload {
                 let digits: String = value.as_str()?.chars().filter(|c| *c != ',').collect();
                 digits.parse().ok()
             });
-            if let Some((field, number)) = Field::named(name).zip(number) {
+            if let Some((field, number)) = NcclPayloadField::named(name).zip(number) {
                 payload.set(field, number);
             }
         }
@@ -74,18 +74,18 @@ impl Payload {
 }
 
 /// Fields by schema: where each begins, and how many bytes it has.
-type Schemas = HashMap<(u64, u64), Vec<(Field, usize, usize)>>;
+type PayloadSchemas = HashMap<(u64, u64), Vec<(NcclPayloadField, usize, usize)>>;
 
-fn decode(blob: &[u8], schemas: &Schemas) -> Option<Payload> {
+fn decode(blob: &[u8], schemas: &PayloadSchemas) -> Option<NcclPayload> {
     let word = |at: usize| {
         let bytes = blob.get(at..at + 8)?;
         Some(u64::from_le_bytes(bytes.try_into().ok()?))
     };
     let schema = schemas.get(&(word(0)?, word(8)?))?;
     let size = usize::try_from(word(16)?).ok()?;
-    let at = usize::try_from(word(24)?).ok().filter(|at| *at >= HEADER)?;
+    let at = usize::try_from(word(24)?).ok().filter(|at| *at >= PAYLOAD_HEADER_BYTES)?;
     let bytes = blob.get(at..at.checked_add(size)?)?;
-    let mut payload = Payload::default();
+    let mut payload = NcclPayload::default();
     for &(field, offset, width) in schema {
         let value = bytes.get(offset..offset + width)?;
         let value = value.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
@@ -101,7 +101,7 @@ struct NcclCall {
     start: i64,
     end: i64,
     name: String,
-    payload: Payload,
+    payload: NcclPayload,
 }
 
 impl Reader {
@@ -125,7 +125,7 @@ impl Reader {
         if kernels.is_empty() {
             return Ok(());
         }
-        let calls = self.nccl_calls()?;
+        let calls = self.read_nccl_calls()?;
         let ranks: HashMap<u64, u32> = calls
             .iter()
             .filter_map(|call| Some((call.payload.communicator?, call.payload.ranks?)))
@@ -133,11 +133,12 @@ impl Reader {
         if calls.iter().all(|call| call.payload.bytes.is_none()) {
             return Ok(());
         }
-        let launches = self.launches_of(&kernels)?;
+        let launches = self.launch_times_of_kernels(&kernels)?;
         for row in kernels {
             let on_gpu = &self.builder.trace.kernels.on_gpu;
-            let process = self.builder.trace.process_of(on_gpu.place.at(row as usize));
-            let launch = launches.get(&launch_key(process, on_gpu.correlation.at(row as usize)));
+            let process = self.builder.trace.process_of_place(on_gpu.place.at(row as usize));
+            let launch =
+                launches.get(&launch_correlation_key(process, on_gpu.correlation.at(row as usize)));
             let Some(found) = launch.and_then(|&(thread, time)| around(&calls, thread, time))
             else {
                 continue;
@@ -146,11 +147,12 @@ impl Reader {
             let bytes: u64 = found.iter().filter_map(|call| call.payload.bytes).sum();
             let communicator = sized.payload.communicator.unwrap_or(0);
             let ranks = ranks.get(&communicator).copied().unwrap_or(0);
-            let (bytes_in, bytes_out) = both_ways(&sized.name, bytes, u64::from(ranks));
+            let (bytes_in, bytes_out) =
+                bytes_given_and_received(&sized.name, bytes, u64::from(ranks));
             let names = &mut self.builder.trace.names;
-            let call = CollectiveCall {
-                name: names.intern(&sized.name),
-                group: names.intern(&format!("{communicator:#x}")),
+            let call = CollectiveKernelCall {
+                name: names.intern_text(&sized.name),
+                group: names.intern_text(&format!("{communicator:#x}")),
                 ranks,
                 bytes_in,
                 bytes_out,
@@ -161,16 +163,16 @@ impl Reader {
     }
 
     /// The ranges with NCCL's names, in the order of their threads and starts.
-    fn nccl_calls(&mut self) -> Result<Vec<NcclCall>, TraceError> {
-        let schemas = self.schemas()?;
+    fn read_nccl_calls(&mut self) -> Result<Vec<NcclCall>, TraceError> {
+        let schemas = self.read_payload_schemas()?;
         let mut calls = Vec::new();
         let columns =
             ["start", "end", "globalTid", "text", "textId", "binaryData", "jsonText", "jsonTextId"];
         self.scan(EVENTS, &columns, |builder, strings, row| {
             let names = &builder.trace.names;
             let string = |column: usize| {
-                let id = row.integer(column)?;
-                strings.get(&id).map(|&name: &Name| names.text(name))
+                let id = row.integer_cell(column)?;
+                strings.get(&id).map(|&name: &NameId| names.text(name))
             };
             let own = row.text(3).map(String::from_utf8_lossy);
             let Some(name) = string(4).or(own.as_deref()) else { return };
@@ -178,24 +180,26 @@ impl Reader {
                 return;
             }
             let text = row.text(6).map(String::from_utf8_lossy);
-            let json = string(7).or(text.as_deref()).and_then(Payload::json);
+            let json = string(7).or(text.as_deref()).and_then(NcclPayload::parse_payload_json);
             let payload = json.or_else(|| decode(row.text(5)?, &schemas)).unwrap_or_default();
-            let (Some(start), Some(end)) = (row.integer(0), row.integer(1)) else { return };
-            let thread = row.integer(2).unwrap_or(0);
+            let (Some(start), Some(end)) = (row.integer_cell(0), row.integer_cell(1)) else {
+                return;
+            };
+            let thread = row.integer_cell(2).unwrap_or(0);
             calls.push(NcclCall { thread, start, end, name: name.to_owned(), payload });
         })?;
         calls.sort_by_key(|call| (call.thread, call.start));
         Ok(calls)
     }
 
-    fn schemas(&mut self) -> Result<Schemas, TraceError> {
-        let mut schemas = Schemas::new();
+    fn read_payload_schemas(&mut self) -> Result<PayloadSchemas, TraceError> {
+        let mut schemas = PayloadSchemas::new();
         let columns = ["domainId", "schemaId", "name", "offset"];
         self.scan("NVTX_PAYLOAD_SCHEMA_ENTRIES", &columns, |_, _, row| {
-            let number = |column| row.integer(column).map(i64::cast_unsigned);
+            let number = |column| row.integer_cell(column).map(i64::cast_unsigned);
             let (Some(domain), Some(schema)) = (number(0), number(1)) else { return };
-            let Some(field) = Field::named(&row.display(2)) else { return };
-            let width = if field == Field::Ranks { 4 } else { 8 };
+            let Some(field) = NcclPayloadField::named(&row.display(2)) else { return };
+            let width = if field == NcclPayloadField::Ranks { 4 } else { 8 };
             let offset = usize::try_from(number(3).unwrap_or(0)).unwrap_or(usize::MAX - 8);
             schemas.entry((domain, schema)).or_default().push((field, offset, width));
         })?;
@@ -203,28 +207,40 @@ impl Reader {
     }
 
     /// Thread and time of the calls that launched some kernels, by process and correlation id.
-    fn launches_of(&mut self, kernels: &[u32]) -> Result<HashMap<u64, (i64, i64)>, TraceError> {
+    fn launch_times_of_kernels(
+        &mut self,
+        kernels: &[u32],
+    ) -> Result<HashMap<u64, (i64, i64)>, TraceError> {
         let on_gpu = &self.builder.trace.kernels.on_gpu;
         let mut launches: HashMap<u64, (i64, i64)> = kernels
             .iter()
             .map(|&row| {
-                let process = self.builder.trace.process_of(on_gpu.place.at(row as usize));
-                (launch_key(process, on_gpu.correlation.at(row as usize)), (0, i64::MIN))
+                let process = self.builder.trace.process_of_place(on_gpu.place.at(row as usize));
+                (
+                    launch_correlation_key(process, on_gpu.correlation.at(row as usize)),
+                    (0, i64::MIN),
+                )
             })
             .collect();
-        self.scan(RUNTIME, &["start", "globalTid", "correlationId"], |builder, _, row| {
-            let Some(correlation) = row.integer(2).and_then(|id| u32::try_from(id).ok()) else {
-                return;
-            };
-            let thread = row.integer(1).unwrap_or(0);
-            let (process, pid, _) = split_global_id(thread);
-            let process = builder.process(process, pid);
-            if let Some(launch) = launches.get_mut(&launch_key(process, correlation))
-                && launch.1 == i64::MIN
-            {
-                *launch = (thread, row.integer(0).unwrap_or(i64::MIN));
-            }
-        })?;
+        self.scan(
+            RUNTIME_CALL_TABLE,
+            &["start", "globalTid", "correlationId"],
+            |builder, _, row| {
+                let Some(correlation) = row.integer_cell(2).and_then(|id| u32::try_from(id).ok())
+                else {
+                    return;
+                };
+                let thread = row.integer_cell(1).unwrap_or(0);
+                let (process, pid, _) = split_global_id(thread);
+                let process = builder.process(process, pid);
+                if let Some(launch) =
+                    launches.get_mut(&launch_correlation_key(process, correlation))
+                    && launch.1 == i64::MIN
+                {
+                    *launch = (thread, row.integer_cell(0).unwrap_or(i64::MIN));
+                }
+            },
+        )?;
         Ok(launches)
     }
 }
@@ -256,11 +272,11 @@ fn around(calls: &[NcclCall], thread: i64, time: i64) -> Option<Vec<&NcclCall>> 
 }
 
 /// Bytes that a rank gives and gets, from the size that NCCL writes: that of the smaller buffer.
-fn both_ways(name: &str, bytes: u64, ranks: u64) -> (u64, u64) {
+fn bytes_given_and_received(name: &str, bytes: u64, ranks: u64) -> (u64, u64) {
     let all = bytes.saturating_mul(ranks.max(1));
-    match Collective::in_name(name) {
-        Collective::AllGather => (bytes, all),
-        Collective::ReduceScatter => (all, bytes),
+    match CollectiveKind::collective_in_name(name) {
+        CollectiveKind::AllGather => (bytes, all),
+        CollectiveKind::ReduceScatter => (all, bytes),
         _ => (bytes, bytes),
     }
 }
@@ -271,17 +287,21 @@ mod tests {
 
     #[test]
     fn payloads_are_read_as_bytes_and_as_json() {
-        let fields = vec![(Field::Communicator, 0, 8), (Field::Bytes, 8, 8), (Field::Ranks, 16, 4)];
-        let schemas = Schemas::from_iter([((1, 9), fields)]);
+        let fields = vec![
+            (NcclPayloadField::Communicator, 0, 8),
+            (NcclPayloadField::Bytes, 8, 8),
+            (NcclPayloadField::Ranks, 16, 4),
+        ];
+        let schemas = PayloadSchemas::from_iter([((1, 9), fields)]);
         let mut blob = Vec::new();
         [1u64, 9, 24, 32, 0xABC, 4096].iter().for_each(|word| blob.extend(word.to_le_bytes()));
         blob.extend([8, 0, 0, 0, 0, 0, 0, 0]);
-        let expected = Payload { communicator: Some(0xABC), bytes: Some(4096), ranks: Some(8) };
+        let expected = NcclPayload { communicator: Some(0xABC), bytes: Some(4096), ranks: Some(8) };
         assert_eq!(decode(&blob, &schemas), Some(expected));
         assert_eq!(decode(&blob[..50], &schemas), None, "cut short");
         let json =
             r#"{"NCCL communicator ID": "2,748", "Message size [bytes]": 4096, "No. of ranks": 8}"#;
-        assert_eq!(Payload::json(json), Some(expected));
+        assert_eq!(NcclPayload::parse_payload_json(json), Some(expected));
     }
 
     #[test]
@@ -291,7 +311,7 @@ mod tests {
             start,
             end,
             name: name.to_owned(),
-            payload: Payload { bytes, ..Payload::default() },
+            payload: NcclPayload { bytes, ..NcclPayload::default() },
         };
         let calls = [
             call(0, 5, "ncclAllReduce", Some(10)),
@@ -308,8 +328,8 @@ mod tests {
         assert_eq!(bytes(20), Some(300));
         assert_eq!(bytes(40), None);
         assert_eq!(around(&calls, 2, 3).map(|found| found.len()), None);
-        assert_eq!(both_ways("ncclAllGather", 10, 4), (10, 40));
-        assert_eq!(both_ways("ncclReduceScatter", 10, 4), (40, 10));
-        assert_eq!(both_ways("ncclAllReduce", 10, 4), (10, 10));
+        assert_eq!(bytes_given_and_received("ncclAllGather", 10, 4), (10, 40));
+        assert_eq!(bytes_given_and_received("ncclReduceScatter", 10, 4), (40, 10));
+        assert_eq!(bytes_given_and_received("ncclAllReduce", 10, 4), (10, 10));
     }
 }

@@ -4,34 +4,34 @@ use std::path::Path;
 
 use hashbrown::HashMap;
 
-use super::super::builder::Builder;
+use super::super::builder::TraceBuilder;
 use super::super::rows::RangeRow;
-use super::database::{Database, Order, Row};
-use super::ids::{COPY, GRAPH, KERNEL, RUNTIME, SET, split_global_id};
+use super::database::{NsysDatabase, Order, Row};
+use super::ids::{COPY, GRAPH_TABLE, KERNEL, RUNTIME_CALL_TABLE, SET, split_global_id};
 use crate::error::TraceError;
 use crate::model::Table;
-use crate::model::host::{Marks, RangeStyle, Ranges};
-use crate::model::names::{Name, Names, without_numbers};
-use crate::model::quality::Quality;
+use crate::model::host::{HostMarkTable, HostRangeTable, RangeStyle};
+use crate::model::names::{NameId, Names, without_numbers_in_name};
+use crate::model::quality::TraceQuality;
 
-const EVENTS: &str = "NVTX_EVENTS";
+const NVTX_EVENT_TABLE: &str = "NVTX_EVENTS";
 /// Events other than ranges: a moment with a text, the name of a domain.
 const MARK: i64 = 34;
-const DOMAIN: i64 = 75;
+const DOMAIN_EVENT_TYPE: i64 = 75;
 /// Texts from which further ones lose their numbers, where few names suffice.
-const MANY_TEXTS: usize = 1 << 16;
+const MAX_TEXTS_WITH_NUMBERS: usize = 1 << 16;
 
 /// The text of a range before it has a name in the trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Text {
+enum RangeText {
     /// One of the export's texts.
-    Shared(Name),
-    /// One of the texts of [`Labels`].
-    Own(Name),
+    Shared(NameId),
+    /// One of the texts of [`ThreadAndTextLabels`].
+    Own(NameId),
     None,
 }
 
-/// Content of a row, its thread and name by the numbers of its [`Labels`].
+/// Content of a row, its thread and name by the numbers of its [`ThreadAndTextLabels`].
 enum Event {
     /// End of the range; `None` if it was never closed.
     Range(i64, Option<i64>, RangeStyle),
@@ -40,47 +40,47 @@ enum Event {
 
 /// Threads and texts of ranges before they are those of a trace.
 #[derive(Default)]
-struct Labels {
+struct ThreadAndTextLabels {
     /// Global thread ids.
     threads: Table<i64>,
     /// (domain, process, text).
-    keys: Table<(i64, u64, Text)>,
+    keys: Table<(i64, u64, RangeText)>,
     texts: Names,
     /// Whether texts lose their numbers once there are many.
     few: bool,
-    domains: HashMap<(i64, u64), Text>,
-    quality: Quality,
+    domains: HashMap<(i64, u64), RangeText>,
+    quality: TraceQuality,
 }
 
 /// Ranges whose threads and names are indices of this part alone.
 #[derive(Default)]
 pub(super) struct Part {
-    ranges: Ranges,
-    marks: Marks,
+    ranges: HostRangeTable,
+    marks: HostMarkTable,
     unclosed: Vec<u32>,
-    labels: Labels,
+    labels: ThreadAndTextLabels,
 }
 
 /// Reads the ranges.
 ///
 /// # Errors
 /// The database is locked.
-pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, TraceError> {
-    let database = Database::open(path)?;
+pub(super) fn read(path: &Path, strings: &HashMap<i64, NameId>) -> Result<Part, TraceError> {
+    let database = NsysDatabase::open(path)?;
     let Part { mut ranges, mut marks, mut unclosed, .. } = Part::default();
-    ranges.reserve(database.rows_at_most(EVENTS));
+    ranges.reserve_rows(database.rows_at_most(NVTX_EVENT_TABLE));
     let how = (Order::Stored, false);
     let labels = scan(&database, how, strings, |thread, key, event| match event {
         Event::Range(start, end, style) => {
             if end.is_none() {
                 unclosed.push(u32::try_from(ranges.len()).unwrap_or(u32::MAX));
             }
-            ranges.push(start, end.unwrap_or(start), thread.0, Name(key), style);
+            ranges.push(start, end.unwrap_or(start), thread.0, NameId(key), style);
         }
         Event::Mark(time) => {
             marks.time.push(time);
             marks.thread.push(thread.0);
-            marks.name.push(Name(key));
+            marks.name.push(NameId(key));
         }
     })?;
     Ok(Part { ranges, marks, unclosed, labels })
@@ -94,13 +94,13 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, Tr
 pub(super) fn stream(
     path: &Path,
     how: (Order, bool),
-    strings: &HashMap<i64, Name>,
+    strings: &HashMap<i64, NameId>,
     mut each: impl FnMut(i64, RangeRow),
 ) -> Result<Part, TraceError> {
-    let database = Database::open(path)?;
+    let database = NsysDatabase::open(path)?;
     let labels = scan(&database, how, strings, |(_, thread), label, event| {
         if let Event::Range(start, end, style) = event {
-            let end = end.unwrap_or(RangeRow::UNCLOSED);
+            let end = end.unwrap_or(RangeRow::UNCLOSED_RANGE_END);
             each(thread, RangeRow { start, end, thread: 0, label, style, inputs: 0 });
         }
     })?;
@@ -109,41 +109,41 @@ pub(super) fn stream(
 
 /// Visits events: their thread as number and global id, the number of their name, what they are.
 fn scan(
-    database: &Database,
+    database: &NsysDatabase,
     (order, few): (Order, bool),
-    strings: &HashMap<i64, Name>,
+    strings: &HashMap<i64, NameId>,
     mut each: impl FnMut((u32, i64), u32, Event),
-) -> Result<Labels, TraceError> {
-    let mut labels = Labels { few, ..Labels::default() };
-    if !database.has(EVENTS) {
-        labels.quality.missing.push(EVENTS.to_owned());
+) -> Result<ThreadAndTextLabels, TraceError> {
+    let mut labels = ThreadAndTextLabels { few, ..ThreadAndTextLabels::default() };
+    if !database.has(NVTX_EVENT_TABLE) {
+        labels.quality.missing.push(NVTX_EVENT_TABLE.to_owned());
         return Ok(labels);
     }
     let columns = ["start", "end", "eventType", "globalTid", "text", "textId", "domainId"];
-    let ended = database.scan_in(order, EVENTS, &columns, |row| {
-        let kind = row.integer(2);
+    let ended = database.scan_in(order, NVTX_EVENT_TABLE, &columns, |row| {
+        let kind = row.integer_cell(2);
         let style = match kind {
             // 59 and 60 are NVTX, 70 and 71 the same from a text file.
             Some(59 | 70) => RangeStyle::PushPop,
             Some(60 | 71) => RangeStyle::StartEnd,
-            Some(MARK | DOMAIN) => RangeStyle::PushPop,
+            Some(MARK | DOMAIN_EVENT_TYPE) => RangeStyle::PushPop,
             _ => return,
         };
-        let shared = row.integer(5).and_then(|id| strings.get(&id));
-        let text = shared.map_or_else(|| labels.own(row), |&name| Text::Shared(name));
-        let thread = row.integer(3).unwrap_or(0);
+        let shared = row.integer_cell(5).and_then(|id| strings.get(&id));
+        let text = shared.map_or_else(|| labels.own(row), |&name| RangeText::Shared(name));
+        let thread = row.integer_cell(3).unwrap_or(0);
         let (process, ..) = split_global_id(thread);
-        let domain = row.integer(6).unwrap_or(0);
-        if kind == Some(DOMAIN) {
+        let domain = row.integer_cell(6).unwrap_or(0);
+        if kind == Some(DOMAIN_EVENT_TYPE) {
             labels.domains.insert((domain, process), text);
             return;
         }
-        let Some(start) = labels.quality.time(row.integer(0)) else { return };
+        let Some(start) = labels.quality.time(row.integer_cell(0)) else { return };
         let event = if kind == Some(MARK) {
             Event::Mark(start)
         } else {
-            let end = labels.quality.time(row.integer(1));
-            let end = end.map(|end| labels.quality.span_end(start, end));
+            let end = labels.quality.time(row.integer_cell(1));
+            let end = end.map(|end| labels.quality.plausible_span_end(start, end));
             labels.quality.unclosed_ranges += u64::from(end.is_none());
             Event::Range(start, end, style)
         };
@@ -154,37 +154,42 @@ fn scan(
     Ok(labels)
 }
 
-impl Labels {
+impl ThreadAndTextLabels {
     /// The text of a row that the export does not have.
-    fn own(&mut self, row: &Row<'_, '_>) -> Text {
-        let Some(text) = row.text(4) else { return Text::None };
+    fn own(&mut self, row: &Row<'_, '_>) -> RangeText {
+        let Some(text) = row.text(4) else { return RangeText::None };
         self.quality.text(text);
-        Text::Own(match self.few && self.texts.len() >= MANY_TEXTS {
-            true => self.texts.intern(&without_numbers(&String::from_utf8_lossy(text))),
+        RangeText::Own(match self.few && self.texts.len() >= MAX_TEXTS_WITH_NUMBERS {
+            true => {
+                self.texts.intern_text(&without_numbers_in_name(&String::from_utf8_lossy(text)))
+            }
             false => self.texts.intern_bytes(text),
         })
     }
 
     /// The name of each number.
-    fn names(&self, builder: &mut Builder) -> Vec<Name> {
+    fn names(&self, builder: &mut TraceBuilder) -> Vec<NameId> {
         self.keys
             .values
             .iter()
             .map(|&(domain, process, text)| {
-                let domain = self.domains.get(&(domain, process)).copied().unwrap_or(Text::None);
+                let domain =
+                    self.domains.get(&(domain, process)).copied().unwrap_or(RangeText::None);
                 let mut of = |text| match text {
-                    Text::Shared(name) => Some(name),
-                    Text::Own(name) => Some(builder.trace.names.intern(self.texts.text(name))),
-                    Text::None => None,
+                    RangeText::Shared(name) => Some(name),
+                    RangeText::Own(name) => {
+                        Some(builder.trace.names.intern_text(self.texts.text(name)))
+                    }
+                    RangeText::None => None,
                 };
                 match (of(domain), of(text)) {
                     (None, Some(text)) => text,
-                    (None, None) => builder.trace.names.intern(""),
+                    (None, None) => builder.trace.names.intern_text(""),
                     (Some(domain), text) => {
                         let all = &builder.trace.names;
                         let text = text.map_or("", |text| all.text(text));
                         let full = format!("{}:{text}", all.text(domain));
-                        builder.trace.names.intern(&full)
+                        builder.trace.names.intern_text(&full)
                     }
                 }
             })
@@ -194,21 +199,21 @@ impl Labels {
 
 impl Part {
     /// The names that rows of [`stream`] mean.
-    pub fn into_names(self, builder: &mut Builder) -> Vec<Name> {
+    pub fn into_trace_names(self, builder: &mut TraceBuilder) -> Vec<NameId> {
         let names = self.labels.names(builder);
-        builder.trace.quality.absorb(self.labels.quality);
+        builder.trace.quality.add_quality_of(self.labels.quality);
         names
     }
 
     /// The end of ranges that were never closed: the last of the trace, whatever is read of it.
     /// `None` if all ranges were closed.
-    pub fn last(&self, database: &Database) -> Option<i64> {
-        let tables = [EVENTS, KERNEL, COPY, SET, GRAPH, RUNTIME];
+    pub fn last(&self, database: &NsysDatabase) -> Option<i64> {
+        let tables = [NVTX_EVENT_TABLE, KERNEL, COPY, SET, GRAPH_TABLE, RUNTIME_CALL_TABLE];
         (self.labels.quality.unclosed_ranges > 0).then(|| database.last_end(&tables)).flatten()
     }
 
     /// Puts the ranges into a trace, those that were never closed with this end.
-    pub fn into_trace(self, builder: &mut Builder, last: Option<i64>) {
+    pub fn add_ranges_to_trace(self, builder: &mut TraceBuilder, last: Option<i64>) {
         let Self { mut ranges, mut marks, unclosed, labels } = self;
         let threads: Vec<u32> = labels
             .threads
@@ -228,7 +233,7 @@ impl Part {
             *name = names[name.0 as usize];
         }
         (builder.trace.ranges, builder.trace.marks) = (ranges, marks);
-        builder.trace.quality.absorb(labels.quality);
+        builder.trace.quality.add_quality_of(labels.quality);
         if let Some(last) = last {
             for &range in &unclosed {
                 let end = &mut builder.trace.ranges.end[range as usize];

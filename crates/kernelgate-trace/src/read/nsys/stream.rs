@@ -8,19 +8,21 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use hashbrown::HashMap;
 
-use super::super::builder::Builder;
-use super::super::rows::{CallRow, Either, InTime, RangeRow, Row, Streamed, merge};
-use super::super::wanted::Wanted;
-use super::database::{Database, Order};
-use super::ids::{RUNTIME, split_global_id};
+use super::super::builder::TraceBuilder;
+use super::super::rows::{
+    CallRow, OrderedByTime, RangeRow, Row, RowOfEitherOrder, Streamed, merge,
+};
+use super::super::wanted::WantedTraceParts;
+use super::database::{NsysDatabase, Order};
+use super::ids::{RUNTIME_CALL_TABLE, split_global_id};
 use super::ranges::{self, Part};
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::model::names::Name;
-use crate::model::quality::Quality;
+use crate::model::names::NameId;
+use crate::model::quality::TraceQuality;
 
 /// Rows that are handed over together, and by how many a row may be out of order.
-const BATCH: usize = 1 << 15;
+const ROWS_PER_BATCH: usize = 1 << 15;
 
 /// Reads what is wanted but ranges and calls, and hands these out.
 ///
@@ -28,21 +30,21 @@ const BATCH: usize = 1 << 15;
 /// The file is locked, or not an SQLite database of an export.
 pub fn read(
     path: &Path,
-    wanted: &Wanted,
+    wanted: &WantedTraceParts,
     mut each: impl FnMut(&Trace, Row),
 ) -> Result<Streamed, TraceError> {
     let mut reader = super::open(path)?;
-    reader.all_but_ranges(&Wanted { calls: false, ..*wanted })?;
+    reader.read_all_but_ranges(&WantedTraceParts { calls: false, ..*wanted })?;
     let super::Reader { mut builder, strings, database } = reader;
-    builder.trace.names.intern(super::host::UNKNOWN_CALL);
+    builder.trace.names.intern_text(super::host::UNKNOWN_CALL_NAME);
     builder.share();
     let mut pass = pass(path, wanted, Order::Stored, &mut builder, &strings, &mut each)?;
     if !pass.in_order {
         pass = self::pass(path, wanted, Order::Start, &mut builder, &strings, &mut each)?;
     }
-    let last = pass.ranges.last(&database).unwrap_or(RangeRow::UNCLOSED);
-    builder.trace.quality.absorb(pass.calls);
-    let names = pass.ranges.into_names(&mut builder);
+    let last = pass.ranges.last(&database).unwrap_or(RangeRow::UNCLOSED_RANGE_END);
+    builder.trace.quality.add_quality_of(pass.calls);
+    let names = pass.ranges.into_trace_names(&mut builder);
     Ok(Streamed { trace: builder.finish(), names, last })
 }
 
@@ -51,40 +53,41 @@ struct Pass {
     in_order: bool,
     ranges: Part,
     /// Oddities of the table of calls.
-    calls: Quality,
+    calls: TraceQuality,
 }
 
 fn pass(
     path: &Path,
-    wanted: &Wanted,
+    wanted: &WantedTraceParts,
     order: Order,
-    builder: &mut Builder,
-    strings: &HashMap<i64, Name>,
+    builder: &mut TraceBuilder,
+    strings: &HashMap<i64, NameId>,
     each: &mut impl FnMut(&Trace, Row),
 ) -> Result<Pass, TraceError> {
     let mut threads: HashMap<i64, (u32, u32)> = HashMap::new();
-    let mut thread_of = |builder: &mut Builder, id: i64| {
+    let mut thread_of = |builder: &mut TraceBuilder, id: i64| {
         *threads.entry(id).or_insert_with(|| {
             let (key, pid, tid) = split_global_id(id);
             let process = builder.process(key, pid);
             (builder.thread(process, tid), process)
         })
     };
-    let (range_batches, mut ranges) = batches();
-    let (call_batches, mut calls) = batches();
+    let (range_batches, mut ranges) = batch_channel();
+    let (call_batches, mut calls) = batch_channel();
     std::thread::scope(|scope| {
         let how = (order, wanted.few_names);
-        let range_reader = scope.spawn(move || ranges_of(path, how, strings, range_batches));
-        let unknown = builder.trace.names.intern(super::host::UNKNOWN_CALL);
-        let reader = CallReader { path, order, strings, unknown, all: wanted.rest };
-        let call_reader = wanted.calls.then(|| scope.spawn(move || reader.send(call_batches)));
+        let range_reader = scope.spawn(move || read_ranges(path, how, strings, range_batches));
+        let unknown = builder.trace.names.intern_text(super::host::UNKNOWN_CALL_NAME);
+        let reader = CallTableReader { path, order, strings, unknown, all: wanted.rest };
+        let call_reader =
+            wanted.calls.then(|| scope.spawn(move || reader.send_calls(call_batches)));
         each(&builder.trace, Row::Begin);
         for row in merge(&mut ranges, &mut calls) {
             let row = match row {
-                Either::Range((thread, row)) => {
+                RowOfEitherOrder::Range((thread, row)) => {
                     Row::Range(RangeRow { thread: thread_of(builder, thread).0, ..row })
                 }
-                Either::Call((thread, row)) => {
+                RowOfEitherOrder::Call((thread, row)) => {
                     let (thread, process) = thread_of(builder, thread);
                     Row::Call(CallRow { thread, process, ..row })
                 }
@@ -94,65 +97,68 @@ fn pass(
         let ranges_read = range_reader.join().expect("reading ranges does not panic")?;
         let calls_read = match call_reader {
             Some(reader) => reader.join().expect("reading calls does not panic")?,
-            None => Quality::default(),
+            None => TraceQuality::default(),
         };
         let in_order = ranges.in_order && calls.in_order;
         Ok(Pass { in_order, ranges: ranges_read, calls: calls_read })
     })
 }
 
-fn ranges_of(
+fn read_ranges(
     path: &Path,
     how: (Order, bool),
-    strings: &HashMap<i64, Name>,
-    mut batches: Batches<(i64, RangeRow)>,
+    strings: &HashMap<i64, NameId>,
+    mut batches: RowBatches<(i64, RangeRow)>,
 ) -> Result<Part, TraceError> {
     let part = ranges::stream(path, how, strings, |thread, row| batches.push((thread, row)))?;
-    batches.send();
+    batches.send_calls();
     Ok(part)
 }
 
 /// The reader of the calls, and which of them.
-struct CallReader<'a> {
+struct CallTableReader<'a> {
     path: &'a Path,
     order: Order,
-    strings: &'a HashMap<i64, Name>,
+    strings: &'a HashMap<i64, NameId>,
     /// Name of calls without a recorded name.
-    unknown: Name,
+    unknown: NameId,
     /// Whether calls without a correlation id are read too.
     all: bool,
 }
 
-impl CallReader<'_> {
+impl CallTableReader<'_> {
     /// Sends the calls, each with the global id of its thread.
-    fn send(&self, mut batches: Batches<(i64, CallRow)>) -> Result<Quality, TraceError> {
-        let database = Database::open(self.path)?;
-        let mut quality = Quality::default();
-        if !database.has(RUNTIME) {
-            quality.missing.push(RUNTIME.to_owned());
+    fn send_calls(
+        &self,
+        mut batches: RowBatches<(i64, CallRow)>,
+    ) -> Result<TraceQuality, TraceError> {
+        let database = NsysDatabase::open(self.path)?;
+        let mut quality = TraceQuality::default();
+        if !database.has(RUNTIME_CALL_TABLE) {
+            quality.missing.push(RUNTIME_CALL_TABLE.to_owned());
         }
         let columns = ["start", "end", "globalTid", "correlationId", "nameId"];
-        quality.missing.extend(super::absent(&database, RUNTIME, &columns));
-        let ended = database.scan_in(self.order, RUNTIME, &columns, |row| {
-            let Some(start) = quality.time(row.integer(0)) else { return };
-            let end = quality.time(row.integer(1)).unwrap_or(start);
-            let end = quality.span_end(start, end);
-            let correlation = quality.correlation(row.integer(3));
+        quality.missing.extend(super::absent_columns(&database, RUNTIME_CALL_TABLE, &columns));
+        let ended = database.scan_in(self.order, RUNTIME_CALL_TABLE, &columns, |row| {
+            let Some(start) = quality.time(row.integer_cell(0)) else { return };
+            let end = quality.time(row.integer_cell(1)).unwrap_or(start);
+            let end = quality.plausible_span_end(start, end);
+            let correlation = quality.correlation(row.integer_cell(3));
             if self.all || correlation != 0 {
-                let name = row.integer(4).and_then(|id| self.strings.get(&id)).copied();
+                let name = row.integer_cell(4).and_then(|id| self.strings.get(&id)).copied();
                 let name = name.unwrap_or(self.unknown);
                 let call = CallRow { start, end, thread: 0, process: 0, name, correlation };
-                batches.push((row.integer(2).unwrap_or(0), call));
+                batches.push((row.integer_cell(2).unwrap_or(0), call));
             }
         })?;
-        batches.send();
+        batches.send_calls();
         quality.unreadable.extend(ended);
         Ok(quality)
     }
 }
 
 /// Rows on their way to another thread.
-struct Batches<T> {
+struct RowBatches<T> {
     batch: Vec<T>,
     sender: SyncSender<Vec<T>>,
     /// Batches that the other thread has read: their memory is used again.
@@ -160,10 +166,10 @@ struct Batches<T> {
 }
 
 /// Sender and receiver of a channel that passes batches of rows to another thread.
-fn batches<T>() -> (Batches<T>, OrderingBuffer<T>) {
+fn batch_channel<T>() -> (RowBatches<T>, RowOrderingBuffer<T>) {
     let (sender, receiver) = sync_channel(2);
     let (spent, read) = sync_channel(4);
-    let ordered = OrderingBuffer {
+    let ordered = RowOrderingBuffer {
         receiver,
         spent,
         ready: Vec::new(),
@@ -172,26 +178,26 @@ fn batches<T>() -> (Batches<T>, OrderingBuffer<T>) {
         last: i64::MIN,
         in_order: true,
     };
-    (Batches { batch: Vec::new(), sender, read }, ordered)
+    (RowBatches { batch: Vec::new(), sender, read }, ordered)
 }
 
-impl<T> Batches<T> {
+impl<T> RowBatches<T> {
     fn push(&mut self, row: T) {
         self.batch.push(row);
-        if self.batch.len() == BATCH {
-            self.send();
+        if self.batch.len() == ROWS_PER_BATCH {
+            self.send_calls();
         }
     }
 
-    fn send(&mut self) {
-        let empty = self.read.try_recv().unwrap_or_else(|_| Vec::with_capacity(BATCH));
+    fn send_calls(&mut self) {
+        let empty = self.read.try_recv().unwrap_or_else(|_| Vec::with_capacity(ROWS_PER_BATCH));
         // Nobody receives any more only if the other thread panicked.
         let _ = self.sender.send(std::mem::replace(&mut self.batch, empty));
     }
 }
 
 /// Puts rows that are almost sorted into order.
-struct OrderingBuffer<T> {
+struct RowOrderingBuffer<T> {
     receiver: Receiver<Vec<T>>,
     /// Returns batches that were read, so that their memory is used again.
     spent: SyncSender<Vec<T>>,
@@ -204,10 +210,10 @@ struct OrderingBuffer<T> {
     in_order: bool,
 }
 
-impl<T: InTime + Copy> OrderingBuffer<T> {
+impl<T: OrderedByTime + Copy> RowOrderingBuffer<T> {
     /// Makes the held rows ready, the same number of the earliest ones; `false`: there are
     /// no more.
-    fn refill(&mut self) -> bool {
+    fn refill_in_order(&mut self) -> bool {
         let mut read = std::mem::take(&mut self.ready);
         read.clear();
         self.next = 0;
@@ -219,13 +225,13 @@ impl<T: InTime + Copy> OrderingBuffer<T> {
             (Some(last), Some(first)) => last.key() <= first.key(),
             _ => true,
         };
-        if follows && batch.is_sorted_by_key(InTime::key) {
+        if follows && batch.is_sorted_by_key(OrderedByTime::key) {
             self.ready = std::mem::replace(&mut self.held, batch);
         } else {
             let whole = self.held.len();
             let mut all = std::mem::take(&mut self.held);
             all.extend(batch);
-            all.sort_by_key(InTime::key);
+            all.sort_by_key(OrderedByTime::key);
             self.held = all.split_off(whole);
             self.ready = all;
         }
@@ -234,13 +240,13 @@ impl<T: InTime + Copy> OrderingBuffer<T> {
     }
 }
 
-impl<T: InTime + Copy> Iterator for OrderingBuffer<T> {
+impl<T: OrderedByTime + Copy> Iterator for RowOrderingBuffer<T> {
     type Item = T;
 
     #[inline]
     fn next(&mut self) -> Option<T> {
         while self.next == self.ready.len() {
-            if !self.refill() {
+            if !self.refill_in_order() {
                 return None;
             }
         }
@@ -263,7 +269,7 @@ mod tests {
             end: start,
             thread: 0,
             process: 0,
-            name: Name::default(),
+            name: NameId::default(),
             correlation: 1,
         };
         starts.iter().map(row).collect()
@@ -272,7 +278,7 @@ mod tests {
     #[test]
     fn a_buffer_mends_what_is_almost_in_order() {
         let read = |batches: &[&[i64]]| {
-            let (into, mut ordered) = super::batches();
+            let (into, mut ordered) = batch_channel();
             let batches: Vec<Vec<CallRow>> = batches.iter().map(|batch| rows(batch)).collect();
             std::thread::spawn(move || {
                 batches.into_iter().for_each(|batch| into.sender.send(batch).expect("it is read"));

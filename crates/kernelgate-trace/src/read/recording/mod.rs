@@ -8,19 +8,19 @@ use std::io::BufReader;
 use std::path::Path;
 
 use hashbrown::HashMap;
-use rows::{Activity, KernelRow, NodeRow, On, Recording, WorkRow};
+use rows::{Activity, DeclaredWorkRow, On, RecordedGraphNodeRow, RecordedKernelRow, Recording};
 
-use super::builder::{Builder, COPY_KINDS};
-use super::demangle::readable;
+use super::builder::{COPY_DIRECTIONS, TraceBuilder};
+use super::demangle::readable_kernel_name;
 use crate::error::TraceError;
 use crate::model::gpu::{
-    DeclaredPart, DeclaredWork, GraphNode, LaunchShape, MemoryKind, Operations, PageFaults, Place,
-    PlaceId, SyncKind, WorkCount,
+    CudaGraphNode, DeclaredProblemPart, DeclaredRangeWork, DeclaredWorkCount, LaunchShape,
+    MemoryKind, Operations, PageFaultTable, Place, PlaceId, SynchronisationKind,
 };
 use crate::model::host::RangeStyle;
-use crate::model::names::Name;
-use crate::model::quality::Quality;
-use crate::model::{Device, Recorder, Trace};
+use crate::model::names::NameId;
+use crate::model::quality::TraceQuality;
+use crate::model::{Recorder, Trace, TracedDevice};
 
 const SCHEMA: &str = "kernelgate-recording";
 /// The newest version that is read.
@@ -56,45 +56,50 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
 
 /// A recording while it is read.
 struct Reader {
-    builder: Builder,
+    builder: TraceBuilder,
     process: u32,
     /// The recording's names.
-    names: Vec<Name>,
-    unknown: Name,
+    names: Vec<NameId>,
+    unknown: NameId,
 }
 
 impl Reader {
     fn new(recording: &Recording) -> Self {
-        let mut builder = Builder::default();
+        let mut builder = TraceBuilder::default();
         let pid = recording.trace.pid;
         let process = builder.process(u64::from(pid), i64::from(pid));
         let all = &mut builder.trace.names;
-        let names = recording.trace.names.iter().map(|text| all.intern(&readable(text))).collect();
-        let unknown = all.intern("unknown");
+        let names = recording
+            .trace
+            .names
+            .iter()
+            .map(|text| all.intern_text(&readable_kernel_name(text)))
+            .collect();
+        let unknown = all.intern_text("unknown");
         Self { builder, process, names, unknown }
     }
 
     fn all(mut self, recording: &Recording) -> Trace {
         let activity = &recording.trace;
         self.builder.trace.recorder = Recorder::Cupti;
-        self.information(recording);
+        self.add_recording_information(recording);
         self.kernels(&activity.kernels);
         self.memory(activity);
-        self.host(activity);
-        self.graph_nodes(&activity.graph_nodes);
+        self.add_host_activity(activity);
+        self.add_graph_nodes(&activity.graph_nodes);
         let quality = &mut self.builder.trace.quality;
         quality.dropped = activity.dropped;
         for &[start, end] in &activity.overhead {
-            let span = span(quality, start, end);
+            let span = plausible_span(quality, start, end);
             quality.overhead.push(span);
         }
         self.builder.finish()
     }
 
-    fn information(&mut self, recording: &Recording) {
+    fn add_recording_information(&mut self, recording: &Recording) {
         let trace = &mut self.builder.trace;
         let devices = std::iter::once(&recording.device).chain(&recording.other_devices);
-        trace.devices.extend(devices.map(|device| Device {
+        trace.devices.extend(devices.map(|device| TracedDevice {
             id: device.id,
             name: device.name.clone(),
             multiprocessors: device.multiprocessors,
@@ -108,21 +113,21 @@ impl Reader {
         trace.metadata.insert("case".to_owned(), recording.case.clone());
         trace.metadata.insert("steps".to_owned(), recording.steps.to_string());
         let work = count(&recording.work);
-        if !recording.limits.is_empty() || work != WorkCount::default() {
+        if !recording.limits.is_empty() || work != DeclaredWorkCount::default() {
             let limits = recording.limits.iter().map(|limit| (limit.by.clone(), limit.time_ns));
             // The range around each launch.
             let path = format!("{}/step", recording.case);
-            trace.work.push(DeclaredWork { path, limits: limits.collect(), work });
+            trace.work.push(DeclaredRangeWork { path, limits: limits.collect(), work });
         }
-        let parts = recording.parts.iter().map(|part| DeclaredPart {
+        let parts = recording.parts.iter().map(|part| DeclaredProblemPart {
             label: part.label.clone(),
             range: part.range.clone(),
             work: count(&part.work),
         });
-        trace.parts.extend(parts.filter(|part| part.work != WorkCount::default()));
+        trace.parts.extend(parts.filter(|part| part.work != DeclaredWorkCount::default()));
     }
 
-    fn name(&mut self, index: u32) -> Name {
+    fn name(&mut self, index: u32) -> NameId {
         let name = self.names.get(index as usize).copied();
         self.builder.trace.quality.odd_values += u64::from(name.is_none());
         name.unwrap_or(self.unknown)
@@ -146,12 +151,12 @@ impl Reader {
             self.builder.trace.quality.without_times += 1;
             return false;
         }
-        let (start, end) = span(&mut self.builder.trace.quality, start, end);
+        let (start, end) = plausible_span(&mut self.builder.trace.quality, start, end);
         operations.push(start, end, self.place(on), correlation);
         true
     }
 
-    fn kernels(&mut self, rows: &[KernelRow]) {
+    fn kernels(&mut self, rows: &[RecordedKernelRow]) {
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
         for row in rows {
             let span = (row.start, row.end);
@@ -180,8 +185,9 @@ impl Reader {
             let span = (row.start, row.end);
             if self.push(&mut copies.on_gpu, span, row.on, row.correlation) {
                 copies.bytes.push(row.bytes);
-                let label = COPY_KINDS.get(usize::from(row.kind)).unwrap_or(&COPY_KINDS[0]);
-                copies.kind.push(self.builder.trace.names.intern(label));
+                let label =
+                    COPY_DIRECTIONS.get(usize::from(row.kind)).unwrap_or(&COPY_DIRECTIONS[0]);
+                copies.kind.push(self.builder.trace.names.intern_text(label));
                 copies.source.push(memory(row.source));
                 copies.target.push(memory(row.target));
             }
@@ -204,29 +210,30 @@ impl Reader {
         self.builder.trace.allocations = allocations;
         for row in &activity.page_faults {
             let trace = &mut self.builder.trace;
-            let (start, end) = span(&mut trace.quality, row.start, row.end.max(row.start));
+            let (start, end) =
+                plausible_span(&mut trace.quality, row.start, row.end.max(row.start));
             trace.page_faults.start.push(start);
             trace.page_faults.end.push(end);
             trace.page_faults.process.push(self.process);
-            trace.page_faults.device.push(row.device.unwrap_or(PageFaults::HOST));
+            trace.page_faults.device.push(row.device.unwrap_or(PageFaultTable::HOST_PLACE));
             trace.page_faults.count.push(row.count.unwrap_or(1));
         }
     }
 
     /// Calls, waits and ranges.
-    fn host(&mut self, activity: &Activity) {
+    fn add_host_activity(&mut self, activity: &Activity) {
         for row in &activity.calls {
             let name = self.name(row.name);
             let thread = self.builder.thread(self.process, i64::from(row.thread));
             let trace = &mut self.builder.trace;
-            let (start, end) = span(&mut trace.quality, row.start, row.end);
+            let (start, end) = plausible_span(&mut trace.quality, row.start, row.end);
             trace.calls.push(start, end, thread, name, row.correlation);
         }
         for row in &activity.ranges {
             let name = self.name(row.name);
             let thread = self.builder.thread(self.process, i64::from(row.thread));
             let trace = &mut self.builder.trace;
-            let (start, end) = span(&mut trace.quality, row.start, row.end);
+            let (start, end) = plausible_span(&mut trace.quality, row.start, row.end);
             trace.ranges.push(start, end, thread, name, RangeStyle::PushPop);
         }
         // Waits name a context, not its device.
@@ -238,21 +245,21 @@ impl Reader {
             let span = (row.start, row.end);
             if self.push(&mut waits.on_gpu, span, On { device, ..row.on }, row.correlation) {
                 waits.kind.push(match row.kind {
-                    1 => SyncKind::Event,
-                    2 => SyncKind::StreamWaitsEvent,
-                    3 => SyncKind::Stream,
-                    4 => SyncKind::Context,
-                    _ => SyncKind::Unknown,
+                    1 => SynchronisationKind::Event,
+                    2 => SynchronisationKind::StreamWaitsEvent,
+                    3 => SynchronisationKind::Stream,
+                    4 => SynchronisationKind::Context,
+                    _ => SynchronisationKind::Unknown,
                 });
             }
         }
         self.builder.trace.syncs = waits;
     }
 
-    fn graph_nodes(&mut self, rows: &[NodeRow]) {
+    fn add_graph_nodes(&mut self, rows: &[RecordedGraphNodeRow]) {
         for row in rows {
             let ranges = row.ranges.iter().map(|&name| self.name(name)).collect();
-            self.builder.trace.graph_nodes.push(GraphNode {
+            self.builder.trace.graph_nodes.push(CudaGraphNode {
                 process: self.process,
                 id: row.id,
                 ranges,
@@ -261,19 +268,19 @@ impl Reader {
     }
 }
 
-fn count(row: &WorkRow) -> WorkCount {
+fn count(row: &DeclaredWorkRow) -> DeclaredWorkCount {
     let flops = row.flops.iter().map(|(unit, count)| (unit.clone(), *count));
-    WorkCount { flops: flops.collect(), bytes: row.read_bytes + row.write_bytes }
+    DeclaredWorkCount { flops: flops.collect(), bytes: row.read_bytes + row.write_bytes }
 }
 
 /// Returns the time, or 0 if it is impossible.
-fn time(quality: &mut Quality, ns: u64) -> i64 {
+fn time(quality: &mut TraceQuality, ns: u64) -> i64 {
     quality.time(Some(i64::try_from(ns).unwrap_or(i64::MAX))).unwrap_or(0)
 }
 
-fn span(quality: &mut Quality, start: u64, end: u64) -> (i64, i64) {
+fn plausible_span(quality: &mut TraceQuality, start: u64, end: u64) -> (i64, i64) {
     let [start, end] = [start, end].map(|ns| time(quality, ns));
-    (start, quality.span_end(start, end))
+    (start, quality.plausible_span_end(start, end))
 }
 
 /// A memory, as CUPTI numbers them.

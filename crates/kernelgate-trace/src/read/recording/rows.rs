@@ -13,21 +13,21 @@ pub struct Recording {
     #[serde(default)]
     pub steps: u64,
     #[serde(default)]
-    pub limits: Vec<Limit>,
+    pub limits: Vec<LimitRow>,
     #[serde(default)]
-    pub work: WorkRow,
+    pub work: DeclaredWorkRow,
     #[serde(default)]
-    pub parts: Vec<PartRow>,
+    pub parts: Vec<DeclaredPartRow>,
     #[serde(default)]
-    pub device: DeviceFacts,
+    pub device: DeviceFactsRow,
     #[serde(default)]
-    pub other_devices: Vec<DeviceFacts>,
+    pub other_devices: Vec<DeviceFactsRow>,
     pub trace: Activity,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct WorkRow {
+pub struct DeclaredWorkRow {
     pub flops: BTreeMap<String, f64>,
     pub read_bytes: f64,
     pub write_bytes: f64,
@@ -35,21 +35,21 @@ pub struct WorkRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct PartRow {
+pub struct DeclaredPartRow {
     pub label: String,
     pub range: String,
-    pub work: WorkRow,
+    pub work: DeclaredWorkRow,
 }
 
 #[derive(Deserialize)]
-pub struct Limit {
+pub struct LimitRow {
     pub by: String,
     pub time_ns: f64,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct DeviceFacts {
+pub struct DeviceFactsRow {
     pub id: u32,
     pub name: String,
     pub compute: Option<[u32; 2]>,
@@ -65,15 +65,15 @@ pub struct DeviceFacts {
 pub struct Activity {
     pub pid: u32,
     pub names: Vec<String>,
-    pub kernels: Vec<KernelRow>,
-    pub copies: Vec<CopyRow>,
-    pub sets: Vec<SetRow>,
+    pub kernels: Vec<RecordedKernelRow>,
+    pub copies: Vec<RecordedCopyRow>,
+    pub sets: Vec<RecordedMemsetRow>,
     pub calls: Vec<CallRow>,
-    pub waits: Vec<WaitRow>,
+    pub waits: Vec<RecordedWaitRow>,
     pub ranges: Vec<RangeRow>,
-    pub graph_nodes: Vec<NodeRow>,
-    pub allocations: Vec<AllocationRow>,
-    pub page_faults: Vec<FaultRow>,
+    pub graph_nodes: Vec<RecordedGraphNodeRow>,
+    pub allocations: Vec<RecordedAllocationRow>,
+    pub page_faults: Vec<PageFaultRow>,
     pub overhead: Vec<[u64; 2]>,
     pub dropped: u64,
 }
@@ -88,7 +88,7 @@ pub struct On {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct KernelRow {
+pub struct RecordedKernelRow {
     pub name: u32,
     pub start: u64,
     pub end: u64,
@@ -105,7 +105,7 @@ pub struct KernelRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct CopyRow {
+pub struct RecordedCopyRow {
     pub start: u64,
     pub end: u64,
     pub on: On,
@@ -118,7 +118,7 @@ pub struct CopyRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct SetRow {
+pub struct RecordedMemsetRow {
     pub start: u64,
     pub end: u64,
     pub on: On,
@@ -138,7 +138,7 @@ pub struct CallRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct WaitRow {
+pub struct RecordedWaitRow {
     pub start: u64,
     pub end: u64,
     pub on: On,
@@ -157,7 +157,7 @@ pub struct RangeRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct NodeRow {
+pub struct RecordedGraphNodeRow {
     pub id: u64,
     pub ranges: Vec<u32>,
 }
@@ -165,7 +165,7 @@ pub struct NodeRow {
 /// A page fault of the host, or a group of faults of a device.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct FaultRow {
+pub struct PageFaultRow {
     pub start: u64,
     pub end: u64,
     pub count: Option<u64>,
@@ -174,7 +174,7 @@ pub struct FaultRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct AllocationRow {
+pub struct RecordedAllocationRow {
     pub time: u64,
     pub on: On,
     pub address: u64,

@@ -7,11 +7,11 @@ use crate::fixture::{column, file, refused};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
-use kernelgate_trace::diagnose::{Answer, diagnose};
+use kernelgate_trace::diagnose::{QuestionAnswer, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::gpu::MemoryKind;
-use kernelgate_trace::read::{self, Wanted};
-use kernelgate_trace::stats::Report;
+use kernelgate_trace::read::{self, WantedTraceParts};
+use kernelgate_trace::stats::StatsReport;
 
 const KINETO: &str = r#"{
   "schemaVersion": 1,
@@ -39,7 +39,7 @@ const KINETO: &str = r#"{
 
 fn read(name: &str, content: &[u8]) -> Trace {
     let (_folder, path) = file(name, content);
-    read::open(&path, &Wanted::ALL).unwrap()
+    read::open(&path, &WantedTraceParts::ALL).unwrap()
 }
 
 fn packed(content: &[u8]) -> Vec<u8> {
@@ -52,11 +52,11 @@ fn packed(content: &[u8]) -> Vec<u8> {
 fn kineto_fills_the_same_model_packed_or_not() {
     for trace in [read("t.json", KINETO.as_bytes()), read("t.json.gz", &packed(KINETO.as_bytes()))]
     {
-        assert_eq!(column(&trace, Report::GpuKernels, "Name"), ["gemm"]);
-        assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["2500"]);
+        assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["gemm"]);
+        assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["2500"]);
         assert_eq!(trace.kernels.on_gpu.start.get(0), Some(1_712_195_495_505_020_001));
-        assert_eq!(column(&trace, Report::RangeKernels, "NVTX Range"), ["step"]);
-        assert_eq!(column(&trace, Report::KernelExecution, "PID"), ["5"]);
+        assert_eq!(column(&trace, StatsReport::RangeKernels, "NVTX Range"), ["step"]);
+        assert_eq!(column(&trace, StatsReport::KernelExecution, "PID"), ["5"]);
         assert_eq!(trace.shapes[0].grid, [4, 2, 1]);
         assert_eq!((trace.copies.source[0], trace.copies.bytes[0]), (MemoryKind::Pageable, 4096));
         assert_eq!(trace.devices[0].multiprocessors, Some(100));
@@ -86,13 +86,13 @@ fn kernels_of_rocm_join_their_calls_by_external_id() {
     let diagnosis = diagnose(&trace);
     assert!(diagnosis.quality.iter().all(|of| !of.title.contains("does not hold")));
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!((total.idle_ns(), total.unclassified_ns()), (2_000, 0));
+    assert_eq!((total.total_idle_ns(), total.unclassified_idle_ns()), (2_000, 0));
 }
 
 #[test]
 fn an_array_of_events_is_a_trace_too() {
     let trace = read("t.json", br#"[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}"#);
-    assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["2000"]);
+    assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["2000"]);
     assert!(trace.quality.unreadable[0].contains("after 1 events"), "{:?}", trace.quality);
 }
 
@@ -236,7 +236,7 @@ fn accesses_and_warps_are_judged_by_the_raw_page() {
     }
     let short = raw.lines().map(|line| line.rsplitn(6, ',').last().unwrap()).collect::<Vec<_>>();
     let diagnosis = diagnose(&read("short.csv", short.join("\n").as_bytes()));
-    let why = |rule: &str| diagnosis.question(rule).unwrap().not_measured().unwrap();
+    let why = |rule: &str| diagnosis.question(rule).unwrap().missing_data_reason().unwrap();
     assert!(why("bank-conflicts").contains("--page raw"), "{}", why("bank-conflicts"));
 }
 
@@ -268,7 +268,7 @@ fn launches_of_a_kernel_are_one_finding() {
     let gather = "gather: accesses to global memory are not coalesced";
     assert_eq!(found("coalescing"), [(gather.to_owned(), 4.0)]);
     let question = diagnosis.question("coalescing").unwrap();
-    let Answer::Yes { inspected, .. } = &question.answer else { panic!("{question:?}") };
+    let QuestionAnswer::Yes { inspected, .. } = &question.answer else { panic!("{question:?}") };
     assert_eq!((inspected.seen, inspected.whole), (4, 4));
 }
 
@@ -282,7 +282,7 @@ fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
         Sums::new(&read("raw.csv", raw.as_bytes()))
     };
     let difference = difference(report(4000, 96), report(5000, 128));
-    assert_eq!((difference.change_ns(), difference.parts[0].change_ns()), (1000, 1000));
+    assert_eq!((difference.total_change_ns(), difference.parts[0].total_change_ns()), (1000, 1000));
     assert_eq!(difference.parts[0].evidence(), ["Registers Per Thread 96.0 -> 128.0"]);
 }
 

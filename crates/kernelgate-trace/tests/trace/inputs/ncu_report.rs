@@ -6,7 +6,7 @@ use crate::fixture::{file, refused};
 use kernelgate_trace::diagnose::{diagnose, short_name};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::kernel_metrics::ProfiledLaunch;
-use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::read::{self, WantedTraceParts};
 
 fn varint(mut value: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -89,7 +89,7 @@ fn report(version: &str, launches: &[Vec<u8>]) -> Vec<u8> {
 
 fn read(content: &[u8]) -> Trace {
     let (_folder, path) = file("report.ncu-rep", content);
-    read::open(&path, &Wanted::ALL).unwrap()
+    read::open(&path, &WantedTraceParts::ALL).unwrap()
 }
 
 fn value(trace: &Trace, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
@@ -163,8 +163,8 @@ fn recorded(name: &str) -> Option<PathBuf> {
 #[test]
 fn a_recorded_report_agrees_with_the_csv_of_ncu() {
     let Some(path) = recorded("full.ncu-rep") else { return };
-    let native = read::open(&path, &Wanted::ALL).unwrap();
-    let csv = read::open(&path.with_file_name("full-details.csv"), &Wanted::ALL).unwrap();
+    let native = read::open(&path, &WantedTraceParts::ALL).unwrap();
+    let csv = read::open(&path.with_file_name("full-details.csv"), &WantedTraceParts::ALL).unwrap();
     assert_eq!(native.profiled.len(), csv.profiled.len());
     let mut compared = 0;
     for (ours, theirs) in native.profiled.iter().zip(&csv.profiled) {

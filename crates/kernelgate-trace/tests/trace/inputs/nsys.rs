@@ -4,10 +4,10 @@ use crate::fixture::reason;
 use crate::fixture::{Export, column, file, process, refused};
 use kernelgate_trace::analyze::launches::graph_nodes;
 use kernelgate_trace::analyze::ranges::restrict;
-use kernelgate_trace::diagnose::{Joined, Severity, diagnose};
+use kernelgate_trace::diagnose::{FindingSeverity, JoinedTrace, diagnose};
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::read::{self, Wanted};
-use kernelgate_trace::stats::{self, Report};
+use kernelgate_trace::read::{self, WantedTraceParts};
+use kernelgate_trace::stats::{self, StatsReport};
 
 #[test]
 fn files_of_no_known_format_are_refused_by_name() {
@@ -17,7 +17,7 @@ fn files_of_no_known_format_are_refused_by_name() {
         refused("Cargo.toml", b"[package]\nname = \"a\"\n").contains("neither an SQLite export")
     );
     assert!(refused("empty.json", b"").contains("it is empty"));
-    let missing = read::open("/no/such/trace.sqlite".as_ref(), &Wanted::ALL).unwrap_err();
+    let missing = read::open("/no/such/trace.sqlite".as_ref(), &WantedTraceParts::ALL).unwrap_err();
     assert!(missing.to_string().contains("/no/such/trace.sqlite"), "{missing}");
     let other = Export::with_schema("CREATE TABLE people (name TEXT);");
     let message = other.read().unwrap_err().to_string();
@@ -72,7 +72,7 @@ fn a_truncated_export_is_read_as_far_as_it_goes() {
     ));
     let bytes = std::fs::read(export.path()).unwrap();
     let (_folder, path) = file("cut.sqlite", &bytes[..bytes.len() / 2]);
-    let trace = read::open(&path, &Wanted::ALL).unwrap();
+    let trace = read::open(&path, &WantedTraceParts::ALL).unwrap();
     let kernels = trace.kernels.on_gpu.len();
     assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
     assert!(trace.quality.unreadable[0].contains("truncated"), "{:?}", trace.quality);
@@ -90,7 +90,7 @@ fn an_export_without_gpu_work_says_so() {
     assert_eq!(diagnosis.quality[0].id, "data-quality");
     insta::assert_snapshot!(diagnosis.quality[0].title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded");
     assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
-    for report in Report::ALL {
+    for report in StatsReport::ALL {
         assert_eq!(stats::table(&trace, report).rows, Vec::<Vec<_>>::new(), "{}", report.name());
     }
 }
@@ -108,8 +108,8 @@ fn few_columns_of_an_old_schema_are_enough() {
     );
     let trace = export.read().unwrap();
     assert_eq!(trace.metadata["EXPORT_SCHEMA_VERSION"], "2.9");
-    assert_eq!(column(&trace, Report::GpuKernels, "Name"), ["old_kernel", "unknown kernel"]);
-    assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["300", "100"]);
+    assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["old_kernel", "unknown kernel"]);
+    assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["300", "100"]);
 }
 
 #[test]
@@ -119,14 +119,14 @@ fn a_table_of_kernels_alone_is_an_export() {
          INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (100, 300, 1), (0, 0, 1), (400, 500, 1);",
     );
     let trace = export.read().unwrap();
-    assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["300"]);
+    assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["300"]);
     let missing = trace.quality.missing.join(" ");
     for absent in ["StringIds", "KERNEL.correlationId", "KERNEL.deviceId", "KERNEL.streamId"] {
         assert!(missing.contains(absent), "{missing}");
     }
     let quality = diagnose(&trace).quality;
     let lost = quality.iter().find(|of| of.title.contains("1 operations have no times")).unwrap();
-    assert_eq!(lost.severity, Severity::Severe);
+    assert_eq!(lost.severity, FindingSeverity::Severe);
 }
 
 #[test]
@@ -137,9 +137,9 @@ fn correlation_ids_of_two_processes_do_not_meet() {
         export.call(pid, (10 * pid, 10 * pid + 5), 1, "cudaLaunchKernel_v7000");
     }
     let trace = export.read().unwrap();
-    let mut pairs: Vec<(String, String)> = column(&trace, Report::KernelExecution, "PID")
+    let mut pairs: Vec<(String, String)> = column(&trace, StatsReport::KernelExecution, "PID")
         .into_iter()
-        .zip(column(&trace, Report::KernelExecution, "Kernel Name"))
+        .zip(column(&trace, StatsReport::KernelExecution, "Kernel Name"))
         .collect();
     pairs.sort();
     let pair = |pid: &str, kernel: &str| (pid.to_owned(), kernel.to_owned());
@@ -155,10 +155,10 @@ fn orphans_stand_apart_and_are_counted() {
     export.range(0, Some(50), 59, "step");
     let trace = export.read().unwrap();
     assert_eq!(
-        column(&trace, Report::RangeKernels, "Kernel Name"),
+        column(&trace, StatsReport::RangeKernels, "Kernel Name"),
         ["orphan", "without id", "known"]
     );
-    assert_eq!(column(&trace, Report::RangeKernels, "PID"), ["", "", "7"]);
+    assert_eq!(column(&trace, StatsReport::RangeKernels, "PID"), ["", "", "7"]);
     assert_eq!(trace.quality.odd_values, 0, "-1 stands for none");
     assert!(diagnose(&trace).to_text().contains("2 of 3 operations were launched by calls"));
 }
@@ -180,9 +180,9 @@ fn odd_records_are_kept_and_counted() {
     assert_eq!((quality.backwards, quality.without_times, quality.unclosed_ranges), (1, 1, 1));
     // The kernel's id and its call's.
     assert_eq!((quality.odd_values, quality.invalid_texts), (2, 1));
-    let names = column(&trace, Report::GpuKernels, "Name");
+    let names = column(&trace, StatsReport::GpuKernels, "Name");
     assert_eq!(names, ["ke\u{fffd}(", "backwards", "zero long"]);
-    assert_eq!(column(&trace, Report::Ranges, "Total Time (ns)"), ["310"], "to the last time");
+    assert_eq!(column(&trace, StatsReport::Ranges, "Total Time (ns)"), ["310"], "to the last time");
     diagnose(&trace);
 }
 
@@ -196,7 +196,7 @@ fn ranges_that_overlap_count_each_what_they_enclose() {
     export.launch((60, 70), (1010, 1012), 2, "in both");
     export.launch((90, 120), (1020, 1023), 3, "in b");
     let trace = export.read().unwrap();
-    let table = stats::table(&trace, Report::RangeKernels);
+    let table = stats::table(&trace, StatsReport::RangeKernels);
     let rows: Vec<(String, String)> =
         table.rows.iter().map(|row| (row[0].plain(), row[12].plain())).collect();
     let row = |range: &str, kernel: &str| (range.to_owned(), kernel.to_owned());
@@ -204,7 +204,7 @@ fn ranges_that_overlap_count_each_what_they_enclose() {
         rows,
         [row("a", "in both"), row("a", "in a"), row("b", "in b"), row("b", "in both")]
     );
-    let levels = column(&trace, Report::RangeProjections, "Avg Range Lvl");
+    let levels = column(&trace, StatsReport::RangeProjections, "Avg Range Lvl");
     assert_eq!(levels, ["0.0", "0.0"], "neither encloses the other");
 }
 
@@ -219,7 +219,7 @@ fn domains_stand_before_the_names_of_their_ranges() {
         process(7) | 7
     ));
     let trace = export.read().unwrap();
-    assert_eq!(column(&trace, Report::Ranges, "Range"), ["cuBLAS:create", "plain"]);
+    assert_eq!(column(&trace, StatsReport::Ranges, "Range"), ["cuBLAS:create", "plain"]);
 }
 
 /// Two steps of which the first is warm-up; each with a part and a kernel outside of it.
@@ -251,8 +251,8 @@ fn a_range_restricts_every_table() {
     let all = steps();
     let kernels = |pattern: &str| {
         restrict::inside(&all, pattern).map(|trace| {
-            let names = column(&trace, Report::GpuKernels, "Name");
-            let counts = column(&trace, Report::GpuKernels, "Instances");
+            let names = column(&trace, StatsReport::GpuKernels, "Name");
+            let counts = column(&trace, StatsReport::GpuKernels, "Instances");
             names.into_iter().zip(counts).map(|(n, c)| format!("{n} {c}")).collect::<Vec<_>>()
         })
     };
@@ -263,9 +263,12 @@ fn a_range_restricts_every_table() {
     assert_eq!(kernels("step*").unwrap(), ["inner 1", "outer 1"]);
     assert_eq!(kernels("art"), None, "whole names only");
     let inside = restrict::inside(&all, "step/1").unwrap();
-    assert_eq!(column(&inside, Report::Ranges, "Range"), ["step/1", "part"]);
-    assert_eq!(column(&inside, Report::ApiCalls, "Num Calls"), ["2"]);
-    assert_eq!(column(&inside, Report::RangeProjections, "Total Proj Time (ns)"), ["330", "50"]);
+    assert_eq!(column(&inside, StatsReport::Ranges, "Range"), ["step/1", "part"]);
+    assert_eq!(column(&inside, StatsReport::ApiCalls, "Num Calls"), ["2"]);
+    assert_eq!(
+        column(&inside, StatsReport::RangeProjections, "Total Proj Time (ns)"),
+        ["330", "50"]
+    );
 }
 
 #[test]
@@ -309,7 +312,7 @@ fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
         process(7) | 7
     ));
     let trace = export.read().unwrap();
-    let tree = Joined::new(&trace).range_tree(&[]);
+    let tree = JoinedTrace::new(&trace).range_tree(&[]);
     let busy = |path: &str| tree.iter().find(|range| range.path == path).unwrap().busy_ns;
     assert_eq!((busy("step_0/encode"), busy("step_0/decode")), (1_000, 3_000));
     let inside = restrict::inside(&trace, "decode").unwrap();
@@ -326,7 +329,7 @@ fn marks_are_moments_of_a_timeline_and_no_ranges() {
     assert_eq!((trace.marks.time.as_slice(), trace.ranges.len()), (&[500][..], 0));
     assert_eq!(trace.quality.unclosed_ranges, 0);
     let mut timeline = Vec::new();
-    kernelgate_trace::export::perfetto(&trace, &mut timeline).unwrap();
+    kernelgate_trace::export::write_perfetto(&trace, &mut timeline).unwrap();
     let timeline = String::from_utf8(timeline).unwrap();
     assert!(timeline.contains("\"ph\":\"i\"") && timeline.contains("epoch 1"), "{timeline}");
 }

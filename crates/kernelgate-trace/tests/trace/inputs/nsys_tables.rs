@@ -1,13 +1,15 @@
 //! Tables of Nsight Systems that few exports have: page faults, kinds of streams, payloads of NCCL.
 
 use crate::fixture::{Export, process};
-use kernelgate_trace::diagnose::{CauseKind, Diagnosis, Finding, Severity, diagnose};
+use kernelgate_trace::diagnose::{
+    DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose,
+};
 
-fn diagnosed(export: &Export) -> Diagnosis {
+fn diagnosed(export: &Export) -> TraceDiagnosis {
     diagnose(&export.read().unwrap())
 }
 
-fn finding<'a>(diagnosis: &'a Diagnosis, id: &str) -> &'a Finding {
+fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> &'a DiagnosisFinding {
     diagnosis.findings.iter().find(|of| of.id == id).unwrap()
 }
 
@@ -46,7 +48,7 @@ fn page_faults_without_migrations_are_found() {
     export.launch((0, 5_000), (10_000, 1_010_000), 1, "k");
     let found = diagnosed(&export);
     let found = finding(&found, "page-migration");
-    assert_eq!((found.recoverable_ns, found.severity), (Some(385_000), Severity::Severe));
+    assert_eq!((found.recoverable_ns, found.severity), (Some(385_000), FindingSeverity::Severe));
 }
 
 #[test]
@@ -67,10 +69,10 @@ fn the_legacy_default_stream_waits_for_what_another_stream_waits_for() {
         let found = diagnosed(export);
         found.devices[0].gaps.causes.iter().map(|of| (of.kind, of.total_ns)).collect::<Vec<_>>()
     };
-    assert_eq!(causes(&export), [(CauseKind::DefaultStream, 500_000)]);
+    assert_eq!(causes(&export), [(IdleCauseKind::DefaultStream, 500_000)]);
     // A stream that waits for none.
     export.sql("UPDATE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION SET streamId = 14");
-    assert_eq!(causes(&export), [(CauseKind::NotStarted, 500_000)]);
+    assert_eq!(causes(&export), [(IdleCauseKind::NotStarted, 500_000)]);
 }
 
 #[test]

@@ -3,18 +3,18 @@
 
 use crate::fixture::reason;
 use crate::fixture::{column, file, refused};
-use kernelgate_trace::diagnose::{Diagnosis, diagnose};
+use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
 use kernelgate_trace::model::gpu::MemoryKind;
 use kernelgate_trace::model::{Recorder, Trace};
-use kernelgate_trace::read::{self, Wanted};
-use kernelgate_trace::stats::Report;
+use kernelgate_trace::read::{self, WantedTraceParts};
+use kernelgate_trace::stats::StatsReport;
 
 fn read(name: &str, content: &[u8]) -> Trace {
     let (_folder, path) = file(name, content);
-    read::open(&path, &Wanted::ALL).unwrap()
+    read::open(&path, &WantedTraceParts::ALL).unwrap()
 }
 
-fn quality(diagnosis: &Diagnosis) -> Vec<&str> {
+fn quality(diagnosis: &TraceDiagnosis) -> Vec<&str> {
     diagnosis.quality.iter().map(|finding| finding.title.as_str()).collect()
 }
 
@@ -96,13 +96,16 @@ const XLA: &str = r#"{"displayTimeUnit": "ns", "metadata": {"highres-ticks": tru
 fn a_trace_of_jax_has_kernels_copies_and_calls() {
     let trace = read("host.trace.json", XLA.as_bytes());
     assert_eq!(trace.recorder, Recorder::Xla);
-    assert_eq!(column(&trace, Report::GpuKernels, "Name"), ["gemm_fusion_dot_1"]);
-    assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["8000"]);
+    assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["gemm_fusion_dot_1"]);
+    assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["8000"]);
     assert_eq!((trace.shapes[0].grid, trace.shapes[0].registers), ([4, 1, 1], 32));
     assert_eq!((trace.copies.bytes[0], trace.copies.target[0]), (64, MemoryKind::Pinned));
-    assert_eq!(column(&trace, Report::MemoryTimes, "Operation"), ["[CUDA memcpy Device-to-Host]"]);
-    assert_eq!(column(&trace, Report::KernelExecution, "API Name"), ["cuLaunchKernel"]);
-    assert_eq!(column(&trace, Report::KernelExecution, "PID"), ["701"]);
+    assert_eq!(
+        column(&trace, StatsReport::MemoryTimes, "Operation"),
+        ["[CUDA memcpy Device-to-Host]"]
+    );
+    assert_eq!(column(&trace, StatsReport::KernelExecution, "API Name"), ["cuLaunchKernel"]);
+    assert_eq!(column(&trace, StatsReport::KernelExecution, "PID"), ["701"]);
     assert_eq!(trace.ranges.len(), 1, "what XLA derives from streams is not read again");
 }
 
@@ -113,7 +116,7 @@ fn the_old_profiler_of_pytorch_has_its_kernels_in_a_process_of_that_name() {
         {"name": "void add<float>(float*)", "ph": "X", "ts": 9.5, "dur": 2, "tid": 0,
          "pid": "CUDA functions", "args": {}}]"#;
     let trace = read("t.json", text.as_bytes());
-    assert_eq!(column(&trace, Report::GpuKernels, "Name"), ["void add<float>(float*)"]);
+    assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["void add<float>(float*)"]);
     assert_eq!(trace.ranges.len(), 1);
 }
 
@@ -229,7 +232,7 @@ fn fault(name: &str) -> Option<std::path::PathBuf> {
 fn reports_of_other_locales_agree() {
     let Some(english) = fault("ncu-locale/ua.csv") else { return };
     let metrics = |path: &std::path::Path| {
-        let trace = read::open(path, &Wanted::ALL).unwrap();
+        let trace = read::open(path, &WantedTraceParts::ALL).unwrap();
         let values = |launch: &kernelgate_trace::model::kernel_metrics::ProfiledLaunch| {
             launch.metrics.values().map(|metric| metric.value).collect::<Vec<f64>>()
         };
@@ -265,12 +268,15 @@ const ROCPROF: &str = r#"{"rocprofiler-sdk-tool": [{
 fn a_trace_of_rocprofv3_has_kernels_calls_and_markers() {
     let trace = read("results.json", ROCPROF.as_bytes());
     assert_eq!(trace.recorder, Recorder::Rocprof);
-    assert_eq!(column(&trace, Report::GpuKernels, "Name"), ["add(float*)"]);
-    assert_eq!(column(&trace, Report::KernelExecution, "API Name"), ["hipLaunchKernel"]);
-    assert_eq!(column(&trace, Report::RangeKernels, "NVTX Range"), ["step"]);
+    assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["add(float*)"]);
+    assert_eq!(column(&trace, StatsReport::KernelExecution, "API Name"), ["hipLaunchKernel"]);
+    assert_eq!(column(&trace, StatsReport::RangeKernels, "NVTX Range"), ["step"]);
     assert_eq!((trace.shapes[0].grid, trace.shapes[0].block), ([3, 2, 1], [64, 1, 1]));
     assert_eq!((trace.devices[0].name.as_str(), trace.devices[0].id), ("AMD Instinct MI300X", 0));
-    assert_eq!(column(&trace, Report::MemoryTimes, "Operation"), ["[CUDA memcpy Host-to-Device]"]);
+    assert_eq!(
+        column(&trace, StatsReport::MemoryTimes, "Operation"),
+        ["[CUDA memcpy Host-to-Device]"]
+    );
     assert_eq!(trace.quality.without_times, 1);
     let broken = refused("results.json", &ROCPROF.as_bytes()[..200]);
     insta::assert_snapshot!(reason(&broken), @"JSON of rocprofv3: EOF while parsing a string at line 4 column 42");

@@ -4,11 +4,11 @@
 use std::path::Path;
 
 use kernelgate_trace::analyze::ranges::restrict;
-use kernelgate_trace::diagnose::{Bound, Diagnosis, Joined, RangeUse, diagnose};
+use kernelgate_trace::diagnose::{Bound, JoinedTrace, RangeTreeNode, TraceDiagnosis, diagnose};
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::model::gpu::{MemoryKind, SyncKind};
-use kernelgate_trace::read::{self, Wanted};
-use kernelgate_trace::stats::{self, Report};
+use kernelgate_trace::model::gpu::{MemoryKind, SynchronisationKind};
+use kernelgate_trace::read::{self, WantedTraceParts};
+use kernelgate_trace::stats::{self, StatsReport};
 use serde_json::{Value, json};
 
 const STREAM: [u32; 3] = [0, 1, 7];
@@ -66,14 +66,14 @@ fn read(text: &str) -> Result<Trace, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("recording.json");
     std::fs::write(&path, text).unwrap();
-    read::open(&path, &Wanted::ALL).map_err(|error| error.to_string())
+    read::open(&path, &WantedTraceParts::ALL).map_err(|error| error.to_string())
 }
 
 fn trace(recording: &Value) -> Trace {
     read(&recording.to_string()).unwrap()
 }
 
-fn row<'a>(tree: &'a [RangeUse], path: &str) -> &'a RangeUse {
+fn row<'a>(tree: &'a [RangeTreeNode], path: &str) -> &'a RangeTreeNode {
     tree.iter().find(|row| row.path == path).unwrap_or_else(|| panic!("{path}: {tree:#?}"))
 }
 
@@ -110,9 +110,9 @@ fn overlapping_launches_count_once() {
         }
     }
     let trace = trace(&recording);
-    let both = Joined::new(&trace).range_tree(&[]);
+    let both = JoinedTrace::new(&trace).range_tree(&[]);
     assert_eq!(row(&both, "f/w/c/step/layer_#").own_ns, 2 * 81_000);
-    let apart = Joined::new(&trace).range_tree(&["layer_0", "layer_1"]);
+    let apart = JoinedTrace::new(&trace).range_tree(&["layer_0", "layer_1"]);
     let own = |layer: &str| row(&apart, &format!("f/w/c/step/{layer}")).own_ns;
     assert_eq!([own("layer_0"), own("layer_1")], [2 * 40_000, 2 * 41_000]);
     assert_eq!(row(&apart, "f/w/c/step").own_ns, row(&apart, "f/w/c/step").busy_ns);
@@ -147,7 +147,7 @@ fn every_list_becomes_its_columns() {
     assert_eq!(trace.names.text(trace.copies.kind[0]), "Host-to-Device");
     assert_eq!((trace.sets.bytes[0], trace.allocations.bytes[0]), (8, 64));
     assert!(trace.allocations.given_back[0]);
-    assert_eq!(trace.syncs.kind, [SyncKind::Stream]);
+    assert_eq!(trace.syncs.kind, [SynchronisationKind::Stream]);
     assert_eq!(trace.places[trace.syncs.on_gpu.place.at(0).0 as usize].device, 0);
     assert_eq!((trace.quality.dropped, &trace.quality.overhead[..]), (3, &[(7, 8)][..]));
     assert_eq!(trace.devices[0].multiprocessors, Some(100));
@@ -158,7 +158,7 @@ fn every_list_becomes_its_columns() {
 #[test]
 fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
     let trace = trace(&graph(json!([])));
-    let tree = Joined::new(&trace).range_tree(&[]);
+    let tree = JoinedTrace::new(&trace).range_tree(&[]);
     let paths: Vec<&str> = tree.iter().map(|row| row.path.as_str()).collect();
     assert_eq!(paths, ["f/w/c", "f/w/c/step", "f/w/c/step/layer_#"]);
     let layers = row(&tree, "f/w/c/step/layer_#");
@@ -171,7 +171,7 @@ fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
     assert_eq!((step.busy_ns, step.span_ns), (160_000, 162_000));
     assert!((step.share - 1.0).abs() < 1e-9);
     // The tables of `nsys stats` know the launch's ranges.
-    assert_eq!(stats::table(&trace, Report::GpuKernels).rows.len(), 1);
+    assert_eq!(stats::table(&trace, StatsReport::GpuKernels).rows.len(), 1);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn declared_work_gives_the_bound_of_a_step() {
         let limits = json!([{ "by": "memory", "time_ns": memory * 81_000.0 },
                             { "by": "matmul bf16", "time_ns": compute * 81_000.0 }]);
         let trace = trace(&graph(limits));
-        let reached = row(&Joined::new(&trace).range_tree(&[]), "f/w/c/step").bound;
+        let reached = row(&JoinedTrace::new(&trace).range_tree(&[]), "f/w/c/step").bound;
         let diagnosis = diagnose(&trace);
         let title = finding_title(&diagnosis, "work-bound").unwrap();
         assert!(title.contains(reached.label()), "{title}");
@@ -201,13 +201,13 @@ fn declared_work_gives_the_bound_of_a_step() {
     assert_eq!(bound(0.35, 0.1), Bound::Latency);
     assert_eq!(bound(0.55, 0.5), Bound::Mixed);
     let without = trace(&graph(json!([])));
-    assert_eq!(row(&Joined::new(&without).range_tree(&[]), "f/w/c/step").bound, Bound::Busy);
+    assert_eq!(row(&JoinedTrace::new(&without).range_tree(&[]), "f/w/c/step").bound, Bound::Busy);
     let questions = diagnose(&without).questions;
     let work = questions.iter().find(|question| question.id == "work-bound").unwrap();
-    assert!(work.not_measured().is_some(), "{work:?}");
+    assert!(work.missing_data_reason().is_some(), "{work:?}");
 }
 
-fn finding_title<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a str> {
+fn finding_title<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a str> {
     diagnosis.findings.iter().find(|finding| finding.id == id).map(|found| found.title.as_str())
 }
 
@@ -223,7 +223,7 @@ fn a_device_that_waits_for_launches_is_launch_bound_whatever_its_limits() {
         kernel(&mut recording, (start + 5_000, start + 7_000), launch + 1, 0);
     }
     let trace = trace(&recording);
-    assert_eq!(row(&Joined::new(&trace).range_tree(&[]), "f/w/c/step").bound, Bound::Launch);
+    assert_eq!(row(&JoinedTrace::new(&trace).range_tree(&[]), "f/w/c/step").bound, Bound::Launch);
     let diagnosis = diagnose(&trace);
     assert!(finding_title(&diagnosis, "launch-bound").is_some());
     assert_eq!(diagnosis.recorder, "CUPTI");
@@ -252,11 +252,11 @@ fn declared_work_gives_shares_of_the_peaks() {
     let names: Vec<(&str, usize)> =
         found.operators.iter().map(|of| (of.name.as_str(), of.sum.count)).collect();
     assert_eq!(names, [("norm", 2), ("projection", 2)]);
-    near(found.operators[1].sum.tensor_share(), 0.5);
-    near(found.operators[0].sum.memory_share(), 0.25);
-    near(found.all.tensor_share(), 0.25);
-    near(found.all.intensity(), 989.4e3 * 20_000.0 / (3350.0 * 10_000.0));
-    near(Some(found.coverage()), 1.0);
+    near(found.operators[1].sum.share_of_tensor_peak(), 0.5);
+    near(found.operators[0].sum.share_of_memory_peak(), 0.25);
+    near(found.all.share_of_tensor_peak(), 0.25);
+    near(found.all.flops_per_byte(), 989.4e3 * 20_000.0 / (3350.0 * 10_000.0));
+    near(Some(found.known_work_share()), 1.0);
     assert_eq!(found.ranges[0].path, "f/w/c");
     // Without parts the case itself is the operator.
     recording["parts"] = json!([]);
@@ -286,7 +286,7 @@ fn broken_and_newer_files_are_refused_by_name() {
     assert!(newer.contains("newer kernelgate"), "{newer}");
     // A text that only mentions the format counts as Chrome's, and is refused.
     assert!(read("{\"a\":\"kernelgate-recording\"}").unwrap_err().contains("recording.json"));
-    assert!(read::open(Path::new("/nowhere/recording.json"), &Wanted::ALL).is_err());
+    assert!(read::open(Path::new("/nowhere/recording.json"), &WantedTraceParts::ALL).is_err());
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn device_memory_is_listed_by_phase() {
     kernel(&mut recording, (2_000, 3_000), 1, 0);
     let diagnosis = diagnose(&trace(&recording));
     let memory = &diagnosis.memory[0];
-    assert_eq!((memory.peak, memory.at_end()), ((1_500, 8_500_000), 6_000_000));
+    assert_eq!((memory.peak, memory.bytes_at_end()), ((1_500, 8_500_000), 6_000_000));
     assert_eq!((memory.taken, memory.given_back, memory.unknown), (3, 1, 1));
     let phases: Vec<_> = memory
         .phases
@@ -320,5 +320,5 @@ fn device_memory_is_listed_by_phase() {
         (&json["peak_bytes"], &json["over_time"][0]["bytes"]),
         (&json!(8_500_000), &json!(5_000_000))
     );
-    assert_eq!(memory.over_time(2), [(1_500, 8_500_000), (1_600, 6_000_000)]);
+    assert_eq!(memory.bytes_over_time(2), [(1_500, 8_500_000), (1_600, 6_000_000)]);
 }

@@ -4,7 +4,7 @@ use crate::fixture::Export;
 use crate::fixture::kineto::{At, FULL, Kineto};
 use kernelgate_trace::diagnose::diagnose;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
-use kernelgate_trace::diagnose::ranks::{RankPart, join};
+use kernelgate_trace::diagnose::ranks::{RankTrace, join};
 use serde_json::Value;
 
 const DIAGNOSIS: &str = include_str!("../../../schema/diagnosis.json");
@@ -115,7 +115,7 @@ fn a_job_and_a_difference_fit_their_schemas() {
         }
         trace.read()
     };
-    let parts = [300.0, 800.0].map(|of| RankPart::extract(&format!("rank {of}"), rank(of)));
+    let parts = [300.0, 800.0].map(|of| RankTrace::extract(&format!("rank {of}"), rank(of)));
     let job = join(parts.into_iter().flatten().collect()).to_json();
     assert_eq!(errors(JOB, &job), Vec::<String>::new());
     assert_eq!((&job["joined"], &job["stragglers"][0]), (&4.into(), &"rank 800".into()));

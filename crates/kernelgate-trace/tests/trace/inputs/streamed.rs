@@ -5,19 +5,23 @@ use crate::fixture::reason;
 use crate::fixture::{Export, process};
 use kernelgate_trace::analyze::ranges::{inside, restrict};
 use kernelgate_trace::diagnose::difference::Sums;
-use kernelgate_trace::diagnose::{CauseKind, Diagnosis, diagnose, diagnose_streamed};
-use kernelgate_trace::read::Wanted;
-use kernelgate_trace::stats::{self, Report};
+use kernelgate_trace::diagnose::{IdleCauseKind, TraceDiagnosis, diagnose, diagnose_streamed};
+use kernelgate_trace::read::WantedTraceParts;
+use kernelgate_trace::stats::{self, StatsReport};
 
 /// The tables that can be summed while ranges and calls are read.
-const REPORTS: [Report; 4] =
-    [Report::Ranges, Report::PushPopRanges, Report::RangeKernels, Report::RangeProjections];
+const REPORTS: [StatsReport; 4] = [
+    StatsReport::Ranges,
+    StatsReport::PushPopRanges,
+    StatsReport::RangeKernels,
+    StatsReport::RangeProjections,
+];
 
 /// Checks every table of an export; its tables have this many rows.
 fn same(export: &Export, rows: [usize; 4]) {
     let trace = export.read().unwrap();
     for (report, rows) in REPORTS.into_iter().zip(rows) {
-        let streamed = stats::streamed(&export.path(), report).unwrap().unwrap();
+        let streamed = stats::table_of_streamed_export(&export.path(), report).unwrap().unwrap();
         let kept = stats::table(&trace, report);
         assert_eq!(streamed.table.to_csv(), kept.to_csv(), "{}", report.name());
         assert_eq!(kept.rows.len(), rows, "{}", report.name());
@@ -26,7 +30,7 @@ fn same(export: &Export, rows: [usize; 4]) {
 }
 
 /// Checks what is found in an export, and what it comes to beside another one.
-fn same_diagnosis(export: &Export) -> Diagnosis {
+fn same_diagnosis(export: &Export) -> TraceDiagnosis {
     let trace = export.read().unwrap();
     let (kept, streamed) = (diagnose(&trace), diagnose_streamed(&export.path()).unwrap().unwrap());
     assert_eq!(streamed.to_json(), kept.to_json());
@@ -141,10 +145,13 @@ fn host_times_have_equal_sums() {
     let found = same_diagnosis(&export);
     let ids: Vec<&str> = found.findings.iter().map(|finding| finding.id).collect();
     assert!(ids.contains(&"sync-in-loop") && ids.contains(&"pageable-copy"), "{ids:?}");
-    let causes: Vec<CauseKind> = found.devices[0].gaps.causes.iter().map(|of| of.kind).collect();
+    let causes: Vec<IdleCauseKind> =
+        found.devices[0].gaps.causes.iter().map(|of| of.kind).collect();
     // The wait reaches into the gap, however many calls come after it; so does a call of the
     // operating system.
-    for kind in [CauseKind::Wait, CauseKind::OsCall, CauseKind::HostCode, CauseKind::Call] {
+    for kind in
+        [IdleCauseKind::Wait, IdleCauseKind::OsCall, IdleCauseKind::HostCode, IdleCauseKind::Call]
+    {
         assert!(causes.contains(&kind), "{causes:?}");
     }
     assert_eq!(found.memory[0].phases.len(), 3, "{:?}", found.memory[0].phases);
@@ -156,11 +163,11 @@ fn host_times_have_equal_sums() {
 /// operations that are.
 fn same_inside(export: &Export, pattern: &str) -> Option<usize> {
     let kept = restrict::inside(&export.read().unwrap(), pattern);
-    let read = inside::open(&export.path(), &Wanted::ALL, pattern).unwrap();
+    let read = inside::open(&export.path(), &WantedTraceParts::ALL, pattern).unwrap();
     assert_eq!(read.is_some(), kept.is_some(), "{pattern}");
     let (kept, read) = (kept?, read?);
     assert_eq!(diagnose(&read).to_json(), diagnose(&kept).to_json(), "{pattern}");
-    for report in Report::ALL {
+    for report in StatsReport::ALL {
         let [read, kept] = [&read, &kept].map(|trace| stats::table(trace, report).to_csv());
         assert_eq!(read, kept, "{pattern}, {}", report.name());
     }
@@ -211,10 +218,13 @@ fn a_restricted_read_equals_a_restriction_in_memory() {
 #[test]
 fn other_files_and_other_tables_are_not_streamed() {
     let export = Export::new();
-    assert!(stats::streamed(&export.path(), Report::GpuKernels).unwrap().is_none());
+    assert!(
+        stats::table_of_streamed_export(&export.path(), StatsReport::GpuKernels).unwrap().is_none()
+    );
     let (_folder, path) = crate::fixture::file("trace.json", br#"{"traceEvents": []}"#);
-    assert!(stats::streamed(&path, Report::Ranges).unwrap().is_none());
+    assert!(stats::table_of_streamed_export(&path, StatsReport::Ranges).unwrap().is_none());
     let (_folder, path) = crate::fixture::file("trace.sqlite", b"no database");
-    let message = stats::streamed(&path, Report::Ranges).unwrap_err().to_string();
+    let message =
+        stats::table_of_streamed_export(&path, StatsReport::Ranges).unwrap_err().to_string();
     insta::assert_snapshot!(reason(&message), @"it is not an SQLite database");
 }

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kernelgate_cuda::architecture::overlaps_launches;
+use kernelgate_cuda::architecture::supports_programmatic_launch;
 use kernelgate_cuda::driver::CudaStream;
-use kernelgate_cuda::driver::graph::Graph;
-use kernelgate_cuda::driver::memory::persistence::SetAside;
+use kernelgate_cuda::driver::graph::ExecutableGraph;
+use kernelgate_cuda::driver::memory::persistence::PersistingL2;
 use kernelgate_cuda::driver::memory::window::Window;
-use kernelgate_cuda::driver::stream::event::Crossing;
-use kernelgate_cuda::libraries::gemm::{Blas, Gemm, GemmOperands, GemmSpec};
-use kernelgate_cuda::observe::range::Range;
-use kernelgate_cuda::{Argument, BackendError, Buffer, Device, Launch, LoadedKernel};
+use kernelgate_cuda::driver::stream::event::CrossingEvent;
+use kernelgate_cuda::libraries::gemm::{CublasLtLanes, Gemm, GemmOperands, GemmSpec};
+use kernelgate_cuda::observe::range::RangeGuard;
+use kernelgate_cuda::{BackendError, Device, DeviceBuffer, KernelArgument, Launch, LoadedKernel};
 
 use super::lanes::Lane;
 use super::memory::{Contents, MemoryPlan, Region, Word};
@@ -37,19 +37,19 @@ pub enum Capture {
 /// A program on a device: everything compiled, allocated and uploaded.
 pub struct LoadedProgram {
     steps: Vec<LoadedStep>,
-    regions: Vec<(String, Buffer)>,
+    regions: Vec<(String, DeviceBuffer)>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     state: State,
     /// Workspaces of single GEMMs, which a graph clears first.
     cleared: std::ops::Range<u64>,
-    _set_aside: Option<SetAside>,
+    _set_aside: Option<PersistingL2>,
 }
 
 /// Regions that launches update, and the inputs that their contents were made from.
 #[derive(Default)]
 struct State {
-    regions: Vec<(Region, Buffer)>,
+    regions: Vec<(Region, DeviceBuffer)>,
     inputs: Tensors,
 }
 
@@ -58,7 +58,7 @@ impl State {
     fn restore(&self) -> Result<(), BackendError> {
         for (region, buffer) in &self.regions {
             if let Some(bytes) = region.uploaded(&self.inputs)? {
-                buffer.overwrite(&bytes)?;
+                buffer.overwrite_from_host(&bytes)?;
             }
         }
         Ok(())
@@ -95,7 +95,8 @@ impl Program {
                 program.enqueue()?;
                 device.synchronize()?;
                 let cleared = program.cleared();
-                let graph = Graph::capture_clearing_first(device, cleared, || program.enqueue())?;
+                let graph =
+                    ExecutableGraph::capture_clearing_first(device, cleared, || program.enqueue())?;
                 CudaTask::new(device, inputs, outputs, move |_| {
                     // The graph's launches are the program's, on its memory.
                     let _alive = &program;
@@ -122,18 +123,18 @@ impl Program {
     ) -> Result<LoadedProgram, BackendError> {
         self.check()?;
         let Self { memory, steps, order, kept, gemm_lanes, .. } = self;
-        let blas = (gemm_lanes > 0).then(|| Blas::open(device, gemm_lanes)).transpose()?;
-        let set_aside = kept.map(|(_, bytes)| SetAside::new(device, bytes)).transpose()?;
+        let blas = (gemm_lanes > 0).then(|| CublasLtLanes::open(device, gemm_lanes)).transpose()?;
+        let set_aside = kept.map(|(_, bytes)| PersistingL2::new(device, bytes)).transpose()?;
         let streams = (0..order.lanes()).map(|lane| match &blas {
             _ if lane == Lane::MAIN.number() => Ok(Arc::clone(device.stream())),
             Some(blas) if lane < gemm_lanes => Ok(Arc::clone(blas.stream(lane))),
-            _ => device.another_stream(),
+            _ => device.create_stream(),
         });
         let streams = streams.collect::<Result<Vec<_>, BackendError>>()?;
         let memory = LoadedMemory::new(memory, device, tensors)?;
         let window = match (&set_aside, kept) {
             (Some(set_aside), Some((from, bytes))) => {
-                Some(set_aside.window(memory.address(from), bytes))
+                Some(set_aside.access_policy_window(memory.address(from), bytes))
             }
             _ => None,
         };
@@ -157,7 +158,7 @@ impl Program {
             let buffer = buffer(&region);
             (region, buffer)
         });
-        let regions: Vec<(Region, Buffer)> = updated.collect();
+        let regions: Vec<(Region, DeviceBuffer)> = updated.collect();
         // The tensors are shared; without a state nothing reads them again.
         let inputs_of_state = if regions.is_empty() { Tensors::new() } else { tensors.clone() };
         let state = State { regions, inputs: inputs_of_state };
@@ -178,7 +179,7 @@ impl Program {
 struct LoadedMemory {
     regions: Vec<Region>,
     /// Buffers by slot.
-    buffers: Vec<Buffer>,
+    buffers: Vec<DeviceBuffer>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
 }
@@ -187,7 +188,7 @@ impl LoadedMemory {
     /// Allocates every slot and fills it, one region's contents at a time.
     fn new(plan: MemoryPlan, device: &Device, tensors: &Tensors) -> Result<Self, BackendError> {
         let MemoryPlan { regions, slots, .. } = plan;
-        let mut buffers: Vec<Option<Buffer>> = vec![None; slots.len()];
+        let mut buffers: Vec<Option<DeviceBuffer>> = vec![None; slots.len()];
         let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
         for region in &regions {
             let slot = &mut buffers[region.slot];
@@ -218,7 +219,7 @@ impl LoadedMemory {
             if let Contents::Table(words) = &region.contents {
                 let bytes: Vec<u8> =
                     words.iter().flat_map(|word| memory.word(*word).to_ne_bytes()).collect();
-                memory.buffers[region.slot].overwrite(&bytes)?;
+                memory.buffers[region.slot].overwrite_from_host(&bytes)?;
             }
         }
         Ok(memory)
@@ -231,7 +232,7 @@ impl LoadedMemory {
         }
     }
 
-    fn buffer(&self, pointer: Pointer) -> &Buffer {
+    fn buffer(&self, pointer: Pointer) -> &DeviceBuffer {
         &self.buffers[self.regions[pointer.region].slot]
     }
 
@@ -239,14 +240,16 @@ impl LoadedMemory {
         pointer.resolve(self.buffer(pointer).address())
     }
 
-    fn argument(&self, operand: Operand) -> Result<Argument, BackendError> {
+    fn argument(&self, operand: Operand) -> Result<KernelArgument, BackendError> {
         Ok(match operand {
-            Operand::Boxes(pointer, boxes) => Argument::bytes(&boxes.map(self.address(pointer))?),
-            Operand::Pointer(pointer) => Argument::Address(self.address(pointer)),
-            Operand::Null => Argument::Address(0),
-            Operand::I32(value) => Argument::I32(value),
-            Operand::I64(value) => Argument::I64(value),
-            Operand::F32(value) => Argument::F32(value),
+            Operand::Boxes(pointer, boxes) => {
+                KernelArgument::bytes(&boxes.map(self.address(pointer))?)
+            }
+            Operand::Pointer(pointer) => KernelArgument::Address(self.address(pointer)),
+            Operand::Null => KernelArgument::Address(0),
+            Operand::I32(value) => KernelArgument::I32(value),
+            Operand::I64(value) => KernelArgument::I64(value),
+            Operand::F32(value) => KernelArgument::F32(value),
         })
     }
 }
@@ -257,7 +260,7 @@ type LoadedShapes = Vec<(Launch, Rc<LoadedKernel>)>;
 /// Loads step after step.
 struct Loader<'a> {
     device: &'a Arc<Device>,
-    blas: Option<Rc<Blas>>,
+    blas: Option<Rc<CublasLtLanes>>,
     /// Streams by lane.
     streams: Vec<Arc<CudaStream>>,
     memory: LoadedMemory,
@@ -297,7 +300,7 @@ impl Loader<'_> {
                 prepare(CallSite { device, stream, addresses: &addresses })?
             }
             Step::Wait { waiting, on } => {
-                let crossing = Crossing::new(self.device)?;
+                let crossing = CrossingEvent::new(self.device)?;
                 let [waiting, on] = [waiting, on].map(|lane| self.stream(lane));
                 Box::new(move || crossing.mark(&on).and_then(|()| crossing.hold(&waiting)))
             }
@@ -327,12 +330,13 @@ impl Loader<'_> {
             }
         };
         let arguments = launch.arguments.iter().map(|operand| self.memory.argument(*operand));
-        let arguments = arguments.collect::<Result<Vec<Argument>, _>>()?;
+        let arguments = arguments.collect::<Result<Vec<KernelArgument>, _>>()?;
         let window = launch.lines.and_then(|lines| match lines {
             KeptLines::Keep => self.window,
-            KeptLines::Release => self.window.map(Window::released),
+            KeptLines::Release => self.window.map(Window::without_persistence),
         });
-        let programmatic = launch.programmatic && overlaps_launches(&self.device.facts().arch);
+        let programmatic =
+            launch.programmatic && supports_programmatic_launch(&self.device.facts().arch);
         let launch = Launch { programmatic, window, ..kernel.shape() };
         Ok(Box::new(move || kernel.kernel().launch(launch, &arguments)))
     }
@@ -385,7 +389,7 @@ impl LoadedProgram {
         for step in &self.steps {
             match step {
                 LoadedStep::Enqueue(enqueue) => enqueue()?,
-                LoadedStep::Begin(name) => ranges.push(Range::new(name)),
+                LoadedStep::Begin(name) => ranges.push(RangeGuard::new(name)),
                 LoadedStep::End => drop(ranges.pop()),
             }
         }
@@ -393,7 +397,7 @@ impl LoadedProgram {
     }
 
     /// The memory of the last region of that name.
-    pub fn buffer(&self, name: &str) -> Option<&Buffer> {
+    pub fn buffer(&self, name: &str) -> Option<&DeviceBuffer> {
         self.regions.iter().rfind(|(known, _)| known == name).map(|(_, buffer)| buffer)
     }
 }

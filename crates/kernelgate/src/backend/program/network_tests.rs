@@ -6,9 +6,9 @@ use half::bf16;
 
 use super::*;
 use crate::backend::Executable;
-use crate::workload::{Data, Dtype, Tensor, Tensors};
+use crate::workload::{Dtype, Tensor, TensorData, Tensors};
 use kernelgate_cuda::libraries::gemm::{
-    Activation, Epilogue, GemmOperands, GemmSpec, MatrixDtype, WORKSPACE_BYTES,
+    Activation, GEMM_WORKSPACE_BYTES, GemmEpilogue, GemmOperands, GemmSpec, MatrixDtype,
 };
 use kernelgate_cuda::testing::gpu;
 use kernelgate_cuda::{BackendError, KernelSpec, Source};
@@ -54,7 +54,7 @@ fn two_layers() -> Program {
     let master = program.input("w2 in fp32", Weights, f32s(H * N));
     let relu = Activation::Relu;
     let first = GemmSpec {
-        epilogue: Epilogue::Activation { function: relu, bias: true, aux: true },
+        epilogue: GemmEpilogue::Activation { function: relu, bias: true, aux: true },
         ..GemmSpec::new(M, H, K, Bf16, Bf16)
     };
     let h = program.scratch("h", Activations, bf16s(M * H));
@@ -86,7 +86,7 @@ fn two_layers() -> Program {
         });
         let inner = GemmSpec {
             b_transposed: true,
-            epilogue: Epilogue::ActivationGradient { function: relu, bias_gradient: false },
+            epilogue: GemmEpilogue::ActivationGradient { function: relu, bias_gradient: false },
             ..GemmSpec::new(M, H, N, Bf16, Bf16)
         };
         let operands = GemmOperands { aux: Some(mask), ..GemmOperands::new(dy, w2, dh) };
@@ -105,7 +105,7 @@ fn a_training_step_is_planned_without_a_gpu() {
     let bf16s = M * K + M * N + K * H + H + H * N + 2 * M * H;
     let f32s = 3 * H * N + M * N + K * H;
     let mask = M * H / 8;
-    let bytes = 2 * bf16s + 4 * f32s + mask + 2 * WORKSPACE_BYTES;
+    let bytes = 2 * bf16s + 4 * f32s + mask + 2 * GEMM_WORKSPACE_BYTES;
     assert_eq!(program.device_bytes(), bytes as u64);
     assert_eq!(program.steps().iter().filter(|step| step.is_command()).count(), 8);
 }
@@ -152,7 +152,7 @@ fn a_training_step_computes_what_the_host_does() {
     };
     let mut inputs = Tensors::new();
     for (name, values) in [("x", &x), ("dy", &dy), ("w1", &w1), ("b1", &b1)] {
-        inputs.insert(name, Tensor::new([values.len()], Data::Bf16(rounded(values))));
+        inputs.insert(name, Tensor::new([values.len()], TensorData::Bf16(rounded(values))));
     }
     let inputs = inputs.with("w2", [H * N], w2.clone()).with("w2 in fp32", [H * N], w2);
     for capture in [Capture::Stream, Capture::Graph] {

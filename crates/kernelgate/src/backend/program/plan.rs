@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 
 use kernelgate_cuda::KernelSpec;
-use kernelgate_cuda::libraries::gemm::{GemmOperands, GemmSpec, WORKSPACE_BYTES};
+use kernelgate_cuda::libraries::gemm::{GEMM_WORKSPACE_BYTES, GemmOperands, GemmSpec};
 
 use super::error::ProgramError;
 use super::lanes::{Lane, LaneOrder};
@@ -200,7 +200,7 @@ impl Program {
     }
 
     fn workspace_bytes(&self) -> usize {
-        WORKSPACE_BYTES * self.gemm_lanes
+        GEMM_WORKSPACE_BYTES * self.gemm_lanes
     }
 
     /// Bytes of each row of the table of device memory.

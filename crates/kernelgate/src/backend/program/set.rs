@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::driver::graph::ExecutableGraph;
 use kernelgate_cuda::{BackendError, Devices};
 
 use super::load::LoadedProgram;
@@ -38,7 +38,7 @@ pub fn task(
     let uses = ranks.first().map(|rank| rank.program.memory_uses()).unwrap_or_default();
     let (mut inputs, mut outputs, mut loaded) = (Vec::new(), Vec::new(), Vec::new());
     let mut ranks = ranks.into_iter();
-    devices.for_each(|rank, device| {
+    devices.for_each_device(|rank, device| {
         let Some(RankProgram { program, inputs: tensors }) = ranks.next() else { return Ok(()) };
         let mut program: LoadedProgram = program.load(device, &tensors)?;
         if program.has_state() {
@@ -55,17 +55,17 @@ pub fn task(
     })?;
     connect()?;
     let mut graphs = Vec::with_capacity(loaded.len());
-    devices.for_each(|rank, device| {
+    devices.for_each_device(|rank, device| {
         let program: &LoadedProgram = &loaded[rank];
         let capture = || program.enqueue();
-        graphs.push(Graph::capture_clearing_first(device, program.cleared(), capture)?);
+        graphs.push(ExecutableGraph::capture_clearing_first(device, program.cleared(), capture)?);
         Ok(())
     })?;
     let set: Devices = Devices::clone(devices);
     let task = CudaTask::new(devices, inputs, outputs, move |_| {
         // The graphs' launches are the programs', on their memory.
         let _alive: &[LoadedProgram] = &loaded;
-        set.for_each(|rank, _: &Arc<_>| graphs[rank].launch())
+        set.for_each_device(|rank, _: &Arc<_>| graphs[rank].launch())
     });
     Ok(task.with_memory_uses(uses))
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernelgate_cuda::compiler::source::Build;
+use kernelgate_cuda::compiler::source::KernelBuild;
 use kernelgate_cuda::driver::CudaStream;
 use kernelgate_cuda::libraries::gemm::{GemmOperands, GemmSpec};
 use kernelgate_cuda::{BackendError, Device, KernelSpec, Launch, LoadedKernel};
@@ -18,7 +18,7 @@ pub struct PlannedKernel {
     /// The `extern "C"` name of the kernel.
     pub symbol: &'static str,
     /// Source and macros.
-    pub build: Build,
+    pub build: KernelBuild,
     /// Grid, block and shared memory; an error when a grid does not hold the blocks.
     pub shape: Result<Launch, BackendError>,
     /// Compiles and loads the kernel.
@@ -27,7 +27,7 @@ pub struct PlannedKernel {
 
 impl PlannedKernel {
     fn new<P: Clone + 'static>(spec: &KernelSpec<P>, p: &P) -> Self {
-        let (symbol, build, shape) = (spec.symbol, spec.build(p), spec.shape(p));
+        let (symbol, build, shape) = (spec.symbol, spec.build_for_parameters(p), spec.shape(p));
         let (spec, p) = (*spec, p.clone());
         Self { symbol, build, shape, load: Box::new(move |device| spec.load(device, &p)) }
     }

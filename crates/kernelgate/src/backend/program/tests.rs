@@ -4,9 +4,9 @@
 use super::*;
 use crate::backend::Executable;
 use crate::workload::{Dtype, Tensors};
-use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype, WORKSPACE_BYTES};
+use kernelgate_cuda::libraries::gemm::{GEMM_WORKSPACE_BYTES, GemmSpec, MatrixDtype};
 use kernelgate_cuda::testing::gpu;
-use kernelgate_cuda::{Argument, BackendError, KernelSpec, Source};
+use kernelgate_cuda::{BackendError, KernelArgument, KernelSpec, Source};
 
 const THREADS: usize = 128;
 
@@ -69,7 +69,7 @@ fn declared_bytes_are_the_regions_and_the_workspaces_of_gemms() {
     program.gemm(side, SPEC, [x, w, y]);
     program.wait(Lane::MAIN, side);
     assert_eq!(program.check(), Ok(()));
-    let workspaces = 2 * WORKSPACE_BYTES as u64;
+    let workspaces = 2 * GEMM_WORKSPACE_BYTES as u64;
     assert_eq!(program.device_bytes(), 588 + workspaces);
     let table = [
         ("weights", 128),
@@ -294,8 +294,8 @@ fn every_step(n: usize) -> Program {
     let call = [double, copied, sum];
     program.call(Lane::MAIN, &call, move |CallSite { device, stream, addresses }| {
         let kernel = SAXPY.load(device, &n)?.on_stream(stream);
-        let [x, y, out] = [0, 1, 2].map(|index| Argument::Address(addresses[index]));
-        let arguments = [x, y, out, Argument::F32(1.0), Argument::I64(n as i64)];
+        let [x, y, out] = [0, 1, 2].map(|index| KernelArgument::Address(addresses[index]));
+        let arguments = [x, y, out, KernelArgument::F32(1.0), KernelArgument::I64(n as i64)];
         Ok(Box::new(move || kernel.launch(&arguments)))
     });
     program.launch(&GATHER, &4, (table, few));

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kernelgate_cuda::driver::launch::stages::StagedKernel;
-use kernelgate_cuda::driver::stream::hold::Hold;
-use kernelgate_cuda::instruments::spin::Empty;
-use kernelgate_cuda::instruments::timing::Blocker;
+use kernelgate_cuda::driver::launch::stages::StageClockedKernel;
+use kernelgate_cuda::driver::stream::hold::StreamHold;
+use kernelgate_cuda::instruments::spin::EmptyKernel;
+use kernelgate_cuda::instruments::timing::StreamBlocker;
 use kernelgate_cuda::observe::activity::{Activity, KernelRecord, RecordedDevice};
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
-use kernelgate_cuda::observe::range::Range;
+use kernelgate_cuda::observe::range::RangeGuard;
 use kernelgate_cuda::{Device, Devices};
 
 use super::each::{each_implementation, parts};
@@ -88,13 +88,15 @@ pub fn profile(
     let one = |group: &Group<'_>, case: &Case, ready: &mut PreparedProblem| {
         let begun = recording.recorder.now();
         let (executable, _) = ready.verify(group, case, target)?;
-        let staged = !ready.kernels.staged().is_empty();
+        let staged = !ready.kernels.stage_clocked_kernels().is_empty();
         let mut recorded = recording.record_case(group, case, executable, begun)?;
-        add_local_memory(&mut recorded.trace, &ready.kernels.local_bytes());
+        add_local_memory(&mut recorded.trace, &ready.kernels.local_bytes_by_kernel());
         if staged && wanted.is_some() {
             let clocked = Target::Cuda(devices.with_stage_clocks());
             recorded.stages = match ready.verify(group, case, &clocked) {
-                Ok((executable, _)) => recording.stages(executable, &ready.kernels.staged())?,
+                Ok((executable, _)) => {
+                    recording.stages(executable, &ready.kernels.stage_clocked_kernels())?
+                }
                 Err(lost @ CaseError::Lost(_)) => return Err(lost),
                 Err(CaseError::Skip(why) | CaseError::Fail(why)) => {
                     eprintln!("no stage times of {}: {why}", case.id);
@@ -138,7 +140,7 @@ fn works_with_parts(group: &Group<'_>) -> Vec<CaseWork> {
 /// # Errors
 /// When CUPTI refuses, or the device fails.
 fn record(device: &Device) -> Result<Option<(Recorder, f64)>, BackendError> {
-    let empty = Empty::new(device)?;
+    let empty = EmptyKernel::new(device)?;
     let mut costs_ns = Vec::new();
     loop {
         let unrecorded_ns = host_launch_ns(&empty, device)?;
@@ -152,7 +154,7 @@ fn record(device: &Device) -> Result<Option<(Recorder, f64)>, BackendError> {
 }
 
 /// The host's part of a launch, nanoseconds, in a series behind another.
-fn host_launch_ns(empty: &Empty, device: &Device) -> Result<f64, BackendError> {
+fn host_launch_ns(empty: &EmptyKernel, device: &Device) -> Result<f64, BackendError> {
     let mut elapsed_ns = 0.0;
     for _ in 0..2 {
         let clock = Instant::now();
@@ -216,7 +218,7 @@ impl Recording {
             self.launches(&case.id, executable.as_mut(), held)?;
             let wall_ns = clock.elapsed().as_nanos();
             executable.synchronize()?;
-            let mut trace = recorder.take_since(start, begun)?;
+            let mut trace = recorder.take_records_since(start, begun)?;
             forget_blockers(&mut trace);
             Ok::<_, BackendError>((trace, wall_ns))
         })();
@@ -261,18 +263,18 @@ impl Recording {
     fn stages(
         &self,
         mut executable: Box<dyn Executable>,
-        staged: &[Arc<StagedKernel>],
+        staged: &[Arc<StageClockedKernel>],
     ) -> Result<Vec<RecordedStages>, CaseError> {
         let recorded = (|| {
             launch_times(executable.as_mut(), self.warm_up)?;
             staged.iter().try_for_each(|kernel| kernel.clear())?;
             launch_times(executable.as_mut(), self.steps)?;
-            let recorded_stages = |kernel: &Arc<StagedKernel>| {
+            let recorded_stages = |kernel: &Arc<StageClockedKernel>| {
                 Ok(RecordedStages {
-                    kernel: kernel.symbol().to_owned(),
+                    kernel: kernel.kernel_symbol().to_owned(),
                     names: kernel.stages().iter().map(|&name| name.to_owned()).collect(),
                     launches: self.steps,
-                    cycles: kernel.cycles()?,
+                    cycles: kernel.stage_cycles()?,
                 })
             };
             staged.iter().map(recorded_stages).collect::<Result<_, BackendError>>()
@@ -291,30 +293,30 @@ impl Recording {
         executable: &mut dyn Executable,
         mut held: HeldStreams,
     ) -> Result<(), BackendError> {
-        let _case = Range::new(id);
+        let _case = RangeGuard::new(id);
         for _ in 0..self.steps {
             if executable.carries_state() {
-                let _reset = Range::new("reset");
+                let _reset = RangeGuard::new("reset");
                 executable.reset()?;
             }
-            let _step = Range::new(CaseRecording::STEP);
+            let _step = RangeGuard::new(CaseRecording::STEP);
             executable.launch()?;
         }
         held.release();
-        let _wait = Range::new("wait");
+        let _wait = RangeGuard::new("wait");
         executable.synchronize()
     }
 }
 
 /// Streams of several GPUs that wait for the host; nothing of one GPU.
-struct HeldStreams(Vec<Blocker>);
+struct HeldStreams(Vec<StreamBlocker>);
 
 impl HeldStreams {
     fn new(devices: &Devices, gpus: usize) -> Result<Self, BackendError> {
         let mut blockers = Vec::new();
         if gpus > 1 {
-            devices.first(gpus).for_each(|_, device| {
-                let mut blocker = Blocker::new(device)?;
+            devices.first(gpus).for_each_device(|_, device| {
+                let mut blocker = StreamBlocker::new(device)?;
                 blocker.hold(HOLD)?;
                 blockers.push(blocker);
                 Ok(())
@@ -324,7 +326,7 @@ impl HeldStreams {
     }
 
     fn release(&mut self) {
-        self.0.iter_mut().for_each(Hold::release);
+        self.0.iter_mut().for_each(StreamHold::release);
     }
 }
 
@@ -332,7 +334,9 @@ impl HeldStreams {
 fn forget_blockers(trace: &mut Activity) {
     let Activity { kernels, names, .. } = trace;
     let holds = |kernel: &KernelRecord| {
-        names.get(kernel.name as usize).is_some_and(|name| name == Blocker::SYMBOL)
+        names
+            .get(kernel.name as usize)
+            .is_some_and(|name| name == StreamBlocker::BLOCKING_KERNEL_SYMBOL)
     };
     kernels.retain(|kernel| !holds(kernel));
 }
@@ -365,7 +369,7 @@ mod tests {
     #[test]
     fn kernels_that_hold_streams_are_no_part_of_a_recording() {
         let record = |name| KernelRecord { name, ..KernelRecord::default() };
-        let names = [Blocker::SYMBOL, "own"].map(str::to_owned);
+        let names = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, "own"].map(str::to_owned);
         let kernels = vec![record(0), record(1), record(7), record(0)];
         let mut trace = Activity { names: names.into(), kernels, ..Activity::default() };
         forget_blockers(&mut trace);

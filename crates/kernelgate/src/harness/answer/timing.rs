@@ -2,7 +2,7 @@
 
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::library::Library;
-use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
+use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry};
 
 use super::each::each_implementation;
 use crate::backend::{BackendError, Target};
@@ -26,8 +26,8 @@ pub fn timing(devices: &Devices, only: Option<Part>) -> Result<TimingReport, Bac
     let target = Target::Cuda(devices.clone());
     let is_requested = |part| only.is_none_or(|only| only == part);
     let telemetry = target.telemetry();
-    let read = || telemetry.iter().map(Telemetry::read);
-    let mut readings: Vec<Reading> = read().collect();
+    let read = || telemetry.iter().map(CardTelemetry::read);
+    let mut readings: Vec<CardReading> = read().collect();
     let mut notes = Vec::new();
     let mut events = EventTimer::new(devices)?;
     let spins = is_requested(Part::Spins).then(|| accuracy::spins(&mut events)).transpose()?;

@@ -12,8 +12,8 @@
 
 use crate::backend::{BackendError, Target};
 use kernelgate_cuda::driver::memory::persistence;
-use kernelgate_cuda::driver::memory::{self, MemoryUsage};
-use kernelgate_cuda::observe::telemetry::Telemetry;
+use kernelgate_cuda::driver::memory::{self, DeviceMemoryUsage};
+use kernelgate_cuda::observe::telemetry::CardTelemetry;
 use kernelgate_cuda::{Device, Devices};
 
 /// Memory that a case may leave in use outside of the device's pool, bytes.
@@ -26,7 +26,7 @@ pub struct MemoryWatch(Option<WatchedMemory>);
 
 struct WatchedMemory {
     devices: Devices,
-    telemetry: Telemetry,
+    telemetry: CardTelemetry,
     peak: Peak,
 }
 
@@ -50,13 +50,14 @@ impl MemoryWatch {
     /// it: for the recorder of launches, or for another row as the reference.
     pub fn skip(&mut self) {
         self.look(Peak::skip);
-        let forgotten = self.0.as_ref().map(|watched| memory::forget_peak(watched.devices.one()));
+        let forgotten =
+            self.0.as_ref().map(|watched| memory::reset_peak_usage(watched.devices.one()));
         if let Some(Err(_)) = forgotten {
             self.0 = None;
         }
     }
 
-    fn look(&mut self, note: fn(&mut Peak, MemoryUsage)) {
+    fn look(&mut self, note: fn(&mut Peak, DeviceMemoryUsage)) {
         let Some(watched) = &mut self.0 else { return };
         match memory::usage(watched.devices.one()) {
             Ok(now) => note(&mut watched.peak, now),
@@ -74,23 +75,23 @@ impl MemoryWatch {
 }
 
 /// Whether no other process computes on the card.
-fn alone(telemetry: &Telemetry) -> bool {
-    telemetry.other_processes() == Some(0)
+fn alone(telemetry: &CardTelemetry) -> bool {
+    telemetry.other_computing_processes() == Some(0)
 }
 
 /// Memory in use after all work has ended, freed memory has been returned to the driver, and
 /// context settings have been restored.
-fn settled(device: &Device) -> Result<MemoryUsage, BackendError> {
+fn settled(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
     persistence::restore(device)?;
     memory::settled(device)?;
-    memory::forget_peak(device)?;
+    memory::reset_peak_usage(device)?;
     memory::usage(device)
 }
 
 /// Largest memory use of a case relative to the use before it, bytes.
 #[derive(Debug, Clone, Copy)]
 struct Peak {
-    before: MemoryUsage,
+    before: DeviceMemoryUsage,
     /// Use of the device's pool and use outside of it; `None` before the first observation.
     most: Option<(i64, i64)>,
     /// Use outside of the pool at the last observation.
@@ -99,29 +100,29 @@ struct Peak {
     aside: i64,
 }
 
-impl From<MemoryUsage> for Peak {
-    fn from(before: MemoryUsage) -> Self {
+impl From<DeviceMemoryUsage> for Peak {
+    fn from(before: DeviceMemoryUsage) -> Self {
         Self { before, most: None, last: 0, aside: 0 }
     }
 }
 
 impl Peak {
-    fn outside(&self, now: MemoryUsage) -> i64 {
+    fn outside(&self, now: DeviceMemoryUsage) -> i64 {
         now.outside as i64 - self.before.outside as i64 - self.aside
     }
 
-    fn observe(&mut self, now: MemoryUsage) {
+    fn observe(&mut self, now: DeviceMemoryUsage) {
         self.last = self.outside(now);
         let seen = (now.pool_peak as i64 - self.before.pool as i64, self.last);
         let (pool, outside) = self.most.unwrap_or(seen);
         self.most = Some((pool.max(seen.0), outside.max(seen.1)));
     }
 
-    fn skip(&mut self, now: MemoryUsage) {
+    fn skip(&mut self, now: DeviceMemoryUsage) {
         self.aside += self.outside(now) - self.last;
     }
 
-    fn bytes(&self, after: MemoryUsage) -> Option<u64> {
+    fn bytes(&self, after: DeviceMemoryUsage) -> Option<u64> {
         let (pool, outside) = self.most?;
         let kept = self.outside(after);
         let own = (outside - kept).max(0) + (kept - LEFT_BEHIND).max(0);
@@ -153,11 +154,15 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn usage(pool: u64, pool_peak: u64, outside: u64) -> MemoryUsage {
-        MemoryUsage { pool: pool * MIB, pool_peak: pool_peak * MIB, outside: outside * MIB }
+    fn usage(pool: u64, pool_peak: u64, outside: u64) -> DeviceMemoryUsage {
+        DeviceMemoryUsage { pool: pool * MIB, pool_peak: pool_peak * MIB, outside: outside * MIB }
     }
 
-    fn bytes(before: MemoryUsage, seen: &[MemoryUsage], after: MemoryUsage) -> Option<u64> {
+    fn bytes(
+        before: DeviceMemoryUsage,
+        seen: &[DeviceMemoryUsage],
+        after: DeviceMemoryUsage,
+    ) -> Option<u64> {
         let mut peak = Peak::from(before);
         seen.iter().for_each(|now| peak.observe(*now));
         peak.bytes(after).map(|bytes| bytes / MIB)
@@ -171,15 +176,16 @@ mod tests {
         let seen = [usage(188, 188, 500), usage(164, 188, 510), usage(164, 188, 510)];
         assert_eq!(bytes(before, &seen, before), Some(98));
         // The first case also loads 40 MiB of modules and libraries, which stay.
-        let first = seen.map(|now| MemoryUsage { outside: now.outside + 40 * MIB, ..now });
+        let first = seen.map(|now| DeviceMemoryUsage { outside: now.outside + 40 * MIB, ..now });
         assert_eq!(bytes(before, &first, usage(100, 100, 540)), Some(98));
         // The memory that an earlier case left in use is freed meanwhile.
-        let less = seen.map(|now| MemoryUsage { outside: now.outside - 30 * MIB, ..now });
+        let less = seen.map(|now| DeviceMemoryUsage { outside: now.outside - 30 * MIB, ..now });
         assert_eq!(bytes(before, &less, usage(100, 100, 470)), Some(98));
         // A pool of the row's own keeps 2 GiB; one of the device's pool keeps them to the byte.
-        let own = seen.map(|now| MemoryUsage { outside: now.outside + 2048 * MIB, ..now });
+        let own = seen.map(|now| DeviceMemoryUsage { outside: now.outside + 2048 * MIB, ..now });
         assert_eq!(bytes(before, &own, usage(100, 100, 2548)), Some(98 + 2048 - 256));
-        let kept = seen.map(|now| MemoryUsage { pool_peak: now.pool_peak + 2048 * MIB, ..now });
+        let kept =
+            seen.map(|now| DeviceMemoryUsage { pool_peak: now.pool_peak + 2048 * MIB, ..now });
         assert_eq!(bytes(before, &kept, usage(2148, 2148, 500)), Some(98 + 2048));
         assert_eq!(bytes(before, &[], before), None, "never observed");
     }
@@ -245,7 +251,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
     fn scratch_is_measured_whatever_a_row_declares_and_whatever_ran_before_it() {
         let Some((device, _alone)) = gpu() else { return };
         let target = Target::Cuda(device.into());
-        let others = target.telemetry().and_then(|telemetry| telemetry.other_processes());
+        let others = target.telemetry().and_then(|telemetry| telemetry.other_computing_processes());
         let settings = Settings::defaults();
         let place =
             Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0, gpus: 1 };

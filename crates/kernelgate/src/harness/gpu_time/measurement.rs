@@ -7,11 +7,13 @@ use criterion::Throughput;
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 
 use kernelgate_cuda::BackendError;
-use kernelgate_cuda::driver::stream::foreign_stream::{EmptyReadings, ForeignStream, StreamError};
+use kernelgate_cuda::driver::stream::foreign_stream::{
+    EmptyIntervalReadings, ForeignStream, StreamError,
+};
 use kernelgate_cuda::driver::stream::raw_stream::RawStream;
 
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
-use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
+use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry};
 
 use super::recording::{self, Ended, Recording};
 use super::samples::{GpuElapsed, SampleLog};
@@ -32,8 +34,8 @@ pub struct GpuTime {
 struct MeasurementState {
     stream: ForeignStream,
     /// Readings of an empty stream, measured before the first pass.
-    readings: Option<EmptyReadings>,
-    telemetry: Vec<Reading>,
+    readings: Option<EmptyIntervalReadings>,
+    telemetry: Vec<CardReading>,
     passes: Passes,
     /// CUPTI, in the pass that it records and in the one before.
     recorder: Option<Recorder>,
@@ -138,9 +140,9 @@ impl MeasurementState {
 
     /// Checks CUPTI's record of the pass, and detaches it.
     fn check_record(&mut self, recorder: Recorder, pass: RecordedPass) -> Result<(), BackendError> {
-        self.stream.context_busy()?;
-        let record = recorder.take_since(self.since, self.since);
-        let detached = recorder.detach();
+        self.stream.context_busy_time()?;
+        let record = recorder.take_records_since(self.since, self.since);
+        let detached = recorder.detach_cupti();
         self.unrecorded = match record.and_then(|record| detached.map(|()| record)) {
             Ok(record) => cupti::check_pass(&record, pass)?,
             Err(lost @ BackendError::Lost(_)) => return Err(lost),
@@ -167,7 +169,7 @@ impl MeasurementState {
             self.check_record(recorder, RecordedPass { held, released })?;
         }
         let asks = self.passes.asks_for_context(&interval);
-        let busy = asks.then(|| self.stream.context_busy()).transpose()?;
+        let busy = asks.then(|| self.stream.context_busy_time()).transpose()?;
         if let Some(readings) = &self.readings {
             self.passes.add(Pass { interval, host, busy }, readings)?;
         }
@@ -177,8 +179,8 @@ impl MeasurementState {
     }
 
     fn read_telemetry(&mut self) {
-        let telemetry = Telemetry::open(&self.stream.facts().uuid);
-        self.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
+        let telemetry = CardTelemetry::open(&self.stream.facts().uuid);
+        self.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read));
     }
 
     fn record(&mut self, ended: Ended) -> Result<Exit, String> {

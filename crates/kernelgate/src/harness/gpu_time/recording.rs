@@ -19,7 +19,7 @@ use crate::record::{CaseRecord, Environment, Lock, ProcessRun, Provenance, Sampl
 use crate::stats;
 use kernelgate_cuda::BackendError;
 use kernelgate_cuda::driver::device::DeviceFacts;
-use kernelgate_cuda::observe::telemetry::Reading;
+use kernelgate_cuda::observe::telemetry::CardReading;
 
 /// Bytes in the executable that let `kernelgate` recognize it without running it; the program then
 /// drives it by Criterion's flags.
@@ -74,7 +74,7 @@ impl Recording<'_> {
     ///
     /// # Errors
     /// The failure, as the end of a sentence.
-    pub fn record(&self, telemetry: Vec<Reading>, ended: Ended) -> Result<Exit, String> {
+    pub fn record(&self, telemetry: Vec<CardReading>, ended: Ended) -> Result<Exit, String> {
         let Self { process, store, .. } = *self;
         let failed_to = |error: &dyn std::fmt::Display| format!("failed to {error}");
         let stored = criterion_store::read(&store.criterion).map_err(|error| failed_to(&error))?;

@@ -11,7 +11,7 @@ use crate::exit::Exit;
 use crate::harness::error::HarnessError;
 use crate::record::text::{printable, printable_path};
 use crate::record::{CaseRecord, FileError, ProcessRun, file};
-use kernelgate_cuda::observe::telemetry::Reading;
+use kernelgate_cuda::observe::telemetry::CardReading;
 
 /// A run and its file.
 #[derive(Clone)]
@@ -111,7 +111,7 @@ impl Recorder {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn finish(&self, telemetry: Option<Reading>) -> Result<(), FileError> {
+    pub fn finish(&self, telemetry: Option<CardReading>) -> Result<(), FileError> {
         let mut state = self.lock();
         state.run.environment.gpus.note_libraries();
         state.run.telemetry.extend(telemetry);

@@ -17,7 +17,7 @@ use crate::harness::phase_timer;
 use crate::harness::selection::cases::Group;
 use crate::record::{file, tensors};
 use crate::verify::{self, PrecisionLimit, precision};
-use crate::workload::{Data, Expected, ReferenceFrom, Tensor, Tensors};
+use crate::workload::{Expected, ReferenceFrom, Tensor, TensorData, Tensors};
 
 /// References that are computed faster are not worth a file.
 const MIN_COMPUTING_TIME: Duration = Duration::from_millis(50);
@@ -77,7 +77,7 @@ pub fn precision_limit(
     let path = kept.and_then(|kept| kept.path(group, inputs, &what));
     if let Some(known) = path.as_deref().and_then(read) {
         let limits = known.into_iter().filter_map(|one| match one.values {
-            Data::F64(values) => Some((one.name, *values.first()?)),
+            TensorData::F64(values) => Some((one.name, *values.first()?)),
             _ => None,
         });
         let relative_l2: BTreeMap<String, f64> = limits.collect();
@@ -124,7 +124,7 @@ fn bytes(expected: &[Expected]) -> usize {
 fn write(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
     let mut all = Tensors::new();
     let indices = |values: &[usize]| {
-        Tensor::new([values.len()], Data::F64(values.iter().map(|&i| i as f64).collect()))
+        Tensor::new([values.len()], TensorData::F64(values.iter().map(|&i| i as f64).collect()))
     };
     for (i, one) in expected.iter().enumerate() {
         let values = Tensor::new([one.values.len()], one.values.clone());
@@ -135,7 +135,7 @@ fn write(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
         }
     }
     let hash = verify::digest(&all).into_bytes().into_iter().map(|byte| byte as i8).collect();
-    all.insert(HASH, Tensor::new([32], Data::I8(hash)));
+    all.insert(HASH, Tensor::new([32], TensorData::I8(hash)));
     std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     tensors::write(path, &all)
 }
@@ -156,7 +156,7 @@ fn read(path: &Path) -> Option<Vec<Expected>> {
             name: name.to_owned(),
             shape: indices(all.take(&format!("{number}.shape"))?),
             rows: all.take(&format!("{number}.rows")).map(indices),
-            values: all.take(&key)?.into_data(),
+            values: all.take(&key)?.into_tensor_data(),
         });
     }
     Some(expected)

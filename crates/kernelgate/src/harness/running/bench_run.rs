@@ -30,7 +30,7 @@ use crate::measure::limits::{CaseWork, Limits};
 use crate::record::run::process_name;
 use crate::record::{Environment, FileError, Lock, Machine, ProcessRun, Provenance, Store, file};
 use crate::workload::Effort;
-use kernelgate_cuda::observe::telemetry::Telemetry;
+use kernelgate_cuda::observe::telemetry::CardTelemetry;
 
 /// A process of `cargo bench`.
 struct BenchSession<'a> {
@@ -108,7 +108,7 @@ pub fn bench(
     trial::warn_of_delays(&run);
     // The card is read after the ceilings were measured, when it still has its clock under load.
     let telemetry = target.telemetry();
-    run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
+    run.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read));
     progress.telemetry(&run.telemetry);
     progress.others_computing(&target.others_computing());
     let limits = run.limits.clone();
@@ -133,7 +133,7 @@ pub fn bench(
     let progress = BenchProgress::new(settings.quiet, 0);
     progress.spent(&spent_s, checks, started.elapsed());
     recorder.add_spent(spent_s, checks, started.elapsed());
-    recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
+    recorder.finish(telemetry.as_ref().map(CardTelemetry::read))?;
     let saved = settings.baselines.save.as_deref().filter(|_| !recorder.run().cases.is_empty());
     if settings.table {
         let text = display::runs::text(&[recorder.run()], terminal::columns());

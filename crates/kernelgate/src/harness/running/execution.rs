@@ -26,7 +26,7 @@ use crate::measure::{Cache, Stopwatch};
 use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::record::text::printable;
 use crate::record::{CaseRecord, Samples};
-use kernelgate_cuda::observe::range::Range;
+use kernelgate_cuda::observe::range::RangeGuard;
 
 /// Clock of the samples.
 pub enum Timer {
@@ -312,7 +312,7 @@ impl<'a> Execution<'a> {
         self.alive()?;
         let VerifiedCase { group, case, ready, verified, checked } = timed;
         let Verified { executable, record, launch } = verified;
-        let _case = Range::new(&case.id);
+        let _case = RangeGuard::new(&case.id);
         let (timer, executable) = (&mut self.timer, executable.as_mut());
         let mut delayed = match Delay::find(&self.settings.delays, &case.id) {
             Some(delay) => Some(guarded(|| timer.delay(executable, delay, case.cache))?),

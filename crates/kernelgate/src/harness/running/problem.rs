@@ -216,7 +216,7 @@ impl PreparedProblem {
             });
         // Restored even after a failure, because the case that is alive may be timed further.
         let brought_back = before.map_or(Ok(()), |(device, before)| {
-            persistence::restore_settings(device, &before).map_err(VerifyError::from)
+            persistence::restore_l2_settings(device, &before).map_err(VerifyError::from)
         });
         computed.and_then(|it| brought_back.map(|()| it)).map_err(of_reference)
     }

@@ -12,7 +12,7 @@ use crate::record::Environment;
 use crate::record::Verification;
 use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::workload::{Effort, Tensors};
-use kernelgate_cuda::observe::telemetry::Reading;
+use kernelgate_cuda::observe::telemetry::CardReading;
 
 /// Prints progress, unless it is quiet.
 pub struct BenchProgress {
@@ -71,7 +71,7 @@ impl BenchProgress {
     }
 
     /// The GPU's state, and a warning where something disturbs it.
-    pub fn telemetry(&self, readings: &[Reading]) {
+    pub fn telemetry(&self, readings: &[CardReading]) {
         let Some(reading) = readings.last() else { return };
         let clock = reading.sm_clock_mhz.map(|mhz| format!("SM clock {mhz} MHz"));
         let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;

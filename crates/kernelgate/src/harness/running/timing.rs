@@ -23,7 +23,7 @@ use crate::measure::{Conditions, Sample, Stopwatch};
 use crate::record::{LaunchCosts, Samples, TrialSampling};
 use crate::stats;
 use crate::workload::Effort;
-use kernelgate_cuda::observe::range::Range;
+use kernelgate_cuda::observe::range::RangeGuard;
 
 /// Length of a sample on a GPU, seconds: the same at every effort, so that the load is the same.
 const SAMPLE_S: f64 = 0.004;
@@ -126,8 +126,11 @@ pub fn run<M: Measurement<Value = f64>>(
                 let _activity = phase_timer::start("samples");
                 // Criterion does not mark the calls of its warm-up; it warms up until the time is
                 // over.
-                let _range =
-                    Range::new(if started.elapsed() < plan.warm_up { "warm-up" } else { "sample" });
+                let _range = RangeGuard::new(if started.elapsed() < plan.warm_up {
+                    "warm-up"
+                } else {
+                    "sample"
+                });
                 match advice.aloud(|| lead.sample(executable, stopwatch, launches)) {
                     Ok(one) => {
                         timed.borrow_mut().push(one);
@@ -181,7 +184,7 @@ pub fn trial(
     while timed.len() < sampling.fewest
         || (timed.len() < sampling.most && begun.elapsed().as_secs_f64() < sampling.measurement_s)
     {
-        let _range = Range::new("sample");
+        let _range = RangeGuard::new("sample");
         timed.push(lead.sample(executable, stopwatch, 1)?);
     }
     Ok(collect(&timed, stopwatch, &lead, contention(start, CpuTime::now())))
@@ -198,7 +201,7 @@ fn trial_on_host(
     launch: Duration,
 ) -> Result<Samples, BackendError> {
     let (start, started) = (CpuTime::now(), Instant::now());
-    let warm_up = Range::new("warm-up");
+    let warm_up = RangeGuard::new("warm-up");
     let mut launches = 1;
     // Wall time, because the cost of a launch besides its own time (emptying caches) must fit the
     // plan too.
@@ -221,7 +224,7 @@ fn trial_on_host(
     let launches = ((sampling.measurement_s / samples as f64 / launch_s) as u64).max(1);
     let mut timed = Vec::with_capacity(samples);
     for _ in 0..samples {
-        let _range = Range::new("sample");
+        let _range = RangeGuard::new("sample");
         timed.push(TimedSample::new(|| stopwatch.time(executable, launches))?);
     }
     Ok(collect(&timed, stopwatch, &PowerPreparation::none(), contention(start, CpuTime::now())))
@@ -272,7 +275,7 @@ impl PowerPreparation {
             return Ok(Self::none());
         }
         let _activity = phase_timer::start("settling");
-        let _range = Range::new("warm-up");
+        let _range = RangeGuard::new("warm-up");
         let begun = SystemTime::now();
         let mut load = CaseLoad { executable, stopwatch, launches: 1, clock_mhz: None };
         match power {

@@ -25,7 +25,7 @@ use crate::record::{
     Environment, FileError, ProcessRun, Provenance, Store, TrialRequest, TrialSampling, file,
 };
 use kernelgate_cuda::driver::launch::used::UsedKernels;
-use kernelgate_cuda::observe::telemetry::Telemetry;
+use kernelgate_cuda::observe::telemetry::CardTelemetry;
 
 /// State of a trial, which is one process of a comparison.
 pub struct TrialSession<'a> {
@@ -146,7 +146,7 @@ pub fn carry_out(
     let telemetry = {
         let _activity = phase_timer::start("telemetry");
         let telemetry = target.telemetry();
-        run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
+        run.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read));
         telemetry
     };
     warn_of_delays(&run);
@@ -173,6 +173,6 @@ pub fn carry_out(
     let exit = Execution::new(&session, settings, target, timer, progress).run(selection)?;
     let checks = phase_timer::whole(after_timing::ACTIVITY);
     recorder.add_spent(phase_timer::take(), checks, started.elapsed());
-    recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
+    recorder.finish(telemetry.as_ref().map(CardTelemetry::read))?;
     Ok(exit)
 }

@@ -56,7 +56,7 @@ impl DeviceRequest {
         let cuda = || Place {
             kind: BackendKind::Cuda,
             otherwise: "this run is on the GPU: --backend cpu runs them".to_owned(),
-            l2_bytes: device::l2_bytes(*ordinals.one()),
+            l2_bytes: device::l2_cache_bytes(*ordinals.one()),
             gpus: ordinals.count(),
         };
         match self.backend {

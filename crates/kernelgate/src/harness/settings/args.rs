@@ -361,7 +361,7 @@ impl Flags {
             devices: self.devices.clone().or_else(|| self.device.map(Devices::from)),
             options: DeviceOptions {
                 timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_S)),
-                ..DeviceOptions::from_environment()
+                ..DeviceOptions::options_from_environment()
             },
         }
     }
@@ -470,7 +470,7 @@ pub fn parse_devices(text: &str) -> Result<Devices<usize>, String> {
     if numbers.len() > MOST_GPUS {
         return Err(format!("more than {MOST_GPUS} GPUs"));
     }
-    Devices::in_order(numbers).ok_or_else(|| "no GPU, or one of them twice".to_owned())
+    Devices::in_launch_order(numbers).ok_or_else(|| "no GPU, or one of them twice".to_owned())
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ const LAUNCHES: usize = 3;
 /// # Errors
 /// [`BackendError::NotTimed`] if there are any; when the driver refuses.
 pub fn check_graph(graph: &GraphSet) -> Result<(), BackendError> {
-    if graph.allocates()? {
+    if graph.allocates_memory()? {
         return Err(Refusal::AllocatesInOrder.into());
     }
     Ok(())
@@ -28,7 +28,7 @@ pub fn check_memory(device: &Device, executable: &mut dyn Executable) -> Result<
     let mut least = u64::MAX;
     for _ in 0..LAUNCHES {
         executable.reset_and_wait()?;
-        memory::forget_peak(device)?;
+        memory::reset_peak_usage(device)?;
         let ((before, _), pool) = (device.memory()?, memory::usage(device)?.pool);
         executable.launch()?;
         executable.synchronize()?;

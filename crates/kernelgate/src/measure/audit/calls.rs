@@ -8,7 +8,7 @@ use super::cupti::Recording;
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::stream::hold::Hold;
+use kernelgate_cuda::driver::stream::hold::StreamHold;
 use kernelgate_cuda::observe::activity::{Activity, CallRecord, CopyRecord};
 use kernelgate_cuda::observe::cupti::Recorded;
 
@@ -31,7 +31,7 @@ pub enum HostStall {
 /// When the launch fails, or the device.
 pub fn recorded(
     device: &Device,
-    stream: &mut dyn Hold,
+    stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
     hold: Duration,
 ) -> Result<Option<HostStall>, BackendError> {

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use super::refusal::{Refusal, Subject};
 use crate::backend::{BackendError, Executable};
-use kernelgate_cuda::driver::stream::hold::Hold;
-use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
+use kernelgate_cuda::driver::stream::hold::StreamHold;
+use kernelgate_cuda::instruments::timing::{Instruments, StreamBlocker};
 use kernelgate_cuda::observe::activity::{Activity, KernelRecord, StreamId};
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 use kernelgate_cuda::{Device, Devices};
@@ -57,10 +57,11 @@ impl<'a> Recording<'a> {
     pub fn end(mut self, since: u64) -> Result<Activity, BackendError> {
         self.device.synchronize_context()?;
         let recorder = self.recorder.take();
-        let record = recorder
-            .as_ref()
-            .map_or_else(|| Ok(Activity::default()), |recorder| recorder.take_since(since, since));
-        recorder.map_or(Ok(()), Recorder::detach)?;
+        let record = recorder.as_ref().map_or_else(
+            || Ok(Activity::default()),
+            |recorder| recorder.take_records_since(since, since),
+        );
+        recorder.map_or(Ok(()), Recorder::detach_cupti)?;
         record
     }
 }
@@ -70,7 +71,7 @@ impl Drop for Recording<'_> {
         if let Some(recorder) = self.recorder.take() {
             // Nothing may run while CUPTI detaches. On a lost device nothing does.
             let _ = self.device.synchronize_context();
-            let _ = recorder.detach();
+            let _ = recorder.detach_cupti();
         }
     }
 }
@@ -99,7 +100,7 @@ pub fn check(
     streams.release();
     streams.mark()?;
     executable.synchronize()?;
-    devices.for_each(|_, device| device.synchronize_context())?;
+    devices.for_each_device(|_, device| device.synchronize_context())?;
     let held = streams.was_released();
     let record = recording.end(0);
     launched?;
@@ -116,7 +117,7 @@ pub fn check(
 }
 
 /// Streams that are held, and on which a mark may be set.
-pub trait MarkedHold: Hold {
+pub trait MarkedHold: StreamHold {
     /// Enqueues a mark on each: the probe of the clocks.
     ///
     /// # Errors
@@ -141,15 +142,19 @@ impl Held {
             found.filter(move |kernel| record.names[kernel.name as usize] == symbol)
         };
         let mut held = BTreeMap::new();
-        for blocker in own(Blocker::SYMBOL) {
-            let mut marks = own(Instruments::PROBE).filter(|it| it.on.device == blocker.on.device);
+        for blocker in own(StreamBlocker::BLOCKING_KERNEL_SYMBOL) {
+            let mut marks =
+                own(Instruments::CLOCK_PROBE_SYMBOL).filter(|it| it.on.device == blocker.on.device);
             let mark = marks.next().map(|mark| mark.start);
-            let lacks = || format!("CUPTI's record lacks `{}`", Instruments::PROBE);
+            let lacks = || format!("CUPTI's record lacks `{}`", Instruments::CLOCK_PROBE_SYMBOL);
             let found = Self { blocker: *blocker, mark: mark.ok_or_else(lacks)? };
             held.entry(blocker.on.device).or_insert(found);
         }
         if held.len() < gpus {
-            return Err(format!("CUPTI's record lacks `{}`", Blocker::SYMBOL));
+            return Err(format!(
+                "CUPTI's record lacks `{}`",
+                StreamBlocker::BLOCKING_KERNEL_SYMBOL
+            ));
         }
         Ok(held)
     }
@@ -163,7 +168,7 @@ impl Held {
 /// Why the record is not conclusive.
 fn outside(record: &Activity, held: bool, gpus: usize) -> Result<Option<Refusal>, String> {
     let streams = Held::on_each_gpu(record, gpus)?;
-    let own = [Blocker::SYMBOL, Instruments::PROBE];
+    let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, Instruments::CLOCK_PROBE_SYMBOL];
     let all: Vec<Operation<'_>> =
         operations(record).filter(|operation| !own.contains(&operation.kernel)).collect();
     let subject = Subject::Launch;
@@ -260,7 +265,7 @@ fn operations(record: &Activity) -> impl Iterator<Item = Operation<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use kernelgate_cuda::observe::activity::{CopyRecord, SetRecord};
+    use kernelgate_cuda::observe::activity::{CopyRecord, MemsetRecord};
 
     use super::*;
 
@@ -276,7 +281,9 @@ mod tests {
 
     /// A hold from 10 to 14 ms, a kernel of the launch, the mark at 15 ms.
     fn record(start: u64, end: u64) -> Activity {
-        let names = [Blocker::SYMBOL, Instruments::PROBE, "theirs"].map(str::to_owned);
+        let names =
+            [StreamBlocker::BLOCKING_KERNEL_SYMBOL, Instruments::CLOCK_PROBE_SYMBOL, "theirs"]
+                .map(str::to_owned);
         let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
         Activity {
             names: names.into(),
@@ -355,7 +362,7 @@ mod tests {
     fn pass(start: u64, stream: u32) -> Activity {
         let on = StreamId { stream, ..StreamId::default() };
         let kernel = KernelRecord { name: 2, start, end: start + 5_000, on, ..Default::default() };
-        let mark = SetRecord { bytes: 1, start: MS, end: MS + 900, ..Default::default() };
+        let mark = MemsetRecord { bytes: 1, start: MS, end: MS + 900, ..Default::default() };
         Activity { kernels: vec![kernel], sets: vec![mark], ..record(0, 0) }
     }
 

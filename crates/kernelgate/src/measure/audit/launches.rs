@@ -5,7 +5,7 @@ use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::graph_set::GraphSet;
-use kernelgate_cuda::driver::stream::hold::Hold;
+use kernelgate_cuda::driver::stream::hold::StreamHold;
 
 /// Checks that launches do only what is allowed. Returns whether a launch fills the queue.
 /// `captured` is a captured launch, if capturing is possible.
@@ -14,7 +14,7 @@ use kernelgate_cuda::driver::stream::hold::Hold;
 /// [`BackendError::NotTimed`] if they do; when a launch fails.
 pub fn check_allowed(
     devices: &Devices,
-    stream: &mut dyn Hold,
+    stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
     captured: Option<&GraphSet>,
 ) -> Result<bool, BackendError> {
@@ -37,7 +37,7 @@ pub fn check_allowed(
 /// [`BackendError::NotTimed`] if it does not; when a launch fails.
 pub fn check_streams(
     devices: &Devices,
-    stream: &mut dyn Hold,
+    stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
     commands: usize,
 ) -> Result<(), BackendError> {

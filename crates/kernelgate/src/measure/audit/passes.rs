@@ -27,7 +27,7 @@ use super::context::AfterStream;
 use super::duration::SHARE_OF_LEAST;
 use super::refusal::{Refusal, Subject};
 use crate::backend::Allowed;
-use kernelgate_cuda::driver::stream::foreign_stream::{EmptyReadings, Interval};
+use kernelgate_cuda::driver::stream::foreign_stream::{EmptyIntervalReadings, TimedInterval};
 
 /// How long the first pass is held at most.
 const FIRST_HOLD: Duration = Duration::from_millis(5);
@@ -86,7 +86,7 @@ struct PassTime {
 #[derive(Debug, Clone, Copy)]
 pub struct Pass {
     /// Time between the events of the pass.
-    pub interval: Interval,
+    pub interval: TimedInterval,
     /// Time of the host from the first event to the last.
     pub host: Duration,
     /// How long the context was busy after the last event, if that was measured.
@@ -134,7 +134,7 @@ impl Passes {
 
     /// Whether to measure how long the context is busy after this pass: not after a hold, during
     /// which other streams had time to finish, and not while CUPTI slows it.
-    pub const fn asks_for_context(&self, interval: &Interval) -> bool {
+    pub const fn asks_for_context(&self, interval: &TimedInterval) -> bool {
         !self.after.was_idle() && interval.held.is_none() && !self.next_attaches()
     }
 
@@ -142,7 +142,7 @@ impl Passes {
     ///
     /// # Errors
     /// The reason why the routine has no time.
-    pub fn add(&mut self, pass: Pass, readings: &EmptyReadings) -> Result<(), Refusal> {
+    pub fn add(&mut self, pass: Pass, readings: &EmptyIntervalReadings) -> Result<(), Refusal> {
         self.passes += 1;
         self.last = pass.host;
         let elapsed_ns = pass.interval.elapsed_ns;
@@ -182,7 +182,7 @@ impl Passes {
     }
 
     /// Checks a routine that waits: the stream must have worked before the first wait.
-    fn check_waiting(&self, readings: &EmptyReadings) -> Result<(), Refusal> {
+    fn check_waiting(&self, readings: &EmptyIntervalReadings) -> Result<(), Refusal> {
         let first_ns = self.first_ns.filter(|&first_ns| first_ns <= readings.waited_ns);
         let fastest = self.fastest.filter(|fastest| fastest.beyond_ns > SHOWN_LATER);
         let (Some(held_ns), Some(fastest)) = (first_ns, fastest) else { return Ok(()) };
@@ -194,8 +194,8 @@ impl Passes {
 mod tests {
     use super::*;
 
-    const READINGS: EmptyReadings =
-        EmptyReadings { nothing_ns: 1300.0, least_ns: 3000.0, waited_ns: 20_000.0 };
+    const READINGS: EmptyIntervalReadings =
+        EmptyIntervalReadings { nothing_ns: 1300.0, least_ns: 3000.0, waited_ns: 20_000.0 };
 
     fn routine_passes() -> Passes {
         Passes::new(Allowed::CRITERION_ROUTINE)
@@ -223,7 +223,7 @@ mod tests {
             let free_ns = (routine.free_ns)(pass);
             let elapsed_ns = if hold.is_some() { routine.held_ns } else { free_ns };
             let interval =
-                Interval { elapsed_ns, drained: false, held: hold.map(|_| !routine.waits) };
+                TimedInterval { elapsed_ns, drained: false, held: hold.map(|_| !routine.waits) };
             let is_needed = passes.asks_for_context(&interval);
             let busy = is_needed.then(|| Duration::from_micros(routine.busy_us));
             let host = Duration::from_nanos(free_ns as u64);
@@ -256,7 +256,7 @@ mod tests {
         for pass in 1..=64 {
             let elapsed_ns = if pass < 20 { 9e3 } else { 1250.0 };
             let held = passes.next_hold().map(|_| true);
-            let interval = Interval { elapsed_ns, drained: false, held };
+            let interval = TimedInterval { elapsed_ns, drained: false, held };
             let pass_ns = Pass { interval, host: Duration::ZERO, busy: None };
             if passes.add(pass_ns, &READINGS).is_err() {
                 refused = Some(pass);
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(run(&beside).1, Some(refused));
         let mut passes = routine_passes();
         for busy_us in [400, 400, 400, 400, 3, 400, 400] {
-            let interval = Interval { elapsed_ns: 5e4, drained: false, held: None };
+            let interval = TimedInterval { elapsed_ns: 5e4, drained: false, held: None };
             let busy = passes.asks_for_context(&interval).then(|| Duration::from_micros(busy_us));
             let pass = Pass { interval, host: Duration::ZERO, busy };
             assert_eq!(passes.add(pass, &READINGS), Ok(()));
@@ -316,7 +316,7 @@ mod tests {
     fn holds_grow_with_what_passes_take() {
         let mut passes = routine_passes();
         assert_eq!(passes.next_hold(), Some(FIRST_HOLD));
-        let interval = Interval { elapsed_ns: 1e7, drained: false, held: Some(false) };
+        let interval = TimedInterval { elapsed_ns: 1e7, drained: false, held: Some(false) };
         let pass = Pass { interval, host: Duration::from_millis(10), busy: None };
         for hold in [None, Some(RECORDED_HOLD), None, Some(LONGEST_HOLD)] {
             passes.add(Pass { host: Duration::from_secs(9), ..pass }, &READINGS).unwrap();

@@ -10,7 +10,7 @@ use super::refusal::{Refusal, Subject};
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::stream::hold::Hold;
+use kernelgate_cuda::driver::stream::hold::StreamHold;
 
 /// How long the stream is held for a launch that might wait for it.
 const HOLD: Duration = Duration::from_millis(200);
@@ -26,7 +26,7 @@ const LAUNCHES: usize = 3;
 /// [`BackendError::NotTimed`] if it waits for the GPU; when it fails.
 pub fn check(
     device: &Device,
-    stream: &mut dyn Hold,
+    stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
     commands: Option<usize>,
 ) -> Result<bool, BackendError> {
@@ -58,7 +58,7 @@ pub fn check(
 /// only after the blocker had timed out.
 fn outlasts(
     hold: Duration,
-    stream: &mut dyn Hold,
+    stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
 ) -> Result<Option<Duration>, BackendError> {
     executable.reset_and_wait()?;

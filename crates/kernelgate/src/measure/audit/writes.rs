@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
-use kernelgate_cuda::driver::stream::hold::Hold;
+use kernelgate_cuda::driver::stream::hold::StreamHold;
 
 /// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
 const HOLD: Duration = Duration::from_millis(200);
@@ -19,7 +19,10 @@ const SHOWS_WITHIN: Duration = Duration::from_millis(2);
 ///
 /// # Errors
 /// [`BackendError::NotTimed`] if one changes; when the device fails.
-pub fn check(stream: &mut dyn Hold, executable: &mut dyn Executable) -> Result<(), BackendError> {
+pub fn check(
+    stream: &mut dyn StreamHold,
+    executable: &mut dyn Executable,
+) -> Result<(), BackendError> {
     executable.poison_outputs()?;
     // A launch needs its state, which may lie in its outputs.
     executable.reset()?;

@@ -8,8 +8,8 @@ use crate::measure::Cache;
 use crate::measure::limits::Overhead;
 use crate::measure::queue::MAX_QUEUED;
 use crate::stats;
-use kernelgate_cuda::driver::graph::Graph;
-use kernelgate_cuda::instruments::spin::{Empty, Spin};
+use kernelgate_cuda::driver::graph::ExecutableGraph;
+use kernelgate_cuda::instruments::spin::{EmptyKernel, SpinKernel};
 
 /// Intervals whose median is a figure of the calibration.
 const CALIBRATIONS: usize = 31;
@@ -31,20 +31,22 @@ impl EventTimer {
     /// # Errors
     /// The errors of [`EventTimer::new`].
     pub(super) fn calibrate(&mut self) -> Result<Overhead, BackendError> {
-        let empty = Empty::new(self.devices.one())?;
-        let spin = Spin::new(self.devices.one())?;
+        let empty = EmptyKernel::new(self.devices.one())?;
+        let spin = SpinKernel::new(self.devices.one())?;
         let nothing = self.median_ns(0, &mut || Ok(()))?;
         let mut row = |count: usize| {
             self.median_ns(count, &mut || (0..count).try_for_each(|_| empty.launch()))
         };
         let launch_ns = (row(MANY)? - row(FEW)?) / (MANY - FEW) as f64;
         let mut graph = |count: usize| {
-            let graph =
-                Graph::capture(self.devices.one(), || (0..count).try_for_each(|_| empty.launch()))?;
+            let graph = ExecutableGraph::capture(self.devices.one(), || {
+                (0..count).try_for_each(|_| empty.launch())
+            })?;
             self.median_ns(1, &mut || graph.launch())
         };
         let graph_node_ns = (graph(MANY)? - graph(FEW)?) / (MANY - FEW) as f64;
-        let spinning = Graph::capture(self.devices.one(), || spin.launch(CALIBRATION_NS))?;
+        let spinning =
+            ExecutableGraph::capture(self.devices.one(), || spin.launch(CALIBRATION_NS))?;
         let around_launch_ns =
             self.beyond_spin_ns(&spin, &mut || spin.launch(CALIBRATION_NS))? - graph_node_ns;
         let around_graph_ns =
@@ -69,14 +71,14 @@ impl EventTimer {
     /// begin anywhere in a step is exact to a small part of one.
     fn beyond_spin_ns(
         &mut self,
-        spin: &Spin,
+        spin: &SpinKernel,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<f64, BackendError> {
         let (mut intervals_ns, mut spent_ns) = (Vec::new(), 0.0);
         for _ in 0..CALIBRATION_BURSTS {
             let burst = self.burst(CALIBRATIONS, Cache::Hot, 1, launch)?.without_host()?;
             intervals_ns.extend(burst.intervals_ns);
-            spent_ns += spin.spent_ns()? as f64;
+            spent_ns += spin.spent_time_ns()? as f64;
         }
         Ok(stats::median(&intervals_ns) - spent_ns / CALIBRATION_BURSTS as f64)
     }

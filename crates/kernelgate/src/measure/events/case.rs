@@ -98,7 +98,8 @@ impl EventTimer {
         let host_bound = commands > MAX_QUEUED;
         let counted = alone.iter().flatten().max().map(|commands| *commands as u64);
         self.clock.begin();
-        let keeps_lines = persistence::set_aside(devices.one()).is_ok_and(|kept| kept > 0);
+        let keeps_lines =
+            persistence::persisting_l2_bytes(devices.one()).is_ok_and(|kept| kept > 0);
         Ok(CasePlan { cache, gpus, commands, counted, batch, longest, host_bound, keeps_lines })
     }
 
@@ -144,7 +145,7 @@ impl EventTimer {
         batch: &Batch,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<(f64, f64, usize), BackendError> {
-        let alone = GraphSet::capture_repeated(&self.used(), 1, launch)?;
+        let alone = GraphSet::capture_repeated_launches(&self.used(), 1, launch)?;
         let mut launch_ns = |graph: &GraphSet, launches: u64| -> Result<f64, BackendError> {
             let burst = self.burst(5, Cache::Hot, 1, &mut || graph.launch())?;
             let elapsed_ns = stats::median(&burst.intervals_ns) - self.overhead.around_graph_ns;
@@ -213,7 +214,7 @@ impl EventTimer {
                 executable.reset()?;
                 if releases_lines {
                     executable.synchronize()?;
-                    persistence::release_lines(self.devices.one())?;
+                    persistence::reset_persisting_lines(self.devices.one())?;
                 }
                 let launch: &mut dyn FnMut() -> Result<(), BackendError> = match &plan.batch {
                     Some(batch) => &mut || batch.graph.launch(),
@@ -253,7 +254,7 @@ impl Stopwatch for CaseTimer<'_> {
 
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
         if self.plan.keeps_lines {
-            persistence::release_lines(self.timer.devices.one())?;
+            persistence::reset_persisting_lines(self.timer.devices.one())?;
         }
         let overhead = self.timer.overhead;
         let timer = &mut *self.timer;
@@ -334,24 +335,24 @@ impl Stopwatch for CaseTimer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate_cuda::instruments::spin::Spin;
-    use kernelgate_cuda::testing::two_gpus;
+    use kernelgate_cuda::instruments::spin::SpinKernel;
+    use kernelgate_cuda::testing::two_gpus_for_test;
 
     #[test]
     fn a_launch_over_two_gpus_takes_as_long_alone_as_in_a_batch() {
-        let Some((devices, _alone)) = two_gpus() else { return };
+        let Some((devices, _alone)) = two_gpus_for_test() else { return };
         let mut timer = EventTimer::new(&devices).unwrap();
         let mut spins = Vec::new();
         devices
-            .for_each(|_, device| {
-                spins.push(Spin::new(device)?);
+            .for_each_device(|_, device| {
+                spins.push(SpinKernel::new(device)?);
                 Ok(())
             })
             .unwrap();
         for (gpus, spent_ns) in [1, 2].into_iter().flat_map(|n| [(n, 1_000), (n, 5_000)]) {
             timer.lanes.use_first(gpus);
             let used = timer.used();
-            let mut launch = || used.for_each(|rank, _| spins[rank].launch(spent_ns));
+            let mut launch = || used.for_each_device(|rank, _| spins[rank].launch(spent_ns));
             let batch = timer.batch(Cache::Hot, 1, &mut launch).unwrap().unwrap();
             for _ in 0..5 {
                 let (alone_ns, together_ns, begins) =

@@ -9,10 +9,10 @@ use crate::backend::BackendError;
 use crate::measure::Cache;
 use crate::measure::audit::cupti::MarkedHold;
 use crate::measure::queue::MAX_BURST;
-use kernelgate_cuda::driver::stream::hold::Hold;
+use kernelgate_cuda::driver::stream::hold::StreamHold;
 use kernelgate_cuda::driver::stream::stream_timer::StreamTimer;
 use kernelgate_cuda::instruments::barrier::Barrier;
-use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
+use kernelgate_cuda::instruments::timing::{Instruments, StreamBlocker};
 use kernelgate_cuda::{Device, Devices};
 
 /// Bytes that the cold state reads, in multiples of L2's size.
@@ -20,13 +20,13 @@ const FLUSH: u64 = 2;
 
 /// One GPU.
 struct Lane {
-    stream: StreamTimer<Blocker>,
+    stream: StreamTimer<StreamBlocker>,
     instruments: Instruments,
 }
 
 impl Lane {
     fn new(device: &Device) -> Result<Self, BackendError> {
-        let blocker = Blocker::new(device)?;
+        let blocker = StreamBlocker::new(device)?;
         Ok(Self {
             stream: StreamTimer::new(device, 2 * MAX_BURST, blocker)?,
             instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
@@ -50,7 +50,7 @@ impl Lanes {
     /// When a GPU fails or memory is short.
     pub fn new(devices: &Devices) -> Result<Self, BackendError> {
         let mut all = Vec::new();
-        devices.for_each(|_, device| {
+        devices.for_each_device(|_, device| {
             all.push(Lane::new(device)?);
             Ok(())
         })?;
@@ -76,10 +76,10 @@ impl Lanes {
             return each(0, &mut self.all[0]);
         }
         let done = self.all[..self.used].iter_mut().enumerate().try_for_each(|(rank, lane)| {
-            lane.stream.make_current()?;
+            lane.stream.make_context_current()?;
             each(rank, lane)
         });
-        self.all[0].stream.make_current()?;
+        self.all[0].stream.make_context_current()?;
         done
     }
 
@@ -125,14 +125,14 @@ impl Lanes {
         cache: Cache,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
-        self.each(|_, lane| lane.instruments.probe(0))?;
+        self.each(|_, lane| lane.instruments.enqueue_clock_probe(0))?;
         if cache == Cache::Hot {
             self.arrive()?;
             self.each(|_, lane| lane.stream.record(0))?;
         }
         for i in 0..count {
             if cache == Cache::Cold {
-                self.each(|_, lane| lane.instruments.flush())?;
+                self.each(|_, lane| lane.instruments.flush_l2())?;
                 self.arrive()?;
                 self.each(|_, lane| lane.stream.record(2 * i))?;
             }
@@ -140,7 +140,7 @@ impl Lanes {
             let event = if cache == Cache::Cold { 2 * i + 1 } else { i + 1 };
             self.each(|_, lane| lane.stream.record(event))?;
         }
-        self.each(|_, lane| lane.instruments.probe(1))
+        self.each(|_, lane| lane.instruments.enqueue_clock_probe(1))
     }
 
     /// Enqueues the barrier of work on several GPUs.
@@ -199,13 +199,13 @@ fn skew_ns(sums_ns: &[f64]) -> Option<f64> {
 }
 
 /// Holds the streams of all GPUs that are used.
-impl Hold for Lanes {
+impl StreamHold for Lanes {
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
-        self.each(|_, lane| lane.stream.holder().hold(at_most))
+        self.each(|_, lane| lane.stream.stream_holder().hold(at_most))
     }
 
     fn release(&mut self) {
-        self.all[..self.used].iter_mut().for_each(|lane| lane.stream.holder().release());
+        self.all[..self.used].iter_mut().for_each(|lane| lane.stream.stream_holder().release());
     }
 
     fn was_released(&self) -> bool {
@@ -215,7 +215,7 @@ impl Hold for Lanes {
 
 impl MarkedHold for Lanes {
     fn mark(&mut self) -> Result<(), BackendError> {
-        self.each(|_, lane| lane.instruments.probe(1))
+        self.each(|_, lane| lane.instruments.enqueue_clock_probe(1))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::measure::events::EventTimer;
 use crate::measure::power::PowerMode;
 use crate::workload::{Unit, Work, random};
 use kernelgate_cuda::instruments::matmul::{Operand, ResidentMatmul};
-use kernelgate_cuda::instruments::traffic::{MovedBytes, Pass, TrafficPasses};
+use kernelgate_cuda::instruments::traffic::{Pass, TrafficBytes, TrafficPasses};
 use kernelgate_cuda::libraries::cublaslt::{Operands, SquareGemm};
 
 /// Passes of each traffic that are measured at length, the fastest in one burst first.
@@ -132,7 +132,7 @@ fn memory_limit(
     power: PowerMode,
 ) -> Result<MemoryLimit, BackendError> {
     let Traffic { read_bytes, write_bytes, cache } = traffic;
-    let moved = |offset| MovedBytes { read_bytes, write_bytes, offset };
+    let moved = |offset| TrafficBytes { read_bytes, write_bytes, offset };
     let mut tried = Vec::new();
     for pass in Pass::ALL {
         let mut launch = || passes.launch(pass, moved(0));
@@ -263,15 +263,17 @@ fn library_matmul(
 fn random_operand(operands: Operands, name: &str, len: usize) -> Vec<u8> {
     match operands {
         // Sign and magnitudes from 2^-3 to 2^1: every bit pattern of these is a number.
-        Operands::Fp8 => random::map_normal(0, name, len, |x| {
+        Operands::Fp8 => random::map_normal_values(0, name, len, |x| {
             let bits = x.to_bits();
             (bits & 0x80) as u8 | (0x20 + (bits >> 8 & 0x1f)) as u8
         }),
         Operands::Bf16 => {
-            bytemuck::cast_slice(&random::map_normal(0, name, len, half::bf16::from_f32)).to_vec()
+            bytemuck::cast_slice(&random::map_normal_values(0, name, len, half::bf16::from_f32))
+                .to_vec()
         }
         Operands::F16 => {
-            bytemuck::cast_slice(&random::map_normal(0, name, len, half::f16::from_f32)).to_vec()
+            bytemuck::cast_slice(&random::map_normal_values(0, name, len, half::f16::from_f32))
+                .to_vec()
         }
         Operands::Tf32 | Operands::F32 => {
             bytemuck::cast_slice(&random::normal(0, name, len)).to_vec()

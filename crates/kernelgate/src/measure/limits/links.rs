@@ -51,6 +51,6 @@ fn link_limit(
             time_ns = time_ns.min(ceiling.burst_ns()?);
         }
     }
-    devices.for_each(|_, device| device.synchronize())?;
+    devices.for_each_device(|_, device| device.synchronize())?;
     Ok(LinkLimit { bytes, both_ways, gpus, time_ns })
 }

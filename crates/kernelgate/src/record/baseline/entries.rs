@@ -13,7 +13,7 @@ use crate::record::package::Package;
 use crate::record::provenance::Provenance;
 use crate::record::verification::Verification;
 use crate::record::work::WorkRecord;
-use crate::stats::half_range;
+use crate::stats::relative_half_range;
 use crate::workload::SampleUnit;
 
 /// Environment and provenance of one process run.
@@ -93,6 +93,6 @@ pub struct EarlierRuns {
 impl EarlierRuns {
     /// Half the range of the medians, relative to their median.
     pub fn spread(&self) -> f64 {
-        half_range(&self.medians_ns)
+        relative_half_range(&self.medians_ns)
     }
 }

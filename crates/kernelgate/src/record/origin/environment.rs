@@ -13,7 +13,7 @@ use crate::measure::plausibility;
 use kernelgate_cuda::compiler::nvrtc;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::driver::peers::Link;
-use kernelgate_cuda::observe::telemetry::Telemetry;
+use kernelgate_cuda::observe::telemetry::CardTelemetry;
 
 /// Machine and build: the facts that give a time its meaning.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -205,7 +205,7 @@ impl Environment {
 /// A GPU with the versions of its driver and of NVRTC.
 fn gpu(facts: &DeviceFacts) -> Gpu {
     let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
-    let telemetry = Telemetry::open(&facts.uuid);
+    let telemetry = CardTelemetry::open(&facts.uuid);
     Gpu {
         uuid: facts.uuid.clone(),
         arch: facts.arch.clone(),

@@ -38,7 +38,8 @@ impl Gpu {
     /// Records the libraries that the process has opened by now; some are opened when needed.
     pub fn note_libraries(&mut self) {
         // The driver and NVRTC have fields of their own.
-        let others = library::loaded().filter(|(name, _)| !["driver", "nvrtc"].contains(name));
+        let others = library::loaded_library_versions()
+            .filter(|(name, _)| !["driver", "nvrtc"].contains(name));
         self.libraries = others.map(|(name, version)| (name.to_owned(), version)).collect();
     }
 }
@@ -90,7 +91,9 @@ impl Gpus {
 
     /// UUID of a GPU that NVML does not list on this machine.
     pub fn unlisted(&self) -> Option<&str> {
-        self.iter().map(|gpu| &*gpu.uuid).find(|uuid| telemetry::is_listed(uuid) == Some(false))
+        self.iter()
+            .map(|gpu| &*gpu.uuid)
+            .find(|uuid| telemetry::is_card_listed(uuid) == Some(false))
     }
 
     /// Records the libraries that the process has opened by now.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::environment::Environment;
 use crate::measure::plausibility;
 use crate::record::files::file::{Record, hash_of_all};
-use kernelgate_cuda::observe::telemetry::{Card, cards};
+use kernelgate_cuda::observe::telemetry::{Card, list_cards};
 
 /// Bytes to which memory is rounded: the system keeps a varying part for itself.
 const GIB: u64 = 1 << 30;
@@ -52,7 +52,7 @@ impl Machine {
             sockets: sockets(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             cores: host.cores,
             memory_gib: (host.memory_bytes + GIB / 2) / GIB,
-            gpus: cards(),
+            gpus: list_cards(),
         }
     }
 

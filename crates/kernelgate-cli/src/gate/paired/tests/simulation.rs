@@ -133,7 +133,8 @@ impl World {
     fn compare(&self, seed: u64) -> (Outcome, usize) {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let name = |case: usize| format!("{case:02}");
-        let mut observed: Observed = (0..self.cases).map(|case| (name(case), Vec::new())).collect();
+        let mut observed: BlocksByCase =
+            (0..self.cases).map(|case| (name(case), Vec::new())).collect();
         let mut walk = 0.0;
         let mut going: Vec<String> = observed.keys().cloned().collect();
         let blocks = self.plan.max_blocks.min(self.budget);
@@ -494,7 +495,7 @@ fn a_lower_clock_is_never_a_regression() {
 }
 
 /// Recorded A/A comparisons: calibrations of an H200 and of three H100.
-fn recorded() -> Vec<Observed> {
+fn recorded() -> Vec<BlocksByCase> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = [
         "docs/calibrations/h200.json",
@@ -504,7 +505,7 @@ fn recorded() -> Vec<Observed> {
     ];
     let calibrations = files.map(|name| file::read::<Calibration>(&repository.join(name)).unwrap());
     let most = TestPlan::default().max_blocks;
-    let trials = |calibration: &Calibration| -> Vec<Observed> {
+    let trials = |calibration: &Calibration| -> Vec<BlocksByCase> {
         calibration
             .comparisons_of(ComparisonKind::Null)
             .map(|known| known.observed(false, most))
@@ -514,7 +515,7 @@ fn recorded() -> Vec<Observed> {
 }
 
 /// An A/A comparison with its builds exchanged.
-fn exchanged(observed: &Observed) -> Observed {
+fn exchanged(observed: &BlocksByCase) -> BlocksByCase {
     let block = |block: &Block| {
         let leader = if block.leader == Arm::Base { Arm::Head } else { Arm::Base };
         Block { leader, base: block.head, head: block.base }
@@ -525,17 +526,22 @@ fn exchanged(observed: &Observed) -> Observed {
 
 /// Number of comparisons with a false alarm, each in this number of shards, which are recorded
 /// comparisons of a card.
-fn alarms_in_shards(recorded: &[Observed], shards: usize, plan: &TestPlan, count: usize) -> Row {
+fn alarms_in_shards(
+    recorded: &[BlocksByCase],
+    shards: usize,
+    plan: &TestPlan,
+    count: usize,
+) -> Row {
     let compare = |seed: u64| {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut draw = |_| {
             let drawn = &recorded[random.random_range(0..recorded.len())];
             if random.random_bool(0.5) { exchanged(drawn) } else { drawn.clone() }
         };
-        let drawn: Vec<Observed> = (0..shards).map(&mut draw).collect();
+        let drawn: Vec<BlocksByCase> = (0..shards).map(&mut draw).collect();
         let family = Family::Plan(drawn.iter().map(BTreeMap::len).sum());
         drawn.iter().any(|observed| {
-            decide_each(observed, plan, &|_| *plan, family, true).count(Verdict::Regressed) > 0
+            decide_cases(observed, plan, &|_| *plan, family, true).count(Verdict::Regressed) > 0
         })
     };
     let alarmed = (0..count as u64).into_par_iter().filter(|seed| compare(*seed)).count();

@@ -1,14 +1,16 @@
 //! Charts of recorded networks, with a bar for each case.
 
 use kernelgate::display::time;
-use kernelgate_trace::diagnose::network::{AttentionOperation, class_shares};
+use kernelgate_trace::diagnose::network::{AttentionOperation, time_share_by_class};
 
-use super::NetworkCase;
-use super::tables::{largest_kinds, passes};
-use crate::plot::{Axis, Body, Chart, MAX_ROWS, Quantity, Row, RowMark, Rows, ScaleKind};
+use super::RecordedNetwork;
+use super::tables::{classes_with_most_time, passes};
+use crate::plot::{
+    Axis, ChartBody, ChartRowMark, ChartWithTitle, MAX_ROWS, PlottedUnit, Row, Rows, ScaleKind,
+};
 
 /// Names of files with their drawings; empty without networks.
-pub fn drawings(cases: &[NetworkCase]) -> anyhow::Result<Vec<(String, String)>> {
+pub fn drawings(cases: &[RecordedNetwork]) -> anyhow::Result<Vec<(String, String)>> {
     let charts = [
         ("network-host.svg", host(cases)),
         ("network-kinds.svg", kinds(cases)),
@@ -16,56 +18,62 @@ pub fn drawings(cases: &[NetworkCase]) -> anyhow::Result<Vec<(String, String)>> 
         ("network-utilization.svg", utilization(cases)),
     ];
     let some = charts.into_iter().filter(|(_, chart)| match &chart.body {
-        Body::Rows(rows) => !rows.rows.is_empty(),
+        ChartBody::Rows(rows) => !rows.rows.is_empty(),
         _ => true,
     });
     some.map(|(name, chart)| Ok((name.to_owned(), chart.svg()?))).collect()
 }
 
-fn chart(title: &str, subtitle: &str, axis: Axis, legend: &[&str], rows: Vec<Row>) -> Chart {
+fn chart(
+    title: &str,
+    subtitle: &str,
+    axis: Axis,
+    legend: &[&str],
+    rows: Vec<Row>,
+) -> ChartWithTitle {
     let legend = legend.iter().map(|&name| name.to_owned()).collect();
     let rows = rows.into_iter().take(MAX_ROWS).collect();
-    Chart {
+    ChartWithTitle {
         title: title.to_owned(),
         subtitle: subtitle.to_owned(),
-        body: Body::Rows(Rows { axis, legend, rows, origin: None }),
+        body: ChartBody::Rows(Rows { axis, legend, rows, origin: None }),
     }
 }
 
 /// Consecutive spans for these values, each in the colour of its number.
-fn stacked(values: &[f64]) -> Vec<RowMark> {
+fn stacked_spans(values: &[f64]) -> Vec<ChartRowMark> {
     let mut from = 0.0;
     let mut mark = |(colour, value): (usize, &f64)| {
         let start = from;
         from += value;
-        RowMark::Span(start, from, colour)
+        ChartRowMark::Span(start, from, colour)
     };
     values.iter().enumerate().map(&mut mark).collect()
 }
 
-fn host(cases: &[NetworkCase]) -> Chart {
-    let row = |case: &NetworkCase| {
+fn host(cases: &[RecordedNetwork]) -> ChartWithTitle {
+    let row = |case: &RecordedNetwork| {
         let ends = (case.wall_ns - case.device_ns).max(0.0);
         Row {
             label: case.case.clone(),
             value: time(case.wall_ns),
-            marks: stacked(&[case.busy_ns, case.device_ns - case.busy_ns, ends]),
+            marks: stacked_spans(&[case.busy_ns, case.device_ns - case.busy_ns, ends]),
         }
     };
     chart(
         "A launch by the host's timer",
         "time in which the device was busy, idle between kernels, and before and after all of them",
-        Axis::new("wall time of a launch", Quantity::Time, ScaleKind::FromZero),
+        Axis::new("wall time of a launch", PlottedUnit::Time, ScaleKind::FromZero),
         &["busy", "idle", "before and after"],
         cases.iter().map(row).collect(),
     )
 }
 
-fn kinds(cases: &[NetworkCase]) -> Chart {
-    let columns = largest_kinds(cases);
-    let row = |case: &NetworkCase| -> Vec<Row> {
+fn kinds(cases: &[RecordedNetwork]) -> ChartWithTitle {
+    let columns = classes_with_most_time(cases);
+    let row = |case: &RecordedNetwork| -> Vec<Row> {
         let bar = |(pass, kernels): (&str, Vec<_>)| {
-            let shares = class_shares(&kernels);
+            let shares = time_share_by_class(&kernels);
             let share = |class| shares.iter().find(|(of, _)| of == class).map_or(0.0, |of| of.1);
             let values: Vec<f64> = columns.iter().map(share).collect();
             Row {
@@ -73,7 +81,7 @@ fn kinds(cases: &[NetworkCase]) -> Chart {
                 value: columns.first().map_or_else(String::new, |first| {
                     format!("{:.1}% {}", 100.0 * share(first), first.label())
                 }),
-                marks: stacked(&values),
+                marks: stacked_spans(&values),
             }
         };
         passes(case, cases).into_iter().map(bar).collect()
@@ -82,45 +90,47 @@ fn kinds(cases: &[NetworkCase]) -> Chart {
     chart(
         "Kinds of kernels, inference and training",
         "share of the time of all kernels; the rest is of other kinds",
-        Axis::new("share of the kernels' time", Quantity::Share, ScaleKind::FromZero),
+        Axis::new("share of the kernels' time", PlottedUnit::Share, ScaleKind::FromZero),
         &labels,
         cases.iter().flat_map(row).collect(),
     )
 }
 
-fn attention(cases: &[NetworkCase]) -> Chart {
-    let row = |case: &NetworkCase| {
-        let all = case.attention_ns()?;
+fn attention(cases: &[RecordedNetwork]) -> ChartWithTitle {
+    let row = |case: &RecordedNetwork| {
+        let all = case.attention_time_ns()?;
         let passes = case.network.passes.max(1) as f64;
         let operations =
             [AttentionOperation::Scores, AttentionOperation::Softmax, AttentionOperation::Values];
         let marks = match &case.network.attention {
-            Some(of) => stacked(&operations.map(|it| of.operation(it).kernel_ns as f64 / passes)),
-            None => vec![RowMark::Bar(all, operations.len())],
+            Some(of) => {
+                stacked_spans(&operations.map(|it| of.operation(it).kernel_ns as f64 / passes))
+            }
+            None => vec![ChartRowMark::Bar(all, operations.len())],
         };
         Some(Row { label: case.case.clone(), value: time(all), marks })
     };
     chart(
         "Attention of a forward pass",
         "kernels between the projections, by operation or fused",
-        Axis::new("time of kernels", Quantity::Time, ScaleKind::FromZero),
+        Axis::new("time of kernels", PlottedUnit::Time, ScaleKind::FromZero),
         &["scores", "softmax", "values", "fused"],
         cases.iter().filter_map(row).collect(),
     )
 }
 
-fn utilization(cases: &[NetworkCase]) -> Chart {
-    let row = |case: &NetworkCase| {
+fn utilization(cases: &[RecordedNetwork]) -> ChartWithTitle {
+    let row = |case: &RecordedNetwork| {
         let share = case.utilization.of_published?;
-        let mut marks = vec![RowMark::Bar(share, 0)];
-        marks.extend(case.utilization.of_measured.map(RowMark::Tick));
+        let mut marks = vec![ChartRowMark::Bar(share, 0)];
+        marks.extend(case.utilization.of_measured.map(ChartRowMark::Tick));
         let value = format!("{:.1}%, {}", 100.0 * share, time(case.launch_ns));
         Some(Row { label: case.case.clone(), value, marks })
     };
     chart(
         "Model FLOP utilization",
         "a bar by the published dense peak, a line by the measured one",
-        Axis::new("share of the peak", Quantity::Share, ScaleKind::FromZero),
+        Axis::new("share of the peak", PlottedUnit::Share, ScaleKind::FromZero),
         &[],
         cases.iter().filter_map(row).collect(),
     )

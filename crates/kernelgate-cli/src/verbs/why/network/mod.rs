@@ -11,14 +11,16 @@ pub use tables::text;
 
 use kernelgate::protocol::CaseRecording;
 use kernelgate::workload::SampleUnit;
-use kernelgate_trace::diagnose::network::{KernelUse, Network, Phase, kernel_ns};
-use kernelgate_trace::diagnose::{Diagnosis, KernelClass, RangeUse};
+use kernelgate_trace::diagnose::network::{
+    KernelUsePerPass, Network, TrainingPhase, total_kernel_ns,
+};
+use kernelgate_trace::diagnose::{KernelClass, RangeTreeNode, TraceDiagnosis};
 use serde_json::{Value, json};
 
 use crate::report::utilization::ModelUtilization;
 
 /// A recorded network; times are of one launch, in nanoseconds.
-pub struct NetworkCase {
+pub struct RecordedNetwork {
     /// Id of the case.
     pub case: String,
     /// Family, operation and axes in the id.
@@ -46,12 +48,12 @@ pub struct NetworkCase {
     published: Option<String>,
 }
 
-impl NetworkCase {
+impl RecordedNetwork {
     /// The network of a recording; `None` without phases, or if nothing ran.
     pub fn new(
         recording: &CaseRecording,
-        tree: &[RangeUse],
-        diagnosis: &Diagnosis,
+        tree: &[RangeTreeNode],
+        diagnosis: &TraceDiagnosis,
     ) -> Option<Self> {
         let network = diagnosis.network.clone()?;
         let (all, device) = (tree.first()?, diagnosis.devices.first()?);
@@ -82,33 +84,35 @@ impl NetworkCase {
             samples_per_s: recording.samples.map(|samples| samples as f64 * 1e9 / launch_ns),
             sample_unit: recording.sample_unit,
             utilization: ModelUtilization::new(&recording.work, name, rate, launch_ns),
-            published: crate::report::utilization::published_peak(&recording.work, name),
+            published: crate::report::utilization::published_peak_text(&recording.work, name),
             case: recording.case.clone(),
         })
     }
 
-    fn forward(&self) -> &[KernelUse] {
-        self.network.phase(Phase::Forward).map_or(&[], |phase| &phase.kernels)
+    fn forward(&self) -> &[KernelUsePerPass] {
+        self.network.phase(TrainingPhase::Forward).map_or(&[], |phase| &phase.kernels)
     }
 
     /// Share of a phase in the busy time, 0 to 1.
-    fn phase_share(&self, phase: Phase) -> Option<f64> {
+    fn phase_share(&self, phase: TrainingPhase) -> Option<f64> {
         let all: f64 = self.network.phases.iter().map(|of| of.busy_ns).sum();
         self.network.phase(phase).map(|of| of.busy_ns / all.max(1.0))
     }
 
     /// Kernels of inference: those of the same row's recorded forward pass, or else of the forward
     /// pass within the step.
-    fn inference<'a>(&'a self, all: &'a [Self]) -> &'a [KernelUse] {
+    fn inference<'a>(&'a self, all: &'a [Self]) -> &'a [KernelUsePerPass] {
         if !self.network.trains() {
             return self.forward();
         }
-        let partner = all.iter().find(|other| !other.network.trains() && self.pairs_with(other));
+        let partner = all
+            .iter()
+            .find(|other| !other.network.trains() && self.differs_in_operation_only(other));
         partner.unwrap_or(self).forward()
     }
 
     /// Whether only the operation of the family differs.
-    fn pairs_with(&self, other: &Self) -> bool {
+    fn differs_in_operation_only(&self, other: &Self) -> bool {
         let split = |problem: &str| -> Option<(String, String)> {
             let mut parts = problem.splitn(3, '/');
             Some((parts.next()?.to_owned(), parts.nth(1)?.to_owned()))
@@ -117,7 +121,7 @@ impl NetworkCase {
     }
 
     /// Time of attention's kernels in the forward pass, fused or as three operations.
-    fn attention_ns(&self) -> Option<f64> {
+    fn attention_time_ns(&self) -> Option<f64> {
         let passes = self.network.passes.max(1) as f64;
         let unfused = self.network.attention.as_ref().map(|of| of.kernel_ns() as f64 / passes);
         let fused = || {
@@ -139,13 +143,14 @@ impl NetworkCase {
             self.idle.iter().map(|(cause, ns)| json!({ "cause": cause, "idle_ns": ns })).collect();
         let inference = self.inference(all);
         let step = self.network.step();
-        let same = |of: &KernelUse| inference.first().is_some_and(|first| first.name == of.name);
-        let share = |kernels: &[KernelUse]| {
+        let same =
+            |of: &KernelUsePerPass| inference.first().is_some_and(|first| first.name == of.name);
+        let share = |kernels: &[KernelUsePerPass]| {
             let matmul = kernels.iter().filter(|of| of.class == KernelClass::Matmul);
-            matmul.map(|of| of.kernel_ns).sum::<f64>() / kernel_ns(kernels).max(1.0)
+            matmul.map(|of| of.kernel_ns).sum::<f64>() / total_kernel_ns(kernels).max(1.0)
         };
         let trains = self.network.trains();
-        let unfused = self.unfused(all).and_then(Self::attention_ns);
+        let unfused = self.unfused(all).and_then(Self::attention_time_ns);
         json!({
             "wall_ns": self.wall_ns,
             "launching_ns": self.launching_ns,
@@ -159,12 +164,12 @@ impl NetworkCase {
                 "published_peak": self.published,
                 "of_measured_peak": self.utilization.of_measured,
             },
-            "optimizer_share": self.phase_share(Phase::Optimizer),
+            "optimizer_share": self.phase_share(TrainingPhase::Optimizer),
             "largest_kernel_is_that_of_inference":
                 step.first().filter(|_| trains).map(same),
             "matmul_share_of_inference": share(inference),
             "matmul_share_of_training": trains.then(|| share(&step)),
-            "attention_ns": self.attention_ns(),
+            "attention_ns": self.attention_time_ns(),
             "attention_of_unfused_row_ns": unfused,
         })
     }

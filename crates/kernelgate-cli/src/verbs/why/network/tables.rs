@@ -3,25 +3,26 @@
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate_trace::diagnose::network::{
-    AttentionOperation, KernelUse, MIN_LISTED_SHARE, Phase, class_shares, kernel_ns,
+    AttentionOperation, KernelUsePerPass, MIN_LISTED_TIME_SHARE, TrainingPhase,
+    time_share_by_class, total_kernel_ns,
 };
 use kernelgate_trace::diagnose::{KernelClass, short_name};
 use kernelgate_trace::stats::shorten;
 
-use super::NetworkCase;
+use super::RecordedNetwork;
 
 /// Columns of a kernel's name.
 const MAX_NAME: usize = 40;
 /// Largest number of kernels of a case that are listed.
 const MAX_KERNELS: usize = 6;
 /// Largest number of kinds of kernels with columns of their own.
-const MAX_KINDS: usize = 6;
+const MAX_KERNEL_CLASSES: usize = 6;
 
 fn percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
 }
 
-fn dash() -> String {
+fn dash_cell() -> String {
     "-".to_owned()
 }
 
@@ -30,9 +31,9 @@ fn number(count: f64) -> String {
 }
 
 /// All tables, with sentences that explain their columns.
-pub fn text(cases: &[NetworkCase], shown: &dyn Fn(&Table) -> String) -> String {
+pub fn text(cases: &[RecordedNetwork], shown: &dyn Fn(&Table) -> String) -> String {
     let sections = [
-        ("utilization of the matrix units", utilization(cases), published(cases)),
+        ("utilization of the matrix units", utilization(cases), published_peaks_note(cases)),
         (
             "(a) host against device, a launch",
             host_and_device(cases),
@@ -63,10 +64,10 @@ pub fn text(cases: &[NetworkCase], shown: &dyn Fn(&Table) -> String) -> String {
 }
 
 /// Adds rows of each case below a heading of its problem.
-fn by_problem(
+fn add_rows_by_problem(
     table: &mut Table,
-    cases: &[NetworkCase],
-    rows: impl Fn(&NetworkCase) -> Vec<Vec<String>>,
+    cases: &[RecordedNetwork],
+    rows: impl Fn(&RecordedNetwork) -> Vec<Vec<String>>,
 ) {
     for of_problem in cases.chunk_by(|a, b| a.problem == b.problem) {
         let rows: Vec<Vec<String>> = of_problem.iter().flat_map(&rows).collect();
@@ -77,7 +78,7 @@ fn by_problem(
     }
 }
 
-fn utilization(cases: &[NetworkCase]) -> Table {
+fn utilization(cases: &[RecordedNetwork]) -> Table {
     let mut table = Table::new(&[
         "row",
         "a launch",
@@ -88,24 +89,24 @@ fn utilization(cases: &[NetworkCase]) -> Table {
         "backward",
         "optimizer",
     ]);
-    by_problem(&mut table, cases, |case| {
-        let share = |share: Option<f64>| share.map_or_else(dash, percent);
+    add_rows_by_problem(&mut table, cases, |case| {
+        let share = |share: Option<f64>| share.map_or_else(dash_cell, percent);
         let phase = |phase| share(case.phase_share(phase));
         vec![vec![
             case.row.clone(),
             time(case.launch_ns),
-            case.samples_per_s.map_or_else(dash, |rate| case.sample_unit.per_second(rate)),
+            case.samples_per_s.map_or_else(dash_cell, |rate| case.sample_unit.per_second(rate)),
             share(case.utilization.of_published),
             share(case.utilization.of_measured),
-            phase(Phase::Forward),
-            phase(Phase::Backward),
-            phase(Phase::Optimizer),
+            phase(TrainingPhase::Forward),
+            phase(TrainingPhase::Backward),
+            phase(TrainingPhase::Optimizer),
         ]]
     });
     table
 }
 
-fn published(cases: &[NetworkCase]) -> String {
+fn published_peaks_note(cases: &[RecordedNetwork]) -> String {
     let mut peaks: Vec<&str> = cases.iter().filter_map(|case| case.published.as_deref()).collect();
     peaks.sort_unstable();
     peaks.dedup();
@@ -116,14 +117,14 @@ fn published(cases: &[NetworkCase]) -> String {
     format!("{published};\nmeasured: the matmul ceiling here; masked attention does not count\n")
 }
 
-fn host_and_device(cases: &[NetworkCase]) -> Table {
+fn host_and_device(cases: &[RecordedNetwork]) -> Table {
     let mut table =
         Table::new(&["row", "wall", "launching", "busy", "idle", "ends", "idle mostly"]);
-    by_problem(&mut table, cases, |case| {
+    add_rows_by_problem(&mut table, cases, |case| {
         let cause = case
             .idle
             .first()
-            .map_or_else(dash, |(cause, ns)| format!("{} {}", shorten(cause, 34), time(*ns)));
+            .map_or_else(dash_cell, |(cause, ns)| format!("{} {}", shorten(cause, 34), time(*ns)));
         vec![vec![
             case.row.clone(),
             time(case.wall_ns),
@@ -137,21 +138,23 @@ fn host_and_device(cases: &[NetworkCase]) -> Table {
     table
 }
 
-fn largest(cases: &[NetworkCase]) -> Table {
+fn largest(cases: &[RecordedNetwork]) -> Table {
     let mut table = Table::new(&["row", "kernel", "launches", "time", "share", "the other pass"]);
-    by_problem(&mut table, cases, |case| {
+    add_rows_by_problem(&mut table, cases, |case| {
         let step = case.network.step();
         let Some(first) = step.first() else { return Vec::new() };
         let inference = case.inference(cases).first();
         let other = match case.network.trains() {
             true => inference.map(|of| (of.name.clone(), "inference")),
             false => {
-                let trains = |of: &&NetworkCase| of.network.trains() && of.pairs_with(case);
+                let trains = |of: &&RecordedNetwork| {
+                    of.network.trains() && of.differs_in_operation_only(case)
+                };
                 let step = cases.iter().find(trains).map(|of| of.network.step());
                 step.and_then(|step| Some((step.first()?.name.clone(), "training")))
             }
         };
-        let same = other.map_or_else(dash, |(name, pass)| match name == first.name {
+        let same = other.map_or_else(dash_cell, |(name, pass)| match name == first.name {
             true => format!("the same in {pass}"),
             false => format!("another in {pass}"),
         });
@@ -160,22 +163,23 @@ fn largest(cases: &[NetworkCase]) -> Table {
             shorten(&short_name(&first.name), MAX_NAME),
             number(first.launches),
             time(first.kernel_ns),
-            percent(first.kernel_ns / kernel_ns(&step).max(1.0)),
+            percent(first.kernel_ns / total_kernel_ns(&step).max(1.0)),
             same,
         ]]
     });
     table
 }
 
-fn others(cases: &[NetworkCase]) -> Table {
+fn others(cases: &[RecordedNetwork]) -> Table {
     let mut table = Table::new(&["kernel", "kind", "launches", "time", "share"]);
     for case in cases {
         let forward = case.forward();
-        let all = kernel_ns(forward).max(1.0);
-        let other = |of: &&KernelUse| {
-            of.class != KernelClass::Matmul && of.kernel_ns >= MIN_LISTED_SHARE * all
+        let all = total_kernel_ns(forward).max(1.0);
+        let other = |of: &&KernelUsePerPass| {
+            of.class != KernelClass::Matmul && of.kernel_ns >= MIN_LISTED_TIME_SHARE * all
         };
-        let listed: Vec<&KernelUse> = forward.iter().filter(other).take(MAX_KERNELS).collect();
+        let listed: Vec<&KernelUsePerPass> =
+            forward.iter().filter(other).take(MAX_KERNELS).collect();
         if listed.is_empty() || case.network.trains() {
             continue;
         }
@@ -195,12 +199,12 @@ fn others(cases: &[NetworkCase]) -> Table {
 
 /// A case's kernels, with the pass to which they belong: inference, or training.
 pub(super) fn passes<'a>(
-    case: &'a NetworkCase,
-    all: &'a [NetworkCase],
-) -> Vec<(&'static str, Vec<KernelUse>)> {
+    case: &'a RecordedNetwork,
+    all: &'a [RecordedNetwork],
+) -> Vec<(&'static str, Vec<KernelUsePerPass>)> {
     let mut passes = Vec::new();
     let trains = case.network.trains();
-    let paired = |of: &&NetworkCase| of.network.trains() && of.pairs_with(case);
+    let paired = |of: &&RecordedNetwork| of.network.trains() && of.differs_in_operation_only(case);
     // A forward pass is shown beside its training step.
     if trains || !all.iter().any(|of| paired(&of)) {
         passes.push(("inference", case.inference(all).to_vec()));
@@ -212,9 +216,9 @@ pub(super) fn passes<'a>(
 }
 
 /// Kinds of kernels with most time over all cases.
-pub(super) fn largest_kinds(cases: &[NetworkCase]) -> Vec<KernelClass> {
+pub(super) fn classes_with_most_time(cases: &[RecordedNetwork]) -> Vec<KernelClass> {
     let mut sums: Vec<(KernelClass, f64)> = Vec::new();
-    for (class, share) in cases.iter().flat_map(|case| class_shares(&case.network.step())) {
+    for (class, share) in cases.iter().flat_map(|case| time_share_by_class(&case.network.step())) {
         match sums.iter_mut().find(|(known, _)| *known == class) {
             Some((_, sum)) => *sum += share,
             None => sums.push((class, share)),
@@ -222,16 +226,16 @@ pub(super) fn largest_kinds(cases: &[NetworkCase]) -> Vec<KernelClass> {
     }
     sums.retain(|(class, _)| *class != KernelClass::Other);
     sums.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    sums.into_iter().map(|(class, _)| class).take(MAX_KINDS).collect()
+    sums.into_iter().map(|(class, _)| class).take(MAX_KERNEL_CLASSES).collect()
 }
 
-fn kinds(cases: &[NetworkCase]) -> Table {
-    let columns = largest_kinds(cases);
+fn kinds(cases: &[RecordedNetwork]) -> Table {
+    let columns = classes_with_most_time(cases);
     let labels: Vec<&str> = columns.iter().map(|class| class.label()).collect();
     let mut table = Table::new(&[&["row"], &labels[..], &["other kinds"]].concat());
-    by_problem(&mut table, cases, |case| {
-        let row = |(pass, kernels): (&str, Vec<KernelUse>)| {
-            let shares = class_shares(&kernels);
+    add_rows_by_problem(&mut table, cases, |case| {
+        let row = |(pass, kernels): (&str, Vec<KernelUsePerPass>)| {
+            let shares = time_share_by_class(&kernels);
             let share = |class: &KernelClass| {
                 shares.iter().find(|(of, _)| of == class).map_or(0.0, |(_, share)| *share)
             };
@@ -244,7 +248,7 @@ fn kinds(cases: &[NetworkCase]) -> Table {
     table
 }
 
-fn attention(cases: &[NetworkCase]) -> Table {
+fn attention(cases: &[RecordedNetwork]) -> Table {
     let mut table = Table::new(&[
         "row",
         "scores",
@@ -255,22 +259,30 @@ fn attention(cases: &[NetworkCase]) -> Table {
         "all",
         "gain",
     ]);
-    by_problem(&mut table, cases, |case| {
-        let Some(all_ns) = case.attention_ns() else { return Vec::new() };
+    add_rows_by_problem(&mut table, cases, |case| {
+        let Some(all_ns) = case.attention_time_ns() else { return Vec::new() };
         let passes = case.network.passes.max(1) as f64;
         let unfused = case.network.attention.as_ref();
         let operation = |operation| {
-            unfused.map_or_else(dash, |of| time(of.operation(operation).kernel_ns as f64 / passes))
+            unfused.map_or_else(dash_cell, |of| {
+                time(of.operation(operation).kernel_ns as f64 / passes)
+            })
         };
-        let ratio = |ratio: Option<f64>, form: fn(f64) -> String| ratio.map_or_else(dash, form);
-        let gain = case.unfused(cases).and_then(NetworkCase::attention_ns).map(|ns| ns / all_ns);
+        let ratio =
+            |ratio: Option<f64>, form: fn(f64) -> String| ratio.map_or_else(dash_cell, form);
+        let gain =
+            case.unfused(cases).and_then(RecordedNetwork::attention_time_ns).map(|ns| ns / all_ns);
         vec![vec![
             case.row.clone(),
             operation(AttentionOperation::Scores),
             operation(AttentionOperation::Softmax),
             operation(AttentionOperation::Values),
-            ratio(unfused.and_then(|of| of.time_ratio()), |ratio| format!("{ratio:.2}")),
-            ratio(unfused.and_then(|of| of.flop_ratio()), |ratio| format!("{ratio:.1} : 1")),
+            ratio(unfused.and_then(|of| of.softmax_over_products_time()), |ratio| {
+                format!("{ratio:.2}")
+            }),
+            ratio(unfused.and_then(|of| of.matmul_over_softmax_flops()), |ratio| {
+                format!("{ratio:.1} : 1")
+            }),
             time(all_ns),
             ratio(gain, |gain| format!("{gain:.2}x")),
         ]]

@@ -44,7 +44,7 @@ fn launches_of_every_kind_reach_the_device() {
         PreparedLaunch::new(&device, device.kernel(&build, symbol).unwrap(), dims, parameters)
     };
     let multiprocessors = device.facts().multiprocessors;
-    let words = |buffer: &crate::Buffer| {
+    let words = |buffer: &crate::DeviceBuffer| {
         let mut bytes = vec![0; buffer.bytes()];
         buffer.download(&mut bytes).unwrap();
         bytes
@@ -84,7 +84,7 @@ fn launches_of_every_kind_reach_the_device() {
         };
         let clustered = || Arguments::new().address(out.address());
         let ranks = |launch: PreparedLaunch| {
-            out.overwrite(&[0; 16]).unwrap();
+            out.overwrite_from_host(&[0; 16]).unwrap();
             launch.launch().unwrap();
             let written = words(&out);
             let rank = |word: &[u8]| u32::from_ne_bytes(word.try_into().unwrap());
@@ -154,7 +154,7 @@ fn reports_launches_beyond_the_gpu_as_unsupported() {
     // Clusters that wait for each other: the maximum that the driver reports, and one more.
     let meeting = |address| Arguments::new().address(address).address(address);
     let launch = prepare("meeting", dims, meeting(0)).unwrap();
-    let held = launch.kernel.clusters_at_once(&launch.launch, [16, 1, 1]).unwrap() as u32;
+    let held = launch.kernel.max_resident_clusters(&launch.launch, [16, 1, 1]).unwrap() as u32;
     eprintln!("{held} clusters of 16 blocks of 256 threads at once");
     assert!(held > 0);
     let together = |grid| Launch { cooperative: true, ..in_clusters(16, grid) };

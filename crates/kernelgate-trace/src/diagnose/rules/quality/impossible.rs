@@ -1,20 +1,22 @@
 //! Times that no device can have: operations of one stream that overlap, or start before their
 //! launch.
 
-use super::super::super::context::Context;
-use super::super::super::finding::{Evidence, Finding, Measure, Severity};
+use super::super::super::context::DiagnosisContext;
+use super::super::super::finding::{
+    DiagnosisFinding, FindingEvidence, FindingSeverity, NumberWithUnit,
+};
 use super::super::super::text::time;
-use super::super::outcome::{doubt, most_expensive, number, percent};
+use super::super::outcome::{doubt, most_expensive_evidence, number, percent};
 use crate::analyze::operations::{Kind, OperationId};
 use crate::analyze::order::Order;
 
 /// Overlaps up to this are programmatic dependent launch, or rounding, in nanoseconds.
-pub(super) const OVERLAP_NS: i64 = 20_000;
+pub(super) const MAX_HARMLESS_OVERLAP_NS: i64 = 20_000;
 /// Part of the busy time from which overlaps make all sums doubtful, in percent.
 const DOUBTFUL_OVERLAP_PERCENT: f64 = 5.0;
 
 /// An operation that runs beside those that follow it on its stream.
-struct Overlap {
+struct OverlappingOperation {
     id: OperationId,
     followers: usize,
     /// Time from the start of the first of them to its own end, nanoseconds.
@@ -22,12 +24,16 @@ struct Overlap {
 }
 
 /// Operations of one stream run one after the other, but for nodes of a graph.
-pub(super) fn overlaps(context: &Context<'_>, found: &mut Vec<Finding>) {
+pub(super) fn find_stream_overlaps(
+    context: &DiagnosisContext<'_>,
+    found: &mut Vec<DiagnosisFinding>,
+) {
     let all = &context.all;
-    let order = Order::by_key(all.ids().filter(|&id| !may_overlap(context, id)), |id| {
-        (all.place(id), all.start(id), all.end(id))
-    });
-    let mut overlaps: Vec<Overlap> = Vec::new();
+    let order = Order::operations_by_key(
+        all.ids().filter(|&id| !may_overlap_on_stream(context, id)),
+        |id| (all.place(id), all.start(id), all.end(id)),
+    );
+    let mut overlaps: Vec<OverlappingOperation> = Vec::new();
     let mut ahead: Option<OperationId> = None;
     for id in order.iter() {
         let Some(last) = ahead.filter(|&last| all.place(last) == all.place(id)) else {
@@ -36,12 +42,14 @@ pub(super) fn overlaps(context: &Context<'_>, found: &mut Vec<Finding>) {
         };
         let beside = all.end(last).min(all.end(id)) - all.start(id);
         let inside = all.end(id) < all.end(last);
-        if beside > OVERLAP_NS || (inside && all.end(last) - all.start(id) > OVERLAP_NS) {
+        if beside > MAX_HARMLESS_OVERLAP_NS
+            || (inside && all.end(last) - all.start(id) > MAX_HARMLESS_OVERLAP_NS)
+        {
             match overlaps.last_mut().filter(|of| of.id == last) {
                 Some(of) => of.followers += 1,
                 None => {
                     let ns = all.end(last) - all.start(id);
-                    overlaps.push(Overlap { id: last, followers: 1, ns });
+                    overlaps.push(OverlappingOperation { id: last, followers: 1, ns });
                 }
             }
         }
@@ -57,8 +65,11 @@ pub(super) fn overlaps(context: &Context<'_>, found: &mut Vec<Finding>) {
     let longest = overlaps.iter().map(|of| of.ns).max().unwrap_or(0);
     let busy: i64 = context.activities.iter().map(|of| of.busy_ns).sum();
     let share = percent(total, busy);
-    let severity =
-        if share > DOUBTFUL_OVERLAP_PERCENT { Severity::Severe } else { Severity::Warning };
+    let severity = if share > DOUBTFUL_OVERLAP_PERCENT {
+        FindingSeverity::Severe
+    } else {
+        FindingSeverity::Warning
+    };
     let mut finding = doubt(
         severity,
         format!(
@@ -71,16 +82,16 @@ pub(super) fn overlaps(context: &Context<'_>, found: &mut Vec<Finding>) {
         "record again; busy time, idle time and sums that hold them are doubtful",
         "kernels with programmatic dependent launch, which start before the one ahead ends",
     );
-    finding.evidence = most_expensive(
+    finding.evidence = most_expensive_evidence(
         overlaps
             .iter()
-            .map(|of| Evidence {
+            .map(|of| FindingEvidence {
                 what: format!("{} overlaps {} that follow", all.name(of.id), of.followers),
                 count: 1,
                 total_ns: Some(of.ns),
-                range: context.path_of(of.id),
+                range: context.path_of_operation(of.id),
                 span: Some((all.start(of.id), all.end(of.id))),
-                place: Some(context.place_of(of.id)),
+                place: Some(context.process_and_device_of(of.id)),
             })
             .collect(),
     );
@@ -88,38 +99,47 @@ pub(super) fn overlaps(context: &Context<'_>, found: &mut Vec<Finding>) {
 }
 
 /// Nodes of a graph may run at once, and pages migrate at any time.
-fn may_overlap(context: &Context<'_>, id: OperationId) -> bool {
+fn may_overlap_on_stream(context: &DiagnosisContext<'_>, id: OperationId) -> bool {
     let node = |row: usize| context.trace.kernels.graph_node.get(row).is_some_and(|node| node != 0);
     match context.all.part(id) {
         (Kind::Kernel, row) => node(row),
-        (Kind::Copy, _) => context.is_migration(id),
+        (Kind::Copy, _) => context.is_page_migration(id),
         (Kind::Set | Kind::Graph, _) => false,
     }
 }
 
 /// Sums do not contain operations without times.
-pub(super) fn without_times(context: &Context<'_>, found: &mut Vec<Finding>) {
+pub(super) fn find_operations_without_times(
+    context: &DiagnosisContext<'_>,
+    found: &mut Vec<DiagnosisFinding>,
+) {
     let lost = i64::try_from(context.trace.quality.without_times).unwrap_or(i64::MAX);
     if lost == 0 {
         return;
     }
     let counted = i64::try_from(context.all.len()).unwrap_or(i64::MAX);
     let share = percent(lost, lost.saturating_add(counted));
-    let severity =
-        if share > DOUBTFUL_OVERLAP_PERCENT { Severity::Severe } else { Severity::Information };
+    let severity = if share > DOUBTFUL_OVERLAP_PERCENT {
+        FindingSeverity::Severe
+    } else {
+        FindingSeverity::Information
+    };
     let mut finding = doubt(
         severity,
         format!("{lost} operations have no times and do not count: {share:.1} % of all"),
-        Measure { value: share, unit: "% of operations" },
+        NumberWithUnit { value: share, unit: "% of operations" },
         "record again; sums lack them, and what ran in them counts as idle",
         "a trace that was stopped while the program ran",
     );
-    finding.threshold = Measure { value: DOUBTFUL_OVERLAP_PERCENT, unit: "% of operations" };
+    finding.threshold = NumberWithUnit { value: DOUBTFUL_OVERLAP_PERCENT, unit: "% of operations" };
     found.push(finding);
 }
 
 /// Operations that start before their launch: the clocks of host and device disagree.
-pub(super) fn starts_before_launches(context: &Context<'_>, found: &mut Vec<Finding>) {
+pub(super) fn find_starts_before_launches(
+    context: &DiagnosisContext<'_>,
+    found: &mut Vec<DiagnosisFinding>,
+) {
     let (count, most) = context.host.before_launch;
     if count == 0 {
         return;
@@ -130,8 +150,11 @@ pub(super) fn starts_before_launches(context: &Context<'_>, found: &mut Vec<Find
         i64::try_from(count).unwrap_or(i64::MAX),
         i64::try_from(launched).unwrap_or(i64::MAX),
     );
-    let severity =
-        if share > DOUBTFUL_OVERLAP_PERCENT { Severity::Warning } else { Severity::Information };
+    let severity = if share > DOUBTFUL_OVERLAP_PERCENT {
+        FindingSeverity::Warning
+    } else {
+        FindingSeverity::Information
+    };
     let mut finding = doubt(
         severity,
         format!(
@@ -139,10 +162,10 @@ pub(super) fn starts_before_launches(context: &Context<'_>, found: &mut Vec<Find
              {}: the clocks of host and device disagree",
             time(most)
         ),
-        Measure { value: share, unit: "% of operations" },
+        NumberWithUnit { value: share, unit: "% of operations" },
         "causes of gaps that are shorter than this are doubtful; record again",
         "nothing",
     );
-    finding.threshold = Measure { value: 0.0, unit: "% of operations" };
+    finding.threshold = NumberWithUnit { value: 0.0, unit: "% of operations" };
     found.push(finding);
 }

@@ -1,18 +1,18 @@
 //! Messages of a recorder about its own work.
 
-use super::super::super::finding::Evidence;
+use super::super::super::finding::FindingEvidence;
 
 /// Messages that are shown.
-const MAX_MESSAGES: usize = 8;
+const MAX_SHOWN_MESSAGES: usize = 8;
 
 /// Why records are missing, as the recorder says.
-pub(super) struct Reason {
+pub(super) struct MissingRecordsReason {
     pub words: String,
     pub advice: String,
 }
 
 /// Parts of messages, the reason behind them, and what to do.
-const REASONS: &[(&[&str], &str, &str)] = &[
+const MESSAGE_REASONS: &[(&[&str], &str, &str)] = &[
     (
         &["ERR_NVGPUCTRPERM", "INSUFFICIENT_PRIVILEGES", "privilege", "permission"],
         "the recorder was not allowed to",
@@ -41,7 +41,7 @@ const REASONS: &[(&[&str], &str, &str)] = &[
 ];
 
 /// Reasons that count only where nothing was recorded: processes without CUDA have them, too.
-const NOTHING_RECORDED: &[(&[&str], &str, &str)] = &[
+const NOTHING_RECORDED_REASONS: &[(&[&str], &str, &str)] = &[
     (
         &["driver version is insufficient", "requires a newer driver", "INSUFFICIENT_DRIVER"],
         "the driver is older than the recorder needs",
@@ -62,26 +62,26 @@ const NOTHING_RECORDED: &[(&[&str], &str, &str)] = &[
 ];
 
 /// The first reason that a message gives for missing records.
-pub(super) fn reason(messages: &[String], any_recorded: bool) -> Option<Reason> {
-    if let Some(reason) = messages.iter().find_map(|message| driver_too_new(message)) {
+pub(super) fn reason(messages: &[String], any_recorded: bool) -> Option<MissingRecordsReason> {
+    if let Some(reason) = messages.iter().find_map(|message| driver_too_new_reason(message)) {
         return Some(reason);
     }
     let given = |parts: &[&str]| {
         messages.iter().any(|message| parts.iter().any(|part| message.contains(part)))
     };
-    let further = if any_recorded { &[][..] } else { NOTHING_RECORDED };
-    let mut reasons = REASONS.iter().chain(further);
+    let further = if any_recorded { &[][..] } else { NOTHING_RECORDED_REASONS };
+    let mut reasons = MESSAGE_REASONS.iter().chain(further);
     let (_, words, advice) = reasons.find(|(parts, ..)| given(parts))?;
-    Some(Reason { words: (*words).to_owned(), advice: (*advice).to_owned() })
+    Some(MissingRecordsReason { words: (*words).to_owned(), advice: (*advice).to_owned() })
 }
 
 /// "Installed CUDA driver version (13.3) is not supported by this build of Nsight Systems."
-fn driver_too_new(message: &str) -> Option<Reason> {
+fn driver_too_new_reason(message: &str) -> Option<MissingRecordsReason> {
     let (before, _) = message.split_once("is not supported by this build of Nsight Systems")?;
     let version = before.rsplit_once('(').and_then(|(_, rest)| rest.split_once(')'));
     let driver = version
         .map_or("the driver".to_owned(), |(version, _)| format!("the driver (CUDA {version})"));
-    Some(Reason {
+    Some(MissingRecordsReason {
         words: format!("{driver} is newer than this Nsight Systems"),
         advice: "update Nsight Systems to a version that supports the driver, and record again"
             .to_owned(),
@@ -89,19 +89,23 @@ fn driver_too_new(message: &str) -> Option<Reason> {
 }
 
 /// The messages, those that concern every rule first.
-pub(super) fn evidence(messages: &[String]) -> Vec<Evidence> {
+pub(super) fn messages_as_evidence(messages: &[String]) -> Vec<FindingEvidence> {
     let mut texts: Vec<String> =
         messages.iter().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     texts.sort_unstable();
-    let mut evidence: Vec<Evidence> = texts
+    let mut evidence: Vec<FindingEvidence> = texts
         .chunk_by(|a, b| a == b)
-        .map(|same| Evidence { what: same[0].clone(), count: same.len(), ..Evidence::default() })
+        .map(|same| FindingEvidence {
+            what: same[0].clone(),
+            count: same.len(),
+            ..FindingEvidence::default()
+        })
         .collect();
     evidence.sort_by_key(|evidence| {
         let general = ["CUDA", "CUPTI", "Not all"].iter().any(|part| evidence.what.contains(part));
         (!general, evidence.what.clone())
     });
-    evidence.truncate(MAX_MESSAGES);
+    evidence.truncate(MAX_SHOWN_MESSAGES);
     evidence
 }
 

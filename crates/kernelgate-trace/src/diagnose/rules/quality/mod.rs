@@ -3,39 +3,44 @@
 mod impossible;
 mod messages;
 
-use super::super::context::Context;
-use super::super::finding::{DeviceUse, Evidence, Finding, Measure, Severity, Unit};
-use super::super::host::cause::CauseKind;
-use super::outcome::{Outcome, all_of, doubt, number, percent};
+use super::super::context::DiagnosisContext;
+use super::super::finding::{
+    DiagnosisFinding, FindingEvidence, FindingSeverity, NumberWithUnit, ProcessDeviceUse, Unit,
+};
+use super::super::host::cause::IdleCauseKind;
+use super::outcome::{RuleOutcome, doubt, inspected_all, number, percent};
 use crate::analyze::timeline::idle::Gap;
 use crate::model::Recorder;
-use impossible::OVERLAP_NS;
+use impossible::MAX_HARMLESS_OVERLAP_NS;
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
-const MAX_OVERHEAD: f64 = 5.0;
+const MAX_PROFILER_OVERHEAD_PERCENT: f64 = 5.0;
 /// A gap that is this many times as long as everything else is a clock that jumped, or a pause.
-const CLOCK_JUMP_RATIO: i64 = 100;
+const CLOCK_JUMP_LENGTH_RATIO: i64 = 100;
 
 pub(super) fn finds() -> String {
     format!(
         "records dropped, orphaned, unreadable or odd; graphs recorded whole; the profiler at work \
-         for more than {MAX_OVERHEAD} % of the time; a gap {CLOCK_JUMP_RATIO} times as long as everything else; \
+         for more than {MAX_PROFILER_OVERHEAD_PERCENT} % of the time; a gap {CLOCK_JUMP_LENGTH_RATIO} times as long as everything else; \
          operations that overlap on one stream by more than {} µs or start before their launch",
-        OVERLAP_NS / 1000
+        MAX_HARMLESS_OVERLAP_NS / 1000
     )
 }
 
 /// Doubts about the trace itself.
-pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
+pub(super) fn data_quality_rule(
+    context: &DiagnosisContext<'_>,
+    devices: &[ProcessDeviceUse],
+) -> RuleOutcome {
     let (trace, quality) = (context.trace, &context.trace.quality);
     let mut found = Vec::new();
     let count = |count: u64| number(usize::try_from(count).unwrap_or(usize::MAX), "records");
     if context.all.is_empty() && trace.profiled.is_empty() {
-        found.push(no_gpu_work(context));
+        found.push(no_gpu_work_finding(context));
     }
     for part in &quality.unreadable {
         found.push(doubt(
-            Severity::Severe,
+            FindingSeverity::Severe,
             format!("a part could not be read to its end: {part}"),
             number(1, "parts"),
             "export or record again; sums below are of the rest",
@@ -44,7 +49,7 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
     }
     for note in &quality.notes {
         found.push(doubt(
-            Severity::Information,
+            FindingSeverity::Information,
             note.clone(),
             number(1, "notes"),
             "check one number against the recorder's own output",
@@ -53,45 +58,49 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
     }
     if quality.dropped > 0 {
         found.push(doubt(
-            Severity::Severe,
+            FindingSeverity::Severe,
             format!("the recorder lost {} records", quality.dropped),
             count(quality.dropped),
             "record a shorter time, or with larger buffers",
             "nothing",
         ));
     }
-    impossible::without_times(context, &mut found);
-    impossible::overlaps(context, &mut found);
-    impossible::starts_before_launches(context, &mut found);
+    impossible::find_operations_without_times(context, &mut found);
+    impossible::find_stream_overlaps(context, &mut found);
+    impossible::find_starts_before_launches(context, &mut found);
     if !quality.missing.is_empty() && trace.profiled.is_empty() {
         found.push(doubt(
-            Severity::Information,
+            FindingSeverity::Information,
             format!("not recorded: {}", quality.missing.join(", ")),
             number(quality.missing.len(), "tables"),
             format!(
                 "{}; questions that need them are listed as not measured",
-                context.platform.record_launches()
+                context.platform.record_launches_advice()
             ),
             "the program has none of these",
         ));
     }
-    operations_without_call(context, &mut found);
-    whole_graphs(context, &mut found);
+    find_operations_without_call(context, &mut found);
+    find_graphs_without_nodes(context, &mut found);
     for (what, records, advice) in [
         (
             "ranges were never closed; they end with the trace",
             quality.unclosed_ranges,
-            CLOSE_RANGES,
+            UNCLOSED_RANGES_ADVICE,
         ),
-        ("records end before they start; they count as zero long", quality.backwards, CLOCK),
+        (
+            "records end before they start; they count as zero long",
+            quality.backwards,
+            DOUBTFUL_CLOCK_ADVICE,
+        ),
         ("events are no valid JSON and do not count", quality.broken_events, STRINGS),
-        ("values do not fit their field and do not count", quality.odd_values, RECORD_AGAIN),
+        ("values do not fit their field and do not count", quality.odd_values, RECORD_AGAIN_ADVICE),
         ("texts are not UTF-8; bytes that are not read as \u{fffd}", quality.invalid_texts, NAMES),
     ] {
         if records > 0 {
             let title = format!("{records} {what}");
             found.push(doubt(
-                Severity::Information,
+                FindingSeverity::Information,
                 title,
                 count(records),
                 advice,
@@ -101,33 +110,36 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
     }
     overhead(context, devices, &mut found);
     clock(context, devices, &mut found);
-    reported(context, &mut found);
-    Outcome::Checked(found, all_of(context.all.len().max(trace.profiled.len()), Unit::Operations))
+    find_profiler_messages(context, &mut found);
+    RuleOutcome::Checked(
+        found,
+        inspected_all(context.all.len().max(trace.profiled.len()), Unit::Operations),
+    )
 }
 
 /// Adds the warnings and errors of the profiler.
-fn reported(context: &Context<'_>, found: &mut Vec<Finding>) {
+fn find_profiler_messages(context: &DiagnosisContext<'_>, found: &mut Vec<DiagnosisFinding>) {
     let quality = &context.trace.quality;
     if !quality.messages.is_empty() && !context.all.is_empty() {
         let mut finding = doubt(
-            Severity::Information,
+            FindingSeverity::Information,
             format!("the profiler reported {} warnings and errors", quality.messages.len()),
             number(quality.messages.len(), "messages"),
             "read them; most concern libraries that the program does not use",
             "warnings about APIs that were not to be traced",
         );
         if let Some(reason) = messages::reason(&quality.messages, true) {
-            finding.severity = Severity::Warning;
+            finding.severity = FindingSeverity::Warning;
             finding.title = format!("{}: {}", finding.title, reason.words);
             finding.advice = reason.advice;
         }
-        finding.evidence = messages::evidence(&quality.messages);
+        finding.evidence = messages::messages_as_evidence(&quality.messages);
         found.push(finding);
     }
 }
 
 /// A trace without GPU work; the recorder's messages may say why.
-fn no_gpu_work(context: &Context<'_>) -> Finding {
+fn no_gpu_work_finding(context: &DiagnosisContext<'_>) -> DiagnosisFinding {
     let trace = context.trace;
     let mut own = trace.processes.iter().filter(|_| trace.recorder == Recorder::Chrome);
     let gpu_process = own.find_map(|process| {
@@ -150,7 +162,7 @@ fn no_gpu_work(context: &Context<'_>) -> Finding {
         ),
         (None, None) => String::new(),
     };
-    let record = context.platform.record_launches();
+    let record = context.platform.record_launches_advice();
     let advice = match reason {
         Some(reason) => reason.advice,
         None => format!("{record}, and let the program run until its GPU work is done"),
@@ -158,25 +170,25 @@ fn no_gpu_work(context: &Context<'_>) -> Finding {
     let title = "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can \
                  be concluded";
     let mut finding = doubt(
-        Severity::Severe,
+        FindingSeverity::Severe,
         format!("{title}{because}"),
         number(0, "operations"),
         advice,
         "a program that does not use the GPU",
     );
-    finding.evidence = messages::evidence(&trace.quality.messages);
+    finding.evidence = messages::messages_as_evidence(&trace.quality.messages);
     finding
 }
 
-const CLOSE_RANGES: &str =
+const UNCLOSED_RANGES_ADVICE: &str =
     "their lengths are upper bounds; close every range, or record to the end";
-const CLOCK: &str = "times around them are doubtful; record again";
-const RECORD_AGAIN: &str = "record again; sums below are without them";
+const DOUBTFUL_CLOCK_ADVICE: &str = "times around them are doubtful; record again";
+const RECORD_AGAIN_ADVICE: &str = "record again; sums below are without them";
 const STRINGS: &str = "PyTorch writes some strings unescaped (with_stack=True); the rest was read";
 const NAMES: &str = "give ranges names in UTF-8";
 
 /// Operations without a call, and what that hides.
-fn operations_without_call(context: &Context<'_>, found: &mut Vec<Finding>) {
+fn find_operations_without_call(context: &DiagnosisContext<'_>, found: &mut Vec<DiagnosisFinding>) {
     let operations_without_call = context.host.operations_without_call;
     let launched = context.all.len() - context.classes.migrations();
     if operations_without_call == 0 || context.host.calls == 0 {
@@ -184,46 +196,51 @@ fn operations_without_call(context: &Context<'_>, found: &mut Vec<Finding>) {
     }
     #[allow(clippy::cast_precision_loss)]
     let share = operations_without_call as f64 / launched.max(1) as f64 * 100.0;
-    let severity = if share > 5.0 { Severity::Warning } else { Severity::Information };
+    let severity =
+        if share > 5.0 { FindingSeverity::Warning } else { FindingSeverity::Information };
     let mut finding = doubt(
         severity,
         format!(
             "{operations_without_call} of {launched} operations were launched by calls that the trace does not hold"
         ),
-        Measure { value: share, unit: "%" },
+        NumberWithUnit { value: share, unit: "%" },
         "start recording before the program launches, or skip its first step; their ranges and the \
          causes of the gaps before them are unknown",
         "a recording that starts in the middle of a run",
     );
-    finding.threshold = Measure { value: 5.0, unit: "%" };
+    finding.threshold = NumberWithUnit { value: 5.0, unit: "%" };
     found.push(finding);
 }
 
 /// Graphs whose nodes were not recorded: their kernels are in no table.
-fn whole_graphs(context: &Context<'_>, found: &mut Vec<Finding>) {
+fn find_graphs_without_nodes(context: &DiagnosisContext<'_>, found: &mut Vec<DiagnosisFinding>) {
     let graphs = &context.trace.graphs.on_gpu;
     if graphs.is_empty() {
         return;
     }
-    let time: i64 = graphs.total_ns();
+    let time: i64 = graphs.total_duration_ns();
     let busy: i64 = context.activities.iter().map(|activity| activity.busy_ns).sum();
     let share = percent(time, busy);
     let mut finding = doubt(
-        if share > 50.0 { Severity::Warning } else { Severity::Information },
+        if share > 50.0 { FindingSeverity::Warning } else { FindingSeverity::Information },
         format!(
             "{} graph launches were recorded whole: {share:.1} % of the busy time has no kernels",
             graphs.len()
         ),
-        Measure { value: share, unit: "% of busy time" },
+        NumberWithUnit { value: share, unit: "% of busy time" },
         context.platform.graph_nodes(),
         "graphs whose launches alone are of interest",
     );
-    finding.threshold = Measure { value: 50.0, unit: "% of busy time" };
+    finding.threshold = NumberWithUnit { value: 50.0, unit: "% of busy time" };
     found.push(finding);
 }
 
 /// The cost of the profiler itself while the GPU was used.
-fn overhead(context: &Context<'_>, devices: &[DeviceUse], found: &mut Vec<Finding>) {
+fn overhead(
+    context: &DiagnosisContext<'_>,
+    devices: &[ProcessDeviceUse],
+    found: &mut Vec<DiagnosisFinding>,
+) {
     let (Some(first), Some(last)) = (
         devices.iter().map(|device| device.span.0).min(),
         devices.iter().map(|device| device.span.1).max(),
@@ -245,54 +262,62 @@ fn overhead(context: &Context<'_>, devices: &[DeviceUse], found: &mut Vec<Findin
         until = until.max(end);
     }
     let share = percent(total, last - first);
-    if share > MAX_OVERHEAD {
+    if share > MAX_PROFILER_OVERHEAD_PERCENT {
         let mut finding = doubt(
-            Severity::Warning,
+            FindingSeverity::Warning,
             format!("the profiler worked for {share:.1} % of the time in which the GPU was used"),
-            Measure { value: share, unit: "%" },
+            NumberWithUnit { value: share, unit: "%" },
             "gaps and host times are longer than without the profiler; record fewer APIs, or later",
             "overhead on threads that launch nothing",
         );
-        finding.threshold = Measure { value: MAX_OVERHEAD, unit: "%" };
+        finding.threshold = NumberWithUnit { value: MAX_PROFILER_OVERHEAD_PERCENT, unit: "%" };
         found.push(finding);
     }
 }
 
 /// A gap that dwarfs everything else: shares of the span mean little.
-fn clock(context: &Context<'_>, devices: &[DeviceUse], found: &mut Vec<Finding>) {
+fn clock(
+    context: &DiagnosisContext<'_>,
+    devices: &[ProcessDeviceUse],
+    found: &mut Vec<DiagnosisFinding>,
+) {
     for (device, activity) in devices.iter().zip(&context.activities) {
         let longest = activity.gaps.iter(&context.all).max_by_key(Gap::length);
         let Some(longest) = longest else { continue };
         // A call that lasts, or work that was launched, explains the gap.
-        let unexplained =
-            |kind| matches!(kind, CauseKind::HostCode | CauseKind::OffCpu) || !kind.explained();
-        let causes = context.causes_of(&longest);
+        let unexplained = |kind| {
+            matches!(kind, IdleCauseKind::HostCode | IdleCauseKind::OffCpu) || !kind.is_explained()
+        };
+        let causes = context.causes_of_gap(&longest);
         let doubtful = causes
-            .filter(|((kind, _), _)| unexplained(*kind) && *kind != CauseKind::NotStarted)
+            .filter(|((kind, _), _)| unexplained(*kind) && *kind != IdleCauseKind::NotStarted)
             .map(|(_, ns)| ns);
         if doubtful.sum::<i64>() * 2 < longest.length() {
             continue;
         }
-        let rest = activity.span_ns() - longest.length();
-        if rest <= 0 || longest.length() / CLOCK_JUMP_RATIO < rest {
+        let rest = activity.span_of_gaps_ns() - longest.length();
+        if rest <= 0 || longest.length() / CLOCK_JUMP_LENGTH_RATIO < rest {
             continue;
         }
         let mut finding = doubt(
-            Severity::Warning,
+            FindingSeverity::Warning,
             format!(
-                "one idle time on device {} is more than {CLOCK_JUMP_RATIO} times as long as everything else: \
+                "one idle time on device {} is more than {CLOCK_JUMP_LENGTH_RATIO} times as long as everything else: \
                  the clock jumped, or the program paused",
                 device.device
             ),
-            Measure { value: percent(longest.length(), activity.span_ns()), unit: "%" },
+            NumberWithUnit {
+                value: percent(longest.length(), activity.span_of_gaps_ns()),
+                unit: "%",
+            },
             "shares of the whole span mean little; restrict the trace with --range",
             "a program that waits for its user",
         );
-        finding.evidence.push(Evidence {
+        finding.evidence.push(FindingEvidence {
             what: "idle time".to_owned(),
             count: 1,
             total_ns: Some(longest.length()),
-            range: context.path_of(longest.after),
+            range: context.path_of_operation(longest.after),
             span: Some((longest.start, longest.end)),
             place: Some((device.pid, device.device)),
         });

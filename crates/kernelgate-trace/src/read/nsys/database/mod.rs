@@ -14,18 +14,18 @@ use std::path::Path;
 #[cfg(feature = "parquet")]
 use folder::Folder;
 pub(super) use row::{Order, Row};
-use sqlite::Sqlite;
+use sqlite::SqliteDatabase;
 
 use crate::error::TraceError;
 
 /// An export, opened for reading.
-pub(super) enum Database {
-    Sqlite(Sqlite),
+pub(super) enum NsysDatabase {
+    Sqlite(SqliteDatabase),
     #[cfg(feature = "parquet")]
     Parquet(Folder),
 }
 
-impl Database {
+impl NsysDatabase {
     /// Opens an export.
     ///
     /// # Errors
@@ -33,7 +33,7 @@ impl Database {
     /// read, or this build cannot read parquet.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         if !path.is_dir() {
-            return Sqlite::open(path).map(Self::Sqlite);
+            return SqliteDatabase::open(path).map(Self::Sqlite);
         }
         #[cfg(feature = "parquet")]
         return Folder::open(path).map(Self::Parquet);
@@ -50,7 +50,7 @@ impl Database {
     /// The names of all tables.
     pub fn tables(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match self {
-            Self::Sqlite(file) => Box::new(file.tables()),
+            Self::Sqlite(file) => Box::new(file.table_names()),
             #[cfg(feature = "parquet")]
             Self::Parquet(folder) => Box::new(folder.tables()),
         }
@@ -84,7 +84,7 @@ impl Database {
     /// The last end of any row of some tables.
     pub fn last_end(&self, tables: &[&str]) -> Option<i64> {
         match self {
-            Self::Sqlite(file) => file.last_end(tables),
+            Self::Sqlite(file) => file.last_end_in_tables(tables),
             #[cfg(feature = "parquet")]
             Self::Parquet(folder) => folder.last_end(tables),
         }
@@ -113,7 +113,7 @@ impl Database {
         each: impl FnMut(&Row<'_, '_>),
     ) -> Result<Option<String>, TraceError> {
         match self {
-            Self::Sqlite(file) => file.scan_in(order, table, columns, each),
+            Self::Sqlite(file) => file.scan_in_order(order, table, columns, each),
             #[cfg(feature = "parquet")]
             Self::Parquet(folder) => Ok(folder.scan_in(order, table, columns, each)),
         }

@@ -14,10 +14,10 @@ use rusqlite::types::ValueRef;
 /// Deepest tree: each level has two pages for each of the level above.
 const DEPTH: usize = 32;
 /// Longest payload of a row.
-const PAYLOAD: u64 = 1 << 28;
+const MAX_ROW_PAYLOAD: u64 = 1 << 28;
 
 /// Pages of a file.
-pub(super) struct Pages {
+pub(super) struct SqlitePages {
     file: File,
     size: usize,
     /// Bytes of a page without what is reserved at its end.
@@ -35,13 +35,13 @@ pub(super) struct UnexpectedFormat;
 type Expected<T> = Result<T, UnexpectedFormat>;
 
 /// A row: the columns that were asked for.
-pub(super) struct PageRow<'a> {
+pub(super) struct SqlitePageRow<'a> {
     payload: &'a [u8],
     /// For each column, the serial type of its value and the offset of the value.
     cells: &'a [(u64, usize)],
 }
 
-impl PageRow<'_> {
+impl SqlitePageRow<'_> {
     /// The value of a column.
     #[inline]
     pub fn cell(&self, column: usize) -> ValueRef<'_> {
@@ -91,7 +91,7 @@ fn length(kind: u64) -> usize {
 
 /// A number of up to nine bytes, and what is behind it.
 #[inline]
-fn varint(bytes: &[u8]) -> Expected<(u64, &[u8])> {
+fn parse_varint(bytes: &[u8]) -> Expected<(u64, &[u8])> {
     let mut value = 0;
     for (index, &byte) in bytes.iter().take(9).enumerate() {
         if index == 8 {
@@ -109,7 +109,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Expected<[u8; N]> {
     bytes.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).ok_or(UnexpectedFormat)
 }
 
-impl Pages {
+impl SqlitePages {
     /// The pages of a file with UTF-8 texts and without a write-ahead log.
     pub fn open(path: &Path) -> Expected<Self> {
         let mut file = File::open(path).map_err(|_| UnexpectedFormat)?;
@@ -144,12 +144,12 @@ impl Pages {
         root: u32,
         columns: &[Option<usize>],
         last: &mut Option<i64>,
-        each: &mut impl FnMut(&PageRow<'_>),
+        each: &mut impl FnMut(&SqlitePageRow<'_>),
     ) -> Expected<()> {
         self.left = self.pages;
         let mut pages = vec![Vec::new(); DEPTH];
-        let mut row = RowReader::new(columns);
-        self.tree(root, &mut pages, &mut |pages, id, payload| {
+        let mut row = PageRowReader::new(columns);
+        self.walk_page_tree(root, &mut pages, &mut |pages, id, payload| {
             // Ids rise; a tree that has a loop would not end.
             if last.is_some_and(|last| id <= last) {
                 return Err(UnexpectedFormat);
@@ -160,7 +160,7 @@ impl Pages {
         })
     }
 
-    fn tree(
+    fn walk_page_tree(
         &mut self,
         root: u32,
         pages: &mut [Vec<u8>],
@@ -178,8 +178,8 @@ impl Pages {
         match page.get(at) {
             Some(0x0D) => {
                 for index in 0..cells {
-                    let (bytes, rest) = varint(cell(index, 8)?)?;
-                    let (id, local) = varint(rest)?;
+                    let (bytes, rest) = parse_varint(cell(index, 8)?)?;
+                    let (id, local) = parse_varint(rest)?;
                     each(self, id.cast_signed(), Payload { bytes, local })?;
                 }
                 Ok(())
@@ -187,9 +187,9 @@ impl Pages {
             Some(0x05) => {
                 for index in 0..cells {
                     let child = u32::from_be_bytes(number(cell(index, 12)?, 0)?);
-                    self.tree(child, deeper, each)?;
+                    self.walk_page_tree(child, deeper, each)?;
                 }
-                self.tree(u32::from_be_bytes(number(page, at + 8)?), deeper, each)
+                self.walk_page_tree(u32::from_be_bytes(number(page, at + 8)?), deeper, each)
             }
             _ => Err(UnexpectedFormat),
         }
@@ -204,7 +204,7 @@ struct Payload<'a> {
 }
 
 /// Decodes rows.
-struct RowReader {
+struct PageRowReader {
     /// For each column of the table, up to the last that is read, its position in the result.
     wanted: Vec<Option<usize>>,
     /// Columns that are asked for again, and the first of their kind.
@@ -215,7 +215,7 @@ struct RowReader {
     page: Vec<u8>,
 }
 
-impl RowReader {
+impl PageRowReader {
     fn new(columns: &[Option<usize>]) -> Self {
         let count = columns.iter().flatten().max().map_or(0, |last| last + 1);
         let (mut wanted, mut again) = (vec![None; count], Vec::new());
@@ -232,29 +232,34 @@ impl RowReader {
 
     fn read(
         &mut self,
-        pages: &mut Pages,
+        pages: &mut SqlitePages,
         payload: Payload<'_>,
-        each: &mut impl FnMut(&PageRow<'_>),
+        each: &mut impl FnMut(&SqlitePageRow<'_>),
     ) -> Expected<()> {
         let bytes = usize::try_from(payload.bytes).map_err(|_| UnexpectedFormat)?;
         let most = pages.usable - 35;
         if bytes <= most {
             let local = payload.local.get(..bytes).ok_or(UnexpectedFormat)?;
             self.decode(local)?;
-            each(&PageRow { payload: local, cells: &self.cells });
+            each(&SqlitePageRow { payload: local, cells: &self.cells });
             return Ok(());
         }
-        self.overflow(pages, payload, bytes)?;
+        self.read_overflow_pages(pages, payload, bytes)?;
         let whole = std::mem::take(&mut self.whole);
         self.decode(&whole)?;
-        each(&PageRow { payload: &whole, cells: &self.cells });
+        each(&SqlitePageRow { payload: &whole, cells: &self.cells });
         self.whole = whole;
         Ok(())
     }
 
     /// Assembles a payload that continues on overflow pages.
-    fn overflow(&mut self, pages: &mut Pages, of: Payload<'_>, bytes: usize) -> Expected<()> {
-        if of.bytes > PAYLOAD {
+    fn read_overflow_pages(
+        &mut self,
+        pages: &mut SqlitePages,
+        of: Payload<'_>,
+        bytes: usize,
+    ) -> Expected<()> {
+        if of.bytes > MAX_ROW_PAYLOAD {
             return Err(UnexpectedFormat);
         }
         let least = (pages.usable - 12) * 32 / 255 - 23;
@@ -275,9 +280,9 @@ impl RowReader {
     /// The place of each column.
     #[inline]
     fn decode(&mut self, payload: &[u8]) -> Expected<()> {
-        let (header, _) = varint(payload)?;
+        let (header, _) = parse_varint(payload)?;
         let header = usize::try_from(header).map_err(|_| UnexpectedFormat)?;
-        let (_, mut kinds) = varint(payload.get(..header).ok_or(UnexpectedFormat)?)?;
+        let (_, mut kinds) = parse_varint(payload.get(..header).ok_or(UnexpectedFormat)?)?;
         let mut at = header;
         for column in &self.wanted {
             // A row that was written before a column was added ends early.
@@ -288,7 +293,7 @@ impl RowReader {
                     u64::from(*kind)
                 }
                 _ => {
-                    let (kind, rest) = varint(kinds)?;
+                    let (kind, rest) = parse_varint(kinds)?;
                     kinds = rest;
                     kind
                 }
@@ -338,7 +343,7 @@ mod tests {
             .query_row("SELECT rootpage FROM sqlite_master WHERE name = 't'", [], |row| row.get(0))
             .expect("a page");
         let mut found = Vec::new();
-        let mut pages = Pages::open(&path).expect("a database");
+        let mut pages = SqlitePages::open(&path).expect("a database");
         let mut last = None;
         // Columns d, a, one that is missing, b, c, and a again.
         let columns = [Some(3), Some(0), None, Some(1), Some(2), Some(0)];
@@ -366,7 +371,7 @@ mod tests {
         drop(database(&path));
         let bytes = std::fs::read(&path).expect("it is read");
         std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("it is written");
-        let mut pages = Pages::open(&path).expect("a database");
+        let mut pages = SqlitePages::open(&path).expect("a database");
         let (mut last, mut rows) = (None, 0);
         let scanned = pages.scan(2, &[Some(0)], &mut last, &mut |_| rows += 1);
         assert!(scanned.is_err() && last == Some(rows) && rows < 3000, "{last:?} {rows}");

@@ -4,7 +4,7 @@
 use parquet::data_type::ByteArray;
 use rusqlite::types::ValueRef;
 
-use super::pages::PageRow;
+use super::pages::SqlitePageRow;
 
 /// Order in which rows are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,12 +16,12 @@ pub(crate) enum Order {
 }
 
 /// A row of a table.
-pub(crate) struct Row<'a, 'b>(pub(super) Cells<'a, 'b>);
+pub(crate) struct Row<'a, 'b>(pub(super) RowCells<'a, 'b>);
 
 /// The cells of a row.
-pub(super) enum Cells<'a, 'b> {
+pub(super) enum RowCells<'a, 'b> {
     Sqlite(&'a rusqlite::Row<'b>),
-    Page(&'a PageRow<'b>),
+    Page(&'a SqlitePageRow<'b>),
     #[cfg(feature = "parquet")]
     Parquet(&'a Rows, usize),
     #[cfg(feature = "parquet")]
@@ -30,27 +30,27 @@ pub(super) enum Cells<'a, 'b> {
 
 impl Row<'_, '_> {
     #[inline]
-    pub(super) fn cell(&self, column: usize) -> ValueRef<'_> {
+    pub(super) fn cell_in_row(&self, column: usize) -> ValueRef<'_> {
         match self.0 {
-            Cells::Sqlite(row) => row.get_ref(column).unwrap_or(ValueRef::Null),
-            Cells::Page(row) => row.cell(column),
+            RowCells::Sqlite(row) => row.get_ref(column).unwrap_or(ValueRef::Null),
+            RowCells::Page(row) => row.cell(column),
             #[cfg(feature = "parquet")]
-            Cells::Parquet(rows, row) => rows.cell(row, column),
+            RowCells::Parquet(rows, row) => rows.cell(row, column),
             #[cfg(feature = "parquet")]
-            Cells::Sorted(row) => sorted_cell(row, column),
+            RowCells::Sorted(row) => sorted_cell(row, column),
         }
     }
 
     /// A number; numbers that were written as text are numbers too.
     #[inline]
-    pub fn integer(&self, column: usize) -> Option<i64> {
+    pub fn integer_cell(&self, column: usize) -> Option<i64> {
         // Most cells by far are integers of a page.
-        if let Cells::Page(row) = self.0
+        if let RowCells::Page(row) = self.0
             && let Some(value) = row.integer(column)
         {
             return Some(value);
         }
-        match self.cell(column) {
+        match self.cell_in_row(column) {
             ValueRef::Integer(value) => Some(value),
             #[allow(clippy::cast_possible_truncation)]
             ValueRef::Real(value) => Some(value as i64),
@@ -60,8 +60,8 @@ impl Row<'_, '_> {
     }
 
     /// A number with a fraction.
-    pub fn real(&self, column: usize) -> Option<f64> {
-        match self.cell(column) {
+    pub fn real_cell(&self, column: usize) -> Option<f64> {
+        match self.cell_in_row(column) {
             #[allow(clippy::cast_precision_loss)]
             ValueRef::Integer(value) => Some(value as f64),
             ValueRef::Real(value) => Some(value),
@@ -72,7 +72,7 @@ impl Row<'_, '_> {
     /// A text, which need not be UTF-8.
     #[inline]
     pub fn text(&self, column: usize) -> Option<&[u8]> {
-        match self.cell(column) {
+        match self.cell_in_row(column) {
             ValueRef::Text(text) | ValueRef::Blob(text) => Some(text),
             _ => None,
         }
@@ -80,7 +80,7 @@ impl Row<'_, '_> {
 
     /// A number or a text, as text.
     pub fn display(&self, column: usize) -> String {
-        match (self.text(column), self.integer(column)) {
+        match (self.text(column), self.integer_cell(column)) {
             (Some(text), _) => String::from_utf8_lossy(text).into_owned(),
             (None, Some(value)) => value.to_string(),
             (None, None) => String::new(),

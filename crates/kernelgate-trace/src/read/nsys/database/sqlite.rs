@@ -10,25 +10,25 @@ use rusqlite::config::DbConfig;
 use rusqlite::limits::Limit;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::pages::{PageRow, Pages};
-use super::row::{Cells, Order, Row};
+use super::pages::{SqlitePageRow, SqlitePages};
+use super::row::{Order, Row, RowCells};
 use crate::error::TraceError;
-use crate::model::quality::NO_TIME_NS;
+use crate::model::quality::TIME_LIMIT_NS;
 
 /// How long to wait for a program that writes the file.
-const WRITER_TIMEOUT: Duration = Duration::from_millis(500);
+const SQLITE_WRITER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Longest value, bytes: an expression in the schema may make one of any length.
-const LONGEST_VALUE: i32 = 1 << 28;
+const MAX_SQLITE_VALUE_BYTES: i32 = 1 << 28;
 /// Instructions of SQLite's virtual machine between two checks of the limit.
 const STEP: u32 = 1 << 16;
-/// Most steps of a query, beside one for each [`STEP_BYTES`] of the file.
-const LEAST_STEPS: u64 = 1 << 12;
+/// Most steps of a query, beside one for each [`FILE_BYTES_PER_STEP`] of the file.
+const MIN_QUERY_STEPS: u64 = 1 << 12;
 /// Bytes of a file that a step takes at least to read through.
-const STEP_BYTES: u64 = 1 << 14;
+const FILE_BYTES_PER_STEP: u64 = 1 << 14;
 
 /// An export, opened for reading.
-pub(crate) struct Sqlite {
+pub(crate) struct SqliteDatabase {
     path: PathBuf,
     connection: Connection,
     /// Steps that the query in progress may still take.
@@ -50,7 +50,7 @@ struct Table {
     plain: bool,
 }
 
-impl Sqlite {
+impl SqliteDatabase {
     /// Opens an export.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Sqlite {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let failed = |error: rusqlite::Error| TraceError::broken(path, explain(&error));
         let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
-        connection.busy_timeout(WRITER_TIMEOUT).map_err(failed)?;
+        connection.busy_timeout(SQLITE_WRITER_TIMEOUT).map_err(failed)?;
         // A view may compute without end, and a trigger or a function in the schema may act.
         for (option, on) in [
             (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),
@@ -68,18 +68,18 @@ impl Sqlite {
         ] {
             connection.set_db_config(option, on).map_err(failed)?;
         }
-        connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, LONGEST_VALUE).map_err(failed)?;
+        connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, MAX_SQLITE_VALUE_BYTES).map_err(failed)?;
         let size = std::fs::metadata(path).map_or(0, |file| file.len());
-        let steps = Arc::new(AtomicU64::new(steps_for(size)));
+        let steps = Arc::new(AtomicU64::new(max_steps_for_size(size)));
         let left = Arc::clone(&steps);
         let step = STEP.cast_signed();
         connection.progress_handler(step, Some(move || is_over(&left))).map_err(failed)?;
-        let tables = match tables(&connection) {
+        let tables = match table_names(&connection) {
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) => {
                 // SQLite takes a file that is shorter than its header says only so; nothing is
                 // written through this connection.
                 connection.pragma_update(None, "writable_schema", true).map_err(failed)?;
-                tables(&connection)
+                table_names(&connection)
             }
             tables => tables,
         };
@@ -87,7 +87,7 @@ impl Sqlite {
     }
 
     /// The names of all tables.
-    pub fn tables(&self) -> impl Iterator<Item = &str> {
+    pub fn table_names(&self) -> impl Iterator<Item = &str> {
         self.tables.keys().map(String::as_str)
     }
 
@@ -106,24 +106,25 @@ impl Sqlite {
             .query_row(&format!("SELECT max(rowid) FROM \"{table}\""), [], |row| row.get(0))
             .unwrap_or(Some(0i64))
             .unwrap_or(0);
-        usize::try_from(last).unwrap_or(0).min(self.most_rows())
+        usize::try_from(last).unwrap_or(0).min(self.max_rows_of_any_table())
     }
 
     /// Most rows of any table: none takes fewer than 8 bytes of the file.
-    fn most_rows(&self) -> usize {
+    fn max_rows_of_any_table(&self) -> usize {
         usize::try_from(self.size / 8).unwrap_or(usize::MAX)
     }
 
     /// The connection, for a query that takes no longer than the file's size explains.
     fn begin(&self) -> &Connection {
-        self.steps.store(steps_for(self.size), Ordering::Relaxed);
+        self.steps.store(max_steps_for_size(self.size), Ordering::Relaxed);
         &self.connection
     }
 
     /// The last end of any row of some tables.
-    pub fn last_end(&self, tables: &[&str]) -> Option<i64> {
+    pub fn last_end_in_tables(&self, tables: &[&str]) -> Option<i64> {
         let last = |table: &&str| -> Option<i64> {
-            let sql = format!("SELECT max(\"end\") FROM \"{table}\" WHERE \"end\" < {NO_TIME_NS}");
+            let sql =
+                format!("SELECT max(\"end\") FROM \"{table}\" WHERE \"end\" < {TIME_LIMIT_NS}");
             self.begin().query_row(&sql, [], |row| row.get(0)).ok().flatten()
         };
         tables.iter().filter(|table| self.has_column(table, "end")).filter_map(last).max()
@@ -131,24 +132,24 @@ impl Sqlite {
 
     /// Hands out the rows of a table straight from its pages; `false`: SQLite has to go on behind the
     /// last one.
-    fn pages(
+    fn scan_table_pages(
         &self,
         table: &Table,
         columns: &[&str],
         last: &mut Option<i64>,
-        each: &mut impl FnMut(&PageRow<'_>),
+        each: &mut impl FnMut(&SqlitePageRow<'_>),
     ) -> rusqlite::Result<bool> {
         // Holds the lock that keeps others from writing.
         let _reading = self.connection.unchecked_transaction()?;
         self.connection.query_row("SELECT count(*) FROM sqlite_master", [], |_| Ok(()))?;
-        let Ok(mut pages) = Pages::open(&self.path) else { return Ok(false) };
+        let Ok(mut pages) = SqlitePages::open(&self.path) else { return Ok(false) };
         let columns: Vec<Option<usize>> =
             columns.iter().map(|column| table.columns.get(*column).copied()).collect();
         Ok(pages.scan(table.root, &columns, last, each).is_ok())
     }
 
     /// Reads every row of a table, in the requested order.
-    pub fn scan_in(
+    pub fn scan_in_order(
         &self,
         order: Order,
         table: &str,
@@ -173,11 +174,11 @@ impl Sqlite {
         let outcome = (|| {
             let mut last = None;
             if !by_start && known.plain {
-                let mut each = |row: &PageRow<'_>| {
-                    each(&Row(Cells::Page(row)));
+                let mut each = |row: &SqlitePageRow<'_>| {
+                    each(&Row(RowCells::Page(row)));
                     read += 1;
                 };
-                if self.pages(known, columns, &mut last, &mut each)? {
+                if self.scan_table_pages(known, columns, &mut last, &mut each)? {
                     return Ok(None);
                 }
             }
@@ -187,25 +188,27 @@ impl Sqlite {
             let mut rows = query.query([])?;
             while let Some(row) = rows.next()? {
                 // Pages of a damaged file may lead to others more than once.
-                if read == self.most_rows() {
+                if read == self.max_rows_of_any_table() {
                     return Ok(Some(format!("{table} after {read} rows: more than fit the file")));
                 }
-                each(&Row(Cells::Sqlite(row)));
+                each(&Row(RowCells::Sqlite(row)));
                 read += 1;
             }
             Ok(None)
         })();
         match outcome {
             Ok(problem) => Ok(problem),
-            Err(error) if is_locked(&error) => Err(TraceError::broken(&self.path, explain(&error))),
+            Err(error) if is_database_locked(&error) => {
+                Err(TraceError::broken(&self.path, explain(&error)))
+            }
             Err(error) => Ok(Some(format!("{table} after {read} rows: {}", explain(&error)))),
         }
     }
 }
 
 /// Steps that a query over a file of that size may take.
-const fn steps_for(size: u64) -> u64 {
-    LEAST_STEPS + size / STEP_BYTES
+const fn max_steps_for_size(size: u64) -> u64 {
+    MIN_QUERY_STEPS + size / FILE_BYTES_PER_STEP
 }
 
 /// Counts a step, and returns whether it was the last one allowed.
@@ -214,7 +217,7 @@ fn is_over(left: &AtomicU64) -> bool {
 }
 
 /// The tables of a schema.
-fn tables(connection: &Connection) -> rusqlite::Result<HashMap<String, Table>> {
+fn table_names(connection: &Connection) -> rusqlite::Result<HashMap<String, Table>> {
     let mut tables: HashMap<String, Table> = HashMap::new();
     let mut query = connection.prepare(
         "SELECT m.name, i.name, i.cid, m.rootpage, i.hidden + i.pk + (i.dflt_value IS NOT NULL) \
@@ -223,18 +226,19 @@ fn tables(connection: &Connection) -> rusqlite::Result<HashMap<String, Table>> {
     )?;
     let mut rows = query.query([])?;
     while let Some(row) = rows.next()? {
-        let row = Row(Cells::Sqlite(row));
-        let number = |column| row.integer(column).and_then(|number| u32::try_from(number).ok());
+        let row = Row(RowCells::Sqlite(row));
+        let number =
+            |column| row.integer_cell(column).and_then(|number| u32::try_from(number).ok());
         let root = number(3).unwrap_or(0);
         let new = Table { root, plain: true, ..Table::default() };
         let table = tables.entry(row.display(0)).or_insert(new);
         table.columns.insert(row.display(1), number(2).map_or(usize::MAX, |place| place as usize));
-        table.plain &= row.integer(4) == Some(0);
+        table.plain &= row.integer_cell(4) == Some(0);
     }
     Ok(tables)
 }
 
-fn is_locked(error: &rusqlite::Error) -> bool {
+fn is_database_locked(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
