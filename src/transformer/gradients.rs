@@ -63,9 +63,9 @@ impl Reference<'_> {
         let grad_logits = self.grad_logits();
         let (normalized, head_input) = self.normalize(2 * layers, self.last_stream());
         gradients.push(self.products(Weight::Head, &grad_logits, &head_input));
-        let head = self.weight(Weight::Head);
-        let grad = grad_logits.times(head.view()).rounded(self.round);
+        let grad = self.by_columns(&grad_logits, Weight::Head).rounded(self.round);
         let (mut grad_x, gain) = self.norm_backward(2 * layers, &normalized, &grad);
+        self.buffers.reclaim([grad_logits, head_input, grad, normalized.rows]);
         gains[2 * layers] = gain;
         for layer in (0..layers).rev() {
             let activations = self.layer(layer, &self.streams[layer]);
@@ -75,7 +75,8 @@ impl Reference<'_> {
             let (grad, gain) =
                 self.attention_backward(layer, &activations, &grad_middle, &mut gradients);
             gains[2 * layer] = gain;
-            grad_x = grad;
+            self.buffers.reclaim(activations.into_matrices());
+            self.buffers.reclaim([std::mem::replace(&mut grad_x, grad), grad_middle]);
         }
         let tensor = self.shape.rows_of(Weight::Gains);
         let rows = (0..tensor.rows).collect();
@@ -87,7 +88,7 @@ impl Reference<'_> {
     fn grad_logits(&self) -> Matrix {
         let targets = self.inputs.f32("targets");
         let (vocabulary, tokens) = (self.shape.vocabulary, self.shape.tokens() as f64);
-        let mut grad = Matrix { values: self.logits.values.clone(), columns: vocabulary };
+        let mut grad = self.buffers.copy(&self.logits);
         each_row(&mut grad.values, vocabulary, &|token, row| {
             softmax(row);
             row[targets[token] as usize] -= 1.0;
@@ -101,14 +102,15 @@ impl Reference<'_> {
         let tensor = self.shape.rows_of(weight);
         let rows = self.shape.compared_rows(weight, self.inputs);
         let tokens = left.rows();
-        let mut picked = Matrix::zeros(rows.len(), tokens);
+        let mut picked = self.buffers.matrix(rows.len(), tokens);
         each_row(&mut picked.values, tokens, &|number, to| {
             let column = rows[number];
             for (token, to) in to.iter_mut().enumerate() {
                 *to = left.values[token * left.columns + column];
             }
         });
-        let values = picked.times(right.view()).rounded(self.round).values;
+        let values = self.buffers.product(&picked, right.view()).rounded(self.round).values;
+        self.buffers.reclaim([picked]);
         Gradient { tensor, rows, values }
     }
 
@@ -124,7 +126,7 @@ impl Reference<'_> {
         let d = self.shape.d;
         let gains = self.weight(Weight::Gains);
         let gains = gains.row(norm);
-        let mut grad_x = Matrix::zeros(grad.rows(), d);
+        let mut grad_x = self.buffers.matrix(grad.rows(), d);
         each_row(&mut grad_x.values, d, &|token, to| {
             let (grad, x) = (grad.row(token), normalized.rows.row(token));
             let products = || grad.iter().zip(gains).zip(x);
@@ -156,11 +158,10 @@ impl Reference<'_> {
         gradients: &mut Vec<Gradient>,
     ) -> (Matrix, Vec<f64>) {
         let (ff, round) = (self.shape.ff, self.round);
-        let grad = Matrix { values: grad_x.values.clone(), columns: grad_x.columns }.rounded(round);
+        let grad = self.buffers.copy(grad_x).rounded(round);
         gradients.push(self.products(Weight::Down(layer), &activations.hidden, &grad));
-        let down = self.weight(Weight::Down(layer));
-        let grad_hidden = grad.times(down.view().transpose()).rounded(round);
-        let mut grad_gate_up = Matrix::zeros(grad.rows(), 2 * ff);
+        let grad_hidden = self.by_rows(&grad, Weight::Down(layer)).rounded(round);
+        let mut grad_gate_up = self.buffers.matrix(grad.rows(), 2 * ff);
         each_row(&mut grad_gate_up.values, 2 * ff, &|token, to| {
             let (gate, up) = activations.gate_up.row(token).split_at(ff);
             let (to_gate, to_up) = to.split_at_mut(ff);
@@ -172,10 +173,11 @@ impl Reference<'_> {
         });
         let input = &activations.mlp_input;
         gradients.push(self.products(Weight::GateUp(layer), &grad_gate_up, input));
-        let weights = self.weight(Weight::GateUp(layer));
-        let grad = grad_gate_up.times(weights.view()).rounded(round);
-        let (grad, gain) = self.norm_backward(2 * layer + 1, &activations.before_mlp, &grad);
-        (grad.plus(grad_x), gain)
+        let grad_input = self.by_columns(&grad_gate_up, Weight::GateUp(layer)).rounded(round);
+        let before = &activations.before_mlp;
+        let (through_norm, gain) = self.norm_backward(2 * layer + 1, before, &grad_input);
+        self.buffers.reclaim([grad, grad_hidden, grad_gate_up, grad_input]);
+        (through_norm.plus(grad_x), gain)
     }
 
     /// The gradient of the stream before attention's norm, and of its gain.
@@ -187,17 +189,17 @@ impl Reference<'_> {
         gradients: &mut Vec<Gradient>,
     ) -> (Matrix, Vec<f64>) {
         let round = self.round;
-        let grad = Matrix { values: grad_x.values.clone(), columns: grad_x.columns }.rounded(round);
+        let grad = self.buffers.copy(grad_x).rounded(round);
         gradients.push(self.products(Weight::Out(layer), &grad, &activations.attended));
-        let out = self.weight(Weight::Out(layer));
-        let grad_attended = grad.times(out.view()).rounded(round);
+        let grad_attended = self.by_columns(&grad, Weight::Out(layer)).rounded(round);
         let mut grad_qkv = self.grad_qkv(&activations.qkv, &grad_attended).rounded(round);
         self.rotate(&mut grad_qkv, -1.0);
         gradients.push(self.products(Weight::Qkv(layer), &grad_qkv, &activations.qkv_input));
-        let weights = self.weight(Weight::Qkv(layer));
-        let grad = grad_qkv.times(weights.view()).rounded(round);
-        let (grad, gain) = self.norm_backward(2 * layer, &activations.before_attention, &grad);
-        (grad.plus(grad_x), gain)
+        let grad_input = self.by_columns(&grad_qkv, Weight::Qkv(layer)).rounded(round);
+        let before = &activations.before_attention;
+        let (through_norm, gain) = self.norm_backward(2 * layer, before, &grad_input);
+        self.buffers.reclaim([grad, grad_attended, grad_qkv, grad_input]);
+        (through_norm.plus(grad_x), gain)
     }
 
     /// The gradient of rotated queries and keys, and of values.
@@ -226,7 +228,7 @@ impl Reference<'_> {
                 product(p.view().transpose(), grad.view(), 1.0).values,
             ]
         });
-        let mut grad_qkv = Matrix::zeros(self.shape.tokens(), 3 * d);
+        let mut grad_qkv = self.buffers.matrix(self.shape.tokens(), 3 * d);
         let mut operands: [Vec<Vec<f64>>; 3] = Default::default();
         for head in gradients {
             operands.iter_mut().zip(head).for_each(|(heads, values)| heads.push(values));

@@ -3,6 +3,8 @@
 //! `round` is applied to values that a row stores in the dtype of the problem. The reference rounds
 //! weights only; tests round everything, to measure the error that the tolerance has to allow.
 
+use std::sync::{Mutex, PoisonError};
+
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
 use super::shape::{ArenaRows, NORM_EPSILON, ROPE_BASE, Shape, Weight};
@@ -33,36 +35,6 @@ impl Matrix {
         &self.values[row * self.columns..][..self.columns]
     }
 
-    /// `self · other`, tiles on all threads.
-    pub fn times(&self, other: MatRef<'_, f64>) -> Self {
-        /// Larger tiles pack their operands less often, smaller ones keep more threads busy.
-        const TILE: [usize; 2] = [256, 512];
-        /// Fewer columns would pack `self` for too little work.
-        const LEAST_COLUMNS: usize = 64;
-        let mut out = Self::zeros(self.rows(), other.ncols());
-        let columns = out.columns;
-        let row_tiles = self.rows().div_ceil(TILE[0]);
-        let each_thread = columns.div_ceil(parallel::threads().div_ceil(row_tiles));
-        let tile_columns = each_thread.clamp(LEAST_COLUMNS, TILE[1]);
-        let mut tiles = Vec::new();
-        for (number, rows) in out.values.chunks_mut(TILE[0] * columns).enumerate() {
-            let count = rows.len() / columns;
-            let mut left = MatMut::from_row_major_slice_mut(rows, count, columns);
-            for first in (0..columns).step_by(tile_columns) {
-                let width = tile_columns.min(columns - first);
-                let (tile, others) = left.split_at_col_mut(width);
-                tiles.push((number * TILE[0], first, tile));
-                left = others;
-            }
-        }
-        parallel::each(tiles, &|_, (row, column, tile)| {
-            let a = self.view().subrows(row, tile.nrows());
-            let b = other.subcols(column, tile.ncols());
-            multiply_f64(tile, Accum::Replace, a, b, 1.0);
-        });
-        out
-    }
-
     pub fn rounded(mut self, round: fn(f64) -> f64) -> Self {
         each_row(&mut self.values, 1 << 12, &|_, values| {
             values.iter_mut().for_each(|x| *x = round(*x));
@@ -76,6 +48,69 @@ impl Matrix {
             values.iter_mut().zip(other.row(row)).for_each(|(x, y)| *x += y);
         });
         self
+    }
+}
+
+/// Memory of matrices that nobody needs any more. Threads that touch fresh memory wait for each other
+/// in the kernel, at every page.
+#[derive(Default)]
+pub struct Buffers {
+    free: Mutex<Vec<Vec<f64>>>,
+}
+
+impl Buffers {
+    /// A matrix whose values nobody has written: 0, or those of an earlier matrix.
+    pub fn matrix(&self, rows: usize, columns: usize) -> Matrix {
+        let len = rows * columns;
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = free.iter().position(|values| values.len() == len);
+        let kept = fits.map(|place| free.swap_remove(place));
+        Matrix { values: kept.unwrap_or_else(|| vec![0.0; len]), columns }
+    }
+
+    /// A copy of a matrix.
+    pub fn copy(&self, from: &Matrix) -> Matrix {
+        let mut to = self.matrix(from.rows(), from.columns);
+        each_row(&mut to.values, from.columns, &|row, to| to.copy_from_slice(from.row(row)));
+        to
+    }
+
+    /// `a · b`, tiles on all threads.
+    pub fn product(&self, a: &Matrix, b: MatRef<'_, f64>) -> Matrix {
+        /// Larger tiles pack their operands less often, smaller ones keep more threads busy.
+        const TILE: [usize; 2] = [256, 512];
+        /// Columns of the inner loop of a GEMM.
+        const STEP: usize = 48;
+        /// Other processes delay some threads; the others then take their tiles.
+        const TILES_PER_THREAD: usize = 3;
+        let mut out = self.matrix(a.rows(), b.ncols());
+        let columns = out.columns;
+        let row_tiles = a.rows().div_ceil(TILE[0]);
+        let column_tiles = (TILES_PER_THREAD * parallel::threads()).div_ceil(row_tiles);
+        let tile_columns = columns.div_ceil(column_tiles).next_multiple_of(STEP).min(TILE[1]);
+        let mut tiles = Vec::new();
+        for (number, rows) in out.values.chunks_mut(TILE[0] * columns).enumerate() {
+            let count = rows.len() / columns;
+            let mut left = MatMut::from_row_major_slice_mut(rows, count, columns);
+            for first in (0..columns).step_by(tile_columns) {
+                let width = tile_columns.min(columns - first);
+                let (tile, others) = left.split_at_col_mut(width);
+                tiles.push((number * TILE[0], first, tile));
+                left = others;
+            }
+        }
+        parallel::each(tiles, &|_, (row, column, tile)| {
+            let a = a.view().subrows(row, tile.nrows());
+            let b = b.subcols(column, tile.ncols());
+            multiply_f64(tile, Accum::Replace, a, b, 1.0);
+        });
+        out
+    }
+
+    /// Takes the memory of matrices.
+    pub fn reclaim(&self, matrices: impl IntoIterator<Item = Matrix>) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.extend(matrices.into_iter().map(|matrix| matrix.values));
     }
 }
 
@@ -102,12 +137,29 @@ pub struct Layer {
     /// Queries and keys rotated.
     pub qkv: Matrix,
     pub attended: Matrix,
+    /// The residual stream between attention and SwiGLU.
+    pub middle: Matrix,
     pub before_mlp: Normalized,
     pub mlp_input: Matrix,
     pub gate_up: Matrix,
     pub hidden: Matrix,
-    /// The residual stream behind the layer.
-    pub x: Matrix,
+}
+
+impl Layer {
+    /// The matrices, for other layers.
+    pub fn into_matrices(self) -> [Matrix; 9] {
+        [
+            self.before_attention.rows,
+            self.qkv_input,
+            self.qkv,
+            self.attended,
+            self.middle,
+            self.before_mlp.rows,
+            self.mlp_input,
+            self.gate_up,
+            self.hidden,
+        ]
+    }
 }
 
 /// A forward pass: the residual stream before every layer and behind the last one, and the logits.
@@ -115,6 +167,8 @@ pub struct Reference<'a> {
     pub shape: Shape,
     pub inputs: &'a Tensors,
     pub round: fn(f64) -> f64,
+    /// Memory for matrices.
+    pub buffers: Buffers,
     pub streams: Vec<Matrix>,
     /// `[T, vocabulary]`.
     pub logits: Matrix,
@@ -123,7 +177,8 @@ pub struct Reference<'a> {
 impl<'a> Reference<'a> {
     /// A reference that computes layers of given inputs only.
     pub fn for_layers(shape: &Shape, inputs: &'a Tensors, round: fn(f64) -> f64) -> Self {
-        Self { shape: *shape, inputs, round, streams: vec![], logits: Matrix::zeros(0, 1) }
+        let (buffers, logits) = (Buffers::default(), Matrix::zeros(0, 1));
+        Self { shape: *shape, inputs, round, buffers, streams: vec![], logits }
     }
 
     /// Computes the network.
@@ -135,13 +190,15 @@ impl<'a> Reference<'a> {
             x.copy_from_slice(embedding.row(*token as usize));
         }
         for layer in 0..shape.layers {
-            let next = reference.layer(layer, &x).x;
+            let activations = reference.layer(layer, &x);
+            let next = reference.behind(layer, &activations);
+            reference.buffers.reclaim(activations.into_matrices());
             reference.streams.push(std::mem::replace(&mut x, next));
         }
         reference.streams.push(x);
         let (_, normalized) = reference.normalize(2 * shape.layers, reference.last_stream());
-        let head = reference.weight(Weight::Head);
-        reference.logits = normalized.times(head.view().transpose()).rounded(round);
+        let logits = reference.by_rows(&normalized, Weight::Head).rounded(round);
+        reference.logits = logits;
         reference
     }
 
@@ -150,19 +207,35 @@ impl<'a> Reference<'a> {
         &self.streams[self.shape.layers]
     }
 
+    /// `a` times the rows of a tensor of parameters.
+    pub fn by_rows(&self, a: &Matrix, weight: Weight) -> Matrix {
+        let weight = self.weight(weight);
+        let product = self.buffers.product(a, weight.view().transpose());
+        self.buffers.reclaim([weight]);
+        product
+    }
+
+    /// `a` times the columns of a tensor of parameters.
+    pub fn by_columns(&self, a: &Matrix, weight: Weight) -> Matrix {
+        let weight = self.weight(weight);
+        let product = self.buffers.product(a, weight.view());
+        self.buffers.reclaim([weight]);
+        product
+    }
+
     /// A tensor of parameters as the network multiplies by it.
     pub fn weight(&self, weight: Weight) -> Matrix {
         let ArenaRows { first, rows, .. } = self.shape.rows_of(weight);
         let d = self.shape.d;
         let parameters = self.inputs.tensor("parameters");
         let rounds = self.shape.dtype == Dtype::Bf16 && parameters.dtype() != Dtype::Bf16;
-        let mut matrix = Matrix::zeros(rows, d);
+        let mut matrix = self.buffers.matrix(rows, d);
         each_row(&mut matrix.values, d, &|row, to| {
             parameters.for_each_f64_block((first + row) * d, d, &mut |from, values| {
                 to[from..from + values.len()].copy_from_slice(values);
             });
             if rounds {
-                to.iter_mut().for_each(|x| *x = bf16::from_f64(*x).to_f64());
+                to.iter_mut().for_each(|x| *x = bf16::from_f32(*x as f32).to_f64());
             }
         });
         matrix
@@ -176,13 +249,13 @@ impl<'a> Reference<'a> {
             1.0 / (mean + NORM_EPSILON).sqrt()
         };
         let inverse_roots = parallel::map(x.rows(), &root);
-        let mut rows = Matrix::zeros(x.rows(), d);
+        let mut rows = self.buffers.matrix(x.rows(), d);
         each_row(&mut rows.values, d, &|row, to| {
             let root = inverse_roots[row];
             to.iter_mut().zip(x.row(row)).for_each(|(to, x)| *to = x * root);
         });
         let gains = self.weight(Weight::Gains);
-        let mut scaled = Matrix::zeros(x.rows(), d);
+        let mut scaled = self.buffers.matrix(x.rows(), d);
         each_row(&mut scaled.values, d, &|row, to| {
             let values = rows.row(row).iter().zip(gains.row(norm));
             to.iter_mut().zip(values).for_each(|(to, (x, gain))| *to = (self.round)(x * gain));
@@ -190,51 +263,54 @@ impl<'a> Reference<'a> {
         (Normalized { rows, inverse_roots }, scaled)
     }
 
-    /// A layer, from the residual stream before it.
+    /// The activations of a layer, from the residual stream before it.
     pub fn layer(&self, layer: usize, x: &Matrix) -> Layer {
         let (round, ff) = (self.round, self.shape.ff);
         let (before_attention, qkv_input) = self.normalize(2 * layer, x);
-        let weights = self.weight(Weight::Qkv(layer));
-        let mut qkv = qkv_input.times(weights.view().transpose()).rounded(round);
+        let mut qkv = self.by_rows(&qkv_input, Weight::Qkv(layer)).rounded(round);
         self.rotate(&mut qkv, 1.0);
         let attended = self.attend(&qkv);
-        let out = self.weight(Weight::Out(layer));
-        let middle = attended.times(out.view().transpose()).plus(x);
+        let middle = self.by_rows(&attended, Weight::Out(layer)).plus(x);
         let (before_mlp, mlp_input) = self.normalize(2 * layer + 1, &middle);
-        let weights = self.weight(Weight::GateUp(layer));
-        let gate_up = mlp_input.times(weights.view().transpose()).rounded(round);
-        let mut hidden = Matrix::zeros(self.shape.tokens(), ff);
+        let gate_up = self.by_rows(&mlp_input, Weight::GateUp(layer)).rounded(round);
+        let mut hidden = self.buffers.matrix(self.shape.tokens(), ff);
         each_row(&mut hidden.values, ff, &|token, hidden| {
             let (gate, up) = gate_up.row(token).split_at(ff);
             for (hidden, (gate, up)) in hidden.iter_mut().zip(gate.iter().zip(up)) {
                 *hidden = round(gate * sigmoid(*gate) * up);
             }
         });
-        let down = self.weight(Weight::Down(layer));
-        let x = hidden.times(down.view()).plus(&middle);
         Layer {
             before_attention,
             qkv_input,
             qkv,
             attended,
+            middle,
             before_mlp,
             mlp_input,
             gate_up,
             hidden,
-            x,
         }
+    }
+
+    /// The residual stream behind a layer.
+    pub fn behind(&self, layer: usize, activations: &Layer) -> Matrix {
+        self.by_columns(&activations.hidden, Weight::Down(layer)).plus(&activations.middle)
     }
 
     /// Rotates pairs of queries and keys by their position, or back.
     pub fn rotate(&self, qkv: &mut Matrix, direction: f64) {
         let Shape { d, context, .. } = self.shape;
         let (head_dim, round) = (self.shape.head_dim(), self.round);
+        let rotation = |position: usize, pair: usize| {
+            let power = 2.0 * pair as f64 / head_dim as f64;
+            (direction * position as f64 * ROPE_BASE.powf(-power)).sin_cos()
+        };
         each_row(&mut qkv.values, 3 * d, &|token, row| {
+            let rotations: Vec<(f64, f64)> =
+                (0..head_dim / 2).map(|pair| rotation(token % context, pair)).collect();
             for head in row[..2 * d].chunks_mut(head_dim) {
-                for (pair, values) in head.chunks_exact_mut(2).enumerate() {
-                    let power = 2.0 * pair as f64 / head_dim as f64;
-                    let angle = direction * (token % context) as f64 * ROPE_BASE.powf(-power);
-                    let (sin, cos) = angle.sin_cos();
+                for (values, (sin, cos)) in head.chunks_exact_mut(2).zip(&rotations) {
                     let [a, b] = [values[0], values[1]];
                     values[0] = round(a * cos - b * sin);
                     values[1] = round(a * sin + b * cos);
@@ -282,7 +358,7 @@ impl<'a> Reference<'a> {
             multiply_f64(to, Accum::Replace, p.view(), value.view(), 1.0);
             out
         });
-        let mut attended = Matrix::zeros(self.shape.tokens(), d);
+        let mut attended = self.buffers.matrix(self.shape.tokens(), d);
         self.scatter(&mut attended, 0, &outputs);
         attended.rounded(self.round)
     }
