@@ -47,7 +47,7 @@ pub const FORWARD: Workload<Forward> = Workload {
 pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     name: "transformer/train_step",
     about: "language model: forward, gradients of every parameter, AdamW over f32 state",
-    revision: 1,
+    revision: 2,
     axes: AXES,
     default: FORWARD.default,
     accelerator: FORWARD.accelerator,

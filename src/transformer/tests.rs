@@ -202,6 +202,16 @@ fn gradients_add_up_over_the_batch() {
     }
 }
 
+/// `bf16::from_f64` ignores the last three bits of an f32 and takes this for a tie.
+#[test]
+fn a_weight_just_above_a_tie_is_rounded_up() {
+    let shape = Shape { dtype: Dtype::Bf16, ..TINY };
+    let mut inputs = TrainStep { shape }.inputs(1);
+    inputs.f32_mut("parameters")[0] = 1.0 + f32::powi(2.0, -8) + f32::EPSILON;
+    let reference = Reference::for_layers(&shape, &inputs, |x| x);
+    assert_eq!(reference.weight(Weight::Embedding).values[0], 1.0 + f64::powi(2.0, -7));
+}
+
 #[test]
 fn a_token_outside_of_the_vocabulary_is_named() {
     let mut text = TINY.text(1);
