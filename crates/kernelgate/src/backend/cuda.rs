@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::executable::no_such_input;
-use crate::backend::{Allowed, BackendError, Executable};
+use crate::backend::{Allowed, BackendError, Executable, OutputContent};
 use crate::workload::{Dtype, Tensor, Tensors};
 use kernelgate_cuda::driver::CudaStream;
 use kernelgate_cuda::driver::stream::thread_state;
@@ -162,8 +162,8 @@ pub struct CudaTask {
     observers: Vec<Arc<CudaStream>>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
-    /// Memory for the results of each output while it is poisoned, once it is needed.
-    saved: Vec<DeviceBuffer>,
+    /// Memory from which each output is rewritten, once it is needed.
+    copies: Vec<OutputCopies>,
     launch: LaunchFn,
     state: State,
     allowed: Allowed,
@@ -171,6 +171,12 @@ pub struct CudaTask {
     checked: u32,
     memory_uses: Vec<(&'static str, u64)>,
     host: Tensors,
+}
+
+/// Memory of the size of an output.
+struct OutputCopies {
+    results: DeviceBuffer,
+    poison: DeviceBuffer,
 }
 
 /// Enqueues what brings the state back that launches carry on.
@@ -207,7 +213,7 @@ impl CudaTask {
             observers: Vec::new(),
             inputs: inputs.into_iter().collect(),
             outputs,
-            saved: Vec::new(),
+            copies: Vec::new(),
             launch: Box::new(launch),
             state: State::Absent,
             allowed: Allowed::OWN_ROW,
@@ -268,17 +274,29 @@ impl Executable for CudaTask {
         self.first_current()
     }
 
-    fn rewrite_outputs(&mut self) -> Result<(), BackendError> {
-        if self.saved.is_empty() {
-            let allocate = |output: &Output| self.device_of(output).allocate(output.bytes());
-            self.saved = self.outputs.iter().map(allocate).collect::<Result<_, _>>()?;
+    fn rewrite_outputs(&mut self, with: OutputContent) -> Result<(), BackendError> {
+        if self.copies.is_empty() {
+            let copies_of = |output: &Output| {
+                let allocate = || self.device_of(output).allocate(output.bytes());
+                Ok::<_, BackendError>(OutputCopies { results: allocate()?, poison: allocate()? })
+            };
+            self.copies = self.outputs.iter().map(copies_of).collect::<Result<_, _>>()?;
         }
-        for (saved, output) in self.saved.iter().zip(&self.outputs).filter(|(_, o)| o.bytes() > 0) {
+        if let (State::InOutputs { poisoned, .. }, OutputContent::Poison) = (&mut self.state, with)
+        {
+            *poisoned = true;
+        }
+        for (copies, output) in self.copies.iter().zip(&self.outputs).filter(|(_, o)| o.bytes() > 0)
+        {
             let (device, all) = (self.device_of(output), 0..output.bytes());
             device.make_current()?;
-            saved.copy_range(device.stream(), 0, &output.buffer, all.clone())?;
-            output.buffer.fill(output.poison())?;
-            output.buffer.copy_range(device.stream(), 0, saved, all)?;
+            copies.results.copy_range(device.stream(), 0, &output.buffer, all.clone())?;
+            copies.poison.fill(output.poison())?;
+            let from = match with {
+                OutputContent::Poison => &copies.poison,
+                OutputContent::Results => &copies.results,
+            };
+            output.buffer.copy_range(device.stream(), 0, from, all)?;
         }
         self.first_current()
     }

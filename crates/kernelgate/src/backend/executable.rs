@@ -5,6 +5,15 @@ use kernelgate_cuda::BackendError;
 use super::allowed::Allowed;
 use crate::workload::{Tensor, Tensors};
 
+/// Content of the outputs before a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputContent {
+    /// The pattern of [`Executable::poison_outputs`].
+    Poison,
+    /// What the launch before computed.
+    Results,
+}
+
 /// A problem made ready on a backend: inputs placed, outputs allocated, nothing left to compile or
 /// allocate.
 pub trait Executable {
@@ -14,13 +23,16 @@ pub trait Executable {
     /// When the device fails.
     fn poison_outputs(&mut self) -> Result<(), BackendError>;
 
-    /// Poisons every output and gives it its results back: caches and memory are then as after
-    /// [`poison_outputs`](Self::poison_outputs), and only the values differ.
+    /// Writes every output from a copy, of poison or of its own results. The commands are the same
+    /// for both, so that a launch finds caches and memory in the same state.
     ///
     /// # Errors
     /// When device memory is short; when the device fails.
-    fn rewrite_outputs(&mut self) -> Result<(), BackendError> {
-        Ok(())
+    fn rewrite_outputs(&mut self, with: OutputContent) -> Result<(), BackendError> {
+        match with {
+            OutputContent::Poison => self.poison_outputs(),
+            OutputContent::Results => Ok(()),
+        }
     }
 
     /// Restores the state that launches carry on from one to the next, if there is any: the next

@@ -12,7 +12,7 @@ pub mod program;
 mod target;
 
 pub use allowed::Allowed;
-pub use executable::Executable;
+pub use executable::{Executable, OutputContent};
 pub use implementation::{CudaPrepare, Implementation, Prepare};
 pub use kernelgate_cuda::BackendError;
 pub use target::{BackendKind, Target};

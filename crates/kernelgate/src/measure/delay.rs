@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::Cache;
 use super::events::{CasePlan, EventTimer};
-use crate::backend::{Allowed, BackendError, Executable};
+use crate::backend::{Allowed, BackendError, Executable, OutputContent};
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
 use kernelgate_cuda::instruments::bandwidth::Passes;
@@ -293,8 +293,8 @@ impl Executable for DelayedExecutable<'_> {
         self.inner.poison_outputs()
     }
 
-    fn rewrite_outputs(&mut self) -> Result<(), BackendError> {
-        self.inner.rewrite_outputs()
+    fn rewrite_outputs(&mut self, with: OutputContent) -> Result<(), BackendError> {
+        self.inner.rewrite_outputs(with)
     }
 
     fn reset(&mut self) -> Result<(), BackendError> {

@@ -5,11 +5,11 @@
 //! the second time, and so are its samples.
 //!
 //! One pair of replays resolves only some microseconds, because the first launch after an idle
-//! moment takes longer. Such noise hides reuse by short launches. [`check_short`] therefore repeats pairs
-//! of single launches with equal pauses and compares their medians.
+//! moment takes longer. Such noise hides reuse by short launches. [`check_short`] therefore repeats
+//! rounds of single launches with equal pauses, and compares the launches of each round.
 
 use super::refusal::Refusal;
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, Executable, OutputContent};
 use crate::measure::{Replay, Stopwatch};
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
@@ -54,15 +54,17 @@ pub fn check(
     Ok(true)
 }
 
-/// Pairs of a short launch: one for other inputs than the launch before, with poisoned outputs, then
-/// one for the same inputs.
-const PAIRS: usize = 9;
-/// Additional time of the first of a pair that is noise: share of a launch, and nanoseconds.
+/// Rounds of three short launches: one for other inputs than the launch before, with poisoned
+/// outputs, then two for the same inputs, which find their results.
+///
+/// The same commands write inputs and outputs before each of the three. A row whose launches
+/// alternate between buffers finds other memory in every second launch, and NCCL in every launch of
+/// eight. With three launches a round, eight rounds, each kind meets every buffer equally often.
+const ROUNDS: usize = 8;
+/// Additional time of the first of a round that is noise: share of a launch, and nanoseconds.
 const SHORT_NOISE: (f64, f64) = (0.10, 150.0);
-/// Additional time of the first of a pair that is noise however short the launch is, nanoseconds. The
-/// kernel that poisons outputs replaces the launch's code in the caches of the multiprocessors, and
-/// memory that another kernel wrote is slower to write: 0.2 to 0.4 µs for rows of 0.4 to 1.2 µs on an
-/// H100 and an H200. The outputs are therefore also written before the second launch of a pair.
+/// Additional time of the first of a round that is noise however short the launch is, nanoseconds:
+/// 0.2 to 0.4 µs for rows of 0.4 to 1.2 µs on an H100 and an H200, cause unknown.
 const TOUCHED_NS: f64 = 500.0;
 
 /// Checks whether short launches for other inputs take longer than those for the same inputs,
@@ -78,36 +80,33 @@ pub fn check_short(
     if stopwatch.replay_short(executable)?.is_none() {
         return Ok(false);
     }
-    let (mut others_ns, mut same_ns) = (Vec::new(), Vec::new());
-    // The inputs before the first pair may be those of either set.
-    for pair in 0..=PAIRS {
-        let mut launch_ns = |poison: bool| {
-            for (name, values) in inputs[pair % 2] {
+    let (mut more_ns, mut same_ns) = (Vec::new(), Vec::new());
+    // The inputs before the first round may be those of either set.
+    for round in 0..=ROUNDS {
+        let mut launch_ns = |content: OutputContent| {
+            for (name, values) in inputs[round % 2] {
                 executable.replace_input(name, values)?;
             }
-            if poison {
-                executable.poison_outputs()?;
-            } else {
-                executable.rewrite_outputs()?;
-            }
+            executable.rewrite_outputs(content)?;
             executable.reset_and_wait()?;
             stopwatch.replay_short(executable)
         };
-        let (Some(other), Some(same)) = (launch_ns(true)?, launch_ns(false)?) else {
-            return Ok(true);
-        };
-        if pair > 0 {
-            others_ns.push(other);
-            same_ns.push(same);
+        let other = launch_ns(OutputContent::Poison)?;
+        let same = [launch_ns(OutputContent::Results)?, launch_ns(OutputContent::Results)?];
+        let (Some(other), [Some(same), Some(again)]) = (other, same) else { return Ok(true) };
+        if round > 0 {
+            more_ns.push(other - (same + again) / 2.0);
+            same_ns.extend([same, again]);
         }
     }
-    compare_short(&others_ns, &same_ns).map(|()| true)
+    compare_short(&more_ns, &same_ns).map(|()| true)
 }
 
-fn compare_short(others_ns: &[f64], same_ns: &[f64]) -> Result<(), BackendError> {
-    let more_ns: Vec<f64> =
-        others_ns.iter().zip(same_ns).map(|(other, same)| other - same).collect();
-    let (more_ns, next_ns) = (stats::median(&more_ns), stats::median(same_ns));
+/// Compares the additional time of the first launch of each round with its noise. The estimate is
+/// the median of the means of two rounds: what differs from launch to launch cancels in it.
+fn compare_short(more_ns: &[f64], same_ns: &[f64]) -> Result<(), BackendError> {
+    let more_ns = stats::WalshAverages::new(more_ns).estimate().unwrap_or_default();
+    let next_ns = stats::median(same_ns);
     let (share, noise_ns) = SHORT_NOISE;
     if more_ns > (share * next_ns + noise_ns).max(TOUCHED_NS) {
         return Err(Refusal::Reuses { more_ns, next_ns }.into());
@@ -196,19 +195,68 @@ mod tests {
         (found, drawn.get())
     }
 
-    #[test]
-    fn a_tiny_launch_may_take_its_code_from_memory() {
-        let pairs = |more_ns: f64, ns: f64| compare_short(&[ns + more_ns; 3], &[ns; 3]).is_ok();
-        assert!(pairs(450.0, 400.0) && !pairs(550.0, 400.0));
-        assert!(pairs(600.0, 5000.0) && !pairs(700.0, 5000.0));
+    /// The result of the check for a row whose launches take so long: by the number of the launch,
+    /// and whether it is the first for its inputs.
+    struct Short<F>(F, Cell<usize>);
+
+    impl<F: Fn(usize, bool) -> f64> Stopwatch for Short<F> {
+        fn time(&mut self, _: &mut dyn Executable, _: u64) -> Result<Sample, BackendError> {
+            unreachable!("nothing is timed here")
+        }
+
+        fn replay(&mut self, _: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
+            unreachable!("launches are short")
+        }
+
+        fn replay_short(&mut self, _: &mut dyn Executable) -> Result<Option<f64>, BackendError> {
+            let launch = self.1.replace(self.1.get() + 1);
+            // One launch before the rounds asks whether this one is short.
+            Ok(Some((self.0)(launch, launch % 3 == 1)))
+        }
+
+        fn conditions(&self) -> Conditions {
+            Conditions::default()
+        }
+    }
+
+    fn short(launch_ns: impl Fn(usize, bool) -> f64) -> Result<bool, BackendError> {
+        let x = |value: f32| Tensors::new().with("x", [1], vec![value]);
+        let (original, new) = (x(1.0), x(2.0));
+        let mut task = CpuTask::new(Arc::new(x(1.0)), Tensors::new(), |_, _| {});
+        let mut takes = Short(launch_ns, Cell::new(0));
+        let inputs = [&[("x", original.tensor("x"))][..], &[("x", new.tensor("x"))]];
+        check_short(&mut task, &mut takes, inputs)
     }
 
     #[test]
     fn short_launches_for_other_inputs_take_as_long_as_for_the_same() {
-        let same = [5000.0, 5100.0, 4900.0];
-        assert!(compare_short(&[5100.0, 5200.0, 8000.0], &same).is_ok());
-        let why = compare_short(&[6000.0, 6200.0, 5800.0], &same).unwrap_err().to_string();
+        let honest = |ns: f64, more_ns: f64| {
+            move |launch: usize, first: bool| {
+                let disturbed = if launch % 11 == 5 { 3000.0 } else { 0.0 };
+                ns + (launch % 4) as f64 * 20.0 + disturbed + if first { more_ns } else { 0.0 }
+            }
+        };
+        assert!(matches!(short(honest(5000.0, 600.0)), Ok(true)));
+        let why = short(honest(5000.0, 1000.0)).unwrap_err().to_string();
         assert!(why.contains("takes 1.0 µs longer") && why.contains("takes 5.0 µs"), "{why}");
+        assert!(short(honest(400.0, 450.0)).is_ok());
+        assert!(short(honest(400.0, 600.0)).is_err());
+    }
+
+    #[test]
+    fn short_launches_may_alternate_between_buffers() {
+        for buffers in [2, 4, 8] {
+            for slow in 0..buffers {
+                let alternates = |launch: usize, _| {
+                    if launch % buffers == slow { 9_000.0 } else { 7_000.0 }
+                };
+                assert!(matches!(short(alternates), Ok(true)), "{slow} of {buffers}");
+            }
+        }
+        let both = |launch: usize, first: bool| {
+            7_000.0 + (launch % 2) as f64 * 2_000.0 + if first { 1_500.0 } else { 0.0 }
+        };
+        assert!(short(both).is_err());
     }
 
     #[test]
