@@ -5,7 +5,12 @@ bench. NVLink multicast is off, as there. Our bench subtracts the cost of a repl
 here it cancels in the difference between a graph of some calls and one of twice as many. A graph is
 replayed again and again on a stream of its own: on the default stream, one after the other, 64 calls
 of 8 KiB took 24 us each, not 6.5.
+
+torch.distributed sums in place only, and our rows from inputs to outputs. So a second peer calls the
+same NCCL through ctypes, from one tensor of PyTorch to another.
 """
+import ctypes
+import functools
 import json
 import os
 import sys
@@ -23,10 +28,48 @@ GRAPH_NS, MOST_CALLS = 700e3, 50
 SAMPLES = 31
 
 
+# Numbers of NCCL's interface: elements, and the sum.
+ELEMENTS = {torch.float32: 7, torch.bfloat16: 9}
+SUM = 0
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 128)]
+
+
+class Nccl:
+    """A communicator over all ranks, of the library that PyTorch uses."""
+
+    def __init__(self, rank, ranks):
+        import nvidia.nccl
+
+        self.library = ctypes.CDLL(list(nvidia.nccl.__path__)[0] + "/lib/libnccl.so.2")
+        identity, self.communicator = UniqueId(), ctypes.c_void_p()
+        if rank == 0:
+            self.check(self.library.ncclGetUniqueId(ctypes.byref(identity)))
+        shared = torch.frombuffer(bytearray(bytes(identity)), dtype=torch.uint8).cuda()
+        dist.broadcast(shared, src=0)
+        ctypes.memmove(ctypes.byref(identity), bytes(shared.cpu().tolist()), 128)
+        connect = self.library.ncclCommInitRank
+        connect.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
+        self.check(connect(ctypes.byref(self.communicator), ranks, identity, rank))
+        count, kind, address = ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+        self.sum = self.library.ncclAllReduce
+        self.sum.argtypes = [address, address, count, kind, kind, address, address]
+
+    def check(self, status):
+        if status != 0:
+            raise RuntimeError(f"NCCL fails with {status}")
+
+    def all_reduce(self, x, y):
+        element, stream = ELEMENTS[x.dtype], torch.cuda.current_stream().cuda_stream
+        addresses = (x.data_ptr(), y.data_ptr())
+        self.check(self.sum(*addresses, x.numel(), element, SUM, self.communicator, stream))
+
+
 def exchange(operation, tensors):
     x, y, rank = tensors["x"], tensors["y"], dist.get_rank()
     if operation == "all_reduce":
-        # In place: PyTorch offers no other form.
         return lambda: dist.all_reduce(y)
     if operation == "all_gather":
         return lambda: dist.all_gather_into_tensor(y, x)
@@ -78,16 +121,7 @@ def typical_ns(call, calls, stream):
     return common.median([time_ns(graph, stream) for _ in range(SAMPLES)])
 
 
-def measure(problem, ranks):
-    operation = problem["workload"].split("/")[1]
-    dtype = common.DTYPES[problem["axes"]["dtype"]]
-    elements = int(problem["axes"]["bytes"]) // dtype.itemsize
-    sent, received = sizes(operation, elements, ranks)
-    tensors = {
-        "x": torch.randn(sent, device="cuda").to(dtype),
-        "y": torch.zeros(received, device="cuda", dtype=dtype),
-    }
-    call = exchange(operation, tensors)
+def measure(call):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(5):
@@ -97,24 +131,43 @@ def measure(problem, ranks):
     return (typical_ns(call, 2 * calls, stream) - typical_ns(call, calls, stream)) / calls
 
 
+def peers(problem, ranks, nccl):
+    """Names of the peers of a problem, with their calls."""
+    operation = problem["workload"].split("/")[1]
+    dtype = common.DTYPES[problem["axes"]["dtype"]]
+    elements = int(problem["axes"]["bytes"]) // dtype.itemsize
+    sent, received = sizes(operation, elements, ranks)
+    tensors = {
+        "x": torch.randn(sent, device="cuda").to(dtype),
+        "y": torch.zeros(received, device="cuda", dtype=dtype),
+    }
+    in_place = ", in place" if operation == "all_reduce" else ""
+    yield "pytorch/nccl", f"torch.distributed{in_place}", exchange(operation, tensors)
+    if operation == "all_reduce":
+        call = lambda: nccl().all_reduce(tensors["x"], tensors["y"])
+        yield "nccl/out_of_place", "ncclAllReduce, out of place", call
+
+
 def rank_main(rank, ranks, problems):
     torch.cuda.set_device(rank)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29531")
     dist.init_process_group("nccl", rank=rank, world_size=ranks)
     time_ns.token = torch.zeros(1, device="cuda")
+    dist.all_reduce(time_ns.token)
+    nccl = functools.cache(lambda: Nccl(rank, ranks))
     version = ".".join(str(part) for part in torch.cuda.nccl.version())
-    about = f"PyTorch {torch.__version__}, NCCL {version}, one process a GPU, in CUDA graphs"
+    used = f"PyTorch {torch.__version__}, NCCL {version}, one process a GPU, in CUDA graphs"
     clock = common.SmClock()
     for problem in problems:
-        line = {"id": problem["id"], "peer": "pytorch/nccl"}
-        try:
-            median_ns = measure(problem, ranks)
-            line.update(about=about, median_ns=median_ns, power=None, clock_mhz=clock.mhz())
-        except Exception as error:  # One line an error: the other problems go on.
-            line["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
-        if rank == 0:
-            common.say(**line)
+        for name, about, call in peers(problem, ranks, nccl):
+            line = {"id": problem["id"], "peer": name, "about": f"{about}; {used}"}
+            try:
+                line.update(median_ns=measure(call), power=None, clock_mhz=clock.mhz())
+            except Exception as error:  # One line an error: the other problems go on.
+                line["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+            if rank == 0:
+                common.say(**line)
     dist.destroy_process_group()
 
 
