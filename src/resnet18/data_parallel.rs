@@ -238,41 +238,41 @@ mod tests {
     use super::*;
     use kernelgate::workload::{Effort, Scale};
 
-    fn small() -> DataParallel {
-        let axes = "g=2 stem=cifar w=8 b=4 t=2 level=8 weights=dyadic dtype=f32";
+    fn small(gpus: usize) -> DataParallel {
+        let axes = format!("g={gpus} stem=cifar w=8 b=8 t=2 level=8 weights=dyadic dtype=f32");
         let overridden: Vec<_> = axes.split(' ').map(|axis| axis.parse().unwrap()).collect();
         let points = DATA_PARALLEL.points(Effort::Default, Scale::Host, &overridden).unwrap();
         (DATA_PARALLEL.bind)(&points[0]).unwrap()
     }
 
+    fn values(all: &[Expected], name: &str) -> Vec<f64> {
+        let found = all.iter().find(|expected| expected.name == name).unwrap();
+        match &found.values {
+            TensorData::F64(values) => values.clone(),
+            _ => panic!("f64"),
+        }
+    }
+
     #[test]
     fn every_gpu_ends_with_the_parameters_of_the_step_for_all_images() {
-        let problem = small();
-        let inputs = problem.inputs(1);
-        let whole_inputs = problem.whole.inputs(1);
-        assert_eq!(problem.joined_inputs(&inputs), whole_inputs);
-        let (expected, whole) =
-            (problem.reference(&inputs), problem.whole.reference(&whole_inputs));
-        let values_by_name = |all: &[Expected], name: &str| -> Vec<f64> {
-            let parts = all.iter().filter(|expected| expected.name == name);
-            let values = |expected: &Expected| match &expected.values {
-                TensorData::F64(values) => values.clone(),
-                _ => panic!("f64"),
-            };
-            parts.flat_map(values).collect()
-        };
-        for tensor in ["new_parameters", "new_momentum"] {
-            let expected_values = values_by_name(&whole, tensor);
-            assert!(!expected_values.is_empty());
-            for rank in 0..2 {
-                assert_eq!(values_by_name(&expected, name(tensor, rank)), expected_values);
+        for gpus in [2, 4, 8] {
+            let problem = small(gpus);
+            let inputs = problem.inputs(1);
+            let whole_inputs = problem.whole.inputs(1);
+            assert_eq!(problem.joined_inputs(&inputs), whole_inputs);
+            let (expected, whole) =
+                (problem.reference(&inputs), problem.whole.reference(&whole_inputs));
+            for tensor in ["new_parameters", "new_momentum"] {
+                for rank in 0..gpus {
+                    assert_eq!(values(&expected, name(tensor, rank)), values(&whole, tensor));
+                }
             }
+            let of_each = |tensor: &str| -> Vec<f64> {
+                (0..gpus).flat_map(|rank| values(&expected, name(tensor, rank))).collect()
+            };
+            assert_eq!(of_each("logits"), values(&whole, "logits"));
+            let mean = of_each("loss").iter().sum::<f64>() / gpus as f64;
+            assert!((mean - values(&whole, "loss")[0]).abs() < 1e-12);
         }
-        let logits =
-            [values_by_name(&expected, "logits0"), values_by_name(&expected, "logits1")].concat();
-        assert_eq!(logits, values_by_name(&whole, "logits"));
-        let mean =
-            (values_by_name(&expected, "loss0")[0] + values_by_name(&expected, "loss1")[0]) / 2.0;
-        assert!((mean - values_by_name(&whole, "loss")[0]).abs() < 1e-12);
     }
 }

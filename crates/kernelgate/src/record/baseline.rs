@@ -402,7 +402,6 @@ impl Record for Baseline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::Conditions;
     use crate::measure::limits::{Limits, TimeLimit};
     use crate::record::{Environment, Provenance};
 
