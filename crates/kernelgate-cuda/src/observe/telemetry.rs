@@ -201,27 +201,29 @@ impl CardTelemetry {
     /// Number of other processes that computed on the card since then, by the share of its time
     /// that NVML samples for each process, about every tenth of a second. A process that only holds
     /// memory does not count, nor does one that uses the card too briefly for a sample. `None` if
-    /// NVML has no such samples (MIG), and in a container whose process numbers are not NVML's.
-    /// Takes some milliseconds.
+    /// NVML has no such samples, not even of this process, which computes: with MIG, in a container
+    /// whose process numbers are not NVML's, and after a short time. Takes some milliseconds.
     pub fn others_computing_since(&self, then: SystemTime) -> Option<u32> {
-        let (own, device) = (std::process::id(), self.device().ok()?);
+        let device = self.device().ok()?;
         if !computing_processes(&device)?.own {
             return None;
         }
         let then_us = u64::try_from(then.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok()?;
-        match device.process_utilization_stats(then_us) {
-            Ok(samples) => {
-                let computing = samples.iter().filter(|it| it.pid != own && it.sm_util > 0);
-                Some(computing.map(|it| it.pid).collect::<BTreeSet<_>>().len() as u32)
-            }
-            Err(NvmlError::NotFound) => Some(0),
-            Err(_) => None,
-        }
+        let samples = device.process_utilization_stats(then_us).ok()?;
+        let busy = samples.iter().filter(|it| it.sm_util > 0).map(|it| it.pid);
+        other_count(busy.collect(), std::process::id())
     }
 
     fn device(&self) -> Result<Device<'_>, NvmlError> {
         self.nvml.device_by_uuid(&*self.uuid)
     }
+}
+
+/// Number of processes beside this one among those that computed; `None` if they lack this one and
+/// there are no others, because the list shows too little.
+fn other_count(computed: BTreeSet<u32>, own: u32) -> Option<u32> {
+    let others = computed.iter().filter(|&&pid| pid != own).count() as u32;
+    (others > 0 || computed.contains(&own)).then_some(others)
 }
 
 /// Processes with a context on a card.
@@ -258,6 +260,15 @@ fn slow(reasons: ThrottleReasons) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn others_are_unknown_where_not_even_this_process_is_sampled() {
+        let others = |computed: &[u32]| other_count(computed.iter().copied().collect(), 7);
+        assert_eq!(others(&[]), None);
+        assert_eq!(others(&[7]), Some(0));
+        assert_eq!(others(&[7, 8, 9]), Some(2));
+        assert_eq!(others(&[8]), Some(1));
+    }
 
     #[test]
     fn throttle_reasons_have_the_names_of_nvml_without_idling() {

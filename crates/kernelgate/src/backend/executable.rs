@@ -10,7 +10,7 @@ use crate::workload::{Tensor, Tensors};
 pub enum OutputContent {
     /// The pattern of [`Executable::poison_outputs`].
     Poison,
-    /// What the launch before computed.
+    /// Results of the launch before.
     Results,
 }
 

@@ -18,7 +18,7 @@
 //! | [`passes`] `C` | a host that waits for work elsewhere | the first pass against passes without a hold | [`Refusal::WaitsForWorkElsewhere`] | |
 //! | [`waits`] `L` `C` | a host that waits for the GPU | a launch or pass behind a hold; [`calls`]: CUPTI's record of its calls | [`Refusal::Waits`], [`Refusal::WaitsIn`] | `waits` |
 //! | [`allocations`] `L` | device memory, freed or not | nodes of a captured launch; free memory and the pool's peak around three launches | [`Refusal::AllocatesInOrder`], [`Refusal::Allocates`] | `allocations` |
-//! | [`reuse`] `L` | results computed once and returned later | first and second replay for new inputs; of short launches pairs of them | [`Refusal::Reuses`] | |
+//! | [`reuse`] `L` | results computed once and returned later | first and second replay for new inputs; of short launches rounds of three | [`Refusal::Reuses`] | |
 //! | [`reuse`] `L` | results computed once for a captured batch | a launch captured alone against those captured together | [`Refusal::ReusesInBatch`] | |
 //!
 //! A Criterion bench has no check of its outputs and of what it reuses, because its inputs and

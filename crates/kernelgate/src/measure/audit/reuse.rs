@@ -57,7 +57,7 @@ pub fn check(
 /// Rounds of three short launches: one for other inputs than the launch before, with poisoned
 /// outputs, then two for the same inputs, which find their results.
 ///
-/// The same commands write inputs and outputs before each of the three. A row whose launches
+/// Equal commands write inputs and outputs before each of the three. A row whose launches
 /// alternate between buffers finds other memory in every second launch, and NCCL in every launch of
 /// eight. With three launches a round, eight rounds, each kind meets every buffer equally often.
 const ROUNDS: usize = 8;
