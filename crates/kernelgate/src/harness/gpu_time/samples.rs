@@ -40,7 +40,7 @@ pub enum Origin {
         samples: usize,
         /// Whether the GPU waited for the host in most samples.
         host_bound: bool,
-        /// Whether CUPTI recorded a pass of the routine.
+        /// Whether CUPTI recorded a pass of the routine until the last sample.
         recorded: bool,
     },
     /// The bench routine measured the time itself (`iter_custom`).
@@ -95,7 +95,8 @@ impl SampleLog {
             return Origin::ByRoutine;
         }
         let drained = found.iter().filter(|sample| sample.drained).count();
-        let recorded = found.iter().all(|sample| sample.recorded);
+        // The first sample precedes the recorded pass where a warm-up has one pass.
+        let recorded = found.last().is_some_and(|sample| sample.recorded);
         Origin::Here { samples: times.len(), host_bound: 2 * drained > times.len(), recorded }
     }
 }
@@ -123,7 +124,7 @@ mod tests {
             log.add(sample(ns));
         }
         for ns in [1.0, 2.0, 3.0] {
-            log.add(GpuElapsed { drained: ns < 3.0, recorded: true, ..sample(ns) });
+            log.add(GpuElapsed { drained: ns < 3.0, recorded: ns > 1.0, ..sample(ns) });
         }
         log.add(Duration::from_nanos(50).into());
         log.add(Duration::from_nanos(60).into());
