@@ -9,11 +9,11 @@
 //! - [`export`]: a timeline for Perfetto.
 //!
 //! ```no_run
-//! use kernelgate_trace::read::{self, Wanted};
-//! use kernelgate_trace::stats::{self, Report};
+//! use kernelgate_trace::read::{self, WantedTraceParts};
+//! use kernelgate_trace::stats::{self, StatsReport};
 //!
-//! let trace = read::open("trace.sqlite".as_ref(), &Wanted::ALL)?;
-//! println!("{}", stats::table(&trace, Report::GpuKernels).to_text());
+//! let trace = read::open("trace.sqlite".as_ref(), &WantedTraceParts::ALL)?;
+//! println!("{}", stats::table(&trace, StatsReport::GpuKernels).to_text());
 //! # Ok::<(), kernelgate_trace::TraceError>(())
 //! ```
 //!
