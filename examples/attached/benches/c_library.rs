@@ -14,7 +14,7 @@ fn main() -> std::process::ExitCode {
             Box::leak(Box::new(unsafe { Library::new(env!("AXPY_LIBRARY")) }.map_err(failed)?));
         let load = unsafe { library.get::<Load>(b"axpy_load") }.map_err(failed)?;
         let axpy = *unsafe { library.get::<Axpy>(b"axpy") }.map_err(failed)?;
-        let (kernel, stream) = (unsafe { load(PTX.as_ptr()) }, at.stream().pointer());
+        let (kernel, stream) = (unsafe { load(PTX.as_ptr()) }, at.stream().raw_pointer());
         let n = at.number("n")? as u32;
         Ok(Launches::new(move || match unsafe { axpy(kernel, stream, A, x, y, out, n) } {
             0 => Ok(()),

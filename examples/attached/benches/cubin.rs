@@ -9,7 +9,7 @@ const CUBIN: &[u8] = include_bytes!("../kernels/axpy.sm_90.cubin");
 fn main() -> std::process::ExitCode {
     let suite = Attached::new("attached/axpy", &["n=16777216"], axpy);
     let suite = suite.row("cuda/cubin", ["x", "y", "out"], |at, [x, y, out]| {
-        let kernel = at.kernel(&Image::from_bytes("axpy.sm_90.cubin", CUBIN)?, "axpy")?;
+        let kernel = at.kernel(&KernelImage::from_bytes("axpy.sm_90.cubin", CUBIN)?, "axpy")?;
         let n = at.number("n")? as u32;
         let parameters = Arguments::new().value(A).address(x).address(y).address(out).value(n);
         let dims = Launch::new([n.div_ceil(256), 1, 1], [256, 1, 1]);

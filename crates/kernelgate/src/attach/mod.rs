@@ -16,7 +16,7 @@
 //!         Ok(Definition { inputs, outputs, reference, work, tolerance })
 //!     });
 //!     let copy = copy.row("cuda/theirs", ["x", "y"], |at, [x, y]| {
-//!         let (stream, n) = (at.stream().pointer(), at.number("n")?);
+//!         let (stream, n) = (at.stream().raw_pointer(), at.number("n")?);
 //!         Ok(Launches::new(move || their_copy(stream, x, y, n)))
 //!     });
 //!     Harness::new("copy", [copy]).main()
