@@ -28,7 +28,8 @@ const CRATES: &[Rules] = &[
     Rules {
         folder: "crates/kernelgate-cuda/src",
         modules: &[
-            ("error", &[]),
+            ("case_failure", &[]),
+            ("error", &["case_failure"]),
             ("architecture", &[]),
             ("layout", &[]),
             ("regular_file", &[]),

@@ -188,7 +188,7 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
         ),
         (
             "timed and failed",
-            |run| run["failed"] = serde_json::json!({ TOY_CASE: "x" }),
+            |run| run["failed"] = serde_json::json!({ TOY_CASE: { "text": "x" } }),
             "timed and failed",
         ),
         (
@@ -373,8 +373,8 @@ fn records_of_others(toy: &Toy) {
             for case in run["cases"].as_object_mut().unwrap().values_mut() {
                 case["samples"]["elapsed_ns"] = vec![2e5 * factor; 4].into();
             }
-            run["failed"] = serde_json::json!({ "w/f/<b>/cpu/hot":
-                "https://evil.example @octocat o#1 <script> \u{1b}[2J\u{202e}" });
+            run["failed"] = serde_json::json!({ "w/f/<b>/cpu/hot": {
+                "text": "https://evil.example @octocat o#1 <script> \u{1b}[2J\u{202e}" } });
             run["session"] = name.into();
         });
         std::fs::create_dir_all(runs.join(name)).unwrap();

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use crate::case_failure::CaseFailure;
+
 /// The reason why a backend could not prepare or launch a case.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BackendError {
     /// A call of the driver failed.
     #[error("launch failed: failed to {action}: {status}")]
@@ -29,15 +31,47 @@ pub enum BackendError {
     Unsupported(String),
     /// The events on the stream do not enclose the computation, so no time would be correct.
     #[error("has no time: {0}")]
-    NotTimed(String),
+    NotTimed(CaseFailure),
     /// The work needs more memory than is available.
-    #[error("needs {needed} of memory, {available} are free")]
+    #[error(
+        "needs {} on the GPU of memory, {} are free",
+        gigabytes(*needed), available.map_or_else(|| "an unknown amount".to_owned(), gigabytes)
+    )]
     OutOfMemory {
-        /// Required amount, with its unit.
-        needed: String,
-        /// Available amount, with its unit.
-        available: String,
+        /// Required bytes.
+        needed: u64,
+        /// Available bytes, if the driver reports them.
+        available: Option<u64>,
     },
+}
+
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.2} GB", bytes as f64 / 1e9)
+}
+
+impl From<&BackendError> for CaseFailure {
+    fn from(error: &BackendError) -> Self {
+        let kind = match error {
+            BackendError::NotTimed(why) => return why.clone().with_text(error.to_string()),
+            BackendError::Driver { .. } => "driver",
+            BackendError::Launch(_) => "launch",
+            BackendError::Compile(_) => "compile",
+            BackendError::Lost(_) => "lost",
+            BackendError::Unsupported(_) => "unsupported",
+            BackendError::OutOfMemory { .. } => "out_of_memory",
+        };
+        let failure = Self::new(kind, error);
+        match error {
+            BackendError::Driver { action, status } => {
+                failure.with_name("action", action).with_name("status", &status.name)
+            }
+            BackendError::OutOfMemory { needed, available } => {
+                let failure = failure.with_count("needed_bytes", *needed);
+                available.map_or(failure.clone(), |it| failure.with_count("available_bytes", it))
+            }
+            _ => failure,
+        }
+    }
 }
 
 /// Status with which a call of the driver failed.

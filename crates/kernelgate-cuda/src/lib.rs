@@ -26,6 +26,7 @@
 //! `kernels/common` and what their own package adds), workloads, and timing.
 
 pub mod architecture;
+mod case_failure;
 pub mod compiler;
 pub mod driver;
 mod error;
@@ -38,6 +39,7 @@ pub mod regular_file;
 pub mod spec;
 pub mod testing;
 
+pub use case_failure::CaseFailure;
 pub use compiler::source::Source;
 pub use driver::device::Device;
 pub use driver::devices::Devices;

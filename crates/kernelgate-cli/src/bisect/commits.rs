@@ -14,6 +14,7 @@ use crate::compare::{
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
 use crate::gate::verdict::Verdict;
+use kernelgate_cuda::CaseFailure;
 
 /// Lines of a message that give the reason why a commit was skipped.
 const SHOWN_LINES: usize = 3;
@@ -315,16 +316,16 @@ fn bisection_answer(comparison: &Comparison, case: &str) -> Answer {
             Verdict::Inconclusive => Answer::Undecided(reason),
         };
     }
-    let reason_in = |what: &str, cases: &BTreeMap<String, String>| {
+    let failed_in = |what: &str, cases: &BTreeMap<String, CaseFailure>| {
         cases.get(case).map(|why| format!("{what}: {why}"))
     };
     let refused = comparison
         .refused
         .iter()
         .find(|refusal| refusal.cases.is_empty() || refusal.cases.iter().any(|id| id == case));
-    let why = reason_in("the case is wrong", &comparison.failed)
-        .or_else(|| reason_in("the case is wrong in the base", &facts.failed_in_base))
-        .or_else(|| reason_in("the case was skipped", &comparison.skipped))
+    let why = failed_in("the case is wrong", &comparison.failed)
+        .or_else(|| failed_in("the case is wrong in the base", &facts.failed_in_base))
+        .or_else(|| comparison.skipped.get(case).map(|why| format!("the case was skipped: {why}")))
         .or_else(|| {
             let it = refused?;
             Some(format!("{} is `{}` in the base and `{}` here", it.field, it.base, it.head))

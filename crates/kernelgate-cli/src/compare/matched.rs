@@ -6,6 +6,7 @@ use crate::gate::paired::Arm;
 use crate::gate::reason::{BuildFailure, Reason};
 use crate::gate::verdicts::Refusal;
 use kernelgate::record::ProcessRun;
+use kernelgate_cuda::CaseFailure;
 
 /// Cases that both sides of a bench have, by the runs that verified them.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -21,9 +22,9 @@ pub struct MatchedCases {
     /// Cases of the base that the head skipped.
     pub skipped: BTreeMap<String, String>,
     /// Cases that failed in the head.
-    pub failed: BTreeMap<String, String>,
+    pub failed: BTreeMap<String, CaseFailure>,
     /// Cases that failed in the base only, and are verified or absent in the head.
-    pub failed_in_base: BTreeMap<String, String>,
+    pub failed_in_base: BTreeMap<String, CaseFailure>,
     /// Requested cases that cannot be compared, with the reason: skipped in the base, or of a bench
     /// that failed.
     pub unmeasured: BTreeMap<String, Vec<Reason>>,
@@ -43,7 +44,7 @@ impl MatchedCases {
         for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
             match skipped(id) {
                 Some(why) => {
-                    let failed = Reason::Failed(BuildFailure::new(Arm::Base, error.as_str()));
+                    let failed = Reason::Failed(BuildFailure::new(Arm::Base, &**error));
                     let skipped = Reason::Skipped(BuildFailure::new(Arm::Head, why));
                     self.unmeasured.insert(id.clone(), vec![failed, skipped]);
                 }
@@ -193,8 +194,9 @@ mod tests {
     use kernelgate::record::{CaseRecord, Environment, Provenance};
 
     fn run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> ProcessRun {
-        let reasons =
-            |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
+        fn reasons<T: From<&'static str>>(ids: &[&str]) -> BTreeMap<String, T> {
+            ids.iter().map(|id| ((*id).to_owned(), "why".into())).collect()
+        }
         ProcessRun {
             complete: true,
             cases: cases

@@ -136,7 +136,8 @@ impl PreparedSides {
     /// Cases that failed, or were skipped, with the reason.
     pub fn case_errors(&self) -> impl Iterator<Item = (&String, String)> {
         let MatchedCases { failed, skipped, unmeasured, .. } = &self.matched;
-        let others = failed.iter().chain(skipped).map(|(id, why)| (id, why.clone()));
+        let failed = failed.iter().map(|(id, why)| (id, why.text.clone()));
+        let others = failed.chain(skipped.iter().map(|(id, why)| (id, why.clone())));
         others.chain(unmeasured.iter().map(|(id, why)| (id, joined(why))))
     }
 

@@ -21,6 +21,7 @@ use kernelgate::record::{
     Baseline, BaselineCase, BaselineRun, CaseNumerics, CaseOfRun, CaseRun, EarlierRuns,
     Environment, LaunchCosts, Measurement, Numerics, ProcessRun, Provenance, Verification,
 };
+use kernelgate_cuda::CaseFailure;
 
 /// The outcome of `gate`.
 pub type GateReport = Verdicts<BaselineFacts>;
@@ -174,7 +175,8 @@ pub fn judge(
             refused.entry(key).or_default().insert((*id).to_owned());
         }
     }
-    let failed: BTreeMap<String, String> = runs.iter().flat_map(|run| run.failed.clone()).collect();
+    let failed: BTreeMap<String, CaseFailure> =
+        runs.iter().flat_map(|run| run.failed.clone()).collect();
     let missing = || {
         baseline
             .cases

@@ -11,6 +11,7 @@ use super::paired::{Arm, TestPlan};
 use super::reason::{BuildFailure, Reason};
 use super::rules::RemovedCasesMeaning;
 use super::verdicts::{Facts, Verdicts};
+use kernelgate_cuda::CaseFailure;
 
 /// The outcome of `compare`.
 pub type Comparison = Verdicts<BuildFacts>;
@@ -31,7 +32,7 @@ pub struct BuildFacts {
     /// Cases that only the base has.
     pub removed: Vec<String>,
     /// Cases that failed in the base only, when it was verified: they have no base to compare with.
-    pub failed_in_base: BTreeMap<String, String>,
+    pub failed_in_base: BTreeMap<String, CaseFailure>,
     /// Processes that failed.
     pub broken: Vec<FailedProcess>,
     /// Bench binaries that cannot be driven, with the reason.
@@ -206,8 +207,8 @@ mod tests {
         comparison(judged, facts).exit()
     }
 
-    fn one() -> BTreeMap<String, String> {
-        BTreeMap::from([("y".to_owned(), "why".to_owned())])
+    fn one<T: From<&'static str>>() -> BTreeMap<String, T> {
+        BTreeMap::from([("y".to_owned(), "why".into())])
     }
 
     #[test]

@@ -24,6 +24,7 @@ use super::verdicts::Refusal;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::record::file::Record;
 use kernelgate::record::{Environment, Shard, text};
+use kernelgate_cuda::CaseFailure;
 
 /// A comparison of the cases of one shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,7 +70,7 @@ struct ShardFindings {
     refused: Vec<Refusal>,
     new: Vec<String>,
     skipped: BTreeMap<String, String>,
-    failed: BTreeMap<String, String>,
+    failed: BTreeMap<String, CaseFailure>,
     unverified: Vec<String>,
     verification: Vec<VerificationLoss>,
     numerics: NumericsReport,
@@ -305,7 +306,8 @@ fn add_bench(there: &mut CriterionOnlyBench, more: CriterionOnlyBench) {
 
 impl Record for ComparisonShard {
     const SCHEMA: &'static str = "kernelgate-comparison-shard";
-    const VERSION: u64 = 1;
+    const VERSION: u64 = 2;
+    const OLDEST: u64 = 2;
     const KIND: &'static str = "shard of a comparison";
     const FREE_TEXT: &'static [&'static str] = &["identity", "findings", "errors", "anchors"];
 

@@ -377,7 +377,7 @@ fn new_missing_failed_and_interrupted_cases_are_reported() {
     assert_eq!(report.exit(), Exit::Fine);
     head.complete = false;
     assert_eq!(gate_with_defaults(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Inconclusive);
-    head.failed.insert("x".to_owned(), "wrong".to_owned());
+    head.failed.insert("x".to_owned(), "wrong".into());
     assert_eq!(gate_with_defaults(&run("1", &[("a", 1e6)]), &head).exit(), Exit::Regression);
     assert_eq!(
         gate_with_defaults(&run("1", &[("z", 1e6)]), &run("2", &[("a", 1e6)])).exit(),

@@ -13,6 +13,7 @@ use super::outputs::verification::VerificationLoss;
 use super::rules::RulesReport;
 use super::verdict::Verdict;
 use kernelgate::exit::Exit;
+use kernelgate_cuda::CaseFailure;
 
 /// The judged cases, with the facts of the method.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,7 +31,7 @@ pub struct Verdicts<F> {
     /// Cases that the base timed and the head skipped, with the reason.
     pub skipped: BTreeMap<String, String>,
     /// Cases that failed in the head, with the error.
-    pub failed: BTreeMap<String, String>,
+    pub failed: BTreeMap<String, CaseFailure>,
     /// Judged cases whose outputs are compared with nothing on either side.
     pub unverified: Vec<String>,
     /// Cases that the head verifies less.

@@ -18,6 +18,7 @@ use kernelgate::workload::SampleUnit;
 pub use ids::ProblemAxes;
 
 use crate::report::utilization::ModelUtilization;
+use kernelgate_cuda::CaseFailure;
 
 /// All data about the cases of one device.
 #[derive(Debug, Clone, Default)]
@@ -39,7 +40,7 @@ pub struct Measured {
     /// Skipped cases by reason.
     pub skipped: BTreeMap<String, BTreeSet<String>>,
     /// Wrong or failed cases, with the error.
-    pub failed: BTreeMap<String, String>,
+    pub failed: BTreeMap<String, CaseFailure>,
 }
 
 /// A case with all its process runs.
@@ -216,7 +217,7 @@ struct RecordCollector {
     limits: Vec<Limits>,
     cases: BTreeMap<String, CollectedCaseRuns>,
     skipped: BTreeMap<String, String>,
-    failed: BTreeMap<String, String>,
+    failed: BTreeMap<String, CaseFailure>,
 }
 
 struct Source {

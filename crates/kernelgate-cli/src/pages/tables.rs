@@ -7,6 +7,7 @@ use super::report::ReportContent;
 use crate::history::CaseHistory;
 use kernelgate::display::medium::CsvText;
 use kernelgate::measure::limits::Limits;
+use kernelgate_cuda::CaseFailure;
 
 /// Version of the JSON.
 const SCHEMA: u32 = 1;
@@ -154,7 +155,7 @@ pub struct ReportJson<'a> {
     peers: Vec<(&'a str, &'a str, f64)>,
     histories: &'a [CaseHistory],
     skipped: &'a std::collections::BTreeMap<String, std::collections::BTreeSet<String>>,
-    failed: &'a std::collections::BTreeMap<String, String>,
+    failed: &'a std::collections::BTreeMap<String, CaseFailure>,
 }
 
 #[derive(Debug, Serialize)]

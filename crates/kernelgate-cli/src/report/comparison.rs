@@ -12,6 +12,10 @@ use crate::gate::paired::{Arm, PairedDecision};
 use crate::gate::rules::RemovedCasesMeaning;
 use kernelgate::display::duration;
 use kernelgate::record::text::indented;
+use kernelgate_cuda::CaseFailure;
+
+/// Label of a case that the base alone got wrong.
+const FAILED_IN_BASE: &str = "failed in the base, not judged";
 
 /// A note on the unit of the times of benches that use Criterion alone.
 const CRITERION_UNIT_NOTE: &str = "times of Criterion's benches are nanoseconds, unless a bench sets a \
@@ -132,9 +136,8 @@ impl VerdictWording for BuildFacts {
             let why = format!("left alone: {why}");
             UnjudgedEntry::new(&format!("bench {bench}"), UnjudgedKind::Skipped, why)
         });
-        let failed = |(case, why): (&String, &String)| {
-            let why = format!("failed in the base, not judged: {why}");
-            UnjudgedEntry::new(case, UnjudgedKind::Skipped, why)
+        let failed = |(case, why): (&String, &CaseFailure)| {
+            UnjudgedEntry::failed(case, UnjudgedKind::Skipped, FAILED_IN_BASE, why)
         };
         let abandoned = facts.broken.iter().filter(|broken| broken.abandoned).map(|broken| {
             let kind = match broken.side {
@@ -165,7 +168,7 @@ impl VerdictWording for BuildFacts {
     }
 
     fn notes_on_unmeasured(&self) -> Vec<String> {
-        let mut lines = cases_with_reason(&self.failed_in_base, "failed in the base, not judged");
+        let mut lines = cases_with_reason(&self.failed_in_base, FAILED_IN_BASE);
         lines.extend(self.broken.iter().map(|broken| {
             let so = if broken.abandoned { "; its undecided cases were abandoned" } else { "" };
             let reason = indented(&broken.reason);

@@ -12,6 +12,7 @@ use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::{Refusal, Verdicts};
 use kernelgate::display::table::Table;
 use kernelgate::stats::median;
+use kernelgate_cuda::CaseFailure;
 
 /// A comparison or a gate, in the form that reports are made from.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,6 +50,8 @@ pub struct UnjudgedEntry {
     pub kind: UnjudgedKind,
     /// The reason in words.
     pub why: String,
+    /// Facts of the reason: name and value.
+    pub facts: Vec<(String, String)>,
 }
 
 /// Severity of something that was not judged.
@@ -65,7 +68,18 @@ pub enum UnjudgedKind {
 impl UnjudgedEntry {
     /// An entry of this kind.
     pub fn new(name: &str, kind: UnjudgedKind, why: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), kind, why: why.into() }
+        Self { name: name.to_owned(), kind, why: why.into(), facts: Vec::new() }
+    }
+
+    /// A case that failed, with the facts of the reason.
+    pub fn failed(name: &str, kind: UnjudgedKind, label: &str, why: &CaseFailure) -> Self {
+        let mut facts: Vec<_> =
+            why.numbers.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
+        facts.extend(why.names.clone());
+        if !why.kind.is_empty() {
+            facts.insert(0, ("reason".to_owned(), why.kind.clone()));
+        }
+        Self { facts, ..Self::new(name, kind, format!("{label}: {why}")) }
     }
 
     /// Refused cases, with the field that differs; `sides` are the names of base and head.

@@ -29,6 +29,7 @@ use crate::gate::reason::{BuildFailure, DecidingSide, Reason};
 use crate::gate::rules::{AppliedAcceptance, RemovedCasesMeaning, RulesReport};
 use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::Refusal;
+use kernelgate_cuda::CaseFailure;
 
 const LIMITS: Limits = Limits::default_limit(0.01);
 const ASSUMED_SPREAD: SingleRunSpread =
@@ -138,7 +139,7 @@ fn comparison_of_every_verdict() -> Comparison {
         )]),
         failed: BTreeMap::from([(
             "st_bif/forward/n1_f16/cuda/fused/hot".to_owned(),
-            "output `spikes`: 3 of 64 elements differ, <first> & \"second\"\u{7}".to_owned(),
+            "output `spikes`: 3 of 64 elements differ, <first> & \"second\"\u{7}".into(),
         )]),
         unverified: vec![],
         verification: vec![],
@@ -357,8 +358,10 @@ fn kernels_of_which_none_was_compared_are_no_kernels_without_a_difference() {
 
 #[test]
 fn a_foreign_message_makes_no_line_of_its_own_and_is_escaped_in_xml() {
-    let message = "boom\n\n0 regressed, 0 improved, 3 unchanged\u{202e}\u{9b}31m\u{ffff}";
-    let failing = |case: &str| BTreeMap::from([(case.to_owned(), message.to_owned())]);
+    fn failing<T: From<&'static str>>(case: &str) -> BTreeMap<String, T> {
+        let message = "boom\n\n0 regressed, 0 improved, 3 unchanged\u{202e}\u{9b}31m\u{ffff}";
+        BTreeMap::from([(case.to_owned(), message.into())])
+    }
     let report =
         GateReport { failed: failing("a/b/x"), skipped: failing("a/b/y"), ..gate_report_example() };
     let compared = Comparison {
@@ -379,6 +382,13 @@ fn a_foreign_message_makes_no_line_of_its_own_and_is_escaped_in_xml() {
     let xml = junit::xml(&verdicts::summary(&report, "kernelgate gate"));
     assert!(xml.contains("3 unchanged\\u{202e}\\u{ffff}"), "{xml}");
     assert!(!xml.contains(['\u{202e}', '\u{9b}', '\u{ffff}']), "{xml}");
+}
+
+/// An output that differs, with its facts.
+fn differing() -> CaseFailure {
+    CaseFailure::new("differs", "1 of 64 elements differ")
+        .with_name("output", "<spikes>")
+        .with_number("checked", 64.0)
 }
 
 /// Lists and findings that [`comparison_of_every_verdict`] lacks. Long because it is a value with every field.
@@ -415,11 +425,10 @@ fn comparison_with_every_field() -> Comparison {
     };
     let unclear = ConfirmationPairs { pairs: 8, grown: 6, found: false };
     let checked = |checked| Verification::Verified { checked, total: 1600 };
-    let named = |words: &str| BTreeMap::from([(case("n7"), words.to_owned())]);
     let facts = BuildFacts {
         calibration: Some("calibration of 2026-11-20: threshold 1.50 %".to_owned()),
         removed: vec![case("n5")],
-        failed_in_base: named("1 of 64 elements differ"),
+        failed_in_base: BTreeMap::from([(case("n7"), differing())]),
         left_alone: BTreeMap::from([("other of the head".to_owned(), "no mark".to_owned())]),
         criterion: vec![CriterionOnlyBench {
             bench: "plain".to_owned(),
@@ -480,7 +489,6 @@ fn comparison_with_every_field() -> Comparison {
 fn gate_report_with_every_field() -> GateReport {
     let Comparison { verification, numerics, costs, rules, .. } = comparison_with_every_field();
     let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
-    let named = |name: &str, words: &str| BTreeMap::from([(case(name), words.to_owned())]);
     let inconclusive = |name: &str, reason: Reason| {
         let mut judged = inconclusive_judgement(&case(name), 1.1, (5, 2), reason);
         if let Evidence::Runs(runs) = &mut judged.evidence {
@@ -513,8 +521,8 @@ fn gate_report_with_every_field() -> GateReport {
     GateReport {
         judged: all,
         new: vec![case("n5")],
-        skipped: named("n6", "needs 201 MB | of 102 MB <free>"),
-        failed: named("n7", "1 of 64 elements differ"),
+        skipped: BTreeMap::from([(case("n6"), "needs 201 MB | of 102 MB <free>".to_owned())]),
+        failed: BTreeMap::from([(case("n7"), differing())]),
         unverified: vec![case("n9")],
         verification,
         numerics,

@@ -2,6 +2,7 @@
 //! with its interval and the detectable change. Each method adds its own texts.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fmt::Write as _;
 
 use super::summary::{self, UnjudgedEntry, UnjudgedKind, VerdictSummary};
@@ -10,6 +11,7 @@ use crate::gate::reason::Reason;
 use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::{Facts, Verdicts};
 use kernelgate::record::text::{indented, printable};
+use kernelgate_cuda::CaseFailure;
 
 /// Largest number of cases of a kind that are named one by one.
 const MAX_NAMED_CASES: usize = 20;
@@ -140,15 +142,14 @@ pub fn verdict_headline<F: VerdictWording>(verdicts: &Verdicts<F>) -> String {
 
 fn others<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<UnjudgedEntry> {
     let mut others = Vec::new();
-    for (cases, kind, label) in [
-        (&verdicts.failed, UnjudgedKind::Failed, F::FAILED),
-        (&verdicts.skipped, UnjudgedKind::Skipped, F::SKIPPED_LABEL),
-    ] {
-        let entry = |(case, why): (&String, &String)| {
-            UnjudgedEntry::new(case, kind, format!("{label}: {why}"))
-        };
-        others.extend(cases.iter().map(entry));
-    }
+    let failed = |(case, why): (&String, &CaseFailure)| {
+        UnjudgedEntry::failed(case, UnjudgedKind::Failed, F::FAILED, why)
+    };
+    others.extend(verdicts.failed.iter().map(failed));
+    let skipped = |(case, why): (&String, &String)| {
+        UnjudgedEntry::new(case, UnjudgedKind::Skipped, format!("{}: {why}", F::SKIPPED_LABEL))
+    };
+    others.extend(verdicts.skipped.iter().map(skipped));
     others.extend(summary::findings(verdicts, |seeds| verdicts.facts.more_seeds_advice(seeds)).0);
     others.extend(summary::unjudged_rules(&verdicts.rules));
     others.extend(UnjudgedEntry::refused(&verdicts.refused, F::SIDES));
@@ -211,8 +212,11 @@ fn inconclusive_lines<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> 
 }
 
 /// A line "LABEL: CASE: REASON" for each case.
-pub fn cases_with_reason(cases: &BTreeMap<String, String>, label: &str) -> Vec<String> {
-    cases.iter().map(|(case, why)| format!("{label}: {case}: {}", indented(why))).collect()
+pub fn cases_with_reason(cases: &BTreeMap<String, impl Display>, label: &str) -> Vec<String> {
+    let line = |(case, why): (&String, _)| {
+        format!("{label}: {case}: {}", indented(&ToString::to_string(why)))
+    };
+    cases.iter().map(line).collect()
 }
 
 /// Names in short form: "CASE", or "CASE and 3 more".

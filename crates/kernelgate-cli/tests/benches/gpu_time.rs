@@ -226,7 +226,7 @@ fn a_bench_without_gpu_time_is_refused_and_host_time_is_reported() {
         how(kind, "").expect(1, &["error: the first case: has no time: ", nothing]);
         let record = json(&record(&outside));
         assert_eq!(record["complete"], false);
-        assert!(record["failed"]["the first case"].as_str().unwrap().contains(nothing));
+        assert!(record["failed"]["the first case"]["text"].as_str().unwrap().contains(nothing));
         assert!(record["cases"].as_object().unwrap().is_empty(), "{record}");
     }
     // The cases that were measured before are kept, and the next one is named after them.

@@ -131,5 +131,9 @@ fn a_launch_on_the_host_without_end_ends_the_process_and_is_named() {
     outcome.expect(1, &[&format!("failed: {endless}: {why}"), "1 finished cases are in"]);
     let run = package.run("s1");
     assert!(run["cases"][CASE].is_object() && run["complete"] == false);
-    assert!(run["failed"][&endless].as_str().unwrap().starts_with(why), "{}", run["failed"]);
+    assert!(
+        run["failed"][&endless]["text"].as_str().unwrap().starts_with(why),
+        "{}",
+        run["failed"]
+    );
 }

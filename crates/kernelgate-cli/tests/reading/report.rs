@@ -33,7 +33,7 @@ fn run(session: &str, scale: f64) -> ProcessRun {
     }
     run.cases.insert(MARKUP.to_owned(), case("n512_f32", "cuda/fast", "hot", 1e5).1);
     run.skipped.insert("w/f/n4096_f32/cuda/fast/hot".to_owned(), "too large <b>".to_owned());
-    run.failed.insert("w/f/n64_f32/cuda/fast/hot".to_owned(), "3 elements differ".to_owned());
+    run.failed.insert("w/f/n64_f32/cuda/fast/hot".to_owned(), "3 elements differ".into());
     run.limits =
         Limits { flops_per_s: [("matmul f32".to_owned(), 1e9)].into(), ..Limits::default() };
     run.complete = true;
@@ -406,7 +406,7 @@ fn a_file_that_is_not_a_record_is_refused_by_name() {
     refuse(2, "--runs cut.json");
     std::fs::write(records.path("foreign.json"), "{\"schema\": \"another\"}").unwrap();
     refuse(2, "--runs foreign.json");
-    let newer = good.replacen("\"schema_version\": 2", "\"schema_version\": 99", 1);
+    let newer = good.replacen("\"schema_version\": 3", "\"schema_version\": 99", 1);
     assert_ne!(newer, good);
     std::fs::write(records.path("newer.json"), newer).unwrap();
     refuse(2, "--runs newer.json");

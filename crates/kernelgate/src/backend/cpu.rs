@@ -6,6 +6,7 @@ use crate::workload::{Tensor, Tensors};
 
 use super::executable::no_such_input;
 use super::{BackendError, Executable};
+use kernelgate_cuda::CaseFailure;
 
 /// A computation on the host: its inputs and outputs, and the closure that fills these from those.
 pub struct CpuTask {
@@ -55,9 +56,9 @@ impl Executable for CpuTask {
 
     fn outputs(&mut self) -> Result<&Tensors, BackendError> {
         if let Some(name) = self.outputs.first_shared_tensor() {
-            return Err(BackendError::NotTimed(format!(
-                "output `{name}` is a view of an input or of what the row keeps: nothing writes it"
-            )));
+            let view = "is a view of an input or of what the row keeps: nothing writes it";
+            let why = CaseFailure::new("output_is_a_view", format!("output `{name}` {view}"));
+            return Err(BackendError::NotTimed(why.with_name("output", name)));
         }
         Ok(&self.outputs)
     }

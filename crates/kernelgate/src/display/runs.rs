@@ -366,7 +366,7 @@ mod tests {
     fn lines_of_messages_are_indented() {
         let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
         let message = "boom\n\n0 regressed, 3 unchanged";
-        run.failed.insert("w/f/a".to_owned(), message.to_owned());
+        run.failed.insert("w/f/a".to_owned(), message.into());
         run.skipped.insert("w/f/b".to_owned(), message.to_owned());
         let expected = "no case was timed\nskipped 1: boom\n    0 regressed, 3 unchanged: w/f/b\n\
                       FAILED w/f/a: boom\n    0 regressed, 3 unchanged";

@@ -25,6 +25,7 @@ use crate::record::{FileError, Samples, TrialSampling};
 use crate::suite::Suite;
 use crate::verify::{self, OutputComparison};
 use crate::workload::{Effort, Tensors};
+use kernelgate_cuda::CaseFailure;
 
 /// Seed of the inputs.
 const SEED: u64 = 1;
@@ -59,7 +60,7 @@ impl Bench<'_> {
         let axes = self.axes.split_whitespace().map(|axis| axis.parse());
         let axes: Vec<_> = axes.collect::<Result<_, _>>().expect("tests name axes");
         select([suite], Effort::Default, &place, &axes, &Filter::All)
-            .map_err(|error| CaseError::Fail(error.to_string()))
+            .map_err(|error| CaseError::fail(error.to_string()))
     }
 
     /// Verifies and times the first row of a suite.
@@ -112,7 +113,10 @@ impl Bench<'_> {
     ///
     /// # Panics
     /// When no case of the suite has these axes.
-    pub fn errors(&self, suite: &Suite) -> Result<BTreeMap<String, Option<String>>, CaseError> {
+    pub fn errors(
+        &self,
+        suite: &Suite,
+    ) -> Result<BTreeMap<String, Option<CaseFailure>>, CaseError> {
         let session =
             OneCase { sampling: self.sampling, verified: None, errors: RefCell::default() };
         let (settings, timer) = (Settings::defaults(), Timer::new(self.target)?);
@@ -157,7 +161,7 @@ struct OneCase {
     /// Outputs that an earlier process found right.
     verified: Option<fn(&Tensors) -> Tensors>,
     /// Error of each case; `None` for a case with a time.
-    errors: RefCell<BTreeMap<String, Option<String>>>,
+    errors: RefCell<BTreeMap<String, Option<CaseFailure>>>,
 }
 
 impl Session for OneCase {
@@ -189,7 +193,7 @@ impl Session for OneCase {
         let mut errors = self.errors.borrow_mut();
         match event {
             Event::Timed(id, _) => drop(errors.insert(id.to_owned(), None)),
-            Event::Failed(id, why) => drop(errors.insert(id.to_owned(), Some(why.to_owned()))),
+            Event::Failed(id, why) => drop(errors.insert(id.to_owned(), Some(why.clone()))),
             Event::DeviceMemory(..) | Event::Problem(..) | Event::Skipped(..) => {}
         }
         Ok(())

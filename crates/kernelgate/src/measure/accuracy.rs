@@ -171,7 +171,7 @@ pub fn case_against_cupti(
 ) -> Result<Option<TraceRow>, BackendError> {
     if executable.carries_state() {
         let why = "launches that carry state on cannot follow each other";
-        return Err(BackendError::NotTimed(why.to_owned()));
+        return Err(BackendError::NotTimed(why.into()));
     }
     queue::check_fits(events.device(), REPEATS, executable)?;
     trace_row(events, what, Cache::Hot, &mut || executable.launch())

@@ -20,6 +20,7 @@ use crate::measure::limits::{Limits, TimeLimit};
 use crate::measure::plausibility;
 use crate::measure::power::PowerRecord;
 use crate::workload::SampleUnit;
+use kernelgate_cuda::CaseFailure;
 use kernelgate_cuda::driver::launch::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::CardReading;
 
@@ -98,7 +99,7 @@ pub struct ProcessRun {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub unsupported: BTreeSet<String>,
     /// Cases that are wrong or broke, with the error; they have no time.
-    pub failed: BTreeMap<String, String>,
+    pub failed: BTreeMap<String, CaseFailure>,
 }
 
 /// A verified and timed case.
@@ -435,8 +436,8 @@ impl CaseRecord {
 
 impl Record for ProcessRun {
     const SCHEMA: &'static str = "kernelgate-run";
-    const VERSION: u64 = 2;
-    const OLDEST: u64 = 2;
+    const VERSION: u64 = 3;
+    const OLDEST: u64 = 3;
     const KIND: &'static str = "run";
     const FREE_TEXT: &'static [&'static str] = &["failed", "skipped"];
 

@@ -2,6 +2,7 @@
 
 use crate::backend::BackendError;
 use crate::workload::{Dtype, Tolerance};
+use kernelgate_cuda::CaseFailure;
 
 /// The reason why a case is wrong.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -107,4 +108,52 @@ pub enum VerifyError {
     /// The implementation failed before its outputs could be compared.
     #[error(transparent)]
     Backend(#[from] BackendError),
+}
+
+impl From<&VerifyError> for CaseFailure {
+    fn from(error: &VerifyError) -> Self {
+        let failure = |kind: &str, output: &str| Self::new(kind, error).with_name("output", output);
+        match error {
+            VerifyError::NotFinite { output, count, total, first } => failure("not_finite", output)
+                .with_count("count", *count)
+                .with_count("total", *total)
+                .with_count("first", *first),
+            VerifyError::TooFar {
+                output,
+                max_error,
+                relative_l2,
+                tolerance,
+                worst,
+                actual,
+                expected,
+            } => failure("too_far", output)
+                .with_number("max_error", *max_error)
+                .with_number("max_error_allowed", tolerance.max_error)
+                .with_number("relative_l2", *relative_l2)
+                .with_number("relative_l2_allowed", tolerance.relative_l2)
+                .with_count("worst", *worst)
+                .with_number("actual", *actual)
+                .with_number("expected", *expected),
+            VerifyError::Precision { output, relative_l2, allowed, declared, bits } => {
+                failure("precision", output)
+                    .with_number("relative_l2", *relative_l2)
+                    .with_number("relative_l2_allowed", *allowed)
+                    .with_name("declared", declared.name())
+                    .with_count("bits", *bits)
+            }
+            VerifyError::Differs { output, count, checked, first, actual, expected } => {
+                failure("differs", output)
+                    .with_count("count", *count)
+                    .with_count("checked", *checked)
+                    .with_count("first", *first)
+                    .with_number("actual", *actual)
+                    .with_number("expected", *expected)
+            }
+            VerifyError::Shape { output, .. } => failure("shape", output),
+            VerifyError::Reference { output, .. } => failure("reference", output),
+            VerifyError::UnlikeBase(inner) => Self::from(&**inner).with_text(error.to_string()),
+            VerifyError::Nothing => Self::new("nothing_compared", error),
+            VerifyError::Backend(inner) => inner.into(),
+        }
+    }
 }

@@ -22,6 +22,7 @@ use crate::gate::paired::TestPlan;
 use cases::{CalibrationCaseChoice, choose_cases};
 use kernelgate::record::{Environment, Provenance, Shard, Trials, file, timestamp};
 use kernelgate::stats::median;
+use kernelgate_cuda::CaseFailure;
 use probes::InjectedDelaySizes;
 
 /// Processes before a comparison that measure the times from which delays are derived.
@@ -372,7 +373,7 @@ fn run_calibration_comparison(
     let took = (started, clock.elapsed());
     let mut comparison_record =
         comparison_record((kind, number), took, delays_ns, &comparison, &engine.trials);
-    comparison_record.failed.extend(not_made);
+    comparison_record.failed.extend(not_made.into_iter().map(|(id, why)| (id, why.text)));
     Ok(comparison_record)
 }
 
@@ -382,7 +383,7 @@ fn fit_injected_delays(
     request_of_head: &mut ComparisonRequest,
     session: &Session,
     prepared: &mut PreparedSides,
-) -> BTreeMap<String, String> {
+) -> BTreeMap<String, CaseFailure> {
     let found = ComparisonEngine::new(request_of_head, session, Trials::default())
         .injected_delay_sizes(prepared);
     match found {
@@ -433,6 +434,7 @@ fn comparison_record(
             .clone()
             .into_iter()
             .chain(facts.failed_in_base.clone())
+            .map(|(id, why)| (id, why.text))
             .chain(unmeasured)
             .collect(),
         broken: facts

@@ -11,6 +11,7 @@ use crate::compare::sides::install::BenchDriver;
 use crate::gate::paired::Arm;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::record::{CaseRecord, ProcessRun, TrialRequest, TrialSampling};
+use kernelgate_cuda::CaseFailure;
 
 /// Sizes of the delays on a GPU, as its kernels take them.
 #[derive(Debug, Default)]
@@ -18,7 +19,7 @@ pub struct InjectedDelaySizes {
     /// Sizes by case.
     pub sizes: BTreeMap<String, u64>,
     /// Cases that cannot be delayed by so much, with the reason.
-    pub failed: BTreeMap<String, String>,
+    pub failed: BTreeMap<String, CaseFailure>,
 }
 
 impl ComparisonEngine<'_> {

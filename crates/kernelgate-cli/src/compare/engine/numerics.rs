@@ -24,6 +24,7 @@ use crate::gate::rules::Rules;
 use kernelgate::record::numerics::DataSets;
 use kernelgate::record::run::VerificationRecord;
 use kernelgate::record::{CaseNumerics, ProcessRun, TrialRequest, TrialSampling, file};
+use kernelgate_cuda::CaseFailure;
 
 /// Results of both sides' verification besides time.
 #[derive(Debug, Default)]
@@ -37,7 +38,7 @@ pub struct Findings {
     /// The kernels of each case in both builds.
     pub code: BTreeMap<String, CodeComparison>,
     /// Cases that fail in the head with another seed, with the error.
-    pub failed: BTreeMap<String, String>,
+    pub failed: BTreeMap<String, CaseFailure>,
 }
 
 /// Errors of base and head by case.
@@ -182,7 +183,8 @@ impl ComparisonEngine<'_> {
             let wrong_before = runs[0].as_ref().is_none_or(|run| run.failed.contains_key(id));
             if let Some(why) = wrong.filter(|_| !wrong_before) {
                 errors.remove(id);
-                findings.failed.insert(id.clone(), format!("with seed {seed}: {why}"));
+                let text = format!("with seed {seed}: {why}");
+                findings.failed.insert(id.clone(), why.clone().with_text(text));
             }
         }
     }

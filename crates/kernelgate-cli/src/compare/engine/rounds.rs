@@ -7,6 +7,7 @@ use crate::gate::reason::{BuildFailure, Reason};
 use kernelgate::record::criterion_store::IMPLEMENTATION;
 use kernelgate::record::{CaseRecord, ProcessRun, Timing, TrialRecord};
 use kernelgate::stats::{median, weighted_median};
+use kernelgate_cuda::CaseFailure;
 
 /// The reason for a case that the process neither timed, failed nor skipped.
 const NOT_LISTED_REASON: &str = "the bench did not list it";
@@ -130,7 +131,7 @@ pub fn skip_reasons(
 }
 
 /// Cases that failed in a process of the head, with the error.
-pub fn failure_reasons(trials: &[TrialRecord]) -> BTreeMap<String, String> {
+pub fn failure_reasons(trials: &[TrialRecord]) -> BTreeMap<String, CaseFailure> {
     trials.iter().filter(|trial| trial.head).flat_map(|trial| trial.failed.clone()).collect()
 }
 
@@ -145,7 +146,7 @@ pub fn stop_reasons(trials: &[TrialRecord]) -> BTreeMap<String, Reason> {
             stopped.entry(id.clone()).or_insert_with(skipped);
         }
         for (id, error) in trial.failed.iter().filter(|_| side == Arm::Base) {
-            let failed = || Reason::Failed(BuildFailure::new(side, error.as_str()));
+            let failed = || Reason::Failed(BuildFailure::new(side, &**error));
             stopped.entry(id.clone()).or_insert_with(failed);
         }
     }
@@ -242,8 +243,9 @@ pub(super) mod tests {
     fn a_case_without_a_time_is_asked_for_once_and_its_reason_kept() {
         let requested: BTreeSet<String> =
             ["gone", "short", "timed", "wrong"].map(str::to_owned).into();
-        let reasons =
-            |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
+        fn reasons<T: From<&'static str>>(ids: &[&str]) -> BTreeMap<String, T> {
+            ids.iter().map(|id| ((*id).to_owned(), "why".into())).collect()
+        }
         let run = ProcessRun {
             cases: [("timed".to_owned(), CaseRecord::from_samples(vec![1.0]))].into(),
             skipped: reasons(&["short", "not asked for"]),

@@ -212,7 +212,7 @@ fn other_files_are_named_and_a_broken_index_is_made_anew() {
     for (name, text) in [
         ("cut.json", &whole[..whole.len() / 2]),
         ("foreign.json", "{\"schema\": \"other\"}"),
-        ("newer.json", &whole.replace("\"schema_version\": 2", "\"schema_version\": 9")),
+        ("newer.json", &whole.replace("\"schema_version\": 3", "\"schema_version\": 9")),
     ] {
         std::fs::write(folder.path().join("runs/s0").join(name), text).unwrap();
     }

@@ -47,7 +47,11 @@ pub fn xml(summary: &VerdictSummary) -> String {
         if kind.is_some() {
             status.set_type(if other.kind == UnjudgedKind::Refused { "refused" } else { "failed" });
         }
-        suite.add_test_case(case(&other.name, status));
+        let mut case = case(&other.name, status);
+        let escape = |(name, value): &(String, String)| (escape_xml(name), escape_xml(value));
+        let facts: Vec<_> = other.facts.iter().map(escape).collect();
+        case.add_properties(facts.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        suite.add_test_case(case);
     }
     let mut report = Report::new(&*escape_xml(&summary.headline));
     report.add_test_suite(suite);

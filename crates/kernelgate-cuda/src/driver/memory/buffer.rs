@@ -194,9 +194,5 @@ fn bind(context: &CudaContext) -> Result<(), BackendError> {
 
 /// Error for too little memory; `available` if the driver reports it.
 pub fn short(bytes: u64, available: Option<u64>) -> BackendError {
-    let gigabytes = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
-    BackendError::OutOfMemory {
-        needed: format!("{} on the GPU", gigabytes(bytes)),
-        available: available.map_or_else(|| "an unknown amount".to_owned(), gigabytes),
-    }
+    BackendError::OutOfMemory { needed: bytes, available }
 }

@@ -13,13 +13,13 @@ use super::raw_stream::RawStream;
 use super::stream_timer::StreamTimer;
 use super::thread_state;
 use super::timed_stream::{self, CurrentContext, TimedStream};
-use crate::BackendError;
 use crate::driver::check::{Code, device_architecture};
 use crate::driver::device::{self, DeviceError, DeviceFacts};
 use crate::driver::status::{describe, failed};
+use crate::{BackendError, CaseFailure};
 
 /// The reason why a stream cannot be timed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StreamError {
     /// There is no driver, or no GPU.
     #[error(transparent)]
@@ -270,7 +270,7 @@ impl ForeignStream {
             // The driver's answer for the legacy stream while another stream captures.
             Ok(true) | Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)) => {
                 let open = "a capture is open on the stream that is timed";
-                Err(BackendError::NotTimed(open.to_owned()))
+                Err(BackendError::NotTimed(CaseFailure::new("capture_open", open)))
             }
             Err(error) => Err(failed("ask whether the stream is in capture", &error)),
         }

@@ -22,12 +22,12 @@ pub fn each_implementation<T>(
     let mut lost: Option<String> = None;
     for group in &selection.groups {
         let mut ready = match &lost {
-            Some(lost) => Err(CaseError::Fail(lost.clone())),
+            Some(lost) => Err(CaseError::fail(lost.clone())),
             None => PreparedProblem::new(group, seed, target),
         };
         for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
             let outcome = match (&mut ready, &lost) {
-                (_, Some(lost)) => Err(CaseError::Fail(lost.clone())),
+                (_, Some(lost)) => Err(CaseError::fail(lost.clone())),
                 (Err(error), None) => Err(error.clone()),
                 (Ok(ready), None) => {
                     eprintln!("{doing} {}", case.id);
@@ -54,7 +54,7 @@ pub fn parts<T>(outcome: Result<T, CaseError>) -> (CaseStatus, Option<T>, Option
         Ok(found) => (CaseStatus::Ok, Some(found), None),
         Err(CaseError::Skip(reason)) => (CaseStatus::Skipped, None, Some(reason)),
         Err(CaseError::Fail(reason) | CaseError::Lost(reason)) => {
-            (CaseStatus::Failed, None, Some(reason))
+            (CaseStatus::Failed, None, Some(reason.text))
         }
     }
 }

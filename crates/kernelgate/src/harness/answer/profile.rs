@@ -98,8 +98,8 @@ pub fn profile(
                     recording.stages(executable, &ready.kernels.stage_clocked_kernels())?
                 }
                 Err(lost @ CaseError::Lost(_)) => return Err(lost),
-                Err(CaseError::Skip(why) | CaseError::Fail(why)) => {
-                    eprintln!("no stage times of {}: {why}", case.id);
+                Err(error) => {
+                    eprintln!("no stage times of {}: {}", case.id, error.text());
                     Vec::new()
                 }
             };
@@ -254,7 +254,7 @@ impl Recording {
             }),
             Err(error) => {
                 std::mem::forget(executable);
-                Err(CaseError::Lost(error.to_string()))
+                Err(CaseError::Lost((&error).into()))
             }
         }
     }
@@ -281,7 +281,7 @@ impl Recording {
         })();
         recorded.map_err(|error| {
             std::mem::forget(executable);
-            CaseError::Lost(error.to_string())
+            CaseError::Lost((&error).into())
         })
     }
 

@@ -7,7 +7,7 @@ use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry};
 use super::each::each_implementation;
 use crate::backend::{BackendError, Target};
 use crate::display::time;
-use crate::harness::running::problem::{CaseError, PreparedProblem};
+use crate::harness::running::problem::PreparedProblem;
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::measure::Cache;
 use crate::measure::accuracy::{self, TraceRow};
@@ -97,9 +97,7 @@ pub fn cases(
         match outcome {
             Ok(Some(row)) => rows.push(row),
             Ok(None) => is_missing = true,
-            Err(CaseError::Skip(reason) | CaseError::Fail(reason) | CaseError::Lost(reason)) => {
-                notes.push(format!("{case}: {reason}"));
-            }
+            Err(error) => notes.push(format!("{case}: {}", error.text())),
         }
     }
     if is_missing {

@@ -72,12 +72,12 @@ fn verify_case(
         Ok(repeatable) => repeatable,
         Err(lost @ BackendError::Lost(_)) => {
             std::mem::forget(executable);
-            return Err(CaseError::Lost(lost.to_string()));
+            return Err(lost.into());
         }
-        Err(error) => return Err(CaseError::Fail(format!("second launch: {error}"))),
+        Err(error) => return Err(CaseError::fail(format!("second launch: {error}"))),
     };
     if let Some(folder) = dump {
-        let outputs = executable.outputs().map_err(|error| CaseError::Fail(error.to_string()))?;
+        let outputs = executable.outputs().map_err(|error| CaseError::fail(error.to_string()))?;
         let path = folder.join(format!("{}.tensors", case.id.replace('/', "_")));
         let written = tensors::write(&path, &all_tensors(ready, outputs));
         // A file that cannot be written is not the fault of the case.

@@ -30,6 +30,7 @@ use crate::measure::audit::{Refusal, reuse};
 use crate::record::run::{AfterTiming, InputChange};
 use crate::verify::{self, OutputComparison, VerifyError};
 use crate::workload::Tensors;
+use kernelgate_cuda::CaseFailure;
 
 /// Name of the checks after timing in the phase timer.
 pub const ACTIVITY: &str = "check after timing";
@@ -100,9 +101,9 @@ pub fn check(
         true => ready.changed.as_ref().map_or(InputChange::Same, ChangedInputs::change),
         false => InputChange::Same,
     };
-    let comparison = replay.map_err(CaseError::Fail)?.map_err(|error| match error {
+    let comparison = replay.map_err(CaseError::fail)?.map_err(|error| match error {
         VerifyError::Backend(_) => error.into(),
-        wrong => CaseError::Fail(format!(
+        wrong => CaseError::fail(CaseFailure::from(&wrong).with_text(format!(
             "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
              inputs{}",
             how.words(),
@@ -111,7 +112,7 @@ pub fn check(
             } else {
                 ""
             }
-        )),
+        ))),
     })?;
     Ok(AfterTiming {
         inputs: how,
@@ -213,7 +214,7 @@ impl PreparedProblem {
             let _activity = phase_timer::start("other inputs");
             self.changed = None;
             self.changed = ChangedInputs::new(group, &self.inputs, replaceable, self.seed)
-                .map_err(CaseError::Fail)?;
+                .map_err(CaseError::fail)?;
         }
         Ok(self.changed.is_some())
     }

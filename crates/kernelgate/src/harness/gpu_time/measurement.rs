@@ -103,7 +103,7 @@ impl GpuTime {
     fn refuse(&self, inner: &mut MeasurementState, error: &BackendError) -> ! {
         let case = recording::case_after(&inner.log, &inner.store);
         eprintln!("error: {case}: {}", printable(&error.to_string()));
-        if let Err(why) = inner.record(Ended::Refused { case, error: error.to_string() }) {
+        if let Err(why) = inner.record(Ended::Refused { case, error: error.into() }) {
             eprintln!("error: {}", printable(&why));
         }
         std::process::exit(Exit::Regression as i32)

@@ -17,9 +17,9 @@ use crate::record::criterion_store::{self, Stored, StoredCase};
 use crate::record::text::{check_plain, one_line, printable, printable_path};
 use crate::record::{CaseRecord, Environment, Lock, ProcessRun, Provenance, Samples, Store, file};
 use crate::stats;
-use kernelgate_cuda::BackendError;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::CardReading;
+use kernelgate_cuda::{BackendError, CaseFailure};
 
 /// Bytes in the executable that let `kernelgate` recognize it without running it; the program then
 /// drives it by Criterion's flags.
@@ -36,7 +36,7 @@ pub enum Ended {
         /// The case that was measured.
         case: String,
         /// Reason why the case has no time.
-        error: String,
+        error: CaseFailure,
     },
 }
 
@@ -145,7 +145,7 @@ impl Recording<'_> {
                     let launch_ns = stats::median(&record.samples.per_launch_ns());
                     let duration = duration::check(Subject::Routine, launch_ns, self.least_ns);
                     if let Err(why) = duration {
-                        run.failed.insert(one_line(id), BackendError::from(why).to_string());
+                        run.failed.insert(one_line(id), (&BackendError::from(why)).into());
                     } else if let Err(why) = check_plain(id) {
                         run.skipped.insert(one_line(id), why);
                     } else {

@@ -11,6 +11,7 @@ use crate::exit::Exit;
 use crate::harness::error::HarnessError;
 use crate::record::text::{printable, printable_path};
 use crate::record::{CaseRecord, FileError, ProcessRun, file};
+use kernelgate_cuda::CaseFailure;
 use kernelgate_cuda::observe::telemetry::CardReading;
 
 /// A run and its file.
@@ -47,7 +48,7 @@ pub enum Event<'a> {
     /// Seconds that a problem took.
     Problem(&'a str, f64),
     /// A case is wrong or failed; its time, if it had one, is removed.
-    Failed(&'a str, &'a str),
+    Failed(&'a str, &'a CaseFailure),
 }
 
 impl Recorder {
@@ -88,7 +89,7 @@ impl Recorder {
             Event::Problem(id, seconds) => drop(run.problems_s.insert(id.to_owned(), seconds)),
             Event::Failed(id, error) => {
                 run.cases.remove(id);
-                run.failed.insert(id.to_owned(), error.to_owned());
+                run.failed.insert(id.to_owned(), error.clone());
             }
         })
     }
@@ -163,7 +164,7 @@ impl Recorder {
                  end of the process",
                 limit.as_secs()
             );
-            let noted = recorder.add(Event::Failed(case, &why));
+            let noted = recorder.add(Event::Failed(case, &CaseFailure::new("endless", &why)));
             let state = recorder.lock();
             eprintln!("\nfailed: {case}: {why}{}", state.saved_cases("; "));
             if let Err(error) = noted {

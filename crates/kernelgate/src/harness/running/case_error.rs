@@ -4,24 +4,40 @@
 use crate::backend::BackendError;
 use crate::harness::guard;
 use crate::verify::VerifyError;
+use kernelgate_cuda::CaseFailure;
 
 /// The reason why a problem or case has no result.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum CaseError {
     /// The case cannot run on this machine.
     Skip(String),
     /// The outputs are wrong, or the case failed with an error.
-    Fail(String),
+    Fail(CaseFailure),
     /// The case broke the device: no later case can run.
-    Lost(String),
+    Lost(CaseFailure),
+}
+
+impl CaseError {
+    /// A case that failed.
+    pub fn fail(why: impl Into<CaseFailure>) -> Self {
+        Self::Fail(why.into())
+    }
+
+    /// The sentence.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Skip(why) => why,
+            Self::Fail(why) | Self::Lost(why) => why,
+        }
+    }
 }
 
 impl From<BackendError> for CaseError {
     /// Converts an error of a case that is verified already: it can run here.
     fn from(error: BackendError) -> Self {
         match error {
-            BackendError::Lost(_) => Self::Lost(error.to_string()),
-            other => Self::Fail(other.to_string()),
+            BackendError::Lost(_) => Self::Lost((&error).into()),
+            other => Self::fail(&other),
         }
     }
 }
@@ -33,8 +49,8 @@ impl From<VerifyError> for CaseError {
             VerifyError::Backend(
                 reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_)),
             ) => Self::Skip(reason.to_string()),
-            VerifyError::Backend(lost @ BackendError::Lost(_)) => Self::Lost(lost.to_string()),
-            wrong => Self::Fail(wrong.to_string()),
+            VerifyError::Backend(lost @ BackendError::Lost(_)) => lost.into(),
+            wrong => Self::fail(&wrong),
         }
     }
 }
@@ -44,7 +60,7 @@ impl From<VerifyError> for CaseError {
 /// # Errors
 /// The error of the code, or its panic as a failure.
 pub fn guarded<T, E: Into<CaseError>>(run: impl FnOnce() -> Result<T, E>) -> Result<T, CaseError> {
-    guard::catch(run).map_err(CaseError::Fail)?.map_err(Into::into)
+    guard::catch(run).map_err(CaseError::fail)?.map_err(Into::into)
 }
 
 #[cfg(test)]
@@ -57,13 +73,14 @@ mod tests {
         let reason = "no cuDNN".to_owned();
         let verifying = VerifyError::Backend(missing.clone()).into();
         assert_eq!(CaseError::Skip(reason.clone()), verifying);
-        assert_eq!(CaseError::Fail(reason), missing.into());
+        assert_eq!(CaseError::fail(CaseFailure::new("unsupported", reason)), missing.into());
     }
 
     #[test]
     fn a_lost_device_and_a_panic_keep_their_messages() {
         let lost = || Err::<(), _>(BackendError::Lost("hung".to_owned()));
-        assert_eq!(guarded(lost), Err(CaseError::Lost("the GPU was lost: hung".to_owned())));
+        let why = CaseFailure::new("lost", "the GPU was lost: hung");
+        assert_eq!(guarded(lost), Err(CaseError::Lost(why)));
         let panics = || -> Result<(), BackendError> { panic!("index out of bounds") };
         let Err(CaseError::Fail(why)) = guarded(panics) else { panic!("not a failure") };
         assert!(why.contains("index out of bounds"), "{why}");

@@ -26,6 +26,7 @@ use crate::measure::{Cache, Stopwatch};
 use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::record::text::printable;
 use crate::record::{CaseRecord, Samples};
+use kernelgate_cuda::CaseFailure;
 use kernelgate_cuda::observe::range::RangeGuard;
 
 /// Clock of the samples.
@@ -231,7 +232,7 @@ impl<'a> Execution<'a> {
     /// wrong, or it does not do its work, and another state may only hide that.
     fn withhold(&mut self, failed: &Case, cases: &[Case]) -> Result<(), HarnessError> {
         let why = format!("has no time: {} of the same implementation failed", failed.id);
-        let error = CaseError::Fail(why);
+        let error = CaseError::fail(why);
         for case in cases.iter().filter(|case| case.id != failed.id) {
             self.fail(std::slice::from_ref(case), &error)?;
         }
@@ -240,7 +241,7 @@ impl<'a> Execution<'a> {
 
     /// Returns an error if the device was lost.
     fn alive(&self) -> Result<(), CaseError> {
-        self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::Fail(lost.clone())))
+        self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::fail(lost.clone())))
     }
 
     /// Whether the time is over, so that these cases do not begin.
@@ -385,9 +386,7 @@ impl<'a> Execution<'a> {
             if matches!(error, CaseError::Lost(_)) {
                 self.lost = Some(format!("not run: {id} lost the GPU"));
             }
-            let (CaseError::Skip(reason) | CaseError::Fail(reason) | CaseError::Lost(reason)) =
-                error;
-            eprintln!("{word}: {id}: {}", printable(reason));
+            eprintln!("{word}: {id}: {}", printable(error.text()));
             self.session.record(event)?;
         }
         Ok(exit)
@@ -405,6 +404,9 @@ pub fn check_limit(
     on: BackendKind,
 ) -> Result<(), CaseError> {
     let limit = limit.filter(|_| on == BackendKind::Cuda);
-    let fault = limit.and_then(|limit| limit.broken_by(&samples.per_launch_ns()));
+    let fault = limit.and_then(|limit| {
+        let why = CaseFailure::new("faster_than_limit", limit.broken_by(&samples.per_launch_ns())?);
+        Some(why.with_number("limit_ns", limit.time_ns).with_name("limit", &limit.by))
+    });
     fault.map_or(Ok(()), |why| Err(CaseError::Fail(why)))
 }

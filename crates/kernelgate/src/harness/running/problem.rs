@@ -86,12 +86,12 @@ impl PreparedProblem {
         target: &Target,
     ) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
-        problem.check().map_err(CaseError::Fail)?;
-        let bounds = guard::catch(|| Bounds::for_problem(problem)).map_err(CaseError::Fail)?;
-        bounds.check().map_err(CaseError::Fail)?;
+        problem.check().map_err(CaseError::fail)?;
+        let bounds = guard::catch(|| Bounds::for_problem(problem)).map_err(CaseError::fail)?;
+        bounds.check().map_err(CaseError::fail)?;
         // With a declared precision there are two references.
         let times = if problem.precision().is_some() { 2 } else { 1 };
-        let needed = guard::catch(|| times * problem.host_bytes()).map_err(CaseError::Fail)?;
+        let needed = guard::catch(|| times * problem.host_bytes()).map_err(CaseError::fail)?;
         let available = available_memory();
         if needed > available {
             return Err(CaseError::Skip(format!(
@@ -126,9 +126,9 @@ impl PreparedProblem {
             }
         });
         let ready =
-            prepared.map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
+            prepared.map_err(|panic| CaseError::fail(format!("inputs or reference: {panic}")))?;
         names::check_tensors("input", ready.inputs.iter().map(|(name, _)| name))
-            .map_err(CaseError::Fail)?;
+            .map_err(CaseError::fail)?;
         Ok(ready)
     }
 
@@ -140,14 +140,14 @@ impl PreparedProblem {
         if !self.has_reference {
             self.expected = self.reference(group, Arc::clone(&self.inputs))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
-            names::check_tensors("output", outputs).map_err(CaseError::Fail)?;
+            names::check_tensors("output", outputs).map_err(CaseError::fail)?;
             let kept = self.references.as_ref();
             let limit = guard::catch(|| {
                 references::precision_limit(kept, group, &self.inputs, &self.expected)
             });
-            self.bounds.check_outputs(&self.expected).map_err(CaseError::Fail)?;
+            self.bounds.check_outputs(&self.expected).map_err(CaseError::fail)?;
             self.bounds.precision = limit.map_err(|panic| {
-                CaseError::Fail(format!("reference of rounded inputs: {panic}"))
+                CaseError::fail(format!("reference of rounded inputs: {panic}"))
             })?;
             self.has_reference = true;
         }
@@ -173,7 +173,7 @@ impl PreparedProblem {
             ReferenceFrom::Row(row) => self.row_outputs(group, row, inputs),
             ReferenceFrom::Nothing => Ok(Vec::new()),
         });
-        let failed = |why: String| CaseError::Fail(format!("inputs or reference: {why}"));
+        let failed = |why: String| CaseError::fail(format!("inputs or reference: {why}"));
         computed.map_err(failed)?
     }
 
@@ -186,13 +186,16 @@ impl PreparedProblem {
     ) -> Result<Vec<Expected>, CaseError> {
         let rows = group.suite.implementations();
         let index = rows.iter().position(|it| it.name == row).ok_or_else(|| {
-            CaseError::Fail(format!("the reference is the row `{row}`, which does not exist"))
+            CaseError::fail(format!("the reference is the row `{row}`, which does not exist"))
         })?;
         let with_row = |why| format!("the row `{row}`, which is the reference: {why}");
         let of_reference = |error| match CaseError::from(error) {
             CaseError::Lost(why) => CaseError::Lost(why),
             CaseError::Skip(why) => CaseError::Skip(with_row(why)),
-            CaseError::Fail(why) => CaseError::Fail(with_row(why)),
+            CaseError::Fail(why) => {
+                let text = with_row(why.text.clone());
+                CaseError::Fail(why.with_text(text))
+            }
         };
         // A case that is alive finds its own settings restored when it is launched next.
         let before = match &self.target {

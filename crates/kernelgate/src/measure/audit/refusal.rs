@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::backend::BackendError;
+use kernelgate_cuda::CaseFailure;
 
 /// Code whose time is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,6 +212,66 @@ pub enum Refusal {
 
 impl From<Refusal> for BackendError {
     fn from(refusal: Refusal) -> Self {
-        Self::NotTimed(refusal.to_string())
+        Self::NotTimed(refusal.failure())
+    }
+}
+
+impl Refusal {
+    /// The sentence with its facts.
+    fn failure(&self) -> CaseFailure {
+        let failure = |kind: &str| CaseFailure::new(kind, self);
+        match self {
+            Self::NothingEnqueued(subject) => {
+                failure("nothing_enqueued").with_name("subject", subject)
+            }
+            Self::NothingOnRank { rank, gpu } => {
+                failure("nothing_on_rank").with_count("rank", *rank).with_count("gpu", *gpu)
+            }
+            Self::CommandsDiffer { rank, alone, together, launches } => failure("commands_differ")
+                .with_count("rank", *rank)
+                .with_count("alone", *alone)
+                .with_count("together", *together)
+                .with_count("launches", *launches),
+            Self::TooShort { subject, elapsed_ns, least_ns } => failure("too_short")
+                .with_name("subject", subject)
+                .with_number("elapsed_ns", *elapsed_ns)
+                .with_number("least_ns", *least_ns),
+            Self::WritesWhileHeld => failure("writes_while_held"),
+            Self::BusyAfterStream { subject, busy } => failure("busy_after_stream")
+                .with_name("subject", subject)
+                .with_number("busy_s", busy.as_secs_f64()),
+            Self::RecordedElsewhere { subject, operation } => failure("recorded_elsewhere")
+                .with_name("subject", subject)
+                .with_name("operation", operation),
+            Self::RecordedOnOtherGpu { subject, operation, gpu } => {
+                failure("recorded_on_other_gpu")
+                    .with_name("subject", subject)
+                    .with_name("operation", operation)
+                    .with_count("gpu", *gpu)
+            }
+            Self::WaitsForWorkElsewhere { elapsed_ns, held_ns } => {
+                failure("waits_for_work_elsewhere")
+                    .with_number("elapsed_ns", *elapsed_ns)
+                    .with_number("held_ns", *held_ns)
+            }
+            Self::AllocatesInOrder => failure("allocates_in_order"),
+            Self::Allocates { bytes } => failure("allocates").with_count("bytes", *bytes),
+            Self::WaitsIn { subject, call } => {
+                failure("waits_in").with_name("subject", subject).with_name("call", call)
+            }
+            Self::Waits(subject) => failure("waits").with_name("subject", subject),
+            Self::WaitsOrFillsQueue => failure("waits_or_fills_queue"),
+            Self::Reuses { more_ns, next_ns } => {
+                failure("reuses").with_number("more_ns", *more_ns).with_number("next_ns", *next_ns)
+            }
+            Self::ReusesInBatch { alone_ns, together_ns } => failure("reuses_in_batch")
+                .with_number("alone_ns", *alone_ns)
+                .with_number("together_ns", *together_ns),
+            Self::ComputedByReset => failure("computed_by_reset"),
+            Self::HostHeldUp => failure("host_held_up"),
+            Self::TooManyCommands { launches, commands } => failure("too_many_commands")
+                .with_count("launches", *launches)
+                .with_count("commands", *commands),
+        }
     }
 }

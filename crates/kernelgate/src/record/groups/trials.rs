@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::measure::plausibility;
 use crate::record::files::file::Record;
 use crate::record::files::text;
+use kernelgate_cuda::CaseFailure;
 
 /// The trials of a comparison, saved after each block.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -36,7 +37,7 @@ pub struct TrialRecord {
     /// Times by case.
     pub cases: BTreeMap<String, Timing>,
     /// Cases that failed in this process, with the error.
-    pub failed: BTreeMap<String, String>,
+    pub failed: BTreeMap<String, CaseFailure>,
     /// Cases that it was asked for and neither timed nor failed, with the reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped: BTreeMap<String, String>,
@@ -71,7 +72,8 @@ pub struct Timing {
 
 impl Record for Trials {
     const SCHEMA: &'static str = "kernelgate-trials";
-    const VERSION: u64 = 1;
+    const VERSION: u64 = 2;
+    const OLDEST: u64 = 2;
     const KIND: &'static str = "comparison";
     const FREE_TEXT: &'static [&'static str] = &["broke", "failed", "identity"];
 

@@ -1,0 +1,84 @@
+//! The reason why a case has no result, as people read it and as programs do.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Deref;
+
+use serde::{Deserialize, Serialize};
+
+/// A sentence, and the facts that it states.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CaseFailure {
+    /// The sentence.
+    pub text: String,
+    /// Kind of the reason: "too_short". Empty for errors of a workload's own code.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    /// Numbers in the sentence, by name; the unit is the name's end.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub numbers: BTreeMap<String, f64>,
+    /// Names in the sentence, for example of an output or of a call.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub names: BTreeMap<String, String>,
+}
+
+impl CaseFailure {
+    /// A sentence of a kind, without facts.
+    pub fn new(kind: &str, text: impl fmt::Display) -> Self {
+        Self { text: text.to_string(), kind: kind.to_owned(), ..Self::default() }
+    }
+
+    /// Replaces the sentence and keeps the facts.
+    #[must_use]
+    pub fn with_text(self, text: impl Into<String>) -> Self {
+        Self { text: text.into(), ..self }
+    }
+
+    /// Adds a number; one that is not finite stays in the sentence alone.
+    #[must_use]
+    pub fn with_number(mut self, name: &str, number: f64) -> Self {
+        if number.is_finite() {
+            self.numbers.insert(name.to_owned(), number);
+        }
+        self
+    }
+
+    /// Adds a count.
+    #[must_use]
+    pub fn with_count(self, name: &str, count: impl TryInto<u64>) -> Self {
+        self.with_number(name, count.try_into().map_or(f64::NAN, |count| count as f64))
+    }
+
+    /// Adds a name.
+    #[must_use]
+    pub fn with_name(mut self, name: &str, value: impl fmt::Display) -> Self {
+        self.names.insert(name.to_owned(), value.to_string());
+        self
+    }
+}
+
+impl From<String> for CaseFailure {
+    fn from(text: String) -> Self {
+        Self { text, ..Self::default() }
+    }
+}
+
+impl From<&str> for CaseFailure {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+impl Deref for CaseFailure {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Display for CaseFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
