@@ -273,7 +273,7 @@ mod tests {
             Ok(())
         });
         let why = outcome.unwrap_err().to_string();
-        assert!(why.contains("`second` ended with exit status: 7"), "{why}");
+        insta::assert_snapshot!(why, @"bench `second` ended with exit status: 7 and no response");
         assert_eq!(answered, [("first".to_owned(), answer)]);
     }
 
@@ -307,7 +307,7 @@ mod tests {
             Ok(())
         });
         let why = outcome.unwrap_err().to_string();
-        assert!(why.contains("`dies` answered, then ended with signal: 11"), "{why}");
+        insta::assert_snapshot!(why, @"bench `dies` answered, then ended with signal: 11 (SIGSEGV)");
         assert_eq!(answered, [answer], "the answer is kept");
     }
 

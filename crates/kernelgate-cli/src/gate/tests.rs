@@ -119,7 +119,7 @@ fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
     assert_eq!([center, low, high].map(percent), [20.0, 2.9, 38.9]);
     assert_eq!((judged.verdict, exit), (Verdict::Inconclusive, Exit::Inconclusive));
     let why = judged.reason().unwrap();
-    assert!(why.contains("less than these runs can detect"), "{why}");
+    insta::assert_snapshot!(why, @"beyond the threshold, less than these runs can detect");
     // More runs decide; faster is judged like slower; within the threshold nothing matters.
     assert_eq!(at(&[1.2e6, 1.19e6, 1.21e6]).1, Exit::Regression);
     assert_eq!(at(&[0.9e6]).0.verdict, Verdict::Inconclusive);

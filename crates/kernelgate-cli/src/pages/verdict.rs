@@ -148,7 +148,7 @@ mod tests {
         rows.push(row(100, Verdict::Regressed, 1.002));
         rows.push(Judgement { base_ns: 0.0, ..row(101, Verdict::Inconclusive, 1.0) });
         let chart = changes(&summary(rows)).unwrap().chart;
-        assert!(chart.subtitle.ends_with("41 more cases in the table"), "{}", chart.subtitle);
+        insta::assert_snapshot!(chart.subtitle, @"change of the time of a launch with its interval; right is slower; 41 more cases in the table");
         let ChartBody::Rows(body) = &chart.body else { panic!("rows") };
         assert_eq!(body.rows.len(), MAX_ROWS);
         let labels: Vec<&str> = body.rows[..2].iter().map(|row| row.label.as_str()).collect();

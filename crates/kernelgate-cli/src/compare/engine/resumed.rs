@@ -87,7 +87,7 @@ mod tests {
         let foreign = refused(&|trials| {
             trials[0].cases.insert("y".to_owned(), Timing::default());
         });
-        assert!(foreign.ends_with("no such case is compared: y"), "{foreign}");
+        insta::assert_snapshot!(foreign, @"round 1, bench b, block 0, place 0: no such case is compared: y");
         let mut timed_before = trials.clone();
         timed_before[0].cases.insert("failed".to_owned(), Timing::default());
         assert_eq!(fit(&timed_before), Ok(()));

@@ -411,6 +411,6 @@ mod tests {
         assert_eq!(packages["b"], PathBuf::from("/w/two"));
         let both = [one[0].clone(), built("a", "/w/two/Cargo.toml")];
         let why = packages_of_benches(&both, (Arm::Base, "main")).unwrap_err().to_string();
-        assert!(why.contains("in one and two both have a bench `a`"), "{why}");
+        insta::assert_snapshot!(why, @"base main: the packages in one and two both have a bench `a`: compare in the folder of one of them");
     }
 }

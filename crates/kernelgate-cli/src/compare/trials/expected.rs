@@ -242,15 +242,15 @@ mod tests {
     #[test]
     fn a_record_of_another_definition_or_device_is_refused() {
         let work = refusal(|run| run.cases.get_mut("x").unwrap().work.read_bytes = 9);
-        assert!(work.contains("work of x"), "{work}");
+        insta::assert_snapshot!(work, @"its record has work of x `read 9 B, write 8 B`, the verified process `read 8 B, write 8 B`");
         let revision = refusal(|run| run.cases.get_mut("x").unwrap().revision = 7);
-        assert!(revision.contains("revision of x `7`"), "{revision}");
+        insta::assert_snapshot!(revision, @"its record has revision of x `7`, the verified process `1`");
         let device = refusal(|run| run.environment.machine = Some("feed".to_owned()));
         assert!(device.contains("device `host feed`"), "{device}");
         let seed = refusal(|run| run.seed = 7);
         assert!(seed.contains("seed `7`"), "{seed}");
         let less = refusal(|run| run.cases.get_mut("x").unwrap().verification.checked = 0);
-        assert!(less.contains("verification of x `unverified`"), "{less}");
+        insta::assert_snapshot!(less, @"its record has verification of x `unverified`, the verified process `every element verified`");
         let threads = refusal(|run| run.environment.threads += 1);
         assert!(threads.contains("threads"), "{threads}");
     }

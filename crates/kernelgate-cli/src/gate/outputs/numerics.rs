@@ -327,7 +327,7 @@ mod tests {
         let report = judge(&base, &head);
         assert_eq!((report.changed, report.changed_outputs, report.losses().count()), (1, 1, 1));
         let words = report.grown[0].words();
-        assert!(words.starts_with("relative L2 error of `lse` 2000.0 times as large"), "{words}");
+        insta::assert_snapshot!(words, @"relative L2 error of `lse` 2000.0 times as large (2.0e-3, was 1.0e-6) for each of 8 seeds");
         // If both outputs grew, the greater growth is reported, and two outputs take a seed more.
         let both = judge(&base, &two_output_numerics(7e-3, 2e-3));
         assert_eq!((both.changed, both.changed_outputs, both.grown[0].needed), (1, 2, 9));
@@ -362,7 +362,7 @@ mod tests {
         assert!(report(&exact, &[1e-8; 8]).grown.is_empty(), "below 0.25 · 2^-24");
         let lost = report(&exact, &[1e-6; 8]);
         assert_eq!(lost.grown[0].ratio, None);
-        assert!(lost.grown[0].words().contains("no longer 0 (1.0e-6, was 0.0e0)"));
+        insta::assert_snapshot!(lost.grown[0].words(), @"relative L2 error no longer 0 (1.0e-6, was 0.0e0) for each of 8 seeds");
     }
 
     #[test]

@@ -202,7 +202,7 @@ mod tests {
         let drawn = xy_body(&gallery.figures[0]);
         assert_eq!(drawn.series[0].marks.len(), MAX_COMMITS);
         assert_eq!(drawn.guides[0].points, [(0.0, 110.0), (119.0, 110.0)]);
-        assert!(gallery.figures[0].chart.subtitle.contains("380 older commits hidden"));
+        insta::assert_snapshot!(gallery.figures[0].chart.subtitle, @"cpu hot; 380 older commits hidden");
         gallery.figures[0].chart.svg().unwrap();
     }
 }

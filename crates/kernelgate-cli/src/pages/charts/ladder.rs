@@ -112,7 +112,7 @@ mod tests {
         }
         let drawn = ladder_charts(&Measured::new(&Measurement::split([run]), &[]).unwrap());
         let chart = &drawn.figures[0].chart;
-        assert!(chart.subtitle.ends_with("; 40 slower cases in the table"), "{}", chart.subtitle);
+        insta::assert_snapshot!(chart.subtitle, @"hot; 40 slower cases in the table");
         let ChartBody::Rows(rows) = &chart.body else { panic!("no rows") };
         let labels: Vec<&str> = rows.rows.iter().map(|row| row.label.as_str()).collect();
         assert_eq!(labels.len(), MAX_ROWS);

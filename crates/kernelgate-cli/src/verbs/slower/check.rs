@@ -495,6 +495,6 @@ mod tests {
         let fine = checked(Exit::Fine, "sm_90a: nothing changed");
         assert_eq!((fine.seen.as_str(), fine.text.as_str()), ("", "sm_90a: nothing changed"));
         let refused = checked(Exit::Refused, "refused: compiler is `a` and `b`");
-        assert!(refused.seen.ends_with("refused: compiler is `a` and `b`"));
+        insta::assert_snapshot!(refused.seen, @"**Kernel resources were not compared**: refused: compiler is `a` and `b`");
     }
 }
