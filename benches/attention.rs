@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kernelgate_suite::bench(&kernelgate_suite::attention::FAMILY)
+    kernelgate_suite::run_bench(&kernelgate_suite::attention::FAMILY)
 }

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use kernelgate::backend::{Implementation, Prepare};
-use kernelgate::verify::precision::Bounds;
+use kernelgate::verify::precision::ErrorBounds;
 use kernelgate::verify::verify;
 use kernelgate::workload::Problem;
 
 /// Checks every output of a CPU row against the reference.
-pub fn agrees<P: Problem>(row: &Implementation<P>, problem: &P) {
+pub fn check_row_against_reference<P: Problem>(row: &Implementation<P>, problem: &P) {
     let inputs = Arc::new(problem.inputs(3));
     let Prepare::Cpu(prepare) = row.prepare else { panic!("a CPU row") };
     let expected = problem.reference(&inputs);
     let mut task = prepare(problem, inputs);
-    let found = verify(&mut task, &expected, Bounds::for_problem(problem)).unwrap();
+    let found = verify(&mut task, &expected, ErrorBounds::bounds_for_problem(problem)).unwrap();
     assert_eq!(found.checked, found.total);
 }

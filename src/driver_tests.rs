@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 
 /// Names of the functions whose bindings are linked: cudarc has a function of the name each, in its
 /// module `driver::sys`, with a static that holds the address once it was looked up.
-fn linked(executable: &[u8]) -> BTreeSet<String> {
-    const MODULE: &[u8] = b"6driver3sys";
+fn linked_driver_functions(executable: &[u8]) -> BTreeSet<String> {
+    const DRIVER_MODULE_SYMBOL: &[u8] = b"6driver3sys";
     let mut names = BTreeSet::new();
-    let places = executable.windows(MODULE.len()).enumerate();
-    for (at, _) in places.filter(|(_, bytes)| *bytes == MODULE) {
-        let rest = &executable[at + MODULE.len()..];
+    let places = executable.windows(DRIVER_MODULE_SYMBOL.len()).enumerate();
+    for (at, _) in places.filter(|(_, bytes)| *bytes == DRIVER_MODULE_SYMBOL) {
+        let rest = &executable[at + DRIVER_MODULE_SYMBOL.len()..];
         let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
         let length = std::str::from_utf8(&rest[..digits]).unwrap().parse().unwrap_or(0);
         let name = rest.get(digits..digits + length).unwrap_or_default();
@@ -34,7 +34,7 @@ fn every_driver_function_that_is_called_is_in_cuda_12_4() {
         available.contains("cuFuncGetParamInfo") && !available.contains("cuEventElapsedTime_v2")
     );
     // Links everything that a bench does.
-    std::hint::black_box(crate::bench as *const ());
+    std::hint::black_box(crate::run_bench as *const ());
     let executable = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     // The mangled name of this test, made here, or it would be found among the constants.
     let [module, test] = std::hint::black_box([12, 52]);
@@ -43,7 +43,7 @@ fn every_driver_function_that_is_called_is_in_cuda_12_4() {
         eprintln!("skipped: the symbols of this executable were stripped");
         return;
     }
-    let linked = linked(&executable);
+    let linked = linked_driver_functions(&executable);
     for expected in ["cuLaunchKernelEx", "cuGraphLaunch", "cuModuleLoadData"] {
         assert!(linked.contains(expected), "{expected} is not seen among {linked:?}");
     }

@@ -1,11 +1,11 @@
 //! Parts of a family that a bench of the suite needs.
 
-use kernelgate::harness::Peers;
+use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::Suite;
 use kernelgate_cuda::spec::ListedKernel;
 
 /// A family of workloads: a folder in `src/` and one in `kernels/`, and a bench of that name.
-pub struct Family {
+pub struct WorkloadFamily {
     /// Name of the family's folders and of its bench.
     pub name: &'static str,
     /// Workloads of the family, each with its rows.
@@ -13,5 +13,5 @@ pub struct Family {
     /// Kernels of the family.
     pub kernels: fn() -> Vec<ListedKernel>,
     /// Other people's kernels for the same problems.
-    pub peers: Option<Peers>,
+    pub peers: Option<PeerProgramSource>,
 }

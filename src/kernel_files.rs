@@ -3,7 +3,7 @@
 use kernelgate_cuda::Source;
 use kernelgate_cuda::compiler::source::Header;
 
-const HEADERS: &[Header] = kernelgate_cuda::headers!(
+const KERNEL_HEADERS: &[Header] = kernelgate_cuda::headers!(
     "../kernels",
     "attention/shape.cuh",
     "attention/warp_gemm.cuh",
@@ -31,5 +31,5 @@ const HEADERS: &[Header] = kernelgate_cuda::headers!(
 
 /// A kernel file of `kernels/`, which may include every header there.
 pub const fn kernel_file(file: &'static str, text: &'static str) -> Source {
-    Source::new(file, text).with_headers(HEADERS)
+    Source::new(file, text).with_headers(KERNEL_HEADERS)
 }

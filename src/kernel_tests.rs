@@ -10,10 +10,10 @@ use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// Parameters of a kernel, types and names, from its source.
 pub fn parameters<T>(kernel: &KernelSpec<T>) -> Vec<String> {
-    parameters_in(kernel.source.text, kernel.symbol)
+    kernel_parameters_in(kernel.source.text, kernel.symbol)
 }
 
-fn parameters_in(source: &str, symbol: &str) -> Vec<String> {
+fn kernel_parameters_in(source: &str, symbol: &str) -> Vec<String> {
     let from = source.find(&format!("{symbol}(")).unwrap() + symbol.len() + 1;
     let list = &source[from..from + source[from..].find(')').unwrap()];
     list.split(',')
@@ -23,12 +23,12 @@ fn parameters_in(source: &str, symbol: &str) -> Vec<String> {
 
 /// Checks that every launch of a program has a grid, and an argument of the right type for each
 /// parameter.
-pub fn check_launches(program: &Program) {
+pub fn check_program_launches(program: &Program) {
     for step in program.steps() {
         let Step::Launch(launch) = step else { continue };
         let PlannedKernel { symbol, build, shape, .. } = launch.kernel();
         assert!(shape.is_ok(), "{symbol}");
-        let parameters = parameters_in(build.source.text, symbol);
+        let parameters = kernel_parameters_in(build.source.text, symbol);
         assert_eq!(parameters.len(), launch.arguments().len(), "{symbol}");
         for (parameter, operand) in parameters.iter().zip(launch.arguments()) {
             let fits = match operand {

@@ -31,13 +31,13 @@ pub mod transformer;
 
 use std::process::ExitCode;
 
-pub use family::Family;
+pub use family::WorkloadFamily;
 use kernelgate::harness::Harness;
 use kernelgate::suite::Suite;
 use kernelgate_cuda::spec::ListedKernel;
 
 /// Every family, in the order in which its cases are shown.
-const FAMILIES: &[&Family] = &[
+const FAMILIES: &[&WorkloadFamily] = &[
     &st_bif::FAMILY,
     &attention::FAMILY,
     &denoise::FAMILY,
@@ -58,7 +58,7 @@ pub fn kernels() -> Vec<ListedKernel> {
 }
 
 /// `main` of a bench binary of this package; a filter may name a case of another binary.
-pub fn bench(family: &Family) -> ExitCode {
+pub fn run_bench(family: &WorkloadFamily) -> ExitCode {
     Harness::new(family.name, (family.suites)())
         .siblings(all())
         .peers(FAMILIES.iter().filter_map(|family| family.peers).collect())

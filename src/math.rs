@@ -44,7 +44,7 @@ pub fn exp2(x: f32) -> f32 {
         0.001_333_355_8,
         0.000_154_035_3,
     ];
-    let x = larger(x, -126.0);
+    let x = max_ignoring_nan(x, -126.0);
     let shifted = x + ROUND;
     let r = x - (shifted - ROUND);
     // Written out: a loop here keeps the loop around it from vectorising.
@@ -60,7 +60,7 @@ pub fn exp2(x: f32) -> f32 {
 
 /// One instruction; `b` where `a` is NaN.
 #[inline(always)]
-pub fn larger(a: f32, b: f32) -> f32 {
+pub fn max_ignoring_nan(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 

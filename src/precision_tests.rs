@@ -1,7 +1,7 @@
 //! Compares tolerances with the declared precision: a row that rounds its operands to the next
 //! lower one (tf32 or f16 for f32, bf16 for f16, fp8 for bf16) exceeds them.
 
-use kernelgate::verify::precision::{limit, lower_bits, rounded};
+use kernelgate::verify::precision::{next_lower_precision_bits, precision_error_limit, rounded};
 use kernelgate::workload::{Dtype, Effort, Scale};
 
 use super::all;
@@ -34,9 +34,10 @@ fn no_tolerance_lets_a_lower_precision_pass() {
             let bound = suite.bind(&points[0]).unwrap();
             let problem = bound.problem();
             let inputs = problem.inputs(1);
-            let bits = lower_bits(dtype).unwrap();
+            let bits = next_lower_precision_bits(dtype).unwrap();
             let of_rounded = problem.reference(&rounded(&inputs, bits));
-            let limit = limit(dtype, &problem.reference(&inputs), &of_rounded).unwrap();
+            let limit =
+                precision_error_limit(dtype, &problem.reference(&inputs), &of_rounded).unwrap();
             let limit = limit.relative_l2.into_values().fold(0.0, f64::max);
             let allowed = problem.tolerance().relative_l2;
             eprintln!("{name} {}: allowed {allowed:.1e}, limit {limit:.1e}", dtype.name());

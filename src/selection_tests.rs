@@ -5,24 +5,25 @@ use std::collections::BTreeSet;
 
 use kernelgate::backend::BackendKind;
 use kernelgate::harness::cases::select;
-use kernelgate::harness::filter::Filter;
+use kernelgate::harness::filter::CaseFilter;
 use kernelgate::harness::place::Place;
 use kernelgate::workload::Effort;
 
 use super::all;
 
-const PLACES: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
+const BACKENDS: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
 
-fn place(kind: BackendKind) -> Place {
+fn place_of_kind(kind: BackendKind) -> Place {
     Place { kind, otherwise: "elsewhere".to_owned(), l2_bytes: 0, gpus: 2 }
 }
 
 #[test]
 fn every_id_is_unique_and_fits_criterions_folders() {
     let suites = all();
-    for kind in PLACES {
+    for kind in BACKENDS {
         let selection =
-            select(suites.iter(), Effort::Thorough, &place(kind), &[], &Filter::All).unwrap();
+            select(suites.iter(), Effort::Thorough, &place_of_kind(kind), &[], &CaseFilter::All)
+                .unwrap();
         assert!(selection.count() > 100);
         let mut folders = BTreeSet::new();
         for group in &selection.groups {
@@ -36,14 +37,15 @@ fn every_id_is_unique_and_fits_criterions_folders() {
 fn default_cases_are_a_handful_and_part_of_the_sweep() {
     let suites = all();
     let ids = |effort, kind| -> BTreeSet<String> {
-        let selection = select(suites.iter(), effort, &place(kind), &[], &Filter::All).unwrap();
+        let selection =
+            select(suites.iter(), effort, &place_of_kind(kind), &[], &CaseFilter::All).unwrap();
         selection
             .groups
             .iter()
             .flat_map(|group| group.cases.iter().map(|case| case.id.clone()))
             .collect()
     };
-    for kind in PLACES {
+    for kind in BACKENDS {
         let default = ids(Effort::Default, kind);
         let allowed = 5..=20 * suites.len();
         assert!(allowed.contains(&default.len()), "{}: {default:?}", default.len());
@@ -59,8 +61,8 @@ fn scans_are_part_of_the_default_selection_on_a_gpu() {
     let ids = |effort, overrides: &[&str]| -> Vec<String> {
         let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
         let suites = suites.iter();
-        let place = place(BackendKind::Cuda);
-        let selection = select(suites, effort, &place, &overrides, &Filter::All).unwrap();
+        let place = place_of_kind(BackendKind::Cuda);
+        let selection = select(suites, effort, &place, &overrides, &CaseFilter::All).unwrap();
         selection.groups.into_iter().flat_map(|group| group.cases).map(|case| case.id).collect()
     };
     let rows_of = |ids: &[String], problem: &str| {

@@ -16,7 +16,7 @@ use kernelgate_suite::kernels;
 use rayon::prelude::*;
 
 /// Whether NVRTC is available; prints a message if it is not.
-fn compiler() -> bool {
+fn is_compiler_available() -> bool {
     match version() {
         Ok(_) => true,
         Err(error) => {
@@ -33,7 +33,7 @@ fn compiler() -> bool {
 
 /// Every build with the most that one of its kernels requires; they lie in one file, which compiles
 /// as a whole or not at all.
-fn builds() -> BTreeMap<KernelBuild, RequiredArchitecture> {
+fn builds_with_requirements() -> BTreeMap<KernelBuild, RequiredArchitecture> {
     let mut builds = BTreeMap::new();
     for kernel in kernels() {
         let requires = *builds.entry(kernel.build.clone()).or_insert(kernel.requires);
@@ -49,7 +49,7 @@ fn builds() -> BTreeMap<KernelBuild, RequiredArchitecture> {
 
 #[test]
 fn facts_of_a_known_kernel() {
-    if !compiler() {
+    if !is_compiler_available() {
         return;
     }
     let name = "st_bif/forward_vectorized ELEMENT_F32";
@@ -67,7 +67,7 @@ fn facts_of_a_known_kernel() {
 
 #[test]
 fn the_kernel_of_the_shortest_bench_compiles() {
-    if !compiler() {
+    if !is_compiler_available() {
         return;
     }
     let example = include_str!("../examples/own_kernel.rs");
@@ -78,7 +78,7 @@ fn the_kernel_of_the_shortest_bench_compiles() {
 
 #[test]
 fn kernels_compile_with_clocks_of_their_stages() {
-    if !compiler() {
+    if !is_compiler_available() {
         return;
     }
     let clocked: Vec<KernelBuild> =
@@ -125,7 +125,7 @@ extern "C" __global__ void early(float* out, u32 shared) {
 
 #[test]
 fn an_accumulator_read_before_the_wait_is_reported() {
-    if !compiler() {
+    if !is_compiler_available() {
         return;
     }
     let headers = included_headers(READ_BEFORE_THE_WAIT, &[]);
@@ -141,10 +141,11 @@ fn an_accumulator_read_before_the_wait_is_reported() {
 
 #[test]
 fn warpgroup_gemms_overlap_with_what_follows_them() {
-    if !compiler() {
+    if !is_compiler_available() {
         return;
     }
-    let users: Vec<KernelBuild> = builds().into_keys().filter(uses_wgmma).collect();
+    let users: Vec<KernelBuild> =
+        builds_with_requirements().into_keys().filter(uses_wgmma).collect();
     let families = [
         "attention/forward",
         "attention/backward",
@@ -170,10 +171,10 @@ fn warpgroup_gemms_overlap_with_what_follows_them() {
 
 #[test]
 fn tensor_cores_show_in_the_mix_of_the_kernels_that_use_them() {
-    if !compiler() {
+    if !is_compiler_available() {
         return;
     }
-    for build in builds()
+    for build in builds_with_requirements()
         .into_keys()
         .filter(|build| build.name().ends_with("DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0"))
     {
@@ -186,12 +187,12 @@ fn tensor_cores_show_in_the_mix_of_the_kernels_that_use_them() {
 
 #[test]
 fn rows_require_exactly_what_their_files_need() {
-    if !compiler() {
+    if !is_compiler_available() {
         return;
     }
     let mut files = Vec::new();
     let mut wrong: Vec<String> = Vec::new();
-    let builds = builds();
+    let builds = builds_with_requirements();
     let mut cases = Vec::new();
     for (build, requires) in &builds {
         let of_file = (build.source.file, *requires);
@@ -222,7 +223,7 @@ fn rows_require_exactly_what_their_files_need() {
 
 #[test]
 fn an_architecture_leaves_out_what_it_does_not_run() {
-    if !compiler() {
+    if !is_compiler_available() {
         return;
     }
     let some = |kernel: &kernelgate_cuda::spec::ListedKernel| {
@@ -231,7 +232,7 @@ fn an_architecture_leaves_out_what_it_does_not_run() {
     };
     let kernels: Vec<_> = kernels().into_iter().filter(some).collect();
     assert_eq!(kernels.len(), 4);
-    let compiled = resources::compile(&kernels, "sm_90").unwrap().resources;
+    let compiled = resources::compile_resources(&kernels, "sm_90").unwrap().resources;
     let persistent = ("denoise/persistent MODEL=Pi05".to_owned(), "needs sm_90a".to_owned());
     assert_eq!(compiled.left_out, [persistent].into());
     let recorded: Vec<_> = compiled.kernels.keys().cloned().collect();
@@ -242,13 +243,13 @@ fn an_architecture_leaves_out_what_it_does_not_run() {
     let mut misspelt =
         kernels.iter().find(|kernel| kernel.symbol == "measure_spin").unwrap().clone();
     misspelt.symbol = "measure_spinn";
-    let error = resources::compile(&[misspelt], "sm_90").unwrap_err();
+    let error = resources::compile_resources(&[misspelt], "sm_90").unwrap_err();
     assert_eq!(
         error.to_string(),
         "measure/spin holds no kernel measure_spinn, which a row is about"
     );
     let begin = kernels.iter().find(|kernel| kernel.symbol == "denoise_fused_rows_begin").unwrap();
-    let error = resources::compile(std::slice::from_ref(begin), "sm_90").unwrap_err();
+    let error = resources::compile_resources(std::slice::from_ref(begin), "sm_90").unwrap_err();
     assert_eq!(
         error.to_string(),
         "kernel denoise_fused_rows_end of denoise/fused_rows MODEL=Tiny has no row"
@@ -257,7 +258,7 @@ fn an_architecture_leaves_out_what_it_does_not_run() {
 
 #[test]
 fn a_kernel_that_does_not_compile_is_named_with_the_log() {
-    if !compiler() {
+    if !is_compiler_available() {
         return;
     }
     let options = ["--gpu-architecture=sm_90a".to_owned()];
@@ -282,7 +283,7 @@ fn a_kernel_that_does_not_compile_is_named_with_the_log() {
 
 #[test]
 fn a_virtual_architecture_gives_ptx() {
-    if !compiler() {
+    if !is_compiler_available() {
         return;
     }
     let build = Source::new("mine/empty", "extern \"C\" __global__ void empty() {}").build(&[]);

@@ -7,14 +7,14 @@
 use std::path::Path;
 
 /// The code of a page's fences of that language, in order.
-fn fences(page: &str, language: &str) -> Vec<String> {
+fn code_fences_of_language(page: &str, language: &str) -> Vec<String> {
     let opening = format!("```{language}\n");
     let code = |piece: &str| piece.split("\n```").next().unwrap().to_owned();
     page.split(&opening).skip(1).map(code).collect()
 }
 
 /// Text without blank lines, which separate the pieces.
-fn dense(text: &str) -> Vec<&str> {
+fn without_blank_lines(text: &str) -> Vec<&str> {
     text.lines().filter(|line| !line.trim().is_empty()).collect()
 }
 
@@ -23,9 +23,12 @@ fn the_first_guide_shows_its_example() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
     let page = read("docs/guides/first-kernel.md");
-    let rust = fences(&page, "rust").join("\n");
-    assert_eq!(dense(&rust), dense(&read("examples/first_kernel.rs")));
-    assert_eq!(dense(&fences(&page, "cuda").join("\n")), dense(&read("examples/saxpy.cu")));
+    let rust = code_fences_of_language(&page, "rust").join("\n");
+    assert_eq!(without_blank_lines(&rust), without_blank_lines(&read("examples/first_kernel.rs")));
+    assert_eq!(
+        without_blank_lines(&code_fences_of_language(&page, "cuda").join("\n")),
+        without_blank_lines(&read("examples/saxpy.cu"))
+    );
 }
 
 #[test]
@@ -48,18 +51,18 @@ fn the_bench_of_init_is_the_shortest_one() {
 }
 
 /// A line without indentation and without the mark of a documentation comment.
-fn without_mark(line: &str) -> &str {
+fn without_comment_mark(line: &str) -> &str {
     line.trim().trim_start_matches("//!").trim()
 }
 
 /// Lines of code of the files with an ending below a folder.
-fn lines_below(folder: &Path, ending: &str, lines: &mut Vec<String>) {
+fn code_lines_below(folder: &Path, ending: &str, lines: &mut Vec<String>) {
     for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
         if entry.is_dir() {
-            lines_below(&entry, ending, lines);
+            code_lines_below(&entry, ending, lines);
         } else if entry.extension().is_some_and(|it| it == ending) {
             let text = std::fs::read_to_string(entry).unwrap();
-            lines.extend(text.lines().map(|line| without_mark(line).to_owned()));
+            lines.extend(text.lines().map(|line| without_comment_mark(line).to_owned()));
         }
     }
 }
@@ -68,8 +71,8 @@ fn lines_below(folder: &Path, ending: &str, lines: &mut Vec<String>) {
 fn code_on_pages_is_compiled_elsewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (mut compiled, mut pages) = (Vec::new(), 0);
-    lines_below(&root.join("examples"), "rs", &mut compiled);
-    lines_below(&root.join("crates/kernelgate/src"), "rs", &mut compiled);
+    code_lines_below(&root.join("examples"), "rs", &mut compiled);
+    code_lines_below(&root.join("crates/kernelgate/src"), "rs", &mut compiled);
     for folder in ["docs", "docs/guides", "docs/concepts"] {
         for page in std::fs::read_dir(root.join(folder)).unwrap() {
             let path = page.unwrap().path();
@@ -77,10 +80,10 @@ fn code_on_pages_is_compiled_elsewhere() {
                 continue;
             }
             let text = std::fs::read_to_string(&path).unwrap();
-            for code in fences(&text, "rust") {
+            for code in code_fences_of_language(&text, "rust") {
                 pages += 1;
-                for line in dense(&code) {
-                    let is_compiled = compiled.iter().any(|it| it == without_mark(line));
+                for line in without_blank_lines(&code) {
+                    let is_compiled = compiled.iter().any(|it| it == without_comment_mark(line));
                     assert!(is_compiled, "{}: no example has the line `{line}`", path.display());
                 }
             }

@@ -9,10 +9,12 @@ mod imports;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use imports::{code, mentions, module_of, references, sources};
+use imports::{
+    code_without_tests, module_of_file, source_files_below, used_modules, words_after_prefix,
+};
 
 /// The rules of one crate.
-struct Rules {
+struct CrateRules {
     /// Sources of the crate.
     folder: &'static str,
     /// Each top-level module, and the modules of the same crate that it may use.
@@ -24,8 +26,8 @@ struct Rules {
     confined: &'static [(&'static str, &'static [&'static str])],
 }
 
-const CRATES: &[Rules] = &[
-    Rules {
+const CRATE_RULES: &[CrateRules] = &[
+    CrateRules {
         folder: "crates/kernelgate-cuda/src",
         modules: &[
             ("case_failure", &[]),
@@ -52,7 +54,7 @@ const CRATES: &[Rules] = &[
             ("rayon", &["driver/memory/staging.rs"]),
         ],
     },
-    Rules {
+    CrateRules {
         folder: "crates/kernelgate-numerics/src",
         modules: &[
             ("simd", &[]),
@@ -64,7 +66,7 @@ const CRATES: &[Rules] = &[
         others: None,
         confined: &[("faer", &["gemm.rs"]), ("pulp", &["simd.rs"]), ("half", &["tensor.rs"])],
     },
-    Rules {
+    CrateRules {
         folder: "crates/kernelgate/src",
         modules: &[
             ("exit", &[]),
@@ -107,7 +109,7 @@ const CRATES: &[Rules] = &[
             ("xxhash_rust", &["record/files/file.rs", "record/files/file/", "verify/"]),
         ],
     },
-    Rules {
+    CrateRules {
         folder: "crates/kernelgate-trace/src",
         modules: &[
             ("error", &[]),
@@ -131,7 +133,7 @@ const CRATES: &[Rules] = &[
             ("tempfile", &["read/convert.rs", "read/nsys/database/"]),
         ],
     },
-    Rules {
+    CrateRules {
         folder: "crates/kernelgate-cli/src",
         modules: &[
             ("gate", &[]),
@@ -174,7 +176,7 @@ const CRATES: &[Rules] = &[
             ("anyhow", &["lib.rs", "benches/", "verbs/"]),
         ],
     },
-    Rules {
+    CrateRules {
         folder: "src",
         modules: &[
             ("math", &[]),
@@ -191,22 +193,22 @@ const CRATES: &[Rules] = &[
     },
 ];
 
-fn root() -> &'static Path {
+fn repository_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Name of each source file of a crate, and its code without tests and comments.
-fn each_source(rules: &Rules) -> Vec<(String, String)> {
-    let folder = root().join(rules.folder);
+fn each_source(rules: &CrateRules) -> Vec<(String, String)> {
+    let folder = repository_root().join(rules.folder);
     let name =
         |path: &PathBuf| path.strip_prefix(&folder).unwrap().to_string_lossy().replace('\\', "/");
-    sources(&folder).iter().map(|path| (name(path), code(path))).collect()
+    source_files_below(&folder).iter().map(|path| (name(path), code_without_tests(path))).collect()
 }
 
 #[test]
 fn modules_import_only_from_below() {
     let mut wrong = Vec::new();
-    for rules in CRATES {
+    for rules in CRATE_RULES {
         let sources = each_source(rules);
         let top = |name: &str| name.split('/').next().unwrap().trim_end_matches(".rs").to_owned();
         let modules: BTreeSet<String> = sources.iter().map(|(name, _)| top(name)).collect();
@@ -220,7 +222,8 @@ fn modules_import_only_from_below() {
             let allowed = allowed.unwrap_or_else(|| {
                 panic!("{}/{name}: module `{module}` has no rule here", rules.folder)
             });
-            for used in mentions(&code, "crate::").filter(|used| modules.contains(*used)) {
+            for used in words_after_prefix(&code, "crate::").filter(|used| modules.contains(*used))
+            {
                 if used != module && !allowed.contains(&used) {
                     wrong.push(format!("{}/{name} imports crate::{used}", rules.folder));
                 }
@@ -232,12 +235,13 @@ fn modules_import_only_from_below() {
 
 #[test]
 fn no_two_files_need_each_other() {
-    for rules in CRATES {
+    for rules in CRATE_RULES {
         let sources = each_source(rules);
-        let modules: BTreeSet<String> = sources.iter().map(|(name, _)| module_of(name)).collect();
+        let modules: BTreeSet<String> =
+            sources.iter().map(|(name, _)| module_of_file(name)).collect();
         let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (name, code) in &sources {
-            graph.insert(module_of(name), references(&module_of(name), code, &modules));
+            graph.insert(module_of_file(name), used_modules(&module_of_file(name), code, &modules));
         }
         // A module that uses no remaining module, or that no remaining module uses, is in no
         // circle.
@@ -257,11 +261,11 @@ fn no_two_files_need_each_other() {
 #[test]
 fn external_crates_stay_in_their_place() {
     let mut wrong = Vec::new();
-    for rules in CRATES {
+    for rules in CRATE_RULES {
         let mut seen = BTreeSet::new();
         for (name, code) in each_source(rules) {
             for (external, places) in rules.confined {
-                if mentions(&code, &format!("{external}::")).next().is_none() {
+                if words_after_prefix(&code, &format!("{external}::")).next().is_none() {
                     continue;
                 }
                 seen.insert(*external);
@@ -285,7 +289,8 @@ fn external_crates_stay_in_their_place() {
 fn an_outside_package_compiles_at_most_106_crates() {
     let mut tree = std::process::Command::new(env!("CARGO"));
     tree.args(["tree", "--package", "kernelgate", "--edges", "normal,build", "--prefix", "none"]);
-    let output = tree.args(["--locked", "--offline"]).current_dir(root()).output().unwrap();
+    let output =
+        tree.args(["--locked", "--offline"]).current_dir(repository_root()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     let crates: BTreeSet<&str> = text.lines().map(|line| line.trim_end_matches(" (*)")).collect();

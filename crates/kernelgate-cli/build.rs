@@ -1,5 +1,5 @@
-//! The commit of an optimised build, for `kernelgate --version`. Other builds name none, so that a
-//! commit does not compile this crate again.
+//! The commit of an optimised build, for `kernelgate --version`. Other builds state no commit, so
+//! that a new commit does not compile this crate again.
 
 #![allow(clippy::disallowed_methods, reason = "variables of cargo")]
 
@@ -12,7 +12,8 @@ fn main() {
     println!("cargo::rustc-env=BUILD_COMMIT={commit}");
 }
 
-/// The commit of a packed crate or of a checkout; ` with changes` if tracked files differ from it.
+/// The commit of a packed crate or of a checkout, followed by ` with changes` if tracked files
+/// differ from it.
 fn commit() -> Option<String> {
     let packed = std::fs::read_to_string(".cargo_vcs_info.json").ok();
     if let Some(commit) = packed.as_deref().and_then(|text| text.split("\"sha1\": \"").nth(1)) {

@@ -5,8 +5,8 @@
 //! Deliberately absent: a chain. Each step has inputs of its own, drawn with the distribution that
 //! the chain would give.
 
-use super::definition::{DTYPE, check_size, draw, tolerance};
-use super::reference::{HeadConfig, ROWS, softmax};
+use super::definition::{DTYPE, check_operation_count, draw, tolerance};
+use super::reference::{HeadParameters, ROWS, softmax};
 use crate::parallel;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensors, Tolerance, Unit, Work,
@@ -19,7 +19,7 @@ const S: Axis = Axis::number("s", "queries and keys of a head");
 const D: Axis = Axis::one_of("d", &["64", "128"], "elements of a head");
 
 /// `q kᵀ / sqrt(d)` in f32.
-pub const SCORES: Workload<Scores> = Workload {
+pub const SCORES: Workload<ScoresProblem> = Workload {
     name: "attention/scores",
     about: "q k^T / sqrt(d), f32 scores in memory",
     revision: 1,
@@ -27,11 +27,11 @@ pub const SCORES: Workload<Scores> = Workload {
     default: &["b=4 h=12 s=512 d=64 dtype=f32"],
     accelerator: &["b=4 h=12 s=512 d=64 dtype=bf16"],
     thorough: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
-    bind: |point| Ok(Scores { shape: ComponentShape::bind(point, point.number("d")?)? }),
+    bind: |point| Ok(ScoresProblem { shape: ComponentShape::bind(point, point.number("d")?)? }),
 };
 
 /// Softmax of f32 scores.
-pub const SOFTMAX: Workload<Softmax> = Workload {
+pub const SOFTMAX: Workload<SoftmaxProblem> = Workload {
     name: "attention/softmax",
     about: "softmax over keys of f32 scores in memory",
     revision: 1,
@@ -39,11 +39,11 @@ pub const SOFTMAX: Workload<Softmax> = Workload {
     default: &["b=4 h=12 s=512 dtype=f32"],
     accelerator: &["b=4 h=12 s=512 dtype=bf16"],
     thorough: &["b=4 h=12 s=65,200,1024 dtype=f32,bf16,f16"],
-    bind: |point| Ok(Softmax { shape: ComponentShape::bind(point, 1)? }),
+    bind: |point| Ok(SoftmaxProblem { shape: ComponentShape::bind(point, 1)? }),
 };
 
 /// `p v`.
-pub const VALUES: Workload<ValuesMatmul> = Workload {
+pub const VALUES: Workload<ValuesProblem> = Workload {
     name: "attention/values",
     about: "p v, probabilities from memory",
     revision: 1,
@@ -51,7 +51,7 @@ pub const VALUES: Workload<ValuesMatmul> = Workload {
     default: &["b=4 h=12 s=512 d=64 dtype=f32"],
     accelerator: &["b=4 h=12 s=512 d=64 dtype=bf16"],
     thorough: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
-    bind: |point| Ok(ValuesMatmul { shape: ComponentShape::bind(point, point.number("d")?)? }),
+    bind: |point| Ok(ValuesProblem { shape: ComponentShape::bind(point, point.number("d")?)? }),
 };
 
 /// Extents and dtype of a step.
@@ -72,7 +72,7 @@ pub struct ComponentShape {
 impl ComponentShape {
     fn bind(point: &Point, d: usize) -> Result<Self, AxisError> {
         let [b, h, s] = [point.number("b")?, point.number("h")?, point.number("s")?];
-        check_size([b, h, s, d])?;
+        check_operation_count([b, h, s, d])?;
         Ok(Self {
             b,
             h,
@@ -100,12 +100,12 @@ impl ComponentShape {
         self.vectors().iter().map(|&extent| extent as u64).product()
     }
 
-    fn head(&self) -> HeadConfig {
-        HeadConfig { d: self.d, causal: false }
+    fn head(&self) -> HeadParameters {
+        HeadParameters { d: self.d, causal: false }
     }
 
     /// Joins what `f(head, from, rows)` gives for pieces of every head, in order.
-    fn pieces(&self, f: impl Fn(usize, usize, usize) -> Vec<f64> + Sync) -> Vec<f64> {
+    fn join_pieces_of_heads(&self, f: impl Fn(usize, usize, usize) -> Vec<f64> + Sync) -> Vec<f64> {
         let a_head = self.s.div_ceil(ROWS);
         let pieces = parallel::map(self.b * self.h * a_head, &|piece| {
             let from = piece % a_head * ROWS;
@@ -117,12 +117,12 @@ impl ComponentShape {
 
 /// `attention/scores`: `q`, `k` `[b, h, s, d]` to `scores` `[b, h, s, s]` in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Scores {
+pub struct ScoresProblem {
     /// Extents and dtype.
     pub shape: ComponentShape,
 }
 
-impl Problem for Scores {
+impl Problem for ScoresProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for name in ["q", "k"] {
@@ -134,10 +134,11 @@ impl Problem for Scores {
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let ComponentShape { s, d, .. } = self.shape;
         let (q, k) = (inputs.tensor("q"), inputs.tensor("k"));
-        let scores = self.shape.pieces(|head, from, rows| {
-            self.shape
-                .head()
-                .scores(&q.to_f64((head * s + from) * d, rows * d), &k.to_f64(head * s * d, s * d))
+        let scores = self.shape.join_pieces_of_heads(|head, from, rows| {
+            self.shape.head().scaled_scores(
+                &q.to_f64((head * s + from) * d, rows * d),
+                &k.to_f64(head * s * d, s * d),
+            )
         });
         vec![Expected::all("scores", self.shape.pairs(), scores)]
     }
@@ -172,12 +173,12 @@ impl Problem for Scores {
 /// `attention/softmax`: `scores` `[b, h, s, s]` in f32, N(0, 1), to `probabilities` of the same
 /// shape in the dtype.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Softmax {
+pub struct SoftmaxProblem {
     /// Extents and dtype.
     pub shape: ComponentShape,
 }
 
-impl Problem for Softmax {
+impl Problem for SoftmaxProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         inputs.insert("scores", draw(seed, "scores", &self.shape.pairs(), Dtype::F32, |x| x));
@@ -186,7 +187,7 @@ impl Problem for Softmax {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let s = self.shape.s;
-        let probabilities = self.shape.pieces(|head, from, rows| {
+        let probabilities = self.shape.join_pieces_of_heads(|head, from, rows| {
             let mut piece = inputs.tensor("scores").to_f64((head * s + from) * s, rows * s);
             piece.chunks_mut(s).for_each(softmax);
             piece
@@ -226,12 +227,12 @@ impl Problem for Softmax {
 /// `attention/values`: `probabilities` `[b, h, s, s]` and `v` `[b, h, s, d]` to `out`
 /// `[b, h, s, d]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ValuesMatmul {
+pub struct ValuesProblem {
     /// Extents and dtype.
     pub shape: ComponentShape,
 }
 
-impl Problem for ValuesMatmul {
+impl Problem for ValuesProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let ComponentShape { s, dtype, .. } = self.shape;
         // x² / s of N(0, 1): positive, unequal, each row with a sum of about 1, and no exponential
@@ -249,7 +250,7 @@ impl Problem for ValuesMatmul {
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let ComponentShape { s, d, .. } = self.shape;
         let (p, v) = (inputs.tensor("probabilities"), inputs.tensor("v"));
-        let out = self.shape.pieces(|head, from, rows| {
+        let out = self.shape.join_pieces_of_heads(|head, from, rows| {
             self.shape
                 .head()
                 .values(&p.to_f64((head * s + from) * s, rows * s), &v.to_f64(head * s * d, s * d))

@@ -12,10 +12,10 @@
 use half::{bf16, f16};
 
 use super::quantised::quantised;
-use super::reference::{HeadConfig, ROWS};
+use super::reference::{HeadParameters, ROWS};
 use super::sample::Rows;
 use crate::e4m3::decode;
-use kernelgate::suite::AxisScan;
+use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensor, TensorData, Tensors,
     Tolerance, Unit, Work, Workload, random,
@@ -24,16 +24,16 @@ use kernelgate::workload::{
 /// Value of b·s if the axis `tokens` is not given.
 const TOKENS: usize = 16_384;
 /// h·d.
-const HIDDEN: usize = 2048;
+const MODEL_WIDTH: usize = 2048;
 /// |N(0, 1)| is above this once in a thousand.
-const ONE_IN_A_THOUSAND: f32 = 3.290_526_7;
+const ONE_IN_A_THOUSAND_DEVIATION: f32 = 3.290_526_7;
 
 pub(super) const DTYPE: Axis = Axis::one_of(
     "dtype",
     &["f32", "bf16", "f16"],
     "dtype of inputs and outputs; sums are f32 or better",
 );
-const DTYPE_OR_FP8: Axis = Axis::one_of(
+const DTYPE_OR_FP8_AXIS: Axis = Axis::one_of(
     "dtype",
     &["f32", "bf16", "f16", "fp8"],
     "dtype of inputs and outputs, sums are f32 or better; fp8, forward only: inputs are e4m3 with \
@@ -48,7 +48,7 @@ pub(super) const AXES: &[Axis] = &[
         &["full", "causal"],
         "which keys a query sees: all, or those up to its own position; the last query sees all",
     ),
-    DTYPE_OR_FP8,
+    DTYPE_OR_FP8_AXIS,
     Axis::one_of(
         "inputs",
         &["outliers"],
@@ -104,7 +104,7 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
 };
 
 /// Sequence lengths around 4096, both head dimensions and masks at two of them, grouped heads.
-pub const SCAN: AxisScan = AxisScan {
+pub const FORWARD_SCAN_AXES: ScanAlongAxes = ScanAlongAxes {
     lines: &SCAN_LINES,
     // The first one runs on sm_90a only: elsewhere `--axis` shows every row.
     rows: &["cuda/flash_wgmma", "cuda/cudnn"],
@@ -115,8 +115,8 @@ const SCAN_LINES: [&str; 3] = [
     "s=4096 d=128 mask=causal dtype=bf16 b=1 h=64 h_kv=8",
 ];
 
-/// The scan of [`SCAN`] with shorter sequences, and one query a sequence over a long cache of keys.
-pub const FORWARD_SCAN: AxisScan = AxisScan {
+/// The scan of [`FORWARD_SCAN_AXES`] with shorter sequences, and one query a sequence over a long cache of keys.
+pub const FORWARD_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &[
         "s=256 d=128 mask=full,causal dtype=bf16",
         SCAN_LINES[0],
@@ -158,7 +158,7 @@ impl Attention {
     pub(super) fn bind(point: &Point) -> Result<Self, AxisError> {
         let given = |axis| point.get(axis).map(|_| point.number(axis)).transpose();
         let (s, d) = (point.number("s")?, point.number("d")?);
-        let h = given("h")?.unwrap_or(HIDDEN / d);
+        let h = given("h")?.unwrap_or(MODEL_WIDTH / d);
         let tokens = given("tokens")?.unwrap_or(TOKENS);
         let b = given("b")?.unwrap_or((tokens / s).max(1));
         let attention = Self {
@@ -184,7 +184,7 @@ impl Attention {
             let keys = format!("mask=causal needs a key for each query: keys={keys}, s={s}");
             return Err(AxisError::Combination(keys));
         }
-        check_size([b, h, s.max(keys), d])?;
+        check_operation_count([b, h, s.max(keys), d])?;
         Ok(attention)
     }
 
@@ -194,12 +194,12 @@ impl Attention {
     }
 
     /// Shape of keys and values: `[b, h_kv, keys, d]`.
-    pub fn key_shape(&self) -> [usize; 4] {
+    pub fn key_value_shape(&self) -> [usize; 4] {
         [self.b, self.h_kv, self.keys, self.d]
     }
 
-    pub(super) fn shape_of(&self, input: &str) -> [usize; 4] {
-        if ["k", "v"].contains(&input) { self.key_shape() } else { self.shape() }
+    pub(super) fn shape_of_input(&self, input: &str) -> [usize; 4] {
+        if ["k", "v"].contains(&input) { self.key_value_shape() } else { self.shape() }
     }
 
     /// Heads of queries that read the same keys.
@@ -208,18 +208,18 @@ impl Attention {
     }
 
     /// Keys that the first query sees before its own, if causal.
-    pub fn ahead(&self) -> usize {
+    pub fn keys_before_first_query(&self) -> usize {
         if self.causal { self.keys - self.s } else { 0 }
     }
 
     /// Dtype of outputs.
-    pub fn output_dtype(&self) -> Dtype {
+    pub fn output_dtype_of(&self) -> Dtype {
         if self.dtype == Dtype::Fp8 { Dtype::Bf16 } else { self.dtype }
     }
 
     /// The mathematics of one head.
-    pub fn head(&self) -> HeadConfig {
-        HeadConfig { d: self.d, causal: self.causal }
+    pub fn head(&self) -> HeadParameters {
+        HeadParameters { d: self.d, causal: self.causal }
     }
 
     pub(super) fn rows(&self) -> Rows {
@@ -227,7 +227,7 @@ impl Attention {
     }
 
     /// The selected rows ([`Self::rows`]) of keys and values.
-    pub(super) fn key_rows(&self) -> Rows {
+    pub(super) fn selected_key_rows(&self) -> Rows {
         Rows { heads: self.b * self.h_kv, s: self.keys, ..self.rows() }
     }
 
@@ -237,7 +237,7 @@ impl Attention {
 
     /// Bytes of this many tensors like the queries and like the keys.
     pub(super) fn bytes(&self, dtype: Dtype, like_queries: u64, like_keys: u64) -> u64 {
-        let key_elements = self.key_shape().iter().product::<usize>() as u64;
+        let key_elements = self.key_value_shape().iter().product::<usize>() as u64;
         (like_queries * self.elements() + like_keys * key_elements) * dtype.bytes() as u64
     }
 
@@ -252,12 +252,12 @@ impl Attention {
         let mut inputs = Tensors::new();
         for name in names {
             let tensor = if self.outliers {
-                self.with_outliers(seed, name)
+                self.normal_with_outliers(seed, name)
             } else {
-                draw(seed, name, &self.shape_of(name), self.output_dtype(), |x| x)
+                draw(seed, name, &self.shape_of_input(name), self.output_dtype_of(), |x| x)
             };
             if let (Dtype::Fp8, TensorData::Bf16(values)) = (self.dtype, tensor.tensor_data()) {
-                let [b, heads, rows, d] = self.shape_of(name);
+                let [b, heads, rows, d] = self.shape_of_input(name);
                 let (operand, scales) = quantised(values, rows * d);
                 inputs = inputs.with(&format!("{name}_e4m3"), [b, heads, rows, d], operand).with(
                     &format!("{name}_scale"),
@@ -272,14 +272,14 @@ impl Attention {
     }
 
     /// N(0, 1) + N(0, 100) · Bernoulli(0.001) in the dtype.
-    fn with_outliers(&self, seed: u64, name: &str) -> Tensor {
-        let shape = self.shape_of(name);
+    fn normal_with_outliers(&self, seed: u64, name: &str) -> Tensor {
+        let shape = self.shape_of_input(name);
         let len = shape.iter().product();
         let mut values = random::normal(seed, name, len);
         let chosen = random::normal(seed, &format!("{name} chosen"), len);
         let added = random::normal(seed, &format!("{name} added"), len);
         for ((value, chosen), added) in values.iter_mut().zip(chosen).zip(added) {
-            if chosen.abs() > ONE_IN_A_THOUSAND {
+            if chosen.abs() > ONE_IN_A_THOUSAND_DEVIATION {
                 *value += 10.0 * added;
             }
         }
@@ -322,7 +322,7 @@ impl Attention {
 
 /// Rejects shapes whose operations no 64-bit count holds: then every product of extents below is
 /// exact.
-pub(super) fn check_size([b, h, s, d]: [usize; 4]) -> Result<(), AxisError> {
+pub(super) fn check_operation_count([b, h, s, d]: [usize; 4]) -> Result<(), AxisError> {
     let operations = [b, h, s, s, d, 64]
         .into_iter()
         .try_fold(1u64, |product, extent| product.checked_mul(extent as u64));
@@ -368,24 +368,29 @@ pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
 /// rounding probabilities, which a test emulates. The error from rounding the operands is a
 /// property of the format and of the inputs, not of a row: with outliers it grows with the keys,
 /// and a score may lose to another.
-const FP8_TOLERANCE: Tolerance = Tolerance { max_error: 1.2e-1, relative_l2: 6e-2 };
+const FP8_OUTPUT_TOLERANCE: Tolerance = Tolerance { max_error: 1.2e-1, relative_l2: 6e-2 };
 
 /// Tensors of one problem, read in fp64 by head and position.
-pub(super) struct Heads<'a> {
+pub(super) struct HeadTensors<'a> {
     pub attention: &'a Attention,
     pub inputs: &'a Tensors,
 }
 
-impl Heads<'_> {
+impl HeadTensors<'_> {
     /// The first `positions` of a head of queries, or of the keys or values that it reads.
-    pub(super) fn first(&self, name: &str, head: usize, positions: usize) -> Vec<f64> {
-        let [_, heads, rows, d] = self.attention.shape_of(name);
+    pub(super) fn first_positions(&self, name: &str, head: usize, positions: usize) -> Vec<f64> {
+        let [_, heads, rows, d] = self.attention.shape_of_input(name);
         let head = head / (self.attention.h / heads);
         self.read(name, head, head * rows * d, positions * d)
     }
 
     /// Some queries of a head.
-    pub(super) fn some(&self, name: &str, head: usize, positions: &[usize]) -> Vec<f64> {
+    pub(super) fn selected_queries(
+        &self,
+        name: &str,
+        head: usize,
+        positions: &[usize],
+    ) -> Vec<f64> {
         let Attention { s, d, .. } = *self.attention;
         let read = |position| self.read(name, head, (head * s + position) * d, d);
         positions.iter().flat_map(read).collect()
@@ -404,9 +409,10 @@ impl Heads<'_> {
     /// The keys and values that ascending queries of a head see.
     pub(super) fn seen(&self, head: usize, positions: &[usize]) -> [Vec<f64>; 2] {
         let Attention { keys, causal, .. } = *self.attention;
-        let last = positions.last().map_or(0, |last| last + 1 + self.attention.ahead());
+        let last =
+            positions.last().map_or(0, |last| last + 1 + self.attention.keys_before_first_query());
         let seen = if causal { last } else { keys };
-        ["k", "v"].map(|name| self.first(name, head, seen))
+        ["k", "v"].map(|name| self.first_positions(name, head, seen))
     }
 }
 
@@ -425,19 +431,31 @@ impl Problem for AttentionForward {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let (attention, rows) = (&self.attention, self.attention.rows());
-        let heads = Heads { attention, inputs };
+        let heads = HeadTensors { attention, inputs };
         let expect = |band| {
-            rows.expect("out", &attention.shape(), rows.drawn("out", &band), |head, positions| {
-                let [k, v] = heads.seen(head, positions);
-                let some = |queries: &[usize]| {
-                    let positions: Vec<_> =
-                        queries.iter().map(|query| query + attention.ahead()).collect();
-                    attention.head().forward(&heads.some("q", head, queries), &positions, &k, &v)
-                };
-                positions.chunks(ROWS).flat_map(some).collect()
-            })
+            rows.expect_rows(
+                "out",
+                &attention.shape(),
+                rows.drawn_rows_of_band("out", &band),
+                |head, positions| {
+                    let [k, v] = heads.seen(head, positions);
+                    let some = |queries: &[usize]| {
+                        let positions: Vec<_> = queries
+                            .iter()
+                            .map(|query| query + attention.keys_before_first_query())
+                            .collect();
+                        attention.head().forward(
+                            &heads.selected_queries("q", head, queries),
+                            &positions,
+                            &k,
+                            &v,
+                        )
+                    };
+                    positions.chunks(ROWS).flat_map(some).collect()
+                },
+            )
         };
-        rows.bands().into_iter().map(expect).collect()
+        rows.row_bands().into_iter().map(expect).collect()
     }
 
     /// Heads are independent; of grouped ones, sequences of the batch are.
@@ -464,22 +482,22 @@ impl Problem for AttentionForward {
 
     fn work(&self) -> Work {
         let Attention { dtype, .. } = self.attention;
-        let written = self.attention.bytes(self.attention.output_dtype(), 1, 0);
+        let written = self.attention.bytes(self.attention.output_dtype_of(), 1, 0);
         self.attention.work(2, self.attention.bytes(dtype, 1, 2), written)
     }
 
     fn tolerance(&self) -> Tolerance {
         match self.attention.dtype {
-            Dtype::Fp8 => FP8_TOLERANCE,
+            Dtype::Fp8 => FP8_OUTPUT_TOLERANCE,
             dtype => tolerance(dtype),
         }
     }
 
     fn host_bytes(&self) -> u64 {
         let Attention { dtype, .. } = self.attention;
-        let written = self.attention.bytes(self.attention.output_dtype(), 1, 0);
+        let written = self.attention.bytes(self.attention.output_dtype_of(), 1, 0);
         let tensors = self.attention.bytes(dtype, 1, 2) + written;
-        self.attention.host_bytes(tensors, self.attention.rows().drawn_at_most(), 2)
+        self.attention.host_bytes(tensors, self.attention.rows().max_drawn_elements(), 2)
     }
 }
 

@@ -4,7 +4,7 @@
 //! backward's inputs are q, k, v and the gradient of the output; out and the rows' normalisers are
 //! the implementation's own, computed before the timed work.
 
-use super::definition::{AXES, Attention, Heads};
+use super::definition::{AXES, Attention, HeadTensors};
 use super::reference::ROWS;
 use crate::parallel;
 use kernelgate::workload::{
@@ -77,47 +77,49 @@ impl Problem for AttentionBackward {
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let (attention, rows) = (&self.attention, self.attention.rows());
         let Attention { s, d, .. } = *attention;
-        let heads = Heads { attention, inputs };
-        let (share, key_rows) = (attention.share(), attention.key_rows());
+        let heads = HeadTensors { attention, inputs };
+        let (share, key_rows) = (attention.share(), attention.selected_key_rows());
         let mut expected = Vec::new();
-        for band in rows.bands() {
-            expected.push(rows.expect(
+        for band in rows.row_bands() {
+            expected.push(rows.expect_rows(
                 "grad_q",
                 &attention.shape(),
-                rows.drawn("grad_q", &band),
+                rows.drawn_rows_of_band("grad_q", &band),
                 |head, positions| {
                     let [k, v] = heads.seen(head, positions);
                     let some = |positions| {
-                        let [q, grad_out] =
-                            ["q", "grad_out"].map(|name| heads.some(name, head, positions));
+                        let [q, grad_out] = ["q", "grad_out"]
+                            .map(|name| heads.selected_queries(name, head, positions));
                         attention.head().query_gradients(&q, &grad_out, positions, &k, &v)
                     };
                     positions.chunks(ROWS).flat_map(some).collect()
                 },
             ));
         }
-        let drawn = key_rows.drawn_heads("grad_k and grad_v", share);
+        let drawn = key_rows.drawn_head_indices("grad_k and grad_v", share);
         let gradients = parallel::map(drawn.len(), &|number| {
             let head = drawn[number];
             let of_query_head = |head| {
                 let [q, grad_out, k, v] =
-                    ["q", "grad_out", "k", "v"].map(|name| heads.first(name, head, s));
+                    ["q", "grad_out", "k", "v"].map(|name| heads.first_positions(name, head, s));
                 attention.head().key_value_gradients(&q, &grad_out, &k, &v)
             };
             (head * share..(head + 1) * share)
                 .map(of_query_head)
-                .reduce(|sum, next| (added(sum.0, &next.0), added(sum.1, &next.1)))
+                .reduce(|sum, next| {
+                    (sum_of_vectors(sum.0, &next.0), sum_of_vectors(sum.1, &next.1))
+                })
                 .expect("a head of keys has queries")
         });
         let (grad_k, grad_v): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
         for (name, gradients) in [("grad_k", grad_k), ("grad_v", grad_v)] {
-            for band in key_rows.bands() {
+            for band in key_rows.row_bands() {
                 let drawn_rows = drawn
                     .iter()
                     .flat_map(|head| band.clone().map(move |position| head * s + position))
                     .collect();
-                let shape = attention.key_shape();
-                expected.push(key_rows.expect(name, &shape, drawn_rows, |head, positions| {
+                let shape = attention.key_value_shape();
+                expected.push(key_rows.expect_rows(name, &shape, drawn_rows, |head, positions| {
                     let of_head =
                         &gradients[drawn.binary_search(&head).expect("rows are of drawn heads")];
                     positions
@@ -162,15 +164,16 @@ impl Problem for AttentionBackward {
 
     fn host_bytes(&self) -> u64 {
         let rows = self.attention.rows();
-        let keys = self.attention.key_rows();
-        let whole_heads = (keys.drawn_heads("", self.attention.share()).len() * keys.s) as u64;
+        let keys = self.attention.selected_key_rows();
+        let whole_heads =
+            (keys.drawn_head_indices("", self.attention.share()).len() * keys.s) as u64;
         // The gradients of the drawn heads are held twice while they are cut into bands.
         let tensors = self.attention.bytes(self.attention.dtype, 3, 4);
-        self.attention.host_bytes(tensors, rows.drawn_at_most() + 4 * whole_heads, 6)
+        self.attention.host_bytes(tensors, rows.max_drawn_elements() + 4 * whole_heads, 6)
     }
 }
 
-fn added(mut sum: Vec<f64>, next: &[f64]) -> Vec<f64> {
+fn sum_of_vectors(mut sum: Vec<f64>, next: &[f64]) -> Vec<f64> {
     sum.iter_mut().zip(next).for_each(|(sum, next)| *sum += next);
     sum
 }

@@ -10,32 +10,32 @@ pub mod reference;
 mod ring;
 pub mod sample;
 
-use crate::family::Family;
+use crate::family::WorkloadFamily;
 pub use cuda::kernels;
 pub use definition::*;
 pub use gradients::*;
-use kernelgate::harness::Peers;
+use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, suite, suite_with_scan};
-pub use ring::{RING, Ring};
+pub use ring::{RING_WORKLOAD, RingProblem};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward()), FORWARD_SCAN),
-        suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::backward()), SCAN),
-        suite(&RING, cpu::RING.iter().chain(cuda::RING)),
-        suite(&components::SCORES, cpu::SCORES.iter().chain(cuda::SCORES)),
+        suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::backward()), FORWARD_SCAN_AXES),
+        suite(&RING_WORKLOAD, cpu::RING.iter().chain(cuda::RING)),
+        suite(&components::SCORES, cpu::SCORES.iter().chain(cuda::SCORES_ROWS)),
         suite(&components::SOFTMAX, cpu::SOFTMAX.iter().chain(cuda::SOFTMAX)),
-        suite(&components::VALUES, cpu::VALUES.iter().chain(cuda::VALUES)),
+        suite(&components::VALUES, cpu::VALUES.iter().chain(cuda::VALUES_ROWS)),
     ]
 }
 
 /// The family.
-pub const FAMILY: Family = Family {
+pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "attention",
     suites,
     kernels,
-    peers: Some(Peers {
+    peers: Some(PeerProgramSource {
         family: "attention",
         main: "attention.py",
         files: &[

@@ -11,7 +11,7 @@ use crate::parallel;
 
 /// Parameters that the heads of a problem share.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HeadConfig {
+pub struct HeadParameters {
     /// Elements of a query, key or value.
     pub d: usize,
     /// Whether query i sees keys 0..=i only.
@@ -22,21 +22,21 @@ pub struct HeadConfig {
 /// the fp64 scratch.
 pub const ROWS: usize = 64;
 const GROUP: usize = 8 * ROWS;
-const KEYS: usize = 256;
+const KEYS_PER_BLOCK: usize = 256;
 
-impl HeadConfig {
+impl HeadParameters {
     /// 1 / sqrt(d).
     pub fn scale(&self) -> f64 {
         1.0 / (self.d as f64).sqrt()
     }
 
     /// Keys that any of the queries sees: those after it take no part. Positions ascend.
-    fn visible(&self, positions: &[usize], s: usize) -> usize {
+    fn visible_keys(&self, positions: &[usize], s: usize) -> usize {
         if self.causal { positions.last().map_or(0, |last| last + 1) } else { s }
     }
 
     /// `q kᵀ / sqrt(d)`, `[rows, keys]`.
-    pub fn scores(&self, q: &[f64], k: &[f64]) -> Vec<f64> {
+    pub fn scaled_scores(&self, q: &[f64], k: &[f64]) -> Vec<f64> {
         self.inner_products(q, k, self.scale())
     }
 
@@ -68,7 +68,7 @@ impl HeadConfig {
     /// Softmax of the scores over the keys that each query sees; zero for the others.
     fn probabilities(&self, q: &[f64], positions: &[usize], k: &[f64]) -> Vec<f64> {
         let keys = k.len() / self.d;
-        let mut p = self.scores(q, k);
+        let mut p = self.scaled_scores(q, k);
         for (row, &position) in p.chunks_mut(keys).zip(positions) {
             let (seen, hidden) = row.split_at_mut(if self.causal { position + 1 } else { keys });
             softmax(seen);
@@ -79,7 +79,7 @@ impl HeadConfig {
 
     /// Attention of some queries: `softmax(q kᵀ / sqrt(d)) v`.
     pub fn forward(&self, q: &[f64], positions: &[usize], k: &[f64], v: &[f64]) -> Vec<f64> {
-        let seen = self.visible(positions, k.len() / self.d) * self.d;
+        let seen = self.visible_keys(positions, k.len() / self.d) * self.d;
         self.values(&self.probabilities(q, positions, &k[..seen]), &v[..seen])
     }
 
@@ -113,7 +113,7 @@ impl HeadConfig {
         k: &[f64],
         v: &[f64],
     ) -> Vec<f64> {
-        let seen = self.visible(positions, k.len() / self.d) * self.d;
+        let seen = self.visible_keys(positions, k.len() / self.d) * self.d;
         let (_, grad_scores) = self.score_gradients(q, grad_out, positions, &k[..seen], &v[..seen]);
         self.values(&grad_scores, &k[..seen])
     }
@@ -146,9 +146,9 @@ impl HeadConfig {
                 (piece, p, grad_scores)
             });
             let blocks = grad_k[..seen * d]
-                .chunks_mut(KEYS * d)
-                .zip(grad_v[..seen * d].chunks_mut(KEYS * d));
-            parallel::each(blocks.collect(), &|block, (grad_k, grad_v)| {
+                .chunks_mut(KEYS_PER_BLOCK * d)
+                .zip(grad_v[..seen * d].chunks_mut(KEYS_PER_BLOCK * d));
+            parallel::for_each_task(blocks.collect(), &|block, (grad_k, grad_v)| {
                 let keys = grad_k.len() / d;
                 for (piece, p, grad_scores) in &pieces {
                     let rows = piece.len() / d;
@@ -156,7 +156,7 @@ impl HeadConfig {
                         [(&mut *grad_k, grad_scores, q), (&mut *grad_v, p, grad_out)]
                     {
                         let weights = MatRef::from_row_major_slice(weights, rows, seen)
-                            .subcols(block * KEYS, keys);
+                            .subcols(block * KEYS_PER_BLOCK, keys);
                         let x = MatRef::from_row_major_slice(&x[piece.clone()], rows, d);
                         add_gemm(out, weights.transpose(), x, 1.0);
                     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::definition::{Attention, AttentionForward, DTYPE, draw, tolerance};
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, LinkWork, Point, Problem, Symmetry, Tensor, TensorData,
+    Axis, AxisError, Dtype, Expected, GpuLinkWork, Point, Problem, Symmetry, Tensor, TensorData,
     Tensors, Tolerance, Work, Workload,
 };
 
@@ -27,7 +27,7 @@ pub static OUT: [&str; MOST_GPUS] =
     ["out0", "out1", "out2", "out3", "out4", "out5", "out6", "out7"];
 
 /// The axis of heads of each tensor, by rank.
-static HEADS_IN: [(&str, usize); 3 * MOST_GPUS] = {
+static INPUT_HEAD_AXES: [(&str, usize); 3 * MOST_GPUS] = {
     let mut all = [("", 1); 3 * MOST_GPUS];
     let mut rank = 0;
     while rank < MOST_GPUS {
@@ -38,7 +38,7 @@ static HEADS_IN: [(&str, usize); 3 * MOST_GPUS] = {
     }
     all
 };
-static HEADS_OUT: [(&str, usize); MOST_GPUS] = {
+static OUTPUT_HEAD_AXES: [(&str, usize); MOST_GPUS] = {
     let mut all = [("", 1); MOST_GPUS];
     let mut rank = 0;
     while rank < MOST_GPUS {
@@ -57,7 +57,7 @@ const AXES: &[Axis] = &[
 ];
 
 /// `softmax(q kᵀ / sqrt(d)) v` of one sequence over several GPUs.
-pub const RING: Workload<Ring> = Workload {
+pub const RING_WORKLOAD: Workload<RingProblem> = Workload {
     name: "attention/ring",
     about: "attention/forward of one sequence over several GPUs; hidden 2048",
     revision: 1,
@@ -71,12 +71,12 @@ pub const RING: Workload<Ring> = Workload {
         "g=1,2,4,8 s=4096,16384,65536 d=64,128 mask=full,causal dtype=bf16",
         "g=2,4,8 s=1040,2000 d=64,128 mask=full,causal dtype=f32,bf16,f16",
     ],
-    bind: Ring::bind,
+    bind: RingProblem::bind,
 };
 
 /// The forward of one sequence over several GPUs.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ring {
+pub struct RingProblem {
     /// Number of GPUs.
     pub gpus: usize,
     /// The whole sequence.
@@ -96,7 +96,7 @@ pub struct Step {
     pub causal: bool,
 }
 
-impl Ring {
+impl RingProblem {
     /// A sequence of `s` positions in `h` heads.
     pub const fn new(
         gpus: usize,
@@ -115,7 +115,7 @@ impl Ring {
         let gpus: usize = point.word("g")?.parse().expect("the axis lists numbers");
         let attention = Attention { b: 1, ..Attention::bind(point)? };
         let ring = Self { gpus, attention };
-        let unit = gpus * ring.stretches();
+        let unit = gpus * ring.position_stretches();
         if !attention.s.is_multiple_of(unit) {
             let s = format!("s={} is no multiple of {unit}: stretches of {gpus} GPUs", attention.s);
             return Err(AxisError::Combination(s));
@@ -124,32 +124,32 @@ impl Ring {
     }
 
     /// Positions of a GPU.
-    pub const fn positions(&self) -> usize {
+    pub const fn gpu_positions(&self) -> usize {
         self.attention.s / self.gpus
     }
 
     /// Stretches of a GPU's positions.
-    const fn stretches(&self) -> usize {
+    const fn position_stretches(&self) -> usize {
         if self.attention.causal && self.gpus > 1 { 2 } else { 1 }
     }
 
     /// Shape of the queries of a GPU, and of its keys, values and outputs.
     pub const fn shape(&self) -> [usize; 4] {
-        [1, self.attention.h, self.positions(), self.attention.d]
+        [1, self.attention.h, self.gpu_positions(), self.attention.d]
     }
 
     /// The positions in the sequence of each stretch of a GPU, in the order of its tensors.
     fn stretches_of(&self, rank: usize) -> impl Iterator<Item = Range<usize>> {
-        let length = self.positions() / self.stretches();
-        let last = self.gpus * self.stretches() - 1;
-        let numbers = [rank, last - rank].into_iter().take(self.stretches());
+        let length = self.gpu_positions() / self.position_stretches();
+        let last = self.gpus * self.position_stretches() - 1;
+        let numbers = [rank, last - rank].into_iter().take(self.position_stretches());
         numbers.map(move |number| number * length..(number + 1) * length)
     }
 
     /// The steps of a GPU: on its own keys first, then on those of the GPU before it, and so on
     /// round the ring. Ranks below its own come before those above it.
     pub fn steps(&self, rank: usize) -> Vec<Step> {
-        let (all, half) = (self.positions(), self.positions() / 2);
+        let (all, half) = (self.gpu_positions(), self.gpu_positions() / 2);
         let step = |back: usize| {
             let keys_of = (rank + self.gpus - back) % self.gpus;
             let whole = Step { keys_of, queries: 0..all, keys: 0..all, causal: false };
@@ -172,7 +172,7 @@ impl Ring {
     }
 
     /// A tensor of the whole sequence from those of the GPUs.
-    pub(super) fn gathered(&self, inputs: &Tensors, names: &[&str]) -> Tensor {
+    pub(super) fn gathered_tensor(&self, inputs: &Tensors, names: &[&str]) -> Tensor {
         let Attention { h, s, d, .. } = self.attention;
         let row = d * self.attention.dtype.bytes();
         let mut whole = Tensor::zeroed([1, h, s, d], self.attention.dtype);
@@ -194,21 +194,21 @@ impl Ring {
     pub(super) fn whole(&self, inputs: &Tensors) -> Tensors {
         let mut whole = Tensors::new();
         for (name, names) in [("q", Q), ("k", K), ("v", V)] {
-            whole.insert(name, self.gathered(inputs, &names));
+            whole.insert(name, self.gathered_tensor(inputs, &names));
         }
         whole
     }
 
     /// The GPU of a row of `[h, s]`, and the row's number in its output.
     fn place(&self, row: usize) -> (usize, usize) {
-        let (s, length) = (self.attention.s, self.positions() / self.stretches());
+        let (s, length) = (self.attention.s, self.gpu_positions() / self.position_stretches());
         let (head, position) = (row / s, row % s);
         let (number, within) = (position / length, position % length);
         let (rank, stretch) = match number < self.gpus {
             true => (number, 0),
             false => (2 * self.gpus - 1 - number, 1),
         };
-        (rank, head * self.positions() + stretch * length + within)
+        (rank, head * self.gpu_positions() + stretch * length + within)
     }
 
     /// The part of some rows of the whole output that lies on a GPU.
@@ -228,7 +228,7 @@ impl Ring {
         let (name, values) = (OUT[rank], values.concat());
         match rows.len() {
             0 => None,
-            all if all == self.attention.h * self.positions() => {
+            all if all == self.attention.h * self.gpu_positions() => {
                 Some(Expected::all(name, self.shape(), values))
             }
             _ => Some(Expected::sampled(name, self.shape(), rows, values)),
@@ -236,7 +236,7 @@ impl Ring {
     }
 }
 
-impl Problem for Ring {
+impl Problem for RingProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for rank in 0..self.gpus {
@@ -257,7 +257,7 @@ impl Problem for Ring {
 
     /// Heads are independent.
     fn symmetries(&self) -> Vec<Symmetry> {
-        let (inputs, outputs) = (&HEADS_IN[..3 * self.gpus], &HEADS_OUT[..self.gpus]);
+        let (inputs, outputs) = (&INPUT_HEAD_AXES[..3 * self.gpus], &OUTPUT_HEAD_AXES[..self.gpus]);
         vec![Symmetry::Roll { inputs, outputs }]
     }
 
@@ -274,7 +274,7 @@ impl Problem for Ring {
             gpus => {
                 let received = self.attention.bytes(self.attention.dtype, 0, 2);
                 let bytes = received / gpus as u64 * (gpus as u64 - 1);
-                work.with_link(LinkWork { bytes, both_ways: true, gpus })
+                work.with_link(GpuLinkWork { bytes, both_ways: true, gpus })
             }
         }
     }
@@ -299,14 +299,14 @@ mod tests {
     use super::*;
     use kernelgate::workload::{Effort, Scale, symmetry};
 
-    fn small(gpus: usize, causal: bool) -> Ring {
-        Ring::new(gpus, 3, 96, 64, causal, Dtype::F32)
+    fn small(gpus: usize, causal: bool) -> RingProblem {
+        RingProblem::new(gpus, 3, 96, 64, causal, Dtype::F32)
     }
 
     #[test]
     fn every_point_binds_and_rolled_heads_give_rolled_outputs() {
-        for point in RING.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
-            let ring = (RING.bind)(&point).unwrap();
+        for point in RING_WORKLOAD.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
+            let ring = (RING_WORKLOAD.bind)(&point).unwrap();
             assert_eq!((ring.attention.b, ring.attention.h), (1, 2048 / ring.attention.d));
         }
         for causal in [false, true] {
@@ -318,15 +318,15 @@ mod tests {
     fn a_sequence_without_equal_stretches_is_declined() {
         let point = |text: &str| {
             let overrides: Vec<_> = text.split(' ').map(|one| one.parse().unwrap()).collect();
-            RING.points(Effort::Default, Scale::Host, &overrides).unwrap().remove(0)
+            RING_WORKLOAD.points(Effort::Default, Scale::Host, &overrides).unwrap().remove(0)
         };
-        let error = Ring::bind(&point("g=4 s=1004 mask=causal")).unwrap_err().to_string();
+        let error = RingProblem::bind(&point("g=4 s=1004 mask=causal")).unwrap_err().to_string();
         assert!(error.contains("s=1004 is no multiple of 8"), "{error}");
-        assert!(Ring::bind(&point("g=4 s=1004 mask=full")).is_ok());
+        assert!(RingProblem::bind(&point("g=4 s=1004 mask=full")).is_ok());
     }
 
     /// Position in the sequence of a position of a GPU.
-    fn position(ring: &Ring, rank: usize, local: usize) -> usize {
+    fn sequence_position(ring: &RingProblem, rank: usize, local: usize) -> usize {
         ring.stretches_of(rank).flatten().nth(local).unwrap()
     }
 
@@ -349,8 +349,8 @@ mod tests {
                     for query in step.queries.clone() {
                         let visible = |key: &usize| !step.causal || *key <= query;
                         for key in step.keys.clone().filter(visible) {
-                            let from = position(&ring, rank, query) * s;
-                            seen[from + position(&ring, step.keys_of, key)] += 1;
+                            let from = sequence_position(&ring, rank, query) * s;
+                            seen[from + sequence_position(&ring, step.keys_of, key)] += 1;
                         }
                     }
                 }
@@ -374,14 +374,14 @@ mod tests {
             let parts = ring.reference(&inputs);
             assert_eq!(parts.iter().map(|of| of.values.len()).sum::<usize>(), total);
             for (rank, name) in Q.iter().enumerate().take(gpus) {
-                for local in [0, ring.positions() - 1] {
-                    let (head, at) = (2, position(&ring, rank, local));
+                for local in [0, ring.gpu_positions() - 1] {
+                    let (head, at) = (2, sequence_position(&ring, rank, local));
                     assert_eq!(
                         ring.place(head * attention.s + at),
-                        (rank, head * ring.positions() + local)
+                        (rank, head * ring.gpu_positions() + local)
                     );
                     let own =
-                        inputs.tensor(name).to_f64((head * ring.positions() + local) * 64, 64);
+                        inputs.tensor(name).to_f64((head * ring.gpu_positions() + local) * 64, 64);
                     let all = ring.whole(&inputs);
                     assert_eq!(all.tensor("q").to_f64((head * attention.s + at) * 64, 64), own);
                 }

@@ -12,10 +12,10 @@ use kernelgate::workload::{Expected, random};
 
 /// Query-key pairs that a reference computes: about half a second on two cores, exponentials and
 /// GEMMs together.
-pub const PAIRS: u64 = 1 << 25;
+pub const MAX_REFERENCE_PAIRS: u64 = 1 << 25;
 
 /// Seed of the sample. Fixed: which rows are checked belongs to the reference, not to the inputs.
-const SEED: u64 = 0x6174_746e;
+const ROW_SAMPLE_SEED: u64 = 0x6174_746e;
 
 /// Rows of `[b, h, s, ..]`: `heads` times `s`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,7 +32,7 @@ pub struct Rows {
 
 impl Rows {
     /// Positions that are drawn and compared together.
-    pub fn bands(&self) -> Vec<Range<usize>> {
+    pub fn row_bands(&self) -> Vec<Range<usize>> {
         if !self.causal {
             return std::iter::once(0..self.s).collect();
         }
@@ -51,7 +51,7 @@ impl Rows {
 
     /// Whether every row is checked.
     pub fn whole(&self) -> bool {
-        self.pairs() <= u128::from(PAIRS)
+        self.pairs() <= u128::from(MAX_REFERENCE_PAIRS)
     }
 
     fn pairs(&self) -> u128 {
@@ -59,20 +59,22 @@ impl Rows {
     }
 
     /// Most keys that a row before `end` sees.
-    fn seen(&self, end: usize) -> usize {
+    fn most_keys_seen(&self, end: usize) -> usize {
         if self.causal { end + self.keys - self.s } else { self.keys }
     }
 
     /// The rows of a band that are checked, ascending: all of them, or a random sample of the
     /// band's share of [`PAIRS`].
-    pub fn drawn(&self, name: &str, band: &Range<usize>) -> Vec<usize> {
+    pub fn drawn_rows_of_band(&self, name: &str, band: &Range<usize>) -> Vec<usize> {
         let rows = self.heads * band.len();
         let share = if self.whole() {
             rows
         } else {
-            (PAIRS as usize / self.bands().len() / self.seen(band.end)).max(1)
+            (MAX_REFERENCE_PAIRS as usize / self.row_bands().len() / self.most_keys_seen(band.end))
+                .max(1)
         };
-        let drawn = random::indices(SEED, &format!("{name} {}", band.start), rows, share);
+        let drawn =
+            random::indices(ROW_SAMPLE_SEED, &format!("{name} {}", band.start), rows, share);
         drawn
             .into_iter()
             .map(|row| row / band.len() * self.s + band.start + row % band.len())
@@ -81,29 +83,36 @@ impl Rows {
 
     /// The heads that are checked if a row's value needs its whole head, each of `share` heads of
     /// queries, ascending: at least one.
-    pub fn drawn_heads(&self, name: &str, share: usize) -> Vec<usize> {
-        let drawn = (2 * u128::from(PAIRS) / (share as u128 * self.s as u128 * self.keys as u128))
+    pub fn drawn_head_indices(&self, name: &str, share: usize) -> Vec<usize> {
+        let drawn = (2 * u128::from(MAX_REFERENCE_PAIRS)
+            / (share as u128 * self.s as u128 * self.keys as u128))
             .clamp(1, self.heads as u128) as usize;
-        random::indices(SEED, name, self.heads, if self.whole() { self.heads } else { drawn })
+        random::indices(
+            ROW_SAMPLE_SEED,
+            name,
+            self.heads,
+            if self.whole() { self.heads } else { drawn },
+        )
     }
 
     /// The most elements of a row that the drawn rows can have, for memory estimates.
-    pub fn drawn_at_most(&self) -> u64 {
-        let rows: usize = self.bands().iter().map(|band| self.heads * band.len()).sum();
+    pub fn max_drawn_elements(&self) -> u64 {
+        let rows: usize = self.row_bands().iter().map(|band| self.heads * band.len()).sum();
         if self.whole() {
             return rows as u64;
         }
-        self.bands()
+        self.row_bands()
             .iter()
             .map(|band| {
-                ((self.heads * band.len()) as u64).min(PAIRS / self.seen(band.end) as u64 + 1)
+                ((self.heads * band.len()) as u64)
+                    .min(MAX_REFERENCE_PAIRS / self.most_keys_seen(band.end) as u64 + 1)
             })
             .sum()
     }
 
     /// The reference of some rows of output `name`: `f(head, positions)` gives the values of
     /// ascending positions of a head.
-    pub fn expect(
+    pub fn expect_rows(
         &self,
         name: &str,
         shape: &[usize],

@@ -14,7 +14,7 @@ use kernelgate::verify::{OutputComparison, compare};
 use kernelgate::workload::{Effort, Scale};
 
 /// N(0, 1) in fp64.
-fn normal(name: &str, len: usize) -> Vec<f64> {
+fn normal_f64_values(name: &str, len: usize) -> Vec<f64> {
     random::normal(5, name, len).into_iter().map(f64::from).collect()
 }
 
@@ -22,11 +22,11 @@ fn all(s: usize) -> Vec<usize> {
     (0..s).collect()
 }
 
-fn forward(head: &HeadConfig, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
+fn forward(head: &HeadParameters, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
     head.forward(q, &all(q.len() / head.d), k, v)
 }
 
-fn near(a: &[f64], b: &[f64], tolerance: f64) -> Result<(), TestCaseError> {
+fn assert_near(a: &[f64], b: &[f64], tolerance: f64) -> Result<(), TestCaseError> {
     prop_assert_eq!(a.len(), b.len());
     for (index, (a, b)) in a.iter().zip(b).enumerate() {
         prop_assert!((a - b).abs() <= tolerance * (1.0 + b.abs()), "at {index}: {a} against {b}");
@@ -35,7 +35,7 @@ fn near(a: &[f64], b: &[f64], tolerance: f64) -> Result<(), TestCaseError> {
 }
 
 /// Attention by its definition, one element at a time.
-fn plain(head: &HeadConfig, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
+fn plain(head: &HeadParameters, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
     let (d, s) = (head.d, q.len() / head.d);
     let mut out = vec![0.0; s * d];
     for i in 0..s {
@@ -58,15 +58,15 @@ proptest! {
 
     #[test]
     fn the_reference_is_the_definition(s in 1usize..90, d in 1usize..9, causal: bool) {
-        let head = HeadConfig { d, causal };
-        let [q, k, v] = ["q", "k", "v"].map(|name| normal(name, s * d));
-        near(&forward(&head, &q, &k, &v), &plain(&head, &q, &k, &v), 1e-12)?;
+        let head = HeadParameters { d, causal };
+        let [q, k, v] = ["q", "k", "v"].map(|name| normal_f64_values(name, s * d));
+        assert_near(&forward(&head, &q, &k, &v), &plain(&head, &q, &k, &v), 1e-12)?;
     }
 
     #[test]
     fn the_gradients_are_those_of_finite_differences(s in 1usize..7, d in 1usize..5, causal: bool) {
-        let head = HeadConfig { d, causal };
-        let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal(name, s * d));
+        let head = HeadParameters { d, causal };
+        let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal_f64_values(name, s * d));
         let loss = |inputs: &[Vec<f64>; 3]| -> f64 {
             plain(&head, &inputs[0], &inputs[1], &inputs[2])
                 .iter()
@@ -99,7 +99,7 @@ proptest! {
         scale in 0.01f64..1e4,
         shift in -1e4f64..1e4,
     ) {
-        let scores: Vec<f64> = normal("scores", s).iter().map(|x| x * scale).collect();
+        let scores: Vec<f64> = normal_f64_values("scores", s).iter().map(|x| x * scale).collect();
         let mut p = scores.clone();
         crate::attention::reference::softmax(&mut p);
         prop_assert!((p.iter().sum::<f64>() - 1.0).abs() < 1e-12);
@@ -107,7 +107,7 @@ proptest! {
         let mut shifted: Vec<f64> = scores.iter().map(|x| x + shift).collect();
         crate::attention::reference::softmax(&mut shifted);
         // The shift rounds the scores themselves at 1e-12.
-        near(&shifted, &p, 1e-10)?;
+        assert_near(&shifted, &p, 1e-10)?;
     }
 
     #[test]
@@ -117,8 +117,8 @@ proptest! {
         causal: bool,
         scale in 0.1f64..100.0,
     ) {
-        let head = HeadConfig { d, causal };
-        let [q, k, v] = ["q", "k", "v"].map(|name| normal(name, s * d));
+        let head = HeadParameters { d, causal };
+        let [q, k, v] = ["q", "k", "v"].map(|name| normal_f64_values(name, s * d));
         let q: Vec<f64> = q.iter().map(|x| x * scale).collect();
         let out = forward(&head, &q, &k, &v);
         for c in 0..d {
@@ -139,28 +139,28 @@ proptest! {
         d in 1usize..9,
         turn in 1usize..59,
     ) {
-        let head = HeadConfig { d, causal: false };
-        let [q, k, v] = ["q", "k", "v"].map(|name| normal(name, s * d));
+        let head = HeadParameters { d, causal: false };
+        let [q, k, v] = ["q", "k", "v"].map(|name| normal_f64_values(name, s * d));
         let turned = |x: &[f64]| [&x[turn % s * d..], &x[..turn % s * d]].concat();
-        near(&forward(&head, &q, &turned(&k), &turned(&v)), &forward(&head, &q, &k, &v), 1e-12)?;
+        assert_near(&forward(&head, &q, &turned(&k), &turned(&v)), &forward(&head, &q, &k, &v), 1e-12)?;
     }
 
     #[test]
-    fn gradients_add_up(s in 1usize..700, d in 1usize..9, causal: bool) {
+    fn gradients_add_up_to_the_whole(s in 1usize..700, d in 1usize..9, causal: bool) {
         // Rows of P sum to one, so grad_v distributes grad_out; rows of dS sum to zero, so grad_k
         // cancels out.
-        let head = HeadConfig { d, causal };
-        let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal(name, s * d));
+        let head = HeadParameters { d, causal };
+        let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal_f64_values(name, s * d));
         let (grad_k, grad_v) = head.key_value_gradients(&q, &grad_out, &k, &v);
         let sums =
             |x: &[f64]| (0..d).map(|c| x.iter().skip(c).step_by(d).sum()).collect::<Vec<f64>>();
-        near(&sums(&grad_v), &sums(&grad_out), 1e-10)?;
-        near(&sums(&grad_k), &vec![0.0; d], 1e-10)?;
+        assert_near(&sums(&grad_v), &sums(&grad_out), 1e-10)?;
+        assert_near(&sums(&grad_k), &vec![0.0; d], 1e-10)?;
     }
 }
 
 fn attention(b: usize, s: usize, d: usize, causal: bool, dtype: Dtype) -> Attention {
-    let h = HIDDEN / d;
+    let h = MODEL_WIDTH / d;
     Attention { b, h, h_kv: h, s, keys: s, d, causal, dtype, outliers: false }
 }
 
@@ -234,7 +234,7 @@ fn tokens_set_the_batch_and_sizes_beyond_64_bits_are_refused() {
 fn heads_of_keys_and_their_number_are_free_within_reason() {
     let bind = |overrides: &[&str]| bind(Effort::Thorough, overrides);
     let decode = bind(&["d=64", "s=2", "b=3", "h=8", "h_kv=2", "keys=70"]).unwrap().attention;
-    assert_eq!((decode.shape(), decode.key_shape()), ([3, 8, 2, 64], [3, 2, 70, 64]));
+    assert_eq!((decode.shape(), decode.key_value_shape()), ([3, 8, 2, 64], [3, 2, 70, 64]));
     let refused = |overrides: &[&str]| bind(overrides).unwrap_err().to_string();
     assert_eq!(refused(&["h=8", "h_kv=3"]), "h=8 is no multiple of h_kv=3");
     let too_few = "mask=causal needs a key for each query: keys=8, s=9";
@@ -264,7 +264,7 @@ fn a_sample_of_a_large_problem_holds_rows_of_the_whole() {
             for (row, values) in
                 rows.iter().zip(values.chunks(64)).filter(|(row, _)| *row / 1024 == head)
             {
-                near(values, &whole[row % 1024 * 64..][..64], 1e-12).unwrap();
+                assert_near(values, &whole[row % 1024 * 64..][..64], 1e-12).unwrap();
                 seen += 1;
             }
         }
@@ -324,19 +324,19 @@ fn gradients_of_shared_keys_are_the_sums_over_the_heads_that_share_them() {
                     (0..s * d).map(|at| heads.iter().skip(at).step_by(s * d).sum::<f64>())
                 })
                 .collect();
-            near(&gradient(&shared, &inputs, name), &sums, 1e-12).unwrap();
+            assert_near(&gradient(&shared, &inputs, name), &sums, 1e-12).unwrap();
         }
     }
 }
 
 /// Computation of an implementation on tensor cores: fp32 or better inside, but operands of GEMMs
 /// and results in the dtype.
-struct Rounded {
-    head: HeadConfig,
+struct RoundedComputation {
+    head: HeadParameters,
     round: fn(f64) -> f64,
 }
 
-impl Rounded {
+impl RoundedComputation {
     fn round(&self, values: Vec<f64>) -> Vec<f64> {
         values.into_iter().map(self.round).collect()
     }
@@ -344,7 +344,7 @@ impl Rounded {
     /// Probabilities, and the output.
     fn forward(&self, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let s = q.len() / self.head.d;
-        let mut p = self.head.scores(q, k);
+        let mut p = self.head.scaled_scores(q, k);
         for (row, p) in p.chunks_mut(s).enumerate() {
             let (seen, hidden) = p.split_at_mut(if self.head.causal { row + 1 } else { s });
             crate::attention::reference::softmax(seen);
@@ -360,7 +360,7 @@ impl Rounded {
         let (p, out) = self.forward(q, k, v);
         let transposed =
             |x: &[f64]| (0..s * s).map(|index| x[index % s * s + index / s]).collect::<Vec<_>>();
-        let mut grad = self.head.scores(grad_out, v);
+        let mut grad = self.head.scaled_scores(grad_out, v);
         for row in 0..s {
             let mean: f64 = (0..d).map(|c| grad_out[row * d + c] * out[row * d + c]).sum();
             for column in 0..s {
@@ -389,7 +389,7 @@ fn errors_of_rounding(attention: Attention) -> [OutputComparison; 2] {
         Dtype::Bf16 => |x| bf16::from_f64(x).to_f64(),
         _ => |x| f16::from_f64(x).to_f64(),
     };
-    let rounded = Rounded { head: attention.head(), round };
+    let rounded = RoundedComputation { head: attention.head(), round };
     let heads: Vec<[Vec<f64>; 4]> = (0..attention.h)
         .into_par_iter()
         .map(|head| {
@@ -450,12 +450,12 @@ fn errors_of_fp8(attention: Attention) -> OutputComparison {
     let Attention { h, s, .. } = attention;
     let problem = AttentionForward { attention };
     let inputs = problem.inputs(9);
-    let (head, heads) = (attention.head(), Heads { attention: &attention, inputs: &inputs });
+    let (head, heads) = (attention.head(), HeadTensors { attention: &attention, inputs: &inputs });
     let out: Vec<f64> = (0..h)
         .into_par_iter()
         .flat_map(|index| {
-            let [q, k, v] = ["q", "k", "v"].map(|name| heads.first(name, index, s));
-            let mut p = head.scores(&q, &k);
+            let [q, k, v] = ["q", "k", "v"].map(|name| heads.first_positions(name, index, s));
+            let mut p = head.scaled_scores(&q, &k);
             for (row, p) in p.chunks_mut(s).enumerate() {
                 let (seen, hidden) = p.split_at_mut(if head.causal { row + 1 } else { s });
                 crate::attention::reference::softmax(seen);
@@ -485,7 +485,7 @@ fn rounding_probabilities_to_fp8_stays_well_within_the_tolerance() {
         (2048, true, true),
     ] {
         let problem = Attention { outliers, ..attention(1, s, 128, causal, Dtype::Fp8) };
-        let (error, allowed) = (errors_of_fp8(problem), FP8_TOLERANCE);
+        let (error, allowed) = (errors_of_fp8(problem), FP8_OUTPUT_TOLERANCE);
         eprintln!("{problem:?}: {error:?}");
         for (error, allowed) in [
             (error.errors.max_error, allowed.max_error),
@@ -538,7 +538,7 @@ fn fp8_has_operands_and_scales_for_the_launch_and_no_backward() {
         assert_eq!(inputs.tensor(&format!("{name}_scale")).shape(), [1, 16]);
     }
     // Every head can be rolled.
-    assert!(problem.symmetries()[0].changed(&inputs).is_some());
+    assert!(problem.symmetries()[0].changed_inputs(&inputs).is_some());
     let axes = ["s=8", "d=128", "mask=full", "dtype=fp8"].map(|axis| axis.parse().unwrap());
     let suites = crate::attention::suites();
     for (suite, bound) in [(&suites[0], true), (&suites[1], false)] {

@@ -1,6 +1,6 @@
 //! The exchanges on the host, whose ranks are tensors of one memory.
 
-use super::definition::{Exchange, INPUTS, Kind, OUTPUTS};
+use super::definition::{ExchangeKind, ExchangeProblem, INPUT_NAMES, OUTPUT_NAMES};
 use crate::parallel;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
@@ -10,7 +10,7 @@ use kernelgate::workload::{Dtype, Tensors};
 const ELEMENTS: usize = 1 << 14;
 
 /// The row of every exchange.
-pub const ROWS: &[Implementation<Exchange>] = &[Implementation {
+pub const ROWS: &[Implementation<ExchangeProblem>] = &[Implementation {
     name: "cpu",
     about: "sums and copies on all threads",
     supports: |problem| match problem.dtype {
@@ -21,27 +21,29 @@ pub const ROWS: &[Implementation<Exchange>] = &[Implementation {
         let problem = *problem;
         let outputs =
             (0..problem.gpus).fold(Tensors::new(), |outputs, rank| match problem.output(rank) {
-                Some(len) => outputs.with_output(OUTPUTS[rank], [len], Dtype::F32),
+                Some(len) => outputs.with_output(OUTPUT_NAMES[rank], [len], Dtype::F32),
                 None => outputs,
             });
-        CpuTask::new(inputs, outputs, move |inputs, outputs| exchange(&problem, inputs, outputs))
+        CpuTask::new(inputs, outputs, move |inputs, outputs| {
+            exchange_on_cpu(&problem, inputs, outputs)
+        })
     }),
 }];
 
-fn exchange(problem: &Exchange, inputs: &Tensors, outputs: &mut Tensors) {
-    let names = (0..problem.gpus).filter(|&rank| problem.input(rank).is_some());
-    let parts: Vec<&[f32]> = names.map(|rank| inputs.f32(INPUTS[rank])).collect();
+fn exchange_on_cpu(problem: &ExchangeProblem, inputs: &Tensors, outputs: &mut Tensors) {
+    let names = (0..problem.gpus).filter(|&rank| problem.input_elements(rank).is_some());
+    let parts: Vec<&[f32]> = names.map(|rank| inputs.f32(INPUT_NAMES[rank])).collect();
     for rank in (0..problem.gpus).filter(|&rank| problem.output(rank).is_some()) {
-        let y = outputs.f32_mut(OUTPUTS[rank]);
+        let y = outputs.f32_mut(OUTPUT_NAMES[rank]);
         let part = y.len();
-        parallel::chunks_mut(y, ELEMENTS, &|number, y| {
+        parallel::for_each_chunk(y, ELEMENTS, &|number, y| {
             let at = number * ELEMENTS;
             for (i, y) in (at..).zip(y) {
                 *y = match problem.kind {
-                    Kind::AllReduce => parts.iter().map(|x| x[i]).sum(),
-                    Kind::ReduceScatter => parts.iter().map(|x| x[rank * part + i]).sum(),
-                    Kind::AllGather => parts[i / parts[0].len()][i % parts[0].len()],
-                    Kind::Broadcast | Kind::Send => parts[0][i],
+                    ExchangeKind::AllReduce => parts.iter().map(|x| x[i]).sum(),
+                    ExchangeKind::ReduceScatter => parts.iter().map(|x| x[rank * part + i]).sum(),
+                    ExchangeKind::AllGather => parts[i / parts[0].len()][i % parts[0].len()],
+                    ExchangeKind::Broadcast | ExchangeKind::Send => parts[0][i],
                 };
             }
         });
@@ -51,17 +53,28 @@ fn exchange(problem: &Exchange, inputs: &Tensors, outputs: &mut Tensors) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu_tests::agrees;
+    use crate::cpu_tests::check_row_against_reference;
 
     #[test]
     fn agrees_with_the_reference_for_each_exchange() {
-        let kinds = [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::Broadcast];
+        let kinds = [
+            ExchangeKind::AllReduce,
+            ExchangeKind::AllGather,
+            ExchangeKind::ReduceScatter,
+            ExchangeKind::Broadcast,
+        ];
         for gpus in [2, 4, 8] {
             for kind in kinds {
-                agrees(&ROWS[0], &Exchange { kind, gpus, elements: 40_008, dtype: Dtype::F32 });
+                check_row_against_reference(
+                    &ROWS[0],
+                    &ExchangeProblem { kind, gpus, elements: 40_008, dtype: Dtype::F32 },
+                );
             }
         }
         let dtype = Dtype::F32;
-        agrees(&ROWS[0], &Exchange { kind: Kind::Send, gpus: 2, elements: 8, dtype });
+        check_row_against_reference(
+            &ROWS[0],
+            &ExchangeProblem { kind: ExchangeKind::Send, gpus: 2, elements: 8, dtype },
+        );
     }
 }

@@ -4,16 +4,16 @@ use half::bf16;
 
 use crate::parallel;
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, LinkWork, Point, Problem, Symmetry, Tensor, TensorData,
+    Axis, AxisError, Dtype, Expected, GpuLinkWork, Point, Problem, Symmetry, Tensor, TensorData,
     Tensors, Tolerance, Work, Workload, random,
 };
 
 /// Most GPUs of a problem.
 pub const MOST_GPUS: usize = 8;
 /// Names of the inputs, by rank.
-pub static INPUTS: [&str; MOST_GPUS] = ["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"];
+pub static INPUT_NAMES: [&str; MOST_GPUS] = ["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"];
 /// Names of the outputs, by rank.
-pub static OUTPUTS: [&str; MOST_GPUS] = ["y0", "y1", "y2", "y3", "y4", "y5", "y6", "y7"];
+pub static OUTPUT_NAMES: [&str; MOST_GPUS] = ["y0", "y1", "y2", "y3", "y4", "y5", "y6", "y7"];
 
 const AXES: &[Axis] = &[
     Axis::one_of("g", &["2", "4", "8"], "GPUs"),
@@ -21,9 +21,10 @@ const AXES: &[Axis] = &[
     Axis::one_of("dtype", &["f32", "bf16"], "dtype of the elements"),
 ];
 
-const DEFAULT: &[&str] = &["g=2 bytes=1048576 dtype=f32"];
-const ACCELERATOR: &[&str] = &["g=2 bytes=8192,65536,262144,1048576,16777216,134217728 dtype=bf16"];
-const THOROUGH: &[&str] =
+const DEFAULT_SELECTION: &[&str] = &["g=2 bytes=1048576 dtype=f32"];
+const ACCELERATOR_SELECTION: &[&str] =
+    &["g=2 bytes=8192,65536,262144,1048576,16777216,134217728 dtype=bf16"];
+const THOROUGH_SELECTION: &[&str] =
     &["g=2,4,8 bytes=8192,32768,131072,524288,4194304,67108864 dtype=f32,bf16"];
 
 macro_rules! workload {
@@ -33,38 +34,38 @@ macro_rules! workload {
             about: $about,
             revision: 1,
             axes: AXES,
-            default: DEFAULT,
-            accelerator: ACCELERATOR,
-            thorough: THOROUGH,
-            bind: |point| Exchange::bind(Kind::$collective, point),
+            default: DEFAULT_SELECTION,
+            accelerator: ACCELERATOR_SELECTION,
+            thorough: THOROUGH_SELECTION,
+            bind: |point| ExchangeProblem::bind(ExchangeKind::$collective, point),
         }
     };
 }
 
 /// Every GPU gets the sum of the messages of all.
-pub const ALL_REDUCE: Workload<Exchange> =
+pub const ALL_REDUCE: Workload<ExchangeProblem> =
     workload!(AllReduce, "all_reduce", "every GPU gets the sum of the messages of all");
 /// Every GPU gets the messages of all, one behind the other.
-pub const ALL_GATHER: Workload<Exchange> =
+pub const ALL_GATHER: Workload<ExchangeProblem> =
     workload!(AllGather, "all_gather", "every GPU gets the parts of all GPUs");
 /// Every GPU gets its part of the sum.
-pub const REDUCE_SCATTER: Workload<Exchange> = workload!(
+pub const REDUCE_SCATTER: Workload<ExchangeProblem> = workload!(
     ReduceScatter,
     "reduce_scatter",
     "every GPU gets its part of the sum of all messages"
 );
 /// Every GPU gets the message of the first.
-pub const BROADCAST: Workload<Exchange> =
+pub const BROADCAST: Workload<ExchangeProblem> =
     workload!(Broadcast, "broadcast", "every GPU gets the message of the first");
 /// The second GPU gets the message of the first.
-pub const SEND: Workload<Exchange> = Workload {
+pub const SEND: Workload<ExchangeProblem> = Workload {
     thorough: &["g=2 bytes=8192,32768,131072,524288,4194304,67108864 dtype=f32,bf16"],
     ..workload!(Send, "send", "the second GPU gets the message of the first")
 };
 
 /// Kind of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ExchangeKind {
     /// `y_r = Σ x_p`.
     AllReduce,
     /// `y_r = x_0 … x_(g-1)`.
@@ -79,9 +80,9 @@ pub enum Kind {
 
 /// An exchange of messages: `x0 …` on the GPUs to `y0 …`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Exchange {
+pub struct ExchangeProblem {
     /// Kind of an exchange.
-    pub kind: Kind,
+    pub kind: ExchangeKind,
     /// Number of GPUs.
     pub gpus: usize,
     /// Elements of a message: of the longer of input and output.
@@ -90,8 +91,8 @@ pub struct Exchange {
     pub dtype: Dtype,
 }
 
-impl Exchange {
-    fn bind(kind: Kind, point: &Point) -> Result<Self, AxisError> {
+impl ExchangeProblem {
+    fn bind(kind: ExchangeKind, point: &Point) -> Result<Self, AxisError> {
         let gpus = point.word("g")?.parse().expect("the axis lists numbers");
         let (bytes, dtype) = (point.number("bytes")?, point.word("dtype")?);
         let dtype = Dtype::parse(dtype).expect("the axis lists dtypes");
@@ -102,7 +103,7 @@ impl Exchange {
         if bytes > 4 << 30 {
             return wrong("a message has more than 4 GiB".to_owned());
         }
-        if kind == Kind::Send && gpus != 2 {
+        if kind == ExchangeKind::Send && gpus != 2 {
             return wrong("a message is sent between two GPUs".to_owned());
         }
         Ok(Self { kind, gpus, elements: bytes / dtype.bytes(), dtype })
@@ -114,10 +115,10 @@ impl Exchange {
     }
 
     /// Elements of the input of a GPU, if it has one.
-    pub const fn input(&self, rank: usize) -> Option<usize> {
+    pub const fn input_elements(&self, rank: usize) -> Option<usize> {
         match self.kind {
-            Kind::AllGather => Some(self.elements / self.gpus),
-            Kind::Broadcast | Kind::Send if rank > 0 => None,
+            ExchangeKind::AllGather => Some(self.elements / self.gpus),
+            ExchangeKind::Broadcast | ExchangeKind::Send if rank > 0 => None,
             _ => Some(self.elements),
         }
     }
@@ -125,15 +126,15 @@ impl Exchange {
     /// Elements of the output of a GPU, if it has one.
     pub const fn output(&self, rank: usize) -> Option<usize> {
         match self.kind {
-            Kind::ReduceScatter => Some(self.elements / self.gpus),
-            Kind::Send if rank == 0 => None,
+            ExchangeKind::ReduceScatter => Some(self.elements / self.gpus),
+            ExchangeKind::Send if rank == 0 => None,
             _ => Some(self.elements),
         }
     }
 
     /// Names of the inputs that there are.
     fn input_names(&self) -> &'static [&'static str] {
-        &INPUTS[..(0..self.gpus).filter(|&rank| self.input(rank).is_some()).count()]
+        &INPUT_NAMES[..(0..self.gpus).filter(|&rank| self.input_elements(rank).is_some()).count()]
     }
 
     fn draw(&self, seed: u64, name: &str, len: usize) -> Tensor {
@@ -150,7 +151,7 @@ impl Exchange {
     fn sum(&self, inputs: &Tensors) -> Vec<f64> {
         const CHUNK: usize = 1 << 16;
         let mut sum = vec![0.0; self.elements];
-        parallel::chunks_mut(&mut sum, CHUNK, &|number, sum| {
+        parallel::for_each_chunk(&mut sum, CHUNK, &|number, sum| {
             for name in self.input_names() {
                 let values = inputs.tensor(name).to_f64(number * CHUNK, sum.len());
                 sum.iter_mut().zip(values).for_each(|(sum, x)| *sum += x);
@@ -162,8 +163,8 @@ impl Exchange {
     /// Values of which every output is a part.
     fn whole(&self, inputs: &Tensors) -> Vec<f64> {
         match self.kind {
-            Kind::AllReduce | Kind::ReduceScatter => self.sum(inputs),
-            Kind::AllGather | Kind::Broadcast | Kind::Send => {
+            ExchangeKind::AllReduce | ExchangeKind::ReduceScatter => self.sum(inputs),
+            ExchangeKind::AllGather | ExchangeKind::Broadcast | ExchangeKind::Send => {
                 let values = |name: &&str| {
                     let tensor = inputs.tensor(name);
                     tensor.to_f64(0, tensor.len())
@@ -174,11 +175,11 @@ impl Exchange {
     }
 }
 
-impl Problem for Exchange {
+impl Problem for ExchangeProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
-        for (rank, name) in INPUTS.iter().enumerate().take(self.gpus) {
-            if let Some(len) = self.input(rank) {
+        for (rank, name) in INPUT_NAMES.iter().enumerate().take(self.gpus) {
+            if let Some(len) = self.input_elements(rank) {
                 inputs.insert(name, self.draw(seed, name, len));
             }
         }
@@ -188,9 +189,9 @@ impl Problem for Exchange {
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let whole = self.whole(inputs);
         let mut expected = Vec::new();
-        for (rank, name) in OUTPUTS.iter().enumerate().take(self.gpus) {
+        for (rank, name) in OUTPUT_NAMES.iter().enumerate().take(self.gpus) {
             let Some(len) = self.output(rank) else { continue };
-            let from = if self.kind == Kind::ReduceScatter { rank * len } else { 0 };
+            let from = if self.kind == ExchangeKind::ReduceScatter { rank * len } else { 0 };
             expected.push(Expected::all(name, [len], whole[from..from + len].to_vec()));
         }
         expected
@@ -198,7 +199,7 @@ impl Problem for Exchange {
 
     /// Sums and copies are linear.
     fn symmetries(&self) -> Vec<Symmetry> {
-        let outputs = &OUTPUTS[..self.gpus];
+        let outputs = &OUTPUT_NAMES[..self.gpus];
         vec![Symmetry::Negate { inputs: self.input_names(), outputs }]
     }
 
@@ -206,13 +207,13 @@ impl Problem for Exchange {
     fn work(&self) -> Work {
         let (bytes, gpus) = (self.bytes() as u64, self.gpus as u64);
         let (read, written, received) = match self.kind {
-            Kind::AllReduce => (bytes, bytes, 2 * bytes / gpus * (gpus - 1)),
-            Kind::AllGather => (bytes / gpus, bytes, bytes / gpus * (gpus - 1)),
-            Kind::ReduceScatter => (bytes, bytes / gpus, bytes / gpus * (gpus - 1)),
-            Kind::Broadcast | Kind::Send => (bytes, bytes, bytes),
+            ExchangeKind::AllReduce => (bytes, bytes, 2 * bytes / gpus * (gpus - 1)),
+            ExchangeKind::AllGather => (bytes / gpus, bytes, bytes / gpus * (gpus - 1)),
+            ExchangeKind::ReduceScatter => (bytes, bytes / gpus, bytes / gpus * (gpus - 1)),
+            ExchangeKind::Broadcast | ExchangeKind::Send => (bytes, bytes, bytes),
         };
-        let both_ways = !matches!(self.kind, Kind::Broadcast | Kind::Send);
-        let link = LinkWork { bytes: received, both_ways, gpus: self.gpus };
+        let both_ways = !matches!(self.kind, ExchangeKind::Broadcast | ExchangeKind::Send);
+        let link = GpuLinkWork { bytes: received, both_ways, gpus: self.gpus };
         Work::bytes(read, written).with_link(link)
     }
 
@@ -224,7 +225,7 @@ impl Problem for Exchange {
     fn tolerance(&self) -> Tolerance {
         let added = (self.gpus - 1) as f64;
         match (self.kind, self.dtype) {
-            (Kind::AllGather | Kind::Broadcast | Kind::Send, _) => {
+            (ExchangeKind::AllGather | ExchangeKind::Broadcast | ExchangeKind::Send, _) => {
                 Tolerance { max_error: 1e-12, relative_l2: 1e-12 }
             }
             (_, Dtype::Bf16) => Tolerance { max_error: 4e-3 * added, relative_l2: 2.5e-3 * added },
@@ -244,40 +245,45 @@ mod tests {
     use super::*;
     use kernelgate::workload::{Effort, Scale, symmetry};
 
-    const WORKLOADS: [Workload<Exchange>; 5] =
+    const EXCHANGE_WORKLOADS: [Workload<ExchangeProblem>; 5] =
         [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND];
 
-    fn small(kind: Kind, gpus: usize) -> Exchange {
-        Exchange { kind, gpus, elements: 24, dtype: Dtype::F32 }
+    fn small(kind: ExchangeKind, gpus: usize) -> ExchangeProblem {
+        ExchangeProblem { kind, gpus, elements: 24, dtype: Dtype::F32 }
     }
 
     #[test]
     fn every_point_binds_and_a_negated_message_gives_a_negated_one() {
-        for workload in WORKLOADS {
+        for workload in EXCHANGE_WORKLOADS {
             for point in workload.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
                 assert!((workload.bind)(&point).is_ok(), "{} {point}", workload.name);
             }
         }
-        for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::Broadcast] {
+        for kind in [
+            ExchangeKind::AllReduce,
+            ExchangeKind::AllGather,
+            ExchangeKind::ReduceScatter,
+            ExchangeKind::Broadcast,
+        ] {
             assert_eq!(symmetry::check(&small(kind, 4), 1, 0.0), Ok(1), "{kind:?}");
         }
-        assert_eq!(symmetry::check(&small(Kind::Send, 2), 1, 0.0), Ok(1));
+        assert_eq!(symmetry::check(&small(ExchangeKind::Send, 2), 1, 0.0), Ok(1));
     }
 
     #[test]
     fn bytes_on_the_links_are_those_of_the_bus_bandwidth() {
         let received = |kind, gpus| small(kind, gpus).work().link.unwrap().bytes;
-        assert_eq!([2, 4].map(|gpus| received(Kind::AllReduce, gpus)), [96, 144]);
-        assert_eq!([2, 4].map(|gpus| received(Kind::AllGather, gpus)), [48, 72]);
-        assert_eq!([2, 4].map(|gpus| received(Kind::ReduceScatter, gpus)), [48, 72]);
-        assert_eq!([2, 4].map(|gpus| received(Kind::Broadcast, gpus)), [96, 96]);
+        assert_eq!([2, 4].map(|gpus| received(ExchangeKind::AllReduce, gpus)), [96, 144]);
+        assert_eq!([2, 4].map(|gpus| received(ExchangeKind::AllGather, gpus)), [48, 72]);
+        assert_eq!([2, 4].map(|gpus| received(ExchangeKind::ReduceScatter, gpus)), [48, 72]);
+        assert_eq!([2, 4].map(|gpus| received(ExchangeKind::Broadcast, gpus)), [96, 96]);
     }
 
     #[test]
     fn parts_of_a_sum_are_the_sum() {
-        let inputs = small(Kind::AllReduce, 2).inputs(3);
-        let whole = small(Kind::AllReduce, 2).reference(&inputs);
-        let parts = small(Kind::ReduceScatter, 2).reference(&inputs);
+        let inputs = small(ExchangeKind::AllReduce, 2).inputs(3);
+        let whole = small(ExchangeKind::AllReduce, 2).reference(&inputs);
+        let parts = small(ExchangeKind::ReduceScatter, 2).reference(&inputs);
         let values = |expected: &Expected| match &expected.values {
             TensorData::F64(values) => values.clone(),
             _ => panic!("f64"),

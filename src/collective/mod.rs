@@ -7,29 +7,29 @@ mod definition;
 #[cfg(test)]
 mod simulation;
 
-use crate::family::Family;
+use crate::family::WorkloadFamily;
 pub use cuda::{InPlaceSum, kernels};
 pub use definition::*;
-use kernelgate::harness::Peers;
+use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, suite};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
         suite(&ALL_REDUCE, cpu::ROWS.iter().chain(cuda::ALL_REDUCE)),
-        suite(&ALL_GATHER, cpu::ROWS.iter().chain(cuda::OTHERS)),
-        suite(&REDUCE_SCATTER, cpu::ROWS.iter().chain(cuda::OTHERS)),
-        suite(&BROADCAST, cpu::ROWS.iter().chain(cuda::OTHERS)),
-        suite(&SEND, cpu::ROWS.iter().chain(cuda::OTHERS)),
+        suite(&ALL_GATHER, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        suite(&REDUCE_SCATTER, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        suite(&BROADCAST, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        suite(&SEND, cpu::ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
     ]
 }
 
 /// The family.
-pub const FAMILY: Family = Family {
+pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "collective",
     suites,
     kernels,
-    peers: Some(Peers {
+    peers: Some(PeerProgramSource {
         family: "collective",
         main: "collective.py",
         files: &[

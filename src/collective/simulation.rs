@@ -3,27 +3,27 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-const LAUNCHES: u32 = 200;
+const SIMULATED_LAUNCHES: u32 = 200;
 const PACKETS: usize = 24;
 
 /// Value of a word of a message in a launch; small integers, so that sums are exact.
-const fn word(rank: usize, launch: u32, packet: usize) -> u32 {
+const fn message_word(rank: usize, launch: u32, packet: usize) -> u32 {
     rank as u32 + 3 * launch + 7 * packet as u32
 }
 
-fn expected(gpus: usize, launch: u32, packet: usize) -> u32 {
-    (0..gpus).map(|rank| word(rank, launch, packet)).sum()
+fn expected_sum(gpus: usize, launch: u32, packet: usize) -> u32 {
+    (0..gpus).map(|rank| message_word(rank, launch, packet)).sum()
 }
 
 /// Lets threads drift apart.
-fn stall(rank: usize, launch: u32) {
+fn stall_randomly(rank: usize, launch: u32) {
     if (rank as u32 * 5 + launch).is_multiple_of(7) {
         std::thread::sleep(std::time::Duration::from_micros(50));
     }
 }
 
 /// Runs a thread a GPU.
-fn on_all(gpus: usize, each: impl Fn(usize) + Sync) {
+fn run_thread_per_gpu(gpus: usize, each: impl Fn(usize) + Sync) {
     std::thread::scope(|scope| {
         (0..gpus).for_each(|rank| {
             drop(scope.spawn({
@@ -35,16 +35,16 @@ fn on_all(gpus: usize, each: impl Fn(usize) + Sync) {
 }
 
 /// `all_reduce_one_shot`: a word and its flag arrive together; halves alternate.
-fn one_shot(gpus: usize) {
+fn simulate_one_shot(gpus: usize) {
     let memory = || (0..2 * gpus * PACKETS).map(|_| AtomicU64::new(0)).collect();
     let staging: Vec<Vec<AtomicU64>> = (0..gpus).map(|_| memory()).collect();
-    on_all(gpus, |rank| {
-        for flag in 1..=LAUNCHES {
-            stall(rank, flag);
+    run_thread_per_gpu(gpus, |rank| {
+        for flag in 1..=SIMULATED_LAUNCHES {
+            stall_randomly(rank, flag);
             let at = |from: usize, packet| ((flag as usize & 1) * gpus + from) * PACKETS + packet;
             for peer in (1..gpus).map(|step| (rank + step) % gpus) {
                 for packet in 0..PACKETS {
-                    let both = u64::from(word(rank, flag, packet)) | u64::from(flag) << 32;
+                    let both = u64::from(message_word(rank, flag, packet)) | u64::from(flag) << 32;
                     staging[peer][at(rank, packet)].store(both, Ordering::Relaxed);
                 }
             }
@@ -56,17 +56,17 @@ fn one_shot(gpus: usize) {
                     }
                     std::thread::yield_now();
                 };
-                let own = word(rank, flag, packet);
+                let own = message_word(rank, flag, packet);
                 let sum: u32 =
                     (0..gpus).map(|peer| if peer == rank { own } else { received(peer) }).sum();
-                assert_eq!(sum, expected(gpus, flag, packet), "rank {rank} of {gpus}");
+                assert_eq!(sum, expected_sum(gpus, flag, packet), "rank {rank} of {gpus}");
             }
         }
     });
 }
 
 /// `all_reduce_two_shot`: two waits a launch; a message is overwritten right behind the second.
-fn two_shot(gpus: usize) {
+fn simulate_two_shot(gpus: usize) {
     let words = |count: usize| (0..count).map(|_| AtomicU32::new(0)).collect::<Vec<_>>();
     let of_each = |count| (0..gpus).map(|_| words(count)).collect::<Vec<_>>();
     let (x, y, flags) = (of_each(PACKETS), of_each(PACKETS), of_each(2 * gpus));
@@ -81,11 +81,12 @@ fn two_shot(gpus: usize) {
             }
         }
     };
-    on_all(gpus, |rank| {
+    run_thread_per_gpu(gpus, |rank| {
         let part = PACKETS / gpus;
-        for epoch in 1..=LAUNCHES {
-            stall(rank, epoch);
-            (0..PACKETS).for_each(|i| x[rank][i].store(word(rank, epoch, i), Ordering::Relaxed));
+        for epoch in 1..=SIMULATED_LAUNCHES {
+            stall_randomly(rank, epoch);
+            (0..PACKETS)
+                .for_each(|i| x[rank][i].store(message_word(rank, epoch, i), Ordering::Relaxed));
             wait(rank, 0, epoch);
             for i in rank * part..(rank + 1) * part {
                 let sum = x.iter().map(|x| x[i].load(Ordering::Relaxed)).sum();
@@ -94,7 +95,7 @@ fn two_shot(gpus: usize) {
             wait(rank, 1, epoch);
             for (i, y) in y[rank].iter().enumerate() {
                 let found = y.load(Ordering::Relaxed);
-                assert_eq!(found, expected(gpus, epoch, i), "rank {rank} of {gpus}");
+                assert_eq!(found, expected_sum(gpus, epoch, i), "rank {rank} of {gpus}");
             }
         }
     });
@@ -103,7 +104,7 @@ fn two_shot(gpus: usize) {
 #[test]
 fn sums_are_right_for_two_to_eight_gpus_that_drift_apart() {
     for gpus in [2, 3, 4, 8] {
-        one_shot(gpus);
-        two_shot(gpus);
+        simulate_one_shot(gpus);
+        simulate_two_shot(gpus);
     }
 }

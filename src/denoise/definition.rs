@@ -66,15 +66,15 @@
 //! Deliberately absent: images, language and the making of the prefix; the state token of pi0; a
 //! mask, as the suffix sees all of the prefix and all of itself.
 
-use super::model::ACTION;
+use super::model::ACTION_COLUMNS;
 use super::reference::{self, ReferenceExpert};
 pub use super::shape::{ExpertShape, WeightFormat};
-use kernelgate::suite::AxisScan;
+use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
 };
 
-const MODEL: Axis = Axis::one_of(
+const MODEL_AXIS: Axis = Axis::one_of(
     "model",
     &["pi05", "pi05_layer", "tiny"],
     "the expert of pi0.5 (430 M weights), one layer of it, or a small one for exact tests",
@@ -90,15 +90,15 @@ const DTYPE: Axis = Axis::one_of(
 );
 
 /// The time of [`STEP`]: three of ten steps into the loop.
-const STEP_TIME: f32 = 0.7;
-const MAX_STEPS: usize = 1 << 10;
+const SINGLE_STEP_TIME: f32 = 0.7;
+const MAX_LOOP_STEPS: usize = 1 << 10;
 
 /// One velocity.
 pub const STEP: Workload<DenoiseStep> = Workload {
     name: "denoise/step",
     about: "one step of the pi0.5 action expert: actions and time to velocity",
     revision: 1,
-    axes: &[MODEL, S, P, DTYPE],
+    axes: &[MODEL_AXIS, S, P, DTYPE],
     default: &["model=pi05 s=50 p=968 dtype=f32"],
     accelerator: &["model=pi05 s=50 p=968 dtype=bf16"],
     thorough: &[
@@ -110,11 +110,11 @@ pub const STEP: Workload<DenoiseStep> = Workload {
 };
 
 /// The whole loop.
-pub const LOOP: Workload<DenoiseLoop> = Workload {
+pub const LOOP_WORKLOAD: Workload<DenoiseLoop> = Workload {
     name: "denoise/loop",
     about: "the denoise loop of the pi0.5 action expert: noise to actions in Euler steps",
     revision: 1,
-    axes: &[MODEL, S, P, STEPS, DTYPE],
+    axes: &[MODEL_AXIS, S, P, STEPS, DTYPE],
     // On two cores the full loop takes about 3 s and its reference 9: for the CPU it belongs to the
     // thorough sweep.
     default: &["model=tiny s=50 p=968 steps=10 dtype=f32"],
@@ -128,8 +128,8 @@ pub const LOOP: Workload<DenoiseLoop> = Workload {
     ],
     bind: |point| {
         let steps = point.number("steps")?;
-        if steps > MAX_STEPS {
-            return Err(AxisError::Combination(format!("steps={steps}: up to {MAX_STEPS}")));
+        if steps > MAX_LOOP_STEPS {
+            return Err(AxisError::Combination(format!("steps={steps}: up to {MAX_LOOP_STEPS}")));
         }
         Ok(DenoiseLoop { expert: ExpertShape::bind(point)?, steps })
     },
@@ -139,11 +139,11 @@ pub const LOOP: Workload<DenoiseLoop> = Workload {
 const SCAN_ROWS: &[&str] = &["cuda/graph", "cuda/persistent"];
 
 /// A short horizon after two images instead of three.
-pub const STEP_SCAN: AxisScan =
-    AxisScan { lines: &["model=pi05 s=10 p=712 dtype=bf16"], rows: SCAN_ROWS };
+pub const STEP_SCAN: ScanAlongAxes =
+    ScanAlongAxes { lines: &["model=pi05 s=10 p=712 dtype=bf16"], rows: SCAN_ROWS };
 
 /// Steps of the loop around ten, and the short horizon.
-pub const LOOP_SCAN: AxisScan = AxisScan {
+pub const LOOP_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &[
         "model=pi05 s=50 p=968 steps=1,5,10 dtype=bf16",
         "model=pi05 s=10 p=712 steps=10 dtype=bf16",
@@ -160,19 +160,19 @@ pub struct DenoiseStep {
 
 impl Problem for DenoiseStep {
     fn inputs(&self, seed: u64) -> Tensors {
-        self.expert.inputs(seed).with("t", [1], vec![STEP_TIME])
+        self.expert.inputs(seed).with("t", [1], vec![SINGLE_STEP_TIME])
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION);
+        let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION_COLUMNS);
         let times = inputs.tensor("t").to_f64(0, 1);
-        let inputs = self.expert.effective(inputs);
+        let inputs = self.expert.effective_inputs(inputs);
         let expert = ReferenceExpert::new(&self.expert, &inputs, &times);
-        vec![Expected::all("velocity", [self.expert.s, ACTION], expert.velocity(&x, 0))]
+        vec![Expected::all("velocity", [self.expert.s, ACTION_COLUMNS], expert.velocity(&x, 0))]
     }
 
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
-        self.expert.redraw(names, seed)
+        self.expert.redraw_selected_inputs(names, seed)
     }
 
     fn work(&self) -> Work {
@@ -212,15 +212,15 @@ impl Problem for DenoiseLoop {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION);
-        let inputs = self.expert.effective(inputs);
+        let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION_COLUMNS);
+        let inputs = self.expert.effective_inputs(inputs);
         let expert = ReferenceExpert::new(&self.expert, &inputs, &reference::times(self.steps));
-        let actions = reference::euler(self.steps, x, |x, step| expert.velocity(x, step));
-        vec![Expected::all("actions", [self.expert.s, ACTION], actions)]
+        let actions = reference::euler_steps(self.steps, x, |x, step| expert.velocity(x, step));
+        vec![Expected::all("actions", [self.expert.s, ACTION_COLUMNS], actions)]
     }
 
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
-        self.expert.redraw(names, seed)
+        self.expert.redraw_selected_inputs(names, seed)
     }
 
     fn work(&self) -> Work {

@@ -7,14 +7,14 @@
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use super::model::{Read, TensorSpec};
+use super::model::{ReadTime, TensorSpec};
 use crate::e4m3::{LARGEST, decode, encode};
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
 /// Range of the exponents of columns: all that a bf16 factor of an implementation can represent,
 /// and more than weights need. Larger values saturate.
-const EXPONENTS: std::ops::RangeInclusive<i32> = -100..=7;
+const COLUMN_EXPONENT_RANGE: std::ops::RangeInclusive<i32> = -100..=7;
 
 /// Elements that one task widens.
 const PIECE: usize = 1 << 16;
@@ -31,13 +31,13 @@ pub struct Fp8 {
 
 /// Whether this input is quantised: the matrices that each step reads.
 pub fn is_quantized(spec: &TensorSpec) -> bool {
-    spec.read == Read::EachStep && spec.name.ends_with("_proj")
+    spec.read == ReadTime::EachStep && spec.name.ends_with("_proj")
 }
 
 /// Quantises a bf16 tensor `[layers, k, columns]`.
 ///
 /// # Panics
-/// When it is something else.
+/// Panics if it is something else.
 pub fn quantize(tensor: &Tensor) -> Fp8 {
     let (&[layers, rows, columns], TensorData::Bf16(values)) =
         (tensor.shape(), tensor.tensor_data())
@@ -47,7 +47,7 @@ pub fn quantize(tensor: &Tensor) -> Fp8 {
     let mut quantized = Fp8 { codes: vec![0; values.len()], exponents: vec![0; layers * columns] };
     let matrices = quantized.codes.chunks_mut(rows * columns);
     let matrices = matrices.zip(quantized.exponents.chunks_mut(columns)).collect();
-    parallel::each(matrices, &|layer, (codes, exponents): (&mut [u8], &mut [i8])| {
+    parallel::for_each_task(matrices, &|layer, (codes, exponents): (&mut [u8], &mut [i8])| {
         let values = &values[layer * rows * columns..][..rows * columns];
         let mut largest = vec![0f32; columns];
         for row in values.chunks(columns) {
@@ -58,7 +58,7 @@ pub fn quantize(tensor: &Tensor) -> Fp8 {
             .iter()
             .zip(exponents)
             .map(|(&largest, exponent)| {
-                *exponent = exponent_for(largest);
+                *exponent = exponent_without_saturation(largest);
                 2f32.powi(-i32::from(*exponent))
             })
             .collect();
@@ -72,9 +72,9 @@ pub fn quantize(tensor: &Tensor) -> Fp8 {
 }
 
 /// The least power of two with which `largest` does not saturate.
-fn exponent_for(largest: f32) -> i8 {
-    let mut exponent = *EXPONENTS.start();
-    while exponent < *EXPONENTS.end() && largest > LARGEST * 2f32.powi(exponent) {
+fn exponent_without_saturation(largest: f32) -> i8 {
+    let mut exponent = *COLUMN_EXPONENT_RANGE.start();
+    while exponent < *COLUMN_EXPONENT_RANGE.end() && largest > LARGEST * 2f32.powi(exponent) {
         exponent += 1;
     }
     exponent as i8
@@ -86,7 +86,7 @@ pub fn dequantized(tensor: &Tensor) -> Tensor {
     let Fp8 { codes, exponents } = quantize(tensor);
     let mut values = vec![bf16::ZERO; codes.len()];
     let table: Vec<f32> = (0..=u8::MAX).map(decode).collect();
-    parallel::chunks_mut(&mut values, rows * columns, &|layer, values| {
+    parallel::for_each_chunk(&mut values, rows * columns, &|layer, values| {
         let codes = &codes[layer * rows * columns..];
         let exponents = &exponents[layer * columns..][..columns];
         let factors: Vec<f32> = exponents.iter().map(|&n| 2f32.powi(n.into())).collect();
@@ -106,13 +106,13 @@ pub fn bytes(spec: &TensorSpec) -> u64 {
 }
 
 /// All inputs in f32, exactly: what computes in f32 takes bf16 and dequantised weights so.
-pub fn widened(inputs: &Tensors) -> Tensors {
+pub fn widen_to_f32(inputs: &Tensors) -> Tensors {
     let mut wide = inputs.clone();
     let narrow = |tensor: &Tensor| tensor.dtype() == Dtype::Bf16;
     for (name, tensor) in inputs.iter().filter(|(_, tensor)| narrow(tensor)) {
         let TensorData::Bf16(values) = tensor.tensor_data() else { continue };
         let mut wider = vec![0.0; values.len()];
-        parallel::chunks_mut(&mut wider, PIECE, &|piece, wider| {
+        parallel::for_each_chunk(&mut wider, PIECE, &|piece, wider| {
             values[piece * PIECE..][..wider.len()].convert_to_f32_slice(wider);
         });
         wide.insert(name, Tensor::new(tensor.shape(), TensorData::F32(wider)));
@@ -123,14 +123,17 @@ pub fn widened(inputs: &Tensors) -> Tensors {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::denoise::model::{PI05, TINY};
+    use crate::denoise::model::{PI05_MODEL, TINY};
 
     #[test]
     fn a_columns_largest_element_uses_the_upper_half_of_the_range() {
         for (largest, exponent) in [(448.0, 0), (449.0, 1), (224.1, 0), (224.0, -1), (1.0, -8)] {
-            assert_eq!(exponent_for(largest), exponent, "{largest}");
+            assert_eq!(exponent_without_saturation(largest), exponent, "{largest}");
         }
-        assert_eq!((exponent_for(0.0), exponent_for(3e38)), (-100, 7));
+        assert_eq!(
+            (exponent_without_saturation(0.0), exponent_without_saturation(3e38)),
+            (-100, 7)
+        );
     }
 
     #[test]
@@ -143,7 +146,7 @@ mod tests {
             ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
         );
         for spec in quantized {
-            let tensor = spec.draw(1);
+            let tensor = spec.draw_tensor(1);
             let near = dequantized(&tensor);
             assert_eq!(dequantized(&near), near, "{}", spec.name);
             let Fp8 { exponents, .. } = quantize(&tensor);
@@ -160,17 +163,19 @@ mod tests {
 
     #[test]
     fn bytes_are_those_of_codes_and_exponents() {
-        let specs = PI05.tensors(50, 968, Dtype::Bf16);
+        let specs = PI05_MODEL.tensors(50, 968, Dtype::Bf16);
         let sum: u64 = specs.iter().filter(|spec| is_quantized(spec)).map(bytes).sum();
         let columns = 18 * (2048 + 2 * 256 + 1024 + 2 * 4096 + 1024);
-        assert_eq!(sum, PI05.layer_weights() + columns);
+        assert_eq!(sum, PI05_MODEL.layer_weight_elements() + columns);
     }
 
     #[test]
     fn widened_inputs_have_the_same_values() {
         let mut inputs = Tensors::new();
-        TINY.tensors(3, 5, Dtype::Bf16).iter().for_each(|s| inputs.insert(s.name, s.draw(1)));
-        let wide = widened(&inputs);
+        TINY.tensors(3, 5, Dtype::Bf16)
+            .iter()
+            .for_each(|s| inputs.insert(s.name, s.draw_tensor(1)));
+        let wide = widen_to_f32(&inputs);
         for (name, tensor) in inputs.iter() {
             let len = tensor.len();
             assert_eq!(wide.tensor(name).dtype(), Dtype::F32, "{name}");

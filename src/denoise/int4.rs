@@ -15,11 +15,12 @@ pub const GROUP: usize = 128;
 pub const LARGEST: i8 = 7;
 /// The least and the largest scale: products with them neither vanish nor overflow. An element
 /// beyond seven times the largest saturates.
-const SCALES: [f32; 2] = [f32::from_bits((127 - 100) << 23), f32::from_bits((127 + 100) << 23)];
+const SCALE_RANGE: [f32; 2] =
+    [f32::from_bits((127 - 100) << 23), f32::from_bits((127 + 100) << 23)];
 
 /// A quantised matrix.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Int4 {
+pub struct Int4Matrix {
     /// One number for each element, in their order, `[layers][k][columns]`.
     pub codes: Vec<i8>,
     /// Scales of the numbers, `[layers][ceil(k / 128)][columns]`: a seventh of the group's largest
@@ -35,20 +36,20 @@ pub const fn groups(depth: usize) -> usize {
 /// Quantises a bf16 tensor `[layers, k, columns]`; not a number becomes 0.
 ///
 /// # Panics
-/// When it is something else.
-pub fn quantize(tensor: &Tensor) -> Int4 {
+/// Panics if it is something else.
+pub fn quantize(tensor: &Tensor) -> Int4Matrix {
     let (&[layers, rows, columns], TensorData::Bf16(values)) =
         (tensor.shape(), tensor.tensor_data())
     else {
         panic!("a stack of bf16 matrices is quantised")
     };
-    let mut quantized = Int4 {
+    let mut quantized = Int4Matrix {
         codes: vec![0; values.len()],
         scales: vec![bf16::ZERO; layers * groups(rows) * columns],
     };
     let matrices = quantized.codes.chunks_mut(rows * columns);
     let matrices = matrices.zip(quantized.scales.chunks_mut(groups(rows) * columns)).collect();
-    parallel::each(matrices, &|layer, (codes, scales): (&mut [i8], &mut [bf16])| {
+    parallel::for_each_task(matrices, &|layer, (codes, scales): (&mut [i8], &mut [bf16])| {
         let values = values[layer * rows * columns..][..rows * columns].chunks(GROUP * columns);
         let groups = codes.chunks_mut(GROUP * columns).zip(scales.chunks_mut(columns));
         for (values, (codes, scales)) in values.zip(groups) {
@@ -67,7 +68,7 @@ fn quantize_group(values: &[bf16], codes: &mut [i8], scales: &mut [bf16]) {
         wider.for_each(|(largest, x)| *largest = largest.max(x.to_f32().abs()));
     }
     let pairs = largest.iter().zip(scales.iter_mut());
-    pairs.for_each(|(&largest, scale)| *scale = scale_for(largest));
+    pairs.for_each(|(&largest, scale)| *scale = scale_for_largest(largest));
     let inverses: Vec<f32> = scales.iter().map(|scale| scale.to_f32().recip()).collect();
     let bound = f32::from(LARGEST);
     for (row, codes) in values.chunks(columns).zip(codes.chunks_mut(columns)) {
@@ -78,8 +79,8 @@ fn quantize_group(values: &[bf16], codes: &mut [i8], scales: &mut [bf16]) {
 }
 
 /// A seventh, rounded to five significant bits.
-fn scale_for(largest: f32) -> bf16 {
-    let [least, most] = SCALES;
+fn scale_for_largest(largest: f32) -> bf16 {
+    let [least, most] = SCALE_RANGE;
     let bits = (largest / f32::from(LARGEST)).clamp(least, most).to_bits();
     let dropped = f32::MANTISSA_DIGITS - 5;
     let odd = bits >> dropped & 1;
@@ -90,9 +91,9 @@ fn scale_for(largest: f32) -> bf16 {
 /// The weights that numbers and scales stand for: bf16 numbers, all of them exact.
 pub fn dequantized(tensor: &Tensor) -> Tensor {
     let &[_, rows, columns] = tensor.shape() else { panic!("a stack of matrices is quantised") };
-    let Int4 { codes, scales } = quantize(tensor);
+    let Int4Matrix { codes, scales } = quantize(tensor);
     let mut values = vec![bf16::ZERO; codes.len()];
-    parallel::chunks_mut(&mut values, rows * columns, &|layer, values| {
+    parallel::for_each_chunk(&mut values, rows * columns, &|layer, values| {
         let codes = &codes[layer * rows * columns..];
         let scales = &scales[layer * groups(rows) * columns..];
         for (k, (row, codes)) in values.chunks_mut(columns).zip(codes.chunks(columns)).enumerate() {
@@ -118,7 +119,7 @@ pub fn bytes(spec: &TensorSpec) -> u64 {
 mod tests {
     use super::*;
     use crate::denoise::fp8::is_quantized;
-    use crate::denoise::model::{PI05, TINY};
+    use crate::denoise::model::{PI05_MODEL, TINY};
     use kernelgate::workload::random;
 
     fn tensor(shape: [usize; 3], value: impl Fn(usize, usize, usize) -> f32) -> Tensor {
@@ -132,7 +133,7 @@ mod tests {
     fn scales_have_five_significant_bits_and_products_are_exact() {
         for x in random::normal(3, "largest", 4000) {
             let largest = x.abs() * 2f32.powi((x.to_bits() % 60) as i32 - 30);
-            let scale = scale_for(largest).to_f32();
+            let scale = scale_for_largest(largest).to_f32();
             assert_eq!(scale.to_bits() & ((1 << 19) - 1), 0, "{largest}");
             assert!((scale * 7.0 / largest - 1.0).abs() <= 1.0 / 32.0, "{largest} {scale}");
             for code in 1..=LARGEST {
@@ -140,9 +141,9 @@ mod tests {
                 assert_eq!(bf16::from_f32(product).to_f32(), product);
             }
         }
-        assert_eq!(scale_for(0.0).to_f32(), SCALES[0]);
-        assert_eq!(scale_for(f32::MAX).to_f32(), SCALES[1]);
-        assert_eq!(scale_for(7.0).to_f32(), 1.0);
+        assert_eq!(scale_for_largest(0.0).to_f32(), SCALE_RANGE[0]);
+        assert_eq!(scale_for_largest(f32::MAX).to_f32(), SCALE_RANGE[1]);
+        assert_eq!(scale_for_largest(7.0).to_f32(), 1.0);
     }
 
     #[test]
@@ -152,7 +153,7 @@ mod tests {
         let exact = tensor([2, 301, 5], |layer, k, column| {
             drawn[(layer * 301 + k) * 5 + column] * 10f32.powi((k / GROUP) as i32)
         });
-        let Int4 { codes, scales } = quantize(&exact);
+        let Int4Matrix { codes, scales } = quantize(&exact);
         assert_eq!((codes.len(), scales.len()), (2 * 301 * 5, 2 * 3 * 5));
         assert!(codes.iter().all(|code| (-LARGEST..=LARGEST).contains(code)));
         let near = dequantized(&exact);
@@ -188,9 +189,12 @@ mod tests {
 
     #[test]
     fn bytes_are_four_bits_and_an_eighth() {
-        let specs = PI05.tensors(50, 968, Dtype::Bf16);
+        let specs = PI05_MODEL.tensors(50, 968, Dtype::Bf16);
         let sum: u64 = specs.iter().filter(|spec| is_quantized(spec)).map(bytes).sum();
-        assert_eq!(sum, PI05.layer_weights() / 2 + PI05.layer_weights() / 64);
+        assert_eq!(
+            sum,
+            PI05_MODEL.layer_weight_elements() / 2 + PI05_MODEL.layer_weight_elements() / 64
+        );
         // The matrix has k = 64, so each column has one group.
         let specs = TINY.tensors(7, 13, Dtype::Bf16);
         let gate = specs.iter().find(|spec| spec.name == "gate_proj").unwrap();

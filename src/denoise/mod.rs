@@ -11,26 +11,26 @@ mod plain;
 pub mod reference;
 mod shape;
 
-use crate::family::Family;
+use crate::family::WorkloadFamily;
 pub use cuda::kernels;
 pub use definition::*;
-use kernelgate::harness::Peers;
+use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, suite_with_scan};
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&STEP, cpu::STEP.iter().chain(cuda::STEP), STEP_SCAN),
-        suite_with_scan(&LOOP, cpu::LOOP.iter().chain(cuda::LOOP), LOOP_SCAN),
+        suite_with_scan(&LOOP_WORKLOAD, cpu::LOOP.iter().chain(cuda::LOOP), LOOP_SCAN),
     ]
 }
 
 /// The family.
-pub const FAMILY: Family = Family {
+pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "denoise",
     suites,
     kernels,
-    peers: Some(Peers {
+    peers: Some(PeerProgramSource {
         family: "denoise",
         main: "denoise.py",
         files: &[

@@ -6,14 +6,14 @@ use half::bf16;
 use kernelgate::workload::{Dtype, Tensor, TensorData, random};
 
 /// Columns of an action.
-pub const ACTION: usize = 32;
+pub const ACTION_COLUMNS: usize = 32;
 
 /// The expert of pi0.5: gemma_300m with adaRMS.
-pub const PI05: Model =
+pub const PI05_MODEL: Model =
     Model { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
 
 /// One layer of the model: its kernels, in the time that a tool which watches every access needs.
-pub const LAYER: Model = Model { name: "pi05_layer", depth: 1, ..PI05 };
+pub const LAYER: Model = Model { name: "pi05_layer", depth: 1, ..PI05_MODEL };
 
 /// Small enough for a reference written element by element.
 pub const TINY: Model =
@@ -38,7 +38,7 @@ pub struct Model {
 
 /// When a tensor has to be read in a loop of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Read {
+pub enum ReadTime {
     /// The input is read in every step.
     EachStep,
     /// Once.
@@ -55,7 +55,7 @@ pub struct TensorSpec {
     /// Dtype.
     pub dtype: Dtype,
     /// How often the tensor has to be read.
-    pub read: Read,
+    pub read: ReadTime,
     /// Standard deviation of the tensor's elements; their mean is 0.
     pub deviation: f32,
 }
@@ -71,7 +71,7 @@ impl TensorSpec {
     }
 
     /// The tensor of that seed.
-    pub(super) fn draw(&self, seed: u64) -> Tensor {
+    pub(super) fn draw_tensor(&self, seed: u64) -> Tensor {
         let (len, deviation) = (self.shape.iter().product(), self.deviation);
         let data = match self.dtype {
             Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, self.name, len, |x| {
@@ -87,23 +87,23 @@ impl TensorSpec {
 
 impl Model {
     /// The model of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        [PI05, LAYER, TINY].into_iter().find(|model| model.name == name)
+    pub fn model_of_name(name: &str) -> Option<Self> {
+        [PI05_MODEL, LAYER, TINY].into_iter().find(|model| model.name == name)
     }
 
     /// Weights of all layers without their styles: what every step must read.
-    pub fn layer_weights(&self) -> u64 {
+    pub fn layer_weight_elements(&self) -> u64 {
         let attention = 2 * self.heads * self.head_dim + 2 * self.head_dim;
         (self.depth * self.width * (attention + 3 * self.mlp)) as u64
     }
 
     /// Elements of the style matrices, without biases.
-    pub fn style_weights(&self) -> u64 {
+    pub fn style_weight_elements(&self) -> u64 {
         ((2 * self.depth + 1) * 3 * self.width * self.width) as u64
     }
 
     /// Elements of the time's two matrices, without biases.
-    pub fn time_weights(&self) -> u64 {
+    pub fn time_weight_elements(&self) -> u64 {
         (2 * self.width * self.width) as u64
     }
 
@@ -128,7 +128,7 @@ impl Model {
             name,
             shape: shape.to_vec(),
             dtype: Dtype::F32,
-            read: Read::Once,
+            read: ReadTime::Once,
             deviation,
         };
         let bias = |name, shape: &[usize]| f32_tensor(name, shape, 0.1);
@@ -136,20 +136,21 @@ impl Model {
             name,
             shape: vec![depth, p, head_dim],
             dtype,
-            read: Read::EachStep,
+            read: ReadTime::EachStep,
             deviation: 1.0,
         };
-        let layer =
-            |name, rows, columns, gain| matrix(name, &[depth, rows, columns], Read::EachStep, gain);
+        let layer = |name, rows, columns, gain| {
+            matrix(name, &[depth, rows, columns], ReadTime::EachStep, gain)
+        };
         vec![
-            f32_tensor("x", &[s, ACTION], 1.0),
-            matrix("time_in", &[width, width], Read::Once, 1.0),
+            f32_tensor("x", &[s, ACTION_COLUMNS], 1.0),
+            matrix("time_in", &[width, width], ReadTime::Once, 1.0),
             bias("time_in_bias", &[width]),
-            matrix("time_out", &[width, width], Read::Once, 1.0),
+            matrix("time_out", &[width, width], ReadTime::Once, 1.0),
             bias("time_out_bias", &[width]),
-            matrix("action_in", &[ACTION, width], Read::Once, 1.0),
+            matrix("action_in", &[ACTION_COLUMNS, width], ReadTime::Once, 1.0),
             bias("action_in_bias", &[width]),
-            matrix("style1", &[depth, width, 3 * width], Read::Once, 2.0),
+            matrix("style1", &[depth, width, 3 * width], ReadTime::Once, 2.0),
             bias("style1_bias", &[depth, 3 * width]),
             layer("q_proj", width, heads * head_dim, 2.0),
             layer("k_proj", width, head_dim, 1.0),
@@ -157,15 +158,15 @@ impl Model {
             cache("k_cache"),
             cache("v_cache"),
             layer("o_proj", heads * head_dim, width, 1.0),
-            matrix("style2", &[depth, width, 3 * width], Read::Once, 2.0),
+            matrix("style2", &[depth, width, 3 * width], ReadTime::Once, 2.0),
             bias("style2_bias", &[depth, 3 * width]),
             layer("gate_proj", width, mlp, 1.0),
             layer("up_proj", width, mlp, 1.0),
             layer("down_proj", mlp, width, 1.0),
-            matrix("final_style", &[width, 3 * width], Read::Once, 2.0),
+            matrix("final_style", &[width, 3 * width], ReadTime::Once, 2.0),
             bias("final_style_bias", &[3 * width]),
-            matrix("action_out", &[width, ACTION], Read::Once, 1.0),
-            bias("action_out_bias", &[ACTION]),
+            matrix("action_out", &[width, ACTION_COLUMNS], ReadTime::Once, 1.0),
+            bias("action_out_bias", &[ACTION_COLUMNS]),
         ]
     }
 }

@@ -14,7 +14,7 @@ use kernelgate::workload::Tensors;
 
 /// A way to be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum PlantedFault {
     /// Right.
     None,
     /// Queries see the prefix only.
@@ -46,7 +46,7 @@ pub struct Plain {
     /// Whether activations are rounded to bf16 wherever openpi's bf16 model does.
     pub rounded: bool,
     /// The planted mistake in the computation.
-    pub fault: Fault,
+    pub fault: PlantedFault,
 }
 
 impl Plain {
@@ -55,7 +55,7 @@ impl Plain {
             .iter()
             .map(|(name, tensor)| (name.to_owned(), tensor.to_f64(0, tensor.len())))
             .collect();
-        Self { shape: *shape, tensors, rounded: false, fault: Fault::None }
+        Self { shape: *shape, tensors, rounded: false, fault: PlantedFault::None }
     }
 
     fn round(&self, x: f64) -> f64 {
@@ -89,7 +89,7 @@ impl Plain {
         for x in x {
             square += x * x;
         }
-        let one = if self.fault == Fault::ScaleWithoutOne { 0.0 } else { 1.0 };
+        let one = if self.fault == PlantedFault::ScaleWithoutOne { 0.0 } else { 1.0 };
         (0..w)
             .map(|i| {
                 self.round(
@@ -111,7 +111,7 @@ impl Plain {
     pub fn velocity(&self, x: &[f64], t: f64) -> Vec<f64> {
         let ExpertShape { model, s, p, .. } = self.shape;
         let (w, e, m) = (model.width, model.head_dim, model.mlp);
-        let t = if self.fault == Fault::WrongTime { t + 0.1 } else { t };
+        let t = if self.fault == PlantedFault::WrongTime { t + 0.1 } else { t };
         let mut embedding = vec![0.0; w];
         for i in 0..w / 2 {
             let period = 4e-3 * (4.0f64 / 4e-3).powf(i as f64 / (w as f64 / 2.0 - 1.0));
@@ -130,8 +130,10 @@ impl Plain {
             .map(|x| self.plus(self.times(x, "action_in", 0, w), "action_in_bias", 0))
             .collect();
         for layer in 0..model.depth {
-            let first =
-                style(if self.fault == Fault::WrongStyle { "style2" } else { "style1" }, layer);
+            let first = style(
+                if self.fault == PlantedFault::WrongStyle { "style2" } else { "style1" },
+                layer,
+            );
             let second = style("style2", layer);
             let y: Vec<Vec<f64>> = h.par_iter().map(|h| self.norm(h, &first)).collect();
             let keys: Vec<Vec<f64>> = y
@@ -146,8 +148,9 @@ impl Plain {
                 .map(|i| {
                     let attended = self.attend(layer, i, &y[i], &keys, &values);
                     let branch = self.times(&attended, "o_proj", layer, w);
-                    let gate =
-                        |j: usize| if self.fault == Fault::NoGate { 1.0 } else { first[2 * w + j] };
+                    let gate = |j: usize| {
+                        if self.fault == PlantedFault::NoGate { 1.0 } else { first[2 * w + j] }
+                    };
                     let h: Vec<f64> =
                         (0..w).map(|j| self.round(h[i][j] + gate(j) * branch[j])).collect();
                     let y = self.norm(&h, &second);
@@ -176,7 +179,7 @@ impl Plain {
     }
 
     fn activation(&self, x: f64) -> f64 {
-        if self.fault == Fault::Relu {
+        if self.fault == PlantedFault::Relu {
             return x.max(0.0);
         }
         0.5 * x * (1.0 + (0.7978845608028654 * (x + 0.044715 * x.powi(3))).tanh())
@@ -194,7 +197,7 @@ impl Plain {
         let ExpertShape { model, s, p, .. } = self.shape;
         let e = model.head_dim;
         let q = self.times(y, "q_proj", layer, model.heads * e);
-        let late = usize::from(self.fault == Fault::QueryPosition);
+        let late = usize::from(self.fault == PlantedFault::QueryPosition);
         let cache = |name: &str, j: usize| {
             &self.tensors[name][(layer * p + j) * e..(layer * p + j + 1) * e]
         };
@@ -204,15 +207,18 @@ impl Plain {
             let mut weights = vec![0.0; p + s];
             for (j, weight) in weights.iter_mut().enumerate() {
                 let hidden = match self.fault {
-                    Fault::NoSuffix => j >= p,
-                    Fault::Causal => j > p + i,
-                    Fault::ShortPrefix => j + 1 == p,
+                    PlantedFault::NoSuffix => j >= p,
+                    PlantedFault::Causal => j > p + i,
+                    PlantedFault::ShortPrefix => j + 1 == p,
                     _ => false,
                 };
                 let key = if j < p { cache("k_cache", j) } else { &keys[j - p] };
                 let dot: f64 = q.iter().zip(key).map(|(q, k)| q * k).sum();
-                let divisor =
-                    if self.fault == Fault::ScoreScale { e as f64 } else { (e as f64).sqrt() };
+                let divisor = if self.fault == PlantedFault::ScoreScale {
+                    e as f64
+                } else {
+                    (e as f64).sqrt()
+                };
                 *weight = if hidden { f64::NEG_INFINITY } else { dot / divisor };
             }
             let largest = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);

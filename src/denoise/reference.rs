@@ -18,7 +18,7 @@ const COLUMNS: usize = 64;
 /// Elements of an activation that one task computes.
 const ELEMENTS: usize = 1 << 12;
 /// Rows of queries that one task attends with.
-const QUERIES: usize = 64;
+const QUERY_ROWS_PER_TASK: usize = 64;
 
 /// The expert with its styles of the given times.
 pub struct ReferenceExpert<'a> {
@@ -40,10 +40,10 @@ impl<'a> ReferenceExpert<'a> {
         let n = times.len();
         let silu_all = |values: Vec<f64>| values.into_iter().map(silu).collect::<Vec<_>>();
         let embedding: Vec<f64> = times.iter().flat_map(|&t| time_embedding(t, width)).collect();
-        let hidden = silu_all(linear(inputs, "time_in", "time_in_bias", 0, &embedding, n));
-        let cond = silu_all(linear(inputs, "time_out", "time_out_bias", 0, &hidden, n));
+        let hidden = silu_all(linear_layer(inputs, "time_in", "time_in_bias", 0, &embedding, n));
+        let cond = silu_all(linear_layer(inputs, "time_out", "time_out_bias", 0, &hidden, n));
         let layers = |matrix, bias| {
-            (0..depth).map(|layer| linear(inputs, matrix, bias, layer, &cond, n)).collect()
+            (0..depth).map(|layer| linear_layer(inputs, matrix, bias, layer, &cond, n)).collect()
         };
         Self {
             shape,
@@ -51,7 +51,7 @@ impl<'a> ReferenceExpert<'a> {
             times: n,
             style1: layers("style1", "style1_bias"),
             style2: layers("style2", "style2_bias"),
-            final_style: linear(inputs, "final_style", "final_style_bias", 0, &cond, n),
+            final_style: linear_layer(inputs, "final_style", "final_style_bias", 0, &cond, n),
         }
     }
 
@@ -59,24 +59,24 @@ impl<'a> ReferenceExpert<'a> {
     pub fn velocity(&self, x: &[f64], time: usize) -> Vec<f64> {
         assert!(time < self.times, "time {time} of {}", self.times);
         let ExpertShape { model, s, .. } = *self.shape;
-        let mut h = linear(self.inputs, "action_in", "action_in_bias", 0, x, s);
+        let mut h = linear_layer(self.inputs, "action_in", "action_in_bias", 0, x, s);
         for layer in 0..model.depth {
-            let style = ReferenceStyle::at(&self.style1[layer], time, model.width);
+            let style = ReferenceStyleRows::at(&self.style1[layer], time, model.width);
             let attended = self.attention(layer, &ada_rms(&h, &style));
             add_gated(&mut h, &self.project("o_proj", layer, &attended), style.gate);
 
-            let style = ReferenceStyle::at(&self.style2[layer], time, model.width);
+            let style = ReferenceStyleRows::at(&self.style2[layer], time, model.width);
             let y = ada_rms(&h, &style);
             let mut hidden = self.project("gate_proj", layer, &y);
             let up = self.project("up_proj", layer, &y);
-            parallel::chunks_mut(&mut hidden, ELEMENTS, &|number, gates| {
+            parallel::for_each_chunk(&mut hidden, ELEMENTS, &|number, gates| {
                 let gates = gates.iter_mut().zip(&up[number * ELEMENTS..]);
                 gates.for_each(|(gate, up)| *gate = gelu_tanh(*gate) * up);
             });
             add_gated(&mut h, &self.project("down_proj", layer, &hidden), style.gate);
         }
-        let y = ada_rms(&h, &ReferenceStyle::at(&self.final_style, time, model.width));
-        linear(self.inputs, "action_out", "action_out_bias", 0, &y, s)
+        let y = ada_rms(&h, &ReferenceStyleRows::at(&self.final_style, time, model.width));
+        linear_layer(self.inputs, "action_out", "action_out_bias", 0, &y, s)
     }
 
     /// `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, all heads on one key-value head:
@@ -103,7 +103,7 @@ impl<'a> ReferenceExpert<'a> {
             scores.chunks_mut(context).for_each(|row| softmax(row, scale));
             gemm(MatRef::from_row_major_slice(&scores, rows, context), values)
         };
-        let pieces: Vec<&[f64]> = q.chunks(QUERIES * head_dim).collect();
+        let pieces: Vec<&[f64]> = q.chunks(QUERY_ROWS_PER_TASK * head_dim).collect();
         parallel::map(pieces.len(), &|number| block(pieces[number])).concat()
     }
 
@@ -119,7 +119,7 @@ pub fn times(steps: usize) -> Vec<f64> {
 }
 
 /// `steps` times `x += dt·velocity(x, step)`, with `dt = -1/steps`.
-pub fn euler(
+pub fn euler_steps(
     steps: usize,
     mut x: Vec<f64>,
     mut velocity: impl FnMut(&[f64], usize) -> Vec<f64>,
@@ -146,7 +146,7 @@ pub fn time_embedding(t: f64, width: usize) -> Vec<f64> {
 
 /// One adaRMS: rows of `[W]` each.
 #[derive(Debug, Clone, Copy)]
-pub struct ReferenceStyle<'a> {
+pub struct ReferenceStyleRows<'a> {
     /// Added to 1, a factor of the normalised row.
     pub scale: &'a [f64],
     /// Added after the scaling.
@@ -155,7 +155,7 @@ pub struct ReferenceStyle<'a> {
     pub gate: &'a [f64],
 }
 
-impl<'a> ReferenceStyle<'a> {
+impl<'a> ReferenceStyleRows<'a> {
     /// Style of row `time` of styles `[times, 3W]`.
     fn at(styles: &'a [f64], time: usize, width: usize) -> Self {
         let mut parts = styles[time * 3 * width..].chunks(width);
@@ -165,7 +165,7 @@ impl<'a> ReferenceStyle<'a> {
 }
 
 /// `x·rsqrt(mean x² + 1e-6)·(1 + scale) + shift`, row by row.
-pub fn ada_rms(x: &[f64], style: &ReferenceStyle) -> Vec<f64> {
+pub fn ada_rms(x: &[f64], style: &ReferenceStyleRows) -> Vec<f64> {
     let width = style.scale.len();
     let mut y = x.to_vec();
     for row in y.chunks_mut(width) {
@@ -219,7 +219,7 @@ fn add_gated(h: &mut [f64], branch: &[f64], gate: &[f64]) {
 }
 
 /// `x·W + b` with matrix and bias number `layer` of their stacks.
-fn linear(
+fn linear_layer(
     inputs: &Tensors,
     matrix: &str,
     bias: &str,
@@ -247,7 +247,7 @@ pub(super) fn project(
     let [.., inner, columns] = *tensor.shape() else { panic!("`{name}` is a matrix") };
     let x = MatRef::from_row_major_slice(x, rows, inner);
     let mut y = vec![0.0; rows * columns];
-    parallel::each(split_columns(&mut y, columns, COLUMNS), &|block, mut y| {
+    parallel::for_each_task(split_columns(&mut y, columns, COLUMNS), &|block, mut y| {
         let width = y[0].len();
         let mut w = Vec::with_capacity(inner * width);
         for row in 0..inner {

@@ -1,28 +1,28 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::denoise::model::{Model, PI05, Read, TINY, TensorSpec};
-use crate::denoise::plain::{Fault, Plain};
+use crate::denoise::model::{Model, PI05_MODEL, ReadTime, TINY, TensorSpec};
+use crate::denoise::plain::{Plain, PlantedFault};
 use crate::denoise::reference::*;
-use crate::denoise::shape::MAX_TOKENS;
+use crate::denoise::shape::MAX_TOKENS_AND_STEPS;
 use kernelgate::verify::{OutputComparison, compare};
 use kernelgate::workload::Scale;
 use kernelgate::workload::{Effort, TensorData};
 
-const FAULTS: [Fault; 10] = [
-    Fault::NoSuffix,
-    Fault::Causal,
-    Fault::ShortPrefix,
-    Fault::QueryPosition,
-    Fault::ScaleWithoutOne,
-    Fault::NoGate,
-    Fault::WrongStyle,
-    Fault::Relu,
-    Fault::ScoreScale,
-    Fault::WrongTime,
+const PLANTED_FAULTS: [PlantedFault; 10] = [
+    PlantedFault::NoSuffix,
+    PlantedFault::Causal,
+    PlantedFault::ShortPrefix,
+    PlantedFault::QueryPosition,
+    PlantedFault::ScaleWithoutOne,
+    PlantedFault::NoGate,
+    PlantedFault::WrongStyle,
+    PlantedFault::Relu,
+    PlantedFault::ScoreScale,
+    PlantedFault::WrongTime,
 ];
 
-fn tiny(s: usize, p: usize, dtype: Dtype) -> ExpertShape {
+fn tiny_shape(s: usize, p: usize, dtype: Dtype) -> ExpertShape {
     ExpertShape { model: TINY, s, p, dtype, weights: WeightFormat::Same }
 }
 
@@ -45,7 +45,7 @@ fn distance(actual: Vec<f64>, expected: &[Expected]) -> OutputComparison {
     compare(&outputs, expected, Tolerance { max_error: f64::MAX, relative_l2: f64::MAX }).unwrap()
 }
 
-fn actions(inputs: &Tensors) -> Vec<f64> {
+fn action_values(inputs: &Tensors) -> Vec<f64> {
     inputs.tensor("x").to_f64(0, inputs.tensor("x").len())
 }
 
@@ -57,9 +57,14 @@ fn close(a: f64, b: f64) -> bool {
 fn cost_of_a_full_step_is_the_published_one() {
     let million = |count: u64| (count as f64 / 1e5).round() / 10.0;
     let giga = |count: u64| (count as f64 / 1e7).round() / 100.0;
-    let shape =
-        ExpertShape { model: PI05, s: 50, p: 968, dtype: Dtype::Bf16, weights: WeightFormat::Same };
-    let specs = PI05.tensors(50, 968, Dtype::Bf16);
+    let shape = ExpertShape {
+        model: PI05_MODEL,
+        s: 50,
+        p: 968,
+        dtype: Dtype::Bf16,
+        weights: WeightFormat::Same,
+    };
+    let specs = PI05_MODEL.tensors(50, 968, Dtype::Bf16);
     let elements = |named: &dyn Fn(&str) -> bool| -> u64 {
         specs
             .iter()
@@ -69,14 +74,17 @@ fn cost_of_a_full_step_is_the_published_one() {
     };
     let cache = |name: &str| name.ends_with("_cache");
 
-    assert_eq!(million(PI05.layer_weights()), 311.4);
+    assert_eq!(million(PI05_MODEL.layer_weight_elements()), 311.4);
     assert_eq!(million(elements(&|name| name.contains("style"))), 116.5);
     assert_eq!(million(elements(&|name| name != "x" && !cache(name))), 430.1);
     assert_eq!(
-        PI05.style_weights(),
+        PI05_MODEL.style_weight_elements(),
         elements(&|name| name.contains("style") && !name.ends_with("_bias"))
     );
-    assert_eq!(PI05.time_weights(), elements(&|name| name == "time_in" || name == "time_out"));
+    assert_eq!(
+        PI05_MODEL.time_weight_elements(),
+        elements(&|name| name == "time_in" || name == "time_out")
+    );
 
     assert_eq!(giga(shape.projection_flops()), 31.14);
     assert_eq!(giga(shape.attention_flops()), 7.51);
@@ -89,7 +97,7 @@ fn cost_of_a_full_step_is_the_published_one() {
         17.8
     );
     let each_step: u64 =
-        specs.iter().filter(|spec| spec.read == Read::EachStep).map(TensorSpec::bytes).sum();
+        specs.iter().filter(|spec| spec.read == ReadTime::EachStep).map(TensorSpec::bytes).sum();
     assert_eq!(million(each_step), 640.7);
     // 878 with biases in bf16; they are f32 here, 0.2 MB more.
     assert_eq!(million(DenoiseStep { expert: shape }.work().total_bytes()), 878.3);
@@ -102,7 +110,7 @@ fn cost_of_a_full_step_is_the_published_one() {
 #[test]
 fn declared_bytes_are_those_of_the_tensors() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
-        let step = DenoiseStep { expert: tiny(7, 13, dtype) };
+        let step = DenoiseStep { expert: tiny_shape(7, 13, dtype) };
         let inputs = step.inputs(1);
         assert_eq!(step.work().read_bytes, inputs.bytes() as u64);
         assert!(step.host_bytes() > inputs.bytes() as u64);
@@ -118,19 +126,28 @@ fn declared_bytes_are_those_of_the_tensors() {
 #[test]
 fn fp8_reads_half_the_weights_and_computes_in_bf16() {
     let (bf16, fp8) = (
-        ExpertShape { model: PI05, s: 50, p: 968, dtype: Dtype::Bf16, weights: WeightFormat::Same },
-        in_fp8(PI05, 50, 968),
+        ExpertShape {
+            model: PI05_MODEL,
+            s: 50,
+            p: 968,
+            dtype: Dtype::Bf16,
+            weights: WeightFormat::Same,
+        },
+        in_fp8(PI05_MODEL, 50, 968),
     );
     let [plain, quantized] = [bf16, fp8].map(|expert| DenoiseLoop { expert, steps: 10 }.work());
     assert_eq!(plain.flops, quantized.flops);
     // A byte a weight, and one a column: of q, k and v, out, gate and up, down.
     let exponents = 18 * (2560 + 1024 + 8192 + 1024);
-    assert_eq!(plain.read_bytes - quantized.read_bytes, 10 * (PI05.layer_weights() - exponents));
+    assert_eq!(
+        plain.read_bytes - quantized.read_bytes,
+        10 * (PI05_MODEL.layer_weight_elements() - exponents)
+    );
     assert_eq!(plain.write_bytes, quantized.write_bytes);
     // Half a byte a weight, and a bf16 for 128.
-    let int4 = DenoiseLoop { expert: in_int4(PI05, 50, 968), steps: 10 }.work();
+    let int4 = DenoiseLoop { expert: in_int4(PI05_MODEL, 50, 968), steps: 10 }.work();
     assert_eq!((&plain.flops, plain.write_bytes), (&int4.flops, int4.write_bytes));
-    let weights = PI05.layer_weights();
+    let weights = PI05_MODEL.layer_weight_elements();
     assert_eq!(plain.read_bytes - int4.read_bytes, 10 * (weights * 3 / 2 - weights / 64));
 }
 
@@ -138,10 +155,10 @@ fn fp8_reads_half_the_weights_and_computes_in_bf16() {
 fn the_loop_of_quantised_weights_is_that_of_the_dequantised_ones() {
     for expert in [in_fp8(TINY, 7, 13), in_int4(TINY, 7, 13)] {
         let problem = DenoiseLoop { expert, steps: 3 };
-        let plain = DenoiseLoop { expert: tiny(7, 13, Dtype::Bf16), steps: 3 };
+        let plain = DenoiseLoop { expert: tiny_shape(7, 13, Dtype::Bf16), steps: 3 };
         let inputs = problem.inputs(1);
         assert_eq!(inputs, plain.inputs(1));
-        let quantized = problem.expert.effective(&inputs);
+        let quantized = problem.expert.effective_inputs(&inputs);
         assert!(quantized.tensor("down_proj") != inputs.tensor("down_proj"));
         assert_eq!(quantized.tensor("style1"), inputs.tensor("style1"));
         assert_eq!(problem.reference(&inputs), plain.reference(&quantized));
@@ -155,11 +172,11 @@ fn the_loop_of_quantised_weights_is_that_of_the_dequantised_ones() {
 fn prints_the_error_of_quantising_the_full_model() {
     let sizes = [(50, 968, 1), (10, 712, 10), (50, 968, 10)];
     for (s, p, steps) in sizes {
-        let plain = ExpertShape { weights: WeightFormat::Same, ..in_int4(PI05, s, p) };
+        let plain = ExpertShape { weights: WeightFormat::Same, ..in_int4(PI05_MODEL, s, p) };
         let plain = DenoiseLoop { expert: plain, steps };
         let inputs = plain.inputs(1);
         let exact = plain.reference(&inputs);
-        let quantised = DenoiseLoop { expert: in_int4(PI05, s, p), steps }.reference(&inputs);
+        let quantised = DenoiseLoop { expert: in_int4(PI05_MODEL, s, p), steps }.reference(&inputs);
         let (x, y) = (&values(quantised), &values(exact.clone()));
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let cosine = dot(x, y) / (dot(x, x) * dot(y, y)).sqrt();
@@ -173,7 +190,7 @@ fn prints_the_error_of_quantising_the_full_model() {
 fn quantising_itself_moves_the_actions_by_a_percent() {
     for seed in 1..4 {
         let problem = DenoiseLoop { expert: in_fp8(TINY, 50, 100), steps: 10 };
-        let plain = DenoiseLoop { expert: tiny(50, 100, Dtype::Bf16), steps: 10 };
+        let plain = DenoiseLoop { expert: tiny_shape(50, 100, Dtype::Bf16), steps: 10 };
         let inputs = problem.inputs(seed);
         let moved = distance(values(problem.reference(&inputs)), &plain.reference(&inputs));
         assert!((1e-3..5e-2).contains(&moved.errors.relative_l2), "{moved:?}");
@@ -186,7 +203,7 @@ fn quantising_itself_moves_the_actions_by_a_percent() {
 #[test]
 fn every_tensor_is_in_the_table_of_the_module() {
     let table = include_str!("definition.rs");
-    let inputs = DenoiseStep { expert: tiny(1, 1, Dtype::F32) }.inputs(1);
+    let inputs = DenoiseStep { expert: tiny_shape(1, 1, Dtype::F32) }.inputs(1);
     for (name, _) in inputs.iter() {
         assert!(
             table
@@ -205,10 +222,10 @@ fn selections_bind_and_their_ids_are_short_and_unique() {
         points.iter().map(|point| format!("{}/{point}", workload.name)).collect()
     }
     assert_eq!(
-        [ids(&STEP, Effort::Default), ids(&LOOP, Effort::Default)].concat(),
+        [ids(&STEP, Effort::Default), ids(&LOOP_WORKLOAD, Effort::Default)].concat(),
         ["denoise/step/pi05_s50_p968_bf16", "denoise/loop/pi05_s50_p968_steps10_bf16"]
     );
-    let all = [ids(&STEP, Effort::Thorough), ids(&LOOP, Effort::Thorough)].concat();
+    let all = [ids(&STEP, Effort::Thorough), ids(&LOOP_WORKLOAD, Effort::Thorough)].concat();
     assert_eq!(all.iter().collect::<std::collections::BTreeSet<_>>().len(), all.len());
     assert!(all.iter().all(|id| id.len() <= 64), "{all:?}");
 }
@@ -217,8 +234,9 @@ fn selections_bind_and_their_ids_are_short_and_unique() {
 fn a_layer_of_the_expert_is_its_model_with_a_depth_of_one() {
     let model_of = |model: &str| {
         let selection = format!("model={model}").parse().unwrap();
-        let point = LOOP.points(Effort::Default, Scale::Host, &[selection]).unwrap().remove(0);
-        (LOOP.bind)(&point).unwrap().expert.model
+        let point =
+            LOOP_WORKLOAD.points(Effort::Default, Scale::Host, &[selection]).unwrap().remove(0);
+        (LOOP_WORKLOAD.bind)(&point).unwrap().expert.model
     };
     assert_eq!(model_of("pi05_layer"), Model { name: "pi05_layer", depth: 1, ..model_of("pi05") });
 }
@@ -227,8 +245,9 @@ fn a_layer_of_the_expert_is_its_model_with_a_depth_of_one() {
 fn sizes_that_no_policy_has_are_refused() {
     let bind = |axis: &str, value: &str| {
         let selection = format!("{axis}={value}").parse().unwrap();
-        let point = LOOP.points(Effort::Default, Scale::Host, &[selection]).unwrap().remove(0);
-        (LOOP.bind)(&point).map(|problem| problem.host_bytes())
+        let point =
+            LOOP_WORKLOAD.points(Effort::Default, Scale::Host, &[selection]).unwrap().remove(0);
+        (LOOP_WORKLOAD.bind)(&point).map(|problem| problem.host_bytes())
     };
     for axis in ["s", "p", "steps"] {
         assert!(
@@ -241,13 +260,13 @@ fn sizes_that_no_policy_has_are_refused() {
     );
     let largest = DenoiseLoop {
         expert: ExpertShape {
-            model: PI05,
-            s: MAX_TOKENS,
-            p: MAX_TOKENS,
+            model: PI05_MODEL,
+            s: MAX_TOKENS_AND_STEPS,
+            p: MAX_TOKENS_AND_STEPS,
             dtype: Dtype::F32,
             weights: WeightFormat::Same,
         },
-        steps: MAX_STEPS,
+        steps: MAX_LOOP_STEPS,
     };
     assert!(largest.work().matmul_flops() > 1 << 60 && largest.host_bytes() > 1 << 38);
 }
@@ -292,7 +311,7 @@ fn activations_by_hand() {
 
 #[test]
 fn ada_rms_by_hand() {
-    let style = ReferenceStyle { scale: &[0.0, 1.0], shift: &[0.0, 5.0], gate: &[0.0, 0.0] };
+    let style = ReferenceStyleRows { scale: &[0.0, 1.0], shift: &[0.0, 5.0], gate: &[0.0, 0.0] };
     // mean of 9 and 16, and 1e-6
     let factor = 1.0 / 12.500001f64.sqrt();
     let y = ada_rms(&[3.0, 4.0, -3.0, 0.0], &style);
@@ -368,10 +387,10 @@ fn the_reference_is_the_plain_implementation() {
         (1, 968, Dtype::Bf16),
         (3, 0, Dtype::F32),
     ] {
-        let step = DenoiseStep { expert: tiny(s, p, dtype) };
+        let step = DenoiseStep { expert: tiny_shape(s, p, dtype) };
         let inputs = step.inputs(s as u64);
-        let plain =
-            Plain::new(&step.expert, &inputs).velocity(&actions(&inputs), f64::from(STEP_TIME));
+        let plain = Plain::new(&step.expert, &inputs)
+            .velocity(&action_values(&inputs), f64::from(SINGLE_STEP_TIME));
         let comparison = distance(plain, &step.reference(&inputs));
         assert!(
             comparison.errors.relative_l2 < 1e-13 && comparison.errors.max_error < 1e-13,
@@ -383,10 +402,10 @@ fn the_reference_is_the_plain_implementation() {
 #[test]
 fn the_loop_is_the_plain_step_repeated() {
     let steps = 3;
-    let problem = DenoiseLoop { expert: tiny(7, 13, Dtype::F32), steps };
+    let problem = DenoiseLoop { expert: tiny_shape(7, 13, Dtype::F32), steps };
     let inputs = problem.inputs(1);
     let plain = Plain::new(&problem.expert, &inputs);
-    let mut x = actions(&inputs);
+    let mut x = action_values(&inputs);
     for t in [1.0, 2.0 / 3.0, 1.0 / 3.0] {
         let v = plain.velocity(&x, t);
         x.iter_mut().zip(v).for_each(|(x, v)| *x -= v / 3.0);
@@ -397,21 +416,23 @@ fn the_loop_is_the_plain_step_repeated() {
 #[test]
 fn tolerance_lets_no_fault_pass() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
-        let step = DenoiseStep { expert: tiny(50, 100, dtype) };
+        let step = DenoiseStep { expert: tiny_shape(50, 100, dtype) };
         let tolerance = step.tolerance();
         for seed in 1..4 {
             let inputs = step.inputs(seed);
             let expected = step.reference(&inputs);
             let mut plain = Plain::new(&step.expert, &inputs);
-            for fault in FAULTS {
+            for fault in PLANTED_FAULTS {
                 // One token of a hundred can weigh less than the rounding of bf16: the f32 problem
                 // is there to see it.
-                if fault == Fault::ShortPrefix && dtype == Dtype::Bf16 {
+                if fault == PlantedFault::ShortPrefix && dtype == Dtype::Bf16 {
                     continue;
                 }
                 plain.fault = fault;
-                let wrong =
-                    distance(plain.velocity(&actions(&inputs), f64::from(STEP_TIME)), &expected);
+                let wrong = distance(
+                    plain.velocity(&action_values(&inputs), f64::from(SINGLE_STEP_TIME)),
+                    &expected,
+                );
                 let seen = wrong.errors.relative_l2 > tolerance.relative_l2;
                 assert!(seen, "{} seed {seed} {fault:?}: {wrong:?}", dtype.name());
             }
@@ -423,15 +444,17 @@ fn tolerance_lets_no_fault_pass() {
 fn tolerance_lets_bf16_rounding_pass() {
     let steps = 10;
     for (s, p) in [(1, 1), (7, 13), (50, 100)] {
-        let expert = tiny(s, p, Dtype::Bf16);
+        let expert = tiny_shape(s, p, Dtype::Bf16);
         let (step, whole) = (DenoiseStep { expert }, DenoiseLoop { expert, steps });
         for seed in 1..4 {
             let inputs = step.inputs(seed);
             let mut plain = Plain::new(&expert, &inputs);
             plain.rounded = true;
-            let velocity = plain.velocity(&actions(&inputs), f64::from(STEP_TIME));
+            let velocity = plain.velocity(&action_values(&inputs), f64::from(SINGLE_STEP_TIME));
             let times = times(steps);
-            let moved = euler(steps, actions(&inputs), |x, step| plain.velocity(x, times[step]));
+            let moved = euler_steps(steps, action_values(&inputs), |x, step| {
+                plain.velocity(x, times[step])
+            });
             for (rounded, tolerance) in [
                 (distance(velocity, &step.reference(&inputs)), step.tolerance()),
                 (distance(moved, &whole.reference(&inputs)), whole.tolerance()),
@@ -447,7 +470,7 @@ fn tolerance_lets_bf16_rounding_pass() {
 #[test]
 fn activations_stay_of_order_one() {
     for seed in 1..4 {
-        let step = DenoiseStep { expert: tiny(50, 100, Dtype::F32) };
+        let step = DenoiseStep { expert: tiny_shape(50, 100, Dtype::F32) };
         let velocity = values(step.reference(&step.inputs(seed)));
         let rms = (velocity.iter().map(|x| x * x).sum::<f64>() / velocity.len() as f64).sqrt();
         assert!((0.5..3.0).contains(&rms), "{rms}");
@@ -456,7 +479,7 @@ fn activations_stay_of_order_one() {
 
 #[test]
 fn zero_gates_leave_the_residual_untouched() {
-    let step = DenoiseStep { expert: tiny(7, 13, Dtype::F32) };
+    let step = DenoiseStep { expert: tiny_shape(7, 13, Dtype::F32) };
     let mut inputs = step.inputs(1);
     let before = values(step.reference(&inputs));
     let width = TINY.width;
@@ -476,11 +499,11 @@ fn zero_gates_leave_the_residual_untouched() {
 #[test]
 fn a_loop_without_velocity_returns_the_noise_and_with_a_constant_one_subtracts_it() {
     for steps in [1, 7, 10] {
-        let problem = DenoiseLoop { expert: tiny(7, 13, Dtype::F32), steps };
+        let problem = DenoiseLoop { expert: tiny_shape(7, 13, Dtype::F32), steps };
         let mut inputs = problem.inputs(1);
         inputs.f32_mut("action_out").fill(0.0);
         inputs.f32_mut("action_out_bias").fill(0.0);
-        let noise = actions(&inputs);
+        let noise = action_values(&inputs);
         assert_eq!(values(problem.reference(&inputs)), noise);
         inputs.f32_mut("action_out_bias").fill(0.25);
         let moved = values(problem.reference(&inputs));
@@ -492,7 +515,7 @@ fn a_loop_without_velocity_returns_the_noise_and_with_a_constant_one_subtracts_i
 fn euler_takes_exactly_the_steps_at_the_times_from_one() {
     for steps in [1, 3, 10, 1000] {
         let mut seen = Vec::new();
-        let x = euler(steps, vec![2.0], |x, step| {
+        let x = euler_steps(steps, vec![2.0], |x, step| {
             seen.push(step);
             x.to_vec()
         });
@@ -506,17 +529,22 @@ fn euler_takes_exactly_the_steps_at_the_times_from_one() {
 
 #[test]
 fn inputs_are_those_of_the_seed() {
-    let problem = DenoiseLoop { expert: tiny(7, 13, Dtype::Bf16), steps: 2 };
+    let problem = DenoiseLoop { expert: tiny_shape(7, 13, Dtype::Bf16), steps: 2 };
     assert_eq!(problem.inputs(1), problem.inputs(1));
     assert_ne!(problem.inputs(1), problem.inputs(2));
     // Other problems that were drawn before do not affect these, although they share tensors.
     for (s, p, dtype) in [(7, 13, Dtype::Bf16), (9, 13, Dtype::Bf16), (9, 21, Dtype::F32)] {
-        let shape = tiny(s, p, dtype);
+        let shape = tiny_shape(s, p, dtype);
         let inputs = shape.inputs(1);
-        for spec in shape.specs() {
-            assert_eq!(*inputs.tensor(spec.name), spec.draw(1), "{} of {shape:?}", spec.name);
+        for spec in shape.input_specs() {
+            assert_eq!(
+                *inputs.tensor(spec.name),
+                spec.draw_tensor(1),
+                "{} of {shape:?}",
+                spec.name
+            );
         }
-        assert_eq!(inputs.iter().count(), shape.specs().len());
+        assert_eq!(inputs.iter().count(), shape.input_specs().len());
     }
     assert!(
         problem

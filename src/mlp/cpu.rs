@@ -14,7 +14,7 @@ use kernelgate::workload::{Dtype, Tensors};
 pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
     name: "cpu",
     about: "GEMMs on all threads, SiLU and softmax between them",
-    supports: |problem| f32_only(&problem.shape),
+    supports: |problem| requires_f32(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
         let mut layers = Layers::new(&problem.shape);
         let outputs =
@@ -29,7 +29,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
 pub const BACKWARD: &[Implementation<Backward>] = &[Implementation {
     name: "cpu",
     about: "the forward pass, then GEMMs with transposed operands on all threads",
-    supports: |problem| f32_only(&problem.shape),
+    supports: |problem| requires_f32(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
         let mut layers = Layers::new(&problem.shape);
         let mut p = vec![0.0; problem.shape.b * problem.shape.c];
@@ -44,7 +44,7 @@ pub const BACKWARD: &[Implementation<Backward>] = &[Implementation {
     }),
 }];
 
-fn f32_only(shape: &Shape) -> Result<(), String> {
+fn requires_f32(shape: &Shape) -> Result<(), String> {
     if shape.dtype == Dtype::F32 { Ok(()) } else { Err("computes f32 only".to_owned()) }
 }
 
@@ -77,11 +77,11 @@ impl Layers {
         let Shape { b, h, c, .. } = self.shape;
         let [x, w1, w2] = operands(&self.shape, inputs);
         multiply(&mut self.z, x, w1);
-        parallel::chunks_mut(&mut self.a, ELEMENTS, &|number, a| {
+        parallel::for_each_chunk(&mut self.a, ELEMENTS, &|number, a| {
             a.iter_mut().zip(&self.z[number * ELEMENTS..]).for_each(|(a, z)| *a = z * sigmoid(*z));
         });
         multiply(p, view(&self.a, b, h), w2);
-        parallel::chunks_mut(p, c * ELEMENTS.div_ceil(c), &|_, rows| {
+        parallel::for_each_chunk(p, c * ELEMENTS.div_ceil(c), &|_, rows| {
             for row in rows.chunks_mut(c) {
                 let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 row.iter_mut().for_each(|x| *x = exp(*x - largest));
@@ -97,7 +97,7 @@ impl Layers {
         let [x, w1, w2] = operands(&self.shape, inputs);
         let rows = c * ELEMENTS.div_ceil(c);
         let grad_p = inputs.f32("grad_p");
-        parallel::chunks_mut(&mut self.grad_logits, rows, &|number, grad| {
+        parallel::for_each_chunk(&mut self.grad_logits, rows, &|number, grad| {
             let before = p[number * rows..].chunks(c).zip(grad_p[number * rows..].chunks(c));
             for (grad, (p, grad_p)) in grad.chunks_mut(c).zip(before) {
                 let mean: f32 = p.iter().zip(grad_p).map(|(p, grad)| p * grad).sum();
@@ -107,7 +107,7 @@ impl Layers {
         });
         let grad_logits = view(&self.grad_logits, b, c);
         multiply(&mut self.grad_z, grad_logits, w2.transpose());
-        parallel::chunks_mut(&mut self.grad_z, ELEMENTS, &|number, grad| {
+        parallel::for_each_chunk(&mut self.grad_z, ELEMENTS, &|number, grad| {
             for (grad, &z) in grad.iter_mut().zip(&self.z[number * ELEMENTS..]) {
                 let s = sigmoid(z);
                 *grad *= s * (1.0 + z * (1.0 - s));
@@ -140,14 +140,14 @@ fn multiply(out: &mut [f32], a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu_tests::agrees;
+    use crate::cpu_tests::check_row_against_reference;
 
     #[test]
     fn agrees_with_the_reference_at_odd_shapes() {
         for [b, i, h, c] in [[1, 1, 1, 1], [3, 5, 7, 11], [65, 33, 129, 10]] {
             let shape = Shape { b, i, h, c, dtype: Dtype::F32 };
-            agrees(&FORWARD[0], &Forward { shape });
-            agrees(&BACKWARD[0], &Backward { shape });
+            check_row_against_reference(&FORWARD[0], &Forward { shape });
+            check_row_against_reference(&BACKWARD[0], &Backward { shape });
         }
     }
 }

@@ -7,7 +7,7 @@ mod definition;
 mod reference;
 mod shape;
 
-use crate::family::Family;
+use crate::family::WorkloadFamily;
 pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::suite::{Suite, suite};
@@ -21,4 +21,4 @@ pub fn suites() -> Vec<Suite> {
 }
 
 /// The family.
-pub const FAMILY: Family = Family { name: "mlp", suites, kernels, peers: None };
+pub const FAMILY: WorkloadFamily = WorkloadFamily { name: "mlp", suites, kernels, peers: None };

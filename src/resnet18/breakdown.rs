@@ -13,26 +13,26 @@
 //! Time_Encoding: the others launch nothing there. `cuda/best` opens no stage's range, because its
 //! layers are one launch; the kernel's stages show their times.
 
-use super::network::{Block, CLASSES, Conv, Map};
+use super::network::{CLASS_COUNT, ConvolutionLayer, Map, ResidualBlock};
 use super::shape::NetworkShape;
 use kernelgate::workload::{Breakdown, Dtype, Part, Unit, Work};
 
 const LAYERS: &str = "layer";
-const BACKWARD_LAYERS: &str = "layer backward";
+const BACKWARD_LAYER_TABLE: &str = "layer backward";
 
 /// Parts of inference, from images to logits.
 pub(super) fn inference(shape: &NetworkShape) -> Breakdown {
-    let parts = [components(shape), Parts::new(shape).forward()].concat();
+    let parts = [components(shape), NetworkParts::new(shape).forward()].concat();
     Breakdown { samples: Some(shape.b as u64), parts, ..Breakdown::default() }
 }
 
 /// Parts of a training step.
-pub(super) fn train_step(shape: &NetworkShape) -> Breakdown {
-    let costs = Parts::new(shape);
+pub(super) fn train_step_parts(shape: &NetworkShape) -> Breakdown {
+    let costs = NetworkParts::new(shape);
     let backward = costs.backward();
     let parameters = costs.network.parameters as u64;
     let f32s = parameters * Dtype::F32.bytes() as u64;
-    let rounded: usize = costs.network.convolutions().map(weights_read).sum();
+    let rounded: usize = costs.network.block_convolutions().map(weight_elements_read).sum();
     let [read, write] = [Dtype::F32, Dtype::Bf16].map(|dtype| (rounded * dtype.bytes()) as u64);
     let rounding = Work::bytes(read, write);
     let optimizer =
@@ -41,12 +41,12 @@ pub(super) fn train_step(shape: &NetworkShape) -> Breakdown {
     let own = backward.iter().filter(|part| !part.range.ends_with("_ResBlocks"));
     let all = sum(own.map(|part| &part.work).chain([&gradients]));
     let parts = [
-        vec![component("Weight_Rounding", rounding)],
+        vec![component_part("Weight_Rounding", rounding)],
         components(shape),
         vec![
-            component("Backward", all),
-            component("Weight_Gradients", gradients),
-            component("Optimizer", optimizer),
+            component_part("Backward", all),
+            component_part("Weight_Gradients", gradients),
+            component_part("Optimizer", optimizer),
         ],
         costs.forward(),
         backward,
@@ -55,7 +55,7 @@ pub(super) fn train_step(shape: &NetworkShape) -> Breakdown {
 }
 
 /// Elements of a convolution's weight that are multiplied with a pixel somewhere.
-pub(super) fn weights_read(conv: &Conv) -> usize {
+pub(super) fn weight_elements_read(conv: &ConvolutionLayer) -> usize {
     conv.window.output.channels * conv.window.reading_taps() * conv.window.input.channels
 }
 
@@ -63,15 +63,15 @@ pub(super) fn weights_read(conv: &Conv) -> usize {
 fn components(shape: &NetworkShape) -> Vec<Part> {
     let forward = shape.forward_work(&shape.sizes.network());
     vec![
-        component("Model_Reset", Work::default()),
-        component("Time_Encoding", Work::default()),
-        component("Input_Reshaping", Work::default()),
-        component("Model_Forward_Pass", forward),
-        component("Output_Processing", Work::default()),
+        component_part("Model_Reset", Work::default()),
+        component_part("Time_Encoding", Work::default()),
+        component_part("Input_Reshaping", Work::default()),
+        component_part("Model_Forward_Pass", forward),
+        component_part("Output_Processing", Work::default()),
     ]
 }
 
-fn component(range: &str, work: Work) -> Part {
+fn component_part(range: &str, work: Work) -> Part {
     Part { table: "component", label: range.to_owned(), range: range.to_owned(), work }
 }
 
@@ -95,22 +95,22 @@ fn sum<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
 }
 
 /// A table of layers.
-struct Layers {
+struct LayerTable {
     table: &'static str,
     /// The range that holds the ranges of the layers.
     within: &'static str,
 }
 
-impl Layers {
+impl LayerTable {
     fn part(&self, range: &str, work: Work) -> Part {
         let &Self { table, within } = self;
         Part { table, label: range.to_owned(), range: format!("{within}/{range}"), work }
     }
 
     /// A stage as a whole, then its convolutions.
-    fn stage(&self, stage: &str, convs: Vec<(&Conv, Work)>) -> Vec<Part> {
+    fn stage_parts(&self, stage: &str, convs: Vec<(&ConvolutionLayer, Work)>) -> Vec<Part> {
         let whole = self.part(stage, sum(convs.iter().map(|(_, work)| work)));
-        let conv = |(conv, work): (&Conv, Work)| Part {
+        let conv = |(conv, work): (&ConvolutionLayer, Work)| Part {
             label: format!("· {}", conv.name),
             ..self.part(&format!("{stage}/{}", conv.name), work)
         };
@@ -119,18 +119,18 @@ impl Layers {
 }
 
 /// Network and shape from which the layers' work is computed.
-struct Parts<'a> {
+struct NetworkParts<'a> {
     shape: &'a NetworkShape,
     network: super::network::Network,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> NetworkParts<'a> {
     fn new(shape: &'a NetworkShape) -> Self {
         Self { shape, network: shape.sizes.network() }
     }
 
     /// Numbers of operations of GEMMs and of the vector unit.
-    fn with(&self, work: Work, matmul: u64, vector: u64) -> Work {
+    fn gemm_and_vector_work(&self, work: Work, matmul: u64, vector: u64) -> Work {
         work.with_flops(Unit::Matmul, self.shape.dtype, matmul).with_flops(
             Unit::Vector,
             Dtype::F32,
@@ -139,30 +139,34 @@ impl<'a> Parts<'a> {
     }
 
     /// Operations of convolutions over every frame.
-    fn flops<'c>(&self, convs: impl IntoIterator<Item = &'c Conv>) -> u64 {
-        let multiply_adds: u64 = convs.into_iter().map(Conv::multiply_adds).sum();
-        2 * self.shape.frames() as u64 * multiply_adds
+    fn convolution_flops<'c>(&self, convs: impl IntoIterator<Item = &'c ConvolutionLayer>) -> u64 {
+        let multiply_adds: u64 = convs.into_iter().map(ConvolutionLayer::multiply_adds).sum();
+        2 * self.shape.frame_count() as u64 * multiply_adds
     }
 
     fn neuron_steps(&self, map: Map) -> u64 {
-        (self.shape.frames() * map.elements()) as u64
+        (self.shape.frame_count() * map.elements()) as u64
     }
 
     /// Convolutions into a map of neurons.
-    fn forward_layer<'c>(&self, convs: impl IntoIterator<Item = &'c Conv> + Clone) -> Work {
-        let elements = |conv: &Conv| weights_read(conv) + conv.window.output.channels;
+    fn forward_layer_part<'c>(
+        &self,
+        convs: impl IntoIterator<Item = &'c ConvolutionLayer> + Clone,
+    ) -> Work {
+        let elements =
+            |conv: &ConvolutionLayer| weight_elements_read(conv) + conv.window.output.channels;
         let read: usize = convs.clone().into_iter().map(elements).sum();
         let map = convs.clone().into_iter().next().map(|conv| conv.window.output);
         let neurons = map.map_or(0, |map| self.neuron_steps(map));
         let read = Work::bytes((read * self.shape.dtype.bytes()) as u64, 0);
-        self.with(read, self.flops(convs), 5 * neurons)
+        self.gemm_and_vector_work(read, self.convolution_flops(convs), 5 * neurons)
     }
 
     fn forward(&self) -> Vec<Part> {
         let Self { shape, network, .. } = self;
         let images = shape.b * shape.sizes.image().elements() * shape.dtype.bytes();
-        let layers = Layers { table: LAYERS, within: "Model_Compute_All_Layers" };
-        let mut stem = self.forward_layer([&network.stem]);
+        let layers = LayerTable { table: LAYERS, within: "Model_Compute_All_Layers" };
+        let mut stem = self.forward_layer_part([&network.stem]);
         stem.read_bytes += images as u64;
         // The stem's input is the same in every step.
         stem.flops[0].count /= shape.t as u64;
@@ -171,77 +175,88 @@ impl<'a> Parts<'a> {
             parts.push(layers.part("MaxPool", Work::default()));
         }
         for (number, blocks) in network.blocks.chunks(shape.sizes.blocks).enumerate() {
-            let stage = stage(number);
+            let stage = stage_parts(number);
             let convs = blocks.iter().flat_map(|block| {
                 let second = [Some(&block.second), block.shortcut.as_ref()];
                 [
-                    (&block.first, self.forward_layer([&block.first])),
-                    (&block.second, self.forward_layer(second.into_iter().flatten())),
+                    (&block.first, self.forward_layer_part([&block.first])),
+                    (&block.second, self.forward_layer_part(second.into_iter().flatten())),
                 ]
             });
-            parts.extend(layers.stage(&stage, convs.collect()));
+            parts.extend(layers.stage_parts(&stage, convs.collect()));
         }
         let classifier = (network.parameters - network.classifier) * shape.dtype.bytes();
-        let logits = shape.b * CLASSES * Dtype::F32.bytes();
+        let logits = shape.b * CLASS_COUNT * Dtype::F32.bytes();
         let last = Work::bytes(classifier as u64, logits as u64);
-        parts.push(layers.part("Final_Layers", self.with(last, self.classifier_flops(), 0)));
+        parts.push(
+            layers
+                .part("Final_Layers", self.gemm_and_vector_work(last, self.classifier_flops(), 0)),
+        );
         parts
     }
 
     fn classifier_flops(&self) -> u64 {
-        2 * (self.shape.b * CLASSES * self.network.last().channels) as u64
+        2 * (self.shape.b * CLASS_COUNT * self.network.last_frame().channels) as u64
     }
 
     /// Neurons backward, as `st_bif/backward` counts them.
-    fn neurons_backward(&self, map: Map) -> u64 {
+    fn neurons_backward_work(&self, map: Map) -> u64 {
         20 * self.neuron_steps(map)
     }
 
     fn backward(&self) -> Vec<Part> {
         let Self { shape, network, .. } = self;
-        let layers = Layers { table: BACKWARD_LAYERS, within: "Backward" };
+        let layers = LayerTable { table: BACKWARD_LAYER_TABLE, within: "Backward" };
         let maps = network.neurons();
-        let last = self.neurons_backward(network.last());
-        let last = self.with(Work::default(), self.classifier_flops(), last);
+        let last = self.neurons_backward_work(network.last_frame());
+        let last = self.gemm_and_vector_work(Work::default(), self.classifier_flops(), last);
         let mut parts = vec![layers.part("Final_Layers", last)];
         let stages = network.blocks.chunks(shape.sizes.blocks).enumerate();
         for (number, blocks) in stages.rev() {
-            let (stage, before) = (stage(number), number * shape.sizes.blocks);
+            let (stage, before) = (stage_parts(number), number * shape.sizes.blocks);
             let convs = blocks.iter().enumerate().rev().flat_map(|(i, block)| {
-                let Block { first, second, shortcut } = block;
+                let ResidualBlock { first, second, shortcut } = block;
                 // The neurons whose spikes the block reads; the stem's are a part of their own.
                 let read = 2 * (before + i);
-                let read = if read > 0 { self.neurons_backward(maps[read]) } else { 0 };
-                let hidden = self.neurons_backward(first.window.output);
-                let input = self.flops([Some(first), shortcut.as_ref()].into_iter().flatten());
+                let read = if read > 0 { self.neurons_backward_work(maps[read]) } else { 0 };
+                let hidden = self.neurons_backward_work(first.window.output);
+                let input =
+                    self.convolution_flops([Some(first), shortcut.as_ref()].into_iter().flatten());
                 [
-                    (second, self.with(Work::default(), self.flops([second]), hidden)),
-                    (first, self.with(Work::default(), input, read)),
+                    (
+                        second,
+                        self.gemm_and_vector_work(
+                            Work::default(),
+                            self.convolution_flops([second]),
+                            hidden,
+                        ),
+                    ),
+                    (first, self.gemm_and_vector_work(Work::default(), input, read)),
                 ]
             });
-            parts.extend(layers.stage(&stage, convs.collect()));
+            parts.extend(layers.stage_parts(&stage, convs.collect()));
         }
-        let stem = self.neurons_backward(maps[0]);
-        parts.push(layers.part("Conv1_Block", self.with(Work::default(), 0, stem)));
+        let stem = self.neurons_backward_work(maps[0]);
+        parts.push(layers.part("Conv1_Block", self.gemm_and_vector_work(Work::default(), 0, stem)));
         parts
     }
 
     fn weight_gradients(&self) -> Work {
         let stem = 2 * self.shape.b as u64 * self.network.stem.multiply_adds();
-        let hidden = self.flops(self.network.convolutions().skip(1));
-        self.with(Work::default(), stem + hidden, 0)
+        let hidden = self.convolution_flops(self.network.block_convolutions().skip(1));
+        self.gemm_and_vector_work(Work::default(), stem + hidden, 0)
     }
 }
 
 /// Range of a stage, from 0.
-pub(super) fn stage(number: usize) -> String {
+pub(super) fn stage_parts(number: usize) -> String {
     format!("Layer{}_ResBlocks", number + 1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::definition::{INFERENCE, TRAIN_STEP};
-    use super::super::network::Stem;
+    use super::super::network::NetworkStem;
     use super::*;
     use kernelgate::workload::{Effort, Problem, Scale};
 
@@ -252,7 +267,10 @@ mod tests {
     }
 
     /// Parts of these tables that hold no other parts.
-    fn innermost<'a>(of: &'a Breakdown, tables: &'a [&str]) -> impl Iterator<Item = &'a Part> {
+    fn innermost_parts<'a>(
+        of: &'a Breakdown,
+        tables: &'a [&str],
+    ) -> impl Iterator<Item = &'a Part> {
         let own = |part: &&Part| !part.range.ends_with("_ResBlocks");
         of.parts.iter().filter(|part| tables.contains(&part.table)).filter(own)
     }
@@ -262,10 +280,10 @@ mod tests {
         for point in INFERENCE.points(Effort::Thorough, Scale::Host, &[]).unwrap() {
             let problem = (INFERENCE.bind)(&point).unwrap();
             let (of, work) = (problem.breakdown(), problem.work());
-            let layers = sum(innermost(&of, &[LAYERS]).map(|part| &part.work));
+            let layers = sum(innermost_parts(&of, &[LAYERS]).map(|part| &part.work));
             // The declared work has every parameter.
             assert!(layers.read_bytes <= work.read_bytes, "{point:?}");
-            let every_tap = problem.shape.sizes.stem == Stem::Cifar;
+            let every_tap = problem.shape.sizes.stem == NetworkStem::Cifar;
             assert_eq!(layers.read_bytes == work.read_bytes, every_tap, "{point:?}");
             assert_eq!(Work { read_bytes: work.read_bytes, ..layers }, work, "{point:?}");
         }
@@ -275,7 +293,7 @@ mod tests {
             let others = ["Weight_Gradients", "Optimizer"];
             let others =
                 breakdown.parts.iter().filter(|part| others.contains(&part.range.as_str()));
-            let layers = innermost(&breakdown, &[LAYERS, BACKWARD_LAYERS]).chain(others);
+            let layers = innermost_parts(&breakdown, &[LAYERS, BACKWARD_LAYER_TABLE]).chain(others);
             let work = Part { work: problem.work(), ..breakdown.parts[0].clone() };
             assert_eq!(matmul_and_vector(layers), matmul_and_vector([&work]), "{point:?}");
         }

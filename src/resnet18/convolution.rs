@@ -3,22 +3,26 @@
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
-use super::network::{Conv, Window};
+use super::network::{ConvolutionLayer, ConvolutionWindow};
 use crate::parallel;
 
 /// Output pixels that one task computes, about.
 const ROWS: usize = 512;
 
 /// Frames of a task.
-fn frames_a_task(window: &Window) -> usize {
-    (ROWS / window.output.pixels()).max(1)
+fn frames_a_task(window: &ConvolutionWindow) -> usize {
+    (ROWS / window.output.pixel_count()).max(1)
 }
 
 /// Inputs of a tap for some frames, a row of channels per output pixel and zeros in the padding;
 /// `None` if the tap reads only padding.
-fn gather<T: Copy + Into<f64>>(window: &Window, input: &[T], tap: usize) -> Option<Vec<f64>> {
+fn gather<T: Copy + Into<f64>>(
+    window: &ConvolutionWindow,
+    input: &[T],
+    tap: usize,
+) -> Option<Vec<f64>> {
     let sources: Vec<_> =
-        (0..window.output.pixels()).map(|pixel| window.source(pixel, tap)).collect();
+        (0..window.output.pixel_count()).map(|pixel| window.source_pixel(pixel, tap)).collect();
     if sources.iter().all(Option::is_none) {
         return None;
     }
@@ -39,9 +43,10 @@ fn gather<T: Copy + Into<f64>>(window: &Window, input: &[T], tap: usize) -> Opti
 }
 
 /// A tap's part of the weight, `[out, in]`.
-fn tap_weight<'a>(conv: &Conv, weight: &'a [f64], tap: usize) -> MatRef<'a, f64> {
+fn tap_weight<'a>(conv: &ConvolutionLayer, weight: &'a [f64], tap: usize) -> MatRef<'a, f64> {
     let (out, channels) = (conv.window.output.channels, conv.window.input.channels);
-    MatRef::from_row_major_slice(weight, out, conv.depth()).subcols(tap * channels, channels)
+    MatRef::from_row_major_slice(weight, out, conv.filter_elements())
+        .subcols(tap * channels, channels)
 }
 
 /// Rows of `columns` columns.
@@ -50,7 +55,7 @@ fn matrix(values: &[f64], columns: usize) -> MatRef<'_, f64> {
 }
 
 /// `out += factor·a·b` on this thread.
-fn add_gemm(out: &mut [f64], a: MatRef<f64>, b: MatRef<f64>, factor: f64) {
+fn add_gemm_on_thread(out: &mut [f64], a: MatRef<f64>, b: MatRef<f64>, factor: f64) {
     let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
     multiply_f64(out, Accum::Add, a, b, factor);
 }
@@ -58,7 +63,7 @@ fn add_gemm(out: &mut [f64], a: MatRef<f64>, b: MatRef<f64>, factor: f64) {
 /// `factor·conv(input)` of frames `[frames, side, side, in]` with a weight `[out, taps, in]`,
 /// without bias.
 pub fn convolve<T: Copy + Into<f64> + Sync>(
-    conv: &Conv,
+    conv: &ConvolutionLayer,
     weight: &[f64],
     input: &[T],
     factor: f64,
@@ -67,14 +72,14 @@ pub fn convolve<T: Copy + Into<f64> + Sync>(
     let frames = input.len() / window.input.elements();
     let mut output = vec![0.0; frames * window.output.elements()];
     let task = frames_a_task(window);
-    parallel::chunks_mut(&mut output, task * window.output.elements(), &|number, output| {
+    parallel::for_each_chunk(&mut output, task * window.output.elements(), &|number, output| {
         let frames = output.len() / window.output.elements();
         let input = &input[number * task * window.input.elements()..];
         let input = &input[..frames * window.input.elements()];
-        for tap in 0..window.taps() {
+        for tap in 0..window.window_taps() {
             if let Some(x) = gather(window, input, tap) {
                 let w = tap_weight(conv, weight, tap).transpose();
-                add_gemm(output, matrix(&x, window.input.channels), w, factor);
+                add_gemm_on_thread(output, matrix(&x, window.input.channels), w, factor);
             }
         }
     });
@@ -82,26 +87,32 @@ pub fn convolve<T: Copy + Into<f64> + Sync>(
 }
 
 /// Gradient of the input of `factor·conv(input)`, from that of its output.
-pub fn input_gradient(conv: &Conv, weight: &[f64], output: &[f64], factor: f64) -> Vec<f64> {
+pub fn input_gradient(
+    conv: &ConvolutionLayer,
+    weight: &[f64],
+    output: &[f64],
+    factor: f64,
+) -> Vec<f64> {
     let window = &conv.window;
     let channels = window.input.channels;
     let frames = output.len() / window.output.elements();
     let mut input = vec![0.0; frames * window.input.elements()];
     let task = frames_a_task(window);
-    parallel::chunks_mut(&mut input, task * window.input.elements(), &|number, input| {
+    parallel::for_each_chunk(&mut input, task * window.input.elements(), &|number, input| {
         let frames = input.len() / window.input.elements();
         let output = &output[number * task * window.output.elements()..];
         let output = &output[..frames * window.output.elements()];
         let g = matrix(output, window.output.channels);
         let mut of_tap = vec![0.0; g.nrows() * channels];
-        for tap in 0..window.taps() {
-            let pixels = window.output.pixels();
-            let sources: Vec<_> = (0..pixels).map(|pixel| window.source(pixel, tap)).collect();
+        for tap in 0..window.window_taps() {
+            let pixels = window.output.pixel_count();
+            let sources: Vec<_> =
+                (0..pixels).map(|pixel| window.source_pixel(pixel, tap)).collect();
             if sources.iter().all(Option::is_none) {
                 continue;
             }
             of_tap.fill(0.0);
-            add_gemm(&mut of_tap, g, tap_weight(conv, weight, tap), factor);
+            add_gemm_on_thread(&mut of_tap, g, tap_weight(conv, weight, tap), factor);
             let frames =
                 of_tap.chunks(pixels * channels).zip(input.chunks_mut(window.input.elements()));
             for (of_tap, input) in frames {
@@ -118,7 +129,7 @@ pub fn input_gradient(conv: &Conv, weight: &[f64], output: &[f64], factor: f64) 
 
 /// Gradient of the weight `[out, taps, in]` of `factor·conv(input)`, from that of its output.
 pub fn weight_gradient<T: Copy + Into<f64> + Sync>(
-    conv: &Conv,
+    conv: &ConvolutionLayer,
     input: &[T],
     output: &[f64],
     factor: f64,
@@ -132,11 +143,11 @@ pub fn weight_gradient<T: Copy + Into<f64> + Sync>(
         for (input, output) in input.chunks(task * window.input.elements()).zip(outputs) {
             let Some(x) = gather(window, input, tap) else { break };
             let g = matrix(output, rows).transpose();
-            add_gemm(&mut gradient, g, matrix(&x, channels), factor);
+            add_gemm_on_thread(&mut gradient, g, matrix(&x, channels), factor);
         }
         gradient
     };
-    let taps = parallel::map(window.taps(), &of_tap);
+    let taps = parallel::map(window.window_taps(), &of_tap);
     let mut gradient = Vec::with_capacity(conv.weights());
     for row in 0..rows {
         taps.iter().for_each(|tap| gradient.extend(&tap[row * channels..][..channels]));

@@ -16,18 +16,18 @@
 //!
 //! Deliberately absent: parameters or momentum in parts.
 
-use super::breakdown::{self, weights_read};
+use super::breakdown::{self, weight_elements_read};
 use super::definition::{TRAIN_STEP, TrainStep};
 use super::gradient::cross_entropy;
-use super::network::CLASSES;
+use super::network::CLASS_COUNT;
 use super::shape::NetworkShape;
 use kernelgate::workload::{
-    Axis, AxisError, Breakdown, Dtype, Expected, LinkWork, Point, Problem, Tensor, TensorData,
+    Axis, AxisError, Breakdown, Dtype, Expected, GpuLinkWork, Point, Problem, Tensor, TensorData,
     Tensors, Tolerance, Work, Workload,
 };
 
 /// Most GPUs of a problem.
-pub const MOST_GPUS: usize = 8;
+pub const MAX_GPUS_PER_STEP: usize = 8;
 
 /// A name for each rank.
 macro_rules! ranks {
@@ -46,7 +46,7 @@ macro_rules! ranks {
 }
 
 /// Tensors of a training step that every GPU has of its own, and their names by rank.
-const OWN: [(&str, [&str; MOST_GPUS]); 6] = [
+const OWN: [(&str, [&str; MAX_GPUS_PER_STEP]); 6] = [
     ("images", ranks!("images")),
     ("labels", ranks!("labels")),
     ("logits", ranks!("logits")),
@@ -55,27 +55,27 @@ const OWN: [(&str, [&str; MOST_GPUS]); 6] = [
     ("new_momentum", ranks!("new_momentum")),
 ];
 /// Inputs that every GPU has a copy of.
-const COPIED: [&str; 2] = ["parameters", "momentum"];
+const REPLICATED_INPUTS: [&str; 2] = ["parameters", "momentum"];
 
 /// The name of a training step's tensor on a GPU.
-pub fn name(tensor: &str, rank: usize) -> &'static str {
+pub fn rank_tensor_name(tensor: &str, rank: usize) -> &'static str {
     let own = OWN.iter().find(|(name, _)| *name == tensor).map(|(_, names)| names[rank]);
-    let copied = || COPIED.into_iter().find(|name| *name == tensor);
+    let copied = || REPLICATED_INPUTS.into_iter().find(|name| *name == tensor);
     own.or_else(copied).expect("a tensor of a training step")
 }
 
 /// The axis of GPUs, and those of a training step; `b` counts the images of all GPUs.
 const AXES: &[Axis] = &{
-    const STEP: &[Axis] = TRAIN_STEP.axes;
+    const TRAIN_STEP_AXES: &[Axis] = TRAIN_STEP.axes;
     [
         Axis::one_of("g", &["2", "4", "8"], "GPUs"),
-        STEP[0],
-        STEP[1],
-        STEP[2],
-        STEP[3],
-        STEP[4],
-        STEP[5],
-        STEP[6],
+        TRAIN_STEP_AXES[0],
+        TRAIN_STEP_AXES[1],
+        TRAIN_STEP_AXES[2],
+        TRAIN_STEP_AXES[3],
+        TRAIN_STEP_AXES[4],
+        TRAIN_STEP_AXES[5],
+        TRAIN_STEP_AXES[6],
     ]
 };
 
@@ -112,29 +112,29 @@ impl DataParallel {
     }
 
     /// The step of one GPU.
-    pub const fn part(&self) -> TrainStep {
+    pub const fn step_of_one_gpu(&self) -> TrainStep {
         let shape = self.whole.shape;
         TrainStep { shape: NetworkShape { b: shape.b / self.gpus, ..shape } }
     }
 
     /// The inputs of a GPU by the names of a training step.
-    pub fn rank_inputs(&self, inputs: &Tensors, rank: usize) -> Tensors {
-        let mut own = inputs.select_named(&COPIED);
+    pub fn inputs_of_gpu(&self, inputs: &Tensors, rank: usize) -> Tensors {
+        let mut own = inputs.select_named(&REPLICATED_INPUTS);
         for tensor in ["images", "labels"] {
-            own.insert(tensor, inputs.tensor(name(tensor, rank)).clone());
+            own.insert(tensor, inputs.tensor(rank_tensor_name(tensor, rank)).clone());
         }
         own
     }
 
     /// The inputs of the step for all images.
-    fn joined_inputs(&self, inputs: &Tensors) -> Tensors {
-        let mut all = inputs.select_named(&COPIED);
+    fn inputs_of_all_images(&self, inputs: &Tensors) -> Tensors {
+        let mut all = inputs.select_named(&REPLICATED_INPUTS);
         for tensor in ["images", "labels"] {
-            let parts = (0..self.gpus).map(|rank| inputs.tensor(name(tensor, rank)));
-            let mut shape = inputs.tensor(name(tensor, 0)).shape().to_vec();
+            let parts = (0..self.gpus).map(|rank| inputs.tensor(rank_tensor_name(tensor, rank)));
+            let mut shape = inputs.tensor(rank_tensor_name(tensor, 0)).shape().to_vec();
             shape[0] = self.whole.shape.b;
             let data = match tensor {
-                "images" => TensorData::F32(parts.flat_map(f32s).collect()),
+                "images" => TensorData::F32(parts.flat_map(f32_elements).collect()),
                 _ => TensorData::I8(parts.flat_map(i8s).collect()),
             };
             all.insert(tensor, Tensor::new(shape, data));
@@ -143,7 +143,7 @@ impl DataParallel {
     }
 }
 
-fn f32s(tensor: &Tensor) -> Vec<f32> {
+fn f32_elements(tensor: &Tensor) -> Vec<f32> {
     bytemuck::cast_slice(tensor.as_bytes()).to_vec()
 }
 
@@ -158,36 +158,43 @@ impl Problem for DataParallel {
 
     fn inputs(&self, seed: u64) -> Tensors {
         let all = self.whole.inputs(seed);
-        let mut inputs = all.select_named(&COPIED);
-        let b = self.part().shape.b;
+        let mut inputs = all.select_named(&REPLICATED_INPUTS);
+        let b = self.step_of_one_gpu().shape.b;
         for rank in 0..self.gpus {
             let [images, labels] = ["images", "labels"].map(|name| all.tensor(name));
             let mut shape = images.shape().to_vec();
             shape[0] = b;
             let pixels = images.len() / self.whole.shape.b;
-            let own = f32s(images)[rank * b * pixels..][..b * pixels].to_vec();
-            inputs.insert(name("images", rank), Tensor::new(shape, own.into()));
+            let own = f32_elements(images)[rank * b * pixels..][..b * pixels].to_vec();
+            inputs.insert(rank_tensor_name("images", rank), Tensor::new(shape, own.into()));
             let own = i8s(labels)[rank * b..][..b].to_vec();
-            inputs.insert(name("labels", rank), Tensor::new([b], own.into()));
+            inputs.insert(rank_tensor_name("labels", rank), Tensor::new([b], own.into()));
         }
         inputs
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let all = self.joined_inputs(inputs);
+        let all = self.inputs_of_all_images(inputs);
         let labels = all.tensor("labels").to_f64(0, self.whole.shape.b);
-        let b = self.part().shape.b;
+        let b = self.step_of_one_gpu().shape.b;
         let mut expected = Vec::new();
         for step in self.whole.reference(&all) {
             for rank in 0..self.gpus {
-                let named = |values| Expected { name: name(&step.name, rank).to_owned(), ..values };
+                let named = |values| Expected {
+                    name: rank_tensor_name(&step.name, rank).to_owned(),
+                    ..values
+                };
                 match (step.name.as_str(), &step.values) {
                     ("loss", _) => {}
                     ("logits", TensorData::F64(logits)) => {
-                        let own = &logits[rank * b * CLASSES..][..b * CLASSES];
+                        let own = &logits[rank * b * CLASS_COUNT..][..b * CLASS_COUNT];
                         let (loss, _) = cross_entropy(own, &labels[rank * b..][..b]);
-                        expected.push(named(Expected::all("", [b, CLASSES], own.to_vec())));
-                        expected.push(Expected::all(name("loss", rank), [1], vec![loss]));
+                        expected.push(named(Expected::all("", [b, CLASS_COUNT], own.to_vec())));
+                        expected.push(Expected::all(
+                            rank_tensor_name("loss", rank),
+                            [1],
+                            vec![loss],
+                        ));
                     }
                     _ => expected.push(named(step.clone())),
                 }
@@ -200,14 +207,14 @@ impl Problem for DataParallel {
     /// meet padding only.
     fn work(&self) -> Work {
         let network = self.whole.shape.sizes.network();
-        let convolutions = network.convolutions();
-        let elements = convolutions.map(|c| weights_read(c) + c.window.output.channels);
-        let classifier = CLASSES * (network.last().channels + 1);
+        let convolutions = network.block_convolutions();
+        let elements = convolutions.map(|c| weight_elements_read(c) + c.window.output.channels);
+        let classifier = CLASS_COUNT * (network.last_frame().channels + 1);
         let gradients = ((elements.sum::<usize>() + classifier) * Dtype::F32.bytes()) as u64;
         let gpus = self.gpus as u64;
         let bytes = 2 * gradients / gpus * (gpus - 1);
-        let link = LinkWork { bytes, both_ways: true, gpus: self.gpus };
-        self.part().work().with_link(link)
+        let link = GpuLinkWork { bytes, both_ways: true, gpus: self.gpus };
+        self.step_of_one_gpu().work().with_link(link)
     }
 
     fn gpus(&self) -> usize {
@@ -220,7 +227,7 @@ impl Problem for DataParallel {
 
     fn breakdown(&self) -> Breakdown {
         let samples = Some(self.whole.shape.b as u64);
-        Breakdown { samples, ..breakdown::train_step(&self.part().shape) }
+        Breakdown { samples, ..breakdown::train_step_parts(&self.step_of_one_gpu().shape) }
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -238,7 +245,7 @@ mod tests {
     use super::*;
     use kernelgate::workload::{Effort, Scale};
 
-    fn small(gpus: usize) -> DataParallel {
+    fn small_problem(gpus: usize) -> DataParallel {
         let axes = format!("g={gpus} stem=cifar w=8 b=8 t=2 level=8 weights=dyadic dtype=f32");
         let overridden: Vec<_> = axes.split(' ').map(|axis| axis.parse().unwrap()).collect();
         let points = DATA_PARALLEL.points(Effort::Default, Scale::Host, &overridden).unwrap();
@@ -256,19 +263,24 @@ mod tests {
     #[test]
     fn every_gpu_ends_with_the_parameters_of_the_step_for_all_images() {
         for gpus in [2, 4, 8] {
-            let problem = small(gpus);
+            let problem = small_problem(gpus);
             let inputs = problem.inputs(1);
             let whole_inputs = problem.whole.inputs(1);
-            assert_eq!(problem.joined_inputs(&inputs), whole_inputs);
+            assert_eq!(problem.inputs_of_all_images(&inputs), whole_inputs);
             let (expected, whole) =
                 (problem.reference(&inputs), problem.whole.reference(&whole_inputs));
             for tensor in ["new_parameters", "new_momentum"] {
                 for rank in 0..gpus {
-                    assert_eq!(values(&expected, name(tensor, rank)), values(&whole, tensor));
+                    assert_eq!(
+                        values(&expected, rank_tensor_name(tensor, rank)),
+                        values(&whole, tensor)
+                    );
                 }
             }
             let of_each = |tensor: &str| -> Vec<f64> {
-                (0..gpus).flat_map(|rank| values(&expected, name(tensor, rank))).collect()
+                (0..gpus)
+                    .flat_map(|rank| values(&expected, rank_tensor_name(tensor, rank)))
+                    .collect()
             };
             assert_eq!(of_each("logits"), values(&whole, "logits"));
             let mean = of_each("loss").iter().sum::<f64>() / gpus as f64;

@@ -55,15 +55,15 @@
 use super::breakdown;
 use super::network::Network;
 use super::reference::Reference;
-pub use super::shape::{Draw, NetworkShape};
+pub use super::shape::{DrawDistribution, NetworkShape};
 use super::weights_file;
-use kernelgate::suite::AxisScan;
+use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::{
     Axis, Breakdown, Dtype, Expected, Problem, Symmetry, Tensor, Tensors, Tolerance, Unit, Work,
     Workload, random,
 };
 
-const STEM: Axis = Axis::one_of(
+const STEM_AXIS: Axis = Axis::one_of(
     "stem",
     &["imagenet", "cifar"],
     "7x7 with stride 2 and max-pooling, or 3x3 without",
@@ -73,7 +73,7 @@ const B: Axis = Axis::number("b", "batch: images");
 const T: Axis = Axis::number("t", "time steps");
 const LEVEL: Axis =
     Axis::one_of("level", &["4", "8", "16"], "quantisation level: neurons count to level/2 - 1");
-const WEIGHTS: Axis = Axis::one_of(
+const WEIGHTS_AXIS: Axis = Axis::one_of(
     "weights",
     &["dyadic", "normal", "file"],
     "drawn on a grid on which fp32 sums are exact, as they come, or read: \
@@ -84,10 +84,10 @@ const DTYPE: Axis = Axis::one_of(
     &["f32", "bf16"],
     "what weights and images are exact in, and the least precision of GEMM operands",
 );
-const AXES: &[Axis] = &[STEM, W, B, T, LEVEL, WEIGHTS, DTYPE];
+const AXES: &[Axis] = &[STEM_AXIS, W, B, T, LEVEL, WEIGHTS_AXIS, DTYPE];
 
 /// Factor of the momentum.
-pub const MOMENTUM: f32 = 0.9;
+pub const SGD_MOMENTUM: f32 = 0.9;
 /// Factor of the new momentum in a step.
 pub const LEARNING_RATE: f32 = 0.1;
 
@@ -107,14 +107,14 @@ pub const INFERENCE: Workload<Inference> = Workload {
 };
 
 /// Batches around 32.
-pub const INFERENCE_SCAN: AxisScan = AxisScan {
+pub const INFERENCE_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &["stem=imagenet w=64 b=8,32,128 t=8 level=8 weights=dyadic dtype=bf16"],
     rows: &["cuda/graph", "cuda/fused", "cuda/best"],
 };
 
 /// Two batches, one step of SGD: the reference of more than 32 takes the host minutes, and
 /// `kernelgate profile` shows the curve of more batches.
-pub const TRAIN_STEP_SCAN: AxisScan = AxisScan {
+pub const TRAIN_STEP_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &["stem=imagenet w=64 b=8,32 t=8 level=8 weights=dyadic dtype=bf16"],
     rows: &["cuda/fused", "cuda/best"],
 };
@@ -135,9 +135,11 @@ pub const TRAIN_STEP: Workload<TrainStep> = Workload {
 };
 
 /// Checks that the file of weights exists, if the weights come from a file.
-fn check(shape: &NetworkShape) -> Result<(), String> {
+fn check_weights_file(shape: &NetworkShape) -> Result<(), String> {
     match shape.draw {
-        Draw::File => weights_file::read(&weights_file::path()?, &shape.sizes.network()),
+        DrawDistribution::File => {
+            weights_file::read_weights(&weights_file::weights_file_path()?, &shape.sizes.network())
+        }
         _ => Ok(Vec::new()),
     }
     .map(|_| ())
@@ -152,7 +154,7 @@ pub struct Inference {
 
 impl Problem for Inference {
     fn check(&self) -> Result<(), String> {
-        check(&self.shape)
+        check_weights_file(&self.shape)
     }
 
     fn inputs(&self, seed: u64) -> Tensors {
@@ -174,7 +176,7 @@ impl Problem for Inference {
     }
 
     fn remark(&self) -> Option<String> {
-        self.shape.remark()
+        self.shape.unseen_image_remark()
     }
 
     fn breakdown(&self) -> Breakdown {
@@ -184,9 +186,11 @@ impl Problem for Inference {
     fn tolerance(&self) -> Tolerance {
         match self.shape.draw {
             // Every sum is exact, the logits are sums too: room for one rounding of a quotient.
-            Draw::Dyadic => Tolerance { max_error: 2e-7, relative_l2: 2e-7 },
+            DrawDistribution::Dyadic => Tolerance { max_error: 2e-7, relative_l2: 2e-7 },
             // A spike that rounding moves by a step.
-            Draw::Normal | Draw::File => Tolerance { max_error: 5e-2, relative_l2: 2e-2 },
+            DrawDistribution::Normal | DrawDistribution::File => {
+                Tolerance { max_error: 5e-2, relative_l2: 2e-2 }
+            }
         }
     }
 
@@ -207,9 +211,9 @@ impl TrainStep {
     /// Whether rows can be compared with the reference. If sums are not exact, one moved spike
     /// changes gradients by more than any precision does. In f32 no spike moved (see
     /// [`Problem::tolerance`]); the number in bf16 was not measured.
-    pub fn comparable(&self) -> Result<(), String> {
+    pub fn is_comparable_with_reference(&self) -> Result<(), String> {
         match (self.shape.draw, self.shape.dtype) {
-            (Draw::Dyadic, _) | (_, Dtype::F32) => Ok(()),
+            (DrawDistribution::Dyadic, _) | (_, Dtype::F32) => Ok(()),
             _ => Err("gradients in bf16 are compared with dyadic weights only".to_owned()),
         }
     }
@@ -235,7 +239,7 @@ impl TrainStep {
 
 impl Problem for TrainStep {
     fn check(&self) -> Result<(), String> {
-        check(&self.shape)
+        check_weights_file(&self.shape)
     }
 
     fn inputs(&self, seed: u64) -> Tensors {
@@ -254,7 +258,7 @@ impl Problem for TrainStep {
         let (loss, gradient) = reference.gradient(inputs, &forward);
         let old = |name: &str| inputs.tensor(name).to_f64(0, gradient.len());
         let mut momentum = old("momentum");
-        momentum.iter_mut().zip(&gradient).for_each(|(m, g)| *m = f64::from(MOMENTUM) * *m + g);
+        momentum.iter_mut().zip(&gradient).for_each(|(m, g)| *m = f64::from(SGD_MOMENTUM) * *m + g);
         let mut parameters = old("parameters");
         let rate = f64::from(LEARNING_RATE);
         parameters.iter_mut().zip(&momentum).for_each(|(p, m)| *p -= rate * m);
@@ -287,18 +291,18 @@ impl Problem for TrainStep {
     }
 
     fn remark(&self) -> Option<String> {
-        self.shape.remark()
+        self.shape.unseen_image_remark()
     }
 
     fn breakdown(&self) -> Breakdown {
-        breakdown::train_step(&self.shape)
+        breakdown::train_step_parts(&self.shape)
     }
 
     fn tolerance(&self) -> Tolerance {
         match self.shape.dtype {
             // By rounding no spike of 10 million moved, and errors were at most 2.6e-6 and 2.2e-6;
             // this lets some move in time (2.7e-2 and 1.1e-2) and no unit end elsewhere (0.4).
-            Dtype::F32 if self.shape.draw != Draw::Dyadic => {
+            Dtype::F32 if self.shape.draw != DrawDistribution::Dyadic => {
                 Tolerance { max_error: 5e-2, relative_l2: 2e-2 }
             }
             // Measured: 1.5e-6 and 8.5e-7 with the spikes of the reference. A parameter is held to

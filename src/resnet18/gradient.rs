@@ -1,10 +1,10 @@
 //! The gradient of the reference in fp64: cross-entropy, backward through time and layers.
 
 use super::convolution::{input_gradient, weight_gradient};
-use super::network::{CLASSES, Conv, Window};
-use super::reference::{Forward, Neurons, Reference, largest};
+use super::network::{CLASS_COUNT, ConvolutionLayer, ConvolutionWindow};
+use super::reference::{Forward, Neurons, Reference, first_maxima};
 use crate::parallel;
-use crate::st_bif::neuron::{self, Trace};
+use crate::st_bif::neuron::{self, NeuronForwardTrace};
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
 
@@ -17,28 +17,37 @@ impl Reference<'_> {
         let labels = inputs.tensor("labels").to_f64(0, self.shape.b);
         let (loss, logits) = cross_entropy(&forward.logits, &labels);
         let mut gradient = vec![0.0; self.parameters.len()];
-        let features = self.classifier(forward, &logits, &mut gradient);
-        let mut spikes = self.last_spikes(&features);
+        let features = self.classifier_parameter_gradients(forward, &logits, &mut gradient);
+        let mut spikes = self.last_spike_gradient(&features);
         for number in (0..self.network.blocks.len()).rev() {
             spikes = self.block_gradient(number, forward, &spikes, &mut gradient);
         }
         if let Some(pool) = &self.network.pool {
             spikes = self.pool_gradient(pool, &forward.layers[0].spikes, &spikes);
         }
-        self.stem(inputs, &self.through(&forward.layers[0], &spikes), &mut gradient);
+        self.stem_gradients(
+            inputs,
+            &self.gradient_through_neurons(&forward.layers[0], &spikes),
+            &mut gradient,
+        );
         (loss, gradient)
     }
 
     /// Gradients of the classifier's parameters; returns that of the features, `[B, features]`.
-    fn classifier(&self, forward: &Forward, logits: &[f64], gradient: &mut [f64]) -> Vec<f64> {
-        let width = self.network.last().channels;
+    fn classifier_parameter_gradients(
+        &self,
+        forward: &Forward,
+        logits: &[f64],
+        gradient: &mut [f64],
+    ) -> Vec<f64> {
+        let width = self.network.last_frame().channels;
         let at = self.network.classifier;
-        let weight = &self.parameters[at..][..CLASSES * width];
+        let weight = &self.parameters[at..][..CLASS_COUNT * width];
         let share = self.shape.fed() as f64 / self.shape.steps() as f64;
-        let (to_weight, to_bias) = gradient[at..].split_at_mut(CLASSES * width);
+        let (to_weight, to_bias) = gradient[at..].split_at_mut(CLASS_COUNT * width);
         let mut to_features = vec![0.0; forward.features.len()];
         let images = forward.features.chunks(width).zip(to_features.chunks_mut(width));
-        for ((features, to_features), logits) in images.zip(logits.chunks(CLASSES)) {
+        for ((features, to_features), logits) in images.zip(logits.chunks(CLASS_COUNT)) {
             for (class, g) in logits.iter().enumerate() {
                 let row = class * width..(class + 1) * width;
                 to_bias[class] += share * g;
@@ -52,12 +61,12 @@ impl Reference<'_> {
     }
 
     /// Gradient of the last neurons' spikes, the same in every step and at every pixel.
-    fn last_spikes(&self, features: &[f64]) -> Vec<f64> {
-        let map = self.network.last();
-        let scale = self.shape.neuron().threshold / map.pixels() as f64;
+    fn last_spike_gradient(&self, features: &[f64]) -> Vec<f64> {
+        let map = self.network.last_frame();
+        let scale = self.shape.neuron().threshold / map.pixel_count() as f64;
         let of_image = |features: &[f64]| {
             let pixel: Vec<f64> = features.iter().map(|g| scale * g).collect();
-            pixel.repeat(map.pixels())
+            pixel.repeat(map.pixel_count())
         };
         let step: Vec<f64> = features.chunks(map.channels).flat_map(of_image).collect();
         step.repeat(self.shape.t)
@@ -74,17 +83,17 @@ impl Reference<'_> {
         let block = &self.network.blocks[number];
         let theta = self.shape.neuron().threshold;
         let (hidden, output) = (&forward.layers[2 * number + 1], &forward.layers[2 * number + 2]);
-        let input = forward.input_of(number);
+        let input = forward.spikes_read_by_block(number);
 
-        let currents = self.through(output, spikes);
-        self.parameters_of(&block.second, &hidden.spikes, &currents, gradient);
+        let currents = self.gradient_through_neurons(output, spikes);
+        self.convolution_parameter_gradients(&block.second, &hidden.spikes, &currents, gradient);
         let to_hidden = input_gradient(&block.second, self.weight(&block.second), &currents, theta);
-        let inner = self.through(hidden, &to_hidden);
-        self.parameters_of(&block.first, input, &inner, gradient);
+        let inner = self.gradient_through_neurons(hidden, &to_hidden);
+        self.convolution_parameter_gradients(&block.first, input, &inner, gradient);
         let mut to_input = input_gradient(&block.first, self.weight(&block.first), &inner, theta);
         match &block.shortcut {
             Some(conv) => {
-                self.parameters_of(conv, input, &currents, gradient);
+                self.convolution_parameter_gradients(conv, input, &currents, gradient);
                 let more = input_gradient(conv, self.weight(conv), &currents, theta);
                 to_input.iter_mut().zip(more).for_each(|(to, x)| *to += x);
             }
@@ -94,12 +103,12 @@ impl Reference<'_> {
     }
 
     /// Computes the gradient of neurons' currents from that of their spikes.
-    fn through(&self, neurons: &Neurons, spikes: &[f64]) -> Vec<f64> {
+    fn gradient_through_neurons(&self, neurons: &Neurons, spikes: &[f64]) -> Vec<f64> {
         let (t, n) = (self.shape.t, spikes.len() / self.shape.t);
         let parameters = self.shape.neuron();
         let mut currents = vec![0.0; spikes.len()];
-        parallel::each(split_columns(&mut currents, n, COLUMNS), &|task, mut rows| {
-            let mut trace = Trace::default();
+        parallel::for_each_task(split_columns(&mut currents, n, COLUMNS), &|task, mut rows| {
+            let mut trace = NeuronForwardTrace::default();
             let [mut x, mut gy, mut gx] = [(); 3].map(|()| vec![0.0; t]);
             for column in 0..rows[0].len() {
                 let at = task * COLUMNS + column;
@@ -114,17 +123,23 @@ impl Reference<'_> {
     }
 
     /// Gradients of a convolution's weight and bias, from that of its output.
-    fn parameters_of(&self, conv: &Conv, input: &[i8], output: &[f64], gradient: &mut [f64]) {
+    fn convolution_parameter_gradients(
+        &self,
+        conv: &ConvolutionLayer,
+        input: &[i8],
+        output: &[f64],
+        gradient: &mut [f64],
+    ) {
         let theta = self.shape.neuron().threshold;
         let weight = weight_gradient(conv, input, output, theta);
-        gradient[conv.weight..conv.bias()].copy_from_slice(&weight);
+        gradient[conv.weight..conv.first_bias_element()].copy_from_slice(&weight);
         self.bias_gradient(conv, output, gradient);
     }
 
-    fn bias_gradient(&self, conv: &Conv, output: &[f64], gradient: &mut [f64]) {
+    fn bias_gradient(&self, conv: &ConvolutionLayer, output: &[f64], gradient: &mut [f64]) {
         let channels = conv.window.output.channels;
         let fed = self.shape.fed() * self.shape.b * conv.window.output.elements();
-        let to = &mut gradient[conv.bias()..][..channels];
+        let to = &mut gradient[conv.first_bias_element()..][..channels];
         for pixel in output[..fed].chunks(channels) {
             to.iter_mut().zip(pixel).for_each(|(to, g)| *to += g);
         }
@@ -132,7 +147,7 @@ impl Reference<'_> {
     }
 
     /// Gradients of the stem: its operand is the same image in every step that is fed.
-    fn stem(&self, inputs: &Tensors, currents: &[f64], gradient: &mut [f64]) {
+    fn stem_gradients(&self, inputs: &Tensors, currents: &[f64], gradient: &mut [f64]) {
         let stem = &self.network.stem;
         let images = inputs.tensor("images");
         let images = images.to_f64(0, images.len());
@@ -141,13 +156,13 @@ impl Reference<'_> {
             sum.iter_mut().zip(step).for_each(|(sum, g)| *sum += g);
         }
         let weight = weight_gradient(stem, &images, &sum, 1.0 / self.shape.steps() as f64);
-        gradient[stem.weight..stem.bias()].copy_from_slice(&weight);
+        gradient[stem.weight..stem.first_bias_element()].copy_from_slice(&weight);
         self.bias_gradient(stem, currents, gradient);
     }
 
     /// A spike counts in the sums of all later steps. So the gradient at the pooling of a step,
     /// less that of the next step, goes to the spikes before it.
-    fn pool_gradient(&self, pool: &Window, spikes: &[i8], pooled: &[f64]) -> Vec<f64> {
+    fn pool_gradient(&self, pool: &ConvolutionWindow, spikes: &[i8], pooled: &[f64]) -> Vec<f64> {
         let (input, output) =
             (self.shape.b * pool.input.elements(), self.shape.b * pool.output.elements());
         let mut sums = vec![0i8; input];
@@ -155,7 +170,7 @@ impl Reference<'_> {
         let mut sources = Vec::with_capacity(self.shape.t);
         for spikes in spikes.chunks(input) {
             sums.iter_mut().zip(spikes).for_each(|(sum, s)| *sum += s);
-            sources.push(largest(pool, &sums).collect::<Vec<_>>());
+            sources.push(first_maxima(pool, &sums).collect::<Vec<_>>());
         }
         let mut gradient = vec![0.0; spikes.len()];
         let (mut after, mut next) = (vec![0.0; input], vec![0.0; output]);
@@ -176,12 +191,12 @@ pub fn cross_entropy(logits: &[f64], labels: &[f64]) -> (f64, Vec<f64>) {
     let mut loss = 0.0;
     let mut gradient = Vec::with_capacity(logits.len());
     let share = 1.0 / labels.len() as f64;
-    for (logits, &label) in logits.chunks(CLASSES).zip(labels) {
+    for (logits, &label) in logits.chunks(CLASS_COUNT).zip(labels) {
         let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
         loss += share * (sum.ln() + largest - logits[label as usize]);
         gradient.extend(logits.iter().map(|x| share * (x - largest).exp() / sum));
-        let first = gradient.len() - CLASSES;
+        let first = gradient.len() - CLASS_COUNT;
         gradient[first + label as usize] -= share;
     }
     (loss, gradient)

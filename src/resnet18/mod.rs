@@ -14,11 +14,11 @@ pub mod reference;
 mod shape;
 mod weights_file;
 
-use crate::family::Family;
+use crate::family::WorkloadFamily;
 pub use cuda::kernels;
 pub use data_parallel::{DATA_PARALLEL, DataParallel};
 pub use definition::*;
-use kernelgate::harness::Peers;
+use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, suite, suite_with_scan};
 
 /// The workloads of the family, each with its rows.
@@ -35,11 +35,11 @@ pub fn suites() -> Vec<Suite> {
 }
 
 /// The family.
-pub const FAMILY: Family = Family {
+pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "resnet18",
     suites,
     kernels,
-    peers: Some(Peers {
+    peers: Some(PeerProgramSource {
         family: "resnet18",
         main: "resnet18.py",
         files: &[

@@ -6,13 +6,13 @@
 use std::ops::Range;
 
 /// Classes of the classifier.
-pub const CLASSES: usize = 10;
+pub const CLASS_COUNT: usize = 10;
 /// Channels of an image.
-pub const COLORS: usize = 3;
+pub const COLOR_CHANNELS: usize = 3;
 
 /// How the network begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stem {
+pub enum NetworkStem {
     /// 7×7 with stride 2, then 3×3 max-pooling with stride 2.
     ImageNet,
     /// 3×3, no pooling.
@@ -21,9 +21,9 @@ pub enum Stem {
 
 /// Sizes that define a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sizes {
+pub struct NetworkSizes {
     /// How the network begins.
-    pub stem: Stem,
+    pub stem: NetworkStem,
     /// Channels of the first stage; each later stage has twice the channels of the one before.
     pub width: usize,
     /// Residual blocks of a stage: 2 in ResNet-18.
@@ -43,19 +43,19 @@ pub struct Map {
 
 impl Map {
     /// Positions.
-    pub const fn pixels(self) -> usize {
+    pub const fn pixel_count(self) -> usize {
         self.side * self.side
     }
 
     /// Elements.
     pub const fn elements(self) -> usize {
-        self.pixels() * self.channels
+        self.pixel_count() * self.channels
     }
 }
 
 /// Source pixels of each output pixel of a convolution or pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
+pub struct ConvolutionWindow {
     /// Frame read.
     pub input: Map,
     /// Frame written.
@@ -66,7 +66,7 @@ pub struct Window {
     pub stride: usize,
 }
 
-impl Window {
+impl ConvolutionWindow {
     /// A window around each `stride`-th pixel: padded so that it is centred.
     pub const fn new(input: Map, kernel: usize, stride: usize, channels: usize) -> Self {
         let output = Map { side: input.side.div_ceil(stride), channels };
@@ -74,19 +74,19 @@ impl Window {
     }
 
     /// Rows of padding before the first.
-    pub const fn padding(&self) -> usize {
+    pub const fn padding_rows(&self) -> usize {
         self.kernel / 2
     }
 
     /// Positions of the window.
-    pub const fn taps(&self) -> usize {
+    pub const fn window_taps(&self) -> usize {
         self.kernel * self.kernel
     }
 
     /// The input pixel that an output pixel reads with a tap, `None` in the padding.
-    pub fn source(&self, pixel: usize, tap: usize) -> Option<usize> {
+    pub fn source_pixel(&self, pixel: usize, tap: usize) -> Option<usize> {
         let along = |out: usize, tap: usize| {
-            let at = (out * self.stride + tap).checked_sub(self.padding())?;
+            let at = (out * self.stride + tap).checked_sub(self.padding_rows())?;
             (at < self.input.side).then_some(at)
         };
         let row = along(pixel / self.output.side, tap / self.kernel)?;
@@ -97,74 +97,79 @@ impl Window {
     /// The taps from the first to the last that read a pixel anywhere: one of nine if a frame is
     /// one pixel.
     pub fn live_taps(&self) -> Range<usize> {
-        let reads =
-            |tap: &usize| (0..self.output.pixels()).any(|pixel| self.source(pixel, *tap).is_some());
-        let first = (0..self.taps()).find(reads).unwrap_or(0);
-        let last = (0..self.taps()).rev().find(reads).unwrap_or(0);
+        let reads = |tap: &usize| {
+            (0..self.output.pixel_count()).any(|pixel| self.source_pixel(pixel, *tap).is_some())
+        };
+        let first = (0..self.window_taps()).find(reads).unwrap_or(0);
+        let last = (0..self.window_taps()).rev().find(reads).unwrap_or(0);
         first..last + 1
     }
 
     /// Taps that read a pixel somewhere: those of [`Self::live_taps`] but for some in between.
     pub fn reading_taps(&self) -> usize {
-        let reads =
-            |tap: &usize| (0..self.output.pixels()).any(|pixel| self.source(pixel, *tap).is_some());
-        (0..self.taps()).filter(reads).count()
+        let reads = |tap: &usize| {
+            (0..self.output.pixel_count()).any(|pixel| self.source_pixel(pixel, *tap).is_some())
+        };
+        (0..self.window_taps()).filter(reads).count()
     }
 
     /// Pairs of output pixel and tap that read a pixel.
-    pub fn reads(&self) -> usize {
-        let all = |tap| (0..self.output.pixels()).filter(move |&p| self.source(p, tap).is_some());
-        (0..self.taps()).map(|tap| all(tap).count()).sum()
+    pub fn pixel_reads(&self) -> usize {
+        let all = |tap| {
+            (0..self.output.pixel_count()).filter(move |&p| self.source_pixel(p, tap).is_some())
+        };
+        (0..self.window_taps()).map(|tap| all(tap).count()).sum()
     }
 }
 
 /// A convolution: weight `[out, kernel, kernel, in]`, then bias `[out]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Conv {
+pub struct ConvolutionLayer {
     /// Name as in torchvision: `layer1.0.conv1`.
     pub name: String,
     /// Source pixels.
-    pub window: Window,
+    pub window: ConvolutionWindow,
     /// First element of the convolution's weight among the parameters.
     pub weight: usize,
 }
 
-impl Conv {
+impl ConvolutionLayer {
     /// Elements of a filter.
-    pub const fn depth(&self) -> usize {
-        self.window.taps() * self.window.input.channels
+    pub const fn filter_elements(&self) -> usize {
+        self.window.window_taps() * self.window.input.channels
     }
 
     /// Elements of the weight.
     pub const fn weights(&self) -> usize {
-        self.depth() * self.window.output.channels
+        self.filter_elements() * self.window.output.channels
     }
 
     /// First element of the bias among the parameters.
-    pub const fn bias(&self) -> usize {
+    pub const fn first_bias_element(&self) -> usize {
         self.weight + self.weights()
     }
 
     /// Multiply-adds of a frame, without those with the padding.
     pub fn multiply_adds(&self) -> u64 {
-        (self.window.reads() * self.window.input.channels * self.window.output.channels) as u64
+        (self.window.pixel_reads() * self.window.input.channels * self.window.output.channels)
+            as u64
     }
 }
 
 /// `neurons(second(neurons(first(x))) + shortcut(x))`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Block {
+pub struct ResidualBlock {
     /// 3×3; the first of a stage but the first one has stride 2.
-    pub first: Conv,
+    pub first: ConvolutionLayer,
     /// 3×3.
-    pub second: Conv,
+    pub second: ConvolutionLayer,
     /// 1×1 if the extents change, else the identity.
-    pub shortcut: Option<Conv>,
+    pub shortcut: Option<ConvolutionLayer>,
 }
 
-impl Block {
+impl ResidualBlock {
     /// Convolutions of the block, in the order of their parameters.
-    pub fn convolutions(&self) -> impl Iterator<Item = &Conv> {
+    pub fn block_convolutions(&self) -> impl Iterator<Item = &ConvolutionLayer> {
         [Some(&self.first), Some(&self.second), self.shortcut.as_ref()].into_iter().flatten()
     }
 }
@@ -173,40 +178,40 @@ impl Block {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
     /// Convolution of the image.
-    pub stem: Conv,
+    pub stem: ConvolutionLayer,
     /// Max-pooling behind the stem's neurons.
-    pub pool: Option<Window>,
+    pub pool: Option<ConvolutionWindow>,
     /// All residual blocks.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<ResidualBlock>,
     /// First element of the classifier's weight `[10, features]`; its bias `[10]` follows.
     pub classifier: usize,
     /// Elements of all parameters, a multiple of the width: behind the last bias lie zeros.
     pub parameters: usize,
 }
 
-impl Sizes {
+impl NetworkSizes {
     /// Extents of an image.
     pub const fn image(&self) -> Map {
-        Map { side: self.side, channels: COLORS }
+        Map { side: self.side, channels: COLOR_CHANNELS }
     }
 
     /// The layers.
     pub fn network(&self) -> Network {
         let mut used = 0;
         let mut conv = |name: String, input, kernel, stride, channels| {
-            let window = Window::new(input, kernel, stride, channels);
-            let conv = Conv { name, window, weight: used };
-            used = conv.bias() + channels;
+            let window = ConvolutionWindow::new(input, kernel, stride, channels);
+            let conv = ConvolutionLayer { name, window, weight: used };
+            used = conv.first_bias_element() + channels;
             conv
         };
         let image = self.image();
         let (stem, pool) = match self.stem {
-            Stem::ImageNet => {
+            NetworkStem::ImageNet => {
                 let stem = conv("conv1".to_owned(), image, 7, 2, self.width);
-                let pool = Window::new(stem.window.output, 3, 2, self.width);
+                let pool = ConvolutionWindow::new(stem.window.output, 3, 2, self.width);
                 (stem, Some(pool))
             }
-            Stem::Cifar => (conv("conv1".to_owned(), image, 3, 1, self.width), None),
+            NetworkStem::Cifar => (conv("conv1".to_owned(), image, 3, 1, self.width), None),
         };
         let mut map = pool.as_ref().unwrap_or(&stem.window).output;
         let mut blocks = Vec::new();
@@ -220,30 +225,33 @@ impl Sizes {
                 let second = conv(name("conv2"), output, 3, 1, channels);
                 let shortcut =
                     (output != map).then(|| conv(name("downsample"), map, 1, stride, channels));
-                blocks.push(Block { first, second, shortcut });
+                blocks.push(ResidualBlock { first, second, shortcut });
                 map = output;
             }
         }
         let classifier = used;
-        let parameters = (classifier + CLASSES * (map.channels + 1)).next_multiple_of(self.width);
+        let parameters =
+            (classifier + CLASS_COUNT * (map.channels + 1)).next_multiple_of(self.width);
         Network { stem, pool, blocks, classifier, parameters }
     }
 }
 
 impl Network {
     /// The convolutions, in the order of their parameters.
-    pub fn convolutions(&self) -> impl Iterator<Item = &Conv> {
-        std::iter::once(&self.stem).chain(self.blocks.iter().flat_map(Block::convolutions))
+    pub fn block_convolutions(&self) -> impl Iterator<Item = &ConvolutionLayer> {
+        std::iter::once(&self.stem)
+            .chain(self.blocks.iter().flat_map(ResidualBlock::block_convolutions))
     }
 
     /// Frame of the last neurons, which the classifier averages over its pixels.
-    pub fn last(&self) -> Map {
+    pub fn last_frame(&self) -> Map {
         self.blocks.last().map_or(self.stem.window.output, |block| block.second.window.output)
     }
 
     /// Frame of each layer of neurons, in order: the stem's, then two a block.
     pub fn neurons(&self) -> Vec<Map> {
-        let of_block = |block: &Block| [block.first.window.output, block.second.window.output];
+        let of_block =
+            |block: &ResidualBlock| [block.first.window.output, block.second.window.output];
         let blocks = self.blocks.iter().flat_map(of_block);
         std::iter::once(self.stem.window.output).chain(blocks).collect()
     }
@@ -255,16 +263,16 @@ impl Network {
 
     /// Each parameter: its name, first element and elements.
     pub fn layout(&self) -> Vec<(String, usize, usize)> {
-        let features = self.last().channels;
+        let features = self.last_frame().channels;
         let mut all = Vec::new();
-        for conv in self.convolutions() {
+        for conv in self.block_convolutions() {
             all.push((format!("{}.weight", conv.name), conv.weight, conv.weights()));
             let channels = conv.window.output.channels;
-            all.push((format!("{}.bias", conv.name), conv.bias(), channels));
+            all.push((format!("{}.bias", conv.name), conv.first_bias_element(), channels));
         }
-        let bias = self.classifier + CLASSES * features;
-        all.push(("fc.weight".to_owned(), self.classifier, CLASSES * features));
-        all.push(("fc.bias".to_owned(), bias, CLASSES));
+        let bias = self.classifier + CLASS_COUNT * features;
+        all.push(("fc.weight".to_owned(), self.classifier, CLASS_COUNT * features));
+        all.push(("fc.bias".to_owned(), bias, CLASS_COUNT));
         all
     }
 }

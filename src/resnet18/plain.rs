@@ -2,50 +2,50 @@
 //! which the reference and its gradient are compared. The plain network shares no arithmetic with
 //! them.
 
-use super::network::{CLASSES, Conv, Map};
+use super::network::{CLASS_COUNT, ConvolutionLayer, Map};
 use super::shape::NetworkShape;
 use kernelgate::workload::Tensors;
 
 /// A scalar on the tape.
-type Node = usize;
+type TapeNode = usize;
 
 /// Scalars in the order in which they were computed, each with the derivatives by those that it was
 /// computed from.
 #[derive(Default)]
-struct Tape {
+struct DerivativeTape {
     values: Vec<f64>,
-    derivatives: Vec<Vec<(Node, f64)>>,
+    derivatives: Vec<Vec<(TapeNode, f64)>>,
 }
 
-impl Tape {
-    fn node(&mut self, value: f64, derivatives: Vec<(Node, f64)>) -> Node {
+impl DerivativeTape {
+    fn add_node(&mut self, value: f64, derivatives: Vec<(TapeNode, f64)>) -> TapeNode {
         self.values.push(value);
         self.derivatives.push(derivatives);
         self.values.len() - 1
     }
 
-    fn leaf(&mut self, value: f64) -> Node {
-        self.node(value, Vec::new())
+    fn add_leaf(&mut self, value: f64) -> TapeNode {
+        self.add_node(value, Vec::new())
     }
 
     /// `Σ factor·node`.
-    fn sum(&mut self, terms: &[(Node, f64)]) -> Node {
+    fn sum(&mut self, terms: &[(TapeNode, f64)]) -> TapeNode {
         let value = terms.iter().map(|(node, factor)| factor * self.values[*node]).sum();
-        self.node(value, terms.to_vec())
+        self.add_node(value, terms.to_vec())
     }
 
     /// `factor·Σ a·b`.
-    fn dot(&mut self, pairs: &[(Node, Node)], factor: f64) -> Node {
+    fn dot(&mut self, pairs: &[(TapeNode, TapeNode)], factor: f64) -> TapeNode {
         let value: f64 = pairs.iter().map(|(a, b)| self.values[*a] * self.values[*b]).sum();
         let derivatives = pairs
             .iter()
             .flat_map(|&(a, b)| [(a, factor * self.values[b]), (b, factor * self.values[a])]);
         let derivatives = derivatives.collect();
-        self.node(factor * value, derivatives)
+        self.add_node(factor * value, derivatives)
     }
 
     /// Derivative of a scalar by every scalar before it.
-    fn gradient(&self, of: Node) -> Vec<f64> {
+    fn gradient(&self, of: TapeNode) -> Vec<f64> {
         let mut gradient = vec![0.0; self.values.len()];
         gradient[of] = 1.0;
         for node in (0..=of).rev() {
@@ -59,16 +59,16 @@ impl Tape {
 
 /// Membrane and tracer of one neuron.
 #[derive(Clone, Copy)]
-struct State {
-    v: Node,
-    c: Node,
+struct NeuronMembraneAndTracer {
+    v: TapeNode,
+    c: TapeNode,
 }
 
 /// The network on a tape.
-pub struct Plain<'a> {
+pub struct TapeNetwork<'a> {
     shape: &'a NetworkShape,
-    tape: Tape,
-    parameters: Vec<Node>,
+    tape: DerivativeTape,
+    parameters: Vec<TapeNode>,
     /// Sum of all spikes of each neuron, layer by layer, `[B, side, side, channels]`.
     pub tracers: Vec<Vec<f64>>,
     /// `[B, 10]`.
@@ -79,13 +79,13 @@ pub struct Plain<'a> {
     pub gradient: Vec<f64>,
 }
 
-impl<'a> Plain<'a> {
+impl<'a> TapeNetwork<'a> {
     /// Runs the network forward and backward.
     pub fn new(shape: &'a NetworkShape, inputs: &Tensors) -> Self {
-        let mut tape = Tape::default();
-        let mut leaves = |name: &str| -> Vec<Node> {
+        let mut tape = DerivativeTape::default();
+        let mut leaves = |name: &str| -> Vec<TapeNode> {
             let tensor = inputs.tensor(name);
-            tensor.to_f64(0, tensor.len()).into_iter().map(|x| tape.leaf(x)).collect()
+            tensor.to_f64(0, tensor.len()).into_iter().map(|x| tape.add_leaf(x)).collect()
         };
         let (images, parameters) = (leaves("images"), leaves("parameters"));
         let labels = inputs.tensor("labels").to_f64(0, shape.b);
@@ -101,9 +101,10 @@ impl<'a> Plain<'a> {
         let size = shape.sizes.image().elements();
         let mut losses = Vec::new();
         for (image, label) in images.chunks(size).zip(labels) {
-            let logits = plain.image(image);
+            let logits = plain.image_logits(image);
             plain.logits.extend(logits.iter().map(|&node| plain.tape.values[node]));
-            losses.push((plain.cross_entropy(&logits, label as usize), 1.0 / shape.b as f64));
+            losses
+                .push((plain.cross_entropy_on_tape(&logits, label as usize), 1.0 / shape.b as f64));
         }
         let loss = plain.tape.sum(&losses);
         plain.loss = plain.tape.values[loss];
@@ -112,26 +113,29 @@ impl<'a> Plain<'a> {
         plain
     }
 
-    fn image(&mut self, image: &[Node]) -> Vec<Node> {
+    fn image_logits(&mut self, image: &[TapeNode]) -> Vec<TapeNode> {
         let network = self.shape.sizes.network();
         let theta = self.shape.neuron().threshold;
         let steps = self.shape.steps() as f64;
         let maps = network.neurons();
-        let mut states: Vec<Vec<State>> = Vec::new();
+        let mut states: Vec<Vec<NeuronMembraneAndTracer>> = Vec::new();
         for map in &maps {
-            let state = |tape: &mut Tape| State { v: tape.leaf(0.5 * theta), c: tape.leaf(0.0) };
+            let state = |tape: &mut DerivativeTape| NeuronMembraneAndTracer {
+                v: tape.add_leaf(0.5 * theta),
+                c: tape.add_leaf(0.0),
+            };
             states.push((0..map.elements()).map(|_| state(&mut self.tape)).collect());
         }
-        let mut pooled: Option<Vec<Node>> = None;
-        let mut totals: Vec<Vec<(Node, f64)>> = vec![Vec::new(); CLASSES];
+        let mut pooled: Option<Vec<TapeNode>> = None;
+        let mut totals: Vec<Vec<(TapeNode, f64)>> = vec![Vec::new(); CLASS_COUNT];
         for t in 0..self.shape.t {
             let fed = (t as f64) < steps;
             let image = image.iter().map(|&x| (x, if fed { 1.0 / steps } else { 0.0 }));
-            let image: Vec<Node> = image.map(|term| self.tape.sum(&[term])).collect();
-            let currents = self.convolve(&network.stem, &image, 1.0, fed);
+            let image: Vec<TapeNode> = image.map(|term| self.tape.sum(&[term])).collect();
+            let currents = self.convolve_on_tape(&network.stem, &image, 1.0, fed);
             let mut spikes = self.fire(&mut states[0], &currents);
             if let Some(pool) = &network.pool {
-                let sums: Vec<Node> = states[0].iter().map(|state| state.c).collect();
+                let sums: Vec<TapeNode> = states[0].iter().map(|state| state.c).collect();
                 let now = self.pool(pool.input, pool.output, &sums);
                 let before = pooled.replace(now.clone());
                 spikes = (0..now.len())
@@ -142,18 +146,19 @@ impl<'a> Plain<'a> {
                     .collect();
             }
             for (number, block) in network.blocks.iter().enumerate() {
-                let currents = self.convolve(&block.first, &spikes, theta, fed);
+                let currents = self.convolve_on_tape(&block.first, &spikes, theta, fed);
                 let hidden = self.fire(&mut states[2 * number + 1], &currents);
-                let branch = self.convolve(&block.second, &hidden, theta, fed);
+                let branch = self.convolve_on_tape(&block.second, &hidden, theta, fed);
                 let (shortcut, factor) = match &block.shortcut {
-                    Some(conv) => (self.convolve(conv, &spikes, theta, fed), 1.0),
+                    Some(conv) => (self.convolve_on_tape(conv, &spikes, theta, fed), 1.0),
                     None => (spikes, theta),
                 };
-                let sum = |(&x, &y): (&Node, &Node)| self.tape.sum(&[(x, 1.0), (y, factor)]);
-                let currents: Vec<Node> = branch.iter().zip(&shortcut).map(sum).collect();
+                let sum =
+                    |(&x, &y): (&TapeNode, &TapeNode)| self.tape.sum(&[(x, 1.0), (y, factor)]);
+                let currents: Vec<TapeNode> = branch.iter().zip(&shortcut).map(sum).collect();
                 spikes = self.fire(&mut states[2 * number + 2], &currents);
             }
-            let logits = self.classify(&spikes, network.last(), network.classifier, fed);
+            let logits = self.classify(&spikes, network.last_frame(), network.classifier, fed);
             totals.iter_mut().zip(logits).for_each(|(total, node)| total.push((node, 1.0)));
         }
         for (tracers, states) in self.tracers.iter_mut().zip(&states) {
@@ -163,7 +168,13 @@ impl<'a> Plain<'a> {
     }
 
     /// `factor·conv(input)`, with the bias in a step that is fed.
-    fn convolve(&mut self, conv: &Conv, input: &[Node], factor: f64, fed: bool) -> Vec<Node> {
+    fn convolve_on_tape(
+        &mut self,
+        conv: &ConvolutionLayer,
+        input: &[TapeNode],
+        factor: f64,
+        fed: bool,
+    ) -> Vec<TapeNode> {
         let (from, to) = (conv.window.input, conv.window.output);
         let (k, stride) = (conv.window.kernel as isize, conv.window.stride as isize);
         let inside = |x: isize| (0..from.side as isize).contains(&x);
@@ -188,7 +199,7 @@ impl<'a> Plain<'a> {
                     }
                     let sum = self.tape.dot(&pairs, factor);
                     let share = if fed { 1.0 / self.shape.steps() as f64 } else { 0.0 };
-                    let bias = self.parameters[conv.bias() + filter];
+                    let bias = self.parameters[conv.first_bias_element() + filter];
                     output.push(self.tape.sum(&[(sum, 1.0), (bias, share)]));
                 }
             }
@@ -197,7 +208,11 @@ impl<'a> Plain<'a> {
     }
 
     /// One step of a layer: spikes, with the states moved on.
-    fn fire(&mut self, states: &mut [State], currents: &[Node]) -> Vec<Node> {
+    fn fire(
+        &mut self,
+        states: &mut [NeuronMembraneAndTracer],
+        currents: &[TapeNode],
+    ) -> Vec<TapeNode> {
         let parameters = self.shape.neuron();
         let (theta, top) = (parameters.threshold, f64::from(parameters.tracer_max));
         let bell = |z: f64, w: f64| (-z * z / (2.0 * (0.405 * w) * (0.405 * w))).exp() / w;
@@ -220,7 +235,7 @@ impl<'a> Plain<'a> {
                 by_c -= bell(c, 1.0);
                 spike = if c > 0.0 { -1.0 } else { 0.0 };
             }
-            let s = self.tape.node(spike, vec![(h, by_h), (state.c, by_c)]);
+            let s = self.tape.add_node(spike, vec![(h, by_h), (state.c, by_c)]);
             state.v = self.tape.sum(&[(h, 1.0), (s, -theta)]);
             state.c = self.tape.sum(&[(state.c, 1.0), (s, 1.0)]);
             spikes.push(s);
@@ -229,12 +244,12 @@ impl<'a> Plain<'a> {
     }
 
     /// The first largest of 3×3 sums around every second pixel.
-    fn pool(&mut self, from: Map, to: Map, sums: &[Node]) -> Vec<Node> {
+    fn pool(&mut self, from: Map, to: Map, sums: &[TapeNode]) -> Vec<TapeNode> {
         let mut output = Vec::new();
-        for pixel in 0..to.pixels() {
+        for pixel in 0..to.pixel_count() {
             let (row, column) = (pixel / to.side, pixel % to.side);
             for channel in 0..to.channels {
-                let mut best: Option<Node> = None;
+                let mut best: Option<TapeNode> = None;
                 for y in (2 * row).saturating_sub(1)..(2 * row + 2).min(from.side) {
                     for x in (2 * column).saturating_sub(1)..(2 * column + 2).min(from.side) {
                         let node = sums[(y * from.side + x) * from.channels + channel];
@@ -251,32 +266,34 @@ impl<'a> Plain<'a> {
         output
     }
 
-    fn classify(&mut self, spikes: &[Node], map: Map, at: usize, fed: bool) -> Vec<Node> {
-        let scale = self.shape.neuron().threshold / map.pixels() as f64;
-        let of_channel = |channel: usize| -> Vec<(Node, f64)> {
-            (0..map.pixels()).map(|pixel| (spikes[pixel * map.channels + channel], scale)).collect()
+    fn classify(&mut self, spikes: &[TapeNode], map: Map, at: usize, fed: bool) -> Vec<TapeNode> {
+        let scale = self.shape.neuron().threshold / map.pixel_count() as f64;
+        let of_channel = |channel: usize| -> Vec<(TapeNode, f64)> {
+            (0..map.pixel_count())
+                .map(|pixel| (spikes[pixel * map.channels + channel], scale))
+                .collect()
         };
-        let features: Vec<Node> =
+        let features: Vec<TapeNode> =
             (0..map.channels).map(|channel| self.tape.sum(&of_channel(channel))).collect();
         let share = if fed { 1.0 / self.shape.steps() as f64 } else { 0.0 };
-        (0..CLASSES)
+        (0..CLASS_COUNT)
             .map(|class| {
                 let row = &self.parameters[at + class * map.channels..][..map.channels];
                 let pairs: Vec<_> = row.iter().copied().zip(features.iter().copied()).collect();
                 let sum = self.tape.dot(&pairs, 1.0);
-                let bias = self.parameters[at + CLASSES * map.channels + class];
+                let bias = self.parameters[at + CLASS_COUNT * map.channels + class];
                 self.tape.sum(&[(sum, 1.0), (bias, share)])
             })
             .collect()
     }
 
-    fn cross_entropy(&mut self, logits: &[Node], label: usize) -> Node {
+    fn cross_entropy_on_tape(&mut self, logits: &[TapeNode], label: usize) -> TapeNode {
         let powers: Vec<f64> = logits.iter().map(|&node| self.tape.values[node].exp()).collect();
         let sum: f64 = powers.iter().sum();
-        let mut derivatives: Vec<(Node, f64)> =
+        let mut derivatives: Vec<(TapeNode, f64)> =
             logits.iter().zip(&powers).map(|(&node, power)| (node, power / sum)).collect();
         derivatives.push((logits[label], -1.0));
         let loss = sum.ln() - self.tape.values[logits[label]];
-        self.tape.node(loss, derivatives)
+        self.tape.add_node(loss, derivatives)
     }
 }

@@ -4,10 +4,10 @@
 //! layer of neurons, which the gradient follows from.
 
 use super::convolution::convolve;
-use super::network::{CLASSES, Conv, Network, Window};
+use super::network::{CLASS_COUNT, ConvolutionLayer, ConvolutionWindow, Network};
 use super::shape::NetworkShape;
 use crate::parallel;
-use crate::st_bif::neuron::{self, Trace};
+use crate::st_bif::neuron::{self, NeuronForwardTrace};
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
 
@@ -46,7 +46,7 @@ pub struct Forward {
 
 impl Forward {
     /// Spikes that a block reads.
-    pub fn input_of(&self, block: usize) -> &[i8] {
+    pub fn spikes_read_by_block(&self, block: usize) -> &[i8] {
         match (&self.pooled, block) {
             (Some(pooled), 0) => pooled,
             _ => &self.layers[2 * block].spikes,
@@ -69,33 +69,36 @@ impl<'a> Reference<'a> {
         let stem = &self.network.stem;
         let spread = 1.0 / self.shape.steps() as f64;
         let once = convolve(stem, self.weight(stem), &images, spread);
-        let mut currents = vec![0.0; self.shape.frames() * stem.window.output.elements()];
+        let mut currents = vec![0.0; self.shape.frame_count() * stem.window.output.elements()];
         for t in 0..self.shape.fed() {
             currents[t * once.len()..][..once.len()].copy_from_slice(&once);
         }
         self.add_bias(stem, &mut currents);
 
         let mut forward = Forward {
-            layers: vec![self.fire(currents)],
+            layers: vec![self.run_neurons(currents)],
             pooled: None,
             features: Vec::new(),
             logits: Vec::new(),
         };
-        forward.pooled = self.network.pool.map(|pool| self.pool(&pool, &forward.layers[0].spikes));
+        forward.pooled =
+            self.network.pool.map(|pool| self.pool_spikes(&pool, &forward.layers[0].spikes));
         for number in 0..self.network.blocks.len() {
             self.block(number, &mut forward);
         }
-        forward.features = self.features(&forward.layers[2 * self.network.blocks.len()].spikes);
-        forward.logits = self.classify(&forward.features);
+        forward.features =
+            self.averaged_features(&forward.layers[2 * self.network.blocks.len()].spikes);
+        forward.logits = self.classify_features(&forward.features);
         forward
     }
 
     fn block(&self, number: usize, forward: &mut Forward) {
         let block = &self.network.blocks[number];
         let theta = self.shape.neuron().threshold;
-        let hidden = self.fire(self.convolve_spikes(&block.first, forward.input_of(number)));
+        let hidden = self
+            .run_neurons(self.convolve_spikes(&block.first, forward.spikes_read_by_block(number)));
         let mut currents = self.convolve_spikes(&block.second, &hidden.spikes);
-        let input = forward.input_of(number);
+        let input = forward.spikes_read_by_block(number);
         match &block.shortcut {
             Some(conv) => {
                 let shortcut = self.convolve_spikes(conv, input);
@@ -103,12 +106,12 @@ impl<'a> Reference<'a> {
             }
             None => currents.iter_mut().zip(input).for_each(|(x, &s)| *x += theta * f64::from(s)),
         }
-        let output = self.fire(currents);
+        let output = self.run_neurons(currents);
         forward.layers.extend([hidden, output]);
     }
 
     /// A convolution of the values of spikes, with its bias.
-    fn convolve_spikes(&self, conv: &Conv, spikes: &[i8]) -> Vec<f64> {
+    fn convolve_spikes(&self, conv: &ConvolutionLayer, spikes: &[i8]) -> Vec<f64> {
         let theta = self.shape.neuron().threshold;
         let mut currents = convolve(conv, self.weight(conv), spikes, theta);
         self.add_bias(conv, &mut currents);
@@ -116,9 +119,9 @@ impl<'a> Reference<'a> {
     }
 
     /// Adds the bias over `steps` to the frames that it is fed to.
-    fn add_bias(&self, conv: &Conv, currents: &mut [f64]) {
+    fn add_bias(&self, conv: &ConvolutionLayer, currents: &mut [f64]) {
         let channels = conv.window.output.channels;
-        let bias = &self.parameters[conv.bias()..][..channels];
+        let bias = &self.parameters[conv.first_bias_element()..][..channels];
         let fed = self.shape.fed() * self.shape.b * conv.window.output.elements();
         for pixel in currents[..fed].chunks_mut(channels) {
             pixel.iter_mut().zip(bias).for_each(|(x, b)| *x += b / self.shape.steps() as f64);
@@ -126,12 +129,12 @@ impl<'a> Reference<'a> {
     }
 
     /// Runs neurons on their currents.
-    fn fire(&self, currents: Vec<f64>) -> Neurons {
+    fn run_neurons(&self, currents: Vec<f64>) -> Neurons {
         let (t, n) = (self.shape.t, currents.len() / self.shape.t);
         let parameters = self.shape.neuron();
         let mut spikes = vec![0i8; currents.len()];
-        parallel::each(split_columns(&mut spikes, n, COLUMNS), &|task, mut rows| {
-            let (mut series, mut trace) = (vec![0.0; t], Trace::default());
+        parallel::for_each_task(split_columns(&mut spikes, n, COLUMNS), &|task, mut rows| {
+            let (mut series, mut trace) = (vec![0.0; t], NeuronForwardTrace::default());
             for column in 0..rows[0].len() {
                 let at = task * COLUMNS + column;
                 series.iter_mut().enumerate().for_each(|(t, x)| *x = currents[t * n + at]);
@@ -143,7 +146,7 @@ impl<'a> Reference<'a> {
     }
 
     /// `pool(Σ_t s) - pool(Σ_{t-1} s)`.
-    fn pool(&self, pool: &Window, spikes: &[i8]) -> Vec<i8> {
+    fn pool_spikes(&self, pool: &ConvolutionWindow, spikes: &[i8]) -> Vec<i8> {
         let (input, output) =
             (self.shape.b * pool.input.elements(), self.shape.b * pool.output.elements());
         let mut pooled = vec![0i8; self.shape.t * output];
@@ -151,7 +154,7 @@ impl<'a> Reference<'a> {
         let mut before = vec![0i8; output];
         for (spikes, pooled) in spikes.chunks(input).zip(pooled.chunks_mut(output)) {
             sums.iter_mut().zip(spikes).for_each(|(sum, s)| *sum += s);
-            let largest: Vec<i8> = largest(pool, &sums).map(|at| sums[at]).collect();
+            let largest: Vec<i8> = first_maxima(pool, &sums).map(|at| sums[at]).collect();
             for ((to, now), before) in pooled.iter_mut().zip(&largest).zip(&before) {
                 *to = now - before;
             }
@@ -160,9 +163,9 @@ impl<'a> Reference<'a> {
         pooled
     }
 
-    fn features(&self, spikes: &[i8]) -> Vec<f64> {
-        let (map, b) = (self.network.last(), self.shape.b);
-        let scale = self.shape.neuron().threshold / map.pixels() as f64;
+    fn averaged_features(&self, spikes: &[i8]) -> Vec<f64> {
+        let (map, b) = (self.network.last_frame(), self.shape.b);
+        let scale = self.shape.neuron().threshold / map.pixel_count() as f64;
         let mut features = vec![0.0; b * map.channels];
         for frames in spikes.chunks(b * map.elements()) {
             for (frame, features) in
@@ -176,9 +179,10 @@ impl<'a> Reference<'a> {
         features
     }
 
-    fn classify(&self, features: &[f64]) -> Vec<f64> {
-        let width = self.network.last().channels;
-        let (weight, bias) = self.parameters[self.network.classifier..].split_at(CLASSES * width);
+    fn classify_features(&self, features: &[f64]) -> Vec<f64> {
+        let width = self.network.last_frame().channels;
+        let (weight, bias) =
+            self.parameters[self.network.classifier..].split_at(CLASS_COUNT * width);
         let share = self.shape.fed() as f64 / self.shape.steps() as f64;
         let of_image = |features: &[f64]| {
             let classes = weight.chunks(width).zip(bias).map(|(row, b)| {
@@ -190,22 +194,26 @@ impl<'a> Reference<'a> {
     }
 
     /// A convolution's weight.
-    pub fn weight(&self, conv: &Conv) -> &[f64] {
-        &self.parameters[conv.weight..conv.bias()]
+    pub fn weight(&self, conv: &ConvolutionLayer) -> &[f64] {
+        &self.parameters[conv.weight..conv.first_bias_element()]
     }
 }
 
 /// For each output element of frames `[frames, side, side, channels]`, the input element that is
 /// the first maximum of its window.
-pub fn largest<'a>(pool: &'a Window, sums: &'a [i8]) -> impl Iterator<Item = usize> + 'a {
+pub fn first_maxima<'a>(
+    pool: &'a ConvolutionWindow,
+    sums: &'a [i8],
+) -> impl Iterator<Item = usize> + 'a {
     let channels = pool.input.channels;
     let frames =
         (0..sums.len() / pool.input.elements()).map(move |frame| frame * pool.input.elements());
-    let pixels =
-        frames.flat_map(move |frame| (0..pool.output.pixels()).map(move |pixel| (frame, pixel)));
+    let pixels = frames
+        .flat_map(move |frame| (0..pool.output.pixel_count()).map(move |pixel| (frame, pixel)));
     pixels.flat_map(move |(frame, pixel)| {
         let of_channel = move |channel: usize| {
-            let sources = (0..pool.taps()).filter_map(move |tap| pool.source(pixel, tap));
+            let sources =
+                (0..pool.window_taps()).filter_map(move |tap| pool.source_pixel(pixel, tap));
             let elements = sources.map(move |at| frame + at * channels + channel);
             let first = |best: usize, at: usize| if sums[at] > sums[best] { at } else { best };
             elements.reduce(first).expect("a window reads its centre")

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 
 use half::bf16;
 
-use super::network::{CLASSES, COLORS, Conv, Network, Sizes, Stem};
+use super::network::{
+    CLASS_COUNT, COLOR_CHANNELS, ConvolutionLayer, Network, NetworkSizes, NetworkStem,
+};
 use super::weights_file;
-use crate::st_bif::neuron::Parameters;
+use crate::st_bif::neuron::NeuronParameters;
 use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Unit, Work, random};
 
 /// More images, or steps, than any of these: no count overflows 64 bits.
@@ -15,7 +17,7 @@ const MAX_EXTENT: usize = 1 << 16;
 
 /// How weights and images are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Draw {
+pub enum DrawDistribution {
     /// Normal, rounded to the dtype.
     Normal,
     /// Weights of a safetensors file; images normal, rounded to the dtype.
@@ -29,7 +31,7 @@ pub enum Draw {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NetworkShape {
     /// The network.
-    pub sizes: Sizes,
+    pub sizes: NetworkSizes,
     /// Batch: images.
     pub b: usize,
     /// Time steps.
@@ -37,14 +39,15 @@ pub struct NetworkShape {
     /// Quantisation level: 4, 8 or 16.
     pub level: usize,
     /// How weights and images are drawn.
-    pub draw: Draw,
+    pub draw: DrawDistribution,
     /// Dtype that represents weights and images exactly, and the least precision of GEMM operands.
     pub dtype: Dtype,
 }
 
 impl NetworkShape {
     pub(super) fn bind(point: &Point) -> Result<Self, AxisError> {
-        let stem = if point.word("stem")? == "cifar" { Stem::Cifar } else { Stem::ImageNet };
+        let stem =
+            if point.word("stem")? == "cifar" { NetworkStem::Cifar } else { NetworkStem::ImageNet };
         let (b, t, width) = (point.number("b")?, point.number("t")?, point.number("w")?);
         if b.max(t) > MAX_EXTENT {
             return Err(AxisError::Combination(format!("b={b}, t={t}: up to {MAX_EXTENT} each")));
@@ -53,17 +56,17 @@ impl NetworkShape {
             return Err(AxisError::Combination(format!("w={width}: multiples of 8 up to 1024")));
         }
         let draw = match point.word("weights")? {
-            "normal" => Draw::Normal,
-            "file" => Draw::File,
-            _ => Draw::Dyadic,
+            "normal" => DrawDistribution::Normal,
+            "file" => DrawDistribution::File,
+            _ => DrawDistribution::Dyadic,
         };
         let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
-        let sizes = Sizes { stem, width, blocks: 2, side: 32 };
+        let sizes = NetworkSizes { stem, width, blocks: 2, side: 32 };
         Ok(Self { sizes, b, t, level: point.number("level")?, draw, dtype })
     }
 
     /// Images of all time steps.
-    pub fn frames(&self) -> usize {
+    pub fn frame_count(&self) -> usize {
         self.t * self.b
     }
 
@@ -79,7 +82,7 @@ impl NetworkShape {
     }
 
     /// Note on a case whose network never sees the whole image.
-    pub(super) fn remark(&self) -> Option<String> {
+    pub(super) fn unseen_image_remark(&self) -> Option<String> {
         let (t, steps) = (self.t, self.steps());
         (t < steps).then(|| {
             format!(
@@ -90,20 +93,20 @@ impl NetworkShape {
 
     /// Every neuron's: a threshold of `4/level`, so that values end at 1, 1.5 and 1.75 for the
     /// levels 4, 8 and 16; a tracer from 0 to `level/2 - 1`.
-    pub fn neuron(&self) -> Parameters {
+    pub fn neuron(&self) -> NeuronParameters {
         let threshold = 4.0 / self.level as f64;
         let tracer_max = self.steps() as i32;
-        Parameters { threshold, tracer_min: 0, tracer_max, prefire: 0.0 }
+        NeuronParameters { threshold, tracer_min: 0, tracer_max, prefire: 0.0 }
     }
 
     /// Seeded images, labels and parameters.
     pub(super) fn inputs(&self, seed: u64) -> Tensors {
         let (side, b) = (self.sizes.side, self.b);
-        let label = |x: f32| ((x.abs() * 1e3) as usize % CLASSES) as i8;
+        let label = |x: f32| ((x.abs() * 1e3) as usize % CLASS_COUNT) as i8;
         let network = self.sizes.network();
         let parameters = self.parameters(&network, seed);
         Tensors::new()
-            .with("images", [b, side, side, COLORS], self.images(seed))
+            .with("images", [b, side, side, COLOR_CHANNELS], self.drawn_images(seed))
             .with("labels", [b], random::map_normal_values(seed, "labels", b, label))
             .with("parameters", self.rows(&network), parameters)
     }
@@ -115,18 +118,20 @@ impl NetworkShape {
 
     /// N(0, 1). Dyadic: what each step feeds is a multiple of 1/64, and the sum of all steps has
     /// eight significant bits.
-    fn images(&self, seed: u64) -> Vec<f32> {
+    fn drawn_images(&self, seed: u64) -> Vec<f32> {
         let (steps, len) = (self.steps() as f32, self.b * self.sizes.image().elements());
         let most = (255.0 / steps).floor();
         random::map_normal_values(seed, "images", len, |x| match self.draw {
-            Draw::Dyadic => (x * 64.0 / steps).round().clamp(-most, most) * steps / 64.0,
-            Draw::Normal | Draw::File => self.rounded(x),
+            DrawDistribution::Dyadic => {
+                (x * 64.0 / steps).round().clamp(-most, most) * steps / 64.0
+            }
+            DrawDistribution::Normal | DrawDistribution::File => self.rounded(x),
         })
     }
 
     /// Shape of the logits.
     pub fn logits(&self) -> [usize; 2] {
-        [self.b, CLASSES]
+        [self.b, CLASS_COUNT]
     }
 
     fn rounded(&self, x: f32) -> f32 {
@@ -136,10 +141,10 @@ impl NetworkShape {
     /// Weights of a deviation that keeps the neurons of all layers busy, as training does, and
     /// negative biases against the growth of the residual sum.
     fn parameters(&self, network: &Network, seed: u64) -> Vec<f32> {
-        if self.draw == Draw::File {
+        if self.draw == DrawDistribution::File {
             // Errors of the file were reported before anything is drawn.
-            let read = |path: PathBuf| weights_file::read(&path, network);
-            let parameters = weights_file::path().and_then(read).unwrap_or_default();
+            let read = |path: PathBuf| weights_file::read_weights(&path, network);
+            let parameters = weights_file::weights_file_path().and_then(read).unwrap_or_default();
             return parameters.into_iter().map(|value| self.rounded(value)).collect();
         }
         let mut parameters = vec![0.0; network.parameters];
@@ -150,62 +155,66 @@ impl NetworkShape {
             };
         let steps = self.steps() as f32;
         let bias = |x: f32| match self.draw {
-            Draw::Dyadic => (x * 256.0 / steps).round() * steps / 256.0,
-            Draw::Normal | Draw::File => x,
+            DrawDistribution::Dyadic => (x * 256.0 / steps).round() * steps / 256.0,
+            DrawDistribution::Normal | DrawDistribution::File => x,
         };
-        for conv in network.convolutions() {
-            let deviation = deviation(conv);
+        for conv in network.block_convolutions() {
+            let deviation = weight_deviation(conv);
             let weight = |x: f32| self.weight(deviation, x);
             draw(format!("{}.weight", conv.name), conv.weight, conv.weights(), &weight);
             let shift = if conv.name.ends_with("conv2") { -0.1 } else { 0.0 };
-            draw(format!("{}.bias", conv.name), conv.bias(), conv.window.output.channels, &|x| {
-                bias(0.1 * x + shift)
-            });
+            draw(
+                format!("{}.bias", conv.name),
+                conv.first_bias_element(),
+                conv.window.output.channels,
+                &|x| bias(0.1 * x + shift),
+            );
         }
-        let features = network.last().channels;
+        let features = network.last_frame().channels;
         let deviation = 1.0 / (features as f32).sqrt();
-        let weights = CLASSES * features;
+        let weights = CLASS_COUNT * features;
         let weight = |x: f32| self.weight(deviation, x);
         draw("fc.weight".to_owned(), network.classifier, weights, &weight);
-        draw("fc.bias".to_owned(), network.classifier + weights, CLASSES, &|x| bias(0.1 * x));
+        draw("fc.bias".to_owned(), network.classifier + weights, CLASS_COUNT, &|x| bias(0.1 * x));
         parameters
     }
 
     /// A weight. Dyadic: eight significant bits on a grid that holds four deviations.
     fn weight(&self, deviation: f32, x: f32) -> f32 {
         match self.draw {
-            Draw::Dyadic => {
+            DrawDistribution::Dyadic => {
                 let grid = (4.0 * deviation / 255.0).log2().ceil().exp2();
                 (deviation * x / grid).round().clamp(-255.0, 255.0) * grid
             }
-            Draw::Normal | Draw::File => self.rounded(deviation * x),
+            DrawDistribution::Normal | DrawDistribution::File => self.rounded(deviation * x),
         }
     }
 
     /// Operations of the convolutions behind the stem, of one pass over every frame; those with the
     /// padding are not counted.
     pub(super) fn hidden_flops(&self, network: &Network) -> u64 {
-        let hidden: u64 = network.convolutions().skip(1).map(Conv::multiply_adds).sum();
-        2 * self.frames() as u64 * hidden
+        let hidden: u64 =
+            network.block_convolutions().skip(1).map(ConvolutionLayer::multiply_adds).sum();
+        2 * self.frame_count() as u64 * hidden
     }
 
     /// Operations of the stem and the classifier: their operands are the image and the sum over
     /// time, so once an image.
     pub(super) fn outer_flops(&self, network: &Network) -> u64 {
-        let classifier = (CLASSES * network.last().channels) as u64;
+        let classifier = (CLASS_COUNT * network.last_frame().channels) as u64;
         2 * self.b as u64 * (network.stem.multiply_adds() + classifier)
     }
 
     /// Neurons of all images, times steps.
     pub(super) fn neuron_steps(&self, network: &Network) -> u64 {
-        (self.frames() * network.neuron_count()) as u64
+        (self.frame_count() * network.neuron_count()) as u64
     }
 
     /// Work of a forward pass that reads parameters and images once.
     pub(super) fn forward_work(&self, network: &Network) -> Work {
         let elements = network.parameters + self.b * self.sizes.image().elements();
         let neurons = self.neuron_steps(network);
-        let logits = self.b * CLASSES * Dtype::F32.bytes();
+        let logits = self.b * CLASS_COUNT * Dtype::F32.bytes();
         // Operations of a neuron: v += x, θ·s, v -= θ·s, c += s, and the bias.
         Work::bytes((elements * self.dtype.bytes()) as u64, logits as u64)
             .with_flops(
@@ -220,7 +229,7 @@ impl NetworkShape {
     /// largest one.
     pub(super) fn host_bytes(&self, network: &Network) -> u64 {
         let largest = network.neurons().iter().map(|map| map.elements()).max().unwrap_or(0);
-        let frames = self.frames() as u64;
+        let frames = self.frame_count() as u64;
         let images = self.b as u64 * self.sizes.image().elements() as u64;
         12 * images
             + 9 * self.neuron_steps(network)
@@ -232,9 +241,9 @@ impl NetworkShape {
 /// Standard deviation of a convolution's weights, from the average number of inputs of an output
 /// pixel. If all inputs are as large as the values of neurons, sums are about one, and about half
 /// if the residual is added.
-fn deviation(conv: &Conv) -> f32 {
+fn weight_deviation(conv: &ConvolutionLayer) -> f32 {
     let window = conv.window;
-    let taps = window.reads() as f32 / window.output.pixels() as f32;
+    let taps = window.pixel_reads() as f32 / window.output.pixel_count() as f32;
     let inputs = (taps * window.input.channels as f32).sqrt();
     match conv.name.as_str() {
         "conv1" => 1.0 / inputs,

@@ -1,13 +1,16 @@
 use super::super::convolution::convolve;
-use super::super::network::{Block, CLASSES, Conv, Map, Sizes, Stem};
-use super::super::plain::Plain;
+use super::super::network::{
+    CLASS_COUNT, ConvolutionLayer, Map, NetworkSizes, NetworkStem, ResidualBlock,
+};
+use super::super::plain::TapeNetwork;
 use super::*;
 
 /// A network small enough for a tape of scalars.
-const TINY: Sizes = Sizes { stem: Stem::ImageNet, width: 4, blocks: 1, side: 8 };
+const TINY: NetworkSizes =
+    NetworkSizes { stem: NetworkStem::ImageNet, width: 4, blocks: 1, side: 8 };
 
-fn shape(sizes: Sizes, b: usize, t: usize, level: usize) -> NetworkShape {
-    NetworkShape { sizes, b, t, level, draw: Draw::Dyadic, dtype: Dtype::Bf16 }
+fn shape(sizes: NetworkSizes, b: usize, t: usize, level: usize) -> NetworkShape {
+    NetworkShape { sizes, b, t, level, draw: DrawDistribution::Dyadic, dtype: Dtype::Bf16 }
 }
 
 fn inputs(shape: NetworkShape, seed: u64) -> Tensors {
@@ -15,14 +18,14 @@ fn inputs(shape: NetworkShape, seed: u64) -> Tensors {
 }
 
 /// ‖a - b‖₂ / ‖b‖₂.
-fn distance(a: &[f64], b: &[f64]) -> f64 {
+fn relative_l2_distance(a: &[f64], b: &[f64]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
 }
 
 #[test]
 fn too_few_steps_for_the_encoding_are_remarked() {
-    let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
     let remark = |t, level| Inference { shape: shape(sizes, 8, t, level) }.remark();
     assert_eq!((remark(7, 16), remark(4, 8)), (None, None));
     assert!(remark(4, 16).unwrap().starts_with("t=4 is below the 7 steps of the encoding"));
@@ -31,8 +34,8 @@ fn too_few_steps_for_the_encoding_are_remarked() {
 /// A file that the variable does not name is an error of every case.
 #[test]
 fn weights_of_no_file_are_an_error() {
-    let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
-    let shape = NetworkShape { draw: Draw::File, ..shape(sizes, 1, 4, 8) };
+    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let shape = NetworkShape { draw: DrawDistribution::File, ..shape(sizes, 1, 4, 8) };
     if std::env::var_os("RESNET18_WEIGHTS").is_none() {
         let error = Inference { shape }.check().unwrap_err();
         assert_eq!(error, "weights=file: RESNET18_WEIGHTS names no file");
@@ -41,20 +44,22 @@ fn weights_of_no_file_are_an_error() {
 
 #[test]
 fn sizes_are_those_of_resnet18() {
-    let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
     let network = sizes.network();
     assert_eq!((network.neurons().len(), network.neuron_count()), (17, 47_104));
-    let weights: usize = network.convolutions().map(Conv::weights).sum();
+    let weights: usize = network.block_convolutions().map(ConvolutionLayer::weights).sum();
     assert_eq!(weights, 11_166_912);
-    assert_eq!(network.last().side, 1);
-    let padded: usize =
-        network.convolutions().map(|conv| conv.weights() * conv.window.output.pixels()).sum();
-    let read: u64 = network.convolutions().map(Conv::multiply_adds).sum();
-    let classifier = CLASSES * network.last().channels;
+    assert_eq!(network.last_frame().side, 1);
+    let padded: usize = network
+        .block_convolutions()
+        .map(|conv| conv.weights() * conv.window.output.pixel_count())
+        .sum();
+    let read: u64 = network.block_convolutions().map(ConvolutionLayer::multiply_adds).sum();
+    let classifier = CLASS_COUNT * network.last_frame().channels;
     assert_eq!((padded + classifier, read), (37_016_576, 21_662_464));
-    let cifar = Sizes { stem: Stem::Cifar, ..sizes }.network();
+    let cifar = NetworkSizes { stem: NetworkStem::Cifar, ..sizes }.network();
     assert_eq!(cifar.neurons()[0].side, 32);
-    assert_eq!(cifar.last().side, 4);
+    assert_eq!(cifar.last_frame().side, 4);
 }
 
 #[test]
@@ -70,36 +75,38 @@ fn parameters_lie_one_behind_the_other() {
 
 #[test]
 fn the_reference_and_its_gradient_are_those_of_the_tape() {
-    for (stem, t, level) in [(Stem::ImageNet, 4, 8), (Stem::Cifar, 5, 4), (Stem::ImageNet, 3, 16)] {
-        let shape = shape(Sizes { stem, ..TINY }, 2, t, level);
+    for (stem, t, level) in
+        [(NetworkStem::ImageNet, 4, 8), (NetworkStem::Cifar, 5, 4), (NetworkStem::ImageNet, 3, 16)]
+    {
+        let shape = shape(NetworkSizes { stem, ..TINY }, 2, t, level);
         let inputs = inputs(shape, 3);
-        let plain = Plain::new(&shape, &inputs);
+        let plain = TapeNetwork::new(&shape, &inputs);
         let reference = Reference::new(&shape, &inputs);
         let forward = reference.forward(&inputs);
         for (layer, tracers) in forward.layers.iter().zip(&plain.tracers) {
-            assert_eq!(&tracers_of(&shape, &layer.spikes), tracers);
+            assert_eq!(&spike_sums(&shape, &layer.spikes), tracers);
         }
-        assert!(distance(&forward.logits, &plain.logits) < 1e-12);
+        assert!(relative_l2_distance(&forward.logits, &plain.logits) < 1e-12);
         let (loss, gradient) = reference.gradient(&inputs, &forward);
         assert!((loss - plain.loss).abs() < 1e-12);
         for (name, first, len) in reference.network.layout() {
             let (ours, taped) = (&gradient[first..][..len], &plain.gradient[first..][..len]);
             assert!(taped.iter().any(|g| *g != 0.0), "{stem:?} level {level}: {name} matters");
-            let apart = distance(ours, taped);
+            let apart = relative_l2_distance(ours, taped);
             assert!(apart < 1e-11, "{stem:?} level {level} {name}: {apart:e}");
         }
     }
 }
 
 /// Sums of spikes over time.
-fn tracers_of(shape: &NetworkShape, spikes: &[i8]) -> Vec<f64> {
+fn spike_sums(shape: &NetworkShape, spikes: &[i8]) -> Vec<f64> {
     let n = spikes.len() / shape.t;
     (0..n).map(|i| spikes[i..].iter().step_by(n).map(|&s| f64::from(s)).sum()).collect()
 }
 
 /// The network before its conversion: activations `clamp(floor(x/θ + 1/2), 0, steps)`, in whole
 /// numbers, of every layer.
-fn quantised(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>> {
+fn quantised_activations(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>> {
     let reference = Reference::new(shape, inputs);
     let network = &reference.network;
     let theta = shape.neuron().threshold;
@@ -107,10 +114,10 @@ fn quantised(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>> {
     let quantise = |x: Vec<f64>| -> Vec<f64> {
         x.into_iter().map(|x| (x / theta + 0.5).floor().clamp(0.0, top)).collect()
     };
-    let layer = |conv: &Conv, input: &[f64], factor: f64| {
+    let layer = |conv: &ConvolutionLayer, input: &[f64], factor: f64| {
         let mut y = convolve(conv, reference.weight(conv), input, factor);
         let channels = conv.window.output.channels;
-        let bias = &reference.parameters[conv.bias()..][..channels];
+        let bias = &reference.parameters[conv.first_bias_element()..][..channels];
         y.iter_mut().enumerate().for_each(|(i, y)| *y += bias[i % channels]);
         y
     };
@@ -120,9 +127,9 @@ fn quantised(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>> {
     let mut x = layers[0].clone();
     if let Some(pool) = &network.pool {
         let sums: Vec<i8> = x.iter().map(|&x| x as i8).collect();
-        x = super::super::reference::largest(pool, &sums).map(|at| x[at]).collect();
+        x = super::super::reference::first_maxima(pool, &sums).map(|at| x[at]).collect();
     }
-    for Block { first, second, shortcut } in &network.blocks {
+    for ResidualBlock { first, second, shortcut } in &network.blocks {
         let hidden = quantise(layer(first, &x, theta));
         let mut y = layer(second, &hidden, theta);
         match shortcut {
@@ -139,14 +146,19 @@ fn quantised(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>> {
 
 #[test]
 fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
-    let levels = [(Stem::ImageNet, 4), (Stem::ImageNet, 8), (Stem::Cifar, 8), (Stem::ImageNet, 16)];
+    let levels = [
+        (NetworkStem::ImageNet, 4),
+        (NetworkStem::ImageNet, 8),
+        (NetworkStem::Cifar, 8),
+        (NetworkStem::ImageNet, 16),
+    ];
     for (stem, level) in levels {
-        let shape = shape(Sizes { stem, width: 8, blocks: 2, side: 16 }, 2, 64, level);
+        let shape = shape(NetworkSizes { stem, width: 8, blocks: 2, side: 16 }, 2, 64, level);
         let inputs = inputs(shape, 1);
         let forward = Reference::new(&shape, &inputs).forward(&inputs);
-        let layers = quantised(&shape, &inputs);
+        let layers = quantised_activations(&shape, &inputs);
         for (number, (layer, activations)) in forward.layers.iter().zip(&layers).enumerate() {
-            let tracers = tracers_of(&shape, &layer.spikes);
+            let tracers = spike_sums(&shape, &layer.spikes);
             let wrong = tracers.iter().zip(activations).filter(|(a, b)| a != b).count();
             assert_eq!(wrong, 0, "{stem:?} level {level} layer {number} of {}", tracers.len());
         }
@@ -157,17 +169,17 @@ fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
 /// images, and all once the last layer has had time. docs/results/resnet18.md has the shares.
 #[test]
 fn with_few_steps_a_share_of_units_is_the_quantised_networks() {
-    let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
     for level in [4, 8, 16] {
         let mut before = 0.0;
         for t in [4, 8, 16] {
             let shape = shape(sizes, 1, t, level);
             let inputs = inputs(shape, 1);
             let forward = Reference::new(&shape, &inputs).forward(&inputs);
-            let layers = forward.layers.iter().zip(quantised(&shape, &inputs));
+            let layers = forward.layers.iter().zip(quantised_activations(&shape, &inputs));
             let shares: Vec<(usize, usize)> = layers
                 .map(|(layer, activations)| {
-                    let tracers = tracers_of(&shape, &layer.spikes);
+                    let tracers = spike_sums(&shape, &layer.spikes);
                     let same = tracers.iter().zip(&activations).filter(|(a, b)| a == b).count();
                     (same, tracers.len())
                 })
@@ -187,13 +199,13 @@ fn with_few_steps_a_share_of_units_is_the_quantised_networks() {
 
 /// Share of the tiles of 16 channels whose rows hold no spike. `rows` are frames of `[T, B]` by
 /// index, at one pixel.
-fn silent(
+fn silent_tile_share(
     shape: &NetworkShape,
     (spikes, map): (&[i8], Map),
     tiles: &[Vec<usize>],
 ) -> (usize, usize) {
     let (mut silent, mut all) = (0, 0);
-    debug_assert_eq!(spikes.len(), shape.frames() * map.elements());
+    debug_assert_eq!(spikes.len(), shape.frame_count() * map.elements());
     for rows in tiles {
         for first in (0..map.elements()).step_by(16) {
             let zero = |row: &usize| {
@@ -211,7 +223,7 @@ fn silent(
 /// eight images of that step. docs/results/resnet18.md has the shares.
 #[test]
 fn few_operands_are_without_a_spike() {
-    let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
     let shape = shape(sizes, 8, 8, 8);
     let inputs = inputs(shape, 1);
     let forward = Reference::new(&shape, &inputs).forward(&inputs);
@@ -221,7 +233,8 @@ fn few_operands_are_without_a_spike() {
         .collect();
     let mut sums = vec![(0, 0); shape.t + 1];
     for (number, (layer, map)) in forward.layers.iter().zip(maps).enumerate().skip(1) {
-        let silent_share = |tiles: &[Vec<usize>]| silent(&shape, (&layer.spikes, map), tiles);
+        let silent_share =
+            |tiles: &[Vec<usize>]| silent_tile_share(&shape, (&layer.spikes, map), tiles);
         let whole = silent_share(&pairs);
         let steps =
             (0..shape.t).map(|t| silent_share(&[(t * shape.b..(t + 1) * shape.b).collect()]));
@@ -238,12 +251,14 @@ fn few_operands_are_without_a_spike() {
 
 #[test]
 fn every_layer_of_neurons_is_busy() {
-    for (stem, level) in [(Stem::ImageNet, 8), (Stem::Cifar, 8), (Stem::ImageNet, 16)] {
-        let shape = shape(Sizes { stem, width: 16, blocks: 2, side: 32 }, 2, 16, level);
+    for (stem, level) in
+        [(NetworkStem::ImageNet, 8), (NetworkStem::Cifar, 8), (NetworkStem::ImageNet, 16)]
+    {
+        let shape = shape(NetworkSizes { stem, width: 16, blocks: 2, side: 32 }, 2, 16, level);
         let inputs = inputs(shape, 1);
         let forward = Reference::new(&shape, &inputs).forward(&inputs);
         for (number, layer) in forward.layers.iter().enumerate() {
-            let tracers = tracers_of(&shape, &layer.spikes);
+            let tracers = spike_sums(&shape, &layer.spikes);
             let mean = tracers.iter().sum::<f64>() / tracers.len() as f64 / shape.steps() as f64;
             let spikes =
                 layer.spikes.iter().filter(|&&s| s != 0).count() as f64 / layer.spikes.len() as f64;
@@ -255,7 +270,7 @@ fn every_layer_of_neurons_is_busy() {
 
 #[test]
 fn gradients_of_images_add_up() {
-    let whole = shape(Sizes { width: 8, ..TINY }, 3, 4, 8);
+    let whole = shape(NetworkSizes { width: 8, ..TINY }, 3, 4, 8);
     let all = inputs(whole, 5);
     let gradient = |shape: &NetworkShape, inputs: &Tensors| {
         let reference = Reference::new(shape, inputs);
@@ -273,19 +288,19 @@ fn gradients_of_images_add_up() {
         losses += loss / 3.0;
         sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g / 3.0);
     }
-    assert!((loss - losses).abs() < 1e-12 && distance(&sum, &together) < 1e-12);
+    assert!((loss - losses).abs() < 1e-12 && relative_l2_distance(&sum, &together) < 1e-12);
 }
 
 #[test]
 fn dyadic_inputs_are_bf16_values() {
     for level in [4, 8, 16] {
-        let shape = shape(Sizes { width: 8, ..TINY }, 2, 1, level);
+        let shape = shape(NetworkSizes { width: 8, ..TINY }, 2, 1, level);
         let inputs = inputs(shape, 1);
         let exact = |x: &f32| half::bf16::from_f32(*x).to_f32() == *x;
         assert!(inputs.f32("images").iter().all(exact), "level {level}");
         let network = shape.sizes.network();
-        for conv in network.convolutions() {
-            let weight = &inputs.f32("parameters")[conv.weight..conv.bias()];
+        for conv in network.block_convolutions() {
+            let weight = &inputs.f32("parameters")[conv.weight..conv.first_bias_element()];
             assert!(weight.iter().all(exact), "level {level} {}", conv.name);
             assert!(weight.iter().any(|x| *x != 0.0));
         }

@@ -7,28 +7,30 @@
 
 use std::path::{Path, PathBuf};
 
-use super::network::{CLASSES, Network};
-use kernelgate::attach::safetensors::SafeTensors;
+use super::network::{CLASS_COUNT, Network};
+use kernelgate::attach::safetensors::SafeTensorsFile;
 use kernelgate::workload::Dtype;
 
 /// The environment variable that names the file.
-pub(super) const VARIABLE: &str = "RESNET18_WEIGHTS";
+pub(super) const WEIGHTS_FILE_VARIABLE: &str = "RESNET18_WEIGHTS";
 
 /// The file's path.
-pub(super) fn path() -> Result<PathBuf, String> {
-    let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
-    path.map(PathBuf::from).ok_or_else(|| format!("weights=file: {VARIABLE} names no file"))
+pub(super) fn weights_file_path() -> Result<PathBuf, String> {
+    let path = std::env::var_os(WEIGHTS_FILE_VARIABLE).filter(|path| !path.is_empty());
+    path.map(PathBuf::from)
+        .ok_or_else(|| format!("weights=file: {WEIGHTS_FILE_VARIABLE} names no file"))
 }
 
 /// The network's parameters as they lie, channels innermost.
 ///
 /// # Errors
-/// A fragment of a message that names the file: it is not a safetensors file, is truncated, lacks a parameter,
-/// holds another tensor, or one of another shape or dtype, or a number that is not a finite f32.
-pub(super) fn read(path: &Path, network: &Network) -> Result<Vec<f32>, String> {
+/// The error is a fragment of a message that names the file: it is not a safetensors file, is
+/// truncated, lacks a parameter, holds another tensor, or one of another shape or dtype, or a
+/// number that is not a finite f32.
+pub(super) fn read_weights(path: &Path, network: &Network) -> Result<Vec<f32>, String> {
     let of_file = |why: String| format!("weights {}: {why}", path.display());
-    let file = SafeTensors::read(path).map_err(of_file)?;
-    let shapes = shapes(network);
+    let file = SafeTensorsFile::read(path).map_err(of_file)?;
+    let shapes = parameter_shapes(network);
     let is_other = |name: &&str| shapes.iter().all(|(parameter, ..)| parameter != name);
     if let Some(other) = file.names().find(is_other) {
         return Err(of_file(format!(
@@ -60,45 +62,45 @@ pub(super) fn read(path: &Path, network: &Network) -> Result<Vec<f32>, String> {
 }
 
 /// Name, shape in a file and first element of each parameter.
-fn shapes(network: &Network) -> Vec<(String, Vec<usize>, usize)> {
+fn parameter_shapes(network: &Network) -> Vec<(String, Vec<usize>, usize)> {
     let mut shapes = Vec::new();
-    for conv in network.convolutions() {
+    for conv in network.block_convolutions() {
         let (window, filters) = (conv.window, conv.window.output.channels);
         let weight = vec![filters, window.input.channels, window.kernel, window.kernel];
         shapes.push((format!("{}.weight", conv.name), weight, conv.weight));
-        shapes.push((format!("{}.bias", conv.name), vec![filters], conv.bias()));
+        shapes.push((format!("{}.bias", conv.name), vec![filters], conv.first_bias_element()));
     }
-    let features = network.last().channels;
-    shapes.push(("fc.weight".to_owned(), vec![CLASSES, features], network.classifier));
-    let bias = network.classifier + CLASSES * features;
-    shapes.push(("fc.bias".to_owned(), vec![CLASSES], bias));
+    let features = network.last_frame().channels;
+    shapes.push(("fc.weight".to_owned(), vec![CLASS_COUNT, features], network.classifier));
+    let bias = network.classifier + CLASS_COUNT * features;
+    shapes.push(("fc.bias".to_owned(), vec![CLASS_COUNT], bias));
     shapes
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::network::{Sizes, Stem};
+    use super::super::network::{NetworkSizes, NetworkStem};
     use super::*;
     use safetensors::Dtype as Stored;
     use safetensors::tensor::TensorView;
 
-    type Stores = Vec<(String, Stored, Vec<usize>, Vec<u8>)>;
+    type StoredParameters = Vec<(String, Stored, Vec<usize>, Vec<u8>)>;
 
     fn network() -> Network {
-        Sizes { stem: Stem::Cifar, width: 8, blocks: 1, side: 8 }.network()
+        NetworkSizes { stem: NetworkStem::Cifar, width: 8, blocks: 1, side: 8 }.network()
     }
 
     /// Each parameter with its elements numbered.
-    fn stores(network: &Network) -> Stores {
+    fn numbered_parameters(network: &Network) -> StoredParameters {
         let store = |(name, shape, _): (String, Vec<usize>, usize)| {
             let count = shape.iter().product::<usize>();
             let bytes = (0..count).flat_map(|i| (i as f32).to_le_bytes()).collect();
             (name, Stored::F32, shape, bytes)
         };
-        shapes(network).into_iter().map(store).collect()
+        parameter_shapes(network).into_iter().map(store).collect()
     }
 
-    fn write(path: &Path, stores: &Stores) {
+    fn write(path: &Path, stores: &StoredParameters) {
         let views = stores.iter().map(|(name, dtype, shape, bytes)| {
             (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
         });
@@ -109,14 +111,14 @@ mod tests {
     fn parameters_are_read_by_name_with_their_channels_innermost() {
         let folder = tempfile::tempdir().unwrap();
         let (path, network) = (folder.path().join("weights.safetensors"), network());
-        write(&path, &stores(&network));
-        let read = read(&path, &network).unwrap();
+        write(&path, &numbered_parameters(&network));
+        let read = read_weights(&path, &network).unwrap();
         assert_eq!(read.len(), network.parameters);
         // conv1 [8, 3, 3, 3]: filter 1, tap 4 (row 1, column 1), color 2.
         let at = |filter: usize, color: usize, tap: usize| (filter * 3 + color) * 9 + tap;
         assert_eq!(read[network.stem.weight + (9 + 4) * 3 + 2], at(1, 2, 4) as f32);
-        assert_eq!(read[network.stem.bias() + 5], 5.0);
-        let features = network.last().channels;
+        assert_eq!(read[network.stem.first_bias_element() + 5], 5.0);
+        let features = network.last_frame().channels;
         assert_eq!(read[network.classifier + features + 3], (features + 3) as f32);
     }
 
@@ -124,25 +126,25 @@ mod tests {
     fn other_files_are_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let (path, network) = (folder.path().join("weights.safetensors"), network());
-        let whole = stores(&network);
-        let refused = |change: &dyn Fn(&mut Stores), words: &str| {
+        let whole = numbered_parameters(&network);
+        let refused = |change: &dyn Fn(&mut StoredParameters), words: &str| {
             let mut stores = whole.clone();
             change(&mut stores);
             write(&path, &stores);
-            let error = read(&path, &network).unwrap_err();
+            let error = read_weights(&path, &network).unwrap_err();
             assert!(error.contains("weights.safetensors: ") && error.contains(words), "{error}");
         };
         refused(&|all| all.truncate(3), "no tensor `");
         refused(&|all| all[0].2 = vec![8, 3, 9], "`conv1.weight` has the shape [8, 3, 9], not [");
         refused(&|all| all[0].0 = "bn1.weight".to_owned(), "`bn1.weight` is not a parameter");
         refused(&|all| all[1].3[..4].fill(0xff), "`conv1.bias` holds NaN at element 0");
-        let beyond = |all: &mut Stores| {
+        let beyond = |all: &mut StoredParameters| {
             all[1].1 = Stored::F64;
             all[1].3 = [1e300_f64; 8].iter().flat_map(|value| value.to_le_bytes()).collect();
         };
         refused(&beyond, "`conv1.bias` holds 1e300 at element 0, no finite f32");
         let narrow = |dtype| {
-            move |all: &mut Stores| {
+            move |all: &mut StoredParameters| {
                 all[1].1 = dtype;
                 all[1].3.truncate(8);
             }
@@ -153,8 +155,13 @@ mod tests {
         let bytes = std::fs::read(&path).unwrap();
         for end in [0, 7, 100, bytes.len() / 2, bytes.len() - 1] {
             std::fs::write(&path, &bytes[..end]).unwrap();
-            assert!(read(&path, &network).unwrap_err().contains("no safetensors file"), "{end}");
+            assert!(
+                read_weights(&path, &network).unwrap_err().contains("no safetensors file"),
+                "{end}"
+            );
         }
-        assert!(read(&folder.path().join("none"), &network).unwrap_err().contains("none: "));
+        assert!(
+            read_weights(&folder.path().join("none"), &network).unwrap_err().contains("none: ")
+        );
     }
 }

@@ -7,10 +7,10 @@
 use half::slice::HalfFloatSliceExt;
 use pulp::{Arch, NullaryFnOnce};
 
-use crate::math::{exp2, larger};
+use crate::math::{exp2, max_ignoring_nan};
 use crate::parallel;
 use crate::st_bif::definition::{StBifBackward, StBifForward};
-use crate::st_bif::neuron::Parameters;
+use crate::st_bif::neuron::NeuronParameters;
 use kernelgate::backend::cpu::{CpuTask, threads};
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::tensor::split_columns;
@@ -54,11 +54,11 @@ pub const BACKWARD: &[Implementation<StBifBackward>] = &[Implementation {
 }];
 
 /// Spikes `[T, N]` of currents `x [T, N]`.
-pub fn forward(parameters: Parameters, x: &Tensor, spikes: &mut [i8]) {
-    let parameters = State32::from(parameters);
-    let n = neurons(x);
-    let width = task_width(n);
-    parallel::each(split_columns(spikes, n, width), &|task, mut rows| {
+pub fn forward(parameters: NeuronParameters, x: &Tensor, spikes: &mut [i8]) {
+    let parameters = NeuronScalars32::from(parameters);
+    let n = neuron_count_of(x);
+    let width = columns_per_task(n);
+    parallel::for_each_task(split_columns(spikes, n, width), &|task, mut rows| {
         Arch::new().dispatch(ForwardTask {
             parameters: &parameters,
             x,
@@ -70,8 +70,8 @@ pub fn forward(parameters: Parameters, x: &Tensor, spikes: &mut [i8]) {
 }
 
 /// Gradient `[T, N]` of the currents `x [T, N]`, from the spikes' `gy [T, N]`; all of one dtype.
-pub fn backward(parameters: Parameters, x: &Tensor, gy: &Tensor, gx: &mut TensorData) {
-    let parameters = State32::from(parameters);
+pub fn backward(parameters: NeuronParameters, x: &Tensor, gy: &Tensor, gx: &mut TensorData) {
+    let parameters = NeuronScalars32::from(parameters);
     match gx {
         TensorData::F32(gx) => backward_columns(&parameters, x, gy, gx, |to: &mut [f32], from| {
             to.copy_from_slice(from)
@@ -87,26 +87,26 @@ pub fn backward(parameters: Parameters, x: &Tensor, gy: &Tensor, gx: &mut Tensor
 }
 
 /// N of `[T, N]`.
-fn neurons(x: &Tensor) -> usize {
+fn neuron_count_of(x: &Tensor) -> usize {
     x.shape()[1]
 }
 
 /// Columns of a task, so that each thread gets several tasks, and a task has whole blocks of lanes.
-fn task_width(n: usize) -> usize {
+fn columns_per_task(n: usize) -> usize {
     n.div_ceil(8 * threads()).next_multiple_of(LANES)
 }
 
 /// The neuron's scalars in fp32.
 #[derive(Clone, Copy)]
-struct State32 {
+struct NeuronScalars32 {
     threshold: f32,
     tracer_min: i32,
     tracer_max: i32,
     prefire: f32,
 }
 
-impl From<Parameters> for State32 {
-    fn from(parameters: Parameters) -> Self {
+impl From<NeuronParameters> for NeuronScalars32 {
+    fn from(parameters: NeuronParameters) -> Self {
         Self {
             threshold: parameters.threshold as f32,
             tracer_min: parameters.tracer_min,
@@ -116,13 +116,13 @@ impl From<Parameters> for State32 {
     }
 }
 
-impl State32 {
-    fn start(&self) -> f32 {
+impl NeuronScalars32 {
+    fn initial_membrane(&self) -> f32 {
         (0.5 + self.prefire) * self.threshold
     }
 
     /// Repayment of the membrane after step `t`.
-    fn repayment(&self, t: usize) -> f32 {
+    fn membrane_repayment(&self, t: usize) -> f32 {
         if self.prefire != 0.0 && (t as i64) < i64::from(self.tracer_max) {
             self.prefire * self.threshold / self.tracer_max as f32
         } else {
@@ -145,16 +145,16 @@ impl State32 {
 
 /// A block of neurons. Always whole, the rest of a last one idle: a loop of another length than the
 /// compiler knows ends in scalar code.
-type LaneBlock<T> = [T; LANES];
+type NeuronLaneBlock<T> = [T; LANES];
 
 /// Elements `from..from + lanes` as f32: in place, or converted into the buffer.
 #[inline(always)]
-fn values<'a>(
+fn elements_as_f32<'a>(
     tensor: &'a Tensor,
     from: usize,
     lanes: usize,
-    buffer: &'a mut LaneBlock<f32>,
-) -> &'a LaneBlock<f32> {
+    buffer: &'a mut NeuronLaneBlock<f32>,
+) -> &'a NeuronLaneBlock<f32> {
     let range = from..from + lanes;
     match tensor.tensor_data() {
         TensorData::F32(values) => match values[range].first_chunk() {
@@ -171,7 +171,7 @@ fn values<'a>(
 /// Columns `from..` of the forward pass. It is a type of its own, because `dispatch` compiles for
 /// the widest SIMD only code that it can inline, and a closure of this size is not inlined.
 struct ForwardTask<'a, 'b> {
-    parameters: &'a State32,
+    parameters: &'a NeuronScalars32,
     x: &'a Tensor,
     n: usize,
     from: usize,
@@ -187,12 +187,12 @@ impl NullaryFnOnce for ForwardTask<'_, '_> {
         let width = rows[0].len();
         for block in (0..width).step_by(LANES) {
             let lanes = LANES.min(width - block);
-            let mut membrane = [parameters.start(); LANES];
+            let mut membrane = [parameters.initial_membrane(); LANES];
             let mut tracer = [0i32; LANES];
             let (mut buffer, mut spikes) = ([0f32; LANES], [0i8; LANES]);
             for (t, row) in rows.iter_mut().enumerate() {
-                let current = values(x, t * n + from + block, lanes, &mut buffer);
-                let repayment = parameters.repayment(t);
+                let current = elements_as_f32(x, t * n + from + block, lanes, &mut buffer);
+                let repayment = parameters.membrane_repayment(t);
                 for lane in 0..LANES {
                     membrane[lane] += current[lane];
                     spikes[lane] =
@@ -205,15 +205,15 @@ impl NullaryFnOnce for ForwardTask<'_, '_> {
 }
 
 fn backward_columns<T: Send>(
-    parameters: &State32,
+    parameters: &NeuronScalars32,
     x: &Tensor,
     gy: &Tensor,
     gx: &mut [T],
     store: impl Fn(&mut [T], &[f32]) + Sync,
 ) {
-    let n = neurons(x);
-    let width = task_width(n);
-    parallel::each(split_columns(gx, n, width), &|task, mut rows| {
+    let n = neuron_count_of(x);
+    let width = columns_per_task(n);
+    parallel::for_each_task(split_columns(gx, n, width), &|task, mut rows| {
         Arch::new().dispatch(BackwardTask {
             parameters,
             x,
@@ -228,7 +228,7 @@ fn backward_columns<T: Send>(
 
 /// Columns `from..` of the backward pass; as [`ForwardTask`].
 struct BackwardTask<'a, 'b, T, S> {
-    parameters: &'a State32,
+    parameters: &'a NeuronScalars32,
     x: &'a Tensor,
     gy: &'a Tensor,
     n: usize,
@@ -244,17 +244,17 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
     fn call(self) {
         let Self { parameters, x, gy, n, from, rows, store } = self;
         let (steps, width) = (rows.len(), rows[0].len());
-        let surrogate = Surrogate::new(parameters);
+        let surrogate = SurrogateConstants::new(parameters);
         // H and c before each step, for every lane of a block.
         let mut history = vec![([0f32; LANES], [0i32; LANES]); steps];
         let mut buffer = [0f32; LANES];
         for block in (0..width).step_by(LANES) {
             let lanes = LANES.min(width - block);
-            let mut membrane = [parameters.start(); LANES];
+            let mut membrane = [parameters.initial_membrane(); LANES];
             let mut tracer = [0i32; LANES];
             for (t, (h, c)) in history.iter_mut().enumerate() {
-                let current = values(x, t * n + from + block, lanes, &mut buffer);
-                let repayment = parameters.repayment(t);
+                let current = elements_as_f32(x, t * n + from + block, lanes, &mut buffer);
+                let repayment = parameters.membrane_repayment(t);
                 for lane in 0..LANES {
                     membrane[lane] += current[lane];
                     h[lane] = membrane[lane];
@@ -265,7 +265,7 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
             let mut grad_v = [0f32; LANES];
             let mut grad_tracer = [0f32; LANES];
             for (t, (h, c)) in history.iter().enumerate().rev() {
-                let gy = values(gy, t * n + from + block, lanes, &mut buffer);
+                let gy = elements_as_f32(gy, t * n + from + block, lanes, &mut buffer);
                 for lane in 0..LANES {
                     let (a, b) = surrogate.at(h[lane], c[lane]);
                     let m = gy[lane] - parameters.threshold * grad_v[lane] + grad_tracer[lane];
@@ -281,11 +281,11 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
 /// Smallest exponent of the surrogate: from there on it stays at 2^-64, which f32 gradients cannot
 /// resolve. Smaller values would make their products denormal, and each denormal costs a hundred
 /// cycles.
-const MIN_EXPONENT: f32 = -64.0;
+const MIN_SURROGATE_EXPONENT: f32 = -64.0;
 
 /// The Gaussian surrogate's constants.
-struct Surrogate {
-    parameters: State32,
+struct SurrogateConstants {
+    parameters: NeuronScalars32,
     /// `-log2(e) / (2·(0.405·θ)²)`: the Gaussian as a power of two.
     exponent: f32,
     /// `1 / θ`.
@@ -294,8 +294,8 @@ struct Surrogate {
     bounds: [f32; 2],
 }
 
-impl Surrogate {
-    fn new(parameters: &State32) -> Self {
+impl SurrogateConstants {
+    fn new(parameters: &NeuronScalars32) -> Self {
         let sigma = 0.405 * f64::from(parameters.threshold);
         let bound = |d: f64| (-d * d / (2.0 * 0.405 * 0.405)).exp() as f32;
         Self {
@@ -309,10 +309,10 @@ impl Surrogate {
     /// The surrogate gradients (a, b) of a step from its membrane and its tracer before the spike.
     #[inline(always)]
     fn at(&self, h: f32, c: i32) -> (f32, f32) {
-        let State32 { threshold, tracer_min, tracer_max, .. } = self.parameters;
+        let NeuronScalars32 { threshold, tracer_min, tracer_max, .. } = self.parameters;
         let above = h - threshold;
-        let up = exp2(larger(above * above * self.exponent, MIN_EXPONENT));
-        let down = exp2(larger(h * h * self.exponent, MIN_EXPONENT));
+        let up = exp2(max_ignoring_nan(above * above * self.exponent, MIN_SURROGATE_EXPONENT));
+        let down = exp2(max_ignoring_nan(h * h * self.exponent, MIN_SURROGATE_EXPONENT));
         let a = (if c < tracer_max { up } else { 0.0 } + if c > tracer_min { down } else { 0.0 })
             * self.scale;
         // θ > 0, so at most one of the bounds is in play.

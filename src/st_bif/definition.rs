@@ -11,9 +11,9 @@
 
 use half::{bf16, f16};
 
-use super::neuron::{self, Parameters, Trace};
+use super::neuron::{self, NeuronForwardTrace, NeuronParameters};
 use crate::parallel;
-use kernelgate::suite::AxisScan;
+use kernelgate::suite::ScanAlongAxes;
 use kernelgate::workload::tensor::split_columns;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Point, Problem, Symmetry, Tensor, TensorData, Tensors,
@@ -22,7 +22,7 @@ use kernelgate::workload::{
 
 /// Neurons of one sample in each neuron layer of ResNet-18 on 32x32 images, with the ImageNet stem
 /// (7x7 and max-pool) and with the CIFAR stem (3x3).
-const LAYERS: &[(&str, usize)] = &[
+const RESNET18_LAYERS: &[(&str, usize)] = &[
     ("conv1", 64 * 16 * 16),
     ("layer1", 64 * 8 * 8),
     ("layer2", 128 * 4 * 4),
@@ -35,7 +35,7 @@ const LAYERS: &[(&str, usize)] = &[
 ];
 
 const N: Axis = Axis::number("n", "neurons, flat");
-const LAYER: Axis = Axis::one_of(
+const LAYER_AXIS: Axis = Axis::one_of(
     "layer",
     &[
         "conv1",
@@ -52,18 +52,18 @@ const LAYER: Axis = Axis::one_of(
 );
 const B: Axis = Axis::number("b", "batch, with layer");
 const T: Axis = Axis::number("t", "time steps");
-const LEVEL: Axis =
+const LEVEL_AXIS: Axis =
     Axis::number("level", "quantisation level, even: the tracer ends at level/2 - 1");
 /// Highest level: the tracer is counted in 32 bits.
-const MAX_LEVEL: usize = 1 << 20;
-const DTYPE: Axis = Axis::one_of(
+const MAX_QUANTISATION_LEVEL: usize = 1 << 20;
+const DTYPE_AXIS: Axis = Axis::one_of(
     "dtype",
     &["f32", "f16", "bf16"],
     "dtype of inputs and gradients; the state is always f32",
 );
 
 /// Batch, time steps and level, one at a time around conv1 of ResNet-18 at b=32, t=8, level=8.
-pub const FORWARD_SCAN: AxisScan = AxisScan {
+pub const FORWARD_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &[
         "layer=conv1 b=8,16,32 t=8 level=8 dtype=f32 spikes=int8",
         "layer=conv1 b=32 t=4,8,16 level=8 dtype=f32 spikes=int8",
@@ -73,7 +73,7 @@ pub const FORWARD_SCAN: AxisScan = AxisScan {
 };
 
 /// The scan of the backward pass.
-pub const BACKWARD_SCAN: AxisScan = AxisScan {
+pub const BACKWARD_SCAN: ScanAlongAxes = ScanAlongAxes {
     lines: &[
         "layer=conv1 b=8,16,32 t=8 level=8 dtype=f32",
         "layer=conv1 b=32 t=4,8,16 level=8 dtype=f32",
@@ -89,11 +89,11 @@ pub const FORWARD: Workload<StBifForward> = Workload {
     revision: 1,
     axes: &[
         N,
-        LAYER,
+        LAYER_AXIS,
         B,
         T,
-        LEVEL,
-        DTYPE,
+        LEVEL_AXIS,
+        DTYPE_AXIS,
         Axis::one_of("spikes", &["int8", "packed"], "one byte a spike, or four spikes a byte"),
     ],
     default: &[
@@ -114,7 +114,7 @@ pub const FORWARD: Workload<StBifForward> = Workload {
     ],
     bind: |point| {
         let packed = point.word("spikes")? == "packed";
-        Ok(StBifForward { neurons: Neurons::bind(point)?, packed })
+        Ok(StBifForward { neurons: NeuronShape::bind(point)?, packed })
     },
 };
 
@@ -124,7 +124,7 @@ pub const BACKWARD: Workload<StBifBackward> = Workload {
     about: "ST-BIF neurons backward over T steps: spike gradient to input gradient, Gaussian \
             surrogate",
     revision: 1,
-    axes: &[N, LAYER, B, T, LEVEL, DTYPE],
+    axes: &[N, LAYER_AXIS, B, T, LEVEL_AXIS, DTYPE_AXIS],
     default: &["n=4194304 t=8 level=8 dtype=f32", "layer=conv1 b=32 t=8 level=8 dtype=f32"],
     accelerator: &[
         "n=33554432 t=8 level=8 dtype=f32,f16",
@@ -135,12 +135,12 @@ pub const BACKWARD: Workload<StBifBackward> = Workload {
         "layer=conv1,cifar_conv1 b=8,128 t=8 level=8 dtype=f32,f16,bf16",
         "n=4194304,33554432 t=4,8,16 level=4,8,16 dtype=f32,f16,bf16",
     ],
-    bind: |point| Ok(StBifBackward { neurons: Neurons::bind(point)? }),
+    bind: |point| Ok(StBifBackward { neurons: NeuronShape::bind(point)? }),
 };
 
 /// Parameters that both directions share: number of neurons, time steps, dtype.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Neurons {
+pub struct NeuronShape {
     /// Neurons.
     pub n: usize,
     /// Time steps.
@@ -148,17 +148,17 @@ pub struct Neurons {
     /// Dtype of input and gradients.
     pub dtype: Dtype,
     /// Threshold and tracer bounds.
-    pub parameters: Parameters,
+    pub parameters: NeuronParameters,
 }
 
-impl Neurons {
+impl NeuronShape {
     fn bind(point: &Point) -> Result<Self, AxisError> {
         let too_large =
             || AxisError::Combination("more neuron-steps than a 64-bit index holds".to_owned());
         let n = match (point.get("n"), point.get("layer")) {
             (Some(_), None) => point.number("n")?,
             (None, Some(layer)) => {
-                let per_sample = LAYERS
+                let per_sample = RESNET18_LAYERS
                     .iter()
                     .find(|(name, _)| *name == layer)
                     .map_or(0, |(_, neurons)| *neurons);
@@ -174,13 +174,14 @@ impl Neurons {
         n.checked_mul(t).filter(|&elements| elements < 1 << 60).ok_or_else(too_large)?;
         let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
         let level = point.number("level")?;
-        if level % 2 != 0 || level > MAX_LEVEL {
+        if level % 2 != 0 || level > MAX_QUANTISATION_LEVEL {
             return Err(AxisError::Combination(format!(
-                "level={level}: even numbers up to {MAX_LEVEL}"
+                "level={level}: even numbers up to {MAX_QUANTISATION_LEVEL}"
             )));
         }
         let tracer_max = level as i32 / 2 - 1;
-        let parameters = Parameters { threshold: 0.5, tracer_min: 0, tracer_max, prefire: 0.0 };
+        let parameters =
+            NeuronParameters { threshold: 0.5, tracer_min: 0, tracer_max, prefire: 0.0 };
         Ok(Self { n, t, dtype, parameters })
     }
 
@@ -199,10 +200,10 @@ impl Neurons {
         let dyadic = move |x: f32| {
             (0.5 * x * grid).round().clamp(-2.0 * grid + 1.0, 2.0 * grid - 1.0) / grid
         };
-        self.tensor(seed, "x", dyadic)
+        self.drawn_tensor(seed, "x", dyadic)
     }
 
-    fn tensor(&self, seed: u64, name: &str, f: impl Fn(f32) -> f32 + Sync) -> Tensor {
+    fn drawn_tensor(&self, seed: u64, name: &str, f: impl Fn(f32) -> f32 + Sync) -> Tensor {
         let len = self.elements();
         let data = match self.dtype {
             Dtype::F16 => {
@@ -224,21 +225,21 @@ const COLUMNS: usize = 4096;
 ///
 /// `f(inputs, trace, out)`: `inputs[i][t]` is input `i` at step `t`, `trace` scratch, `out[t]` the
 /// neuron's output.
-fn per_neuron<T: Send + Copy + Default>(
-    neurons: &Neurons,
+fn fill_per_neuron<T: Send + Copy + Default>(
+    neurons: &NeuronShape,
     inputs: &[&Tensor],
-    f: impl Fn(&[Vec<f64>], &mut Trace, &mut [T]) + Sync,
+    f: impl Fn(&[Vec<f64>], &mut NeuronForwardTrace, &mut [T]) + Sync,
 ) -> Vec<T> {
     let (t, n) = (neurons.t, neurons.n);
     let mut out = vec![T::default(); t * n];
-    parallel::each(split_columns(&mut out, n, COLUMNS), &|task, mut rows| {
+    parallel::for_each_task(split_columns(&mut out, n, COLUMNS), &|task, mut rows| {
         let (from, width) = (task * COLUMNS, rows[0].len());
         let blocks: Vec<Vec<Vec<f64>>> = inputs
             .iter()
             .map(|input| (0..t).map(|step| input.to_f64(step * n + from, width)).collect())
             .collect();
         let mut series = vec![vec![0.0; t]; inputs.len()];
-        let (mut trace, mut result) = (Trace::default(), vec![T::default(); t]);
+        let (mut trace, mut result) = (NeuronForwardTrace::default(), vec![T::default(); t]);
         for neuron in 0..width {
             for (series, block) in series.iter_mut().zip(&blocks) {
                 series.iter_mut().zip(block).for_each(|(x, row)| *x = row[neuron]);
@@ -254,7 +255,7 @@ fn per_neuron<T: Send + Copy + Default>(
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StBifForward {
     /// Shape and parameters.
-    pub neurons: Neurons,
+    pub neurons: NeuronShape,
     /// Whether an implementation writes two bits a spike. The tensor that is verified holds a byte
     /// each, either way.
     pub packed: bool,
@@ -268,11 +269,14 @@ impl Problem for StBifForward {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let spikes =
-            per_neuron(&self.neurons, &[inputs.tensor("x")], |series, trace, out: &mut [i8]| {
+        let spikes = fill_per_neuron(
+            &self.neurons,
+            &[inputs.tensor("x")],
+            |series, trace, out: &mut [i8]| {
                 neuron::forward_into(&self.neurons.parameters, &series[0], trace);
                 out.iter_mut().zip(&trace.steps).for_each(|(s, step)| *s = step.spike);
-            });
+            },
+        );
         vec![Expected::all("spikes", [self.neurons.t, self.neurons.n], spikes)]
     }
 
@@ -311,20 +315,20 @@ impl Problem for StBifForward {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StBifBackward {
     /// Shape and parameters.
-    pub neurons: Neurons,
+    pub neurons: NeuronShape,
 }
 
 impl Problem for StBifBackward {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         inputs.insert("x", self.neurons.currents(seed));
-        inputs.insert("gy", self.neurons.tensor(seed, "gy", |x| x));
+        inputs.insert("gy", self.neurons.drawn_tensor(seed, "gy", |x| x));
         inputs
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let parameters = &self.neurons.parameters;
-        let gx = per_neuron(
+        let gx = fill_per_neuron(
             &self.neurons,
             &[inputs.tensor("x"), inputs.tensor("gy")],
             |series, trace, out: &mut [f64]| {

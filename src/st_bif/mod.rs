@@ -6,10 +6,10 @@ mod definition;
 pub mod neuron;
 pub mod rate;
 
-use crate::family::Family;
+use crate::family::WorkloadFamily;
 pub use cuda::kernels;
 pub use definition::*;
-use kernelgate::harness::Peers;
+use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, suite, suite_with_scan};
 use kernelgate_cuda::instruments;
 use kernelgate_cuda::spec::ListedKernel;
@@ -19,7 +19,7 @@ pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD), FORWARD_SCAN),
         suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD), BACKWARD_SCAN),
-        suite(&rate::RATE, rate::CPU),
+        suite(&rate::RATE_WORKLOAD, rate::CPU),
     ]
 }
 
@@ -29,11 +29,11 @@ fn all_kernels() -> Vec<ListedKernel> {
 }
 
 /// The family.
-pub const FAMILY: Family = Family {
+pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "st_bif",
     suites,
     kernels: all_kernels,
-    peers: Some(Peers {
+    peers: Some(PeerProgramSource {
         family: "st_bif",
         main: "st_bif.py",
         files: &[

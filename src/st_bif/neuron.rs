@@ -3,7 +3,7 @@
 
 /// Scalars of a neuron.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Parameters {
+pub struct NeuronParameters {
     /// θ > 0.
     pub threshold: f64,
     /// Tmin ≤ 0.
@@ -27,7 +27,7 @@ pub struct NeuronStep {
 
 /// A neuron's forward pass.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Trace {
+pub struct NeuronForwardTrace {
     /// One entry a time step.
     pub steps: Vec<NeuronStep>,
     /// v after the last step.
@@ -40,15 +40,15 @@ pub struct Trace {
 ///
 /// `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c += s`, from
 /// `v = (0.5 + p)·θ`, `c = 0`.
-pub fn forward(parameters: &Parameters, x: &[f64]) -> Trace {
-    let mut trace = Trace::default();
+pub fn forward(parameters: &NeuronParameters, x: &[f64]) -> NeuronForwardTrace {
+    let mut trace = NeuronForwardTrace::default();
     forward_into(parameters, x, &mut trace);
     trace
 }
 
 /// [`forward`] into a trace whose memory is used again.
-pub fn forward_into(parameters: &Parameters, x: &[f64], trace: &mut Trace) {
-    let Parameters { threshold, tracer_min, tracer_max, prefire } = *parameters;
+pub fn forward_into(parameters: &NeuronParameters, x: &[f64], trace: &mut NeuronForwardTrace) {
+    let NeuronParameters { threshold, tracer_min, tracer_max, prefire } = *parameters;
     let mut membrane = (0.5 + prefire) * threshold;
     let mut tracer = 0;
     trace.steps.clear();
@@ -67,7 +67,7 @@ pub fn forward_into(parameters: &Parameters, x: &[f64], trace: &mut Trace) {
 }
 
 /// The surrogate `g(z, w) = exp(-z² / (2·(0.405·w)²)) / w`.
-pub fn gaussian(z: f64, width: f64) -> f64 {
+pub fn gaussian_surrogate(z: f64, width: f64) -> f64 {
     let sigma = 0.405 * width;
     (-z * z / (2.0 * sigma * sigma)).exp() / width
 }
@@ -78,8 +78,8 @@ pub fn gaussian(z: f64, width: f64) -> f64 {
 /// thresholds if the tracer allows a spike, and `b` the surrogate of the tracer's bounds. The
 /// parameters receive no gradient.
 pub fn backward(
-    parameters: &Parameters,
-    trace: &Trace,
+    parameters: &NeuronParameters,
+    trace: &NeuronForwardTrace,
     gy: &[f64],
     grad_membrane: f64,
 ) -> Vec<f64> {
@@ -90,29 +90,29 @@ pub fn backward(
 
 /// [`backward`] into `gx`, as long as `gy`.
 pub fn backward_into(
-    parameters: &Parameters,
-    trace: &Trace,
+    parameters: &NeuronParameters,
+    trace: &NeuronForwardTrace,
     gy: &[f64],
     grad_membrane: f64,
     gx: &mut [f64],
 ) {
-    let Parameters { threshold, tracer_min, tracer_max, .. } = *parameters;
+    let NeuronParameters { threshold, tracer_min, tracer_max, .. } = *parameters;
     let (mut grad_v, mut grad_tracer) = (grad_membrane, 0.0);
     for (t, step) in trace.steps.iter().enumerate().rev() {
         let (h, c) = (step.membrane, step.tracer_before);
         let mut a = 0.0;
         if c < tracer_max {
-            a += gaussian(h - threshold, threshold);
+            a += gaussian_surrogate(h - threshold, threshold);
         }
         if c > tracer_min {
-            a += gaussian(-h, threshold);
+            a += gaussian_surrogate(-h, threshold);
         }
         let mut b = 0.0;
         if h >= threshold {
-            b -= gaussian(f64::from(tracer_max - c), 1.0);
+            b -= gaussian_surrogate(f64::from(tracer_max - c), 1.0);
         }
         if h < 0.0 {
-            b -= gaussian(f64::from(c - tracer_min), 1.0);
+            b -= gaussian_surrogate(f64::from(c - tracer_min), 1.0);
         }
         let m = gy[t] - threshold * grad_v + grad_tracer;
         gx[t] = m * a + grad_v;
@@ -126,13 +126,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GOLDEN: Parameters =
-        Parameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
-    const GOLDEN_X: [f64; 8] = [0.375, 0.375, 0.375, 0.0, -0.5, 0.0, 1.0, 0.0];
+    const GOLDEN_PARAMETERS: NeuronParameters =
+        NeuronParameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
+    const GOLDEN_CURRENTS: [f64; 8] = [0.375, 0.375, 0.375, 0.0, -0.5, 0.0, 1.0, 0.0];
 
     #[test]
     fn golden_forward() {
-        let trace = forward(&GOLDEN, &GOLDEN_X);
+        let trace = forward(&GOLDEN_PARAMETERS, &GOLDEN_CURRENTS);
         let spikes: Vec<i8> = trace.steps.iter().map(|step| step.spike).collect();
         let membranes: Vec<f64> = trace.steps.iter().map(|step| step.membrane).collect();
         assert_eq!(spikes, [1, 1, 0, 0, -1, 0, 1, 1]);
@@ -142,13 +142,13 @@ mod tests {
 
     #[test]
     fn golden_backward() {
-        let trace = forward(&GOLDEN, &GOLDEN_X);
+        let trace = forward(&GOLDEN_PARAMETERS, &GOLDEN_CURRENTS);
         let unused =
             [1.905115, 1.905115, 1.905115, 1.905104, 1.906784, 1.915235, 0.360356, 0.36022];
         let used = [1.952557, 1.952557, 1.952557, 1.952552, 1.953392, 1.957617, 1.180178, 1.18011];
         for (grad_membrane, golden) in [(0.0, unused), (1.0, used)] {
             for (gx, golden) in
-                backward(&GOLDEN, &trace, &[1.0; 8], grad_membrane).iter().zip(golden)
+                backward(&GOLDEN_PARAMETERS, &trace, &[1.0; 8], grad_membrane).iter().zip(golden)
             {
                 assert!((gx - golden).abs() < 1e-6, "{gx} is not {golden}");
             }
@@ -160,8 +160,8 @@ mod tests {
             threshold in 1u32..16,
             tracer_max in 1i32..8,
             tracer_min in -8i32..=0,
-        ) -> Parameters {
-            Parameters {
+        ) -> NeuronParameters {
+            NeuronParameters {
                 threshold: f64::from(threshold) / 8.0,
                 tracer_min,
                 tracer_max,
@@ -172,14 +172,14 @@ mod tests {
 
     prop_compose! {
         /// Multiples of 1/64: sums stay exact.
-        fn currents()(x in prop::collection::vec(-256i32..256, 1..40)) -> Vec<f64> {
+        fn random_currents()(x in prop::collection::vec(-256i32..256, 1..40)) -> Vec<f64> {
             x.into_iter().map(|x| f64::from(x) / 64.0).collect()
         }
     }
 
     proptest! {
         #[test]
-        fn charge_is_conserved(parameters in parameters(), x in currents()) {
+        fn charge_is_conserved(parameters in parameters(), x in random_currents()) {
             let trace = forward(&parameters, &x);
             let charge = x.iter().sum::<f64>() + 0.5 * parameters.threshold;
             prop_assert_eq!(
@@ -189,8 +189,8 @@ mod tests {
         }
 
         #[test]
-        fn prefire_is_paid_back_after_tmax_steps(parameters in parameters(), x in currents()) {
-            let parameters = Parameters { prefire: 0.25, ..parameters };
+        fn prefire_is_paid_back_after_tmax_steps(parameters in parameters(), x in random_currents()) {
+            let parameters = NeuronParameters { prefire: 0.25, ..parameters };
             let trace = forward(&parameters, &x);
             let paid = (x.len() as f64).min(f64::from(parameters.tracer_max))
                 / f64::from(parameters.tracer_max);
@@ -202,7 +202,7 @@ mod tests {
         #[test]
         fn the_tracer_is_the_sum_of_spikes_and_stays_in_bounds(
             parameters in parameters(),
-            x in currents(),
+            x in random_currents(),
         ) {
             let trace = forward(&parameters, &x);
             let mut tracer = 0;
@@ -216,7 +216,7 @@ mod tests {
         }
 
         #[test]
-        fn a_settled_neuron_holds_the_quantised_input(parameters in parameters(), x in currents()) {
+        fn a_settled_neuron_holds_the_quantised_input(parameters in parameters(), x in random_currents()) {
             let mut padded = x.clone();
             padded.resize(x.len() + 4000, 0.0);
             let quantised = (x.iter().sum::<f64>() / parameters.threshold + 0.5).floor();
@@ -228,7 +228,7 @@ mod tests {
         #[test]
         fn the_gradient_is_linear_in_the_spike_gradient(
             parameters in parameters(),
-            x in currents(),
+            x in random_currents(),
             factor in -4.0f64..4.0,
         ) {
             let trace = forward(&parameters, &x);

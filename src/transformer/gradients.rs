@@ -137,7 +137,7 @@ impl Reference<'_> {
             }
         });
         let mut grad_gain = vec![0.0; d];
-        parallel::chunks_mut(&mut grad_gain, COLUMNS, &|number, sums| {
+        parallel::for_each_chunk(&mut grad_gain, COLUMNS, &|number, sums| {
             for token in 0..grad.rows() {
                 let [grad, x] =
                     [grad, &normalized.rows].map(|of| &of.row(token)[number * COLUMNS..]);

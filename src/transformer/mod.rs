@@ -10,10 +10,10 @@ pub mod shape;
 #[cfg(test)]
 mod tests;
 
-use crate::family::Family;
+use crate::family::WorkloadFamily;
 pub use cuda::kernels;
 pub use definition::*;
-use kernelgate::harness::Peers;
+use kernelgate::harness::PeerProgramSource;
 use kernelgate::suite::{Suite, suite};
 
 /// The workloads of the family, each with its rows.
@@ -26,11 +26,11 @@ pub fn suites() -> Vec<Suite> {
 }
 
 /// The family.
-pub const FAMILY: Family = Family {
+pub const FAMILY: WorkloadFamily = WorkloadFamily {
     name: "transformer",
     suites,
     kernels,
-    peers: Some(Peers {
+    peers: Some(PeerProgramSource {
         family: "transformer",
         main: "transformer.py",
         files: &[

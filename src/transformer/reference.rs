@@ -86,7 +86,7 @@ impl Buffers {
         let mut out = self.matrix(a.rows(), b.ncols());
         let columns = out.columns;
         let row_tiles = a.rows().div_ceil(TILE[0]);
-        let column_tiles = (TILES_PER_THREAD * parallel::threads()).div_ceil(row_tiles);
+        let column_tiles = (TILES_PER_THREAD * parallel::worker_threads()).div_ceil(row_tiles);
         let tile_columns = columns.div_ceil(column_tiles).next_multiple_of(STEP).min(TILE[1]);
         let mut tiles = Vec::new();
         for (number, rows) in out.values.chunks_mut(TILE[0] * columns).enumerate() {
@@ -99,7 +99,7 @@ impl Buffers {
                 left = others;
             }
         }
-        parallel::each(tiles, &|_, (row, column, tile)| {
+        parallel::for_each_task(tiles, &|_, (row, column, tile)| {
             let a = a.view().subrows(row, tile.nrows());
             let b = b.subcols(column, tile.ncols());
             multiply_f64(tile, Accum::Replace, a, b, 1.0);
@@ -117,7 +117,7 @@ impl Buffers {
 /// Calls `f(row, values)` for each row of `columns` columns, on all threads.
 pub fn each_row(values: &mut [f64], columns: usize, f: &(dyn Fn(usize, &mut [f64]) + Sync)) {
     let rows = (1usize << 14).div_ceil(columns);
-    parallel::chunks_mut(values, rows * columns, &|number, chunk| {
+    parallel::for_each_chunk(values, rows * columns, &|number, chunk| {
         for (row, values) in chunk.chunks_mut(columns).enumerate() {
             f(number * rows + row, values);
         }

@@ -7,7 +7,7 @@ use super::gradients::step;
 use super::reference::Reference;
 use super::shape::{ArenaRows, NEXT_STATE, STATE, Shape, Weight};
 use super::{FORWARD, Forward, TRAIN_STEP, TrainStep, check_text};
-use kernelgate::verify::precision::Bounds;
+use kernelgate::verify::precision::ErrorBounds;
 use kernelgate::workload::{
     Dtype, Effort, Expected, Problem, Scale, Tensor, TensorData, Tensors, symmetry,
 };
@@ -159,13 +159,14 @@ fn rounding_to_bf16_stays_within_the_tolerance() {
         let extents = [shape.tokens(), shape.padded()];
         vec![Expected::all("logits", extents, reference.logits_of(&rows))]
     });
-    let bounds = [Bounds::for_problem(&step_problem), Bounds::for_problem(&forward)];
+    let bounds =
+        [ErrorBounds::bounds_for_problem(&step_problem), ErrorBounds::bounds_for_problem(&forward)];
     let mut worst = vec![("logits", errors("logits", &logits[1], &logits[0]), &bounds[1])];
     for name in NEXT_STATE.into_iter().chain(["loss"]) {
         worst.push((name, errors(name, &rounded, &exact), &bounds[0]));
     }
     for (name, [max, l2], bounds) in worst {
-        let allowed = bounds.tolerance_of(name);
+        let allowed = bounds.tolerance_of_output(name);
         eprintln!(
             "{name}: {max:.1e} of {:.1e}, {l2:.1e} of {:.1e}",
             allowed.max_error, allowed.relative_l2

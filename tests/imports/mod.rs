@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// The source files below a folder, without those of tests.
-pub fn sources(folder: &Path) -> Vec<PathBuf> {
+pub fn source_files_below(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -14,7 +14,7 @@ pub fn sources(folder: &Path) -> Vec<PathBuf> {
         if path.is_dir() {
             // Build outputs are not sources: an example is a package with a target folder.
             if !path.ends_with("target") {
-                files.extend(sources(&path));
+                files.extend(source_files_below(&path));
             }
         } else if path.extension().is_some_and(|extension| extension == "rs") && !is_test {
             files.push(path);
@@ -25,7 +25,7 @@ pub fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Code of a file up to its tests, without comments and without the modules that visibilities name.
-pub fn code(path: &Path) -> String {
+pub fn code_without_tests(path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap();
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_owned();
     text.lines()
@@ -43,7 +43,7 @@ fn without_visibility(line: &str) -> String {
 }
 
 /// The words that follow a prefix at the start of a path.
-pub fn mentions<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+pub fn words_after_prefix<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
     text.match_indices(prefix).filter_map(move |(at, _)| {
         let boundary = text[..at]
             .chars()
@@ -57,7 +57,7 @@ pub fn mentions<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a 
 
 /// The Rust module to which a file belongs: `record::run` for `record/run.rs`, `record` for
 /// `record/mod.rs`, and an empty text for `lib.rs`.
-pub fn module_of(file: &str) -> String {
+pub fn module_of_file(file: &str) -> String {
     let path = file.trim_end_matches(".rs").trim_end_matches("/mod");
     if ["lib", "main", "mod"].contains(&path) { String::new() } else { path.replace('/', "::") }
 }
@@ -65,13 +65,13 @@ pub fn module_of(file: &str) -> String {
 /// The other modules that a module uses: every path from `crate` or `super`, and the paths through
 /// which a `mod.rs` uses its children. A declaration of a child module and a `pub use` of its items
 /// do not count as uses.
-pub fn references(module: &str, code: &str, modules: &BTreeSet<String>) -> BTreeSet<String> {
+pub fn used_modules(module: &str, code: &str, modules: &BTreeSet<String>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let here: Vec<&str> = module.split("::").filter(|part| !part.is_empty()).collect();
     let statements =
         code.split(';').filter(|statement| !statement.trim_start().starts_with("pub use "));
     for statement in statements {
-        for (at, path) in paths(statement) {
+        for (at, path) in paths_with_positions(statement) {
             let mut base = here.clone();
             let mut parts: Vec<&str> = path.split("::").collect();
             match parts.first() {
@@ -89,7 +89,7 @@ pub fn references(module: &str, code: &str, modules: &BTreeSet<String>) -> BTree
                 parts.remove(0);
             }
             let before_list = [base, parts].concat();
-            for list in ends_of(&statement[at..], path.len()) {
+            for list in path_ends(&statement[at..], path.len()) {
                 let whole: Vec<&str> = before_list.iter().copied().chain(list).collect();
                 let longest = (1..=whole.len())
                     .rev()
@@ -103,7 +103,7 @@ pub fn references(module: &str, code: &str, modules: &BTreeSet<String>) -> BTree
 }
 
 /// Each path in a text with its position: words joined by `::`.
-fn paths(text: &str) -> impl Iterator<Item = (usize, &str)> {
+fn paths_with_positions(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     let starts = text.char_indices().filter(move |&(at, c)| {
         word(c)
@@ -120,7 +120,7 @@ fn paths(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 /// Rest of a path: nothing, or the names of the list in braces after it.
-fn ends_of(text: &str, path_len: usize) -> Vec<Vec<&str>> {
+fn path_ends(text: &str, path_len: usize) -> Vec<Vec<&str>> {
     let Some(list) = text[path_len..].strip_prefix("::{") else { return vec![vec![]] };
     let (mut depth, mut names, mut start) = (0, Vec::new(), 0);
     for (at, c) in list.char_indices() {
@@ -137,11 +137,11 @@ fn ends_of(text: &str, path_len: usize) -> Vec<Vec<&str>> {
             _ => {}
         }
     }
-    names.into_iter().map(words_of).collect()
+    names.into_iter().map(words_of_entry).collect()
 }
 
 /// The words of one entry of a list, up to a list inside it and without its new name.
-fn words_of(entry: &str) -> Vec<&str> {
+fn words_of_entry(entry: &str) -> Vec<&str> {
     let path = entry
         .trim()
         .split("::{")

@@ -86,12 +86,14 @@ fn make(folder: &Path, cases: usize, runs: usize, samples: usize) {
     for session in 1..=runs {
         let run = run(session, cases, samples);
         baseline.add(&run).expect("runs of one environment");
-        let recorded = store.run_path(&run.session, &run.bench);
+        let recorded = store.run_record_path(&run.session, &run.bench);
         file::write(&recorded, &run).expect("a folder that can be written");
     }
     let judged = run(runs + 1, cases, samples);
-    let of_device = store.baseline_path(&judged.environment.slug(), "main").expect("a plain name");
-    let recorded = store.run_path(&judged.session, &judged.bench);
+    let of_device = store
+        .baseline_path(&judged.environment.baseline_folder_name(), "main")
+        .expect("a plain name");
+    let recorded = store.run_record_path(&judged.session, &judged.bench);
     file::write(&of_device, &baseline).expect("a folder that can be written");
     file::write(&recorded, &judged).expect("a folder that can be written");
     std::fs::write(folder.join("Cargo.toml"), "[package]\nname = \"large\"\n").expect("written");
@@ -152,7 +154,7 @@ fn make_comparisons(folder: &Path, recorded: &Path, size: &Size) {
             }
             shard.first.insert(id, if is_slower { slower.clone() } else { equal.clone() });
         }
-        let path = folder.join(format!("{}.json", shard.shard.label()));
+        let path = folder.join(format!("{}.json", shard.shard.shard_file_label()));
         file::write(&path, &shard).expect("a folder that can be written");
     }
 }

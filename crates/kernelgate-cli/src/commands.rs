@@ -1,13 +1,13 @@
-//! Commands that the program runs, printed where `--verbose` asks for them.
+//! Prints the commands that the program runs, if `--verbose` asks for it.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kernelgate::record::text::printable;
+use kernelgate::record::text::printable_on_terminal;
 
 static COMMANDS_ARE_SHOWN: AtomicBool = AtomicBool::new(false);
 
-/// Makes [`show`] print every later command.
+/// Makes [`show`] print every command from now on.
 pub fn show_all_commands() {
     COMMANDS_ARE_SHOWN.store(true, Ordering::Relaxed);
 }
@@ -21,6 +21,6 @@ pub fn are_commands_shown() -> bool {
 /// standard error.
 pub fn show(command: &Command) {
     if are_commands_shown() {
-        eprintln!("+ {}", printable(&format!("{command:?}")));
+        eprintln!("+ {}", printable_on_terminal(&format!("{command:?}")));
     }
 }

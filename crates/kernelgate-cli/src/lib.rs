@@ -1,18 +1,18 @@
-//! The `kernelgate` program: decides whether kernels got slower, and drives the bench executables
+//! The program `kernelgate`: it decides whether kernels got slower, and runs the bench executables
 //! that measure them.
 //!
 //! - [`gate`]: judgement. Runs against a baseline, two builds by interleaved processes,
 //!   calibrations, compiled kernels.
 //! - [`report`]: verdicts as text, Markdown, JUnit XML and metrics.
-//! - [`benches`]: bench executables found, built and asked.
-//! - [`commands`]: commands that `--verbose` prints.
-//! - [`compare`]: two builds made ready, their processes interleaved.
-//! - [`fleet`]: shards put together, jobs of schedulers.
-//! - [`bisect`]: the first slower commit.
+//! - [`benches`]: finds, builds and asks bench executables.
+//! - [`commands`]: prints the commands that the program runs, for `--verbose`.
+//! - [`compare`]: prepares two builds and interleaves their processes.
+//! - [`fleet`]: merges shards, and makes jobs for schedulers.
+//! - [`bisect`]: finds the first slower commit.
 //! - [`history`]: every run that was kept, by commit, and where a case's level changed.
 //! - [`plot`]: charts as data, drawn as SVG and PNG.
 //! - [`pages`]: HTML pages of measurements, verdicts and traces.
-//! - [`verbs`]: the command line, one file a verb.
+//! - [`verbs`]: the command line, with one file for each verb.
 //!
 //! Measuring is in `kernelgate`, which the bench executables link; this crate links it for the
 //! formats that both know. A library beside the program so that both of its names share one `main`
@@ -39,38 +39,48 @@ use clap::FromArgMatches as _;
 use kernelgate::exit::Exit;
 use kernelgate::harness::{guard, variables};
 use kernelgate::protocol;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::printable_on_terminal;
 
 #[expect(clippy::disallowed_methods, reason = "the boundary: the question of a bench's parent")]
-/// Runs the program with these arguments, the first of which is the program's name.
+/// Runs the program with these arguments, the first of which is the program's own name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    if std::env::var_os(protocol::VARIABLE).is_some_and(|value| value == protocol::QUESTION) {
+    if std::env::var_os(protocol::VARIABLE).is_some_and(|value| value == protocol::VERSION_QUESTION)
+    {
         // The program lies beside bench executables, and contains the marks by which these are
         // found.
         println!("{}", benches::PROGRAM_MARK);
         return Exit::Fine.into();
     }
-    guard::keep_panics(variables::has_backtrace());
+    guard::keep_panic_messages(variables::wants_backtrace());
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let command = || variables::without_empty(verbs::command());
+    let command = || variables::ignore_empty_variables(verbs::command());
     let parsed = command()
         .try_get_matches_from(&arguments)
         .and_then(|matches| verbs::Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
-            eprint!("{}", printable(&variables::explain(&error, &command(), &arguments)));
+            eprint!(
+                "{}",
+                printable_on_terminal(&variables::explain_command_line_error(
+                    &error,
+                    &command(),
+                    &arguments
+                ))
+            );
             return Exit::Usage.into();
         }
         Err(help) => help.exit(),
     };
-    variables::warnings().iter().for_each(|warning| eprintln!("{}", printable(warning)));
-    match guard::catch(|| cli.run())
+    variables::unread_variable_warnings()
+        .iter()
+        .for_each(|warning| eprintln!("{}", printable_on_terminal(warning)));
+    match guard::catch_panic(|| cli.run())
         .unwrap_or_else(|panic| Err(anyhow::anyhow!("internal error, please report it: {panic}")))
     {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("error: {}", printable(&error_with_causes(&error)));
+            eprintln!("error: {}", printable_on_terminal(&error_with_causes(&error)));
             Exit::Usage.into()
         }
     }

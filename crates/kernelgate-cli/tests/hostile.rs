@@ -4,7 +4,7 @@
 #![cfg(unix)]
 
 use kernelgate::protocol::{
-    CaseStatus, ListedCase, ListedProblem, ListedRow, Listing, ResponseBody, VerifiedCase,
+    BenchListing, BenchResponseBody, CaseStatus, ListedCase, ListedProblem, ListedRow, VerifiedCase,
 };
 
 use crate::package::Outcome;
@@ -30,7 +30,7 @@ fn verified(case: &str) -> VerifiedCase {
 
 /// A toy bench that answers `verify` correctly.
 fn toy() -> Toy {
-    Toy::new(ResponseBody::Verify(vec![verified(TOY_CASE)]))
+    Toy::new(BenchResponseBody::Verify(vec![verified(TOY_CASE)]))
 }
 
 /// Checks for a non-zero exit code, no panic, and no control character.
@@ -76,14 +76,14 @@ fn a_response_that_cannot_be_is_refused_by_name() {
         (TOY_CASE, "  ", "a case without an id"),
         ("\"checked\": 10", "\"checked\": 10, \"case\": \"a\"", "has a name twice"),
     ] {
-        toy.answers(ResponseBody::Verify(vec![verified(TOY_CASE)]));
+        toy.answers(BenchResponseBody::Verify(vec![verified(TOY_CASE)]));
         toy.answers_with(from, to);
         refused(&format!("{from} -> {to}"), &toy.kernelgate("verify --dir benches"), &[words]);
     }
-    toy.answers(ResponseBody::Verify(vec![verified(TOY_CASE), verified("toy/other")]));
+    toy.answers(BenchResponseBody::Verify(vec![verified(TOY_CASE), verified("toy/other")]));
     toy.answers_with("toy/other", TOY_CASE);
     refused("a case twice", &toy.kernelgate("verify --dir benches"), &["stands there twice"]);
-    toy.answers(ResponseBody::Peers(Vec::new()));
+    toy.answers(BenchResponseBody::Peers(Vec::new()));
     refused("another answer", &toy.kernelgate("verify --dir benches"), &["toy"]);
 }
 
@@ -326,7 +326,7 @@ fn names_of_others_are_inert_in_every_output_of_every_verb() {
         ..verified(&hostile_id("@octocat").replace("scale", "skips"))
     };
     let all: Vec<VerifiedCase> = cases.into_iter().chain(failed).chain([skipped]).collect();
-    let toy = Toy::new(ResponseBody::Verify(all));
+    let toy = Toy::new(BenchResponseBody::Verify(all));
     let markdown = toy.kernelgate("verify --dir benches --format markdown");
     assert_eq!(markdown.code, Some(1), "{}", markdown.all());
     inert_markdown(&markdown.stdout);
@@ -343,7 +343,7 @@ fn names_of_others_are_inert_in_every_output_of_every_verb() {
         device_bytes: None,
     };
     let row = ListedRow { name: "<script>".to_owned(), about: "@octocat".to_owned() };
-    toy.answers(ResponseBody::List(Listing {
+    toy.answers(BenchResponseBody::List(BenchListing {
         backend: "cpu".to_owned(),
         otherwise: "https://evil.example \u{1b}[2J".to_owned(),
         workloads: vec![ListedProblem {

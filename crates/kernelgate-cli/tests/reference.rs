@@ -61,7 +61,7 @@ fn the_page_of_verbs_is_the_help() {
 #[test]
 fn the_page_of_a_bench_is_its_help() {
     let mut page = String::new();
-    sections(&mut page, &args::command(), "cargo bench --");
+    sections(&mut page, &args::bench_command_line(), "cargo bench --");
     check("bench.md", "Flags of a bench", &page);
 }
 
@@ -69,14 +69,15 @@ fn the_page_of_a_bench_is_its_help() {
 fn the_page_of_exit_codes_has_every_code() {
     let mut page = "| code | meaning |\n|---:|---|\n".to_owned();
     for exit in Exit::ALL {
-        let _ = writeln!(page, "| {} | {} |", exit as u8, exit.meaning());
+        let _ = writeln!(page, "| {} | {} |", exit as u8, exit.exit_code_meaning());
     }
-    let _ = writeln!(page, "| {} | interrupted by Ctrl-C or a signal |", Exit::INTERRUPTED);
-    let _ = writeln!(page, "| {} | broken pipe |", Exit::BROKEN_PIPE);
+    let _ =
+        writeln!(page, "| {} | interrupted by Ctrl-C or a signal |", Exit::INTERRUPTED_EXIT_CODE);
+    let _ = writeln!(page, "| {} | broken pipe |", Exit::BROKEN_PIPE_EXIT_CODE);
     page.push_str("\nOf several results the most severe counts: ");
     let mut ranked = Exit::ALL;
     ranked.sort_by(|a, b| {
-        if a.worse(*b) == *a { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater }
+        if a.more_severe(*b) == *a { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater }
     });
     let ranked = ranked.map(|exit| (exit as u8).to_string());
     let _ = writeln!(page, "{}.", ranked.join(", "));
@@ -169,9 +170,9 @@ fn flags_with_variables(command: &Command, found: &mut BTreeMap<String, (String,
 #[test]
 fn the_page_of_variables_has_every_variable() {
     let mut lines = BTreeMap::new();
-    flags_with_variables(&args::command(), &mut lines);
+    flags_with_variables(&args::bench_command_line(), &mut lines);
     flags_with_variables(&kernelgate_cli::verbs::command(), &mut lines);
-    for (name, meaning) in variables::WITHOUT_FLAG {
+    for (name, meaning) in variables::VARIABLES_WITHOUT_FLAG {
         let line = (String::new(), (*meaning).to_owned());
         assert!(lines.insert((*name).to_owned(), line).is_none(), "{name} is a flag too");
     }

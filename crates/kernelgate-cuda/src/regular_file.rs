@@ -6,8 +6,8 @@ use std::path::Path;
 /// Opens a regular file. A device or a pipe in its place would be read, or waited for, without end.
 ///
 /// # Errors
-/// When the path is not a regular file, or cannot be opened. A dangling link is reported as such,
-/// not as a missing file, because somebody made it on purpose.
+/// Fails if the path is not a regular file, or cannot be opened. A dangling link is reported as
+/// such, not as a missing file, because somebody made it on purpose.
 pub fn open(path: &Path) -> std::io::Result<std::fs::File> {
     let kind =
         std::fs::metadata(path).map_err(|cause| missing_target_error(path, cause))?.file_type();
@@ -30,7 +30,7 @@ fn missing_target_error(path: &Path, cause: std::io::Error) -> std::io::Error {
 /// Reads a regular file.
 ///
 /// # Errors
-/// The errors of [`open()`], and when it cannot be read.
+/// Fails with the errors of [`open()`], and when it cannot be read.
 pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?.read_to_end(&mut bytes)?;

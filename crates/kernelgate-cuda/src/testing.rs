@@ -15,7 +15,7 @@ use crate::{BackendError, Device, DeviceOptions, Devices};
 /// device. Without a GPU it prints a message, or fails if `KERNELGATE_REQUIRE_GPU=1`.
 ///
 /// # Panics
-/// When there is no GPU and `KERNELGATE_REQUIRE_GPU` is set.
+/// Panics if there is no GPU and `KERNELGATE_REQUIRE_GPU` is set.
 pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
     static ONE_GPU_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
     match Device::open(0, &DeviceOptions::options_from_environment()) {
@@ -37,7 +37,7 @@ pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
 /// `KERNELGATE_REQUIRE_GPUS=2`.
 ///
 /// # Panics
-/// When there is one GPU and `KERNELGATE_REQUIRE_GPUS` is set.
+/// Panics if there is one GPU and `KERNELGATE_REQUIRE_GPUS` is set.
 pub fn second_gpu_for_test() -> Option<Arc<Device>> {
     match Device::open(1, &DeviceOptions::options_from_environment()) {
         Ok(device) => Some(device),
@@ -56,7 +56,7 @@ pub fn second_gpu_for_test() -> Option<Arc<Device>> {
 /// or fails, like [`gpu`] and [`second_gpu_for_test`].
 ///
 /// # Panics
-/// When `gpu` or `second_gpu` panics, or when the set does not open.
+/// Panics if `gpu` or `second_gpu` panics, or when the set does not open.
 pub fn two_gpus_for_test() -> Option<(Devices, MutexGuard<'static, ()>)> {
     let (_first, alone) = gpu()?;
     second_gpu_for_test()?;
@@ -71,7 +71,7 @@ pub fn two_gpus_for_test() -> Option<(Devices, MutexGuard<'static, ()>)> {
 /// split of L1 and shared memory.
 ///
 /// # Errors
-/// When the driver refuses.
+/// Fails if the driver refuses.
 pub fn change_context_settings(device: &Device) -> Result<(), BackendError> {
     let context = device.context();
     let changed = context

@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use clap::Parser as _;
-use kernelgate::attach::safetensors::SafeTensors;
+use kernelgate::attach::safetensors::SafeTensorsFile;
 use kernelgate::display;
-use kernelgate::protocol::{self, CaseRecording, Request, Response};
-use kernelgate::record::file::{self, Record};
+use kernelgate::protocol::{self, BenchRequest, BenchResponse, CaseRecording};
+use kernelgate::record::file::{self, RecordType};
 use kernelgate::record::resources::ResourceRecord;
 use kernelgate::record::{
-    Baseline, CaseRun, Machine, Measurement, Numerics, ProcessRun, Trials, criterion_store, tensors,
+    Baseline, CaseRun, ComparisonTrials, MachineFacts, Measurement, Numerics, ProcessRun,
+    criterion_store, tensors,
 };
 use kernelgate_cli::benches::{criterion, mark, package};
 use kernelgate_cli::bisect::state::State;
@@ -31,7 +32,7 @@ use crate::Reader;
 use crate::mutate::Syntax::{self, Bytes, Json, Lines};
 
 /// Reads a record; one that is accepted can be written, and is then the same.
-fn record<T: Record + PartialEq>(path: &Path) -> Option<T> {
+fn record<T: RecordType + PartialEq>(path: &Path) -> Option<T> {
     let record: T = file::read(path).ok()?;
     let again = path.with_extension("again");
     file::write(&again, &record).expect("an accepted record can be written");
@@ -45,11 +46,11 @@ fn run(path: &Path, _: u64) -> bool {
     display::runs::text(&runs, Some(100));
     report::costs::text(&runs, Some(100));
     let mut baseline = Baseline::new("main");
-    baseline.merge(&runs[0]);
+    baseline.merge_run(&runs[0]);
     let _ = baseline.add(&runs[0]);
     assert_eq!(baseline.validate(), Ok(()));
     for case in runs[0].cases.values() {
-        assert_eq!(CaseRun::from_case(case).to_few_digits().validate(), Ok(()));
+        assert_eq!(CaseRun::summary_of_case(case).round_to_significant_digits().validate(), Ok(()));
     }
     let [run] = runs;
     let _ = Measurement::from_runs(vec![run.clone(), run]);
@@ -57,7 +58,7 @@ fn run(path: &Path, _: u64) -> bool {
 }
 
 fn trials(path: &Path, _: u64) -> bool {
-    let Some(trials) = record::<Trials>(path) else { return false };
+    let Some(trials) = record::<ComparisonTrials>(path) else { return false };
     for trial in &trials.trials {
         assert!(std::time::Duration::from_secs_f64(trial.wall_s) < std::time::Duration::MAX);
     }
@@ -102,15 +103,15 @@ fn baseline(path: &Path, _: u64) -> bool {
         kernelgate::record::Provenance::default(),
     );
     let cases: Vec<String> = baseline.cases.keys().cloned().collect();
-    baseline.replaced_by(&run, cases.iter().map(String::as_str));
-    baseline.merge(&run);
+    baseline.runs_replaced_by(&run, cases.iter().map(String::as_str));
+    baseline.merge_run(&run);
     true
 }
 
 fn response(path: &Path, number: u64) -> bool {
-    let Some(response) = record::<Response>(path) else { return false };
+    let Some(response) = record::<BenchResponse>(path) else { return false };
     let recording = |case: protocol::ProfiledCase| case.recording;
-    if let protocol::ResponseBody::Profile(cases) = response.answer {
+    if let protocol::BenchResponseBody::Profile(cases) = response.answer {
         for recording in cases.into_iter().filter_map(recording) {
             let path = path.with_extension("recording");
             file::write(&path, &*recording).expect("an accepted recording can be written");
@@ -171,14 +172,14 @@ fn criterion_sample(path: &Path, _: u64) -> bool {
             ..Default::default()
         };
         if samples.validate().is_ok() {
-            CaseRun::from_case(&case.record(samples)).validate().unwrap();
+            CaseRun::summary_of_case(&case.record(samples)).validate().unwrap();
         }
     }
     !stored.cases.is_empty()
 }
 
 fn safetensors(path: &Path, _: u64) -> bool {
-    let Ok(tensors) = SafeTensors::read(path) else { return false };
+    let Ok(tensors) = SafeTensorsFile::read(path) else { return false };
     let names: Vec<String> = tensors.names().map(str::to_owned).collect();
     for name in names {
         let _ = tensors.tensor(&name, &[2, 2]);
@@ -211,7 +212,7 @@ fn index(path: &Path, _: u64) -> bool {
 fn printed(path: &Path, _: u64) -> bool {
     let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
     let _ = (criterion::parse_criterion_list(&text), package::has_manifest(path));
-    protocol::parse_answer(&text).is_some()
+    protocol::parse_version_answer(&text).is_some()
 }
 
 /// A session's folder with this run in it, judged against a baseline of the same case, by the
@@ -267,12 +268,12 @@ pub const READERS: &[Reader] = &[
     reader("run", Json, 40_000, run),
     reader("response", Json, 40_000, response),
     reader("trials", Json, 60_000, trials),
-    reader("request", Json, 70_000, |path, _| record::<Request>(path).is_some()),
+    reader("request", Json, 70_000, |path, _| record::<BenchRequest>(path).is_some()),
     reader("numerics", Json, 50_000, |path, _| record::<Numerics>(path).is_some()),
     reader("resources", Json, 20_000, |path, _| record::<ResourceRecord>(path).is_some()),
     reader("bisection", Json, 70_000, |path, _| record::<State>(path).is_some()),
     reader("case_recording", Json, 15_000, |path, _| record::<CaseRecording>(path).is_some()),
-    reader("machine", Json, 10_000, |path, _| record::<Machine>(path).is_some()),
+    reader("machine", Json, 10_000, |path, _| record::<MachineFacts>(path).is_some()),
     reader("submission", Json, 10_000, |path, _| record::<Submission>(path).is_some()),
     reader("peers", Json, 100_000, peers),
     reader("rules", Lines, 25_000, rules),

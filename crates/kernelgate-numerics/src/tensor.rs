@@ -116,7 +116,7 @@ impl Tensor {
     /// Wraps elements in a shape.
     ///
     /// # Panics
-    /// When the shape does not hold exactly the elements: a fault of the calling code, not of
+    /// Panics if the shape does not hold exactly the elements: a fault of the calling code, not of
     /// input.
     pub fn new(shape: impl Into<Vec<usize>>, data: TensorData) -> Self {
         let tensor = Self { shape: shape.into(), data };
@@ -392,7 +392,7 @@ impl Tensors {
     /// The tensor of that name.
     ///
     /// # Panics
-    /// When it does not exist: the caller and the workload disagree about their own tensors.
+    /// Panics if it does not exist: the caller and the workload disagree about their own tensors.
     pub fn tensor(&self, name: &str) -> &Tensor {
         self.get(name).unwrap_or_else(|| panic!("tensor `{name}` is part of the workload"))
     }
@@ -406,7 +406,7 @@ impl Tensors {
     /// The f32 elements of a tensor.
     ///
     /// # Panics
-    /// When the tensor does not exist, or is not f32.
+    /// Panics if the tensor does not exist, or is not f32.
     pub fn f32(&self, name: &str) -> &[f32] {
         match self.tensor(name).tensor_data() {
             TensorData::F32(values) => values,

@@ -8,21 +8,21 @@ pub enum Exit {
     Fine = 0,
     /// A case got slower, or failed verification.
     Regression = 1,
-    /// Bad usage or broken input.
+    /// Exit code 2: wrong usage or broken input.
     Usage = 2,
     /// The measurement cannot decide.
     Inconclusive = 3,
-    /// The results are not comparable.
+    /// Exit code 4: the results are not comparable.
     Refused = 4,
 }
 
 impl Exit {
-    /// All exit codes, by number.
+    /// All exits, in the order of their codes.
     pub const ALL: [Self; 5] =
         [Self::Fine, Self::Regression, Self::Usage, Self::Inconclusive, Self::Refused];
 
     /// Meaning of the code, for the help and the reference.
-    pub const fn meaning(self) -> &'static str {
+    pub const fn exit_code_meaning(self) -> &'static str {
         match self {
             Self::Fine => "fine",
             Self::Regression => "regression or failed verification",
@@ -33,12 +33,12 @@ impl Exit {
     }
 
     /// Ended by Ctrl-C or a termination signal: what shells report for SIGINT.
-    pub const INTERRUPTED: i32 = 130;
-    /// Broken pipe: what shells report for SIGPIPE.
-    pub const BROKEN_PIPE: i32 = 141;
+    pub const INTERRUPTED_EXIT_CODE: i32 = 130;
+    /// Exit code that shells report for a broken pipe (SIGPIPE).
+    pub const BROKEN_PIPE_EXIT_CODE: i32 = 141;
 
     /// The exit that a code stands for; absent for the code of a signal or of another program.
-    pub const fn from_code(code: i32) -> Option<Self> {
+    pub const fn exit_from_code(code: i32) -> Option<Self> {
         match code {
             0 => Some(Self::Fine),
             1 => Some(Self::Regression),
@@ -51,7 +51,7 @@ impl Exit {
 
     /// The more severe of two exit codes. With broken input nothing was judged, so it comes first;
     /// a refusal comes before a regression, which may be one of another definition.
-    pub fn worse(self, other: Self) -> Self {
+    pub fn more_severe(self, other: Self) -> Self {
         let worst = [Self::Usage, Self::Refused, Self::Regression, Self::Inconclusive];
         let either = |exit: &Self| *exit == self || *exit == other;
         worst.into_iter().find(either).unwrap_or(Self::Fine)
@@ -74,7 +74,7 @@ mod tests {
         let ascending = [Fine, Inconclusive, Regression, Refused, Usage];
         for (i, one) in ascending.into_iter().enumerate() {
             for (j, two) in ascending.into_iter().enumerate() {
-                assert_eq!(one.worse(two), ascending[i.max(j)]);
+                assert_eq!(one.more_severe(two), ascending[i.max(j)]);
             }
         }
     }

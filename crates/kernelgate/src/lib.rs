@@ -36,7 +36,7 @@ pub mod harness;
 
 pub use harness::gpu_time;
 
-/// Imports of a bench binary.
+/// The names that a bench binary imports.
 pub mod prelude {
     pub use crate::backend::cpu::CpuTask;
     pub use crate::backend::{BackendError, Implementation, Prepare, cuda};

@@ -6,28 +6,29 @@ use std::sync::Arc;
 
 use crate::backend::{BackendError, BackendKind, Executable, Implementation, Prepare, Target};
 use crate::workload::{
-    Axis, AxisError, Effort, Lines, Override, Point, Problem, Scale, Tensors, Workload, axis,
+    Axis, AxisError, AxisOverride, Effort, Point, Problem, Scale, SelectionLines, Tensors,
+    Workload, axis,
 };
 use kernelgate_cuda::driver::memory::persistence;
 
 /// Problems along one axis after another around a central one, for which a few rows are enough:
 /// part of the default selection on an accelerator.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct AxisScan {
+pub struct ScanAlongAxes {
     /// Lines of [`axis::expand`].
     pub lines: &'static [&'static str],
     /// Implementations that compute them by default: the best, and one to compare it with.
     pub rows: &'static [&'static str],
 }
 
-/// A workload and its implementations.
+/// A suite: a workload with all its implementations.
 pub struct Suite {
     facts: Facts,
     rows: Vec<ImplementationInfo>,
-    bind: Box<Bind>,
+    bind: Box<BindProblem>,
 }
 
-type Bind = dyn Fn(&Point) -> Result<Box<dyn BoundProblem>, AxisError> + Send + Sync;
+type BindProblem = dyn Fn(&Point) -> Result<Box<dyn BoundProblem>, AxisError> + Send + Sync;
 
 /// Name, axes and selections of a workload.
 pub struct Facts {
@@ -37,12 +38,12 @@ pub struct Facts {
     pub about: &'static str,
     /// Revision of the definition, if one is declared.
     pub revision: Option<u32>,
-    /// Axes along which problems vary.
+    /// Axes along which the problems of the workload vary.
     pub axes: Cow<'static, [Axis]>,
     /// Points of each effort.
-    pub lines: Lines,
+    pub lines: SelectionLines,
     /// Additional points, which only a few rows run.
-    pub scan: AxisScan,
+    pub scan: ScanAlongAxes,
 }
 
 /// An implementation in lists.
@@ -56,14 +57,14 @@ pub struct ImplementationInfo {
     pub backend: BackendKind,
 }
 
-/// A problem and the implementations that may compute it.
+/// A problem of a workload with the implementations that may compute it.
 pub trait BoundProblem {
     /// The problem.
     fn problem(&self) -> &dyn Problem;
-    /// Whether implementation `index` computes this problem.
+    /// Checks whether the implementation number `index` computes this problem.
     ///
     /// # Errors
-    /// The reason, as a fragment.
+    /// The error states the reason, as a fragment of a sentence.
     fn supports(&self, index: usize) -> Result<(), String>;
     /// Device memory that implementation `index` declares, bytes; `None` on the host and if it
     /// declares none.
@@ -71,7 +72,7 @@ pub trait BoundProblem {
     /// Makes implementation `index` ready on the target, which is of the implementation's kind.
     ///
     /// # Errors
-    /// When the device or a kernel fails, or memory is short.
+    /// Fails if the device or a kernel fails, or memory is short.
     fn prepare(
         &self,
         index: usize,
@@ -85,14 +86,14 @@ pub fn suite<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
 ) -> Suite {
-    suite_with_scan(workload, implementations, AxisScan::default())
+    suite_with_scan(workload, implementations, ScanAlongAxes::default())
 }
 
 /// Joins a workload and its implementations, and adds a scan along axes.
 pub fn suite_with_scan<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
-    scan: AxisScan,
+    scan: ScanAlongAxes,
 ) -> Suite {
     let facts = Facts {
         name: workload.name,
@@ -158,12 +159,12 @@ impl Suite {
     /// The points that an effort selects.
     ///
     /// # Errors
-    /// When an override is not allowed by the axes.
+    /// Fails if an override is not allowed by the axes.
     pub fn points(
         &self,
         effort: Effort,
         scale: Scale,
-        overrides: &[Override],
+        overrides: &[AxisOverride],
     ) -> Result<Vec<Point>, AxisError> {
         let Facts { axes, lines, scan, .. } = &self.facts;
         let mut points = axis::expand(axes, &lines.select(effort, scale), overrides)?;
@@ -175,7 +176,7 @@ impl Suite {
         Ok(points)
     }
 
-    /// The implementations that an effort selects for a point; `None`: all of them.
+    /// Names of the implementations that an effort selects for a point; `None` selects all of them.
     pub fn scan_rows(&self, effort: Effort, point: &Point) -> Option<&'static [&'static str]> {
         let Facts { axes, lines, scan, .. } = &self.facts;
         if effort == Effort::Thorough || scan.lines.is_empty() {
@@ -188,10 +189,10 @@ impl Suite {
         (among(scan.lines) && !among(&whole)).then_some(scan.rows)
     }
 
-    /// The problem of a point.
+    /// Makes the problem of a point.
     ///
     /// # Errors
-    /// When the point's values do not go together.
+    /// Fails if the point's values do not go together.
     pub fn bind(&self, point: &Point) -> Result<Box<dyn BoundProblem>, AxisError> {
         (self.bind)(point)
     }

@@ -6,42 +6,42 @@ use serde::{Deserialize, Serialize};
 
 use kernelgate_cuda::observe::activity::Activity;
 
-/// The launches of one kernel.
+/// Number and time of the recorded launches of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KernelTime {
+pub struct KernelTimeSum {
     /// Symbol of the kernel.
     pub name: String,
-    /// Number of launches of the kernel.
+    /// Number of recorded launches of the kernel.
     pub count: usize,
     /// Time of all launches, nanoseconds; launches that overlapped count each in full.
     pub total_ns: u64,
-    /// Time of the shortest launch, nanoseconds.
+    /// Time of the kernel's shortest launch, nanoseconds.
     pub shortest_ns: u64,
-    /// Time of the longest launch, nanoseconds.
+    /// Time of the kernel's longest launch, nanoseconds.
     pub longest_ns: u64,
 }
 
-/// A recorded interval of time.
+/// Summary of a recorded time interval: its kernels, copies and idle time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KernelSummary {
+pub struct RecordedIntervalSummary {
     /// Time from the first kernel's start to the last one's end, nanoseconds.
     pub span_ns: u64,
     /// Time with at least one kernel running, nanoseconds.
     pub busy_ns: u64,
     /// Longest first.
-    pub kernels: Vec<KernelTime>,
+    pub kernels: Vec<KernelTimeSum>,
 }
 
 /// Times and counts that a file may hold: sums over any file are numbers.
-const MAX_NUMBER: f64 = 1e15;
+const MAX_PLAUSIBLE_NUMBER: f64 = 1e15;
 
-impl KernelSummary {
+impl RecordedIntervalSummary {
     /// Checks the times.
     ///
     /// # Errors
-    /// A fragment of a message that names the impossible time.
+    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
-        let kernel = |kernel: &KernelTime| {
+        let kernel = |kernel: &KernelTimeSum| {
             [kernel.total_ns, kernel.shortest_ns, kernel.longest_ns, kernel.count as u64]
         };
         let each = self.kernels.iter().flat_map(kernel).chain([self.span_ns, self.busy_ns]);
@@ -49,13 +49,13 @@ impl KernelSummary {
     }
 
     /// Sums a recorded activity whose kernels are ordered by their start.
-    pub fn from_activity(activity: &Activity) -> Self {
-        let mut kernels: BTreeMap<&str, KernelTime> = BTreeMap::new();
+    pub fn summary_of_activity(activity: &Activity) -> Self {
+        let mut kernels: BTreeMap<&str, KernelTimeSum> = BTreeMap::new();
         let (mut busy_ns, mut busy_until) = (0, 0);
         for record in &activity.kernels {
             let ns = record.elapsed_ns();
             let name = activity.names[record.name as usize].as_str();
-            let kernel = kernels.entry(name).or_insert_with(|| KernelTime {
+            let kernel = kernels.entry(name).or_insert_with(|| KernelTimeSum {
                 name: name.to_owned(),
                 count: 0,
                 total_ns: 0,
@@ -69,17 +69,17 @@ impl KernelSummary {
             busy_ns += record.end.saturating_sub(record.start.max(busy_until));
             busy_until = busy_until.max(record.end);
         }
-        let mut kernels: Vec<KernelTime> = kernels.into_values().collect();
+        let mut kernels: Vec<KernelTimeSum> = kernels.into_values().collect();
         kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total_ns));
         let first = activity.kernels.first().map_or(0, |record| record.start);
         Self { span_ns: busy_until.saturating_sub(first), busy_ns, kernels }
     }
 }
 
-/// A phase of a case by the host's clock.
+/// Host time of one phase of a case, such as its preparation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PhaseTime {
-    /// "prepare", "first launch", "launch", "outputs".
+pub struct HostPhaseTime {
+    /// Name of the phase: "prepare", "first launch", "launch", "outputs".
     pub name: String,
     /// How often the phase time was measured.
     pub count: usize,
@@ -90,24 +90,25 @@ pub struct PhaseTime {
     /// Longest, nanoseconds.
     pub longest_ns: f64,
     /// CPU time of this process over the elapsed time: the average number of busy threads,
-    /// including those that wait by spinning. Absent if the system does not report it.
+    /// including those that wait by spinning. The number is absent if the system does not report
+    /// CPU time.
     pub busy_threads: Option<f64>,
 }
 
-/// Accepts a time or a count.
+/// Accepts a plausible time or count.
 fn check(number: f64) -> Result<(), String> {
-    if (0.0..=MAX_NUMBER).contains(&number) {
+    if (0.0..=MAX_PLAUSIBLE_NUMBER).contains(&number) {
         Ok(())
     } else {
         Err(format!("a time of {number} ns"))
     }
 }
 
-impl PhaseTime {
+impl HostPhaseTime {
     /// Checks the times.
     ///
     /// # Errors
-    /// A fragment of a message that names the impossible time.
+    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         let Self { total_ns, shortest_ns, longest_ns, busy_threads, count, .. } = *self;
         [total_ns, shortest_ns, longest_ns, busy_threads.unwrap_or(0.0), count as f64]
@@ -116,7 +117,7 @@ impl PhaseTime {
     }
 
     /// Sums durations in nanoseconds, at least one, during which the process used this CPU time.
-    pub fn from_times(name: &str, elapsed_ns: &[f64], cpu_ns: Option<f64>) -> Self {
+    pub fn phase_time_of_durations(name: &str, elapsed_ns: &[f64], cpu_ns: Option<f64>) -> Self {
         let total_ns: f64 = elapsed_ns.iter().sum();
         Self {
             name: name.to_owned(),
@@ -138,7 +139,7 @@ mod tests {
     fn overlap_counts_once_in_busy_and_in_full_in_totals() {
         let record =
             |name, start, end| KernelRecord { name, start, end, ..KernelRecord::default() };
-        let summary = KernelSummary::from_activity(&Activity {
+        let summary = RecordedIntervalSummary::summary_of_activity(&Activity {
             names: vec!["a".to_owned(), "b".to_owned()],
             kernels: vec![
                 record(0, 100, 200),
@@ -156,14 +157,15 @@ mod tests {
             .collect();
         assert_eq!(times, [("a", 2, 120, 20, 100), ("b", 2, 105, 5, 100)]);
         assert_eq!(
-            KernelSummary::from_activity(&Activity::default()),
-            KernelSummary { span_ns: 0, busy_ns: 0, kernels: vec![] }
+            RecordedIntervalSummary::summary_of_activity(&Activity::default()),
+            RecordedIntervalSummary { span_ns: 0, busy_ns: 0, kernels: vec![] }
         );
     }
 
     #[test]
     fn a_phase_has_its_extremes_and_its_threads() {
-        let phase = PhaseTime::from_times("launch", &[10.0, 30.0, 20.0], Some(90.0));
+        let phase =
+            HostPhaseTime::phase_time_of_durations("launch", &[10.0, 30.0, 20.0], Some(90.0));
         assert_eq!((phase.count, phase.total_ns), (3, 60.0));
         assert_eq!((phase.shortest_ns, phase.longest_ns), (10.0, 30.0));
         assert_eq!(phase.busy_threads, Some(1.5));

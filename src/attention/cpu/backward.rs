@@ -6,7 +6,7 @@ use pulp::Arch;
 
 use super::blocks::{KEYS, QUERIES, TILE, gemm, matrix};
 use super::forward;
-use super::rows::{Gradients, InnerProducts, Tile};
+use super::rows::{RowInnerProducts, ScoreGradientRows, Tile};
 use crate::attention::definition::Attention;
 use crate::parallel;
 use kernelgate::workload::{TensorData, Tensors};
@@ -47,23 +47,23 @@ pub(super) fn launch(
     // In name order.
     let [grad_k, grad_q, grad_v] = std::array::from_fn(|_| slices.next().expect("three outputs"));
     let heads = grad_q.zip(grad_k).zip(grad_v).collect();
-    parallel::each(
-        heads,
-        &|key_head, ((grad_q, grad_k), grad_v): ((&mut [f32], &mut [f32]), &mut [f32])| {
-            grad_k.fill(0.0);
-            grad_v.fill(0.0);
-            for (grad_q, head) in grad_q.chunks_mut(s * d).zip(key_head * share..) {
-                let [k, v] = [k, v].map(|x| &x[key_head * s * d..][..s * d]);
-                let [q, grad_out, out] =
-                    [q, grad_out, &saved.out].map(|x| &x[head * s * d..][..s * d]);
-                let normalisers = &saved.normalisers[head * s..][..s];
-                let head = HeadInputs { attention, q, k, v, grad_out, out, normalisers };
-                for (block, grad_q) in grad_q.chunks_mut(QUERIES * d).enumerate() {
-                    head.queries(block * QUERIES, grad_q, grad_k, grad_v);
-                }
+    parallel::for_each_task(heads, &|key_head,
+                                     ((grad_q, grad_k), grad_v): (
+        (&mut [f32], &mut [f32]),
+        &mut [f32],
+    )| {
+        grad_k.fill(0.0);
+        grad_v.fill(0.0);
+        for (grad_q, head) in grad_q.chunks_mut(s * d).zip(key_head * share..) {
+            let [k, v] = [k, v].map(|x| &x[key_head * s * d..][..s * d]);
+            let [q, grad_out, out] = [q, grad_out, &saved.out].map(|x| &x[head * s * d..][..s * d]);
+            let normalisers = &saved.normalisers[head * s..][..s];
+            let head = HeadInputs { attention, q, k, v, grad_out, out, normalisers };
+            for (block, grad_q) in grad_q.chunks_mut(QUERIES * d).enumerate() {
+                head.queries(block * QUERIES, grad_q, grad_k, grad_v);
             }
-        },
-    );
+        }
+    });
 }
 
 /// Inputs of one head, `[s, d]` each.
@@ -86,7 +86,7 @@ impl HeadInputs<'_> {
         // Σ P ∘ dP of a row, which is dO · O.
         let mut means = [0.0; QUERIES];
         let block = first * d..(first + rows) * d;
-        arch.dispatch(InnerProducts {
+        arch.dispatch(RowInnerProducts {
             a: &self.grad_out[block.clone()],
             b: &self.out[block],
             d,
@@ -102,7 +102,7 @@ impl HeadInputs<'_> {
             gemm(p, Accum::Replace, q, k.transpose(), 1.0);
             gemm(grad_scores, Accum::Replace, grad_out, v.transpose(), 1.0);
             let (normalisers, means) = (&self.normalisers[tile.query..], &means[tile.hidden..]);
-            arch.dispatch(Gradients {
+            arch.dispatch(ScoreGradientRows {
                 tile: &tile,
                 scores: p,
                 grad: grad_scores,

@@ -29,7 +29,7 @@ pub fn gemm(
 
 /// Calls `f(head, row, block)` for blocks of at most [`QUERIES`] rows of `[heads, s, width]`, in
 /// parallel. `row` counts from the start of the tensor.
-pub fn for_blocks(
+pub fn for_row_blocks(
     out: &mut [f32],
     s: usize,
     width: usize,
@@ -40,5 +40,5 @@ pub fn for_blocks(
         let blocks = out.chunks_mut(QUERIES * width).enumerate();
         blocks.map(move |(block, out)| (head, head * s + block * QUERIES, out))
     });
-    parallel::each(blocks.collect(), &|_, (head, row, out)| f(head, row, out));
+    parallel::for_each_task(blocks.collect(), &|_, (head, row, out)| f(head, row, out));
 }

@@ -4,7 +4,7 @@ use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
 
 use super::blocks::{KEYS, QUERIES, TILE, gemm, matrix};
-use super::rows::{Finish, Online, Tile, Update};
+use super::rows::{FinishSoftmaxRows, OnlineSoftmaxRows, Tile, UpdateSoftmaxTile};
 use crate::attention::definition::Attention;
 use crate::parallel;
 use kernelgate::workload::Tensors;
@@ -24,15 +24,15 @@ pub(super) fn launch(
         let blocks = out.chunks_mut(QUERIES * d).zip(normalisers.chunks_mut(QUERIES)).enumerate();
         blocks.map(move |(block, (out, normalisers))| (head, block * QUERIES, out, normalisers))
     });
-    parallel::each(blocks.collect(), &|_, (head, first, out, normalisers)| {
+    parallel::for_each_task(blocks.collect(), &|_, (head, first, out, normalisers)| {
         let q = &q[head * s * d..][..s * d];
         let [k, v] = [k, v].map(|x| &x[head / attention.share() * keys * d..][..keys * d]);
-        queries(attention, first, [q, k, v], out, normalisers);
+        attend_queries(attention, first, [q, k, v], out, normalisers);
     });
 }
 
 /// Attention of the queries from `first` of a head; `normalisers` has one entry a query.
-fn queries(
+fn attend_queries(
     attention: &Attention,
     first: usize,
     [q, k, v]: [&[f32]; 3],
@@ -41,16 +41,16 @@ fn queries(
 ) {
     let (arch, d) = (Arch::new(), attention.d);
     let mut scores = [0.0; TILE];
-    let mut online = Online::<QUERIES>::new();
+    let mut online = OnlineSoftmaxRows::<QUERIES>::new();
     for key in (0..attention.keys).step_by(KEYS) {
         let Some(tile) = Tile::new(attention, first, normalisers.len(), key) else { break };
         let q = matrix(&q[tile.query * d..], tile.queries, d);
         let (k, v) = (matrix(&k[key * d..], tile.keys, d), matrix(&v[key * d..], tile.keys, d));
         let (scores, out) = (&mut scores[..tile.queries * tile.keys], &mut out[tile.hidden * d..]);
         gemm(scores, Accum::Replace, q, k.transpose(), 1.0);
-        arch.dispatch(Update { online: &mut online, tile: &tile, scores, out });
+        arch.dispatch(UpdateSoftmaxTile { online: &mut online, tile: &tile, scores, out });
         let accumulate = if key == 0 { Accum::Replace } else { Accum::Add };
         gemm(out, accumulate, matrix(scores, tile.queries, tile.keys), v, 1.0);
     }
-    arch.dispatch(Finish { online: &online, out, normalisers });
+    arch.dispatch(FinishSoftmaxRows { online: &online, out, normalisers });
 }

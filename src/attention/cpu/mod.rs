@@ -13,15 +13,15 @@ mod rows;
 use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
 
-use crate::attention::components::{self, Scores, ValuesMatmul};
+use crate::attention::components::{self, ScoresProblem, ValuesProblem};
 use crate::attention::definition::AttentionForward;
 use crate::attention::gradients::AttentionBackward;
-use blocks::{for_blocks, gemm, matrix};
+use blocks::{for_row_blocks, gemm, matrix};
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 pub use ring::ROWS as RING;
-use rows::SoftmaxRows;
+use rows::RowSoftmax;
 
 /// Forward implementations.
 pub const FORWARD: &[Implementation<AttentionForward>] = &[Implementation {
@@ -50,7 +50,7 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
         let mut outputs = Tensors::new();
         for input in ["q", "k", "v"] {
             let name = format!("grad_{input}");
-            outputs = outputs.with_output(&name, attention.shape_of(input), Dtype::F32);
+            outputs = outputs.with_output(&name, attention.shape_of_input(input), Dtype::F32);
         }
         let saved = backward::SavedForward::new(&attention, &inputs);
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
@@ -62,7 +62,7 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
 }];
 
 /// Implementations of `q kᵀ / sqrt(d)`.
-pub const SCORES: &[Implementation<Scores>] = &[Implementation {
+pub const SCORES: &[Implementation<ScoresProblem>] = &[Implementation {
     name: "cpu",
     about: "one GEMM a block of queries",
     supports: |problem| f32_only(problem.shape.dtype),
@@ -74,7 +74,7 @@ pub const SCORES: &[Implementation<Scores>] = &[Implementation {
             Tensors::new().with_output("scores", shape.pairs(), Dtype::F32),
             move |inputs, outputs| {
                 let (q, k, d, s) = (inputs.f32("q"), inputs.f32("k"), shape.d, shape.s);
-                for_blocks(outputs.f32_mut("scores"), s, s, &|head, row, scores| {
+                for_row_blocks(outputs.f32_mut("scores"), s, s, &|head, row, scores| {
                     let (rows, k) = (scores.len() / s, matrix(&k[head * s * d..], s, d));
                     gemm(
                         scores,
@@ -90,7 +90,7 @@ pub const SCORES: &[Implementation<Scores>] = &[Implementation {
 }];
 
 /// Implementations of the softmax alone.
-pub const SOFTMAX: &[Implementation<components::Softmax>] = &[Implementation {
+pub const SOFTMAX: &[Implementation<components::SoftmaxProblem>] = &[Implementation {
     name: "cpu",
     about: "three passes over a row in L1, SIMD over keys",
     supports: |problem| f32_only(problem.shape.dtype),
@@ -101,8 +101,8 @@ pub const SOFTMAX: &[Implementation<components::Softmax>] = &[Implementation {
             Tensors::new().with_output("probabilities", shape.pairs(), Dtype::F32),
             move |inputs, outputs| {
                 let (scores, s) = (inputs.f32("scores"), shape.s);
-                for_blocks(outputs.f32_mut("probabilities"), s, s, &|_, row, probabilities| {
-                    Arch::new().dispatch(SoftmaxRows {
+                for_row_blocks(outputs.f32_mut("probabilities"), s, s, &|_, row, probabilities| {
+                    Arch::new().dispatch(RowSoftmax {
                         scores: &scores[row * s..][..probabilities.len()],
                         probabilities,
                         s,
@@ -114,7 +114,7 @@ pub const SOFTMAX: &[Implementation<components::Softmax>] = &[Implementation {
 }];
 
 /// Implementations of `p v`.
-pub const VALUES: &[Implementation<ValuesMatmul>] = &[Implementation {
+pub const VALUES: &[Implementation<ValuesProblem>] = &[Implementation {
     name: "cpu",
     about: "one GEMM a block of queries",
     supports: |problem| f32_only(problem.shape.dtype),
@@ -125,7 +125,7 @@ pub const VALUES: &[Implementation<ValuesMatmul>] = &[Implementation {
             Tensors::new().with_output("out", shape.vectors(), Dtype::F32),
             move |inputs, outputs| {
                 let (p, v, d, s) = (inputs.f32("probabilities"), inputs.f32("v"), shape.d, shape.s);
-                for_blocks(outputs.f32_mut("out"), s, d, &|head, row, out| {
+                for_row_blocks(outputs.f32_mut("out"), s, d, &|head, row, out| {
                     let (rows, v) = (out.len() / d, matrix(&v[head * s * d..], s, d));
                     gemm(out, Accum::Replace, matrix(&p[row * s..], rows, s), v, 1.0);
                 });

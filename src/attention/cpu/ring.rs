@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use super::{f32_only, forward};
 use crate::attention::definition::Attention;
-use crate::attention::ring::{K, OUT, Q, Ring, Step, V};
+use crate::attention::ring::{K, OUT, Q, RingProblem, Step, V};
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
 /// Implementations of the forward over several GPUs.
-pub const ROWS: &[Implementation<Ring>] = &[Implementation {
+pub const ROWS: &[Implementation<RingProblem>] = &[Implementation {
     name: "cpu",
     about: "each GPU's steps in their order, merged by the rows' sums of exponentials",
     supports: |problem| f32_only(problem.attention.dtype),
     prepare: Prepare::Cpu(prepare),
 }];
 
-fn prepare(problem: &Ring, inputs: Arc<Tensors>) -> CpuTask {
+fn prepare(problem: &RingProblem, inputs: Arc<Tensors>) -> CpuTask {
     let ring = *problem;
     let mut outputs = Tensors::new();
     for name in &OUT[..ring.gpus] {
@@ -30,19 +30,19 @@ fn prepare(problem: &Ring, inputs: Arc<Tensors>) -> CpuTask {
             let out = outputs.f32_mut(name);
             out.fill(0.0);
             let mut merged =
-                Merged { ring: &ring, out, sums: vec![f32::NEG_INFINITY; rows(&ring)] };
+                MergedRingOutputs { ring: &ring, out, sums: vec![f32::NEG_INFINITY; rows(&ring)] };
             ring.steps(rank).iter().for_each(|step| merged.add(rank, step, inputs));
         }
     })
 }
 
-const fn rows(ring: &Ring) -> usize {
-    ring.attention.h * ring.positions()
+const fn rows(ring: &RingProblem) -> usize {
+    ring.attention.h * ring.gpu_positions()
 }
 
 /// Some rows of every head.
-fn stretch(ring: &Ring, tensor: &Tensor, rows: &Range<usize>) -> Tensor {
-    let (d, all) = (ring.attention.d, ring.positions());
+fn rows_of_every_head(ring: &RingProblem, tensor: &Tensor, rows: &Range<usize>) -> Tensor {
+    let (d, all) = (ring.attention.d, ring.gpu_positions());
     let TensorData::F32(values) = tensor.tensor_data() else {
         unreachable!("the row declines other dtypes")
     };
@@ -52,18 +52,18 @@ fn stretch(ring: &Ring, tensor: &Tensor, rows: &Range<usize>) -> Tensor {
 }
 
 /// Outputs of a GPU over the keys so far.
-struct Merged<'a> {
-    ring: &'a Ring,
+struct MergedRingOutputs<'a> {
+    ring: &'a RingProblem,
     out: &'a mut [f32],
     /// log2 of each row's sum of exponentials.
     sums: Vec<f32>,
 }
 
-impl Merged<'_> {
+impl MergedRingOutputs<'_> {
     fn add(&mut self, rank: usize, step: &Step, inputs: &Tensors) {
         let Attention { h, d, .. } = self.ring.attention;
         let (queries, keys) = (step.queries.len(), step.keys.len());
-        let part_of = |name: &str, rows| stretch(self.ring, inputs.tensor(name), rows);
+        let part_of = |name: &str, rows| rows_of_every_head(self.ring, inputs.tensor(name), rows);
         let mut operands = Tensors::new();
         operands.insert("q", part_of(Q[rank], &step.queries));
         operands.insert("k", part_of(K[step.keys_of], &step.keys));
@@ -72,7 +72,7 @@ impl Merged<'_> {
         let (mut out, mut sums) = (vec![0.0; h * queries * d], vec![0.0; h * queries]);
         forward::launch(&part, &operands, &mut out, &mut sums);
         for (row, (part, sum)) in out.chunks(d).zip(sums).enumerate() {
-            let at = row / queries * self.ring.positions() + step.queries.start + row % queries;
+            let at = row / queries * self.ring.gpu_positions() + step.queries.start + row % queries;
             let before = self.sums[at];
             let top = before.max(sum);
             let together = top + ((before - top).exp2() + (sum - top).exp2()).log2();
@@ -88,14 +88,17 @@ impl Merged<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu_tests::agrees;
+    use crate::cpu_tests::check_row_against_reference;
 
     #[test]
     fn agrees_with_the_reference_for_one_to_eight_gpus() {
         for (gpus, d, causal) in
             [(1, 64, true), (2, 128, false), (2, 64, true), (4, 64, false), (8, 64, true)]
         {
-            agrees(&ROWS[0], &Ring::new(gpus, 3, 208, d, causal, Dtype::F32));
+            check_row_against_reference(
+                &ROWS[0],
+                &RingProblem::new(gpus, 3, 208, d, causal, Dtype::F32),
+            );
         }
     }
 }

@@ -12,7 +12,7 @@ use pulp::NullaryFnOnce;
 
 use super::blocks::KEYS;
 use crate::attention::definition::Attention;
-use crate::math::{exp2, larger};
+use crate::math::{exp2, max_ignoring_nan};
 
 /// Partial results that a reduction keeps apart, so that it vectorises.
 const LANES: usize = 16;
@@ -47,7 +47,7 @@ impl Tile {
         key: usize,
     ) -> Option<Self> {
         let Attention { keys, d, causal, .. } = *attention;
-        let ahead = attention.ahead();
+        let ahead = attention.keys_before_first_query();
         let hidden = if causal { key.saturating_sub(first + ahead) } else { 0 };
         let end = if causal { first + rows + ahead } else { keys };
         let scale = 1.0 / (d as f32).sqrt();
@@ -73,18 +73,18 @@ impl Tile {
 
 /// How far scores may exceed a row's maximum before the row is scaled down: powers up to 2^8 lose
 /// nothing in f32, and scaling, which passes over the row's output, becomes rare.
-const SLACK: f32 = 8.0;
+const MAX_SCORE_EXCESS: f32 = 8.0;
 
 /// Running softmax of `N` rows whose scores come tile by tile. Maxima are in units of the exponent:
 /// times log2(e).
-pub(super) struct Online<const N: usize> {
-    /// Largest score so far, or up to [`SLACK`] less.
+pub(super) struct OnlineSoftmaxRows<const N: usize> {
+    /// Largest score so far, or up to [`MAX_SCORE_EXCESS`] less.
     max: [f32; N],
     /// Σ 2^(score - max) so far.
     sum: [f32; N],
 }
 
-impl<const N: usize> Online<N> {
+impl<const N: usize> OnlineSoftmaxRows<N> {
     /// No tile yet.
     pub(super) fn new() -> Self {
         Self { max: [f32::NEG_INFINITY; N], sum: [0.0; N] }
@@ -93,8 +93,8 @@ impl<const N: usize> Online<N> {
 
 /// Replaces a tile's scores by `exp(scale · score - max)`, zero for hidden keys; if the maximum
 /// grew, scales down the contributions of earlier tiles to the row's sum and to its row of `out`.
-pub(super) struct Update<'a, const N: usize> {
-    pub online: &'a mut Online<N>,
+pub(super) struct UpdateSoftmaxTile<'a, const N: usize> {
+    pub online: &'a mut OnlineSoftmaxRows<N>,
     pub tile: &'a Tile,
     /// `[queries, keys]` of the tile.
     pub scores: &'a mut [f32],
@@ -102,7 +102,7 @@ pub(super) struct Update<'a, const N: usize> {
     pub out: &'a mut [f32],
 }
 
-impl<const N: usize> NullaryFnOnce for Update<'_, N> {
+impl<const N: usize> NullaryFnOnce for UpdateSoftmaxTile<'_, N> {
     type Output = ();
 
     #[inline(always)]
@@ -115,8 +115,8 @@ impl<const N: usize> NullaryFnOnce for Update<'_, N> {
         {
             let seen = tile.seen(row);
             scores[seen..].fill(f32::NEG_INFINITY);
-            let largest = maximum(scores) * scale;
-            if largest > *max + SLACK {
+            let largest = row_maximum(scores) * scale;
+            if largest > *max + MAX_SCORE_EXCESS {
                 // Nothing to scale down in the first tile, where `out` is not even written.
                 if *max > f32::NEG_INFINITY {
                     let correction = exp2(*max - largest);
@@ -127,22 +127,22 @@ impl<const N: usize> NullaryFnOnce for Update<'_, N> {
                 }
                 *max = largest;
             }
-            *sum += exponentials(scores, scale, *max);
+            *sum += exponentiate_and_sum(scores, scale, *max);
             scores[seen..].fill(0.0);
         }
     }
 }
 
 /// Divides each row of `out` by its sum, and gives the rows' normalisers: log2 of Σ exp(score).
-pub(super) struct Finish<'a, const N: usize> {
-    pub online: &'a Online<N>,
+pub(super) struct FinishSoftmaxRows<'a, const N: usize> {
+    pub online: &'a OnlineSoftmaxRows<N>,
     /// `[rows, d]`.
     pub out: &'a mut [f32],
     /// One a row.
     pub normalisers: &'a mut [f32],
 }
 
-impl<const N: usize> NullaryFnOnce for Finish<'_, N> {
+impl<const N: usize> NullaryFnOnce for FinishSoftmaxRows<'_, N> {
     type Output = ();
 
     #[inline(always)]
@@ -162,14 +162,14 @@ impl<const N: usize> NullaryFnOnce for Finish<'_, N> {
 }
 
 /// `a · b` of each row of `d` elements; d is a multiple of 16.
-pub(super) struct InnerProducts<'a> {
+pub(super) struct RowInnerProducts<'a> {
     pub a: &'a [f32],
     pub b: &'a [f32],
     pub d: usize,
     pub out: &'a mut [f32],
 }
 
-impl NullaryFnOnce for InnerProducts<'_> {
+impl NullaryFnOnce for RowInnerProducts<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -181,14 +181,14 @@ impl NullaryFnOnce for InnerProducts<'_> {
                     lanes[lane] += a[lane] * b[lane];
                 }
             }
-            *out = join(lanes, |a, b| a + b);
+            *out = sum_lanes_by_halves(lanes, |a, b| a + b);
         }
     }
 }
 
 /// Computes `P = exp(scale · S - normaliser)` and `P ∘ (dP - mean)` from scores S and dP, both zero
 /// for hidden keys.
-pub(super) struct Gradients<'a> {
+pub(super) struct ScoreGradientRows<'a> {
     pub tile: &'a Tile,
     /// S to P, `[queries, keys]` of the tile.
     pub scores: &'a mut [f32],
@@ -200,7 +200,7 @@ pub(super) struct Gradients<'a> {
     pub means: &'a [f32],
 }
 
-impl NullaryFnOnce for Gradients<'_> {
+impl NullaryFnOnce for ScoreGradientRows<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -226,20 +226,20 @@ impl NullaryFnOnce for Gradients<'_> {
 }
 
 /// Softmax of each row of `s` elements.
-pub(super) struct SoftmaxRows<'a> {
+pub(super) struct RowSoftmax<'a> {
     pub scores: &'a [f32],
     pub probabilities: &'a mut [f32],
     pub s: usize,
 }
 
-impl NullaryFnOnce for SoftmaxRows<'_> {
+impl NullaryFnOnce for RowSoftmax<'_> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
         for (scores, row) in self.scores.chunks(self.s).zip(self.probabilities.chunks_mut(self.s)) {
             row.copy_from_slice(scores);
-            let factor = 1.0 / exponentials(row, LOG2_E, maximum(scores) * LOG2_E);
+            let factor = 1.0 / exponentiate_and_sum(row, LOG2_E, row_maximum(scores) * LOG2_E);
             for x in row {
                 *x *= factor;
             }
@@ -249,20 +249,20 @@ impl NullaryFnOnce for SoftmaxRows<'_> {
 
 /// Largest of a row.
 #[inline(always)]
-fn maximum(row: &[f32]) -> f32 {
+fn row_maximum(row: &[f32]) -> f32 {
     let (blocks, rest) = row.as_chunks::<LANES>();
     let mut lanes = padded(rest);
     for block in blocks {
         for lane in 0..LANES {
-            lanes[lane] = larger(block[lane], lanes[lane]);
+            lanes[lane] = max_ignoring_nan(block[lane], lanes[lane]);
         }
     }
-    join(lanes, larger)
+    sum_lanes_by_halves(lanes, max_ignoring_nan)
 }
 
 /// Replaces x by `2^(x · scale - shift)` and returns the sum.
 #[inline(always)]
-fn exponentials(row: &mut [f32], scale: f32, shift: f32) -> f32 {
+fn exponentiate_and_sum(row: &mut [f32], scale: f32, shift: f32) -> f32 {
     let (blocks, rest) = row.as_chunks_mut::<LANES>();
     let mut sums = [0.0; LANES];
     let mut add = |block: &mut [f32; LANES]| {
@@ -278,7 +278,7 @@ fn exponentials(row: &mut [f32], scale: f32, shift: f32) -> f32 {
         add(&mut block);
         rest.copy_from_slice(&block[..rest.len()]);
     }
-    join(sums, |a, b| a + b)
+    sum_lanes_by_halves(sums, |a, b| a + b)
 }
 
 /// The end of a row as a whole block, -inf behind it.
@@ -293,7 +293,7 @@ fn padded(rest: &[f32]) -> [f32; LANES] {
 
 /// Joins the lanes by halves.
 #[inline(always)]
-fn join(lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+fn sum_lanes_by_halves(lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let eight: [f32; 8] = from_fn(|lane| join(lanes[lane], lanes[lane + 8]));
     let four: [f32; 4] = from_fn(|lane| join(eight[lane], eight[lane + 4]));
     join(join(four[0], four[2]), join(four[1], four[3]))
@@ -308,9 +308,9 @@ mod tests {
         for len in 1..50 {
             // 0, -1, -2, .. from the middle on.
             let row: Vec<f32> = (0..len).map(|i| -(((i + len / 2) % len) as f32)).collect();
-            assert_eq!(maximum(&row), 0.0);
+            assert_eq!(row_maximum(&row), 0.0);
             let mut powers = row.clone();
-            let sum = exponentials(&mut powers, 2.0, 3.0);
+            let sum = exponentiate_and_sum(&mut powers, 2.0, 3.0);
             let exact: f32 = row.iter().map(|x| (2.0 * x - 3.0).exp2()).sum();
             assert!((sum / exact - 1.0).abs() < 1e-6, "{len}: {sum} is not {exact}");
             assert!(

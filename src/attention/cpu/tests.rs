@@ -8,7 +8,7 @@ use crate::attention::definition::Attention;
 use kernelgate::suite::suite;
 use kernelgate::verify::{OutputComparison, VerifyError, verify};
 use kernelgate::workload::Scale;
-use kernelgate::workload::{Effort, Override, Problem, Tolerance, Workload};
+use kernelgate::workload::{AxisOverride, Effort, Problem, Tolerance, Workload};
 
 fn check<P: Problem>(
     problem: &P,
@@ -31,7 +31,11 @@ fn f32([b, h, s]: [usize; 3], causal: bool) -> Attention {
     Attention { b, h, h_kv: h, s, keys: s, d: 64, causal, dtype, outliers: false }
 }
 
-fn both(attention: Attention, change: impl Fn(&mut Tensors), tolerance: Option<Tolerance>) {
+fn check_both_directions(
+    attention: Attention,
+    change: impl Fn(&mut Tensors),
+    tolerance: Option<Tolerance>,
+) {
     let (forward, backward) = (AttentionForward { attention }, AttentionBackward { attention });
     let mut inputs = backward.inputs(11);
     change(&mut inputs);
@@ -47,7 +51,7 @@ fn both(attention: Attention, change: impl Fn(&mut Tensors), tolerance: Option<T
 fn agrees_with_the_reference_at_odd_shapes() {
     for s in [1, 7, 65, 129, 200, 300] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-            both(Attention { d, ..f32([2, 3, s], causal) }, |_| (), None);
+            check_both_directions(Attention { d, ..f32([2, 3, s], causal) }, |_| (), None);
         }
     }
 }
@@ -68,7 +72,7 @@ fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() 
 fn gradients_of_grouped_heads_agree_with_the_reference() {
     for (h_kv, s) in [(1, 1), (2, 129), (3, 300)] {
         for causal in [false, true] {
-            both(Attention { h_kv, ..f32([2, 6, s], causal) }, |_| (), None);
+            check_both_directions(Attention { h_kv, ..f32([2, 6, s], causal) }, |_| (), None);
         }
     }
 }
@@ -76,7 +80,11 @@ fn gradients_of_grouped_heads_agree_with_the_reference() {
 #[test]
 fn agrees_with_the_reference_on_outliers() {
     for causal in [false, true] {
-        both(Attention { outliers: true, ..f32([1, 4, 333], causal) }, |_| (), None);
+        check_both_directions(
+            Attention { outliers: true, ..f32([1, 4, 333], causal) },
+            |_| (),
+            None,
+        );
     }
 }
 
@@ -92,7 +100,7 @@ fn scores_beyond_the_range_of_exp_stay_finite_and_right() {
     // Nearly every row is one key's alone; the gradients of the first rows under the mask all but
     // vanish, down to rounding.
     for (causal, error) in [(false, 1e-2), (true, 1e-1)] {
-        both(
+        check_both_directions(
             f32([1, 4, 200], causal),
             large,
             Some(Tolerance { max_error: error, relative_l2: error }),
@@ -110,7 +118,7 @@ fn a_maximum_that_grows_in_every_tile_is_followed() {
         rows.for_each(|(row, k)| k.fill(0.02 * (row % 300) as f32));
     };
     for causal in [false, true] {
-        both(
+        check_both_directions(
             f32([1, 2, 300], causal),
             growing,
             Some(Tolerance { max_error: 2e-5, relative_l2: 2e-5 }),
@@ -120,9 +128,9 @@ fn a_maximum_that_grows_in_every_tile_is_followed() {
 
 #[test]
 fn the_three_steps_agree_with_the_reference() {
-    fn check_all<P: Problem>(workload: &Workload<P>, implementations: &[Implementation<P>]) {
+    fn check_all_rows<P: Problem>(workload: &Workload<P>, implementations: &[Implementation<P>]) {
         for s in [1, 7, 65, 200] {
-            let overrides: Vec<Override> =
+            let overrides: Vec<AxisOverride> =
                 ["b=2", "h=3", "dtype=f32"].iter().map(|item| item.parse().unwrap()).collect();
             let s = format!("s={s}").parse().unwrap();
             for point in workload
@@ -136,9 +144,9 @@ fn the_three_steps_agree_with_the_reference() {
             }
         }
     }
-    check_all(&components::SCORES, SCORES);
-    check_all(&components::SOFTMAX, SOFTMAX);
-    check_all(&components::VALUES, VALUES);
+    check_all_rows(&components::SCORES, SCORES);
+    check_all_rows(&components::SOFTMAX, SOFTMAX);
+    check_all_rows(&components::VALUES, VALUES);
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! Attention in a program: steps whose launches are settled when the program is loaded.
 
-use super::call::{BackwardAddresses, ForwardAddresses, Scratch, SumOrder, Technique};
+use super::call::{
+    AttentionTechnique, BackwardAddresses, ForwardAddresses, QueryGradientSumOrder,
+    ScratchAddresses,
+};
 use super::launches::{Backward, Forward};
 use super::layout::{BackwardLayout, ForwardLayout, Shape};
-use kernelgate::backend::program::{Lane, MemoryUse, Pointer, Program};
+use kernelgate::backend::program::{Lane, MemoryPurpose, Pointer, Program};
 
 /// Tensors of a forward.
 #[derive(Debug, Clone, Copy)]
@@ -58,9 +61,13 @@ impl ScratchPointers {
         let bytes = Backward::max_scratch_bytes(shape);
         let zeroed = bytes.zeroed as usize;
         Self {
-            any: program.scratch("attention_scratch", MemoryUse::Workspace, bytes.any as usize),
-            zeroed: program
-                .packed("attention_zeros", MemoryUse::Workspace, zeroed, move |_| vec![0; zeroed]),
+            any: program.scratch("attention_scratch", MemoryPurpose::Workspace, bytes.any as usize),
+            zeroed: program.packed(
+                "attention_zeros",
+                MemoryPurpose::Workspace,
+                zeroed,
+                move |_| vec![0; zeroed],
+            ),
         }
     }
 }
@@ -75,8 +82,8 @@ pub fn append_forward(
     let ForwardPointers { q, k, v, out, lse } = *pointers;
     let (shape, layout) = (*shape, *layout);
     let all: Vec<Pointer> = [q, k, v, out].into_iter().chain(lse).collect();
-    program.call(Lane::MAIN, &all, move |site| {
-        let technique = Technique::fastest(site.device, &shape)?;
+    program.call(Lane::MAIN_LANE, &all, move |site| {
+        let technique = AttentionTechnique::fastest_on_device(site.device, &shape)?;
         let forward = Forward::new(site.device, &shape, &layout, technique)?;
         let (&[q, k, v, out], lse) =
             site.addresses.split_first_chunk().expect("an address a pointer");
@@ -92,7 +99,7 @@ pub fn append_backward(
     program: &mut Program,
     shape: &Shape,
     layout: &BackwardLayout,
-    order: SumOrder,
+    order: QueryGradientSumOrder,
     pointers: &BackwardPointers,
 ) {
     let BackwardPointers { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, scratch } =
@@ -100,13 +107,13 @@ pub fn append_backward(
     let (shape, layout) = (*shape, *layout);
     let tensors = [q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v];
     let all = [&tensors[..], &[scratch.any, scratch.zeroed]].concat();
-    program.call(Lane::MAIN, &all, move |site| {
-        let technique = Technique::fastest(site.device, &shape)?;
+    program.call(Lane::MAIN_LANE, &all, move |site| {
+        let technique = AttentionTechnique::fastest_on_device(site.device, &shape)?;
         let backward = Backward::new(site.device, &shape, &layout, technique, order)?;
         let [q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, any, zeroed] =
             site.addresses.try_into().expect("an address a pointer");
         let addresses = BackwardAddresses { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v };
-        let launches = backward.launches(&addresses, &Scratch { any, zeroed })?;
+        let launches = backward.launches(&addresses, &ScratchAddresses { any, zeroed })?;
         Ok(Box::new(move || launches.launch()))
     });
 }
@@ -123,32 +130,41 @@ mod tests {
     use kernelgate::workload::Problem;
 
     /// A forward and its backward over dense tensors.
-    fn training_step(attention: &Attention, order: SumOrder) -> Program {
+    fn attention_training_step(attention: &Attention, order: QueryGradientSumOrder) -> Program {
         let mut program = Program::new();
         let shape = Shape::from(attention);
-        let layout = ForwardLayout::bhsd(&shape);
+        let layout = ForwardLayout::strides_of_bhsd(&shape);
         let bytes = |extents: [usize; 4]| 2 * extents.iter().product::<usize>();
-        let (queries, keys) = (attention.shape(), attention.key_shape());
+        let (queries, keys) = (attention.shape(), attention.key_value_shape());
         let [q, k, v, grad_out] = [("q", queries), ("k", keys), ("v", keys), ("grad_out", queries)]
-            .map(|(name, extents)| program.input(name, MemoryUse::Inputs, bytes(extents)));
-        let out = program.scratch("out", MemoryUse::Activations, bytes(queries));
-        let lse =
-            program.scratch("lse", MemoryUse::Activations, 4 * bytes(queries) / (2 * attention.d));
+            .map(|(name, extents)| program.input(name, MemoryPurpose::Inputs, bytes(extents)));
+        let out = program.scratch("out", MemoryPurpose::Activations, bytes(queries));
+        let lse = program.scratch(
+            "lse",
+            MemoryPurpose::Activations,
+            4 * bytes(queries) / (2 * attention.d),
+        );
         let [grad_q, grad_k, grad_v] = [("grad_q", queries), ("grad_k", keys), ("grad_v", keys)]
-            .map(|(name, extents)| program.output(name, extents, attention.output_dtype()));
+            .map(|(name, extents)| program.output(name, extents, attention.output_dtype_of()));
         let scratch = ScratchPointers::declare(&mut program, &shape);
         let forward = ForwardPointers { q, k, v, out, lse: Some(lse) };
         append_forward(&mut program, &shape, &layout, &forward);
         let backward =
             BackwardPointers { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, scratch };
-        append_backward(&mut program, &shape, &BackwardLayout::like(layout), order, &backward);
+        append_backward(
+            &mut program,
+            &shape,
+            &BackwardLayout::gradients_like_tensors(layout),
+            order,
+            &backward,
+        );
         program
     }
 
     #[test]
     fn a_program_declares_tensors_and_scratch() {
         let attention = bf16(2, 4, 100, 128, true);
-        let program = training_step(&attention, SumOrder::Any);
+        let program = attention_training_step(&attention, QueryGradientSumOrder::Any);
         assert_eq!(program.check(), Ok(()));
         assert_eq!(
             program.steps().iter().filter(|step| matches!(step, Step::Call { .. })).count(),
@@ -164,16 +180,19 @@ mod tests {
     fn a_captured_training_step_agrees_with_the_reference() {
         let Some((device, _alone)) = gpu() else { return };
         let wgmma = device.facts().arch == "sm_90a";
-        for (h_kv, order) in
-            [(6, SumOrder::Any), (2, SumOrder::Any), (6, SumOrder::Fixed), (2, SumOrder::Fixed)]
-        {
-            if !wgmma && (h_kv, order) != (6, SumOrder::Any) {
+        for (h_kv, order) in [
+            (6, QueryGradientSumOrder::Any),
+            (2, QueryGradientSumOrder::Any),
+            (6, QueryGradientSumOrder::Fixed),
+            (2, QueryGradientSumOrder::Fixed),
+        ] {
+            if !wgmma && (h_kv, order) != (6, QueryGradientSumOrder::Any) {
                 continue;
             }
             let attention = Attention { h_kv, ..bf16(2, 6, 333, 64, true) };
             let problem = AttentionBackward { attention };
             let inputs = problem.inputs(28);
-            let program = training_step(&attention, order);
+            let program = attention_training_step(&attention, order);
             let mut task = program.task(&device, &inputs, Capture::Graph).unwrap();
             let expected = problem.reference(&inputs);
             for launch in 1..=2 {

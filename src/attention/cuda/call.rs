@@ -6,7 +6,7 @@ use kernelgate_cuda::{DeviceBuffer, PreparedLaunch};
 
 /// Kind of kernels that compute attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Technique {
+pub enum AttentionTechnique {
     /// GEMMs through `mma.sync`, from sm_80 on. Its backward pass needs equal numbers of heads of
     /// keys and of queries.
     FlashMma,
@@ -16,18 +16,18 @@ pub enum Technique {
 
 /// The order in which the gradient of the queries is summed over blocks of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SumOrder {
+pub enum QueryGradientSumOrder {
     /// Whichever block comes first: low bits may differ between launches. Gradients of keys and
     /// values of grouped heads too.
     Any,
     /// A fixed order in every launch, so that all gradients are the same bit by bit.
-    /// [`Technique::FlashWgmma`] only.
+    /// [`AttentionTechnique::FlashWgmma`] only.
     Fixed,
 }
 
 /// Device memory besides the tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ScratchBytes {
+pub struct AttentionScratchBytes {
     /// Bytes that every run of the launches writes before it reads them.
     pub any: u64,
     /// Bytes that are zero before the first launch. Every run of the launches leaves zeros, so that
@@ -37,10 +37,10 @@ pub struct ScratchBytes {
 
 /// Addresses of the scratch, each a multiple of 256. An address of no bytes is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Scratch {
-    /// Address of [`ScratchBytes::any`].
+pub struct ScratchAddresses {
+    /// Address of [`AttentionScratchBytes::any`].
     pub any: u64,
-    /// Address of [`ScratchBytes::zeroed`].
+    /// Address of [`AttentionScratchBytes::zeroed`].
     pub zeroed: u64,
 }
 
@@ -53,19 +53,19 @@ pub struct Step {
 }
 
 /// Launches in order, on one stream or as consecutive nodes of a graph.
-pub struct Launches {
+pub struct OrderedLaunches {
     steps: Vec<Step>,
     /// Lists of tiles that launches read.
     tables: Vec<DeviceBuffer>,
 }
 
-impl Launches {
+impl OrderedLaunches {
     pub(super) fn new(steps: impl IntoIterator<Item = (&'static str, PreparedLaunch)>) -> Self {
         let steps = steps.into_iter().map(|(range, launch)| Step { range, launch }).collect();
         Self { steps, tables: Vec::new() }
     }
 
-    pub(super) fn with_table(self, table: DeviceBuffer) -> Self {
+    pub(super) fn with_table_buffer(self, table: DeviceBuffer) -> Self {
         Self { tables: vec![table], ..self }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::cublaslt;
 use super::launch::{Extents, element, kernel, upload};
-use crate::attention::components::{Scores, Softmax, ValuesMatmul};
+use crate::attention::components::{ScoresProblem, SoftmaxProblem, ValuesProblem};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
@@ -20,17 +20,23 @@ pub const KERNELS: &[KernelSpec<Extents>] =
 const THREADS: usize = 256;
 
 /// Side of the tile of scores that a block of `forward_naive` computes, one a thread.
-const NAIVE_TILE: usize = 16;
+const NAIVE_TILE_SIDE: usize = 16;
 
 /// The three launches of `forward_naive`.
 pub const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
-    constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE)],
+    constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE_SIDE)],
     ..kernel(
         "attention/forward_naive",
         include_str!("../../../kernels/attention/forward_naive.cu"),
         "attention_forward_naive_scores",
         THREADS,
-        |extents| [extents.s.div_ceil(NAIVE_TILE), extents.s.div_ceil(NAIVE_TILE), extents.heads],
+        |extents| {
+            [
+                extents.s.div_ceil(NAIVE_TILE_SIDE),
+                extents.s.div_ceil(NAIVE_TILE_SIDE),
+                extents.heads,
+            ]
+        },
     )
 };
 pub const NAIVE_SOFTMAX: KernelSpec<Extents> = KernelSpec {
@@ -55,7 +61,7 @@ const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
     defines: |extents| vec![element(extents)],
     constants: |_| vec![("THREADS", THREADS), ("PACKET", PACKET), ("MAX_KEYS", MAX_KEYS)],
     variants: || {
-        [Dtype::Bf16, Dtype::F16].map(|dtype| Extents::self_attention(1, 4, dtype)).to_vec()
+        [Dtype::Bf16, Dtype::F16].map(|dtype| Extents::self_attention_extents(1, 4, dtype)).to_vec()
     },
     ..kernel(
         "attention/softmax_vectorized",
@@ -68,31 +74,31 @@ const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
 };
 
 /// q kᵀ apart.
-pub const SCORES: &[Implementation<Scores>] = &[
+pub const SCORES_ROWS: &[Implementation<ScoresProblem>] = &[
     Implementation {
         name: "cuda/naive",
         about: "the first launch of forward's cuda/naive",
         supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SCORES]),
-        prepare: Prepare::CudaWithin { device_bytes: scores_bytes, prepare: scores },
+        prepare: Prepare::CudaWithin { device_bytes: scores_device_bytes, prepare: scores },
     },
     Implementation {
         name: "cuda/cublaslt",
         about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
         supports: |problem| cublaslt::supported(&Extents::from(&problem.shape)),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| scores_bytes(problem) + GEMM_WORKSPACE_BYTES as u64,
+            device_bytes: |problem| scores_device_bytes(problem) + GEMM_WORKSPACE_BYTES as u64,
             prepare: cublaslt::scores,
         },
     },
 ];
 
 /// Softmax apart.
-pub const SOFTMAX: &[Implementation<Softmax>] = &[
+pub const SOFTMAX: &[Implementation<SoftmaxProblem>] = &[
     Implementation {
         name: "cuda/naive",
         about: "the second launch of forward's cuda/naive: a block a row, three passes over it",
         supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SOFTMAX]),
-        prepare: Prepare::CudaWithin { device_bytes: softmax_bytes, prepare: softmax },
+        prepare: Prepare::CudaWithin { device_bytes: softmax_device_bytes, prepare: softmax },
     },
     Implementation {
         name: "cuda/vectorized",
@@ -108,48 +114,51 @@ pub const SOFTMAX: &[Implementation<Softmax>] = &[
                 _ => Ok(()),
             }
         },
-        prepare: Prepare::CudaWithin { device_bytes: softmax_bytes, prepare: softmax_vectorized },
+        prepare: Prepare::CudaWithin {
+            device_bytes: softmax_device_bytes,
+            prepare: prepare_softmax_vectorized,
+        },
     },
 ];
 
 /// p v apart.
-pub const VALUES: &[Implementation<ValuesMatmul>] = &[
+pub const VALUES_ROWS: &[Implementation<ValuesProblem>] = &[
     Implementation {
         name: "cuda/naive",
         about: "the third launch of forward's cuda/naive",
         supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_VALUES]),
-        prepare: Prepare::CudaWithin { device_bytes: values_bytes, prepare: values },
+        prepare: Prepare::CudaWithin { device_bytes: values_device_bytes, prepare: values },
     },
     Implementation {
         name: "cuda/cublaslt",
         about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
         supports: |problem| cublaslt::supported(&Extents::from(&problem.shape)),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| values_bytes(problem) + GEMM_WORKSPACE_BYTES as u64,
+            device_bytes: |problem| values_device_bytes(problem) + GEMM_WORKSPACE_BYTES as u64,
             prepare: cublaslt::values,
         },
     },
 ];
 
 /// q, k and fp32 scores.
-fn scores_bytes(problem: &Scores) -> u64 {
+fn scores_device_bytes(problem: &ScoresProblem) -> u64 {
     let extents = Extents::from(&problem.shape);
     2 * extents.vector_bytes() + 4 * extents.pairs()
 }
 
 /// fp32 scores and 16-bit probabilities.
-fn softmax_bytes(problem: &Softmax) -> u64 {
+fn softmax_device_bytes(problem: &SoftmaxProblem) -> u64 {
     (4 + 2) * Extents::from(&problem.shape).pairs()
 }
 
 /// 16-bit probabilities, v and the output.
-fn values_bytes(problem: &ValuesMatmul) -> u64 {
+fn values_device_bytes(problem: &ValuesProblem) -> u64 {
     let extents = Extents::from(&problem.shape);
     2 * extents.pairs() + 2 * extents.vector_bytes()
 }
 
 fn scores(
-    problem: &Scores,
+    problem: &ScoresProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
@@ -162,14 +171,14 @@ fn scores(
         vec![Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?],
         move |outputs| {
             let [q, k] = [&q, &k].map(KernelArgument::from);
-            let arguments = [q, k, outputs[0].argument(), extents.seqlen()];
+            let arguments = [q, k, outputs[0].argument(), extents.sequence_length_argument()];
             within("scores", || kernel.launch(&arguments))
         },
     ))
 }
 
 fn softmax(
-    problem: &Softmax,
+    problem: &SoftmaxProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
@@ -187,15 +196,15 @@ fn softmax(
                 KernelArgument::from(&scores),
                 outputs[0].argument(),
                 KernelArgument::Address(0),
-                extents.seqlen(),
+                extents.sequence_length_argument(),
             ];
             within("softmax", || kernel.launch(&arguments))
         },
     ))
 }
 
-fn softmax_vectorized(
-    problem: &Softmax,
+fn prepare_softmax_vectorized(
+    problem: &SoftmaxProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
@@ -210,15 +219,19 @@ fn softmax_vectorized(
         vec![probabilities],
         move |outputs| {
             let rows = KernelArgument::I64(extents.rows() as i64);
-            let arguments =
-                [KernelArgument::from(&scores), outputs[0].argument(), rows, extents.seqlen()];
+            let arguments = [
+                KernelArgument::from(&scores),
+                outputs[0].argument(),
+                rows,
+                extents.sequence_length_argument(),
+            ];
             within("softmax", || kernel.launch(&arguments))
         },
     ))
 }
 
 fn values(
-    problem: &ValuesMatmul,
+    problem: &ValuesProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
@@ -231,7 +244,8 @@ fn values(
         vec![Output::new(device, "out", problem.shape.vectors(), problem.shape.dtype)?],
         move |outputs| {
             let [probabilities, v] = [&probabilities, &v].map(KernelArgument::from);
-            let arguments = [probabilities, v, outputs[0].argument(), extents.seqlen()];
+            let arguments =
+                [probabilities, v, outputs[0].argument(), extents.sequence_length_argument()];
             within("values", || kernel.launch(&arguments))
         },
     ))
@@ -245,7 +259,7 @@ mod tests {
     #[test]
     fn the_vectorised_softmax_takes_whole_packets_of_rows_that_fit_a_warp() {
         let supported = |s| {
-            (SOFTMAX[1].supports)(&Softmax {
+            (SOFTMAX[1].supports)(&SoftmaxProblem {
                 shape: ComponentShape { b: 2, h: 3, s, d: 1, dtype: Dtype::F16 },
             })
         };
@@ -255,7 +269,7 @@ mod tests {
             Err("loads 4 keys at once, which 65 is no multiple of".to_owned())
         );
         assert_eq!(supported(2048), Err("holds rows of up to 1024 keys".to_owned()));
-        let extents = Extents::self_attention(6, 201, Dtype::F16);
+        let extents = Extents::self_attention_extents(6, 201, Dtype::F16);
         assert_eq!((SOFTMAX_VECTORIZED.blocks)(&extents), [151, 1, 1]);
         assert_eq!(
             SOFTMAX_VECTORIZED.build_for_parameters(&extents).name(),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::launch::{Extents, upload};
-use crate::attention::components::{ComponentShape, Scores, ValuesMatmul};
+use crate::attention::components::{ComponentShape, ScoresProblem, ValuesProblem};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::workload::{Dtype, Tensors};
@@ -22,7 +22,7 @@ pub fn supported(extents: &Extents) -> Result<(), String> {
 
 /// q kᵀ / sqrt(d) of every head.
 pub fn scores(
-    problem: &Scores,
+    problem: &ScoresProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
@@ -38,7 +38,7 @@ pub fn scores(
 
 /// p v of every head.
 pub fn values(
-    problem: &ValuesMatmul,
+    problem: &ValuesProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {

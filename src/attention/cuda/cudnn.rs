@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use super::backward::saved::save;
-use super::backward::{common_bytes, gradients};
-use super::forward::flash_bytes;
-use super::forward::mma::FLASH_MMA;
+use super::backward::saved::save_forward_outputs;
+use super::backward::{gradients, tensor_bytes_of_backward};
+use super::forward::fused_device_bytes;
+use super::forward::mma::FLASH_MMA_KERNEL;
 use super::launch::{Extents, output, qkv, upload};
 use crate::attention::definition::{Attention, AttentionForward};
 use crate::attention::gradients::AttentionBackward;
@@ -26,14 +26,14 @@ use kernelgate_cuda::{Device, DeviceBuffer};
 
 /// The last version whose backward needs a padding mask where 128 does not divide s: not built
 /// here.
-const LAST_WITHOUT_TAILS: usize = 91_500;
+const LAST_VERSION_WITHOUT_TAILS: usize = 91_500;
 
 /// The library's row of the forward.
 pub const FORWARD: Implementation<AttentionForward> = Implementation {
     name: "cuda/cudnn",
     about: "the library's fused attention, by its own heuristic: the peer",
     supports: |problem| supported(&problem.attention),
-    prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: forward },
+    prepare: Prepare::CudaWithin { device_bytes: fused_device_bytes, prepare: forward },
 };
 
 /// The library's row of the backward.
@@ -42,32 +42,32 @@ pub const BACKWARD: Implementation<AttentionBackward> = Implementation {
     about: "the library's fused gradients, by its own heuristic: the peer",
     supports: |problem| {
         supported(&problem.attention)?;
-        Extents::from(&problem.attention).alike()
+        Extents::from(&problem.attention).check_equal_rows_and_heads()
     },
-    prepare: Prepare::CudaWithin { device_bytes: backward_bytes, prepare: backward },
+    prepare: Prepare::CudaWithin { device_bytes: cudnn_backward_bytes, prepare: backward },
 };
 
 /// Bytes of the fp32 row sums and the fp32 accumulator of dq, and of the buffers of every backward
 /// row. The engine needs a workspace in addition.
-fn backward_bytes(problem: &AttentionBackward) -> u64 {
+fn cudnn_backward_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
-    common_bytes(&extents) + sums_bytes(&extents) + accumulator_bytes(&extents)
+    tensor_bytes_of_backward(&extents) + row_sum_bytes(&extents) + dq_accumulator_bytes(&extents)
 }
 
-fn sums_bytes(extents: &Extents) -> u64 {
+fn row_sum_bytes(extents: &Extents) -> u64 {
     4 * extents.rows()
 }
 
-fn accumulator_bytes(extents: &Extents) -> u64 {
+fn dq_accumulator_bytes(extents: &Extents) -> u64 {
     4 * extents.rows() * extents.d as u64
 }
 
 /// Whether cuDNN can be tried. Whether it supports the problem is known when the plan is built.
 fn supported(attention: &Attention) -> Result<(), String> {
-    Extents::from(attention).supported(&[FLASH_MMA])?;
+    Extents::from(attention).supported(&[FLASH_MMA_KERNEL])?;
     if attention.keys == 1 {
         Err("needs more than one key".to_owned())
-    } else if attention.ahead() > 0 {
+    } else if attention.keys_before_first_query() > 0 {
         Err("is asked for masks of as many keys as queries only".to_owned())
     } else {
         Ok(())
@@ -101,16 +101,16 @@ fn backward(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
-    if api::version()? <= LAST_WITHOUT_TAILS && extents.s % 128 != 0 {
+    if api::version()? <= LAST_VERSION_WITHOUT_TAILS && extents.s % 128 != 0 {
         return Err(CudnnRefusal(
             "cuDNN after 9.15 is needed where 128 does not divide s".to_owned(),
         )
         .into());
     }
     let graph = BackwardGraph::new(&problem.attention)?;
-    let saved = save(&problem.attention, inputs, device)?;
-    let sums = super::launch::scratch(device, sums_bytes(&extents))?;
-    let accumulator = super::launch::scratch(device, accumulator_bytes(&extents))?;
+    let saved = save_forward_outputs(&problem.attention, inputs, device)?;
+    let sums = super::launch::scratch(device, row_sum_bytes(&extents))?;
+    let accumulator = super::launch::scratch(device, dq_accumulator_bytes(&extents))?;
     let outputs = gradients(device, &problem.attention)?;
     let memory = [
         (graph.q, saved.q.address()),
@@ -126,7 +126,7 @@ fn backward(
         (graph.grad_v, outputs[2].address()),
     ];
     let plan = graph.graph.plan(device, &memory)?;
-    let inputs = saved.launch_inputs();
+    let inputs = saved.inputs_of_every_launch();
     let alive: (_, [DeviceBuffer; 2]) = (saved, [sums, accumulator]);
     Ok(CudaTask::new(device, inputs, outputs, move |_| {
         let _alive = &alive;
@@ -135,7 +135,7 @@ fn backward(
 }
 
 /// Layouts of a problem's tensors, and what both directions build of them.
-struct Shapes {
+struct CudnnShapes {
     /// Queries: `[b, h, s, d]`.
     vectors: TensorLayout,
     /// Keys, values: `[b, h_kv, keys, d]`.
@@ -150,13 +150,13 @@ struct Shapes {
     scale: f32,
 }
 
-impl Shapes {
+impl CudnnShapes {
     fn new(attention: &Attention) -> Self {
         let [b, h, s, d] = attention.shape().map(|extent| extent as i64);
         Self {
             vectors: TensorLayout::contiguous_layout([b, h, s, d]),
             keys: TensorLayout::contiguous_layout(
-                attention.key_shape().map(|extent| extent as i64),
+                attention.key_value_shape().map(|extent| extent as i64),
             ),
             pairs: TensorLayout::contiguous_layout([b, h, s, attention.keys as i64]),
             rows: TensorLayout::contiguous_layout([b, h, s, 1]),
@@ -183,7 +183,7 @@ impl Shapes {
     }
 
     /// x, or -∞ if the mask hides the key.
-    fn masked(
+    fn mask_scores(
         &self,
         graph: &mut CudnnOperationGraph,
         x: GraphTensor,
@@ -198,12 +198,12 @@ impl Shapes {
         let seen = graph.between(self.pairs, CudnnDataType::Boolean)?;
         graph.add_greater_or_equal(query, key, seen)?;
         let hidden = graph.add_scalar_tensor(f32::NEG_INFINITY)?;
-        between(graph, CudnnPointwiseMode::Select, &[x, hidden, seen], self.pairs)
+        pointwise_in_fp32(graph, CudnnPointwiseMode::Select, &[x, hidden, seen], self.pairs)
     }
 }
 
 /// mode(inputs) in fp32, not in memory.
-fn between(
+fn pointwise_in_fp32(
     graph: &mut CudnnOperationGraph,
     mode: CudnnPointwiseMode,
     inputs: &[GraphTensor],
@@ -225,7 +225,7 @@ struct ForwardGraph {
 
 impl ForwardGraph {
     fn new(attention: &Attention) -> Result<Self, CudnnRefusal> {
-        let shapes = Shapes::new(attention);
+        let shapes = CudnnShapes::new(attention);
         let mut graph = CudnnOperationGraph::default();
         let g = &mut graph;
         let q = g.memory(shapes.vectors, shapes.stored)?;
@@ -235,18 +235,21 @@ impl ForwardGraph {
 
         let scores = shapes.inner_products(g, q, k)?;
         let scale = g.add_scalar_tensor(shapes.scale)?;
-        let scores = between(g, CudnnPointwiseMode::Multiply, &[scores, scale], shapes.pairs)?;
-        let scores = shapes.masked(g, scores)?;
+        let scores =
+            pointwise_in_fp32(g, CudnnPointwiseMode::Multiply, &[scores, scale], shapes.pairs)?;
+        let scores = shapes.mask_scores(g, scores)?;
 
         let top = g.between(shapes.rows, CudnnDataType::F32)?;
         g.reduce(OperationDescriptor::Maximum, scores, top)?;
-        let below = between(g, CudnnPointwiseMode::Subtract, &[scores, top], shapes.pairs)?;
-        let weights = between(g, CudnnPointwiseMode::Exponential, &[below], shapes.pairs)?;
+        let below =
+            pointwise_in_fp32(g, CudnnPointwiseMode::Subtract, &[scores, top], shapes.pairs)?;
+        let weights =
+            pointwise_in_fp32(g, CudnnPointwiseMode::Exponential, &[below], shapes.pairs)?;
         let sum = g.between(shapes.rows, CudnnDataType::F32)?;
         g.reduce(OperationDescriptor::Add, weights, sum)?;
         // The log-sum-exp is part of the pattern even if it is not needed.
-        let logarithm = between(g, CudnnPointwiseMode::Logarithm, &[sum], shapes.rows)?;
-        between(g, CudnnPointwiseMode::Add, &[top, logarithm], shapes.rows)?;
+        let logarithm = pointwise_in_fp32(g, CudnnPointwiseMode::Logarithm, &[sum], shapes.rows)?;
+        pointwise_in_fp32(g, CudnnPointwiseMode::Add, &[top, logarithm], shapes.rows)?;
         let probabilities = g.between(shapes.pairs, shapes.stored)?;
         g.pointwise(CudnnPointwiseMode::Divide, &[weights, sum], probabilities)?;
         g.matmul(probabilities, v, out)?;
@@ -272,8 +275,8 @@ struct BackwardGraph {
 
 impl BackwardGraph {
     fn new(attention: &Attention) -> Result<Self, CudnnRefusal> {
-        let shapes = Shapes::new(attention);
-        let Shapes { vectors, pairs, rows, stored, .. } = shapes;
+        let shapes = CudnnShapes::new(attention);
+        let CudnnShapes { vectors, pairs, rows, stored, .. } = shapes;
         let mut graph = CudnnOperationGraph::default();
         let g = &mut graph;
         let q = g.memory(vectors, stored)?;
@@ -287,7 +290,8 @@ impl BackwardGraph {
             [g.memory(vectors, stored)?, g.memory(vectors, stored)?, g.memory(vectors, stored)?];
 
         // The row sums of dout · out. The factor of one stands where dropout would scale them.
-        let product = between(g, CudnnPointwiseMode::Multiply, &[grad_out, out], vectors)?;
+        let product =
+            pointwise_in_fp32(g, CudnnPointwiseMode::Multiply, &[grad_out, out], vectors)?;
         let sum = g.between(rows, CudnnDataType::F32)?;
         g.reduce(OperationDescriptor::Add, product, sum)?;
         let one = g.add_scalar_tensor(1.0)?;
@@ -296,19 +300,20 @@ impl BackwardGraph {
         // P = exp(q kᵀ · scale - lse); dv = Pᵀ dout.
         let scale = g.add_scalar_tensor(shapes.scale)?;
         let scores = shapes.inner_products(g, q, k)?;
-        let scores = between(g, CudnnPointwiseMode::Multiply, &[scores, scale], pairs)?;
-        let below = between(g, CudnnPointwiseMode::Subtract, &[scores, lse], pairs)?;
-        let below = shapes.masked(g, below)?;
-        let probabilities = between(g, CudnnPointwiseMode::Exponential, &[below], pairs)?;
+        let scores = pointwise_in_fp32(g, CudnnPointwiseMode::Multiply, &[scores, scale], pairs)?;
+        let below = pointwise_in_fp32(g, CudnnPointwiseMode::Subtract, &[scores, lse], pairs)?;
+        let below = shapes.mask_scores(g, below)?;
+        let probabilities = pointwise_in_fp32(g, CudnnPointwiseMode::Exponential, &[below], pairs)?;
         let transposed = g.between(pairs.transposed_layout(), stored)?;
         g.add_reshape(probabilities, transposed)?;
         g.matmul(transposed, grad_out, grad_v)?;
 
         // dS = P ∘ (dout vᵀ - row sums) · scale; dk = dSᵀ q.
         let grad = shapes.inner_products(g, grad_out, v)?;
-        let grad = between(g, CudnnPointwiseMode::Subtract, &[grad, sums], pairs)?;
-        let grad = between(g, CudnnPointwiseMode::Multiply, &[grad, probabilities], pairs)?;
-        let grad = between(g, CudnnPointwiseMode::Multiply, &[grad, scale], pairs)?;
+        let grad = pointwise_in_fp32(g, CudnnPointwiseMode::Subtract, &[grad, sums], pairs)?;
+        let grad =
+            pointwise_in_fp32(g, CudnnPointwiseMode::Multiply, &[grad, probabilities], pairs)?;
+        let grad = pointwise_in_fp32(g, CudnnPointwiseMode::Multiply, &[grad, scale], pairs)?;
         let transposed = g.between(pairs.transposed_layout(), stored)?;
         g.add_reshape(grad, transposed)?;
         g.matmul(transposed, q, grad_k)?;

@@ -18,7 +18,7 @@ pub const ELEMENT_BYTES: u64 = 2;
 
 /// Most bytes of fp32 scores for a rung that keeps them in memory: above that, a launch takes
 /// seconds and shows nothing new.
-const MAX_SCORE_BYTES: u64 = 2 << 30;
+const MAX_SCORE_MATRIX_BYTES: u64 = 2 << 30;
 
 /// Everything that builds, grids and memory depend on.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,7 +53,7 @@ impl From<&components::ComponentShape> for Extents {
     fn from(shape: &components::ComponentShape) -> Self {
         let components::ComponentShape { b, h, s, d, dtype } = *shape;
         // The softmax has no d; its kernel comes with those that have.
-        Self { d: d.max(64), ..Self::self_attention(b * h, s, dtype) }
+        Self { d: d.max(64), ..Self::self_attention_extents(b * h, s, dtype) }
     }
 }
 
@@ -92,7 +92,7 @@ fn variants() -> Vec<Extents> {
     let mut variants = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-            variants.push(Extents { d, causal, ..Extents::self_attention(1, 1, dtype) });
+            variants.push(Extents { d, causal, ..Extents::self_attention_extents(1, 1, dtype) });
         }
     }
     variants
@@ -115,8 +115,12 @@ pub fn strided_defines(
 pub fn strided_variants() -> Vec<Extents> {
     let row = 16 * 128;
     let rows = Some(RowStrides { q: row, k: row, v: row, grad_out: row });
-    let strided =
-        Extents { d: 128, causal: true, rows, ..Extents::self_attention(16, 1, Dtype::Bf16) };
+    let strided = Extents {
+        d: 128,
+        causal: true,
+        rows,
+        ..Extents::self_attention_extents(16, 1, Dtype::Bf16)
+    };
     variants().into_iter().chain([strided]).collect()
 }
 
@@ -138,12 +142,12 @@ impl Extents {
     }
 
     /// Heads with equal numbers of keys and queries, of 64 elements, without a mask.
-    pub const fn self_attention(heads: usize, s: usize, dtype: Dtype) -> Self {
+    pub const fn self_attention_extents(heads: usize, s: usize, dtype: Dtype) -> Self {
         Self { batch: 1, heads, share: 1, s, keys: s, d: 64, causal: false, dtype, rows: None }
     }
 
     /// Heads of queries of a sequence.
-    pub const fn heads_a_batch(&self) -> usize {
+    pub const fn query_heads_per_sequence(&self) -> usize {
         self.heads / self.batch
     }
 
@@ -182,11 +186,11 @@ impl Extents {
         if !matches!(self.dtype, Dtype::Bf16 | Dtype::F16) {
             return Err("computes bf16 and f16 only".to_owned());
         }
-        self.within_grids(kernels)
+        self.fits_index_and_grid_limits(kernels)
     }
 
     /// Whether sizes are counted in 32 bits and grids hold the kernels' blocks.
-    pub fn within_grids(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
+    pub fn fits_index_and_grid_limits(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         let counted =
             [self.heads, self.s, self.keys].iter().all(|&extent| i32::try_from(extent).is_ok());
         if counted && kernels.iter().all(|kernel| kernel.shape(self).is_ok()) {
@@ -199,11 +203,11 @@ impl Extents {
     /// [`Self::supported`] for kernels that know one number of heads and one of positions.
     pub fn supported_alike(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         self.supported(kernels)?;
-        self.alike()
+        self.check_equal_rows_and_heads()
     }
 
     /// Checks that keys and queries have equal numbers of rows and heads.
-    pub fn alike(&self) -> Result<(), String> {
+    pub fn check_equal_rows_and_heads(&self) -> Result<(), String> {
         if self.share == 1 && self.keys == self.s {
             Ok(())
         } else {
@@ -215,24 +219,24 @@ impl Extents {
     pub fn supported_with_scores(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         self.supported_alike(kernels)?;
         let bytes = 4 * self.pairs();
-        if bytes <= MAX_SCORE_BYTES {
+        if bytes <= MAX_SCORE_MATRIX_BYTES {
             return Ok(());
         }
         let gigabytes = |bytes: u64| bytes as f64 / 1e9;
         Err(format!(
             "keeps {:.1} GB of scores in memory, {:.1} GB at most",
             gigabytes(bytes),
-            gigabytes(MAX_SCORE_BYTES)
+            gigabytes(MAX_SCORE_MATRIX_BYTES)
         ))
     }
 
     /// `seqlen`, as every kernel takes it.
-    pub const fn seqlen(&self) -> KernelArgument {
+    pub const fn sequence_length_argument(&self) -> KernelArgument {
         KernelArgument::I32(self.s as i32)
     }
 
     /// `batch_heads`, as some kernels take it.
-    pub const fn batch_heads(&self) -> KernelArgument {
+    pub const fn batch_heads_argument(&self) -> KernelArgument {
         KernelArgument::I32(self.heads as i32)
     }
 }
@@ -256,16 +260,16 @@ pub fn qkv([q, k, v]: [&DeviceBuffer; 3]) -> [Input; 3] {
 }
 
 /// Tensor boxes of the queries, each of `box_rows` rows, for a kernel that copies them.
-pub fn boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBoxes {
-    boxes_of(extents, [extents.heads_a_batch(), extents.s], strides, box_rows)
+pub fn query_boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBoxes {
+    tensor_boxes_of(extents, [extents.query_heads_per_sequence(), extents.s], strides, box_rows)
 }
 
 /// Tensor boxes of the keys or values.
 pub fn key_boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBoxes {
-    boxes_of(extents, [extents.key_heads_a_batch(), extents.keys], strides, box_rows)
+    tensor_boxes_of(extents, [extents.key_heads_a_batch(), extents.keys], strides, box_rows)
 }
 
-fn boxes_of(
+fn tensor_boxes_of(
     extents: &Extents,
     [heads, positions]: [usize; 2],
     strides: &Strides,
@@ -278,7 +282,7 @@ fn boxes_of(
             _ => TensorMapElement::Bf16,
         },
         extents: [extents.batch, heads, positions, extents.d].map(|extent| extent as u64),
-        strides: strides.words(),
+        strides: strides.stride_words(),
         box_rows: box_rows as u32,
     }
 }
@@ -294,5 +298,5 @@ pub fn output(
     name: &'static str,
     attention: &Attention,
 ) -> Result<Output, BackendError> {
-    Output::new(device, name, attention.shape(), attention.output_dtype())
+    Output::new(device, name, attention.shape(), attention.output_dtype_of())
 }

@@ -9,19 +9,20 @@ use std::sync::Arc;
 
 use super::backward::{mma as backward_mma, wgmma as backward_wgmma};
 use super::call::{
-    BackwardAddresses, ForwardAddresses, Launches, Scratch, ScratchBytes, SumOrder, Technique,
+    AttentionScratchBytes, AttentionTechnique, BackwardAddresses, ForwardAddresses,
+    OrderedLaunches, QueryGradientSumOrder, ScratchAddresses,
 };
 use super::forward::{mma as forward_mma, wgmma as forward_wgmma};
 use super::launch::Extents;
-use super::layout::{BackwardLayout, ForwardLayout, Shape, Unsupported, check_addresses};
+use super::layout::{BackwardLayout, ForwardLayout, Shape, UnsupportedAttention, check_addresses};
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::Device;
 
-impl Technique {
+impl AttentionTechnique {
     /// The fastest technique that a device runs.
-    pub fn fastest(device: &Device, shape: &Shape) -> Result<Self, BackendError> {
+    pub fn fastest_on_device(device: &Device, shape: &Shape) -> Result<Self, BackendError> {
         let (arch, shared_bytes) = (&device.facts().arch, device.shared_bytes_a_block()?);
-        let unmet = forward_wgmma::FLASH_WGMMA.unmet_requirement_for(
+        let unmet = forward_wgmma::FLASH_WGMMA_KERNEL.unmet_requirement_for(
             &Extents::new(shape, None),
             arch,
             shared_bytes,
@@ -35,28 +36,30 @@ pub struct Forward {
     device: Arc<Device>,
     shape: Shape,
     layout: ForwardLayout,
-    technique: Technique,
+    technique: AttentionTechnique,
 }
 
 impl Forward {
     /// Compiles and loads the kernel.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] with the text of an [`Unsupported`], or if the device cannot
+    /// [`BackendError::Unsupported`] with the text of an [`UnsupportedAttention`], or if the device cannot
     /// run the kernel; others when it does not compile or load.
     pub fn new(
         device: &Arc<Device>,
         shape: &Shape,
         layout: &ForwardLayout,
-        technique: Technique,
+        technique: AttentionTechnique,
     ) -> Result<Self, BackendError> {
         layout.check(shape)?;
         let forward =
             Self { device: Arc::clone(device), shape: *shape, layout: *layout, technique };
         let extents = Extents::new(shape, layout.rows(shape));
         match technique {
-            Technique::FlashMma => forward_mma::FLASH_MMA.load(device, &extents)?,
-            Technique::FlashWgmma => forward_wgmma::FLASH_WGMMA.load(device, &extents)?,
+            AttentionTechnique::FlashMma => forward_mma::FLASH_MMA_KERNEL.load(device, &extents)?,
+            AttentionTechnique::FlashWgmma => {
+                forward_wgmma::FLASH_WGMMA_KERNEL.load(device, &extents)?
+            }
         };
         Ok(forward)
     }
@@ -64,16 +67,20 @@ impl Forward {
     /// The launch over tensors at these addresses.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if an address is not a multiple of 16; others when device
-    /// memory is short.
-    pub fn launches(&self, addresses: &ForwardAddresses) -> Result<Launches, BackendError> {
+    /// Fails with [`BackendError::Unsupported`] if an address is not a multiple of 16; others when
+    /// device memory is short.
+    pub fn launches(&self, addresses: &ForwardAddresses) -> Result<OrderedLaunches, BackendError> {
         let Self { device, shape, layout, .. } = self;
         let ForwardAddresses { q, k, v, out, .. } = *addresses;
         check_addresses(&[("q", q), ("k", k), ("v", v), ("out", out)])?;
         let extents = Extents::new(shape, layout.rows(shape));
         match self.technique {
-            Technique::FlashMma => forward_mma::launches(device, &extents, layout, addresses),
-            Technique::FlashWgmma => forward_wgmma::launches(device, &extents, layout, addresses),
+            AttentionTechnique::FlashMma => {
+                forward_mma::launches(device, &extents, layout, addresses)
+            }
+            AttentionTechnique::FlashWgmma => {
+                forward_wgmma::launches(device, &extents, layout, addresses)
+            }
         }
     }
 }
@@ -90,7 +97,7 @@ pub struct Backward {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kernels {
     Mma(backward_mma::Stages),
-    Wgmma(backward_wgmma::Blocks),
+    Wgmma(backward_wgmma::BackwardBlockWork),
 }
 
 impl Backward {
@@ -102,75 +109,90 @@ impl Backward {
         device: &Arc<Device>,
         shape: &Shape,
         layout: &BackwardLayout,
-        technique: Technique,
-        order: SumOrder,
+        technique: AttentionTechnique,
+        order: QueryGradientSumOrder,
     ) -> Result<Self, BackendError> {
         layout.check(shape)?;
         let extents = Extents::new(shape, layout.rows(shape));
         let kernels = match technique {
-            Technique::FlashMma => Kernels::Mma(backward_mma::Stages::choose(device, &extents)?),
-            Technique::FlashWgmma => {
-                Kernels::Wgmma(backward_wgmma::Blocks::choose(device, &extents, order))
+            AttentionTechnique::FlashMma => {
+                Kernels::Mma(backward_mma::Stages::choose(device, &extents)?)
+            }
+            AttentionTechnique::FlashWgmma => {
+                Kernels::Wgmma(backward_wgmma::BackwardBlockWork::fastest_kernels_of_device(
+                    device, &extents, order,
+                ))
             }
         };
-        Self::with_kernels(device, shape, layout, kernels, order)
+        Self::load_with_kernels(device, shape, layout, kernels, order)
     }
 
     /// `flash_wgmma` with such blocks.
     #[cfg(test)]
-    pub(super) fn with_blocks(
+    pub(super) fn flash_wgmma_with_blocks(
         device: &Arc<Device>,
         shape: &Shape,
         layout: &BackwardLayout,
-        blocks: backward_wgmma::Blocks,
+        blocks: backward_wgmma::BackwardBlockWork,
     ) -> Result<Self, BackendError> {
-        Self::with_kernels(device, shape, layout, Kernels::Wgmma(blocks), SumOrder::Any)
+        Self::load_with_kernels(
+            device,
+            shape,
+            layout,
+            Kernels::Wgmma(blocks),
+            QueryGradientSumOrder::Any,
+        )
     }
 
-    fn with_kernels(
+    fn load_with_kernels(
         device: &Arc<Device>,
         shape: &Shape,
         layout: &BackwardLayout,
         kernels: Kernels,
-        order: SumOrder,
+        order: QueryGradientSumOrder,
     ) -> Result<Self, BackendError> {
         let extents = Extents::new(shape, layout.rows(shape));
         match kernels {
             Kernels::Mma(stages) => {
                 let Shape { heads, key_heads, .. } = *shape;
                 if heads != key_heads {
-                    return Err(Unsupported::GroupedGradients { heads, key_heads }.into());
+                    return Err(UnsupportedAttention::GroupedGradients { heads, key_heads }.into());
                 }
-                if order == SumOrder::Fixed {
-                    return Err(Unsupported::FixedOrder.into());
+                if order == QueryGradientSumOrder::Fixed {
+                    return Err(UnsupportedAttention::FixedOrder.into());
                 }
                 backward_mma::load(device, &extents, stages)?;
             }
             Kernels::Wgmma(blocks) => {
-                backward_wgmma::load(device, &extents, blocks)?;
+                backward_wgmma::load_backward_kernels(device, &extents, blocks)?;
             }
         }
         Ok(Self { device: Arc::clone(device), shape: *shape, layout: *layout, kernels })
     }
 
     /// Scratch of the launches on any device, by any technique: at least [`Self::scratch_bytes`].
-    pub fn max_scratch_bytes(shape: &Shape) -> ScratchBytes {
+    pub fn max_scratch_bytes(shape: &Shape) -> AttentionScratchBytes {
         let extents = Extents::new(shape, None);
-        let one_head = backward_wgmma::Blocks::OfKeys { heads: 1, order: SumOrder::Any };
-        ScratchBytes {
-            any: backward_mma::stats_bytes(&extents) + backward_mma::dq_sum_bytes(&extents),
-            zeroed: backward_wgmma::zeroed_bytes(&extents, one_head),
+        let one_head = backward_wgmma::BackwardBlockWork::OfKeys {
+            heads: 1,
+            order: QueryGradientSumOrder::Any,
+        };
+        AttentionScratchBytes {
+            any: backward_mma::row_statistics_bytes(&extents)
+                + backward_mma::dq_sum_bytes(&extents),
+            zeroed: backward_wgmma::bytes_to_zero(&extents, one_head),
         }
     }
 
     /// Scratch of the launches.
-    pub fn scratch_bytes(&self) -> ScratchBytes {
+    pub fn scratch_bytes(&self) -> AttentionScratchBytes {
         let extents = Extents::new(&self.shape, None);
-        ScratchBytes {
-            any: backward_mma::stats_bytes(&extents) + backward_mma::dq_sum_bytes(&extents),
+        AttentionScratchBytes {
+            any: backward_mma::row_statistics_bytes(&extents)
+                + backward_mma::dq_sum_bytes(&extents),
             zeroed: match self.kernels {
                 Kernels::Mma(_) => 0,
-                Kernels::Wgmma(blocks) => backward_wgmma::zeroed_bytes(&extents, blocks),
+                Kernels::Wgmma(blocks) => backward_wgmma::bytes_to_zero(&extents, blocks),
             },
         }
     }
@@ -182,15 +204,16 @@ impl Backward {
     pub fn launches(
         &self,
         addresses: &BackwardAddresses,
-        scratch: &Scratch,
-    ) -> Result<Launches, BackendError> {
+        scratch: &ScratchAddresses,
+    ) -> Result<OrderedLaunches, BackendError> {
         let Self { device, shape, layout, .. } = self;
         let BackwardAddresses { q, k, v, out, grad_out, grad_q, grad_k, grad_v, .. } = *addresses;
         check_addresses(&[("q", q), ("k", k), ("v", v), ("out", out), ("grad_out", grad_out)])?;
         check_addresses(&[("grad_q", grad_q), ("grad_k", grad_k), ("grad_v", grad_v)])?;
         check_addresses(&[("scratch", scratch.any), ("zeroed scratch", scratch.zeroed)])?;
         let extents = Extents::new(shape, layout.rows(shape));
-        let call = backward_mma::Call { device, extents: &extents, layout, addresses, scratch };
+        let call =
+            backward_mma::PendingLaunches { device, extents: &extents, layout, addresses, scratch };
         match self.kernels {
             Kernels::Mma(stages) => backward_mma::launches(&call, stages),
             Kernels::Wgmma(blocks) => backward_wgmma::launches(&call, blocks),

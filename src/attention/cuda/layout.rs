@@ -38,23 +38,23 @@ impl From<&Attention> for Shape {
 
 impl Shape {
     /// Whether there are kernels for the shape.
-    pub fn check(&self) -> Result<(), Unsupported> {
+    pub fn check(&self) -> Result<(), UnsupportedAttention> {
         let Self { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *self;
         let extents = [batch * heads, key_heads, queries, keys];
         if extents.iter().any(|&extent| extent == 0 || i32::try_from(extent).is_err()) {
-            return Err(Unsupported::Extents { batch, heads, key_heads, queries, keys });
+            return Err(UnsupportedAttention::Extents { batch, heads, key_heads, queries, keys });
         }
         if !matches!(dtype, Dtype::Bf16 | Dtype::F16) {
-            return Err(Unsupported::Dtype { dtype: dtype.name() });
+            return Err(UnsupportedAttention::Dtype { dtype: dtype.name() });
         }
         if ![64, 128].contains(&head_dim) {
-            return Err(Unsupported::HeadDim { head_dim });
+            return Err(UnsupportedAttention::HeadDim { head_dim });
         }
         if !heads.is_multiple_of(key_heads) {
-            return Err(Unsupported::Heads { heads, key_heads });
+            return Err(UnsupportedAttention::Heads { heads, key_heads });
         }
         if causal && keys < queries {
-            return Err(Unsupported::CausalKeys { keys, queries });
+            return Err(UnsupportedAttention::CausalKeys { keys, queries });
         }
         Ok(())
     }
@@ -64,17 +64,21 @@ impl Shape {
     /// # Errors
     /// The first unmet requirement: those of [`Self::check`], then unequal numbers of keys and
     /// queries.
-    pub fn check_gradients(&self) -> Result<(), Unsupported> {
+    pub fn check_gradients_supported(&self) -> Result<(), UnsupportedAttention> {
         self.check()?;
         let Self { keys, queries, .. } = *self;
-        if keys == queries { Ok(()) } else { Err(Unsupported::CrossGradients { keys, queries }) }
+        if keys == queries {
+            Ok(())
+        } else {
+            Err(UnsupportedAttention::CrossGradients { keys, queries })
+        }
     }
 
-    const fn like_queries(&self) -> [usize; 4] {
+    const fn query_like_shape(&self) -> [usize; 4] {
         [self.batch, self.heads, self.queries, self.head_dim]
     }
 
-    const fn like_keys(&self) -> [usize; 4] {
+    const fn key_like_shape(&self) -> [usize; 4] {
         [self.batch, self.key_heads, self.keys, self.head_dim]
     }
 }
@@ -94,25 +98,25 @@ pub struct Strides {
 impl Strides {
     /// Strides of a dense tensor `[b, h, s, d]` with these numbers of heads, rows of a head and
     /// elements of a row.
-    pub const fn bhsd(heads: usize, rows: usize, row: usize) -> Self {
+    pub const fn strides_of_bhsd(heads: usize, rows: usize, row: usize) -> Self {
         let (heads, rows, row) = (heads as u64, rows as u64, row as u64);
         Self { batch: heads * rows * row, head: rows * row, row }
     }
 
     /// A dense tensor `[b, s, h, d]`.
-    pub const fn bshd(heads: usize, rows: usize, row: usize) -> Self {
+    pub const fn strides_of_bshd(heads: usize, rows: usize, row: usize) -> Self {
         let (heads, rows, row) = (heads as u64, rows as u64, row as u64);
         Self { batch: rows * heads * row, head: row, row: heads * row }
     }
 
     /// The strides in the kernels' format.
-    pub(super) const fn words(&self) -> [u64; 3] {
+    pub(super) const fn stride_words(&self) -> [u64; 3] {
         [self.batch, self.head, self.row]
     }
 
     /// Whether the strides are those of a tensor `[b, h, s, d]` of that shape.
     fn is_dense(&self, [_, heads, rows, row]: [usize; 4]) -> bool {
-        *self == Self::bhsd(heads, rows, row)
+        *self == Self::strides_of_bhsd(heads, rows, row)
     }
 
     /// Whether copies of 16 bytes find the rows of a tensor of 16-bit elements, each after the end of
@@ -121,17 +125,17 @@ impl Strides {
         &self,
         tensor: &'static str,
         [batch, heads, rows, row]: [usize; 4],
-    ) -> Result<(), Unsupported> {
+    ) -> Result<(), UnsupportedAttention> {
         for (dimension, extent, stride) in
             [("batch", batch, self.batch), ("head", heads, self.head), ("row", rows, self.row)]
         {
             if extent > 1 && stride < row as u64 {
-                return Err(Unsupported::Overlap { tensor, dimension, stride, row });
+                return Err(UnsupportedAttention::Overlap { tensor, dimension, stride, row });
             }
             let bytes = stride.saturating_mul(ELEMENT_BYTES);
-            let copied = bytes.is_multiple_of(COPY_ALIGNMENT) && bytes < STRIDE_LIMIT;
+            let copied = bytes.is_multiple_of(COPY_ALIGNMENT) && bytes < MAX_TENSOR_MAP_STRIDE;
             if extent > 1 && row > 1 && !copied {
-                return Err(Unsupported::Stride { tensor, dimension, bytes });
+                return Err(UnsupportedAttention::Stride { tensor, dimension, bytes });
             }
         }
         Ok(())
@@ -140,7 +144,7 @@ impl Strides {
 
 const ELEMENT_BYTES: u64 = 2;
 /// Tensor maps have smaller strides.
-const STRIDE_LIMIT: u64 = 1 << 40;
+const MAX_TENSOR_MAP_STRIDE: u64 = 1 << 40;
 
 /// Elements from a row to the next one, by tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,17 +176,20 @@ pub struct ForwardLayout {
 
 impl ForwardLayout {
     /// Every tensor dense as `[b, h, s, d]`, lse as `[b, h, s]`.
-    pub fn bhsd(shape: &Shape) -> Self {
-        Self::from_order(shape, Strides::bhsd)
+    pub fn strides_of_bhsd(shape: &Shape) -> Self {
+        Self::layout_from_axis_order(shape, Strides::strides_of_bhsd)
     }
 
     /// Every tensor dense as `[b, s, h, d]`, lse as `[b, h, s]`.
-    pub fn bshd(shape: &Shape) -> Self {
-        Self { lse: Self::bhsd(shape).lse, ..Self::from_order(shape, Strides::bshd) }
+    pub fn strides_of_bshd(shape: &Shape) -> Self {
+        Self {
+            lse: Self::strides_of_bhsd(shape).lse,
+            ..Self::layout_from_axis_order(shape, Strides::strides_of_bshd)
+        }
     }
 
     /// Applies `strides` to the heads, rows and elements of each tensor.
-    fn from_order(shape: &Shape, strides: fn(usize, usize, usize) -> Strides) -> Self {
+    fn layout_from_axis_order(shape: &Shape, strides: fn(usize, usize, usize) -> Strides) -> Self {
         let Shape { heads, key_heads, queries, keys, head_dim, .. } = *shape;
         let like_queries = strides(heads, queries, head_dim);
         let like_keys = strides(key_heads, keys, head_dim);
@@ -190,24 +197,24 @@ impl ForwardLayout {
         Self { q: like_queries, k: like_keys, v: like_keys, out: like_queries, lse }
     }
 
-    pub(super) fn check(&self, shape: &Shape) -> Result<(), Unsupported> {
+    pub(super) fn check(&self, shape: &Shape) -> Result<(), UnsupportedAttention> {
         shape.check()?;
-        let (queries, keys) = (shape.like_queries(), shape.like_keys());
+        let (queries, keys) = (shape.query_like_shape(), shape.key_like_shape());
         self.q.check("q", queries)?;
         self.k.check("k", keys)?;
         self.v.check("v", keys)?;
         self.out.check("out", queries)?;
-        self.lse.check("lse", without_columns(queries))
+        self.lse.check("lse", one_element_per_row(queries))
     }
 
     /// `None` where every tensor is dense `[b, h, s, d]`.
     pub(super) fn rows(&self, shape: &Shape) -> Option<RowStrides> {
-        let (queries, keys) = (shape.like_queries(), shape.like_keys());
+        let (queries, keys) = (shape.query_like_shape(), shape.key_like_shape());
         let dense = self.q.is_dense(queries)
             && self.k.is_dense(keys)
             && self.v.is_dense(keys)
             && self.out.is_dense(queries)
-            && self.lse.is_dense(without_columns(queries));
+            && self.lse.is_dense(one_element_per_row(queries));
         let rows =
             RowStrides { q: self.q.row, k: self.k.row, v: self.v.row, grad_out: self.out.row };
         (!dense).then_some(rows)
@@ -231,15 +238,15 @@ pub struct BackwardLayout {
 
 impl BackwardLayout {
     /// Each gradient as its tensor.
-    pub const fn like(forward: ForwardLayout) -> Self {
+    pub const fn gradients_like_tensors(forward: ForwardLayout) -> Self {
         let ForwardLayout { q, k, v, out, .. } = forward;
         Self { forward, grad_out: out, grad_q: q, grad_k: k, grad_v: v }
     }
 
-    pub(super) fn check(&self, shape: &Shape) -> Result<(), Unsupported> {
-        shape.check_gradients()?;
+    pub(super) fn check(&self, shape: &Shape) -> Result<(), UnsupportedAttention> {
+        shape.check_gradients_supported()?;
         self.forward.check(shape)?;
-        let (queries, keys) = (shape.like_queries(), shape.like_keys());
+        let (queries, keys) = (shape.query_like_shape(), shape.key_like_shape());
         self.grad_out.check("grad_out", queries)?;
         self.grad_q.check("grad_q", queries)?;
         self.grad_k.check("grad_k", keys)?;
@@ -248,7 +255,7 @@ impl BackwardLayout {
 
     /// `None` where every tensor is dense `[b, h, s, d]`.
     pub(super) fn rows(&self, shape: &Shape) -> Option<RowStrides> {
-        let (queries, keys) = (shape.like_queries(), shape.like_keys());
+        let (queries, keys) = (shape.query_like_shape(), shape.key_like_shape());
         let dense = self.forward.rows(shape).is_none()
             && self.grad_out.is_dense(queries)
             && self.grad_q.is_dense(queries)
@@ -261,15 +268,15 @@ impl BackwardLayout {
 }
 
 /// A shape of one element a row.
-const fn without_columns([batch, heads, rows, _]: [usize; 4]) -> [usize; 4] {
+const fn one_element_per_row([batch, heads, rows, _]: [usize; 4]) -> [usize; 4] {
     [batch, heads, rows, 1]
 }
 
 /// Whether copies of 16 bytes can begin at the tensors.
-pub(super) fn check_addresses(tensors: &[(&'static str, u64)]) -> Result<(), Unsupported> {
+pub(super) fn check_addresses(tensors: &[(&'static str, u64)]) -> Result<(), UnsupportedAttention> {
     let unaligned = |(_, address): &&(&str, u64)| !address.is_multiple_of(COPY_ALIGNMENT);
     match tensors.iter().find(unaligned) {
-        Some(&(tensor, address)) => Err(Unsupported::Address { tensor, address }),
+        Some(&(tensor, address)) => Err(UnsupportedAttention::Address { tensor, address }),
         None => Ok(()),
     }
 }
@@ -277,7 +284,7 @@ pub(super) fn check_addresses(tensors: &[(&'static str, u64)]) -> Result<(), Uns
 /// Reason why no kernel of this module computes a problem. A row that gets one of these is skipped
 /// with the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Unsupported {
+pub enum UnsupportedAttention {
     /// An extent is zero or does not fit 32 bits.
     #[error(
         "{batch} sequences of {heads} heads of {queries} queries and {key_heads} heads of {keys} \
@@ -377,8 +384,8 @@ pub enum Unsupported {
     },
 }
 
-impl From<Unsupported> for BackendError {
-    fn from(reason: Unsupported) -> Self {
+impl From<UnsupportedAttention> for BackendError {
+    fn from(reason: UnsupportedAttention) -> Self {
         Self::Unsupported(reason.to_string())
     }
 }

@@ -27,17 +27,18 @@ pub use append::{
     BackwardPointers, ForwardPointers, ScratchPointers, append_backward, append_forward,
 };
 pub use call::{
-    BackwardAddresses, ForwardAddresses, Launches, Scratch, ScratchBytes, Step, SumOrder, Technique,
+    AttentionScratchBytes, AttentionTechnique, BackwardAddresses, ForwardAddresses,
+    OrderedLaunches, QueryGradientSumOrder, ScratchAddresses, Step,
 };
-pub use components::{SCORES, SOFTMAX, VALUES};
+pub use components::{SCORES_ROWS, SOFTMAX, VALUES_ROWS};
 pub use launches::{Backward, Forward};
-pub use layout::{BackwardLayout, ForwardLayout, Shape, Strides, Unsupported};
+pub use layout::{BackwardLayout, ForwardLayout, Shape, Strides, UnsupportedAttention};
 pub use ring::ROWS as RING;
 
 /// Forward ladder, and the library.
 pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
-    let wgmma = [&forward::WGMMA_ROW, &forward::wgmma::FP8_ROW];
-    forward::LADDER.iter().chain(wgmma).chain([&forward::decode::ROW, &cudnn::FORWARD])
+    let wgmma = [&forward::FLASH_WGMMA_ROW, &forward::wgmma::FLASH_WGMMA_FP8_ROW];
+    forward::FORWARD_LADDER.iter().chain(wgmma).chain([&forward::decode::ROW, &cudnn::FORWARD])
 }
 
 /// Backward ladder, and the library.

@@ -8,11 +8,11 @@
 
 use std::sync::Arc;
 
-use super::call::{ForwardAddresses, Launches, Technique};
+use super::call::{AttentionTechnique, ForwardAddresses, OrderedLaunches};
 use super::launch::{ELEMENT_BYTES, Extents, defines, scratch, upload};
 use super::launches::Forward;
 use super::layout::{ForwardLayout, Shape, Strides};
-use crate::attention::ring::{K, OUT, Q, Ring, Step, V};
+use crate::attention::ring::{K, OUT, Q, RingProblem, Step, V};
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::cuda::{CudaTask, Input, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -24,16 +24,16 @@ use kernelgate_cuda::{
 };
 
 /// The kernels besides those of the forward.
-pub const KERNELS: &[KernelSpec<Ring>] = &[BARRIER, MERGE];
+pub const KERNELS: &[KernelSpec<RingProblem>] = &[BARRIER_KERNEL, MERGE_KERNEL];
 
 /// Rows of the forward over several GPUs.
-pub const ROWS: &[Implementation<Ring>] = &[Implementation {
+pub const ROWS: &[Implementation<RingProblem>] = &[Implementation {
     name: "cuda/ring",
     about: "the fastest forward on the keys of one GPU after the other, which a copy engine \
             fetches meanwhile; results merged by the rows' sums of exponentials",
     supports: |problem| {
         Extents::from(&problem.attention).supported(&[])?;
-        MERGE.shape(problem).map(|_| ()).map_err(|error| error.to_string())
+        MERGE_KERNEL.shape(problem).map(|_| ()).map_err(|error| error.to_string())
     },
     prepare: Prepare::CudaSet { device_bytes, prepare },
 }];
@@ -44,7 +44,7 @@ const PACKET: usize = 8;
 /// Places for the keys and values of other GPUs: of this step, and of the next.
 const PLACES: usize = 2;
 
-const BARRIER: KernelSpec<Ring> = KernelSpec {
+const BARRIER_KERNEL: KernelSpec<RingProblem> = KernelSpec {
     defines: |ring| vec![format!("GPUS={}", ring.gpus)],
     variants: || variants().into_iter().take(1).collect(),
     ..KernelSpec::new(
@@ -58,7 +58,7 @@ const BARRIER: KernelSpec<Ring> = KernelSpec {
     )
 };
 
-const MERGE: KernelSpec<Ring> = KernelSpec {
+const MERGE_KERNEL: KernelSpec<RingProblem> = KernelSpec {
     defines: |ring| {
         let full = Extents { causal: false, ..Extents::from(&ring.attention) };
         defines(&full).into_iter().chain([format!("GPUS={}", ring.gpus)]).collect()
@@ -80,46 +80,50 @@ const MERGE: KernelSpec<Ring> = KernelSpec {
 };
 
 /// Each head dimension over two GPUs, and the larger one over eight.
-fn variants() -> Vec<Ring> {
-    let ring = |gpus, d| Ring::new(gpus, 1, 16 * gpus, d, false, Dtype::Bf16);
+fn variants() -> Vec<RingProblem> {
+    let ring = |gpus, d| RingProblem::new(gpus, 1, 16 * gpus, d, false, Dtype::Bf16);
     vec![ring(2, 64), ring(2, 128), ring(8, 128)]
 }
 
 /// Queries of a GPU, of all heads.
-const fn rows(ring: &Ring) -> usize {
-    ring.attention.h * ring.positions()
+const fn rows(ring: &RingProblem) -> usize {
+    ring.attention.h * ring.gpu_positions()
 }
 
 /// Bytes of the queries of a GPU, and of its keys, values and outputs.
-const fn vector_bytes(ring: &Ring) -> u64 {
+const fn queries_bytes_per_gpu(ring: &RingProblem) -> u64 {
     (rows(ring) * ring.attention.d) as u64 * ELEMENT_BYTES
 }
 
 /// Keys and values that are fetched at a time: none on one GPU.
-fn places(ring: &Ring) -> usize {
+fn fetched_places(ring: &RingProblem) -> usize {
     PLACES.min(ring.gpus - 1)
 }
 
 /// Memory on one GPU, bytes.
-fn device_bytes(ring: &Ring) -> u64 {
+fn device_bytes(ring: &RingProblem) -> u64 {
     let merged = if ring.gpus > 1 { ring.gpus as u64 } else { 0 };
-    let vectors = 4 + 2 * places(ring) as u64 + merged;
-    vectors * vector_bytes(ring) + merged * 4 * rows(ring) as u64
+    let vectors = 4 + 2 * fetched_places(ring) as u64 + merged;
+    vectors * queries_bytes_per_gpu(ring) + merged * 4 * rows(ring) as u64
 }
 
-fn prepare(ring: &Ring, inputs: &Tensors, devices: &Devices) -> Result<CudaTask, BackendError> {
+fn prepare(
+    ring: &RingProblem,
+    inputs: &Tensors,
+    devices: &Devices,
+) -> Result<CudaTask, BackendError> {
     devices.require_peer_access()?;
     let on: Vec<Arc<Device>> = devices.first(ring.gpus).iter().cloned().collect();
     let Parts { inputs, outputs, ranks } = Parts::new(ring, inputs, &on)?;
-    let barrier = (ring.gpus > 1).then(|| Barrier::new(ring, devices)).transpose()?;
+    let barrier = (ring.gpus > 1).then(|| GpuBarrier::new(ring, devices)).transpose()?;
     devices.for_each_device(|_, device| device.synchronize())?;
     let set = devices.clone();
     Ok(CudaTask::new(devices, inputs, outputs, move |_| {
         set.for_each_device(|rank, _| match &barrier {
             Some(barrier) => {
-                barrier.enqueue(rank, 0)?;
+                barrier.enqueue_barrier(rank, 0)?;
                 ranks[rank].launch()?;
-                barrier.enqueue(rank, 1)
+                barrier.enqueue_barrier(rank, 1)
             }
             None => ranks[rank].launch(),
         })
@@ -127,13 +131,13 @@ fn prepare(ring: &Ring, inputs: &Tensors, devices: &Devices) -> Result<CudaTask,
 }
 
 /// Lets the streams of all GPUs wait for each other, before the first copy and behind the last.
-struct Barrier {
+struct GpuBarrier {
     ranks: Vec<(LoadedKernel, DeviceBuffer, DeviceBuffer)>,
     _flags: Vec<DeviceBuffer>,
 }
 
-impl Barrier {
-    fn new(ring: &Ring, devices: &Devices) -> Result<Self, BackendError> {
+impl GpuBarrier {
+    fn new(ring: &RingProblem, devices: &Devices) -> Result<Self, BackendError> {
         let mut flags = Vec::new();
         devices.for_each_device(|_, device| {
             flags.push(device.upload(&vec![0; 4 * 2 * ring.gpus])?);
@@ -142,7 +146,7 @@ impl Barrier {
         let addresses: Vec<u64> = flags.iter().map(DeviceBuffer::address).collect();
         let mut ranks = Vec::new();
         devices.for_each_device(|_, device| {
-            let kernel = BARRIER.load(device, ring)?;
+            let kernel = BARRIER_KERNEL.load(device, ring)?;
             let table = device.upload(bytemuck::cast_slice(&addresses))?;
             ranks.push((kernel, table, device.upload(&[0; 4 * 2])?));
             Ok(())
@@ -150,7 +154,7 @@ impl Barrier {
         Ok(Self { ranks, _flags: flags })
     }
 
-    fn enqueue(&self, rank: usize, which: i32) -> Result<(), BackendError> {
+    fn enqueue_barrier(&self, rank: usize, which: i32) -> Result<(), BackendError> {
         let (kernel, table, epochs) = &self.ranks[rank];
         let arguments = [
             table.into(),
@@ -171,7 +175,7 @@ struct Parts {
 
 impl Parts {
     /// Places the tensors; rank r is on the r-th of the devices.
-    fn new(ring: &Ring, inputs: &Tensors, on: &[Arc<Device>]) -> Result<Self, BackendError> {
+    fn new(ring: &RingProblem, inputs: &Tensors, on: &[Arc<Device>]) -> Result<Self, BackendError> {
         let (mut named, mut outputs, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
         for (rank, device) in on.iter().enumerate() {
             device.make_current()?;
@@ -193,10 +197,10 @@ impl Parts {
 }
 
 /// Copies of keys and values from another GPU.
-struct Fetch([(DeviceBuffer, DeviceBuffer); 2]);
+struct FetchCopies([(DeviceBuffer, DeviceBuffer); 2]);
 
-impl Fetch {
-    fn enqueue(&self, stream: &CudaStream) -> Result<(), BackendError> {
+impl FetchCopies {
+    fn enqueue_barrier(&self, stream: &CudaStream) -> Result<(), BackendError> {
         let copy =
             |(from, to): &(DeviceBuffer, DeviceBuffer)| to.copy_from(stream, from, from.bytes());
         within("fetch", || self.0.iter().try_for_each(copy))
@@ -205,29 +209,33 @@ impl Fetch {
 
 /// The part of one GPU.
 struct Rank {
-    steps: Vec<Launches>,
+    steps: Vec<OrderedLaunches>,
     /// The copies for each step but the first.
-    fetches: Vec<Fetch>,
+    fetches: Vec<FetchCopies>,
     copies: Arc<CudaStream>,
     joined: JoinedStreams,
-    merge: Option<Merge>,
+    merge: Option<MergeStep>,
     _tensors: [DeviceBuffer; 3],
 }
 
 impl Rank {
     fn new(
-        ring: &Ring,
+        ring: &RingProblem,
         rank: usize,
         device: &Arc<Device>,
         tensors: &[[DeviceBuffer; 3]],
         out: u64,
     ) -> Result<Self, BackendError> {
         let [q, own_k, own_v] = &tensors[rank];
-        let merge = (ring.gpus > 1).then(|| Merge::new(ring, rank, device, out)).transpose()?;
-        let place =
-            |_| Ok([scratch(device, vector_bytes(ring))?, scratch(device, vector_bytes(ring))?]);
+        let merge = (ring.gpus > 1).then(|| MergeStep::new(ring, rank, device, out)).transpose()?;
+        let place = |_| {
+            Ok([
+                scratch(device, queries_bytes_per_gpu(ring))?,
+                scratch(device, queries_bytes_per_gpu(ring))?,
+            ])
+        };
         let places: Vec<[DeviceBuffer; 2]> =
-            (0..places(ring)).map(place).collect::<Result<_, BackendError>>()?;
+            (0..fetched_places(ring)).map(place).collect::<Result<_, BackendError>>()?;
         let (mut steps, mut fetches) = (Vec::new(), Vec::new());
         for (number, step) in ring.steps(rank).iter().enumerate() {
             let [k, v] = match number {
@@ -236,7 +244,7 @@ impl Rank {
                     let [k, v] = &places[(later - 1) % PLACES];
                     let [_, from_k, from_v] = &tensors[step.keys_of];
                     let copies = [(from_k.clone(), k.clone()), (from_v.clone(), v.clone())];
-                    fetches.push(Fetch(copies));
+                    fetches.push(FetchCopies(copies));
                     [k, v]
                 }
             };
@@ -258,34 +266,39 @@ impl Rank {
         for (number, step) in self.steps.iter().enumerate() {
             match self.fetches.get(number) {
                 Some(next) => self.joined.around(|| {
-                    next.enqueue(&self.copies)?;
+                    next.enqueue_barrier(&self.copies)?;
                     step.launch()
                 })?,
                 None => step.launch()?,
             }
         }
-        self.merge.as_ref().map_or(Ok(()), Merge::launch)
+        self.merge.as_ref().map_or(Ok(()), MergeStep::launch)
     }
 }
 
 /// The launch of a step over tensors of a GPU's positions at these addresses.
 fn attend(
-    ring: &Ring,
+    ring: &RingProblem,
     step: &Step,
     device: &Arc<Device>,
     whole: &ForwardAddresses,
-) -> Result<Launches, BackendError> {
-    let (h, d, all) = (ring.attention.h, ring.attention.d, ring.positions());
+) -> Result<OrderedLaunches, BackendError> {
+    let (h, d, all) = (ring.attention.h, ring.attention.d, ring.gpu_positions());
     let shape = Shape {
         queries: step.queries.len(),
         keys: step.keys.len(),
         causal: step.causal,
         ..Shape::from(&ring.attention)
     };
-    let vectors = Strides::bhsd(h, all, d);
-    let lse = Strides::bhsd(h, all, 1);
+    let vectors = Strides::strides_of_bhsd(h, all, d);
+    let lse = Strides::strides_of_bhsd(h, all, 1);
     let layout = ForwardLayout { q: vectors, k: vectors, v: vectors, out: vectors, lse };
-    let forward = Forward::new(device, &shape, &layout, Technique::fastest(device, &shape)?)?;
+    let forward = Forward::new(
+        device,
+        &shape,
+        &layout,
+        AttentionTechnique::fastest_on_device(device, &shape)?,
+    )?;
     let row = d as u64 * ELEMENT_BYTES;
     let (query, key) = (step.queries.start as u64, step.keys.start as u64);
     forward.launches(&ForwardAddresses {
@@ -298,7 +311,7 @@ fn attend(
 }
 
 /// Merges the results of a GPU's steps.
-struct Merge {
+struct MergeStep {
     kernel: LoadedKernel,
     parts: DeviceBuffer,
     lse: DeviceBuffer,
@@ -308,25 +321,30 @@ struct Merge {
     first: i32,
 }
 
-impl Merge {
-    fn new(ring: &Ring, rank: usize, device: &Device, out: u64) -> Result<Self, BackendError> {
+impl MergeStep {
+    fn new(
+        ring: &RingProblem,
+        rank: usize,
+        device: &Device,
+        out: u64,
+    ) -> Result<Self, BackendError> {
         let gpus = ring.gpus as u64;
         Ok(Self {
-            kernel: MERGE.load(device, ring)?,
-            parts: scratch(device, gpus * vector_bytes(ring))?,
+            kernel: MERGE_KERNEL.load(device, ring)?,
+            parts: scratch(device, gpus * queries_bytes_per_gpu(ring))?,
             lse: scratch(device, gpus * 4 * rows(ring) as u64)?,
             out,
             rows: rows(ring) as i32,
-            positions: ring.positions() as i32,
+            positions: ring.gpu_positions() as i32,
             first: ring.steps_of_first_half(rank) as i32,
         })
     }
 
     /// Addresses of the output and lse of a step.
-    fn part(&self, ring: &Ring, number: usize) -> (u64, Option<u64>) {
+    fn part(&self, ring: &RingProblem, number: usize) -> (u64, Option<u64>) {
         let number = number as u64;
         let lse = self.lse.address() + number * 4 * rows(ring) as u64;
-        (self.parts.address() + number * vector_bytes(ring), Some(lse))
+        (self.parts.address() + number * queries_bytes_per_gpu(ring), Some(lse))
     }
 
     fn launch(&self) -> Result<(), BackendError> {
@@ -352,19 +370,19 @@ mod tests {
     use kernelgate_cuda::DeviceOptions;
     use kernelgate_cuda::testing::second_gpu_for_test;
 
-    fn problems() -> impl Iterator<Item = Ring> {
+    fn problems() -> impl Iterator<Item = RingProblem> {
         [2, 4, 8].into_iter().flat_map(|gpus| {
             [(64, false), (64, true), (128, false), (128, true)].into_iter().flat_map(
                 move |(d, causal)| {
                     // Neither length is a multiple of a kernel's tile.
-                    [208, 1040].map(|s| Ring::new(gpus, 3, s, d, causal, Dtype::Bf16))
+                    [208, 1040].map(|s| RingProblem::new(gpus, 3, s, d, causal, Dtype::Bf16))
                 },
             )
         })
     }
 
     /// Verifies two launches: none depends on the outputs of the last one.
-    fn check(task: &mut CudaTask, ring: &Ring, inputs: &Tensors) {
+    fn check(task: &mut CudaTask, ring: &RingProblem, inputs: &Tensors) {
         let expected = ring.reference(inputs);
         for _ in 0..2 {
             let found = verify(task, &expected, ring.tolerance());
@@ -374,7 +392,7 @@ mod tests {
 
     #[test]
     fn memory_is_that_of_the_tensors_of_a_gpu() {
-        let ring = |gpus| Ring::new(gpus, 16, 1024, 128, true, Dtype::Bf16);
+        let ring = |gpus| RingProblem::new(gpus, 16, 1024, 128, true, Dtype::Bf16);
         let vector = |gpus: u64| 16 * 1024 / gpus * 128 * 2;
         assert_eq!(device_bytes(&ring(1)), 4 * vector(1));
         assert_eq!(device_bytes(&ring(2)), (4 + 2 + 2) * vector(2) + 2 * 4 * 16 * 512);
@@ -385,7 +403,7 @@ mod tests {
     #[test]
     fn parts_of_up_to_eight_gpus_agree_with_the_reference_on_one() {
         let Some((device, _alone)) = gpu() else { return };
-        for ring in problems().chain([Ring::new(1, 3, 208, 64, true, Dtype::Bf16)]) {
+        for ring in problems().chain([RingProblem::new(1, 3, 208, 64, true, Dtype::Bf16)]) {
             let inputs = ring.inputs(9);
             let on = vec![Arc::clone(&device); ring.gpus];
             let Parts { inputs: named, outputs, ranks } = Parts::new(&ring, &inputs, &on).unwrap();

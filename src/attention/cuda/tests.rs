@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
-use crate::attention::components::{self, Scores, Softmax, ValuesMatmul};
+use crate::attention::components::{self, ScoresProblem, SoftmaxProblem, ValuesProblem};
 use crate::attention::definition::Attention;
 use crate::gpu_tests::{gpu, prepare};
 use kernelgate::backend::cuda::CudaTask;
@@ -50,7 +50,10 @@ pub fn bf16(b: usize, h: usize, s: usize, d: usize, causal: bool) -> Attention {
 
 #[test]
 fn rows_have_distinct_names_and_decline_f32() {
-    fn names<P: 'static>(rows: impl IntoIterator<Item = &'static Implementation<P>>, problem: &P) {
+    fn row_names<P: 'static>(
+        rows: impl IntoIterator<Item = &'static Implementation<P>>,
+        problem: &P,
+    ) {
         let rows: Vec<_> = rows.into_iter().collect();
         let names: BTreeSet<&str> = rows.iter().map(|row| row.name).collect();
         assert_eq!(names.len(), rows.len());
@@ -62,12 +65,12 @@ fn rows_have_distinct_names_and_decline_f32() {
         }
     }
     let attention = Attention { dtype: Dtype::F32, ..bf16(1, 2, 100, 64, false) };
-    names(forward(), &AttentionForward { attention });
-    names(backward(), &AttentionBackward { attention });
+    row_names(forward(), &AttentionForward { attention });
+    row_names(backward(), &AttentionBackward { attention });
     let shape = components::ComponentShape { b: 1, h: 2, s: 100, d: 64, dtype: Dtype::F32 };
-    names(SCORES, &Scores { shape });
-    names(SOFTMAX, &Softmax { shape: components::ComponentShape { d: 1, ..shape } });
-    names(VALUES, &ValuesMatmul { shape });
+    row_names(SCORES_ROWS, &ScoresProblem { shape });
+    row_names(SOFTMAX, &SoftmaxProblem { shape: components::ComponentShape { d: 1, ..shape } });
+    row_names(VALUES_ROWS, &ValuesProblem { shape });
 }
 
 #[test]
@@ -123,20 +126,26 @@ fn declared_memory_is_what_the_shapes_say() {
         8 * vectors + 4 * rows + 8 * padded + 4 * padded * 128
     );
     let shape = components::ComponentShape { b: 2, h: 3, s: 100, d: 128, dtype: Dtype::Bf16 };
-    assert_eq!(declared(SCORES, "cuda/naive", &Scores { shape }), 2 * vectors + 4 * pairs);
+    assert_eq!(
+        declared(SCORES_ROWS, "cuda/naive", &ScoresProblem { shape }),
+        2 * vectors + 4 * pairs
+    );
     assert_eq!(
         declared(
             SOFTMAX,
             "cuda/naive",
-            &Softmax { shape: components::ComponentShape { d: 1, ..shape } }
+            &SoftmaxProblem { shape: components::ComponentShape { d: 1, ..shape } }
         ),
         6 * pairs
     );
-    assert_eq!(declared(VALUES, "cuda/naive", &ValuesMatmul { shape }), 2 * vectors + 2 * pairs);
+    assert_eq!(
+        declared(VALUES_ROWS, "cuda/naive", &ValuesProblem { shape }),
+        2 * vectors + 2 * pairs
+    );
 }
 
 /// The library's row, which has tests of its own: its errors must not hide the results of ours.
-const LIBRARY: &str = "cuda/cudnn";
+const LIBRARY_ROW: &str = "cuda/cudnn";
 const FP8: &str = "cuda/flash_wgmma_fp8";
 const DETERMINISTIC: &str = "cuda/flash_wgmma_deterministic";
 
@@ -154,7 +163,7 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
                 assert_eq!(
                     check(
                         forward(),
-                        |row| row != LIBRARY,
+                        |row| row != LIBRARY_ROW,
                         &AttentionForward { attention },
                         &device,
                         &name
@@ -165,7 +174,7 @@ fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
                 assert_eq!(
                     check(
                         backward(),
-                        |row| row != LIBRARY,
+                        |row| row != LIBRARY_ROW,
                         &AttentionBackward { attention },
                         &device,
                         &name
@@ -229,7 +238,7 @@ fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() 
                 let attention = Attention { h_kv, keys, dtype, ..bf16(2, h, s, d, causal) };
                 let (problem, name) = (AttentionForward { attention }, format!("{attention:?}"));
                 assert_eq!(
-                    check(forward(), |row| row != LIBRARY, &problem, &device, &name),
+                    check(forward(), |row| row != LIBRARY_ROW, &problem, &device, &name),
                     flash + usize::from(s <= 64)
                 );
             }
@@ -274,7 +283,7 @@ fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
     for (s, keys) in [(1, 512), (128, 256), (256, 256)] {
         let attention = Attention { h_kv: 2, keys, ..bf16(2, 8, s, 128, false) };
         let (problem, name) = (AttentionForward { attention }, format!("{attention:?}"));
-        verified += check(forward(), |row| row == LIBRARY, &problem, &device, &name);
+        verified += check(forward(), |row| row == LIBRARY_ROW, &problem, &device, &name);
     }
     for s in [128, 200, 384] {
         for (d, causal, dtype) in [
@@ -287,21 +296,21 @@ fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
             let name = format!("{attention:?}");
             verified += check(
                 forward(),
-                |row| row == LIBRARY,
+                |row| row == LIBRARY_ROW,
                 &AttentionForward { attention },
                 &device,
                 &name,
             );
             verified += check(
                 backward(),
-                |row| row == LIBRARY,
+                |row| row == LIBRARY_ROW,
                 &AttentionBackward { attention },
                 &device,
                 &name,
             );
         }
     }
-    eprintln!("{LIBRARY}: {verified} of 27 problems verified");
+    eprintln!("{LIBRARY_ROW}: {verified} of 27 problems verified");
 }
 
 #[test]
@@ -312,17 +321,17 @@ fn the_three_steps_agree_with_the_reference() {
             let shape = components::ComponentShape { b: 2, h: 3, s, d, dtype };
             let name = format!("{shape:?}");
             // Each first rung computes every problem.
-            assert!(check(SCORES, |_| true, &Scores { shape }, &device, &name) >= 1);
+            assert!(check(SCORES_ROWS, |_| true, &ScoresProblem { shape }, &device, &name) >= 1);
             assert!(
                 check(
                     SOFTMAX,
                     |_| true,
-                    &Softmax { shape: components::ComponentShape { d: 1, ..shape } },
+                    &SoftmaxProblem { shape: components::ComponentShape { d: 1, ..shape } },
                     &device,
                     &name
                 ) >= 1
             );
-            assert!(check(VALUES, |_| true, &ValuesMatmul { shape }, &device, &name) >= 1);
+            assert!(check(VALUES_ROWS, |_| true, &ValuesProblem { shape }, &device, &name) >= 1);
         }
     }
 }
@@ -343,7 +352,7 @@ fn errors(task: &mut CudaTask, expected: &[Expected]) -> Vec<f64> {
 
 /// Largest |(ref + 0.3 - 0.3) - ref| in bf16 over the largest |ref|: what two roundings do to
 /// values of that size.
-fn rounding(expected: &Expected) -> f64 {
+fn two_roundings_error(expected: &Expected) -> f64 {
     let TensorData::F64(values) = &expected.values else { panic!("fp64") };
     let round = |x: f64| half::bf16::from_f64(x).to_f64();
     let largest = values.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
@@ -355,7 +364,7 @@ fn rounding(expected: &Expected) -> f64 {
 }
 
 /// FlashAttention's gate: each rung within `factor` times the naive one's error, and two roundings.
-fn gate<P: Problem>(
+fn check_error_gate<P: Problem>(
     rows: impl IntoIterator<Item = &'static Implementation<P>>,
     problem: &P,
     factor: f64,
@@ -367,11 +376,11 @@ fn gate<P: Problem>(
     let expected = problem.reference(&inputs);
     let naive =
         errors(&mut prepare(naive, problem, &inputs, device).expect("an own kernel"), &expected);
-    for row in rows.filter(|row| row.name != LIBRARY && (row.supports)(problem).is_ok()) {
+    for row in rows.filter(|row| row.name != LIBRARY_ROW && (row.supports)(problem).is_ok()) {
         let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
         let found = errors(&mut task, &expected);
         for ((found, naive), expected) in found.iter().zip(&naive).zip(&expected) {
-            let allowed = factor * naive + 2.0 * rounding(expected);
+            let allowed = factor * naive + 2.0 * two_roundings_error(expected);
             assert!(
                 *found <= allowed,
                 "{} {}: {found:.1e}, naive {naive:.1e}, allowed {allowed:.1e}",
@@ -393,15 +402,15 @@ fn every_rung_passes_flash_attentions_gate() {
         (64, 128, false, true),
     ] {
         let attention = Attention { outliers, ..bf16(1, 4, s, d, causal) };
-        gate(forward(), &AttentionForward { attention }, 2.0, &device);
-        gate(backward(), &AttentionBackward { attention }, 3.0, &device);
+        check_error_gate(forward(), &AttentionForward { attention }, 2.0, &device);
+        check_error_gate(backward(), &AttentionBackward { attention }, 3.0, &device);
     }
 }
 
 #[test]
 fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
     /// Outputs whose bits differ between five launches.
-    fn differing<P: Problem>(
+    fn outputs_with_differing_bits<P: Problem>(
         row: &Implementation<P>,
         problem: &P,
         device: &Arc<Device>,
@@ -430,23 +439,26 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
         differing.into_iter().collect()
     }
     /// Rows that add to grad_q in the order in which blocks come to it.
-    const ATOMIC: [&str; 2] = ["cuda/flash_mma", "cuda/flash_wgmma"];
+    const ATOMIC_ROWS: [&str; 2] = ["cuda/flash_mma", "cuda/flash_wgmma"];
     let Some((device, _alone)) = gpu() else { return };
     let attention = bf16(1, 16, 1000, 128, false);
     let fp8 = Attention { dtype: Dtype::Fp8, ..attention };
     let forward = [attention, fp8].into_iter().flat_map(|attention| {
         let problem = AttentionForward { attention };
-        forward().map(|row| (row.name, differing(row, &problem, &device))).collect::<Vec<_>>()
+        forward()
+            .map(|row| (row.name, outputs_with_differing_bits(row, &problem, &device)))
+            .collect::<Vec<_>>()
     });
-    let backward =
-        backward().map(|row| (row.name, differing(row, &AttentionBackward { attention }, &device)));
+    let backward = backward().map(|row| {
+        (row.name, outputs_with_differing_bits(row, &AttentionBackward { attention }, &device))
+    });
     for (name, differing) in forward.chain(backward) {
         eprintln!("{name}: outputs that differ between launches: {differing:?}");
         match name {
             // A library's own business.
-            LIBRARY => {}
+            LIBRARY_ROW => {}
             _ => assert!(
-                differing.iter().all(|output| output == "grad_q" && ATOMIC.contains(&name)),
+                differing.iter().all(|output| output == "grad_q" && ATOMIC_ROWS.contains(&name)),
                 "{name}: {differing:?}"
             ),
         }
@@ -455,7 +467,7 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
 
 #[test]
 fn declared_memory_is_within_a_twentieth_of_what_is_used() {
-    fn used<P: Problem>(
+    fn used_rows<P: Problem>(
         rows: impl IntoIterator<Item = &'static Implementation<P>>,
         problem: &P,
         device: &Arc<Device>,
@@ -479,11 +491,15 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
             // Allocations come from the driver in pieces of 32 MiB. The memory of a library is only
             // printed.
             let close = (used - declared).abs() <= 0.05 * declared + 64e6;
-            assert!(close || row.name == LIBRARY, "{}: declared {declared}, used {used}", row.name);
+            assert!(
+                close || row.name == LIBRARY_ROW,
+                "{}: declared {declared}, used {used}",
+                row.name
+            );
         }
     }
     let Some((device, _alone)) = gpu() else { return };
     let attention = bf16(16, 16, 1024, 128, false);
-    used(forward(), &AttentionForward { attention }, &device);
-    used(backward(), &AttentionBackward { attention }, &device);
+    used_rows(forward(), &AttentionForward { attention }, &device);
+    used_rows(backward(), &AttentionBackward { attention }, &device);
 }

@@ -3,11 +3,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::sums::MOST_BLOCKS;
-use super::two_shot::{FLAGS, PACKET, TWO_SHOT, part};
-use crate::collective::definition::{Exchange, Kind};
+use super::sums::MAX_WAITING_BLOCKS;
+use super::two_shot::{FLAG_BYTES, PACKET, TWO_SHOT_KERNEL, part};
+use crate::collective::definition::{ExchangeKind, ExchangeProblem};
 use kernelgate::backend::BackendError;
-use kernelgate::backend::program::{CallSite, Enqueue};
+use kernelgate::backend::program::{EnqueueFunction, ForeignLaunchSite};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{DeviceBuffer, KernelArgument, KernelSpec};
 
@@ -17,9 +17,9 @@ use kernelgate_cuda::{DeviceBuffer, KernelArgument, KernelSpec};
 const BLOCKS: usize = 8;
 
 /// The kernel of `two_shot` with fewer blocks.
-const BESIDE: KernelSpec<Exchange> = KernelSpec {
+const TWO_SHOT_FEWER_BLOCKS: KernelSpec<ExchangeProblem> = KernelSpec {
     blocks: |problem| [part(problem).div_ceil(512).clamp(1, BLOCKS), 1, 1],
-    ..TWO_SHOT
+    ..TWO_SHOT_KERNEL
 };
 
 /// The memory of one GPU.
@@ -32,7 +32,7 @@ struct Rank {
 
 /// A sum over GPUs in the memory that it reads.
 pub struct InPlaceSum {
-    problem: Exchange,
+    problem: ExchangeProblem,
     ranks: RefCell<Vec<Rank>>,
 }
 
@@ -40,7 +40,8 @@ impl InPlaceSum {
     /// A sum of f32 over so many GPUs.
     pub fn new(gpus: usize, bytes: usize) -> Rc<Self> {
         let elements = Self::rounded(gpus, bytes) / Dtype::F32.bytes();
-        let problem = Exchange { kind: Kind::AllReduce, gpus, elements, dtype: Dtype::F32 };
+        let problem =
+            ExchangeProblem { kind: ExchangeKind::AllReduce, gpus, elements, dtype: Dtype::F32 };
         Rc::new(Self { problem, ranks: RefCell::default() })
     }
 
@@ -52,18 +53,18 @@ impl InPlaceSum {
     /// The step of the next GPU, on the address that it is given. GPUs come in their order.
     pub fn step(
         self: &Rc<Self>,
-    ) -> impl FnOnce(CallSite<'_>) -> Result<Enqueue, BackendError> + 'static {
+    ) -> impl FnOnce(ForeignLaunchSite<'_>) -> Result<EnqueueFunction, BackendError> + 'static {
         let sum = Rc::clone(self);
         move |at| {
             let rank = sum.ranks.borrow().len();
             let (gpus, count) = (sum.problem.gpus, part(&sum.problem));
-            let kernel = BESIDE.load(at.device, &sum.problem)?.on_stream(at.stream);
-            let flags = at.device.upload(&vec![0; FLAGS * gpus])?;
+            let kernel = TWO_SHOT_FEWER_BLOCKS.load(at.device, &sum.problem)?.on_stream(at.stream);
+            let flags = at.device.upload(&vec![0; FLAG_BYTES * gpus])?;
             let alone = |address: u64| at.device.upload(bytemuck::cast_slice(&vec![address; gpus]));
             let (summed, tables) =
                 (at.addresses[0], [alone(at.addresses[0])?, alone(flags.address())?]);
             // Nobody waits in the launch with the number 0.
-            let epochs = at.device.upload(&[0xff; 4 * MOST_BLOCKS])?;
+            let epochs = at.device.upload(&[0xff; 4 * MAX_WAITING_BLOCKS])?;
             let [memory, peers] = tables.clone();
             sum.ranks.borrow_mut().push(Rank { summed, flags, tables });
             Ok(Box::new(move || {
@@ -84,8 +85,8 @@ impl InPlaceSum {
     /// Connects the GPUs, each of which has launched the step once, alone.
     ///
     /// # Errors
-    /// When a copy fails.
-    pub fn connect(&self) -> Result<(), BackendError> {
+    /// Fails if a copy fails.
+    pub fn connect_gpus(&self) -> Result<(), BackendError> {
         let ranks = self.ranks.borrow();
         let summed: Vec<u64> = ranks.iter().map(|rank| rank.summed).collect();
         let flags: Vec<u64> = ranks.iter().map(|rank| rank.flags.address()).collect();

@@ -1,33 +1,33 @@
 //! The messages in the memory of their GPUs.
 
-use crate::collective::definition::{Exchange, INPUTS, OUTPUTS};
+use crate::collective::definition::{ExchangeProblem, INPUT_NAMES, OUTPUT_NAMES};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{CudaTask, DeviceBuffer, Input, Output};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Devices;
 
 /// Memory of the messages on one GPU, bytes.
-pub fn messages_bytes(problem: &Exchange) -> u64 {
+pub fn message_bytes_per_gpu(problem: &ExchangeProblem) -> u64 {
     2 * problem.bytes() as u64
 }
 
 /// Inputs and outputs by rank; absent where a GPU has none.
-pub struct Messages {
+pub struct MessageBuffers {
     pub inputs: Vec<Option<DeviceBuffer>>,
     pub outputs: Vec<Option<Output>>,
 }
 
-impl Messages {
+impl MessageBuffers {
     pub fn new(
-        problem: &Exchange,
+        problem: &ExchangeProblem,
         inputs: &Tensors,
         devices: &Devices,
     ) -> Result<Self, BackendError> {
         let mut messages = Self { inputs: Vec::new(), outputs: Vec::new() };
         devices.for_each_device(|rank, device| {
-            let upload = |_| device.upload(inputs.tensor(INPUTS[rank]).as_bytes());
-            messages.inputs.push(problem.input(rank).map(upload).transpose()?);
-            let output = |len| Output::new(device, OUTPUTS[rank], [len], problem.dtype);
+            let upload = |_| device.upload(inputs.tensor(INPUT_NAMES[rank]).as_bytes());
+            messages.inputs.push(problem.input_elements(rank).map(upload).transpose()?);
+            let output = |len| Output::new(device, OUTPUT_NAMES[rank], [len], problem.dtype);
             messages.outputs.push(problem.output(rank).map(output).transpose()?);
             Ok(())
         })?;
@@ -50,7 +50,7 @@ impl Messages {
         devices: &Devices,
         mut launch: impl FnMut() -> Result<(), BackendError> + 'static,
     ) -> CudaTask {
-        let inputs = self.inputs.into_iter().zip(INPUTS);
+        let inputs = self.inputs.into_iter().zip(INPUT_NAMES);
         let inputs: Vec<Input> =
             inputs.filter_map(|(buffer, name)| Some(Input::new(name, &buffer?))).collect();
         let outputs = self.outputs.into_iter().flatten().collect();

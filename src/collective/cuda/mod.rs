@@ -7,7 +7,7 @@ mod one_shot;
 mod sums;
 mod two_shot;
 
-use super::definition::Exchange;
+use super::definition::ExchangeProblem;
 pub use in_place::InPlaceSum;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate_cuda::spec::{ListedKernel, list};
@@ -17,18 +17,21 @@ pub fn kernels() -> Vec<ListedKernel> {
     [list(one_shot::KERNELS), list(two_shot::KERNELS)].concat()
 }
 
-const NCCL: Implementation<Exchange> = Implementation {
+const NCCL_ROW: Implementation<ExchangeProblem> = Implementation {
     name: "cuda/nccl",
     about: "NCCL, a communicator a GPU in one process, without NVLink multicast",
     supports: |_| Ok(()),
-    prepare: Prepare::CudaSet { device_bytes: memory::messages_bytes, prepare: nccl::prepare },
+    prepare: Prepare::CudaSet {
+        device_bytes: memory::message_bytes_per_gpu,
+        prepare: nccl::prepare,
+    },
 };
 
 /// Rows of the exchanges that only NCCL does.
-pub const OTHERS: &[Implementation<Exchange>] = &[NCCL];
+pub const NCCL_ONLY_ROWS: &[Implementation<ExchangeProblem>] = &[NCCL_ROW];
 
 /// Rows of sums.
-pub const ALL_REDUCE: &[Implementation<Exchange>] = &[
+pub const ALL_REDUCE: &[Implementation<ExchangeProblem>] = &[
     Implementation {
         name: "cuda/one_shot",
         about: "every GPU stores its message into the memory of all, each word with a flag",
@@ -43,11 +46,11 @@ pub const ALL_REDUCE: &[Implementation<Exchange>] = &[
         about: "every GPU sums its part from the memory of all, and stores it into that of all",
         supports: two_shot::supports,
         prepare: Prepare::CudaSet {
-            device_bytes: memory::messages_bytes,
+            device_bytes: memory::message_bytes_per_gpu,
             prepare: two_shot::prepare,
         },
     },
-    NCCL,
+    NCCL_ROW,
 ];
 
 #[cfg(test)]
@@ -55,7 +58,7 @@ mod on_one;
 
 #[cfg(test)]
 mod tests {
-    use super::super::definition::Kind;
+    use super::super::definition::ExchangeKind;
     use super::*;
     use kernelgate::verify::verify;
     use kernelgate::workload::{Dtype, Problem};
@@ -65,16 +68,21 @@ mod tests {
     #[test]
     fn rows_agree_with_the_reference_on_two_gpus() {
         let Some((devices, _alone)) = two_gpus_for_test() else { return };
-        let kinds =
-            [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::Broadcast, Kind::Send];
+        let kinds = [
+            ExchangeKind::AllReduce,
+            ExchangeKind::AllGather,
+            ExchangeKind::ReduceScatter,
+            ExchangeKind::Broadcast,
+            ExchangeKind::Send,
+        ];
         for (kind, elements, dtype) in kinds.into_iter().flat_map(|kind| {
             [(48, Dtype::F32), (4096, Dtype::Bf16), (100_032, Dtype::Bf16), (262_144, Dtype::F32)]
                 .map(|(elements, dtype)| (kind, elements, dtype))
         }) {
-            let problem = Exchange { kind, gpus: 2, elements, dtype };
+            let problem = ExchangeProblem { kind, gpus: 2, elements, dtype };
             let inputs = problem.inputs(5);
             let expected = problem.reference(&inputs);
-            let rows = if kind == Kind::AllReduce { ALL_REDUCE } else { OTHERS };
+            let rows = if kind == ExchangeKind::AllReduce { ALL_REDUCE } else { NCCL_ONLY_ROWS };
             for row in rows.iter().filter(|row| (row.supports)(&problem).is_ok()) {
                 let mut task = match row.prepare_on(&problem, &inputs, &devices) {
                     Ok(task) => task,

@@ -1,7 +1,7 @@
 //! The exchanges by NCCL.
 
-use super::memory::Messages;
-use crate::collective::definition::{Exchange, Kind};
+use super::memory::MessageBuffers;
+use crate::collective::definition::{ExchangeKind, ExchangeProblem};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::{Dtype, Tensors};
@@ -12,18 +12,18 @@ use kernelgate_cuda::libraries::nccl::{
 
 /// Connects the GPUs and places the messages.
 pub fn prepare(
-    problem: &Exchange,
+    problem: &ExchangeProblem,
     inputs: &Tensors,
     devices: &Devices,
 ) -> Result<CudaTask, BackendError> {
     let communicators = NcclCommunicators::connect(devices)?;
-    let messages = Messages::new(problem, inputs, devices)?;
+    let messages = MessageBuffers::new(problem, inputs, devices)?;
     let (collective, count) = match problem.kind {
-        Kind::AllReduce => (Collective::AllReduce, problem.elements),
-        Kind::AllGather => (Collective::AllGather, problem.elements / problem.gpus),
-        Kind::ReduceScatter => (Collective::ReduceScatter, problem.elements / problem.gpus),
-        Kind::Broadcast => (Collective::Broadcast, problem.elements),
-        Kind::Send => (Collective::Send, problem.elements),
+        ExchangeKind::AllReduce => (Collective::AllReduce, problem.elements),
+        ExchangeKind::AllGather => (Collective::AllGather, problem.elements / problem.gpus),
+        ExchangeKind::ReduceScatter => (Collective::ReduceScatter, problem.elements / problem.gpus),
+        ExchangeKind::Broadcast => (Collective::Broadcast, problem.elements),
+        ExchangeKind::Send => (Collective::Send, problem.elements),
     };
     let element = match problem.dtype {
         Dtype::Bf16 => Element::Bf16,
@@ -38,7 +38,7 @@ pub fn prepare(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::cuda::memory::Messages;
+    use crate::collective::cuda::memory::MessageBuffers;
     use crate::gpu_tests::gpu;
     use kernelgate::backend::Executable;
     use kernelgate::workload::Problem;
@@ -64,14 +64,18 @@ mod tests {
             ..DeviceOptions::options_from_environment()
         };
         let devices = Devices::in_launch_order([0, 1]).unwrap().open(&options).unwrap();
-        let problem =
-            Exchange { kind: Kind::AllReduce, gpus: 2, elements: 1024, dtype: Dtype::F32 };
+        let problem = ExchangeProblem {
+            kind: ExchangeKind::AllReduce,
+            gpus: 2,
+            elements: 1024,
+            dtype: Dtype::F32,
+        };
         let communicators = match NcclCommunicators::connect(&devices) {
             Ok(communicators) => communicators,
             Err(BackendError::Unsupported(why)) => return eprintln!("skipped: {why}"),
             Err(error) => panic!("{error}"),
         };
-        let messages = Messages::new(&problem, &problem.inputs(1), &devices).unwrap();
+        let messages = MessageBuffers::new(&problem, &problem.inputs(1), &devices).unwrap();
         let addresses = messages.input_addresses().into_iter().zip(messages.output_addresses());
         let parts: Vec<SendReceiveAddresses> =
             addresses.map(|(send, receive)| SendReceiveAddresses { send, receive }).collect();

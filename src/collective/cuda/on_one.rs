@@ -1,26 +1,26 @@
 //! The kernels of the sums on one GPU: the host plays the others, whose packets and flags are there
 //! before the launch. Tools that check kernels need no second GPU then.
 
-use super::one_shot::{ONE_SHOT, packets};
-use super::sums::MOST_BLOCKS;
-use super::two_shot::{FLAGS, TWO_SHOT, part};
-use crate::collective::definition::{Exchange, INPUTS, Kind, OUTPUTS};
+use super::one_shot::{ONE_SHOT_KERNEL, packets_of_message};
+use super::sums::MAX_WAITING_BLOCKS;
+use super::two_shot::{FLAG_BYTES, TWO_SHOT_KERNEL, part};
+use crate::collective::definition::{ExchangeKind, ExchangeProblem, INPUT_NAMES, OUTPUT_NAMES};
 use crate::gpu_tests::gpu;
 use kernelgate::workload::{Dtype, Expected, Problem, TensorData, Tensors};
 use kernelgate_cuda::{Device, DeviceBuffer, KernelArgument};
 
 /// Messages of an odd number of packets for one block, and for more blocks than there are.
-fn problems() -> impl Iterator<Item = Exchange> {
+fn problems() -> impl Iterator<Item = ExchangeProblem> {
     [(11 * 32, Dtype::F32), (11 * 32, Dtype::Bf16), (600_032, Dtype::Bf16), (600_032, Dtype::F32)]
         .into_iter()
         .map(|(bytes, dtype)| {
             let elements = bytes / dtype.bytes();
-            Exchange { kind: Kind::AllReduce, gpus: 2, elements, dtype }
+            ExchangeProblem { kind: ExchangeKind::AllReduce, gpus: 2, elements, dtype }
         })
 }
 
-fn upload(device: &Device, inputs: &Tensors) -> [DeviceBuffer; 2] {
-    [0, 1].map(|rank| device.upload(inputs.tensor(INPUTS[rank]).as_bytes()).unwrap())
+fn upload_messages(device: &Device, inputs: &Tensors) -> [DeviceBuffer; 2] {
+    [0, 1].map(|rank| device.upload(inputs.tensor(INPUT_NAMES[rank]).as_bytes()).unwrap())
 }
 
 fn table(device: &Device, addresses: [u64; 2]) -> DeviceBuffer {
@@ -28,7 +28,7 @@ fn table(device: &Device, addresses: [u64; 2]) -> DeviceBuffer {
 }
 
 /// Compares an output with the reference of a rank.
-fn check(problem: &Exchange, expected: &[Expected], rank: usize, output: &DeviceBuffer) {
+fn check(problem: &ExchangeProblem, expected: &[Expected], rank: usize, output: &DeviceBuffer) {
     let mut bytes = vec![0; output.bytes()];
     output.download(&mut bytes).unwrap();
     let found: Vec<f64> = match problem.dtype {
@@ -38,7 +38,7 @@ fn check(problem: &Exchange, expected: &[Expected], rank: usize, output: &Device
         }
         _ => bytemuck::cast_slice::<u8, f32>(&bytes).iter().map(|x| f64::from(*x)).collect(),
     };
-    let expected = expected.iter().find(|expected| expected.name == OUTPUTS[rank]).unwrap();
+    let expected = expected.iter().find(|expected| expected.name == OUTPUT_NAMES[rank]).unwrap();
     let TensorData::F64(values) = &expected.values else { panic!("a reference is f64") };
     assert_eq!(found.len(), values.len());
     let tolerance = problem.tolerance().max_error;
@@ -51,22 +51,22 @@ fn check(problem: &Exchange, expected: &[Expected], rank: usize, output: &Device
 fn one_shot_sums_packets_that_are_there() {
     let Some((device, _alone)) = gpu() else { return };
     for problem in problems() {
-        let (inputs, count) = (problem.inputs(3), packets(&problem));
+        let (inputs, count) = (problem.inputs(3), packets_of_message(&problem));
         let expected = problem.reference(&inputs);
-        let messages = upload(&device, &inputs);
+        let messages = upload_messages(&device, &inputs);
         for rank in [0, 1] {
             let peer = 1 - rank;
             // The first launch has the number 1 and uses the second half.
             let mut staged = vec![0u32; 2 * 2 * count * 4];
-            let words: &[u32] = bytemuck::cast_slice(inputs.tensor(INPUTS[peer]).as_bytes());
+            let words: &[u32] = bytemuck::cast_slice(inputs.tensor(INPUT_NAMES[peer]).as_bytes());
             let slot = (2 + peer) * count * 4;
             for (packet, pair) in staged[slot..].chunks_exact_mut(4).zip(words.chunks_exact(2)) {
                 packet.copy_from_slice(&[pair[0], 1, pair[1], 1]);
             }
             let staging = device.upload(bytemuck::cast_slice(&staged)).unwrap();
             let output = device.allocate(problem.bytes()).unwrap();
-            let epochs = device.upload(&[0; 4 * MOST_BLOCKS]).unwrap();
-            let kernel = ONE_SHOT.load(&device, &problem).unwrap();
+            let epochs = device.upload(&[0; 4 * MAX_WAITING_BLOCKS]).unwrap();
+            let kernel = ONE_SHOT_KERNEL.load(&device, &problem).unwrap();
             let staged = table(&device, [staging.address(); 2]);
             let arguments = [
                 (&messages[rank]).into(),
@@ -88,16 +88,16 @@ fn two_shot_sums_parts_where_no_flag_is_missing() {
     for problem in problems() {
         let inputs = problem.inputs(4);
         let expected = problem.reference(&inputs);
-        let messages = upload(&device, &inputs);
+        let messages = upload_messages(&device, &inputs);
         let outputs = [0, 1].map(|_| device.allocate(problem.bytes()).unwrap());
         let [x, y] = [&messages, &outputs]
             .map(|buffers| table(&device, [buffers[0].address(), buffers[1].address()]));
-        let kernel = TWO_SHOT.load(&device, &problem).unwrap();
+        let kernel = TWO_SHOT_KERNEL.load(&device, &problem).unwrap();
         for rank in [0, 1] {
-            let flags = vec![1u32; FLAGS / 4 * problem.gpus];
+            let flags = vec![1u32; FLAG_BYTES / 4 * problem.gpus];
             let flags = device.upload(bytemuck::cast_slice(&flags)).unwrap();
             let flag_table = table(&device, [flags.address(); 2]);
-            let epochs = device.upload(&[0; 4 * MOST_BLOCKS]).unwrap();
+            let epochs = device.upload(&[0; 4 * MAX_WAITING_BLOCKS]).unwrap();
             let arguments = [
                 (&x).into(),
                 (&y).into(),

@@ -1,8 +1,8 @@
 //! A sum in one step: every GPU stores its whole message into the memory of all others.
 
-use super::memory::{Messages, messages_bytes};
-use super::sums::{self, MOST_BLOCKS, Sum};
-use crate::collective::definition::Exchange;
+use super::memory::{MessageBuffers, message_bytes_per_gpu};
+use super::sums::{self, MAX_WAITING_BLOCKS, Sum};
+use crate::collective::definition::ExchangeProblem;
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
@@ -10,17 +10,17 @@ use kernelgate::workload::Tensors;
 use kernelgate_cuda::{DeviceBuffer, Devices, KernelArgument, KernelSpec};
 
 /// Every kernel of this file.
-pub const KERNELS: &[KernelSpec<Exchange>] = &[ONE_SHOT];
+pub const KERNELS: &[KernelSpec<ExchangeProblem>] = &[ONE_SHOT_KERNEL];
 
 const THREADS: usize = 256;
 /// Bytes of a message in a packet, and of the packet with its flags.
-const CARRIED: usize = 8;
+const PACKET_PAYLOAD_AND_BYTES: usize = 8;
 const PACKET: usize = 16;
 /// Longest message, bytes.
 const MOST_BYTES: usize = 1 << 20;
 
 /// The kernel.
-pub const ONE_SHOT: KernelSpec<Exchange> = KernelSpec {
+pub const ONE_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     defines: sums::defines,
     constants: |_| vec![("THREADS", THREADS)],
     variants: sums::variants,
@@ -31,51 +31,53 @@ pub const ONE_SHOT: KernelSpec<Exchange> = KernelSpec {
         ),
         "collective_all_reduce_one_shot",
         THREADS,
-        |problem| [packets(problem).div_ceil(THREADS).clamp(1, MOST_BLOCKS), 1, 1],
+        |problem| {
+            [packets_of_message(problem).div_ceil(THREADS).clamp(1, MAX_WAITING_BLOCKS), 1, 1]
+        },
     )
 };
 
 /// Packets of a message.
-pub const fn packets(problem: &Exchange) -> usize {
-    problem.bytes() / CARRIED
+pub const fn packets_of_message(problem: &ExchangeProblem) -> usize {
+    problem.bytes() / PACKET_PAYLOAD_AND_BYTES
 }
 
 /// Both halves of the packets of every GPU, bytes.
-const fn staging_bytes(problem: &Exchange) -> usize {
-    2 * problem.gpus * packets(problem) * PACKET
+const fn staging_bytes(problem: &ExchangeProblem) -> usize {
+    2 * problem.gpus * packets_of_message(problem) * PACKET
 }
 
 /// Memory on one GPU, bytes.
-pub fn device_bytes(problem: &Exchange) -> u64 {
-    messages_bytes(problem) + staging_bytes(problem) as u64
+pub fn device_bytes(problem: &ExchangeProblem) -> u64 {
+    message_bytes_per_gpu(problem) + staging_bytes(problem) as u64
 }
 
 /// Short messages of whole packets.
-pub fn supports(problem: &Exchange) -> Result<(), String> {
+pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
     if problem.bytes() > MOST_BYTES {
         return Err(format!("sums messages of at most {MOST_BYTES} bytes"));
     }
-    if !problem.bytes().is_multiple_of(CARRIED) {
-        return Err(format!("sums messages of a multiple of {CARRIED} bytes"));
+    if !problem.bytes().is_multiple_of(PACKET_PAYLOAD_AND_BYTES) {
+        return Err(format!("sums messages of a multiple of {PACKET_PAYLOAD_AND_BYTES} bytes"));
     }
     Ok(())
 }
 
 /// Places the messages and the packets.
 pub fn prepare(
-    problem: &Exchange,
+    problem: &ExchangeProblem,
     inputs: &Tensors,
     devices: &Devices,
 ) -> Result<CudaTask, BackendError> {
     devices.require_peer_access()?;
-    let messages = Messages::new(problem, inputs, devices)?;
+    let messages = MessageBuffers::new(problem, inputs, devices)?;
     // No launch has the number 0.
     let staging = sums::zeroed_on_each(devices, staging_bytes(problem))?;
-    let own = |messages: &Messages, rank: usize| {
+    let own = |messages: &MessageBuffers, rank: usize| {
         let addresses = [messages.input_addresses()[rank], messages.output_addresses()[rank]];
         addresses.map(KernelArgument::Address).to_vec()
     };
     let tables = vec![staging.iter().map(DeviceBuffer::address).collect()];
-    let packets = KernelArgument::I32(packets(problem) as i32);
-    Sum { own, tables, packets, shared: staging }.task(&ONE_SHOT, problem, messages, devices)
+    let packets = KernelArgument::I32(packets_of_message(problem) as i32);
+    Sum { own, tables, packets, shared: staging }.task(&ONE_SHOT_KERNEL, problem, messages, devices)
 }

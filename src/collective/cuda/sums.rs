@@ -1,24 +1,25 @@
 //! The kernels that sum messages: their builds, and their launches on all GPUs.
 
-use super::memory::Messages;
-use crate::collective::definition::{Exchange, Kind};
+use super::memory::MessageBuffers;
+use crate::collective::definition::{ExchangeKind, ExchangeProblem};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{Device, DeviceBuffer, Devices, KernelArgument, KernelSpec, LoadedKernel};
 
 /// Most blocks of a sum that runs alone: each waits for its peers, so all of them must be resident.
-pub const MOST_BLOCKS: usize = 128;
+pub const MAX_WAITING_BLOCKS: usize = 128;
 
 /// Macros of the element and of the number of GPUs.
-pub fn defines(problem: &Exchange) -> Vec<String> {
+pub fn defines(problem: &ExchangeProblem) -> Vec<String> {
     let element = if problem.dtype == Dtype::Bf16 { "ELEMENT_BF16" } else { "ELEMENT_F32" };
     vec![element.to_owned(), format!("GPUS={}", problem.gpus)]
 }
 
 /// A problem for two GPUs of each dtype: a build each.
-pub fn variants() -> Vec<Exchange> {
-    let problem = |dtype| Exchange { kind: Kind::AllReduce, gpus: 2, elements: 1, dtype };
+pub fn variants() -> Vec<ExchangeProblem> {
+    let problem =
+        |dtype| ExchangeProblem { kind: ExchangeKind::AllReduce, gpus: 2, elements: 1, dtype };
     [Dtype::F32, Dtype::Bf16].map(problem).to_vec()
 }
 
@@ -38,7 +39,7 @@ pub fn zeroed_on_each(devices: &Devices, bytes: usize) -> Result<Vec<DeviceBuffe
 /// of launches by block, its rank, and the number of packets.
 pub struct Sum {
     /// First arguments of a rank.
-    pub own: fn(&Messages, usize) -> Vec<KernelArgument>,
+    pub own: fn(&MessageBuffers, usize) -> Vec<KernelArgument>,
     /// Addresses by rank, in the memory of each GPU.
     pub tables: Vec<Vec<u64>>,
     /// Packets of a message, or of the part of a GPU.
@@ -47,7 +48,7 @@ pub struct Sum {
     pub shared: Vec<DeviceBuffer>,
 }
 
-struct Rank {
+struct RankKernel {
     kernel: LoadedKernel,
     arguments: Vec<KernelArgument>,
     _memory: Vec<DeviceBuffer>,
@@ -57,14 +58,14 @@ impl Sum {
     /// Loads the kernel on every GPU.
     pub fn task(
         self,
-        spec: &KernelSpec<Exchange>,
-        problem: &Exchange,
-        messages: Messages,
+        spec: &KernelSpec<ExchangeProblem>,
+        problem: &ExchangeProblem,
+        messages: MessageBuffers,
         devices: &Devices,
     ) -> Result<CudaTask, BackendError> {
         let mut ranks = Vec::new();
         devices.for_each_device(|rank, device| {
-            ranks.push(self.rank(spec.load(device, problem)?, &messages, device, rank)?);
+            ranks.push(self.rank_kernel(spec.load(device, problem)?, &messages, device, rank)?);
             device.synchronize()
         })?;
         let (set, shared) = (devices.clone(), self.shared);
@@ -74,19 +75,19 @@ impl Sum {
         }))
     }
 
-    fn rank(
+    fn rank_kernel(
         &self,
         kernel: LoadedKernel,
-        messages: &Messages,
+        messages: &MessageBuffers,
         device: &Device,
         rank: usize,
-    ) -> Result<Rank, BackendError> {
+    ) -> Result<RankKernel, BackendError> {
         let upload = |table: &Vec<u64>| device.upload(bytemuck::cast_slice(table));
         let mut memory = self.tables.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
-        memory.push(device.upload(&[0; 4 * MOST_BLOCKS])?);
+        memory.push(device.upload(&[0; 4 * MAX_WAITING_BLOCKS])?);
         let mut arguments = (self.own)(messages, rank);
         arguments.extend(memory.iter().map(KernelArgument::from));
         arguments.extend([KernelArgument::I32(rank as i32), self.packets.clone()]);
-        Ok(Rank { kernel, arguments, _memory: memory })
+        Ok(RankKernel { kernel, arguments, _memory: memory })
     }
 }

@@ -1,8 +1,8 @@
 //! A sum in two steps: every GPU sums its part of all messages, and stores it into all outputs.
 
-use super::memory::Messages;
-use super::sums::{self, MOST_BLOCKS, Sum};
-use crate::collective::definition::Exchange;
+use super::memory::MessageBuffers;
+use super::sums::{self, MAX_WAITING_BLOCKS, Sum};
+use crate::collective::definition::ExchangeProblem;
 use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
@@ -10,19 +10,19 @@ use kernelgate::workload::Tensors;
 use kernelgate_cuda::{DeviceBuffer, Devices, KernelArgument, KernelSpec};
 
 /// Every kernel of this file.
-pub const KERNELS: &[KernelSpec<Exchange>] = &[TWO_SHOT];
+pub const KERNELS: &[KernelSpec<ExchangeProblem>] = &[TWO_SHOT_KERNEL];
 
 const THREADS: usize = 512;
 /// Bytes of a packet, and packets that a thread sums at a time.
 pub const PACKET: usize = 16;
-const AT_ONCE: usize = 2;
+const PACKETS_AT_ONCE: usize = 2;
 /// Bytes of the flags of a GPU.
-pub const FLAGS: usize = 4 * 2 * MOST_BLOCKS;
+pub const FLAG_BYTES: usize = 4 * 2 * MAX_WAITING_BLOCKS;
 
 /// The kernel. Every part is summed by so many blocks as it has work for.
-pub const TWO_SHOT: KernelSpec<Exchange> = KernelSpec {
+pub const TWO_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     defines: sums::defines,
-    constants: |_| vec![("THREADS", THREADS), ("AT_ONCE", AT_ONCE)],
+    constants: |_| vec![("THREADS", THREADS), ("AT_ONCE", PACKETS_AT_ONCE)],
     variants: sums::variants,
     ..KernelSpec::new(
         kernel_file(
@@ -31,17 +31,19 @@ pub const TWO_SHOT: KernelSpec<Exchange> = KernelSpec {
         ),
         "collective_all_reduce_two_shot",
         THREADS,
-        |problem| [part(problem).div_ceil(THREADS * AT_ONCE).clamp(1, MOST_BLOCKS), 1, 1],
+        |problem| {
+            [part(problem).div_ceil(THREADS * PACKETS_AT_ONCE).clamp(1, MAX_WAITING_BLOCKS), 1, 1]
+        },
     )
 };
 
 /// Packets that a GPU sums.
-pub const fn part(problem: &Exchange) -> usize {
+pub const fn part(problem: &ExchangeProblem) -> usize {
     problem.bytes() / (PACKET * problem.gpus)
 }
 
 /// Messages of whole packets for each GPU.
-pub fn supports(problem: &Exchange) -> Result<(), String> {
+pub fn supports(problem: &ExchangeProblem) -> Result<(), String> {
     let unit = PACKET * problem.gpus;
     match problem.bytes().is_multiple_of(unit) {
         true => Ok(()),
@@ -51,16 +53,16 @@ pub fn supports(problem: &Exchange) -> Result<(), String> {
 
 /// Places the messages, and the flags by which blocks wait for their peers.
 pub fn prepare(
-    problem: &Exchange,
+    problem: &ExchangeProblem,
     inputs: &Tensors,
     devices: &Devices,
 ) -> Result<CudaTask, BackendError> {
     devices.require_peer_access()?;
-    let messages = Messages::new(problem, inputs, devices)?;
-    let flags = sums::zeroed_on_each(devices, FLAGS * problem.gpus)?;
+    let messages = MessageBuffers::new(problem, inputs, devices)?;
+    let flags = sums::zeroed_on_each(devices, FLAG_BYTES * problem.gpus)?;
     let flag_addresses = flags.iter().map(DeviceBuffer::address).collect();
     let tables = vec![messages.input_addresses(), messages.output_addresses(), flag_addresses];
     let packets = KernelArgument::I64(part(problem) as i64);
     let sum = Sum { own: |_, _| Vec::new(), tables, packets, shared: flags };
-    sum.task(&TWO_SHOT, problem, messages, devices)
+    sum.task(&TWO_SHOT_KERNEL, problem, messages, devices)
 }

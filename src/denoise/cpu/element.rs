@@ -17,7 +17,7 @@ pub struct CpuStyle<'a> {
 
 impl<'a> CpuStyle<'a> {
     /// Parts of a style row `[3W]`.
-    pub fn from_row(row: &'a [f32]) -> Self {
+    pub fn style_from_row(row: &'a [f32]) -> Self {
         let width = row.len() / 3;
         Self { scale: &row[..width], shift: &row[width..2 * width], gate: &row[2 * width..] }
     }
@@ -26,7 +26,7 @@ impl<'a> CpuStyle<'a> {
 /// `y = x·rsqrt(mean x² + 1e-6)·(1 + scale) + shift` of one row.
 #[inline(always)]
 pub fn ada_rms(y: &mut [f32], x: &[f32], style: &CpuStyle) {
-    let squares = reduce(x, 0.0, |sum, x| sum + x * x, |a, b| a + b);
+    let squares = reduce_values(x, 0.0, |sum, x| sum + x * x, |a, b| a + b);
     let factor = 1.0 / (squares / x.len() as f32 + 1e-6).sqrt();
     for (((y, x), scale), shift) in y.iter_mut().zip(x).zip(style.scale).zip(style.shift) {
         *y = x * factor * (1.0 + scale) + shift;
@@ -46,9 +46,9 @@ pub fn rope(x: &mut [f32], cos: &[f32], sin: &[f32]) {
 #[inline(always)]
 pub fn softmax_unscaled(scores: &mut [f32]) -> f32 {
     let larger = |a: f32, b: f32| if a > b { a } else { b };
-    let largest = reduce(scores, f32::NEG_INFINITY, larger, larger);
+    let largest = reduce_values(scores, f32::NEG_INFINITY, larger, larger);
     scores.iter_mut().for_each(|x| *x = exp(*x - largest));
-    1.0 / reduce(scores, 0.0, |sum, x| sum + x, |a, b| a + b)
+    1.0 / reduce_values(scores, 0.0, |sum, x| sum + x, |a, b| a + b)
 }
 
 /// `gate = gelu_tanh(gate)·up`.
@@ -79,7 +79,7 @@ pub fn add(y: &mut [f32], bias: &[f32]) {
 }
 
 #[inline(always)]
-fn reduce(
+fn reduce_values(
     values: &[f32],
     start: f32,
     step: impl Fn(f32, f32) -> f32,

@@ -19,7 +19,7 @@ const ROWS: usize = 8;
 
 /// The two halves of a layer; the value is the half's style in the order of use.
 #[derive(Clone, Copy)]
-enum Branch {
+enum LayerBranch {
     Attention = 0,
     FeedForward = 1,
 }
@@ -81,7 +81,7 @@ impl CpuExpert {
             q: zeros(s * heads * head_dim),
             k: zeros(s * head_dim),
             v: zeros(s * head_dim),
-            scores: zeros(s * heads * shape.context()),
+            scores: zeros(s * heads * shape.visible_tokens()),
             inverse_sums: zeros(s * heads),
             attended: zeros(s * heads * head_dim),
             gate: zeros(s * mlp),
@@ -90,7 +90,7 @@ impl CpuExpert {
     }
 
     /// Computes the styles for the times; there are as many as were allocated.
-    pub fn set_times(&mut self, times: &[f64]) {
+    pub fn set_loop_times(&mut self, times: &[f64]) {
         let (inputs, width, n) = (&*self.inputs, self.shape.model.width, self.times);
         assert_eq!(times.len(), n, "as many times as allocated");
         for (row, &t) in self.embedding.chunks_mut(width).zip(times) {
@@ -107,7 +107,7 @@ impl CpuExpert {
         linear(&mut self.cond, &self.hidden, n, inputs, ["time_out", "time_out_bias"], silu_biased);
         let cond = view(&self.cond, n);
         let depth = self.shape.model.depth;
-        parallel::chunks_mut(&mut self.styles, n * 3 * width, &|site, styles| {
+        parallel::for_each_chunk(&mut self.styles, n * 3 * width, &|site, styles| {
             let (name, bias, layer) = match (site / 2 < depth, site % 2) {
                 (false, _) => ("final_style", "final_style_bias", 0),
                 (true, 0) => ("style1", "style1_bias", site / 2),
@@ -115,7 +115,7 @@ impl CpuExpert {
             };
             let bias = &inputs.f32(bias)[layer * 3 * width..][..3 * width];
             multiply_f32(
-                view_mut(styles, n),
+                mutable_matrix_rows(styles, n),
                 Accum::Replace,
                 cond,
                 weights(inputs, name, layer),
@@ -131,12 +131,12 @@ impl CpuExpert {
         linear(&mut self.h, x, s, &self.inputs, ["action_in", "action_in_bias"], add);
         for layer in 0..depth {
             self.norm(2 * layer, time);
-            self.project_qkv(layer);
+            self.project_queries_keys_values(layer);
             self.attend(layer);
-            self.close(Branch::Attention, layer, time);
+            self.close(LayerBranch::Attention, layer, time);
             self.norm(2 * layer + 1, time);
-            self.gate_and_up(layer);
-            self.close(Branch::FeedForward, layer, time);
+            self.gate_and_up_projections(layer);
+            self.close(LayerBranch::FeedForward, layer, time);
         }
         self.norm(2 * depth, time);
         linear(v, &self.y, s, &self.inputs, ["action_out", "action_out_bias"], add);
@@ -145,21 +145,28 @@ impl CpuExpert {
     /// `y = adaRMS(h)` with style number `site`.
     fn norm(&mut self, site: usize, time: usize) {
         let width = self.shape.model.width;
-        let style = CpuStyle::from_row(style_row(&self.styles, site, time, self.times, width));
+        let style = CpuStyle::style_from_row(style_row_of_site(
+            &self.styles,
+            site,
+            time,
+            self.times,
+            width,
+        ));
         let h = &self.h;
-        parallel::chunks_mut(&mut self.y, ROWS * width, &|piece, y| {
+        parallel::for_each_chunk(&mut self.y, ROWS * width, &|piece, y| {
             let rows = y.chunks_mut(width).zip(h[piece * ROWS * width..].chunks(width));
             rows.for_each(|(y, h)| Arch::new().dispatch(|| ada_rms(y, h, &style)));
         });
     }
 
     /// `q, k, v = y·W`, in one region; k gets its rotation.
-    fn project_qkv(&mut self, layer: usize) {
+    fn project_queries_keys_values(&mut self, layer: usize) {
         let (inputs, s, y) = (&*self.inputs, self.shape.s, view(&self.y, self.shape.s));
         let outputs = [("q_proj", &mut self.q), ("k_proj", &mut self.k), ("v_proj", &mut self.v)];
-        let [q, k, v] =
-            outputs.map(|(name, output)| blocks(view_mut(output, s), weights(inputs, name, layer)));
-        parallel::each(q.chain(k).chain(v).collect(), &|_, (output, w)| {
+        let [q, k, v] = outputs.map(|(name, output)| {
+            blocks(mutable_matrix_rows(output, s), weights(inputs, name, layer))
+        });
+        parallel::for_each_task(q.chain(k).chain(v).collect(), &|_, (output, w)| {
             multiply_f32(output, Accum::Replace, y, w, 1.0);
         });
         let Model { head_dim, .. } = self.shape.model;
@@ -173,7 +180,7 @@ impl CpuExpert {
     /// values.
     fn attend(&mut self, layer: usize) {
         let ExpertShape { model: Model { heads, head_dim, .. }, s, p, .. } = self.shape;
-        let (context, half) = (self.shape.context(), head_dim / 2);
+        let (context, half) = (self.shape.visible_tokens(), head_dim / 2);
         let cached = |name| {
             let rows = &self.inputs.f32(name)[layer * p * head_dim..][..p * head_dim];
             MatRef::from_row_major_slice(rows, p, head_dim)
@@ -191,7 +198,7 @@ impl CpuExpert {
         let tasks = q.zip(scores).zip(inverse_sums).zip(attended);
         let tasks = tasks
             .map(|(((q, scores), inverse_sums), attended)| [q, scores, inverse_sums, attended]);
-        parallel::each(tasks.collect(), &|number, [q, scores, inverse_sums, attended]| {
+        parallel::for_each_task(tasks.collect(), &|number, [q, scores, inverse_sums, attended]| {
             let rows = q.len() / head_dim;
             let angles = |row: usize| (number * block + row) / heads * half;
             Arch::new().dispatch(|| {
@@ -200,7 +207,7 @@ impl CpuExpert {
                     rope(q, &cos[from..from + half], &sin[from..from + half]);
                 }
             });
-            let (prefix, suffix) = view_mut(scores, rows).split_at_col_mut(p);
+            let (prefix, suffix) = mutable_matrix_rows(scores, rows).split_at_col_mut(p);
             multiply_f32(prefix, Accum::Replace, view(q, rows), k_prefix, scale);
             multiply_f32(suffix, Accum::Replace, view(q, rows), k_suffix, scale);
             // The sum divides the 256 outputs of a row, not its thousand scores.
@@ -210,8 +217,14 @@ impl CpuExpert {
                 }
             });
             let (prefix, suffix) = view(scores, rows).split_at_col(p);
-            multiply_f32(view_mut(attended, rows), Accum::Replace, prefix, v_prefix, 1.0);
-            multiply_f32(view_mut(attended, rows), Accum::Add, suffix, v_suffix, 1.0);
+            multiply_f32(
+                mutable_matrix_rows(attended, rows),
+                Accum::Replace,
+                prefix,
+                v_prefix,
+                1.0,
+            );
+            multiply_f32(mutable_matrix_rows(attended, rows), Accum::Add, suffix, v_suffix, 1.0);
             let rows = attended.chunks_mut(head_dim).zip(inverse_sums);
             Arch::new().dispatch(|| {
                 rows.for_each(|(row, inverse_sum)| row.iter_mut().for_each(|x| *x *= *inverse_sum))
@@ -220,27 +233,32 @@ impl CpuExpert {
     }
 
     /// `gate = gelu_tanh(y·gate_proj)·(y·up_proj)`.
-    fn gate_and_up(&mut self, layer: usize) {
+    fn gate_and_up_projections(&mut self, layer: usize) {
         let (inputs, s, y) = (&*self.inputs, self.shape.s, view(&self.y, self.shape.s));
-        let gate = blocks(view_mut(&mut self.gate, s), weights(inputs, "gate_proj", layer));
-        let up = blocks(view_mut(&mut self.up, s), weights(inputs, "up_proj", layer));
-        parallel::each(gate.zip(up).collect(), &|_,
-                                                 ((mut gate, gate_w), (mut up, up_w)): (
-            Block,
-            Block,
-        )| {
-            multiply_f32(gate.as_mut(), Accum::Replace, y, gate_w, 1.0);
-            multiply_f32(up.as_mut(), Accum::Replace, y, up_w, 1.0);
-            Arch::new().dispatch(|| {
-                (0..s).for_each(|row| gelu_times(row_mut(&mut gate, row), row_mut(&mut up, row)))
-            });
-        });
+        let gate =
+            blocks(mutable_matrix_rows(&mut self.gate, s), weights(inputs, "gate_proj", layer));
+        let up = blocks(mutable_matrix_rows(&mut self.up, s), weights(inputs, "up_proj", layer));
+        parallel::for_each_task(
+            gate.zip(up).collect(),
+            &|_, ((mut gate, gate_w), (mut up, up_w)): (Block, Block)| {
+                multiply_f32(gate.as_mut(), Accum::Replace, y, gate_w, 1.0);
+                multiply_f32(up.as_mut(), Accum::Replace, y, up_w, 1.0);
+                Arch::new().dispatch(|| {
+                    (0..s).for_each(|row| {
+                        gelu_times(
+                            mutable_block_row(&mut gate, row),
+                            mutable_block_row(&mut up, row),
+                        )
+                    })
+                });
+            },
+        );
     }
 
     /// `h += gate·(branch·W)`, with the gate of that half of the layer.
-    fn close(&mut self, branch: Branch, layer: usize, time: usize) {
+    fn close(&mut self, branch: LayerBranch, layer: usize, time: usize) {
         let (s, width) = (self.shape.s, self.shape.model.width);
-        let style = CpuStyle::from_row(style_row(
+        let style = CpuStyle::style_from_row(style_row_of_site(
             &self.styles,
             2 * layer + branch as usize,
             time,
@@ -248,19 +266,21 @@ impl CpuExpert {
             width,
         ));
         let (name, input) = match branch {
-            Branch::Attention => ("o_proj", &self.attended),
-            Branch::FeedForward => ("down_proj", &self.gate),
+            LayerBranch::Attention => ("o_proj", &self.attended),
+            LayerBranch::FeedForward => ("down_proj", &self.gate),
         };
         let input = view(input, s);
         let w = weights(&self.inputs, name, layer);
-        let block = block_width(width);
-        let h = columns(view_mut(&mut self.h, s), block);
-        let tasks = blocks(view_mut(&mut self.y, s), w).zip(h).collect();
-        parallel::each(tasks, &|number, ((mut y, w), mut h): (Block, MatMut<f32>)| {
+        let block = columns_per_task_block(width);
+        let h = columns(mutable_matrix_rows(&mut self.h, s), block);
+        let tasks = blocks(mutable_matrix_rows(&mut self.y, s), w).zip(h).collect();
+        parallel::for_each_task(tasks, &|number, ((mut y, w), mut h): (Block, MatMut<f32>)| {
             multiply_f32(y.as_mut(), Accum::Replace, input, w, 1.0);
             let gate = &style.gate[number * block..][..y.ncols()];
             Arch::new().dispatch(|| {
-                (0..s).for_each(|row| add_gated(row_mut(&mut h, row), gate, row_mut(&mut y, row)))
+                (0..s).for_each(|row| {
+                    add_gated(mutable_block_row(&mut h, row), gate, mutable_block_row(&mut y, row))
+                })
             });
         });
     }
@@ -279,7 +299,13 @@ fn embed(row: &mut [f32], t: f64) {
 }
 
 /// Row `time` of styles number `site` in `[sites][times, 3W]`.
-fn style_row(styles: &[f32], site: usize, time: usize, times: usize, width: usize) -> &[f32] {
+fn style_row_of_site(
+    styles: &[f32],
+    site: usize,
+    time: usize,
+    times: usize,
+    width: usize,
+) -> &[f32] {
     &styles[(site * times + time) * 3 * width..][..3 * width]
 }
 
@@ -293,11 +319,12 @@ fn linear(
     finish: impl Fn(&mut [f32], &[f32]) + Sync,
 ) {
     let (w, bias) = (weights(inputs, w, 0), inputs.f32(bias));
-    let bias = bias.chunks(block_width(bias.len()));
-    let tasks = blocks(view_mut(y, rows), w).zip(bias).collect();
-    parallel::each(tasks, &|_, ((mut y, w), bias): (Block, &[f32])| {
+    let bias = bias.chunks(columns_per_task_block(bias.len()));
+    let tasks = blocks(mutable_matrix_rows(y, rows), w).zip(bias).collect();
+    parallel::for_each_task(tasks, &|_, ((mut y, w), bias): (Block, &[f32])| {
         multiply_f32(y.as_mut(), Accum::Replace, view(x, rows), w, 1.0);
-        Arch::new().dispatch(|| (0..rows).for_each(|row| finish(row_mut(&mut y, row), bias)));
+        Arch::new()
+            .dispatch(|| (0..rows).for_each(|row| finish(mutable_block_row(&mut y, row), bias)));
     });
 }
 
@@ -315,7 +342,7 @@ fn weights<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> MatRef<'a, f32>
 
 /// Columns of a task, so that each thread gets several tasks, a task has whole tiles of `faer`'s
 /// AVX-512 kernel, and a block's rows stay close together in memory.
-fn block_width(columns: usize) -> usize {
+fn columns_per_task_block(columns: usize) -> usize {
     const TILE: usize = 96;
     columns.div_ceil(4 * threads()).next_multiple_of(TILE).min(3 * TILE)
 }
@@ -328,7 +355,7 @@ fn blocks<'a>(
     output: MatMut<'a, f32>,
     weights: MatRef<'a, f32>,
 ) -> impl Iterator<Item = Block<'a>> {
-    let width = block_width(weights.ncols());
+    let width = columns_per_task_block(weights.ncols());
     columns(output, width).scan(0, move |from, output| {
         let weights = weights.subcols(*from, output.ncols());
         *from += output.ncols();
@@ -356,12 +383,12 @@ fn view(values: &[f32], rows: usize) -> MatRef<'_, f32> {
 }
 
 /// A row-major matrix of that many rows, to write.
-fn view_mut(values: &mut [f32], rows: usize) -> MatMut<'_, f32> {
+fn mutable_matrix_rows(values: &mut [f32], rows: usize) -> MatMut<'_, f32> {
     let columns = values.len() / rows;
     MatMut::from_row_major_slice_mut(values, rows, columns)
 }
 
 /// A row of a block of a row-major matrix.
-fn row_mut<'a>(block: &'a mut MatMut<'_, f32>, row: usize) -> &'a mut [f32] {
+fn mutable_block_row<'a>(block: &'a mut MatMut<'_, f32>, row: usize) -> &'a mut [f32] {
     block.as_mut().row_mut(row).try_as_row_major_mut().expect("blocks are row-major").as_slice_mut()
 }

@@ -10,8 +10,8 @@ mod expert;
 mod tests;
 
 use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape, WeightFormat};
-use crate::denoise::fp8::widened;
-use crate::denoise::model::ACTION;
+use crate::denoise::fp8::widen_to_f32;
+use crate::denoise::model::ACTION_COLUMNS;
 use std::sync::Arc;
 
 use expert::CpuExpert;
@@ -27,10 +27,11 @@ pub const STEP: &[Implementation<DenoiseStep>] = &[Implementation {
     supports: |problem| supports(&problem.expert),
     prepare: Prepare::Cpu(|problem, inputs| {
         let outputs =
-            Tensors::new().with_output("velocity", [problem.expert.s, ACTION], Dtype::F32);
-        let mut expert = CpuExpert::new(&problem.expert, in_f32(&problem.expert, &inputs), 1);
+            Tensors::new().with_output("velocity", [problem.expert.s, ACTION_COLUMNS], Dtype::F32);
+        let mut expert =
+            CpuExpert::new(&problem.expert, inputs_in_f32(&problem.expert, &inputs), 1);
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            expert.set_times(&[f64::from(inputs.f32("t")[0])]);
+            expert.set_loop_times(&[f64::from(inputs.f32("t")[0])]);
             expert.velocity(0, inputs.f32("x"), outputs.f32_mut("velocity"));
         });
         // The expert holds the weights and caches that it was made with.
@@ -44,10 +45,11 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
     about: "the step of `cpu`, with the styles of all steps computed first",
     supports: |problem| supports(&problem.expert),
     prepare: Prepare::Cpu(|problem, inputs| {
-        let outputs = Tensors::new().with_output("actions", [problem.expert.s, ACTION], Dtype::F32);
+        let outputs =
+            Tensors::new().with_output("actions", [problem.expert.s, ACTION_COLUMNS], Dtype::F32);
         let mut expert =
-            CpuExpert::new(&problem.expert, in_f32(&problem.expert, &inputs), problem.steps);
-        let mut velocity = vec![0.0; problem.expert.s * ACTION];
+            CpuExpert::new(&problem.expert, inputs_in_f32(&problem.expert, &inputs), problem.steps);
+        let mut velocity = vec![0.0; problem.expert.s * ACTION_COLUMNS];
         let dt = -1.0 / problem.steps as f64;
         let mut times = vec![1.0; problem.steps];
         for step in 1..problem.steps {
@@ -56,7 +58,7 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let actions = outputs.f32_mut("actions");
             actions.copy_from_slice(inputs.f32("x"));
-            expert.set_times(&times);
+            expert.set_loop_times(&times);
             for step in 0..times.len() {
                 expert.velocity(step, actions, &mut velocity);
                 actions.iter_mut().zip(&velocity).for_each(|(x, v)| *x += dt as f32 * v);
@@ -74,9 +76,11 @@ fn supports(shape: &ExpertShape) -> Result<(), String> {
 }
 
 /// Inputs of the expert in f32: the inputs themselves, or their f32 equivalents.
-fn in_f32(shape: &ExpertShape, inputs: &Arc<Tensors>) -> Arc<Tensors> {
+fn inputs_in_f32(shape: &ExpertShape, inputs: &Arc<Tensors>) -> Arc<Tensors> {
     match shape.weights {
         WeightFormat::Same => inputs.clone(),
-        WeightFormat::Fp8 | WeightFormat::Int4 => Arc::new(widened(&shape.effective(inputs))),
+        WeightFormat::Fp8 | WeightFormat::Int4 => {
+            Arc::new(widen_to_f32(&shape.effective_inputs(inputs)))
+        }
     }
 }

@@ -153,7 +153,7 @@ fn row_functions_are_those_of_the_reference_at_any_length() {
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     for len in [2, 10, 64, 130, 1018] {
         let (x, row) = (random::normal(1, "x", len), random::normal(1, "style", 3 * len));
-        let style = CpuStyle::from_row(&row);
+        let style = CpuStyle::style_from_row(&row);
         let mut y = vec![0.0; len];
         ada_rms(&mut y, &x, &style);
         let (scale, shift, gate) = (wide(style.scale), wide(style.shift), wide(style.gate));
@@ -161,7 +161,7 @@ fn row_functions_are_those_of_the_reference_at_any_length() {
             &y,
             &reference::ada_rms(
                 &wide(&x),
-                &reference::ReferenceStyle { scale: &scale, shift: &shift, gate: &gate },
+                &reference::ReferenceStyleRows { scale: &scale, shift: &shift, gate: &gate },
             ),
         );
 

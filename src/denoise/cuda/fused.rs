@@ -2,91 +2,101 @@
 //! first.
 
 use super::pack::{
-    DOWN_SPLIT, GATE_UP_SPLIT, LINEAR_SPLIT, OUT_SPLIT, Packing, QKV_SPLIT, TILE, packings,
+    DOWN_K_SPLIT, GATE_UP_K_SPLIT, LINEAR_K_SPLIT, OUT_K_SPLIT, PackedMatrix, QKV_K_SPLIT, TILE,
+    packings_of_model,
 };
-use super::per_op::{ANGLES, EMBED, embed_blocks};
+use super::per_op::{ANGLES_KERNEL, EMBED, embed_blocks};
 use super::row::{Items, THREADS, a_row_a_block, model_kernel, with_model};
 use super::run::ExpertRun;
-use super::writer::{ExpertWriter, Region};
+use super::writer::{ExpertWriter, NamedRegion};
 use crate::denoise::model::Model;
 use kernelgate::backend::program::{
-    KeptLines, MemoryUse, NULL, Operand, Pointer, Program, int, ints,
+    KeptL2Lines, MemoryPurpose, NULL, Operand, Pointer, Program, int, int_operands,
 };
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Items>] =
-    &[QKV, OUT, GATE_UP, DOWN, TIME, STYLE, ATTENTION, BEGIN, END];
+pub const KERNELS: &[KernelSpec<Items>] = &[
+    QKV,
+    OUT,
+    GATE_UP_PROJECTION,
+    DOWN_PROJECTION,
+    TIME_EMBEDDING_KERNELS,
+    STYLE_PROJECTION,
+    ATTENTION_KERNEL,
+    BEGIN_KERNEL,
+    END,
+];
 
 /// Rows of a tile of a GEMM.
 const TILE_ROWS: usize = 64;
 
 /// The GEMMs: a cluster a tile of 64 columns, k split among its blocks, and 64 rows.
 const QKV: KernelSpec<Items> = KernelSpec {
-    constants: project_constants,
-    shared_bytes: |items| gemm_shared(items.model.width, QKV_SPLIT),
-    cluster: Some(QKV_SPLIT),
+    constants: projection_constants,
+    shared_bytes: |items| gemm_shared_bytes(items.model.width, QKV_K_SPLIT),
+    cluster: Some(QKV_K_SPLIT),
     requires: RequiredArchitecture::Exactly("sm_90a"),
     ..model_kernel(
         "denoise/fused_project",
         include_str!("../../../kernels/denoise/fused_project.cu"),
         "denoise_fused_project_qkv",
-        |items| tiles(items, (items.model.heads + 2) * items.model.head_dim, QKV_SPLIT),
+        |items| tiles(items, (items.model.heads + 2) * items.model.head_dim, QKV_K_SPLIT),
     )
 };
 const OUT: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_out",
-    blocks: |items| tiles(items, items.model.width, OUT_SPLIT),
-    shared_bytes: |items| gemm_shared(items.model.heads * items.model.head_dim, OUT_SPLIT),
-    cluster: Some(OUT_SPLIT),
+    blocks: |items| tiles(items, items.model.width, OUT_K_SPLIT),
+    shared_bytes: |items| gemm_shared_bytes(items.model.heads * items.model.head_dim, OUT_K_SPLIT),
+    cluster: Some(OUT_K_SPLIT),
     ..QKV
 };
-const GATE_UP: KernelSpec<Items> = KernelSpec {
+const GATE_UP_PROJECTION: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_gate_up",
-    blocks: |items| tiles(items, 2 * items.model.mlp, GATE_UP_SPLIT),
-    shared_bytes: |items| gemm_shared(items.model.width, GATE_UP_SPLIT),
-    cluster: Some(GATE_UP_SPLIT),
+    blocks: |items| tiles(items, 2 * items.model.mlp, GATE_UP_K_SPLIT),
+    shared_bytes: |items| gemm_shared_bytes(items.model.width, GATE_UP_K_SPLIT),
+    cluster: Some(GATE_UP_K_SPLIT),
     ..QKV
 };
-const DOWN: KernelSpec<Items> = KernelSpec {
+const DOWN_PROJECTION: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_down",
-    blocks: |items| tiles(items, items.model.width, DOWN_SPLIT),
-    shared_bytes: |items| gemm_shared(items.model.mlp, DOWN_SPLIT),
-    cluster: Some(DOWN_SPLIT),
+    blocks: |items| tiles(items, items.model.width, DOWN_K_SPLIT),
+    shared_bytes: |items| gemm_shared_bytes(items.model.mlp, DOWN_K_SPLIT),
+    cluster: Some(DOWN_K_SPLIT),
     ..QKV
 };
 
 /// Launches before the loop, which do not depend on the actions.
-const TIME: KernelSpec<Items> = KernelSpec {
+const TIME_EMBEDDING_KERNELS: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_time",
-    blocks: |items| tiles(items, items.model.width, LINEAR_SPLIT),
-    shared_bytes: |items| gemm_shared(items.model.width, LINEAR_SPLIT),
-    cluster: Some(LINEAR_SPLIT),
+    blocks: |items| tiles(items, items.model.width, LINEAR_K_SPLIT),
+    shared_bytes: |items| gemm_shared_bytes(items.model.width, LINEAR_K_SPLIT),
+    cluster: Some(LINEAR_K_SPLIT),
     ..QKV
 };
-const STYLE: KernelSpec<Items> = KernelSpec {
+const STYLE_PROJECTION: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_style",
-    blocks: |items| tiles(items, 3 * items.model.width, LINEAR_SPLIT),
-    ..TIME
+    blocks: |items| tiles(items, 3 * items.model.width, LINEAR_K_SPLIT),
+    ..TIME_EMBEDDING_KERNELS
 };
 
-fn project_constants(items: &Items) -> Vec<(&'static str, usize)> {
+fn projection_constants(items: &Items) -> Vec<(&'static str, usize)> {
     let Model { width, mlp, heads, head_dim, .. } = items.model;
     let own = [
         ("THREADS", THREADS),
         ("TILE_ROWS", TILE_ROWS),
         ("TILE_COLUMNS", TILE),
-        ("QKV_SPLIT", QKV_SPLIT),
-        ("OUT_SPLIT", OUT_SPLIT),
-        ("GATE_UP_SPLIT", GATE_UP_SPLIT),
-        ("DOWN_SPLIT", DOWN_SPLIT),
-        ("LINEAR_SPLIT", LINEAR_SPLIT),
-        ("QKV_SHARED_BYTES", gemm_shared(width, QKV_SPLIT)),
-        ("OUT_SHARED_BYTES", gemm_shared(heads * head_dim, OUT_SPLIT)),
-        ("GATE_UP_SHARED_BYTES", gemm_shared(width, GATE_UP_SPLIT)),
-        ("DOWN_SHARED_BYTES", gemm_shared(mlp, DOWN_SPLIT)),
-        ("LINEAR_SHARED_BYTES", gemm_shared(width, LINEAR_SPLIT)),
+        ("QKV_SPLIT", QKV_K_SPLIT),
+        ("OUT_SPLIT", OUT_K_SPLIT),
+        ("GATE_UP_SPLIT", GATE_UP_K_SPLIT),
+        ("DOWN_SPLIT", DOWN_K_SPLIT),
+        ("LINEAR_SPLIT", LINEAR_K_SPLIT),
+        ("QKV_SHARED_BYTES", gemm_shared_bytes(width, QKV_K_SPLIT)),
+        ("OUT_SHARED_BYTES", gemm_shared_bytes(heads * head_dim, OUT_K_SPLIT)),
+        ("GATE_UP_SHARED_BYTES", gemm_shared_bytes(width, GATE_UP_K_SPLIT)),
+        ("DOWN_SHARED_BYTES", gemm_shared_bytes(mlp, DOWN_K_SPLIT)),
+        ("LINEAR_SHARED_BYTES", gemm_shared_bytes(width, LINEAR_K_SPLIT)),
     ];
     with_model(items, &own)
 }
@@ -96,7 +106,7 @@ fn tiles(items: &Items, columns: usize, split: usize) -> [usize; 3] {
 }
 
 /// Up to four panels of x, the block's slice of the weights, and the parts that the cluster sends.
-const fn gemm_shared(depth: usize, split: usize) -> usize {
+const fn gemm_shared_bytes(depth: usize, split: usize) -> usize {
     let slice = (depth / 16).div_ceil(split) * 16;
     let group = if slice < TILE { slice } else { TILE };
     let panels = if slice / group < 4 { slice / group } else { 4 };
@@ -104,63 +114,69 @@ const fn gemm_shared(depth: usize, split: usize) -> usize {
 }
 
 /// Blocks of a cluster of attention, and the rows of queries that it shares.
-const ATTENTION_SPLIT: usize = 8;
-const ATTENTION_ROWS: usize = 32;
-const ATTENTION: KernelSpec<Items> = KernelSpec {
+const BLOCKS_PER_ATTENTION_CLUSTER: usize = 8;
+const QUERY_ROWS_PER_CLUSTER: usize = 32;
+const ATTENTION_KERNEL: KernelSpec<Items> = KernelSpec {
     constants: |items| {
-        let shared = ("SHARED_BYTES", attention_shared(items));
+        let shared = ("SHARED_BYTES", attention_shared_bytes(items));
         with_model(
             items,
             &[
                 ("THREADS", THREADS),
-                ("SPLIT", ATTENTION_SPLIT),
-                ("TILE_ROWS", ATTENTION_ROWS),
+                ("SPLIT", BLOCKS_PER_ATTENTION_CLUSTER),
+                ("TILE_ROWS", QUERY_ROWS_PER_CLUSTER),
                 shared,
             ],
         )
     },
-    shared_bytes: attention_shared,
-    cluster: Some(ATTENTION_SPLIT),
+    shared_bytes: attention_shared_bytes,
+    cluster: Some(BLOCKS_PER_ATTENTION_CLUSTER),
     requires: RequiredArchitecture::AtLeast(90),
     ..model_kernel(
         "denoise/fused_attention",
         include_str!("../../../kernels/denoise/fused_attention.cu"),
         "denoise_fused_attention",
-        |items| [items.items.div_ceil(ATTENTION_ROWS) * ATTENTION_SPLIT, 1, items.layers],
+        |items| {
+            [
+                items.items.div_ceil(QUERY_ROWS_PER_CLUSTER) * BLOCKS_PER_ATTENTION_CLUSTER,
+                1,
+                items.layers,
+            ]
+        },
     )
 };
 
 /// Rows of q and of 128 keys and values, 128 bytes at least; the probabilities.
-fn attention_shared(items: &Items) -> usize {
+fn attention_shared_bytes(items: &Items) -> usize {
     let row_bytes = (2 * items.model.head_dim).max(128);
-    (ATTENTION_ROWS + 2 * 128) * row_bytes + ATTENTION_ROWS * 128 * 2
+    (QUERY_ROWS_PER_CLUSTER + 2 * 128) * row_bytes + QUERY_ROWS_PER_CLUSTER * 128 * 2
 }
 
-const BEGIN: KernelSpec<Items> = model_kernel(
+const BEGIN_KERNEL: KernelSpec<Items> = model_kernel(
     "denoise/fused_rows",
     include_str!("../../../kernels/denoise/fused_rows.cu"),
     "denoise_fused_rows_begin",
     a_row_a_block,
 );
-const END: KernelSpec<Items> = KernelSpec { symbol: "denoise_fused_rows_end", ..BEGIN };
+const END: KernelSpec<Items> = KernelSpec { symbol: "denoise_fused_rows_end", ..BEGIN_KERNEL };
 
 /// Inputs that are held with room for the suffix behind each layer's prefix.
-pub const CACHES: [&str; 2] = ["k_cache", "v_cache"];
+pub const CACHE_INPUTS: [&str; 2] = ["k_cache", "v_cache"];
 
 /// A program with the inputs that are held as they lie, and with these packed ones.
-pub fn declared(run: &ExpertRun, packings: Vec<Packing>) -> ExpertWriter<'_> {
+pub fn declared(run: &ExpertRun, packings: Vec<PackedMatrix>) -> ExpertWriter<'_> {
     let names: Vec<&str> = packings.iter().flat_map(|packing| packing.inputs).copied().collect();
-    let mut writer = ExpertWriter::new(run, &[&CACHES[..], &names].concat());
+    let mut writer = ExpertWriter::new(run, &[&CACHE_INPUTS[..], &names].concat());
     for packing in packings {
-        let (name, bytes) = packing.region();
+        let (name, bytes) = packing.region_of_packing();
         let pack = move |inputs: &Tensors| packing.pack(inputs);
-        writer.program.packed(name, MemoryUse::Weights, bytes, pack);
+        writer.program.packed(name, MemoryPurpose::Weights, bytes, pack);
     }
     writer
 }
 
 /// Everything but inputs, keys, values and output.
-pub fn scratch(run: &ExpertRun) -> Vec<Region> {
+pub fn scratch(run: &ExpertRun) -> Vec<NamedRegion> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (s, steps) = (run.shape.s, run.steps);
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
@@ -186,24 +202,25 @@ pub fn scratch(run: &ExpertRun) -> Vec<Region> {
 
 /// Keys and values of all layers, prefix and suffix, in one region.
 #[derive(Clone, Copy)]
-struct Caches {
+struct KeyValueCaches {
     keys: Pointer,
     values: Pointer,
     layer_bytes: usize,
 }
 
-impl Caches {
+impl KeyValueCaches {
     fn declare(writer: &mut ExpertWriter) -> Self {
         let Model { depth, head_dim, .. } = writer.run.shape.model;
         let row_bytes = head_dim * Dtype::Bf16.bytes();
         let tail_bytes = writer.run.shape.s * row_bytes;
-        let layer_bytes = writer.run.shape.context() * row_bytes;
+        let layer_bytes = writer.run.shape.visible_tokens() * row_bytes;
         let bytes = depth * layer_bytes;
-        let keys = writer.program.packed("caches", MemoryUse::Inputs, 2 * bytes, move |inputs| {
-            CACHES
-                .map(|name| with_tails(inputs.tensor(name).as_bytes(), depth, tail_bytes))
-                .concat()
-        });
+        let keys =
+            writer.program.packed("caches", MemoryPurpose::Inputs, 2 * bytes, move |inputs| {
+                CACHE_INPUTS
+                    .map(|name| rows_with_tails(inputs.tensor(name).as_bytes(), depth, tail_bytes))
+                    .concat()
+            });
         Self { keys, values: keys.plus(bytes), layer_bytes }
     }
 
@@ -214,7 +231,7 @@ impl Caches {
 }
 
 /// Layers of rows, with room for more rows behind each.
-fn with_tails(bytes: &[u8], depth: usize, tail_bytes: usize) -> Vec<u8> {
+fn rows_with_tails(bytes: &[u8], depth: usize, tail_bytes: usize) -> Vec<u8> {
     let layer_bytes = bytes.len() / depth;
     let mut spread = Vec::with_capacity(bytes.len() + depth * tail_bytes);
     for layer in 0..depth {
@@ -230,25 +247,25 @@ pub fn program(run: &ExpertRun) -> Program {
 }
 
 /// The launches, each with programmatic dependent launch (PDL).
-pub fn programmatic(run: &ExpertRun) -> Program {
+pub fn programmatic_launches(run: &ExpertRun) -> Program {
     write(run, true, false)
 }
 
 /// The launches with PDL, keys and values kept in L2 from the first step to the last. The last step
 /// releases them, so that the next launch finds L2 as it would find it without them, whether L2 is
 /// flushed between the two or not.
-pub fn keeping(run: &ExpertRun) -> Program {
+pub fn launches_keeping_l2(run: &ExpertRun) -> Program {
     write(run, true, true)
 }
 
 fn write(run: &ExpertRun, programmatic: bool, keep: bool) -> Program {
-    let mut writer = declared(run, packings(&run.shape.model));
+    let mut writer = declared(run, packings_of_model(&run.shape.model));
     writer.programmatic = programmatic;
-    writer.scratch(MemoryUse::Activations, scratch(run));
-    let caches = Caches::declare(&mut writer);
+    writer.scratch(MemoryPurpose::Activations, scratch(run));
+    let caches = KeyValueCaches::declare(&mut writer);
     if keep {
         let bytes = writer.program.bytes("caches");
-        writer.program.keep_in_l2(caches.keys, bytes);
+        writer.program.keep_range_in_l2(caches.keys, bytes);
     }
     writer.program.begin("Prepare");
     prepare(&mut writer);
@@ -265,7 +282,7 @@ fn write(run: &ExpertRun, programmatic: bool, keep: bool) -> Program {
 /// of the first residual stream.
 fn prepare(writer: &mut ExpertWriter) {
     let steps = writer.run.steps;
-    condition(writer);
+    write_conditioning(writer);
     let depth = writer.run.shape.model.depth;
     for (weights, bias, out, layers) in [
         ("style1", "style1_bias", "styles1", depth),
@@ -273,14 +290,14 @@ fn prepare(writer: &mut ExpertWriter) {
         ("final_style", "final_style_bias", "final_styles", 1),
     ] {
         let arguments = ("cond", weights, bias, out, int(steps));
-        let launch = writer.kernel(&STYLE, [steps, layers], arguments);
+        let launch = writer.kernel(&STYLE_PROJECTION, [steps, layers], arguments);
         writer.program.add(launch);
     }
     begin(writer);
 }
 
 /// Writes the launches of the embedded times, `cond`, and of the angles.
-pub fn condition(writer: &mut ExpertWriter) {
+pub fn write_conditioning(writer: &mut ExpertWriter) {
     let run = writer.run;
     let Model { width, head_dim, .. } = run.shape.model;
     let (s, steps) = (run.shape.s, run.steps);
@@ -288,33 +305,37 @@ pub fn condition(writer: &mut ExpertWriter) {
         true => [NULL, writer.at("times")],
         false => [writer.at("t"), NULL],
     };
-    let sizes = ints([width, embed_blocks(&run.shape.model), 1]);
+    let sizes = int_operands([width, embed_blocks(&run.shape.model), 1]);
     writer.launch(&EMBED, steps, (times, "embedding", sizes));
-    writer.launch(&ANGLES, s * head_dim / 2, ("angles", ints([run.shape.p, s, head_dim])));
+    writer.launch(
+        &ANGLES_KERNEL,
+        s * head_dim / 2,
+        ("angles", int_operands([run.shape.p, s, head_dim])),
+    );
     for regions in [
         ["embedding", "time_in", "time_in_bias", "time_hidden"],
         ["time_hidden", "time_out", "time_out_bias", "cond"],
     ] {
-        writer.launch(&TIME, steps, (regions, int(steps)));
+        writer.launch(&TIME_EMBEDDING_KERNELS, steps, (regions, int(steps)));
     }
 }
 
 /// Writes the launch of the first residual stream.
 pub fn begin(writer: &mut ExpertWriter) {
-    let state = if writer.run.looped { writer.output() } else { NULL };
+    let state = if writer.run.looped { writer.velocity_output() } else { NULL };
     let arguments = ("x", "action_in", "action_in_bias", state, "h", "squares");
-    writer.launch(&BEGIN, writer.run.shape.s, arguments);
+    writer.launch(&BEGIN_KERNEL, writer.run.shape.s, arguments);
 }
 
 /// Writes the launches of a step.
-fn step(writer: &mut ExpertWriter, caches: Caches, step: usize, keep: bool) {
+fn step(writer: &mut ExpertWriter, caches: KeyValueCaches, step: usize, keep: bool) {
     let run = writer.run;
     let Model { width, depth, heads, .. } = run.shape.model;
     let (s, rows) = (run.shape.s, int(run.shape.s));
     let style_bytes = 3 * width * Dtype::F32.bytes();
     let more = step + 1 < run.steps;
-    let lines = keep.then_some(if more { KeptLines::Keep } else { KeptLines::Release });
-    let [context, prefix] = ints([run.shape.context(), run.shape.p]);
+    let lines = keep.then_some(if more { KeptL2Lines::Keep } else { KeptL2Lines::Release });
+    let [context, prefix] = int_operands([run.shape.visible_tokens(), run.shape.p]);
     for layer in 0..depth {
         let [first, second] =
             ["styles1", "styles2"].map(|name| writer.layer(name, layer).plus(step * style_bytes));
@@ -329,9 +350,9 @@ fn step(writer: &mut ExpertWriter, caches: Caches, step: usize, keep: bool) {
         writer.program.end();
         writer.program.begin("Attn");
         let arguments = ("q", caches, "attended", int(s * heads), context, prefix);
-        let attention = writer.kernel(&ATTENTION, [s * heads, 1], arguments);
+        let attention = writer.kernel(&ATTENTION_KERNEL, [s * heads, 1], arguments);
         writer.program.add(match lines {
-            Some(lines) => attention.with_lines(lines),
+            Some(lines) => attention.with_kept_lines(lines),
             None => attention,
         });
         writer.program.end();
@@ -339,14 +360,18 @@ fn step(writer: &mut ExpertWriter, caches: Caches, step: usize, keep: bool) {
         writer.launch(&OUT, s, ("attended", o_proj, first, "h", "squares", rows));
         writer.program.end();
         writer.program.begin("MLP");
-        writer.launch(&GATE_UP, s, ("h", "squares", second, gate_up_proj, "hidden", rows));
-        writer.launch(&DOWN, s, ("hidden", down_proj, second, "h", "squares", rows));
+        writer.launch(
+            &GATE_UP_PROJECTION,
+            s,
+            ("h", "squares", second, gate_up_proj, "hidden", rows),
+        );
+        writer.launch(&DOWN_PROJECTION, s, ("hidden", down_proj, second, "h", "squares", rows));
         writer.program.end();
         writer.program.end();
     }
     let style = writer.program.at("final_styles").plus(step * style_bytes);
     let matrices = ["action_out", "action_out_bias", "action_in", "action_in_bias"];
-    let result = result(writer);
+    let result = result_arguments(writer);
     let arguments = ("h", "squares", style, matrices, result, int(usize::from(more)));
     writer.program.begin("Action_Proj_Out");
     writer.launch(&END, s, arguments);
@@ -354,36 +379,36 @@ fn step(writer: &mut ExpertWriter, caches: Caches, step: usize, keep: bool) {
 }
 
 /// Addresses of the velocity and of the state, one of them null, and the length of a step.
-pub fn result(writer: &ExpertWriter) -> [Operand; 3] {
+pub fn result_arguments(writer: &ExpertWriter) -> [Operand; 3] {
     let dt = (-1.0 / writer.run.steps as f64) as f32;
     match writer.run.looped {
-        true => [NULL, writer.output(), dt.into()],
-        false => [writer.output(), NULL, dt.into()],
+        true => [NULL, writer.velocity_output(), dt.into()],
+        false => [writer.velocity_output(), NULL, dt.into()],
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::denoise::model::{PI05, TINY};
+    use crate::denoise::model::{PI05_MODEL, TINY};
 
     #[test]
     fn gemms_fill_the_multiprocessors() {
         let blocks = |kernel: KernelSpec<Items>, model, items| {
             (kernel.blocks)(&Items { model, items, layers: 1 })
         };
-        assert_eq!(blocks(QKV, PI05, 50), [160, 1, 1]);
-        assert_eq!(blocks(OUT, PI05, 50), [128, 1, 1]);
-        assert_eq!(blocks(GATE_UP, PI05, 50), [256, 1, 1]);
-        assert_eq!(blocks(DOWN, PI05, 65), [128, 2, 1]);
-        assert_eq!(blocks(ATTENTION, PI05, 400), [104, 1, 1]);
-        assert_eq!(blocks(EMBED, PI05, 10), [20, 1, 1]);
+        assert_eq!(blocks(QKV, PI05_MODEL, 50), [160, 1, 1]);
+        assert_eq!(blocks(OUT, PI05_MODEL, 50), [128, 1, 1]);
+        assert_eq!(blocks(GATE_UP_PROJECTION, PI05_MODEL, 50), [256, 1, 1]);
+        assert_eq!(blocks(DOWN_PROJECTION, PI05_MODEL, 65), [128, 2, 1]);
+        assert_eq!(blocks(ATTENTION_KERNEL, PI05_MODEL, 400), [104, 1, 1]);
+        assert_eq!(blocks(EMBED, PI05_MODEL, 10), [20, 1, 1]);
         assert_eq!(blocks(QKV, TINY, 7), [4, 1, 1]);
     }
 
     #[test]
     fn tails_lie_behind_each_layer() {
-        assert_eq!(with_tails(&[1, 2, 3, 4], 2, 1), [1, 2, 0, 3, 4, 0]);
-        assert_eq!(with_tails(&[], 2, 2), [0; 4]);
+        assert_eq!(rows_with_tails(&[1, 2, 3, 4], 2, 1), [1, 2, 0, 3, 4, 0]);
+        assert_eq!(rows_with_tails(&[], 2, 2), [0; 4]);
     }
 }

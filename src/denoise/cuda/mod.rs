@@ -27,7 +27,7 @@ pub fn kernels() -> Vec<ListedKernel> {
 }
 
 /// Step ladder.
-pub const STEP: &[Implementation<DenoiseStep>] = &ladder();
+pub const STEP: &[Implementation<DenoiseStep>] = &implementation_ladder();
 
 /// Loop ladder: the rows of a step, and one that only a loop can gain from.
 ///
@@ -36,28 +36,31 @@ pub const STEP: &[Implementation<DenoiseStep>] = &ladder();
 /// memory bandwidth, keeping them saves 4 µs a step at most, and `fused_overlap` prefetches most of
 /// them while the kernel before attention still runs.
 pub const LOOP: &[Implementation<DenoiseLoop>] = &{
-    let [per_op, graph, fused_graph, fused_overlap, persistent] = ladder();
-    [per_op, graph, fused_graph, fused_overlap, KEEPING, persistent]
+    let [per_op, graph, fused_graph, fused_overlap, persistent] = implementation_ladder();
+    [per_op, graph, fused_graph, fused_overlap, OVERLAP_L2_ROW, persistent]
 };
 
-const KEEPING: Implementation<DenoiseLoop> = Implementation {
+const OVERLAP_L2_ROW: Implementation<DenoiseLoop> = Implementation {
     name: "cuda/fused_overlap_l2",
     about: "fused_overlap, keys and values kept in L2 (persisting accesses) from the first step \
             to the last",
     supports: |problem| {
-        let run = ExpertRun::from(problem).captured()?;
-        run.supported_fused()?;
+        let run = ExpertRun::from(problem).captured_loop()?;
+        run.check_fused_supported()?;
         if run.steps > 1 {
             Ok(())
         } else {
             Err("one step reads keys and values once: nothing to keep".to_owned())
         }
     },
-    prepare: Prepare::Program(|problem| fused::keeping(&ExpertRun::from(problem)), Capture::Graph),
+    prepare: Prepare::Program(
+        |problem| fused::launches_keeping_l2(&ExpertRun::from(problem)),
+        Capture::Graph,
+    ),
 };
 
 /// The rows, the same for both problem types.
-const fn ladder<P>() -> [Implementation<P>; 5]
+const fn implementation_ladder<P>() -> [Implementation<P>; 5]
 where
     ExpertRun: for<'a> From<&'a P>,
 {
@@ -66,7 +69,7 @@ where
             name: "cuda/per_op",
             about: "a launch an operation from the host, GEMMs by cuBLASLt: bound by \
                     launches, as eager frameworks are",
-            supports: |problem| ExpertRun::from(problem).supported_per_op(),
+            supports: |problem| ExpertRun::from(problem).check_per_op_supported(),
             prepare: Prepare::Program(
                 |problem| per_op::program(&ExpertRun::from(problem)),
                 Capture::Stream,
@@ -77,10 +80,12 @@ where
             about: "per_op captured once and replayed: independent GEMMs on parallel branches, \
                     other kernels with programmatic dependent launch from sm_90 on",
             supports: |problem| {
-                ExpertRun::from(problem).captured().and_then(|run| run.supported_per_op())
+                ExpertRun::from(problem)
+                    .captured_loop()
+                    .and_then(|run| run.check_per_op_supported())
             },
             prepare: Prepare::Program(
-                |problem| per_op::concurrent(&ExpertRun::from(problem)),
+                |problem| per_op::concurrent_launches(&ExpertRun::from(problem)),
                 Capture::Graph,
             ),
         },
@@ -89,7 +94,7 @@ where
             about: "five kernels a layer: norms, rotation, activation and residuals inside skinny \
                     GEMMs, styles of all steps first",
             supports: |problem| {
-                ExpertRun::from(problem).captured().and_then(|run| run.supported_fused())
+                ExpertRun::from(problem).captured_loop().and_then(|run| run.check_fused_supported())
             },
             prepare: Prepare::Program(
                 |problem| fused::program(&ExpertRun::from(problem)),
@@ -101,10 +106,10 @@ where
             about: "the kernels of fused_graph with programmatic dependent launch: each \
                     prefetches its weights while its predecessor runs",
             supports: |problem| {
-                ExpertRun::from(problem).captured().and_then(|run| run.supported_fused())
+                ExpertRun::from(problem).captured_loop().and_then(|run| run.check_fused_supported())
             },
             prepare: Prepare::Program(
-                |problem| fused::programmatic(&ExpertRun::from(problem)),
+                |problem| fused::programmatic_launches(&ExpertRun::from(problem)),
                 Capture::Graph,
             ),
         },
@@ -114,7 +119,7 @@ where
                     activations cross five grid barriers a layer",
             supports: |problem| {
                 ExpertRun::from(problem)
-                    .captured()
+                    .captured_loop()
                     .and_then(|run| run.supported().and_then(|()| persistent::supported(&run)))
             },
             prepare: Prepare::Program(

@@ -10,21 +10,21 @@
 
 mod codes;
 
-use super::writer::Region;
+use super::writer::NamedRegion;
 use crate::denoise::definition::WeightFormat;
 use crate::denoise::fp8::{Fp8, quantize};
-use crate::denoise::int4::{self, Int4};
+use crate::denoise::int4::{self, Int4Matrix};
 use crate::denoise::model::Model;
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Blocks among which the fused GEMMs split k: of q, k and v together, of the attended values, of
 /// the feed-forward's way in and way out, and of what does not depend on the actions.
-pub const QKV_SPLIT: usize = 4;
-pub const OUT_SPLIT: usize = 8;
-pub const GATE_UP_SPLIT: usize = 2;
-pub const DOWN_SPLIT: usize = 8;
-pub const LINEAR_SPLIT: usize = 4;
+pub const QKV_K_SPLIT: usize = 4;
+pub const OUT_K_SPLIT: usize = 8;
+pub const GATE_UP_K_SPLIT: usize = 2;
+pub const DOWN_K_SPLIT: usize = 8;
+pub const LINEAR_K_SPLIT: usize = 4;
 
 /// Columns of a tile, and of a chunk.
 pub const TILE: usize = 64;
@@ -33,7 +33,7 @@ const CHUNK_BYTES: usize = 16;
 
 /// The order of the columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ColumnOrder {
+enum PackedColumnOrder {
     /// Original order.
     Plain,
     /// Heads of q, k and v with this many columns; eight columns are next to the eight half a head
@@ -45,7 +45,7 @@ enum ColumnOrder {
 
 /// A packed region.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Packing {
+pub struct PackedMatrix {
     /// Name of the region.
     pub name: &'static str,
     /// The inputs in the region, `[layers][k][columns]` each.
@@ -55,13 +55,13 @@ pub struct Packing {
     /// Rows of each input: the depth k of the GEMM.
     depth: usize,
     layers: usize,
-    order: ColumnOrder,
-    layout: PackedLayout,
+    order: PackedColumnOrder,
+    layout: PackedMemoryLayout,
 }
 
 /// Elements that are neighbours in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PackedLayout {
+enum PackedMemoryLayout {
     /// Tiles of columns, with k split among this many blocks.
     Tiles(usize),
     /// Panels of k, eight columns at a time.
@@ -73,17 +73,17 @@ enum PackedLayout {
 }
 
 /// A model's for the persistent kernel: panels, a layer's GEMMs in that format; others in tiles.
-pub fn persistent_packings(model: &Model, weights: WeightFormat) -> Vec<Packing> {
-    let mut packings = packings(model);
+pub fn persistent_packings(model: &Model, weights: WeightFormat) -> Vec<PackedMatrix> {
+    let mut packings = packings_of_model(model);
     for packing in &mut packings {
         if LAYER_GEMMS.contains(&packing.name) {
             packing.layout = match weights {
-                WeightFormat::Same => PackedLayout::Panels,
-                WeightFormat::Fp8 => PackedLayout::Codes,
-                WeightFormat::Int4 => PackedLayout::Int4Codes,
+                WeightFormat::Same => PackedMemoryLayout::Panels,
+                WeightFormat::Fp8 => PackedMemoryLayout::Codes,
+                WeightFormat::Int4 => PackedMemoryLayout::Int4Codes,
             };
         } else if STYLE_GEMMS.contains(&packing.name) {
-            packing.layout = PackedLayout::Panels;
+            packing.layout = PackedMemoryLayout::Panels;
         }
     }
     packings
@@ -93,58 +93,58 @@ const STYLE_GEMMS: [&str; 3] = ["style1", "style2", "final_style"];
 const LAYER_GEMMS: [&str; 4] = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"];
 
 /// All of a model.
-pub fn packings(model: &Model) -> Vec<Packing> {
+pub fn packings_of_model(model: &Model) -> Vec<PackedMatrix> {
     let Model { width, depth: layers, mlp, heads, head_dim, .. } = *model;
     let queries = heads * head_dim;
-    let plain = |name, inputs, depth, columns, split, layers| Packing {
+    let plain = |name, inputs, depth, columns, split, layers| PackedMatrix {
         name,
         inputs,
         columns: vec![columns],
         depth,
         layers,
-        order: ColumnOrder::Plain,
-        layout: PackedLayout::Tiles(split),
+        order: PackedColumnOrder::Plain,
+        layout: PackedMemoryLayout::Tiles(split),
     };
     vec![
-        Packing {
+        PackedMatrix {
             name: "qkv_proj",
             inputs: &["q_proj", "k_proj", "v_proj"],
             columns: vec![queries, head_dim, head_dim],
             depth: width,
             layers,
-            order: ColumnOrder::Rotating(head_dim),
-            layout: PackedLayout::Tiles(QKV_SPLIT),
+            order: PackedColumnOrder::Rotating(head_dim),
+            layout: PackedMemoryLayout::Tiles(QKV_K_SPLIT),
         },
-        Packing {
+        PackedMatrix {
             name: "gate_up_proj",
             inputs: &["gate_proj", "up_proj"],
             columns: vec![mlp, mlp],
             depth: width,
             layers,
-            order: ColumnOrder::Alternating,
-            layout: PackedLayout::Tiles(GATE_UP_SPLIT),
+            order: PackedColumnOrder::Alternating,
+            layout: PackedMemoryLayout::Tiles(GATE_UP_K_SPLIT),
         },
-        plain("o_proj", &["o_proj"], queries, width, OUT_SPLIT, layers),
-        plain("down_proj", &["down_proj"], mlp, width, DOWN_SPLIT, layers),
-        plain("time_in", &["time_in"], width, width, LINEAR_SPLIT, 1),
-        plain("time_out", &["time_out"], width, width, LINEAR_SPLIT, 1),
-        plain("style1", &["style1"], width, 3 * width, LINEAR_SPLIT, layers),
-        plain("style2", &["style2"], width, 3 * width, LINEAR_SPLIT, layers),
-        plain("final_style", &["final_style"], width, 3 * width, LINEAR_SPLIT, 1),
+        plain("o_proj", &["o_proj"], queries, width, OUT_K_SPLIT, layers),
+        plain("down_proj", &["down_proj"], mlp, width, DOWN_K_SPLIT, layers),
+        plain("time_in", &["time_in"], width, width, LINEAR_K_SPLIT, 1),
+        plain("time_out", &["time_out"], width, width, LINEAR_K_SPLIT, 1),
+        plain("style1", &["style1"], width, 3 * width, LINEAR_K_SPLIT, layers),
+        plain("style2", &["style2"], width, 3 * width, LINEAR_K_SPLIT, layers),
+        plain("final_style", &["final_style"], width, 3 * width, LINEAR_K_SPLIT, 1),
     ]
 }
 
-impl Packing {
+impl PackedMatrix {
     /// Name and bytes of the region.
-    pub fn region(&self) -> Region {
-        (self.name, self.layers * self.layer_bytes())
+    pub fn region_of_packing(&self) -> NamedRegion {
+        (self.name, self.layers * self.packed_layer_bytes())
     }
 
-    fn layer_bytes(&self) -> usize {
+    fn packed_layer_bytes(&self) -> usize {
         let elements = self.depth * self.columns.iter().sum::<usize>();
         match self.layout {
-            PackedLayout::Codes => elements / (CHUNK * TILE) * codes::UNIT_BYTES,
-            PackedLayout::Int4Codes => elements / (CHUNK * TILE) * codes::INT4_UNIT_BYTES,
+            PackedMemoryLayout::Codes => elements / (CHUNK * TILE) * codes::FP8_UNIT_BYTES,
+            PackedMemoryLayout::Int4Codes => elements / (CHUNK * TILE) * codes::INT4_UNIT_BYTES,
             _ => elements * Dtype::Bf16.bytes(),
         }
     }
@@ -152,9 +152,9 @@ impl Packing {
     /// Input and first column of a chunk.
     fn source(&self, chunk: usize) -> (usize, usize) {
         match self.order {
-            ColumnOrder::Plain => (0, chunk * CHUNK),
-            ColumnOrder::Alternating => (chunk % 2, chunk / 2 * CHUNK),
-            ColumnOrder::Rotating(head) => {
+            PackedColumnOrder::Plain => (0, chunk * CHUNK),
+            PackedColumnOrder::Alternating => (chunk % 2, chunk / 2 * CHUNK),
+            PackedColumnOrder::Rotating(head) => {
                 let (of_head, in_head) = (chunk / (head / CHUNK), chunk % (head / CHUNK));
                 let first = of_head * head + in_head % 2 * (head / 2) + in_head / 2 * CHUNK;
                 match first.checked_sub(self.columns[0]) {
@@ -172,17 +172,23 @@ impl Packing {
             self.inputs.iter().map(|name| tensors.tensor(name).as_bytes()).collect();
         match self.layout {
             // Up to 64 rows of one block's slice of k.
-            PackedLayout::Tiles(split) => {
+            PackedMemoryLayout::Tiles(split) => {
                 self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE))
             }
-            PackedLayout::Panels => self.pack_panels(&inputs),
-            PackedLayout::Codes => self.pack_codes(tensors),
-            PackedLayout::Int4Codes => self.pack_int4(tensors),
+            PackedMemoryLayout::Panels => self.pack_panels(&inputs),
+            PackedMemoryLayout::Codes => self.pack_codes(tensors),
+            PackedMemoryLayout::Int4Codes => self.pack_int4(tensors),
         }
     }
 
     /// A chunk of a row of Rows of each input: the depth k of the GEMM.
-    fn chunk<'a>(&self, inputs: &[&'a [u8]], layer: usize, k: usize, chunk: usize) -> &'a [u8] {
+    fn chunk_of_row<'a>(
+        &self,
+        inputs: &[&'a [u8]],
+        layer: usize,
+        k: usize,
+        chunk: usize,
+    ) -> &'a [u8] {
         let (input, column) = self.source(chunk);
         let from = ((layer * self.depth + k) * self.columns[input] + column) * Dtype::Bf16.bytes();
         &inputs[input][from..from + CHUNK_BYTES]
@@ -190,15 +196,15 @@ impl Packing {
 
     fn pack_tiles(&self, inputs: &[&[u8]], group: usize) -> Vec<u8> {
         let row_bytes = TILE * Dtype::Bf16.bytes();
-        let mut packed = vec![0; self.layers * self.layer_bytes()];
-        let tiles = self.layer_bytes() / (self.depth * row_bytes);
+        let mut packed = vec![0; self.layers * self.packed_layer_bytes()];
+        let tiles = self.packed_layer_bytes() / (self.depth * row_bytes);
         // A tile is all of k for its columns.
-        parallel::chunks_mut(&mut packed, self.depth * row_bytes, &|index, to| {
+        parallel::for_each_chunk(&mut packed, self.depth * row_bytes, &|index, to| {
             let (layer, tile) = (index / tiles, index % tiles);
             for (k, to) in to.chunks_exact_mut(row_bytes).enumerate() {
                 for chunk in 0..TILE / CHUNK {
                     let at = (chunk ^ (k % group % 8)) * CHUNK_BYTES;
-                    to[at..at + CHUNK_BYTES].copy_from_slice(self.chunk(
+                    to[at..at + CHUNK_BYTES].copy_from_slice(self.chunk_of_row(
                         inputs,
                         layer,
                         k,
@@ -213,12 +219,12 @@ impl Packing {
     fn pack_panels(&self, inputs: &[&[u8]]) -> Vec<u8> {
         let element = Dtype::Bf16.bytes();
         let panels = self.depth / TILE;
-        let mut packed = vec![0; self.layers * self.layer_bytes()];
-        parallel::chunks_mut(&mut packed, self.layer_bytes() / panels, &|index, to| {
+        let mut packed = vec![0; self.layers * self.packed_layer_bytes()];
+        parallel::for_each_chunk(&mut packed, self.packed_layer_bytes() / panels, &|index, to| {
             let (layer, panel) = (index / panels, index % panels);
             for (unit, to) in to.chunks_exact_mut(CHUNK * TILE * element).enumerate() {
                 for k in 0..TILE {
-                    let from = self.chunk(inputs, layer, panel * TILE + k, unit);
+                    let from = self.chunk_of_row(inputs, layer, panel * TILE + k, unit);
                     for (column, from) in from.chunks_exact(element).enumerate() {
                         let at =
                             (column * TILE + ((k / CHUNK) ^ column) * CHUNK + k % CHUNK) * element;
@@ -234,20 +240,20 @@ impl Packing {
         const { assert!(codes::COLUMNS == CHUNK && codes::DEPTH == TILE) };
         let inputs: Vec<Fp8> =
             self.inputs.iter().map(|name| quantize(tensors.tensor(name))).collect();
-        self.pack_units(codes::UNIT_BYTES, |layer, row, input, first, to| {
+        self.pack_units(codes::FP8_UNIT_BYTES, |layer, row, input, first, to| {
             let (Fp8 { codes, exponents }, columns) = (&inputs[input], self.columns[input]);
             let row = layer * self.depth + row;
             let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK];
-            codes::pack_unit(to, of_k, &exponents[layer * columns + first..][..CHUNK]);
+            codes::pack_fp8_unit(to, of_k, &exponents[layer * columns + first..][..CHUNK]);
         })
     }
 
     fn pack_int4(&self, tensors: &Tensors) -> Vec<u8> {
         const { assert!(int4::GROUP.is_multiple_of(TILE)) };
-        let inputs: Vec<Int4> =
+        let inputs: Vec<Int4Matrix> =
             self.inputs.iter().map(|name| int4::quantize(tensors.tensor(name))).collect();
         self.pack_units(codes::INT4_UNIT_BYTES, |layer, row, input, first, to| {
-            let (Int4 { codes, scales }, columns) = (&inputs[input], self.columns[input]);
+            let (Int4Matrix { codes, scales }, columns) = (&inputs[input], self.columns[input]);
             let group = layer * int4::groups(self.depth) + row / int4::GROUP;
             let row = layer * self.depth + row;
             let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK];
@@ -263,8 +269,8 @@ impl Packing {
         write: impl Fn(usize, usize, usize, usize, &mut [u8]) + Sync,
     ) -> Vec<u8> {
         let panels = self.depth / TILE;
-        let mut packed = vec![0; self.layers * self.layer_bytes()];
-        parallel::chunks_mut(&mut packed, self.layer_bytes() / panels, &|index, to| {
+        let mut packed = vec![0; self.layers * self.packed_layer_bytes()];
+        parallel::for_each_chunk(&mut packed, self.packed_layer_bytes() / panels, &|index, to| {
             let (layer, panel) = (index / panels, index % panels);
             for (unit, to) in to.chunks_exact_mut(bytes).enumerate() {
                 let (input, first) = self.source(unit);
@@ -277,7 +283,7 @@ impl Packing {
 
 /// Rows of a matrix of fragments of each layer: the maximum number of keys of the persistent
 /// kernel.
-pub const MAX_KEYS: usize = 1024;
+pub const MAX_PERSISTENT_KEYS: usize = 1024;
 
 /// Cached keys or values `[layers][prefix][head_dim]` as
 /// `[layers][1024 / 16][head_dim / 16][16 x 16 as a fragment]`, zeros behind the prefix. A
@@ -285,15 +291,15 @@ pub const MAX_KEYS: usize = 1024;
 pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool) -> Vec<u8> {
     const SIDE: usize = 16;
     let element = Dtype::Bf16.bytes();
-    let layer_bytes = MAX_KEYS * head_dim * element;
+    let layer_bytes = MAX_PERSISTENT_KEYS * head_dim * element;
     let prefix = cache.len() / (layers * head_dim * element);
     let mut packed = vec![0; layers * layer_bytes];
-    parallel::chunks_mut(&mut packed, layer_bytes, &|layer, to| {
+    parallel::for_each_chunk(&mut packed, layer_bytes, &|layer, to| {
         for key in 0..prefix {
             for column in 0..head_dim {
                 let (row, k) = if transposed { (column, key) } else { (key, column) };
                 let block = key / SIDE * (head_dim / SIDE) + column / SIDE;
-                let at = (block * SIDE * SIDE + in_fragment(row % SIDE, k % SIDE)) * element;
+                let at = (block * SIDE * SIDE + offset_in_fragment(row % SIDE, k % SIDE)) * element;
                 let from = ((layer * prefix + key) * head_dim + column) * element;
                 to[at..at + element].copy_from_slice(&cache[from..from + element]);
             }
@@ -304,7 +310,7 @@ pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool
 
 /// Offset of row and k in a fragment: a lane has two neighbours of k of a row, the same eight rows
 /// further on, and both again eight k further on.
-const fn in_fragment(row: usize, k: usize) -> usize {
+const fn offset_in_fragment(row: usize, k: usize) -> usize {
     (row % 8 * 4 + k % 8 / 2) * 8 + (row / 8 + k / 8 * 2) * 2 + k % 2
 }
 
@@ -312,13 +318,13 @@ const fn in_fragment(row: usize, k: usize) -> usize {
 mod tests {
     use super::*;
     use crate::denoise::fp8::dequantized;
-    use crate::denoise::model::{PI05, TINY};
+    use crate::denoise::model::{PI05_MODEL, TINY};
     use half::bf16;
 
     #[test]
     fn every_column_is_packed_once() {
-        for model in [PI05, TINY] {
-            for packing in packings(&model) {
+        for model in [PI05_MODEL, TINY] {
+            for packing in packings_of_model(&model) {
                 let columns: usize = packing.columns.iter().sum();
                 let mut chunks: Vec<_> =
                     (0..columns / CHUNK).map(|chunk| packing.source(chunk)).collect();
@@ -339,7 +345,7 @@ mod tests {
 
     #[test]
     fn columns_that_belong_together_are_neighbours() {
-        let packings = packings(&PI05);
+        let packings = packings_of_model(&PI05_MODEL);
         let source = |name: &str, chunk| {
             packings.iter().find(|packing| packing.name == name).unwrap().source(chunk)
         };
@@ -357,14 +363,14 @@ mod tests {
 
     #[test]
     fn panels_hold_every_column_of_eight_with_its_k_together() {
-        let packing = Packing {
+        let packing = PackedMatrix {
             name: "o_proj",
             inputs: &["o_proj"],
             columns: vec![16],
             depth: 128,
             layers: 2,
-            order: ColumnOrder::Plain,
-            layout: PackedLayout::Panels,
+            order: PackedColumnOrder::Plain,
+            layout: PackedMemoryLayout::Panels,
         };
         let number =
             |layer: usize, k: usize, column: usize| ((layer * 128 + k) * 16 + column) as u16;
@@ -386,10 +392,10 @@ mod tests {
 
     #[test]
     fn fragments_are_what_the_lanes_of_a_warp_hold() {
-        let mut places: Vec<_> = (0..256).map(|i| in_fragment(i / 16, i % 16)).collect();
+        let mut places: Vec<_> = (0..256).map(|i| offset_in_fragment(i / 16, i % 16)).collect();
         // Lane 5 has row 1, k 2 and 3; row 9; k 10 and 11 of both.
         assert_eq!(
-            [(1, 2), (1, 3), (9, 2), (1, 10), (9, 11)].map(|(row, k)| in_fragment(row, k)),
+            [(1, 2), (1, 3), (9, 2), (1, 10), (9, 11)].map(|(row, k)| offset_in_fragment(row, k)),
             [40, 41, 42, 44, 47]
         );
         places.sort_unstable();
@@ -403,16 +409,16 @@ mod tests {
                 .collect()
         };
         let (keys, values) = (read(false), read(true));
-        assert_eq!(keys.len(), 2 * MAX_KEYS * 16);
+        assert_eq!(keys.len(), 2 * MAX_PERSISTENT_KEYS * 16);
         let last = 2 * 17 * 16;
-        assert_eq!(keys[MAX_KEYS * 16 + 256 + in_fragment(0, 15)], last);
-        assert_eq!(values[MAX_KEYS * 16 + 256 + in_fragment(15, 0)], last);
-        assert_eq!(keys[256 + in_fragment(1, 0)], 0);
+        assert_eq!(keys[MAX_PERSISTENT_KEYS * 16 + 256 + offset_in_fragment(0, 15)], last);
+        assert_eq!(values[MAX_PERSISTENT_KEYS * 16 + 256 + offset_in_fragment(15, 0)], last);
+        assert_eq!(keys[256 + offset_in_fragment(1, 0)], 0);
     }
 
     /// Decodes as `decode` of `kernels/denoise/units.cuh` does: two words of two bf16 from four
     /// codes.
-    fn decoded(word: u32, factor: f32) -> [f32; 4] {
+    fn decode_like_kernel(word: u32, factor: f32) -> [f32; 4] {
         let words = [
             word >> 4 & 0x07f0_07f0 | word & 0x8000_8000,
             word << 4 & 0x07f0_07f0 | word << 8 & 0x8000_8000,
@@ -427,14 +433,14 @@ mod tests {
         let model = Model { head_dim: 32, width: 192, mlp: 256, ..TINY };
         let mut tensors = Tensors::new();
         for spec in model.tensors(1, 1, Dtype::Bf16) {
-            tensors.insert(spec.name, spec.draw(4));
+            tensors.insert(spec.name, spec.draw_tensor(4));
         }
         let packings = persistent_packings(&model, WeightFormat::Int4);
-        let coded = |packing: &&Packing| packing.layout == PackedLayout::Int4Codes;
+        let coded = |packing: &&PackedMatrix| packing.layout == PackedMemoryLayout::Int4Codes;
         assert_eq!(packings.iter().filter(coded).count(), LAYER_GEMMS.len());
         for packing in packings.iter().filter(coded) {
             let packed = packing.pack(&tensors);
-            assert_eq!(packed.len(), packing.region().1);
+            assert_eq!(packed.len(), packing.region_of_packing().1);
             let exact = |name: &&str| int4::dequantized(tensors.tensor(name));
             let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
             let (panels, units) = (packing.depth / TILE, packing.columns.iter().sum::<usize>() / 8);
@@ -442,11 +448,12 @@ mod tests {
                 let (layer, panel) = (index / units / panels, index / units % panels);
                 let (input, first) = packing.source(index % units);
                 // As `decode_int4` of `kernels/denoise/units.cuh`, eight codes a word.
-                for (number, word) in unit[..codes::INT4_FACTORS_AT].chunks_exact(4).enumerate() {
+                for (number, word) in unit[..codes::INT4_FACTORS_OFFSET].chunks_exact(4).enumerate()
+                {
                     let (lane, word) = (number / 2, u32::from_le_bytes(word.try_into().unwrap()));
                     let (column, k) =
                         (lane % 8, panel * TILE + lane / 8 * codes::GROUP + number % 2 * 8);
-                    let factor = codes::INT4_FACTORS_AT + column * 2;
+                    let factor = codes::INT4_FACTORS_OFFSET + column * 2;
                     let factor = bf16::from_le_bytes([unit[factor], unit[factor + 1]]).to_f32();
                     for i in 0..8 {
                         let pair = word >> (i / 2 * 4) & 0x000f_000f | 0x4300_4300;
@@ -467,27 +474,27 @@ mod tests {
         let model = Model { head_dim: 32, ..TINY };
         let mut tensors = Tensors::new();
         for spec in model.tensors(1, 1, Dtype::Bf16) {
-            tensors.insert(spec.name, spec.draw(3));
+            tensors.insert(spec.name, spec.draw_tensor(3));
         }
-        let coded = |packing: &Packing| packing.layout == PackedLayout::Codes;
+        let coded = |packing: &PackedMatrix| packing.layout == PackedMemoryLayout::Codes;
         for packing in persistent_packings(&model, WeightFormat::Fp8).into_iter().filter(coded) {
             let packed = packing.pack(&tensors);
-            assert_eq!(packed.len(), packing.region().1);
+            assert_eq!(packed.len(), packing.region_of_packing().1);
             let exact = |name: &&str| dequantized(tensors.tensor(name));
             let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
             let (panels, units) = (packing.depth / TILE, packing.columns.iter().sum::<usize>() / 8);
-            for (index, unit) in packed.chunks_exact(codes::UNIT_BYTES).enumerate() {
+            for (index, unit) in packed.chunks_exact(codes::FP8_UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
                 let (input, first) = packing.source(index % units);
                 // Lane by lane, four words each.
                 for (lane, codes) in
-                    unit[..codes::FACTORS_AT].chunks_exact(codes::GROUP).enumerate()
+                    unit[..codes::FP8_FACTORS_OFFSET].chunks_exact(codes::GROUP).enumerate()
                 {
                     let (column, k) = (lane % 8, panel * TILE + lane / 8 * codes::GROUP);
-                    let factor = codes::FACTORS_AT + column * 2;
+                    let factor = codes::FP8_FACTORS_OFFSET + column * 2;
                     let factor = bf16::from_le_bytes([unit[factor], unit[factor + 1]]).to_f32();
                     let got = codes.chunks_exact(4).flat_map(|word| {
-                        decoded(u32::from_le_bytes(word.try_into().unwrap()), factor)
+                        decode_like_kernel(u32::from_le_bytes(word.try_into().unwrap()), factor)
                     });
                     for (i, got) in got.enumerate() {
                         let at = (layer * packing.depth + k + i) * packing.columns[input];

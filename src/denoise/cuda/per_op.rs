@@ -10,15 +10,15 @@ use super::run::ExpertRun;
 use super::writer::ExpertWriter;
 use crate::denoise::definition::WeightFormat;
 use crate::denoise::int4;
-use crate::denoise::model::{ACTION, Model};
+use crate::denoise::model::{ACTION_COLUMNS, Model};
 use kernelgate::backend::program::{
-    Lane, NULL, Operand, Operands, Pointer, Program, int, ints, long,
+    Lane, NULL, Operand, Operands, Pointer, Program, int, int_operands, long,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
-use memory::{coded, declared, encoded_layer, extents, padded};
+use memory::{declared, encoded_layer, layer_rows_and_columns, padded, quantised_matrix};
 
 /// Neighbours that a thread of most kernels takes: every extent of a model is a multiple of as
 /// many.
@@ -28,20 +28,20 @@ const PACKET: usize = 8;
 pub const KERNELS: &[KernelSpec<Items>] = &[
     EMBED,
     BIAS,
-    CAST,
-    COPY,
-    ANGLES,
+    CAST_KERNEL,
+    COPY_KERNEL,
+    ANGLES_KERNEL,
     NORM,
-    MODULATE,
-    RESIDUAL,
+    MODULATE_KERNEL,
+    RESIDUAL_KERNEL,
     ROPE,
-    CONCAT,
+    CONCAT_KERNEL,
     SOFTMAX,
-    GELU,
-    ACTION_OUT,
-    EULER,
-    DEQUANTIZE,
-    DEQUANTIZE_INT4,
+    GELU_KERNEL,
+    ACTION_OUT_KERNEL,
+    EULER_KERNEL,
+    DEQUANTIZE_KERNEL,
+    DEQUANTIZE_INT4_KERNEL,
 ];
 
 /// `fused` begins with this kernel too.
@@ -50,7 +50,7 @@ pub const EMBED: KernelSpec<Items> = KernelSpec {
         vec![
             ("THREADS", THREADS),
             ("PACKET", PACKET),
-            ("ACTION", ACTION),
+            ("ACTION", ACTION_COLUMNS),
             ("INT4_GROUP", int4::GROUP),
         ]
     },
@@ -68,25 +68,27 @@ const BIAS: KernelSpec<Items> = KernelSpec {
     blocks: |items| [items.items.div_ceil(THREADS), 1, items.layers],
     ..EMBED
 };
-const CAST: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_cast", ..BIAS };
-const COPY: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_copy", ..BIAS };
+const CAST_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_cast", ..BIAS };
+const COPY_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_copy", ..BIAS };
 /// `fused` has this kernel too.
-pub const ANGLES: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_angles", ..BIAS };
-const MODULATE: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_modulate", ..BIAS };
-const RESIDUAL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_residual", ..BIAS };
+pub const ANGLES_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_angles", ..BIAS };
+const MODULATE_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_modulate", ..BIAS };
+const RESIDUAL_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_residual", ..BIAS };
 const ROPE: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_rope", ..BIAS };
-const CONCAT: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_concat", ..BIAS };
-const GELU: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_gelu", ..BIAS };
-const EULER: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_euler", ..BIAS };
+const CONCAT_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_concat", ..BIAS };
+const GELU_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_gelu", ..BIAS };
+const EULER_KERNEL: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_euler", ..BIAS };
 
-const DEQUANTIZE: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_dequantize", ..BIAS };
-const DEQUANTIZE_INT4: KernelSpec<Items> =
+const DEQUANTIZE_KERNEL: KernelSpec<Items> =
+    KernelSpec { symbol: "denoise_per_op_dequantize", ..BIAS };
+const DEQUANTIZE_INT4_KERNEL: KernelSpec<Items> =
     KernelSpec { symbol: "denoise_per_op_dequantize_int4", ..BIAS };
 
 const NORM: KernelSpec<Items> =
     KernelSpec { symbol: "denoise_per_op_norm", blocks: a_row_a_block, ..EMBED };
 const SOFTMAX: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_softmax", ..NORM };
-const ACTION_OUT: KernelSpec<Items> = KernelSpec { symbol: "denoise_per_op_action_out", ..NORM };
+const ACTION_OUT_KERNEL: KernelSpec<Items> =
+    KernelSpec { symbol: "denoise_per_op_action_out", ..NORM };
 
 /// Blocks of `denoise_per_op_embed` a row.
 pub const fn embed_blocks(model: &Model) -> usize {
@@ -99,11 +101,11 @@ pub fn program(run: &ExpertRun) -> Program {
 }
 
 /// The launches: independent GEMMs concurrently, on parallel graph branches; every kernel with PDL.
-pub fn concurrent(run: &ExpertRun) -> Program {
+pub fn concurrent_launches(run: &ExpertRun) -> Program {
     let mut writer = declared(run);
     writer.programmatic = true;
     let [styles, one, two] = [(); 3].map(|()| writer.program.lane());
-    let side = Some(SideLanes { styles, gemms: [one, two] });
+    let side = Some(ConcurrentGemmLanes { styles, gemms: [one, two] });
     write(PerOpWriter { writer, side })
 }
 
@@ -114,7 +116,7 @@ fn write(mut pass: PerOpWriter) -> Program {
 
 /// Lanes of GEMMs that run concurrently with the first lane.
 #[derive(Clone, Copy)]
-struct SideLanes {
+struct ConcurrentGemmLanes {
     /// The style of the next norm.
     styles: Lane,
     /// GEMMs of the same x as one in the first lane.
@@ -124,7 +126,7 @@ struct SideLanes {
 struct PerOpWriter<'a> {
     writer: ExpertWriter<'a>,
     /// `None`: one GEMM after the other.
-    side: Option<SideLanes>,
+    side: Option<ConcurrentGemmLanes>,
 }
 
 impl PerOpWriter<'_> {
@@ -145,18 +147,18 @@ impl PerOpWriter<'_> {
     }
 
     fn whole(&mut self) {
-        let (x, output) = (self.at("x"), self.writer.output());
+        let (x, output) = (self.at("x"), self.writer.velocity_output());
         if !self.writer.run.looped {
             return self.step(0, x, output);
         }
-        let actions = self.writer.run.shape.s * ACTION;
+        let actions = self.writer.run.shape.s * ACTION_COLUMNS;
         self.begin("Denoise_Full_Loop".to_owned());
-        self.launch(&COPY, actions, (x, output, long(actions)));
+        self.launch(&COPY_KERNEL, actions, (x, output, long(actions)));
         let dt = (-1.0 / self.writer.run.steps as f64) as f32;
         let velocities = self.at("velocities");
         for step in 0..self.writer.run.steps {
             self.step(step, output, velocities);
-            self.launch(&EULER, actions, (output, velocities, dt, long(actions)));
+            self.launch(&EULER_KERNEL, actions, (output, velocities, dt, long(actions)));
         }
         self.end();
     }
@@ -176,29 +178,33 @@ impl PerOpWriter<'_> {
             }
             false => [self.at("t"), NULL],
         };
-        let sizes = ints([width, embed_blocks(&shape.model), 0]);
+        let sizes = int_operands([width, embed_blocks(&shape.model), 0]);
         self.launch(&EMBED, 1, (times, "embedding", sizes));
         let [time_in, time_out] = ["time_in", "time_out"].map(|name| self.writer.program.at(name));
         self.gemm([1, width, width], "embedding", time_in, "time_hidden");
         self.bias("time_hidden", "time_in_bias", 1, true);
         self.gemm([1, width, width], "time_hidden", time_out, "cond");
         self.bias("cond", "time_out_bias", 1, true);
-        if let Some(SideLanes { styles, .. }) = self.side {
-            self.writer.program.wait(styles, Lane::MAIN);
-            self.style(styles, 0);
+        if let Some(ConcurrentGemmLanes { styles, .. }) = self.side {
+            self.writer.program.wait(styles, Lane::MAIN_LANE);
+            self.compute_style(styles, 0);
         }
         self.end();
 
         self.begin(format!("Step_{step}/Action_Proj_In"));
-        self.launch(&CAST, s * ACTION, (x, "x16", long(s * ACTION)));
+        self.launch(&CAST_KERNEL, s * ACTION_COLUMNS, (x, "x16", long(s * ACTION_COLUMNS)));
         let action_in = self.writer.program.at("action_in");
-        self.gemm([s, width, ACTION], "x16", action_in, "h");
+        self.gemm([s, width, ACTION_COLUMNS], "x16", action_in, "h");
         self.bias("h", "action_in_bias", s, false);
         self.end();
 
         // The suffix attends to every key, so only the positions are prepared, as angles.
         self.begin(format!("Step_{step}/Mask_Prep"));
-        self.launch(&ANGLES, s * head_dim / 2, ("angles", ints([shape.p, s, head_dim])));
+        self.launch(
+            &ANGLES_KERNEL,
+            s * head_dim / 2,
+            ("angles", int_operands([shape.p, s, head_dim])),
+        );
         self.end();
 
         for layer in 0..depth {
@@ -210,7 +216,7 @@ impl PerOpWriter<'_> {
         self.end();
         self.begin(format!("Step_{step}/Action_Proj_Out"));
         let arguments = ("exact", "action_out", "action_out_bias", velocity, int(width));
-        self.launch(&ACTION_OUT, s, arguments);
+        self.launch(&ACTION_OUT_KERNEL, s, arguments);
         self.end();
         self.end();
     }
@@ -218,7 +224,7 @@ impl PerOpWriter<'_> {
     fn layer(&mut self, step: usize, layer: usize) {
         let shape = self.writer.run.shape;
         let Model { width, mlp, heads, head_dim, .. } = shape.model;
-        let (s, context, keys) = (shape.s, shape.context(), padded(shape.context()));
+        let (s, context, keys) = (shape.s, shape.visible_tokens(), padded(shape.visible_tokens()));
         let phase = |name: &str| format!("Step_{step}/Layer_{layer}/{name}");
         let [style1_bias, style2_bias] =
             ["style1_bias", "style2_bias"].map(|name| self.writer.layer(name, layer));
@@ -237,15 +243,19 @@ impl PerOpWriter<'_> {
 
         self.begin(phase("RoPE"));
         let pairs = s * (heads + 1) * head_dim / 2;
-        self.launch(&ROPE, pairs / PACKET, ("q", "k", "angles", ints([s, heads, head_dim])));
+        self.launch(
+            &ROPE,
+            pairs / PACKET,
+            ("q", "k", "angles", int_operands([s, heads, head_dim])),
+        );
         self.end();
 
         self.begin(phase("KV_Concat"));
         let packets = head_dim / PACKET;
         let caches = ["k_cache", "v_cache"].map(|name| self.writer.layer(name, layer));
         let rows = ("k", "v", "keys", "values");
-        let sizes = ints([shape.p, s, keys, packets]);
-        self.launch(&CONCAT, keys * packets, (caches, rows, sizes));
+        let sizes = int_operands([shape.p, s, keys, packets]);
+        self.launch(&CONCAT_KERNEL, keys * packets, (caches, rows, sizes));
         self.end();
 
         self.begin(phase("Attn"));
@@ -254,9 +264,9 @@ impl PerOpWriter<'_> {
             ..GemmSpec::new(s * heads, keys, head_dim, MatrixDtype::Bf16, MatrixDtype::F32)
         };
         let [all_keys, values] = ["keys", "values"].map(|name| self.writer.program.at(name));
-        self.gemm_in(Lane::MAIN, spec, "q", all_keys, "scores");
+        self.add_gemm_in_lane(Lane::MAIN_LANE, spec, "q", all_keys, "scores");
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
-        let arguments = ("scores", "probabilities", ints([context, keys]), scale);
+        let arguments = ("scores", "probabilities", int_operands([context, keys]), scale);
         self.launch(&SOFTMAX, s * heads, arguments);
         self.gemm([s * heads, head_dim, keys], "probabilities", values, "attended");
         self.end();
@@ -266,7 +276,7 @@ impl PerOpWriter<'_> {
         self.gemm([s, width, heads * head_dim], "attended", o, "branch");
         self.end();
         self.begin(phase("Res1"));
-        self.residual(2 * layer, style1_bias);
+        self.add_gated_residual(2 * layer, style1_bias);
         self.end();
 
         self.begin(phase("PostLN"));
@@ -279,11 +289,11 @@ impl PerOpWriter<'_> {
         self.gemm([s, mlp, width], "y", gate, "gates");
         self.wait_for_concurrent(1);
         let packets = s * mlp / PACKET;
-        self.launch(&GELU, packets, ("gates", "ups", int(packets)));
+        self.launch(&GELU_KERNEL, packets, ("gates", "ups", int(packets)));
         self.gemm([s, width, mlp], "gates", down, "branch");
         self.end();
         self.begin(phase("Res2"));
-        self.residual(2 * layer + 1, style2_bias);
+        self.add_gated_residual(2 * layer + 1, style2_bias);
         self.end();
 
         self.end();
@@ -291,27 +301,29 @@ impl PerOpWriter<'_> {
 
     /// A layer's matrix in bf16, dequantised here if it is held as codes.
     fn matrix(&mut self, name: &'static str, layer: usize) -> Pointer {
-        let Some(matrix) = coded(self.writer.run).iter().find(|matrix| matrix.name == name) else {
+        let Some(matrix) =
+            quantised_matrix(self.writer.run).iter().find(|matrix| matrix.name == name)
+        else {
             return self.writer.layer(name, layer);
         };
-        let [rows, columns] = extents(self.writer.run, name);
+        let [rows, columns] = layer_rows_and_columns(self.writer.run, name);
         let packets = rows * columns / PACKET;
         let encoded = encoded_layer(&self.writer, matrix, layer);
         let values = self.writer.program.at(matrix.values);
         let int4 = self.writer.run.shape.weights == WeightFormat::Int4;
-        let kernel = if int4 { &DEQUANTIZE_INT4 } else { &DEQUANTIZE };
-        self.launch(kernel, packets, (encoded, values, ints([columns, packets])));
+        let kernel = if int4 { &DEQUANTIZE_INT4_KERNEL } else { &DEQUANTIZE_KERNEL };
+        self.launch(kernel, packets, (encoded, values, int_operands([columns, packets])));
         values
     }
 
     /// The style of the `index`-th norm of a step.
-    fn style_address(&self, index: usize) -> Pointer {
+    fn address_of_style(&self, index: usize) -> Pointer {
         let style_bytes = 3 * self.writer.run.shape.model.width * Dtype::F32.bytes();
         self.writer.program.at("styles").plus(index * style_bytes)
     }
 
     /// Computes the style of a norm in a lane, if the loop has a norm of that index.
-    fn style(&mut self, lane: Lane, index: usize) {
+    fn compute_style(&mut self, lane: Lane, index: usize) {
         let Model { width, depth, .. } = self.writer.run.shape.model;
         let weights = match index {
             index if index > 2 * depth => return,
@@ -322,7 +334,7 @@ impl PerOpWriter<'_> {
             }
         };
         let spec = GemmSpec::new(1, 3 * width, width, MatrixDtype::Bf16, MatrixDtype::F32);
-        let operands = [self.writer.program.at("cond"), weights, self.style_address(index)];
+        let operands = [self.writer.program.at("cond"), weights, self.address_of_style(index)];
         self.writer.program.gemm(lane, spec, operands);
     }
 
@@ -331,44 +343,45 @@ impl PerOpWriter<'_> {
         let Model { width, .. } = self.writer.run.shape.model;
         let s = self.writer.run.shape.s;
         if self.side.is_none() {
-            self.style(Lane::MAIN, index);
+            self.compute_style(Lane::MAIN_LANE, index);
         }
         self.launch(&NORM, s, ("h", "normed", int(width)));
-        if let Some(SideLanes { styles, .. }) = self.side {
+        if let Some(ConcurrentGemmLanes { styles, .. }) = self.side {
             // The first lane waits for this style; the next one is concurrent with later steps.
-            self.writer.program.wait(Lane::MAIN, styles);
-            self.style(styles, index + 1);
+            self.writer.program.wait(Lane::MAIN_LANE, styles);
+            self.compute_style(styles, index + 1);
         }
         let packets = s * width / PACKET;
         let result = match exact {
             true => [NULL, self.at("exact")],
             false => [self.at("y"), NULL],
         };
-        let style = self.style_address(index);
-        let arguments = ("normed", style, bias, result, ints([width, packets]));
-        self.launch(&MODULATE, packets, arguments);
+        let style = self.address_of_style(index);
+        let arguments = ("normed", style, bias, result, int_operands([width, packets]));
+        self.launch(&MODULATE_KERNEL, packets, arguments);
     }
 
     /// h += gate·branch, with the gate of that norm's style.
-    fn residual(&mut self, index: usize, bias: Pointer) {
+    fn add_gated_residual(&mut self, index: usize, bias: Pointer) {
         let (width, s) = (self.writer.run.shape.model.width, self.writer.run.shape.s);
         let packets = s * width / PACKET;
-        let arguments = ("h", "branch", self.style_address(index), bias, ints([width, packets]));
-        self.launch(&RESIDUAL, packets, arguments);
+        let arguments =
+            ("h", "branch", self.address_of_style(index), bias, int_operands([width, packets]));
+        self.launch(&RESIDUAL_KERNEL, packets, arguments);
     }
 
     /// x += bias on rows of the width, then SiLU if `silu`.
     fn bias(&mut self, x: &str, bias: &str, rows: usize, silu: bool) {
         let width = self.writer.run.shape.model.width;
         let packets = rows * width / PACKET;
-        let sizes = ints([width, packets, usize::from(silu)]);
+        let sizes = int_operands([width, packets, usize::from(silu)]);
         self.launch(&BIAS, packets, (x, bias, sizes));
     }
 
     /// A GEMM in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
     fn gemm(&mut self, [rows, columns, depth]: [usize; 3], x: &str, w: Pointer, y: &str) {
         let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::Bf16);
-        self.gemm_in(Lane::MAIN, spec, x, w, y);
+        self.add_gemm_in_lane(Lane::MAIN_LANE, spec, x, w, y);
     }
 
     /// GEMMs of one x and several (w, y) in side lanes, concurrent with the next steps of the first
@@ -381,21 +394,21 @@ impl PerOpWriter<'_> {
     ) {
         let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::Bf16);
         for (number, (w, y)) in gemms.iter().enumerate() {
-            let lane = self.side.map_or(Lane::MAIN, |side| side.gemms[number]);
-            if lane != Lane::MAIN {
-                self.writer.program.wait(lane, Lane::MAIN);
+            let lane = self.side.map_or(Lane::MAIN_LANE, |side| side.gemms[number]);
+            if lane != Lane::MAIN_LANE {
+                self.writer.program.wait(lane, Lane::MAIN_LANE);
             }
-            self.gemm_in(lane, spec, x, *w, y);
+            self.add_gemm_in_lane(lane, spec, x, *w, y);
         }
     }
 
     /// Waits for this many concurrent GEMMs.
     fn wait_for_concurrent(&mut self, gemms: usize) {
-        let Some(SideLanes { gemms: lanes, .. }) = self.side else { return };
-        lanes[..gemms].iter().for_each(|lane| self.writer.program.wait(Lane::MAIN, *lane));
+        let Some(ConcurrentGemmLanes { gemms: lanes, .. }) = self.side else { return };
+        lanes[..gemms].iter().for_each(|lane| self.writer.program.wait(Lane::MAIN_LANE, *lane));
     }
 
-    fn gemm_in(&mut self, lane: Lane, spec: GemmSpec, x: &str, w: Pointer, y: &str) {
+    fn add_gemm_in_lane(&mut self, lane: Lane, spec: GemmSpec, x: &str, w: Pointer, y: &str) {
         let [x, y] = [x, y].map(|name| self.writer.program.at(name));
         self.writer.program.gemm(lane, spec, [x, w, y]);
     }

@@ -1,44 +1,51 @@
 //! The whole loop in one kernel, `kernels/denoise/persistent.cu`. Launches before it do not depend
 //! on the actions: the embedded times as in `fused`, then two GEMMs of a row a step.
 
-use super::fused::{self, CACHES};
-use super::pack::{MAX_KEYS, pack_cache, persistent_packings};
-use super::row::{Items, compiled_for, model_kernel, with_model};
+use super::fused::{self, CACHE_INPUTS};
+use super::pack::{MAX_PERSISTENT_KEYS, pack_cache, persistent_packings};
+use super::row::{Items, fused_model_macro, model_kernel, with_model};
 use super::run::ExpertRun;
-use super::writer::{ExpertWriter, Region};
+use super::writer::{ExpertWriter, NamedRegion};
 use crate::denoise::definition::WeightFormat;
-use crate::denoise::model::{Model, PI05};
-use kernelgate::backend::program::{MemoryUse, Program, ints};
+use crate::denoise::model::{Model, PI05_MODEL};
+use kernelgate::backend::program::{MemoryPurpose, Program, int_operands};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// Rows that a tile of the kernel has room for.
-const MAX_ROWS: usize = 56;
+const MAX_TILE_ROWS: usize = 56;
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Items>] =
-    &[PERSISTENT, STYLES, SHIFTS, PERSISTENT_FP8, SHIFTS_FP8, PERSISTENT_INT4, SHIFTS_INT4];
+pub const KERNELS: &[KernelSpec<Items>] = &[
+    PERSISTENT_KERNEL,
+    STYLES_KERNEL_INPUTS,
+    SHIFTS_KERNEL,
+    PERSISTENT_FP8_KERNEL,
+    SHIFTS_FP8_KERNEL,
+    PERSISTENT_INT4_KERNEL,
+    SHIFTS_INT4_KERNEL,
+];
 
 /// Blocks: so many clusters of so many.
-const CLUSTERS: usize = 15;
+const CLUSTER_COUNT: usize = 15;
 const RANKS: usize = 8;
 const THREADS: usize = 384;
 const SHARED_BYTES: usize = 231_424;
 
-const PERSISTENT: KernelSpec<Items> = KernelSpec {
-    constants: |items| own_constants(items, THREADS, 16),
+const PERSISTENT_KERNEL: KernelSpec<Items> = KernelSpec {
+    constants: |items| persistent_constants(items, THREADS, 16),
     threads: THREADS,
     shared_bytes: |_| SHARED_BYTES,
     cluster: Some(RANKS),
     co_resident: true,
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: || vec![Items { model: PI05, items: 1, layers: 1 }],
+    variants: || vec![Items { model: PI05_MODEL, items: 1, layers: 1 }],
     stages: STAGES,
     ..model_kernel(
         "denoise/persistent",
         include_str!("../../../kernels/denoise/persistent.cu"),
         "denoise_persistent",
-        |_| [CLUSTERS * RANKS, 1, 1],
+        |_| [CLUSTER_COUNT * RANKS, 1, 1],
     )
 };
 
@@ -64,32 +71,32 @@ const STAGES: &[&str] = &[
 ];
 
 /// Quantised weights, which a fourth warpgroup decodes.
-const PERSISTENT_FP8: KernelSpec<Items> = KernelSpec {
+const PERSISTENT_FP8_KERNEL: KernelSpec<Items> = KernelSpec {
     defines: with_fp8,
-    constants: |items| own_constants(items, CODED_THREADS, 8),
-    threads: CODED_THREADS,
-    ..PERSISTENT
+    constants: |items| persistent_constants(items, THREADS_WITH_DECODERS, 8),
+    threads: THREADS_WITH_DECODERS,
+    ..PERSISTENT_KERNEL
 };
-const PERSISTENT_INT4: KernelSpec<Items> = KernelSpec {
+const PERSISTENT_INT4_KERNEL: KernelSpec<Items> = KernelSpec {
     defines: with_int4,
-    constants: |items| own_constants(items, CODED_THREADS, 4),
-    ..PERSISTENT_FP8
+    constants: |items| persistent_constants(items, THREADS_WITH_DECODERS, 4),
+    ..PERSISTENT_FP8_KERNEL
 };
-const CODED_THREADS: usize = THREADS + 128;
+const THREADS_WITH_DECODERS: usize = THREADS + 128;
 
 /// Inputs of the kernel by `kernels/denoise/streamed_rows.cu`: styles, and the terms that shifts
 /// add to the columns of the GEMMs after them.
-const STYLES: KernelSpec<Items> = KernelSpec {
+const STYLES_KERNEL_INPUTS: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_streamed_styles",
     shared_bytes: |_| STYLES_SHARED_BYTES,
-    ..SHIFTS
+    ..SHIFTS_KERNEL
 };
-const SHIFTS: KernelSpec<Items> = KernelSpec {
+const SHIFTS_KERNEL: KernelSpec<Items> = KernelSpec {
     constants: |items| streamed_constants(items, 16),
     threads: STREAMED_THREADS,
-    shared_bytes: |_| shifts_shared(16),
+    shared_bytes: |_| shifts_shared_bytes(16),
     requires: RequiredArchitecture::AtLeast(90),
-    variants: PERSISTENT.variants,
+    variants: PERSISTENT_KERNEL.variants,
     ..model_kernel(
         "denoise/streamed_rows",
         include_str!("../../../kernels/denoise/streamed_rows.cu"),
@@ -97,27 +104,27 @@ const SHIFTS: KernelSpec<Items> = KernelSpec {
         |_| [STREAMED_BLOCKS, 1, 1],
     )
 };
-const SHIFTS_FP8: KernelSpec<Items> = KernelSpec {
+const SHIFTS_FP8_KERNEL: KernelSpec<Items> = KernelSpec {
     defines: with_fp8,
     constants: |items| streamed_constants(items, 8),
-    shared_bytes: |_| shifts_shared(8),
-    ..SHIFTS
+    shared_bytes: |_| shifts_shared_bytes(8),
+    ..SHIFTS_KERNEL
 };
-const SHIFTS_INT4: KernelSpec<Items> = KernelSpec {
+const SHIFTS_INT4_KERNEL: KernelSpec<Items> = KernelSpec {
     defines: with_int4,
     constants: |items| streamed_constants(items, 4),
-    shared_bytes: |_| shifts_shared(4),
-    ..SHIFTS
+    shared_bytes: |_| shifts_shared_bytes(4),
+    ..SHIFTS_KERNEL
 };
 
 /// Eight warps that multiply and one that copies; two blocks a multiprocessor of an H100 or H200.
 const STREAMED_THREADS: usize = 288;
 const STREAMED_BLOCKS: usize = 264;
 /// Bytes of x for sixteen steps in bf16; of 16 units of weights.
-const STREAMED_X_BYTES: usize = 16 * 2 * PI05.width;
-const STYLES_SHARED_BYTES: usize = STREAMED_X_BYTES + 5 * piece_bytes(16);
+const STREAMED_X_BYTES: usize = 16 * 2 * PI05_MODEL.width;
+const STYLES_SHARED_BYTES: usize = STREAMED_X_BYTES + 5 * weight_piece_bytes(16);
 
-const fn piece_bytes(weight_bits: usize) -> usize {
+const fn weight_piece_bytes(weight_bits: usize) -> usize {
     16 * match weight_bits {
         16 => 1024,
         bits => 64 * bits + 16,
@@ -126,7 +133,7 @@ const fn piece_bytes(weight_bits: usize) -> usize {
 
 /// Pieces in the ring of the shifts' weights: as many as fit beside x, of which there are two
 /// parts.
-const fn shifts_slots(weight_bits: usize) -> usize {
+const fn shift_weight_slots(weight_bits: usize) -> usize {
     match weight_bits {
         16 => 3,
         8 => 5,
@@ -134,8 +141,8 @@ const fn shifts_slots(weight_bits: usize) -> usize {
     }
 }
 
-const fn shifts_shared(weight_bits: usize) -> usize {
-    2 * STREAMED_X_BYTES + shifts_slots(weight_bits) * piece_bytes(weight_bits)
+const fn shifts_shared_bytes(weight_bits: usize) -> usize {
+    2 * STREAMED_X_BYTES + shift_weight_slots(weight_bits) * weight_piece_bytes(weight_bits)
 }
 
 fn streamed_constants(items: &Items, weight_bits: usize) -> Vec<(&'static str, usize)> {
@@ -143,28 +150,32 @@ fn streamed_constants(items: &Items, weight_bits: usize) -> Vec<(&'static str, u
         ("THREADS", STREAMED_THREADS),
         ("WEIGHT_BITS", weight_bits),
         ("STYLES_SHARED_BYTES", STYLES_SHARED_BYTES),
-        ("SHIFTS_SLOTS", shifts_slots(weight_bits)),
-        ("SHIFTS_SHARED_BYTES", shifts_shared(weight_bits)),
+        ("SHIFTS_SLOTS", shift_weight_slots(weight_bits)),
+        ("SHIFTS_SHARED_BYTES", shifts_shared_bytes(weight_bits)),
     ];
     with_model(items, &own)
 }
 
 fn with_fp8(items: &Items) -> Vec<String> {
-    [(PERSISTENT.defines)(items), vec!["WEIGHTS=Fp8".to_owned()]].concat()
+    [(PERSISTENT_KERNEL.defines)(items), vec!["WEIGHTS=Fp8".to_owned()]].concat()
 }
 
 fn with_int4(items: &Items) -> Vec<String> {
-    [(PERSISTENT.defines)(items), vec!["WEIGHTS=Int4".to_owned()]].concat()
+    [(PERSISTENT_KERNEL.defines)(items), vec!["WEIGHTS=Int4".to_owned()]].concat()
 }
 
-fn own_constants(items: &Items, threads: usize, weight_bits: usize) -> Vec<(&'static str, usize)> {
+fn persistent_constants(
+    items: &Items,
+    threads: usize,
+    weight_bits: usize,
+) -> Vec<(&'static str, usize)> {
     let own = [
         ("THREADS", threads),
         ("WEIGHT_BITS", weight_bits),
-        ("CLUSTERS", CLUSTERS),
+        ("CLUSTERS", CLUSTER_COUNT),
         ("RANKS", RANKS),
-        ("MAX_ROWS", MAX_ROWS),
-        ("MAX_KEYS", MAX_KEYS),
+        ("MAX_ROWS", MAX_TILE_ROWS),
+        ("MAX_KEYS", MAX_PERSISTENT_KEYS),
         ("SHARED_BYTES", SHARED_BYTES),
     ];
     with_model(items, &own)
@@ -174,23 +185,25 @@ fn own_constants(items: &Items, threads: usize, weight_bits: usize) -> Vec<(&'st
 /// blocks are resident on a device at once is checked when it is loaded.
 pub fn supported(run: &ExpertRun) -> Result<(), String> {
     let shape = &run.shape;
-    if compiled_for(&shape.model) != compiled_for(&PI05) {
+    if fused_model_macro(&shape.model) != fused_model_macro(&PI05_MODEL) {
         return Err("not compiled for this model".to_owned());
     }
-    if shape.s > MAX_ROWS {
-        return Err(format!("has room for {MAX_ROWS} actions"));
+    if shape.s > MAX_TILE_ROWS {
+        return Err(format!("has room for {MAX_TILE_ROWS} actions"));
     }
-    if shape.context() > MAX_KEYS {
-        return Err(format!("has room for {MAX_KEYS} keys, prefix and actions together"));
+    if shape.visible_tokens() > MAX_PERSISTENT_KEYS {
+        return Err(format!(
+            "has room for {MAX_PERSISTENT_KEYS} keys, prefix and actions together"
+        ));
     }
     Ok(())
 }
 
 /// Everything but inputs and output.
-fn scratch(run: &ExpertRun) -> Vec<Region> {
+fn scratch(run: &ExpertRun) -> Vec<NamedRegion> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
-    let rows = |columns: usize| MAX_ROWS * columns * bf16;
+    let rows = |columns: usize| MAX_TILE_ROWS * columns * bf16;
     let queries = heads * head_dim;
     let mut regions = fused::scratch(run);
     regions.retain(|(name, _)| !["squares", "q", "attended", "hidden"].contains(name));
@@ -202,39 +215,39 @@ fn scratch(run: &ExpertRun) -> Vec<Region> {
         ("attended", rows(queries)),
         ("hidden", rows(mlp)),
         // Two norms, sixteen parts a row.
-        ("squares", 2 * MAX_ROWS * 16 * f32),
+        ("squares", 2 * MAX_TILE_ROWS * 16 * f32),
         ("arrived", size_of::<u32>()),
     ]);
     regions
 }
 
 /// A program with every region.
-fn declared(run: &ExpertRun) -> ExpertWriter<'_> {
+fn program_with_regions(run: &ExpertRun) -> ExpertWriter<'_> {
     let Model { depth, head_dim, .. } = run.shape.model;
     let mut writer = fused::declared(run, persistent_packings(&run.shape.model, run.shape.weights));
-    let bytes = depth * MAX_KEYS * head_dim * Dtype::Bf16.bytes();
-    for (name, input) in ["keys", "values"].into_iter().zip(CACHES) {
-        writer.program.packed(name, MemoryUse::Inputs, bytes, move |inputs| {
+    let bytes = depth * MAX_PERSISTENT_KEYS * head_dim * Dtype::Bf16.bytes();
+    for (name, input) in ["keys", "values"].into_iter().zip(CACHE_INPUTS) {
+        writer.program.packed(name, MemoryPurpose::Inputs, bytes, move |inputs| {
             let cache = inputs.tensor(input).as_bytes();
             pack_cache(cache, depth, head_dim, name == "values")
         });
     }
-    writer.scratch(MemoryUse::Activations, scratch(run));
+    writer.scratch(MemoryPurpose::Activations, scratch(run));
     writer
 }
 
 /// The launches, each beginning while the one before it ends.
 pub fn program(run: &ExpertRun) -> Program {
     let (kernel, shifts_kernel) = match run.shape.weights {
-        WeightFormat::Same => (&PERSISTENT, &SHIFTS),
-        WeightFormat::Fp8 => (&PERSISTENT_FP8, &SHIFTS_FP8),
-        WeightFormat::Int4 => (&PERSISTENT_INT4, &SHIFTS_INT4),
+        WeightFormat::Same => (&PERSISTENT_KERNEL, &SHIFTS_KERNEL),
+        WeightFormat::Fp8 => (&PERSISTENT_FP8_KERNEL, &SHIFTS_FP8_KERNEL),
+        WeightFormat::Int4 => (&PERSISTENT_INT4_KERNEL, &SHIFTS_INT4_KERNEL),
     };
-    let mut writer = declared(run);
+    let mut writer = program_with_regions(run);
     writer.programmatic = true;
-    let sizes = ints([run.shape.model.depth, run.steps]);
+    let sizes = int_operands([run.shape.model.depth, run.steps]);
     writer.program.begin("Prepare");
-    fused::condition(&mut writer);
+    fused::write_conditioning(&mut writer);
     let styles = [
         "cond",
         "style1",
@@ -247,7 +260,7 @@ pub fn program(run: &ExpertRun) -> Program {
         "styles2",
         "final_styles",
     ];
-    writer.launch(&STYLES, 1, (styles, sizes));
+    writer.launch(&STYLES_KERNEL_INPUTS, 1, (styles, sizes));
     fused::begin(&mut writer);
     let shifts =
         ["styles1", "styles2", "qkv_proj", "gate_up_proj", "shift_qkv", "shift_gate_up", "arrived"];
@@ -268,8 +281,8 @@ pub fn program(run: &ExpertRun) -> Program {
     let activations =
         ["angles", "keys", "values", "scaled", "q", "attended", "hidden", "squares", "arrived"];
     let actions = ["action_out", "action_out_bias", "action_in", "action_in_bias"];
-    let result = fused::result(&writer);
-    let extents = ints([run.shape.s, run.shape.p]);
+    let result = fused::result_arguments(&writer);
+    let extents = int_operands([run.shape.s, run.shape.p]);
     let arguments = (layers, activations, actions, result, extents, sizes);
     writer.program.begin("Denoise_Full_Loop");
     writer.launch(kernel, run.shape.s, arguments);

@@ -1,7 +1,7 @@
 //! The common part of the family's rows: parameters of builds and grids, and the models that have
 //! builds.
 
-use crate::denoise::model::{ACTION, Model, PI05, TINY};
+use crate::denoise::model::{ACTION_COLUMNS, Model, PI05_MODEL, TINY};
 use crate::kernel_files::kernel_file;
 use kernelgate_cuda::KernelSpec;
 
@@ -28,7 +28,7 @@ pub const fn kernel(
 ) -> KernelSpec<Items> {
     KernelSpec {
         constants: |_| vec![("THREADS", THREADS)],
-        variants: || vec![Items { model: PI05, items: 1, layers: 1 }],
+        variants: || vec![Items { model: PI05_MODEL, items: 1, layers: 1 }],
         ..KernelSpec::new(kernel_file(file, text), symbol, THREADS, blocks)
     }
 }
@@ -43,11 +43,11 @@ pub const fn model_kernel(
 ) -> KernelSpec<Items> {
     KernelSpec {
         defines: |items| {
-            compiled_for(&items.model).map(|define| define.to_owned()).into_iter().collect()
+            fused_model_macro(&items.model).map(|define| define.to_owned()).into_iter().collect()
         },
         constants: |items| with_model(items, &[("THREADS", THREADS)]),
         whole_shared: true,
-        variants: || [PI05, TINY].map(|model| Items { model, items: 1, layers: 1 }).to_vec(),
+        variants: || [PI05_MODEL, TINY].map(|model| Items { model, items: 1, layers: 1 }).to_vec(),
         ..kernel(file, text, symbol, blocks)
     }
 }
@@ -60,7 +60,7 @@ pub fn with_model(items: &Items, others: &[(&'static str, usize)]) -> Vec<(&'sta
         ("MLP", mlp),
         ("HEADS", heads),
         ("HEAD_DIM", head_dim),
-        ("ACTION", ACTION),
+        ("ACTION", ACTION_COLUMNS),
     ];
     [&model, others].concat()
 }
@@ -72,9 +72,9 @@ pub fn a_row_a_block(items: &Items) -> [usize; 3] {
 
 /// The macro that selects a model in the fused kernels, for any depth; `None` for a model without a
 /// build.
-pub fn compiled_for(model: &Model) -> Option<&'static str> {
+pub fn fused_model_macro(model: &Model) -> Option<&'static str> {
     let same = |known: &Model| Model { name: model.name, depth: model.depth, ..*known } == *model;
-    [(PI05, "MODEL=Pi05"), (TINY, "MODEL=Tiny")]
+    [(PI05_MODEL, "MODEL=Pi05"), (TINY, "MODEL=Tiny")]
         .into_iter()
         .find(|(known, _)| same(known))
         .map(|(_, define)| define)

@@ -2,9 +2,9 @@
 
 use kernelgate::workload::Dtype;
 
-use super::row::compiled_for;
+use super::row::fused_model_macro;
 use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape, WeightFormat};
-use crate::denoise::model::ACTION;
+use crate::denoise::model::ACTION_COLUMNS;
 
 /// Most steps that are captured: a graph of the operations one by one has 400 nodes a step.
 const MAX_CAPTURED_STEPS: usize = 100;
@@ -34,17 +34,17 @@ impl From<&DenoiseLoop> for ExpertRun {
 
 impl ExpertRun {
     /// Checks that the kernels of single operations compute the run.
-    pub fn supported_per_op(&self) -> Result<(), String> {
+    pub fn check_per_op_supported(&self) -> Result<(), String> {
         self.supported()
     }
 
     /// Whether the fused kernels are compiled for its model.
-    pub fn supported_fused(&self) -> Result<(), String> {
+    pub fn check_fused_supported(&self) -> Result<(), String> {
         self.supported()?;
         if self.shape.weights != WeightFormat::Same {
             return Err("takes bf16 weights only".to_owned());
         }
-        compiled_for(&self.shape.model)
+        fused_model_macro(&self.shape.model)
             .map(drop)
             .ok_or_else(|| "not compiled for this model".to_owned())
     }
@@ -54,7 +54,7 @@ impl ExpertRun {
     }
 
     /// The loop itself, if it is short enough to be captured.
-    pub fn captured(&self) -> Result<Self, String> {
+    pub fn captured_loop(&self) -> Result<Self, String> {
         if self.steps <= MAX_CAPTURED_STEPS {
             Ok(*self)
         } else {
@@ -64,6 +64,6 @@ impl ExpertRun {
 
     /// Name and extents of the output.
     pub fn output(&self) -> (&'static str, [usize; 2]) {
-        (if self.looped { "actions" } else { "velocity" }, [self.shape.s, ACTION])
+        (if self.looped { "actions" } else { "velocity" }, [self.shape.s, ACTION_COLUMNS])
     }
 }

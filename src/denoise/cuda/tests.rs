@@ -8,24 +8,24 @@ use std::sync::Arc;
 
 use super::*;
 use crate::denoise::definition::{ExpertShape, WeightFormat};
-use crate::denoise::model::{Model, PI05, TINY};
+use crate::denoise::model::{Model, PI05_MODEL, TINY};
 use crate::gpu_tests::{gpu, prepare};
-use crate::kernel_tests::check_launches;
+use crate::kernel_tests::check_program_launches;
 use kernelgate::backend::Executable;
-use kernelgate::backend::program::{KeptLines, KernelLaunch, Program, Step};
+use kernelgate::backend::program::{KeptL2Lines, KernelLaunch, Program, Step};
 use kernelgate::verify::{OutputComparison, verify};
 use kernelgate::workload::{Dtype, Problem, Tensors};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::memory;
 
 /// Every kernel of the full model in a fraction of its time.
-const SHALLOW: Model = Model { name: "shallow", depth: 2, ..PI05 };
+const SHALLOW_MODEL: Model = Model { name: "shallow", depth: 2, ..PI05_MODEL };
 
 fn shape(model: Model, s: usize, p: usize) -> ExpertShape {
     ExpertShape { model, s, p, dtype: Dtype::Bf16, weights: WeightFormat::Same }
 }
 
-fn looped(model: Model, s: usize, p: usize, steps: usize) -> DenoiseLoop {
+fn denoise_loop_of(model: Model, s: usize, p: usize, steps: usize) -> DenoiseLoop {
     DenoiseLoop { expert: shape(model, s, p), steps }
 }
 
@@ -44,7 +44,7 @@ fn with_weights(problem: DenoiseLoop, weights: WeightFormat) -> DenoiseLoop {
 }
 
 /// The rows that compute a problem.
-fn supporting<P>(
+fn supporting_rows<P>(
     rows: &'static [Implementation<P>],
     problem: &P,
 ) -> Vec<&'static Implementation<P>> {
@@ -93,7 +93,7 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
             row.name
         );
     }
-    let long = looped(TINY, 7, 13, 101);
+    let long = denoise_loop_of(TINY, 7, 13, 101);
     let reasons: Vec<_> = LOOP.iter().map(|row| (row.supports)(&long)).collect();
     assert_eq!(reasons[0], Ok(()));
     assert!(
@@ -102,20 +102,24 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
     let other = DenoiseStep { expert: shape(Model { mlp: 192, ..TINY }, 7, 13) };
     assert_eq!((STEP[0].supports)(&other), Ok(()));
     assert_eq!((STEP[2].supports)(&other), Err("not compiled for this model".to_owned()));
-    assert_eq!((STEP[2].supports)(&DenoiseStep { expert: shape(SHALLOW, 7, 13) }), Ok(()));
+    assert_eq!((STEP[2].supports)(&DenoiseStep { expert: shape(SHALLOW_MODEL, 7, 13) }), Ok(()));
     // The persistent kernel has one size.
     assert_eq!(STEP[4].name, "cuda/persistent");
     let persistent = |model, s, p| (STEP[4].supports)(&DenoiseStep { expert: shape(model, s, p) });
     assert_eq!(persistent(TINY, 7, 13), Err("not compiled for this model".to_owned()));
-    assert_eq!(persistent(SHALLOW, 57, 13), Err("has room for 56 actions".to_owned()));
+    assert_eq!(persistent(SHALLOW_MODEL, 57, 13), Err("has room for 56 actions".to_owned()));
     assert_eq!(
-        persistent(SHALLOW, 50, 975),
+        persistent(SHALLOW_MODEL, 50, 975),
         Err("has room for 1024 keys, prefix and actions together".to_owned())
     );
-    assert_eq!(persistent(PI05, 56, 968), Ok(()));
+    assert_eq!(persistent(PI05_MODEL, 56, 968), Ok(()));
     assert_eq!(LOOP[4].name, "cuda/fused_overlap_l2");
-    assert!((LOOP[4].supports)(&looped(TINY, 7, 13, 1)).unwrap_err().contains("nothing to keep"));
-    assert_eq!((LOOP[4].supports)(&looped(TINY, 7, 13, 2)), Ok(()));
+    assert!(
+        (LOOP[4].supports)(&denoise_loop_of(TINY, 7, 13, 1))
+            .unwrap_err()
+            .contains("nothing to keep")
+    );
+    assert_eq!((LOOP[4].supports)(&denoise_loop_of(TINY, 7, 13, 2)), Ok(()));
 }
 
 #[test]
@@ -123,7 +127,7 @@ fn declared_memory_is_what_the_shapes_say() {
     let declared = |row: &Implementation<DenoiseLoop>, problem: &DenoiseLoop| {
         row.device_bytes(problem).unwrap()
     };
-    let problem = looped(TINY, 7, 13, 3);
+    let problem = denoise_loop_of(TINY, 7, 13, 3);
     let inputs = problem.inputs(1).bytes() as u64;
     let fixed = 3 * 8 + 7 * 32 * 4;
     // The time's three panels; styles of 2·2 + 1 norms; angles, h, squares, q; a panel of attended
@@ -154,14 +158,14 @@ fn declared_memory_is_what_the_shapes_say() {
     let per_op = 3 * 64 * 2 + 5 * 192 * 4 + rows + scores;
     assert_eq!(declared(&LOOP[0], &problem), inputs + fixed + per_op + (16 << 20));
     // Codes and a bf16 for each eight columns and 64 of k replace bf16.
-    let full = looped(PI05, 50, 968, 10);
+    let full = denoise_loop_of(PI05_MODEL, 50, 968, 10);
     assert_eq!(
         declared(&LOOP[5], &full) - declared(&LOOP[5], &in_fp8(full)),
-        PI05.layer_weights() / 512 * (1024 - 528)
+        PI05_MODEL.layer_weight_elements() / 512 * (1024 - 528)
     );
     assert_eq!(
         declared(&LOOP[5], &full) - declared(&LOOP[5], &in_int4(full)),
-        PI05.layer_weights() / 512 * (1024 - 272)
+        PI05_MODEL.layer_weight_elements() / 512 * (1024 - 272)
     );
     // The full loop: its 879 MB of weights and caches are nearly all of it.
     for row in LOOP {
@@ -173,11 +177,17 @@ fn declared_memory_is_what_the_shapes_say() {
 /// The programs of a run: operations one by one and in lanes, fused, fused with caches kept in L2,
 /// persistent.
 fn programs(run: &ExpertRun) -> [Program; 5] {
-    [per_op::program, per_op::concurrent, fused::program, fused::keeping, persistent::program]
-        .map(|write| write(run))
+    [
+        per_op::program,
+        per_op::concurrent_launches,
+        fused::program,
+        fused::launches_keeping_l2,
+        persistent::program,
+    ]
+    .map(|write| write(run))
 }
 
-fn launches(program: &Program) -> impl Iterator<Item = &KernelLaunch> {
+fn kernel_launches_of(program: &Program) -> impl Iterator<Item = &KernelLaunch> {
     program.steps().iter().filter_map(|step| match step {
         Step::Launch(launch) => Some(launch),
         _ => None,
@@ -187,24 +197,24 @@ fn launches(program: &Program) -> impl Iterator<Item = &KernelLaunch> {
 #[test]
 fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
     for run in [
-        ExpertRun::from(&DenoiseStep { expert: shape(SHALLOW, 50, 968) }),
-        ExpertRun::from(&looped(TINY, 7, 13, 3)),
-        ExpertRun::from(&in_fp8(looped(TINY, 7, 13, 3))),
-        ExpertRun::from(&in_int4(looped(TINY, 7, 13, 3))),
+        ExpertRun::from(&DenoiseStep { expert: shape(SHALLOW_MODEL, 50, 968) }),
+        ExpertRun::from(&denoise_loop_of(TINY, 7, 13, 3)),
+        ExpertRun::from(&in_fp8(denoise_loop_of(TINY, 7, 13, 3))),
+        ExpertRun::from(&in_int4(denoise_loop_of(TINY, 7, 13, 3))),
     ] {
         for program in programs(&run) {
             assert_eq!(program.check(), Ok(()));
-            check_launches(&program);
+            check_program_launches(&program);
         }
     }
 }
 
 #[test]
 fn uploads_are_as_large_as_declared() {
-    let plain = looped(SHALLOW, 50, 968, 2);
+    let plain = denoise_loop_of(SHALLOW_MODEL, 50, 968, 2);
     for problem in [plain, in_fp8(plain), in_int4(plain)] {
         let inputs = problem.inputs(1);
-        for row in supporting(LOOP, &problem) {
+        for row in supporting_rows(LOOP, &problem) {
             let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
             let program = write(&problem);
             for (region, _) in program.regions() {
@@ -217,10 +227,10 @@ fn uploads_are_as_large_as_declared() {
 
 #[test]
 fn programs_have_the_launches_and_ranges_of_the_model() {
-    let run = ExpertRun::from(&DenoiseLoop { expert: shape(PI05, 50, 968), steps: 10 });
+    let run = ExpertRun::from(&DenoiseLoop { expert: shape(PI05_MODEL, 50, 968), steps: 10 });
     let [per_op, concurrent, fused, _, persistent] = programs(&run);
     let commands =
-        |program: &Program| program.steps().iter().filter(|step| step.is_command()).count();
+        |program: &Program| program.steps().iter().filter(|step| step.is_gpu_command()).count();
     // Per step: 5 for the time, 3 actions in, angles, 18 layers of 21, 3 for the last norm, the
     // projection and Euler; one copy.
     assert_eq!(commands(&per_op), 10 * (5 + 3 + 1 + 18 * 21 + 3 + 1 + 1) + 1);
@@ -243,10 +253,11 @@ fn programs_have_the_launches_and_ranges_of_the_model() {
 
 #[test]
 fn only_the_programs_that_say_so_overlap_their_launches() {
-    let run = ExpertRun::from(&looped(TINY, 7, 13, 3));
+    let run = ExpertRun::from(&denoise_loop_of(TINY, 7, 13, 3));
     let overlap = programs(&run).map(|program| {
-        let overlap = launches(&program).filter(|launch| launch.is_programmatic()).count();
-        (overlap, launches(&program).count())
+        let overlap =
+            kernel_launches_of(&program).filter(|launch| launch.is_programmatic_launch()).count();
+        (overlap, kernel_launches_of(&program).count())
     });
     let all = |(overlap, launches): (usize, usize)| overlap == launches;
     assert_eq!(overlap.map(|(overlap, _)| overlap > 0), [false, true, false, true, true]);
@@ -255,18 +266,19 @@ fn only_the_programs_that_say_so_overlap_their_launches() {
 
 #[test]
 fn attention_keeps_the_caches_until_the_last_step() {
-    let run = ExpertRun::from(&looped(TINY, 7, 13, 3));
-    let kept = fused::keeping(&run);
+    let run = ExpertRun::from(&denoise_loop_of(TINY, 7, 13, 3));
+    let kept = fused::launches_keeping_l2(&run);
     // Keys and values of two layers, 20 rows of 16 columns each, without a gap.
     assert_eq!(kept.bytes("caches"), 2 * 2 * 2 * 20 * 16);
-    let lines: Vec<_> = launches(&kept)
+    let lines: Vec<_> = kernel_launches_of(&kept)
         .filter(|launch| launch.kernel().symbol == "denoise_fused_attention")
         .map(KernelLaunch::lines)
         .collect();
-    let [keep, release] = [KeptLines::Keep, KeptLines::Release].map(Some);
+    let [keep, release] = [KeptL2Lines::Keep, KeptL2Lines::Release].map(Some);
     assert_eq!(lines, [keep, keep, keep, keep, release, release]);
-    let others = |program: &Program| launches(program).filter(|it| it.lines().is_some()).count();
-    assert_eq!((others(&kept), others(&fused::programmatic(&run))), (lines.len(), 0));
+    let others =
+        |program: &Program| kernel_launches_of(program).filter(|it| it.lines().is_some()).count();
+    assert_eq!((others(&kept), others(&fused::programmatic_launches(&run))), (lines.len(), 0));
 }
 
 #[test]
@@ -282,7 +294,7 @@ fn every_rung_agrees_with_the_reference_on_the_small_model() {
         let rows = if steps > 1 { &LOOP[..5] } else { &LOOP[..4] };
         check(
             rows,
-            &looped(TINY, s, p, steps),
+            &denoise_loop_of(TINY, s, p, steps),
             &device,
             &format!("tiny s={s} p={p} steps={steps}"),
         );
@@ -293,12 +305,17 @@ fn every_rung_agrees_with_the_reference_on_the_small_model() {
 fn every_rung_agrees_with_the_reference_at_the_full_width() {
     let Some((device, _alone)) = gpu() else { return };
     for (s, p) in [(50, 968), (10, 712), (1, 1), (67, 1500)] {
-        let problem = DenoiseStep { expert: shape(SHALLOW, s, p) };
-        let rows = supporting(STEP, &problem);
+        let problem = DenoiseStep { expert: shape(SHALLOW_MODEL, s, p) };
+        let rows = supporting_rows(STEP, &problem);
         assert_eq!(rows.len(), if s <= 56 { 5 } else { 4 });
         check(rows, &problem, &device, &format!("shallow s={s} p={p}"));
     }
-    check(LOOP, &looped(SHALLOW, 50, 968, 10), &device, "shallow s=50 p=968 steps=10");
+    check(
+        LOOP,
+        &denoise_loop_of(SHALLOW_MODEL, 50, 968, 10),
+        &device,
+        "shallow s=50 p=968 steps=10",
+    );
 }
 
 #[test]
@@ -311,17 +328,17 @@ fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
     {
         check(
             &STEP[4..],
-            &DenoiseStep { expert: shape(SHALLOW, s, p) },
+            &DenoiseStep { expert: shape(SHALLOW_MODEL, s, p) },
             &device,
             &format!("shallow s={s} p={p}"),
         );
     }
     // One layer, an odd number of them; more steps than a tile of shifts has.
     for (depth, steps) in [(1, 1), (1, 2), (3, 5), (1, 37)] {
-        let model = Model { depth, ..SHALLOW };
+        let model = Model { depth, ..SHALLOW_MODEL };
         check(
             &LOOP[5..],
-            &looped(model, 50, 968, steps),
+            &denoise_loop_of(model, 50, 968, steps),
             &device,
             &format!("depth={depth} steps={steps}"),
         );
@@ -330,7 +347,7 @@ fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
     for (s, p, steps) in [(1, 1, 3), (9, 40, 2), (56, 968, 3)] {
         check(
             &LOOP[5..],
-            &looped(SHALLOW, s, p, steps),
+            &denoise_loop_of(SHALLOW_MODEL, s, p, steps),
             &device,
             &format!("shallow s={s} p={p} steps={steps}"),
         );
@@ -340,17 +357,17 @@ fn the_persistent_kernel_agrees_with_the_reference_to_its_bounds() {
 #[test]
 fn the_full_step_agrees_with_the_reference() {
     let Some((device, _alone)) = gpu() else { return };
-    check(STEP, &DenoiseStep { expert: shape(PI05, 50, 968) }, &device, "pi05 s=50 p=968");
+    check(STEP, &DenoiseStep { expert: shape(PI05_MODEL, 50, 968) }, &device, "pi05 s=50 p=968");
 }
 
 #[test]
 fn a_loop_without_velocity_returns_the_noise() {
     let Some((device, _alone)) = gpu() else { return };
-    let problem = looped(TINY, 7, 13, 10);
+    let problem = denoise_loop_of(TINY, 7, 13, 10);
     let mut inputs = problem.inputs(1);
     inputs.tensor_mut("action_out").as_bytes_mut().fill(0);
     inputs.f32_mut("action_out_bias").fill(0.0);
-    for row in supporting(LOOP, &problem) {
+    for row in supporting_rows(LOOP, &problem) {
         let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
         task.launch().unwrap();
         assert_eq!(task.outputs().unwrap().f32("actions"), inputs.f32("x"), "{}", row.name);
@@ -360,7 +377,7 @@ fn a_loop_without_velocity_returns_the_noise() {
 #[test]
 fn fused_launches_repeat_bit_by_bit() {
     let Some((device, _alone)) = gpu() else { return };
-    let problem = looped(SHALLOW, 50, 968, 10);
+    let problem = denoise_loop_of(SHALLOW_MODEL, 50, 968, 10);
     let inputs = problem.inputs(23);
     let mut kinds = Vec::new();
     for row in LOOP {
@@ -386,7 +403,7 @@ fn fused_launches_repeat_bit_by_bit() {
 #[test]
 fn the_persistent_kernel_repeats_bit_by_bit_a_thousand_times() {
     let Some((device, _alone)) = gpu() else { return };
-    let plain = looped(SHALLOW, 50, 968, 2);
+    let plain = denoise_loop_of(SHALLOW_MODEL, 50, 968, 2);
     for problem in [plain, in_fp8(plain), in_int4(plain)] {
         let inputs = problem.inputs(25);
         let Some(mut task) = prepare(&LOOP[5], &problem, &inputs, &device) else { return };
@@ -407,7 +424,7 @@ fn the_persistent_kernel_repeats_bit_by_bit_a_thousand_times() {
 #[test]
 fn declared_memory_is_within_a_twentieth_of_what_is_used() {
     let Some((device, _alone)) = gpu() else { return };
-    let problem = looped(PI05, 50, 968, 10);
+    let problem = denoise_loop_of(PI05_MODEL, 50, 968, 10);
     let inputs = problem.inputs(24);
     for row in LOOP {
         let free = || memory::settled(&device).unwrap().0 as f64;

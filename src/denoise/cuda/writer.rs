@@ -3,16 +3,18 @@
 
 use super::row::Items;
 use super::run::ExpertRun;
-use kernelgate::backend::program::{KernelLaunch, MemoryUse, Operand, Operands, Pointer, Program};
+use kernelgate::backend::program::{
+    KernelLaunch, MemoryPurpose, Operand, Operands, Pointer, Program,
+};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
 /// The input that differs from one inference to the next. Launches read weights and caches as they
 /// were when the program was loaded, some of them packed.
-const NOISE: &str = "x";
+const NOISE_INPUT: &str = "x";
 
 /// A named piece of device memory and its bytes.
-pub type Region = (&'static str, usize);
+pub type NamedRegion = (&'static str, usize);
 
 /// Writes the program of a run.
 pub struct ExpertWriter<'a> {
@@ -34,20 +36,20 @@ impl<'a> ExpertWriter<'a> {
         for spec in specs.iter().filter(|spec| !packed.contains(&spec.name)) {
             let bytes = spec.bytes() as usize;
             match spec.name {
-                NOISE => program.input(NOISE, MemoryUse::Inputs, bytes),
+                NOISE_INPUT => program.input(NOISE_INPUT, MemoryPurpose::Inputs, bytes),
                 name if name.ends_with("_cache") => {
-                    program.loaded_input(name, MemoryUse::Inputs, bytes)
+                    program.add_loaded_input(name, MemoryPurpose::Inputs, bytes)
                 }
-                name => program.loaded_input(name, MemoryUse::Weights, bytes),
+                name => program.add_loaded_input(name, MemoryPurpose::Weights, bytes),
             };
         }
         let steps = run.steps;
         if run.looped {
-            program.packed("times", MemoryUse::Inputs, steps * Dtype::F64.bytes(), move |_| {
+            program.packed("times", MemoryPurpose::Inputs, steps * Dtype::F64.bytes(), move |_| {
                 bytemuck::cast_slice(&times(steps)).to_vec()
             });
         } else {
-            program.loaded_input("t", MemoryUse::Inputs, Dtype::F32.bytes());
+            program.add_loaded_input("t", MemoryPurpose::Inputs, Dtype::F32.bytes());
         }
         let (name, extents) = run.output();
         program.output(name, extents, Dtype::F32);
@@ -55,7 +57,11 @@ impl<'a> ExpertWriter<'a> {
     }
 
     /// Declares scratch.
-    pub fn scratch(&mut self, purpose: MemoryUse, regions: impl IntoIterator<Item = Region>) {
+    pub fn scratch(
+        &mut self,
+        purpose: MemoryPurpose,
+        regions: impl IntoIterator<Item = NamedRegion>,
+    ) {
         for (name, bytes) in regions {
             self.program.scratch(name, purpose, bytes);
         }
@@ -67,7 +73,7 @@ impl<'a> ExpertWriter<'a> {
     }
 
     /// The output.
-    pub fn output(&self) -> Operand {
+    pub fn velocity_output(&self) -> Operand {
         self.at(self.run.output().0)
     }
 

@@ -19,13 +19,13 @@ pub const FORWARD: &[Implementation<Forward>] = &[
     Implementation {
         name: "cuda/per_op",
         about: "a launch an operation from the host, GEMMs by cuBLASLt",
-        supports: |problem| bf16_only(&problem.shape),
+        supports: |problem| requires_bf16(&problem.shape),
         prepare: Prepare::Program(|problem| per_op::forward(&problem.shape), Capture::Stream),
     },
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| bf16_only(&problem.shape),
+        supports: |problem| requires_bf16(&problem.shape),
         prepare: Prepare::Program(|problem| per_op::forward(&problem.shape), Capture::Graph),
     },
 ];
@@ -35,18 +35,18 @@ pub const BACKWARD: &[Implementation<Backward>] = &[
     Implementation {
         name: "cuda/per_op",
         about: "a launch an operation from the host, GEMMs with transposed operands by cuBLASLt",
-        supports: |problem| bf16_only(&problem.shape),
+        supports: |problem| requires_bf16(&problem.shape),
         prepare: Prepare::Program(|problem| per_op::backward(&problem.shape), Capture::Stream),
     },
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| bf16_only(&problem.shape),
+        supports: |problem| requires_bf16(&problem.shape),
         prepare: Prepare::Program(|problem| per_op::backward(&problem.shape), Capture::Graph),
     },
 ];
 
-fn bf16_only(shape: &Shape) -> Result<(), String> {
+fn requires_bf16(shape: &Shape) -> Result<(), String> {
     if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
 }
 
@@ -56,36 +56,36 @@ mod tests {
     use std::sync::Arc;
 
     use crate::gpu_tests::{gpu, prepare};
-    use crate::kernel_tests::check_launches;
+    use crate::kernel_tests::check_program_launches;
     use kernelgate::verify::verify;
     use kernelgate::workload::Problem;
     use kernelgate_cuda::Device;
 
-    const SHAPE: Shape = Shape { b: 72, i: 40, h: 104, c: 24, dtype: Dtype::Bf16 };
+    const TEST_SHAPE: Shape = Shape { b: 72, i: 40, h: 104, c: 24, dtype: Dtype::Bf16 };
 
     #[test]
     fn launches_have_the_arguments_of_their_kernels() {
-        for program in [per_op::forward(&SHAPE), per_op::backward(&SHAPE)] {
+        for program in [per_op::forward(&TEST_SHAPE), per_op::backward(&TEST_SHAPE)] {
             assert_eq!(program.check(), Ok(()));
-            check_launches(&program);
+            check_program_launches(&program);
         }
     }
 
     #[test]
     fn declared_memory_is_every_region_and_the_workspace() {
-        let inputs = Backward { shape: SHAPE }.inputs(1);
-        let program = per_op::backward(&SHAPE);
+        let inputs = Backward { shape: TEST_SHAPE }.inputs(1);
+        let program = per_op::backward(&TEST_SHAPE);
         for (name, bytes) in program.regions().filter(|(name, _)| inputs.get(name).is_some()) {
             assert_eq!(inputs.tensor(name).bytes(), bytes, "{name}");
         }
-        assert!(program.device_bytes() > per_op::forward(&SHAPE).device_bytes());
+        assert!(program.device_bytes() > per_op::forward(&TEST_SHAPE).device_bytes());
     }
 
     #[test]
     fn rows_agree_with_the_reference_on_a_gpu() {
         let Some((device, _alone)) = gpu() else { return };
-        agree(FORWARD, &Forward { shape: SHAPE }, &device);
-        agree(BACKWARD, &Backward { shape: SHAPE }, &device);
+        agree(FORWARD, &Forward { shape: TEST_SHAPE }, &device);
+        agree(BACKWARD, &Backward { shape: TEST_SHAPE }, &device);
     }
 
     fn agree<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &Arc<Device>) {

@@ -2,7 +2,7 @@
 
 use crate::kernel_files::kernel_file;
 use crate::mlp::shape::Shape;
-use kernelgate::backend::program::{Lane, MemoryUse, Program, int, long};
+use kernelgate::backend::program::{Lane, MemoryPurpose, Program, int, long};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
@@ -45,12 +45,12 @@ pub fn forward(shape: &Shape) -> Program {
 pub fn backward(shape: &Shape) -> Program {
     let Shape { b, i, h, c, .. } = *shape;
     let mut program = Program::new();
-    program.scratch("p", MemoryUse::Activations, b * c * Dtype::F32.bytes());
+    program.scratch("p", MemoryPurpose::Activations, b * c * Dtype::F32.bytes());
     write_forward(&mut program, shape);
-    program.input("grad_p", MemoryUse::Inputs, b * c * Dtype::F32.bytes());
-    program.scratch("grad_logits", MemoryUse::Gradients, b * c * Dtype::Bf16.bytes());
-    program.scratch("grad_a", MemoryUse::Gradients, b * h * Dtype::F32.bytes());
-    program.scratch("grad_z", MemoryUse::Gradients, b * h * Dtype::Bf16.bytes());
+    program.input("grad_p", MemoryPurpose::Inputs, b * c * Dtype::F32.bytes());
+    program.scratch("grad_logits", MemoryPurpose::Gradients, b * c * Dtype::Bf16.bytes());
+    program.scratch("grad_a", MemoryPurpose::Gradients, b * h * Dtype::F32.bytes());
+    program.scratch("grad_z", MemoryPurpose::Gradients, b * h * Dtype::Bf16.bytes());
     for (name, extents) in [("grad_x", [b, i]), ("grad_w1", [i, h]), ("grad_w2", [h, c])] {
         program.output(name, extents, Dtype::F32);
     }
@@ -79,12 +79,12 @@ pub fn backward(shape: &Shape) -> Program {
 fn write_forward(program: &mut Program, shape: &Shape) {
     let Shape { b, i, h, c, .. } = *shape;
     for (name, [rows, columns]) in shape.operands() {
-        let purpose = if name == "x" { MemoryUse::Inputs } else { MemoryUse::Weights };
+        let purpose = if name == "x" { MemoryPurpose::Inputs } else { MemoryPurpose::Weights };
         program.input(name, purpose, rows * columns * Dtype::Bf16.bytes());
     }
-    program.scratch("z", MemoryUse::Activations, b * h * Dtype::F32.bytes());
-    program.scratch("a", MemoryUse::Activations, b * h * Dtype::Bf16.bytes());
-    program.scratch("logits", MemoryUse::Activations, b * c * Dtype::F32.bytes());
+    program.scratch("z", MemoryPurpose::Activations, b * h * Dtype::F32.bytes());
+    program.scratch("a", MemoryPurpose::Activations, b * h * Dtype::Bf16.bytes());
+    program.scratch("logits", MemoryPurpose::Activations, b * c * Dtype::F32.bytes());
     program.in_range("Layer_1", |program| multiply(program, gemm(b, h, i), ["x", "w1", "z"]));
     program.in_range("Activation", |program| {
         program.launch(&ACTIVATE, shape, ("z", "a", long(b * h)));
@@ -102,5 +102,5 @@ const fn gemm(m: usize, n: usize, k: usize) -> GemmSpec {
 
 fn multiply(program: &mut Program, spec: GemmSpec, regions: [&str; 3]) {
     let operands = regions.map(|name| program.at(name));
-    program.gemm(Lane::MAIN, spec, operands);
+    program.gemm(Lane::MAIN_LANE, spec, operands);
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 
 use crate::parallel;
-use crate::resnet18::network::{Conv, Window};
+use crate::resnet18::network::{ConvolutionLayer, ConvolutionWindow};
 use kernelgate::backend::cpu::threads;
 
 /// Maximum output pixels of a task: their gathered inputs stay in L2.
@@ -18,39 +18,46 @@ const COLUMNS: usize = 64;
 const FILTERS: usize = 128;
 
 /// Input element of a convolution: a spike or the value of a pixel.
-pub trait Element: Copy + Sync {
+pub trait ConvolutionInput: Copy + Sync {
     /// Value of the element; that of a spike is a multiple of the threshold.
-    fn value(self) -> f32;
+    fn element_value(self) -> f32;
 }
 
-impl Element for i8 {
-    fn value(self) -> f32 {
+impl ConvolutionInput for i8 {
+    fn element_value(self) -> f32 {
         f32::from(self)
     }
 }
 
-impl Element for f32 {
-    fn value(self) -> f32 {
+impl ConvolutionInput for f32 {
+    fn element_value(self) -> f32 {
         self
     }
 }
 
 /// Frames of a task: a part of every thread's share, and few enough rows.
-fn frames_a_task(window: &Window, frames: usize) -> usize {
-    let fit = (ROWS / window.output.pixels()).max(1);
+fn frames_per_task(window: &ConvolutionWindow, frames: usize) -> usize {
+    let fit = (ROWS / window.output.pixel_count()).max(1);
     fit.min(frames.div_ceil(2 * threads())).max(1)
 }
 
 /// The operand's rows, one an output pixel: what each of the taps reads, zeros in the padding.
-fn gather<T: Element>(window: &Window, input: &[T], taps: Range<usize>, rows: &mut Vec<f32>) {
+fn gather<T: ConvolutionInput>(
+    window: &ConvolutionWindow,
+    input: &[T],
+    taps: Range<usize>,
+    rows: &mut Vec<f32>,
+) {
     rows.clear();
     let channels = window.input.channels;
     for frame in input.chunks(window.input.elements()) {
-        for pixel in 0..window.output.pixels() {
+        for pixel in 0..window.output.pixel_count() {
             for tap in taps.clone() {
-                match window.source(pixel, tap) {
+                match window.source_pixel(pixel, tap) {
                     Some(at) => rows.extend(
-                        frame[at * channels..][..channels].iter().map(|&element| element.value()),
+                        frame[at * channels..][..channels]
+                            .iter()
+                            .map(|&element| element.element_value()),
                     ),
                     None => rows.resize(rows.len() + channels, 0.0),
                 }
@@ -64,9 +71,9 @@ fn matrix(values: &[f32], columns: usize) -> MatRef<'_, f32> {
 }
 
 /// The weight's columns of those taps, `[out, taps·in]`.
-fn columns<'a>(conv: &Conv, weight: &'a [f32], taps: &Range<usize>) -> MatRef<'a, f32> {
+fn columns<'a>(conv: &ConvolutionLayer, weight: &'a [f32], taps: &Range<usize>) -> MatRef<'a, f32> {
     let channels = conv.window.input.channels;
-    matrix(weight, conv.depth()).subcols(taps.start * channels, taps.len() * channels)
+    matrix(weight, conv.filter_elements()).subcols(taps.start * channels, taps.len() * channels)
 }
 
 fn gemm(out: &mut [f32], accumulate: Accum, a: MatRef<f32>, b: MatRef<f32>, factor: f32) {
@@ -75,8 +82,8 @@ fn gemm(out: &mut [f32], accumulate: Accum, a: MatRef<f32>, b: MatRef<f32>, fact
 }
 
 /// Writes `factor·conv(input)` to the frames `[frames, side, side, out]`, or adds it to them.
-pub fn convolve<T: Element>(
-    conv: &Conv,
+pub fn convolve<T: ConvolutionInput>(
+    conv: &ConvolutionLayer,
     weight: &[f32],
     input: &[T],
     factor: f32,
@@ -85,10 +92,10 @@ pub fn convolve<T: Element>(
 ) {
     let window = &conv.window;
     let taps = window.live_taps();
-    let task = frames_a_task(window, input.len() / window.input.elements());
+    let task = frames_per_task(window, input.len() / window.input.elements());
     let parts = input.chunks(task * window.input.elements());
     let tasks = output.chunks_mut(task * window.output.elements()).zip(parts).collect();
-    parallel::each_with_scratch(tasks, &|rows, _, (output, input)| {
+    parallel::for_each_task_with_scratch(tasks, &|rows, _, (output, input)| {
         gather(window, input, taps.clone(), rows);
         let x = matrix(rows, taps.len() * window.input.channels);
         gemm(output, accumulate, x, columns(conv, weight, &taps).transpose(), factor);
@@ -97,7 +104,7 @@ pub fn convolve<T: Element>(
 
 /// Adds the gradient of the input of `factor·conv(input)`, from that of its output.
 pub fn add_input_gradient(
-    conv: &Conv,
+    conv: &ConvolutionLayer,
     weight: &[f32],
     output: &[f32],
     factor: f32,
@@ -105,30 +112,33 @@ pub fn add_input_gradient(
 ) {
     let window = &conv.window;
     let (taps, channels) = (window.live_taps(), window.input.channels);
-    let task = frames_a_task(window, output.len() / window.output.elements());
+    let task = frames_per_task(window, output.len() / window.output.elements());
     let width = taps.len() * channels;
     let parts = output.chunks(task * window.output.elements());
     let tasks = input.chunks_mut(task * window.input.elements()).zip(parts).collect();
-    parallel::each_with_scratch(tasks, &|rows, _, (input, output): (&mut [f32], &[f32])| {
-        let g = matrix(output, window.output.channels);
-        rows.resize(g.nrows() * width, 0.0);
-        gemm(rows, Accum::Replace, g, columns(conv, weight, &taps), factor);
-        let frames = rows.chunks(window.output.pixels() * width);
-        for (rows, input) in frames.zip(input.chunks_mut(window.input.elements())) {
-            for (pixel, row) in rows.chunks(width).enumerate() {
-                for (tap, part) in taps.clone().zip(row.chunks(channels)) {
-                    let Some(at) = window.source(pixel, tap) else { continue };
-                    let to = &mut input[at * channels..][..channels];
-                    to.iter_mut().zip(part).for_each(|(to, g)| *to += g);
+    parallel::for_each_task_with_scratch(
+        tasks,
+        &|rows, _, (input, output): (&mut [f32], &[f32])| {
+            let g = matrix(output, window.output.channels);
+            rows.resize(g.nrows() * width, 0.0);
+            gemm(rows, Accum::Replace, g, columns(conv, weight, &taps), factor);
+            let frames = rows.chunks(window.output.pixel_count() * width);
+            for (rows, input) in frames.zip(input.chunks_mut(window.input.elements())) {
+                for (pixel, row) in rows.chunks(width).enumerate() {
+                    for (tap, part) in taps.clone().zip(row.chunks(channels)) {
+                        let Some(at) = window.source_pixel(pixel, tap) else { continue };
+                        let to = &mut input[at * channels..][..channels];
+                        to.iter_mut().zip(part).for_each(|(to, g)| *to += g);
+                    }
                 }
             }
-        }
-    });
+        },
+    );
 }
 
 /// Gradient of the weight `[out, taps, in]` of `factor·conv(input)`, from that of its output.
-pub fn weight_gradient<T: Element>(
-    conv: &Conv,
+pub fn convolution_weight_gradient<T: ConvolutionInput>(
+    conv: &ConvolutionLayer,
     input: &[T],
     output: &[f32],
     factor: f32,
@@ -146,22 +156,25 @@ pub fn weight_gradient<T: Element>(
             (0..filters).step_by(FILTERS).map(move |filter| (of_group(first), filter, vec![]))
         })
         .collect();
-    let frames = (ROWS / window.output.pixels()).max(1);
-    parallel::each_with_scratch(tasks.iter_mut().collect(), &|rows, _, (taps, filter, part)| {
-        let filter = *filter;
-        let (height, width) = (FILTERS.min(filters - filter), taps.len() * channels);
-        part.resize(height * width, 0.0);
-        let outputs = output.chunks(frames * window.output.elements());
-        for (input, output) in input.chunks(frames * window.input.elements()).zip(outputs) {
-            gather(window, input, taps.clone(), rows);
-            let g = matrix(output, filters).subcols(filter, height).transpose();
-            gemm(part, Accum::Add, g, matrix(rows, width), factor);
-        }
-    });
+    let frames = (ROWS / window.output.pixel_count()).max(1);
+    parallel::for_each_task_with_scratch(
+        tasks.iter_mut().collect(),
+        &|rows, _, (taps, filter, part)| {
+            let filter = *filter;
+            let (height, width) = (FILTERS.min(filters - filter), taps.len() * channels);
+            part.resize(height * width, 0.0);
+            let outputs = output.chunks(frames * window.output.elements());
+            for (input, output) in input.chunks(frames * window.input.elements()).zip(outputs) {
+                gather(window, input, taps.clone(), rows);
+                let g = matrix(output, filters).subcols(filter, height).transpose();
+                gemm(part, Accum::Add, g, matrix(rows, width), factor);
+            }
+        },
+    );
     gradient.fill(0.0);
     for (taps, filter, part) in tasks {
         for (row, part) in part.chunks(taps.len() * channels).enumerate() {
-            let at = (filter + row) * conv.depth() + taps.start * channels;
+            let at = (filter + row) * conv.filter_elements() + taps.start * channels;
             gradient[at..][..part.len()].copy_from_slice(part);
         }
     }

@@ -33,7 +33,7 @@ pub const INFERENCE: &[Implementation<Inference>] = &[Implementation {
 pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
     name: "cpu",
     about: "the forward of `cpu`, neurons replayed backward, gradients by GEMMs of the same rows",
-    supports: TrainStep::comparable,
+    supports: TrainStep::is_comparable_with_reference,
     prepare: Prepare::Cpu(|problem, inputs| {
         let rows = inputs.tensor("parameters").shape().to_vec();
         let outputs = Tensors::new()

@@ -2,19 +2,19 @@
 
 use kernelgate_numerics::gemm::Accum;
 
-use super::convolution::{add_input_gradient, convolve, weight_gradient};
-use super::pooling::{Pooled, pool, pool_gradient};
+use super::convolution::{add_input_gradient, convolution_weight_gradient, convolve};
+use super::pooling::{PooledSpikes, pool, pool_gradient};
 use crate::parallel;
-use crate::resnet18::breakdown::stage;
-use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
-use crate::resnet18::network::{CLASSES, Conv, Network};
+use crate::resnet18::breakdown::stage_parts;
+use crate::resnet18::definition::{LEARNING_RATE, NetworkShape, SGD_MOMENTUM};
+use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network};
 use crate::st_bif::cpu;
-use crate::st_bif::neuron::Parameters;
+use crate::st_bif::neuron::NeuronParameters;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 use kernelgate_cuda::observe::range::{RangeGuard, within};
 
 /// Elements that one task computes if elements do not depend on each other.
-const PIECE: usize = 1 << 14;
+const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 /// State that the forward pass saves for the backward pass: allocated once, overwritten by every
 /// launch.
@@ -22,12 +22,12 @@ pub struct CpuNetwork {
     shape: NetworkShape,
     network: Network,
     theta: f32,
-    neuron: Parameters,
+    neuron: NeuronParameters,
     /// Currents of each layer of neurons, `[T, N]`.
     currents: Vec<Tensor>,
     /// Spikes of each layer of neurons, `[T, N]`.
     pub spikes: Vec<Vec<i8>>,
-    pooled: Vec<Pooled>,
+    pooled: Vec<PooledSpikes>,
     /// Spikes behind the pooling, `[T, B, map]`; empty without one.
     pooled_spikes: Vec<i8>,
     features: Vec<f32>,
@@ -45,10 +45,13 @@ impl CpuNetwork {
             theta: shape.neuron().threshold as f32,
             neuron: shape.neuron(),
             currents: neurons.iter().map(|map| currents(map.elements())).collect(),
-            spikes: neurons.iter().map(|map| vec![0; shape.frames() * map.elements()]).collect(),
+            spikes: neurons
+                .iter()
+                .map(|map| vec![0; shape.frame_count() * map.elements()])
+                .collect(),
             pooled: Vec::new(),
             pooled_spikes: Vec::new(),
-            features: vec![0.0; shape.b * network.last().channels],
+            features: vec![0.0; shape.b * network.last_frame().channels],
             gradient: Vec::new(),
             network,
         }
@@ -71,7 +74,7 @@ impl CpuNetwork {
             }
         }
         for (number, blocks) in self.stages().into_iter().enumerate() {
-            within(&stage(number), || blocks.for_each(|block| self.block(block, parameters)));
+            within(&stage_parts(number), || blocks.for_each(|block| self.block(block, parameters)));
         }
         within("Final_Layers", || self.classify(parameters, logits));
     }
@@ -89,8 +92,8 @@ impl CpuNetwork {
         let (once, rest) = currents.split_at_mut(self.shape.b * stem.window.output.elements());
         convolve(stem, weight(stem, parameters), images, 1.0, Accum::Replace, once);
         let (channels, steps) = (stem.window.output.channels, self.shape.steps() as f32);
-        let bias = &parameters[stem.bias()..][..channels];
-        parallel::chunks_mut(once, stem.window.output.elements(), &|_, image| {
+        let bias = &parameters[stem.first_bias_element()..][..channels];
+        parallel::for_each_chunk(once, stem.window.output.elements(), &|_, image| {
             for pixel in image.chunks_mut(channels) {
                 // A quotient of a sum: exact if the sum is a multiple of the steps.
                 pixel.iter_mut().zip(bias).for_each(|(x, b)| *x = (*x + b) / steps);
@@ -137,8 +140,8 @@ impl CpuNetwork {
                 add_bias(shape, conv, parameters, currents);
             }
             None => {
-                parallel::chunks_mut(currents, PIECE, &|piece, currents| {
-                    let pairs = currents.iter_mut().zip(&input[piece * PIECE..]);
+                parallel::for_each_chunk(currents, ELEMENTS_PER_TASK, &|piece, currents| {
+                    let pairs = currents.iter_mut().zip(&input[piece * ELEMENTS_PER_TASK..]);
                     pairs.for_each(|(x, &s)| *x += theta * f32::from(s));
                 });
             }
@@ -147,7 +150,7 @@ impl CpuNetwork {
     }
 
     fn classify(&mut self, parameters: &[f32], logits: &mut [f32]) {
-        let map = self.network.last();
+        let map = self.network.last_frame();
         let (width, b) = (map.channels, self.shape.b);
         let mut sums = vec![0i32; b * width];
         let last = self.spikes.last().expect("there are neurons");
@@ -157,11 +160,11 @@ impl CpuNetwork {
                 sums.iter_mut().zip(pixel).for_each(|(sum, &s)| *sum += i32::from(s));
             }
         }
-        let scale = self.theta / map.pixels() as f32;
+        let scale = self.theta / map.pixel_count() as f32;
         self.features.iter_mut().zip(&sums).for_each(|(f, &sum)| *f = scale * sum as f32);
-        let (weight, bias) = parameters[self.network.classifier..].split_at(CLASSES * width);
+        let (weight, bias) = parameters[self.network.classifier..].split_at(CLASS_COUNT * width);
         let share = self.share();
-        let images = self.features.chunks(width).zip(logits.chunks_mut(CLASSES));
+        let images = self.features.chunks(width).zip(logits.chunks_mut(CLASS_COUNT));
         for (features, logits) in images {
             for ((logit, row), b) in logits.iter_mut().zip(weight.chunks(width)).zip(bias) {
                 *logit = row.iter().zip(features).map(|(w, f)| w * f).sum::<f32>() + share * b;
@@ -185,15 +188,24 @@ impl CpuNetwork {
         within("Backward", || self.backward(inputs, &logits, &mut gradient));
         let _step = RangeGuard::new("Optimizer");
         let old = inputs.f32("momentum");
-        parallel::chunks_mut(outputs.f32_mut("new_momentum"), PIECE, &|piece, new| {
-            let (old, g) = (&old[piece * PIECE..], &gradient[piece * PIECE..]);
-            new.iter_mut().zip(old).zip(g).for_each(|((new, m), g)| *new = MOMENTUM * m + g);
-        });
+        parallel::for_each_chunk(
+            outputs.f32_mut("new_momentum"),
+            ELEMENTS_PER_TASK,
+            &|piece, new| {
+                let (old, g) =
+                    (&old[piece * ELEMENTS_PER_TASK..], &gradient[piece * ELEMENTS_PER_TASK..]);
+                new.iter_mut()
+                    .zip(old)
+                    .zip(g)
+                    .for_each(|((new, m), g)| *new = SGD_MOMENTUM * m + g);
+            },
+        );
         self.gradient = gradient;
         let mut new = outputs.take("new_parameters").expect("an output");
         let (old, momentum) = (inputs.f32("parameters"), outputs.f32("new_momentum"));
-        parallel::chunks_mut(values(&mut new), PIECE, &|piece, new| {
-            let (old, m) = (&old[piece * PIECE..], &momentum[piece * PIECE..]);
+        parallel::for_each_chunk(values(&mut new), ELEMENTS_PER_TASK, &|piece, new| {
+            let (old, m) =
+                (&old[piece * ELEMENTS_PER_TASK..], &momentum[piece * ELEMENTS_PER_TASK..]);
             let pairs = new.iter_mut().zip(old).zip(m);
             pairs.for_each(|((new, p), m)| *new = p - LEARNING_RATE * m);
         });
@@ -203,9 +215,9 @@ impl CpuNetwork {
     fn backward(&self, inputs: &Tensors, logits: &[f32], gradient: &mut [f32]) {
         let parameters = inputs.f32("parameters");
         let mut spikes =
-            within("Final_Layers", || self.classifier_gradient(parameters, logits, gradient));
+            within("Final_Layers", || self.classifier_gradients(parameters, logits, gradient));
         for (number, blocks) in self.stages().into_iter().enumerate().rev() {
-            let _stage = RangeGuard::new(&stage(number));
+            let _stage = RangeGuard::new(&stage_parts(number));
             for block in blocks.rev() {
                 spikes = self.block_gradient(block, parameters, spikes, gradient);
             }
@@ -221,33 +233,35 @@ impl CpuNetwork {
         let size = self.shape.b * stem.window.output.elements();
         let mut sum = vec![0.0; size];
         for step in currents.f32s().chunks(size).take(self.shape.fed()) {
-            parallel::chunks_mut(&mut sum, PIECE, &|piece, sum| {
-                sum.iter_mut().zip(&step[piece * PIECE..]).for_each(|(sum, g)| *sum += g);
+            parallel::for_each_chunk(&mut sum, ELEMENTS_PER_TASK, &|piece, sum| {
+                sum.iter_mut()
+                    .zip(&step[piece * ELEMENTS_PER_TASK..])
+                    .for_each(|(sum, g)| *sum += g);
             });
         }
         let spread = 1.0 / self.shape.steps() as f32;
-        let weight = &mut gradient[stem.weight..stem.bias()];
-        weight_gradient(stem, inputs.f32("images"), &sum, spread, weight);
+        let weight = &mut gradient[stem.weight..stem.first_bias_element()];
+        convolution_weight_gradient(stem, inputs.f32("images"), &sum, spread, weight);
         self.bias_gradient(stem, &currents, gradient);
     }
 
     /// Gradients of the classifier; returns that of the last neurons' spikes.
-    fn classifier_gradient(
+    fn classifier_gradients(
         &self,
         parameters: &[f32],
         logits: &[f32],
         gradient: &mut [f32],
     ) -> Tensor {
-        let map = self.network.last();
+        let map = self.network.last_frame();
         let (width, at) = (map.channels, self.network.classifier);
-        let weight = &parameters[at..][..CLASSES * width];
-        let (to_weight, to_bias) = gradient[at..].split_at_mut(CLASSES * width);
+        let weight = &parameters[at..][..CLASS_COUNT * width];
+        let (to_weight, to_bias) = gradient[at..].split_at_mut(CLASS_COUNT * width);
         to_weight.fill(0.0);
         to_bias.fill(0.0);
-        let scale = self.theta / map.pixels() as f32;
+        let scale = self.theta / map.pixel_count() as f32;
         let mut spikes = zeros(self.currents.last().expect("there are neurons"));
         let steps = values(&mut spikes);
-        let images = self.features.chunks(width).zip(logits.chunks(CLASSES));
+        let images = self.features.chunks(width).zip(logits.chunks(CLASS_COUNT));
         for (image, (features, logits)) in images.enumerate() {
             let mut to_features = vec![0.0; width];
             for (class, g) in logits.iter().enumerate() {
@@ -279,11 +293,12 @@ impl CpuNetwork {
         let theta = self.theta;
         let input = input_of(number, &self.pooled_spikes, &self.spikes);
         let currents = self.through(2 * number + 2, &spikes);
-        let add_gradients = |conv: &Conv, input: &[i8], output: &Tensor, gradient: &mut [f32]| {
-            let weight = &mut gradient[conv.weight..conv.bias()];
-            weight_gradient(conv, input, output.f32s(), theta, weight);
-            self.bias_gradient(conv, output, gradient);
-        };
+        let add_gradients =
+            |conv: &ConvolutionLayer, input: &[i8], output: &Tensor, gradient: &mut [f32]| {
+                let weight = &mut gradient[conv.weight..conv.first_bias_element()];
+                convolution_weight_gradient(conv, input, output.f32s(), theta, weight);
+                self.bias_gradient(conv, output, gradient);
+            };
         add_gradients(&block.second, &self.spikes[2 * number + 1], &currents, gradient);
         let mut hidden = zeros(&self.currents[2 * number + 1]);
         let second = weight(&block.second, parameters);
@@ -300,9 +315,9 @@ impl CpuNetwork {
             }
             None => {
                 let currents = currents.f32s();
-                parallel::chunks_mut(to, PIECE, &|piece, to| {
+                parallel::for_each_chunk(to, ELEMENTS_PER_TASK, &|piece, to| {
                     to.iter_mut()
-                        .zip(&currents[piece * PIECE..])
+                        .zip(&currents[piece * ELEMENTS_PER_TASK..])
                         .for_each(|(to, g)| *to = theta * g);
                 });
             }
@@ -318,14 +333,14 @@ impl CpuNetwork {
         currents
     }
 
-    fn bias_gradient(&self, conv: &Conv, output: &Tensor, gradient: &mut [f32]) {
+    fn bias_gradient(&self, conv: &ConvolutionLayer, output: &Tensor, gradient: &mut [f32]) {
         let channels = conv.window.output.channels;
         let fed = self.shape.fed() * self.shape.b * conv.window.output.elements();
         let mut sums = vec![0f64; channels];
         for pixel in output.f32s()[..fed].chunks(channels) {
             sums.iter_mut().zip(pixel).for_each(|(sum, g)| *sum += f64::from(*g));
         }
-        let to = &mut gradient[conv.bias()..][..channels];
+        let to = &mut gradient[conv.first_bias_element()..][..channels];
         let steps = self.shape.steps() as f64;
         to.iter_mut().zip(sums).for_each(|(to, sum)| *to = (sum / steps) as f32);
     }
@@ -336,18 +351,23 @@ fn input_of<'a>(number: usize, pooled: &'a [i8], spikes: &'a [Vec<i8>]) -> &'a [
     if number == 0 && !pooled.is_empty() { pooled } else { &spikes[2 * number] }
 }
 
-fn weight<'a>(conv: &Conv, parameters: &'a [f32]) -> &'a [f32] {
-    &parameters[conv.weight..conv.bias()]
+fn weight<'a>(conv: &ConvolutionLayer, parameters: &'a [f32]) -> &'a [f32] {
+    &parameters[conv.weight..conv.first_bias_element()]
 }
 
-fn add_bias(shape: &NetworkShape, conv: &Conv, parameters: &[f32], currents: &mut [f32]) {
+fn add_bias(
+    shape: &NetworkShape,
+    conv: &ConvolutionLayer,
+    parameters: &[f32],
+    currents: &mut [f32],
+) {
     let steps = shape.steps() as f32;
-    let bias: Vec<f32> = parameters[conv.bias()..][..conv.window.output.channels]
+    let bias: Vec<f32> = parameters[conv.first_bias_element()..][..conv.window.output.channels]
         .iter()
         .map(|b| b / steps)
         .collect();
     let fed = shape.fed() * shape.b * conv.window.output.elements();
-    parallel::chunks_mut(&mut currents[..fed], conv.window.output.elements(), &|_, frame| {
+    parallel::for_each_chunk(&mut currents[..fed], conv.window.output.elements(), &|_, frame| {
         for pixel in frame.chunks_mut(bias.len()) {
             pixel.iter_mut().zip(&bias).for_each(|(x, b)| *x += b);
         }
@@ -358,7 +378,7 @@ fn add_bias(shape: &NetworkShape, conv: &Conv, parameters: &[f32], currents: &mu
 fn cross_entropy(logits: &[f32], labels: &[f64]) -> (f32, Vec<f32>) {
     let share = 1.0 / labels.len() as f64;
     let (mut loss, mut gradient) = (0.0, Vec::with_capacity(logits.len()));
-    for (logits, &label) in logits.chunks(CLASSES).zip(labels) {
+    for (logits, &label) in logits.chunks(CLASS_COUNT).zip(labels) {
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let powers: Vec<f64> = logits.iter().map(|x| f64::from(x - largest).exp()).collect();
         let sum: f64 = powers.iter().sum();
@@ -381,11 +401,11 @@ fn values(tensor: &mut Tensor) -> &mut [f32] {
 }
 
 /// Reading what [`values`] writes.
-trait F32s {
+trait F32Reader {
     fn f32s(&self) -> &[f32];
 }
 
-impl F32s for Tensor {
+impl F32Reader for Tensor {
     fn f32s(&self) -> &[f32] {
         let TensorData::F32(values) = self.tensor_data() else { unreachable!("made as f32") };
         values

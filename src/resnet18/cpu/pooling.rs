@@ -1,11 +1,11 @@
 //! Max-pooling of sums over time, forward and backward, an image a task.
 
 use crate::parallel;
-use crate::resnet18::network::Window;
+use crate::resnet18::network::ConvolutionWindow;
 
 /// Spikes `pool(Σ_t s) - pool(Σ_{t-1} s)` of one image, and for each of them the input element that
 /// is the first largest.
-pub struct Pooled {
+pub struct PooledSpikes {
     /// `[T, output]`.
     pub spikes: Vec<i8>,
     /// `[T, output]`.
@@ -13,7 +13,7 @@ pub struct Pooled {
 }
 
 /// Pools every image of spikes `[T, B, input]`.
-pub fn pool(window: &Window, spikes: &[i8], t: usize) -> Vec<Pooled> {
+pub fn pool(window: &ConvolutionWindow, spikes: &[i8], t: usize) -> Vec<PooledSpikes> {
     let size = window.input.elements();
     let b = spikes.len() / t / size;
     let image = |image: usize| {
@@ -21,7 +21,7 @@ pub fn pool(window: &Window, spikes: &[i8], t: usize) -> Vec<Pooled> {
         let mut before = vec![0i8; window.output.elements()];
         let len = t * window.output.elements();
         let mut pooled =
-            Pooled { spikes: Vec::with_capacity(len), sources: Vec::with_capacity(len) };
+            PooledSpikes { spikes: Vec::with_capacity(len), sources: Vec::with_capacity(len) };
         for step in 0..t {
             let frame = &spikes[(step * b + image) * size..][..size];
             sums.iter_mut().zip(frame).for_each(|(sum, s)| *sum += s);
@@ -37,9 +37,9 @@ pub fn pool(window: &Window, spikes: &[i8], t: usize) -> Vec<Pooled> {
     parallel::map(b, &image)
 }
 
-fn largest(window: &Window, sums: &[i8], at: usize) -> usize {
+fn largest(window: &ConvolutionWindow, sums: &[i8], at: usize) -> usize {
     let (pixel, channel) = (at / window.output.channels, at % window.output.channels);
-    let sources = (0..window.taps()).filter_map(|tap| window.source(pixel, tap));
+    let sources = (0..window.window_taps()).filter_map(|tap| window.source_pixel(pixel, tap));
     sources
         .map(|pixel| pixel * window.input.channels + channel)
         .reduce(|best, at| if sums[at] > sums[best] { at } else { best })
@@ -47,7 +47,12 @@ fn largest(window: &Window, sums: &[i8], at: usize) -> usize {
 }
 
 /// Gradient of the spikes `[T, B, input]` from that of the pooled ones `[T, B, output]`.
-pub fn pool_gradient(window: &Window, pooled: &[Pooled], output: &[f32], gradient: &mut [f32]) {
+pub fn pool_gradient(
+    window: &ConvolutionWindow,
+    pooled: &[PooledSpikes],
+    output: &[f32],
+    gradient: &mut [f32],
+) {
     let (from, to) = (window.output.elements(), window.input.elements());
     let b = pooled.len();
     let t = output.len() / b / from;

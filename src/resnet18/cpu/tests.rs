@@ -1,24 +1,24 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::resnet18::network::{Sizes, Stem};
+use crate::resnet18::network::{NetworkSizes, NetworkStem};
 use crate::resnet18::reference::Reference;
-use crate::resnet18::{Draw, NetworkShape};
+use crate::resnet18::{DrawDistribution, NetworkShape};
 use kernelgate::backend::Executable;
 use kernelgate::verify::{compare, verify};
 use kernelgate::workload::{Expected, Problem};
 
 /// Small, and with every kind of layer.
-fn shape(stem: Stem, b: usize, t: usize, level: usize) -> NetworkShape {
-    let sizes = Sizes { stem, width: 8, blocks: 1, side: 16 };
-    NetworkShape { sizes, b, t, level, draw: Draw::Dyadic, dtype: Dtype::F32 }
+fn shape(stem: NetworkStem, b: usize, t: usize, level: usize) -> NetworkShape {
+    let sizes = NetworkSizes { stem, width: 8, blocks: 1, side: 16 };
+    NetworkShape { sizes, b, t, level, draw: DrawDistribution::Dyadic, dtype: Dtype::F32 }
 }
 
-const SHAPES: [(Stem, usize, usize, usize); 4] = [
-    (Stem::ImageNet, 3, 5, 8),
-    (Stem::Cifar, 2, 4, 4),
-    (Stem::ImageNet, 1, 4, 16),
-    (Stem::Cifar, 5, 1, 8),
+const SHAPES: [(NetworkStem, usize, usize, usize); 4] = [
+    (NetworkStem::ImageNet, 3, 5, 8),
+    (NetworkStem::Cifar, 2, 4, 4),
+    (NetworkStem::ImageNet, 1, 4, 16),
+    (NetworkStem::Cifar, 5, 1, 8),
 ];
 
 fn task<P: Problem>(implementation: &Implementation<P>, problem: &P, inputs: Tensors) -> CpuTask {
@@ -46,8 +46,12 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
 /// tolerance.
 #[test]
 fn with_normal_weights_few_spikes_move_and_logits_stay_within_the_tolerance() {
-    let sizes = Sizes { stem: Stem::ImageNet, width: 16, blocks: 2, side: 32 };
-    let shape = NetworkShape { sizes, draw: Draw::Normal, ..shape(Stem::ImageNet, 4, 8, 8) };
+    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 16, blocks: 2, side: 32 };
+    let shape = NetworkShape {
+        sizes,
+        draw: DrawDistribution::Normal,
+        ..shape(NetworkStem::ImageNet, 4, 8, 8)
+    };
     let problem = Inference { shape };
     let (mut by_rounding, mut by_nudging, mut all) = (0, 0, 0);
     for seed in 1..=4 {
@@ -87,9 +91,10 @@ fn with_normal_weights_few_spikes_move_and_logits_stay_within_the_tolerance() {
 #[test]
 fn agreement_of_spikes_with_the_reference_by_layer() {
     let named = std::env::var_os("RESNET18_WEIGHTS").is_some();
-    let (width, draw) = if named { (64, Draw::File) } else { (8, Draw::Normal) };
-    let sizes = Sizes { stem: Stem::ImageNet, width, blocks: 2, side: 32 };
-    let shape = NetworkShape { sizes, draw, ..shape(Stem::ImageNet, 2, 8, 8) };
+    let (width, draw) =
+        if named { (64, DrawDistribution::File) } else { (8, DrawDistribution::Normal) };
+    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width, blocks: 2, side: 32 };
+    let shape = NetworkShape { sizes, draw, ..shape(NetworkStem::ImageNet, 2, 8, 8) };
     let problem = Inference { shape };
     problem.check().unwrap();
     let inputs = problem.inputs(1);
@@ -103,15 +108,15 @@ fn agreement_of_spikes_with_the_reference_by_layer() {
     let (mut agreeing, mut all) = (0, 0);
     for ((name, layer), spikes) in names.zip(&expected.layers).zip(&network.spikes) {
         let same = layer.spikes.iter().zip(spikes).filter(|(a, b)| a == b).count();
-        eprintln!("{name}: {:.4} % of {} spikes", percent(same, spikes.len()), spikes.len());
+        eprintln!("{name}: {:.4} % of {} spikes", percent_of(same, spikes.len()), spikes.len());
         (agreeing, all) = (agreeing + same, all + spikes.len());
     }
-    eprintln!("all: {:.4} % of {all} spikes", percent(agreeing, all));
+    eprintln!("all: {:.4} % of {all} spikes", percent_of(agreeing, all));
     assert_eq!(network.spikes.len(), 17);
-    assert!(percent(agreeing, all) > 99.9);
+    assert!(percent_of(agreeing, all) > 99.9);
 }
 
-fn percent(part: usize, of: usize) -> f64 {
+fn percent_of(part: usize, of: usize) -> f64 {
     100.0 * part as f64 / of as f64
 }
 
@@ -139,10 +144,14 @@ fn logits_and_training_steps_are_those_of_the_reference() {
 /// time and the gradients stay within the tolerance; if units end elsewhere, they do not.
 #[test]
 fn with_normal_weights_gradients_are_within_the_tolerance_unless_units_end_elsewhere() {
-    let sizes = Sizes { stem: Stem::ImageNet, width: 16, blocks: 2, side: 32 };
-    let shape = NetworkShape { sizes, draw: Draw::Normal, ..shape(Stem::ImageNet, 4, 8, 8) };
+    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 16, blocks: 2, side: 32 };
+    let shape = NetworkShape {
+        sizes,
+        draw: DrawDistribution::Normal,
+        ..shape(NetworkStem::ImageNet, 4, 8, 8)
+    };
     let step = TrainStep { shape };
-    assert_eq!(step.comparable(), Ok(()));
+    assert_eq!(step.is_comparable_with_reference(), Ok(()));
     for (seed, nudge, fits) in [(1, 0.0, true), (3, 1e-5, true), (1, 1e-4, false)] {
         let inputs = step.inputs(seed);
         let expected = step.reference(&inputs);
@@ -160,11 +169,11 @@ fn with_normal_weights_gradients_are_within_the_tolerance_unless_units_end_elsew
 /// A gradient that lacks something is beyond each tolerance that is not fp32's own.
 #[test]
 fn the_tolerance_of_a_training_step_lets_no_wrong_gradient_pass() {
-    let step = TrainStep { shape: shape(Stem::ImageNet, 3, 5, 8) };
+    let step = TrainStep { shape: shape(NetworkStem::ImageNet, 3, 5, 8) };
     let inputs = step.inputs(2);
     let expected = step.reference(&inputs);
     let bf16 = NetworkShape { dtype: Dtype::Bf16, ..step.shape };
-    let normal = NetworkShape { draw: Draw::Normal, ..step.shape };
+    let normal = NetworkShape { draw: DrawDistribution::Normal, ..step.shape };
     let tolerances = [bf16, normal].map(|shape| TrainStep { shape }.tolerance());
     let mut launched = task(&TRAIN_STEP[0], &step, inputs.clone());
     let layout = step.shape.sizes.network().layout();

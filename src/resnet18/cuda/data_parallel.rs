@@ -3,7 +3,7 @@
 
 use super::fused_train;
 use crate::collective::InPlaceSum;
-use crate::resnet18::data_parallel::{DataParallel, name};
+use crate::resnet18::data_parallel::{DataParallel, rank_tensor_name};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::program::set::{self, RankProgram};
@@ -11,25 +11,27 @@ use kernelgate::workload::Tensors;
 use kernelgate_cuda::Devices;
 
 /// Memory on one GPU, bytes.
-pub fn device_bytes(problem: &DataParallel) -> u64 {
-    let shape = problem.part().shape;
-    let sums = fused_train::sums(&shape, problem.gpus);
-    fused_train::parallel(&shape, problem.gpus, sums).device_bytes()
+pub fn device_bytes_per_gpu(problem: &DataParallel) -> u64 {
+    let shape = problem.step_of_one_gpu().shape;
+    let sums = fused_train::gradient_sums_by_bucket(&shape, problem.gpus);
+    fused_train::launches_of_one_gpu(&shape, problem.gpus, sums).device_bytes()
 }
 
 /// Loads a program on each GPU, and connects their sums.
-pub fn prepare(
+pub fn prepare_rank_programs(
     problem: &DataParallel,
     inputs: &Tensors,
     devices: &Devices,
 ) -> Result<CudaTask, BackendError> {
     devices.require_peer_access()?;
-    let shape = problem.part().shape;
-    let sums = fused_train::sums(&shape, problem.gpus);
+    let shape = problem.step_of_one_gpu().shape;
+    let sums = fused_train::gradient_sums_by_bucket(&shape, problem.gpus);
     let rank = |rank| RankProgram {
-        program: fused_train::parallel(&shape, problem.gpus, sums.clone()),
-        inputs: problem.rank_inputs(inputs, rank),
+        program: fused_train::launches_of_one_gpu(&shape, problem.gpus, sums.clone()),
+        inputs: problem.inputs_of_gpu(inputs, rank),
     };
     let ranks = (0..problem.gpus).map(rank).collect();
-    set::task(ranks, devices, name, || sums.iter().try_for_each(|sum| InPlaceSum::connect(sum)))
+    set::task(ranks, devices, rank_tensor_name, || {
+        sums.iter().try_for_each(|sum| InPlaceSum::connect_gpus(sum))
+    })
 }

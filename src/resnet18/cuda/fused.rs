@@ -2,77 +2,87 @@
 //! image, by the library's GEMM, and the classifier reads the sum over time.
 
 use super::per_op::{
-    SOURCES, STAGES, Saved, gather_images, images_and_logits, input_name, layer_name, stem_gemm,
+    POOLED_TAPS, STAGE_RANGES, SavedForwardRegions, block_input_name, declare_images_and_logits,
+    gather_images, launch_stem_gemm, layer_spikes_name,
 };
-use super::tiles::{Grid, THREADS, TILE, tiled, wide, wide_is_faster};
-use super::weights::{bias_name, declare_packed, live_columns, stem_columns, weight_name};
+use super::tiles::{THREADS, TILE, TileGrid, tiled, wide_build, wide_is_faster};
+use super::weights::{
+    bias_share_region_name, declare_packed_parameters, live_weight_columns, padded_stem_columns,
+    weight_region_name,
+};
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::network::{Block, CLASSES, Conv, Network};
-use kernelgate::backend::program::{MemoryUse, NULL, Operand, Program, int, ints, long};
+use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network, ResidualBlock};
+use kernelgate::backend::program::{
+    MemoryPurpose, NULL, Operand, Program, int, int_operands, long,
+};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM, POOL, TAIL];
+pub const KERNELS: &[KernelSpec<TileGrid>] = &[BLOCK, BLOCK_WIDE, STEM, POOL, CLASSIFIER_TAIL];
 
-const BLOCK: KernelSpec<Grid> = tiled(
+const BLOCK: KernelSpec<TileGrid> = tiled(
     kernel_file("resnet18/fused", include_str!("../../../kernels/resnet18/fused.cu")),
     "resnet18_fused_block",
 );
-const BLOCK_WIDE: KernelSpec<Grid> = wide(BLOCK);
-const STEM: KernelSpec<Grid> =
+const BLOCK_WIDE: KernelSpec<TileGrid> = wide_build(BLOCK);
+const STEM: KernelSpec<TileGrid> =
     KernelSpec { symbol: "resnet18_fused_stem", shared_bytes: |_| 0, ..BLOCK };
-const POOL: KernelSpec<Grid> = KernelSpec { symbol: "resnet18_fused_pool", ..STEM };
-const TAIL: KernelSpec<Grid> = KernelSpec { symbol: "resnet18_fused_tail", ..BLOCK };
+const POOL: KernelSpec<TileGrid> = KernelSpec { symbol: "resnet18_fused_pool", ..STEM };
+const CLASSIFIER_TAIL: KernelSpec<TileGrid> = KernelSpec { symbol: "resnet18_fused_tail", ..BLOCK };
 
 /// A region of activations and its bytes.
-pub type Activation = (String, usize);
+pub type ActivationRegion = (String, usize);
 
 /// Regions that a forward pass writes, and those that only a backward pass needs of it.
-pub fn activations(shape: &NetworkShape, network: &Network, training: bool) -> Vec<Activation> {
+pub fn activation_regions(
+    shape: &NetworkShape,
+    network: &Network,
+    training: bool,
+) -> Vec<ActivationRegion> {
     let maps = network.neurons();
     let bf16s = |name: String, count: usize| (name, count * Dtype::Bf16.bytes());
     let f32s = |name: String, count: usize| (name, count * Dtype::F32.bytes());
-    let mut regions = vec![f32s(currents_name(0), shape.b * maps[0].elements())];
+    let mut regions = vec![f32s(currents_region_name(0), shape.b * maps[0].elements())];
     for (layer, map) in maps.iter().enumerate() {
-        let elements = shape.frames() * map.elements();
-        regions.push(bf16s(layer_name(layer), elements));
+        let elements = shape.frame_count() * map.elements();
+        regions.push(bf16s(layer_spikes_name(layer), elements));
         if training && layer > 0 {
-            regions.push(f32s(currents_name(layer), elements));
+            regions.push(f32s(currents_region_name(layer), elements));
         }
     }
     if let Some(pool) = &network.pool {
-        let elements = shape.frames() * pool.output.elements();
+        let elements = shape.frame_count() * pool.output.elements();
         regions.push(bf16s("pooled".to_owned(), elements));
         if training {
-            regions.push((SOURCES.to_owned(), elements));
+            regions.push((POOLED_TAPS.to_owned(), elements));
         }
     }
     regions
 }
 
 /// Declares activations.
-pub fn declare_activations(program: &mut Program, regions: Vec<Activation>) {
+pub fn declare_activations(program: &mut Program, regions: Vec<ActivationRegion>) {
     for (name, bytes) in regions {
-        program.scratch(name, MemoryUse::Activations, bytes);
+        program.scratch(name, MemoryPurpose::Activations, bytes);
     }
 }
 
 /// Declares the operand of the stem's GEMM.
-pub fn declare_operand(program: &mut Program, shape: &NetworkShape, network: &Network) {
-    let rows = shape.b * network.stem.window.output.pixels();
-    let bytes = rows * stem_columns(network) * Dtype::Bf16.bytes();
-    program.scratch("operand", MemoryUse::Workspace, bytes);
+pub fn declare_stem_operand(program: &mut Program, shape: &NetworkShape, network: &Network) {
+    let rows = shape.b * network.stem.window.output.pixel_count();
+    let bytes = rows * padded_stem_columns(network) * Dtype::Bf16.bytes();
+    program.scratch("operand", MemoryPurpose::Workspace, bytes);
 }
 
 /// Region of the currents of a layer; of the stem's without bias, once an image.
-pub fn currents_name(layer: usize) -> String {
-    Saved::Currents.currents(layer)
+pub fn currents_region_name(layer: usize) -> String {
+    SavedForwardRegions::Currents.currents(layer)
 }
 
 /// Region of the gradient of a layer's currents, bf16; of the stem's summed over the steps.
-pub fn gradient_name(layer: usize) -> String {
+pub fn currents_gradient_name(layer: usize) -> String {
     format!("gradient{layer}")
 }
 
@@ -80,10 +90,10 @@ pub fn gradient_name(layer: usize) -> String {
 pub fn program(shape: &NetworkShape) -> Program {
     let network = shape.sizes.network();
     let mut program = Program::new();
-    let logits = images_and_logits(&mut program, shape);
-    declare_packed(&mut program, shape, &network);
-    declare_operand(&mut program, shape, &network);
-    declare_activations(&mut program, activations(shape, &network, false));
+    let logits = declare_images_and_logits(&mut program, shape);
+    declare_packed_parameters(&mut program, shape, &network);
+    declare_stem_operand(&mut program, shape, &network);
+    declare_activations(&mut program, activation_regions(shape, &network, false));
     let forward = Forward { shape, network: &network, training: false, merged: None };
     forward.whole(&mut program, logits.into());
     program
@@ -112,27 +122,27 @@ pub struct Forward<'a> {
 
 impl Forward<'_> {
     /// A region that only a training step has, else null.
-    pub fn trained(&self, program: &Program, name: &str) -> Operand {
+    pub fn training_region_or_null(&self, program: &Program, name: &str) -> Operand {
         if self.training { program.at(name).into() } else { NULL }
     }
 
     /// A convolution's bias. Those that are packed are divided by the steps, but the stem's.
-    pub fn bias(&self, program: &Program, conv: &Conv) -> Operand {
+    pub fn bias(&self, program: &Program, conv: &ConvolutionLayer) -> Operand {
         match self.training {
-            true => parameter(program, conv.bias()),
-            false => program.at(&bias_name(conv)).into(),
+            true => training_parameter(program, conv.first_bias_element()),
+            false => program.at(&bias_share_region_name(conv)).into(),
         }
     }
 
     /// The grid over a map's tiles.
-    pub fn tiles(&self, pixels: usize, channels: usize) -> Grid {
+    pub fn tiles(&self, pixels: usize, channels: usize) -> TileGrid {
         let groups = self.shape.b.div_ceil(TILE / self.shape.t);
-        Grid { steps: self.shape.t, blocks: [pixels * groups, channels / TILE] }
+        TileGrid { steps: self.shape.t, blocks: [pixels * groups, channels / TILE] }
     }
 
     /// The grid over this many elements, two a thread.
-    fn pairs(&self, elements: usize) -> Grid {
-        Grid { steps: self.shape.t, blocks: [elements.div_ceil(2 * THREADS), 1] }
+    fn grid_of_pairs(&self, elements: usize) -> TileGrid {
+        TileGrid { steps: self.shape.t, blocks: [elements.div_ceil(2 * THREADS), 1] }
     }
 
     /// Images to logits.
@@ -142,7 +152,7 @@ impl Forward<'_> {
         program.begin("Main_Inference_Timing_Run");
         program.in_range("Input_Reshaping", |program| {
             if stem {
-                let columns = stem_columns(network);
+                let columns = padded_stem_columns(network);
                 gather_images(program, &network.stem, images, columns, "images");
             }
         });
@@ -159,21 +169,21 @@ impl Forward<'_> {
             }
             None => {
                 self.pool(program);
-                self.stages(program);
+                self.stage_launches(program);
             }
         }
         program.in_range("Final_Layers", |program| {
             if stem {
-                self.tail(program, logits);
+                self.launch_classifier(program, logits);
             }
         });
         (0..3).for_each(|_| program.end());
     }
 
     /// Every block, a launch a layer.
-    fn stages(&self, program: &mut Program) {
+    fn stage_launches(&self, program: &mut Program) {
         for (stage, blocks) in self.network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
-            program.in_range(STAGES[stage], |program| {
+            program.in_range(STAGE_RANGES[stage], |program| {
                 for (number, block) in blocks.iter().enumerate() {
                     self.block(program, stage * self.shape.sizes.blocks + number, block);
                 }
@@ -183,21 +193,21 @@ impl Forward<'_> {
 
     fn stem(&self, program: &mut Program) {
         let (shape, network) = (self.shape, self.network);
-        let (conv, columns) = (&network.stem, stem_columns(network));
-        stem_gemm(program, conv, shape.b, columns, &currents_name(0));
+        let (conv, columns) = (&network.stem, padded_stem_columns(network));
+        launch_stem_gemm(program, conv, shape.b, columns, &currents_region_name(0));
         if let Some(merged) = self.merged {
             return (merged.stem)(self, program);
         }
         let map = conv.window.output;
         let neurons = shape.b * map.elements();
-        let (currents, spikes) = (currents_name(0), layer_name(0));
+        let (currents, spikes) = (currents_region_name(0), layer_spikes_name(0));
         let arguments = (
             (&currents, self.bias(program, conv), &spikes, long(neurons)),
-            ints([map.channels, shape.fed()]),
+            int_operands([map.channels, shape.fed()]),
             shape.steps() as f32,
-            neuron_arguments(shape),
+            neuron_launch_arguments(shape),
         );
-        let launch = program.kernel(&STEM, &self.pairs(neurons), arguments);
+        let launch = program.kernel(&STEM, &self.grid_of_pairs(neurons), arguments);
         program.add(launch.programmatic());
     }
 
@@ -206,19 +216,25 @@ impl Forward<'_> {
         let outputs = self.shape.b * pool.output.elements();
         let inputs = self.shape.b * pool.input.elements();
         let arguments = (
-            (&layer_name(0), "pooled", self.trained(program, SOURCES)),
+            (&layer_spikes_name(0), "pooled", self.training_region_or_null(program, POOLED_TAPS)),
             (long(outputs), long(inputs)),
-            ints([pool.input.side, pool.input.channels, pool.output.side]),
+            int_operands([pool.input.side, pool.input.channels, pool.output.side]),
         );
-        let launch = program.kernel(&POOL, &self.pairs(outputs), arguments).programmatic();
+        let launch = program.kernel(&POOL, &self.grid_of_pairs(outputs), arguments).programmatic();
         program.in_range("MaxPool", |program| program.add(launch));
     }
 
-    fn block(&self, program: &mut Program, number: usize, block: &Block) {
-        let input = input_name(self.network, number);
+    fn block(&self, program: &mut Program, number: usize, block: &ResidualBlock) {
+        let input = block_input_name(self.network, number);
         let (hidden, output) = (2 * number + 1, 2 * number + 2);
         self.layer(program, &block.first, &input, None, hidden);
-        self.layer(program, &block.second, &layer_name(hidden), Some((block, &input)), output);
+        self.layer(
+            program,
+            &block.second,
+            &layer_spikes_name(hidden),
+            Some((block, &input)),
+            output,
+        );
     }
 
     /// A convolution with its neurons; at the end of a block, which reads `input`, with the
@@ -226,37 +242,40 @@ impl Forward<'_> {
     fn layer(
         &self,
         program: &mut Program,
-        conv: &Conv,
+        conv: &ConvolutionLayer,
         from: &str,
-        end: Option<(&Block, &str)>,
+        end: Option<(&ResidualBlock, &str)>,
         to: usize,
     ) {
         let (shape, window) = (self.shape, conv.window);
         let shortcut = end.and_then(|(block, input)| Some((block.shortcut.as_ref()?, input)));
         let (second, sizes) = match shortcut {
             Some((conv, input)) => {
-                let Conv { window, .. } = conv;
+                let ConvolutionLayer { window, .. } = conv;
                 let sizes = [window.input.side, window.input.channels, window.stride];
                 ([program.at(input).into(), weight(program, conv)], sizes)
             }
             None => ([NULL; 2], [0; 3]),
         };
         let identity = end.filter(|(block, _)| block.shortcut.is_none());
-        let columns = live_columns(conv);
+        let columns = live_weight_columns(conv);
         let input = [window.input.side, window.input.channels, window.kernel, window.stride];
         let output = [window.output.side, window.output.channels];
         let arguments = (
-            (from, weight(program, conv), int(columns), ints(input)),
-            (second, ints(sizes)),
+            (from, weight(program, conv), int(columns), int_operands(input)),
+            (second, int_operands(sizes)),
             identity.map_or(NULL, |(_, input)| program.at(input).into()),
             self.bias(program, conv),
             shortcut.map_or(NULL, |(conv, _)| self.bias(program, conv)),
-            (&layer_name(to), self.trained(program, &currents_name(to))),
-            (int(shape.b), ints(output), int(shape.fed())),
+            (
+                &layer_spikes_name(to),
+                self.training_region_or_null(program, &currents_region_name(to)),
+            ),
+            (int(shape.b), int_operands(output), int(shape.fed())),
             if self.training { shape.steps() as f32 } else { 1.0 },
-            neuron_arguments(shape),
+            neuron_launch_arguments(shape),
         );
-        let grid = self.tiles(window.output.pixels(), window.output.channels);
+        let grid = self.tiles(window.output.pixel_count(), window.output.channels);
         let launch = program
             .kernel(&BLOCK, &grid, arguments)
             .or(&BLOCK_WIDE, &grid, wide_is_faster(&BLOCK_WIDE, grid))
@@ -265,9 +284,9 @@ impl Forward<'_> {
     }
 
     /// The classifier; in training with the gradient of the last currents.
-    fn tail(&self, program: &mut Program, logits: Operand) {
+    fn launch_classifier(&self, program: &mut Program, logits: Operand) {
         let (shape, network) = (self.shape, self.network);
-        let map = network.last();
+        let map = network.last_frame();
         let last = 2 * network.blocks.len();
         let (weight, bias, share) = if self.training {
             let share = shape.fed() as f32 / shape.steps() as f32;
@@ -277,41 +296,41 @@ impl Forward<'_> {
             let [weight, bias] = ["fc.weight", "fc.bias"].map(|name| program.at(name).into());
             (weight, bias, shape.fed() as f32)
         };
-        let trained = |name: &str| self.trained(program, name);
-        let scale = (shape.neuron().threshold / map.pixels() as f64) as f32;
+        let trained = |name: &str| self.training_region_or_null(program, name);
+        let scale = (shape.neuron().threshold / map.pixel_count() as f64) as f32;
         let arguments = (
-            (&layer_name(last), weight, bias, logits),
+            (&layer_spikes_name(last), weight, bias, logits),
             [trained("labels"), trained("features")],
-            [trained(&currents_name(last)), trained(&gradient_name(last))],
-            ints([shape.b, CLASSES, map.pixels(), map.channels]),
+            [trained(&currents_region_name(last)), trained(&currents_gradient_name(last))],
+            int_operands([shape.b, CLASS_COUNT, map.pixel_count(), map.channels]),
             (scale, share),
-            neuron_arguments(shape),
+            neuron_launch_arguments(shape),
         );
-        let grid = Grid { steps: shape.t, blocks: [shape.b, 1] };
-        let launch = program.kernel(&TAIL, &grid, arguments);
+        let grid = TileGrid { steps: shape.t, blocks: [shape.b, 1] };
+        let launch = program.kernel(&CLASSIFIER_TAIL, &grid, arguments);
         program.add(launch.programmatic());
     }
 }
 
 /// A parameter of a training step.
-pub fn parameter(program: &Program, index: usize) -> Operand {
+pub fn training_parameter(program: &Program, index: usize) -> Operand {
     program.at("parameters").plus(index * Dtype::F32.bytes()).into()
 }
 
 /// Weight and bias of the classifier in a training step.
 pub fn classifier_parameters(program: &Program, network: &Network) -> [Operand; 2] {
-    let bias = network.classifier + CLASSES * network.last().channels;
-    [network.classifier, bias].map(|index| parameter(program, index))
+    let bias = network.classifier + CLASS_COUNT * network.last_frame().channels;
+    [network.classifier, bias].map(|index| training_parameter(program, index))
 }
 
 /// A convolution's weight, from tap 0 on. Taps before the first live one are neither held nor read.
-pub fn weight(program: &Program, conv: &Conv) -> Operand {
+pub fn weight(program: &Program, conv: &ConvolutionLayer) -> Operand {
     let before = conv.window.live_taps().start * conv.window.input.channels;
-    program.at(&weight_name(conv)).skipping(before * Dtype::Bf16.bytes()).into()
+    program.at(&weight_region_name(conv)).address_before(before * Dtype::Bf16.bytes()).into()
 }
 
 /// θ and Tmax.
-pub fn neuron_arguments(shape: &NetworkShape) -> [Operand; 2] {
+pub fn neuron_launch_arguments(shape: &NetworkShape) -> [Operand; 2] {
     let neuron = shape.neuron();
     [Operand::from(neuron.threshold as f32), Operand::from(neuron.tracer_max)]
 }

@@ -6,45 +6,51 @@ use std::rc::Rc;
 
 use super::best;
 use super::fused::{
-    Forward, activations, currents_name, declare_activations, declare_operand, gradient_name,
-    neuron_arguments, weight,
+    Forward, activation_regions, currents_gradient_name, currents_region_name, declare_activations,
+    declare_stem_operand, neuron_launch_arguments, weight,
 };
-use super::jobs::{BUCKETS, Buckets, Jobs, PACKETS, classifier_gradients, declare_parts};
-use super::per_op::{SOURCES, STAGES};
+use super::jobs::{
+    GRADIENT_BUCKETS, GradientBuckets, JobLists, PACKETS, classifier_gradient_pointers,
+    declare_gradient_parts,
+};
+use super::per_op::{POOLED_TAPS, STAGE_RANGES};
 use super::tiles::{
-    GROUP, Grid, SHARED_BYTES, THREADS, tile_constants, tiled, wide, wide_is_faster,
+    GROUP, SHARED_BYTES_PER_GROUP, THREADS, TileGrid, tile_constants, tiled, wide_build,
+    wide_is_faster,
 };
-use super::train::{CLASSIFIER, LOSS, TrainingTensors};
-use super::weights::{columns, live_columns, weight_name};
+use super::train::{CLASSIFIER_KERNEL, LOSS, TrainingTensors};
+use super::weights::{live_weight_columns, weight_columns, weight_region_name};
 use crate::collective::InPlaceSum;
 use crate::kernel_files::kernel_file;
-use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
-use crate::resnet18::network::{Block, CLASSES, Conv, Network, Window};
+use crate::resnet18::definition::{LEARNING_RATE, NetworkShape, SGD_MOMENTUM};
+use crate::resnet18::network::{
+    CLASS_COUNT, ConvolutionLayer, ConvolutionWindow, Network, ResidualBlock,
+};
 use kernelgate::backend::program::{
-    Lane, MemoryUse, NULL, Operand, Operands, Program, int, ints, long,
+    Lane, MemoryPurpose, NULL, Operand, Operands, Program, int, int_operands, long,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
 /// The kernels of the backward pass.
-pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM];
+pub const KERNELS: &[KernelSpec<TileGrid>] = &[BLOCK_KERNEL, WIDE_BLOCK_KERNEL, STEM];
 /// Kernels over all parameters; their parameter is the number of blocks.
 pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SUM_PARTS, SGD];
 
-const BLOCK: KernelSpec<Grid> = tiled(
+const BLOCK_KERNEL: KernelSpec<TileGrid> = tiled(
     kernel_file(
         "resnet18/fused_backward",
         include_str!("../../../kernels/resnet18/fused_backward.cu"),
     ),
     "resnet18_fused_block_backward",
 );
-const BLOCK_WIDE: KernelSpec<Grid> = wide(BLOCK);
-const STEM: KernelSpec<Grid> =
-    KernelSpec { symbol: "resnet18_fused_stem_backward", shared_bytes: |_| 0, ..BLOCK };
+const WIDE_BLOCK_KERNEL: KernelSpec<TileGrid> = wide_build(BLOCK_KERNEL);
+const STEM: KernelSpec<TileGrid> =
+    KernelSpec { symbol: "resnet18_fused_stem_backward", shared_bytes: |_| 0, ..BLOCK_KERNEL };
 
 const WEIGHT_GRADIENTS: KernelSpec<usize> = KernelSpec {
     constants: |_| [tile_constants(GROUP), vec![("PACKETS", PACKETS)]].concat(),
-    shared_bytes: |_| SHARED_BYTES,
+    shared_bytes: |_| SHARED_BYTES_PER_GROUP,
     variants: || vec![1],
     ..KernelSpec::new(
         kernel_file("resnet18/fused_step", include_str!("../../../kernels/resnet18/fused_step.cu")),
@@ -59,8 +65,8 @@ const SUM_PARTS: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sum_pa
 const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sgd", ..PACK };
 
 /// Buckets of gradients, and their sums over GPUs beside the backward pass.
-struct Exchanged {
-    buckets: Buckets,
+struct BucketExchange {
+    buckets: GradientBuckets,
     /// Lane of the sums.
     lane: Lane,
     /// The sum of each bucket.
@@ -70,8 +76,8 @@ struct Exchanged {
 }
 
 /// The sums over GPUs of a training step, one a bucket.
-pub fn sums(shape: &NetworkShape, gpus: usize) -> Vec<Rc<InPlaceSum>> {
-    let buckets = Buckets::new(&shape.sizes.network(), shape.sizes.blocks, gpus);
+pub fn gradient_sums_by_bucket(shape: &NetworkShape, gpus: usize) -> Vec<Rc<InPlaceSum>> {
+    let buckets = GradientBuckets::new(&shape.sizes.network(), shape.sizes.blocks, gpus);
     buckets.bytes().iter().map(|bytes| InPlaceSum::new(gpus, *bytes)).collect()
 }
 
@@ -81,42 +87,42 @@ fn declare(
     shape: &NetworkShape,
     network: &Network,
     merged: bool,
-    buckets: Option<&Buckets>,
+    buckets: Option<&GradientBuckets>,
 ) {
-    use MemoryUse::{Activations, Gradients, Weights};
-    declare_operand(program, shape, network);
+    use MemoryPurpose::{Activations, Gradients, Weights};
+    declare_stem_operand(program, shape, network);
     let written = match merged {
-        true => best::written(shape, network, true, true),
-        false => activations(shape, network, true),
+        true => best::regions_written_forward(shape, network, true, true),
+        false => activation_regions(shape, network, true),
     };
     declare_activations(program, written);
-    for conv in network.convolutions() {
-        let elements = conv.window.output.channels * columns(network, conv);
-        program.scratch(weight_name(conv), Weights, elements * Dtype::Bf16.bytes());
+    for conv in network.block_convolutions() {
+        let elements = conv.window.output.channels * weight_columns(network, conv);
+        program.scratch(weight_region_name(conv), Weights, elements * Dtype::Bf16.bytes());
     }
     for (layer, map) in network.neurons().iter().enumerate() {
-        let frames = if layer == 0 { shape.b } else { shape.frames() };
+        let frames = if layer == 0 { shape.b } else { shape.frame_count() };
         let bytes = frames * map.elements() * Dtype::Bf16.bytes();
-        program.scratch(gradient_name(layer), Gradients, bytes);
+        program.scratch(currents_gradient_name(layer), Gradients, bytes);
     }
-    let features = network.last().channels;
+    let features = network.last_frame().channels;
     let first = network.pool.as_ref().unwrap_or(&network.stem.window).output;
-    let mut f32s = |name: &'static str, purpose: MemoryUse, count: usize| {
+    let mut f32s = |name: &'static str, purpose: MemoryPurpose, count: usize| {
         program.scratch(name, purpose, count * Dtype::F32.bytes());
     };
-    f32s("spikes_gradient", Gradients, shape.frames() * first.elements());
-    f32s("logits_gradient", Gradients, shape.b * CLASSES);
+    f32s("spikes_gradient", Gradients, shape.frame_count() * first.elements());
+    f32s("logits_gradient", Gradients, shape.b * CLASS_COUNT);
     f32s("features", Activations, shape.b * features);
     match buckets {
         Some(buckets) => buckets.declare(program),
         None => {
-            f32s("fc.weight_gradient", Gradients, CLASSES * features);
-            f32s("fc.bias_gradient", Gradients, CLASSES);
+            f32s("fc.weight_gradient", Gradients, CLASS_COUNT * features);
+            f32s("fc.bias_gradient", Gradients, CLASS_COUNT);
         }
     }
-    declare_parts(program, shape, network, buckets);
+    declare_gradient_parts(program, shape, network, buckets);
     if merged {
-        best::declare_tiles(program, network);
+        best::declare_weight_tiles(program, network);
     }
 }
 
@@ -126,15 +132,19 @@ pub fn program(shape: &NetworkShape) -> Program {
 }
 
 /// The launches, with the forward pass's layers in one.
-pub fn merged(shape: &NetworkShape) -> Program {
+pub fn merged_launches(shape: &NetworkShape) -> Program {
     write(Program::new(), shape, true, None)
 }
 
 /// The launches of one GPU, with those sums of gradients in a lane of their own.
-pub fn parallel(shape: &NetworkShape, gpus: usize, sums: Vec<Rc<InPlaceSum>>) -> Program {
+pub fn launches_of_one_gpu(
+    shape: &NetworkShape,
+    gpus: usize,
+    sums: Vec<Rc<InPlaceSum>>,
+) -> Program {
     let mut program = Program::new();
-    let exchanged = Exchanged {
-        buckets: Buckets::new(&shape.sizes.network(), shape.sizes.blocks, gpus),
+    let exchanged = BucketExchange {
+        buckets: GradientBuckets::new(&shape.sizes.network(), shape.sizes.blocks, gpus),
         lane: program.lane(),
         sums,
         share: 1.0 / gpus as f32,
@@ -146,19 +156,19 @@ fn write(
     mut program: Program,
     shape: &NetworkShape,
     merged: bool,
-    exchanged: Option<Exchanged>,
+    exchanged: Option<BucketExchange>,
 ) -> Program {
     let network = shape.sizes.network();
-    let tensors = TrainingTensors::declare(&mut program, shape, &network);
+    let tensors = TrainingTensors::declare_training_tensors(&mut program, shape, &network);
     let buckets = exchanged.as_ref().map(|all| &all.buckets);
     declare(&mut program, shape, &network, merged, buckets);
     let share = exchanged.as_ref().map_or(1.0, |all| all.share);
-    let jobs = Jobs::new(shape, &network, &program, buckets, share);
+    let jobs = JobLists::new(shape, &network, &program, buckets, share);
     jobs.declare(&mut program);
     if merged {
-        best::declare_lists(&mut program, shape, &network, true);
+        best::declare_layer_lists(&mut program, shape, &network, true);
     }
-    let merged = merged.then_some(&best::MERGED);
+    let merged = merged.then_some(&best::MERGED_LAYERS);
     let forward = Forward { shape, network: &network, training: true, merged };
     Step { forward, tensors, jobs, exchanged }.whole(&mut program);
     program
@@ -168,8 +178,8 @@ fn write(
 struct Step<'a> {
     forward: Forward<'a>,
     tensors: TrainingTensors,
-    jobs: Jobs,
-    exchanged: Option<Exchanged>,
+    jobs: JobLists,
+    exchanged: Option<BucketExchange>,
 }
 
 impl Step<'_> {
@@ -181,11 +191,11 @@ impl Step<'_> {
         program.in_range("Backward", |program| self.backward(program));
         program.in_range("Optimizer", |program| {
             let tensors = [parameters, momentum, new_parameters, new_momentum];
-            self.all(program, &SGD, "sgd0", (tensors, MOMENTUM, LEARNING_RATE));
+            self.all(program, &SGD, "sgd0", (tensors, SGD_MOMENTUM, LEARNING_RATE));
             // The last sum runs beside the update of the parameters before.
             if let Some(exchanged) = &self.exchanged {
-                program.wait(Lane::MAIN, exchanged.lane);
-                self.all(program, &SGD, "sgd1", (tensors, MOMENTUM, LEARNING_RATE));
+                program.wait(Lane::MAIN_LANE, exchanged.lane);
+                self.all(program, &SGD, "sgd1", (tensors, SGD_MOMENTUM, LEARNING_RATE));
             }
         });
     }
@@ -198,7 +208,7 @@ impl Step<'_> {
         list: &str,
         rest: impl Operands,
     ) {
-        let [jobs, owners] = Jobs::regions(list);
+        let [jobs, owners] = JobLists::regions(list);
         let launch = program.kernel(kernel, &self.jobs.blocks(list), (&jobs, &owners, rest));
         // SGD waits for the other lane too.
         let waits = self.exchanged.is_some() && list.starts_with("sgd");
@@ -206,7 +216,7 @@ impl Step<'_> {
     }
 
     /// The gradients of a bucket's weights, and their sum over GPUs under what follows.
-    fn weight_gradients(&self, program: &mut Program, bucket: usize) {
+    fn weight_gradients_of_bucket(&self, program: &mut Program, bucket: usize) {
         program.in_range("Weight_Gradients", |program| {
             self.all(program, &WEIGHT_GRADIENTS, &format!("gradients{bucket}"), ());
             let sums = format!("sums{bucket}");
@@ -215,11 +225,11 @@ impl Step<'_> {
             }
         });
         let Some(exchanged) = &self.exchanged else { return };
-        if bucket + 1 == BUCKETS {
-            program.wait(Lane::MAIN, exchanged.lane);
+        if bucket + 1 == GRADIENT_BUCKETS {
+            program.wait(Lane::MAIN_LANE, exchanged.lane);
         }
-        program.wait(exchanged.lane, Lane::MAIN);
-        let whole = program.at(&Buckets::name(bucket));
+        program.wait(exchanged.lane, Lane::MAIN_LANE);
+        let whole = program.at(&GradientBuckets::name(bucket));
         program.call(exchanged.lane, &[whole], exchanged.sums[bucket].step());
     }
 
@@ -229,7 +239,7 @@ impl Step<'_> {
         let in_stage = self.forward.shape.sizes.blocks;
         let stages = network.blocks.chunks(in_stage).enumerate().rev();
         for (after, (stage, blocks)) in stages.enumerate() {
-            program.in_range(STAGES[stage], |program| {
+            program.in_range(STAGE_RANGES[stage], |program| {
                 for (i, block) in blocks.iter().enumerate().rev() {
                     let number = stage * in_stage + i;
                     let (hidden, output) = (2 * number + 1, 2 * number + 2);
@@ -238,27 +248,31 @@ impl Step<'_> {
                     self.layer(program, &block.first, hidden, begin, 2 * number);
                 }
             });
-            if self.exchanged.is_some() && after + 1 < BUCKETS {
-                self.weight_gradients(program, after);
+            if self.exchanged.is_some() && after + 1 < GRADIENT_BUCKETS {
+                self.weight_gradients_of_bucket(program, after);
             }
         }
         program.in_range("Conv1_Block", |program| self.stem(program));
-        self.weight_gradients(program, self.exchanged.as_ref().map_or(0, |_| BUCKETS - 1));
+        self.weight_gradients_of_bucket(
+            program,
+            self.exchanged.as_ref().map_or(0, |_| GRADIENT_BUCKETS - 1),
+        );
     }
 
     /// The loss and the classifier's gradients; that of the last currents is the tail's.
     fn classifier(&self, program: &mut Program) {
         let (shape, network) = (self.forward.shape, self.forward.network);
-        let (b, channels) = (shape.b, network.last().channels);
+        let (b, channels) = (shape.b, network.last_frame().channels);
         let TrainingTensors { logits, labels, loss, .. } = self.tensors;
-        let arguments = (logits, labels, loss, "logits_gradient", ints([b, CLASSES]));
+        let arguments = (logits, labels, loss, "logits_gradient", int_operands([b, CLASS_COUNT]));
         program.launch(&LOSS, &1, arguments);
-        let weights = CLASSES * channels;
+        let weights = CLASS_COUNT * channels;
         let buckets = self.exchanged.as_ref().map(|all| &all.buckets);
-        let [weight, bias] = classifier_gradients(network, program, buckets);
+        let [weight, bias] = classifier_gradient_pointers(network, program, buckets);
         let gradients = (weight, bias, long(weights));
-        let arguments = ("logits_gradient", "features", gradients, ints([b, CLASSES, channels]));
-        program.launch(&CLASSIFIER, &weights, arguments);
+        let arguments =
+            ("logits_gradient", "features", gradients, int_operands([b, CLASS_COUNT, channels]));
+        program.launch(&CLASSIFIER_KERNEL, &weights, arguments);
     }
 
     /// Computes the gradient of the currents of the layer whose spikes a convolution read, from the
@@ -267,40 +281,40 @@ impl Step<'_> {
     fn layer(
         &self,
         program: &mut Program,
-        conv: &Conv,
+        conv: &ConvolutionLayer,
         from: usize,
-        begin: Option<(&Block, usize)>,
+        begin: Option<(&ResidualBlock, usize)>,
         to: usize,
     ) {
         let (shape, window) = (self.forward.shape, conv.window);
         let at = |name: &str| Operand::from(program.at(name));
-        let outputs = |window: Window| [window.output.side, window.output.channels];
-        let end = begin.map(|(_, layer)| at(&gradient_name(layer)));
+        let outputs = |window: ConvolutionWindow| [window.output.side, window.output.channels];
+        let end = begin.map(|(_, layer)| at(&currents_gradient_name(layer)));
         let shortcut = begin.and_then(|(block, _)| block.shortcut.as_ref());
         let (second, sizes, identity) = match (shortcut, end) {
             (Some(conv), Some(end)) => {
                 let [side, channels] = outputs(conv.window);
-                let sizes = [live_columns(conv), side, channels, conv.window.stride];
+                let sizes = [live_weight_columns(conv), side, channels, conv.window.stride];
                 ([end, weight(program, conv)], sizes, NULL)
             }
             (_, end) => ([NULL; 2], [0; 4], end.unwrap_or(NULL)),
         };
         let written = match to {
             0 => [NULL, NULL, at("spikes_gradient")],
-            to => [at(&currents_name(to)), at(&gradient_name(to)), NULL],
+            to => [at(&currents_region_name(to)), at(&currents_gradient_name(to)), NULL],
         };
         let arguments = (
-            (&gradient_name(from), weight(program, conv), int(live_columns(conv))),
-            (ints(outputs(window)), ints([window.kernel, window.stride])),
-            (second, ints(sizes), identity),
+            (&currents_gradient_name(from), weight(program, conv), int(live_weight_columns(conv))),
+            (int_operands(outputs(window)), int_operands([window.kernel, window.stride])),
+            (second, int_operands(sizes), identity),
             written,
-            ints([shape.b, window.input.side, window.input.channels]),
-            neuron_arguments(shape),
+            int_operands([shape.b, window.input.side, window.input.channels]),
+            neuron_launch_arguments(shape),
         );
-        let grid = self.forward.tiles(window.input.pixels(), window.input.channels);
+        let grid = self.forward.tiles(window.input.pixel_count(), window.input.channels);
         let launch = program
-            .kernel(&BLOCK, &grid, arguments)
-            .or(&BLOCK_WIDE, &grid, wide_is_faster(&BLOCK_WIDE, grid))
+            .kernel(&BLOCK_KERNEL, &grid, arguments)
+            .or(&WIDE_BLOCK_KERNEL, &grid, wide_is_faster(&WIDE_BLOCK_KERNEL, grid))
             .programmatic();
         program.in_range(&conv.name, |program| program.add(launch));
     }
@@ -311,19 +325,19 @@ impl Step<'_> {
         let map = network.stem.window.output;
         let neurons = shape.b * map.elements();
         let (sources, pooled) = match &network.pool {
-            Some(pool) => (program.at(SOURCES).into(), pool.output),
+            Some(pool) => (program.at(POOLED_TAPS).into(), pool.output),
             None => (NULL, map),
         };
         let outputs = shape.b * pooled.elements();
         let arguments = (
-            (&currents_name(0), self.forward.bias(program, &network.stem)),
-            ("spikes_gradient", sources, &gradient_name(0)),
+            (&currents_region_name(0), self.forward.bias(program, &network.stem)),
+            ("spikes_gradient", sources, &currents_gradient_name(0)),
             (long(neurons), long(outputs)),
-            ints([map.side, map.channels, pooled.side, shape.fed()]),
+            int_operands([map.side, map.channels, pooled.side, shape.fed()]),
             shape.steps() as f32,
-            neuron_arguments(shape),
+            neuron_launch_arguments(shape),
         );
-        let grid = Grid { steps: shape.t, blocks: [neurons.div_ceil(THREADS), 1] };
+        let grid = TileGrid { steps: shape.t, blocks: [neurons.div_ceil(THREADS), 1] };
         let launch = program.kernel(&STEM, &grid, arguments);
         program.add(launch.programmatic());
     }

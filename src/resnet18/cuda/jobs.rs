@@ -3,14 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use super::fused::gradient_name;
-use super::per_op::{input_name, layer_name};
+use super::fused::currents_gradient_name;
+use super::per_op::{block_input_name, layer_spikes_name};
 use super::tiles::{GROUP, TILE};
-use super::weights::{columns, stem_columns, tiles_name, weight_name};
+use super::weights::{
+    padded_stem_columns, tiled_weight_region_name, weight_columns, weight_region_name,
+};
 use crate::collective::InPlaceSum;
 use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::network::{Block, CLASSES, Conv, Map, Network};
-use kernelgate::backend::program::{MemoryUse, Pointer, Program, Word};
+use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Map, Network, ResidualBlock};
+use kernelgate::backend::program::{MemoryPurpose, Pointer, Program, TableWord};
 use kernelgate::workload::Dtype;
 
 /// Packets of four elements of a thread, if a block is not a tile.
@@ -18,21 +20,21 @@ pub const PACKETS: usize = 4;
 /// Elements of a block that is not a tile.
 const ELEMENTS: usize = GROUP * PACKETS * 4;
 /// Minimum number of tiles of rows that a part of a weight's gradient sums, if there are as many.
-const TILES: usize = 16;
+const MIN_ROW_TILES_PER_PART: usize = 16;
 /// Limit of the number of blocks of a weight, which limits its parts.
-const BLOCKS: usize = 256;
+const MAX_BLOCKS_PER_WEIGHT: usize = 256;
 
 /// A list: the jobs, and the job of each block.
 #[derive(Default)]
-struct List {
-    jobs: Vec<Word>,
+struct JobList {
+    jobs: Vec<TableWord>,
     owners: Vec<i32>,
     count: i32,
 }
 
-impl List {
-    fn push(&mut self, blocks: usize, fields: impl IntoIterator<Item = Word>) {
-        self.jobs.push(Word::Value(self.owners.len() as i64));
+impl JobList {
+    fn push_job(&mut self, blocks: usize, fields: impl IntoIterator<Item = TableWord>) {
+        self.jobs.push(TableWord::Value(self.owners.len() as i64));
         self.jobs.extend(fields);
         self.owners.extend(std::iter::repeat_n(self.count, blocks));
         self.count += 1;
@@ -40,33 +42,33 @@ impl List {
 }
 
 /// Buckets of gradients that GPUs exchange: of the last stages one each, then all others.
-pub const BUCKETS: usize = 3;
+pub const GRADIENT_BUCKETS: usize = 3;
 
 /// The gradients that GPUs sum, in the order in which the backward pass computes them: a bucket is one
 /// region of device memory.
-pub struct Buckets {
+pub struct GradientBuckets {
     /// Bytes of each.
     bytes: Vec<usize>,
     /// Bucket of a weight and its bias, and their offset in bytes, by the weight's first element.
     places: BTreeMap<usize, (usize, usize)>,
 }
 
-impl Buckets {
+impl GradientBuckets {
     /// Divides the gradients of a network into buckets, padded for this number of GPUs.
     pub fn new(network: &Network, blocks_a_stage: usize, gpus: usize) -> Self {
-        let mut all = Self { bytes: vec![0; BUCKETS], places: BTreeMap::new() };
-        all.add(0, network.classifier, CLASSES * (network.last().channels + 1));
+        let mut all = Self { bytes: vec![0; GRADIENT_BUCKETS], places: BTreeMap::new() };
+        all.add(0, network.classifier, CLASS_COUNT * (network.last_frame().channels + 1));
         let stages = network.blocks.chunks(blocks_a_stage).rev().enumerate();
         for (after, blocks) in stages {
-            let bucket = after.min(BUCKETS - 1);
-            for conv in blocks.iter().flat_map(Block::convolutions) {
+            let bucket = after.min(GRADIENT_BUCKETS - 1);
+            for conv in blocks.iter().flat_map(ResidualBlock::block_convolutions) {
                 let filters = conv.window.output.channels;
-                all.add(bucket, conv.weight, filters * (columns(network, conv) + 1));
+                all.add(bucket, conv.weight, filters * (weight_columns(network, conv) + 1));
             }
         }
         let filters = network.stem.window.output.channels;
-        let elements = filters * (columns(network, &network.stem) + 1);
-        all.add(BUCKETS - 1, network.stem.weight, elements);
+        let elements = filters * (weight_columns(network, &network.stem) + 1);
+        all.add(GRADIENT_BUCKETS - 1, network.stem.weight, elements);
         all.bytes.iter_mut().for_each(|bytes| *bytes = InPlaceSum::rounded(gpus, *bytes));
         all
     }
@@ -90,7 +92,7 @@ impl Buckets {
     /// Declares the regions.
     pub fn declare(&self, program: &mut Program) {
         for (bucket, bytes) in self.bytes.iter().enumerate() {
-            program.scratch(Self::name(bucket), MemoryUse::Gradients, *bytes);
+            program.scratch(Self::name(bucket), MemoryPurpose::Gradients, *bytes);
         }
     }
 
@@ -103,37 +105,38 @@ impl Buckets {
 
 /// The lists; those of gradients by bucket, or one.
 #[derive(Default)]
-pub struct Jobs {
-    pack: List,
-    gradients: Vec<List>,
+pub struct JobLists {
+    pack: JobList,
+    gradients: Vec<JobList>,
     /// Sums of parts, for buckets only.
-    sums: Vec<List>,
+    sums: Vec<JobList>,
     /// Updates behind all buckets but the last one, and behind that.
-    sgd: [List; 2],
+    sgd: [JobList; 2],
 }
 
-impl Jobs {
+impl JobLists {
     /// Jobs of a network whose regions are declared. Weights that have regions for tiles are packed
     /// in tiles too. `mean` is the share of this GPU's images among all, for the mean over images.
     pub fn new(
         shape: &NetworkShape,
         network: &Network,
         program: &Program,
-        buckets: Option<&Buckets>,
+        buckets: Option<&GradientBuckets>,
         mean: f32,
     ) -> Self {
-        let lists = || (0..buckets.map_or(1, |_| BUCKETS)).map(|_| List::default()).collect();
+        let lists =
+            || (0..buckets.map_or(1, |_| GRADIENT_BUCKETS)).map(|_| JobList::default()).collect();
         let mut all = Self { gradients: lists(), sums: lists(), ..Self::default() };
         for (conv, reads) in convolutions(shape, network) {
             all.convolution(shape, network, conv, reads, program, (buckets, mean));
         }
-        let weights = CLASSES * network.last().channels;
+        let weights = CLASS_COUNT * network.last_frame().channels;
         let behind = network.parameters - network.classifier - weights;
         let share = shape.fed() as f32 / shape.steps() as f32;
-        let [weight, bias] = classifier_gradients(network, program, buckets);
+        let [weight, bias] = classifier_gradient_pointers(network, program, buckets);
         all.update(0, network.classifier, weight, 1, [1, weights, 0, weights], mean);
         let at = network.classifier + weights;
-        all.update(0, at, bias, 1, [1, behind, 0, CLASSES], share * mean);
+        all.update(0, at, bias, 1, [1, behind, 0, CLASS_COUNT], share * mean);
         all
     }
 
@@ -141,29 +144,32 @@ impl Jobs {
         &mut self,
         shape: &NetworkShape,
         network: &Network,
-        conv: &Conv,
-        reads: Reads,
+        conv: &ConvolutionLayer,
+        reads: SummedFrames,
         program: &Program,
-        (buckets, mean): (Option<&Buckets>, f32),
+        (buckets, mean): (Option<&GradientBuckets>, f32),
     ) {
         let filters = conv.window.output.channels;
-        let (first_tap, columns) = (conv.window.live_taps().start, columns(network, conv));
+        let (first_tap, columns) = (conv.window.live_taps().start, weight_columns(network, conv));
         let first = first_tap * conv.window.input.channels;
         let elements = filters * columns;
         let from = program.at("parameters").plus(conv.weight * Dtype::F32.bytes());
-        let tiles = program.find(&tiles_name(conv)).map_or(Word::Value(0), Word::Pointer);
-        let packed = [from.into(), program.at(&weight_name(conv)).into(), tiles];
-        let fields = sizes([elements, conv.depth(), first, columns]);
-        self.pack.push(elements.div_ceil(ELEMENTS), packed.into_iter().chain(fields));
+        let tiles = program
+            .find(&tiled_weight_region_name(conv))
+            .map_or(TableWord::Value(0), TableWord::Pointer);
+        let packed = [from.into(), program.at(&weight_region_name(conv)).into(), tiles];
+        let fields = sizes([elements, conv.filter_elements(), first, columns]);
+        self.pack.push_job(elements.div_ceil(ELEMENTS), packed.into_iter().chain(fields));
 
-        let parts = parts(shape, network, conv);
+        let parts = gradient_parts(shape, network, conv);
         let (bucket, whole) = match buckets.map(|all| all.place(program, conv.weight)) {
             Some((bucket, whole)) => (bucket, Some(whole)),
             None => (0, None),
         };
         // A gradient of one part is computed where it is exchanged.
-        let sums = whole.filter(|_| parts == 1).unwrap_or_else(|| program.at(&parts_name(conv)));
-        let Reads { frames, layer, map, steps, fed, kernel, stride, first_tap } = reads;
+        let sums =
+            whole.filter(|_| parts == 1).unwrap_or_else(|| program.at(&gradient_parts_name(conv)));
+        let SummedFrames { frames, layer, map, steps, fed, kernel, stride, first_tap } = reads;
         let out_side = conv.window.output.side;
         let fields = sizes([
             parts,
@@ -179,10 +185,10 @@ impl Jobs {
             first_tap,
             columns,
         ]);
-        let pointers =
-            [program.at(&gradient_name(layer)), program.at(&frames), sums].map(Word::Pointer);
+        let pointers = [program.at(&currents_gradient_name(layer)), program.at(&frames), sums]
+            .map(TableWord::Pointer);
         let blocks = (columns / TILE + 1) * (filters / TILE) * parts;
-        self.gradients[bucket].push(blocks, pointers.into_iter().chain(fields));
+        self.gradients[bucket].push_job(blocks, pointers.into_iter().chain(fields));
 
         let spread = 1.0 / shape.steps() as f32;
         let stem = conv.weight == network.stem.weight;
@@ -201,18 +207,25 @@ impl Jobs {
             conv.weight,
             from,
             left,
-            [filters, conv.depth(), first, columns],
+            [filters, conv.filter_elements(), first, columns],
             factor,
         );
         let sizes = [1, filters, 0, filters];
-        self.update(bucket, conv.bias(), biases(from, left), left, sizes, mean * spread);
+        self.update(
+            bucket,
+            conv.first_bias_element(),
+            biases(from, left),
+            left,
+            sizes,
+            mean * spread,
+        );
     }
 
     /// The sum of the parts of a gradient.
     fn sum(&mut self, bucket: usize, parts: Pointer, to: Pointer, count: usize, elements: usize) {
-        let fields = [parts, to].map(Word::Pointer).into_iter();
+        let fields = [parts, to].map(TableWord::Pointer).into_iter();
         let fields = fields.chain(sizes([count, elements, elements]));
-        self.sums[bucket].push(elements.div_ceil(ELEMENTS), fields);
+        self.sums[bucket].push_job(elements.div_ceil(ELEMENTS), fields);
     }
 
     /// SGD of a parameter `[rows, depth]` whose gradient holds only a range of columns.
@@ -229,14 +242,14 @@ impl Jobs {
         let fields = sizes([element, elements])
             .chain([gradient.into()])
             .chain(sizes([parts, rows * columns, depth, first, columns]))
-            .chain([Word::Value(i64::from(factor.to_bits()))]);
-        let last = usize::from(bucket + 1 == BUCKETS);
-        self.sgd[last].push(elements.div_ceil(ELEMENTS), fields);
+            .chain([TableWord::Value(i64::from(factor.to_bits()))]);
+        let last = usize::from(bucket + 1 == GRADIENT_BUCKETS);
+        self.sgd[last].push_job(elements.div_ceil(ELEMENTS), fields);
     }
 
     /// Lists with jobs, by name.
-    fn lists(&self) -> impl Iterator<Item = (String, &List)> {
-        let by_bucket = |name: &'static str, lists: &'_ [List]| -> Vec<String> {
+    fn lists_by_name(&self) -> impl Iterator<Item = (String, &JobList)> {
+        let by_bucket = |name: &'static str, lists: &'_ [JobList]| -> Vec<String> {
             (0..lists.len()).map(|bucket| format!("{name}{bucket}")).collect()
         };
         let gradients = by_bucket("gradients", &self.gradients).into_iter().zip(&self.gradients);
@@ -251,7 +264,9 @@ impl Jobs {
 
     /// Blocks of a kernel; 0 without jobs.
     pub fn blocks(&self, name: &str) -> usize {
-        self.lists().find(|(known, _)| known == name).map_or(0, |(_, list)| list.owners.len())
+        self.lists_by_name()
+            .find(|(known, _)| known == name)
+            .map_or(0, |(_, list)| list.owners.len())
     }
 
     /// Regions of a list: jobs, and the job of each block.
@@ -261,66 +276,70 @@ impl Jobs {
 
     /// Declares the regions of all lists.
     pub fn declare(&self, program: &mut Program) {
-        for (name, list) in self.lists() {
+        for (name, list) in self.lists_by_name() {
             let [jobs, owners] = Self::regions(&name);
-            program.table(jobs, MemoryUse::Workspace, list.jobs.clone());
+            program.table(jobs, MemoryPurpose::Workspace, list.jobs.clone());
             let bytes = bytemuck::cast_slice(&list.owners).to_vec();
-            program.packed(owners, MemoryUse::Workspace, bytes.len(), move |_| bytes.clone());
+            program.packed(owners, MemoryPurpose::Workspace, bytes.len(), move |_| bytes.clone());
         }
     }
 }
 
 /// Addresses of the gradients of the classifier's weight and bias.
-pub fn classifier_gradients(
+pub fn classifier_gradient_pointers(
     network: &Network,
     program: &Program,
-    buckets: Option<&Buckets>,
+    buckets: Option<&GradientBuckets>,
 ) -> [Pointer; 2] {
     let Some(buckets) = buckets else {
         return ["fc.weight_gradient", "fc.bias_gradient"].map(|name| program.at(name));
     };
     let (_, weight) = buckets.place(program, network.classifier);
-    [weight, weight.plus(CLASSES * network.last().channels * Dtype::F32.bytes())]
+    [weight, weight.plus(CLASS_COUNT * network.last_frame().channels * Dtype::F32.bytes())]
 }
 
 /// Declares the regions of the parts of all gradients; with buckets, of those with several parts.
-pub fn declare_parts(
+pub fn declare_gradient_parts(
     program: &mut Program,
     shape: &NetworkShape,
     network: &Network,
-    buckets: Option<&Buckets>,
+    buckets: Option<&GradientBuckets>,
 ) {
-    for conv in network.convolutions() {
-        let filter = columns(network, conv) + 1;
-        let parts = parts(shape, network, conv);
+    for conv in network.block_convolutions() {
+        let filter = weight_columns(network, conv) + 1;
+        let parts = gradient_parts(shape, network, conv);
         if buckets.is_some() && parts == 1 {
             continue;
         }
         let elements = parts * conv.window.output.channels * filter;
-        program.scratch(parts_name(conv), MemoryUse::Gradients, elements * Dtype::F32.bytes());
+        program.scratch(
+            gradient_parts_name(conv),
+            MemoryPurpose::Gradients,
+            elements * Dtype::F32.bytes(),
+        );
     }
 }
 
 /// Extents as words.
-fn sizes<const N: usize>(sizes: [usize; N]) -> impl Iterator<Item = Word> {
-    sizes.into_iter().map(|size| Word::Value(size as i64))
+fn sizes<const N: usize>(sizes: [usize; N]) -> impl Iterator<Item = TableWord> {
+    sizes.into_iter().map(|size| TableWord::Value(size as i64))
 }
 
-fn parts_name(conv: &Conv) -> String {
+fn gradient_parts_name(conv: &ConvolutionLayer) -> String {
     format!("{}.parts", conv.name)
 }
 
 /// Parts that the gradient of a weight is summed in.
-fn parts(shape: &NetworkShape, network: &Network, conv: &Conv) -> usize {
-    let blocks = columns(network, conv) / TILE * (conv.window.output.channels / TILE);
+fn gradient_parts(shape: &NetworkShape, network: &Network, conv: &ConvolutionLayer) -> usize {
+    let blocks = weight_columns(network, conv) / TILE * (conv.window.output.channels / TILE);
     // Rows are all steps of an image at a pixel, the stem's one step.
     let steps = if conv.weight == network.stem.weight { 1 } else { shape.t };
-    let tiles = conv.window.output.pixels() * (shape.b * steps).div_ceil(TILE);
-    (tiles / TILES).clamp(1, BLOCKS.div_ceil(blocks))
+    let tiles = conv.window.output.pixel_count() * (shape.b * steps).div_ceil(TILE);
+    (tiles / MIN_ROW_TILES_PER_PART).clamp(1, MAX_BLOCKS_PER_WEIGHT.div_ceil(blocks))
 }
 
 /// The frames that the gradient of a weight is summed over.
-struct Reads {
+struct SummedFrames {
     /// Region that the convolution reads.
     frames: String,
     /// Layer of the neurons that its output goes to.
@@ -337,10 +356,13 @@ struct Reads {
 /// Every convolution with the frames that its gradient is summed over. The stem's operand, which is
 /// the same in every step, has been gathered: to it this is a convolution of one pixel and one
 /// step.
-fn convolutions<'a>(shape: &NetworkShape, network: &'a Network) -> Vec<(&'a Conv, Reads)> {
+fn convolutions<'a>(
+    shape: &NetworkShape,
+    network: &'a Network,
+) -> Vec<(&'a ConvolutionLayer, SummedFrames)> {
     let stem = &network.stem;
-    let gathered = Map { side: stem.window.output.side, channels: stem_columns(network) };
-    let operand = Reads {
+    let gathered = Map { side: stem.window.output.side, channels: padded_stem_columns(network) };
+    let operand = SummedFrames {
         frames: "operand".to_owned(),
         layer: 0,
         map: gathered,
@@ -350,7 +372,7 @@ fn convolutions<'a>(shape: &NetworkShape, network: &'a Network) -> Vec<(&'a Conv
         stride: 1,
         first_tap: 0,
     };
-    let spikes = |conv: &Conv, frames: String, layer: usize| Reads {
+    let spikes = |conv: &ConvolutionLayer, frames: String, layer: usize| SummedFrames {
         frames,
         layer,
         map: conv.window.input,
@@ -362,10 +384,10 @@ fn convolutions<'a>(shape: &NetworkShape, network: &'a Network) -> Vec<(&'a Conv
     };
     let mut all = vec![(stem, operand)];
     for (number, block) in network.blocks.iter().enumerate() {
-        let input = input_name(network, number);
+        let input = block_input_name(network, number);
         let (hidden, output) = (2 * number + 1, 2 * number + 2);
         all.push((&block.first, spikes(&block.first, input.clone(), hidden)));
-        all.push((&block.second, spikes(&block.second, layer_name(hidden), output)));
+        all.push((&block.second, spikes(&block.second, layer_spikes_name(hidden), output)));
         let shortcut = block.shortcut.as_ref();
         all.extend(shortcut.map(|conv| (conv, spikes(conv, input, output))));
     }

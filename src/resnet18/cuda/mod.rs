@@ -42,41 +42,45 @@ pub const INFERENCE: &[Implementation<Inference>] = &[
         name: "cuda/per_op",
         about: "a launch an operation from the host, neurons a launch a time step: bound by \
                 launches, as eager frameworks are",
-        supports: |problem| bf16(&problem.shape),
+        supports: |problem| requires_bf16_network(&problem.shape),
         prepare: Prepare::Program(|problem| per_op::program(&problem.shape), Capture::Stream),
     },
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| bf16(&problem.shape),
+        supports: |problem| requires_bf16_network(&problem.shape),
         prepare: Prepare::Program(|problem| per_op::program(&problem.shape), Capture::Graph),
     },
     Implementation {
         name: "cuda/fused",
         about: "a kernel a layer in one graph: implicit GEMM on spikes in bf16, bias, residual \
                 and neurons of all steps behind it; the stem once an image",
-        supports: |problem| bf16(&problem.shape).and_then(|()| tiles::supported(&problem.shape)),
+        supports: |problem| {
+            requires_bf16_network(&problem.shape).and_then(|()| tiles::supported(&problem.shape))
+        },
         prepare: Prepare::Program(|problem| fused::program(&problem.shape), Capture::Graph),
     },
     Implementation {
         name: "cuda/best",
         about: "the network in one launch, in groups of eight blocks that hand packed spikes on; \
                 their weights are on the way ahead of them",
-        supports: |problem| bf16(&problem.shape).and_then(|()| best::supported(&problem.shape)),
+        supports: |problem| {
+            requires_bf16_network(&problem.shape).and_then(|()| best::supported(&problem.shape))
+        },
         prepare: Prepare::Program(|problem| best::program(&problem.shape), Capture::Graph),
     },
 ];
 
-fn bf16(shape: &NetworkShape) -> Result<(), String> {
+fn requires_bf16_network(shape: &NetworkShape) -> Result<(), String> {
     if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
 }
 
-fn trains(
+fn prepare_train_step(
     problem: &TrainStep,
     supported: fn(&NetworkShape) -> Result<(), String>,
 ) -> Result<(), String> {
-    problem.comparable()?;
-    bf16(&problem.shape)?;
+    problem.is_comparable_with_reference()?;
+    requires_bf16_network(&problem.shape)?;
     supported(&problem.shape)
 }
 
@@ -86,27 +90,36 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         name: "cuda/per_op",
         about: "a launch an operation from the host, neurons forward a launch a time step, \
                 backward by replay",
-        supports: |problem| trains(problem, train::supported),
-        prepare: Prepare::Program(|problem| train::program(&problem.shape), Capture::Stream),
+        supports: |problem| prepare_train_step(problem, train::supported),
+        prepare: Prepare::Program(
+            |problem| train::train_step_program(&problem.shape),
+            Capture::Stream,
+        ),
     },
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| trains(problem, train::supported),
-        prepare: Prepare::Program(|problem| train::program(&problem.shape), Capture::Graph),
+        supports: |problem| prepare_train_step(problem, train::supported),
+        prepare: Prepare::Program(
+            |problem| train::train_step_program(&problem.shape),
+            Capture::Graph,
+        ),
     },
     Implementation {
         name: "cuda/fused",
         about: "a kernel a layer forward and backward, neurons behind each GEMM; gradients of all \
                 weights in one launch, SGD in another; in one graph",
-        supports: |problem| trains(problem, tiles::supported),
+        supports: |problem| prepare_train_step(problem, tiles::supported),
         prepare: Prepare::Program(|problem| fused_train::program(&problem.shape), Capture::Graph),
     },
     Implementation {
         name: "cuda/best",
         about: "fused with all layers of the forward pass behind the pooling in one launch",
-        supports: |problem| trains(problem, best::supported),
-        prepare: Prepare::Program(|problem| fused_train::merged(&problem.shape), Capture::Graph),
+        supports: |problem| prepare_train_step(problem, best::supported),
+        prepare: Prepare::Program(
+            |problem| fused_train::merged_launches(&problem.shape),
+            Capture::Graph,
+        ),
     },
 ];
 
@@ -115,10 +128,10 @@ pub const DATA_PARALLEL: &[Implementation<DataParallel>] = &[Implementation {
     name: "cuda/best",
     about: "best on each GPU; gradients are summed over peer memory in three buckets, beside the \
             backward pass",
-    supports: |problem| trains(&problem.part(), best::supported),
+    supports: |problem| prepare_train_step(&problem.step_of_one_gpu(), best::supported),
     prepare: Prepare::CudaSet {
-        device_bytes: data_parallel::device_bytes,
-        prepare: data_parallel::prepare,
+        device_bytes: data_parallel::device_bytes_per_gpu,
+        prepare: data_parallel::prepare_rank_programs,
     },
 }];
 

@@ -1,42 +1,42 @@
 //! Tests of refusals and declared memory on any machine; on a GPU every rung is compared with the
 //! reference, including the spikes of every layer, and its memory with the declared memory.
 
-use super::per_op::layer_name;
+use super::per_op::layer_spikes_name;
 use super::*;
 use crate::gpu_tests::{gpu, prepare};
-use crate::kernel_tests::check_launches;
-use crate::resnet18::Draw;
-use crate::resnet18::network::{Sizes, Stem};
+use crate::kernel_tests::check_program_launches;
+use crate::resnet18::DrawDistribution;
+use crate::resnet18::network::{NetworkSizes, NetworkStem};
 use crate::resnet18::reference::Reference;
 use half::bf16;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::program::Program;
-use kernelgate::verify::{repeats, verify};
+use kernelgate::verify::{repeats_bit_by_bit, verify};
 use kernelgate::workload::Problem;
 use kernelgate_cuda::driver::memory;
 use kernelgate_cuda::testing::two_gpus_for_test;
 
-fn shape(stem: Stem, width: usize, b: usize, t: usize, level: usize) -> NetworkShape {
-    let sizes = Sizes { stem, width, blocks: 2, side: 32 };
-    NetworkShape { sizes, b, t, level, draw: Draw::Dyadic, dtype: Dtype::Bf16 }
+fn shape(stem: NetworkStem, width: usize, b: usize, t: usize, level: usize) -> NetworkShape {
+    let sizes = NetworkSizes { stem, width, blocks: 2, side: 32 };
+    NetworkShape { sizes, b, t, level, draw: DrawDistribution::Dyadic, dtype: Dtype::Bf16 }
 }
 
 #[test]
 fn rows_reject_unsupported_problems_with_a_reason() {
-    let whole = shape(Stem::ImageNet, 64, 8, 8, 8);
+    let whole = shape(NetworkStem::ImageNet, 64, 8, 8, 8);
     let supports = |row: usize, shape| (INFERENCE[row].supports)(&Inference { shape });
     assert!((0..4).all(|row| supports(row, whole) == Ok(())));
     let only = Err("the imagenet stem and a width of 64 only".to_owned());
-    assert_eq!(supports(3, shape(Stem::Cifar, 64, 8, 8, 8)), only);
-    assert_eq!(supports(3, shape(Stem::ImageNet, 128, 8, 8, 8)), only);
+    assert_eq!(supports(3, shape(NetworkStem::Cifar, 64, 8, 8, 8)), only);
+    assert_eq!(supports(3, shape(NetworkStem::ImageNet, 128, 8, 8, 8)), only);
     let f32 = NetworkShape { dtype: Dtype::F32, ..whole };
     assert!((0..4).all(|row| supports(row, f32) == Err("computes bf16 only".to_owned())));
     let five = NetworkShape { t: 5, ..whole };
     assert_eq!(supports(0, five), Ok(()));
     assert_eq!(supports(2, five), Err("compiled for 4, 8 and 16 time steps".to_owned()));
-    let narrow = shape(Stem::ImageNet, 8, 8, 8, 8);
+    let narrow = shape(NetworkStem::ImageNet, 8, 8, 8, 8);
     assert_eq!(supports(2, narrow), Err("a width in multiples of 64".to_owned()));
-    let normal = TrainStep { shape: NetworkShape { draw: Draw::Normal, ..whole } };
+    let normal = TrainStep { shape: NetworkShape { draw: DrawDistribution::Normal, ..whole } };
     let refused = Err("gradients in bf16 are compared with dyadic weights only".to_owned());
     assert!(TRAIN_STEP.iter().all(|row| (row.supports)(&normal) == refused));
     let odd = TrainStep { shape: NetworkShape { b: 3, t: 5, ..whole } };
@@ -50,7 +50,7 @@ fn rows_reject_unsupported_problems_with_a_reason() {
 }
 
 /// The programs of every row that computes a problem, by the name of the row.
-fn programs(shape: NetworkShape) -> Vec<(&'static str, Program)> {
+fn programs_by_row(shape: NetworkShape) -> Vec<(&'static str, Program)> {
     let (inference, training) = (Inference { shape }, TrainStep { shape });
     let mut all = Vec::new();
     for row in INFERENCE.iter().filter(|row| (row.supports)(&inference).is_ok()) {
@@ -61,27 +61,27 @@ fn programs(shape: NetworkShape) -> Vec<(&'static str, Program)> {
         let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
         all.push((row.name, write(&training)));
     }
-    if trains(&training, best::supported).is_ok() {
-        let sums = fused_train::sums(&shape, 2);
-        all.push(("data_parallel", fused_train::parallel(&shape, 2, sums)));
+    if prepare_train_step(&training, best::supported).is_ok() {
+        let sums = fused_train::gradient_sums_by_bucket(&shape, 2);
+        all.push(("data_parallel", fused_train::launches_of_one_gpu(&shape, 2, sums)));
     }
     all
 }
 
-const SHAPES: [(Stem, usize, usize, usize, usize); 5] = [
-    (Stem::ImageNet, 64, 8, 8, 8),
-    (Stem::ImageNet, 64, 35, 8, 8),
-    (Stem::Cifar, 64, 2, 4, 4),
-    (Stem::Cifar, 8, 3, 5, 8),
-    (Stem::ImageNet, 16, 8, 5, 8),
+const SHAPES: [(NetworkStem, usize, usize, usize, usize); 5] = [
+    (NetworkStem::ImageNet, 64, 8, 8, 8),
+    (NetworkStem::ImageNet, 64, 35, 8, 8),
+    (NetworkStem::Cifar, 64, 2, 4, 4),
+    (NetworkStem::Cifar, 8, 3, 5, 8),
+    (NetworkStem::ImageNet, 16, 8, 5, 8),
 ];
 
 #[test]
 fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
     for (stem, width, b, t, level) in SHAPES {
-        for (name, program) in programs(shape(stem, width, b, t, level)) {
+        for (name, program) in programs_by_row(shape(stem, width, b, t, level)) {
             assert_eq!(program.check(), Ok(()), "{name}");
-            check_launches(&program);
+            check_program_launches(&program);
         }
     }
 }
@@ -91,7 +91,7 @@ fn uploads_are_as_large_as_declared() {
     for (stem, width, b, t, level) in SHAPES {
         let shape = shape(stem, width, b, t, level);
         let inputs = TrainStep { shape }.inputs(1);
-        for (name, program) in programs(shape) {
+        for (name, program) in programs_by_row(shape) {
             for (region, _) in program.regions() {
                 let uploaded = program.uploaded(program.at(region), &inputs);
                 assert!(uploaded.is_ok(), "{name}: {}", uploaded.unwrap_err());
@@ -102,9 +102,9 @@ fn uploads_are_as_large_as_declared() {
 
 #[test]
 fn inference_in_one_launch_needs_no_library() {
-    let programs = programs(shape(Stem::ImageNet, 64, 32, 8, 8));
+    let programs = programs_by_row(shape(NetworkStem::ImageNet, 64, 32, 8, 8));
     let workspace = |row: usize| {
-        let uses = programs[row].1.memory_uses();
+        let uses = programs[row].1.bytes_by_memory_purpose();
         uses.iter().find(|(label, _)| *label == "workspace").unwrap().1
     };
     assert_eq!(programs[3].0, "cuda/best");
@@ -116,13 +116,14 @@ fn tiles_have_swizzled_rows() {
     // A tile has 32 filters by 64 columns: its second row begins with its second chunk.
     let rows: Vec<u8> = (0..64).flat_map(|row| [row; 256]).collect();
     let columns: Vec<u8> = (0..64).flat_map(|_| (0..=255).map(|byte| byte / 16)).collect();
-    let at =
-        |number: usize| (weights::tiled(&rows, 128)[number], weights::tiled(&columns, 128)[number]);
+    let at = |number: usize| {
+        (weights::tiled_weight(&rows, 128)[number], weights::tiled_weight(&columns, 128)[number])
+    };
     assert_eq!([0, 128, 4096, 8192].map(at), [(0, 0), (1, 1), (0, 8), (32, 0)]);
     // A frame of one pixel reads one tap of nine.
-    let network = shape(Stem::ImageNet, 8, 1, 4, 8).sizes.network();
+    let network = shape(NetworkStem::ImageNet, 8, 1, 4, 8).sizes.network();
     let last = network.blocks.last().unwrap();
-    assert_eq!(weights::live_columns(&last.second), last.second.window.input.channels);
+    assert_eq!(weights::live_weight_columns(&last.second), last.second.window.input.channels);
 }
 
 /// Odd batches, both stems, every number of steps that is compiled.
@@ -130,13 +131,13 @@ fn tiles_have_swizzled_rows() {
 fn every_rung_is_the_reference_bit_for_bit() {
     let Some((device, _alone)) = gpu() else { return };
     for (stem, width, b, t, level) in [
-        (Stem::ImageNet, 64, 3, 8, 8),
-        (Stem::Cifar, 64, 2, 4, 4),
-        (Stem::ImageNet, 64, 9, 16, 16),
-        (Stem::Cifar, 8, 3, 5, 8),
-        (Stem::ImageNet, 64, 5, 4, 8),
+        (NetworkStem::ImageNet, 64, 3, 8, 8),
+        (NetworkStem::Cifar, 64, 2, 4, 4),
+        (NetworkStem::ImageNet, 64, 9, 16, 16),
+        (NetworkStem::Cifar, 8, 3, 5, 8),
+        (NetworkStem::ImageNet, 64, 5, 4, 8),
         // More images than are computed at a time.
-        (Stem::ImageNet, 64, 35, 8, 8),
+        (NetworkStem::ImageNet, 64, 35, 8, 8),
     ] {
         let problem = Inference { shape: shape(stem, width, b, t, level) };
         let inputs = problem.inputs(2);
@@ -146,7 +147,7 @@ fn every_rung_is_the_reference_bit_for_bit() {
             let case = format!("{} {stem:?} w={width} b={b} t={t} level={level}", row.name);
             verify(&mut task, &expected, problem.tolerance())
                 .unwrap_or_else(|error| panic!("{case}: {error}"));
-            assert!(repeats(&mut task).unwrap(), "{case}");
+            assert!(repeats_bit_by_bit(&mut task).unwrap(), "{case}");
         }
     }
 }
@@ -155,12 +156,12 @@ fn every_rung_is_the_reference_bit_for_bit() {
 fn training_steps_are_those_of_the_reference() {
     let Some((device, _alone)) = gpu() else { return };
     for (stem, width, b, t, level) in [
-        (Stem::ImageNet, 16, 8, 5, 8),
-        (Stem::Cifar, 16, 2, 4, 4),
-        (Stem::Cifar, 64, 3, 4, 4),
-        (Stem::ImageNet, 64, 5, 16, 16),
-        (Stem::ImageNet, 64, 8, 8, 8),
-        (Stem::ImageNet, 64, 6, 4, 4),
+        (NetworkStem::ImageNet, 16, 8, 5, 8),
+        (NetworkStem::Cifar, 16, 2, 4, 4),
+        (NetworkStem::Cifar, 64, 3, 4, 4),
+        (NetworkStem::ImageNet, 64, 5, 16, 16),
+        (NetworkStem::ImageNet, 64, 8, 8, 8),
+        (NetworkStem::ImageNet, 64, 6, 4, 4),
     ] {
         let problem = TrainStep { shape: shape(stem, width, b, t, level) };
         let inputs = problem.inputs(2);
@@ -171,7 +172,7 @@ fn training_steps_are_those_of_the_reference() {
             let comparison = verify(&mut task, &expected, problem.tolerance())
                 .unwrap_or_else(|error| panic!("{case}: {error}"));
             eprintln!("{case}: {comparison:?}");
-            assert!(repeats(&mut task).unwrap(), "{case}");
+            assert!(repeats_bit_by_bit(&mut task).unwrap(), "{case}");
         }
     }
 }
@@ -180,7 +181,7 @@ fn training_steps_are_those_of_the_reference() {
 fn training_over_two_gpus_is_that_of_all_images() {
     let Some((devices, _alone)) = two_gpus_for_test() else { return };
     for (b, t, level) in [(6, 4, 4), (16, 8, 8), (64, 8, 8)] {
-        let whole = TrainStep { shape: shape(Stem::ImageNet, 64, b, t, level) };
+        let whole = TrainStep { shape: shape(NetworkStem::ImageNet, 64, b, t, level) };
         let problem = DataParallel { gpus: 2, whole };
         let inputs = problem.inputs(2);
         let expected = problem.reference(&inputs);
@@ -192,7 +193,7 @@ fn training_over_two_gpus_is_that_of_all_images() {
             let comparison = verify(&mut task, &expected, problem.tolerance())
                 .unwrap_or_else(|error| panic!("b={b}: {error}"));
             eprintln!("b={b} t={t} level={level}: {comparison:?}");
-            assert!(repeats(&mut task).unwrap(), "b={b}");
+            assert!(repeats_bit_by_bit(&mut task).unwrap(), "b={b}");
         }
     }
 }
@@ -200,7 +201,7 @@ fn training_over_two_gpus_is_that_of_all_images() {
 #[test]
 fn spikes_of_every_layer_are_those_of_the_reference() {
     let Some((device, _alone)) = gpu() else { return };
-    let shape = shape(Stem::ImageNet, 64, 3, 8, 8);
+    let shape = shape(NetworkStem::ImageNet, 64, 3, 8, 8);
     let problem = Inference { shape };
     let inputs = problem.inputs(4);
     let expected = Reference::new(&shape, &inputs).forward(&inputs);
@@ -210,7 +211,7 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
     let rows = [
         (per_op::program(&shape), 1, per_op),
         (fused::program(&shape), 2, fused),
-        (best::inference(&shape, true), 2, fused),
+        (best::inference_launches(&shape, true), 2, fused),
     ];
     for (row, (program, bytes, read)) in rows.into_iter().enumerate() {
         // `best` has no spikes of the stem, but those of the layers behind.
@@ -225,7 +226,7 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
         program.enqueue().unwrap();
         device.synchronize().unwrap();
         for (number, layer) in expected.layers.iter().enumerate().skip(first) {
-            let buffer = program.buffer(&layer_name(number)).unwrap();
+            let buffer = program.buffer_of_pointer(&layer_spikes_name(number)).unwrap();
             let mut spikes = vec![0u8; bytes * layer.spikes.len()];
             buffer.download(&mut spikes).unwrap();
             assert!(read(&spikes) == layer.spikes, "layer {number}");
@@ -233,7 +234,7 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
         if row > 0 {
             let pooled = expected.pooled.as_ref().unwrap();
             let mut spikes = vec![0u8; bytes * pooled.len()];
-            program.buffer("pooled").unwrap().download(&mut spikes).unwrap();
+            program.buffer_of_pointer("pooled").unwrap().download(&mut spikes).unwrap();
             assert!(read(&spikes) == *pooled, "pooled");
         }
     }
@@ -242,7 +243,7 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
 #[test]
 fn declared_memory_is_within_a_twentieth_of_what_is_used() {
     let Some((device, _alone)) = gpu() else { return };
-    let problem = Inference { shape: shape(Stem::ImageNet, 64, 32, 8, 8) };
+    let problem = Inference { shape: shape(NetworkStem::ImageNet, 64, 32, 8, 8) };
     let inputs = problem.inputs(1);
     let free = || memory::settled(&device).unwrap().0 as f64;
     for row in INFERENCE {

@@ -6,7 +6,7 @@ use kernelgate_cuda::{Device, KernelSpec, Source};
 
 /// The parameters of builds and grids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grid {
+pub struct TileGrid {
     /// Time steps: compiled for 4, 8 and 16.
     pub steps: usize,
     /// Blocks in x and y.
@@ -23,27 +23,27 @@ pub const TILE: usize = 64;
 /// Steps of a group's GEMM whose operands are in shared memory.
 const STAGES_AHEAD: usize = 3;
 /// Shared memory of a group: two operands in bf16.
-pub const SHARED_BYTES: usize = STAGES_AHEAD * 2 * TILE * TILE * 2;
+pub const SHARED_BYTES_PER_GROUP: usize = STAGES_AHEAD * 2 * TILE * TILE * 2;
 
 /// A launch over tiles: the common part of the rows of one file.
-pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<Grid> {
+pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<TileGrid> {
     KernelSpec {
         defines: |grid| vec![format!("STEPS={}", grid.steps)],
         constants: |_| tile_constants(THREADS),
-        shared_bytes: |_| THREADS / GROUP * SHARED_BYTES,
-        variants: || [4, 8, 16].map(|steps| Grid { steps, blocks: [1; 2] }).to_vec(),
+        shared_bytes: |_| THREADS / GROUP * SHARED_BYTES_PER_GROUP,
+        variants: || [4, 8, 16].map(|steps| TileGrid { steps, blocks: [1; 2] }).to_vec(),
         ..KernelSpec::new(source, symbol, THREADS, |grid| [grid.blocks[0], grid.blocks[1], 1])
     }
 }
 
 /// A build with blocks of four groups, for grids whose every block has a multiprocessor of its
 /// own, and one that holds its shared memory.
-pub const fn wide(narrow: KernelSpec<Grid>) -> KernelSpec<Grid> {
+pub const fn wide_build(narrow: KernelSpec<TileGrid>) -> KernelSpec<TileGrid> {
     KernelSpec {
         threads: 2 * THREADS,
         defines: |grid| vec![format!("STEPS={}", grid.steps), "GROUPS=4".to_owned()],
         constants: |_| tile_constants(2 * THREADS),
-        shared_bytes: |_| 2 * THREADS / GROUP * SHARED_BYTES,
+        shared_bytes: |_| 2 * THREADS / GROUP * SHARED_BYTES_PER_GROUP,
         ..narrow
     }
 }
@@ -51,8 +51,8 @@ pub const fn wide(narrow: KernelSpec<Grid>) -> KernelSpec<Grid> {
 /// Whether the wide build of a kernel is faster on a device: it fits, and every block of the grid
 /// has a multiprocessor of its own.
 pub fn wide_is_faster(
-    wide: &KernelSpec<Grid>,
-    grid: Grid,
+    wide: &KernelSpec<TileGrid>,
+    grid: TileGrid,
 ) -> impl Fn(&Device) -> Result<bool, BackendError> + 'static {
     let wide = *wide;
     move |device| {

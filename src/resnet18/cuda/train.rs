@@ -3,17 +3,20 @@
 //! weights and inputs by the library's GEMMs, SGD a parameter at a time.
 
 use super::per_op::{
-    Forward, SOURCES, STAGES, Saved, gather_images, images_and_logits, input_name, layer_name,
-    scratch, window_arguments,
+    Forward, POOLED_TAPS, STAGE_RANGES, SavedForwardRegions, block_input_name,
+    declare_images_and_logits, declare_scratch, gather_images, layer_spikes_name, window_arguments,
 };
-use super::weights::{bias_name, columns, live_columns, regions, stem_columns, weight_name};
+use super::weights::{
+    bias_share_region_name, live_weight_columns, packed_regions, padded_stem_columns,
+    weight_columns, weight_region_name,
+};
 use crate::kernel_files::kernel_file;
-use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
-use crate::resnet18::network::{Block, CLASSES, Conv, Network};
-use crate::st_bif::Neurons;
+use crate::resnet18::definition::{LEARNING_RATE, NetworkShape, SGD_MOMENTUM};
+use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network, ResidualBlock};
+use crate::st_bif::NeuronShape;
 use crate::st_bif::cuda::replay_kernel;
 use kernelgate::backend::program::{
-    Lane, MemoryUse, NULL, Operand, Pointer, Program, int, ints, long,
+    Lane, MemoryPurpose, NULL, Operand, Pointer, Program, int, int_operands, long,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
@@ -24,13 +27,25 @@ const THREADS: usize = 256;
 /// Rows and columns of a tile.
 const TILE: usize = 32;
 /// Parts that sums over rows are computed in.
-const SPLITS: usize = 64;
+const ROW_SUM_PARTS: usize = 64;
 
 /// Kernel rows; unless stated otherwise, their parameter is the number of elements, one a thread.
-pub const KERNELS: &[KernelSpec<usize>] =
-    &[PACK, SHARE, LOSS, FEATURES, CLASSIFIER, LAST, ROUND, SUM_ROWS, SCATTER, SCALE, POOL, SGD];
+pub const KERNELS: &[KernelSpec<usize>] = &[
+    PACK_KERNEL,
+    SHARE_KERNEL,
+    LOSS,
+    FEATURES_KERNEL,
+    CLASSIFIER_KERNEL,
+    LAST_LAYER_KERNEL,
+    ROUND_KERNEL,
+    SUM_ROWS_KERNEL,
+    SCATTER_KERNEL,
+    SCALE,
+    POOL_KERNEL,
+    SGD,
+];
 
-const PACK: KernelSpec<usize> = KernelSpec {
+const PACK_KERNEL: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS)],
     variants: || vec![1],
     ..KernelSpec::new(
@@ -40,26 +55,30 @@ const PACK: KernelSpec<usize> = KernelSpec {
         |elements| [elements.div_ceil(THREADS), 1, 1],
     )
 };
-const SHARE: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_share", ..PACK };
-const FEATURES: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_features", ..PACK };
+const SHARE_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_share", ..PACK_KERNEL };
+const FEATURES_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_features", ..PACK_KERNEL };
 /// `fused_train` has this kernel too.
-pub const CLASSIFIER: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_train_classifier", ..PACK };
-const LAST: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_last", ..PACK };
-const SCATTER: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_scatter", ..PACK };
-const SCALE: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_scale", ..PACK };
-const POOL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_pool", ..PACK };
-const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sgd", ..PACK };
+pub const CLASSIFIER_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_classifier", ..PACK_KERNEL };
+const LAST_LAYER_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_last", ..PACK_KERNEL };
+const SCATTER_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_scatter", ..PACK_KERNEL };
+const SCALE: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_scale", ..PACK_KERNEL };
+const POOL_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_pool", ..PACK_KERNEL };
+const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sgd", ..PACK_KERNEL };
 /// Launched with the given number of blocks. `fused_train` has this kernel too.
 pub const LOSS: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_train_loss", blocks: |blocks| [*blocks, 1, 1], ..PACK };
-const ROUND: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_round", ..LOSS };
-const SUM_ROWS: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sum_rows", ..LOSS };
+    KernelSpec { symbol: "resnet18_train_loss", blocks: |blocks| [*blocks, 1, 1], ..PACK_KERNEL };
+const ROUND_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_round", ..LOSS };
+const SUM_ROWS_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sum_rows", ..LOSS };
 
 /// Whether the gradients' GEMMs can be computed: frames are their inner extent, in rows of whole 16
 /// bytes.
 pub fn supported(shape: &NetworkShape) -> Result<(), String> {
-    if shape.frames().is_multiple_of(8) {
+    if shape.frame_count().is_multiple_of(8) {
         Ok(())
     } else {
         Err("images times steps in multiples of 8".to_owned())
@@ -87,13 +106,17 @@ pub struct TrainingTensors {
 
 impl TrainingTensors {
     /// Declares the tensors of training, and the images.
-    pub fn declare(program: &mut Program, shape: &NetworkShape, network: &Network) -> Self {
-        let logits = images_and_logits(program, shape);
+    pub fn declare_training_tensors(
+        program: &mut Program,
+        shape: &NetworkShape,
+        network: &Network,
+    ) -> Self {
+        let logits = declare_images_and_logits(program, shape);
         let (rows, bytes) = (shape.rows(network), network.parameters * Dtype::F32.bytes());
         Self {
-            labels: program.input("labels", MemoryUse::Inputs, shape.b),
-            parameters: program.input("parameters", MemoryUse::Weights, bytes),
-            momentum: program.input("momentum", MemoryUse::Momentum, bytes),
+            labels: program.input("labels", MemoryPurpose::Inputs, shape.b),
+            parameters: program.input("parameters", MemoryPurpose::Weights, bytes),
+            momentum: program.input("momentum", MemoryPurpose::Momentum, bytes),
             logits,
             loss: program.output("loss", [1], Dtype::F32),
             new_parameters: program.output("new_parameters", rows, Dtype::F32),
@@ -103,21 +126,22 @@ impl TrainingTensors {
 }
 
 /// Declares everything but inputs and outputs.
-fn declare(program: &mut Program, shape: &NetworkShape, network: &Network) {
-    use MemoryUse::{Activations, Gradients, Weights, Workspace};
-    let frames = shape.frames();
+fn declare_training_tensors(program: &mut Program, shape: &NetworkShape, network: &Network) {
+    use MemoryPurpose::{Activations, Gradients, Weights, Workspace};
+    let frames = shape.frame_count();
     let maps = network.neurons();
     let largest = maps.iter().map(|map| map.elements()).max().unwrap_or(0);
-    let convs = network.convolutions().skip(1);
-    let rows = convs.map(|c| frames * c.window.output.pixels() * live_columns(c)).max();
-    let weights =
-        network.convolutions().map(|conv| conv.window.output.channels * columns(network, conv));
-    let features = network.last().channels;
-    let weight_gradient = weights.max().unwrap_or(0).max(CLASSES * features);
-    for region in regions(shape, network) {
+    let convs = network.block_convolutions().skip(1);
+    let rows = convs.map(|c| frames * c.window.output.pixel_count() * live_weight_columns(c)).max();
+    let weights = network
+        .block_convolutions()
+        .map(|conv| conv.window.output.channels * weight_columns(network, conv));
+    let features = network.last_frame().channels;
+    let weight_gradient = weights.max().unwrap_or(0).max(CLASS_COUNT * features);
+    for region in packed_regions(shape, network) {
         program.scratch(region.name, Weights, region.bytes);
     }
-    scratch(program, shape, network, Saved::Currents);
+    declare_scratch(program, shape, network, SavedForwardRegions::Currents);
     let bf16s = frames * largest * Dtype::Bf16.bytes();
     program.scratch("rounded", Workspace, bf16s);
     program.scratch("transposed", Workspace, bf16s);
@@ -128,9 +152,9 @@ fn declare(program: &mut Program, shape: &NetworkShape, network: &Network) {
         // Lives for the GEMM of one layer only.
         ("gathered_gradient", Workspace, rows.unwrap_or(0)),
         ("weight_gradient", Gradients, weight_gradient),
-        ("bias_sums", Workspace, SPLITS * features),
-        ("bias_gradient", Gradients, features.max(CLASSES)),
-        ("logits_gradient", Gradients, shape.b * CLASSES),
+        ("bias_sums", Workspace, ROW_SUM_PARTS * features),
+        ("bias_gradient", Gradients, features.max(CLASS_COUNT)),
+        ("logits_gradient", Gradients, shape.b * CLASS_COUNT),
         ("features", Activations, shape.b * features),
     ] {
         program.scratch(name, purpose, count * Dtype::F32.bytes());
@@ -138,30 +162,30 @@ fn declare(program: &mut Program, shape: &NetworkShape, network: &Network) {
 }
 
 /// The launches.
-pub fn program(shape: &NetworkShape) -> Program {
+pub fn train_step_program(shape: &NetworkShape) -> Program {
     let network = shape.sizes.network();
     let mut program = Program::new();
-    let tensors = TrainingTensors::declare(&mut program, shape, &network);
-    declare(&mut program, shape, &network);
-    let forward = Forward { shape, network: &network, saved: Saved::Currents };
+    let tensors = TrainingTensors::declare_training_tensors(&mut program, shape, &network);
+    declare_training_tensors(&mut program, shape, &network);
+    let forward = Forward { shape, network: &network, saved: SavedForwardRegions::Currents };
     let theta = shape.neuron().threshold as f32;
-    Step { forward, theta, tensors }.whole(&mut program);
+    TrainStepWriter { forward, theta, tensors }.write_whole_step(&mut program);
     program
 }
 
 /// Writes a training step.
-struct Step<'a> {
+struct TrainStepWriter<'a> {
     forward: Forward<'a>,
     theta: f32,
     tensors: TrainingTensors,
 }
 
-impl<'a> Step<'a> {
+impl<'a> TrainStepWriter<'a> {
     fn network(&self) -> &'a Network {
         self.forward.network
     }
 
-    fn whole(&self, program: &mut Program) {
+    fn write_whole_step(&self, program: &mut Program) {
         program.in_range("Weight_Rounding", |program| self.pack(program));
         self.forward.whole(program, self.tensors.logits);
         program.in_range("Backward", |program| self.backward(program));
@@ -177,56 +201,83 @@ impl<'a> Step<'a> {
     fn pack(&self, program: &mut Program) {
         let network = self.network();
         let steps = self.forward.shape.steps() as f32;
-        for conv in network.convolutions() {
-            let columns = columns(network, conv);
+        for conv in network.block_convolutions() {
+            let columns = weight_columns(network, conv);
             let first = conv.window.live_taps().start * conv.window.input.channels;
             let elements = conv.window.output.channels * columns;
             let from = self.tensors.parameters.plus(conv.weight * Dtype::F32.bytes());
-            let sizes = ints([conv.depth(), first, columns]);
-            program.launch(&PACK, &elements, (from, &weight_name(conv), long(elements), sizes));
+            let sizes = int_operands([conv.filter_elements(), first, columns]);
+            program.launch(
+                &PACK_KERNEL,
+                &elements,
+                (from, &weight_region_name(conv), long(elements), sizes),
+            );
             let divisor = if conv.weight == network.stem.weight { 1.0 } else { steps };
             let channels = conv.window.output.channels;
-            self.share(program, conv.bias(), &bias_name(conv), channels, divisor);
+            self.divide_over_steps(
+                program,
+                conv.first_bias_element(),
+                &bias_share_region_name(conv),
+                channels,
+                divisor,
+            );
         }
-        let weights = CLASSES * network.last().channels;
-        self.share(program, network.classifier, "fc.weight", weights, 1.0);
-        self.share(program, network.classifier + weights, "fc.bias", CLASSES, steps);
+        let weights = CLASS_COUNT * network.last_frame().channels;
+        self.divide_over_steps(program, network.classifier, "fc.weight", weights, 1.0);
+        self.divide_over_steps(
+            program,
+            network.classifier + weights,
+            "fc.bias",
+            CLASS_COUNT,
+            steps,
+        );
     }
 
-    fn share(&self, program: &mut Program, from: usize, to: &str, elements: usize, divisor: f32) {
+    fn divide_over_steps(
+        &self,
+        program: &mut Program,
+        from: usize,
+        to: &str,
+        elements: usize,
+        divisor: f32,
+    ) {
         let from = self.tensors.parameters.plus(from * Dtype::F32.bytes());
-        program.launch(&SHARE, &elements, (from, to, long(elements), divisor));
+        program.launch(&SHARE_KERNEL, &elements, (from, to, long(elements), divisor));
     }
 
     /// The loss, the classifier's step, and the gradient of the last spikes.
     fn loss(&self, program: &mut Program) {
         let (shape, network) = (self.forward.shape, self.network());
-        let map = network.last();
+        let map = network.last_frame();
         let (b, channels, at) = (shape.b, map.channels, network.classifier);
         let TrainingTensors { logits, labels, loss, parameters, .. } = self.tensors;
         let gradient = "logits_gradient";
-        program.launch(&LOSS, &1, (logits, labels, loss, gradient, ints([b, CLASSES])));
+        program.launch(&LOSS, &1, (logits, labels, loss, gradient, int_operands([b, CLASS_COUNT])));
 
-        let scale = self.theta / map.pixels() as f32;
+        let scale = self.theta / map.pixel_count() as f32;
         let elements = b * channels;
-        let spikes = layer_name(2 * network.blocks.len());
-        let sizes = ints([channels, map.pixels(), shape.t]);
-        program.launch(&FEATURES, &elements, (&spikes, "features", long(elements), sizes, scale));
+        let spikes = layer_spikes_name(2 * network.blocks.len());
+        let sizes = int_operands([channels, map.pixel_count(), shape.t]);
+        program.launch(
+            &FEATURES_KERNEL,
+            &elements,
+            (&spikes, "features", long(elements), sizes, scale),
+        );
 
-        let weights = CLASSES * channels;
+        let weights = CLASS_COUNT * channels;
         let gradients = ("weight_gradient", "bias_gradient", long(weights));
-        let arguments = (gradient, "features", gradients, ints([b, CLASSES, channels]));
-        program.launch(&CLASSIFIER, &weights, arguments);
+        let arguments = (gradient, "features", gradients, int_operands([b, CLASS_COUNT, channels]));
+        program.launch(&CLASSIFIER_KERNEL, &weights, arguments);
         let share = shape.fed() as f32 / shape.steps() as f32;
         let behind = network.parameters - at - weights;
         self.sgd(program, "weight_gradient", at, [1, weights, 0, weights], 1.0);
-        self.sgd(program, "bias_gradient", at + weights, [1, behind, 0, CLASSES], share);
+        self.sgd(program, "bias_gradient", at + weights, [1, behind, 0, CLASS_COUNT], share);
 
-        let elements = shape.frames() * map.elements();
+        let elements = shape.frame_count() * map.elements();
         let weight = parameters.plus(at * Dtype::F32.bytes());
-        let sizes = ints([b, CLASSES, channels, map.pixels()]);
+        let sizes = int_operands([b, CLASS_COUNT, channels, map.pixel_count()]);
         let arguments = (gradient, weight, "spike_gradient", long(elements), sizes, scale);
-        program.launch(&LAST, &elements, arguments);
+        program.launch(&LAST_LAYER_KERNEL, &elements, arguments);
     }
 
     /// Computes the gradient of the spikes that a block reads from that of its output spikes, both
@@ -234,36 +285,38 @@ impl<'a> Step<'a> {
     fn block(&self, program: &mut Program, number: usize) {
         let network = self.network();
         let block = &network.blocks[number];
-        let input = input_name(network, number);
-        let Block { first, second, .. } = block;
-        in_layer(program, second, |program| {
+        let input = block_input_name(network, number);
+        let ResidualBlock { first, second, .. } = block;
+        in_layer_range(program, second, |program| {
             self.through(program, 2 * number + 2, "spike_gradient");
-            self.round(program, second);
+            self.round_and_transpose(program, second);
         });
-        self.parameters_of(program, second, &layer_name(2 * number + 1));
-        in_layer(program, second, |program| {
-            self.input_gradient(program, second, "other_spike_gradient", false);
+        self.parameters_of(program, second, &layer_spikes_name(2 * number + 1));
+        in_layer_range(program, second, |program| {
+            self.convolution_input_gradient(program, second, "other_spike_gradient", false);
         });
         match &block.shortcut {
             Some(conv) => {
                 self.parameters_of(program, conv, &input);
-                in_layer(program, first, |program| {
-                    self.input_gradient(program, conv, "spike_gradient", false);
+                in_layer_range(program, first, |program| {
+                    self.convolution_input_gradient(program, conv, "spike_gradient", false);
                 });
             }
             None => {
-                let elements = self.forward.shape.frames() * second.window.output.elements();
+                let elements = self.forward.shape.frame_count() * second.window.output.elements();
                 let arguments = ("spike_gradient", "current_gradient", long(elements), self.theta);
-                in_layer(program, first, |program| program.launch(&SCALE, &elements, arguments));
+                in_layer_range(program, first, |program| {
+                    program.launch(&SCALE, &elements, arguments)
+                });
             }
         }
-        in_layer(program, first, |program| {
+        in_layer_range(program, first, |program| {
             self.through(program, 2 * number + 1, "other_spike_gradient");
-            self.round(program, first);
+            self.round_and_transpose(program, first);
         });
         self.parameters_of(program, first, &input);
-        in_layer(program, first, |program| {
-            self.input_gradient(program, first, "spike_gradient", true);
+        in_layer_range(program, first, |program| {
+            self.convolution_input_gradient(program, first, "spike_gradient", true);
         });
     }
 
@@ -276,91 +329,104 @@ impl<'a> Step<'a> {
             if let Some(pool) = &network.pool {
                 let elements = shape.b * pool.input.elements();
                 let outputs = shape.b * pool.output.elements();
-                let sizes = ints([pool.input.side, pool.input.channels, pool.output.side, shape.t]);
-                let pointers = (from, SOURCES, "other_spike_gradient");
+                let sizes =
+                    int_operands([pool.input.side, pool.input.channels, pool.output.side, shape.t]);
+                let pointers = (from, POOLED_TAPS, "other_spike_gradient");
                 let arguments = (pointers, long(elements), long(outputs), sizes);
-                program.launch(&POOL, &elements, arguments);
+                program.launch(&POOL_KERNEL, &elements, arguments);
                 from = "other_spike_gradient";
             }
             self.through(program, 0, from);
-            self.round(program, stem);
+            self.round_and_transpose(program, stem);
         });
         program.in_range("Weight_Gradients", |program| {
-            let (columns, frames) = (stem_columns(network), shape.frames());
+            let (columns, frames) = (padded_stem_columns(network), shape.frame_count());
             gather_images(program, stem, frames, columns, "frames");
         });
-        self.weight_step(program, stem, 1.0 / shape.steps() as f32);
+        self.convolution_weight_step(program, stem, 1.0 / shape.steps() as f32);
     }
 
     /// Computes `current_gradient` from the gradient of a layer's spikes.
     fn through(&self, program: &mut Program, layer: usize, spikes: &str) {
         let shape = self.forward.shape;
         let n = shape.b * self.network().neurons()[layer].elements();
-        let neurons = Neurons { n, t: shape.t, dtype: Dtype::F32, parameters: shape.neuron() };
+        let neurons = NeuronShape { n, t: shape.t, dtype: Dtype::F32, parameters: shape.neuron() };
         let (kernel, last) = replay_kernel::<Operand>(&neurons);
-        let currents = Saved::Currents.currents(layer);
+        let currents = SavedForwardRegions::Currents.currents(layer);
         let arguments = (&currents, spikes, NULL, "current_gradient", last);
         program.launch(&kernel, &neurons, arguments);
     }
 
     /// Rounds the gradient of a convolution's output, as it lies and transposed.
-    fn round(&self, program: &mut Program, conv: &Conv) {
+    fn round_and_transpose(&self, program: &mut Program, conv: &ConvolutionLayer) {
         let channels = conv.window.output.channels;
-        let rows = self.forward.shape.frames() * conv.window.output.pixels();
+        let rows = self.forward.shape.frame_count() * conv.window.output.pixel_count();
         let blocks = rows.div_ceil(TILE) * channels.div_ceil(TILE);
         let regions = ("current_gradient", "rounded", "transposed");
-        program.launch(&ROUND, &blocks, (regions, long(rows), int(channels)));
+        program.launch(&ROUND_KERNEL, &blocks, (regions, long(rows), int(channels)));
     }
 
     /// The step of a convolution of spikes, its output's gradient rounded.
-    fn parameters_of(&self, program: &mut Program, conv: &Conv, input: &str) {
+    fn parameters_of(&self, program: &mut Program, conv: &ConvolutionLayer, input: &str) {
         program.in_range("Weight_Gradients", |program| {
             self.forward.gather_spikes(program, conv, input);
         });
-        self.weight_step(program, conv, self.theta);
+        self.convolution_weight_step(program, conv, self.theta);
     }
 
     /// The step of a convolution whose operand is gathered: `factor` times it was convolved.
-    fn weight_step(&self, program: &mut Program, conv: &Conv, factor: f32) {
+    fn convolution_weight_step(&self, program: &mut Program, conv: &ConvolutionLayer, factor: f32) {
         let (shape, network) = (self.forward.shape, self.network());
-        let (filters, columns) = (conv.window.output.channels, columns(network, conv));
-        let rows = shape.frames() * conv.window.output.pixels();
+        let (filters, columns) = (conv.window.output.channels, weight_columns(network, conv));
+        let rows = shape.frame_count() * conv.window.output.pixel_count();
         program.in_range("Weight_Gradients", |program| {
             let spec = GemmSpec::new(filters, columns, rows, MatrixDtype::Bf16, MatrixDtype::F32);
             gemm(program, spec, ["transposed", "operand", "weight_gradient"]);
             let tiles = filters.div_ceil(TILE);
-            let fed = shape.fed() * shape.b * conv.window.output.pixels();
+            let fed = shape.fed() * shape.b * conv.window.output.pixel_count();
             for (from, to, rows, splits) in [
-                ("current_gradient", "bias_sums", fed, SPLITS),
-                ("bias_sums", "bias_gradient", SPLITS, 1),
+                ("current_gradient", "bias_sums", fed, ROW_SUM_PARTS),
+                ("bias_sums", "bias_gradient", ROW_SUM_PARTS, 1),
             ] {
-                let arguments = (from, to, long(rows), ints([filters, splits]));
-                program.launch(&SUM_ROWS, &(tiles * splits), arguments);
+                let arguments = (from, to, long(rows), int_operands([filters, splits]));
+                program.launch(&SUM_ROWS_KERNEL, &(tiles * splits), arguments);
             }
         });
         let first = conv.window.live_taps().start * conv.window.input.channels;
         let share = 1.0 / shape.steps() as f32;
         program.in_range("Optimizer", |program| {
-            let sizes = [filters, conv.depth(), first, columns];
+            let sizes = [filters, conv.filter_elements(), first, columns];
             self.sgd(program, "weight_gradient", conv.weight, sizes, factor);
-            self.sgd(program, "bias_gradient", conv.bias(), [1, filters, 0, filters], share);
+            self.sgd(
+                program,
+                "bias_gradient",
+                conv.first_bias_element(),
+                [1, filters, 0, filters],
+                share,
+            );
         });
     }
 
     /// The gradient of a convolution's input, which replaces a region or is added to it.
-    fn input_gradient(&self, program: &mut Program, conv: &Conv, to: &str, add: bool) {
+    fn convolution_input_gradient(
+        &self,
+        program: &mut Program,
+        conv: &ConvolutionLayer,
+        to: &str,
+        add: bool,
+    ) {
         let window = &conv.window;
-        let (frames, columns) = (self.forward.shape.frames(), live_columns(conv));
-        let (rows, depth) = (frames * window.output.pixels(), window.output.channels);
+        let (frames, columns) = (self.forward.shape.frame_count(), live_weight_columns(conv));
+        let (rows, depth) = (frames * window.output.pixel_count(), window.output.channels);
         let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::F32);
-        gemm(program, spec, ["rounded", &weight_name(conv), "gathered_gradient"]);
+        gemm(program, spec, ["rounded", &weight_region_name(conv), "gathered_gradient"]);
         let taps = window.live_taps();
         let elements = frames * window.input.elements();
-        let taps = ints([taps.start, taps.len()]);
+        let taps = int_operands([taps.start, taps.len()]);
         let window = window_arguments(window);
         let sums = (self.theta, int(usize::from(add)));
         let arguments = ("gathered_gradient", to, long(elements), window, taps, sums);
-        program.launch(&SCATTER, &elements, arguments);
+        program.launch(&SCATTER_KERNEL, &elements, arguments);
     }
 
     /// SGD of a parameter `[filters, depth]` whose gradient holds only a range of columns.
@@ -379,21 +445,25 @@ impl<'a> Step<'a> {
             [parameters, momentum, new_parameters, new_momentum]
                 .map(|tensor| tensor.plus(at * Dtype::F32.bytes()));
         let tensors = (old, old_momentum, gradient, new, new_momentum);
-        let sizes = ints([depth, first, columns, columns]);
-        let factors = [factor, MOMENTUM, LEARNING_RATE];
+        let sizes = int_operands([depth, first, columns, columns]);
+        let factors = [factor, SGD_MOMENTUM, LEARNING_RATE];
         program.launch(&SGD, &elements, (tensors, long(elements), sizes, factors));
     }
 }
 
 /// Writes inside the range of a convolution in that of its stage. The ranges of its parameters
 /// follow and are not inside it.
-fn in_layer(program: &mut Program, conv: &Conv, write: impl FnOnce(&mut Program)) {
+fn in_layer_range(
+    program: &mut Program,
+    conv: &ConvolutionLayer,
+    write: impl FnOnce(&mut Program),
+) {
     let layer = |stage: &&&str| conv.name.starts_with(&stage.to_lowercase()[..6]);
-    let stage = STAGES.iter().find(layer).expect("convolutions behind the stem have a stage");
+    let stage = STAGE_RANGES.iter().find(layer).expect("convolutions behind the stem have a stage");
     program.in_range(*stage, |program| program.in_range(&conv.name, write));
 }
 
 fn gemm(program: &mut Program, spec: GemmSpec, names: [&str; 3]) {
     let operands = names.map(|name| program.at(name));
-    program.gemm(Lane::MAIN, spec, operands);
+    program.gemm(Lane::MAIN_LANE, spec, operands);
 }

@@ -4,13 +4,13 @@
 use half::bf16;
 
 use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::network::{CLASSES, Conv, Network};
-use kernelgate::backend::program::{MemoryUse, Program};
+use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, Network};
+use kernelgate::backend::program::{MemoryPurpose, Program};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Columns of the stem's operand: those of its filters, rounded up to tiles of 64.
-pub fn stem_columns(network: &Network) -> usize {
-    network.stem.depth().next_multiple_of(64)
+pub fn padded_stem_columns(network: &Network) -> usize {
+    network.stem.filter_elements().next_multiple_of(64)
 }
 
 /// A region of packed parameters.
@@ -52,7 +52,7 @@ pub enum ParameterPart {
 
 impl ParameterPart {
     /// The bytes of the part's region.
-    pub fn pack(self, inputs: &Tensors) -> Vec<u8> {
+    pub fn packed_bytes(self, inputs: &Tensors) -> Vec<u8> {
         let parameters = inputs.f32("parameters");
         match self {
             Self::Weight { at, filters, depth, first, columns } => {
@@ -73,7 +73,7 @@ impl ParameterPart {
 }
 
 /// Every region of packed parameters.
-pub fn regions(shape: &NetworkShape, network: &Network) -> Vec<PackedRegion> {
+pub fn packed_regions(shape: &NetworkShape, network: &Network) -> Vec<PackedRegion> {
     let steps = shape.steps() as f32;
     let share = |name: String, at: usize, count: usize, divisor: f32| PackedRegion {
         name,
@@ -81,57 +81,64 @@ pub fn regions(shape: &NetworkShape, network: &Network) -> Vec<PackedRegion> {
         part: ParameterPart::Share { at, count, divisor },
     };
     let mut regions = Vec::new();
-    for conv in network.convolutions() {
-        let (filters, columns) = (conv.window.output.channels, columns(network, conv));
+    for conv in network.block_convolutions() {
+        let (filters, columns) = (conv.window.output.channels, weight_columns(network, conv));
         let first = conv.window.live_taps().start * conv.window.input.channels;
-        let (at, depth) = (conv.weight, conv.depth());
+        let (at, depth) = (conv.weight, conv.filter_elements());
         regions.push(PackedRegion {
-            name: weight_name(conv),
+            name: weight_region_name(conv),
             bytes: filters * columns * Dtype::Bf16.bytes(),
             part: ParameterPart::Weight { at, filters, depth, first, columns },
         });
         let divisor = if conv.weight == network.stem.weight { 1.0 } else { steps };
-        regions.push(share(bias_name(conv), conv.bias(), filters, divisor));
+        regions.push(share(
+            bias_share_region_name(conv),
+            conv.first_bias_element(),
+            filters,
+            divisor,
+        ));
     }
-    let weights = CLASSES * network.last().channels;
+    let weights = CLASS_COUNT * network.last_frame().channels;
     let at = network.classifier;
     regions.push(share("fc.weight".to_owned(), at, weights, 1.0));
-    regions.push(share("fc.bias".to_owned(), at + weights, CLASSES, steps));
+    regions.push(share("fc.bias".to_owned(), at + weights, CLASS_COUNT, steps));
     regions
 }
 
 /// Declares every region of packed parameters, with their contents.
-pub fn declare_packed(program: &mut Program, shape: &NetworkShape, network: &Network) {
-    for PackedRegion { name, bytes, part } in regions(shape, network) {
-        program.packed(name, MemoryUse::Weights, bytes, move |inputs| part.pack(inputs));
+pub fn declare_packed_parameters(program: &mut Program, shape: &NetworkShape, network: &Network) {
+    for PackedRegion { name, bytes, part } in packed_regions(shape, network) {
+        program
+            .packed(name, MemoryPurpose::Weights, bytes, move |inputs| part.packed_bytes(inputs));
     }
 }
 
 /// Region of a convolution's weight: bf16 `[out, taps·in]` of the live taps, the stem's padded to
-/// [`stem_columns`].
-pub fn weight_name(conv: &Conv) -> String {
+/// [`padded_stem_columns`].
+pub fn weight_region_name(conv: &ConvolutionLayer) -> String {
     format!("{}.weight", conv.name)
 }
 
 /// Region of the same in tiles of 32 filters by 64 columns, `[out/32, taps·in/64, 32, 64]`, in
 /// whose rows the 16-byte chunks are swizzled: a copy of a tile is as tensor cores read it.
-pub fn tiles_name(conv: &Conv) -> String {
+pub fn tiled_weight_region_name(conv: &ConvolutionLayer) -> String {
     format!("{}.tiles", conv.name)
 }
 
 /// The tiles of a packed weight.
-pub fn tiled(weight: &[u8], columns: usize) -> Vec<u8> {
-    const FILTERS: usize = 32;
+pub fn tiled_weight(weight: &[u8], columns: usize) -> Vec<u8> {
+    const FILTERS_PER_TILE: usize = 32;
     const ROW: usize = 128;
-    const CHUNK: usize = 16;
+    const CHUNK_BYTES: usize = 16;
     let mut tiles = vec![0; weight.len()];
     let row_bytes = columns * Dtype::Bf16.bytes();
-    for (number, chunk) in weight.chunks(CHUNK).enumerate() {
-        let (filter, at) = (number * CHUNK / row_bytes, number * CHUNK % row_bytes);
-        let tile = filter / FILTERS * (row_bytes / ROW) + at / ROW;
-        let swizzled = (at % ROW / CHUNK) ^ (filter % 8);
-        let to = (tile * FILTERS + filter % FILTERS) * ROW + swizzled * CHUNK;
-        tiles[to..to + CHUNK].copy_from_slice(chunk);
+    for (number, chunk) in weight.chunks(CHUNK_BYTES).enumerate() {
+        let (filter, at) = (number * CHUNK_BYTES / row_bytes, number * CHUNK_BYTES % row_bytes);
+        let tile = filter / FILTERS_PER_TILE * (row_bytes / ROW) + at / ROW;
+        let swizzled = (at % ROW / CHUNK_BYTES) ^ (filter % 8);
+        let to =
+            (tile * FILTERS_PER_TILE + filter % FILTERS_PER_TILE) * ROW + swizzled * CHUNK_BYTES;
+        tiles[to..to + CHUNK_BYTES].copy_from_slice(chunk);
     }
     tiles
 }
@@ -139,19 +146,19 @@ pub fn tiled(weight: &[u8], columns: usize) -> Vec<u8> {
 /// The stem's packed weight as B fragments of `mma.m16n8k16`: `[out/8, 7, lane, 4]` words of two
 /// columns. A filter's columns are 7 rows of 8 pixels of 4 channels, of which the last pixel and
 /// the last channel are zero: a row is two steps of 16 columns, and a lane has both steps' words.
-pub fn fragments(weight: &[u8], columns: usize) -> Vec<u8> {
-    const KERNEL: usize = 7;
-    const CHANNELS: usize = 3;
+pub fn stem_weight_fragments(weight: &[u8], columns: usize) -> Vec<u8> {
+    const STEM_KERNEL_SIZE: usize = 7;
+    const IMAGE_CHANNELS: usize = 3;
     let weight: &[u16] = bytemuck::cast_slice(weight);
-    let mut words = Vec::with_capacity(weight.len() / columns * KERNEL * 8 * 4);
+    let mut words = Vec::with_capacity(weight.len() / columns * STEM_KERNEL_SIZE * 8 * 4);
     for filters in weight.chunks(8 * columns) {
-        for row in 0..KERNEL {
+        for row in 0..STEM_KERNEL_SIZE {
             for lane in 0..32 {
                 for column in [0, 8, 16, 24].map(|first| first + lane % 4 * 2) {
                     words.extend([column, column + 1].map(|at| {
                         let (pixel, channel) = (at / 4, at % 4);
-                        let tap = (row * KERNEL + pixel) * CHANNELS + channel;
-                        let exists = pixel < KERNEL && channel < CHANNELS;
+                        let tap = (row * STEM_KERNEL_SIZE + pixel) * IMAGE_CHANNELS + channel;
+                        let exists = pixel < STEM_KERNEL_SIZE && channel < IMAGE_CHANNELS;
                         if exists { filters[lane / 4 * columns + tap] } else { 0 }
                     }));
                 }
@@ -163,18 +170,18 @@ pub fn fragments(weight: &[u8], columns: usize) -> Vec<u8> {
 
 /// Region of the share of a bias that a step adds, `bias/steps`; of the stem's, the whole bias, as
 /// its sum is divided later.
-pub fn bias_name(conv: &Conv) -> String {
+pub fn bias_share_region_name(conv: &ConvolutionLayer) -> String {
     format!("{}.bias", conv.name)
 }
 
 /// Columns of a weight's region.
-pub fn columns(network: &Network, conv: &Conv) -> usize {
+pub fn weight_columns(network: &Network, conv: &ConvolutionLayer) -> usize {
     let is_stem = conv.weight == network.stem.weight;
-    if is_stem { stem_columns(network) } else { live_columns(conv) }
+    if is_stem { padded_stem_columns(network) } else { live_weight_columns(conv) }
 }
 
 /// Columns of the taps that read a pixel somewhere.
-pub fn live_columns(conv: &Conv) -> usize {
+pub fn live_weight_columns(conv: &ConvolutionLayer) -> usize {
     conv.window.live_taps().len() * conv.window.input.channels
 }
 
@@ -192,7 +199,7 @@ mod tests {
     fn fragments_hold_each_weight_where_its_lane_reads_it() {
         let (filters, columns) = (16, 192);
         let weight: Vec<u16> = (0..filters * columns).map(|i| i as u16 + 1).collect();
-        let fragments = fragments(bytemuck::cast_slice(&weight), columns);
+        let fragments = stem_weight_fragments(bytemuck::cast_slice(&weight), columns);
         let fragments: &[u16] = bytemuck::cast_slice(&fragments);
         assert_eq!(fragments.len(), filters * 224);
         let mut nonzero = 0;

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use super::forward::FUSED;
-use super::row::{NULL, element, kernel, parameters, sizes, variants};
-use crate::st_bif::definition::{Neurons, StBifBackward};
+use super::row::{
+    NULL_POINTER, element, neuron_and_step_counts, neuron_variants, parameters, st_bif_kernel,
+};
+use crate::st_bif::definition::{NeuronShape, StBifBackward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
@@ -12,63 +14,69 @@ use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Neurons>] = &[SAVED, REPLAY, REPLAY_ANY];
+pub const KERNELS: &[KernelSpec<NeuronShape>] = &[SAVED_KERNEL, REPLAY_KERNEL, ANY_REPLAY_KERNEL];
 
-const SAVED_THREADS: usize = 128;
-const SAVED_NEURONS: usize = 4;
-const SAVED: KernelSpec<Neurons> = KernelSpec {
-    constants: |_| vec![("BLOCK", SAVED_THREADS), ("PER_THREAD", SAVED_NEURONS)],
-    ..kernel(
+const SAVED_BLOCK_THREADS: usize = 128;
+const SAVED_NEURONS_PER_THREAD: usize = 4;
+const SAVED_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
+    constants: |_| vec![("BLOCK", SAVED_BLOCK_THREADS), ("PER_THREAD", SAVED_NEURONS_PER_THREAD)],
+    ..st_bif_kernel(
         "st_bif/backward_saved",
         include_str!("../../../kernels/st_bif/backward_saved.cu"),
         "st_bif_backward_saved",
-        SAVED_THREADS,
-        |neurons| [neurons.n.div_ceil(SAVED_THREADS * SAVED_NEURONS), 1, 1],
+        SAVED_BLOCK_THREADS,
+        |neurons| [neurons.n.div_ceil(SAVED_BLOCK_THREADS * SAVED_NEURONS_PER_THREAD), 1, 1],
     )
 };
 
 /// Most steps that `backward_replay` unrolls into registers; more go through its tiled sibling.
-const MAX_UNROLLED: usize = 16;
+const MAX_UNROLLED_STEPS: usize = 16;
 
-const REPLAY_THREADS: usize = 128;
-const REPLAY: KernelSpec<Neurons> = KernelSpec {
+const REPLAY_BLOCK_THREADS: usize = 128;
+const REPLAY_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     defines: |neurons| vec![element(neurons), format!("STEPS={}", neurons.t)],
     constants: |neurons| {
         vec![
-            ("BLOCK", REPLAY_THREADS),
-            ("PER_THREAD", replay_neurons(neurons)),
-            ("MAX_STEPS", MAX_UNROLLED),
+            ("BLOCK", REPLAY_BLOCK_THREADS),
+            ("PER_THREAD", replay_neurons_per_thread(neurons)),
+            ("MAX_STEPS", MAX_UNROLLED_STEPS),
         ]
     },
-    variants: || variants(&[4, 8, 16]),
-    ..kernel(
+    variants: || neuron_variants(&[4, 8, 16]),
+    ..st_bif_kernel(
         "st_bif/backward_replay",
         include_str!("../../../kernels/st_bif/backward_replay.cu"),
         "st_bif_backward_replay",
-        REPLAY_THREADS,
-        |neurons| [neurons.n.div_ceil(REPLAY_THREADS * replay_neurons(neurons)), 1, 1],
+        REPLAY_BLOCK_THREADS,
+        |neurons| {
+            [neurons.n.div_ceil(REPLAY_BLOCK_THREADS * replay_neurons_per_thread(neurons)), 1, 1]
+        },
     )
 };
 
 /// Neurons of a thread: as many as fit in registers beside the coefficients of all steps.
-fn replay_neurons(neurons: &Neurons) -> usize {
+fn replay_neurons_per_thread(neurons: &NeuronShape) -> usize {
     if neurons.dtype == Dtype::F32 || neurons.t > 8 { 2 } else { 4 }
 }
 
-const ANY_THREADS: usize = 64;
-const REPLAY_ANY: KernelSpec<Neurons> = KernelSpec {
-    constants: |neurons| vec![("BLOCK", ANY_THREADS), ("PER_THREAD", any_neurons(neurons))],
-    ..kernel(
+const ANY_REPLAY_THREADS: usize = 64;
+const ANY_REPLAY_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
+    constants: |neurons| {
+        vec![("BLOCK", ANY_REPLAY_THREADS), ("PER_THREAD", any_replay_neurons_per_thread(neurons))]
+    },
+    ..st_bif_kernel(
         "st_bif/backward_replay_any",
         include_str!("../../../kernels/st_bif/backward_replay_any.cu"),
         "st_bif_backward_replay_any",
-        ANY_THREADS,
-        |neurons| [neurons.n.div_ceil(ANY_THREADS * any_neurons(neurons)), 1, 1],
+        ANY_REPLAY_THREADS,
+        |neurons| {
+            [neurons.n.div_ceil(ANY_REPLAY_THREADS * any_replay_neurons_per_thread(neurons)), 1, 1]
+        },
     )
 };
 
 /// Neurons of a thread: eight bytes of input.
-fn any_neurons(neurons: &Neurons) -> usize {
+fn any_replay_neurons_per_thread(neurons: &NeuronShape) -> usize {
     8 / neurons.dtype.bytes()
 }
 
@@ -84,24 +92,24 @@ pub const BACKWARD: &[Implementation<StBifBackward>] = &[
                 Err("saves tracers as bytes".to_owned())
             }
         },
-        prepare: Prepare::Cuda(saved),
+        prepare: Prepare::Cuda(prepare_saved),
     },
     Implementation {
         name: "cuda/replay",
         about: "loads the input again and replays the forward in registers; nothing is saved",
         supports: |_| Ok(()),
-        prepare: Prepare::Cuda(replay),
+        prepare: Prepare::Cuda(prepare_replay),
     },
 ];
 
-fn saved(
+fn prepare_saved(
     problem: &StBifBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let (sizes, parameters) =
-        (sizes::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
+        (neuron_and_step_counts::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
     let membranes = device.allocate(4 * neurons.n * neurons.t)?;
     let tracers = device.allocate(neurons.n * neurons.t)?;
     {
@@ -110,22 +118,22 @@ fn saved(
         let x = device.upload(inputs.tensor("x").as_bytes())?;
         let spikes = device.allocate(neurons.n * neurons.t)?;
         let pointers = [&x, &spikes, &membranes, &tracers].map(KernelArgument::from);
-        forward.launch(&[&pointers[..], &[NULL], &sizes, &parameters].concat())?;
+        forward.launch(&[&pointers[..], &[NULL_POINTER], &sizes, &parameters].concat())?;
         device.synchronize()?;
     }
-    let kernel = SAVED.load(device, neurons)?;
+    let kernel = SAVED_KERNEL.load(device, neurons)?;
     let gy = device.upload(inputs.tensor("gy").as_bytes())?;
     // Membranes and tracers follow from x.
     let inputs = cuda::inputs([("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [&gy, &membranes, &tracers].map(KernelArgument::from);
-        let outputs = [NULL, outputs[0].argument()];
+        let outputs = [NULL_POINTER, outputs[0].argument()];
         let arguments = [&pointers[..], &outputs, &sizes, &parameters].concat();
         within("backward", || kernel.launch(&arguments))
     }))
 }
 
-fn replay(
+fn prepare_replay(
     problem: &StBifBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
@@ -139,8 +147,12 @@ fn replay(
     );
     let inputs = cuda::inputs([("x", &x), ("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
-        let pointers =
-            [KernelArgument::from(&x), KernelArgument::from(&gy), NULL, outputs[0].argument()];
+        let pointers = [
+            KernelArgument::from(&x),
+            KernelArgument::from(&gy),
+            NULL_POINTER,
+            outputs[0].argument(),
+        ];
         within("backward", || kernel.launch(&[&pointers[..], &last].concat()))
     }))
 }
@@ -148,15 +160,15 @@ fn replay(
 /// The kernel that replays this many steps, and its arguments after the addresses of x, gy, the
 /// final membrane's gradient (null if that is zero) and gx.
 pub fn replay_kernel<T: From<i64> + From<i32> + From<f32>>(
-    neurons: &Neurons,
-) -> (KernelSpec<Neurons>, Vec<T>) {
-    let unrolled = neurons.t <= MAX_UNROLLED;
-    let sizes = sizes(neurons).into_iter().take(if unrolled { 1 } else { 2 });
-    let kernel = if unrolled { REPLAY } else { REPLAY_ANY };
+    neurons: &NeuronShape,
+) -> (KernelSpec<NeuronShape>, Vec<T>) {
+    let unrolled = neurons.t <= MAX_UNROLLED_STEPS;
+    let sizes = neuron_and_step_counts(neurons).into_iter().take(if unrolled { 1 } else { 2 });
+    let kernel = if unrolled { REPLAY_KERNEL } else { ANY_REPLAY_KERNEL };
     (kernel, sizes.chain(parameters(neurons)).collect())
 }
 
-fn gradient(device: &Device, neurons: &Neurons) -> Result<Output, BackendError> {
+fn gradient(device: &Device, neurons: &NeuronShape) -> Result<Output, BackendError> {
     Output::new(device, "gx", [neurons.t, neurons.n], neurons.dtype)
 }
 
@@ -166,13 +178,14 @@ mod tests {
 
     #[test]
     fn neurons_of_a_thread_follow_the_registers() {
-        let neurons = |t, dtype| Neurons { n: 5121, t, dtype, ..variants(&[8])[0] };
-        let blocks =
-            |kernel: KernelSpec<Neurons>, neurons: &Neurons| kernel.shape(neurons).unwrap().grid[0];
-        assert_eq!(blocks(REPLAY, &neurons(8, Dtype::F32)), 21);
-        assert_eq!(blocks(REPLAY, &neurons(8, Dtype::F16)), 11);
-        assert_eq!(blocks(REPLAY, &neurons(9, Dtype::F16)), 21);
-        assert_eq!(blocks(REPLAY_ANY, &neurons(17, Dtype::F16)), 21);
-        assert_eq!(blocks(SAVED, &neurons(17, Dtype::F16)), 11);
+        let neurons = |t, dtype| NeuronShape { n: 5121, t, dtype, ..neuron_variants(&[8])[0] };
+        let blocks = |kernel: KernelSpec<NeuronShape>, neurons: &NeuronShape| {
+            kernel.shape(neurons).unwrap().grid[0]
+        };
+        assert_eq!(blocks(REPLAY_KERNEL, &neurons(8, Dtype::F32)), 21);
+        assert_eq!(blocks(REPLAY_KERNEL, &neurons(8, Dtype::F16)), 11);
+        assert_eq!(blocks(REPLAY_KERNEL, &neurons(9, Dtype::F16)), 21);
+        assert_eq!(blocks(ANY_REPLAY_KERNEL, &neurons(17, Dtype::F16)), 21);
+        assert_eq!(blocks(SAVED_KERNEL, &neurons(17, Dtype::F16)), 11);
     }
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::row::{NULL, element, kernel, parameters, sizes};
+use super::row::{NULL_POINTER, element, neuron_and_step_counts, parameters, st_bif_kernel};
 use crate::parallel;
-use crate::st_bif::definition::{Neurons, StBifForward};
+use crate::st_bif::definition::{NeuronShape, StBifForward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
@@ -12,13 +12,14 @@ use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Neurons>] = &[PER_STEP, FUSED, VECTORIZED, PACKED];
+pub const KERNELS: &[KernelSpec<NeuronShape>] =
+    &[PER_STEP_KERNEL, FUSED, VECTORIZED_KERNEL, PACKED_KERNEL];
 
 /// Threads of a block, for kernels in which a thread computes one neuron.
 const THREADS: usize = 256;
 
 /// A time step a launch; membranes and tracers in memory.
-pub const PER_STEP: KernelSpec<Neurons> = kernel(
+pub const PER_STEP_KERNEL: KernelSpec<NeuronShape> = st_bif_kernel(
     "st_bif/forward_per_step",
     include_str!("../../../kernels/st_bif/forward_per_step.cu"),
     "st_bif_forward_per_step",
@@ -28,7 +29,7 @@ pub const PER_STEP: KernelSpec<Neurons> = kernel(
 
 /// Saves membranes and tracers, if it gets memory for them: the backward ladder's first rung starts
 /// from these.
-pub const FUSED: KernelSpec<Neurons> = kernel(
+pub const FUSED: KernelSpec<NeuronShape> = st_bif_kernel(
     "st_bif/forward_fused",
     include_str!("../../../kernels/st_bif/forward_fused.cu"),
     "st_bif_forward_fused",
@@ -37,33 +38,33 @@ pub const FUSED: KernelSpec<Neurons> = kernel(
 );
 
 /// Threads of a block, for kernels in which a thread computes 16 bytes of neurons.
-const STREAMING_THREADS: usize = 128;
+const STREAMING_BLOCK_THREADS: usize = 128;
 
-const VECTORIZED: KernelSpec<Neurons> = KernelSpec {
+const VECTORIZED_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     defines: streaming_defines,
     constants: streaming_constants,
-    ..kernel(
+    ..st_bif_kernel(
         "st_bif/forward_vectorized",
         include_str!("../../../kernels/st_bif/forward_vectorized.cu"),
         "st_bif_forward_vectorized",
-        STREAMING_THREADS,
+        STREAMING_BLOCK_THREADS,
         streaming_blocks,
     )
 };
 
-const PACKED: KernelSpec<Neurons> = KernelSpec {
+const PACKED_KERNEL: KernelSpec<NeuronShape> = KernelSpec {
     defines: streaming_defines,
     constants: streaming_constants,
-    ..kernel(
+    ..st_bif_kernel(
         "st_bif/forward_packed",
         include_str!("../../../kernels/st_bif/forward_packed.cu"),
         "st_bif_forward_packed",
-        STREAMING_THREADS,
+        STREAMING_BLOCK_THREADS,
         streaming_blocks,
     )
 };
 
-fn streaming_defines(neurons: &Neurons) -> Vec<String> {
+fn streaming_defines(neurons: &NeuronShape) -> Vec<String> {
     // Fewer steps than a chunk: a smaller chunk keeps the unused loads out of the registers.
     let chunk = match neurons.t {
         1 => Some("CHUNK=1"),
@@ -74,16 +75,16 @@ fn streaming_defines(neurons: &Neurons) -> Vec<String> {
 }
 
 /// Neurons of a thread: 16 bytes of input.
-fn streaming_neurons(neurons: &Neurons) -> usize {
+fn streaming_neurons_per_thread(neurons: &NeuronShape) -> usize {
     16 / neurons.dtype.bytes()
 }
 
-fn streaming_constants(neurons: &Neurons) -> Vec<(&'static str, usize)> {
-    vec![("BLOCK", STREAMING_THREADS), ("PER_THREAD", streaming_neurons(neurons))]
+fn streaming_constants(neurons: &NeuronShape) -> Vec<(&'static str, usize)> {
+    vec![("BLOCK", STREAMING_BLOCK_THREADS), ("PER_THREAD", streaming_neurons_per_thread(neurons))]
 }
 
-fn streaming_blocks(neurons: &Neurons) -> [usize; 3] {
-    [neurons.n.div_ceil(STREAMING_THREADS * streaming_neurons(neurons)), 1, 1]
+fn streaming_blocks(neurons: &NeuronShape) -> [usize; 3] {
+    [neurons.n.div_ceil(STREAMING_BLOCK_THREADS * streaming_neurons_per_thread(neurons)), 1, 1]
 }
 
 /// Forward ladder.
@@ -91,21 +92,21 @@ pub const FORWARD: &[Implementation<StBifForward>] = &[
     Implementation {
         name: "cuda/per_step",
         about: "one launch a time step, membrane and tracer in device memory: the starting point",
-        supports: int8,
-        prepare: Prepare::Cuda(per_step),
+        supports: requires_int8_spikes,
+        prepare: Prepare::Cuda(prepare_per_step),
     },
     Implementation {
         name: "cuda/fused",
         about: "one launch, a thread a neuron looping over time",
-        supports: int8,
-        prepare: Prepare::Cuda(fused),
+        supports: requires_int8_spikes,
+        prepare: Prepare::Cuda(prepare_fused),
     },
     Implementation {
         name: "cuda/vectorized",
         about: "16-byte loads, several neurons a thread and several loads in flight, int8 spikes",
-        supports: int8,
+        supports: requires_int8_spikes,
         prepare: Prepare::Cuda(|problem, inputs, device| {
-            streaming(problem, inputs, device, VECTORIZED)
+            prepare_streaming(problem, inputs, device, VECTORIZED_KERNEL)
         }),
     },
     Implementation {
@@ -115,22 +116,22 @@ pub const FORWARD: &[Implementation<StBifForward>] = &[
             if problem.packed { Ok(()) } else { Err("writes packed spikes only".to_owned()) }
         },
         prepare: Prepare::Cuda(|problem, inputs, device| {
-            streaming(problem, inputs, device, PACKED)
+            prepare_streaming(problem, inputs, device, PACKED_KERNEL)
         }),
     },
 ];
 
-fn int8(problem: &StBifForward) -> Result<(), String> {
+fn requires_int8_spikes(problem: &StBifForward) -> Result<(), String> {
     if problem.packed { Err("writes one byte a spike".to_owned()) } else { Ok(()) }
 }
 
-fn per_step(
+fn prepare_per_step(
     problem: &StBifForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let neurons = problem.neurons;
-    let kernel = PER_STEP.load(device, &neurons)?;
+    let kernel = PER_STEP_KERNEL.load(device, &neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let membrane = device.allocate(4 * neurons.n)?;
     let tracer = device.allocate(4 * neurons.n)?;
@@ -138,7 +139,7 @@ fn per_step(
     Ok(CudaTask::new(
         device,
         cuda::inputs([("x", &x)]),
-        vec![spikes(device, &neurons, false)?],
+        vec![spike_output(device, &neurons, false)?],
         move |outputs| {
             for t in 0..neurons.t {
                 let [x, membrane, tracer] = [&x, &membrane, &tracer].map(KernelArgument::from);
@@ -151,7 +152,7 @@ fn per_step(
     ))
 }
 
-fn fused(
+fn prepare_fused(
     problem: &StBifForward,
     inputs: &Tensors,
     device: &Arc<Device>,
@@ -160,13 +161,19 @@ fn fused(
     let kernel = FUSED.load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let (sizes, parameters) =
-        (sizes::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
+        (neuron_and_step_counts::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
     Ok(CudaTask::new(
         device,
         cuda::inputs([("x", &x)]),
-        vec![spikes(device, neurons, false)?],
+        vec![spike_output(device, neurons, false)?],
         move |outputs| {
-            let pointers = [KernelArgument::from(&x), outputs[0].argument(), NULL, NULL, NULL];
+            let pointers = [
+                KernelArgument::from(&x),
+                outputs[0].argument(),
+                NULL_POINTER,
+                NULL_POINTER,
+                NULL_POINTER,
+            ];
             let arguments = [&pointers[..], &sizes, &parameters].concat();
             within("forward", || kernel.launch(&arguments))
         },
@@ -174,33 +181,37 @@ fn fused(
 }
 
 /// `forward_vectorized` and `forward_packed`: the same arguments.
-fn streaming(
+fn prepare_streaming(
     problem: &StBifForward,
     inputs: &Tensors,
     device: &Arc<Device>,
-    kernel: KernelSpec<Neurons>,
+    kernel: KernelSpec<NeuronShape>,
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
     let kernel = kernel.load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let (sizes, parameters) =
-        (sizes::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
+        (neuron_and_step_counts::<KernelArgument>(neurons), parameters::<KernelArgument>(neurons));
     Ok(CudaTask::new(
         device,
         cuda::inputs([("x", &x)]),
-        vec![spikes(device, neurons, problem.packed)?],
+        vec![spike_output(device, neurons, problem.packed)?],
         move |outputs| {
-            let pointers = [KernelArgument::from(&x), outputs[0].argument(), NULL];
+            let pointers = [KernelArgument::from(&x), outputs[0].argument(), NULL_POINTER];
             let arguments = [&pointers[..], &sizes, &parameters].concat();
             within("forward", || kernel.launch(&arguments))
         },
     ))
 }
 
-fn spikes(device: &Device, neurons: &Neurons, packed: bool) -> Result<Output, BackendError> {
+fn spike_output(
+    device: &Device,
+    neurons: &NeuronShape,
+    packed: bool,
+) -> Result<Output, BackendError> {
     let shape = [neurons.t, neurons.n];
     if packed {
-        Output::encoded(device, "spikes", shape, neurons.t * neurons.n.div_ceil(4), unpack)
+        Output::encoded(device, "spikes", shape, neurons.t * neurons.n.div_ceil(4), unpack_spikes)
     } else {
         Output::new(device, "spikes", shape, Dtype::I8)
     }
@@ -208,7 +219,7 @@ fn spikes(device: &Device, neurons: &Neurons, packed: bool) -> Result<Output, Ba
 
 /// Two bits a spike, four to a byte, lowest bits first, rows padded to whole bytes: 00 is 0, 01 is
 /// 1, 11 is -1.
-fn unpack(bytes: &[u8], shape: &[usize]) -> Tensor {
+fn unpack_spikes(bytes: &[u8], shape: &[usize]) -> Tensor {
     let row_bytes = shape[1].div_ceil(4).max(1);
     let spike = |row: &[u8], neuron: usize| match row[neuron / 4] >> (2 * (neuron % 4)) & 3 {
         0b00 => 0,
@@ -222,9 +233,12 @@ fn unpack(bytes: &[u8], shape: &[usize]) -> Tensor {
     let parts = rows.flat_map(|(spikes, row)| {
         spikes.chunks_mut(1 << 16).enumerate().map(move |(part, spikes)| (row, part << 16, spikes))
     });
-    parallel::each(parts.collect(), &|_, (row, first, spikes): (&[u8], usize, &mut [i8])| {
-        spikes.iter_mut().enumerate().for_each(|(i, out)| *out = spike(row, first + i));
-    });
+    parallel::for_each_task(
+        parts.collect(),
+        &|_, (row, first, spikes): (&[u8], usize, &mut [i8])| {
+            spikes.iter_mut().enumerate().for_each(|(i, out)| *out = spike(row, first + i));
+        },
+    );
     Tensor::new(shape.to_vec(), TensorData::I8(spikes))
 }
 
@@ -236,7 +250,7 @@ mod tests {
     fn packed_spikes_unpack_row_by_row() {
         // 0, 1, -1, poison | 1, 0 and padding.
         let row = [0b10_11_01_00, 0b00_00_00_01];
-        let tensor = unpack(&[row, row].concat(), &[2, 6]);
+        let tensor = unpack_spikes(&[row, row].concat(), &[2, 6]);
         assert_eq!(
             tensor.tensor_data(),
             &TensorData::I8([[0, 1, -1, 0x7f, 1, 0], [0, 1, -1, 0x7f, 1, 0]].concat())
@@ -245,13 +259,19 @@ mod tests {
 
     #[test]
     fn a_thread_has_sixteen_bytes_of_neurons() {
-        let neurons = |n, t, dtype| Neurons { n, t, dtype, ..super::super::row::variants(&[8])[0] };
-        let blocks =
-            |kernel: KernelSpec<Neurons>, neurons: &Neurons| kernel.shape(neurons).unwrap().grid[0];
-        assert_eq!(blocks(VECTORIZED, &neurons(5121, 8, Dtype::F32)), 11);
-        assert_eq!(blocks(PACKED, &neurons(5121, 8, Dtype::F16)), 6);
-        assert_eq!(blocks(PER_STEP, &neurons(5121, 8, Dtype::F32)), 21);
-        let name = |t| VECTORIZED.build_for_parameters(&neurons(1, t, Dtype::Bf16)).name();
+        let neurons = |n, t, dtype| NeuronShape {
+            n,
+            t,
+            dtype,
+            ..super::super::row::neuron_variants(&[8])[0]
+        };
+        let blocks = |kernel: KernelSpec<NeuronShape>, neurons: &NeuronShape| {
+            kernel.shape(neurons).unwrap().grid[0]
+        };
+        assert_eq!(blocks(VECTORIZED_KERNEL, &neurons(5121, 8, Dtype::F32)), 11);
+        assert_eq!(blocks(PACKED_KERNEL, &neurons(5121, 8, Dtype::F16)), 6);
+        assert_eq!(blocks(PER_STEP_KERNEL, &neurons(5121, 8, Dtype::F32)), 21);
+        let name = |t| VECTORIZED_KERNEL.build_for_parameters(&neurons(1, t, Dtype::Bf16)).name();
         assert_eq!(name(3), "st_bif/forward_vectorized ELEMENT_BF16 CHUNK=2");
         assert_eq!(name(4), "st_bif/forward_vectorized ELEMENT_BF16");
     }

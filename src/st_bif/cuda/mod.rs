@@ -9,7 +9,7 @@ mod forward;
 mod row;
 
 pub use backward::{BACKWARD, replay_kernel};
-pub use forward::{FORWARD, PER_STEP};
+pub use forward::{FORWARD, PER_STEP_KERNEL};
 use kernelgate_cuda::spec::{ListedKernel, list};
 pub use row::parameters;
 

@@ -1,35 +1,36 @@
 //! Parts that the rows of the family's kernels share, and the arguments that all of them take.
 
 use crate::kernel_files::kernel_file;
-use crate::st_bif::definition::Neurons;
-use crate::st_bif::neuron::Parameters;
+use crate::st_bif::definition::NeuronShape;
+use crate::st_bif::neuron::NeuronParameters;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{KernelArgument, KernelSpec};
 
 /// A kernel of the family, one build an element type.
-pub const fn kernel(
+pub const fn st_bif_kernel(
     file: &'static str,
     text: &'static str,
     symbol: &'static str,
     threads: usize,
-    blocks: fn(&Neurons) -> [usize; 3],
-) -> KernelSpec<Neurons> {
+    blocks: fn(&NeuronShape) -> [usize; 3],
+) -> KernelSpec<NeuronShape> {
     KernelSpec {
         defines: |neurons| vec![element(neurons)],
-        variants: || variants(&[8]),
+        variants: || neuron_variants(&[8]),
         ..KernelSpec::new(kernel_file(file, text), symbol, threads, blocks)
     }
 }
 
 /// Neurons of every element type, for those numbers of steps.
-pub fn variants(steps: &[usize]) -> Vec<Neurons> {
-    let parameters = Parameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
-    let each = |dtype| steps.iter().map(move |&t| Neurons { n: 1, t, dtype, parameters });
+pub fn neuron_variants(steps: &[usize]) -> Vec<NeuronShape> {
+    let parameters =
+        NeuronParameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
+    let each = |dtype| steps.iter().map(move |&t| NeuronShape { n: 1, t, dtype, parameters });
     [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().flat_map(each).collect()
 }
 
 /// The macro of `common/element.cuh`.
-pub fn element(neurons: &Neurons) -> String {
+pub fn element(neurons: &NeuronShape) -> String {
     let element = match neurons.dtype {
         Dtype::F16 => "ELEMENT_F16",
         Dtype::Bf16 => "ELEMENT_BF16",
@@ -39,15 +40,15 @@ pub fn element(neurons: &Neurons) -> String {
 }
 
 /// A null pointer.
-pub const NULL: KernelArgument = KernelArgument::Address(0);
+pub const NULL_POINTER: KernelArgument = KernelArgument::Address(0);
 
 /// N, T: `long long` in every kernel.
-pub fn sizes<T: From<i64>>(neurons: &Neurons) -> [T; 2] {
+pub fn neuron_and_step_counts<T: From<i64>>(neurons: &NeuronShape) -> [T; 2] {
     [neurons.n, neurons.t].map(|size| T::from(size as i64))
 }
 
 /// θ, Tmin, Tmax, p: the last arguments of every kernel, for a launch or for a program.
-pub fn parameters<T: From<f32> + From<i32>>(neurons: &Neurons) -> [T; 4] {
-    let Parameters { threshold, tracer_min, tracer_max, prefire } = neurons.parameters;
+pub fn parameters<T: From<f32> + From<i32>>(neurons: &NeuronShape) -> [T; 4] {
+    let NeuronParameters { threshold, tracer_min, tracer_max, prefire } = neurons.parameters;
     [(threshold as f32).into(), tracer_min.into(), tracer_max.into(), (prefire as f32).into()]
 }

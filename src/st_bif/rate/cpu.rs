@@ -8,10 +8,10 @@ use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, TensorData, Tensors};
 
 /// Neurons of a task: their sums, two bytes each, stay in L1.
-const LANES: usize = 4096;
+const NEURONS_PER_TASK: usize = 4096;
 
 /// Spikes whose sum a 16-bit integer holds.
-const STEPS: usize = i16::MAX as usize;
+const MAX_STEPS_IN_I16: usize = i16::MAX as usize;
 
 /// Implementations.
 pub const CPU: &[Implementation<FiringRate>] = &[Implementation {
@@ -26,8 +26,8 @@ pub const CPU: &[Implementation<FiringRate>] = &[Implementation {
                 unreachable!("spikes are i8")
             };
             let scale = 1.0 / t as f32;
-            parallel::chunks_mut(outputs.f32_mut("rate"), LANES, &|task, rate| {
-                block(spikes, n, task * LANES, rate);
+            parallel::for_each_chunk(outputs.f32_mut("rate"), NEURONS_PER_TASK, &|task, rate| {
+                sum_neuron_block(spikes, n, task * NEURONS_PER_TASK, rate);
                 rate.iter_mut().for_each(|sum| *sum *= scale);
             });
         })
@@ -35,10 +35,10 @@ pub const CPU: &[Implementation<FiringRate>] = &[Implementation {
 }];
 
 /// Sums of the neurons from `first` on, over all rows of `n` spikes.
-fn block(spikes: &[i8], n: usize, first: usize, sums: &mut [f32]) {
+fn sum_neuron_block(spikes: &[i8], n: usize, first: usize, sums: &mut [f32]) {
     sums.fill(0.0);
-    for steps in spikes.chunks(n * STEPS) {
-        let mut partial = [0i16; LANES];
+    for steps in spikes.chunks(n * MAX_STEPS_IN_I16) {
+        let mut partial = [0i16; NEURONS_PER_TASK];
         for row in steps.chunks_exact(n) {
             let row = &row[first..first + sums.len()];
             partial.iter_mut().zip(row).for_each(|(sum, &spike)| *sum += i16::from(spike));

@@ -13,7 +13,7 @@ use kernelgate::workload::{
 };
 
 /// Mean spike of each neuron.
-pub const RATE: Workload<FiringRate> = Workload {
+pub const RATE_WORKLOAD: Workload<FiringRate> = Workload {
     name: "st_bif/rate",
     about: "mean of ternary spikes over T steps: the readout of a spiking network",
     revision: 1,
@@ -61,7 +61,7 @@ impl Problem for FiringRate {
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let spikes = inputs.tensor("spikes");
         let mut rate = vec![0.0; self.n];
-        parallel::each(split_columns(&mut rate, self.n, COLUMNS), &|task, mut rows| {
+        parallel::for_each_task(split_columns(&mut rate, self.n, COLUMNS), &|task, mut rows| {
             let rate = &mut *rows[0];
             for step in 0..self.t {
                 let row = spikes.to_f64(step * self.n + task * COLUMNS, rate.len());
@@ -121,8 +121,8 @@ mod tests {
 
     #[test]
     fn points_bind_and_overflow_has_a_reason() {
-        for point in RATE.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
-            assert!((RATE.bind)(&point).is_ok());
+        for point in RATE_WORKLOAD.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
+            assert!((RATE_WORKLOAD.bind)(&point).is_ok());
         }
         let work = FiringRate { n: 10, t: 8 }.work();
         assert_eq!((work.read_bytes, work.write_bytes, work.flops[0].count), (80, 40, 90));

@@ -4,4 +4,4 @@ mod cpu;
 mod definition;
 
 pub use cpu::CPU;
-pub use definition::{FiringRate, RATE};
+pub use definition::{FiringRate, RATE_WORKLOAD};

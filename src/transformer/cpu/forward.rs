@@ -2,7 +2,9 @@
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 
-use super::steps::{add, each_row, multiply, norm, rotate, rotations, sigmoid, softmax, view};
+use super::steps::{
+    add, each_row, multiply, norm, rotary_cosines_and_sines, rotate, sigmoid, softmax, view,
+};
 use crate::parallel;
 use crate::transformer::shape::{ArenaRows, Shape, Weight};
 use kernelgate::workload::Tensors;
@@ -102,7 +104,7 @@ impl Model {
         };
         Self {
             shape: *shape,
-            table: rotations(shape),
+            table: rotary_cosines_and_sines(shape),
             layers: (0..layers).map(layer).collect(),
             x: tokens(d),
             head_input: tokens(d),

@@ -14,13 +14,13 @@ use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Parameters of the largest model that a row computes.
-const LARGEST: usize = 8 << 20;
+const MAX_CPU_PARAMETERS: usize = 8 << 20;
 
 /// Forward rows.
 pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
     name: "cpu",
     about: "GEMMs on all threads, the steps between them row by row",
-    supports: |problem| supported(&problem.shape),
+    supports: |problem| check_cpu_supported(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         let mut model = Model::new(&shape);
@@ -41,7 +41,7 @@ pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
 pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
     name: "cpu",
     about: "forward, GEMMs with transposed operands on all threads, AdamW",
-    supports: |problem| supported(&problem.shape),
+    supports: |problem| check_cpu_supported(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
         let mut model = Model::new(&shape);
@@ -60,9 +60,9 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
     }),
 }];
 
-fn supported(shape: &Shape) -> Result<(), String> {
+fn check_cpu_supported(shape: &Shape) -> Result<(), String> {
     match shape.dtype {
-        Dtype::F32 if shape.parameters() <= LARGEST => Ok(()),
+        Dtype::F32 if shape.parameters() <= MAX_CPU_PARAMETERS => Ok(()),
         Dtype::F32 => Err("computes models of at most 8 million parameters".to_owned()),
         _ => Err("computes f32 only".to_owned()),
     }
@@ -93,7 +93,7 @@ fn update(inputs: &Tensors, gradient: &[f32], outputs: &mut Tensors) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu_tests::agrees;
+    use crate::cpu_tests::check_row_against_reference;
 
     #[test]
     fn rows_agree_with_the_reference_at_odd_shapes() {
@@ -108,8 +108,8 @@ mod tests {
             dtype: Dtype::F32,
         };
         for shape in [shape, Shape { context: 1, batch: 1, vocabulary: 3, ..shape }] {
-            agrees(&FORWARD[0], &Forward { shape });
-            agrees(&TRAIN_STEP[0], &TrainStep { shape });
+            check_row_against_reference(&FORWARD[0], &Forward { shape });
+            check_row_against_reference(&TRAIN_STEP[0], &TrainStep { shape });
         }
     }
 }

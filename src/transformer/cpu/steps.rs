@@ -7,7 +7,7 @@ use crate::parallel;
 use crate::transformer::shape::{NORM_EPSILON, ROPE_BASE, Shape};
 
 /// Elements of a task.
-const ELEMENTS: usize = 1 << 12;
+const ELEMENTS_PER_CPU_TASK: usize = 1 << 12;
 
 pub fn view(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
     MatRef::from_row_major_slice(values, rows, columns)
@@ -20,8 +20,8 @@ pub fn multiply(out: &mut [f32], a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
 
 /// Calls `f(row, values)` for each row.
 pub fn each_row(values: &mut [f32], columns: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
-    let rows = ELEMENTS.div_ceil(columns);
-    parallel::chunks_mut(values, rows * columns, &|number, chunk| {
+    let rows = ELEMENTS_PER_CPU_TASK.div_ceil(columns);
+    parallel::for_each_chunk(values, rows * columns, &|number, chunk| {
         for (row, values) in chunk.chunks_mut(columns).enumerate() {
             f(number * rows + row, values);
         }
@@ -37,7 +37,7 @@ pub fn sigmoid(x: f32) -> f32 {
 }
 
 /// The inverse root of a row's mean square.
-pub fn inverse_root(row: &[f32]) -> f32 {
+pub fn inverse_rms(row: &[f32]) -> f32 {
     let sum: f32 = row.iter().map(|x| x * x).sum();
     1.0 / (sum / row.len() as f32 + NORM_EPSILON as f32).sqrt()
 }
@@ -47,7 +47,7 @@ pub fn norm(x: &[f32], gain: &[f32], out: &mut [f32]) {
     let d = gain.len();
     each_row(out, d, &|row, out| {
         let x = &x[row * d..][..d];
-        let root = inverse_root(x);
+        let root = inverse_rms(x);
         out.iter_mut().zip(x.iter().zip(gain)).for_each(|(out, (x, gain))| *out = x * root * gain);
     });
 }
@@ -64,7 +64,7 @@ pub fn norm_backward(
     let d = gain.len();
     each_row(grad_x, d, &|row, to| {
         let (x, grad) = (&x[row * d..][..d], &grad[row * d..][..d]);
-        let root = inverse_root(x);
+        let root = inverse_rms(x);
         let products = || grad.iter().zip(gain).zip(x);
         let sum: f32 = products().map(|((grad, gain), x)| grad * gain * x).sum();
         let mean = sum * root * root / d as f32;
@@ -73,7 +73,7 @@ pub fn norm_backward(
         }
     });
     for (x, grad) in x.chunks(d).zip(grad.chunks(d)) {
-        let root = inverse_root(x);
+        let root = inverse_rms(x);
         for (to, (x, grad)) in grad_gain.iter_mut().zip(x.iter().zip(grad)) {
             *to += grad * x * root;
         }
@@ -81,7 +81,7 @@ pub fn norm_backward(
 }
 
 /// Cosines and sines of every position and pair.
-pub fn rotations(shape: &Shape) -> Vec<[f32; 2]> {
+pub fn rotary_cosines_and_sines(shape: &Shape) -> Vec<[f32; 2]> {
     let head_dim = shape.head_dim();
     let angle = |position: usize, pair: usize| {
         let (sin, cos) =

@@ -9,7 +9,7 @@ use crate::attention::cuda::{
     Shape as AttentionShape, Strides, append_backward, append_forward,
 };
 use crate::transformer::shape::Shape;
-use kernelgate::backend::program::{MemoryUse, Pointer, int, long};
+use kernelgate::backend::program::{MemoryPurpose, Pointer, int, long};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 
@@ -28,10 +28,10 @@ pub const fn attention_shape(shape: &Shape) -> AttentionShape {
 }
 
 /// Queries, keys and values packed, the output `[T, d]`.
-fn layout(shape: &Shape) -> ForwardLayout {
+fn packed_attention_layout(shape: &Shape) -> ForwardLayout {
     let (head, row) = (shape.head_dim() as u64, 3 * shape.d as u64);
     let packed = Strides { batch: shape.context as u64 * row, head, row };
-    let dense = ForwardLayout::bshd(&attention_shape(shape));
+    let dense = ForwardLayout::strides_of_bshd(&attention_shape(shape));
     ForwardLayout { q: packed, k: packed, v: packed, ..dense }
 }
 
@@ -53,7 +53,7 @@ impl Network {
     pub fn declare_attention(&mut self, layers: usize) {
         let Shape { heads, context, dtype, .. } = self.shape;
         let rows = heads * self.shape.tokens();
-        let purpose = MemoryUse::Activations;
+        let purpose = MemoryPurpose::Activations;
         match self.attention {
             Attention::Unfused => {
                 let bytes = dtype.bytes() * rows * context;
@@ -65,7 +65,7 @@ impl Network {
     }
 
     /// Queries (0), keys (1) or values (2) of a packed tensor.
-    fn packed(&self, qkv: Pointer, operand: usize) -> HeadMatrix {
+    fn packed_part(&self, qkv: Pointer, operand: usize) -> HeadMatrix {
         let element = self.shape.dtype.bytes();
         HeadMatrix {
             first: qkv.plus(operand * self.shape.d * element),
@@ -76,14 +76,14 @@ impl Network {
     }
 
     /// A tensor `[T, d]`.
-    fn unpacked(&self, tensor: Pointer) -> HeadMatrix {
+    fn unpacked_output(&self, tensor: Pointer) -> HeadMatrix {
         let Shape { d, context, dtype, .. } = self.shape;
         let sequence = context * d * dtype.bytes();
         HeadMatrix { first: tensor, row: d, head: self.shape.head_dim(), sequence }
     }
 
     /// A tensor `[batch, heads, context, context]`.
-    fn square(&self, tensor: Pointer, element: usize) -> HeadMatrix {
+    fn square_score_tensor(&self, tensor: Pointer, element: usize) -> HeadMatrix {
         let Shape { heads, context, .. } = self.shape;
         let head = context * context;
         HeadMatrix { first: tensor, row: context, head, sequence: heads * head * element }
@@ -116,19 +116,20 @@ impl Network {
         let [qkv, attended] = ["qkv", "attended"].map(|name| self.activation(name, layer));
         self.program.begin("scaled_dot_product_attention");
         match self.attention {
-            Attention::Unfused => self.attend_in_three(layer, qkv, attended),
+            Attention::Unfused => self.attend_with_three_kernels(layer, qkv, attended),
             Attention::Fused(_) => {
-                let [q, k, v] = [0, 1, 2].map(|operand| self.packed(qkv, operand).first);
+                let [q, k, v] = [0, 1, 2].map(|operand| self.packed_part(qkv, operand).first);
                 let lse = self.is_training().then(|| self.activation("lse", layer));
                 let pointers = ForwardPointers { q, k, v, out: attended, lse };
-                let (shape, layout) = (attention_shape(&self.shape), layout(&self.shape));
+                let (shape, layout) =
+                    (attention_shape(&self.shape), packed_attention_layout(&self.shape));
                 append_forward(&mut self.program, &shape, &layout, &pointers);
             }
         }
         self.program.end();
     }
 
-    fn attend_in_three(&mut self, layer: usize, qkv: Pointer, attended: Pointer) {
+    fn attend_with_three_kernels(&mut self, layer: usize, qkv: Pointer, attended: Pointer) {
         let (context, head_dim) = (self.shape.context, self.shape.head_dim());
         let element = self.shape.dtype.bytes();
         let scores = self.program.at("scores");
@@ -139,7 +140,11 @@ impl Network {
             d: MatrixDtype::F32,
             ..self.spec(context, context, head_dim)
         };
-        let matrices = [self.packed(qkv, 0), self.packed(qkv, 1), self.square(scores, F32)];
+        let matrices = [
+            self.packed_part(qkv, 0),
+            self.packed_part(qkv, 1),
+            self.square_score_tensor(scores, F32),
+        ];
         self.multiply_heads(spec, matrices);
         self.program.end();
         self.program.begin("computing_softmax");
@@ -151,8 +156,11 @@ impl Network {
         self.program.end();
         self.program.begin("final_matmul");
         let spec = self.spec(context, head_dim, context);
-        let matrices =
-            [self.square(probabilities, element), self.packed(qkv, 2), self.unpacked(attended)];
+        let matrices = [
+            self.square_score_tensor(probabilities, element),
+            self.packed_part(qkv, 2),
+            self.unpacked_output(attended),
+        ];
         self.multiply_heads(spec, matrices);
         self.program.end();
     }
@@ -166,8 +174,10 @@ impl Network {
     /// Softmax and its backward.
     fn softmax_kernels(&self) -> [&'static kernelgate_cuda::KernelSpec<Shape>; 2] {
         match self.shape.dtype {
-            Dtype::Bf16 => [&softmax::SOFTMAX_OF_F32_SCORES, &softmax::BACKWARD_OF_F32_SCORES],
-            _ => [&softmax::SOFTMAX, &softmax::BACKWARD],
+            Dtype::Bf16 => {
+                [&softmax::SOFTMAX_OF_F32_KERNEL, &softmax::SOFTMAX_BACKWARD_OF_F32_KERNEL]
+            }
+            _ => [&softmax::SOFTMAX_KERNEL, &softmax::BACKWARD],
         }
     }
 
@@ -177,7 +187,7 @@ impl Network {
         match self.attention {
             Attention::Unfused => {
                 let bytes = dtype.bytes() * heads * self.shape.tokens() * context;
-                self.program.scratch("grad_scores", MemoryUse::Gradients, bytes);
+                self.program.scratch("grad_scores", MemoryPurpose::Gradients, bytes);
                 None
             }
             Attention::Fused(_) => {
@@ -199,9 +209,9 @@ impl Network {
         self.program.begin("scaled_dot_product_attention_backward");
         match (self.attention, scratch) {
             (Attention::Fused(order), Some(scratch)) => {
-                let [q, k, v] = [0, 1, 2].map(|operand| self.packed(qkv, operand).first);
+                let [q, k, v] = [0, 1, 2].map(|operand| self.packed_part(qkv, operand).first);
                 let [grad_q, grad_k, grad_v] =
-                    [0, 1, 2].map(|operand| self.packed(grad_qkv, operand).first);
+                    [0, 1, 2].map(|operand| self.packed_part(grad_qkv, operand).first);
                 let (out, lse, grad_out) = (attended, self.activation("lse", layer), grad_attended);
                 let pointers = BackwardPointers {
                     q,
@@ -215,7 +225,8 @@ impl Network {
                     grad_v,
                     scratch,
                 };
-                let layout = BackwardLayout::like(layout(&self.shape));
+                let layout =
+                    BackwardLayout::gradients_like_tensors(packed_attention_layout(&self.shape));
                 let shape = attention_shape(&self.shape);
                 append_backward(&mut self.program, &shape, &layout, order, &pointers);
             }
@@ -238,23 +249,35 @@ impl Network {
         let of_scores = self.spec(context, context, head_dim);
         let of_heads = self.spec(context, head_dim, context);
         let transposed = GemmSpec { a_transposed: true, ..of_heads };
-        let matrices =
-            [self.square(p, element), self.unpacked(grad_attended), self.packed(grad_qkv, 2)];
+        let matrices = [
+            self.square_score_tensor(p, element),
+            self.unpacked_output(grad_attended),
+            self.packed_part(grad_qkv, 2),
+        ];
         self.multiply_heads(transposed, matrices);
         let spec = GemmSpec { b_transposed: true, d: MatrixDtype::F32, ..of_scores };
-        let matrices =
-            [self.unpacked(grad_attended), self.packed(qkv, 2), self.square(grad_p, F32)];
+        let matrices = [
+            self.unpacked_output(grad_attended),
+            self.packed_part(qkv, 2),
+            self.square_score_tensor(grad_p, F32),
+        ];
         self.multiply_heads(spec, matrices);
         let (rows, scale) = self.score_rows();
         self.launch(
             self.softmax_kernels()[1],
             (p, grad_p, grad_scores, long(rows), int(context), scale),
         );
-        let matrices =
-            [self.square(grad_scores, element), self.packed(qkv, 1), self.packed(grad_qkv, 0)];
+        let matrices = [
+            self.square_score_tensor(grad_scores, element),
+            self.packed_part(qkv, 1),
+            self.packed_part(grad_qkv, 0),
+        ];
         self.multiply_heads(of_heads, matrices);
-        let matrices =
-            [self.square(grad_scores, element), self.packed(qkv, 0), self.packed(grad_qkv, 1)];
+        let matrices = [
+            self.square_score_tensor(grad_scores, element),
+            self.packed_part(qkv, 0),
+            self.packed_part(grad_qkv, 1),
+        ];
         self.multiply_heads(transposed, matrices);
     }
 }

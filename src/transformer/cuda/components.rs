@@ -3,7 +3,9 @@
 use super::kernels::{adamw, embedding, loss, norm, rope, softmax, swiglu};
 use crate::transformer::components::{Component, ComponentProblem};
 use crate::transformer::shape::Shape;
-use kernelgate::backend::program::{Capture, Lane, MemoryUse, NULL, Program, int, ints, long};
+use kernelgate::backend::program::{
+    Capture, Lane, MemoryPurpose, NULL, Program, int, int_operands, long,
+};
 use kernelgate::backend::{Implementation, Prepare};
 
 /// Rows of the kernels.
@@ -12,7 +14,10 @@ pub const COMPONENT: &[Implementation<ComponentProblem>] = &[
         name: "cuda/kernel",
         about: "the kernel, in a fixed order of additions",
         supports: |_| Ok(()),
-        prepare: Prepare::Program(|problem| write(problem, Order::Fixed), Capture::Stream),
+        prepare: Prepare::Program(
+            |problem| write(problem, GradientSumOrder::Fixed),
+            Capture::Stream,
+        ),
     },
     Implementation {
         name: "cuda/atomic",
@@ -21,26 +26,26 @@ pub const COMPONENT: &[Implementation<ComponentProblem>] = &[
             Component::EmbeddingGradient => Ok(()),
             _ => Err("has one order of additions".to_owned()),
         },
-        prepare: Prepare::Program(|problem| write(problem, Order::Any), Capture::Stream),
+        prepare: Prepare::Program(|problem| write(problem, GradientSumOrder::Any), Capture::Stream),
     },
 ];
 
 /// Order of the additions of a gradient.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
+enum GradientSumOrder {
     Fixed,
     Any,
 }
 
 /// The launches of a component. Long because each component has its own.
 #[expect(clippy::too_many_lines)]
-fn write(problem: &ComponentProblem, order: Order) -> Program {
+fn write(problem: &ComponentProblem, order: GradientSumOrder) -> Program {
     let shape = &problem.shape;
     let Shape { d, ff, context, heads, vocabulary, .. } = *shape;
     let tokens = shape.tokens();
     let mut program = Program::new();
     for operand in problem.operands() {
-        program.input(operand.name, MemoryUse::Inputs, operand.bytes());
+        program.input(operand.name, MemoryPurpose::Inputs, operand.bytes());
     }
     for output in problem.outputs() {
         program.output(output.name, output.extents, output.dtype);
@@ -48,91 +53,99 @@ fn write(problem: &ComponentProblem, order: Order) -> Program {
     let scale = 1.0 / (shape.head_dim() as f32).sqrt();
     let rows = long(shape.batch * heads * context);
     let softmax_extents = (rows, int(context), scale);
-    let embedding_extents = (long(tokens), ints([d, vocabulary]));
+    let embedding_extents = (long(tokens), int_operands([d, vocabulary]));
     match problem.component {
         Component::Embed => {
-            program.launch(&embedding::EMBED, shape, ("tokens", "table", "x", embedding_extents));
+            program.launch(
+                &embedding::EMBED_KERNEL,
+                shape,
+                ("tokens", "table", "x", embedding_extents),
+            );
         }
         Component::EmbeddingGradient => {
             let arguments = ("tokens", "grad_x", "grad_table", embedding_extents);
-            if order == Order::Fixed {
-                program.launch(&embedding::GRADIENT, shape, arguments);
+            if order == GradientSumOrder::Fixed {
+                program.launch(&embedding::EMBEDDING_GRADIENT_KERNEL, shape, arguments);
             } else {
                 let (to, bytes) = (program.at("grad_table"), program.bytes("grad_table"));
-                program.fill(Lane::MAIN, to, bytes, 0);
-                program.launch(&embedding::GRADIENT_ATOMIC, shape, arguments);
+                program.fill(Lane::MAIN_LANE, to, bytes, 0);
+                program.launch(&embedding::EMBEDDING_GRADIENT_ATOMIC_KERNEL, shape, arguments);
             }
         }
         Component::Norm => {
-            program.launch(&norm::NORM, shape, ("x", "gain", "y", "inverse", int(d)));
+            program.launch(&norm::NORM_KERNEL, shape, ("x", "gain", "y", "inverse", int(d)));
         }
         Component::NormAdd => {
             let arguments = ("x", "branch", "sum", "gain", "y", "inverse", int(d));
-            program.launch(&norm::NORM_ADD, shape, arguments);
+            program.launch(&norm::NORM_ADD_KERNEL, shape, arguments);
         }
         Component::NormBackward => {
             let blocks = norm::norm_blocks(shape);
-            program.scratch("partials", MemoryUse::Workspace, 4 * blocks * d);
+            program.scratch("partials", MemoryPurpose::Workspace, 4 * blocks * d);
             let inputs = ("x", "inverse", "gain", "grad_y", "residual_gradient");
             let outputs = ("grad_x", "rounded", "partials");
             program.launch(&norm::BACKWARD, shape, (inputs, outputs, long(tokens), int(d)));
             let one_gain = Shape { layers: 0, ..*shape };
-            let arguments = ("partials", "grad_gain", ints([blocks, d]));
-            program.launch(&norm::GAIN_GRADIENT, &one_gain, arguments);
+            let arguments = ("partials", "grad_gain", int_operands([blocks, d]));
+            program.launch(&norm::GAIN_GRADIENT_KERNEL, &one_gain, arguments);
         }
         Component::Rope => {
             let angles = *shape;
             let table =
-                program.packed("table", MemoryUse::Weights, 4 * context * shape.head_dim(), {
-                    move |_| rope::table(&angles).iter().flat_map(|x| x.to_ne_bytes()).collect()
+                program.packed("table", MemoryPurpose::Weights, 4 * context * shape.head_dim(), {
+                    move |_| {
+                        rope::rotary_table(&angles).iter().flat_map(|x| x.to_ne_bytes()).collect()
+                    }
                 });
-            let extents = (long(tokens), ints([context, heads, shape.head_dim(), 2 * d]), 1.0f32);
-            program.launch(&rope::ROPE, shape, ("qkv", table, "rotated", extents));
+            let extents =
+                (long(tokens), int_operands([context, heads, shape.head_dim(), 2 * d]), 1.0f32);
+            program.launch(&rope::ROPE_KERNEL, shape, ("qkv", table, "rotated", extents));
         }
         Component::Swiglu => {
-            program.launch(&swiglu::SWIGLU, shape, ("gate_up", "h", long(tokens), int(ff)));
+            program.launch(&swiglu::SWIGLU_KERNEL, shape, ("gate_up", "h", long(tokens), int(ff)));
         }
         Component::SwigluBackward => {
             let arguments = ("gate_up", "grad_h", "grad_gate_up", long(tokens), int(ff));
-            program.launch(&swiglu::BACKWARD, shape, arguments);
+            program.launch(&swiglu::SWIGLU_BACKWARD_KERNEL, shape, arguments);
         }
         Component::Softmax | Component::SoftmaxF32 => {
             let kernel = match problem.component {
-                Component::SoftmaxF32 => &softmax::SOFTMAX_OF_F32_SCORES,
-                _ => &softmax::SOFTMAX,
+                Component::SoftmaxF32 => &softmax::SOFTMAX_OF_F32_KERNEL,
+                _ => &softmax::SOFTMAX_KERNEL,
             };
             program.launch(kernel, shape, ("scores", "probabilities", softmax_extents));
         }
         Component::SoftmaxBackward | Component::SoftmaxBackwardF32 => {
             let kernel = match problem.component {
-                Component::SoftmaxBackwardF32 => &softmax::BACKWARD_OF_F32_SCORES,
+                Component::SoftmaxBackwardF32 => &softmax::SOFTMAX_BACKWARD_OF_F32_KERNEL,
                 _ => &softmax::BACKWARD,
             };
             let tensors = ("probabilities", "grad_probabilities", "grad_scores");
             program.launch(kernel, shape, (tensors, softmax_extents));
         }
         Component::Loss | Component::LossForward => {
-            program.scratch("losses", MemoryUse::Activations, 4 * tokens);
-            let extents = ints([vocabulary, shape.padded()]);
+            program.scratch("losses", MemoryPurpose::Activations, 4 * tokens);
+            let extents = int_operands([vocabulary, shape.padded()]);
             if problem.component == Component::Loss {
                 let tensors = ("logits", "targets", "losses", "grad_logits");
-                program.launch(&loss::LOSS, shape, (tensors, extents, 1.0 / tokens as f32));
+                program.launch(&loss::LOSS_KERNEL, shape, (tensors, extents, 1.0 / tokens as f32));
             } else {
                 program.launch(
-                    &loss::LOSS_FORWARD,
+                    &loss::LOSS_FORWARD_KERNEL,
                     shape,
                     ("logits", "targets", "losses", extents),
                 );
             }
-            program.launch(&loss::MEAN_LOSS, shape, ("losses", "loss", int(context)));
+            program.launch(&loss::MEAN_LOSS_KERNEL, shape, ("losses", "loss", int(context)));
         }
         Component::AdamW => {
             let state = ["parameters", "first_moments", "second_moments"];
             let gradients = ("f32_gradients", "gradients", "steps");
             let copy = program.find("copy").map_or(NULL, Into::into);
-            let extents = (long(shape.matrices() * d), long(shape.parameters()), adamw::RATES);
+            let extents =
+                (long(shape.matrices() * d), long(shape.parameters()), adamw::ADAMW_RATES);
             let outputs = (["new_p", "new_m", "new_v"], copy);
-            program.launch(&adamw::ADAMW, shape, (state, gradients, outputs, extents));
+            program.launch(&adamw::ADAMW_KERNEL, shape, (state, gradients, outputs, extents));
         }
     }
     program

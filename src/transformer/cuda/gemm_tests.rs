@@ -7,12 +7,12 @@ use super::kernels::rope;
 use super::rung::{Kernels, Products, Schedule};
 use super::{FUSED, network, training};
 use crate::gpu_tests::gpu;
-use crate::kernel_tests::check_launches;
+use crate::kernel_tests::check_program_launches;
 use crate::transformer::reference::sigmoid;
 use crate::transformer::shape::{ROPE_BASE, Shape};
 use kernelgate::backend::Executable;
-use kernelgate::backend::program::{Capture, MemoryUse, Program};
-use kernelgate::verify::launch_on_poison;
+use kernelgate::backend::program::{Capture, MemoryPurpose, Program};
+use kernelgate::verify::launch_on_poisoned_outputs;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors, random};
 use kernelgate_cuda::Device;
 
@@ -56,7 +56,7 @@ fn product(x: &[f64], w: &[f64], d: usize) -> Vec<f64> {
 /// Outputs of a program with the inputs `x` and `w`.
 fn outputs(program: Program, inputs: &Tensors, device: &Arc<Device>) -> Tensors {
     let mut task = program.task(device, inputs, Capture::Stream).unwrap();
-    launch_on_poison(&mut task).unwrap();
+    launch_on_poisoned_outputs(&mut task).unwrap();
     task.outputs().unwrap().clone()
 }
 
@@ -75,7 +75,7 @@ fn with_operands(shape: &Shape, rows: usize, outputs: &[(&'static str, usize)]) 
     let mut program = Program::new();
     let tokens = shape.tokens();
     for (name, rows) in [("x", tokens), ("w", rows)] {
-        program.input(name, MemoryUse::Inputs, 2 * rows * shape.d);
+        program.input(name, MemoryPurpose::Inputs, 2 * rows * shape.d);
     }
     for (name, columns) in outputs {
         program.output(name, [tokens, *columns], Dtype::Bf16);
@@ -89,7 +89,7 @@ fn swiglu(product: &Product) -> Program {
     let mut program =
         with_operands(&product.shape, 2 * ff, if product.saved { &both } else { &both[..1] });
     if !product.saved {
-        program.scratch("gate_up", MemoryUse::Activations, 4 * ff);
+        program.scratch("gate_up", MemoryPurpose::Activations, 4 * ff);
     }
     let operands = product.swiglu(["x", "w", "h", "gate_up"].map(|name| program.at(name)));
     program.launch(&SWIGLU, product, operands);
@@ -99,7 +99,7 @@ fn swiglu(product: &Product) -> Program {
 fn swiglu_backward(product: &Product) -> Program {
     let Shape { ff, .. } = product.shape;
     let mut program = with_operands(&product.shape, ff, &[("grad_gate_up", 2 * ff)]);
-    program.input("gate_up", MemoryUse::Inputs, 4 * ff * product.shape.tokens());
+    program.input("gate_up", MemoryPurpose::Inputs, 4 * ff * product.shape.tokens());
     let names = ["x", "w", "gate_up", "grad_gate_up"];
     let operands = product.swiglu_backward(names.map(|name| program.at(name)));
     program.launch(&SWIGLU_BACKWARD, product, operands);
@@ -110,8 +110,8 @@ fn rotated(product: &Product) -> Program {
     let shape = product.shape;
     let Shape { d, context, .. } = shape;
     let mut program = with_operands(&shape, 3 * d, &[("qkv", 3 * d)]);
-    program.packed("table", MemoryUse::Weights, 4 * context * shape.head_dim(), move |_| {
-        rope::table(&shape).into_iter().flat_map(f32::to_ne_bytes).collect()
+    program.packed("table", MemoryPurpose::Weights, 4 * context * shape.head_dim(), move |_| {
+        rope::rotary_table(&shape).into_iter().flat_map(f32::to_ne_bytes).collect()
     });
     let operands = product.rope(["x", "w", "qkv", "table"].map(|name| program.at(name)));
     program.launch(&ROPE, product, operands);
@@ -131,7 +131,7 @@ fn launches_have_the_arguments_of_their_kernels() {
         assert!(Product::computes(&product.shape));
         for program in [swiglu(&product), swiglu_backward(&product), rotated(&product)] {
             assert_eq!(program.check(), Ok(()));
-            check_launches(&program);
+            check_program_launches(&program);
         }
     }
     let products = Products::WithEpilogues { multiprocessors: 132 };
@@ -140,7 +140,7 @@ fn launches_have_the_arguments_of_their_kernels() {
         [network::forward(&ODD, kernels), training::step(&ODD, kernels, Schedule::Serial)]
     {
         assert_eq!(program.check(), Ok(()));
-        check_launches(&program);
+        check_program_launches(&program);
     }
 }
 

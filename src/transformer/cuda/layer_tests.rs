@@ -37,7 +37,8 @@ struct Regions<'a> {
 
 impl Regions<'_> {
     fn elements(&self, name: &str, dtype: Dtype) -> Tensor {
-        let buffer = self.program.buffer(name).unwrap_or_else(|| panic!("no region {name}"));
+        let buffer =
+            self.program.buffer_of_pointer(name).unwrap_or_else(|| panic!("no region {name}"));
         let mut tensor = Tensor::zeroed([buffer.bytes() / dtype.bytes()], dtype);
         buffer.download(tensor.as_bytes_mut()).unwrap();
         tensor

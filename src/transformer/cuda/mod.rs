@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use super::definition::{Forward, TrainStep, check_text};
 use super::shape::Shape;
-use crate::attention::cuda::SumOrder;
+use crate::attention::cuda::QueryGradientSumOrder;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::program::{Capture, Program};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -25,8 +25,8 @@ use kernelgate::workload::Tensors;
 use kernelgate_cuda::Device;
 use rung::{Attention, Kernels, Schedule};
 
-const FUSED: Attention = Attention::Fused(SumOrder::Any);
-const DETERMINISTIC: Attention = Attention::Fused(SumOrder::Fixed);
+const FUSED: Attention = Attention::Fused(QueryGradientSumOrder::Any);
+const DETERMINISTIC: Attention = Attention::Fused(QueryGradientSumOrder::Fixed);
 
 /// Forward ladder.
 pub const FORWARD: &[Implementation<Forward>] = &[

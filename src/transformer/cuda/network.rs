@@ -11,7 +11,9 @@ use super::rung::{Attention, Kernels, Products};
 use crate::parallel;
 use crate::transformer::shape::{Shape, Weight};
 use half::bf16;
-use kernelgate::backend::program::{Lane, MemoryUse, Operands, Pointer, Program, int, ints, long};
+use kernelgate::backend::program::{
+    Lane, MemoryPurpose, Operands, Pointer, Program, int, int_operands, long,
+};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmOperands, GemmSpec, MatrixDtype};
@@ -40,13 +42,13 @@ const LAYER_ALIGNMENT: usize = 256;
 pub fn forward(shape: &Shape, kernels: impl Into<Kernels>) -> Program {
     let mut program = Program::new();
     let bytes = shape.parameters() * shape.dtype.bytes();
-    let weights = program.input("parameters", MemoryUse::Weights, bytes);
+    let weights = program.input("parameters", MemoryPurpose::Weights, bytes);
     let logits = [shape.batch, shape.context, shape.padded()];
     program.output("logits", logits, shape.dtype);
     let mut network = Network::new(program, shape, kernels.into(), weights, false);
     network.forward(|network| {
-        let sizes = ints([network.shape.vocabulary, network.shape.padded()]);
-        network.launch(&loss::LOSS_FORWARD, ("logits", "targets", "token_losses", sizes));
+        let sizes = int_operands([network.shape.vocabulary, network.shape.padded()]);
+        network.launch(&loss::LOSS_FORWARD_KERNEL, ("logits", "targets", "token_losses", sizes));
     });
     network.program
 }
@@ -66,12 +68,12 @@ impl Network {
         let Shape { d, ff, layers, .. } = shape;
         let (tokens, element) = (shape.tokens(), shape.dtype.bytes());
         for name in ["tokens", "targets"] {
-            network.program.input(name, MemoryUse::Inputs, F32 * tokens);
+            network.program.input(name, MemoryPurpose::Inputs, F32 * tokens);
         }
         network.program.output("loss", [shape.batch, 1], Dtype::F32);
         let table = F32 * shape.context * shape.head_dim();
-        network.program.packed("rotations", MemoryUse::Weights, table, move |_| {
-            rope::table(&shape).into_iter().flat_map(f32::to_ne_bytes).collect()
+        network.program.packed("rotations", MemoryPurpose::Weights, table, move |_| {
+            rope::rotary_table(&shape).into_iter().flat_map(f32::to_ne_bytes).collect()
         });
         network.declare_activation("roots", F32 * shape.norms() * tokens);
         network.declare_activation("token_losses", F32 * tokens);
@@ -79,7 +81,7 @@ impl Network {
         let kept = if training { layers } else { 1 };
         // The head reads the last one.
         let streams = if training { layers + 1 } else { 1 };
-        network.declare_layers("x", MemoryUse::Activations, F32 * tokens * d, streams);
+        network.declare_layers("x", MemoryPurpose::Activations, F32 * tokens * d, streams);
         for (name, bytes) in [
             ("qkv_input", element * d),
             ("qkv", element * 3 * d),
@@ -89,7 +91,7 @@ impl Network {
             ("gate_up", element * 2 * ff),
             ("hidden", element * ff),
         ] {
-            network.declare_layers(name, MemoryUse::Activations, tokens * bytes, kept);
+            network.declare_layers(name, MemoryPurpose::Activations, tokens * bytes, kept);
         }
         network.declare_attention(kept);
         network
@@ -99,7 +101,7 @@ impl Network {
     pub fn declare_layers(
         &mut self,
         name: &'static str,
-        purpose: MemoryUse,
+        purpose: MemoryPurpose,
         bytes: usize,
         layers: usize,
     ) {
@@ -115,7 +117,7 @@ impl Network {
 
     /// Declares an activation.
     pub fn declare_activation(&mut self, name: &str, bytes: usize) {
-        self.program.scratch(name.to_owned(), MemoryUse::Activations, bytes);
+        self.program.scratch(name.to_owned(), MemoryPurpose::Activations, bytes);
     }
 
     /// Whether a backward pass follows.
@@ -165,14 +167,14 @@ impl Network {
 
     /// D = op(A)·op(B).
     pub fn multiply(&mut self, spec: GemmSpec, operands: [Pointer; 3]) {
-        self.program.gemm(Lane::MAIN, spec, operands);
+        self.program.gemm(Lane::MAIN_LANE, spec, operands);
     }
 
     /// D = op(A)·op(B) + C in f32.
     fn multiply_and_add(&mut self, spec: GemmSpec, [a, b, c, d]: [Pointer; 4]) {
         let spec = GemmSpec { d: MatrixDtype::F32, beta: 1.0, ..spec };
         let operands = GemmOperands { c: Some(c), ..GemmOperands::new(a, b, d) };
-        self.program.gemm(Lane::MAIN, spec, operands);
+        self.program.gemm(Lane::MAIN_LANE, spec, operands);
     }
 
     /// The whole pass; `loss` writes the losses of the tokens.
@@ -182,8 +184,8 @@ impl Network {
         let tokens = self.shape.tokens();
         let (table, x) = (self.weight(Weight::Embedding), self.activation("x", 0));
         self.program.begin("embedding");
-        let sizes = (long(tokens), ints([d, vocabulary]));
-        self.launch(&embedding::EMBED, ("tokens", table, x, sizes));
+        let sizes = (long(tokens), int_operands([d, vocabulary]));
+        self.launch(&embedding::EMBED_KERNEL, ("tokens", table, x, sizes));
         self.program.end();
         for layer in 0..layers {
             self.attention_block(layer);
@@ -203,14 +205,14 @@ impl Network {
         self.program.begin("cross_entropy");
         loss(self);
         let context = self.shape.context;
-        self.launch(&loss::MEAN_LOSS, ("token_losses", "loss", int(context)));
+        self.launch(&loss::MEAN_LOSS_KERNEL, ("token_losses", "loss", int(context)));
         self.program.end();
         self.program.end();
     }
 
     fn normalize(&mut self, norm: usize, x: Pointer, to: Pointer) {
         let (gain, roots, d) = (self.gain(norm), self.roots(norm), self.shape.d);
-        self.launch(&norm::NORM, (x, gain, to, roots, int(d)));
+        self.launch(&norm::NORM_KERNEL, (x, gain, to, roots, int(d)));
     }
 
     fn attention_block(&mut self, layer: usize) {
@@ -249,9 +251,9 @@ impl Network {
     /// Rotates queries and keys in place, or back.
     pub fn rotate(&mut self, qkv: Pointer, direction: f32) {
         let Shape { d, heads, context, .. } = self.shape;
-        let sizes = ints([context, heads, self.shape.head_dim(), 3 * d]);
+        let sizes = int_operands([context, heads, self.shape.head_dim(), 3 * d]);
         let tokens = long(self.shape.tokens());
-        self.launch(&rope::ROPE, (qkv, "rotations", qkv, tokens, sizes, direction));
+        self.launch(&rope::ROPE_KERNEL, (qkv, "rotations", qkv, tokens, sizes, direction));
     }
 
     fn mlp_block(&mut self, layer: usize) {
@@ -270,7 +272,7 @@ impl Network {
         } else {
             let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, 2 * ff, d) };
             self.multiply(spec, [input, w, gate_up]);
-            self.launch(&swiglu::SWIGLU, (gate_up, hidden, long(tokens), int(ff)));
+            self.launch(&swiglu::SWIGLU_KERNEL, (gate_up, hidden, long(tokens), int(ff)));
         }
         let spec = self.spec(tokens, d, ff);
         self.multiply_and_add(spec, [hidden, self.weight(Weight::Down(layer)), middle, next]);
@@ -282,7 +284,7 @@ impl Network {
 pub fn rounded(parameters: &[f32]) -> Vec<u8> {
     const PART: usize = 1 << 20;
     let mut rounded = vec![0; 2 * parameters.len()];
-    parallel::chunks_mut(&mut rounded, 2 * PART, &|number, to| {
+    parallel::for_each_chunk(&mut rounded, 2 * PART, &|number, to| {
         for (to, x) in to.chunks_exact_mut(2).zip(&parameters[number * PART..]) {
             to.copy_from_slice(&bf16::from_f32(*x).to_ne_bytes());
         }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use super::rung::{Attention, Schedule};
 use super::{DETERMINISTIC, FORWARD, FUSED, TRAIN_STEP, network, training};
 use crate::gpu_tests::{gpu, prepare};
-use crate::kernel_tests::check_launches;
+use crate::kernel_tests::check_program_launches;
 use crate::transformer::definition::{Forward, TrainStep};
 use crate::transformer::shape::Shape;
 use crate::transformer::tests::{beginning, curve};
 use kernelgate::backend::{Executable, Implementation};
-use kernelgate::verify::precision::Bounds;
-use kernelgate::verify::{launch_on_poison, verify};
+use kernelgate::verify::precision::ErrorBounds;
+use kernelgate::verify::{launch_on_poisoned_outputs, verify};
 use kernelgate::workload::{Dtype, Problem, Tensor, TensorData, Tensors};
 use kernelgate_cuda::Device;
 
@@ -41,7 +41,7 @@ fn launches_have_the_arguments_of_their_kernels() {
         let steps = schedules.map(|schedule| training::step(&ODD, attention, schedule));
         for program in steps.into_iter().chain([network::forward(&ODD, attention)]) {
             assert_eq!(program.check(), Ok(()));
-            check_launches(&program);
+            check_program_launches(&program);
         }
     }
 }
@@ -70,7 +70,7 @@ fn the_state_is_in_memory_once() {
         dtype: Dtype::Bf16,
     };
     let program = training::step(&xl, FUSED, Schedule::overlapped(&xl));
-    let uses: BTreeMap<&str, u64> = program.memory_uses().into_iter().collect();
+    let uses: BTreeMap<&str, u64> = program.bytes_by_memory_purpose().into_iter().collect();
     let parameters = xl.parameters() as u64;
     assert_eq!(uses["momentum"], 12 * parameters);
     assert!((2 * parameters..2 * parameters + (1 << 20)).contains(&uses["weights"]));
@@ -104,7 +104,7 @@ fn a_forward_pass_alone_keeps_one_layer() {
             "activations" => bytes + use_bytes,
             _ => bytes,
         };
-        program.memory_uses().into_iter().fold(0, named)
+        program.bytes_by_memory_purpose().into_iter().fold(0, named)
     });
     // A root a norm and token.
     assert_eq!(nine - one, (4 * 2 * 7 * ODD.tokens()) as u64);
@@ -115,7 +115,7 @@ fn agree<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &Arc<Devic
     let expected = problem.reference(&inputs);
     for row in rows.iter().filter(|row| (row.supports)(problem).is_ok()) {
         let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
-        let found = verify(&mut task, &expected, Bounds::for_problem(problem));
+        let found = verify(&mut task, &expected, ErrorBounds::bounds_for_problem(problem));
         match found {
             Ok(found) => eprintln!("{}: {:?}", row.name, found.by_output),
             Err(error) => panic!("{}: {error}", row.name),
@@ -145,7 +145,7 @@ fn outputs(inputs: &Tensors, name: &str, device: &Arc<Device>) -> Vec<Tensors> {
         return vec![];
     };
     let launch = |_| {
-        launch_on_poison(&mut task).unwrap();
+        launch_on_poisoned_outputs(&mut task).unwrap();
         task.outputs().unwrap().clone()
     };
     (0..2).map(launch).collect()

@@ -31,7 +31,7 @@ fn paths(program: &Program) -> Vec<Vec<&str>> {
         match step {
             Step::Begin(name) => open.push(&**name),
             Step::End => drop(open.pop()),
-            step if step.is_command() => paths.push(open.clone()),
+            step if step.is_gpu_command() => paths.push(open.clone()),
             _ => {}
         }
     }

@@ -2,7 +2,7 @@
 
 use super::kernels::gemm;
 
-use crate::attention::cuda::SumOrder;
+use crate::attention::cuda::QueryGradientSumOrder;
 use crate::transformer::shape::Shape;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::Device;
@@ -13,7 +13,7 @@ pub enum Attention {
     /// Scores, softmax and values, with the scores in memory in f32.
     Unfused,
     /// Fused, with sums of the backward in that order.
-    Fused(SumOrder),
+    Fused(QueryGradientSumOrder),
 }
 
 impl Attention {

@@ -2,11 +2,11 @@ use std::sync::Arc;
 
 use super::COMPONENT;
 use crate::gpu_tests::{gpu, prepare};
-use crate::kernel_tests::check_launches;
+use crate::kernel_tests::check_program_launches;
 use crate::transformer::components::{Component, ComponentProblem};
 use crate::transformer::shape::Shape;
 use kernelgate::backend::{Executable, Prepare};
-use kernelgate::verify::{Bounds, launch_on_poison, repeats, verify};
+use kernelgate::verify::{ErrorBounds, launch_on_poisoned_outputs, repeats_bit_by_bit, verify};
 use kernelgate::workload::{Dtype, Problem, Tensors};
 use kernelgate_cuda::Device;
 
@@ -43,7 +43,7 @@ fn launches_have_the_arguments_of_their_kernels() {
             let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
             let program = write(&problem);
             assert_eq!(program.check(), Ok(()), "{problem:?}");
-            check_launches(&program);
+            check_program_launches(&program);
         }
     }
 }
@@ -59,7 +59,9 @@ fn kernels_agree_with_the_reference_at_odd_shapes_on_a_gpu() {
         let expected = problem.reference(&inputs);
         for row in COMPONENT.iter().filter(|row| (row.supports)(&problem).is_ok()) {
             let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
-            if let Err(error) = verify(&mut task, &expected, Bounds::for_problem(&problem)) {
+            if let Err(error) =
+                verify(&mut task, &expected, ErrorBounds::bounds_for_problem(&problem))
+            {
                 wrong.push(format!("{} {problem:?}: {error}", row.name));
             }
         }
@@ -70,7 +72,7 @@ fn kernels_agree_with_the_reference_at_odd_shapes_on_a_gpu() {
 /// The outputs of the first row.
 fn outputs(problem: &ComponentProblem, inputs: &Tensors, device: &Arc<Device>) -> Tensors {
     let mut task = prepare(&COMPONENT[0], problem, inputs, device).expect("needs no library");
-    launch_on_poison(&mut task).unwrap();
+    launch_on_poisoned_outputs(&mut task).unwrap();
     task.outputs().unwrap().clone()
 }
 
@@ -112,7 +114,11 @@ fn the_embedding_gradient_skips_invalid_tokens_and_repeats_its_bits_on_a_gpu() {
     inputs.f32_mut("tokens")[10..16].copy_from_slice(&INVALID);
     for row in COMPONENT {
         let mut task = prepare(row, &problem, &inputs, &device).unwrap();
-        verify(&mut task, &expected, Bounds::for_problem(&problem)).unwrap();
-        assert!(row.name == "cuda/atomic" || repeats(&mut task).unwrap(), "{}", row.name);
+        verify(&mut task, &expected, ErrorBounds::bounds_for_problem(&problem)).unwrap();
+        assert!(
+            row.name == "cuda/atomic" || repeats_bit_by_bit(&mut task).unwrap(),
+            "{}",
+            row.name
+        );
     }
 }

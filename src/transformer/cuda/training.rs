@@ -11,7 +11,7 @@ use super::rung::{Kernels, Schedule};
 use crate::attention::cuda::ScratchPointers;
 use crate::transformer::shape::{NEXT_STATE, STATE, Shape, Weight};
 use kernelgate::backend::program::{
-    Lane, MemoryUse, NULL, Operand, Operands, Pointer, Program, int, ints, long,
+    Lane, MemoryPurpose, NULL, Operand, Operands, Pointer, Program, int, int_operands, long,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::libraries::gemm::GemmSpec;
@@ -22,14 +22,14 @@ pub fn step(shape: &Shape, kernels: impl Into<Kernels>, schedule: Schedule) -> P
     let rounds = shape.dtype == Dtype::Bf16;
     for (name, next) in STATE.into_iter().zip(NEXT_STATE) {
         let weights = name == STATE[0] && !rounds;
-        let purpose = if weights { MemoryUse::Weights } else { MemoryUse::Momentum };
+        let purpose = if weights { MemoryPurpose::Weights } else { MemoryPurpose::Momentum };
         program.state(name, next, purpose, [shape.rows(), shape.d], Dtype::F32);
     }
     // The step before rounded the weights from the parameters.
     let weights = match shape.dtype {
         Dtype::Bf16 => {
             let bytes = shape.dtype.bytes() * shape.parameters();
-            let weights = program.packed("weights", MemoryUse::Weights, bytes, |inputs| {
+            let weights = program.packed("weights", MemoryPurpose::Weights, bytes, |inputs| {
                 rounded(inputs.f32("parameters"))
             });
             program.mark_updated(weights);
@@ -37,9 +37,9 @@ pub fn step(shape: &Shape, kernels: impl Into<Kernels>, schedule: Schedule) -> P
         }
         _ => program.at("parameters"),
     };
-    program.input("steps", MemoryUse::Inputs, F32);
+    program.input("steps", MemoryPurpose::Inputs, F32);
     let logits = shape.tokens() * shape.padded() * shape.dtype.bytes();
-    program.scratch("logits", MemoryUse::Activations, logits);
+    program.scratch("logits", MemoryPurpose::Activations, logits);
     let network = Network::new(program, shape, kernels.into(), weights, true);
     let mut training = Training::new(network, schedule);
     training.write();
@@ -78,7 +78,7 @@ impl Training {
             ("grad_attended", element * tokens * d),
             ("grad_gains", F32 * shape.norms() * norm::norm_blocks(&shape) * d),
         ] {
-            network.program.scratch(name, MemoryUse::Gradients, bytes);
+            network.program.scratch(name, MemoryPurpose::Gradients, bytes);
         }
         let group = match schedule {
             Schedule::Serial => 1,
@@ -88,11 +88,16 @@ impl Training {
         for (name, columns) in
             [("grad_mlp", d), ("grad_gate_up", 2 * ff), ("grad_middle", d), ("grad_qkv", 3 * d)]
         {
-            network.declare_layers(name, MemoryUse::Gradients, element * tokens * columns, kept);
+            network.declare_layers(
+                name,
+                MemoryPurpose::Gradients,
+                element * tokens * columns,
+                kept,
+            );
         }
         let scratch = network.declare_attention_backward();
         let [products, updates] = match schedule {
-            Schedule::Serial => [Lane::MAIN; 2],
+            Schedule::Serial => [Lane::MAIN_LANE; 2],
             Schedule::Overlapped { .. } => [(); 2].map(|()| network.program.lane()),
         };
         let readers = match schedule {
@@ -123,9 +128,9 @@ impl Training {
     fn write(&mut self) {
         let scale = 1.0 / self.network.shape.tokens() as f32;
         self.network.forward(|network| {
-            let sizes = ints([network.shape.vocabulary, network.shape.padded()]);
+            let sizes = int_operands([network.shape.vocabulary, network.shape.padded()]);
             let arguments = ("logits", "targets", "token_losses", "logits", sizes, scale);
-            network.launch(&loss::LOSS, arguments);
+            network.launch(&loss::LOSS_KERNEL, arguments);
         });
         self.network.program.begin("backward");
         self.head_backward();
@@ -157,7 +162,7 @@ impl Training {
         let read = layer / self.group + 1;
         if !self.readers.is_empty() && read * self.group < self.network.shape.layers {
             let reader = self.readers[read % self.readers.len()];
-            self.network.program.wait(Lane::MAIN, reader);
+            self.network.program.wait(Lane::MAIN_LANE, reader);
         }
     }
 
@@ -187,7 +192,7 @@ impl Training {
         let first = group.start;
         let layer_rows = 4 * d + 3 * ff;
         self.network.program.begin("matrix_gradients");
-        self.wait(self.products, Lane::MAIN);
+        self.wait(self.products, Lane::MAIN_LANE);
         let activation = |name| (self.network.activation(name, first), self.network.stride(name));
         let gradient = |name| (self.layer_gradient(name, first), self.network.stride(name));
         let products = [
@@ -221,7 +226,7 @@ impl Training {
         self.network.program.begin("head_backward");
         let [logits, input] = ["logits", "head_input"].map(|name| self.at(name));
         let (spec, to) = (self.products(Weight::Head, shape.padded()), self.gradient(Weight::Head));
-        self.wait(self.products, Lane::MAIN);
+        self.wait(self.products, Lane::MAIN_LANE);
         self.network.program.gemm(self.products, spec, [logits, input, to]);
         let head = self.network.weight(Weight::Head);
         let spec = GemmSpec {
@@ -267,7 +272,10 @@ impl Training {
             let spec = GemmSpec { b_transposed: true, ..self.network.spec(tokens, ff, d) };
             self.network.multiply(spec, [grad, down, grad_hidden]);
             let sizes = (long(tokens), int(ff));
-            self.network.launch(&swiglu::BACKWARD, (gate_up, grad_hidden, grad_gate_up, sizes));
+            self.network.launch(
+                &swiglu::SWIGLU_BACKWARD_KERNEL,
+                (gate_up, grad_hidden, grad_gate_up, sizes),
+            );
         }
         let weights = self.network.weight(Weight::GateUp(layer));
         let spec = self.network.spec(tokens, d, 2 * ff);
@@ -305,41 +313,41 @@ impl Training {
         let shape = self.network.shape;
         let Shape { d, vocabulary, .. } = shape;
         self.network.program.begin("vector_gradients");
-        let sizes = (long(shape.tokens()), ints([d, vocabulary]));
+        let sizes = (long(shape.tokens()), int_operands([d, vocabulary]));
         let arguments = ("tokens", "grad_x", "grad_vectors", sizes);
-        self.network.launch(&embedding::GRADIENT, arguments);
+        self.network.launch(&embedding::EMBEDDING_GRADIENT_KERNEL, arguments);
         let gains = self.at("grad_vectors").plus(F32 * vocabulary * d);
-        let sizes = ints([norm::norm_blocks(&shape), d]);
-        self.network.launch(&norm::GAIN_GRADIENT, ("grad_gains", gains, sizes));
+        let sizes = int_operands([norm::norm_blocks(&shape), d]);
+        self.network.launch(&norm::GAIN_GRADIENT_KERNEL, ("grad_gains", gains, sizes));
         self.network.program.end();
     }
 
     /// AdamW of embedding and gains, and of all else if one lane has everything.
     fn update(&mut self) {
         let shape = self.network.shape;
-        self.wait(Lane::MAIN, self.products);
+        self.wait(Lane::MAIN_LANE, self.products);
         let rows = match self.updates {
-            Lane::MAIN => shape.rows(),
+            Lane::MAIN_LANE => shape.rows(),
             _ => shape.matrices(),
         };
         let gradients = ("grad_vectors", "grad_matrices", "steps");
-        self.update_rows(0..rows, gradients, Lane::MAIN);
-        self.wait(Lane::MAIN, self.updates);
+        self.update_rows(0..rows, gradients, Lane::MAIN_LANE);
+        self.wait(Lane::MAIN_LANE, self.updates);
         for reader in std::mem::take(&mut self.readers) {
-            self.network.program.wait(Lane::MAIN, reader);
+            self.network.program.wait(Lane::MAIN_LANE, reader);
         }
     }
 
     /// AdamW of matrices whose gradients are there and which no later GEMM reads, in the lane of
     /// updates.
     fn update_beside(&mut self, first: Weight, rows: usize) {
-        if self.updates == Lane::MAIN {
+        if self.updates == Lane::MAIN_LANE {
             return;
         }
         let gradient = self.gradient(first);
         let row = self.network.shape.rows_of(first).first;
         self.wait(self.updates, self.products);
-        self.wait(self.updates, Lane::MAIN);
+        self.wait(self.updates, Lane::MAIN_LANE);
         // Phases follow one another and are not nested.
         self.network.program.end();
         self.network.program.begin("optimizer");
@@ -359,12 +367,12 @@ impl Training {
         };
         let vectors = shape.matrices().saturating_sub(rows.start) * shape.d;
         let elements = [vectors, rows.len() * shape.d].map(long);
-        let [rate, decay] = adamw::RATES;
+        let [rate, decay] = adamw::ADAMW_RATES;
         let arguments = (state, gradients, state, copy, elements, rate, decay);
         // A model with about the same number of rows: two of the vocabulary's, and the gain of the
         // head.
         let updated = Shape { layers: 0, vocabulary: rows.len().div_ceil(2), ..shape };
-        let launch = self.network.program.kernel(&adamw::ADAMW, &updated, arguments);
+        let launch = self.network.program.kernel(&adamw::ADAMW_KERNEL, &updated, arguments);
         self.network.program.add(launch.in_lane(lane).programmatic());
     }
 }

@@ -8,21 +8,21 @@ use std::time::Duration;
 
 use anyhow::Context;
 use kernelgate::display;
-use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
+use kernelgate::protocol::{self, BenchRequest, BenchResponse, BenchResponseBody, RequestedAction};
 use kernelgate::record::file;
-use kernelgate::record::text::{printable, quoted};
+use kernelgate::record::text::{printable_on_terminal, start_of_quotation};
 
 use super::child::{ChildProcess, Ended, memory_kill_reason};
 use super::find::{BenchExecutable, FoundBenches};
 use super::output::FailureLines;
 
-/// Largest output of a bench that is passed on; the rest is dropped, and a line states that.
+/// Largest output of a bench that is printed, bytes; the rest is dropped, and a line states that.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 20;
-/// Longest response, or record, that is read: ten thousand cases take a tenth of it.
+/// Largest response or record that is read, bytes: ten thousand cases take a tenth of it.
 const MAX_RESPONSE_BYTES: u64 = 256_000_000;
-/// Ids that an error lists as close to the requested one.
+/// Number of similar case ids that an error message lists.
 const MAX_SIMILAR_CASE_IDS: usize = 3;
-/// Time for the rest of a bench's output to arrive once the bench has ended.
+/// Time in which the rest of a bench's output must arrive once the bench has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Settings that all requests of a verb share.
@@ -34,7 +34,7 @@ pub struct RequestSettings<'a> {
     pub filter: Option<&'a str>,
     /// Time after which a bench is treated as hung.
     pub timeout: Duration,
-    /// The bench that runs, shared with the code that may end it.
+    /// The running bench process, shared with the code that may end it.
     pub running: &'a ChildProcess,
 }
 
@@ -43,8 +43,8 @@ pub struct RequestSettings<'a> {
 pub fn all(
     found: &FoundBenches,
     asking: &RequestSettings<'_>,
-    action: &Action,
-) -> anyhow::Result<Vec<(String, ResponseBody)>> {
+    action: &RequestedAction,
+) -> anyhow::Result<Vec<(String, BenchResponseBody)>> {
     let mut answers = Vec::new();
     each(found, asking, action, |bench, answer| {
         answers.push((bench.to_owned(), answer));
@@ -53,28 +53,28 @@ pub fn all(
     Ok(answers)
 }
 
-/// Asks one executable after the other; `answered` gets each bench with its answer as it comes, so
-/// that no answer is lost if the next one fails or the user interrupts. Executables without a
-/// requested case are skipped.
+/// Sends the request to one executable after the other; `answered` gets each bench with its
+/// response at once, so that no response is lost if the next bench fails or the user interrupts.
+/// Executables without a requested case are skipped.
 ///
 /// # Errors
-/// When an executable breaks, hangs or cannot do the action on this machine, no executable has a
-/// requested case, or `answered` fails.
+/// Fails if an executable breaks, hangs or cannot do the action on this machine, no executable has
+/// a requested case, or `answered` fails.
 pub fn each(
     found: &FoundBenches,
     asking: &RequestSettings<'_>,
-    action: &Action,
-    mut answered: impl FnMut(&str, ResponseBody) -> anyhow::Result<()>,
+    action: &RequestedAction,
+    mut answered: impl FnMut(&str, BenchResponseBody) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let (mut have_answered, mut reasons, mut close) = (false, Vec::new(), Vec::new());
     for executable in &found.executables {
         let Answer { body, death } = ask(executable, asking, action)?;
         match body {
-            ResponseBody::NoMatch { reason, close: ids } => {
+            BenchResponseBody::NoMatch { reason, close: ids } => {
                 reasons.push(reason);
                 close.extend(ids);
             }
-            ResponseBody::Refused(reason) => {
+            BenchResponseBody::Refused(reason) => {
                 anyhow::bail!("bench `{}`: {reason}", executable.bench)
             }
             answer => {
@@ -102,8 +102,8 @@ pub fn each(
 pub fn one(
     executable: &BenchExecutable,
     asking: &RequestSettings<'_>,
-    action: &Action,
-) -> anyhow::Result<ResponseBody> {
+    action: &RequestedAction,
+) -> anyhow::Result<BenchResponseBody> {
     let Answer { body, death } = ask(executable, asking, action)?;
     match death {
         None => Ok(body),
@@ -113,7 +113,7 @@ pub fn one(
 
 /// A response, and how the process ended if it did not exit with 0.
 struct Answer {
-    body: ResponseBody,
+    body: BenchResponseBody,
     death: Option<String>,
 }
 
@@ -121,15 +121,18 @@ struct Answer {
 fn ask(
     executable: &BenchExecutable,
     asking: &RequestSettings<'_>,
-    action: &Action,
+    action: &RequestedAction,
 ) -> anyhow::Result<Answer> {
     let bench = &executable.bench;
     let folder = tempfile::tempdir().context("failed to make a folder for a request")?;
     let (request, response) =
         (folder.path().join("request.json"), folder.path().join("response.json"));
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
-    file::write_unsynced(&request, &Request { response: response.clone(), action: action.clone() })
-        .map_err(failed_to)?;
+    file::write_unsynced(
+        &request,
+        &BenchRequest { response: response.clone(), action: action.clone() },
+    )
+    .map_err(failed_to)?;
     let mut command = command(executable, asking, &request);
     let running = asking.running;
     let (_, said) =
@@ -142,9 +145,9 @@ fn ask(
         running.finish(asking.timeout).with_context(|| format!("bench `{bench}` was lost"))?;
     let last = receiver.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
     check_file_size(&response).map_err(|why| anyhow::anyhow!("bench `{bench}`: {why}"))?;
-    match file::read::<Response>(&response) {
+    match file::read::<BenchResponse>(&response) {
         Ok(response) if response.bench != *bench => {
-            let (other, path) = (quoted(&response.bench), executable.path.display());
+            let (other, path) = (start_of_quotation(&response.bench), executable.path.display());
             Err(anyhow::anyhow!("{path}: its response has bench `{other}`, not `{bench}`"))
         }
         Ok(response) => {
@@ -221,13 +224,17 @@ fn print_messages(said: impl Read) -> Vec<String> {
         line.clear();
         let read = said.by_ref().take(MAX_MESSAGE_BYTES).read_until(b'\n', &mut line);
         if !matches!(read, Ok(1..)) {
-            return last.into_lines().iter().map(|line| quoted(line).into_owned()).collect();
+            return last
+                .into_lines()
+                .iter()
+                .map(|line| start_of_quotation(line).into_owned())
+                .collect();
         }
         let before = read_bytes;
         read_bytes += line.len() as u64;
         if read_bytes <= MAX_MESSAGE_BYTES {
             let text = String::from_utf8_lossy(&line);
-            let text = printable(text.trim_end());
+            let text = printable_on_terminal(text.trim_end());
             eprintln!("{text}");
             last.push(&text);
         } else if before <= MAX_MESSAGE_BYTES {
@@ -253,8 +260,8 @@ mod tests {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
             BenchExecutable { bench: name.to_owned(), path, root: folder.path().to_owned() }
         };
-        let answer = ResponseBody::Verify(Vec::new());
-        let response = Response { bench: "first".to_owned(), answer: answer.clone() };
+        let answer = BenchResponseBody::Verify(Vec::new());
+        let response = BenchResponse { bench: "first".to_owned(), answer: answer.clone() };
         file::write(&folder.path().join("answer"), &response).unwrap();
         let answers =
             r#"cp answer "$(sed -n 's/.*"response": *"\([^"]*\)".*/\1/p' "$KERNELGATE_REQUEST")""#;
@@ -268,7 +275,7 @@ mod tests {
             running: &running,
         };
         let mut answered = Vec::new();
-        let outcome = each(&found, &asking, &Action::List, |bench, answer| {
+        let outcome = each(&found, &asking, &RequestedAction::List, |bench, answer| {
             answered.push((bench.to_owned(), answer));
             Ok(())
         });
@@ -283,8 +290,8 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
 
         let folder = tempfile::tempdir().unwrap();
-        let answer = ResponseBody::Verify(Vec::new());
-        let response = Response { bench: "dies".to_owned(), answer: answer.clone() };
+        let answer = BenchResponseBody::Verify(Vec::new());
+        let response = BenchResponse { bench: "dies".to_owned(), answer: answer.clone() };
         file::write(&folder.path().join("answer"), &response).unwrap();
         let path = folder.path().join("dies");
         let script =
@@ -302,7 +309,7 @@ mod tests {
         };
         let found = FoundBenches { executables: vec![executable], left_alone: Vec::new() };
         let mut answered = Vec::new();
-        let outcome = each(&found, &asking, &Action::List, |_, answer| {
+        let outcome = each(&found, &asking, &RequestedAction::List, |_, answer| {
             answered.push(answer);
             Ok(())
         });

@@ -21,7 +21,7 @@ pub enum BuildError {
     /// Cargo does not start, or was lost.
     #[error("cannot be built: failed to run cargo: {0}")]
     Cargo(std::io::Error),
-    /// The build takes too long.
+    /// Cargo's build takes longer than its timeout.
     #[error("was not built within {} s", .0.as_secs_f64())]
     TimedOut(Duration),
     /// Cargo failed; the last lines of its output.
@@ -44,14 +44,14 @@ struct CargoTarget {
     kind: Vec<String>,
 }
 
-/// A bench executable that cargo built.
+/// A bench executable that cargo built, with its package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuiltBench {
-    /// Name of the bench target.
+    /// Name of the bench target in `Cargo.toml`.
     pub bench: String,
     /// The executable.
     pub path: PathBuf,
-    /// Manifest of the executable's package.
+    /// Path of the manifest of the executable's package.
     pub manifest: PathBuf,
 }
 
@@ -60,12 +60,12 @@ pub struct BuiltBench {
 pub struct BuildOutput {
     /// Bench executables.
     pub benches: Vec<BuiltBench>,
-    /// Manifests of every package, dependencies included.
+    /// Paths of the manifests of all packages, dependencies included.
     pub manifests: BTreeSet<PathBuf>,
 }
 
 impl BuildOutput {
-    /// Takes one line of cargo's messages.
+    /// Takes one line of the JSON messages that cargo prints.
     fn note(&mut self, line: &str) {
         let Ok(message) = serde_json::from_str::<Message>(line) else { return };
         if message.reason != "compiler-artifact" {
@@ -91,7 +91,7 @@ pub struct BuildTargets<'a> {
     pub profile: &'a str,
 }
 
-/// The cargo program, as the variable `CARGO` names it.
+/// Path of the cargo program, which the variable `CARGO` may name.
 #[expect(clippy::disallowed_methods, reason = "cargo names itself to the programs it starts")]
 pub fn program() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
@@ -133,7 +133,7 @@ pub const PROGRESS: [(&str, &str); 3] = [
 pub struct BuildProgress {
     /// Crates and build scripts that are compiled.
     pub done: usize,
-    /// All crates and build scripts.
+    /// Number of all crates and build scripts of the build.
     pub all: usize,
 }
 
@@ -168,7 +168,7 @@ fn progress_lines(stream: impl Read) -> impl Iterator<Item = String> {
     })
 }
 
-/// Output of cargo while it builds.
+/// One line that cargo prints while it builds: a message or progress.
 pub enum CargoBuildOutput<'a> {
     /// A message.
     Message(&'a str),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::commands;
 use kernelgate::display;
-use kernelgate::record::environment::available_memory;
+use kernelgate::record::environment::available_host_memory;
 
 /// Time between two polls of a process: short against its run time, long against the cost of a
 /// poll.
@@ -14,7 +14,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time between two readings of a process's memory, which cost more than a poll.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The child process that runs now, shared with the code that may end it.
+/// Handle of the running child process, shared with the code that may end it.
 #[derive(Clone, Default)]
 pub struct ChildProcess {
     child: Arc<Mutex<Option<Child>>>,
@@ -39,7 +39,7 @@ impl ChildProcess {
         std::mem::forget(child);
     }
 
-    /// Starts a process and returns its streams, if the command pipes them.
+    /// Starts a child process and returns its output streams, if the command pipes them.
     pub fn start(
         &self,
         command: &mut Command,
@@ -60,7 +60,7 @@ impl ChildProcess {
     pub fn finish(&self, timeout: Duration) -> std::io::Result<Ended> {
         // The free memory: a process that takes more drives the machine into swapping, or has the
         // system end some process.
-        self.finish_within(timeout, available_memory())
+        self.finish_within(timeout, available_host_memory())
     }
 
     /// Waits until the process ends, and kills it at the timeout or if it uses more than `memory`
@@ -72,7 +72,7 @@ impl ChildProcess {
             let mut held = self.lock();
             let Some(child) = held.as_mut() else { return Ok(Ended::TimedOut) };
             let ended = if has_exited(child)? {
-                // The id is still in use, so the group cannot be another one.
+                // The process id is still in use, so it cannot name another process group.
                 self.end_group(child);
                 Some(Ended::Exited(child.wait()?))
             } else if started.elapsed() > timeout {
@@ -97,7 +97,7 @@ impl ChildProcess {
         }
     }
 
-    /// Asks the process to end, as Ctrl-C does.
+    /// Asks the child process to end, as Ctrl-C does.
     pub fn interrupt(&self) {
         #[cfg(unix)]
         if let Some(child) = self.lock().as_ref()
@@ -118,7 +118,7 @@ impl ChildProcess {
         ran
     }
 
-    /// Ends a process that was not waited for yet, and its group with it.
+    /// Ends a child process that was not waited for yet, and its process group.
     fn end_child(&self, child: &mut Child) {
         self.end_group(child);
         let _ = child.kill().and_then(|()| child.wait());
@@ -160,11 +160,11 @@ fn has_exited(child: &mut Child) -> std::io::Result<bool> {
 
 /// The ways in which a child process can end.
 pub enum Ended {
-    /// The process ended by itself.
+    /// The child process ended by itself.
     Exited(ExitStatus),
     /// The process was killed after its timeout.
     TimedOut,
-    /// The process was killed because it took more than this many bytes of memory.
+    /// The child process was killed because it took more memory than this many bytes.
     OverMemory(u64),
 }
 
@@ -175,7 +175,7 @@ pub fn memory_kill_reason(limit: u64) -> String {
 }
 
 /// Memory of a process and its descendants; 0 if the system does not report it, as on systems other
-/// than Linux. Shared memory counts for each of them.
+/// than Linux. Memory that several processes share counts for each of them.
 #[expect(clippy::disallowed_methods, reason = "a file of the system")]
 fn resident_bytes(process: u32) -> u64 {
     let own = || {
@@ -187,7 +187,7 @@ fn resident_bytes(process: u32) -> u64 {
     own().unwrap_or_default() + started.sum::<u64>()
 }
 
-/// The running children of a process.
+/// Ids of the running child processes of a process.
 #[expect(clippy::disallowed_methods, reason = "files of the system")]
 fn child_process_ids(process: u32) -> Vec<u32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
@@ -198,7 +198,7 @@ fn child_process_ids(process: u32) -> Vec<u32> {
     lists.iter().flat_map(|text| text.split_whitespace()).flat_map(str::parse).collect()
 }
 
-/// Starts a process and waits for it.
+/// Starts a child process and waits for it.
 pub fn wait(
     command: &mut Command,
     timeout: Duration,
@@ -232,7 +232,8 @@ mod tests {
     fn memory_of_what_a_process_started_counts() {
         const LIMIT: u64 = 100 << 20;
         let running = ChildProcess::in_process_groups();
-        // `tail` keeps its input until the input ends, which it never does.
+        // The program `tail` holds its input in memory until the input ends, which never happens
+        // here.
         let hoards = "(head -c 200000000 /dev/zero; sleep 600) | tail -c 200000000 > /dev/null";
         running.start(Command::new("sh").args(["-c", hoards])).unwrap();
         let ended = running.finish_within(Duration::from_secs(60), LIMIT).unwrap();

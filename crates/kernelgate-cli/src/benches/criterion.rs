@@ -1,18 +1,19 @@
 //! Benches that use Criterion alone, driven by Criterion's own flags (0.5 to 0.8, which agree in
 //! everything that is used here).
 //!
-//! Such an executable lists its cases (`--list`), measures those that match one regular expression,
-//! and leaves the samples of each in a store of JSON files, below the folder that `CRITERION_HOME`
-//! names. Deliberately absent: starting it (`compare`), and the meaning of its times (`gate`).
+//! An executable that uses Criterion lists its cases (`--list`), measures those that match one
+//! regular expression, and writes the samples of each case as JSON below the folder in
+//! `CRITERION_HOME`. Deliberately absent: starting it (`compare`), and the meaning of its times
+//! (`gate`).
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use kernelgate::harness::filter::Filter;
+use kernelgate::harness::filter::CaseFilter;
 use kernelgate::record::TrialSampling;
-use kernelgate::record::criterion_store::unnumbered;
-use kernelgate::record::text::one_line;
+use kernelgate::record::criterion_store::title_without_number;
+use kernelgate::record::text::on_one_line;
 
 /// Samples of a case: the fewest that Criterion accepts.
 pub const SAMPLES: usize = 10;
@@ -21,7 +22,7 @@ pub const SAMPLES: usize = 10;
 const CRITERION_RESAMPLES: &str = "100";
 /// Shortest time for Criterion, which refuses 0.
 const MIN_SAMPLING_TIME_S: f64 = 0.001;
-/// Longest filter that is passed: Linux limits an argument to 128 KiB.
+/// Longest filter that is passed to a bench, bytes: Linux limits an argument to 128 KiB.
 const MAX_FILTER_BYTES: usize = 100_000;
 /// End of the line of a case in a list, of Criterion and of libtest.
 const LISTED: &str = ": benchmark";
@@ -30,7 +31,7 @@ const LISTED: &str = ": benchmark";
 /// with a number where another case has that title already.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListedCriterionIds {
-    /// Titles of the bench's cases.
+    /// Titles of the bench's cases, as Criterion prints them.
     pub titles: BTreeSet<String>,
     /// Titles that it listed more than once, of groups that do not know of each other: the store
     /// does not distinguish such cases.
@@ -40,9 +41,9 @@ pub struct ListedCriterionIds {
 impl ListedCriterionIds {
     /// Ids of the cases that Criterion's filter matches.
     pub fn ids(&self, filter: Option<&str>) -> BTreeSet<String> {
-        let Ok(filter) = Filter::parse(filter, false) else { return BTreeSet::new() };
-        let ids = self.titles.iter().map(|title| unnumbered(title).unwrap_or(title));
-        ids.filter(|id| filter.matches(id)).map(one_line).collect()
+        let Ok(filter) = CaseFilter::parse(filter, false) else { return BTreeSet::new() };
+        let ids = self.titles.iter().map(|title| title_without_number(title).unwrap_or(title));
+        ids.filter(|id| filter.matches_id(id)).map(on_one_line).collect()
     }
 }
 
@@ -60,7 +61,7 @@ pub fn with_criterion_folder<'a>(command: &'a mut Command, store: &Path) -> &'a 
 pub const LIST: [&str; 2] = ["--bench", "--list"];
 
 /// Arguments for measuring the cases that a filter matches (in Criterion's syntax), or all. The
-/// measurement may take more time than requested if the bench's source sets so.
+/// measurement may take longer than requested if the bench's source sets its own times.
 pub fn measure(filter: Option<&str>, sampling: &TrialSampling) -> Vec<String> {
     let seconds = |seconds: f64| seconds.max(MIN_SAMPLING_TIME_S).to_string();
     let mut arguments: Vec<String> =
@@ -86,9 +87,10 @@ pub fn running(messages: &str) -> Option<&str> {
     Some(end.map_or(case, |end| &case[..end]))
 }
 
-/// A filter for these cases and those of the same id; `None` if it would be too long.
+/// Returns a regular expression for these cases and others of the same id; `None` if it would be
+/// too long.
 pub fn filter(cases: &BTreeSet<String>) -> Option<String> {
-    let ids = cases.iter().flat_map(|case| [Some(&**case), unnumbered(case)]).flatten();
+    let ids = cases.iter().flat_map(|case| [Some(&**case), title_without_number(case)]).flatten();
     let ids: Vec<String> = ids.map(regex::escape).collect();
     let filter = format!("^(?:{})$", ids.join("|"));
     (filter.len() <= MAX_FILTER_BYTES).then_some(filter)
@@ -167,13 +169,13 @@ mod tests {
         for wanted in ids {
             assert_eq!(matched(&filter_for(wanted)), [wanted]);
         }
-        // The second case of that id can only be requested together with the first.
+        // The second case with the same id can only be requested together with the first.
         assert_eq!(matched(&filter_for("a/b #2")), ["a/b"]);
         let many: BTreeSet<String> = (0..2000).map(|i| format!("{i:060}")).collect();
         assert_eq!(filter(&many), None, "too long to be passed");
-        let arguments = measure(Some("-dash"), &TrialSampling::MEASURED);
+        let arguments = measure(Some("-dash"), &TrialSampling::HOST_SAMPLING);
         assert_eq!(arguments[arguments.len() - 2..], ["--", "-dash"]);
-        let none = TrialSampling { warm_up_s: 0.0, ..TrialSampling::MEASURED };
+        let none = TrialSampling { warm_up_s: 0.0, ..TrialSampling::HOST_SAMPLING };
         assert!(measure(None, &none).contains(&"0.001".to_owned()), "Criterion refuses 0");
     }
 }

@@ -1,5 +1,5 @@
-//! Finds the bench executables that a verb drives: those that cargo builds in the current folder,
-//! or those of a folder.
+//! Finds the bench executables that a verb runs: those that cargo builds in the current folder, or
+//! those in a given folder.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::mark::{self, Kind};
 use super::prebuilt::prebuilt_benches;
 use super::{package, versions};
 
-/// The benches that a verb asks.
+/// The bench executables that a verb uses, by the flags of its command line.
 #[derive(Debug, Clone, Copy)]
 pub struct BenchChoice<'a> {
     /// Targets to build, and to select in a folder.
@@ -25,7 +25,7 @@ pub struct BenchChoice<'a> {
 /// A bench executable that speaks the protocol.
 #[derive(Debug, Clone)]
 pub struct BenchExecutable {
-    /// Name of the bench target.
+    /// Name of the bench target in `Cargo.toml`.
     pub bench: String,
     /// The file.
     pub path: PathBuf,
@@ -33,7 +33,7 @@ pub struct BenchExecutable {
     pub root: PathBuf,
 }
 
-/// The executables that were found.
+/// The bench executables that were found, and those that cannot be used.
 #[derive(Debug, Clone, Default)]
 pub struct FoundBenches {
     /// Executables that can be asked, by name of the bench.
@@ -93,7 +93,7 @@ impl BenchChoice<'_> {
         let mut command = cargo::command(self.targets);
         let show = |line: CargoBuildOutput<'_>| {
             if let CargoBuildOutput::Message(text) = line {
-                eprintln!("{}", kernelgate::record::text::printable(text));
+                eprintln!("{}", kernelgate::record::text::printable_on_terminal(text));
             }
         };
         let built = cargo::build(&mut command, (running, cargo::TIMEOUT), show).map_err(
@@ -154,13 +154,13 @@ fn check(
     }
     let (oldest, newest) =
         versions::ask(&executable.path, timeout, running).map_err(|why| why.to_string())?;
-    match protocol::common_version((oldest, newest)) {
+    match protocol::newest_common_version((oldest, newest)) {
         Some(_) => Ok(()),
         None => Err(format!(
             "it speaks versions {oldest} to {newest} of the protocol, this program {} to {}: \
                  update the program",
-            protocol::VERSIONS.0,
-            protocol::VERSIONS.1
+            protocol::SUPPORTED_VERSIONS.0,
+            protocol::SUPPORTED_VERSIONS.1
         )),
     }
 }

@@ -1,4 +1,4 @@
-//! Finds the kind of a bench executable without running it.
+//! Finds out which harness a bench executable uses, without running it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,10 +9,10 @@ use regex::bytes::Regex;
 use kernelgate::gpu_time;
 use kernelgate::protocol;
 
-/// The harness of an executable.
+/// The harness of a bench executable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// The executable uses kernelgate's harness, which uses Criterion too.
+    /// The executable uses kernelgate's harness, which also uses Criterion.
     Ours,
     /// Uses Criterion alone.
     Criterion,
@@ -20,12 +20,12 @@ pub enum Kind {
     Divan,
     /// The executable uses the compiler's own harness for `#[bench]` and tests.
     Libtest,
-    /// The executable uses no known harness.
+    /// The executable uses a harness that is not known here.
     Unknown,
 }
 
 impl Kind {
-    /// The harness, as a sentence.
+    /// Name of the harness in a sentence.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Ours => "it uses kernelgate",
@@ -37,13 +37,13 @@ impl Kind {
     }
 }
 
-/// Texts that executables of a harness hold, the best evidence first: the first that is found
-/// counts.
+/// Texts that the executables of each harness contain, the best evidence first: the first text that
+/// is found decides.
 const EXECUTABLE_MARKS: [(&str, Kind); 5] = [
     (protocol::MARK, Kind::Ours),
     // Criterion's own main, with times of a GPU's stream.
     (gpu_time::MARK, Kind::Criterion),
-    // From Criterion's `--help`, 0.5 to 0.8.
+    // This text is from the help of Criterion 0.5 to 0.8.
     ("This executable is a Criterion.rs benchmark.", Kind::Criterion),
     ("DIVAN_SAMPLE_COUNT", Kind::Divan),
     ("RUST_TEST_THREADS", Kind::Libtest),
@@ -53,8 +53,8 @@ const SCRIPT: &[u8] = b"#!";
 /// Bytes that are searched at a time.
 const PIECE: usize = 1 << 20;
 
-/// The kind of bench executable that a file is. Only a regular file has a kind; anything else is
-/// not opened, because opening a FIFO waits for its writer, and a device may act on it.
+/// The kind of bench executable that a file is. Only regular files are read: opening a FIFO would
+/// wait for its writer, and a device may react.
 pub fn kind(path: &Path) -> io::Result<Kind> {
     if !std::fs::metadata(path)?.is_file() {
         return Ok(Kind::Unknown);

@@ -9,15 +9,15 @@ use std::time::Duration;
 const KEPT_END_BYTES: usize = 1 << 16;
 /// Bytes at the start of a stream that are kept.
 pub const KEPT_START_BYTES: usize = 8 << 20;
-/// Time for the rest of the output to arrive once the process has ended.
+/// Time in which the rest of the output must arrive once the process has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The part of a stream that is kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
-    /// The first [`KEPT_START_BYTES`] of the stream.
+    /// Keep the first [`KEPT_START_BYTES`] of the stream.
     Start,
-    /// About the last 64 KiB of the stream.
+    /// Keep about the last 64 KiB of the stream.
     End,
 }
 
@@ -62,8 +62,8 @@ pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<Cap
 /// Lines of a failed process that are shown.
 const SHOWN_LINES: usize = 4;
 
-/// The lines of a process that explain its failure: the message of its last panic, without the
-/// backtrace; or its last lines, if it did not panic or printed more after it.
+/// Lines of a process's output that explain its failure: the message of its last panic without the
+/// backtrace, or its last lines if it did not panic or printed more afterwards.
 #[derive(Default)]
 pub struct FailureLines {
     lines: Vec<String>,

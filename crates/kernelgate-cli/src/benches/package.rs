@@ -1,4 +1,4 @@
-//! The package in the current folder, as cargo describes it.
+//! Describes the Cargo package in the current folder.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ struct Package {
     targets: Vec<Target>,
 }
 
-/// A target of a package.
+/// A build target of a package.
 #[derive(Deserialize)]
 struct Target {
     name: String,
@@ -36,8 +36,8 @@ struct Target {
 }
 
 /// Folders of the files of the package around a folder. In a workspace that is the member whose
-/// folder is nearest upwards, else the root; the target folder is cargo's. Without a package, or no
-/// cargo, the folder itself.
+/// folder is nearest upwards, else the root; the target folder is cargo's. Without a package or
+/// without cargo, the folder itself is used.
 pub fn store(folder: &Path) -> Store {
     match metadata(folder) {
         Some(metadata) => {
@@ -48,7 +48,7 @@ pub fn store(folder: &Path) -> Store {
                 .max_by_key(|root| root.components().count());
             Store::at(nearest.unwrap_or(&metadata.workspace_root), &metadata.target_directory)
         }
-        None => Store::around(folder),
+        None => Store::store_around_folder(folder),
     }
 }
 
@@ -77,12 +77,12 @@ pub fn unbuilt_benches(folder: &Path) -> BTreeMap<String, String> {
     benches.map(why).collect()
 }
 
-/// A package of a workspace.
+/// A package of a Cargo workspace.
 #[derive(Debug)]
 pub struct Member {
     /// Name of the package.
     pub name: String,
-    /// Path of the package's `Cargo.toml`.
+    /// Path of the member's `Cargo.toml`.
     pub manifest_path: PathBuf,
 }
 
@@ -93,11 +93,11 @@ impl Member {
     }
 }
 
-/// The package of a name in the workspace around a folder. Without a name: the package whose folder
-/// is nearest upwards, or the only one.
+/// The package of a name in the workspace around a folder. Without a name, returns the package
+/// whose folder is the nearest one upwards, or the only package.
 ///
 /// # Errors
-/// When there is no such package, or several without a name.
+/// Fails if there is no such package, or several without a name.
 pub fn member(folder: &Path, name: Option<&str>) -> Result<Member, PackageLookupError> {
     let packages = metadata(folder).ok_or(PackageLookupError::NoPackage)?.packages;
     let members = packages
@@ -119,7 +119,7 @@ pub fn member(folder: &Path, name: Option<&str>) -> Result<Member, PackageLookup
 /// The reason why no package was found.
 #[derive(Debug, thiserror::Error)]
 pub enum PackageLookupError {
-    /// There is no manifest upwards, or cargo cannot read it.
+    /// No folder upwards has a manifest, or cargo cannot read it.
     #[error("no package here: run `cargo init` first, or check `cargo metadata`")]
     NoPackage,
     /// The workspace has no package of that name.

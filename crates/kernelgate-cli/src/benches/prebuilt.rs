@@ -1,4 +1,4 @@
-//! Bench executables in a folder.
+//! Lists bench executables in a folder that cargo did not build.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -17,10 +17,10 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_BYTES: usize = 1 << 16;
 /// Largest number of bytes that may follow that part.
 const MAX_PRINTED_BYTES: u64 = 8 << 20;
-/// Time for the rest of an answer to arrive once the process has ended.
+/// Time in which the rest of an answer must arrive once the process has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The reason why an executable gave no answer.
+/// The reason why an executable did not state its protocol versions.
 #[derive(Debug, thiserror::Error)]
 pub enum VersionQueryError {
     /// The executable did not start, or was lost.
@@ -32,13 +32,13 @@ pub enum VersionQueryError {
     /// The executable takes too much memory.
     #[error("{0}")]
     OverMemory(String),
-    /// The executable prints without end.
+    /// The executable prints more than an answer can have.
     #[error("asked for its version it printed more than {}", display::bytes(MAX_PRINTED_BYTES))]
     TooLong,
-    /// The executable ended with an error.
+    /// The executable ended with an error status.
     #[error("asked for its version it ended with {0}")]
     Ended(ExitStatus),
-    /// The executable printed something else.
+    /// The executable printed something else than an answer.
     #[error("it does not speak the kernelgate protocol")]
     None,
     /// The executable is this program, which is not a bench.
@@ -55,7 +55,7 @@ pub fn ask(
     let mut command = Command::new(path);
     // A bench of another harness lists its cases, or ends because it does not know the flag; it
     // measures nothing.
-    command.arg("--list").env(protocol::VARIABLE, protocol::QUESTION);
+    command.arg("--list").env(protocol::VARIABLE, protocol::VERSION_QUESTION);
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::piped());
     let (stdout, _) = running.start(&mut command).map_err(VersionQueryError::Start)?;
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -74,7 +74,7 @@ pub fn ask(
             if text.trim_end() == super::PROGRAM_MARK {
                 return Err(VersionQueryError::IsProgram);
             }
-            protocol::parse_answer(&text).ok_or(VersionQueryError::None)
+            protocol::parse_version_answer(&text).ok_or(VersionQueryError::None)
         }
     }
 }

@@ -22,27 +22,27 @@ const SHOWN_LINES: usize = 3;
 /// The range of commits, the case and the settings of a search.
 #[derive(Debug)]
 pub struct BisectionRequest {
-    /// A revision that is not slow.
+    /// The good revision of the search, at which the case is not slow.
     pub good: String,
-    /// A slow revision that descends from the good one.
+    /// The bad revision, at which the case is slow; it descends from the good revision.
     pub bad: String,
     /// The case.
     pub case: String,
-    /// All other settings of each comparison, with the plan for the ends; base, head, filter and
-    /// `resume` are set here.
+    /// All other settings of each comparison, with the plan for the good and the bad end; base,
+    /// head, filter and `resume` are set here.
     pub comparison: ComparisonRequest,
     /// Continue the last search, which was interrupted.
     pub resume: bool,
 }
 
-/// The outcome of a search.
+/// The result of a search for the commit that made a case slower.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Bisection {
     /// The case.
     pub case: String,
     /// Revision of the good end: "v1.0 (1a2b3c4d)".
     pub good: String,
-    /// Revision of the bad end.
+    /// Revision of the bad end: "main (5e6f7a8b)".
     pub bad: String,
     /// Commits after the good end up to the bad one, along first parents.
     pub commits: usize,
@@ -60,7 +60,7 @@ pub struct FoundCommits {
     /// Commits of which one slowed the case down, the oldest first: a single one, unless some could
     /// not be measured.
     pub suspects: Vec<SuspectCommit>,
-    /// `git diff --stat` between the last good commit and the first bad one.
+    /// Output of `git diff --stat` between the last good commit and the first bad one.
     pub diff_stat: String,
     /// The executables of both, if they were compared with each other: they show what changed in
     /// machine code.
@@ -74,7 +74,7 @@ pub struct FoundCommits {
 pub struct SuspectCommit {
     /// Id of the commit.
     pub commit: String,
-    /// First line of the commit's message.
+    /// First line of the suspected commit's message.
     pub subject: String,
     /// Commits that it merged; 0 for a commit that is not a merge.
     pub merged: usize,
@@ -83,8 +83,8 @@ pub struct SuspectCommit {
 /// Searches for the commit that slowed the case down.
 ///
 /// # Errors
-/// When the revisions do not follow each other, a side cannot be made ready for another reason than
-/// its code, or what is answered cannot be written.
+/// Fails if the revisions do not follow each other, a side cannot be made ready for another reason
+/// than its code, or what is answered cannot be written.
 pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
     let repository = Repository::around_package(&request.comparison.package)?;
     let (good, bad) = (repository.resolve(&request.good)?, repository.resolve(&request.bad)?);
@@ -137,7 +137,7 @@ fn first_parent_commits(
     Ok(std::iter::once(good.commit.clone()).chain(listed.lines().map(str::to_owned)).collect())
 }
 
-/// Compares commits, and remembers the answers.
+/// Compares pairs of commits, and remembers the answers.
 struct CommitComparer<'a> {
     request: &'a BisectionRequest,
     repository: &'a Repository,

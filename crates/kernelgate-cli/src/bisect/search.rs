@@ -28,18 +28,18 @@ pub struct Question {
     /// Number of earlier attempts at this question; each attempt takes twice as many blocks as the
     /// one before.
     pub attempt: u32,
-    /// Thresholds; `None` for those of the device, which apply to the ends.
+    /// Thresholds of the comparisons; `None` uses those of the device, which apply to the two ends.
     pub plan: Option<TestPlan>,
 }
 
 /// Times of two commits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CommitTimeRatio {
-    /// Time of the head over that of the base.
+    /// Time of the head commit over that of the base commit.
     pub ratio: f64,
-    /// Lower end of the interval of the ratio.
+    /// Lower end of the ratio's confidence interval.
     pub low: f64,
-    /// Upper end of the interval of the ratio.
+    /// Upper end of the ratio's confidence interval.
     pub high: f64,
 }
 
@@ -54,7 +54,7 @@ impl CommitTimeRatio {
     }
 }
 
-/// The answer of a comparison.
+/// The answer of a comparison of two commits: slower, not slower, or undecided.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -62,7 +62,7 @@ pub enum Answer {
     Slower(CommitTimeRatio),
     /// The head is not slower than the base by more than the threshold.
     NotSlower(CommitTimeRatio),
-    /// Too much noise for so many blocks, with the reason.
+    /// The noise is too large for this number of blocks; the text states the reason.
     Undecided(String),
     /// The head cannot be measured, with the reason; for example, it does not build.
     Unusable(String),
@@ -74,7 +74,7 @@ pub enum Answer {
 pub enum Ended {
     /// The search found commits.
     Found(SlowdownRange),
-    /// The ends do not differ.
+    /// The good and the bad end do not differ in time.
     NoDifference(CommitTimeRatio),
     /// The comparison of the ends was inconclusive, with the reason.
     EndsUndecided(String),
@@ -87,8 +87,8 @@ pub enum Ended {
 pub struct SlowdownRange {
     /// The last place that is not slow.
     pub last_good: usize,
-    /// The first place that is slow. If it does not follow the last good one, any of those between,
-    /// or this, did it.
+    /// Index of the first commit that is slow. If it does not directly follow the last good commit,
+    /// any commit between them, or this one, caused the slow-down.
     pub first_bad: usize,
     /// Places that could not be compared, with the reason, in the order of the questions.
     pub left_out: Vec<(usize, String)>,
@@ -96,14 +96,14 @@ pub struct SlowdownRange {
     pub ends: CommitTimeRatio,
     /// Comparison of the two places with each other.
     pub confirmation: Answer,
-    /// Number of comparisons, including repeated ones.
+    /// Number of comparisons that were made, including repeated ones.
     pub asked: usize,
     /// 1 less the highest probability that any answer was wrong.
     pub confidence: f64,
 }
 
 impl SlowdownRange {
-    /// Whether the two places differ as the ends do.
+    /// Whether the two commits differ as much as the two ends.
     pub const fn is_confirmed(&self) -> bool {
         matches!(self.confirmation, Answer::Slower(_))
     }
@@ -135,8 +135,8 @@ pub fn search<E>(
         Answer::Undecided(why) => return Ok(Ended::EndsUndecided(why)),
         Answer::Unusable(why) => return Ok(Ended::EndUnusable(why)),
     };
-    // One question for each halving, and the confirmation; the ends were compared at the device's
-    // own level.
+    // Each halving asks one question, and the confirmation asks one more; the ends were compared at
+    // the device's own level.
     let questions = usize::BITS - last.leading_zeros() + 1;
     let level = WRONG_ANSWER_PROBABILITY / f64::from(questions);
     let plan = bisection_plan(ends.ratio, level);
@@ -178,8 +178,8 @@ pub fn search<E>(
     }))
 }
 
-/// A plan that distinguishes a commit of either end from one of the other, each wrongly with at
-/// most that probability.
+/// Returns a test plan that distinguishes commits like the good end from commits like the bad end,
+/// each wrongly with at most the given probability.
 fn bisection_plan(ratio: f64, level: f64) -> TestPlan {
     // Rounded, so that values from a file give the same plan.
     let relative = ((ratio.sqrt() - 1.0) * 1e5).round() / 1e5;

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::search::Answer;
 use crate::compare::CompareError;
 use crate::gate::calibration::differing;
-use kernelgate::record::file::{self, FileError, Record};
+use kernelgate::record::file::{self, RecordFileError, RecordType};
 
-/// The state of a search.
+/// State of a bisection that is saved to its file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     /// Facts that must be the same for the search to go on: ends, case, settings, by name.
@@ -21,7 +21,7 @@ pub struct State {
     pub asking: Option<String>,
 }
 
-impl Record for State {
+impl RecordType for State {
     const SCHEMA: &'static str = "kernelgate-bisection";
     const VERSION: u64 = 1;
     const KIND: &'static str = "bisection";
@@ -38,7 +38,7 @@ impl Record for State {
 }
 
 impl State {
-    /// The search that was interrupted, or a new one.
+    /// Opens the search that was interrupted, or starts a new one.
     pub fn open(
         path: &Path,
         identity: BTreeMap<String, String>,
@@ -59,7 +59,7 @@ impl State {
     }
 
     /// Writes the state.
-    pub fn write(&self, path: &Path) -> Result<(), FileError> {
+    pub fn write(&self, path: &Path) -> Result<(), RecordFileError> {
         file::write(path, self)
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kernelgate::exit::Exit;
-use kernelgate::record::FileError;
+use kernelgate::record::RecordFileError;
 
 use crate::benches::cargo::BuildError;
 use crate::benches::package::no_package_message;
@@ -11,12 +11,12 @@ use crate::benches::versions::VersionQueryError;
 use crate::gate::paired::Arm;
 use crate::gate::rules::rules_file::RulesError;
 
-/// The reason why a comparison fails.
+/// The reason why a comparison of two builds fails.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
-    /// A record cannot be read or written.
+    /// A record file cannot be read or written.
     #[error("failed to {0}")]
-    File(FileError),
+    File(RecordFileError),
     /// A file or folder of the comparison cannot be used.
     #[error("failed to {action} {}: {cause}", path.display())]
     Io {
@@ -35,7 +35,7 @@ pub enum CompareError {
         /// The system's error.
         cause: std::io::Error,
     },
-    /// There is no package to compare.
+    /// The folder has no Cargo package to compare.
     #[error("{}", no_package_message(.0))]
     NoPackage(PathBuf),
     /// Git does not start.
@@ -44,12 +44,12 @@ pub enum CompareError {
     /// A git command failed.
     #[error("failed to {action}: git: {message}")]
     Git {
-        /// Purpose of the command: "list refs".
+        /// Purpose of the git command: "list refs".
         action: String,
-        /// Last line of the messages.
+        /// Last line of the messages that git printed.
         message: String,
     },
-    /// The repository has no such revision.
+    /// The git repository has no such revision.
     #[error(
         "no revision `{name}` in {}{}{}", top.display(), similar_names_hint(similar, branches),
         if *shallow { SHALLOW } else { "" }
@@ -79,7 +79,7 @@ pub enum CompareError {
         /// The end.
         bad: String,
     },
-    /// Another process compares in the folder.
+    /// Another process already runs a comparison in the folder.
     #[error("another comparison runs in {}: wait for it", .0.display())]
     Busy(PathBuf),
     /// A path of `--leave-out` is missing, or tracked by git.
@@ -96,9 +96,9 @@ pub enum CompareError {
          --recursive -- {0}` gets it in a work tree of that revision", path.display()
     )]
     NoSubmodule {
-        /// Path of the submodule in the repository.
+        /// Path of the submodule within the repository.
         path: PathBuf,
-        /// The revision of the repository.
+        /// Revision of the repository that contains the submodule.
         revision: String,
     },
     /// A commit of a submodule is not on this machine.
@@ -114,7 +114,7 @@ pub enum CompareError {
         /// The revision of the repository.
         revision: String,
     },
-    /// A build left a link in a checkout.
+    /// A build left a symbolic link in a checkout.
     #[error("{} is a link: remove {} and repeat the command", link.display(), checkout.display())]
     Link {
         /// The link.
@@ -129,7 +129,7 @@ pub enum CompareError {
         side: Arm,
         /// The revision.
         label: String,
-        /// The manifest, from the top of the repository.
+        /// Path of the manifest, relative to the repository's root.
         manifest: PathBuf,
     },
     /// The benches of a revision cannot be built.
@@ -141,7 +141,7 @@ pub enum CompareError {
         label: String,
         /// Cargo's error.
         cause: BuildError,
-        /// Files that the checkout lacks.
+        /// Files that the build needs and the checkout lacks.
         notes: Vec<String>,
         /// Folder of the build.
         slot: PathBuf,
@@ -158,10 +158,10 @@ pub enum CompareError {
         label: String,
         /// The bench.
         bench: String,
-        /// Names of the packages' folders.
+        /// Folder names of the two packages.
         packages: [String; 2],
     },
-    /// A folder holds no bench executable.
+    /// The folder contains no bench executable.
     #[error("no bench executable in {0}")]
     NoExecutable(String),
     /// A requested bench exists in neither build.
@@ -182,13 +182,13 @@ pub enum CompareError {
         side: String,
         /// The bench.
         bench: String,
-        /// The error of the request.
+        /// The error of the request for protocol versions.
         cause: VersionQueryError,
     },
     /// The first bench has no case to compare; its own message.
     #[error("{0}")]
     NothingSelected(String),
-    /// No bench has a requested case.
+    /// No bench has any of the requested cases.
     #[error("no bench that can be driven has a case that was asked for")]
     NoCase,
     /// No bench was verified.
@@ -197,7 +197,7 @@ pub enum CompareError {
     /// No case has a time that a calibration can use.
     #[error("no case here takes long enough, or short enough, to calibrate with: name some")]
     NothingToCalibrate,
-    /// A process of a calibration failed.
+    /// A process of a calibration's comparison failed.
     #[error("bench `{bench}` broke: {reason}")]
     Broken {
         /// The bench.
@@ -247,12 +247,12 @@ pub enum CompareError {
     /// Ctrl-C cannot be watched.
     #[error("failed to watch for Ctrl-C: {0}")]
     Interrupt(ctrlc::Error),
-    /// A side cannot be compared.
+    /// A side differs in a way that forbids the comparison.
     #[error("refused: {field} of {side} is `{found}`, this kernelgate needs `{needed}`")]
     Refused {
         /// The field that differs.
         field: String,
-        /// The build whose field differs: base or head.
+        /// The build whose fact differs: base or head.
         side: String,
         /// Value of that side.
         found: String,
@@ -266,17 +266,17 @@ pub enum CompareError {
         path.display()
     )]
     Changed {
-        /// The executable in the comparison's folder.
+        /// Path of the installed executable in the comparison's folder.
         path: PathBuf,
         /// Content hash of the executable when it was installed.
         installed: String,
-        /// Present content hash of the executable, or "missing".
+        /// Current content hash of the executable, or "missing".
         found: String,
     },
 }
 
-impl From<FileError> for CompareError {
-    fn from(error: FileError) -> Self {
+impl From<RecordFileError> for CompareError {
+    fn from(error: RecordFileError) -> Self {
         Self::File(error)
     }
 }

@@ -8,16 +8,16 @@ use crate::gate::verdicts::Refusal;
 use kernelgate::record::ProcessRun;
 use kernelgate_cuda::CaseFailure;
 
-/// Cases that both sides of a bench have, by the runs that verified them.
+/// Cases that both builds of a bench have, found in the runs that verified them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MatchedCases {
     /// Cases to compare.
     pub judged: BTreeSet<String>,
-    /// Differences that forbid a comparison.
+    /// Differing facts that forbid a comparison of some cases.
     pub refused: BTreeMap<(String, String, String), BTreeSet<String>>,
-    /// Cases of the head only.
+    /// Cases that only the head has.
     pub new: Vec<String>,
-    /// Cases of the base only.
+    /// Cases that only the base has.
     pub removed: Vec<String>,
     /// Cases of the base that the head skipped.
     pub skipped: BTreeMap<String, String>,
@@ -89,7 +89,7 @@ impl MatchedCases {
         }
     }
 
-    /// Every id that a side has.
+    /// Every case id that base or head has.
     pub fn ids(&self) -> Vec<String> {
         let named = self.failed.keys().chain(self.failed_in_base.keys());
         let others = self.skipped.keys().chain(self.unmeasured.keys());
@@ -98,8 +98,7 @@ impl MatchedCases {
         listed.chain(named).chain(others).chain(refused).cloned().collect()
     }
 
-    /// Removes and records the cases of a run whose ids another bench has, given the benches that
-    /// have cases so far.
+    /// Removes and records those cases of a run whose ids an earlier bench already has.
     pub fn remove_duplicate_cases(
         &mut self,
         run: &mut ProcessRun,
@@ -142,7 +141,7 @@ impl MatchedCases {
         self.failed.extend(head.into_iter().flat_map(|run| run.failed.clone()));
     }
 
-    /// Adds the cases that a bench listed before it failed, if neither side has more of them.
+    /// Adds the cases that a bench listed before it failed, unless a side has more cases of it.
     pub fn abandon_listed_cases(
         &mut self,
         cases: BTreeSet<String>,

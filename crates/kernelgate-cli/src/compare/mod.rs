@@ -30,11 +30,11 @@ pub use session::SessionTools;
 /// Source of a side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SideSource {
-    /// A revision of the repository, built here.
+    /// A revision of the git repository, built for the comparison.
     Revision(String),
-    /// The work tree with its uncommitted changes, built here.
+    /// The working tree with its uncommitted changes, built for the comparison.
     WorkTree,
-    /// A folder of bench executables.
+    /// A folder that contains bench executables.
     Folder(PathBuf),
 }
 
@@ -48,7 +48,7 @@ pub struct Injection {
     pub by_work: bool,
     /// Sizes of these delays, by case: a process without a size finds its own.
     pub delay_sizes: BTreeMap<String, u64>,
-    /// Number of the layout of code and memory; `None` for the usual one.
+    /// Number of the artificial layout of code and memory; `None` for the usual layout.
     pub layout: Option<usize>,
 }
 
@@ -88,7 +88,7 @@ pub struct ComparisonRequest {
     pub plan: PlanRequest,
     /// Time for which a process times a case; `None` for the usual time on the device.
     pub sampling: Option<TrialSampling>,
-    /// Wall time of a round.
+    /// Wall time that a round may take.
     pub budget: Duration,
     /// Timeout of every bench process; `None` for the usual one at each stage.
     pub wait: Option<Duration>,
@@ -102,7 +102,7 @@ pub struct ComparisonRequest {
     pub profile_slower: bool,
     /// Cargo's profile.
     pub profile: String,
-    /// Whether an interrupted comparison is resumed.
+    /// Whether an interrupted comparison is continued.
     pub resume: bool,
     /// Root of the package.
     pub package: PathBuf,
@@ -116,7 +116,7 @@ pub struct ComparisonRequest {
 
 #[cfg(test)]
 mod tests {
-    use kernelgate::measure::delay::Delay;
+    use kernelgate::measure::delay::InjectedDelay;
 
     use super::*;
 
@@ -130,8 +130,9 @@ mod tests {
             layout: None,
         };
         let text = injection.delays().unwrap();
-        let read: Vec<Delay> = text.split(',').map(|delay| delay.parse().unwrap()).collect();
-        let delay = |case: &str, delay_ns, size| Delay {
+        let read: Vec<InjectedDelay> =
+            text.split(',').map(|delay| delay.parse().unwrap()).collect();
+        let delay = |case: &str, delay_ns, size| InjectedDelay {
             case: case.to_owned(),
             delay_ns,
             by_work: true,

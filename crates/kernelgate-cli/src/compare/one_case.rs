@@ -1,4 +1,4 @@
-//! Compares one case of two revisions by the times alone: a bisection needs this many times. The
+//! Compares one case of two revisions by times alone, which a bisection needs many times. The
 //! changes that the package's rules accept in the head do not count, and neither do errors and
 //! costs.
 

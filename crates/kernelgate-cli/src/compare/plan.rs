@@ -1,4 +1,4 @@
-//! The plan of a comparison with its limits: the values of flags, else those of the device's
+//! Resolves the test plan and limits of a comparison: values of flags, else of the device's
 //! calibration, else the defaults.
 
 use std::fmt::{Debug, Write as _};
@@ -14,7 +14,7 @@ use kernelgate::record::{Environment, Provenance, Store, TrialSampling, file};
 pub struct PlanRequest {
     /// Limits that flags set.
     pub asked: AskedLimits,
-    /// [`TestPlan::max_blocks`], where a flag sets it.
+    /// Value of [`TestPlan::max_blocks`] that a flag set, if any.
     pub max_blocks: Option<usize>,
     /// Values for everything that no flag sets.
     pub basis: PlanBasis,
@@ -23,20 +23,20 @@ pub struct PlanRequest {
 /// Source of the values that no flag sets.
 #[derive(Debug, Clone)]
 pub enum PlanBasis {
-    /// One plan for every device.
+    /// One fixed plan is used on every device.
     Fixed(TestPlan),
     /// The calibration of the device in this store, else the default.
     Calibration(Store),
 }
 
-/// The plan on a device.
+/// The test plan for a device, with the source of each limit.
 #[derive(Debug, Clone)]
 pub struct ResolvedPlan {
     /// Error rates, blocks and limits of the test.
     pub plan: TestPlan,
-    /// The limits with their sources.
+    /// The limits of the plan, each with its source.
     pub limits: Limits,
-    /// A sentence on the calibration of the device.
+    /// A sentence about the device's calibration for the report.
     pub note: Option<String>,
 }
 
@@ -57,7 +57,9 @@ impl PlanRequest {
             PlanBasis::Fixed(plan) => return Ok(self.overriding(*plan, LimitSource::Default)),
             PlanBasis::Calibration(store) => store,
         };
-        match file::read::<Calibration>(&store.calibration_path(&environment.slug())) {
+        match file::read::<Calibration>(
+            &store.calibration_path(&environment.baseline_folder_name()),
+        ) {
             Ok(calibration) => {
                 let (resolved, note) = self.from_calibration_plan(&calibration);
                 let note = note + &elsewhere(&calibration, environment, head, sampling);
@@ -86,7 +88,7 @@ impl PlanRequest {
             "calibration of {} ({} A/A comparisons, {fired} failed; commit {}",
             calibration.started.get(..10).unwrap_or(&calibration.started),
             null().count(),
-            calibration.provenance.short()
+            calibration.provenance.short_commit()
         );
         let recommended = calibration.recommended.as_ref();
         let Some((recommended, relative)) = recommended.and_then(|it| Some((it, it.relative?)))
@@ -123,7 +125,7 @@ impl PlanRequest {
     /// known only after a bench has run.
     pub fn check(&self) -> Result<(), CompareError> {
         let PlanBasis::Calibration(store) = &self.basis else { return Ok(()) };
-        let calibrations = store.calibrations();
+        let calibrations = store.calibration_files();
         calibrations.iter().try_for_each(|path| file::read::<Calibration>(path).map(drop))?;
         Ok(())
     }
@@ -145,8 +147,8 @@ impl PlanRequest {
              {tolerated:?}, max_blocks: {:?} }}",
             self.max_blocks
         );
-        for path in store.calibrations() {
-            let _ = write!(text, " {}", file::content_hash(&path)?);
+        for path in store.calibration_files() {
+            let _ = write!(text, " {}", file::content_hash_of_file(&path)?);
         }
         Ok(text)
     }
@@ -208,12 +210,12 @@ mod tests {
                     2.0, power: 0.8, max_blocks: 96 }";
         assert_eq!(PlanRequest::with_fixed_plan(TestPlan::default()).identity().unwrap(), plan);
         let folder = tempfile::tempdir().unwrap();
-        let basis = PlanBasis::Calibration(Store::around(folder.path()));
+        let basis = PlanBasis::Calibration(Store::store_around_folder(folder.path()));
         let text = "Asked { relative: Some(0.1), absolute_ns: None, tolerated: None, max_blocks: \
                     Some(6) }";
         assert_eq!(PlanRequest { basis, ..request() }.identity().unwrap(), text);
         let sampling = "TrialSampling { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 }";
-        assert_eq!(identity_text("TrialSampling", &TrialSampling::MEASURED), sampling);
+        assert_eq!(identity_text("TrialSampling", &TrialSampling::HOST_SAMPLING), sampling);
     }
 
     #[test]

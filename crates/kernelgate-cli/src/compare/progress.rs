@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub use kernelgate::display::duration::{parse as parse_duration, text as duration};
-use kernelgate::record::text::printable;
+use kernelgate::record::text::printable_on_terminal;
 
 /// Time between lines that stay, for text that changes often.
 const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(15);
@@ -22,7 +22,7 @@ pub struct ComparisonProgress {
     within: Option<String>,
     /// Lines that were printed and are not printed again.
     said: Arc<Mutex<BTreeSet<String>>>,
-    /// Time of the last line about the current step.
+    /// Time at which the last progress line was printed.
     latest: Arc<Mutex<Option<Instant>>>,
 }
 
@@ -48,7 +48,7 @@ impl ComparisonProgress {
     /// Shows the current step, which replaces the line before on a terminal.
     pub fn now(&self, text: &str) {
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        let text = printable(text);
+        let text = printable_on_terminal(text);
         match (&self.line, &self.within) {
             (Some(line), None) => line.set_message(text.into_owned()),
             (None, None) => eprintln!("{text}"),
@@ -75,7 +75,7 @@ impl ComparisonProgress {
 
     /// Prints a line above the progress bar.
     pub fn say(&self, text: &str) {
-        let text = printable(text);
+        let text = printable_on_terminal(text);
         match &self.line {
             Some(line) => line.suspend(|| eprintln!("{text}")),
             None => eprintln!("{text}"),

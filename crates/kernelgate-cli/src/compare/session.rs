@@ -27,7 +27,7 @@ use crate::gate::rules::{FILE, Rules};
 use kernelgate::exit::Exit;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::record::{
-    Environment, Provenance, Shard, TrialSampling, Trials, Verification, file,
+    ComparisonTrials, Environment, Provenance, Shard, TrialSampling, Verification, file,
 };
 
 /// File of a comparison's trials, in its folder.
@@ -38,13 +38,13 @@ pub const TRIALS_FILE: &str = "trials.json";
 pub struct Bench {
     /// Name of the bench.
     pub name: String,
-    /// Runs that verified base and head.
+    /// Paths of the runs that verified base and head.
     pub verified: [PathBuf; 2],
-    /// Facts that every process of base and head shares with the one that verified it.
+    /// Facts that every process of base and head must share with the process that verified it.
     pub expected: [Expected; 2],
     /// Cases to compare.
     pub cases: BTreeSet<String>,
-    /// Cases that a process times before the others, because their code changed.
+    /// Cases that a process times first, because their code changed.
     pub first: BTreeSet<String>,
     /// Timeout of a process.
     pub timeout: Duration,
@@ -54,26 +54,26 @@ pub struct Bench {
     pub driver: BenchDriver,
 }
 
-/// Both sides after verification, with the cases to compare.
+/// Base and head after verification, with the cases to compare.
 #[derive(Clone)]
 pub struct PreparedSides {
-    /// The cases of each side.
+    /// The cases of base and head, matched by id.
     pub matched: MatchedCases,
-    /// Bench binaries with something to compare.
+    /// Benches that have something to compare.
     pub benches: Vec<Bench>,
-    /// Whether the code was optimised.
+    /// Whether the builds were compiled with optimisation.
     pub optimised: bool,
     /// The device and the build; `None` if no process ran to its end.
     pub environment: Option<Environment>,
     /// Code of the head.
     pub provenance: Provenance,
-    /// Nanoseconds a launch, by case, as far as one launch shows it.
+    /// Nanoseconds per launch of each case, as far as the one verified launch shows it.
     pub verification_ns: BTreeMap<String, f64>,
-    /// Benches that use Criterion alone, among those with something to compare.
+    /// Benches that use Criterion alone, among the compared ones.
     pub criterion: Vec<CriterionOnlyBench>,
     /// How far both sides verified each case that they have, base first.
     pub verification: BTreeMap<String, [Verification; 2]>,
-    /// Cases of all shards together.
+    /// Number of cases of all shards together.
     pub planned_cases: usize,
     /// Digests of the plans of both builds' benches, if the comparison is a shard.
     pub plans: Vec<String>,
@@ -117,7 +117,7 @@ pub struct PlannedShard {
 }
 
 impl PreparedSides {
-    /// This comparison as a shard; `None` if no process ran to its end.
+    /// Describes this comparison as a shard; `None` if no process ran to its end.
     pub fn planned_shard(&self, shard: Shard) -> Option<PlannedShard> {
         Some(PlannedShard {
             shard,
@@ -128,7 +128,7 @@ impl PreparedSides {
         })
     }
 
-    /// Cases that both sides have.
+    /// Ids of the cases that both sides have.
     pub const fn cases(&self) -> &BTreeSet<String> {
         &self.matched.judged
     }
@@ -164,7 +164,7 @@ impl PreparedSides {
         }
     }
 
-    /// Removes and returns the cases whose machine code and launches are known to be the same.
+    /// Removes and returns the cases whose machine code and launches are identical in both builds.
     pub fn remove_unaffected(&mut self, code: &BTreeMap<String, CodeComparison>) -> Vec<String> {
         let same = |case: &&String| code.get(*case).is_some_and(CodeComparison::is_same);
         let (unaffected, rest): (Vec<&String>, Vec<&String>) =
@@ -233,7 +233,7 @@ impl SessionTools {
         self.progress.say(text);
     }
 
-    /// Ends the progress line; nothing is printed after this.
+    /// Ends the progress line; nothing may be printed after it.
     pub fn end(&self) {
         self.progress.end();
     }
@@ -247,9 +247,9 @@ pub struct Session {
     pub work: PathBuf,
     /// Base and head.
     pub sides: [Side; 2],
-    /// The process that is measured.
+    /// The running process that is measured.
     pub running: ChildProcess,
-    /// The process that co-runs with the processes of the head, if there is to be one.
+    /// The process that runs beside those of the head as artificial load, if requested.
     pub co_running: ChildProcess,
     /// Progress on standard error.
     pub progress: ComparisonProgress,
@@ -295,7 +295,7 @@ impl Session {
     /// times changed.
     ///
     /// # Errors
-    /// [`CompareError::Changed`] when it is another file.
+    /// Fails with [`CompareError::Changed`] if it is another file.
     pub fn check_executable(&self, arm: Arm, bench: &str) -> Result<(), CompareError> {
         let side = &self.sides[usize::from(arm == Arm::Head)];
         let Some(executable) = side.executables.driven.get(bench) else { return Ok(()) };
@@ -305,8 +305,8 @@ impl Session {
     /// Hashes every executable again.
     ///
     /// # Errors
-    /// [`CompareError::Changed`] when one is not the file that was installed: the trials, which
-    /// timed unknown code, are removed.
+    /// Fails with [`CompareError::Changed`] if one is not the file that was installed: the trials,
+    /// which timed unknown code, are removed.
     pub fn check_executables(&self) -> Result<(), CompareError> {
         for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&self.sides) {
             for executable in side.executables.driven.values() {
@@ -320,11 +320,11 @@ impl Session {
         Ok(())
     }
 
-    /// Limits and acceptances of the head's package beyond those that the base accepts already, and
-    /// expired ones as sentences.
+    /// Limits and acceptances of the head's package; acceptances that the base has already are
+    /// excluded, and expired ones are returned as sentences.
     pub fn rules(&self, request: &ComparisonRequest) -> Result<(Rules, Vec<String>), CompareError> {
         let rules_of = |arm: Arm| -> Result<Rules, CompareError> {
-            // The packages of both sides have one path, one after the other.
+            // The packages of both sides use the same path, one after the other.
             self.folder.link_slot_to_side(arm)?;
             let shown = format!("{FILE} of the {arm}");
             let side = &self.sides[usize::from(arm == Arm::Head)];
@@ -369,7 +369,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // The inputs are large, and a later comparison does not need them.
+        // The input files are large, and a later comparison does not need them.
         for arm in [Arm::Base, Arm::Head] {
             let _ = leftovers::remove(&self.folder.side_folder_path(arm).join("inputs"));
         }
@@ -388,10 +388,11 @@ pub fn open_trials(
     request: &ComparisonRequest,
     session: &Session,
     identity: BTreeMap<String, String>,
-) -> Result<Trials, CompareError> {
+) -> Result<ComparisonTrials, CompareError> {
     let (path, progress) = (session.folder.file(TRIALS_FILE), &session.progress);
-    let fresh = Trials { identity, trials: Vec::new() };
-    let earlier = if request.resume { file::read::<Trials>(&path) } else { Ok(fresh.clone()) };
+    let fresh = ComparisonTrials { identity, trials: Vec::new() };
+    let earlier =
+        if request.resume { file::read::<ComparisonTrials>(&path) } else { Ok(fresh.clone()) };
     let mut trials = match earlier {
         Ok(earlier) if earlier.identity == fresh.identity => earlier,
         Ok(earlier) => {
@@ -414,7 +415,7 @@ pub fn open_trials(
     Ok(trials)
 }
 
-/// The user's name for a fact of an identity.
+/// Name of an identity fact in words for the user.
 fn in_words(name: &str) -> String {
     let flag = match name {
         "filter" => "the filter",
@@ -433,8 +434,8 @@ fn in_words(name: &str) -> String {
     flag.to_owned()
 }
 
-/// Makes Ctrl-C end the running process and this one. Each block is saved when it ends, so that
-/// less than a block of a bench is lost.
+/// Makes Ctrl-C end the running trial and this program. Each block is saved when it ends, so less
+/// than one block of a bench is lost.
 fn stop_on_interrupt(
     running: [&ChildProcess; 2],
     progress: &ComparisonProgress,
@@ -444,7 +445,7 @@ fn stop_on_interrupt(
         running.iter().for_each(ChildProcess::kill_all);
         progress.end();
         eprintln!("\ninterrupted: the same command with --resume goes on from here");
-        std::process::exit(Exit::INTERRUPTED);
+        std::process::exit(Exit::INTERRUPTED_EXIT_CODE);
     };
     ctrlc::set_handler(handler).map_err(CompareError::Interrupt)
 }
@@ -476,7 +477,7 @@ mod tests {
             cases: cases.iter().map(|&case| case.to_owned()).collect(),
             first: BTreeSet::new(),
             timeout: Duration::ZERO,
-            sampling: TrialSampling::MEASURED,
+            sampling: TrialSampling::HOST_SAMPLING,
             driver,
         };
         let newest = BenchDriver::Protocol(1);

@@ -1,13 +1,13 @@
 //! Finds the shards that ran on equally fast cards: those whose anchors agree.
 
-use kernelgate::measure::anchors::Anchors;
+use kernelgate::measure::anchors::AnchorRates;
 
 /// Largest relative difference of the anchors of merged shards, on GPUs.
 pub const MAX_GPU_ANCHOR_DIFFERENCE: f64 = 0.03;
 /// Largest relative difference on hosts, whose ceilings depend on other load.
 pub const MAX_HOST_ANCHOR_DIFFERENCE: f64 = 0.30;
 
-/// An anchor: a rate of fixed work.
+/// One of the two anchors: a measured rate of fixed work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Anchor {
     /// Memory ceiling.
@@ -17,7 +17,7 @@ pub enum Anchor {
 }
 
 impl Anchor {
-    /// The name: "memory ceiling" or "matmul ceiling".
+    /// Name of the anchor: "memory ceiling" or "matmul ceiling".
     pub const fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory ceiling",
@@ -25,8 +25,8 @@ impl Anchor {
         }
     }
 
-    /// Amount of the anchor's work in a second.
-    pub const fn rate(self, anchors: &Anchors) -> Option<f64> {
+    /// Rate of the anchor's work, amount per second.
+    pub const fn rate(self, anchors: &AnchorRates) -> Option<f64> {
         match self {
             Self::Memory => Some(anchors.memory_bytes_per_s),
             Self::Matmul => anchors.matmul_flops_per_s,
@@ -34,22 +34,22 @@ impl Anchor {
     }
 }
 
-/// A shard whose anchor differs from those of the largest group that agrees.
+/// A shard whose anchor rate differs from those of the largest agreeing group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AnchorOutlier {
     /// Index of the shard.
     pub index: usize,
     /// The anchor.
     pub anchor: Anchor,
-    /// Rate of the shard's anchor.
+    /// Rate of the outlying shard's anchor.
     pub rate: f64,
-    /// Lowest and highest rate of the group.
+    /// Lowest and highest anchor rate of the agreeing group.
     pub group: [f64; 2],
 }
 
 /// The shards outside of the largest group in which every anchor agrees within a tolerance, by
 /// index; of two groups of one size the faster one counts.
-pub fn anchor_outliers(anchors: &[Option<Anchors>], tolerance: f64) -> Vec<AnchorOutlier> {
+pub fn anchor_outliers(anchors: &[Option<AnchorRates>], tolerance: f64) -> Vec<AnchorOutlier> {
     let mut outliers: Vec<AnchorOutlier> = Vec::new();
     for anchor in [Anchor::Memory, Anchor::Matmul] {
         let mut rates: Vec<(f64, usize)> = anchors
@@ -96,12 +96,16 @@ mod tests {
     use super::*;
     use kernelgate::measure::power::PowerMode;
 
-    fn card(memory: f64, matmul: f64) -> Option<Anchors> {
+    fn card(memory: f64, matmul: f64) -> Option<AnchorRates> {
         let matmul_flops_per_s = Some(matmul);
-        Some(Anchors { power: PowerMode::Steady, memory_bytes_per_s: memory, matmul_flops_per_s })
+        Some(AnchorRates {
+            power: PowerMode::Steady,
+            memory_bytes_per_s: memory,
+            matmul_flops_per_s,
+        })
     }
 
-    fn indices(anchors: &[Option<Anchors>]) -> Vec<(usize, Anchor)> {
+    fn indices(anchors: &[Option<AnchorRates>]) -> Vec<(usize, Anchor)> {
         anchor_outliers(anchors, 0.03).into_iter().map(|it| (it.index, it.anchor)).collect()
     }
 

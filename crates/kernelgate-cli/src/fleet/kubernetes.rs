@@ -1,5 +1,5 @@
 //! Kubernetes manifests as text: an Indexed Job for the shards and a second Job that merges. The
-//! user runs `kubectl apply`.
+//! manifests are only printed: the user runs `kubectl apply`.
 
 use std::fmt::Write as _;
 
@@ -12,13 +12,13 @@ pub struct KubernetesOptions {
     pub name: String,
     /// Number of shards.
     pub shards: u32,
-    /// Shards that may run at once.
+    /// Number of shards that may run at once.
     pub parallelism: u32,
     /// Container image with the package, its executables and the program.
     pub image: String,
-    /// Resource of a GPU: "nvidia.com/gpu"; absent on hosts.
+    /// Kubernetes resource of a GPU: "nvidia.com/gpu"; absent on hosts.
     pub gpu_resource: Option<String>,
-    /// Labels that a node must have.
+    /// Labels that a Kubernetes node must have.
     pub node_selector: Vec<(String, String)>,
     /// Claim of the volume that all pods mount at the folder of the submission.
     pub claim: String,

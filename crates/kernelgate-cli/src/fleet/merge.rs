@@ -9,21 +9,21 @@ use super::verification::VerificationShard;
 use crate::gate::calibration::{Calibration, anchors};
 use crate::gate::comparison_shard::ComparisonShard;
 use kernelgate::protocol::VerifiedCase;
-use kernelgate::record::file::{self, Record};
-use kernelgate::record::run::NOT_RUN;
-use kernelgate::record::{DifferingFact, FileError, Measurement, ProcessRun, Shard};
+use kernelgate::record::file::{self, RecordType};
+use kernelgate::record::run::NOT_RUN_PREFIX;
+use kernelgate::record::{DifferingRunFact, Measurement, ProcessRun, RecordFileError, Shard};
 use rayon::prelude::*;
 
 /// The reason why shards cannot be merged.
 #[derive(Debug, thiserror::Error)]
 pub enum MergeError {
-    /// A file or folder cannot be read or written.
+    /// A record or folder cannot be read or written.
     #[error("failed to {0}")]
-    File(#[from] FileError),
+    File(#[from] RecordFileError),
     /// A folder cannot be listed or written.
     #[error("failed to {action} {}: {cause}", path.display())]
     Folder {
-        /// The failed action: "list", "write".
+        /// The action that failed: "list", "write".
         action: &'static str,
         /// The folder.
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum MergeError {
         .0.display()
     )]
     Foreign(PathBuf),
-    /// The records have different kinds.
+    /// The records to merge are of different kinds.
     #[error(
         "{} is a {one}, {} is a {other}: merge them one after the other", first.display(),
         second.display()
@@ -47,11 +47,11 @@ pub enum MergeError {
     Kinds {
         /// A file.
         first: PathBuf,
-        /// Kind of the first file.
+        /// Kind of the first record.
         one: &'static str,
         /// Another file.
         second: PathBuf,
-        /// Kind of the second file.
+        /// Kind of the second record.
         other: &'static str,
     },
     /// A run is not a shard: it has all cases.
@@ -60,7 +60,7 @@ pub enum MergeError {
     /// The folder of the merged session has other files.
     #[error("--output {}: the folder is not empty", .0.display())]
     NotEmpty(PathBuf),
-    /// Records do not belong together.
+    /// The records to merge do not belong together.
     #[error(
         "refused: {field} is `{left}` in {} and `{right}` in {}", files[0].display(),
         files[1].display()
@@ -68,11 +68,11 @@ pub enum MergeError {
     Refused {
         /// Name of the fact.
         field: String,
-        /// Value in the first file.
+        /// Value in the first record.
         left: String,
-        /// Value in the second file.
+        /// Value in the second record.
         right: String,
-        /// The files with the two values.
+        /// Paths of the two records with these values.
         files: [PathBuf; 2],
     },
 }
@@ -143,12 +143,12 @@ pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
     }
 }
 
-/// The kind of all files.
+/// The kind that all records have.
 pub fn kind(files: &[PathBuf]) -> Result<Kind, MergeError> {
     let kinds: Vec<(Kind, &PathBuf)> = files
         .par_iter()
         .map(|path| {
-            let schema = file::schema(path)?;
+            let schema = file::schema_of_file(path)?;
             let kind = schema.as_deref().and_then(Kind::from_record_schema);
             Ok((kind.ok_or_else(|| MergeError::Foreign(path.clone()))?, path))
         })
@@ -167,25 +167,25 @@ pub fn kind(files: &[PathBuf]) -> Result<Kind, MergeError> {
 
 /// Folder of the device below `baselines/`, from a run.
 pub fn device_of_run(path: &Path) -> Result<String, MergeError> {
-    Ok(file::read::<ProcessRun>(path)?.environment.slug())
+    Ok(file::read::<ProcessRun>(path)?.environment.baseline_folder_name())
 }
 
 /// Folder of the device below `baselines/`, from a shard of a comparison.
 pub fn device_of_comparison(path: &Path) -> Result<String, MergeError> {
-    Ok(file::read::<ComparisonShard>(path)?.environment.slug())
+    Ok(file::read::<ComparisonShard>(path)?.environment.baseline_folder_name())
 }
 
 /// Folder of the device below `baselines/`, from a part of a calibration.
 pub fn device_of_calibration(path: &Path) -> Result<String, MergeError> {
-    Ok(file::read::<Calibration>(path)?.environment.slug())
+    Ok(file::read::<Calibration>(path)?.environment.baseline_folder_name())
 }
 
-/// Reads files of one kind.
-fn read_records<T: Record + Send>(
+/// Reads record files of one kind.
+fn read_records<T: RecordType + Send>(
     files: &[PathBuf],
     piece: impl Fn(&PathBuf, String, T) -> Result<Piece<T>, MergeError> + Sync,
 ) -> Result<Vec<Piece<T>>, MergeError> {
-    let one = |path: &PathBuf| piece(path, file::content_hash(path)?, file::read(path)?);
+    let one = |path: &PathBuf| piece(path, file::content_hash_of_file(path)?, file::read(path)?);
     files.par_iter().map(one).collect()
 }
 
@@ -220,11 +220,11 @@ pub fn runs(files: &[PathBuf], tolerance: Tolerance) -> Result<MergedRuns, Merge
     let (runs, account) = choose(pieces, tolerance);
     refuse_repeated_cases(&runs, |run| run.cases.keys())?;
     let not_run = runs.iter().flat_map(|piece| piece.record.skipped.values());
-    let not_run = not_run.filter(|why| why.starts_with(NOT_RUN)).count();
+    let not_run = not_run.filter(|why| why.starts_with(NOT_RUN_PREFIX)).count();
     Ok(MergedRuns { runs, account, not_run })
 }
 
-/// Name of the work: "bench attention", with the package if the record has one.
+/// Name of the merged work: "bench attention", with the package if the record names one.
 fn bench_and_package_name(run: &ProcessRun) -> String {
     match &run.package {
         Some(package) => format!("bench {} of {}", run.bench, package.name),
@@ -234,7 +234,7 @@ fn bench_and_package_name(run: &ProcessRun) -> String {
 
 /// Returns the pieces if their runs belong together.
 fn checked_together(pieces: Vec<Piece<ProcessRun>>) -> Result<Vec<Piece<ProcessRun>>, MergeError> {
-    let refused = |pieces: &[Piece<ProcessRun>], differing: &DifferingFact| {
+    let refused = |pieces: &[Piece<ProcessRun>], differing: &DifferingRunFact| {
         let file = |key: &String| {
             let of_key = pieces.iter().find(|piece| piece.record.key() == *key);
             of_key.map(|piece| piece.path.clone()).unwrap_or_default()
@@ -273,7 +273,7 @@ pub fn write_session(folder: &Path, runs: &[Piece<ProcessRun>]) -> Result<(), Me
     }
     let parent = folder.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).map_err(|cause| failed(parent, cause))?;
-    let temporary = file::temporary_folder_in(parent);
+    let temporary = file::temporary_folder(parent);
     let (temporary, _held) = temporary.map_err(|cause| failed(parent, cause))?;
     for (name, path) in names {
         let copied = std::fs::copy(path, temporary.path().join(&name));
@@ -290,7 +290,8 @@ fn holds(folder: &Path, names: &BTreeMap<String, &Path>) -> bool {
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     there.iter().eq(names.keys())
         && names.iter().all(|(name, path)| {
-            file::content_hash(&folder.join(name)).ok() == file::content_hash(path).ok()
+            file::content_hash_of_file(&folder.join(name)).ok()
+                == file::content_hash_of_file(path).ok()
         })
 }
 
@@ -353,7 +354,7 @@ fn refuse_repeated_cases<'a, T, C: Iterator<Item = &'a String>>(
 /// A fact in which two records differ, with both values.
 type Mismatch = Option<(String, [String; 2])>;
 
-/// Refuses records that differ from that of the first shard.
+/// Refuses records that differ from the record of the first shard.
 fn refuse_different_records<T>(
     pieces: &[Piece<T>],
     mismatch: impl Fn(&T, &T) -> Mismatch,
@@ -378,7 +379,8 @@ pub struct MergedCalibrations {
     pub account: Account,
 }
 
-/// Merges parts of a calibration. Whole calibrations are repetitions: all their comparisons count.
+/// Merges the parts of a calibration. Whole calibrations count as repetitions: all their
+/// comparisons are used.
 pub fn calibrations(
     files: &[PathBuf],
     tolerance: Tolerance,

@@ -6,17 +6,17 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::anchors::{MAX_GPU_ANCHOR_DIFFERENCE, MAX_HOST_ANCHOR_DIFFERENCE, anchor_outliers};
-use kernelgate::measure::anchors::{AnchorRecord, Anchors};
+use kernelgate::measure::anchors::{AnchorRates, AnchorRecord};
 use kernelgate::record::{Environment, Shard};
 
-/// A record of one shard.
+/// The record of one shard, with its file.
 #[derive(Debug, Clone)]
 pub struct Piece<T> {
     /// File of the record.
     pub path: PathBuf,
-    /// Hash of the file's content.
+    /// Hash of the record file's content.
     pub hash: String,
-    /// Name of the work: "bench attention".
+    /// Name of the work that is divided: "bench attention".
     pub work: String,
     /// The shard.
     pub shard: Shard,
@@ -32,14 +32,14 @@ pub struct Piece<T> {
     pub record: T,
 }
 
-/// Tolerance of anchors, if the user or a calibration sets one.
+/// Allowed relative difference of anchors, if the user or a calibration sets it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tolerance(pub Option<f64>);
 
 impl Tolerance {
-    /// The tolerance on a device.
+    /// The allowed relative difference of anchors on a device.
     fn on(self, environment: &Environment) -> f64 {
-        let usual = if environment.on_host() {
+        let usual = if environment.is_on_host() {
             MAX_HOST_ANCHOR_DIFFERENCE
         } else {
             MAX_GPU_ANCHOR_DIFFERENCE
@@ -48,7 +48,7 @@ impl Tolerance {
     }
 }
 
-/// A count of the records that were read, by what became of them.
+/// Counts of the records that were read: used, replaced, or excluded with the reason.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Account {
     /// Shards whose records were merged, each as "bench attention, shard 1/4".
@@ -59,18 +59,18 @@ pub struct Account {
     pub superseded: Vec<UnusedRecord>,
     /// Shards whose anchor could not be measured.
     pub without_anchor: Vec<UnusedRecord>,
-    /// Shards on cards that are slower or faster than those of the others.
+    /// Shards whose cards are slower or faster than the others.
     pub other_speed: Vec<UnusedRecord>,
     /// Shards whose process did not run to its end; their finished cases count.
     pub interrupted: Vec<String>,
-    /// Shards without a record that counts.
+    /// Shards for which no usable record exists.
     pub missing: Vec<String>,
     /// Numbers of the shards that are missing or interrupted.
     #[serde(skip)]
     pub lacking: BTreeSet<u32>,
 }
 
-/// A record that does not count.
+/// A record that is not used in a merge.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct UnusedRecord {
     /// Name of the shard: "bench attention, shard 1/4".
@@ -144,7 +144,7 @@ pub fn choose<T>(mut pieces: Vec<Piece<T>>, tolerance: Tolerance) -> (Vec<Piece<
             unused_record(piece, why)
         })
         .collect();
-    let anchors: Vec<Option<Anchors>> = usable
+    let anchors: Vec<Option<AnchorRates>> = usable
         .iter()
         .map(|piece| match piece.anchors {
             Some(AnchorRecord::Measured(anchors)) => Some(anchors),
@@ -164,7 +164,7 @@ pub fn choose<T>(mut pieces: Vec<Piece<T>>, tolerance: Tolerance) -> (Vec<Piece<
                     "its {} on {} is {:.3e} a second, those of the others are {low:.3e} to \
                      {high:.3e}, and {:.1} % is allowed",
                     outlier.anchor.name(),
-                    piece.environment.device_id(),
+                    piece.environment.device_identifier(),
                     outlier.rate,
                     100.0 * tolerance
                 ),
@@ -205,7 +205,7 @@ mod tests {
     use kernelgate::measure::power::PowerMode;
 
     fn piece_at_time(index: u32, time: &str) -> Piece<()> {
-        let anchors = Anchors {
+        let anchors = AnchorRates {
             power: PowerMode::Steady,
             memory_bytes_per_s: 4e12,
             matmul_flops_per_s: Some(9e14),
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn a_shard_on_a_slow_card_or_without_anchor_is_excluded_and_its_repetition_counts() {
         let slow = |index, time: &str| {
-            let anchors = Anchors {
+            let anchors = AnchorRates {
                 power: PowerMode::Steady,
                 memory_bytes_per_s: 2e12,
                 matmul_flops_per_s: Some(9e14),

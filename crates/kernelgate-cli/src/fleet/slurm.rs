@@ -12,13 +12,13 @@ pub struct SlurmOptions {
     pub shards: u32,
     /// Partition of both jobs.
     pub partition: Option<String>,
-    /// Generic resources of a task: "gpu:h200:1".
+    /// Slurm's generic resources of a task: "gpu:h200:1".
     pub gres: Option<String>,
-    /// Time limit of a task.
+    /// Slurm's time limit of a task.
     pub time: Option<String>,
     /// Number of further attempts of a shard that failed.
     pub retries: u32,
-    /// Further options of `sbatch` for the array: "--constraint=nvlink".
+    /// Further `sbatch` options for the job array: "--constraint=nvlink".
     pub options: Vec<String>,
 }
 
@@ -83,10 +83,10 @@ impl SlurmOptions {
 /// reason and comment.
 pub const SQUEUE_LINE_FORMAT: &str = "%F|%K|%T|%N|%r|%k";
 
-/// Jobs of a submission, as far as Slurm remembers them.
+/// States of a submission's jobs, as far as Slurm remembers them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Jobs {
-    /// Tasks of the array, by number.
+    /// States of the array's tasks, by task number.
     pub tasks: BTreeMap<u32, SlurmJobState>,
     /// Job that merges.
     pub merge: Option<SlurmJobState>,
@@ -169,9 +169,9 @@ pub fn array_option(numbers: impl IntoIterator<Item = u32>) -> String {
 /// State of a task, or of a job without tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlurmJobState {
-    /// Slurm's name of the state: "RUNNING".
+    /// Slurm's name of the job state: "RUNNING".
     pub state: String,
-    /// Node, if the job has one.
+    /// Node on which the job runs, if it has one.
     pub node: String,
     /// Reason of the state.
     pub reason: String,
@@ -239,7 +239,7 @@ mod tests {
     fn jobs_whose_tasks_and_merge_have_ended_are_not_active() {
         let ended = SQUEUE_OUTPUT.replace("RUNNING", "CANCELLED").replace("PENDING", "COMPLETED");
         assert!(!Jobs::parse(&ended, 7, Some(8)).any_active());
-        // A requeued task counts as waiting.
+        // A task that Slurm requeued counts as waiting.
         let requeued = ended.replace("FAILED", "REQUEUED");
         assert!(Jobs::parse(&requeued, 7, Some(8)).any_active());
         assert!(!Jobs::parse("", 7, None).any_active());

@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use super::merge::{self, Kind, MergeError};
 use super::pieces::{Account, Tolerance};
 use super::task::Places;
-use kernelgate::record::FileError;
-use kernelgate::record::file::{self, Record};
+use kernelgate::record::RecordFileError;
+use kernelgate::record::file::{self, RecordType};
 
 /// Jobs of a submission.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Submission {
-    /// Time of the submission, RFC 3339, UTC.
+    /// Time at which the jobs were submitted, RFC 3339, UTC.
     #[serde(default)]
     pub made: String,
     /// Words of the command that the shards run.
@@ -27,7 +27,7 @@ pub struct Submission {
     pub merge: Option<u64>,
 }
 
-impl Record for Submission {
+impl RecordType for Submission {
     const SCHEMA: &'static str = "kernelgate-submission";
     const VERSION: u64 = 1;
     const KIND: &'static str = "submission";
@@ -46,10 +46,10 @@ pub const FILE: &str = "submission.json";
 /// The reason why a folder cannot be used for a submission.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmissionError {
-    /// A file cannot be read or written.
+    /// The submission's file cannot be read or written.
     #[error("failed to {0}")]
-    File(#[from] FileError),
-    /// The folder has another submission.
+    File(#[from] RecordFileError),
+    /// The folder holds another submission.
     #[error(
         "{folder}: a submission is there already: --resume follows it, --folder names another folder"
     )]
@@ -62,37 +62,37 @@ pub enum SubmissionError {
     Other {
         /// The folder.
         folder: String,
-        /// Name of the setting that differs.
+        /// Name of the setting in which the submissions differ.
         field: &'static str,
-        /// Value of the existing submission.
+        /// Value of the setting in the existing submission.
         there: String,
         /// Requested value.
         asked: String,
     },
-    /// There is no submission to resume.
+    /// The folder has no submission to resume.
     #[error("--resume: no submission in {0}")]
     Nothing(String),
 }
 
 impl Submission {
-    /// Claims a folder for a new submission: if two programs try at once, one of them gets it.
+    /// Claims a folder for a new submission: if two programs try at once, only one succeeds.
     ///
     /// # Errors
-    /// When the folder has a submission, or cannot be written.
+    /// Fails if the folder has a submission, or cannot be written.
     pub fn claim_folder(self, folder: &Path) -> Result<Self, SubmissionError> {
         match file::write_new(&folder.join(FILE), &self) {
             Ok(()) => Ok(self),
-            Err(error) if error.is_there_already() && folder.is_dir() => {
+            Err(error) if error.is_already_there() && folder.is_dir() => {
                 Err(SubmissionError::Taken { folder: folder.display().to_string() })
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The submission in a folder, if it is this one.
+    /// Reads the submission in a folder, if it has the same settings as this one.
     ///
     /// # Errors
-    /// When the folder has no submission, or another one.
+    /// Fails if the folder has no submission, or another one.
     pub fn resume_in_folder(self, folder: &Path) -> Result<Self, SubmissionError> {
         let name = folder.display().to_string();
         let there: Self = match file::read(&folder.join(FILE)) {
@@ -118,15 +118,15 @@ impl Submission {
     /// Records the jobs.
     ///
     /// # Errors
-    /// When the file cannot be written.
-    pub fn save(&self, folder: &Path) -> Result<(), FileError> {
+    /// Fails if the file cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<(), RecordFileError> {
         file::write(&folder.join(FILE), self)
     }
 
     /// Shards without a complete record that counts.
     ///
     /// # Errors
-    /// When a record cannot be read, or records do not belong together.
+    /// Fails if a record cannot be read, or records do not belong together.
     pub fn missing_shards(
         &self,
         places: &Places,
@@ -146,12 +146,13 @@ impl Submission {
     }
 }
 
-/// Attempts of each shard beyond the first, as its tasks recorded them.
+/// Number of further attempts of each shard, as its tasks recorded them.
 pub fn shard_retries(places: &Places, shards: u32) -> Vec<(u32, usize)> {
     let attempts = places.folder.join("attempts");
     let used = |shard: u32| {
-        let noted = file::text_of(&attempts.join(shard.to_string()), MAX_ATTEMPTS_FILE_BYTES)
-            .unwrap_or_default();
+        let noted =
+            file::read_untrusted_text(&attempts.join(shard.to_string()), MAX_ATTEMPTS_FILE_BYTES)
+                .unwrap_or_default();
         noted.lines().count().saturating_sub(1)
     };
     (1..=shards).map(|shard| (shard, used(shard))).filter(|(_, used)| *used > 0).collect()

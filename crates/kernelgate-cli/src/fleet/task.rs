@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// Work that is divided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Work {
-    /// Every bench executable, with these flags.
+    /// Run every bench executable with these flags.
     Bench {
         /// Executables with the folders of their packages.
         executables: Vec<(PathBuf, PathBuf)>,
@@ -15,9 +15,9 @@ pub enum Work {
     },
     /// `kernelgate compare` of two folders of executables, with these flags.
     Compare {
-        /// Folders of base and head.
+        /// Folders that hold base and head.
         sides: [PathBuf; 2],
-        /// Flags without those that name the sides.
+        /// Flags of the verb, without those that name base and head.
         flags: Vec<String>,
     },
     /// `kernelgate calibrate` of a folder of executables, with these flags.
@@ -29,12 +29,12 @@ pub enum Work {
     },
 }
 
-/// Places of a submission. All machines see them under the same paths.
+/// Places of a submission. All machines of the cluster see these folders under the same paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
     /// Path of the program.
     pub program: PathBuf,
-    /// Package in which the program runs.
+    /// Folder of the package in which the program runs.
     pub package: PathBuf,
     /// Folder of the submission.
     pub folder: PathBuf,
@@ -46,7 +46,7 @@ impl Places {
         self.folder.join("records")
     }
 
-    /// Folder of the merged result.
+    /// Folder in which the merged result is written.
     pub fn result(&self) -> PathBuf {
         self.folder.join("result")
     }
@@ -81,7 +81,7 @@ fn words(flags: &[String]) -> String {
 
 impl Work {
     /// Shell lines that measure the shard in `KERNELGATE_SHARD`, and store the worst exit code in
-    /// `code`. `attempt` is shell text that differs from one attempt to the next.
+    /// `code`. `attempt` is a shell expression that differs from one attempt to the next.
     pub fn shard_script_lines(&self, places: &Places, attempt: &str) -> String {
         let (records, program) = (path(&places.records()), path(&places.program));
         let label = "${KERNELGATE_SHARD%/*}-of-${KERNELGATE_SHARD#*/}";

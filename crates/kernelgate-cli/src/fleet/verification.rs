@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gate::calibration::differing;
 use kernelgate::protocol::VerifiedCase;
-use kernelgate::record::file::Record;
+use kernelgate::record::file::RecordType;
 use kernelgate::record::{Environment, Provenance, Shard, text};
 
 /// Cases of one shard, compared with their references.
@@ -18,7 +18,7 @@ pub struct VerificationShard {
     pub plan: String,
     /// Whether every bench answered.
     pub complete: bool,
-    /// End of the verification, RFC 3339, UTC.
+    /// End time of the verification, RFC 3339, UTC.
     pub ended: String,
     /// Device and build.
     pub environment: Environment,
@@ -40,7 +40,7 @@ impl VerificationShard {
         let facts = |shard: &Self| {
             [
                 ("number of shards", shard.shard.count.to_string()),
-                ("commit", shard.provenance.short()),
+                ("commit", shard.provenance.short_commit()),
                 ("plan", shard.plan.clone()),
             ]
         };
@@ -66,7 +66,7 @@ impl VerificationShard {
     }
 }
 
-impl Record for VerificationShard {
+impl RecordType for VerificationShard {
     const SCHEMA: &'static str = "kernelgate-verification-shard";
     const VERSION: u64 = 1;
     const KIND: &'static str = "shard of a verification";
@@ -74,7 +74,7 @@ impl Record for VerificationShard {
 
     fn validate(&self) -> Result<(), String> {
         self.shard.validate()?;
-        text::check_time(&self.ended).map_err(|problem| format!("ended: {problem}"))?;
+        text::check_rfc3339_time(&self.ended).map_err(|problem| format!("ended: {problem}"))?;
         self.environment.validate()?;
         self.rows.iter().try_for_each(|row| {
             if row.checked > row.total {

@@ -18,7 +18,7 @@ use super::single_run::CalibratedSpreads;
 use super::verdict::Verdict;
 use super::verdicts::{Facts, Refusal, Verdicts};
 use kernelgate::record::{
-    Baseline, BaselineCase, BaselineRun, CaseNumerics, CaseOfRun, CaseRun, EarlierRuns,
+    Baseline, BaselineCase, BaselineRun, CaseInRun, CaseNumerics, CaseRun, EarlierRuns,
     Environment, LaunchCosts, Measurement, Numerics, ProcessRun, Provenance, Verification,
 };
 use kernelgate_cuda::CaseFailure;
@@ -29,7 +29,7 @@ pub type GateReport = Verdicts<BaselineFacts>;
 /// Settings of the judgement: the limits, and how much runs may differ.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GatePolicy {
-    /// Smallest changes that count as slower.
+    /// Smallest slow-downs that count as regressions.
     pub limits: Limits,
     /// Relative difference that two devices of one model may have: added where a case's baseline is
     /// not known to be of the same device.
@@ -116,9 +116,9 @@ impl Facts for BaselineFacts {
 /// Age of the oldest run that the judged cases of a baseline use.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Staleness {
-    /// Start of the run, RFC 3339, UTC.
+    /// Start time of the baseline's run, RFC 3339, UTC.
     pub recorded: String,
-    /// Code that the run measured.
+    /// Commit of the code that the baseline's run measured.
     pub commit: String,
     /// Whole days since then; absent where `recorded` does not parse as a time.
     pub days: Option<i64>,
@@ -126,9 +126,10 @@ pub struct Staleness {
     pub commits: Option<u64>,
 }
 
-/// Judges a measurement by a baseline. `spreads` are the device's, where it was calibrated; `rules`
-/// are the package's, and the report lists those that could not be applied. [`judge_numerics`] later
-/// adds the errors that `verify` measured with further seeds.
+/// Judges a measurement by comparing it with a baseline. `spreads` are the calibrated differences
+/// between processes of this device; `rules` are the package's rules, and the report lists rules
+/// that could not be applied. [`judge_numerics`] later adds the errors that `verify` measured with
+/// further seeds.
 ///
 /// Long because one pass over the cases fills every list of the report.
 #[expect(clippy::too_many_lines)]
@@ -139,7 +140,7 @@ pub fn judge(
     spreads: &CalibratedSpreads,
     rules: &Rules,
 ) -> GateReport {
-    let (runs, head) = (measurement.runs(), measurement.cases());
+    let (runs, head) = (measurement.process_runs(), measurement.runs_by_case());
     let (mut judged, mut grown_costs, mut bounds) = (Vec::new(), Vec::new(), Vec::new());
     let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
     let (mut losses, mut unverified) = (Vec::new(), Vec::new());
@@ -151,7 +152,7 @@ pub fn judge(
             let limits = rules.resolve(id, &policy.limits);
             let found = judge_case(baseline, id, head, &GatePolicy { limits, ..policy }, spreads);
             let verified = head.iter().map(|it| it.case.verification.value());
-            let verified = verified.reduce(Verification::least).unwrap_or_default();
+            let verified = verified.reduce(Verification::weaker_verification).unwrap_or_default();
             let loss = VerificationLoss::between(id, base.verification, verified)
                 .filter(|_| !rules.accepts_less_verified(id));
             if loss.is_none() && verified == Verification::Unverified {
@@ -164,10 +165,10 @@ pub fn judge(
             losses.extend(loss);
             let before: Vec<LaunchCosts> = base.runs.values().map(|run| run.costs).collect();
             let now: Vec<LaunchCosts> =
-                head.iter().map(|it| it.case.samples.launch_costs()).collect();
+                head.iter().map(|it| it.case.samples.costs_with_energy()).collect();
             let (sides, set) = ([&before[..], &now[..]], rules.limits(id));
             grown_costs.extend(costs::grown(id, sides, &set));
-            let on_host = head.iter().all(|it| it.run.environment.on_host());
+            let on_host = head.iter().all(|it| it.run.environment.is_on_host());
             bounds.extend(costs::bounds(id, sides, &set, on_host));
         }
         for difference in differences {
@@ -199,7 +200,7 @@ pub fn judge(
     };
     let skipped = missing().filter_map(|id| Some((id.clone(), (*skips.get(id)?).clone())));
     let mut report = GateReport {
-        device: measurement.environment().map(Environment::describe).unwrap_or_default(),
+        device: measurement.environment().map(Environment::device_description).unwrap_or_default(),
         limits: policy.limits,
         judged,
         refused: refused
@@ -229,8 +230,8 @@ pub fn judge(
     report
 }
 
-/// Compares the errors of judged cases: those of the runs, and of the records that are of the same
-/// executables.
+/// Compares the output errors of judged cases with the baseline's: those in the runs, and those in
+/// records of the same executables.
 pub fn judge_numerics(
     report: GateReport,
     baseline: &Baseline,
@@ -239,9 +240,9 @@ pub fn judge_numerics(
     rules: &Rules,
 ) -> GateReport {
     let mut head: BTreeMap<&str, CaseNumerics> = BTreeMap::new();
-    for run in measurement.runs() {
+    for run in measurement.process_runs() {
         for (id, case) in &run.cases {
-            head.entry(id).or_default().insert_verified(run.seed, &case.verification);
+            head.entry(id).or_default().insert_verified_case(run.seed, &case.verification);
         }
         let same = |record: &&Numerics| {
             run.executable.as_ref() == Some(&record.executable)
@@ -249,8 +250,8 @@ pub fn judge_numerics(
         };
         for record in records.iter().filter(same) {
             for id in run.cases.keys() {
-                let Some(found) = record.case(id) else { continue };
-                head.entry(id).or_default().insert_all(found);
+                let Some(found) = record.errors_of_case(id) else { continue };
+                head.entry(id).or_default().insert_all_seeds(found);
             }
         }
     }
@@ -303,7 +304,7 @@ fn used<'a>(
 }
 
 fn commits<'a>(provenances: impl Iterator<Item = &'a Provenance>) -> Vec<String> {
-    provenances.map(Provenance::short).collect::<BTreeSet<_>>().into_iter().collect()
+    provenances.map(Provenance::short_commit).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 fn other_device_warning(
@@ -318,20 +319,20 @@ fn other_device_warning(
         .iter()
         .flat_map(|run| used.iter().map(move |base| (&base.environment, &run.environment)));
     pairs
-        .find(|(base, head)| !head.same_device(base))
-        .map(|(base, head)| (base.device_id(), head.device_id()))
+        .find(|(base, head)| !head.is_same_device(base))
+        .map(|(base, head)| (base.device_identifier(), head.device_identifier()))
 }
 
 fn judge_case(
     baseline: &Baseline,
     id: &str,
-    head: &[CaseOfRun<'_>],
+    head: &[CaseInRun<'_>],
     policy: &GatePolicy,
     spreads: &CalibratedSpreads,
 ) -> Judgement {
     let base = &baseline.cases[id];
     // Contention on the host changes the times of its own cores only.
-    let contended = head.iter().all(|it| it.run.environment.on_host());
+    let contended = head.iter().all(|it| it.run.environment.is_on_host());
     let ComparedCaseRuns { base: base_runs, head, same_device, card } =
         ComparedCaseRuns::choose(baseline, base, head);
     let base_single = match base_runs[..] {
@@ -406,8 +407,8 @@ fn unsettled_reason<'a>(
 /// power limit lowered.
 const LOW_CLOCK_RATIO: f64 = 0.9;
 
-/// The reason why a verdict cannot rest on times that something besides the code made longer: a
-/// slow-down on those of the head, and no slow-down on those of the baseline.
+/// The reason why a verdict is inconclusive because something other than the code slowed one side
+/// down: a slowed head explains a regression, a slowed baseline hides one.
 fn slowed_clock_reason(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Reason> {
     let (side, suspect, other) = match verdict {
         Verdict::Regressed => (Arm::Head, head, base),

@@ -19,7 +19,7 @@ pub type Comparison = Verdicts<BuildFacts>;
 /// Facts of a comparison of two builds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BuildFacts {
-    /// Revision of the base: "main (1a2b3c4d)".
+    /// Revision of the base build: "main (1a2b3c4d)".
     pub base: String,
     /// Revision that is judged.
     pub head: String,
@@ -29,7 +29,7 @@ pub struct BuildFacts {
     pub budget_s: f64,
     /// Calibration of the device that the plan comes from; absent without a calibration.
     pub calibration: Option<String>,
-    /// Cases that only the base has.
+    /// Cases that only the base build has.
     pub removed: Vec<String>,
     /// Cases that failed in the base only, when it was verified: they have no base to compare with.
     pub failed_in_base: BTreeMap<String, CaseFailure>,
@@ -37,29 +37,29 @@ pub struct BuildFacts {
     pub broken: Vec<FailedProcess>,
     /// Bench binaries that cannot be driven, with the reason.
     pub left_alone: BTreeMap<String, String>,
-    /// Bench binaries that use Criterion alone.
+    /// Benches that use Criterion alone.
     pub criterion: Vec<CriterionOnlyBench>,
-    /// Bench binaries that are the same in both builds, byte by byte: differences of their times
-    /// are noise.
+    /// Benches whose executables are byte-identical in both builds: differences of their times are
+    /// noise.
     pub identical: Vec<String>,
     /// Cases of identical binaries that were verified and not timed.
     pub untimed: Vec<String>,
-    /// Whether the code was optimised.
+    /// Whether the builds were compiled with optimisation.
     pub optimised: bool,
-    /// Delays that were added to launches of the head on purpose, so that its times are not those
-    /// of the code.
+    /// Delays that were injected into launches of the head, so that its times are not those of the
+    /// code.
     pub delays: Option<String>,
     /// Blocks, processes and time of each round.
     pub rounds: Vec<ComparisonRound>,
-    /// The kernels of each case in both builds, where the bench lists them.
+    /// Comparison of each case's kernels in both builds, if the bench lists them.
     pub code: BTreeMap<String, CodeComparison>,
     /// Explanations of regressed cases, as far as a profile of each build shows them; they change
     /// no verdict.
     pub explanations: BTreeMap<String, ChangeExplanation>,
-    /// Cases that `--affected` verified and did not time: their machine code and launches are the
-    /// same in both builds. Host code is not compared.
+    /// Cases that `--affected` verified but did not time: their machine code and launches are
+    /// identical in both builds. Code that runs on the host is not compared.
     pub unaffected: Vec<String>,
-    /// Missing shards of a merged comparison.
+    /// Shards that are missing in a merged comparison.
     #[serde(default)]
     pub missing_shards: Vec<String>,
 }
@@ -114,7 +114,7 @@ pub struct FailedProcess {
 }
 
 impl FailedProcess {
-    /// The reason for a case of the bench.
+    /// The reason that each case of the failed bench gets.
     pub fn case_error(&self) -> Reason {
         Reason::BenchBroke(BuildFailure::new(self.side, self.reason.as_str()))
     }
@@ -157,7 +157,7 @@ impl CriterionOnlyBench {
     }
 }
 
-/// Size and duration of a round.
+/// Numbers of blocks and processes of a round, and its wall time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonRound {
     /// Largest number of blocks of a bench binary.

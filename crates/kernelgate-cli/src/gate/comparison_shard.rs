@@ -1,9 +1,9 @@
 //! The comparison of one shard, as a file, and the verdicts of all shards together.
 //!
 //! A shard keeps all its times, and the verdicts are computed from the times of all shards. Each
-//! shard divides its error rates by the cases of the whole plan, so that the shards together have
-//! the false-alarm rate of one comparison. Deliberately absent: which files of a shard count, and
-//! whether the cards of the shards are equally fast (`fleet`).
+//! shard divides its error rates among the cases of the whole plan, so that all shards together
+//! have the false-alarm rate of one comparison. Deliberately absent: which files of a shard count,
+//! and whether the cards of the shards are equally fast (`fleet`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ use super::reason::Reason;
 use super::rules::RulesReport;
 use super::verdicts::Refusal;
 use kernelgate::measure::anchors::AnchorRecord;
-use kernelgate::record::file::Record;
+use kernelgate::record::file::RecordType;
 use kernelgate::record::{Environment, Shard, text};
 use kernelgate_cuda::CaseFailure;
 
@@ -35,7 +35,7 @@ pub struct ComparisonShard {
     pub plan: String,
     /// Cases of all shards together, by which each divides its error rates.
     pub planned: usize,
-    /// End of the comparison, RFC 3339, UTC.
+    /// End time of the comparison, RFC 3339, UTC.
     pub ended: String,
     /// Device and build.
     pub environment: Environment,
@@ -47,13 +47,13 @@ pub struct ComparisonShard {
     pub sources: Option<[String; 2]>,
     /// Limits of each case.
     pub limits: BTreeMap<String, Limits>,
-    /// Every time of the first round, by case.
+    /// All times of the first round, by case.
     pub first: BTreeMap<String, Series>,
     /// Every time of the round that confirms, by case.
     pub second: BTreeMap<String, Series>,
     /// Errors that kept a case from being measured to the end.
     pub errors: BTreeMap<String, Vec<Reason>>,
-    /// All results besides the verdicts, which are computed from the times.
+    /// All results except the verdicts, which are computed from the times.
     #[serde(with = "ShardFindings")]
     pub findings: Comparison,
 }
@@ -128,7 +128,7 @@ impl ComparisonShard {
         Some((field.map_or(name, |field| field.trim_end().to_owned()), values))
     }
 
-    /// The power state "steady" or "burst", if an anchor records it.
+    /// The power state in which an anchor was measured, "steady" or "burst", if it is recorded.
     fn power(&self) -> &'static str {
         match &self.anchors {
             Some(AnchorRecord::Measured(anchors)) => anchors.power.name(),
@@ -186,8 +186,8 @@ impl ComparisonShard {
     }
 }
 
-/// Merges the shards of a comparison in any order; `None` without a shard. The shards are of one
-/// plan ([`ComparisonShard::mismatch`]), and each is given once; `missing` names the others.
+/// Merges the shards of a comparison in any order; `None` without a shard. All shards must belong
+/// to one plan ([`ComparisonShard::mismatch`]), and each is given once; `missing` names the others.
 pub fn merge(mut shards: Vec<ComparisonShard>, missing: Vec<String>) -> Option<Comparison> {
     shards.sort_by_key(|shard| shard.shard);
     let judged = shards.par_iter().flat_map_iter(ComparisonShard::judge).collect();
@@ -304,7 +304,7 @@ fn add_bench(there: &mut CriterionOnlyBench, more: CriterionOnlyBench) {
     there.overridden.extend(more.overridden);
 }
 
-impl Record for ComparisonShard {
+impl RecordType for ComparisonShard {
     const SCHEMA: &'static str = "kernelgate-comparison-shard";
     const VERSION: u64 = 2;
     const OLDEST: u64 = 2;
@@ -313,7 +313,7 @@ impl Record for ComparisonShard {
 
     fn validate(&self) -> Result<(), String> {
         self.shard.validate()?;
-        text::check_time(&self.ended).map_err(|problem| format!("ended: {problem}"))?;
+        text::check_rfc3339_time(&self.ended).map_err(|problem| format!("ended: {problem}"))?;
         self.environment.validate()?;
         self.anchors.as_ref().map_or(Ok(()), AnchorRecord::validate)?;
         for (round, series) in [("first", &self.first), ("second", &self.second)] {
@@ -324,7 +324,7 @@ impl Record for ComparisonShard {
                 }
             }
         }
-        self.limits.keys().try_for_each(|case| text::check_id(case))?;
+        self.limits.keys().try_for_each(|case| text::check_case_id(case))?;
         self.limits.values().chain([&self.findings.limits]).try_for_each(Limits::validate)?;
         if self.planned < self.limits.len() {
             let (cases, planned) = (self.limits.len(), self.planned);

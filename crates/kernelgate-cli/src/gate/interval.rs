@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use kernelgate::record::CaseRun;
 use kernelgate::stats::median;
 
-/// Relative half-width of the interval of a single run.
+/// Relative half-width of the confidence interval assumed for a single run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SingleRunSpread {
-    /// The half-width; a run whose own samples spread more gets a larger one.
+    /// The assumed half-width; a run whose own samples spread more gets a larger one.
     pub relative: f64,
     /// Source of the half-width.
     pub from: SpreadSource,
@@ -24,18 +24,18 @@ pub enum SpreadSource {
     Assumed,
     /// Several runs of earlier code, which the baseline keeps.
     EarlierRuns,
-    /// The calibration of this device.
+    /// The spread comes from the calibration of this device.
     Calibration,
 }
 
 /// The times of one side of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SideTimeInterval {
-    /// Median of the runs' medians, nanoseconds.
+    /// Median of the runs' median times, nanoseconds.
     pub center_ns: f64,
-    /// Lower end of the interval, nanoseconds.
+    /// Lower end of the time's interval, nanoseconds.
     pub low_ns: f64,
-    /// Upper end of the interval, nanoseconds.
+    /// Upper end of the time's interval, nanoseconds.
     pub high_ns: f64,
     /// Number of process runs.
     pub runs: usize,
@@ -47,15 +47,16 @@ pub struct SideTimeInterval {
 }
 
 impl SideTimeInterval {
-    /// The range of the runs' medians. A single run shows nothing of the spread between runs: it
-    /// gets `single_run`, or half its own relative interquartile range if that is wider, to
-    /// either side.
+    /// For several runs the interval is the range of their median times. A single run shows nothing
+    /// of the spread between runs: it gets `single_run`, or half its own relative interquartile
+    /// range if that is wider, to either side.
     ///
-    /// If contention on the host matters (`contended`) and took the share c of its CPU time, the
-    /// lower end is that of a run which would have been shorter by (1 - c) without it. Equal shares
-    /// on both sides do not cancel: the same load slows one run more than the next.
+    /// If contention on the host matters (`contended`) and took the share c of the CPU time, the
+    /// lower end is reduced by the factor (1 - c), because the run would have been that much
+    /// shorter without it. Equal shares of contention on both sides do not cancel: the same load
+    /// slows one run more than the next.
     ///
-    /// `runs` has at least one entry.
+    /// `runs` must have at least one entry.
     pub fn from_runs<'a>(
         runs: impl IntoIterator<Item = &'a CaseRun>,
         single_run: f64,
@@ -88,14 +89,14 @@ impl SideTimeInterval {
     }
 }
 
-/// The time of the head over that of the base: above 1 is slower.
+/// Time of the head over that of the base, with its interval: above 1 is slower.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TimeRatio {
     /// Ratio of the medians.
     pub center: f64,
-    /// Smallest ratio that the intervals allow.
+    /// Smallest time ratio that the intervals allow.
     pub low: f64,
-    /// Largest ratio that the intervals allow.
+    /// Largest time ratio that the intervals allow.
     pub high: f64,
 }
 
@@ -113,7 +114,7 @@ impl TimeRatio {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::measure::Conditions;
+    use kernelgate::measure::SampleConditions;
     use kernelgate::record::Samples;
 
     fn run(times: &[f64]) -> CaseRun {
@@ -145,7 +146,8 @@ mod tests {
     #[test]
     fn load_from_others_stretches_the_interval_downwards() {
         let side = |contended| {
-            let conditions = Conditions { contention: Some(0.2), ..Conditions::default() };
+            let conditions =
+                SampleConditions { contention: Some(0.2), ..SampleConditions::default() };
             let first = CaseRun { conditions, ..run(&[100.0]) };
             SideTimeInterval::from_runs([&first, &run(&[110.0])], 0.1, contended)
         };

@@ -32,16 +32,16 @@ pub struct Judgement {
     pub evidence: Evidence,
 }
 
-/// The measurements behind a judgement.
+/// The measurements on which a judgement is based.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Evidence {
     /// Process runs of a baseline and of the judged measurement.
     Runs(Box<RunEvidence>),
-    /// Pairs of processes of two builds.
+    /// Pairs of processes of two builds (of a comparison).
     Pairs(Box<PairEvidence>),
 }
 
-/// Process runs of both sides.
+/// Process runs of baseline and head (of the gate).
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunEvidence {
     /// Whether all runs are known to be of the same device.
@@ -54,7 +54,7 @@ pub struct RunEvidence {
     pub head: SideRunCounts,
 }
 
-/// Process runs of one side.
+/// Number and spread of the process runs of one side.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SideRunCounts {
     /// Number of runs.
@@ -156,7 +156,7 @@ impl Judgement {
         self.base_ns > 0.0
     }
 
-    /// All reasons for an inconclusive verdict in words; `None` without a reason.
+    /// All reasons for an inconclusive verdict as text; `None` if there is no reason.
     pub fn reason(&self) -> Option<String> {
         Some(joined(&self.reasons)).filter(|words| !words.is_empty())
     }
@@ -203,7 +203,7 @@ pub(crate) mod tests {
         Judgement::from_rounds(decision, again, Vec::new(), &LIMITS)
     }
 
-    /// A judgement with these times.
+    /// A judgement of a case with these times, for tests.
     pub fn timed(case: &str, verdict: Verdict, ratio: TimeRatio) -> Judgement {
         let base_ns = 1e6;
         Judgement { base_ns, head_ns: base_ns * ratio.center, ratio, ..judgement(case, verdict) }

@@ -21,7 +21,7 @@ pub struct AskedLimits {
     pub tolerated: Option<f64>,
     /// Ratio of the errors against the reference above which they count as grown.
     pub growth: Option<f64>,
-    /// Relative growth of the device memory that is a regression; without it no growth is one.
+    /// Relative growth of the device memory that counts as a regression; without it no growth does.
     pub device_memory: Option<f64>,
     /// Relative growth of the commands of a launch that is a regression.
     pub launches: Option<f64>,
@@ -33,7 +33,7 @@ pub struct AskedLimits {
 }
 
 impl AskedLimits {
-    /// The set limits of `self`, and those of `other` for the rest.
+    /// The limits that are set in `self`, and those of `other` where `self` sets none.
     pub fn or(self, other: Self) -> Self {
         Self {
             relative: self.relative.or(other.relative),
@@ -48,13 +48,13 @@ impl AskedLimits {
     }
 }
 
-/// The source of a limit.
+/// Source of a limit: a flag, a calibration or the default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitSource {
-    /// The default of the program.
+    /// The limit is the program's default.
     Default,
-    /// The calibration of the device.
+    /// The limit comes from the calibration of the device.
     Calibration,
     /// A flag.
     Flag,
@@ -64,7 +64,7 @@ pub enum LimitSource {
     Accept,
 }
 
-/// A limit with its source.
+/// A limit with the place it comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Limit {
     /// The limit.
@@ -83,7 +83,7 @@ impl Limit {
         value.map_or(self, |value| Self { value, source })
     }
 
-    /// The larger of this limit and the accepted one.
+    /// The larger one of this limit and the limit that the package accepts.
     fn larger_with_accepted(self, accepted: Option<f64>) -> Self {
         self.overridden_by(accepted.filter(|accepted| *accepted > self.value), LimitSource::Accept)
     }
@@ -98,7 +98,7 @@ pub struct Limits {
     pub absolute_ns: Limit,
     /// Ratio of the errors against the reference above which they count as grown.
     pub growth: Limit,
-    /// Relative slow-down that the package accepts.
+    /// Relative slow-down that the package's rules accept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted: Option<f64>,
 }
@@ -112,7 +112,7 @@ impl Limits {
     /// Checks the numbers of limits that a file holds.
     ///
     /// # Errors
-    /// Names the limit and its value.
+    /// The error names the limit and its value.
     pub fn validate(&self) -> Result<(), String> {
         let Self { relative, absolute_ns, growth, accepted } = *self;
         for (field, value) in [
@@ -148,7 +148,7 @@ impl Limits {
         }
     }
 
-    /// These limits with the slow-down and the growth of errors that the package accepts.
+    /// These limits, raised to the slow-down and the growth of errors that the package accepts.
     pub fn larger_with_accepted(self, slower: Option<f64>, growth: Option<f64>) -> Self {
         Self { accepted: slower, growth: self.growth.larger_with_accepted(growth), ..self }
     }
@@ -165,7 +165,7 @@ impl Limits {
         self.largest(self.failing_relative_limit(), time_ns, device)
     }
 
-    /// The relative part of [`Self::failing_limit`].
+    /// The relative part of the smallest failing slow-down ([`Self::failing_limit`]).
     pub fn failing_relative_limit(&self) -> Limit {
         self.relative.larger_with_accepted(self.accepted)
     }

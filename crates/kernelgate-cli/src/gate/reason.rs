@@ -27,7 +27,7 @@ pub enum Reason {
     },
     /// The GPU was throttled.
     Throttled(DecidingSide),
-    /// Another process computed on the GPU.
+    /// Another process computed on the GPU during the run.
     SharedGpu(DecidingSide),
     /// The SM clock differs between the sides.
     Clock {
@@ -36,7 +36,7 @@ pub enum Reason {
     },
     /// The power state of a side did not settle, and its range covers the change.
     Unsettled {
-        /// Relative width of the range.
+        /// Relative width of the range of times.
         width: f64,
     },
     /// The host's launch time is in the times of one side only.
@@ -48,52 +48,52 @@ pub enum Reason {
         /// Usable pairs.
         pairs: usize,
     },
-    /// Too few pairs, because the GPU was throttled in others.
+    /// There are too few pairs, because the GPU was throttled in the others.
     ThrottledPairs {
         /// Usable pairs.
         pairs: usize,
     },
-    /// Contention differs between the builds.
+    /// Contention of the host's CPU differs between the builds.
     Contention {
-        /// Mean share with the base; absent if unknown.
+        /// Mean contention share beside the base; absent if unknown.
         base: Option<f64>,
-        /// Mean share with the head; absent if unknown.
+        /// Mean contention share beside the head; absent if unknown.
         head: Option<f64>,
     },
     /// Processes of one build differ in this case by more than the threshold.
     Null(TimeRatio),
     /// Processes of one build differ in too many cases.
     Environment,
-    /// The second round did not confirm the slow-down of the first.
+    /// The second round did not confirm the slow-down that the first round found.
     NotConfirmed,
-    /// A process skipped the case.
+    /// A process of one build skipped the case.
     Skipped(BuildFailure),
-    /// The case failed in a process.
+    /// The case failed in a process of one build.
     Failed(BuildFailure),
-    /// The bench of the case failed.
+    /// The bench that contains the case failed.
     BenchBroke(BuildFailure),
-    /// The bench of the case cannot be driven.
+    /// The bench that contains the case has neither kernelgate's nor Criterion's flags.
     Undrivable(BuildFailure),
-    /// Another bench has a case of the same id, which is compared.
+    /// Another bench has a case with the same id, and that case is compared.
     OtherBench {
-        /// The bench that is compared.
+        /// The bench whose case is compared.
         owner: String,
-        /// The bench of this case.
+        /// The bench that also has this case.
         bench: String,
     },
-    /// No block ended in time.
+    /// No block of the case ended before the budget did.
     NoBlock {
-        /// Wall time of the round, seconds.
+        /// Wall time budget of the round, seconds.
         budget_s: f64,
         /// Largest number of blocks of the round.
         max_blocks: usize,
     },
 }
 
-/// The side whose times decide.
+/// The side whose condition makes the verdict inconclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DecidingSide {
-    /// The base or the head.
+    /// Either the base or the head.
     pub side: Arm,
 }
 
@@ -203,7 +203,7 @@ impl Reason {
     }
 }
 
-/// Joins several reasons in one sentence.
+/// Joins several reasons into one sentence.
 pub fn joined<'a>(reasons: impl IntoIterator<Item = &'a Reason>) -> String {
     reasons.into_iter().map(Reason::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -10,7 +10,7 @@ use super::verdicts::Verdicts;
 
 /// Facts of a method that are written beside the verdicts.
 pub trait MethodFacts {
-    /// Writes each fact under its name.
+    /// Writes each fact of the method under its name.
     fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 }
 

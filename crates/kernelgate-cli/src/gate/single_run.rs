@@ -13,7 +13,7 @@ const MIN_PROCESSES_FOR_SPREAD: usize = 20;
 /// Share of the processes that lie within the spread.
 const SPREAD_COVERED_SHARE: f64 = 0.99;
 
-/// Differences between processes by case, as the calibration of one device measured them.
+/// Differences between processes by case, as a calibration measured them on one device.
 #[derive(Debug, Clone, Default)]
 pub struct CalibratedSpreads {
     environment: Option<Environment>,
@@ -46,7 +46,7 @@ impl CalibratedSpreads {
     fn get(&self, case: &str, environment: &Environment) -> Option<SingleRunSpread> {
         let calibrated = self.environment.as_ref()?;
         let same =
-            environment.same_device(calibrated) && environment.mismatches(calibrated).is_empty();
+            environment.is_same_device(calibrated) && environment.mismatches(calibrated).is_empty();
         let relative = *self.relative.get(case).filter(|_| same)?;
         Some(SingleRunSpread { relative, from: SpreadSource::Calibration })
     }

@@ -1,4 +1,4 @@
-//! Runs against a baseline: verdicts, reasons and refusals.
+//! Tests the judgement of runs against a baseline: verdicts, reasons and refusals.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn compare(baseline: &Baseline, runs: &[ProcessRun], policy: GatePolicy) -> Gate
     judge(baseline, &measurement(runs), policy, &spreads, &rules)
 }
 
-/// The verdict and the name of the first reason.
+/// The verdict of a judgement, and the name of its first reason.
 fn verdict_and_reason(judged: &Judgement) -> (Verdict, Option<&'static str>) {
     (judged.verdict, judged.reasons.first().map(|reason| reason.name()))
 }
@@ -46,7 +46,7 @@ fn run(session: &str, times: &[(&str, f64)]) -> ProcessRun {
 
 fn baseline(run: &ProcessRun) -> Baseline {
     let mut baseline = Baseline::new("main");
-    baseline.merge(run);
+    baseline.merge_run(run);
     baseline
 }
 
@@ -234,7 +234,7 @@ fn power_states_that_differ_are_refused() {
     assert_eq!(refused(burst, steady), Some(("burst".to_owned(), "steady".to_owned())));
     let (old, new) = refused(None, steady).unwrap();
     assert!(old.contains("--save-baseline NAME") && new == "steady", "{old}");
-    // The host has no power state.
+    // Runs on the host have no power state.
     assert!(
         gate_with_defaults(&self::run("1", &[("a", 1e6)]), &self::run("2", &[("a", 1e6)]))
             .refused
@@ -297,8 +297,8 @@ fn the_range_of_an_unsettled_case_covers_smaller_changes() {
     assert_eq!(verdict(1.5e6), (Verdict::Regressed, None));
 }
 
-/// A throttled head is not a slow-down, and a throttled baseline hides one. This holds as well for
-/// a GPU that another process used, and for a time that includes the host's.
+/// A throttled head is not a regression, and a throttled baseline hides one. The same is true if
+/// another process used the GPU, and if the time contains host time.
 #[test]
 fn times_that_are_too_long_decide_nothing_against_the_code() {
     type Change = fn(&mut kernelgate::record::Samples);
@@ -388,12 +388,12 @@ fn new_missing_failed_and_interrupted_cases_are_reported() {
 #[test]
 fn a_baseline_keeps_what_a_later_run_did_not_measure() {
     let mut baseline = baseline(&run("1", &[("a", 1e6), ("b", 1e6)]));
-    baseline.merge(&run("2", &[("b", 2e6)]));
+    baseline.merge_run(&run("2", &[("b", 2e6)]));
     assert_eq!(baseline.cases.len(), 2);
     assert_eq!(baseline.cases["a"].runs.keys().collect::<Vec<_>>(), ["1/b"]);
     assert_eq!(baseline.cases["b"].runs.keys().collect::<Vec<_>>(), ["2/b"]);
     assert_eq!(baseline.runs.len(), 2);
-    baseline.merge(&run("3", &[("a", 1e6), ("b", 1e6)]));
+    baseline.merge_run(&run("3", &[("a", 1e6), ("b", 1e6)]));
     assert_eq!(baseline.runs.keys().collect::<Vec<_>>(), ["3/b"]);
 }
 
@@ -427,7 +427,7 @@ fn baseline_of_five_runs() -> Baseline {
     for (session, time) in
         [("1", 0.99e6), ("2", 1.01e6), ("3", 1e6), ("4", 0.995e6), ("5", 1.005e6)]
     {
-        baseline.merge(&with_commit("aaaa", run(session, &[("a", time)])));
+        baseline.merge_run(&with_commit("aaaa", run(session, &[("a", time)])));
     }
     baseline
 }
@@ -443,18 +443,18 @@ fn a_run_that_replaces_several_is_given_how_they_differed() {
     };
     // 1.05 x 1.01 / 0.9, with the spread of the five runs.
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, None));
-    base.merge(&with_commit("bbbb", run("6", &[("a", 1e6)])));
+    base.merge_run(&with_commit("bbbb", run("6", &[("a", 1e6)])));
     assert_eq!(base.cases["a"].runs.len(), 1, "no case mixes commits");
     let earlier = Some(SpreadSource::EarlierRuns);
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, earlier));
     assert_eq!(at(&base, 1.17e6), (Verdict::Inconclusive, earlier));
-    // The spread stays when another single run replaces that one.
-    base.merge(&with_commit("dddd", run("7", &[("a", 1e6)])));
+    // The known spread stays when another single run replaces this run.
+    base.merge_run(&with_commit("dddd", run("7", &[("a", 1e6)])));
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, earlier));
     // With another definition the times are not comparable.
     let mut redefined = with_commit("eeee", run("8", &[("a", 1e6)]));
     redefined.cases.get_mut("a").unwrap().revision = 2;
-    base.merge(&redefined);
+    base.merge_run(&redefined);
     assert_eq!(base.cases["a"].earlier, None);
 }
 
@@ -529,7 +529,7 @@ fn a_case_is_compared_on_the_card_that_both_sides_share() {
     };
     let slow = [on("4", "slow", 1.3e6), on("5", "slow", 1.3e6)];
     assert_eq!(judge(&slow), (Verdict::Regressed, Some("host slow".to_owned()), false));
-    // A run of the fast card does not hide the slow one.
+    // A run on the fast card does not hide a run on the slow card.
     let mixed = [slow[0].clone(), slow[1].clone(), on("6", "fast", 1e6)];
     assert_eq!(judge(&mixed), (Verdict::Regressed, Some("host slow".to_owned()), false));
     let elsewhere = [on("7", "third", 1.3e6), on("8", "third", 1.3e6)];

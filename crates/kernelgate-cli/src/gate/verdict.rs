@@ -1,8 +1,8 @@
-//! The five verdicts on a case.
+//! The five possible verdicts on a case.
 
 use serde::{Deserialize, Serialize};
 
-/// The verdict on a case, worst first.
+/// The verdict on a case; the order is from worst to best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {

@@ -1,5 +1,5 @@
 //! The outcome of `gate` or `compare`: a judgement for each case, other findings, and the exit
-//! code. Each method adds its own facts.
+//! code. Each method of judgement (gate, compare) adds facts of its own.
 
 use std::collections::BTreeMap;
 
@@ -34,15 +34,15 @@ pub struct Verdicts<F> {
     pub failed: BTreeMap<String, CaseFailure>,
     /// Judged cases whose outputs are compared with nothing on either side.
     pub unverified: Vec<String>,
-    /// Cases that the head verifies less.
+    /// Cases whose outputs the head compares less completely.
     pub verification: Vec<VerificationLoss>,
     /// Errors against the reference, of base and head.
     pub numerics: NumericsReport,
     /// Costs of a launch besides time that grew by more than the package allows.
     pub costs: Vec<CostGrowth>,
-    /// Effects of the package's rules.
+    /// Effects of the package's rules on the verdicts.
     pub rules: RulesReport,
-    /// Facts of this method only.
+    /// Facts that only this method has.
     pub facts: F,
 }
 

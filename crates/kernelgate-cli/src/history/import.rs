@@ -12,7 +12,7 @@ use super::indexed_run::IndexedRecordFile;
 use super::store::{HistoryStore, SkippedRecordFile};
 use kernelgate::record::file;
 
-/// Largest depth of folders that are searched below a named one.
+/// Largest depth of folders that are searched for records.
 const MAX_DEPTH: usize = 8;
 /// Largest number of characters of a file's name in the name of a stored folder.
 const MAX_NAME: usize = 40;
@@ -24,7 +24,7 @@ const IMPORT_HASH_DIGITS: usize = 12;
 pub struct ImportResult {
     /// Records that are new in the store.
     pub new: usize,
-    /// Records that the store already had.
+    /// Number of records that the store already had.
     pub known: usize,
     /// Files that are not records, with the reason.
     pub skipped: Vec<SkippedRecordFile>,
@@ -33,7 +33,7 @@ pub struct ImportResult {
 /// Imports the records in files, and in folders and those below.
 ///
 /// # Errors
-/// When a named file or folder is missing, a folder cannot be listed, or the store cannot be
+/// Fails if a named file or folder is missing, a folder cannot be listed, or the store cannot be
 /// written. Records that were imported until then stay.
 pub fn import(store: &HistoryStore, sources: &[PathBuf]) -> Result<ImportResult, HistoryError> {
     let mut imported = ImportResult::default();
@@ -91,7 +91,8 @@ fn record(
     imported: &mut ImportResult,
 ) -> Result<(), HistoryError> {
     let read = IndexedRecordFile::read(path).and_then(|record| {
-        let text = file::text_of(path, u64::MAX - 1).map_err(|cause| cause.to_string())?;
+        let text =
+            file::read_untrusted_text(path, u64::MAX - 1).map_err(|cause| cause.to_string())?;
         Ok((record, text))
     });
     let (record, text) = match read {

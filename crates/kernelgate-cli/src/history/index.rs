@@ -55,7 +55,7 @@ fn is_write_error(error: &rusqlite::Error) -> bool {
 /// A time of a case, with its process run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// Id of the case in the record.
+    /// Id of the case, as the record has it.
     pub case: String,
     /// Revision of the workload's definition.
     pub revision: u32,
@@ -63,9 +63,9 @@ pub struct Row {
     pub median_ns: f64,
     /// `<session>/<process>`.
     pub key: String,
-    /// The bench binary, with its shard.
+    /// Name of the bench process, with its shard.
     pub process: String,
-    /// The package, if the record has one.
+    /// Name of the package, if the record has one.
     pub package: Option<String>,
     /// Start of the run, milliseconds since 1970.
     pub started_ms: i64,
@@ -82,7 +82,7 @@ pub struct Row {
 /// A process run in a folder, for retention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexedFolderRun {
-    /// Folder of the run's record.
+    /// Folder that holds the run's record.
     pub folder: RunFolderName,
     /// The group in which runs are counted: the bench of its package on its device.
     pub among: BenchOnDevice,
@@ -97,15 +97,16 @@ pub struct BenchOnDevice {
     pub package: Option<String>,
     /// The bench binary, with its shard.
     pub process: String,
-    /// Fingerprint that comparable environments share.
+    /// Fingerprint that all comparable environments share.
     pub model: String,
-    /// The card or host among those of its model.
+    /// Identifier of the card or host among those of the same model.
     pub card: String,
 }
 
 impl HistoryIndex {
-    /// Opens the index in a file. A file that cannot be used is renamed, so that its name shows the
-    /// reason, and made anew. Without permission to write, the index is made in memory.
+    /// Opens the history index in an SQLite file. A file that cannot be used is renamed, so that
+    /// its name shows the reason, and made anew. Without permission to write, the index is made in
+    /// memory.
     pub fn open(path: &Path) -> Result<Self, HistoryError> {
         match Self::open_if_usable(path) {
             Ok(Some(index)) => return Ok(index),
@@ -234,7 +235,7 @@ impl HistoryIndex {
         self.with_index_path(read())
     }
 
-    /// All times of the cases with a name.
+    /// Reads all recorded times of the cases with this name.
     pub fn rows(&self, case: &str) -> Result<Vec<Row>, HistoryError> {
         let read = || {
             let mut statement = self.connection.prepare(
@@ -273,7 +274,7 @@ impl HistoryIndex {
         self.with_index_path(read())
     }
 
-    /// Every process run with its folder.
+    /// Reads every process run with its folder.
     pub fn folder_runs(&self) -> Result<Vec<IndexedFolderRun>, HistoryError> {
         let read = || {
             let mut statement = self.connection.prepare(
@@ -304,9 +305,9 @@ pub struct IndexedFolder {
     pub folder: RunFolderName,
     /// Time of the last change, nanoseconds since 1970; `None` if the folder was removed.
     pub modified: Option<i64>,
-    /// Process runs in the folder's files.
+    /// Process runs in the files of the folder.
     pub runs: Vec<IndexedRun>,
-    /// Files without data, with the reason.
+    /// Files that hold no run, with the reason.
     pub skipped: Vec<(String, String)>,
 }
 

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use kernelgate::record::{
-    Baseline, BaselineRun, CaseRun, Environment, FileError, Measurement, Package, ProcessRun,
-    Provenance, file,
+    Baseline, BaselineRun, CargoPackage, CaseRun, Environment, Measurement, ProcessRun, Provenance,
+    RecordFileError, file,
 };
 
 /// Medians of the cases that one bench process measured.
@@ -14,15 +14,15 @@ use kernelgate::record::{
 pub struct IndexedRun {
     /// `<session>/<process>`.
     pub key: String,
-    /// The bench binary, with its shard.
+    /// Name of the bench process, with its shard.
     pub process: String,
     /// Name of the package, if the record has one.
     pub package: Option<String>,
     /// Start of the run, milliseconds since 1970; 0 if the record has no valid time.
     pub started_ms: i64,
-    /// Fingerprint that comparable environments share.
+    /// Fingerprint that all comparable environments share.
     pub model: String,
-    /// The card, or host, among those of its model.
+    /// Identifier of the card or host among those of the same model.
     pub card: String,
     /// Description of the device.
     pub device: String,
@@ -32,22 +32,22 @@ pub struct IndexedRun {
     pub cases: BTreeMap<String, (u32, CaseRun)>,
 }
 
-/// A file of the store.
+/// A record file of the history store: a run or a baseline.
 pub enum IndexedRecordFile {
-    /// A record of one process.
+    /// The run record of one process.
     Run(Box<ProcessRun>),
-    /// A baseline with several process runs.
+    /// A baseline, which holds several process runs.
     Baseline(Box<Baseline>),
 }
 
 impl IndexedRecordFile {
-    /// Reads a file of either kind.
+    /// Reads a run record or a baseline file.
     pub fn read(path: &Path) -> Result<Self, String> {
         match file::read::<ProcessRun>(path) {
             Ok(run) => Ok(Self::Run(Box::new(run))),
-            Err(FileError::Foreign { .. }) => match file::read::<Baseline>(path) {
+            Err(RecordFileError::Foreign { .. }) => match file::read::<Baseline>(path) {
                 Ok(baseline) => Ok(Self::Baseline(Box::new(baseline))),
-                Err(FileError::Foreign { .. }) => {
+                Err(RecordFileError::Foreign { .. }) => {
                     Err("neither a run nor a baseline of kernelgate".to_owned())
                 }
                 Err(error) => Err(error.to_string()),
@@ -57,28 +57,29 @@ impl IndexedRecordFile {
     }
 }
 
-/// The process runs of a measurement. Runs whose launches were delayed on purpose are skipped.
+/// Index entries for the process runs of a measurement. Runs whose launches were delayed on purpose
+/// are skipped.
 pub fn index_measurement(measurement: &Measurement) -> impl Iterator<Item = IndexedRun> {
-    measurement.runs().iter().filter(|run| run.delays.is_empty()).map(index_run)
+    measurement.process_runs().iter().filter(|run| run.delays.is_empty()).map(index_run)
 }
 
 fn index_run(run: &ProcessRun) -> IndexedRun {
     let cases = run.cases.iter();
     let measured = (&run.started, &run.environment, &run.provenance);
     IndexedRun {
-        package: run.package.as_ref().map(Package::to_string),
+        package: run.package.as_ref().map(CargoPackage::to_string),
         cases: cases
-            .map(|(id, case)| (id.clone(), (case.revision, CaseRun::from_case(case))))
+            .map(|(id, case)| (id.clone(), (case.revision, CaseRun::summary_of_case(case))))
             .collect(),
         ..empty_indexed_run(run.key(), measured)
     }
 }
 
-/// The process runs of a baseline.
+/// Index entries for the process runs of a baseline.
 pub fn index_baseline(baseline: &Baseline) -> impl Iterator<Item = IndexedRun> {
     baseline.runs.iter().map(|(key, run)| {
         let BaselineRun { started, environment, package, provenance, .. } = run;
-        let package = package.as_ref().map(Package::to_string);
+        let package = package.as_ref().map(CargoPackage::to_string);
         let cases = baseline.cases.iter().filter_map(|(id, case)| {
             Some((id.clone(), (case.revision, case.runs.get(key)?.clone())))
         });
@@ -97,9 +98,9 @@ fn empty_indexed_run(
         key,
         package: None,
         started_ms: started,
-        model: environment.fingerprint(),
-        card: environment.device_id(),
-        device: environment.describe(),
+        model: environment.environment_fingerprint(),
+        card: environment.device_identifier(),
+        device: environment.device_description(),
         provenance: provenance.clone(),
         cases: BTreeMap::new(),
     }

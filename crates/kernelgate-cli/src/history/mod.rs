@@ -1,10 +1,10 @@
 //! Times over commits: every run that was recorded or imported, and the changes of a case's level.
 //!
-//! A store of recorded runs is a folder: `runs/<session>/<bench>.json`, which bench processes
-//! write, `imported/`, which [`import`] fills with runs and baselines from elsewhere, and
+//! The history store is a folder of recorded runs: `runs/<session>/<bench>.json`, which bench
+//! processes write, `imported/`, which [`import`] fills with runs and baselines from elsewhere, and
 //! `history.sqlite`, an index of both ([`index`], [`store`]) that may be deleted. [`order`] puts
-//! commits in order, [`series`] computes the history of a case from the index. Deliberately absent:
-//! judging a change (`gate`), printing (`report`).
+//! commits in order, [`series`] computes the history of a case from the index. Judging a change
+//! (`gate`) and printing (`report`) are deliberately elsewhere.
 
 pub mod import;
 pub mod index;
@@ -17,29 +17,29 @@ pub mod store;
 use std::path::{Path, PathBuf};
 
 use crate::compare::CompareError;
-use kernelgate::record::FileError;
+use kernelgate::record::RecordFileError;
 
 pub use index::HistoryIndex;
 pub use order::CommitOrder;
 pub use series::{CaseHistory, HistoryQuery, case_histories};
 pub use store::{HistoryStore, SkippedRecordFile};
 
-/// The reason why a history cannot be shown.
+/// The reason why a history of times cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
-    /// The operating system reported an error.
+    /// The operating system reported a file error.
     #[error("failed to {action} {}: {cause}", .path.display())]
     Io {
-        /// The failed action: "read", "remove".
+        /// The action that failed: "read", "remove".
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
         /// The error.
         cause: std::io::Error,
     },
-    /// A record cannot be written.
+    /// A record file cannot be written.
     #[error("failed to {0}")]
-    File(FileError),
+    File(RecordFileError),
     /// The index cannot be used: busy for a minute, or the disk is full.
     #[error("failed to use the index {}: {cause}", .path.display())]
     Index {
@@ -51,7 +51,7 @@ pub enum HistoryError {
     /// Git does not know the revision, or fails.
     #[error(transparent)]
     Revision(#[from] Box<CompareError>),
-    /// Renames of a case lead back to it.
+    /// The renames of a case form a circle.
     #[error("case {case}: its renames go in a circle")]
     RenameCircle {
         /// The case.
@@ -59,9 +59,9 @@ pub enum HistoryError {
     },
 }
 
-impl From<FileError> for HistoryError {
-    /// Converts without a source error, because the text includes it.
-    fn from(error: FileError) -> Self {
+impl From<RecordFileError> for HistoryError {
+    /// The source error is dropped, because the text includes it.
+    fn from(error: RecordFileError) -> Self {
         Self::File(error)
     }
 }

@@ -1,5 +1,5 @@
-//! The order of commits: that of their history, if git has it. Recorded times are unreliable:
-//! branches are merged later, and clocks go backwards.
+//! Orders commits by the git history, if git has them. Recorded times are unreliable: branches are
+//! merged later, and clocks go backwards.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -32,7 +32,7 @@ impl CommitOrder {
         };
         let commit = match (repository.resolve(revision.unwrap_or("HEAD")), revision) {
             (Ok(revision), _) => revision.commit,
-            // The repository has no commit yet.
+            // The git repository has no commit yet.
             (Err(_), None) => return Ok(Self::default()),
             (Err(error), Some(_)) => return Err(usage_error(error)),
         };
@@ -42,12 +42,12 @@ impl CommitOrder {
         Ok(Self::new(listed.lines().map(str::to_owned).collect()))
     }
 
-    /// Whether no commit is known.
+    /// Whether the order contains no commit.
     pub fn is_empty(&self) -> bool {
         self.commits.is_empty()
     }
 
-    /// Place of a commit in the order.
+    /// Position of a commit in the order.
     pub fn place(&self, commit: &str) -> Option<usize> {
         self.places.get(commit).copied()
     }

@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::HistoryError;
 use super::index::{HistoryIndex, Row};
 use super::order::CommitOrder;
-use kernelgate::harness::filter::Filter;
-use kernelgate::record::{Package, Provenance};
+use kernelgate::harness::filter::CaseFilter;
+use kernelgate::record::{CargoPackage, Provenance};
 use kernelgate::stats::change_points::MAX_SEQUENCE_VALUES;
 use kernelgate::stats::{change_points, median};
 
@@ -25,9 +25,9 @@ const MAX_COMMIT_OFFSET_RUNS: usize = 2;
 pub struct HistoryQuery<'a> {
     /// The package whose runs count, besides runs without a recorded package; absent for all
     /// packages.
-    pub package: Option<&'a Package>,
-    /// Cases, by their present names.
-    pub cases: &'a Filter,
+    pub package: Option<&'a CargoPackage>,
+    /// Filter of cases, by their present names.
+    pub cases: &'a CaseFilter,
     /// Present names of cases by their earlier names.
     pub renamed: &'a BTreeMap<String, String>,
     /// Whether cards of one model count as one device.
@@ -38,15 +38,15 @@ pub struct HistoryQuery<'a> {
     pub smallest: f64,
 }
 
-/// A case on a device.
+/// The recorded times of a case on one device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CaseHistory {
-    /// Present id of the case.
+    /// Present id of the case, after renames.
     pub case: String,
-    /// The package, if its runs record one.
+    /// Name of the package, if its runs record one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub package: Option<String>,
-    /// Earlier names of the case.
+    /// Earlier ids of the case, before renames.
     pub formerly: BTreeSet<String>,
     /// Revision of the case's definition: times of different revisions are not comparable.
     pub revision: u32,
@@ -54,9 +54,9 @@ pub struct CaseHistory {
     pub fingerprint: String,
     /// The card or host; `None` if the cards of a model are joined.
     pub card: Option<String>,
-    /// Description of the device in the last run.
+    /// Description of the device, from the last run.
     pub device: String,
-    /// Times of the case, in order.
+    /// Times of the case in the order of commits.
     pub points: Vec<Point>,
     /// Changes of the case's time level, oldest first.
     pub changes: Vec<Change>,
@@ -67,7 +67,7 @@ pub struct CaseHistory {
     pub not_searched: usize,
 }
 
-/// Consecutive process runs of one commit.
+/// Consecutive process runs of one commit, drawn as one point.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Point {
     /// Commit that was measured.
@@ -82,7 +82,7 @@ pub struct Point {
     pub low_ns: f64,
     /// The largest process median.
     pub high_ns: f64,
-    /// The process medians, in time order.
+    /// Median time of each process run, in time order.
     pub runs_ns: Vec<f64>,
 }
 
@@ -98,14 +98,15 @@ impl Point {
 pub struct Change {
     /// Index in [`CaseHistory::points`] of the first point after the change.
     pub point: usize,
-    /// The last commit before the change.
+    /// The last commit before the change of the time.
     pub after: Option<String>,
     /// The first commit after the change; equal to `after` if the level changed within the runs of one
     /// build.
     pub up_to: Option<String>,
-    /// The commits that may have caused the change, the oldest first; empty if no commit can have caused it.
+    /// The commits that may have caused the change, the oldest first; empty if no commit can have
+    /// caused it.
     pub commits: Vec<String>,
-    /// Relative change of the time.
+    /// Relative change of the time at this commit.
     pub change: f64,
     /// Lower end of the 95 % interval of the change.
     pub low: f64,
@@ -135,11 +136,11 @@ pub fn case_histories(
     let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in index.names()? {
         let now = current_case_name(&name, query.renamed)?;
-        if query.cases.matches(&now) {
+        if query.cases.matches_id(&now) {
             names.entry(now).or_default().push(name);
         }
     }
-    let own = query.package.map(Package::to_string);
+    let own = query.package.map(CargoPackage::to_string);
     let mut found = Vec::new();
     for (case, names) in names {
         let mut series: BTreeMap<CaseSeriesKey, Vec<Row>> = BTreeMap::new();
@@ -198,7 +199,7 @@ fn current_case_name(
 
 impl CaseHistory {
     fn with(mut self, rows: Vec<Row>, query: &HistoryQuery<'_>, order: &CommitOrder) -> Self {
-        // The same process run may be in a run's record and in a baseline, under different keys.
+        // A process run may be stored in a run record and in a baseline, under different keys.
         let same = |row: &Row| (row.started_ms, row.process.clone(), row.provenance.commit.clone());
         let mut rows: Vec<Row> = rows
             .into_iter()
@@ -232,7 +233,7 @@ impl CaseHistory {
         self.not_searched = logarithms.len().saturating_sub(MAX_SEQUENCE_VALUES);
         let smallest = query.smallest.ln_1p();
         let found = change_points(&logarithms[self.not_searched..], smallest, MIN_RELATIVE_NOISE);
-        // Index of the first run of each point.
+        // Indices of the first run of each point.
         let mut begins = Vec::new();
         let mut count = 0;
         for point in &self.points {

@@ -9,7 +9,7 @@ use super::index::{HistoryIndex, IndexedFolder, RunFolderName};
 use super::indexed_run::{IndexedRecordFile, index_baseline, index_measurement};
 use kernelgate::record::Measurement;
 
-/// Folder with records of bench processes.
+/// Name of the folder with records of bench processes.
 pub(super) const RUNS: &str = "runs";
 /// Folder with imported records, which never count as the last run of this machine.
 pub(super) const IMPORTED_FOLDER: &str = "imported";
@@ -26,7 +26,8 @@ const FILE_CLOCK_TICK: Duration = Duration::from_secs(2);
 pub struct HistoryStore {
     /// Folder of the store.
     root: PathBuf,
-    /// Folder to which bench processes write: [`RUNS`] in it, unless set otherwise.
+    /// Folder to which bench processes write their records: [`RUNS`] in the store's folder, unless
+    /// it is set otherwise.
     runs: PathBuf,
 }
 
@@ -40,7 +41,7 @@ pub struct SkippedRecordFile {
 }
 
 impl HistoryStore {
-    /// The store in a folder.
+    /// Opens the history store in a folder.
     pub fn at(root: &Path) -> Self {
         Self { root: root.to_owned(), runs: root.join(RUNS) }
     }
@@ -66,7 +67,7 @@ impl HistoryStore {
         self.root.join(IMPORTED_FOLDER)
     }
 
-    /// Path of a folder with records.
+    /// Path of a folder that holds records.
     pub(super) fn path_of(&self, (part, name): &RunFolderName) -> PathBuf {
         if part == RUNS { self.runs.join(name) } else { self.root.join(part).join(name) }
     }
@@ -101,7 +102,7 @@ impl HistoryStore {
         Ok(index)
     }
 
-    /// Files without data for a history.
+    /// Files of the store that contain no run.
     pub fn skipped(&self, index: &HistoryIndex) -> Result<Vec<SkippedRecordFile>, HistoryError> {
         let skipped = index.skipped()?.into_iter();
         let each = skipped.map(|(folder, file, problem)| SkippedRecordFile {
@@ -121,8 +122,8 @@ impl HistoryStore {
             };
             for entry in entries {
                 let entry = entry.map_err(|cause| HistoryError::io("read", &path, cause))?;
-                // Another process may have removed the entry meanwhile. The program only makes
-                // names that are valid text.
+                // Another process may have removed the file meanwhile. The program only makes names
+                // that are valid text.
                 let Ok(facts) = entry.metadata() else { continue };
                 let (true, Ok(name)) = (facts.is_dir(), entry.file_name().into_string()) else {
                     continue;
@@ -154,7 +155,7 @@ impl HistoryStore {
                 }
             }
         }
-        let measurements = Measurement::split(recorded);
+        let measurements = Measurement::group_into_measurements(recorded);
         indexed.runs.extend(measurements.iter().flat_map(index_measurement));
         indexed
     }

@@ -4,7 +4,7 @@ mod ids;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kernelgate::display::{self, natural};
+use kernelgate::display::{self, natural_sort_key};
 use kernelgate::measure::limits::{Limits, TimeLimit};
 use kernelgate::measure::power::PowerState;
 use kernelgate::record::WorkRecord;
@@ -12,7 +12,7 @@ use kernelgate::record::{
     Baseline, CasePower, CaseRecord, CaseRun, Environment, Gpu, Measurement, ProcessRun, Provenance,
 };
 use kernelgate::stats;
-use kernelgate::verify::Errors;
+use kernelgate::verify::OutputErrors;
 use kernelgate::workload::SampleUnit;
 
 pub use ids::ProblemAxes;
@@ -20,12 +20,12 @@ pub use ids::ProblemAxes;
 use crate::report::utilization::ModelUtilization;
 use kernelgate_cuda::CaseFailure;
 
-/// All data about the cases of one device.
+/// All data of one device that a report page shows.
 #[derive(Debug, Clone, Default)]
 pub struct Measured {
     /// Name of the device.
     pub device: String,
-    /// [`Environment::fingerprint`] of all records.
+    /// [`Environment::environment_fingerprint`] of all records.
     pub fingerprints: BTreeSet<String>,
     /// Device, code and time of the measurements: name and words.
     pub facts: Vec<(&'static str, String)>,
@@ -33,7 +33,7 @@ pub struct Measured {
     pub limits: Limits,
     /// Cases in the order of tables: problems by size, the fastest case first.
     pub cases: Vec<Case>,
-    /// A number for each implementation of a workload, by which charts colour it.
+    /// Number of the colour of each implementation of a workload.
     pub colours: BTreeMap<(String, String), usize>,
     /// Times of other people's kernels, where they were measured.
     pub peers: Vec<PeerTime>,
@@ -50,29 +50,29 @@ pub struct Case {
     pub id: String,
     /// The workload, `family/operation`.
     pub workload: String,
-    /// The problem's part of the id.
+    /// The part of the case id that names the problem.
     pub problem: String,
     /// The problem's axes.
     pub axes: ProblemAxes,
     /// The implementation.
     pub implementation: String,
-    /// State of the caches: "hot" or "cold".
+    /// State of the caches when a launch begins: "hot" or "cold".
     pub cache: String,
-    /// Declared work of a launch.
+    /// Declared work of one launch of the case.
     pub work: WorkRecord,
     /// Samples that a launch computes, if its workload has samples.
     pub computed_samples: Option<u64>,
-    /// Unit of the computed samples.
+    /// Unit of the samples in which throughput is stated.
     pub sample_unit: SampleUnit,
     /// The time that the ceilings allow, if they are known.
     pub limit: Option<TimeLimit>,
-    /// Median of each process run, nanoseconds a launch; at least one.
+    /// Median time of each process run, nanoseconds per launch; at least one.
     pub medians_ns: Vec<f64>,
     /// Half the interquartile range within a process over its median, for the middle process.
     pub spread: f64,
     /// Power state of each process run; `None` if a run recorded none.
     pub power: Vec<Option<CasePower>>,
-    /// Median SM clock of the middle process, MHz; absent if no run recorded one.
+    /// Median SM clock of the process run in the middle, MHz; absent if no run recorded a clock.
     pub clock_mhz: Option<f64>,
     /// Difference between the slowest and the fastest GPU in the middle process, nanoseconds a
     /// launch; absent for one GPU.
@@ -80,7 +80,7 @@ pub struct Case {
     /// Energy of a launch in the middle process, joules; absent without `--energy`.
     pub launch_j: Option<f64>,
     /// Errors against the reference; `None` for unverified cases.
-    pub errors: Option<Errors>,
+    pub errors: Option<OutputErrors>,
     /// Whether the case is the fastest case of its problem with the same state of the caches.
     pub best: bool,
 }
@@ -94,10 +94,10 @@ pub struct PeerTime {
     pub peer: String,
     /// Time of the peer, nanoseconds a launch.
     pub peer_ns: f64,
-    /// Whether the peer's time had settled under the load; absent if its program does not report
-    /// it.
+    /// Whether the peer's time had settled under its load; absent if the peer program does not
+    /// report it.
     pub power: Option<PowerState>,
-    /// SM clock under the peer's load, MHz; absent if its program could not read it.
+    /// SM clock under the peer's load, MHz; absent if the peer program could not read it.
     pub clock_mhz: Option<f64>,
     /// Our implementation.
     pub implementation: String,
@@ -113,8 +113,8 @@ impl Case {
 }
 
 impl Measured {
-    /// Times of the peers for a case's problem, each peer once, the fastest first. Peers are timed
-    /// with hot caches.
+    /// Times of the peers for a case's problem, each peer once, the fastest first. Peers are
+    /// compared with hot cases only.
     pub fn peers_of(&self, case: &Case) -> Vec<&PeerTime> {
         if case.cache != "hot" {
             return Vec::new();
@@ -152,7 +152,7 @@ impl Measured {
         network.then(|| ModelUtilization::new(&case.work, &self.device, rate, launch_ns))
     }
 
-    /// The number of an implementation's colour.
+    /// Number of the colour of an implementation.
     pub fn colour(&self, workload: &str, implementation: &str) -> usize {
         let key = (workload.to_owned(), implementation.to_owned());
         self.colours.get(&key).copied().unwrap_or(0)
@@ -237,7 +237,7 @@ impl Measured {
     ) -> Result<Self, SeveralDevicesError> {
         let mut all = RecordCollector::default();
         baselines.iter().for_each(|baseline| all.add_baseline(baseline));
-        for run in measurements.iter().flat_map(Measurement::runs) {
+        for run in measurements.iter().flat_map(Measurement::process_runs) {
             all.add_run(run, baselines.iter().any(|baseline| baseline.has(run)));
         }
         let devices: BTreeSet<&str> =
@@ -263,7 +263,7 @@ impl RecordCollector {
         for (id, case) in &run.cases {
             let gathered = self.cases.entry(id.clone()).or_default();
             if !is_known || gathered.runs.is_empty() {
-                gathered.runs.push(CaseRun::from_case(case));
+                gathered.runs.push(CaseRun::summary_of_case(case));
             }
             // The records of later runs take precedence.
             gathered.template = Some(case_without_times(id, case));
@@ -320,8 +320,8 @@ impl RecordCollector {
         let mut cases: Vec<Case> =
             self.cases.into_values().filter_map(CollectedCaseRuns::finish).collect();
         cases.sort_by(|a, b| {
-            (&a.workload, natural(&a.problem), b.cache == "hot")
-                .cmp(&(&b.workload, natural(&b.problem), a.cache == "hot"))
+            (&a.workload, natural_sort_key(&a.problem), b.cache == "hot")
+                .cmp(&(&b.workload, natural_sort_key(&b.problem), a.cache == "hot"))
                 .then(a.median_time_ns().total_cmp(&b.median_time_ns()))
         });
         let mut last: Option<(String, String, String)> = None;
@@ -339,8 +339,11 @@ impl RecordCollector {
         }
         let limits = self.limits.into_iter().reduce(merged_ceilings).unwrap_or_default();
         let device = device.unwrap_or_default();
-        let fingerprints =
-            self.sources.iter().map(|source| source.environment.fingerprint()).collect();
+        let fingerprints = self
+            .sources
+            .iter()
+            .map(|source| source.environment.environment_fingerprint())
+            .collect();
         let colours = colours_of_rows(&cases);
         Measured {
             device,
@@ -383,7 +386,7 @@ impl CollectedCaseRuns {
     }
 }
 
-/// A case without its times.
+/// A case with its facts but without times.
 fn case_without_times(id: &str, case: &CaseRecord) -> Case {
     let parts = ids::Parts::parse(id, &case.workload);
     let axes = match case.problem.is_empty() {
@@ -450,7 +453,7 @@ fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
         ("host", environment(|it| format!("{}, {} cores, {}", it.arch, it.cores, it.os))),
         ("SIMD", environment(|it| it.simd.join(" "))),
         ("kernelgate", environment(|it| it.kernelgate.clone())),
-        ("commit", all(&|it| Some(it.provenance.short()))),
+        ("commit", all(&|it| Some(it.provenance.short_commit()))),
         ("process runs", sources.len().to_string()),
     ];
     let mut started: Vec<&str> = sources.iter().map(|source| &*source.started).collect();
@@ -494,8 +497,11 @@ mod tests {
 
     #[test]
     fn cases_are_ordered_by_size_and_the_fastest_of_a_problem_is_marked() {
-        let measured =
-            Measured::new(&Measurement::split([run("1", 100.0), run("2", 120.0)]), &[]).unwrap();
+        let measured = Measured::new(
+            &Measurement::group_into_measurements([run("1", 100.0), run("2", 120.0)]),
+            &[],
+        )
+        .unwrap();
         let ids: Vec<(&str, bool)> =
             measured.cases.iter().map(|case| (&*case.id, case.best)).collect();
         assert_eq!(
@@ -516,9 +522,9 @@ mod tests {
     fn a_run_that_a_baseline_holds_adds_no_times_and_a_baseline_has_limits() {
         let (held, other) = (run("1", 100.0), run("2", 300.0));
         let mut baseline = Baseline::new("main");
-        baseline.merge(&held);
+        baseline.merge_run(&held);
         let medians_and_fraction = |runs: &[ProcessRun]| {
-            let measurements = Measurement::split(runs.iter().cloned());
+            let measurements = Measurement::group_into_measurements(runs.iter().cloned());
             let measured = Measured::new(&measurements, std::slice::from_ref(&baseline)).unwrap();
             (measured.cases[0].medians_ns.clone(), measured.cases[0].fraction_of_limit())
         };
@@ -535,7 +541,8 @@ mod tests {
         let case = network.cases.get_mut("w/f/n512/cpu/hot").unwrap();
         case.work.flops.insert("matmul bf16".to_owned(), 400_000_000_000);
         case.computed_samples = Some(64);
-        let measured = Measured::new(&Measurement::split([network]), &[]).unwrap();
+        let measured =
+            Measured::new(&Measurement::group_into_measurements([network]), &[]).unwrap();
         let of_case = |case: &Case| measured.utilization(case, case.median_time_ns());
         let network = of_case(&measured.cases[0]).unwrap();
         assert_eq!(network.of_measured, Some(0.5));
@@ -547,7 +554,9 @@ mod tests {
     fn devices_do_not_mix() {
         let mut other = run("2", 1.0);
         other.environment.device_name = "another".to_owned();
-        let refused = Measured::new(&Measurement::split([run("1", 1.0), other]), &[]).unwrap_err();
+        let refused =
+            Measured::new(&Measurement::group_into_measurements([run("1", 1.0), other]), &[])
+                .unwrap_err();
         assert!(refused.0.contains(&"another".to_owned()) && refused.0.len() == 2);
     }
 }

@@ -1,8 +1,8 @@
-//! HTML pages that open from disk, with the charts of [`crate::plot`] in them.
+//! Makes self-contained HTML pages that contain charts of [`crate::plot`].
 //!
 //! - [`measured`]: runs and baselines in the one shape that pages are made from.
 //! - [`charts`]: the charts of these, one file a kind.
-//! - [`tables`]: the same numbers as CSV and JSON.
+//! - [`tables`]: the numbers of the pages as CSV and JSON.
 //! - [`results`]: the same numbers as Markdown to commit, one page for each family.
 //! - [`report`], [`verdict`], [`trace`], [`ranks`]: the pages of measurements, of verdicts, of a
 //!   trace, of the ranks of a job.

@@ -1,4 +1,5 @@
-//! The page of a job: `kernelgate diagnose --html` of several ranks.
+//! Makes the HTML page of a job with several ranks: `kernelgate diagnose --html` writes it for
+//! traces of several ranks.
 
 use maud::{Markup, html};
 
@@ -12,14 +13,14 @@ use kernelgate::display::{bytes, time};
 use kernelgate_trace::diagnose::FindingSeverity;
 use kernelgate_trace::diagnose::ranks::{CollectiveKindSum, Job, RankCollectiveSum};
 
-/// Largest number of ranks with a bar; the table has all of them.
+/// Largest number of ranks that are drawn as bars; the table has all ranks.
 const MAX_RANK_BARS: usize = 64;
 /// Largest number of ranks for which waiting is drawn for each pair.
 const MAX_RANKS_IN_PAIR_TABLE: usize = 12;
 /// Largest number of kinds and sizes of collectives with a bar.
 const MAX_KINDS: usize = 16;
 
-/// Makes the page of a job.
+/// Makes the HTML page of a job with several ranks.
 pub fn page(job: &Job) -> Result<String, PlotError> {
     let mut sections = vec![
         Section::new("quality", "Data quality", problems(job)),
@@ -130,7 +131,7 @@ fn rows(title: &str, subtitle: String, legend: &[&str], rows: Vec<Row>) -> Chart
     }
 }
 
-/// A row of consecutive spans.
+/// A chart row of consecutive time spans.
 fn stacked(label: String, value: String, parts: &[i64]) -> Row {
     let mut at = 0;
     let mut marks = Vec::new();
@@ -183,7 +184,7 @@ fn lateness(job: &Job) -> ChartFigure {
     ChartFigure::new(&["waiting"], rows("Waiting between ranks", subtitle, &legend, bars))
 }
 
-/// Waiting of each rank for each other one.
+/// Chart of the time that each rank waits for each other rank.
 fn pairs(job: &Job) -> Option<ChartFigure> {
     let names: Vec<String> = job.ranks.iter().map(|of| of.name.clone()).collect();
     let some = job.waits.iter().flatten().any(|&ns| ns > 0);

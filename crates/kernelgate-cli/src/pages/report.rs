@@ -1,4 +1,4 @@
-//! The page that `kernelgate report` writes.
+//! Makes the HTML page that `kernelgate report` writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,14 +13,14 @@ use crate::history::CaseHistory;
 use crate::plot::PlotError;
 use crate::report;
 use crate::report::summary::VerdictSummary;
-use kernelgate::display::{counted, joules, rate, time};
+use kernelgate::display::{counted, joules_text, rate, time};
 use kernelgate::stats::relative_half_range;
 
 /// Contents of a page.
 pub struct ReportContent<'a> {
     /// The measurements.
     pub measured: &'a Measured,
-    /// Times over commits, if a store has them.
+    /// Times over commits, if a history store has them.
     pub history: Option<&'a CommitHistories>,
     /// The verdict against a baseline, if one was requested.
     pub verdict: Option<&'a VerdictSummary>,
@@ -28,13 +28,13 @@ pub struct ReportContent<'a> {
 
 /// Times of the page's cases over commits.
 pub struct CommitHistories {
-    /// Histories by case and device.
+    /// Histories of times by case and device.
     pub histories: Vec<CaseHistory>,
     /// How commits were put in order, in words.
     pub order: String,
 }
 
-/// The page, and the charts in it.
+/// The report page and the charts in it.
 pub struct ReportPage {
     /// HTML.
     pub html: String,
@@ -105,8 +105,8 @@ pub fn page(content: &ReportContent<'_>) -> Result<ReportPage, PlotError> {
     Ok(ReportPage { html, figures })
 }
 
-/// Numbers names of files that several figures share, because characters of ids may be lost in
-/// them.
+/// Adds numbers to equal file names of figures, because characters of case ids may be lost in file
+/// names.
 fn make_file_names_unique(figures: &mut [ChartFigure]) {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     for figure in figures {
@@ -171,7 +171,7 @@ fn glossary_section() -> Markup {
     }
 }
 
-/// The size of the measurement, in one sentence.
+/// One sentence about how much was measured.
 fn lead(measured: &Measured) -> Markup {
     let cases = &measured.cases;
     let workloads = cases.chunk_by(|a, b| a.workload == b.workload).count();
@@ -210,8 +210,8 @@ fn over_commits(history: &CommitHistories, drawn: &ChartGallery) -> Result<Marku
     })
 }
 
-/// A line for each workload: the fastest implementations of its problems, with hot caches if they
-/// were timed so.
+/// One line for each workload: the fastest implementations of its problems, with hot caches if they
+/// were timed with them.
 fn workload_sections(cases: &[Case]) -> Markup {
     let header = ["workload", "problems", "fastest", "time", "of limit", "speed-up"];
     let row = |workload: &[Case]| -> Vec<String> {
@@ -252,7 +252,7 @@ fn workload_sections(cases: &[Case]) -> Markup {
     }
 }
 
-/// Smallest and largest value; a single text if both look the same.
+/// Text of the smallest and the largest value; one value if both print alike.
 fn range(values: impl Iterator<Item = f64>, shown: impl Fn(f64) -> String) -> String {
     let values: Vec<f64> = values.collect();
     let Some(low) = values.iter().copied().reduce(f64::min) else { return "-".to_owned() };
@@ -276,7 +276,7 @@ fn cases(measured: &Measured) -> Markup {
         "largest error",
         "runs",
     ];
-    // These columns are shown only if some record has values for them.
+    // Power columns are shown only if some record has values for them.
     let with_power = cases.iter().any(|case| case.power.iter().any(Option::is_some));
     let with_energy = cases.iter().any(|case| case.launch_j.is_some());
     header.extend(["clock", "power"].into_iter().filter(|_| with_power));
@@ -311,7 +311,7 @@ fn cases(measured: &Measured) -> Markup {
             cells.push(case.clock_mhz.map_or_else(dash, |mhz| format!("{mhz:.0} MHz")));
             cells.push(case.power_states());
         }
-        cells.extend(with_energy.then(|| case.launch_j.map_or_else(dash, joules)));
+        cells.extend(with_energy.then(|| case.launch_j.map_or_else(dash, joules_text)));
         if with_networks {
             cells.extend(network_cells(measured, case, elapsed_ns));
         }
@@ -328,8 +328,7 @@ fn cases(measured: &Measured) -> Markup {
     }
 }
 
-/// A table without the columns that are empty or the same in every row, and the values of the
-/// latter: "runs 5".
+/// Removes columns that are empty or constant, and returns the constant values as text: "runs 5".
 fn without_constant_columns<'a>(
     header: &[&'a str],
     mut rows: Vec<Vec<String>>,

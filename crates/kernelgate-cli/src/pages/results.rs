@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::display::table::Table;
-use kernelgate::display::{joules, rate, time};
-use kernelgate::harness::filter::Filter;
+use kernelgate::display::{joules_text, rate, time};
+use kernelgate::harness::filter::CaseFilter;
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::stats::relative_half_range;
 
 use super::measured::{Case, Measured, PeerTime};
 use crate::report::utilization::published_peak_text;
 
-/// A page of a family.
+/// A results page of a family of workloads.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FamilyResultsPage {
-    /// Name of the file, without a folder: `attention.md`.
+    /// Name of the page's file, without its folder: `attention.md`.
     pub file: String,
     /// Markdown.
     pub text: String,
@@ -46,7 +46,7 @@ const MARK: (&str, &str) = ("<!-- results ", " -->");
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("line {line}: {problem}: write `<!-- results FILTER: COLUMN, COLUMN -->`")]
 pub struct TableMarkError {
-    /// Line of the mark, from 1.
+    /// Line number of the table's mark, counted from 1.
     pub line: usize,
     /// Fragment of a sentence that names the problem.
     pub problem: String,
@@ -55,7 +55,7 @@ pub struct TableMarkError {
 /// The text of a page with its marked tables filled; `None` if it marks none.
 ///
 /// # Errors
-/// When a mark cannot be read, no case matches its filter, or a column is unknown.
+/// Fails if a mark cannot be read, no case matches its filter, or a column is unknown.
 pub fn filled(text: &str, measured: &Measured) -> Result<Option<String>, TableMarkError> {
     let mut lines = text.lines().enumerate().peekable();
     let (mut out, mut has_marks) = (String::new(), false);
@@ -72,19 +72,20 @@ pub fn filled(text: &str, measured: &Measured) -> Result<Option<String>, TableMa
     Ok(has_marks.then_some(out))
 }
 
-/// The table of a mark, `FILTER: COLUMN, COLUMN`.
+/// The results table that belongs to a mark, `FILTER: COLUMN, COLUMN`.
 fn results_table_for_mark(mark: &str, measured: &Measured) -> Result<String, String> {
     let (filter, columns) = mark.rsplit_once(": ").ok_or("no columns")?;
-    let filter = Filter::parse(Some(filter), false).map_err(|error| error.to_string())?;
+    let filter = CaseFilter::parse(Some(filter), false).map_err(|error| error.to_string())?;
     let columns: Vec<&str> = columns.split(", ").collect();
-    let cases: Vec<&Case> = measured.cases.iter().filter(|case| filter.matches(&case.id)).collect();
+    let cases: Vec<&Case> =
+        measured.cases.iter().filter(|case| filter.matches_id(&case.id)).collect();
     if cases.is_empty() {
         return Err("no case matches the filter".to_owned());
     }
     let mut chosen = Table::new(&columns);
     for of_workload in cases.chunk_by(|a, b| a.workload == b.workload) {
         let whole = table(measured, of_workload);
-        let mut header: Vec<&str> = whole.header().iter().map(String::as_str).collect();
+        let mut header: Vec<&str> = whole.column_names().iter().map(String::as_str).collect();
         header.push(OPERATION);
         let place = |column: &&str| {
             let place = header.iter().position(|name| name == column);
@@ -97,13 +98,13 @@ fn results_table_for_mark(mark: &str, measured: &Measured) -> Result<String, Str
             chosen.row(places.iter().map(cell).collect());
         }
     }
-    Ok(chosen.markdown())
+    Ok(chosen.to_markdown())
 }
 
 /// Column of a marked table with the workload's name inside of its family.
 const OPERATION: &str = "operation";
 
-/// One page for each family, in the order of their names.
+/// Makes one results page for each family, in the order of their names.
 pub fn pages(measured: &Measured) -> Result<Vec<FamilyResultsPage>, CasesWithoutPowerState> {
     let cases = &measured.cases;
     let is_stateless =
@@ -149,7 +150,7 @@ fn page(measured: &Measured, family: &str, cases: &[&Case]) -> String {
     }
     for of_workload in cases.chunk_by(|a, b| a.workload == b.workload) {
         text += &format!("\n## {}\n\n", MarkdownText(&of_workload[0].workload));
-        text += &table(measured, of_workload).markdown();
+        text += &table(measured, of_workload).to_markdown();
         text.push('\n');
     }
     text = text + "\n" + LEGEND + "\n";
@@ -309,7 +310,7 @@ impl<'a> Row<'a> {
             limit.map_or_else(dash, |limit| limit.by.clone()),
             limit.map_or_else(dash, |it| format!("{:.1}%", 100.0 * it.fraction(elapsed_ns))),
         ];
-        cells.extend(with_energy.then(|| launch_j.map_or_else(dash, joules)));
+        cells.extend(with_energy.then(|| launch_j.map_or_else(dash, joules_text)));
         cells
     }
 }

@@ -15,7 +15,7 @@ const MIN_ROWS_FOR_SEARCH: usize = 12;
 
 /// A part of a page, with its entry in the contents.
 pub struct Section {
-    /// Anchor of the section: letters and `-`.
+    /// Anchor of the section in links: letters and `-`.
     pub anchor: &'static str,
     /// Title of the section.
     pub title: &'static str,
@@ -24,7 +24,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// Makes a section of a page.
+    /// Makes one section of an HTML page.
     pub const fn new(anchor: &'static str, title: &'static str, body: Markup) -> Self {
         Self { anchor, title, body }
     }
@@ -67,7 +67,7 @@ pub fn page(title: &str, lead: &Markup, sections: &[Section]) -> String {
     page.into_string()
 }
 
-/// Style rules that give drawings the colours of the dark theme for readers who prefer it.
+/// CSS rules that give charts the colours of the dark theme for readers who prefer it.
 fn dark_plot_style() -> String {
     let rules = |theme: &str| -> String {
         let each = colour::light_and_dark_colours().map(|(light, dark)| {
@@ -84,7 +84,7 @@ fn dark_plot_style() -> String {
     )
 }
 
-/// A text that others wrote, for a page: `maud` escapes the markup in it.
+/// Makes text that others wrote printable on a page: `maud` escapes the HTML markup in the text.
 pub fn printable(text: &str) -> String {
     HtmlText(text).to_string()
 }
@@ -158,11 +158,11 @@ fn breakable_case_id(id: &str) -> Markup {
 
 /// Converts a table of the terminal into one of a page.
 pub fn table_from_terminal(of: &Table) -> Markup {
-    let header: Vec<&str> = of.header().iter().map(String::as_str).collect();
+    let header: Vec<&str> = of.column_names().iter().map(String::as_str).collect();
     table(&header, of.rows(), |_| false)
 }
 
-/// Lines of text as a list.
+/// Formats lines of text as an HTML list.
 pub fn lines(lines: &[String]) -> Markup {
     html! { ul { @for line in lines { li { (printable(line)) } } } }
 }

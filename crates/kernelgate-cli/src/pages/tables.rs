@@ -29,9 +29,9 @@ struct CaseCsvRow<'a> {
     spread: f64,
     /// Median SM clock.
     clock_mhz: Option<f64>,
-    /// Power states of the process runs.
+    /// Power states of the process runs, as text.
     power: String,
-    /// Energy of a launch, joules.
+    /// Energy of one launch, joules.
     launch_j: Option<f64>,
     limit_ns: Option<f64>,
     limited_by: Option<&'a str>,
@@ -93,11 +93,11 @@ struct HistoryPointCsvRow<'a> {
     median_ns: f64,
     min_ns: f64,
     max_ns: f64,
-    /// Relative change of the time, if the level changed here.
+    /// Relative change of the time, if the level changed at this commit.
     change: Option<f64>,
 }
 
-/// A CSV with a line for each case.
+/// Makes a CSV table with one line for each case.
 pub fn cases_csv(measured: &Measured) -> Result<String, csv::Error> {
     csv(measured.cases.iter().map(CaseCsvRow::from))
 }
@@ -144,7 +144,7 @@ fn escape_spreadsheet_formulas(bytes: &[u8]) -> Result<String, csv::Error> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// All numbers of a report page, for `report.json`.
+/// All numbers of a report page, written to `report.json`.
 #[derive(Debug, Serialize)]
 pub struct ReportJson<'a> {
     schema_version: u32,

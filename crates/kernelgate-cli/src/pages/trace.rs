@@ -18,7 +18,7 @@ use kernelgate_trace::diagnose::{
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::{self, StatsReport, TableCell};
 
-/// Largest number of rows of a table; `kernelgate stats` prints the rest.
+/// Largest number of rows of a table on the page; `kernelgate stats` prints the others.
 const MAX_ROWS: usize = 100;
 
 /// Makes the page of a trace called `name`, and of its GPUs as ranks of a job.
@@ -157,7 +157,7 @@ fn findings(diagnosis: &TraceDiagnosis) -> Markup {
     }
 }
 
-/// A number with few digits.
+/// Formats a number with few digits.
 fn format_amount(value: f64) -> String {
     let whole = value.abs() >= 100.0 || value.fract() == 0.0;
     if whole { format!("{value:.0}") } else { format!("{value:.1}") }
@@ -249,7 +249,7 @@ fn memory(diagnosis: &TraceDiagnosis) -> Markup {
     html! { @if !rows.is_empty() { h3 { "By phase" } (shell::table(&header, &rows, |_| false)) } }
 }
 
-/// The most useful tables, if the trace has data for them.
+/// The most useful tables of a trace, if it has data for them.
 fn tables(trace: &Trace) -> Vec<Section> {
     let sections = [
         (StatsReport::GpuKernels, "table-kernels", "Kernels"),

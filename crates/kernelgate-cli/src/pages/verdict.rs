@@ -1,4 +1,4 @@
-//! The verdicts on a change: one picture of all cases, and a page around it.
+//! Makes the page of the verdicts on a change: one chart of all cases, with text around it.
 
 use maud::{Markup, html};
 
@@ -81,7 +81,7 @@ pub fn verdict_section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
     let figures = figure.into_iter().collect();
     let picture = shell::chart_gallery(&ChartGallery { figures, left_out: 0 })?;
     let table = summary::table(&summary.rows, ["base", "head"], summary.evidence);
-    let header: Vec<&str> = table.header().iter().map(String::as_str).collect();
+    let header: Vec<&str> = table.column_names().iter().map(String::as_str).collect();
     let verdict = |row: usize| Some(summary.rows[row].verdict.name());
     let others: Vec<String> =
         summary.others.iter().map(|other| format!("{}: {}", other.name, other.why)).collect();

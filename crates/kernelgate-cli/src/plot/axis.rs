@@ -6,20 +6,20 @@ use super::scale::{Scale, ScaleKind};
 /// An axis with its quantity and scale.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
-    /// Name of the axis: "time of a launch".
+    /// Name of the axis, such as "time of a launch".
     pub label: String,
     /// Quantity on the axis, which decides the unit of its labels.
     pub quantity: PlottedUnit,
-    /// Spacing of the axis's values.
+    /// Spacing of the axis's values: linear or logarithmic.
     pub kind: ScaleKind,
     /// Ticks of the axis with their texts; empty for round values.
     pub ticks: Vec<(f64, String)>,
-    /// Values that the axis shows besides those of the data.
+    /// Values that the axis must show in addition to the data.
     pub shows: Vec<f64>,
 }
 
 impl Axis {
-    /// An axis with round ticks.
+    /// Makes an axis whose ticks are at round numbers.
     pub fn new(label: &str, quantity: PlottedUnit, kind: ScaleKind) -> Self {
         Self { label: label.to_owned(), quantity, kind, ticks: Vec::new(), shows: Vec::new() }
     }
@@ -30,8 +30,8 @@ impl Axis {
         Self { ticks, ..self }
     }
 
-    /// The scale that maps these values, and those that the axis shows, to the range between two
-    /// pixels.
+    /// The scale that maps these values, and those that the axis must show, to the pixels between
+    /// two ends.
     pub fn scale(&self, values: impl Iterator<Item = f64>, pixels: (f64, f64)) -> Scale {
         Scale::around(self.kind, values.chain(self.shows.iter().copied()), pixels)
     }

@@ -1,7 +1,7 @@
-//! The colours of drawings: those of a light page are drawn, and a dark page replaces each by its
-//! counterpart, so that one SVG serves both.
+//! Colours of charts: the light theme is drawn, and a dark page replaces each colour by its
+//! counterpart, so that one SVG serves both themes.
 
-/// A colour by its purpose.
+/// A colour, named by its purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colour {
     /// The background.
@@ -14,22 +14,23 @@ pub enum Colour {
     Grid,
     /// A kind of data, counted from 0; after [`SERIES_COLOURS`] the colours repeat.
     Series(usize),
-    /// A step of the heat map, 0 the least, [`STEPS`] - 1 the most; the same in both themes.
+    /// A colour step of the heat map from 0 (least) to [`STEPS`] - 1 (most), the same in both
+    /// themes.
     Step(usize),
-    /// Text on a dark step of the heat map.
+    /// Colour of text on a dark step of the heat map.
     OnDark,
-    /// Text on a light step of the heat map.
+    /// Colour of text on a light step of the heat map.
     OnLight,
 }
 
 /// Colours of data before they repeat; the first ten are distinguishable with any kind of colour
 /// vision.
 pub const SERIES_COLOURS: usize = 12;
-/// Steps of the heat map.
+/// Number of colour steps of the heat map.
 pub const STEPS: usize = 7;
 
-/// Light and dark, by [`Colour::index`]. No two light ones are equal: a page identifies shapes by
-/// them.
+/// Light and dark variant of each colour, by [`Colour::index`]. No two light colours are equal,
+/// because a page identifies shapes by them.
 const LIGHT_AND_DARK_COLOURS: [([u8; 3], [u8; 3]); 4 + SERIES_COLOURS] = [
     ([0xff, 0xff, 0xff], [0x16, 0x1b, 0x22]),
     ([0x1f, 0x23, 0x28], [0xe6, 0xed, 0xf3]),
@@ -82,7 +83,7 @@ impl Colour {
     }
 }
 
-/// The colour as `plotters` writes it: "#0072B2".
+/// The colour in the format of `plotters`: "#0072B2".
 pub fn hex([red, green, blue]: [u8; 3]) -> String {
     format!("#{red:02X}{green:02X}{blue:02X}")
 }

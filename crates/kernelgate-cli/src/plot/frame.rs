@@ -11,7 +11,7 @@ pub type Lines<'a> = (&'a str, &'a str);
 
 /// Margin around a drawing.
 pub const MARGIN: f64 = 12.0;
-/// Distance between two lines of text.
+/// Distance between two lines of text, pixels.
 pub const LINE: f64 = 18.0;
 /// Smallest distance between the texts of two ticks.
 const TICK_TEXT_DISTANCE: f64 = 10.0;
@@ -47,13 +47,13 @@ pub fn head(
     y + LINE
 }
 
-/// Height of title and legend.
+/// Height of a chart's title and legend, pixels.
 pub fn title_and_legend_height(lines: Lines<'_>, legend: &[(&str, Colour)], width: f64) -> f64 {
     head(&mut VectorPicture::new(width, 0.0), lines, legend)
 }
 
-/// Ticks of a horizontal axis with their texts below `bottom`, without those that would touch, and
-/// grid lines up to `top`; the axis' name below them.
+/// Draws the ticks of a horizontal axis and their texts below `bottom`, except texts that would
+/// touch, grid lines up to `top`, and the axis name.
 pub fn draw_axis_below(
     picture: &mut VectorPicture,
     axis: &Axis,

@@ -8,9 +8,9 @@ use super::text::text_width;
 
 /// Height of a cell.
 const CELL: f64 = 26.0;
-/// Smallest and greatest width of a cell.
+/// Smallest and greatest width of a heat map's cell, pixels.
 const CELL_WIDTH_RANGE: (f64, f64) = (74.0, 150.0);
-/// First step whose colour is dark.
+/// First colour step that is dark.
 const FIRST_DARK_STEP: usize = 4;
 
 /// A table whose cells are coloured by their value.
@@ -18,9 +18,9 @@ const FIRST_DARK_STEP: usize = 4;
 pub struct HeatMap {
     /// Texts above the columns.
     pub columns: Vec<String>,
-    /// Texts left of the rows.
+    /// Texts to the left of the heat map's rows.
     pub rows: Vec<String>,
-    /// Row by row; `None` for a missing value.
+    /// Values of the heat map row by row; `None` for a missing value.
     pub cells: Vec<Vec<Option<f64>>>,
     /// Quantity of the values.
     pub quantity: PlottedUnit,

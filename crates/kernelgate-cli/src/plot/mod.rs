@@ -1,9 +1,9 @@
 //! Charts as data, which are laid out here and drawn by `plotters` as SVG and PNG.
 //!
-//! The [`ChartBody`] of a [`ChartWithTitle`] is curves and points over two axes, labelled rows over one axis, or
-//! a table of colours. The layout turns it into a [`VectorPicture`], a list of shapes in pixels, from
-//! which both formats are drawn, so that they cannot differ. One font is embedded: it measures
-//! every text, and draws those of a PNG; an SVG uses the reader's own.
+//! The [`ChartBody`] of a [`ChartWithTitle`] is curves and points over two axes, labelled rows over
+//! one axis, or a table of colours. The layout turns it into a [`VectorPicture`], a list of shapes
+//! in pixels, from which both formats are drawn, so that they cannot differ. One font is embedded:
+//! it measures every text and draws the texts of a PNG; an SVG uses a font of the reader's system.
 //!
 //! Deliberately absent: the choice of charts (`pages`), and themes: a drawing has the colours of
 //! the light one, and a page maps them ([`colour`]).
@@ -29,7 +29,7 @@ pub use rows::{ChartRowMark, MAX_ROWS, Row, Rows};
 pub use scale::ScaleKind;
 pub use xy::{CurveSeries, GuideLine, Mark, Xy};
 
-/// One drawing with its title.
+/// A chart: one drawing with its title.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChartWithTitle {
     /// First line.
@@ -40,7 +40,7 @@ pub struct ChartWithTitle {
     pub body: ChartBody,
 }
 
-/// The drawing of a chart.
+/// The drawing of a chart: curves, rows or a heat map.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ChartBody {
     /// Curves and points.
@@ -67,7 +67,7 @@ impl ChartWithTitle {
         match &self.body {
             ChartBody::Xy(body) => body.broad,
             ChartBody::Rows(_) => true,
-            // A wide map would be shrunk in the gallery, and its texts with it.
+            // A wide heat map would be shrunk in the gallery until its texts are too small.
             ChartBody::Heat(body) => body.columns.len() > 5,
         }
     }

@@ -14,10 +14,10 @@ pub struct VectorPicture {
     pub shapes: Vec<Shape>,
 }
 
-/// One shape; x to the right, y down.
+/// A shape of a picture; x points to the right, y points down.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Shape {
-    /// Points joined by a line.
+    /// Points that are joined by a line.
     Line {
         /// The points.
         points: Vec<(f64, f64)>,
@@ -39,11 +39,11 @@ pub enum Shape {
         /// Colour of the rectangle.
         colour: Colour,
     },
-    /// A dot, filled or a ring.
+    /// A dot, either filled or drawn as a ring.
     Dot {
-        /// Horizontal position of the middle of the dot.
+        /// Horizontal position of the dot's middle.
         x: f64,
-        /// Vertical position of the middle of the text.
+        /// Vertical position of the text's middle.
         y: f64,
         /// Radius of the dot.
         radius: f64,
@@ -66,7 +66,7 @@ pub enum Shape {
         colour: Colour,
         /// Which part of the text lies at x: start, middle or end.
         anchor: TextAnchor,
-        /// Whether the text is a title.
+        /// Whether the text is a title, which is bold.
         bold: bool,
     },
 }
@@ -156,7 +156,7 @@ pub fn wrapped(text: &str, size: f64, width: f64) -> Vec<String> {
     lines.iter().map(|line| fitted(line, size, width)).collect()
 }
 
-/// A text that is not wider than so many pixels: the middle of a wider one is replaced.
+/// Shortens a text that is wider than `width` pixels by replacing its middle.
 pub fn fitted(text: &str, size: f64, width: f64) -> String {
     if text_width(text, size) <= width {
         return text.to_owned();

@@ -1,11 +1,11 @@
 //! Quantities of the numbers on a chart, and their notation: short, with a unit.
 
-/// The quantity of a number.
+/// The unit in which a number of a chart is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlottedUnit {
     /// Nanoseconds.
     Time,
-    /// An amount a second: "FLOP", "B".
+    /// A rate: amounts per second, such as "FLOP" or "B".
     Rate(&'static str),
     /// Bytes.
     Bytes,
@@ -28,7 +28,7 @@ impl PlottedUnit {
         self.text_of(value, DIGITS)
     }
 
-    /// A value with all its digits: "1.475 ms".
+    /// Text of a value with all its digits: "1.475 ms".
     pub fn exact_text(self, value: f64) -> String {
         self.text_of(value, 7)
     }

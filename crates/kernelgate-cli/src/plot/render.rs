@@ -9,15 +9,15 @@ use plotters::style::{FontDesc, FontFamily, FontStyle, RGBColor, ShapeStyle, Tex
 use super::colour::Colour;
 use super::picture::{Shape, TextAnchor, VectorPicture};
 use super::text::PixelImage;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::printable_on_terminal;
 
-/// The reason why a picture could not be drawn.
+/// The reason why a chart could not be drawn.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
     /// The drawing library failed.
     #[error("draw a plot: {0}")]
     Draw(String),
-    /// The encoder of images failed.
+    /// The PNG encoder failed.
     #[error("write a plot as PNG: {0}")]
     Png(#[from] png::EncodingError),
 }
@@ -51,7 +51,7 @@ pub fn png(picture: &VectorPicture) -> Result<Vec<u8>, PlotError> {
                 TextAnchor::End => 1.0,
             };
             let at = (x * PNG_SCALE, y * PNG_SCALE);
-            pixels.text(&printable(text), at, (size * PNG_SCALE, before), colour.rgb());
+            pixels.text(&printable_on_terminal(text), at, (size * PNG_SCALE, before), colour.rgb());
         }
     }
     let mut out = Vec::new();
@@ -121,7 +121,7 @@ fn draw_shape<B: DrawingBackend>(
             let style = TextStyle::from(FontDesc::new(FontFamily::SansSerif, size * scale, weight))
                 .color(&colour)
                 .pos(Pos::new(horizontal, VPos::Center));
-            area.draw(&Text::new(printable(text).into_owned(), (px(*x), px(*y)), style))
+            area.draw(&Text::new(printable_on_terminal(text).into_owned(), (px(*x), px(*y)), style))
         }
     }
 }

@@ -14,14 +14,14 @@ const ROW: f64 = 20.0;
 /// Smallest width of the area right of the labels; if it would be less, labels take more lines.
 const MIN_DRAWING_WIDTH: f64 = 180.0;
 
-/// Labelled rows over one axis.
+/// A chart body of labelled rows over one axis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows {
     /// The horizontal axis.
     pub axis: Axis,
     /// Meanings of the colours, by number; may be empty.
     pub legend: Vec<String>,
-    /// Rows from top to bottom.
+    /// Rows of the chart from top to bottom.
     pub rows: Vec<Row>,
     /// Value at which a vertical line crosses all rows, such as "no change".
     pub origin: Option<f64>,
@@ -30,7 +30,7 @@ pub struct Rows {
 /// One labelled row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// Text left of the row.
+    /// Text to the left of the row.
     pub label: String,
     /// Value in words, right of the row.
     pub value: String,
@@ -43,11 +43,11 @@ pub struct Row {
 pub enum ChartRowMark {
     /// A bar from the axis' lower end to a value.
     Bar(f64, usize),
-    /// An interval between two values, with a dot in it.
+    /// A mark for an interval between two values, with a dot in it.
     Interval(f64, f64, f64, usize),
     /// A span between two values, as high as the row.
     Span(f64, f64, usize),
-    /// A dot for each value.
+    /// A mark with a dot for each value.
     Dots(Vec<f64>, usize),
     /// A short vertical line in the colour of text, such as a limit.
     Tick(f64),

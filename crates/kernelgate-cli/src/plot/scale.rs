@@ -5,7 +5,7 @@
 pub enum ScaleKind {
     /// Linear spacing from 0.
     FromZero,
-    /// Linear spacing around the values.
+    /// Values are spaced linearly on the axis.
     Linear,
     /// Logarithmic spacing; values of 0 or less have no position.
     Log,
@@ -49,7 +49,7 @@ impl Scale {
         Self { kind, low, high, from, to }
     }
 
-    /// The pixel of a value; `None` if the axis has no position for it.
+    /// The pixel of a value on the axis; `None` if the axis has no position for it.
     pub fn at(&self, value: f64) -> Option<f64> {
         if !value.is_finite() || (self.kind == ScaleKind::Log && value <= 0.0) {
             return None;

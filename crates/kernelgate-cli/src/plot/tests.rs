@@ -227,7 +227,7 @@ fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
         pixels.chunks_exact(3).filter(|pixel| *pixel == colour.rgb()).count()
     };
     assert!(has(colour::Colour::Series(0)) > 200 && has(colour::Colour::Series(1)) > 200);
-    // Pixels of the title's letters.
+    // This row of pixels contains letters of the title.
     let row = 3 * info.width as usize;
     let title = &pixels[..row * 48];
     let ink = title.chunks_exact(3).filter(|pixel| pixel[0] < 0x80).count();

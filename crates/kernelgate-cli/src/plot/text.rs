@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 
-/// Factor by which the reader's font may be wider than the embedded one.
+/// Factor by which the reader's font may be wider than the embedded font.
 const FONT_WIDTH_MARGIN: f32 = 1.2;
 
 static CHART_FONT: LazyLock<Option<FontRef<'static>>> =

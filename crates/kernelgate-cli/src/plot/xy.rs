@@ -1,4 +1,4 @@
-//! Curves and points over two axes.
+//! A chart body of curves and points over two axes.
 
 use super::axis::Axis;
 use super::colour::Colour;
@@ -21,7 +21,7 @@ pub struct Xy {
     pub y: Axis,
     /// The data, each with a colour of its own.
     pub series: Vec<CurveSeries>,
-    /// Curves to compare the data with, drawn behind them.
+    /// Lines to compare the data with, drawn behind it.
     pub guides: Vec<GuideLine>,
     /// Whether the chart has the width of a page.
     pub broad: bool,
@@ -32,7 +32,7 @@ pub struct Xy {
 pub struct CurveSeries {
     /// Name in the legend.
     pub name: String,
-    /// Number of the series' colour.
+    /// Number of the colour of the series.
     pub colour: usize,
     /// Whether a line joins the marks, which are then in order of x.
     pub joined: bool,
@@ -40,7 +40,7 @@ pub struct CurveSeries {
     pub marks: Vec<Mark>,
 }
 
-/// A value with its spread.
+/// A point of a curve: a value with its spread.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mark {
     /// Horizontal position.
@@ -52,7 +52,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// A mark without a spread.
+    /// A point without a spread.
     pub const fn at(x: f64, y: f64) -> Self {
         Self { x, y, range: (y, y) }
     }
@@ -69,7 +69,7 @@ pub struct GuideLine {
 
 pub fn layout(lines: Lines<'_>, body: &Xy) -> VectorPicture {
     let (width, field) = if body.broad { FULL_WIDTH_CHART_SIZE } else { DEFAULT_CHART_SIZE };
-    // Neighbouring lines have different tones.
+    // Neighbouring guide lines have different tones.
     let tone = |i: usize| if i.is_multiple_of(2) { Colour::Ink } else { Colour::Muted };
     let guides = body.guides.iter().enumerate();
     let guides = guides.map(|(i, guide)| (guide.name.as_str(), tone(i)));

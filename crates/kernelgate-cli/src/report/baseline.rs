@@ -153,7 +153,7 @@ impl VerdictWording for BaselineFacts {
     }
 }
 
-/// The runs of each judged case.
+/// The process runs of each judged case.
 fn runs(report: &GateReport) -> impl Iterator<Item = &RunEvidence> {
     report.judged.iter().filter_map(Judgement::runs)
 }
@@ -182,7 +182,7 @@ fn base(report: &BaselineFacts) -> String {
     format!("baseline `{}`{commits}{}", report.baseline, age.unwrap_or_default())
 }
 
-/// Allowances of single runs for the difference between runs, and how to measure it.
+/// Notes on the spread assumed for cases with a single run, and how to measure it.
 fn single_run_allowances(report: &GateReport) -> Vec<String> {
     let mut lines = Vec::new();
     let given = |side: fn(&RunEvidence) -> SideRunCounts, from: SpreadSource| {

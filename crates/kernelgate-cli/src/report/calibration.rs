@@ -1,7 +1,7 @@
 //! A calibration as text and Markdown: false alarms, power, noise, and the recommended thresholds.
 
 use kernelgate::display::medium::MarkdownText;
-use kernelgate::record::text::{one_line, printable};
+use kernelgate::record::text::{on_one_line, printable_on_terminal};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
@@ -12,15 +12,15 @@ use crate::gate::calibration::{Calibration, RecommendedThresholds, summarise_cal
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 
-/// The calibration for a terminal of this width, if it has one.
+/// Text of the calibration for a terminal of this width, if the width is known.
 pub fn text(calibration: &Calibration, columns: Option<usize>) -> String {
     let table = |table: &Table| table.text_within(columns);
-    written(calibration, "", &table, &|text| printable(text).into_owned())
+    written(calibration, "", &table, &|text| printable_on_terminal(text).into_owned())
 }
 
 /// The calibration as Markdown.
 pub fn markdown(calibration: &Calibration) -> String {
-    written(calibration, "## ", &Table::markdown, &|text| MarkdownText(text).to_string())
+    written(calibration, "## ", &Table::to_markdown, &|text| MarkdownText(text).to_string())
 }
 
 /// Writes the calibration; `words` escapes text of the file for the format.
@@ -99,7 +99,7 @@ fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
     let sampling = calibration.sampling;
     // Nothing is escaped in Markdown code, which only a backtick ends.
     let code = |command: &String| {
-        format!("`{}`", one_line(&without_part_flags(command)).replace('`', "'"))
+        format!("`{}`", on_one_line(&without_part_flags(command)).replace('`', "'"))
     };
     let commands: BTreeSet<String> = calibration.commands.iter().map(code).collect();
     let commands: Vec<String> = commands.into_iter().collect();
@@ -110,7 +110,7 @@ fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
         words(&calibration.started),
         words(calibration.comparisons.last().map_or("", |known| &known.started)),
         words(&place),
-        words(&calibration.provenance.short()),
+        words(&calibration.provenance.short_commit()),
         calibration.comparisons.len(),
         calibration.comparisons.iter().map(|known| known.processes).sum::<usize>(),
         100.0 * plan.relative,
@@ -127,7 +127,7 @@ fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
 
 /// A command without the flags that divide a calibration into parts and repetitions.
 fn without_part_flags(command: &str) -> String {
-    kernelgate::display::without_flags(
+    kernelgate::display::words_without_flags(
         command.split(' ').map(str::to_owned),
         &["--shard", "--total-time"],
         &[],

@@ -55,7 +55,7 @@ pub fn evidence(judged: &Judgement) -> String {
     }
 }
 
-/// A relative change: "+25.3%"; "∞" without a bound.
+/// Text of a relative change: "+25.3%"; "∞" if it has no bound.
 pub fn percent(ratio: f64) -> String {
     if ratio.is_finite() { format!("{:+.1}%", 100.0 * (ratio - 1.0)) } else { "∞".to_owned() }
 }

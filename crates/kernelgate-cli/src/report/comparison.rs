@@ -11,7 +11,7 @@ use crate::gate::kernels::code::ComparedKernels;
 use crate::gate::paired::{Arm, PairedDecision};
 use crate::gate::rules::RemovedCasesMeaning;
 use kernelgate::display::duration;
-use kernelgate::record::text::indented;
+use kernelgate::record::text::indent_lines;
 use kernelgate_cuda::CaseFailure;
 
 /// Label of a case that the base alone got wrong.
@@ -21,7 +21,7 @@ const FAILED_IN_BASE: &str = "failed in the base, not judged";
 const CRITERION_UNIT_NOTE: &str = "times of Criterion's benches are nanoseconds, unless a bench sets a \
                     measurement of its own: its store does not say";
 
-/// Largest number of changes that are named one by one.
+/// Largest number of code changes that are listed one by one.
 const MAX_NAMED_CODE_CHANGES: usize = 20;
 
 impl VerdictWording for BuildFacts {
@@ -39,7 +39,7 @@ impl VerdictWording for BuildFacts {
     const FAILED: &'static str = "failed in the head";
     const SKIPPED_LABEL: &'static str = "skipped in the head, timed in the base";
 
-    // The same file on both sides cannot have changed.
+    // A bench whose executables are the same file on both sides cannot have changed.
     fn first_line(comparison: &Comparison) -> Option<String> {
         let untimed = comparison.facts.untimed.len();
         (untimed > 0).then(|| {
@@ -100,7 +100,8 @@ impl VerdictWording for BuildFacts {
         format!("{seeds} seeds would decide, for which the time did not suffice")
     }
 
-    /// The time that more pairs of these cases would take, at the cost of the pairs so far.
+    /// Estimated time of the additional pairs that would decide these cases, at the cost of the
+    /// pairs so far.
     fn remedy(comparison: &Comparison, cases: &[&Judgement]) -> String {
         fn decision<'a>(judged: &&'a Judgement) -> Option<&'a PairedDecision> {
             Some(&judged.pairs()?.decision)
@@ -171,7 +172,7 @@ impl VerdictWording for BuildFacts {
         let mut lines = cases_with_reason(&self.failed_in_base, FAILED_IN_BASE);
         lines.extend(self.broken.iter().map(|broken| {
             let so = if broken.abandoned { "; its undecided cases were abandoned" } else { "" };
-            let reason = indented(&broken.reason);
+            let reason = indent_lines(&broken.reason);
             format!("broke: {} of the {}: {reason}{so}", broken.bench, broken.side)
         }));
         let missing = |shard: &String| format!("missing: {shard}, whose cases are not judged");
@@ -219,7 +220,7 @@ impl VerdictWording for BuildFacts {
     }
 }
 
-/// The first decision of each case.
+/// The decision of the first round for each case.
 fn paired_decisions(comparison: &Comparison) -> impl Iterator<Item = &PairedDecision> {
     comparison.judged.iter().filter_map(|judged| Some(&judged.pairs()?.decision))
 }

@@ -1,7 +1,7 @@
 //! A table of the costs of launches besides the device's time, and of the errors of their outputs.
 
 use kernelgate::display::table::Table;
-use kernelgate::display::{bytes, joules, time};
+use kernelgate::display::{bytes, joules_text, time};
 use kernelgate::record::{LaunchCosts, ProcessRun};
 
 /// A row for each case, within the terminal's width if there is a terminal; "-" for unknown values.
@@ -18,7 +18,7 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     ]);
     let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
-        let costs = case.samples.launch_costs();
+        let costs = case.samples.costs_with_energy();
         let LaunchCosts { measured_device_bytes, commands, host_launch_ns, launch_j, .. } = costs;
         let declared = costs.device_bytes.map(|it| format!("{} (declared)", bytes(it)));
         table.row(vec![
@@ -26,7 +26,7 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
             shown(measured_device_bytes.map(bytes).or(declared)),
             shown(commands.map(|commands| commands.to_string())),
             shown(host_launch_ns.map(time)),
-            shown(launch_j.map(joules)),
+            shown(launch_j.map(joules_text)),
             format!("{:.1e}", case.verification.max_error),
             format!("{:.1e}", case.verification.relative_l2),
         ]);

@@ -6,9 +6,9 @@ use super::cells::percent;
 use crate::history::series::Change;
 use crate::history::{CaseHistory, CommitOrder, SkippedRecordFile};
 use kernelgate::display::table::Table;
-use kernelgate::display::terminal::wrapped_text;
+use kernelgate::display::terminal::wrap_terminal_text;
 use kernelgate::display::time;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::printable_on_terminal;
 
 /// Steps of a sparkline, from the shortest time to the longest.
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -36,7 +36,7 @@ pub fn text(histories: &[CaseHistory], order: &CommitOrder, columns: Option<usiz
         lines.push(format!("{not_searched} times, the oldest, were not searched for changes"));
     }
     lines.push(commit_order_text(histories, order));
-    wrapped_text(&lines.join("\n"), columns)
+    wrap_terminal_text(&lines.join("\n"), columns)
 }
 
 /// The order of the commits in words.
@@ -66,7 +66,7 @@ pub fn skipped(files: &[SkippedRecordFile]) -> String {
     let more = files.len().saturating_sub(MAX_NAMED_SKIPPED_FILES);
     let more = (more > 0).then(|| format!("skipped {more} more files"));
     // Names and contents of files are not trusted.
-    printable(&each.chain(more).collect::<Vec<_>>().join("\n")).into_owned()
+    printable_on_terminal(&each.chain(more).collect::<Vec<_>>().join("\n")).into_owned()
 }
 
 fn history_overview(histories: &[CaseHistory], columns: Option<usize>) -> Vec<String> {
@@ -114,7 +114,7 @@ fn case_history_lines(history: &CaseHistory, columns: Option<usize>) -> Vec<Stri
     for (at, point) in history.points.iter().enumerate().skip(hidden) {
         let change = history.changes.iter().find(|change| change.point == at);
         table.row(vec![
-            point.code().short(),
+            point.code().short_commit(),
             day(point.started_ms),
             point.runs_ns.len().to_string(),
             time(point.median_ns),
@@ -134,16 +134,16 @@ fn case_history_lines(history: &CaseHistory, columns: Option<usize>) -> Vec<Stri
     lines
 }
 
-/// A change as a sentence.
+/// Describes a change of a history in a sentence.
 fn words(history: &CaseHistory, change: &Change) -> String {
     let Change { point, commits, low, high, confidence, .. } = change;
-    let code = |at: usize| history.points[at].code().short();
+    let code = |at: usize| history.points[at].code().short_commit();
     let size = format!(
         "{} ({} to {}), confidence {:.1} %",
         percent(1.0 + change.change),
         percent(1.0 + low),
         percent(1.0 + high),
-        // A confidence of 100.0 % cannot be known.
+        // At most 99.9 % is printed, because a confidence of 100.0 % cannot be known.
         (100.0 * confidence).min(99.9)
     );
     if change.same_build {
@@ -160,9 +160,13 @@ fn words(history: &CaseHistory, change: &Change) -> String {
     format!("{size}: after {}, up to {}{which}", code(point - 1), code(*point))
 }
 
-/// A change in short form: "+5.2% 1a2b3c4d".
+/// Short text of a change in a history: "+5.2% 1a2b3c4d".
 fn short(history: &CaseHistory, change: &Change) -> String {
-    format!("{} {}", percent(1.0 + change.change), history.points[change.point].code().short())
+    format!(
+        "{} {}",
+        percent(1.0 + change.change),
+        history.points[change.point].code().short_commit()
+    )
 }
 
 fn name(history: &CaseHistory) -> String {

@@ -15,8 +15,8 @@ const MAX_ROWS: usize = 12;
 /// Smallest change to either side that the drawing covers.
 const MIN_DRAWN_CHANGE: f64 = 0.02;
 
-/// Draws the cases that have times: the regressed ones first, then those that changed most; `None`
-/// without such a case. `<` and `>` mark ends of an interval that lie outside the drawing.
+/// Draws the intervals of timed cases: regressed cases first, then those that changed most; `None`
+/// if no case was timed. `<` and `>` mark ends of an interval that lie outside the drawing.
 pub fn text(rows: &[Judgement]) -> Option<String> {
     let mut timed: Vec<&Judgement> = rows.iter().filter(|row| row.is_timed()).collect();
     let size = |row: &Judgement| (row.ratio.center - 1.0).abs();

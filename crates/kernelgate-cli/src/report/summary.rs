@@ -23,17 +23,17 @@ pub struct VerdictSummary {
     pub package: Option<String>,
     /// The headline: "1 regressed, 0 improved, 13 unchanged, 0 inconclusive of 14 (threshold 1%)".
     pub headline: String,
-    /// Base, head, device and method: name and words.
+    /// Rows about base, head, device and method: name and text.
     pub facts: Vec<(&'static str, String)>,
     /// Cases, worst first.
     pub rows: Vec<Judgement>,
-    /// Cases without a row: wrong, refused, not run.
+    /// Cases that were not judged: wrong, refused or not run.
     pub others: Vec<UnjudgedEntry>,
-    /// Effects of the package's rules.
+    /// Effects of the package's rules on the verdicts.
     pub rules: RulesReport,
     /// Lines that a reader must know besides the table.
     pub notes: Vec<String>,
-    /// Lines that may be folded.
+    /// Lines of the report that may be folded.
     pub details: Vec<String>,
     /// Unit of the evidence of the rows: "pairs" or "runs".
     pub evidence: &'static str,
@@ -44,7 +44,7 @@ pub struct VerdictSummary {
 /// A case, or another entry, without a time to judge.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnjudgedEntry {
-    /// Id of the case, or a name for all of them.
+    /// Id of the case, or a name for all cases.
     pub name: String,
     /// Severity.
     pub kind: UnjudgedKind,
@@ -59,14 +59,14 @@ pub struct UnjudgedEntry {
 pub enum UnjudgedKind {
     /// The output is wrong, or a process failed.
     Failed,
-    /// The case is not comparable.
+    /// The case is not comparable with the base.
     Refused,
     /// The case did not run, or has nothing to compare with.
     Skipped,
 }
 
 impl UnjudgedEntry {
-    /// An entry of this kind.
+    /// Makes an entry for an unjudged case.
     pub fn new(name: &str, kind: UnjudgedKind, why: impl Into<String>) -> Self {
         Self { name: name.to_owned(), kind, why: why.into(), facts: Vec::new() }
     }
@@ -99,7 +99,7 @@ impl UnjudgedEntry {
 }
 
 /// The number of bounds that could not be judged, "; 2 bounds of kernelgate.toml not judged", or an
-/// empty text. Such bounds alone make the exit code 3.
+/// empty text. Such bounds, even alone, make the exit code 3.
 pub fn unjudged_rules_text(rules: &RulesReport) -> String {
     match rules.undecided.len() {
         0 => String::new(),

@@ -67,7 +67,7 @@ fn decision_of(case: &str, verdict: Verdict, change: f64, width: f64) -> PairedD
     }
 }
 
-/// A comparison with a case of each verdict. Long because it is a value with every field.
+/// A test comparison with one case of each verdict. Long because it is a value with every field.
 #[expect(clippy::too_many_lines)]
 fn comparison_of_every_verdict() -> Comparison {
     use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
@@ -193,7 +193,7 @@ fn judgement_of(case: &str, verdict: Verdict, change: f64, runs: (usize, usize))
     }
 }
 
-/// An inconclusive case with another reason.
+/// A test case that is inconclusive for a given reason.
 fn inconclusive_judgement(
     case: &str,
     change: f64,
@@ -384,8 +384,8 @@ fn a_foreign_message_makes_no_line_of_its_own_and_is_escaped_in_xml() {
     assert!(!xml.contains(['\u{202e}', '\u{9b}', '\u{ffff}']), "{xml}");
 }
 
-/// An output that differs, with its facts.
-fn differing() -> CaseFailure {
+/// A failure of a test case whose output `<spikes>` differs, with the number of checked elements.
+fn outputs_with_differing_bits() -> CaseFailure {
     CaseFailure::new("differs", "1 of 64 elements differ")
         .with_name("output", "<spikes>")
         .with_number("checked", 64.0)
@@ -428,7 +428,7 @@ fn comparison_with_every_field() -> Comparison {
     let facts = BuildFacts {
         calibration: Some("calibration of 2026-11-20: threshold 1.50 %".to_owned()),
         removed: vec![case("n5")],
-        failed_in_base: BTreeMap::from([(case("n7"), differing())]),
+        failed_in_base: BTreeMap::from([(case("n7"), outputs_with_differing_bits())]),
         left_alone: BTreeMap::from([("other of the head".to_owned(), "no mark".to_owned())]),
         criterion: vec![CriterionOnlyBench {
             bench: "plain".to_owned(),
@@ -485,7 +485,7 @@ fn comparison_with_every_field() -> Comparison {
     }
 }
 
-/// Lists and findings that [`gate_report_example`] lacks.
+/// A test report with the lists and findings that [`gate_report_example`] lacks.
 fn gate_report_with_every_field() -> GateReport {
     let Comparison { verification, numerics, costs, rules, .. } = comparison_with_every_field();
     let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
@@ -522,7 +522,7 @@ fn gate_report_with_every_field() -> GateReport {
         judged: all,
         new: vec![case("n5")],
         skipped: BTreeMap::from([(case("n6"), "needs 201 MB | of 102 MB <free>".to_owned())]),
-        failed: BTreeMap::from([(case("n7"), differing())]),
+        failed: BTreeMap::from([(case("n7"), outputs_with_differing_bits())]),
         unverified: vec![case("n9")],
         verification,
         numerics,

@@ -1,5 +1,6 @@
 //! The verdicts of `gate` or `compare` as text and as a summary: headline, regressions first, each
-//! with its interval and the detectable change. Each method adds its own texts.
+//! with its interval and the detectable change. Each method of judgement (gate, compare) has texts
+//! of its own.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -10,10 +11,10 @@ use crate::gate::judgement::Judgement;
 use crate::gate::reason::Reason;
 use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::{Facts, Verdicts};
-use kernelgate::record::text::{indented, printable};
+use kernelgate::record::text::{indent_lines, printable_on_terminal};
 use kernelgate_cuda::CaseFailure;
 
-/// Largest number of cases of a kind that are named one by one.
+/// Largest number of cases that are listed one by one in each kind.
 const MAX_NAMED_CASES: usize = 20;
 
 /// Texts of the report of one method.
@@ -24,7 +25,7 @@ pub trait VerdictWording: Facts {
     const SIDES: [&'static str; 2];
     /// Names of base and head as columns.
     const COLUMNS: [&'static str; 2];
-    /// Unit of the last column.
+    /// Unit of the numbers in the last column.
     const EVIDENCE: &'static str;
     /// Explanation of a row.
     const ROW_EXPLANATION: &'static [&'static str];
@@ -39,9 +40,9 @@ pub trait VerdictWording: Facts {
     }
     /// Base, head and device.
     fn heading(verdicts: &Verdicts<Self>) -> String;
-    /// Base, head, device and noise: name and words.
+    /// Rows about base, head, device and noise: name and text.
     fn facts(verdicts: &Verdicts<Self>) -> Vec<(&'static str, String)>;
-    /// The relative threshold, per cent.
+    /// The relative threshold of slow-downs, per cent.
     fn threshold_percent(verdicts: &Verdicts<Self>) -> f64;
     /// The headline if the method judged nothing.
     fn refusal(_: &Verdicts<Self>) -> Option<String> {
@@ -67,11 +68,11 @@ pub trait VerdictWording: Facts {
     fn notes_on_unmeasured(&self) -> Vec<String>;
     /// Lines after all others.
     fn last_note_lines(verdicts: &Verdicts<Self>) -> Vec<String>;
-    /// Lines that require no action.
+    /// Lines of the report that require no action.
     fn details(verdicts: &Verdicts<Self>) -> Vec<String>;
 }
 
-/// The report for a terminal of this width, if it has one.
+/// Text of the report for a terminal of this width, if the width is known.
 pub fn text<F: VerdictWording>(verdicts: &Verdicts<F>, columns: Option<usize>) -> String {
     let first = F::first_line(verdicts).map(|line| line + "\n").unwrap_or_default();
     let mut out = format!("{first}{}\n", F::heading(verdicts));
@@ -84,11 +85,11 @@ pub fn text<F: VerdictWording>(verdicts: &Verdicts<F>, columns: Option<usize>) -
     lines.iter().for_each(|line| out.extend(["\n", line]));
     let _ =
         write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, verdict_headline(verdicts));
-    printable(&out).into_owned()
+    printable_on_terminal(&out).into_owned()
 }
 
-/// The report for reviewers and programs. `reproduce` is the command that repeats the judgement
-/// locally.
+/// Summary of the report for reviewers and programs. `reproduce` is the command that repeats the
+/// judgement locally.
 pub fn summary<F: VerdictWording>(verdicts: &Verdicts<F>, reproduce: &str) -> VerdictSummary {
     let mut details: Vec<String> =
         F::ROW_EXPLANATION.iter().map(|line| (*line).to_owned()).collect();
@@ -190,7 +191,8 @@ fn notes<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
     lines
 }
 
-/// One line for each reason: the number of cases, the first case, and advice.
+/// One line for each reason why cases are inconclusive: the number of cases, the first case, and
+/// advice.
 fn inconclusive_lines<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
     let mut by_reason: BTreeMap<String, Vec<&Judgement>> = BTreeMap::new();
     // Reasons of this kind are printed on lines of their own, with advice.
@@ -214,7 +216,7 @@ fn inconclusive_lines<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> 
 /// A line "LABEL: CASE: REASON" for each case.
 pub fn cases_with_reason(cases: &BTreeMap<String, impl Display>, label: &str) -> Vec<String> {
     let line = |(case, why): (&String, _)| {
-        format!("{label}: {case}: {}", indented(&ToString::to_string(why)))
+        format!("{label}: {case}: {}", indent_lines(&ToString::to_string(why)))
     };
     cases.iter().map(line).collect()
 }

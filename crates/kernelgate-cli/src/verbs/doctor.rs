@@ -11,10 +11,12 @@ use crate::benches::package::has_manifest;
 use kernelgate::display::{self, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::harness::args;
-use kernelgate::record::environment::available_memory;
-use kernelgate::record::machine::OtherMachine;
-use kernelgate::record::text::{printable, printable_path, quoted, shortened};
-use kernelgate::record::{Environment, FileError, Machine, Provenance, Store, file};
+use kernelgate::record::environment::available_host_memory;
+use kernelgate::record::machine::DifferentMachineFact;
+use kernelgate::record::text::{
+    printable_on_terminal, printable_path, shortened_message, start_of_quotation,
+};
+use kernelgate::record::{Environment, MachineFacts, Provenance, RecordFileError, Store, file};
 use kernelgate_cuda::DeviceOptions;
 use kernelgate_cuda::architecture;
 use kernelgate_cuda::compiler::cache;
@@ -44,7 +46,7 @@ pub struct Arguments {
 struct Check {
     what: &'static str,
     finding: String,
-    /// Advice, if something is wrong.
+    /// Advice on what to do, if the check found a problem.
     advice: Option<String>,
 }
 
@@ -54,9 +56,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         println!("{}", nvrtc.fetch(target)?.display());
         return Ok(Exit::Fine);
     }
-    let failed = |error: FileError| anyhow::anyhow!("failed to {error}");
+    let failed = |error: RecordFileError| anyhow::anyhow!("failed to {error}");
     if let Some(path) = &arguments.save {
-        let machine = Machine::here();
+        let machine = MachineFacts::machine_of_process();
         file::write(path, &machine).map_err(failed)?;
         println!("machine {} in {}", machine.digest(), printable_path(path));
         return Ok(Exit::Fine);
@@ -67,14 +69,16 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let mut checks = all_checks(&Environment::cpu(), store);
     for check in &mut checks {
         // Names of folders and files are not trusted.
-        check.finding = printable(&check.finding).into_owned();
+        check.finding = printable_on_terminal(&check.finding).into_owned();
     }
     match arguments.format {
         OutputFormat::Json => print_json(&checks)?,
         OutputFormat::Text => {
             for check in &checks {
                 let line = |text: String, indent| match terminal::columns() {
-                    Some(columns) => println!("{}", terminal::wrapped(&text, indent, columns)),
+                    Some(columns) => {
+                        println!("{}", terminal::wrap_terminal_line(&text, indent, columns))
+                    }
                     None => println!("{text}"),
                 };
                 line(format!("{:<10} {}", check.what, check.finding), 11);
@@ -92,19 +96,19 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                     check.advice.unwrap_or_default(),
                 ]);
             }
-            println!("{}", table.markdown());
+            println!("{}", table.to_markdown());
         }
     }
     Ok(Exit::Fine)
 }
 
-/// Compares this machine with a recorded one.
-fn expect(expected: &Machine) -> Exit {
-    let here = Machine::here();
+/// Compares this machine with a recorded machine.
+fn expect(expected: &MachineFacts) -> Exit {
+    let here = MachineFacts::machine_of_process();
     let differing = here.mismatches(expected);
-    for OtherMachine { field, expected, found } in &differing {
+    for DifferentMachineFact { field, expected, found } in &differing {
         let line = format!("refused: {field} is `{found}`, not `{expected}`");
-        println!("{}", printable(&line));
+        println!("{}", printable_on_terminal(&line));
     }
     if differing.is_empty() {
         println!("machine {} as expected", here.digest());
@@ -140,7 +144,7 @@ fn all_checks(environment: &Environment, store: &Store) -> Vec<Check> {
             "memory",
             format!(
                 "{} free of {}",
-                display::bytes(available_memory()),
+                display::bytes(available_host_memory()),
                 display::bytes(environment.memory_bytes)
             ),
             None,
@@ -173,7 +177,7 @@ fn all_checks(environment: &Environment, store: &Store) -> Vec<Check> {
     checks
 }
 
-/// Checks of variables that a bench would refuse: those that stand for flags, and the commit.
+/// Checks variables that would make a bench stop: those that stand for flags, and the commit.
 fn setting_checks() -> Vec<Check> {
     let commit = Provenance::detect_for_process(Path::new(".")).err().map(|it| it.to_string());
     let number = std::env::var("KERNELGATE_DEVICE").ok().and_then(|it| it.parse::<usize>().ok());
@@ -183,20 +187,23 @@ fn setting_checks() -> Vec<Check> {
     });
     let check = |finding: String| Check {
         what: "setting",
-        finding: shortened(finding),
+        finding: shortened_message(finding),
         advice: Some("correct the variable, or unset it: benches end with this error".to_owned()),
     };
-    args::wrong_variables().into_iter().chain(commit).chain(device).map(check).collect()
+    args::wrong_flag_variables().into_iter().chain(commit).chain(device).map(check).collect()
 }
 
-/// A check of `KERNELGATE_ARCH`, if its value is not an architecture; a GPU's own check has the
-/// rest.
+/// Checks `KERNELGATE_ARCH`, if its value is not an architecture; the check of a GPU does the rest.
 fn architecture_setting_check() -> Option<Check> {
     let named = architecture::named()?;
     let advice = "name one as NVIDIA does: sm_80, sm_90a; until then no case runs on a GPU";
     architecture::number(&named).is_none().then(|| Check {
         what: "setting",
-        finding: format!("{}: `{}` is not an architecture", architecture::VARIABLE, quoted(&named)),
+        finding: format!(
+            "{}: `{}` is not an architecture",
+            architecture::VARIABLE,
+            start_of_quotation(&named)
+        ),
         advice: Some(advice.to_owned()),
     })
 }
@@ -335,7 +342,7 @@ fn clocks(facts: &DeviceFacts) -> Check {
     check(format!("{highest}{power}; {permission}"), advice)
 }
 
-/// Advice on rows that an architecture does not run; every row has some card that runs it.
+/// Note that some rows do not run on an architecture; every row has some card that runs it.
 fn rows_without_compiler(arch: &str) -> Option<String> {
     (arch != "sm_90a").then(|| {
         format!(
@@ -427,7 +434,7 @@ fn package_folder_check(what: &'static str, flag: &str, path: &Path, store: &Sto
 }
 
 fn folder(what: &'static str, path: &Path) -> Check {
-    // The nearest existing folder decides whether the rest of the path can be made.
+    // The nearest existing folder decides whether the rest of the path can be created.
     let existing = path.ancestors().find(|folder| folder.is_dir());
     let writable = existing.is_some_and(|folder| tempfile::tempfile_in(folder).is_ok());
     Check {

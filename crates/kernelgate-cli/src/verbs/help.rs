@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 
 use clap::Command;
 
-/// Longest line of the help.
+/// Longest line of the help, columns.
 const MAX_HELP_COLUMNS: usize = 100;
 
-/// Verbs that answer one question.
+/// A question and the verbs that answer it, for the help.
 struct Question {
     heading: &'static str,
     verbs: &'static [VerbExamples],
@@ -175,7 +175,7 @@ pub fn arrange_help(command: Command) -> Command {
     })
 }
 
-/// All verbs with their examples.
+/// All verbs with the examples of their help.
 fn verbs_with_examples() -> impl Iterator<Item = &'static VerbExamples> {
     QUESTIONS_WITH_VERBS.iter().flat_map(|question| question.verbs).chain(SUBVERB_EXAMPLES)
 }
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    /// Each command below one, with its full name.
+    /// Calls `check` for each subcommand with its full name.
     fn each(command: &Command, name: &str, check: &dyn Fn(&Command, &str)) {
         check(command, name);
         for verb in command.get_subcommands() {

@@ -10,14 +10,14 @@ use kernelgate::record::text::printable_path;
 
 use crate::benches::package::{self, Member};
 
-/// The bench of the README.
+/// Source of the bench in the README.
 const BENCH_TEMPLATE: &str = include_str!("../../templates/bench.rs");
-/// Name of the bench in the README.
+/// Name of the bench target in the README.
 const DEFAULT_BENCH_NAME: &str = "own_kernel";
 const WORKFLOW_TEMPLATE: &str = include_str!("../../templates/perf.yml");
-/// Placeholder for the package's folder in the workflow.
+/// Placeholder for the package's folder in the workflow file.
 const PACKAGE_FOLDER_PLACEHOLDER: &str = "PACKAGE_FOLDER";
-/// Largest manifest that is read.
+/// Largest `Cargo.toml` that is read, bytes.
 const MAX_MANIFEST: u64 = 1 << 20;
 
 #[derive(Debug, clap::Args)]
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
         }
         return Ok(Exit::Fine);
     }
-    file::write_texts(new.iter().map(|it| (it.path.as_path(), it.text.as_str())))
+    file::replace_files(new.iter().map(|it| (it.path.as_path(), it.text.as_str())))
         .map_err(|error| anyhow!("failed to {error}"))?;
     for NewFileContents { path, .. } in &new {
         println!("wrote {}", printable_path(path));
@@ -101,8 +101,8 @@ fn bench_name(name: &str) -> Result<String, String> {
         .ok_or_else(|| "use lowercase letters, digits and `_`".to_owned())
 }
 
-/// The line of the dependency. A path is absolute, because `compare` builds revisions in other
-/// folders.
+/// The line of the manifest that adds the dependency. A path is absolute, because `compare` builds
+/// revisions in other folders.
 fn dependency_line(clone: Option<&Path>) -> anyhow::Result<String> {
     let Some(folder) = clone else {
         return Ok(format!("kernelgate = \"{}\"", env!("CARGO_PKG_VERSION")));
@@ -115,11 +115,11 @@ fn dependency_line(clone: Option<&Path>) -> anyhow::Result<String> {
     Ok(format!("kernelgate = {{ path = {quoted} }}"))
 }
 
-/// The manifest with the dependency and the bench.
+/// The manifest's text with the dependency and the bench added.
 fn manifest_with_bench(member: &Member, bench: &str, dependency: &str) -> anyhow::Result<String> {
     let path = &member.manifest_path;
     let shown = printable_path(path).to_string();
-    let text = file::text_of(path, MAX_MANIFEST).with_context(|| shown.clone())?;
+    let text = file::read_untrusted_text(path, MAX_MANIFEST).with_context(|| shown.clone())?;
     let before: toml::Table = toml::from_str(&text).with_context(|| shown.clone())?;
     let named = |table: &str, name: &str| {
         before.get(table).and_then(toml::Value::as_table).is_some_and(|it| it.contains_key(name))

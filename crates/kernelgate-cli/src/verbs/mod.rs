@@ -4,7 +4,7 @@
 //! Results go to standard output in the requested format, everything else to standard error; the
 //! exit code is the verdict.
 //!
-//! A new verb is one file and one arm here.
+//! A new verb needs one file and one arm in this match.
 
 #![allow(clippy::disallowed_methods, reason = "the boundary: variables are read here")]
 
@@ -37,7 +37,7 @@ use why::{diagnose, export, profile, stats};
 /// Heading of the flags that every verb takes.
 const GLOBAL_FLAGS_HEADING: &str = "Global options";
 
-/// Version and commit of this build.
+/// Version and commit of this build of the program.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD_COMMIT"), ")");
 
 /// Verify, time and gate GPU kernels
@@ -117,7 +117,7 @@ enum Verb {
     Baseline(baseline::BaselineVerb),
 }
 
-/// The command line, with help by question.
+/// The command line, whose help groups verbs by question.
 pub fn command() -> clap::Command {
     help::arrange_help(Cli::command())
 }
@@ -126,7 +126,7 @@ impl Cli {
     /// Runs the verb.
     ///
     /// # Errors
-    /// Bad usage or broken input: [`Exit::Usage`].
+    /// Wrong usage or broken input is an error: [`Exit::Usage`].
     pub fn run(self) -> anyhow::Result<Exit> {
         if self.verbose {
             commands::show_all_commands();

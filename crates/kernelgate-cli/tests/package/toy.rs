@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use kernelgate::protocol::{self, Response, ResponseBody};
+use kernelgate::protocol::{self, BenchResponse, BenchResponseBody};
 use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance, file};
 
 use super::{Outcome, Package};
@@ -26,7 +26,7 @@ cp "$ROOT/trial.json" "$RESPONSE""#;
 
 impl Toy {
     /// A toy that answers with these results.
-    pub fn new(answer: ResponseBody) -> Self {
+    pub fn new(answer: BenchResponseBody) -> Self {
         let toy = Self { package: Package::new() };
         let root = toy.package.folder.path().display().to_string();
         let mark = protocol::MARK.trim_matches('\0');
@@ -41,7 +41,7 @@ impl Toy {
         compiler.arg("-o").arg(toy.executable()).arg(toy.package.path("toy.c"));
         assert!(compiler.status().unwrap().success());
         toy.answers(answer);
-        toy.write(&toy.package.path("trial.json"), ResponseBody::Trial);
+        toy.write(&toy.package.path("trial.json"), BenchResponseBody::Trial);
         toy.behaves(ANSWERS);
         toy
     }
@@ -50,12 +50,12 @@ impl Toy {
         self.package.path("benches").join(TOY)
     }
 
-    fn write(&self, path: &std::path::Path, answer: ResponseBody) {
-        file::write(path, &Response { bench: TOY.to_owned(), answer }).unwrap();
+    fn write(&self, path: &std::path::Path, answer: BenchResponseBody) {
+        file::write(path, &BenchResponse { bench: TOY.to_owned(), answer }).unwrap();
     }
 
     /// Prepares a response.
-    pub fn answers(&self, answer: ResponseBody) {
+    pub fn answers(&self, answer: BenchResponseBody) {
         self.write(&self.package.path("answer.json"), answer);
     }
 
@@ -71,7 +71,7 @@ impl Toy {
     /// RESPONSE, RECORD and SESSION.
     pub fn behaves(&self, script: &str) {
         let root = self.package.folder.path().display();
-        let answer = protocol::answer();
+        let answer = protocol::version_answer();
         let value = |name: &str| {
             format!("$(sed -n 's/.*\"{name}\": *\"\\([^\"]*\\)\".*/\\1/p' \"$REQUEST\")")
         };
@@ -91,11 +91,11 @@ impl Toy {
         let provenance = Provenance { commit: Some("COMMIT".to_owned()), dirty: false };
         let run = ProcessRun {
             complete: true,
-            executable: Some(file::content_hash(&self.executable()).unwrap()),
+            executable: Some(file::content_hash_of_file(&self.executable()).unwrap()),
             cases: [(TOY_CASE.to_owned(), CaseRecord::from_samples(vec![2e5; 4]))].into(),
             ..ProcessRun::start(TOY, "SESSION", Environment::cpu(), provenance)
         };
-        let mut value: serde_json::Value = serde_json::from_str(&file::to_text(&run)).unwrap();
+        let mut value: serde_json::Value = serde_json::from_str(&file::record_text(&run)).unwrap();
         change(&mut value);
         std::fs::write(self.package.path("run.json"), value.to_string()).unwrap();
     }

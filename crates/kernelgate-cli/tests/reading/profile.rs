@@ -9,10 +9,11 @@ use crate::outputs::{both_streams, snapshot};
 use crate::package::{Outcome, Package};
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::protocol::{
-    CaseRecording, CaseStatus, ProfiledCase, RecordedPart, RecordedStages, Response, ResponseBody,
+    BenchResponse, BenchResponseBody, CaseRecording, CaseStatus, ProfiledCase, RecordedPart,
+    RecordedStages,
 };
 use kernelgate::record::{SampleUnit, WorkRecord, file};
-use kernelgate::trace::{KernelSummary, PhaseTime};
+use kernelgate::trace::{HostPhaseTime, RecordedIntervalSummary};
 use kernelgate_cuda::observe::activity::{
     Activity, CallRecord, CopyRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedDevice,
     StreamId, WaitRecord,
@@ -124,7 +125,7 @@ fn profiled() -> Vec<ProfiledCase> {
         other_devices: Vec::new(),
         trace,
     };
-    let summary = Some(KernelSummary::from_activity(&recording.trace));
+    let summary = Some(RecordedIntervalSummary::summary_of_activity(&recording.trace));
     let case = |case: &str, status, summary, reason: Option<&str>, recording| ProfiledCase {
         samples: None,
         case: case.to_owned(),
@@ -143,14 +144,15 @@ fn profiled() -> Vec<ProfiledCase> {
 /// A package whose only bench answers with these cases, and stores the request that it received.
 fn package(cases: Vec<ProfiledCase>) -> Package {
     let package = Package::new();
-    let answer = Response { bench: "toy".to_owned(), answer: ResponseBody::Profile(cases) };
+    let answer =
+        BenchResponse { bench: "toy".to_owned(), answer: BenchResponseBody::Profile(cases) };
     file::write(&package.path("answer.json"), &answer).unwrap();
     let root = package.folder.path().display();
     let script = format!(
         "[ \"$KERNELGATE_REQUEST\" = protocol ] && echo '{}' && exit 0\ncp \
          \"$KERNELGATE_REQUEST\" '{root}/asked.json'\ncp '{root}/answer.json' \"$(sed -n \
          's/.*\"response\": *\"\\([^\"]*\\)\".*/\\1/p' \"$KERNELGATE_REQUEST\")\"\n",
-        kernelgate::protocol::answer(),
+        kernelgate::protocol::version_answer(),
     );
     std::fs::write(package.path("answer.sh"), script).unwrap();
     // A script alone is not taken for a bench, so it gets the mark.
@@ -282,7 +284,11 @@ fn cases_of_several_batches_end_with_their_curve() {
     let of_host = |batch: u64, launch_ns: f64| ProfiledCase {
         case: format!("toy/net/b{batch}_t8/cpu/hot"),
         summary: None,
-        phases: vec![PhaseTime::from_times("launch", &[launch_ns, launch_ns], None)],
+        phases: vec![HostPhaseTime::phase_time_of_durations(
+            "launch",
+            &[launch_ns, launch_ns],
+            None,
+        )],
         recording: None,
         ..recorded(batch)
     };
@@ -502,7 +508,7 @@ fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
         part("final_matmul", ("matmul bf16", 1_610_612_736)),
     ];
     recording.stages.clear();
-    case.summary = Some(KernelSummary::from_activity(&recording.trace));
+    case.summary = Some(RecordedIntervalSummary::summary_of_activity(&recording.trace));
     case
 }
 

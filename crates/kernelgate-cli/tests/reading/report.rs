@@ -157,7 +157,7 @@ fn a_baseline_is_drawn_and_gives_verdicts() {
     for session in 1..=4 {
         baseline.add(&run(&session.to_string(), 1.0 + 0.001 * f64::from(session))).unwrap();
     }
-    let device = Environment::cpu().slug();
+    let device = Environment::cpu().baseline_folder_name();
     let path = records.path(&format!("baselines/{device}/main.json"));
     file::write(&path, &baseline).unwrap();
     let out = records.path("out");

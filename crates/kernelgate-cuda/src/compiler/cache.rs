@@ -15,7 +15,7 @@ use super::source::KernelBuild;
 /// The machine code of a build, from the cache or the compiler.
 ///
 /// # Errors
-/// The errors of [`nvrtc::compile`].
+/// Fails with the errors of [`nvrtc::compile`].
 pub fn compile(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError> {
     let path = path(build, arch)?;
     // An ELF file that was cut short by a full disk would not load: the magic and a length at the
@@ -31,7 +31,7 @@ pub fn compile(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError>
 /// Compiles a build whatever the cache holds, and replaces the cached file.
 ///
 /// # Errors
-/// The errors of [`nvrtc::compile`].
+/// Fails with the errors of [`nvrtc::compile`].
 pub fn compile_without_cache(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError> {
     let compiled = nvrtc::compile(build, arch)?;
     if let Some(path) = path(build, arch)? {
@@ -52,7 +52,7 @@ fn path(build: &KernelBuild, arch: &str) -> Result<Option<PathBuf>, CompileError
 /// decides some of it anew each time: the same source may differ by an instruction.
 ///
 /// # Errors
-/// When there is no compiler.
+/// Fails if there is no compiler.
 pub fn content_hash(build: &KernelBuild, arch: &str) -> Result<String, CompileError> {
     Ok(format!("{:016x}", key(build, arch, nvrtc::nvrtc_identity()?)))
 }
@@ -98,7 +98,7 @@ fn is_private_folder(folder: &Path) -> bool {
 
 /// On other systems the user's folder belongs to that user already.
 #[cfg(not(unix))]
-fn is_private(folder: &Path) -> bool {
+fn is_private_folder(folder: &Path) -> bool {
     folder.is_dir()
 }
 

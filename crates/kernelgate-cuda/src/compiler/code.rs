@@ -43,7 +43,7 @@ pub fn machine_code_in_image(image: &[u8], symbol: &str) -> Option<KernelMachine
 /// The hash of every kernel in a cubin, by symbol.
 ///
 /// # Errors
-/// When the cubin is not one.
+/// Fails if the cubin is not one.
 pub fn machine_code_hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, CubinError> {
     let failed = |error: object::Error| CubinError::Elf(error.to_string());
     let elf = object::File::parse(cubin).map_err(failed)?;

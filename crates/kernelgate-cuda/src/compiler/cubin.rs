@@ -57,7 +57,7 @@ const INSTRUCTION_BYTES: usize = 16;
 /// report.
 ///
 /// # Errors
-/// When the bytes are not a cubin, or lack a part that every kernel has.
+/// Fails if the bytes are not a cubin, or lack a part that every kernel has.
 pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, CompiledKernelFacts>, CubinError> {
     let elf = object::File::parse(cubin).map_err(|error| CubinError::Elf(error.to_string()))?;
     let names: BTreeMap<u32, String> = elf

@@ -46,7 +46,7 @@ pub struct CompiledCubin {
 /// NVRTC's version as (major, minor).
 ///
 /// # Errors
-/// When NVRTC is missing.
+/// Fails if NVRTC is missing.
 pub fn version() -> Result<(i32, i32), CompileError> {
     let version = library::choose_nvrtc().ok_or(CompileError::Missing)?.version;
     Ok((version.major as i32, version.minor as i32))
@@ -56,7 +56,7 @@ pub fn version() -> Result<(i32, i32), CompileError> {
 /// its architectures.
 ///
 /// # Errors
-/// When NVRTC is missing.
+/// Fails if NVRTC is missing.
 pub fn supports(arch: &str) -> Result<bool, CompileError> {
     let api = api()?;
     let mut count = 0;
@@ -76,7 +76,7 @@ pub fn supports(arch: &str) -> Result<bool, CompileError> {
 /// Builds of one version differ in the code that they generate. Determined once per process.
 ///
 /// # Errors
-/// When NVRTC is missing.
+/// Fails if NVRTC is missing.
 pub fn nvrtc_identity() -> Result<&'static str, CompileError> {
     static NVRTC_IDENTITY: OnceLock<String> = OnceLock::new();
     let (major, minor) = version()?;
@@ -98,7 +98,7 @@ pub fn nvrtc_identity() -> Result<&'static str, CompileError> {
 /// `compute_80`.
 ///
 /// # Errors
-/// When NVRTC is missing or the source does not compile; the error holds the compiler's log.
+/// Fails if NVRTC is missing or the source does not compile; the error holds the compiler's log.
 pub fn compile(build: &KernelBuild, arch: &str) -> Result<CompiledCubin, CompileError> {
     compile_source_text(
         &build.name(),
@@ -112,7 +112,7 @@ pub fn compile(build: &KernelBuild, arch: &str) -> Result<CompiledCubin, Compile
 /// Compiles source text; it can include these headers and no others.
 ///
 /// # Errors
-/// The errors of [`compile`].
+/// Fails with the errors of [`compile`].
 pub fn compile_source_text(
     kernel: &str,
     source: &str,

@@ -107,7 +107,7 @@ pub enum DeviceError {
 /// Number of GPUs that the driver finds.
 ///
 /// # Errors
-/// When there is no driver, it is too old, or it fails.
+/// Fails if there is no driver, it is too old, or it fails.
 pub fn count() -> Result<usize, DeviceError> {
     let driver = library::load(Library::Driver).ok_or(DeviceError::Missing(Library::Driver))?;
     let failed =

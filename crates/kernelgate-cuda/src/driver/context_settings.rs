@@ -41,8 +41,8 @@ impl ContextSettings {
     /// Sets those that are otherwise now.
     ///
     /// # Errors
-    /// When the driver refuses, as it does once kernels have used their heap: later cases would be
-    /// measured under other conditions than earlier ones.
+    /// Fails if the driver refuses, as it does once kernels have used their heap: later cases would
+    /// be measured under other conditions than earlier ones.
     pub(super) fn restore(&self, context: &CudaContext) -> Result<(), BackendError> {
         self.set(context).map_err(|(name, error)| {
             let what = format!("restore the {name} of the context, which an earlier case set");

@@ -108,7 +108,7 @@ impl Device {
     /// Opens a GPU.
     ///
     /// # Errors
-    /// When a library is missing or old, there is no such GPU, or the driver fails.
+    /// Fails if a library is missing or old, there is no such GPU, or the driver fails.
     pub fn open(ordinal: usize, options: &DeviceOptions) -> Result<Arc<Self>, DeviceError> {
         check(ordinal, options.architecture.as_deref())?;
         let failed = |action| {
@@ -214,7 +214,7 @@ impl Device {
     /// Restores the settings of the context and of the stream to those when the device was opened.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub(super) fn restore_settings(&self) -> Result<(), BackendError> {
         self.settings.restore(&self.context)?;
         self.stream_settings.restore(&self.stream)
@@ -239,7 +239,7 @@ impl Device {
     /// left, because a destructor cannot return it and the next call would.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn make_current(&self) -> Result<(), BackendError> {
         let _left = self.context.check_err();
         let bound = self.context.bind_to_thread();
@@ -249,7 +249,7 @@ impl Device {
     /// Another stream, for work that may run concurrently.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn create_stream(&self) -> Result<Arc<CudaStream>, BackendError> {
         self.context.new_stream().map_err(|error| failed("make a stream", &error))
     }
@@ -257,7 +257,7 @@ impl Device {
     /// Free and total device memory, bytes.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn memory(&self) -> Result<(u64, u64), BackendError> {
         let (free, total) =
             self.context.mem_get_info().map_err(|error| failed("query free memory", &error))?;
@@ -267,7 +267,7 @@ impl Device {
     /// Most shared memory that a block may ask for on this card and on its architecture, bytes.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn shared_bytes_a_block(&self) -> Result<u32, BackendError> {
         let most = self
             .context
@@ -280,7 +280,7 @@ impl Device {
     /// Whether blocks may be launched in clusters.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn clusters(&self) -> Result<bool, BackendError> {
         let clusters = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH);
         let clusters =
@@ -291,7 +291,7 @@ impl Device {
     /// Waits for everything that was launched.
     ///
     /// # Errors
-    /// When something that was launched failed or hangs.
+    /// Fails if something that was launched failed or hangs.
     pub fn synchronize(&self) -> Result<(), BackendError> {
         wait::finish(&self.stream, &self.marker, self.options.timeout)
     }
@@ -299,7 +299,7 @@ impl Device {
     /// Waits for the end of all work on the stream, without a timeout.
     ///
     /// # Errors
-    /// When something that was launched failed.
+    /// Fails if something that was launched failed.
     pub fn synchronize_stream(&self) -> Result<(), BackendError> {
         self.stream.synchronize().map_err(|error| failed("wait for the GPU", &error))
     }
@@ -307,7 +307,7 @@ impl Device {
     /// Whether something on the stream has not finished.
     ///
     /// # Errors
-    /// When something that was launched failed.
+    /// Fails if something that was launched failed.
     pub fn is_busy(&self) -> Result<bool, BackendError> {
         // SAFETY: the stream lives.
         match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) }.result() {
@@ -320,7 +320,7 @@ impl Device {
     /// Waits for the end of all work in the context, on all streams.
     ///
     /// # Errors
-    /// When something that was launched failed.
+    /// Fails if something that was launched failed.
     pub fn synchronize_context(&self) -> Result<(), BackendError> {
         self.context.synchronize().map_err(|error| failed("wait for the GPU", &error))
     }
@@ -330,7 +330,7 @@ impl Device {
     /// earlier case. [`DeviceOptions::fills_memory`] decides whether it is filled.
     ///
     /// # Errors
-    /// When there is not enough.
+    /// Fails if there is not enough.
     pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, BackendError> {
         let buffer = self.allocate_uninitialised(bytes)?;
         if self.options.fills_memory {
@@ -358,7 +358,7 @@ impl Device {
     /// Device memory with these bytes.
     ///
     /// # Errors
-    /// When there is not enough, or the copy fails.
+    /// Fails if there is not enough, or the copy fails.
     pub fn upload(&self, bytes: &[u8]) -> Result<DeviceBuffer, BackendError> {
         let buffer = self.allocate_uninitialised(bytes.len())?;
         buffer.overwrite_from_host(bytes)?;
@@ -369,7 +369,7 @@ impl Device {
     /// on the device.
     ///
     /// # Errors
-    /// The errors of [`Self::upload`].
+    /// Fails with the errors of [`Self::upload`].
     pub fn allocate_repeated(
         &self,
         pattern: &[u8],
@@ -394,7 +394,7 @@ impl Device {
     /// none of it is in use.
     ///
     /// # Errors
-    /// When it does not compile or load; the error names it.
+    /// Fails if it does not compile or load; the error names it.
     pub fn kernel(&self, build: &KernelBuild, symbol: &str) -> Result<Kernel, BackendError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let (name, build) = (build.name(), self.build_for_device(build));
@@ -445,7 +445,7 @@ impl Device {
     /// Counters of a loaded build with clocks.
     ///
     /// # Errors
-    /// When its module has no counters.
+    /// Fails if its module has no counters.
     pub(crate) fn stage_counters_of(
         &self,
         build: &KernelBuild,

@@ -60,7 +60,8 @@ impl Devices<usize> {
     /// makes the first one current.
     ///
     /// # Errors
-    /// The errors of [`Device::open`]; [`DeviceError::OtherModel`]; when the driver refuses the access that it offers.
+    /// Fails with the errors of [`Device::open`]; [`DeviceError::OtherModel`], or if the driver
+    /// refuses the access that it offers.
     pub fn open(&self, options: &DeviceOptions) -> Result<Devices, DeviceError> {
         let first = Device::open(self.first, options)?;
         let others = self.others.iter().map(|&ordinal| Device::open(ordinal, options));
@@ -93,7 +94,7 @@ impl Devices {
     /// Checks that each GPU can access the memory of the others.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if one cannot.
+    /// Fails with [`BackendError::Unsupported`] if one cannot.
     pub fn require_peer_access(&self) -> Result<(), BackendError> {
         self.link().map_or(Ok(()), Link::require_peer_access)
     }
@@ -105,7 +106,7 @@ impl Devices {
     /// Calls `each` for every GPU with its context current, and makes the first one current again.
     ///
     /// # Errors
-    /// The first error of `each`; when the driver refuses.
+    /// The first error of `each`, or if the driver refuses.
     pub fn for_each_device(
         &self,
         mut each: impl FnMut(usize, &Arc<Device>) -> Result<(), BackendError>,

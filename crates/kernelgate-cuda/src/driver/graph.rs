@@ -28,7 +28,7 @@ impl ExecutableGraph {
     /// Captures what `enqueue` puts on the device's stream.
     ///
     /// # Errors
-    /// The error of `enqueue`, or when something in it cannot be captured.
+    /// Fails with the error of `enqueue`, or when something in it cannot be captured.
     pub fn capture(
         device: &Device,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
@@ -39,7 +39,7 @@ impl ExecutableGraph {
     /// Captures another stream, on which the graph is then launched.
     ///
     /// # Errors
-    /// The errors of [`Self::capture`].
+    /// Fails with the errors of [`Self::capture`].
     pub fn capture_on(
         stream: &Arc<CudaStream>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
@@ -52,7 +52,7 @@ impl ExecutableGraph {
     /// between two kernels.
     ///
     /// # Errors
-    /// The error of `enqueue`, or when something in it cannot be captured.
+    /// Fails with the error of `enqueue`, or when something in it cannot be captured.
     pub fn capture_clearing_first(
         device: &Device,
         cleared: Range<u64>,
@@ -69,7 +69,7 @@ impl ExecutableGraph {
     /// the first kernel of one from overlapping the last kernel of the other.
     ///
     /// # Errors
-    /// The errors of [`Self::capture`].
+    /// Fails with the errors of [`Self::capture`].
     pub fn capture_repeated(
         device: &Device,
         times: u64,
@@ -132,7 +132,7 @@ impl ExecutableGraph {
     /// streams.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn roots(&self) -> Result<usize, BackendError> {
         let mut count = 0;
         // SAFETY: the graph is alive; a null array requests only the number.
@@ -145,7 +145,7 @@ impl ExecutableGraph {
     /// Whether memory is allocated in it, which a launch should not do.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn allocates(&self) -> Result<bool, BackendError> {
         allocates(self.graph)
     }
@@ -153,7 +153,7 @@ impl ExecutableGraph {
     /// Edges over which a kernel may begin before the one that it depends on has ended.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn programmatic_edges(&self) -> Result<usize, BackendError> {
         let failed = |error: DriverError| failed("query a graph's edges", &error);
         let (graph, mut count) = (self.graph, 0);
@@ -192,7 +192,7 @@ impl ExecutableGraph {
     /// Enqueues the whole graph.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn launch(&self) -> Result<(), BackendError> {
         let failed = |error: DriverError| failed("launch a graph", &error);
         self.stream.context().bind_to_thread().map_err(failed)?;
@@ -219,7 +219,7 @@ impl Drop for ExecutableGraph {
 /// Whether a graph, or a graph inside of it, allocates memory.
 ///
 /// # Errors
-/// When the driver refuses.
+/// Fails if the driver refuses.
 fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
     let failed_query = |error: DriverError| failed("query a graph's nodes", &error);
     // SAFETY: the graph is alive; the array has room for all nodes.

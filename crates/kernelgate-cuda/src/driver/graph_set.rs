@@ -20,8 +20,8 @@ impl GraphSet {
     /// Captures what `enqueue` puts on the streams of these GPUs.
     ///
     /// # Errors
-    /// The error of `enqueue`, or when something in it cannot be captured, for example a wait of one
-    /// GPU for an event of another one.
+    /// Fails with the error of `enqueue`, or when something in it cannot be captured, for example a
+    /// wait of one GPU for an event of another one.
     pub fn capture_on_devices(
         devices: &Devices,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
@@ -58,7 +58,7 @@ impl GraphSet {
     /// before it has ended, as in [`Graph::capture_repeated`].
     ///
     /// # Errors
-    /// Those of [`Self::capture`].
+    /// Fails with the errors of [`Self::capture`].
     pub fn capture_repeated_launches(
         devices: &Devices,
         times: u64,
@@ -115,7 +115,7 @@ impl GraphSet {
     /// Most nodes of a GPU that wait for no other node.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn roots(&self) -> Result<usize, BackendError> {
         let roots =
             self.graphs.iter().map(ExecutableGraph::roots).collect::<Result<Vec<_>, _>>()?;
@@ -125,7 +125,7 @@ impl GraphSet {
     /// Whether memory is allocated in one of them.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn allocates_memory(&self) -> Result<bool, BackendError> {
         let allocates =
             self.graphs.iter().map(ExecutableGraph::allocates).collect::<Result<Vec<_>, _>>()?;
@@ -135,7 +135,7 @@ impl GraphSet {
     /// Enqueues all of them.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.graphs.iter().try_for_each(ExecutableGraph::launch)
     }

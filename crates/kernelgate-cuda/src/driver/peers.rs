@@ -86,7 +86,7 @@ fn peer_attribute(one: &Device, other: &Device, attribute: Attribute) -> bool {
 /// allocated directly, and from the pools. Makes the first GPU current.
 ///
 /// # Errors
-/// When the driver refuses the access that it offers.
+/// Fails if the driver refuses the access that it offers.
 pub(super) fn enable_peer_access(devices: &[&Device]) -> Result<(), DeviceError> {
     let failed = |error: DriverError| DeviceError::Driver {
         action: "give GPUs access to each other's memory",

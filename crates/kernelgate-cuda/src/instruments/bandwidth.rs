@@ -53,7 +53,7 @@ impl Passes {
     /// (random numbers: zeros are faster).
     ///
     /// # Errors
-    /// When a kernel does not compile or memory is short.
+    /// Fails if a kernel does not compile or memory is short.
     pub fn new(device: &Device, bytes: usize, pattern: &[u8]) -> Result<Self, BackendError> {
         Ok(Self {
             read: READ_KERNEL.load(device, &1)?,
@@ -66,7 +66,7 @@ impl Passes {
     /// Reads that many bytes.
     ///
     /// # Errors
-    /// When the launch is refused, or the buffer is smaller.
+    /// Fails if the launch is refused, or the buffer is smaller.
     pub fn read(&self, bytes: u64) -> Result<(), BackendError> {
         let packets = self.packets(bytes)?;
         let arguments = [
@@ -83,7 +83,7 @@ impl Passes {
     /// Reads the first half of that many bytes and writes them to the second.
     ///
     /// # Errors
-    /// The errors of [`Self::read`].
+    /// Fails with the errors of [`Self::read`].
     pub fn copy(&self, bytes: u64) -> Result<(), BackendError> {
         let packets = self.packets(bytes)? / 2;
         let target = KernelArgument::Address(self.buffer.address() + packets as u64 * PACKET);

@@ -44,7 +44,7 @@ impl Barrier {
     /// Compiles and allocates; `None` if the GPUs cannot access each other's memory, or for one.
     ///
     /// # Errors
-    /// When the kernel does not compile, memory is short or there are too many GPUs.
+    /// Fails if the kernel does not compile, memory is short or there are too many GPUs.
     pub fn new(devices: &Devices) -> Result<Option<Self>, BackendError> {
         match devices.link() {
             None | Some(Link::Host) => return Ok(None),
@@ -79,7 +79,7 @@ impl Barrier {
     /// Enqueues the part of one GPU of the first `count`, whose context is current.
     ///
     /// # Errors
-    /// When the launch is refused.
+    /// Fails if the launch is refused.
     pub fn enqueue(&self, rank: usize, count: usize) -> Result<(), BackendError> {
         let Rank { kernel, table, .. } = &self.ranks[rank];
         let timeout_ns = KernelArgument::U64(TIMEOUT.as_nanos() as u64);

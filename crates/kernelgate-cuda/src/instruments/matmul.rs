@@ -80,8 +80,8 @@ impl ResidentMatmul {
     /// zeros draw less power.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if the GPU is not sm_90a; others when the kernel does not
-    /// compile, or memory is short.
+    /// Fails with [`BackendError::Unsupported`] if the GPU is not sm_90a; others when the kernel
+    /// does not compile, or memory is short.
     pub fn new(device: &Device, operand: Operand, operands: &[u8]) -> Result<Self, BackendError> {
         let multiprocessors = u64::from(device.facts().multiprocessors);
         let kernel = RESIDENT_MATMUL_KERNEL.load(device, &(operand, multiprocessors as usize))?;
@@ -103,7 +103,7 @@ impl ResidentMatmul {
     /// Enqueues a launch.
     ///
     /// # Errors
-    /// When the launch is refused.
+    /// Fails if the launch is refused.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.kernel.launch(&[
             KernelArgument::from(&self.operands),

@@ -54,7 +54,7 @@ impl PeerCopies {
     /// one, and from the last to the first, or from the first to the second alone.
     ///
     /// # Errors
-    /// When memory is short or a kernel does not compile.
+    /// Fails if memory is short or a kernel does not compile.
     pub fn new(devices: &Devices, bytes: usize, both_ways: bool) -> Result<Self, BackendError> {
         let accessible = devices.link().is_some_and(|link| link != Link::Host);
         let by_kernel = accessible && bytes.is_multiple_of(PACKET);
@@ -91,7 +91,7 @@ impl PeerCopies {
     /// Enqueues all of them, each on the stream of the GPU that has the bytes.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn launch(&self, kind: PeerCopyKind) -> Result<(), BackendError> {
         self.devices.for_each_device(|rank, device| {
             let Some(copy) = self.copies.get(rank) else { return Ok(()) };

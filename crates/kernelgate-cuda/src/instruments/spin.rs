@@ -34,7 +34,7 @@ impl EmptyKernel {
     /// Compiles the kernel.
     ///
     /// # Errors
-    /// When it does not compile.
+    /// Fails if it does not compile.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         Ok(Self { kernel: EMPTY_KERNEL.load(device, &())? })
     }
@@ -42,7 +42,7 @@ impl EmptyKernel {
     /// Enqueues the kernel.
     ///
     /// # Errors
-    /// When the launch is refused.
+    /// Fails if the launch is refused.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.kernel.launch(&[])
     }
@@ -61,7 +61,7 @@ impl SpinKernel {
     /// Compiles and allocates.
     ///
     /// # Errors
-    /// When the kernel does not compile or memory is short.
+    /// Fails if the kernel does not compile or memory is short.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         Ok(Self {
             kernel: SPIN.load(device, &())?,
@@ -72,7 +72,7 @@ impl SpinKernel {
     /// Enqueues a spin of `duration_ns` nanoseconds.
     ///
     /// # Errors
-    /// When the launch is refused.
+    /// Fails if the launch is refused.
     pub fn launch(&self, duration_ns: u64) -> Result<(), BackendError> {
         self.kernel.launch(&[KernelArgument::U64(duration_ns), KernelArgument::from(&self.report)])
     }
@@ -80,7 +80,7 @@ impl SpinKernel {
     /// Nanoseconds that the last spin, which has finished, spent by the device's own timer.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     pub fn spent_time_ns(&self) -> Result<u64, BackendError> {
         let mut words = [0u64; 2];
         self.report.download(bytemuck::cast_slice_mut(&mut words))?;

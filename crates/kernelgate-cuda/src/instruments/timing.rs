@@ -68,7 +68,7 @@ impl StreamBlocker {
     /// Compiles the kernel and allocates the memory through which the host releases it.
     ///
     /// # Errors
-    /// When the kernel does not compile or memory is short.
+    /// Fails if the kernel does not compile or memory is short.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         let multiprocessors = device.facts().multiprocessors as usize;
         let kernel = BLOCKING_KERNEL.load(device, &multiprocessors)?;
@@ -109,7 +109,7 @@ impl Instruments {
     /// Compiles and allocates. A flush reads `flush_bytes`, rounded down to whole packets of 16.
     ///
     /// # Errors
-    /// When a kernel does not compile or memory is short.
+    /// Fails if a kernel does not compile or memory is short.
     pub fn new(device: &Device, flush_bytes: u64) -> Result<Self, BackendError> {
         let multiprocessors = device.facts().multiprocessors as usize;
         let instruments = Self {
@@ -125,7 +125,7 @@ impl Instruments {
     /// Enqueues reading of both clocks into probe 0 or 1.
     ///
     /// # Errors
-    /// When the launch is refused.
+    /// Fails if the launch is refused.
     pub fn enqueue_clock_probe(&self, which: usize) -> Result<(), BackendError> {
         self.probe.launch(&[KernelArgument::from(&self.probes[which])])
     }
@@ -133,7 +133,7 @@ impl Instruments {
     /// Enqueues replacing the contents of L2.
     ///
     /// # Errors
-    /// When the launch is refused.
+    /// Fails if the launch is refused.
     pub fn flush_l2(&self) -> Result<(), BackendError> {
         let packets = KernelArgument::I64(self.flushed.bytes() as i64 / 16);
         self.flush.launch(&[KernelArgument::from(&self.flushed), packets])
@@ -143,7 +143,7 @@ impl Instruments {
     /// multiprocessors do not compare: none then.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     pub fn clock_mhz(&self) -> Result<Option<f64>, BackendError> {
         let [before, after] = [read(&self.probes[0])?, read(&self.probes[1])?];
         let (elapsed_ns, cycles) =

@@ -220,7 +220,7 @@ impl TrafficPasses {
     /// including the offset.
     ///
     /// # Errors
-    /// When a kernel does not compile or memory is short.
+    /// Fails if a kernel does not compile or memory is short.
     pub fn new(
         device: &Device,
         (read_bytes, write_bytes): (u64, u64),
@@ -240,7 +240,7 @@ impl TrafficPasses {
     /// Reads and writes bytes.
     ///
     /// # Errors
-    /// When the launch is refused, or a buffer is smaller.
+    /// Fails if the launch is refused, or a buffer is smaller.
     pub fn launch(&self, pass: Pass, moved: TrafficBytes) -> Result<(), BackendError> {
         let (reads, writes) = (packets(moved.read_bytes), packets(moved.write_bytes));
         let fits = |buffer: &DeviceBuffer, packets| {

@@ -79,7 +79,7 @@ impl SquareGemm {
     /// if the library is missing, or has no algorithm for these dtypes on this GPU.
     ///
     /// # Errors
-    /// When the buffers have another number of elements, the library fails, or memory is short.
+    /// Fails if the buffers have another number of elements, the library fails, or memory is short.
     pub fn new(
         device: &Arc<Device>,
         operands: Operands,
@@ -115,7 +115,7 @@ impl SquareGemm {
     /// Enqueues the GEMM by one of them.
     ///
     /// # Errors
-    /// When the library refuses.
+    /// Fails if the library refuses.
     pub fn launch(&self, algorithm: usize) -> Result<(), BackendError> {
         let [a, b, d] = [&self.a, &self.b, &self.d].map(DeviceBuffer::address);
         self.gemm.launch_algorithm(algorithm, 0, &GemmOperands::new(b, a, d))

@@ -157,7 +157,7 @@ fn create_object(
 /// Opens the library for the device whose context is current.
 ///
 /// # Errors
-/// When it is missing or fails.
+/// Fails if it is missing or fails.
 pub fn create_handle() -> Result<CublasLtHandle, LtError> {
     let api = api()?;
     // SAFETY: the address is valid.
@@ -167,7 +167,7 @@ pub fn create_handle() -> Result<CublasLtHandle, LtError> {
 /// Describes a column-major matrix.
 ///
 /// # Errors
-/// When the library is missing or fails.
+/// Fails if the library is missing or fails.
 pub fn layout(
     dtype: DataType,
     rows: u64,
@@ -185,7 +185,7 @@ pub fn layout(
 /// The layout is alive.
 ///
 /// # Errors
-/// When the library is missing or fails.
+/// Fails if the library is missing or fails.
 pub unsafe fn batch(layout: CublasLtHandle, count: i32, stride: i64) -> Result<(), LtError> {
     use sys::cublasLtMatrixLayoutAttribute_t::{
         CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT,
@@ -212,7 +212,7 @@ pub unsafe fn batch(layout: CublasLtHandle, count: i32, stride: i64) -> Result<(
 /// Describes a GEMM without epilogue, of matrices that are not transposed.
 ///
 /// # Errors
-/// When the library is missing or fails.
+/// Fails if the library is missing or fails.
 pub fn describe_gemm(compute: Compute, scalars: DataType) -> Result<CublasLtHandle, LtError> {
     let api = api()?;
     // SAFETY: the address is valid.
@@ -225,7 +225,7 @@ pub fn describe_gemm(compute: Compute, scalars: DataType) -> Result<CublasLtHand
 /// The description is alive, and the library's attribute is of type `T`.
 ///
 /// # Errors
-/// When the library is missing or refuses.
+/// Fails if the library is missing or refuses.
 pub unsafe fn set<T: Copy>(
     description: CublasLtHandle,
     attribute: Attribute,
@@ -292,7 +292,7 @@ pub struct ProposedAlgorithm {
 /// The handle, the description and the layouts are alive.
 ///
 /// # Errors
-/// When the library fails or knows none.
+/// Fails if the library fails or knows none.
 pub unsafe fn propose_algorithms(
     handle: CublasLtHandle,
     description: CublasLtHandle,
@@ -409,7 +409,7 @@ pub struct CublasLtLaunch {
 /// the scalars are of the description's type.
 ///
 /// # Errors
-/// When the library refuses.
+/// Fails if the library refuses.
 pub unsafe fn matmul(launch: CublasLtLaunch) -> Result<(), LtError> {
     let api = api()?;
     let [alpha, beta] = launch.scalars.alpha_and_beta_addresses();

@@ -243,8 +243,9 @@ impl NcclCommunicators {
     /// Connects the GPUs of a set, each by a thread of its own.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if NCCL is missing or too old; [`BackendError::Lost`] if a GPU
-    /// does not connect within the timeout of its device, with its rank; when NCCL fails.
+    /// Fails with [`BackendError::Unsupported`] if NCCL is missing or too old;
+    /// [`BackendError::Lost`] if a GPU does not connect within the timeout of its device, with its
+    /// rank, or if NCCL fails.
     pub fn connect(devices: &Devices) -> Result<Self, BackendError> {
         let api = api()?;
         disable_multicast();
@@ -300,8 +301,8 @@ impl NcclCommunicators {
     /// the number of elements that each sends (of a reduce-scatter: receives).
     ///
     /// # Errors
-    /// When NCCL refuses; [`BackendError::Lost`] with the ranks that wait if others have not begun
-    /// within the timeout of the device.
+    /// Fails if NCCL refuses; [`BackendError::Lost`] with the ranks that wait if others have not
+    /// begun within the timeout of the device.
     pub fn enqueue(
         &self,
         collective: Collective,

@@ -218,7 +218,7 @@ impl RecordedDevice {
     /// Reads the limits of a device.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn read(device: &Device) -> Result<Self, BackendError> {
         let ask = |attribute| {
             let value = device.context().attribute(attribute);

@@ -23,10 +23,10 @@ impl<P> KernelSpec<P> {
     /// Compiles it for `p` (or takes it from the cache), loads it, gives it its shared memory.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if the GPU's architecture does not suit it, if the GPU has too
-    /// little shared memory, or if it cannot hold all blocks at once although they must be
-    /// co-resident; other errors when a grid cannot hold its blocks, or the kernel does not compile
-    /// or load.
+    /// Fails with [`BackendError::Unsupported`] if the GPU's architecture does not suit it, if the
+    /// GPU has too little shared memory, or if it cannot hold all blocks at once although they must
+    /// be co-resident; other errors when a grid cannot hold its blocks, or the kernel does not
+    /// compile or load.
     pub fn load(&self, device: &Device, p: &P) -> Result<LoadedKernel, BackendError> {
         let arch = &device.facts().arch;
         if let Some(unmet) = self.unmet_requirement_for(p, arch, device.shared_bytes_a_block()?) {
@@ -64,7 +64,7 @@ impl LoadedKernel {
     /// Launches the kernel on the device's stream, as [`Kernel::launch`].
     ///
     /// # Errors
-    /// When the arguments are not the kernel's, or the launch is refused.
+    /// Fails if the arguments are not the kernel's, or the launch is refused.
     pub fn launch(&self, arguments: &[KernelArgument]) -> Result<(), BackendError> {
         self.kernel.launch(self.launch, arguments)
     }
@@ -72,7 +72,7 @@ impl LoadedKernel {
     /// Prepares a launch. If the device decides the number of blocks, `blocks` are those in x.
     ///
     /// # Errors
-    /// The errors of [`PreparedLaunch::new`].
+    /// Fails with the errors of [`PreparedLaunch::new`].
     pub fn prepare(
         self,
         device: &Device,

@@ -112,7 +112,7 @@ impl<P> KernelSpec<P> {
     /// How the kernel is launched for `p`.
     ///
     /// # Errors
-    /// When a grid does not hold its blocks.
+    /// Fails if a grid does not hold its blocks.
     pub fn shape(&self, p: &P) -> Result<Launch, BackendError> {
         let launch = Launch::with_blocks((self.blocks)(p), self.threads as u32)?;
         Ok(Launch { shared_bytes: (self.shared_bytes)(p) as u32, ..launch })

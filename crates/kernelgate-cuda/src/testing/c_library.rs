@@ -23,7 +23,7 @@ impl CLibrary {
     /// context. It launches on a non-blocking stream that it makes, or on the default stream.
     ///
     /// # Errors
-    /// When there is no C compiler, or the library or its kernel does not load.
+    /// Fails if there is no C compiler, or the library or its kernel does not load.
     pub fn open(device: &Device, own_stream: bool) -> Result<Self, BackendError> {
         let failed =
             |what: &str, why: String| BackendError::Launch(format!("failed to {what}: {why}"));
@@ -61,7 +61,7 @@ impl CLibrary {
     /// Has it launch y = 3 x of `n` f32 elements at these addresses.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn triple(&self, x: u64, y: u64, n: i64) -> Result<(), BackendError> {
         type TripleFunction = unsafe extern "C" fn(u64, u64, i64) -> c_int;
         // SAFETY: the function has that type; what its kernel writes is on the device.

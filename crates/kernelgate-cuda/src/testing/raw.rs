@@ -20,7 +20,7 @@ fn stream_handle(stream: RawStream) -> sys::CUstream {
 /// Makes no context current on this thread.
 ///
 /// # Errors
-/// When the driver refuses.
+/// Fails if the driver refuses.
 pub fn unset_current_context() -> Result<(), BackendError> {
     // SAFETY: a null context is a valid argument, which makes no context current.
     unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) }
@@ -31,7 +31,7 @@ pub fn unset_current_context() -> Result<(), BackendError> {
 /// Takes the current context away, and puts it back.
 ///
 /// # Errors
-/// When the driver refuses.
+/// Fails if the driver refuses.
 pub fn context_away_and_back() -> Result<(), BackendError> {
     let mut context = ptr::null_mut();
     // SAFETY: the pointer is valid, and the popped context is alive.
@@ -46,7 +46,7 @@ pub fn context_away_and_back() -> Result<(), BackendError> {
 /// Begins a capture of that stream, by this thread.
 ///
 /// # Errors
-/// When the driver refuses.
+/// Fails if the driver refuses.
 pub fn begin_capture(stream: RawStream) -> Result<(), BackendError> {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the handle is of a stream that lives.
@@ -63,7 +63,7 @@ pub fn end_capture(stream: RawStream) {
 /// Whether that stream is in capture.
 ///
 /// # Errors
-/// When the query fails.
+/// Fails if the query fails.
 pub fn is_capturing(stream: RawStream) -> Result<bool, BackendError> {
     thread_state::is_capturing_stream(stream_handle(stream))
 }
@@ -71,7 +71,7 @@ pub fn is_capturing(stream: RawStream) -> Result<bool, BackendError> {
 /// Whether everything on that stream has finished.
 ///
 /// # Errors
-/// When the query fails.
+/// Fails if the query fails.
 pub fn is_stream_done(stream: RawStream) -> Result<bool, BackendError> {
     // SAFETY: the handle is of a stream that lives.
     match unsafe { sys::cuStreamQuery(stream_handle(stream)) }.result() {
@@ -88,7 +88,7 @@ impl ExternalEvent {
     /// Creates an event in the current context; it is never destroyed.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn new() -> Result<Self, BackendError> {
         let mut event = ptr::null_mut();
         let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -102,7 +102,7 @@ impl ExternalEvent {
     /// Adds a node that records it to the capture of that stream.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn record(&self, stream: RawStream) -> Result<(), BackendError> {
         let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
         // SAFETY: event and stream live.
@@ -114,7 +114,7 @@ impl ExternalEvent {
     /// Adds a node that waits for it to the capture of that stream.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn wait(&self, stream: RawStream) -> Result<(), BackendError> {
         let external = sys::CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL as u32;
         // SAFETY: event and stream live.
@@ -127,7 +127,7 @@ impl ExternalEvent {
 /// Allocates in the order of that stream, enqueues work that uses the memory, and frees it there.
 ///
 /// # Errors
-/// The error of `between`, and when the driver refuses.
+/// Fails with the error of `between`, and when the driver refuses.
 pub fn allocate_in_order(
     stream: RawStream,
     bytes: usize,
@@ -148,7 +148,7 @@ pub fn allocate_in_order(
 /// Allocates, enqueues work that uses the memory, and frees it, which waits for the work.
 ///
 /// # Errors
-/// The error of `between`, and when the driver refuses.
+/// Fails with the error of `between`, and when the driver refuses.
 pub fn allocate_and_free(
     bytes: usize,
     between: impl FnOnce(u64) -> Result<(), BackendError>,
@@ -168,7 +168,7 @@ pub fn allocate_and_free(
 /// Enqueues a copy from one address of the device to another.
 ///
 /// # Errors
-/// When the driver refuses.
+/// Fails if the driver refuses.
 pub fn copy(stream: RawStream, to: u64, from: u64, bytes: usize) -> Result<(), BackendError> {
     // SAFETY: the handle is of a stream that lives; the ranges are on the device.
     unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream_handle(stream)) }
@@ -195,7 +195,7 @@ impl PinnedFloats {
     /// `count` floats, all zero.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn new(device: &Device, count: usize) -> Result<Self, BackendError> {
         let bound = device.context().bind_to_thread();
         bound.map_err(|error| failed_driver_call("make the context current", &error))?;
@@ -226,7 +226,7 @@ impl PinnedFloats {
     /// Enqueues a copy of all of them from the device.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn fetch_from_device(&self, stream: RawStream, from: u64) -> Result<(), BackendError> {
         let to = self.floats.cast::<c_void>();
         // SAFETY: the memory lives as long as the process.
@@ -238,7 +238,7 @@ impl PinnedFloats {
     /// Enqueues a copy of all of them to the device.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn send(&self, stream: RawStream, to: u64) -> Result<(), BackendError> {
         let from = self.floats.cast_const().cast::<c_void>();
         // SAFETY: the memory lives as long as the process.

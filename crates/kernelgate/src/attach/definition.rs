@@ -8,9 +8,9 @@ use std::sync::Arc;
 use crate::workload::{Dtype, Expected, Tensors, Tolerance, Work};
 
 /// Smallest tolerance of an output whose definition declares none.
-const LEAST_TOLERANCE: f64 = 1e-5;
+const MIN_DEFAULT_TOLERANCE: f64 = 1e-5;
 /// Default tolerance in unit roundoffs of the output's dtype.
-const ROUNDOFFS: f64 = 4.0;
+const DEFAULT_TOLERANCE_ROUNDOFFS: f64 = 4.0;
 
 /// A tensor by its name, shape and dtype.
 ///
@@ -40,20 +40,20 @@ impl TensorSpec {
     }
 }
 
-/// Source of the expected outputs.
+/// Source of the expected outputs of a workload.
 #[derive(Clone)]
 pub enum Reference {
     /// No expected outputs: implementations are timed and marked as unverified.
     None,
     /// Code, in fp64.
     Code(ReferenceFunction),
-    /// Tensors of a safetensors file: outputs by their names, and inputs if the file has them. The
-    /// file holds inputs and outputs of one data set. If it lacks an input, its outputs must belong
-    /// to the inputs that the default seed draws. If errors grew, a verdict on accuracy stays
-    /// inconclusive, because further seeds add nothing.
+    /// Expected outputs from a safetensors file, by their names, and inputs if the file has them.
+    /// The file holds inputs and outputs of one data set. If it lacks an input, its outputs must
+    /// belong to the inputs that the default seed draws. If errors grew, a verdict on accuracy
+    /// stays inconclusive, because further seeds add nothing.
     Golden(PathBuf),
-    /// The outputs of that row, for the same inputs. The implementation that serves as the
-    /// reference is unverified itself.
+    /// Expected outputs computed by another implementation, for the same inputs. The implementation
+    /// that serves as the reference is unverified itself.
     Row(&'static str),
 }
 
@@ -69,7 +69,7 @@ impl Reference {
 
 /// Maximum distance of outputs from the reference, or from the base's outputs in `kernelgate
 /// compare` if there is no reference: the largest difference relative to the largest value, and the
-/// L2 norm of all differences relative to that of all values. Integers and fp8 are compared
+/// L2 norm of all differences relative to that of all values. Integer and fp8 outputs are compared
 /// exactly.
 #[derive(Debug, Clone, Default)]
 pub struct Tolerances {
@@ -78,10 +78,10 @@ pub struct Tolerances {
 }
 
 impl Tolerances {
-    /// Both errors are at most the larger of 1e-5 and four unit roundoffs of the output's dtype:
-    /// 1e-5 in f32 and f64, 2.0e-3 in f16, 1.6e-2 in bf16. Four roundoffs are two units in the last
-    /// place, the cost of another summation order. Declare a tolerance if an output has a more
-    /// precise dtype than its computation.
+    /// By default the maximum error and the relative L2 error are at most the larger of 1e-5 and
+    /// four unit roundoffs of the output's dtype: 1e-5 in f32 and f64, 2.0e-3 in f16, 1.6e-2 in
+    /// bf16. Four roundoffs are two units in the last place, the cost of another summation order.
+    /// Declare a tolerance if an output has a more precise dtype than its computation.
     pub fn by_dtype() -> Self {
         Self::default()
     }
@@ -91,7 +91,7 @@ impl Tolerances {
         Self { all: Some(Tolerance { max_error, relative_l2 }), own: BTreeMap::new() }
     }
 
-    /// Sets another tolerance for one output.
+    /// Sets another error tolerance for one output.
     pub fn with(mut self, output: &'static str, max_error: f64, relative_l2: f64) -> Self {
         self.own.insert(output, Tolerance { max_error, relative_l2 });
         self
@@ -101,13 +101,13 @@ impl Tolerances {
         self.own.keys().copied()
     }
 
-    pub(super) fn for_output(&self, output: &TensorSpec) -> Tolerance {
+    pub(super) fn tolerance_of_output(&self, output: &TensorSpec) -> Tolerance {
         let roundoff = match output.dtype {
             // No tensor has fp8: its bytes are compared as integers.
             Dtype::Fp8 => 0.0,
             dtype => dtype.unit_roundoff(),
         };
-        let error = (ROUNDOFFS * roundoff).max(LEAST_TOLERANCE);
+        let error = (DEFAULT_TOLERANCE_ROUNDOFFS * roundoff).max(MIN_DEFAULT_TOLERANCE);
         let by_dtype = Tolerance { max_error: error, relative_l2: error };
         self.own.get(output.name).copied().or(self.all).unwrap_or(by_dtype)
     }
@@ -118,13 +118,13 @@ impl Tolerances {
 pub struct Definition {
     /// Tensors that rows read.
     pub inputs: Vec<TensorSpec>,
-    /// Tensors that every launch overwrites.
+    /// Output tensors that every launch overwrites.
     pub outputs: Vec<TensorSpec>,
     /// Source of the expected outputs.
     pub reference: Reference,
     /// Operations and fewest bytes of a launch.
     pub work: Work,
-    /// How closely outputs are compared.
+    /// Tolerances of the comparison of outputs with the reference.
     pub tolerance: Tolerances,
 }
 

@@ -3,21 +3,22 @@
 use std::path::Path;
 
 use super::definition::TensorSpec;
-use super::safetensors::SafeTensors;
+use super::safetensors::SafeTensorsFile;
 use crate::workload::{Dtype, Tensors};
 
 /// The tensors of a file that a definition names: all of its outputs, and the inputs that the file
 /// has. Outputs may be of a wider float than the row's; inputs must have the declared dtype.
 ///
 /// # Errors
-/// A fragment of a message that names the file, and the tensor that is missing or of another shape or dtype.
+/// The error is a fragment of a message that names the file, and the tensor that is missing or of
+/// another shape or dtype.
 pub(super) fn read(
     path: &Path,
     inputs: &[TensorSpec],
     outputs: &[TensorSpec],
 ) -> Result<(Tensors, Tensors), String> {
     let of_file = |what: String| format!("golden tensors {}: {what}", path.display());
-    let file = SafeTensors::read(path).map_err(of_file)?;
+    let file = SafeTensorsFile::read(path).map_err(of_file)?;
     let (mut found_inputs, mut found_outputs) = (Tensors::new(), Tensors::new());
     for (declared, is_input) in
         inputs.iter().map(|it| (it, true)).chain(outputs.iter().map(|it| (it, false)))

@@ -25,14 +25,15 @@
 //!
 //! The harness draws the inputs, copies them to the device, allocates the outputs and passes
 //! addresses, stream and context. A row loads its kernels while it is prepared ([`At::compile`] for
-//! source, [`KernelImage`] for cubin, fatbin and PTX), and its closure enqueues on the stream, or on one
-//! that it joined ([`At::join`]). The closure may not wait, allocate, change the current context or
-//! leave a capture open: each is an error. One wait is not detected: if CUPTI is missing, a wait
-//! looks like a full queue when the launch has more than 400 commands, or cannot be captured and
-//! returns before the GPU is done. A row that packs or copies inputs while it is prepared names the
-//! inputs that launches still read with [`Launches::reading`]. A row whose launches carry state on
-//! restores it with [`Launches::with_reset`]. The reference is code in fp64, golden tensors,
-//! another row, or nothing; a case without a reference is timed and marked "unverified".
+//! source, [`KernelImage`] for cubin, fatbin and PTX), and its closure enqueues on the stream, or
+//! on one that it joined ([`At::join`]). The closure may not wait, allocate, change the current
+//! context or leave a capture open: each is an error. The audit misses one kind of wait: if CUPTI
+//! is missing, a wait looks like a full queue when the launch has more than 400 commands, or cannot
+//! be captured and returns before the GPU is done. A row that packs or copies inputs while it is
+//! prepared names the inputs that launches still read with [`Launches::reading`]. A row whose
+//! launches carry state on restores it with [`Launches::with_reset`]. The reference is code in
+//! fp64, golden tensors, another row, or nothing; a case without a reference is timed and marked
+//! "unverified".
 //!
 //! A definition that needs more than this is a [`Workload`](crate::workload::Workload) with rows of
 //! its own. Deliberately absent: timing.

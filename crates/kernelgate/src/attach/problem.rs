@@ -11,25 +11,25 @@ use crate::backend::BackendError;
 use crate::backend::cpu::CpuTask;
 use crate::backend::cuda::{CudaTask, Device};
 use crate::workload::{
-    AxisError, Dtype, Expected, Point, Problem, ReferenceFrom, TensorData, Tensors, Tolerance,
+    AxisError, Dtype, Expected, Point, Problem, ReferenceSource, TensorData, Tensors, Tolerance,
     Work, random,
 };
 
 /// A row on the host or over a raw stream.
 pub(super) struct Row {
     pub name: &'static str,
-    /// Tensors that the row takes.
+    /// Names of the tensors that an attached row takes.
     pub tensors: Vec<&'static str>,
-    pub kind: RowKind,
+    pub kind: AttachedRowKind,
 }
 
-pub(super) enum RowKind {
-    Host(Arc<RunOnHost>),
-    Stream(Box<PrepareRow>),
+pub(super) enum AttachedRowKind {
+    Host(Arc<HostRowFunction>),
+    Stream(Box<PrepareAttachedRow>),
 }
 
-type RunOnHost = dyn Fn(&Tensors, &mut Tensors) + Send + Sync;
-type PrepareRow =
+type HostRowFunction = dyn Fn(&Tensors, &mut Tensors) + Send + Sync;
+type PrepareAttachedRow =
     dyn Fn(&Bound, &Tensors, &Arc<Device>) -> Result<CudaTask, BackendError> + Send + Sync;
 
 /// The definition of a point, with the tensors of its golden file.
@@ -50,11 +50,11 @@ impl Bound {
         Self { point, rows, definition, golden }
     }
 
-    fn golden(&self) -> Option<&(Tensors, Tensors)> {
+    fn golden_tensors(&self) -> Option<&(Tensors, Tensors)> {
         self.golden.as_ref().ok()
     }
 
-    /// Device memory of inputs and outputs.
+    /// Device memory of a problem's inputs and outputs, bytes.
     pub fn device_bytes(&self) -> u64 {
         let Definition { inputs, outputs, .. } = &self.definition;
         inputs.iter().chain(outputs).map(TensorSpec::bytes).sum()
@@ -63,7 +63,7 @@ impl Bound {
     /// Checks that rows name tensors of the definition.
     ///
     /// # Errors
-    /// Names the tensor, and those that there are.
+    /// The error names the tensor, and those that there are.
     pub fn check_names(&self) -> Result<(), AxisError> {
         let Definition { inputs, outputs, .. } = &self.definition;
         let names: Vec<_> = inputs.iter().chain(outputs).map(|tensor| tensor.name).collect();
@@ -78,18 +78,20 @@ impl Bound {
         Ok(())
     }
 
-    /// Prepares an implementation on the host.
+    /// Prepares an implementation that runs on the host.
     pub fn host_task(&self, row: &str, inputs: Arc<Tensors>) -> CpuTask {
         let add = |outputs: Tensors, spec: &TensorSpec| {
             outputs.with_output(spec.name, spec.shape.clone(), spec.dtype)
         };
         let outputs = self.definition.outputs.iter().fold(Tensors::new(), add);
-        let RowKind::Host(run) = self.row(row) else { unreachable!("`{row}` runs on a GPU") };
+        let AttachedRowKind::Host(run) = self.row(row) else {
+            unreachable!("`{row}` runs on a GPU")
+        };
         let run = Arc::clone(run);
         CpuTask::new(inputs, outputs, move |inputs, outputs| run(inputs, outputs))
     }
 
-    fn row(&self, name: &str) -> &RowKind {
+    fn row(&self, name: &str) -> &AttachedRowKind {
         let row = self.rows.iter().find(|row| row.name == name);
         &row.expect("implementations are rows").kind
     }
@@ -97,14 +99,14 @@ impl Bound {
     /// Prepares a row over a raw stream.
     ///
     /// # Errors
-    /// The error of the row, or when device memory is short.
+    /// Fails with the error of the row, or when device memory is short.
     pub fn prepare(
         &self,
         row: &str,
         inputs: &Tensors,
         device: &Arc<Device>,
     ) -> Result<CudaTask, BackendError> {
-        let RowKind::Stream(prepare) = self.row(row) else {
+        let AttachedRowKind::Stream(prepare) = self.row(row) else {
             unreachable!("`{row}` runs on the host")
         };
         prepare(self, inputs, device)
@@ -135,7 +137,7 @@ impl Problem for Bound {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for declared in &self.definition.inputs {
-            let kept = self.golden().and_then(|(inputs, _)| inputs.get(declared.name));
+            let kept = self.golden_tensors().and_then(|(inputs, _)| inputs.get(declared.name));
             match kept {
                 Some(tensor) => inputs.insert(declared.name, tensor.clone()),
                 None => {
@@ -158,7 +160,7 @@ impl Problem for Bound {
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         match &self.definition.reference {
             Reference::Code(compute) => compute(inputs),
-            Reference::Golden(_) => self.golden().map_or(Vec::new(), |(_, outputs)| {
+            Reference::Golden(_) => self.golden_tensors().map_or(Vec::new(), |(_, outputs)| {
                 let each = outputs.iter().map(|(name, tensor)| {
                     let values = match tensor.tensor_data() {
                         TensorData::I8(values) => TensorData::I8(values.clone()),
@@ -191,11 +193,11 @@ impl Problem for Bound {
         matches!(self.definition.reference, Reference::Golden(_))
     }
 
-    fn reference_from(&self) -> ReferenceFrom {
+    fn reference_from(&self) -> ReferenceSource {
         match self.definition.reference {
-            Reference::None => ReferenceFrom::Nothing,
-            Reference::Row(row) => ReferenceFrom::Row(row),
-            Reference::Code(_) | Reference::Golden(_) => ReferenceFrom::Definition,
+            Reference::None => ReferenceSource::Nothing,
+            Reference::Row(row) => ReferenceSource::Row(row),
+            Reference::Code(_) | Reference::Golden(_) => ReferenceSource::Definition,
         }
     }
 
@@ -203,7 +205,7 @@ impl Problem for Bound {
         self.definition.work.clone()
     }
 
-    /// The widest tolerance of all outputs.
+    /// The widest tolerance of all outputs of a problem.
     fn tolerance(&self) -> Tolerance {
         let none = Tolerance { max_error: 0.0, relative_l2: 0.0 };
         self.tolerances().into_values().fold(none, |most, of| Tolerance {
@@ -214,7 +216,9 @@ impl Problem for Bound {
 
     fn tolerances(&self) -> BTreeMap<String, Tolerance> {
         let outputs = self.definition.outputs.iter();
-        outputs.map(|it| (it.name.to_owned(), self.definition.tolerance.for_output(it))).collect()
+        outputs
+            .map(|it| (it.name.to_owned(), self.definition.tolerance.tolerance_of_output(it)))
+            .collect()
     }
 
     /// Inputs twice, because others replace them, outputs, and both in fp64.
@@ -304,7 +308,7 @@ mod tests {
         assert_eq!(unknown, "a tolerance of output `x`, which is not declared");
     }
 
-    /// `compare` treats a row without a reference like this.
+    /// `kernelgate compare` treats a row without a reference like this.
     #[test]
     fn outputs_one_unit_in_the_last_place_apart_are_alike() {
         let ys = |bits: u16| {
@@ -312,7 +316,7 @@ mod tests {
             Tensors::new().with("y", [2], TensorData::Bf16(y))
         };
         // 1 and its neighbours: 2^-7 above, where units are widest.
-        let base = verify::as_expected(&ys(0x3f80));
+        let base = verify::outputs_as_reference(&ys(0x3f80));
         let tolerance = unverified(&[Dtype::Bf16], Tolerances::by_dtype()).tolerance();
         assert!(verify::compare(&ys(0x3f81), &base, tolerance).is_ok());
         assert!(verify::compare(&ys(0x3f84), &base, tolerance).is_err());

@@ -1,5 +1,5 @@
-//! Interface of an attached row: `At`, which it gets while it is prepared, and `Launches`, which it
-//! returns.
+//! Interface of an attached row, whose closure launches kernels of other code: `At`, which it gets
+//! while it is prepared, and `Launches`, which it returns.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::backend::cuda::{
 };
 use crate::workload::Point;
 
-/// Point, stream, context and device of a row.
+/// The problem's point, and the stream, context and device on which a row is prepared.
 pub struct At<'a> {
     pub(super) point: &'a Point,
     pub(super) device: &'a Arc<Device>,
@@ -25,12 +25,13 @@ impl At<'_> {
     /// The value of a number axis at this point.
     ///
     /// # Errors
-    /// When there is no such axis, or its values are not numbers.
+    /// Fails if there is no such axis, or its values are not numbers.
     pub fn number(&self, axis: &'static str) -> Result<usize, BackendError> {
         self.point.number(axis).map_err(|error| BackendError::Launch(error.to_string()))
     }
 
-    /// The stream that everything is enqueued on: a `CUstream` that is not the default one.
+    /// The CUDA stream on which a row enqueues everything: a `CUstream` that is not the default
+    /// stream.
     pub fn stream(&self) -> RawStream {
         self.device.raw_stream()
     }
@@ -41,7 +42,7 @@ impl At<'_> {
     }
 
     /// Number of the GPU, counted from 0.
-    pub fn ordinal(&self) -> usize {
+    pub fn gpu_ordinal(&self) -> usize {
         self.device.facts().ordinal
     }
 
@@ -49,15 +50,15 @@ impl At<'_> {
     /// [`JoinedStream::around`] counts as if it were enqueued on [`Self::stream`].
     ///
     /// # Errors
-    /// When the handle is null or no stream, or of another context or GPU.
+    /// Fails if the handle is null or no stream, or of another context or GPU.
     pub fn join(&self, stream: impl Into<RawStream>) -> Result<JoinedStreams, BackendError> {
         JoinedStreams::new(self.device, stream)
     }
 
-    /// A kernel of an image.
+    /// Loads a kernel of a compiled image by its symbol.
     ///
     /// # Errors
-    /// When the image does not fit the GPU (the case is skipped) or is invalid, or lacks the
+    /// Fails if the image does not fit the GPU (the case is skipped) or is invalid, or lacks the
     /// kernel.
     pub fn kernel(&self, image: &KernelImage, symbol: &str) -> Result<Kernel, BackendError> {
         self.device.load_module(image)?.kernel(symbol)
@@ -66,7 +67,7 @@ impl At<'_> {
     /// A kernel of CUDA source, compiled by NVRTC.
     ///
     /// # Errors
-    /// When it does not compile or load.
+    /// Fails if it does not compile or load.
     pub fn compile(
         &self,
         source: &'static str,
@@ -78,7 +79,7 @@ impl At<'_> {
     /// Launches of one kernel of CUDA source.
     ///
     /// # Errors
-    /// When it does not compile or load, or cannot be launched with these.
+    /// Fails if it does not compile or load, or cannot be launched with these.
     pub fn launch(
         &self,
         source: &'static str,
@@ -108,25 +109,27 @@ pub struct Launches {
 pub(super) type Enqueue = Box<dyn FnMut() -> Result<(), BackendError>>;
 
 /// Wraps a closure so that its error keeps the text of the row's own code.
-fn boxed<E: fmt::Display>(mut enqueue: impl FnMut() -> Result<(), E> + 'static) -> Enqueue {
+fn box_enqueue_closure<E: fmt::Display>(
+    mut enqueue: impl FnMut() -> Result<(), E> + 'static,
+) -> Enqueue {
     Box::new(move || enqueue().map_err(|error| BackendError::Launch(error.to_string())))
 }
 
 impl Launches {
     /// `launch` enqueues everything that overwrites the outputs, and returns without waiting.
     pub fn new<E: fmt::Display>(launch: impl FnMut() -> Result<(), E> + 'static) -> Self {
-        Self { launch: boxed(launch), reset: None, reads: None }
+        Self { launch: box_enqueue_closure(launch), reset: None, reads: None }
     }
 
     /// Names the only inputs that launches read from the harness's memory, because the row packed,
-    /// quantised or copied the others while it was prepared. After timing these inputs are replaced
-    /// and the others are not; a row that names no input is marked. By default every launch reads
-    /// all inputs.
+    /// quantised or copied the others while it was prepared. After timing, the named inputs are
+    /// replaced and the others are not; a row that names no input is marked in the record. By
+    /// default every launch reads all inputs.
     pub fn reading(self, inputs: &[&str]) -> Self {
         Self { reads: Some(inputs.iter().map(|&name| name.to_owned()).collect()), ..self }
     }
 
-    /// Sets the closure that restores the state which launches carry on from one to the next. The
+    /// Sets the closure that restores the state which one launch leaves for the next launch. The
     /// reset is called before each launch, outside of the measured time. The reset must not read an
     /// input that launches read ([`Self::reading`]): after timing these inputs are replaced between
     /// the reset and the launch.
@@ -134,6 +137,6 @@ impl Launches {
         self,
         reset: impl FnMut() -> Result<(), E> + 'static,
     ) -> Self {
-        Self { reset: Some(boxed(reset)), ..self }
+        Self { reset: Some(box_enqueue_closure(reset)), ..self }
     }
 }

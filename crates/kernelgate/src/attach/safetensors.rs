@@ -1,8 +1,9 @@
-//! Tensors out of a safetensors file.
+//! Reads tensors from a safetensors file.
 //!
 //! The format is read here, because its crate would bring four others to every outside package: the
 //! length of a header in eight bytes, the header as JSON with dtype, shape and offsets of each
-//! tensor, then the elements. Deliberately absent: writing, and files larger than memory.
+//! tensor, then the elements. This module deliberately writes no files, and reads none that are
+//! larger than memory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,17 +16,17 @@ use serde_json::Value;
 use crate::workload::{Tensor, TensorData};
 use kernelgate_cuda::regular_file;
 
-/// A tensor's place in a file.
+/// Position, shape and dtype of a tensor in a safetensors file.
 #[derive(Deserialize)]
-pub(super) struct Entry {
+pub(super) struct TensorEntry {
     dtype: String,
     pub(super) shape: Vec<usize>,
     data_offsets: [usize; 2],
 }
 
-impl Entry {
+impl TensorEntry {
     /// Bits of an element; `None` if this module does not know the dtype.
-    fn bits(&self) -> Option<usize> {
+    fn element_bits(&self) -> Option<usize> {
         Some(match &*self.dtype {
             "F4" => 4,
             "F6_E2M3" | "F6_E3M2" => 6,
@@ -49,9 +50,9 @@ fn short(name: &str) -> String {
     name.chars().take(100).collect()
 }
 
-/// Checks the layout that the format demands: tensors lie one behind the other, from the first byte
-/// to the last, and each has the bytes of its shape.
-fn check_places(entries: &BTreeMap<String, Entry>, end: usize) -> Result<(), String> {
+/// Checks the layout that the safetensors format demands: tensors lie one behind the other, from
+/// the first byte to the last, and each has the bytes of its shape.
+fn check_tensor_layout(entries: &BTreeMap<String, TensorEntry>, end: usize) -> Result<(), String> {
     let mut by_place: Vec<_> = entries.iter().collect();
     by_place.sort_by_key(|(_, entry)| entry.data_offsets);
     let mut at = 0;
@@ -69,7 +70,7 @@ fn check_places(entries: &BTreeMap<String, Entry>, end: usize) -> Result<(), Str
                 short(name)
             ));
         }
-        if let Some(bits) = entry.bits()
+        if let Some(bits) = entry.element_bits()
             && entry.bytes(bits) != Some(to - from)
         {
             return Err(format!(
@@ -88,20 +89,23 @@ fn check_places(entries: &BTreeMap<String, Entry>, end: usize) -> Result<(), Str
     Err(format!("its elements are {end} bytes, and its tensors end at {at}"))
 }
 
-/// The header: a value a name, each name once.
-struct Header(BTreeMap<String, Value>);
+/// The header of a safetensors file: one value for each name, and each name once.
+struct SafeTensorsHeader(BTreeMap<String, Value>);
 
-impl<'de> Deserialize<'de> for Header {
+impl<'de> Deserialize<'de> for SafeTensorsHeader {
     fn deserialize<D: Deserializer<'de>>(header: D) -> Result<Self, D::Error> {
-        struct Names;
-        impl<'de> Visitor<'de> for Names {
-            type Value = Header;
+        struct UniqueNamesVisitor;
+        impl<'de> Visitor<'de> for UniqueNamesVisitor {
+            type Value = SafeTensorsHeader;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("tensors by name")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Header, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut fields: A,
+            ) -> Result<SafeTensorsHeader, A::Error> {
                 let mut header = BTreeMap::new();
                 while let Some((name, value)) = fields.next_entry::<String, Value>()? {
                     if header.contains_key(&name) {
@@ -110,22 +114,22 @@ impl<'de> Deserialize<'de> for Header {
                     }
                     header.insert(name, value);
                 }
-                Ok(Header(header))
+                Ok(SafeTensorsHeader(header))
             }
         }
-        header.deserialize_map(Names)
+        header.deserialize_map(UniqueNamesVisitor)
     }
 }
 
 /// The content of a safetensors file.
-pub struct SafeTensors {
-    pub(super) entries: BTreeMap<String, Entry>,
+pub struct SafeTensorsFile {
+    pub(super) entries: BTreeMap<String, TensorEntry>,
     bytes: Vec<u8>,
     /// Offset of the elements in the file.
     elements: usize,
 }
 
-impl SafeTensors {
+impl SafeTensorsFile {
     /// Reads a file.
     ///
     /// # Errors
@@ -140,13 +144,13 @@ impl SafeTensors {
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
         let (header, elements) =
             rest.split_at_checked(length).ok_or("its header is longer than the file")?;
-        let Header(mut header) =
+        let SafeTensorsHeader(mut header) =
             serde_json::from_slice(header).map_err(|cause| cause.to_string())?;
         header.remove("__metadata__");
         let entry = |(name, value)| Ok((name, serde_json::from_value(value)?));
         let entries: Result<_, serde_json::Error> = header.into_iter().map(entry).collect();
-        let entries: BTreeMap<String, Entry> = entries.map_err(|cause| cause.to_string())?;
-        check_places(&entries, elements.len())?;
+        let entries: BTreeMap<String, TensorEntry> = entries.map_err(|cause| cause.to_string())?;
+        check_tensor_layout(&entries, elements.len())?;
         let elements = bytes.len() - elements.len();
         Ok(Self { entries, bytes, elements })
     }
@@ -159,7 +163,8 @@ impl SafeTensors {
     /// The tensor of a name, which has this shape.
     ///
     /// # Errors
-    /// A fragment of a message that names it: it is missing, or of another shape or a dtype that no row computes.
+    /// The error is a fragment of a message that names it: it is missing, or of another shape or a
+    /// dtype that no row computes.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, String> {
         let entry = self.entries.get(name).ok_or_else(|| format!("no tensor `{name}`"))?;
         if entry.shape != shape {
@@ -169,7 +174,7 @@ impl SafeTensors {
     }
 
     /// Decodes a tensor whose dtype this module supports.
-    pub(super) fn decode(&self, entry: &Entry) -> Result<Tensor, String> {
+    pub(super) fn decode(&self, entry: &TensorEntry) -> Result<Tensor, String> {
         fn all<const N: usize, T>(bytes: &[u8], of: fn([u8; N]) -> T) -> Vec<T> {
             bytes.as_chunks::<N>().0.iter().map(|bytes| of(*bytes)).collect()
         }
@@ -200,7 +205,7 @@ mod tests {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header.as_bytes());
         bytes.resize(bytes.len() + elements, 0);
-        SafeTensors::parse(bytes).map(drop)
+        SafeTensorsFile::parse(bytes).map(drop)
     }
 
     #[test]

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::definition::{Definition, TensorSpec};
-use super::problem::{Bound, Row, RowKind};
+use super::problem::{AttachedRowKind, Bound, Row};
 use super::row::{self, At, Launches};
 use crate::backend::cuda::{CudaTask, Device, Input, Output};
 use crate::backend::{BackendError, Implementation, Prepare};
-use crate::suite::{AxisScan, Facts, Suite};
-use crate::workload::{Axis, AxisError, Lines, Point, Tensors};
+use crate::suite::{Facts, ScanAlongAxes, Suite};
+use crate::workload::{Axis, AxisError, Point, SelectionLines, Tensors};
 
 /// A workload whose rows are closures, over a raw stream or on the host.
 ///
@@ -35,11 +35,11 @@ use crate::workload::{Axis, AxisError, Lines, Point, Tensors};
 /// ```
 pub struct Attached {
     facts: Facts,
-    define: Box<Define>,
+    define: Box<DefineProblem>,
     rows: Vec<Row>,
 }
 
-type Define = dyn Fn(&Point) -> Result<Definition, AxisError> + Send + Sync;
+type DefineProblem = dyn Fn(&Point) -> Result<Definition, AxisError> + Send + Sync;
 
 impl Attached {
     /// A workload of that name (`family/operation`, the start of every id), at these points:
@@ -54,28 +54,29 @@ impl Attached {
             name,
             about: "attached",
             revision: None,
-            axes: Cow::Owned(Axis::in_lines(points)),
-            lines: Lines { default: points, ..Lines::default() },
-            scan: AxisScan::default(),
+            axes: Cow::Owned(Axis::axes_in_lines(points)),
+            lines: SelectionLines { default: points, ..SelectionLines::default() },
+            scan: ScanAlongAxes::default(),
         };
         Self { facts, define: Box::new(define), rows: Vec::new() }
     }
 
-    /// One line for `kernelgate list`.
+    /// Sets the description that `kernelgate list` prints in one line.
     pub fn about(mut self, about: &'static str) -> Self {
         self.facts.about = about;
         self
     }
 
-    /// Revision of the definition: results of two revisions are not comparable, and references are
-    /// kept on disk by it. Without one they are kept until the bench executable changes.
+    /// Sets the revision of the workload's definition: results of two revisions are not comparable,
+    /// and references on disk are stored under their revision. Without one they are kept until the
+    /// bench executable changes.
     pub fn revision(mut self, revision: u32) -> Self {
         self.facts.revision = Some(revision);
         self
     }
 
-    /// A row, `cuda/…`: `prepare` loads its kernels, once, and returns the closure that launches
-    /// them. The launch gets the addresses of the tensors that it takes, in their order.
+    /// A row, `cuda/…`: `prepare` loads the row's kernels once and returns the closure that
+    /// launches them. The launch gets the addresses of the tensors that it takes, in their order.
     pub fn row<const N: usize>(
         mut self,
         name: &'static str,
@@ -85,18 +86,23 @@ impl Attached {
         let prepare = move |bound: &Bound, inputs: &Tensors, device: &Arc<Device>| {
             task(bound, inputs, device, tensors, &prepare)
         };
-        let (tensors, kind) = (tensors.to_vec(), RowKind::Stream(Box::new(prepare)));
+        let (tensors, kind) = (tensors.to_vec(), AttachedRowKind::Stream(Box::new(prepare)));
         self.rows.push(Row { name, tensors, kind });
         self
     }
 
-    /// A row on the host, `cpu` or `cpu/…`: `run` overwrites every element of the outputs.
+    /// Adds an implementation that runs on the host, named `cpu` or `cpu/…`: `run` overwrites every
+    /// element of the outputs.
     pub fn host_row(
         mut self,
         name: &'static str,
         run: impl Fn(&Tensors, &mut Tensors) + Send + Sync + 'static,
     ) -> Self {
-        self.rows.push(Row { name, tensors: Vec::new(), kind: RowKind::Host(Arc::new(run)) });
+        self.rows.push(Row {
+            name,
+            tensors: Vec::new(),
+            kind: AttachedRowKind::Host(Arc::new(run)),
+        });
         self
     }
 }
@@ -109,8 +115,8 @@ impl From<Attached> for Suite {
             about: "attached",
             supports: |_: &Bound| Ok(()),
             prepare: match row.kind {
-                RowKind::Host(_) => Prepare::CpuByName(Bound::host_task),
-                RowKind::Stream(_) => Prepare::CudaByName {
+                AttachedRowKind::Host(_) => Prepare::CpuByName(Bound::host_task),
+                AttachedRowKind::Stream(_) => Prepare::CudaByName {
                     device_bytes: Bound::device_bytes,
                     prepare: Bound::prepare,
                 },
@@ -171,7 +177,7 @@ mod tests {
     use super::*;
     use crate::backend::BackendKind::Cpu;
     use crate::backend::Target;
-    use crate::workload::{Dtype, Effort, Override, Scale, Work};
+    use crate::workload::{AxisOverride, Dtype, Effort, Scale, Work};
 
     fn attached(points: &'static [&'static str], tensors: [&'static str; 2]) -> Suite {
         let define = |_: &Point| {
@@ -192,7 +198,7 @@ mod tests {
         let suite = attached(&["n=16,32 layout=row", "n=64 layout=column,row"], ["x", "y"]);
         let names: Vec<&str> = suite.axes().iter().map(|axis| axis.name).collect();
         assert_eq!(names, ["n", "layout"]);
-        let points = |overrides: &[Override]| {
+        let points = |overrides: &[AxisOverride]| {
             let points = suite.points(Effort::Default, Scale::Host, overrides)?;
             Ok::<_, AxisError>(points.iter().map(Point::to_string).collect::<Vec<_>>())
         };

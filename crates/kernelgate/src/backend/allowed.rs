@@ -1,5 +1,5 @@
-//! Permissions of a row: actions of its launches in a timed region besides enqueueing work on the
-//! timed stream and on streams that are joined with it. The audit (`measure`) refuses everything
+//! Actions that the launches of a row may take in a timed region, besides enqueueing work on the
+//! timed stream and on streams that are joined with it. The audit (`measure`) refuses every action
 //! that is not permitted here.
 
 /// Permissions of the code that is timed.
@@ -9,13 +9,13 @@ pub struct Allowed {
     pub allocations: bool,
     /// Waits for the GPU. The host's time is then in the samples, and the record states that.
     pub waits: bool,
-    /// Leave another context current on the thread.
+    /// Launches may leave another CUDA context current on the thread.
     pub contexts: bool,
 }
 
 impl Allowed {
-    /// A row written for this harness. A wait or an allocation in it is a choice of its author, and
-    /// part of its time.
+    /// Permissions of a row that was written for this harness. A wait or an allocation in it is a
+    /// choice of its author, and part of its time.
     pub const OWN_ROW: Self = Self { allocations: true, waits: true, contexts: true };
     /// A row that launches other code, about which nothing is known.
     pub const ATTACHED_ROW: Self = Self { allocations: false, waits: false, contexts: false };

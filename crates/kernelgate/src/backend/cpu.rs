@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::workload::{Tensor, Tensors};
 
-use super::executable::no_such_input;
+use super::executable::unknown_input_error;
 use super::{BackendError, Executable};
 use kernelgate_cuda::CaseFailure;
 
@@ -14,16 +14,16 @@ pub struct CpuTask {
     /// Names of the inputs that every launch reads; `None` means all.
     read: Option<&'static [&'static str]>,
     outputs: Tensors,
-    run: RunFn,
+    run: HostRunFunction,
 }
 
-/// Overwrites the outputs from the inputs.
-type RunFn = Box<dyn FnMut(&Tensors, &mut Tensors)>;
+/// A host computation that overwrites the outputs from the inputs.
+type HostRunFunction = Box<dyn FnMut(&Tensors, &mut Tensors)>;
 
 impl CpuTask {
-    /// `run` overwrites every element of the outputs from its inputs, and returns when done. It may
-    /// put another tensor in an output's place if nothing else holds that tensor's memory: a view
-    /// of an input or of memory that the row keeps is an error.
+    /// `run` overwrites every element of the outputs from its inputs, and returns when done. The
+    /// closure may put another tensor in an output's place if nothing else holds that tensor's
+    /// memory: a view of an input, or of memory that the row keeps, is an error.
     pub fn new(
         inputs: Arc<Tensors>,
         outputs: Tensors,
@@ -70,7 +70,7 @@ impl Executable for CpuTask {
 
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
         if !self.launch_inputs().contains(&name) {
-            return Err(no_such_input(name));
+            return Err(unknown_input_error(name));
         }
         Arc::make_mut(&mut self.inputs).insert(name, values.clone());
         Ok(())

@@ -1,10 +1,11 @@
-//! The GPU as a backend: a computation is outputs in device memory and the launches that fill them.
+//! The GPU backend: a computation consists of output tensors in device memory and the launches that
+//! fill them.
 
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::executable::no_such_input;
+use super::executable::unknown_input_error;
 use crate::backend::{Allowed, BackendError, Executable, OutputContent};
 use crate::workload::{Dtype, Tensor, Tensors};
 use kernelgate_cuda::driver::CudaStream;
@@ -28,7 +29,7 @@ impl Input {
         Self { name: name.into(), buffer: buffer.clone() }
     }
 
-    /// This memory, by the name that the workload has for a rank's input.
+    /// This input buffer, under the name that the workload gives the input of a rank.
     pub(super) fn renamed(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
         Self { name: name(&self.name, rank).to_owned(), ..self }
     }
@@ -39,23 +40,23 @@ pub fn inputs<const N: usize>(named: [(&str, &DeviceBuffer); N]) -> [Input; N] {
     named.map(|(name, buffer)| Input::new(name, buffer))
 }
 
-/// An output on the device.
+/// An output tensor in device memory.
 pub struct Output {
     name: &'static str,
     shape: Vec<usize>,
     dtype: Dtype,
     buffer: DeviceBuffer,
-    decode: Option<Decode>,
+    decode: Option<DecodeFunction>,
 }
 
 /// Turns a device's bytes into the workload's tensor of that shape.
-pub type Decode = fn(&[u8], &[usize]) -> Tensor;
+pub type DecodeFunction = fn(&[u8], &[usize]) -> Tensor;
 
 impl Output {
     /// An output that lies on the device as it does in the workload: row-major, of that dtype.
     ///
     /// # Errors
-    /// When device memory is short.
+    /// Fails if device memory is short.
     pub fn new(
         device: &Device,
         name: &'static str,
@@ -68,7 +69,7 @@ impl Output {
     }
 
     /// An output that lies in memory which launches also read.
-    pub(super) fn in_state(
+    pub(super) fn output_in_state(
         buffer: &DeviceBuffer,
         name: &'static str,
         shape: Vec<usize>,
@@ -77,16 +78,16 @@ impl Output {
         Self { name, shape, dtype, buffer: buffer.clone(), decode: None }
     }
 
-    /// An i8 output that lies on the device in another form, of this many bytes.
+    /// An i8 output that device memory holds in an encoded form of this many bytes.
     ///
     /// # Errors
-    /// When device memory is short.
+    /// Fails if device memory is short.
     pub fn encoded(
         device: &Device,
         name: &'static str,
         shape: impl Into<Vec<usize>>,
         bytes: usize,
-        decode: Decode,
+        decode: DecodeFunction,
     ) -> Result<Self, BackendError> {
         Ok(Self {
             name,
@@ -97,7 +98,7 @@ impl Output {
         })
     }
 
-    /// This memory, by the name that the workload has for a rank's output.
+    /// This output buffer, under the name that the workload gives the output of a rank.
     pub(super) fn renamed(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
         Self { name: name(self.name, rank), ..self }
     }
@@ -107,7 +108,7 @@ impl Output {
         self.buffer.address()
     }
 
-    /// Memory of the output on the device.
+    /// Device memory of the output.
     pub(super) const fn buffer(&self) -> &DeviceBuffer {
         &self.buffer
     }
@@ -124,7 +125,7 @@ impl Output {
 
     /// NaN in every float format; in integers the byte of [`Tensor::poison`]; in encoded spikes the
     /// code that no spike has.
-    const fn poison(&self) -> u8 {
+    const fn poison_byte(&self) -> u8 {
         match (self.dtype, self.decode) {
             (_, Some(_)) => 0xaa,
             (Dtype::I8, None) => 0x80,
@@ -134,11 +135,11 @@ impl Output {
 
     /// Whether samples from its beginning to its end hold poison only, as seen by that stream.
     fn still_poisoned(&self, stream: &CudaStream) -> Result<bool, BackendError> {
-        let (bytes, poison) = (self.buffer.bytes(), self.poison());
-        let length = SAMPLE_BYTES.min(bytes);
-        let mut sample = [0; SAMPLE_BYTES];
-        for i in 0..=SAMPLES {
-            let offset = (bytes - length) / SAMPLES * i;
+        let (bytes, poison) = (self.buffer.bytes(), self.poison_byte());
+        let length = POISON_SAMPLE_BYTES.min(bytes);
+        let mut sample = [0; POISON_SAMPLE_BYTES];
+        for i in 0..=POISON_SAMPLE_INTERVALS {
+            let offset = (bytes - length) / POISON_SAMPLE_INTERVALS * i;
             self.buffer.peek(stream, offset, &mut sample[..length])?;
             if sample[..length].iter().any(|&byte| byte != poison) {
                 return Ok(false);
@@ -149,25 +150,25 @@ impl Output {
 }
 
 /// Number of intervals between the samples of an output that are checked for poison.
-const SAMPLES: usize = 16;
-const SAMPLE_BYTES: usize = 256;
+const POISON_SAMPLE_INTERVALS: usize = 16;
+const POISON_SAMPLE_BYTES: usize = 256;
 
 /// Enqueues a computation that overwrites the outputs.
-type LaunchFn = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
+type LaunchFunction = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
 
-/// A computation on the GPU.
+/// A prepared computation on the GPU: its inputs, its outputs and the closure that launches it.
 pub struct CudaTask {
     devices: Devices,
     /// Streams that see the memory of each GPU while its own stream is held.
     observers: Vec<Arc<CudaStream>>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
-    /// Memory from which each output is rewritten, once it is needed.
+    /// ProblemBuffers from which each output is rewritten, once it is needed.
     copies: Vec<OutputCopies>,
-    launch: LaunchFn,
+    launch: LaunchFunction,
     state: State,
     allowed: Allowed,
-    /// Launches so far after which the state of the thread was checked.
+    /// Number of launches so far after which the thread's state was checked.
     checked: u32,
     memory_uses: Vec<(&'static str, u64)>,
     host: Tensors,
@@ -180,28 +181,28 @@ struct OutputCopies {
 }
 
 /// Enqueues what brings the state back that launches carry on.
-type ResetFn = Box<dyn FnMut() -> Result<(), BackendError>>;
+type ResetFunction = Box<dyn FnMut() -> Result<(), BackendError>>;
 
-/// State that launches carry on from one to the next.
+/// State that a launch leaves for the next launch.
 enum State {
     /// Launches keep no state, so each repeats the one before.
     Absent,
     /// Restored before each launch.
-    BeforeEachLaunch(ResetFn),
+    BeforeEachLaunch(ResetFunction),
     /// The state lies in outputs, and a launch continues from the results of the one before. State
     /// is restored after the outputs were poisoned, so every comparison follows one launch from the
     /// original state.
-    InOutputs { restore: ResetFn, poisoned: bool },
+    InOutputs { restore: ResetFunction, poisoned: bool },
 }
 
-/// Launches after which the state of the thread is checked: those that verify, and the first that
-/// are timed.
-const CHECKED: u32 = 8;
+/// Number of launches after which the thread's state is checked: those that verify, and the first
+/// timed ones.
+const LAUNCHES_WITH_STATE_CHECK: u32 = 8;
 
 impl CudaTask {
     /// `launch` enqueues everything that overwrites the outputs on the device's stream, and never
-    /// synchronises. `inputs` are those that every launch reads, without inputs that were packed or
-    /// passed by value.
+    /// synchronises. `inputs` are the inputs that every launch reads, without those that were
+    /// packed or passed by value.
     pub fn new(
         devices: impl Into<Devices>,
         inputs: impl IntoIterator<Item = Input>,
@@ -223,16 +224,16 @@ impl CudaTask {
         }
     }
 
-    /// Sets the closure that restores the state which launches carry on from one to the next, so
-    /// that the next launch computes the reference again. The reset is called before each launch,
-    /// outside of the measured time, and launches are not batched. The reset must not read an input
-    /// that launches read: after timing these inputs are replaced between the reset and the launch.
+    /// Sets the closure that restores the state which one launch leaves for the next, so that the
+    /// next launch computes the reference again. The reset is called before each launch, outside of
+    /// the measured time, and launches are not batched. The reset must not read an input that
+    /// launches read: after timing these inputs are replaced between the reset and the launch.
     pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
         Self { state: State::BeforeEachLaunch(Box::new(reset)), ..self }
     }
 
     /// A task whose launches update a state that lies in outputs. Any number of launches may follow
-    /// each other; `restore` copies the original state back after outputs were poisoned.
+    /// each other; `restore` copies the original state back after the outputs were poisoned.
     pub(super) fn with_state_in_outputs(
         self,
         restore: impl FnMut() -> Result<(), BackendError> + 'static,
@@ -253,14 +254,14 @@ impl CudaTask {
     }
 
     /// The GPU that an output lies on.
-    fn device_of(&self, output: &Output) -> &Arc<Device> {
+    fn device_of_output(&self, output: &Output) -> &Arc<Device> {
         let ordinal = output.buffer.ordinal();
         let own = self.devices.iter().find(|device| device.facts().ordinal == ordinal);
         own.unwrap_or_else(|| self.devices.one())
     }
 
     /// Makes the first GPU current again, after work on several.
-    fn first_current(&self) -> Result<(), BackendError> {
+    fn make_first_gpu_current(&self) -> Result<(), BackendError> {
         if self.devices.count() > 1 { self.devices.one().make_current() } else { Ok(()) }
     }
 }
@@ -270,14 +271,14 @@ impl Executable for CudaTask {
         if let State::InOutputs { poisoned, .. } = &mut self.state {
             *poisoned = true;
         }
-        self.outputs.iter().try_for_each(|output| output.buffer.fill(output.poison()))?;
-        self.first_current()
+        self.outputs.iter().try_for_each(|output| output.buffer.fill(output.poison_byte()))?;
+        self.make_first_gpu_current()
     }
 
     fn rewrite_outputs(&mut self, with: OutputContent) -> Result<(), BackendError> {
         if self.copies.is_empty() {
             let copies_of = |output: &Output| {
-                let allocate = || self.device_of(output).allocate(output.bytes());
+                let allocate = || self.device_of_output(output).allocate(output.bytes());
                 Ok::<_, BackendError>(OutputCopies { results: allocate()?, poison: allocate()? })
             };
             self.copies = self.outputs.iter().map(copies_of).collect::<Result<_, _>>()?;
@@ -288,17 +289,17 @@ impl Executable for CudaTask {
         }
         for (copies, output) in self.copies.iter().zip(&self.outputs).filter(|(_, o)| o.bytes() > 0)
         {
-            let (device, all) = (self.device_of(output), 0..output.bytes());
+            let (device, all) = (self.device_of_output(output), 0..output.bytes());
             device.make_current()?;
             copies.results.copy_range(device.stream(), 0, &output.buffer, all.clone())?;
-            copies.poison.fill(output.poison())?;
+            copies.poison.fill(output.poison_byte())?;
             let from = match with {
                 OutputContent::Poison => &copies.poison,
                 OutputContent::Results => &copies.results,
             };
             output.buffer.copy_range(device.stream(), 0, from, all)?;
         }
-        self.first_current()
+        self.make_first_gpu_current()
     }
 
     fn reset(&mut self) -> Result<(), BackendError> {
@@ -326,7 +327,7 @@ impl Executable for CudaTask {
     }
 
     fn launch(&mut self) -> Result<(), BackendError> {
-        let launched = if !self.allowed.contexts && self.checked < CHECKED {
+        let launched = if !self.allowed.contexts && self.checked < LAUNCHES_WITH_STATE_CHECK {
             self.checked += 1;
             thread_state::checked(self.devices.one(), || (self.launch)(&self.outputs))
         } else {
@@ -376,7 +377,7 @@ impl Executable for CudaTask {
             };
             self.host.insert(output.name, tensor);
         }
-        self.first_current()?;
+        self.make_first_gpu_current()?;
         Ok(&self.host)
     }
 
@@ -391,9 +392,9 @@ impl Executable for CudaTask {
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
         // Several GPUs may have an input of this name.
         let mut copies = self.inputs.iter().filter(|input| input.name == name).peekable();
-        copies.peek().ok_or_else(|| no_such_input(name))?;
+        copies.peek().ok_or_else(|| unknown_input_error(name))?;
         copies.try_for_each(|input| input.buffer.overwrite_from_host(values.as_bytes()))?;
-        self.first_current()
+        self.make_first_gpu_current()
     }
 
     fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
@@ -408,7 +409,7 @@ impl Executable for CudaTask {
         };
         let poisoned =
             self.outputs.iter().map(|output| output.still_poisoned(observer_of(output))).collect();
-        self.first_current()?;
+        self.make_first_gpu_current()?;
         poisoned
     }
 }

@@ -20,7 +20,7 @@ pub trait Executable {
     /// Overwrites every output with NaN (-128 for integers).
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     fn poison_outputs(&mut self) -> Result<(), BackendError>;
 
     /// Writes every output from a copy, of poison or of its own results. The commands are the same
@@ -35,11 +35,11 @@ pub trait Executable {
         }
     }
 
-    /// Restores the state that launches carry on from one to the next, if there is any: the next
-    /// launch computes the reference again.
+    /// Restores the state that one launch leaves for the next, if the computation has state: the
+    /// next launch computes the reference again.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     fn reset(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -62,20 +62,20 @@ pub trait Executable {
     /// Starts the computation once; may return before it has finished.
     ///
     /// # Errors
-    /// When the launch fails.
+    /// Fails if the launch fails.
     fn launch(&mut self) -> Result<(), BackendError>;
 
-    /// Waits until every launch has finished.
+    /// Waits until every launch of this computation has finished.
     ///
     /// # Errors
-    /// When a launch failed on the device.
+    /// Fails if a launch failed on the device.
     fn synchronize(&mut self) -> Result<(), BackendError>;
 
     /// Restores the state and waits: afterwards nothing runs, and the next launch computes the
     /// reference.
     ///
     /// # Errors
-    /// When the device fails, or a launch failed on it.
+    /// Fails if the device fails, or a launch failed on it.
     fn reset_and_wait(&mut self) -> Result<(), BackendError> {
         self.reset()?;
         self.synchronize()
@@ -84,34 +84,34 @@ pub trait Executable {
     /// The outputs in host memory, in the workload's own form.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     fn outputs(&mut self) -> Result<&Tensors, BackendError>;
 
-    /// Names of the inputs that every launch reads. Other inputs were read during preparation:
-    /// packed, quantised, passed by value.
+    /// Names of the inputs that every launch reads. Inputs that are not listed were read during
+    /// preparation: packed, quantised or passed by value.
     fn launch_inputs(&self) -> Vec<&str>;
 
-    /// Purposes of the device memory with their bytes, if the row declares them.
+    /// The row's device memory by purpose, with bytes, if the row declares it.
     fn memory_uses(&self) -> &[(&'static str, u64)] {
         &[]
     }
 
-    /// Puts other values of the same shape and dtype in the place of an input that every launch
-    /// reads: the next launch computes from these.
+    /// Replaces the values of an input that every launch reads by others of the same shape and
+    /// dtype: the next launch computes from them.
     ///
     /// # Errors
-    /// When no launch reads an input of that name, or the device fails.
+    /// Fails if no launch reads an input of that name, or the device fails.
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError>;
 
     /// Whether each output still holds the pattern of [`Self::poison_outputs`], read without
     /// waiting for queued work; empty if launches are never queued.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError>;
 }
 
 /// The error for an input that no launch reads.
-pub(super) fn no_such_input(name: &str) -> BackendError {
+pub(super) fn unknown_input_error(name: &str) -> BackendError {
     BackendError::Launch(format!("no launch reads an input `{name}`"))
 }

@@ -4,14 +4,14 @@
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-static WATCH: OnceLock<Watch> = OnceLock::new();
+static LAUNCH_WATCHDOG: OnceLock<LaunchWatchdog> = OnceLock::new();
 
 /// Starts the watch: once launches that are [`watched`] take longer than the limit, another thread
 /// calls `ended` with the name of the case, which has to end the process. Only the first call in a
 /// process counts; without a call nothing is watched.
 pub fn start(limit: Duration, ended: impl FnOnce(&str) + Send + 'static) {
-    if WATCH.set(Watch::new(limit)).is_ok()
-        && let Some(watch) = WATCH.get()
+    if LAUNCH_WATCHDOG.set(LaunchWatchdog::new(limit)).is_ok()
+        && let Some(watch) = LAUNCH_WATCHDOG.get()
     {
         std::thread::spawn(move || watch.wait(ended));
     }
@@ -19,26 +19,26 @@ pub fn start(limit: Duration, ended: impl FnOnce(&str) + Send + 'static) {
 
 /// Sets the name of the case whose launches follow, for the message.
 pub fn name(case: &str) {
-    if let Some(watch) = WATCH.get() {
+    if let Some(watch) = LAUNCH_WATCHDOG.get() {
         case.clone_into(&mut watch.lock().case);
     }
 }
 
-/// Watches launches until the result is dropped. It must be created and dropped outside of the
-/// measured time.
-pub fn watched() -> WatchedLaunches {
-    let begun = WATCH.get().filter(|watch| watch.begin());
-    WatchedLaunches { watch: begun }
+/// Watches launches until the result is dropped. The watch must be created and dropped outside of
+/// the measured time.
+pub fn watch_host_launches() -> WatchedLaunchGuard {
+    let begun = LAUNCH_WATCHDOG.get().filter(|watch| watch.begin());
+    WatchedLaunchGuard { watch: begun }
 }
 
 /// Launches that are watched.
 #[must_use]
-pub struct WatchedLaunches {
+pub struct WatchedLaunchGuard {
     /// `None` if nothing is watched, or if the surrounding code is watched already.
-    watch: Option<&'static Watch>,
+    watch: Option<&'static LaunchWatchdog>,
 }
 
-impl Drop for WatchedLaunches {
+impl Drop for WatchedLaunchGuard {
     fn drop(&mut self) {
         if let Some(watch) = self.watch {
             watch.lock().ends_at = None;
@@ -46,7 +46,7 @@ impl Drop for WatchedLaunches {
     }
 }
 
-struct Watch {
+struct LaunchWatchdog {
     limit: Duration,
     state: Mutex<State>,
     changed: Condvar,
@@ -59,7 +59,7 @@ struct State {
     ends_at: Option<Instant>,
 }
 
-impl Watch {
+impl LaunchWatchdog {
     fn new(limit: Duration) -> Self {
         Self { limit, state: Mutex::default(), changed: Condvar::new() }
     }
@@ -68,7 +68,7 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this call began the launches.
+    /// Whether this call began to watch the launches.
     fn begin(&self) -> bool {
         let mut state = self.lock();
         let begins = state.ends_at.is_none();
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn reports_the_launch_that_exceeds_the_timeout() {
         let limit = Duration::from_millis(200);
-        let watch: &'static Watch = Box::leak(Box::new(Watch::new(limit)));
+        let watch: &'static LaunchWatchdog = Box::leak(Box::new(LaunchWatchdog::new(limit)));
         let (ended, named) = mpsc::channel();
         std::thread::spawn(move || {
             watch.wait(|case| ended.send((case.to_owned(), Instant::now())).unwrap());

@@ -10,7 +10,7 @@ use super::target::BackendKind;
 use super::{cpu, cuda};
 use crate::workload::Tensors;
 
-/// One way to compute a problem on one backend.
+/// One way to compute a problem on one backend, with its name and its preparation.
 ///
 /// ```
 /// # use kernelgate::prelude::*;
@@ -42,32 +42,32 @@ use crate::workload::Tensors;
 /// assert_eq!(ROWS[0].name, "cpu");
 /// ```
 pub struct Implementation<P> {
-    /// `cpu`, or `<backend>/<technique>`: part of the case id.
+    /// Name of the implementation, `cpu` or `<backend>/<technique>`: part of the case id.
     pub name: &'static str,
-    /// One line for `kernelgate list`.
+    /// Description of the implementation that `kernelgate list` prints in one line.
     pub about: &'static str,
     /// Whether it computes this problem; otherwise the reason, a fragment such as "computes f32
     /// only".
     pub supports: fn(&P) -> Result<(), String>,
-    /// Makes the implementation ready to launch.
+    /// Function that makes the implementation ready to launch.
     pub prepare: Prepare<P>,
 }
 
 /// Places inputs, allocates outputs and scratch, and returns the task that launches.
 pub enum Prepare<P> {
-    /// A task on the host.
+    /// Prepares a task that runs on the host.
     Cpu(fn(&P, Arc<Tensors>) -> cpu::CpuTask),
     /// A task on the host, by a closure that the problem holds under the row's name.
     CpuByName(fn(&P, &str, Arc<Tensors>) -> cpu::CpuTask),
-    /// A task on an NVIDIA GPU.
-    Cuda(CudaPrepare<P>),
+    /// Prepares a task that runs on one NVIDIA GPU.
+    Cuda(PrepareOnCuda<P>),
     /// A task on an NVIDIA GPU that declares its memory: a case that is too large is skipped before
     /// anything is allocated.
     CudaWithin {
         /// Device memory of inputs, outputs and scratch, bytes.
         device_bytes: fn(&P) -> u64,
         /// Makes the implementation ready.
-        prepare: CudaPrepare<P>,
+        prepare: PrepareOnCuda<P>,
     },
     /// A task on an NVIDIA GPU, by a closure that the problem holds under the row's name.
     CudaByName {
@@ -76,7 +76,7 @@ pub enum Prepare<P> {
         /// Makes the implementation with the given name ready to launch.
         prepare: fn(&P, &str, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>,
     },
-    /// A task over all GPUs of a set, which declares its memory on each of them.
+    /// Prepares a task that runs on all GPUs of a set, and declares its memory on each GPU.
     CudaSet {
         /// Device memory of inputs, outputs and scratch on one GPU, bytes.
         device_bytes: fn(&P) -> u64,
@@ -89,7 +89,7 @@ pub enum Prepare<P> {
 }
 
 /// Makes a problem ready on an NVIDIA GPU.
-pub type CudaPrepare<P> = fn(&P, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>;
+pub type PrepareOnCuda<P> = fn(&P, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>;
 
 impl<P> Implementation<P> {
     /// The backend on which the implementation runs.
@@ -112,10 +112,10 @@ impl<P> Implementation<P> {
         }
     }
 
-    /// Makes a problem ready on the GPUs of a set: on all of them, or on the first.
+    /// Prepares a problem on the GPUs of a set: on all GPUs, or on the first GPU only.
     ///
     /// # Errors
-    /// Those of [`Self::prepare_cuda`].
+    /// Fails with the errors of [`Self::prepare_cuda`].
     pub fn prepare_on(
         &self,
         problem: &P,
@@ -134,8 +134,8 @@ impl<P> Implementation<P> {
     /// Makes a problem ready on an NVIDIA GPU.
     ///
     /// # Errors
-    /// When the device has less memory than it declares, or the device, a library or a kernel
-    /// fails; when it runs on the host.
+    /// Fails if the device has less memory than it declares, or the device, a library or a kernel
+    /// fails, or if it runs on the host.
     pub fn prepare_cuda(
         &self,
         problem: &P,

@@ -13,6 +13,6 @@ mod target;
 
 pub use allowed::Allowed;
 pub use executable::{Executable, OutputContent};
-pub use implementation::{CudaPrepare, Implementation, Prepare};
+pub use implementation::{Implementation, Prepare, PrepareOnCuda};
 pub use kernelgate_cuda::BackendError;
 pub use target::{BackendKind, Target};

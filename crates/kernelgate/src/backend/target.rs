@@ -16,7 +16,7 @@ pub enum BackendKind {
 }
 
 impl BackendKind {
-    /// The name used in ids and files; implementation names start with it.
+    /// Name of the backend in case ids and file names; implementation names begin with it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -33,12 +33,12 @@ impl BackendKind {
     }
 }
 
-/// Compute target of a process.
+/// The device on which a process runs its cases: the CPU, or a set of GPUs.
 #[derive(Clone)]
 pub enum Target {
     /// The host's cores.
     Cpu,
-    /// The GPUs of a case.
+    /// The GPUs on which cases run.
     Cuda(Devices),
 }
 
@@ -70,7 +70,8 @@ impl Target {
         }
     }
 
-    /// Ordinals of GPUs on which other processes compute, and how many; as far as NVML reports it.
+    /// Ordinals of GPUs on which other processes compute, with the number of these processes, as
+    /// far as NVML reports it.
     pub fn others_computing(&self) -> Vec<(usize, u32)> {
         let Self::Cuda(devices) = self else { return Vec::new() };
         let others = |uuid: &str| CardTelemetry::open(uuid)?.other_computing_processes();

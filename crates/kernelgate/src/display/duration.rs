@@ -1,4 +1,4 @@
-//! Durations as a person writes and reads them.
+//! Durations as a person writes and reads them, such as `90s` or `1.5 min`.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ pub fn text(duration: Duration) -> String {
 /// "500ms", "90s", "5m", "1h", or plain seconds.
 ///
 /// # Errors
-/// When the text has another form.
+/// Fails if the text has another form.
 pub fn parse(text: &str) -> Result<Duration, String> {
-    // The longer unit before the one that it ends with.
+    // Longer units come before the unit that they end with, so that `ms` is found before `s`.
     let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let with_unit =
         units.into_iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, scale)));

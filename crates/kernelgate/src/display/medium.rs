@@ -6,7 +6,7 @@
 
 use std::fmt::{self, Write as _};
 
-use crate::record::text::{one_line, printable};
+use crate::record::text::{on_one_line, printable_on_terminal};
 
 /// Text for a terminal: control sequences and characters that reorder text are removed or escaped;
 /// lines stay.
@@ -36,25 +36,25 @@ const ZERO_WIDTH_SPACE: &str = "&#8203;";
 
 impl fmt::Display for TerminalText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&printable(self.0))
+        f.write_str(&printable_on_terminal(self.0))
     }
 }
 
 impl fmt::Display for HtmlText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&printable(self.0))
+        f.write_str(&printable_on_terminal(self.0))
     }
 }
 
 impl fmt::Display for JunitText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&printable(self.0))
+        f.write_str(&printable_on_terminal(self.0))
     }
 }
 
 impl fmt::Display for MarkdownText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = one_line(self.0);
+        let text = on_one_line(self.0);
         let mut before = ' ';
         for (at, c) in text.char_indices() {
             let after = &text[at + c.len_utf8()..];
@@ -64,7 +64,8 @@ impl fmt::Display for MarkdownText<'_> {
                 '&' if after.starts_with(['#', '&']) || after.contains(';') => {
                     f.write_str("&amp;")?;
                 }
-                // A mention; a reference to an issue, of another repository too.
+                // This escapes mentions of people and references to issues, also of other
+                // repositories.
                 '@' => write!(f, "@{ZERO_WIDTH_SPACE}")?,
                 '#' if after.starts_with(|c: char| c.is_ascii_digit()) => {
                     write!(f, "#{ZERO_WIDTH_SPACE}")?
@@ -82,7 +83,7 @@ impl fmt::Display for MarkdownText<'_> {
 
 impl fmt::Display for CsvText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = one_line(self.0);
+        let text = on_one_line(self.0);
         // A number may begin with a sign.
         if text.starts_with(['=', '+', '-', '@']) && text.parse::<f64>().is_err() {
             f.write_char('\'')?;

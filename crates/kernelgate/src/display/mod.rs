@@ -1,4 +1,4 @@
-//! Numbers and tables as a person reads them. No decisions here.
+//! Formats numbers and tables for people. No decisions here.
 
 pub mod duration;
 pub mod medium;
@@ -14,7 +14,7 @@ pub fn bytes(bytes: u64) -> String {
         1_000_000..1_000_000_000 => (1e6, "MB"),
         _ => (1e9, "GB"),
     };
-    format!("{:.3} {unit}", Significant(bytes as f64 / scale))
+    format!("{:.3} {unit}", SignificantDigits(bytes as f64 / scale))
 }
 
 /// "1 case", "2 cases": a count with its noun, which takes an "s" in the plural.
@@ -30,17 +30,17 @@ pub fn time(elapsed_ns: f64) -> String {
         ns if ns < 1e9 => (1e6, "ms"),
         _ => (1e9, "s"),
     };
-    format!("{:.4} {unit}", Significant(elapsed_ns / scale))
+    format!("{:.4} {unit}", SignificantDigits(elapsed_ns / scale))
 }
 
 /// An energy as text with four significant digits: "1.234 mJ".
-pub fn joules(joules: f64) -> String {
+pub fn joules_text(joules: f64) -> String {
     let (scale, unit) = match joules.abs() {
         joules if joules < 1e-3 => (1e-6, "µJ"),
         joules if joules < 1.0 => (1e-3, "mJ"),
         _ => (1.0, "J"),
     };
-    format!("{:.4} {unit}", Significant(joules / scale))
+    format!("{:.4} {unit}", SignificantDigits(joules / scale))
 }
 
 /// "151.2 GFLOP/s" or "22.1 GB/s", for an amount done in that time.
@@ -51,11 +51,11 @@ pub fn rate(amount: u64, unit: &str, elapsed_ns: f64) -> String {
         rate if rate < 1e12 => (1e9, "G"),
         _ => (1e12, "T"),
     };
-    format!("{:.4} {prefix}{unit}/s", Significant(per_second / scale))
+    format!("{:.4} {prefix}{unit}/s", SignificantDigits(per_second / scale))
 }
 
 /// A text by which ids are in the order of their numbers: `s512` before `s1024`.
-pub fn natural(id: &str) -> Vec<(String, u64)> {
+pub fn natural_sort_key(id: &str) -> Vec<(String, u64)> {
     let mut parts = Vec::new();
     let mut rest = id;
     while !rest.is_empty() {
@@ -70,16 +70,16 @@ pub fn natural(id: &str) -> Vec<(String, u64)> {
 }
 
 /// Value of a flag among the words of a command line, after "=" or as the next word.
-pub fn flag_value<'a>(words: &'a [String], flag: &str) -> Option<&'a str> {
+pub fn value_of_flag<'a>(words: &'a [String], flag: &str) -> Option<&'a str> {
     words.iter().enumerate().find_map(|(place, word)| match word.strip_prefix(flag)? {
         "" => words.get(place + 1).map(String::as_str),
         rest => rest.strip_prefix('='),
     })
 }
 
-/// The words of a command line without some flags; those of the first list have a value, after "="
-/// or as the next word.
-pub fn without_flags(
+/// Removes some flags from the words of a command line; flags of the first list have a value, after
+/// "=" or as the next word.
+pub fn words_without_flags(
     mut words: impl Iterator<Item = String>,
     valued: &[&str],
     bare: &[&str],
@@ -100,9 +100,9 @@ pub fn without_flags(
 }
 
 /// Formats with the precision as the number of significant digits, without an exponent.
-struct Significant(f64);
+struct SignificantDigits(f64);
 
-impl std::fmt::Display for Significant {
+impl std::fmt::Display for SignificantDigits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let digits = f.precision().unwrap_or(3);
         let before = if self.0 == 0.0 { 1 } else { self.0.abs().log10().floor() as i32 + 1 };
@@ -118,7 +118,7 @@ mod tests {
     fn a_flag_has_its_value_after_an_equals_sign_or_a_space() {
         let words =
             ["--base-directory=x", "--base=a=b", "--head", "c", "--last"].map(str::to_owned);
-        let value = |flag| flag_value(&words, flag);
+        let value = |flag| value_of_flag(&words, flag);
         assert_eq!([value("--base"), value("--head")], [Some("a=b"), Some("c")]);
         assert_eq!([value("--last"), value("--none")], [None, None]);
     }
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn ids_are_ordered_by_their_numbers() {
         let mut ids = ["s1024_d8", "s512_d64", "s512_d8", "x", "s99999999999999999999", ""];
-        ids.sort_by_key(|id| natural(id));
+        ids.sort_by_key(|id| natural_sort_key(id));
         assert_eq!(ids, ["", "s512_d8", "s512_d64", "s1024_d8", "s99999999999999999999", "x"]);
     }
 }

@@ -5,40 +5,42 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::table::Table;
-use super::{joules, natural, rate, time};
-use crate::measure::energy::Energy;
+use super::{joules_text, natural_sort_key, rate, time};
+use crate::measure::energy::LaunchEnergy;
 use crate::measure::power::PowerState;
 use crate::record::run::InputChange;
-use crate::record::text::{indented, printable};
+use crate::record::text::{indent_lines, printable_on_terminal};
 use crate::record::{CaseRecord, ProcessRun, Verification};
 use crate::stats::{self, QuartileSpread};
 
 /// Share of the host's CPU time from which on contention is mentioned.
-const NOTEWORTHY_CONTENTION: f64 = 0.10;
+const MIN_MENTIONED_CONTENTION: f64 = 0.10;
 
 /// A remark below the table and the test for the cases that it applies to.
-type Remark = (&'static str, fn(&ProcessRun, &CaseRecord) -> bool);
+type TableRemark = (&'static str, fn(&ProcessRun, &CaseRecord) -> bool);
 
-/// A ceiling that was measured at less than this share of the SM clock of a case flatters it.
-const SAME_CLOCK: f64 = 0.9;
+/// A ceiling is marked if its SM clock was below this share of the case's SM clock, because the
+/// case then looks closer to its limit than it is.
+const MIN_CEILING_CLOCK_SHARE: f64 = 0.9;
 
-/// The host's time of a launch is reported if it exceeds the GPU's by this factor, and by this many
-/// nanoseconds: it is normal that launching a short kernel takes longer than the kernel.
-const HOST_FACTOR: f64 = 2.0;
-const HOST_LONGER_NS: f64 = 100_000.0;
+/// The host time of a launch is reported if it exceeds the GPU time by this factor, and by this
+/// many nanoseconds: launching a short kernel normally takes longer than the kernel itself.
+const SLOW_HOST_FACTOR: f64 = 2.0;
+const SLOW_HOST_EXCESS_NS: f64 = 100_000.0;
 
-/// Whether the host needs longer for a launch than the GPU, and the samples do not show it.
+/// Whether the host needs longer to start a launch than the GPU to run it, although the samples do
+/// not show it.
 fn host_is_slower(case: &CaseRecord) -> bool {
     let launches_ns = case.samples.per_launch_ns();
     case.samples.costs.host_launch_ns.filter(|_| !launches_ns.is_empty()).is_some_and(|host_ns| {
         let gpu_ns = stats::median(&launches_ns);
         !case.samples.conditions.host_bound
-            && host_ns >= HOST_FACTOR * gpu_ns
-            && host_ns >= gpu_ns + HOST_LONGER_NS
+            && host_ns >= SLOW_HOST_FACTOR * gpu_ns
+            && host_ns >= gpu_ns + SLOW_HOST_EXCESS_NS
     })
 }
 
-const REMARKS: [Remark; 10] = [
+const TABLE_REMARKS: [TableRemark; 10] = [
     ("unverified, nothing says whether the outputs are right", |_, case| {
         case.verification.value() == Verification::Unverified
     }),
@@ -59,7 +61,8 @@ const REMARKS: [Remark; 10] = [
         let ceiling = case.limit.as_ref().and_then(|limit| run.limits.clock_mhz.get(&limit.by));
         let clocks = &case.samples.clock_mhz;
         !clocks.is_empty()
-            && ceiling.is_some_and(|&ceiling| ceiling < SAME_CLOCK * stats::median(clocks))
+            && ceiling
+                .is_some_and(|&ceiling| ceiling < MIN_CEILING_CLOCK_SHARE * stats::median(clocks))
     }),
     ("unsettled, the time still changed under a steady load", |_, case| {
         case.samples.power.as_ref().is_some_and(|power| power.state == PowerState::Unsettled)
@@ -90,9 +93,9 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     }
     // If no case ran, every reason of a skip is printed.
     let every = table.is_empty();
-    for (reason, ids) in skips_by_reason(runs, every) {
-        let _ = write!(out, "\nskipped {}: {}", ids.len(), indented(reason));
-        if ids.len() <= MAX_IDS {
+    for (reason, ids) in skipped_ids_by_reason(runs, every) {
+        let _ = write!(out, "\nskipped {}: {}", ids.len(), indent_lines(reason));
+        if ids.len() <= MAX_IDS_PER_LINE {
             let _ = write!(out, ": {}", ids.join(", "));
         }
     }
@@ -108,14 +111,14 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
         .flat_map(|run| run.cases.values())
         .filter_map(|case| case.samples.conditions.contention);
     let most = shares.fold(0.0, f64::max);
-    if most > NOTEWORTHY_CONTENTION {
+    if most > MIN_MENTIONED_CONTENTION {
         let _ = write!(
             out,
             "\nwarning: co-running processes took up to {:.0}% of the CPU time while a case was measured",
             100.0 * most
         );
     }
-    for (what, applies) in REMARKS {
+    for (what, applies) in TABLE_REMARKS {
         let of_run = |run: &'_ ProcessRun| -> Vec<_> {
             let cases = run.cases.iter();
             cases.filter(|(_, case)| applies(run, case)).map(|(id, _)| id.clone()).collect()
@@ -131,10 +134,10 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     }
     for run in runs {
         for (id, error) in &run.failed {
-            let _ = write!(out, "\nFAILED {id}: {}", indented(error));
+            let _ = write!(out, "\nFAILED {id}: {}", indent_lines(error));
         }
     }
-    printable(&out).into_owned()
+    printable_on_terminal(&out).into_owned()
 }
 
 /// A heading a problem, problems by size; below it its implementations, the fastest first, hot
@@ -148,7 +151,7 @@ fn table(runs: &[ProcessRun]) -> Table {
     header.extend(skews.then_some("skew"));
     let energies = runs.iter().any(|run| run.cases.values().any(|it| it.samples.energy.is_some()));
     header.extend(energies.then_some("energy"));
-    let networks = runs.iter().any(|run| run.cases.values().any(is_network));
+    let networks = runs.iter().any(|run| run.cases.values().any(is_network_case));
     if networks {
         header.extend(["throughput", "of matmul peak"]);
     }
@@ -160,7 +163,7 @@ fn table(runs: &[ProcessRun]) -> Table {
         let network = networks.then(|| network(run, of.1));
         let skew = skews.then(|| of.1.samples.typical_skew_ns().map_or("-".to_owned(), time));
         let timed = Timed { clock, skew, energy, network, ..Timed::new(of) };
-        problems.entry(natural(timed.problem)).or_default().push(timed);
+        problems.entry(natural_sort_key(timed.problem)).or_default().push(timed);
     }
     for mut cases in problems.into_values() {
         cases.sort_by(|a, b| {
@@ -168,22 +171,22 @@ fn table(runs: &[ProcessRun]) -> Table {
             order(a).cmp(&order(b)).then(a.spread.median.total_cmp(&b.spread.median))
         });
         if !cases[0].problem.is_empty() {
-            table.heading(cases[0].problem.to_owned());
+            table.add_heading(cases[0].problem.to_owned());
         }
         for same in cases.chunk_by(|a, b| a.case.cache == b.case.cache) {
             let best = |at: usize| at == 0 && same.len() > 1 && !same[0].problem.is_empty();
-            same.iter().enumerate().for_each(|(at, timed)| table.row(timed.cells(best(at))));
+            same.iter().enumerate().for_each(|(at, timed)| table.row(timed.row_cells(best(at))));
         }
     }
     table
 }
 
-/// A case of the table.
+/// One row of the results table: a timed case.
 struct Timed<'a> {
     /// Case id without the parts that distinguish cases of a problem; empty if the id has another
     /// form.
     problem: &'a str,
-    /// The case's id without its problem.
+    /// The case's id without its problem, such as `cpu/hot`.
     name: &'a str,
     case: &'a CaseRecord,
     spread: QuartileSpread,
@@ -198,14 +201,14 @@ struct Timed<'a> {
 }
 
 /// Whether launches compute samples by matrix products.
-fn is_network(case: &CaseRecord) -> bool {
+fn is_network_case(case: &CaseRecord) -> bool {
     case.computed_samples.is_some() && case.work.matmul_flops() > 0
 }
 
 /// Throughput, and the share of the measured peak of matrix products.
 fn network(run: &ProcessRun, case: &CaseRecord) -> [String; 2] {
     let dash = || "-".to_owned();
-    if !is_network(case) {
+    if !is_network_case(case) {
         return [dash(), dash()];
     }
     let launch_ns = stats::median(&case.samples.per_launch_ns());
@@ -224,9 +227,10 @@ fn network(run: &ProcessRun, case: &CaseRecord) -> [String; 2] {
 fn energy(case: &CaseRecord) -> String {
     match &case.samples.energy {
         None => "-".to_owned(),
-        Some(Energy::NotResolved(_)) => "not resolved".to_owned(),
-        Some(Energy::Measured(energy)) => {
-            let exact = format!("{} ±{:.1}%", joules(energy.launch_j), 100.0 * energy.relative);
+        Some(LaunchEnergy::NotResolved(_)) => "not resolved".to_owned(),
+        Some(LaunchEnergy::Measured(energy)) => {
+            let exact =
+                format!("{} ±{:.1}%", joules_text(energy.launch_j), 100.0 * energy.relative);
             match case.work.matmul_flops() {
                 0 => exact,
                 flops => format!("{exact} {:.0} GFLOP/J", flops as f64 * 1e-9 / energy.launch_j),
@@ -262,7 +266,7 @@ impl<'a> Timed<'a> {
         Self { problem, name, case, spread, clock: None, skew: None, energy: None, network: None }
     }
 
-    fn cells(&self, best: bool) -> Vec<String> {
+    fn row_cells(&self, best: bool) -> Vec<String> {
         let Self { name, case, spread, clock, skew, energy, network, .. } = self;
         let limit = case.limit.as_ref();
         let fraction = limit.map(|limit| limit.fraction(spread.median));
@@ -293,12 +297,12 @@ fn share(fraction: f64) -> String {
     format!("{:.1}%{}", 100.0 * fraction, if fraction > 1.0 { "!" } else { "" })
 }
 
-/// A share as a bar of eight characters, to an eighth of one.
+/// A share drawn as a bar of eight characters, to an eighth of a character.
 fn bar(fraction: f64) -> String {
     const WIDTH: usize = 8;
-    const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    const EIGHTH_BLOCKS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = (fraction.clamp(0.0, 1.0) * (8 * WIDTH) as f64).round() as usize;
-    let bar = "█".repeat(eighths / 8) + PARTS[eighths % 8];
+    let bar = "█".repeat(eighths / 8) + EIGHTH_BLOCKS[eighths % 8];
     // Blanks at the end of a cell would go.
     format!("{bar:░<WIDTH$}")
 }
@@ -312,8 +316,9 @@ fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
     }
 }
 
-/// Skipped cases by reason; with `every`, also those that no machine can run.
-fn skips_by_reason(runs: &[ProcessRun], every: bool) -> BTreeMap<&str, Vec<&str>> {
+/// Ids of skipped cases by the reason of the skip; with `every`, also cases that no machine can
+/// run.
+fn skipped_ids_by_reason(runs: &[ProcessRun], every: bool) -> BTreeMap<&str, Vec<&str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for run in runs {
         let here = run.skipped.iter().filter(|(id, _)| every || !run.unsupported.contains(*id));
@@ -325,12 +330,12 @@ fn skips_by_reason(runs: &[ProcessRun], every: bool) -> BTreeMap<&str, Vec<&str>
 }
 
 /// Largest number of ids on one line.
-const MAX_IDS: usize = 3;
+const MAX_IDS_PER_LINE: usize = 3;
 
 fn shorten(ids: &[&str]) -> String {
-    let mut text = ids[..ids.len().min(MAX_IDS)].join(", ");
-    if ids.len() > MAX_IDS {
-        let _ = write!(text, " and {} more", ids.len() - MAX_IDS);
+    let mut text = ids[..ids.len().min(MAX_IDS_PER_LINE)].join(", ");
+    if ids.len() > MAX_IDS_PER_LINE {
+        let _ = write!(text, " and {} more", ids.len() - MAX_IDS_PER_LINE);
     }
     text
 }

@@ -1,16 +1,16 @@
 //! Tables, aligned for a terminal or as Markdown.
 
 use super::medium::MarkdownText;
-use super::terminal::wrapped;
-use crate::record::text::one_line;
+use super::terminal::wrap_terminal_line;
+use crate::record::text::on_one_line;
 
-/// Columns are padded to this many characters at most.
-const MAX_PADDED_CHARACTERS: usize = 200;
+/// Maximum number of characters to which a column is padded.
+const MAX_COLUMN_PADDING: usize = 200;
 /// Characters that the first column has at least on a terminal.
-const MIN_FIRST_COLUMN: usize = 8;
+const MIN_FIRST_COLUMN_WIDTH: usize = 8;
 
-/// A table of cells; the first column is aligned left, the others right. A row of one cell is a
-/// heading above the rows after it.
+/// A table of cells; the first column is aligned left, the others right. A table row with one cell
+/// is a heading above the rows after it.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
     header: Vec<String>,
@@ -18,7 +18,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these column names.
+    /// Creates an empty table with these column names.
     pub fn new(header: &[&str]) -> Self {
         Self { header: header.iter().map(ToString::to_string).collect(), rows: Vec::new() }
     }
@@ -30,12 +30,12 @@ impl Table {
     }
 
     /// Adds a heading, which may be wider than the table.
-    pub fn heading(&mut self, text: String) {
+    pub fn add_heading(&mut self, text: String) {
         self.rows.push(vec![text]);
     }
 
     /// Names of the columns.
-    pub fn header(&self) -> &[String] {
+    pub fn column_names(&self) -> &[String] {
         &self.header
     }
 
@@ -44,39 +44,39 @@ impl Table {
         &self.rows
     }
 
-    /// Whether there are no rows.
+    /// Whether the table has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
     /// Columns padded with spaces.
     pub fn text(&self) -> String {
-        self.cleaned(one_line).lines(|cells| cells.join("  ").trim_end().to_owned()).join("\n")
+        self.map_cells(on_one_line).lines(|cells| cells.join("  ").trim_end().to_owned()).join("\n")
     }
 
-    /// Fits the table into the width of a terminal, if there is one. A first cell that is too long
-    /// gets lines of its own above the rest of its row.
+    /// Prints the table within the width of a terminal, if standard output is one. A first cell
+    /// that is too long for its column gets lines of its own above the rest of its row.
     pub fn text_within(&self, columns: Option<usize>) -> String {
         let Some(columns) = columns else { return self.text() };
-        let mut table = self.cleaned(one_line);
-        let others: usize = table.widths().iter().skip(1).map(|width| width + 2).sum();
-        let room = columns.saturating_sub(others).max(MIN_FIRST_COLUMN);
+        let mut table = self.map_cells(on_one_line);
+        let others: usize = table.column_widths().iter().skip(1).map(|width| width + 2).sum();
+        let room = columns.saturating_sub(others).max(MIN_FIRST_COLUMN_WIDTH);
         let mut above = Vec::new();
         for row in std::iter::once(&mut table.header).chain(&mut table.rows) {
             let long = row.len() > 1 && row[0].chars().count() > room;
-            above.push(long.then(|| wrapped(&std::mem::take(&mut row[0]), 2, columns)));
+            above.push(long.then(|| wrap_terminal_line(&std::mem::take(&mut row[0]), 2, columns)));
         }
         let lines = table.lines(|cells| cells.join("  ").trim_end().to_owned());
         let each = above.into_iter().zip(lines).flat_map(|(above, line)| {
-            above.into_iter().chain([wrapped(&line, MIN_FIRST_COLUMN, columns)])
+            above.into_iter().chain([wrap_terminal_line(&line, MIN_FIRST_COLUMN_WIDTH, columns)])
         });
         each.collect::<Vec<_>>().join("\n")
     }
 
     /// A Markdown table.
-    pub fn markdown(&self) -> String {
+    pub fn to_markdown(&self) -> String {
         let mut lines = self
-            .cleaned(|cell| MarkdownText(cell).to_string())
+            .map_cells(|cell| MarkdownText(cell).to_string())
             .lines(|cells| format!("| {} |", cells.join(" | ")));
         let rule: Vec<&str> =
             (0..self.header.len()).map(|column| if column == 0 { "---" } else { "---:" }).collect();
@@ -84,24 +84,24 @@ impl Table {
         lines.join("\n")
     }
 
-    fn cleaned(&self, clean: fn(&str) -> String) -> Self {
+    fn map_cells(&self, clean: fn(&str) -> String) -> Self {
         let row = |cells: &Vec<String>| cells.iter().map(|cell| clean(cell)).collect();
         Self { header: row(&self.header), rows: self.rows.iter().map(row).collect() }
     }
 
-    /// Characters that each column takes.
-    fn widths(&self) -> Vec<usize> {
+    /// Width of each column of the table, in characters.
+    fn column_widths(&self) -> Vec<usize> {
         let all = || std::iter::once(&self.header).chain(&self.rows);
         let rows = || all().filter(|row| row.len() > 1 || self.header.len() == 1);
         let width = |column: usize| {
-            rows().map(|row| row[column].chars().count().min(MAX_PADDED_CHARACTERS)).max()
+            rows().map(|row| row[column].chars().count().min(MAX_COLUMN_PADDING)).max()
         };
         (0..self.header.len()).map(|column| width(column).unwrap_or(0)).collect()
     }
 
     fn lines(&self, join: impl Fn(&[String]) -> String) -> Vec<String> {
         let all = || std::iter::once(&self.header).chain(&self.rows);
-        let widths = self.widths();
+        let widths = self.column_widths();
         let pad = |row: &Vec<String>| -> Vec<String> {
             row.iter()
                 .zip(&widths)
@@ -117,7 +117,7 @@ impl Table {
 
 /// Shortens a text to a number of characters on one line by cutting its middle.
 pub fn shortened(text: &str, most: usize) -> String {
-    let chars: Vec<char> = one_line(text).chars().collect();
+    let chars: Vec<char> = on_one_line(text).chars().collect();
     if chars.len() <= most || most < 3 {
         return chars.into_iter().take(most).collect();
     }
@@ -136,7 +136,7 @@ mod tests {
         table.row(vec!["longer".to_owned(), "10 ns".to_owned()]);
         assert_eq!(table.text(), "case     time\na        1 µs\nlonger  10 ns");
         assert_eq!(
-            table.markdown(),
+            table.to_markdown(),
             "| case   |  time |\n| --- | ---: |\n| a      |  1 µs |\n| longer | 10 ns |"
         );
     }
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_heading_widens_no_column() {
         let mut table = Table::new(&["case", "time"]);
-        table.heading("a heading that is longer".to_owned());
+        table.add_heading("a heading that is longer".to_owned());
         table.row(vec!["a".to_owned(), "1 µs".to_owned()]);
         let text = "case  time\na heading that is longer\na     1 µs";
         assert_eq!(table.text(), text);
@@ -186,7 +186,7 @@ mod tests {
         let mut table = Table::new(&["case"]);
         table.row(vec!["a\u{1b}[2J\n| b \\[x](y) <img>".to_owned()]);
         assert_eq!(table.text(), "case\na | b \\[x](y) <img>");
-        let row = table.markdown().lines().last().map(str::to_owned);
+        let row = table.to_markdown().lines().last().map(str::to_owned);
         assert_eq!(row.as_deref(), Some("| a \\| b \\\\\\[x](y) &lt;img> |"));
     }
 }

@@ -1,25 +1,27 @@
-//! The bench binary: flags, selection, and what each mode does with it.
+//! The main function of a bench binary: it reads flags, selects cases and does what the mode asks.
 
 use std::process::ExitCode;
 
-use super::error::{HarnessError, in_short};
-use super::peers::Peers;
+use super::error::{HarnessError, shorten_for_message};
+use super::peers::PeerProgramSource;
 use super::recording::stored;
-use super::running::sampling::{new_criterion, open_group};
+use super::running::sampling::{criterion_with_measurement, open_criterion_group};
 use super::running::{bench_run, estimate, test_run, trial, trial_run};
-use super::selection::cases::{Choice, Group, Selection};
-use super::selection::filter::Filter;
+use super::selection::cases::{CaseSelectionResult, ProblemGroup, SelectionChoice};
+use super::selection::filter::CaseFilter;
 use super::selection::place::Place;
 use super::selection::{cases, names};
-use super::settings::args::Mode;
-use super::settings::{Settings, process};
+use super::settings::args::ProcessMode;
+use super::settings::{BenchSettings, process};
 use super::{answer, guard};
 use crate::backend::Target;
 use crate::exit::Exit;
-use crate::measure::criterion::Elapsed;
-use crate::protocol::{self, Action, Part, Request, Response, ResponseBody};
-use crate::record::text::printable;
-use crate::record::{Environment, Partition, ProcessRun, Store, TrialRequest, file};
+use crate::measure::criterion::ElapsedMeasurement;
+use crate::protocol::{
+    self, BenchRequest, BenchResponse, BenchResponseBody, Part, RequestedAction,
+};
+use crate::record::text::printable_on_terminal;
+use crate::record::{Environment, ProcessRun, ShardPartition, Store, TrialRequest, file};
 use crate::suite::Suite;
 use crate::workload::Effort;
 use kernelgate_cuda::observe::range::RangeGuard;
@@ -72,7 +74,7 @@ pub struct Harness {
     name: &'static str,
     suites: Vec<Suite>,
     siblings: Vec<Suite>,
-    peers: Vec<Peers>,
+    peers: Vec<PeerProgramSource>,
     kernels: Vec<ListedKernel>,
 }
 
@@ -91,7 +93,7 @@ impl Harness {
     }
 
     /// Programs that time other people's kernels for the same problems, for `kernelgate peers`.
-    pub fn peers(mut self, peers: Vec<Peers>) -> Self {
+    pub fn peers(mut self, peers: Vec<PeerProgramSource>) -> Self {
         self.peers = peers;
         self
     }
@@ -105,64 +107,71 @@ impl Harness {
 
     /// Runs the binary on the process' arguments.
     pub fn main(self) -> ExitCode {
-        protocol::leave_mark();
-        let settings = match process::settings() {
+        protocol::keep_executable_mark();
+        let settings = match process::process_settings() {
             Ok(settings) => settings,
             Err(exit) => return exit,
         };
-        let outcome = guard::catch(|| self.run(&settings))
+        let outcome = guard::catch_panic(|| self.run(&settings))
             .unwrap_or_else(|panic| Err(HarnessError::Panic { panic }));
-        outcome.map_or_else(|error| process::fail(&error), Into::into)
+        outcome.map_or_else(|error| process::print_failure(&error), Into::into)
     }
 
-    /// Workloads of the other bench binaries; the siblings may name this one's too.
-    fn others(&self) -> impl Iterator<Item = &Suite> {
+    /// Workloads of the package's other bench binaries; the list of siblings may contain this
+    /// binary's workloads too.
+    fn suites_of_other_benches(&self) -> impl Iterator<Item = &Suite> {
         let own = |name| self.suites.iter().any(|suite| suite.name() == name);
         self.siblings.iter().filter(move |suite| !own(suite.name()))
     }
 
-    fn everything(&self) -> impl Iterator<Item = &Suite> {
-        self.suites.iter().chain(self.others())
+    fn all_suites(&self) -> impl Iterator<Item = &Suite> {
+        self.suites.iter().chain(self.suites_of_other_benches())
     }
 
     fn own(&self) -> impl Iterator<Item = &Suite> {
         self.suites.iter()
     }
 
-    fn run(&self, settings: &Settings) -> Result<Exit, HarnessError> {
-        names::check(self.name, self.everything())?;
+    fn run(&self, settings: &BenchSettings) -> Result<Exit, HarnessError> {
+        names::check(self.name, self.all_suites())?;
         let _session = RangeGuard::new(self.name);
         kernelgate_cuda::layout::pad_heap_for_layout(settings.device.options.variant.layout);
-        if let Mode::Respond(path) = &settings.mode {
-            return self.respond(settings, file::read(path)?);
+        if let ProcessMode::Respond(path) = &settings.mode {
+            return self.respond_to_request(settings, file::read(path)?);
         }
-        cases::check_overrides(self.everything(), &settings.axes)?;
+        cases::check_axis_overrides(self.all_suites(), &settings.axes)?;
         let place = settings.device.place(self.own())?;
-        let divide = |all: &Selection<'_>| divide_by_times(settings, all);
+        let divide = |all: &CaseSelectionResult<'_>| partition_by_recorded_times(settings, all);
         let selected = match self.select(settings, &place, &settings.filter, divide) {
             // `cargo bench -- FILTER` runs every bench of the package.
             Err(error @ HarnessError::NoMatch { .. })
                 if self.siblings.is_empty() && settings.process.has_other_benches =>
             {
-                eprintln!("{}: {}", self.name, printable(&error.to_string()));
+                eprintln!("{}: {}", self.name, printable_on_terminal(&error.to_string()));
                 None
             }
             selected => selected?,
         };
         let Some(selection) = selected else { return Ok(Exit::Fine) };
-        let store = Store::discover();
+        let store = Store::discover_store();
         let baselines = &settings.baselines;
-        if !matches!(settings.mode, Mode::Test | Mode::Profile) {
+        if !matches!(settings.mode, ProcessMode::Test | ProcessMode::Profile) {
             stored::check(&store, &selection, baselines.load.as_deref(), true)?;
             stored::check(&store, &selection, baselines.compare.as_deref(), true)?;
             stored::check(&store, &selection, baselines.compare_if_stored.as_deref(), false)?;
         }
         match settings.mode {
-            Mode::Test | Mode::Profile => test_run::test(settings, &place, &selection, &store),
-            Mode::List | Mode::Load => {
-                let mut criterion = new_criterion(&store, settings.effort, Elapsed::default());
+            ProcessMode::Test | ProcessMode::Profile => {
+                test_run::run_test_mode(settings, &place, &selection, &store)
+            }
+            ProcessMode::List | ProcessMode::Load => {
+                let mut criterion = criterion_with_measurement(
+                    &store,
+                    settings.effort,
+                    ElapsedMeasurement::default(),
+                );
                 for group in &selection.groups {
-                    let mut criterion_group = open_group(&mut criterion, group);
+                    let mut criterion_group = open_criterion_group(&mut criterion, group);
                     for case in &group.cases {
                         criterion_group.bench_function(case.function(), |_| {});
                     }
@@ -172,118 +181,129 @@ impl Harness {
             _ => {
                 let (exit, run) =
                     bench_run::bench(self.name, settings, &place, &selection, &store)?;
-                self.check_anything_ran(settings, &place, &run).map(|()| exit)
+                self.check_any_case_ran(settings, &place, &run).map(|()| exit)
             }
         }
     }
 
     /// Carries out the request of the program, and writes the response.
-    fn respond(&self, settings: &Settings, request: Request) -> Result<Exit, HarnessError> {
+    fn respond_to_request(
+        &self,
+        settings: &BenchSettings,
+        request: BenchRequest,
+    ) -> Result<Exit, HarnessError> {
         let mut exit = Exit::Fine;
         let answer = match request.action {
-            Action::Trial(request) => {
+            RequestedAction::Trial(request) => {
                 exit = self.trial(settings, *request)?;
-                ResponseBody::Trial
+                BenchResponseBody::Trial
             }
             action => self
                 .answer(settings, &action)
-                .unwrap_or_else(|error| ResponseBody::Refused(error.to_string())),
+                .unwrap_or_else(|error| BenchResponseBody::Refused(error.to_string())),
         };
-        let response = Response { bench: self.name.to_owned(), answer };
+        let response = BenchResponse { bench: self.name.to_owned(), answer };
         file::write_unsynced(&request.response, &response)?;
         Ok(exit)
     }
 
     /// Runs the trial that a request describes; does nothing if this binary has none of the
     /// requested cases.
-    fn trial(&self, settings: &Settings, request: TrialRequest) -> Result<Exit, HarnessError> {
-        cases::check_overrides(self.everything(), &settings.axes)?;
+    fn trial(&self, settings: &BenchSettings, request: TrialRequest) -> Result<Exit, HarnessError> {
+        cases::check_axis_overrides(self.all_suites(), &settings.axes)?;
         let place = settings.device.place(self.own())?;
         let filter = trial::filter(&request, settings);
-        // Both builds of a comparison use the same partition, even if their baselines hold
-        // different times. Cases that the request names already belong to one shard.
+        // Both builds of a comparison divide their cases into shards alike, even if their baselines
+        // hold different times. Cases that the request names already belong to one shard.
         let shard = settings.shard.filter(|_| request.cases.is_none());
-        let divide = |_: &Selection<'_>| shard.map(Partition::by_hash);
+        let divide = |_: &CaseSelectionResult<'_>| shard.map(ShardPartition::divide_by_hash);
         let Some(mut selection) = self.select(settings, &place, &filter, divide)? else {
             return Ok(Exit::Fine);
         };
         selection.move_to_front(&request.first);
-        let store = Store::discover();
-        trial_run::carry_out(self.name, settings, request, &place, &selection, &store)
+        let store = Store::discover_store();
+        trial_run::carry_out_trial(self.name, settings, request, &place, &selection, &store)
     }
 
-    fn answer(&self, settings: &Settings, action: &Action) -> Result<ResponseBody, HarnessError> {
-        if let Action::Resources { arch, filter } = action {
-            let filter = Filter::parse(filter.as_deref(), false)?;
+    fn answer(
+        &self,
+        settings: &BenchSettings,
+        action: &RequestedAction,
+    ) -> Result<BenchResponseBody, HarnessError> {
+        if let RequestedAction::Resources { arch, filter } = action {
+            let filter = CaseFilter::parse(filter.as_deref(), false)?;
             return Ok(answer::resources::resources(&self.kernels, arch, &filter));
         }
         let place = settings.device.place(self.own())?;
-        let no_gpu = || ResponseBody::Refused(format!("no GPU to time: {}", place.otherwise));
+        let no_gpu = || BenchResponseBody::Refused(format!("no GPU to time: {}", place.otherwise));
         match action {
-            Action::Peers => {
-                return Ok(ResponseBody::Peers(self.peers.iter().map(Peers::program).collect()));
+            RequestedAction::Peers => {
+                return Ok(BenchResponseBody::Peers(
+                    self.peers.iter().map(PeerProgramSource::program).collect(),
+                ));
             }
-            Action::Environment => {
+            RequestedAction::Environment => {
                 let target = settings.device.open(&place)?;
-                return Ok(ResponseBody::Environment(Box::new(Environment::on(&target))));
+                return Ok(BenchResponseBody::Environment(Box::new(Environment::on(&target))));
             }
-            Action::Timing { part } if *part != Some(Part::Cases) => {
+            RequestedAction::Timing { part } if *part != Some(Part::Cases) => {
                 let Target::Cuda(devices) = settings.device.open(&place)? else {
                     return Ok(no_gpu());
                 };
                 let report = answer::timing::timing(&devices, *part)?;
-                return Ok(ResponseBody::Timing(Box::new(report)));
+                return Ok(BenchResponseBody::Timing(Box::new(report)));
             }
             _ => {}
         }
-        let selection = match self.select_to_answer(settings, &place) {
+        let selection = match self.select_for_request(settings, &place) {
             Ok(selection) => selection,
             Err(none) => return Ok(*none),
         };
         let seed = settings.seed;
         Ok(match action {
-            Action::Verify { dump } => {
+            RequestedAction::Verify { dump } => {
                 let target = settings.device.open(&place)?;
                 let verified = answer::verify::verify(&selection, seed, target, dump.as_deref());
-                ResponseBody::Verify(verified)
+                BenchResponseBody::Verify(verified)
             }
-            Action::Timing { .. } => match settings.device.open(&place)? {
+            RequestedAction::Timing { .. } => match settings.device.open(&place)? {
                 Target::Cuda(devices) => {
                     let report = answer::timing::cases(&selection, seed, &devices)?;
-                    ResponseBody::Timing(Box::new(report))
+                    BenchResponseBody::Timing(Box::new(report))
                 }
                 Target::Cpu => no_gpu(),
             },
-            Action::Profile | Action::Record(_) => {
+            RequestedAction::Profile | RequestedAction::Record(_) => {
                 let target = settings.device.open(&place)?;
-                answer::profile::profile(&selection, seed, &target, action.recorded())?
+                answer::profile::profile_cases(&selection, seed, &target, action.recorded())?
             }
-            _ => ResponseBody::List(answer::list::list(self.own(), &selection, &place)),
+            _ => BenchResponseBody::List(answer::list::list(self.own(), &selection, &place)),
         })
     }
 
     /// The selected cases of a request, or the response if nothing matches.
-    fn select_to_answer(
+    fn select_for_request(
         &self,
-        settings: &Settings,
+        settings: &BenchSettings,
         place: &Place,
-    ) -> Result<Selection<'_>, Box<ResponseBody>> {
-        let nothing = |reason: String, close| Box::new(ResponseBody::NoMatch { reason, close });
+    ) -> Result<CaseSelectionResult<'_>, Box<BenchResponseBody>> {
+        let nothing =
+            |reason: String, close| Box::new(BenchResponseBody::NoMatch { reason, close });
         let refused = |error: HarnessError| nothing(error.to_string(), Vec::new());
-        cases::check_overrides(self.everything(), &settings.axes).map_err(refused)?;
+        cases::check_axis_overrides(self.all_suites(), &settings.axes).map_err(refused)?;
         let filter = &settings.filter;
-        let divide = |all: &Selection<'_>| divide_by_times(settings, all);
+        let divide = |all: &CaseSelectionResult<'_>| partition_by_recorded_times(settings, all);
         match (self.select(settings, place, filter, divide), filter.text()) {
             (Ok(Some(selection)), _) => Ok(selection),
             (Ok(None), _) => {
                 Err(nothing("another bench has what was asked for".to_owned(), Vec::new()))
             }
-            (Err(_), Some(text)) => Err(match self.refused_axes(settings, place) {
+            (Err(_), Some(text)) => Err(match self.unmatched_axes_error(settings, place) {
                 Some(error) => refused(error),
                 // The program puts close ids together from all benches.
                 None => nothing(
-                    format!("no case matches `{}`", in_short(text)),
-                    cases::suggestions(filter, &cases::all_ids(self.own())),
+                    format!("no case matches `{}`", shorten_for_message(text)),
+                    cases::closest_ids(filter, &cases::all_case_ids(self.own())),
                 ),
             }),
             (Err(error), None) => Err(refused(error)),
@@ -296,18 +316,23 @@ impl Harness {
     /// names a case expects it to run.
     fn select(
         &self,
-        settings: &Settings,
+        settings: &BenchSettings,
         place: &Place,
-        filter: &Filter,
-        divide: impl FnOnce(&Selection<'_>) -> Option<Partition>,
-    ) -> Result<Option<Selection<'_>>, HarnessError> {
-        let mut choice =
-            Choice { effort: settings.effort, place, axes: &settings.axes, filter, part: None };
+        filter: &CaseFilter,
+        divide: impl FnOnce(&CaseSelectionResult<'_>) -> Option<ShardPartition>,
+    ) -> Result<Option<CaseSelectionResult<'_>>, HarnessError> {
+        let mut choice = SelectionChoice {
+            effort: settings.effort,
+            place,
+            axes: &settings.axes,
+            filter,
+            part: None,
+        };
         let mut selection = choice.select(self.own())?;
         if selection.matched_nothing() && choice.effort < Effort::Thorough {
             choice.effort = Effort::Thorough;
             selection = choice.select(self.own())?;
-            if !selection.matched_nothing() && settings.mode != Mode::List {
+            if !selection.matched_nothing() && settings.mode != ProcessMode::List {
                 eprintln!(
                     "{}: not among the default cases; {} of the whole sweep match",
                     self.name,
@@ -319,9 +344,11 @@ impl Harness {
             if let Some(partition) = divide(&selection) {
                 let plan = selection.plan(self.name, &partition);
                 let shard = partition.shard;
-                selection = Choice { part: Some(&partition), ..choice }.select(self.own())?;
-                // A bench run prints its shard in its first line, and its record holds it.
-                if settings.mode != Mode::Bench {
+                selection =
+                    SelectionChoice { part: Some(&partition), ..choice }.select(self.own())?;
+                // A bench run prints its shard in the first line of its output, and its record
+                // holds the shard.
+                if settings.mode != ProcessMode::Bench {
                     let (part, all) = (selection.count(), plan.cases);
                     eprintln!("{}: shard {shard}: {part} of {all} cases", self.name);
                 }
@@ -333,7 +360,7 @@ impl Harness {
                 }
                 selection.plan = Some(plan);
             }
-            selection.put_in(settings.order);
+            selection.order_cases(settings.order);
             return Ok(Some(selection));
         }
         let elsewhere = self.elsewhere(settings, place, filter);
@@ -342,40 +369,46 @@ impl Harness {
         }
         match filter.text() {
             Some(_) => Err(self
-                .refused_axes(settings, place)
-                .unwrap_or_else(|| cases::nothing_matches(filter, self.everything()))),
-            None if !settings.axes.is_empty() && !matches!(filter, Filter::None) => {
-                Err(cases::nothing_has(self.own(), &settings.axes))
+                .unmatched_axes_error(settings, place)
+                .unwrap_or_else(|| cases::unmatched_filter_error(filter, self.all_suites()))),
+            None if !settings.axes.is_empty() && !matches!(filter, CaseFilter::None) => {
+                Err(cases::unmatched_axis_error(self.own(), &settings.axes))
             }
             None => Ok(None),
         }
     }
 
-    /// Reason why no case has the axes, independent of the filter; `None` if a case has them.
-    fn refused_axes(&self, settings: &Settings, place: &Place) -> Option<HarnessError> {
+    /// Reason why no case has the requested axis values, whatever the filter is; `None` if a case
+    /// has them.
+    fn unmatched_axes_error(
+        &self,
+        settings: &BenchSettings,
+        place: &Place,
+    ) -> Option<HarnessError> {
         let axes = &settings.axes;
         if axes.is_empty() {
             return None;
         }
-        let filter = &Filter::All;
-        let choice = Choice { effort: Effort::Thorough, place, axes, filter, part: None };
+        let filter = &CaseFilter::All;
+        let choice = SelectionChoice { effort: Effort::Thorough, place, axes, filter, part: None };
         match choice.select(self.own()) {
             Err(error) => Some(error),
             Ok(selection) => {
-                selection.matched_nothing().then(|| cases::nothing_has(self.own(), axes))
+                selection.matched_nothing().then(|| cases::unmatched_axis_error(self.own(), axes))
             }
         }
     }
 
     /// Refuses a run without any result if the user named cases that only this binary has.
-    fn check_anything_ran(
+    fn check_any_case_ran(
         &self,
-        settings: &Settings,
+        settings: &BenchSettings,
         place: &Place,
         run: &ProcessRun,
     ) -> Result<(), HarnessError> {
         let named = settings.filter.text().is_some() || !settings.axes.is_empty();
-        // Another shard may have it, and a budget may end before the first case.
+        // Shards do not fail here, because another shard may have the case, or with a budget,
+        // which may end before the first case.
         let in_part = settings.shard.is_some() || settings.budget.is_some();
         if !named
             || in_part
@@ -394,22 +427,25 @@ impl Harness {
     /// Matching cases of the package's other bench binaries.
     fn elsewhere(
         &self,
-        settings: &Settings,
+        settings: &BenchSettings,
         place: &Place,
-        filter: &Filter,
-    ) -> Result<Selection<'_>, HarnessError> {
+        filter: &CaseFilter,
+    ) -> Result<CaseSelectionResult<'_>, HarnessError> {
         let axes = &settings.axes;
-        let choice = Choice { effort: Effort::Thorough, place, axes, filter, part: None };
-        choice.select(self.others())
+        let choice = SelectionChoice { effort: Effort::Thorough, place, axes, filter, part: None };
+        choice.select(self.suites_of_other_benches())
     }
 }
 
 /// The partition of a process that is to measure a shard.
-fn divide_by_times(settings: &Settings, all: &Selection<'_>) -> Option<Partition> {
+fn partition_by_recorded_times(
+    settings: &BenchSettings,
+    all: &CaseSelectionResult<'_>,
+) -> Option<ShardPartition> {
     let shard = settings.shard?;
-    let problems: Vec<String> = all.groups.iter().map(Group::id).collect();
-    let times = estimate::recorded_problem_times(&Store::discover());
-    Some(Partition::by_time(shard, problems.iter().map(String::as_str), &times))
+    let problems: Vec<String> = all.groups.iter().map(ProblemGroup::id).collect();
+    let times = estimate::recorded_problem_times(&Store::discover_store());
+    Some(ShardPartition::divide_by_time(shard, problems.iter().map(String::as_str), &times))
 }
 
 #[cfg(test)]
@@ -421,9 +457,9 @@ mod tests {
     #[test]
     fn a_mistyped_filter_gets_suggestions_where_siblings_name_the_own_workloads_too() {
         let harness = Harness::new("spike", own()).siblings(all());
-        assert_eq!(harness.everything().count(), all().len());
-        let filter = Filter::parse(Some("atention/sofmax"), false).unwrap();
-        let error = cases::nothing_matches(&filter, harness.everything());
+        assert_eq!(harness.all_suites().count(), all().len());
+        let filter = CaseFilter::parse(Some("atention/sofmax"), false).unwrap();
+        let error = cases::unmatched_filter_error(&filter, harness.all_suites());
         let HarnessError::NoMatch { suggestions, .. } = error else { panic!("{error:?}") };
         assert_eq!(suggestions[0], "attention/softmax");
     }
@@ -431,7 +467,7 @@ mod tests {
     #[test]
     fn an_invalid_name_is_refused_before_anything_else() {
         let refused = |name, line: &str| {
-            let settings = Settings::parse(line).unwrap();
+            let settings = BenchSettings::parse(line).unwrap();
             let error = Harness::new(name, own()).run(&settings).unwrap_err();
             assert!(matches!(error, HarnessError::Name { .. }), "{error:?}");
         };
@@ -451,7 +487,7 @@ mod tests {
             gpus: 1,
         };
         let select = |arguments: &[&str]| {
-            let settings = Settings::parse(&arguments.join(" "))?;
+            let settings = BenchSettings::parse(&arguments.join(" "))?;
             let selected = harness.select(&settings, &place, &settings.filter, |_| None)?;
             Ok::<_, HarnessError>(selected.map(|selection| selection.count()))
         };
@@ -464,7 +500,7 @@ mod tests {
         };
         no_combination(select(&["--axis", "n=7", "--axis", "d=64"]).unwrap_err());
         assert!(select(&["spike/sideways"]).is_err());
-        // The axes are the mistake, not the filter that goes with them.
+        // The error names the axes, not the filter beside them.
         for filter in ["forward", "spike/sideways"] {
             no_combination(select(&["--axis", "n=7", "--axis", "d=64", filter]).unwrap_err());
         }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::backend::BackendError;
-use crate::record::FileError;
+use crate::record::RecordFileError;
 use crate::record::provenance::InvalidCommit;
 use crate::record::store::StoreError;
 use crate::workload::AxisError;
@@ -46,10 +46,10 @@ pub enum HarnessError {
     SessionTaken {
         /// The name.
         session: String,
-        /// Record of the earlier run.
+        /// Path of the earlier run's record.
         path: PathBuf,
     },
-    /// `KERNELGATE_COMMIT` is not a commit id.
+    /// The variable `KERNELGATE_COMMIT` is not a commit id.
     #[error(transparent)]
     Commit(#[from] InvalidCommit),
     /// The filter is not a regular expression.
@@ -60,20 +60,20 @@ pub enum HarnessError {
         /// Its fault.
         problem: String,
     },
-    /// The filter matches no case.
-    #[error("no case matches `{}`; {}", in_short(.filter), hint(.suggestions))]
+    /// The filter of the command line matches no case.
+    #[error("no case matches `{}`; {}", shorten_for_message(.filter), filter_hint(.suggestions))]
     NoMatch {
         /// The filter.
         filter: String,
-        /// Ids that are close to it.
+        /// Case ids that are similar to the filter.
         suggestions: Vec<String>,
     },
-    /// An axis that no workload has.
+    /// The command line names an axis that no workload has.
     #[error("no workload has an axis `{axis}`; axes are {}", .axes.join(", "))]
     UnknownAxis {
         /// The axis.
         axis: String,
-        /// The axes of all workloads.
+        /// Names of the axes of all workloads.
         axes: Vec<&'static str>,
     },
     /// A value that an axis does not take.
@@ -93,10 +93,10 @@ pub enum HarnessError {
     Name {
         /// The thing that has the name: "the bench's name", "gemm/f32: the axis".
         of: String,
-        /// The name and its fault.
+        /// The invalid name and what is wrong with it.
         problem: String,
     },
-    /// Two cases have one id.
+    /// Two cases of the bench have the same id.
     #[error("two cases have the id {case}")]
     SameId {
         /// The id.
@@ -126,7 +126,7 @@ pub enum HarnessError {
         /// Why it is skipped.
         reason: String,
     },
-    /// No GPU can be used.
+    /// No GPU of this machine can be used.
     #[error("no GPU to run on: {0}")]
     NoGpu(DeviceError),
     /// Criterion has no baseline of this name.
@@ -161,7 +161,7 @@ pub enum HarnessError {
     /// The harness panicked.
     #[error("internal error, please report it: {panic}")]
     Panic {
-        /// Message and place of the panic.
+        /// Message and source location of the panic.
         panic: String,
     },
     /// The device failed before the first case.
@@ -169,7 +169,7 @@ pub enum HarnessError {
     Backend(#[from] BackendError),
     /// A record or baseline that cannot be read or written.
     #[error("failed to {0}")]
-    File(#[from] FileError),
+    File(#[from] RecordFileError),
     /// The run is recorded, but not in the baseline that was asked for.
     #[error(
         "failed to {cause}: the run is kept, and `kernelgate baseline add {name} --session \
@@ -177,10 +177,10 @@ pub enum HarnessError {
     )]
     Unsaved {
         /// Why not.
-        cause: Box<FileError>,
+        cause: Box<RecordFileError>,
         /// The baseline.
         name: String,
-        /// Folder of the session with the run's record.
+        /// Session folder that holds the run's record.
         session: String,
     },
     /// A baseline file cannot be used, or a baseline name is invalid.
@@ -190,18 +190,18 @@ pub enum HarnessError {
 
 /// Longest text that is compared with ids, and shown: comparing costs the product of both lengths,
 /// and no mistyped id is longer.
-pub const MAX_COMPARED: usize = 200;
+pub const MAX_COMPARED_TEXT_CHARACTERS: usize = 200;
 
-/// A text, or the beginning of a long one.
-pub fn in_short(text: &str) -> String {
-    match text.char_indices().nth(MAX_COMPARED) {
+/// Returns a text, cut if it is too long for a message.
+pub fn shorten_for_message(text: &str) -> String {
+    match text.char_indices().nth(MAX_COMPARED_TEXT_CHARACTERS) {
         Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
         None => text.to_owned(),
     }
 }
 
 /// The next step after a filter that matches nothing.
-fn hint(suggestions: &[String]) -> String {
+fn filter_hint(suggestions: &[String]) -> String {
     match suggestions {
         [] => "`--list` shows the cases".to_owned(),
         close => format!("did you mean {}?", close.join(" or ")),
@@ -216,7 +216,7 @@ mod tests {
     fn a_long_filter_is_cut_between_its_characters() {
         let (filter, suggestions) = ("é".repeat(1000), Vec::new());
         let message = HarnessError::NoMatch { filter, suggestions }.to_string();
-        let cut = format!("`{}… (2000 bytes)`", "é".repeat(MAX_COMPARED));
+        let cut = format!("`{}… (2000 bytes)`", "é".repeat(MAX_COMPARED_TEXT_CHARACTERS));
         assert_eq!(message, format!("no case matches {cut}; `--list` shows the cases"));
     }
 }

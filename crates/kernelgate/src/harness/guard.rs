@@ -5,21 +5,21 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::exit::Exit;
 
-/// Message and place of the last panic.
+/// Message and source location of the last panic.
 static LAST: Mutex<Option<String>> = Mutex::new(None);
 
-/// Keeps panic messages for [`catch`] instead of printing them, unless the user asked for a
+/// Keeps panic messages for [`catch_panic`] instead of printing them, unless the user asked for a
 /// backtrace.
 ///
-/// `print!` panics if it cannot write. A closed pipe (`cargo bench | head`) then ends the process
-/// as its signal would; any other failure is reported as an error.
-pub fn keep_panics(backtrace: bool) {
+/// The macro `print!` panics if it cannot write to standard output. A closed pipe (`cargo bench |
+/// head`) then ends the process as its signal would; any other failure is reported as an error.
+pub fn keep_panic_messages(backtrace: bool) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         let text = info.payload_as_str().unwrap_or("no message");
-        if let Some((stream, cause)) = unprinted(text) {
+        if let Some((stream, cause)) = failed_print_stream(text) {
             if is_broken_pipe(cause) {
-                std::process::exit(Exit::BROKEN_PIPE);
+                std::process::exit(Exit::BROKEN_PIPE_EXIT_CODE);
             }
             if stream == "stdout" {
                 eprintln!("error: failed to write to standard output: {cause}");
@@ -38,7 +38,7 @@ pub fn keep_panics(backtrace: bool) {
 }
 
 /// The stream and the cause in the message of a `print!` that could not write.
-fn unprinted(message: &str) -> Option<(&str, &str)> {
+fn failed_print_stream(message: &str) -> Option<(&str, &str)> {
     message.strip_prefix("failed printing to ")?.split_once(": ")
 }
 
@@ -51,7 +51,7 @@ fn is_broken_pipe(cause: &str) -> bool {
 }
 
 /// Runs something that may panic; the error is the panic's message.
-pub fn catch<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+pub fn catch_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|payload| {
         let kept = LAST.lock().unwrap_or_else(PoisonError::into_inner).take();
         let text = payload
@@ -69,8 +69,9 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn a_closed_pipe_is_distinguished_from_a_full_disk() {
-        let cause_of =
-            |message| unprinted(message).map(|(stream, cause)| (stream, is_broken_pipe(cause)));
+        let cause_of = |message| {
+            failed_print_stream(message).map(|(stream, cause)| (stream, is_broken_pipe(cause)))
+        };
         let broken = "failed printing to stdout: Broken pipe (os error 32)";
         assert_eq!(cause_of(broken), Some(("stdout", true)));
         let full = "failed printing to stdout: No space left on device (os error 28)";

@@ -1,8 +1,8 @@
 //! A bench binary: selects cases, verifies them, has Criterion time them, and records the run.
 //!
-//! It is the only module that knows Criterion, with `measure::criterion`. The order of a case is
-//! inputs, reference, verification, timing; a wrong case gets no time. Deliberately absent: judging
-//! the results, which the program does.
+//! Besides `measure::criterion`, this module is the only one that uses Criterion. The order of a
+//! case is inputs, reference, verification, timing; a wrong case gets no time. The harness
+//! deliberately judges no results: the program `kernelgate` does.
 
 mod answer;
 mod auditing;
@@ -21,6 +21,6 @@ pub mod testing;
 
 pub use binary::Harness;
 pub use error::HarnessError;
-pub use peers::Peers;
+pub use peers::PeerProgramSource;
 pub use selection::{cases, filter, place};
 pub use settings::{args, scheduler, variables};

@@ -5,16 +5,16 @@ use crate::protocol::PeerProgram;
 /// A Python program that times other people's kernels for the problems of a family. A peer program
 /// reads a JSON list of problems and prints a line of JSON for each result.
 #[derive(Debug, Clone, Copy)]
-pub struct Peers {
+pub struct PeerProgramSource {
     /// Family of the workloads: the first part of their names.
     pub family: &'static str,
     /// Name of the file that is run.
     pub main: &'static str,
-    /// Files of the peer program: name and text.
+    /// Source files of the peer program, each with name and text.
     pub files: &'static [(&'static str, &'static str)],
 }
 
-impl Peers {
+impl PeerProgramSource {
     /// The peer program in the form that `kernelgate peers` receives.
     pub(super) fn program(&self) -> PeerProgram {
         let files = self

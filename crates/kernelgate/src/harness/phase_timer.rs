@@ -8,23 +8,23 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 thread_local! {
-    static PROFILE: RefCell<Profile> = RefCell::default();
+    static PHASE_PROFILE: RefCell<PhaseProfile> = RefCell::default();
 }
 
 #[derive(Default)]
-struct Profile {
+struct PhaseProfile {
     spent: BTreeMap<&'static str, Duration>,
-    /// Time of each activity, including the activities inside it.
+    /// Time of each activity, including time in activities nested inside it.
     whole: BTreeMap<&'static str, Duration>,
-    /// Activities that have begun, innermost last. `since` is the time up to which they are
+    /// Activities that are running, the innermost last. `since` is the time up to which they are
     /// charged.
     open: Vec<&'static str>,
     since: Option<Instant>,
 }
 
-impl Profile {
+impl PhaseProfile {
     /// Charges the time since the last call to the innermost activity.
-    fn charge(&mut self) {
+    fn charge_innermost(&mut self) {
         let now = Instant::now();
         if let Some((activity, since)) = self.open.last().zip(self.since.replace(now)) {
             *self.spent.entry(activity).or_default() += now - since;
@@ -34,12 +34,12 @@ impl Profile {
 
 /// An activity, which lasts until this value is dropped.
 #[must_use = "an activity ends where it is dropped"]
-pub struct Activity(Instant);
+pub struct TimedActivity(Instant);
 
-impl Drop for Activity {
+impl Drop for TimedActivity {
     fn drop(&mut self) {
-        PROFILE.with_borrow_mut(|profile| {
-            profile.charge();
+        PHASE_PROFILE.with_borrow_mut(|profile| {
+            profile.charge_innermost();
             if let Some(activity) = profile.open.pop() {
                 *profile.whole.entry(activity).or_default() += self.0.elapsed();
             }
@@ -48,22 +48,22 @@ impl Drop for Activity {
 }
 
 /// Begins an activity.
-pub fn start(activity: &'static str) -> Activity {
-    PROFILE.with_borrow_mut(|profile| {
-        profile.charge();
+pub fn start(activity: &'static str) -> TimedActivity {
+    PHASE_PROFILE.with_borrow_mut(|profile| {
+        profile.charge_innermost();
         profile.open.push(activity);
     });
-    Activity(Instant::now())
+    TimedActivity(Instant::now())
 }
 
-/// Time of an activity so far on this thread, including inner activities.
+/// Time of an activity on this thread so far, including nested activities.
 pub fn whole(activity: &'static str) -> Duration {
-    PROFILE.with_borrow(|profile| profile.whole.get(activity).copied().unwrap_or_default())
+    PHASE_PROFILE.with_borrow(|profile| profile.whole.get(activity).copied().unwrap_or_default())
 }
 
 /// Returns the seconds of each activity that has ended on this thread, and resets the timer.
-pub fn take() -> BTreeMap<&'static str, f64> {
-    let spent = PROFILE.with_borrow_mut(|profile| {
+pub fn take_phase_times() -> BTreeMap<&'static str, f64> {
+    let spent = PHASE_PROFILE.with_borrow_mut(|profile| {
         profile.whole.clear();
         std::mem::take(&mut profile.spent)
     });
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn time_is_given_to_the_innermost_activity() {
         let pause = Duration::from_millis(20);
-        take();
+        take_phase_times();
         {
             let _outer = start("outer");
             {
@@ -89,10 +89,10 @@ mod tests {
         }
         std::thread::sleep(pause);
         assert!(whole("outer") >= 2 * pause && whole("outer") >= whole("inner"));
-        let spent = take();
+        let spent = take_phase_times();
         assert_eq!(spent.keys().copied().collect::<Vec<_>>(), ["inner", "outer"]);
         assert!(spent["inner"] >= 2.0 * pause.as_secs_f64(), "{spent:?}");
         assert!(spent["outer"] < spent["inner"], "{spent:?}");
-        assert!(take().is_empty() && whole("outer").is_zero());
+        assert!(take_phase_times().is_empty() && whole("outer").is_zero());
     }
 }

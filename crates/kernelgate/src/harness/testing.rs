@@ -4,24 +4,24 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use super::auditing::after_timing::Checked;
-use super::recording::recorder::Event;
+use super::auditing::after_timing::ExecutableFindings;
+use super::recording::recorder::RecordedCaseEvent;
 pub use super::running::case_error::CaseError;
-pub use super::running::execution::check_limit;
-use super::running::execution::{Execution, Timer, VerifiedCase};
-use super::running::problem::{PreparedProblem, Verified};
+pub use super::running::execution::check_samples_within_limit;
+use super::running::execution::{CaseExecution, SampleTimer, VerifiedCase};
+use super::running::problem::{PreparedProblem, VerifiedExecutable};
 use super::running::progress::BenchProgress;
-use super::running::sampling::Sampler;
+use super::running::sampling::ProcessSampler;
 use super::running::session::Session;
-use super::selection::cases::{Case, Group, Selection, select};
-use super::selection::filter::Filter;
+use super::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase, select};
+use super::selection::filter::CaseFilter;
 use super::selection::place::Place;
-use super::settings::Settings;
+use super::settings::BenchSettings;
 use crate::backend::Target;
 use crate::measure::Cache;
 use crate::measure::power::PowerMode;
 use crate::record::run::{AfterTiming, VerificationRecord};
-use crate::record::{FileError, Samples, TrialSampling};
+use crate::record::{RecordFileError, Samples, TrialSampling};
 use crate::suite::Suite;
 use crate::verify::{self, OutputComparison};
 use crate::workload::{Effort, Tensors};
@@ -30,28 +30,28 @@ use kernelgate_cuda::CaseFailure;
 /// Seed of the inputs.
 const SEED: u64 = 1;
 
-/// Few samples behind a load.
-pub const SAMPLING: TrialSampling =
+/// A sampling plan with few samples after a load, for tests.
+pub const SHORT_SAMPLING: TrialSampling =
     TrialSampling { warm_up_s: 0.0, measurement_s: 0.02, fewest: 2, most: 5 };
 
 /// Samples of a case, and its check after timing; or the reason why it has none.
-pub type Timed = Result<(Samples, AfterTiming), CaseError>;
+pub type TimedOutcome = Result<(Samples, AfterTiming), CaseError>;
 
 /// How a case is chosen and timed.
 #[derive(Clone, Copy)]
-pub struct Bench<'a> {
+pub struct TestBench<'a> {
     /// Device of the test.
     pub target: &'a Target,
     /// State of the caches.
     pub cache: Cache,
-    /// Overridden axes, separated by spaces.
+    /// Overridden axis values, separated by spaces.
     pub axes: &'a str,
     /// Number of samples.
     pub sampling: TrialSampling,
 }
 
-impl Bench<'_> {
-    fn select<'s>(&self, suite: &'s Suite) -> Result<Selection<'s>, CaseError> {
+impl TestBench<'_> {
+    fn select<'s>(&self, suite: &'s Suite) -> Result<CaseSelectionResult<'s>, CaseError> {
         let gpus = match self.target {
             Target::Cpu => 0,
             Target::Cuda(devices) => devices.count(),
@@ -59,7 +59,7 @@ impl Bench<'_> {
         let place = Place { kind: self.target.kind(), otherwise: String::new(), l2_bytes: 0, gpus };
         let axes = self.axes.split_whitespace().map(|axis| axis.parse());
         let axes: Vec<_> = axes.collect::<Result<_, _>>().expect("tests name axes");
-        select([suite], Effort::Default, &place, &axes, &Filter::All)
+        select([suite], Effort::Default, &place, &axes, &CaseFilter::All)
             .map_err(|error| CaseError::fail(error.to_string()))
     }
 
@@ -69,39 +69,48 @@ impl Bench<'_> {
     /// The reason why it has no time.
     ///
     /// # Panics
-    /// When no case of the suite has these axes.
-    pub fn time(&self, suite: &Suite) -> Timed {
-        self.time_verified(suite, None)
+    /// Panics if no case of the suite has these axes.
+    pub fn time(&self, suite: &Suite) -> TimedOutcome {
+        self.time_with_earlier_verification(suite, None)
     }
 
-    /// Times the first row of a suite whose bits an earlier process verified: those of the outputs
-    /// that `verified` makes of the inputs.
+    /// Times the first row of a suite as if an earlier process had verified its bits: the digest is
+    /// that of the outputs that `verified` computes from the inputs.
     ///
     /// # Errors
     /// The reason why it has no time.
     ///
     /// # Panics
-    /// When no case of the suite has these axes, or its first launch has other bits.
-    pub fn time_verified_before(&self, suite: &Suite, verified: fn(&Tensors) -> Tensors) -> Timed {
-        self.time_verified(suite, Some(verified))
+    /// Panics if no case of the suite has these axes, or its first launch has other bits.
+    pub fn time_verified_before(
+        &self,
+        suite: &Suite,
+        verified: fn(&Tensors) -> Tensors,
+    ) -> TimedOutcome {
+        self.time_with_earlier_verification(suite, Some(verified))
     }
 
-    fn time_verified(&self, suite: &Suite, verified: Option<fn(&Tensors) -> Tensors>) -> Timed {
+    fn time_with_earlier_verification(
+        &self,
+        suite: &Suite,
+        verified: Option<fn(&Tensors) -> Tensors>,
+    ) -> TimedOutcome {
         let selection = self.select(suite)?;
         let group = &selection.groups[0];
         let case = group.cases.iter().find(|case| case.cache == self.cache);
         let case = case.expect("tests name caches that cases have");
-        let session = OneCase { sampling: self.sampling, verified, errors: RefCell::default() };
+        let session =
+            OneCaseSession { sampling: self.sampling, verified, errors: RefCell::default() };
         let mut ready = session.prepare(group, self.target)?;
         let mut verified = session.verify(&mut ready, group, case, self.target)?;
-        let (settings, timer) = (Settings::defaults(), Timer::new(self.target)?);
+        let (settings, timer) = (BenchSettings::default_settings(), SampleTimer::new(self.target)?);
         let progress = BenchProgress::new(settings.quiet, 1);
-        let (ready, checked) = (&mut ready, &mut Checked::default());
+        let (ready, checked) = (&mut ready, &mut ExecutableFindings::default());
         let timed = VerifiedCase { group, case, ready, verified: &mut verified, checked };
-        Execution::new(&session, &settings, self.target.clone(), timer, progress).time(
+        CaseExecution::new(&session, &settings, self.target.clone(), timer, progress).time(
             timed,
             None,
-            &mut session.sampler().open(group),
+            &mut session.trial_sampler().open(group),
         )
     }
 
@@ -109,7 +118,7 @@ impl Bench<'_> {
     /// each case by id; `None` for a case with a time.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     ///
     /// # Panics
     /// When no case of the suite has these axes.
@@ -118,19 +127,20 @@ impl Bench<'_> {
         suite: &Suite,
     ) -> Result<BTreeMap<String, Option<CaseFailure>>, CaseError> {
         let session =
-            OneCase { sampling: self.sampling, verified: None, errors: RefCell::default() };
-        let (settings, timer) = (Settings::defaults(), Timer::new(self.target)?);
+            OneCaseSession { sampling: self.sampling, verified: None, errors: RefCell::default() };
+        let (settings, timer) = (BenchSettings::default_settings(), SampleTimer::new(self.target)?);
         let progress = BenchProgress::new(settings.quiet, 1);
-        let execution = Execution::new(&session, &settings, self.target.clone(), timer, progress);
+        let execution =
+            CaseExecution::new(&session, &settings, self.target.clone(), timer, progress);
         let selection = self.select(suite)?;
         execution.run(&selection).expect("nothing is written");
         Ok(session.errors.into_inner())
     }
 
-    /// Verifies each row of a suite on inputs of its own, as `kernelgate verify` does.
+    /// Verifies each row of a suite on inputs drawn for it, as `kernelgate verify` does.
     ///
     /// # Panics
-    /// When no case of the suite has these axes.
+    /// Panics if no case of the suite has these axes.
     pub fn verify(&self, suite: &Suite) -> Vec<Result<OutputComparison, CaseError>> {
         let selection = match self.select(suite) {
             Ok(selection) => selection,
@@ -146,17 +156,17 @@ impl Bench<'_> {
 }
 
 /// The record of a process that found these outputs right.
-fn verified_before(outputs: &Tensors) -> VerificationRecord {
+fn record_of_earlier_verification(outputs: &Tensors) -> VerificationRecord {
     let total = outputs.iter().map(|(_, tensor)| tensor.len() as u64).sum();
     VerificationRecord {
-        digest: Some(verify::digest(outputs)),
+        digest: Some(verify::digest_of_outputs(outputs)),
         by: Some("a process before".to_owned()),
         ..OutputComparison { total, ..OutputComparison::default() }.into()
     }
 }
 
-/// A session of one case and no record.
-struct OneCase {
+/// A test session with one case and without a run record.
+struct OneCaseSession {
     sampling: TrialSampling,
     /// Outputs that an earlier process found right.
     verified: Option<fn(&Tensors) -> Tensors>,
@@ -164,42 +174,53 @@ struct OneCase {
     errors: RefCell<BTreeMap<String, Option<CaseFailure>>>,
 }
 
-impl Session for OneCase {
-    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<PreparedProblem, CaseError> {
+impl Session for OneCaseSession {
+    fn prepare(
+        &self,
+        group: &ProblemGroup<'_>,
+        target: &Target,
+    ) -> Result<PreparedProblem, CaseError> {
         PreparedProblem::new(group, SEED, target)
     }
 
     fn verify(
         &self,
         ready: &mut PreparedProblem,
-        group: &Group<'_>,
-        case: &Case,
+        group: &ProblemGroup<'_>,
+        case: &SelectedCase,
         target: &Target,
-    ) -> Result<Verified, CaseError> {
-        let Some(verified) = self.verified else { return ready.verify_once(group, case, target) };
-        let earlier = verified_before(&verified(&ready.inputs));
+    ) -> Result<VerifiedExecutable, CaseError> {
+        let Some(verified) = self.verified else {
+            return ready.verify_case_once(group, case, target);
+        };
+        let earlier = record_of_earlier_verification(&verified(&ready.inputs));
         // Another row of the group set these expected outputs.
-        ready.expected = verify::as_expected(&Tensors::new().with("y", [1], vec![1.0_f32]));
-        let verified = ready.verify_bits(group, case, target, Some(earlier))?;
+        ready.expected =
+            verify::outputs_as_reference(&Tensors::new().with("y", [1], vec![1.0_f32]));
+        let verified = ready.verify_by_output_bits(group, case, target, Some(earlier))?;
         assert!(verified.record.by.is_some(), "other bits than before");
         Ok(verified)
     }
 
-    fn sampler(&self) -> Sampler<'_> {
-        Sampler::Plan(self.sampling, PowerMode::Steady)
+    fn trial_sampler(&self) -> ProcessSampler<'_> {
+        ProcessSampler::Plan(self.sampling, PowerMode::Steady)
     }
 
-    fn record(&self, event: Event<'_>) -> Result<(), FileError> {
+    fn record(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError> {
         let mut errors = self.errors.borrow_mut();
         match event {
-            Event::Timed(id, _) => drop(errors.insert(id.to_owned(), None)),
-            Event::Failed(id, why) => drop(errors.insert(id.to_owned(), Some(why.clone()))),
-            Event::DeviceMemory(..) | Event::Problem(..) | Event::Skipped(..) => {}
+            RecordedCaseEvent::Timed(id, _) => drop(errors.insert(id.to_owned(), None)),
+            RecordedCaseEvent::Failed(id, why) => {
+                drop(errors.insert(id.to_owned(), Some(why.clone())))
+            }
+            RecordedCaseEvent::DeviceMemory(..)
+            | RecordedCaseEvent::Problem(..)
+            | RecordedCaseEvent::Skipped(..) => {}
         }
         Ok(())
     }
 
     fn measures_costs(&self) -> bool {
-        self.sampling == TrialSampling::VERIFICATION_PASS
+        self.sampling == TrialSampling::VERIFICATION_SAMPLING
     }
 }

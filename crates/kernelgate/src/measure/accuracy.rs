@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::audit::cupti::Recording;
+use super::audit::cupti::CuptiRecording;
 use super::events::EventTimer;
 use super::{Cache, plausibility, queue};
 use crate::backend::{BackendError, Executable};
@@ -19,12 +19,12 @@ use kernelgate_cuda::observe::cupti::Recorded;
 
 /// A spin, timed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SpinRow {
-    /// Requested length of the spin, nanoseconds.
+pub struct TimedSpinRow {
+    /// Requested length of the spin kernel, nanoseconds.
     pub wanted_ns: u64,
-    /// Median length by the device's own timer.
+    /// Median length of the spin kernel by the device's own timer, nanoseconds.
     pub spent_ns: f64,
-    /// Median length by the events.
+    /// Median length of the spin kernel by CUDA events, nanoseconds.
     pub events_ns: f64,
     /// Length by the events of a spin that ends at once: the time to begin and end a kernel, plus
     /// the error of the overhead.
@@ -33,8 +33,8 @@ pub struct SpinRow {
 
 /// A kernel, timed by events and by the hardware.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TraceRow {
-    /// Name of the measured operation.
+pub struct EventAndCuptiTimeRow {
+    /// Name of the operation that was measured.
     pub what: String,
     /// "hot" or "cold".
     pub cache: String,
@@ -42,15 +42,15 @@ pub struct TraceRow {
     pub events_ns: f64,
     /// Events around the launches that CUPTI recorded.
     pub events_recorded_ns: f64,
-    /// CUPTI's record of those launches.
+    /// Time of the same launches in CUPTI's record, nanoseconds.
     pub cupti_ns: f64,
 }
 
-impl SpinRow {
-    /// Checks the times of a spin.
+impl TimedSpinRow {
+    /// Checks that the times of a spin kernel are plausible.
     ///
     /// # Errors
-    /// A fragment of a message that names the impossible time.
+    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_launch_ns("a spin", self.spent_ns)?;
         [self.wanted_ns as f64, self.events_ns, self.offset_ns]
@@ -59,11 +59,11 @@ impl SpinRow {
     }
 }
 
-impl ColdRow {
-    /// Checks the times of a pass.
+impl HotAndColdReadRow {
+    /// Checks that the times of a memory pass are plausible.
     ///
     /// # Errors
-    /// A fragment of a message that names the impossible time.
+    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_bytes("a pass", self.bytes)?;
         [("a hot pass", self.hot_ns), ("a cold pass", self.cold_ns), ("memory", self.memory_ns)]
@@ -72,11 +72,11 @@ impl ColdRow {
     }
 }
 
-impl TraceRow {
-    /// Checks the times of a kernel.
+impl EventAndCuptiTimeRow {
+    /// Checks that the times of a kernel are plausible.
     ///
     /// # Errors
-    /// A fragment of a message that names the impossible time.
+    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         [self.events_ns, self.events_recorded_ns, self.cupti_ns]
             .into_iter()
@@ -85,14 +85,14 @@ impl TraceRow {
 
     /// How much longer the recorded launches took by events than by CUPTI's record of them, per
     /// cent.
-    pub fn difference_percent(&self) -> f64 {
+    pub fn event_excess_percent(&self) -> f64 {
         100.0 * (self.events_recorded_ns - self.cupti_ns) / self.cupti_ns
     }
 }
 
-/// A pass over memory that was read before, and one that was not.
+/// Time of one read of memory with hot caches, and of one with cold caches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ColdRow {
+pub struct HotAndColdReadRow {
     /// Bytes read.
     pub bytes: u64,
     /// Hot, nanoseconds: median.
@@ -103,23 +103,23 @@ pub struct ColdRow {
     pub memory_ns: f64,
 }
 
-/// Lengths of the spins, nanoseconds.
-const SPINS_NS: [u64; 8] =
+/// Lengths of the timed spin kernels, nanoseconds.
+const SPIN_LENGTHS_NS: [u64; 8] =
     [20_000, 50_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 100_000_000];
 /// Launches a row.
 const REPEATS: usize = 15;
 /// Bytes of the copies that are timed both ways: from some microseconds to about a millisecond.
-const COPIES: [u64; 7] = [8 << 20, 16 << 20, 48 << 20, 96 << 20, 256 << 20, 1 << 30, 4 << 30];
+const COPY_BYTES: [u64; 7] = [8 << 20, 16 << 20, 48 << 20, 96 << 20, 256 << 20, 1 << 30, 4 << 30];
 /// Bytes of the reads that are timed hot and cold: all of them fit L2.
-const READS: [u64; 3] = [4 << 20, 16 << 20, 32 << 20];
+const READ_BYTES: [u64; 3] = [4 << 20, 16 << 20, 32 << 20];
 /// Bytes of a read that comes from memory: far more than any L2.
-const BEYOND_CACHES: u64 = 2 << 30;
+const READ_BYTES_BEYOND_CACHES: u64 = 2 << 30;
 
 /// Times spins.
 ///
 /// # Errors
-/// When the device fails.
-pub fn spins(events: &mut EventTimer) -> Result<Vec<SpinRow>, BackendError> {
+/// Fails if the device fails.
+pub fn time_spins(events: &mut EventTimer) -> Result<Vec<TimedSpinRow>, BackendError> {
     let spin = SpinKernel::new(events.device())?;
     let mut time = |wanted_ns| -> Result<(f64, f64), BackendError> {
         let (mut spent, mut timed) = (Vec::new(), Vec::new());
@@ -131,10 +131,10 @@ pub fn spins(events: &mut EventTimer) -> Result<Vec<SpinRow>, BackendError> {
     };
     let (spent_ns, events_ns) = time(0)?;
     let offset_ns = events_ns - spent_ns;
-    SPINS_NS
+    SPIN_LENGTHS_NS
         .into_iter()
         .map(|wanted_ns| {
-            time(wanted_ns).map(|(spent_ns, events_ns)| SpinRow {
+            time(wanted_ns).map(|(spent_ns, events_ns)| TimedSpinRow {
                 wanted_ns,
                 spent_ns,
                 events_ns,
@@ -147,13 +147,16 @@ pub fn spins(events: &mut EventTimer) -> Result<Vec<SpinRow>, BackendError> {
 /// Times copies by events and by CUPTI, which is detached afterwards; `None` if CUPTI is missing.
 ///
 /// # Errors
-/// When the device or CUPTI fails.
-pub fn against_cupti(events: &mut EventTimer) -> Result<Option<Vec<TraceRow>>, BackendError> {
+/// Fails if the device or CUPTI fails.
+pub fn time_copies_by_events_and_cupti(
+    events: &mut EventTimer,
+) -> Result<Option<Vec<EventAndCuptiTimeRow>>, BackendError> {
     let passes = passes(events)?;
-    let each = [Cache::Hot, Cache::Cold].into_iter().flat_map(|cache| COPIES.map(|it| (cache, it)));
+    let each =
+        [Cache::Hot, Cache::Cold].into_iter().flat_map(|cache| COPY_BYTES.map(|it| (cache, it)));
     each.map(|(cache, bytes)| {
         let what = format!("copy {} MiB", bytes >> 20);
-        trace_row(events, &what, cache, &mut || passes.copy(bytes))
+        time_with_and_without_cupti(events, &what, cache, &mut || passes.copy(bytes))
     })
     .collect()
 }
@@ -162,39 +165,39 @@ pub fn against_cupti(events: &mut EventTimer) -> Result<Option<Vec<TraceRow>>, B
 /// CUPTI, which is detached afterwards; `None` if CUPTI is missing.
 ///
 /// # Errors
-/// When the device or CUPTI fails, a launch has too many commands to queue ahead, or the records of
-/// launches cannot be separated.
-pub fn case_against_cupti(
+/// Fails if the device or CUPTI fails, a launch has too many commands to queue ahead, or the
+/// records of launches cannot be separated.
+pub fn time_case_by_events_and_cupti(
     events: &mut EventTimer,
     what: &str,
     executable: &mut dyn Executable,
-) -> Result<Option<TraceRow>, BackendError> {
+) -> Result<Option<EventAndCuptiTimeRow>, BackendError> {
     if executable.carries_state() {
         let why = "launches that carry state on cannot follow each other";
         return Err(BackendError::NotTimed(why.into()));
     }
-    queue::check_fits(events.device(), REPEATS, executable)?;
-    trace_row(events, what, Cache::Hot, &mut || executable.launch())
+    queue::check_launches_fit_queue(events.device(), REPEATS, executable)?;
+    time_with_and_without_cupti(events, what, Cache::Hot, &mut || executable.launch())
 }
 
-/// Times launches, and once more while CUPTI records them.
-fn trace_row(
+/// Times a launch with CUDA events alone, and again while CUPTI records it.
+fn time_with_and_without_cupti(
     events: &mut EventTimer,
     what: &str,
     cache: Cache,
     launch: &mut dyn FnMut() -> Result<(), BackendError>,
-) -> Result<Option<TraceRow>, BackendError> {
+) -> Result<Option<EventAndCuptiTimeRow>, BackendError> {
     events.launches_ns(3, cache, launch)?;
     let events_ns = median(&events.launches_ns(REPEATS, cache, launch)?);
     let device = Arc::clone(events.device());
-    let Some(recording) = Recording::start(&device, Recorded::Operations)? else {
+    let Some(recording) = CuptiRecording::start(&device, Recorded::Operations)? else {
         return Ok(None);
     };
     events.launches_ns(3, cache, launch)?;
     let events_recorded_ns = median(&events.launches_ns(REPEATS, cache, launch)?);
-    let spans_ns = spans_ns(&recording.end(0)?, REPEATS)
+    let spans_ns = recorded_launch_times_ns(&recording.end(0)?, REPEATS)
         .map_err(|why| BackendError::Launch(format!("CUPTI's record of {what}: {why}")))?;
-    Ok(Some(TraceRow {
+    Ok(Some(EventAndCuptiTimeRow {
         what: what.to_owned(),
         cache: cache.name().to_owned(),
         events_ns,
@@ -210,7 +213,7 @@ fn trace_row(
 /// # Errors
 /// A fragment that explains why the record does not hold the same number of operations for each
 /// launch.
-fn spans_ns(record: &Activity, launches: usize) -> Result<Vec<f64>, String> {
+fn recorded_launch_times_ns(record: &Activity, launches: usize) -> Result<Vec<f64>, String> {
     let name = |kernel: u32| record.names[kernel as usize].as_str();
     let (probes, kernels): (Vec<&KernelRecord>, Vec<&KernelRecord>) = record
         .kernels
@@ -246,16 +249,18 @@ fn spans_ns(record: &Activity, launches: usize) -> Result<Vec<f64>, String> {
 /// Reads what fits L2, hot and cold.
 ///
 /// # Errors
-/// When the device fails.
-pub fn cold(events: &mut EventTimer) -> Result<Vec<ColdRow>, BackendError> {
+/// Fails if the device fails.
+pub fn time_hot_and_cold_reads(
+    events: &mut EventTimer,
+) -> Result<Vec<HotAndColdReadRow>, BackendError> {
     let passes = passes(events)?;
-    let memory_ns = events.typical_ns(&mut || passes.read(BEYOND_CACHES))?;
-    let ns_per_byte = memory_ns / BEYOND_CACHES as f64;
+    let memory_ns = events.typical_ns(&mut || passes.read(READ_BYTES_BEYOND_CACHES))?;
+    let ns_per_byte = memory_ns / READ_BYTES_BEYOND_CACHES as f64;
     let mut rows = Vec::new();
-    for bytes in READS {
+    for bytes in READ_BYTES {
         let read = &mut || passes.read(bytes);
         events.launches_ns(3, Cache::Hot, read)?;
-        rows.push(ColdRow {
+        rows.push(HotAndColdReadRow {
             bytes,
             hot_ns: median(&events.launches_ns(REPEATS, Cache::Hot, read)?),
             cold_ns: median(&events.launches_ns(REPEATS, Cache::Cold, read)?),
@@ -267,7 +272,11 @@ pub fn cold(events: &mut EventTimer) -> Result<Vec<ColdRow>, BackendError> {
 
 fn passes(events: &EventTimer) -> Result<Passes, BackendError> {
     let pattern = random::normal(0, "accuracy", 1 << 20);
-    Passes::new(events.device(), COPIES[COPIES.len() - 1] as usize, bytemuck::cast_slice(&pattern))
+    Passes::new(
+        events.device(),
+        COPY_BYTES[COPY_BYTES.len() - 1] as usize,
+        bytemuck::cast_slice(&pattern),
+    )
 }
 
 #[cfg(test)]
@@ -292,10 +301,10 @@ mod tests {
         // The copy that reads the probes belongs to no launch.
         let copies = vec![CopyRecord { start: 95, end: 96, ..Default::default() }];
         let record = Activity { names, kernels, copies, ..Activity::default() };
-        assert_eq!(spans_ns(&record, 2), Ok(vec![30.0, 25.0]));
+        assert_eq!(recorded_launch_times_ns(&record, 2), Ok(vec![30.0, 25.0]));
         let uneven = "4 operations in 3 launches, 0 records lost".to_owned();
-        assert_eq!(spans_ns(&record, 3), Err(uneven));
+        assert_eq!(recorded_launch_times_ns(&record, 3), Err(uneven));
         let empty = "0 of 2 probes around the launches".to_owned();
-        assert_eq!(spans_ns(&Activity::default(), 2), Err(empty));
+        assert_eq!(recorded_launch_times_ns(&Activity::default(), 2), Err(empty));
     }
 }

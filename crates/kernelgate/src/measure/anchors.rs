@@ -1,8 +1,8 @@
-//! Anchors: two rates that every shard measures in the same way, independent of its cases, so that
-//! a slower card is noticed before its times are merged with those of others.
+//! Anchors: two rates that every shard measures alike, whatever its cases, so that a slower card is
+//! noticed before its times are merged with times of other cards.
 //!
 //! Anchors are ceilings of fixed work, so that shards with other problems have comparable ones.
-//! Deliberately absent: how far anchors may differ.
+//! This module deliberately does not decide how far anchors may differ.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,16 +16,16 @@ use crate::stats::median;
 use crate::workload::{Dtype, Unit, Work};
 
 /// Bytes read on a GPU, and bytes written: far beyond its L2 cache.
-const GPU_BYTES: u64 = 512 << 20;
+const GPU_ANCHOR_BYTES: u64 = 512 << 20;
 /// Measurements of the matmul ceiling of a GPU: one alone varied by 0.7 to 1.0 % on two H100.
-const MATMULS: usize = 3;
+const ANCHOR_MATMUL_REPEATS: usize = 3;
 /// Bytes read on the host, and bytes written: beyond the caches of a core.
-const HOST_BYTES: u64 = 16 << 20;
+const HOST_ANCHOR_BYTES: u64 = 16 << 20;
 
 /// Rates of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Anchors {
-    /// Power state in which they were measured, that of the cases.
+pub struct AnchorRates {
+    /// Power state in which the anchors were measured, which is that of the cases.
     pub power: PowerMode,
     /// Rate of the fastest memory pass, which reads as many bytes as it writes, bytes a second.
     pub memory_bytes_per_s: f64,
@@ -40,31 +40,31 @@ pub struct Anchors {
 #[serde(rename_all = "snake_case")]
 pub enum AnchorRecord {
     /// Both anchors were measured.
-    Measured(Anchors),
+    Measured(AnchorRates),
     /// Measuring failed: times of this process belong to no merged measurement.
     Failed(String),
 }
 
 impl AnchorRecord {
-    /// Measures the anchors of the host.
+    /// Measures the anchor rates of the host.
     pub fn measure_cpu(power: PowerMode) -> Self {
-        let limits = Limits::measure_cpu(&[work(HOST_BYTES, Dtype::F32)]);
-        Self::from_limits(&limits, power)
+        let limits = Limits::measure_cpu(&[work(HOST_ANCHOR_BYTES, Dtype::F32)]);
+        Self::anchors_from_limits(&limits, power)
     }
 
     /// Measures the anchors of a GPU in a power state.
     pub fn measure_cuda(events: &mut EventTimer, power: PowerMode) -> Self {
-        match cuda_limits(events, power) {
-            Ok(limits) => Self::from_limits(&limits, power),
+        match gpu_anchor_limits(events, power) {
+            Ok(limits) => Self::anchors_from_limits(&limits, power),
             Err(error) => Self::Failed(error.to_string()),
         }
     }
 
-    fn from_limits(limits: &Limits, power: PowerMode) -> Self {
+    fn anchors_from_limits(limits: &Limits, power: PowerMode) -> Self {
         let Some(memory) = limits.largest_memory() else {
             return Self::Failed("no memory pass was timed".to_owned());
         };
-        Self::Measured(Anchors {
+        Self::Measured(AnchorRates {
             power,
             memory_bytes_per_s: memory.bytes_per_s(),
             matmul_flops_per_s: limits.flops_per_s.values().next().copied(),
@@ -74,7 +74,7 @@ impl AnchorRecord {
     /// Checks the rates.
     ///
     /// # Errors
-    /// A fragment of a message that names the rate.
+    /// The error is a fragment of a message that names the rate.
     pub fn validate(&self) -> Result<(), String> {
         let Self::Measured(anchors) = self else { return Ok(()) };
         plausibility::check_rate("anchors: memory_bytes_per_s", anchors.memory_bytes_per_s)?;
@@ -84,10 +84,11 @@ impl AnchorRecord {
 }
 
 /// Ceilings of a GPU; of the matmul ceiling, which the power cap varies, the median of several.
-fn cuda_limits(events: &mut EventTimer, power: PowerMode) -> Result<Limits, BackendError> {
-    let mut limits = Limits::measure_cuda_in(events, &[work(GPU_BYTES, Dtype::Bf16)], power)?;
+fn gpu_anchor_limits(events: &mut EventTimer, power: PowerMode) -> Result<Limits, BackendError> {
+    let mut limits =
+        Limits::measure_cuda_in(events, &[work(GPU_ANCHOR_BYTES, Dtype::Bf16)], power)?;
     let mut rates: Vec<f64> = limits.flops_per_s.values().copied().collect();
-    for _ in rates.len()..MATMULS {
+    for _ in rates.len()..ANCHOR_MATMUL_REPEATS {
         let again = Limits::measure_cuda_in(events, &[work(0, Dtype::Bf16)], power)?;
         rates.extend(again.flops_per_s.values());
     }
@@ -95,7 +96,7 @@ fn cuda_limits(events: &mut EventTimer, power: PowerMode) -> Result<Limits, Back
     Ok(limits)
 }
 
-/// Work whose ceilings are the anchors.
+/// Declared work whose measured ceilings are the anchor rates.
 fn work(bytes: u64, dtype: Dtype) -> CaseWork {
     let work = Work::bytes(bytes, bytes).with_flops(Unit::Matmul, dtype, 1);
     CaseWork { work, cache: Cache::Hot }
@@ -113,7 +114,7 @@ mod tests {
         assert!(anchors.memory_bytes_per_s > 1e8, "{anchors:?}");
         assert!(anchors.matmul_flops_per_s.unwrap() > 1e8, "{anchors:?}");
         assert_eq!(AnchorRecord::Measured(anchors).validate(), Ok(()));
-        let broken = Anchors { memory_bytes_per_s: f64::NAN, ..anchors };
+        let broken = AnchorRates { memory_bytes_per_s: f64::NAN, ..anchors };
         let why = AnchorRecord::Measured(broken).validate().unwrap_err();
         assert!(why.starts_with("anchors: memory_bytes_per_s"), "{why}");
     }

@@ -13,13 +13,13 @@ use kernelgate_cuda::driver::device::DeviceFacts;
 const LOW: f64 = 0.90;
 
 /// Compares the clocks of samples with the clock that the case settled at.
-pub struct ClockWatch {
+pub struct SampleClockWatch {
     highest_mhz: f64,
     settled_mhz: Option<f64>,
 }
 
-impl ClockWatch {
-    /// Watches the clock of one card.
+impl SampleClockWatch {
+    /// Watches the SM clock of one card.
     pub fn new(facts: &DeviceFacts) -> Self {
         Self { highest_mhz: f64::from(facts.max_clock_mhz), settled_mhz: None }
     }
@@ -30,21 +30,21 @@ impl ClockWatch {
     }
 
     /// Sets the clock that the samples of the case are compared with.
-    pub const fn set_settled(&mut self, clock_mhz: Option<f64>) {
+    pub const fn set_settled_clock(&mut self, clock_mhz: Option<f64>) {
         self.settled_mhz = clock_mhz;
     }
 
     /// Whether the card was slowed down in the sample that has just ended.
-    pub fn throttled(&self, clock_mhz: Option<f64>, power: &PowerMeter) -> bool {
+    pub fn is_throttled(&self, clock_mhz: Option<f64>, power: &PowerMeter) -> bool {
         let Some(clock_mhz) = clock_mhz else { return false };
-        throttled(clock_mhz, self.settled_mhz, self.highest_mhz, || power.slowed())
+        is_throttled(clock_mhz, self.settled_mhz, self.highest_mhz, || power.slowed())
     }
 }
 
 /// Whether a clock shows that the card was slowed down: it is clearly below the settled clock and
 /// `slowed` names heat or a slow-down of the hardware, or reports nothing. Before a case has
 /// settled, any clock may be its own.
-fn throttled(
+fn is_throttled(
     clock_mhz: f64,
     settled_mhz: Option<f64>,
     highest_mhz: f64,
@@ -62,26 +62,28 @@ fn throttled(
 mod tests {
     use super::*;
 
-    const HIGHEST: f64 = 1980.0;
+    const HIGHEST_CLOCK_MHZ: f64 = 1980.0;
 
     #[test]
     fn a_clock_near_the_settled_one_is_never_throttled() {
         for clock in [1230.0, 1400.0, 1300.0] {
-            assert!(!throttled(clock, Some(1300.0), HIGHEST, || panic!("NVML is not asked")));
+            assert!(!is_throttled(clock, Some(1300.0), HIGHEST_CLOCK_MHZ, || panic!(
+                "NVML is not asked"
+            )));
         }
-        // Before the case has settled.
-        assert!(!throttled(345.0, None, HIGHEST, || panic!("NVML is not asked")));
+        // The case has not settled yet, so no clock counts as throttled.
+        assert!(!is_throttled(345.0, None, HIGHEST_CLOCK_MHZ, || panic!("NVML is not asked")));
     }
 
     #[test]
     fn a_fall_is_throttling_unless_nvml_denies_it() {
         for (slowed, expected) in [(Some(true), true), (None, true), (Some(false), false)] {
-            assert_eq!(throttled(1100.0, Some(1400.0), HIGHEST, || slowed), expected);
+            assert_eq!(is_throttled(1100.0, Some(1400.0), HIGHEST_CLOCK_MHZ, || slowed), expected);
         }
     }
 
     #[test]
     fn a_boosted_clock_does_not_raise_the_bar_above_the_highest() {
-        assert!(!throttled(1900.0, Some(2700.0), HIGHEST, || None));
+        assert!(!is_throttled(1900.0, Some(2700.0), HIGHEST_CLOCK_MHZ, || None));
     }
 }

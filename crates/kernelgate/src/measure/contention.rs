@@ -3,12 +3,12 @@
 
 /// CPU time since the system (or, for `own`, a process) started, in clock ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CpuTime {
-    /// All cores, idle or not.
+pub struct CpuTimeTicks {
+    /// Time of all cores, idle or busy, in clock ticks.
     total: u64,
-    /// All cores at work, also for other guests.
+    /// Time in which cores worked, also for other virtual machines, in clock ticks.
     busy: u64,
-    /// CPU time of the measured processes: this one, or those that it started and waited for.
+    /// CPU time of the measured processes: this process, or its child processes.
     own: u64,
 }
 
@@ -19,15 +19,15 @@ enum Own {
     Children,
 }
 
-impl CpuTime {
+impl CpuTimeTicks {
     /// Current CPU times, if the system reports them (Linux).
     pub fn now() -> Option<Self> {
         Self::read(Own::This)
     }
 
     /// Current CPU times for a process that measures its child processes. This process itself then
-    /// counts as co-running.
-    pub fn now_of_children() -> Option<Self> {
+    /// counts as other load.
+    pub fn cpu_time_of_children() -> Option<Self> {
         Self::read(Own::Children)
     }
 
@@ -47,8 +47,8 @@ impl CpuTime {
             .collect::<Option<Vec<u64>>>()?;
         let [user, nice, kernel, idle, wait, irq, soft_irq, steal] = ticks[..] else { return None };
         let busy = user + nice + kernel + irq + soft_irq + steal;
-        // Fields 14 and 15, user and kernel time, and 16 and 17, those of the children that were
-        // waited for; field 2, the name, ends with the last parenthesis.
+        // Fields 14 and 15 are user and kernel time, fields 16 and 17 those of the children that
+        // were waited for; field 2, the name, ends with the last parenthesis.
         let first = if own == Own::This { 11 } else { 13 };
         let mut after_name = process.rsplit_once(')')?.1.split_whitespace().skip(first);
         let mut field = || after_name.next()?.parse::<u64>().ok();
@@ -77,22 +77,24 @@ mod tests {
             |user: u64| format!("7 (a) name) S 1 1 1 0 -1 0 0 0 0 0 {user} 10 3 4 20 0 1 0 5 0 0");
         let own = Own::This;
         let earlier =
-            CpuTime::parse("cpu  100 0 50 800 10 5 5 30 99 0\ncpu0 1", &process(100), own).unwrap();
-        assert_eq!(earlier, CpuTime { total: 1000, busy: 190, own: 110 });
-        let later = CpuTime::parse("cpu  150 0 60 850 10 5 5 120 99 0\ncpu0 1", &process(150), own)
-            .unwrap();
+            CpuTimeTicks::parse("cpu  100 0 50 800 10 5 5 30 99 0\ncpu0 1", &process(100), own)
+                .unwrap();
+        assert_eq!(earlier, CpuTimeTicks { total: 1000, busy: 190, own: 110 });
+        let later =
+            CpuTimeTicks::parse("cpu  150 0 60 850 10 5 5 120 99 0\ncpu0 1", &process(150), own)
+                .unwrap();
         // 150 of 200 busy, 50 of them ours.
         assert_eq!(later.taken_by_others_since(&earlier), Some(0.5));
         assert_eq!(earlier.taken_by_others_since(&earlier), None);
         let system = "cpu  100 0 50 800 10 5 5 30";
-        let children = CpuTime::parse(system, &process(100), Own::Children);
+        let children = CpuTimeTicks::parse(system, &process(100), Own::Children);
         assert_eq!(children.map(|time| time.own), Some(7));
-        assert_eq!(CpuTime::parse("nonsense", &process(1), own), None);
+        assert_eq!(CpuTimeTicks::parse("nonsense", &process(1), own), None);
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn the_system_tells() {
-        assert!(CpuTime::now().is_some() && CpuTime::now_of_children().is_some());
+    fn reads_cpu_times() {
+        assert!(CpuTimeTicks::now().is_some() && CpuTimeTicks::cpu_time_of_children().is_some());
     }
 }

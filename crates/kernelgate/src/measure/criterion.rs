@@ -10,28 +10,28 @@ use criterion::measurement::{Measurement, ValueFormatter};
 
 use super::limits::TimeLimit;
 
-/// The case that is being timed, as Criterion's formatter displays it.
+/// The timed case, with the numbers that Criterion's formatter displays.
 #[derive(Debug, Clone, Default)]
-pub struct DisplayedCase {
-    /// The time that the ceilings allow.
+pub struct CriterionDisplayedCase {
+    /// The least time that the ceilings allow for the case.
     pub limit: Option<TimeLimit>,
 }
 
 /// Elapsed nanoseconds. Values come from `iter_custom`; `start` and `end` serve Criterion's own
 /// loops.
 #[derive(Debug, Clone, Default)]
-pub struct Elapsed {
+pub struct ElapsedMeasurement {
     formatter: Formatter,
 }
 
-impl Elapsed {
+impl ElapsedMeasurement {
     /// The case that is about to be timed; shared with the formatter.
-    pub fn displayed_case(&self) -> Rc<RefCell<DisplayedCase>> {
+    pub fn displayed_case(&self) -> Rc<RefCell<CriterionDisplayedCase>> {
         Rc::clone(&self.formatter.case)
     }
 }
 
-impl Measurement for Elapsed {
+impl Measurement for ElapsedMeasurement {
     type Intermediate = Instant;
     type Value = f64;
 
@@ -63,7 +63,7 @@ impl Measurement for Elapsed {
 /// Elements are floating-point operations here, bytes are bytes; both in decimal units.
 #[derive(Debug, Clone, Default)]
 struct Formatter {
-    case: Rc<RefCell<DisplayedCase>>,
+    case: Rc<RefCell<CriterionDisplayedCase>>,
 }
 
 impl ValueFormatter for Formatter {
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn throughput_is_shown_with_the_share_of_the_limit() {
-        let elapsed = Elapsed::default();
+        let elapsed = ElapsedMeasurement::default();
         let format = |throughput| elapsed.formatter().format_throughput(&throughput, 2e6);
         assert_eq!(format(Throughput::Elements(3_000_000_000)), "1.50 TFLOP/s");
         elapsed.displayed_case().borrow_mut().limit =
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn times_are_scaled_to_the_typical_value() {
-        let elapsed = Elapsed::default();
+        let elapsed = ElapsedMeasurement::default();
         let mut values = [1.5e6, 2.5e6];
         assert_eq!(elapsed.formatter().scale_values(2e6, &mut values), "ms");
         assert_eq!(values, [1.5, 2.5]);

@@ -22,37 +22,37 @@ const MAX_DELAY_NS: u64 = 1_000_000_000;
 /// Most bytes that are read for it: more than any memory gives in that time.
 const MAX_BYTES: u64 = 100_000 * MAX_DELAY_NS;
 /// Maximum bytes that a delaying pass on a GPU reads: more than its L2.
-const PASS_BYTES: u64 = 256 << 20;
+const MAX_DELAY_PASS_BYTES: u64 = 256 << 20;
 /// Maximum words that a delaying pass on the host reads: more than a core's own caches.
-const PASS_WORDS: usize = 1 << 19;
+const MAX_DELAY_PASS_WORDS: usize = 1 << 19;
 /// The least work: what one load of a thread takes, bytes.
-const LEAST_BYTES: u64 = 16;
+const MIN_DELAY_READ_BYTES: u64 = 16;
 /// About how much a GPU reads in a nanosecond: the first try.
-const BYTES_PER_NS: f64 = 2000.0;
+const ASSUMED_BYTES_PER_NS: f64 = 2000.0;
 /// How often the size of work on the host is corrected.
-const HOST_CORRECTIONS: usize = 6;
+const MAX_HOST_CORRECTIONS: usize = 6;
 /// How often a size is measured on a GPU at most, and how close to the delay is enough, as a share.
-const MEASUREMENTS: usize = 6;
-const CLOSE: f64 = 0.05;
+const MAX_SIZE_MEASUREMENTS: usize = 6;
+const CLOSE_DELAY_ERROR: f64 = 0.05;
 /// Maximum relative error of a fitted delay.
-const MOST_OFF: f64 = 0.25;
+const MAX_DELAY_ERROR: f64 = 0.25;
 /// Approximate time of the launches of a turn, nanoseconds, and their largest number. A turn is a
-/// series of launches with the delay or without it.
-const TURN_NS: f64 = 2e6;
-const MAX_LAUNCHES: f64 = 50.0;
+/// series of launches, with the injected delay or without it.
+const TARGET_TURN_NS: f64 = 2e6;
+const MAX_LAUNCHES_PER_TURN: f64 = 50.0;
 /// Turns come in groups of four: without, with, with, without. About how long all of them take,
-/// nanoseconds, and how many groups there are at most. One would be too few: a launch that follows
-/// an idle moment takes a few µs more or less than the next, and the clock wanders by 1 % within
-/// some ten milliseconds.
-const ALL_TURNS_NS: f64 = 1e8;
-const MAX_GROUPS: f64 = 8.0;
+/// nanoseconds, and how many groups there are at most. One turn would be too few: a launch after an
+/// idle moment takes a few µs more or less than the next launch, and the clock wanders by 1 %
+/// within some ten milliseconds.
+const TARGET_TURNS_NS: f64 = 1e8;
+const MAX_TURN_GROUPS: f64 = 8.0;
 
 /// A delay for the cases whose id contains a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Delay {
-    /// Part of the id, or all of it.
+pub struct InjectedDelay {
+    /// The delayed cases: a part of the case id, or all of it.
     pub case: String,
-    /// Added to each launch, nanoseconds.
+    /// Delay that is added to each launch, nanoseconds.
     pub delay_ns: u64,
     /// Whether the delay is work instead of a wait.
     pub by_work: bool,
@@ -61,8 +61,8 @@ pub struct Delay {
     pub size: Option<u64>,
 }
 
-/// `CASE=NS` or `CASE=NS:work`, either with `@SIZE` behind it.
-impl FromStr for Delay {
+/// The format is `CASE=NS` or `CASE=NS:work`, optionally followed by `@SIZE`.
+impl FromStr for InjectedDelay {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -96,7 +96,7 @@ impl FromStr for Delay {
     }
 }
 
-impl Delay {
+impl InjectedDelay {
     /// Delay of a case: the one for its whole id, else the last one whose text the id contains.
     pub fn find<'a>(delays: &'a [Self], id: &str) -> Option<&'a Self> {
         let exact = delays.iter().rfind(|delay| delay.case == id);
@@ -108,10 +108,10 @@ impl Delay {
 /// device's stream (in graphs too).
 pub struct DelayedExecutable<'a> {
     inner: &'a mut dyn Executable,
-    wait: Wait,
+    wait: DelayMethod,
 }
 
-enum Wait {
+enum DelayMethod {
     Host(Duration),
     HostWork { words: Vec<u64>, count: usize },
     Device { spin: SpinKernel, spin_ns: u64 },
@@ -119,33 +119,33 @@ enum Wait {
 }
 
 impl<'a> DelayedExecutable<'a> {
-    /// Delays launches on the host.
-    pub fn on_host(inner: &'a mut dyn Executable, delay: &Delay) -> Self {
+    /// Delays launches that run on the host.
+    pub fn on_host(inner: &'a mut dyn Executable, delay: &InjectedDelay) -> Self {
         if !delay.by_work {
-            return Self { inner, wait: Wait::Host(Duration::from_nanos(delay.delay_ns)) };
+            return Self { inner, wait: DelayMethod::Host(Duration::from_nanos(delay.delay_ns)) };
         }
-        let mut words = vec![1; PASS_WORDS];
-        let mut count = PASS_WORDS;
-        for _ in 0..HOST_CORRECTIONS {
+        let mut words = vec![1; MAX_DELAY_PASS_WORDS];
+        let mut count = MAX_DELAY_PASS_WORDS;
+        for _ in 0..MAX_HOST_CORRECTIONS {
             let started = Instant::now();
-            pass_over(&mut words, count);
+            touch_words(&mut words, count);
             let took_ns = started.elapsed().as_nanos().max(1) as f64;
             count = (count as f64 * delay.delay_ns as f64 / took_ns).ceil() as usize;
         }
-        Self { inner, wait: Wait::HostWork { words, count } }
+        Self { inner, wait: DelayMethod::HostWork { words, count } }
     }
 
     /// Delays launches on a GPU by one more kernel, which spins, or by work: kernels that read
     /// memory. The size of delay kernels is fitted so that a launch, timed as samples are, becomes
     /// longer by the delay, including the cost of a further kernel and its effect on the next
-    /// launch. A given size is used unchanged.
+    /// launch. A delay size that is given is used unchanged.
     ///
     /// # Errors
-    /// When the smallest such kernel exceeds the delay, when no size adds approximately the delay,
-    /// or when the kernel cannot be prepared.
-    pub fn on_device(
+    /// Fails if the smallest such kernel exceeds the delay, when no size adds approximately the
+    /// delay, or when the kernel cannot be prepared.
+    pub fn delay_on_device(
         inner: &'a mut dyn Executable,
-        delay: &Delay,
+        delay: &InjectedDelay,
         events: &mut EventTimer,
         cache: Cache,
     ) -> Result<Self, BackendError> {
@@ -153,19 +153,22 @@ impl<'a> DelayedExecutable<'a> {
         let (wait, per_ns) = if delay.by_work {
             let pattern: Vec<u8> =
                 (0..1 << 12).map(|index: u32| (index * 167 % 251) as u8).collect();
-            let passes = Box::new(Passes::new(device, PASS_BYTES as usize, &pattern)?);
-            (Wait::DeviceWork { passes, count: 1, bytes: LEAST_BYTES }, BYTES_PER_NS)
+            let passes = Box::new(Passes::new(device, MAX_DELAY_PASS_BYTES as usize, &pattern)?);
+            (
+                DelayMethod::DeviceWork { passes, count: 1, bytes: MIN_DELAY_READ_BYTES },
+                ASSUMED_BYTES_PER_NS,
+            )
         } else {
-            (Wait::Device { spin: SpinKernel::new(device)?, spin_ns: 0 }, 1.0)
+            (DelayMethod::Device { spin: SpinKernel::new(device)?, spin_ns: 0 }, 1.0)
         };
         let mut delayed = Self { inner, wait };
         if let Some(size) = delay.size {
-            delayed.wait.resize(size);
+            delayed.wait.set_delay_size(size);
             return Ok(delayed);
         }
         let delay_ns = delay.delay_ns as f64;
         let mut without = events.plan(delayed.inner, cache)?;
-        let least_ns = delayed.added_ns(&mut without, events, cache)?;
+        let least_ns = delayed.measured_delay_ns(&mut without, events, cache)?;
         if least_ns > delay_ns {
             let by_work = if delay.by_work { " by work" } else { "" };
             let why = format!(
@@ -176,33 +179,33 @@ impl<'a> DelayedExecutable<'a> {
             return Err(BackendError::Unsupported(why));
         }
         let (size, added_ns) = fitted(delay_ns, least_ns, per_ns, |size| {
-            delayed.wait.resize(size as u64);
-            delayed.added_ns(&mut without, events, cache)
+            delayed.wait.set_delay_size(size as u64);
+            delayed.measured_delay_ns(&mut without, events, cache)
         })?;
-        if (added_ns - delay_ns).abs() > MOST_OFF * delay_ns {
+        if (added_ns - delay_ns).abs() > MAX_DELAY_ERROR * delay_ns {
             let why = format!(
                 "a delay of {delay_ns:.0} ns cannot be made: the closest makes a launch \
                  {added_ns:.0} ns longer"
             );
             return Err(BackendError::Unsupported(why));
         }
-        delayed.wait.resize(size as u64);
+        delayed.wait.set_delay_size(size as u64);
         Ok(delayed)
     }
 
     /// The size of what launches are delayed by; none on the host.
-    pub const fn size(&self) -> Option<u64> {
+    pub const fn delay_size(&self) -> Option<u64> {
         match self.wait {
-            Wait::Device { spin_ns, .. } => Some(spin_ns),
-            Wait::DeviceWork { count, bytes, .. } => Some(count * bytes),
-            Wait::Host(_) | Wait::HostWork { .. } => None,
+            DelayMethod::Device { spin_ns, .. } => Some(spin_ns),
+            DelayMethod::DeviceWork { count, bytes, .. } => Some(count * bytes),
+            DelayMethod::Host(_) | DelayMethod::HostWork { .. } => None,
         }
     }
 
     /// Added time of a launch, nanoseconds, from launches with and without the delay in
     /// alternation: the median over groups of four, in each of which a falling clock affects both
     /// sides alike.
-    fn added_ns(
+    fn measured_delay_ns(
         &mut self,
         without: &mut CasePlan,
         events: &mut EventTimer,
@@ -218,10 +221,10 @@ impl<'a> DelayedExecutable<'a> {
             Ok::<_, BackendError>(sample.elapsed_ns / sample.launches as f64)
         };
         let first_ns = turn_ns(self, false, 1)?;
-        let launches = (TURN_NS / first_ns).clamp(1.0, MAX_LAUNCHES) as u64;
+        let launches = (TARGET_TURN_NS / first_ns).clamp(1.0, MAX_LAUNCHES_PER_TURN) as u64;
         let group_ns = 4.0 * launches as f64 * first_ns;
-        let groups = (ALL_TURNS_NS / group_ns).clamp(1.0, MAX_GROUPS) as usize;
-        // The clock sinks most at first.
+        let groups = (TARGET_TURNS_NS / group_ns).clamp(1.0, MAX_TURN_GROUPS) as usize;
+        // The first turn is not counted, because the clock sinks most at first.
         turn_ns(self, true, launches)?;
         let mut added_ns = Vec::with_capacity(groups);
         for _ in 0..groups {
@@ -248,13 +251,13 @@ fn fitted(
     let (mut below, mut above) = ((0.0, least_ns), None);
     let mut best = below;
     let mut size = (delay_ns - least_ns).max(1.0) * per_ns;
-    for _ in 0..MEASUREMENTS {
+    for _ in 0..MAX_SIZE_MEASUREMENTS {
         let added = added_ns(size)?;
         let off = (added - delay_ns).abs();
         if off < (best.1 - delay_ns).abs() {
             best = (size, added);
         }
-        if off <= CLOSE * delay_ns {
+        if off <= CLOSE_DELAY_ERROR * delay_ns {
             break;
         }
         if added < delay_ns {
@@ -273,15 +276,17 @@ fn fitted(
     Ok(best)
 }
 
-impl Wait {
+impl DelayMethod {
     /// Sets the size of the delay: a spin in nanoseconds, passes in bytes.
-    fn resize(&mut self, size: u64) {
+    fn set_delay_size(&mut self, size: u64) {
         match self {
             Self::Device { spin_ns, .. } => *spin_ns = size,
             Self::DeviceWork { count, bytes, .. } => {
-                let all = size.max(LEAST_BYTES);
-                *count = all.div_ceil(PASS_BYTES);
-                *bytes = (all / *count).clamp(LEAST_BYTES, PASS_BYTES) / LEAST_BYTES * LEAST_BYTES;
+                let all = size.max(MIN_DELAY_READ_BYTES);
+                *count = all.div_ceil(MAX_DELAY_PASS_BYTES);
+                *bytes = (all / *count).clamp(MIN_DELAY_READ_BYTES, MAX_DELAY_PASS_BYTES)
+                    / MIN_DELAY_READ_BYTES
+                    * MIN_DELAY_READ_BYTES;
             }
             Self::Host(_) | Self::HostWork { .. } => {}
         }
@@ -316,16 +321,16 @@ impl Executable for DelayedExecutable<'_> {
     fn launch(&mut self) -> Result<(), BackendError> {
         self.inner.launch()?;
         match &mut self.wait {
-            Wait::Host(delay) => {
+            DelayMethod::Host(delay) => {
                 wait(*delay);
                 Ok(())
             }
-            Wait::HostWork { words, count } => {
-                pass_over(words, *count);
+            DelayMethod::HostWork { words, count } => {
+                touch_words(words, *count);
                 Ok(())
             }
-            Wait::Device { spin, spin_ns } => spin.launch(*spin_ns),
-            Wait::DeviceWork { passes, count, bytes } => {
+            DelayMethod::Device { spin, spin_ns } => spin.launch(*spin_ns),
+            DelayMethod::DeviceWork { passes, count, bytes } => {
                 (0..*count).try_for_each(|_| passes.read(*bytes))
             }
         }
@@ -352,7 +357,7 @@ impl Executable for DelayedExecutable<'_> {
     }
 }
 
-/// Keeps the host busy for so long.
+/// Keeps the host busy for a duration.
 fn wait(delay: Duration) {
     let start = Instant::now();
     while start.elapsed() < delay {
@@ -361,7 +366,7 @@ fn wait(delay: Duration) {
 }
 
 /// Reads and writes `count` words, from the first on, again and again.
-fn pass_over(words: &mut [u64], mut count: usize) {
+fn touch_words(words: &mut [u64], mut count: usize) {
     while count > 0 {
         let part = count.min(words.len());
         for word in &mut words[..part] {
@@ -385,23 +390,24 @@ mod tests {
 
     #[test]
     fn delays_are_parsed_and_the_whole_id_wins() {
-        let delays: Vec<Delay> =
+        let delays: Vec<InjectedDelay> =
             ["a/b=100", "a/b/cpu/hot=7", "b=3"].map(|text| text.parse().unwrap()).into();
-        let delay_ns = |id: &str| Delay::find(&delays, id).map(|delay| delay.delay_ns);
+        let delay_ns = |id: &str| InjectedDelay::find(&delays, id).map(|delay| delay.delay_ns);
         assert_eq!(delay_ns("a/b/cpu/hot"), Some(7));
         assert_eq!(delay_ns("a/b/cpu/cold"), Some(3));
         assert_eq!(delay_ns("c"), None);
-        let by_work = Delay { case: "a".to_owned(), delay_ns: 5, by_work: true, size: None };
+        let by_work =
+            InjectedDelay { case: "a".to_owned(), delay_ns: 5, by_work: true, size: None };
         assert_eq!("a=5:work".parse().as_ref(), Ok(&by_work));
-        let of_size = Delay { size: Some(4096), ..by_work };
+        let of_size = InjectedDelay { size: Some(4096), ..by_work };
         assert_eq!("a=5:work@4096".parse().as_ref(), Ok(&of_size));
-        assert_eq!("a=5@4096".parse(), Ok(Delay { by_work: false, ..of_size }));
+        assert_eq!("a=5@4096".parse(), Ok(InjectedDelay { by_work: false, ..of_size }));
         let of_no_number = ["a=5:rest", "a=5@", "a=5@x", "a=5@-1", "a=5@1:work", "a=@5"]
             .into_iter()
             .chain(["a=5@1000000001", "a=5:work@100000000000001"]);
         let wrong = ["", "a", "a=", "=5", "a=0", "a=-1", "a=1.5", "a=1000000001"];
         for bad in wrong.into_iter().chain(of_no_number) {
-            assert!(bad.parse::<Delay>().is_err(), "{bad}");
+            assert!(bad.parse::<InjectedDelay>().is_err(), "{bad}");
         }
     }
 
@@ -418,10 +424,12 @@ mod tests {
     fn a_launch_delayed_by_work_goes_over_memory() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
         let mut delayed = DelayedExecutable::on_host(&mut task, &"a=2000000:work".parse().unwrap());
-        let Wait::HostWork { count, .. } = delayed.wait else { panic!("not by work") };
+        let DelayMethod::HostWork { count, .. } = delayed.wait else { panic!("not by work") };
         assert!(count > 10_000, "{count} words in two milliseconds");
         let sum = |delayed: &DelayedExecutable<'_>| match &delayed.wait {
-            Wait::HostWork { words, .. } => words.iter().fold(0u64, |sum, x| sum.wrapping_add(*x)),
+            DelayMethod::HostWork { words, .. } => {
+                words.iter().fold(0u64, |sum, x| sum.wrapping_add(*x))
+            }
             _ => 0,
         };
         let before = sum(&delayed);
@@ -429,12 +437,12 @@ mod tests {
         assert_ne!(sum(&delayed), before);
     }
 
-    /// A launch that reads memory for some 100 µs, of a host that is slow to make it.
-    fn slow(device: &Arc<Device>) -> CudaTask {
-        let passes = Passes::new(device, PASS_BYTES as usize, &[7; 1 << 10]).unwrap();
+    /// A task whose launch reads memory for some 100 µs, and whose host code is slow.
+    fn slow_host_task(device: &Arc<Device>) -> CudaTask {
+        let passes = Passes::new(device, MAX_DELAY_PASS_BYTES as usize, &[7; 1 << 10]).unwrap();
         CudaTask::new(device, [], Vec::new(), move |_| {
             wait(Duration::from_micros(50));
-            passes.read(PASS_BYTES)
+            passes.read(MAX_DELAY_PASS_BYTES)
         })
     }
 
@@ -452,7 +460,10 @@ mod tests {
                 let (size, found) = size.unwrap();
                 assert_eq!(found, added(size));
                 let off = (found - delay_ns).abs() / delay_ns;
-                assert!(off < 0.15 && measured <= MEASUREMENTS, "{delay_ns}, {per_ns}: {off}");
+                assert!(
+                    off < 0.15 && measured <= MAX_SIZE_MEASUREMENTS,
+                    "{delay_ns}, {per_ns}: {off}"
+                );
             }
         }
         // If no size makes the launch longer, nothing is added.
@@ -469,21 +480,23 @@ mod tests {
         let mut events = EventTimer::new(&device).unwrap();
         for cache in [Cache::Hot, Cache::Cold] {
             for (delay, wanted_ns) in [("a=8000", 8e3), ("a=8000:work", 8e3), ("a=300000", 3e5)] {
-                let mut slow = slow(&device);
-                let mut delay: Delay = delay.parse().unwrap();
+                let mut slow = slow_host_task(&device);
+                let mut delay: InjectedDelay = delay.parse().unwrap();
                 let mut without = events.plan(&mut slow, cache).unwrap();
-                let fitted = DelayedExecutable::on_device(&mut slow, &delay, &mut events, cache);
-                delay.size = fitted.unwrap().size();
-                let again = DelayedExecutable::on_device(&mut slow, &delay, &mut events, cache);
+                let fitted =
+                    DelayedExecutable::delay_on_device(&mut slow, &delay, &mut events, cache);
+                delay.size = fitted.unwrap().delay_size();
+                let again =
+                    DelayedExecutable::delay_on_device(&mut slow, &delay, &mut events, cache);
                 let mut again = again.unwrap();
-                assert_eq!(again.size(), delay.size);
-                let added_ns = again.added_ns(&mut without, &mut events, cache).unwrap();
+                assert_eq!(again.delay_size(), delay.size);
+                let added_ns = again.measured_delay_ns(&mut without, &mut events, cache).unwrap();
                 eprintln!("{delay:?}, {cache:?}: {added_ns:.0} ns");
                 assert!((added_ns - wanted_ns).abs() < 0.3 * wanted_ns, "{delay:?}: {added_ns}");
             }
         }
-        let mut slow = slow(&device);
-        let short = DelayedExecutable::on_device(
+        let mut slow = slow_host_task(&device);
+        let short = DelayedExecutable::delay_on_device(
             &mut slow,
             &"a=1".parse().unwrap(),
             &mut events,

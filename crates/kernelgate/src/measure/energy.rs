@@ -1,10 +1,11 @@
 //! Energy of a launch, by NVML's counter of the card's energy.
 //!
-//! The counter steps (each 100 ms on an H100). A thread reads it each millisecond while launches run
-//! back to back, so a pass begins and ends on a step, at least 1 s apart; the energy between both,
-//! over the launches between both, is that of a launch. Idle power of the card is part of it.
-//! Deliberately absent: the energy of the host, and passes whose launches read memory that is not in
-//! the caches (filling them would be in the energy).
+//! The counter steps (each 100 ms on an H100). A thread reads the counter each millisecond while
+//! launches run back to back, so a measurement begins and ends at a counter step, at least 1 s
+//! apart; the energy between both steps over the launches between them is the energy of a launch.
+//! The measured energy includes the idle power of the card. Deliberately absent: the energy of the
+//! host, and passes whose launches read memory that is not in the caches (filling them would be in
+//! the energy).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,26 +17,26 @@ use super::{Stopwatch, plausibility};
 use crate::backend::{BackendError, Executable};
 use crate::stats::median;
 
-/// Shortest time between the first and the last step.
+/// Shortest time between the first and the last counter step of a measurement.
 const WINDOW: Duration = Duration::from_secs(1);
 /// Time after which a counter without a step is not waited for.
-const LONGEST_STEP: Duration = Duration::from_millis(500);
+const MAX_COUNTER_STEP_TIME: Duration = Duration::from_millis(500);
 /// Pause between two readings of the counter.
-const READ_EVERY: Duration = Duration::from_millis(1);
+const COUNTER_READ_INTERVAL: Duration = Duration::from_millis(1);
 /// Time of the launches that are enqueued together, nanoseconds: the device is idle for some 20 µs
-/// behind them.
-const GROUP_NS: f64 = 25e6;
+/// after each group.
+const LAUNCH_GROUP_NS: f64 = 25e6;
 /// Smallest number of steps in the window.
-const FEWEST_STEPS: usize = 8;
+const MIN_COUNTER_STEPS: usize = 8;
 /// Smallest share of the time in which launches run.
-const LEAST_BUSY: f64 = 0.9;
+const MIN_BUSY_SHARE_FOR_ENERGY: f64 = 0.9;
 
 /// Energy of a launch, or the reason why it was not measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Energy {
+pub enum LaunchEnergy {
     /// The energy was measured.
-    Measured(MeasuredEnergy),
+    Measured(EnergyMeasurement),
     /// The measurement was not possible; a fragment with the reason: "NVML has no energy counter
     /// for this card".
     NotResolved(String),
@@ -43,32 +44,34 @@ pub enum Energy {
 
 /// Energy of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct MeasuredEnergy {
-    /// Energy of a launch, joules.
+pub struct EnergyMeasurement {
+    /// Energy of one launch, joules.
     pub launch_j: f64,
-    /// Length of a step of the counter over that of the window: the energy is that exact, relative.
+    /// Relative precision of the energy: the length of one counter step over that of the
+    /// measurement.
     pub relative: f64,
     /// Mean power of the card in the window, watts.
     pub power_w: f64,
-    /// Length of the window, seconds.
+    /// Length of the energy measurement, seconds.
     pub window_s: f64,
 }
 
-impl Energy {
-    /// The measurement, if there is one.
-    pub const fn measured(&self) -> Option<&MeasuredEnergy> {
+impl LaunchEnergy {
+    /// The energy measurement, if the energy was measured.
+    pub const fn measured_energy(&self) -> Option<&EnergyMeasurement> {
         match self {
             Self::Measured(measured) => Some(measured),
             Self::NotResolved(_) => None,
         }
     }
 
-    /// Checks the numbers of a record.
+    /// Checks that the numbers of an energy record are plausible.
     ///
     /// # Errors
-    /// A fragment of a message that names the number.
+    /// The error is a fragment of a message that names the number.
     pub fn validate(&self) -> Result<(), String> {
-        let Self::Measured(MeasuredEnergy { launch_j, relative, power_w, window_s }) = self else {
+        let Self::Measured(EnergyMeasurement { launch_j, relative, power_w, window_s }) = self
+        else {
             return Ok(());
         };
         plausibility::check_seconds("window_s", *window_s)?;
@@ -83,7 +86,7 @@ impl Energy {
     }
 }
 
-/// The energy counter at the moment of a step.
+/// A step of the energy counter: time and value.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     at: Duration,
@@ -92,7 +95,7 @@ struct Step {
 
 /// Launches that had ended at a moment.
 #[derive(Debug, Clone, Copy)]
-struct Mark {
+struct EndedLaunchesMark {
     at: Duration,
     launches: u64,
 }
@@ -100,26 +103,26 @@ struct Mark {
 /// Measures the energy of a launch that takes `launch_ns`: about 1.2 s of launches.
 ///
 /// # Errors
-/// When a launch fails.
+/// Fails if a launch fails.
 pub fn measure(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
     launch_ns: f64,
-) -> Result<Energy, BackendError> {
+) -> Result<LaunchEnergy, BackendError> {
     let Some(meter) = stopwatch.power().filter(|meter| meter.energy_mj().is_some()).cloned() else {
-        return Ok(Energy::NotResolved(
+        return Ok(LaunchEnergy::NotResolved(
             "NVML has no energy counter for this device alone".to_owned(),
         ));
     };
-    let group = (GROUP_NS / launch_ns.max(1.0)).ceil() as u64;
+    let group = (LAUNCH_GROUP_NS / launch_ns.max(1.0)).ceil() as u64;
     let (started, done) = (Instant::now(), AtomicBool::new(false));
     let (marks, steps) = thread::scope(|scope| {
         let watch = scope.spawn(|| {
-            let steps = watch(|| meter.energy_mj(), started, &done);
+            let steps = watch_energy_counter(|| meter.energy_mj(), started, &done);
             done.store(true, Ordering::Relaxed);
             steps
         });
-        let marks = launch_until(&done, executable, stopwatch, group, started);
+        let marks = launch_groups_until(&done, executable, stopwatch, group, started);
         done.store(true, Ordering::Relaxed);
         (marks, watch.join().unwrap_or_default())
     });
@@ -127,28 +130,32 @@ pub fn measure(
 }
 
 /// Enqueues groups of launches until `done`; when each group had ended.
-fn launch_until(
+fn launch_groups_until(
     done: &AtomicBool,
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
     group: u64,
     started: Instant,
-) -> Result<Vec<Mark>, BackendError> {
-    let mut marks = vec![Mark { at: started.elapsed(), launches: 0 }];
+) -> Result<Vec<EndedLaunchesMark>, BackendError> {
+    let mut marks = vec![EndedLaunchesMark { at: started.elapsed(), launches: 0 }];
     let mut launches = 0;
     while !done.load(Ordering::Relaxed) {
         launches += stopwatch.enqueue(executable, group)?;
         executable.synchronize()?;
-        marks.push(Mark { at: started.elapsed(), launches });
+        marks.push(EndedLaunchesMark { at: started.elapsed(), launches });
     }
     Ok(marks)
 }
 
 /// Reads the counter until its steps fill a window, it stops, or `done`.
-fn watch(counter: impl Fn() -> Option<u64>, started: Instant, done: &AtomicBool) -> Vec<Step> {
+fn watch_energy_counter(
+    counter: impl Fn() -> Option<u64>,
+    started: Instant,
+    done: &AtomicBool,
+) -> Vec<Step> {
     let (mut steps, mut before) = (Vec::<Step>::new(), counter());
     while !done.load(Ordering::Relaxed) {
-        thread::sleep(READ_EVERY);
+        thread::sleep(COUNTER_READ_INTERVAL);
         let (at, now) = (started.elapsed(), counter());
         let (Some(energy_mj), Some(last)) = (now, before) else { break };
         if energy_mj > last {
@@ -156,41 +163,41 @@ fn watch(counter: impl Fn() -> Option<u64>, started: Instant, done: &AtomicBool)
             before = now;
         }
         let waited = at.saturating_sub(steps.last().map_or(Duration::ZERO, |step| step.at));
-        if is_whole(&steps) || waited > LONGEST_STEP {
+        if spans_enough_steps(&steps) || waited > MAX_COUNTER_STEP_TIME {
             break;
         }
     }
     steps
 }
 
-fn is_whole(steps: &[Step]) -> bool {
-    steps.len() > FEWEST_STEPS
+fn spans_enough_steps(steps: &[Step]) -> bool {
+    steps.len() > MIN_COUNTER_STEPS
         && steps.first().zip(steps.last()).is_some_and(|(first, last)| last.at - first.at >= WINDOW)
 }
 
 /// Launches that had ended at a moment between two marks, evenly spread between both.
-fn launches_at(marks: &[Mark], at: Duration) -> Option<f64> {
+fn launches_ended_at(marks: &[EndedLaunchesMark], at: Duration) -> Option<f64> {
     let behind = marks.partition_point(|mark| mark.at < at);
     let (left, right) = (marks.get(behind.checked_sub(1)?)?, marks.get(behind)?);
     let share = (at - left.at).as_secs_f64() / (right.at - left.at).as_secs_f64().max(1e-9);
     Some(share.mul_add((right.launches - left.launches) as f64, left.launches as f64))
 }
 
-/// Energy of a launch from the counter's steps and the launches between them.
-fn energy(steps: &[Step], marks: &[Mark], launch_ns: f64) -> Energy {
-    let not_resolved = |why: String| Energy::NotResolved(why);
+/// Computes the energy of a launch from the counter's steps and the launches between them.
+fn energy(steps: &[Step], marks: &[EndedLaunchesMark], launch_ns: f64) -> LaunchEnergy {
+    let not_resolved = |why: String| LaunchEnergy::NotResolved(why);
     // The launches end behind the last step; those before the first mark are not counted.
     let covered: Vec<(Step, f64)> =
-        steps.iter().filter_map(|step| Some((*step, launches_at(marks, step.at)?))).collect();
+        steps.iter().filter_map(|step| Some((*step, launches_ended_at(marks, step.at)?))).collect();
     let (Some((first, from)), Some((last, to))) = (covered.first(), covered.last()) else {
         return not_resolved("NVML's energy counter did not step".to_owned());
     };
     let window_s = (last.at - first.at).as_secs_f64();
-    if covered.len() <= FEWEST_STEPS {
+    if covered.len() <= MIN_COUNTER_STEPS {
         return not_resolved(format!("NVML's energy counter stepped {} times", covered.len()));
     }
     let busy = (to - from) * launch_ns * 1e-9 / window_s;
-    if busy < LEAST_BUSY {
+    if busy < MIN_BUSY_SHARE_FOR_ENERGY {
         return not_resolved(format!(
             "launches kept the device busy for {:.0} % of the time",
             100.0 * busy
@@ -199,7 +206,7 @@ fn energy(steps: &[Step], marks: &[Mark], launch_ns: f64) -> Energy {
     let lengths: Vec<f64> =
         covered.windows(2).map(|pair| (pair[1].0.at - pair[0].0.at).as_secs_f64()).collect();
     let energy_j = (last.energy_mj - first.energy_mj) as f64 * 1e-3;
-    Energy::Measured(MeasuredEnergy {
+    LaunchEnergy::Measured(EnergyMeasurement {
         launch_j: energy_j / (to - from),
         relative: (median(&lengths) / window_s).min(1.0),
         power_w: energy_j / window_s,
@@ -219,18 +226,22 @@ mod tests {
     }
 
     /// Groups of 30 ms with `launches` launches each, for 2 s.
-    fn marks(launches: u64) -> Vec<Mark> {
+    fn regular_marks(launches: u64) -> Vec<EndedLaunchesMark> {
         (0..67)
-            .map(|group| Mark { at: Duration::from_millis(30 * group), launches: launches * group })
+            .map(|group| EndedLaunchesMark {
+                at: Duration::from_millis(30 * group),
+                launches: launches * group,
+            })
             .collect()
     }
 
     #[test]
     fn a_window_begins_and_ends_on_a_step() {
-        assert!(!is_whole(&steps(10)), "from 0.1 s to 1.0 s");
-        assert!(is_whole(&steps(11)));
-        let energy = energy(&steps(11), &marks(300), 99e3);
-        let MeasuredEnergy { launch_j, relative, power_w, window_s } = *energy.measured().unwrap();
+        assert!(!spans_enough_steps(&steps(10)), "from 0.1 s to 1.0 s");
+        assert!(spans_enough_steps(&steps(11)));
+        let energy = energy(&steps(11), &regular_marks(300), 99e3);
+        let EnergyMeasurement { launch_j, relative, power_w, window_s } =
+            *energy.measured_energy().unwrap();
         assert!((window_s - 1.0).abs() < 1e-9 && (power_w - 500.0).abs() < 1e-9, "{energy:?}");
         assert!((launch_j - 0.05).abs() < 1e-9 && (relative - 0.1).abs() < 1e-9, "{energy:?}");
         energy.validate().unwrap();
@@ -238,25 +249,28 @@ mod tests {
 
     #[test]
     fn steps_outside_of_the_launches_do_not_count() {
-        let energy = energy(&steps(40), &marks(300), 99e3);
-        assert!((energy.measured().unwrap().window_s - 1.8).abs() < 1e-9, "{energy:?}");
-        assert!(energy.measured().is_some_and(|energy| (energy.launch_j - 0.05).abs() < 1e-9));
+        let energy = energy(&steps(40), &regular_marks(300), 99e3);
+        assert!((energy.measured_energy().unwrap().window_s - 1.8).abs() < 1e-9, "{energy:?}");
+        assert!(
+            energy.measured_energy().is_some_and(|energy| (energy.launch_j - 0.05).abs() < 1e-9)
+        );
     }
 
     #[test]
     fn an_idle_device_and_a_counter_without_steps_have_no_energy() {
-        assert!(energy(&steps(11), &marks(150), 99e3).measured().is_none());
-        assert!(energy(&steps(4), &marks(300), 99e3).measured().is_none());
-        assert!(energy(&[], &marks(300), 99e3).measured().is_none());
-        let wrong = MeasuredEnergy { launch_j: -1.0, relative: 0.1, power_w: 1.0, window_s: 1.0 };
-        let why = Energy::Measured(wrong).validate().unwrap_err();
+        assert!(energy(&steps(11), &regular_marks(150), 99e3).measured_energy().is_none());
+        assert!(energy(&steps(4), &regular_marks(300), 99e3).measured_energy().is_none());
+        assert!(energy(&[], &regular_marks(300), 99e3).measured_energy().is_none());
+        let wrong =
+            EnergyMeasurement { launch_j: -1.0, relative: 0.1, power_w: 1.0, window_s: 1.0 };
+        let why = LaunchEnergy::Measured(wrong).validate().unwrap_err();
         assert_eq!(why, "an energy with launch_j of -1");
     }
 
     #[test]
     fn a_counter_that_stops_ends_the_pass() {
         let done = AtomicBool::new(false);
-        assert!(watch(|| None, Instant::now(), &done).is_empty());
-        assert!(watch(|| Some(7), Instant::now(), &done).is_empty());
+        assert!(watch_energy_counter(|| None, Instant::now(), &done).is_empty());
+        assert!(watch_energy_counter(|| Some(7), Instant::now(), &done).is_empty());
     }
 }

@@ -18,11 +18,11 @@ pub use case::CasePlan;
 
 use self::lanes::Lanes;
 use super::Cache;
-use super::audit::Refusal;
-use super::clock::ClockWatch;
+use super::audit::TimingRefusal;
+use super::clock::SampleClockWatch;
 use super::limits::Overhead;
 use super::power::{self, CapReading, Load, LoadSample, PowerMeter};
-use super::queue::{self, MAX_QUEUED};
+use super::queue::{self, MAX_QUEUED_COMMANDS};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use kernelgate_cuda::driver::graph_set::GraphSet;
@@ -50,7 +50,7 @@ pub struct EventTimer {
     lanes: Lanes,
     overhead: Overhead,
     typical_clock_mhz: Option<f64>,
-    clock: ClockWatch,
+    clock: SampleClockWatch,
     power: Arc<PowerMeter>,
 }
 
@@ -73,7 +73,7 @@ impl Burst {
     /// Returns the burst if none of its intervals contains the host's time.
     fn without_host(self) -> Result<Self, BackendError> {
         if self.host_bound {
-            return Err(Refusal::HostHeldUp.into());
+            return Err(TimingRefusal::HostHeldUp.into());
         }
         Ok(self)
     }
@@ -82,7 +82,7 @@ impl Burst {
 /// Repeats a burst until the host releases the blocking kernel in time.
 ///
 /// # Errors
-/// Those of a burst.
+/// Fails with the errors of a burst.
 fn unless_held_up(
     mut burst: impl FnMut() -> Result<Burst, BackendError>,
 ) -> Result<Burst, BackendError> {
@@ -100,8 +100,8 @@ impl EventTimer {
     /// Compiles its kernels, allocates, and measures the cost of timing.
     ///
     /// # Errors
-    /// When the device fails or memory is short; [`BackendError::NotTimed`] if the host is delayed
-    /// all the time.
+    /// Fails if the device fails or memory is short; [`BackendError::NotTimed`] if the host is
+    /// delayed all the time.
     pub fn new(devices: impl Into<Devices>) -> Result<Self, BackendError> {
         let devices: Devices = devices.into();
         let device = devices.one();
@@ -117,7 +117,7 @@ impl EventTimer {
             lanes: Lanes::new(&devices)?,
             overhead: nothing,
             typical_clock_mhz: None,
-            clock: ClockWatch::new(device.facts()),
+            clock: SampleClockWatch::new(device.facts()),
             power: Arc::new(PowerMeter::open_all(
                 device.facts(),
                 devices.iter().skip(1).map(|other| other.facts()),
@@ -147,7 +147,7 @@ impl EventTimer {
     /// overhead.
     ///
     /// # Errors
-    /// When a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
+    /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn launches_ns(
         &mut self,
         count: usize,
@@ -164,7 +164,7 @@ impl EventTimer {
     /// captured together.
     ///
     /// # Errors
-    /// The errors of [`Self::launches_ns`].
+    /// Fails with the errors of [`Self::launches_ns`].
     pub fn ceiling<'a>(
         &'a mut self,
         cache: Cache,
@@ -177,7 +177,7 @@ impl EventTimer {
     /// Prepares launches over the first `gpus` GPUs of the set, as [`Self::ceiling`] for one.
     ///
     /// # Errors
-    /// Those of [`Self::launches_ns`].
+    /// Fails with the errors of [`Self::launches_ns`].
     pub fn ceiling_over<'a>(
         &'a mut self,
         gpus: usize,
@@ -202,7 +202,7 @@ impl EventTimer {
     /// The median time of a hot launch of one command in the steady power state, nanoseconds.
     ///
     /// # Errors
-    /// The errors of [`Self::launches_ns`].
+    /// Fails with the errors of [`Self::launches_ns`].
     pub fn typical_ns(
         &mut self,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
@@ -254,21 +254,21 @@ impl EventTimer {
             // A burst that does not fit takes half a second. If another process holds it up, the
             // count is too high.
             if !self.burst_once(count, Cache::Hot, 1, &mut || executable.launch())?.host_bound {
-                return Ok(MAX_QUEUED / count);
+                return Ok(MAX_QUEUED_COMMANDS / count);
             }
         }
         let burst = unless_held_up(|| {
             executable.reset()?;
             self.burst_once(1, Cache::Hot, 1, &mut || executable.launch())
         })?;
-        Ok(if burst.host_bound { usize::MAX } else { MAX_QUEUED })
+        Ok(if burst.host_bound { usize::MAX } else { MAX_QUEUED_COMMANDS })
     }
 
     /// Runs [`Self::burst_once`], and repeats it until the host releases the blocking kernel in
     /// time.
     ///
     /// # Errors
-    /// When a launch fails or hangs.
+    /// Fails if a launch fails or hangs.
     fn burst(
         &mut self,
         count: usize,
@@ -284,7 +284,7 @@ impl EventTimer {
     /// of them the host's launch time cannot be hidden.
     ///
     /// # Errors
-    /// When a launch fails or hangs.
+    /// Fails if a launch fails or hangs.
     fn burst_once(
         &mut self,
         count: usize,
@@ -292,7 +292,7 @@ impl EventTimer {
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Burst, BackendError> {
-        let hidden = queue::fits(commands, count);
+        let hidden = queue::fits_queue(commands, count);
         let begun = self.lanes.begin(hidden.then_some(BLOCKER_TIMEOUT));
         let enqueued = begun.and_then(|()| self.lanes.enqueue(count, cache, launch));
         self.lanes.release();
@@ -326,7 +326,7 @@ impl Ceiling<'_> {
     /// Median time of a launch in one burst, nanoseconds.
     ///
     /// # Errors
-    /// When a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
+    /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn burst_ns(&mut self) -> Result<f64, BackendError> {
         let Self { timer, cache, batch, launch, launches: count, last } = self;
         let (launches, around_ns, burst) = match batch {
@@ -348,7 +348,7 @@ impl Ceiling<'_> {
     /// Median time of a launch in the steady power state, nanoseconds, behind a load.
     ///
     /// # Errors
-    /// When a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
+    /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn settled_ns(&mut self) -> Result<f64, BackendError> {
         power::wait_until_steady(self)?;
         self.burst_ns()
@@ -358,7 +358,7 @@ impl Ceiling<'_> {
     /// at the power cap the clock wanders, and a ceiling is at its highest.
     ///
     /// # Errors
-    /// When a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
+    /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn fastest_window_ns(&mut self) -> Result<f64, BackendError> {
         const WINDOWS: usize = 4;
         power::wait_until_steady(self)?;

@@ -30,9 +30,9 @@ pub use kernelgate_cuda::observe::range;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cache {
-    /// Caches hold the data that the launch before left there.
+    /// Hot caches hold the data that the previous launch left there.
     Hot,
-    /// Caches are filled with other data: L2 holds none of the inputs.
+    /// Cold caches are filled with other data before each launch: the L2 cache holds no inputs.
     Cold,
 }
 
@@ -48,15 +48,15 @@ impl Cache {
 
 /// One timing.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sample {
+pub struct LaunchSample {
     /// Launches in the sample, at least 1.
     pub launches: u64,
-    /// Time of all launches together, nanoseconds.
+    /// Time of all launches of the sample together, nanoseconds.
     pub elapsed_ns: f64,
     /// By how much the slowest GPU took longer than the fastest, for all of them together,
     /// nanoseconds; `None` for one GPU, and on the host.
     pub skew_ns: Option<f64>,
-    /// SM clock during the launches, MHz, if the device reports it.
+    /// SM clock during the sample's launches, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,
     /// Attempts thrown away before this one, because the device was throttled or its clock not
     /// steady.
@@ -67,7 +67,7 @@ pub struct Sample {
 
 /// Conditions under which the samples of a case were taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Conditions {
+pub struct SampleConditions {
     /// Number of launches that were timed together, as a graph; 1 for one launch of several
     /// commands; absent if each launch was timed directly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -93,18 +93,18 @@ pub struct Conditions {
     pub other_processes: Option<u32>,
 }
 
-/// Whether a number is zero, so that a file can omit it.
+/// Whether a number is zero, so that a record can omit it.
 pub(crate) fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
     *number == T::default()
 }
 
-impl Conditions {
+impl SampleConditions {
     /// Whether another process computed on the GPU.
     pub fn shared_gpu(&self) -> bool {
         self.other_processes.is_some_and(|others| others > 0)
     }
 
-    /// Whether there is nothing to record.
+    /// Whether all conditions have their default values and need no record.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -113,7 +113,7 @@ impl Conditions {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         self.contention.map_or(Ok(()), |share| plausibility::check_share("contention", share))?;
         plausibility::check_count("batch", self.batch.unwrap_or(1))?;
@@ -127,18 +127,18 @@ impl Conditions {
 pub struct Replay {
     /// How long it took, nanoseconds: of the GPU, or of all the host's threads.
     pub elapsed_ns: f64,
-    /// SM clock during the replay, MHz, if the device reports it.
+    /// SM clock during the replayed launch, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,
     /// Launches in the replay.
     pub launches: u64,
-    /// How much longer a replay before it may have taken that did the same, nanoseconds.
+    /// By how much an earlier replay of the same work may have been slower, nanoseconds.
     pub allowed_ns: f64,
 }
 
 impl Replay {
-    /// Whether it did more than the replay after it, for which caches were the same: at the clock of
-    /// that one, as the clock sinks while the host is busy.
-    pub fn did_more_than(&self, next: &Self) -> bool {
+    /// Whether this replay did more than the next one, which ran with the same caches: the clock of
+    /// the next replay counts, because the clock sinks while the host is busy.
+    pub fn did_more_than_next(&self, next: &Self) -> bool {
         let slower = match (self.clock_mhz, next.clock_mhz) {
             (Some(own), Some(next)) => (own / next).min(1.0),
             _ => 1.0,
@@ -147,29 +147,29 @@ impl Replay {
     }
 }
 
-/// Starts this many launches one by one, without waiting for them.
-fn launch_each(executable: &mut dyn Executable, launches: u64) -> Result<u64, BackendError> {
+/// Starts a number of launches one by one, without waiting for them.
+fn launch_one_by_one(executable: &mut dyn Executable, launches: u64) -> Result<u64, BackendError> {
     (0..launches).try_for_each(|_| executable.launch()).map(|()| launches)
 }
 
-/// Takes the samples of one case.
+/// Measures the samples of one case.
 pub trait Stopwatch {
-    /// Times that many launches, or somewhat more if they are batched.
+    /// Times `launches` launches, or somewhat more if they are captured in batches.
     ///
     /// # Errors
-    /// When a launch fails or does not come to an end.
+    /// Fails if a launch fails or does not come to an end.
     fn time(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
-    ) -> Result<Sample, BackendError>;
+    ) -> Result<LaunchSample, BackendError>;
 
     /// Runs the timed graph once more, or one launch if launches were not captured. Returns its
     /// time, on a GPU with caches that hold other data; `None` if its time cannot be separated from
     /// the host's.
     ///
     /// # Errors
-    /// When a launch fails.
+    /// Fails if a launch fails.
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError>;
 
     /// Runs one launch of a case whose launches are short, alone and with caches that hold other
@@ -177,17 +177,17 @@ pub trait Stopwatch {
     /// carry state on, and if its time cannot be separated from the host's.
     ///
     /// # Errors
-    /// When a launch fails.
+    /// Fails if a launch fails.
     fn replay_short(&mut self, _: &mut dyn Executable) -> Result<Option<f64>, BackendError> {
         Ok(None)
     }
 
-    /// Launches once more while a recorder looks for work outside of the timed stream. It runs
-    /// after the samples, because recording changes times. Returns the reason if recording was not
-    /// possible; the host needs no such check.
+    /// Launches once more while a recorder looks for work outside of the timed stream. The recorder
+    /// runs after the samples, because recording changes times. Returns the reason if recording was
+    /// not possible; the host needs no such check.
     ///
     /// # Errors
-    /// [`BackendError::NotTimed`] if work ran elsewhere; when a launch fails.
+    /// Fails with [`BackendError::NotTimed`] if work ran elsewhere, or if a launch fails.
     fn check_elsewhere(
         &mut self,
         _executable: &mut dyn Executable,
@@ -200,24 +200,24 @@ pub trait Stopwatch {
         None
     }
 
-    /// Starts at least this many launches back to back, without waiting for them; returns their
-    /// number.
+    /// Starts at least `launches` launches back to back, without waiting for them, and returns
+    /// their number.
     ///
     /// # Errors
-    /// When a launch fails.
+    /// Fails if a launch fails.
     fn enqueue(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<u64, BackendError> {
-        launch_each(executable, launches)
+        launch_one_by_one(executable, launches)
     }
 
     /// Sets the SM clock that the following samples are compared with.
     fn settle_clock(&mut self, _clock_mhz: Option<f64>) {}
 
     /// Conditions that the timer sets: how launches are timed together, and by what.
-    fn conditions(&self) -> Conditions;
+    fn conditions(&self) -> SampleConditions;
 
     /// Commands that a launch puts into the device's queue: the nodes of its graph. `None` if they
     /// cannot be counted, and on the host.
@@ -235,9 +235,9 @@ mod tests {
         let replay =
             |elapsed_ns| Replay { elapsed_ns, clock_mhz: None, launches: 10, allowed_ns: 10e3 };
         let at = |elapsed_ns, clock| Replay { clock_mhz: Some(clock), ..replay(elapsed_ns) };
-        assert!(!replay(109.9e3).did_more_than(&replay(100e3)));
-        assert!(replay(110.1e3).did_more_than(&replay(100e3)));
-        assert!(!at(200e3, 990.0).did_more_than(&at(100e3, 1980.0)));
-        assert!(at(200e3, 1980.0).did_more_than(&at(100e3, 990.0)));
+        assert!(!replay(109.9e3).did_more_than_next(&replay(100e3)));
+        assert!(replay(110.1e3).did_more_than_next(&replay(100e3)));
+        assert!(!at(200e3, 990.0).did_more_than_next(&at(100e3, 1980.0)));
+        assert!(at(200e3, 1980.0).did_more_than_next(&at(100e3, 990.0)));
     }
 }

@@ -4,58 +4,58 @@
 use std::ops::RangeInclusive;
 
 /// Times of a launch: from a femtosecond to thirty years, in nanoseconds.
-pub const LAUNCH_NS: RangeInclusive<f64> = 1e-6..=1e18;
+pub const PLAUSIBLE_LAUNCH_NS: RangeInclusive<f64> = 1e-6..=1e18;
 /// Time of the host to start a launch, nanoseconds; 0 if its clock is too coarse.
-const HOST_NS: RangeInclusive<f64> = 0.0..=1e18;
-/// Clocks, MHz; some devices report 0.
-const CLOCK_MHZ: RangeInclusive<f64> = 0.0..=1e6;
+const PLAUSIBLE_HOST_NS: RangeInclusive<f64> = 0.0..=1e18;
+/// Plausible SM clocks, MHz; some devices report 0.
+const PLAUSIBLE_CLOCK_MHZ: RangeInclusive<f64> = 0.0..=1e6;
 /// Wall times of processes: up to thirty years, seconds.
-const SECONDS: RangeInclusive<f64> = 0.0..=1e9;
+const PLAUSIBLE_SECONDS: RangeInclusive<f64> = 0.0..=1e9;
 /// Shares of a whole.
 const SHARE: RangeInclusive<f64> = 0.0..=1.0;
 /// Clock cycles of a launch; 0 if a device reports a clock of 0.
-const CYCLES: RangeInclusive<f64> = 0.0..=1e18;
+const PLAUSIBLE_CYCLES: RangeInclusive<f64> = 0.0..=1e18;
 /// Sizes of memory and files, bytes: up to an exbibyte, so that sums of them are numbers.
-const BYTES: RangeInclusive<u64> = 0..=1 << 60;
+const PLAUSIBLE_BYTES: RangeInclusive<u64> = 0..=1 << 60;
 /// Things that are counted: launches, commands, cycles of a stage.
-const COUNT: RangeInclusive<u64> = 0..=1 << 53;
+const PLAUSIBLE_COUNT: RangeInclusive<u64> = 0..=1 << 53;
 /// Ratios of two times.
-const RATIO: RangeInclusive<f64> = 1e-12..=1e12;
+const PLAUSIBLE_TIME_RATIO: RangeInclusive<f64> = 1e-12..=1e12;
 /// Spreads of samples, relative to their median.
-const SPREAD: RangeInclusive<f64> = 0.0..=1e24;
-/// Bytes, or operations, a second.
+const PLAUSIBLE_SPREAD: RangeInclusive<f64> = 0.0..=1e24;
+/// Plausible rates: bytes or operations a second.
 const RATE: RangeInclusive<f64> = 1.0..=1e21;
 /// Cost of launching, nanoseconds: a difference of times, which noise may make negative.
-const COST_NS: RangeInclusive<f64> = -1e12..=1e12;
+const PLAUSIBLE_COST_NS: RangeInclusive<f64> = -1e12..=1e12;
 
 /// Accepts the time of a launch; `what` begins the error: "a median".
 ///
 /// # Errors
-/// A fragment of a message that names the impossible time.
+/// The error is a fragment of a message that names the impossible time.
 pub fn check_launch_ns(what: &str, ns: f64) -> Result<(), String> {
-    check(&LAUNCH_NS, ns, || format!("{what} of {} ns a launch", number(ns)))
+    check(&PLAUSIBLE_LAUNCH_NS, ns, || format!("{what} of {} ns a launch", number(ns)))
 }
 
 /// Accepts the time of the host to start a launch.
 ///
 /// # Errors
-/// A fragment of a message that names the impossible time.
+/// The error is a fragment of a message that names the impossible time.
 pub fn check_host_ns(ns: f64) -> Result<(), String> {
-    check(&HOST_NS, ns, || format!("a host launch of {} ns", number(ns)))
+    check(&PLAUSIBLE_HOST_NS, ns, || format!("a host launch of {} ns", number(ns)))
 }
 
 /// Accepts a clock.
 ///
 /// # Errors
-/// A fragment of a message that names the impossible clock.
+/// The error is a fragment of a message that names the impossible clock.
 pub fn check_clock_mhz(mhz: f64) -> Result<(), String> {
-    check(&CLOCK_MHZ, mhz, || format!("a clock of {} MHz", number(mhz)))
+    check(&PLAUSIBLE_CLOCK_MHZ, mhz, || format!("a clock of {} MHz", number(mhz)))
 }
 
 /// Accepts bytes or operations a second; `what` begins the error: "a bandwidth".
 ///
 /// # Errors
-/// A fragment of a message that names the impossible rate.
+/// The error is a fragment of a message that names the impossible rate.
 pub fn check_rate(what: &str, rate: f64) -> Result<(), String> {
     check(&RATE, rate, || format!("{what} of {} a second", number(rate)))
 }
@@ -63,23 +63,23 @@ pub fn check_rate(what: &str, rate: f64) -> Result<(), String> {
 /// Accepts what launching costs.
 ///
 /// # Errors
-/// A fragment of a message that names the impossible time.
+/// The error is a fragment of a message that names the impossible time.
 pub fn check_cost_ns(ns: f64) -> Result<(), String> {
-    check(&COST_NS, ns, || format!("an overhead of {} ns", number(ns)))
+    check(&PLAUSIBLE_COST_NS, ns, || format!("an overhead of {} ns", number(ns)))
 }
 
 /// Accepts a wall time; `what` begins the error: "wall_s".
 ///
 /// # Errors
-/// A fragment of a message that names the impossible time.
+/// The error is a fragment of a message that names the impossible time.
 pub fn check_seconds(what: &str, seconds: f64) -> Result<(), String> {
-    check(&SECONDS, seconds, || format!("{what} of {} s", number(seconds)))
+    check(&PLAUSIBLE_SECONDS, seconds, || format!("{what} of {} s", number(seconds)))
 }
 
 /// Accepts a share of a whole, 0 to 1; `what` begins the error: "contention".
 ///
 /// # Errors
-/// A fragment of a message that names the impossible share.
+/// The error is a fragment of a message that names the impossible share.
 pub fn check_share(what: &str, share: f64) -> Result<(), String> {
     check(&SHARE, share, || format!("{what} of {}", number(share)))
 }
@@ -87,50 +87,51 @@ pub fn check_share(what: &str, share: f64) -> Result<(), String> {
 /// Accepts a size in bytes; `what` begins the error: "device_bytes".
 ///
 /// # Errors
-/// A fragment of a message that names the impossible size.
+/// The error is a fragment of a message that names the impossible size.
 pub fn check_bytes(what: &str, bytes: u64) -> Result<(), String> {
-    check(&BYTES, bytes, || format!("{what} of {bytes} bytes"))
+    check(&PLAUSIBLE_BYTES, bytes, || format!("{what} of {bytes} bytes"))
 }
 
-/// Accepts a count; `what` begins the error: "commands".
+/// Accepts a plausible count; `what` begins the error: "commands".
 ///
 /// # Errors
-/// A fragment of a message that names the impossible count.
+/// The error is a fragment of a message that names the impossible count.
 pub fn check_count(what: &str, count: u64) -> Result<(), String> {
-    check(&COUNT, count, || format!("{what} of {count}"))
+    check(&PLAUSIBLE_COUNT, count, || format!("{what} of {count}"))
 }
 
 /// Accepts the ratio of two times; `what` begins the error: "of_limit".
 ///
 /// # Errors
-/// A fragment of a message that names the impossible ratio.
+/// The error is a fragment of a message that names the impossible ratio.
 pub fn check_ratio(what: &str, ratio: f64) -> Result<(), String> {
-    check(&RATIO, ratio, || format!("{what} of {}", number(ratio)))
+    check(&PLAUSIBLE_TIME_RATIO, ratio, || format!("{what} of {}", number(ratio)))
 }
 
-/// Accepts a relative spread of samples.
+/// Accepts a plausible relative spread of samples.
 ///
 /// # Errors
-/// A fragment of a message that names the impossible spread.
+/// The error is a fragment of a message that names the impossible spread.
 pub fn check_spread(spread: f64) -> Result<(), String> {
-    check(&SPREAD, spread, || format!("a spread of {}", number(spread)))
+    check(&PLAUSIBLE_SPREAD, spread, || format!("a spread of {}", number(spread)))
 }
 
 /// Accepts the shortest and the longest time of a window, relative to the median sample.
 ///
 /// # Errors
-/// A fragment of a message that names the impossible range.
+/// The error is a fragment of a message that names the impossible range.
 pub fn check_power_range([low, high]: [f64; 2]) -> Result<(), String> {
-    let possible = RATIO.contains(&low) && RATIO.contains(&high) && low <= high;
+    let possible =
+        PLAUSIBLE_TIME_RATIO.contains(&low) && PLAUSIBLE_TIME_RATIO.contains(&high) && low <= high;
     if possible { Ok(()) } else { Err(format!("a power range of {low} to {high}")) }
 }
 
-/// Accepts clock cycles of a launch.
+/// Accepts a plausible number of clock cycles of a launch.
 ///
 /// # Errors
-/// A fragment of a message that names the impossible cycles.
+/// The error is a fragment of a message that names the impossible cycles.
 pub fn check_cycles(cycles: f64) -> Result<(), String> {
-    check(&CYCLES, cycles, || format!("{} cycles a launch", number(cycles)))
+    check(&PLAUSIBLE_CYCLES, cycles, || format!("{} cycles a launch", number(cycles)))
 }
 
 /// Formats a number without hundreds of zeros.
@@ -139,7 +140,7 @@ fn number(value: f64) -> String {
     if plain { value.to_string() } else { format!("{value:e}") }
 }
 
-/// NaN is in no range.
+/// NaN lies in no range, so it is refused.
 fn check<T: PartialOrd>(
     range: &RangeInclusive<T>,
     value: T,

@@ -24,7 +24,7 @@ const SAMPLE_WINDOW: Duration = Duration::from_millis(50);
 const LEAST_LOAD: Duration = Duration::from_millis(150);
 /// Time after which a case is called unsettled.
 pub const MAX_SETTLING: Duration = Duration::from_secs(1);
-/// Longest wait for a hot card to cool.
+/// Longest time to wait for a hot card to cool.
 const MAX_COOLING: Duration = Duration::from_secs(10);
 /// Degrees below the temperature of the slow-down at which a load begins again.
 const COOLER_C: u32 = 10;
@@ -55,7 +55,7 @@ pub enum PowerMode {
 }
 
 impl PowerMode {
-    /// Name in files and messages.
+    /// Name of the power mode in files and messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Steady => "steady",
@@ -64,7 +64,7 @@ impl PowerMode {
     }
 }
 
-/// Power state of a case's samples.
+/// Power state in which a case's samples were taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PowerState {
@@ -79,7 +79,7 @@ pub enum PowerState {
 }
 
 impl PowerState {
-    /// Name in files and tables.
+    /// Name of the power state in files and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Steady => "steady",
@@ -109,11 +109,11 @@ pub struct PowerRecord {
     /// Reason why the state is not applicable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether the power cap held the clock down.
+    /// Whether the power cap held the SM clock down.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
-    /// Shortest and longest time of a window after the first, relative to the median sample; only
-    /// of an unsettled case.
+    /// For an unsettled case only: shortest and longest window after the first, relative to the
+    /// median sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
     /// Power drawn at the end of the samples, milliwatts.
@@ -128,7 +128,7 @@ pub struct PowerRecord {
     /// Throttle reasons at the end of the samples, by NVML's names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub throttle: Vec<String>,
-    /// Load before the first sample, seconds.
+    /// Seconds of load before the first sample.
     #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub settling_s: f64,
 }
@@ -154,10 +154,10 @@ impl PowerRecord {
         names_slowdown(&self.throttle)
     }
 
-    /// Checks the numbers of a record.
+    /// Checks that the numbers of a power record are plausible.
     ///
     /// # Errors
-    /// A fragment of a message that names the number.
+    /// The error is a fragment of a message that names the number.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_seconds("settling_s", self.settling_s)?;
         self.range.map_or(Ok(()), plausibility::check_power_range)
@@ -175,14 +175,14 @@ pub enum SettlingEnd {
     Unsettled,
 }
 
-/// One sample of a load.
+/// One sample of the load before a case's samples.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadSample {
     /// Launches in the sample.
     pub launches: u64,
-    /// Time of all launches together, nanoseconds.
+    /// Time of all launches of the load sample together, nanoseconds.
     pub elapsed_ns: f64,
-    /// SM clock during the launches, MHz, if the device reports it.
+    /// SM clock during the load's launches, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,
 }
 
@@ -191,7 +191,7 @@ pub trait Load {
     /// Takes the next sample.
     ///
     /// # Errors
-    /// When a launch fails.
+    /// Fails if a launch fails.
     fn sample(&mut self) -> Result<LoadSample, BackendError>;
 
     /// Reads the card at the end of a window whose last sample had this clock.
@@ -205,7 +205,7 @@ pub trait Load {
 /// the card down, the load pauses and begins again, twice at most.
 ///
 /// # Errors
-/// When a launch fails.
+/// Fails if a launch fails.
 pub fn wait_until_steady(load: &mut dyn Load) -> Result<(Settling, SettlingEnd), BackendError> {
     let mut settling = Settling::default();
     let mut coolings = 0;
@@ -230,9 +230,9 @@ pub fn wait_until_steady(load: &mut dyn Load) -> Result<(Settling, SettlingEnd),
 pub struct PowerMeter {
     highest_mhz: f64,
     telemetry: Option<CardTelemetry>,
-    /// The other cards of a set.
+    /// Telemetry of the other cards of the set.
     others: Vec<CardTelemetry>,
-    /// Reason why the card's power is not that of one process, known without NVML.
+    /// Reason why the card's power is not that of one process alone, if this is known without NVML.
     shared: Option<&'static str>,
 }
 
@@ -261,7 +261,7 @@ impl PowerMeter {
         Self { others, ..Self::open(first) }
     }
 
-    /// Meter of a card without NVML.
+    /// Creates a power meter for a card without NVML, which reads nothing.
     #[cfg(test)]
     pub const fn blind(shared: Option<&'static str>) -> Self {
         Self { highest_mhz: 1980.0, telemetry: None, others: Vec::new(), shared }
@@ -274,7 +274,8 @@ impl PowerMeter {
         self.telemetry.as_ref()?.slowed().map(|slowed| slowed || others)
     }
 
-    /// Reads the card at the end of a window with this clock. Takes two calls of NVML.
+    /// Reads the card at the end of a window with this clock. Reading the cap takes two calls of
+    /// NVML.
     pub fn cap_reading(&self, clock_mhz: Option<f64>) -> CapReading {
         let capped = self.telemetry.as_ref().and_then(CardTelemetry::is_power_capped);
         CapReading { clock_mhz, highest_mhz: self.highest_mhz, capped, slowed: self.slowed() }
@@ -292,7 +293,8 @@ impl PowerMeter {
         }
     }
 
-    /// Other processes that computed on the card since then; absent where NVML does not report it.
+    /// Number of other processes that computed on the card since a time; absent if NVML does not
+    /// report it.
     pub fn others_computing_since(&self, then: SystemTime) -> Option<u32> {
         let cards = self.telemetry.iter().chain(&self.others);
         let counts: Vec<u32> =
@@ -300,7 +302,8 @@ impl PowerMeter {
         (!counts.is_empty()).then(|| counts.into_iter().sum())
     }
 
-    /// Reads everything that NVML reports. Takes some milliseconds: never while samples are taken.
+    /// Reads all quantities that NVML reports for the card. The reading takes some milliseconds, so
+    /// it is never made while samples are taken.
     pub fn reading(&self) -> Option<CardReading> {
         self.telemetry.as_ref().map(CardTelemetry::read)
     }
@@ -361,7 +364,7 @@ impl PowerRecord {
         }
     }
 
-    /// Power state of samples with a reading of the card behind them.
+    /// Builds the power record of samples from a reading of the card after them.
     pub fn from_reading(state: PowerState, reading: CardReading) -> Self {
         Self {
             state,
@@ -388,7 +391,7 @@ pub struct Settling {
     elapsed: Duration,
 }
 
-/// A window that is still open.
+/// A time window of the load that has not ended yet.
 #[derive(Debug, Default)]
 struct Window {
     wall: Duration,
@@ -402,7 +405,7 @@ struct Window {
 pub struct CapReading {
     /// SM clock during the window, MHz; `None` if the device does not report it.
     pub clock_mhz: Option<f64>,
-    /// Highest SM clock of the card, MHz.
+    /// Highest SM clock that the card supports, MHz.
     pub highest_mhz: f64,
     /// Whether NVML names the power cap; absent where NVML does not report reasons.
     pub capped: Option<bool>,
@@ -411,8 +414,8 @@ pub struct CapReading {
 }
 
 impl CapReading {
-    /// Whether the power cap may hold the clock down: NVML names it, or reports nothing, or the
-    /// clock is clearly below the highest one.
+    /// Whether the power cap may hold the clock down: This is so if NVML names the cap, if NVML
+    /// reports nothing, or if the clock is clearly below the highest one.
     pub fn may_be_capped(&self) -> bool {
         let low = self.clock_mhz.is_some_and(|clock| clock < FULL_CLOCK * self.highest_mhz);
         low || self.capped.unwrap_or(self.clock_mhz.is_none())
@@ -440,7 +443,8 @@ impl Settling {
         Self::in_windows(SAMPLE_WINDOW)
     }
 
-    /// Adds a sample of the load, which took `wall` in all. Returns whether a window ended with it.
+    /// Adds a sample of the load, which took `wall` in all. Returns whether the sample ended a
+    /// window.
     pub fn add(
         &mut self,
         wall: Duration,
@@ -543,7 +547,7 @@ mod tests {
         assert_eq!(settling_time(&[1.0], &blind), (100, None));
     }
 
-    /// A card that heat slows down until it has cooled this many times.
+    /// A simulated card that heat slows down until it has cooled this many times.
     struct HotCard {
         needs: u32,
         coolings: u32,

@@ -1,17 +1,17 @@
-//! Host wall time: the clock of the CPU backend.
+//! Timer of the CPU backend: wall time on the host.
 
 use std::time::{Duration, Instant};
 
-use super::{Conditions, Replay, Sample, Stopwatch};
+use super::{LaunchSample, Replay, SampleConditions, Stopwatch};
 use crate::backend::{BackendError, Executable, cpu, host_timeout};
 
 /// How much more CPU time a replay may take than the next one: of a launch, as caches differ, and for
 /// each thread, which may have to wake up or look for work, nanoseconds.
-const MORE_OF_LAUNCH: f64 = 1.0;
-const MORE_NS: f64 = 200_000.0;
+const REPLAY_TOLERANCE_OF_LAUNCH: f64 = 1.0;
+const REPLAY_TOLERANCE_NS: f64 = 200_000.0;
 
-/// CPU time of all threads of this process; `None` if the system does not report it.
-pub fn process_time() -> Option<Duration> {
+/// CPU time of all threads of this process; `None` if the operating system does not report it.
+pub fn process_cpu_time() -> Option<Duration> {
     #[cfg(unix)]
     {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -21,16 +21,16 @@ pub fn process_time() -> Option<Duration> {
     None
 }
 
-/// Wall clock from before the first launch to after the end of the last.
-pub struct Wall;
+/// Timer that measures wall time from before the first launch to after the end of the last launch.
+pub struct WallClock;
 
-impl Stopwatch for Wall {
+impl Stopwatch for WallClock {
     fn time(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
-    ) -> Result<Sample, BackendError> {
-        let _watched = host_timeout::watched();
+    ) -> Result<LaunchSample, BackendError> {
+        let _watched = host_timeout::watch_host_launches();
         let start = Instant::now();
         for _ in 0..launches {
             executable.launch()?;
@@ -38,7 +38,7 @@ impl Stopwatch for Wall {
         executable.synchronize()?;
         // The clock's resolution: a sample of exactly zero would lose Criterion's whole case.
         let elapsed_ns = (start.elapsed().as_nanos() as f64).max(1.0);
-        Ok(Sample {
+        Ok(LaunchSample {
             launches,
             elapsed_ns,
             skew_ns: None,
@@ -49,20 +49,23 @@ impl Stopwatch for Wall {
     }
 
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
-        // Not by the wall: other processes may hold up one replay and not the next.
-        let _watched = host_timeout::watched();
-        let before = process_time();
+        // CPU time is compared, not wall time: other processes may hold up one replay and not the
+        // next.
+        let _watched = host_timeout::watch_host_launches();
+        let before = process_cpu_time();
         executable.launch()?;
         executable.synchronize()?;
-        let spent = process_time().zip(before).map(|(after, before)| after.saturating_sub(before));
+        let spent =
+            process_cpu_time().zip(before).map(|(after, before)| after.saturating_sub(before));
         Ok(spent.map(|spent| {
             let elapsed_ns = spent.as_nanos() as f64;
-            let allowed_ns = MORE_OF_LAUNCH * elapsed_ns + MORE_NS * cpu::threads() as f64;
+            let allowed_ns = REPLAY_TOLERANCE_OF_LAUNCH * elapsed_ns
+                + REPLAY_TOLERANCE_NS * cpu::threads() as f64;
             Replay { elapsed_ns, clock_mhz: None, launches: 1, allowed_ns }
         }))
     }
 
-    fn conditions(&self) -> Conditions {
-        Conditions::default()
+    fn conditions(&self) -> SampleConditions {
+        SampleConditions::default()
     }
 }

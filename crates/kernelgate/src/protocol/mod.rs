@@ -2,7 +2,7 @@
 //! file.
 //!
 //! The program starts the executable with [`VARIABLE`] naming the request; the same flags and
-//! variables as in `cargo bench` select cases. An executable answers the argument [`QUESTION`] with
+//! variables as in `cargo bench` select cases. An executable answers the argument [`VERSION_QUESTION`] with
 //! its protocol versions, so that the two sides of a comparison may use different releases.
 //!
 //! A release that adds an optional field keeps the version. A release that changes a meaning, or
@@ -14,49 +14,52 @@ mod request;
 mod response;
 
 pub use recording::{CaseRecording, RecordedPart, RecordedStages};
-pub use request::{Action, Part, Repetitions, Request};
+pub use request::{BenchRequest, Part, RecordedLaunches, RequestedAction};
 pub use response::{
-    CaseStatus, ListedCase, ListedProblem, ListedRow, Listing, PeerProgram, ProfiledCase,
-    ResourcesReport, Response, ResponseBody, TimingReport, VerifiedCase,
+    BenchListing, BenchResponse, BenchResponseBody, CaseStatus, ListedCase, ListedProblem,
+    ListedRow, PeerProgram, ProfiledCase, ResourcesReport, TimingReport, VerifiedCase,
 };
 
-/// Names the request's file, or asks [`QUESTION`].
+/// Names the request's file, or asks [`VERSION_QUESTION`].
 pub const VARIABLE: &str = "KERNELGATE_REQUEST";
 
 /// Value of [`VARIABLE`] that asks only which versions an executable speaks.
-pub const QUESTION: &str = "protocol";
+pub const VERSION_QUESTION: &str = "protocol";
 
 /// Oldest and newest version that this library speaks.
-pub const VERSIONS: (u64, u64) = (1, 1);
+pub const SUPPORTED_VERSIONS: (u64, u64) = (1, 1);
 
-/// Begins the line with the versions.
-const PREFIX: &str = "kernelgate-protocol ";
+/// Text at the beginning of the line that states the protocol versions.
+const VERSION_LINE_PREFIX: &str = "kernelgate-protocol ";
 
-/// A text in the file of every bench executable, by which the program recognizes it without running
-/// it. The NUL bytes keep it out of scripts and other text.
+/// A text in the file of every bench executable, by which the program `kernelgate` recognises it
+/// without running it. The NUL bytes keep it out of scripts and other text.
 pub const MARK: &str = "\0kernelgate bench executable\0";
 
 /// Makes sure that the compiler and the linker leave [`MARK`] in the executable.
-pub fn leave_mark() {
+pub fn keep_executable_mark() {
     // The pointer may be read: it cannot be optimised away.
     std::hint::black_box(MARK.as_ptr());
 }
 
 /// The newest version that an executable of these versions and this library speak.
-pub fn common_version((oldest, newest): (u64, u64)) -> Option<u64> {
-    let version = newest.min(VERSIONS.1);
-    (version >= oldest.max(VERSIONS.0)).then_some(version)
+pub fn newest_common_version((oldest, newest): (u64, u64)) -> Option<u64> {
+    let version = newest.min(SUPPORTED_VERSIONS.1);
+    (version >= oldest.max(SUPPORTED_VERSIONS.0)).then_some(version)
 }
 
-/// Response to [`QUESTION`]: the oldest and the newest supported version, on a line of its own.
-pub fn answer() -> String {
-    format!("{PREFIX}{}-{}", VERSIONS.0, VERSIONS.1)
+/// Response to [`VERSION_QUESTION`]: the oldest and the newest supported version, on a line of its own.
+pub fn version_answer() -> String {
+    format!("{VERSION_LINE_PREFIX}{}-{}", SUPPORTED_VERSIONS.0, SUPPORTED_VERSIONS.1)
 }
 
 /// Versions in an answer, oldest and newest; `None` if the text is not an answer.
-pub fn parse_answer(text: &str) -> Option<(u64, u64)> {
-    let (oldest, newest) =
-        text.lines().find_map(|line| line.strip_prefix(PREFIX))?.trim().split_once('-')?;
+pub fn parse_version_answer(text: &str) -> Option<(u64, u64)> {
+    let (oldest, newest) = text
+        .lines()
+        .find_map(|line| line.strip_prefix(VERSION_LINE_PREFIX))?
+        .trim()
+        .split_once('-')?;
     let versions = (oldest.parse().ok()?, newest.parse().ok()?);
     (1..=versions.1).contains(&versions.0).then_some(versions)
 }
@@ -67,8 +70,11 @@ mod tests {
 
     #[test]
     fn an_answer_is_parsed_and_other_text_is_not() {
-        assert_eq!(parse_answer(&format!("noise\n{}\nmore noise\n", answer())), Some(VERSIONS));
-        assert_eq!(parse_answer("kernelgate-protocol 2-7"), Some((2, 7)));
+        assert_eq!(
+            parse_version_answer(&format!("noise\n{}\nmore noise\n", version_answer())),
+            Some(SUPPORTED_VERSIONS)
+        );
+        assert_eq!(parse_version_answer("kernelgate-protocol 2-7"), Some((2, 7)));
         for other in [
             "",
             "kernelgate protocol 1-3",
@@ -77,23 +83,23 @@ mod tests {
             "kernelgate-protocol 4-2",
             "kernelgate-protocol a-b",
         ] {
-            assert_eq!(parse_answer(other), None, "{other}");
+            assert_eq!(parse_version_answer(other), None, "{other}");
         }
     }
 
     #[test]
     fn the_newest_version_of_both_is_spoken() {
-        let newest = VERSIONS.1;
-        assert_eq!(common_version((1, newest)), Some(newest));
-        assert_eq!(common_version((1, newest + 5)), Some(newest));
-        assert_eq!(common_version((newest + 1, newest + 5)), None);
+        let newest = SUPPORTED_VERSIONS.1;
+        assert_eq!(newest_common_version((1, newest)), Some(newest));
+        assert_eq!(newest_common_version((1, newest + 5)), Some(newest));
+        assert_eq!(newest_common_version((newest + 1, newest + 5)), None);
     }
 
-    /// Version 2 of the files, as a later release may write them.
+    /// These types are version 2 of the protocol files, as a later release may write them.
     mod next {
         use serde::{Deserialize, Serialize};
 
-        use crate::record::file::Record;
+        use crate::record::file::RecordType;
 
         #[derive(Debug, PartialEq, Serialize, Deserialize)]
         pub struct Request {
@@ -104,7 +110,7 @@ mod tests {
             pub priority: u32,
         }
 
-        impl Record for Request {
+        impl RecordType for Request {
             const SCHEMA: &'static str = "kernelgate-request";
             const VERSION: u64 = 2;
             const KIND: &'static str = "request";
@@ -120,7 +126,7 @@ mod tests {
         use crate::record::file;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("request.json");
-        let request = Request { response: "/r".into(), action: Action::List };
+        let request = BenchRequest { response: "/r".into(), action: RequestedAction::List };
         file::write(&path, &request).unwrap();
         // The later program and the bench of version 1, and the other way round: both write
         // version 1, which the later one reads with its defaults.
@@ -129,14 +135,14 @@ mod tests {
         // A newer executable writes version 1 with a field that version 1 ignores.
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replacen('{', "{\n  \"priority\": 7,", 1)).unwrap();
-        assert_eq!(file::read::<Request>(&path).unwrap(), request);
+        assert_eq!(file::read::<BenchRequest>(&path).unwrap(), request);
         assert_eq!(file::read::<next::Request>(&path).unwrap().priority, 7);
         // A version 1 that reads and writes it drops the field: it must not carry a meaning that
         // others rely on. A field that does raises the version, and is refused.
-        file::write(&path, &file::read::<Request>(&path).unwrap()).unwrap();
+        file::write(&path, &file::read::<BenchRequest>(&path).unwrap()).unwrap();
         assert_eq!(file::read::<next::Request>(&path).unwrap().priority, 0);
         file::write(&path, &next::Request { priority: 7, ..later }).unwrap();
-        let refused = file::read::<Request>(&path).unwrap_err().to_string();
+        let refused = file::read::<BenchRequest>(&path).unwrap_err().to_string();
         assert!(refused.contains("a newer kernelgate (schema 2, this one reads up to 1)"));
     }
 }

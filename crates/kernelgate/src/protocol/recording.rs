@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::measure::limits::TimeLimit;
 use crate::measure::plausibility;
-use crate::record::file::Record;
+use crate::record::file::RecordType;
 use crate::record::{SampleUnit, WorkRecord};
 
-/// Activity of the process and the GPU during several launches of a case, one behind the other,
-/// with one wait at the end.
+/// Recorded activity of the process and the GPU during consecutive launches of a case, with one
+/// wait at the end.
 ///
 /// Ranges: the case's id around all; `step` around each launch; `reset` around the restoring of
 /// state before it; `wait` at the end.
@@ -23,19 +23,19 @@ pub struct CaseRecording {
     pub steps: u32,
     /// Host time from before the first launch to the end of the wait, nanoseconds.
     pub wall_ns: u64,
-    /// Time that recording adds to the host's part of a launch, nanoseconds: the median of pairs of
-    /// series of an empty kernel, without and with it.
+    /// Host time that recording adds to a launch, nanoseconds: the median over pairs of launch
+    /// series of an empty kernel, with and without recording.
     pub launch_cost_ns: Option<f64>,
     /// The least times of a launch by the device's measured ceilings, hot.
     pub limits: Vec<TimeLimit>,
-    /// The declared work of a launch.
+    /// The declared work of one launch.
     #[serde(default)]
     pub work: WorkRecord,
     /// Samples that a launch computes, for a rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<u64>,
-    /// Unit of the computed samples.
-    #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
+    /// Unit of the samples in which throughput is stated.
+    #[serde(default, skip_serializing_if = "SampleUnit::is_default_unit")]
     pub sample_unit: SampleUnit,
     /// Parts of the network for which tables have rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -46,7 +46,7 @@ pub struct CaseRecording {
     /// Purposes of the case's device memory, with bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_uses: Vec<(String, u64)>,
-    /// The device that the case ran on; the first, if it ran on several.
+    /// The device on which the case ran; the first device, if it ran on several.
     pub device: RecordedDevice,
     /// Further devices that the case ran on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -55,12 +55,13 @@ pub struct CaseRecording {
     pub trace: Activity,
 }
 
-/// A part of a problem, as [`crate::workload::Part`], with what bounds it here.
+/// A part of a problem, as [`crate::workload::Part`], with the ceiling that bounds it on this
+/// device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedPart {
     /// Table of the part.
     pub table: String,
-    /// Label of this part in tables.
+    /// Name of this part in tables.
     pub label: String,
     /// End of the paths of its ranges.
     pub range: String,
@@ -71,8 +72,8 @@ pub struct RecordedPart {
     pub work: WorkRecord,
 }
 
-/// Times of the stages of a kernel, by clocks inside it. They come from launches of another build
-/// of the same source, after the recorded launches.
+/// Times of the stages of a kernel, measured by clocks inside the kernel. The stage times come from
+/// launches of another build of the same source, after the recorded launches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedStages {
     /// The kernel.
@@ -86,11 +87,11 @@ pub struct RecordedStages {
 }
 
 impl CaseRecording {
-    /// The range around each launch.
+    /// Name of the range around each recorded launch.
     pub const STEP: &str = "step";
 }
 
-impl Record for CaseRecording {
+impl RecordType for CaseRecording {
     const SCHEMA: &'static str = "kernelgate-recording";
     const VERSION: u64 = 1;
     const KIND: &'static str = "recording";

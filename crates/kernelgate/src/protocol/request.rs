@@ -5,24 +5,24 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::record::TrialRequest;
-use crate::record::file::Record;
+use crate::record::file::RecordType;
 
 /// The action that a bench executable carries out for the program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct BenchRequest {
     /// Path of the response.
     pub response: PathBuf,
     /// Action to carry out.
-    pub action: Action,
+    pub action: RequestedAction,
 }
 
 /// Action of a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Action {
-    /// Say which cases there are, and which can run here.
+pub enum RequestedAction {
+    /// List the cases, and which of them can run on this machine.
     List,
-    /// Compare every case with its reference.
+    /// Compare the outputs of every case with the reference.
     Verify {
         /// Folder for inputs, outputs and reference of each case.
         dump: Option<PathBuf>,
@@ -30,8 +30,8 @@ pub enum Action {
     /// Sum up the kernels of one launch of each case.
     Profile,
     /// Record the activity of the process and the GPU during launches of each case.
-    Record(Repetitions),
-    /// Compile every kernel for an architecture and read what came of it.
+    Record(RecordedLaunches),
+    /// Compile every kernel for an architecture and read its registers, spills and occupancy.
     Resources {
         /// "sm_90a".
         arch: String,
@@ -48,13 +48,13 @@ pub enum Action {
     Environment,
     /// Hand out the programs that time other people's kernels for the same problems.
     Peers,
-    /// Verify and time for a comparison.
+    /// Verify and time the cases of one trial of a comparison.
     Trial(Box<TrialRequest>),
 }
 
-impl Action {
+impl RequestedAction {
     /// Repetitions of a recording, if full records are requested and not only a launch's sums.
-    pub fn recorded(&self) -> Option<Repetitions> {
+    pub fn recorded(&self) -> Option<RecordedLaunches> {
         match self {
             Self::Record(repetitions) => Some(*repetitions),
             _ => None,
@@ -64,14 +64,14 @@ impl Action {
 
 /// How often a case is launched for a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Repetitions {
+pub struct RecordedLaunches {
     /// Number of launches before the recorded ones; the bench chooses it if absent.
     pub warm_up: Option<u32>,
     /// Number of launches to record; the bench chooses it if absent.
     pub steps: Option<u32>,
 }
 
-/// A part of [`Action::Timing`].
+/// A part of [`RequestedAction::Timing`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
@@ -87,7 +87,7 @@ pub enum Part {
     Limits,
 }
 
-impl Record for Request {
+impl RecordType for BenchRequest {
     const SCHEMA: &'static str = "kernelgate-request";
     const VERSION: u64 = 1;
     const KIND: &'static str = "request";
@@ -96,7 +96,7 @@ impl Record for Request {
 
     fn validate(&self) -> Result<(), String> {
         match &self.action {
-            Action::Trial(request) => request.sampling.validate(),
+            RequestedAction::Trial(request) => request.sampling.validate(),
             _ => Ok(()),
         }
     }

@@ -6,30 +6,30 @@ use kernelgate_cuda::observe::telemetry::CardReading;
 use serde::{Deserialize, Serialize};
 
 use super::recording::CaseRecording;
-use crate::measure::accuracy::{ColdRow, SpinRow, TraceRow};
+use crate::measure::accuracy::{EventAndCuptiTimeRow, HotAndColdReadRow, TimedSpinRow};
 use crate::measure::limits::{Limits, Overhead};
 use crate::measure::plausibility;
 use crate::record::Environment;
-use crate::record::file::Record;
+use crate::record::file::RecordType;
 use crate::record::resources::Resources;
-use crate::record::text::check_id;
-use crate::trace::{KernelSummary, PhaseTime};
-use crate::verify::Errors;
+use crate::record::text::check_case_id;
+use crate::trace::{HostPhaseTime, RecordedIntervalSummary};
+use crate::verify::OutputErrors;
 
 /// Response to a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Response {
-    /// Name of the bench binary.
+pub struct BenchResponse {
+    /// Name of the bench target.
     pub bench: String,
     /// Results of the action.
-    pub answer: ResponseBody,
+    pub answer: BenchResponseBody,
 }
 
-/// The response of a bench binary to an action.
+/// The answer of a bench binary to a requested action.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ResponseBody {
-    /// The bench has no requested case.
+pub enum BenchResponseBody {
+    /// The bench has none of the requested cases.
     NoMatch {
         /// Reason, as a sentence.
         reason: String,
@@ -39,7 +39,7 @@ pub enum ResponseBody {
     /// The action is not possible here: a fragment that names the missing part.
     Refused(String),
     /// The cases.
-    List(Listing),
+    List(BenchListing),
     /// Comparison of each implementation's outputs with the reference.
     Verify(Vec<VerifiedCase>),
     /// Each case's kernels as the hardware recorded them, one an implementation.
@@ -63,7 +63,7 @@ pub struct ResourcesReport {
     pub resources: Resources,
     /// Builds that the architecture cannot run, each with its requirement.
     pub left_out: Vec<String>,
-    /// Hash of the machine code of each kernel.
+    /// Hash of each kernel's machine code, by build and symbol.
     pub code: BTreeMap<String, String>,
     /// Hash of the source and the compiler of each kernel.
     pub sources: BTreeMap<String, String>,
@@ -71,14 +71,14 @@ pub struct ResourcesReport {
 
 /// Workloads, implementations and selected cases of a bench binary.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Listing {
-    /// The backend that cases run on here.
+pub struct BenchListing {
+    /// The backend on which cases run on this machine.
     pub backend: String,
     /// The reason why cases do not run on the other backend, as a fragment of a sentence.
     pub otherwise: String,
     /// The workloads.
     pub workloads: Vec<ListedProblem>,
-    /// The selected cases, also those that are skipped.
+    /// The selected cases, including skipped ones.
     pub cases: Vec<ListedCase>,
 }
 
@@ -89,7 +89,7 @@ pub struct ListedProblem {
     pub name: String,
     /// One line.
     pub about: String,
-    /// Axes: name, accepted values, meaning.
+    /// Axes of the workload: name, accepted values, meaning.
     pub axes: Vec<[String; 3]>,
     /// Implementations of the problem.
     pub implementations: Vec<ListedRow>,
@@ -109,8 +109,7 @@ pub struct ListedRow {
 pub struct ListedCase {
     /// Id of the case.
     pub case: String,
-    /// Whether the case can run here.
-    /// Status of the case.
+    /// Whether the case can run on this machine. Status of the case.
     pub status: CaseStatus,
     /// Why not, a fragment.
     pub reason: Option<String>,
@@ -123,7 +122,7 @@ pub struct ListedCase {
     pub bytes: u64,
     /// Host memory at the peak, bytes; 0 if the case is skipped.
     pub host_bytes: u64,
-    /// Device memory, bytes, if the implementation declares it.
+    /// Device memory that the implementation declares, bytes; absent if it declares none.
     pub device_bytes: Option<u64>,
 }
 
@@ -161,17 +160,17 @@ pub struct VerifiedCase {
     pub checked: u64,
     /// Elements of the outputs; 0 if the case did not pass.
     pub total: u64,
-    /// Largest |out - ref| over the largest |ref|.
+    /// Largest |out - ref| over the largest |ref| of the outputs.
     pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂.
+    /// Relative L2 error of the outputs, ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
     /// Relative error from rounding the outputs to their dtypes.
     pub rounding: f64,
     /// Errors of each output, by name, if several outputs are compared within bounds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub by_output: BTreeMap<String, Errors>,
-    /// Identity of the inputs, which differs between seeds, as in [`VerificationRecord`]. It is
-    /// present even if the case failed.
+    pub by_output: BTreeMap<String, OutputErrors>,
+    /// Identity of the inputs, which differs between seeds, as in [`VerificationRecord`]. The data
+    /// set is present even if the case failed.
     ///
     /// [`VerificationRecord`]: crate::record::run::VerificationRecord::data_set
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -199,10 +198,10 @@ pub struct ProfiledCase {
     /// Status of the case.
     pub status: CaseStatus,
     /// Sums over the recorded launches; absent if the case failed, was skipped, or has no kernels.
-    pub summary: Option<KernelSummary>,
+    pub summary: Option<RecordedIntervalSummary>,
     /// Phases of the case by the host's clock, where no kernels were recorded.
     #[serde(default)]
-    pub phases: Vec<PhaseTime>,
+    pub phases: Vec<HostPhaseTime>,
     /// Samples that a launch computes, for a rate; absent where its workload names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<u64>,
@@ -213,24 +212,24 @@ pub struct ProfiledCase {
     pub recording: Option<Box<CaseRecording>>,
 }
 
-/// All measurements of the timing itself; parts that were not requested, or cannot be measured, are
-/// absent.
+/// Measurements of the timing method itself; parts that were not requested, or cannot be measured,
+/// are absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TimingReport {
     /// Environment of the measurements.
     pub environment: Environment,
     /// Readings of the card, before and after.
     pub telemetry: Vec<CardReading>,
-    /// Cost of launching and timing.
+    /// Measured cost of launching and timing.
     pub overhead: Overhead,
     /// Ceilings.
     pub limits: Option<Limits>,
-    /// Against spins of known length.
-    pub spins: Option<Vec<SpinRow>>,
+    /// Comparison of CUDA events with spin kernels of known length.
+    pub spins: Option<Vec<TimedSpinRow>>,
     /// Cold against hot.
-    pub cold: Option<Vec<ColdRow>>,
+    pub cold: Option<Vec<HotAndColdReadRow>>,
     /// Against CUPTI.
-    pub cupti: Option<Vec<TraceRow>>,
+    pub cupti: Option<Vec<EventAndCuptiTimeRow>>,
     /// Unavailable measurements and their reasons, in sentences.
     pub notes: Vec<String>,
 }
@@ -246,7 +245,7 @@ pub struct PeerProgram {
     pub files: BTreeMap<String, String>,
 }
 
-impl Record for Response {
+impl RecordType for BenchResponse {
     const SCHEMA: &'static str = "kernelgate-response";
     const VERSION: u64 = 1;
     const KIND: &'static str = "response";
@@ -256,34 +255,34 @@ impl Record for Response {
 
     fn validate(&self) -> Result<(), String> {
         match &self.answer {
-            ResponseBody::List(Listing { cases, .. }) => {
-                check_ids(cases.iter().map(|case| &case.case))?;
+            BenchResponseBody::List(BenchListing { cases, .. }) => {
+                check_case_ids(cases.iter().map(|case| &case.case))?;
                 cases.iter().try_for_each(ListedCase::validate)
             }
-            ResponseBody::Verify(cases) => {
-                check_ids(cases.iter().map(|case| &case.case))?;
+            BenchResponseBody::Verify(cases) => {
+                check_case_ids(cases.iter().map(|case| &case.case))?;
                 cases.iter().try_for_each(VerifiedCase::validate)
             }
-            ResponseBody::Profile(cases) => {
-                check_ids(cases.iter().map(|case| &case.case))?;
+            BenchResponseBody::Profile(cases) => {
+                check_case_ids(cases.iter().map(|case| &case.case))?;
                 cases.iter().try_for_each(ProfiledCase::validate)
             }
-            ResponseBody::Resources(report) => report.resources.validate(),
-            ResponseBody::Timing(report) => report.validate(),
-            ResponseBody::Environment(environment) => environment.validate(),
-            ResponseBody::NoMatch { .. }
-            | ResponseBody::Refused(_)
-            | ResponseBody::Peers(_)
-            | ResponseBody::Trial => Ok(()),
+            BenchResponseBody::Resources(report) => report.resources.validate(),
+            BenchResponseBody::Timing(report) => report.validate(),
+            BenchResponseBody::Environment(environment) => environment.validate(),
+            BenchResponseBody::NoMatch { .. }
+            | BenchResponseBody::Refused(_)
+            | BenchResponseBody::Peers(_)
+            | BenchResponseBody::Trial => Ok(()),
         }
     }
 }
 
 /// Accepts ids of cases, each of which stands there once.
-fn check_ids<'a>(mut ids: impl Iterator<Item = &'a String>) -> Result<(), String> {
+fn check_case_ids<'a>(mut ids: impl Iterator<Item = &'a String>) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     ids.try_for_each(|id| {
-        check_id(id)?;
+        check_case_id(id)?;
         if seen.insert(id) { Ok(()) } else { Err(format!("case `{id}` stands there twice")) }
     })
 }
@@ -305,11 +304,11 @@ impl ListedCase {
 }
 
 impl ProfiledCase {
-    /// Checks the times of a case.
+    /// Checks that the times of a case are plausible.
     fn validate(&self) -> Result<(), String> {
         let numbers = || {
-            self.summary.as_ref().map_or(Ok(()), KernelSummary::validate)?;
-            self.phases.iter().try_for_each(PhaseTime::validate)?;
+            self.summary.as_ref().map_or(Ok(()), RecordedIntervalSummary::validate)?;
+            self.phases.iter().try_for_each(HostPhaseTime::validate)?;
             self.samples.map_or(Ok(()), |count| plausibility::check_count("samples", count))?;
             self.recording.as_ref().map_or(Ok(()), |recording| recording.validate())
         };
@@ -318,22 +317,22 @@ impl ProfiledCase {
 }
 
 impl TimingReport {
-    /// Checks the times and the ceilings.
+    /// Checks that the times and the ceilings are plausible.
     fn validate(&self) -> Result<(), String> {
         self.environment.validate()?;
         self.overhead.validate()?;
         self.limits.as_ref().map_or(Ok(()), Limits::validate)?;
-        self.spins.iter().flatten().try_for_each(SpinRow::validate)?;
-        self.cold.iter().flatten().try_for_each(ColdRow::validate)?;
-        self.cupti.iter().flatten().try_for_each(TraceRow::validate)
+        self.spins.iter().flatten().try_for_each(TimedSpinRow::validate)?;
+        self.cold.iter().flatten().try_for_each(HotAndColdReadRow::validate)?;
+        self.cupti.iter().flatten().try_for_each(EventAndCuptiTimeRow::validate)
     }
 }
 
 impl VerifiedCase {
-    /// Checks the numbers of a case.
+    /// Checks that the numbers of a case are plausible.
     ///
     /// # Errors
-    /// A fragment of a message that names the case and the field.
+    /// The error is a fragment of a message that names the case and the field.
     fn validate(&self) -> Result<(), String> {
         if self.checked > self.total {
             let Self { case, checked, total, .. } = self;
@@ -343,9 +342,11 @@ impl VerifiedCase {
             return Ok(());
         }
         let Self { max_error, relative_l2, rounding, .. } = *self;
-        let all = Errors { max_error, relative_l2, rounding };
+        let all = OutputErrors { max_error, relative_l2, rounding };
         let mut errors = self.by_output.values().chain([&all]);
-        errors.try_for_each(Errors::validate).map_err(|why| format!("case `{}`: {why}", self.case))
+        errors
+            .try_for_each(OutputErrors::validate)
+            .map_err(|why| format!("case `{}`: {why}", self.case))
     }
 }
 
@@ -353,7 +354,7 @@ impl VerifiedCase {
 mod tests {
     use super::*;
 
-    fn verified() -> VerifiedCase {
+    fn verified_case_example() -> VerifiedCase {
         VerifiedCase {
             case: "a/b".to_owned(),
             status: CaseStatus::Ok,
@@ -374,9 +375,10 @@ mod tests {
     #[test]
     fn a_case_stands_in_a_response_once() {
         let response = |cases: &[&str]| {
-            let case = |id: &&str| VerifiedCase { case: (*id).to_owned(), ..verified() };
-            let answer = ResponseBody::Verify(cases.iter().map(case).collect());
-            Response { bench: "b".to_owned(), answer }.validate()
+            let case =
+                |id: &&str| VerifiedCase { case: (*id).to_owned(), ..verified_case_example() };
+            let answer = BenchResponseBody::Verify(cases.iter().map(case).collect());
+            BenchResponse { bench: "b".to_owned(), answer }.validate()
         };
         assert_eq!(response(&["a", "b"]), Ok(()));
         assert_eq!(response(&["a", "a"]).unwrap_err(), "case `a` stands there twice");
@@ -385,7 +387,7 @@ mod tests {
 
     #[test]
     fn impossible_numbers_of_a_verified_case_are_refused() {
-        let case = verified();
+        let case = verified_case_example();
         assert_eq!(case.validate(), Ok(()));
         let refused = |case: VerifiedCase| case.validate().unwrap_err();
         let more = refused(VerifiedCase { checked: 20, ..case.clone() });

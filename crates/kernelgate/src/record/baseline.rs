@@ -1,5 +1,5 @@
-//! A baseline: the runs that later ones are compared with. Each device and name has one file, which
-//! is meant to be committed.
+//! A baseline: the runs that later ones are compared with. Each device and baseline name has one
+//! file, which is meant to be committed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,19 +7,19 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::case_run::{CasePower, CaseRun};
-use super::files::file::{self, FileError, Record};
+use super::files::file::{self, RecordFileError, RecordType};
 use super::numerics::Numerics;
-use super::origin::Origin;
-use super::origin::environment::Mismatch;
+use super::origin::RunOrigin;
+use super::origin::environment::EnvironmentMismatch;
 use super::run::{CaseRecord, ProcessRun};
 use super::text;
-use crate::measure::plausibility::{self, LAUNCH_NS};
+use crate::measure::plausibility::{self, PLAUSIBLE_LAUNCH_NS};
 
 mod entries;
 
 pub use entries::{BaselineCase, BaselineRun, EarlierRuns};
 
-/// Cases with the process runs that measured them.
+/// A baseline: cases with the process runs that measured them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Baseline {
     /// Name of the baseline; the file is `baselines/<device>/<name>.json`.
@@ -30,7 +30,7 @@ pub struct Baseline {
     pub cases: BTreeMap<String, BaselineCase>,
 }
 
-/// Runs that a merge replaces.
+/// Runs of a baseline that a merge replaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplacedRuns {
     /// Code that the baseline and the new runs measured: "1a2b3c4d", "another executable of
@@ -52,12 +52,12 @@ impl std::fmt::Display for ReplacedRuns {
 
 /// Whether two cases of a GPU were measured in comparable power states. An unrecorded state is
 /// comparable with no other.
-fn same_power(one: Option<CasePower>, other: Option<CasePower>) -> bool {
+fn have_comparable_power(one: Option<CasePower>, other: Option<CasePower>) -> bool {
     one.zip(other).is_some_and(|(one, other)| one.comparable(other))
 }
 
-/// A power state in a refusal.
-fn power_words(power: Option<CasePower>) -> String {
+/// Text of a power state in the message of a refusal.
+fn power_text(power: Option<CasePower>) -> String {
     power.map_or_else(
         || "not recorded: `cargo bench -- --save-baseline NAME` measures it anew".to_owned(),
         |power| power.to_string(),
@@ -73,8 +73,8 @@ impl Baseline {
     /// Reads the baseline in a file, or returns an empty one if the file does not exist.
     ///
     /// # Errors
-    /// When the file exists and cannot be used.
-    pub fn open(path: &Path, name: &str) -> Result<Self, FileError> {
+    /// Fails if the file exists and cannot be used.
+    pub fn open(path: &Path, name: &str) -> Result<Self, RecordFileError> {
         match file::read(path) {
             Err(error) if error.is_not_found() => Ok(Self::new(name)),
             // The file may have been copied under another name.
@@ -85,14 +85,14 @@ impl Baseline {
     /// Replaces the cases that a run measured; other cases stay.
     ///
     /// Runs of the same session, and runs of one executable built from one commit without changes,
-    /// add up. All others are replaced, so that a case never mixes commits; of several that are
-    /// replaced their medians stay as [`BaselineCase::earlier`].
-    pub fn merge(&mut self, run: &ProcessRun) {
-        self.insert(run, |baseline, key| baseline.belongs(key, run));
+    /// add up. All other runs of a case are replaced, so that a case never mixes commits; if
+    /// several runs are replaced, their medians stay as [`BaselineCase::earlier`].
+    pub fn merge_run(&mut self, run: &ProcessRun) {
+        self.insert(run, |baseline, key| baseline.belongs_to_same_code(key, run));
     }
 
     /// The runs that a [`Self::merge`] of a run with these cases replaces, grouped by their code.
-    pub fn replaced_by<'a>(
+    pub fn runs_replaced_by<'a>(
         &self,
         run: &ProcessRun,
         cases: impl IntoIterator<Item = &'a str>,
@@ -100,8 +100,8 @@ impl Baseline {
         let mut replaced: BTreeMap<String, (usize, usize)> = BTreeMap::new();
         for case in cases.into_iter().filter_map(|id| self.cases.get(id)) {
             let mut of_case: BTreeMap<String, usize> = BTreeMap::new();
-            for key in case.runs.keys().filter(|key| !self.belongs(key, run)) {
-                *of_case.entry(self.difference(key, run)).or_default() += 1;
+            for key in case.runs.keys().filter(|key| !self.belongs_to_same_code(key, run)) {
+                *of_case.entry(self.first_difference(key, run)).or_default() += 1;
             }
             for (of, runs) in of_case {
                 let (cases, most) = replaced.entry(of).or_default();
@@ -114,18 +114,18 @@ impl Baseline {
     }
 
     /// Whether a run of the baseline is of the same session or the same code as another.
-    fn belongs(&self, key: &str, run: &ProcessRun) -> bool {
+    fn belongs_to_same_code(&self, key: &str, run: &ProcessRun) -> bool {
         let (there, here) = (self.runs[key].origin(), run.origin());
         let same_session = key.split('/').next() == Some(&run.session);
         (same_session && there.provenance == here.provenance)
-            || (there.same_build(here) && there.same_setting(here))
+            || (there.is_same_build(here) && there.has_same_inputs_and_environment(here))
     }
 
-    /// Names the first difference between a run of the baseline and a run that does not belong to
+    /// States the first difference between a run of the baseline and a run that does not belong to
     /// it.
-    fn difference(&self, key: &str, run: &ProcessRun) -> String {
+    fn first_difference(&self, key: &str, run: &ProcessRun) -> String {
         let there = &self.runs[key];
-        let commit = there.provenance.short();
+        let commit = there.provenance.short_commit();
         if there.provenance != run.provenance || there.provenance.commit.is_none() {
             commit
         } else if there.provenance.dirty {
@@ -137,18 +137,18 @@ impl Baseline {
         }
     }
 
-    /// Adds the cases of a run to those in the baseline, so that a case has several process runs.
+    /// Adds the cases of a run to the baseline's cases, so that a case has several process runs.
     ///
     /// # Errors
-    /// When the run's cases differ from the baseline's, with every field that differs; the baseline
-    /// is then unchanged.
-    pub fn add(&mut self, run: &ProcessRun) -> Result<(), Vec<Mismatch>> {
+    /// Fails if the run's cases differ from the baseline's, with every field that differs; the
+    /// baseline is then unchanged.
+    pub fn add(&mut self, run: &ProcessRun) -> Result<(), Vec<EnvironmentMismatch>> {
         let both = run.cases.iter().filter_map(|(id, case)| Some((self.cases.get(id)?, case)));
-        let mut differing: Vec<Mismatch> = delayed(run).into_iter().collect();
+        let mut differing: Vec<EnvironmentMismatch> = refuse_delayed_run(run).into_iter().collect();
         differing.extend(both.flat_map(|(base, case)| {
             let mut found = self.mismatches(base, run, case);
             let others = base.runs.keys().map(|key| self.runs[key].origin());
-            found.extend(others.filter_map(|other| other.other_code(run.origin())));
+            found.extend(others.filter_map(|other| other.differing_code(run.origin())));
             found
         }));
         differing.dedup();
@@ -161,7 +161,7 @@ impl Baseline {
 
     /// Takes over errors that were recorded of an executable, in the cases that a run of it has;
     /// how many these are.
-    pub fn add_numerics(&mut self, numerics: &Numerics) -> usize {
+    pub fn add_seed_errors(&mut self, numerics: &Numerics) -> usize {
         let is_same_build = |run: &BaselineRun| {
             run.executable.as_ref() == Some(&numerics.executable)
                 && run.provenance == numerics.provenance
@@ -169,28 +169,28 @@ impl Baseline {
         };
         let mut count = 0;
         for (id, case) in &mut self.cases {
-            let Some(found) = numerics.case(id) else { continue };
+            let Some(found) = numerics.errors_of_case(id) else { continue };
             if !case.runs.keys().any(|key| is_same_build(&self.runs[key])) {
                 continue;
             }
             let recorded = case.numerics.get_or_insert_default();
-            recorded.insert_all(found);
+            recorded.insert_all_seeds(found);
             count += 1;
         }
         count
     }
 
-    /// All facts in which a case of a run differs from the case of this baseline.
+    /// All facts in which a case of a run differs from the same case of this baseline.
     pub fn mismatches(
         &self,
         base: &BaselineCase,
         run: &ProcessRun,
         case: &CaseRecord,
-    ) -> Vec<Mismatch> {
+    ) -> Vec<EnvironmentMismatch> {
         let mut found = Vec::new();
         let mut check = |field, base: String, head: String| {
             if base != head {
-                found.push(Mismatch { field, base, head });
+                found.push(EnvironmentMismatch { field, base, head });
             }
         };
         check("revision", base.revision.to_string(), case.revision.to_string());
@@ -204,13 +204,14 @@ impl Baseline {
                 .keys()
                 .flat_map(|key| run.environment.mismatches(&self.runs[key].environment)),
         );
-        if !run.environment.on_host() {
+        if !run.environment.is_on_host() {
             let head = case.samples.power.as_ref().map(CasePower::from);
-            let other = base.runs.values().find(|of_base| !same_power(of_base.power, head));
-            found.extend(other.map(|of_base| Mismatch {
+            let other =
+                base.runs.values().find(|of_base| !have_comparable_power(of_base.power, head));
+            found.extend(other.map(|of_base| EnvironmentMismatch {
                 field: "power_state",
-                base: power_words(of_base.power),
-                head: power_words(head),
+                base: power_text(of_base.power),
+                head: power_text(head),
             }));
         }
         found
@@ -218,7 +219,7 @@ impl Baseline {
 
     /// Takes over a run; of the runs that a case has, those to keep stay.
     fn insert(&mut self, run: &ProcessRun, keep: impl Fn(&Self, &str) -> bool) {
-        let run_key = self.free_key(run);
+        let run_key = self.unused_run_key(run);
         for (id, case) in &run.cases {
             let mut entry = BaselineCase::from(case);
             let before = self
@@ -227,22 +228,28 @@ impl Baseline {
                 .filter(|before| before.revision == entry.revision && before.work == entry.work);
             if let Some(before) = before {
                 let power = case.samples.power.as_ref().map(CasePower::from);
-                // Times of another power state are replaced: they are never judged with these.
+                // Times in another power state are replaced, because they are never judged
+                // together.
                 let kept = before.runs.iter().filter(|(key, of)| {
-                    keep(self, key) && (run.environment.on_host() || same_power(of.power, power))
+                    keep(self, key)
+                        && (run.environment.is_on_host() || have_comparable_power(of.power, power))
                 });
                 entry.runs = kept.map(|(key, of)| (key.clone(), of.clone())).collect();
-                entry.earlier = self.earlier(before, &entry, run);
+                entry.earlier = self.earlier_runs_to_keep(before, &entry, run);
                 // Errors and verification are of the code that the kept runs are of.
                 if !entry.runs.is_empty() {
                     entry.numerics = before.numerics.clone();
-                    entry.verification = entry.verification.least(before.verification);
+                    entry.verification =
+                        entry.verification.weaker_verification(before.verification);
                 }
             }
-            entry.runs.insert(run_key.clone(), CaseRun::from_case(case).to_few_digits());
+            entry.runs.insert(
+                run_key.clone(),
+                CaseRun::summary_of_case(case).round_to_significant_digits(),
+            );
             if case.verification.value().is_verified() {
                 let numerics = entry.numerics.get_or_insert_default();
-                numerics.insert_verified(run.seed, &case.verification);
+                numerics.insert_verified_case(run.seed, &case.verification);
             }
             self.cases.insert(id.clone(), entry);
         }
@@ -265,7 +272,7 @@ impl Baseline {
 
     /// The run's own key, with a number where another run has it: sessions may be given the same
     /// name in several checkouts.
-    fn free_key(&self, run: &ProcessRun) -> String {
+    fn unused_run_key(&self, run: &ProcessRun) -> String {
         let process = run.process();
         let numbered = (2..).map(|number| format!("{}-{number}/{process}", run.session));
         let mut keys = std::iter::once(run.key()).chain(numbered);
@@ -278,10 +285,10 @@ impl Baseline {
         self.runs.get(&run.key()).is_some_and(|there| there.is(run))
     }
 
-    /// Summary of the earlier runs of a case to keep: that of the runs replaced now or of those
-    /// replaced before, whichever has more runs. Runs of an environment that cannot be compared are
-    /// ignored.
-    fn earlier(
+    /// Returns the summary of a case's earlier runs to keep: that of the runs replaced now, or of
+    /// runs replaced before, whichever has more runs. Runs of an environment that cannot be
+    /// compared are ignored.
+    fn earlier_runs_to_keep(
         &self,
         before: &BaselineCase,
         after: &BaselineCase,
@@ -298,7 +305,7 @@ impl Baseline {
         if replaced.len() < 2 || longer {
             return kept;
         }
-        let commit = replaced.first().map(|(key, _)| self.runs[*key].provenance.short());
+        let commit = replaced.first().map(|(key, _)| self.runs[*key].provenance.short_commit());
         Some(EarlierRuns {
             commit: commit.unwrap_or_default(),
             medians_ns: replaced.iter().map(|(_, of)| of.median_ns).collect(),
@@ -309,7 +316,7 @@ impl Baseline {
 impl BaselineRun {
     /// Checks the time, the place and the ceilings.
     fn validate(&self) -> Result<(), String> {
-        text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
+        text::check_rfc3339_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.environment.validate()?;
         for (problem, seconds) in &self.problems_s {
             plausibility::check_seconds(&format!("problems_s: {problem}"), *seconds)?;
@@ -322,8 +329,8 @@ impl BaselineRun {
         self.started == run.started && self.provenance == run.provenance
     }
 
-    fn origin(&self) -> Origin<'_> {
-        Origin {
+    fn origin(&self) -> RunOrigin<'_> {
+        RunOrigin {
             provenance: &self.provenance,
             executable: self.executable.as_deref(),
             seed: self.seed,
@@ -333,8 +340,8 @@ impl BaselineRun {
 }
 
 /// A run whose launches were delayed on purpose belongs in no baseline.
-fn delayed(run: &ProcessRun) -> Option<Mismatch> {
-    (!run.delays.is_empty()).then(|| Mismatch {
+fn refuse_delayed_run(run: &ProcessRun) -> Option<EnvironmentMismatch> {
+    (!run.delays.is_empty()).then(|| EnvironmentMismatch {
         field: "delays",
         base: "none".to_owned(),
         head: run.delays_text(),
@@ -357,12 +364,12 @@ impl From<&CaseRecord> for BaselineCase {
     }
 }
 
-impl Record for Baseline {
+impl RecordType for Baseline {
     const SCHEMA: &'static str = "kernelgate-baseline";
     const VERSION: u64 = 3;
     const OLDEST: u64 = 3;
     const KIND: &'static str = "baseline";
-    const SEALED: bool = true;
+    const HAS_CHECKSUM: bool = true;
     const LINES: &'static [&'static str] = &["runs", "numerics"];
 
     fn validate(&self) -> Result<(), String> {
@@ -371,13 +378,13 @@ impl Record for Baseline {
             run.validate().map_err(|problem| format!("run {key}: {problem}"))?;
         }
         for (id, case) in &self.cases {
-            text::check_id(id)?;
+            text::check_case_id(id)?;
             if case.runs.is_empty() {
                 return Err(format!("case {id}: no runs"));
             }
             if let Some(earlier) = &case.earlier
                 && (earlier.medians_ns.len() < 2
-                    || !earlier.medians_ns.iter().all(|ns| LAUNCH_NS.contains(ns)))
+                    || !earlier.medians_ns.iter().all(|ns| PLAUSIBLE_LAUNCH_NS.contains(ns)))
             {
                 return Err(format!("case {id}: earlier runs that cannot be"));
             }
@@ -430,13 +437,13 @@ mod tests {
         let first = run("1", "aaaa", Some("x"));
         let with = |second: &ProcessRun| {
             let mut baseline = Baseline::new("main");
-            baseline.merge(&first);
+            baseline.merge_run(&first);
             let messages: Vec<String> = baseline
-                .replaced_by(second, ["a", "b", "c"])
+                .runs_replaced_by(second, ["a", "b", "c"])
                 .iter()
                 .map(ToString::to_string)
                 .collect();
-            baseline.merge(second);
+            baseline.merge_run(second);
             (keys(&baseline).len(), messages)
         };
         assert_eq!(with(&run("2", "aaaa", Some("x"))), (2, vec![]));
@@ -449,19 +456,19 @@ mod tests {
         replaced(&run("2", "aaaa", None), "another executable of aaaa");
         let reseeded = ProcessRun { seed: 2, ..run("2", "aaaa", Some("x")) };
         replaced(&reseeded, "aaaa in another environment or with another seed");
-        // A name that a session of other code had too.
+        // The new session has a name that a session of other code had too.
         replaced(&run("1", "bbbb", Some("x")), "aaaa");
     }
 
     #[test]
     fn a_session_of_the_same_name_is_another_run() {
         let mut baseline = Baseline::new("main");
-        baseline.merge(&run("1", "aaaa", Some("x")));
+        baseline.merge_run(&run("1", "aaaa", Some("x")));
         let mut second = run("1", "bbbb", Some("y"));
         second.cases.remove("b");
-        baseline.merge(&second);
+        baseline.merge_run(&second);
         assert_eq!(keys(&baseline), ["1-2/bench"]);
-        let commit = |key: &str| baseline.runs[key].provenance.short();
+        let commit = |key: &str| baseline.runs[key].provenance.short_commit();
         assert_eq!((commit("1/bench"), commit("1-2/bench")), ("aaaa".into(), "bbbb".into()));
         assert!(baseline.has(&run("1", "aaaa", Some("x"))) && !baseline.has(&second));
     }
@@ -476,7 +483,7 @@ mod tests {
         let mut measured = ProcessRun { limits: limits.clone(), ..run("1", "aaaa", Some("x")) };
         measured.cases.get_mut("a").unwrap().limit = Some(limit.clone());
         let mut baseline = Baseline::new("main");
-        baseline.merge(&measured);
+        baseline.merge_run(&measured);
         file::write(&path, &baseline).unwrap();
         let read: Baseline = file::read(&path).unwrap();
         assert_eq!(read.runs["1/bench"].limits, limits);
@@ -502,7 +509,8 @@ mod tests {
         assert!(refused.ends_with("a limit of 0 ns a launch"), "{refused}");
         // The older file stays.
         assert_eq!(limit_of(&file::read(&path).unwrap(), "b"), None);
-        let by_hand = file::to_text(&read).replace("\"limit.time_ns\":50", "\"limit.time_ns\":0");
+        let by_hand =
+            file::record_text(&read).replace("\"limit.time_ns\":50", "\"limit.time_ns\":0");
         std::fs::write(&path, by_hand).unwrap();
         let refused = file::read_unsealed::<Baseline>(&path).unwrap_err().to_string();
         assert!(refused.ends_with("a limit of 0 ns a launch"), "{refused}");

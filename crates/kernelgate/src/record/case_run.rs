@@ -6,13 +6,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::run::{CaseRecord, LaunchCosts, Samples};
-use crate::measure::Conditions;
+use crate::measure::SampleConditions;
 use crate::measure::limits::TimeLimit;
 use crate::measure::plausibility;
 use crate::measure::power::{PowerRecord, PowerState};
 use crate::stats::{QuartileSpread, median};
 
-/// A case as one process run measured it.
+/// Times and facts of a case from one process run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseRun {
     /// Median over the samples, nanoseconds a launch.
@@ -21,9 +21,9 @@ pub struct CaseRun {
     pub spread: f64,
     /// Samples.
     pub samples: u64,
-    /// Launches of all samples together.
+    /// Number of launches of all samples together.
     pub total_launches: u64,
-    /// Median of the SM clock during the samples, MHz; absent if the device does not report it.
+    /// Median of the SM clock over the samples, MHz; absent if the device does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub median_clock_mhz: Option<f64>,
     /// Median difference between the slowest and the fastest GPU, nanoseconds a launch; absent for
@@ -31,8 +31,8 @@ pub struct CaseRun {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skew_ns: Option<f64>,
     /// Conditions under which the samples were taken.
-    #[serde(default, skip_serializing_if = "Conditions::is_empty")]
-    pub conditions: Conditions,
+    #[serde(default, skip_serializing_if = "SampleConditions::is_empty")]
+    pub conditions: SampleConditions,
     /// Power state of the card while the samples were taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<CasePower>,
@@ -58,34 +58,34 @@ impl CaseRun {
             skew_ns: samples.typical_skew_ns(),
             conditions: samples.conditions,
             power: samples.power.as_ref().map(CasePower::from),
-            costs: samples.launch_costs(),
+            costs: samples.costs_with_energy(),
             limit: None,
         }
     }
 
     /// Summarizes a case whose samples were validated.
-    pub fn from_case(case: &CaseRecord) -> Self {
+    pub fn summary_of_case(case: &CaseRecord) -> Self {
         Self { limit: case.limit.clone(), ..Self::from_samples(&case.samples) }
     }
 
-    /// Rounds numbers to their significant digits: seven for times, four for the rest.
-    pub fn to_few_digits(mut self) -> Self {
-        self.median_ns = digits(self.median_ns, 7);
-        self.spread = digits(self.spread, 4);
+    /// Rounds times to seven significant digits and other numbers to four.
+    pub fn round_to_significant_digits(mut self) -> Self {
+        self.median_ns = round_to_digits(self.median_ns, 7);
+        self.spread = round_to_digits(self.spread, 4);
         let limit = self.limit.iter_mut().map(|limit| (&mut limit.time_ns, 7));
         let LaunchCosts { host_launch_ns, launch_j, .. } = &mut self.costs;
         let costs = host_launch_ns.iter_mut().chain(launch_j).map(|number| (number, 4));
         let others = self.median_clock_mhz.iter_mut().chain(&mut self.conditions.contention);
         let others = others.chain(&mut self.skew_ns);
         let all = limit.chain(costs).chain(others.map(|number| (number, 4)));
-        all.for_each(|(number, count)| *number = digits(*number, count));
+        all.for_each(|(number, count)| *number = round_to_digits(*number, count));
         self
     }
 
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_launch_ns("a median", self.median_ns)?;
         plausibility::check_spread(self.spread)?;
@@ -108,10 +108,10 @@ impl CaseRun {
 pub struct CasePower {
     /// The state.
     pub state: PowerState,
-    /// Whether the power cap held the clock down.
+    /// Whether the power cap held the SM clock down.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
-    /// Range of an unsettled case, as in [`PowerRecord::range`].
+    /// Shortest and longest window of an unsettled case, as in [`PowerRecord::range`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
     /// Power that the card may draw, milliwatts.
@@ -146,8 +146,8 @@ impl From<&PowerRecord> for CasePower {
     }
 }
 
-/// Rounds a number to this many significant digits.
-pub(super) fn digits(number: f64, count: usize) -> f64 {
+/// Rounds a number to `count` significant digits.
+pub(super) fn round_to_digits(number: f64, count: usize) -> f64 {
     let rounded: Option<f64> = format!("{number:.*e}", count - 1).parse().ok();
     // Rounding may make the largest number infinite.
     rounded.filter(|it| it.is_finite()).unwrap_or(number)
@@ -159,11 +159,14 @@ mod tests {
 
     #[test]
     fn few_digits_are_the_same_number() {
-        assert_eq!([digits(1348146.384, 7), digits(0.00115122, 4)], [1348146.0, 0.001151]);
-        assert_eq!([digits(0.0, 4), digits(9.9999e-300, 2)], [0.0, 1e-299]);
+        assert_eq!(
+            [round_to_digits(1348146.384, 7), round_to_digits(0.00115122, 4)],
+            [1348146.0, 0.001151]
+        );
+        assert_eq!([round_to_digits(0.0, 4), round_to_digits(9.9999e-300, 2)], [0.0, 1e-299]);
         let mut case = CaseRecord::from_samples(vec![1e6 / 3.0, 1e6 / 3.0]);
         case.samples.conditions.contention = Some(2.0 / 3.0);
-        let run = CaseRun::from_case(&case).to_few_digits();
+        let run = CaseRun::summary_of_case(&case).round_to_significant_digits();
         assert_eq!((run.median_ns, run.conditions.contention), (333_333.3, Some(0.6667)));
         assert_eq!(run.validate(), Ok(()));
     }

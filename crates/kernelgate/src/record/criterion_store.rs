@@ -1,10 +1,10 @@
 //! Criterion's store: the results that a process wrote for each case.
 //!
 //! A case has a folder, whose name is its id in a form that is valid, short and unique in a file
-//! system. In it `new/benchmark.json` has the original id and `new/sample.json` the samples. The
-//! unit of the times is that of the bench's measurement, which the store does not contain:
-//! nanoseconds, unless the bench set another. Deliberately absent: Criterion's estimates, which
-//! resample one process.
+//! system. In it `new/benchmark.json` has the original id and `new/sample.json` the samples.
+//! Criterion's store does not state the unit of its times: nanoseconds are assumed, unless the
+//! bench set another measurement. Deliberately absent: Criterion's own estimates are not read,
+//! because they resample one process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,40 +14,40 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::files::file as record_file;
-use super::files::text::one_line;
+use super::files::text::on_one_line;
 use super::{CaseRecord, Samples};
 use crate::verify::OutputComparison;
 use crate::workload::{SampleUnit, Work};
 
 /// Implementation name in records of benches that use Criterion alone.
-pub const IMPLEMENTATION: &str = "criterion";
+pub const CRITERION_IMPLEMENTATION: &str = "criterion";
 
 /// Folders within folders that are looked into: group, function and parameter are three.
-const MAX_DEPTH: usize = 6;
-/// Largest file that is read.
-const MAX_BYTES: u64 = 64 << 20;
+const MAX_FOLDER_DEPTH: usize = 6;
+/// Largest file of Criterion's store that is read, bytes.
+const MAX_CRITERION_FILE_BYTES: u64 = 64 << 20;
 
 /// Samples of a case, with an iteration count for each time.
 #[derive(Debug, Clone, PartialEq)]
-pub struct StoredCase {
-    /// Name of the case's group.
+pub struct StoredCriterionCase {
+    /// Name of the case's benchmark group in Criterion.
     pub group: String,
     /// Iterations in each sample.
     pub iterations: Vec<u64>,
     /// Time of each sample, all its iterations together, in the unit of the bench's measurement.
     pub times: Vec<f64>,
-    /// Time at which its samples were written, if the file system reports it.
+    /// Time at which Criterion wrote the case's samples, if the file system reports it.
     pub written: Option<SystemTime>,
 }
 
-impl StoredCase {
+impl StoredCriterionCase {
     /// The record of the case with those samples: no work is declared, no output was compared.
     pub fn record(&self, samples: Samples) -> CaseRecord {
         CaseRecord {
-            workload: one_line(&self.group),
+            workload: on_one_line(&self.group),
             revision: 0,
             problem: BTreeMap::new(),
-            implementation: IMPLEMENTATION.to_owned(),
+            implementation: CRITERION_IMPLEMENTATION.to_owned(),
             cache: "hot".to_owned(),
             work: (&Work::default()).into(),
             computed_samples: None,
@@ -63,16 +63,16 @@ impl StoredCase {
 /// Results of one process in Criterion's store. The key of a case is its id, followed by a number
 /// if an earlier case has the same id.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Stored {
+pub struct CriterionStoreResults {
     /// Cases by id.
-    pub cases: BTreeMap<String, StoredCase>,
+    pub cases: BTreeMap<String, StoredCriterionCase>,
     /// Cases whose samples are of no use, with the reason.
     pub unusable: BTreeMap<String, String>,
     /// Titles of all.
     pub titles: BTreeSet<String>,
 }
 
-/// The reason why Criterion's store cannot be read.
+/// The reason why the samples in Criterion's store cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// An operation of the file system failed.
@@ -84,14 +84,14 @@ pub enum StoreError {
 }
 
 #[derive(Deserialize)]
-struct BenchmarkFile {
+struct CriterionBenchmarkFile {
     group_id: String,
     full_id: String,
     title: String,
 }
 
 #[derive(Deserialize)]
-struct SampleFile {
+struct CriterionSampleFile {
     iters: Vec<f64>,
     times: Vec<f64>,
 }
@@ -99,14 +99,14 @@ struct SampleFile {
 /// Reads a store; a folder that does not exist is empty.
 ///
 /// # Errors
-/// When something in it is not as Criterion writes it.
-pub fn read(store: &Path) -> Result<Stored, StoreError> {
-    let mut stored = Stored::default();
+/// Fails if something in it is not as Criterion writes it.
+pub fn read(store: &Path) -> Result<CriterionStoreResults, StoreError> {
+    let mut stored = CriterionStoreResults::default();
     let mut found = Vec::new();
-    for folder in cases_below(store)? {
-        let benchmark: BenchmarkFile = file(&folder.join("benchmark.json"))?;
+    for folder in case_folders_below(store)? {
+        let benchmark: CriterionBenchmarkFile = file(&folder.join("benchmark.json"))?;
         let path = folder.join("sample.json");
-        let sample: SampleFile = file(&path)?;
+        let sample: CriterionSampleFile = file(&path)?;
         let written = std::fs::metadata(&path).and_then(|metadata| metadata.modified()).ok();
         found.push((benchmark, sample, written));
     }
@@ -114,18 +114,19 @@ pub fn read(store: &Path) -> Result<Stored, StoreError> {
     for (benchmark, ..) in &found {
         *count.entry(benchmark.full_id.clone()).or_default() += 1;
     }
-    for (BenchmarkFile { group_id: group, full_id, title }, sample, written) in found {
-        let number = title.strip_prefix(unnumbered(&title).unwrap_or(&title)).unwrap_or_default();
+    for (CriterionBenchmarkFile { group_id: group, full_id, title }, sample, written) in found {
+        let number =
+            title.strip_prefix(title_without_number(&title).unwrap_or(&title)).unwrap_or_default();
         let id = if count[&full_id] > 1 { format!("{full_id}{number}") } else { full_id };
         stored.titles.insert(title);
         if stored.cases.remove(&id).is_some() || stored.unusable.contains_key(&id) {
             stored.unusable.insert(id, "two cases have this id".to_owned());
             continue;
         }
-        match checked(&sample) {
+        match checked_iteration_counts(&sample) {
             Ok(iterations) => {
                 let times = sample.times;
-                stored.cases.insert(id, StoredCase { group, iterations, times, written });
+                stored.cases.insert(id, StoredCriterionCase { group, iterations, times, written });
             }
             Err(why) => drop(stored.unusable.insert(id, why)),
         }
@@ -134,7 +135,7 @@ pub fn read(store: &Path) -> Result<Stored, StoreError> {
 }
 
 /// Removes the number that Criterion appends to a repeated title: "sum #2" becomes "sum".
-pub fn unnumbered(title: &str) -> Option<&str> {
+pub fn title_without_number(title: &str) -> Option<&str> {
     let (id, number) = title.rsplit_once(" #")?;
     number.parse::<u32>().is_ok().then_some(id)
 }
@@ -144,8 +145,8 @@ pub fn is_empty(store: &Path) -> bool {
     std::fs::read_dir(store).map_or(true, |mut entries| entries.next().is_none())
 }
 
-/// The `new` folders of cases.
-fn cases_below(store: &Path) -> Result<Vec<PathBuf>, StoreError> {
+/// Returns the folders `new` of all cases in Criterion's store.
+fn case_folders_below(store: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let mut cases = Vec::new();
     let mut open = vec![(store.to_owned(), 0)];
     while let Some((folder, depth)) = open.pop() {
@@ -155,7 +156,7 @@ fn cases_below(store: &Path) -> Result<Vec<PathBuf>, StoreError> {
             Err(cause) => return Err(StoreError::Io(folder, cause)),
         };
         for entry in entries.flatten() {
-            // A link is not followed.
+            // Symbolic links are not followed.
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 continue;
             }
@@ -163,7 +164,7 @@ fn cases_below(store: &Path) -> Result<Vec<PathBuf>, StoreError> {
             if entry.file_name() == "new" && path.join("benchmark.json").is_file() {
                 cases.push(path.clone());
             }
-            if depth < MAX_DEPTH {
+            if depth < MAX_FOLDER_DEPTH {
                 open.push((path, depth + 1));
             }
         }
@@ -174,12 +175,12 @@ fn cases_below(store: &Path) -> Result<Vec<PathBuf>, StoreError> {
 
 fn file<T: DeserializeOwned>(path: &Path) -> Result<T, StoreError> {
     let io = |cause| StoreError::Io(path.to_owned(), cause);
-    let text = record_file::text_of(path, MAX_BYTES).map_err(io)?;
+    let text = record_file::read_untrusted_text(path, MAX_CRITERION_FILE_BYTES).map_err(io)?;
     serde_json::from_str(&text).map_err(|cause| StoreError::Json(path.to_owned(), cause))
 }
 
 /// The iteration counts of a sample that can be true.
-fn checked(sample: &SampleFile) -> Result<Vec<u64>, String> {
+fn checked_iteration_counts(sample: &CriterionSampleFile) -> Result<Vec<u64>, String> {
     if sample.iters.is_empty() || sample.iters.len() != sample.times.len() {
         let (iterations, times) = (sample.iters.len(), sample.times.len());
         return Err(format!("its store has {iterations} iteration counts and {times} times"));
@@ -199,10 +200,10 @@ mod tests {
     use super::*;
 
     fn write(store: &Path, folder: &str, id: &str, sample: &str) {
-        write_titled(store, folder, (id, id), sample);
+        write_criterion_case(store, folder, (id, id), sample);
     }
 
-    fn write_titled(store: &Path, folder: &str, (id, title): (&str, &str), sample: &str) {
+    fn write_criterion_case(store: &Path, folder: &str, (id, title): (&str, &str), sample: &str) {
         let folder = store.join(folder);
         std::fs::create_dir_all(&folder).unwrap();
         // A file as Criterion 0.5 writes it; 0.8 writes the same format.
@@ -219,7 +220,7 @@ mod tests {
     fn samples_are_read_by_id_wherever_they_lie() {
         let store = tempfile::tempdir().unwrap();
         let store = store.path();
-        assert_eq!(read(&store.join("none")).unwrap(), Stored::default());
+        assert_eq!(read(&store.join("none")).unwrap(), CriterionStoreResults::default());
         assert!(is_empty(store));
         let linear = "{\"sampling_mode\":\"Linear\",\"iters\":[3.0,6.0],\"times\":[30.0,66.5]}";
         write(store, "grüppe_β __/with_slash/1000/new", "grüppe/β ?*/with/slash/1000", linear);
@@ -253,15 +254,15 @@ mod tests {
         let stored = read(store).unwrap();
         assert!(stored.cases.is_empty(), "{:?}", stored.cases);
         assert_eq!(stored.unusable["same"], "two cases have this id");
-        // Titles that Criterion numbered, and titles that are alike only because Criterion cut
-        // them.
+        // Covers titles that Criterion numbered, and titles that are equal only because Criterion
+        // cut them.
         for (folder, id, title) in [
             ("a", "numbered", "numbered"),
             ("a_2", "numbered", "numbered #2"),
             ("b", "long 1", "long..."),
             ("b_2", "long 2", "long... #2"),
         ] {
-            write_titled(store, &format!("{folder}/new"), (id, title), sample);
+            write_criterion_case(store, &format!("{folder}/new"), (id, title), sample);
         }
         let stored = read(store).unwrap();
         let ids: Vec<&str> = stored.cases.keys().map(String::as_str).collect();

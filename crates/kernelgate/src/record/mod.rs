@@ -3,7 +3,7 @@
 //! Runs hold raw samples, and statistics are derived when they are read. Baselines are committed
 //! and hold only the numbers that a verdict needs. Files are deterministic (same content, same
 //! bytes) and written atomically; an invalid or foreign file is refused by name, never overwritten.
-//! Deliberately absent: any judgement of the results (`gate`).
+//! Records deliberately contain no judgement of the results (`gate`).
 
 pub mod baseline;
 pub mod case_run;
@@ -19,22 +19,22 @@ pub mod work;
 
 pub use baseline::{Baseline, BaselineCase, BaselineRun, EarlierRuns};
 pub use case_run::{CasePower, CaseRun};
-pub use files::file::{FileError, read, write};
-pub use files::lock::Lock;
+pub use files::file::{RecordFileError, read, write};
+pub use files::lock::FileLock;
 pub use files::{columns, file, file_set, lock, tensors, text};
-pub use groups::measurement::{CaseOfRun, DifferingFact, Measurement};
-pub use groups::partition::{Partition, ShardPlan};
+pub use groups::measurement::{CaseInRun, DifferingRunFact, Measurement};
+pub use groups::partition::{BenchShardPlan, ShardPartition};
 pub use groups::sessions::Session;
 pub use groups::shard::Shard;
 pub use groups::store::Store;
 pub use groups::trial_request::{TrialRequest, TrialSampling};
-pub use groups::trials::{Timing, TrialRecord, Trials};
+pub use groups::trials::{CaseTiming, ComparisonTrials, TrialRecord};
 pub use groups::{measurement, partition, sessions, shard, store, trial_request, trials};
 pub use numerics::{CaseNumerics, Numerics};
 pub use origin::environment::Environment;
 pub use origin::gpus::{Gpu, Gpus};
-pub use origin::machine::Machine;
-pub use origin::package::Package;
+pub use origin::machine::MachineFacts;
+pub use origin::package::CargoPackage;
 pub use origin::provenance::Provenance;
 pub use origin::{environment, gpus, machine, package, provenance};
 pub use run::{CaseRecord, LaunchCosts, ProcessRun, Samples};
@@ -43,12 +43,12 @@ pub use work::WorkRecord;
 
 pub use crate::workload::SampleUnit;
 
-/// Current time in the format of records: RFC 3339, UTC, whole seconds.
-pub fn timestamp() -> String {
+/// Current time as text in the format of records: RFC 3339 in UTC with whole seconds.
+pub fn current_timestamp() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Current time to the millisecond, for records that are sorted by it.
-fn precise_timestamp() -> String {
+/// Current time to the millisecond, for records that are sorted by time.
+fn millisecond_timestamp() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }

@@ -5,31 +5,31 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::case_run::digits;
-use super::files::file::Record;
+use super::case_run::round_to_digits;
+use super::files::file::RecordType;
 use super::files::text;
 use super::origin::environment::Environment;
 use super::origin::provenance::Provenance;
 use super::run::VerificationRecord;
-use crate::verify::Errors;
+use crate::verify::OutputErrors;
 
 /// Name of the data set of a case whose inputs or reference do not depend on the seed.
-pub const ONE_DATA_SET: &str = "only";
+pub const CONSTANT_DATA_SET: &str = "only";
 
-/// The data sets that cases were verified with: seeds with the same inputs are one.
+/// The data sets with which cases were verified: seeds with equal inputs are one data set.
 #[derive(Debug, Default)]
-pub struct DataSets(BTreeMap<String, BTreeSet<String>>);
+pub struct DataSetsByCase(BTreeMap<String, BTreeSet<String>>);
 
-impl DataSets {
+impl DataSetsByCase {
     /// Records a data set of a case and returns whether it differs from all earlier ones. A case
     /// that reports no data set counts as new.
-    pub fn is_new(&mut self, case: &str, data_set: Option<&str>) -> bool {
+    pub fn is_new_data_set(&mut self, case: &str, data_set: Option<&str>) -> bool {
         let Some(data_set) = data_set else { return true };
         self.0.entry(case.to_owned()).or_default().insert(data_set.to_owned())
     }
 
     /// Whether a case had one data set in all.
-    pub fn has_one(&self, case: &str) -> bool {
+    pub fn has_one_data_set(&self, case: &str) -> bool {
         self.0.get(case).is_some_and(|sets| sets.len() == 1)
     }
 }
@@ -45,7 +45,7 @@ pub struct Numerics {
     pub environment: Environment,
     /// Revision of the code.
     pub provenance: Provenance,
-    /// Content hash of the executable.
+    /// Hash of the executable's content.
     pub executable: String,
     /// Errors by case.
     pub cases: BTreeMap<String, CaseNumerics>,
@@ -54,7 +54,7 @@ pub struct Numerics {
 impl Numerics {
     /// Errors of a case. An implementation is verified once for all cache states, so the other
     /// cache state's errors are used if this case has none.
-    pub fn case(&self, id: &str) -> Option<&CaseNumerics> {
+    pub fn errors_of_case(&self, id: &str) -> Option<&CaseNumerics> {
         let without_cache = |id: &str| id.rfind('/').map_or(0, |at| at + 1);
         let stem = &id[..without_cache(id)];
         let sibling = |(other, _): &(&String, &CaseNumerics)| {
@@ -68,13 +68,15 @@ impl Numerics {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "CaseNumericsWire", into = "CaseNumericsWire")]
 pub struct CaseNumerics {
-    /// Seeds of the inputs, ascending.
+    /// Seeds of the inputs, in ascending order.
     pub seeds: Vec<u64>,
     /// Errors over all outputs.
     pub errors: SeedErrors,
-    /// Errors by output, where several are compared within bounds and every seed has them.
+    /// Errors of each output, if several outputs are compared within bounds and every seed has
+    /// them.
     pub by_output: BTreeMap<String, SeedErrors>,
-    /// Whether all seeds have the same inputs or the same reference, so that one entry is enough.
+    /// Whether all seeds have the same inputs or the same reference, so that one entry of errors is
+    /// enough.
     pub one_data_set: bool,
 }
 
@@ -112,33 +114,33 @@ impl From<CaseNumericsWire> for CaseNumerics {
 /// Errors of several seeds, one entry a seed in both lists, to three significant digits.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SeedErrors {
-    /// Largest |out - ref| over the largest |ref|.
+    /// Largest |out - ref| over the largest |ref|, one entry for each seed.
     pub max_error: Vec<f64>,
-    /// ‖out - ref‖₂ / ‖ref‖₂.
+    /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂, one entry for each seed.
     pub relative_l2: Vec<f64>,
-    /// Relative error from rounding the outputs to their dtype. Smaller errors come from rounding
-    /// alone.
+    /// Relative error from rounding the outputs to their dtype. Errors below this value come from
+    /// rounding alone.
     #[serde(default)]
     pub rounding: f64,
 }
 
 impl SeedErrors {
     /// The errors for the seed at a position of the list.
-    pub fn at(&self, index: usize) -> Errors {
+    pub fn at(&self, index: usize) -> OutputErrors {
         let [max_error, relative_l2] =
-            [&self.max_error, &self.relative_l2].map(|errors| few_digits(errors[index]));
-        Errors { max_error, relative_l2, rounding: self.rounding }
+            [&self.max_error, &self.relative_l2].map(|errors| round_error(errors[index]));
+        OutputErrors { max_error, relative_l2, rounding: self.rounding }
     }
 
-    /// Puts errors at a position: replaces those there, or inserts before them.
-    fn put(&mut self, index: usize, in_place: bool, errors: Errors) {
+    /// Puts errors at an index: replaces the errors there, or inserts the new ones before them.
+    fn put(&mut self, index: usize, in_place: bool, errors: OutputErrors) {
         let lists =
             [(&mut self.max_error, errors.max_error), (&mut self.relative_l2, errors.relative_l2)];
         for (list, error) in lists {
             if in_place {
-                list[index] = few_digits(error);
+                list[index] = round_error(error);
             } else {
-                list.insert(index, few_digits(error));
+                list.insert(index, round_error(error));
             }
         }
         self.rounding = errors.rounding;
@@ -150,23 +152,32 @@ impl SeedErrors {
             return Err(format!("{seeds} seeds against {max} and {l2} errors"));
         }
         // The rounding is checked even without a seed.
-        Errors { rounding: self.rounding, ..Errors::default() }.validate()?;
+        OutputErrors { rounding: self.rounding, ..OutputErrors::default() }.validate()?;
         let each = self.max_error.iter().zip(&self.relative_l2);
-        each.map(|(&max_error, &relative_l2)| Errors { max_error, relative_l2, rounding: 0.0 })
-            .try_for_each(|errors| errors.validate())
+        each.map(|(&max_error, &relative_l2)| OutputErrors {
+            max_error,
+            relative_l2,
+            rounding: 0.0,
+        })
+        .try_for_each(|errors| errors.validate())
     }
 }
 
 /// Rounds an error to three significant digits: more are not meaningful, and baselines are
 /// committed.
-fn few_digits(error: f64) -> f64 {
-    digits(error, 3)
+fn round_error(error: f64) -> f64 {
+    round_to_digits(error, 3)
 }
 
 impl CaseNumerics {
-    /// Replaces the errors of a seed: those over all outputs and those of each output. Errors of
-    /// single outputs are kept only if every seed has them for the same outputs.
-    pub fn insert(&mut self, seed: u64, errors: Errors, by_output: &BTreeMap<String, Errors>) {
+    /// Replaces the errors of a seed: over all outputs and of each output. Errors of single outputs
+    /// are kept only if every seed has them for the same outputs.
+    pub fn insert_seed(
+        &mut self,
+        seed: u64,
+        errors: OutputErrors,
+        by_output: &BTreeMap<String, OutputErrors>,
+    ) {
         let at = self.seeds.partition_point(|there| *there < seed);
         let in_place = self.seeds.get(at) == Some(&seed);
         let only = self.seeds.len() == usize::from(in_place);
@@ -189,21 +200,21 @@ impl CaseNumerics {
 
     /// Takes over the errors of a case that was compared with the reference, and whether other seeds
     /// have other inputs. Nothing of another case: "never compared" is not an error of 0.
-    pub fn insert_verified(&mut self, seed: u64, verification: &VerificationRecord) {
+    pub fn insert_verified_case(&mut self, seed: u64, verification: &VerificationRecord) {
         if !verification.value().is_verified() {
             return;
         }
-        self.one_data_set |= verification.data_set.as_deref() == Some(ONE_DATA_SET);
-        self.insert(seed, verification.errors(), &verification.by_output);
+        self.one_data_set |= verification.data_set.as_deref() == Some(CONSTANT_DATA_SET);
+        self.insert_seed(seed, verification.errors(), &verification.by_output);
     }
 
     /// Adds or replaces the errors of the other record's seeds.
-    pub fn insert_all(&mut self, other: &Self) {
+    pub fn insert_all_seeds(&mut self, other: &Self) {
         self.one_data_set |= other.one_data_set;
         for (index, seed) in other.seeds.iter().enumerate() {
             let each = other.by_output.iter();
             let by_output = each.map(|(name, errors)| (name.clone(), errors.at(index))).collect();
-            self.insert(*seed, other.errors.at(index), &by_output);
+            self.insert_seed(*seed, other.errors.at(index), &by_output);
         }
     }
 
@@ -215,7 +226,7 @@ impl CaseNumerics {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let seeds = self.seeds.len();
         self.errors.validate(seeds)?;
@@ -229,7 +240,7 @@ impl CaseNumerics {
     }
 }
 
-impl Record for Numerics {
+impl RecordType for Numerics {
     const SCHEMA: &'static str = "kernelgate-errors";
     const VERSION: u64 = 1;
     const KIND: &'static str = "record of errors";
@@ -237,7 +248,7 @@ impl Record for Numerics {
     fn validate(&self) -> Result<(), String> {
         // The bench's name becomes a file name.
         text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
-        text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
+        text::check_rfc3339_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.environment.validate()?;
         self.cases
             .iter()
@@ -251,42 +262,43 @@ mod tests {
 
     #[test]
     fn seeds_with_the_same_inputs_are_one_data_set() {
-        let mut sets = DataSets::default();
-        let mut is_new = |case: &str, set| sets.is_new(case, set);
+        let mut sets = DataSetsByCase::default();
+        let mut is_new = |case: &str, set| sets.is_new_data_set(case, set);
         assert!(is_new("a", Some("1")) && is_new("b", Some("1")) && is_new("c", None));
         assert!(!is_new("a", Some("1")) && is_new("b", Some("2")) && is_new("c", None));
         assert!(!is_new("b", Some("1")));
-        assert_eq!(["a", "b", "c"].map(|case| sets.has_one(case)), [true, false, false]);
+        assert_eq!(["a", "b", "c"].map(|case| sets.has_one_data_set(case)), [true, false, false]);
         let mut numerics = CaseNumerics::default();
         let compared = || VerificationRecord { checked: 1, total: 1, ..Default::default() };
-        numerics.insert_verified(1, &compared());
+        numerics.insert_verified_case(1, &compared());
         assert!(!numerics.one_data_set);
-        let data_set = Some(ONE_DATA_SET.to_owned());
-        numerics.insert_verified(1, &VerificationRecord { data_set, ..compared() });
+        let data_set = Some(CONSTANT_DATA_SET.to_owned());
+        numerics.insert_verified_case(1, &VerificationRecord { data_set, ..compared() });
         assert!(numerics.one_data_set && numerics.seeds == [1]);
     }
 
     #[test]
     fn outputs_without_a_comparison_have_no_errors() {
         let mut numerics = CaseNumerics::default();
-        numerics.insert_verified(1, &VerificationRecord { total: 4, ..Default::default() });
+        numerics.insert_verified_case(1, &VerificationRecord { total: 4, ..Default::default() });
         let with_base =
             VerificationRecord { checked: 4, total: 4, with_base: true, ..Default::default() };
-        numerics.insert_verified(1, &with_base);
+        numerics.insert_verified_case(1, &with_base);
         assert_eq!(numerics, CaseNumerics::default());
     }
 
     #[test]
     fn errors_of_outputs_are_kept_only_if_every_seed_has_them() {
-        let errors = |relative_l2: f64| Errors { max_error: 1e-3, relative_l2, rounding: 0.0 };
+        let errors =
+            |relative_l2: f64| OutputErrors { max_error: 1e-3, relative_l2, rounding: 0.0 };
         let both = |a: f64, b: f64| {
             [("a", a), ("b", b)].map(|(name, error)| (name.to_owned(), errors(error))).into()
         };
         let mut numerics = CaseNumerics::default();
-        numerics.insert(2, errors(0.123_456), &both(0.123_456, 1e-9));
-        numerics.insert(1, errors(0.2), &both(0.2, 0.1));
-        // A repeated seed replaces its errors.
-        numerics.insert(1, errors(0.3), &both(0.3, 0.2));
+        numerics.insert_seed(2, errors(0.123_456), &both(0.123_456, 1e-9));
+        numerics.insert_seed(1, errors(0.2), &both(0.2, 0.1));
+        // Errors for a repeated seed replace the earlier errors.
+        numerics.insert_seed(1, errors(0.3), &both(0.3, 0.2));
         assert_eq!(numerics.seeds, [1, 2]);
         assert_eq!(numerics.errors.relative_l2, [0.3, 0.123]);
         assert_eq!(numerics.by_output["b"].relative_l2, [0.2, 1e-9]);
@@ -298,17 +310,17 @@ mod tests {
         let why = "output b: 2 seeds against 1 and 2 errors".to_owned();
         assert_eq!(short.validate(), Err(why));
         let mut copied = CaseNumerics::default();
-        copied.insert_all(&numerics);
+        copied.insert_all_seeds(&numerics);
         assert_eq!(copied, numerics);
         // A build with one output reports only the errors over all outputs.
-        numerics.insert(3, errors(0.4), &BTreeMap::new());
-        numerics.insert(4, errors(0.4), &both(0.4, 0.2));
+        numerics.insert_seed(3, errors(0.4), &BTreeMap::new());
+        numerics.insert_seed(4, errors(0.4), &both(0.4, 0.2));
         assert_eq!((numerics.seeds.len(), numerics.by_output.len()), (4, 0));
         assert_eq!(numerics.validate(), Ok(()));
-        // Another build measures the only seed again and reports each output.
+        // Another build measures the only seed again and reports errors of each output.
         let mut only = CaseNumerics::default();
-        only.insert(1, errors(0.2), &BTreeMap::new());
-        only.insert(1, errors(0.3), &both(0.3, 0.2));
+        only.insert_seed(1, errors(0.2), &BTreeMap::new());
+        only.insert_seed(1, errors(0.3), &both(0.3, 0.2));
         assert_eq!((only.seeds.len(), only.by_output.len()), (1, 2));
         assert_eq!(only.validate(), Ok(()));
     }

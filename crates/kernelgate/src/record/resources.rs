@@ -7,7 +7,7 @@ use std::path::Path;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::files::file::{self, FileError, Record};
+use super::files::file::{self, RecordFileError, RecordType};
 use kernelgate_cuda::compiler::cubin::{self, CompiledKernelFacts, CubinError};
 use kernelgate_cuda::compiler::nvrtc::{self, CompileError};
 use kernelgate_cuda::compiler::occupancy;
@@ -15,26 +15,26 @@ use kernelgate_cuda::compiler::source::KernelBuild;
 use kernelgate_cuda::compiler::{cache, code};
 use kernelgate_cuda::spec::ListedKernel;
 
-/// Static facts of every kernel.
+/// Compiler output of every kernel: registers, spills, shared memory, occupancy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Resources {
     /// Architecture: "sm_90a".
     pub arch: String,
     /// Version of NVRTC: "13.0".
     pub compiler: String,
-    /// Kernels by build and symbol.
+    /// Compiled kernels by build and symbol.
     pub kernels: BTreeMap<String, KernelResources>,
     /// Builds that the architecture cannot run, each with the unmet requirement: "needs sm_90a".
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_out: BTreeMap<String, String>,
 }
 
-/// Static facts of one kernel.
+/// Compiler output of one kernel: registers, spills, shared memory, occupancy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelResources {
-    /// Facts about the machine code.
+    /// Facts that the kernel's machine code states.
     pub facts: CompiledKernelFacts,
-    /// Threads a block, as launched.
+    /// Number of threads of a block, as the kernel is launched.
     pub block: u32,
     /// Dynamic shared memory a block, bytes, as launched.
     pub dynamic_shared_bytes: u32,
@@ -46,7 +46,7 @@ pub struct KernelResources {
 /// Kernels as compiled now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompiledKernels {
-    /// Static facts of the kernels.
+    /// Compiler output of all kernels.
     pub resources: Resources,
     /// Hash of the machine code of each, by build and symbol.
     pub code: BTreeMap<String, String>,
@@ -81,16 +81,16 @@ pub struct RecordedKernel {
     pub dynamic_shared_bytes: u32,
     /// Registers a thread.
     pub registers: u32,
-    /// Bytes of local stack a thread.
+    /// Bytes of local stack for each thread.
     #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub stack_bytes: u32,
     /// Bytes a thread writes when registers run out.
     #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub spill_store_bytes: u32,
-    /// Bytes a thread reads back.
+    /// Bytes of spilled registers that each thread loads.
     #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub spill_load_bytes: u32,
-    /// Static shared memory, bytes a block.
+    /// Static shared memory of a block, bytes.
     #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
     pub shared_bytes: u32,
     /// Instructions of each class; zeros at the end are absent.
@@ -164,7 +164,7 @@ impl From<ResourceRecord> for Resources {
     }
 }
 
-impl Record for ResourceRecord {
+impl RecordType for ResourceRecord {
     const SCHEMA: &'static str = "kernelgate-resources";
     const VERSION: u64 = 2;
     const OLDEST: u64 = 2;
@@ -172,7 +172,7 @@ impl Record for ResourceRecord {
     const LINES: &'static [&'static str] = &["kernels"];
 
     fn validate(&self) -> Result<(), String> {
-        if self.classes.len() > MOST_CLASSES {
+        if self.classes.len() > MAX_INSTRUCTION_CLASSES {
             return Err(format!("{} classes of instructions", self.classes.len()));
         }
         for (name, kernel) in &self.kernels {
@@ -181,10 +181,10 @@ impl Record for ResourceRecord {
             if !(1..=1024).contains(block) {
                 return problem(format!("blocks of {block} threads"));
             }
-            if *registers > MOST_REGISTERS {
+            if *registers > MAX_REGISTERS_PER_THREAD {
                 return problem(format!("{registers} registers"));
             }
-            let most = MAX_COUNT / MOST_CLASSES as u32;
+            let most = MAX_RESOURCE_COUNT / MAX_INSTRUCTION_CLASSES as u32;
             if mix.len() > self.classes.len() || mix.iter().any(|count| *count > most) {
                 return problem("a mix that does not fit the classes".to_owned());
             }
@@ -194,26 +194,26 @@ impl Record for ResourceRecord {
 }
 
 impl Resources {
-    /// Reads the record of an architecture.
+    /// Reads the recorded kernel resources of an architecture.
     ///
     /// # Errors
-    /// The errors of [`file::read`].
-    pub fn read(path: &Path) -> Result<Self, FileError> {
+    /// Fails with the errors of [`file::read`].
+    pub fn read(path: &Path) -> Result<Self, RecordFileError> {
         file::read(path).map(|record: ResourceRecord| record.into())
     }
 
-    /// Writes the record of an architecture.
+    /// Writes the recorded kernel resources of an architecture.
     ///
     /// # Errors
-    /// The errors of [`file::write`].
-    pub fn write(&self, path: &Path) -> Result<(), FileError> {
+    /// Fails with the errors of [`file::write`].
+    pub fn write(&self, path: &Path) -> Result<(), RecordFileError> {
         file::write(path, &ResourceRecord::from(self))
     }
 
-    /// Checks the numbers of every kernel.
+    /// Checks that the recorded numbers of every kernel are plausible.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the kernel and the number.
+    /// The error is a fragment of a sentence that names the kernel and the number.
     pub fn validate(&self) -> Result<(), String> {
         self.kernels.iter().try_for_each(|(name, kernel)| {
             kernel.validate().map_err(|problem| format!("kernel {name} has {problem}"))
@@ -222,14 +222,14 @@ impl Resources {
 }
 
 /// Most registers, bytes and instructions of a kernel: sums of them over any file are numbers.
-const MAX_COUNT: u32 = 1 << 30;
+const MAX_RESOURCE_COUNT: u32 = 1 << 30;
 /// Largest number of classes of instructions in a file.
-const MOST_CLASSES: usize = 64;
+const MAX_INSTRUCTION_CLASSES: usize = 64;
 /// Most registers of a thread in a file; architectures have 255.
-const MOST_REGISTERS: u32 = 1 << 16;
+const MAX_REGISTERS_PER_THREAD: u32 = 1 << 16;
 
 impl KernelResources {
-    /// Checks the numbers of a kernel.
+    /// Checks that the recorded numbers of a kernel are plausible.
     fn validate(&self) -> Result<(), String> {
         let CompiledKernelFacts {
             registers, stack_bytes, spill_store_bytes, spill_load_bytes, ..
@@ -241,7 +241,7 @@ impl KernelResources {
         let facts = [registers, stack_bytes, spill_store_bytes, spill_load_bytes, shared_bytes];
         let launched = [self.block, self.dynamic_shared_bytes, instructions];
         let mut all = facts.into_iter().chain(launched).chain(self.facts.mix.values().copied());
-        if let Some(number) = all.find(|number| *number > MAX_COUNT) {
+        if let Some(number) = all.find(|number| *number > MAX_RESOURCE_COUNT) {
             return Err(format!("a number that is too large: {number}"));
         }
         match self.occupancy_percent.filter(|percent| *percent > 100) {
@@ -257,7 +257,7 @@ pub enum ResourcesError {
     /// NVRTC is missing, or a kernel does not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// The machine code cannot be read.
+    /// The machine code of a kernel cannot be read.
     #[error("kernel {kernel}: {error}")]
     Cubin {
         /// Build.
@@ -283,13 +283,16 @@ pub enum ResourcesError {
     },
 }
 
-/// Compiles kernels for an architecture, each file once for each of its builds, and reads what came
-/// of it. Needs no GPU.
+/// Compiles kernels for an architecture, each file once for each of its builds, and reads
+/// registers, spills and occupancy of the results. Needs no GPU.
 ///
 /// # Errors
 /// The first kernel that does not compile, by name, with the compiler's log; a kernel without a
 /// row, or a row without a kernel.
-pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledKernels, ResourcesError> {
+pub fn compile_resources(
+    kernels: &[ListedKernel],
+    arch: &str,
+) -> Result<CompiledKernels, ResourcesError> {
     let (major, minor) = nvrtc::version()?;
     let mut builds: BTreeMap<&KernelBuild, Vec<&ListedKernel>> = BTreeMap::new();
     for kernel in kernels {
@@ -337,14 +340,15 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledKernels, 
     Ok(CompiledKernels { resources, code: all, sources })
 }
 
-/// The resources of a kernel whose occupancy follows from the others.
+/// Completes the resources of a kernel by its occupancy, which follows from the other numbers.
 fn kernel_resources(
     facts: CompiledKernelFacts,
     block: u32,
     dynamic_shared_bytes: u32,
     arch: &str,
 ) -> KernelResources {
-    let shared_bytes = facts.shared_bytes.saturating_add(dynamic_shared_bytes).min(MAX_COUNT);
+    let shared_bytes =
+        facts.shared_bytes.saturating_add(dynamic_shared_bytes).min(MAX_RESOURCE_COUNT);
     let occupancy = occupancy::theoretical_occupancy(arch, facts.registers, shared_bytes, block);
     let occupancy_percent = occupancy.map(|share| (100.0 * share).round() as u32);
     KernelResources { facts, block, dynamic_shared_bytes, occupancy_percent }

@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::files::file::Record;
-use super::files::text::{self, check_id};
-use super::groups::partition::ShardPlan;
+use super::files::file::RecordType;
+use super::files::text::{self, check_case_id};
+use super::groups::partition::BenchShardPlan;
 use super::groups::shard::Shard;
-use super::origin::Origin;
+use super::origin::RunOrigin;
 use super::origin::environment::Environment;
-use super::origin::package::Package;
+use super::origin::package::CargoPackage;
 use super::origin::provenance::Provenance;
 use super::work::WorkRecord;
-use crate::measure::Conditions;
+use crate::measure::SampleConditions;
 use crate::measure::anchors::AnchorRecord;
-use crate::measure::energy::Energy;
+use crate::measure::energy::LaunchEnergy;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::measure::plausibility;
 use crate::measure::power::PowerRecord;
@@ -24,21 +24,21 @@ use kernelgate_cuda::CaseFailure;
 use kernelgate_cuda::driver::launch::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::CardReading;
 
-pub use super::verification::{AfterTiming, Allowed, InputChange, VerificationRecord};
+pub use super::verification::{AfterTiming, AllowedErrors, InputChange, VerificationRecord};
 
 /// Start of the reason why a case did not begin: no time was left, or no device.
-pub const NOT_RUN: &str = "not run: ";
+pub const NOT_RUN_PREFIX: &str = "not run: ";
 
 /// Results of one bench process, including unmeasured cases with their reasons.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRun {
     /// The bench binary.
     pub bench: String,
-    /// The invocation it belongs to: runs of one `cargo bench` share it.
+    /// Session of the run: all runs of one `cargo bench` have the same session.
     pub session: String,
     /// Package of the bench; absent if the process found no manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub package: Option<Package>,
+    pub package: Option<CargoPackage>,
     /// Id of the cargo process that started this one, from its start time and process id, whatever
     /// name the session has; absent in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,16 +56,16 @@ pub struct ProcessRun {
     pub shard: Option<Shard>,
     /// The whole of which the shard is a part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub plan: Option<ShardPlan>,
+    pub plan: Option<BenchShardPlan>,
     /// Environment of the process.
     pub environment: Environment,
-    /// Digest of the machine ([`Machine`](super::Machine)), as `kernelgate doctor --save` records it.
+    /// Digest of the machine ([`MachineFacts`](super::MachineFacts)), as `kernelgate doctor --save` records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
     /// Revision of the code.
     pub provenance: Provenance,
-    /// Whether `KERNELGATE_COMMIT` stated the commit: nobody checked that the executable was built
-    /// from it.
+    /// Whether `KERNELGATE_COMMIT` stated the commit: then nothing checked that the executable was
+    /// built from that commit.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stated_commit: bool,
     /// Rates of fixed work, by which shards of several cards are compared; only in shards.
@@ -80,14 +80,14 @@ pub struct ProcessRun {
     /// Content hash of the executable; absent where its file could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
-    /// Wall time of the process in seconds, by activity. The two entries `whole` and `checks after
-    /// timing` include the activities inside of them.
+    /// Wall time of the process in seconds, by activity. The entries `whole` and `checks after
+    /// timing` include the activities nested inside them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spent_s: BTreeMap<String, f64>,
     /// Wall time of each problem with all of its cases, seconds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub problems_s: BTreeMap<String, f64>,
-    /// Readings of the GPU before the first case and after the last; empty on the CPU.
+    /// Readings of the GPU before the first case and after the last case; empty on the CPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub telemetry: Vec<CardReading>,
     /// Measured cases by id.
@@ -102,7 +102,7 @@ pub struct ProcessRun {
     pub failed: BTreeMap<String, CaseFailure>,
 }
 
-/// A verified and timed case.
+/// A case that was verified and timed, with its samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseRecord {
     /// `family/operation`.
@@ -113,23 +113,23 @@ pub struct CaseRecord {
     pub problem: BTreeMap<String, String>,
     /// The implementation.
     pub implementation: String,
-    /// State of the caches: "hot" or "cold".
+    /// State of the caches when a launch begins: "hot" or "cold".
     pub cache: String,
-    /// Declared work of one launch.
+    /// Declared work of one launch of the case.
     pub work: WorkRecord,
     /// Samples that a launch computes, such as tokens or images, for a rate; absent where its
     /// workload names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub computed_samples: Option<u64>,
-    /// Unit of the computed samples.
-    #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
+    /// Unit of the samples in which throughput is stated.
+    #[serde(default, skip_serializing_if = "SampleUnit::is_default_unit")]
     pub sample_unit: SampleUnit,
     /// Time that the measured ceilings allow for that work, if they were measured.
     pub limit: Option<TimeLimit>,
     /// Comparison of the outputs with the reference.
     pub verification: VerificationRecord,
-    /// Kernels that the implementation asked for, by build and symbol; only in trials, and without
-    /// those of libraries.
+    /// Kernels that the implementation loaded, by build and symbol; only in trials, and without
+    /// kernels of libraries.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub kernels: UsedKernels,
     /// Raw timings.
@@ -163,7 +163,7 @@ impl LaunchCosts {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let bytes = [
             ("device_bytes", self.device_bytes),
@@ -182,7 +182,7 @@ impl LaunchCosts {
         }
     }
 
-    /// Whether all facts are unknown.
+    /// Whether no cost of a launch is known.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -193,26 +193,34 @@ impl LaunchCosts {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Samples {
     /// Launches in the sample.
-    #[serde(deserialize_with = "fitted")]
+    #[serde(deserialize_with = "deserialize_exact_capacity")]
     pub launches: Vec<u64>,
     /// Time of all launches of the sample together, nanoseconds.
-    #[serde(deserialize_with = "fitted")]
+    #[serde(deserialize_with = "deserialize_exact_capacity")]
     pub elapsed_ns: Vec<f64>,
     /// SM clock during each sample, MHz; empty if the device does not report it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "fitted")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "deserialize_exact_capacity"
+    )]
     pub clock_mhz: Vec<f64>,
     /// By how much the slowest GPU took longer than the fastest in each sample, for all its launches
     /// together, nanoseconds; empty for one GPU.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "fitted")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "deserialize_exact_capacity"
+    )]
     pub skew_ns: Vec<f64>,
-    /// Conditions under which they were taken.
-    #[serde(default, skip_serializing_if = "Conditions::is_empty")]
-    pub conditions: Conditions,
+    /// Conditions under which the samples were taken.
+    #[serde(default, skip_serializing_if = "SampleConditions::is_empty")]
+    pub conditions: SampleConditions,
     /// Costs of a launch other than device time.
     #[serde(default, skip_serializing_if = "LaunchCosts::is_empty")]
     pub costs: LaunchCosts,
-    /// Reason why no recording shows whether a launch works on another stream; absent if one does,
-    /// on the host, and if an earlier process checked it.
+    /// Reason why no recording shows whether a launch works on another stream; absent if a
+    /// recording shows it, on the host, and if an earlier process checked it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unrecorded: Option<String>,
     /// Power state of the card while the samples were taken; absent in the verification pass of a
@@ -221,7 +229,7 @@ pub struct Samples {
     pub power: Option<PowerRecord>,
     /// Energy of a launch, if a pass measured it (`--energy`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub energy: Option<Energy>,
+    pub energy: Option<LaunchEnergy>,
     /// Size of what launches were delayed by on purpose on a GPU: nanoseconds of a spin, or bytes
     /// that were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -229,7 +237,9 @@ pub struct Samples {
 }
 
 /// Deserialises a list into exactly the memory of its items: a record may hold millions.
-fn fitted<'de, T: Deserialize<'de>, D: Deserializer<'de>>(list: D) -> Result<Vec<T>, D::Error> {
+fn deserialize_exact_capacity<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    list: D,
+) -> Result<Vec<T>, D::Error> {
     let mut items = Vec::deserialize(list)?;
     items.shrink_to_fit();
     Ok(items)
@@ -237,8 +247,9 @@ fn fitted<'de, T: Deserialize<'de>, D: Deserializer<'de>>(list: D) -> Result<Vec
 
 impl Samples {
     /// Costs of a launch, with its energy.
-    pub fn launch_costs(&self) -> LaunchCosts {
-        let launch_j = self.energy.as_ref().and_then(Energy::measured).map(|it| it.launch_j);
+    pub fn costs_with_energy(&self) -> LaunchCosts {
+        let launch_j =
+            self.energy.as_ref().and_then(LaunchEnergy::measured_energy).map(|it| it.launch_j);
         LaunchCosts { launch_j, ..self.costs }
     }
 
@@ -263,7 +274,7 @@ impl Samples {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let times = self.elapsed_ns.len();
         if self.launches.len() != times {
@@ -297,7 +308,7 @@ impl Samples {
         };
         self.clock_mhz.iter().try_for_each(|mhz| plausibility::check_clock_mhz(*mhz))?;
         self.power.as_ref().map_or(Ok(()), PowerRecord::validate)?;
-        self.energy.as_ref().map_or(Ok(()), Energy::validate)?;
+        self.energy.as_ref().map_or(Ok(()), LaunchEnergy::validate)?;
         let mut times = self.per_launch_ns().into_iter();
         times.try_for_each(|each| plausibility::check_launch_ns("a sample", each))?;
         plausibility::check_count("launches", launches)
@@ -322,7 +333,7 @@ impl ProcessRun {
             session: session.to_owned(),
             package: None,
             invocation: None,
-            started: super::precise_timestamp(),
+            started: super::millisecond_timestamp(),
             complete: false,
             effort: "default".to_owned(),
             seed: 1,
@@ -347,8 +358,8 @@ impl ProcessRun {
     }
 
     /// Code, build, inputs and device of the run.
-    pub fn origin(&self) -> Origin<'_> {
-        Origin {
+    pub fn origin(&self) -> RunOrigin<'_> {
+        RunOrigin {
             provenance: &self.provenance,
             executable: self.executable.as_deref(),
             seed: self.seed,
@@ -357,17 +368,17 @@ impl ProcessRun {
     }
 
     /// Whether the run may be a run of a package: one that records no package may be of any.
-    pub fn may_be_of(&self, package: &Package) -> bool {
+    pub fn may_be_of_package(&self, package: &CargoPackage) -> bool {
         self.package.as_ref().is_none_or(|own| own == package)
     }
 
-    /// `<session>/<process>`: names the process run in a baseline.
+    /// Key of the process run in a baseline, `<session>/<process>`.
     pub fn key(&self) -> String {
         format!("{}/{}", self.session, self.process())
     }
 
     /// Message about a run that is not complete.
-    pub fn interrupted(&self) -> String {
+    pub fn interrupted_message(&self) -> String {
         format!("interrupted: bench `{}` did not get to its end", self.process())
     }
 
@@ -385,9 +396,9 @@ impl ProcessRun {
     }
 }
 
-/// Name of a process among those of its session.
+/// Name of a bench process among the processes of its session.
 pub fn process_name(bench: &str, shard: Option<Shard>) -> String {
-    shard.map_or_else(|| bench.to_owned(), |shard| format!("{bench}-{}", shard.label()))
+    shard.map_or_else(|| bench.to_owned(), |shard| format!("{bench}-{}", shard.shard_file_label()))
 }
 
 impl CaseRecord {
@@ -395,10 +406,13 @@ impl CaseRecord {
     /// demands of the case ([`CaseRun::validate`](super::CaseRun::validate)).
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         if !["hot", "cold"].contains(&&*self.cache) {
-            return Err(format!("the cache is {}, not hot or cold", text::quoted(&self.cache)));
+            return Err(format!(
+                "the cache is {}, not hot or cold",
+                text::start_of_quotation(&self.cache)
+            ));
         }
         self.samples.validate()?;
         self.work.validate()?;
@@ -434,7 +448,7 @@ impl CaseRecord {
     }
 }
 
-impl Record for ProcessRun {
+impl RecordType for ProcessRun {
     const SCHEMA: &'static str = "kernelgate-run";
     const VERSION: u64 = 3;
     const OLDEST: u64 = 3;
@@ -444,10 +458,13 @@ impl Record for ProcessRun {
     fn validate(&self) -> Result<(), String> {
         // The bench's name becomes a part of file names.
         text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
-        if !text::is_file_name(&self.session) {
-            return Err(format!("session `{}` is no plain name", text::quoted(&self.session)));
+        if !text::is_plain_file_name(&self.session) {
+            return Err(format!(
+                "session `{}` is no plain name",
+                text::start_of_quotation(&self.session)
+            ));
         }
-        text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
+        text::check_rfc3339_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.shard.map_or(Ok(()), Shard::validate)?;
         self.environment.validate()?;
         self.limits.validate()?;
@@ -460,7 +477,7 @@ impl Record for ProcessRun {
                 plausibility::check_seconds(&format!("{field}: {name}"), *seconds)?;
             }
         }
-        self.check_outcomes()?;
+        self.check_one_outcome_per_case()?;
         self.cases
             .iter()
             .try_for_each(|(id, case)| case.validate().map_err(|why| format!("case {id}: {why}")))
@@ -469,9 +486,13 @@ impl Record for ProcessRun {
 
 impl ProcessRun {
     /// Accepts ids, each with one outcome: timed, skipped or failed.
-    fn check_outcomes(&self) -> Result<(), String> {
+    fn check_one_outcome_per_case(&self) -> Result<(), String> {
         let Self { cases, skipped, failed, .. } = self;
-        cases.keys().chain(skipped.keys()).chain(failed.keys()).try_for_each(|id| check_id(id))?;
+        cases
+            .keys()
+            .chain(skipped.keys())
+            .chain(failed.keys())
+            .try_for_each(|id| check_case_id(id))?;
         let twice = |(id, other): (&String, &str)| Err(format!("case {id}: {other}"));
         let timed = |id: &&String| cases.contains_key(*id);
         let skipped_too = skipped.keys().find(timed).map(|id| (id, "timed and skipped"));

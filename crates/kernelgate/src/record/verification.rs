@@ -5,17 +5,17 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::verify::{self, Bounds, Errors, OutputComparison};
+use crate::verify::{self, ErrorBounds, OutputComparison, OutputErrors};
 use crate::workload::Tolerance;
 
 /// Stored result of the comparison of outputs with the reference.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerificationRecord {
-    /// Largest |out - ref| over the largest |ref|.
+    /// Largest |out - ref| over the largest |ref| of all outputs.
     pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂.
+    /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂ of the outputs.
     pub relative_l2: f64,
-    /// Elements compared with the reference.
+    /// Number of output elements that were compared with the reference.
     pub checked: u64,
     /// Elements of the outputs.
     pub total: u64,
@@ -28,16 +28,16 @@ pub struct VerificationRecord {
     pub rounding: f64,
     /// Errors of each output, by name, if several outputs are compared within bounds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub by_output: BTreeMap<String, Errors>,
+    pub by_output: BTreeMap<String, OutputErrors>,
     /// Errors that were allowed, for the output with the widest tolerance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allowed: Option<Allowed>,
+    pub allowed: Option<AllowedErrors>,
     /// Hash of the outputs' bits; only in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// Identity of the inputs: a hash, or [`ONE_DATA_SET`]; the hash only in trials.
+    /// Identity of the inputs: a hash, or [`CONSTANT_DATA_SET`]; the hash only in trials.
     ///
-    /// [`ONE_DATA_SET`]: super::numerics::ONE_DATA_SET
+    /// [`CONSTANT_DATA_SET`]: super::numerics::CONSTANT_DATA_SET
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_set: Option<String>,
     /// Result of the comparison after timing; absent if nothing was timed.
@@ -53,7 +53,7 @@ impl VerificationRecord {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let Self { checked, total, .. } = *self;
         if checked > total {
@@ -61,8 +61,8 @@ impl VerificationRecord {
         }
         let after = self.after.map(|after| [after.max_error, after.relative_l2]);
         let [max_error, relative_l2] = after.unwrap_or_default();
-        let after = Errors { max_error, relative_l2, rounding: 0.0 };
-        let allowed = self.allowed.map(|allowed| Errors {
+        let after = OutputErrors { max_error, relative_l2, rounding: 0.0 };
+        let allowed = self.allowed.map(|allowed| OutputErrors {
             max_error: allowed.max_error,
             relative_l2: allowed.relative_l2,
             rounding: 0.0,
@@ -89,10 +89,10 @@ impl VerificationRecord {
         }
     }
 
-    /// The errors of all outputs.
-    pub const fn errors(&self) -> Errors {
+    /// The maximum and the relative L2 error of all outputs.
+    pub const fn errors(&self) -> OutputErrors {
         let Self { max_error, relative_l2, rounding, .. } = *self;
-        Errors { max_error, relative_l2, rounding }
+        OutputErrors { max_error, relative_l2, rounding }
     }
 }
 
@@ -116,7 +116,7 @@ pub enum Verification {
     },
     /// Compared with nothing.
     Unverified,
-    /// The comparison was not recorded.
+    /// Whether outputs were compared was not recorded.
     #[default]
     Unknown,
 }
@@ -127,27 +127,27 @@ impl Verification {
         matches!(self, Self::Verified { .. })
     }
 
-    /// Whether the verification is unknown.
+    /// Whether it is unknown if the outputs were verified.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn is_unknown(&self) -> bool {
         *self == Self::Unknown
     }
 
-    /// Whether a smaller share of the outputs was compared than there.
-    pub fn is_less_than(self, other: Self) -> bool {
-        let (kind, checked, total) = self.order();
-        let (other_kind, other_checked, other_total) = other.order();
+    /// Whether a smaller share of the outputs was compared than in another verification.
+    pub fn compares_less_than(self, other: Self) -> bool {
+        let (kind, checked, total) = self.verification_order();
+        let (other_kind, other_checked, other_total) = other.verification_order();
         let shares = [checked * other_total, other_checked * total];
         kind < other_kind || (kind == other_kind && shares[0] < shares[1])
     }
 
-    /// The weaker of two verifications.
-    pub fn least(self, other: Self) -> Self {
-        if other.is_less_than(self) { other } else { self }
+    /// The weaker of two verifications: the one that compared fewer outputs.
+    pub fn weaker_verification(self, other: Self) -> Self {
+        if other.compares_less_than(self) { other } else { self }
     }
 
     /// Rank, elements compared, elements.
-    fn order(self) -> (u8, u128, u128) {
+    fn verification_order(self) -> (u8, u128, u128) {
         match self {
             Self::Unknown => (0, 0, 1),
             Self::Unverified => (1, 0, 1),
@@ -159,7 +159,7 @@ impl Verification {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(self) -> Result<(), String> {
         match self {
             Self::Verified { checked, total } | Self::ComparedWithBase { checked, total }
@@ -172,7 +172,7 @@ impl Verification {
     }
 }
 
-/// "1 of 1600 elements verified".
+/// Prints a verification as "1 of 1600 elements verified".
 impl fmt::Display for Verification {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -192,16 +192,16 @@ impl fmt::Display for Verification {
 /// The errors that were allowed: of the workload's tolerance, and of the precision that it
 /// declares.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Allowed {
+pub struct AllowedErrors {
     /// Largest |out - ref| over the largest |ref|.
     pub max_error: f64,
     /// ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
 }
 
-impl From<&Bounds> for Allowed {
-    fn from(bounds: &Bounds) -> Self {
-        let Tolerance { max_error, relative_l2 } = bounds.allowed();
+impl From<&ErrorBounds> for AllowedErrors {
+    fn from(bounds: &ErrorBounds) -> Self {
+        let Tolerance { max_error, relative_l2 } = bounds.largest_allowed_errors();
         Self { max_error, relative_l2 }
     }
 }
@@ -220,12 +220,12 @@ pub struct AfterTiming {
 }
 
 impl AfterTiming {
-    /// The bits of verified outputs of the same inputs.
-    pub const SAME_BITS: Self =
+    /// Verification of outputs that have the same bits as verified outputs of the same inputs.
+    pub const SAME_BITS_VERIFICATION: Self =
         Self { inputs: InputChange::Same, max_error: 0.0, relative_l2: 0.0 };
 }
 
-/// Change of the inputs between timing and the comparison after it.
+/// The way in which inputs were changed between timing and the check after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InputChange {
@@ -254,7 +254,7 @@ impl InputChange {
 impl From<OutputComparison> for VerificationRecord {
     fn from(comparison: OutputComparison) -> Self {
         let OutputComparison { errors, by_output, checked, total, with_base } = comparison;
-        let Errors { max_error, relative_l2, rounding } = errors;
+        let OutputErrors { max_error, relative_l2, rounding } = errors;
         Self {
             max_error,
             relative_l2,
@@ -284,11 +284,14 @@ mod tests {
             (Unverified, based),
             (Unknown, Unverified),
         ] {
-            assert!(less.is_less_than(more) && !more.is_less_than(less), "{less} {more}");
-            assert_eq!([less.least(more), more.least(less)], [less; 2]);
+            assert!(
+                less.compares_less_than(more) && !more.compares_less_than(less),
+                "{less} {more}"
+            );
+            assert_eq!([less.weaker_verification(more), more.weaker_verification(less)], [less; 2]);
         }
-        assert!(!verified(2, 4).is_less_than(verified(1, 2)));
-        assert!(!verified(u64::MAX, u64::MAX).is_less_than(verified(1, 1)));
+        assert!(!verified(2, 4).compares_less_than(verified(1, 2)));
+        assert!(!verified(u64::MAX, u64::MAX).compares_less_than(verified(1, 1)));
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::files::text::printable;
+use super::files::text::printable_on_terminal;
 use crate::workload::Work;
 
 /// Most operations and bytes of a launch that can be true, in all.
-const MAX_WORK: u64 = 1 << 62;
+const MAX_DECLARED_WORK: u64 = 1 << 62;
 
 /// Declared work, as stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +37,7 @@ impl From<&Work> for WorkRecord {
     }
 }
 
-/// "matmul f32 100, read 8 B, write 8 B".
+/// Prints declared work as "matmul f32 100, read 8 B, write 8 B".
 impl std::fmt::Display for WorkRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.flops.iter().try_for_each(|(unit, count)| write!(f, "{unit} {count}, "))?;
@@ -50,7 +50,7 @@ impl std::fmt::Display for WorkRecord {
 }
 
 impl WorkRecord {
-    /// Operations of GEMMs, all dtypes.
+    /// Number of GEMM operations of all dtypes.
     pub fn matmul_flops(&self) -> u64 {
         self.flops
             .iter()
@@ -67,14 +67,17 @@ impl WorkRecord {
     /// Checks the facts that deserialising does not enforce: sums of the counts do not overflow.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let counted =
             self.flops.values().chain([&self.read_bytes, &self.write_bytes, &self.link_bytes]);
         let sum = counted.copied().try_fold(0, u64::checked_add);
         match sum {
-            Some(..=MAX_WORK) => Ok(()),
-            _ => Err(format!("more work than any machine does: {}", printable(&self.to_string()))),
+            Some(..=MAX_DECLARED_WORK) => Ok(()),
+            _ => Err(format!(
+                "more work than any machine does: {}",
+                printable_on_terminal(&self.to_string())
+            )),
         }
     }
 }
@@ -93,7 +96,7 @@ mod tests {
         };
         assert_eq!(work(1 << 61, 1 << 50).validate(), Ok(()));
         for (matmul, read_bytes) in
-            [(u64::MAX, 0), (0, u64::MAX), (1 << 62, 1 << 62), (MAX_WORK, 0)]
+            [(u64::MAX, 0), (0, u64::MAX), (1 << 62, 1 << 62), (MAX_DECLARED_WORK, 0)]
         {
             let problem = work(matmul, read_bytes).validate().unwrap_err();
             assert!(

@@ -19,7 +19,7 @@ pub enum VerifyError {
         count: u64,
         /// Total number of elements.
         total: u64,
-        /// Row-major index of the first such element.
+        /// Row-major index of the first element that is wrong.
         first: usize,
     },
     /// An output differs from the reference by more than the tolerance.
@@ -32,20 +32,21 @@ pub enum VerifyError {
     TooFar {
         /// The output.
         output: String,
-        /// Largest |out - ref| over the largest |ref|.
+        /// Largest |out - ref| over the largest |ref| of the output.
         max_error: f64,
-        /// ‖out - ref‖₂ / ‖ref‖₂.
+        /// Relative L2 error Relative L2 error ‖out - ref‖₂ / ‖ref‖₂ of the output.
         relative_l2: f64,
         /// Allowed errors.
         tolerance: Tolerance,
-        /// Index of the worst element, row-major.
+        /// Row-major index of the element with the largest error.
         worst: usize,
-        /// Value of the worst element.
+        /// Value of the element with the largest error.
         actual: f64,
         /// The reference.
         expected: f64,
     },
-    /// Within the tolerance, and about as far off as a lower precision than the declared one.
+    /// The errors are within the tolerance, but about as large as those of a lower precision than
+    /// the declared one.
     #[error(
         "output `{output}`: relative L2 {relative_l2:.2e} (the declared {} allows {allowed:.1e}: a \
          quarter of what rounding the inputs to {bits} significant bits costs): it computes in a \
@@ -78,7 +79,7 @@ pub enum VerifyError {
         checked: u64,
         /// Row-major index of the first such element.
         first: usize,
-        /// Value of the first element.
+        /// Value of the first wrong element.
         actual: f64,
         /// The reference.
         expected: f64,
@@ -91,7 +92,7 @@ pub enum VerifyError {
         /// Reason, as a fragment.
         problem: String,
     },
-    /// The workload's reference contradicts itself.
+    /// The workload's reference contradicts its own shape.
     #[error("reference of output `{output}`: {problem}")]
     Reference {
         /// The output.
@@ -99,10 +100,10 @@ pub enum VerifyError {
         /// Reason, as a fragment.
         problem: String,
     },
-    /// Other outputs than those of the base's build, which are all that there is to compare with.
+    /// The outputs differ from those of the base build, and there is no reference to compare with.
     #[error("against the outputs of the base's build: {0}")]
     UnlikeBase(Box<VerifyError>),
-    /// A reference without elements: nothing would be verified.
+    /// The reference has no elements, so nothing would be verified.
     #[error("the reference holds no element: nothing was compared")]
     Nothing,
     /// The implementation failed before its outputs could be compared.

@@ -13,17 +13,17 @@ use xxhash_rust::xxh3::Xxh3Default;
 use crate::backend::{BackendError, Executable, host_timeout};
 use crate::workload::{Dtype, Expected, Tensor, TensorData, Tensors, Tolerance};
 pub use error::VerifyError;
-pub use precision::{Bounds, PrecisionLimit};
+pub use precision::{ErrorBounds, PrecisionLimit};
 
 /// Largest relative error that a file may hold: products of two are finite.
-const MOST_ERROR: f64 = 1e100;
+const MAX_RECORDED_ERROR: f64 = 1e100;
 
 /// How far outputs, or one of them, are from the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct Errors {
+pub struct OutputErrors {
     /// Largest |out - ref| over the largest |ref| of the same output; of several, the worst.
     pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂; of several, the worst.
+    /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂; of several outputs, the largest.
     pub relative_l2: f64,
     /// Unit roundoff of the output's dtype (the largest one if there are several): the relative
     /// error from rounding an output. 0 for integers.
@@ -37,9 +37,9 @@ pub(crate) fn is_nothing(error: &f64) -> bool {
     *error == 0.0
 }
 
-impl Errors {
-    /// The larger value of each error.
-    pub const fn worst(self, other: Self) -> Self {
+impl OutputErrors {
+    /// The larger value of each kind of error.
+    pub const fn larger_of_each_error(self, other: Self) -> Self {
         Self {
             max_error: self.max_error.max(other.max_error),
             relative_l2: self.relative_l2.max(other.relative_l2),
@@ -50,10 +50,10 @@ impl Errors {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let all = [self.max_error, self.relative_l2, self.rounding];
-        match all.into_iter().find(|error| !(0.0..=MOST_ERROR).contains(error)) {
+        match all.into_iter().find(|error| !(0.0..=MAX_RECORDED_ERROR).contains(error)) {
             Some(error) => Err(format!("an error of {error}")),
             None => Ok(()),
         }
@@ -64,10 +64,10 @@ impl Errors {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct OutputComparison {
     /// Errors over all outputs.
-    pub errors: Errors,
+    pub errors: OutputErrors,
     /// Errors of each output, by name, if several are compared within bounds; integers are exact.
-    pub by_output: BTreeMap<String, Errors>,
-    /// Elements compared with the reference.
+    pub by_output: BTreeMap<String, OutputErrors>,
+    /// Number of elements that were compared with the reference.
     pub checked: u64,
     /// Elements of the outputs; those not compared are checked finite.
     pub total: u64,
@@ -78,26 +78,26 @@ pub struct OutputComparison {
 
 /// Launches, poisons the outputs, launches again and compares.
 ///
-/// The second launch is the one that counts: every timed launch finds the scratch memory of an
+/// Only the second launch is compared: every timed launch also finds the scratch memory of an
 /// earlier one.
 ///
 /// # Errors
-/// When a launch fails or an output is wrong.
+/// Fails if a launch fails or an output is wrong.
 pub fn verify(
     executable: &mut dyn Executable,
     expected: &[Expected],
-    bounds: impl Into<Bounds>,
+    bounds: impl Into<ErrorBounds>,
 ) -> Result<OutputComparison, VerifyError> {
-    launch_on_poison(executable)?;
+    launch_on_poisoned_outputs(executable)?;
     compare(executable.outputs()?, expected, bounds)
 }
 
 /// Launches, poisons the outputs and launches again; the outputs are then ready to be compared.
 ///
 /// # Errors
-/// When a launch fails.
-pub fn launch_on_poison(executable: &mut dyn Executable) -> Result<(), BackendError> {
-    let _watched = host_timeout::watched();
+/// Fails if a launch fails.
+pub fn launch_on_poisoned_outputs(executable: &mut dyn Executable) -> Result<(), BackendError> {
+    let _watched = host_timeout::watch_host_launches();
     executable.reset()?;
     executable.launch()?;
     executable.synchronize()?;
@@ -111,18 +111,18 @@ pub fn launch_on_poison(executable: &mut dyn Executable) -> Result<(), BackendEr
 ///
 /// # Errors
 /// [`VerifyError::NotFinite`]: not written, or overflowed.
-pub fn unverified(outputs: &Tensors) -> Result<OutputComparison, VerifyError> {
+pub fn check_finite_outputs(outputs: &Tensors) -> Result<OutputComparison, VerifyError> {
     let mut comparison = OutputComparison::default();
     for (name, output) in outputs.iter() {
         check_finite(name, output)?;
-        check_written(name, output)?;
+        check_not_poison(name, output)?;
         comparison.total += output.len() as u64;
     }
     Ok(comparison)
 }
 
 /// Outputs as a reference: of another row, or of the row itself.
-pub fn as_expected(outputs: &Tensors) -> Vec<Expected> {
+pub fn outputs_as_reference(outputs: &Tensors) -> Vec<Expected> {
     let values = |output: &Tensor| match output.tensor_data() {
         TensorData::I8(values) => TensorData::I8(values.clone()),
         _ => TensorData::F64(output.to_f64(0, output.len())),
@@ -134,7 +134,7 @@ pub fn as_expected(outputs: &Tensors) -> Vec<Expected> {
 }
 
 /// Hash of names, shapes, dtypes and bits of all outputs: 32 hexadecimal digits.
-pub fn digest(outputs: &Tensors) -> String {
+pub fn digest_of_outputs(outputs: &Tensors) -> String {
     let mut hasher = Xxh3Default::new();
     for (name, tensor) in outputs.iter() {
         hasher.update(format!("{name} {:?} {} ", tensor.shape(), tensor.dtype().name()).as_bytes());
@@ -147,10 +147,10 @@ pub fn digest(outputs: &Tensors) -> String {
 /// additions is fixed.
 ///
 /// # Errors
-/// When the launch fails.
-pub fn repeats(executable: &mut dyn Executable) -> Result<bool, BackendError> {
+/// Fails if the launch fails.
+pub fn repeats_bit_by_bit(executable: &mut dyn Executable) -> Result<bool, BackendError> {
     let before = executable.outputs()?.clone();
-    let _watched = host_timeout::watched();
+    let _watched = host_timeout::watch_host_launches();
     executable.poison_outputs()?;
     executable.reset()?;
     executable.launch()?;
@@ -161,15 +161,15 @@ pub fn repeats(executable: &mut dyn Executable) -> Result<bool, BackendError> {
     }))
 }
 
-/// Compares outputs with the reference.
+/// Compares the outputs of a launch with the reference.
 ///
 /// # Errors
-/// When an output is missing, misshapen, unknown to the reference, not finite, or further away than
-/// the tolerance or the declared precision; when the reference itself is empty or malformed.
+/// Fails if an output is missing, misshapen, unknown to the reference, not finite, or further away
+/// than the tolerance or the declared precision, or if the reference itself is empty or malformed.
 pub fn compare(
     outputs: &Tensors,
     expected: &[Expected],
-    bounds: impl Into<Bounds>,
+    bounds: impl Into<ErrorBounds>,
 ) -> Result<OutputComparison, VerifyError> {
     let bounds = bounds.into();
     check_reference(expected)?;
@@ -186,29 +186,29 @@ pub fn compare(
     }
     let mut comparison = OutputComparison::default();
     for (i, one) in expected.iter().enumerate() {
-        let output = shaped(outputs, one)?;
+        let output = output_with_expected_shape(outputs, one)?;
         // An output may be compared with several references, each for some of its rows.
         if expected[..i].iter().all(|earlier| earlier.name != one.name) {
             check_finite(&one.name, output)?;
             comparison.total += output.len() as u64;
         }
-        let found = compare_rows(output, one, bounds.tolerance_of(&one.name))?;
-        comparison.errors = comparison.errors.worst(found);
+        let found = compare_expected_rows(output, one, bounds.tolerance_of_output(&one.name))?;
+        comparison.errors = comparison.errors.larger_of_each_error(found);
         if output.dtype() != Dtype::I8 {
             let errors = comparison.by_output.entry(one.name.clone()).or_default();
-            *errors = errors.worst(found);
+            *errors = errors.larger_of_each_error(found);
         }
         comparison.checked += one.values.len() as u64;
     }
     if comparison.checked == 0 {
         return Err(VerifyError::Nothing);
     }
-    for (name, &Errors { relative_l2, .. }) in &comparison.by_output {
-        if let Some((declared, allowed)) = bounds.precision_of(name)
+    for (name, &OutputErrors { relative_l2, .. }) in &comparison.by_output {
+        if let Some((declared, allowed)) = bounds.declared_precision_of(name)
             && relative_l2 > allowed
         {
             let (output, bits) =
-                (name.clone(), precision::lower_bits(declared).unwrap_or_default());
+                (name.clone(), precision::next_lower_precision_bits(declared).unwrap_or_default());
             return Err(VerifyError::Precision { output, relative_l2, allowed, declared, bits });
         }
     }
@@ -225,7 +225,7 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
     let mut seen: BTreeMap<&str, Vec<bool>> = BTreeMap::new();
     for one in expected {
         let error = |problem: String| VerifyError::Reference { output: one.name.clone(), problem };
-        let (elements, row_len) = (one.shape.iter().product::<usize>(), one.row_len());
+        let (elements, row_len) = (one.shape.iter().product::<usize>(), one.row_elements());
         let in_shape = elements / row_len.max(1);
         let rows = one.rows.as_ref().map_or(in_shape, Vec::len);
         let held = match &one.values {
@@ -260,7 +260,10 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
 }
 
 /// The output that a reference is about, if it is there in its shape and kind.
-fn shaped<'a>(outputs: &'a Tensors, expected: &Expected) -> Result<&'a Tensor, VerifyError> {
+fn output_with_expected_shape<'a>(
+    outputs: &'a Tensors,
+    expected: &Expected,
+) -> Result<&'a Tensor, VerifyError> {
     let error = |problem: String| VerifyError::Shape { output: expected.name.clone(), problem };
     let output = outputs.get(&expected.name).ok_or_else(|| error("missing".to_owned()))?;
     if output.shape() != expected.shape {
@@ -295,7 +298,7 @@ fn pieces<'a, T>(expected: &Expected, values: &'a [T]) -> Vec<Piece<'a, T>> {
             .map(|(i, expected)| Piece { from: i * PIECE, expected })
             .collect(),
         Some(rows) => {
-            let row_len = expected.row_len();
+            let row_len = expected.row_elements();
             rows.iter()
                 .zip(values.chunks(row_len.max(1)))
                 .map(|(row, expected)| Piece { from: row * row_len, expected })
@@ -304,21 +307,21 @@ fn pieces<'a, T>(expected: &Expected, values: &'a [T]) -> Vec<Piece<'a, T>> {
     }
 }
 
-fn compare_rows(
+fn compare_expected_rows(
     output: &Tensor,
     expected: &Expected,
     tolerance: Tolerance,
-) -> Result<Errors, VerifyError> {
+) -> Result<OutputErrors, VerifyError> {
     let name = || expected.name.clone();
     match &expected.values {
         TensorData::I8(values) => {
-            let found: Vec<Differences> = pieces(expected, values)
+            let found: Vec<IntegerDifferences> = pieces(expected, values)
                 .par_iter()
-                .map(|piece| Differences::count(output, piece))
+                .map(|piece| IntegerDifferences::count(output, piece))
                 .collect();
             let checked = values.len() as u64;
             match found.iter().find_map(|differences| differences.first) {
-                None => Ok(Errors::default()),
+                None => Ok(OutputErrors::default()),
                 Some((first, actual, wanted)) => Err(VerifyError::Differs {
                     output: name(),
                     count: found.iter().map(|differences| differences.count).sum(),
@@ -340,7 +343,7 @@ fn compare_rows(
             // Written so that a NaN in either figure fails.
             if max_error <= tolerance.max_error && relative_l2 <= tolerance.relative_l2 {
                 let rounding = output.dtype().unit_roundoff();
-                return Ok(Errors { max_error, relative_l2, rounding });
+                return Ok(OutputErrors { max_error, relative_l2, rounding });
             }
             Err(VerifyError::TooFar {
                 output: name(),
@@ -385,7 +388,7 @@ fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
 }
 
 /// Whether integers are anything but poison: they are all finite.
-fn check_written(name: &str, output: &Tensor) -> Result<(), VerifyError> {
+fn check_not_poison(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     match output.tensor_data() {
         TensorData::I8(values)
             if values.iter().all(|&value| value == i8::MIN) && !values.is_empty() =>
@@ -397,13 +400,13 @@ fn check_written(name: &str, output: &Tensor) -> Result<(), VerifyError> {
 }
 
 /// Integers that differ from their expected values.
-struct Differences {
+struct IntegerDifferences {
     count: u64,
     /// Index, value and expected value of the first difference.
     first: Option<(usize, f64, f64)>,
 }
 
-impl Differences {
+impl IntegerDifferences {
     fn count(output: &Tensor, &Piece { from, expected }: &Piece<'_, i8>) -> Self {
         let TensorData::I8(values) = output.tensor_data() else {
             unreachable!("`shaped` refuses other outputs")
@@ -443,7 +446,7 @@ impl Sums {
         sums
     }
 
-    /// Adds the elements of a piece, the first of which has index `from`.
+    /// Adds the elements of a piece of the output, which begins at index `from`.
     fn add(&mut self, from: usize, actual: &[f64], expected: &[f64]) {
         let (mut error_squared, mut reference_squared) =
             (self.error_squared, self.reference_squared);
@@ -476,9 +479,9 @@ impl Sums {
         Self { error_squared, reference_squared, largest_reference, ..worst }
     }
 
-    /// Errors relative to the reference, of this many elements. If the reference is all zero, for
-    /// example because terms cancel, they are absolute, with the root mean square instead of the
-    /// norm, which grows with the number of elements.
+    /// Maximum and relative L2 error of `elements` elements, relative to the reference. If the
+    /// reference is all zero, for example because terms cancel, they are absolute, with the root
+    /// mean square instead of the norm, which grows with the number of elements.
     fn errors(&self, elements: usize) -> (f64, f64) {
         let over =
             |error: f64, reference: f64| if reference > 0.0 { error / reference } else { error };

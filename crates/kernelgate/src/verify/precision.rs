@@ -11,8 +11,8 @@ use half::{bf16, f16};
 
 use crate::workload::{Dtype, Expected, Problem, Tensor, TensorData, Tensors, Tolerance};
 
-/// Allowed part of the error of the next lower precision. A row that rounds all its operands to
-/// that precision has the whole error; one that rounds one of two operands has 0.7 of it.
+/// Allowed part of the error of the next lower precision. A row that rounds all its operands to the
+/// lower precision has the whole error; a row that rounds one of two operands has 0.7 of it.
 const SHARE: f64 = 0.25;
 /// Values of an output from which on what rounding moves them by is about the same for other inputs; of
 /// fewer it may be next to nothing by chance.
@@ -20,37 +20,37 @@ const FEW: usize = 64;
 
 /// How close outputs must be to the reference.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Bounds {
+pub struct ErrorBounds {
     /// The workload's tolerance.
     pub tolerance: Tolerance,
     /// Tolerances of the outputs that have their own, by name.
     pub by_output: BTreeMap<String, Tolerance>,
-    /// Limits from the declared precision, if the problem declares one.
+    /// Error limits of the precision that the problem declares, if it declares one.
     pub precision: Option<PrecisionLimit>,
 }
 
-impl From<Tolerance> for Bounds {
+impl From<Tolerance> for ErrorBounds {
     fn from(tolerance: Tolerance) -> Self {
         Self { tolerance, by_output: BTreeMap::new(), precision: None }
     }
 }
 
-impl From<&Self> for Bounds {
+impl From<&Self> for ErrorBounds {
     fn from(bounds: &Self) -> Self {
         bounds.clone()
     }
 }
 
-impl Bounds {
-    /// The tolerances of a problem.
-    pub fn for_problem(problem: &dyn Problem) -> Self {
+impl ErrorBounds {
+    /// The error bounds of a problem's outputs.
+    pub fn bounds_for_problem(problem: &dyn Problem) -> Self {
         Self { by_output: problem.tolerances(), ..problem.tolerance().into() }
     }
 
     /// Checks that all tolerances are finite and not negative.
     ///
     /// # Errors
-    /// Names the invalid tolerance.
+    /// The error names the invalid tolerance.
     pub fn check(&self) -> Result<(), String> {
         let named = self.by_output.iter().map(|(name, it)| (format!(" for output `{name}`"), it));
         for (of, tolerance) in named.chain([(String::new(), &self.tolerance)]) {
@@ -68,8 +68,8 @@ impl Bounds {
     /// Checks that each output with a tolerance of its own exists in the reference.
     ///
     /// # Errors
-    /// Names the output that the reference lacks.
-    pub fn check_outputs(&self, expected: &[Expected]) -> Result<(), String> {
+    /// The error names the output that the reference lacks.
+    pub fn check_outputs_exist(&self, expected: &[Expected]) -> Result<(), String> {
         let has_output = |name: &&String| expected.iter().any(|one| one.name == **name);
         match self.by_output.keys().find(|name| !expected.is_empty() && !has_output(name)) {
             Some(name) => {
@@ -79,8 +79,8 @@ impl Bounds {
         }
     }
 
-    /// The largest errors that pass, of the output that is allowed the most.
-    pub fn allowed(&self) -> Tolerance {
+    /// The largest errors that pass for the output with the widest tolerance.
+    pub fn largest_allowed_errors(&self) -> Tolerance {
         let limits = self.precision.iter().flat_map(|limit| limit.relative_l2.values());
         let limit = limits.copied().reduce(f64::max).unwrap_or(f64::INFINITY);
         let most = |largest: Tolerance, it: &Tolerance| Tolerance {
@@ -92,20 +92,21 @@ impl Bounds {
         Tolerance { max_error, relative_l2: relative_l2.min(limit) }
     }
 
-    /// The tolerance of an output.
-    pub fn tolerance_of(&self, output: &str) -> Tolerance {
+    /// The tolerance of one output.
+    pub fn tolerance_of_output(&self, output: &str) -> Tolerance {
         self.by_output.get(output).copied().unwrap_or(self.tolerance)
     }
 
     /// The declared precision, and the ‖out - ref‖₂ / ‖ref‖₂ above which an output counts as
     /// computed in a lower precision; `None` if errors cannot distinguish the two.
-    pub fn precision_of(&self, output: &str) -> Option<(Dtype, f64)> {
+    pub fn declared_precision_of(&self, output: &str) -> Option<(Dtype, f64)> {
         let limit = self.precision.as_ref()?;
         Some((limit.declared, *limit.relative_l2.get(output)?))
     }
 }
 
-/// The errors from which on a row is taken to compute in a lower precision than the declared one.
+/// Errors above which an implementation is taken to compute in a lower precision than the declared
+/// one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrecisionLimit {
     /// Declared precision.
@@ -117,7 +118,7 @@ pub struct PrecisionLimit {
 /// Significant bits of the most precise floating-point format below a dtype: f32 below f64, tf32
 /// and f16 below f32, bf16 below f16, fp8 (e4m3) below bf16. `None` for fp8, which has no format
 /// below it, and for integers.
-pub const fn lower_bits(dtype: Dtype) -> Option<u32> {
+pub const fn next_lower_precision_bits(dtype: Dtype) -> Option<u32> {
     match dtype {
         Dtype::F64 => Some(24),
         Dtype::F32 => Some(11),
@@ -127,8 +128,8 @@ pub const fn lower_bits(dtype: Dtype) -> Option<u32> {
     }
 }
 
-/// The inputs with every floating-point value rounded to this many significant bits, to nearest,
-/// ties to even. Integers, and values that would overflow, are not rounded.
+/// Rounds every floating-point value of the inputs to `bits` significant bits, to nearest, ties to
+/// even. Integers, and values that would overflow, are not rounded.
 pub fn rounded(inputs: &Tensors, bits: u32) -> Tensors {
     let mut all = Tensors::new();
     for (name, tensor) in inputs.iter() {
@@ -157,7 +158,7 @@ fn each<T: Copy>(values: &[T], rounded: impl Fn(T) -> T) -> Vec<T> {
     values.iter().map(|&value| rounded(value)).collect()
 }
 
-/// Rounds to this many significant bits.
+/// Rounds a number to `bits` significant bits.
 fn round(x: f64, bits: u32) -> f64 {
     // The fraction has 52 bits, one less than the significand.
     let dropped = 53 - bits;
@@ -167,9 +168,10 @@ fn round(x: f64, bits: u32) -> f64 {
     if x.is_finite() && y.is_finite() { y } else { x }
 }
 
-/// Error limit of a declared precision, from the reference and that of [`rounded`] inputs: `None`
-/// if rounding changes no output, so that errors cannot distinguish precisions.
-pub fn limit(
+/// Error limit of a declared precision, computed from the reference of the inputs and that of
+/// [`rounded`] inputs: `None` if rounding changes no output, so that errors cannot distinguish
+/// precisions.
+pub fn precision_error_limit(
     declared: Dtype,
     expected: &[Expected],
     of_rounded: &[Expected],
@@ -184,7 +186,7 @@ pub fn limit(
         let off: f64 = values.iter().zip(moved).map(|(x, y)| (x - y) * (x - y)).sum();
         let allowed = SHARE * (off / squared).sqrt();
         if allowed.is_finite() && allowed > 0.0 {
-            // Rounding may change some rows of an output by more than others.
+            // Rounding inputs may change some rows of an output more than others.
             let worst = relative_l2.entry(one.name.clone()).or_default();
             *worst = worst.max(allowed);
             largest = largest.max(allowed);
@@ -222,8 +224,8 @@ mod tests {
     #[test]
     fn outputs_exact_in_a_lower_precision_have_no_limit() {
         let expected = |x: f64| vec![Expected::all("y", [1, 2], vec![x, 2.0])];
-        assert_eq!(limit(Dtype::F32, &expected(1.0), &expected(1.0)), None);
-        let off = limit(Dtype::F32, &expected(1.0), &expected(1.1)).unwrap();
+        assert_eq!(precision_error_limit(Dtype::F32, &expected(1.0), &expected(1.0)), None);
+        let off = precision_error_limit(Dtype::F32, &expected(1.0), &expected(1.1)).unwrap();
         assert!((off.relative_l2["y"] / (0.25 * 0.1 / 5f64.sqrt()) - 1.0).abs() < 1e-9);
     }
 
@@ -240,7 +242,7 @@ mod tests {
             ]
         };
         let moved = expected([0.4, 0.04, 1e-9]);
-        let limit = limit(Dtype::F32, &expected([0.0; 3]), &moved).unwrap();
+        let limit = precision_error_limit(Dtype::F32, &expected([0.0; 3]), &moved).unwrap();
         let limits = ["much", "little", "sum"].map(|name| limit.relative_l2[name]);
         let expected = [0.1, 0.01, 0.1];
         assert!(limits.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9), "{limits:?}");

@@ -5,11 +5,15 @@ use half::bf16;
 use super::*;
 use crate::backend::cpu::CpuTask;
 
-const LOOSE: Tolerance = Tolerance { max_error: 1e-3, relative_l2: 1e-3 };
+const LOOSE_TOLERANCE: Tolerance = Tolerance { max_error: 1e-3, relative_l2: 1e-3 };
 
 fn check(actual: Vec<f32>, expected: Vec<f64>) -> Result<OutputComparison, VerifyError> {
     let shape = [actual.len() / 2, 2];
-    compare(&Tensors::new().with("y", shape, actual), &[Expected::all("y", shape, expected)], LOOSE)
+    compare(
+        &Tensors::new().with("y", shape, actual),
+        &[Expected::all("y", shape, expected)],
+        LOOSE_TOLERANCE,
+    )
 }
 
 #[test]
@@ -49,23 +53,23 @@ fn outputs_have_their_own_errors_tolerances_and_precision() {
     ];
     let loose = Tolerance { max_error: 1e-2, relative_l2: 1e-2 };
     let found = compare(&outputs(1.00002, 3), &expected, loose).unwrap();
-    // Integer outputs have no errors, so none are recorded for them.
+    // Integer outputs have no errors, so none are recorded.
     assert_eq!(found.by_output.keys().collect::<Vec<_>>(), ["coarse", "fine"]);
     let [coarse, fine] = [found.by_output["coarse"], found.by_output["fine"]];
     assert!((fine.max_error - 1e-5).abs() < 1e-7 && coarse.max_error > 1e-3, "{found:?}");
     assert_eq!((fine.rounding, coarse.rounding), (0.5f64.powi(24), 0.5f64.powi(8)));
-    assert_eq!(found.errors, coarse.worst(fine));
+    assert_eq!(found.errors, coarse.larger_of_each_error(fine));
     assert!(compare(&outputs(1.00002, 4), &expected, loose).is_err());
 
     let tight = Tolerance { max_error: 1e-6, relative_l2: 1e-6 };
-    let bounds = Bounds { by_output: [("fine".to_owned(), tight)].into(), ..loose.into() };
+    let bounds = ErrorBounds { by_output: [("fine".to_owned(), tight)].into(), ..loose.into() };
     assert!(compare(&outputs(1.0, 3), &expected, &bounds).is_ok());
     let refused = compare(&outputs(1.00002, 3), &expected, &bounds).unwrap_err().to_string();
     assert!(refused.starts_with("output `fine`: max error 1.00e-5 (allowed 1e-6)"), "{refused}");
 
     let relative_l2 = [("fine".to_owned(), 1e-6), ("coarse".to_owned(), 1e-2)].into();
     let precision = Some(PrecisionLimit { declared: Dtype::F32, relative_l2 });
-    let declared = Bounds { precision, ..loose.into() };
+    let declared = ErrorBounds { precision, ..loose.into() };
     assert!(compare(&outputs(1.0, 3), &expected, &declared).is_ok());
     let lower = compare(&outputs(1.00002, 3), &expected, &declared).unwrap_err().to_string();
     let prefix = "output `fine`: relative L2 8.96e-6 (the declared f32 allows 1.0e-6:";
@@ -75,7 +79,7 @@ fn outputs_have_their_own_errors_tolerances_and_precision() {
 #[test]
 fn a_digest_is_of_names_shapes_and_bits() {
     let outputs = |name: &str, shape: [usize; 2], values: [f32; 4]| {
-        digest(&Tensors::new().with(name, shape, values.to_vec()))
+        digest_of_outputs(&Tensors::new().with(name, shape, values.to_vec()))
     };
     let first = outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]);
     assert_eq!(first, outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]));
@@ -112,7 +116,7 @@ fn one_wrong_element_among_many_is_found_and_named() {
 fn sampled_rows_are_compared_and_the_rest_is_checked_finite() {
     let sampled = |actual: Vec<f32>| {
         let expected = Expected::sampled("y", [3, 2], vec![1], vec![3.0, 4.0]);
-        compare(&Tensors::new().with("y", [3, 2], actual), &[expected], LOOSE)
+        compare(&Tensors::new().with("y", [3, 2], actual), &[expected], LOOSE_TOLERANCE)
     };
     let comparison = sampled(vec![9.0, 9.0, 3.0, 4.0, 9.0, 9.0]).unwrap();
     assert_eq!((comparison.checked, comparison.total), (2, 6));
@@ -131,16 +135,20 @@ fn several_references_of_one_output_count_its_elements_once() {
     let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
     let part = |row: usize, values: Vec<f64>| Expected::sampled("y", [2, 2], vec![row], values);
     let comparison =
-        compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 4.0])], LOOSE).unwrap();
+        compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 4.0])], LOOSE_TOLERANCE)
+            .unwrap();
     assert_eq!((comparison.checked, comparison.total), (4, 4));
-    assert!(compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 5.0])], LOOSE).is_err());
+    assert!(
+        compare(&outputs, &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 5.0])], LOOSE_TOLERANCE)
+            .is_err()
+    );
 }
 
 #[test]
 fn integers_are_exact_and_poison_is_a_mismatch() {
     let spikes = |actual: Vec<i8>| {
         let expected = Expected::all("s", [1, 3], vec![0i8, 1, -1]);
-        compare(&Tensors::new().with("s", [1, 3], actual), &[expected], LOOSE)
+        compare(&Tensors::new().with("s", [1, 3], actual), &[expected], LOOSE_TOLERANCE)
     };
     assert!(spikes(vec![0, 1, -1]).is_ok());
     let error = spikes(vec![0, 0x7f, -1]).unwrap_err();
@@ -151,13 +159,16 @@ fn integers_are_exact_and_poison_is_a_mismatch() {
 fn missing_and_misshapen_outputs_are_errors() {
     let expected = [Expected::all("y", [2, 1], vec![1.0, 2.0])];
     for outputs in [Tensors::new(), Tensors::new().with("y", [1, 2], vec![1.0f32, 2.0])] {
-        assert!(matches!(compare(&outputs, &expected, LOOSE), Err(VerifyError::Shape { .. })));
+        assert!(matches!(
+            compare(&outputs, &expected, LOOSE_TOLERANCE),
+            Err(VerifyError::Shape { .. })
+        ));
     }
 }
 #[test]
 fn outputs_of_another_kind_or_unknown_to_the_reference_are_errors() {
     let message = |outputs: Tensors, expected: Expected| {
-        compare(&outputs, &[expected], LOOSE).unwrap_err().to_string()
+        compare(&outputs, &[expected], LOOSE_TOLERANCE).unwrap_err().to_string()
     };
     let floats = || Tensors::new().with("y", [1, 2], vec![1.0f32, 0.0]);
     let integers = || Tensors::new().with("y", [1, 2], vec![1i8, 0]);
@@ -179,10 +190,11 @@ fn outputs_of_another_kind_or_unknown_to_the_reference_are_errors() {
 #[test]
 fn a_reference_that_checks_less_than_it_seems_to_is_an_error() {
     let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
-    let message =
-        |expected: &[Expected]| compare(&outputs, expected, LOOSE).unwrap_err().to_string();
+    let message = |expected: &[Expected]| {
+        compare(&outputs, expected, LOOSE_TOLERANCE).unwrap_err().to_string()
+    };
     let sampled = |rows: Vec<usize>, values: Vec<f64>| Expected::sampled("y", [2, 2], rows, values);
-    assert_eq!(compare(&Tensors::new(), &[], LOOSE), Err(VerifyError::Nothing));
+    assert_eq!(compare(&Tensors::new(), &[], LOOSE_TOLERANCE), Err(VerifyError::Nothing));
     assert_eq!(message(&[sampled(vec![], vec![])]), VerifyError::Nothing.to_string());
     assert!(
         message(&[Expected::all("y", [2, 2], vec![1.0])]).ends_with("1 values for 2 rows of 2")
@@ -207,7 +219,7 @@ fn an_implementation_that_writes_nothing_or_only_once_fails() {
     let outputs = || Tensors::new().with_output("y", [1, 2], Dtype::F32);
     let mut idle = CpuTask::new(Arc::default(), outputs(), |_, _| {});
     assert!(matches!(
-        verify(&mut idle, &expected, LOOSE),
+        verify(&mut idle, &expected, LOOSE_TOLERANCE),
         Err(VerifyError::NotFinite { count: 2, .. })
     ));
     let mut launches = 0;
@@ -218,11 +230,11 @@ fn an_implementation_that_writes_nothing_or_only_once_fails() {
         }
     });
     assert!(matches!(
-        verify(&mut once, &expected, LOOSE),
+        verify(&mut once, &expected, LOOSE_TOLERANCE),
         Err(VerifyError::NotFinite { count: 2, .. })
     ));
     let mut sound = CpuTask::new(Arc::default(), outputs(), |_, outputs| {
         outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0])
     });
-    assert_eq!(verify(&mut sound, &expected, LOOSE).unwrap().checked, 2);
+    assert_eq!(verify(&mut sound, &expected, LOOSE_TOLERANCE).unwrap().checked, 2);
 }

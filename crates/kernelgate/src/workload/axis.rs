@@ -11,15 +11,15 @@ use std::fmt;
 /// Something that can vary in a workload.
 #[derive(Debug, Clone, Copy)]
 pub struct Axis {
-    /// Short name, unique in the workload: `s`, `d`, `dtype`.
+    /// Short name of the axis, unique in the workload: `s`, `d`, `dtype`.
     pub name: &'static str,
     /// Which values are valid.
     pub values: Values,
-    /// One line for `kernelgate list`, with the unit.
+    /// Description of the axis in one line of `kernelgate list`, with its unit.
     pub about: &'static str,
 }
 
-/// The valid values of an axis.
+/// The valid values of an axis: numbers or words.
 #[derive(Debug, Clone, Copy)]
 pub enum Values {
     /// The axis accepts any whole number from 1.
@@ -36,7 +36,7 @@ impl Axis {
         Self { name, values: Values::Number, about }
     }
 
-    /// An axis of named values.
+    /// Makes an axis whose values are words.
     pub const fn one_of(
         name: &'static str,
         values: &'static [&'static str],
@@ -47,9 +47,9 @@ impl Axis {
 
     /// The axes of lines of [`expand`], in their order. An axis whose values are all numbers
     /// accepts any number; another axis accepts only the words of the lines.
-    pub fn in_lines(lines: &'static [&'static str]) -> Vec<Self> {
+    pub fn axes_in_lines(lines: &'static [&'static str]) -> Vec<Self> {
         let mut axes: Vec<Self> = Vec::new();
-        for (name, _) in items(lines) {
+        for (name, _) in line_items(lines) {
             if axes.iter().any(|axis| axis.name == name) {
                 continue;
             }
@@ -66,7 +66,7 @@ impl Axis {
             Values::Number => None,
             Values::OneOf(words) => Some(words.to_vec()),
             Values::InLines(lines) => {
-                let own = items(lines).filter(|(name, _)| *name == self.name);
+                let own = line_items(lines).filter(|(name, _)| *name == self.name);
                 let mut words = Vec::new();
                 for word in own.flat_map(|(_, values)| values.split(',')) {
                     if !words.contains(&word) {
@@ -104,7 +104,9 @@ impl Axis {
 }
 
 /// Axes of lines and their values, not yet apart.
-fn items(lines: &'static [&'static str]) -> impl Iterator<Item = (&'static str, &'static str)> {
+fn line_items(
+    lines: &'static [&'static str],
+) -> impl Iterator<Item = (&'static str, &'static str)> {
     let parts = lines.iter().flat_map(|line| line.split_whitespace());
     parts.map(|part| part.split_once('=').unwrap_or((part, "")))
 }
@@ -122,7 +124,7 @@ pub enum AxisError {
         /// Valid values.
         expected: String,
     },
-    /// The workload has no such axis.
+    /// The workload has no axis of that name.
     #[error("no axis `{axis}` here; axes are {known}")]
     Unknown {
         /// Given name.
@@ -147,15 +149,15 @@ pub enum AxisError {
     Combination(String),
 }
 
-/// One value for each axis that the problem uses, in the workload's axis order.
+/// A point: one value for each axis that the problem uses, in the workload's axis order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point(Vec<(&'static str, String)>);
 
 impl Point {
-    /// The value of a number axis.
+    /// The value of an axis whose values are numbers.
     ///
     /// # Errors
-    /// When the point lacks the axis or its value is not a number.
+    /// Fails if the point lacks the axis or its value is not a number.
     pub fn number(&self, axis: &'static str) -> Result<usize, AxisError> {
         let value = self.word(axis)?;
         value.parse().map_err(|_| AxisError::Value {
@@ -168,12 +170,12 @@ impl Point {
     /// The value of any axis, as written.
     ///
     /// # Errors
-    /// When the point lacks the axis.
+    /// Fails if the point lacks the axis.
     pub fn word(&self, axis: &'static str) -> Result<&str, AxisError> {
         self.get(axis).ok_or(AxisError::Missing { axis })
     }
 
-    /// The value of an axis, if the point has it.
+    /// The value of an axis, if the point has this axis.
     pub fn get(&self, axis: &str) -> Option<&str> {
         self.0.iter().find(|(name, _)| *name == axis).map(|(_, value)| value.as_str())
     }
@@ -202,14 +204,14 @@ impl fmt::Display for Point {
 
 /// Values that replace a line's own, from `--axis name=value[,value]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Override {
-    /// The axis whose values are replaced.
+pub struct AxisOverride {
+    /// Name of the axis whose values are replaced.
     pub axis: String,
-    /// The new values, at least one.
+    /// The new values of the axis, at least one.
     pub values: Vec<String>,
 }
 
-impl std::str::FromStr for Override {
+impl std::str::FromStr for AxisOverride {
     type Err = AxisError;
 
     fn from_str(item: &str) -> Result<Self, AxisError> {
@@ -225,21 +227,21 @@ impl std::str::FromStr for Override {
 
 /// Every point of the lines, in order, without repeats.
 ///
-/// Overrides replace the values of their axis, those of one axis together; lines without that axis
-/// are skipped.
+/// Overrides replace the values of their axis; overrides of one axis are combined, and selection
+/// lines without that axis are skipped.
 ///
 /// # Errors
-/// When an axis is unknown, a value invalid or a line malformed.
+/// Fails if an axis is unknown, a value invalid or a line malformed.
 pub fn expand(
     axes: &[Axis],
     lines: &[&str],
-    overrides: &[Override],
+    overrides: &[AxisOverride],
 ) -> Result<Vec<Point>, AxisError> {
     for wanted in overrides {
-        let axis = find(axes, &wanted.axis)?;
+        let axis = find_axis(axes, &wanted.axis)?;
         wanted.values.iter().try_for_each(|value| axis.check(value))?;
     }
-    let overrides = united(overrides);
+    let overrides = merge_overrides(overrides);
     let mut seen = BTreeSet::new();
     let mut points = Vec::new();
     for line in lines {
@@ -252,9 +254,9 @@ pub fn expand(
     Ok(points)
 }
 
-/// One override an axis, with all values that were given for it.
-fn united(overrides: &[Override]) -> Vec<Override> {
-    let mut united: Vec<Override> = Vec::new();
+/// Combines overrides, so that each axis has one override with all its given values.
+fn merge_overrides(overrides: &[AxisOverride]) -> Vec<AxisOverride> {
+    let mut united: Vec<AxisOverride> = Vec::new();
     for wanted in overrides {
         match united.iter_mut().find(|earlier| earlier.axis == wanted.axis) {
             Some(earlier) => earlier.values.extend(wanted.values.iter().cloned()),
@@ -264,10 +266,15 @@ fn united(overrides: &[Override]) -> Vec<Override> {
     united
 }
 
-fn expand_line(axes: &[Axis], line: &str, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
-    let items = line.split_whitespace().map(str::parse).collect::<Result<Vec<Override>, _>>()?;
+fn expand_line(
+    axes: &[Axis],
+    line: &str,
+    overrides: &[AxisOverride],
+) -> Result<Vec<Point>, AxisError> {
+    let items =
+        line.split_whitespace().map(str::parse).collect::<Result<Vec<AxisOverride>, _>>()?;
     for item in &items {
-        let axis = find(axes, &item.axis)?;
+        let axis = find_axis(axes, &item.axis)?;
         item.values.iter().try_for_each(|value| axis.check(value))?;
     }
     if overrides.iter().any(|wanted| items.iter().all(|item| item.axis != wanted.axis)) {
@@ -292,7 +299,7 @@ fn expand_line(axes: &[Axis], line: &str, overrides: &[Override]) -> Result<Vec<
     Ok(points.into_iter().map(Point).collect())
 }
 
-fn find<'a>(axes: &'a [Axis], name: &str) -> Result<&'a Axis, AxisError> {
+fn find_axis<'a>(axes: &'a [Axis], name: &str) -> Result<&'a Axis, AxisError> {
     axes.iter().find(|axis| axis.name == name).ok_or_else(|| AxisError::Unknown {
         axis: name.to_owned(),
         known: axes.iter().map(|axis| axis.name).collect::<Vec<_>>().join(", "),

@@ -17,7 +17,7 @@ pub struct Breakdown {
     pub parts: Vec<Part>,
 }
 
-/// The unit in which throughput counts.
+/// The unit in which throughput is counted, such as images or tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SampleUnit {
@@ -38,7 +38,7 @@ impl SampleUnit {
     }
 
     /// Whether the unit is the unit of records that name none.
-    pub fn is_default(&self) -> bool {
+    pub fn is_default_unit(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -50,8 +50,8 @@ pub struct Part {
     pub table: &'static str,
     /// Label in the table.
     pub label: String,
-    /// Ranges whose path equals this one, or ends with it: names with `/` between them. Rows open
-    /// them around their launches; work outside of them has no range.
+    /// Path of the ranges of this part: names with `/` between them; a longer path that ends with
+    /// it counts too. Rows open them around their launches; work outside of them has no range.
     pub range: String,
     /// Work that the mathematics needs; empty if nothing bounds the part.
     pub work: Work,

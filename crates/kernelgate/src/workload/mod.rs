@@ -1,8 +1,9 @@
 //! Definition of a computation: problems with seeded inputs, an fp64 reference, declared work and a
 //! tolerance.
 //!
-//! Deliberately absent: devices, timing, threads of an implementation. A workload does not know how
-//! it is computed; its reference is the only definition of the correct result.
+//! Workloads deliberately know no devices, no timing and no threads of an implementation. A
+//! workload does not know how it is computed; its reference is the only definition of the correct
+//! result.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +14,11 @@ pub mod work;
 
 pub use kernelgate_numerics::{random, tensor};
 
-pub use axis::{Axis, AxisError, Override, Point, Values};
+pub use axis::{Axis, AxisError, AxisOverride, Point, Values};
 pub use breakdown::{Breakdown, Part, SampleUnit};
 pub use symmetry::Symmetry;
 pub use tensor::{Dtype, Tensor, TensorData, Tensors};
-pub use work::{LinkWork, Unit, Work};
+pub use work::{GpuLinkWork, Unit, Work};
 
 /// A workload with its shape, dtype and parameters bound.
 ///
@@ -44,25 +45,26 @@ pub trait Problem: Send + Sync + 'static {
     /// Inputs drawn from the seed: the same seed gives the same bits everywhere.
     fn inputs(&self, seed: u64) -> Tensors;
 
-    /// The outputs in fp64, or the sampled rows of them.
+    /// Computes the expected outputs in fp64, or some sampled rows of them.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected>;
 
     /// Checks whether the problem can be computed at all; an obstacle, such as a missing file, is
     /// an error of every case.
     ///
     /// # Errors
-    /// The reason, as a fragment.
+    /// The error states the reason, as a fragment of a sentence.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Source of the expected outputs: [`Self::reference`] by default.
-    fn reference_from(&self) -> ReferenceFrom {
-        ReferenceFrom::Definition
+    /// Source of the expected outputs of the problem: [`Self::reference`] by default.
+    fn reference_from(&self) -> ReferenceSource {
+        ReferenceSource::Definition
     }
 
-    /// Whether inputs or reference are read from a file. It may change between two runs, so that they
-    /// are kept nowhere else. They are one data set: other seeds have no reference, and do not count.
+    /// Whether inputs or reference are read from a file. The file may change between two runs, so
+    /// neither inputs nor references are kept elsewhere. All seeds then have one data set: only the
+    /// first seed has a reference and counts.
     fn reads_files(&self) -> bool {
         false
     }
@@ -75,9 +77,8 @@ pub trait Problem: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Other values of the named inputs, drawn from the seed. A workload that draws much and is
-    /// asked
-    /// for little may do less than the whole of [`Self::inputs`].
+    /// Draws other values of the named inputs from a seed. A workload with many inputs may draw
+    /// only the named ones instead of all of [`Self::inputs`].
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
         self.inputs(seed).select_named(names)
     }
@@ -110,10 +111,11 @@ pub trait Problem: Send + Sync + 'static {
         BTreeMap::new()
     }
 
-    /// Precision that rows must compute in, if the tolerance would accept a lower one. Rows are
-    /// then wrong if they deviate by more than a quarter of the error from rounding the inputs to
-    /// the next lower precision (tf32 and f16 below f32, bf16 below f16, fp8 below bf16). The check
-    /// computes the reference of the rounded inputs, which needs the same memory again.
+    /// Precision in which implementations must compute, if the tolerance would accept a lower
+    /// precision. Rows are then wrong if they deviate by more than a quarter of the error from
+    /// rounding the inputs to the next lower precision (tf32 and f16 below f32, bf16 below f16, fp8
+    /// below bf16). The check computes the reference of the rounded inputs, which needs the same
+    /// memory again.
     fn precision(&self) -> Option<Dtype> {
         None
     }
@@ -125,20 +127,21 @@ pub trait Problem: Send + Sync + 'static {
     }
 }
 
-/// Source of the expected outputs.
+/// Source of the expected outputs of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReferenceFrom {
+pub enum ReferenceSource {
     /// [`Problem::reference`].
     Definition,
-    /// The outputs of that row, for the same inputs. The row itself is unverified.
+    /// The expected outputs are those of another implementation for the same inputs. That
+    /// implementation itself is unverified.
     Row(&'static str),
     /// Outputs are not compared: every row is timed, and marked as unverified.
     Nothing,
 }
 
-impl ReferenceFrom {
+impl ReferenceSource {
     /// Whether there is nothing to compare with.
-    pub const fn is_nothing(self) -> bool {
+    pub const fn is_without_reference(self) -> bool {
         matches!(self, Self::Nothing)
     }
 }
@@ -158,12 +161,12 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Expected values of the whole output.
+    /// Expected values of a whole output.
     pub fn all(name: &str, shape: impl Into<Vec<usize>>, values: impl Into<TensorData>) -> Self {
         Self { name: name.to_owned(), shape: shape.into(), rows: None, values: values.into() }
     }
 
-    /// Expected values of some rows of the output, if the whole is too expensive.
+    /// Expected values of some rows of an output, if computing the whole output is too expensive.
     pub fn sampled(
         name: &str,
         shape: impl Into<Vec<usize>>,
@@ -174,7 +177,7 @@ impl Expected {
     }
 
     /// Elements in a row.
-    pub fn row_len(&self) -> usize {
+    pub fn row_elements(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
     }
 }
@@ -182,9 +185,9 @@ impl Expected {
 /// How far an output may be from its reference. Integer outputs are compared exactly.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tolerance {
-    /// Largest |out - ref| over the largest |ref|.
+    /// Largest allowed |out - ref| over the largest |ref|.
     pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂.
+    /// Largest allowed ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
 }
 
@@ -219,9 +222,10 @@ pub struct Tolerance {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Workload<P> {
-    /// `family/operation`, for example `attention/forward`; the start of every id.
+    /// Name of the workload, `family/operation`, for example `attention/forward`: the beginning of
+    /// every case id.
     pub name: &'static str,
-    /// One line for `kernelgate list`.
+    /// Description of the workload in one line of `kernelgate list`.
     pub about: &'static str,
     /// Grows when the mathematics, the inputs or the declared work change: results of two
     /// revisions are not comparable. References are kept on disk by revision and inputs, so that a
@@ -231,8 +235,8 @@ pub struct Workload<P> {
     pub axes: &'static [Axis],
     /// The few problems that are timed by default: lines of [`axis::expand`].
     pub default: &'static [&'static str],
-    /// Selections for a device a thousand times faster, whose memory and caches need larger
-    /// problems; empty if the same problems suit it.
+    /// Selection lines for a device a thousand times faster, whose memory and caches need larger
+    /// problems; empty if the default problems suit it.
     pub accelerator: &'static [&'static str],
     /// The whole sweep.
     pub thorough: &'static [&'static str],
@@ -243,16 +247,16 @@ pub struct Workload<P> {
 /// How much to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Effort {
-    /// The default problems, timed briefly.
+    /// Effort that runs the default problems and times them briefly.
     Quick,
     /// The default problems.
     #[default]
     Default,
-    /// The whole sweep, timed longer.
+    /// Effort that runs the whole sweep of problems and times them longer.
     Thorough,
 }
 
-/// Size of the default problems.
+/// Whether default problems are sized for a CPU or for an accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scale {
     /// Sizes for the cores of a host.
@@ -273,19 +277,20 @@ impl Effort {
     }
 }
 
-/// Points of each effort, as lines of [`axis::expand`].
+/// Selection lines of each effort, which [`axis::expand`] turns into points.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Lines {
-    /// Selections of the default effort.
+pub struct SelectionLines {
+    /// Selection lines of the default effort.
     pub default: &'static [&'static str],
-    /// Selections of the default effort on an accelerator; empty if the same problems suit it.
+    /// Selection lines of the default effort on an accelerator; empty if the default problems suit
+    /// it.
     pub accelerator: &'static [&'static str],
-    /// Selections of the whole sweep.
+    /// Selection lines of the whole sweep.
     pub thorough: &'static [&'static str],
 }
 
-impl Lines {
-    /// The lines that an effort selects.
+impl SelectionLines {
+    /// The selection lines that an effort uses.
     pub fn select(&self, effort: Effort, scale: Scale) -> Vec<&'static str> {
         match (effort, scale) {
             (Effort::Quick | Effort::Default, Scale::Accelerator)
@@ -303,20 +308,20 @@ impl Lines {
 
 impl<P> Workload<P> {
     /// Points of each effort.
-    pub const fn lines(&self) -> Lines {
+    pub const fn lines(&self) -> SelectionLines {
         let Self { default, accelerator, thorough, .. } = *self;
-        Lines { default, accelerator, thorough }
+        SelectionLines { default, accelerator, thorough }
     }
 
     /// The points that an effort selects, with the overrides applied.
     ///
     /// # Errors
-    /// When an override names no axis of the workload or a value that the axis does not accept.
+    /// Fails if an override names no axis of the workload or a value that the axis does not accept.
     pub fn points(
         &self,
         effort: Effort,
         scale: Scale,
-        overrides: &[Override],
+        overrides: &[AxisOverride],
     ) -> Result<Vec<Point>, AxisError> {
         axis::expand(self.axes, &self.lines().select(effort, scale), overrides)
     }

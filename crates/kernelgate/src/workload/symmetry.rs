@@ -1,5 +1,5 @@
-//! Symmetries of a workload: changes of its inputs whose effect on its outputs is known. With that
-//! effect undone, the outputs of the changed inputs equal those of the original inputs.
+//! Symmetries of a workload: changes of its inputs whose effect on its outputs is known. Once that
+//! effect is undone, the outputs of the changed inputs equal those of the original inputs.
 //!
 //! Deliberately absent: approximate symmetries. Every symmetry here holds in exact arithmetic.
 
@@ -11,7 +11,7 @@ use super::{Dtype, Expected, Problem, Tensor, TensorData, Tensors};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Symmetry {
     /// Each of these inputs rolled along an axis, and each of these outputs rolled alike: heads of
-    /// attention, neurons of a layer. All axes have the same extent. Tensor and axis.
+    /// attention, neurons of a layer. All rolled axes have the same extent. Tensor and axis.
     Roll {
         /// Inputs.
         inputs: &'static [(&'static str, usize)],
@@ -29,7 +29,7 @@ pub enum Symmetry {
 }
 
 impl Symmetry {
-    /// The inputs that the symmetry changes.
+    /// Names of the inputs that the symmetry changes.
     pub fn inputs(self) -> Vec<&'static str> {
         match self {
             Self::Roll { inputs, .. } => inputs.iter().map(|(name, _)| *name).collect(),
@@ -39,20 +39,20 @@ impl Symmetry {
 
     /// The changed inputs; `None` if the change has no effect, because the axis has an extent of
     /// one, or if a tensor or axis does not exist.
-    pub fn changed(self, inputs: &Tensors) -> Option<Tensors> {
+    pub fn changed_inputs(self, inputs: &Tensors) -> Option<Tensors> {
         let mut changed = Tensors::new();
         match self {
             Self::Roll { inputs: rolled, .. } => {
                 let extent = |&(name, axis)| inputs.get(name)?.shape().get(axis).copied();
-                let by = shift(extent(rolled.first()?)?)?;
+                let by = roll_distance(extent(rolled.first()?)?)?;
                 for &(name, axis) in rolled {
                     let tensor = inputs.get(name)?;
-                    changed.insert(name, roll(tensor, axis, by)?);
+                    changed.insert(name, roll_axis(tensor, axis, by)?);
                 }
             }
             Self::Negate { inputs: negated, .. } => {
                 for name in negated {
-                    changed.insert(name, negate(inputs.get(name)?));
+                    changed.insert(name, negate_tensor(inputs.get(name)?));
                 }
             }
         }
@@ -61,18 +61,18 @@ impl Symmetry {
 
     /// Undoes the effect of the changed inputs on the outputs; `None` if the symmetry does not
     /// cover an output.
-    pub fn undone(self, outputs: &Tensors) -> Option<Tensors> {
+    pub fn undo_on_outputs(self, outputs: &Tensors) -> Option<Tensors> {
         let mut undone = Tensors::new();
         for (name, output) in outputs.iter() {
             let restored = match self {
                 Self::Roll { outputs, .. } => {
                     let &(_, axis) = outputs.iter().find(|(known, _)| *known == name)?;
                     let extent = *output.shape().get(axis)?;
-                    roll(output, axis, extent - shift(extent)?)?
+                    roll_axis(output, axis, extent - roll_distance(extent)?)?
                 }
                 Self::Negate { outputs, .. } => {
                     outputs.iter().find(|known| **known == name)?;
-                    negate(output)
+                    negate_tensor(output)
                 }
             };
             undone.insert(name, restored);
@@ -91,9 +91,9 @@ pub fn check(problem: &dyn Problem, seed: u64, tolerated: f64) -> Result<usize, 
     let expected = problem.reference(&inputs);
     let mut checked = 0;
     for symmetry in problem.symmetries() {
-        let Some(changed) = symmetry.changed(&inputs) else { continue };
+        let Some(changed) = symmetry.changed_inputs(&inputs) else { continue };
         let outputs = whole(&problem.reference(&inputs.replaced_by(&changed)))?;
-        let undone = symmetry.undone(&outputs);
+        let undone = symmetry.undo_on_outputs(&outputs);
         let undone = undone.ok_or_else(|| format!("{symmetry:?} does not know every output"))?;
         for (name, old) in whole(&expected)?.iter() {
             let old = old.to_f64(0, old.len());
@@ -118,7 +118,7 @@ fn whole(expected: &[Expected]) -> Result<Tensors, String> {
             outputs.insert(&one.name, Tensor::poisoned(one.shape.clone(), dtype));
         }
         let held = Tensor::new([one.values.len()], one.values.clone());
-        let row = one.row_len() * dtype.bytes();
+        let row = one.row_elements() * dtype.bytes();
         let rows = one.rows.clone().unwrap_or_else(|| (0..held.bytes() / row.max(1)).collect());
         let to = outputs.tensor_mut(&one.name).as_bytes_mut();
         for (from, row_number) in held.as_bytes().chunks(row.max(1)).zip(rows) {
@@ -135,12 +135,12 @@ fn whole(expected: &[Expected]) -> Result<Tensors, String> {
 }
 
 /// Distance by which an axis is rolled: about a third of it, so that no power of two divides both.
-fn shift(extent: usize) -> Option<usize> {
+fn roll_distance(extent: usize) -> Option<usize> {
     (extent > 1).then_some((extent / 3).max(1))
 }
 
 /// Element `i` of the axis goes to `i + by`, around the end.
-fn roll(tensor: &Tensor, axis: usize, by: usize) -> Option<Tensor> {
+fn roll_axis(tensor: &Tensor, axis: usize, by: usize) -> Option<Tensor> {
     let shape = tensor.shape();
     let inner = shape.get(axis + 1..)?.iter().product::<usize>() * tensor.dtype().bytes();
     let row = shape.get(axis)? * inner;
@@ -164,7 +164,7 @@ fn copy(to: &mut [u8], from: &[u8]) {
     pieces.for_each(|(to, from)| to.copy_from_slice(from));
 }
 
-fn negate(tensor: &Tensor) -> Tensor {
+fn negate_tensor(tensor: &Tensor) -> Tensor {
     let mut negated = Tensor::zeroed(tensor.shape(), tensor.dtype());
     match (negated.tensor_data_mut(), tensor.tensor_data()) {
         (TensorData::F64(to), TensorData::F64(from)) => each(to, from, |x| -x),
@@ -188,9 +188,9 @@ fn each<T: Copy + Send + Sync>(to: &mut [T], from: &[T], f: impl Fn(T) -> T + Sy
 mod tests {
     use super::*;
 
-    const HEADS: Symmetry = Symmetry::Roll { inputs: &[("x", 1)], outputs: &[("y", 1)] };
+    const ROLL_HEADS: Symmetry = Symmetry::Roll { inputs: &[("x", 1)], outputs: &[("y", 1)] };
 
-    fn counted(shape: [usize; 3]) -> Tensor {
+    fn counted_tensor(shape: [usize; 3]) -> Tensor {
         let len = shape.iter().product::<usize>();
         Tensor::new(shape, TensorData::F64((0..len).map(|i| i as f64).collect()))
     }
@@ -202,8 +202,8 @@ mod tests {
     #[test]
     fn a_roll_moves_whole_slices_around_the_end() {
         let mut inputs = Tensors::new();
-        inputs.insert("x", counted([2, 4, 1]));
-        let changed = HEADS.changed(&inputs).unwrap();
+        inputs.insert("x", counted_tensor([2, 4, 1]));
+        let changed = ROLL_HEADS.changed_inputs(&inputs).unwrap();
         assert_eq!(values(changed.tensor("x")), [3.0, 0.0, 1.0, 2.0, 7.0, 4.0, 5.0, 6.0]);
     }
 
@@ -217,7 +217,7 @@ mod tests {
             "x",
             Tensor::new([1, extent, inner], TensorData::I8((0..len).map(element).collect())),
         );
-        let changed = HEADS.changed(&inputs).unwrap();
+        let changed = ROLL_HEADS.changed_inputs(&inputs).unwrap();
         let TensorData::I8(rolled) = changed.tensor("x").tensor_data() else {
             panic!("another dtype")
         };
@@ -234,31 +234,31 @@ mod tests {
             Symmetry::Roll { inputs: &[("y", 2)], outputs: &[("y", 2)] },
         ];
         for symmetry in along {
-            let rolled = symmetry.changed(&outputs).unwrap();
+            let rolled = symmetry.changed_inputs(&outputs).unwrap();
             assert_ne!(rolled, outputs, "{symmetry:?}");
-            assert_eq!(symmetry.undone(&rolled).unwrap(), outputs, "{symmetry:?}");
+            assert_eq!(symmetry.undo_on_outputs(&rolled).unwrap(), outputs, "{symmetry:?}");
         }
     }
 
     #[test]
     fn inputs_that_cannot_be_rolled_are_rejected() {
         let mut inputs = Tensors::new();
-        inputs.insert("x", counted([4, 1, 2]));
-        assert_eq!(HEADS.changed(&inputs), None);
-        assert_eq!(HEADS.changed(&Tensors::new()), None);
+        inputs.insert("x", counted_tensor([4, 1, 2]));
+        assert_eq!(ROLL_HEADS.changed_inputs(&inputs), None);
+        assert_eq!(ROLL_HEADS.changed_inputs(&Tensors::new()), None);
         let unknown = Tensors::new().with("z", [2, 2, 1], vec![0.0; 4]);
-        assert_eq!(HEADS.undone(&unknown), None);
+        assert_eq!(ROLL_HEADS.undo_on_outputs(&unknown), None);
     }
 
     #[test]
     fn negation_is_exact_in_every_dtype() {
         let negation = Symmetry::Negate { inputs: &["g"], outputs: &["y"] };
         let inputs = Tensors::new().with("g", [3], vec![1.0f32, -2.0, 0.5]);
-        let changed = negation.changed(&inputs).unwrap();
+        let changed = negation.changed_inputs(&inputs).unwrap();
         assert_eq!(changed.f32("g"), [-1.0, 2.0, -0.5]);
         let outputs = Tensors::new().with("y", [2], vec![3i8, -1]);
         assert_eq!(
-            negation.undone(&outputs).unwrap().tensor("y").tensor_data(),
+            negation.undo_on_outputs(&outputs).unwrap().tensor("y").tensor_data(),
             &TensorData::I8(vec![-3, 1])
         );
     }

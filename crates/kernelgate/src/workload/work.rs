@@ -1,19 +1,19 @@
 //! Declared work: the operations and bytes that the mathematics needs, independent of an
-//! implementation. Limits are measured elsewhere (`measure::limits`).
+//! implementation. Measured limits are in another module (`measure::limits`).
 
 use super::tensor::Dtype;
 
-/// Hardware unit that executes floating-point operations.
+/// Hardware unit that executes floating-point operations: matrix or vector unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
     /// GEMMs.
     Matmul,
-    /// Everything else: element-wise work, reductions, exponentials.
+    /// All operations besides GEMMs: element-wise work, reductions, exponentials.
     Vector,
 }
 
 impl Unit {
-    /// The name used in files.
+    /// Name of the hardware unit in files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Matmul => "matmul",
@@ -25,7 +25,7 @@ impl Unit {
 /// Floating-point operations of one unit and dtype; a multiply-add counts two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flops {
-    /// Unit that executes the operations.
+    /// Hardware unit that executes the operations.
     pub unit: Unit,
     /// Dtype of the operands.
     pub dtype: Dtype,
@@ -33,22 +33,22 @@ pub struct Flops {
     pub count: u64,
 }
 
-/// The work of one execution of a problem.
+/// Declared work of one launch of a problem: operations and bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Operations by unit and dtype.
+    /// Floating-point operations by unit and dtype.
     pub flops: Vec<Flops>,
     /// The fewest bytes that must be read: each input once.
     pub read_bytes: u64,
     /// The fewest bytes that must be written: each output once.
     pub write_bytes: u64,
-    /// For several GPUs: the data that passes between them.
-    pub link: Option<LinkWork>,
+    /// Data that passes between GPUs, if the problem uses several.
+    pub link: Option<GpuLinkWork>,
 }
 
 /// Bytes that pass between the GPUs of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkWork {
+pub struct GpuLinkWork {
     /// Fewest bytes that a GPU has to receive; the GPU with the most counts. Over the time of a
     /// launch this is the bus bandwidth of nccl-tests.
     pub bytes: u64,
@@ -59,7 +59,7 @@ pub struct LinkWork {
 }
 
 impl Work {
-    /// Work that only moves memory.
+    /// Declares work that only moves memory.
     pub fn bytes(read_bytes: u64, write_bytes: u64) -> Self {
         Self { flops: Vec::new(), read_bytes, write_bytes, link: None }
     }
@@ -71,12 +71,12 @@ impl Work {
     }
 
     /// Adds the data that passes between GPUs, for chaining.
-    pub fn with_link(mut self, link: LinkWork) -> Self {
+    pub fn with_link(mut self, link: GpuLinkWork) -> Self {
         self.link = Some(link);
         self
     }
 
-    /// Operations of GEMMs, all dtypes.
+    /// Number of GEMM operations of all dtypes.
     pub fn matmul_flops(&self) -> u64 {
         self.flops.iter().filter(|flops| flops.unit == Unit::Matmul).map(|flops| flops.count).sum()
     }

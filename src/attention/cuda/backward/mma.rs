@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::attention::cuda::call::{BackwardAddresses, Launches, Scratch};
+use crate::attention::cuda::call::{BackwardAddresses, OrderedLaunches, ScratchAddresses};
 use crate::attention::cuda::launch::{
     ELEMENT_BYTES, Extents, kernel, strided_defines, strided_variants,
 };
@@ -17,7 +17,7 @@ pub const KERNELS: &[KernelSpec<Extents>] = &[
     FLASH_MMA,
     FLASH_MMA_FINISH,
     ONE_STAGE_PREPARE,
-    ONE_STAGE,
+    ONE_STAGE_KERNEL,
     ONE_STAGE_FINISH,
 ];
 
@@ -44,8 +44,8 @@ pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
         strided_defines(extents, |rows| [("Q_ROW", rows.q), ("DOUT_ROW", rows.grad_out)])
     },
     variants: strided_variants,
-    constants: |extents| flash_mma_constants(extents, 2),
-    shared_bytes: |extents| flash_mma_shared(extents, 2),
+    constants: |extents| flash_mma_macros(extents, 2),
+    shared_bytes: |extents| flash_mma_shared_bytes(extents, 2),
     ..kernel(
         "attention/backward_flash_mma",
         include_str!("../../../../kernels/attention/backward_flash_mma.cu"),
@@ -73,26 +73,28 @@ pub const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
 
 /// The kernel with less shared memory, for cards that have less. Cards from sm_90 on have enough
 /// for two stages, or too little for one.
-const ONE_STAGE: KernelSpec<Extents> =
-    KernelSpec { shared_bytes: |extents| flash_mma_shared(extents, 1), ..one_stage(FLASH_MMA) };
-const ONE_STAGE_PREPARE: KernelSpec<Extents> = one_stage(FLASH_MMA_PREPARE);
-const ONE_STAGE_FINISH: KernelSpec<Extents> = one_stage(FLASH_MMA_FINISH);
+const ONE_STAGE_KERNEL: KernelSpec<Extents> = KernelSpec {
+    shared_bytes: |extents| flash_mma_shared_bytes(extents, 1),
+    ..one_stage_kernel(FLASH_MMA)
+};
+const ONE_STAGE_PREPARE: KernelSpec<Extents> = one_stage_kernel(FLASH_MMA_PREPARE);
+const ONE_STAGE_FINISH: KernelSpec<Extents> = one_stage_kernel(FLASH_MMA_FINISH);
 
-const fn one_stage(row: KernelSpec<Extents>) -> KernelSpec<Extents> {
+const fn one_stage_kernel(row: KernelSpec<Extents>) -> KernelSpec<Extents> {
     KernelSpec {
         defines: |extents| {
             let stages = "STAGES=1".to_owned();
             (FLASH_MMA.defines)(extents).into_iter().chain([stages]).collect()
         },
-        constants: |extents| flash_mma_constants(extents, 1),
+        constants: |extents| flash_mma_macros(extents, 1),
         requires: RequiredArchitecture::Between(80, 90),
         ..row
     }
 }
 
 /// A build with one stage has that in its name.
-fn flash_mma_constants(extents: &Extents, stages: usize) -> Vec<(&'static str, usize)> {
-    let shared = ("SHARED_BYTES", flash_mma_shared(extents, stages));
+fn flash_mma_macros(extents: &Extents, stages: usize) -> Vec<(&'static str, usize)> {
+    let shared = ("SHARED_BYTES", flash_mma_shared_bytes(extents, stages));
     let tiles = [("TILE_QUERIES", step(extents)), ("TILE_KEYS", KEYS)];
     let common = [("THREADS", THREADS), tiles[0], tiles[1], shared];
     common.into_iter().chain((stages == 2).then_some(("STAGES", 2))).collect()
@@ -100,14 +102,14 @@ fn flash_mma_constants(extents: &Extents, stages: usize) -> Vec<(&'static str, u
 
 /// Keys and values; the stages of queries, gradients of the output, and two floats for each of
 /// their rows; the probabilities and two stages of the gradients of the scores.
-fn flash_mma_shared(extents: &Extents, stages: usize) -> usize {
+fn flash_mma_shared_bytes(extents: &Extents, stages: usize) -> usize {
     let (element, queries) = (ELEMENT_BYTES as usize, step(extents));
     let keys_and_values = 2 * KEYS * extents.d * element;
     let copied = stages * (2 * queries * extents.d * element + 2 * 4 * queries);
     keys_and_values + copied + 3 * KEYS * queries * element
 }
 
-pub const fn stats_bytes(extents: &Extents) -> u64 {
+pub const fn row_statistics_bytes(extents: &Extents) -> u64 {
     2 * 4 * padded_rows(extents) as u64
 }
 
@@ -128,12 +130,12 @@ impl Stages {
         let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
         let fits =
             |row: &KernelSpec<Extents>| row.unmet_requirement_for(extents, arch, most).is_none();
-        Ok(if !fits(&FLASH_MMA) && fits(&ONE_STAGE) { Self::One } else { Self::Two })
+        Ok(if !fits(&FLASH_MMA) && fits(&ONE_STAGE_KERNEL) { Self::One } else { Self::Two })
     }
 
     const fn kernels(self) -> [KernelSpec<Extents>; 3] {
         match self {
-            Self::One => [ONE_STAGE_PREPARE, ONE_STAGE, ONE_STAGE_FINISH],
+            Self::One => [ONE_STAGE_PREPARE, ONE_STAGE_KERNEL, ONE_STAGE_FINISH],
             Self::Two => [FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH],
         }
     }
@@ -153,41 +155,42 @@ pub fn load(
 }
 
 /// Launches to be settled.
-pub struct Call<'a> {
+pub struct PendingLaunches<'a> {
     pub device: &'a Arc<Device>,
     pub extents: &'a Extents,
     pub layout: &'a BackwardLayout,
     pub addresses: &'a BackwardAddresses,
-    pub scratch: &'a Scratch,
+    pub scratch: &'a ScratchAddresses,
 }
 
-impl Call<'_> {
+impl PendingLaunches<'_> {
     /// Two floats a row, padded to whole steps.
-    pub const fn stats(&self) -> u64 {
+    pub const fn row_statistics(&self) -> u64 {
         self.scratch.any
     }
 
     /// The fp32 accumulator of dq.
-    pub const fn dq_sum(&self) -> u64 {
-        self.scratch.any + stats_bytes(self.extents)
+    pub const fn dq_accumulator(&self) -> u64 {
+        self.scratch.any + row_statistics_bytes(self.extents)
     }
 
     /// Arguments of the kernel before the main one, with the sums of dq that it sets to zero.
     pub fn prepare_arguments(&self, zeroed: Option<u64>) -> Arguments {
         let BackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
         let BackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
-        let tensors = [out, grad_out, lse, self.stats(), zeroed.unwrap_or(0)];
+        let tensors = [out, grad_out, lse, self.row_statistics(), zeroed.unwrap_or(0)];
         self.arguments(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
     }
 
     /// Arguments of the kernel after the main one.
     pub fn finish_arguments(&self) -> Arguments {
-        self.arguments(&[self.dq_sum(), self.addresses.grad_q], &[&self.layout.grad_q])
+        self.arguments(&[self.dq_accumulator(), self.addresses.grad_q], &[&self.layout.grad_q])
     }
 
-    fn main_arguments(&self) -> Arguments {
+    fn main_kernel_arguments(&self) -> Arguments {
         let BackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *self.addresses;
-        let tensors = [q, k, v, grad_out, self.stats(), self.dq_sum(), grad_k, grad_v];
+        let tensors =
+            [q, k, v, grad_out, self.row_statistics(), self.dq_accumulator(), grad_k, grad_v];
         let BackwardLayout { forward, grad_out, grad_k, grad_v, .. } = self.layout;
         let strides = [&forward.q, &forward.k, &forward.v, grad_out, grad_k, grad_v];
         self.arguments(&tensors, &strides)
@@ -196,19 +199,29 @@ impl Call<'_> {
     /// Addresses, `seqlen`, `batch_heads` and `heads`, strides.
     fn arguments(&self, addresses: &[u64], strides: &[&Strides]) -> Arguments {
         let extents = self.extents;
-        let numbers = [extents.s, extents.heads, extents.heads_a_batch()];
+        let numbers = [extents.s, extents.heads, extents.query_heads_per_sequence()];
         let all = addresses.iter().fold(Arguments::new(), |all, address| all.address(*address));
         let all = numbers.into_iter().fold(all, |all, number| all.value(number as i32));
-        strides.iter().fold(all, |all, strides| all.value(strides.words()))
+        strides.iter().fold(all, |all, strides| all.value(strides.stride_words()))
     }
 }
 
 /// The three launches of `backward_flash_mma`.
-pub fn launches(call: &Call<'_>, stages: Stages) -> Result<Launches, BackendError> {
+pub fn launches(
+    call: &PendingLaunches<'_>,
+    stages: Stages,
+) -> Result<OrderedLaunches, BackendError> {
     let [first, main, last] = load(call.device, call.extents, stages)?;
-    Ok(Launches::new([
-        ("prepare", first.prepare(call.device, None, call.prepare_arguments(Some(call.dq_sum())))?),
-        ("scores_dkv_dq", main.prepare(call.device, None, call.main_arguments())?),
+    Ok(OrderedLaunches::new([
+        (
+            "prepare",
+            first.prepare(
+                call.device,
+                None,
+                call.prepare_arguments(Some(call.dq_accumulator())),
+            )?,
+        ),
+        ("scores_dkv_dq", main.prepare(call.device, None, call.main_kernel_arguments())?),
         ("finish", last.prepare(call.device, None, call.finish_arguments())?),
     ]))
 }
@@ -220,7 +233,8 @@ mod tests {
 
     #[test]
     fn blocks_cover_padding() {
-        let narrow = Extents { causal: true, ..Extents::self_attention(6, 200, Dtype::Bf16) };
+        let narrow =
+            Extents { causal: true, ..Extents::self_attention_extents(6, 200, Dtype::Bf16) };
         let wide = Extents { d: 128, ..narrow };
         // 200 rows are two steps of 128, or four of 64.
         assert_eq!((padded_rows(&narrow), padded_rows(&wide)), (6 * 256, 6 * 256));

@@ -9,8 +9,8 @@ pub mod wgmma;
 
 use std::sync::Arc;
 
-use super::call::{BackwardAddresses, Scratch, SumOrder, Technique};
-use super::forward::mma::FLASH_MMA as FORWARD;
+use super::call::{AttentionTechnique, BackwardAddresses, QueryGradientSumOrder, ScratchAddresses};
+use super::forward::mma::FLASH_MMA_KERNEL as FORWARD;
 use super::launch::{Extents, kernel, scratch};
 use super::launches::Backward;
 use super::layout::{BackwardLayout, ForwardLayout, Shape};
@@ -21,9 +21,9 @@ use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
-use mma::{FLASH_MMA, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, dq_sum_bytes, stats_bytes};
-use saved::{BackwardInputs, save};
-use wgmma::{FLASH_WGMMA, GROUPED, ROUND, key_sum_bytes};
+use mma::{FLASH_MMA, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, dq_sum_bytes, row_statistics_bytes};
+use saved::{BackwardInputs, save_forward_outputs};
+use wgmma::{FLASH_WGMMA, GROUPED_HEADS_KERNEL, ROUND, key_gradient_sum_bytes};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
@@ -31,7 +31,7 @@ pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_DELTA, NAIVE_SCORES, NAIVE_D
 const THREADS: usize = 256;
 
 /// Threads that sum a row.
-const WARP: usize = 32;
+const THREADS_PER_ROW_SUM: usize = 32;
 
 /// Side of the tile of scores that a block of `backward_naive` computes, one a thread.
 const NAIVE_TILE: usize = 16;
@@ -43,7 +43,7 @@ const NAIVE_DELTA: KernelSpec<Extents> = KernelSpec {
         include_str!("../../../../kernels/attention/backward_naive.cu"),
         "attention_backward_naive_delta",
         THREADS,
-        |extents| [(extents.heads * extents.s).div_ceil(THREADS / WARP), 1, 1],
+        |extents| [(extents.heads * extents.s).div_ceil(THREADS / THREADS_PER_ROW_SUM), 1, 1],
     )
 };
 const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
@@ -99,7 +99,7 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
         Extents::from(&problem.attention).supported(&[
             FLASH_MMA_PREPARE,
             FLASH_WGMMA,
-            GROUPED,
+            GROUPED_HEADS_KERNEL,
             ROUND,
             FLASH_MMA_FINISH,
         ])
@@ -108,10 +108,12 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
         device_bytes: |problem| {
             let extents = Extents::from(&problem.attention);
             // Used only if a block has some of the heads that share keys.
-            let sums = if extents.share > 1 { 2 * key_sum_bytes(&extents) } else { 0 };
+            let sums = if extents.share > 1 { 2 * key_gradient_sum_bytes(&extents) } else { 0 };
             flash_mma_bytes(problem) + sums
         },
-        prepare: |problem, inputs, device| flash_wgmma(SumOrder::Any, problem, inputs, device),
+        prepare: |problem, inputs, device| {
+            prepare_flash_wgmma(QueryGradientSumOrder::Any, problem, inputs, device)
+        },
     },
 };
 
@@ -122,26 +124,28 @@ pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
     // The turns are a hundredth.
     prepare: Prepare::CudaWithin {
         device_bytes: flash_mma_bytes,
-        prepare: |problem, inputs, device| flash_wgmma(SumOrder::Fixed, problem, inputs, device),
+        prepare: |problem, inputs, device| {
+            prepare_flash_wgmma(QueryGradientSumOrder::Fixed, problem, inputs, device)
+        },
     },
     ..WGMMA_ROW
 };
 
 /// Four inputs, the saved output and log-sum-exp, three gradients.
-pub fn common_bytes(extents: &Extents) -> u64 {
+pub fn tensor_bytes_of_backward(extents: &Extents) -> u64 {
     4 * extents.vector_bytes() + 4 * extents.key_bytes() + 4 * extents.rows()
 }
 
 /// fp32 probabilities and gradients of the scores, and the row sums.
 fn naive_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
-    common_bytes(&extents) + 2 * 4 * extents.pairs() + 4 * extents.rows()
+    tensor_bytes_of_backward(&extents) + 2 * 4 * extents.pairs() + 4 * extents.rows()
 }
 
 /// The fp32 accumulator of dq and two floats a row, padded to whole steps.
 fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
-    common_bytes(&extents) + stats_bytes(&extents) + dq_sum_bytes(&extents)
+    tensor_bytes_of_backward(&extents) + row_statistics_bytes(&extents) + dq_sum_bytes(&extents)
 }
 
 fn naive(
@@ -153,18 +157,19 @@ fn naive(
     let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
     let [sum, score, query, key] = kernels.map(|kernel| kernel.load(device, &extents));
     let (sum, score, query, key) = (sum?, score?, query?, key?);
-    let saved = save(&problem.attention, inputs, device)?;
+    let saved = save_forward_outputs(&problem.attention, inputs, device)?;
     let delta = scratch(device, 4 * extents.rows())?;
     let (p, ds) = (scratch(device, 4 * extents.pairs())?, scratch(device, 4 * extents.pairs())?);
     Ok(CudaTask::new(
         device,
-        saved.launch_inputs(),
+        saved.inputs_of_every_launch(),
         gradients(device, &problem.attention)?,
         move |outputs| {
             let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
-            let (at, s) = (|buffer| KernelArgument::from(buffer), || extents.seqlen());
+            let (at, s) =
+                (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
             let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
-            let sums = [at(out), at(grad_out), at(&delta), s(), extents.batch_heads()];
+            let sums = [at(out), at(grad_out), at(&delta), s(), extents.batch_heads_argument()];
             within("delta", || sum.launch(&sums))?;
             let operands = [q, k, v, grad_out, lse, &delta, &p, &ds].map(at);
             within("scores", || score.launch(&[&operands[..], &[s()]].concat()))?;
@@ -181,20 +186,26 @@ fn flash_mma(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let shape = Shape::from(&problem.attention);
-    let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
-    let backward = Backward::new(device, &shape, &layout, Technique::FlashMma, SumOrder::Any)?;
+    let layout = BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
+    let backward = Backward::new(
+        device,
+        &shape,
+        &layout,
+        AttentionTechnique::FlashMma,
+        QueryGradientSumOrder::Any,
+    )?;
     task(&backward, problem, inputs, device)
 }
 
-fn flash_wgmma(
-    order: SumOrder,
+fn prepare_flash_wgmma(
+    order: QueryGradientSumOrder,
     problem: &AttentionBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let shape = Shape::from(&problem.attention);
-    let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
-    let backward = Backward::new(device, &shape, &layout, Technique::FlashWgmma, order)?;
+    let layout = BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
+    let backward = Backward::new(device, &shape, &layout, AttentionTechnique::FlashWgmma, order)?;
     task(&backward, problem, inputs, device)
 }
 
@@ -205,7 +216,7 @@ pub fn task(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let saved = save(&problem.attention, inputs, device)?;
+    let saved = save_forward_outputs(&problem.attention, inputs, device)?;
     let bytes = backward.scratch_bytes();
     let memory = [scratch(device, bytes.any)?, scratch(device, bytes.zeroed)?];
     memory[1].fill(0)?;
@@ -223,9 +234,9 @@ pub fn task(
             grad_k,
             grad_v,
         },
-        &Scratch { any: memory[0].address(), zeroed: memory[1].address() },
+        &ScratchAddresses { any: memory[0].address(), zeroed: memory[1].address() },
     )?;
-    Ok(CudaTask::new(device, saved.launch_inputs(), outputs, move |_| {
+    Ok(CudaTask::new(device, saved.inputs_of_every_launch(), outputs, move |_| {
         // The launches have addresses only.
         let _alive = (&saved, &memory);
         launches.launch()
@@ -237,7 +248,7 @@ pub fn gradients(device: &Device, attention: &Attention) -> Result<Vec<Output>, 
     [("grad_q", "q"), ("grad_k", "k"), ("grad_v", "v")]
         .into_iter()
         .map(|(name, input)| {
-            Output::new(device, name, attention.shape_of(input), attention.output_dtype())
+            Output::new(device, name, attention.shape_of_input(input), attention.output_dtype_of())
         })
         .collect()
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::attention::cuda::call::{ForwardAddresses, Technique};
+use crate::attention::cuda::call::{AttentionTechnique, ForwardAddresses};
 use crate::attention::cuda::launch::{Extents, scratch, upload};
 use crate::attention::cuda::launches::Forward;
 use crate::attention::cuda::layout::{ForwardLayout, Shape};
@@ -29,12 +29,12 @@ pub struct BackwardInputs {
 impl BackwardInputs {
     /// Those that every launch reads and from which nothing here follows: the forward saved its
     /// output and normalisers of q, k and v.
-    pub fn launch_inputs(&self) -> [Input; 1] {
+    pub fn inputs_of_every_launch(&self) -> [Input; 1] {
         cuda::inputs([("grad_out", &self.grad_out)])
     }
 
     /// Uploads the inputs; the saved outputs of the forward pass hold arbitrary values.
-    fn uploaded(
+    fn upload_with_arbitrary_outputs(
         extents: &Extents,
         inputs: &Tensors,
         device: &Arc<Device>,
@@ -46,14 +46,15 @@ impl BackwardInputs {
     }
 
     /// Fills `out` and `lse`.
-    fn save(
+    fn save_forward_outputs(
         &self,
         attention: &Attention,
-        technique: Technique,
+        technique: AttentionTechnique,
         device: &Arc<Device>,
     ) -> Result<(), BackendError> {
         let shape = Shape::from(attention);
-        let forward = Forward::new(device, &shape, &ForwardLayout::bhsd(&shape), technique)?;
+        let forward =
+            Forward::new(device, &shape, &ForwardLayout::strides_of_bhsd(&shape), technique)?;
         let launches = forward.launches(&ForwardAddresses {
             q: self.q.address(),
             k: self.k.address(),
@@ -68,31 +69,32 @@ impl BackwardInputs {
 }
 
 /// Uploads the inputs and runs the forward, which is not part of the problem.
-pub fn save(
+pub fn save_forward_outputs(
     attention: &Attention,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<BackwardInputs, BackendError> {
-    let saved = BackwardInputs::uploaded(&Extents::from(attention), inputs, device)?;
-    let technique = Technique::fastest(device, &Shape::from(attention))?;
-    saved.save(attention, technique, device)?;
+    let saved =
+        BackwardInputs::upload_with_arbitrary_outputs(&Extents::from(attention), inputs, device)?;
+    let technique = AttentionTechnique::fastest_on_device(device, &Shape::from(attention))?;
+    saved.save_forward_outputs(attention, technique, device)?;
     Ok(saved)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::definition::Heads;
+    use crate::attention::definition::HeadTensors;
     use crate::gpu_tests::gpu;
     use kernelgate::workload::Dtype;
 
     /// `ln Σ exp(q kᵀ / sqrt(d))` of every row over the keys that it sees, in fp64.
     fn log_sum_exps(attention: &Attention, inputs: &Tensors) -> Vec<f64> {
         let Attention { b, h, s, causal, .. } = *attention;
-        let heads = Heads { attention, inputs };
+        let heads = HeadTensors { attention, inputs };
         let of_head = |head| {
-            let [q, k] = ["q", "k"].map(|name| heads.first(name, head, s));
-            let scores = attention.head().scores(&q, &k);
+            let [q, k] = ["q", "k"].map(|name| heads.first_positions(name, head, s));
+            let scores = attention.head().scaled_scores(&q, &k);
             let of_row = |(row, scores): (usize, &[f64])| {
                 let seen = &scores[..if causal { row + 1 } else { s }];
                 let top = seen.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -105,7 +107,7 @@ mod tests {
 
     /// Largest difference, of one more than the number's size: those near zero have its rounding
     /// from scores that are not.
-    fn largest_error(found: &[f32], expected: &[f64]) -> f64 {
+    fn largest_relative_error(found: &[f32], expected: &[f64]) -> f64 {
         assert_eq!(found.len(), expected.len());
         let error = |(found, expected): (&f32, &f64)| {
             let error = (f64::from(*found) - expected).abs() / (1.0 + expected.abs());
@@ -115,7 +117,7 @@ mod tests {
     }
 
     /// Above fp32's rounding, below the effect of one more or one missing key on a row of 1000.
-    const MOST: f64 = 5e-5;
+    const MAX_TEST_ERROR: f64 = 5e-5;
 
     #[test]
     fn both_forwards_save_the_log_sum_exp_of_the_reference() {
@@ -140,19 +142,24 @@ mod tests {
                     let inputs = attention.inputs(25, &["q", "k", "v", "grad_out"]);
                     let expected = log_sum_exps(&attention, &inputs);
                     let extents = Extents::from(&attention);
-                    let saved = BackwardInputs::uploaded(&extents, &inputs, &device).unwrap();
+                    let saved =
+                        BackwardInputs::upload_with_arbitrary_outputs(&extents, &inputs, &device)
+                            .unwrap();
                     let check = |technique| {
                         // NaN in every row.
                         saved.lse.fill(0xff).unwrap();
-                        saved.save(&attention, technique, &device).unwrap();
+                        saved.save_forward_outputs(&attention, technique, &device).unwrap();
                         let mut found = vec![0f32; expected.len()];
                         saved.lse.download(bytemuck::cast_slice_mut(&mut found)).unwrap();
-                        let error = largest_error(&found, &expected);
-                        assert!(error <= MOST, "{technique:?}, {attention:?}: {error:.1e}");
+                        let error = largest_relative_error(&found, &expected);
+                        assert!(
+                            error <= MAX_TEST_ERROR,
+                            "{technique:?}, {attention:?}: {error:.1e}"
+                        );
                     };
-                    check(Technique::FlashMma);
+                    check(AttentionTechnique::FlashMma);
                     if device.facts().arch == "sm_90a" {
-                        check(Technique::FlashWgmma);
+                        check(AttentionTechnique::FlashWgmma);
                     }
                 }
             }
@@ -161,8 +168,8 @@ mod tests {
 
     #[test]
     fn a_row_that_was_not_written_is_an_error() {
-        assert!(largest_error(&[1.0, 2.0], &[1.0, 2.0]) <= MOST);
-        assert!(largest_error(&[1.0, 2.001], &[1.0, 2.0]) > MOST);
-        assert!(largest_error(&[f32::NAN, 2.0], &[1.0, 2.0]) > MOST);
+        assert!(largest_relative_error(&[1.0, 2.0], &[1.0, 2.0]) <= MAX_TEST_ERROR);
+        assert!(largest_relative_error(&[1.0, 2.001], &[1.0, 2.0]) > MAX_TEST_ERROR);
+        assert!(largest_relative_error(&[f32::NAN, 2.0], &[1.0, 2.0]) > MAX_TEST_ERROR);
     }
 }

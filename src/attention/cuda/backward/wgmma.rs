@@ -1,13 +1,14 @@
 //! Attention backward on sm_90a: kernels and launcher of `kernels/attention/backward_flash_wgmma`.
 
-use super::mma::{Call, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, step};
-use crate::attention::cuda::call::{BackwardAddresses, Launches, SumOrder};
-use crate::attention::cuda::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes};
+use super::mma::{FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, PendingLaunches, step};
+use crate::attention::cuda::call::{BackwardAddresses, OrderedLaunches, QueryGradientSumOrder};
+use crate::attention::cuda::launch::{ELEMENT_BYTES, Extents, kernel, key_boxes, query_boxes};
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, RequiredArchitecture};
 
 /// The kernels; those before and after it are `backward_flash_mma`'s.
-pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, GROUPED, ROUND, FIXED_ORDER, WHOLE];
+pub const KERNELS: &[KernelSpec<Extents>] =
+    &[FLASH_WGMMA, GROUPED_HEADS_KERNEL, ROUND, FIXED_ORDER_KERNEL, WHOLE];
 
 /// Two warpgroups that compute, one that copies.
 const THREADS: usize = 384;
@@ -16,7 +17,7 @@ const THREADS: usize = 384;
 const QUERIES: usize = 64;
 
 /// Keys of a warpgroup, and of a box of its gradients.
-const GROUP_KEYS: usize = KEYS / 2;
+const KEYS_PER_WARPGROUP: usize = KEYS / 2;
 
 pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     constants: |extents| constants(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
@@ -32,7 +33,7 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
 };
 
 /// The kernel in which a block has some of the heads that share keys.
-pub const GROUPED: KernelSpec<Extents> = KernelSpec {
+pub const GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "GROUPED=1"),
     constants: |extents| constants(extents, &["DETERMINISTIC", "WHOLE"]),
     // At most: where each head of queries has blocks of its own.
@@ -43,13 +44,13 @@ pub const GROUPED: KernelSpec<Extents> = KernelSpec {
 /// Rounds the gradients of keys and values where heads of queries add to sums of them.
 pub const ROUND: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_wgmma_round",
-    blocks: |extents| [(2 * eights(extents)).div_ceil(THREADS), 1, 1],
+    blocks: |extents| [(2 * key_octets(extents)).div_ceil(THREADS), 1, 1],
     shared_bytes: |_| 0,
-    ..GROUPED
+    ..GROUPED_HEADS_KERNEL
 };
 
 /// The kernel in which the sums of dq have a fixed order.
-const FIXED_ORDER: KernelSpec<Extents> = KernelSpec {
+const FIXED_ORDER_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "DETERMINISTIC=1"),
     constants: |extents| constants(extents, &["GROUPED", "WHOLE"]),
     ..FLASH_WGMMA
@@ -61,10 +62,10 @@ const WHOLE: KernelSpec<Extents> = KernelSpec {
     constants: |extents| {
         let mut constants = constants(extents, &["DETERMINISTIC", "GROUPED"]);
         constants.retain(|(name, _)| *name != "SHARED_BYTES");
-        constants.push(("SHARED_BYTES", whole_shared_bytes(extents)));
+        constants.push(("SHARED_BYTES", shared_bytes_of_two_stages(extents)));
         constants
     },
-    shared_bytes: whole_shared_bytes,
+    shared_bytes: shared_bytes_of_two_stages,
     // A block a multiprocessor: the launcher knows how many.
     blocks: |_| [1, 1, 1],
     ..FLASH_WGMMA
@@ -79,13 +80,13 @@ const fn blocks(extents: &Extents, heads_a_block: usize) -> usize {
 }
 
 /// Eight elements each of the keys.
-const fn eights(extents: &Extents) -> usize {
+const fn key_octets(extents: &Extents) -> usize {
     extents.key_heads() * extents.keys * extents.d / 8
 }
 
 /// fp32 sums of the gradients of keys, or of values.
-pub const fn key_sum_bytes(extents: &Extents) -> u64 {
-    4 * 8 * eights(extents) as u64
+pub const fn key_gradient_sum_bytes(extents: &Extents) -> u64 {
+    4 * 8 * key_octets(extents) as u64
 }
 
 /// Heads of queries of a block, of those that read the same keys: the divisor with which the steps
@@ -94,7 +95,7 @@ pub const fn key_sum_bytes(extents: &Extents) -> u64 {
 /// Loading the keys and storing the gradients of a block takes as long as some steps, and as more of
 /// them where gradients are added to sums. Blocks of many heads are at different heads at the same
 /// time, and find less of them in L2; causal blocks drift apart further.
-fn heads_a_block(extents: &Extents, multiprocessors: usize) -> usize {
+fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
     let Extents { s, share, causal, .. } = *extents;
     let steps = s.div_ceil(QUERIES);
     let cost = |heads: usize| {
@@ -135,7 +136,7 @@ fn shared_bytes(extents: &Extents) -> usize {
 }
 
 /// [`shared_bytes`] with two stages of keys and values.
-fn whole_shared_bytes(extents: &Extents) -> usize {
+fn shared_bytes_of_two_stages(extents: &Extents) -> usize {
     shared_bytes(extents) + 2 * KEYS * extents.d * ELEMENT_BYTES as usize + 16
 }
 
@@ -153,44 +154,48 @@ const fn takes_whole_heads(extents: &Extents, multiprocessors: usize) -> bool {
 
 /// The work of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blocks {
+pub enum BackwardBlockWork {
     /// One block of keys, for `heads` of the heads of queries that read it. The order of the sums
     /// of dq is fixed only if a block has all of these heads.
-    OfKeys { heads: usize, order: SumOrder },
+    OfKeys { heads: usize, order: QueryGradientSumOrder },
     /// Whole heads, by `count` blocks that stay on their multiprocessors. The order is fixed.
     OfHeads { count: u32 },
 }
 
-impl Blocks {
+impl BackwardBlockWork {
     /// The fastest on a device.
-    pub fn choose(device: &Device, extents: &Extents, order: SumOrder) -> Self {
+    pub fn fastest_kernels_of_device(
+        device: &Device,
+        extents: &Extents,
+        order: QueryGradientSumOrder,
+    ) -> Self {
         let multiprocessors = device.facts().multiprocessors;
         if takes_whole_heads(extents, multiprocessors as usize) {
             return Self::OfHeads { count: multiprocessors };
         }
         let heads = match order {
-            SumOrder::Any => heads_a_block(extents, multiprocessors as usize),
-            SumOrder::Fixed => extents.share,
+            QueryGradientSumOrder::Any => heads_per_block(extents, multiprocessors as usize),
+            QueryGradientSumOrder::Fixed => extents.share,
         };
         Self::OfKeys { heads, order }
     }
 
     /// Whether blocks add to sums of dk and dv in memory.
-    const fn are_grouped(&self, extents: &Extents) -> bool {
+    const fn adds_to_key_gradients(&self, extents: &Extents) -> bool {
         matches!(self, Self::OfKeys { heads, .. } if *heads < extents.share)
     }
 
     const fn kernel(&self, extents: &Extents) -> &'static KernelSpec<Extents> {
         match self {
             Self::OfHeads { .. } => &WHOLE,
-            Self::OfKeys { .. } if self.are_grouped(extents) => &GROUPED,
-            Self::OfKeys { order: SumOrder::Any, .. } => &FLASH_WGMMA,
-            Self::OfKeys { order: SumOrder::Fixed, .. } => &FIXED_ORDER,
+            Self::OfKeys { .. } if self.adds_to_key_gradients(extents) => &GROUPED_HEADS_KERNEL,
+            Self::OfKeys { order: QueryGradientSumOrder::Any, .. } => &FLASH_WGMMA,
+            Self::OfKeys { order: QueryGradientSumOrder::Fixed, .. } => &FIXED_ORDER_KERNEL,
         }
     }
 
     /// Blocks of the grid, and heads of queries of one.
-    const fn grid(&self, extents: &Extents) -> (u32, usize) {
+    const fn grid_and_heads(&self, extents: &Extents) -> (u32, usize) {
         match *self {
             Self::OfKeys { heads, .. } => (blocks(extents, heads) as u32, heads),
             Self::OfHeads { count } => (count, 1),
@@ -200,7 +205,7 @@ impl Blocks {
 
 /// The kernels in the order of their launches: the last but one where blocks are grouped, the last
 /// where several blocks add to the same dq.
-pub struct Loaded {
+pub struct LoadedBackwardKernels {
     first: LoadedKernel,
     main: LoadedKernel,
     round: Option<LoadedKernel>,
@@ -208,12 +213,16 @@ pub struct Loaded {
 }
 
 /// Loads the kernels.
-pub fn load(device: &Device, extents: &Extents, blocks: Blocks) -> Result<Loaded, BackendError> {
+pub fn load_backward_kernels(
+    device: &Device,
+    extents: &Extents,
+    blocks: BackwardBlockWork,
+) -> Result<LoadedBackwardKernels, BackendError> {
     // The one that may be declined first.
     let main = blocks.kernel(extents).load(device, extents)?;
-    let grouped = blocks.are_grouped(extents);
-    let adds = matches!(blocks, Blocks::OfKeys { .. });
-    Ok(Loaded {
+    let grouped = blocks.adds_to_key_gradients(extents);
+    let adds = matches!(blocks, BackwardBlockWork::OfKeys { .. });
+    Ok(LoadedBackwardKernels {
         main,
         first: FLASH_MMA_PREPARE.load(device, extents)?,
         round: grouped.then(|| ROUND.load(device, extents)).transpose()?,
@@ -222,24 +231,29 @@ pub fn load(device: &Device, extents: &Extents, blocks: Blocks) -> Result<Loaded
 }
 
 /// Sums of dk and of dv where blocks are grouped, and a turn a step of queries.
-pub const fn zeroed_bytes(extents: &Extents, blocks: Blocks) -> u64 {
-    let sums = if blocks.are_grouped(extents) { 2 * key_sum_bytes(extents) } else { 0 };
+pub const fn bytes_to_zero(extents: &Extents, blocks: BackwardBlockWork) -> u64 {
+    let sums =
+        if blocks.adds_to_key_gradients(extents) { 2 * key_gradient_sum_bytes(extents) } else { 0 };
     sums + 4 * (extents.heads * extents.s.div_ceil(QUERIES)) as u64
 }
 
 /// The launches: two if blocks take whole heads, else three, or four if heads are grouped.
-pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendError> {
-    let Call { device, extents, layout, addresses, scratch } = *call;
-    let Loaded { first, main, round, last } = load(device, extents, blocks)?;
-    let [dk_sum, dv_sum, turns] = if blocks.are_grouped(extents) {
-        [0, 1, 2].map(|sums| scratch.zeroed + sums * key_sum_bytes(extents))
+pub fn launches(
+    call: &PendingLaunches<'_>,
+    blocks: BackwardBlockWork,
+) -> Result<OrderedLaunches, BackendError> {
+    let PendingLaunches { device, extents, layout, addresses, scratch } = *call;
+    let LoadedBackwardKernels { first, main, round, last } =
+        load_backward_kernels(device, extents, blocks)?;
+    let [dk_sum, dv_sum, turns] = if blocks.adds_to_key_gradients(extents) {
+        [0, 1, 2].map(|sums| scratch.zeroed + sums * key_gradient_sum_bytes(extents))
     } else {
         [0, 0, scratch.zeroed]
     };
     let BackwardAddresses { q, k, v, grad_out, grad_q, grad_k, grad_v, .. } = *addresses;
-    let of_step = |strides| boxes(extents, strides, QUERIES);
+    let of_step = |strides| query_boxes(extents, strides, QUERIES);
     let of_keys = |strides, rows| key_boxes(extents, strides, rows);
-    let (grid, heads) = blocks.grid(extents);
+    let (grid, heads) = blocks.grid_and_heads(extents);
     let key_heads = extents.key_heads_a_batch();
     let numbers = [extents.s, key_heads, extents.share, heads, extents.key_heads()];
     let parameters = Arguments::new()
@@ -247,16 +261,16 @@ pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendErro
         .bytes(&of_keys(&layout.forward.k, KEYS).map(k)?)
         .bytes(&of_keys(&layout.forward.v, KEYS).map(v)?)
         .bytes(&of_step(&layout.grad_out).map(grad_out)?)
-        .bytes(&of_keys(&layout.grad_k, GROUP_KEYS).map(grad_k)?)
-        .bytes(&of_keys(&layout.grad_v, GROUP_KEYS).map(grad_v)?)
+        .bytes(&of_keys(&layout.grad_k, KEYS_PER_WARPGROUP).map(grad_k)?)
+        .bytes(&of_keys(&layout.grad_v, KEYS_PER_WARPGROUP).map(grad_v)?)
         .bytes(&of_step(&layout.grad_q).map(grad_q)?)
-        .address(call.stats())
-        .address(call.dq_sum())
+        .address(call.row_statistics())
+        .address(call.dq_accumulator())
         .address(turns)
         .address(dk_sum)
         .address(dv_sum);
     let parameters = numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
-    let zeroed = last.as_ref().map(|_| call.dq_sum());
+    let zeroed = last.as_ref().map(|_| call.dq_accumulator());
     let mut steps = vec![
         ("prepare", first.prepare(device, None, call.prepare_arguments(zeroed))?),
         ("scores_dkv_dq", main.prepare(device, Some(grid), parameters)?),
@@ -266,8 +280,8 @@ pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendErro
         let parameters = [dk_sum, dv_sum, grad_k, grad_v]
             .into_iter()
             .fold(Arguments::new(), Arguments::address)
-            .value(layout.grad_k.words())
-            .value(layout.grad_v.words());
+            .value(layout.grad_k.stride_words())
+            .value(layout.grad_v.stride_words());
         let parameters =
             numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
         steps.push(("round", round.prepare(device, None, parameters)?));
@@ -275,7 +289,7 @@ pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendErro
     if let Some(last) = last {
         steps.push(("finish", last.prepare(device, None, call.finish_arguments())?));
     }
-    Ok(Launches::new(steps))
+    Ok(OrderedLaunches::new(steps))
 }
 
 #[cfg(test)]
@@ -294,11 +308,11 @@ mod tests {
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
-        let narrow = Extents::self_attention(6, 200, Dtype::Bf16);
+        let narrow = Extents::self_attention_extents(6, 200, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 96);
         assert_eq!(shared_bytes(&wide), (128 + 32 + 1) * 1024 + 96);
-        assert_eq!(whole_shared_bytes(&wide), (192 + 32 + 1) * 1024 + 112);
+        assert_eq!(shared_bytes_of_two_stages(&wide), (192 + 32 + 1) * 1024 + 112);
     }
 
     #[test]
@@ -322,16 +336,16 @@ mod tests {
             (8, 32, 2048, false, &[4]),
         ] {
             let share = h / 8;
-            let heads = Extents::self_attention(b * h, s, Dtype::Bf16);
-            let chosen = heads_a_block(&Extents { share, causal, d: 128, ..heads }, 132);
+            let heads = Extents::self_attention_extents(b * h, s, Dtype::Bf16);
+            let chosen = heads_per_block(&Extents { share, causal, d: 128, ..heads }, 132);
             assert!(good.contains(&chosen), "{b}, {h}, {s}, causal {causal}: {chosen}");
         }
-        assert_eq!(heads_a_block(&Extents::self_attention(3, 65, Dtype::Bf16), 132), 1);
+        assert_eq!(heads_per_block(&Extents::self_attention_extents(3, 65, Dtype::Bf16), 132), 1);
     }
 
     #[test]
     fn many_short_heads_are_the_work_of_a_block_each() {
-        let many = Extents::self_attention(512, 128, Dtype::Bf16);
+        let many = Extents::self_attention_extents(512, 128, Dtype::Bf16);
         for (causal, longest) in [(false, 256), (true, 512)] {
             let takes = |s| takes_whole_heads(&Extents { s, keys: s, causal, ..many }, 132);
             assert!([1, 64, 128, 193, 256, longest].into_iter().all(takes));
@@ -356,9 +370,11 @@ mod tests {
                 let inputs = problem.inputs(26);
                 let expected = problem.reference(&inputs);
                 let shape = Shape::from(&attention);
-                let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
-                let blocks = Blocks::OfHeads { count: 3 };
-                let backward = Backward::with_blocks(&device, &shape, &layout, blocks).unwrap();
+                let layout =
+                    BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
+                let blocks = BackwardBlockWork::OfHeads { count: 3 };
+                let backward =
+                    Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
                 let mut task = task(&backward, &problem, &inputs, &device).unwrap();
                 let mut launch = || {
                     verify(&mut task, &expected, problem.tolerance())
@@ -386,9 +402,11 @@ mod tests {
             let expected = problem.reference(&inputs);
             for heads in [1, 2, 4] {
                 let shape = Shape::from(&attention);
-                let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
-                let blocks = Blocks::OfKeys { heads, order: SumOrder::Any };
-                let backward = Backward::with_blocks(&device, &shape, &layout, blocks).unwrap();
+                let layout =
+                    BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
+                let blocks = BackwardBlockWork::OfKeys { heads, order: QueryGradientSumOrder::Any };
+                let backward =
+                    Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
                 let mut task = task(&backward, &problem, &inputs, &device).unwrap();
                 for launch in 1..=2 {
                     let result = verify(&mut task, &expected, problem.tolerance());

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::flash_bytes;
+use super::fused_device_bytes;
 use crate::attention::cuda::launch::{
     ELEMENT_BYTES, Extents, element, kernel, output, qkv, scratch, upload,
 };
@@ -15,12 +15,12 @@ use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Arguments, Device, KernelSpec};
 
 /// The kernel, and a build of it for less shared memory.
-pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_DECODE, SMALL];
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_DECODE_KERNEL, SMALL];
 
 /// Most queries of a head: with more, tiles of many queries are the better way.
-const MAX_QUERIES: usize = 64;
+const MAX_DECODE_QUERIES: usize = 64;
 
-const WARPS: usize = 4;
+const DECODE_WARPS: usize = 4;
 
 /// Heads and queries of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,34 +34,34 @@ struct Tile {
 }
 
 /// Rows of queries that read the same keys: those of all heads that share them.
-const fn group_rows(extents: &Extents) -> usize {
+const fn rows_with_shared_keys(extents: &Extents) -> usize {
     extents.share * extents.s
 }
 
 /// One or two tiles of eight rows a group, of which the second finds its keys in L2; for more rows
 /// as many tiles as the registers allow.
-const fn tile(extents: &Extents) -> Tile {
+const fn decode_tile(extents: &Extents) -> Tile {
     let narrow = 128 / extents.d;
-    if group_rows(extents) <= 16 {
+    if rows_with_shared_keys(extents) <= 16 {
         Tile { rows: 8, step_keys: 32, stages: 3 * narrow }
     } else {
         Tile { rows: 32, step_keys: 16, stages: 4 * narrow }
     }
 }
 
-const SMALL_TILE: Tile = Tile { rows: 8, step_keys: 16, stages: 2 };
+const SMALL_DECODE_TILE: Tile = Tile { rows: 8, step_keys: 16, stages: 2 };
 
 impl Tile {
     /// Keys that a block takes at once.
-    const fn keys(&self) -> usize {
-        WARPS * self.step_keys
+    const fn keys_per_step(&self) -> usize {
+        DECODE_WARPS * self.step_keys
     }
 
     /// For each warp the stages of its keys and values, and o, m and l of its rows, o with four
     /// more columns.
     const fn shared_bytes(&self, extents: &Extents) -> usize {
         let stage = 2 * self.step_keys * extents.d * ELEMENT_BYTES as usize;
-        WARPS * (self.stages * stage + self.rows * (extents.d + 4 + 2) * 4)
+        DECODE_WARPS * (self.stages * stage + self.rows * (extents.d + 4 + 2) * 4)
     }
 
     /// Numbers that follow from the build's name, which has the rows.
@@ -82,13 +82,13 @@ impl Tile {
     }
 }
 
-const THREADS: usize = WARPS * 32;
+const THREADS: usize = DECODE_WARPS * 32;
 
-const FLASH_DECODE: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| tile(extents).defines(extents),
-    constants: |extents| tile(extents).constants(extents),
-    shared_bytes: |extents| tile(extents).shared_bytes(extents),
-    variants: || variants(&[1, MAX_QUERIES]),
+const FLASH_DECODE_KERNEL: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| decode_tile(extents).defines(extents),
+    constants: |extents| decode_tile(extents).constants(extents),
+    shared_bytes: |extents| decode_tile(extents).shared_bytes(extents),
+    variants: || variants(&[1, MAX_DECODE_QUERIES]),
     ..kernel(
         "attention/forward_flash_decode",
         include_str!("../../../../kernels/attention/forward_flash_decode.cu"),
@@ -101,18 +101,19 @@ const FLASH_DECODE: KernelSpec<Extents> = KernelSpec {
 
 /// The build for cards on which the other one does not fit.
 const SMALL: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| SMALL_TILE.defines(extents),
-    constants: |extents| SMALL_TILE.constants(extents),
-    shared_bytes: |extents| SMALL_TILE.shared_bytes(extents),
+    defines: |extents| SMALL_DECODE_TILE.defines(extents),
+    constants: |extents| SMALL_DECODE_TILE.constants(extents),
+    shared_bytes: |extents| SMALL_DECODE_TILE.shared_bytes(extents),
     variants: || variants(&[1]),
-    ..FLASH_DECODE
+    ..FLASH_DECODE_KERNEL
 };
 
 fn variants(queries: &[usize]) -> Vec<Extents> {
     let mut variants = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for d in [64, 128] {
-            let extents_of = |&s: &usize| Extents { d, ..Extents::self_attention(1, s, dtype) };
+            let extents_of =
+                |&s: &usize| Extents { d, ..Extents::self_attention_extents(1, s, dtype) };
             variants.extend(queries.iter().map(extents_of));
         }
     }
@@ -133,32 +134,35 @@ pub const ROW: Implementation<AttentionForward> = Implementation {
             head's keys",
     supports: |problem| {
         let extents = Extents::from(&problem.attention);
-        extents.supported(&[FLASH_DECODE])?;
-        if extents.s <= MAX_QUERIES {
+        extents.supported(&[FLASH_DECODE_KERNEL])?;
+        if extents.s <= MAX_DECODE_QUERIES {
             Ok(())
         } else {
-            Err(format!("takes up to {MAX_QUERIES} queries a head"))
+            Err(format!("takes up to {MAX_DECODE_QUERIES} queries a head"))
         }
     },
     // Blocks exchange nine megabytes at most.
-    prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash_decode },
+    prepare: Prepare::CudaWithin {
+        device_bytes: fused_device_bytes,
+        prepare: prepare_flash_decode,
+    },
 };
 
-fn flash_decode(
+fn prepare_flash_decode(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
     let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
-    if FLASH_DECODE.unmet_requirement_for(&extents, arch, most).is_none() {
-        launcher(&FLASH_DECODE, tile(&extents), problem, inputs, device)
+    if FLASH_DECODE_KERNEL.unmet_requirement_for(&extents, arch, most).is_none() {
+        decode_launcher(&FLASH_DECODE_KERNEL, decode_tile(&extents), problem, inputs, device)
     } else {
-        launcher(&SMALL, SMALL_TILE, problem, inputs, device)
+        decode_launcher(&SMALL, SMALL_DECODE_TILE, problem, inputs, device)
     }
 }
 
-fn launcher(
+fn decode_launcher(
     kernel: &KernelSpec<Extents>,
     tile: Tile,
     problem: &AttentionForward,
@@ -169,9 +173,9 @@ fn launcher(
     let loaded = kernel.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let out = output(device, "out", &problem.attention)?;
-    let row_tiles = group_rows(&extents).div_ceil(tile.rows);
+    let row_tiles = rows_with_shared_keys(&extents).div_ceil(tile.rows);
     let units = extents.key_heads() * row_tiles;
-    let tiles = units * extents.keys.div_ceil(tile.keys());
+    let tiles = units * extents.keys.div_ceil(tile.keys_per_step());
     let blocks = blocks(units, tiles.min(device.facts().multiprocessors as usize));
     // Two parts a block: o, m and l of each row.
     let sums = scratch(device, (2 * blocks * tile.rows * (extents.d + 2) * 4) as u64)?;
@@ -209,9 +213,9 @@ mod tests {
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
-        let one = Extents { d: 128, ..Extents::self_attention(8, 1, Dtype::Bf16) };
+        let one = Extents { d: 128, ..Extents::self_attention_extents(8, 1, Dtype::Bf16) };
         let (narrow, many) = (Extents { d: 64, ..one }, Extents { s: 64, ..one });
-        let bytes = |extents| (FLASH_DECODE.shared_bytes)(extents);
+        let bytes = |extents| (FLASH_DECODE_KERNEL.shared_bytes)(extents);
         assert_eq!(bytes(&one), 4 * (3 * 16_384 + 8 * 134 * 4));
         assert_eq!(bytes(&narrow), 4 * (6 * 8192 + 8 * 70 * 4));
         assert_eq!(bytes(&many), 4 * (4 * 8192 + 32 * 134 * 4));
@@ -221,10 +225,13 @@ mod tests {
 
     #[test]
     fn rows_are_the_queries_of_the_heads_that_share_keys() {
-        let one = Extents { share: 8, ..Extents::self_attention(64, 1, Dtype::Bf16) };
-        assert_eq!((group_rows(&one), tile(&one).rows, one.key_heads()), (8, 8, 8));
+        let one = Extents { share: 8, ..Extents::self_attention_extents(64, 1, Dtype::Bf16) };
+        assert_eq!(
+            (rows_with_shared_keys(&one), decode_tile(&one).rows, one.key_heads()),
+            (8, 8, 8)
+        );
         let more = Extents { s: 5, ..one };
-        assert_eq!((group_rows(&more), tile(&more).rows), (40, 32));
+        assert_eq!((rows_with_shared_keys(&more), decode_tile(&more).rows), (40, 32));
     }
 
     #[test]
@@ -242,7 +249,8 @@ mod tests {
             let attention = Attention { h_kv: 2, keys, ..bf16(2, 8, s, d, causal) };
             let problem = AttentionForward { attention };
             let inputs = problem.inputs(25);
-            let mut task = launcher(&SMALL, SMALL_TILE, &problem, &inputs, &device).unwrap();
+            let mut task =
+                decode_launcher(&SMALL, SMALL_DECODE_TILE, &problem, &inputs, &device).unwrap();
             let result = verify(&mut task, &problem.reference(&inputs), problem.tolerance());
             assert!(result.is_ok(), "{attention:?}: {}", result.unwrap_err());
         }

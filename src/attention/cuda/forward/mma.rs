@@ -1,7 +1,7 @@
 //! Attention forward through `mma.sync`: kernel and launcher of
 //! `kernels/attention/forward_flash_mma`.
 
-use crate::attention::cuda::call::{ForwardAddresses, Launches};
+use crate::attention::cuda::call::{ForwardAddresses, OrderedLaunches};
 use crate::attention::cuda::launch::{
     ELEMENT_BYTES, Extents, kernel, strided_defines, strided_variants,
 };
@@ -10,13 +10,13 @@ use kernelgate::backend::BackendError;
 use kernelgate_cuda::{Arguments, Device, KernelSpec};
 
 /// The kernel.
-pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_MMA];
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_MMA_KERNEL];
 
 const THREADS: usize = 128;
 const QUERIES: usize = 128;
 
 /// The forward that a backward starts from, too, where `forward::wgmma` does not run.
-pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
+pub const FLASH_MMA_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| strided_defines(extents, |rows| [("K_ROW", rows.k), ("V_ROW", rows.v)]),
     variants: strided_variants,
     constants: |extents| {
@@ -47,10 +47,10 @@ pub fn launches(
     extents: &Extents,
     layout: &ForwardLayout,
     addresses: &ForwardAddresses,
-) -> Result<Launches, BackendError> {
-    let loaded = FLASH_MMA.load(device, extents)?;
+) -> Result<OrderedLaunches, BackendError> {
+    let loaded = FLASH_MMA_KERNEL.load(device, extents)?;
     let launch = loaded.prepare(device, None, arguments(extents, layout, addresses))?;
-    Ok(Launches::new([("forward", launch)]))
+    Ok(OrderedLaunches::new([("forward", launch)]))
 }
 
 fn arguments(extents: &Extents, layout: &ForwardLayout, addresses: &ForwardAddresses) -> Arguments {
@@ -62,7 +62,9 @@ fn arguments(extents: &Extents, layout: &ForwardLayout, addresses: &ForwardAddre
     let with_tensors = tensors.into_iter().fold(Arguments::new(), Arguments::address);
     let with_numbers =
         numbers.into_iter().fold(with_tensors, |all, number| all.value(number as i32));
-    [q, k, v, out, lse].into_iter().fold(with_numbers, |all, strides| all.value(strides.words()))
+    [q, k, v, out, lse]
+        .into_iter()
+        .fold(with_numbers, |all, strides| all.value(strides.stride_words()))
 }
 
 #[cfg(test)]
@@ -74,19 +76,20 @@ mod tests {
     use kernelgate::workload::Dtype;
     use kernelgate_cuda::KernelArgument;
 
-    const SMALL: Extents = Extents::self_attention(6, 200, Dtype::Bf16);
+    const SMALL: Extents = Extents::self_attention_extents(6, 200, Dtype::Bf16);
 
     #[test]
     fn arguments_are_the_parameters_of_flash_mma() {
         let shape = Shape::from(&bf16(2, 3, 77, 64, true));
         let addresses = ForwardAddresses { q: 0, k: 0, v: 0, out: 0, lse: None };
-        let layout = ForwardLayout::bshd(&shape);
+        let layout = ForwardLayout::strides_of_bshd(&shape);
         let bytes = |parameter: &String| match parameter {
             _ if parameter.contains('*') => 8,
             _ if parameter.contains("Strides") => 24,
             _ => 4,
         };
-        let parameters: Vec<usize> = kernel_parameters(&FLASH_MMA).iter().map(bytes).collect();
+        let parameters: Vec<usize> =
+            kernel_parameters(&FLASH_MMA_KERNEL).iter().map(bytes).collect();
         let extents = Extents::new(&shape, layout.rows(&shape));
         let given = arguments(&extents, &layout, &addresses);
         assert_eq!(given.iter().map(KernelArgument::size).collect::<Vec<_>>(), parameters);
@@ -95,8 +98,9 @@ mod tests {
     #[test]
     fn strides_of_rows_are_part_of_a_builds_name() {
         let rows = RowStrides { q: 384, k: 128, v: 256, grad_out: 64 };
-        let name = FLASH_MMA.build_for_parameters(&Extents { rows: Some(rows), ..SMALL }).name();
+        let name =
+            FLASH_MMA_KERNEL.build_for_parameters(&Extents { rows: Some(rows), ..SMALL }).name();
         assert!(name.ends_with(" STRIDED=1 K_ROW=128 V_ROW=256"), "{name}");
-        assert!(!FLASH_MMA.build_for_parameters(&SMALL).name().contains("ROW"));
+        assert!(!FLASH_MMA_KERNEL.build_for_parameters(&SMALL).name().contains("ROW"));
     }
 }

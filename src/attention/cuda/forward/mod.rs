@@ -7,7 +7,7 @@ pub mod wgmma;
 
 use std::sync::Arc;
 
-use super::call::{ForwardAddresses, Technique};
+use super::call::{AttentionTechnique, ForwardAddresses};
 use super::components::{NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES};
 use super::launch::{Extents, kernel, output, qkv, scratch, upload};
 use super::launches::Forward;
@@ -18,11 +18,12 @@ use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::within;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
-use mma::FLASH_MMA;
-use wgmma::FLASH_WGMMA;
+use mma::FLASH_MMA_KERNEL;
+use wgmma::FLASH_WGMMA_KERNEL;
 
 /// The kernels of this file.
-pub const KERNELS: &[KernelSpec<Extents>] = &[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES, FLASH];
+pub const KERNELS: &[KernelSpec<Extents>] =
+    &[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES, FLASH_KERNEL];
 
 const THREADS: usize = 256;
 
@@ -50,11 +51,11 @@ const TILED_VALUES: KernelSpec<Extents> = KernelSpec {
     ..TILED_SCORES
 };
 
-const FLASH: KernelSpec<Extents> = KernelSpec {
+const FLASH_KERNEL: KernelSpec<Extents> = KernelSpec {
     constants: |extents| {
-        vec![("THREADS", THREADS), ("TILE", TILE), ("SHARED_BYTES", flash_shared(extents))]
+        vec![("THREADS", THREADS), ("TILE", TILE), ("SHARED_BYTES", flash_shared_bytes(extents))]
     },
-    shared_bytes: flash_shared,
+    shared_bytes: flash_shared_bytes,
     ..kernel(
         "attention/forward_flash",
         include_str!("../../../../kernels/attention/forward_flash.cu"),
@@ -65,12 +66,12 @@ const FLASH: KernelSpec<Extents> = KernelSpec {
 };
 
 /// Tiles of q, of k or v, and of p, in fp32, with four more columns a row.
-fn flash_shared(extents: &Extents) -> usize {
+fn flash_shared_bytes(extents: &Extents) -> usize {
     (2 * extents.d + TILE) * (TILE + 4) * 4
 }
 
 /// Forward ladder, without the library.
-pub const LADDER: &[Implementation<AttentionForward>] = &[
+pub const FORWARD_LADDER: &[Implementation<AttentionForward>] = &[
     Implementation {
         name: "cuda/naive",
         about: "three launches, scores and probabilities in device memory, one thread an element: \
@@ -82,7 +83,7 @@ pub const LADDER: &[Implementation<AttentionForward>] = &[
                 NAIVE_VALUES,
             ])
         },
-        prepare: Prepare::CudaWithin { device_bytes: naive_bytes, prepare: naive },
+        prepare: Prepare::CudaWithin { device_bytes: naive_device_bytes, prepare: prepare_naive },
     },
     Implementation {
         name: "cuda/tiled",
@@ -94,54 +95,59 @@ pub const LADDER: &[Implementation<AttentionForward>] = &[
                 TILED_VALUES,
             ])
         },
-        prepare: Prepare::CudaWithin { device_bytes: tiled_bytes, prepare: tiled },
+        prepare: Prepare::CudaWithin { device_bytes: tiled_device_bytes, prepare: tiled },
     },
     Implementation {
         name: "cuda/flash",
         about: "one launch, online softmax: scores never leave the chip; CUDA cores",
-        supports: |problem| Extents::from(&problem.attention).supported_alike(&[FLASH]),
-        prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash },
+        supports: |problem| Extents::from(&problem.attention).supported_alike(&[FLASH_KERNEL]),
+        prepare: Prepare::CudaWithin { device_bytes: fused_device_bytes, prepare: prepare_flash },
     },
     Implementation {
         name: "cuda/flash_mma",
         about: "as flash, GEMMs on the tensor cores through mma.sync, asynchronous copies",
-        supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_MMA]),
-        prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash_mma },
+        supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_MMA_KERNEL]),
+        prepare: Prepare::CudaWithin {
+            device_bytes: fused_device_bytes,
+            prepare: prepare_flash_mma,
+        },
     },
 ];
 
 /// The ladder's last rung, for sm_90a.
-pub const WGMMA_ROW: Implementation<AttentionForward> = Implementation {
+pub const FLASH_WGMMA_ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_wgmma",
     about: "as flash, GEMMs through wgmma, tiles by tensor copies of a warp of their own, blocks \
             that stay; sm_90a only",
-    supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_WGMMA]),
+    supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_WGMMA_KERNEL]),
     // The lists of tiles are a thousandth.
     prepare: Prepare::CudaWithin {
-        device_bytes: flash_bytes,
-        prepare: |problem, inputs, device| task(Technique::FlashWgmma, problem, inputs, device),
+        device_bytes: fused_device_bytes,
+        prepare: |problem, inputs, device| {
+            task(AttentionTechnique::FlashWgmma, problem, inputs, device)
+        },
     },
 };
 
 const NULL: KernelArgument = KernelArgument::Address(0);
 
 /// Inputs and output: all that the fused kernels need.
-pub fn flash_bytes(problem: &AttentionForward) -> u64 {
+pub fn fused_device_bytes(problem: &AttentionForward) -> u64 {
     let extents = Extents::from(&problem.attention);
     2 * extents.vector_bytes() + 2 * extents.key_bytes()
 }
 
 /// fp32 scores and 16-bit probabilities besides inputs and output.
-fn naive_bytes(problem: &AttentionForward) -> u64 {
-    flash_bytes(problem) + (4 + 2) * Extents::from(&problem.attention).pairs()
+fn naive_device_bytes(problem: &AttentionForward) -> u64 {
+    fused_device_bytes(problem) + (4 + 2) * Extents::from(&problem.attention).pairs()
 }
 
 /// fp32 scores, which become the probabilities.
-fn tiled_bytes(problem: &AttentionForward) -> u64 {
-    flash_bytes(problem) + 4 * Extents::from(&problem.attention).pairs()
+fn tiled_device_bytes(problem: &AttentionForward) -> u64 {
+    fused_device_bytes(problem) + 4 * Extents::from(&problem.attention).pairs()
 }
 
-fn naive(
+fn prepare_naive(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
@@ -158,7 +164,8 @@ fn naive(
         qkv([&q, &k, &v]),
         vec![output(device, "out", &problem.attention)?],
         move |outputs| {
-            let (at, s) = (|buffer| KernelArgument::from(buffer), || extents.seqlen());
+            let (at, s) =
+                (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
             within("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
             let rows = [at(&scores), at(&probabilities), NULL, s()];
             within("softmax", || normalize.launch(&rows))?;
@@ -184,7 +191,8 @@ fn tiled(
         qkv([&q, &k, &v]),
         vec![output(device, "out", &problem.attention)?],
         move |outputs| {
-            let (at, s) = (|buffer| KernelArgument::from(buffer), || extents.seqlen());
+            let (at, s) =
+                (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
             within("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
             within("softmax", || normalize.launch(&[at(&scores), NULL, s()]))?;
             let out = outputs[0].argument();
@@ -193,13 +201,13 @@ fn tiled(
     ))
 }
 
-fn flash(
+fn prepare_flash(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
-    let step = FLASH.load(device, &extents)?;
+    let step = FLASH_KERNEL.load(device, &extents)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     Ok(CudaTask::new(
         device,
@@ -207,29 +215,30 @@ fn flash(
         vec![output(device, "out", &problem.attention)?],
         move |outputs| {
             let [q, k, v] = [&q, &k, &v].map(KernelArgument::from);
-            let arguments = [q, k, v, outputs[0].argument(), NULL, extents.seqlen()];
+            let arguments =
+                [q, k, v, outputs[0].argument(), NULL, extents.sequence_length_argument()];
             within("forward", || step.launch(&arguments))
         },
     ))
 }
 
-fn flash_mma(
+fn prepare_flash_mma(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    task(Technique::FlashMma, problem, inputs, device)
+    task(AttentionTechnique::FlashMma, problem, inputs, device)
 }
 
 /// A row of dense tensors by that technique.
 pub fn task(
-    technique: Technique,
+    technique: AttentionTechnique,
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let shape = Shape::from(&problem.attention);
-    let forward = Forward::new(device, &shape, &ForwardLayout::bhsd(&shape), technique)?;
+    let forward = Forward::new(device, &shape, &ForwardLayout::strides_of_bhsd(&shape), technique)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
     let out = output(device, "out", &problem.attention)?;
     let launches = forward.launches(&ForwardAddresses {
@@ -252,7 +261,8 @@ mod tests {
     use super::*;
     use kernelgate::workload::Dtype;
 
-    const SMALL: Extents = Extents { causal: true, ..Extents::self_attention(6, 200, Dtype::Bf16) };
+    const SMALL: Extents =
+        Extents { causal: true, ..Extents::self_attention_extents(6, 200, Dtype::Bf16) };
 
     #[test]
     fn blocks_cover_rows_and_tiles() {
@@ -262,32 +272,36 @@ mod tests {
         assert_eq!((NAIVE_VALUES.blocks)(&SMALL), [50, 6, 1]);
         assert_eq!((NAIVE_VALUES.blocks)(&wide), [100, 6, 1]);
         assert_eq!((TILED_VALUES.blocks)(&wide), [4, 2, 6]);
-        assert_eq!((FLASH.blocks)(&SMALL), [24, 1, 1]);
-        assert_eq!((FLASH_MMA.blocks)(&SMALL), [12, 1, 1]);
+        assert_eq!((FLASH_KERNEL.blocks)(&SMALL), [24, 1, 1]);
+        assert_eq!((FLASH_MMA_KERNEL.blocks)(&SMALL), [12, 1, 1]);
     }
 
     #[test]
     fn kernels_report_unsupported_shapes_with_a_reason() {
-        assert_eq!(SMALL.supported(&[FLASH_MMA]), Ok(()));
+        assert_eq!(SMALL.supported(&[FLASH_MMA_KERNEL]), Ok(()));
         let f32 = Extents { dtype: Dtype::F32, ..SMALL };
-        assert_eq!(f32.supported(&[FLASH_MMA]), Err("computes bf16 and f16 only".to_owned()));
+        assert_eq!(
+            f32.supported(&[FLASH_MMA_KERNEL]),
+            Err("computes bf16 and f16 only".to_owned())
+        );
         let many = Extents { heads: 70_000, ..SMALL };
-        assert_eq!(many.supported(&[FLASH_MMA]), Ok(()));
+        assert_eq!(many.supported(&[FLASH_MMA_KERNEL]), Ok(()));
         assert_eq!(
             many.supported(&[NAIVE_VALUES]),
             Err("needs more blocks than a grid holds".to_owned())
         );
-        let long = Extents { d: 128, ..Extents::self_attention(16, 16_384, Dtype::Bf16) };
+        let long = Extents { d: 128, ..Extents::self_attention_extents(16, 16_384, Dtype::Bf16) };
         let reason = long.supported_with_scores(&[NAIVE_VALUES]).unwrap_err();
         assert_eq!(reason, "keeps 17.2 GB of scores in memory, 2.1 GB at most");
         assert_eq!(
-            Extents::self_attention(512, 1024, Dtype::Bf16).supported_with_scores(&[FLASH_MMA]),
+            Extents::self_attention_extents(512, 1024, Dtype::Bf16)
+                .supported_with_scores(&[FLASH_MMA_KERNEL]),
             Ok(())
         );
         let alike = Err("takes as many keys as queries, and as many heads of them".to_owned());
         for unlike in [Extents { share: 2, ..SMALL }, Extents { keys: 201, ..SMALL }] {
-            assert_eq!(unlike.supported(&[FLASH_MMA]), Ok(()));
-            assert_eq!(unlike.supported_alike(&[FLASH]), alike);
+            assert_eq!(unlike.supported(&[FLASH_MMA_KERNEL]), Ok(()));
+            assert_eq!(unlike.supported_alike(&[FLASH_KERNEL]), alike);
         }
     }
 }

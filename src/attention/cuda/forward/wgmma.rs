@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use super::tile_lists::{GROUP_ROWS, GROUPS, Tiling, table};
-use crate::attention::cuda::call::{ForwardAddresses, Launches};
+use crate::attention::cuda::call::{ForwardAddresses, OrderedLaunches};
 use crate::attention::cuda::launch::{
-    ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, output, scratch, upload,
+    ELEMENT_BYTES, Extents, kernel, key_boxes, output, query_boxes, scratch, upload,
 };
 use crate::attention::cuda::layout::{ForwardLayout, Shape, Strides};
 use crate::attention::definition::AttentionForward;
@@ -19,33 +19,34 @@ use kernelgate_cuda::{
 };
 
 /// The kernel, and what fp8 needs.
-pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, FLASH_WGMMA_FP8, TRANSPOSE_VALUES];
+pub const KERNELS: &[KernelSpec<Extents>] =
+    &[FLASH_WGMMA_KERNEL, FLASH_WGMMA_FP8_KERNEL, TRANSPOSE_VALUES_KERNEL];
 
 /// Three warpgroups that compute, one that copies.
 const THREADS: usize = 512;
 
 /// Most parts of a short head, 64 queries each, and its most keys.
-const TURNS: usize = 4;
-const TURN_KEYS: usize = TURNS * GROUP_ROWS;
+const MAX_PARTS_PER_SHORT_HEAD: usize = 4;
+const MAX_KEYS_OF_SHORT_HEAD: usize = MAX_PARTS_PER_SHORT_HEAD * GROUP_ROWS;
 /// Fewest heads whose tiles are whole heads: two for each multiprocessor of an H100 or H200.
-const TURN_HEADS: usize = 264;
+const MIN_SHORT_HEADS: usize = 264;
 
 /// Parts of a tile. A short head is one tile: the keys of four parts are copied once, and no
 /// warpgroup is idle if there are fewer parts than warpgroups. Warpgroups take these parts in turns.
 const fn parts(extents: &Extents) -> usize {
     let parts = extents.s.div_ceil(GROUP_ROWS);
-    let short = parts <= TURNS && extents.keys <= TURN_KEYS;
-    if short && extents.heads >= TURN_HEADS { parts } else { GROUPS }
+    let short = parts <= MAX_PARTS_PER_SHORT_HEAD && extents.keys <= MAX_KEYS_OF_SHORT_HEAD;
+    if short && extents.heads >= MIN_SHORT_HEADS { parts } else { GROUPS }
 }
 
-const fn in_turns(extents: &Extents) -> bool {
+const fn takes_short_heads(extents: &Extents) -> bool {
     parts(extents) != GROUPS
 }
 
 /// Keys of a block: as many as fit beside a thread's scores and output in its 160 registers, and 64
 /// if there are so few keys that they fill larger blocks badly.
-const fn block_keys(extents: &Extents) -> usize {
-    if in_turns(extents) {
+const fn keys_per_block(extents: &Extents) -> usize {
+    if takes_short_heads(extents) {
         return 64;
     }
     let (few, usual) = match (extents.d, extents.causal) {
@@ -59,7 +60,7 @@ const fn block_keys(extents: &Extents) -> usize {
 
 /// Number of tiles and blocks in shared memory.
 #[derive(Debug, Clone, Copy)]
-struct Stages {
+struct TileAndBlockStages {
     /// Copies of queries, of all warpgroups or of one.
     queries: usize,
     /// Blocks of keys.
@@ -69,15 +70,15 @@ struct Stages {
 }
 
 /// Tiles in shared memory where warpgroups take turns.
-const TILE_STAGES: usize = 4;
+const SHORT_HEAD_STAGES: usize = 4;
 
-const FP8_STAGES: Stages = Stages { queries: 2, keys: 4, values: 4 };
+const FP8_KERNEL_STAGES: TileAndBlockStages = TileAndBlockStages { queries: 2, keys: 4, values: 4 };
 
-impl Stages {
+impl TileAndBlockStages {
     /// In turns a fifth copy of queries and block of keys let the next head begin in time, where
     /// more do not fit.
     const fn new(extents: &Extents) -> Self {
-        match (extents.d, block_keys(extents), in_turns(extents)) {
+        match (extents.d, keys_per_block(extents), takes_short_heads(extents)) {
             (64, _, true) => Self { queries: 6, keys: 6, values: 6 },
             (_, _, true) => Self { queries: 5, keys: 5, values: 4 },
             (64, 64, _) => Self { queries: 2, keys: 6, values: 6 },
@@ -92,7 +93,7 @@ impl Stages {
             ("QUERY_STAGES", self.queries),
             ("KEY_STAGES", self.keys),
             ("VALUE_STAGES", self.values),
-            ("TILE_STAGES", TILE_STAGES),
+            ("TILE_STAGES", SHORT_HEAD_STAGES),
         ]
     }
 
@@ -103,23 +104,23 @@ impl Stages {
 }
 
 /// The build for 16-bit dtypes.
-pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
+pub const FLASH_WGMMA_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| {
-        let keys = format!("TILE_KEYS={}", block_keys(extents));
+        let keys = format!("TILE_KEYS={}", keys_per_block(extents));
         let parts = format!("PARTS={}", parts(extents));
-        (ANY_KEYS.defines)(extents).into_iter().chain([keys, parts]).collect()
+        (ANY_KEYS_KERNEL.defines)(extents).into_iter().chain([keys, parts]).collect()
     },
     constants: |extents| {
         let others = [("THREADS", THREADS), ("SHARED_BYTES", shared_bytes(extents)), ("FP8", 0)];
-        Stages::new(extents).constants().into_iter().chain(others).collect()
+        TileAndBlockStages::new(extents).constants().into_iter().chain(others).collect()
     },
     shared_bytes,
     requires: RequiredArchitecture::Exactly("sm_90a"),
     variants,
-    ..ANY_KEYS
+    ..ANY_KEYS_KERNEL
 };
 
-const ANY_KEYS: KernelSpec<Extents> = kernel(
+const ANY_KEYS_KERNEL: KernelSpec<Extents> = kernel(
     "attention/forward_flash_wgmma",
     include_str!("../../../../kernels/attention/forward_flash_wgmma.cu"),
     "attention_forward_flash_wgmma",
@@ -132,52 +133,55 @@ const ANY_KEYS: KernelSpec<Extents> = kernel(
 /// where these differ.
 fn variants() -> Vec<Extents> {
     let lengths_of = |build: Extents| {
-        let short = [1, 2, TURNS].map(|parts| (TURN_HEADS, parts * GROUP_ROWS));
+        let short =
+            [1, 2, MAX_PARTS_PER_SHORT_HEAD].map(|parts| (MIN_SHORT_HEADS, parts * GROUP_ROWS));
         let all = [(1, 1), (1, 4096)].into_iter().chain(short);
         all.map(move |(heads, s)| Extents { heads, s, keys: s, ..build }).collect::<Vec<_>>()
     };
-    let mut variants: Vec<_> = (ANY_KEYS.variants)().into_iter().flat_map(lengths_of).collect();
-    variants.dedup_by_key(|build| (FLASH_WGMMA.defines)(build));
+    let mut variants: Vec<_> =
+        (ANY_KEYS_KERNEL.variants)().into_iter().flat_map(lengths_of).collect();
+    variants.dedup_by_key(|build| (FLASH_WGMMA_KERNEL.defines)(build));
     variants
 }
 
 /// Copies of queries, blocks of keys and of values, their barriers; in turns tiles and theirs.
 fn shared_bytes(extents: &Extents) -> usize {
-    let stages = Stages::new(extents);
-    let (parts_a_copy, tiles) = if in_turns(extents) { (1, TILE_STAGES) } else { (GROUPS, 0) };
+    let stages = TileAndBlockStages::new(extents);
+    let (parts_a_copy, tiles) =
+        if takes_short_heads(extents) { (1, SHORT_HEAD_STAGES) } else { (GROUPS, 0) };
     let rows = stages.queries * parts_a_copy * GROUP_ROWS
-        + (stages.keys + stages.values) * block_keys(extents);
+        + (stages.keys + stages.values) * keys_per_block(extents);
     rows * extents.d * ELEMENT_BYTES as usize + stages.barrier_bytes() + 32 * tiles
 }
 
 /// Keys of a block in fp8: a multiple of 32, and more leave no registers.
-const FP8_BLOCK_KEYS: usize = 96;
+const FP8_KEYS_PER_BLOCK: usize = 96;
 
-const FLASH_WGMMA_FP8: KernelSpec<Extents> = KernelSpec {
+const FLASH_WGMMA_FP8_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: fp8_defines,
     constants: |extents| {
         let others = [
             ("THREADS", THREADS),
-            ("TILE_KEYS", FP8_BLOCK_KEYS),
+            ("TILE_KEYS", FP8_KEYS_PER_BLOCK),
             ("PARTS", GROUPS),
             ("SHARED_BYTES", fp8_shared_bytes(extents)),
         ];
-        FP8_STAGES.constants().into_iter().chain(others).collect()
+        FP8_KERNEL_STAGES.constants().into_iter().chain(others).collect()
     },
     shared_bytes: fp8_shared_bytes,
     variants: || [false, true].map(fp8_variant).to_vec(),
-    ..FLASH_WGMMA
+    ..FLASH_WGMMA_KERNEL
 };
 
-const TRANSPOSE_VALUES: KernelSpec<Extents> = KernelSpec {
-    constants: |_| vec![("THREADS", TRANSPOSE_THREADS), ("TILE_KEYS", FP8_BLOCK_KEYS)],
+const TRANSPOSE_VALUES_KERNEL: KernelSpec<Extents> = KernelSpec {
+    constants: |_| vec![("THREADS", TRANSPOSE_THREADS), ("TILE_KEYS", FP8_KEYS_PER_BLOCK)],
     variants: || vec![fp8_variant(false)],
     ..kernel(
         "attention/transpose_values",
         include_str!("../../../../kernels/attention/transpose_values.cu"),
         "attention_transpose_values",
         TRANSPOSE_THREADS,
-        |extents| [extents.heads * padded_keys(extents) / 32, 1, 1],
+        |extents| [extents.heads * padded_key_count(extents) / 32, 1, 1],
     )
 };
 
@@ -185,33 +189,33 @@ const TRANSPOSE_VALUES: KernelSpec<Extents> = KernelSpec {
 const TRANSPOSE_THREADS: usize = 32 * 128 / 16;
 
 fn fp8_defines(extents: &Extents) -> Vec<String> {
-    (ANY_KEYS.defines)(extents).into_iter().chain(["FP8=1".to_owned()]).collect()
+    (ANY_KEYS_KERNEL.defines)(extents).into_iter().chain(["FP8=1".to_owned()]).collect()
 }
 
 fn fp8_variant(causal: bool) -> Extents {
-    Extents { d: 128, causal, ..Extents::self_attention(1, 1, Dtype::Fp8) }
+    Extents { d: 128, causal, ..Extents::self_attention_extents(1, 1, Dtype::Fp8) }
 }
 
 /// Shared memory of the fp8 kernel, bytes: that of [`shared_bytes`], with a 16-bit output in place
 /// of the queries.
 fn fp8_shared_bytes(extents: &Extents) -> usize {
-    let Stages { queries, keys, values } = FP8_STAGES;
+    let TileAndBlockStages { queries, keys, values } = FP8_KERNEL_STAGES;
     let queries = queries * GROUPS * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
-    let blocks = (keys + values) * FP8_BLOCK_KEYS * extents.d;
-    queries + blocks + FP8_STAGES.barrier_bytes()
+    let blocks = (keys + values) * FP8_KEYS_PER_BLOCK * extents.d;
+    queries + blocks + FP8_KERNEL_STAGES.barrier_bytes()
 }
 
 /// Keys of a head, padded to whole blocks.
-const fn padded_keys(extents: &Extents) -> usize {
-    extents.s.div_ceil(FP8_BLOCK_KEYS) * FP8_BLOCK_KEYS
+const fn padded_key_count(extents: &Extents) -> usize {
+    extents.s.div_ceil(FP8_KEYS_PER_BLOCK) * FP8_KEYS_PER_BLOCK
 }
 
-const fn transposed_bytes(extents: &Extents) -> u64 {
-    (extents.heads * padded_keys(extents) * extents.d) as u64
+const fn transposed_value_bytes(extents: &Extents) -> u64 {
+    (extents.heads * padded_key_count(extents) * extents.d) as u64
 }
 
 /// Row in fp8.
-pub const FP8_ROW: Implementation<AttentionForward> = Implementation {
+pub const FLASH_WGMMA_FP8_ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_wgmma_fp8",
     about: "as flash_wgmma, operands of both GEMMs in e4m3, probabilities too; values are \
             transposed by a kernel of their own, in the time; sm_90a only",
@@ -219,21 +223,27 @@ pub const FP8_ROW: Implementation<AttentionForward> = Implementation {
         let extents = Extents::from(&problem.attention);
         match (extents.dtype, extents.d) {
             (Dtype::Fp8, 128) => {
-                extents.within_grids(&[FLASH_WGMMA_FP8, TRANSPOSE_VALUES])?;
-                extents.alike()
+                extents.fits_index_and_grid_limits(&[
+                    FLASH_WGMMA_FP8_KERNEL,
+                    TRANSPOSE_VALUES_KERNEL,
+                ])?;
+                extents.check_equal_rows_and_heads()
             }
             (Dtype::Fp8, _) => Err("computes d = 128 only".to_owned()),
             _ => Err("computes fp8 only".to_owned()),
         }
     },
-    prepare: Prepare::CudaWithin { device_bytes: fp8_bytes, prepare: flash_wgmma_fp8 },
+    prepare: Prepare::CudaWithin {
+        device_bytes: fp8_device_bytes,
+        prepare: prepare_flash_wgmma_fp8,
+    },
 };
 
 /// Inputs, an output of 16 bits, and the transposed values; scales are a ten-thousandth.
-fn fp8_bytes(problem: &AttentionForward) -> u64 {
+fn fp8_device_bytes(problem: &AttentionForward) -> u64 {
     let extents = Extents::from(&problem.attention);
     let elements = extents.rows() * extents.d as u64;
-    (3 + ELEMENT_BYTES) * elements + transposed_bytes(&extents)
+    (3 + ELEMENT_BYTES) * elements + transposed_value_bytes(&extents)
 }
 
 /// Lists of tiles, one for each multiprocessor.
@@ -246,12 +256,12 @@ fn tile_lists(
     let Extents { heads, share, s, keys, causal, .. } = *extents;
     let tiling = Tiling { heads, share, s, keys, key_bytes, causal, block_keys };
     let lists = tiling.lists(device.facts().multiprocessors as usize);
-    device.upload(bytemuck::cast_slice(&table(&lists, extents.heads_a_batch())))
+    device.upload(bytemuck::cast_slice(&table(&lists, extents.query_heads_per_sequence())))
 }
 
 /// The source of a block's tiles.
 #[derive(Debug, Clone, Copy)]
-enum Tiles {
+enum TileSource {
     /// Address of a list for each block.
     Listed(u64),
     /// Address of the number of heads taken, which is zero before and after each launch.
@@ -259,7 +269,7 @@ enum Tiles {
 }
 
 /// Operands of the kernel.
-struct Operands<'a> {
+struct ForwardOperands<'a> {
     /// Queries, keys, values and output, each as the build takes it.
     tensors: [&'a [u8]; 4],
     /// Address of the rows' log-sum-exp, or zero.
@@ -268,24 +278,24 @@ struct Operands<'a> {
     /// Addresses of the scales of queries, keys and values in fp8.
     scales: [u64; 3],
     /// The source of a block's tiles.
-    tiles: Tiles,
+    tiles: TileSource,
 }
 
-impl Operands<'_> {
+impl ForwardOperands<'_> {
     fn arguments(&self, extents: &Extents) -> Arguments {
         let (list, counter) = match self.tiles {
-            Tiles::Listed(list) => (list, 0),
-            Tiles::Counted(counter) => (0, counter),
+            TileSource::Listed(list) => (list, 0),
+            TileSource::Counted(counter) => (0, counter),
         };
         let with_tensors = self.tensors.into_iter().fold(Arguments::new(), Arguments::bytes);
         let with_addresses = with_tensors
             .address(self.lse)
-            .value(self.lse_strides.words())
+            .value(self.lse_strides.stride_words())
             .value(self.scales)
             .address(list)
             .address(counter);
         let Extents { s, keys, share, heads, .. } = *extents;
-        [s, keys, extents.heads_a_batch(), share, heads]
+        [s, keys, extents.query_heads_per_sequence(), share, heads]
             .into_iter()
             .fold(with_addresses, |all, number| all.value(number as i32))
     }
@@ -297,28 +307,28 @@ pub fn launches(
     extents: &Extents,
     layout: &ForwardLayout,
     addresses: &ForwardAddresses,
-) -> Result<Launches, BackendError> {
-    let loaded = FLASH_WGMMA.load(device, extents)?;
+) -> Result<OrderedLaunches, BackendError> {
+    let loaded = FLASH_WGMMA_KERNEL.load(device, extents)?;
     let key_bytes = extents.d * ELEMENT_BYTES as usize;
-    let (table, tiles) = if in_turns(extents) {
+    let (table, tiles) = if takes_short_heads(extents) {
         let counter = device.upload(&0_u32.to_ne_bytes())?;
-        let tiles = Tiles::Counted(counter.address());
+        let tiles = TileSource::Counted(counter.address());
         (counter, tiles)
     } else {
-        let lists = tile_lists(extents, device, key_bytes, block_keys(extents))?;
-        let tiles = Tiles::Listed(lists.address());
+        let lists = tile_lists(extents, device, key_bytes, keys_per_block(extents))?;
+        let tiles = TileSource::Listed(lists.address());
         (lists, tiles)
     };
     let ForwardAddresses { q, k, v, out, lse } = *addresses;
-    let of_group = |strides| boxes(extents, strides, GROUP_ROWS);
-    let of_block = |strides| key_boxes(extents, strides, block_keys(extents));
+    let of_group = |strides| query_boxes(extents, strides, GROUP_ROWS);
+    let of_block = |strides| key_boxes(extents, strides, keys_per_block(extents));
     let tensors = [
         of_group(&layout.q).map(q)?,
         of_block(&layout.k).map(k)?,
         of_block(&layout.v).map(v)?,
         of_group(&layout.out).map(out)?,
     ];
-    let operands = Operands {
+    let operands = ForwardOperands {
         tensors: tensors.each_ref().map(|map| &map[..]),
         lse: lse.unwrap_or(0),
         lse_strides: layout.lse,
@@ -327,46 +337,49 @@ pub fn launches(
     };
     let blocks = device.facts().multiprocessors;
     let launch = loaded.prepare(device, Some(blocks), operands.arguments(extents))?;
-    Ok(Launches::new([("forward", launch)]).with_table(table))
+    Ok(OrderedLaunches::new([("forward", launch)]).with_table_buffer(table))
 }
 
-fn flash_wgmma_fp8(
+fn prepare_flash_wgmma_fp8(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    const OPERANDS: [&str; 3] = ["q_e4m3", "k_e4m3", "v_e4m3"];
+    const FP8_OPERANDS: [&str; 3] = ["q_e4m3", "k_e4m3", "v_e4m3"];
     const SCALES: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
     let extents = Extents::from(&problem.attention);
-    let main = FLASH_WGMMA_FP8.load(device, &extents)?;
-    let first = TRANSPOSE_VALUES.load(device, &Extents { causal: false, ..extents })?;
-    let [q, k, v] = upload(device, inputs, OPERANDS)?;
+    let main = FLASH_WGMMA_FP8_KERNEL.load(device, &extents)?;
+    let first = TRANSPOSE_VALUES_KERNEL.load(device, &Extents { causal: false, ..extents })?;
+    let [q, k, v] = upload(device, inputs, FP8_OPERANDS)?;
     let scales = upload(device, inputs, SCALES)?;
-    let transposed = scratch(device, transposed_bytes(&extents))?;
+    let transposed = scratch(device, transposed_value_bytes(&extents))?;
     let out = output(device, "out", &problem.attention)?;
-    let tiles = tile_lists(&extents, device, extents.d, FP8_BLOCK_KEYS)?;
-    let layout = ForwardLayout::bhsd(&Shape::from(&problem.attention));
+    let tiles = tile_lists(&extents, device, extents.d, FP8_KEYS_PER_BLOCK)?;
+    let layout = ForwardLayout::strides_of_bhsd(&Shape::from(&problem.attention));
     let of_output = Extents { dtype: Dtype::Bf16, ..extents };
-    let operands = Operands {
+    let operands = ForwardOperands {
         tensors: [
-            &boxes(&extents, &layout.q, GROUP_ROWS).map(q.address())?,
-            &key_boxes(&extents, &layout.k, FP8_BLOCK_KEYS).map(k.address())?,
+            &query_boxes(&extents, &layout.q, GROUP_ROWS).map(q.address())?,
+            &key_boxes(&extents, &layout.k, FP8_KEYS_PER_BLOCK).map(k.address())?,
             &transposed.address().to_ne_bytes(),
-            &boxes(&of_output, &layout.out, GROUP_ROWS).map(out.address())?,
+            &query_boxes(&of_output, &layout.out, GROUP_ROWS).map(out.address())?,
         ],
         lse: 0,
         lse_strides: layout.lse,
         scales: [&scales[0], &scales[1], &scales[2]].map(DeviceBuffer::address),
-        tiles: Tiles::Listed(tiles.address()),
+        tiles: TileSource::Listed(tiles.address()),
     };
     let blocks = device.facts().multiprocessors;
     let main = main.prepare(device, Some(blocks), operands.arguments(&extents))?;
-    let named = OPERANDS.into_iter().chain(SCALES).zip([&q, &k, &v].into_iter().chain(&scales));
+    let named = FP8_OPERANDS.into_iter().chain(SCALES).zip([&q, &k, &v].into_iter().chain(&scales));
     let inputs: Vec<_> = named.map(|(name, buffer)| Input::new(name, buffer)).collect();
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
         let _alive = (&q, &k, &scales, &tiles);
-        let arguments =
-            [KernelArgument::from(&v), KernelArgument::from(&transposed), extents.seqlen()];
+        let arguments = [
+            KernelArgument::from(&v),
+            KernelArgument::from(&transposed),
+            extents.sequence_length_argument(),
+        ];
         within("transpose", || first.launch(&arguments))?;
         within("forward", || main.launch())
     }))
@@ -379,7 +392,7 @@ mod tests {
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
-        let narrow = Extents::self_attention(6, 300, Dtype::Bf16);
+        let narrow = Extents::self_attention_extents(6, 300, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
         let [short, short_wide] =
@@ -397,16 +410,19 @@ mod tests {
 
     #[test]
     fn all_keys_of_a_head_in_turns_are_in_shared_memory() {
-        let wide = Extents { d: 128, ..Extents::self_attention(TURN_HEADS, 256, Dtype::Bf16) };
-        assert_eq!(parts(&Extents { heads: TURN_HEADS - 1, ..wide }), 3);
+        let wide = Extents {
+            d: 128,
+            ..Extents::self_attention_extents(MIN_SHORT_HEADS, 256, Dtype::Bf16)
+        };
+        assert_eq!(parts(&Extents { heads: MIN_SHORT_HEADS - 1, ..wide }), 3);
         let parts_of = |s| parts(&Extents { s, ..wide });
         assert_eq!([1, 64, 65, 128, 129].map(parts_of), [1, 1, 2, 2, 3]);
         assert_eq!([192, 193, 256, 257].map(parts_of), [3, 4, 4, 3]);
         assert_eq!([1, 256, 257].map(|keys| parts(&Extents { keys, ..wide })), [4, 4, 3]);
         for d in [64, 128] {
             let short = Extents { d, ..wide };
-            let Stages { keys, values, .. } = Stages::new(&short);
-            assert!(keys.min(values) * block_keys(&short) >= TURN_KEYS, "{d}");
+            let TileAndBlockStages { keys, values, .. } = TileAndBlockStages::new(&short);
+            assert!(keys.min(values) * keys_per_block(&short) >= MAX_KEYS_OF_SHORT_HEAD, "{d}");
         }
     }
 
@@ -419,32 +435,32 @@ mod tests {
             _ if parameter.contains("Scales") || parameter.contains("Strides") => 3 * 8,
             _ => 4,
         };
-        let extents = Extents::self_attention(6, 200, Dtype::Bf16);
+        let extents = Extents::self_attention_extents(6, 200, Dtype::Bf16);
         for fp8 in [false, true] {
             let (map, address) = ([0; 128], [0; 8]);
             let values = if fp8 { &address[..] } else { &map };
-            let operands = Operands {
+            let operands = ForwardOperands {
                 tensors: [&map, &map, values, &map],
                 lse: 0,
-                lse_strides: Strides::bhsd(6, 200, 1),
+                lse_strides: Strides::strides_of_bhsd(6, 200, 1),
                 scales: [0; 3],
-                tiles: Tiles::Listed(0),
+                tiles: TileSource::Listed(0),
             };
             let given = operands.arguments(&extents);
             let given: Vec<usize> = given.iter().map(KernelArgument::size).collect();
             let parameters: Vec<usize> =
-                kernel_parameters(&FLASH_WGMMA).iter().map(|it| bytes(it, fp8)).collect();
+                kernel_parameters(&FLASH_WGMMA_KERNEL).iter().map(|it| bytes(it, fp8)).collect();
             assert_eq!(given, parameters);
         }
     }
 
     #[test]
     fn other_architectures_are_declined_with_the_reason() {
-        let extents = Extents::self_attention(6, 200, Dtype::F16);
+        let extents = Extents::self_attention_extents(6, 200, Dtype::F16);
         for arch in ["sm_80", "sm_90", "sm_100a", "sm_120a"] {
-            let unmet = FLASH_WGMMA.unmet_requirement_for(&extents, arch, 227 << 10);
+            let unmet = FLASH_WGMMA_KERNEL.unmet_requirement_for(&extents, arch, 227 << 10);
             assert_eq!(unmet.as_deref(), Some("needs sm_90a"), "{arch}");
         }
-        assert_eq!(FLASH_WGMMA.unmet_requirement_for(&extents, "sm_90a", 227 << 10), None);
+        assert_eq!(FLASH_WGMMA_KERNEL.unmet_requirement_for(&extents, "sm_90a", 227 << 10), None);
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::attention::cuda::backward::wgmma::Blocks;
+use crate::attention::cuda::backward::wgmma::BackwardBlockWork;
 use crate::attention::cuda::layout::Strides;
 use crate::attention::cuda::tests::bf16;
 use crate::attention::definition::{Attention, AttentionForward};
@@ -23,14 +23,14 @@ enum Order {
 
 /// A tensor in a buffer.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct TensorPlace {
     strides: Strides,
     /// Elements before the first one.
     first: u64,
     extents: [usize; 4],
 }
 
-impl Place {
+impl TensorPlace {
     /// Rows of a number of elements of a buffer: their index in a dense `[b, h, s, d]`, and their
     /// start.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
@@ -65,19 +65,19 @@ impl Place {
 
 /// Places of the tensor of queries and the two tensors of keys, and the elements of the buffer of
 /// each.
-fn places(order: Order, attention: &Attention) -> ([Place; 3], u64) {
+fn places(order: Order, attention: &Attention) -> ([TensorPlace; 3], u64) {
     let Attention { b, h, h_kv, s, d, .. } = *attention;
     let row_of_heads = |heads: usize| match order {
-        Order::Bhsd => Strides::bhsd(heads, s, d),
-        Order::Bshd => Strides::bshd(heads + 1, s, d),
-        Order::Packed => Strides::bshd(h + 2 * h_kv, s, d),
+        Order::Bhsd => Strides::strides_of_bhsd(heads, s, d),
+        Order::Bshd => Strides::strides_of_bshd(heads + 1, s, d),
+        Order::Packed => Strides::strides_of_bshd(h + 2 * h_kv, s, d),
     };
     let first = match order {
         Order::Packed => [0, h, h + h_kv].map(|head| (head * d) as u64),
         _ => [0; 3],
     };
-    let extents = [attention.shape(), attention.key_shape(), attention.key_shape()];
-    let place = |index: usize| Place {
+    let extents = [attention.shape(), attention.key_value_shape(), attention.key_value_shape()];
+    let place = |index: usize| TensorPlace {
         strides: row_of_heads(extents[index][1]),
         first: first[index],
         extents: extents[index],
@@ -86,23 +86,23 @@ fn places(order: Order, attention: &Attention) -> ([Place; 3], u64) {
     ([0, 1, 2].map(place), elements as u64)
 }
 
-const POISON: u8 = 0xff;
+const POISON_BYTE: u8 = 0xff;
 
 /// Buffers of one problem on a device.
-struct Memory {
+struct ProblemBuffers {
     /// q, k and v; one buffer for all of them if they are packed.
     inputs: Vec<DeviceBuffer>,
     gradients: Vec<DeviceBuffer>,
     out: DeviceBuffer,
     grad_out: DeviceBuffer,
     lse: DeviceBuffer,
-    places: [Place; 3],
+    places: [TensorPlace; 3],
 }
 
-impl Memory {
+impl ProblemBuffers {
     fn new(device: &Device, order: Order, attention: &Attention, inputs: &Tensors) -> Self {
         let (places, elements) = places(order, attention);
-        let empty = || vec![POISON; 2 * elements as usize];
+        let empty = || vec![POISON_BYTE; 2 * elements as usize];
         let buffers = if matches!(order, Order::Packed) { 1 } else { 3 };
         let mut host: Vec<_> = (0..buffers).map(|_| empty()).collect();
         for (index, name) in ["q", "k", "v"].into_iter().enumerate() {
@@ -121,45 +121,46 @@ impl Memory {
         }
     }
 
-    fn address(&self, buffers: &[DeviceBuffer], index: usize) -> u64 {
+    fn address_in_buffer(&self, buffers: &[DeviceBuffer], index: usize) -> u64 {
         buffers[index % buffers.len()].address() + 2 * self.places[index].first
     }
 
     fn layout(&self, attention: &Attention) -> BackwardLayout {
         let [q, k, v] = self.places.map(|place| place.strides);
-        let lse = Strides::bhsd(attention.h, attention.s, 1);
-        BackwardLayout::like(ForwardLayout { q, k, v, out: q, lse })
+        let lse = Strides::strides_of_bhsd(attention.h, attention.s, 1);
+        BackwardLayout::gradients_like_tensors(ForwardLayout { q, k, v, out: q, lse })
     }
 
     fn forward(&self) -> ForwardAddresses {
-        let [q, k, v] = [0, 1, 2].map(|index| self.address(&self.inputs, index));
+        let [q, k, v] = [0, 1, 2].map(|index| self.address_in_buffer(&self.inputs, index));
         let out = self.out.address() + 2 * self.places[0].first;
         ForwardAddresses { q, k, v, out, lse: Some(self.lse.address()) }
     }
 
     fn backward(&self) -> BackwardAddresses {
         let ForwardAddresses { q, k, v, out, .. } = self.forward();
-        let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index| self.address(&self.gradients, index));
+        let [grad_q, grad_k, grad_v] =
+            [0, 1, 2].map(|index| self.address_in_buffer(&self.gradients, index));
         let grad_out = self.grad_out.address() + 2 * self.places[0].first;
         let lse = self.lse.address();
         BackwardAddresses { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v }
     }
 }
 
-fn downloaded(buffer: &DeviceBuffer) -> Vec<u8> {
+fn download_bytes(buffer: &DeviceBuffer) -> Vec<u8> {
     let mut bytes = vec![0; buffer.bytes()];
     buffer.download(&mut bytes).unwrap();
     bytes
 }
 
 /// Asserts that every byte outside of the tensors is unchanged.
-fn assert_rest_untouched(memory: &[u8], places: &[Place], name: &str) {
+fn assert_rest_untouched(memory: &[u8], places: &[TensorPlace], name: &str) {
     let mut memory = memory.to_vec();
     for place in places {
         let bytes = place.extents.iter().product::<usize>() * 2;
-        place.write(&vec![POISON; bytes], &mut memory);
+        place.write(&vec![POISON_BYTE; bytes], &mut memory);
     }
-    assert!(memory.iter().all(|&byte| byte == POISON), "{name}: wrote outside its tensors");
+    assert!(memory.iter().all(|&byte| byte == POISON_BYTE), "{name}: wrote outside its tensors");
 }
 
 fn assert_agrees(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance, name: &str) {
@@ -169,19 +170,19 @@ fn assert_agrees(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance,
 
 fn check_forward(
     device: &Arc<Device>,
-    memory: &Memory,
+    memory: &ProblemBuffers,
     attention: &Attention,
-    technique: Technique,
+    technique: AttentionTechnique,
     (expected, tolerance): (&[Expected], Tolerance),
     name: &str,
 ) {
     let (shape, layout) = (Shape::from(attention), memory.layout(attention).forward);
     let forward = Forward::new(device, &shape, &layout, technique).unwrap();
     let launches = forward.launches(&memory.forward()).unwrap();
-    memory.out.fill(POISON).unwrap();
+    memory.out.fill(POISON_BYTE).unwrap();
     launches.launch().unwrap();
     device.synchronize().unwrap();
-    let (place, bytes) = (memory.places[0], downloaded(&memory.out));
+    let (place, bytes) = (memory.places[0], download_bytes(&memory.out));
     let mut outputs = Tensors::new();
     outputs.insert("out", place.read(&bytes, attention.dtype));
     assert_agrees(&outputs, expected, tolerance, name);
@@ -191,9 +192,9 @@ fn check_forward(
 /// Twice: launches must not depend on those before, and leave the scratch as they found it.
 fn check_backward(
     device: &Arc<Device>,
-    memory: &Memory,
+    memory: &ProblemBuffers,
     attention: &Attention,
-    (technique, order): (Technique, SumOrder),
+    (technique, order): (AttentionTechnique, QueryGradientSumOrder),
     (expected, tolerance): (&[Expected], Tolerance),
     name: &str,
 ) {
@@ -202,14 +203,14 @@ fn check_backward(
     let bytes = backward.scratch_bytes();
     let any = device.allocate(bytes.any as usize).unwrap();
     let zeroed = device.upload(&vec![0; bytes.zeroed as usize]).unwrap();
-    let scratch = Scratch { any: any.address(), zeroed: zeroed.address() };
+    let scratch = ScratchAddresses { any: any.address(), zeroed: zeroed.address() };
     let launches = backward.launches(&memory.backward(), &scratch).unwrap();
     let mut first: Option<Vec<Vec<u8>>> = None;
     for _ in 0..2 {
-        memory.gradients.iter().try_for_each(|buffer| buffer.fill(POISON)).unwrap();
+        memory.gradients.iter().try_for_each(|buffer| buffer.fill(POISON_BYTE)).unwrap();
         launches.launch().unwrap();
         device.synchronize().unwrap();
-        let found: Vec<_> = memory.gradients.iter().map(downloaded).collect();
+        let found: Vec<_> = memory.gradients.iter().map(download_bytes).collect();
         let mut outputs = Tensors::new();
         for (index, name) in ["grad_q", "grad_k", "grad_v"].into_iter().enumerate() {
             let bytes = &found[index % found.len()];
@@ -221,12 +222,12 @@ fn check_backward(
             let places = if packed { &memory.places[..] } else { &memory.places[index..=index] };
             assert_rest_untouched(bytes, places, name);
         }
-        if order == SumOrder::Fixed {
+        if order == QueryGradientSumOrder::Fixed {
             assert_eq!(*first.get_or_insert(found.clone()), found, "{name}: other bits");
         }
     }
     // An empty buffer has one byte.
-    let left = &downloaded(&zeroed)[..bytes.zeroed as usize];
+    let left = &download_bytes(&zeroed)[..bytes.zeroed as usize];
     assert!(left.iter().all(|&byte| byte == 0), "{name}: scratch is not zero");
 }
 
@@ -238,11 +239,14 @@ fn scratch_is_declared_without_a_device() {
     let turns = 8 * 2 * 4;
     assert_eq!(
         Backward::max_scratch_bytes(&Shape::from(&attention)),
-        ScratchBytes { any, zeroed: turns }
+        AttentionScratchBytes { any, zeroed: turns }
     );
     let grouped = Shape::from(&Attention { h_kv: 2, ..attention });
     let sums = 2 * (4 * 100 * 128 * 4);
-    assert_eq!(Backward::max_scratch_bytes(&grouped), ScratchBytes { any, zeroed: sums + turns });
+    assert_eq!(
+        Backward::max_scratch_bytes(&grouped),
+        AttentionScratchBytes { any, zeroed: sums + turns }
+    );
 }
 
 #[test]
@@ -261,8 +265,8 @@ fn every_layout_agrees_with_the_reference() {
             let forward = (&out[..], forward.tolerance());
             let backward = (&gradients[..], backward.tolerance());
             for order in [Order::Bhsd, Order::Bshd, Order::Packed] {
-                let memory = Memory::new(&device, order, &attention, &inputs);
-                let run = |technique, sums: &[SumOrder]| {
+                let memory = ProblemBuffers::new(&device, order, &attention, &inputs);
+                let run = |technique, sums: &[QueryGradientSumOrder]| {
                     let name = format!("{technique:?}, {order:?}, {attention:?}");
                     check_forward(&device, &memory, &attention, technique, forward, &name);
                     for &sums in sums {
@@ -270,9 +274,15 @@ fn every_layout_agrees_with_the_reference() {
                         check_backward(&device, &memory, &attention, how, backward, &name);
                     }
                 };
-                run(Technique::FlashMma, if h == h_kv { &[SumOrder::Any] } else { &[] });
+                run(
+                    AttentionTechnique::FlashMma,
+                    if h == h_kv { &[QueryGradientSumOrder::Any] } else { &[] },
+                );
                 if wgmma {
-                    run(Technique::FlashWgmma, &[SumOrder::Any, SumOrder::Fixed]);
+                    run(
+                        AttentionTechnique::FlashWgmma,
+                        &[QueryGradientSumOrder::Any, QueryGradientSumOrder::Fixed],
+                    );
                 }
             }
         }
@@ -291,16 +301,17 @@ fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
             let attention = bf16(b, h, s, d, causal);
             let problem = AttentionForward { attention };
             let inputs = AttentionBackward { attention }.inputs(28);
-            let memory = Memory::new(&device, Order::Bshd, &attention, &inputs);
+            let memory = ProblemBuffers::new(&device, Order::Bshd, &attention, &inputs);
             let name = format!("{attention:?}");
             let (shape, layout) = (Shape::from(&attention), memory.layout(&attention).forward);
-            let forward = Forward::new(&device, &shape, &layout, Technique::FlashWgmma).unwrap();
+            let forward =
+                Forward::new(&device, &shape, &layout, AttentionTechnique::FlashWgmma).unwrap();
             let launches = forward.launches(&memory.forward()).unwrap();
-            let poison = || memory.out.fill(POISON);
+            let poison = || memory.out.fill(POISON_BYTE);
             let found = |run: &dyn Fn() -> Result<(), BackendError>| {
                 poison().and_then(|()| run()).unwrap();
                 device.synchronize().unwrap();
-                downloaded(&memory.out)
+                download_bytes(&memory.out)
             };
             let first = found(&|| launches.launch());
             let mut outputs = Tensors::new();
@@ -334,22 +345,23 @@ fn grouped_sums_are_stored_by_strides() {
     let problem = AttentionBackward { attention };
     let inputs = problem.inputs(27);
     let expected = problem.reference(&inputs);
-    let memory = Memory::new(&device, Order::Packed, &attention, &inputs);
+    let memory = ProblemBuffers::new(&device, Order::Packed, &attention, &inputs);
     let (shape, layout) = (Shape::from(&attention), memory.layout(&attention));
-    let forward = Forward::new(&device, &shape, &layout.forward, Technique::FlashWgmma).unwrap();
+    let forward =
+        Forward::new(&device, &shape, &layout.forward, AttentionTechnique::FlashWgmma).unwrap();
     let forward = forward.launches(&memory.forward()).unwrap();
     forward.launch().unwrap();
-    let blocks = Blocks::OfKeys { heads: 1, order: SumOrder::Any };
-    let backward = Backward::with_blocks(&device, &shape, &layout, blocks).unwrap();
+    let blocks = BackwardBlockWork::OfKeys { heads: 1, order: QueryGradientSumOrder::Any };
+    let backward = Backward::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
     let bytes = backward.scratch_bytes();
     let any = device.allocate(bytes.any as usize).unwrap();
     let zeroed = device.upload(&vec![0; bytes.zeroed as usize]).unwrap();
-    let scratch = Scratch { any: any.address(), zeroed: zeroed.address() };
+    let scratch = ScratchAddresses { any: any.address(), zeroed: zeroed.address() };
     let launches = backward.launches(&memory.backward(), &scratch).unwrap();
     assert_eq!(launches.steps().len(), 4);
     launches.launch().unwrap();
     device.synchronize().unwrap();
-    let found = downloaded(&memory.gradients[0]);
+    let found = download_bytes(&memory.gradients[0]);
     let mut outputs = Tensors::new();
     for (index, name) in ["grad_q", "grad_k", "grad_v"].into_iter().enumerate() {
         outputs.insert(name, memory.places[index].read(&found, attention.dtype));
@@ -361,23 +373,24 @@ fn grouped_sums_are_stored_by_strides() {
 fn declined_problems_are_skips() {
     let Some((device, _alone)) = gpu() else { return };
     let shape = Shape::from(&bf16(1, 4, 64, 64, false));
-    let layout = ForwardLayout::bshd(&shape);
+    let layout = ForwardLayout::strides_of_bshd(&shape);
     let declined = |result: Result<(), BackendError>| match result {
         Err(BackendError::Unsupported(reason)) => reason,
         other => panic!("{other:?}"),
     };
     let narrow = Shape { head_dim: 80, ..shape };
-    let technique = Technique::FlashMma;
-    let result = Forward::new(&device, &narrow, &ForwardLayout::bshd(&narrow), technique);
+    let technique = AttentionTechnique::FlashMma;
+    let result =
+        Forward::new(&device, &narrow, &ForwardLayout::strides_of_bshd(&narrow), technique);
     assert!(declined(result.map(drop)).starts_with("head dimension 80"));
     let forward = Forward::new(&device, &shape, &layout, technique).unwrap();
     let addresses = ForwardAddresses { q: 0x100, k: 0x108, v: 0x200, out: 0x300, lse: None };
     let result = forward.launches(&addresses).map(drop);
     assert_eq!(declined(result), "k: address 0x108 is no multiple of 16");
-    let layout = BackwardLayout::like(layout);
+    let layout = BackwardLayout::gradients_like_tensors(layout);
     let grouped = Shape { key_heads: 2, ..shape };
-    let result = Backward::new(&device, &grouped, &layout, technique, SumOrder::Any);
+    let result = Backward::new(&device, &grouped, &layout, technique, QueryGradientSumOrder::Any);
     assert!(declined(result.map(drop)).contains("as many heads of keys as of queries"));
-    let result = Backward::new(&device, &shape, &layout, technique, SumOrder::Fixed);
+    let result = Backward::new(&device, &shape, &layout, technique, QueryGradientSumOrder::Fixed);
     assert!(declined(result.map(drop)).starts_with("flash_mma adds"));
 }

@@ -20,22 +20,22 @@ pub const GROUP: usize = 16;
 /// Position of the code of each k among four.
 const PLACES: [usize; 4] = [1, 3, 0, 2];
 /// Offset of the factors, behind the codes.
-pub const FACTORS_AT: usize = COLUMNS * DEPTH;
+pub const FP8_FACTORS_OFFSET: usize = COLUMNS * DEPTH;
 /// Bytes of a unit of fp8.
-pub const UNIT_BYTES: usize = FACTORS_AT + COLUMNS * Dtype::Bf16.bytes();
+pub const FP8_UNIT_BYTES: usize = FP8_FACTORS_OFFSET + COLUMNS * Dtype::Bf16.bytes();
 
 /// Offset of the factors in a unit of int4.
-pub const INT4_FACTORS_AT: usize = COLUMNS * DEPTH / 2;
-pub const INT4_UNIT_BYTES: usize = INT4_FACTORS_AT + COLUMNS * Dtype::Bf16.bytes();
+pub const INT4_FACTORS_OFFSET: usize = COLUMNS * DEPTH / 2;
+pub const INT4_UNIT_BYTES: usize = INT4_FACTORS_OFFSET + COLUMNS * Dtype::Bf16.bytes();
 
 /// Writes a unit of int4: the numbers of its columns at each k, as `codes` gives them, and their
 /// scales.
 pub fn pack_int4_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [i8], scales: &[bf16]) {
-    let (places, factors) = to.split_at_mut(INT4_FACTORS_AT);
+    let (places, factors) = to.split_at_mut(INT4_FACTORS_OFFSET);
     places.fill(0);
     for k in 0..DEPTH {
         for (column, &code) in codes(k).iter().enumerate() {
-            let place = int4_place(k, column);
+            let place = int4_code_position(k, column);
             places[place / 2] |= ((code + 8) as u8) << (place % 2 * 4);
         }
     }
@@ -43,13 +43,13 @@ pub fn pack_int4_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [i8], scal
 }
 
 /// Position of a code of int4 in its unit, in units of four bits.
-const fn int4_place(k: usize, column: usize) -> usize {
+const fn int4_code_position(k: usize, column: usize) -> usize {
     (k / GROUP * COLUMNS + column) * GROUP + k % GROUP / 8 * 8 + k % 8 / 2 + k % 2 * 4
 }
 
 /// Writes a unit of fp8: the codes of its columns at each k, as `codes` gives them, and their factors.
-pub fn pack_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [u8], exponents: &[i8]) {
-    let (places, factors) = to.split_at_mut(FACTORS_AT);
+pub fn pack_fp8_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [u8], exponents: &[i8]) {
+    let (places, factors) = to.split_at_mut(FP8_FACTORS_OFFSET);
     for k in 0..DEPTH {
         for (column, &code) in codes(k).iter().enumerate() {
             places[place(k, column)] = code;
@@ -72,13 +72,14 @@ mod tests {
 
     #[test]
     fn places_of_a_unit_are_all_different() {
-        let mut places: Vec<_> = (0..FACTORS_AT).map(|i| place(i / 8, i % 8)).collect();
+        let mut places: Vec<_> = (0..FP8_FACTORS_OFFSET).map(|i| place(i / 8, i % 8)).collect();
         assert_eq!([0, 1, 2, 3, 16].map(|k| place(k, 0)), [1, 3, 0, 2, 129]);
         places.sort_unstable();
-        assert_eq!(places, (0..FACTORS_AT).collect::<Vec<_>>());
-        let mut places: Vec<_> = (0..FACTORS_AT).map(|i| int4_place(i / 8, i % 8)).collect();
-        assert_eq!([0, 1, 2, 8, 16].map(|k| int4_place(k, 0)), [0, 4, 1, 8, 128]);
+        assert_eq!(places, (0..FP8_FACTORS_OFFSET).collect::<Vec<_>>());
+        let mut places: Vec<_> =
+            (0..FP8_FACTORS_OFFSET).map(|i| int4_code_position(i / 8, i % 8)).collect();
+        assert_eq!([0, 1, 2, 8, 16].map(|k| int4_code_position(k, 0)), [0, 4, 1, 8, 128]);
         places.sort_unstable();
-        assert_eq!(places, (0..FACTORS_AT).collect::<Vec<_>>());
+        assert_eq!(places, (0..FP8_FACTORS_OFFSET).collect::<Vec<_>>());
     }
 }

@@ -1,12 +1,12 @@
 //! Device memory of the operations one by one: inputs, quantised weights, activations.
 
 use crate::denoise::cuda::run::ExpertRun;
-use crate::denoise::cuda::writer::{ExpertWriter, Region};
+use crate::denoise::cuda::writer::{ExpertWriter, NamedRegion};
 use crate::denoise::definition::WeightFormat;
 use crate::denoise::fp8::{self, Fp8};
-use crate::denoise::int4::{self, Int4};
-use crate::denoise::model::{ACTION, Model};
-use kernelgate::backend::program::{MemoryUse, Pointer};
+use crate::denoise::int4::{self, Int4Matrix};
+use crate::denoise::model::{ACTION_COLUMNS, Model};
+use kernelgate::backend::program::{MemoryPurpose, Pointer};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Keys that the GEMMs run over: a multiple of eight, so that rows of probabilities are whole
@@ -16,7 +16,7 @@ pub const fn padded(context: usize) -> usize {
 }
 
 /// A quantised matrix.
-pub struct Coded {
+pub struct QuantisedMatrix {
     /// The input, and the region of its codes with the exponents of its columns; of int4, with the
     /// scales of its groups.
     pub name: &'static str,
@@ -24,50 +24,50 @@ pub struct Coded {
     pub values: &'static str,
 }
 
-const CODED: [Coded; 7] = {
-    const fn coded(name: &'static str, values: &'static str) -> Coded {
-        Coded { name, values }
+const QUANTISED_MATRICES: [QuantisedMatrix; 7] = {
+    const fn quantised_matrix(name: &'static str, values: &'static str) -> QuantisedMatrix {
+        QuantisedMatrix { name, values }
     }
     [
-        coded("q_proj", "q_values"),
-        coded("k_proj", "k_values"),
-        coded("v_proj", "v_values"),
-        coded("o_proj", "o_values"),
-        coded("gate_proj", "gate_values"),
-        coded("up_proj", "up_values"),
-        coded("down_proj", "down_values"),
+        quantised_matrix("q_proj", "q_values"),
+        quantised_matrix("k_proj", "k_values"),
+        quantised_matrix("v_proj", "v_values"),
+        quantised_matrix("o_proj", "o_values"),
+        quantised_matrix("gate_proj", "gate_values"),
+        quantised_matrix("up_proj", "up_values"),
+        quantised_matrix("down_proj", "down_values"),
     ]
 };
 
 /// The matrices that this run holds as codes.
-pub fn coded(run: &ExpertRun) -> &'static [Coded] {
+pub fn quantised_matrix(run: &ExpertRun) -> &'static [QuantisedMatrix] {
     match run.shape.weights {
         WeightFormat::Same => &[],
-        WeightFormat::Fp8 | WeightFormat::Int4 => &CODED,
+        WeightFormat::Fp8 | WeightFormat::Int4 => &QUANTISED_MATRICES,
     }
 }
 
 /// A program with every region of this run.
 pub fn declared(run: &ExpertRun) -> ExpertWriter<'_> {
-    let names: Vec<_> = coded(run).iter().map(|coded| coded.name).collect();
+    let names: Vec<_> = quantised_matrix(run).iter().map(|coded| coded.name).collect();
     let mut writer = ExpertWriter::new(run, &names);
-    for matrix in coded(run) {
+    for matrix in quantised_matrix(run) {
         let (codes, scales) = encoded_bytes(run, matrix);
         let (bytes, run) = (run.shape.model.depth * (codes + scales), *run);
-        let pack = move |inputs: &Tensors| encoded(&run, inputs, matrix);
-        writer.program.packed(matrix.name, MemoryUse::Weights, bytes, pack);
+        let pack = move |inputs: &Tensors| encode_matrix(&run, inputs, matrix);
+        writer.program.packed(matrix.name, MemoryPurpose::Weights, bytes, pack);
     }
-    let values = coded(run).iter().map(|matrix| {
-        let [rows, columns] = extents(run, matrix.name);
+    let values = quantised_matrix(run).iter().map(|matrix| {
+        let [rows, columns] = layer_rows_and_columns(run, matrix.name);
         (matrix.values, rows * columns * Dtype::Bf16.bytes())
     });
-    writer.scratch(MemoryUse::Activations, activations(run));
-    writer.scratch(MemoryUse::Workspace, values);
+    writer.scratch(MemoryPurpose::Activations, activations(run));
+    writer.scratch(MemoryPurpose::Workspace, values);
     writer
 }
 
 /// Rows and columns of a layer of an input.
-pub fn extents(run: &ExpertRun, name: &str) -> [usize; 2] {
+pub fn layer_rows_and_columns(run: &ExpertRun, name: &str) -> [usize; 2] {
     let specs = run.shape.model.tensors(run.shape.s, run.shape.p, run.shape.dtype);
     let spec = specs.iter().find(|spec| spec.name == name).expect("an input of the model");
     let [.., rows, columns] = spec.shape[..] else { unreachable!("`{name}` is a matrix") };
@@ -76,10 +76,10 @@ pub fn extents(run: &ExpertRun, name: &str) -> [usize; 2] {
 
 /// The codes of a matrix, then its exponents or scales, as `kernels/denoise/per_op.cu` takes them:
 /// of int4 two columns a byte, the numbers plus 8.
-fn encoded(run: &ExpertRun, inputs: &Tensors, matrix: &Coded) -> Vec<u8> {
+fn encode_matrix(run: &ExpertRun, inputs: &Tensors, matrix: &QuantisedMatrix) -> Vec<u8> {
     let tensor = inputs.tensor(matrix.name);
     if run.shape.weights == WeightFormat::Int4 {
-        let Int4 { codes, scales } = int4::quantize(tensor);
+        let Int4Matrix { codes, scales } = int4::quantize(tensor);
         let pairs = codes.chunks_exact(2);
         let packed = pairs.map(|two| (two[0] + 8) as u8 | ((two[1] + 8) as u8) << 4);
         packed.chain(bytemuck::cast_slice(&scales).iter().copied()).collect()
@@ -90,8 +90,8 @@ fn encoded(run: &ExpertRun, inputs: &Tensors, matrix: &Coded) -> Vec<u8> {
 }
 
 /// Bytes of a layer's codes, and of its exponents or scales.
-fn encoded_bytes(run: &ExpertRun, matrix: &Coded) -> (usize, usize) {
-    let [rows, columns] = extents(run, matrix.name);
+fn encoded_bytes(run: &ExpertRun, matrix: &QuantisedMatrix) -> (usize, usize) {
+    let [rows, columns] = layer_rows_and_columns(run, matrix.name);
     match run.shape.weights {
         WeightFormat::Int4 => {
             (rows * columns / 2, int4::groups(rows) * columns * Dtype::Bf16.bytes())
@@ -101,22 +101,26 @@ fn encoded_bytes(run: &ExpertRun, matrix: &Coded) -> (usize, usize) {
 }
 
 /// Start of the codes of a layer, and of its exponents or scales.
-pub fn encoded_layer(writer: &ExpertWriter, matrix: &Coded, layer: usize) -> [Pointer; 2] {
+pub fn encoded_layer(
+    writer: &ExpertWriter,
+    matrix: &QuantisedMatrix,
+    layer: usize,
+) -> [Pointer; 2] {
     let (codes, scales) = encoded_bytes(writer.run, matrix);
     let (first, depth) = (writer.program.at(matrix.name), writer.run.shape.model.depth);
     [first.plus(layer * codes), first.plus(depth * codes + layer * scales)]
 }
 
-fn activations(run: &ExpertRun) -> Vec<Region> {
+fn activations(run: &ExpertRun) -> Vec<NamedRegion> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
-    let (s, keys) = (run.shape.s, padded(run.shape.context()));
+    let (s, keys) = (run.shape.s, padded(run.shape.visible_tokens()));
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
     vec![
         ("embedding", width * bf16),
         ("time_hidden", width * bf16),
         ("cond", width * bf16),
         ("styles", (2 * depth + 1) * 3 * width * f32),
-        ("x16", s * ACTION * bf16),
+        ("x16", s * ACTION_COLUMNS * bf16),
         ("angles", s * head_dim * f32),
         ("h", s * width * bf16),
         ("normed", s * width * f32),
@@ -133,6 +137,6 @@ fn activations(run: &ExpertRun) -> Vec<Region> {
         ("branch", s * width * bf16),
         ("gates", s * mlp * bf16),
         ("ups", s * mlp * bf16),
-        ("velocities", s * ACTION * f32),
+        ("velocities", s * ACTION_COLUMNS * f32),
     ]
 }

@@ -10,22 +10,24 @@ const FORMATS: [(WeightFormat, usize, &str); 2] = [
 #[test]
 fn rows_for_quantised_weights_are_those_of_operations_and_the_persistent_kernel() {
     let names = |problem: &DenoiseLoop| {
-        supporting(LOOP, problem).iter().map(|row| row.name).collect::<Vec<_>>()
+        supporting_rows(LOOP, problem).iter().map(|row| row.name).collect::<Vec<_>>()
     };
     for (weights, bits, dequantize) in FORMATS {
-        let full = with_weights(looped(PI05, 50, 968, 10), weights);
-        let tiny = with_weights(looped(TINY, 7, 13, 3), weights);
+        let full = with_weights(denoise_loop_of(PI05_MODEL, 50, 968, 10), weights);
+        let tiny = with_weights(denoise_loop_of(TINY, 7, 13, 3), weights);
         assert_eq!(names(&full), ["cuda/per_op", "cuda/graph", "cuda/persistent"]);
         assert_eq!((LOOP[2].supports)(&full), Err("takes bf16 weights only".to_owned()));
         assert_eq!(names(&tiny), ["cuda/per_op", "cuda/graph"]);
         // A dequantisation before each GEMM of a layer; the persistent kernel decodes as it reads.
         let dequantizing = |program: &Program| {
-            launches(program).filter(|launch| launch.kernel().symbol == dequantize).count()
+            kernel_launches_of(program)
+                .filter(|launch| launch.kernel().symbol == dequantize)
+                .count()
         };
-        let [plain, ..] = programs(&ExpertRun::from(&looped(TINY, 7, 13, 3)));
+        let [plain, ..] = programs(&ExpertRun::from(&denoise_loop_of(TINY, 7, 13, 3)));
         let [per_op, .., persistent] = programs(&ExpertRun::from(&tiny));
         assert_eq!((dequantizing(&plain), dequantizing(&per_op)), (0, 3 * 2 * 7));
-        let last = &launches(&persistent).last().unwrap().kernel().build;
+        let last = &kernel_launches_of(&persistent).last().unwrap().kernel().build;
         assert!(last.constants.contains(&("WEIGHT_BITS", bits)));
     }
 }
@@ -34,22 +36,22 @@ fn rows_for_quantised_weights_are_those_of_operations_and_the_persistent_kernel(
 fn rows_agree(weights: WeightFormat) {
     let Some((device, _alone)) = gpu() else { return };
     let problems = [
-        looped(TINY, 7, 13, 3),
-        looped(TINY, 50, 968, 10),
-        looped(SHALLOW, 50, 968, 2),
-        looped(SHALLOW, 56, 968, 1),
-        looped(SHALLOW, 1, 1023, 1),
-        looped(SHALLOW, 5, 3, 1),
-        looped(SHALLOW, 33, 500, 1),
-        looped(Model { depth: 3, ..SHALLOW }, 10, 712, 3),
-        looped(Model { depth: 1, ..SHALLOW }, 17, 111, 37),
+        denoise_loop_of(TINY, 7, 13, 3),
+        denoise_loop_of(TINY, 50, 968, 10),
+        denoise_loop_of(SHALLOW_MODEL, 50, 968, 2),
+        denoise_loop_of(SHALLOW_MODEL, 56, 968, 1),
+        denoise_loop_of(SHALLOW_MODEL, 1, 1023, 1),
+        denoise_loop_of(SHALLOW_MODEL, 5, 3, 1),
+        denoise_loop_of(SHALLOW_MODEL, 33, 500, 1),
+        denoise_loop_of(Model { depth: 3, ..SHALLOW_MODEL }, 10, 712, 3),
+        denoise_loop_of(Model { depth: 1, ..SHALLOW_MODEL }, 17, 111, 37),
     ];
     for plain in problems {
         let problem = with_weights(plain, weights);
         let DenoiseLoop { expert: ExpertShape { s, p, model, .. }, steps } = problem;
         let name =
             format!("{weights:?} {} depth={} s={s} p={p} steps={steps}", model.name, model.depth);
-        check(supporting(LOOP, &problem), &problem, &device, &name);
+        check(supporting_rows(LOOP, &problem), &problem, &device, &name);
     }
 }
 
@@ -74,10 +76,10 @@ fn rows_decode_to_the_bit() {
     let Some((device, _alone)) = gpu() else { return };
     let sizes = [(50, 968, 3), (9, 40, 2)];
     for (weights, (s, p, steps)) in FORMATS.iter().flat_map(|f| sizes.map(|sizes| (f.0, sizes))) {
-        let plain = looped(Model { depth: 3, ..SHALLOW }, s, p, steps);
+        let plain = denoise_loop_of(Model { depth: 3, ..SHALLOW_MODEL }, s, p, steps);
         let problem = with_weights(plain, weights);
         let inputs = problem.inputs(27);
-        let quantized = problem.expert.effective(&inputs);
+        let quantized = problem.expert.effective_inputs(&inputs);
         for row in [&LOOP[0], &LOOP[5]] {
             let actions = |(problem, inputs): (DenoiseLoop, &Tensors)| {
                 let mut task = prepare(row, &problem, inputs, &device)?;

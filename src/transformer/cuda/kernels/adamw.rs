@@ -1,12 +1,12 @@
 //! AdamW.
 
-use super::row::{SMALL, both_dtypes, covering, element};
+use super::row::{SMALL, both_dtypes, element_type_macro, grid_covering};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::{LEARNING_RATE, Shape, WEIGHT_DECAY};
 use kernelgate_cuda::KernelSpec;
 
 /// The kernel.
-pub const KERNELS: &[KernelSpec<Shape>] = &[ADAMW];
+pub const KERNELS: &[KernelSpec<Shape>] = &[ADAMW_KERNEL];
 
 const THREADS: usize = 256;
 
@@ -14,17 +14,17 @@ const THREADS: usize = 256;
 const QUADS: usize = 2;
 
 /// The learning rate and the weight decay, the last two arguments.
-pub const RATES: [f32; 2] = [LEARNING_RATE as f32, WEIGHT_DECAY as f32];
+pub const ADAMW_RATES: [f32; 2] = [LEARNING_RATE as f32, WEIGHT_DECAY as f32];
 
 /// One step over the arena of parameters.
-pub const ADAMW: KernelSpec<Shape> = KernelSpec {
-    defines: |shape| vec![element(shape)],
+pub const ADAMW_KERNEL: KernelSpec<Shape> = KernelSpec {
+    defines: |shape| vec![element_type_macro(shape)],
     constants: |_| vec![("THREADS", THREADS), ("QUADS", QUADS)],
     variants: || both_dtypes(SMALL).to_vec(),
     ..KernelSpec::new(
         kernel_file("transformer/adamw", include_str!("../../../../kernels/transformer/adamw.cu")),
         "transformer_adamw",
         THREADS,
-        |shape| covering(shape.parameters(), THREADS, 4 * QUADS),
+        |shape| grid_covering(shape.parameters(), THREADS, 4 * QUADS),
     )
 };

@@ -1,12 +1,13 @@
 //! Token embedding and its gradient.
 
-use super::row::{SMALL, both_dtypes, covering, element};
+use super::row::{SMALL, both_dtypes, element_type_macro, grid_covering};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::Shape;
 use kernelgate_cuda::KernelSpec;
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Shape>] = &[EMBED, GRADIENT, GRADIENT_ATOMIC];
+pub const KERNELS: &[KernelSpec<Shape>] =
+    &[EMBED_KERNEL, EMBEDDING_GRADIENT_KERNEL, EMBEDDING_GRADIENT_ATOMIC_KERNEL];
 
 const THREADS: usize = 256;
 
@@ -14,12 +15,14 @@ const THREADS: usize = 256;
 const QUADS: usize = 6;
 
 /// Tokens in shared memory.
-const TOKENS: usize = 2048;
+const TOKENS_IN_SHARED_MEMORY: usize = 2048;
 
 /// Rows of the embedding into the residual stream.
-pub const EMBED: KernelSpec<Shape> = KernelSpec {
-    defines: |shape| vec![element(shape)],
-    constants: |_| vec![("THREADS", THREADS), ("QUADS", QUADS), ("TOKENS", TOKENS)],
+pub const EMBED_KERNEL: KernelSpec<Shape> = KernelSpec {
+    defines: |shape| vec![element_type_macro(shape)],
+    constants: |_| {
+        vec![("THREADS", THREADS), ("QUADS", QUADS), ("TOKENS", TOKENS_IN_SHARED_MEMORY)]
+    },
     variants: || both_dtypes(SMALL).to_vec(),
     ..KernelSpec::new(
         kernel_file(
@@ -28,17 +31,17 @@ pub const EMBED: KernelSpec<Shape> = KernelSpec {
         ),
         "transformer_embed",
         THREADS,
-        |shape| covering(shape.tokens() * shape.d, THREADS, 4),
+        |shape| grid_covering(shape.tokens() * shape.d, THREADS, 4),
     )
 };
 
 /// The whole gradient of the embedding, with the same bits in every run.
-pub const GRADIENT: KernelSpec<Shape> = KernelSpec {
+pub const EMBEDDING_GRADIENT_KERNEL: KernelSpec<Shape> = KernelSpec {
     symbol: "transformer_embedding_gradient",
     blocks: |shape| [shape.vocabulary.div_ceil(THREADS / 32), shape.d.div_ceil(4 * 32 * QUADS), 1],
-    ..EMBED
+    ..EMBED_KERNEL
 };
 
 /// Adds the gradient to zeros, in no fixed order.
-pub const GRADIENT_ATOMIC: KernelSpec<Shape> =
-    KernelSpec { symbol: "transformer_embedding_gradient_atomic", ..EMBED };
+pub const EMBEDDING_GRADIENT_ATOMIC_KERNEL: KernelSpec<Shape> =
+    KernelSpec { symbol: "transformer_embedding_gradient_atomic", ..EMBED_KERNEL };

@@ -3,7 +3,7 @@
 use super::row::SMALL;
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::Shape;
-use kernelgate::backend::program::{Operand, Operands, Pointer, boxes, ints};
+use kernelgate::backend::program::{Operand, Operands, Pointer, boxes, int_operands};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::KernelSpec;
 use kernelgate_cuda::{RequiredArchitecture, TensorBoxes, TensorMapElement};
@@ -190,21 +190,21 @@ impl Product {
     pub fn swiglu(&self, [x, w, h, gate_up]: [Pointer; 4]) -> impl Operands {
         let Shape { d, ff, .. } = self.shape;
         let maps = self.maps(&Tile::swiglu(self), x, w, [2, ff]);
-        (maps, h, gate_up, ints([self.shape.tokens(), ff, d]))
+        (maps, h, gate_up, int_operands([self.shape.tokens(), ff, d]))
     }
 
     /// Arguments of [`SWIGLU_BACKWARD`]: x `[tokens, d]`, w `[ff, d]`.
     pub fn swiglu_backward(&self, [x, w, gate_up, grad_gate_up]: [Pointer; 4]) -> impl Operands {
         let Shape { d, ff, .. } = self.shape;
         let maps = self.maps(&Tile::swiglu_backward(self), x, w, [1, ff]);
-        (maps, gate_up, grad_gate_up, ints([self.shape.tokens(), ff, d]))
+        (maps, gate_up, grad_gate_up, int_operands([self.shape.tokens(), ff, d]))
     }
 
     /// Arguments of [`ROPE`]: x `[tokens, d]`, w `[3 d, d]`.
     pub fn rope(&self, [x, w, qkv, table]: [Pointer; 4]) -> impl Operands {
         let Shape { d, context, .. } = self.shape;
         let maps = self.maps(&Tile::rope(self), x, w, [1, 3 * d]);
-        (maps, qkv, table, ints([self.shape.tokens(), 3 * d, d, context]))
+        (maps, qkv, table, int_operands([self.shape.tokens(), 3 * d, d, context]))
     }
 
     /// Maps of x, a box a tile, and of matrices of w, two boxes a tile.

@@ -1,20 +1,20 @@
 //! Cross entropy.
 
-use super::row::{SMALL, both_dtypes, element, packet};
+use super::row::{SMALL, both_dtypes, element_type_macro, packet_elements};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::Shape;
 use kernelgate_cuda::KernelSpec;
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Shape>] = &[LOSS, LOSS_FORWARD, MEAN_LOSS];
+pub const KERNELS: &[KernelSpec<Shape>] = &[LOSS_KERNEL, LOSS_FORWARD_KERNEL, MEAN_LOSS_KERNEL];
 
 const THREADS: usize = 256;
 
 /// Losses of tokens, and gradients that overwrite the logits.
-pub const LOSS: KernelSpec<Shape> = KernelSpec {
+pub const LOSS_KERNEL: KernelSpec<Shape> = KernelSpec {
     defines: |shape| {
-        let packets = shape.padded().div_ceil(THREADS * packet(shape));
-        vec![element(shape), format!("PACKETS={packets}")]
+        let packets = shape.padded().div_ceil(THREADS * packet_elements(shape));
+        vec![element_type_macro(shape), format!("PACKETS={packets}")]
     },
     constants: |_| vec![("THREADS", THREADS)],
     variants: || {
@@ -31,9 +31,12 @@ pub const LOSS: KernelSpec<Shape> = KernelSpec {
 };
 
 /// Losses of tokens.
-pub const LOSS_FORWARD: KernelSpec<Shape> =
-    KernelSpec { symbol: "transformer_loss_forward", ..LOSS };
+pub const LOSS_FORWARD_KERNEL: KernelSpec<Shape> =
+    KernelSpec { symbol: "transformer_loss_forward", ..LOSS_KERNEL };
 
 /// Mean loss of each sequence.
-pub const MEAN_LOSS: KernelSpec<Shape> =
-    KernelSpec { symbol: "transformer_mean_loss", blocks: |shape| [shape.batch, 1, 1], ..LOSS };
+pub const MEAN_LOSS_KERNEL: KernelSpec<Shape> = KernelSpec {
+    symbol: "transformer_mean_loss",
+    blocks: |shape| [shape.batch, 1, 1],
+    ..LOSS_KERNEL
+};

@@ -1,15 +1,16 @@
 //! RMSNorm, and its gradients.
 
-use super::row::{SMALL, both_dtypes, element};
+use super::row::{SMALL, both_dtypes, element_type_macro};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::Shape;
 use kernelgate_cuda::KernelSpec;
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Shape>] = &[NORM, NORM_ADD, BACKWARD, GAIN_GRADIENT];
+pub const KERNELS: &[KernelSpec<Shape>] =
+    &[NORM_KERNEL, NORM_ADD_KERNEL, BACKWARD, GAIN_GRADIENT_KERNEL];
 
 /// Threads of a row.
-const GROUP: usize = 128;
+const THREADS_PER_NORM_ROW: usize = 128;
 
 /// Threads of a block of the backward pass.
 const THREADS: usize = 512;
@@ -20,13 +21,18 @@ const MAX_BLOCKS: usize = 264;
 
 /// Blocks of the backward pass, each with a row of partial gain gradients.
 pub fn norm_blocks(shape: &Shape) -> usize {
-    MAX_BLOCKS.min(shape.tokens().div_ceil(THREADS / GROUP))
+    MAX_BLOCKS.min(shape.tokens().div_ceil(THREADS / THREADS_PER_NORM_ROW))
 }
 
 /// The norm of rows.
-pub const NORM: KernelSpec<Shape> = KernelSpec {
-    defines: |shape| vec![element(shape), format!("QUADS={}", shape.d.div_ceil(4 * GROUP))],
-    constants: |_| vec![("THREADS", THREADS), ("GROUP", GROUP)],
+pub const NORM_KERNEL: KernelSpec<Shape> = KernelSpec {
+    defines: |shape| {
+        vec![
+            element_type_macro(shape),
+            format!("QUADS={}", shape.d.div_ceil(4 * THREADS_PER_NORM_ROW)),
+        ]
+    },
+    constants: |_| vec![("THREADS", THREADS), ("GROUP", THREADS_PER_NORM_ROW)],
     variants: || {
         let widths = [SMALL.d, 1600];
         widths.into_iter().flat_map(|d| both_dtypes(Shape { d, ..SMALL })).collect()
@@ -34,26 +40,27 @@ pub const NORM: KernelSpec<Shape> = KernelSpec {
     ..KernelSpec::new(
         kernel_file("transformer/norm", include_str!("../../../../kernels/transformer/norm.cu")),
         "transformer_norm",
-        GROUP,
+        THREADS_PER_NORM_ROW,
         |shape| [shape.tokens(), 1, 1],
     )
 };
 
 /// The norm of the sum of the residual stream and a branch.
-pub const NORM_ADD: KernelSpec<Shape> = KernelSpec { symbol: "transformer_norm_add", ..NORM };
+pub const NORM_ADD_KERNEL: KernelSpec<Shape> =
+    KernelSpec { symbol: "transformer_norm_add", ..NORM_KERNEL };
 
 /// Gradient of the residual stream, and partial gradients of the gain.
 pub const BACKWARD: KernelSpec<Shape> = KernelSpec {
     symbol: "transformer_norm_backward",
     threads: THREADS,
     blocks: |shape| [norm_blocks(shape), 1, 1],
-    ..NORM
+    ..NORM_KERNEL
 };
 
 /// Gradients of all gains from partial ones `[gains, norm_blocks, d]`.
-pub const GAIN_GRADIENT: KernelSpec<Shape> = KernelSpec {
+pub const GAIN_GRADIENT_KERNEL: KernelSpec<Shape> = KernelSpec {
     symbol: "transformer_gain_gradient",
     threads: 1024,
     blocks: |shape| [shape.d.div_ceil(32), shape.norms(), 1],
-    ..NORM
+    ..NORM_KERNEL
 };

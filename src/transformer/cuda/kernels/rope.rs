@@ -1,30 +1,30 @@
 //! Rotary position embedding.
 
-use super::row::{SMALL, both_dtypes, covering, element, packet};
+use super::row::{SMALL, both_dtypes, element_type_macro, grid_covering, packet_elements};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::{ROPE_BASE, Shape};
 use kernelgate_cuda::KernelSpec;
 
 /// The kernel.
-pub const KERNELS: &[KernelSpec<Shape>] = &[ROPE];
+pub const KERNELS: &[KernelSpec<Shape>] = &[ROPE_KERNEL];
 
 const THREADS: usize = 256;
 
 /// Rotates queries and keys.
-pub const ROPE: KernelSpec<Shape> = KernelSpec {
-    defines: |shape| vec![element(shape)],
+pub const ROPE_KERNEL: KernelSpec<Shape> = KernelSpec {
+    defines: |shape| vec![element_type_macro(shape)],
     constants: |_| vec![("THREADS", THREADS)],
     variants: || both_dtypes(SMALL).to_vec(),
     ..KernelSpec::new(
         kernel_file("transformer/rope", include_str!("../../../../kernels/transformer/rope.cu")),
         "transformer_rope",
         THREADS,
-        |shape| covering(2 * shape.tokens() * shape.d, THREADS, packet(shape)),
+        |shape| grid_covering(2 * shape.tokens() * shape.d, THREADS, packet_elements(shape)),
     )
 };
 
 /// Cosine and sine of each angle, `[context, head_dim / 2, 2]`.
-pub fn table(shape: &Shape) -> Vec<f32> {
+pub fn rotary_table(shape: &Shape) -> Vec<f32> {
     let pairs = shape.head_dim() / 2;
     let angles = (0..shape.context * pairs).map(|at| {
         let (position, pair) = ((at / pairs) as f64, (at % pairs) as f64);

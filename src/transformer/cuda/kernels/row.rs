@@ -4,18 +4,18 @@ use crate::transformer::shape::Shape;
 use kernelgate::workload::Dtype;
 
 /// The macro that selects the element type.
-pub fn element(shape: &Shape) -> String {
+pub fn element_type_macro(shape: &Shape) -> String {
     let name = if shape.dtype == Dtype::Bf16 { "ELEMENT_BF16" } else { "ELEMENT_F32" };
     name.to_owned()
 }
 
 /// Elements of 16 bytes.
-pub const fn packet(shape: &Shape) -> usize {
+pub const fn packet_elements(shape: &Shape) -> usize {
     16 / shape.dtype.bytes()
 }
 
 /// Grid of blocks with `threads` threads, each of which moves `each` elements.
-pub const fn covering(elements: usize, threads: usize, each: usize) -> [usize; 3] {
+pub const fn grid_covering(elements: usize, threads: usize, each: usize) -> [usize; 3] {
     [elements.div_ceil(threads * each), 1, 1]
 }
 

@@ -1,6 +1,6 @@
 //! Causal softmax of scores in memory.
 
-use super::row::{SMALL, both_dtypes, element};
+use super::row::{SMALL, both_dtypes, element_type_macro};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::Shape;
 use kernelgate::workload::Dtype;
@@ -8,13 +8,13 @@ use kernelgate_cuda::KernelSpec;
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Shape>] =
-    &[SOFTMAX, BACKWARD, SOFTMAX_OF_F32_SCORES, BACKWARD_OF_F32_SCORES];
+    &[SOFTMAX_KERNEL, BACKWARD, SOFTMAX_OF_F32_KERNEL, SOFTMAX_BACKWARD_OF_F32_KERNEL];
 
 const THREADS: usize = 128;
 
 /// Probabilities from scores of the dtype.
-pub const SOFTMAX: KernelSpec<Shape> = KernelSpec {
-    defines: |shape| vec![element(shape), quads(shape)],
+pub const SOFTMAX_KERNEL: KernelSpec<Shape> = KernelSpec {
+    defines: |shape| vec![element_type_macro(shape), key_quads_macro(shape)],
     constants: |_| vec![("THREADS", THREADS)],
     variants: || both_dtypes(SMALL).to_vec(),
     ..KernelSpec::new(
@@ -30,20 +30,22 @@ pub const SOFTMAX: KernelSpec<Shape> = KernelSpec {
 
 /// Gradients of the scores, of the dtype.
 pub const BACKWARD: KernelSpec<Shape> =
-    KernelSpec { symbol: "transformer_causal_softmax_backward", ..SOFTMAX };
+    KernelSpec { symbol: "transformer_causal_softmax_backward", ..SOFTMAX_KERNEL };
 
 /// Probabilities from f32 scores.
-pub const SOFTMAX_OF_F32_SCORES: KernelSpec<Shape> = KernelSpec {
-    defines: |shape| vec![element(shape), quads(shape), "SCORES_F32".to_owned()],
+pub const SOFTMAX_OF_F32_KERNEL: KernelSpec<Shape> = KernelSpec {
+    defines: |shape| {
+        vec![element_type_macro(shape), key_quads_macro(shape), "SCORES_F32".to_owned()]
+    },
     variants: || vec![Shape { dtype: Dtype::Bf16, ..SMALL }],
-    ..SOFTMAX
+    ..SOFTMAX_KERNEL
 };
 
 /// Gradients of f32 scores, of f32 gradients of the probabilities.
-pub const BACKWARD_OF_F32_SCORES: KernelSpec<Shape> =
-    KernelSpec { symbol: "transformer_causal_softmax_backward", ..SOFTMAX_OF_F32_SCORES };
+pub const SOFTMAX_BACKWARD_OF_F32_KERNEL: KernelSpec<Shape> =
+    KernelSpec { symbol: "transformer_causal_softmax_backward", ..SOFTMAX_OF_F32_KERNEL };
 
 /// The macro of the groups of four keys that a lane holds.
-fn quads(shape: &Shape) -> String {
+fn key_quads_macro(shape: &Shape) -> String {
     format!("QUADS={}", shape.context.div_ceil(4 * 32))
 }

@@ -1,22 +1,22 @@
 //! SwiGLU.
 
-use super::row::{SMALL, both_dtypes, covering, element, packet};
+use super::row::{SMALL, both_dtypes, element_type_macro, grid_covering, packet_elements};
 use crate::kernel_files::kernel_file;
 use crate::transformer::shape::Shape;
 use kernelgate_cuda::KernelSpec;
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Shape>] = &[SWIGLU, BACKWARD];
+pub const KERNELS: &[KernelSpec<Shape>] = &[SWIGLU_KERNEL, SWIGLU_BACKWARD_KERNEL];
 
 const THREADS: usize = 256;
 
 /// Packets of 16 bytes a thread.
-const PACKETS: usize = 2;
+const PACKETS_PER_THREAD: usize = 2;
 
 /// The hidden layer from gates and ups.
-pub const SWIGLU: KernelSpec<Shape> = KernelSpec {
-    defines: |shape| vec![element(shape)],
-    constants: |_| vec![("THREADS", THREADS), ("PACKETS", PACKETS)],
+pub const SWIGLU_KERNEL: KernelSpec<Shape> = KernelSpec {
+    defines: |shape| vec![element_type_macro(shape)],
+    constants: |_| vec![("THREADS", THREADS), ("PACKETS", PACKETS_PER_THREAD)],
     variants: || both_dtypes(SMALL).to_vec(),
     ..KernelSpec::new(
         kernel_file(
@@ -25,10 +25,16 @@ pub const SWIGLU: KernelSpec<Shape> = KernelSpec {
         ),
         "transformer_swiglu",
         THREADS,
-        |shape| covering(shape.tokens() * shape.ff, THREADS, PACKETS * packet(shape)),
+        |shape| {
+            grid_covering(
+                shape.tokens() * shape.ff,
+                THREADS,
+                PACKETS_PER_THREAD * packet_elements(shape),
+            )
+        },
     )
 };
 
 /// Gradients of gates and ups.
-pub const BACKWARD: KernelSpec<Shape> =
-    KernelSpec { symbol: "transformer_swiglu_backward", ..SWIGLU };
+pub const SWIGLU_BACKWARD_KERNEL: KernelSpec<Shape> =
+    KernelSpec { symbol: "transformer_swiglu_backward", ..SWIGLU_KERNEL };

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::*;
 use crate::gate::Verdict;
 use crate::gate::calibration::{Calibration, ComparisonKind};
-use crate::gate::paired::{Block, BlocksByCase, PairedDecision, Timing, decide};
+use crate::gate::paired::{Block, BlocksByCase, CaseTiming, PairedDecision, decide};
 use kernelgate::record::file;
 
 const TEN_PERCENT_SLOWER: CommitTimeRatio = CommitTimeRatio { ratio: 1.1, low: 1.05, high: 1.15 };
@@ -87,7 +87,7 @@ fn an_undecided_question_is_asked_again_with_more_blocks_and_never_guessed() {
         Ok(match question.head {
             4 => Answer::Slower(TEN_PERCENT_SLOWER),
             2 => Answer::Undecided("noise".to_owned()),
-            // Decided at the second attempt.
+            // Here the second attempt decides.
             1 if question.attempt == 0 => Answer::Undecided("noise".to_owned()),
             1 => Answer::NotSlower(TEN_PERCENT_SLOWER),
             _ => Answer::Slower(TEN_PERCENT_SLOWER),
@@ -111,8 +111,8 @@ fn an_undecided_question_is_asked_again_with_more_blocks_and_never_guessed() {
 
 #[test]
 fn a_slow_down_that_is_spread_is_not_blamed_on_one_commit() {
-    // Each commit is one per cent slower: the commit at half of the effect is not slower than the
-    // one before by so much.
+    // Each commit is one per cent slower: the commit at half of the effect is not slower by that
+    // much than the one before.
     let compare = |Question { base, head, plan, .. }: &Question| -> Result<Answer, Infallible> {
         let ratio = 1.01f64.powi(i32::try_from(head - base).unwrap());
         let times = CommitTimeRatio { ratio, low: ratio, high: ratio };
@@ -134,12 +134,12 @@ fn recorded() -> Vec<Block> {
     comparisons.flat_map(|series| series.blocks()).collect()
 }
 
-fn longer(timing: &mut Timing, ratio: f64) {
+fn longer(timing: &mut CaseTiming, ratio: f64) {
     timing.time_ns *= ratio;
     timing.cycles = timing.cycles.map(|cycles| cycles * ratio);
 }
 
-/// One round: blocks are added until it is decided, as in `compare`.
+/// Simulates one round: blocks are added until the case is decided, as in `compare`.
 fn round(
     noise: &[Block],
     [base, head]: [f64; 2],
@@ -176,7 +176,7 @@ fn answer(noise: &[Block], sides: [f64; 2], plan: &TestPlan, random: &mut impl R
 }
 
 /// A search among 64 commits, one of which made the case a tenth slower, in the noise that an H200
-/// recorded. `KERNELGATE_SIMULATIONS` sets the number of searches.
+/// recorded. The variable `KERNELGATE_SIMULATIONS` sets the number of simulated searches.
 #[test]
 fn a_slow_commit_is_found_in_recorded_noise() {
     let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());

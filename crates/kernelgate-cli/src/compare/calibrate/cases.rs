@@ -1,4 +1,4 @@
-//! Chooses the cases of a calibration.
+//! Chooses the cases that a calibration measures.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,14 +6,14 @@ use crate::compare::engine::ComparisonEngine;
 use crate::compare::session::{PreparedSides, Session};
 use crate::compare::{CompareError, ComparisonRequest};
 use crate::gate::calibration::Calibration;
-use kernelgate::record::{Environment, Trials};
+use kernelgate::record::{ComparisonTrials, Environment};
 
 /// Range of times of the cases that are chosen on the host if the user names none, nanoseconds:
 /// long against the clock's resolution, short against a process.
 const HOST_TIME_RANGE_NS: (f64, f64) = (0.5e6, 20e6);
 /// Range of these times on a GPU, nanoseconds: long enough that one per cent can be added.
 const GPU_TIME_RANGE_NS: (f64, f64) = (50e3, 20e6);
-/// Longest time of a first launch relative to a later one.
+/// Largest ratio of the time of a first launch to that of a later one.
 const MAX_FIRST_LAUNCH_RATIO: f64 = 4.0;
 
 /// Facts about the choice of cases before they are timed.
@@ -26,8 +26,8 @@ pub struct CalibrationCaseChoice {
     pub earlier: Option<Calibration>,
 }
 
-/// Narrows the cases to those that are calibrated, and returns their times. A resumed calibration
-/// keeps its cases, because the times vary from one run to the next.
+/// Narrows the cases to those that will be calibrated, and returns their times. A resumed
+/// calibration keeps its cases, because measured times vary from run to run.
 pub fn choose_cases(
     request: &ComparisonRequest,
     choice: CalibrationCaseChoice,
@@ -35,7 +35,7 @@ pub fn choose_cases(
     prepared: &mut PreparedSides,
     environment: &Environment,
 ) -> Result<BTreeMap<String, f64>, CompareError> {
-    let window = if environment.on_host() { HOST_TIME_RANGE_NS } else { GPU_TIME_RANGE_NS };
+    let window = if environment.is_on_host() { HOST_TIME_RANGE_NS } else { GPU_TIME_RANGE_NS };
     let named = choice.named || choice.earlier.is_some();
     if let Some(earlier) = choice.earlier {
         prepared.keep(&earlier.cases.into_keys().collect());
@@ -51,7 +51,7 @@ pub fn choose_cases(
     }
     session.progress.now("timing the cases");
     let mut times_ns =
-        ComparisonEngine::new(request, session, Trials::default()).probe(prepared)?;
+        ComparisonEngine::new(request, session, ComparisonTrials::default()).probe(prepared)?;
     if !named {
         let chosen = choose(&times_ns, window, choice.most);
         prepared.keep(&chosen);

@@ -20,7 +20,9 @@ use crate::gate::calibration::{
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
 use cases::{CalibrationCaseChoice, choose_cases};
-use kernelgate::record::{Environment, Provenance, Shard, Trials, file, timestamp};
+use kernelgate::record::{
+    ComparisonTrials, Environment, Provenance, Shard, current_timestamp, file,
+};
 use kernelgate::stats::median;
 use kernelgate_cuda::CaseFailure;
 use probes::InjectedDelaySizes;
@@ -39,17 +41,17 @@ pub struct CalibrationRequest {
     pub null: usize,
     /// Comparisons in which code and memory of the head have other addresses.
     pub layouts: usize,
-    /// Slow-downs to inject, per cent.
+    /// Sizes of the slow-downs that are injected as waits, per cent.
     pub injected: Vec<f64>,
-    /// Amounts of additional work, per cent.
+    /// Sizes of the slow-downs that are injected as additional work, per cent.
     pub work: Vec<f64>,
     /// Comparisons of each slow-down and amount of work.
     pub each: usize,
-    /// Comparisons of each injected slow-down in which one case alone has it.
+    /// Number of comparisons in which one case alone has the injected slow-down.
     pub single: usize,
     /// Comparisons with the host busy with co-running load while the head runs.
     pub sham: usize,
-    /// The shard of all these comparisons to run; absent for all of them.
+    /// The shard of all comparisons that this process runs; absent if it runs all.
     pub shard: Option<Shard>,
     /// Thresholds and error rates.
     pub plan: TestPlan,
@@ -59,18 +61,18 @@ pub struct CalibrationRequest {
     pub named: bool,
     /// Time within which the last comparison must end.
     pub total: Option<Duration>,
-    /// The command line, for the report.
+    /// The command line, to be printed in the report.
     pub command: String,
-    /// File with all comparisons so far, written after each comparison.
+    /// File with all comparisons so far, written after each one.
     pub state: PathBuf,
-    /// Whether an earlier calibration is continued.
+    /// Whether an earlier, interrupted calibration is continued.
     pub resume: bool,
 }
 
 /// Runs a calibration. The second value is the number of comparisons that remain for a later run.
 ///
 /// # Errors
-/// When the executables cannot be made ready, no case can be measured, or the result cannot be
+/// Fails if the executables cannot be made ready, no case can be measured, or the result cannot be
 /// written.
 pub fn run(
     request: &ComparisonRequest,
@@ -89,7 +91,8 @@ fn measure(
     session: &Session,
     started: Instant,
 ) -> Result<(Calibration, usize), CompareError> {
-    let mut prepared = ComparisonEngine::new(request, session, Trials::default()).prepare()?;
+    let mut prepared =
+        ComparisonEngine::new(request, session, ComparisonTrials::default()).prepare()?;
     let left_out: BTreeSet<String> =
         prepared.case_errors().map(|(case, reason)| format!("skipped: {case}: {reason}")).collect();
     left_out.iter().for_each(|line| session.progress.say(line));
@@ -146,7 +149,7 @@ fn measure(
             kind.name()
         );
         session.progress.now(&label);
-        let engine = ComparisonEngine::new(request, session, Trials::default());
+        let engine = ComparisonEngine::new(request, session, ComparisonTrials::default());
         let is_due = last_anchors.is_none_or(|last: Instant| last.elapsed() > ANCHOR_INTERVAL);
         let anchors =
             match is_due && calibration.comparisons.len() < anchors::MAX_ANCHOR_MEASUREMENTS {
@@ -165,7 +168,7 @@ fn measure(
             &label,
         )?;
         report(&session.progress, &compared);
-        let card = calibration.environment.device_id();
+        let card = calibration.environment.device_identifier();
         calibration.comparisons.push(CalibrationComparison { card, anchors, ..compared });
         done += 1;
         file::write(&settings.state, &calibration)?;
@@ -182,13 +185,13 @@ impl CalibrationRequest {
         let all = comparison_schedule(&Self { shard: None, ..self.clone() });
         let tasks: Vec<String> = all.iter().map(|task| format!("{task:?}")).collect();
         let facts = tasks.iter().chain(cases).map(String::as_str);
-        let comparisons = shard.deal(&all).count();
+        let comparisons = shard.deal_to_shard(&all).count();
         Some(CalibrationPart { shard, plan: file::hash_of_all(facts), comparisons })
     }
 }
 
-/// All comparisons of this shard, with the kinds evenly mixed, so that drift of the machine affects
-/// all kinds.
+/// All comparisons of this shard in an order that mixes the kinds evenly, so that drift of the
+/// machine affects all kinds.
 fn comparison_schedule(settings: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
     let untouched = [
         (ComparisonKind::Null, settings.null),
@@ -211,7 +214,7 @@ fn comparison_schedule(settings: &CalibrationRequest) -> Vec<(ComparisonKind, us
     tasks.sort_by(|a, b| a.0.total_cmp(&b.0));
     let tasks = tasks.into_iter().map(|(_, kind, number)| (kind, number));
     match settings.shard {
-        Some(shard) => shard.deal(tasks).collect(),
+        Some(shard) => shard.deal_to_shard(tasks).collect(),
         None => tasks.collect(),
     }
 }
@@ -231,7 +234,7 @@ fn time_left(calibration: &Calibration, tasks: usize, elapsed: Duration, done: u
     Duration::from_secs_f64(each_s * tasks as f64)
 }
 
-/// The calibration to continue, or an empty one.
+/// Returns the calibration to continue, or an empty one.
 fn continue_or_start_calibration(
     request: &ComparisonRequest,
     settings: &CalibrationRequest,
@@ -242,11 +245,11 @@ fn continue_or_start_calibration(
     // An executable that was built elsewhere does not record its commit: the package around it is
     // the best guess.
     let provenance = match request.base {
-        SideSource::Folder(_) => Provenance::detect(&request.package),
+        SideSource::Folder(_) => Provenance::detect_from_git(&request.package),
         _ => prepared.provenance.clone(),
     };
     let mut fresh = Calibration {
-        started: timestamp(),
+        started: current_timestamp(),
         environment,
         provenance,
         identity,
@@ -306,7 +309,7 @@ fn run_calibration_comparison(
     (kind, number): (ComparisonKind, usize),
     label: &str,
 ) -> Result<CalibrationComparison, CompareError> {
-    let (started, clock) = (timestamp(), Instant::now());
+    let (started, clock) = (current_timestamp(), Instant::now());
     let simulated: BTreeSet<&String> =
         prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
     let delays_ns: BTreeMap<String, f64> = match kind.percent() {
@@ -314,7 +317,8 @@ fn run_calibration_comparison(
             let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
             for _ in 0..PROBE_PROCESSES {
                 for (id, time_ns) in
-                    ComparisonEngine::new(request, session, Trials::default()).probe(prepared)?
+                    ComparisonEngine::new(request, session, ComparisonTrials::default())
+                        .probe(prepared)?
                 {
                     times_ns.entry(id).or_default().push(time_ns);
                 }
@@ -344,7 +348,7 @@ fn run_calibration_comparison(
         ..Injection::default()
     };
     let mut request_of_head = ComparisonRequest { injection, ..request.clone() };
-    let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
+    let on_host = prepared.environment.as_ref().is_none_or(Environment::is_on_host);
     let mut prepared = prepared.clone();
     let not_made = match delays_ns.is_empty() || on_host {
         true => BTreeMap::new(),
@@ -357,7 +361,8 @@ fn run_calibration_comparison(
         ComparisonKind::Sham => {
             // After the time of a whole process the co-running load certainly runs.
             let whole = Instant::now();
-            ComparisonEngine::new(request, session, Trials::default()).probe(&prepared)?;
+            ComparisonEngine::new(request, session, ComparisonTrials::default())
+                .probe(&prepared)?;
             CoRunningLoad::Process(whole.elapsed())
         }
         _ => CoRunningLoad::Nothing,
@@ -377,14 +382,14 @@ fn run_calibration_comparison(
     Ok(comparison_record)
 }
 
-/// Finds the sizes of the injected delays once and with care, so that all processes use the same.
-/// Removes the cases that cannot be delayed by so much, and returns the reasons.
+/// Determines the sizes of the injected delays once and carefully, so that all processes use the
+/// same sizes. Removes the cases that cannot be delayed by that much, and returns the reasons.
 fn fit_injected_delays(
     request_of_head: &mut ComparisonRequest,
     session: &Session,
     prepared: &mut PreparedSides,
 ) -> BTreeMap<String, CaseFailure> {
-    let found = ComparisonEngine::new(request_of_head, session, Trials::default())
+    let found = ComparisonEngine::new(request_of_head, session, ComparisonTrials::default())
         .injected_delay_sizes(prepared);
     match found {
         Ok(InjectedDelaySizes { sizes, failed }) => {
@@ -405,7 +410,7 @@ fn comparison_record(
     (started, took): (String, Duration),
     delays_ns: BTreeMap<String, f64>,
     comparison: &Comparison,
-    trials: &Trials,
+    trials: &ComparisonTrials,
 ) -> CalibrationComparison {
     // A case that could not be measured says nothing about the gate.
     let judged = || comparison.judged.iter().filter(|judged| judged.case_error().is_none());

@@ -1,5 +1,5 @@
 //! Single processes before a comparison of a calibration: they measure how long cases take, and
-//! find the sizes of delays. Deliberately absent: the use of the results (`calibrate`).
+//! find the sizes of delays. This module deliberately does not use the results (`calibrate` does).
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::record::{CaseRecord, ProcessRun, TrialRequest, TrialSampling};
 use kernelgate_cuda::CaseFailure;
 
-/// Sizes of the delays on a GPU, as its kernels take them.
+/// Sizes of the injected delays on a GPU, in the unit of the delaying kernels.
 #[derive(Debug, Default)]
 pub struct InjectedDelaySizes {
     /// Sizes by case.
@@ -39,7 +39,7 @@ impl ComparisonEngine<'_> {
         let cases = bench.cases.iter().take(1).cloned().collect();
         let request = TrialRequest {
             anchors: true,
-            sampling: TrialSampling::VERIFICATION_PASS,
+            sampling: TrialSampling::VERIFICATION_SAMPLING,
             ..self.trial_request(bench, Arm::Base, "anchors".to_owned(), cases)
         };
         let broken = |reason| CompareError::Broken { bench: bench.name.clone(), reason };

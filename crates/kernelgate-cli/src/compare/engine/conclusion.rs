@@ -156,7 +156,7 @@ impl ComparisonEngine<'_> {
         Some(broken.case_error())
     }
 
-    /// Blocks, processes and time of a round so far; `None` before its first process.
+    /// Blocks, processes and wall time of a round so far; `None` before its first process.
     pub(super) fn facts_of(&self, round: u32) -> Option<ComparisonRound> {
         let trials = || self.trials.trials.iter().filter(move |trial| trial.round == round);
         let blocks = trials().map(|trial| trial.block + 1).max()?;

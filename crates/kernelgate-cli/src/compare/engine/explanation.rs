@@ -1,5 +1,6 @@
 //! Profiles both builds once for the cases that regressed, after everything is decided, to explain
-//! why they are slower. This costs a process for each bench and side, and changes no verdict.
+//! why they are slower. The explanation costs one process for each bench and side, and changes no
+//! verdict.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,14 +15,14 @@ use crate::gate::judgement::{Judgement, PairEvidence};
 use crate::gate::kernels::explanation::{ChangeExplanation, explain};
 use crate::gate::paired::{Arm, PairedDecision};
 use crate::gate::verdict::Verdict;
-use kernelgate::protocol::{Action, ProfiledCase, ResponseBody};
+use kernelgate::protocol::{BenchResponseBody, ProfiledCase, RequestedAction};
 
-/// Largest number of cases of a bench that are profiled, those that became slowest first: each is
+/// Maximum number of cases of a bench that are profiled, the slowest changes first: each case is
 /// prepared and verified on both sides.
 const MAX_PROFILED_CASES: usize = 4;
 
 impl ComparisonEngine<'_> {
-    /// Explanations of the cases that regressed.
+    /// Explains the cases that regressed, by profiles of both builds.
     pub(super) fn explain_changes(
         &self,
         comparison: &Comparison,
@@ -55,7 +56,7 @@ impl ComparisonEngine<'_> {
         explanations
     }
 
-    /// Profiles of base and head.
+    /// Profiles the cases of a bench in base and head.
     fn profile_cases(
         &self,
         bench: &Bench,
@@ -70,9 +71,9 @@ impl ComparisonEngine<'_> {
             let request = self.trial_request(bench, arm, "profile".to_owned(), cases.clone());
             let setup = TrialSetup { filter: Some(&filter), ..self.setup() };
             self.trial(arm, &bench.name, &request, bench.timeout)
-                .and_then(|trial| by_protocol::ask(&setup, &trial, Action::Profile))
+                .and_then(|trial| by_protocol::ask(&setup, &trial, RequestedAction::Profile))
                 .and_then(|answer| match answer {
-                    ResponseBody::Profile(cases) => Ok(cases),
+                    BenchResponseBody::Profile(cases) => Ok(cases),
                     _ => Err("it answered something else than it was asked".to_owned()),
                 })
                 .map_err(|why| format!("{arm}: {why}"))

@@ -15,7 +15,8 @@ use crate::gate::paired::Arm;
 use kernelgate::record::{TrialRequest, TrialSampling};
 
 impl ComparisonEngine<'_> {
-    /// The costs that grew; those of host time are measured again as long as the budget lasts.
+    /// Returns the costs that grew; grown host times are measured again as long as the budget
+    /// lasts.
     pub(super) fn measure_host_time_again(
         &self,
         prepared: &PreparedSides,
@@ -74,7 +75,7 @@ impl ComparisonEngine<'_> {
         cases: &BTreeSet<String>,
     ) -> BTreeMap<String, f64> {
         let request = TrialRequest {
-            sampling: TrialSampling::VERIFICATION_PASS,
+            sampling: TrialSampling::VERIFICATION_SAMPLING,
             ..self.trial_request(bench, arm, "host-time".to_owned(), cases.clone())
         };
         let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {

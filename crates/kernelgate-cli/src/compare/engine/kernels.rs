@@ -12,20 +12,20 @@ use crate::compare::trials::by_protocol;
 use crate::compare::{CompareError, ComparisonRequest};
 use crate::gate::kernels::code::ComparedKernels;
 use crate::gate::paired::Arm;
-use kernelgate::protocol::{Action, ResourcesReport, ResponseBody};
-use kernelgate::record::{TrialRequest, TrialSampling, Trials};
+use kernelgate::protocol::{BenchResponseBody, RequestedAction, ResourcesReport};
+use kernelgate::record::{ComparisonTrials, TrialRequest, TrialSampling};
 
-/// Builds both sides and compares their kernels, compiled for each of these architectures. Nothing
+/// Builds both sides and compares their kernels, compiled for each of these architectures. No case
 /// is verified or timed.
 ///
 /// # Errors
-/// When a side cannot be made ready.
+/// Fails if a side cannot be made ready.
 pub fn list_kernels(
     request: &ComparisonRequest,
     architectures: &[String],
 ) -> Result<Vec<ComparedKernels>, CompareError> {
     let session = Session::open(request, false, SessionTools::watched()?)?;
-    let engine = ComparisonEngine::new(request, &session, Trials::default());
+    let engine = ComparisonEngine::new(request, &session, ComparisonTrials::default());
     let compared = |arch: &String| engine.kernels(arch);
     let kernels = architectures.iter().map(compared).collect();
     session.progress.end();
@@ -54,12 +54,12 @@ impl ComparisonEngine<'_> {
         }
         self.progress.now(&format!("compiling the kernels of {bench} for {arch}"));
         let request =
-            TrialRequest::new("kernels", PathBuf::new(), TrialSampling::VERIFICATION_PASS);
+            TrialRequest::new("kernels", PathBuf::new(), TrialSampling::VERIFICATION_SAMPLING);
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
         let trial = self.trial(arm, bench, &request, timeout)?;
-        let action = Action::Resources { arch: arch.to_owned(), filter: None };
+        let action = RequestedAction::Resources { arch: arch.to_owned(), filter: None };
         match by_protocol::ask(&self.setup(), &trial, action)? {
-            ResponseBody::Resources(report) => Ok(report),
+            BenchResponseBody::Resources(report) => Ok(report),
             _ => Err("it answered something else than it was asked".to_owned()),
         }
     }

@@ -30,11 +30,12 @@ use crate::gate::comparison::{Comparison, CriterionOnlyBench, FailedProcess};
 use crate::gate::comparison_shard::ComparisonShard;
 use crate::gate::costs;
 use crate::gate::limits::{LimitSource, Limits};
-use crate::gate::paired::{Arm, Family, Outcome, TestPlan, Timing, decide_cases};
+use crate::gate::paired::{Arm, CaseTiming, Family, Outcome, TestPlan, decide_cases};
 use crate::gate::rules::{FILE, Rules};
 use crate::gate::verdict::Verdict;
 use kernelgate::record::{
-    ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, Verification, file, timestamp,
+    ComparisonTrials, ProcessRun, TrialRecord, TrialRequest, TrialSampling, Verification,
+    current_timestamp, file,
 };
 
 /// Blocks after which the variance between pairs is known well enough to estimate the time left.
@@ -53,12 +54,12 @@ pub struct ComparisonEngine<'a> {
     pub(super) limits: Limits,
     /// Limits and acceptances of the head's package.
     pub(super) rules: Rules,
-    /// Cases that share the error rates.
+    /// The family of cases among which the error rates are divided.
     family: Family,
     /// Co-running load while the head's processes run.
     co_running: CoRunningLoad,
     /// Every process so far.
-    pub trials: Trials,
+    pub trials: ComparisonTrials,
     pub(super) broken: Vec<FailedProcess>,
     /// Benches that Criterion's flags do not drive, with the reason.
     pub(super) undrivable: BTreeMap<String, String>,
@@ -78,7 +79,7 @@ struct RoundProgress {
 pub struct Facts {
     /// The device.
     pub device: String,
-    /// Whether the code was optimised.
+    /// Whether the builds were compiled with optimisation.
     pub optimised: bool,
     /// Benches of Criterion alone.
     pub criterion: Vec<CriterionOnlyBench>,
@@ -88,7 +89,7 @@ pub struct Facts {
     pub untimed: Vec<String>,
 }
 
-/// The outcome of a comparison.
+/// The result of a comparison before it is reported.
 pub struct ComparisonOutcome {
     /// Verdicts and facts.
     pub comparison: Comparison,
@@ -100,7 +101,7 @@ pub struct ComparisonOutcome {
 /// Builds both sides, and copies their executables into the folders `base` and `head` of another.
 ///
 /// # Errors
-/// When a side cannot be made ready, or a file cannot be copied.
+/// Fails if a side cannot be made ready, or a file cannot be copied.
 pub fn build(request: &ComparisonRequest, output: &Path) -> Result<(), CompareError> {
     let session = Session::open(request, false, SessionTools::watched()?)?;
     for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&session.sides) {
@@ -186,7 +187,11 @@ pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareErro
 
 impl<'a> ComparisonEngine<'a> {
     /// An engine with the trials of an interrupted comparison of the same sides, or without trials.
-    pub fn new(request: &'a ComparisonRequest, session: &'a Session, trials: Trials) -> Self {
+    pub fn new(
+        request: &'a ComparisonRequest,
+        session: &'a Session,
+        trials: ComparisonTrials,
+    ) -> Self {
         let progress = session.progress.clone();
         Self {
             request,
@@ -204,7 +209,7 @@ impl<'a> ComparisonEngine<'a> {
     }
 
     /// An engine for one of the comparisons of a calibration: with this plan and co-running load on
-    /// the head. Its progress is printed after `label`.
+    /// the head. The progress of the comparison is printed after `label`.
     pub fn for_calibration(
         request: &'a ComparisonRequest,
         session: &'a Session,
@@ -214,7 +219,7 @@ impl<'a> ComparisonEngine<'a> {
     ) -> Self {
         let progress = session.progress.within(label);
         let limits = plan.limits(LimitSource::Default);
-        let fresh = Self::new(request, session, Trials::default());
+        let fresh = Self::new(request, session, ComparisonTrials::default());
         Self { plan, limits, co_running, progress, ..fresh }
     }
 
@@ -235,7 +240,7 @@ impl<'a> ComparisonEngine<'a> {
 
     /// Time for which a process times a case.
     pub fn sampling(prepared: &PreparedSides) -> TrialSampling {
-        prepared.benches.first().map_or(TrialSampling::MEASURED, |bench| bench.sampling)
+        prepared.benches.first().map_or(TrialSampling::HOST_SAMPLING, |bench| bench.sampling)
     }
 
     /// The record of a shard that was compared.
@@ -258,7 +263,7 @@ impl<'a> ComparisonEngine<'a> {
             shard,
             plan,
             planned: cases,
-            ended: timestamp(),
+            ended: current_timestamp(),
             environment,
             anchors,
             identity,
@@ -283,7 +288,8 @@ impl<'a> ComparisonEngine<'a> {
         let PreparedSides {
             matched, benches, optimised, environment, criterion, verification, ..
         } = prepared;
-        let device = environment.map(|environment| environment.describe()).unwrap_or_default();
+        let device =
+            environment.map(|environment| environment.device_description()).unwrap_or_default();
         let selected = matched.judged.clone();
         let first = self.round(1, &benches, &selected)?;
         let slower: BTreeSet<String> = first
@@ -308,7 +314,7 @@ impl<'a> ComparisonEngine<'a> {
         self.session.folder.side_folder_path(arm).join("inputs")
     }
 
-    /// Settings that all processes share.
+    /// Settings that all processes of the comparison share.
     pub(super) fn setup(&self) -> TrialSetup<'_> {
         TrialSetup {
             settings: &self.request.settings,
@@ -320,7 +326,7 @@ impl<'a> ComparisonEngine<'a> {
         }
     }
 
-    /// Describes a process to run.
+    /// Describes one process (trial) to run.
     pub(super) fn trial<'r>(
         &'r self,
         arm: Arm,
@@ -389,7 +395,7 @@ impl<'a> ComparisonEngine<'a> {
                     session: "co-running".to_owned(),
                     record: self.session.work.join("co-running-run.json"),
                     cases: Some(one.into_iter().collect()),
-                    sampling: TrialSampling::ENDLESS,
+                    sampling: TrialSampling::ENDLESS_SAMPLING,
                     ..trial.request.clone()
                 };
                 let other = TrialProcess { request: &request, ..trial.clone() };
@@ -456,7 +462,7 @@ impl<'a> ComparisonEngine<'a> {
         }
     }
 
-    /// Average time of a block of every bench.
+    /// Average wall time of a block over every bench.
     fn block_time(&self, round: u32) -> Duration {
         self.facts_of(round).map_or(Duration::ZERO, |facts| {
             Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64)
@@ -516,7 +522,7 @@ impl<'a> ComparisonEngine<'a> {
 
     /// The timing of each case in a process. A threshold in nanoseconds that was asked for is meant
     /// for every time.
-    fn timings(&self, run: &ProcessRun) -> BTreeMap<String, Timing> {
+    fn timings(&self, run: &ProcessRun) -> BTreeMap<String, CaseTiming> {
         let mut timings = rounds::timings_by_case(run);
         let for_all = self.request.plan.asked.absolute_ns.is_some();
         timings.values_mut().for_each(|timing| timing.averaged &= !for_all);

@@ -3,9 +3,9 @@
 //!
 //! The processes that verified both sides record the errors of one seed and a hash of the outputs.
 //! Outputs with the same bits on both sides are equally accurate, and an error that did not grow
-//! for one seed is decided; only the rest is verified again, on both sides with the same further
-//! seeds, without being timed. These further processes do not decide about the host's time of a
-//! launch: a suspected growth is measured again (`host_time`).
+//! for one seed is decided; all other cases are verified again on both sides with further seeds,
+//! without timing. These further processes do not decide about the host time of a launch: a
+//! suspected growth is measured again (`host_time`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -21,7 +21,7 @@ use crate::gate::limits::{AskedLimits, Limits};
 use crate::gate::outputs::numerics::{self, NumericsReport};
 use crate::gate::paired::Arm;
 use crate::gate::rules::Rules;
-use kernelgate::record::numerics::DataSets;
+use kernelgate::record::numerics::DataSetsByCase;
 use kernelgate::record::run::VerificationRecord;
 use kernelgate::record::{CaseNumerics, ProcessRun, TrialRequest, TrialSampling, file};
 use kernelgate_cuda::CaseFailure;
@@ -67,19 +67,19 @@ impl ComparisonEngine<'_> {
                 let (Some(before), Some(now)) = (base.cases.get(id), head.cases.get(id)) else {
                     continue;
                 };
-                let costs = [before, now].map(|case| case.samples.launch_costs());
+                let costs = [before, now].map(|case| case.samples.costs_with_energy());
                 let mut code = CodeComparison::between(&before.kernels, &now.kernels);
                 code.compare_command_counts(
                     before.samples.costs.commands,
                     now.samples.costs.commands,
                 );
-                // Cases on the host, and those of other code, record nothing about it.
+                // Cases on the host and cases of other code record no kernels.
                 if code != CodeComparison::default() {
                     findings.code.insert(id.clone(), code);
                 }
                 // Trials are too short for the energy counter.
                 let limits = AskedLimits { energy: None, ..rules.limits(id) };
-                let (sides, on_host) = ([&costs[..1], &costs[1..]], head.environment.on_host());
+                let (sides, on_host) = ([&costs[..1], &costs[1..]], head.environment.is_on_host());
                 findings.costs.extend(costs::grown(id, sides, &limits));
                 findings.bounds.extend(costs::bounds(id, sides, &limits, on_host));
                 if have_identical_outputs(&before.verification, &now.verification) {
@@ -88,7 +88,7 @@ impl ComparisonEngine<'_> {
                 }
                 let numerics_of = |found: &VerificationRecord| {
                     let mut numerics = CaseNumerics::default();
-                    numerics.insert_verified(base.seed, found);
+                    numerics.insert_verified_case(base.seed, found);
                     numerics
                 };
                 inputs.is_new(id, [&before.verification, &now.verification]);
@@ -98,7 +98,7 @@ impl ComparisonEngine<'_> {
                 );
             }
         }
-        // Criterion alone records no costs.
+        // A bench that uses Criterion alone records no costs.
         for bench in prepared.benches.iter().filter(|bench| !ours(bench)) {
             let none = |id: &String| {
                 costs::criterion_cost_bounds(id, &AskedLimits { energy: None, ..rules.limits(id) })
@@ -139,8 +139,9 @@ impl ComparisonEngine<'_> {
             report = judge(&errors);
         }
         for id in &inputs.repeated {
-            let one =
-                ["base", "head"].iter().any(|arm| inputs.sets.has_one(&arm_and_case_id(arm, id)));
+            let one = ["base", "head"]
+                .iter()
+                .any(|arm| inputs.sets.has_one_data_set(&arm_and_case_id(arm, id)));
             let both = errors.get_mut(id).into_iter().flatten();
             both.for_each(|it| it.one_data_set |= one);
         }
@@ -151,8 +152,9 @@ impl ComparisonEngine<'_> {
         Ok(findings)
     }
 
-    /// Adds the errors of both sides for another seed, unless its inputs are those of an earlier
-    /// seed. A case that one side does not verify gets no errors, and is decided if the head fails.
+    /// Verifies both sides with another seed and adds the errors, unless the seed's inputs equal
+    /// those of an earlier seed. A case that one side does not verify gets no errors, and is
+    /// decided if the head fails.
     fn verify_with_another_seed(
         &self,
         bench: &Bench,
@@ -173,8 +175,8 @@ impl ComparisonEngine<'_> {
                 (found(Arm::Base), found(Arm::Head), errors.get_mut(id))
             {
                 if inputs.is_new(id, [base, head]) {
-                    known[0].insert_verified(seed, base);
-                    known[1].insert_verified(seed, head);
+                    known[0].insert_verified_case(seed, base);
+                    known[1].insert_verified_case(seed, head);
                 } else {
                     inputs.repeated.insert(id.clone());
                 }
@@ -203,7 +205,7 @@ impl ComparisonEngine<'_> {
             ..TrialRequest::new(
                 format!("verify-seed-{seed}"),
                 self.session.work.join("seed.json"),
-                TrialSampling::VERIFICATION_PASS,
+                TrialSampling::VERIFICATION_SAMPLING,
             )
         };
         let mut settings = self.request.settings.clone();
@@ -229,26 +231,27 @@ fn arm_and_case_id(arm: &str, id: &str) -> String {
     format!("{arm} {id}")
 }
 
-/// Inputs with which cases were verified.
+/// Inputs with which the cases of both sides were verified so far.
 #[derive(Default)]
 struct VerifiedInputs {
     /// Inputs of the cases of each arm, by [`arm_and_case_id`].
-    sets: DataSets,
+    sets: DataSetsByCase,
     /// Cases whose inputs were the same for a further seed.
     repeated: BTreeSet<String>,
 }
 
 impl VerifiedInputs {
-    /// Records the inputs of both sides; returns whether both differ from those of earlier seeds.
+    /// Records the inputs of both sides; returns whether both differ from the inputs of earlier
+    /// seeds.
     fn is_new(&mut self, id: &str, verified: [&VerificationRecord; 2]) -> bool {
         let note = |(arm, found): (&str, &VerificationRecord)| {
-            self.sets.is_new(&arm_and_case_id(arm, id), found.data_set.as_deref())
+            self.sets.is_new_data_set(&arm_and_case_id(arm, id), found.data_set.as_deref())
         };
         ["base", "head"].into_iter().zip(verified).map(note).fold(true, |all, new| all & new)
     }
 }
 
-/// Whether both sides wrote the same outputs for the same inputs.
+/// Whether both sides computed bit-identical outputs from the same inputs.
 fn have_identical_outputs(base: &VerificationRecord, head: &VerificationRecord) -> bool {
     base.digest.is_some() && base.digest == head.digest
 }

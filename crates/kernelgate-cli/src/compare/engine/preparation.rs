@@ -17,7 +17,7 @@ use crate::gate::paired::Arm;
 use crate::gate::reason::{BuildFailure, Reason};
 use kernelgate::measure::power::PowerState;
 use kernelgate::record::{
-    Partition, ProcessRun, Shard, TrialRequest, TrialSampling, Verification, file,
+    ProcessRun, Shard, ShardPartition, TrialRequest, TrialSampling, Verification, file,
 };
 
 /// Timeout of a process that only verifies: references may take long.
@@ -33,19 +33,19 @@ struct VerificationRun {
     path: PathBuf,
     took: Duration,
     driver: BenchDriver,
-    /// Cases of all shards together.
+    /// Number of cases of all shards together.
     planned: usize,
 }
 
-/// The reason why an executable has no run that verified it.
+/// The reason why no run verified an executable.
 enum UnverifiedReason {
-    /// The side has no such bench.
+    /// Base or head has no such bench.
     Absent,
     /// The bench failed, which was reported; the ids of the cases that it listed before.
     Broke(BTreeSet<String>),
     /// The bench has no requested case, with the message.
     NoCase(String),
-    /// The bench cannot be driven, with the reason.
+    /// The bench has neither kernelgate's nor Criterion's flags; the text states the reason.
     Undrivable(String),
 }
 
@@ -134,10 +134,10 @@ impl ComparisonEngine<'_> {
         });
         prepared.verification.extend(both);
         let requested = self.request.sampling;
-        let sampling = if base.run.environment.on_host() {
-            requested.unwrap_or(TrialSampling::MEASURED)
+        let sampling = if base.run.environment.is_on_host() {
+            requested.unwrap_or(TrialSampling::HOST_SAMPLING)
         } else {
-            requested.map_or(TrialSampling::MEASURED_ON_GPU, TrialSampling::on_gpu)
+            requested.map_or(TrialSampling::GPU_SAMPLING, TrialSampling::sampling_on_gpu)
         };
         let cases: BTreeSet<String> =
             prepared.matched.judged.difference(&before).cloned().collect();
@@ -196,7 +196,7 @@ impl ComparisonEngine<'_> {
                 .get(bench)
                 .is_some_and(|base| base.has_same_contents(&executable));
         // A resumed comparison accepts an earlier verification of the same executable; otherwise
-        // only the one of just now counts.
+        // only this process's verification counts.
         let earlier =
             if twin { self.verification_record_path(Arm::Base, bench) } else { path.clone() };
         if (twin || !self.trials.trials.is_empty())
@@ -218,7 +218,7 @@ impl ComparisonEngine<'_> {
         driver: BenchDriver,
     ) -> Result<VerificationRun, UnverifiedReason> {
         self.progress.now(&format!("verifying {arm} {bench}"));
-        // The outputs must be of the same executable, because those of another one are not a
+        // Stored outputs must be of the same executable, because those of another one are not a
         // reference.
         let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
         let outputs = of_base.map(|base| self.session.work.join("outputs").join(&base.hash));
@@ -227,7 +227,7 @@ impl ComparisonEngine<'_> {
             keep_outputs: outputs.clone().filter(|_| arm == Arm::Base),
             base_outputs: outputs.filter(|_| arm == Arm::Head),
             anchors: self.request.shard.is_some(),
-            ..TrialRequest::new("verify", path.clone(), TrialSampling::VERIFICATION_PASS)
+            ..TrialRequest::new("verify", path.clone(), TrialSampling::VERIFICATION_SAMPLING)
         };
         let started = Instant::now();
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
@@ -278,7 +278,7 @@ impl ComparisonEngine<'_> {
         let request = TrialRequest::new(
             "verify",
             path.clone(),
-            self.request.sampling.unwrap_or(TrialSampling::MEASURED),
+            self.request.sampling.unwrap_or(TrialSampling::HOST_SAMPLING),
         );
         let started = Instant::now();
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
@@ -351,7 +351,7 @@ impl ComparisonEngine<'_> {
                 ..TrialRequest::new(
                     "verify",
                     self.session.work.join("outputs.json"),
-                    TrialSampling::VERIFICATION_PASS,
+                    TrialSampling::VERIFICATION_SAMPLING,
                 )
             };
             self.process(arm, bench, &request, timeout).unwrap_or_else(|why| {
@@ -399,7 +399,8 @@ impl ComparisonEngine<'_> {
 }
 
 impl PreparedSides {
-    /// Records facts that all benches share: from a bench of kernelgate's harness, if there is one.
+    /// Records facts that all benches share, from a bench with kernelgate's harness if there is
+    /// one.
     fn note(&mut self, VerificationRun { run, driver, .. }: &VerificationRun) {
         self.plans.extend(run.plan.iter().map(|plan| plan.digest.clone()));
         self.anchors = self.anchors.take().or_else(|| run.anchors.clone());
@@ -414,17 +415,17 @@ impl PreparedSides {
     }
 }
 
-/// Number of cases of all shards together, of which a run verified one.
+/// Number of cases of all shards together; a run verified the cases of one shard.
 fn planned_cases(run: &ProcessRun) -> usize {
     run.plan.as_ref().map_or(run.cases.len(), |plan| plan.cases)
 }
 
-/// Keeps the cases of a shard in a run of Criterion alone. Such a run has no problems, so each case
-/// counts as one.
+/// Keeps the cases of a shard in a run of Criterion alone. A run of Criterion has no problems, so
+/// each case counts as one problem.
 fn keep_shard(run: &mut ProcessRun, shard: Shard) {
-    let partition = Partition::by_hash(shard);
+    let partition = ShardPartition::divide_by_hash(shard);
     let ids = run.cases.keys().map(|id| (id.clone(), vec![id.as_str()]));
-    run.plan = Some(partition.plan(&run.bench, ids));
+    run.plan = Some(partition.plan_of_problems(&run.bench, ids));
     run.shard = Some(shard);
     run.cases.retain(|id, _| partition.has(id));
     run.skipped.retain(|id, _| partition.has(id));

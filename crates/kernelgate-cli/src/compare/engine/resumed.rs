@@ -1,4 +1,5 @@
-//! Checks whether the trials of an interrupted comparison fit the plan of the one that resumes it.
+//! Checks that the trials of an interrupted comparison fit the plan of the comparison that resumes
+//! it.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +52,7 @@ mod tests {
     use crate::compare::sides::install::BenchDriver;
     use crate::compare::trials::expected::Expected;
     use kernelgate::measure::power::PowerState;
-    use kernelgate::record::{Environment, ProcessRun, Provenance, Timing, TrialSampling};
+    use kernelgate::record::{CaseTiming, Environment, ProcessRun, Provenance, TrialSampling};
 
     #[test]
     fn trials_of_another_plan_do_not_fit() {
@@ -64,7 +65,7 @@ mod tests {
             cases: ["x".to_owned()].into(),
             first: BTreeSet::new(),
             timeout: Duration::ZERO,
-            sampling: TrialSampling::MEASURED,
+            sampling: TrialSampling::HOST_SAMPLING,
             driver: BenchDriver::Protocol(1),
         }];
         let listed = BTreeSet::from(["failed".to_owned()]);
@@ -85,11 +86,11 @@ mod tests {
         assert!(refused(&|trials| trials[0].bench = "c".to_owned()).ends_with("bench is compared"));
         assert!(refused(&|trials| trials[7].block = 2).ends_with("at most 2 blocks"));
         let foreign = refused(&|trials| {
-            trials[0].cases.insert("y".to_owned(), Timing::default());
+            trials[0].cases.insert("y".to_owned(), CaseTiming::default());
         });
         insta::assert_snapshot!(foreign, @"round 1, bench b, block 0, place 0: no such case is compared: y");
         let mut timed_before = trials.clone();
-        timed_before[0].cases.insert("failed".to_owned(), Timing::default());
+        timed_before[0].cases.insert("failed".to_owned(), CaseTiming::default());
         assert_eq!(fit(&timed_before), Ok(()));
     }
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::gate::paired::{Arm, Block, BlocksByCase, Outcome, TestPlan};
 use crate::gate::reason::{BuildFailure, Reason};
-use kernelgate::record::criterion_store::IMPLEMENTATION;
-use kernelgate::record::{CaseRecord, ProcessRun, Timing, TrialRecord};
+use kernelgate::record::criterion_store::CRITERION_IMPLEMENTATION;
+use kernelgate::record::{CaseRecord, CaseTiming, ProcessRun, TrialRecord};
 use kernelgate::stats::{median, weighted_median};
 use kernelgate_cuda::CaseFailure;
 
@@ -28,7 +28,7 @@ pub const fn arm(block: usize, place: usize) -> Arm {
 /// deviation of a sample's mean, the weight for which a median has the least variance. If
 /// interruptions make samples longer, the longest samples, which are interrupted most often, get
 /// less weight than in a mean, a slope, or a median weighted by the number itself.
-pub fn timings_by_case(run: &ProcessRun) -> BTreeMap<String, Timing> {
+pub fn timings_by_case(run: &ProcessRun) -> BTreeMap<String, CaseTiming> {
     let others = run.telemetry.iter().filter_map(|reading| reading.other_processes).max();
     let timing_of = |case: &CaseRecord| {
         let samples = &case.samples;
@@ -40,10 +40,10 @@ pub fn timings_by_case(run: &ProcessRun) -> BTreeMap<String, Timing> {
             .zip(&samples.clock_mhz)
             .map(|(time_ns, mhz)| time_ns * mhz * 1e-3)
             .collect();
-        Timing {
+        CaseTiming {
             time_ns: weighted_median(&times, &weights),
             cycles: (!cycles.is_empty()).then(|| median(&cycles)),
-            contention: match run.environment.on_host() {
+            contention: match run.environment.is_on_host() {
                 true => samples.conditions.contention,
                 false => samples
                     .conditions
@@ -53,13 +53,13 @@ pub fn timings_by_case(run: &ProcessRun) -> BTreeMap<String, Timing> {
             },
             at_cap: samples.power.as_ref().is_some_and(|power| power.at_cap),
             throttled: samples.conditions.throttled > 0,
-            averaged: case.implementation == IMPLEMENTATION,
+            averaged: case.implementation == CRITERION_IMPLEMENTATION,
         }
     };
     run.cases.iter().map(|(id, case)| (id.clone(), timing_of(case))).collect()
 }
 
-/// Drops trials of unfinished blocks.
+/// Removes trials that belong to unfinished blocks.
 pub fn drop_unfinished_blocks(trials: &mut Vec<TrialRecord>) {
     let mut places: BTreeMap<(u32, String, usize), usize> = BTreeMap::new();
     for trial in trials.iter().filter(|trial| trial.broke.is_none()) {
@@ -86,7 +86,7 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> BlocksByCase {
     for (_, mut places) in blocks.into_iter().filter(|(_, places)| places.len() == PLACES) {
         places.sort_by_key(|trial| trial.place);
         for id in places[0].cases.keys() {
-            let pair_of = |head: bool| -> Option<[Timing; 2]> {
+            let pair_of = |head: bool| -> Option<[CaseTiming; 2]> {
                 let found = places
                     .iter()
                     .filter(|trial| trial.head == head)
@@ -102,7 +102,8 @@ pub fn observed(trials: &[TrialRecord], round: u32) -> BlocksByCase {
     observed
 }
 
-/// Cases that more blocks may decide: those that the gate names, and those without a block.
+/// Cases that more blocks may decide: cases that the gate could not decide yet, and cases without a
+/// block.
 pub fn undecided(
     wanted: &BTreeSet<String>,
     observed: &BlocksByCase,
@@ -163,8 +164,8 @@ pub fn next_block(trials: &[TrialRecord], round: u32, bench: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// Estimated time for the rest of a round: the blocks that each open case probably needs, at the
-/// wall time for each case in the last block of its bench.
+/// Estimates the remaining time of a round: the blocks that each open case probably needs, at the
+/// wall time per case of the last block of its bench.
 pub fn time_left(
     trials: &[TrialRecord],
     round: u32,
@@ -198,7 +199,7 @@ pub fn time_left(
 /// Time that is left for the current round, seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RoundTimeLeft {
-    /// The time if later pairs have the variance of those so far.
+    /// Remaining time if later pairs have the variance of the pairs so far, seconds.
     pub likely_s: f64,
     /// The time if no open case is decided before the blocks end.
     pub most_s: f64,
@@ -223,7 +224,7 @@ pub(super) mod tests {
     use super::*;
     use kernelgate::record::{CaseRecord, Environment, Provenance};
 
-    /// A trial of one case at the place that the plan gives it.
+    /// A test trial of one case at a given block and place.
     pub fn trial(block: usize, place: usize, time_ns: f64) -> TrialRecord {
         TrialRecord {
             round: 1,
@@ -232,7 +233,7 @@ pub(super) mod tests {
             place,
             head: arm(block, place) == Arm::Head,
             wall_s: 1.0,
-            cases: [("x".to_owned(), Timing { time_ns, ..Timing::default() })].into(),
+            cases: [("x".to_owned(), CaseTiming { time_ns, ..CaseTiming::default() })].into(),
             failed: BTreeMap::new(),
             skipped: BTreeMap::new(),
             broke: None,
@@ -289,7 +290,7 @@ pub(super) mod tests {
         let found = |case: &CaseRecord| timings_by_case(&run(case))["x"];
         assert_eq!((found(&case).time_ns, found(&case).averaged), (10.1, false));
         case.samples.launches = vec![1; 5];
-        case.implementation = IMPLEMENTATION.to_owned();
+        case.implementation = CRITERION_IMPLEMENTATION.to_owned();
         assert_eq!((found(&case).time_ns, found(&case).averaged), (40.0, true));
     }
 
@@ -333,13 +334,13 @@ pub(super) mod tests {
         assert_eq!(undecided(&selected, &observed(&trials, 1), &outcome), ["y".to_owned()].into());
     }
 
-    /// Two cases of a bench whose block takes 4 s: one needs 10 more pairs, the need of the other
-    /// is unknown.
+    /// The test has two cases in a bench whose block takes 4 s: one case needs 10 more pairs, the
+    /// need of the other is unknown.
     #[test]
     fn time_left_counts_every_open_case_at_its_cost() {
         let mut trials: Vec<_> = (0..8).map(|i| trial(i / 4, i % 4, 1.0)).collect();
         for trial in &mut trials {
-            trial.cases.insert("y".to_owned(), Timing::default());
+            trial.cases.insert("y".to_owned(), CaseTiming::default());
         }
         let plan = TestPlan { max_blocks: 24, ..TestPlan::default() };
         let mut outcome = crate::gate::paired::decide(&observed(&trials, 1), &plan, false);

@@ -8,7 +8,7 @@ use super::leftovers;
 use super::submodules::{self, Gitlink};
 use crate::compare::CompareError;
 
-/// A branch that never exists: `HEAD` points there while objects of an earlier snapshot are
+/// Name of a branch that never exists: `HEAD` points there while objects of an earlier snapshot are
 /// removed.
 const NONEXISTENT_BRANCH: &str = "refs/heads/kernelgate-nothing";
 /// Folder below `.git` with the objects of a snapshot, which the user's repository lacks.
@@ -39,8 +39,8 @@ impl Checkout {
         let (folder, action) = (&self.folder, "make a checkout");
         let io = |cause| CompareError::io("make a checkout in", folder, cause);
         std::fs::create_dir_all(folder).map_err(io)?;
-        // `git init` also runs in an existing checkout: with a damaged one git would use the
-        // repository around it.
+        // The command `git init` also runs in an existing checkout: if the checkout were damaged,
+        // git would use the repository around it.
         let format = format!("--object-format={}", self.source.object_format);
         run(git(folder).args(["init", "--quiet", &format]), action)?;
         let info = folder.join(".git/objects/info");
@@ -64,7 +64,7 @@ impl Checkout {
     pub fn check_out(&self, revision: &Revision) -> Result<Vec<String>, CompareError> {
         let notes = self.fill(revision)?;
         let (folder, source) = (&self.folder, &self.source);
-        // Both sides get a lock file that is not committed: the one with which the user builds.
+        // Both checkouts get the uncommitted lock file with which the user builds.
         for lock in [Path::new("Cargo.lock").to_owned(), source.package.join("Cargo.lock")] {
             let action = format!("check out {}", revision.label());
             let tracked =
@@ -110,7 +110,7 @@ impl Checkout {
     ) -> Result<Vec<String>, CompareError> {
         let (label, path) = (revision.label(), link.path.display());
         if source.objects.is_empty() {
-            // An earlier comparison may have left the link here.
+            // An earlier comparison may have left a link at this path.
             self.remove(&link.path)?;
             let get = format!("`git submodule update --init --recursive -- {path}` gets it");
             if source.top.is_dir() {
@@ -146,8 +146,8 @@ impl Checkout {
         }
     }
 
-    /// A path below the checkout. The path is refused if a link, which a build may have left, leads
-    /// elsewhere.
+    /// Converts a path to one below the checkout. The path is refused if a link, which a build may
+    /// have left, leads elsewhere.
     fn inside(&self, path: &Path) -> Result<PathBuf, CompareError> {
         let whole = self.folder.join(path);
         let below = path.ancestors().filter(|part| part.components().next().is_some());
@@ -200,8 +200,8 @@ mod tests {
         let read = |name: &str| std::fs::read_to_string(elsewhere.path().join(name)).ok();
         let first = repository.resolve("HEAD").unwrap();
         let before = repository.resolve("HEAD~1").unwrap();
-        // A commit of the submodule that only this clone has; a commit of the repository records
-        // it.
+        // The test makes a commit of the submodule that only this clone has, and a commit of the
+        // repository that records it.
         write(&top.join("deps/outer"), "a", "2");
         at(&top.join("deps/outer"), &["commit", "--quiet", "-am", "second"]);
         at(top, &["commit", "--quiet", "-am", "second"]);

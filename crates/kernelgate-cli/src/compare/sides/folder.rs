@@ -18,7 +18,7 @@ use kernelgate::record::{file, lock};
 /// Number of attempts at a lock that is held: a process that is being started holds its parent's
 /// files, and with them a lock that the parent has released, until it runs its own program.
 const LOCK_TRIES: u32 = 10;
-/// Longest name of a side in the file `side`.
+/// Longest name of a side in the file `side`, bytes.
 const MAX_SIDE_LABEL_BYTES: u64 = 16;
 /// Time between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -76,7 +76,7 @@ impl Folder {
         self.root.join("slot")
     }
 
-    /// A file of the comparison itself.
+    /// Path of a file in the comparison's folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
@@ -115,7 +115,7 @@ impl Folder {
         let Ok(found) = std::fs::symlink_metadata(&slot) else { return Ok(()) };
         let emptied = if found.is_dir() {
             // A build was interrupted: its folder names the side.
-            match file::text_of(&slot.join("side"), MAX_SIDE_LABEL_BYTES) {
+            match file::read_untrusted_text(&slot.join("side"), MAX_SIDE_LABEL_BYTES) {
                 Ok(side)
                     if ["base", "head"].contains(&side.as_str())
                         && !self.root.join(&side).join("side").exists() =>

@@ -9,12 +9,12 @@ use crate::commands;
 use crate::compare::CompareError;
 use kernelgate::record::provenance::WITHOUT_HOOKS;
 
-/// The repository that holds the package.
+/// The git repository that holds the package.
 #[derive(Debug, Clone)]
 pub struct Repository {
-    /// Root of the work tree.
+    /// Root folder of the working tree.
     pub top: PathBuf,
-    /// The package's folder in it, relative.
+    /// The package's folder, relative to the repository's root.
     pub package: PathBuf,
     /// Folders with the git objects of the repository.
     pub objects: Vec<PathBuf>,
@@ -24,17 +24,17 @@ pub struct Repository {
     pub object_format: String,
 }
 
-/// A commit, and the user's name for it.
+/// A git commit, with the user's name for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Revision {
-    /// The user's name: "main", "HEAD~1", "working tree".
+    /// The revision as the user names it: "main", "HEAD~1", "working tree".
     pub name: String,
     /// Full id.
     pub commit: String,
 }
 
 impl Revision {
-    /// Name and commit: "main (1a2b3c4d)".
+    /// Name and commit of the revision: "main (1a2b3c4d)".
     pub fn label(&self) -> String {
         format!("{} ({})", self.name, self.commit.get(..8).unwrap_or(&self.commit))
     }
@@ -43,7 +43,7 @@ impl Revision {
 /// Git in a folder, without the variables that a git hook sets for programs that it runs.
 pub fn git(folder: &Path) -> Command {
     let mut command = Command::new("git");
-    // Neither hooks of the user's repository nor its file watcher run for our copies of its index.
+    // The user's git hooks and file watcher do not run for copies of the index.
     command.args(WITHOUT_HOOKS);
     command.arg("-C").arg(folder);
     for name in [
@@ -91,7 +91,7 @@ impl Repository {
         })
     }
 
-    /// The repository around a folder.
+    /// Opens the git repository around a folder.
     pub fn around(package: &Path) -> Result<Self, CompareError> {
         let ask = |arguments: &[&str]| {
             run(
@@ -100,7 +100,8 @@ impl Repository {
             )
         };
         let at = |relative: String| package.join(relative).canonicalize();
-        // A linked work tree keeps its submodules apart, or uses those of the main one.
+        // A linked working tree keeps its submodules separately, or uses those of the main working
+        // tree.
         let kept = [ask(&["--git-dir"])?, ask(&["--git-common-dir"])?];
         let modules = kept.map(|kept| at(kept).map(|kept| kept.join("modules")));
         Ok(Self {

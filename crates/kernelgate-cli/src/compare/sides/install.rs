@@ -1,4 +1,4 @@
-//! Copies bench executables into their side's folder, and chooses those that take part.
+//! Copies bench executables into the folder of their side, and chooses those that take part.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use crate::benches::mark::{self, Kind};
 use crate::benches::versions::{self, VersionQueryError};
 use crate::compare::CompareError;
 use kernelgate::protocol;
-use kernelgate::record::file::content_hash;
+use kernelgate::record::file::content_hash_of_file;
 
 /// How the processes of an executable get their request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BenchDriver {
-    /// This version of the protocol, the newest that it and this program speak.
+    /// The newest protocol version that the executable and this program speak.
     Protocol(u64),
-    /// Criterion's flags: the bench does not use kernelgate.
+    /// The bench is driven by Criterion's flags, because it does not use kernelgate.
     Criterion,
 }
 
@@ -35,28 +35,28 @@ impl BenchDriver {
 /// A bench executable in its side's folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstalledBench {
-    /// File name below `bin/`: the bench's name.
+    /// File name below `bin/`, which is the bench's name.
     pub bench: String,
     /// Content hash.
     pub hash: String,
     /// Size and times of the file when it was hashed.
     pub stamp: FileSizeAndTimes,
-    /// How the executable gets its request.
+    /// The way in which the executable gets its request.
     pub driver: BenchDriver,
 }
 
-/// The executables of a side.
+/// The installed bench executables of one side.
 #[derive(Debug, Clone, Default)]
 pub struct InstalledBenches {
     /// Executables that can be driven, by name.
     pub driven: BTreeMap<String, InstalledBench>,
     /// Executables that cannot be driven, by name, with the reason.
     pub foreign: BTreeMap<String, String>,
-    /// Every name that was found, requested or not.
+    /// Every bench name that was found, requested or not.
     pub names: Vec<String>,
 }
 
-/// Decides which executables are run.
+/// Decides which bench executables of a side are run.
 #[derive(Clone, Copy)]
 pub struct SideInstaller<'a> {
     /// The benches that were asked for by name; all if it is empty.
@@ -70,11 +70,12 @@ pub struct SideInstaller<'a> {
 }
 
 /// Copies executables into `side/bin` and asks each for its version. Asking means running, so only
-/// files with the mark of this harness are asked, and those named by the user. Benches of Criterion
-/// alone are not asked; those that were not built here must be named.
+/// files with the mark of this harness are asked, and those named by the user. Executables of
+/// benches that use Criterion alone are not asked for versions; those that were not built here must
+/// be named.
 ///
 /// # Errors
-/// When a bench of this harness hangs or fails when it is asked, does not support trials
+/// Fails if a bench of this harness hangs or fails when it is asked, does not support trials
 /// ([`CompareError::Refused`]) or cannot be copied.
 pub fn install(
     side: &Path,
@@ -119,7 +120,7 @@ pub fn install(
         std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
         // The stamp is taken first, so that a write in between is noticed.
         let stamp = FileSizeAndTimes::read(&at);
-        let hash = content_hash(&at)?;
+        let hash = content_hash_of_file(&at)?;
         executables
             .driven
             .insert(bench.clone(), InstalledBench { bench: bench.clone(), hash, stamp, driver });
@@ -127,7 +128,7 @@ pub fn install(
     Ok(executables)
 }
 
-/// Size and times of a file: a write to it changes at least one of them.
+/// Size and times of a file: writing to it changes at least one of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileSizeAndTimes {
     bytes: u64,
@@ -165,16 +166,16 @@ impl InstalledBench {
         self.check_unchanged(side)
     }
 
-    /// Hashes the file in `side/bin` again.
+    /// Hashes the installed file in `side/bin` again to find changes.
     ///
     /// # Errors
-    /// [`CompareError::Changed`] when the file is not the one that was installed: its times belong
-    /// to unknown code.
+    /// Fails with [`CompareError::Changed`] if the file is not the one that was installed: its
+    /// times belong to unknown code.
     pub fn check_unchanged(&self, side: &Path) -> Result<(), CompareError> {
         let path = side.join("bin").join(&self.bench);
         let found = match path.try_exists() {
             Ok(false) => "missing".to_owned(),
-            _ => content_hash(&path)?,
+            _ => content_hash_of_file(&path)?,
         };
         if found == self.hash {
             return Ok(());
@@ -194,10 +195,10 @@ fn ask(
         field: "protocol".to_owned(),
         side: format!("{label}, bench `{bench}`"),
         found,
-        needed: format!("{} to {}", protocol::VERSIONS.0, protocol::VERSIONS.1),
+        needed: format!("{} to {}", protocol::SUPPORTED_VERSIONS.0, protocol::SUPPORTED_VERSIONS.1),
     };
     match versions::ask(path, how.timeout, how.running) {
-        Ok(spoken) => match protocol::common_version(spoken) {
+        Ok(spoken) => match protocol::newest_common_version(spoken) {
             Some(version) => Ok(Some(BenchDriver::Protocol(version))),
             None => Err(refused(format!("{} to {}", spoken.0, spoken.1))),
         },
@@ -240,7 +241,7 @@ mod tests {
         std::fs::create_dir(side.path().join("bin")).unwrap();
         let path = side.path().join("bin/b");
         std::fs::write(&path, "one").unwrap();
-        let (hash, stamp) = (content_hash(&path).unwrap(), FileSizeAndTimes::read(&path));
+        let (hash, stamp) = (content_hash_of_file(&path).unwrap(), FileSizeAndTimes::read(&path));
         let driver = BenchDriver::Criterion;
         let bench = InstalledBench { bench: "b".to_owned(), hash, stamp, driver };
         assert!(bench.check_untouched(side.path()).is_ok());

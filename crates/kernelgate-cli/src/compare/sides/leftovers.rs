@@ -1,10 +1,10 @@
-//! Removes files at the paths of a comparison: a folder, a link or a FIFO that an interrupted
-//! comparison or a bench left there.
+//! Removes files that an interrupted comparison or a bench left at paths of a comparison: a folder,
+//! a link or a FIFO.
 
 use std::path::Path;
 
 /// Removes a path of ours: a file, link, FIFO, or folder with its contents. Links are not followed.
-/// An absent path does not fail.
+/// Removing an absent path succeeds.
 pub fn remove(path: &Path) -> std::io::Result<()> {
     let removed = match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),
@@ -20,7 +20,7 @@ pub fn remove(path: &Path) -> std::io::Result<()> {
 /// Makes a folder if it is missing; anything else at its path is removed.
 ///
 /// # Errors
-/// When a path cannot be removed or the folder cannot be made.
+/// Fails if a path cannot be removed or the folder cannot be made.
 pub fn make_folder(path: &Path) -> std::io::Result<()> {
     if !std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
         remove(path)?;

@@ -31,7 +31,7 @@ use checkout::Checkout;
 use folder::Folder;
 use git::{Repository, Revision};
 use install::{BenchDriver, InstalledBenches, SideInstaller, install};
-use kernelgate::protocol::Action;
+use kernelgate::protocol::RequestedAction;
 use kernelgate::record::file;
 use seed::{seed, seed_registry};
 use snapshot::{SnapshotOptions, snapshot};
@@ -40,18 +40,18 @@ use surroundings::{SOURCES, Surroundings};
 /// Longest lock file of cargo that is read, bytes.
 const MAX_LOCK_FILE_BYTES: u64 = 64 << 20;
 
-/// A side with its executables.
+/// One side of a comparison (base or head) with its executables.
 pub struct Side {
-    /// Name and commit: "main (1a2b3c4d)".
+    /// Name and commit of the side: "main (1a2b3c4d)".
     pub label: String,
-    /// Commit for the runs' provenance.
+    /// Commit that the side's runs record.
     pub commit: String,
     /// The commit whose files its processes find, if they run in a checkout of it; `None` if they
     /// run in the user's package.
     pub sources: Option<String>,
-    /// Folder of the package: below the slot, or that of the user.
+    /// Folder of the side's package: below the slot, or the user's own folder.
     pub package: PathBuf,
-    /// Folders of the packages of its benches, in which they run, where cargo reported them.
+    /// Folders of the packages of its benches, in which the benches run, if cargo reported them.
     pub packages: BTreeMap<String, PathBuf>,
     /// Executables that can run.
     pub executables: InstalledBenches,
@@ -64,7 +64,7 @@ impl Side {
     }
 }
 
-/// The source of a side's executables.
+/// Source of a side's executables: a folder or a revision.
 enum SideExecutableSource<'a> {
     Folder(&'a Path),
     Revision(Box<CheckedOutRevision>),
@@ -82,11 +82,11 @@ struct CheckedOutRevision {
 pub struct Builder<'a> {
     /// The comparison.
     pub request: &'a ComparisonRequest,
-    /// The folder of both sides.
+    /// Folder that contains both sides.
     pub folder: &'a Folder,
     /// Shows the progress.
     pub progress: &'a ComparisonProgress,
-    /// Ends the build on an interrupt.
+    /// The running build, which an interrupt ends.
     pub running: &'a ChildProcess,
 }
 
@@ -130,8 +130,7 @@ impl<'a> Builder<'a> {
         let sources = [find(Arm::Base, &request.base)?, find(Arm::Head, &request.head)?];
         let make = |arm, sources: &SideExecutableSource<'_>| match sources {
             SideExecutableSource::Folder(path) => {
-                // Executables in the base's own folder were found fit to run when they were copied
-                // there.
+                // Executables in the base's own folder were checked when they were copied there.
                 let built = twins && arm == Arm::Head;
                 self.install_folder(arm, path, built)
             }
@@ -181,15 +180,15 @@ impl<'a> Builder<'a> {
             running,
         };
         if request.filter.is_some()
-            && let Err(error) = ask::all(&found, &asking, &Action::List)
+            && let Err(error) = ask::all(&found, &asking, &RequestedAction::List)
             && error.to_string().starts_with("no case matches")
         {
             progress.say(&format!("in the base {error}"));
         }
     }
 
-    /// One side twice: the base, and a copy of its executables as head. If the base has sources, the
-    /// head's are a link to them.
+    /// Prepares two identical sides: the base, and a copy of its executables as head. If the base
+    /// has sources, the head's sources are a link to them.
     pub fn prepare_identical_sides(self) -> Result<[Side; 2], CompareError> {
         let folder = self.folder;
         // Removes executables of an earlier build that this one does not have.
@@ -296,8 +295,8 @@ impl<'a> Builder<'a> {
         Ok(Side { label, sources: Some(commit.clone()), commit, package, packages, executables })
     }
 
-    /// Builds a checked-out revision. Returns the benches that were built, and those of the package that
-    /// were not, with the reason.
+    /// Builds a checked-out revision. Returns the benches that were built, and the package's
+    /// benches that were not, with the reason.
     fn build(
         self,
         arm: Arm,
@@ -368,13 +367,14 @@ fn seed_from_user(
         own => own,
     };
     let locks = [repository.top.clone(), repository.top.join(&repository.package)];
-    let lock =
-        locks.iter().find_map(|it| file::text_of(&it.join("Cargo.lock"), MAX_LOCK_FILE_BYTES).ok());
+    let lock = locks
+        .iter()
+        .find_map(|it| file::read_untrusted_text(&it.join("Cargo.lock"), MAX_LOCK_FILE_BYTES).ok());
     let count = lock.map(|lock| seed_registry(&request.target, profile, side, &lock));
     count.transpose().map(drop)
 }
 
-/// The folder of the package of each bench.
+/// Returns the package folder of each bench.
 fn packages_of_benches(
     built: &[BuiltBench],
     (side, label): (Arm, &str),

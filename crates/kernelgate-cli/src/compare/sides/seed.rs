@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::leftovers;
 use super::surroundings::SOURCES;
 
-/// A lock file of cargo.
+/// The content of a `Cargo.lock` file.
 #[derive(Deserialize)]
 struct LockFile {
     #[serde(default)]
@@ -25,7 +25,7 @@ struct LockedPackage {
     source: Option<String>,
 }
 
-/// Names of the registry's crates in a lock file, without those that also name a local package.
+/// Names of the registry's crates in a lock file, without names that a local package has too.
 fn registry_crates(lock: &str) -> BTreeSet<String> {
     let Ok(LockFile { package }) = toml::from_str(lock) else { return BTreeSet::new() };
     let from_registry = |it: &LockedPackage| {
@@ -47,9 +47,9 @@ fn split_build_hash(name: &str) -> Option<(&str, &str)> {
     hexadecimal.then_some((name, digits))
 }
 
-/// Copies what cargo compiled of the registry's crates in the folder of a profile, such as `release`,
-/// from the target folder `from` to that of a side that has none yet. `lock` is the text of the lock
-/// file. Returns the number of copied builds.
+/// Copies compiled registry crates of a profile, such as `release`, from the target folder `from`
+/// into that of a side that has none yet. `lock` is the text of the lock file. Returns the number
+/// of copied crate builds.
 pub fn seed_registry(
     from: &Path,
     profile: &str,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kernelgate::display;
-use kernelgate::record::text::one_line;
+use kernelgate::record::text::on_one_line;
 
 use super::checkout::Checkout;
 use super::git::{Repository, Revision, git, output, run};
@@ -29,7 +29,7 @@ pub struct SnapshotOptions<'a> {
 }
 
 /// The work tree as a commit: tracked changes, new files that are not ignored, and both also in its
-/// submodules. The same content gives the same commit.
+/// submodules. Equal content gives the same commit.
 ///
 /// The snapshot's objects go to the store of the checkout.
 pub fn snapshot(
@@ -42,7 +42,7 @@ pub fn snapshot(
     }
     let (revision, changed) = commit(of, &checkout.store(), options)?;
     // The paths come from the author of the repository, who is not trusted.
-    let plain = |path: &PathBuf| one_line(&path.display().to_string());
+    let plain = |path: &PathBuf| on_one_line(&path.display().to_string());
     let name = match &changed[..] {
         [] => return Ok(revision),
         [one] => format!("{}, with changes in submodule {}", revision.name, plain(one)),
@@ -57,8 +57,8 @@ pub fn snapshot(
     Ok(Revision { name, ..revision })
 }
 
-/// The commit, and the submodules that hold changes which are not committed in them. The objects of
-/// its submodules are stored below the store, by their paths, as `checkout` expects them.
+/// Returns the snapshot's commit, and the submodules that contain uncommitted changes. Objects of
+/// submodules are stored below the store, by their paths, as `checkout` expects them.
 fn commit(
     of: &Repository,
     store: &Path,
@@ -113,9 +113,9 @@ fn commit(
     Ok((Revision { name: "working tree".to_owned(), commit }, changed))
 }
 
-/// Copies an index with its time. Git skips reading a file of the recorded size and second only if
-/// the index was written in a later second: with a new time on the copy, git would miss an edit of
-/// equal length in the second of the commit.
+/// Copies a git index together with its time. Git skips reading a file of the recorded size and
+/// second only if the index was written in a later second: with a new time on the copy, git would
+/// miss an edit of equal length in the second of the commit.
 fn copy_with_time(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::copy(from, to)?;
     let modified = std::fs::metadata(from)?.modified()?;
@@ -243,7 +243,7 @@ mod tests {
         checkout.check_out(&clean).unwrap();
         assert!(!elsewhere.path().join("new").exists());
 
-        // Nearly every package has a `.gitignore`.
+        // Nearly every package has a `.gitignore`, so this test has one.
         std::fs::write(folder.path().join(".gitignore"), "/target\nignored\n").unwrap();
         let usual = snapshot_work_tree(&repository, &checkout, &target);
         checkout.check_out(&usual).unwrap();

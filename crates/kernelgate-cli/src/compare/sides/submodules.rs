@@ -1,5 +1,6 @@
-//! Submodules: which commits a revision records for them, and where this machine has them. Nothing
-//! is fetched: what the user's clone does not hold is an error that says how to get it.
+//! Handles git submodules: the commits that a revision records for them, and the clones of them on
+//! this machine. Nothing is fetched: a commit that the user's clone does not hold is an error that
+//! states how to get it.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -11,7 +12,7 @@ use crate::compare::CompareError;
 /// Mode of a tree's entry that is a commit of another repository.
 const GITLINK_MODE: &str = "160000";
 
-/// A submodule as a tree or an index records it.
+/// A submodule entry (gitlink) of a git tree or index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gitlink {
     /// Path of the submodule, relative to the repository's root.
@@ -27,7 +28,7 @@ pub fn submodules_in_index(mut command: Command) -> Result<Vec<Gitlink>, Compare
     Ok(parse(&listed, 1))
 }
 
-/// The submodules that a commit records.
+/// Lists the submodules that a commit records.
 pub fn submodules_in_commit(folder: &Path, commit: &str) -> Result<Vec<Gitlink>, CompareError> {
     let mut command = git(folder);
     command.args(["ls-tree", "-r", "-z", "--full-tree", commit]);
@@ -54,7 +55,7 @@ fn is_below(path: &Path) -> bool {
         && path.components().all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Names of submodules by path, as the `.gitmodules` of a commit has them.
+/// Names of submodules by path, from the `.gitmodules` of a commit.
 pub fn names(folder: &Path, commit: &str) -> BTreeMap<PathBuf, PathBuf> {
     let blob = format!("--blob={commit}:.gitmodules");
     let mut command = git(folder);
@@ -95,8 +96,8 @@ pub fn source(of: &Repository, path: &Path, name: Option<&PathBuf>) -> Repositor
     found
 }
 
-/// The repository whose work tree begins at a folder; `None` if git would answer for a repository
-/// around it.
+/// The repository whose working tree begins at a folder; `None` if git would answer for a
+/// repository around the folder.
 pub fn work_tree(top: &Path) -> Option<Repository> {
     std::fs::symlink_metadata(top.join(".git")).ok()?;
     let found = Repository::around(top).ok()?;

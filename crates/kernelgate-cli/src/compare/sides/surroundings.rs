@@ -56,8 +56,8 @@ impl Surroundings {
         Ok(())
     }
 
-    /// Folders of packages outside of the repository among those that cargo built in the folder of a
-    /// side, relative to the repository.
+    /// Folders of packages outside of the repository that cargo built for a side, relative to the
+    /// repository.
     pub fn outside(&self, side: &Path, manifests: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
         let copy = self.copy(side);
         let relative = |manifest: &PathBuf| {

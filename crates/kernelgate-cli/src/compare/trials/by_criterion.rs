@@ -1,10 +1,10 @@
 //! Processes of benches that use Criterion alone: they are driven by flags, and their times are
 //! read from Criterion's store.
 //!
-//! Each process has a store of its own. Nothing verifies what such a bench computes, no delay can
-//! be made in it, and how long it takes is in the end up to its source: groups may set their own
-//! sample size and times, which flags do not override. Deliberately absent: Criterion's flags and
-//! files themselves (`benches::criterion`).
+//! Each Criterion process gets a folder of its own for its results. Nothing verifies what such a
+//! bench computes, no delay can be made in it, and how long it takes is in the end up to its
+//! source: groups may set their own sample size and times, which flags do not override.
+//! Deliberately absent: Criterion's flags and files are in another module (`benches::criterion`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,16 +17,19 @@ use crate::benches::criterion::{self, LIST, ListedCriterionIds, SAMPLES};
 use crate::benches::output;
 use crate::compare::sides::leftovers;
 use kernelgate::gpu_time;
-use kernelgate::harness::filter::Filter;
-use kernelgate::measure::Conditions;
-use kernelgate::measure::contention::CpuTime;
-use kernelgate::record::criterion_store::{self as store, StoredCase, unnumbered};
-use kernelgate::record::text::{check_plain, one_line, printable};
+use kernelgate::harness::filter::CaseFilter;
+use kernelgate::measure::SampleConditions;
+use kernelgate::measure::contention::CpuTimeTicks;
+use kernelgate::record::criterion_store::{
+    self as store, StoredCriterionCase, title_without_number,
+};
+use kernelgate::record::text::{check_plain_text, on_one_line, printable_on_terminal};
 use kernelgate::record::{CaseRecord, ProcessRun, Provenance, Samples, TrialSampling, file};
 
 /// Exit code of a Rust program that panicked.
 const PANIC_EXIT_CODE: i32 = 101;
-/// Name of a process' whole wall time in [`ProcessRun::spent_s`], as benches of this harness have it.
+/// Name of a process's whole wall time in [`ProcessRun::spent_s`], as benches of this harness
+/// record it.
 const WHOLE_PROCESS_TIME: &str = "whole";
 
 /// The reason why a bench has no list of cases.
@@ -38,7 +41,7 @@ pub enum NotListed {
     Broken(String),
 }
 
-/// The cases of an executable.
+/// Lists the cases of a bench executable.
 pub fn list(
     setup: &TrialSetup<'_>,
     (program, package): (&Path, &Path),
@@ -95,7 +98,7 @@ pub fn command(
     let mut command = command_in_package(&trial.program, &trial.package);
     criterion::with_criterion_folder(&mut command, &store)
         .args(criterion::measure(filter.as_deref(), &trial.request.sampling))
-        .env(gpu_time::RECORD, &trial.request.record)
+        .env(gpu_time::RECORD_VARIABLE, &trial.request.record)
         .stdout(Stdio::null());
     leftovers::remove(&trial.request.record).map_err(cannot_remove_record)?;
     Ok(command)
@@ -111,7 +114,8 @@ fn read_own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, Strin
     }
 }
 
-/// Measures the cases of a trial. A case without a time in the store is skipped, with the reason.
+/// Measures the cases of a trial with Criterion. A case without a time in the store is skipped,
+/// with the reason.
 pub fn measure(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<ProcessRun, String> {
     measure_listed_cases(setup, trial, &ListedCriterionIds::default())
 }
@@ -125,14 +129,18 @@ pub fn measure_listed_cases(
 ) -> Result<ProcessRun, String> {
     const CRITERION_STORE_FOLDER: &str = "criterion-trial";
     let mut command = command(setup, trial, CRITERION_STORE_FOLDER)?;
-    let (before, started) = (CpuTime::now_of_children(), Instant::now());
+    let (before, started) = (CpuTimeTicks::cpu_time_of_children(), Instant::now());
     let ended = finish(setup, &mut command, trial.timeout)?;
     let wall_s = started.elapsed().as_secs_f64();
-    let after = CpuTime::now_of_children();
+    let after = CpuTimeTicks::cpu_time_of_children();
     if !ended.status.success() {
         let messages = ended.messages();
         let case = criterion::running(&messages).map(|case| format!("measuring `{case}`, "));
-        return Err(format!("{}{}", printable(&case.unwrap_or_default()), ended.process_failure()));
+        return Err(format!(
+            "{}{}",
+            printable_on_terminal(&case.unwrap_or_default()),
+            ended.process_failure()
+        ));
     }
     let contention =
         before.zip(after).and_then(|(before, after)| after.taken_by_others_since(&before));
@@ -152,11 +160,11 @@ pub fn measure_listed_cases(
         telemetry: own.as_ref().map(|own| own.telemetry.clone()).unwrap_or_default(),
         ..ProcessRun::start(&bench, &trial.request.session, environment.clone(), provenance)
     };
-    let filter = Filter::parse(setup.filter, false).map_err(|error| error.to_string())?;
-    let matches = |title: &&String| filter.matches(unnumbered(title).unwrap_or(title));
+    let filter = CaseFilter::parse(setup.filter, false).map_err(|error| error.to_string())?;
+    let matches = |title: &&String| filter.matches_id(title_without_number(title).unwrap_or(title));
     let is_requested =
         |id: &String| trial.request.cases.as_ref().is_none_or(|cases| cases.contains(id));
-    let mut skip = |id: &str, why: &str| run.skipped.insert(one_line(id), one_line(why));
+    let mut skip = |id: &str, why: &str| run.skipped.insert(on_one_line(id), on_one_line(why));
     for (id, why) in stored.unusable.iter().filter(|(id, _)| is_requested(id)) {
         skip(id, why);
     }
@@ -170,7 +178,7 @@ pub fn measure_listed_cases(
     for (id, case) in stored.cases.iter().filter(|(id, _)| is_requested(id)) {
         if listed.duplicates.contains(id) {
             skip(id, "more than one case of its bench has this id");
-        } else if let Err(why) = check_plain(id) {
+        } else if let Err(why) = check_plain_text(id) {
             skip(id, &why);
         } else {
             let added_ns = trial.injection.delays_ns.get(id).copied().unwrap_or(0.0);
@@ -188,13 +196,13 @@ pub fn measure_listed_cases(
     Ok(run)
 }
 
-fn record(case: &StoredCase, added_ns: f64, contention: Option<f64>) -> CaseRecord {
+fn record(case: &StoredCriterionCase, added_ns: f64, contention: Option<f64>) -> CaseRecord {
     let pairs = case.times.iter().zip(&case.iterations);
     let elapsed_ns = pairs.map(|(time, iterations)| time + added_ns * *iterations as f64);
     case.record(Samples {
         elapsed_ns: elapsed_ns.collect(),
         launches: case.iterations.clone(),
-        conditions: Conditions { contention, ..Conditions::default() },
+        conditions: SampleConditions { contention, ..SampleConditions::default() },
         ..Samples::default()
     })
 }

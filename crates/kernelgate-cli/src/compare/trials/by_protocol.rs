@@ -9,7 +9,7 @@ use super::expected::{check_plausible_times, check_record_matches_request, check
 use super::process::{TrialProcess, TrialSetup, command_in_package, finish};
 use crate::benches::ask::check_file_size;
 use crate::compare::sides::leftovers;
-use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
+use kernelgate::protocol::{self, BenchRequest, BenchResponse, BenchResponseBody, RequestedAction};
 use kernelgate::record::{ProcessRun, file};
 
 /// Runs a trial and returns its run; `None` if it has no requested case.
@@ -33,8 +33,8 @@ pub fn measure(
         _ => return Err(ended.process_failure()),
     };
     match response(&response_path(setup, TRIAL_REQUEST_FILE), trial)? {
-        ResponseBody::Trial => {}
-        ResponseBody::Refused(why) => return Err(why),
+        BenchResponseBody::Trial => {}
+        BenchResponseBody::Refused(why) => return Err(why),
         _ => return Err("its response answers another request".to_owned()),
     }
     if let Some(run) = &run {
@@ -44,18 +44,19 @@ pub fn measure(
     Ok(run)
 }
 
-/// Path of the response to a request.
+/// Path of the response that belongs to a request.
 fn response_path(setup: &TrialSetup<'_>, request: &str) -> PathBuf {
     setup.work.join(format!("response-to-{request}"))
 }
 
-/// Reads the response of a bench.
-fn response(path: &Path, trial: &TrialProcess<'_>) -> Result<ResponseBody, String> {
+/// Reads the response that a bench wrote.
+fn response(path: &Path, trial: &TrialProcess<'_>) -> Result<BenchResponseBody, String> {
     check_file_size(path)?;
-    let response = file::read::<Response>(path).map_err(|error| match error.is_not_found() {
-        true => "ended without a response".to_owned(),
-        false => format!("failed to {error}"),
-    })?;
+    let response =
+        file::read::<BenchResponse>(path).map_err(|error| match error.is_not_found() {
+            true => "ended without a response".to_owned(),
+            false => format!("failed to {error}"),
+        })?;
     check_requested_field("response", "bench", &response.bench, trial.bench())?;
     Ok(response.answer)
 }
@@ -69,7 +70,8 @@ pub fn command(
     let path = setup.work.join(name);
     let response = response_path(setup, name);
     leftovers::remove(&response).map_err(cannot_remove_record)?;
-    let request = Request { response, action: Action::Trial(Box::new(trial.request.clone())) };
+    let request =
+        BenchRequest { response, action: RequestedAction::Trial(Box::new(trial.request.clone())) };
     file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
     leftovers::remove(&trial.request.record).map_err(cannot_remove_record)?;
     let mut command = command_with_request(setup, trial, &path);
@@ -112,11 +114,11 @@ fn command_with_request(
 pub fn ask(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
-    action: Action,
-) -> Result<ResponseBody, String> {
+    action: RequestedAction,
+) -> Result<BenchResponseBody, String> {
     let [path, answer_path] = ["request.json", "response.json"].map(|name| setup.work.join(name));
     leftovers::remove(&answer_path).map_err(cannot_remove_record)?;
-    let request = Request { response: answer_path.clone(), action };
+    let request = BenchRequest { response: answer_path.clone(), action };
     file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
     let mut command = command_with_request(setup, trial, &path);
     command.stdout(Stdio::null());
@@ -125,7 +127,9 @@ pub fn ask(
         return Err(ended.process_failure());
     }
     match response(&answer_path, trial)? {
-        ResponseBody::Refused(why) | ResponseBody::NoMatch { reason: why, .. } => Err(why),
+        BenchResponseBody::Refused(why) | BenchResponseBody::NoMatch { reason: why, .. } => {
+            Err(why)
+        }
         _ if !ended.status.success() => {
             Err(format!("answered, then ended: {}", ended.process_failure()))
         }

@@ -17,7 +17,7 @@ pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<Pr
     }
 }
 
-/// Starts a trial without waiting for it; `co_running` ends it.
+/// Starts a trial as background load, without waiting for it; `co_running` ends it.
 pub fn start_co_running(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,

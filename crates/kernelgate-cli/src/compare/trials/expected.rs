@@ -1,20 +1,20 @@
 //! Checks that the record of a process belongs to the request that it answers: a bench writes its
-//! own record, and may write another one.
+//! own record, and may write a wrong one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::process::TrialProcess;
 use kernelgate::measure::power::PowerState;
-use kernelgate::record::text::{one_line, quoted};
+use kernelgate::record::text::{on_one_line, start_of_quotation};
 use kernelgate::record::{
     CaseRecord, Environment, ProcessRun, Provenance, Verification, WorkRecord,
 };
 
-/// Largest ratio of the speeds of two clocks, that of a GPU and that of the host.
+/// Largest ratio between the speeds of two clocks, such as those of a GPU and of the host.
 const MAX_CLOCK_RATIO: f64 = 1.01;
 
-/// Facts that every later process of a side shares with the process that verified it.
+/// Facts that every later process of a side must share with the process that verified it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
     environment: Environment,
@@ -53,23 +53,24 @@ impl Expected {
         Self { environment: run.environment.clone(), seed: run.seed, power, definitions }
     }
 
-    /// Compares a later process with the one that verified its cases.
+    /// Compares a later process with the process that verified its cases.
     pub fn check(&self, run: &ProcessRun) -> Result<(), String> {
         let differs = |field: &str, found: &str, verified: &str| {
-            let [field, found, verified] = [field, found, verified].map(quoted);
+            let [field, found, verified] = [field, found, verified].map(start_of_quotation);
             Err(format!("its record has {field} `{found}`, the verified process `{verified}`"))
         };
         if let Some(other) = run.environment.mismatches(&self.environment).first() {
             return differs(other.field, &other.head, &other.base);
         }
-        let [found, verified] = [&run.environment, &self.environment].map(Environment::device_id);
+        let [found, verified] =
+            [&run.environment, &self.environment].map(Environment::device_identifier);
         if found != verified {
             return differs("device", &found, &verified);
         }
         if run.seed != self.seed {
             return differs("seed", &run.seed.to_string(), &self.seed.to_string());
         }
-        if let Some(asked) = self.power.filter(|_| !run.environment.on_host()) {
+        if let Some(asked) = self.power.filter(|_| !run.environment.is_on_host()) {
             let is_allowed =
                 |state: PowerState| state == PowerState::NotApplicable || state.comparable(asked);
             for (id, case) in &run.cases {
@@ -103,7 +104,7 @@ impl Expected {
             }
             // Without a reference, outputs with other bits cannot be verified again.
             let (found, verified) = (found.verification, verified.verification);
-            if verified.is_verified() && found.is_less_than(verified) {
+            if verified.is_verified() && found.compares_less_than(verified) {
                 let [a, b] = [found, verified].map(|it| it.to_string());
                 return differs(&format!("verification of {id}"), &a, &b);
             }
@@ -129,7 +130,7 @@ pub fn check_record_matches_request(
     let Provenance { commit, dirty } = &run.provenance;
     let changes = if *dirty { "+changes" } else { "" };
     let commit = format!("{}{changes}", commit.as_deref().unwrap_or("none"));
-    differs("commit", &commit, &one_line(&trial.commit))?;
+    differs("commit", &commit, &on_one_line(&trial.commit))?;
     let backend = settings.get("KERNELGATE_BACKEND").filter(|backend| *backend != "auto");
     let device_kind = &run.environment.device_kind;
     differs("backend", device_kind, backend.unwrap_or(device_kind))?;
@@ -150,7 +151,7 @@ pub fn check_record_matches_request(
     if let Some(cases) = &trial.request.cases
         && let Some(other) = run.cases.keys().find(|id| !cases.contains(*id))
     {
-        let other = quoted(other);
+        let other = start_of_quotation(other);
         return Err(format!("its record has case `{other}`, which the request does not name"));
     }
     let sampling = &trial.request.sampling;
@@ -181,21 +182,22 @@ pub fn check_plausible_times(
         ));
     }
     let environment = &run.environment;
-    if environment.on_host() {
+    if environment.is_on_host() {
         let here = |environment: &Environment| {
             let Environment { device_name, machine, .. } = environment;
             format!("{device_name} ({})", machine.as_deref().unwrap_or("no name"))
         };
         let [found, host] = [environment, host].map(here);
         if found != host {
-            let [found, host] = [&found, &host].map(|it| quoted(it));
+            let [found, host] = [&found, &host].map(|it| start_of_quotation(it));
             return Err(format!("its record has device `{found}`, the machine is `{host}`"));
         }
     }
-    match environment.gpus.unlisted() {
-        Some(uuid) => {
-            Err(format!("its record has GPU `{}`, which NVML does not list", quoted(uuid)))
-        }
+    match environment.gpus.unlisted_gpu_uuid() {
+        Some(uuid) => Err(format!(
+            "its record has GPU `{}`, which NVML does not list",
+            start_of_quotation(uuid)
+        )),
         None => Ok(()),
     }
 }
@@ -210,7 +212,7 @@ pub fn check_requested_field(
     if found == asked {
         return Ok(());
     }
-    let [field, found, asked] = [field, found, asked].map(quoted);
+    let [field, found, asked] = [field, found, asked].map(start_of_quotation);
     Err(format!("its {file} has {field} `{found}`, the request `{asked}`"))
 }
 
@@ -320,7 +322,7 @@ mod tests {
     fn a_record_that_answers_another_request_is_refused() {
         let request = TrialRequest {
             cases: Some(["x".to_owned()].into()),
-            ..TrialRequest::new("r1-b0-p0", PathBuf::new(), TrialSampling::MEASURED)
+            ..TrialRequest::new("r1-b0-p0", PathBuf::new(), TrialSampling::HOST_SAMPLING)
         };
         let case = || CaseRecord::from_samples(vec![1.0, 1.0]);
         let run = || ProcessRun {

@@ -1,4 +1,4 @@
-//! Co-running load: contention on purpose, to test how the gate handles it.
+//! Starts artificial load beside the measured processes, to test how the gate handles contention.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use std::time::Duration;
 pub enum CoRunningLoad {
     /// No load.
     Nothing,
-    /// This number of spinning threads of this process, which is another process for the benches.
+    /// Load by this number of spinning threads of this program, which the benches see as another
+    /// process.
     Threads(usize),
     /// A second process of the same executable, which times its first case again and again on the
-    /// same GPU. The load starts this long before the measured process.
+    /// same GPU. Load by another bench process, which starts this long before the measured process.
     Process(Duration),
 }
 
@@ -25,7 +26,7 @@ pub struct BusyLoadThreads {
 }
 
 impl BusyLoadThreads {
-    /// Starts this number of threads.
+    /// Starts `threads` spinning threads.
     pub fn start(threads: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let busy = |_| {

@@ -1,4 +1,4 @@
-//! One process of a comparison: how it is started, and how its run is read.
+//! Runs one process of a comparison: starts it and reads its run record.
 
 pub mod by_criterion;
 pub mod by_protocol;

@@ -1,5 +1,5 @@
-//! One process: started, and waited for until its timeout. The request and the reading of its
-//! result are up to its driver (`driver`).
+//! Starts one process and waits for it until its timeout. The request and the reading of its result
+//! are up to its driver (`driver`).
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use crate::benches::output::{CapturedText, FailureLines, Kept, captured, drain};
 use crate::compare::Injection;
 use crate::compare::progress::ComparisonProgress;
 use crate::compare::sides::install::BenchDriver;
-use kernelgate::record::text::{printable, quoted};
+use kernelgate::record::text::{printable_on_terminal, start_of_quotation};
 use kernelgate::record::{Environment, TrialRequest};
 
 /// Settings that all trials of a comparison share.
@@ -37,15 +37,15 @@ pub struct TrialSetup<'a> {
 pub struct TrialProcess<'a> {
     /// The executable.
     pub program: PathBuf,
-    /// Content hash of the executable.
+    /// Hash of the executable's content.
     pub hash: &'a str,
-    /// Folder of the package's sources.
+    /// Folder of the sources of the executable's package.
     pub package: PathBuf,
     /// Commit of the sources.
     pub commit: String,
     /// Changes made to the process on purpose.
     pub injection: Injection,
-    /// How the process gets its request.
+    /// The way in which the process gets its request.
     pub driver: BenchDriver,
     /// The request.
     pub request: &'a TrialRequest,
@@ -60,7 +60,7 @@ impl TrialProcess<'_> {
     }
 }
 
-/// A command that runs an executable in its package's folder, as cargo does.
+/// Makes a command that runs an executable in the folder of its package, as cargo does.
 pub fn command_in_package(program: &Path, package: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("CARGO_MANIFEST_DIR", package);
@@ -72,7 +72,7 @@ pub fn command_in_package(program: &Path, package: &Path) -> Command {
 
 /// How a process ended, and the part of its output that is kept.
 pub struct Finished {
-    /// Exit status of the process.
+    /// Exit status of the finished process.
     pub status: ExitStatus,
     /// Standard output of the process, if it is piped.
     pub printed: CapturedText,
@@ -90,14 +90,20 @@ impl Finished {
     pub fn process_failure(&self) -> String {
         let mut lines = FailureLines::default();
         self.messages().lines().for_each(|line| lines.push(line));
-        let lines: Vec<_> = lines.into_lines().iter().map(|it| quoted(it).into_owned()).collect();
+        let lines: Vec<_> =
+            lines.into_lines().iter().map(|it| start_of_quotation(it).into_owned()).collect();
         let text = lines.join("; ");
-        format!("{}{}{}", self.status, if lines.is_empty() { "" } else { ": " }, printable(&text))
+        format!(
+            "{}{}{}",
+            self.status,
+            if lines.is_empty() { "" } else { ": " },
+            printable_on_terminal(&text)
+        )
     }
 }
 
-/// Runs a command to its end. All its output is read and only a part of it is kept, so that a large
-/// output takes neither memory nor disk.
+/// Runs a command to its end, or until its timeout. All of the command's output is read but only a
+/// part is kept, so that a large output takes neither memory nor disk.
 pub fn finish(
     setup: &TrialSetup<'_>,
     command: &mut Command,

@@ -4,33 +4,33 @@
 use std::collections::BTreeMap;
 
 use super::CalibrationComparison;
-use kernelgate::measure::anchors::{AnchorRecord, Anchors};
+use kernelgate::measure::anchors::{AnchorRates, AnchorRecord};
 use kernelgate::stats::median;
 
 /// Largest number of comparisons of a part that measure the anchors.
 pub const MAX_ANCHOR_MEASUREMENTS: usize = 30;
-/// Smallest number of anchors beyond the first of each card.
+/// Smallest number of anchor measurements besides the first one of each card.
 const MIN_ANCHOR_MEASUREMENTS: usize = 10;
 /// Standard deviations within which the anchors of 1000 shards on equal cards stay in 99 % of
 /// merges.
 const TOLERANCE_STANDARD_DEVIATIONS: f64 = 8.0;
-/// Smallest tolerance: a threshold that comparisons can decide.
+/// Smallest tolerance of anchors, which is a threshold that comparisons can decide.
 const MIN_ANCHOR_TOLERANCE: f64 = 0.01;
 
-/// Largest relative difference of anchors that noise of one card explains; absent if no card
-/// measured enough of them.
+/// Largest relative difference of anchors that the noise of one card explains; absent if no card
+/// measured enough anchors.
 ///
 /// The standard deviation of the logarithm of a rate is computed within cards, so that a slow card
 /// does not widen the tolerance.
 pub fn anchor_tolerance(comparisons: &[CalibrationComparison]) -> Option<f64> {
-    let mut cards: BTreeMap<&str, Vec<Anchors>> = BTreeMap::new();
+    let mut cards: BTreeMap<&str, Vec<AnchorRates>> = BTreeMap::new();
     for known in comparisons {
         if let Some(AnchorRecord::Measured(anchors)) = known.anchors {
             cards.entry(&known.card).or_default().push(anchors);
         }
     }
-    let memory = |anchors: &Anchors| Some(anchors.memory_bytes_per_s);
-    let matmul = |anchors: &Anchors| anchors.matmul_flops_per_s;
+    let memory = |anchors: &AnchorRates| Some(anchors.memory_bytes_per_s);
+    let matmul = |anchors: &AnchorRates| anchors.matmul_flops_per_s;
     let deviations = [deviation(&cards, memory), deviation(&cards, matmul)];
     let largest = deviations.into_iter().flatten().reduce(f64::max)?;
     let tolerance = (TOLERANCE_STANDARD_DEVIATIONS * largest).exp_m1().max(MIN_ANCHOR_TOLERANCE);
@@ -39,8 +39,8 @@ pub fn anchor_tolerance(comparisons: &[CalibrationComparison]) -> Option<f64> {
 
 /// Standard deviation of the logarithm of a rate within cards.
 fn deviation(
-    cards: &BTreeMap<&str, Vec<Anchors>>,
-    rate: impl Fn(&Anchors) -> Option<f64>,
+    cards: &BTreeMap<&str, Vec<AnchorRates>>,
+    rate: impl Fn(&AnchorRates) -> Option<f64>,
 ) -> Option<f64> {
     let (mut squares, mut degrees) = (0.0, 0usize);
     for anchors in cards.values() {
@@ -55,7 +55,7 @@ fn deviation(
 /// Median of the anchors of comparisons on one card, or the first failure if none was measured.
 pub fn median_anchors(comparisons: &[CalibrationComparison]) -> Option<AnchorRecord> {
     let records = || comparisons.iter().filter_map(|known| known.anchors.as_ref());
-    let measured: Vec<&Anchors> = records()
+    let measured: Vec<&AnchorRates> = records()
         .filter_map(|record| match record {
             AnchorRecord::Measured(anchors) => Some(anchors),
             AnchorRecord::Failed(_) => None,
@@ -64,7 +64,7 @@ pub fn median_anchors(comparisons: &[CalibrationComparison]) -> Option<AnchorRec
     let Some(first) = measured.first() else { return records().next().cloned() };
     let memory: Vec<f64> = measured.iter().map(|it| it.memory_bytes_per_s).collect();
     let matmul: Vec<f64> = measured.iter().filter_map(|it| it.matmul_flops_per_s).collect();
-    Some(AnchorRecord::Measured(Anchors {
+    Some(AnchorRecord::Measured(AnchorRates {
         power: first.power,
         memory_bytes_per_s: median(&memory),
         matmul_flops_per_s: (!matmul.is_empty()).then(|| median(&matmul)),
@@ -88,7 +88,7 @@ mod tests {
         for (number, known) in comparisons.iter_mut().enumerate() {
             let factor = if number % 2 == 0 { 1.0 + share } else { 1.0 - share };
             known.card = card.to_owned();
-            known.anchors = Some(AnchorRecord::Measured(Anchors {
+            known.anchors = Some(AnchorRecord::Measured(AnchorRates {
                 power: PowerMode::Steady,
                 memory_bytes_per_s: rate * factor,
                 matmul_flops_per_s: Some(9e14),

@@ -1,11 +1,12 @@
 //! Calibration of the paired decision on a device: comparisons whose answer is known, with all
 //! their times.
 //!
-//! *Null*: the same executable on both sides. The other kinds change the head of such a comparison.
-//! *Layout*: its code and memory are at other addresses. *Injected*: its launches are delayed by a
-//! share of their time; *work*: by passes over memory; *single*: those of one case alone. *Sham*:
-//! co-running load on its processes only. Deliberately absent: running them (`compare::calibrate`),
-//! printing.
+//! *Null* comparisons have the same executable on both sides. The other kinds change the head of
+//! such a comparison. *Layout*: its code and memory are at other addresses. *Injected* comparisons
+//! delay the head's launches by a share of their time; *work* comparisons do so by passes over
+//! memory; *single* comparisons delay one case alone. *Sham* comparisons run artificial load beside
+//! the head's processes only. Running comparisons (`compare::calibrate`) and printing are
+//! deliberately elsewhere.
 
 pub mod anchors;
 pub mod recommend;
@@ -16,12 +17,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Verdict;
-use super::paired::{Arm, Block, BlocksByCase, TestPlan, Timing};
+use super::paired::{Arm, Block, BlocksByCase, CaseTiming, TestPlan};
 pub use anchors::anchor_tolerance;
 use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::measure::plausibility;
 use kernelgate::record::columns;
-use kernelgate::record::file::Record;
+use kernelgate::record::file::RecordType;
 use kernelgate::record::text;
 use kernelgate::record::{Environment, Provenance, Shard, TrialSampling};
 pub use recommend::{RecommendedThresholds, recommend};
@@ -30,22 +31,23 @@ pub use summary::{CalibrationSummary, summarise_calibration};
 /// Largest number of blocks that a comparison may have.
 const MAX_BLOCKS: usize = 10_000;
 
-/// The known answer of a comparison.
+/// The known answer of a calibration's comparison.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ComparisonKind {
-    /// The two builds are identical.
+    /// Both builds are identical, so nothing is slower.
     Null,
     /// The two builds are identical; the host or the GPU had co-running load during the head's
     /// processes.
     Sham,
     /// The two builds are identical, but the head's code and memory lay at other addresses.
     Layout,
-    /// The head takes longer by so many per cent of the case's time.
+    /// Every case of the head is delayed by this percentage of its time.
     Injected(f64),
-    /// The head takes longer by so many per cent, because of additional work rather than a wait.
+    /// Every case of the head is slowed by this percentage through additional work, not through a
+    /// wait.
     Work(f64),
-    /// One case alone takes longer by so many per cent of its time.
+    /// One case of the head alone is delayed by this percentage of its time.
     Single(f64),
 }
 
@@ -77,7 +79,7 @@ impl ComparisonKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub struct Calibration {
-    /// Start of the first comparison, RFC 3339, UTC.
+    /// Start time of the first comparison, RFC 3339, UTC.
     pub started: String,
     /// Device and build.
     pub environment: Environment,
@@ -85,20 +87,20 @@ pub struct Calibration {
     pub provenance: Provenance,
     /// Facts that comparisons of one calibration share, by name: executables, settings.
     pub identity: BTreeMap<String, String>,
-    /// The command lines of the measurements.
+    /// The command lines with which the calibration was measured.
     pub commands: BTreeSet<String>,
-    /// Thresholds and blocks of each comparison.
+    /// Test plan of each comparison: thresholds and blocks.
     pub plan: TestPlan,
     /// Largest wall time of a round, seconds.
     pub budget_s: f64,
     /// Time for which a process timed a case.
     pub sampling: TrialSampling,
-    /// Nanoseconds a launch of each case, from the process that verified it or one after it.
+    /// Nanoseconds per launch of each case, from the process that verified it or a later one.
     pub cases: BTreeMap<String, f64>,
     /// Cases that were not measured, with the reason.
     pub left_out: BTreeSet<String>,
-    /// Cases of benches of Criterion alone. Their launches cannot be delayed: the injected delay
-    /// was added to their times instead.
+    /// Cases of benches that use Criterion alone, whose slow-downs are simulated. Their launches
+    /// cannot be delayed: the injected delay was added to their times instead.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub simulated: BTreeSet<String>,
     /// The shard that this is; absent for a whole calibration.
@@ -110,12 +112,12 @@ pub struct Calibration {
     pub anchor_tolerance: Option<f64>,
     /// Thresholds that [`recommend()`] derived when the file was written.
     pub recommended: Option<RecommendedThresholds>,
-    /// The comparisons, in time order. Cases have their place in `cases` as
-    /// name: `#0` is the first.
+    /// All comparisons of the calibration, in time order. Comparisons name a case by its index in
+    /// `cases`: `#0` is the first.
     pub comparisons: Vec<CalibrationComparison>,
 }
 
-/// One shard of a calibration.
+/// The record of one shard of a calibration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CalibrationPart {
     /// The shard.
@@ -126,14 +128,14 @@ pub struct CalibrationPart {
     pub comparisons: usize,
 }
 
-/// A comparison whose answer is known.
+/// A comparison whose correct answer is known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CalibrationComparison {
     /// The change that was made to the head, if any, from which the right answer follows.
     pub kind: ComparisonKind,
     /// Number of the comparison within its kind, from 0, over all shards.
     pub number: usize,
-    /// Start of the comparison, RFC 3339, UTC.
+    /// Start time of the comparison, RFC 3339, UTC.
     pub started: String,
     /// Wall time, seconds.
     pub wall_s: f64,
@@ -144,7 +146,7 @@ pub struct CalibrationComparison {
     pub delays_ns: BTreeMap<String, f64>,
     /// Verdicts of the gate at that time.
     pub verdicts: BTreeMap<String, Verdict>,
-    /// Reasons why cases are inconclusive.
+    /// Reasons why cases were inconclusive, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reasons: BTreeMap<String, String>,
     /// Cases that could not be run, or not measured to the end, with the reason: for example, the
@@ -154,13 +156,13 @@ pub struct CalibrationComparison {
     /// Processes that failed, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub broken: Vec<String>,
-    /// Every time of the first round, by case.
+    /// All times of the first round, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "columns")]
     pub first: BTreeMap<String, Series>,
     /// Every time of the round that confirms, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "columns")]
     pub second: BTreeMap<String, Series>,
-    /// The device on which it ran.
+    /// The card or host on which the comparison ran.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
     /// Rates of fixed work on that device, measured just before.
@@ -171,13 +173,13 @@ pub struct CalibrationComparison {
 /// Blocks of a case as columns: two entries a block, in time order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// A letter for each block: `b` if the base led, `h` if the head did.
+    /// One letter for each block: `b` if the base led, `h` if the head did.
     pub leaders: String,
-    /// Timings of the base's processes.
+    /// Timings of the base build's processes.
     pub base: Column,
-    /// Timings of the head's processes.
+    /// Timings of the head build's processes.
     pub head: Column,
-    /// [`Timing::averaged`].
+    /// [`CaseTiming::averaged`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub averaged: bool,
 }
@@ -185,26 +187,26 @@ pub struct Series {
 /// Timings of one case in the processes of one side.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Column {
-    /// [`Timing::time_ns`].
+    /// [`CaseTiming::time_ns`].
     pub time_ns: Vec<f64>,
-    /// [`Timing::cycles`]; empty if no process has them, one entry if all have the same.
+    /// [`CaseTiming::cycles`]; empty if no process has them, one entry if all have the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycles: Vec<Option<f64>>,
-    /// [`Timing::contention`]; empty if no process has it, one entry if all have the same.
+    /// [`CaseTiming::contention`]; empty if no process has it, one entry if all have the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<Option<f64>>,
-    /// Indices of the processes that ran at the power cap, [`Timing::at_cap`].
+    /// Indices of the processes that ran at the power cap, [`CaseTiming::at_cap`].
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub at_cap: BTreeSet<usize>,
-    /// Indices of the processes of [`Timing::throttled`].
+    /// Indices of the processes of [`CaseTiming::throttled`].
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub throttled: BTreeSet<usize>,
 }
 
 impl Column {
-    fn from_timings<'a>(observations: impl Iterator<Item = &'a Timing>) -> Self {
-        let observations: Vec<&Timing> = observations.collect();
-        let optional_column = |value: &dyn Fn(&Timing) -> Option<f64>| -> Vec<Option<f64>> {
+    fn from_timings<'a>(observations: impl Iterator<Item = &'a CaseTiming>) -> Self {
+        let observations: Vec<&CaseTiming> = observations.collect();
+        let optional_column = |value: &dyn Fn(&CaseTiming) -> Option<f64>| -> Vec<Option<f64>> {
             let values: Vec<Option<f64>> = observations.iter().map(|found| value(found)).collect();
             let has_values = values.iter().any(Option::is_some);
             match values.first().filter(|first| values.iter().all(|value| value == *first)) {
@@ -214,11 +216,11 @@ impl Column {
             }
         };
         // Six digits are less than a hundredth of the noise; more would only make the file larger.
-        let indices = |holds: fn(&Timing) -> bool| -> BTreeSet<usize> {
+        let indices = |holds: fn(&CaseTiming) -> bool| -> BTreeSet<usize> {
             (0..observations.len()).filter(|&index| holds(observations[index])).collect()
         };
         let six_digits = |value: f64| format!("{value:.5e}").parse().unwrap_or(value);
-        let contention = |found: &Timing| found.contention.map(|it| (it * 1e4).round() / 1e4);
+        let contention = |found: &CaseTiming| found.contention.map(|it| (it * 1e4).round() / 1e4);
         Self {
             time_ns: observations.iter().map(|found| six_digits(found.time_ns)).collect(),
             cycles: optional_column(&|found| found.cycles.map(six_digits)),
@@ -228,7 +230,7 @@ impl Column {
         }
     }
 
-    fn at(&self, index: usize, averaged: bool) -> Option<Timing> {
+    fn at(&self, index: usize, averaged: bool) -> Option<CaseTiming> {
         let time_ns = *self.time_ns.get(index)?;
         let value_at = |values: &[Option<f64>]| match values {
             [all] => *all,
@@ -236,7 +238,7 @@ impl Column {
         };
         let (cycles, contention) = (value_at(&self.cycles), value_at(&self.contention));
         let (at_cap, throttled) = (self.at_cap.contains(&index), self.throttled.contains(&index));
-        Some(Timing { time_ns, cycles, contention, at_cap, throttled, averaged })
+        Some(CaseTiming { time_ns, cycles, contention, at_cap, throttled, averaged })
     }
 }
 
@@ -256,7 +258,7 @@ impl Series {
         }
     }
 
-    /// Restores the blocks from the columns.
+    /// Restores the blocks of trials from the columns.
     pub fn blocks(&self) -> Vec<Block> {
         let pair = |column: &Column, block: usize| {
             let at = |index| column.at(index, self.averaged);
@@ -377,7 +379,7 @@ impl Calibration {
         Ok(())
     }
 
-    /// Adds comparisons of the same calibration ([`Self::mismatch`]).
+    /// Adds comparisons of another part of the same calibration ([`Self::mismatch`]).
     pub fn add(&mut self, other: Self) {
         if self.part != other.part {
             self.part = None;
@@ -436,7 +438,7 @@ pub(super) fn check_plan(plan: &TestPlan) -> Result<(), String> {
     Ok(())
 }
 
-/// The first name whose values differ.
+/// The first name whose values differ between two maps.
 pub fn differing(a: &BTreeMap<String, String>, b: &BTreeMap<String, String>) -> Option<String> {
     a.keys().chain(b.keys()).find(|name| a.get(*name) != b.get(*name)).cloned()
 }
@@ -466,7 +468,7 @@ impl<'de> Deserialize<'de> for Calibration {
     }
 }
 
-impl Record for Calibration {
+impl RecordType for Calibration {
     const SCHEMA: &'static str = "kernelgate-calibration";
     const VERSION: u64 = 2;
     const OLDEST: u64 = 2;
@@ -476,7 +478,7 @@ impl Record for Calibration {
         &["anchors", "broken", "commands", "failed", "identity", "left_out"];
 
     fn validate(&self) -> Result<(), String> {
-        text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
+        text::check_rfc3339_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.environment.validate()?;
         check_plan(&self.plan)?;
         in_range("budget_s", self.budget_s, 0.0..1e12)?;
@@ -496,7 +498,7 @@ impl Record for Calibration {
     }
 }
 
-/// A map with other keys.
+/// Returns a map with its keys renamed.
 fn renamed<T>(map: BTreeMap<String, T>, name: &impl Fn(String) -> String) -> BTreeMap<String, T> {
     map.into_iter().map(|(key, value)| (name(key), value)).collect()
 }
@@ -515,9 +517,9 @@ impl CalibrationComparison {
         }
     }
 
-    /// Checks the numbers of a comparison.
+    /// Checks that the numbers of a comparison are plausible.
     fn validate(&self) -> Result<(), String> {
-        text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
+        text::check_rfc3339_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         plausibility::check_seconds("wall_s of a comparison", self.wall_s)?;
         plausibility::check_count("processes", self.processes as u64)?;
         self.anchors.as_ref().map_or(Ok(()), AnchorRecord::validate)?;

@@ -15,7 +15,7 @@ use crate::gate::paired::{TestPlan, decide};
 use kernelgate::measure::plausibility;
 use kernelgate::stats::median;
 
-/// Thresholds to try, as multiples of the measured one.
+/// Thresholds that are tried, as multiples of the measured one.
 const STEPS: [f64; 7] = [1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0];
 /// Size of a slow-down that must be found, as a multiple of the threshold: at the threshold itself
 /// half of them are found.
@@ -40,8 +40,8 @@ pub struct RecommendedThresholds {
     /// Smallest threshold without a false alarm that finds slow-downs of twice its size with 90 %;
     /// `None` if no threshold does, or too little was measured.
     pub relative: Option<f64>,
-    /// Fewest [`TestPlan::settle_blocks`] with which that holds and at most 5 % of unchanged cases
-    /// are inconclusive; `None` if no number does.
+    /// Smallest [`TestPlan::settle_blocks`] with which this holds and at most 5 % of unchanged
+    /// cases are inconclusive; `None` if no number is large enough.
     pub settle_blocks: Option<usize>,
     /// Wall time of all blocks of these cases and a quarter more, seconds.
     pub budget_s: f64,
@@ -65,7 +65,8 @@ pub struct TriedThreshold {
     pub comparisons: usize,
     /// Share of the cases of A/A comparisons that would have been inconclusive.
     pub inconclusive: f64,
-    /// The smallest injected percentage that is twice the threshold or more; `None` without one.
+    /// The smallest injected slow-down that is at least twice the threshold, per cent; `None` if
+    /// no slow-down is that large.
     pub percent: Option<f64>,
     /// Cases with that percentage that would have been found.
     pub found: usize,
@@ -82,8 +83,8 @@ impl TriedThreshold {
 }
 
 impl RecommendedThresholds {
-    /// Checks that the values can result from comparisons with that plan, because `compare` uses
-    /// them.
+    /// Checks that the recommended values can result from comparisons with that plan, because
+    /// `compare` uses them.
     pub(super) fn validate(&self, plan: &TestPlan) -> Result<(), String> {
         for tried in &self.tried {
             in_range("recommended.tried.relative", tried.relative, 0.0..1e12)?;

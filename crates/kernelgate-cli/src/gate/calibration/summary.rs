@@ -15,20 +15,20 @@ pub struct ProportionWithInterval {
     pub hits: usize,
     /// Number of trials.
     pub of: usize,
-    /// Lower end of the 95 % interval.
+    /// Lower end of the 95 % confidence interval.
     pub low: f64,
-    /// Upper end of the 95 % interval.
+    /// Upper end of the 95 % confidence interval.
     pub high: f64,
 }
 
 impl ProportionWithInterval {
-    /// A proportion with its interval.
+    /// Computes a proportion with its confidence interval.
     pub fn new(hits: usize, of: usize) -> Self {
         let (low, high) = binomial::interval(hits, of);
         Self { hits, of, low, high }
     }
 
-    /// Observed share; 0 without trials.
+    /// Observed share of hits; 0 without trials.
     pub fn share(self) -> f64 {
         if self.of == 0 { 0.0 } else { self.hits as f64 / self.of as f64 }
     }
@@ -37,7 +37,7 @@ impl ProportionWithInterval {
 /// Tables of a calibration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CalibrationSummary {
-    /// A row for each kind of comparison: A/A, sham load, other layout, and injected slow-downs.
+    /// One row for each kind of comparison: A/A, sham load, other layout, and injected slow-downs.
     pub kinds: Vec<ComparisonTally>,
     /// Slow-downs found, by kind and case; an entry without a case is the sum of all.
     pub power: Vec<Power>,
@@ -48,10 +48,10 @@ pub struct CalibrationSummary {
 /// Counts over the comparisons of a kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ComparisonTally {
-    /// Name of the kind: "A/A".
+    /// Name of the kind of comparison: "A/A".
     pub kind: String,
-    /// Comparisons that called a case slower; if one case alone was made slower, those that called
-    /// another one slower.
+    /// Comparisons that called a case slower; if one case alone was made slower, comparisons that
+    /// called another case slower.
     pub fired: ProportionWithInterval,
     /// Upper end of the one-sided 95 % interval for the probability of a false alarm, for kinds in
     /// which nothing is slower.
@@ -79,15 +79,15 @@ pub struct ComparisonTally {
 /// Counts of injected slow-downs that were found and missed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Power {
-    /// Name of the kind: "2 % slower".
+    /// Name of the kind of comparison: "2 % slower".
     pub kind: String,
     /// Requested slow-down, per cent.
     pub percent: f64,
-    /// The case; `None` for all together.
+    /// Id of the case; `None` for all cases together.
     pub case: Option<String>,
     /// Cases called slower.
     pub found: ProportionWithInterval,
-    /// Cases called unchanged or faster.
+    /// Number of slowed cases that were called unchanged or faster.
     pub missed: usize,
     /// Mean of the added time, per cent of the base's time in the comparison itself.
     pub added: f64,
@@ -106,8 +106,8 @@ pub struct ProcessNoise {
     pub time_ns: f64,
     /// Number of pairs.
     pub pairs: usize,
-    /// Per cent by which a process differs from the next: half of the width of the middle 68 % of
-    /// the pairs, over √2; for a normal distribution this is the standard deviation.
+    /// Per cent by which a process differs from the next: half the width of the middle 68 % of the
+    /// pairs, over √2; for a normal distribution this is the standard deviation.
     pub process: f64,
     /// Half of the width of the middle 95 % of the pairs, per cent.
     pub widest: f64,
@@ -115,7 +115,7 @@ pub struct ProcessNoise {
     pub contention: Option<f64>,
 }
 
-/// Counts all comparisons of a calibration.
+/// Counts the verdicts of all comparisons of a calibration.
 pub fn summarise_calibration(calibration: &Calibration) -> CalibrationSummary {
     let all = calibration.kinds();
     let kinds = all.iter().filter_map(|kind| tally_comparisons(calibration, *kind)).collect();
@@ -248,7 +248,7 @@ fn noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> {
     })
 }
 
-/// ln(head / base) of neighbouring processes.
+/// Returns ln(head / base) of neighbouring processes.
 fn pairs(series: &super::Series) -> Vec<f64> {
     series
         .base

@@ -8,10 +8,10 @@ fn blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<Block> {
     let mut observe = |time_ns: f64| {
         at = (at * 1_103_515_245 + 12_345) % (1 << 31);
         let unit = at as f64 / (1u64 << 31) as f64 - 0.5;
-        Timing {
+        CaseTiming {
             time_ns: time_ns * (1.0 + noise * unit),
             contention: Some(0.01),
-            ..Timing::default()
+            ..CaseTiming::default()
         }
     };
     let block = |index: usize| Block {
@@ -81,7 +81,7 @@ pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
         commands: BTreeSet::from(["kernelgate calibrate".to_owned()]),
         plan,
         budget_s: 180.0,
-        sampling: TrialSampling::MEASURED,
+        sampling: TrialSampling::HOST_SAMPLING,
         cases: BTreeMap::from([("w/f/a/cpu/hot".to_owned(), 1e6)]),
         left_out: BTreeSet::new(),
         simulated: BTreeSet::new(),
@@ -96,7 +96,7 @@ pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
 fn means_over_iterations_keep_their_digits_in_columns() {
     let mut blocks = blocks(1.0, 0.0, 1, 1);
     for timing in blocks.iter_mut().flat_map(|block| block.base.iter_mut().chain(&mut block.head)) {
-        *timing = Timing { time_ns: 1.234_567_8, averaged: true, ..*timing };
+        *timing = CaseTiming { time_ns: 1.234_567_8, averaged: true, ..*timing };
     }
     let back = Series::from_blocks(&blocks).blocks();
     assert_eq!((back[0].base[0].time_ns, back[0].head[1].averaged), (1.23457, true));
@@ -223,8 +223,8 @@ fn deciding_again_gives_what_was_decided() {
     }
 }
 
-/// Decides the recorded times of the committed calibrations again: this build's gate must reach the
-/// same verdicts as the gate that recorded them.
+/// Decides the recorded times of the committed calibrations again: this gate must reach the same
+/// verdicts as the gate that recorded them.
 #[test]
 fn committed_calibrations_hold_for_this_gate() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -305,7 +305,7 @@ fn too_little_and_alarms_recommend_nothing() {
 fn repeated_calibrations_add_up_and_others_are_refused() {
     let (mut a, b) = (calibration(4, &[]), calibration(6, &[(5.0, 1)]));
     a.merge(b.clone()).unwrap();
-    // Four comparisons are in both.
+    // Four comparisons are contained in both parts.
     assert_eq!(
         (a.comparisons_of(ComparisonKind::Null).count(), a.injected_percents()),
         (6, vec![5.0])

@@ -1,10 +1,10 @@
-//! Decides whether the host's time to start a launch grew. One process of each build gives two
-//! numbers that scatter by themselves, so a difference between them is only suspected: further
-//! processes of both builds, in pairs, decide it as times are decided.
+//! Decides whether the host's time to start a launch grew. One process of each build measures two
+//! host times that scatter by themselves, so a difference is only suspected: further pairs of
+//! processes decide it as times are decided.
 //!
 //! With m suspected cases, growth is found where Wilcoxon's signed-rank test on ln(head / base),
 //! less what is allowed, has p of at most `FALSE_ALARMS` / m (Bonferroni); the pairs are new, so
-//! that being suspected does not count. Deliberately absent: how processes run.
+//! that being suspected does not count. This module deliberately does not run processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -122,7 +122,7 @@ mod tests {
             "host time of a launch 6.000 µs, was 4.000 µs (+50.0%, 10% are allowed) in 8 of 8 \
              further pairs of processes"
         );
-        // The suspicion was due to noise: four pairs show it.
+        // The suspicion was due to noise, which four pairs show.
         assert_eq!(outcome_for(&[1.0; 8]), (vec![], 4));
         assert_eq!(outcome_for(&[1.09, 1.0, 1.3, 1.02, 1.5, 1.5, 1.5, 1.5]), (vec![], 4));
         // Most pairs grew, but not as clearly as a finding requires.

@@ -17,7 +17,7 @@ use kernelgate::display;
 use kernelgate::record::LaunchCosts;
 use kernelgate::stats::median;
 
-/// The costs that can grow.
+/// Costs of a launch besides its time that may grow: memory, host time, energy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CaseCost {
@@ -27,7 +27,7 @@ pub enum CaseCost {
     Launches,
     /// Time of the host to start a launch, nanoseconds.
     HostTime,
-    /// Energy of a launch, joules.
+    /// Energy of one launch, joules.
     Energy,
 }
 
@@ -45,9 +45,9 @@ pub struct CostGrowth {
     pub base: f64,
     /// Cost of the head.
     pub head: f64,
-    /// Relative growth that is allowed.
+    /// Relative growth of the cost that is allowed.
     pub allowed: f64,
-    /// Result of further pairs of processes, for costs that need them.
+    /// Result of further pairs of processes, for costs that are decided by them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub further: Option<ConfirmationPairs>,
 }
@@ -75,7 +75,7 @@ impl CostGrowth {
             CaseCost::DeviceMemory => ("device memory", |bytes| display::bytes(bytes as u64)),
             CaseCost::Launches => ("commands of a launch", |count| format!("{count}")),
             CaseCost::HostTime => ("host time of a launch", display::time),
-            CaseCost::Energy => ("energy of a launch", display::joules),
+            CaseCost::Energy => ("energy of a launch", display::joules_text),
         };
         let (head, base, allowed) = (show(self.head), show(self.base), 100.0 * self.allowed);
         let further = match self.further {
@@ -111,13 +111,13 @@ pub enum MissingCostReason {
     OnHost,
     /// A bench that uses Criterion alone records no cost.
     Criterion,
-    /// The base did not record the cost.
+    /// The base build did not record the cost.
     Base,
-    /// The head did not record the cost.
+    /// The head build did not record the cost.
     Head,
-    /// Neither side recorded the cost.
+    /// Neither build recorded the cost.
     Both,
-    /// Both sides recorded the cost, in figures that cannot be compared.
+    /// Both builds recorded the cost, but in different figures that cannot be compared.
     Figures,
 }
 
@@ -161,7 +161,8 @@ impl CaseCost {
         }
     }
 
-    /// Whether a run recorded each figure of this cost; both sides must have recorded the same one.
+    /// Whether a run recorded each figure of this cost; both builds must have recorded the same
+    /// figure.
     fn recorded(self, costs: &LaunchCosts) -> Vec<bool> {
         match self {
             Self::DeviceMemory => {
@@ -174,7 +175,8 @@ impl CaseCost {
     }
 }
 
-/// The bounds on the costs of a case, each with the reason if [`grown`] could not judge it.
+/// The bounds on the costs of a case, each with the reason if its growth ([`grown`]) could not be
+/// judged.
 pub fn bounds(
     case: &str,
     sides: [&[LaunchCosts]; 2],
@@ -410,8 +412,8 @@ mod tests {
         ];
         assert_eq!(report.lines(), lines);
         assert_eq!(report.undecided.len(), 1);
-        // Benches of Criterion beside others on a machine without a GPU, beside those of a side
-        // that recorded nothing, and alone.
+        // The test has benches of Criterion beside other benches without a GPU, beside benches of a
+        // side that recorded nothing, and alone.
         let beside = |missing| {
             let launches = |case, missing| bound(case, CaseCost::Launches, Some(missing));
             let rest =

@@ -21,13 +21,13 @@ const MAX_NAMED_CODE_FACTS: usize = 6;
 /// The kernels of a case in both builds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CodeComparison {
-    /// Kernels whose machine code is the same.
+    /// Number of kernels whose machine code is identical.
     pub same: usize,
     /// Differences in machine code, a line a kernel.
     pub code: Vec<String>,
     /// Differences in launches, a line a kernel, and kernels of one build only.
     pub launches: Vec<String>,
-    /// Kernels that cannot be compared.
+    /// Number of kernels that cannot be compared.
     pub unknown: usize,
 }
 
@@ -82,12 +82,12 @@ impl CodeComparison {
         self.unknown == 0 && (self.same > 0 || self.has_changed())
     }
 
-    /// Whether machine code or launches differ.
+    /// Whether machine code or launches differ between the builds.
     pub const fn has_changed(&self) -> bool {
         !self.code.is_empty() || !self.launches.is_empty()
     }
 
-    /// Whether machine code and launch shapes are known to be the same.
+    /// Whether machine code and launch shapes are known to be identical in both builds.
     pub const fn is_same(&self) -> bool {
         self.is_known() && !self.has_changed()
     }
@@ -98,18 +98,18 @@ impl CodeComparison {
 pub struct ComparedKernels {
     /// The architecture.
     pub arch: String,
-    /// Kernels with the same machine code.
+    /// Kernels whose machine code is identical in both builds.
     pub same: usize,
-    /// Differences, by kernel; kernels of one build only too.
+    /// Differences between the builds by kernel, including kernels of one build only.
     pub changed: BTreeMap<String, String>,
     /// Benches whose kernels are not compared, with the reason.
     pub not_compared: BTreeMap<String, String>,
 }
 
 impl ComparedKernels {
-    /// Adds the kernels of a bench; those that benches share count once. If the source and the
-    /// compiler are the same, the machine code counts as the same: the compiler may choose other
-    /// instructions from one time to the next.
+    /// Adds the kernels of a bench; kernels that several benches share count once. If source and
+    /// compiler are the same, the machine code counts as identical: the compiler may choose other
+    /// instructions from one build to the next.
     pub fn add(&mut self, base: &ResourcesReport, head: &ResourcesReport) {
         let same_source = |kernel: &String| {
             base.sources.get(kernel).is_some_and(|source| head.sources.get(kernel) == Some(source))
@@ -151,7 +151,8 @@ impl ComparedKernels {
     }
 }
 
-/// The changes of a kernel. The classes of its instructions come last, because they say the least.
+/// Lists the changes of a kernel in one text. Changes of its instruction counts come last, because
+/// they are the least informative.
 fn listed(words: &[String]) -> String {
     match words.len() {
         0 => "other instructions".to_owned(),
@@ -272,7 +273,7 @@ pub(super) mod tests {
         );
         let (same, changed) = compared(&report("b", "other", 91, 256));
         assert!(same == 0 && changed[0].contains("registers 89 -> 91"), "{changed:?}");
-        // An executable that records no source.
+        // The test has an executable that records no kernel sources.
         let without_source =
             ResourcesReport { sources: BTreeMap::new(), ..report("b", "s", 89, 256) };
         assert_eq!(compared(&without_source), (0, vec!["other instructions".to_owned()]));

@@ -10,7 +10,7 @@ use super::code::CodeComparison;
 use crate::gate::paired::PairedDecision;
 use kernelgate::display::time;
 use kernelgate::protocol::ProfiledCase;
-use kernelgate::trace::{KernelSummary, KernelTime, PhaseTime};
+use kernelgate::trace::{HostPhaseTime, KernelTimeSum, RecordedIntervalSummary};
 
 /// Largest relative change between two profiles of one launch each that is not reported.
 const MIN_REPORTED_PROFILE_CHANGE: f64 = 0.05;
@@ -19,11 +19,11 @@ const CLOCK: f64 = 0.01;
 /// Largest number of kernels and phases that are named.
 const MAX_NAMED_KERNELS: usize = 4;
 
-/// The cause of a change.
+/// A cause of a slow-down, as far as profiles show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// The machine code of a kernel.
+    /// The machine code of a kernel changed.
     Code,
     /// Number or shapes of launches, or which kernels are launched.
     Launches,
@@ -53,9 +53,10 @@ impl Cause {
 pub struct ChangeExplanation {
     /// Causes that were found; empty if the cause is unknown.
     pub causes: Vec<Cause>,
-    /// Observations that show the causes.
+    /// Observations in the profiles that show the causes.
     pub evidence: Vec<String>,
-    /// Whether machine code and launch shapes of all its kernels are the same in both builds.
+    /// Whether machine code and launch shapes of all kernels of the case are identical in both
+    /// builds.
     pub identical_code: bool,
     /// The reason why a build has no profile.
     pub not_profiled: Option<String>,
@@ -111,7 +112,7 @@ pub fn explain(
         Err(why) => explanation.not_profiled = Some(why),
     }
     if let Some(cycles) = &decision.cycles {
-        // The growth of the time beyond that of the cycles.
+        // Growth of the time beyond that of the clock cycles, which is due to a lower clock.
         let shift = decision.ratio.center / cycles.center - 1.0;
         if shift > CLOCK {
             let words = format!("SM clock {:.1}% lower in the head", 100.0 * shift / (1.0 + shift));
@@ -136,12 +137,13 @@ impl ChangeExplanation {
         }
     }
 
-    fn compare_kernels(&mut self, base: &KernelSummary, head: &KernelSummary) {
-        let find = |summary: &KernelSummary, name: &str| {
+    fn compare_kernels(&mut self, base: &RecordedIntervalSummary, head: &RecordedIntervalSummary) {
+        let find = |summary: &RecordedIntervalSummary, name: &str| {
             summary.kernels.iter().find(|kernel| kernel.name == name).cloned()
         };
-        let launches =
-            |summary: &KernelSummary| summary.kernels.iter().map(|it| it.count).sum::<usize>();
+        let launches = |summary: &RecordedIntervalSummary| {
+            summary.kernels.iter().map(|it| it.count).sum::<usize>()
+        };
         let mut counts = Vec::new();
         if launches(base) != launches(head) {
             counts.push(format!("{} -> {} kernels a launch", launches(base), launches(head)));
@@ -174,7 +176,8 @@ impl ChangeExplanation {
         // If the code is known to differ, that is why its kernels take longer.
         let cause = if self.causes.contains(&Cause::Code) { Cause::Code } else { Cause::Kernels };
         self.note(cause, &times);
-        let idle = |summary: &KernelSummary| summary.span_ns.saturating_sub(summary.busy_ns);
+        let idle =
+            |summary: &RecordedIntervalSummary| summary.span_ns.saturating_sub(summary.busy_ns);
         if idle(head) as f64 > idle(base) as f64 + MIN_REPORTED_PROFILE_CHANGE * base.span_ns as f64
         {
             let [was, is] = [idle(base), idle(head)].map(|ns| time(ns as f64));
@@ -182,8 +185,9 @@ impl ChangeExplanation {
         }
     }
 
-    fn compare_phases(&mut self, base: &[PhaseTime], head: &[PhaseTime]) {
-        let launch = |phases: &[PhaseTime]| phases.iter().find(|it| it.name == "launch").cloned();
+    fn compare_phases(&mut self, base: &[HostPhaseTime], head: &[HostPhaseTime]) {
+        let launch =
+            |phases: &[HostPhaseTime]| phases.iter().find(|it| it.name == "launch").cloned();
         let (Some(base), Some(head)) = (launch(base), launch(head)) else { return };
         let [was, is] = [&base, &head].map(|phase| phase.total_ns / phase.count.max(1) as f64);
         if is <= was * (1.0 + MIN_REPORTED_PROFILE_CHANGE) {
@@ -199,7 +203,7 @@ impl ChangeExplanation {
     }
 }
 
-fn mean_ns(kernel: &KernelTime) -> f64 {
+fn mean_ns(kernel: &KernelTimeSum) -> f64 {
     kernel.total_ns as f64 / kernel.count.max(1) as f64
 }
 
@@ -220,9 +224,9 @@ mod tests {
 
     /// A profile of a case: name, launches and nanoseconds of each kernel, and an idle time.
     fn profile(kernels: &[(&str, usize, u64)], idle_ns: u64) -> ProfiledCase {
-        let kernels: Vec<KernelTime> = kernels
+        let kernels: Vec<KernelTimeSum> = kernels
             .iter()
-            .map(|&(name, count, each)| KernelTime {
+            .map(|&(name, count, each)| KernelTimeSum {
                 name: name.to_owned(),
                 count,
                 total_ns: each * count as u64,
@@ -234,7 +238,7 @@ mod tests {
         ProfiledCase {
             case: "x".to_owned(),
             status: CaseStatus::Ok,
-            summary: Some(KernelSummary { span_ns: busy_ns + idle_ns, busy_ns, kernels }),
+            summary: Some(RecordedIntervalSummary { span_ns: busy_ns + idle_ns, busy_ns, kernels }),
             phases: Vec::new(),
             samples: None,
             recording: None,
@@ -290,7 +294,11 @@ mod tests {
     fn a_case_of_the_host_shows_its_launch_and_a_lost_profile_its_reason() {
         let phases = |ns: f64, threads: f64| ProfiledCase {
             summary: None,
-            phases: vec![PhaseTime::from_times("launch", &[ns, ns], Some(2.0 * ns * threads))],
+            phases: vec![HostPhaseTime::phase_time_of_durations(
+                "launch",
+                &[ns, ns],
+                Some(2.0 * ns * threads),
+            )],
             ..profile(&[], 0)
         };
         let found = between(&phases(1e6, 2.0), &phases(2e6, 1.0));

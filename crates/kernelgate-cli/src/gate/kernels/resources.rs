@@ -10,18 +10,18 @@ use kernelgate_cuda::compiler::cubin::CompiledKernelFacts;
 /// Largest relative growth of the instruction count that is accepted.
 pub const MAX_INSTRUCTION_GROWTH: f64 = 0.10;
 
-/// Something that changed in a kernel.
+/// A changed resource of one kernel, such as its registers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ResourceChange {
     /// Build and symbol.
     pub kernel: String,
-    /// The change: "registers 64 -> 72".
+    /// The change as text: "registers 64 -> 72".
     pub what: String,
-    /// Whether the change fails the check.
+    /// Whether the change makes the check fail.
     pub worse: bool,
 }
 
-/// The outcome for one architecture.
+/// Result of the resource check for one architecture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ResourcesOutcome {
     /// The architecture.
@@ -30,7 +30,7 @@ pub struct ResourcesOutcome {
     pub refused: Option<String>,
     /// Number of compared kernels.
     pub compared: usize,
-    /// Changes of resources, sorted by kernel.
+    /// Changed kernel resources, sorted by kernel.
     pub changes: Vec<ResourceChange>,
     /// Whether record and build have no kernel in common, although one of them has some.
     #[serde(skip)]
@@ -115,7 +115,7 @@ pub fn keep_listed_kernels(record: &mut Resources, listed: &Resources) {
     });
 }
 
-/// The build in a kernel's name, which begins with it.
+/// The build that a kernel's name begins with.
 fn build_of_kernel(kernel: &str) -> &str {
     kernel.split(": ").next().unwrap_or(kernel)
 }
@@ -279,7 +279,7 @@ mod tests {
             (changes(&outcome), outcome.exit()),
             (vec!["ran here, now needs sm_90a".to_owned()], Exit::Regression)
         );
-        // The same holds for a kernel that is named by its file and its symbol.
+        // A kernel that is named by its file and symbol is treated alike.
         let mut base = resources(|_| {});
         base.kernels = [("k: k_finish".to_owned(), kernel)].into();
         assert_eq!(compare(&base, &head).exit(), Exit::Regression);

@@ -1,18 +1,18 @@
 //! Decides whether a case lost accuracy: compares its errors against the reference before and
 //! after, paired by the seed of the inputs.
 //!
-//! A figure has grown if head > g · base for every seed, in at least [`MIN_SEEDS_FOR_ERRORS`] of them. If
-//! the median growth is g or less, n seeds all exceed it with a probability of at most 2⁻ⁿ. Two
-//! figures are tested for every output whose errors changed: with m of these, n is such that 2m ·
-//! 2⁻ⁿ is at most `FALSE_ALARMS` (Bonferroni). A seed without growth decides an output, so that for
-//! most cases a single seed is enough. If either side knows the errors of all outputs together
-//! only, they count as one output.
+//! An error figure has grown if head > g · base for every seed, with at least
+//! [`MIN_SEEDS_FOR_ERRORS`] seeds. If the median growth is g or less, n seeds all exceed it with a
+//! probability of at most 2⁻ⁿ. Two figures are tested for every output whose errors changed: with m
+//! of these, n is such that 2m · 2⁻ⁿ is at most `FALSE_ALARMS` (Bonferroni). A seed without growth
+//! decides an output, so that for most cases a single seed is enough. If either side knows the
+//! errors of all outputs together only, they count as one output.
 //!
-//! Seeds are worth as many data sets as they draw: where other seeds have the same inputs, or what
-//! they are compared with is of one seed (golden tensors), one pair is all there is, and growth is
-//! suspected and never shown: how much errors scatter with the inputs is not known.
+//! A seed counts only if it draws its own data set: where all seeds have the same inputs, or the
+//! reference is of one seed (golden tensors), there is only one pair, and growth is suspected but
+//! never shown, because the scatter over inputs is unknown.
 //!
-//! Deliberately absent: how errors are obtained.
+//! This module deliberately does not measure errors.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +21,12 @@ use serde::{Deserialize, Serialize};
 use kernelgate::record::CaseNumerics;
 use kernelgate::record::numerics::SeedErrors;
 use kernelgate::stats::median;
-use kernelgate::verify::Errors;
+use kernelgate::verify::OutputErrors;
 
 /// Smallest number of seeds that can show growth.
 pub const MIN_SEEDS_FOR_ERRORS: usize = 8;
-/// Part of the unit roundoff below which an error is due to rounding, not to the computation:
-/// rounding every output once costs 0.4 of it.
+/// Error below which only rounding is assumed, in unit roundoffs: rounding every output once causes
+/// 0.4 of it.
 const ROUNDING_PER_UNIT_ROUNDOFF: f64 = 0.25;
 
 /// Smallest ratio that is written with an exponent.
@@ -41,19 +41,19 @@ pub fn seeds(changed: usize) -> usize {
     ((tests / MAX_FALSE_ALARM_PROBABILITY).log2().ceil() as usize).max(MIN_SEEDS_FOR_ERRORS)
 }
 
-/// A measure of the error against the reference.
+/// An error figure: how far outputs are from the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Figure {
-    /// ‖out - ref‖₂ / ‖ref‖₂.
+    /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂.
     RelativeL2,
-    /// Largest |out - ref| over the largest |ref|.
+    /// Maximum error: largest |out - ref| over the largest |ref|.
     MaxError,
 }
 
 impl Figure {
-    /// The value of this error measure.
-    const fn among(self, errors: &Errors) -> f64 {
+    /// The value that this figure has among these errors.
+    const fn among(self, errors: &OutputErrors) -> f64 {
         match self {
             Self::RelativeL2 => errors.relative_l2,
             Self::MaxError => errors.max_error,
@@ -74,8 +74,8 @@ impl Figure {
 pub struct ErrorGrowth {
     /// The case.
     pub case: String,
-    /// The output whose error grew the most; absent if there is one output, or if a side does not
-    /// record outputs separately.
+    /// The output whose error grew the most; absent if the case has one output, or if a side does
+    /// not record outputs separately.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
     /// The measure that grew; the relative L2 error if both grew.
@@ -84,9 +84,9 @@ pub struct ErrorGrowth {
     pub seeds: usize,
     /// Number of seeds that are necessary for a finding.
     pub needed: usize,
-    /// Median error of the base.
+    /// Median error of the base build's outputs.
     pub base: f64,
-    /// Median error of the head.
+    /// Median error of the head build's outputs.
     pub head: f64,
     /// Median of head over base; `None` if the base has no error.
     pub ratio: Option<f64>,
@@ -199,8 +199,8 @@ const ERROR_FIGURES: [Figure; 2] = [Figure::RelativeL2, Figure::MaxError];
 
 /// Errors of one seed.
 struct Pair {
-    base: Errors,
-    head: Errors,
+    base: OutputErrors,
+    head: OutputErrors,
     /// Smallest error that counts; smaller errors are rounding.
     floor: f64,
 }
@@ -235,7 +235,7 @@ fn grown_error(case: &str, output: &Output, allowed: f64, needed: usize) -> Opti
     let pairs = &output.pairs;
     let growth_of = |figure: Figure| {
         let errors = |pair: &Pair| {
-            let real = |errors: &Errors| figure.among(errors).max(pair.floor);
+            let real = |errors: &OutputErrors| figure.among(errors).max(pair.floor);
             (real(&pair.base), real(&pair.head))
         };
         let ratios: Vec<f64> = pairs
@@ -244,7 +244,7 @@ fn grown_error(case: &str, output: &Output, allowed: f64, needed: usize) -> Opti
             .map(|(base, head)| (head / base.max(f64::MIN_POSITIVE)).min(f64::MAX))
             .collect();
         let all = pairs.iter().map(errors).all(|(base, head)| head > allowed * base);
-        let middle = |side: fn(&Pair) -> &Errors| {
+        let middle = |side: fn(&Pair) -> &OutputErrors| {
             median(&pairs.iter().map(|pair| figure.among(side(pair))).collect::<Vec<_>>())
         };
         let (base, head) = (middle(|pair| &pair.base), middle(|pair| &pair.head));
@@ -274,8 +274,8 @@ mod tests {
         let mut numerics = CaseNumerics::default();
         for (seed, relative_l2) in errors.into_iter().enumerate() {
             let rounding = 0.5f64.powi(24);
-            let errors = Errors { max_error: 2.0 * relative_l2, relative_l2, rounding };
-            numerics.insert(seed as u64, errors, &BTreeMap::new());
+            let errors = OutputErrors { max_error: 2.0 * relative_l2, relative_l2, rounding };
+            numerics.insert_seed(seed as u64, errors, &BTreeMap::new());
         }
         numerics
     }
@@ -295,7 +295,7 @@ mod tests {
         );
         let seven = report(&[1e-5; 7], &[1.6e-5; 7]);
         assert_eq!((seven.losses().count(), seven.suspected_growth().count()), (0, 1));
-        // One seed without growth decides the case; so does growth within the ratio.
+        // One seed without growth decides the case, and so does growth within the allowed ratio.
         let mut one = [1.6e-5; 8];
         one[3] = 1.4e-5;
         for head in [one, [1.5e-5; 8], [1e-5; 8], [1e-9; 8]] {
@@ -310,11 +310,11 @@ mod tests {
         for seed in 0..8 {
             let errors = |relative_l2, bits| {
                 let rounding = 0.5f64.powi(bits);
-                Errors { max_error: relative_l2, relative_l2, rounding }
+                OutputErrors { max_error: relative_l2, relative_l2, rounding }
             };
             let by_output = [("lse", errors(narrow, 24)), ("o", errors(wide, 9))]
                 .map(|(name, errors)| (name.to_owned(), errors));
-            numerics.insert(seed, errors(wide, 9), &by_output.into());
+            numerics.insert_seed(seed, errors(wide, 9), &by_output.into());
         }
         numerics
     }
@@ -332,7 +332,7 @@ mod tests {
         let both = judge(&base, &two_output_numerics(7e-3, 2e-3));
         assert_eq!((both.changed, both.changed_outputs, both.grown[0].needed), (1, 2, 9));
         assert_eq!(both.grown[0].output.as_deref(), Some("lse"));
-        // One side does not record outputs separately, or has other outputs.
+        // One side does not record outputs separately, or has other outputs than the other side.
         let older = CaseNumerics { by_output: BTreeMap::new(), ..base.clone() };
         assert!(judge(&older, &head).grown.is_empty());
         let mut renamed = head.clone();

@@ -19,12 +19,13 @@ pub struct VerificationLoss {
 }
 
 impl VerificationLoss {
-    /// The loss of a case, if it has one. If the baseline does not record how far it was verified,
-    /// a head that is unverified may have lost it.
+    /// The loss of verification of a case, if the head verifies less than the base. If the baseline
+    /// does not record how far the case was verified, an unverified head may have lost
+    /// verification.
     pub fn between(case: &str, base: Verification, head: Verification) -> Option<Self> {
         let lost = match base {
             Verification::Unknown => head == Verification::Unverified,
-            base => head.is_less_than(base),
+            base => head.compares_less_than(base),
         };
         lost.then(|| Self { case: case.to_owned(), base, head })
     }

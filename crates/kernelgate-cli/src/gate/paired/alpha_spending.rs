@@ -2,9 +2,9 @@
 //!
 //! A test that is repeated as data arrive finds something sooner or later. Here every interim
 //! analysis has a weight, the weights sum to one, and the p value of an analysis is divided by its
-//! weight. By the union bound the smallest of these is a valid p value at whatever analysis one
-//! stops, for any dependence between them. The analyses are fixed by the plan and the number of
-//! cases before the first block.
+//! weight. By the union bound, the smallest of these values is a valid p value at whichever
+//! analysis one stops, whatever the dependence between them. The analyses are fixed by the plan and
+//! the number of cases before the first block.
 
 use super::TestPlan;
 use kernelgate::stats::power::fewest_pairs_for_level;
@@ -17,7 +17,7 @@ pub const FINAL_ANALYSIS_WEIGHT: f64 = 0.5;
 const FINAL_UNCHANGED_WEIGHT: f64 = 2.0 / 3.0;
 /// Weight of the first interim analysis, where large changes are found.
 const FIRST: f64 = 0.25;
-/// Growth of the number of pairs from one interim analysis to the next.
+/// Factor by which the number of pairs grows from one interim analysis to the next.
 const ANALYSIS_GROWTH: f64 = 1.4;
 
 /// An interim analysis.
@@ -32,7 +32,7 @@ pub struct InterimAnalysis {
 /// The interim analyses of a test, and the share of alpha that each spends.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AlphaSpending {
-    /// Analyses before the end, by pairs.
+    /// Interim analyses before the final one, in the order of their numbers of pairs.
     early: Vec<InterimAnalysis>,
     /// Weight of the analysis at the end.
     last: f64,

@@ -4,11 +4,11 @@
 //! on the pairs: in time, in time without the possible cost of contention, and in cycles if the
 //! clock was read. The p value of a case is the largest of the three (an intersection-union test:
 //! each H0 has to be rejected by itself), each valid at any interim analysis, and
-//! Benjamini-Hochberg over the cases holds at [`TestPlan::false_alarms`]. **Improved** is the same
-//! in the other direction.
-//! **Unchanged** needs both "slower by the threshold" and "faster by the threshold" rejected, or,
-//! when the blocks end, no evidence of any change and an interval that excludes changes above
-//! [`TestPlan::tolerated`]. All other cases continue, and are **inconclusive** at the end.
+//! Benjamini-Hochberg over the cases holds at [`TestPlan::false_alarms`]. **Improved** is decided
+//! alike for a faster head. **Unchanged** needs both "slower by the threshold" and "faster by the
+//! threshold" rejected, or, when the blocks end, no evidence of any change and an interval that
+//! excludes changes above [`TestPlan::tolerated`]. All other cases continue, and are
+//! **inconclusive** when the blocks end.
 
 use super::alpha_spending::{
     AlphaSpending, FINAL_ANALYSIS_WEIGHT, UnchangedAnalyses, always_valid_p,
@@ -28,13 +28,13 @@ const UNSOUND_CASE_SHARE: f64 = 0.1;
 /// inconclusive.
 const EVIDENCE: f64 = 0.1;
 
-/// Decides the cases that the blocks so far can decide. Pure, and may be called after every block.
-/// `last` says that no more blocks come, and must not depend on their results (the budget is used
-/// up, the user interrupted). If all cases are decided, the test at the end of the comparison is
-/// not needed.
+/// Decides the cases for which the blocks so far suffice. Pure, and may be called after every
+/// block. `last` says that no more blocks come, and must not depend on their results (the budget is
+/// used up, the user interrupted). If all cases are decided, the test at the end of the comparison
+/// is not needed.
 ///
-/// A case keeps its verdict when more blocks of other cases come. All calls of a comparison must
-/// have the same set of cases, because their number sets the interim analyses.
+/// A case keeps its verdict when more blocks of other cases come. All calls during a comparison
+/// must pass the same set of cases, because their number determines the interim analyses.
 pub fn decide(cases: &BlocksByCase, plan: &TestPlan, last: bool) -> Outcome {
     decide_cases(cases, plan, &|_| *plan, Family::Given, last)
 }
@@ -113,8 +113,8 @@ struct InterimTests<'a> {
     settling: &'a UnchangedAnalyses,
 }
 
-/// p values of a case that hold at any interim analysis, for both directions, with the pairs at the
-/// analysis that gave them.
+/// p values of a case that are valid at any interim analysis, for both directions, with the number
+/// of pairs at the analysis that gave them.
 struct ChangeEvidence {
     /// p value of the test on times alone.
     time: f64,

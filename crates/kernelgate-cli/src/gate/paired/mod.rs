@@ -1,11 +1,11 @@
 //! The decision from interleaved process runs of two builds: its input and its output.
 //!
-//! The unit is a process. Four fresh processes make a block, base-head-head-base or
-//! head-base-base-head, so that even drift through a block affects both sides equally; each block
-//! gives two pairs of neighbours. [`decide()`] is pure and may be called after every block: its
-//! error rates hold however often it is called.
+//! The unit of the statistics is a process, not a sample. Four fresh processes make a block,
+//! base-head-head-base or head-base-base-head, so that even drift through a block affects both
+//! sides equally; each block gives two pairs of neighbours. [`decide()`] is pure and may be called
+//! after every block: its error rates hold however often it is called.
 //!
-//! Deliberately absent: running processes, choosing the order, printing.
+//! Running processes, choosing their order and printing are deliberately elsewhere.
 
 pub mod alpha_spending;
 pub mod decide;
@@ -19,21 +19,21 @@ use super::interval::TimeRatio;
 use super::limits::{AskedLimits, Limit, LimitSource, Limits};
 use super::verdict::Verdict;
 pub use decide::{decide, decide_cases};
-pub use kernelgate::record::Timing;
+pub use kernelgate::record::CaseTiming;
 use kernelgate::stats::benjamini_hochberg_adjusted;
 
-/// One of the two compared builds.
+/// An arm: one of the two compared builds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arm {
     /// The build that the head is compared with.
     Base,
-    /// The build that is judged.
+    /// The head build, which is judged.
     Head,
 }
 
 impl Arm {
-    /// The name: "base" or "head".
+    /// Name of the arm: "base" or "head".
     pub const fn name(self) -> &'static str {
         match self {
             Self::Base => "base",
@@ -48,25 +48,26 @@ impl std::fmt::Display for Arm {
     }
 }
 
-/// Four processes one after the other: base, head, head, base, or the reverse.
+/// A block: four consecutive processes in the order base, head, head, base, or the reverse.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Block {
-    /// The build of the first and the last process.
+    /// The build of the block's first and last process.
     pub leader: Arm,
     /// The two processes of the base, in time order.
-    pub base: [Timing; 2],
+    pub base: [CaseTiming; 2],
     /// The two processes of the head, in time order.
-    pub head: [Timing; 2],
+    pub head: [CaseTiming; 2],
 }
 
-/// Thresholds and promised error rates. Fixed before the first block.
+/// Thresholds of a comparison and its promised error rates. The plan is fixed before the first
+/// block runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TestPlan {
     /// Smallest change of the time that matters, relative to the faster build.
     pub relative: f64,
     /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two
     /// thresholds applies. It does not apply to times that are means over iterations
-    /// ([`Timing::averaged`]).
+    /// ([`CaseTiming::averaged`]).
     pub absolute_ns: f64,
     /// Largest change that an unchanged case may hide, relative. A case without evidence of a
     /// change, whose interval excludes larger changes, is unchanged after
@@ -74,16 +75,16 @@ pub struct TestPlan {
     /// Never below the threshold.
     pub tolerated: f64,
     /// Blocks after which a case may be unchanged by `tolerated`. Only undecided cases get more
-    /// blocks.
+    /// blocks than this number.
     pub settle_blocks: usize,
-    /// Highest probability that any case of a comparison whose head is not slower than the
-    /// threshold is called regressed; where some cases are slower, the highest expected share of
-    /// wrong ones among those called so.
+    /// Highest probability that any case is called regressed in a comparison whose head is not
+    /// slower than the threshold; if some cases are slower, the highest expected share of wrong
+    /// cases among those called regressed.
     pub false_alarms: f64,
     /// Highest probability that a case with a larger change than its verdict excludes is called
     /// unchanged; for each case.
     pub missed: f64,
-    /// Difference in [`Timing::contention`] between the processes of a pair above which the pair is
+    /// Difference in [`CaseTiming::contention`] between the processes of a pair above which the pair is
     /// not used as evidence.
     pub contention: f64,
     /// Assumed relative time that one unit of contention costs below that difference: 1 for
@@ -147,8 +148,8 @@ impl TestPlan {
 pub enum Family {
     /// The cases of the decision, adjusted by Benjamini-Hochberg.
     Given,
-    /// This number of cases in a plan, of which those of the decision are a shard, adjusted by
-    /// Bonferroni: the decision of a shard does not depend on other shards.
+    /// The family has this number of cases, of which a shard decides some; p values are adjusted by
+    /// Bonferroni, so that a shard's decision does not depend on other shards.
     Plan(usize),
 }
 
@@ -161,7 +162,7 @@ impl Family {
         }
     }
 
-    /// p values adjusted over the family.
+    /// Adjusts p values for the number of cases in the family.
     fn adjust_p_values(self, p_values: &[f64]) -> Vec<f64> {
         match self {
             Self::Given => benjamini_hochberg_adjusted(p_values),
@@ -179,13 +180,13 @@ impl Family {
 pub enum InconclusiveCause {
     /// Too few pairs for any verdict at the promised error rate.
     TooFewPairs,
-    /// Too few pairs, because the GPU was throttled in others.
+    /// There are too few pairs, because the GPU was throttled in the others.
     Throttled,
     /// The interval contains both relevant and irrelevant changes.
     Wide,
     /// The time changed and the cycles did not, so the clock changed.
     Clock,
-    /// Contention differed between the builds.
+    /// Contention of the host's CPU differed between the builds.
     Contention,
     /// Processes of the same build differ in this case by more than the threshold.
     Null,
@@ -194,7 +195,7 @@ pub enum InconclusiveCause {
     Environment,
 }
 
-/// The decision on one case.
+/// The decision on one case of a comparison.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PairedDecision {
     /// The case.
@@ -221,8 +222,8 @@ pub struct PairedDecision {
     /// thresholds.
     pub threshold: f64,
     /// p value of "the head is not slower than the threshold", valid at any interim analysis,
-    /// adjusted over the cases. It is at most [`TestPlan::false_alarms`] if the verdict is
-    /// *regressed*.
+    /// adjusted over the cases. This p value is at most [`TestPlan::false_alarms`] if the verdict
+    /// is *regressed*.
     pub p_slower: f64,
     /// p value of "the head is not faster than the threshold", valid and adjusted like `p_slower`.
     pub p_faster: f64,
@@ -236,16 +237,16 @@ pub struct PairedDecision {
     pub pairs_needed: Option<usize>,
     /// Pairs at the interim analysis that decided; `None` if none decided before the blocks ended.
     pub decided_at: Option<usize>,
-    /// Mean contention with the base; `None` if unknown.
+    /// Mean contention share beside the base's processes; `None` if unknown.
     pub base_contention: Option<f64>,
-    /// Mean contention with the head; `None` if unknown.
+    /// Mean contention share beside the head's processes; `None` if unknown.
     pub head_contention: Option<f64>,
 }
 
-/// The decisions on all cases, so far or at the end.
+/// The decisions on all cases of a comparison, preliminary or final.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Every case, worst verdict first, then by id.
+    /// The decision of every case, worst verdict first, then by case id.
     pub decisions: Vec<PairedDecision>,
     /// Cases that more blocks may decide, in id order; empty at the end.
     pub undecided: Vec<String>,
@@ -261,7 +262,7 @@ impl Outcome {
         self.decisions.iter().filter(|decision| decision.verdict == verdict).count()
     }
 
-    /// The decision of a case.
+    /// The decision on the case with this id.
     pub fn decision(&self, case: &str) -> Option<&PairedDecision> {
         self.decisions.iter().find(|decision| decision.case == case)
     }

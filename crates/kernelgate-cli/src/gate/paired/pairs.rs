@@ -1,6 +1,6 @@
-//! Blocks as pairs of logarithms, and the statistical tests on them.
+//! Turns blocks into pairs of logarithmic times, and runs the statistical tests on them.
 
-use super::{Arm, Block, TestPlan, Timing};
+use super::{Arm, Block, CaseTiming, TestPlan};
 use kernelgate::stats::median;
 use kernelgate::stats::signed_rank::signed_rank_p_greater;
 
@@ -24,9 +24,10 @@ impl ChangeDirection {
 /// A case's blocks, pair by pair in time order; all of the same length.
 #[derive(Debug, Clone, Default)]
 pub struct PairDifferences {
-    /// ln(head / base) of neighbouring processes.
+    /// Logarithmic time ratio ln(head / base) of neighbouring processes.
     pub time: Vec<f64>,
-    /// ln(head / base) of neighbouring processes in cycles, if all processes have them.
+    /// Logarithmic ratio ln(head / base) of clock cycles of neighbouring processes, if all
+    /// processes record cycles.
     pub cycles: Option<Vec<f64>>,
     /// Two processes of one build, as a logarithm: second over first of the base, first over second
     /// of the head. Even drift gives (3, -1) in a block that the base leads and (1, -3) in one that
@@ -34,12 +35,12 @@ pub struct PairDifferences {
     /// head's processes leave for the next process gives (0, -1) and (-1, 0), as much as it shifts
     /// the pairs that are judged.
     pub null: Vec<f64>,
-    /// Contention with the head minus that with the base; `None` if one of the two is unknown
-    /// though others are known, 0 if none is known.
+    /// Contention beside the head minus contention beside the base; `None` if only one is known, 0
+    /// if neither is known.
     contention: Vec<Option<f64>>,
-    /// Times of the base, nanoseconds.
+    /// Times of the base's processes, nanoseconds.
     pub base_ns: Vec<f64>,
-    /// Times of the head, nanoseconds.
+    /// Times of the head's processes, nanoseconds.
     pub head_ns: Vec<f64>,
     /// Whether a time is a mean over many iterations, to which [`TestPlan::absolute_ns`] does not
     /// apply.
@@ -53,13 +54,13 @@ pub struct PairDifferences {
 /// Smallest share of the pairs that must remain when pairs of unequal contention are excluded.
 const MIN_KEPT_PAIR_SHARE: f64 = 0.25;
 
-fn usable(observation: &Timing) -> bool {
+fn usable(observation: &CaseTiming) -> bool {
     observation.time_ns.is_finite() && observation.time_ns > 0.0 && !observation.throttled
 }
 
 impl PairDifferences {
-    /// Pairs of blocks in time order. A block with a time that is not positive, or of a throttled
-    /// GPU, does not count.
+    /// Makes pairs of the blocks, in time order. A block with a time that is not positive, or of a
+    /// throttled GPU, does not count.
     pub fn from_blocks(blocks: &[Block]) -> Self {
         let slowed = |block: &&Block| block.base.iter().chain(&block.head).any(|it| it.throttled);
         let throttled = blocks.iter().filter(slowed).count();
@@ -198,8 +199,8 @@ impl PairDifferences {
         p_of_shifted(&self.null[..n], direction.sign(), -self.relevant_log_ratio(n, plan))
     }
 
-    /// Mean of the null pairs of a block, in which an after-effect of the base's processes has one
-    /// sign and one of the head's the other; `None` beyond the last block.
+    /// Mean of a block's null pairs, in which an after-effect of the base's processes has one sign
+    /// and one of the head's processes the other sign; `None` beyond the last block.
     pub fn null_pair_mean(&self, block: usize) -> Option<f64> {
         let pairs = self.null.get(2 * block..2 * block + 2)?;
         Some(0.5 * pairs.iter().sum::<f64>())
@@ -216,7 +217,7 @@ fn p_of_shifted(values: &[f64], sign: f64, by: f64) -> f64 {
     signed_rank_p_greater(&values.iter().map(|value| sign * value + by).collect::<Vec<_>>())
 }
 
-/// Mean contention with one build, over the processes that record it.
+/// Mean contention share beside one build, over the processes that record it.
 pub fn mean_arm_contention(blocks: &[Block], arm: Arm) -> Option<f64> {
     let observations = blocks.iter().flat_map(|block| match arm {
         Arm::Base => block.base,

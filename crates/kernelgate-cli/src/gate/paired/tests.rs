@@ -4,7 +4,7 @@ use super::*;
 
 mod simulation;
 
-/// A decision with a verdict and no effect.
+/// A test decision with a verdict but without an effect.
 pub fn decision(case: &str, verdict: Verdict) -> PairedDecision {
     let ratio = TimeRatio { center: 1.0, low: 0.9, high: 1.1 };
     PairedDecision {
@@ -28,8 +28,8 @@ pub fn decision(case: &str, verdict: Verdict) -> PairedDecision {
     }
 }
 
-/// One block for each pair of ratios head over base, with `time_ns` and a little noise for the
-/// base, and alternating leaders.
+/// One block for each pair of head-to-base ratios, with `time_ns` and a little noise for the base,
+/// and alternating leaders.
 fn blocks(ratios: &[[f64; 2]], time_ns: f64) -> Vec<Block> {
     let block = |(index, ratios): (usize, &[f64; 2])| {
         let base = [1.0 + 1e-4 * (index % 3) as f64, 1.0 - 1e-4 * (index % 2) as f64]
@@ -40,8 +40,8 @@ fn blocks(ratios: &[[f64; 2]], time_ns: f64) -> Vec<Block> {
     ratios.iter().enumerate().map(block).collect()
 }
 
-fn timing_of(time_ns: f64) -> Timing {
-    Timing { time_ns, ..Timing::default() }
+fn timing_of(time_ns: f64) -> CaseTiming {
+    CaseTiming { time_ns, ..CaseTiming::default() }
 }
 
 /// Blocks with ratios around `ratio` by a few tenths of a per cent.
@@ -74,7 +74,8 @@ fn the_absolute_threshold_is_not_meant_for_means_over_iterations() {
     assert!(launch.1 > 9.0 && (mean.1 - 0.01).abs() < 1e-9, "{launch:?}, {mean:?}");
 }
 
-/// A slow-down of 20 %: beyond the threshold, within one accepted bound, beyond a smaller one.
+/// The slow-down of 20 % is beyond the threshold, within one accepted bound, and beyond a smaller
+/// one.
 #[test]
 fn thresholds_by_case_do_not_touch_other_cases() {
     let cases = ["a", "b", "c"].map(|case| (case.to_owned(), blocks_with_ratio(1.2, 40)));
@@ -96,7 +97,7 @@ fn thresholds_by_case_do_not_touch_other_cases() {
     assert!(plain.decisions.iter().all(|decision| decision.verdict == Verdict::Regressed));
 }
 
-fn edit_timings(mut blocks: Vec<Block>, edit: impl Fn(Arm, &mut Timing)) -> Vec<Block> {
+fn edit_timings(mut blocks: Vec<Block>, edit: impl Fn(Arm, &mut CaseTiming)) -> Vec<Block> {
     for block in &mut blocks {
         block.base.iter_mut().for_each(|observation| edit(Arm::Base, observation));
         block.head.iter_mut().for_each(|observation| edit(Arm::Head, observation));
@@ -173,7 +174,8 @@ fn a_change_below_either_threshold_is_ignored() {
     );
 }
 
-/// Blocks with ratios spread evenly over so many per cent around 1, in an order without a trend.
+/// Blocks whose ratios are spread evenly over this percentage around 1, in an order without a
+/// trend.
 fn spread(percent: f64, count: usize) -> Vec<Block> {
     let at = |i: usize| 1.0 + 0.01 * percent * ((i * 37 % 101) as f64 / 100.0 - 0.5);
     let ratios: Vec<[f64; 2]> = (0..count).map(|i| [at(2 * i), at(2 * i + 1)]).collect();
@@ -216,7 +218,7 @@ fn a_clock_difference_is_not_blamed_on_the_head() {
     assert_eq!(near.undecided, ["case"], "more blocks may still show it in cycles");
     let cycles = outcome.decisions[0].cycles.unwrap();
     assert!((cycles.center - 1.0).abs() < 2e-3, "{cycles:?}");
-    // One process without a clock: the cycles decide nothing.
+    // One process has no clock reading, so clock cycles decide nothing.
     let mut gap = with(1.0);
     gap[3].base[1].cycles = None;
     assert_eq!(verdict(gap), (Verdict::Regressed, None));

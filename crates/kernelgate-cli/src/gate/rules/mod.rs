@@ -13,7 +13,7 @@ use kernelgate::record::Provenance;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-/// Name of the file, beside `Cargo.toml`.
+/// Name of the rules file, next to `Cargo.toml`.
 pub const FILE: &str = "kernelgate.toml";
 
 /// The rules of a package; empty without a file.
@@ -40,7 +40,7 @@ pub enum RemovedCasesMeaning {
     Inconclusive,
     /// A removed case fails the comparison, as a slower case does.
     Fail,
-    /// Cases may be removed; the report names them.
+    /// Cases may be removed; the report lists them.
     Ignore,
 }
 
@@ -49,7 +49,7 @@ pub enum RemovedCasesMeaning {
 pub struct ThresholdRule {
     /// Pattern of the ids to which it applies.
     pub cases: Regex,
-    /// Limits that the rule sets.
+    /// Limits that the rule sets for its cases.
     pub limits: AskedLimits,
 }
 
@@ -64,7 +64,7 @@ pub struct AcceptanceRule {
     pub growth: Option<f64>,
     /// Whether the cases may be verified less than before.
     pub less_verified: bool,
-    /// Whether the cases may be removed.
+    /// Whether the rule accepts that its cases are removed.
     pub removed: bool,
     /// The reason.
     pub reason: String,
@@ -83,7 +83,7 @@ pub struct AppliedAcceptance {
     pub growth: Option<f64>,
     /// Whether the case may be verified less than before.
     pub less_verified: bool,
-    /// Whether the case may be removed.
+    /// Whether the rules accept that the case is removed.
     pub removed: bool,
     /// The reason.
     pub reason: String,
@@ -92,15 +92,15 @@ pub struct AppliedAcceptance {
 /// Effects of the file on a comparison.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RulesReport {
-    /// Path of the file; `None` without a file.
+    /// Path of the rules file; `None` without a file.
     pub file: Option<String>,
     /// The effect on the verdict of a case that the head no longer has.
     pub removed: RemovedCasesMeaning,
     /// Thresholds in words, and the number of judged cases that each names.
     pub thresholds: Vec<(String, usize)>,
-    /// Acceptances that apply to cases.
+    /// Acceptances of the rules file that apply to cases.
     pub accepted: Vec<AppliedAcceptance>,
-    /// Rules without effect, in sentences.
+    /// Sentences about rules that have no effect.
     pub notes: Vec<String>,
     /// Patterns that match no case of a shard, in sentences: all shards together decide.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -125,7 +125,7 @@ impl Rules {
         of_case.fold(AskedLimits::default(), |before, rule| rule.limits.or(before))
     }
 
-    /// The limits of a case: those of all cases, replaced by its thresholds and raised by its
+    /// The limits of a case: the common limits, replaced by the case's thresholds and raised by its
     /// acceptances.
     pub fn resolve(&self, case: &str, of_all: &Limits) -> Limits {
         let accepted = self.acceptances_for(case);
@@ -185,9 +185,9 @@ impl Rules {
     }
 
     /// The rules without acceptances of the cases that are not for a baseline of this code. An
-    /// entry has the first digits of the commit; a baseline with uncommitted changes is another one
-    /// than that of the commit, and cannot be named. An entry that names no case of the baseline
-    /// stays as it is.
+    /// acceptance names the first digits of the baseline's commit; a baseline that was saved with
+    /// uncommitted changes cannot be named. An entry that names no case of the baseline stays as it
+    /// is.
     pub fn rules_for_baseline(
         mut self,
         code_of: impl Fn(&Regex) -> Vec<Provenance>,
@@ -196,10 +196,10 @@ impl Rules {
         self.accepted.retain(|rule| {
             let code = code_of(&rule.cases);
             let same = |wanted: &String| code.iter().all(|it| it.is_of(wanted));
-            let found = code.iter().map(Provenance::short).collect::<BTreeSet<_>>();
+            let found = code.iter().map(Provenance::short_commit).collect::<BTreeSet<_>>();
             let several = found.len() > 1;
             let found = found.into_iter().collect::<Vec<_>>().join(" and ");
-            let unnamed = code.iter().any(|it| !it.is_of(&it.short()));
+            let unnamed = code.iter().any(|it| !it.is_of(&it.short_commit()));
             let holds = code.is_empty() || rule.baseline.as_ref().is_some_and(same);
             if !holds {
                 let why = match &rule.baseline {
@@ -228,8 +228,8 @@ impl Rules {
         (self, notes)
     }
 
-    /// Effects of the file on the cases that are judged. `known` are all ids that exist, if there
-    /// are certainly no others.
+    /// Effects of the file on the cases that are judged. `known` holds all existing case ids, if it
+    /// is certain that there are no others.
     pub fn report(&self, judged: &[&str], known: Option<&[&str]>) -> RulesReport {
         let count =
             |cases: &Regex, ids: &[&str]| ids.iter().filter(|id| cases.is_match(id)).count();
@@ -282,7 +282,7 @@ impl AcceptanceRule {
 }
 
 impl ThresholdRule {
-    /// The threshold in words: "`^denoise/`: 3%, 200 ns".
+    /// The threshold rule as text: "`^denoise/`: 3%, 200 ns".
     fn words(&self) -> String {
         let AskedLimits {
             relative,
@@ -329,12 +329,12 @@ impl AppliedAcceptance {
 }
 
 impl RulesReport {
-    /// Whether a case may be removed.
+    /// Whether the rules accept that a case is removed.
     pub fn accepts_removed(&self, case: &str) -> bool {
         self.accepted.iter().any(|accepted| accepted.removed && accepted.case == case)
     }
 
-    /// Lines that a reader must know.
+    /// Lines about the rules that a reader must know.
     pub fn lines(&self) -> Vec<String> {
         let file = self.file.as_deref().unwrap_or(FILE);
         let accepted = self
@@ -424,10 +424,10 @@ mod tests {
         ended(&["951c294", "2af5b74"]);
         // The baseline has no case of the entry, so nothing can expire.
         assert_eq!(holds(&[]), (true, String::new()));
-        // A baseline that was saved with changes is another one than that of the commit.
+        // A baseline that was saved with changes is not the baseline of that commit.
         ended(&["951c29400d+changes"]);
         ended(&["951c29400d", "951c29400d+changes"]);
-        // Text that is not a commit, or too little of one.
+        // The test has texts that do not name a commit, or have too few digits.
         ["9", "", "951c29", "951c294zz"].iter().for_each(|other| ended(&[other]));
         let nameless = parse(&WHOLE.replace("baseline = \"951c294\"", "")).unwrap();
         let at = |commits: &[&str]| {
@@ -439,7 +439,7 @@ mod tests {
             assert!(unheld.acceptances_for("denoise/loop/x").is_empty());
             texts.push_str(&format!("without a baseline, {commits:?}: {}\n", notes.join(" ")));
         }
-        // In a comparison an entry applies as long as the base does not have it.
+        // In a comparison an acceptance applies as long as the base build's file does not have it.
         let (new, notes) = nameless.clone().rules_added_since(&Rules::default());
         assert!(!new.acceptances_for("denoise/loop/x").is_empty() && notes.is_empty());
         let (old, notes) = nameless.clone().rules_added_since(&nameless);

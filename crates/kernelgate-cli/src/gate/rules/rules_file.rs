@@ -7,7 +7,7 @@ use std::path::Path;
 
 use kernelgate::record::file;
 use kernelgate::record::provenance::is_commit;
-use kernelgate::record::text::{quoted, shortened};
+use kernelgate::record::text::{shortened_message, start_of_quotation};
 use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
@@ -15,7 +15,7 @@ use toml::Spanned;
 use super::{AcceptanceRule, FILE, RemovedCasesMeaning, Rules, ThresholdRule, one_line};
 use crate::gate::limits::AskedLimits;
 
-/// Largest file that is read.
+/// Largest rules file that is read, bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Largest bound of a ratio or a relative change: a bound beyond it allows everything.
@@ -23,22 +23,22 @@ pub const MAX_RATIO: f64 = 1e6;
 /// Largest bound of a time, nanoseconds: a quarter of an hour.
 pub const MAX_ACCEPTED_TIME_NS: f64 = 1e12;
 
-/// A problem with the file.
+/// A problem with the rules file, with its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{file}{}: {problem}", line.as_ref().map(ToString::to_string).unwrap_or_default())]
 pub struct RulesError {
-    /// The file, as messages name it.
+    /// Path of the rules file, as messages show it.
     pub file: String,
-    /// The line, if the problem is in one.
+    /// The faulty line, if the problem is in one line.
     pub line: Option<FaultyRulesLine>,
-    /// The key and its fault.
+    /// The key of the rules file, and what is wrong with it.
     pub problem: String,
 }
 
-/// A line of the file.
+/// A faulty line of the rules file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultyRulesLine {
-    /// Number of the line, from 1.
+    /// Number of the line, counted from 1.
     pub number: usize,
     /// Its text, cut if it is long.
     pub text: String,
@@ -60,7 +60,7 @@ pub fn read_rules_of_folder(folder: &Path) -> Result<Rules, RulesError> {
 /// Reads the rules in the file at `path`, which error messages name as `shown`.
 pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
     let failed = |problem| RulesError { file: shown.to_owned(), line: None, problem };
-    let text = match file::text_of(path, MAX_BYTES) {
+    let text = match file::read_untrusted_text(path, MAX_BYTES) {
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
             return Ok(Rules::default());
         }
@@ -185,9 +185,13 @@ impl Source<'_> {
         let line = at.map(|at| {
             let before = self.text[..at.min(self.text.len())].matches('\n').count();
             let text = self.text.lines().nth(before).unwrap_or_default().trim();
-            FaultyRulesLine { number: before + 1, text: quoted(text).into_owned() }
+            FaultyRulesLine { number: before + 1, text: start_of_quotation(text).into_owned() }
         });
-        RulesError { file: self.shown.to_owned(), line, problem: shortened(problem.to_owned()) }
+        RulesError {
+            file: self.shown.to_owned(),
+            line,
+            problem: shortened_message(problem.to_owned()),
+        }
     }
 
     fn compile_case_pattern(&self, cases: &Spanned<String>) -> Result<Regex, RulesError> {

@@ -31,7 +31,10 @@ fn write(root: &Path, run: &ProcessRun) {
     file::write(&root.join("runs").join(&run.session).join("bench.json"), run).unwrap();
 }
 
-fn history_query<'a>(cases: &'a Filter, renamed: &'a BTreeMap<String, String>) -> HistoryQuery<'a> {
+fn history_query<'a>(
+    cases: &'a CaseFilter,
+    renamed: &'a BTreeMap<String, String>,
+) -> HistoryQuery<'a> {
     HistoryQuery {
         package: None,
         cases,
@@ -46,7 +49,7 @@ fn all(root: &Path, order: &CommitOrder) -> Vec<CaseHistory> {
     let renamed = BTreeMap::new();
     case_histories(
         &HistoryStore::at(root).index().unwrap(),
-        &history_query(&Filter::All, &renamed),
+        &history_query(&CaseFilter::All, &renamed),
         order,
     )
     .unwrap()
@@ -60,8 +63,8 @@ fn numbered_commits(count: usize) -> Vec<String> {
 fn runs_are_in_the_order_of_their_commits_and_a_change_names_those_between() {
     let folder = tempfile::tempdir().unwrap();
     let commits = numbered_commits(20);
-    // Two runs of every other commit, measured from the last to the first, as if the clock went
-    // backwards. The case is slower from commit 12 on.
+    // The test has two runs of every other commit, measured from the last commit to the first, as
+    // if the clock went backwards. The case is slower from commit 12 on.
     for (session, commit) in (0..20).step_by(2).rev().flat_map(|commit| [commit; 2]).enumerate() {
         let slower = if commit >= 12 { 1.1 } else { 1.0 };
         let wobble = 1.0 + 0.002 * (session % 3) as f64;
@@ -107,7 +110,7 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
     write(folder.path(), &runs[0]);
     write(folder.path(), &renamed);
     let mut baseline = Baseline::new("main");
-    baseline.merge(&runs[0]);
+    baseline.merge_run(&runs[0]);
     let path = folder.path().join("elsewhere/main.json");
     file::write(&path, &baseline).unwrap();
     let store = HistoryStore::at(folder.path());
@@ -118,7 +121,7 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
     let names = BTreeMap::from([(CASE.to_owned(), "x".to_owned()), ("x".to_owned(), odd.clone())]);
     let found = case_histories(
         &store.index().unwrap(),
-        &history_query(&Filter::Exact(odd.clone()), &names),
+        &history_query(&CaseFilter::Exact(odd.clone()), &names),
         &order,
     )
     .unwrap();
@@ -127,7 +130,7 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
     assert_eq!(found[0].formerly, BTreeSet::from([CASE.to_owned()]));
     let circle = BTreeMap::from([(odd.clone(), "x".to_owned()), ("x".to_owned(), odd)]);
     let error =
-        case_histories(&store.index().unwrap(), &history_query(&Filter::All, &circle), &order)
+        case_histories(&store.index().unwrap(), &history_query(&CaseFilter::All, &circle), &order)
             .unwrap_err();
     assert!(error.to_string().contains("in a circle"), "{error}");
 }
@@ -136,13 +139,14 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
 fn runs_of_another_package_are_another_history() {
     let folder = tempfile::tempdir().unwrap();
     let commits = numbered_commits(3);
-    let package = |name: &str| Package { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
+    let package =
+        |name: &str| CargoPackage { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
     let run_of = |at: usize, package| ProcessRun { package, ..run(at, &commits[at], at, 1e6) };
     let runs = [run_of(0, Some(package("one"))), run_of(1, Some(package("two"))), run_of(2, None)];
     runs.iter().for_each(|run| write(folder.path(), run));
     let (order, renamed, one) = (CommitOrder::new(commits), BTreeMap::new(), package("one"));
     let index = HistoryStore::at(folder.path()).index().unwrap();
-    let query = HistoryQuery { package: Some(&one), ..history_query(&Filter::All, &renamed) };
+    let query = HistoryQuery { package: Some(&one), ..history_query(&CaseFilter::All, &renamed) };
     let found = case_histories(&index, &query, &order).unwrap();
     assert_eq!((found.len(), found[0].points.len()), (1, 2));
     assert_eq!(found[0].package.as_deref(), Some("one (Cargo.toml)"));
@@ -163,7 +167,7 @@ fn other_devices_and_revisions_are_other_histories() {
     let order = CommitOrder::new(commits);
     assert_eq!(all(folder.path(), &order).len(), 4);
     let (store, renamed) = (HistoryStore::at(folder.path()), BTreeMap::new());
-    let joined = HistoryQuery { join_cards: true, ..history_query(&Filter::All, &renamed) };
+    let joined = HistoryQuery { join_cards: true, ..history_query(&CaseFilter::All, &renamed) };
     assert_eq!(case_histories(&store.index().unwrap(), &joined, &order).unwrap().len(), 3);
 }
 
@@ -173,7 +177,7 @@ fn only_the_last_runs_of_100_000_are_searched() {
     let folder = tempfile::tempdir().unwrap();
     let mut index = HistoryIndex::open(&folder.path().join("history.sqlite")).unwrap();
     let example = &run(0, &commits[0], 0, 1e6);
-    let case = CaseRun::from_case(&example.cases[CASE]);
+    let case = CaseRun::summary_of_case(&example.cases[CASE]);
     let process_run = |number: usize| {
         let median_ns = if number < runs - 500 { 1e6 } else { 1.1e6 };
         IndexedRun {
@@ -181,7 +185,7 @@ fn only_the_last_runs_of_100_000_are_searched() {
             process: "bench".to_owned(),
             package: None,
             started_ms: number as i64,
-            model: example.environment.fingerprint(),
+            model: example.environment.environment_fingerprint(),
             card: "host".to_owned(),
             device: "a host".to_owned(),
             provenance: Provenance { commit: Some(commits[number / 100].clone()), dirty: false },
@@ -196,7 +200,7 @@ fn only_the_last_runs_of_100_000_are_searched() {
     };
     index.replace(&[all]).unwrap();
     let (renamed, order) = (BTreeMap::new(), CommitOrder::new(commits));
-    let found = case_histories(&index, &history_query(&Filter::All, &renamed), &order).unwrap();
+    let found = case_histories(&index, &history_query(&CaseFilter::All, &renamed), &order).unwrap();
     let [history] = &found[..] else { panic!("{} histories", found.len()) };
     assert_eq!((history.points.len(), history.not_searched), (1000, runs - MAX_SEQUENCE_VALUES));
     let changes: Vec<usize> = history.changes.iter().map(|change| change.point).collect();

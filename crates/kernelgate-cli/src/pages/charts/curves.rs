@@ -17,7 +17,7 @@ const MAX_CHARTS: usize = 150;
 
 /// A quantity that is drawn over an axis.
 struct PlottedQuantity {
-    /// Part of the chart's file name.
+    /// Part of the name of the chart's file.
     name: &'static str,
     label: &'static str,
     kind: ScaleKind,
@@ -81,8 +81,8 @@ pub fn curves(measured: &Measured) -> ChartGallery {
     gallery
 }
 
-/// Groups of at least three values. The axes with most values come first, and within an axis the
-/// groups with most values and cases.
+/// Groups of cases that have at least three values of the axis. The axes with most values come
+/// first, and within an axis the groups with most values and cases.
 fn groups(cases: &[Case]) -> Vec<Group<'_>> {
     type Key<'a> = (&'a str, &'a str, ProblemAxes, &'a str);
     let mut groups: BTreeMap<Key<'_>, Vec<(u64, &Case)>> = BTreeMap::new();
@@ -144,7 +144,7 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &PlottedQuantity) -> Opt
     if lines.is_empty() {
         return None;
     }
-    // The peers' colours follow those of the implementations.
+    // Peers get the colours after those of the implementations.
     let first = measured.colours.keys().filter(|(workload, _)| workload == group.workload).count();
     let peers = peers.into_iter().enumerate().map(|(i, (name, marks))| CurveSeries {
         name: name.to_owned(),

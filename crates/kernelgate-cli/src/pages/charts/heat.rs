@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{ChartFigure, ChartGallery};
 use crate::pages::measured::{Case, Measured, ProblemAxes};
 use crate::plot::{ChartBody, ChartWithTitle, HeatMap, PlottedUnit};
-use kernelgate::display::natural;
+use kernelgate::display::natural_sort_key;
 
 /// Smallest number of cells of a map.
 const MIN_HEAT_MAP_CELLS: usize = 5;
@@ -49,7 +49,7 @@ fn figure(workload: &str, cache: &str, words: &str, cases: &[&Case]) -> Option<C
         right.iter().map(axis_text).collect::<Vec<_>>().join(" ")
     };
     let columns: BTreeSet<(Vec<(String, u64)>, String)> =
-        cases.iter().map(|case| (natural(&column(case)), column(case))).collect();
+        cases.iter().map(|case| (natural_sort_key(&column(case)), column(case))).collect();
     if columns.len() > MAX_COLUMNS {
         return None;
     }

@@ -17,7 +17,7 @@ const MAX_CHARTS: usize = 24;
 /// Smallest relative range of an axis around the last level, so that noise does not fill the chart.
 const MIN_RANGE: f64 = 0.03;
 
-/// A chart for each case, those with the latest changes first.
+/// One chart for each case, the latest changes first.
 pub fn history(measured: &Measured, histories: &[CaseHistory]) -> ChartGallery {
     let mut drawn: Vec<(&Case, &CaseHistory)> = measured
         .cases
@@ -49,7 +49,7 @@ fn history_figure(case: &Case, history: &CaseHistory) -> ChartFigure {
     };
     let level = level_line(history, hidden);
     let last = level.last().map_or(0.0, |(_, ns)| *ns);
-    let name = |at: usize| (at as f64, points[at].code().short());
+    let name = |at: usize| (at as f64, points[at].code().short_commit());
     let changed = history.changes.iter().filter_map(|change| change.point.checked_sub(hidden));
     let mut ticks: Vec<usize> = changed.chain([0, points.len() - 1]).collect();
     ticks.sort_unstable();
@@ -63,7 +63,7 @@ fn history_figure(case: &Case, history: &CaseHistory) -> ChartFigure {
         ..Axis::new("time of a launch", PlottedUnit::Time, ScaleKind::Linear)
     };
     let change = history.changes.last().map(|change| {
-        let code = history.points[change.point].code().short();
+        let code = history.points[change.point].code().short_commit();
         format!(", last change {} at {code}", percent(1.0 + change.change))
     });
     let revision = match history.revision {
@@ -94,8 +94,8 @@ fn history_figure(case: &Case, history: &CaseHistory) -> ChartFigure {
     ChartFigure::new(&[&history.case, "history"], chart)
 }
 
-/// The level from one change to the next, which is the median of the process runs between, as the
-/// corners of a line over the points from `hidden` on.
+/// Corner points of a line that shows the level between changes, which is the median of the process
+/// runs there, over the points from `hidden` on.
 fn level_line(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
     let count = history.points.len();
     let mut ends: Vec<usize> = history.changes.iter().map(|change| change.point).collect();
@@ -130,7 +130,7 @@ mod tests {
         run.cases = [TEST_CASE_ID, "w/f/n2/cpu/hot"]
             .map(|id| (id.to_owned(), CaseRecord::from_samples(vec![100.0])))
             .into();
-        Measured::new(&Measurement::split([run]), &[]).unwrap()
+        Measured::new(&Measurement::group_into_measurements([run]), &[]).unwrap()
     }
 
     /// A history with a level of 100 ns before the point `slower` and of 110 ns from it on; 0 for

@@ -24,7 +24,7 @@ pub fn ladder_charts(measured: &Measured) -> ChartGallery {
     };
     let mut problems: Vec<&[Case]> =
         measured.cases.chunk_by(same).filter(|cases| cases.len() >= MIN_LADDER_RUNGS).collect();
-    // Longer ladders come first, and among equal ones those of larger problems.
+    // Longer ladders come first; among equally long ones, ladders of larger problems.
     problems.sort_by(|a, b| {
         let size = |cases: &[Case]| (cases.len(), cases[0].cache == "hot");
         (&a[0].workload, size(b))
@@ -40,7 +40,7 @@ pub fn ladder_charts(measured: &Measured) -> ChartGallery {
     gallery
 }
 
-/// The ladder of one problem, the fastest case first.
+/// Chart of all implementations of one problem, the fastest first.
 fn ladder(measured: &Measured, cases: &[Case]) -> ChartFigure {
     let first = &cases[0];
     let peers = measured.peers_of(first);
@@ -110,7 +110,9 @@ mod tests {
             let case = CaseRecord { implementation: name.clone(), ..timed };
             run.cases.insert(format!("w/f/n1/{name}/hot"), case);
         }
-        let drawn = ladder_charts(&Measured::new(&Measurement::split([run]), &[]).unwrap());
+        let drawn = ladder_charts(
+            &Measured::new(&Measurement::group_into_measurements([run]), &[]).unwrap(),
+        );
         let chart = &drawn.figures[0].chart;
         insta::assert_snapshot!(chart.subtitle, @"hot; 40 slower cases in the table");
         let ChartBody::Rows(rows) = &chart.body else { panic!("no rows") };

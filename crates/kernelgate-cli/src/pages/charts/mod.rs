@@ -43,7 +43,7 @@ impl ChartFigure {
 pub struct ChartGallery {
     /// The charts.
     pub figures: Vec<ChartFigure>,
-    /// Charts that were skipped for length.
+    /// Number of charts that were skipped because there were too many.
     pub left_out: usize,
 }
 

@@ -1,5 +1,5 @@
 //! The roofline: operations a second over operations a byte, for all cases, with their limits. The
-//! limit of a case is that of its record, from which the tables compute its share.
+//! limit of a case is the one in its record, from which tables compute the share of the limit too.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ pub fn roofline_figure(measured: &Measured) -> Option<ChartFigure> {
 }
 
 fn roofline_point(case: &Case) -> Option<(f64, f64)> {
-    // Beside GEMMs, other operations are negligible.
+    // Operations outside GEMMs are negligible beside GEMMs.
     let flops = match case.work.matmul_flops() {
         0 => case.flops(),
         matmul => matmul as f64,
@@ -69,8 +69,8 @@ fn roofline_point(case: &Case) -> Option<(f64, f64)> {
     (flops > 0.0 && bytes > 0.0).then(|| (flops / bytes, flops / case.median_time_ns() * 1e9))
 }
 
-/// The bandwidth of the largest traffic as a rising line up to the highest measured rate of
-/// operations, and the rates as flat lines from where memory allows them.
+/// Roofline lines: the memory ceiling of the largest traffic rises up to the highest measured rate
+/// of operations, and each rate is a flat line from where memory allows it.
 fn roofline_guides(measured: &Measured, (low, high): (f64, f64)) -> Vec<GuideLine> {
     let limits = &measured.limits;
     let top = limits.flops_per_s.values().copied().fold(0.0, f64::max);

@@ -75,8 +75,8 @@ pub fn changes(
     gallery
 }
 
-/// Charts of at most [`MAX_ROWS`] rows each; `chart` makes one without rows, with the words that
-/// distinguish it from the others.
+/// Divides rows into charts of at most [`MAX_ROWS`] rows; `chart` makes an empty chart whose title
+/// gets these words.
 pub fn charts_of_at_most_max_rows(
     workload: &str,
     name: &str,

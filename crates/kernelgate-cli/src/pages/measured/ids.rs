@@ -1,4 +1,4 @@
-//! Reads the parts of a case from its id, where the record does not have them.
+//! Reads the parts of a case from its id, if the record does not contain them.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// A problem's axes with their values.
+/// The axes of a problem with their values.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProblemAxes {
     /// Numbers by axis.
@@ -39,7 +39,7 @@ pub struct ProblemAxes {
 const DTYPE_PREFIXES: [&str; 8] = ["f", "bf", "tf", "fp", "int", "uint", "i", "u"];
 
 impl ProblemAxes {
-    /// Axes as a record has them.
+    /// Makes the axes from the text values of a record.
     pub fn from_record(axes: &BTreeMap<String, String>) -> Self {
         let mut all = Self::default();
         for (name, value) in axes {
@@ -76,7 +76,7 @@ impl ProblemAxes {
     }
 }
 
-// The axes as text: "d128 causal bf16".
+// Prints the axes as text: "d128 causal bf16".
 impl std::fmt::Display for ProblemAxes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let numbers = self.numbers.iter().map(|(name, number)| format!("{name}{number}"));

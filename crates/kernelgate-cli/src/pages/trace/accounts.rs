@@ -24,7 +24,7 @@ const PARTS: &[(&str, &[Line])] = &[
     ("exposed copies", &[Line::Copy, Line::Migration, Line::Set]),
 ];
 
-/// A stacked chart for each device.
+/// One stacked chart of the time account for each device.
 pub fn stacked(diagnosis: &TraceDiagnosis) -> Vec<ChartFigure> {
     diagnosis.devices.iter().map(|device| chart(&device.account)).collect()
 }
@@ -60,7 +60,7 @@ fn chart(account: &DeviceTimeAccount) -> ChartFigure {
     ChartFigure::new(&["account", &account.pid.to_string(), &account.device.to_string()], chart)
 }
 
-/// A bar of consecutive spans.
+/// A chart row of consecutive time spans.
 fn row(label: String, account: &TimeAccount) -> Row {
     let mut at = 0;
     let mut marks = Vec::new();

@@ -1,4 +1,4 @@
-//! The charts of a trace.
+//! Makes the charts on the page of a trace.
 
 use std::collections::BTreeMap;
 

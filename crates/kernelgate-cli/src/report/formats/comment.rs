@@ -1,5 +1,5 @@
-//! The comment for a pull request: headline and slower cases are visible, the rest is folded. The
-//! comment is never longer than a forge allows.
+//! Makes the comment for a pull request: headline and slower cases are visible, the rest is folded.
+//! The comment is never longer than a forge allows.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,10 @@ use crate::report::{cells, intervals};
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::display::table::Table;
 
-/// Largest number of bytes of a comment. GitHub accepts 65,536 characters; scripts may add the
-/// rest.
+/// Largest number of bytes of a comment. GitHub accepts 65,536 characters; the remainder is for
+/// text that scripts add.
 pub const MAX_COMMENT_BYTES: usize = 60_000;
-/// Numbers of entries for each list that are tried, one after the other, until the comment is short
+/// Numbers of entries per list that are tried one after the other until the comment is short
 /// enough.
 const CASES_TO_TRY: [usize; 8] = [usize::MAX, 1000, 500, 200, 100, 50, 20, 5];
 /// Largest number of characters of a line of notes.
@@ -94,7 +94,7 @@ fn rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: bool) -> St
         }
         table.row(line);
     }
-    table.markdown() + &omitted_rows_note(rows.len(), shown, "cases")
+    table.to_markdown() + &omitted_rows_note(rows.len(), shown, "cases")
 }
 
 fn omitted_rows_note(count: usize, shown: usize, what: &str) -> String {

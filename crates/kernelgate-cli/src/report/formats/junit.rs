@@ -2,8 +2,8 @@
 //!
 //! Regressed is a failure, wrong or refused an error, and an unjudged or inconclusive case is
 //! skipped with its reason. The bound that the package accepts for a case is its output, so that it
-//! differs from a plain pass; all effects of `kernelgate.toml` are properties. The same result
-//! gives the same bytes: no times of day, no ids.
+//! differs from a plain pass; all effects of `kernelgate.toml` are properties. Equal results give
+//! equal bytes: the file contains no times of day and no random ids.
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
@@ -82,7 +82,7 @@ fn junit_properties(row: &Judgement) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Escapes a text that others wrote.
+/// Escapes text that others wrote for XML.
 fn escape_xml(text: &str) -> String {
     JunitText(text).to_string()
 }

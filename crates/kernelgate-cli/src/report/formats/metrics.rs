@@ -8,15 +8,15 @@ use crate::gate::comparison::Comparison;
 use kernelgate::record::{CaseRecord, ProcessRun};
 use kernelgate::stats::{QuartileSpread, median};
 
-/// A number with a range.
+/// A metric: a number with a range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Metric {
     /// The number.
     pub value: f64,
-    /// Lower end of the range; `None` if unknown.
+    /// Lower end of the metric's range; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lower_value: Option<f64>,
-    /// Upper end of the range; `None` if unknown.
+    /// Upper end of the metric's range; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upper_value: Option<f64>,
 }
@@ -24,7 +24,7 @@ pub struct Metric {
 /// Measures of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CaseMetricValues {
-    /// Time of a launch, nanoseconds.
+    /// Time of one launch, nanoseconds.
     pub latency: Metric,
     /// Energy of a launch, joules; absent without `--energy`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,7 +35,7 @@ pub struct CaseMetricValues {
 pub type MetricsByCase = BTreeMap<String, CaseMetricValues>;
 
 /// Metrics of runs: the median over the process runs with their range; for a single run the
-/// quartiles of its samples, and the accuracy of its energy. A case without samples has none.
+/// quartiles of its samples, and the accuracy of its energy. A case without samples gets no metric.
 pub fn from_runs(runs: &[ProcessRun]) -> MetricsByCase {
     let mut cases: BTreeMap<&String, Vec<&CaseRecord>> = BTreeMap::new();
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
@@ -49,7 +49,7 @@ pub fn from_runs(runs: &[ProcessRun]) -> MetricsByCase {
             .map(|case| QuartileSpread::from_values(&case.samples.per_launch_ns()))
             .collect();
         let times: Vec<[f64; 3]> = spreads.iter().map(|it| [it.q1, it.median, it.q3]).collect();
-        let energy = runs.iter().filter_map(|case| case.samples.energy.as_ref()?.measured());
+        let energy = runs.iter().filter_map(|case| case.samples.energy.as_ref()?.measured_energy());
         let energies: Vec<[f64; 3]> = energy
             .map(|it| [1.0 - it.relative, 1.0, 1.0 + it.relative].map(|share| share * it.launch_j))
             .collect();
@@ -77,7 +77,7 @@ fn metric_over_runs(runs: &[[f64; 3]]) -> Option<Metric> {
     Some(Metric { value: median(&middles), lower_value: Some(low), upper_value: Some(high) })
 }
 
-/// Metrics of a comparison: times of the head, with the interval of the change around them.
+/// Metrics of a comparison: times of the head, with the interval of the change as range.
 pub fn metrics_of_comparison(comparison: &Comparison) -> MetricsByCase {
     let timed = comparison.judged.iter().filter(|judged| judged.is_timed());
     let metric = |value: f64, low: f64, high: f64| {
@@ -93,8 +93,9 @@ pub fn metrics_of_comparison(comparison: &Comparison) -> MetricsByCase {
         .collect()
 }
 
-/// Bencher Metric Format: `{"CASE": {"latency": {"value": …}}}`, for `bencher run --adapter json`.
-/// Bencher defines `latency` in nanoseconds; this program adds `energy` in joules.
+/// Bencher Metric Format: Formats metrics as `{"CASE": {"latency": {"value": …}}}`, for `bencher
+/// run --adapter json`. Bencher defines `latency` in nanoseconds; this program adds `energy` in
+/// joules.
 pub fn bencher_metric_format(metrics: &MetricsByCase) -> impl Serialize {
     metrics
 }
@@ -128,7 +129,7 @@ pub fn smaller_is_better_format(metrics: &MetricsByCase) -> impl Serialize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::measure::energy::{Energy, MeasuredEnergy};
+    use kernelgate::measure::energy::{EnergyMeasurement, LaunchEnergy};
     use kernelgate::record::{Environment, Provenance};
 
     #[test]
@@ -136,8 +137,9 @@ mod tests {
         let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
         let mut case = CaseRecord::from_samples(vec![2e6, 2e6]);
         run.cases.insert("w/f/n1/cpu/hot".to_owned(), case.clone());
-        let energy = MeasuredEnergy { launch_j: 0.5, relative: 0.1, power_w: 250.0, window_s: 1.0 };
-        case.samples.energy = Some(Energy::Measured(energy));
+        let energy =
+            EnergyMeasurement { launch_j: 0.5, relative: 0.1, power_w: 250.0, window_s: 1.0 };
+        case.samples.energy = Some(LaunchEnergy::Measured(energy));
         run.cases.insert("w/f/n1/cuda/fast/hot".to_owned(), case);
         let metrics = from_runs(&[run]);
         let cpu = serde_json::json!({

@@ -6,14 +6,16 @@ use kernelgate::display;
 use kernelgate::display::table::Table;
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
-use kernelgate::protocol::{Action, ListedCase, ListedProblem, Listing, ResponseBody};
+use kernelgate::protocol::{
+    BenchListing, BenchResponseBody, ListedCase, ListedProblem, RequestedAction,
+};
 use kernelgate::record::Store;
 use serde::Serialize;
 
 use crate::verbs::shared::choice::{CaseSelection, unexpected_response};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
-/// Width of descriptions without a terminal.
+/// Width of descriptions if output is not a terminal.
 const COLUMNS: usize = 100;
 
 #[derive(Debug, clap::Args)]
@@ -25,12 +27,12 @@ pub struct Arguments {
     format: OutputFormat,
 }
 
-/// A case in the JSON output.
+/// A case in the JSON output of `kernelgate list`.
 #[derive(Debug, Serialize)]
 struct ListedCaseJson<'a> {
     bench: &'a str,
     case: &'a str,
-    /// "ok" if it can run here, or the reason why not.
+    /// Text "ok" if the case can run on this machine, or the reason why not.
     status: String,
     matmul_flops: u64,
     bytes: u64,
@@ -40,9 +42,11 @@ struct ListedCaseJson<'a> {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    let mut listings: Vec<(String, Listing)> = Vec::new();
-    for (bench, answer) in arguments.choice.ask(store, &Action::List)? {
-        let ResponseBody::List(listing) = answer else { return Err(unexpected_response(&bench)) };
+    let mut listings: Vec<(String, BenchListing)> = Vec::new();
+    for (bench, answer) in arguments.choice.ask(store, &RequestedAction::List)? {
+        let BenchResponseBody::List(listing) = answer else {
+            return Err(unexpected_response(&bench));
+        };
         listings.push((bench, listing));
     }
     let cases = || {
@@ -123,7 +127,7 @@ fn cases_by_skip_reason<'a>(cases: &[&'a ListedCase]) -> BTreeMap<&'a str, Vec<&
 
 fn print_workload(workload: &ListedProblem) {
     let columns = terminal::columns().unwrap_or(COLUMNS);
-    let wrapped = |text: &str, indent| terminal::wrapped(text, indent, columns);
+    let wrapped = |text: &str, indent| terminal::wrap_terminal_line(text, indent, columns);
     println!("{}", wrapped(&format!("{}: {}", workload.name, workload.about), 4));
     for [name, values, about] in &workload.axes {
         println!("{}", wrapped(&format!("    axis {name:<9} {values}: {about}"), 19));

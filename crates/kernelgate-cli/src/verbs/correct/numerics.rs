@@ -1,5 +1,5 @@
-//! Errors of several seeds, for `verify --seeds`: they are recorded for each bench executable, so
-//! that a baseline can store them and the gate can compare them.
+//! Records output errors for several seeds (`verify --seeds`) by bench executable, so that a
+//! baseline can store them and the gate can compare them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,24 +8,24 @@ use super::verified::Verified;
 use crate::verbs::shared::choice::{BenchClient, unexpected_response};
 use crate::verbs::shared::lock::lock_baseline;
 use kernelgate::display::counted;
-use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
-use kernelgate::record::numerics::{DataSets, ONE_DATA_SET};
+use kernelgate::protocol::{BenchResponseBody, CaseStatus, RequestedAction, VerifiedCase};
+use kernelgate::record::numerics::{CONSTANT_DATA_SET, DataSetsByCase};
 use kernelgate::record::text::printable_path;
-use kernelgate::record::{FileError, Numerics, Provenance, Store, file};
-use kernelgate::verify::Errors;
+use kernelgate::record::{Numerics, Provenance, RecordFileError, Store, file};
+use kernelgate::verify::OutputErrors;
 
-/// Verifies with this number of seeds, and records the errors after each of them. Each case is
-/// returned with its worst seed.
+/// Verifies with `count` seeds, and records the errors after each seed. Each case is returned with
+/// its worst seed.
 pub fn record(client: &BenchClient<'_>, store: &Store, count: u64) -> anyhow::Result<Verified> {
     let seeds = client.verification_seeds(count);
     // The records of other benches are neither read nor replaced.
     let mut with_cases = BTreeSet::new();
-    client.each(seeds[0], &Action::List, |bench, _| {
+    client.each(seeds[0], &RequestedAction::List, |bench, _| {
         with_cases.insert(bench.to_owned());
         Ok(())
     })?;
     let mut benches: BTreeMap<String, Bench> = BTreeMap::new();
-    client.each(seeds[0], &Action::Environment, |bench, answer| {
+    client.each(seeds[0], &RequestedAction::Environment, |bench, answer| {
         if with_cases.contains(bench) {
             benches.insert(bench.to_owned(), Bench::new(bench, answer, client, store)?);
         }
@@ -34,8 +34,8 @@ pub fn record(client: &BenchClient<'_>, store: &Store, count: u64) -> anyhow::Re
     let mut rows: BTreeMap<String, VerifiedCase> = BTreeMap::new();
     let verified = seeds.iter().try_for_each(|&seed| {
         eprintln!("seed {seed}, {count} in all");
-        client.each(seed, &Action::Verify { dump: None }, |bench, answer| {
-            let ResponseBody::Verify(verified) = answer else {
+        client.each(seed, &RequestedAction::Verify { dump: None }, |bench, answer| {
+            let BenchResponseBody::Verify(verified) = answer else {
                 return Err(unexpected_response(bench));
             };
             let recorded = benches.get_mut(bench).ok_or_else(|| unexpected_response(bench))?;
@@ -57,14 +57,14 @@ pub fn say(record: &Numerics, cases: usize) {
     }
 }
 
-/// A bench whose errors are recorded.
+/// A bench executable whose output errors are recorded.
 struct Bench {
     /// Record of the bench without the errors of earlier seeds.
     empty: Numerics,
-    /// Inputs of the seeds, by case.
-    data_sets: DataSets,
+    /// Data sets that each case was verified with.
+    data_sets: DataSetsByCase,
     /// Inputs of the seeds, for cases that are one data set whatever the seed.
-    golden_inputs: DataSets,
+    golden_inputs: DataSetsByCase,
     /// Cases for which a seed gave the inputs of an earlier seed.
     repeated: BTreeSet<String>,
     /// Whether the bench reported any verified case.
@@ -80,25 +80,25 @@ impl Bench {
     /// Checks that its record can be read and written, before anything is verified.
     fn new(
         bench: &str,
-        answer: ResponseBody,
+        answer: BenchResponseBody,
         client: &BenchClient<'_>,
         store: &Store,
     ) -> anyhow::Result<Self> {
         let mut executables = client.found.executables.iter();
         let executable = executables.find(|executable| executable.bench == bench);
-        let (Some(executable), ResponseBody::Environment(environment)) = (executable, answer)
+        let (Some(executable), BenchResponseBody::Environment(environment)) = (executable, answer)
         else {
             return Err(unexpected_response(bench));
         };
         let empty = Numerics {
             bench: bench.to_owned(),
-            started: kernelgate::record::timestamp(),
+            started: kernelgate::record::current_timestamp(),
             environment: *environment,
-            provenance: Provenance::detect(&store.root),
-            executable: file::content_hash(&executable.path).map_err(failed_file_error)?,
+            provenance: Provenance::detect_from_git(&store.root),
+            executable: file::content_hash_of_file(&executable.path).map_err(failed_file_error)?,
             cases: BTreeMap::new(),
         };
-        let path = store.numerics_path(bench);
+        let path = store.seed_errors_path(bench);
         file::check_writable(&path).map_err(failed_file_error)?;
         if let Some(why) = recorded(&path)?.and_then(|there| incomparable_field(&there, &empty)) {
             let path = printable_path(&path);
@@ -106,8 +106,8 @@ impl Bench {
         }
         Ok(Self {
             empty,
-            data_sets: DataSets::default(),
-            golden_inputs: DataSets::default(),
+            data_sets: DataSetsByCase::default(),
+            golden_inputs: DataSetsByCase::default(),
             repeated: BTreeSet::new(),
             answered: false,
             seeds: 0,
@@ -117,13 +117,13 @@ impl Bench {
     }
 
     /// The cases whose inputs no earlier seed had: others give no new information, unless they fail
-    /// now. A case that is compared with golden tensors should fail with inputs that were drawn for
-    /// another seed, but not with those of an earlier seed.
+    /// now. A case with golden tensors should fail for inputs of another seed, but not for inputs
+    /// of an earlier seed.
     fn keep_cases_with_new_data(&mut self, verified: Vec<VerifiedCase>) -> Vec<VerifiedCase> {
         let (new, repeated): (Vec<_>, Vec<_>) = verified.into_iter().partition(|it| {
-            let golden = it.data_set.as_deref() == Some(ONE_DATA_SET);
-            let other_inputs = self.golden_inputs.is_new(&it.case, it.inputs.as_deref());
-            let new = self.data_sets.is_new(&it.case, it.data_set.as_deref());
+            let golden = it.data_set.as_deref() == Some(CONSTANT_DATA_SET);
+            let other_inputs = self.golden_inputs.is_new_data_set(&it.case, it.inputs.as_deref());
+            let new = self.data_sets.is_new_data_set(&it.case, it.data_set.as_deref());
             new || (it.status == CaseStatus::Failed && !(golden && other_inputs))
         });
         self.repeated.extend(repeated.into_iter().map(|it| it.case));
@@ -132,7 +132,7 @@ impl Bench {
 
     /// Cases with errors that had one data set, whatever the seed.
     fn with_one_data_set(&self) -> impl Iterator<Item = &String> {
-        self.repeated.intersection(&self.cases).filter(|case| self.data_sets.has_one(case))
+        self.repeated.intersection(&self.cases).filter(|case| self.data_sets.has_one_data_set(case))
     }
 
     /// Adds the errors of a seed to the recorded ones of other seeds and cases.
@@ -143,8 +143,8 @@ impl Bench {
             // Earlier records stay.
             return Ok(());
         }
-        let path = store.numerics_path(&self.empty.bench);
-        // Another process may record the errors of other cases meanwhile.
+        let path = store.seed_errors_path(&self.empty.bench);
+        // Another process may record the errors of other cases at the same time.
         let _lock = lock_baseline(&path)?;
         let there =
             recorded(&path)?.filter(|there| incomparable_field(there, &self.empty).is_none());
@@ -155,14 +155,14 @@ impl Bench {
         let any = !right.is_empty();
         for case in right {
             let VerifiedCase { max_error, relative_l2, rounding, .. } = *case;
-            let errors = Errors { max_error, relative_l2, rounding };
+            let errors = OutputErrors { max_error, relative_l2, rounding };
             let errors_of_case = record.cases.entry(case.case.clone()).or_default();
-            errors_of_case.insert(seed, errors, &case.by_output);
+            errors_of_case.insert_seed(seed, errors, &case.by_output);
             self.cases.insert(case.case.clone());
         }
         for case in self.repeated.intersection(&self.cases) {
             if let Some(known) = record.cases.get_mut(case) {
-                known.one_data_set = self.data_sets.has_one(case);
+                known.one_data_set = self.data_sets.has_one_data_set(case);
             }
         }
         file::write(&path, &record).map_err(failed_file_error)?;
@@ -173,7 +173,7 @@ impl Bench {
     }
 
     fn say(&self, store: &Store) {
-        let path = printable_path(&store.numerics_path(&self.empty.bench));
+        let path = printable_path(&store.seed_errors_path(&self.empty.bench));
         let (seeds, cases) = (self.seeds, self.cases.len());
         if !self.answered {
             return;
@@ -215,7 +215,7 @@ fn incomparable_field(one: &Numerics, other: &Numerics) -> Option<&'static str> 
     one.environment.mismatches(&other.environment).first().map(|mismatch| mismatch.field)
 }
 
-fn failed_file_error(error: FileError) -> anyhow::Error {
+fn failed_file_error(error: RecordFileError) -> anyhow::Error {
     anyhow::anyhow!("failed to {error}")
 }
 

@@ -1,4 +1,4 @@
-//! The result of a verification, complete or not.
+//! The result of a verification, which may be incomplete.
 
 use kernelgate::protocol::VerifiedCase;
 

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
-use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
+use kernelgate::protocol::{BenchResponseBody, CaseStatus, RequestedAction, VerifiedCase};
 use kernelgate::record::text::printable_path;
-use kernelgate::record::{Environment, Provenance, Shard, Store, file, tensors, timestamp};
+use kernelgate::record::{Environment, Provenance, Shard, Store, current_timestamp, file, tensors};
 use kernelgate::workload::{Dtype, Tensors};
 use safetensors::tensor::TensorView;
 
@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         Some(folder) => {
             std::fs::create_dir_all(folder).with_context(|| context(folder))?;
             // The raw files are written in the target folder, which needs as much room anyway.
-            Some(file::temporary_folder_in(folder).with_context(|| context(folder))?)
+            Some(file::temporary_folder(folder).with_context(|| context(folder))?)
         }
         None => None,
     };
@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let verified = if arguments.seeds > 1 {
         numerics::record(&client, store, arguments.seeds)?
     } else {
-        verify_once(&client, &Action::Verify { dump })?
+        verify_once(&client, &RequestedAction::Verify { dump })?
     };
     let Verified { rows, broken } = verified;
     let dumped = match (&arguments.dump, &raw) {
@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let broken = broken.or(dumped.err());
     if let Some(shard) = arguments.choice.shard() {
-        let usual = || store.work.join("verify").join(format!("{}.json", shard.label()));
+        let usual = || store.work.join("verify").join(format!("{}.json", shard.shard_file_label()));
         let path = arguments.shard_output.clone().unwrap_or_else(usual);
         let record =
             verification_shard(arguments, (&client, store), (shard, broken.is_none()), &rows)?;
@@ -85,8 +85,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         return Err(broken);
     }
     let any = rows.iter().any(|row| row.status != CaseStatus::Skipped);
-    // Another shard may have cases where this one has none; but if all its cases are skipped, it
-    // does not pass.
+    // Another shard may have cases if this one has none; but if all its cases are skipped, it does
+    // not pass.
     let other_shards = rows.is_empty() && arguments.choice.shard().is_some();
     anyhow::ensure!(any || other_shards, "nothing was verified: every case was skipped");
     Ok(exit)
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 /// Prints verified cases; `suffix` follows their number.
 ///
 /// # Errors
-/// When they cannot be written as JSON.
+/// Fails if they cannot be written as JSON.
 pub fn show(rows: &[VerifiedCase], format: OutputFormat, suffix: &str) -> anyhow::Result<Exit> {
     let failed = rows.iter().filter(|row| row.status == CaseStatus::Failed).count();
     match format {
@@ -151,15 +151,17 @@ fn verification_shard(
 ) -> anyhow::Result<VerificationShard> {
     let choice = &arguments.choice;
     let mut facts: Vec<String> = Vec::new();
-    client.each_of_all_shards(&Action::List, |bench, answer| {
-        let ResponseBody::List(listing) = answer else { return Err(unexpected_response(bench)) };
+    client.each_of_all_shards(&RequestedAction::List, |bench, answer| {
+        let BenchResponseBody::List(listing) = answer else {
+            return Err(unexpected_response(bench));
+        };
         facts.push(bench.to_owned());
         facts.extend(listing.cases.into_iter().map(|case| case.case));
         Ok(())
     })?;
     let mut environment = Environment::cpu();
-    client.each_of_all_shards(&Action::Environment, |bench, answer| {
-        let ResponseBody::Environment(found) = answer else {
+    client.each_of_all_shards(&RequestedAction::Environment, |bench, answer| {
+        let BenchResponseBody::Environment(found) = answer else {
             return Err(unexpected_response(bench));
         };
         environment = *found;
@@ -170,7 +172,7 @@ fn verification_shard(
     identity.insert("filter".to_owned(), choice.filter.clone().unwrap_or_default());
     identity.insert("seeds".to_owned(), arguments.seeds.to_string());
     for executable in &client.found.executables {
-        let hash = file::content_hash(&executable.path)
+        let hash = file::content_hash_of_file(&executable.path)
             .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
         let name = format!("{}{}", VerificationShard::EXECUTABLE_HASH_NAME, executable.bench);
         identity.insert(name, hash);
@@ -179,19 +181,21 @@ fn verification_shard(
         shard,
         plan: file::hash_of_all(facts.iter().map(String::as_str)),
         complete,
-        ended: timestamp(),
+        ended: current_timestamp(),
         environment,
-        provenance: Provenance::detect(&store.root),
+        provenance: Provenance::detect_from_git(&store.root),
         identity,
         rows: rows.to_vec(),
     })
 }
 
-/// Verifies with the chosen seed.
-fn verify_once(client: &BenchClient<'_>, action: &Action) -> anyhow::Result<Verified> {
+/// Verifies the cases once with the chosen seed.
+fn verify_once(client: &BenchClient<'_>, action: &RequestedAction) -> anyhow::Result<Verified> {
     let mut rows: Vec<VerifiedCase> = Vec::new();
     let outcome = client.each(client.verification_seeds(1)[0], action, |bench, answer| {
-        let ResponseBody::Verify(verified) = answer else { return Err(unexpected_response(bench)) };
+        let BenchResponseBody::Verify(verified) = answer else {
+            return Err(unexpected_response(bench));
+        };
         rows.extend(verified);
         Ok(())
     });
@@ -253,7 +257,7 @@ fn safetensors_dtype(dtype: Dtype) -> safetensors::Dtype {
     }
 }
 
-/// Skipped cases, grouped by the reason.
+/// Skipped cases, grouped by the reason of the skip.
 fn skips_by_reason(rows: &[VerifiedCase]) -> BTreeMap<&str, Vec<&str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.status == CaseStatus::Skipped) {

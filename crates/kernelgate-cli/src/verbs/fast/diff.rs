@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use kernelgate::display;
 use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
-use kernelgate::record::environment::Mismatch;
+use kernelgate::record::environment::EnvironmentMismatch;
 use kernelgate::record::{ProcessRun, Store};
 use serde::Serialize;
 
@@ -28,13 +28,13 @@ pub struct Arguments {
     format: OutputFormat,
 }
 
-/// A case of two runs.
+/// A table row: one case in two runs.
 #[derive(Debug, Serialize)]
 struct Row {
     case: String,
     base_ns: Option<f64>,
     head_ns: Option<f64>,
-    /// Relative change from base to head.
+    /// Relative change of the time from base to head.
     change: Option<f64>,
 }
 
@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 /// The process runs in a folder, or of a recorded session of that name.
 fn read(run: &Path, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
     let folder = if run.is_dir() { run.to_owned() } else { store.runs.join(run) };
-    let sessions = store.sessions([folder.as_path()])?;
+    let sessions = store.sessions_in_folders([folder.as_path()])?;
     Ok(sessions.into_iter().flat_map(|session| session.runs).collect())
 }
 
@@ -80,7 +80,9 @@ fn rows(base: &MetricsByCase, head: &MetricsByCase) -> Vec<Row> {
 fn differing(base: &[ProcessRun], head: &[ProcessRun]) -> String {
     let pair = base.first().zip(head.first());
     let mismatches = pair.map(|(base, head)| head.environment.mismatches(&base.environment));
-    let line = |Mismatch { field, base, head }: Mismatch| format!("{field}: {base}, now {head}\n");
+    let line = |EnvironmentMismatch { field, base, head }: EnvironmentMismatch| {
+        format!("{field}: {base}, now {head}\n")
+    };
     mismatches.unwrap_or_default().into_iter().map(line).collect()
 }
 

@@ -20,7 +20,7 @@ use crate::verbs::shared::sessions;
 use crate::verbs::shared::settings::parse_fraction;
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
-use kernelgate::harness::filter::Filter;
+use kernelgate::harness::filter::CaseFilter;
 use kernelgate::record::Store;
 use kernelgate::record::text::printable_path;
 
@@ -153,7 +153,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
 }
 
-/// Refuses a folder that is named as a store and is not one.
+/// Refuses a folder that was given as a history store but does not hold one.
 pub fn check_store(folder: &Path) -> anyhow::Result<()> {
     anyhow::ensure!(
         HistoryStore::is_at(folder),
@@ -214,7 +214,7 @@ fn show(arguments: &HistoryShowArguments, store: &Store) -> anyhow::Result<Exit>
     }
     warn_of_other_packages(&index, store)?;
     let order = CommitOrder::around(&store.root, arguments.branch.as_deref())?;
-    let find = |cases: &Filter| {
+    let find = |cases: &CaseFilter| {
         let query = HistoryQuery {
             package: store.package.as_ref(),
             cases,
@@ -226,10 +226,10 @@ fn show(arguments: &HistoryShowArguments, store: &Store) -> anyhow::Result<Exit>
         case_histories(&index, &query, &order)
     };
     // An id selects that case, even if it has another meaning as a regular expression.
-    let exact = arguments.case.as_ref().map(|case| find(&Filter::Exact(case.clone())));
+    let exact = arguments.case.as_ref().map(|case| find(&CaseFilter::Exact(case.clone())));
     let found = match exact.transpose()? {
         Some(found) if !found.is_empty() => found,
-        _ => find(&Filter::parse(arguments.case.as_deref(), false)?)?,
+        _ => find(&CaseFilter::parse(arguments.case.as_deref(), false)?)?,
     };
     let skipped = place.skipped(&index)?;
     match arguments.format {
@@ -241,7 +241,11 @@ fn show(arguments: &HistoryShowArguments, store: &Store) -> anyhow::Result<Exit>
                 eprintln!("{}", report::history::skipped(&skipped));
             }
             if !found.is_empty() {
-                terminal::print(&report::history::text(&found, &order, terminal::columns()));
+                terminal::print_wrapped(&report::history::text(
+                    &found,
+                    &order,
+                    terminal::columns(),
+                ));
             }
         }
     }

@@ -25,9 +25,9 @@ use kernelgate::display::time;
 use kernelgate::exit::Exit;
 use kernelgate::measure::plausibility;
 use kernelgate::measure::power::PowerState;
-use kernelgate::protocol::{Action, PeerProgram, ResponseBody};
-use kernelgate::record::store::check_name;
-use kernelgate::record::text::{check_plain, printable, quoted};
+use kernelgate::protocol::{BenchResponseBody, PeerProgram, RequestedAction};
+use kernelgate::record::store::check_path_component;
+use kernelgate::record::text::{check_plain_text, printable_on_terminal, start_of_quotation};
 use kernelgate::record::{CaseRecord, Gpus, ProcessRun, Store, file};
 use kernelgate::stats::median;
 
@@ -55,7 +55,7 @@ const MAX_BYTES: u64 = 64 << 20;
 /// Timeout of a bench that is asked for its peers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A problem as a peer program reads it.
+/// A problem in the JSON list that a peer program reads.
 #[derive(Debug, Serialize)]
 struct RequestedPeerProblem<'a> {
     id: &'a str,
@@ -80,7 +80,7 @@ struct PeerProgramResult {
     /// Whether the time had settled under the load.
     #[serde(default)]
     power: Option<PowerState>,
-    /// SM clock under the load, MHz.
+    /// SM clock under the load of our kernel, MHz.
     #[serde(default)]
     clock_mhz: Option<f64>,
     error: Option<String>,
@@ -156,7 +156,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     // characters are accepted.
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
     for card in &cards {
-        ensure!(card.chars().all(plain), "the run's GPU `{}` is no id of one", printable(card));
+        ensure!(
+            card.chars().all(plain),
+            "the run's GPU `{}` is no id of one",
+            printable_on_terminal(card)
+        );
     }
     let (asking, cards) = ((arguments, running, partial), cards.join(","));
     let Timed { rows, environment, ended_early } =
@@ -165,14 +169,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if environment.get("device").is_some_and(|found| *found != device) {
         eprintln!(
             "refused: the run was on {device}, the peers on {}",
-            printable(&environment["device"])
+            printable_on_terminal(&environment["device"])
         );
         return Ok(Exit::Refused);
     }
-    let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
+    let commit = runs.first().map(|run| run.provenance.short_commit()).unwrap_or_default();
     let report = PeerComparisonReport { device, commit, peers: environment, ended_early, rows };
     report.validate().map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
-    // The results so far took minutes on a GPU.
+    // The partial results are printed, because they took minutes on a GPU.
     if report.ended_early.is_none() || !report.rows.is_empty() {
         match arguments.format {
             OutputFormat::Json => print_json(&report)?,
@@ -183,7 +187,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         None => Ok(Exit::Fine),
         Some(why) if partial.interrupted() => {
             eprintln!("\n{why}");
-            std::process::exit(Exit::INTERRUPTED)
+            std::process::exit(Exit::INTERRUPTED_EXIT_CODE)
         }
         Some(why) => bail!(why),
     }
@@ -262,11 +266,16 @@ fn time_peers(
 impl PeerComparisonReport {
     /// Checks every name and number, whether from a file or from a peer program.
     fn validate(&self) -> Result<(), String> {
-        check_plain(&self.device)?;
-        check_plain(&self.commit)?;
+        check_plain_text(&self.device)?;
+        check_plain_text(&self.commit)?;
         self.rows.iter().try_for_each(|row| {
-            row.validate()
-                .map_err(|why| format!("{}, {}: {why}", quoted(&row.problem), quoted(&row.peer)))
+            row.validate().map_err(|why| {
+                format!(
+                    "{}, {}: {why}",
+                    start_of_quotation(&row.problem),
+                    start_of_quotation(&row.peer)
+                )
+            })
         })
     }
 }
@@ -274,7 +283,7 @@ impl PeerComparisonReport {
 impl PeerComparisonRow {
     fn validate(&self) -> Result<(), String> {
         let names = [&self.problem, &self.peer, &self.implementation];
-        names.into_iter().try_for_each(|name| check_plain(name))?;
+        names.into_iter().try_for_each(|name| check_plain_text(name))?;
         plausibility::check_launch_ns("our time", self.ours_ns)?;
         self.peer_ns.map_or(Ok(()), |ns| plausibility::check_launch_ns("its time", ns))?;
         self.peer_clock_mhz.map_or(Ok(()), plausibility::check_clock_mhz)?;
@@ -287,7 +296,7 @@ pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
     let failed = || {
         format!("failed to read {} as what `kernelgate peers --format json` prints", path.display())
     };
-    let text = file::text_of(path, MAX_BYTES).with_context(failed)?;
+    let text = file::read_untrusted_text(path, MAX_BYTES).with_context(failed)?;
     let report: PeerComparisonReport = serde_json::from_str(&text).with_context(failed)?;
     report.validate().map_err(anyhow::Error::msg).with_context(failed)?;
     let time = |row: PeerComparisonRow| {
@@ -305,11 +314,11 @@ struct FastestOwnCase<'a> {
     median_ns: f64,
 }
 
-/// Implementations that are library calls, for us and for the peers too.
+/// Implementations that call libraries, which peers call as well.
 const LIBRARIES: &[&str] = &["cuda/cudnn", "cuda/nccl"];
 
 /// By problem, among the hot GPU cases: our own fastest kernel, and every library's. The id of a
-/// problem is that of a case without implementation and cache.
+/// problem is a case id without implementation and cache.
 fn problems<'a>(
     runs: &'a [ProcessRun],
     filter: Option<&Regex>,
@@ -347,8 +356,10 @@ fn programs(
     let asking = RequestSettings { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
     let found = arguments.benches.find(&store.root, running)?;
     let mut programs: Vec<PeerProgram> = Vec::new();
-    for (bench, answer) in ask::all(&found, &asking, &Action::Peers)? {
-        let ResponseBody::Peers(found) = answer else { return Err(unexpected_response(&bench)) };
+    for (bench, answer) in ask::all(&found, &asking, &RequestedAction::Peers)? {
+        let BenchResponseBody::Peers(found) = answer else {
+            return Err(unexpected_response(&bench));
+        };
         programs
             .extend(found.into_iter().filter(|program| families.contains(program.family.as_str())));
     }
@@ -372,14 +383,14 @@ fn run_peer_program(
 ) -> anyhow::Result<(Vec<Line>, Option<String>)> {
     let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
     for (name, text) in &program.files {
-        check_name(name).map_err(|_| {
+        check_path_component(name).map_err(|_| {
             anyhow::anyhow!("the peers of {}: `{name}` is no plain file name", program.family)
         })?;
         std::fs::write(folder.path().join(name), text)
             .context("failed to write the peer program")?;
     }
     let main = &program.main;
-    check_name(main).map_err(|_| {
+    check_path_component(main).map_err(|_| {
         anyhow::anyhow!("the peers of {}: `{main}` is no plain file name", program.family)
     })?;
     let python = arguments.python.display();
@@ -423,8 +434,9 @@ fn run_peer_program(
     let whole =
         if early.is_some() { text.rfind('\n').map_or(0, |end| end + 1) } else { text.len() };
     let lines = text[..whole].lines().map(|line| {
-        Line::parse(line)
-            .with_context(|| format!("peers/{main} printed what is no result: {}", quoted(line)))
+        Line::parse(line).with_context(|| {
+            format!("peers/{main} printed what is no result: {}", start_of_quotation(line))
+        })
     });
     Ok((lines.collect::<anyhow::Result<_>>()?, early))
 }

@@ -18,11 +18,11 @@ use crate::verbs::shared::output::json;
 use crate::verbs::shared::sessions::SelectedSessions;
 use crate::verbs::slower::gate;
 use kernelgate::exit::Exit;
-use kernelgate::harness::filter::Filter;
-use kernelgate::record::file_set::FileSet;
+use kernelgate::harness::filter::CaseFilter;
+use kernelgate::record::file_set::PreparedFileSet;
 use kernelgate::record::store::StoreError;
-use kernelgate::record::text::{printable, printable_path};
-use kernelgate::record::{Baseline, FileError, Measurement, ProcessRun, Store, file};
+use kernelgate::record::text::{printable_on_terminal, printable_path};
+use kernelgate::record::{Baseline, Measurement, ProcessRun, RecordFileError, Store, file};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -62,17 +62,17 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         true => (arguments.sessions.read(store)?, Vec::new()),
         false => read_records_and_baselines(&arguments.runs)?,
     };
-    let measurements = Measurement::split(runs);
+    let measurements = Measurement::group_into_measurements(runs);
     let mut measured = match Measured::new(&measurements, &baselines) {
         Ok(measured) => measured,
         Err(refused) => {
-            eprintln!("refused: {}", printable(&refused.to_string()));
+            eprintln!("refused: {}", printable_on_terminal(&refused.to_string()));
             return Ok(Exit::Refused);
         }
     };
     if let Some(filter) = &arguments.filter {
-        let filter = Filter::parse(Some(filter), false)?;
-        measured.retain_cases(|id| filter.matches(id));
+        let filter = CaseFilter::parse(Some(filter), false)?;
+        measured.retain_cases(|id| filter.matches_id(id));
         anyhow::ensure!(!measured.cases.is_empty(), "no case matches the filter");
     }
     if let Some(path) = &arguments.peers {
@@ -80,7 +80,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         if device != measured.device {
             let text =
                 format!("the peers were timed on {device}, the cases on {}", measured.device);
-            eprintln!("refused: {}", printable(&text));
+            eprintln!("refused: {}", printable_on_terminal(&text));
             return Ok(Exit::Refused);
         }
         measured.peers = times;
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         if let Some(first) = strangers.first() {
             let (count, all) = (strangers.len(), measured.peers.len());
             let text = format!("--peers: {count} of {all} times are of no case here: {first} …");
-            eprintln!("{}", printable(&text));
+            eprintln!("{}", printable_on_terminal(&text));
         }
     }
     if let Some(folder) = &arguments.results {
@@ -97,10 +97,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let verdict = match &arguments.baseline {
         None => None,
         Some(name) => {
-            let measurement = match Measurement::joined(measurements) {
+            let measurement = match Measurement::join_measurements(measurements) {
                 Ok(measurement) => measurement,
                 Err(differing) => {
-                    eprintln!("refused: {}", printable(&differing.to_string()));
+                    eprintln!("refused: {}", printable_on_terminal(&differing.to_string()));
                     return Ok(Exit::Refused);
                 }
             };
@@ -115,7 +115,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         verdict: verdict.as_ref(),
     };
     let page = report::page(&content).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let kept = store.page();
+    let kept = store.report_page();
     let folder = arguments.out.as_deref().or(kept.parent()).unwrap_or(Path::new(""));
     let index = folder.join("index.html");
     let csv = tables::cases_csv(&measured).context("failed to write cases.csv")?;
@@ -126,11 +126,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     files.push(("index.html", page.html));
     let failed = |error| anyhow::anyhow!("--out: failed to {error}");
-    let set = FileSet::new(folder).map_err(failed)?;
+    let set = PreparedFileSet::new(folder).map_err(failed)?;
     write_plots(&set.path().join("plots"), &page.figures)?;
     files.into_iter().try_for_each(|(name, text)| set.add(name, text)).map_err(failed)?;
     let absent: &[&str] = if history.is_some() { &[] } else { &["history.csv"] };
-    set.replace(absent).map_err(failed)?;
+    set.replace_file_set(absent).map_err(failed)?;
     println!("{}", printable_path(&index));
     Ok(Exit::Fine)
 }
@@ -141,24 +141,24 @@ fn write_result_tables(folder: &Path, measured: &Measured) -> anyhow::Result<Exi
     let pages = match results::pages(measured) {
         Ok(pages) => pages,
         Err(missing) => {
-            eprintln!("refused: {}", printable(&missing.to_string()));
+            eprintln!("refused: {}", printable_on_terminal(&missing.to_string()));
             return Ok(Exit::Refused);
         }
     };
     let filled = pages_with_filled_tables(folder, measured)?;
     if !filled.is_empty() {
         let texts = filled.iter().map(|(path, text)| (path.as_path(), text.as_str()));
-        file::write_texts(texts)
+        file::replace_files(texts)
             .map_err(|error| anyhow::anyhow!("--results: failed to {error}"))?;
         filled.iter().for_each(|(path, _)| println!("{}", printable_path(path)));
         return Ok(Exit::Fine);
     }
     let write = || {
-        let set = FileSet::new(folder)?;
+        let set = PreparedFileSet::new(folder)?;
         pages.iter().try_for_each(|page| set.add(&page.file, &page.text))?;
-        set.replace(&[])
+        set.replace_file_set(&[])
     };
-    write().map_err(|error: FileError| anyhow::anyhow!("--results: failed to {error}"))?;
+    write().map_err(|error: RecordFileError| anyhow::anyhow!("--results: failed to {error}"))?;
     pages.iter().for_each(|page| println!("{}", printable_path(&folder.join(&page.file))));
     Ok(Exit::Fine)
 }
@@ -178,7 +178,7 @@ fn pages_with_filled_tables(
             continue;
         }
         let named = || format!("--results: {}", printable_path(&path));
-        let text = file::text_of(&path, MAX_PAGE_BYTES).with_context(named)?;
+        let text = file::read_untrusted_text(&path, MAX_PAGE_BYTES).with_context(named)?;
         if let Some(text) = results::filled(&text, measured).with_context(named)? {
             pages.push((path, text));
         }
@@ -188,7 +188,8 @@ fn pages_with_filled_tables(
 }
 
 /// Times over commits of the cases and devices on the page; `None` without a store, or if it has
-/// one commit only. If the default store cannot be used, the page is made without them.
+/// one commit only. If the default history store cannot be used, the page is made without
+/// histories.
 fn read_commit_histories(
     arguments: &Arguments,
     store: &Store,
@@ -203,7 +204,7 @@ fn read_commit_histories(
         return Ok(None);
     }
     histories_from_store(&usual, arguments, store, measured).or_else(|error| {
-        eprintln!("{}", printable(&format!("no times over commits: {error:#}")));
+        eprintln!("{}", printable_on_terminal(&format!("no times over commits: {error:#}")));
         Ok(None)
     })
 }
@@ -218,7 +219,7 @@ fn histories_from_store(
     let order = CommitOrder::around(&store.root, None)?;
     let query = HistoryQuery {
         package: store.package.as_ref(),
-        cases: &Filter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),
+        cases: &CaseFilter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),
         renamed: &rules_file::read_rules_of_folder(&store.root)?.renamed,
         join_cards: arguments.join_cards,
         known_only: false,
@@ -233,8 +234,8 @@ fn histories_from_store(
     Ok(Some(CommitHistories { histories, order }).filter(|shown| !shown.histories.is_empty()))
 }
 
-/// The records in the paths. In a folder, a file that is neither a run nor a baseline is named and
-/// skipped.
+/// Reads the run records and baselines at these paths. In a folder, a file that is neither a run
+/// nor a baseline is named and skipped.
 fn read_records_and_baselines(
     paths: &[PathBuf],
 ) -> anyhow::Result<(Vec<ProcessRun>, Vec<Baseline>)> {
@@ -247,14 +248,14 @@ fn read_records_and_baselines(
         for file in files {
             match file::read::<ProcessRun>(&file) {
                 Ok(run) => runs.push(run),
-                Err(FileError::Foreign { .. }) => match file::read::<Baseline>(&file) {
+                Err(RecordFileError::Foreign { .. }) => match file::read::<Baseline>(&file) {
                     Ok(baseline) => baselines.push(baseline),
-                    Err(FileError::Foreign { .. }) if path.is_dir() => {
+                    Err(RecordFileError::Foreign { .. }) if path.is_dir() => {
                         let text =
                             format!("{}: neither a run nor a baseline, skipped", file.display());
-                        eprintln!("{}", printable(&text));
+                        eprintln!("{}", printable_on_terminal(&text));
                     }
-                    Err(FileError::Foreign { path, .. }) => anyhow::bail!(
+                    Err(RecordFileError::Foreign { path, .. }) => anyhow::bail!(
                         "--runs {}: neither a run nor a baseline of kernelgate",
                         path.display()
                     ),

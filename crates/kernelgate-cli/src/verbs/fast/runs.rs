@@ -10,7 +10,7 @@ use crate::verbs::shared::output::{json, print_json, write_files};
 use crate::verbs::shared::sessions::SelectedSessions;
 use kernelgate::display::{runs, terminal};
 use kernelgate::exit::Exit;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::printable_on_terminal;
 use kernelgate::record::{ProcessRun, Store};
 
 /// How runs are printed.
@@ -49,7 +49,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         RunsFormat::Text => {
             let columns = terminal::columns();
             let table = if arguments.costs { costs::text } else { runs::text };
-            terminal::print(&(table(&found, columns) + &interrupted));
+            terminal::print_wrapped(&(table(&found, columns) + &interrupted));
         }
         RunsFormat::Json => print_json(&found)?,
         RunsFormat::Bmf => {
@@ -75,6 +75,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 /// A line for each bench process that ended before its cases did.
 fn interrupted(runs: &[ProcessRun]) -> String {
     let ended = runs.iter().filter(|run| !run.complete);
-    let line = |run: &ProcessRun| format!("\n{}", printable(&run.interrupted()));
+    let line =
+        |run: &ProcessRun| format!("\n{}", printable_on_terminal(&run.interrupted_message()));
     ended.map(line).collect()
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};
 use kernelgate::exit::Exit;
-use kernelgate::harness::filter::Filter;
-use kernelgate::measure::accuracy::{ColdRow, SpinRow, TraceRow};
+use kernelgate::harness::filter::CaseFilter;
+use kernelgate::measure::accuracy::{EventAndCuptiTimeRow, HotAndColdReadRow, TimedSpinRow};
 use kernelgate::measure::limits::Limits;
-use kernelgate::protocol::{self, Action, ResponseBody, TimingReport};
+use kernelgate::protocol::{self, BenchResponseBody, RequestedAction, TimingReport};
 use kernelgate::record::Store;
 use kernelgate_cuda::driver::device;
 
@@ -79,26 +79,26 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     let filter = arguments.filter.as_deref();
     let asking = RequestSettings { settings, filter, timeout: arguments.wait, running };
-    let action = Action::Timing { part: arguments.part.map(Into::into) };
+    let action = RequestedAction::Timing { part: arguments.part.map(Into::into) };
     let show = |bench: &str, answer| {
         match answer {
-            ResponseBody::Timing(report) => match arguments.format {
+            BenchResponseBody::Timing(report) => match arguments.format {
                 OutputFormat::Json => print_json(&report)?,
                 format => print(&report, |table| format.table(table)),
             },
-            ResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
+            BenchResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
             _ => return Err(unexpected_response(bench)),
         }
         Ok(())
     };
     match arguments.part {
         Some(TimingPart::Cases) => {
-            Filter::parse(filter, false)?;
+            CaseFilter::parse(filter, false)?;
             ask::each(&found, &asking, &action, show)?;
         }
         _ => {
             anyhow::ensure!(filter.is_none(), "a filter of cases goes with --part cases");
-            // Every bench would measure the same, so the first one does.
+            // Every bench would measure the same timing facts, so only the first bench is asked.
             let bench = &found.executables[0];
             show(&bench.bench, ask::one(bench, &asking, &action)?)?;
         }
@@ -171,7 +171,7 @@ fn matmul_rate_table(limits: &Limits) -> Table {
 }
 
 /// A table of spins of known length, by the device's timer and by events.
-fn spins(rows: &[SpinRow]) -> Table {
+fn spins(rows: &[TimedSpinRow]) -> Table {
     let mut table = Table::new(&[
         "spin of",
         "by the device's timer",
@@ -196,7 +196,7 @@ fn spins(rows: &[SpinRow]) -> Table {
 }
 
 /// A table of launches, by events and by CUPTI.
-fn recorded(rows: &[TraceRow]) -> Table {
+fn recorded(rows: &[EventAndCuptiTimeRow]) -> Table {
     let mut table = Table::new(&[
         "kernel",
         "cache",
@@ -215,14 +215,14 @@ fn recorded(rows: &[TraceRow]) -> Table {
             time(row.events_recorded_ns),
             time(row.cupti_ns),
             signed(difference),
-            format!("{:+.2}%", row.difference_percent()),
+            format!("{:+.2}%", row.event_excess_percent()),
         ]);
     }
     table
 }
 
 /// A table of reads with caches hot and cold.
-fn cold_read_table(rows: &[ColdRow]) -> Table {
+fn cold_read_table(rows: &[HotAndColdReadRow]) -> Table {
     let mut table = Table::new(&["read of", "hot", "cold", "memory's best"]);
     for row in rows {
         table.row(vec![bytes(row.bytes), time(row.hot_ns), time(row.cold_ns), time(row.memory_ns)]);

@@ -1,7 +1,7 @@
 //! How submitted work is divided, and the verb that the shards run.
 
 use anyhow::Context as _;
-use kernelgate::display::without_flags;
+use kernelgate::display::words_without_flags;
 
 use crate::gate::rules::rules_file::MAX_RATIO;
 use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
@@ -10,7 +10,7 @@ use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
 const COMPARED_SIDE_FLAGS: [&str; 5] =
     ["--base", "--head", "--base-dir", "--head-dir", "--leave-out"];
 
-/// How the work is divided.
+/// Flags that divide the work into shards.
 #[derive(Debug, clap::Args)]
 pub struct ShardDivision {
     /// Number of shards
@@ -39,10 +39,10 @@ pub enum Verb {
 }
 
 impl ShardDivision {
-    /// The verb and its flags.
+    /// Splits the command into its verb and its flags.
     ///
     /// # Errors
-    /// When the verb cannot be divided.
+    /// Fails if the verb cannot be divided.
     pub fn split_verb_and_flags(&self) -> anyhow::Result<(Verb, &[String])> {
         let (verb, flags) = self.command.split_first().context("no verb")?;
         let verb = match verb.as_str() {
@@ -66,7 +66,7 @@ impl ShardDivision {
     }
 }
 
-/// Flags of `compare` without those that name its sides.
+/// Flags of `compare` without those that name base and head.
 pub fn without_side_flags(flags: &[String]) -> Vec<String> {
-    without_flags(flags.iter().cloned(), &COMPARED_SIDE_FLAGS, &[])
+    words_without_flags(flags.iter().cloned(), &COMPARED_SIDE_FLAGS, &[])
 }

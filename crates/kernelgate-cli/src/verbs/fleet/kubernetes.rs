@@ -1,9 +1,9 @@
-//! `kernelgate submit kubernetes`: manifests, printed.
+//! Prints the manifests of `kernelgate submit kubernetes`.
 
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use kernelgate::display::flag_value;
+use kernelgate::display::value_of_flag;
 
 use super::division::{ShardDivision, Verb, without_side_flags};
 use crate::fleet::kubernetes::KubernetesOptions;
@@ -57,7 +57,7 @@ fn parse_node_label(text: &str) -> Result<(String, String), String> {
 /// Prints both manifests.
 ///
 /// # Errors
-/// When the command cannot be divided.
+/// Fails if the command cannot be divided.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let division = &arguments.division;
     let (verb, flags) = division.split_verb_and_flags()?;
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             Work::Bench { executables: executables.collect(), flags: flags.to_vec() }
         }
         Verb::Compare => {
-            let both = flag_value(flags, "--base-dir").zip(flag_value(flags, "--head-dir"));
+            let both = value_of_flag(flags, "--base-dir").zip(value_of_flag(flags, "--head-dir"));
             let (base, head) = both.context(
                 "compare needs --base-dir and --head-dir: folders of executables in the image",
             )?;

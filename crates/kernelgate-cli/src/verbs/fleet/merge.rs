@@ -20,7 +20,7 @@ use crate::verbs::slower::verdict::{VerdictFormat, VerdictOutput};
 use kernelgate::display::{counted, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::protocol::CaseStatus;
-use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::text::{printable_on_terminal, printable_path};
 use kernelgate::record::{ProcessRun, Store, file};
 
 #[derive(Debug, clap::Args)]
@@ -45,7 +45,7 @@ pub struct Arguments {
     verdict: VerdictOutput,
 }
 
-/// A merged session, for programs.
+/// A merged session in JSON output.
 #[derive(Serialize)]
 struct MergedSessionJson<'a> {
     session: &'a Path,
@@ -63,7 +63,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     check_flag_range("--anchor-tolerance", arguments.anchor_tolerance, 0.0..=MAX_RATIO)?;
     match merge(arguments, store) {
         Err(MergeStop::Refused(why)) => {
-            println!("{}", printable(&why));
+            println!("{}", printable_on_terminal(&why));
             Ok(Exit::Refused)
         }
         Err(MergeStop::Error(error)) => Err(error),
@@ -71,9 +71,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
 }
 
-/// The reason why nothing was merged.
+/// The reason why no records were merged.
 enum MergeStop {
-    /// Records do not belong together.
+    /// The records do not belong together.
     Refused(String),
     /// Another error.
     Error(anyhow::Error),
@@ -125,7 +125,8 @@ fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit,
         merge::write_session(&session, runs)?;
     }
     let cases = runs.iter().map(|piece| piece.record.cases.len()).sum();
-    let mut devices: Vec<String> = runs.iter().map(|piece| piece.environment.device_id()).collect();
+    let mut devices: Vec<String> =
+        runs.iter().map(|piece| piece.environment.device_identifier()).collect();
     devices.sort();
     devices.dedup();
     let shared_gpu = shared_gpu(runs);
@@ -137,7 +138,10 @@ fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit,
             print_json(&merged)?;
         }
         _ => {
-            account.lines().iter().for_each(|line| terminal::print(&printable(line)));
+            account
+                .lines()
+                .iter()
+                .for_each(|line| terminal::print_wrapped(&printable_on_terminal(line)));
             if *not_run > 0 {
                 println!("not run: {not_run} cases, for want of time or of the device");
             }
@@ -178,7 +182,7 @@ fn merge_comparisons(
     let slug = merge::device_of_comparison(&files[0])?;
     let merged = merge::comparisons(files, tolerance(arguments, store, Some(slug)))?;
     let account = merged.account;
-    account.lines().iter().for_each(|line| eprintln!("{}", printable(line)));
+    account.lines().iter().for_each(|line| eprintln!("{}", printable_on_terminal(line)));
     let Some(comparison) = comparison_shard::merge(merged.shards, account.missing) else {
         return Ok(Exit::Inconclusive);
     };
@@ -201,7 +205,7 @@ fn calibrations(
     let slug = merge::device_of_calibration(&files[0])?;
     let merged = merge::calibrations(files, tolerance(arguments, store, Some(slug)))?;
     let account = merged.account;
-    account.lines().iter().for_each(|line| eprintln!("{}", printable(line)));
+    account.lines().iter().for_each(|line| eprintln!("{}", printable_on_terminal(line)));
     if let Some(calibration) = merged.calibration {
         calibrate::keep(&calibration, arguments.output.as_deref(), store)?;
     }
@@ -210,7 +214,7 @@ fn calibrations(
 
 fn merge_verifications(arguments: &Arguments, files: &[PathBuf]) -> Result<Exit, MergeStop> {
     let MergedVerifications { rows, account } = merge::verifications(files)?;
-    account.lines().iter().for_each(|line| eprintln!("{}", printable(line)));
+    account.lines().iter().for_each(|line| eprintln!("{}", printable_on_terminal(line)));
     let format = match arguments.verdict.verdict_format() {
         VerdictFormat::Json => OutputFormat::Json,
         VerdictFormat::Markdown => OutputFormat::Markdown,
@@ -221,5 +225,5 @@ fn merge_verifications(arguments: &Arguments, files: &[PathBuf]) -> Result<Exit,
         let why = anyhow::anyhow!("nothing was verified: every case was skipped");
         return Err(MergeStop::Error(why));
     }
-    Ok(if account.is_whole() { exit } else { exit.worse(Exit::Inconclusive) })
+    Ok(if account.is_whole() { exit } else { exit.more_severe(Exit::Inconclusive) })
 }

@@ -1,4 +1,4 @@
-//! Several machines: verbs for shards.
+//! Verbs for several machines, which run and merge shards.
 
 pub mod division;
 pub mod kubernetes;

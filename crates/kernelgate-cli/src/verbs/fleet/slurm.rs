@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use kernelgate::exit::Exit;
-use kernelgate::record::text::{printable, printable_path};
-use kernelgate::record::{Store, file, timestamp};
+use kernelgate::record::text::{printable_on_terminal, printable_path};
+use kernelgate::record::{Store, current_timestamp, file};
 
 use super::division::{ShardDivision, Verb, without_side_flags};
 use crate::benches::child::ChildProcess;
@@ -21,7 +21,7 @@ use crate::fleet::task::{Places, Work};
 use crate::verbs::shared::bench_flags::BenchFlags;
 use crate::verbs::shared::interrupt;
 
-/// Pause between two calls of `squeue`.
+/// Pause between two calls of Slurm's `squeue`.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Time for a file that a job wrote to appear on this machine.
 const RESULT_FILE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -62,7 +62,7 @@ pub struct Arguments {
     benches: BenchFlags,
 }
 
-/// A submission that the program follows.
+/// A submission to Slurm whose jobs the program follows.
 struct FollowedSubmission<'a> {
     arguments: &'a Arguments,
     places: Places,
@@ -81,7 +81,7 @@ struct PrintedTaskStates {
 /// Submits the work and follows it, or prints the scripts.
 ///
 /// # Errors
-/// When nothing can be built, Slurm refuses, or the jobs end without a result.
+/// Fails if nothing can be built, Slurm refuses, or the jobs end without a result.
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let division = &arguments.division;
     let (verb, flags) = division.split_verb_and_flags()?;
@@ -112,7 +112,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         return Ok(Exit::Fine);
     }
     let submission = Submission {
-        made: timestamp(),
+        made: current_timestamp(),
         command: division.command.clone(),
         shards: division.shards,
         arrays: Vec::new(),
@@ -204,14 +204,14 @@ impl FollowedSubmission<'_> {
         self.submit_shards(&(1..=self.options.shards).collect())
     }
 
-    /// Finds jobs that an interrupted program submitted without recording them.
+    /// Finds jobs that an interrupted program submitted without recording their numbers.
     fn adopt_unrecorded_jobs(&mut self) -> anyhow::Result<()> {
         let Some(printed) = run_squeue(&["--me"])? else { return Ok(()) };
         let comment = self.submission.comment(&self.places.folder);
         let [arrays, merges] = slurm::jobs_with_comment(&printed, &comment);
         let last = self.submission.arrays.iter().max().copied();
         let new: Vec<u64> = arrays.into_iter().filter(|id| Some(*id) > last).collect();
-        // A merge that was submitted before the newest array does not wait for it.
+        // A merge job that was submitted before the newest array does not wait for that array.
         let newest = new.last().copied().or(last);
         let merge = merges.last().copied().filter(|id| Some(*id) > newest);
         if new.is_empty() && (merge.is_none() || merge <= self.submission.merge) {
@@ -252,7 +252,7 @@ impl FollowedSubmission<'_> {
         }
     }
 
-    /// Submits an array of these shards, and a merge that depends on it.
+    /// Submits a job array for these shards, and a merge job that depends on the array.
     fn submit_shards(&mut self, shards: &BTreeSet<u32>) -> anyhow::Result<()> {
         let folder = self.places.folder.clone();
         let _ = std::fs::remove_file(self.places.exit());
@@ -301,7 +301,7 @@ impl FollowedSubmission<'_> {
             output.status.success(),
             "sbatch refused {script} ({}): {}",
             output.status,
-            printable(message.trim())
+            printable_on_terminal(message.trim())
         );
         let printed = String::from_utf8_lossy(&output.stdout);
         // With several clusters the output is "12;cluster".
@@ -324,7 +324,8 @@ impl FollowedSubmission<'_> {
         let mut shown = PrintedTaskStates::default();
         let mut ended: Option<Instant> = None;
         loop {
-            // States are read first, so that those of the last tasks are printed before the result.
+            // Job states are read first, so that the states of the last tasks are printed before
+            // the result.
             let (jobs, exit) = (self.jobs()?, self.exit());
             if let Some(jobs) = &jobs {
                 self.print_task_states(jobs, &mut shown);
@@ -384,15 +385,15 @@ impl FollowedSubmission<'_> {
         }
     }
 
-    /// Prints the result of the merge.
+    /// Prints the result of the merge job.
     fn print_merged_result(&self, code: i32) -> anyhow::Result<Exit> {
         for (shard, used) in shard_retries(&self.places, self.options.shards) {
             say(&format!("shard {shard}: {used} of {} further attempts", self.options.retries));
         }
         let result = self.places.result().with_extension("txt");
         let text = std::fs::read_to_string(&result).unwrap_or_default();
-        print!("{}", printable(&text));
-        let exit = Exit::from_code(code).with_context(|| {
+        print!("{}", printable_on_terminal(&text));
+        let exit = Exit::exit_from_code(code).with_context(|| {
             format!("the merge ended with code {code}: see {}", self.places.log("merge").display())
         })?;
         if exit == Exit::Usage {
@@ -429,7 +430,7 @@ impl FollowedSubmission<'_> {
     }
 }
 
-/// The last lines of a log.
+/// Prints the last lines of a job's log.
 fn print_log_end(log: &Path) {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
@@ -439,10 +440,10 @@ fn print_log_end(log: &Path) {
 }
 
 fn say(text: &str) {
-    eprintln!("submit: {}", printable(text));
+    eprintln!("submit: {}", printable_on_terminal(text));
 }
 
-/// Lists jobs, also those that ended a short while ago; absent while Slurm does not answer.
+/// Lists Slurm jobs, including jobs that ended recently; absent while Slurm does not answer.
 fn run_squeue(arguments: &[&str]) -> anyhow::Result<Option<String>> {
     let mut command = Command::new("squeue");
     command.args(["--noheader", "--states=all"]).args(arguments);

@@ -16,7 +16,7 @@ pub enum Scheduler {
 /// Submits the work, or prints what would be submitted.
 ///
 /// # Errors
-/// When nothing can be built, or the scheduler refuses.
+/// Fails if nothing can be built, or the scheduler refuses.
 pub fn run(scheduler: &Scheduler, store: &Store) -> anyhow::Result<Exit> {
     match scheduler {
         Scheduler::Slurm(arguments) => slurm::run(arguments, store),

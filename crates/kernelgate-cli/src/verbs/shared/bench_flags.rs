@@ -1,4 +1,4 @@
-//! Flags that choose bench executables, for every verb that asks them.
+//! Flags that select bench executables, for every verb that runs them.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,7 @@ impl BenchFlags {
         !self.bench.is_empty() || self.package.is_some()
     }
 
-    /// Finds the benches, as [`BenchChoice::find`] does.
+    /// Finds the selected benches, as [`BenchChoice::find`] does.
     pub fn find(&self, root: &Path, running: &ChildProcess) -> anyhow::Result<FoundBenches> {
         self.choice().find(root, versions::TIMEOUT, running)
     }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kernelgate::harness::filter::Filter;
-use kernelgate::protocol::{Action, ResponseBody};
+use kernelgate::harness::filter::CaseFilter;
+use kernelgate::protocol::{BenchResponseBody, RequestedAction};
 use kernelgate::record::{Shard, Store};
 
 use super::bench_flags::BenchFlags;
@@ -20,7 +20,7 @@ use crate::compare::progress::parse_duration;
 const TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// Answers of the bench executables, by name.
-pub type Answers = Vec<(String, ResponseBody)>;
+pub type Answers = Vec<(String, BenchResponseBody)>;
 
 #[derive(Debug, clap::Args)]
 pub struct CaseSelection {
@@ -49,30 +49,30 @@ impl CaseSelection {
         Self { filter: Some(filter.to_owned()), benches: benches.clone() }
     }
 
-    /// Settings for the executables, as variables.
+    /// The settings as environment variables for the executables.
     pub fn variables(&self) -> BTreeMap<String, String> {
         self.benches.settings.variables()
     }
 
-    /// The requested shard of the cases.
+    /// The shard of the cases that was requested.
     pub const fn shard(&self) -> Option<Shard> {
         self.benches.settings.shard()
     }
 
-    /// The shard in words that follow a number of cases; empty without one.
+    /// Text of the shard that follows a number of cases; empty if no shard was requested.
     pub fn shard_words(&self) -> String {
         self.benches.settings.shard_text()
     }
 
     /// The answers of every bench executable of the package.
-    pub fn ask(&self, store: &Store, action: &Action) -> anyhow::Result<Answers> {
+    pub fn ask(&self, store: &Store, action: &RequestedAction) -> anyhow::Result<Answers> {
         self.bench_client(store)?.ask(action)
     }
 
     /// Finds the executables, which can then be asked several times. To be called once, because it
     /// watches for Ctrl-C.
     pub fn bench_client(&self, store: &Store) -> anyhow::Result<BenchClient<'_>> {
-        Filter::parse(self.filter.as_deref(), false)?;
+        CaseFilter::parse(self.filter.as_deref(), false)?;
         let running = interrupt::watched()?;
         let timeout = self.benches.wait.unwrap_or(versions::TIMEOUT);
         let found = self.benches.benches.choice().find(&store.root, timeout, &running)?;
@@ -89,14 +89,14 @@ pub struct BenchClient<'a> {
 }
 
 impl BenchClient<'_> {
-    /// This number of seeds, from the chosen one upwards.
+    /// `count` seeds for verification, from the chosen seed upwards.
     pub fn verification_seeds(&self, count: u64) -> Vec<u64> {
         let first = self.choice.benches.settings.input_seed();
         (0..count).map(|more| first.wrapping_add(more)).collect()
     }
 
-    /// The answers of all executables.
-    pub fn ask(&self, action: &Action) -> anyhow::Result<Answers> {
+    /// Sends the request to all executables and collects their responses.
+    pub fn ask(&self, action: &RequestedAction) -> anyhow::Result<Answers> {
         ask::all(&self.found, &self.request_settings(None), action)
     }
 
@@ -104,8 +104,8 @@ impl BenchClient<'_> {
     pub fn each(
         &self,
         seed: u64,
-        action: &Action,
-        answered: impl FnMut(&str, ResponseBody) -> anyhow::Result<()>,
+        action: &RequestedAction,
+        answered: impl FnMut(&str, BenchResponseBody) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         ask::each(&self.found, &self.request_settings(Some(seed)), action, answered)
     }
@@ -113,8 +113,8 @@ impl BenchClient<'_> {
     /// The answers for all shards, whichever was requested.
     pub fn each_of_all_shards(
         &self,
-        action: &Action,
-        answered: impl FnMut(&str, ResponseBody) -> anyhow::Result<()>,
+        action: &RequestedAction,
+        answered: impl FnMut(&str, BenchResponseBody) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let mut request_settings = self.request_settings(None);
         // An empty variable counts as unset, also if this process has the variable.

@@ -19,8 +19,8 @@ pub fn watch_interrupts_printing(
     watch_interrupts_with(last, PartialResults::default())
 }
 
-/// Passes interrupts to the running process, for a verb whose processes handle them, and ends the
-/// program as that process does. To be called once.
+/// Passes interrupts on to the running process, for a verb whose processes handle them, and ends
+/// the program with that process. To be called once.
 pub fn forward_interrupts() -> anyhow::Result<ChildProcess> {
     let running = ChildProcess::default();
     let held = running.clone();
@@ -37,13 +37,13 @@ pub struct PartialResults {
 }
 
 impl PartialResults {
-    /// From now on the first interrupt ends the running process and not the program, which must
+    /// From now on, the first interrupt ends the running process but not the program, which must
     /// check [`Self::interrupted`].
     pub fn begin(&self) {
         self.has_some.store(true, Ordering::SeqCst);
     }
 
-    /// Whether an interrupt came after [`Self::begin`].
+    /// Whether an interrupt came after [`Self::begin`] was called.
     pub fn interrupted(&self) -> bool {
         self.interrupted.load(Ordering::SeqCst)
     }
@@ -69,7 +69,7 @@ fn watch_interrupts_with(
         }
         held.kill_all();
         eprintln!("\ninterrupted{}", last());
-        std::process::exit(Exit::INTERRUPTED);
+        std::process::exit(Exit::INTERRUPTED_EXIT_CODE);
     };
     ctrlc::set_handler(handler)
         .map_err(|error| anyhow::anyhow!("failed to watch for Ctrl-C: {error}"))?;

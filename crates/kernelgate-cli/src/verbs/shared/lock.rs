@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use kernelgate::record::Lock;
+use kernelgate::record::FileLock;
 
-/// Locks a baseline file for reading, changing and writing it.
-pub fn lock_baseline(path: &Path) -> anyhow::Result<Lock> {
-    Lock::acquire(path).map_err(|error| anyhow::anyhow!("failed to {error}"))
+/// Locks a baseline file while it is read, changed and written.
+pub fn lock_baseline(path: &Path) -> anyhow::Result<FileLock> {
+    FileLock::acquire_lock(path).map_err(|error| anyhow::anyhow!("failed to {error}"))
 }

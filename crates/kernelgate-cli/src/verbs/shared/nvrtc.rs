@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 
-/// A version that can be fetched.
+/// A version of NVRTC that pip can install.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum NvrtcMajor {
     /// CUDA 13.0, which the resources of this repository were recorded with

@@ -8,11 +8,11 @@ use kernelgate::display;
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::display::table::Table;
 use kernelgate::display::terminal;
-use kernelgate::record::FileError;
-use kernelgate::record::file_set::FileSet;
-use kernelgate::record::text::{escaped_json, indented};
+use kernelgate::record::RecordFileError;
+use kernelgate::record::file_set::PreparedFileSet;
+use kernelgate::record::text::{indent_lines, json_with_escapes};
 
-/// How a result is printed.
+/// Format in which a result is printed: text, Markdown or JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum OutputFormat {
     /// Text for a terminal.
@@ -20,14 +20,14 @@ pub enum OutputFormat {
     Text,
     /// JSON for programs.
     Json,
-    /// Markdown for a pull request or a page.
+    /// Print Markdown for a pull request or a page.
     Markdown,
 }
 
 impl OutputFormat {
     /// Text that others wrote, such as a message, harmless in this format.
     pub fn words(self, text: &str) -> String {
-        if self == Self::Markdown { MarkdownText(text).to_string() } else { indented(text) }
+        if self == Self::Markdown { MarkdownText(text).to_string() } else { indent_lines(text) }
     }
 }
 
@@ -36,7 +36,7 @@ impl OutputFormat {
     /// empty line follows the text.
     pub fn table(self, table: &Table) -> String {
         match self {
-            Self::Markdown => table.markdown() + "\n",
+            Self::Markdown => table.to_markdown() + "\n",
             _ => table.text_within(terminal::columns()),
         }
     }
@@ -45,7 +45,7 @@ impl OutputFormat {
     pub fn print(self, text: &str) {
         match self {
             Self::Markdown => println!("{text}"),
-            _ => terminal::print(text),
+            _ => terminal::print_wrapped(text),
         }
     }
 }
@@ -55,7 +55,7 @@ pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses to write over a file that is read, even if a link names it.
+/// Refuses to overwrite a file that is also read, even if a link names it.
 pub fn refuse_overwriting_source(flag: &str, out: &Path, source: &Path) -> anyhow::Result<()> {
     let same = match (out.canonicalize(), source.canonicalize()) {
         (Ok(out), Ok(source)) => out == source || are_same_file(&out, &source),
@@ -80,7 +80,7 @@ fn are_same_file(one: &Path, two: &Path) -> bool {
 
 /// Windows has no stable way to compare two files.
 #[cfg(not(unix))]
-fn is_one_file(_: &Path, _: &Path) -> bool {
+fn are_same_file(_: &Path, _: &Path) -> bool {
     false
 }
 
@@ -92,16 +92,16 @@ pub fn write_files<'a>(
     absent: &[&str],
 ) -> anyhow::Result<()> {
     let write = || {
-        let set = FileSet::new(folder)?;
+        let set = PreparedFileSet::new(folder)?;
         files.into_iter().try_for_each(|(name, text)| set.add(name, text))?;
-        set.replace(absent)
+        set.replace_file_set(absent)
     };
-    write().map_err(|error: FileError| anyhow::anyhow!("--out: failed to {error}"))
+    write().map_err(|error: RecordFileError| anyhow::anyhow!("--out: failed to {error}"))
 }
 
-/// JSON for files and terminals.
+/// Formats JSON so that terminals show it safely.
 pub fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
-    Ok(escaped_json(serde_json::to_string_pretty(value)?) + "\n")
+    Ok(json_with_escapes(serde_json::to_string_pretty(value)?) + "\n")
 }
 
 /// The arguments of the program, as text.
@@ -116,7 +116,7 @@ pub fn shell_command_line(
     valued: &[&str],
     bare: &[&str],
 ) -> String {
-    let words = display::without_flags(arguments, valued, bare);
+    let words = display::words_without_flags(arguments, valued, bare);
     let words = words.iter().map(|word| quoted(word));
     std::iter::once("kernelgate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use kernelgate::record::store::StoreError;
-use kernelgate::record::text::printable;
-use kernelgate::record::{Package, ProcessRun, Session, Store};
+use kernelgate::record::text::printable_on_terminal;
+use kernelgate::record::{CargoPackage, ProcessRun, Session, Store};
 
 /// Selects the recorded sessions of a verb.
 #[derive(Debug, clap::Args)]
@@ -30,7 +30,7 @@ impl SelectedSessions {
     pub fn read(&self, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
         let sessions = match self.session.is_empty() {
             true => store.last_sessions(self.last.into())?,
-            false => store.sessions(self.session.iter().map(PathBuf::as_path))?,
+            false => store.sessions_in_folders(self.session.iter().map(PathBuf::as_path))?,
         };
         let sessions = without_other_packages(sessions, store)?;
         let mut runs: Vec<ProcessRun> = sessions.into_iter().flat_map(|it| it.runs).collect();
@@ -48,7 +48,7 @@ pub fn without_other_packages(
     store: &Store,
 ) -> anyhow::Result<Vec<Session>> {
     let Some(own) = &store.package else { return Ok(sessions) };
-    let mut others: BTreeMap<Package, u32> = BTreeMap::new();
+    let mut others: BTreeMap<CargoPackage, u32> = BTreeMap::new();
     let mut unnamed = 0;
     for run in sessions.iter().flat_map(|session| &session.runs) {
         match &run.package {
@@ -58,7 +58,7 @@ pub fn without_other_packages(
         }
     }
     for session in &mut sessions {
-        session.runs.retain(|run| run.may_be_of(own));
+        session.runs.retain(|run| run.may_be_of_package(own));
     }
     if sessions.iter().all(|session| session.runs.is_empty()) {
         return Err(StoreError::OtherPackages {
@@ -73,18 +73,18 @@ pub fn without_other_packages(
     }
     if unnamed > 0 {
         let runs = format!("{unnamed} run{} without a recorded package", plural_ending(unnamed));
-        eprintln!("{}", printable(&format!("{runs} counted as of package {own}")));
+        eprintln!("{}", printable_on_terminal(&format!("{runs} counted as of package {own}")));
     }
     Ok(sessions)
 }
 
 /// Names on standard error the runs of another package that are not used.
-pub fn report_unused_runs(runs: u32, package: &str, own: &Package) {
+pub fn report_unused_runs(runs: u32, package: &str, own: &CargoPackage) {
     let text = format!(
         "{runs} run{} of package {package} not used: this is package {own}",
         plural_ending(runs)
     );
-    eprintln!("{}", printable(&text));
+    eprintln!("{}", printable_on_terminal(&text));
 }
 
 const fn plural_ending(count: u32) -> &'static str {

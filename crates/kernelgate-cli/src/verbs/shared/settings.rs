@@ -11,10 +11,10 @@ use crate::compare::{PlanBasis, PlanRequest};
 use crate::gate::limits::AskedLimits;
 use crate::gate::paired::TestPlan;
 use crate::gate::rules::rules_file::{MAX_ACCEPTED_TIME_NS, MAX_RATIO};
-use kernelgate::harness::args::{BackendName, EffortName, PowerName};
+use kernelgate::harness::args::{BackendFlagValue, EffortFlagValue, PowerFlagValue};
 use kernelgate::harness::scheduler::parse_shard;
 use kernelgate::record::{Shard, TrialSampling};
-use kernelgate::workload::Override;
+use kernelgate::workload::AxisOverride;
 
 /// Share of a case's time that is used to warm up.
 const WARM_UP: f64 = 0.25;
@@ -22,22 +22,22 @@ const WARM_UP: f64 = 0.25;
 /// Variable that gives a shard to benches.
 pub const SHARD_VARIABLE: &str = "KERNELGATE_SHARD";
 
-/// Settings of benches: cases, device and inputs.
+/// Settings of bench executables: cases, device and inputs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Settings {
     /// Number of cases and samples, as in `cargo bench`
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
-    effort: Option<EffortName>,
+    effort: Option<EffortFlagValue>,
     /// Power state of a GPU while a case is timed
     #[arg(long, env = "KERNELGATE_POWER", value_enum)]
-    power: Option<PowerName>,
+    power: Option<PowerFlagValue>,
     /// Replace an axis' values, for example --axis s=512,777 (repeatable; values of one axis add
     /// up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
-    axis: Vec<Override>,
+    axis: Vec<AxisOverride>,
     /// Backend to run on: auto is the GPU if there is one, else the CPU
     #[arg(long, env = "KERNELGATE_BACKEND", value_enum)]
-    backend: Option<BackendName>,
+    backend: Option<BackendFlagValue>,
     /// Number of the GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
     device: Option<usize>,
@@ -62,12 +62,12 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The requested shard of the work.
+    /// The shard of the work that was requested.
     pub const fn shard(&self) -> Option<Shard> {
         self.shard
     }
 
-    /// The shard in words that follow a number of cases; empty without one.
+    /// Text of the shard that follows a number of cases; empty if no shard was requested.
     pub fn shard_text(&self) -> String {
         self.shard.map_or_else(String::new, |shard| format!("; of shard {shard} only"))
     }
@@ -115,14 +115,14 @@ impl Settings {
         self.seed.unwrap_or(1)
     }
 
-    /// Whether axes select the cases.
+    /// Whether axis values select the cases.
     pub const fn names_axes(&self) -> bool {
         !self.axis.is_empty()
     }
 }
 
-/// Thresholds and the time of measurement. Defaults are not given here: the device's calibration
-/// comes before them.
+/// Flags that set thresholds and the measurement time. These flags have no default values, because
+/// the device's calibration comes before the defaults.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ThresholdFlags {
     /// Largest number of blocks of four processes [default: as calibrated, else 96]
@@ -145,7 +145,7 @@ pub struct ThresholdFlags {
     case_time: Option<Duration>,
 }
 
-/// Timeouts for processes that may hang.
+/// Flags that set timeouts for processes that may hang.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Timeouts {
     /// Time after which a process of a bench is treated as hung and ended [default: 20s to report
@@ -172,7 +172,7 @@ pub fn refuse_injected_changes() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parses a fraction: "0.05", or "5%".
+/// Parses a fraction from text such as "0.05" or "5%".
 pub fn parse_fraction(text: &str) -> Result<f64, String> {
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite());
     let fraction = match text.strip_suffix('%') {
@@ -224,7 +224,7 @@ impl ThresholdFlags {
         Some(TrialSampling {
             warm_up_s: WARM_UP * whole_s,
             measurement_s: (1.0 - WARM_UP) * whole_s,
-            ..TrialSampling::MEASURED
+            ..TrialSampling::HOST_SAMPLING
         })
     }
 }

@@ -1,6 +1,6 @@
-//! `kernelgate baseline`: manages the committed baselines.
+//! The verb `kernelgate baseline`, which manages the committed baselines.
 
-use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::text::{printable_on_terminal, printable_path};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ use kernelgate::display::medium::CsvText;
 use kernelgate::display::table::Table;
 use kernelgate::display::{counted, time};
 use kernelgate::exit::Exit;
-use kernelgate::protocol::{Action, ResponseBody};
-use kernelgate::record::environment::Mismatch;
-use kernelgate::record::store::check_name;
+use kernelgate::protocol::{BenchResponseBody, RequestedAction};
+use kernelgate::record::environment::EnvironmentMismatch;
+use kernelgate::record::store::check_path_component;
 use kernelgate::record::{Baseline, CaseRun, Environment, Measurement, ProcessRun, Store, file};
 use kernelgate::stats::median;
 
@@ -126,7 +126,7 @@ fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Basel
 /// The named device, or the only device with a baseline of that name, or this machine's CPU.
 fn device_of(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<String> {
     if let Some(device) = device {
-        check_name(device).map_err(|_| {
+        check_path_component(device).map_err(|_| {
             anyhow::anyhow!("--device {device}: no folder of baselines has such a name")
         })?;
         return Ok(device.to_owned());
@@ -139,7 +139,7 @@ fn device_of(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<
         .collect();
     Ok(match &devices[..] {
         [only] => only.clone(),
-        _ => Environment::cpu().slug(),
+        _ => Environment::cpu().baseline_folder_name(),
     })
 }
 
@@ -150,19 +150,19 @@ fn find(
     benches: &BenchFlags,
 ) -> anyhow::Result<Exit> {
     // The name is checked before benches are built to find the device.
-    check_name(name)?;
+    check_path_component(name)?;
     let running = &interrupt::watched()?;
     let found = benches.find(&store.root, running)?;
     let settings = settings.variables();
     let asking =
         RequestSettings { settings, filter: None, timeout: DEVICE_ANSWER_TIMEOUT, running };
-    // Every bench that supports the device runs on it.
+    // Every bench that supports a device runs on it.
     let mut devices: Vec<String> = Vec::new();
-    for (bench, answer) in ask::all(&found, &asking, &Action::Environment)? {
-        let ResponseBody::Environment(environment) = answer else {
+    for (bench, answer) in ask::all(&found, &asking, &RequestedAction::Environment)? {
+        let BenchResponseBody::Environment(environment) = answer else {
             return Err(unexpected_response(&bench));
         };
-        devices.push(environment.slug());
+        devices.push(environment.baseline_folder_name());
     }
     devices.dedup();
     let baselines = devices
@@ -181,14 +181,14 @@ fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit>
     let measurement = match Measurement::from_runs(runs) {
         Ok(measurement) => measurement,
         Err(differing) => {
-            println!("refused: {}", printable(&differing.to_string()));
+            println!("refused: {}", printable_on_terminal(&differing.to_string()));
             return Ok(Exit::Refused);
         }
     };
     for missing in measurement.missing_shards() {
         eprintln!("warning: {missing} is missing: the baseline gets the cases of the others");
     }
-    let runs = measurement.runs();
+    let runs = measurement.process_runs();
     let path = store.baseline_path(&measurement.device_folder(), name)?;
     let _lock = lock_baseline(&path)?;
     let mut baseline =
@@ -207,13 +207,13 @@ fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit>
     for run in runs.iter().filter(|run| run.stated_commit) {
         eprintln!(
             "the commit {} of the run {} is as KERNELGATE_COMMIT stated it",
-            run.provenance.short(),
+            run.provenance.short_commit(),
             run.key()
         );
     }
     for run in runs.iter().filter(|run| !run.cases.is_empty()) {
         if let Err(differing) = baseline.add(run) {
-            for Mismatch { field, base, head } in differing {
+            for EnvironmentMismatch { field, base, head } in differing {
                 println!(
                     "refused: {field} is `{base}` in the baseline and `{head}` in the run {}",
                     run.key()
@@ -223,7 +223,7 @@ fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit>
         }
     }
     for record in store.numerics(runs)? {
-        numerics::say(&record, baseline.add_numerics(&record));
+        numerics::say(&record, baseline.add_seed_errors(&record));
     }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let most = baseline.cases.values().map(|case| case.runs.len()).max().unwrap_or_default();
@@ -241,7 +241,7 @@ struct ListedBaselineJson {
     name: String,
     cases: usize,
     runs: usize,
-    /// Start of the newest run.
+    /// Start time of the newest run.
     newest: Option<String>,
     commit: Option<String>,
     /// The reason why the file cannot be used.
@@ -270,7 +270,7 @@ fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
                 row.cases = baseline.cases.len();
                 row.runs = baseline.runs.len();
                 row.newest = newest.map(|run| run.started.clone());
-                row.commit = newest.map(|run| run.provenance.short());
+                row.commit = newest.map(|run| run.provenance.short_commit());
             }
             Err(error) => row.error = Some(error.to_string()),
         }
@@ -301,14 +301,14 @@ fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
         listed
             .iter()
             .filter_map(|row| row.error.as_ref())
-            .for_each(|error| println!("broken: failed to {}", printable(error)));
+            .for_each(|error| println!("broken: failed to {}", printable_on_terminal(error)));
     }
     Ok(if broken { Exit::Usage } else { Exit::Fine })
 }
 
 fn print_baseline(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
     if format == OutputFormat::Json {
-        print!("{}", file::to_text(baseline));
+        print!("{}", file::record_text(baseline));
         return Ok(Exit::Fine);
     }
     for (key, run) in &baseline.runs {
@@ -317,7 +317,7 @@ fn print_baseline(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<E
             run.started,
             run.environment.device_name,
             run.environment.threads,
-            run.provenance.short(),
+            run.provenance.short_commit(),
             if run.stated_commit { " (as stated)" } else { "" }
         );
     }
@@ -346,7 +346,7 @@ fn import_baseline(
         file::read(from).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     anyhow::ensure!(!baseline.cases.is_empty(), "{} holds no case", from.display());
     let devices: std::collections::BTreeSet<String> =
-        baseline.runs.values().map(|run| run.environment.slug()).collect();
+        baseline.runs.values().map(|run| run.environment.baseline_folder_name()).collect();
     anyhow::ensure!(
         devices.len() == 1,
         "{} holds runs of {} devices, a baseline has one",
@@ -373,7 +373,7 @@ fn import_baseline(
 }
 
 fn seal_baseline(path: &Path) -> anyhow::Result<Exit> {
-    let path = &file::followed(path);
+    let path = &file::follow_link(path);
     // If there is no such file, reading it gives the best error.
     let _lock = path.is_file().then(|| lock_baseline(path)).transpose()?;
     let baseline: Baseline =
@@ -386,7 +386,7 @@ fn seal_baseline(path: &Path) -> anyhow::Result<Exit> {
 
 fn export(baseline: &Baseline, to: &Path) -> anyhow::Result<Exit> {
     let text = match to.extension().and_then(|ending| ending.to_str()) {
-        Some("json") => file::to_text(baseline),
+        Some("json") => file::record_text(baseline),
         Some("csv") => csv(baseline),
         _ => anyhow::bail!("{}: the ending says the format: .json or .csv", to.display()),
     };

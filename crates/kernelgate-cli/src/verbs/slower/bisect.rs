@@ -12,7 +12,7 @@ use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, refuse_
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::record::Store;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::printable_on_terminal;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let found = match bisect::run(&request) {
         Ok(found) => found,
         Err(refused) if refused.exit() == Exit::Refused => {
-            eprintln!("{}", printable(&refused.to_string()));
+            eprintln!("{}", printable_on_terminal(&refused.to_string()));
             return Ok(Exit::Refused);
         }
         Err(error) => return Err(error.into()),
@@ -96,7 +96,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let text = report::bisection::text(&found);
     match arguments.format {
         OutputFormat::Json => print_json(&found)?,
-        OutputFormat::Text => terminal::print(&printable(&text)),
+        OutputFormat::Text => terminal::print_wrapped(&printable_on_terminal(&text)),
         OutputFormat::Markdown => println!("{}", report::bisection::markdown(&text)),
     }
     Ok(exit(&found))

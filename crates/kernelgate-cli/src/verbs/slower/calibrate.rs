@@ -1,7 +1,7 @@
-//! `kernelgate calibrate`: runs comparisons whose answer is known, and recommends thresholds from
-//! them.
+//! The verb `kernelgate calibrate`: it runs comparisons whose answer is known, and recommends
+//! thresholds from them.
 
-use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::text::{printable_on_terminal, printable_path};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::verbs::shared::output::{
 use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, refuse_injected_changes};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
-use kernelgate::harness::filter::Filter;
+use kernelgate::harness::filter::CaseFilter;
 use kernelgate::record::{Store, file};
 
 #[derive(Debug, clap::Args)]
@@ -126,7 +126,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     check(arguments)?;
     let folder = store.work.join("calibrate");
     let state = match arguments.settings.shard() {
-        Some(shard) => folder.join(format!("part-{}.json", shard.label())),
+        Some(shard) => folder.join(format!("part-{}.json", shard.shard_file_label())),
         None => folder.join("state.json"),
     };
     let plan = arguments.limits.plan(PlanBasis::Fixed(TestPlan::default()))?;
@@ -152,7 +152,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let (calibration, left) = match calibrate::run(&request, &settings) {
         Ok(measured) => measured,
         Err(refused) if refused.exit() == Exit::Refused => {
-            eprintln!("{}", printable(&refused.to_string()));
+            eprintln!("{}", printable_on_terminal(&refused.to_string()));
             return Ok(Exit::Refused);
         }
         Err(error) => return Err(error.into()),
@@ -172,7 +172,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let otherwise = if arguments.settings.shard().is_some() {
         state
     } else {
-        store.calibration_path(&calibration.environment.slug())
+        store.calibration_path(&calibration.environment.baseline_folder_name())
     };
     let output = arguments.output.clone().unwrap_or(otherwise);
     save(&output)?;
@@ -180,7 +180,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// The comparison that a calibration repeats.
+/// Runs the comparison that a calibration repeats.
 fn run_comparison(
     arguments: &Arguments,
     store: &Store,
@@ -237,7 +237,7 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
     }
     anyhow::ensure!(arguments.cases > 0, "--cases takes a number from 1");
     refuse_injected_changes()?;
-    Filter::parse(arguments.filter.as_deref(), false)?;
+    CaseFilter::parse(arguments.filter.as_deref(), false)?;
     anyhow::ensure!(
         arguments.settings.shard().is_none() || selects_cases(arguments),
         "--shard needs a filter or --axis: which cases are short enough may differ from part to \
@@ -253,7 +253,7 @@ fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// Writes a merged calibration and prints it.
+/// Writes a merged calibration to its file and prints it.
 pub fn keep(merged: &Calibration, output: Option<&Path>, store: &Store) -> anyhow::Result<()> {
     let output = write(merged, output, store)?;
     print(OutputFormat::Text, merged, &output)
@@ -272,7 +272,7 @@ fn merged(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
                     let (other, first) = (path.display(), files[0].display());
                     eprintln!(
                         "refused: {other} is of something else than {first}: {}",
-                        printable(&differs)
+                        printable_on_terminal(&differs)
                     );
                     return Ok(None);
                 }
@@ -286,7 +286,7 @@ fn merged(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
 
 /// Writes a calibration, and returns the path.
 fn write(merged: &Calibration, output: Option<&Path>, store: &Store) -> anyhow::Result<PathBuf> {
-    let usual = || store.calibration_path(&merged.environment.slug());
+    let usual = || store.calibration_path(&merged.environment.baseline_folder_name());
     let output = output.map_or_else(usual, Path::to_owned);
     file::write(&output, merged).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     Ok(output)
@@ -294,7 +294,9 @@ fn write(merged: &Calibration, output: Option<&Path>, store: &Store) -> anyhow::
 
 fn print(format: OutputFormat, calibration: &Calibration, at: &Path) -> anyhow::Result<()> {
     match format {
-        OutputFormat::Text => terminal::print(&calibration::text(calibration, terminal::columns())),
+        OutputFormat::Text => {
+            terminal::print_wrapped(&calibration::text(calibration, terminal::columns()))
+        }
         OutputFormat::Markdown => println!("{}", calibration::markdown(calibration)),
         OutputFormat::Json => print_json(&CalibrationReportJson {
             calibration: at,

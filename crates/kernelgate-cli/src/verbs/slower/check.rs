@@ -1,8 +1,8 @@
 //! `kernelgate check`: the performance gate of a pull request, for any CI. The verb chooses how to
 //! judge, judges, checks the kernels' resources, and writes a comment, JUnit XML and JSON.
 //!
-//! Each part is another call of this program, or of cargo, which standard error shows as a command,
-//! so that each can be repeated alone.
+//! Each part is a separate call of this program or of cargo, whose command is printed to standard
+//! error, so that each part can be repeated alone.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ use kernelgate_cuda::library;
 
 /// Time after which a part is treated as hung.
 const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// Files of the last check, which are removed before this one.
+/// Output files of the previous check, which are removed before this one.
 const CHECK_OUTPUT_FILES: [&str; 8] = [
     "comment.md",
     "report.html",
@@ -50,7 +50,7 @@ const MAX_SHOWN_OUTPUT_LINES: usize = 30;
 /// Largest number of kernels that got worse and are visible in the comment.
 const MAX_SHOWN_WORSE_KERNELS: usize = 10;
 
-/// How a pull request is judged.
+/// The method by which a pull request is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum Mode {
     /// Compare if git has the base and both sides build with such benches, else gate if this device
@@ -169,7 +169,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         return Ok(Exit::Fine);
     }
     check.write_comment(&judged, &checked)?;
-    let exit = judged.exit.worse(checked.exit);
+    let exit = judged.exit.more_severe(checked.exit);
     if exit == Exit::Inconclusive && arguments.allow_inconclusive {
         say("inconclusive, and allowed");
         return Ok(Exit::Fine);
@@ -226,7 +226,7 @@ impl CheckRun<'_> {
         self.gate()
     }
 
-    /// The commit to compare with.
+    /// The commit with which the head is compared.
     fn commit_to_compare_with(&self) -> Result<String, String> {
         let repository = Repository::around(&self.store.root)
             .map_err(|_| "this is no git checkout".to_owned())?;
@@ -266,7 +266,7 @@ impl CheckRun<'_> {
         self.part(&line)
     }
 
-    /// Whether the gate finds a baseline for this device, or the reason why not.
+    /// Whether a baseline exists for this device, or the reason why not.
     fn has_baseline_for_device(&self) -> anyhow::Result<Result<(), String>> {
         let name = &self.arguments.baseline;
         self.announce(&format!("kernelgate baseline find {}", quoted(name)));
@@ -352,8 +352,8 @@ impl CheckRun<'_> {
         let ended = ended.and_then(|_| self.running.finish_within(TIMEOUT, u64::MAX));
         let ended = ended.with_context(|| format!("failed to start {program}"))?;
         match ended {
-            // If a signal from outside ended the part, the check ends too.
-            Ended::Exited(status) => Ok(status.code().unwrap_or(Exit::INTERRUPTED)),
+            // If a signal from outside ended the part, the whole check ends.
+            Ended::Exited(status) => Ok(status.code().unwrap_or(Exit::INTERRUPTED_EXIT_CODE)),
             Ended::TimedOut | Ended::OverMemory(_) => anyhow::bail!("{program} was ended"),
         }
     }
@@ -387,7 +387,7 @@ impl CheckRun<'_> {
         commands::show(&command);
         let output =
             command.stdin(Stdio::null()).output().context("failed to start this program again")?;
-        let exit = counted(output.status.code().unwrap_or(Exit::INTERRUPTED));
+        let exit = counted(output.status.code().unwrap_or(Exit::INTERRUPTED_EXIT_CODE));
         let text = [&output.stdout[..], &output.stderr[..]].concat();
         let path = self.out.join("resources.txt");
         let text = String::from_utf8_lossy(&text);
@@ -395,15 +395,16 @@ impl CheckRun<'_> {
         Ok(checked(exit, &text))
     }
 
-    /// Adds the resources and the commands to the method's comment and prints it.
+    /// Adds the kernel resources and the commands to the method's comment, and prints it.
     fn write_comment(&self, judged: &JudgedMethodOutcome, checked: &Checked) -> anyhow::Result<()> {
         let path = self.out.join("comment.md");
-        let mut text = file::text_of(&path, MAX_COMMENT_FILE_BYTES).unwrap_or_else(|_| {
-            format!(
-                "**check: nothing was judged** (exit {} of `{}`): the log says why.\n",
-                judged.exit as u8, judged.method
-            )
-        });
+        let mut text =
+            file::read_untrusted_text(&path, MAX_COMMENT_FILE_BYTES).unwrap_or_else(|_| {
+                format!(
+                    "**check: nothing was judged** (exit {} of `{}`): the log says why.\n",
+                    judged.exit as u8, judged.method
+                )
+            });
         if let Some(died) = &judged.died {
             let _ =
                 write!(text, "\n**{died}**: a bench that died is not judged; the log has more.\n");
@@ -430,7 +431,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// The exit code of a part; a code that this program does not have ends the check.
 fn counted(code: i32) -> Exit {
-    Exit::from_code(code).unwrap_or_else(|| {
+    Exit::exit_from_code(code).unwrap_or_else(|| {
         say(&format!("ended with {code}"));
         std::process::exit(code)
     })
@@ -441,7 +442,7 @@ fn typed(line: &[String]) -> String {
     line.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// Makes kernels that got worse visible, and folds the rest.
+/// Makes kernels that got worse visible in the comment, and folds the rest.
 fn checked(exit: Exit, text: &str) -> Checked {
     let first = text.lines().next().unwrap_or_default();
     let seen = match exit {
@@ -478,10 +479,10 @@ mod tests {
     #[test]
     fn codes_of_this_program_count_and_others_end_the_check() {
         assert_eq!(
-            [0, 1, 2, 3, 4].map(|code| Exit::from_code(code).map(|exit| exit as i32)),
+            [0, 1, 2, 3, 4].map(|code| Exit::exit_from_code(code).map(|exit| exit as i32)),
             [0, 1, 2, 3, 4].map(Some)
         );
-        assert_eq!([101, 130, 141].map(Exit::from_code), [None; 3]);
+        assert_eq!([101, 130, 141].map(Exit::exit_from_code), [None; 3]);
     }
 
     #[test]

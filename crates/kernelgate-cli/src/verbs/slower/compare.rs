@@ -1,7 +1,7 @@
 //! `kernelgate compare`: compares two builds, whose processes are interleaved until every case is
 //! decided.
 
-use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::text::{printable_on_terminal, printable_path};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::verbs::shared::settings::{
 };
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
-use kernelgate::harness::filter::Filter;
+use kernelgate::harness::filter::CaseFilter;
 use kernelgate::record::{Store, file};
 
 #[derive(Debug, clap::Args)]
@@ -99,7 +99,8 @@ pub struct Arguments {
     output: VerdictOutput,
 }
 
-/// Prints the kernels that differ. Passes if each architecture has a compared kernel.
+/// Prints the kernels that differ between the builds. Passes if each architecture has a compared
+/// kernel.
 fn list_changed_kernels(
     request: &ComparisonRequest,
     arguments: &Arguments,
@@ -108,7 +109,7 @@ fn list_changed_kernels(
     let lines: Vec<String> = kernels.iter().flat_map(comparison::kernels).collect();
     match arguments.output.verdict_format() {
         VerdictFormat::Json => print_json(&serde_json::json!({ "kernels": kernels }))?,
-        _ => terminal::print(&printable(&lines.join("\n"))),
+        _ => terminal::print_wrapped(&printable_on_terminal(&lines.join("\n"))),
     }
     let compared = kernels.iter().all(|it| it.same + it.changed.len() > 0);
     Ok(if compared { Exit::Fine } else { Exit::Inconclusive })
@@ -130,7 +131,7 @@ fn source(folder: Option<&PathBuf>, revision: Option<&String>) -> SideSource {
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     refuse_injected_changes()?;
-    Filter::parse(arguments.filter.as_deref(), false)?;
+    CaseFilter::parse(arguments.filter.as_deref(), false)?;
     check_flag_range("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
     for arch in &arguments.kernels {
         check_architecture_name("--kernels", arch)?;
@@ -141,7 +142,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let shard = arguments.settings.shard();
     let folder = shard.map_or_else(
         || store.work.join("compare"),
-        |shard| store.work.join("compare").join(shard.label()),
+        |shard| store.work.join("compare").join(shard.shard_file_label()),
     );
     let mut plan = arguments.limits.plan(PlanBasis::Calibration(store.clone()))?;
     plan.asked.growth = arguments.growth;
@@ -181,7 +182,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let ComparisonOutcome { comparison: outcome, shard: kept } = match compare::run(&request) {
         Ok(outcome) => outcome,
         Err(refused) if refused.exit() == Exit::Refused => {
-            eprintln!("{}", printable(&refused.to_string()));
+            eprintln!("{}", printable_on_terminal(&refused.to_string()));
             return Ok(Exit::Refused);
         }
         Err(error) => return Err(error.into()),
@@ -197,7 +198,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         &metrics::metrics_of_comparison(&outcome),
     )?;
     let Some(kept) = kept else { return Ok(outcome.exit()) };
-    let usual = || store.work.join("compare/shards").join(format!("{}.json", kept.shard.label()));
+    let usual = || {
+        store.work.join("compare/shards").join(format!("{}.json", kept.shard.shard_file_label()))
+    };
     let path = arguments.shard_output.clone().unwrap_or_else(usual);
     file::write(&path, &*kept).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     eprintln!(

@@ -19,7 +19,7 @@ use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::record::store::StoreError;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::printable_on_terminal;
 use kernelgate::record::{Baseline, Measurement, ProcessRun, Provenance, Store, file};
 use regex::Regex;
 
@@ -52,11 +52,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     check_flag_range("--absolute", arguments.absolute, 0.0..=MAX_ACCEPTED_TIME_NS)?;
     check_flag_range("--other-device", arguments.other_device, 0.0..=MAX_RATIO)?;
     check_flag_range("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
-    kernelgate::record::store::check_name(&arguments.baseline)?;
+    kernelgate::record::store::check_path_component(&arguments.baseline)?;
     let measurement = match Measurement::from_runs(arguments.sessions.read(store)?) {
         Ok(measurement) => measurement,
         Err(differing) => {
-            println!("refused: {}", printable(&differing.to_string()));
+            println!("refused: {}", printable_on_terminal(&differing.to_string()));
             return Ok(Exit::Refused);
         }
     };
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         &verdicts::text(&report, terminal::columns()),
         &summary,
         &report,
-        &metrics::from_runs(measurement.runs()),
+        &metrics::from_runs(measurement.process_runs()),
     )?;
     Ok(report.exit())
 }
@@ -123,14 +123,14 @@ fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
 }
 
 /// Compares a measurement with its device's baseline. If only another device has a baseline of that
-/// name, the refusal says so.
+/// name, the refusal states it.
 fn compare_with_baseline(
     store: &Store,
     name: &str,
     measurement: &Measurement,
     (policy, rules): (GatePolicy, Rules),
 ) -> Result<GateReport, StoreError> {
-    let (runs, device) = (measurement.runs(), measurement.device_folder());
+    let (runs, device) = (measurement.process_runs(), measurement.device_folder());
     let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
         Ok(calibration) => CalibratedSpreads::spreads_from_calibration(&calibration),
         Err(error) if error.is_not_found() => CalibratedSpreads::default(),
@@ -193,7 +193,7 @@ fn baseline_staleness(
     let started: Option<jiff::Timestamp> = oldest.started.parse().ok();
     Some(Staleness {
         recorded: oldest.started.clone(),
-        commit: oldest.provenance.short(),
+        commit: oldest.provenance.short_commit(),
         days: started.map(|started| jiff::Timestamp::now().duration_since(started).as_hours() / 24),
         commits: oldest.provenance.commits_behind(&store.root),
     })

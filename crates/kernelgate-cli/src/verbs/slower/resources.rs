@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::Context;
 use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
-use kernelgate::harness::filter::Filter;
-use kernelgate::protocol::{Action, ResponseBody};
+use kernelgate::harness::filter::CaseFilter;
+use kernelgate::protocol::{BenchResponseBody, RequestedAction};
 use kernelgate::record::Store;
 use kernelgate::record::resources::{KernelResources, Resources};
 use kernelgate::record::text::printable_path;
@@ -49,7 +49,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    let filter = Filter::parse(arguments.filter.as_deref(), false)?;
+    let filter = CaseFilter::parse(arguments.filter.as_deref(), false)?;
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
     let mut bases: BTreeMap<&str, Resources> = BTreeMap::new();
     for arch in &arguments.arch {
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                 keep_listed_kernels(base, &resources);
             }
             let outcome = compare(base, &resources);
-            exit = exit.worse(outcome.exit());
+            exit = exit.more_severe(outcome.exit());
             if arguments.format != OutputFormat::Json {
                 print_resource_changes(&outcome, arguments.format);
             }
@@ -124,17 +124,17 @@ pub fn check_architecture_name(flag: &str, arch: &str) -> anyhow::Result<()> {
 }
 
 /// Keeps the kernels, and the builds that do not run, whose names match.
-fn keep_matching_kernels(resources: &mut Resources, filter: &Filter) {
-    resources.kernels.retain(|name, _| filter.matches(name));
-    resources.left_out.retain(|name, _| filter.matches(name));
+fn keep_matching_kernels(resources: &mut Resources, filter: &CaseFilter) {
+    resources.kernels.retain(|name, _| filter.matches_id(name));
+    resources.left_out.retain(|name, _| filter.matches_id(name));
 }
 
 pub fn path(store: &Store, arch: &str) -> std::path::PathBuf {
     store.baselines.join("resources").join(format!("{arch}.json"))
 }
 
-/// Makes every bench compile its kernels for an architecture, and prints the builds that do not run
-/// on it. Benches may list the same kernels.
+/// Makes every bench compile its kernels for an architecture, and prints the builds that cannot run
+/// on it. Several benches may list the same kernels.
 fn compile_all_kernels(
     found: &FoundBenches,
     arch: &str,
@@ -144,11 +144,11 @@ fn compile_all_kernels(
     let (settings, timeout) = (BTreeMap::new(), arguments.wait);
     let asking = RequestSettings { settings, filter: None, timeout, running };
     let (arch, filter) = (arch.to_owned(), arguments.filter.clone());
-    let action = Action::Resources { arch: arch.clone(), filter };
+    let action = RequestedAction::Resources { arch: arch.clone(), filter };
     let mut all: Option<Resources> = None;
     let mut left_out: Vec<String> = Vec::new();
     for (bench, answer) in ask::all(found, &asking, &action)? {
-        let ResponseBody::Resources(report) = answer else {
+        let BenchResponseBody::Resources(report) = answer else {
             return Err(unexpected_response(&bench));
         };
         left_out.extend(report.left_out);

@@ -13,9 +13,9 @@ use crate::verbs::shared::interrupt;
 use crate::verbs::shared::lock::lock_baseline;
 use crate::verbs::shared::sessions;
 use kernelgate::exit::Exit;
-use kernelgate::record::environment::Mismatch;
-use kernelgate::record::store::check_name;
-use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::environment::EnvironmentMismatch;
+use kernelgate::record::store::check_path_component;
+use kernelgate::record::text::{printable_on_terminal, printable_path};
 use kernelgate::record::{Baseline, Measurement, Session, Store, file};
 
 /// Time after which a `cargo bench` is treated as hung.
@@ -44,7 +44,7 @@ type FinishedRunFolders = Arc<Mutex<Vec<PathBuf>>>;
 /// Runs the benches and writes the baseline at the end. After an error or an interrupt the baseline
 /// is unchanged, and the finished runs are kept.
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    check_name(&arguments.name)?;
+    check_path_component(&arguments.name)?;
     check_baselines_writable(store, &arguments.name)?;
     let finished = FinishedRunFolders::default();
     let (held, name) = (Arc::clone(&finished), arguments.name.clone());
@@ -81,7 +81,7 @@ fn check_baselines_writable(store: &Store, name: &str) -> anyhow::Result<()> {
     file::check_writable(&store.baselines.join(name)).map_err(failed_to)
 }
 
-/// Advice on how to use the runs that were finished; empty without one.
+/// Text on how to use the finished runs; empty if no run was finished.
 fn advice_on_finished_runs(finished: &FinishedRunFolders, name: &str) -> String {
     let folders = finished.lock().unwrap_or_else(PoisonError::into_inner);
     if folders.is_empty() {
@@ -95,7 +95,7 @@ fn advice_on_finished_runs(finished: &FinishedRunFolders, name: &str) -> String 
     )
 }
 
-/// Measures the sessions, in order.
+/// Measures the requested number of sessions, one after the other.
 fn measure(
     arguments: &Arguments,
     store: &Store,
@@ -109,14 +109,14 @@ fn measure(
         let name = format!("{started}-{}-{number}", std::process::id());
         bench(store, &name, &arguments.arguments, running)?;
         let folder = store.runs.join(&name);
-        let session = store.session(&folder)?;
+        let session = store.open_session(&folder)?;
         if let Some(interrupted) = session.runs.iter().find(|run| !run.complete) {
             anyhow::bail!("bench `{}` did not get to its end in run {number}", interrupted.bench);
         }
         finished.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
         if number == 1 {
             // The device is known only after a run.
-            let device = session.runs[0].environment.slug();
+            let device = session.runs[0].environment.baseline_folder_name();
             check_baseline_writable(
                 &store.baseline_path(&device, &arguments.name)?,
                 &arguments.name,
@@ -133,15 +133,15 @@ fn check_baseline_writable(path: &Path, name: &str) -> anyhow::Result<()> {
         .map_err(|error| anyhow::anyhow!("failed to {error}"))
 }
 
-/// Makes the baseline of the sessions: the first session replaces other runs of its cases, the
-/// others add to it.
+/// Makes the baseline from the sessions: the first session replaces other runs of its cases, later
+/// sessions add to it.
 fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow::Result<Exit> {
     let of_first_session = sessions.first().map_or(0, |session| session.runs.len());
     let runs = sessions.into_iter().flat_map(|session| session.runs).collect();
     let measurement = match Measurement::from_runs(runs) {
         Ok(measurement) => measurement,
         Err(differing) => {
-            println!("refused: {}", printable(&differing.to_string()));
+            println!("refused: {}", printable_on_terminal(&differing.to_string()));
             return Ok(Exit::Refused);
         }
     };
@@ -149,16 +149,16 @@ fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow
     let _lock = lock_baseline(&path)?;
     let mut baseline = Baseline::open(&path, &arguments.name)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let (first, others) = measurement.runs().split_at(of_first_session);
+    let (first, others) = measurement.process_runs().split_at(of_first_session);
     for run in first {
-        for replaced in baseline.replaced_by(run, run.cases.keys().map(String::as_str)) {
+        for replaced in baseline.runs_replaced_by(run, run.cases.keys().map(String::as_str)) {
             eprintln!("replaced {replaced}");
         }
-        baseline.merge(run);
+        baseline.merge_run(run);
     }
     for run in others {
         let Err(differing) = baseline.add(run) else { continue };
-        for Mismatch { field, base, head } in differing {
+        for EnvironmentMismatch { field, base, head } in differing {
             println!(
                 "refused: {field} is `{base}` in the first run and `{head}` in the run {}",
                 run.key()
@@ -167,8 +167,8 @@ fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow
         return Ok(Exit::Refused);
     }
     anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to save");
-    for record in store.numerics(measurement.runs())? {
-        numerics::say(&record, baseline.add_numerics(&record));
+    for record in store.numerics(measurement.process_runs())? {
+        numerics::say(&record, baseline.add_seed_errors(&record));
     }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let cases: Vec<usize> = first
@@ -176,7 +176,7 @@ fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow
         .flat_map(|run| run.cases.keys())
         .filter_map(|id| Some(baseline.cases.get(id)?.runs.len()))
         .collect();
-    // Runs of the same build that the baseline already has count too.
+    // Runs of the same build that the baseline already has count as well.
     let fewest = cases.iter().min().copied().unwrap_or_default();
     let runs = match cases.iter().max() {
         Some(&most) if most > fewest => format!("{fewest} to {most}"),

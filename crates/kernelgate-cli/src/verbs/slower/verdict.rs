@@ -1,4 +1,4 @@
-//! How the verbs that end in a verdict print it.
+//! Prints the result of verbs that end in a verdict.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::verbs::shared::output::{json, print_json, write_files};
 use kernelgate::display::terminal;
 use kernelgate::record::file;
 
-/// How a verdict is printed.
+/// Format in which a verdict is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum VerdictFormat {
     /// For a terminal
@@ -70,7 +70,7 @@ impl VerdictOutput {
         metrics: &MetricsByCase,
     ) -> anyhow::Result<()> {
         match self.format {
-            VerdictFormat::Text => terminal::print(text),
+            VerdictFormat::Text => terminal::print_wrapped(text),
             VerdictFormat::Json => print_json(result)?,
             VerdictFormat::Markdown => print!("{}", comment::markdown(summary)),
             VerdictFormat::Junit => print!("{}", junit::xml(summary)),

@@ -7,7 +7,7 @@ use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use serde_json::{Value, json};
 
-/// A case whose launch computes samples.
+/// A case whose launch computes a batch of samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchLaunchTime {
     /// Id of the case.
@@ -30,7 +30,7 @@ impl BatchLaunchTime {
 /// Two or more cases that differ in their number of samples alone, the smallest first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchCurve {
-    /// The id with `*` in place of the number.
+    /// The case id with `*` in place of the batch size.
     pub cases: String,
     /// Each number once.
     pub batches: Vec<BatchLaunchTime>,
@@ -53,7 +53,7 @@ pub fn batch_curves(times: &[BatchLaunchTime]) -> Vec<BatchCurve> {
     by_pattern.into_iter().map(curve).collect()
 }
 
-/// The id with `*` in place of the number of samples, for each word that has it.
+/// The case id with `*` in place of the batch size, for each word that contains this number.
 fn ids_with_batch_wildcard(case: &str, samples: u64) -> Vec<String> {
     let number = samples.to_string();
     let separators = |at: char| at == '_' || at == '/';
@@ -136,8 +136,8 @@ mod tests {
         let times = [
             batch_time("net/step/w8_b32_t8/cuda/best/hot", 32, 2e6),
             batch_time("net/step/w8_b8_t8/cuda/best/hot", 8, 1e6),
-            // These two cases differ in the number of steps and in the implementation, so no curve
-            // joins them.
+            // These two cases differ in the number of steps and in the implementation, so they form
+            // no curve.
             batch_time("net/step/w8_b8_t4/cuda/best/hot", 8, 0.5e6),
             batch_time("net/step/w8_b32_t8/cpu", 32, 9e6),
         ];

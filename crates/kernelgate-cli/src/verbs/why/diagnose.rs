@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
-use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::text::{printable_on_terminal, printable_path};
 use kernelgate::record::{Store, file};
 use kernelgate_trace::TraceError;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
@@ -70,7 +70,7 @@ enum DiagnosisFormat {
     Json,
 }
 
-/// The least severity of a finding that makes the exit code 1, as `--fail-on` takes it.
+/// The least severity of a finding that makes the exit code 1 (flag `--fail-on`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum FailOnSeverity {
     /// Any finding
@@ -166,7 +166,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 /// The traces as ranks of one job, where they are that.
 fn job(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Option<Job>> {
     let alone = arguments.each || arguments.checklist || arguments.range.is_some();
-    // Only JSON files declare ranks.
+    // Only JSON traces can declare ranks.
     let declares = |(_, path): &(String, PathBuf)| path.to_string_lossy().contains(".json");
     let candidates = match traces.len() {
         _ if arguments.ranks => true,
@@ -221,7 +221,7 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<O
             continue;
         }
         if traces.len() > 1 {
-            println!("{}{}", if index > 0 { "\n" } else { "" }, printable(name));
+            println!("{}{}", if index > 0 { "\n" } else { "" }, printable_on_terminal(name));
         }
         print(&match arguments.checklist {
             true => checklist::to_text(&lines),
@@ -251,7 +251,7 @@ fn gpus(
     }
 }
 
-/// Prints the changes from one trace to another, which are read one after the other.
+/// Prints the changes from one trace to another; both traces are read one after the other.
 fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Result<()> {
     let [base, head] =
         traces.map(|(_, path)| analyze_trace(path, arguments, Sums::streamed, Sums::new));
@@ -270,8 +270,8 @@ fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Re
     }
 }
 
-/// The filter, if a single word is given that names no file: files have an extension, or are named
-/// from the root or from the current folder (`/tmp/trace`, `./trace`), cases are not.
+/// The case filter, if the only word names no file: files have an extension or begin with the root
+/// or the current folder (`/tmp/trace`, `./trace`), cases do not.
 fn case(words: &[PathBuf]) -> Option<String> {
     let [word] = words else { return None };
     let first = word.components().next();
@@ -285,7 +285,7 @@ fn case(words: &[PathBuf]) -> Option<String> {
 
 /// Prints a text of the file with its control characters escaped.
 fn print(text: &str) {
-    text.lines().for_each(|line| println!("{}", printable(line)));
+    text.lines().for_each(|line| println!("{}", printable_on_terminal(line)));
 }
 
 /// Analyses a trace: while it is read if possible, because a large trace does not fit into memory.

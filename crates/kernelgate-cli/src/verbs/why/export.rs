@@ -50,7 +50,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
             let written =
                 export::write_perfetto(&trace, &mut BufWriter::new(std::io::stdout().lock()));
             if written.as_ref().is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
-                std::process::exit(Exit::BROKEN_PIPE);
+                std::process::exit(Exit::BROKEN_PIPE_EXIT_CODE);
             }
             written.context("failed to write to standard output")?;
         }

@@ -1,8 +1,8 @@
 //! Tables of the parts of a recorded case that its workload names: the time of each part in a
 //! launch, its share, its launches, and the limit of its declared work.
 //!
-//! Parts add up to the whole: if a launch begins before the previous one has ended, the time of
-//! both counts for the earlier one.
+//! Times of parts add up to the whole: if a launch begins before the previous one has ended, the
+//! time of both counts for the earlier launch.
 
 use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};

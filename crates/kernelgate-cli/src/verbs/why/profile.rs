@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use kernelgate::display::table::Table;
 use kernelgate::display::{terminal, time};
 use kernelgate::exit::Exit;
-use kernelgate::protocol::{Action, CaseStatus, ProfiledCase, Repetitions, ResponseBody};
+use kernelgate::protocol::{
+    BenchResponseBody, CaseStatus, ProfiledCase, RecordedLaunches, RequestedAction,
+};
 use kernelgate::record::Store;
-use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::text::{printable_on_terminal, printable_path};
 use kernelgate_trace::diagnose::short_name;
 use kernelgate_trace::stats::shorten;
 use serde_json::Value;
@@ -22,7 +24,7 @@ use super::tool_lines;
 use crate::verbs::shared::choice::{CaseSelection, ChosenBenches, unexpected_response};
 use crate::verbs::shared::output::{OutputFormat, json, print_json, write_files};
 
-/// Longest name of a kernel in the text.
+/// Longest name of a kernel in the text output, columns.
 const MAX_KERNEL_NAME_COLUMNS: usize = 44;
 
 #[derive(Debug, clap::Args)]
@@ -46,8 +48,10 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    let repetitions =
-        Repetitions { warm_up: arguments.warm_up, steps: arguments.steps.map(NonZeroU32::get) };
+    let repetitions = RecordedLaunches {
+        warm_up: arguments.warm_up,
+        steps: arguments.steps.map(NonZeroU32::get),
+    };
     let scratch = tempfile::tempdir()?;
     let folder =
         arguments.out.as_ref().map_or_else(|| scratch.path().to_owned(), |out| out.join("traces"));
@@ -89,14 +93,18 @@ pub fn record(
     store: &Store,
     folder: &Path,
 ) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let profiled =
-        profile(&CaseSelection::matching(filter, benches), store, Repetitions::default(), folder)?;
+    let profiled = profile(
+        &CaseSelection::matching(filter, benches),
+        store,
+        RecordedLaunches::default(),
+        folder,
+    )?;
     let mut recorded = Vec::new();
     for RecordedProfile { case, recorded: found, .. } in profiled {
         let why = case.reason.as_deref().unwrap_or("there is no GPU");
         match found {
             Some(found) => recorded.push((case.case, found.path)),
-            None => eprintln!("{}: not recorded: {}", case.case, printable(why)),
+            None => eprintln!("{}: not recorded: {}", case.case, printable_on_terminal(why)),
         }
     }
     anyhow::ensure!(
@@ -107,7 +115,7 @@ pub fn record(
     Ok(recorded)
 }
 
-/// A case with its recording.
+/// A profiled case with its recording.
 struct RecordedProfile {
     case: ProfiledCase,
     recorded: Option<ProfiledRecording>,
@@ -118,14 +126,16 @@ struct RecordedProfile {
 fn profile(
     choice: &CaseSelection,
     store: &Store,
-    repetitions: Repetitions,
+    repetitions: RecordedLaunches,
     folder: &Path,
 ) -> anyhow::Result<Vec<RecordedProfile>> {
     let settings = choice.variables();
     let client = choice.bench_client(store)?;
     let (mut profiled, mut files) = (Vec::new(), BTreeSet::new());
-    for (bench, answer) in client.ask(&Action::Record(repetitions))? {
-        let ResponseBody::Profile(cases) = answer else { return Err(unexpected_response(&bench)) };
+    for (bench, answer) in client.ask(&RequestedAction::Record(repetitions))? {
+        let BenchResponseBody::Profile(cases) = answer else {
+            return Err(unexpected_response(&bench));
+        };
         let mut executables = client.found.executables.iter();
         let executable = executables.find(|found| found.bench == bench);
         for mut case in cases {
@@ -174,7 +184,7 @@ fn recorded_networks(profiled: &[RecordedProfile]) -> Vec<RecordedNetwork> {
     recorded.filter_map(ProfiledRecording::network).collect()
 }
 
-/// The cases as JSON values.
+/// The profiled cases as JSON values.
 fn values(profiled: &[RecordedProfile]) -> anyhow::Result<Vec<Value>> {
     let (curves, networks) = (batch_curves_of(profiled), recorded_networks(profiled));
     let value = |profiled: &RecordedProfile| {
@@ -198,7 +208,7 @@ fn values(profiled: &[RecordedProfile]) -> anyhow::Result<Vec<Value>> {
 
 fn text(profiled: &[RecordedProfile], format: OutputFormat, columns: Option<usize>) -> String {
     let shown = |table: &Table| match format {
-        OutputFormat::Markdown => table.markdown(),
+        OutputFormat::Markdown => table.to_markdown(),
         _ => table.text_within(columns),
     };
     let cases = profiled.iter().map(|profiled| profile_text(profiled, format, &shown));

@@ -6,7 +6,7 @@ use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};
 use kernelgate::protocol::CaseRecording;
 use kernelgate::record::file;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::printable_on_terminal;
 use kernelgate_trace::diagnose::ranks::Job;
 use kernelgate_trace::diagnose::{JoinedTrace, RangeTreeNode, TraceDiagnosis};
 use kernelgate_trace::read::{self, WantedTraceParts};
@@ -23,20 +23,20 @@ const MIN_SHOWN_SHARE: f64 = 0.01;
 
 /// A recorded case.
 pub struct ProfiledRecording {
-    /// The file of the recording.
+    /// Path of the recording's file.
     pub path: PathBuf,
     recording: CaseRecording,
     tree: Vec<RangeTreeNode>,
-    /// Parts, if the workload names some.
+    /// Parts of the network, if the workload names some.
     parts: Option<Parts>,
-    /// Stages of kernels whose rows name them.
+    /// Stage times of kernels whose rows name stages.
     stages: Vec<KernelStages>,
     diagnosis: TraceDiagnosis,
     /// The GPUs of a case over several.
     gpus: Option<Job>,
 }
 
-/// Writes a recording into a folder, and reads it.
+/// Writes a recording into a folder, and reads it as a trace.
 pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<ProfiledRecording> {
     let path = folder.join(format!("{}.json", recording.case.replace('/', "_")));
     file::write(&path, &recording).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
@@ -54,7 +54,7 @@ impl ProfiledRecording {
     /// Device and host times, the ranges and the findings as text.
     pub fn text(&self, format: OutputFormat, shown: &dyn Fn(&Table) -> String) -> String {
         let indented = |text: &str| {
-            let lines: Vec<_> = text.lines().map(printable).collect();
+            let lines: Vec<_> = text.lines().map(printable_on_terminal).collect();
             match format {
                 // Markdown keeps the indents of names only in code.
                 OutputFormat::Markdown => {
@@ -76,7 +76,7 @@ impl ProfiledRecording {
         )
     }
 
-    /// Device and host times in sentences.
+    /// Sentences about device and host times.
     fn times(&self) -> String {
         let CaseRecording { wall_ns, steps, warm_up, launch_cost_ns, .. } = &self.recording;
         let wall_ns = *wall_ns as f64;
@@ -100,7 +100,7 @@ impl ProfiledRecording {
             }
         }
         if let Some(memory) = self.diagnosis.memory.first() {
-            // The case's range is the only outermost one.
+            // The range of the case is the only outermost range.
             let held = |phase: usize| bytes(memory.phases.get(phase).map_or(0, |of| of.peak_bytes));
             text += &format!(
                 "device memory: {} at most while it was prepared and verified, {} while it was \
@@ -118,7 +118,7 @@ impl ProfiledRecording {
         text
     }
 
-    /// The case as a network; `None` if it is not one.
+    /// The recorded case as a network; `None` if it is not a network.
     pub fn network(&self) -> Option<RecordedNetwork> {
         RecordedNetwork::new(&self.recording, &self.tree, &self.diagnosis)
     }
@@ -170,7 +170,7 @@ impl ProfiledRecording {
         text
     }
 
-    /// The recorded case as JSON.
+    /// The recorded case as a JSON value.
     pub fn json(&self) -> Value {
         let ranges: Vec<Value> = self.tree.iter().map(RangeTreeNode::to_json).collect();
         json!({

@@ -7,7 +7,7 @@
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::protocol::{CaseRecording, RecordedStages};
-use kernelgate::record::text::printable;
+use kernelgate::record::text::printable_on_terminal;
 use serde_json::{Value, json};
 
 use crate::plot::{
@@ -26,9 +26,9 @@ pub struct KernelStages {
 
 struct Stage {
     name: String,
-    /// Share of the kernel's cycles.
+    /// The stage's share of the kernel's cycles.
     share: f64,
-    /// Time of each block, nanoseconds.
+    /// Time of the stage in each block, nanoseconds.
     blocks_ns: Vec<f64>,
 }
 
@@ -92,7 +92,7 @@ impl KernelStages {
             Table::new(&["stage", "a launch", "share", "shortest block", "longest block"]);
         for stage in &self.stages {
             table.row(vec![
-                printable(&stage.name).into_owned(),
+                printable_on_terminal(&stage.name).into_owned(),
                 time(stage.mean_ns()),
                 format!("{:.1}%", 100.0 * stage.share),
                 time(stage.shortest_block_ns()),
@@ -105,7 +105,7 @@ impl KernelStages {
     fn heading(&self) -> String {
         format!(
             "{}, {} in {} blocks: mean over the blocks, by clocks in another build of it",
-            printable(&self.kernel),
+            printable_on_terminal(&self.kernel),
             time(self.kernel_ns),
             self.blocks
         )
@@ -151,7 +151,7 @@ impl KernelStages {
         }
     }
 
-    /// The chart's file name and contents.
+    /// File name and contents of the stage chart.
     pub fn stage_drawing(&self, case: &str) -> anyhow::Result<(String, String)> {
         let safe = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_");
         Ok((

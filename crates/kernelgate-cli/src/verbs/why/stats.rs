@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use kernelgate::display::medium::CsvText;
 use kernelgate::exit::Exit;
-use kernelgate::record::text::{one_line, printable, printable_path};
+use kernelgate::record::text::{on_one_line, printable_on_terminal, printable_path};
 use kernelgate_trace::analyze::timeline::idle;
 use kernelgate_trace::model::{Recorder, Trace};
 use kernelgate_trace::read::WantedTraceParts;
@@ -17,7 +17,7 @@ use serde_json::json;
 use super::trace_file;
 use crate::verbs::shared::output::{json as json_text, print_json, write_files};
 
-/// Version of the JSON output.
+/// Version of the JSON output of `kernelgate stats`.
 const SCHEMA: u32 = 1;
 
 /// Size of a file from which it is read once for each table, so that fewer rows are in memory.
@@ -128,11 +128,11 @@ fn load(path: &Path, reports: &[StatsReport], arguments: &Arguments) -> anyhow::
 /// Prints what could not be read, each problem once.
 fn print_read_problems(path: &Path, problems: &BTreeSet<String>) {
     for problem in problems {
-        eprintln!("warning: {}", printable(&format!("{}: {problem}", path.display())));
+        eprintln!("warning: {}", printable_on_terminal(&format!("{}: {problem}", path.display())));
     }
 }
 
-/// The tables of a trace, and the trace as far as a summary needs it.
+/// Makes the tables of a trace, and returns the trace as far as a summary needs it.
 fn tables(
     path: &Path,
     reports: &[StatsReport],
@@ -145,7 +145,7 @@ fn tables(
         let tables = reports.iter().map(|&report| stats::table(&trace, report)).collect();
         return Ok((trace, tables));
     }
-    // One table is read after the other, each with as little memory as it needs.
+    // The tables are read one after the other, each with as little memory as it needs.
     let (mut tables, mut problems) = (Vec::new(), BTreeSet::new());
     for &report in reports {
         let streamed = stats::table_of_streamed_export(path, report)
@@ -191,7 +191,7 @@ fn csv(table: &Table) -> String {
 /// A table for a terminal; names come from the trace.
 fn text(table: &Table) -> String {
     let mut table = table.clone();
-    table.map_text_cells(one_line);
+    table.map_text_cells(on_one_line);
     table.to_text()
 }
 
@@ -217,7 +217,7 @@ fn files(
     tables.iter().map(file).collect()
 }
 
-/// A file name for each trace: its own, with the folder if two are the same.
+/// One file name for each trace: its own name, with its folder if two names are equal.
 fn trace_file_names(traces: &[PathBuf]) -> Vec<String> {
     let part = |path: Option<&std::ffi::OsStr>| {
         path.map_or(String::new(), |name| name.to_string_lossy().replace(['/', '\\'], "_"))

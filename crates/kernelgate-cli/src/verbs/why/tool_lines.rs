@@ -16,7 +16,7 @@ const NCU_SECTIONS: [&str; 6] = [
     "WarpStateStats",
     "MemoryWorkloadAnalysis",
 ];
-/// Largest number of kernels that Nsight Compute measures, those with most time.
+/// Largest number of kernels that Nsight Compute measures: those with the most time.
 const MAX_KERNELS_FOR_NCU: usize = 3;
 /// Launches of each kernel that Nsight Compute measures.
 const LAUNCHES: usize = 5;
@@ -93,9 +93,9 @@ fn ncu_kernel_filter(case: &str, kernels: &[&str]) -> String {
     format!("^({})$", names.join("|"))
 }
 
-/// A function's own name, by which Nsight Compute filters: for a mangled name (`_ZN3lib4gemmI…`)
-/// the last of the names that it begins with. Returns `None` if the mangled symbol cannot be
-/// parsed.
+/// The unmangled name of a function, by which Nsight Compute filters: of a mangled name
+/// (`_ZN3lib4gemmI…`) the last of the nested names at its start. Returns `None` if the mangled
+/// symbol cannot be parsed.
 fn unmangled_name(symbol: &str) -> Option<&str> {
     let Some(mangled) = symbol.strip_prefix("_Z") else {
         return Some(symbol).filter(|name| !name.is_empty());

@@ -8,7 +8,7 @@ use kernelgate_trace::diagnose::ranks::{self, Job};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
 
-/// Reads the wanted tables of a trace; with a `range` only what was launched inside it.
+/// Reads the needed tables of a trace; with a `range`, only operations launched inside it.
 pub fn open(path: &Path, wanted: &WantedTraceParts, range: Option<&str>) -> anyhow::Result<Trace> {
     let failed = |error| anyhow::anyhow!("failed to {error}");
     let Some(range) = range else {

@@ -11,9 +11,9 @@ impl Launch {
     /// it needs: shared memory and large clusters.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if the GPU has less shared memory per block, no clusters of
-    /// that size, or room for fewer blocks than wait for each other; others when no launch can have
-    /// these dimensions.
+    /// Fails with [`BackendError::Unsupported`] if the GPU has less shared memory per block, no
+    /// clusters of that size, or room for fewer blocks than wait for each other; others when no
+    /// launch can have these dimensions.
     pub(crate) fn check_launch(
         &self,
         device: &Device,

@@ -18,7 +18,7 @@ impl Kernel {
     /// clusters of that size. Every GPU with clusters supports up to eight blocks.
     ///
     /// # Errors
-    /// When the driver refuses a launch with clusters of eight blocks or fewer, or runs none.
+    /// Fails if the driver refuses a launch with clusters of eight blocks or fewer, or runs none.
     pub(crate) fn max_resident_clusters(
         &self,
         launch: &Launch,
@@ -68,7 +68,7 @@ impl Kernel {
     /// for. For a GPU with clusters.
     ///
     /// # Errors
-    /// When the kernel was compiled for clusters of another size.
+    /// Fails if the kernel was compiled for clusters of another size.
     pub(crate) fn cluster_shape(
         &self,
         said: Option<[u32; 3]>,
@@ -86,7 +86,7 @@ impl Kernel {
     /// Allows clusters of more blocks than every GPU with clusters runs: more than eight.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub(crate) fn allow_large_clusters(&self) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const NON_PORTABLE_CLUSTER_ATTRIBUTE: attribute =

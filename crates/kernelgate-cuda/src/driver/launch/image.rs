@@ -91,7 +91,7 @@ impl KernelImage {
     /// Reads an image from a file; its path is the image's name in messages.
     ///
     /// # Errors
-    /// When the file cannot be read, or is not an image.
+    /// Fails if the file cannot be read, or is not an image.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, KernelImageError> {
         let path = path.as_ref();
         let io = |cause| KernelImageError::Io { path: path.to_owned(), cause };
@@ -102,7 +102,7 @@ impl KernelImage {
     /// Takes an image from bytes: `include_bytes!`, or the output of another compiler.
     ///
     /// # Errors
-    /// When they are not an image.
+    /// Fails if they are not an image.
     pub fn from_bytes(
         name: impl Into<String>,
         bytes: impl Into<Vec<u8>>,
@@ -145,7 +145,7 @@ impl LoadedModule {
     /// A kernel of the module, for launches on the device's stream.
     ///
     /// # Errors
-    /// When the module has no kernel of that name.
+    /// Fails if the module has no kernel of that name.
     pub fn kernel(&self, symbol: &str) -> Result<Kernel, BackendError> {
         let function = self
             .module

@@ -29,7 +29,7 @@ impl Kernel {
     /// launch sets `launched`; the kernel holds `in_use` while it lives.
     ///
     /// # Errors
-    /// When the driver does not report the kernel's parameters, or there are too many.
+    /// Fails if the driver does not report the kernel's parameters, or there are too many.
     pub(crate) fn new(
         function: CudaFunction,
         stream: &Arc<CudaStream>,
@@ -70,7 +70,7 @@ impl Kernel {
     /// other launches of the same function may rely on it.
     ///
     /// # Errors
-    /// When the device has less.
+    /// Fails if the device has less.
     pub fn allow_dynamic_shared(&self, bytes: u32) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const MAX_DYNAMIC_SHARED_ATTRIBUTE: attribute =
@@ -98,7 +98,7 @@ impl Kernel {
     /// empty.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn prefer_shared_memory(&self) -> Result<(), BackendError> {
         self.set_shared_carve_out(100)
     }
@@ -198,7 +198,7 @@ impl Kernel {
     /// the driver finds it.
     ///
     /// # Errors
-    /// When the arguments are not the kernel's, or the launch is refused; the error names the
+    /// Fails if the arguments are not the kernel's, or the launch is refused; the error names the
     /// kernel.
     pub fn launch(&self, launch: Launch, arguments: &[KernelArgument]) -> Result<(), BackendError> {
         self.check(arguments)?;

@@ -17,7 +17,7 @@ impl PreparedLaunch {
     /// Prepares a launch of a kernel on its stream.
     ///
     /// # Errors
-    /// When no launch can have the dimensions, or the arguments do not match the kernel;
+    /// Fails if no launch can have the dimensions, or the arguments do not match the kernel;
     /// [`BackendError::Unsupported`] if the GPU has less shared memory per block, no clusters of
     /// that size, or room for fewer blocks than wait for each other.
     pub fn new(
@@ -34,7 +34,7 @@ impl PreparedLaunch {
     /// Enqueues the launch; returns before it has run.
     ///
     /// # Errors
-    /// When the driver refuses; the error names the kernel.
+    /// Fails if the driver refuses; the error names the kernel.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.kernel.launch(self.launch, &self.arguments)
     }

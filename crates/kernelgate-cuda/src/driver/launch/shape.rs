@@ -67,7 +67,7 @@ impl Launch {
     /// A grid of these blocks in x, y and z, each of `threads` threads.
     ///
     /// # Errors
-    /// When a grid cannot hold them, or has no blocks.
+    /// Fails if a grid cannot hold them, or has no blocks.
     pub fn with_blocks(blocks: [usize; 3], threads: u32) -> Result<Self, BackendError> {
         if blocks.contains(&0) {
             return Err(BackendError::Launch("needs no block at all".to_owned()));
@@ -81,7 +81,7 @@ impl Launch {
     /// Enough blocks of `threads` threads for `items` items with `per_thread` items a thread.
     ///
     /// # Errors
-    /// When that is more blocks than a grid holds, or none.
+    /// Fails if that is more blocks than a grid holds, or none.
     pub fn covering(items: usize, threads: u32, per_thread: usize) -> Result<Self, BackendError> {
         Self::with_blocks([items.div_ceil(threads as usize * per_thread), 1, 1], threads)
     }

@@ -40,7 +40,7 @@ impl StageClockedKernel {
     /// Sets its counters to zero, in the order of the device's stream.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn clear(&self) -> Result<(), BackendError> {
         self.counters.as_ref().map_or(Ok(()), |counters| counters.clear())
     }
@@ -49,7 +49,7 @@ impl StageClockedKernel {
     /// kernel was loaded without clocks.
     ///
     /// # Errors
-    /// When the copy, or anything launched before it, failed.
+    /// Fails if the copy, or anything launched before it, failed.
     pub fn stage_cycles(&self) -> Result<Vec<Vec<u64>>, BackendError> {
         let Some(counters) = &self.counters else { return Ok(Vec::new()) };
         let all = counters.read()?;
@@ -73,7 +73,7 @@ pub(crate) struct StageCounters {
 
 impl StageCounters {
     /// # Errors
-    /// When the module has none.
+    /// Fails if the module has none.
     pub(crate) fn in_module(
         module: Arc<CudaModule>,
         stream: &Arc<CudaStream>,

@@ -67,7 +67,7 @@ impl TensorBoxes {
     /// Encodes the map of a tensor at an address: 128 bytes, a parameter of a kernel.
     ///
     /// # Errors
-    /// When the tensor is invalid, or the driver refuses.
+    /// Fails if the tensor is invalid, or the driver refuses.
     pub fn map(&self, address: u64) -> Result<[u8; 128], BackendError> {
         let TensorMapEncoding { extents, strides, box_extents } =
             self.tensor_map_encoding(address).map_err(|problem| {

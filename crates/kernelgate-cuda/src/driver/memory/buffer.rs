@@ -39,7 +39,7 @@ impl DeviceBuffer {
     /// Sets every byte.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn fill(&self, byte: u8) -> Result<(), BackendError> {
         let stream = self.slice.stream();
         bind(stream.context())?;
@@ -51,7 +51,7 @@ impl DeviceBuffer {
     /// Sets the bytes of a range, in the order of a stream.
     ///
     /// # Errors
-    /// When the range is not in the buffer, or the driver fails.
+    /// Fails if the range is not in the buffer, or the driver fails.
     pub fn fill_range(
         &self,
         stream: &CudaStream,
@@ -68,7 +68,7 @@ impl DeviceBuffer {
     /// stream. The two do not overlap.
     ///
     /// # Errors
-    /// When a range is not in its buffer, or the driver fails.
+    /// Fails if a range is not in its buffer, or the driver fails.
     pub fn copy_range(
         &self,
         stream: &CudaStream,
@@ -87,7 +87,7 @@ impl DeviceBuffer {
     /// a stream.
     ///
     /// # Errors
-    /// When one of the two is shorter, or the driver fails.
+    /// Fails if one of the two is shorter, or the driver fails.
     pub fn copy_from(
         &self,
         stream: &CudaStream,
@@ -104,7 +104,7 @@ impl DeviceBuffer {
     /// Address of a range.
     ///
     /// # Errors
-    /// When it is not in the buffer.
+    /// Fails if it is not in the buffer.
     fn address_of_range(&self, range: &Range<usize>) -> Result<u64, BackendError> {
         if range.start > range.end || range.end > self.bytes() {
             return Err(BackendError::Launch(format!(
@@ -120,7 +120,7 @@ impl DeviceBuffer {
     /// Copies these bytes over its first ones, in the order of the stream, and waits for that.
     ///
     /// # Errors
-    /// When they are more than it has, or the copy, or anything launched before it, failed.
+    /// Fails if they are more than it has, or the copy, or anything launched before it, failed.
     pub fn overwrite_from_host(&self, bytes: &[u8]) -> Result<(), BackendError> {
         if bytes.len() > self.bytes() {
             return Err(BackendError::Launch(format!(
@@ -147,7 +147,7 @@ impl DeviceBuffer {
     /// work is still queued on the device's own stream.
     ///
     /// # Errors
-    /// When the range is not in the buffer, or the copy failed.
+    /// Fails if the range is not in the buffer, or the copy failed.
     pub fn peek(
         &self,
         stream: &CudaStream,
@@ -173,7 +173,7 @@ impl DeviceBuffer {
     /// Copies its first bytes to the host and waits for them.
     ///
     /// # Errors
-    /// When the copy, or anything launched before it, failed.
+    /// Fails if the copy, or anything launched before it, failed.
     pub fn download(&self, target: &mut [u8]) -> Result<(), BackendError> {
         let view = self.slice.slice(0..target.len());
         let stream = self.slice.stream();

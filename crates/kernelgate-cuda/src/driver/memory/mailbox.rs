@@ -20,7 +20,7 @@ impl HostDeviceMailbox {
     /// Allocates the mailbox.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn new() -> Result<Self, BackendError> {
         let bytes = 2 * MAILBOX_WORD_DISTANCE_BYTES * size_of::<AtomicU32>();
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;

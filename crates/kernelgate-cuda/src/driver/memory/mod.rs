@@ -20,7 +20,7 @@ const RESERVED_DEVICE_BYTES: u64 = 512 << 20;
 /// Checks that this many bytes can be allocated.
 ///
 /// # Errors
-/// When they cannot, or the driver fails.
+/// Fails if they cannot, or the driver fails.
 pub fn require_free_memory(device: &Device, bytes: u64) -> Result<(), BackendError> {
     let (free, total) = settled(device)?;
     check(bytes, free, total)
@@ -30,7 +30,7 @@ pub fn require_free_memory(device: &Device, bytes: u64) -> Result<(), BackendErr
 /// the driver's pool.
 ///
 /// # Errors
-/// When the driver fails.
+/// Fails if the driver fails.
 pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
     // First with a timeout, because a hung kernel never finishes; then through the driver, which
     // registers freed memory only then.
@@ -63,7 +63,7 @@ pub struct DeviceMemoryUsage {
 /// Reads the current use, without waiting for anything.
 ///
 /// # Errors
-/// When the driver fails.
+/// Fails if the driver fails.
 pub fn usage(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
     let (free, total) = device.memory()?;
     let of_pool = |attribute| {
@@ -96,7 +96,7 @@ fn memory_pool_attribute(
 /// Begins a new maximum for [`MemoryUsage::pool_peak`].
 ///
 /// # Errors
-/// When the driver fails.
+/// Fails if the driver fails.
 pub fn reset_peak_usage(device: &Device) -> Result<(), BackendError> {
     // SAFETY: the device of an open context.
     let Ok(pool) = (unsafe { result::device::get_mem_pool(device.context().cu_device()) }) else {

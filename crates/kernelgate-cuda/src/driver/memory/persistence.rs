@@ -30,8 +30,8 @@ impl PersistingL2 {
     /// Sets aside this many bytes, or the maximum of the device.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if the device allows no set-aside: before compute capability
-    /// 8, on a MIG slice, under MPS; when the driver fails.
+    /// Fails with [`BackendError::Unsupported`] if the device allows no set-aside: before compute
+    /// capability 8, on a MIG slice, under MPS, or if the driver fails.
     pub fn new(device: &Device, bytes: usize) -> Result<Self, BackendError> {
         let context = Arc::clone(device.context());
         let attribute = |attribute| {
@@ -73,7 +73,7 @@ impl PersistingL2 {
 /// Bytes of L2 that are set aside now.
 ///
 /// # Errors
-/// When the driver fails.
+/// Fails if the driver fails.
 pub fn persisting_l2_bytes(device: &Device) -> Result<usize, BackendError> {
     device.context().get_limit(LIMIT).map_err(|error| failed("query the set-aside of L2", &error))
 }
@@ -83,7 +83,7 @@ pub fn persisting_l2_bytes(device: &Device) -> Result<usize, BackendError> {
 /// settings.
 ///
 /// # Errors
-/// When the driver refuses.
+/// Fails if the driver refuses.
 pub fn restore(device: &Device) -> Result<(), BackendError> {
     device.restore_settings()?;
     reset(device)
@@ -110,7 +110,7 @@ pub fn settings(device: &Device) -> Settings {
 /// Restores the settings of the case that is alive, after another row was prepared beside it.
 ///
 /// # Errors
-/// When the driver refuses.
+/// Fails if the driver refuses.
 pub fn restore_l2_settings(device: &Device, before: &Settings) -> Result<(), BackendError> {
     before.context.restore(device.context())?;
     if let (Some(aside), true) = (before.aside, persisting_l2_bytes(device).ok() != before.aside) {
@@ -124,7 +124,7 @@ pub fn restore_l2_settings(device: &Device, before: &Settings) -> Result<(), Bac
 /// that every case begins with the same L2.
 ///
 /// # Errors
-/// When the driver fails.
+/// Fails if the driver fails.
 fn reset(device: &Device) -> Result<(), BackendError> {
     match give_back(device.context(), 0) {
         // Before compute capability 8, on a MIG slice, under MPS: there is nothing to give back.
@@ -137,7 +137,7 @@ fn reset(device: &Device) -> Result<(), BackendError> {
 /// is on the stream has to have ended.
 ///
 /// # Errors
-/// When the driver refuses.
+/// Fails if the driver refuses.
 pub fn reset_persisting_lines(device: &Device) -> Result<(), BackendError> {
     let released = device.context().bind_to_thread().and_then(|()| {
         // SAFETY: the context is this thread's; no memory is involved.

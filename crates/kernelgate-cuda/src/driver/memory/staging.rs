@@ -35,7 +35,7 @@ impl PinnedStagingBuffer {
     /// Copies from the host to that address, in the order of the stream, and waits for it.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     ///
     /// # Safety
     /// `bytes.len()` bytes can be written at the address.
@@ -65,7 +65,7 @@ impl PinnedStagingBuffer {
     /// Copies from that address to the host, in the order of the stream, and waits for it.
     ///
     /// # Errors
-    /// When the driver, or anything launched before it, failed.
+    /// Fails if the driver, or anything launched before it, failed.
     ///
     /// # Safety
     /// `bytes.len()` bytes can be read at the address.

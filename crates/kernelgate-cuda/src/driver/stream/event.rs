@@ -19,7 +19,7 @@ impl EventPool {
     /// Makes `count` events that keep time.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn new(device: &Device, count: usize) -> Result<Self, BackendError> {
         Self::on(TimedStream::Ours(Arc::clone(device.stream())), count)
     }
@@ -49,7 +49,7 @@ impl EventPool {
     /// Enqueues event `index`: its time is that of the work before it.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn record(&self, index: usize) -> Result<(), BackendError> {
         let _entered = self.stream.enter_context()?;
         // SAFETY: event and stream live and are of one context.
@@ -60,7 +60,7 @@ impl EventPool {
     /// Nanoseconds from event `from` to event `to`, both of which have happened.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn elapsed_ns(&self, from: usize, to: usize) -> Result<f64, BackendError> {
         let _entered = self.stream.enter_context()?;
         // SAFETY: both events live.
@@ -92,7 +92,7 @@ impl CrossingEvent {
     /// Creates an event.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn new(device: &Device) -> Result<Self, BackendError> {
         let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         device
@@ -105,7 +105,7 @@ impl CrossingEvent {
     /// Marks the work that is in the stream so far.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn mark(&self, stream: &CudaStream) -> Result<(), BackendError> {
         self.0.record(stream).map_err(|error| failed("record an event", &error))
     }
@@ -113,7 +113,7 @@ impl CrossingEvent {
     /// Makes later work in the stream wait for the marked work.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn hold(&self, stream: &CudaStream) -> Result<(), BackendError> {
         stream.wait(&self.0).map_err(|error| failed("wait for an event", &error))
     }

@@ -93,8 +93,8 @@ impl ForeignStream {
     /// hung.
     ///
     /// # Errors
-    /// When the handle is null or not a stream, no context is current for a default stream, or the
-    /// device fails.
+    /// Fails if the handle is null or not a stream, no context is current for a default stream, or
+    /// the device fails.
     pub fn new(stream: RawStream, timeout: Duration) -> Result<Self, StreamError> {
         if stream.is_null() {
             return Err(StreamError::Null);
@@ -117,7 +117,7 @@ impl ForeignStream {
     /// Measures what events read around nothing, around the least command and around a wait.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     pub fn empty_readings(&mut self) -> Result<EmptyIntervalReadings, BackendError> {
         self.with_device_byte(Self::read_around_memset)
     }
@@ -126,7 +126,7 @@ impl ForeignStream {
     /// operations knows the stream.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     pub fn mark(&mut self) -> Result<(), BackendError> {
         self.with_device_byte(|stream, byte| {
             stream.begin(None)?;
@@ -209,7 +209,7 @@ impl ForeignStream {
     /// until [`Self::end`], and at most for so long.
     ///
     /// # Errors
-    /// When the driver refuses; [`BackendError::NotTimed`] if the stream is in capture.
+    /// Fails if the driver refuses; [`BackendError::NotTimed`] if the stream is in capture.
     pub fn begin(&mut self, hold: Option<Duration>) -> Result<(), BackendError> {
         self.check_no_capture()?;
         self.timer.begin(hold)?;
@@ -219,7 +219,7 @@ impl ForeignStream {
     /// Enqueues the last event, releases the stream, and waits for it.
     ///
     /// # Errors
-    /// When something on the stream failed; [`BackendError::Lost`] if it does not end in time;
+    /// Fails if something on the stream failed; [`BackendError::Lost`] if it does not end in time;
     /// [`BackendError::NotTimed`] if a capture was left open.
     pub fn end(&mut self) -> Result<TimedInterval, BackendError> {
         let drained = self.enqueue_last_event();
@@ -248,7 +248,7 @@ impl ForeignStream {
     /// Measures how long the context is busy from now on, on all streams.
     ///
     /// # Errors
-    /// When something in it failed.
+    /// Fails if something in it failed.
     pub fn context_busy_time(&self) -> Result<Duration, BackendError> {
         let _entered = self.enter()?;
         let started = Instant::now();

@@ -21,7 +21,7 @@ pub trait StreamHold {
     /// Enqueues the hold, which ends after `at_most` in any case. The stream's context is current.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError>;
 
     /// Releases the stream, whether it is held or not.

@@ -24,7 +24,7 @@ impl JoinedStreams {
     /// Joins a stream of the device's own context.
     ///
     /// # Errors
-    /// When the handle is null or no stream, or the stream is of another context or GPU.
+    /// Fails if the handle is null or no stream, or the stream is of another context or GPU.
     pub fn new(device: &Device, stream: impl Into<RawStream>) -> Result<Self, BackendError> {
         let theirs = stream.into();
         let refused = |why: String| BackendError::Launch(format!("the stream to join {why}"));
@@ -63,7 +63,7 @@ impl JoinedStreams {
     /// that follows there.
     ///
     /// # Errors
-    /// The error of `enqueue`, or when the driver refuses.
+    /// Fails with the error of `enqueue`, or when the driver refuses.
     pub fn around<E>(&self, enqueue: impl FnOnce() -> Result<(), E>) -> Result<(), BackendError>
     where
         E: Into<BackendError>,

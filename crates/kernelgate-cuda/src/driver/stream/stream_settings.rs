@@ -45,8 +45,8 @@ impl StreamSettings {
     /// Sets the values that differ from now, and removes a window that was not there.
     ///
     /// # Errors
-    /// When the driver refuses: later cases would be measured under other conditions than earlier
-    /// ones.
+    /// Fails if the driver refuses: later cases would be measured under other conditions than
+    /// earlier ones.
     pub(crate) fn restore(&self, stream: &CudaStream) -> Result<(), BackendError> {
         self.set(stream).map_err(|(name, error)| {
             let what = format!("restore the {name} of the stream, which an earlier case set");

@@ -28,7 +28,7 @@ impl<H: StreamHold> StreamTimer<H> {
     /// A timer of a device's stream with `events` events.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn new(device: &Device, events: usize, hold: H) -> Result<Self, BackendError> {
         let stream = TimedStream::Ours(device.stream().clone());
         Self::on(stream, events, hold, device.kernel_timeout())
@@ -50,7 +50,7 @@ impl<H: StreamHold> StreamTimer<H> {
     /// time the stream is not held.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
         self.holds = false;
         let Some(at_most) = at_most else { return Ok(()) };
@@ -63,7 +63,7 @@ impl<H: StreamHold> StreamTimer<H> {
     /// Enqueues an event: its time is that of the work before it.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn record(&self, event: usize) -> Result<(), BackendError> {
         self.events.record(event)
     }
@@ -79,7 +79,7 @@ impl<H: StreamHold> StreamTimer<H> {
     /// to be held, false if the hold timed out, and the work did not wait for the host.
     ///
     /// # Errors
-    /// When something on the stream failed; [`BackendError::Lost`] if it does not end in time.
+    /// Fails if something on the stream failed; [`BackendError::Lost`] if it does not end in time.
     pub fn finish(&self) -> Result<Option<bool>, BackendError> {
         let end = self.events.len() - 1;
         self.events.record(end)?;
@@ -90,7 +90,7 @@ impl<H: StreamHold> StreamTimer<H> {
     /// Nanoseconds from one event to another, both of which have happened.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn elapsed_ns(&self, from: usize, to: usize) -> Result<f64, BackendError> {
         self.events.elapsed_ns(from, to)
     }
@@ -108,7 +108,7 @@ impl<H: StreamHold> StreamTimer<H> {
     /// Makes the context of a stream of ours current.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn make_context_current(&self) -> Result<(), BackendError> {
         self.stream.enter_context().map(drop)
     }

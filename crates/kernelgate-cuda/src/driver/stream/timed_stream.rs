@@ -30,7 +30,7 @@ impl TimedStream {
     /// The ordinal of the stream's GPU.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn device(&self) -> Result<sys::CUdevice, BackendError> {
         let _entered = self.enter_context()?;
         let mut device = 0;
@@ -44,7 +44,7 @@ impl TimedStream {
     /// Makes its context current, until the result is dropped if the stream is of other code.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn enter_context(&self) -> Result<CurrentContext, BackendError> {
         match self {
             Self::Ours(stream) => {

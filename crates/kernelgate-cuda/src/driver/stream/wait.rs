@@ -10,7 +10,7 @@ use crate::driver::status::failed;
 /// Waits for everything on the stream, at most so long.
 ///
 /// # Errors
-/// When something on the stream failed, or has not finished by then: [`BackendError::Lost`].
+/// Fails if something on the stream failed, or has not finished by then: [`BackendError::Lost`].
 pub fn finish(
     stream: &CudaStream,
     marker: &CudaEvent,
@@ -23,7 +23,7 @@ pub fn finish(
 /// Waits for an event that lives, at most so long.
 ///
 /// # Errors
-/// When something before it failed, or has not finished by then: [`BackendError::Lost`].
+/// Fails if something before it failed, or has not finished by then: [`BackendError::Lost`].
 pub fn wait_until_passed(event: sys::CUevent, timeout: Duration) -> Result<(), BackendError> {
     let start = Instant::now();
     loop {

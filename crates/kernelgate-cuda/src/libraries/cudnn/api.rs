@@ -201,7 +201,7 @@ struct Api {
 /// Version of the library: 91400 is 9.14.0.
 ///
 /// # Errors
-/// When it is missing or too old.
+/// Fails if it is missing or too old.
 pub fn version() -> Result<usize, CudnnRefusal> {
     Ok(api()?.version)
 }
@@ -300,7 +300,7 @@ impl Handle {
     /// Opens one.
     ///
     /// # Errors
-    /// When the library is missing or old, or cannot use the device.
+    /// Fails if the library is missing or old, or cannot use the device.
     pub fn new(device: &Arc<Device>) -> Result<Self, CudnnRefusal> {
         let api = api()?;
         device
@@ -337,7 +337,7 @@ impl CudnnDescriptor {
     /// An empty one.
     ///
     /// # Errors
-    /// When the library is missing or does not know the kind.
+    /// Fails if the library is missing or does not know the kind.
     pub fn new(kind: CudnnDescriptorKind) -> Result<Self, CudnnRefusal> {
         let api = api()?;
         let mut raw = std::ptr::null_mut();
@@ -351,7 +351,7 @@ impl CudnnDescriptor {
     /// A descriptor with these attributes, ready to use.
     ///
     /// # Errors
-    /// When cuDNN refuses an attribute or the whole.
+    /// Fails if cuDNN refuses an attribute or the whole.
     pub fn finished_descriptor(
         kind: CudnnDescriptorKind,
         attributes: &[(CudnnAttribute, CudnnAttributeValue<'_>)],
@@ -406,7 +406,7 @@ impl CudnnDescriptor {
     /// An integer that cuDNN worked out.
     ///
     /// # Errors
-    /// When it has none.
+    /// Fails if it has none.
     pub fn integer(&self, attribute: CudnnAttribute) -> Result<i64, CudnnRefusal> {
         let (mut count, mut value) = (0i64, 0i64);
         // SAFETY: the descriptor is alive, and there is room for the one value that is asked for.
@@ -427,7 +427,7 @@ impl CudnnDescriptor {
     /// Descriptors that cuDNN worked out, best first.
     ///
     /// # Errors
-    /// When it has none.
+    /// Fails if it has none.
     pub fn read_descriptors(
         &self,
         attribute: CudnnAttribute,
@@ -470,7 +470,7 @@ impl Drop for CudnnDescriptor {
 /// The pack was made for the plan, and every address in it is alive until the work has finished.
 ///
 /// # Errors
-/// When cuDNN refuses.
+/// Fails if cuDNN refuses.
 pub unsafe fn execute_plan(
     handle: &Handle,
     plan: &CudnnDescriptor,

@@ -61,7 +61,7 @@ impl CudnnOperationGraph {
     /// A tensor in device memory.
     ///
     /// # Errors
-    /// When cuDNN refuses; so for all of these.
+    /// Fails if cuDNN refuses; so for all of these.
     pub fn memory(
         &mut self,
         layout: TensorLayout,
@@ -73,7 +73,7 @@ impl CudnnOperationGraph {
     /// A tensor that need not exist: what one operation hands to another.
     ///
     /// # Errors
-    /// When cuDNN refuses.
+    /// Fails if cuDNN refuses.
     pub fn between(
         &mut self,
         layout: TensorLayout,
@@ -85,7 +85,7 @@ impl CudnnOperationGraph {
     /// Adds a scalar tensor with a value.
     ///
     /// # Errors
-    /// When cuDNN refuses.
+    /// Fails if cuDNN refuses.
     pub fn add_scalar_tensor(&mut self, value: f32) -> Result<GraphTensor, CudnnRefusal> {
         let tensor = self.tensor(
             TensorLayout::contiguous_layout([1; 4]),
@@ -120,7 +120,7 @@ impl CudnnOperationGraph {
     /// c = a b over the last two axes, summed in fp32.
     ///
     /// # Errors
-    /// When cuDNN refuses.
+    /// Fails if cuDNN refuses.
     pub fn matmul(
         &mut self,
         a: GraphTensor,
@@ -149,7 +149,7 @@ impl CudnnOperationGraph {
     /// y = mode(inputs), one to three of them, in fp32.
     ///
     /// # Errors
-    /// When cuDNN refuses.
+    /// Fails if cuDNN refuses.
     pub fn pointwise(
         &mut self,
         mode: CudnnPointwiseMode,
@@ -162,7 +162,7 @@ impl CudnnOperationGraph {
     /// y = the index of each element of x along `axis`, an integer of 32 bits.
     ///
     /// # Errors
-    /// When cuDNN refuses.
+    /// Fails if cuDNN refuses.
     pub fn index(&mut self, axis: i64, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
         let axis = [axis];
         self.add_pointwise_in(
@@ -177,7 +177,7 @@ impl CudnnOperationGraph {
     /// y = x >= b, a truth value.
     ///
     /// # Errors
-    /// When cuDNN refuses.
+    /// Fails if cuDNN refuses.
     pub fn add_greater_or_equal(
         &mut self,
         x: GraphTensor,
@@ -236,7 +236,7 @@ impl CudnnOperationGraph {
     /// y = x reduced, in fp32, over the axes along which y has one element.
     ///
     /// # Errors
-    /// When cuDNN refuses.
+    /// Fails if cuDNN refuses.
     pub fn reduce(
         &mut self,
         operator: OperationDescriptor,
@@ -265,7 +265,7 @@ impl CudnnOperationGraph {
     /// y = x in the layout, and perhaps the type, of y.
     ///
     /// # Errors
-    /// When cuDNN refuses.
+    /// Fails if cuDNN refuses.
     pub fn add_reshape(&mut self, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
         let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
         let attributes = [
@@ -282,7 +282,7 @@ impl CudnnOperationGraph {
     /// All operations together. Without a handle cuDNN checks them, but can plan nothing.
     ///
     /// # Errors
-    /// When cuDNN refuses.
+    /// Fails if cuDNN refuses.
     pub fn whole(&self, handle: Option<&Handle>) -> Result<CudnnDescriptor, CudnnRefusal> {
         let operations: Vec<&CudnnDescriptor> = self.operations.iter().collect();
         let mut attributes =
@@ -296,7 +296,7 @@ impl CudnnOperationGraph {
     /// of the tensors in memory.
     ///
     /// # Errors
-    /// When cuDNN has none, or memory is short.
+    /// Fails if cuDNN has none, or memory is short.
     pub fn plan(
         self,
         device: &Arc<Device>,
@@ -398,7 +398,7 @@ impl CudnnExecutionPlan {
     /// The addresses that the plan was made with must be alive until the work has finished.
     ///
     /// # Errors
-    /// When cuDNN refuses.
+    /// Fails if cuDNN refuses.
     pub fn launch(&self) -> Result<(), BackendError> {
         // SAFETY: the pack was made for this plan; workspace and numbers live in `self`; the
         // tensors' addresses are used on the device only.

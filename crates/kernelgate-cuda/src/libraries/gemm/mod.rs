@@ -62,7 +62,8 @@ impl CublasLtLanes {
     /// Opens the library with `lanes` lanes, at least one.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if it is missing; when it fails or memory is short.
+    /// Fails with [`BackendError::Unsupported`] if it is missing, or if it fails or memory is
+    /// short.
     pub fn open(device: &Arc<Device>, lanes: usize) -> Result<Rc<Self>, BackendError> {
         Self::with_workspace(device, lanes, GEMM_WORKSPACE_BYTES)
     }
@@ -70,7 +71,8 @@ impl CublasLtLanes {
     /// Opens the library with a workspace of another size in each lane.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if it is missing; when it fails or memory is short.
+    /// Fails with [`BackendError::Unsupported`] if it is missing, or if it fails or memory is
+    /// short.
     pub fn with_workspace(
         device: &Arc<Device>,
         lanes: usize,
@@ -189,7 +191,7 @@ impl Gemm {
     /// is chosen.
     ///
     /// # Errors
-    /// When the description is wrong, the library fails or knows no algorithm.
+    /// Fails if the description is wrong, the library fails or knows no algorithm.
     pub fn new(blas: &Rc<CublasLtLanes>, spec: GemmSpec) -> Result<Self, GemmError> {
         spec.check()?;
         // From this line on the destructor frees the objects of the library.
@@ -329,7 +331,7 @@ impl Gemm {
     /// kept.
     ///
     /// # Errors
-    /// When the device fails. An algorithm that does not run is passed over.
+    /// Fails if the device fails. An algorithm that does not run is passed over.
     pub fn choose(&mut self, operands: &[GemmOperands]) -> Result<(), BackendError> {
         if self.tool.is_some() {
             return Ok(());
@@ -376,7 +378,7 @@ impl Gemm {
     /// Enqueues the GEMM in a lane; the operands are alive until it has been computed.
     ///
     /// # Errors
-    /// When an operand is missing, or the library refuses.
+    /// Fails if an operand is missing, or the library refuses.
     pub fn launch(&self, lane: usize, operands: &GemmOperands) -> Result<(), BackendError> {
         if self.tool.is_some() {
             self.fill(lane, operands)?;
@@ -390,7 +392,7 @@ impl Gemm {
     /// Enqueues the GEMM by one of its algorithms.
     ///
     /// # Errors
-    /// When an operand is missing, or the library refuses.
+    /// Fails if an operand is missing, or the library refuses.
     pub(super) fn launch_algorithm(
         &self,
         algorithm: usize,

@@ -31,7 +31,7 @@ unsafe impl Send for CuptiSubscription {}
 /// Begins. CUPTI has one subscriber a process.
 ///
 /// # Errors
-/// When there is one already, or CUPTI refuses.
+/// Fails if there is one already, or CUPTI refuses.
 pub fn subscribe_to_cupti(api: &Api) -> Result<CuptiSubscription, BackendError> {
     let mut handle = std::ptr::null_mut();
     // SAFETY: the address is valid; the callback lives as long as the process.

@@ -71,7 +71,7 @@ impl Recorder {
     /// Begins; `None` where CUPTI is missing.
     ///
     /// # Errors
-    /// When CUPTI refuses, for example because another profiler has the process.
+    /// Fails if CUPTI refuses, for example because another profiler has the process.
     pub fn start(recorded: Recorded) -> Result<Option<Self>, BackendError> {
         let Some(api) = api() else { return Ok(None) };
         let everything = recorded == Recorded::Everything;
@@ -101,7 +101,7 @@ impl Recorder {
     /// are in a later result, so wait for the device before.
     ///
     /// # Errors
-    /// When CUPTI fails.
+    /// Fails if CUPTI fails.
     pub fn take(&self) -> Result<Activity, BackendError> {
         self.take_records_since(0, 0)
     }
@@ -113,7 +113,7 @@ impl Recorder {
     /// call.
     ///
     /// # Errors
-    /// When CUPTI fails.
+    /// Fails if CUPTI fails.
     pub fn take_records_since(
         &self,
         time: u64,
@@ -149,7 +149,7 @@ impl Recorder {
     /// slowed. Wait for the context before: nothing may run while CUPTI is detached.
     ///
     /// # Errors
-    /// When CUPTI fails.
+    /// Fails if CUPTI fails.
     pub fn detach_cupti(self) -> Result<(), BackendError> {
         drop(self);
         let Some(api) = api() else { return Ok(()) };

@@ -2,16 +2,17 @@
 
 use kernelgate_cuda::BackendError;
 
-/// A mistake in a program, found without a device. A program keeps its first error.
+/// A mistake in a program (the launch list of a network), found without a device. A program keeps
+/// its first error and ignores later ones.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    /// No region has the name.
+    /// No memory region of the program has this name.
     #[error("no region is called `{name}`")]
     UnknownRegion {
         /// The name.
         name: String,
     },
-    /// Another live region has the name already.
+    /// Another live memory region already has this name.
     #[error("two regions are called `{name}`")]
     DuplicateRegion {
         /// The name.

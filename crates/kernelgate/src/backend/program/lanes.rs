@@ -1,13 +1,13 @@
 //! Lanes of concurrent work, and the order of their steps.
 
 /// A sequence of steps: a stream, or a branch of the captured graph. Steps of one lane run in
-/// order; steps of two lanes may run concurrently unless one lane waits for the other.
+/// order; steps of two lanes may run concurrently unless one lane waits for the other lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lane(pub(super) usize);
 
 impl Lane {
     /// The first lane: the device's stream, which every program begins and ends on.
-    pub const MAIN: Self = Self(0);
+    pub const MAIN_LANE: Self = Self(0);
 
     /// Number of the lane.
     pub const fn number(self) -> usize {
@@ -17,7 +17,7 @@ impl Lane {
 
 /// The `count`-th step of a lane, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Position {
+pub(super) struct LaneStepPosition {
     pub lane: Lane,
     count: usize,
 }
@@ -37,7 +37,7 @@ impl Default for LaneOrder {
 }
 
 impl LaneOrder {
-    /// How many lanes there are.
+    /// Number of lanes of a program.
     pub fn lanes(&self) -> usize {
         self.before.len()
     }
@@ -50,14 +50,14 @@ impl LaneOrder {
         Lane(self.before.len() - 1)
     }
 
-    /// Appends a step to a lane.
-    pub fn step(&mut self, lane: Lane) -> Position {
+    /// Appends a step to a lane and returns the step's position.
+    pub fn step(&mut self, lane: Lane) -> LaneStepPosition {
         let count = &mut self.before[lane.0][lane.0];
         *count += 1;
-        Position { lane, count: *count }
+        LaneStepPosition { lane, count: *count }
     }
 
-    /// Orders the steps that lane `on` has so far before the next step of lane `waiting`.
+    /// Makes the next step of lane `waiting` start after all steps that lane `on` has so far.
     pub fn wait(&mut self, waiting: Lane, on: Lane) {
         let seen = self.before[on.0].clone();
         let counts = self.before[waiting.0].iter_mut();
@@ -65,20 +65,20 @@ impl LaneOrder {
         self.forked[waiting.0] |= self.forked[on.0];
     }
 
-    /// Whether a lane has waited for the first lane, directly or through others.
+    /// Whether a lane has waited for the first lane, directly or through other lanes.
     pub fn is_forked(&self, lane: Lane) -> bool {
         self.forked[lane.0]
     }
 
     /// Whether a step ends before the next step of a lane begins.
-    pub fn is_before(&self, step: Position, lane: Lane) -> bool {
+    pub fn is_before(&self, step: LaneStepPosition, lane: Lane) -> bool {
         self.before[lane.0][step.lane.0] >= step.count
     }
 
     /// A lane with steps that the first lane has not waited for.
-    pub fn unjoined(&self) -> Option<Lane> {
+    pub fn unjoined_lane(&self) -> Option<Lane> {
         let ends = self.before.iter().enumerate().map(|(lane, counts)| (lane, counts[lane]));
-        let main = &self.before[Lane::MAIN.0];
+        let main = &self.before[Lane::MAIN_LANE.0];
         ends.zip(main).find(|((_, end), seen)| end > *seen).map(|((lane, _), _)| Lane(lane))
     }
 }
@@ -91,10 +91,10 @@ mod tests {
     fn a_wait_orders_what_the_other_lane_has_so_far() {
         let mut order = LaneOrder::default();
         let side = order.add();
-        let first = order.step(Lane::MAIN);
+        let first = order.step(Lane::MAIN_LANE);
         assert!(!order.is_forked(side) && !order.is_before(first, side));
-        order.wait(side, Lane::MAIN);
-        let second = order.step(Lane::MAIN);
+        order.wait(side, Lane::MAIN_LANE);
+        let second = order.step(Lane::MAIN_LANE);
         assert!(order.is_forked(side) && order.is_before(first, side));
         assert!(!order.is_before(second, side));
     }
@@ -103,18 +103,18 @@ mod tests {
     fn waits_are_transitive() {
         let mut order = LaneOrder::default();
         let [one, two] = [order.add(), order.add()];
-        let start = order.step(Lane::MAIN);
-        order.wait(one, Lane::MAIN);
+        let start = order.step(Lane::MAIN_LANE);
+        order.wait(one, Lane::MAIN_LANE);
         let middle = order.step(one);
         order.wait(two, one);
         assert!(
             order.is_forked(two) && order.is_before(start, two) && order.is_before(middle, two)
         );
         order.step(two);
-        assert_eq!(order.unjoined(), Some(one));
-        order.wait(Lane::MAIN, one);
-        assert_eq!(order.unjoined(), Some(two));
-        order.wait(Lane::MAIN, two);
-        assert_eq!(order.unjoined(), None);
+        assert_eq!(order.unjoined_lane(), Some(one));
+        order.wait(Lane::MAIN_LANE, one);
+        assert_eq!(order.unjoined_lane(), Some(two));
+        order.wait(Lane::MAIN_LANE, two);
+        assert_eq!(order.unjoined_lane(), None);
     }
 }

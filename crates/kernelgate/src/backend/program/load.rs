@@ -1,4 +1,4 @@
-//! A program on a device.
+//! Loads a program on a device: compiles its kernels and allocates its memory.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,15 +15,15 @@ use kernelgate_cuda::observe::range::RangeGuard;
 use kernelgate_cuda::{BackendError, Device, DeviceBuffer, KernelArgument, Launch, LoadedKernel};
 
 use super::lanes::Lane;
-use super::memory::{Contents, MemoryPlan, Region, Word};
+use super::memory::{ProgramMemoryPlan, Region, RegionContents, TableWord};
 use super::operand::{Operand, Pointer};
 use super::plan::Program;
-use super::step::{CallSite, Enqueue, KeptLines, KernelLaunch, Step};
+use super::step::{EnqueueFunction, ForeignLaunchSite, KeptL2Lines, KernelLaunch, Step};
 use crate::backend::cuda::{CudaTask, Input, Output};
 use crate::workload::Tensors;
 
 /// Most launches of a GEMM by which its algorithm is chosen.
-const MAX_TIMED: usize = 40;
+const MAX_LAUNCHES_TIMED_TO_CHOOSE: usize = 40;
 
 /// How the launches of a program reach the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum Capture {
 
 /// A program on a device: everything compiled, allocated and uploaded.
 pub struct LoadedProgram {
-    steps: Vec<LoadedStep>,
+    steps: Vec<LoadedProgramStep>,
     regions: Vec<(String, DeviceBuffer)>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
@@ -55,7 +55,7 @@ struct State {
 
 impl State {
     /// Restores the contents.
-    fn restore(&self) -> Result<(), BackendError> {
+    fn restore_contents(&self) -> Result<(), BackendError> {
         for (region, buffer) in &self.regions {
             if let Some(bytes) = region.uploaded(&self.inputs)? {
                 buffer.overwrite_from_host(&bytes)?;
@@ -66,17 +66,17 @@ impl State {
 }
 
 /// A step of the program, ready to be enqueued.
-enum LoadedStep {
-    Enqueue(Enqueue),
+enum LoadedProgramStep {
+    Enqueue(EnqueueFunction),
     Begin(String),
     End,
 }
 
 impl Program {
-    /// Makes a case of the program: loads it and, for a graph, captures it.
+    /// Makes a timed task of a program: loads the program and, for a graph, captures it.
     ///
     /// # Errors
-    /// The program's first mistake; when a kernel does not compile, a library is missing or knows
+    /// The program's first mistake, or if a kernel does not compile, a library is missing or knows
     /// no algorithm, device memory is short, or a launch cannot be captured.
     pub fn task(
         self,
@@ -84,7 +84,7 @@ impl Program {
         inputs: &Tensors,
         capture: Capture,
     ) -> Result<CudaTask, BackendError> {
-        let uses = self.memory_uses();
+        let uses = self.bytes_by_memory_purpose();
         let mut program = self.load(device, inputs)?;
         let (inputs, outputs) = program.take_tensors();
         let state = std::mem::take(&mut program.state);
@@ -94,7 +94,7 @@ impl Program {
                 // One launch first: modules that it loads cannot be loaded during a capture.
                 program.enqueue()?;
                 device.synchronize()?;
-                let cleared = program.cleared();
+                let cleared = program.range_cleared_first();
                 let graph =
                     ExecutableGraph::capture_clearing_first(device, cleared, || program.enqueue())?;
                 CudaTask::new(device, inputs, outputs, move |_| {
@@ -107,7 +107,7 @@ impl Program {
         let task = task.with_memory_uses(uses);
         match state.regions.is_empty() {
             true => Ok(task),
-            false => Ok(task.with_state_in_outputs(move || state.restore())),
+            false => Ok(task.with_state_in_outputs(move || state.restore_contents())),
         }
     }
 
@@ -115,7 +115,7 @@ impl Program {
     /// each GEMM. The library of GEMMs is opened only if there are any.
     ///
     /// # Errors
-    /// The errors of [`Self::task`].
+    /// Fails with the errors of [`Self::task`].
     pub fn load(
         self,
         device: &Arc<Device>,
@@ -126,19 +126,19 @@ impl Program {
         let blas = (gemm_lanes > 0).then(|| CublasLtLanes::open(device, gemm_lanes)).transpose()?;
         let set_aside = kept.map(|(_, bytes)| PersistingL2::new(device, bytes)).transpose()?;
         let streams = (0..order.lanes()).map(|lane| match &blas {
-            _ if lane == Lane::MAIN.number() => Ok(Arc::clone(device.stream())),
+            _ if lane == Lane::MAIN_LANE.number() => Ok(Arc::clone(device.stream())),
             Some(blas) if lane < gemm_lanes => Ok(Arc::clone(blas.stream(lane))),
             _ => device.create_stream(),
         });
         let streams = streams.collect::<Result<Vec<_>, BackendError>>()?;
-        let memory = LoadedMemory::new(memory, device, tensors)?;
+        let memory = LoadedProgramMemory::new(memory, device, tensors)?;
         let window = match (&set_aside, kept) {
             (Some(set_aside), Some((from, bytes))) => {
                 Some(set_aside.access_policy_window(memory.address(from), bytes))
             }
             _ => None,
         };
-        let mut loader = Loader {
+        let mut loader = ProgramLoader {
             device,
             blas,
             streams,
@@ -147,10 +147,10 @@ impl Program {
             kernels: BTreeMap::new(),
             gemms: vec![],
         };
-        loader.load_gemms(&steps)?;
+        loader.load_all_gemms(&steps)?;
         let steps = steps.into_iter().map(|step| loader.step(step));
         let steps = steps.collect::<Result<Vec<_>, _>>()?;
-        let LoadedMemory { regions, buffers, inputs, outputs } = loader.memory;
+        let LoadedProgramMemory { regions, buffers, inputs, outputs } = loader.memory;
         let buffer = |region: &Region| buffers[region.slot].clone();
         let named = |region: &Region| (region.name.clone().into_owned(), buffer(region));
         let named = regions.iter().map(named).collect();
@@ -175,8 +175,8 @@ impl Program {
     }
 }
 
-/// The memory of a program on a device.
-struct LoadedMemory {
+/// The memory of a loaded program on a device.
+struct LoadedProgramMemory {
     regions: Vec<Region>,
     /// Buffers by slot.
     buffers: Vec<DeviceBuffer>,
@@ -184,10 +184,14 @@ struct LoadedMemory {
     outputs: Vec<Output>,
 }
 
-impl LoadedMemory {
+impl LoadedProgramMemory {
     /// Allocates every slot and fills it, one region's contents at a time.
-    fn new(plan: MemoryPlan, device: &Device, tensors: &Tensors) -> Result<Self, BackendError> {
-        let MemoryPlan { regions, slots, .. } = plan;
+    fn new(
+        plan: ProgramMemoryPlan,
+        device: &Device,
+        tensors: &Tensors,
+    ) -> Result<Self, BackendError> {
+        let ProgramMemoryPlan { regions, slots, .. } = plan;
         let mut buffers: Vec<Option<DeviceBuffer>> = vec![None; slots.len()];
         let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
         for region in &regions {
@@ -195,16 +199,21 @@ impl LoadedMemory {
             if let Some(bytes) = region.uploaded(tensors)? {
                 let buffer = device.upload(&bytes)?;
                 match &region.contents {
-                    Contents::Input { replaceable: true } => {
+                    RegionContents::Input { replaceable: true } => {
                         inputs.push(Input::new(region.name.clone(), &buffer));
                     }
-                    Contents::State { output, shape, dtype } => {
-                        outputs.push(Output::in_state(&buffer, output, shape.clone(), *dtype));
+                    RegionContents::State { output, shape, dtype } => {
+                        outputs.push(Output::output_in_state(
+                            &buffer,
+                            output,
+                            shape.clone(),
+                            *dtype,
+                        ));
                     }
                     _ => {}
                 }
                 *slot = Some(buffer);
-            } else if let Contents::Output { name, shape, dtype } = &region.contents {
+            } else if let RegionContents::Output { name, shape, dtype } = &region.contents {
                 let output = Output::new(device, name, shape.clone(), *dtype)?;
                 *slot = Some(output.buffer().clone());
                 outputs.push(output);
@@ -216,7 +225,7 @@ impl LoadedMemory {
         let buffers = buffers.into_iter().flatten().collect();
         let memory = Self { regions, buffers, inputs, outputs };
         for region in &memory.regions {
-            if let Contents::Table(words) = &region.contents {
+            if let RegionContents::Table(words) = &region.contents {
                 let bytes: Vec<u8> =
                     words.iter().flat_map(|word| memory.word(*word).to_ne_bytes()).collect();
                 memory.buffers[region.slot].overwrite_from_host(&bytes)?;
@@ -225,22 +234,22 @@ impl LoadedMemory {
         Ok(memory)
     }
 
-    fn word(&self, word: Word) -> u64 {
+    fn word(&self, word: TableWord) -> u64 {
         match word {
-            Word::Value(value) => value as u64,
-            Word::Pointer(pointer) => self.address(pointer),
+            TableWord::Value(value) => value as u64,
+            TableWord::Pointer(pointer) => self.address(pointer),
         }
     }
 
-    fn buffer(&self, pointer: Pointer) -> &DeviceBuffer {
+    fn buffer_of_pointer(&self, pointer: Pointer) -> &DeviceBuffer {
         &self.buffers[self.regions[pointer.region].slot]
     }
 
     fn address(&self, pointer: Pointer) -> u64 {
-        pointer.resolve(self.buffer(pointer).address())
+        pointer.resolve_address(self.buffer_of_pointer(pointer).address())
     }
 
-    fn argument(&self, operand: Operand) -> Result<KernelArgument, BackendError> {
+    fn resolve_argument(&self, operand: Operand) -> Result<KernelArgument, BackendError> {
         Ok(match operand {
             Operand::Boxes(pointer, boxes) => {
                 KernelArgument::bytes(&boxes.map(self.address(pointer))?)
@@ -255,26 +264,26 @@ impl LoadedMemory {
 }
 
 /// A kernel loaded for several launch shapes.
-type LoadedShapes = Vec<(Launch, Rc<LoadedKernel>)>;
+type KernelByLaunchShape = Vec<(Launch, Rc<LoadedKernel>)>;
 
 /// Loads step after step.
-struct Loader<'a> {
+struct ProgramLoader<'a> {
     device: &'a Arc<Device>,
     blas: Option<Rc<CublasLtLanes>>,
     /// Streams by lane.
     streams: Vec<Arc<CudaStream>>,
-    memory: LoadedMemory,
+    memory: LoadedProgramMemory,
     window: Option<Window>,
-    /// Loaded kernels by name and lane.
-    kernels: BTreeMap<(String, Lane), LoadedShapes>,
+    /// Loaded kernels by kernel name and lane.
+    kernels: BTreeMap<(String, Lane), KernelByLaunchShape>,
     gemms: Vec<(GemmSpec, Rc<Gemm>)>,
 }
 
-impl Loader<'_> {
-    fn step(&mut self, step: Step) -> Result<LoadedStep, BackendError> {
-        let enqueue: Enqueue = match step {
-            Step::Begin(name) => return Ok(LoadedStep::Begin(name)),
-            Step::End => return Ok(LoadedStep::End),
+impl ProgramLoader<'_> {
+    fn step(&mut self, step: Step) -> Result<LoadedProgramStep, BackendError> {
+        let enqueue: EnqueueFunction = match step {
+            Step::Begin(name) => return Ok(LoadedProgramStep::Begin(name)),
+            Step::End => return Ok(LoadedProgramStep::End),
             Step::Launch(launch) => self.launch(&launch)?,
             Step::Gemm { lane, spec, operands } => {
                 let loaded = self.gemms.iter().find(|(other, _)| *other == spec);
@@ -285,19 +294,20 @@ impl Loader<'_> {
             }
             Step::Copy { lane, from, to, bytes } => {
                 let [source, target] =
-                    [from, to].map(|pointer| self.memory.buffer(pointer).clone());
+                    [from, to].map(|pointer| self.memory.buffer_of_pointer(pointer).clone());
                 let (stream, range) = (self.stream(lane), from.offset..from.offset + bytes);
                 Box::new(move || target.copy_range(&stream, to.offset, &source, range.clone()))
             }
             Step::Fill { lane, to, bytes, value } => {
-                let (stream, buffer) = (self.stream(lane), self.memory.buffer(to).clone());
+                let (stream, buffer) =
+                    (self.stream(lane), self.memory.buffer_of_pointer(to).clone());
                 Box::new(move || buffer.fill_range(&stream, to.offset..to.offset + bytes, value))
             }
             Step::Call { lane, pointers, prepare } => {
                 let addresses: Vec<u64> =
                     pointers.iter().map(|pointer| self.memory.address(*pointer)).collect();
                 let (device, stream) = (self.device, &self.streams[lane.number()]);
-                prepare(CallSite { device, stream, addresses: &addresses })?
+                prepare(ForeignLaunchSite { device, stream, addresses: &addresses })?
             }
             Step::Wait { waiting, on } => {
                 let crossing = CrossingEvent::new(self.device)?;
@@ -305,14 +315,14 @@ impl Loader<'_> {
                 Box::new(move || crossing.mark(&on).and_then(|()| crossing.hold(&waiting)))
             }
         };
-        Ok(LoadedStep::Enqueue(enqueue))
+        Ok(LoadedProgramStep::Enqueue(enqueue))
     }
 
     fn stream(&self, lane: Lane) -> Arc<CudaStream> {
         Arc::clone(&self.streams[lane.number()])
     }
 
-    fn launch(&mut self, launch: &KernelLaunch) -> Result<Enqueue, BackendError> {
+    fn launch(&mut self, launch: &KernelLaunch) -> Result<EnqueueFunction, BackendError> {
         let kernel = match &launch.other {
             Some((other, condition)) if condition(self.device)? => other,
             _ => launch.kernel(),
@@ -329,11 +339,12 @@ impl Loader<'_> {
                 kernel
             }
         };
-        let arguments = launch.arguments.iter().map(|operand| self.memory.argument(*operand));
+        let arguments =
+            launch.arguments.iter().map(|operand| self.memory.resolve_argument(*operand));
         let arguments = arguments.collect::<Result<Vec<KernelArgument>, _>>()?;
         let window = launch.lines.and_then(|lines| match lines {
-            KeptLines::Keep => self.window,
-            KeptLines::Release => self.window.map(Window::without_persistence),
+            KeptL2Lines::Keep => self.window,
+            KeptL2Lines::Release => self.window.map(Window::without_persistence),
         });
         let programmatic =
             launch.programmatic && supports_programmatic_launch(&self.device.facts().arch);
@@ -343,7 +354,7 @@ impl Loader<'_> {
 
     /// Describes every GEMM of a program once. Its algorithm is chosen by the matrices of all its
     /// launches, one layer's weights after the other's, as in the program.
-    fn load_gemms(&mut self, steps: &[Step]) -> Result<(), BackendError> {
+    fn load_all_gemms(&mut self, steps: &[Step]) -> Result<(), BackendError> {
         let Some(blas) = &self.blas else { return Ok(()) };
         let launches = steps.iter().filter_map(|step| match step {
             Step::Gemm { spec, operands, .. } => Some((*spec, *operands)),
@@ -353,7 +364,10 @@ impl Loader<'_> {
             if self.gemms.iter().any(|(other, _)| *other == spec) {
                 continue;
             }
-            let alike = launches.clone().filter(|(other, _)| *other == spec).take(MAX_TIMED);
+            let alike = launches
+                .clone()
+                .filter(|(other, _)| *other == spec)
+                .take(MAX_LAUNCHES_TIMED_TO_CHOOSE);
             let operands =
                 alike.map(|(_, operands)| operands.map(|pointer| self.memory.address(pointer)));
             let mut gemm = Gemm::new(blas, spec)?;
@@ -366,7 +380,7 @@ impl Loader<'_> {
 
 impl LoadedProgram {
     /// Whether launches update regions that have contents.
-    pub(super) const fn has_state(&self) -> bool {
+    pub(super) const fn updates_contents(&self) -> bool {
         !self.state.regions.is_empty()
     }
 
@@ -376,28 +390,28 @@ impl LoadedProgram {
     }
 
     /// The range that a graph clears first.
-    pub(super) fn cleared(&self) -> std::ops::Range<u64> {
+    pub(super) fn range_cleared_first(&self) -> std::ops::Range<u64> {
         self.cleared.clone()
     }
 
     /// Enqueues the whole program.
     ///
     /// # Errors
-    /// When a launch is refused.
+    /// Fails if a launch is refused.
     pub fn enqueue(&self) -> Result<(), BackendError> {
         let mut ranges = Vec::new();
         for step in &self.steps {
             match step {
-                LoadedStep::Enqueue(enqueue) => enqueue()?,
-                LoadedStep::Begin(name) => ranges.push(RangeGuard::new(name)),
-                LoadedStep::End => drop(ranges.pop()),
+                LoadedProgramStep::Enqueue(enqueue) => enqueue()?,
+                LoadedProgramStep::Begin(name) => ranges.push(RangeGuard::new(name)),
+                LoadedProgramStep::End => drop(ranges.pop()),
             }
         }
         Ok(())
     }
 
-    /// The memory of the last region of that name.
-    pub fn buffer(&self, name: &str) -> Option<&DeviceBuffer> {
+    /// The device memory of the last region that was declared with this name.
+    pub fn buffer_of_pointer(&self, name: &str) -> Option<&DeviceBuffer> {
         self.regions.iter().rfind(|(known, _)| known == name).map(|(_, buffer)| buffer)
     }
 }

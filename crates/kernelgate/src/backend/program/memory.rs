@@ -1,34 +1,34 @@
-//! The device memory of a program: regions by name, each with its use and its contents, and the
-//! slots that are allocated for them.
+//! The device memory of a program: named regions, each with its purpose and its contents, and the
+//! allocations that hold them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::error::ProgramError;
-use super::lanes::{Lane, LaneOrder, Position};
+use super::lanes::{Lane, LaneOrder, LaneStepPosition};
 use super::operand::Pointer;
 use crate::workload::{Dtype, Tensors};
 
 /// The use of a region: a row of the table of device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum MemoryUse {
+pub enum MemoryPurpose {
     /// Parameters of the network, packed or unchanged.
     Weights,
     /// State of an optimiser.
     Momentum,
-    /// Results of the forward pass.
+    /// Memory for results of the forward pass.
     Activations,
-    /// Gradients of activations and of parameters.
+    /// Memory for gradients of activations and of parameters.
     Gradients,
-    /// Everything else that the launches need.
+    /// Memory for everything else that the launches need.
     Workspace,
-    /// Inputs that every launch reads.
+    /// Memory for inputs that every launch reads.
     Inputs,
     /// Results.
     Outputs,
 }
 
-impl MemoryUse {
+impl MemoryPurpose {
     /// Every use of memory, in the order of the table.
     pub const ALL: [Self; 7] = [
         Self::Weights,
@@ -40,7 +40,7 @@ impl MemoryUse {
         Self::Outputs,
     ];
 
-    /// Row of the purpose in the table.
+    /// Label of the purpose in the table of device memory.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Weights => "weights",
@@ -53,55 +53,55 @@ impl MemoryUse {
     }
 }
 
-/// An element of a table in device memory.
+/// One element of a table of numbers and addresses in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Word {
+pub enum TableWord {
     /// A 64-bit value.
     Value(i64),
-    /// An address in a region.
+    /// The address of a memory region.
     Pointer(Pointer),
 }
 
-impl From<i64> for Word {
+impl From<i64> for TableWord {
     fn from(value: i64) -> Self {
         Self::Value(value)
     }
 }
 
-impl From<Pointer> for Word {
+impl From<Pointer> for TableWord {
     fn from(pointer: Pointer) -> Self {
         Self::Pointer(pointer)
     }
 }
 
 /// Makes the contents of a region from the inputs.
-pub(super) type Pack = Box<dyn Fn(&Tensors) -> Vec<u8>>;
+pub(super) type PackContents = Box<dyn Fn(&Tensors) -> Vec<u8>>;
 
 /// Contents of a region when the program is loaded.
-pub(super) enum Contents {
+pub(super) enum RegionContents {
     /// 0xff in every byte.
     Unwritten,
     /// The input of the region's name, unchanged. Every launch reads it if it is `replaceable`;
     /// otherwise it was read during the preparation.
     Input { replaceable: bool },
     /// The content is computed on the host from the inputs.
-    Packed(Pack),
+    Packed(PackContents),
     /// The input of the region's name, which launches update, and then an output.
     State { output: &'static str, shape: Vec<usize>, dtype: Dtype },
     /// Numbers and addresses.
-    Table(Vec<Word>),
-    /// The output of the region's name.
+    Table(Vec<TableWord>),
+    /// The region is the output tensor of the same name.
     Output { name: &'static str, shape: Vec<usize>, dtype: Dtype },
 }
 
-/// A named piece of device memory.
+/// A named piece of the program's device memory.
 pub(super) struct Region {
     pub name: Cow<'static, str>,
     pub bytes: usize,
     pub slot: usize,
-    pub contents: Contents,
+    pub contents: RegionContents,
     freed: bool,
-    /// Whether launches update the initial content.
+    /// Whether launches update the region's initial content.
     pub updated: bool,
     /// Whether a table points into the region.
     in_table: bool,
@@ -111,14 +111,16 @@ impl Region {
     /// The bytes that the workload's inputs put in it; `None` for scratch, tables and outputs.
     ///
     /// # Errors
-    /// When their number differs from the declared one.
+    /// Fails if their number differs from the declared one.
     pub fn uploaded<'a>(&self, inputs: &'a Tensors) -> Result<Option<Cow<'a, [u8]>>, ProgramError> {
         let bytes: Cow<[u8]> = match &self.contents {
-            Contents::Packed(pack) => pack(inputs).into(),
-            Contents::Input { .. } | Contents::State { .. } => {
+            RegionContents::Packed(pack) => pack(inputs).into(),
+            RegionContents::Input { .. } | RegionContents::State { .. } => {
                 inputs.tensor(&self.name).as_bytes().into()
             }
-            Contents::Unwritten | Contents::Table(_) | Contents::Output { .. } => return Ok(None),
+            RegionContents::Unwritten
+            | RegionContents::Table(_)
+            | RegionContents::Output { .. } => return Ok(None),
         };
         if bytes.len() == self.bytes {
             Ok(Some(bytes))
@@ -130,45 +132,45 @@ impl Region {
 }
 
 /// An allocation: one region, or several whose lifetimes do not overlap.
-pub(super) struct Slot {
+pub(super) struct MemorySlot {
     pub bytes: usize,
-    purpose: MemoryUse,
+    purpose: MemoryPurpose,
     free: bool,
     /// Last steps, by lane, of earlier regions in this memory.
-    earlier: Vec<Position>,
+    earlier: Vec<LaneStepPosition>,
     /// Last steps, by lane, of the present region in this memory.
-    latest: Vec<Position>,
+    latest: Vec<LaneStepPosition>,
 }
 
 /// Regions and slots.
 #[derive(Default)]
-pub(super) struct MemoryPlan {
+pub(super) struct ProgramMemoryPlan {
     pub regions: Vec<Region>,
-    pub slots: Vec<Slot>,
+    pub slots: Vec<MemorySlot>,
     names: BTreeMap<Cow<'static, str>, usize>,
 }
 
 /// The region of a pointer that has none: its name was unknown.
 const UNKNOWN_REGION: usize = usize::MAX;
 
-impl MemoryPlan {
+impl ProgramMemoryPlan {
     /// Adds a region; one without contents takes over the smallest freed slot of its use that is
     /// large enough.
     ///
     /// # Errors
-    /// When a live region has its name, or a table points outside a region.
+    /// Fails if a live region has its name, or a table points outside a region.
     pub fn add(
         &mut self,
         name: Cow<'static, str>,
-        purpose: MemoryUse,
+        purpose: MemoryPurpose,
         bytes: usize,
-        contents: Contents,
+        contents: RegionContents,
     ) -> Result<Pointer, ProgramError> {
-        let reuses = matches!(contents, Contents::Unwritten);
-        if let Contents::Table(words) = &contents {
+        let reuses = matches!(contents, RegionContents::Unwritten);
+        if let RegionContents::Table(words) = &contents {
             for word in words {
-                let Word::Pointer(pointer) = word else { continue };
-                self.live(*pointer)?.in_table = true;
+                let TableWord::Pointer(pointer) = word else { continue };
+                self.region_of_pointer(*pointer)?.in_table = true;
             }
         }
         let fitting = self.slots.iter_mut().enumerate().filter(|(_, slot)| {
@@ -181,12 +183,12 @@ impl MemoryPlan {
             }
             None => {
                 let (earlier, latest) = (Vec::new(), Vec::new());
-                self.slots.push(Slot { bytes, purpose, free: false, earlier, latest });
+                self.slots.push(MemorySlot { bytes, purpose, free: false, earlier, latest });
                 self.slots.len() - 1
             }
         };
         let region = self.regions.len();
-        let updated = matches!(contents, Contents::State { .. });
+        let updated = matches!(contents, RegionContents::State { .. });
         let before = self.names.insert(name.clone(), region);
         let duplicate = before.is_some_and(|before| !self.regions[before].freed);
         let error = ProgramError::DuplicateRegion { name: name.to_string() };
@@ -208,17 +210,17 @@ impl MemoryPlan {
     }
 
     /// A pointer for a name that no region has.
-    pub const fn nowhere() -> Pointer {
+    pub const fn unknown_pointer() -> Pointer {
         Pointer { region: UNKNOWN_REGION, offset: 0, skipped: 0 }
     }
 
     /// Gives the memory of a region back to later ones.
     ///
     /// # Errors
-    /// When it is not scratch, or a table points into it.
+    /// Fails if it is not scratch, or a table points into it.
     pub fn free(&mut self, pointer: Pointer) -> Result<(), ProgramError> {
-        let region = self.live(pointer)?;
-        if region.in_table || !matches!(region.contents, Contents::Unwritten) {
+        let region = self.region_of_pointer(pointer)?;
+        if region.in_table || !matches!(region.contents, RegionContents::Unwritten) {
             return Err(ProgramError::NotFreeable { region: region.name.to_string() });
         }
         region.freed = true;
@@ -234,29 +236,29 @@ impl MemoryPlan {
     /// Notes that launches update the contents of a region.
     ///
     /// # Errors
-    /// When the region was freed, or the pointer is outside it.
+    /// Fails if the region was freed, or the pointer is outside it.
     pub fn mark_updated(&mut self, pointer: Pointer) -> Result<(), ProgramError> {
-        self.live(pointer).map(|region| region.updated = true)
+        self.region_of_pointer(pointer).map(|region| region.updated = true)
     }
 
     /// Notes that a step uses the region of a pointer.
     ///
     /// # Errors
-    /// When the region was freed, the pointer is outside it, or the step is not ordered behind
+    /// Fails if the region was freed, the pointer is outside it, or the step is not ordered behind
     /// those of the regions that had the memory before.
     pub fn used(
         &mut self,
         pointer: Pointer,
-        step: Position,
+        step: LaneStepPosition,
         order: &LaneOrder,
     ) -> Result<(), ProgramError> {
         let (number, name) = {
-            let region = self.live(pointer)?;
+            let region = self.region_of_pointer(pointer)?;
             (region.slot, region.name.clone())
         };
         let slot = &mut self.slots[number];
         let unordered = slot.earlier.iter().find(|before| !order.is_before(**before, step.lane));
-        if let Some(Position { lane: Lane(lane), .. }) = unordered {
+        if let Some(LaneStepPosition { lane: Lane(lane), .. }) = unordered {
             return Err(ProgramError::UnorderedReuse { region: name.to_string(), lane: *lane });
         }
         replace(&mut slot.latest, step);
@@ -266,20 +268,22 @@ impl MemoryPlan {
     /// Notes that a GEMM writes the region of a pointer.
     ///
     /// # Errors
-    /// When its contents are uploaded once.
-    pub fn written_by_gemm(&self, pointer: Pointer) -> Result<(), ProgramError> {
+    /// Fails if its contents are uploaded once.
+    pub fn note_gemm_output(&self, pointer: Pointer) -> Result<(), ProgramError> {
         match self.regions.get(pointer.region) {
-            Some(Region { contents: Contents::Unwritten | Contents::Output { .. }, .. }) | None => {
-                Ok(())
-            }
+            Some(Region {
+                contents: RegionContents::Unwritten | RegionContents::Output { .. },
+                ..
+            })
+            | None => Ok(()),
             Some(Region { name, .. }) => {
                 Err(ProgramError::OverwritesContents { region: name.to_string() })
             }
         }
     }
 
-    /// The region of a pointer, which is inside it.
-    fn live(&mut self, pointer: Pointer) -> Result<&mut Region, ProgramError> {
+    /// Returns the region that a pointer points into, after checking that the pointer is inside it.
+    fn region_of_pointer(&mut self, pointer: Pointer) -> Result<&mut Region, ProgramError> {
         let Some(region) = self.regions.get_mut(pointer.region) else {
             return Err(ProgramError::UnknownRegion { name: String::new() });
         };
@@ -299,13 +303,13 @@ impl MemoryPlan {
     }
 
     /// Bytes of all memory with one use.
-    pub fn bytes_used_as(&self, purpose: MemoryUse) -> usize {
+    pub fn bytes_for_purpose(&self, purpose: MemoryPurpose) -> usize {
         self.slots.iter().filter(|slot| slot.purpose == purpose).map(|slot| slot.bytes).sum()
     }
 }
 
 /// Puts a step in the place of the earlier one of its lane.
-fn replace(positions: &mut Vec<Position>, step: Position) {
+fn replace(positions: &mut Vec<LaneStepPosition>, step: LaneStepPosition) {
     positions.retain(|position| position.lane != step.lane);
     positions.push(step);
 }

@@ -29,7 +29,7 @@
 //! assert_eq!(program.device_bytes(), 12_000);
 //! ```
 //!
-//! Deliberately absent: time, and which kernels there are.
+//! This module deliberately knows neither times nor particular kernels.
 
 mod error;
 mod lanes;
@@ -47,7 +47,9 @@ mod tests;
 pub use error::ProgramError;
 pub use lanes::Lane;
 pub use load::{Capture, LoadedProgram};
-pub use memory::{MemoryUse, Word};
-pub use operand::{NULL, Operand, Operands, Pointer, boxes, int, ints, long};
+pub use memory::{MemoryPurpose, TableWord};
+pub use operand::{NULL, Operand, Operands, Pointer, boxes, int, int_operands, long};
 pub use plan::Program;
-pub use step::{CallSite, Enqueue, KeptLines, KernelLaunch, PlannedKernel, Step};
+pub use step::{
+    EnqueueFunction, ForeignLaunchSite, KeptL2Lines, KernelLaunch, PlannedKernel, Step,
+};

@@ -1,6 +1,6 @@
-//! Two layers, forward and backward: GEMMs with both transpositions, an accumulating one, a bias and
-//! ReLU with its gradient, and an update in a side lane. All values are small integers, so that
-//! every sum is exact.
+//! A network of two layers, forward and backward: GEMMs with both transpositions, an accumulating
+//! one, a bias and ReLU with its gradient, and an update in a side lane. All values of this test
+//! are small integers, so that every sum is exact.
 
 use half::bf16;
 
@@ -19,7 +19,7 @@ const K: usize = 16;
 const H: usize = 128;
 const N: usize = 32;
 
-/// `new[i] = old[i] - gradient[i]/2`.
+/// The kernel updates weights: `new[i] = old[i] - gradient[i]/2`.
 const SGD: KernelSpec<usize> = KernelSpec::new(
     Source::new(
         "program_sgd",
@@ -37,9 +37,9 @@ extern "C" __global__ void program_sgd(const float* old, const float* gradient, 
 
 /// h = relu(x·w1 + b1); y = h·w2; dw2 = 2·hᵀ·dy as two accumulated GEMMs; dh = dy·w2ᵀ masked by h >
 /// 0; dw1 = xᵀ·dh; a step of w2 in parallel with those of the first layer.
-fn two_layers() -> Program {
+fn two_layer_network() -> Program {
     use MatrixDtype::{Bf16, F32};
-    use MemoryUse::{Activations, Gradients, Inputs, Weights};
+    use MemoryPurpose::{Activations, Gradients, Inputs, Weights};
     let mut program = Program::new();
     let bf16s = |count: usize| count * Dtype::Bf16.bytes();
     let f32s = |count: usize| count * Dtype::F32.bytes();
@@ -69,11 +69,11 @@ fn two_layers() -> Program {
     program.in_range("Forward", |program| {
         let biased = GemmOperands::new(x, w1, h);
         let operands = GemmOperands { bias: Some(b1), aux: Some(mask), ..biased };
-        program.gemm(Lane::MAIN, first, operands);
-        program.gemm(Lane::MAIN, GemmSpec::new(M, N, H, Bf16, F32), [h, w2, y]);
+        program.gemm(Lane::MAIN_LANE, first, operands);
+        program.gemm(Lane::MAIN_LANE, GemmSpec::new(M, N, H, Bf16, F32), [h, w2, y]);
     });
     program.in_range("Backward", |program| {
-        program.wait(side, Lane::MAIN);
+        program.wait(side, Lane::MAIN_LANE);
         program.fill(side, dw2, f32s(H * N), 0);
         let outer = GemmSpec { a_transposed: true, ..GemmSpec::new(H, N, M, Bf16, F32) };
         let accumulated = GemmSpec { beta: 1.0, ..outer };
@@ -90,28 +90,28 @@ fn two_layers() -> Program {
             ..GemmSpec::new(M, H, N, Bf16, Bf16)
         };
         let operands = GemmOperands { aux: Some(mask), ..GemmOperands::new(dy, w2, dh) };
-        program.gemm(Lane::MAIN, inner, operands);
+        program.gemm(Lane::MAIN_LANE, inner, operands);
         let outer = GemmSpec { a_transposed: true, ..GemmSpec::new(K, H, M, Bf16, F32) };
-        program.gemm(Lane::MAIN, outer, [x, dh, dw1]);
-        program.wait(Lane::MAIN, side);
+        program.gemm(Lane::MAIN_LANE, outer, [x, dh, dw1]);
+        program.wait(Lane::MAIN_LANE, side);
     });
     program
 }
 
 #[test]
 fn a_training_step_is_planned_without_a_gpu() {
-    let program = two_layers();
+    let program = two_layer_network();
     assert_eq!(program.check(), Ok(()));
     let bf16s = M * K + M * N + K * H + H + H * N + 2 * M * H;
     let f32s = 3 * H * N + M * N + K * H;
     let mask = M * H / 8;
     let bytes = 2 * bf16s + 4 * f32s + mask + 2 * GEMM_WORKSPACE_BYTES;
     assert_eq!(program.device_bytes(), bytes as u64);
-    assert_eq!(program.steps().iter().filter(|step| step.is_command()).count(), 8);
+    assert_eq!(program.steps().iter().filter(|step| step.is_gpu_command()).count(), 8);
 }
 
 /// Small integers, as f32.
-fn integers(count: usize, factor: usize, most: usize) -> Vec<f32> {
+fn small_integers(count: usize, factor: usize, most: usize) -> Vec<f32> {
     (0..count).map(|i| (i * factor % (2 * most + 1)) as f32 - most as f32).collect()
 }
 
@@ -131,11 +131,11 @@ fn product(
 fn a_training_step_computes_what_the_host_does() {
     let Some((device, _alone)) = gpu() else { return };
     let [x, w1, mut b1] = [(M * K, 7, 2), (K * H, 4, 1), (H, 6, 2)]
-        .map(|(count, factor, most)| integers(count, factor, most));
-    // No hidden value is zero, because the gradient of ReLU is undefined there.
+        .map(|(count, factor, most)| small_integers(count, factor, most));
+    // No hidden value is zero in this test, because the gradient of ReLU is undefined there.
     b1.iter_mut().for_each(|value| *value += 0.5);
-    let [w2, dy] =
-        [(H * N, 11, 1), (M * N, 13, 1)].map(|(count, factor, most)| integers(count, factor, most));
+    let [w2, dy] = [(H * N, 11, 1), (M * N, 13, 1)]
+        .map(|(count, factor, most)| small_integers(count, factor, most));
     let biased = product([M, H, K], (&x, [K, 1]), (&w1, [H, 1]));
     let h: Vec<f32> =
         biased.iter().enumerate().map(|(i, value)| (value + b1[i % H]).max(0.0)).collect();
@@ -156,7 +156,7 @@ fn a_training_step_computes_what_the_host_does() {
     }
     let inputs = inputs.with("w2", [H * N], w2.clone()).with("w2 in fp32", [H * N], w2);
     for capture in [Capture::Stream, Capture::Graph] {
-        let mut task = match two_layers().task(&device, &inputs, capture) {
+        let mut task = match two_layer_network().task(&device, &inputs, capture) {
             Err(BackendError::Unsupported(reason)) => return eprintln!("skipped: {reason}"),
             task => task.unwrap(),
         };

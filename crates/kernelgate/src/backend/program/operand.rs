@@ -5,36 +5,36 @@ use kernelgate_cuda::TensorBoxes;
 /// An address in a region of a program, known when the program is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pointer {
-    /// The region, by its number.
+    /// Number of the memory region that the pointer points into.
     pub(super) region: usize,
-    /// Bytes from the region's beginning.
+    /// Distance from the region's beginning, bytes.
     pub(super) offset: usize,
     /// Bytes that the address lies before the offset.
     pub(super) skipped: usize,
 }
 
 impl Pointer {
-    /// The pointer moved on by `bytes`.
+    /// A pointer that lies further by `bytes`.
     pub const fn plus(self, bytes: usize) -> Self {
         Self { offset: self.offset + bytes, ..self }
     }
 
     /// The address `bytes` before this one, which may lie before the region: for a tensor whose
     /// first elements are neither held nor read.
-    pub const fn skipping(self, bytes: usize) -> Self {
+    pub const fn address_before(self, bytes: usize) -> Self {
         Self { skipped: self.skipped + bytes, ..self }
     }
 
     /// The address, if its region begins at `base`.
-    pub(super) const fn resolve(self, base: u64) -> u64 {
+    pub(super) const fn resolve_address(self, base: u64) -> u64 {
         base.wrapping_add(self.offset as u64).wrapping_sub(self.skipped as u64)
     }
 }
 
-/// An argument of a launch in a program.
+/// An argument of a kernel launch in a program.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Operand {
-    /// An address in a region.
+    /// An argument that is an address in a memory region.
     Pointer(Pointer),
     /// A null pointer.
     Null,
@@ -51,12 +51,12 @@ pub enum Operand {
 /// A null pointer.
 pub const NULL: Operand = Operand::Null;
 
-/// An extent for an `int` parameter.
+/// An extent as the argument of an `int` parameter.
 pub const fn int(extent: usize) -> Operand {
     Operand::I32(extent as i32)
 }
 
-/// An extent for a `long long` parameter.
+/// An extent as the argument of a `long long` parameter.
 pub const fn long(extent: usize) -> Operand {
     Operand::I64(extent as i64)
 }
@@ -68,7 +68,7 @@ pub const fn boxes(pointer: Pointer, boxes: TensorBoxes) -> Operand {
 }
 
 /// Extents for `int` parameters.
-pub fn ints<const N: usize>(extents: [usize; N]) -> [Operand; N] {
+pub fn int_operands<const N: usize>(extents: [usize; N]) -> [Operand; N] {
     extents.map(int)
 }
 

@@ -8,9 +8,9 @@ use kernelgate_cuda::libraries::gemm::{GEMM_WORKSPACE_BYTES, GemmOperands, GemmS
 
 use super::error::ProgramError;
 use super::lanes::{Lane, LaneOrder};
-use super::memory::{Contents, MemoryPlan, MemoryUse, Word};
+use super::memory::{MemoryPurpose, ProgramMemoryPlan, RegionContents, TableWord};
 use super::operand::{Operand, Operands, Pointer};
-use super::step::{CallSite, Enqueue, KernelLaunch, Step};
+use super::step::{EnqueueFunction, ForeignLaunchSite, KernelLaunch, Step};
 use crate::workload::{Dtype, Tensors};
 use kernelgate_cuda::BackendError;
 
@@ -20,7 +20,7 @@ use kernelgate_cuda::BackendError;
 /// [`Self::task`] before anything is allocated.
 #[derive(Default)]
 pub struct Program {
-    pub(super) memory: MemoryPlan,
+    pub(super) memory: ProgramMemoryPlan,
     pub(super) steps: Vec<Step>,
     pub(super) order: LaneOrder,
     /// The range that is kept in L2, and its bytes.
@@ -38,9 +38,9 @@ impl Program {
     }
 
     /// Keeps the first mistake.
-    fn note(&self, found: Result<(), ProgramError>) {
+    fn keep_first_error(&self, found: Result<(), ProgramError>) {
         if let Err(mistake) = found {
-            // A later mistake may follow from the first one.
+            // Only the first mistake is kept, because a later one may follow from it.
             let _ = self.mistake.set(mistake);
         }
     }
@@ -48,13 +48,13 @@ impl Program {
     fn region(
         &mut self,
         name: Cow<'static, str>,
-        purpose: MemoryUse,
+        purpose: MemoryPurpose,
         bytes: usize,
-        contents: Contents,
+        contents: RegionContents,
     ) -> Pointer {
         self.memory.add(name, purpose, bytes, contents).unwrap_or_else(|mistake| {
-            self.note(Err(mistake));
-            MemoryPlan::nowhere()
+            self.keep_first_error(Err(mistake));
+            ProgramMemoryPlan::unknown_pointer()
         })
     }
 
@@ -62,21 +62,21 @@ impl Program {
     pub fn input(
         &mut self,
         name: impl Into<Cow<'static, str>>,
-        purpose: MemoryUse,
+        purpose: MemoryPurpose,
         bytes: usize,
     ) -> Pointer {
-        self.region(name.into(), purpose, bytes, Contents::Input { replaceable: true })
+        self.region(name.into(), purpose, bytes, RegionContents::Input { replaceable: true })
     }
 
     /// Declares a region with the workload's input of that name as it was when the program was
     /// loaded.
-    pub fn loaded_input(
+    pub fn add_loaded_input(
         &mut self,
         name: impl Into<Cow<'static, str>>,
-        purpose: MemoryUse,
+        purpose: MemoryPurpose,
         bytes: usize,
     ) -> Pointer {
-        self.region(name.into(), purpose, bytes, Contents::Input { replaceable: false })
+        self.region(name.into(), purpose, bytes, RegionContents::Input { replaceable: false })
     }
 
     /// Declares a region whose contents are made from the inputs when the program is loaded, such
@@ -84,11 +84,11 @@ impl Program {
     pub fn packed(
         &mut self,
         name: impl Into<Cow<'static, str>>,
-        purpose: MemoryUse,
+        purpose: MemoryPurpose,
         bytes: usize,
         pack: impl Fn(&Tensors) -> Vec<u8> + 'static,
     ) -> Pointer {
-        self.region(name.into(), purpose, bytes, Contents::Packed(Box::new(pack)))
+        self.region(name.into(), purpose, bytes, RegionContents::Packed(Box::new(pack)))
     }
 
     /// Declares a state: the workload's input of that name when the program is loaded, updated in
@@ -98,20 +98,20 @@ impl Program {
         &mut self,
         name: impl Into<Cow<'static, str>>,
         output: &'static str,
-        purpose: MemoryUse,
+        purpose: MemoryPurpose,
         shape: impl Into<Vec<usize>>,
         dtype: Dtype,
     ) -> Pointer {
         let shape = shape.into();
         let bytes = shape.iter().product::<usize>() * dtype.bytes();
-        self.region(name.into(), purpose, bytes, Contents::State { output, shape, dtype })
+        self.region(name.into(), purpose, bytes, RegionContents::State { output, shape, dtype })
     }
 
     /// Restores the packed contents of a region together with the state, because launches update
     /// them: a copy of a state in another form.
     pub fn mark_updated(&mut self, pointer: Pointer) {
         let marked = self.memory.mark_updated(pointer);
-        self.note(marked);
+        self.keep_first_error(marked);
     }
 
     /// Declares a region of 64-bit numbers and addresses. Regions that it points into live as long
@@ -119,22 +119,22 @@ impl Program {
     pub fn table(
         &mut self,
         name: impl Into<Cow<'static, str>>,
-        purpose: MemoryUse,
-        words: Vec<Word>,
+        purpose: MemoryPurpose,
+        words: Vec<TableWord>,
     ) -> Pointer {
         let bytes = size_of::<u64>() * words.len();
-        self.region(name.into(), purpose, bytes, Contents::Table(words))
+        self.region(name.into(), purpose, bytes, RegionContents::Table(words))
     }
 
-    /// Declares a region that steps write before they read it. It may take over freed memory of the
-    /// same use.
+    /// Declares a scratch region, which steps write before they read it. A scratch region may take
+    /// over freed memory of the same purpose.
     pub fn scratch(
         &mut self,
         name: impl Into<Cow<'static, str>>,
-        purpose: MemoryUse,
+        purpose: MemoryPurpose,
         bytes: usize,
     ) -> Pointer {
-        self.region(name.into(), purpose, bytes, Contents::Unwritten)
+        self.region(name.into(), purpose, bytes, RegionContents::Unwritten)
     }
 
     /// Declares an output that lies on the device as it does in the workload.
@@ -146,22 +146,22 @@ impl Program {
     ) -> Pointer {
         let shape = shape.into();
         let bytes = shape.iter().product::<usize>() * dtype.bytes();
-        let contents = Contents::Output { name, shape, dtype };
-        self.region(name.into(), MemoryUse::Outputs, bytes, contents)
+        let contents = RegionContents::Output { name, shape, dtype };
+        self.region(name.into(), MemoryPurpose::Outputs, bytes, contents)
     }
 
     /// Ends the life of a scratch region: later scratch of the same use may take over its memory,
     /// and steps that use it from here on are mistakes.
     pub fn free(&mut self, pointer: Pointer) {
         let freed = self.memory.free(pointer);
-        self.note(freed);
+        self.keep_first_error(freed);
     }
 
-    /// The beginning of a region.
+    /// Pointer to the beginning of the region with this name.
     pub fn at(&self, name: &str) -> Pointer {
         self.memory.find(name).unwrap_or_else(|| {
-            self.note(Err(ProgramError::UnknownRegion { name: name.to_owned() }));
-            MemoryPlan::nowhere()
+            self.keep_first_error(Err(ProgramError::UnknownRegion { name: name.to_owned() }));
+            ProgramMemoryPlan::unknown_pointer()
         })
     }
 
@@ -184,7 +184,7 @@ impl Program {
     /// outputs.
     ///
     /// # Errors
-    /// When their number differs from the declared one.
+    /// Fails if their number differs from the declared one.
     pub fn uploaded<'a>(
         &self,
         pointer: Pointer,
@@ -196,19 +196,20 @@ impl Program {
 
     /// Device memory of the loaded program: every region, and the library's workspaces.
     pub fn device_bytes(&self) -> u64 {
-        (self.memory.bytes() + self.workspace_bytes()) as u64
+        (self.memory.bytes() + self.gemm_workspace_bytes()) as u64
     }
 
-    fn workspace_bytes(&self) -> usize {
+    fn gemm_workspace_bytes(&self) -> usize {
         GEMM_WORKSPACE_BYTES * self.gemm_lanes
     }
 
     /// Bytes of each row of the table of device memory.
-    pub fn memory_uses(&self) -> Vec<(&'static str, u64)> {
+    pub fn bytes_by_memory_purpose(&self) -> Vec<(&'static str, u64)> {
         let mut rows: Vec<(&'static str, u64)> = Vec::new();
-        for purpose in MemoryUse::ALL {
-            let library = if purpose == MemoryUse::Workspace { self.workspace_bytes() } else { 0 };
-            let bytes = (self.memory.bytes_used_as(purpose) + library) as u64;
+        for purpose in MemoryPurpose::ALL {
+            let library =
+                if purpose == MemoryPurpose::Workspace { self.gemm_workspace_bytes() } else { 0 };
+            let bytes = (self.memory.bytes_for_purpose(purpose) + library) as u64;
             match rows.last_mut() {
                 Some((label, sum)) if *label == purpose.label() => *sum += bytes,
                 _ => rows.push((purpose.label(), bytes)),
@@ -231,8 +232,8 @@ impl Program {
     }
 
     /// Keeps as much of a range in L2 as fits, beginning with the launches that keep its lines
-    /// ([`KernelLaunch::with_lines`]). The program sets L2 aside while it is loaded.
-    pub fn keep_in_l2(&mut self, from: Pointer, bytes: usize) {
+    /// ([`KernelLaunch::with_kept_lines`]). The program sets L2 aside while it is loaded.
+    pub fn keep_range_in_l2(&mut self, from: Pointer, bytes: usize) {
         self.kept = Some((from, bytes));
     }
 
@@ -259,7 +260,7 @@ impl Program {
         self.add(launch);
     }
 
-    /// Adds a launch of a kernel.
+    /// Adds a kernel launch to the program.
     pub fn add(&mut self, launch: KernelLaunch) {
         let pointers = launch.arguments.iter().filter_map(|operand| match operand {
             Operand::Pointer(pointer) | Operand::Boxes(pointer, _) => Some(*pointer),
@@ -268,14 +269,14 @@ impl Program {
         let pointers: Vec<Pointer> = pointers.collect();
         if launch.lines.is_some() && self.kept.is_none() {
             let symbol = launch.kernel().symbol;
-            self.note(Err(ProgramError::NothingKept { symbol }));
+            self.keep_first_error(Err(ProgramError::NothingKept { symbol }));
         }
         self.step(launch.lane, &pointers);
         self.steps.push(Step::Launch(launch));
     }
 
-    /// Adds a GEMM; the operands are A, B and D, or all that its description needs. Its result is
-    /// scratch or an output, because choosing an algorithm overwrites it.
+    /// Adds a GEMM; the operands are A, B and D, or all that its description needs. The result of
+    /// the GEMM must be scratch or an output, because choosing an algorithm overwrites it.
     pub fn gemm(&mut self, lane: Lane, spec: GemmSpec, operands: impl Into<GemmOperands<Pointer>>) {
         let operands = operands.into();
         let mut pointers = Vec::new();
@@ -283,14 +284,14 @@ impl Program {
         self.step(lane, &pointers);
         let written = [Some(operands.d), operands.aux, operands.amax_d];
         for pointer in written.into_iter().flatten() {
-            let written = self.memory.written_by_gemm(pointer);
-            self.note(written);
+            let written = self.memory.note_gemm_output(pointer);
+            self.keep_first_error(written);
         }
         self.gemm_lanes = self.gemm_lanes.max(lane.number() + 1);
         self.steps.push(Step::Gemm { lane, spec, operands });
     }
 
-    /// Adds a copy on the device.
+    /// Adds a copy between two regions of device memory.
     pub fn copy(&mut self, lane: Lane, from: Pointer, to: Pointer, bytes: usize) {
         let last = bytes.saturating_sub(1);
         self.step(lane, &[from.plus(last), to.plus(last)]);
@@ -303,14 +304,15 @@ impl Program {
         self.steps.push(Step::Fill { lane, to, bytes, value });
     }
 
-    /// Adds a launch of other code: `prepare` gets the addresses of `pointers` and the stream of
-    /// the lane once, when the program is loaded, and returns a closure that enqueues the launch on
-    /// that stream. The closure allocates nothing and can be captured.
+    /// Adds a launch of a kernel that other code enqueues: `prepare` gets the addresses of
+    /// `pointers` and the stream of the lane once, when the program is loaded, and returns a
+    /// closure that enqueues the launch on that stream. The closure allocates nothing and can be
+    /// captured.
     pub fn call(
         &mut self,
         lane: Lane,
         pointers: &[Pointer],
-        prepare: impl FnOnce(CallSite<'_>) -> Result<Enqueue, BackendError> + 'static,
+        prepare: impl FnOnce(ForeignLaunchSite<'_>) -> Result<EnqueueFunction, BackendError> + 'static,
     ) {
         self.step(lane, pointers);
         let (pointers, prepare) = (pointers.to_vec(), Box::new(prepare));
@@ -320,13 +322,13 @@ impl Program {
     /// Notes a step of a lane that uses these addresses.
     fn step(&mut self, lane: Lane, pointers: &[Pointer]) {
         if !self.order.is_forked(lane) {
-            self.note(Err(ProgramError::NotForked { lane: lane.number() }));
+            self.keep_first_error(Err(ProgramError::NotForked { lane: lane.number() }));
         }
         // The step waits for everything that its lane waited for.
         let step = self.order.step(lane);
         for pointer in pointers {
             let used = self.memory.used(*pointer, step, &self.order);
-            self.note(used);
+            self.keep_first_error(used);
         }
     }
 
@@ -337,14 +339,14 @@ impl Program {
         self.steps.push(Step::Begin(name));
     }
 
-    /// Ends the range that began last.
+    /// Ends the named range that was opened last.
     pub fn end(&mut self) {
         let ended = self.ranges.pop().map(drop).ok_or(ProgramError::NoOpenRange);
-        self.note(ended);
+        self.keep_first_error(ended);
         self.steps.push(Step::End);
     }
 
-    /// Adds steps inside a named range.
+    /// Adds all steps of a closure inside a named range.
     pub fn in_range(&mut self, name: impl Into<String>, write: impl FnOnce(&mut Self)) {
         self.begin(name);
         write(self);
@@ -356,7 +358,7 @@ impl Program {
         &self.steps
     }
 
-    /// First mistake of the program.
+    /// Returns the first mistake that was made while the program was written.
     ///
     /// # Errors
     /// The mistake.
@@ -367,7 +369,7 @@ impl Program {
         if let Some(name) = self.ranges.last() {
             return Err(ProgramError::OpenRange { name: name.clone() });
         }
-        match self.order.unjoined() {
+        match self.order.unjoined_lane() {
             Some(lane) => Err(ProgramError::NotJoined { lane: lane.number() }),
             None => Ok(()),
         }

@@ -10,7 +10,7 @@ use super::plan::Program;
 use crate::backend::cuda::CudaTask;
 use crate::workload::Tensors;
 
-/// The program of one GPU, and the workload's inputs by the names that the program gives them.
+/// The program of one GPU, with the names that it gives the workload's inputs.
 pub struct RankProgram {
     /// The launches.
     pub program: Program,
@@ -18,13 +18,13 @@ pub struct RankProgram {
     pub inputs: Tensors,
 }
 
-/// Makes a case of the programs of all GPUs of a set, in their order. Each is launched once before
-/// `connect`, so that code that GPUs wait for each other with does not wait yet, and captured as a
-/// graph behind it. `name` gives the workload's name for a rank's input or output; an input of the same
-/// name on several GPUs is one input.
+/// Makes a case of the programs of all GPUs of a set, in their order. Each program is launched once
+/// before `connect`, when code in which GPUs wait for each other does not wait yet, and is captured
+/// as a graph after it. `name` gives the workload's name for a rank's input or output; an input of
+/// the same name on several GPUs is one input.
 ///
 /// # Errors
-/// The first mistake of a program; when loading or a launch fails; if a program updates a state.
+/// The first mistake of a program, or if loading or a launch fails; if a program updates a state.
 pub fn task(
     ranks: Vec<RankProgram>,
     devices: &Devices,
@@ -35,13 +35,13 @@ pub fn task(
         let (programs, gpus) = (ranks.len(), devices.count());
         return Err(BackendError::Launch(format!("{programs} programs for {gpus} GPUs")));
     }
-    let uses = ranks.first().map(|rank| rank.program.memory_uses()).unwrap_or_default();
+    let uses = ranks.first().map(|rank| rank.program.bytes_by_memory_purpose()).unwrap_or_default();
     let (mut inputs, mut outputs, mut loaded) = (Vec::new(), Vec::new(), Vec::new());
     let mut ranks = ranks.into_iter();
     devices.for_each_device(|rank, device| {
         let Some(RankProgram { program, inputs: tensors }) = ranks.next() else { return Ok(()) };
         let mut program: LoadedProgram = program.load(device, &tensors)?;
-        if program.has_state() {
+        if program.updates_contents() {
             let why = "a program over several GPUs that updates a state";
             return Err(BackendError::Unsupported(why.to_owned()));
         }
@@ -58,7 +58,11 @@ pub fn task(
     devices.for_each_device(|rank, device| {
         let program: &LoadedProgram = &loaded[rank];
         let capture = || program.enqueue();
-        graphs.push(ExecutableGraph::capture_clearing_first(device, program.cleared(), capture)?);
+        graphs.push(ExecutableGraph::capture_clearing_first(
+            device,
+            program.range_cleared_first(),
+            capture,
+        )?);
         Ok(())
     })?;
     let set: Devices = Devices::clone(devices);

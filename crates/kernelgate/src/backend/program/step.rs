@@ -1,4 +1,4 @@
-//! The steps of a program.
+//! The steps of a program: kernel launches, GEMMs, copies, fills, waits and ranges.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ type Load = Box<dyn Fn(&Device) -> Result<LoadedKernel, BackendError>>;
 
 /// A kernel with everything that its build and its grid depend on.
 pub struct PlannedKernel {
-    /// The `extern "C"` name of the kernel.
+    /// The `extern "C"` symbol of the kernel in its source.
     pub symbol: &'static str,
     /// Source and macros.
     pub build: KernelBuild,
     /// Grid, block and shared memory; an error when a grid does not hold the blocks.
     pub shape: Result<Launch, BackendError>,
-    /// Compiles and loads the kernel.
+    /// Function that compiles and loads the kernel.
     pub(super) load: Load,
 }
 
@@ -35,7 +35,7 @@ impl PlannedKernel {
 
 /// The treatment of lines that a launch reads in the range that a program keeps in L2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeptLines {
+pub enum KeptL2Lines {
     /// The lines stay in L2 for later launches.
     Keep,
     /// The lines have normal priority in L2 again.
@@ -43,16 +43,16 @@ pub enum KeptLines {
 }
 
 /// Decides on a device whether another build of a kernel is launched.
-pub(super) type Condition = Box<dyn Fn(&Device) -> Result<bool, BackendError>>;
+pub(super) type BuildCondition = Box<dyn Fn(&Device) -> Result<bool, BackendError>>;
 
 /// A launch of a kernel; by default in the first lane, beginning when the step before it has ended.
 pub struct KernelLaunch {
     kernel: PlannedKernel,
-    pub(super) other: Option<(PlannedKernel, Condition)>,
+    pub(super) other: Option<(PlannedKernel, BuildCondition)>,
     pub(super) arguments: Vec<Operand>,
     pub(super) lane: Lane,
     pub(super) programmatic: bool,
-    pub(super) lines: Option<KeptLines>,
+    pub(super) lines: Option<KeptL2Lines>,
 }
 
 impl KernelLaunch {
@@ -66,7 +66,7 @@ impl KernelLaunch {
             kernel: PlannedKernel::new(kernel, p),
             other: None,
             arguments,
-            lane: Lane::MAIN,
+            lane: Lane::MAIN_LANE,
             programmatic: false,
             lines: None,
         }
@@ -82,7 +82,7 @@ impl KernelLaunch {
         Self { other: Some((PlannedKernel::new(kernel, p), Box::new(condition))), ..self }
     }
 
-    /// Moves the launch to another lane.
+    /// Moves the launch to another lane of the program.
     pub fn in_lane(self, lane: Lane) -> Self {
         Self { lane, ..self }
     }
@@ -94,7 +94,7 @@ impl KernelLaunch {
     }
 
     /// Keeps or releases lines of the range that the program keeps in L2.
-    pub fn with_lines(self, lines: KeptLines) -> Self {
+    pub fn with_kept_lines(self, lines: KeptL2Lines) -> Self {
         Self { lines: Some(lines), ..self }
     }
 
@@ -109,37 +109,38 @@ impl KernelLaunch {
     }
 
     /// Whether the launch keeps or releases lines of L2.
-    pub const fn lines(&self) -> Option<KeptLines> {
+    pub const fn lines(&self) -> Option<KeptL2Lines> {
         self.lines
     }
 
     /// Whether the kernel is launched with PDL.
-    pub const fn is_programmatic(&self) -> bool {
+    pub const fn is_programmatic_launch(&self) -> bool {
         self.programmatic
     }
 }
 
 /// The device, stream and addresses that a launch of other code gets when the program is loaded.
-pub struct CallSite<'a> {
+pub struct ForeignLaunchSite<'a> {
     /// The device.
     pub device: &'a Arc<Device>,
-    /// The stream of the call's lane.
+    /// The stream of the lane in which the call is launched.
     pub stream: &'a Arc<CudaStream>,
     /// Addresses of the pointers with which the call was added to the program, in their order.
     pub addresses: &'a [u64],
 }
 
 /// Enqueues a prepared launch.
-pub type Enqueue = Box<dyn Fn() -> Result<(), BackendError>>;
+pub type EnqueueFunction = Box<dyn Fn() -> Result<(), BackendError>>;
 
-/// Prepares a launch of other code.
-pub(super) type Prepare = Box<dyn FnOnce(CallSite<'_>) -> Result<Enqueue, BackendError>>;
+/// Prepares a launch that other code enqueues.
+pub(super) type PrepareForeignLaunch =
+    Box<dyn FnOnce(ForeignLaunchSite<'_>) -> Result<EnqueueFunction, BackendError>>;
 
-/// One step of a program: a launch, a GEMM, a copy, a fill or a range.
+/// One step of a program: a launch, a GEMM, a copy, a fill, a wait or a range.
 pub enum Step {
     /// A kernel.
     Launch(KernelLaunch),
-    /// A GEMM of the library.
+    /// A GEMM that cuBLASLt computes.
     Gemm {
         /// Lane of the step.
         lane: Lane,
@@ -148,7 +149,7 @@ pub enum Step {
         /// Matrices of the step, and the operands of its epilogue and scales.
         operands: GemmOperands<Pointer>,
     },
-    /// A copy on the device.
+    /// A copy between two regions of device memory.
     Copy {
         /// Lane of the step.
         lane: Lane,
@@ -159,7 +160,7 @@ pub enum Step {
         /// Bytes.
         bytes: usize,
     },
-    /// A range of memory set to one byte.
+    /// A fill of a memory range with one byte value.
     Fill {
         /// Lane of the step.
         lane: Lane,
@@ -170,16 +171,16 @@ pub enum Step {
         /// The byte.
         value: u8,
     },
-    /// A launch of other code.
+    /// A launch that other code enqueues.
     Call {
         /// Lane of the step.
         lane: Lane,
         /// Pointers that the call gets as addresses.
         pointers: Vec<Pointer>,
         /// Makes the step ready.
-        prepare: Prepare,
+        prepare: PrepareForeignLaunch,
     },
-    /// Later steps of one lane wait for the steps of another so far.
+    /// Later steps of one lane wait for all earlier steps of another lane.
     Wait {
         /// The lane that waits.
         waiting: Lane,
@@ -188,13 +189,13 @@ pub enum Step {
     },
     /// A named range begins.
     Begin(String),
-    /// End of the range that began last.
+    /// End of the named range that was opened last.
     End,
 }
 
 impl Step {
     /// Whether the step is a command of the GPU: a launch, a GEMM, a copy, a fill.
-    pub const fn is_command(&self) -> bool {
+    pub const fn is_gpu_command(&self) -> bool {
         !matches!(self, Self::Wait { .. } | Self::Begin(_) | Self::End)
     }
 }

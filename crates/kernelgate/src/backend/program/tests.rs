@@ -10,7 +10,7 @@ use kernelgate_cuda::{BackendError, KernelArgument, KernelSpec, Source};
 
 const THREADS: usize = 128;
 
-/// `out[i] = factor·x[i] + y[i]`, y null for none.
+/// The kernel computes `out[i] = factor·x[i] + y[i]`; y may be null.
 const SAXPY: KernelSpec<usize> = KernelSpec::new(
     Source::new(
         "program_saxpy",
@@ -41,33 +41,33 @@ extern "C" __global__ void program_gather(const unsigned long long* table, float
     |_| [1, 1, 1],
 );
 
-fn saxpy(program: &mut Program, lane: Lane, n: usize, matrices: impl Operands, factor: f32) {
+fn launch_saxpy(program: &mut Program, lane: Lane, n: usize, matrices: impl Operands, factor: f32) {
     let launch = program.kernel(&SAXPY, &n, (matrices, factor, long(n)));
     program.add(launch.in_lane(lane));
 }
 
 /// A launch that reads and writes one region.
-fn uses(program: &mut Program, lane: Lane, pointer: Pointer) {
-    saxpy(program, lane, 1, (pointer, NULL, pointer), 1.0);
+fn launch_on_region(program: &mut Program, lane: Lane, pointer: Pointer) {
+    launch_saxpy(program, lane, 1, (pointer, NULL, pointer), 1.0);
 }
 
-const SPEC: GemmSpec = GemmSpec::new(8, 8, 8, MatrixDtype::Bf16, MatrixDtype::F32);
+const SMALL_GEMM: GemmSpec = GemmSpec::new(8, 8, 8, MatrixDtype::Bf16, MatrixDtype::F32);
 
 #[test]
 fn declared_bytes_are_the_regions_and_the_workspaces_of_gemms() {
     let mut program = Program::new();
-    let x = program.input("x", MemoryUse::Inputs, 128);
-    let w = program.packed("w", MemoryUse::Weights, 128, |_| vec![0; 128]);
-    let y = program.scratch("y", MemoryUse::Activations, 256);
-    program.table("list", MemoryUse::Workspace, vec![Word::Value(1), x.into()]);
+    let x = program.input("x", MemoryPurpose::Inputs, 128);
+    let w = program.packed("w", MemoryPurpose::Weights, 128, |_| vec![0; 128]);
+    let y = program.scratch("y", MemoryPurpose::Activations, 256);
+    program.table("list", MemoryPurpose::Workspace, vec![TableWord::Value(1), x.into()]);
     program.output("out", [3, 5], Dtype::F32);
     assert_eq!(program.device_bytes(), 128 + 128 + 256 + 16 + 60);
     let side = program.lane();
     assert_eq!(program.device_bytes(), 588, "a lane without GEMMs needs no workspace");
-    program.gemm(Lane::MAIN, SPEC, [x, w, y]);
-    program.wait(side, Lane::MAIN);
-    program.gemm(side, SPEC, [x, w, y]);
-    program.wait(Lane::MAIN, side);
+    program.gemm(Lane::MAIN_LANE, SMALL_GEMM, [x, w, y]);
+    program.wait(side, Lane::MAIN_LANE);
+    program.gemm(side, SMALL_GEMM, [x, w, y]);
+    program.wait(Lane::MAIN_LANE, side);
     assert_eq!(program.check(), Ok(()));
     let workspaces = 2 * GEMM_WORKSPACE_BYTES as u64;
     assert_eq!(program.device_bytes(), 588 + workspaces);
@@ -77,26 +77,26 @@ fn declared_bytes_are_the_regions_and_the_workspaces_of_gemms() {
         ("workspace", 16 + workspaces),
         ("inputs and outputs", 188),
     ];
-    assert_eq!(program.memory_uses(), table);
+    assert_eq!(program.bytes_by_memory_purpose(), table);
 }
 
 #[test]
 fn later_scratch_takes_the_smallest_freed_memory_of_its_use() {
     let mut program = Program::new();
-    let large = program.scratch("large", MemoryUse::Workspace, 1000);
-    let small = program.scratch("small", MemoryUse::Workspace, 100);
-    program.scratch("kept", MemoryUse::Workspace, 10);
-    uses(&mut program, Lane::MAIN, large);
+    let large = program.scratch("large", MemoryPurpose::Workspace, 1000);
+    let small = program.scratch("small", MemoryPurpose::Workspace, 100);
+    program.scratch("kept", MemoryPurpose::Workspace, 10);
+    launch_on_region(&mut program, Lane::MAIN_LANE, large);
     program.free(large);
     program.free(small);
-    program.scratch("next", MemoryUse::Workspace, 90);
+    program.scratch("next", MemoryPurpose::Workspace, 90);
     assert_eq!(program.device_bytes(), 1110, "90 bytes fit into 100");
-    program.scratch("other use", MemoryUse::Activations, 50);
+    program.scratch("other use", MemoryPurpose::Activations, 50);
     assert_eq!(program.device_bytes(), 1160);
-    program.scratch("too large", MemoryUse::Workspace, 2000);
+    program.scratch("too large", MemoryPurpose::Workspace, 2000);
     assert_eq!(program.device_bytes(), 3160);
-    let again = program.scratch("large", MemoryUse::Workspace, 1000);
-    uses(&mut program, Lane::MAIN, again);
+    let again = program.scratch("large", MemoryPurpose::Workspace, 1000);
+    launch_on_region(&mut program, Lane::MAIN_LANE, again);
     assert_eq!(program.device_bytes(), 3160, "a freed name and its memory are there again");
     assert_eq!(program.check(), Ok(()));
 }
@@ -106,16 +106,16 @@ fn memory_is_not_reused_while_another_lane_may_use_it() {
     let write = |ordered: bool| {
         let mut program = Program::new();
         let side = program.lane();
-        let first = program.scratch("first", MemoryUse::Workspace, 64);
-        program.wait(side, Lane::MAIN);
-        uses(&mut program, side, first);
+        let first = program.scratch("first", MemoryPurpose::Workspace, 64);
+        program.wait(side, Lane::MAIN_LANE);
+        launch_on_region(&mut program, side, first);
         program.free(first);
         if ordered {
-            program.wait(Lane::MAIN, side);
+            program.wait(Lane::MAIN_LANE, side);
         }
-        let second = program.scratch("second", MemoryUse::Workspace, 64);
-        uses(&mut program, Lane::MAIN, second);
-        program.wait(Lane::MAIN, side);
+        let second = program.scratch("second", MemoryPurpose::Workspace, 64);
+        launch_on_region(&mut program, Lane::MAIN_LANE, second);
+        program.wait(Lane::MAIN_LANE, side);
         assert_eq!(program.device_bytes(), 64);
         program.check()
     };
@@ -127,10 +127,10 @@ fn memory_is_not_reused_while_another_lane_may_use_it() {
 #[test]
 fn a_region_is_not_used_after_its_end() {
     let mut program = Program::new();
-    let region = program.scratch("hidden", MemoryUse::Activations, 64);
-    uses(&mut program, Lane::MAIN, region);
+    let region = program.scratch("hidden", MemoryPurpose::Activations, 64);
+    launch_on_region(&mut program, Lane::MAIN_LANE, region);
     program.free(region);
-    uses(&mut program, Lane::MAIN, region);
+    launch_on_region(&mut program, Lane::MAIN_LANE, region);
     let region = "hidden".to_owned();
     assert_eq!(program.check(), Err(ProgramError::UsedAfterFree { region }));
 }
@@ -138,10 +138,10 @@ fn a_region_is_not_used_after_its_end() {
 #[test]
 fn an_address_lies_in_its_region() {
     let mut program = Program::new();
-    let region = program.scratch("hidden", MemoryUse::Activations, 64);
-    uses(&mut program, Lane::MAIN, region.plus(63).skipping(1000));
+    let region = program.scratch("hidden", MemoryPurpose::Activations, 64);
+    launch_on_region(&mut program, Lane::MAIN_LANE, region.plus(63).address_before(1000));
     assert_eq!(program.check(), Ok(()), "skipped elements may lie before the region");
-    uses(&mut program, Lane::MAIN, region.plus(64));
+    launch_on_region(&mut program, Lane::MAIN_LANE, region.plus(64));
     let outside =
         ProgramError::OutsideRegion { region: "hidden".to_owned(), offset: 64, bytes: 64 };
     assert_eq!(program.check(), Err(outside));
@@ -151,26 +151,26 @@ fn an_address_lies_in_its_region() {
 fn a_copy_or_a_fill_ends_in_its_region() {
     let mistake = |write: fn(&mut Program, Pointer, Pointer)| {
         let mut program = Program::new();
-        let from = program.scratch("from", MemoryUse::Workspace, 64);
-        let to = program.scratch("to", MemoryUse::Workspace, 32);
+        let from = program.scratch("from", MemoryPurpose::Workspace, 64);
+        let to = program.scratch("to", MemoryPurpose::Workspace, 32);
         write(&mut program, from, to);
         program.check().is_err()
     };
-    assert!(!mistake(|program, from, to| program.copy(Lane::MAIN, from.plus(32), to, 32)));
-    assert!(mistake(|program, from, to| program.copy(Lane::MAIN, from, to, 33)));
-    assert!(!mistake(|program, _, to| program.fill(Lane::MAIN, to, 32, 0)));
-    assert!(mistake(|program, _, to| program.fill(Lane::MAIN, to.plus(1), 32, 0)));
+    assert!(!mistake(|program, from, to| program.copy(Lane::MAIN_LANE, from.plus(32), to, 32)));
+    assert!(mistake(|program, from, to| program.copy(Lane::MAIN_LANE, from, to, 33)));
+    assert!(!mistake(|program, _, to| program.fill(Lane::MAIN_LANE, to, 32, 0)));
+    assert!(mistake(|program, _, to| program.fill(Lane::MAIN_LANE, to.plus(1), 32, 0)));
 }
 
 #[test]
 fn names_are_known_and_unique() {
     let mut program = Program::new();
-    program.scratch("a", MemoryUse::Workspace, 4);
-    program.scratch("a", MemoryUse::Workspace, 4);
+    program.scratch("a", MemoryPurpose::Workspace, 4);
+    program.scratch("a", MemoryPurpose::Workspace, 4);
     assert_eq!(program.check(), Err(ProgramError::DuplicateRegion { name: "a".to_owned() }));
     let mut program = Program::new();
     let pointer = program.at("b");
-    uses(&mut program, Lane::MAIN, pointer);
+    launch_on_region(&mut program, Lane::MAIN_LANE, pointer);
     assert_eq!(program.check(), Err(ProgramError::UnknownRegion { name: "b".to_owned() }));
     assert_eq!(program.find("b"), None);
 }
@@ -183,13 +183,13 @@ fn only_scratch_that_no_table_points_into_is_freed() {
         program.free(pointer);
         program.check().is_ok()
     };
-    let scratch = |program: &mut Program| program.scratch("a", MemoryUse::Workspace, 8);
+    let scratch = |program: &mut Program| program.scratch("a", MemoryPurpose::Workspace, 8);
     assert!(freed(scratch));
-    assert!(!freed(|program| program.input("a", MemoryUse::Inputs, 8)));
+    assert!(!freed(|program| program.input("a", MemoryPurpose::Inputs, 8)));
     assert!(!freed(|program| program.output("a", [2], Dtype::F32)));
     assert!(!freed(|program| {
-        let pointer = program.scratch("a", MemoryUse::Workspace, 8);
-        program.table("list", MemoryUse::Workspace, vec![pointer.into()]);
+        let pointer = program.scratch("a", MemoryPurpose::Workspace, 8);
+        program.table("list", MemoryPurpose::Workspace, vec![pointer.into()]);
         pointer
     }));
 }
@@ -199,13 +199,13 @@ fn side_lanes_begin_behind_the_first_lane_and_end_before_it() {
     let write = |fork: bool, join: bool| {
         let mut program = Program::new();
         let side = program.lane();
-        let region = program.scratch("a", MemoryUse::Workspace, 4);
+        let region = program.scratch("a", MemoryPurpose::Workspace, 4);
         if fork {
-            program.wait(side, Lane::MAIN);
+            program.wait(side, Lane::MAIN_LANE);
         }
-        uses(&mut program, side, region);
+        launch_on_region(&mut program, side, region);
         if join {
-            program.wait(Lane::MAIN, side);
+            program.wait(Lane::MAIN_LANE, side);
         }
         program.check()
     };
@@ -229,8 +229,8 @@ fn ranges_nest() {
 #[test]
 fn a_gemm_does_not_write_what_is_uploaded_once() {
     let mut program = Program::new();
-    let [x, y] = ["x", "y"].map(|name| program.input(name, MemoryUse::Inputs, 256));
-    program.gemm(Lane::MAIN, SPEC, [x, x, y]);
+    let [x, y] = ["x", "y"].map(|name| program.input(name, MemoryPurpose::Inputs, 256));
+    program.gemm(Lane::MAIN_LANE, SMALL_GEMM, [x, x, y]);
     let region = "y".to_owned();
     assert_eq!(program.check(), Err(ProgramError::OverwritesContents { region }));
 }
@@ -238,16 +238,16 @@ fn a_gemm_does_not_write_what_is_uploaded_once() {
 #[test]
 fn lines_are_kept_only_where_a_range_is() {
     let mut program = Program::new();
-    let x = program.scratch("x", MemoryUse::Workspace, 64);
+    let x = program.scratch("x", MemoryPurpose::Workspace, 64);
     let launch = |program: &Program| {
         let launch = program.kernel(&SAXPY, &1, ("x", NULL, "x", 1.0f32, long(1)));
-        launch.with_lines(KeptLines::Keep)
+        launch.with_kept_lines(KeptL2Lines::Keep)
     };
-    program.keep_in_l2(x, 64);
+    program.keep_range_in_l2(x, 64);
     program.add(launch(&program));
     assert_eq!(program.check(), Ok(()));
     let mut program = Program::new();
-    program.scratch("x", MemoryUse::Workspace, 64);
+    program.scratch("x", MemoryPurpose::Workspace, 64);
     program.add(launch(&program));
     let symbol = "program_saxpy";
     assert_eq!(program.check(), Err(ProgramError::NothingKept { symbol }));
@@ -257,12 +257,12 @@ fn lines_are_kept_only_where_a_range_is() {
 fn uploads_have_the_declared_size() {
     let inputs = Tensors::new().with("x", [2], vec![1.0f32, 2.0]);
     let mut program = Program::new();
-    let x = program.input("x", MemoryUse::Inputs, 8);
-    let w = program.packed("w", MemoryUse::Weights, 2, |inputs| {
+    let x = program.input("x", MemoryPurpose::Inputs, 8);
+    let w = program.packed("w", MemoryPurpose::Weights, 2, |inputs| {
         inputs.f32("x").iter().map(|value| *value as u8).collect()
     });
-    let short = program.packed("short", MemoryUse::Weights, 3, |_| vec![0; 2]);
-    let scratch = program.scratch("scratch", MemoryUse::Workspace, 8);
+    let short = program.packed("short", MemoryPurpose::Weights, 3, |_| vec![0; 2]);
+    let scratch = program.scratch("scratch", MemoryPurpose::Workspace, 8);
     assert_eq!(program.uploaded(x, &inputs).unwrap().unwrap().len(), 8);
     assert_eq!(&*program.uploaded(w, &inputs).unwrap().unwrap(), [1, 2]);
     assert_eq!(program.uploaded(scratch, &inputs), Ok(None));
@@ -271,35 +271,35 @@ fn uploads_have_the_declared_size() {
     assert_eq!(program.uploaded(short, &inputs), Err(mistake));
 }
 
-/// Every kind of step but GEMMs: `out = 2·x + 3·x`, the second term in a side lane and copied, and
-/// every second element of it by a table.
-fn every_step(n: usize) -> Program {
+/// A program with every kind of step except GEMMs: `out = 2·x + 3·x`, the second term in a side
+/// lane and copied, and every second element of it by a table.
+fn program_of_every_step(n: usize) -> Program {
     let mut program = Program::new();
     let bytes = 4 * n;
-    let x = program.input("x", MemoryUse::Inputs, bytes);
+    let x = program.input("x", MemoryPurpose::Inputs, bytes);
     let [double, triple, copied] = ["double", "triple", "copied"]
-        .map(|name| program.scratch(name, MemoryUse::Activations, bytes));
+        .map(|name| program.scratch(name, MemoryPurpose::Activations, bytes));
     let sum = program.output("sum", [n], Dtype::F32);
     let few = program.output("few", [4], Dtype::F32);
-    let table = vec![triple.into(), Word::Value(8)];
-    let table = program.table("table", MemoryUse::Workspace, table);
+    let table = vec![triple.into(), TableWord::Value(8)];
+    let table = program.table("table", MemoryPurpose::Workspace, table);
     let side = program.lane();
-    program.wait(side, Lane::MAIN);
+    program.wait(side, Lane::MAIN_LANE);
     program.in_range("Terms", |program| {
-        saxpy(program, Lane::MAIN, n, (x, NULL, double), 2.0);
-        saxpy(program, side, n, (x, NULL, triple), 3.0);
+        launch_saxpy(program, Lane::MAIN_LANE, n, (x, NULL, double), 2.0);
+        launch_saxpy(program, side, n, (x, NULL, triple), 3.0);
         program.copy(side, triple, copied, bytes);
     });
-    program.wait(Lane::MAIN, side);
+    program.wait(Lane::MAIN_LANE, side);
     let call = [double, copied, sum];
-    program.call(Lane::MAIN, &call, move |CallSite { device, stream, addresses }| {
+    program.call(Lane::MAIN_LANE, &call, move |ForeignLaunchSite { device, stream, addresses }| {
         let kernel = SAXPY.load(device, &n)?.on_stream(stream);
         let [x, y, out] = [0, 1, 2].map(|index| KernelArgument::Address(addresses[index]));
         let arguments = [x, y, out, KernelArgument::F32(1.0), KernelArgument::I64(n as i64)];
         Ok(Box::new(move || kernel.launch(&arguments)))
     });
     program.launch(&GATHER, &4, (table, few));
-    program.fill(Lane::MAIN, few.plus(4), 4, 0);
+    program.fill(Lane::MAIN_LANE, few.plus(4), 4, 0);
     program
 }
 
@@ -310,7 +310,7 @@ fn every_step_runs_enqueued_and_captured() {
     let x: Vec<f32> = (0..n).map(|i| i as f32).collect();
     let inputs = Tensors::new().with("x", [n], x.clone());
     for capture in [Capture::Stream, Capture::Graph] {
-        let mut task = every_step(n).task(&device, &inputs, capture).unwrap();
+        let mut task = program_of_every_step(n).task(&device, &inputs, capture).unwrap();
         assert_eq!(task.launch_inputs(), ["x"]);
         for _ in 0..2 {
             task.poison_outputs().unwrap();
@@ -325,22 +325,23 @@ fn every_step_runs_enqueued_and_captured() {
 }
 
 /// `x = 2·x + copy`, and then `copy = x`.
-fn updates_in_place(n: usize) -> Program {
+fn program_updating_in_place(n: usize) -> Program {
     let mut program = Program::new();
-    let x = program.state("x", "next", MemoryUse::Weights, [n], Dtype::F32);
-    let copy = program
-        .packed("copy", MemoryUse::Weights, 4 * n, |inputs| inputs.tensor("x").as_bytes().to_vec());
+    let x = program.state("x", "next", MemoryPurpose::Weights, [n], Dtype::F32);
+    let copy = program.packed("copy", MemoryPurpose::Weights, 4 * n, |inputs| {
+        inputs.tensor("x").as_bytes().to_vec()
+    });
     program.mark_updated(copy);
-    saxpy(&mut program, Lane::MAIN, n, (x, copy, x), 2.0);
-    program.copy(Lane::MAIN, x, copy, 4 * n);
+    launch_saxpy(&mut program, Lane::MAIN_LANE, n, (x, copy, x), 2.0);
+    program.copy(Lane::MAIN_LANE, x, copy, 4 * n);
     program
 }
 
 #[test]
 fn a_state_lies_where_its_output_does() {
-    let program = updates_in_place(6);
+    let program = program_updating_in_place(6);
     assert_eq!(program.check(), Ok(()));
-    assert_eq!(program.memory_uses(), [("weights", 48)]);
+    assert_eq!(program.bytes_by_memory_purpose(), [("weights", 48)]);
     let inputs = Tensors::new().with("x", [6], vec![1.0f32; 6]);
     for name in ["x", "copy"] {
         assert!(program.uploaded(program.at(name), &inputs).unwrap().is_some());
@@ -353,7 +354,7 @@ fn a_state_continues_until_its_outputs_are_poisoned() {
     let x: Vec<f32> = (0..1000).map(|i| i as f32).collect();
     let inputs = Tensors::new().with("x", [1000], x.clone());
     for capture in [Capture::Stream, Capture::Graph] {
-        let mut task = updates_in_place(1000).task(&device, &inputs, capture).unwrap();
+        let mut task = program_updating_in_place(1000).task(&device, &inputs, capture).unwrap();
         assert!(task.carries_state() && task.launch_inputs().is_empty());
         for _ in 0..2 {
             task.poison_outputs().unwrap();
@@ -371,7 +372,7 @@ fn a_state_continues_until_its_outputs_are_poisoned() {
 #[test]
 fn a_mistake_is_an_error_before_anything_is_allocated() {
     let Some((device, _alone)) = gpu() else { return };
-    let mut program = every_step(8);
+    let mut program = program_of_every_step(8);
     program.begin("open");
     let refused = program.task(&device, &Tensors::new(), Capture::Stream).err();
     let expected = "launch failed: range `open` does not end";

@@ -2,22 +2,22 @@
 
 use crate::backend::Target;
 use crate::harness::running::problem::{CaseError, PreparedProblem};
-use crate::harness::selection::cases::{Case, Group, Selection};
+use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
 use crate::protocol::CaseStatus;
 
 /// Result of each case, by its id.
-pub type Outcomes<T> = Vec<(String, Result<T, CaseError>)>;
+pub type OutcomeByCase<T> = Vec<(String, Result<T, CaseError>)>;
 
 /// Runs `one` for a selection, one case for each implementation, because hot and cold cases have
 /// the same outputs and the same kernels; then adds the skipped cases. Returns the result of each
 /// case, and whether the GPU was lost, after which no case runs.
-pub fn each_implementation<T>(
-    selection: &Selection<'_>,
+pub fn for_each_implementation<T>(
+    selection: &CaseSelectionResult<'_>,
     seed: u64,
     target: &Target,
     doing: &str,
-    mut one: impl FnMut(&Group<'_>, &Case, &mut PreparedProblem) -> Result<T, CaseError>,
-) -> (Outcomes<T>, bool) {
+    mut one: impl FnMut(&ProblemGroup<'_>, &SelectedCase, &mut PreparedProblem) -> Result<T, CaseError>,
+) -> (OutcomeByCase<T>, bool) {
     let mut outcomes = Vec::new();
     let mut lost: Option<String> = None;
     for group in &selection.groups {

@@ -1,16 +1,16 @@
 //! Which cases there are.
 
-use crate::harness::selection::cases::Selection;
+use crate::harness::selection::cases::CaseSelectionResult;
 use crate::harness::selection::place::Place;
-use crate::protocol::{CaseStatus, ListedCase, ListedProblem, ListedRow, Listing};
+use crate::protocol::{BenchListing, CaseStatus, ListedCase, ListedProblem, ListedRow};
 use crate::suite::Suite;
 
-/// Workloads, implementations and selected cases.
+/// Lists workloads, implementations and selected cases of a bench.
 pub fn list<'a>(
     suites: impl Iterator<Item = &'a Suite>,
-    selection: &Selection<'_>,
+    selection: &CaseSelectionResult<'_>,
     place: &Place,
-) -> Listing {
+) -> BenchListing {
     let mut cases = Vec::new();
     for group in &selection.groups {
         let problem = group.bound.problem();
@@ -37,7 +37,7 @@ pub fn list<'a>(
         device_bytes: None,
     }));
     let (backend, otherwise) = (place.kind.name().to_owned(), place.otherwise.clone());
-    Listing { backend, otherwise, workloads: suites.map(workload).collect(), cases }
+    BenchListing { backend, otherwise, workloads: suites.map(workload).collect(), cases }
 }
 
 fn workload(suite: &Suite) -> ListedProblem {

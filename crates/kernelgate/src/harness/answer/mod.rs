@@ -1,6 +1,6 @@
-//! Answers to the requests of the `kernelgate` program, one file for each action. The module
-//! `protocol` defines the requests. The bench binary itself answers requests for trials and those
-//! that need no case.
+//! Answers to the requests of the `kernelgate` program, one file for each action. The requests that
+//! this module answers are defined in the module `protocol`. Requests for trials, and requests that
+//! need no case, are answered by the bench binary itself.
 
 mod each;
 pub mod list;

@@ -6,39 +6,39 @@ use std::time::{Duration, Instant};
 use crate::backend::{BackendError, Executable, Target};
 use crate::harness::running::case_error::{CaseError, guarded};
 use crate::harness::running::problem::PreparedProblem;
-use crate::harness::selection::cases::{Case, Group};
-use crate::measure::wall::process_time;
-use crate::protocol::Repetitions;
-use crate::trace::PhaseTime;
+use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
+use crate::measure::wall::process_cpu_time;
+use crate::protocol::RecordedLaunches;
+use crate::trace::HostPhaseTime;
 use crate::verify::VerifyError;
 
-/// Unmeasured launches before the measured ones.
+/// Number of unmeasured launches before the measured ones.
 const WARM_UP: u32 = 3;
-/// Minimum number of measured launches.
-const MIN_LAUNCHES: usize = 3;
-/// Maximum number of measured launches.
+/// Minimum number of measured launches of a phase.
+const MIN_MEASURED_LAUNCHES: usize = 3;
+/// Maximum number of measured launches of a phase.
 const MAX_LAUNCHES: usize = 1000;
 /// Time after which no further launch is measured.
-const MEASURING_TIME: Duration = Duration::from_millis(300);
+const MAX_PHASE_MEASURING_TIME: Duration = Duration::from_millis(300);
 
 /// Measures the preparation, the launches and the reading of outputs. A launch is measured from the
 /// call to its end. If `repetitions` names no number, launches repeat until a time has passed.
 ///
 /// # Errors
-/// When it panics, or a launch fails.
+/// Fails if it panics, or a launch fails.
 pub fn measure(
-    group: &Group<'_>,
-    case: &Case,
+    group: &ProblemGroup<'_>,
+    case: &SelectedCase,
     ready: &PreparedProblem,
     target: &Target,
-    repetitions: Repetitions,
-) -> Result<Vec<PhaseTime>, CaseError> {
+    repetitions: RecordedLaunches,
+) -> Result<Vec<HostPhaseTime>, CaseError> {
     let steps = repetitions.steps.map(|steps| steps as usize);
-    let counts = steps.map_or(MIN_LAUNCHES..=MAX_LAUNCHES, |steps| steps..=steps);
+    let counts = steps.map_or(MIN_MEASURED_LAUNCHES..=MAX_LAUNCHES, |steps| steps..=steps);
     let warm_up = repetitions.warm_up.unwrap_or(WARM_UP);
     guarded(|| {
         let mut executable = None;
-        let prepare = phase("prepare", 1..=1, || {
+        let prepare = measure_phase("prepare", 1..=1, || {
             executable =
                 Some(group.bound.prepare(case.index, Arc::clone(&ready.inputs), target)?);
             Ok(())
@@ -52,10 +52,10 @@ pub fn measure(
                 executable.launch()?;
                 executable.synchronize()
             };
-            let first = phase("first launch", 1..=1, &mut launch)?;
+            let first = measure_phase("first launch", 1..=1, &mut launch)?;
             (0..warm_up).try_for_each(|_| launch())?;
-            let launches = phase("launch", counts, &mut launch)?;
-            let outputs = phase("outputs", 1..=1, || executable.outputs().map(drop))?;
+            let launches = measure_phase("launch", counts, &mut launch)?;
+            let outputs = measure_phase("outputs", 1..=1, || executable.outputs().map(drop))?;
             Ok(vec![prepare, first, launches, outputs])
         })();
         if matches!(phases, Err(BackendError::Lost(_))) {
@@ -66,14 +66,14 @@ pub fn measure(
     })
 }
 
-fn phase(
+fn measure_phase(
     name: &str,
     counts: std::ops::RangeInclusive<usize>,
     mut once: impl FnMut() -> Result<(), BackendError>,
-) -> Result<PhaseTime, BackendError> {
-    let (mut elapsed_ns, before, started) = (Vec::new(), process_time(), Instant::now());
+) -> Result<HostPhaseTime, BackendError> {
+    let (mut elapsed_ns, before, started) = (Vec::new(), process_cpu_time(), Instant::now());
     while elapsed_ns.len() < *counts.start()
-        || (elapsed_ns.len() < *counts.end() && started.elapsed() < MEASURING_TIME)
+        || (elapsed_ns.len() < *counts.end() && started.elapsed() < MAX_PHASE_MEASURING_TIME)
     {
         let clock = Instant::now();
         once()?;
@@ -81,7 +81,11 @@ fn phase(
     }
     // Below 1 ms, reading the clocks is a large part of the time.
     let enough = started.elapsed() > Duration::from_millis(1);
-    let cpu = process_time().zip(before).filter(|_| enough);
+    let cpu = process_cpu_time().zip(before).filter(|_| enough);
     let cpu = cpu.map(|(after, before)| after.saturating_sub(before));
-    Ok(PhaseTime::from_times(name, &elapsed_ns, cpu.map(|cpu| cpu.as_nanos() as f64)))
+    Ok(HostPhaseTime::phase_time_of_durations(
+        name,
+        &elapsed_ns,
+        cpu.map(|cpu| cpu.as_nanos() as f64),
+    ))
 }

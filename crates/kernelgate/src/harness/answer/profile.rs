@@ -14,24 +14,24 @@ use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 use kernelgate_cuda::observe::range::RangeGuard;
 use kernelgate_cuda::{Device, Devices};
 
-use super::each::{each_implementation, parts};
+use super::each::{for_each_implementation, parts};
 use super::phases;
 use crate::backend::{BackendError, Executable, Target};
 use crate::harness::running::problem::{CaseError, PreparedProblem};
-use crate::harness::selection::cases::{Case, Group, Selection};
+use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
 use crate::measure::Cache;
 use crate::measure::events::EventTimer;
 use crate::measure::limits::{CaseWork, Limits};
 use crate::protocol::{
-    CaseRecording, ProfiledCase, RecordedPart, RecordedStages, Repetitions, ResponseBody,
+    BenchResponseBody, CaseRecording, ProfiledCase, RecordedLaunches, RecordedPart, RecordedStages,
 };
 use crate::record::WorkRecord;
 use crate::stats::median;
-use crate::trace::KernelSummary;
+use crate::trace::RecordedIntervalSummary;
 use crate::workload::{Breakdown, Part};
 
 /// Number of launches before the recorded ones.
-const WARM_UP: u32 = 3;
+const WARM_UP_LAUNCHES: u32 = 3;
 /// Launches that are recorded.
 const STEPS: u32 = 3;
 /// How long the streams of several GPUs are held at most while the host enqueues launches.
@@ -39,26 +39,27 @@ const HOLD: Duration = Duration::from_secs(1);
 /// Number of pairs of series, without and with recording, by which the cost of recording an empty
 /// kernel is measured. The device's queue holds the launches of a series.
 const PAIRS: usize = 15;
-const IN_SERIES: usize = 100;
+const LAUNCHES_IN_SERIES: usize = 100;
 
 /// Verifies and records one case an implementation; without repetitions one launch of it, of which
 /// the sums alone are given.
 ///
 /// # Errors
-/// When the device fails.
-pub fn profile(
-    selection: &Selection<'_>,
+/// Fails if the device fails.
+pub fn profile_cases(
+    selection: &CaseSelectionResult<'_>,
     seed: u64,
     target: &Target,
-    wanted: Option<Repetitions>,
-) -> Result<ResponseBody, BackendError> {
+    wanted: Option<RecordedLaunches>,
+) -> Result<BenchResponseBody, BackendError> {
     let repetitions = wanted.unwrap_or_default();
-    let by_phase = |note: Option<String>| Ok(by_phase(selection, seed, target, repetitions, note));
+    let by_phase =
+        |note: Option<String>| Ok(measure_phases(selection, seed, target, repetitions, note));
     let Target::Cuda(devices) = target else { return by_phase(None) };
     let device = devices.one();
-    // Before recording, which slows launches.
+    // The event timer is made before recording begins, because recording slows launches.
     let mut events = EventTimer::new(devices)?;
-    let works: Vec<CaseWork> = selection.groups.iter().flat_map(works_with_parts).collect();
+    let works: Vec<CaseWork> = selection.groups.iter().flat_map(declared_work_with_parts).collect();
     let limits = Limits::measure_cuda(&mut events, &works)?;
     drop(events);
     // Before anything is captured: graphs made earlier are recorded without their ranges.
@@ -82,15 +83,15 @@ pub fn profile(
             .iter()
             .map(|device| RecordedDevice::read(device))
             .collect::<Result<_, _>>()?,
-        warm_up: repetitions.warm_up.unwrap_or(WARM_UP),
+        warm_up: repetitions.warm_up.unwrap_or(WARM_UP_LAUNCHES),
         steps: wanted.map_or(1, |wanted| wanted.steps.unwrap_or(STEPS)),
     };
-    let one = |group: &Group<'_>, case: &Case, ready: &mut PreparedProblem| {
+    let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let begun = recording.recorder.now();
         let (executable, _) = ready.verify(group, case, target)?;
         let staged = !ready.kernels.stage_clocked_kernels().is_empty();
-        let mut recorded = recording.record_case(group, case, executable, begun)?;
-        add_local_memory(&mut recorded.trace, &ready.kernels.local_bytes_by_kernel());
+        let mut recorded = recording.record_case_activity(group, case, executable, begun)?;
+        add_declared_local_memory(&mut recorded.trace, &ready.kernels.local_bytes_by_kernel());
         if staged && wanted.is_some() {
             let clocked = Target::Cuda(devices.with_stage_clocks());
             recorded.stages = match ready.verify(group, case, &clocked) {
@@ -106,24 +107,25 @@ pub fn profile(
         }
         Ok(recorded)
     };
-    let (outcomes, lost) = each_implementation(selection, seed, target, "profiling", one);
+    let (outcomes, lost) = for_each_implementation(selection, seed, target, "profiling", one);
     if lost {
         // A lost device gives nothing back: it is left to the end of the process.
         std::mem::forget((Arc::clone(device), recording));
     }
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
         let (status, recording, reason) = parts(outcome);
-        let summary =
-            recording.as_ref().map(|recording| KernelSummary::from_activity(&recording.trace));
+        let summary = recording
+            .as_ref()
+            .map(|recording| RecordedIntervalSummary::summary_of_activity(&recording.trace));
         let recording = recording.filter(|_| wanted.is_some()).map(Box::new);
         let samples = recording.as_ref().and_then(|recording| recording.samples);
         ProfiledCase { case, status, summary, phases: Vec::new(), samples, reason, recording }
     });
-    Ok(ResponseBody::Profile(profiled.collect()))
+    Ok(BenchResponseBody::Profile(profiled.collect()))
 }
 
 /// Work of a problem and of its parts, with hot caches.
-fn works_with_parts(group: &Group<'_>) -> Vec<CaseWork> {
+fn declared_work_with_parts(group: &ProblemGroup<'_>) -> Vec<CaseWork> {
     let problem = group.bound.problem();
     let parts = problem.breakdown().parts.into_iter().map(|part| part.work);
     let all = std::iter::once(problem.work()).chain(parts);
@@ -131,14 +133,13 @@ fn works_with_parts(group: &Group<'_>) -> Vec<CaseWork> {
 }
 
 /// Starts a recorder and measures how much it adds to the host's part of a launch, nanoseconds.
-/// `None` if CUPTI is missing.
+/// Returns `None` if CUPTI is missing.
 ///
-/// The launch rate of a host changes by half from one moment to the next, and the fastest of many
-/// series changes with it. So the cost is the median of the differences between neighbouring
-/// series.
+/// The host's launch rate varies by half from one moment to the next, and so does the fastest of
+/// many launch series. So the cost is the median of the differences between neighbouring series.
 ///
 /// # Errors
-/// When CUPTI refuses, or the device fails.
+/// Fails if CUPTI refuses, or the device fails.
 fn record(device: &Device) -> Result<Option<(Recorder, f64)>, BackendError> {
     let empty = EmptyKernel::new(device)?;
     let mut costs_ns = Vec::new();
@@ -158,34 +159,34 @@ fn host_launch_ns(empty: &EmptyKernel, device: &Device) -> Result<f64, BackendEr
     let mut elapsed_ns = 0.0;
     for _ in 0..2 {
         let clock = Instant::now();
-        (0..IN_SERIES).try_for_each(|_| empty.launch())?;
+        (0..LAUNCHES_IN_SERIES).try_for_each(|_| empty.launch())?;
         elapsed_ns = clock.elapsed().as_nanos() as f64;
         device.synchronize()?;
     }
-    Ok(elapsed_ns / IN_SERIES as f64)
+    Ok(elapsed_ns / LAUNCHES_IN_SERIES as f64)
 }
 
-/// Measures the phases of one case an implementation, and verifies it.
-fn by_phase(
-    selection: &Selection<'_>,
+/// Measures the phases of one case of each implementation, and verifies the case.
+fn measure_phases(
+    selection: &CaseSelectionResult<'_>,
     seed: u64,
     target: &Target,
-    repetitions: Repetitions,
+    repetitions: RecordedLaunches,
     note: Option<String>,
-) -> ResponseBody {
-    let one = |group: &Group<'_>, case: &Case, ready: &mut PreparedProblem| {
+) -> BenchResponseBody {
+    let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let phases = phases::measure(group, case, ready, target, repetitions)?;
         ready.verify(group, case, target)?;
         Ok((phases, group.bound.problem().breakdown().samples))
     };
-    let (outcomes, _) = each_implementation(selection, seed, target, "profiling", one);
+    let (outcomes, _) = for_each_implementation(selection, seed, target, "profiling", one);
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
         let (status, measured, reason) = parts(outcome);
         let (phases, samples) = measured.unwrap_or_default();
         let reason = reason.or_else(|| note.clone());
         ProfiledCase { case, status, summary: None, phases, samples, reason, recording: None }
     });
-    ResponseBody::Profile(profiled.collect())
+    BenchResponseBody::Profile(profiled.collect())
 }
 
 /// State that the recordings of all cases share.
@@ -194,7 +195,7 @@ struct Recording {
     limits: Limits,
     launch_cost_ns: f64,
     devices: Devices,
-    /// Each GPU of the set.
+    /// Description of each GPU of the set, for the recording.
     described: Vec<RecordedDevice>,
     warm_up: u32,
     steps: u32,
@@ -203,23 +204,23 @@ struct Recording {
 impl Recording {
     /// Launches a verified case, whose preparation began at `began`, and takes the recorded
     /// activity.
-    fn record_case(
+    fn record_case_activity(
         &self,
-        group: &Group<'_>,
-        case: &Case,
+        group: &ProblemGroup<'_>,
+        case: &SelectedCase,
         mut executable: Box<dyn Executable>,
         begun: u64,
     ) -> Result<CaseRecording, CaseError> {
         let Self { recorder, limits, described, .. } = self;
         let recorded = (|| {
-            launch_times(executable.as_mut(), self.warm_up)?;
-            let held = HeldStreams::new(&self.devices, executable.gpus())?;
+            launch_repeatedly(executable.as_mut(), self.warm_up)?;
+            let held = HeldDeviceStreams::new(&self.devices, executable.gpus())?;
             let (clock, start) = (Instant::now(), recorder.now());
             self.launches(&case.id, executable.as_mut(), held)?;
             let wall_ns = clock.elapsed().as_nanos();
             executable.synchronize()?;
             let mut trace = recorder.take_records_since(start, begun)?;
-            forget_blockers(&mut trace);
+            remove_blocking_kernels(&mut trace);
             Ok::<_, BackendError>((trace, wall_ns))
         })();
         let problem = group.bound.problem();
@@ -259,16 +260,16 @@ impl Recording {
         }
     }
 
-    /// Launches a case whose kernels were built with clocks of their stages, and reads these.
+    /// Launches a case whose kernels were built with clocks of their stages, and reads the clocks.
     fn stages(
         &self,
         mut executable: Box<dyn Executable>,
         staged: &[Arc<StageClockedKernel>],
     ) -> Result<Vec<RecordedStages>, CaseError> {
         let recorded = (|| {
-            launch_times(executable.as_mut(), self.warm_up)?;
+            launch_repeatedly(executable.as_mut(), self.warm_up)?;
             staged.iter().try_for_each(|kernel| kernel.clear())?;
-            launch_times(executable.as_mut(), self.steps)?;
+            launch_repeatedly(executable.as_mut(), self.steps)?;
             let recorded_stages = |kernel: &Arc<StageClockedKernel>| {
                 Ok(RecordedStages {
                     kernel: kernel.kernel_symbol().to_owned(),
@@ -285,13 +286,14 @@ impl Recording {
         })
     }
 
-    /// Launches back to back, so that the device waits for nothing but the launches. Several GPUs
-    /// are held until the host has enqueued them, because it serves one GPU after the other.
+    /// Launches back to back, so that the device waits for nothing but the launches. With several
+    /// GPUs, all streams are held until the host has enqueued every launch, because the host serves
+    /// one GPU after the other.
     fn launches(
         &self,
         id: &str,
         executable: &mut dyn Executable,
-        mut held: HeldStreams,
+        mut held: HeldDeviceStreams,
     ) -> Result<(), BackendError> {
         let _case = RangeGuard::new(id);
         for _ in 0..self.steps {
@@ -309,9 +311,9 @@ impl Recording {
 }
 
 /// Streams of several GPUs that wait for the host; nothing of one GPU.
-struct HeldStreams(Vec<StreamBlocker>);
+struct HeldDeviceStreams(Vec<StreamBlocker>);
 
-impl HeldStreams {
+impl HeldDeviceStreams {
     fn new(devices: &Devices, gpus: usize) -> Result<Self, BackendError> {
         let mut blockers = Vec::new();
         if gpus > 1 {
@@ -331,7 +333,7 @@ impl HeldStreams {
 }
 
 /// Removes the kernels that held the streams.
-fn forget_blockers(trace: &mut Activity) {
+fn remove_blocking_kernels(trace: &mut Activity) {
     let Activity { kernels, names, .. } = trace;
     let holds = |kernel: &KernelRecord| {
         names
@@ -341,8 +343,9 @@ fn forget_blockers(trace: &mut Activity) {
     kernels.retain(|kernel| !holds(kernel));
 }
 
-/// Launches `times` times, from the state that the reference begins with; waits for the last.
-fn launch_times(executable: &mut dyn Executable, times: u32) -> Result<(), BackendError> {
+/// Launches `times` times, beginning with the state that the reference begins with, and waits for
+/// the last launch.
+fn launch_repeatedly(executable: &mut dyn Executable, times: u32) -> Result<(), BackendError> {
     for _ in 0..times {
         executable.reset()?;
         executable.launch()?;
@@ -352,7 +355,7 @@ fn launch_times(executable: &mut dyn Executable, times: u32) -> Result<(), Backe
 
 /// Adds the local memory that the machine code of kernels declares, by symbol: CUPTI reports 0
 /// bytes even for kernels that spill. If builds of one symbol differ, their records stay unchanged.
-fn add_local_memory(trace: &mut Activity, local_bytes: &BTreeMap<String, BTreeSet<u32>>) {
+fn add_declared_local_memory(trace: &mut Activity, local_bytes: &BTreeMap<String, BTreeSet<u32>>) {
     let Activity { kernels, names, .. } = trace;
     for kernel in kernels.iter_mut().filter(|kernel| kernel.local == 0) {
         let builds = names.get(kernel.name as usize).and_then(|name| local_bytes.get(&**name));
@@ -372,7 +375,7 @@ mod tests {
         let names = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, "own"].map(str::to_owned);
         let kernels = vec![record(0), record(1), record(7), record(0)];
         let mut trace = Activity { names: names.into(), kernels, ..Activity::default() };
-        forget_blockers(&mut trace);
+        remove_blocking_kernels(&mut trace);
         assert_eq!(trace.kernels, [record(1), record(7)]);
     }
 
@@ -388,7 +391,7 @@ mod tests {
         let kernels = vec![record(0, 0), record(1, 0), record(2, 32), record(3, 0), record(9, 0)];
         let mut trace = Activity { names: names.into(), kernels, ..Activity::default() };
         let local_bytes = local_bytes.map(|(name, bytes)| (name.to_owned(), bytes));
-        add_local_memory(&mut trace, &local_bytes.into());
+        add_declared_local_memory(&mut trace, &local_bytes.into());
         let local: Vec<u32> = trace.kernels.iter().map(|kernel| kernel.local).collect();
         assert_eq!(local, [184, 0, 32, 0, 0]);
     }

@@ -4,31 +4,31 @@ use std::collections::BTreeSet;
 
 use kernelgate_cuda::spec::ListedKernel;
 
-use crate::harness::selection::filter::Filter;
-use crate::protocol::{ResourcesReport, ResponseBody};
-use crate::record::resources::{CompiledKernels, compile};
+use crate::harness::selection::filter::CaseFilter;
+use crate::protocol::{BenchResponseBody, ResourcesReport};
+use crate::record::resources::{CompiledKernels, compile_resources};
 
 /// Compiles kernels for an architecture: all kernels of each build that has a matching name.
-pub fn resources(kernels: &[ListedKernel], arch: &str, filter: &Filter) -> ResponseBody {
+pub fn resources(kernels: &[ListedKernel], arch: &str, filter: &CaseFilter) -> BenchResponseBody {
     if kernels.is_empty() {
-        return ResponseBody::NoMatch {
+        return BenchResponseBody::NoMatch {
             reason: "no bench lists a kernel (`Harness::kernels`)".to_owned(),
             close: Vec::new(),
         };
     }
-    match compile(&kernels_of_matching_builds(kernels, filter), arch) {
+    match compile_resources(&kernels_of_matching_builds(kernels, filter), arch) {
         Ok(CompiledKernels { resources, code, sources }) => {
             let describe = |(build, lack): (&String, &String)| format!("{build} {lack}");
             let left_out = resources.left_out.iter().map(describe).collect();
-            ResponseBody::Resources(ResourcesReport { resources, left_out, code, sources })
+            BenchResponseBody::Resources(ResourcesReport { resources, left_out, code, sources })
         }
-        Err(error) => ResponseBody::Refused(error.to_string()),
+        Err(error) => BenchResponseBody::Refused(error.to_string()),
     }
 }
 
 /// The kernels of builds that hold one whose name matches: a file is compiled as a whole.
-fn kernels_of_matching_builds(kernels: &[ListedKernel], filter: &Filter) -> Vec<ListedKernel> {
-    let matching = |kernel: &&ListedKernel| filter.matches(&kernel.name());
+fn kernels_of_matching_builds(kernels: &[ListedKernel], filter: &CaseFilter) -> Vec<ListedKernel> {
+    let matching = |kernel: &&ListedKernel| filter.matches_id(&kernel.name());
     let builds: BTreeSet<_> = kernels.iter().filter(matching).map(|it| &it.build).collect();
     kernels.iter().filter(|kernel| builds.contains(&kernel.build)).cloned().collect()
 }
@@ -48,7 +48,7 @@ mod tests {
         };
         let listed = list(&[ONE, KernelSpec { symbol: "mine_sums_finish", ..ONE }]);
         let names = |filter: &str| {
-            let filter = Filter::parse(Some(filter), false).unwrap();
+            let filter = CaseFilter::parse(Some(filter), false).unwrap();
             let kept = kernels_of_matching_builds(&listed, &filter);
             kept.iter().map(ListedKernel::name).collect::<Vec<_>>()
         };

@@ -4,13 +4,13 @@ use kernelgate_cuda::Devices;
 use kernelgate_cuda::library::Library;
 use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry};
 
-use super::each::each_implementation;
+use super::each::for_each_implementation;
 use crate::backend::{BackendError, Target};
 use crate::display::time;
 use crate::harness::running::problem::PreparedProblem;
-use crate::harness::selection::cases::{Case, Group, Selection};
+use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
 use crate::measure::Cache;
-use crate::measure::accuracy::{self, TraceRow};
+use crate::measure::accuracy::{self, EventAndCuptiTimeRow};
 use crate::measure::events::EventTimer;
 use crate::measure::limits::{CaseWork, Limits};
 use crate::protocol::{Part, TimingReport};
@@ -18,10 +18,10 @@ use crate::record::Environment;
 use crate::verify::VerifyError;
 use crate::workload::Work;
 
-/// Measures every part, or only one.
+/// Measures every part of the timing report, or only one part.
 ///
 /// # Errors
-/// When the device fails.
+/// Fails if the device fails.
 pub fn timing(devices: &Devices, only: Option<Part>) -> Result<TimingReport, BackendError> {
     let target = Target::Cuda(devices.clone());
     let is_requested = |part| only.is_none_or(|only| only == part);
@@ -30,17 +30,22 @@ pub fn timing(devices: &Devices, only: Option<Part>) -> Result<TimingReport, Bac
     let mut readings: Vec<CardReading> = read().collect();
     let mut notes = Vec::new();
     let mut events = EventTimer::new(devices)?;
-    let spins = is_requested(Part::Spins).then(|| accuracy::spins(&mut events)).transpose()?;
+    let spins = is_requested(Part::Spins).then(|| accuracy::time_spins(&mut events)).transpose()?;
     let limits = is_requested(Part::Limits)
-        .then(|| Limits::measure_cuda_all(&mut events, &working_sets()))
+        .then(|| Limits::measure_cuda_all(&mut events, &working_set_sizes()))
         .transpose()?;
-    let cold = is_requested(Part::Cold).then(|| accuracy::cold(&mut events)).transpose()?;
+    let cold = is_requested(Part::Cold)
+        .then(|| accuracy::time_hot_and_cold_reads(&mut events))
+        .transpose()?;
     readings.extend(read());
     // Last: CUPTI stays attached to the process and slows every later launch.
-    let cupti =
-        if is_requested(Part::Cupti) { accuracy::against_cupti(&mut events)? } else { None };
+    let cupti = if is_requested(Part::Cupti) {
+        accuracy::time_copies_by_events_and_cupti(&mut events)?
+    } else {
+        None
+    };
     if cupti.is_none() && is_requested(Part::Cupti) {
-        notes.push(missing());
+        notes.push(missing_cupti_note());
     }
     let (environment, overhead) = (Environment::on(&target), events.overhead());
     Ok(TimingReport {
@@ -55,8 +60,9 @@ pub fn timing(devices: &Devices, only: Option<Part>) -> Result<TimingReport, Bac
     })
 }
 
-/// Reads, copies and writes of working sets inside L2, about its size, and far beyond it.
-fn working_sets() -> Vec<CaseWork> {
+/// Sizes of working sets that are read, copied and written: inside L2, about the size of L2, and
+/// far beyond L2.
+fn working_set_sizes() -> Vec<CaseWork> {
     let sets = [2 << 20, 8 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30];
     let hot_cases_of_size = |bytes: u64| {
         let works = [(bytes, 0), (bytes / 2, bytes / 2), (0, bytes)];
@@ -68,27 +74,28 @@ fn working_sets() -> Vec<CaseWork> {
 /// Times cases by events and by CUPTI, one an implementation.
 ///
 /// # Errors
-/// When the device fails.
+/// Fails if the device fails.
 pub fn cases(
-    selection: &Selection<'_>,
+    selection: &CaseSelectionResult<'_>,
     seed: u64,
     devices: &Devices,
 ) -> Result<TimingReport, BackendError> {
     let target = Target::Cuda(devices.clone());
     let mut events = EventTimer::new(devices)?;
     let overhead = events.overhead();
-    let one = |group: &Group<'_>, case: &Case, ready: &mut PreparedProblem| {
+    let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let (mut executable, _) = ready.verify(group, case, &target)?;
-        let row = accuracy::case_against_cupti(&mut events, &case.id, executable.as_mut())
-            .map_err(VerifyError::from)?;
+        let row =
+            accuracy::time_case_by_events_and_cupti(&mut events, &case.id, executable.as_mut())
+                .map_err(VerifyError::from)?;
         // Printed now, because the response comes at the end, and not at all if the user stops
         // before.
         if let Some(row) = &row {
-            eprintln!("      {}", in_words(row));
+            eprintln!("      {}", event_and_cupti_times(row));
         }
         Ok(row)
     };
-    let (outcomes, lost) = each_implementation(selection, seed, &target, "timing", one);
+    let (outcomes, lost) = for_each_implementation(selection, seed, &target, "timing", one);
     if lost {
         std::mem::forget((events, devices.clone()));
     }
@@ -101,7 +108,7 @@ pub fn cases(
         }
     }
     if is_missing {
-        notes.push(missing());
+        notes.push(missing_cupti_note());
     }
     Ok(TimingReport {
         environment: Environment::on(&target),
@@ -116,14 +123,14 @@ pub fn cases(
 }
 
 /// The times of a case, by events and by CUPTI, in one line.
-fn in_words(row: &TraceRow) -> String {
+fn event_and_cupti_times(row: &EventAndCuptiTimeRow) -> String {
     let times = [row.events_ns, row.events_recorded_ns, row.cupti_ns].map(time);
-    let ([events, recorded, cupti], difference) = (times, row.difference_percent());
+    let ([events, recorded, cupti], difference) = (times, row.event_excess_percent());
     format!("by events {events}, recorded {recorded}, by CUPTI {cupti}, {difference:+.2}%")
 }
 
 /// Note about missing CUPTI.
-fn missing() -> String {
+fn missing_cupti_note() -> String {
     let (name, advice) = (Library::Cupti.name(), Library::Cupti.advice());
     format!("not compared with the hardware's record: {name} is missing: {advice}")
 }
@@ -134,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_times_of_a_row_are_printed_on_one_line() {
-        let row = TraceRow {
+        let row = EventAndCuptiTimeRow {
             what: "loop".to_owned(),
             cache: "hot".to_owned(),
             events_ns: 1e6,
@@ -142,6 +149,6 @@ mod tests {
             cupti_ns: 2e6,
         };
         let words = "by events 1.000 ms, recorded 2.010 ms, by CUPTI 2.000 ms, +0.50%";
-        assert_eq!(in_words(&row), words);
+        assert_eq!(event_and_cupti_times(&row), words);
     }
 }

@@ -3,32 +3,33 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::each::{each_implementation, parts};
+use super::each::{for_each_implementation, parts};
 use crate::backend::{BackendError, Target};
 use crate::harness::running::problem::{CaseError, PreparedProblem};
-use crate::harness::selection::cases::{Case, Group, Selection};
+use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
 use crate::protocol::VerifiedCase;
 use crate::record::tensors;
 use crate::record::text::printable_path;
-use crate::verify::{Errors, OutputComparison, repeats};
+use crate::verify::{OutputComparison, OutputErrors, repeats_bit_by_bit};
 use crate::workload::{Tensor, Tensors};
 
 /// Verifies one case an implementation; `dump` is a folder for `CASE.tensors`.
 pub fn verify(
-    selection: &Selection<'_>,
+    selection: &CaseSelectionResult<'_>,
     seed: u64,
     target: Target,
     dump: Option<&Path>,
 ) -> Vec<VerifiedCase> {
     let (mut launched, mut data_sets) = (BTreeMap::new(), BTreeMap::new());
-    let one = |group: &Group<'_>, case: &Case, ready: &mut PreparedProblem| {
+    let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let outcome = verify_case(group, case, ready, &target, dump);
-        // The launches of a wrong case are reported too.
+        // The kernels that a wrong case launched are reported too.
         launched.insert(case.id.clone(), ready.kernels.launched());
-        data_sets.insert(case.id.clone(), (ready.data_set(), ready.inputs_of_one_data_set()));
+        data_sets
+            .insert(case.id.clone(), (ready.input_data_set_id(), ready.inputs_of_one_data_set()));
         outcome
     };
-    let (outcomes, lost) = each_implementation(selection, seed, &target, "verifying", one);
+    let (outcomes, lost) = for_each_implementation(selection, seed, &target, "verifying", one);
     if lost {
         // A lost device gives nothing back, and may never answer: it is left to the end of the
         // process.
@@ -39,7 +40,7 @@ pub fn verify(
         let repeatable = found.as_ref().map(|(_, repeatable)| *repeatable);
         let OutputComparison { errors, by_output, checked, total, .. } =
             found.unwrap_or_default().0;
-        let Errors { max_error, relative_l2, rounding } = errors;
+        let OutputErrors { max_error, relative_l2, rounding } = errors;
         let (data_set, inputs) = data_sets.remove(&case).unzip();
         VerifiedCase {
             kernels: launched.remove(&case).unwrap_or_default(),
@@ -61,14 +62,14 @@ pub fn verify(
 }
 
 fn verify_case(
-    group: &Group<'_>,
-    case: &Case,
+    group: &ProblemGroup<'_>,
+    case: &SelectedCase,
     ready: &mut PreparedProblem,
     target: &Target,
     dump: Option<&Path>,
 ) -> Result<(OutputComparison, bool), CaseError> {
     let (mut executable, comparison) = ready.verify(group, case, target)?;
-    let repeatable = match repeats(executable.as_mut()) {
+    let repeatable = match repeats_bit_by_bit(executable.as_mut()) {
         Ok(repeatable) => repeatable,
         Err(lost @ BackendError::Lost(_)) => {
             std::mem::forget(executable);
@@ -79,7 +80,7 @@ fn verify_case(
     if let Some(folder) = dump {
         let outputs = executable.outputs().map_err(|error| CaseError::fail(error.to_string()))?;
         let path = folder.join(format!("{}.tensors", case.id.replace('/', "_")));
-        let written = tensors::write(&path, &all_tensors(ready, outputs));
+        let written = tensors::write(&path, &tensors_to_dump(ready, outputs));
         // A file that cannot be written is not the fault of the case.
         if let Err(cause) = written {
             eprintln!("failed to write {}: {cause}", printable_path(&path));
@@ -89,7 +90,7 @@ fn verify_case(
 }
 
 /// Inputs, outputs and reference under one name each.
-fn all_tensors(ready: &PreparedProblem, outputs: &Tensors) -> Tensors {
+fn tensors_to_dump(ready: &PreparedProblem, outputs: &Tensors) -> Tensors {
     let mut all = Tensors::new();
     ready
         .inputs
@@ -107,7 +108,7 @@ fn all_tensors(ready: &PreparedProblem, outputs: &Tensors) -> Tensors {
         let part =
             ready.expected[..i].iter().filter(|earlier| earlier.name == expected.name).count();
         let indices: Vec<f64> = rows.iter().map(|&row| row as f64).collect();
-        let values = Tensor::new([rows.len(), expected.row_len()], expected.values.clone());
+        let values = Tensor::new([rows.len(), expected.row_elements()], expected.values.clone());
         all.insert(&format!("expected/{}/{part}/values", expected.name), values);
         all.insert(
             &format!("expected/{}/{part}/rows", expected.name),

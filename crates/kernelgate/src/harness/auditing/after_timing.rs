@@ -10,11 +10,12 @@
 //! If no input can be replaced, or memory is short, the outputs are compared for the old inputs,
 //! and the record states that.
 //!
-//! A row that returns remembered results for inputs it has seen would pass. So the check of reuse
-//! ([`reuse`]) replays the launch once more for the same inputs.
+//! A row that returns remembered results for inputs it has seen would pass. Therefore the check of
+//! reuse ([`reuse`]) replays the launch once more for the same inputs.
 //!
-//! Deliberately absent: defence against code that attacks the process. This check finds mistakes
-//! and shortcuts: work on other streams, no launch at all, a remembered result, work in the reset.
+//! Deliberately absent: defence against code that attacks the process. The check after timing finds
+//! mistakes and shortcuts: work on other streams, no launch at all, a remembered result, work in
+//! the reset.
 
 use std::borrow::Cow;
 
@@ -24,18 +25,18 @@ use crate::harness::guard;
 use crate::harness::phase_timer;
 use crate::harness::running::case_error::{CaseError, guarded};
 use crate::harness::running::problem::{PreparedProblem, outputs};
-use crate::harness::selection::cases::Group;
+use crate::harness::selection::cases::ProblemGroup;
 use crate::measure::Stopwatch;
-use crate::measure::audit::{Refusal, reuse};
+use crate::measure::audit::{TimingRefusal, reuse};
 use crate::record::run::{AfterTiming, InputChange};
 use crate::verify::{self, OutputComparison, VerifyError};
 use crate::workload::Tensors;
 use kernelgate_cuda::CaseFailure;
 
 /// Name of the checks after timing in the phase timer.
-pub const ACTIVITY: &str = "check after timing";
+pub const PHASE_NAME: &str = "check after timing";
 
-/// Which inputs an executable reads now: those that it was prepared with, or others.
+/// The inputs that an executable reads now: the original inputs, or changed ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CurrentInputs {
     /// Inputs that the case was prepared and verified with.
@@ -47,7 +48,7 @@ pub enum CurrentInputs {
 
 /// Findings about an executable that hold for all of its cases.
 #[derive(Debug, Default)]
-pub struct Checked {
+pub struct ExecutableFindings {
     /// The inputs that launches read at present: original or changed.
     pub inputs: CurrentInputs,
     /// Work on other streams, once a check has looked for it: a launch does the same for hot and
@@ -59,14 +60,14 @@ pub struct Checked {
 /// replaced: the next check of this executable restores the original ones and compares with their
 /// reference.
 ///
-/// `digest` is that of the outputs for the original inputs, where an earlier process of this
-/// executable did all of this: then the inputs stay, and its bits are compared.
+/// `digest` is the digest of the outputs for the original inputs, if an earlier process of this
+/// executable made this check: then the inputs stay, and the bits of the outputs are compared.
 ///
 /// # Errors
-/// When the outputs are wrong, or the device fails.
+/// Fails if the outputs are wrong, or the device fails.
 pub fn check(
     ready: &mut PreparedProblem,
-    group: &Group<'_>,
+    group: &ProblemGroup<'_>,
     executable: &mut dyn Executable,
     current: &mut CurrentInputs,
     stopwatch: &mut dyn Stopwatch,
@@ -76,29 +77,29 @@ pub fn check(
         let same = guarded(|| {
             reuse::without_results(executable)?;
             stopwatch.replay(executable)?;
-            Ok::<_, VerifyError>(verify::digest(executable.outputs()?) == digest)
+            Ok::<_, VerifyError>(verify::digest_of_outputs(executable.outputs()?) == digest)
         })?;
         if same {
-            return Ok(AfterTiming::SAME_BITS);
+            return Ok(AfterTiming::SAME_BITS_VERIFICATION);
         }
     }
     let replaceable = executable.launch_inputs().into_iter().map(str::to_owned).collect();
-    let mut changes = digest.is_none() && ready.change_inputs(group, replaceable)?;
+    let mut changes = digest.is_none() && ready.change_replaceable_inputs(group, replaceable)?;
     if changes && *current == CurrentInputs::Original {
-        changes = ready.prepare_changed(group)?;
+        changes = ready.prepare_changed_inputs(group)?;
     }
     let next = match (changes, *current) {
         (true, CurrentInputs::Original) => CurrentInputs::Changed,
         _ => CurrentInputs::Original,
     };
     if next == CurrentInputs::Original {
-        ready.compute_reference(group)?;
+        ready.compute_reference_once(group)?;
     }
     let carries_state = executable.carries_state();
-    let inputs = NextInputs { changes, next, current };
-    let replay = guard::catch(|| replay(ready, group, executable, stopwatch, inputs));
+    let inputs = ReplacementInputs { changes, next, current };
+    let replay = guard::catch_panic(|| replay(ready, group, executable, stopwatch, inputs));
     let how = match changes {
-        true => ready.changed.as_ref().map_or(InputChange::Same, ChangedInputs::change),
+        true => ready.changed.as_ref().map_or(InputChange::Same, ChangedInputs::input_change),
         false => InputChange::Same,
     };
     let comparison = replay.map_err(CaseError::fail)?.map_err(|error| match error {
@@ -122,7 +123,7 @@ pub fn check(
 }
 
 /// Inputs that a check puts in the place of the current ones.
-struct NextInputs<'a> {
+struct ReplacementInputs<'a> {
     /// Whether changed inputs exist.
     changes: bool,
     next: CurrentInputs,
@@ -133,16 +134,16 @@ struct NextInputs<'a> {
 /// results.
 fn replay(
     ready: &mut PreparedProblem,
-    group: &Group<'_>,
+    group: &ProblemGroup<'_>,
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
-    NextInputs { changes, next, current }: NextInputs<'_>,
+    ReplacementInputs { changes, next, current }: ReplacementInputs<'_>,
 ) -> Result<OutputComparison, VerifyError> {
-    if ready.expected.is_empty() && group.bound.problem().reference_from().is_nothing() {
+    if ready.expected.is_empty() && group.bound.problem().reference_from().is_without_reference() {
         // A run with the same bits was verified before, so this row's outputs were not compared
         // yet.
-        verify::launch_on_poison(executable)?;
-        ready.expected = verify::as_expected(outputs(executable)?);
+        verify::launch_on_poisoned_outputs(executable)?;
+        ready.expected = verify::outputs_as_reference(outputs(executable)?);
     }
     let changed = ready.changed.as_ref().filter(|_| changes);
     let replace = |executable: &mut dyn Executable| {
@@ -157,14 +158,14 @@ fn replay(
     reuse::without_results(executable)?;
     // If inputs cannot be changed, only this check shows that the reset computes outputs.
     let before = match executable.carries_state() && changed.is_none() {
-        true => Some(verify::digest(outputs(executable)?)),
+        true => Some(verify::digest_of_outputs(outputs(executable)?)),
         false => None,
     };
     replace(executable)?;
     *current = next;
     let first = stopwatch.replay(executable)?;
     let outputs = outputs(executable)?;
-    let after = before.is_some().then(|| verify::digest(outputs));
+    let after = before.is_some().then(|| verify::digest_of_outputs(outputs));
     let compare = phase_timer::start("compare");
     let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
         Some(changed) => changed
@@ -175,7 +176,7 @@ fn replay(
     let comparison = verify::compare(&outputs, expected, &ready.bounds)?;
     drop(compare);
     if before.is_some() && before == after {
-        return Err(BackendError::from(Refusal::ComputedByReset).into());
+        return Err(BackendError::from(TimingRefusal::ComputedByReset).into());
     }
     let replaced = changed.iter().flat_map(|changed| changed.values.iter());
     let names: Vec<&str> = replaced.map(|(name, _)| name).collect();
@@ -201,16 +202,20 @@ fn replay(
 
 impl PreparedProblem {
     /// Makes other values of some of those inputs; whether there are any.
-    fn change_inputs(
+    fn change_replaceable_inputs(
         &mut self,
-        group: &Group<'_>,
+        group: &ProblemGroup<'_>,
         replaceable: Vec<String>,
     ) -> Result<bool, CaseError> {
         // Without a reference, the expected outputs of other inputs are unknown.
-        if group.bound.problem().reference_from().is_nothing() {
+        if group.bound.problem().reference_from().is_without_reference() {
             return Ok(false);
         }
-        if !self.changed.as_ref().is_some_and(|changed| changed.suit(&replaceable)) {
+        if !self
+            .changed
+            .as_ref()
+            .is_some_and(|changed| changed.suit_replaceable_inputs(&replaceable))
+        {
             let _activity = phase_timer::start("other inputs");
             self.changed = None;
             self.changed = ChangedInputs::new(group, &self.inputs, replaceable, self.seed)
@@ -219,15 +224,15 @@ impl PreparedProblem {
         Ok(self.changed.is_some())
     }
 
-    /// Prepares the expected outputs of the changed inputs and returns whether they exist. A row
-    /// that is the reference may lack the memory to run beside the timed one.
-    fn prepare_changed(&mut self, group: &Group<'_>) -> Result<bool, CaseError> {
-        if self.changed.as_ref().is_some_and(ChangedInputs::by_symmetry) {
-            self.compute_reference(group)?;
+    /// Prepares the expected outputs of the changed inputs and returns whether they exist. If the
+    /// reference is another row, its memory may not fit beside the timed row.
+    fn prepare_changed_inputs(&mut self, group: &ProblemGroup<'_>) -> Result<bool, CaseError> {
+        if self.changed.as_ref().is_some_and(ChangedInputs::are_changed_by_symmetry) {
+            self.compute_reference_once(group)?;
         }
         let Some(mut changed) = self.changed.take() else { return Ok(false) };
         let computed =
-            changed.compute_expected(&self.inputs, |inputs| self.reference(group, inputs));
+            changed.compute_expected_outputs(&self.inputs, |inputs| self.reference(group, inputs));
         self.changed = Some(changed);
         match computed {
             Ok(()) => Ok(true),

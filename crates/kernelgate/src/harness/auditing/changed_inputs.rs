@@ -1,22 +1,22 @@
-//! Other inputs of a problem than those that its cases were verified and timed with, and their
-//! reference: for the check after timing.
+//! Changed inputs of a problem and their reference, for the check after timing: cases were verified
+//! and timed with the original inputs.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::harness::guard;
-use crate::harness::selection::cases::Group;
-use crate::record::environment::available_memory;
+use crate::harness::selection::cases::ProblemGroup;
+use crate::record::environment::available_host_memory;
 use crate::record::run::InputChange;
 use crate::workload::{Expected, Symmetry, Tensor, Tensors};
 
-/// Other values of the inputs that every launch reads.
+/// New values of those inputs that every launch of a case reads.
 pub struct ChangedInputs {
     /// Names of the inputs that may be replaced.
     replaceable: Vec<String>,
-    /// Replaced inputs, with their new values.
+    /// The replaced inputs, with their new values.
     pub values: Tensors,
-    /// How the changed inputs were made.
+    /// The way in which the inputs were changed.
     how: How,
     /// Reference of the new inputs, if they were drawn anew and it was needed.
     expected: Option<Vec<Expected>>,
@@ -34,22 +34,22 @@ impl ChangedInputs {
     /// for other inputs and another reference.
     ///
     /// # Errors
-    /// When the workload draws other shapes, or panics.
+    /// Fails if the workload draws other shapes, or panics.
     pub fn new(
-        group: &Group<'_>,
+        group: &ProblemGroup<'_>,
         inputs: &Tensors,
         replaceable: Vec<String>,
         seed: u64,
     ) -> Result<Option<Self>, String> {
         let problem = group.bound.problem();
-        if replaceable.is_empty() || problem.host_bytes() > available_memory() {
+        if replaceable.is_empty() || problem.host_bytes() > available_host_memory() {
             return Ok(None);
         }
         let may_change = |name: &str| replaceable.iter().any(|replaceable| replaceable == name);
-        let (values, how) = guard::catch(|| {
+        let (values, how) = guard::catch_panic(|| {
             let by_symmetry = problem.symmetries().into_iter().find_map(|symmetry| {
                 let all = symmetry.inputs().into_iter().all(may_change);
-                let values = all.then(|| symmetry.changed(inputs)).flatten()?;
+                let values = all.then(|| symmetry.changed_inputs(inputs)).flatten()?;
                 Some((values, How::Symmetry(symmetry)))
             });
             by_symmetry.unwrap_or_else(|| {
@@ -72,12 +72,12 @@ impl ChangedInputs {
     }
 
     /// Whether the changed inputs were made for a row with these replaceable inputs.
-    pub fn suit(&self, replaceable: &[String]) -> bool {
+    pub fn suit_replaceable_inputs(&self, replaceable: &[String]) -> bool {
         self.replaceable == replaceable
     }
 
     /// How the inputs were changed, for the record.
-    pub fn change(&self) -> InputChange {
+    pub fn input_change(&self) -> InputChange {
         match self.how {
             How::Symmetry(Symmetry::Roll { .. }) => InputChange::Rolled,
             How::Symmetry(Symmetry::Negate { .. }) => InputChange::Negated,
@@ -85,12 +85,12 @@ impl ChangedInputs {
         }
     }
 
-    /// Returns the outputs and the reference to compare them with. With a symmetry, its effect on
-    /// the outputs is undone and the reference is that of the original inputs; otherwise the
-    /// reference is that of the new inputs.
+    /// Returns the outputs and the reference to compare them with. If the inputs were changed by a
+    /// symmetry, its effect on the outputs is undone and the outputs are compared with the original
+    /// reference; otherwise the new inputs have a reference of their own.
     ///
     /// # Errors
-    /// When the symmetry does not know every output.
+    /// Fails if the symmetry does not know every output.
     pub fn comparable<'a>(
         &'a self,
         outputs: &'a Tensors,
@@ -100,7 +100,7 @@ impl ChangedInputs {
             How::Redrawn => {
                 Ok((Cow::Borrowed(outputs), self.expected.as_deref().unwrap_or_default()))
             }
-            How::Symmetry(symmetry) => match symmetry.undone(outputs) {
+            How::Symmetry(symmetry) => match symmetry.undo_on_outputs(outputs) {
                 Some(undone) => Ok((Cow::Owned(undone), original)),
                 None => Err("a symmetry of the workload does not know all its outputs".to_owned()),
             },
@@ -108,21 +108,21 @@ impl ChangedInputs {
     }
 
     /// Whether outputs are compared with the reference of the original inputs.
-    pub fn by_symmetry(&self) -> bool {
+    pub fn are_changed_by_symmetry(&self) -> bool {
         matches!(self.how, How::Symmetry(_))
     }
 
-    /// Ensures that inputs that were drawn anew have a reference: `compute` computes it from all
-    /// inputs.
+    /// Ensures that inputs that were drawn anew have a reference: The function `compute` returns
+    /// the reference for all inputs.
     ///
     /// # Errors
-    /// The error of `compute`.
-    pub fn compute_expected<E>(
+    /// Fails with the error of `compute`.
+    pub fn compute_expected_outputs<E>(
         &mut self,
         inputs: &Tensors,
         compute: impl FnOnce(Arc<Tensors>) -> Result<Vec<Expected>, E>,
     ) -> Result<(), E> {
-        if self.expected.is_some() || self.by_symmetry() {
+        if self.expected.is_some() || self.are_changed_by_symmetry() {
             return Ok(());
         }
         self.expected = Some(compute(Arc::new(inputs.replaced_by(&self.values)))?);

@@ -2,7 +2,7 @@
 //! memory in use then, less the memory in use before.
 //!
 //! Memory that stays in use after the case is freed is not charged to the case, up to
-//! [`LEFT_BEHIND`]: code of kernels, which stays loaded after the first launch, memory of a
+//! [`MAX_MEMORY_LEFT_BEHIND`]: code of kernels, which stays loaded after the first launch, memory of a
 //! library, and growth of the context. Otherwise the first case that needs such memory would be
 //! charged with it, and a run with other rows would charge another case. Memory beyond that is a
 //! pool or a cache of the row.
@@ -17,39 +17,43 @@ use kernelgate_cuda::observe::telemetry::CardTelemetry;
 use kernelgate_cuda::{Device, Devices};
 
 /// Memory that a case may leave in use outside of the device's pool, bytes.
-const LEFT_BEHIND: i64 = 256 << 20;
+const MAX_MEMORY_LEFT_BEHIND: i64 = 256 << 20;
 
-/// Measures the memory of one implementation. Measures nothing on the host, if the card does not
-/// report other processes, and after the device has failed.
+/// Measures the peak device memory of one implementation. Measures nothing on the host, if the card
+/// does not report other processes, and after the device has failed.
 #[derive(Default)]
-pub struct MemoryWatch(Option<WatchedMemory>);
+pub struct CaseMemoryWatch(Option<WatchedDeviceMemory>);
 
-struct WatchedMemory {
+struct WatchedDeviceMemory {
     devices: Devices,
     telemetry: CardTelemetry,
-    peak: Peak,
+    peak: MemoryPeak,
 }
 
-impl MemoryWatch {
+impl CaseMemoryWatch {
     /// Starts the measurement, before an implementation is prepared.
     pub fn start(target: &Target) -> Self {
         let Target::Cuda(devices) = target else { return Self::default() };
-        let watched = target.telemetry().filter(alone).and_then(|telemetry| {
-            let before = settled(devices.one()).ok()?;
-            Some(WatchedMemory { devices: devices.clone(), telemetry, peak: Peak::from(before) })
+        let watched = target.telemetry().filter(is_only_process).and_then(|telemetry| {
+            let before = settled_memory_usage(devices.one()).ok()?;
+            Some(WatchedDeviceMemory {
+                devices: devices.clone(),
+                telemetry,
+                peak: MemoryPeak::from(before),
+            })
         });
         Self(watched)
     }
 
     /// Records the memory that is in use at present.
-    pub fn observe(&mut self) {
-        self.look(Peak::observe);
+    pub fn observe_memory(&mut self) {
+        self.update_peak(MemoryPeak::observe_memory);
     }
 
     /// Excludes the memory allocated since the last observation, because the harness itself uses
     /// it: for the recorder of launches, or for another row as the reference.
-    pub fn skip(&mut self) {
-        self.look(Peak::skip);
+    pub fn exclude_own_memory(&mut self) {
+        self.update_peak(MemoryPeak::exclude_own_memory);
         let forgotten =
             self.0.as_ref().map(|watched| memory::reset_peak_usage(watched.devices.one()));
         if let Some(Err(_)) = forgotten {
@@ -57,7 +61,7 @@ impl MemoryWatch {
         }
     }
 
-    fn look(&mut self, note: fn(&mut Peak, DeviceMemoryUsage)) {
+    fn update_peak(&mut self, note: fn(&mut MemoryPeak, DeviceMemoryUsage)) {
         let Some(watched) = &mut self.0 else { return };
         match memory::usage(watched.devices.one()) {
             Ok(now) => note(&mut watched.peak, now),
@@ -68,20 +72,20 @@ impl MemoryWatch {
     /// Ends the measurement after the case is freed. Returns its largest use, bytes, or `None` if
     /// that is unknown.
     pub fn finish(&mut self) -> Option<u64> {
-        let WatchedMemory { devices, telemetry, peak } = self.0.take()?;
-        let after = settled(devices.one()).ok()?;
-        alone(&telemetry).then(|| peak.bytes(after)).flatten()
+        let WatchedDeviceMemory { devices, telemetry, peak } = self.0.take()?;
+        let after = settled_memory_usage(devices.one()).ok()?;
+        is_only_process(&telemetry).then(|| peak.bytes(after)).flatten()
     }
 }
 
 /// Whether no other process computes on the card.
-fn alone(telemetry: &CardTelemetry) -> bool {
+fn is_only_process(telemetry: &CardTelemetry) -> bool {
     telemetry.other_computing_processes() == Some(0)
 }
 
 /// Memory in use after all work has ended, freed memory has been returned to the driver, and
 /// context settings have been restored.
-fn settled(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
+fn settled_memory_usage(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
     persistence::restore(device)?;
     memory::settled(device)?;
     memory::reset_peak_usage(device)?;
@@ -90,42 +94,42 @@ fn settled(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
 
 /// Largest memory use of a case relative to the use before it, bytes.
 #[derive(Debug, Clone, Copy)]
-struct Peak {
+struct MemoryPeak {
     before: DeviceMemoryUsage,
     /// Use of the device's pool and use outside of it; `None` before the first observation.
     most: Option<(i64, i64)>,
-    /// Use outside of the pool at the last observation.
+    /// Device memory in use outside of the pool at the last observation, bytes.
     last: i64,
     /// Use by the harness itself outside of the pool.
     aside: i64,
 }
 
-impl From<DeviceMemoryUsage> for Peak {
+impl From<DeviceMemoryUsage> for MemoryPeak {
     fn from(before: DeviceMemoryUsage) -> Self {
         Self { before, most: None, last: 0, aside: 0 }
     }
 }
 
-impl Peak {
+impl MemoryPeak {
     fn outside(&self, now: DeviceMemoryUsage) -> i64 {
         now.outside as i64 - self.before.outside as i64 - self.aside
     }
 
-    fn observe(&mut self, now: DeviceMemoryUsage) {
+    fn observe_memory(&mut self, now: DeviceMemoryUsage) {
         self.last = self.outside(now);
         let seen = (now.pool_peak as i64 - self.before.pool as i64, self.last);
         let (pool, outside) = self.most.unwrap_or(seen);
         self.most = Some((pool.max(seen.0), outside.max(seen.1)));
     }
 
-    fn skip(&mut self, now: DeviceMemoryUsage) {
+    fn exclude_own_memory(&mut self, now: DeviceMemoryUsage) {
         self.aside += self.outside(now) - self.last;
     }
 
     fn bytes(&self, after: DeviceMemoryUsage) -> Option<u64> {
         let (pool, outside) = self.most?;
         let kept = self.outside(after);
-        let own = (outside - kept).max(0) + (kept - LEFT_BEHIND).max(0);
+        let own = (outside - kept).max(0) + (kept - MAX_MEMORY_LEFT_BEHIND).max(0);
         Some((pool.max(0) + own) as u64)
     }
 }
@@ -138,15 +142,15 @@ mod tests {
         TensorSpec, Tolerances,
     };
     use crate::backend::BackendKind;
-    use crate::harness::recording::recorder::{Recorder, Saving};
-    use crate::harness::running::execution::{Execution, Timer};
+    use crate::harness::recording::recorder::{RecordSaving, RunRecorder};
+    use crate::harness::running::execution::{CaseExecution, SampleTimer};
     use crate::harness::running::progress::BenchProgress;
     use crate::harness::running::trial::BuildOutputs;
     use crate::harness::running::trial_run::TrialSession;
     use crate::harness::selection::cases::select;
-    use crate::harness::selection::filter::Filter;
+    use crate::harness::selection::filter::CaseFilter;
     use crate::harness::selection::place::Place;
-    use crate::harness::settings::Settings;
+    use crate::harness::settings::BenchSettings;
     use crate::record::{Environment, ProcessRun, Provenance, TrialSampling};
     use crate::suite::Suite;
     use crate::workload::{Dtype, Effort, Point};
@@ -154,7 +158,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn usage(pool: u64, pool_peak: u64, outside: u64) -> DeviceMemoryUsage {
+    fn memory_usage_mib(pool: u64, pool_peak: u64, outside: u64) -> DeviceMemoryUsage {
         DeviceMemoryUsage { pool: pool * MIB, pool_peak: pool_peak * MIB, outside: outside * MIB }
     }
 
@@ -163,48 +167,52 @@ mod tests {
         seen: &[DeviceMemoryUsage],
         after: DeviceMemoryUsage,
     ) -> Option<u64> {
-        let mut peak = Peak::from(before);
-        seen.iter().for_each(|now| peak.observe(*now));
+        let mut peak = MemoryPeak::from(before);
+        seen.iter().for_each(|now| peak.observe_memory(*now));
         peak.bytes(after).map(|bytes| bytes / MIB)
     }
 
     #[test]
     fn a_case_takes_what_it_gives_back_and_the_first_does_not_pay_for_what_stays() {
-        let before = usage(100, 100, 500);
+        let before = memory_usage_mib(100, 100, 500);
         // Inputs and outputs take 64 MiB of the pool, packing takes 24 more, and 10 come from
         // elsewhere.
-        let seen = [usage(188, 188, 500), usage(164, 188, 510), usage(164, 188, 510)];
+        let seen = [
+            memory_usage_mib(188, 188, 500),
+            memory_usage_mib(164, 188, 510),
+            memory_usage_mib(164, 188, 510),
+        ];
         assert_eq!(bytes(before, &seen, before), Some(98));
         // The first case also loads 40 MiB of modules and libraries, which stay.
         let first = seen.map(|now| DeviceMemoryUsage { outside: now.outside + 40 * MIB, ..now });
-        assert_eq!(bytes(before, &first, usage(100, 100, 540)), Some(98));
+        assert_eq!(bytes(before, &first, memory_usage_mib(100, 100, 540)), Some(98));
         // The memory that an earlier case left in use is freed meanwhile.
         let less = seen.map(|now| DeviceMemoryUsage { outside: now.outside - 30 * MIB, ..now });
-        assert_eq!(bytes(before, &less, usage(100, 100, 470)), Some(98));
+        assert_eq!(bytes(before, &less, memory_usage_mib(100, 100, 470)), Some(98));
         // A pool of the row's own keeps 2 GiB; one of the device's pool keeps them to the byte.
         let own = seen.map(|now| DeviceMemoryUsage { outside: now.outside + 2048 * MIB, ..now });
-        assert_eq!(bytes(before, &own, usage(100, 100, 2548)), Some(98 + 2048 - 256));
+        assert_eq!(bytes(before, &own, memory_usage_mib(100, 100, 2548)), Some(98 + 2048 - 256));
         let kept =
             seen.map(|now| DeviceMemoryUsage { pool_peak: now.pool_peak + 2048 * MIB, ..now });
-        assert_eq!(bytes(before, &kept, usage(2148, 2148, 500)), Some(98 + 2048));
+        assert_eq!(bytes(before, &kept, memory_usage_mib(2148, 2148, 500)), Some(98 + 2048));
         assert_eq!(bytes(before, &[], before), None, "never observed");
     }
 
     #[test]
     fn memory_of_the_harness_is_not_charged_to_the_case() {
-        let mut peak = Peak::from(usage(0, 0, 500));
-        peak.observe(usage(64, 64, 510));
+        let mut peak = MemoryPeak::from(memory_usage_mib(0, 0, 500));
+        peak.observe_memory(memory_usage_mib(64, 64, 510));
         // The recorder takes 20 MiB and keeps 8, a row as the reference leaves 4 of modules.
-        peak.skip(usage(64, 900, 522));
-        peak.observe(usage(64, 64, 522));
-        assert_eq!(peak.bytes(usage(0, 0, 512)), Some(74 * MIB));
+        peak.exclude_own_memory(memory_usage_mib(64, 900, 522));
+        peak.observe_memory(memory_usage_mib(64, 64, 522));
+        assert_eq!(peak.bytes(memory_usage_mib(0, 0, 512)), Some(74 * MIB));
     }
 
     #[test]
     fn nothing_is_measured_on_the_host() {
-        let mut watch = MemoryWatch::start(&Target::Cpu);
-        watch.observe();
-        watch.skip();
+        let mut watch = CaseMemoryWatch::start(&Target::Cpu);
+        watch.observe_memory();
+        watch.exclude_own_memory();
         assert_eq!(watch.finish(), None);
     }
 
@@ -215,7 +223,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
 }
 "#;
 
-    /// Elements: 32 MiB of inputs and outputs.
+    /// Number of elements, so that inputs and outputs take 32 MiB.
     const N: usize = 1 << 22;
 
     /// Suite of copies with different amounts of scratch memory.
@@ -252,27 +260,27 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let Some((device, _alone)) = gpu() else { return };
         let target = Target::Cuda(device.into());
         let others = target.telemetry().and_then(|telemetry| telemetry.other_computing_processes());
-        let settings = Settings::defaults();
+        let settings = BenchSettings::default_settings();
         let place =
             Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let suites = [suite()];
         let own = suites.iter();
-        let selection = select(own, Effort::Default, &place, &[], &Filter::All).unwrap();
+        let selection = select(own, Effort::Default, &place, &[], &CaseFilter::All).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let run = ProcessRun::start("b", "s", Environment::on(&target), Provenance::default());
         let path = folder.path().join("run.json");
-        let recorder = Recorder::start(run, path, Saving::WhenComplete, None).unwrap();
+        let recorder = RunRecorder::start(run, path, RecordSaving::WhenComplete, None).unwrap();
         let session = TrialSession {
             settings: &settings,
-            sampling: TrialSampling::VERIFICATION_PASS,
+            sampling: TrialSampling::VERIFICATION_SAMPLING,
             verified: None,
             inputs: None,
             outputs: BuildOutputs::default(),
             references: None,
             recorder: recorder.clone(),
         };
-        let (timer, progress) = (Timer::new(&target).unwrap(), BenchProgress::new(true, 6));
-        let execution = Execution::new(&session, &settings, target.clone(), timer, progress);
+        let (timer, progress) = (SampleTimer::new(&target).unwrap(), BenchProgress::new(true, 6));
+        let execution = CaseExecution::new(&session, &settings, target.clone(), timer, progress);
         execution.run(&selection).unwrap();
         let run = recorder.run();
         assert!(run.failed.is_empty() && run.skipped.is_empty(), "{run:?}");

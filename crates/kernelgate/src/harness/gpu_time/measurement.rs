@@ -15,38 +15,38 @@ use kernelgate_cuda::driver::stream::raw_stream::RawStream;
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry};
 
-use super::recording::{self, Ended, Recording};
-use super::samples::{GpuElapsed, SampleLog};
+use super::recording::{self, RecordAtExit, Recording};
+use super::samples::{GpuEventInterval, ProcessSampleLog};
 use crate::exit::Exit;
-use crate::harness::settings::process::CriterionProcess;
+use crate::harness::settings::process::CriterionProcessSettings;
 use crate::measure::audit::Allowed;
 use crate::measure::audit::cupti::{self, RecordedPass};
-use crate::measure::audit::passes::{Pass, Passes, RECORDED_HOLD};
+use crate::measure::audit::passes::{CriterionPasses, Pass, RECORDED_PASS_HOLD};
 use crate::record::Store;
-use crate::record::text::printable;
+use crate::record::text::printable_on_terminal;
 
 /// A measurement of Criterion: the time of a stream, by events.
 pub struct GpuTime {
-    inner: RefCell<MeasurementState>,
+    inner: RefCell<GpuTimeState>,
     formatter: Formatter,
 }
 
-struct MeasurementState {
+struct GpuTimeState {
     stream: ForeignStream,
     /// Readings of an empty stream, measured before the first pass.
     readings: Option<EmptyIntervalReadings>,
     telemetry: Vec<CardReading>,
-    passes: Passes,
+    passes: CriterionPasses,
     /// CUPTI, in the pass that it records and in the one before.
     recorder: Option<Recorder>,
     /// Beginning of the records of the pass that is judged, on CUPTI's clock.
     since: u64,
     /// Whether CUPTI's record of this case is conclusive.
     recorded: bool,
-    /// Why the last record is not.
+    /// Reason why CUPTI's last record is not conclusive.
     unrecorded: Option<String>,
-    log: SampleLog,
-    process: CriterionProcess,
+    log: ProcessSampleLog,
+    process: CriterionProcessSettings,
     store: Store,
     began: Instant,
 }
@@ -57,11 +57,11 @@ impl GpuTime {
     /// measurement.
     ///
     /// A null or invalid handle ends the process with an error and exit code 2, because Criterion's
-    /// macros take no error. [`Self::new`] returns the error instead.
+    /// macros take no error. Use [`Self::new`] to get the error as a value instead.
     pub fn on_stream(handle: impl Into<RawStream>) -> Self {
         Self::new(handle.into()).unwrap_or_else(|error| {
             let error = error.to_string();
-            eprintln!("error: failed to time a stream: {}", printable(&error));
+            eprintln!("error: failed to time a stream: {}", printable_on_terminal(&error));
             std::process::exit(Exit::Usage as i32)
         })
     }
@@ -75,22 +75,22 @@ impl GpuTime {
     /// Times work that is enqueued on a stream.
     ///
     /// # Errors
-    /// When the handle is null or no stream, or the device fails.
+    /// Fails if the handle is null or no stream, or the device fails.
     pub fn new(stream: RawStream) -> Result<Self, StreamError> {
         // Read by `kernelgate`, and may not be optimised away.
         std::hint::black_box(recording::MARK.as_ptr());
-        let process = CriterionProcess::new();
-        let store = Store::discover();
-        let inner = MeasurementState {
+        let process = CriterionProcessSettings::new();
+        let store = Store::discover_store();
+        let inner = GpuTimeState {
             stream: ForeignStream::new(stream, process.timeout)?,
             readings: None,
             telemetry: Vec::new(),
-            passes: Passes::new(Allowed::CRITERION_ROUTINE),
+            passes: CriterionPasses::new(Allowed::CRITERION_ROUTINE),
             recorder: None,
             since: 0,
             recorded: false,
             unrecorded: None,
-            log: SampleLog::start(&store.criterion),
+            log: ProcessSampleLog::start(&store.criterion),
             process,
             store,
             began: Instant::now(),
@@ -100,30 +100,30 @@ impl GpuTime {
     }
 
     /// Ends the process, because the routine cannot be timed.
-    fn refuse(&self, inner: &mut MeasurementState, error: &BackendError) -> ! {
-        let case = recording::case_after(&inner.log, &inner.store);
-        eprintln!("error: {case}: {}", printable(&error.to_string()));
-        if let Err(why) = inner.record(Ended::Refused { case, error: error.into() }) {
-            eprintln!("error: {}", printable(&why));
+    fn refuse_routine(&self, inner: &mut GpuTimeState, error: &BackendError) -> ! {
+        let case = recording::case_being_measured(&inner.log, &inner.store);
+        eprintln!("error: {case}: {}", printable_on_terminal(&error.to_string()));
+        if let Err(why) = inner.record(RecordAtExit::Refused { case, error: error.into() }) {
+            eprintln!("error: {}", printable_on_terminal(&why));
         }
         std::process::exit(Exit::Regression as i32)
     }
 }
 
-impl MeasurementState {
+impl GpuTimeState {
     fn begin(&mut self) -> Result<(), BackendError> {
         if self.readings.is_none() {
             self.readings = Some(self.stream.empty_readings()?);
-            self.read_telemetry();
+            self.add_telemetry_reading();
         }
         if self.passes.next_attaches() {
             self.attach();
         }
-        if let Some(recorder) = self.recorder.as_ref().filter(|_| self.passes.next_is_recorded()) {
+        if let Some(recorder) = self.recorder.as_ref().filter(|_| self.passes.is_next_recorded()) {
             self.since = recorder.now();
             self.stream.mark()?;
         }
-        let hold = self.passes.next_hold();
+        let hold = self.passes.next_pass_hold();
         self.stream.begin(hold)?;
         self.began = Instant::now();
         Ok(())
@@ -138,13 +138,17 @@ impl MeasurementState {
         }
     }
 
-    /// Checks CUPTI's record of the pass, and detaches it.
-    fn check_record(&mut self, recorder: Recorder, pass: RecordedPass) -> Result<(), BackendError> {
+    /// Checks CUPTI's record of one pass of the routine, and detaches CUPTI.
+    fn check_cupti_record(
+        &mut self,
+        recorder: Recorder,
+        pass: RecordedPass,
+    ) -> Result<(), BackendError> {
         self.stream.context_busy_time()?;
         let record = recorder.take_records_since(self.since, self.since);
         let detached = recorder.detach_cupti();
         self.unrecorded = match record.and_then(|record| detached.map(|()| record)) {
-            Ok(record) => cupti::check_pass(&record, pass)?,
+            Ok(record) => cupti::check_recorded_pass(&record, pass)?,
             Err(lost @ BackendError::Lost(_)) => return Err(lost),
             Err(error) => Some(error.to_string()),
         };
@@ -152,11 +156,11 @@ impl MeasurementState {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<GpuElapsed, BackendError> {
-        let judges = self.passes.next_is_recorded();
+    fn end(&mut self) -> Result<GpuEventInterval, BackendError> {
+        let judges = self.passes.is_next_recorded();
         let recorder = self.recorder.take_if(|_| judges).map(|recorder| {
             // Work on another stream gets time to begin.
-            std::thread::sleep(cupti::BEGINS_WITHIN);
+            std::thread::sleep(cupti::OTHER_STREAM_START_TIME);
             let returned = recorder.now();
             (recorder, returned)
         });
@@ -164,27 +168,27 @@ impl MeasurementState {
         let host = self.began.elapsed();
         if let Some((recorder, returned)) = recorder {
             let held = interval.held == Some(true);
-            let times_out = self.since + RECORDED_HOLD.as_nanos() as u64;
+            let times_out = self.since + RECORDED_PASS_HOLD.as_nanos() as u64;
             let released = if held { returned } else { times_out };
-            self.check_record(recorder, RecordedPass { held, released })?;
+            self.check_cupti_record(recorder, RecordedPass { held, released })?;
         }
-        let asks = self.passes.asks_for_context(&interval);
+        let asks = self.passes.measures_context_after(&interval);
         let busy = asks.then(|| self.stream.context_busy_time()).transpose()?;
         if let Some(readings) = &self.readings {
             self.passes.add(Pass { interval, host, busy }, readings)?;
         }
         let drained = interval.drained;
         let recorded = self.recorded;
-        Ok(GpuElapsed { ns: interval.elapsed_ns, drained, recorded, by_routine: false })
+        Ok(GpuEventInterval { ns: interval.elapsed_ns, drained, recorded, by_routine: false })
     }
 
-    fn read_telemetry(&mut self) {
+    fn add_telemetry_reading(&mut self) {
         let telemetry = CardTelemetry::open(&self.stream.facts().uuid);
         self.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read));
     }
 
-    fn record(&mut self, ended: Ended) -> Result<Exit, String> {
-        self.read_telemetry();
+    fn record(&mut self, ended: RecordAtExit) -> Result<Exit, String> {
+        self.add_telemetry_reading();
         let least_ns =
             self.readings.map_or(0.0, |readings| readings.least_ns - readings.nothing_ns);
         let telemetry = std::mem::take(&mut self.telemetry);
@@ -197,30 +201,30 @@ impl MeasurementState {
 
 impl Measurement for GpuTime {
     type Intermediate = ();
-    type Value = GpuElapsed;
+    type Value = GpuEventInterval;
 
     fn start(&self) {
         let inner = &mut *self.inner.borrow_mut();
         // Criterion formats times only to report them, so the next passes are of another case.
         if self.formatter.reported.take() {
-            inner.passes = Passes::new(Allowed::CRITERION_ROUTINE);
+            inner.passes = CriterionPasses::new(Allowed::CRITERION_ROUTINE);
             inner.recorded = false;
         }
         if let Err(error) = inner.begin() {
-            self.refuse(inner, &error);
+            self.refuse_routine(inner, &error);
         }
     }
 
-    fn end(&self, (): ()) -> GpuElapsed {
+    fn end(&self, (): ()) -> GpuEventInterval {
         let inner = &mut *self.inner.borrow_mut();
         match inner.end() {
             Ok(elapsed) => elapsed,
-            Err(error) => self.refuse(inner, &error),
+            Err(error) => self.refuse_routine(inner, &error),
         }
     }
 
-    fn add(&self, a: &GpuElapsed, b: &GpuElapsed) -> GpuElapsed {
-        GpuElapsed {
+    fn add(&self, a: &GpuEventInterval, b: &GpuEventInterval) -> GpuEventInterval {
+        GpuEventInterval {
             ns: a.ns + b.ns,
             drained: a.drained || b.drained,
             recorded: a.recorded && b.recorded,
@@ -228,12 +232,12 @@ impl Measurement for GpuTime {
         }
     }
 
-    fn zero(&self) -> GpuElapsed {
-        GpuElapsed { recorded: true, ..GpuElapsed::default() }
+    fn zero(&self) -> GpuEventInterval {
+        GpuEventInterval { recorded: true, ..GpuEventInterval::default() }
     }
 
-    /// Criterion calls this once a sample, so the sample is recorded here.
-    fn to_f64(&self, value: &GpuElapsed) -> f64 {
+    /// Criterion calls this function once for each sample, so the sample is recorded here.
+    fn to_f64(&self, value: &GpuEventInterval) -> f64 {
         self.inner.borrow_mut().log.add(*value);
         value.ns
     }
@@ -250,9 +254,9 @@ impl Drop for GpuTime {
             return;
         }
         let panicking = std::thread::panicking();
-        let ended = if panicking { Ended::Interrupted } else { Ended::Complete };
+        let ended = if panicking { RecordAtExit::Interrupted } else { RecordAtExit::Complete };
         let exit = inner.record(ended).unwrap_or_else(|why| {
-            eprintln!("error: {}", printable(&why));
+            eprintln!("error: {}", printable_on_terminal(&why));
             Exit::Usage
         });
         if exit != Exit::Fine && !panicking {

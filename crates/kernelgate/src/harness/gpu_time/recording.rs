@@ -3,19 +3,21 @@
 
 use std::path::Path;
 
-use super::samples::{Origin, SampleLog};
+use super::samples::{Origin, ProcessSampleLog};
 use crate::display::{self, terminal};
 use crate::exit::Exit;
-use crate::harness::recording::invocation::Invocation;
+use crate::harness::recording::invocation::BenchInvocation;
 use crate::harness::recording::saving;
 use crate::harness::running::bench_run;
-use crate::harness::settings::process::CriterionProcess;
-use crate::measure::Conditions;
-use crate::measure::audit::{Subject, duration};
+use crate::harness::settings::process::CriterionProcessSettings;
+use crate::measure::SampleConditions;
+use crate::measure::audit::{RefusedSubject, duration};
 use crate::measure::power::PowerRecord;
-use crate::record::criterion_store::{self, Stored, StoredCase};
-use crate::record::text::{check_plain, one_line, printable, printable_path};
-use crate::record::{CaseRecord, Environment, Lock, ProcessRun, Provenance, Samples, Store, file};
+use crate::record::criterion_store::{self, CriterionStoreResults, StoredCriterionCase};
+use crate::record::text::{check_plain_text, on_one_line, printable_on_terminal, printable_path};
+use crate::record::{
+    CaseRecord, Environment, FileLock, ProcessRun, Provenance, Samples, Store, file,
+};
 use crate::stats;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::CardReading;
@@ -26,14 +28,14 @@ use kernelgate_cuda::{BackendError, CaseFailure};
 pub const MARK: &str = "\0kernelgate GPU time in Criterion's main\0";
 
 /// End of the process.
-pub enum Ended {
-    /// All targets of the group ran.
+pub enum RecordAtExit {
+    /// All benchmark functions of the group ran.
     Complete,
     /// The bench panicked.
     Interrupted,
     /// The measurement of a case was refused.
     Refused {
-        /// The case that was measured.
+        /// Id of the case that was measured.
         case: String,
         /// Reason why the case has no time.
         error: CaseFailure,
@@ -42,30 +44,32 @@ pub enum Ended {
 
 /// Name of the case that is being measured. Criterion reports an id only after its samples are
 /// taken.
-pub fn case_after(log: &SampleLog, store: &Store) -> String {
+pub fn case_being_measured(log: &ProcessSampleLog, store: &Store) -> String {
     let stored = criterion_store::read(&store.criterion).unwrap_or_default();
-    let here = stored.cases.iter().filter(|(_, case)| taken_here(log, case));
+    let here = stored.cases.iter().filter(|(_, case)| is_measured_here(log, case));
     let last = here.max_by_key(|(_, case)| case.written);
-    last.map_or("the first case".to_owned(), |(id, _)| format!("the case after `{}`", one_line(id)))
+    last.map_or("the first case".to_owned(), |(id, _)| {
+        format!("the case after `{}`", on_one_line(id))
+    })
 }
 
-fn taken_here(log: &SampleLog, case: &StoredCase) -> bool {
+fn is_measured_here(log: &ProcessSampleLog, case: &StoredCriterionCase) -> bool {
     matches!(log.origin(case), Origin::Here { .. })
 }
 
-/// A process whose samples are recorded.
+/// A bench process whose samples are written to a run record.
 pub struct Recording<'a> {
     /// The process.
-    pub process: &'a CriterionProcess,
-    /// Paths of runs and baselines.
+    pub process: &'a CriterionProcessSettings,
+    /// Folders of runs and baselines of the package.
     pub store: &'a Store,
     /// Samples of the recording.
-    pub log: &'a SampleLog,
+    pub log: &'a ProcessSampleLog,
     /// GPU of the recording.
     pub facts: &'a DeviceFacts,
     /// Shortest time of a launch on the timed stream, nanoseconds.
     pub least_ns: f64,
-    /// Why CUPTI's records show too little, if they do.
+    /// Reason why CUPTI's records were not conclusive, if they were not.
     pub unrecorded: Option<&'a str>,
 }
 
@@ -74,20 +78,20 @@ impl Recording<'_> {
     ///
     /// # Errors
     /// The failure, as the end of a sentence.
-    pub fn record(&self, telemetry: Vec<CardReading>, ended: Ended) -> Result<Exit, String> {
+    pub fn record(&self, telemetry: Vec<CardReading>, ended: RecordAtExit) -> Result<Exit, String> {
         let Self { process, store, .. } = *self;
         let failed_to = |error: &dyn std::fmt::Display| format!("failed to {error}");
         let stored = criterion_store::read(&store.criterion).map_err(|error| failed_to(&error))?;
-        let complete = matches!(ended, Ended::Complete);
+        let complete = matches!(ended, RecordAtExit::Complete);
         let mut run = self.measured(&stored);
-        if let Ended::Refused { case, error } = ended {
+        if let RecordAtExit::Refused { case, error } = ended {
             run.failed.insert(case, error);
         }
         if run.cases.is_empty() && run.failed.is_empty() && run.skipped.is_empty() {
             return Ok(Exit::Fine);
         }
-        let invocation = Invocation::new(process.session.clone()?);
-        let bench = bench_name(process.executable.as_deref().unwrap_or(Path::new("")));
+        let invocation = BenchInvocation::new(process.session.clone()?);
+        let bench = bench_target_name(process.executable.as_deref().unwrap_or(Path::new("")));
         // The program asked for a record: it gets one record of all groups.
         let earlier = process.record.as_ref().and_then(|path| file::read::<ProcessRun>(path).ok());
         if let Some(earlier) = earlier {
@@ -100,7 +104,7 @@ impl Recording<'_> {
             package: store.package.clone(),
             invocation: Some(invocation.id.clone()),
             complete,
-            provenance: Provenance::detect(&store.root),
+            provenance: Provenance::detect_from_git(&store.root),
             executable: bench_run::executable_hash(process.executable.as_deref()),
             telemetry,
             ..run
@@ -117,7 +121,7 @@ impl Recording<'_> {
             let path =
                 invocation.record(store, &bench, named).map_err(|error| error.to_string())?;
             let run = named(&path);
-            print_results(&run, &path, &store.page());
+            print_run_results(&run, &path, &store.report_page());
             run
         };
         if let Some(name) = &process.save_baseline {
@@ -126,28 +130,29 @@ impl Recording<'_> {
         Ok(if run.failed.is_empty() { Exit::Fine } else { Exit::Regression })
     }
 
-    /// The cases that this process measured. Others of the store are of other benches, or of
-    /// earlier.
-    fn measured(&self, stored: &Stored) -> ProcessRun {
-        let environment = Environment::on_gpus([self.facts]);
+    /// Builds the run record of the cases that this process measured. Others of the store are of
+    /// other benches, or of earlier.
+    fn measured(&self, stored: &CriterionStoreResults) -> ProcessRun {
+        let environment = Environment::environment_on_gpus([self.facts]);
         let mut run = ProcessRun::start("", "", environment, Provenance::default());
         for (id, case) in &stored.cases {
             match self.log.origin(case) {
                 Origin::Elsewhere => {}
                 Origin::ByRoutine => {
                     let why = "its routine measures the time itself (iter_custom)";
-                    run.skipped.insert(one_line(id), why.to_owned());
+                    run.skipped.insert(on_one_line(id), why.to_owned());
                 }
                 Origin::Here { samples, host_bound, recorded } => {
-                    let mut record = case_record(case, samples, host_bound);
+                    let mut record = case_record_from_samples(case, samples, host_bound);
                     let why = self.unrecorded.unwrap_or("no pass was recorded");
                     record.samples.unrecorded = (!recorded).then(|| why.to_owned());
                     let launch_ns = stats::median(&record.samples.per_launch_ns());
-                    let duration = duration::check(Subject::Routine, launch_ns, self.least_ns);
+                    let duration =
+                        duration::check(RefusedSubject::Routine, launch_ns, self.least_ns);
                     if let Err(why) = duration {
-                        run.failed.insert(one_line(id), (&BackendError::from(why)).into());
-                    } else if let Err(why) = check_plain(id) {
-                        run.skipped.insert(one_line(id), why);
+                        run.failed.insert(on_one_line(id), (&BackendError::from(why)).into());
+                    } else if let Err(why) = check_plain_text(id) {
+                        run.skipped.insert(on_one_line(id), why);
                     } else {
                         run.cases.insert(id.clone(), record);
                     }
@@ -158,18 +163,22 @@ impl Recording<'_> {
     }
 }
 
-fn case_record(case: &StoredCase, samples: usize, host_bound: bool) -> CaseRecord {
+fn case_record_from_samples(
+    case: &StoredCriterionCase,
+    samples: usize,
+    host_bound: bool,
+) -> CaseRecord {
     case.record(Samples {
         launches: case.iterations[..samples].to_vec(),
         elapsed_ns: case.times[..samples].to_vec(),
-        conditions: Conditions { host_bound, ..Conditions::default() },
+        conditions: SampleConditions { host_bound, ..SampleConditions::default() },
         power: Some(PowerRecord::not_applicable("Criterion plans the samples of this bench")),
         ..Samples::default()
     })
 }
 
-/// Name of the bench target: cargo puts a hash behind it.
-fn bench_name(program: &Path) -> String {
+/// Name of the bench target, without the hash that cargo appends.
+fn bench_target_name(program: &Path) -> String {
     let stem = program.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let hash = |end: &str| end.len() == 16 && end.bytes().all(|byte| byte.is_ascii_hexdigit());
     match stem.rsplit_once('-') {
@@ -178,11 +187,11 @@ fn bench_name(program: &Path) -> String {
     }
 }
 
-fn print_results(run: &ProcessRun, path: &Path, page: &Path) {
+fn print_run_results(run: &ProcessRun, path: &Path, page: &Path) {
     println!("{}", display::runs::text(std::slice::from_ref(run), terminal::columns()));
     let (path, page) = (path.display().to_string(), page.display().to_string());
-    eprintln!("run recorded in {}", printable(&path));
-    eprintln!("`kernelgate report` draws it in {}", printable(&page));
+    eprintln!("run recorded in {}", printable_on_terminal(&path));
+    eprintln!("`kernelgate report` draws it in {}", printable_on_terminal(&page));
 }
 
 /// Adds the run to our baseline of the name under which Criterion saves its own.
@@ -193,9 +202,9 @@ fn save_baseline(store: &Store, run: &ProcessRun, name: &str) -> Result<(), Stri
     let unsaved = |error: &dyn std::fmt::Display| format!("baseline `{name}`: failed to {error}");
     // Criterion takes any name.
     let path = store
-        .baseline_path(&run.environment.slug(), name)
+        .baseline_path(&run.environment.baseline_folder_name(), name)
         .map_err(|error| format!("baseline `{name}` is Criterion's alone: {error}"))?;
-    let _lock = Lock::acquire(&path).map_err(|error| unsaved(&error))?;
+    let _lock = FileLock::acquire_lock(&path).map_err(|error| unsaved(&error))?;
     saving::save(&path, name, run).map_err(|error| unsaved(&error))?;
     eprintln!("baseline `{name}` saved in {}", printable_path(&path));
     Ok(())

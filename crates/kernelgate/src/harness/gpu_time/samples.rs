@@ -7,11 +7,11 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use crate::record::criterion_store::StoredCase;
+use crate::record::criterion_store::StoredCriterionCase;
 
 /// Time between two events.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct GpuElapsed {
+pub struct GpuEventInterval {
     /// Nanoseconds.
     pub(super) ns: f64,
     /// Whether the GPU waited for the host at the end.
@@ -24,7 +24,7 @@ pub struct GpuElapsed {
 
 /// Time from `iter_custom`, whose routine measures by itself. Criterion reports it; kernelgate does
 /// not record it, because nothing is known about how it was measured.
-impl From<Duration> for GpuElapsed {
+impl From<Duration> for GpuEventInterval {
     fn from(elapsed: Duration) -> Self {
         Self { ns: elapsed.as_nanos() as f64, by_routine: true, ..Self::default() }
     }
@@ -35,8 +35,8 @@ impl From<Duration> for GpuElapsed {
 pub enum Origin {
     /// Taken here; whether the host's time is in most of its samples.
     Here {
-        /// Number of the store's samples that were taken here: all of them, except that Criterion's
-        /// quick mode may invent the second one.
+        /// Number of samples in Criterion's store that this process measured: all of them, except
+        /// that Criterion's quick mode may invent the second one.
         samples: usize,
         /// Whether the GPU waited for the host in most samples.
         host_bound: bool,
@@ -45,18 +45,18 @@ pub enum Origin {
     },
     /// The bench routine measured the time itself (`iter_custom`).
     ByRoutine,
-    /// Another process or another measurement took the samples.
+    /// Another process or another measurement measured the samples.
     Elsewhere,
 }
 
-/// All samples of a process.
+/// Log of all samples that a process measured.
 #[derive(Debug, Clone)]
-pub struct SampleLog {
+pub struct ProcessSampleLog {
     since: SystemTime,
-    taken: Vec<GpuElapsed>,
+    taken: Vec<GpuEventInterval>,
 }
 
-impl SampleLog {
+impl ProcessSampleLog {
     /// An empty log, for cases that Criterion will store in that folder.
     pub fn start(store: &Path) -> Self {
         // The start is read from the file system's clock, which need not be the host's.
@@ -66,25 +66,25 @@ impl SampleLog {
         Self { since: since.unwrap_or_else(SystemTime::now), taken: Vec::new() }
     }
 
-    /// Whether no sample was taken.
+    /// Whether this process measured no sample.
     pub fn is_empty(&self) -> bool {
         self.taken.is_empty()
     }
 
     /// Adds the next.
-    pub fn add(&mut self, sample: GpuElapsed) {
+    pub fn add(&mut self, sample: GpuEventInterval) {
         self.taken.push(sample);
     }
 
     /// Determines the origin of a case's samples.
-    pub fn origin(&self, case: &StoredCase) -> Origin {
+    pub fn origin(&self, case: &StoredCriterionCase) -> Origin {
         if case.written.is_some_and(|written| written < self.since) || case.times.is_empty() {
             return Origin::Elsewhere;
         }
         // Criterion's quick mode makes up the second sample of what takes too long for two.
         let made_up = matches!(*case.times, [first, second] if second == first.next_up());
         let times = if made_up { &case.times[..1] } else { &case.times };
-        let same = |window: &&[GpuElapsed]| {
+        let same = |window: &&[GpuEventInterval]| {
             let pairs = window.iter().zip(times);
             pairs.into_iter().all(|(taken, time)| taken.ns.to_bits() == time.to_bits())
         };
@@ -105,8 +105,8 @@ impl SampleLog {
 mod tests {
     use super::*;
 
-    fn case(times: &[f64]) -> StoredCase {
-        StoredCase {
+    fn case(times: &[f64]) -> StoredCriterionCase {
+        StoredCriterionCase {
             group: "g".to_owned(),
             iterations: vec![1; times.len()],
             times: times.to_vec(),
@@ -117,14 +117,14 @@ mod tests {
     #[test]
     fn a_case_is_recognised_by_its_times() {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = SampleLog::start(&folder.path().join("not/yet"));
-        let sample = |ns| GpuElapsed { ns, ..GpuElapsed::default() };
+        let mut log = ProcessSampleLog::start(&folder.path().join("not/yet"));
+        let sample = |ns| GpuEventInterval { ns, ..GpuEventInterval::default() };
         // Two cases, separated by a sample that was never stored.
         for ns in [10.0, 20.5, 30.0, 7.0] {
             log.add(sample(ns));
         }
         for ns in [1.0, 2.0, 3.0] {
-            log.add(GpuElapsed { drained: ns < 3.0, recorded: ns > 1.0, ..sample(ns) });
+            log.add(GpuEventInterval { drained: ns < 3.0, recorded: ns > 1.0, ..sample(ns) });
         }
         log.add(Duration::from_nanos(50).into());
         log.add(Duration::from_nanos(60).into());
@@ -138,7 +138,7 @@ mod tests {
         let made_up = origin(&[7.0, 7.0_f64.next_up()]);
         assert_eq!(made_up, here(1, false, false), "the second was made up");
         let old = SystemTime::now() - Duration::from_secs(60);
-        let earlier = StoredCase { written: Some(old), ..case(&[10.0, 20.5, 30.0]) };
+        let earlier = StoredCriterionCase { written: Some(old), ..case(&[10.0, 20.5, 30.0]) };
         assert_eq!(log.origin(&earlier), Origin::Elsewhere);
     }
 }

@@ -1,32 +1,32 @@
-//! Inputs kept on disk between the trials of a comparison: drawing them from a seed takes longer
-//! than reading them.
+//! Keeps the inputs of a problem on disk between the trials of a comparison: drawing them from a
+//! seed takes longer than reading them.
 //!
-//! One file for each problem, in a folder that the engine makes for one executable and deletes
-//! afterwards. The reference is computed from the same inputs, so a damaged file cannot make a
-//! wrong output pass.
+//! Each problem has one file of inputs, in a folder that the comparison makes for one executable
+//! and deletes afterwards. The reference is computed from the same inputs as the outputs, so a
+//! damaged file cannot make a wrong output pass.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::harness::selection::cases::Group;
+use crate::harness::selection::cases::ProblemGroup;
 use crate::record::{file, tensors};
 use crate::workload::Tensors;
 
-/// Largest inputs that are kept.
+/// Largest total size of inputs that are kept on disk, bytes.
 const MAX_BYTES: usize = 2 << 30;
 /// Inputs that are drawn faster are not worth a file.
-const MIN_DRAWING_TIME: Duration = Duration::from_millis(10);
+const MIN_DRAWING_TIME_TO_SAVE: Duration = Duration::from_millis(10);
 
 /// Path of the inputs of a problem.
-pub fn path(folder: &Path, group: &Group<'_>) -> PathBuf {
+pub fn path(folder: &Path, group: &ProblemGroup<'_>) -> PathBuf {
     // A hash: ids may be long, and `a/b_c` is not `a_b/c`.
     folder.join(format!("{}.inputs", file::text_hash(&group.id())))
 }
 
-/// Writes the inputs if reading them is faster than drawing them. If the file cannot be written,
-/// the next process only takes longer.
-pub fn keep(path: &Path, inputs: &Tensors, drawn_in: Duration) {
-    if drawn_in >= MIN_DRAWING_TIME && inputs.bytes() <= MAX_BYTES && !path.exists() {
+/// Writes the inputs of a problem to disk if reading them is faster than drawing them. If the file
+/// cannot be written, the next process only takes longer.
+pub fn save_drawn_inputs(path: &Path, inputs: &Tensors, drawn_in: Duration) {
+    if drawn_in >= MIN_DRAWING_TIME_TO_SAVE && inputs.bytes() <= MAX_BYTES && !path.exists() {
         let _ = tensors::write(path, inputs);
     }
 }
@@ -40,9 +40,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.inputs");
         let inputs = Tensors::new().with("a", [1], vec![1.0f32]);
-        keep(&path, &inputs, Duration::ZERO);
+        save_drawn_inputs(&path, &inputs, Duration::ZERO);
         assert!(!path.exists());
-        keep(&path, &inputs, MIN_DRAWING_TIME);
+        save_drawn_inputs(&path, &inputs, MIN_DRAWING_TIME_TO_SAVE);
         assert_eq!(tensors::read(&path), Some(inputs));
     }
 }

@@ -11,27 +11,28 @@ use crate::record::{ProcessRun, Store, file};
 /// Names the session.
 pub const VARIABLE: &str = "KERNELGATE_SESSION";
 
-/// One `cargo bench`, or one bench process that was started without cargo.
-pub struct Invocation {
-    /// Name of its session's folder: KERNELGATE_SESSION, else the id.
+/// One run of `cargo bench`, or one bench process that was started without cargo.
+pub struct BenchInvocation {
+    /// Name of the session folder of this invocation: KERNELGATE_SESSION, else the id.
     pub session: String,
-    /// Start and process id of the cargo that runs the processes, or of the process where no cargo
-    /// does.
+    /// Start time and process id of the cargo process, or of the bench process if it was started
+    /// without cargo.
     pub id: String,
 }
 
-impl Invocation {
+impl BenchInvocation {
     /// The invocation of this process, whose session may have a name.
     pub fn new(session: Option<String>) -> Self {
         let id = id();
         Self { session: session.unwrap_or_else(|| id.clone()), id }
     }
 
-    /// Writes the record of one of its benches and returns its path, which `run` gets too. Benches
-    /// of several packages may share a name: the second of one invocation gets a number.
+    /// Writes the record of one bench of this invocation and returns its path, which `run` gets
+    /// too. Benches of several packages may share a name: the second of one invocation gets a
+    /// number.
     ///
     /// # Errors
-    /// When the file cannot be written, or another invocation has recorded the bench under that
+    /// Fails if the file cannot be written, or another invocation has recorded the bench under that
     /// name: one of the two runs would be lost, or the two would be mixed up.
     pub fn record(
         &self,
@@ -41,10 +42,10 @@ impl Invocation {
     ) -> Result<PathBuf, HarnessError> {
         let names = std::iter::once(bench.to_owned());
         for name in names.chain((2..).map(|number| format!("{bench}-{number}"))) {
-            let path = store.run_path(&self.session, &name);
+            let path = store.run_record_path(&self.session, &name);
             match file::write_new(&path, &run(&path)) {
                 Ok(()) => return Ok(path),
-                Err(error) if error.is_there_already() => {}
+                Err(error) if error.is_already_there() => {}
                 Err(error) => return Err(error.into()),
             }
             let there = file::read::<ProcessRun>(&path).ok().and_then(|run| run.invocation);
@@ -100,7 +101,7 @@ mod tests {
     fn first_invocation_keeps_a_session_name() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::at(folder.path(), folder.path());
-        let invoked = |id: &str| Invocation { session: "par".to_owned(), id: id.to_owned() };
+        let invoked = |id: &str| BenchInvocation { session: "par".to_owned(), id: id.to_owned() };
         let record = |invocation: &str| {
             let run = ProcessRun {
                 invocation: Some(invocation.to_owned()),
@@ -128,7 +129,7 @@ mod tests {
             _ => false,
         };
         assert!(refused.len() == 3 && refused.iter().all(named), "{refused:?}");
-        // A second bench of that name in one invocation.
+        // A second bench of the same name in one invocation gets a numbered file.
         assert_eq!(record(first).unwrap(), path.with_file_name("b-2.json"));
     }
 }

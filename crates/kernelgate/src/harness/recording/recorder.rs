@@ -9,85 +9,87 @@ use std::time::Duration;
 use crate::backend::host_timeout;
 use crate::exit::Exit;
 use crate::harness::error::HarnessError;
-use crate::record::text::{printable, printable_path};
-use crate::record::{CaseRecord, FileError, ProcessRun, file};
+use crate::record::text::{printable_on_terminal, printable_path};
+use crate::record::{CaseRecord, ProcessRun, RecordFileError, file};
 use kernelgate_cuda::CaseFailure;
 use kernelgate_cuda::observe::telemetry::CardReading;
 
-/// A run and its file.
+/// The run record of a bench process while it is filled and written to its file.
 #[derive(Clone)]
-pub struct Recorder {
+pub struct RunRecorder {
     state: Arc<Mutex<State>>,
 }
 
 struct State {
     run: ProcessRun,
     path: PathBuf,
-    saving: Saving,
+    saving: RecordSaving,
     /// Name of the baseline that is written at the end.
     pending_baseline: Option<String>,
 }
 
 /// When the record of a run is written to its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Saving {
+pub enum RecordSaving {
     /// Writes at the start and after every case, synced to the disk.
     AfterEachCase,
-    /// Writes once the record is complete, for a program that waits for it.
+    /// The record is written once it is complete, for a program that waits for it.
     WhenComplete,
 }
 
 /// Outcome of cases.
-pub enum Event<'a> {
-    /// A case was verified and timed.
+pub enum RecordedCaseEvent<'a> {
+    /// A case that was verified and timed.
     Timed(&'a str, Box<CaseRecord>),
     /// Device memory that the timed ones of these cases used, bytes.
     DeviceMemory(&'a [&'a str], u64),
     /// Cases cannot run here, or did not begin.
     Skipped(&'a [&'a str], &'a str),
-    /// Seconds that a problem took.
+    /// Wall seconds that a problem with all its cases took.
     Problem(&'a str, f64),
     /// A case is wrong or failed; its time, if it had one, is removed.
     Failed(&'a str, &'a CaseFailure),
 }
 
-impl Recorder {
+impl RunRecorder {
     /// Starts a record. If each case is saved, the empty record is written now: a folder that
     /// cannot be written or a full disk is found before anything is measured.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn start(
         run: ProcessRun,
         path: PathBuf,
-        saving: Saving,
+        saving: RecordSaving,
         pending_baseline: Option<String>,
-    ) -> Result<Self, FileError> {
+    ) -> Result<Self, RecordFileError> {
         let state = State { run, path, saving, pending_baseline };
-        state.save_case()?;
+        state.save_after_case()?;
         Ok(Self { state: Arc::new(Mutex::new(state)) })
     }
 
-    /// Adds the outcome of cases.
+    /// Adds the outcome of one or several cases to the run record.
     ///
     /// # Errors
-    /// When the file cannot be written, or a case is one that no record may hold.
-    pub fn add(&self, event: Event<'_>) -> Result<(), FileError> {
+    /// Fails if the file cannot be written, or a case is one that no record may hold.
+    pub fn add(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError> {
         self.update(|run| match event {
-            Event::Timed(id, case) => drop(run.cases.insert(id.to_owned(), *case)),
-            Event::DeviceMemory(ids, bytes) => {
+            RecordedCaseEvent::Timed(id, case) => drop(run.cases.insert(id.to_owned(), *case)),
+            RecordedCaseEvent::DeviceMemory(ids, bytes) => {
                 for id in ids {
                     if let Some(case) = run.cases.get_mut(*id) {
                         case.samples.costs.measured_device_bytes = Some(bytes);
                     }
                 }
             }
-            Event::Skipped(ids, reason) => {
+            RecordedCaseEvent::Skipped(ids, reason) => {
                 let each = ids.iter().map(|id| ((*id).to_owned(), reason.to_owned()));
                 run.skipped.extend(each);
             }
-            Event::Problem(id, seconds) => drop(run.problems_s.insert(id.to_owned(), seconds)),
-            Event::Failed(id, error) => {
+            RecordedCaseEvent::Problem(id, seconds) => {
+                run.problems_s.insert(id.to_owned(), seconds);
+            }
+            RecordedCaseEvent::Failed(id, error) => {
                 run.cases.remove(id);
                 run.failed.insert(id.to_owned(), error.clone());
             }
@@ -96,7 +98,7 @@ impl Recorder {
 
     /// Adds the seconds of each activity, of all checks after timing, and of the whole process. The
     /// seconds are written to the file with the next event.
-    pub fn add_spent(
+    pub fn add_time_by_activity(
         &self,
         spent_s: BTreeMap<&'static str, f64>,
         checks: Duration,
@@ -111,15 +113,15 @@ impl Recorder {
     /// Marks the run complete, with a last reading of the GPU.
     ///
     /// # Errors
-    /// When the file cannot be written.
-    pub fn finish(&self, telemetry: Option<CardReading>) -> Result<(), FileError> {
+    /// Fails if the file cannot be written.
+    pub fn finish(&self, telemetry: Option<CardReading>) -> Result<(), RecordFileError> {
         let mut state = self.lock();
         state.run.environment.gpus.note_libraries();
         state.run.telemetry.extend(telemetry);
         state.run.complete = true;
         match state.saving {
-            Saving::AfterEachCase => file::write(&state.path, &state.run),
-            Saving::WhenComplete => file::write_unsynced(&state.path, &state.run),
+            RecordSaving::AfterEachCase => file::write(&state.path, &state.run),
+            RecordSaving::WhenComplete => file::write_unsynced(&state.path, &state.run),
         }
     }
 
@@ -128,7 +130,7 @@ impl Recorder {
         self.lock().run.clone()
     }
 
-    /// Path of the run record.
+    /// Path of the run record's file.
     pub fn path(&self) -> PathBuf {
         self.lock().path.clone()
     }
@@ -137,7 +139,7 @@ impl Recorder {
     /// and no baseline is touched.
     ///
     /// # Errors
-    /// When the handler cannot be installed.
+    /// Fails if the handler cannot be installed.
     pub fn exit_on_interrupt(&self) -> Result<(), HarnessError> {
         let recorder = self.clone();
         let handler = move || {
@@ -148,14 +150,14 @@ impl Recorder {
                 .as_ref()
                 .map(|name| format!("; baseline `{name}` is as it was"))
                 .unwrap_or_default();
-            eprintln!("\ninterrupted{}{baseline}", state.saved_cases(": "));
-            std::process::exit(Exit::INTERRUPTED);
+            eprintln!("\ninterrupted{}{baseline}", state.saved_cases_text(": "));
+            std::process::exit(Exit::INTERRUPTED_EXIT_CODE);
         };
         ctrlc::set_handler(handler).map_err(|error| HarnessError::Interrupts(error.into()))
     }
 
-    /// Ends the process, once a launch on the host takes longer than that, with the case among those
-    /// that failed: nothing else ends it.
+    /// Ends the process if a launch on the host takes longer than the limit, and records that case
+    /// as failed: nothing else ends such a launch.
     pub fn exit_on_endless_launch(&self, limit: Duration) {
         let recorder = self.clone();
         host_timeout::start(limit, move |case| {
@@ -164,20 +166,21 @@ impl Recorder {
                  end of the process",
                 limit.as_secs()
             );
-            let noted = recorder.add(Event::Failed(case, &CaseFailure::new("endless", &why)));
+            let noted =
+                recorder.add(RecordedCaseEvent::Failed(case, &CaseFailure::new("endless", &why)));
             let state = recorder.lock();
-            eprintln!("\nfailed: {case}: {why}{}", state.saved_cases("; "));
+            eprintln!("\nfailed: {case}: {why}{}", state.saved_cases_text("; "));
             if let Err(error) = noted {
-                eprintln!("failed to {}", printable(&error.to_string()));
+                eprintln!("failed to {}", printable_on_terminal(&error.to_string()));
             }
             std::process::exit(Exit::Regression as i32);
         });
     }
 
-    /// Writes the baseline from the run; an interrupt waits for it.
+    /// Writes the baseline from the run; an interrupt waits until it is written.
     ///
     /// # Errors
-    /// The error of `write`.
+    /// Fails with the error of `write`.
     pub fn save_baseline<E>(
         &self,
         write: impl FnOnce(&ProcessRun) -> Result<(), E>,
@@ -188,11 +191,11 @@ impl Recorder {
         Ok(())
     }
 
-    fn update(&self, change: impl FnOnce(&mut ProcessRun)) -> Result<(), FileError> {
+    fn update(&self, change: impl FnOnce(&mut ProcessRun)) -> Result<(), RecordFileError> {
         let mut state = self.lock();
         change(&mut state.run);
         state.run.environment.gpus.note_libraries();
-        state.save_case()
+        state.save_after_case()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -201,21 +204,21 @@ impl Recorder {
 }
 
 impl State {
-    fn save_case(&self) -> Result<(), FileError> {
+    fn save_after_case(&self) -> Result<(), RecordFileError> {
         match self.saving {
-            Saving::AfterEachCase => file::write(&self.path, &self.run),
-            Saving::WhenComplete => Ok(()),
+            RecordSaving::AfterEachCase => file::write(&self.path, &self.run),
+            RecordSaving::WhenComplete => Ok(()),
         }
     }
 
     /// The number of cases that are saved, and where; empty if none is saved before the end.
-    fn saved_cases(&self, before: &str) -> String {
+    fn saved_cases_text(&self, before: &str) -> String {
         match self.saving {
-            Saving::AfterEachCase => {
+            RecordSaving::AfterEachCase => {
                 let (cases, path) = (self.run.cases.len(), printable_path(&self.path));
                 format!("{before}{cases} finished cases are in {path}")
             }
-            Saving::WhenComplete => String::new(),
+            RecordSaving::WhenComplete => String::new(),
         }
     }
 }

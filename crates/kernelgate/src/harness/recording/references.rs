@@ -1,11 +1,11 @@
-//! References kept on disk: the fp64 reference of a problem takes seconds, reading it back a
-//! fraction of one.
+//! Keeps references on disk: computing the fp64 reference of a problem takes seconds, reading it a
+//! fraction of a second.
 //!
 //! A file is named by workload, revision, point and a hash of the inputs; a workload without a
-//! declared revision also by the bench executable. Each file holds a hash of its content. A file
-//! that is missing, cut or altered costs a computation, nothing else. The folder lies in the target
-//! folder and is safe to delete. References that are read from a file ([`Problem::reads_files`]) are
-//! not kept.
+//! declared revision also by the bench executable. Each stored reference file holds a hash of its
+//! content. A file that is missing, cut or altered costs a computation, nothing else. The folder
+//! lies in the target folder and is safe to delete. References that are read from a file
+//! ([`Problem::reads_files`]) are not kept.
 //!
 //! [`Problem::reads_files`]: crate::workload::Problem::reads_files
 
@@ -14,32 +14,36 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::harness::phase_timer;
-use crate::harness::selection::cases::Group;
+use crate::harness::selection::cases::ProblemGroup;
 use crate::record::{file, tensors};
 use crate::verify::{self, PrecisionLimit, precision};
-use crate::workload::{Expected, ReferenceFrom, Tensor, TensorData, Tensors};
+use crate::workload::{Expected, ReferenceSource, Tensor, TensorData, Tensors};
 
 /// References that are computed faster are not worth a file.
-const MIN_COMPUTING_TIME: Duration = Duration::from_millis(50);
-/// Largest reference that is kept, bytes.
+const MIN_COMPUTING_TIME_TO_SAVE: Duration = Duration::from_millis(50);
+/// Largest reference that is kept on disk, bytes.
 const MAX_BYTES: usize = 1 << 30;
 /// Most bytes of all files; beyond, the oldest go.
-const MAX_FOLDER_BYTES: u64 = 8 << 30;
+const MAX_REFERENCE_FOLDER_BYTES: u64 = 8 << 30;
 /// Version of these files, and of the limits of a precision.
 const VERSION: &str = "2";
-/// The tensor that holds the hash of the others.
-const HASH: &str = "hash";
+/// Name of the tensor that holds the hash of the other tensors.
+const HASH_TENSOR: &str = "hash";
 
-/// Folder of the stored references.
+/// The folder that holds the references of problems.
 #[derive(Debug, Clone)]
-pub struct References {
+pub struct StoredReferences {
     folder: PathBuf,
     /// Content hash of this executable; `None` if the file cannot be read.
     executable: Option<String>,
 }
 
 /// Reference of a problem for these inputs: read if it is stored, else computed and stored.
-pub fn get(kept: Option<&References>, group: &Group<'_>, inputs: &Tensors) -> Vec<Expected> {
+pub fn get(
+    kept: Option<&StoredReferences>,
+    group: &ProblemGroup<'_>,
+    inputs: &Tensors,
+) -> Vec<Expected> {
     let path = kept.and_then(|kept| kept.path(group, inputs, "outputs"));
     let reading = phase_timer::start("references read");
     if let Some(expected) = path.as_deref().and_then(read) {
@@ -49,11 +53,12 @@ pub fn get(kept: Option<&References>, group: &Group<'_>, inputs: &Tensors) -> Ve
     let _activity = phase_timer::start("references");
     let started = Instant::now();
     let expected = group.bound.problem().reference(inputs);
-    let worthwhile = started.elapsed() >= MIN_COMPUTING_TIME && bytes(&expected) <= MAX_BYTES;
+    let worthwhile =
+        started.elapsed() >= MIN_COMPUTING_TIME_TO_SAVE && bytes(&expected) <= MAX_BYTES;
     if let Some((path, kept)) = path.zip(kept).filter(|_| worthwhile) {
         // If the file cannot be written, the next process only takes longer.
         let _ = write(&path, &expected);
-        prune(&kept.folder, MAX_FOLDER_BYTES);
+        delete_oldest_files(&kept.folder, MAX_REFERENCE_FOLDER_BYTES);
     }
     expected
 }
@@ -61,18 +66,18 @@ pub fn get(kept: Option<&References>, group: &Group<'_>, inputs: &Tensors) -> Ve
 /// Error limit for the precision that a problem declares; `None` if it declares none or has no
 /// reference of its own, or if a lower precision rounds nothing in the inputs. The limit is stored
 /// in the same way as a reference.
-pub fn precision_limit(
-    kept: Option<&References>,
-    group: &Group<'_>,
+pub fn error_limit_for_precision(
+    kept: Option<&StoredReferences>,
+    group: &ProblemGroup<'_>,
     inputs: &Tensors,
     expected: &[Expected],
 ) -> Option<PrecisionLimit> {
     let problem = group.bound.problem();
-    if problem.reference_from() != ReferenceFrom::Definition {
+    if problem.reference_from() != ReferenceSource::Definition {
         return None;
     }
     let declared = problem.precision()?;
-    let bits = precision::lower_bits(declared)?;
+    let bits = precision::next_lower_precision_bits(declared)?;
     let what = format!("limits of {bits} bits, by output");
     let path = kept.and_then(|kept| kept.path(group, inputs, &what));
     if let Some(known) = path.as_deref().and_then(read) {
@@ -84,7 +89,7 @@ pub fn precision_limit(
         return (!relative_l2.is_empty()).then_some(PrecisionLimit { declared, relative_l2 });
     }
     let of_rounded = problem.reference(&precision::rounded(inputs, bits));
-    let found = precision::limit(declared, expected, &of_rounded);
+    let found = precision::precision_error_limit(declared, expected, &of_rounded);
     if let Some(path) = path {
         let limits = found.iter().flat_map(|found| &found.relative_l2);
         let limits: Vec<Expected> =
@@ -95,14 +100,14 @@ pub fn precision_limit(
     found
 }
 
-impl References {
+impl StoredReferences {
     /// References in a folder, which is made when there is something to keep.
     pub fn at(folder: PathBuf, executable: Option<String>) -> Self {
         Self { folder, executable }
     }
 
     /// File of `what` follows from these inputs; `None` if it may change under the same name.
-    fn path(&self, group: &Group<'_>, inputs: &Tensors, what: &str) -> Option<PathBuf> {
+    fn path(&self, group: &ProblemGroup<'_>, inputs: &Tensors, what: &str) -> Option<PathBuf> {
         if group.bound.problem().reads_files() {
             return None;
         }
@@ -110,7 +115,7 @@ impl References {
             Some(revision) => format!("revision {revision}"),
             None => self.executable.clone()?,
         };
-        let parts = [VERSION, &group.id(), &code, &verify::digest(inputs), what];
+        let parts = [VERSION, &group.id(), &code, &verify::digest_of_outputs(inputs), what];
         Some(self.folder.join(format!("{}.reference", file::hash_of_all(parts))))
     }
 }
@@ -120,7 +125,7 @@ fn bytes(expected: &[Expected]) -> usize {
 }
 
 /// Writes tensors: `<i>.values/<name>` with the shape of the whole output as `<i>.shape`, and
-/// `<i>.rows` if only some rows are held. Indices are exact in f64.
+/// `<i>.rows` if only some rows are held. Row indices are stored as f64, which holds them exactly.
 fn write(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
     let mut all = Tensors::new();
     let indices = |values: &[usize]| {
@@ -134,15 +139,16 @@ fn write(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
             all.insert(&format!("{i:04}.rows"), indices(rows));
         }
     }
-    let hash = verify::digest(&all).into_bytes().into_iter().map(|byte| byte as i8).collect();
-    all.insert(HASH, Tensor::new([32], TensorData::I8(hash)));
+    let hash =
+        verify::digest_of_outputs(&all).into_bytes().into_iter().map(|byte| byte as i8).collect();
+    all.insert(HASH_TENSOR, Tensor::new([32], TensorData::I8(hash)));
     std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     tensors::write(path, &all)
 }
 
 fn read(path: &Path) -> Option<Vec<Expected>> {
     let mut all = tensors::read(path)?;
-    if all.take(HASH)?.as_bytes() != verify::digest(&all).as_bytes() {
+    if all.take(HASH_TENSOR)?.as_bytes() != verify::digest_of_outputs(&all).as_bytes() {
         return None;
     }
     let indices = |tensor: Tensor| -> Vec<usize> {
@@ -162,8 +168,8 @@ fn read(path: &Path) -> Option<Vec<Expected>> {
     Some(expected)
 }
 
-/// Deletes the files that were written first until the others are few enough.
-fn prune(folder: &Path, most_bytes: u64) {
+/// Deletes the oldest files of a folder until the rest has at most `most_bytes`.
+fn delete_oldest_files(folder: &Path, most_bytes: u64) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     let mut files: Vec<_> = entries
         .filter_map(|entry| {
@@ -191,7 +197,7 @@ mod tests {
     use crate::attach::{At, Attached, Definition, Launches, Reference, Tolerances};
     use crate::backend::BackendKind;
     use crate::harness::selection::cases::select;
-    use crate::harness::selection::filter::Filter;
+    use crate::harness::selection::filter::CaseFilter;
     use crate::harness::selection::place::Place;
     use crate::suite::Suite;
     use crate::workload::{Effort, Point, Work};
@@ -211,7 +217,8 @@ mod tests {
         write(&path, &expected()).unwrap();
         assert_eq!(read(&path), Some(expected()));
         let whole = std::fs::read(&path).unwrap();
-        // A bit of the last value, which lies before the hash in name order or after it.
+        // The test changes one bit of the last value, which lies before or after the hash in the
+        // order of names.
         for at in [whole.len() - 40, whole.len() - 1, whole.len() / 2] {
             let mut altered = whole.clone();
             altered[at] ^= 1;
@@ -237,11 +244,12 @@ mod tests {
             let row = |_: &At<'_>, _| Ok(Launches::new(|| Ok::<_, String>(())));
             Attached::new("kept/golden", &["n=1"], define).row("cuda/row", [], row).into()
         };
-        let kept = References::at(PathBuf::from("kept"), Some("executable".to_owned()));
+        let kept = StoredReferences::at(PathBuf::from("kept"), Some("executable".to_owned()));
         let path = |suite: Suite| {
             let place =
                 Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
-            let selection = select([&suite], Effort::Default, &place, &[], &Filter::All).unwrap();
+            let selection =
+                select([&suite], Effort::Default, &place, &[], &CaseFilter::All).unwrap();
             kept.path(&selection.groups[0], &Tensors::new(), "outputs")
         };
         assert_eq!(path(define(Reference::Golden("changes.safetensors".into()))), None);
@@ -260,7 +268,7 @@ mod tests {
             let time = std::time::UNIX_EPOCH + Duration::from_secs(1000 + age as u64);
             file.set_modified(time).unwrap();
         }
-        prune(folder.path(), 250);
+        delete_oldest_files(folder.path(), 250);
         let there = |name| path(name).exists();
         assert_eq!(
             ["a.reference", "b.reference", "c.reference", "kept.txt"].map(there),

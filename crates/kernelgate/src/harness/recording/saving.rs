@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::harness::error::HarnessError;
-use crate::harness::selection::cases::Selection;
+use crate::harness::selection::cases::CaseSelectionResult;
 use crate::record::baseline::ReplacedRuns;
-use crate::record::{Baseline, FileError, ProcessRun, Store, file};
+use crate::record::{Baseline, ProcessRun, RecordFileError, Store, file};
 
 /// Opens the baseline that the run will be merged into, before anything is measured, so that an
 /// unreadable file or an unwritable folder is found early. The check also reports the runs that
@@ -14,21 +14,21 @@ pub fn open(
     store: &Store,
     name: &str,
     run: &ProcessRun,
-    selection: &Selection<'_>,
+    selection: &CaseSelectionResult<'_>,
 ) -> Result<PathBuf, HarnessError> {
-    let path = store.baseline_path(&run.environment.slug(), name)?;
+    let path = store.baseline_path(&run.environment.baseline_folder_name(), name)?;
     let baseline = Baseline::open(&path, name)?;
     file::check_writable(&path)?;
     let cases = selection.groups.iter().flat_map(|group| &group.cases);
-    say(name, "will replace", &baseline.replaced_by(run, cases.map(|case| case.id.as_str())));
+    say(name, "will replace", &baseline.runs_replaced_by(run, cases.map(|case| case.id.as_str())));
     Ok(path)
 }
 
-/// Merges the run. The caller holds the file's lock.
-pub fn save(path: &Path, name: &str, run: &ProcessRun) -> Result<(), FileError> {
+/// Merges the run. The caller must hold the lock of the baseline's file.
+pub fn save(path: &Path, name: &str, run: &ProcessRun) -> Result<(), RecordFileError> {
     let mut baseline = Baseline::open(path, name)?;
-    let replaced = baseline.replaced_by(run, run.cases.keys().map(String::as_str));
-    baseline.merge(run);
+    let replaced = baseline.runs_replaced_by(run, run.cases.keys().map(String::as_str));
+    baseline.merge_run(run);
     file::write(path, &baseline)?;
     say(name, "replaced", &replaced);
     let of_case = |id| baseline.cases.get(id).map_or(0, |case| case.runs.len());

@@ -6,18 +6,18 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::harness::error::HarnessError;
-use crate::harness::selection::cases::Selection;
+use crate::harness::selection::cases::CaseSelectionResult;
 use crate::record::Store;
 use kernelgate_cuda::regular_file;
 
-/// Checks the stored results of that name, if one is given, for every selected case. `must`
-/// requires that each case has one.
+/// Checks the stored results of that name, if one is given, for every selected case. `must` is the
+/// file that every case must have.
 ///
 /// # Errors
-/// Names the case whose result is missing, or the invalid file.
+/// The error names the case whose result is missing, or the invalid file.
 pub fn check(
     store: &Store,
-    selection: &Selection<'_>,
+    selection: &CaseSelectionResult<'_>,
     name: Option<&str>,
     must: bool,
 ) -> Result<(), HarnessError> {
@@ -39,9 +39,11 @@ pub fn check(
                 let (name, case, path) = (name.to_owned(), case.id.clone(), path.to_owned());
                 HarnessError::BrokenCriterionBaseline { name, case, path, problem }
             };
-            check_samples(&samples).map_err(|problem| broken_baseline(&samples, problem))?;
+            check_criterion_samples(&samples)
+                .map_err(|problem| broken_baseline(&samples, problem))?;
             let estimates = folder.join("estimates.json");
-            check_estimates(&estimates).map_err(|problem| broken_baseline(&estimates, problem))?;
+            check_criterion_estimates(&estimates)
+                .map_err(|problem| broken_baseline(&estimates, problem))?;
         }
     }
     Ok(())
@@ -53,7 +55,7 @@ fn read(path: &Path) -> Result<Value, String> {
 }
 
 /// Checks that there are as many iteration counts as times, two or more, all above 0.
-fn check_samples(path: &Path) -> Result<(), String> {
+fn check_criterion_samples(path: &Path) -> Result<(), String> {
     let value = read(path)?;
     let list = |field: &str| -> Result<usize, String> {
         let values = value[field].as_array().ok_or_else(|| format!("no list `{field}`"))?;
@@ -74,7 +76,7 @@ fn check_samples(path: &Path) -> Result<(), String> {
     }
 }
 
-fn check_estimates(path: &Path) -> Result<(), String> {
+fn check_criterion_estimates(path: &Path) -> Result<(), String> {
     let value = read(path)?;
     let missing = ["mean", "median", "median_abs_dev", "std_dev"]
         .into_iter()

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use super::case_error::CaseError;
-use super::deadline::{self, Deadline};
+use super::deadline::{self, TimeBudgetDeadline};
 use super::estimate;
-use super::execution::{Execution, Timer};
+use super::execution::{CaseExecution, SampleTimer};
 use super::problem::PreparedProblem;
 use super::progress::BenchProgress;
 use super::quiet;
-use super::sampling::Sampler;
+use super::sampling::ProcessSampler;
 use super::session::Session;
 use super::trial;
 use crate::backend::{BackendKind, Target};
@@ -19,42 +19,48 @@ use crate::exit::Exit;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
 use crate::harness::phase_timer;
-use crate::harness::recording::invocation::Invocation;
-use crate::harness::recording::recorder::{Event, Recorder, Saving};
-use crate::harness::recording::references::References;
+use crate::harness::recording::invocation::BenchInvocation;
+use crate::harness::recording::recorder::{RecordSaving, RecordedCaseEvent, RunRecorder};
+use crate::harness::recording::references::StoredReferences;
 use crate::harness::recording::saving;
-use crate::harness::selection::cases::{Group, Selection};
+use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup};
 use crate::harness::selection::place::Place;
-use crate::harness::settings::Settings;
+use crate::harness::settings::BenchSettings;
 use crate::measure::limits::{CaseWork, Limits};
 use crate::record::run::process_name;
-use crate::record::{Environment, FileError, Lock, Machine, ProcessRun, Provenance, Store, file};
+use crate::record::{
+    Environment, FileLock, MachineFacts, ProcessRun, Provenance, RecordFileError, Store, file,
+};
 use crate::workload::Effort;
 use kernelgate_cuda::observe::telemetry::CardTelemetry;
 
-/// A process of `cargo bench`.
+/// State of a process that `cargo bench` started to time cases.
 struct BenchSession<'a> {
-    settings: &'a Settings,
+    settings: &'a BenchSettings,
     store: &'a Store,
     limits: Limits,
-    references: References,
-    recorder: Recorder,
-    deadline: Option<Deadline>,
+    references: StoredReferences,
+    recorder: RunRecorder,
+    deadline: Option<TimeBudgetDeadline>,
 }
 
 impl Session for BenchSession<'_> {
-    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<PreparedProblem, CaseError> {
+    fn prepare(
+        &self,
+        group: &ProblemGroup<'_>,
+        target: &Target,
+    ) -> Result<PreparedProblem, CaseError> {
         let mut ready = PreparedProblem::inputs(group, self.settings.seed, None, target)?;
         ready.references = Some(self.references.clone());
-        ready.compute_reference(group)?;
+        ready.compute_reference_once(group)?;
         Ok(ready)
     }
 
-    fn sampler(&self) -> Sampler<'_> {
-        Sampler::under_criterion(self.settings, self.store)
+    fn trial_sampler(&self) -> ProcessSampler<'_> {
+        ProcessSampler::sampling_by_criterion(self.settings, self.store)
     }
 
-    fn record(&self, event: Event<'_>) -> Result<(), FileError> {
+    fn record(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError> {
         self.recorder.add(event)
     }
 
@@ -62,33 +68,33 @@ impl Session for BenchSession<'_> {
         Some(&self.limits)
     }
 
-    fn out_of_time(&self) -> Option<String> {
-        self.deadline.as_ref().and_then(Deadline::passed)
+    fn budget_over_reason(&self) -> Option<String> {
+        self.deadline.as_ref().and_then(TimeBudgetDeadline::passed_reason)
     }
 }
 
 /// Verifies, times and records the selected cases. Returns the exit code and the run.
 ///
 /// # Errors
-/// When the device fails before any case, or a file cannot be read or written.
+/// Fails if the device fails before any case, or a file cannot be read or written.
 pub fn bench(
     name: &str,
-    settings: &Settings,
+    settings: &BenchSettings,
     place: &Place,
-    selection: &Selection<'_>,
+    selection: &CaseSelectionResult<'_>,
     store: &Store,
 ) -> Result<(Exit, ProcessRun), HarnessError> {
     let started = Instant::now();
     let opening = phase_timer::start("open");
     let target = settings.device.open(place)?;
     let progress = BenchProgress::new(settings.quiet, selection.count());
-    let invocation = Invocation::new(settings.process.session.clone());
+    let invocation = BenchInvocation::new(settings.process.session.clone());
     let mut run = start(name, settings, selection, store, &invocation, Environment::on(&target))?;
-    announce(&progress, &run, place, selection, settings, store);
+    announce_run(&progress, &run, place, selection, settings, store);
     let process = process_name(name, settings.shard);
-    let path = store.run_path(&invocation.session, &process);
-    let used = deadline::used_by(&invocation.id, path.parent().unwrap_or(&path));
-    let deadline = settings.budget.map(|budget| Deadline::after(budget, used));
+    let path = store.run_record_path(&invocation.session, &process);
+    let used = deadline::time_since_first_bench(&invocation.id, path.parent().unwrap_or(&path));
+    let deadline = settings.budget.map(|budget| TimeBudgetDeadline::deadline_after(budget, used));
     let baseline = settings
         .baselines
         .save
@@ -96,25 +102,29 @@ pub fn bench(
         .map(|baseline| saving::open(store, baseline, &run, selection))
         .transpose()?;
     if run.provenance.commit.is_none() {
-        progress.no_commit();
+        progress.warn_of_missing_commit();
     }
     // The folder is opened before the ceilings are measured, so that an error comes at once.
     let path = invocation.record(store, &process, |_| run.clone())?;
     drop(opening);
-    let mut timer = Timer::new(&target)?;
+    let mut timer = SampleTimer::new(&target)?;
     run.anchors = run.plan.as_ref().map(|_| timer.anchors(settings.power));
-    run.limits = ceilings(&mut timer, selection)?;
+    run.limits = measure_needed_ceilings(&mut timer, selection)?;
     progress.limits(&run.limits);
-    trial::warn_of_delays(&run);
+    trial::warn_of_injected_delays(&run);
     // The card is read after the ceilings were measured, when it still has its clock under load.
     let telemetry = target.telemetry();
     run.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read));
-    progress.telemetry(&run.telemetry);
-    progress.others_computing(&target.others_computing());
+    progress.report_gpu_state(&run.telemetry);
+    progress.warn_of_other_processes(&target.others_computing());
     let limits = run.limits.clone();
-    let references = References::at(store.references.clone(), run.executable.clone());
-    let recorder =
-        Recorder::start(run, path, Saving::AfterEachCase, settings.baselines.save.clone())?;
+    let references = StoredReferences::at(store.references.clone(), run.executable.clone());
+    let recorder = RunRecorder::start(
+        run,
+        path,
+        RecordSaving::AfterEachCase,
+        settings.baselines.save.clone(),
+    )?;
     recorder.exit_on_interrupt()?;
     if target.kind() == BackendKind::Cpu {
         recorder.exit_on_endless_launch(settings.host_timeout);
@@ -122,37 +132,37 @@ pub fn bench(
     let recorded = recorder.clone();
     let session =
         BenchSession { settings, store, limits, references, recorder: recorded, deadline };
-    let execution = Execution::new(&session, settings, target, timer, progress);
+    let execution = CaseExecution::new(&session, settings, target, timer, progress);
     let run_all = || execution.run(selection);
     let exit = match settings.process.silent_criterion {
         true => quiet::without_output(run_all)?,
         false => run_all()?,
     };
-    let checks = phase_timer::whole(after_timing::ACTIVITY);
-    let spent_s = phase_timer::take();
+    let checks = phase_timer::whole(after_timing::PHASE_NAME);
+    let spent_s = phase_timer::take_phase_times();
     let progress = BenchProgress::new(settings.quiet, 0);
-    progress.spent(&spent_s, checks, started.elapsed());
-    recorder.add_spent(spent_s, checks, started.elapsed());
+    progress.print_time_by_activity(&spent_s, checks, started.elapsed());
+    recorder.add_time_by_activity(spent_s, checks, started.elapsed());
     recorder.finish(telemetry.as_ref().map(CardTelemetry::read))?;
     let saved = settings.baselines.save.as_deref().filter(|_| !recorder.run().cases.is_empty());
     if settings.table {
         let text = display::runs::text(&[recorder.run()], terminal::columns());
-        terminal::print(&text);
+        terminal::print_wrapped(&text);
     }
     if let Some((path, baseline)) = baseline.zip(saved) {
         save(&recorder, &path, baseline)?;
     }
-    progress.end(&recorder.path(), &store.page(), saved);
+    progress.end(&recorder.path(), &store.report_page(), saved);
     Ok((exit, recorder.run()))
 }
 
-/// The run before its first case.
+/// Creates the run record before the first case.
 fn start(
     name: &str,
-    settings: &Settings,
-    selection: &Selection<'_>,
+    settings: &BenchSettings,
+    selection: &CaseSelectionResult<'_>,
     store: &Store,
-    invocation: &Invocation,
+    invocation: &BenchInvocation,
     environment: Environment,
 ) -> Result<ProcessRun, HarnessError> {
     let (provenance, stated_commit) = Provenance::detect_for_process(&store.root)?;
@@ -161,8 +171,8 @@ fn start(
         seed: settings.seed,
         shard: settings.shard,
         plan: selection.plan.clone(),
-        machine: Some(Machine::here().digest()),
-        delays: trial::delays(settings, selection),
+        machine: Some(MachineFacts::machine_of_process().digest()),
+        delays: trial::injected_delays(settings, selection),
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
         executable: executable_hash(settings.process.executable.as_deref()),
@@ -174,12 +184,12 @@ fn start(
 }
 
 /// Prints the device, the work of the process and its least duration.
-fn announce(
+fn announce_run(
     progress: &BenchProgress,
     run: &ProcessRun,
     place: &Place,
-    selection: &Selection<'_>,
-    settings: &Settings,
+    selection: &CaseSelectionResult<'_>,
+    settings: &BenchSettings,
     store: &Store,
 ) {
     let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
@@ -187,34 +197,43 @@ fn announce(
     let (bench, cases) = (format!("{}{part}", run.bench), selection.count());
     progress.start(&bench, &run.environment, settings.effort, cases, not_elsewhere);
     if settings.effort == Effort::Thorough {
-        let last_times = estimate::last_times(store, &run.environment);
-        progress.estimate(&estimate::text(selection, settings.effort, settings, &last_times));
+        let last_times = estimate::case_times_of_last_session(store, &run.environment);
+        progress.print_time_estimate(&estimate::text(
+            selection,
+            settings.effort,
+            settings,
+            &last_times,
+        ));
     }
 }
 
 /// Measures the ceilings that bound the selected work.
-fn ceilings(timer: &mut Timer, selection: &Selection<'_>) -> Result<Limits, HarnessError> {
+fn measure_needed_ceilings(
+    timer: &mut SampleTimer,
+    selection: &CaseSelectionResult<'_>,
+) -> Result<Limits, HarnessError> {
     let _activity = phase_timer::start("ceilings");
-    let works: Vec<CaseWork> = selection.groups.iter().flat_map(Group::works).collect();
+    let works: Vec<CaseWork> =
+        selection.groups.iter().flat_map(ProblemGroup::declared_works).collect();
     Ok(match timer {
-        Timer::Wall(_) => Limits::measure_cpu(&works),
-        Timer::Events(events) => Limits::measure_cuda(events, &works)?,
+        SampleTimer::Wall(_) => Limits::measure_cpu(&works),
+        SampleTimer::Events(events) => Limits::measure_cuda(events, &works)?,
     })
 }
 
-/// Merges the run into a baseline.
-fn save(recorder: &Recorder, path: &Path, baseline: &str) -> Result<(), HarnessError> {
+/// Merges the finished run into a baseline file.
+fn save(recorder: &RunRecorder, path: &Path, baseline: &str) -> Result<(), HarnessError> {
     let unsaved = |cause| HarnessError::Unsaved {
         cause: Box::new(cause),
         name: baseline.to_owned(),
         session: recorder.path().parent().unwrap_or(path).display().to_string(),
     };
     // Waited for outside of the recorder: an interrupt need not wait.
-    let _lock = Lock::acquire(path).map_err(unsaved)?;
+    let _lock = FileLock::acquire_lock(path).map_err(unsaved)?;
     recorder.save_baseline(|run| saving::save(path, baseline, run)).map_err(unsaved)
 }
 
-/// Content hash of a program's file.
+/// Hash of the content of a program's file.
 pub fn executable_hash(program: Option<&Path>) -> Option<String> {
-    file::content_hash(program?).ok()
+    file::content_hash_of_file(program?).ok()
 }

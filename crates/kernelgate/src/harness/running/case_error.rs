@@ -1,5 +1,5 @@
-//! Reasons why a case has no result, and the conversion of panics and errors of workloads and rows
-//! into them.
+//! Reasons why a case has no result; panics and errors of workloads and rows are converted into
+//! them.
 
 use crate::backend::BackendError;
 use crate::harness::guard;
@@ -33,7 +33,8 @@ impl CaseError {
 }
 
 impl From<BackendError> for CaseError {
-    /// Converts an error of a case that is verified already: it can run here.
+    /// Converts an error of a case that passed verification before, so that it can run on this
+    /// machine.
     fn from(error: BackendError) -> Self {
         match error {
             BackendError::Lost(_) => Self::Lost((&error).into()),
@@ -60,7 +61,7 @@ impl From<VerifyError> for CaseError {
 /// # Errors
 /// The error of the code, or its panic as a failure.
 pub fn guarded<T, E: Into<CaseError>>(run: impl FnOnce() -> Result<T, E>) -> Result<T, CaseError> {
-    guard::catch(run).map_err(CaseError::fail)?.map_err(Into::into)
+    guard::catch_panic(run).map_err(CaseError::fail)?.map_err(Into::into)
 }
 
 #[cfg(test)]

@@ -6,32 +6,33 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use crate::display::duration;
-use crate::record::run::NOT_RUN;
+use crate::record::run::NOT_RUN_PREFIX;
 use crate::record::{ProcessRun, file};
 
 /// The time at which a budget ends.
 #[derive(Debug, Clone, Copy)]
-pub struct Deadline {
+pub struct TimeBudgetDeadline {
     budget: Duration,
     end: Instant,
 }
 
-impl Deadline {
-    /// The end of a budget of which this much is used up already.
-    pub fn after(budget: Duration, used: Duration) -> Self {
+impl TimeBudgetDeadline {
+    /// The deadline of a budget of which `used` has passed already.
+    pub fn deadline_after(budget: Duration, used: Duration) -> Self {
         Self { budget, end: Instant::now() + budget.saturating_sub(used) }
     }
 
     /// Why nothing more begins; none while there is time.
-    pub fn passed(&self) -> Option<String> {
-        let text = || format!("{NOT_RUN}the budget of {} is used up", duration::text(self.budget));
+    pub fn passed_reason(&self) -> Option<String> {
+        let text =
+            || format!("{NOT_RUN_PREFIX}the budget of {} is used up", duration::text(self.budget));
         (Instant::now() >= self.end).then(text)
     }
 }
 
 /// Time since the first bench of an invocation began to run, by the records in its session's
 /// folder: benches of one `cargo bench` share a budget.
-pub fn used_by(invocation: &str, folder: &Path) -> Duration {
+pub fn time_since_first_bench(invocation: &str, folder: &Path) -> Duration {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let runs = files.filter_map(|entry| file::read::<ProcessRun>(&entry.path()).ok());
     let of_it = runs.filter(|run| run.invocation.as_deref() == Some(invocation));

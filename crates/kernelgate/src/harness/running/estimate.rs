@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::timing::SamplingPlan;
 use crate::display::duration;
-use crate::harness::selection::cases::Selection;
-use crate::harness::settings::Settings;
+use crate::harness::selection::cases::CaseSelectionResult;
+use crate::harness::settings::BenchSettings;
 use crate::record::{Baseline, Environment, ProcessRun, Store, file};
 use crate::stats::median;
 use crate::workload::Effort;
@@ -17,9 +17,9 @@ use std::time::Duration;
 /// if these take longer, by the times of the last session. The times of inputs, references and
 /// verification are unknown, so the estimate excludes them and mentions that.
 pub fn text(
-    selection: &Selection<'_>,
+    selection: &CaseSelectionResult<'_>,
     effort: Effort,
-    settings: &Settings,
+    settings: &BenchSettings,
     known_ns: &BTreeMap<String, f64>,
 ) -> String {
     let (mut time, mut known) = (Duration::ZERO, 0);
@@ -40,12 +40,19 @@ pub fn text(
     )
 }
 
-/// Nanoseconds a launch by case, as the last session on this device measured them.
-pub fn last_times(store: &Store, environment: &Environment) -> BTreeMap<String, f64> {
+/// Nanoseconds per launch of each case, as the last session on this device measured them.
+pub fn case_times_of_last_session(
+    store: &Store,
+    environment: &Environment,
+) -> BTreeMap<String, f64> {
     let sessions = store.last_sessions(1).unwrap_or_default();
     let runs = sessions.into_iter().flat_map(|session| session.runs);
-    let of_package = |run: &ProcessRun| store.package.as_ref().is_none_or(|it| run.may_be_of(it));
-    let here = runs.filter(|run| of_package(run) && run.environment.slug() == environment.slug());
+    let of_package =
+        |run: &ProcessRun| store.package.as_ref().is_none_or(|it| run.may_be_of_package(it));
+    let here = runs.filter(|run| {
+        of_package(run)
+            && run.environment.baseline_folder_name() == environment.baseline_folder_name()
+    });
     let cases = here.flat_map(|run| run.cases);
     cases.map(|(id, case)| (id, median(&case.samples.per_launch_ns()))).collect()
 }
@@ -69,7 +76,7 @@ mod tests {
     use super::*;
     use crate::backend::BackendKind;
     use crate::harness::selection::cases::select;
-    use crate::harness::selection::filter::Filter;
+    use crate::harness::selection::filter::CaseFilter;
     use crate::harness::selection::place::Place;
     use crate::harness::selection::sample::all;
 
@@ -79,10 +86,10 @@ mod tests {
         let place =
             Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let own = suites.iter();
-        let selection = select(own, Effort::Thorough, &place, &[], &Filter::All).unwrap();
+        let selection = select(own, Effort::Thorough, &place, &[], &CaseFilter::All).unwrap();
         let (cases, problems) = (selection.count(), selection.groups.len());
         let estimate = |known: &BTreeMap<String, f64>| {
-            text(&selection, Effort::Thorough, &Settings::defaults(), known)
+            text(&selection, Effort::Thorough, &BenchSettings::default_settings(), known)
         };
         let plain = estimate(&BTreeMap::new());
         let seconds = Duration::from_secs_f64(4.5 * cases as f64);
@@ -92,7 +99,7 @@ mod tests {
         ] {
             assert!(plain.contains(&words), "{plain}");
         }
-        // Ten launches of an hour.
+        // Here each case is estimated as ten launches of an hour each.
         let slow = [(selection.groups[0].cases[0].id.clone(), 3.6e12)].into();
         assert!(
             estimate(&slow).starts_with("at least 10 h 0 min of timing"),

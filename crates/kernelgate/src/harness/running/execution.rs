@@ -3,48 +3,48 @@
 use std::time::Instant;
 
 use super::case_error::{CaseError, guarded};
-use super::problem::{PreparedProblem, Verified};
+use super::problem::{PreparedProblem, VerifiedExecutable};
 use super::progress::BenchProgress;
-use super::sampling::{GroupSampler, SampledCase};
+use super::sampling::{CaseToSample, GroupCaseSampler};
 use super::session::Session;
 use crate::backend::{BackendError, BackendKind, Executable, Target};
 use crate::exit::Exit;
-use crate::harness::auditing::after_timing::{self, Checked};
-use crate::harness::auditing::device_memory::MemoryWatch;
+use crate::harness::auditing::after_timing::{self, ExecutableFindings};
+use crate::harness::auditing::device_memory::CaseMemoryWatch;
 use crate::harness::error::HarnessError;
 use crate::harness::phase_timer;
-use crate::harness::recording::recorder::Event;
-use crate::harness::selection::cases::{Case, Group, Selection};
-use crate::harness::settings::Settings;
+use crate::harness::recording::recorder::RecordedCaseEvent;
+use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
+use crate::harness::settings::BenchSettings;
 use crate::measure::anchors::AnchorRecord;
-use crate::measure::delay::{Delay, DelayedExecutable};
+use crate::measure::delay::{DelayedExecutable, InjectedDelay};
 use crate::measure::events::EventTimer;
 use crate::measure::limits::TimeLimit;
 use crate::measure::power::PowerMode;
-use crate::measure::wall::Wall;
+use crate::measure::wall::WallClock;
 use crate::measure::{Cache, Stopwatch};
 use crate::record::run::{AfterTiming, VerificationRecord};
-use crate::record::text::printable;
+use crate::record::text::printable_on_terminal;
 use crate::record::{CaseRecord, Samples};
 use kernelgate_cuda::CaseFailure;
 use kernelgate_cuda::observe::range::RangeGuard;
 
 /// Clock of the samples.
-pub enum Timer {
+pub enum SampleTimer {
     /// Host wall time.
-    Wall(Wall),
+    Wall(WallClock),
     /// CUDA events.
     Events(Box<EventTimer>),
 }
 
-impl Timer {
-    /// The clock of a target.
+impl SampleTimer {
+    /// The timer for a target: events on GPUs, the wall clock on the CPU.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     pub fn new(target: &Target) -> Result<Self, BackendError> {
         match target {
-            Target::Cpu => Ok(Self::Wall(Wall)),
+            Target::Cpu => Ok(Self::Wall(WallClock)),
             Target::Cuda(devices) => Ok(Self::Events(Box::new(EventTimer::new(devices)?))),
         }
     }
@@ -62,12 +62,14 @@ impl Timer {
     fn delay<'a>(
         &mut self,
         executable: &'a mut dyn Executable,
-        delay: &Delay,
+        delay: &InjectedDelay,
         cache: Cache,
     ) -> Result<DelayedExecutable<'a>, BackendError> {
         match self {
             Self::Wall(_) => Ok(DelayedExecutable::on_host(executable, delay)),
-            Self::Events(events) => DelayedExecutable::on_device(executable, delay, events, cache),
+            Self::Events(events) => {
+                DelayedExecutable::delay_on_device(executable, delay, events, cache)
+            }
         }
     }
 
@@ -78,7 +80,7 @@ impl Timer {
         cache: Cache,
     ) -> Result<Box<dyn Stopwatch + '_>, BackendError> {
         match self {
-            Self::Wall(_) => Ok(Box::new(Wall)),
+            Self::Wall(_) => Ok(Box::new(WallClock)),
             Self::Events(events) => Ok(Box::new(events.case(executable, cache)?)),
         }
     }
@@ -87,46 +89,46 @@ impl Timer {
 /// A verified case that is about to be timed.
 pub struct VerifiedCase<'a, 'g> {
     /// Problem of the case.
-    pub group: &'a Group<'g>,
+    pub group: &'a ProblemGroup<'g>,
     /// The case.
-    pub case: &'a Case,
+    pub case: &'a SelectedCase,
     /// Inputs and reference.
     pub ready: &'a mut PreparedProblem,
     /// Implementation of the case.
-    pub verified: &'a mut Verified,
+    pub verified: &'a mut VerifiedExecutable,
     /// Checks of earlier cases of that implementation.
-    pub checked: &'a mut Checked,
+    pub checked: &'a mut ExecutableFindings,
 }
 
 /// State of a process that measures its cases one after the other.
-pub struct Execution<'a> {
+pub struct CaseExecution<'a> {
     session: &'a dyn Session,
-    settings: &'a Settings,
+    settings: &'a BenchSettings,
     target: Target,
-    timer: Timer,
+    timer: SampleTimer,
     progress: BenchProgress,
     /// Reason why nothing more can run, once the device was lost.
     lost: Option<String>,
 }
 
-impl<'a> Execution<'a> {
-    /// A process on a target.
+impl<'a> CaseExecution<'a> {
+    /// Prepares a process to measure cases on a target.
     pub fn new(
         session: &'a dyn Session,
-        settings: &'a Settings,
+        settings: &'a BenchSettings,
         target: Target,
-        timer: Timer,
+        timer: SampleTimer,
         progress: BenchProgress,
     ) -> Self {
         Self { session, settings, target, timer, progress, lost: None }
     }
 
-    /// Verifies and times every case.
+    /// Verifies and times every selected case.
     ///
     /// # Errors
-    /// When the record cannot be written; an error of a case is that case's result.
-    pub fn run(mut self, selection: &Selection<'_>) -> Result<Exit, HarnessError> {
-        let outcome = self.run_groups(selection);
+    /// Fails if the record cannot be written; an error of a case is that case's result.
+    pub fn run(mut self, selection: &CaseSelectionResult<'_>) -> Result<Exit, HarnessError> {
+        let outcome = self.run_selected_groups(selection);
         if self.lost.is_some() {
             // A lost device gives nothing back, and may never answer: it is left to the end of the
             // process.
@@ -135,25 +137,31 @@ impl<'a> Execution<'a> {
         outcome
     }
 
-    fn run_groups(&mut self, selection: &Selection<'_>) -> Result<Exit, HarnessError> {
-        let mut sampler = self.session.sampler();
+    fn run_selected_groups(
+        &mut self,
+        selection: &CaseSelectionResult<'_>,
+    ) -> Result<Exit, HarnessError> {
+        let mut sampler = self.session.trial_sampler();
         let mut exit = Exit::Fine;
         for (done, group) in selection.groups.iter().enumerate() {
-            if self.is_over(selection.groups[done..].iter().flat_map(|group| &group.cases))? {
+            if self
+                .is_budget_over(selection.groups[done..].iter().flat_map(|group| &group.cases))?
+            {
                 break;
             }
-            exit = exit.max(self.run_group(group, &mut sampler.open(group))?);
+            exit = exit.max(self.run_case_group(group, &mut sampler.open(group))?);
         }
         Ok(exit)
     }
 
-    fn run_group(
+    fn run_case_group(
         &mut self,
-        group: &Group<'_>,
-        sampler: &mut GroupSampler<'_>,
+        group: &ProblemGroup<'_>,
+        sampler: &mut GroupCaseSampler<'_>,
     ) -> Result<Exit, HarnessError> {
         let started = Instant::now();
-        let prepared = self.alive().and_then(|()| self.session.prepare(group, &self.target));
+        let prepared =
+            self.check_device_alive().and_then(|()| self.session.prepare(group, &self.target));
         let mut ready = match prepared {
             Ok(ready) => ready,
             Err(error) => return self.fail(&group.cases, &error),
@@ -164,36 +172,38 @@ impl<'a> Execution<'a> {
         }
         let mut exit = Exit::Fine;
         for cases in group.cases.chunk_by(|a, b| a.index == b.index) {
-            if !self.is_over(cases)? {
+            if !self.is_budget_over(cases)? {
                 exit = exit.max(self.run_implementation(group, cases, &mut ready, sampler)?);
             }
         }
         let _activity = phase_timer::start("free");
         drop(ready);
-        self.session.record(Event::Problem(&group.id(), started.elapsed().as_secs_f64()))?;
+        self.session
+            .record(RecordedCaseEvent::Problem(&group.id(), started.elapsed().as_secs_f64()))?;
         Ok(exit)
     }
 
     /// Verifies an implementation, and times it in each state of the caches.
     fn run_implementation(
         &mut self,
-        group: &Group<'_>,
-        cases: &[Case],
+        group: &ProblemGroup<'_>,
+        cases: &[SelectedCase],
         ready: &mut PreparedProblem,
-        sampler: &mut GroupSampler<'_>,
+        sampler: &mut GroupCaseSampler<'_>,
     ) -> Result<Exit, HarnessError> {
         self.progress.case(&cases[0].id);
         let started = Instant::now();
-        let verified = self.alive().and_then(|()| self.verify(ready, group, &cases[0]));
+        let verified =
+            self.check_device_alive().and_then(|()| self.verify(ready, group, &cases[0]));
         let mut verified = match verified {
             Ok(verified) => verified,
             Err(error) => return self.fail(cases, &error),
         };
         self.progress.verified(&verified.record, started.elapsed());
-        let (mut exit, mut checked) = (Exit::Fine, Checked::default());
+        let (mut exit, mut checked) = (Exit::Fine, ExecutableFindings::default());
         for (i, case) in cases.iter().enumerate() {
             if i > 0 {
-                if self.is_over(&cases[i..])? {
+                if self.is_budget_over(&cases[i..])? {
                     break;
                 }
                 self.progress.case(&case.id);
@@ -203,12 +213,12 @@ impl<'a> Execution<'a> {
             match self.time_within_limits(timed, sampler) {
                 Ok(record) => {
                     let _activity = phase_timer::start("record");
-                    self.session.record(Event::Timed(&case.id, Box::new(record)))?;
+                    self.session.record(RecordedCaseEvent::Timed(&case.id, Box::new(record)))?;
                 }
                 Err(error) => {
                     exit = exit.max(self.fail(std::slice::from_ref(case), &error)?);
                     if matches!(error, CaseError::Fail(_)) {
-                        self.withhold(case, cases)?;
+                        self.fail_other_cache_states(case, cases)?;
                         break;
                     }
                 }
@@ -223,14 +233,18 @@ impl<'a> Execution<'a> {
         drop(verified.executable);
         if let Some(bytes) = ready.memory.finish() {
             let ids: Vec<&str> = cases.iter().map(|case| case.id.as_str()).collect();
-            self.session.record(Event::DeviceMemory(&ids, bytes))?;
+            self.session.record(RecordedCaseEvent::DeviceMemory(&ids, bytes))?;
         }
         Ok(exit)
     }
 
     /// Fails the other cache states of an implementation that failed in one of them: its outputs are
     /// wrong, or it does not do its work, and another state may only hide that.
-    fn withhold(&mut self, failed: &Case, cases: &[Case]) -> Result<(), HarnessError> {
+    fn fail_other_cache_states(
+        &mut self,
+        failed: &SelectedCase,
+        cases: &[SelectedCase],
+    ) -> Result<(), HarnessError> {
         let why = format!("has no time: {} of the same implementation failed", failed.id);
         let error = CaseError::fail(why);
         for case in cases.iter().filter(|case| case.id != failed.id) {
@@ -240,31 +254,34 @@ impl<'a> Execution<'a> {
     }
 
     /// Returns an error if the device was lost.
-    fn alive(&self) -> Result<(), CaseError> {
+    fn check_device_alive(&self) -> Result<(), CaseError> {
         self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::fail(lost.clone())))
     }
 
     /// Whether the time is over, so that these cases do not begin.
-    fn is_over<'c>(&self, cases: impl IntoIterator<Item = &'c Case>) -> Result<bool, HarnessError> {
-        let Some(why) = self.session.out_of_time() else { return Ok(false) };
+    fn is_budget_over<'c>(
+        &self,
+        cases: impl IntoIterator<Item = &'c SelectedCase>,
+    ) -> Result<bool, HarnessError> {
+        let Some(why) = self.session.budget_over_reason() else { return Ok(false) };
         let ids: Vec<&str> = cases.into_iter().map(|case| case.id.as_str()).collect();
-        self.progress.skipped(ids.len(), &why);
-        self.session.record(Event::Skipped(&ids, &why))?;
+        self.progress.report_skipped(ids.len(), &why);
+        self.session.record(RecordedCaseEvent::Skipped(&ids, &why))?;
         Ok(true)
     }
 
     fn verify(
         &self,
         ready: &mut PreparedProblem,
-        group: &Group<'_>,
-        case: &Case,
-    ) -> Result<Verified, CaseError> {
+        group: &ProblemGroup<'_>,
+        case: &SelectedCase,
+    ) -> Result<VerifiedExecutable, CaseError> {
         ready.memory = match self.session.measures_costs() {
-            true => MemoryWatch::start(&self.target),
-            false => MemoryWatch::default(),
+            true => CaseMemoryWatch::start(&self.target),
+            false => CaseMemoryWatch::default(),
         };
         let verified = self.session.verify(ready, group, case, &self.target)?;
-        ready.memory.observe();
+        ready.memory.observe_memory();
         Ok(verified)
     }
 
@@ -272,7 +289,7 @@ impl<'a> Execution<'a> {
     fn time_within_limits(
         &mut self,
         timed: VerifiedCase<'_, '_>,
-        sampler: &mut GroupSampler<'_>,
+        sampler: &mut GroupCaseSampler<'_>,
     ) -> Result<CaseRecord, CaseError> {
         let VerifiedCase { group, case, ready, verified, checked } = timed;
         let session = self.session;
@@ -281,7 +298,7 @@ impl<'a> Execution<'a> {
         let timed =
             VerifiedCase { group, case, ready: &mut *ready, verified: &mut *verified, checked };
         let (samples, after) = self.time(timed, limit.as_ref(), sampler)?;
-        check_limit(&samples, limit.as_ref(), self.target.kind())?;
+        check_samples_within_limit(&samples, limit.as_ref(), self.target.kind())?;
         let axes = group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned()));
         let breakdown = group.bound.problem().breakdown();
         Ok(CaseRecord {
@@ -300,7 +317,7 @@ impl<'a> Execution<'a> {
         })
     }
 
-    /// Times a verified case and checks it.
+    /// Times a verified case and checks the samples.
     ///
     /// # Errors
     /// The reason why it has no time.
@@ -308,52 +325,52 @@ impl<'a> Execution<'a> {
         &mut self,
         timed: VerifiedCase<'_, '_>,
         limit: Option<&TimeLimit>,
-        sampler: &mut GroupSampler<'_>,
+        sampler: &mut GroupCaseSampler<'_>,
     ) -> Result<(Samples, AfterTiming), CaseError> {
-        self.alive()?;
+        self.check_device_alive()?;
         let VerifiedCase { group, case, ready, verified, checked } = timed;
-        let Verified { executable, record, launch } = verified;
+        let VerifiedExecutable { executable, record, launch } = verified;
         let _case = RangeGuard::new(&case.id);
         let (timer, executable) = (&mut self.timer, executable.as_mut());
-        let mut delayed = match Delay::find(&self.settings.delays, &case.id) {
+        let mut delayed = match InjectedDelay::find(&self.settings.delays, &case.id) {
             Some(delay) => Some(guarded(|| timer.delay(executable, delay, case.cache))?),
             None => None,
         };
         if delayed.is_some() {
             // Memory of an injected delay does not count as memory of the case.
-            ready.memory.skip();
+            ready.memory.exclude_own_memory();
         }
-        let delay_size = delayed.as_ref().and_then(DelayedExecutable::size);
+        let delay_size = delayed.as_ref().and_then(DelayedExecutable::delay_size);
         let executable = match &mut delayed {
             Some(delayed) => delayed as &mut dyn Executable,
             None => executable,
         };
-        ready.memory.observe();
+        ready.memory.observe_memory();
         let making = phase_timer::start("stopwatch");
         let mut stopwatch = guarded(|| timer.case(executable, case.cache))?;
         drop(making);
         let timing = phase_timer::start("time");
-        let sampled = SampledCase { case, limit, launch: *launch };
+        let sampled = CaseToSample { case, limit, launch: *launch };
         let mut samples = guarded(|| sampler.sample(&sampled, executable, stopwatch.as_mut()))?;
         samples.delay_size = delay_size;
         samples.costs.device_bytes = group.bound.device_bytes(case.index);
         if self.target.kind() == BackendKind::Cuda && self.session.measures_costs() {
             samples.costs.host_launch_ns =
-                Some(guarded(|| super::timing::host_launch_ns(executable))?);
+                Some(guarded(|| super::timing::shortest_host_launch_ns(executable))?);
         }
         drop(timing);
-        ready.memory.observe();
+        ready.memory.observe_memory();
         // The bits of a case that an earlier process of this executable checked.
         let digest = record.by.as_ref().and(record.digest.as_deref());
         let clock = Instant::now();
-        let _activity = phase_timer::start(after_timing::ACTIVITY);
+        let _activity = phase_timer::start(after_timing::PHASE_NAME);
         let inputs = &mut checked.inputs;
         let after =
             after_timing::check(ready, group, executable, inputs, stopwatch.as_mut(), digest);
         if after.is_err() {
             // The memory of an implementation that served as the reference is not measured for its
             // cold case either.
-            ready.memory.skip();
+            ready.memory.exclude_own_memory();
         }
         let after = after?;
         // If there is a digest, an earlier process of this executable has recorded the streams.
@@ -367,26 +384,28 @@ impl<'a> Execution<'a> {
                 }
             };
         }
-        ready.memory.skip();
+        ready.memory.exclude_own_memory();
         self.progress.checked(&after, clock.elapsed());
         Ok((samples, after))
     }
 
     /// Prints and records why cases have no result.
-    fn fail(&mut self, cases: &[Case], error: &CaseError) -> Result<Exit, HarnessError> {
+    fn fail(&mut self, cases: &[SelectedCase], error: &CaseError) -> Result<Exit, HarnessError> {
         let (exit, word) = match error {
             CaseError::Skip(_) => (Exit::Fine, "skipped"),
             CaseError::Fail(_) | CaseError::Lost(_) => (Exit::Regression, "error"),
         };
-        for Case { id, .. } in cases {
+        for SelectedCase { id, .. } in cases {
             let event = match error {
-                CaseError::Skip(reason) => Event::Skipped(&[id], reason),
-                CaseError::Fail(reason) | CaseError::Lost(reason) => Event::Failed(id, reason),
+                CaseError::Skip(reason) => RecordedCaseEvent::Skipped(&[id], reason),
+                CaseError::Fail(reason) | CaseError::Lost(reason) => {
+                    RecordedCaseEvent::Failed(id, reason)
+                }
             };
             if matches!(error, CaseError::Lost(_)) {
                 self.lost = Some(format!("not run: {id} lost the GPU"));
             }
-            eprintln!("{word}: {id}: {}", printable(error.text()));
+            eprintln!("{word}: {id}: {}", printable_on_terminal(error.text()));
             self.session.record(event)?;
         }
         Ok(exit)
@@ -397,8 +416,8 @@ impl<'a> Execution<'a> {
 /// while other programs may run, so they refuse nothing.
 ///
 /// # Errors
-/// A failure with the least time of a launch.
-pub fn check_limit(
+/// The case fails, with the least time that a launch can take.
+pub fn check_samples_within_limit(
     samples: &Samples,
     limit: Option<&TimeLimit>,
     on: BackendKind,

@@ -11,19 +11,19 @@ use super::trial::BuildOutputs;
 use crate::backend::{BackendError, Executable, Target, host_timeout};
 use crate::display;
 use crate::harness::auditing::changed_inputs::ChangedInputs;
-use crate::harness::auditing::device_memory::MemoryWatch;
+use crate::harness::auditing::device_memory::CaseMemoryWatch;
 use crate::harness::guard;
 use crate::harness::phase_timer;
 use crate::harness::recording::inputs;
-use crate::harness::recording::references::{self, References};
-use crate::harness::selection::cases::{Case, Group};
+use crate::harness::recording::references::{self, StoredReferences};
+use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
 use crate::harness::selection::names;
-use crate::record::environment::available_memory;
-use crate::record::numerics::ONE_DATA_SET;
+use crate::record::environment::available_host_memory;
+use crate::record::numerics::CONSTANT_DATA_SET;
 use crate::record::run::VerificationRecord;
 use crate::record::tensors;
-use crate::verify::{self, Bounds, OutputComparison, VerifyError};
-use crate::workload::{Expected, ReferenceFrom, Tensors};
+use crate::verify::{self, ErrorBounds, OutputComparison, VerifyError};
+use crate::workload::{Expected, ReferenceSource, Tensors};
 use kernelgate_cuda::driver::launch::used::LoadedKernels;
 use kernelgate_cuda::driver::memory::persistence;
 
@@ -40,21 +40,21 @@ pub struct PreparedProblem {
     /// Device of the row that is the reference of other rows.
     target: Target,
     /// Tolerances. A declared precision adds its own tolerance once the reference is computed.
-    pub bounds: Bounds,
+    pub bounds: ErrorBounds,
     /// Seed of the inputs.
     pub seed: u64,
     /// Folder of stored references; `None` if each reference is computed.
-    pub references: Option<References>,
+    pub references: Option<StoredReferences>,
     /// Kernels of the implementation that was prepared last; empty on the host.
     pub kernels: LoadedKernels,
-    /// Other inputs, for the check after timing.
+    /// Changed inputs, for the check after timing.
     pub changed: Option<ChangedInputs>,
     /// Device memory of the implementation, if it is measured.
-    pub memory: MemoryWatch,
+    pub memory: CaseMemoryWatch,
 }
 
-/// An implementation that computes its problem.
-pub struct Verified {
+/// An executable whose outputs were found correct, with its verification record.
+pub struct VerifiedExecutable {
     /// The implementation.
     pub executable: Box<dyn Executable>,
     /// Comparison of the outputs with the reference.
@@ -68,31 +68,33 @@ impl PreparedProblem {
     ///
     /// # Errors
     /// A skip when memory is short, a failure when the workload panics.
-    pub fn new(group: &Group<'_>, seed: u64, target: &Target) -> Result<Self, CaseError> {
+    pub fn new(group: &ProblemGroup<'_>, seed: u64, target: &Target) -> Result<Self, CaseError> {
         let mut ready = Self::inputs(group, seed, None, target)?;
-        ready.compute_reference(group)?;
+        ready.compute_reference_once(group)?;
         Ok(ready)
     }
 
-    /// Draws the inputs, or reads those that `kept` holds, if all memory that the problem needs
-    /// fits. The reference is computed later, when it is needed.
+    /// Draws the inputs of a problem, or reads them from the folder `kept`, if all memory that the
+    /// problem needs fits. The reference is computed later, when it is needed.
     ///
     /// # Errors
-    /// The errors of [`Self::new`].
+    /// Fails with the errors of [`Self::new`].
     pub fn inputs(
-        group: &Group<'_>,
+        group: &ProblemGroup<'_>,
         seed: u64,
         kept: Option<&Path>,
         target: &Target,
     ) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
         problem.check().map_err(CaseError::fail)?;
-        let bounds = guard::catch(|| Bounds::for_problem(problem)).map_err(CaseError::fail)?;
+        let bounds = guard::catch_panic(|| ErrorBounds::bounds_for_problem(problem))
+            .map_err(CaseError::fail)?;
         bounds.check().map_err(CaseError::fail)?;
         // With a declared precision there are two references.
         let times = if problem.precision().is_some() { 2 } else { 1 };
-        let needed = guard::catch(|| times * problem.host_bytes()).map_err(CaseError::fail)?;
-        let available = available_memory();
+        let needed =
+            guard::catch_panic(|| times * problem.host_bytes()).map_err(CaseError::fail)?;
+        let available = available_host_memory();
         if needed > available {
             return Err(CaseError::Skip(format!(
                 "needs {} of memory, {} are free",
@@ -101,13 +103,14 @@ impl PreparedProblem {
             )));
         }
         let _activity = phase_timer::start("inputs");
-        let prepared = guard::catch(|| {
+        let prepared = guard::catch_panic(|| {
             let kept = kept.filter(|_| !problem.reads_files());
             let path = kept.map(|folder| inputs::path(folder, group));
             let inputs = path.as_deref().and_then(tensors::read).unwrap_or_else(|| {
                 let started = Instant::now();
                 let drawn = problem.inputs(seed);
-                path.iter().for_each(|path| inputs::keep(path, &drawn, started.elapsed()));
+                path.iter()
+                    .for_each(|path| inputs::save_drawn_inputs(path, &drawn, started.elapsed()));
                 drawn
             });
             Self {
@@ -122,12 +125,12 @@ impl PreparedProblem {
                 references: None,
                 kernels: LoadedKernels::default(),
                 changed: None,
-                memory: MemoryWatch::default(),
+                memory: CaseMemoryWatch::default(),
             }
         });
         let ready =
             prepared.map_err(|panic| CaseError::fail(format!("inputs or reference: {panic}")))?;
-        names::check_tensors("input", ready.inputs.iter().map(|(name, _)| name))
+        names::check_tensor_names("input", ready.inputs.iter().map(|(name, _)| name))
             .map_err(CaseError::fail)?;
         Ok(ready)
     }
@@ -135,17 +138,17 @@ impl PreparedProblem {
     /// Computes the reference, unless that was done.
     ///
     /// # Errors
-    /// When the workload panics.
-    pub fn compute_reference(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
+    /// Fails if the workload panics.
+    pub fn compute_reference_once(&mut self, group: &ProblemGroup<'_>) -> Result<(), CaseError> {
         if !self.has_reference {
             self.expected = self.reference(group, Arc::clone(&self.inputs))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
-            names::check_tensors("output", outputs).map_err(CaseError::fail)?;
+            names::check_tensor_names("output", outputs).map_err(CaseError::fail)?;
             let kept = self.references.as_ref();
-            let limit = guard::catch(|| {
-                references::precision_limit(kept, group, &self.inputs, &self.expected)
+            let limit = guard::catch_panic(|| {
+                references::error_limit_for_precision(kept, group, &self.inputs, &self.expected)
             });
-            self.bounds.check_outputs(&self.expected).map_err(CaseError::fail)?;
+            self.bounds.check_outputs_exist(&self.expected).map_err(CaseError::fail)?;
             self.bounds.precision = limit.map_err(|panic| {
                 CaseError::fail(format!("reference of rounded inputs: {panic}"))
             })?;
@@ -158,29 +161,29 @@ impl PreparedProblem {
     /// reference.
     ///
     /// # Errors
-    /// When the workload panics, or the row that is the reference fails; a skip when that row
+    /// Fails if the workload panics, or the row that is the reference fails; a skip when that row
     /// cannot run here, including for lack of memory.
     pub fn reference(
         &self,
-        group: &Group<'_>,
+        group: &ProblemGroup<'_>,
         inputs: Arc<Tensors>,
     ) -> Result<Vec<Expected>, CaseError> {
-        let computed = guard::catch(|| match group.bound.problem().reference_from() {
-            ReferenceFrom::Definition => {
+        let computed = guard::catch_panic(|| match group.bound.problem().reference_from() {
+            ReferenceSource::Definition => {
                 let kept = self.references.as_ref();
                 Ok(references::get(kept, group, &inputs))
             }
-            ReferenceFrom::Row(row) => self.row_outputs(group, row, inputs),
-            ReferenceFrom::Nothing => Ok(Vec::new()),
+            ReferenceSource::Row(row) => self.outputs_of_row(group, row, inputs),
+            ReferenceSource::Nothing => Ok(Vec::new()),
         });
         let failed = |why: String| CaseError::fail(format!("inputs or reference: {why}"));
         computed.map_err(failed)?
     }
 
     /// Computes the expected outputs with another implementation.
-    fn row_outputs(
+    fn outputs_of_row(
         &self,
-        group: &Group<'_>,
+        group: &ProblemGroup<'_>,
         row: &str,
         inputs: Arc<Tensors>,
     ) -> Result<Vec<Expected>, CaseError> {
@@ -210,12 +213,12 @@ impl PreparedProblem {
             .prepare(index, inputs, &self.target)
             .map_err(VerifyError::from)
             .and_then(|mut executable| {
-                let launched = verify::launch_on_poison(executable.as_mut());
-                keep_if_lost(executable, launched.map_err(VerifyError::from))
+                let launched = verify::launch_on_poisoned_outputs(executable.as_mut());
+                leak_if_device_lost(executable, launched.map_err(VerifyError::from))
             })
             .and_then(|(mut executable, ())| {
-                verify::unverified(executable.outputs()?)?;
-                Ok(verify::as_expected(executable.outputs()?))
+                verify::check_finite_outputs(executable.outputs()?)?;
+                Ok(verify::outputs_as_reference(executable.outputs()?))
             });
         // Restored even after a failure, because the case that is alive may be timed further.
         let brought_back = before.map_or(Ok(()), |(device, before)| {
@@ -226,123 +229,127 @@ impl PreparedProblem {
 
     /// Whether no reference defines the outputs of a case: no reference exists, or it is the case's
     /// own row.
-    fn is_unverified(&self, group: &Group<'_>, case: &Case) -> bool {
+    fn has_no_reference(&self, group: &ProblemGroup<'_>, case: &SelectedCase) -> bool {
         match group.bound.problem().reference_from() {
-            ReferenceFrom::Definition => false,
-            ReferenceFrom::Row(row) => case.row.name == row,
-            ReferenceFrom::Nothing => true,
+            ReferenceSource::Definition => false,
+            ReferenceSource::Row(row) => case.row.name == row,
+            ReferenceSource::Nothing => true,
         }
     }
 
-    /// Compares outputs with the reference. Without a reference the outputs become those that the
-    /// check after timing expects, which then shows that the timed graph computes the same as a
-    /// launch.
+    /// Compares the outputs of a case with the reference. Without a reference, the outputs become
+    /// the expected outputs of the check after timing, which then shows that the timed graph
+    /// computes the same as a launch.
     fn compare(
         &mut self,
-        group: &Group<'_>,
-        case: &Case,
+        group: &ProblemGroup<'_>,
+        case: &SelectedCase,
         outputs: &Tensors,
     ) -> Result<OutputComparison, VerifyError> {
-        if !self.is_unverified(group, case) {
+        if !self.has_no_reference(group, case) {
             let _activity = phase_timer::start("compare");
             let comparison = verify::compare(outputs, &self.expected, &self.bounds)?;
-            self.outputs.save_verified(&case.id, outputs);
+            self.outputs.save_verified_outputs(&case.id, outputs);
             return Ok(comparison);
         }
-        let comparison = verify::unverified(outputs)?;
-        if self.expected.is_empty() || group.bound.problem().reference_from().is_nothing() {
-            self.expected = verify::as_expected(outputs);
+        let comparison = verify::check_finite_outputs(outputs)?;
+        if self.expected.is_empty() || group.bound.problem().reference_from().is_without_reference()
+        {
+            self.expected = verify::outputs_as_reference(outputs);
         }
         self.outputs.save(&case.id, outputs);
         match self.outputs.base_outputs(&case.id) {
-            Some(base) => verify::compare(outputs, &verify::as_expected(&base), &self.bounds)
-                .map(|comparison| OutputComparison { with_base: true, ..comparison })
-                .map_err(|wrong| VerifyError::UnlikeBase(Box::new(wrong))),
+            Some(base) => {
+                verify::compare(outputs, &verify::outputs_as_reference(&base), &self.bounds)
+                    .map(|comparison| OutputComparison { with_base: true, ..comparison })
+                    .map_err(|wrong| VerifyError::UnlikeBase(Box::new(wrong)))
+            }
             None => Ok(comparison),
         }
     }
 
     /// Verifies a case of a trial: by the bits of its outputs if an earlier run of the same
-    /// executable compared them with the reference, else by the reference. It also measures one
-    /// launch.
+    /// executable compared them with the reference, else by the reference. The function also
+    /// measures the time of one launch.
     ///
     /// # Errors
-    /// The errors of [`Self::verify`].
-    pub fn verify_bits(
+    /// Fails with the errors of [`Self::verify`].
+    pub fn verify_by_output_bits(
         &mut self,
-        group: &Group<'_>,
-        case: &Case,
+        group: &ProblemGroup<'_>,
+        case: &SelectedCase,
         target: &Target,
         known: Option<VerificationRecord>,
-    ) -> Result<Verified, CaseError> {
+    ) -> Result<VerifiedExecutable, CaseError> {
         let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
         let _activity = phase_timer::start("verify");
         let (mut executable, (digest, launch)) = guarded(|| {
             let mut executable = self.prepare(group, case, target)?;
-            let outcome = timed_digest(executable.as_mut(), known_digest);
-            keep_if_lost(executable, outcome.map_err(VerifyError::from))
+            let outcome = output_digest_and_time(executable.as_mut(), known_digest);
+            leak_if_device_lost(executable, outcome.map_err(VerifyError::from))
         })?;
-        if group.bound.problem().reference_from().is_nothing() {
-            // The expected outputs of an earlier implementation do not apply to this one.
+        if group.bound.problem().reference_from().is_without_reference() {
+            // The expected outputs that an earlier implementation computed do not apply to this
+            // implementation.
             self.expected.clear();
         }
         if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
-            return Ok(Verified { executable, record: known, launch });
+            return Ok(VerifiedExecutable { executable, record: known, launch });
         }
-        self.compute_reference(group)?;
+        self.compute_reference_once(group)?;
         let comparison = guarded(|| self.compare(group, case, outputs(executable.as_mut())?))?;
-        Ok(Verified {
+        Ok(VerifiedExecutable {
             executable,
-            record: self.verification_record(comparison, Some(digest)),
+            record: self.record_of_verification(comparison, Some(digest)),
             launch,
         })
     }
 
-    /// Verifies a case by its reference.
+    /// Verifies a case once by comparing its outputs with the reference.
     ///
     /// # Errors
-    /// The errors of [`Self::verify`].
-    pub fn verify_once(
+    /// Fails with the errors of [`Self::verify`].
+    pub fn verify_case_once(
         &mut self,
-        group: &Group<'_>,
-        case: &Case,
+        group: &ProblemGroup<'_>,
+        case: &SelectedCase,
         target: &Target,
-    ) -> Result<Verified, CaseError> {
+    ) -> Result<VerifiedExecutable, CaseError> {
         let (executable, comparison) = self.verify(group, case, target)?;
-        let record = self.verification_record(comparison, None);
-        Ok(Verified { executable, record, launch: Duration::ZERO })
+        let record = self.record_of_verification(comparison, None);
+        Ok(VerifiedExecutable { executable, record, launch: Duration::ZERO })
     }
 
     /// Makes the record of a comparison with the reference.
-    fn verification_record(
+    fn record_of_verification(
         &self,
         comparison: OutputComparison,
         digest: Option<String>,
     ) -> VerificationRecord {
         let is_identified = digest.is_some() || self.one_data_set;
-        let data_set = is_identified.then(|| self.data_set());
+        let data_set = is_identified.then(|| self.input_data_set_id());
         let allowed = Some((&self.bounds).into());
         VerificationRecord { digest, allowed, data_set, ..comparison.into() }
     }
 
     /// Identity of the inputs, which differs between seeds: a hash, or the constant of a problem
     /// with one data set.
-    pub fn data_set(&self) -> String {
+    pub fn input_data_set_id(&self) -> String {
         match self.one_data_set {
-            true => ONE_DATA_SET.to_owned(),
-            false => verify::digest(&self.inputs),
+            true => CONSTANT_DATA_SET.to_owned(),
+            false => verify::digest_of_outputs(&self.inputs),
         }
     }
 
-    /// Hash of the inputs of a problem with one data set, which [`Self::data_set`] does not return.
+    /// Hash of the inputs of a problem with one data set, which [`Self::input_data_set_id`] does not return.
     pub fn inputs_of_one_data_set(&self) -> Option<String> {
-        self.one_data_set.then(|| verify::digest(&self.inputs))
+        self.one_data_set.then(|| verify::digest_of_outputs(&self.inputs))
     }
 
     fn prepare(
         &mut self,
-        group: &Group<'_>,
-        case: &Case,
+        group: &ProblemGroup<'_>,
+        case: &SelectedCase,
         target: &Target,
     ) -> Result<Box<dyn Executable>, BackendError> {
         let _activity = phase_timer::start("prepare");
@@ -351,48 +358,48 @@ impl PreparedProblem {
         self.kernels = kernels;
         let executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), &target);
         if executable.is_ok() {
-            self.memory.observe();
+            self.memory.observe_memory();
         }
         executable
     }
 
-    /// Prepares an implementation and verifies it.
+    /// Prepares an implementation and verifies its outputs.
     ///
     /// # Errors
-    /// When it panics, cannot launch, or is wrong.
+    /// Fails if it panics, cannot launch, or is wrong.
     pub fn verify(
         &mut self,
-        group: &Group<'_>,
-        case: &Case,
+        group: &ProblemGroup<'_>,
+        case: &SelectedCase,
         target: &Target,
     ) -> Result<(Box<dyn Executable>, OutputComparison), CaseError> {
         let _activity = phase_timer::start("verify");
         guarded(|| {
             let mut executable = self.prepare(group, case, target)?;
-            let compared = verify::launch_on_poison(executable.as_mut())
+            let compared = verify::launch_on_poisoned_outputs(executable.as_mut())
                 .and_then(|()| outputs(executable.as_mut()))
                 .map_err(VerifyError::from)
                 .and_then(|outputs| self.compare(group, case, outputs));
-            keep_if_lost(executable, compared)
+            leak_if_device_lost(executable, compared)
         })
     }
 }
 
 /// Digest of the outputs and time of a launch. One launch on poisoned outputs is enough if it gives
-/// the known bits; otherwise a second launch counts, as in [`verify::launch_on_poison`].
-fn timed_digest(
+/// the known bits; otherwise a second launch counts, as in [`verify::launch_on_poisoned_outputs`].
+fn output_digest_and_time(
     executable: &mut dyn Executable,
     known: Option<&str>,
 ) -> Result<(String, Duration), BackendError> {
     let mut launch_on_poison = || {
-        let _watched = host_timeout::watched();
+        let _watched = host_timeout::watch_host_launches();
         executable.poison_outputs()?;
         executable.reset()?;
         let started = Instant::now();
         executable.launch()?;
         executable.synchronize()?;
         let launch = started.elapsed();
-        Ok((verify::digest(executable.outputs()?), launch))
+        Ok((verify::digest_of_outputs(executable.outputs()?), launch))
     };
     let (digest, launch) = launch_on_poison()?;
     if Some(digest.as_str()) == known { Ok((digest, launch)) } else { launch_on_poison() }
@@ -401,7 +408,7 @@ fn timed_digest(
 /// The outputs of an executable, on the host.
 ///
 /// # Errors
-/// When they cannot be copied, or a launch failed.
+/// Fails if they cannot be copied, or a launch failed.
 pub fn outputs(executable: &mut dyn Executable) -> Result<&Tensors, BackendError> {
     let _activity = phase_timer::start("outputs");
     executable.outputs()
@@ -409,7 +416,7 @@ pub fn outputs(executable: &mut dyn Executable) -> Result<&Tensors, BackendError
 
 /// Passes a result on, but leaks its value if the device is lost: freeing memory that a hung kernel
 /// uses would wait for the kernel.
-fn keep_if_lost<T>(
+fn leak_if_device_lost<T>(
     executable: Box<dyn Executable>,
     outcome: Result<T, VerifyError>,
 ) -> Result<(Box<dyn Executable>, T), VerifyError> {

@@ -1,6 +1,7 @@
-//! Progress messages of a bench binary. All lines go to standard error, none to standard output.
+//! Prints the progress messages of a bench binary. All progress lines go to standard error, none to
+//! standard output.
 
-use crate::record::text::printable;
+use crate::record::text::printable_on_terminal;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::workload::{Effort, Tensors};
 use kernelgate_cuda::observe::telemetry::CardReading;
 
-/// Prints progress, unless it is quiet.
+/// Prints progress messages, unless the bench is quiet.
 pub struct BenchProgress {
     quiet: bool,
     cases: usize,
@@ -70,8 +71,9 @@ impl BenchProgress {
         }
     }
 
-    /// The GPU's state, and a warning where something disturbs it.
-    pub fn telemetry(&self, readings: &[CardReading]) {
+    /// Prints the GPU's clock, power and temperature, and a warning if something disturbs
+    /// measurements.
+    pub fn report_gpu_state(&self, readings: &[CardReading]) {
         let Some(reading) = readings.last() else { return };
         let clock = reading.sm_clock_mhz.map(|mhz| format!("SM clock {mhz} MHz"));
         let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
@@ -92,8 +94,8 @@ impl BenchProgress {
     }
 
     /// A warning for each GPU on which other processes compute.
-    pub fn others_computing(&self, by_gpu: &[(usize, u32)]) {
-        by_gpu.iter().for_each(|busy| self.say(&busy_warning(*busy)));
+    pub fn warn_of_other_processes(&self, by_gpu: &[(usize, u32)]) {
+        by_gpu.iter().for_each(|busy| self.say(&other_processes_warning(*busy)));
     }
 
     /// Prints that the inputs and the reference of a problem are ready.
@@ -117,24 +119,24 @@ impl BenchProgress {
     }
 
     /// Warns that no commit is recorded for the executable.
-    pub fn no_commit(&self) {
+    pub fn warn_of_missing_commit(&self) {
         self.say(
             "no commit is recorded: there is no git checkout, or this executable neither was \
              started by cargo nor lies where cargo built it; KERNELGATE_COMMIT=HEX states one",
         );
     }
 
-    /// Reports cases that do not run.
-    pub fn skipped(&self, cases: usize, why: &str) {
+    /// Prints how many cases do not run, and why.
+    pub fn report_skipped(&self, cases: usize, why: &str) {
         self.say(&format!("{} {why}", display::counted(cases, "case")));
     }
 
     /// Prints the least time that the run takes.
-    pub fn estimate(&self, text: &str) {
+    pub fn print_time_estimate(&self, text: &str) {
         self.say(text);
     }
 
-    /// Reports that a case passed verification.
+    /// Prints that a case passed verification.
     pub fn verified(&self, comparison: &VerificationRecord, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64();
         let (checked, total) = (comparison.checked, comparison.total);
@@ -158,15 +160,20 @@ impl BenchProgress {
         self.say(&format!("      verified in {seconds:.1} s: {share}; {error}"));
     }
 
-    /// Reports that the timed launch computes correct outputs from other inputs too.
+    /// Prints that the timed launch computes correct outputs from changed inputs too.
     pub fn checked(&self, after: &AfterTiming, elapsed: Duration) {
         let (seconds, how) = (elapsed.as_secs_f64(), after.inputs.words());
         self.say(&format!("      checked after timing in {seconds:.2} s, {how}"));
     }
 
-    /// Prints the seconds of each activity, longest first, including those of the checks after
+    /// Prints the seconds that each activity took, longest first, including the checks after
     /// timing.
-    pub fn spent(&self, spent_s: &BTreeMap<&'static str, f64>, checks: Duration, whole: Duration) {
+    pub fn print_time_by_activity(
+        &self,
+        spent_s: &BTreeMap<&'static str, f64>,
+        checks: Duration,
+        whole: Duration,
+    ) {
         let mut longest: Vec<_> = spent_s.iter().filter(|(_, seconds)| **seconds >= 0.1).collect();
         longest.sort_by(|a, b| b.1.total_cmp(a.1));
         let parts: Vec<String> =
@@ -194,13 +201,13 @@ impl BenchProgress {
 
     fn say(&self, line: &str) {
         if !self.quiet {
-            eprintln!("{}", printable(line));
+            eprintln!("{}", printable_on_terminal(line));
         }
     }
 }
 
-/// The warning of a GPU, by its ordinal, on which so many other processes compute.
-fn busy_warning((gpu, others): (usize, u32)) -> String {
+/// Warning that other processes compute on the GPU with this ordinal, with their number.
+fn other_processes_warning((gpu, others): (usize, u32)) -> String {
     format!("warning: {others} other processes compute on GPU {gpu}; times will be noisy")
 }
 
@@ -211,6 +218,6 @@ mod tests {
     #[test]
     fn a_busy_gpu_of_a_set_is_named() {
         let words = "warning: 2 other processes compute on GPU 1; times will be noisy";
-        assert_eq!(busy_warning((1, 2)), words);
+        assert_eq!(other_processes_warning((1, 2)), words);
     }
 }

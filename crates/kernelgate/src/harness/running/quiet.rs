@@ -1,8 +1,8 @@
 //! Silences Criterion: by default only our table appears in the output of `cargo bench`.
 //! Criterion's store and reports stay, and `--verbose` shows its lines.
 //!
-//! Criterion has no such setting. Its briefest format prints a line for each case to standard
-//! output, which is redirected to the null device meanwhile.
+//! Criterion has no setting that silences its advice. Its briefest format prints a line for each
+//! case to standard output, which is redirected to the null device meanwhile.
 
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -10,33 +10,35 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 #[cfg(unix)]
 use rustix::stdio;
 
-/// Flag that selects Criterion's briefest format.
-pub const FLAG: [&str; 2] = ["--output-format", "bencher"];
+/// Command-line flag that selects Criterion's briefest output format.
+pub const BRIEFEST_FORMAT_FLAG: [&str; 2] = ["--output-format", "bencher"];
 
 /// Runs `work` while standard output is redirected to the null device.
 #[cfg(unix)]
 pub fn without_output<T>(work: impl FnOnce() -> T) -> T {
     use std::io::Write;
     // Criterion prints the name of its plotting library once, as soon as it is constructed.
-    led_away(stdio::stderr(), stdio::dup2_stderr, || drop(criterion::Criterion::default()));
+    with_stream_redirected(stdio::stderr(), stdio::dup2_stderr, || {
+        drop(criterion::Criterion::default())
+    });
     let _ = std::io::stdout().flush();
     let flushed = || {
         let done = work();
         let _ = std::io::stdout().flush();
         done
     };
-    led_away(stdio::stdout(), stdio::dup2_stdout, flushed)
+    with_stream_redirected(stdio::stdout(), stdio::dup2_stdout, flushed)
 }
 
 /// Runs `work` while a stream is redirected to the null device; if that fails, the stream stays as
 /// it is.
 #[cfg(unix)]
-fn led_away<T>(
+fn with_stream_redirected<T>(
     stream: BorrowedFd<'_>,
     set: impl Fn(OwnedFd) -> rustix::io::Result<()>,
     work: impl FnOnce() -> T,
 ) -> T {
-    let ends = here_and_nowhere(stream);
+    let ends = duplicate_and_null_device(stream);
     let led = ends.and_then(|(kept, nowhere)| set(nowhere).ok().map(|()| kept));
     let done = work();
     led.map(set);
@@ -45,29 +47,29 @@ fn led_away<T>(
 
 /// A copy of the stream's descriptor and one of the null device.
 #[cfg(unix)]
-fn here_and_nowhere(stream: BorrowedFd<'_>) -> Option<(OwnedFd, OwnedFd)> {
+fn duplicate_and_null_device(stream: BorrowedFd<'_>) -> Option<(OwnedFd, OwnedFd)> {
     let nowhere = std::fs::File::options().write(true).open("/dev/null").ok()?;
     Some((stream.try_clone_to_owned().ok()?, nowhere.into()))
 }
 
 /// Redirects standard error to the null device while it lives, except within
-/// [`aloud`](Self::aloud): Criterion advises there to plan otherwise if a launch takes as long as a
+/// [`with_original_stderr`](Self::with_original_stderr): Criterion advises there to plan otherwise if a launch takes as long as a
 /// sample.
-pub struct WithoutAdvice {
+pub struct WithoutCriterionAdvice {
     #[cfg(unix)]
     ends: Option<(OwnedFd, OwnedFd)>,
 }
 
 #[cfg(unix)]
-impl WithoutAdvice {
+impl WithoutCriterionAdvice {
     /// Silences standard error if Criterion is to print nothing.
     pub fn new(silent: bool) -> Self {
-        let ends = if silent { here_and_nowhere(stdio::stderr()) } else { None };
+        let ends = if silent { duplicate_and_null_device(stdio::stderr()) } else { None };
         Self { ends: ends.filter(|(_, nowhere)| stdio::dup2_stderr(nowhere).is_ok()) }
     }
 
     /// Runs `work` with the original standard error.
-    pub fn aloud<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub fn with_original_stderr<T>(&self, work: impl FnOnce() -> T) -> T {
         let Some((kept, nowhere)) = &self.ends else { return work() };
         // If either call fails, standard error stays as it is.
         let _ = stdio::dup2_stderr(kept);
@@ -78,7 +80,7 @@ impl WithoutAdvice {
 }
 
 #[cfg(unix)]
-impl Drop for WithoutAdvice {
+impl Drop for WithoutCriterionAdvice {
     fn drop(&mut self) {
         if let Some((kept, _)) = &self.ends {
             let _ = stdio::dup2_stderr(kept);
@@ -87,12 +89,12 @@ impl Drop for WithoutAdvice {
 }
 
 #[cfg(not(unix))]
-impl WithoutAdvice {
+impl WithoutCriterionAdvice {
     pub fn new(_silent: bool) -> Self {
         Self {}
     }
 
-    pub fn aloud<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub fn with_original_stderr<T>(&self, work: impl FnOnce() -> T) -> T {
         work()
     }
 }

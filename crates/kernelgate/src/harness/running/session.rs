@@ -1,46 +1,51 @@
 //! The steps in which bench, test and trial processes differ while they run cases.
 
 use super::case_error::CaseError;
-use super::problem::{PreparedProblem, Verified};
-use super::sampling::Sampler;
+use super::problem::{PreparedProblem, VerifiedExecutable};
+use super::sampling::ProcessSampler;
 use crate::backend::Target;
-use crate::harness::recording::recorder::Event;
-use crate::harness::selection::cases::{Case, Group};
+use crate::harness::recording::recorder::RecordedCaseEvent;
+use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
 use crate::measure::limits::Limits;
-use crate::record::FileError;
+use crate::record::RecordFileError;
 use kernelgate_cuda::driver::launch::used::UsedKernels;
 
 /// A process that goes through cases: of `cargo bench`, of its `--test` and `--profile-time`, or a
 /// trial of a comparison.
 pub trait Session {
-    /// Draws or reads the inputs of a problem, and computes its reference unless its cases do.
+    /// Draws or reads the inputs of a problem, and computes its reference unless each case computes
+    /// it itself.
     ///
     /// # Errors
     /// The reason why the problem has no results.
-    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<PreparedProblem, CaseError>;
+    fn prepare(
+        &self,
+        group: &ProblemGroup<'_>,
+        target: &Target,
+    ) -> Result<PreparedProblem, CaseError>;
 
-    /// Prepares and verifies an implementation.
+    /// Prepares an implementation and verifies its outputs.
     ///
     /// # Errors
-    /// When it cannot run here, or is wrong.
+    /// Fails if it cannot run here, or is wrong.
     fn verify(
         &self,
         ready: &mut PreparedProblem,
-        group: &Group<'_>,
-        case: &Case,
+        group: &ProblemGroup<'_>,
+        case: &SelectedCase,
         target: &Target,
-    ) -> Result<Verified, CaseError> {
-        ready.verify_once(group, case, target)
+    ) -> Result<VerifiedExecutable, CaseError> {
+        ready.verify_case_once(group, case, target)
     }
 
-    /// Takes the samples of all cases.
-    fn sampler(&self) -> Sampler<'_>;
+    /// The sampler that measures all cases of the process.
+    fn trial_sampler(&self) -> ProcessSampler<'_>;
 
     /// Records outcomes, if this session has a record.
     ///
     /// # Errors
-    /// When the file cannot be written.
-    fn record(&self, event: Event<'_>) -> Result<(), FileError>;
+    /// Fails if the file cannot be written.
+    fn record(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError>;
 
     /// Ceilings of this machine, if they were measured.
     fn limits(&self) -> Option<&Limits> {
@@ -48,7 +53,7 @@ pub trait Session {
     }
 
     /// Reason why no further case begins, once the time is over.
-    fn out_of_time(&self) -> Option<String> {
+    fn budget_over_reason(&self) -> Option<String> {
         None
     }
 

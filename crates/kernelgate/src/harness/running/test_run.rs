@@ -4,59 +4,64 @@
 use std::time::Duration;
 
 use super::case_error::CaseError;
-use super::deadline::Deadline;
-use super::execution::{Execution, Timer};
+use super::deadline::TimeBudgetDeadline;
+use super::execution::{CaseExecution, SampleTimer};
 use super::problem::PreparedProblem;
 use super::progress::BenchProgress;
-use super::sampling::Sampler;
+use super::sampling::ProcessSampler;
 use super::session::Session;
 use crate::backend::Target;
 use crate::exit::Exit;
 use crate::harness::error::HarnessError;
-use crate::harness::recording::recorder::Event;
-use crate::harness::selection::cases::{Group, Selection};
+use crate::harness::recording::recorder::RecordedCaseEvent;
+use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup};
 use crate::harness::selection::place::Place;
-use crate::harness::settings::Settings;
-use crate::record::{FileError, Store};
+use crate::harness::settings::BenchSettings;
+use crate::record::{RecordFileError, Store};
 
 struct TestSession<'a> {
-    settings: &'a Settings,
+    settings: &'a BenchSettings,
     store: &'a Store,
-    deadline: Option<Deadline>,
+    deadline: Option<TimeBudgetDeadline>,
 }
 
 impl Session for TestSession<'_> {
-    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<PreparedProblem, CaseError> {
+    fn prepare(
+        &self,
+        group: &ProblemGroup<'_>,
+        target: &Target,
+    ) -> Result<PreparedProblem, CaseError> {
         PreparedProblem::new(group, self.settings.seed, target)
     }
 
-    fn sampler(&self) -> Sampler<'_> {
-        Sampler::under_criterion(self.settings, self.store)
+    fn trial_sampler(&self) -> ProcessSampler<'_> {
+        ProcessSampler::sampling_by_criterion(self.settings, self.store)
     }
 
-    fn record(&self, _: Event<'_>) -> Result<(), FileError> {
+    fn record(&self, _: RecordedCaseEvent<'_>) -> Result<(), RecordFileError> {
         Ok(())
     }
 
-    fn out_of_time(&self) -> Option<String> {
-        self.deadline.as_ref().and_then(Deadline::passed)
+    fn budget_over_reason(&self) -> Option<String> {
+        self.deadline.as_ref().and_then(TimeBudgetDeadline::passed_reason)
     }
 }
 
-/// Verifies and launches the selected cases.
+/// Verifies the selected cases and launches each once, without timing.
 ///
 /// # Errors
-/// When the device fails before any case.
-pub fn test(
-    settings: &Settings,
+/// Fails if the device fails before any case.
+pub fn run_test_mode(
+    settings: &BenchSettings,
     place: &Place,
-    selection: &Selection<'_>,
+    selection: &CaseSelectionResult<'_>,
     store: &Store,
 ) -> Result<Exit, HarnessError> {
     let target = settings.device.open(place)?;
-    let timer = Timer::new(&target)?;
-    let deadline = settings.budget.map(|budget| Deadline::after(budget, Duration::ZERO));
+    let timer = SampleTimer::new(&target)?;
+    let deadline =
+        settings.budget.map(|budget| TimeBudgetDeadline::deadline_after(budget, Duration::ZERO));
     let session = TestSession { settings, store, deadline };
     let progress = BenchProgress::new(settings.quiet, selection.count());
-    Execution::new(&session, settings, target, timer, progress).run(selection)
+    CaseExecution::new(&session, settings, target, timer, progress).run(selection)
 }

@@ -10,34 +10,34 @@ use std::time::{Duration, Instant, SystemTime};
 use criterion::measurement::Measurement;
 use criterion::{BenchmarkGroup, SamplingMode};
 
-use super::quiet::WithoutAdvice;
+use super::quiet::WithoutCriterionAdvice;
 use crate::backend::{BackendError, BackendKind, Executable};
 use crate::harness::phase_timer;
-use crate::harness::settings::Settings;
-use crate::harness::settings::args::Mode;
-use crate::measure::contention::CpuTime;
+use crate::harness::settings::BenchSettings;
+use crate::harness::settings::args::ProcessMode;
+use crate::measure::contention::CpuTimeTicks;
 use crate::measure::power::{
     self, CapReading, Load, LoadSample, PowerMode, PowerRecord, PowerState, Settling, SettlingEnd,
 };
-use crate::measure::{Conditions, Sample, Stopwatch};
+use crate::measure::{LaunchSample, SampleConditions, Stopwatch};
 use crate::record::{LaunchCosts, Samples, TrialSampling};
 use crate::stats;
 use crate::workload::Effort;
 use kernelgate_cuda::observe::range::RangeGuard;
 
-/// Length of a sample on a GPU, seconds: the same at every effort, so that the load is the same.
-const SAMPLE_S: f64 = 0.004;
+/// Length of a GPU sample, seconds: equal at every effort, so that the load is equal.
+const GPU_SAMPLE_SECONDS: f64 = 0.004;
 /// Pauses of a burst, in lengths of a sample: the average power stays below the cap.
-const PAUSES: u32 = 4;
+const BURST_PAUSES_PER_SAMPLE: u32 = 4;
 /// Longest launch that a burst is measured of, nanoseconds.
 const MAX_BURST_LAUNCH_NS: f64 = 10e6;
 /// Smallest number of samples that Criterion accepts.
-const MIN_SAMPLES: f64 = 10.0;
+const MIN_CRITERION_SAMPLES: f64 = 10.0;
 /// Most samples a case: more add time, not knowledge; the unit of a decision is the process.
-const MAX_SAMPLES: f64 = 50.0;
+const MAX_SAMPLES_PER_CASE: f64 = 50.0;
 
 /// Number of launches whose host time is measured.
-const HOST_TIMED_LAUNCHES: usize = 5;
+const LAUNCHES_WITH_HOST_TIME: usize = 5;
 
 /// Number and duration of the samples of a case.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -46,9 +46,9 @@ pub struct SamplingPlan {
     pub samples: usize,
     /// Warm-up.
     pub warm_up: Duration,
-    /// Measurement; Criterion takes longer where ten launches do.
+    /// Measurement time of a case; Criterion takes longer if ten launches take longer.
     pub measurement: Duration,
-    /// Bootstrap resamples of Criterion's analysis.
+    /// Number of bootstrap resamples of Criterion's analysis.
     pub resamples: usize,
     /// Power state in which a GPU is measured.
     pub power: PowerMode,
@@ -56,19 +56,20 @@ pub struct SamplingPlan {
 
 impl SamplingPlan {
     /// Plans from the time of one launch: 10 samples or more within the effort's budget. On a GPU
-    /// the effort sets the number of samples only; their length, and so the load, is always the
-    /// same. Criterion's warm-up is then as short as it may be, because the load is the warm-up.
-    pub fn new(effort: Effort, on: BackendKind, launch_ns: f64, settings: &Settings) -> Self {
-        let on_gpu = |samples: f64| (samples * SAMPLE_S, 0.001, samples);
+    /// the effort sets only the number of samples; the length of a sample, and so the load, is
+    /// always equal. Criterion's warm-up is then as short as it may be, because the load is the
+    /// warm-up.
+    pub fn new(effort: Effort, on: BackendKind, launch_ns: f64, settings: &BenchSettings) -> Self {
+        let on_gpu = |samples: f64| (samples * GPU_SAMPLE_SECONDS, 0.001, samples);
         let (budget_s, warm_up_s, most) = match (effort, on) {
-            (Effort::Quick, BackendKind::Cuda) => on_gpu(MAX_SAMPLES),
-            (Effort::Default, BackendKind::Cuda) => on_gpu(2.0 * MAX_SAMPLES),
-            (Effort::Thorough, BackendKind::Cuda) => on_gpu(8.0 * MAX_SAMPLES),
-            (Effort::Quick, BackendKind::Cpu) => (0.1, 0.02, MAX_SAMPLES),
-            (Effort::Default, BackendKind::Cpu) => (1.5, 0.15, MAX_SAMPLES),
-            (Effort::Thorough, BackendKind::Cpu) => (4.0, 0.5, MAX_SAMPLES),
+            (Effort::Quick, BackendKind::Cuda) => on_gpu(MAX_SAMPLES_PER_CASE),
+            (Effort::Default, BackendKind::Cuda) => on_gpu(2.0 * MAX_SAMPLES_PER_CASE),
+            (Effort::Thorough, BackendKind::Cuda) => on_gpu(8.0 * MAX_SAMPLES_PER_CASE),
+            (Effort::Quick, BackendKind::Cpu) => (0.1, 0.02, MAX_SAMPLES_PER_CASE),
+            (Effort::Default, BackendKind::Cpu) => (1.5, 0.15, MAX_SAMPLES_PER_CASE),
+            (Effort::Thorough, BackendKind::Cpu) => (4.0, 0.5, MAX_SAMPLES_PER_CASE),
         };
-        let samples = (budget_s / (launch_ns * 1e-9)).clamp(MIN_SAMPLES, most) as usize;
+        let samples = (budget_s / (launch_ns * 1e-9)).clamp(MIN_CRITERION_SAMPLES, most) as usize;
         Self {
             samples: settings.plan.samples.unwrap_or(samples),
             warm_up: Duration::from_secs_f64(settings.plan.warm_up_s.unwrap_or(warm_up_s)),
@@ -93,14 +94,14 @@ impl SamplingPlan {
 /// measurement, none in the other modes.
 ///
 /// # Errors
-/// When a launch fails; Criterion then leaves the case without a result.
+/// Fails if a launch fails; Criterion then leaves the case without a result.
 pub fn run<M: Measurement<Value = f64>>(
     group: &mut BenchmarkGroup<'_, M>,
     function: &str,
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
     plan: SamplingPlan,
-    settings: &Settings,
+    settings: &BenchSettings,
 ) -> Result<Samples, BackendError> {
     group
         .sampling_mode(SamplingMode::Flat)
@@ -108,18 +109,18 @@ pub fn run<M: Measurement<Value = f64>>(
         .warm_up_time(plan.warm_up)
         .measurement_time(plan.measurement)
         .nresamples(plan.resamples);
-    let measures = settings.mode == Mode::Bench;
+    let measures = settings.mode == ProcessMode::Bench;
     let lead = match measures {
-        true => PowerPreparation::run(executable, stopwatch, plan.power)?,
-        false => PowerPreparation::none(),
+        true => LoadBeforeSamples::run(executable, stopwatch, plan.power)?,
+        false => LoadBeforeSamples::without_load(),
     };
-    let timed = RefCell::new(Vec::<TimedSample>::new());
+    let timed = RefCell::new(Vec::<SampleWithWallTime>::new());
     let started = Instant::now();
     let failure = RefCell::new(None);
-    let (start, end) = (CpuTime::now(), Cell::new(None));
+    let (start, end) = (CpuTimeTicks::now(), Cell::new(None));
     // A failed launch cannot be reported to Criterion, so the closure unwinds out of it without a
     // panic message.
-    let advice = WithoutAdvice::new(settings.process.silent_criterion);
+    let advice = WithoutCriterionAdvice::new(settings.process.silent_criterion);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
             bencher.iter_custom(|launches| {
@@ -131,10 +132,10 @@ pub fn run<M: Measurement<Value = f64>>(
                 } else {
                     "sample"
                 });
-                match advice.aloud(|| lead.sample(executable, stopwatch, launches)) {
+                match advice.with_original_stderr(|| lead.sample(executable, stopwatch, launches)) {
                     Ok(one) => {
                         timed.borrow_mut().push(one);
-                        end.set(CpuTime::now());
+                        end.set(CpuTimeTicks::now());
                         // Criterion counts its own iterations; a sample may hold another number.
                         one.sample.elapsed_ns / one.sample.launches as f64 * launches as f64
                     }
@@ -166,8 +167,8 @@ pub fn run<M: Measurement<Value = f64>>(
 /// warm-up is the load that leads to the steady power state.
 ///
 /// # Errors
-/// When a launch fails.
-pub fn trial(
+/// Fails if a launch fails.
+pub fn time_trial_case(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
     sampling: TrialSampling,
@@ -175,10 +176,10 @@ pub fn trial(
     power: PowerMode,
 ) -> Result<Samples, BackendError> {
     if stopwatch.power().is_none() || sampling.measurement_s == 0.0 {
-        return trial_on_host(executable, stopwatch, sampling, launch);
+        return time_trial_on_host(executable, stopwatch, sampling, launch);
     }
-    let start = CpuTime::now();
-    let lead = PowerPreparation::run(executable, stopwatch, power)?;
+    let start = CpuTimeTicks::now();
+    let lead = LoadBeforeSamples::run(executable, stopwatch, power)?;
     let begun = Instant::now();
     let mut timed = Vec::with_capacity(sampling.most);
     while timed.len() < sampling.fewest
@@ -187,24 +188,24 @@ pub fn trial(
         let _range = RangeGuard::new("sample");
         timed.push(lead.sample(executable, stopwatch, 1)?);
     }
-    Ok(collect(&timed, stopwatch, &lead, contention(start, CpuTime::now())))
+    Ok(collect(&timed, stopwatch, &lead, contention(start, CpuTimeTicks::now())))
 }
 
 /// Times a case of a trial on the host, or launches it once in a verification pass. `launch` is the
 /// time of an earlier launch; if that is longer than the whole plan, it was the warm-up. A shorter
-/// one is not trusted: the first launch of a process may be many times slower than the next, and a
-/// plan made from it would end after two launches.
-fn trial_on_host(
+/// first launch is not trusted: it may be many times slower than the next one, and a plan made from
+/// it would end after two launches.
+fn time_trial_on_host(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
     sampling: TrialSampling,
     launch: Duration,
 ) -> Result<Samples, BackendError> {
-    let (start, started) = (CpuTime::now(), Instant::now());
+    let (start, started) = (CpuTimeTicks::now(), Instant::now());
     let warm_up = RangeGuard::new("warm-up");
     let mut launches = 1;
-    // Wall time, because the cost of a launch besides its own time (emptying caches) must fit the
-    // plan too.
+    // The plan uses wall time, because the cost of a launch besides its own time (emptying caches)
+    // must fit the plan too.
     let launch_s = loop {
         if launch.as_secs_f64() > (sampling.warm_up_s + sampling.measurement_s).max(1e-3) {
             break launch.as_secs_f64();
@@ -225,20 +226,27 @@ fn trial_on_host(
     let mut timed = Vec::with_capacity(samples);
     for _ in 0..samples {
         let _range = RangeGuard::new("sample");
-        timed.push(TimedSample::new(|| stopwatch.time(executable, launches))?);
+        timed.push(SampleWithWallTime::new(|| stopwatch.time(executable, launches))?);
     }
-    Ok(collect(&timed, stopwatch, &PowerPreparation::none(), contention(start, CpuTime::now())))
+    Ok(collect(
+        &timed,
+        stopwatch,
+        &LoadBeforeSamples::without_load(),
+        contention(start, CpuTimeTicks::now()),
+    ))
 }
 
 /// A sample, and the wall time that it took with everything around its launches.
 #[derive(Debug, Clone, Copy)]
-struct TimedSample {
-    sample: Sample,
+struct SampleWithWallTime {
+    sample: LaunchSample,
     wall: Duration,
 }
 
-impl TimedSample {
-    fn new(take: impl FnOnce() -> Result<Sample, BackendError>) -> Result<Self, BackendError> {
+impl SampleWithWallTime {
+    fn new(
+        take: impl FnOnce() -> Result<LaunchSample, BackendError>,
+    ) -> Result<Self, BackendError> {
         let started = Instant::now();
         let sample = take()?;
         Ok(Self { sample, wall: started.elapsed() })
@@ -246,42 +254,42 @@ impl TimedSample {
 }
 
 /// Result of the load before the samples of a case: how its samples are taken.
-struct PowerPreparation {
+struct LoadBeforeSamples {
     /// Launches of a sample; absent if Criterion or the trial's plan decides.
     launches: Option<u64>,
     settled: Option<(Settling, SettlingEnd)>,
-    /// Pause before each sample of a burst.
+    /// Pause before each sample of a case that is timed in bursts.
     pause: Duration,
     begun: SystemTime,
 }
 
-impl PowerPreparation {
-    fn none() -> Self {
+impl LoadBeforeSamples {
+    fn without_load() -> Self {
         let begun = SystemTime::now();
         Self { launches: None, settled: None, pause: Duration::ZERO, begun }
     }
 
     /// Launches the case as it is sampled until its power state is steady, or finds the length of
-    /// its samples for a burst. The host needs no such wait.
+    /// its samples for a burst. On the host no wait is needed.
     ///
     /// # Errors
-    /// When a launch fails; [`BackendError::Unsupported`] for a burst of long launches.
+    /// Fails if a launch fails; [`BackendError::Unsupported`] for a burst of long launches.
     fn run(
         executable: &mut dyn Executable,
         stopwatch: &mut dyn Stopwatch,
         power: PowerMode,
     ) -> Result<Self, BackendError> {
         if stopwatch.power().is_none() {
-            return Ok(Self::none());
+            return Ok(Self::without_load());
         }
         let _activity = phase_timer::start("settling");
         let _range = RangeGuard::new("warm-up");
         let begun = SystemTime::now();
-        let mut load = CaseLoad { executable, stopwatch, launches: 1, clock_mhz: None };
+        let mut load = CaseAsLoad { executable, stopwatch, launches: 1, clock_mhz: None };
         match power {
             PowerMode::Steady => {
                 let settled = power::wait_until_steady(&mut load)?;
-                let CaseLoad { launches, clock_mhz, .. } = load;
+                let CaseAsLoad { launches, clock_mhz, .. } = load;
                 stopwatch.settle_clock(clock_mhz);
                 let (launches, settled) = (Some(launches), Some(settled));
                 Ok(Self { launches, settled, pause: Duration::ZERO, begun })
@@ -289,7 +297,7 @@ impl PowerPreparation {
             PowerMode::Burst => {
                 // Long enough for the number of launches in a sample to settle.
                 let started = Instant::now();
-                while started.elapsed().as_secs_f64() < SAMPLE_S {
+                while started.elapsed().as_secs_f64() < GPU_SAMPLE_SECONDS {
                     let sample = load.sample()?;
                     let launch_ns = sample.elapsed_ns / sample.launches as f64;
                     if launch_ns > MAX_BURST_LAUNCH_NS {
@@ -300,7 +308,7 @@ impl PowerPreparation {
                         )));
                     }
                 }
-                let pause = Duration::from_secs_f64(SAMPLE_S) * PAUSES;
+                let pause = Duration::from_secs_f64(GPU_SAMPLE_SECONDS) * BURST_PAUSES_PER_SAMPLE;
                 Ok(Self { launches: Some(load.launches), settled: None, pause, begun })
             }
         }
@@ -313,13 +321,17 @@ impl PowerPreparation {
         executable: &mut dyn Executable,
         stopwatch: &mut dyn Stopwatch,
         launches: u64,
-    ) -> Result<TimedSample, BackendError> {
+    ) -> Result<SampleWithWallTime, BackendError> {
         std::thread::sleep(self.pause);
-        TimedSample::new(|| stopwatch.time(executable, self.launches.unwrap_or(launches)))
+        SampleWithWallTime::new(|| stopwatch.time(executable, self.launches.unwrap_or(launches)))
     }
 
     /// Power state of the samples; absent for a verification pass.
-    fn power(&self, timed: &[TimedSample], stopwatch: &dyn Stopwatch) -> Option<PowerRecord> {
+    fn power(
+        &self,
+        timed: &[SampleWithWallTime],
+        stopwatch: &dyn Stopwatch,
+    ) -> Option<PowerRecord> {
         let Some(meter) = stopwatch.power() else {
             return Some(PowerRecord::not_applicable("the host computes"));
         };
@@ -333,7 +345,7 @@ impl PowerPreparation {
         };
         let mut windows = Settling::while_sampling();
         let mut launches_ns = Vec::new();
-        for TimedSample { sample, wall } in timed {
+        for SampleWithWallTime { sample, wall } in timed {
             launches_ns.push(sample.elapsed_ns / sample.launches as f64);
             windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
         }
@@ -342,25 +354,25 @@ impl PowerPreparation {
     }
 }
 
-/// Launches of a case as they are sampled, in samples of [`SAMPLE_S`].
-struct CaseLoad<'a> {
+/// Launches of a case as they are sampled, in samples of [`GPU_SAMPLE_SECONDS`].
+struct CaseAsLoad<'a> {
     executable: &'a mut dyn Executable,
     stopwatch: &'a mut dyn Stopwatch,
     launches: u64,
     clock_mhz: Option<f64>,
 }
 
-impl Load for CaseLoad<'_> {
+impl Load for CaseAsLoad<'_> {
     fn sample(&mut self) -> Result<LoadSample, BackendError> {
-        let TimedSample { sample, wall } =
-            TimedSample::new(|| self.stopwatch.time(self.executable, self.launches))?;
+        let SampleWithWallTime { sample, wall } =
+            SampleWithWallTime::new(|| self.stopwatch.time(self.executable, self.launches))?;
         // Wall time, because the cost of a launch besides its own time (the flush of a cold one) is
         // part of the load.
         let launch_s = wall.as_secs_f64() / sample.launches as f64;
-        let whole = (SAMPLE_S / launch_s.max(1e-9)).ceil() as u64;
+        let whole = (GPU_SAMPLE_SECONDS / launch_s.max(1e-9)).ceil() as u64;
         self.launches = whole.clamp(1, 2 * sample.launches);
         self.clock_mhz = sample.clock_mhz;
-        let Sample { launches, elapsed_ns, clock_mhz, .. } = sample;
+        let LaunchSample { launches, elapsed_ns, clock_mhz, .. } = sample;
         Ok(LoadSample { launches, elapsed_ns, clock_mhz })
     }
 
@@ -384,12 +396,12 @@ impl Load for CaseLoad<'_> {
 /// Time of the host to start a launch on an idle device, nanoseconds: the shortest of a few.
 ///
 /// # Errors
-/// When a launch fails.
-pub fn host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendError> {
+/// Fails if a launch fails.
+pub fn shortest_host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendError> {
     let mut shortest = f64::INFINITY;
     let begun = Instant::now();
-    for taken in 0..HOST_TIMED_LAUNCHES {
-        // The second of long launches is as informative as the last.
+    for taken in 0..LAUNCHES_WITH_HOST_TIME {
+        // For long launches the second sample is as informative as the last one, so one is enough.
         if taken > 1 && begun.elapsed() > Duration::from_millis(5) {
             break;
         }
@@ -403,17 +415,17 @@ pub fn host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendErr
 }
 
 /// Share of the CPU that other processes took between two readings.
-fn contention(start: Option<CpuTime>, end: Option<CpuTime>) -> Option<f64> {
+fn contention(start: Option<CpuTimeTicks>, end: Option<CpuTimeTicks>) -> Option<f64> {
     end?.taken_by_others_since(&start?)
 }
 
 fn collect(
-    timed: &[TimedSample],
+    timed: &[SampleWithWallTime],
     stopwatch: &dyn Stopwatch,
-    lead: &PowerPreparation,
+    lead: &LoadBeforeSamples,
     contention: Option<f64>,
 ) -> Samples {
-    let kept: Vec<Sample> = timed.iter().map(|timed| timed.sample).collect();
+    let kept: Vec<LaunchSample> = timed.iter().map(|timed| timed.sample).collect();
     let power = lead.power(timed, stopwatch);
     let slowed = power.as_ref().is_some_and(PowerRecord::slowed);
     Samples {
@@ -429,7 +441,7 @@ fn collect(
             .map(|sample| sample.skew_ns)
             .collect::<Option<_>>()
             .unwrap_or_default(),
-        conditions: Conditions {
+        conditions: SampleConditions {
             discarded: kept.iter().map(|sample| sample.discarded).sum(),
             throttled: kept.iter().filter(|sample| sample.throttled || slowed).count() as u64,
             contention,
@@ -453,18 +465,22 @@ mod tests {
     use super::*;
     use crate::backend::cpu::CpuTask;
     use crate::measure::power::PowerMeter;
-    use crate::measure::{Conditions, Replay};
+    use crate::measure::{Replay, SampleConditions};
     use crate::workload::Tensors;
 
-    /// A card on which a launch takes this many milliseconds.
-    struct Card(f64, Arc<PowerMeter>);
+    /// A simulated card on which a launch takes this many milliseconds.
+    struct FakePowerCard(f64, Arc<PowerMeter>);
 
-    impl Stopwatch for Card {
-        fn time(&mut self, _: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
+    impl Stopwatch for FakePowerCard {
+        fn time(
+            &mut self,
+            _: &mut dyn Executable,
+            launches: u64,
+        ) -> Result<LaunchSample, BackendError> {
             let elapsed = Duration::from_secs_f64(self.0 * 1e-3) * launches as u32;
             std::thread::sleep(elapsed);
             let elapsed_ns = elapsed.as_nanos() as f64;
-            Ok(Sample {
+            Ok(LaunchSample {
                 launches,
                 elapsed_ns,
                 skew_ns: None,
@@ -482,8 +498,8 @@ mod tests {
             Some(&self.1)
         }
 
-        fn conditions(&self) -> Conditions {
-            Conditions::default()
+        fn conditions(&self) -> SampleConditions {
+            SampleConditions::default()
         }
     }
 
@@ -491,8 +507,8 @@ mod tests {
     fn a_burst_refuses_launches_of_more_than_ten_milliseconds() {
         let lead = |launch_ms| {
             let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
-            let mut card = Card(launch_ms, Arc::new(PowerMeter::blind(None)));
-            PowerPreparation::run(&mut task, &mut card, PowerMode::Burst)
+            let mut card = FakePowerCard(launch_ms, Arc::new(PowerMeter::blind(None)));
+            LoadBeforeSamples::run(&mut task, &mut card, PowerMode::Burst)
         };
         assert!(lead(1.0).is_ok_and(|lead| lead.pause > Duration::ZERO));
         let refused = lead(12.0).err().map(|error| error.to_string());

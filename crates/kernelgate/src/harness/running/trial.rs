@@ -10,21 +10,21 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::harness::selection::cases::Selection;
-use crate::harness::selection::filter::Filter;
-use crate::harness::settings::Settings;
-use crate::measure::delay::Delay;
+use crate::harness::selection::cases::CaseSelectionResult;
+use crate::harness::selection::filter::CaseFilter;
+use crate::harness::settings::BenchSettings;
+use crate::measure::delay::InjectedDelay;
 use crate::record::{ProcessRun, TrialRequest, file, tensors};
 use crate::workload::Tensors;
 
 /// Outputs of one build as the reference of another, by case: folders.
 #[derive(Debug, Clone, Default)]
 pub struct BuildOutputs {
-    /// Folder for this build's outputs.
+    /// Folder in which this build's outputs are saved.
     pub keep: Option<PathBuf>,
-    /// Folder of the base's outputs.
+    /// Folder that holds the base build's outputs.
     pub base: Option<PathBuf>,
-    /// Whether verified outputs are saved too, for another build that cannot verify them.
+    /// Whether verified outputs are saved as well, for another build that cannot verify them.
     pub keep_verified: bool,
 }
 
@@ -42,8 +42,8 @@ impl BuildOutputs {
         }
     }
 
-    /// Saves the outputs of a case that the reference verified, if the other build needs them.
-    pub fn save_verified(&self, id: &str, outputs: &Tensors) {
+    /// Saves the verified outputs of a case, if the other build needs them.
+    pub fn save_verified_outputs(&self, id: &str, outputs: &Tensors) {
         if self.keep_verified {
             self.save(id, outputs);
         }
@@ -55,19 +55,23 @@ impl BuildOutputs {
     }
 }
 
-/// The filter of a trial request; that of the flags if the request names no cases.
-pub fn filter(request: &TrialRequest, settings: &Settings) -> Filter {
-    request.cases.clone().map_or_else(|| settings.filter.clone(), Filter::OneOf)
+/// The case filter of a trial request; the filter of the flags if the request names no cases.
+pub fn filter(request: &TrialRequest, settings: &BenchSettings) -> CaseFilter {
+    request.cases.clone().map_or_else(|| settings.filter.clone(), CaseFilter::OneOf)
 }
 
-/// The delays of the selected cases.
-pub fn delays(settings: &Settings, selection: &Selection<'_>) -> BTreeMap<String, u64> {
+/// The artificial delays of the selected cases.
+pub fn injected_delays(
+    settings: &BenchSettings,
+    selection: &CaseSelectionResult<'_>,
+) -> BTreeMap<String, u64> {
     let ids = selection.groups.iter().flat_map(|group| &group.cases).map(|case| &case.id);
-    ids.filter_map(|id| Some((id.clone(), Delay::find(&settings.delays, id)?.delay_ns))).collect()
+    ids.filter_map(|id| Some((id.clone(), InjectedDelay::find(&settings.delays, id)?.delay_ns)))
+        .collect()
 }
 
 /// Prints a warning that launches are delayed on purpose.
-pub fn warn_of_delays(run: &ProcessRun) {
+pub fn warn_of_injected_delays(run: &ProcessRun) {
     if !run.delays.is_empty() {
         eprintln!(
             "warning: launches are delayed on purpose (KERNELGATE_DELAY), nanoseconds: {}",
@@ -90,7 +94,7 @@ mod tests {
         let tensors = |value: usize| Tensors::new().with("y", [1], vec![value as f32]);
         for (index, id) in ids.iter().enumerate() {
             outputs.save(id, &tensors(index));
-            outputs.save_verified(id, &tensors(9));
+            outputs.save_verified_outputs(id, &tensors(9));
         }
         for (index, id) in ids.iter().enumerate() {
             assert_eq!(outputs.base_outputs(id), Some(tensors(index)), "{id}");

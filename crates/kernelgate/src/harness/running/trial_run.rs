@@ -4,25 +4,25 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use super::case_error::CaseError;
-use super::execution::{Execution, Timer};
-use super::problem::{PreparedProblem, Verified};
+use super::execution::{CaseExecution, SampleTimer};
+use super::problem::{PreparedProblem, VerifiedExecutable};
 use super::progress::BenchProgress;
-use super::sampling::Sampler;
+use super::sampling::ProcessSampler;
 use super::session::Session;
-use super::trial::{BuildOutputs, delays, warn_of_delays};
+use super::trial::{BuildOutputs, injected_delays, warn_of_injected_delays};
 use crate::backend::{BackendKind, Target};
 use crate::exit::Exit;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
 use crate::harness::phase_timer;
-use crate::harness::recording::recorder::{Event, Recorder, Saving};
-use crate::harness::recording::references::References;
-use crate::harness::selection::cases::{Case, Group, Selection};
+use crate::harness::recording::recorder::{RecordSaving, RecordedCaseEvent, RunRecorder};
+use crate::harness::recording::references::StoredReferences;
+use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
 use crate::harness::selection::place::Place;
-use crate::harness::settings::Settings;
+use crate::harness::settings::BenchSettings;
 use crate::record::run::VerificationRecord;
 use crate::record::{
-    Environment, FileError, ProcessRun, Provenance, Store, TrialRequest, TrialSampling, file,
+    Environment, ProcessRun, Provenance, RecordFileError, Store, TrialRequest, TrialSampling, file,
 };
 use kernelgate_cuda::driver::launch::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::CardTelemetry;
@@ -30,25 +30,25 @@ use kernelgate_cuda::observe::telemetry::CardTelemetry;
 /// State of a trial, which is one process of a comparison.
 pub struct TrialSession<'a> {
     /// Flags and variables.
-    pub settings: &'a Settings,
+    pub settings: &'a BenchSettings,
     /// How long to time.
     pub sampling: TrialSampling,
-    /// The run that verified this executable.
+    /// The earlier run that verified this executable.
     pub verified: Option<ProcessRun>,
-    /// Folder of inputs drawn earlier.
+    /// Folder of inputs that an earlier trial drew.
     pub inputs: Option<PathBuf>,
     /// Outputs of builds that no reference verifies.
     pub outputs: BuildOutputs,
     /// Folder of stored references.
-    pub references: Option<References>,
+    pub references: Option<StoredReferences>,
     /// The trial's record.
-    pub recorder: Recorder,
+    pub recorder: RunRecorder,
 }
 
 impl TrialSession<'_> {
     /// Whether the process takes times; otherwise it only verifies.
-    fn measures(&self) -> bool {
-        self.sampling != TrialSampling::VERIFICATION_PASS
+    fn takes_times(&self) -> bool {
+        self.sampling != TrialSampling::VERIFICATION_SAMPLING
     }
 
     /// The comparison of a case with the reference in an earlier process.
@@ -61,14 +61,18 @@ impl TrialSession<'_> {
 }
 
 impl Session for TrialSession<'_> {
-    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<PreparedProblem, CaseError> {
+    fn prepare(
+        &self,
+        group: &ProblemGroup<'_>,
+        target: &Target,
+    ) -> Result<PreparedProblem, CaseError> {
         let mut ready =
             PreparedProblem::inputs(group, self.settings.seed, self.inputs.as_deref(), target)?;
         ready.references.clone_from(&self.references);
         ready.outputs.clone_from(&self.outputs);
         // Outside of a case, whose memory it would add to.
         if self.verified.is_none() {
-            ready.compute_reference(group)?;
+            ready.compute_reference_once(group)?;
         }
         Ok(ready)
     }
@@ -76,46 +80,47 @@ impl Session for TrialSession<'_> {
     fn verify(
         &self,
         ready: &mut PreparedProblem,
-        group: &Group<'_>,
-        case: &Case,
+        group: &ProblemGroup<'_>,
+        case: &SelectedCase,
         target: &Target,
-    ) -> Result<Verified, CaseError> {
-        ready.verify_bits(group, case, target, self.earlier_verification(&case.id))
+    ) -> Result<VerifiedExecutable, CaseError> {
+        ready.verify_by_output_bits(group, case, target, self.earlier_verification(&case.id))
     }
 
-    fn sampler(&self) -> Sampler<'_> {
-        Sampler::Plan(self.sampling, self.settings.power)
+    fn trial_sampler(&self) -> ProcessSampler<'_> {
+        ProcessSampler::Plan(self.sampling, self.settings.power)
     }
 
-    fn record(&self, event: Event<'_>) -> Result<(), FileError> {
+    fn record(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError> {
         self.recorder.add(event)
     }
 
     fn measures_costs(&self) -> bool {
-        !self.measures()
+        !self.takes_times()
     }
 
     /// Builds are compared by their kernels once an executable.
     fn kernels(&self, ready: &PreparedProblem) -> UsedKernels {
-        if self.measures() { UsedKernels::new() } else { ready.kernels.describe() }
+        if self.takes_times() { UsedKernels::new() } else { ready.kernels.describe() }
     }
 }
 
 /// Verifies and times the cases of a trial request, and records the run at the requested path.
 ///
 /// # Errors
-/// When a record cannot be read or written, or the device fails before any case.
-pub fn carry_out(
+/// Fails if a record cannot be read or written, or the device fails before any case.
+pub fn carry_out_trial(
     bench: &str,
-    settings: &Settings,
+    settings: &BenchSettings,
     request: TrialRequest,
     place: &Place,
-    selection: &Selection<'_>,
+    selection: &CaseSelectionResult<'_>,
     store: &Store,
 ) -> Result<Exit, HarnessError> {
     let started = Instant::now();
     let opening = phase_timer::start("open");
-    let executable = settings.process.executable.as_deref().map(file::content_hash).transpose()?;
+    let executable =
+        settings.process.executable.as_deref().map(file::content_hash_of_file).transpose()?;
     let target = settings.device.open(place)?;
     let environment = Environment::on(&target);
     drop(opening);
@@ -124,23 +129,28 @@ pub fn carry_out(
         shard: selection.plan.as_ref().and(settings.shard),
         plan: selection.plan.clone(),
         seed: settings.seed,
-        delays: delays(settings, selection),
+        delays: injected_delays(settings, selection),
         executable,
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
-        ..ProcessRun::start(bench, &request.session, environment, Provenance::detect(&store.root))
+        ..ProcessRun::start(
+            bench,
+            &request.session,
+            environment,
+            Provenance::detect_from_git(&store.root),
+        )
     };
     let earlier: Option<ProcessRun> = request.verified.as_deref().map(file::read).transpose()?;
-    // Bits of another executable or another device do not apply to this one.
+    // Output bits of another executable or another device do not apply to this trial.
     let verified = earlier.filter(|earlier| {
         earlier.executable.is_some()
             && earlier.executable == run.executable
             && earlier.seed == run.seed
-            && earlier.environment.same_place(&run.environment)
+            && earlier.environment.can_reuse_results_of(&run.environment)
     });
     let mut timer = {
         let _activity = phase_timer::start("timer");
-        Timer::new(&target)?
+        SampleTimer::new(&target)?
     };
     run.anchors = request.anchors.then(|| timer.anchors(settings.power));
     let telemetry = {
@@ -149,9 +159,9 @@ pub fn carry_out(
         run.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read));
         telemetry
     };
-    warn_of_delays(&run);
-    let references = References::at(store.references.clone(), run.executable.clone());
-    let recorder = Recorder::start(run, request.record, Saving::WhenComplete, None)?;
+    warn_of_injected_delays(&run);
+    let references = StoredReferences::at(store.references.clone(), run.executable.clone());
+    let recorder = RunRecorder::start(run, request.record, RecordSaving::WhenComplete, None)?;
     recorder.exit_on_interrupt()?;
     if target.kind() == BackendKind::Cpu {
         recorder.exit_on_endless_launch(settings.host_timeout);
@@ -170,9 +180,9 @@ pub fn carry_out(
         recorder: recorder.clone(),
     };
     let progress = BenchProgress::new(settings.quiet, selection.count());
-    let exit = Execution::new(&session, settings, target, timer, progress).run(selection)?;
-    let checks = phase_timer::whole(after_timing::ACTIVITY);
-    recorder.add_spent(phase_timer::take(), checks, started.elapsed());
+    let exit = CaseExecution::new(&session, settings, target, timer, progress).run(selection)?;
+    let checks = phase_timer::whole(after_timing::PHASE_NAME);
+    recorder.add_time_by_activity(phase_timer::take_phase_times(), checks, started.elapsed());
     recorder.finish(telemetry.as_ref().map(CardTelemetry::read))?;
     Ok(exit)
 }

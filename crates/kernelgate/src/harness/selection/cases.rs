@@ -3,51 +3,51 @@
 
 use std::collections::BTreeSet;
 
-use super::filter::Filter;
+use super::filter::CaseFilter;
 use super::place::Place;
 use crate::backend::BackendKind;
-use crate::harness::error::{HarnessError, MAX_COMPARED};
+use crate::harness::error::{HarnessError, MAX_COMPARED_TEXT_CHARACTERS};
 use crate::harness::guard;
 use crate::measure::Cache;
 use crate::measure::limits::CaseWork;
-use crate::record::{Partition, ShardPlan, WorkRecord};
+use crate::record::{BenchShardPlan, ShardPartition, WorkRecord};
 use crate::suite::{BoundProblem, ImplementationInfo, Suite};
-use crate::workload::{AxisError, Effort, Override, Point, Scale};
+use crate::workload::{AxisError, AxisOverride, Effort, Point, Scale};
 
-/// Fewest bytes at which hot and cold cases are the same, so that no cold case exists: a launch
-/// finds little of the data of the launch before. On a GPU with a larger L2 it is a multiple of the
-/// L2's size.
+/// Smallest number of bytes at which hot and cold caches are alike, so that no cold case exists: a
+/// launch finds little of the previous launch's data. On a GPU with a larger L2 it is a multiple of
+/// the L2's size.
 const BEYOND_CACHES: u64 = 256 << 20;
-const BEYOND_L2: u64 = 4;
+const MULTIPLE_OF_L2: u64 = 4;
 
 /// A problem and the implementations of it that were selected.
-pub struct Group<'a> {
-    /// The workload and its implementations.
+pub struct ProblemGroup<'a> {
+    /// The workload of the group, with its implementations.
     pub suite: &'a Suite,
     /// The problem's axes.
     pub point: Point,
     /// The problem.
     pub bound: Box<dyn BoundProblem>,
-    /// Selected implementations that can compute it.
-    pub cases: Vec<Case>,
+    /// Selected cases whose implementation can compute the problem.
+    pub cases: Vec<SelectedCase>,
 }
 
-impl Group<'_> {
+impl ProblemGroup<'_> {
     /// `workload/problem`: Criterion's group.
     pub fn id(&self) -> String {
         format!("{}/{}", self.suite.name(), self.point)
     }
 
-    /// Declared work of each case.
-    pub fn works(&self) -> impl Iterator<Item = CaseWork> {
+    /// Declared work of each selected case.
+    pub fn declared_works(&self) -> impl Iterator<Item = CaseWork> {
         let work = self.bound.problem().work();
         self.cases.iter().map(move |case| CaseWork { work: work.clone(), cache: case.cache })
     }
 }
 
-/// One implementation of a group's problem.
-pub struct Case {
-    /// Index among the suite's implementations.
+/// One selected case: an implementation of the group's problem in one cache state.
+pub struct SelectedCase {
+    /// Index of the implementation in the suite.
     pub index: usize,
     /// The implementation.
     pub row: ImplementationInfo,
@@ -57,14 +57,14 @@ pub struct Case {
     pub id: String,
 }
 
-impl Case {
-    /// `implementation/cache`: Criterion's function in the group.
+impl SelectedCase {
+    /// `implementation/cache`: Name of the case's function in Criterion's benchmark group.
     pub fn function(&self) -> String {
         format!("{}/{}", self.row.name, self.cache.name())
     }
 }
 
-/// Order in which cases run.
+/// The order in which selected cases run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CaseOrder {
     /// Declared order.
@@ -75,35 +75,35 @@ pub enum CaseOrder {
 
 /// Result of a selection.
 #[derive(Default)]
-pub struct Selection<'a> {
+pub struct CaseSelectionResult<'a> {
     /// Problems with at least one case to run.
-    pub groups: Vec<Group<'a>>,
+    pub groups: Vec<ProblemGroup<'a>>,
     /// Ids that cannot run here, with the reason.
     pub skipped: Vec<(String, String)>,
     /// Skipped cases that no machine can run, because their implementation does not compute the
     /// problem.
     pub unsupported: BTreeSet<String>,
     /// The whole of which this is a shard.
-    pub plan: Option<ShardPlan>,
+    pub plan: Option<BenchShardPlan>,
 }
 
-impl Selection<'_> {
+impl CaseSelectionResult<'_> {
     /// Cases to run.
     pub fn count(&self) -> usize {
         self.groups.iter().map(|group| group.cases.len()).sum()
     }
 
     /// The plan of the selected cases, divided by `partition`.
-    pub fn plan(&self, bench: &str, partition: &Partition) -> ShardPlan {
+    pub fn plan(&self, bench: &str, partition: &ShardPartition) -> BenchShardPlan {
         let problems = self
             .groups
             .iter()
             .map(|group| (group.id(), group.cases.iter().map(|case| case.id.as_str()).collect()));
-        partition.plan(bench, problems)
+        partition.plan_of_problems(bench, problems)
     }
 
-    /// Puts the cases in an order.
-    pub fn put_in(&mut self, order: CaseOrder) {
+    /// Sorts the selected cases into an order.
+    pub fn order_cases(&mut self, order: CaseOrder) {
         if order == CaseOrder::Reverse {
             self.groups.reverse();
             self.groups.iter_mut().for_each(|group| group.cases.reverse());
@@ -111,9 +111,9 @@ impl Selection<'_> {
     }
 
     /// Moves these cases to the front: first the problems that have one, then within each problem
-    /// its cases. The others keep their order.
+    /// its cases. The other cases keep their order.
     pub fn move_to_front(&mut self, first: &BTreeSet<String>) {
-        let later = |case: &Case| !first.contains(&case.id);
+        let later = |case: &SelectedCase| !first.contains(&case.id);
         for group in &mut self.groups {
             group.cases.sort_by_key(later);
         }
@@ -128,49 +128,49 @@ impl Selection<'_> {
 
 /// Which cases to select.
 #[derive(Clone, Copy)]
-pub struct Choice<'c> {
+pub struct SelectionChoice<'c> {
     /// Points that are selected.
     pub effort: Effort,
     /// Backend that runs them.
     pub place: &'c Place,
-    /// Values that replace those of axes.
-    pub axes: &'c [Override],
+    /// Axis values of the command line that replace those of the selection.
+    pub axes: &'c [AxisOverride],
     /// Ids that are selected.
-    pub filter: &'c Filter,
+    pub filter: &'c CaseFilter,
     /// Part of the problems.
-    pub part: Option<&'c Partition>,
+    pub part: Option<&'c ShardPartition>,
 }
 
-/// Selects cases of all problems.
+/// Selects cases of all problems of all suites.
 ///
 /// # Errors
-/// The errors of [`Choice::select`].
+/// Fails with the errors of [`SelectionChoice::select`].
 pub fn select<'a>(
     suites: impl IntoIterator<Item = &'a Suite>,
     effort: Effort,
     place: &Place,
-    axes: &[Override],
-    filter: &Filter,
-) -> Result<Selection<'a>, HarnessError> {
-    Choice { effort, place, axes, filter, part: None }.select(suites)
+    axes: &[AxisOverride],
+    filter: &CaseFilter,
+) -> Result<CaseSelectionResult<'a>, HarnessError> {
+    SelectionChoice { effort, place, axes, filter, part: None }.select(suites)
 }
 
-impl Choice<'_> {
+impl SelectionChoice<'_> {
     /// Selects cases.
     ///
     /// A suite without an overridden axis, or which rejects its value, contributes nothing. A suite
     /// that accepts each value but not their combination is skipped, with its reason.
     ///
     /// # Errors
-    /// When two cases share an id, a problem cannot state its work, or no suite accepts the
+    /// Fails if two cases share an id, a problem cannot state its work, or no suite accepts the
     /// overrides.
     pub fn select<'a>(
         self,
         suites: impl IntoIterator<Item = &'a Suite>,
-    ) -> Result<Selection<'a>, HarnessError> {
+    ) -> Result<CaseSelectionResult<'a>, HarnessError> {
         let Self { axes, .. } = self;
         let mut ids = BTreeSet::new();
-        let mut selection = Selection::default();
+        let mut selection = CaseSelectionResult::default();
         let (mut taken, mut refused) = (false, Vec::new());
         for suite in suites {
             let Ok(points) = suite.points(self.effort, self.place.kind.scale(), axes) else {
@@ -186,15 +186,15 @@ impl Choice<'_> {
                     }
                 };
                 taken = true;
-                let declared = guard::catch(|| bound.problem().work()).and_then(|work| {
+                let declared = guard::catch_panic(|| bound.problem().work()).and_then(|work| {
                     WorkRecord::from(&work).validate()?;
                     Ok(work.total_bytes())
                 });
                 let bytes =
                     declared.map_err(|problem| HarnessError::Work { case: id.clone(), problem })?;
                 if self.part.is_none_or(|part| part.has(&id)) {
-                    let group = Group { suite, point, bound, cases: Vec::new() };
-                    self.add_cases(&mut selection, group, bytes, &mut ids)?;
+                    let group = ProblemGroup { suite, point, bound, cases: Vec::new() };
+                    self.add_matching_cases(&mut selection, group, bytes, &mut ids)?;
                 }
             }
         }
@@ -203,18 +203,18 @@ impl Choice<'_> {
                 return Err(HarnessError::Problem { case, problem });
             }
         } else {
-            refused.retain(|(id, _)| self.filter.matches(id));
+            refused.retain(|(id, _)| self.filter.matches_id(id));
             let reasons = refused.into_iter().map(|(id, problem)| (id, problem.to_string()));
             selection.skipped.extend(reasons);
         }
         Ok(selection)
     }
 
-    /// Adds the matching cases of a problem that moves this many bytes.
-    fn add_cases<'a>(
+    /// Adds those cases of a problem that the filter matches; the problem moves this many bytes.
+    fn add_matching_cases<'a>(
         self,
-        selection: &mut Selection<'a>,
-        mut group: Group<'a>,
+        selection: &mut CaseSelectionResult<'a>,
+        mut group: ProblemGroup<'a>,
         bytes: u64,
         ids: &mut BTreeSet<String>,
     ) -> Result<(), HarnessError> {
@@ -227,12 +227,12 @@ impl Choice<'_> {
             if rows.is_some_and(|rows| !rows.contains(&row.name)) {
                 continue;
             }
-            for &cache in caches(row.backend, bytes, place.l2_bytes) {
+            for &cache in cache_states_of(row.backend, bytes, place.l2_bytes) {
                 let id = format!("{}/{}/{}", group.id(), row.name, cache.name());
                 if !ids.insert(id.clone()) {
                     return Err(HarnessError::SameId { case: id });
                 }
-                if !self.filter.matches(&id) {
+                if !self.filter.matches_id(&id) {
                     continue;
                 }
                 if let Err(reason) = group.bound.supports(index) {
@@ -240,10 +240,10 @@ impl Choice<'_> {
                     selection.skipped.push((id, format!("{} {reason}", row.name)));
                 } else if row.backend != place.kind {
                     selection.skipped.push((id, place.otherwise.clone()));
-                } else if let Some(reason) = too_few_gpus(row.backend, gpus, place.gpus) {
+                } else if let Some(reason) = too_few_gpus_reason(row.backend, gpus, place.gpus) {
                     selection.skipped.push((id, reason));
                 } else {
-                    group.cases.push(Case { index, row, cache, id });
+                    group.cases.push(SelectedCase { index, row, cache, id });
                 }
             }
         }
@@ -255,16 +255,16 @@ impl Choice<'_> {
 }
 
 /// Why a case that is spread over `needed` GPUs does not run on `available` ones.
-fn too_few_gpus(backend: BackendKind, needed: usize, available: usize) -> Option<String> {
+fn too_few_gpus_reason(backend: BackendKind, needed: usize, available: usize) -> Option<String> {
     (backend == BackendKind::Cuda && needed > available).then(|| {
         format!("needs {needed} GPUs, this run has {available}: --devices {needed} takes the first {needed}")
     })
 }
 
 /// The cache states in which a case is timed. The CPU backend has no means to empty the caches.
-fn caches(backend: BackendKind, bytes: u64, l2_bytes: u64) -> &'static [Cache] {
+fn cache_states_of(backend: BackendKind, bytes: u64, l2_bytes: u64) -> &'static [Cache] {
     match backend {
-        BackendKind::Cuda if bytes < BEYOND_CACHES.max(BEYOND_L2 * l2_bytes) => {
+        BackendKind::Cuda if bytes < BEYOND_CACHES.max(MULTIPLE_OF_L2 * l2_bytes) => {
             &[Cache::Hot, Cache::Cold]
         }
         _ => &[Cache::Hot],
@@ -275,9 +275,9 @@ fn caches(backend: BackendKind, bytes: u64, l2_bytes: u64) -> &'static [Cache] {
 ///
 /// # Errors
 /// The first workload's error, or an unknown axis with the axes there are.
-pub fn check_overrides<'a>(
+pub fn check_axis_overrides<'a>(
     suites: impl Iterator<Item = &'a Suite>,
-    overrides: &[Override],
+    overrides: &[AxisOverride],
 ) -> Result<(), HarnessError> {
     let suites: Vec<_> = suites.collect();
     for wanted in overrides {
@@ -304,9 +304,9 @@ pub fn check_overrides<'a>(
 
 /// The error for axes that no case of these suites has: a value that no suite with its axis
 /// accepts, or values that are accepted one by one but not together.
-pub fn nothing_has<'a>(
+pub fn unmatched_axis_error<'a>(
     suites: impl Iterator<Item = &'a Suite>,
-    overrides: &[Override],
+    overrides: &[AxisOverride],
 ) -> HarnessError {
     let suites: Vec<_> = suites.collect();
     for wanted in overrides {
@@ -326,10 +326,10 @@ pub fn nothing_has<'a>(
     HarnessError::NoCombination { axes: axes.collect() }
 }
 
-/// Every id of every effort.
-pub fn all_ids<'a>(suites: impl Iterator<Item = &'a Suite>) -> Vec<String> {
+/// Ids of all cases of all efforts.
+pub fn all_case_ids<'a>(suites: impl Iterator<Item = &'a Suite>) -> Vec<String> {
     let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
-    let everything = select(suites, Effort::Thorough, &anywhere, &[], &Filter::All);
+    let everything = select(suites, Effort::Thorough, &anywhere, &[], &CaseFilter::All);
     let Ok(selection) = everything else { return Vec::new() };
     let running =
         selection.groups.iter().flat_map(|group| group.cases.iter().map(|case| case.id.clone()));
@@ -337,23 +337,23 @@ pub fn all_ids<'a>(suites: impl Iterator<Item = &'a Suite>) -> Vec<String> {
 }
 
 /// The error for a filter that no case matches.
-pub fn nothing_matches<'a>(
-    filter: &Filter,
+pub fn unmatched_filter_error<'a>(
+    filter: &CaseFilter,
     suites: impl Iterator<Item = &'a Suite>,
 ) -> HarnessError {
-    let suggestions = suggestions(filter, &all_ids(suites));
+    let suggestions = closest_ids(filter, &all_case_ids(suites));
     HarnessError::NoMatch { filter: filter.text().unwrap_or_default().to_owned(), suggestions }
 }
 
 /// Suggestions for a mistyped filter: the closest ids, or leading parts of ids if these are as
 /// close, best first.
-pub fn suggestions(filter: &Filter, ids: &[String]) -> Vec<String> {
-    let Some(text) = filter.text().filter(|text| text.len() <= MAX_COMPARED) else {
+pub fn closest_ids(filter: &CaseFilter, ids: &[String]) -> Vec<String> {
+    let Some(text) = filter.text().filter(|text| text.len() <= MAX_COMPARED_TEXT_CHARACTERS) else {
         return Vec::new();
     };
     let mut candidates = BTreeSet::new();
     for id in ids {
-        if matches!(filter, Filter::Exact(_)) {
+        if matches!(filter, CaseFilter::Exact(_)) {
             candidates.insert(id.as_str());
             continue;
         }
@@ -374,7 +374,7 @@ pub fn suggestions(filter: &Filter, ids: &[String]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{all, huge, own};
+    use super::super::sample::{all, huge_suites, own};
     use super::*;
 
     #[test]
@@ -384,7 +384,7 @@ mod tests {
             "st_bif/backward/n4_f32/cpu/hot".to_owned(),
         ];
         let suggestions =
-            |text: &str, exact| suggestions(&Filter::parse(Some(text), exact).unwrap(), &ids);
+            |text: &str, exact| closest_ids(&CaseFilter::parse(Some(text), exact).unwrap(), &ids);
         assert_eq!(suggestions("atention/foward", false)[0], "attention/forward");
         assert_eq!(suggestions("s1024_d64_ful_f32", false)[0], "s1024_d64_full_f32");
         assert_eq!(suggestions("stbif", false)[0], "st_bif");
@@ -403,7 +403,7 @@ mod tests {
             Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let select_with = |suites: &[Suite], overrides: &[&str], filter: Option<&str>| {
             let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
-            let filter = Filter::parse(filter, false).unwrap();
+            let filter = CaseFilter::parse(filter, false).unwrap();
             let suites = suites.iter();
             select(suites, Effort::Default, &place, &overrides, &filter)
                 .map(|selection| (selection.count(), selection.skipped))
@@ -419,7 +419,7 @@ mod tests {
             Ok((0, vec![backward.clone()]))
         );
         assert_eq!(select_with(&own(), &["level=4"], None), Ok((3, vec![])));
-        // No other workload accepts the value.
+        // No workload of another bench accepts the axis value.
         let refused = select_with(&own()[1..], &["level=16"], None);
         assert_eq!(refused, Err(format!("{}: {reason}", backward.0)));
     }
@@ -428,9 +428,9 @@ mod tests {
     fn work_that_cannot_be_counted_is_refused_by_its_problem() {
         let place =
             Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
-        let suites = huge();
+        let suites = huge_suites();
         let suites = suites.iter();
-        let refused = select(suites, Effort::Default, &place, &[], &Filter::All).err().unwrap();
+        let refused = select(suites, Effort::Default, &place, &[], &CaseFilter::All).err().unwrap();
         let expected = "spike/huge/n8: declared work: more work than any machine does: read \
                       18446744073709551615 B, write 1 B";
         assert_eq!(refused.to_string(), expected);
@@ -438,10 +438,10 @@ mod tests {
 
     #[test]
     fn a_case_over_several_gpus_needs_as_many() {
-        assert_eq!(too_few_gpus(BackendKind::Cuda, 2, 2), None);
-        assert_eq!(too_few_gpus(BackendKind::Cpu, 2, 1), None);
+        assert_eq!(too_few_gpus_reason(BackendKind::Cuda, 2, 2), None);
+        assert_eq!(too_few_gpus_reason(BackendKind::Cpu, 2, 1), None);
         let reason = "needs 4 GPUs, this run has 2: --devices 4 takes the first 4";
-        assert_eq!(too_few_gpus(BackendKind::Cuda, 4, 2).as_deref(), Some(reason));
+        assert_eq!(too_few_gpus_reason(BackendKind::Cuda, 4, 2).as_deref(), Some(reason));
     }
 
     #[test]
@@ -450,8 +450,8 @@ mod tests {
         let place =
             Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let suites = suites.iter();
-        let mut selection = select(suites, Effort::Default, &place, &[], &Filter::All).unwrap();
-        let ids = |selection: &Selection<'_>| -> Vec<String> {
+        let mut selection = select(suites, Effort::Default, &place, &[], &CaseFilter::All).unwrap();
+        let ids = |selection: &CaseSelectionResult<'_>| -> Vec<String> {
             let cases = selection.groups.iter().flat_map(|group| &group.cases);
             cases.map(|case| case.id.clone()).collect()
         };
@@ -473,7 +473,7 @@ mod tests {
     #[test]
     fn overrides_must_suit_some_workload() {
         let suites = all();
-        let check = |item: &str| check_overrides(suites.iter(), &[item.parse().unwrap()]);
+        let check = |item: &str| check_axis_overrides(suites.iter(), &[item.parse().unwrap()]);
         assert!(check("t=3").is_ok());
         match check("level=5").unwrap_err() {
             HarnessError::Axis(AxisError::Value { axis, value, expected }) => {

@@ -8,7 +8,7 @@ use crate::harness::error::HarnessError;
 
 /// Which ids to run.
 #[derive(Debug, Clone)]
-pub enum Filter {
+pub enum CaseFilter {
     /// Every one.
     All,
     /// No case: libtest's `--ignored`.
@@ -21,11 +21,11 @@ pub enum Filter {
     OneOf(BTreeSet<String>),
 }
 
-impl Filter {
+impl CaseFilter {
     /// Parses the user's filter.
     ///
     /// # Errors
-    /// When the text is not a regular expression.
+    /// Fails if the text is not a regular expression.
     pub fn parse(text: Option<&str>, exact: bool) -> Result<Self, HarnessError> {
         match text {
             None => Ok(Self::All),
@@ -39,8 +39,8 @@ impl Filter {
         }
     }
 
-    /// Whether the filter selects an id.
-    pub fn matches(&self, id: &str) -> bool {
+    /// Whether the filter selects the case with this id.
+    pub fn matches_id(&self, id: &str) -> bool {
         match self {
             Self::All => true,
             Self::None => false,
@@ -50,7 +50,7 @@ impl Filter {
         }
     }
 
-    /// The user's filter, if there is one.
+    /// The regular expression of the user's filter, if a filter was given.
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::All | Self::None | Self::OneOf(_) => None,

@@ -8,11 +8,11 @@ use kernelgate_cuda::driver::device::{self, DeviceError};
 use kernelgate_cuda::{DeviceOptions, Devices};
 
 /// Default timeout, which is longer than any sensible launch.
-pub const DEFAULT_TIMEOUT_S: u64 = 60;
+pub const DEFAULT_GPU_TIMEOUT_S: u64 = 60;
 /// Timeout of launches on the host, where a launch may use a single core.
-pub const HOST_TIMEOUT_S: u64 = 600;
+pub const DEFAULT_HOST_TIMEOUT_S: u64 = 600;
 
-/// The backend on which the process runs, and the reason against the other one.
+/// The backend on which the process runs, and the reason why the other backend is not used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The backend.
@@ -25,31 +25,32 @@ pub struct Place {
     pub gpus: usize,
 }
 
-/// Device requested by the user.
+/// The GPUs that the user requested on the command line.
 #[derive(Debug, Clone)]
 pub struct DeviceRequest {
     /// The backend; `None`: a GPU if there is one, else the CPU.
     pub backend: Option<BackendKind>,
     /// The GPUs, counted from 0; `None` if the user named none.
     pub devices: Option<Devices<usize>>,
-    /// How the devices are opened.
+    /// Options with which the GPUs are opened.
     pub options: DeviceOptions,
 }
 
 impl DeviceRequest {
-    fn ordinals(&self) -> Devices<usize> {
+    fn requested_gpus(&self) -> Devices<usize> {
         self.devices.clone().unwrap_or_else(|| Devices::from(0))
     }
 
     /// Chooses; opens nothing.
     ///
     /// # Errors
-    /// When a GPU was asked for and cannot be had.
+    /// Fails if a GPU was asked for and cannot be had.
     pub fn place<'a>(
         &self,
         mut suites: impl Iterator<Item = &'a Suite>,
     ) -> Result<Place, HarnessError> {
-        let (ordinals, architecture) = (self.ordinals(), self.options.architecture.as_deref());
+        let (ordinals, architecture) =
+            (self.requested_gpus(), self.options.architecture.as_deref());
         let gpu = || ordinals.iter().try_for_each(|&ordinal| device::check(ordinal, architecture));
         let cpu =
             |otherwise: String| Place { kind: BackendKind::Cpu, otherwise, l2_bytes: 0, gpus: 0 };
@@ -85,11 +86,11 @@ impl DeviceRequest {
     /// Opens the chosen device.
     ///
     /// # Errors
-    /// When the GPU cannot be opened.
+    /// Fails if the GPU cannot be opened.
     pub fn open(&self, place: &Place) -> Result<Target, HarnessError> {
         match place.kind {
             BackendKind::Cpu => Ok(Target::Cpu),
-            BackendKind::Cuda => match self.ordinals().open(&self.options) {
+            BackendKind::Cuda => match self.requested_gpus().open(&self.options) {
                 Ok(devices) => Ok(Target::Cuda(devices)),
                 Err(error) => Err(HarnessError::NoGpu(error)),
             },

@@ -10,11 +10,11 @@ use crate::workload::{
 };
 
 /// Computes nothing.
-pub struct Nothing {
+pub struct NoComputation {
     read_bytes: u64,
 }
 
-impl Problem for Nothing {
+impl Problem for NoComputation {
     fn inputs(&self, _: u64) -> Tensors {
         Tensors::new()
     }
@@ -45,7 +45,7 @@ const fn workload(
     name: &'static str,
     axes: &'static [Axis],
     default: &'static [&'static str],
-) -> Workload<Nothing> {
+) -> Workload<NoComputation> {
     let (about, accelerator, thorough) = ("nothing", &[] as &[&str], &[] as &[&str]);
     Workload {
         name,
@@ -55,30 +55,30 @@ const fn workload(
         default,
         accelerator,
         thorough,
-        bind: |_| Ok(Nothing { read_bytes: 8 }),
+        bind: |_| Ok(NoComputation { read_bytes: 8 }),
     }
 }
 
-static FORWARD: Workload<Nothing> =
+static FORWARD: Workload<NoComputation> =
     workload("spike/forward", &[N, T, LEVEL], &["n=8,16 t=4 level=8"]);
-static BACKWARD: Workload<Nothing> = Workload {
+static BACKWARD: Workload<NoComputation> = Workload {
     bind: |point| match point.word("level")? {
         "16" => Err(AxisError::Combination("no gradients at level 16".to_owned())),
-        _ => Ok(Nothing { read_bytes: 8 }),
+        _ => Ok(NoComputation { read_bytes: 8 }),
     },
     ..workload("spike/backward", &[N, T, LEVEL], &["n=8 t=4 level=8"])
 };
-static SOFTMAX: Workload<Nothing> = workload("attention/softmax", &[D], &["d=64"]);
+static SOFTMAX: Workload<NoComputation> = workload("attention/softmax", &[D], &["d=64"]);
 
-static HUGE: Workload<Nothing> = Workload {
-    bind: |_| Ok(Nothing { read_bytes: u64::MAX }),
+static HUGE_WORKLOAD: Workload<NoComputation> = Workload {
+    bind: |_| Ok(NoComputation { read_bytes: u64::MAX }),
     ..workload("spike/huge", &[N], &["n=8"])
 };
 
-static ROWS: [Implementation<Nothing>; 1] = [row()];
+static ROWS: [Implementation<NoComputation>; 1] = [row()];
 
-/// An implementation that computes nothing.
-pub const fn row() -> Implementation<Nothing> {
+/// An implementation that computes nothing, for tests.
+pub const fn row() -> Implementation<NoComputation> {
     Implementation {
         name: "cpu",
         about: "nothing",
@@ -101,6 +101,6 @@ pub fn all() -> Vec<Suite> {
 }
 
 /// Declares more bytes than can be counted.
-pub fn huge() -> Vec<Suite> {
-    vec![suite(&HUGE, &ROWS)]
+pub fn huge_suites() -> Vec<Suite> {
+    vec![suite(&HUGE_WORKLOAD, &ROWS)]
 }

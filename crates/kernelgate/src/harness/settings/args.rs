@@ -1,4 +1,5 @@
-//! The flags of a bench binary: Criterion's, mirrored so that we can read them, and our own.
+//! The command-line flags of a bench binary: Criterion's, mirrored so that we can read them, and
+//! our own.
 //!
 //! Criterion parses the process' arguments itself and rejects flags it does not know. Ours
 //! therefore become environment variables and the program replaces itself without them
@@ -15,19 +16,21 @@ use super::variables;
 use crate::backend::BackendKind;
 use crate::display::duration;
 use crate::harness::error::HarnessError;
-use crate::harness::selection::filter::Filter;
-use crate::harness::selection::place::{DEFAULT_TIMEOUT_S, DeviceRequest, HOST_TIMEOUT_S};
-use crate::measure::delay::Delay;
+use crate::harness::selection::filter::CaseFilter;
+use crate::harness::selection::place::{
+    DEFAULT_GPU_TIMEOUT_S, DEFAULT_HOST_TIMEOUT_S, DeviceRequest,
+};
+use crate::measure::delay::InjectedDelay;
 use crate::measure::power::PowerMode;
 use crate::record::Shard;
-use crate::record::store::check_name;
-use crate::record::text::one_line;
-use crate::workload::{Effort, Override};
+use crate::record::store::check_path_component;
+use crate::record::text::on_one_line;
+use crate::workload::{AxisOverride, Effort};
 use kernelgate_cuda::instruments::barrier::MOST_GPUS;
 use kernelgate_cuda::{DeviceOptions, Devices};
 
 /// Heading of the flags that Criterion lacks.
-const KERNELGATE_HEADING: &str = "kernelgate's options";
+const KERNELGATE_FLAGS_HEADING: &str = "kernelgate's options";
 
 /// Verify and time the cases of a bench.
 #[derive(Debug, Parser)]
@@ -40,30 +43,30 @@ const KERNELGATE_HEADING: &str = "kernelgate's options";
                   attention/forward\n  cargo bench -- --quick\n  cargo bench -- --effort thorough \
                   --shard 1/4\n  cargo bench -- --axis s=777 --axis d=128 forward"
 )]
-pub struct Flags {
+pub struct BenchProcessFlags {
     /// Run only cases whose id matches this regular expression
     pub filter: Option<String>,
 
     /// Set which cases run, and how long: quick, default or thorough
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
-    pub effort: Option<EffortName>,
+    pub effort: Option<EffortFlagValue>,
     /// Set the power state of a GPU while a case is timed: steady launches the case until its
     /// time no longer changes, burst pauses between samples to stay below the power cap
     #[arg(long, env = "KERNELGATE_POWER", value_enum, default_value = "steady")]
-    pub power: PowerName,
+    pub power: PowerFlagValue,
     /// Also measure the energy of a launch of hot cases, in a pass of a second each
     #[arg(long, env = "KERNELGATE_ENERGY")]
     pub energy: bool,
     /// Set the order of the cases; a steady time does not depend on it
     #[arg(long, env = "KERNELGATE_ORDER", value_enum, default_value = "forward")]
-    pub order: OrderName,
+    pub order: CaseOrderFlagValue,
     /// Replace an axis' values, for example --axis s=512,777 (repeatable; values of one
     /// axis add up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
-    pub axis: Vec<Override>,
+    pub axis: Vec<AxisOverride>,
     /// Select where cases run: auto is the GPU if there is one, else the CPU
     #[arg(long, env = "KERNELGATE_BACKEND", value_enum, default_value = "auto")]
-    pub backend: BackendName,
+    pub backend: BackendFlagValue,
     /// Select the GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
     pub device: Option<usize>,
@@ -101,7 +104,7 @@ pub struct Flags {
         value_name = "CASE=NS[:work][@SIZE][,CASE=NS]",
         value_delimiter = ','
     )]
-    pub delay: Vec<Delay>,
+    pub delay: Vec<InjectedDelay>,
     /// Put code and memory at other addresses, as another build of the same code would:
     /// the number of a layout
     #[arg(long, env = "KERNELGATE_LAYOUT", value_name = "NUMBER")]
@@ -205,27 +208,27 @@ pub struct Flags {
     version: bool,
 }
 
-/// The command line, as the process' variables make it.
-pub fn command() -> clap::Command {
-    // Flags of kernelgate, unlike those of Criterion, have a variable.
-    let command = Flags::command().mut_args(|flag| match flag.get_env() {
-        Some(_) => flag.help_heading(KERNELGATE_HEADING),
+/// The command line of a bench binary, as the environment variables of this process make it.
+pub fn bench_command_line() -> clap::Command {
+    // Flags of kernelgate, unlike flags of Criterion, can be set by an environment variable.
+    let command = BenchProcessFlags::command().mut_args(|flag| match flag.get_env() {
+        Some(_) => flag.help_heading(KERNELGATE_FLAGS_HEADING),
         None => flag,
     });
-    variables::without_empty(command)
+    variables::ignore_empty_variables(command)
 }
 
-/// Parses our arguments and Criterion's.
+/// Parses the flags of kernelgate and those of Criterion.
 ///
 /// # Errors
 /// The problem with the arguments, or the requested help.
-pub fn parse(arguments: &[OsString]) -> Result<Flags, clap::Error> {
-    Flags::from_arg_matches(&command().try_get_matches_from(arguments)?)
+pub fn parse(arguments: &[OsString]) -> Result<BenchProcessFlags, clap::Error> {
+    BenchProcessFlags::from_arg_matches(&bench_command_line().try_get_matches_from(arguments)?)
 }
 
 /// Problems of all variables that stand for flags. A bench reports the first one when it runs.
-pub fn wrong_variables() -> Vec<String> {
-    let flags = Flags::command();
+pub fn wrong_flag_variables() -> Vec<String> {
+    let flags = BenchProcessFlags::command();
     let with_variable = flags.get_arguments().filter(|flag| flag.get_env().is_some());
     let wrong = with_variable.filter_map(|of| {
         let id = of.get_id();
@@ -233,124 +236,125 @@ pub fn wrong_variables() -> Vec<String> {
             true => flag,
             false => flag.env(clap::builder::Resettable::Reset),
         };
-        let command = variables::without_empty(Flags::command().mut_args(alone));
+        let command =
+            variables::ignore_empty_variables(BenchProcessFlags::command().mut_args(alone));
         let error = command.clone().try_get_matches_from([""; 0]).err()?;
-        let text = variables::explain(&error, &command, &[]);
+        let text = variables::explain_command_line_error(&error, &command, &[]);
         let what = text.split("\n\n").next().unwrap_or_default();
-        Some(one_line(what.strip_prefix("error: ").unwrap_or(what)))
+        Some(on_one_line(what.strip_prefix("error: ").unwrap_or(what)))
     });
     wrong.collect()
 }
 
-/// [`Effort`] as a flag value.
+/// The values of the flag that sets the effort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)]
-pub enum EffortName {
+pub enum EffortFlagValue {
     Quick,
     Default,
     Thorough,
 }
 
-/// Backend as a flag value.
+/// The values of the flag that selects the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 #[allow(missing_docs)]
-pub enum BackendName {
+pub enum BackendFlagValue {
     #[default]
     Auto,
     Cpu,
     Cuda,
 }
 
-impl From<BackendName> for Option<BackendKind> {
-    fn from(name: BackendName) -> Self {
+impl From<BackendFlagValue> for Option<BackendKind> {
+    fn from(name: BackendFlagValue) -> Self {
         match name {
-            BackendName::Auto => None,
-            BackendName::Cpu => Some(BackendKind::Cpu),
-            BackendName::Cuda => Some(BackendKind::Cuda),
+            BackendFlagValue::Auto => None,
+            BackendFlagValue::Cpu => Some(BackendKind::Cpu),
+            BackendFlagValue::Cuda => Some(BackendKind::Cuda),
         }
     }
 }
 
 /// Order of the cases on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OrderName {
+pub enum CaseOrderFlagValue {
     /// In the order that `--list` prints
     Forward,
     /// The last one first
     Reverse,
 }
 
-/// Name of a power state on the command line.
+/// The values of the flag that selects the power state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PowerName {
+pub enum PowerFlagValue {
     /// At the clock that the card sustains under this load
     Steady,
     /// Behind pauses that keep the average power below the cap
     Burst,
 }
 
-impl From<PowerName> for PowerMode {
-    fn from(name: PowerName) -> Self {
+impl From<PowerFlagValue> for PowerMode {
+    fn from(name: PowerFlagValue) -> Self {
         match name {
-            PowerName::Steady => Self::Steady,
-            PowerName::Burst => Self::Burst,
+            PowerFlagValue::Steady => Self::Steady,
+            PowerFlagValue::Burst => Self::Burst,
         }
     }
 }
 
-impl From<EffortName> for Effort {
-    fn from(name: EffortName) -> Self {
+impl From<EffortFlagValue> for Effort {
+    fn from(name: EffortFlagValue) -> Self {
         match name {
-            EffortName::Quick => Self::Quick,
-            EffortName::Default => Self::Default,
-            EffortName::Thorough => Self::Thorough,
+            EffortFlagValue::Quick => Self::Quick,
+            EffortFlagValue::Default => Self::Default,
+            EffortFlagValue::Thorough => Self::Thorough,
         }
     }
 }
 
 /// Task of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Mode {
+pub enum ProcessMode {
     /// Verify, time, record.
     Bench,
     /// Verify and run once.
     Test,
     /// Print ids.
     List,
-    /// Verify, then run for a profiler.
+    /// Verify each case, then launch it for a profiler.
     Profile,
     /// Show stored results.
     Load,
-    /// Answer the request in this file.
+    /// Answer the request of the program in this file.
     Respond(PathBuf),
 }
 
-impl Flags {
-    /// Default values of all flags.
+impl BenchProcessFlags {
+    /// Default values of all flags of a bench.
     pub fn defaults() -> Self {
         Self::parse_from(["--bench"])
     }
 
-    /// Task of the process. Without cargo's `--bench` a bench binary only tests, as Criterion has
-    /// it.
-    pub fn mode(&self) -> Mode {
-        match (self.criterion_mode(), self.request.clone()) {
-            (Mode::Bench, Some(request)) => Mode::Respond(request),
+    /// Task of the process. Without cargo's flag `--bench` a bench binary only tests its cases, as
+    /// Criterion's do.
+    pub fn process_mode(&self) -> ProcessMode {
+        match (self.mode_of_criterion(), self.request.clone()) {
+            (ProcessMode::Bench, Some(request)) => ProcessMode::Respond(request),
             (mode, _) => mode,
         }
     }
 
-    fn criterion_mode(&self) -> Mode {
+    fn mode_of_criterion(&self) -> ProcessMode {
         if self.list {
-            Mode::List
+            ProcessMode::List
         } else if self.test || !self.bench {
-            Mode::Test
+            ProcessMode::Test
         } else if self.profile_time.is_some() {
-            Mode::Profile
+            ProcessMode::Profile
         } else if self.load_baseline.is_some() {
-            Mode::Load
+            ProcessMode::Load
         } else {
-            Mode::Bench
+            ProcessMode::Bench
         }
     }
 
@@ -360,7 +364,7 @@ impl Flags {
             backend: self.backend.into(),
             devices: self.devices.clone().or_else(|| self.device.map(Devices::from)),
             options: DeviceOptions {
-                timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_S)),
+                timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_GPU_TIMEOUT_S)),
                 ..DeviceOptions::options_from_environment()
             },
         }
@@ -368,11 +372,11 @@ impl Flags {
 
     /// Timeout after which launches on the host are treated as hung.
     pub fn host_timeout(&self) -> Duration {
-        Duration::from_secs(self.timeout.unwrap_or(HOST_TIMEOUT_S))
+        Duration::from_secs(self.timeout.unwrap_or(DEFAULT_HOST_TIMEOUT_S))
     }
 
     /// How much to run.
-    pub fn effort(&self) -> Effort {
+    pub fn requested_effort(&self) -> Effort {
         match self.effort {
             Some(name) => name.into(),
             None if self.quick => Effort::Quick,
@@ -383,25 +387,25 @@ impl Flags {
     /// Which ids to run.
     ///
     /// # Errors
-    /// When the filter is not a regular expression.
-    pub fn filter(&self) -> Result<Filter, HarnessError> {
+    /// Fails if the filter is not a regular expression.
+    pub fn case_filter(&self) -> Result<CaseFilter, HarnessError> {
         if self.ignored {
-            return Ok(Filter::None);
+            return Ok(CaseFilter::None);
         }
-        Filter::parse(self.filter.as_deref(), self.exact)
+        CaseFilter::parse(self.filter.as_deref(), self.exact)
     }
 
     /// Rejects values that Criterion would answer with a panic.
     ///
     /// # Errors
-    /// Names the flag.
+    /// The error names the flag.
     pub fn check(&self) -> Result<(), HarnessError> {
         for name in
             [&self.save_baseline, &self.baseline, &self.baseline_lenient, &self.load_baseline]
                 .into_iter()
                 .flatten()
         {
-            check_name(name)?;
+            check_path_component(name)?;
         }
         for (flag, is_given) in [
             ("--delay (KERNELGATE_DELAY)", !self.delay.is_empty()),
@@ -411,7 +415,7 @@ impl Flags {
                 return Err(HarnessError::DelayedBaseline { flag });
             }
         }
-        if self.request.is_some() && self.criterion_mode() != Mode::Bench {
+        if self.request.is_some() && self.mode_of_criterion() != ProcessMode::Bench {
             return Err(HarnessError::RequestOutsideBench);
         }
         let refuse = |flag, range| Err(HarnessError::FlagValue { flag, range });
@@ -458,7 +462,7 @@ impl Flags {
 /// The GPUs of `--devices`: numbers separated by commas, or a count of the first ones.
 ///
 /// # Errors
-/// Why the text names no GPUs.
+/// The error states why the text names no GPUs.
 pub fn parse_devices(text: &str) -> Result<Devices<usize>, String> {
     let number = |text: &str| {
         text.trim().parse::<usize>().map_err(|_| format!("`{text}` is no number of a GPU"))
@@ -478,24 +482,27 @@ mod tests {
     use super::*;
     use crate::record::store::StoreError;
 
-    fn flags(line: &str) -> Flags {
-        Flags::try_parse_from(line.split_whitespace()).unwrap()
+    fn parse_flags(line: &str) -> BenchProcessFlags {
+        BenchProcessFlags::try_parse_from(line.split_whitespace()).unwrap()
     }
 
     #[test]
     fn the_parser_is_consistent() {
-        Flags::command().debug_assert();
+        BenchProcessFlags::command().debug_assert();
     }
 
     #[test]
     fn modes_follow_criterion() {
-        assert_eq!(flags("--bench").mode(), Mode::Bench);
-        assert_eq!(flags("").mode(), Mode::Test);
-        assert_eq!(flags("--test --bench").mode(), Mode::Test);
-        assert_eq!(flags("--list").mode(), Mode::List);
-        assert_eq!(flags("--profile-time 5 --bench").mode(), Mode::Profile);
-        assert_eq!(flags("--load-baseline a --baseline a --bench").mode(), Mode::Load);
-        assert_eq!(flags("--quick --bench").effort(), Effort::Quick);
+        assert_eq!(parse_flags("--bench").process_mode(), ProcessMode::Bench);
+        assert_eq!(parse_flags("").process_mode(), ProcessMode::Test);
+        assert_eq!(parse_flags("--test --bench").process_mode(), ProcessMode::Test);
+        assert_eq!(parse_flags("--list").process_mode(), ProcessMode::List);
+        assert_eq!(parse_flags("--profile-time 5 --bench").process_mode(), ProcessMode::Profile);
+        assert_eq!(
+            parse_flags("--load-baseline a --baseline a --bench").process_mode(),
+            ProcessMode::Load
+        );
+        assert_eq!(parse_flags("--quick --bench").requested_effort(), Effort::Quick);
     }
 
     #[test]
@@ -509,7 +516,7 @@ mod tests {
             assert!(ordinals(wrong).is_err(), "{wrong}");
         }
         let both = "--device 0 --devices 2".split_whitespace();
-        assert!(Flags::try_parse_from(both).is_err());
+        assert!(BenchProcessFlags::try_parse_from(both).is_err());
     }
 
     #[test]
@@ -522,16 +529,16 @@ mod tests {
             "--profile-time 0.5",
             "--nresamples 0",
         ] {
-            match flags(line).check().unwrap_err() {
+            match parse_flags(line).check().unwrap_err() {
                 HarnessError::FlagValue { flag, .. } => assert!(line.starts_with(flag), "{flag}"),
                 other => panic!("{other:?}"),
             }
         }
         for line in ["--save-baseline ../x", "--baseline .x"] {
-            let error = flags(line).check().unwrap_err();
+            let error = parse_flags(line).check().unwrap_err();
             assert!(matches!(error, HarnessError::Store(StoreError::Name(_))), "{error:?}");
         }
-        match flags("a(b").filter().unwrap_err() {
+        match parse_flags("a(b").case_filter().unwrap_err() {
             HarnessError::Filter { filter, problem } => {
                 assert_eq!([&*filter, &problem], ["a(b", "unclosed group"]);
             }

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 
 use clap::CommandFactory;
 
-use super::args::Flags;
+use super::args::BenchProcessFlags;
 
 /// Our flags as environment variables, by name.
-pub type OwnFlags = Vec<(String, String)>;
+pub type FlagVariables = Vec<(String, String)>;
 
 /// Splits a command line into Criterion's arguments and the environment variables that carry our
 /// flags; `None` without any of our flags.
@@ -15,9 +15,9 @@ pub type OwnFlags = Vec<(String, String)>;
 /// Values of a repeated flag are joined by spaces, delays by commas. A flag without a value stays,
 /// for the parser to complain about. `--quick` becomes our effort: Criterion's own quick mode takes
 /// 0.1 s a case or more, and doubles its launches until they agree.
-pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags)> {
-    let command = Flags::command();
-    let (mut rest, mut own) = (Vec::new(), OwnFlags::new());
+pub fn split_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, FlagVariables)> {
+    let command = BenchProcessFlags::command();
+    let (mut rest, mut own) = (Vec::new(), FlagVariables::new());
     let mut quick = false;
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
@@ -63,9 +63,9 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
             None => own.push((variable.into_owned(), value)),
         }
     }
-    const EFFORT: &str = "KERNELGATE_EFFORT";
-    if quick && own.iter().all(|(name, _)| *name != EFFORT) {
-        own.push((EFFORT.to_owned(), "quick".to_owned()));
+    const EFFORT_VARIABLE: &str = "KERNELGATE_EFFORT";
+    if quick && own.iter().all(|(name, _)| *name != EFFORT_VARIABLE) {
+        own.push((EFFORT_VARIABLE.to_owned(), "quick".to_owned()));
     }
     (quick || !own.is_empty()).then_some((rest, own))
 }
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn a_flag_without_a_value_takes_none() {
         let arguments = ["--energy", "x"].map(OsString::from);
-        let (rest, own) = take_own_flags(&arguments).unwrap();
+        let (rest, own) = split_own_flags(&arguments).unwrap();
         assert_eq!(
             (rest, own),
             (vec!["x".into()], vec![("KERNELGATE_ENERGY".into(), "true".into())])
@@ -91,7 +91,7 @@ mod tests {
             .split(' ')
             .map(Into::into)
             .collect();
-        let (rest, own) = take_own_flags(&arguments).unwrap();
+        let (rest, own) = split_own_flags(&arguments).unwrap();
         assert_eq!(rest, ["x", "--bench"]);
         assert_eq!(
             own,
@@ -100,13 +100,13 @@ mod tests {
                 ("KERNELGATE_EFFORT".to_owned(), "thorough".to_owned())
             ]
         );
-        assert_eq!(take_own_flags(&rest), None);
-        let (rest, own) = take_own_flags(&["x".into(), "--quick".into()]).unwrap();
+        assert_eq!(split_own_flags(&rest), None);
+        let (rest, own) = split_own_flags(&["x".into(), "--quick".into()]).unwrap();
         assert_eq!(
             (rest, own),
             (vec!["x".into()], vec![("KERNELGATE_EFFORT".into(), "quick".into())])
         );
-        assert_eq!(take_own_flags(&["--axis".into()]), None);
-        assert_eq!(take_own_flags(&["--effort".into(), "--bench".into()]), None);
+        assert_eq!(split_own_flags(&["--axis".into()]), None);
+        assert_eq!(split_own_flags(&["--effort".into(), "--bench".into()]), None);
     }
 }

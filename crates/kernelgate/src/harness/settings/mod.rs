@@ -8,4 +8,4 @@ pub mod process;
 pub mod scheduler;
 pub mod variables;
 
-pub use parsed::Settings;
+pub use parsed::BenchSettings;

@@ -1,21 +1,22 @@
-//! Settings of a bench process.
+//! Settings of a bench process, from its flags and environment variables.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::args::{Flags, Mode, OrderName};
+use super::args::{BenchProcessFlags, CaseOrderFlagValue, ProcessMode};
 use crate::harness::error::HarnessError;
 use crate::harness::selection::cases::CaseOrder;
-use crate::harness::selection::filter::Filter;
+use crate::harness::selection::filter::CaseFilter;
 use crate::harness::selection::place::DeviceRequest;
-use crate::measure::delay::Delay;
+use crate::measure::delay::InjectedDelay;
 use crate::measure::power::PowerMode;
 use crate::record::Shard;
-use crate::workload::{Effort, Override};
+use crate::workload::{AxisOverride, Effort};
 
-/// Names of baselines in Criterion's store; the saved one is ours too.
+/// Names of baselines in Criterion's store; the saved name is also the name of kernelgate's
+/// baseline.
 #[derive(Debug, Clone, Default)]
-pub struct BaselineNames {
+pub struct CriterionBaselineNames {
     /// Gets this run.
     pub save: Option<String>,
     /// Name of a stored result that is shown with this run.
@@ -28,7 +29,7 @@ pub struct BaselineNames {
 
 /// Parts of Criterion's plan that the user chose.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct ChosenPlan {
+pub struct ChosenCriterionPlan {
     /// Samples of a case.
     pub samples: Option<usize>,
     /// Warm-up, seconds.
@@ -54,9 +55,9 @@ pub struct ProcessFacts {
 
 /// Flags and variables of a bench process.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct BenchSettings {
     /// Task of the process.
-    pub mode: Mode,
+    pub mode: ProcessMode,
     /// Which cases by default, and how long each is timed.
     pub effort: Effort,
     /// Power state of a GPU while a case is timed.
@@ -65,10 +66,10 @@ pub struct Settings {
     pub energy: bool,
     /// Order of the cases.
     pub order: CaseOrder,
-    /// Values that replace those of axes.
-    pub axes: Vec<Override>,
+    /// Axis values of the command line that replace those of the selection.
+    pub axes: Vec<AxisOverride>,
     /// Ids that run.
-    pub filter: Filter,
+    pub filter: CaseFilter,
     /// The shard of the problems that runs.
     pub shard: Option<Shard>,
     /// Requested device.
@@ -77,14 +78,14 @@ pub struct Settings {
     pub host_timeout: Duration,
     /// Seed of the inputs.
     pub seed: u64,
-    /// Time after which no case begins.
+    /// Time budget after which no further case begins.
     pub budget: Option<Duration>,
     /// Deliberate delays.
-    pub delays: Vec<Delay>,
+    pub delays: Vec<InjectedDelay>,
     /// Baselines in Criterion's store.
-    pub baselines: BaselineNames,
+    pub baselines: CriterionBaselineNames,
     /// Parts of Criterion's plan that the user chose.
-    pub plan: ChosenPlan,
+    pub plan: ChosenCriterionPlan,
     /// Prints results only.
     pub quiet: bool,
     /// Prints our table.
@@ -93,37 +94,37 @@ pub struct Settings {
     pub process: ProcessFacts,
 }
 
-impl Settings {
+impl BenchSettings {
     /// Checks flags and turns them into settings.
     ///
     /// # Errors
-    /// Names the flag or variable that makes no sense.
-    pub fn new(flags: &Flags, process: ProcessFacts) -> Result<Self, HarnessError> {
+    /// The error names the flag or variable that makes no sense.
+    pub fn new(flags: &BenchProcessFlags, process: ProcessFacts) -> Result<Self, HarnessError> {
         flags.check()?;
         Ok(Self {
-            mode: flags.mode(),
-            effort: flags.effort(),
+            mode: flags.process_mode(),
+            effort: flags.requested_effort(),
             power: flags.power.into(),
             energy: flags.energy,
             order: match flags.order {
-                OrderName::Forward => CaseOrder::Forward,
-                OrderName::Reverse => CaseOrder::Reverse,
+                CaseOrderFlagValue::Forward => CaseOrder::Forward,
+                CaseOrderFlagValue::Reverse => CaseOrder::Reverse,
             },
             axes: flags.axis.clone(),
-            filter: flags.filter()?,
+            filter: flags.case_filter()?,
             shard: flags.shard,
             device: flags.device(),
             host_timeout: flags.host_timeout(),
             seed: flags.seed,
             budget: flags.budget,
             delays: flags.delay.clone(),
-            baselines: BaselineNames {
+            baselines: CriterionBaselineNames {
                 save: flags.save_baseline.clone(),
                 compare: flags.baseline.clone(),
                 compare_if_stored: flags.baseline_lenient.clone(),
                 load: flags.load_baseline.clone(),
             },
-            plan: ChosenPlan {
+            plan: ChosenCriterionPlan {
                 samples: flags.sample_size,
                 warm_up_s: flags.warm_up_time,
                 measurement_s: flags.measurement_time,
@@ -138,15 +139,19 @@ impl Settings {
     /// Settings of a command line without flags.
     ///
     /// # Panics
-    /// When a variable of this process makes no sense.
-    pub fn defaults() -> Self {
-        Self::new(&Flags::defaults(), ProcessFacts::default()).expect("variables make sense")
+    /// Panics if a variable of this process makes no sense.
+    pub fn default_settings() -> Self {
+        Self::new(&BenchProcessFlags::defaults(), ProcessFacts::default())
+            .expect("variables make sense")
     }
 
-    /// Settings of a command line.
+    /// Parses a command line into the settings of a bench, for tests.
     #[cfg(test)]
     pub fn parse(line: &str) -> Result<Self, HarnessError> {
         use clap::Parser as _;
-        Self::new(&Flags::try_parse_from(line.split_whitespace()).unwrap(), ProcessFacts::default())
+        Self::new(
+            &BenchProcessFlags::try_parse_from(line.split_whitespace()).unwrap(),
+            ProcessFacts::default(),
+        )
     }
 }

@@ -10,26 +10,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use super::args::{self, BackendName, Flags, Mode};
-use super::flag_variables::{OwnFlags, take_own_flags};
-use super::parsed::{ProcessFacts, Settings};
+use super::args::{self, BackendFlagValue, BenchProcessFlags, ProcessMode};
+use super::flag_variables::{FlagVariables, split_own_flags};
+use super::parsed::{BenchSettings, ProcessFacts};
 use super::variables;
 use crate::exit::Exit;
 use crate::harness::error::HarnessError;
 use crate::harness::guard;
 use crate::harness::recording::invocation;
 use crate::harness::running::quiet;
-use crate::harness::selection::place::DEFAULT_TIMEOUT_S;
+use crate::harness::selection::place::DEFAULT_GPU_TIMEOUT_S;
 use crate::protocol;
-use crate::record::store::check_name;
-use crate::record::text::printable;
+use crate::record::store::check_path_component;
+use crate::record::text::printable_on_terminal;
 
 /// Set for the process that this one becomes, which has Criterion's flag for its briefest format.
-const SILENT: &str = "KERNELGATE_TERSE";
+const SILENT_VARIABLE: &str = "KERNELGATE_TERSE";
 
 /// Variable that names the file of the record, instead of the session's file; set by `kernelgate`,
 /// which reads that file.
-pub const RECORD: &str = "KERNELGATE_RECORD";
+pub const RECORD_VARIABLE: &str = "KERNELGATE_RECORD";
 
 fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
@@ -44,46 +44,54 @@ fn arguments() -> Vec<OsString> {
 /// # Errors
 /// The exit code: it answered which protocols it speaks, printed the help or an error, or was
 /// replaced.
-pub fn settings() -> Result<Settings, ExitCode> {
-    if variable(protocol::VARIABLE).is_some_and(|value| value == protocol::QUESTION) {
-        println!("{}", protocol::answer());
+pub fn process_settings() -> Result<BenchSettings, ExitCode> {
+    if variable(protocol::VARIABLE).is_some_and(|value| value == protocol::VERSION_QUESTION) {
+        println!("{}", protocol::version_answer());
         return Err(Exit::Fine.into());
     }
     let arguments = arguments();
     let flags = match args::parse(&arguments) {
         Ok(flags) => flags,
         Err(error) if error.use_stderr() => {
-            let text = variables::explain(&error, &args::command(), &arguments);
-            eprint!("{}", printable(&text));
+            let text = variables::explain_command_line_error(
+                &error,
+                &args::bench_command_line(),
+                &arguments,
+            );
+            eprint!("{}", printable_on_terminal(&text));
             return Err(Exit::Usage.into());
         }
         Err(help) => help.exit(),
     };
-    let own = take_own_flags(&arguments);
-    let silent = should_silence(&flags, &arguments);
-    let large_pages = large_pages(&flags);
+    let own = split_own_flags(&arguments);
+    let silent = should_silence_criterion(&flags, &arguments);
+    let large_pages = large_page_variable(&flags);
     if own.is_some() || silent || large_pages.is_some() {
         let (mut rest, mut own) = own.unwrap_or((arguments, Vec::new()));
         own.extend(large_pages);
         if silent {
-            rest.splice(0..0, quiet::FLAG.map(OsString::from));
-            own.push((SILENT.to_owned(), "yes".to_owned()));
+            rest.splice(0..0, quiet::BRIEFEST_FORMAT_FLAG.map(OsString::from));
+            own.push((SILENT_VARIABLE.to_owned(), "yes".to_owned()));
         }
-        return Err(replace_process(&rest, &own));
+        return Err(restart_with_flag_variables(&rest, &own));
     }
-    if !is_ordered(&flags) {
-        variables::warnings().iter().for_each(|warning| eprintln!("{}", printable(warning)));
+    if !is_requested_by_program(&flags) {
+        variables::unread_variable_warnings()
+            .iter()
+            .for_each(|warning| eprintln!("{}", printable_on_terminal(warning)));
     }
-    guard::keep_panics(variables::has_backtrace());
+    guard::keep_panic_messages(variables::wants_backtrace());
     let process = || {
-        let silent_criterion = variable(SILENT).is_some();
+        let silent_criterion = variable(SILENT_VARIABLE).is_some();
         // Only a bench run is recorded in a session of its own.
-        let session = if flags.mode() == Mode::Bench { session()? } else { None };
-        let executable = executable();
+        let session = if flags.process_mode() == ProcessMode::Bench { session()? } else { None };
+        let executable = own_executable();
         let has_other_benches = has_other_benches();
         Ok(ProcessFacts { silent_criterion, session, executable, has_other_benches })
     };
-    process().and_then(|process| Settings::new(&flags, process)).map_err(|error| fail(&error))
+    process()
+        .and_then(|process| BenchSettings::new(&flags, process))
+        .map_err(|error| print_failure(&error))
 }
 
 /// Whether the package that cargo runs has several benches, by its manifest and its folder.
@@ -99,90 +107,94 @@ fn has_other_benches() -> bool {
 }
 
 /// Prints an error.
-pub fn fail(error: &HarnessError) -> ExitCode {
-    eprintln!("error: {}", printable(&error.to_string()));
+pub fn print_failure(error: &HarnessError) -> ExitCode {
+    eprintln!("error: {}", printable_on_terminal(&error.to_string()));
     Exit::Usage.into()
 }
 
 /// File of this program.
-fn executable() -> Option<PathBuf> {
+fn own_executable() -> Option<PathBuf> {
     std::env::current_exe().ok()
 }
 
-/// Name of the session that the user chose.
+/// Session name that the user chose.
 ///
 /// # Errors
-/// When it is not a plain file name.
+/// Fails if it is not a plain file name.
 fn session() -> Result<Option<String>, HarnessError> {
     let Some(given) = variable(invocation::VARIABLE) else { return Ok(None) };
     let session = given.to_string_lossy().into_owned();
-    match check_name(&session) {
+    match check_path_component(&session) {
         Ok(()) => Ok(Some(session)),
         Err(_) => Err(HarnessError::SessionName { session }),
     }
 }
 
 /// Settings of a bench with Criterion's own `main`, whose flags Criterion reads.
-pub struct CriterionProcess {
+pub struct CriterionProcessSettings {
     /// Time after which work on the stream is treated as hung.
     pub timeout: Duration,
     /// Name of the baseline to which this run is added.
     pub save_baseline: Option<String>,
     /// Name of the session, if one was given.
     pub session: Result<Option<String>, String>,
-    /// File of the record, instead of the session's file.
+    /// File to which the run record is written, instead of the session's file.
     pub record: Option<PathBuf>,
     /// File of this program.
     pub executable: Option<PathBuf>,
 }
 
-impl CriterionProcess {
+impl CriterionProcessSettings {
     /// Settings of this process.
     pub fn new() -> Self {
         let timeout = variable("KERNELGATE_TIMEOUT");
         let seconds = timeout.and_then(|text| text.to_str()?.parse().ok());
         let flags = args::parse(&arguments()).ok();
         Self {
-            timeout: Duration::from_secs(seconds.unwrap_or(DEFAULT_TIMEOUT_S)),
+            timeout: Duration::from_secs(seconds.unwrap_or(DEFAULT_GPU_TIMEOUT_S)),
             save_baseline: flags.and_then(|flags| flags.save_baseline),
             session: session().map_err(|error| error.to_string()),
-            record: variable(RECORD).map(PathBuf::from),
-            executable: executable(),
+            record: variable(RECORD_VARIABLE).map(PathBuf::from),
+            executable: own_executable(),
         }
     }
 }
 
-fn is_ordered(flags: &Flags) -> bool {
-    matches!(flags.mode(), Mode::Respond(_))
+fn is_requested_by_program(flags: &BenchProcessFlags) -> bool {
+    matches!(flags.process_mode(), ProcessMode::Respond(_))
 }
 
 /// Whether Criterion's lines should stay out of the output, and do not yet: the user asked neither
 /// for them nor for comparisons that only they show.
-fn should_silence(flags: &Flags, arguments: &[OsString]) -> bool {
-    let format = |argument: &OsString| argument.to_string_lossy().starts_with(quiet::FLAG[0]);
+fn should_silence_criterion(flags: &BenchProcessFlags, arguments: &[OsString]) -> bool {
+    let format = |argument: &OsString| {
+        argument.to_string_lossy().starts_with(quiet::BRIEFEST_FORMAT_FLAG[0])
+    };
     let compares = [&flags.baseline, &flags.baseline_lenient, &flags.load_baseline];
     cfg!(unix)
-        && flags.mode() == Mode::Bench
+        && flags.process_mode() == ProcessMode::Bench
         && !flags.verbose
         && compares.iter().all(|name| name.is_none())
         && !arguments.iter().any(format)
 }
 
-/// Variable that makes the C library back the memory of a GPU process by pages of 2 MiB. Hundreds
-/// of megabytes of inputs and outputs are allocated and freed with every case, and in pages of 4
-/// KiB the system needs longer to map them than the GPU to fill them. Rows on the host are timed
-/// without it, as they would run elsewhere.
-fn large_pages(flags: &Flags) -> Option<(String, String)> {
+/// Variable that makes the C library back the memory of a GPU process by pages of 2 MiB. Every case
+/// allocates and frees hundreds of megabytes of inputs and outputs; in pages of 4 KiB the system
+/// needs longer to map them than the GPU to fill them. Rows on the host are timed without it, as
+/// they would run elsewhere.
+fn large_page_variable(flags: &BenchProcessFlags) -> Option<(String, String)> {
     const VARIABLE: &str = "GLIBC_TUNABLES";
     let driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
-    let on_gpu = driver && flags.backend != BackendName::Cpu && flags.mode() == Mode::Bench;
+    let on_gpu = driver
+        && flags.backend != BackendFlagValue::Cpu
+        && flags.process_mode() == ProcessMode::Bench;
     (on_gpu && std::env::var_os(VARIABLE).is_none())
         .then(|| (VARIABLE.to_owned(), "glibc.malloc.hugetlb=1".to_owned()))
 }
 
 /// Starts this program anew with Criterion's flags alone and ours in the environment.
-fn replace_process(arguments: &[OsString], own: &OwnFlags) -> ExitCode {
-    let program = executable()
+fn restart_with_flag_variables(arguments: &[OsString], own: &FlagVariables) -> ExitCode {
+    let program = own_executable()
         .unwrap_or_else(|| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
     let mut command = Command::new(&program);
     command.args(arguments).envs(own.iter().cloned());
@@ -192,12 +204,14 @@ fn replace_process(arguments: &[OsString], own: &OwnFlags) -> ExitCode {
         command.exec()
     };
     #[cfg(not(unix))]
-    // Without exec the program's parent would be this process, not cargo: the session is settled
-    // here.
+    // Without `exec` the new program's parent is this process and not cargo, so the session is
+    // determined here.
     let error = match command
         .env(
             invocation::VARIABLE,
-            session().map(|given| invocation::Invocation::new(given).session).unwrap_or_default(),
+            session()
+                .map(|given| invocation::BenchInvocation::new(given).session)
+                .unwrap_or_default(),
         )
         .status()
     {

@@ -10,7 +10,7 @@ const OWN: [&str; 2] = ["KERNELGATE_SHARD_INDEX", "KERNELGATE_SHARD_COUNT"];
 /// Value of `--shard`: "2/4", or "auto" for the variables of a scheduler.
 ///
 /// # Errors
-/// Names the text, or the variable, that makes no sense.
+/// The error names the text, or the variable, that makes no sense.
 pub fn parse_shard(text: &str) -> Result<Shard, String> {
     match text {
         "auto" => shard_of_scheduler(&|name| std::env::var(name).ok()),
@@ -19,20 +19,20 @@ pub fn parse_shard(text: &str) -> Result<Shard, String> {
 }
 
 /// Variables of a process.
-type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+type VariableLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The shard that the variables of exactly one scheduler name.
-fn shard_of_scheduler(variable: Lookup<'_>) -> Result<Shard, String> {
+fn shard_of_scheduler(variable: VariableLookup<'_>) -> Result<Shard, String> {
     let mut found: Vec<(&str, Shard)> = Vec::new();
     for (scheduler, shard) in [
         (OWN[0], own(variable)?),
-        ("SLURM_ARRAY_TASK_ID or SLURM_PROCID", slurm(variable)?),
-        ("CI_NODE_INDEX", gitlab(variable)?),
-        ("JOB_COMPLETION_INDEX", kubernetes(variable)?),
+        ("SLURM_ARRAY_TASK_ID or SLURM_PROCID", slurm_shard(variable)?),
+        ("CI_NODE_INDEX", gitlab_shard(variable)?),
+        ("JOB_COMPLETION_INDEX", kubernetes_shard(variable)?),
     ] {
         found.extend(shard.map(|shard| (scheduler, shard)));
     }
-    // The variables of a person come before those of a scheduler.
+    // Variables that a person set come before those of a scheduler.
     match found[..] {
         [(first, shard), ..] if first == OWN[0] => Ok(shard),
         [(_, shard)] => Ok(shard),
@@ -49,13 +49,13 @@ fn shard_of_scheduler(variable: Lookup<'_>) -> Result<Shard, String> {
 }
 
 /// Number in a variable; `None` if the variable is empty or not set.
-fn number(variable: Lookup<'_>, name: &str) -> Result<Option<u32>, String> {
+fn number(variable: VariableLookup<'_>, name: &str) -> Result<Option<u32>, String> {
     let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };
     text.parse().map(Some).map_err(|_| format!("auto: {name}=`{text}` is not a number from 0"))
 }
 
-/// A number that another variable needs.
-fn needed(variable: Lookup<'_>, name: &str, by: &str) -> Result<u32, String> {
+/// Reads a number that another variable requires to be set.
+fn needed_number(variable: VariableLookup<'_>, name: &str, by: &str) -> Result<u32, String> {
     number(variable, name)?.ok_or_else(|| format!("auto: {by} is set and {name} is not"))
 }
 
@@ -67,33 +67,33 @@ fn checked(index: u32, count: u32, names: &str) -> Result<Option<Shard>, String>
     Ok(Some(shard))
 }
 
-fn own(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
+fn own(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
     let [index, count] = OWN;
     let Some(found) = number(variable, index)? else { return Ok(None) };
-    checked(found, needed(variable, count, index)?, &format!("{index} and {count}"))
+    checked(found, needed_number(variable, count, index)?, &format!("{index} and {count}"))
 }
 
-fn gitlab(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
+fn gitlab_shard(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
     // Without `parallel` GitLab sets the total alone.
     let Some(index) = number(variable, "CI_NODE_INDEX")? else { return Ok(None) };
-    let count = needed(variable, "CI_NODE_TOTAL", "CI_NODE_INDEX")?;
+    let count = needed_number(variable, "CI_NODE_TOTAL", "CI_NODE_INDEX")?;
     checked(index, count, "CI_NODE_INDEX and CI_NODE_TOTAL")
 }
 
 /// Kubernetes counts from 0, and provides no variable with the number of completions of a job.
-fn kubernetes(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
+fn kubernetes_shard(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
     let Some(index) = number(variable, "JOB_COMPLETION_INDEX")? else { return Ok(None) };
-    let count = needed(variable, OWN[1], "JOB_COMPLETION_INDEX")?;
+    let count = needed_number(variable, OWN[1], "JOB_COMPLETION_INDEX")?;
     checked(index.saturating_add(1), count, &format!("JOB_COMPLETION_INDEX and {}", OWN[1]))
 }
 
 /// Tasks of a job array, tasks of a job, or both together.
-fn slurm(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
+fn slurm_shard(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
     let array = match number(variable, "SLURM_ARRAY_TASK_ID")? {
         None => (0, 1),
         Some(id) => {
             let name = |part: &str| format!("SLURM_ARRAY_TASK_{part}");
-            let get = |part: &str| needed(variable, &name(part), "SLURM_ARRAY_TASK_ID");
+            let get = |part: &str| needed_number(variable, &name(part), "SLURM_ARRAY_TASK_ID");
             let (count, least, most) = (get("COUNT")?, get("MIN")?, get("MAX")?);
             let step = number(variable, &name("STEP"))?.unwrap_or(1).max(1);
             let whole = most.checked_sub(least).is_some_and(|range| range / step + 1 == count);
@@ -122,7 +122,7 @@ fn slurm(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
 mod tests {
     use super::*;
 
-    fn shard_from(variables: &str) -> Result<String, String> {
+    fn shard_from_variables(variables: &str) -> Result<String, String> {
         let lookup = |name: &str| {
             let each = variables.split_whitespace().filter_map(|it| it.split_once('='));
             each.filter(|(key, _)| *key == name).map(|(_, value)| value.to_owned()).next()
@@ -145,7 +145,7 @@ mod tests {
             // A runner of GitLab inside of a job of Slurm.
             ("SLURM_PROCID=0 SLURM_NTASKS=1 CI_NODE_INDEX=1 CI_NODE_TOTAL=2".to_owned(), "1/2"),
         ] {
-            assert_eq!(shard_from(&variables), Ok(shard.to_owned()), "{variables}");
+            assert_eq!(shard_from_variables(&variables), Ok(shard.to_owned()), "{variables}");
         }
     }
 
@@ -168,7 +168,7 @@ mod tests {
                 "SLURM_PROCID names shard 2/2 and CI_NODE_INDEX names shard 1/2",
             ),
         ] {
-            let error = shard_from(variables).unwrap_err();
+            let error = shard_from_variables(variables).unwrap_err();
             assert!(error.contains(why), "{variables}: {error}");
         }
     }

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use clap::Command;
 
 /// Variables with the meaning of a flag.
-const OF_FLAGS: &[&str] = &[
+const VARIABLES_OF_FLAGS: &[&str] = &[
     "KERNELGATE_AXIS",
     "KERNELGATE_BACKEND",
     "KERNELGATE_BUDGET",
@@ -28,7 +28,7 @@ const OF_FLAGS: &[&str] = &[
 ];
 
 /// Variables without a flag, each with its meaning.
-pub const WITHOUT_FLAG: &[(&str, &str)] = &[
+pub const VARIABLES_WITHOUT_FLAG: &[(&str, &str)] = &[
     ("KERNELGATE_ARCH", "run as a card of that architecture, such as `sm_80`"),
     ("KERNELGATE_BISECTIONS", "number of simulated bisections in tests"),
     ("KERNELGATE_CACHE", "folder of compiled kernels; only you may write there"),
@@ -50,23 +50,27 @@ pub const WITHOUT_FLAG: &[(&str, &str)] = &[
     ("KERNELGATE_UNFILLED", "leave device memory unfilled, for compute-sanitizer"),
 ];
 
-/// Every variable that something here reads.
+/// Every environment variable that the harness reads.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    OF_FLAGS.iter().copied().chain(WITHOUT_FLAG.iter().map(|(name, _)| *name))
+    VARIABLES_OF_FLAGS.iter().copied().chain(VARIABLES_WITHOUT_FLAG.iter().map(|(name, _)| *name))
 }
 
 /// A command line whose flags ignore empty variables, subcommands included.
-pub fn without_empty(command: Command) -> Command {
+pub fn ignore_empty_variables(command: Command) -> Command {
     let ignoring = |arg: clap::Arg| {
         let empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
         if empty { arg.env(clap::builder::Resettable::Reset) } else { arg }
     };
-    command.mut_args(ignoring).mut_subcommands(without_empty)
+    command.mut_args(ignoring).mut_subcommands(ignore_empty_variables)
 }
 
 /// Explains a command-line error. If the value came from a variable, the message names that
 /// variable, because nobody wrote the flag.
-pub fn explain(error: &clap::Error, command: &Command, arguments: &[OsString]) -> String {
+pub fn explain_command_line_error(
+    error: &clap::Error,
+    command: &Command,
+    arguments: &[OsString],
+) -> String {
     let mut text = error.to_string();
     let written = |flag: &str| {
         arguments.iter().any(|argument| {
@@ -86,7 +90,7 @@ pub fn explain(error: &clap::Error, command: &Command, arguments: &[OsString]) -
     text
 }
 
-/// Flags that have a variable, with it.
+/// Flags that an environment variable can set, with the name of the variable.
 fn flags_with_variables(command: &Command) -> Vec<(String, String)> {
     let own = command.get_arguments().filter_map(|arg| {
         let variable = arg.get_env()?.to_string_lossy().into_owned();
@@ -96,21 +100,21 @@ fn flags_with_variables(command: &Command) -> Vec<(String, String)> {
 }
 
 /// Whether a panic prints its own message, as the user asked.
-pub fn has_backtrace() -> bool {
+pub fn wants_backtrace() -> bool {
     std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0")
 }
 
 /// A warning for each variable that looks like ours and that nothing reads.
-pub fn warnings() -> Vec<String> {
+pub fn unread_variable_warnings() -> Vec<String> {
     let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mut unknown: Vec<String> = set
         .filter(|name| name.starts_with("KERNELGATE_") && !names().any(|known| known == name))
         .collect();
     unknown.sort();
-    unknown.iter().map(|name| unknown_variable(name)).collect()
+    unknown.iter().map(|name| unknown_variable_warning(name)).collect()
 }
 
-fn unknown_variable(name: &str) -> String {
+fn unknown_variable_warning(name: &str) -> String {
     let close = |known: &&str| strsim::normalized_damerau_levenshtein(name, known);
     // A name may be of any length.
     let nearest = names()
@@ -133,9 +137,9 @@ mod tests {
             ("KERNELGATE_BACKENDS", ": did you mean KERNELGATE_BACKEND?"),
             ("KERNELGATE_COFFEE_MACHINE", ""),
         ] {
-            let warning = unknown_variable(name);
+            let warning = unknown_variable_warning(name);
             assert_eq!(warning, format!("warning: nothing reads the variable {name}{wanted}"));
         }
-        assert!(unknown_variable(&"KERNELGATE_".repeat(10_000)).ends_with('_'));
+        assert!(unknown_variable_warning(&"KERNELGATE_".repeat(10_000)).ends_with('_'));
     }
 }

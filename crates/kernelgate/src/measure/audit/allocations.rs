@@ -1,6 +1,6 @@
-//! Launches that allocate device memory, in the order of the stream or outside of it.
+//! Finds launches that allocate device memory, in stream order or outside of the stream.
 
-use super::refusal::Refusal;
+use super::refusal::TimingRefusal;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph_set::GraphSet;
@@ -12,10 +12,10 @@ const LAUNCHES: usize = 3;
 /// Looks for allocations among the commands of a captured launch.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if there are any; when the driver refuses.
-pub fn check_graph(graph: &GraphSet) -> Result<(), BackendError> {
+/// Fails with [`BackendError::NotTimed`] if there are any, or if the driver refuses.
+pub fn check_graph_allocations(graph: &GraphSet) -> Result<(), BackendError> {
     if graph.allocates_memory()? {
-        return Err(Refusal::AllocatesInOrder.into());
+        return Err(TimingRefusal::AllocatesInOrder.into());
     }
     Ok(())
 }
@@ -23,8 +23,11 @@ pub fn check_graph(graph: &GraphSet) -> Result<(), BackendError> {
 /// Launches the row, and compares free memory and the peak of the device's pool before and after.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if each launch allocates; when one fails.
-pub fn check_memory(device: &Device, executable: &mut dyn Executable) -> Result<(), BackendError> {
+/// Fails with [`BackendError::NotTimed`] if each launch allocates, or if one fails.
+pub fn check_memory_unchanged(
+    device: &Device,
+    executable: &mut dyn Executable,
+) -> Result<(), BackendError> {
     let mut least = u64::MAX;
     for _ in 0..LAUNCHES {
         executable.reset_and_wait()?;
@@ -37,6 +40,6 @@ pub fn check_memory(device: &Device, executable: &mut dyn Executable) -> Result<
     }
     match least {
         0 => Ok(()),
-        bytes => Err(Refusal::Allocates { bytes }.into()),
+        bytes => Err(TimingRefusal::Allocates { bytes }.into()),
     }
 }

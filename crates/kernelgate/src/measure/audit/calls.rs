@@ -4,17 +4,17 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::cupti::Recording;
+use super::cupti::CuptiRecording;
 use crate::backend::{BackendError, Executable};
-use crate::measure::queue::MAX_QUEUED;
+use crate::measure::queue::MAX_QUEUED_COMMANDS;
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::stream::hold::StreamHold;
 use kernelgate_cuda::observe::activity::{Activity, CallRecord, CopyRecord};
 use kernelgate_cuda::observe::cupti::Recorded;
 
-/// The reason why a launch did not return.
+/// The reason why a launch did not return while its stream was held.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HostStall {
+pub enum LaunchStall {
     /// The queue was full.
     Queue,
     /// A call of the driver or of the runtime that waits for the GPU, by its name.
@@ -28,15 +28,17 @@ pub enum HostStall {
 /// sample, and only for a launch that would be refused otherwise.
 ///
 /// # Errors
-/// When the launch fails, or the device.
+/// Fails if the launch fails, or the device.
 pub fn recorded(
     device: &Device,
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
     hold: Duration,
-) -> Result<Option<HostStall>, BackendError> {
+) -> Result<Option<LaunchStall>, BackendError> {
     executable.reset_and_wait()?;
-    let Ok(Some(recording)) = Recording::start(device, Recorded::Calls) else { return Ok(None) };
+    let Ok(Some(recording)) = CuptiRecording::start(device, Recorded::Calls) else {
+        return Ok(None);
+    };
     stream.hold(hold)?;
     let begun = recording.now();
     let launched = executable.launch();
@@ -45,14 +47,14 @@ pub fn recorded(
     launched?;
     executable.synchronize()?;
     let Ok(mut record) = recording.end(begun) else { return Ok(None) };
-    // Calls after the launch may wait.
+    // Calls after the launch are removed, because they may wait.
     record.calls.retain(|call| call.start < returned);
-    Ok(host_stall(&record, hold))
+    Ok(find_host_stall(&record, hold))
 }
 
-/// The reason why a recorded launch did not return, on a stream that was held for `hold`. `None` if
-/// records were lost.
-fn host_stall(record: &Activity, hold: Duration) -> Option<HostStall> {
+/// The reason why a recorded launch did not return, on a stream that was held for `hold`. Returns
+/// `None` if records were lost.
+fn find_host_stall(record: &Activity, hold: Duration) -> Option<LaunchStall> {
     if record.dropped > 0 {
         return None;
     }
@@ -66,46 +68,48 @@ fn host_stall(record: &Activity, hold: Duration) -> Option<HostStall> {
         found.ok().map(|found| &copies[found])
     };
     // After the queue was full, a wait for it may be short, because the stream has made progress.
-    // Earlier waits are for earlier launches.
+    // Waits before the launch belong to earlier launches.
     let first = record.calls.iter().find(|call| held_up(call));
     let is_behind = |call: &CallRecord| {
         first.is_some_and(|first| call.thread == first.thread && call.start >= first.end)
     };
     let waits = record.calls.iter().find(|call| {
         let (name, copy) = (name(call), copy_of(call));
-        (is_behind(call) && waits(name, copy)) || (held_up(call) && !enqueues(name, copy))
+        (is_behind(call) && waits(name, copy)) || (held_up(call) && !enqueues_work(name, copy))
     });
     if let Some(call) = waits {
-        return Some(HostStall::Call(name(call).to_owned()));
+        return Some(LaunchStall::Call(name(call).to_owned()));
     }
     // Fewer commands than this fit any queue.
-    let enqueued = record.calls.iter().filter(|call| enqueues(name(call), copy_of(call)));
-    let many = enqueued.map(|call| call.correlation).collect::<BTreeSet<_>>().len() > MAX_QUEUED;
-    Some(if many && first.is_some() { HostStall::Queue } else { HostStall::Unknown })
+    let enqueued = record.calls.iter().filter(|call| enqueues_work(name(call), copy_of(call)));
+    let many =
+        enqueued.map(|call| call.correlation).collect::<BTreeSet<_>>().len() > MAX_QUEUED_COMMANDS;
+    Some(if many && first.is_some() { LaunchStall::Queue } else { LaunchStall::Unknown })
 }
 
 /// The name of a function without the prefix of the runtime or the driver.
-fn function(name: &str) -> &str {
+fn function_without_prefix(name: &str) -> &str {
     name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu")).unwrap_or(name)
 }
 
 /// Whether a copy is between the GPU and pageable host memory, which the driver copies itself.
-const fn is_pageable(copy: &CopyRecord) -> bool {
+const fn is_pageable_copy(copy: &CopyRecord) -> bool {
     copy.source == 1 || copy.target == 1
 }
 
 /// Whether a call waits for the work of a stream, however long it took.
 fn waits(name: &str, copy: Option<&CopyRecord>) -> bool {
-    let (function, to_host) = (function(name), copy.is_some_and(|copy| copy.kind == 2));
+    let (function, to_host) =
+        (function_without_prefix(name), copy.is_some_and(|copy| copy.kind == 2));
     let frees = ["MemFree", "Free"].iter().any(|free| function.starts_with(free));
     function.contains("Synchronize")
         || (frees && !function.contains("Async"))
-        || (to_host && (!function.contains("Async") || copy.is_some_and(is_pageable)))
+        || (to_host && (!function.contains("Async") || copy.is_some_and(is_pageable_copy)))
 }
 
 /// Whether a call only enqueues, and waits for nothing but room in the queue.
-fn enqueues(name: &str, copy: Option<&CopyRecord>) -> bool {
-    const ENQUEUE: [&str; 9] = [
+fn enqueues_work(name: &str, copy: Option<&CopyRecord>) -> bool {
+    const ENQUEUING_CALLS: [&str; 9] = [
         "Launch",
         "GraphLaunch",
         "EventRecord",
@@ -116,9 +120,9 @@ fn enqueues(name: &str, copy: Option<&CopyRecord>) -> bool {
         "Memset",
         "MemcpyDtoD",
     ];
-    let function = function(name);
-    ENQUEUE.iter().any(|enqueue| function.starts_with(enqueue))
-        || (function.contains("Async") && !copy.is_some_and(is_pageable))
+    let function = function_without_prefix(name);
+    ENQUEUING_CALLS.iter().any(|enqueue| function.starts_with(enqueue))
+        || (function.contains("Async") && !copy.is_some_and(is_pageable_copy))
 }
 
 #[cfg(test)]
@@ -126,10 +130,10 @@ mod tests {
     use super::*;
 
     const HOLD: Duration = Duration::from_millis(200);
-    const HELD_UP_NS: u64 = 150_000_000;
+    const MIN_HELD_UP_NS: u64 = 150_000_000;
 
-    /// Record of a launch with these calls, each with its name and duration, of which the runtime
-    /// turns one into a call of the driver, and with this many kernel launches.
+    /// An activity record of a launch with these runtime calls, each with its name and duration,
+    /// and with this many kernel launches.
     fn record(calls: &[(&str, u64)], kernels: usize) -> Activity {
         let mut record = Activity::default();
         for (number, &(name, took)) in (0..).zip(calls) {
@@ -139,7 +143,8 @@ mod tests {
             let end = start + took;
             record.calls.push(CallRecord { name: number, start, end, thread: 1, correlation });
         }
-        // As if a call of the runtime and the driver's within it had one number: they are one.
+        // In this record a runtime call and the driver call inside it have the same number, so they
+        // count as one call.
         for name in ["cudaLaunchKernel_v7000", "cuLaunchKernel"] {
             let number = record.names.len() as u32;
             record.names.push(name.to_owned());
@@ -149,22 +154,22 @@ mod tests {
         record
     }
 
-    fn by(record: &Activity) -> HostStall {
-        host_stall(record, HOLD).unwrap()
+    fn by(record: &Activity) -> LaunchStall {
+        find_host_stall(record, HOLD).unwrap()
     }
 
-    fn call(name: &str) -> HostStall {
-        HostStall::Call(name.to_owned())
+    fn call(name: &str) -> LaunchStall {
+        LaunchStall::Call(name.to_owned())
     }
 
     #[test]
     fn a_launch_that_the_queue_held_up_waits_for_nothing_else() {
         for name in ["cuLaunchKernelEx", "cudaLaunchKernel_v7000", "cuGraphLaunch", "cuEventRecord"]
         {
-            let calls = [(name, HELD_UP_NS), ("cuLaunchKernel", 5_000)];
-            assert_eq!(by(&record(&calls, MAX_QUEUED + 1)), HostStall::Queue);
+            let calls = [(name, MIN_HELD_UP_NS), ("cuLaunchKernel", 5_000)];
+            assert_eq!(by(&record(&calls, MAX_QUEUED_COMMANDS + 1)), LaunchStall::Queue);
             // So few fit any queue: the driver waits in the launch.
-            assert_eq!(by(&record(&calls, MAX_QUEUED - 2)), HostStall::Unknown);
+            assert_eq!(by(&record(&calls, MAX_QUEUED_COMMANDS - 2)), LaunchStall::Unknown);
         }
     }
 
@@ -178,37 +183,37 @@ mod tests {
             "cudaFree_v3020",
             "cuMemHostUnregister",
         ] {
-            for kernels in [2, MAX_QUEUED + 100] {
-                let calls = [("cuLaunchKernel", 5_000), (name, HELD_UP_NS)];
+            for kernels in [2, MAX_QUEUED_COMMANDS + 100] {
+                let calls = [("cuLaunchKernel", 5_000), (name, MIN_HELD_UP_NS)];
                 assert_eq!(by(&record(&calls, kernels)), call(name));
             }
         }
         // A full launch queue blocked the host although the GPU had little work left.
         for name in ["cuStreamSynchronize", "cuMemFree_v2", "cudaFree_v3020"] {
-            let calls = [("cuLaunchKernel", HELD_UP_NS), (name, 5_000)];
+            let calls = [("cuLaunchKernel", MIN_HELD_UP_NS), (name, 5_000)];
             assert_eq!(by(&record(&calls, 1500)), call(name));
         }
-        let calls = [("cuLaunchKernel", HELD_UP_NS), ("cuMemFreeAsync", 5_000)];
-        assert_eq!(by(&record(&calls, 1500)), HostStall::Queue);
+        let calls = [("cuLaunchKernel", MIN_HELD_UP_NS), ("cuMemFreeAsync", 5_000)];
+        assert_eq!(by(&record(&calls, 1500)), LaunchStall::Queue);
         // A wait for an earlier launch, and one of a thread that launches nothing.
-        let earlier = [("cuEventSynchronize", 5_000), ("cuMemcpyDtoD_v2", HELD_UP_NS)];
-        assert_eq!(by(&record(&earlier, 1500)), HostStall::Queue);
-        let calls = [("cuLaunchKernel", HELD_UP_NS), ("cuStreamSynchronize", 5_000)];
+        let earlier = [("cuEventSynchronize", 5_000), ("cuMemcpyDtoD_v2", MIN_HELD_UP_NS)];
+        assert_eq!(by(&record(&earlier, 1500)), LaunchStall::Queue);
+        let calls = [("cuLaunchKernel", MIN_HELD_UP_NS), ("cuStreamSynchronize", 5_000)];
         let mut other = record(&calls, 1500);
         other.calls[1].thread = 2;
-        assert_eq!(by(&other), HostStall::Queue);
+        assert_eq!(by(&other), LaunchStall::Queue);
     }
 
     #[test]
     fn copies_wait_where_they_go_to_the_host_or_to_memory_that_is_not_pinned() {
-        const TO_DEVICE: u8 = 1;
-        const TO_HOST: u8 = 2;
-        const ON_DEVICE: u8 = 8;
-        const PAGEABLE: u8 = 1;
-        const PINNED: u8 = 2;
-        const DEVICE: u8 = 3;
+        const COPY_HOST_TO_DEVICE: u8 = 1;
+        const COPY_DEVICE_TO_HOST: u8 = 2;
+        const COPY_DEVICE_TO_DEVICE: u8 = 8;
+        const PAGEABLE_MEMORY: u8 = 1;
+        const PINNED_MEMORY: u8 = 2;
+        const DEVICE_MEMORY: u8 = 3;
         let stall_of_copy = |name, took, [kind, source, target]: [u8; 3]| {
-            let calls = [("cuLaunchKernel", HELD_UP_NS), (name, took)];
+            let calls = [("cuLaunchKernel", MIN_HELD_UP_NS), (name, took)];
             let mut record = record(&calls, 1500);
             let correlation = record.calls[1].correlation;
             record.copies.push(CopyRecord {
@@ -220,27 +225,31 @@ mod tests {
             });
             by(&record)
         };
-        let to_host = [TO_HOST, DEVICE, PINNED];
-        let to_pageable = [TO_HOST, DEVICE, PAGEABLE];
-        let from_pageable = [TO_DEVICE, PAGEABLE, DEVICE];
+        let to_host = [COPY_DEVICE_TO_HOST, DEVICE_MEMORY, PINNED_MEMORY];
+        let to_pageable = [COPY_DEVICE_TO_HOST, DEVICE_MEMORY, PAGEABLE_MEMORY];
+        let from_pageable = [COPY_HOST_TO_DEVICE, PAGEABLE_MEMORY, DEVICE_MEMORY];
         let (sync, asynchronous) = ("cuMemcpyDtoH_v2", "cuMemcpyDtoHAsync_v2");
         assert_eq!(stall_of_copy(sync, 5_000, to_host), call(sync));
         assert_eq!(stall_of_copy(asynchronous, 5_000, to_pageable), call(asynchronous));
-        assert_eq!(stall_of_copy(asynchronous, HELD_UP_NS, to_host), HostStall::Queue);
+        assert_eq!(stall_of_copy(asynchronous, MIN_HELD_UP_NS, to_host), LaunchStall::Queue);
         assert_eq!(
-            stall_of_copy("cuMemcpyAsync", HELD_UP_NS, [ON_DEVICE, DEVICE, DEVICE]),
-            HostStall::Queue
+            stall_of_copy(
+                "cuMemcpyAsync",
+                MIN_HELD_UP_NS,
+                [COPY_DEVICE_TO_DEVICE, DEVICE_MEMORY, DEVICE_MEMORY]
+            ),
+            LaunchStall::Queue
         );
         let upload = "cuMemcpyHtoDAsync_v2";
-        assert_eq!(stall_of_copy(upload, HELD_UP_NS, from_pageable), call(upload));
-        assert_eq!(stall_of_copy(upload, 5_000, from_pageable), HostStall::Queue);
+        assert_eq!(stall_of_copy(upload, MIN_HELD_UP_NS, from_pageable), call(upload));
+        assert_eq!(stall_of_copy(upload, 5_000, from_pageable), LaunchStall::Queue);
     }
 
     #[test]
     fn a_launch_that_no_call_held_up_waits_in_its_own_way() {
         let calls = [("cuLaunchKernel", 5_000), ("cuStreamQuery", 5_000)];
-        assert_eq!(by(&record(&calls, MAX_QUEUED + 100)), HostStall::Unknown);
+        assert_eq!(by(&record(&calls, MAX_QUEUED_COMMANDS + 100)), LaunchStall::Unknown);
         let lost = Activity { dropped: 1, ..record(&calls, 2) };
-        assert_eq!(host_stall(&lost, HOLD), None);
+        assert_eq!(find_host_stall(&lost, HOLD), None);
     }
 }

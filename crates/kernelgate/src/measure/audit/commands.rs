@@ -1,16 +1,16 @@
 //! The commands that launches leave in a capture of the stream.
 
-use super::refusal::{Refusal, Subject};
+use super::refusal::{RefusedSubject, TimingRefusal};
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::graph_set::GraphSet;
 
 /// Checks that a launch has commands on some GPU.
 ///
 /// # Errors
-/// If it has none.
-pub fn check_any(commands: Option<&[usize]>) -> Result<(), Refusal> {
+/// Fails if it has none.
+pub fn check_has_commands(commands: Option<&[usize]>) -> Result<(), TimingRefusal> {
     match commands.and_then(|commands| commands.iter().max()) {
-        Some(0) => Err(Refusal::NothingEnqueued(Subject::Launch)),
+        Some(0) => Err(TimingRefusal::NothingEnqueued(RefusedSubject::Launch)),
         _ => Ok(()),
     }
 }
@@ -19,10 +19,13 @@ pub fn check_any(commands: Option<&[usize]>) -> Result<(), Refusal> {
 ///
 /// # Errors
 /// The first GPU without.
-pub fn check_each(captured: Option<&GraphSet>, devices: &Devices) -> Result<(), Refusal> {
+pub fn check_commands_on_each_gpu(
+    captured: Option<&GraphSet>,
+    devices: &Devices,
+) -> Result<(), TimingRefusal> {
     let Some(rank) = captured.and_then(GraphSet::idle) else { return Ok(()) };
     let gpu = devices.iter().nth(rank).map_or(rank, |device| device.facts().ordinal);
-    Err(Refusal::NothingOnRank { rank, gpu })
+    Err(TimingRefusal::NothingOnRank { rank, gpu })
 }
 
 /// Checks that launches that were captured together have the commands of each, GPU by GPU. A
@@ -30,10 +33,14 @@ pub fn check_each(captured: Option<&GraphSet>, devices: &Devices) -> Result<(), 
 ///
 /// # Errors
 /// The first GPU on which they have fewer.
-pub fn check_alike(together: &[usize], launches: u64, alone: &[usize]) -> Result<(), Refusal> {
+pub fn check_captured_commands_match(
+    together: &[usize],
+    launches: u64,
+    alone: &[usize],
+) -> Result<(), TimingRefusal> {
     for (rank, (&together, &alone)) in together.iter().zip(alone).enumerate() {
         if (together as u64) < launches * alone as u64 {
-            return Err(Refusal::CommandsDiffer { rank, alone, together, launches });
+            return Err(TimingRefusal::CommandsDiffer { rank, alone, together, launches });
         }
     }
     Ok(())
@@ -45,23 +52,27 @@ mod tests {
 
     #[test]
     fn a_launch_without_commands_is_refused() {
-        assert!(check_any(Some(&[0, 1])).is_ok() && check_any(None).is_ok());
-        assert_eq!(check_any(Some(&[0])), Err(Refusal::NothingEnqueued(Subject::Launch)));
+        assert!(check_has_commands(Some(&[0, 1])).is_ok() && check_has_commands(None).is_ok());
+        assert_eq!(
+            check_has_commands(Some(&[0])),
+            Err(TimingRefusal::NothingEnqueued(RefusedSubject::Launch))
+        );
     }
 
     #[test]
     fn launches_that_are_captured_together_have_the_commands_of_each() {
-        assert_eq!(check_alike(&[64], 64, &[1]), Ok(()));
-        assert_eq!(check_alike(&[130, 64], 64, &[2, 1]), Ok(()));
-        let fewer = check_alike(&[22], 33, &[1]).unwrap_err();
+        assert_eq!(check_captured_commands_match(&[64], 64, &[1]), Ok(()));
+        assert_eq!(check_captured_commands_match(&[130, 64], 64, &[2, 1]), Ok(()));
+        let fewer = check_captured_commands_match(&[22], 33, &[1]).unwrap_err();
         let words = "launches differ in their commands: 1 in one, 22 in 33 together";
         assert_eq!(fewer.to_string(), words);
     }
 
     #[test]
     fn a_gpu_that_most_launches_of_a_batch_skip_is_refused() {
-        let fewer = check_alike(&[66, 2], 33, &[2, 2]).unwrap_err();
-        let refusal = Refusal::CommandsDiffer { rank: 1, alone: 2, together: 2, launches: 33 };
+        let fewer = check_captured_commands_match(&[66, 2], 33, &[2, 2]).unwrap_err();
+        let refusal =
+            TimingRefusal::CommandsDiffer { rank: 1, alone: 2, together: 2, launches: 33 };
         assert_eq!(fewer, refusal);
         let words = "launches differ in their commands on rank 1: 2 in one, 2 in 33 together";
         assert_eq!(fewer.to_string(), words);

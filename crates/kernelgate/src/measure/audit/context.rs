@@ -2,34 +2,35 @@
 
 use std::time::{Duration, Instant};
 
-use super::refusal::{Refusal, Subject};
+use super::refusal::{RefusedSubject, TimingRefusal};
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Devices;
 
 /// How much longer the context may be busy than the stream: the cost of asking, and a share of the
 /// launch or pass that does not matter.
-const ASKING: Duration = Duration::from_micros(60);
+const CONTEXT_QUERY_COST: Duration = Duration::from_micros(60);
 const SHARE: f64 = 0.02;
-/// Repetitions that all have to show such work: a delay of the host shows in only one of them.
-const REPETITIONS: u32 = 5;
+/// Number of repetitions that must all show work outside of the timed stream: a delay of the host
+/// shows in only one of them.
+const CONTEXT_CHECK_REPETITIONS: u32 = 5;
 
-/// The context after launches or passes.
+/// Whether the CUDA context is still busy after launches or passes on the timed stream.
 #[derive(Debug, Clone)]
-pub struct AfterStream {
-    subject: Subject,
+pub struct ContextAfterStream {
+    subject: RefusedSubject,
     busy: u32,
     shortest: Duration,
     idle: bool,
 }
 
-impl AfterStream {
-    /// The state before the first measurement.
-    pub const fn new(subject: Subject) -> Self {
+impl ContextAfterStream {
+    /// The state before the first measurement of the context.
+    pub const fn new(subject: RefusedSubject) -> Self {
         Self { subject, busy: 0, shortest: Duration::MAX, idle: false }
     }
 
     /// Whether the context was idle after some repetition: no further one is needed.
-    pub const fn was_idle(&self) -> bool {
+    pub const fn was_context_idle(&self) -> bool {
         self.idle
     }
 
@@ -37,29 +38,29 @@ impl AfterStream {
     /// afterwards.
     ///
     /// # Errors
-    /// If every repetition has shown work.
-    pub fn add(&mut self, elapsed: Duration, busy: Duration) -> Result<(), Refusal> {
-        if busy <= ASKING + elapsed.mul_f64(SHARE) {
+    /// Fails if every repetition has shown work.
+    pub fn add(&mut self, elapsed: Duration, busy: Duration) -> Result<(), TimingRefusal> {
+        if busy <= CONTEXT_QUERY_COST + elapsed.mul_f64(SHARE) {
             self.idle = true;
             return Ok(());
         }
         self.shortest = self.shortest.min(busy);
         self.busy += 1;
-        if self.busy < REPETITIONS {
+        if self.busy < CONTEXT_CHECK_REPETITIONS {
             return Ok(());
         }
-        Err(Refusal::BusyAfterStream { subject: self.subject, busy: self.shortest })
+        Err(TimingRefusal::BusyAfterStream { subject: self.subject, busy: self.shortest })
     }
 }
 
 /// Launches and waits for the stream: then the context has to be idle, on each GPU.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if it is not; when the device fails.
+/// Fails with [`BackendError::NotTimed`] if it is not, or if the device fails.
 pub fn check(devices: &Devices, executable: &mut dyn Executable) -> Result<(), BackendError> {
     let finish = || devices.iter().try_for_each(|device| device.synchronize_context());
-    let mut after = AfterStream::new(Subject::Launch);
-    while !after.was_idle() {
+    let mut after = ContextAfterStream::new(RefusedSubject::Launch);
+    while !after.was_context_idle() {
         executable.reset()?;
         finish()?;
         let launched = Instant::now();
@@ -80,34 +81,34 @@ mod tests {
     use super::*;
 
     /// Microseconds of repetitions that take 50 µs each.
-    fn add(after: &mut AfterStream, busy_us: u64) -> Result<(), Refusal> {
+    fn add(after: &mut ContextAfterStream, busy_us: u64) -> Result<(), TimingRefusal> {
         after.add(Duration::from_micros(50), Duration::from_micros(busy_us))
     }
 
     #[test]
     fn a_context_that_is_busy_after_each_repetition_is_refused() {
-        let mut after = AfterStream::new(Subject::Launch);
+        let mut after = ContextAfterStream::new(RefusedSubject::Launch);
         for busy_us in [400, 300, 500, 400] {
             assert_eq!(add(&mut after, busy_us), Ok(()));
         }
         let busy = Duration::from_micros(300);
-        let refused = Refusal::BusyAfterStream { subject: Subject::Launch, busy };
+        let refused = TimingRefusal::BusyAfterStream { subject: RefusedSubject::Launch, busy };
         assert_eq!(add(&mut after, 400), Err(refused));
     }
 
     #[test]
     fn one_idle_context_is_enough() {
-        let mut after = AfterStream::new(Subject::Routine);
+        let mut after = ContextAfterStream::new(RefusedSubject::Routine);
         for busy_us in [400, 400, 400, 400, 3] {
             assert_eq!(add(&mut after, busy_us), Ok(()));
         }
-        assert!(after.was_idle());
+        assert!(after.was_context_idle());
     }
 
     #[test]
     fn a_share_of_a_long_repetition_does_not_matter() {
-        let mut after = AfterStream::new(Subject::Launch);
+        let mut after = ContextAfterStream::new(RefusedSubject::Launch);
         after.add(Duration::from_millis(5), Duration::from_micros(150)).unwrap();
-        assert!(after.was_idle());
+        assert!(after.was_context_idle());
     }
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::refusal::{Refusal, Subject};
+use super::refusal::{RefusedSubject, TimingRefusal};
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::driver::stream::hold::StreamHold;
 use kernelgate_cuda::instruments::timing::{Instruments, StreamBlocker};
@@ -22,24 +22,25 @@ use kernelgate_cuda::{Device, Devices};
 /// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
 const HOLD: Duration = Duration::from_millis(200);
 /// How long work on another stream has to begin after the launch has returned.
-pub const BEGINS_WITHIN: Duration = Duration::from_millis(2);
+pub const OTHER_STREAM_START_TIME: Duration = Duration::from_millis(2);
 /// How much earlier than the end of the hold an operation on another stream begins, nanoseconds:
 /// work in order may begin while the blocker ends.
-const EARLY_NS: u64 = BEGINS_WITHIN.as_nanos() as u64 / 2;
+const EARLY_START_TOLERANCE_NS: u64 = OTHER_STREAM_START_TIME.as_nanos() as u64 / 2;
 /// How much later than the begin of the mark work in order may end, nanoseconds.
-const LATE_NS: u64 = 2_000;
+const LATE_END_TOLERANCE_NS: u64 = 2_000;
 
-/// CUPTI attached to the process. It is detached on drop, also after a panic of the launch's closure.
-pub struct Recording<'a> {
+/// An attached CUPTI recording of this process. CUPTI is detached on drop, also after a panic of
+/// the launch's closure.
+pub struct CuptiRecording<'a> {
     device: &'a Device,
     recorder: Option<Recorder>,
 }
 
-impl<'a> Recording<'a> {
+impl<'a> CuptiRecording<'a> {
     /// Attaches CUPTI; `None` if it is missing.
     ///
     /// # Errors
-    /// When CUPTI refuses.
+    /// Fails if CUPTI refuses.
     pub fn start(device: &'a Device, recorded: Recorded) -> Result<Option<Self>, BackendError> {
         let recorder = Recorder::start(recorded)?;
         Ok(recorder.map(|recorder| Self { device, recorder: Some(recorder) }))
@@ -53,7 +54,7 @@ impl<'a> Recording<'a> {
     /// Detaches CUPTI, and returns the records that began after a time of that clock.
     ///
     /// # Errors
-    /// When the device fails, or CUPTI.
+    /// Fails if the device fails, or CUPTI.
     pub fn end(mut self, since: u64) -> Result<Activity, BackendError> {
         self.device.synchronize_context()?;
         let recorder = self.recorder.take();
@@ -66,37 +67,38 @@ impl<'a> Recording<'a> {
     }
 }
 
-impl Drop for Recording<'_> {
+impl Drop for CuptiRecording<'_> {
     fn drop(&mut self) {
         if let Some(recorder) = self.recorder.take() {
-            // Nothing may run while CUPTI detaches. On a lost device nothing does.
+            // Nothing may run on the GPU while CUPTI detaches. On a lost device nothing runs any
+            // more.
             let _ = self.device.synchronize_context();
             let _ = recorder.detach_cupti();
         }
     }
 }
 
-/// Launches while the streams of the GPUs are held, and checks CUPTI's record of it. CUPTI is
-/// detached afterwards. Returns the reason if the record is not conclusive and the case is not at
-/// fault: CUPTI is missing, another program uses it, or the record shows too little.
+/// Launches once while the streams of all GPUs are held, and checks CUPTI's record of the launch.
+/// CUPTI is detached afterwards. Returns the reason if the record is not conclusive and the case is
+/// not at fault: CUPTI is missing, another program uses it, or the record shows too little.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if something ran on another stream, or on another GPU; when a device
-/// fails.
+/// Fails with [`BackendError::NotTimed`] if something ran on another stream, or on another GPU, or
+/// if a device fails.
 pub fn check(
     devices: &Devices,
     streams: &mut dyn MarkedHold,
     executable: &mut dyn Executable,
 ) -> Result<Option<String>, BackendError> {
     executable.reset_and_wait()?;
-    let recording = match Recording::start(devices.one(), Recorded::Operations) {
+    let recording = match CuptiRecording::start(devices.one(), Recorded::Operations) {
         Ok(Some(recording)) => recording,
         Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),
         Err(error) => return Ok(Some(error.to_string())),
     };
     streams.hold(HOLD)?;
     let launched = executable.launch();
-    std::thread::sleep(BEGINS_WITHIN);
+    std::thread::sleep(OTHER_STREAM_START_TIME);
     streams.release();
     streams.mark()?;
     executable.synchronize()?;
@@ -109,7 +111,7 @@ pub fn check(
         Err(lost @ BackendError::Lost(_)) => return Err(lost),
         Err(error) => return Ok(Some(error.to_string())),
     };
-    match outside(&record, held, devices.count()) {
+    match find_operation_outside(&record, held, devices.count()) {
         Ok(Some(refusal)) => Err(refusal.into()),
         Ok(None) => Ok(None),
         Err(why) => Ok(Some(why)),
@@ -121,22 +123,22 @@ pub trait MarkedHold: StreamHold {
     /// Enqueues a mark on each: the probe of the clocks.
     ///
     /// # Errors
-    /// When a launch is refused.
+    /// Fails if a launch is refused.
     fn mark(&mut self) -> Result<(), BackendError>;
 }
 
 /// The streams of one GPU that were held, and the mark behind the launch.
-struct Held {
+struct HeldStreamsOfGpu {
     blocker: KernelRecord,
     mark: u64,
 }
 
-impl Held {
-    /// The stream of each GPU.
+impl HeldStreamsOfGpu {
+    /// The held streams of each GPU in CUPTI's record.
     ///
     /// # Errors
-    /// Why the record is not conclusive.
-    fn on_each_gpu(record: &Activity, gpus: usize) -> Result<BTreeMap<u32, Self>, String> {
+    /// The error states why the record is not conclusive.
+    fn held_streams_by_gpu(record: &Activity, gpus: usize) -> Result<BTreeMap<u32, Self>, String> {
         let own = |symbol: &'static str| {
             let found = record.kernels.iter();
             found.filter(move |kernel| record.names[kernel.name as usize] == symbol)
@@ -166,25 +168,31 @@ impl Held {
 ///
 /// # Errors
 /// Why the record is not conclusive.
-fn outside(record: &Activity, held: bool, gpus: usize) -> Result<Option<Refusal>, String> {
-    let streams = Held::on_each_gpu(record, gpus)?;
+fn find_operation_outside(
+    record: &Activity,
+    held: bool,
+    gpus: usize,
+) -> Result<Option<TimingRefusal>, String> {
+    let streams = HeldStreamsOfGpu::held_streams_by_gpu(record, gpus)?;
     let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, Instruments::CLOCK_PROBE_SYMBOL];
-    let all: Vec<Operation<'_>> =
-        operations(record).filter(|operation| !own.contains(&operation.kernel)).collect();
-    let subject = Subject::Launch;
+    let all: Vec<RecordedOperation<'_>> =
+        recorded_operations(record).filter(|operation| !own.contains(&operation.kernel)).collect();
+    let subject = RefusedSubject::Launch;
     if let Some(other) = all.iter().find(|it| !streams.contains_key(&it.on.device)) {
         let (operation, gpu) = (other.to_string(), other.on.device);
-        return Ok(Some(Refusal::RecordedOnOtherGpu { subject, operation, gpu }));
+        return Ok(Some(TimingRefusal::RecordedOnOtherGpu { subject, operation, gpu }));
     }
-    let found = all.iter().filter(|it| it.is_timed()).find(|it| {
-        let Held { blocker, mark } = &streams[&it.on.device];
-        it.start + EARLY_NS < blocker.end || it.end > mark + LATE_NS
+    let found = all.iter().filter(|it| it.has_recorded_times()).find(|it| {
+        let HeldStreamsOfGpu { blocker, mark } = &streams[&it.on.device];
+        it.start + EARLY_START_TOLERANCE_NS < blocker.end || it.end > mark + LATE_END_TOLERANCE_NS
     });
     match found {
-        Some(it) => Ok(Some(Refusal::RecordedElsewhere { subject, operation: it.to_string() })),
+        Some(it) => {
+            Ok(Some(TimingRefusal::RecordedElsewhere { subject, operation: it.to_string() }))
+        }
         None if record.dropped > 0 => Err(format!("CUPTI lost {} records", record.dropped)),
         None if !held && all.iter().any(|it| it.on != streams[&it.on.device].blocker.on) => {
-            Err(NOT_HELD.to_owned())
+            Err(NOT_HELD_REASON.to_owned())
         }
         None => Ok(None),
     }
@@ -199,37 +207,46 @@ pub struct RecordedPass {
     pub released: u64,
 }
 
-/// Checks the record of a pass. Its first set of one byte is on the stream that is timed. Returns
-/// the reason if the record is not conclusive.
+/// Checks CUPTI's record of one pass of the routine. Its first set of one byte is on the stream
+/// that is timed. Returns the reason if the record is not conclusive.
 ///
 /// # Errors
-/// When something ran on another stream, or on another GPU.
-pub fn check_pass(record: &Activity, pass: RecordedPass) -> Result<Option<String>, Refusal> {
+/// Fails if something ran on another stream, or on another GPU.
+pub fn check_recorded_pass(
+    record: &Activity,
+    pass: RecordedPass,
+) -> Result<Option<String>, TimingRefusal> {
     let Some(mark) = record.sets.iter().find(|set| set.bytes == 1) else {
         return Ok(Some("CUPTI's record lacks the mark on the stream".to_owned()));
     };
-    let subject = Subject::Routine;
-    let is_mark = |it: &Operation<'_>| (it.start, it.on, it.kernel) == (mark.start, mark.on, "");
-    let all: Vec<Operation<'_>> = operations(record).filter(|it| !is_mark(it)).collect();
+    let subject = RefusedSubject::Routine;
+    let is_mark =
+        |it: &RecordedOperation<'_>| (it.start, it.on, it.kernel) == (mark.start, mark.on, "");
+    let all: Vec<RecordedOperation<'_>> =
+        recorded_operations(record).filter(|it| !is_mark(it)).collect();
     if let Some(other) = all.iter().find(|it| it.on.device != mark.on.device) {
         let (operation, gpu) = (other.to_string(), other.on.device);
-        return Err(Refusal::RecordedOnOtherGpu { subject, operation, gpu });
+        return Err(TimingRefusal::RecordedOnOtherGpu { subject, operation, gpu });
     }
-    let early = |it: &&Operation<'_>| it.is_timed() && it.start + EARLY_NS < pass.released;
+    let early = |it: &&RecordedOperation<'_>| {
+        it.has_recorded_times() && it.start + EARLY_START_TOLERANCE_NS < pass.released
+    };
     if let Some(it) = all.iter().find(early) {
-        return Err(Refusal::RecordedElsewhere { subject, operation: it.to_string() });
+        return Err(TimingRefusal::RecordedElsewhere { subject, operation: it.to_string() });
     }
     Ok(match record.dropped {
-        0 if !pass.held && all.iter().any(|it| it.on != mark.on) => Some(NOT_HELD.to_owned()),
+        0 if !pass.held && all.iter().any(|it| it.on != mark.on) => {
+            Some(NOT_HELD_REASON.to_owned())
+        }
         0 => None,
         lost => Some(format!("CUPTI lost {lost} records")),
     })
 }
 
-const NOT_HELD: &str = "the stream was not held until the launch had returned";
+const NOT_HELD_REASON: &str = "the stream was not held until the launch had returned";
 
-/// An operation of a GPU.
-struct Operation<'a> {
+/// One operation of a GPU in CUPTI's record: a kernel, a copy or a fill.
+struct RecordedOperation<'a> {
     start: u64,
     end: u64,
     on: StreamId,
@@ -237,14 +254,14 @@ struct Operation<'a> {
     kernel: &'a str,
 }
 
-impl Operation<'_> {
+impl RecordedOperation<'_> {
     /// CUPTI records no times for operations that it could not follow.
-    const fn is_timed(&self) -> bool {
+    const fn has_recorded_times(&self) -> bool {
         self.start != 0 || self.end != 0
     }
 }
 
-impl fmt::Display for Operation<'_> {
+impl fmt::Display for RecordedOperation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kernel {
             "" => f.write_str("a copy or set of memory"),
@@ -253,14 +270,14 @@ impl fmt::Display for Operation<'_> {
     }
 }
 
-fn operations(record: &Activity) -> impl Iterator<Item = Operation<'_>> {
+fn recorded_operations(record: &Activity) -> impl Iterator<Item = RecordedOperation<'_>> {
     let kernels = record.kernels.iter().map(|&KernelRecord { start, end, on, name, .. }| {
-        Operation { start, end, on, kernel: &record.names[name as usize] }
+        RecordedOperation { start, end, on, kernel: &record.names[name as usize] }
     });
     let copies = record.copies.iter().map(|it| (it.start, it.end, it.on));
     let sets = record.sets.iter().map(|it| (it.start, it.end, it.on));
     let others = copies.chain(sets);
-    kernels.chain(others.map(|(start, end, on)| Operation { start, end, on, kernel: "" }))
+    kernels.chain(others.map(|(start, end, on)| RecordedOperation { start, end, on, kernel: "" }))
 }
 
 #[cfg(test)]
@@ -271,12 +288,15 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn outside(record: &Activity) -> Result<Option<Refusal>, String> {
-        super::outside(record, true, 1)
+    fn find_operation_outside(record: &Activity) -> Result<Option<TimingRefusal>, String> {
+        super::find_operation_outside(record, true, 1)
     }
 
-    fn elsewhere(operation: &str) -> Refusal {
-        Refusal::RecordedElsewhere { subject: Subject::Launch, operation: operation.to_owned() }
+    fn recorded_elsewhere(operation: &str) -> TimingRefusal {
+        TimingRefusal::RecordedElsewhere {
+            subject: RefusedSubject::Launch,
+            operation: operation.to_owned(),
+        }
     }
 
     /// A hold from 10 to 14 ms, a kernel of the launch, the mark at 15 ms.
@@ -298,32 +318,35 @@ mod tests {
 
     #[test]
     fn work_outside_of_the_held_interval_is_reported() {
-        assert_eq!(outside(&record(14 * MS, 15 * MS)), Ok(None));
+        assert_eq!(find_operation_outside(&record(14 * MS, 15 * MS)), Ok(None));
         let jitter = record(14 * MS - 1_000, 15 * MS + 1_000);
-        assert_eq!(outside(&jitter), Ok(None), "clocks of hardware");
-        let theirs = Ok(Some(elsewhere("kernel `theirs`")));
-        assert_eq!(outside(&record(11 * MS, 11 * MS + 5_000)), theirs);
-        assert_eq!(outside(&record(14 * MS, 16 * MS)), theirs);
-        assert_eq!(outside(&record(0, 0)), Ok(None), "without times");
+        assert_eq!(find_operation_outside(&jitter), Ok(None), "clocks of hardware");
+        let theirs = Ok(Some(recorded_elsewhere("kernel `theirs`")));
+        assert_eq!(find_operation_outside(&record(11 * MS, 11 * MS + 5_000)), theirs);
+        assert_eq!(find_operation_outside(&record(14 * MS, 16 * MS)), theirs);
+        assert_eq!(find_operation_outside(&record(0, 0)), Ok(None), "without times");
         let copy = CopyRecord { start: 12 * MS, end: 13 * MS, ..Default::default() };
         let copied = Activity { copies: vec![copy], ..record(14 * MS, 15 * MS) };
-        assert_eq!(outside(&copied), Ok(Some(elsewhere("a copy or set of memory"))));
+        assert_eq!(
+            find_operation_outside(&copied),
+            Ok(Some(recorded_elsewhere("a copy or set of memory")))
+        );
     }
 
     #[test]
     fn a_launch_longer_than_the_hold_is_found_by_its_streams() {
-        let outside = |record: &Activity| super::outside(record, false, 1);
+        let outside = |record: &Activity| super::find_operation_outside(record, false, 1);
         assert_eq!(outside(&record(14 * MS, 15 * MS)), Ok(None), "on one stream");
         let mut other = record(14 * MS, 15 * MS);
         other.kernels[1].on.stream = 7;
         let unknown = "the stream was not held until the launch had returned".to_owned();
         assert_eq!(outside(&other), Err(unknown), "joined or not");
         other.kernels[1].start = 11 * MS;
-        assert_eq!(outside(&other), Ok(Some(elsewhere("kernel `theirs`"))));
+        assert_eq!(outside(&other), Ok(Some(recorded_elsewhere("kernel `theirs`"))));
     }
 
     /// Holds on GPUs 0 and 3, each with a kernel of the launch.
-    fn over_two(start: u64, end: u64) -> Activity {
+    fn recording_over_two_gpus(start: u64, end: u64) -> Activity {
         let mut both = record(14 * MS, 15 * MS);
         let mut second = record(start, end).kernels;
         second.iter_mut().for_each(|kernel| kernel.on.device = 3);
@@ -333,11 +356,11 @@ mod tests {
 
     #[test]
     fn each_gpu_is_held_against_its_own_stream() {
-        let outside = |record: &Activity| super::outside(record, true, 2);
-        assert_eq!(outside(&over_two(14 * MS, 15 * MS)), Ok(None));
-        let theirs = Ok(Some(elsewhere("kernel `theirs`")));
-        assert_eq!(outside(&over_two(11 * MS, 12 * MS)), theirs);
-        let mut later = over_two(16 * MS, 17 * MS);
+        let outside = |record: &Activity| super::find_operation_outside(record, true, 2);
+        assert_eq!(outside(&recording_over_two_gpus(14 * MS, 15 * MS)), Ok(None));
+        let theirs = Ok(Some(recorded_elsewhere("kernel `theirs`")));
+        assert_eq!(outside(&recording_over_two_gpus(11 * MS, 12 * MS)), theirs);
+        let mut later = recording_over_two_gpus(16 * MS, 17 * MS);
         for kernel in later.kernels.iter_mut().filter(|kernel| kernel.on.device == 3) {
             kernel.start += u64::from(kernel.name != 2) * 2 * MS;
             kernel.end += u64::from(kernel.name != 2) * 2 * MS;
@@ -347,19 +370,19 @@ mod tests {
 
     #[test]
     fn work_on_a_gpu_outside_of_the_set_is_reported() {
-        let mut other = over_two(14 * MS, 15 * MS);
+        let mut other = recording_over_two_gpus(14 * MS, 15 * MS);
         other.kernels[1].on.device = 1;
         let operation = "kernel `theirs`".to_owned();
-        let subject = Subject::Launch;
-        let refused = Refusal::RecordedOnOtherGpu { subject, operation, gpu: 1 };
-        assert_eq!(super::outside(&other, true, 2), Ok(Some(refused)));
-        let one = over_two(14 * MS, 15 * MS);
+        let subject = RefusedSubject::Launch;
+        let refused = TimingRefusal::RecordedOnOtherGpu { subject, operation, gpu: 1 };
+        assert_eq!(super::find_operation_outside(&other, true, 2), Ok(Some(refused)));
+        let one = recording_over_two_gpus(14 * MS, 15 * MS);
         let lacks = "CUPTI's record lacks `measure_blocker`".to_owned();
-        assert_eq!(super::outside(&one, true, 3), Err(lacks));
+        assert_eq!(super::find_operation_outside(&one, true, 3), Err(lacks));
     }
 
     /// A mark on the stream, and one kernel of the routine.
-    fn pass(start: u64, stream: u32) -> Activity {
+    fn recorded_pass(start: u64, stream: u32) -> Activity {
         let on = StreamId { stream, ..StreamId::default() };
         let kernel = KernelRecord { name: 2, start, end: start + 5_000, on, ..Default::default() };
         let mark = MemsetRecord { bytes: 1, start: MS, end: MS + 900, ..Default::default() };
@@ -370,27 +393,37 @@ mod tests {
     fn a_pass_that_works_on_another_stream_is_refused() {
         let held = RecordedPass { held: true, released: 14 * MS };
         let timed_out = RecordedPass { held: false, released: 14 * MS };
-        let (subject, operation) = (Subject::Routine, "kernel `theirs`".to_owned());
-        let elsewhere = Err(Refusal::RecordedElsewhere { subject, operation });
+        let (subject, operation) = (RefusedSubject::Routine, "kernel `theirs`".to_owned());
+        let elsewhere = Err(TimingRefusal::RecordedElsewhere { subject, operation });
         for recorded in [held, timed_out] {
-            assert_eq!(check_pass(&pass(14 * MS, 0), recorded), Ok(None));
-            assert_eq!(check_pass(&pass(11 * MS, 7), recorded), elsewhere);
+            assert_eq!(check_recorded_pass(&recorded_pass(14 * MS, 0), recorded), Ok(None));
+            assert_eq!(check_recorded_pass(&recorded_pass(11 * MS, 7), recorded), elsewhere);
         }
-        assert_eq!(check_pass(&pass(14 * MS, 7), held), Ok(None), "joined with the stream");
-        assert_eq!(check_pass(&pass(14 * MS, 7), timed_out), Ok(Some(NOT_HELD.to_owned())));
-        let unmarked = Activity { sets: Vec::new(), ..pass(11 * MS, 7) };
-        assert!(check_pass(&unmarked, held).unwrap().is_some());
-        let lost = Activity { dropped: 2, ..pass(14 * MS, 0) };
-        assert_eq!(check_pass(&lost, held), Ok(Some("CUPTI lost 2 records".to_owned())));
+        assert_eq!(
+            check_recorded_pass(&recorded_pass(14 * MS, 7), held),
+            Ok(None),
+            "joined with the stream"
+        );
+        assert_eq!(
+            check_recorded_pass(&recorded_pass(14 * MS, 7), timed_out),
+            Ok(Some(NOT_HELD_REASON.to_owned()))
+        );
+        let unmarked = Activity { sets: Vec::new(), ..recorded_pass(11 * MS, 7) };
+        assert!(check_recorded_pass(&unmarked, held).unwrap().is_some());
+        let lost = Activity { dropped: 2, ..recorded_pass(14 * MS, 0) };
+        assert_eq!(check_recorded_pass(&lost, held), Ok(Some("CUPTI lost 2 records".to_owned())));
     }
 
     #[test]
     fn a_record_that_shows_too_little_says_what_is_missing() {
         let empty = Activity { kernels: Vec::new(), ..record(0, 0) };
         let lacks = "CUPTI's record lacks `measure_blocker`".to_owned();
-        assert_eq!(outside(&empty), Err(lacks));
+        assert_eq!(find_operation_outside(&empty), Err(lacks));
         let lost = |start| Activity { dropped: 3, ..record(start, 15 * MS) };
-        assert_eq!(outside(&lost(14 * MS)), Err("CUPTI lost 3 records".to_owned()));
-        assert_eq!(outside(&lost(11 * MS)), Ok(Some(elsewhere("kernel `theirs`"))));
+        assert_eq!(find_operation_outside(&lost(14 * MS)), Err("CUPTI lost 3 records".to_owned()));
+        assert_eq!(
+            find_operation_outside(&lost(11 * MS)),
+            Ok(Some(recorded_elsewhere("kernel `theirs`")))
+        );
     }
 }

@@ -1,37 +1,37 @@
 //! Launches and iterations that take less than the GPU needs for anything.
 
-use super::refusal::{Refusal, Subject};
+use super::refusal::{RefusedSubject, TimingRefusal};
 use crate::stats;
 
 /// Least share of the least command (an empty kernel, a fill of one byte) that work takes.
-pub const SHARE_OF_LEAST: f64 = 0.25;
+pub const MIN_SHARE_OF_LEAST_COMMAND: f64 = 0.25;
 /// Ratio of the median to the least possible time above which noise cannot explain a shorter
 /// launch.
 const LONG: f64 = 20.0;
 
-/// Checks the times of one sample, each of `launches` launches, nanoseconds, without the overhead of
-/// timing. An empty kernel takes `empty_ns`.
+/// Checks the times of one sample, each of `launches` launches, nanoseconds, without the overhead
+/// of timing. `empty_ns` is the time of an empty kernel.
 ///
 /// # Errors
-/// If launches take less than a kernel can, or one of long launches does.
-pub fn check_launches(times_ns: &[f64], launches: u64, empty_ns: f64) -> Result<(), Refusal> {
+/// Fails if launches take less than a kernel can, or one of long launches does.
+pub fn check_launches(times_ns: &[f64], launches: u64, empty_ns: f64) -> Result<(), TimingRefusal> {
     let launch_ns = stats::median(times_ns) / launches as f64;
-    check(Subject::Launch, launch_ns, empty_ns)?;
-    if launch_ns > LONG * SHARE_OF_LEAST * empty_ns {
+    check(RefusedSubject::Launch, launch_ns, empty_ns)?;
+    if launch_ns > LONG * MIN_SHARE_OF_LEAST_COMMAND * empty_ns {
         let shortest_ns = times_ns.iter().copied().fold(f64::INFINITY, f64::min) / launches as f64;
-        check(Subject::Launch, shortest_ns, empty_ns)?;
+        check(RefusedSubject::Launch, shortest_ns, empty_ns)?;
     }
     Ok(())
 }
 
-/// Checks the time of one launch or iteration against that of the least command, nanoseconds.
+/// Compares the time of one launch or iteration with that of the least command, in nanoseconds.
 ///
 /// # Errors
-/// If it takes less.
-pub fn check(subject: Subject, elapsed_ns: f64, least_ns: f64) -> Result<(), Refusal> {
-    if elapsed_ns < SHARE_OF_LEAST * least_ns {
+/// Fails if it takes less.
+pub fn check(subject: RefusedSubject, elapsed_ns: f64, least_ns: f64) -> Result<(), TimingRefusal> {
+    if elapsed_ns < MIN_SHARE_OF_LEAST_COMMAND * least_ns {
         // The overhead that was subtracted may be more than the events read around nothing.
-        return Err(Refusal::TooShort { subject, elapsed_ns: elapsed_ns.max(0.0), least_ns });
+        return Err(TimingRefusal::TooShort { subject, elapsed_ns: elapsed_ns.max(0.0), least_ns });
     }
     Ok(())
 }
@@ -40,27 +40,31 @@ pub fn check(subject: Subject, elapsed_ns: f64, least_ns: f64) -> Result<(), Ref
 mod tests {
     use super::*;
 
-    const EMPTY_NS: f64 = 1000.0;
+    const EMPTY_COMMAND_NS: f64 = 1000.0;
 
-    fn launch(elapsed_ns: f64) -> Refusal {
-        Refusal::TooShort { subject: Subject::Launch, elapsed_ns, least_ns: EMPTY_NS }
+    fn launch(elapsed_ns: f64) -> TimingRefusal {
+        TimingRefusal::TooShort {
+            subject: RefusedSubject::Launch,
+            elapsed_ns,
+            least_ns: EMPTY_COMMAND_NS,
+        }
     }
 
     #[test]
     fn a_launch_takes_a_quarter_of_an_empty_kernel_at_least() {
-        assert_eq!(check_launches(&[2600.0, 2500.0, 2550.0], 10, EMPTY_NS), Ok(()));
-        let short = check_launches(&[2400.0, -50.0, 2600.0], 10, EMPTY_NS).unwrap_err();
+        assert_eq!(check_launches(&[2600.0, 2500.0, 2550.0], 10, EMPTY_COMMAND_NS), Ok(()));
+        let short = check_launches(&[2400.0, -50.0, 2600.0], 10, EMPTY_COMMAND_NS).unwrap_err();
         assert_eq!(short, launch(240.0));
         let words = "a launch takes 240 ns by the events around it, an empty kernel 1000 ns";
         assert_eq!(short.to_string(), words);
-        assert_eq!(check_launches(&[-400.0], 1, EMPTY_NS), Err(launch(0.0)));
+        assert_eq!(check_launches(&[-400.0], 1, EMPTY_COMMAND_NS), Err(launch(0.0)));
     }
 
     #[test]
     fn one_launch_of_nothing_among_long_ones_is_refused() {
-        // Among short ones it is noise.
-        assert_eq!(check_launches(&[900.0, 100.0, 900.0], 1, EMPTY_NS), Ok(()));
-        let skipped = check_launches(&[6000.0, 100.0, 6000.0], 1, EMPTY_NS);
+        // Among short launches one very short time is noise.
+        assert_eq!(check_launches(&[900.0, 100.0, 900.0], 1, EMPTY_COMMAND_NS), Ok(()));
+        let skipped = check_launches(&[6000.0, 100.0, 6000.0], 1, EMPTY_COMMAND_NS);
         assert_eq!(skipped, Err(launch(100.0)));
     }
 }

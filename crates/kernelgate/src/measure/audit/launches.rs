@@ -2,7 +2,7 @@
 
 use super::{allocations, context, waits, writes};
 use crate::backend::{BackendError, Executable};
-use crate::measure::queue::MAX_QUEUED;
+use crate::measure::queue::MAX_QUEUED_COMMANDS;
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::driver::stream::hold::StreamHold;
@@ -11,8 +11,8 @@ use kernelgate_cuda::driver::stream::hold::StreamHold;
 /// `captured` is a captured launch, if capturing is possible.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if they do; when a launch fails.
-pub fn check_allowed(
+/// Fails with [`BackendError::NotTimed`] if they do, or if a launch fails.
+pub fn check_launches_allowed(
     devices: &Devices,
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
@@ -20,8 +20,8 @@ pub fn check_allowed(
 ) -> Result<bool, BackendError> {
     let allowed = executable.allowed();
     if !allowed.allocations {
-        captured.map_or(Ok(()), allocations::check_graph)?;
-        allocations::check_memory(devices.one(), executable)?;
+        captured.map_or(Ok(()), allocations::check_graph_allocations)?;
+        allocations::check_memory_unchanged(devices.one(), executable)?;
     }
     if allowed.waits {
         return Ok(false);
@@ -30,18 +30,18 @@ pub fn check_allowed(
     waits::check(devices.one(), stream, executable, captured.map(GraphSet::nodes))
 }
 
-/// Checks that a launch of this many commands works on the timed stream alone, as far as its
-/// outputs and its duration show.
+/// Checks that a launch of this many commands works on the timed stream only, as far as its outputs
+/// and its duration show.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if it does not; when a launch fails.
-pub fn check_streams(
+/// Fails with [`BackendError::NotTimed`] if it does not, or if a launch fails.
+pub fn check_timed_stream_alone(
     devices: &Devices,
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
     commands: usize,
 ) -> Result<(), BackendError> {
-    if commands <= MAX_QUEUED {
+    if commands <= MAX_QUEUED_COMMANDS {
         writes::check(stream, executable)?;
     }
     context::check(devices, executable)

@@ -2,15 +2,15 @@
 //!
 //! The region lies between the two events. A launch may enqueue work on the timed stream, and on
 //! streams that are joined with it; [`Allowed`] lists its other permissions. A row that does
-//! anything else gets an error and no time. `L` marks checks of launches (own and attached rows),
-//! `C` those of a Criterion bench's passes; a name in the last column is a permission that turns
-//! the check off.
+//! anything else gets an error and no time. In the table, `L` marks checks of launches (own and
+//! attached rows) and `C` checks of a Criterion bench's passes; a name in the last column is the
+//! permission that turns the check off.
 //!
 //! | check | catches | measured | error | |
 //! |---|---|---|---|---|
-//! | [`commands::check_any`] `L` | nothing on the stream | a captured launch, before the samples | [`Refusal::NothingEnqueued`] | |
+//! | [`commands::check_has_commands`] `L` | nothing on the stream | a captured launch, before the samples | [`Refusal::NothingEnqueued`] | |
 //! | [`passes`] `C` | nothing on the stream | held passes against events around nothing | [`Refusal::NothingEnqueued`] | |
-//! | [`commands::check_alike`] `L` | launches that skip work | the graph of a batch against one launch | [`Refusal::CommandsDiffer`] | |
+//! | [`commands::check_captured_commands_match`] `L` | launches that skip work | the graph of a batch against one launch | [`Refusal::CommandsDiffer`] | |
 //! | [`duration`] `L` `C` | launches of nothing, each time or sometimes | every sample against the least command | [`Refusal::TooShort`] | |
 //! | [`writes`] `L` | outputs written on another stream | samples of the outputs while a blocker holds the stream | [`Refusal::WritesWhileHeld`] | |
 //! | [`context`] `L` `C` | long work on another stream | time until the context is idle after the stream | [`Refusal::BusyAfterStream`] | |
@@ -22,9 +22,9 @@
 //! | [`reuse`] `L` | results computed once for a captured batch | a launch captured alone against those captured together | [`Refusal::ReusesInBatch`] | |
 //!
 //! A Criterion bench has no check of its outputs and of what it reuses, because its inputs and
-//! outputs are its own. [`cupti`] sees what [`writes`] would see. Its commands are not compared,
-//! because Criterion does not say how many iterations a pass has. Its routine has the permissions of
-//! our own rows ([`Allowed`]), so [`allocations`] and contexts need no check.
+//! outputs are its own. The check [`cupti`] also finds what [`writes`] would find. Its commands are
+//! not compared, because Criterion does not say how many iterations a pass has. Its routine has the
+//! permissions of our own rows ([`Allowed`]), so [`allocations`] and contexts need no check.
 //!
 //! Three checks need more than launches and are elsewhere:
 //!
@@ -50,4 +50,4 @@ pub mod waits;
 pub mod writes;
 
 pub use crate::backend::Allowed;
-pub use refusal::{Refusal, Subject};
+pub use refusal::{RefusedSubject, TimingRefusal};

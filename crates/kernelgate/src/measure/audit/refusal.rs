@@ -1,4 +1,4 @@
-//! The findings of the audit: reasons why a time would not be that of the work.
+//! Findings of the audit: reasons why a measured time would not be that of the work.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,18 +6,19 @@ use std::time::Duration;
 use crate::backend::BackendError;
 use kernelgate_cuda::CaseFailure;
 
-/// Code whose time is taken.
+/// The code that is timed: a launch or a Criterion routine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Subject {
-    /// A launch of a row.
+pub enum RefusedSubject {
+    /// A launch of an implementation.
     Launch,
     /// The routine of a Criterion bench.
     Routine,
 }
 
-impl Subject {
-    /// One execution, and the least command that it is compared with.
-    const fn once(self) -> (&'static str, &'static str) {
+impl RefusedSubject {
+    /// Words for one execution of the code and for the least command with which its time is
+    /// compared.
+    const fn execution_and_least_command(self) -> (&'static str, &'static str) {
         match self {
             Self::Launch => ("a launch", "an empty kernel"),
             Self::Routine => ("an iteration", "the least command"),
@@ -25,7 +26,7 @@ impl Subject {
     }
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for RefusedSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Launch => "a launch",
@@ -34,24 +35,24 @@ impl fmt::Display for Subject {
     }
 }
 
-/// The GPU in a message; the first one is not named, it may be the only one.
-fn on_rank(rank: usize) -> String {
+/// Names the GPU in a message, except the first GPU, which may be the only one.
+fn rank_in_message(rank: usize) -> String {
     if rank == 0 { String::new() } else { format!(" on rank {rank}") }
 }
 
 /// The reason why a row or a routine has no time.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Refusal {
-    /// The stream has nothing to do.
+pub enum TimingRefusal {
+    /// The code enqueues nothing on the timed stream.
     #[error(
         "{0} enqueues nothing on the stream that is timed; what runs on another stream, or on the \
          host, has no time here"
     )]
-    NothingEnqueued(Subject),
-    /// One GPU of the set has nothing to do.
+    NothingEnqueued(RefusedSubject),
+    /// The code enqueues nothing on one GPU of the set.
     #[error("a launch enqueues nothing on rank {rank} (GPU {gpu}): every GPU of a case takes part")]
     NothingOnRank {
-        /// The GPU's place in the set.
+        /// Rank of the GPU in the set.
         rank: usize,
         /// The GPU's ordinal.
         gpu: usize,
@@ -59,14 +60,14 @@ pub enum Refusal {
     /// Launches that were captured together have fewer commands than each alone.
     #[error(
         "launches differ in their commands{}: {alone} in one, {together} in {launches} together",
-        on_rank(*rank)
+        rank_in_message(*rank)
     )]
     CommandsDiffer {
         /// The GPU's place in the set.
         rank: usize,
         /// Commands of one launch.
         alone: usize,
-        /// Commands of all launches, captured together.
+        /// Number of commands of all launches that were captured together.
         together: usize,
         /// Launches captured together.
         launches: u64,
@@ -74,23 +75,23 @@ pub enum Refusal {
     /// Less time than the GPU needs for anything.
     #[error(
         "{} takes {elapsed_ns:.0} ns by the events around it, {} {least_ns:.0} ns",
-        subject.once().0, subject.once().1
+        subject.execution_and_least_command().0, subject.execution_and_least_command().1
     )]
     TooShort {
         /// The code.
-        subject: Subject,
-        /// Time of the code, nanoseconds.
+        subject: RefusedSubject,
+        /// Measured time of the code, nanoseconds.
         elapsed_ns: f64,
-        /// Time of the least command, nanoseconds.
+        /// Time of the least possible command, nanoseconds.
         least_ns: f64,
     },
-    /// A launch works before the timed stream reaches it.
+    /// A launch writes outputs before the timed stream reaches it.
     #[error(
         "a launch writes its outputs while the stream that is timed is held: it works on another \
          stream"
     )]
     WritesWhileHeld,
-    /// Work after the stream has finished.
+    /// The GPU still works after the timed stream has finished.
     #[error(
         "{subject} keeps the GPU busy for {} µs after the stream that is timed has finished: it \
          works on another stream",
@@ -98,29 +99,29 @@ pub enum Refusal {
     )]
     BusyAfterStream {
         /// The code.
-        subject: Subject,
+        subject: RefusedSubject,
         /// The shortest such time of all repetitions.
         busy: Duration,
     },
     /// Work on another stream, recorded by CUPTI.
     #[error(
         "{operation} runs on another stream than the one that is timed, by CUPTI's record of {}",
-        subject.once().0
+        subject.execution_and_least_command().0
     )]
     RecordedElsewhere {
         /// The code.
-        subject: Subject,
+        subject: RefusedSubject,
         /// The operation.
         operation: String,
     },
     /// Work on a GPU that the case does not have, recorded by CUPTI.
     #[error(
         "{operation} runs on GPU {gpu}, which is not one of the case's, by CUPTI's record of {}",
-        subject.once().0
+        subject.execution_and_least_command().0
     )]
     RecordedOnOtherGpu {
         /// The code.
-        subject: Subject,
+        subject: RefusedSubject,
         /// The operation.
         operation: String,
         /// The GPU.
@@ -138,26 +139,26 @@ pub enum Refusal {
         /// Time of the stream alone in the first pass, nanoseconds.
         held_ns: f64,
     },
-    /// An allocation among the commands.
+    /// A launch's commands contain an allocation.
     #[error("a launch allocates device memory in the order of the stream")]
     AllocatesInOrder,
     /// Device memory is taken.
     #[error("each launch allocates {bytes} bytes of device memory")]
     Allocates {
-        /// The least of all launches.
+        /// The smallest allocation of all launches, bytes.
         bytes: u64,
     },
     /// The host waits for the GPU in a known call.
     #[error("{subject} waits for the GPU in `{call}`")]
     WaitsIn {
         /// The code.
-        subject: Subject,
-        /// Function of the driver or the runtime.
+        subject: RefusedSubject,
+        /// Name of the driver or runtime function that was called.
         call: String,
     },
-    /// The host waits for the GPU.
+    /// The code makes the host wait for the GPU.
     #[error("{0} waits for the GPU: it synchronises, copies to the host, or frees memory")]
-    Waits(Subject),
+    Waits(RefusedSubject),
     /// The host waits for the GPU, or for room in the queue.
     #[error(
         "a launch waits for the GPU: it synchronises, copies to the host, or frees memory; or it is \
@@ -176,7 +177,7 @@ pub enum Refusal {
         /// Time of the next launch, nanoseconds.
         next_ns: f64,
     },
-    /// A launch alone takes longer than each of those that are captured together.
+    /// A launch that is captured alone takes longer than each launch of a captured batch.
     #[error(
         "a launch that is captured alone takes {:.1} µs, each of those that are captured together \
          {:.1} µs: they reuse what one of them computed",
@@ -188,7 +189,7 @@ pub enum Refusal {
         /// Time of each launch captured with others, nanoseconds.
         together_ns: f64,
     },
-    /// The reset computes the results.
+    /// The reset closure computes the results.
     #[error("a launch leaves the outputs as its reset made them, which is not in the time")]
     ComputedByReset,
     /// Time of the host between the events.
@@ -197,7 +198,7 @@ pub enum Refusal {
          would be in what is measured"
     )]
     HostHeldUp,
-    /// More commands than are queued ahead.
+    /// The case needs more commands than can be queued ahead.
     #[error(
         "{launches} launches of {commands} commands are too many to queue ahead: the host's time \
          would be in them"
@@ -210,13 +211,13 @@ pub enum Refusal {
     },
 }
 
-impl From<Refusal> for BackendError {
-    fn from(refusal: Refusal) -> Self {
+impl From<TimingRefusal> for BackendError {
+    fn from(refusal: TimingRefusal) -> Self {
         Self::NotTimed(refusal.failure())
     }
 }
 
-impl Refusal {
+impl TimingRefusal {
     /// The sentence with its facts.
     fn failure(&self) -> CaseFailure {
         let failure = |kind: &str| CaseFailure::new(kind, self);

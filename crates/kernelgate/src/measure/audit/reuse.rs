@@ -8,7 +8,7 @@
 //! moment takes longer. Such noise hides reuse by short launches. [`check_short`] therefore repeats
 //! rounds of single launches with equal pauses, and compares the launches of each round.
 
-use super::refusal::Refusal;
+use super::refusal::TimingRefusal;
 use crate::backend::{BackendError, Executable, OutputContent};
 use crate::measure::{Replay, Stopwatch};
 use crate::stats;
@@ -23,7 +23,8 @@ const TRIES: usize = 3;
 /// inputs.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if each of [`TRIES`] first replays takes longer; when a launch fails.
+/// Fails with [`BackendError::NotTimed`] if each of [`TRIES`] first replays takes longer, or if a
+/// launch fails.
 pub fn check(
     first: Option<Replay>,
     executable: &mut dyn Executable,
@@ -42,13 +43,13 @@ pub fn check(
         let Some(first) = first else { return Ok(turn > 0) };
         executable.reset_and_wait()?;
         let Some(next) = stopwatch.replay(executable)? else { return Ok(turn > 0) };
-        if !first.did_more_than(&next) {
+        if !first.did_more_than_next(&next) {
             return Ok(turn > 0);
         }
         if turn + 1 == TRIES {
             let more_ns = first.elapsed_ns - next.elapsed_ns;
             let next_ns = next.elapsed_ns / next.launches.max(1) as f64;
-            return Err(Refusal::Reuses { more_ns, next_ns }.into());
+            return Err(TimingRefusal::Reuses { more_ns, next_ns }.into());
         }
     }
     Ok(true)
@@ -71,7 +72,7 @@ const TOUCHED_NS: f64 = 500.0;
 /// alternating between both sets of inputs. Returns whether it replaced inputs.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if they do; when a launch fails.
+/// Fails with [`BackendError::NotTimed`] if they do, or if a launch fails.
 pub fn check_short(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
@@ -109,7 +110,7 @@ fn compare_short(more_ns: &[f64], same_ns: &[f64]) -> Result<(), BackendError> {
     let next_ns = stats::median(same_ns);
     let (share, noise_ns) = SHORT_NOISE;
     if more_ns > (share * next_ns + noise_ns).max(TOUCHED_NS) {
-        return Err(Refusal::Reuses { more_ns, next_ns }.into());
+        return Err(TimingRefusal::Reuses { more_ns, next_ns }.into());
     }
     Ok(())
 }
@@ -129,12 +130,12 @@ const MAX_ROOTS: usize = 4;
 /// the others return.
 ///
 /// # Errors
-/// If they take less.
-pub fn check_batch(alone_ns: f64, together_ns: f64, roots: usize) -> Result<(), Refusal> {
+/// Fails if they take less.
+pub fn check_batch(alone_ns: f64, together_ns: f64, roots: usize) -> Result<(), TimingRefusal> {
     let (share, noise_ns) = ALONE_NOISE;
     let noise_ns = noise_ns + ROOT_NS * (roots.clamp(1, MAX_ROOTS) - 1) as f64;
     if alone_ns > (1.0 + share) * together_ns + noise_ns {
-        return Err(Refusal::ReusesInBatch { alone_ns, together_ns });
+        return Err(TimingRefusal::ReusesInBatch { alone_ns, together_ns });
     }
     Ok(())
 }
@@ -153,7 +154,7 @@ mod tests {
 
     use super::*;
     use crate::backend::cpu::CpuTask;
-    use crate::measure::{Conditions, Sample};
+    use crate::measure::{LaunchSample, SampleConditions};
 
     /// Replay that takes these times, one after the other, nanoseconds; `None` is an unmeasured
     /// replay.
@@ -164,7 +165,7 @@ mod tests {
     }
 
     impl Stopwatch for Takes {
-        fn time(&mut self, _: &mut dyn Executable, _: u64) -> Result<Sample, BackendError> {
+        fn time(&mut self, _: &mut dyn Executable, _: u64) -> Result<LaunchSample, BackendError> {
             unreachable!("nothing is timed here")
         }
 
@@ -172,8 +173,8 @@ mod tests {
             Ok(self.0.remove(0).map(replay))
         }
 
-        fn conditions(&self) -> Conditions {
-            Conditions::default()
+        fn conditions(&self) -> SampleConditions {
+            SampleConditions::default()
         }
     }
 
@@ -200,7 +201,7 @@ mod tests {
     struct Short<F>(F, Cell<usize>);
 
     impl<F: Fn(usize, bool) -> f64> Stopwatch for Short<F> {
-        fn time(&mut self, _: &mut dyn Executable, _: u64) -> Result<Sample, BackendError> {
+        fn time(&mut self, _: &mut dyn Executable, _: u64) -> Result<LaunchSample, BackendError> {
             unreachable!("nothing is timed here")
         }
 
@@ -214,8 +215,8 @@ mod tests {
             Ok(Some((self.0)(launch, launch % 3 == 1)))
         }
 
-        fn conditions(&self) -> Conditions {
-            Conditions::default()
+        fn conditions(&self) -> SampleConditions {
+            SampleConditions::default()
         }
     }
 

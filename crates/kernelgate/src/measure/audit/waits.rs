@@ -1,29 +1,30 @@
 //! Launches that wait for the GPU: the host's time would be in their samples.
 //!
-//! A launch is enqueued behind a blocker. If it returns only once the blocker ends, it waits for the
-//! GPU, or for room in the queue. CUPTI's record of the calls decides which ([`super::calls`]).
+//! A launch is enqueued behind a blocker. If it returns only once the blocker ends, it waits for
+//! the GPU, or for room in the queue. CUPTI's record of the calls shows whether the launch waited
+//! or the queue was full ([`super::calls`]).
 
 use std::time::{Duration, Instant};
 
-use super::calls::{self, HostStall};
-use super::refusal::{Refusal, Subject};
+use super::calls::{self, LaunchStall};
+use super::refusal::{RefusedSubject, TimingRefusal};
 use crate::backend::{BackendError, Executable};
-use crate::measure::queue::MAX_QUEUED;
+use crate::measure::queue::MAX_QUEUED_COMMANDS;
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::stream::hold::StreamHold;
 
-/// How long the stream is held for a launch that might wait for it.
+/// How long the stream is held while a launch that might wait for it is made.
 const HOLD: Duration = Duration::from_millis(200);
 /// Launches that are tried: a row does not wait for the stream if one of them returns while it is
 /// held.
 const LAUNCHES: usize = 3;
 
-/// Launches while the stream is held. Returns whether the launch filled the queue, so that it is
-/// more than can be queued ahead. `commands` is the number of commands of a launch, if it could be
-/// captured.
+/// Launches once while the stream is held, and checks that the launch returns. Returns whether the
+/// launch filled the queue, so that it is more than can be queued ahead. `commands` is the number
+/// of commands of a launch, if it could be captured.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if it waits for the GPU; when it fails.
+/// Fails with [`BackendError::NotTimed`] if it waits for the GPU, or if it fails.
 pub fn check(
     device: &Device,
     stream: &mut dyn StreamHold,
@@ -31,32 +32,33 @@ pub fn check(
     commands: Option<usize>,
 ) -> Result<bool, BackendError> {
     let mut hold = HOLD;
-    let Some(took) = outlasts(hold, stream, executable)? else { return Ok(false) };
+    let Some(took) = launch_outlasts_hold(hold, stream, executable)? else { return Ok(false) };
     executable.reset_and_wait()?;
     let started = Instant::now();
     executable.launch()?;
     let unheld = started.elapsed();
     executable.synchronize()?;
     if took < unheld + HOLD / 2 {
-        // The host may need that long even without a wait.
+        // The hold is longer by the time of a launch on a free stream, because the host may need
+        // that long even without a wait.
         hold += unheld;
-        if outlasts(hold, stream, executable)?.is_none() {
+        if launch_outlasts_hold(hold, stream, executable)?.is_none() {
             return Ok(false);
         }
     }
     let host_stall = calls::recorded(device, stream, executable, hold)?;
     let may_fill = match (&host_stall, commands) {
-        (None, Some(commands)) => commands > MAX_QUEUED,
-        (None, None) => returns_early(device, executable)?,
+        (None, Some(commands)) => commands > MAX_QUEUED_COMMANDS,
+        (None, None) => launch_returns_early(device, executable)?,
         (Some(_), _) => false,
     };
-    judge(host_stall, may_fill)?;
+    judge_delayed_launch(host_stall, may_fill)?;
     Ok(true)
 }
 
-/// Launches while the stream is held for so long. Returns how long the launch took, if it returned
-/// only after the blocker had timed out.
-fn outlasts(
+/// Launches while the stream is held for this duration. Returns how long the launch took, if it
+/// returned only after the blocker had timed out.
+fn launch_outlasts_hold(
     hold: Duration,
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
@@ -75,18 +77,26 @@ fn outlasts(
 /// Judges a launch that a held stream delayed: it has a time only if its commands filled the queue.
 /// Without CUPTI's answer, `may_fill` decides: the launch has more commands than are queued ahead,
 /// or returns while the GPU still works.
-fn judge(host_stall: Option<HostStall>, may_fill: bool) -> Result<(), Refusal> {
+fn judge_delayed_launch(
+    host_stall: Option<LaunchStall>,
+    may_fill: bool,
+) -> Result<(), TimingRefusal> {
     match host_stall {
-        Some(HostStall::Queue) => Ok(()),
-        Some(HostStall::Call(call)) => Err(Refusal::WaitsIn { subject: Subject::Launch, call }),
-        Some(HostStall::Unknown) => Err(Refusal::Waits(Subject::Launch)),
+        Some(LaunchStall::Queue) => Ok(()),
+        Some(LaunchStall::Call(call)) => {
+            Err(TimingRefusal::WaitsIn { subject: RefusedSubject::Launch, call })
+        }
+        Some(LaunchStall::Unknown) => Err(TimingRefusal::Waits(RefusedSubject::Launch)),
         None if may_fill => Ok(()),
-        None => Err(Refusal::WaitsOrFillsQueue),
+        None => Err(TimingRefusal::WaitsOrFillsQueue),
     }
 }
 
 /// Whether a launch on an idle GPU returns, at least once, while the GPU still works.
-fn returns_early(device: &Device, executable: &mut dyn Executable) -> Result<bool, BackendError> {
+fn launch_returns_early(
+    device: &Device,
+    executable: &mut dyn Executable,
+) -> Result<bool, BackendError> {
     for _ in 0..LAUNCHES {
         executable.reset_and_wait()?;
         executable.launch()?;
@@ -106,14 +116,15 @@ mod tests {
     #[test]
     fn only_a_launch_that_fills_the_queue_does_not_wait_for_the_gpu() {
         for may_fill in [false, true] {
-            assert_eq!(judge(Some(HostStall::Queue), may_fill), Ok(()));
-            let unknown = judge(Some(HostStall::Unknown), may_fill);
-            assert_eq!(unknown, Err(Refusal::Waits(Subject::Launch)));
-            let call = judge(Some(HostStall::Call("cuMemFree_v2".to_owned())), may_fill);
+            assert_eq!(judge_delayed_launch(Some(LaunchStall::Queue), may_fill), Ok(()));
+            let unknown = judge_delayed_launch(Some(LaunchStall::Unknown), may_fill);
+            assert_eq!(unknown, Err(TimingRefusal::Waits(RefusedSubject::Launch)));
+            let call =
+                judge_delayed_launch(Some(LaunchStall::Call("cuMemFree_v2".to_owned())), may_fill);
             let words = "a launch waits for the GPU in `cuMemFree_v2`";
             assert_eq!(call.unwrap_err().to_string(), words);
         }
-        assert_eq!(judge(None, true), Ok(()));
-        assert_eq!(judge(None, false), Err(Refusal::WaitsOrFillsQueue));
+        assert_eq!(judge_delayed_launch(None, true), Ok(()));
+        assert_eq!(judge_delayed_launch(None, false), Err(TimingRefusal::WaitsOrFillsQueue));
     }
 }

@@ -6,19 +6,19 @@
 
 use std::time::Duration;
 
-use super::refusal::Refusal;
+use super::refusal::TimingRefusal;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::driver::stream::hold::StreamHold;
 
 /// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
-const HOLD: Duration = Duration::from_millis(200);
+const WRITES_HOLD: Duration = Duration::from_millis(200);
 /// How long work on another stream has to show itself: starting a kernel takes microseconds.
-const SHOWS_WITHIN: Duration = Duration::from_millis(2);
+const OTHER_STREAM_WRITE_TIME: Duration = Duration::from_millis(2);
 /// Holds the stream and launches: no sample of an output may change before the stream is released.
 /// Outputs that the reset writes hold no poison, and are skipped.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if one changes; when the device fails.
+/// Fails with [`BackendError::NotTimed`] if one changes, or if the device fails.
 pub fn check(
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
@@ -35,9 +35,9 @@ pub fn check(
     if poisoned.as_ref().is_some_and(|poisoned| !poisoned.contains(&true)) {
         return Ok(());
     }
-    stream.hold(HOLD)?;
+    stream.hold(WRITES_HOLD)?;
     let untouched = executable.launch().and_then(|()| {
-        std::thread::sleep(SHOWS_WITHIN);
+        std::thread::sleep(OTHER_STREAM_WRITE_TIME);
         executable.still_poisoned()
     });
     stream.release();
@@ -47,7 +47,7 @@ pub fn check(
     let mut outputs = untouched?.into_iter().enumerate();
     let written = outputs.any(|(output, untouched)| !untouched && is_looked_at(output));
     if written && stream.was_released() {
-        return Err(Refusal::WritesWhileHeld.into());
+        return Err(TimingRefusal::WritesWhileHeld.into());
     }
     Ok(())
 }

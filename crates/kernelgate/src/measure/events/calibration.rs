@@ -6,7 +6,7 @@ use super::EventTimer;
 use crate::backend::BackendError;
 use crate::measure::Cache;
 use crate::measure::limits::Overhead;
-use crate::measure::queue::MAX_QUEUED;
+use crate::measure::queue::MAX_QUEUED_COMMANDS;
 use crate::stats;
 use kernelgate_cuda::driver::graph::ExecutableGraph;
 use kernelgate_cuda::instruments::spin::{EmptyKernel, SpinKernel};
@@ -29,7 +29,7 @@ impl EventTimer {
     /// The time to begin and end is the cost of one more empty kernel in a graph of them.
     ///
     /// # Errors
-    /// The errors of [`EventTimer::new`].
+    /// Fails with the errors of [`EventTimer::new`].
     pub(super) fn calibrate(&mut self) -> Result<Overhead, BackendError> {
         let empty = EmptyKernel::new(self.devices.one())?;
         let spin = SpinKernel::new(self.devices.one())?;
@@ -91,7 +91,7 @@ impl EventTimer {
     ) -> Result<f64, BackendError> {
         let mut intervals_ns = Vec::new();
         // The queue behind the blocker is short: long rows a few at a time.
-        let at_once = (MAX_QUEUED / commands.max(1)).min(CALIBRATIONS);
+        let at_once = (MAX_QUEUED_COMMANDS / commands.max(1)).min(CALIBRATIONS);
         while intervals_ns.len() < CALIBRATIONS {
             let burst = self.burst(at_once, Cache::Hot, commands, launch)?.without_host()?;
             intervals_ns.extend(burst.intervals_ns);

@@ -6,8 +6,8 @@ use super::{ATTEMPTS, Batch, EventTimer, RESOLUTION_NS, unless_held_up};
 use crate::backend::{BackendError, Executable};
 use crate::measure::audit::{commands, cupti, duration, launches, reuse};
 use crate::measure::power::PowerMeter;
-use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
-use crate::measure::{Cache, Conditions, Replay, Sample, Stopwatch, launch_each};
+use crate::measure::queue::{self, MAX_LAUNCHES_PER_BURST, MAX_QUEUED_COMMANDS};
+use crate::measure::{Cache, LaunchSample, Replay, SampleConditions, Stopwatch, launch_one_by_one};
 use crate::stats;
 use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::driver::memory::persistence;
@@ -47,7 +47,7 @@ impl EventTimer {
     /// Makes a stopwatch for a case, with a plan of its own.
     ///
     /// # Errors
-    /// The errors of [`Self::plan`].
+    /// Fails with the errors of [`Self::plan`].
     pub fn case(
         &mut self,
         executable: &mut dyn Executable,
@@ -60,8 +60,8 @@ impl EventTimer {
     /// Counts the commands of a launch, audits it, times it, and captures short launches in a graph.
     ///
     /// # Errors
-    /// When a launch fails; [`BackendError::NotTimed`] if it enqueues nothing on the timed stream,
-    /// or works on others.
+    /// Fails if a launch fails; [`BackendError::NotTimed`] if it enqueues nothing on the timed
+    /// stream, or works on others.
     pub fn plan(
         &mut self,
         executable: &mut dyn Executable,
@@ -73,29 +73,37 @@ impl EventTimer {
         let devices = self.used();
         let captured = queue::captured(&devices, executable)?;
         let alone = captured.as_ref().map(GraphSet::commands);
-        commands::check_any(alone.as_deref())?;
-        commands::check_each(captured.as_ref(), &devices)?;
-        let fills_queue =
-            launches::check_allowed(&devices, &mut self.lanes, executable, captured.as_ref())?;
+        commands::check_has_commands(alone.as_deref())?;
+        commands::check_commands_on_each_gpu(captured.as_ref(), &devices)?;
+        let fills_queue = launches::check_launches_allowed(
+            &devices,
+            &mut self.lanes,
+            executable,
+            captured.as_ref(),
+        )?;
         let commands = match captured.as_ref().map(GraphSet::nodes) {
             Some(nodes) => nodes,
             None if fills_queue => usize::MAX,
             None => self.commands_by_trial(executable)?,
         };
-        launches::check_streams(&devices, &mut self.lanes, executable, commands)?;
+        launches::check_timed_stream_alone(&devices, &mut self.lanes, executable, commands)?;
         // Launches that carry state on run one by one, as in the verification.
         let repeats = !executable.carries_state();
-        let batch = if alone.is_some() && commands <= MAX_QUEUED && repeats {
+        let batch = if alone.is_some() && commands <= MAX_QUEUED_COMMANDS && repeats {
             self.batch(cache, commands, &mut || executable.launch())?
         } else {
             None
         };
         if let (Some(batch), Some(alone)) = (&batch, &alone) {
-            commands::check_alike(&batch.graph.commands(), batch.launches, alone)?;
+            commands::check_captured_commands_match(
+                &batch.graph.commands(),
+                batch.launches,
+                alone,
+            )?;
             self.check_batch(batch, executable)?;
         }
         let longest = self.longest_burst(batch.as_ref(), cache, commands)?;
-        let host_bound = commands > MAX_QUEUED;
+        let host_bound = commands > MAX_QUEUED_COMMANDS;
         let counted = alone.iter().flatten().max().map(|commands| *commands as u64);
         self.clock.begin();
         let keeps_lines =
@@ -113,7 +121,8 @@ impl EventTimer {
         commands: usize,
     ) -> Result<usize, BackendError> {
         let entries = if batch.is_some() { 1 } else { commands };
-        let mut longest = (MAX_QUEUED / entries.max(1)).clamp(1, MAX_BURST - 1);
+        let mut longest =
+            (MAX_QUEUED_COMMANDS / entries.max(1)).clamp(1, MAX_LAUNCHES_PER_BURST - 1);
         let Some(batch) = batch.filter(|batch| batch.graph.has_ordering_nodes()) else {
             return Ok(longest);
         };
@@ -161,18 +170,18 @@ impl EventTimer {
     /// a few times while the device is throttled, or its clock is not steady.
     ///
     /// # Errors
-    /// When a launch fails, or takes less than a kernel can.
+    /// Fails if a launch fails, or takes less than a kernel can.
     pub fn steady_sample(
         &mut self,
         plan: &mut CasePlan,
         executable: &mut dyn Executable,
         launches: u64,
-    ) -> Result<Sample, BackendError> {
+    ) -> Result<LaunchSample, BackendError> {
         for discarded in 0.. {
             let sample = self.sample(plan, executable, launches)?;
-            let throttled = self.clock.throttled(sample.clock_mhz, &self.power);
+            let throttled = self.clock.is_throttled(sample.clock_mhz, &self.power);
             if discarded + 1 == ATTEMPTS || !throttled {
-                return Ok(Sample { discarded, throttled, ..sample });
+                return Ok(LaunchSample { discarded, throttled, ..sample });
             }
         }
         unreachable!("the last attempt is returned")
@@ -183,7 +192,7 @@ impl EventTimer {
         plan: &mut CasePlan,
         executable: &mut dyn Executable,
         launches: u64,
-    ) -> Result<Sample, BackendError> {
+    ) -> Result<LaunchSample, BackendError> {
         self.lanes.use_first(plan.gpus);
         let batch = plan.batch.as_ref().map_or(1, |batch| batch.launches);
         let commands = if plan.batch.is_some() { 1 } else { plan.commands };
@@ -197,7 +206,7 @@ impl EventTimer {
             false => plan.longest as u64,
         };
         let mut left = launches.div_ceil(batch);
-        let mut sample = Sample {
+        let mut sample = LaunchSample {
             launches: left * batch,
             elapsed_ns: 0.0,
             skew_ns: None,
@@ -248,7 +257,7 @@ impl Stopwatch for CaseTimer<'_> {
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
-    ) -> Result<Sample, BackendError> {
+    ) -> Result<LaunchSample, BackendError> {
         self.timer.steady_sample(&mut self.plan, executable, launches)
     }
 
@@ -311,7 +320,7 @@ impl Stopwatch for CaseTimer<'_> {
         launches: u64,
     ) -> Result<u64, BackendError> {
         let Some(batch) = &self.plan.batch else {
-            return launch_each(executable, launches);
+            return launch_one_by_one(executable, launches);
         };
         let replays = launches.div_ceil(batch.launches);
         (0..replays).try_for_each(|_| batch.graph.launch())?;
@@ -319,12 +328,12 @@ impl Stopwatch for CaseTimer<'_> {
     }
 
     fn settle_clock(&mut self, clock_mhz: Option<f64>) {
-        self.timer.clock.set_settled(clock_mhz);
+        self.timer.clock.set_settled_clock(clock_mhz);
     }
 
-    fn conditions(&self) -> Conditions {
+    fn conditions(&self) -> SampleConditions {
         let batch = self.plan.batch.as_ref().map(|batch| batch.launches);
-        Conditions { batch, host_bound: self.plan.host_bound, ..Conditions::default() }
+        SampleConditions { batch, host_bound: self.plan.host_bound, ..SampleConditions::default() }
     }
 
     fn commands(&self) -> Option<u64> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::backend::BackendError;
 use crate::measure::Cache;
 use crate::measure::audit::cupti::MarkedHold;
-use crate::measure::queue::MAX_BURST;
+use crate::measure::queue::MAX_LAUNCHES_PER_BURST;
 use kernelgate_cuda::driver::stream::hold::StreamHold;
 use kernelgate_cuda::driver::stream::stream_timer::StreamTimer;
 use kernelgate_cuda::instruments::barrier::Barrier;
@@ -28,7 +28,7 @@ impl Lane {
     fn new(device: &Device) -> Result<Self, BackendError> {
         let blocker = StreamBlocker::new(device)?;
         Ok(Self {
-            stream: StreamTimer::new(device, 2 * MAX_BURST, blocker)?,
+            stream: StreamTimer::new(device, 2 * MAX_LAUNCHES_PER_BURST, blocker)?,
             instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
         })
     }
@@ -47,7 +47,7 @@ impl Lanes {
     /// Compiles and allocates on every GPU; the first one is used.
     ///
     /// # Errors
-    /// When a GPU fails or memory is short.
+    /// Fails if a GPU fails or memory is short.
     pub fn new(devices: &Devices) -> Result<Self, BackendError> {
         let mut all = Vec::new();
         devices.for_each_device(|_, device| {
@@ -86,7 +86,7 @@ impl Lanes {
     /// Begins an interval on each GPU, as [`StreamTimer::begin`].
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// Fails if the driver refuses.
     pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
         self.each(|_, lane| lane.stream.begin(at_most))
     }
@@ -99,7 +99,7 @@ impl Lanes {
     /// Waits for each GPU, as [`StreamTimer::finish`]: false if the hold of one timed out.
     ///
     /// # Errors
-    /// When something failed; [`BackendError::Lost`] with the GPU if it does not end in time.
+    /// Fails if something failed; [`BackendError::Lost`] with the GPU if it does not end in time.
     pub fn finish(&mut self) -> Result<Option<bool>, BackendError> {
         let (mut all, several) = (None::<bool>, self.used > 1);
         self.each(|rank, lane| {
@@ -118,7 +118,7 @@ impl Lanes {
     /// Enqueues the launches with their events, probes and flushes.
     ///
     /// # Errors
-    /// When a launch fails.
+    /// Fails if a launch fails.
     pub fn enqueue(
         &mut self,
         count: usize,
@@ -157,7 +157,7 @@ impl Lanes {
     /// sums of the slowest and of the fastest GPU; no difference for one GPU.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// Fails if the driver fails.
     pub fn intervals(
         &self,
         pairs: impl Iterator<Item = (usize, usize)>,
@@ -180,7 +180,7 @@ impl Lanes {
     /// SM clock between the probes, MHz: the lowest of all GPUs, if the probes of each compare.
     ///
     /// # Errors
-    /// When a GPU fails.
+    /// Fails if a GPU fails.
     pub fn clock_mhz(&mut self) -> Result<Option<f64>, BackendError> {
         let mut lowest = Some(f64::INFINITY);
         self.each(|_, lane| {

@@ -190,7 +190,7 @@ impl Slice {
         }
         black_box(arch.dispatch(Read(read)));
         match moves {
-            // Every byte is the same: a call of `memset`.
+            // Every byte is written with one value by a call of `memset`.
             Moves::LibraryCopy | Moves::LibraryPieces => {
                 bytemuck::cast_slice_mut::<f32, u8>(written).fill(0x3f)
             }

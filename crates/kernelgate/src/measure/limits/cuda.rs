@@ -32,7 +32,7 @@ impl Limits {
     /// distinct traffic and half a second for each dtype that is multiplied.
     ///
     /// # Errors
-    /// When the device fails. A unit whose library is missing is skipped.
+    /// Fails if the device fails. A unit whose library is missing is skipped.
     pub fn measure_cuda(events: &mut EventTimer, works: &[CaseWork]) -> Result<Self, BackendError> {
         let mut limits = Self::measure_cuda_in(events, works, PowerMode::Steady)?;
         limits.overhead = Some(events.overhead());
@@ -42,7 +42,7 @@ impl Limits {
     /// Measures those ceilings in a power state, without the cost of launching.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     pub fn measure_cuda_in(
         events: &mut EventTimer,
         works: &[CaseWork],
@@ -62,7 +62,7 @@ impl Limits {
     /// Measures the ceilings of these works, and matmuls of every dtype.
     ///
     /// # Errors
-    /// When the device fails.
+    /// Fails if the device fails.
     pub fn measure_cuda_all(
         events: &mut EventTimer,
         works: &[CaseWork],
@@ -124,7 +124,8 @@ fn bounds(operands: Operands, work: &Work) -> bool {
         .any(|flops| flops.unit == Unit::Matmul && flops.dtype.name() == operands.name())
 }
 
-/// The fastest pass in one burst each, then the fastest of those in several bursts.
+/// Times one burst of each memory pass, then several bursts of the fastest ones, and returns the
+/// fastest pass.
 fn memory_limit(
     events: &mut EventTimer,
     passes: &TrafficPasses,
@@ -163,8 +164,8 @@ fn memory_limit(
 }
 
 /// Operations a second and the SM clock in MHz: of instructions whose operands stay in shared
-/// memory if this architecture has them, else of the fastest GEMM of cuBLASLt. `None` if neither is
-/// available.
+/// memory if this architecture has them, else of the fastest GEMM of cuBLASLt. Returns `None` if
+/// neither kind of matmul is available.
 fn matmul(
     events: &mut EventTimer,
     operands: Operands,
@@ -198,7 +199,7 @@ fn matmul(
     Ok(fastest)
 }
 
-/// Operations a second, and the SM clock during them.
+/// A matmul rate in operations a second, with the SM clock during it.
 struct Rate {
     per_s: f64,
     clock_mhz: Option<f64>,

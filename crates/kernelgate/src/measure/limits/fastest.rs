@@ -1,13 +1,13 @@
 //! Best time of a pass on one or all threads, from which the host's ceilings are computed.
 //!
-//! Threads begin and end each window together, and wake once for all of them. Windows are shorter
-//! than a time slice of the scheduler: on a busy machine some of them are not interrupted, and the
-//! fastest counts, because a ceiling is the capability of the device, not its average.
+//! Threads begin and end each timing window together, and wake once for all windows. Windows are
+//! shorter than a time slice of the scheduler: on a busy machine some of them are not interrupted,
+//! and the fastest counts, because a ceiling is the capability of the device, not its average.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::measure::contention::CpuTime;
+use crate::measure::contention::CpuTimeTicks;
 
 /// Shortest time of a window, so that small working sets are passed over many times.
 const WINDOW_S: f64 = 1e-4;
@@ -18,7 +18,7 @@ pub struct Windows {
     fewest: usize,
     /// Time of all windows together, if that allows more.
     all_s: f64,
-    /// Time of all windows on a machine whose cores other processes use too.
+    /// Time of all timing windows on a machine whose cores other processes use too, seconds.
     busy_s: f64,
 }
 
@@ -39,8 +39,8 @@ struct WindowTimes {
 const BUSY: f64 = 0.05;
 
 /// Whether other processes took much of the CPU after `then`.
-fn is_busy(then: Option<CpuTime>) -> bool {
-    let now = CpuTime::now();
+fn is_busy(then: Option<CpuTimeTicks>) -> bool {
+    let now = CpuTimeTicks::now();
     now.zip(then)
         .and_then(|(now, then)| now.taken_by_others_since(&then))
         .is_some_and(|it| it > BUSY)
@@ -51,7 +51,7 @@ impl Windows {
     pub const MANY: Self = Self { fewest: 5, all_s: 0.05, busy_s: 0.5 };
     /// Enough for a ceiling that is measured once.
     pub const MOST: Self = Self { busy_s: 2.0, ..Self::MANY };
-    /// Enough to choose among passes.
+    /// These windows are enough to choose among memory passes.
     pub const FEW: Self = Self { fewest: 2, all_s: 0.004, busy_s: 0.04 };
 
     /// Seconds of a pass in the fastest window, on this thread.
@@ -70,8 +70,8 @@ impl Windows {
         seconds[0]
     }
 
-    /// The part of one of so many threads. The first decides for all how many passes a window has,
-    /// and when the last window was.
+    /// Runs the part of a pass that belongs to thread `index` of `threads`. The first decides for
+    /// all how many passes a window has, and when the last window was.
     fn take_part(
         self,
         meeting: &Meeting,
@@ -103,7 +103,7 @@ impl Windows {
             return 0.0;
         }
         window(1);
-        let (begun, start) = (Instant::now(), CpuTime::now());
+        let (begun, start) = (Instant::now(), CpuTimeTicks::now());
         let (mut passes, mut windows) = (1, 0);
         let (mut fastest, mut until_s) = (f64::INFINITY, self.all_s);
         while windows < self.fewest || begun.elapsed().as_secs_f64() < until_s {
@@ -136,8 +136,8 @@ struct Meeting {
 }
 
 impl Meeting {
-    /// Counts this thread and waits until `expected` were counted. A thread spins, and yields its
-    /// core where another process has that of the thread that is missing.
+    /// Counts this thread and waits until `expected` were counted. A waiting thread spins, and
+    /// yields its core if another process occupies the core of the missing thread.
     fn wait_for(&self, expected: usize) {
         self.arrived.fetch_add(1, Ordering::AcqRel);
         let mut spins = 0_u32;

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::{CaseWork, Limits, LinkLimit};
 use crate::backend::BackendError;
 use crate::measure::events::EventTimer;
-use crate::workload::LinkWork;
+use crate::workload::GpuLinkWork;
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::instruments::peer_copy::PeerCopies;
 
@@ -18,14 +18,14 @@ impl Limits {
     /// many GPUs.
     ///
     /// # Errors
-    /// When a device fails.
+    /// Fails if a device fails.
     pub(super) fn add_links(
         &mut self,
         events: &mut EventTimer,
         works: &[CaseWork],
     ) -> Result<(), BackendError> {
         let devices = events.devices().clone();
-        let distinct: BTreeSet<LinkWork> = works.iter().filter_map(|of| of.work.link).collect();
+        let distinct: BTreeSet<GpuLinkWork> = works.iter().filter_map(|of| of.work.link).collect();
         for work in distinct {
             let fits = (2..=devices.count()).contains(&work.gpus) && work.bytes > 0;
             if fits {
@@ -39,9 +39,9 @@ impl Limits {
 fn link_limit(
     events: &mut EventTimer,
     devices: &Devices,
-    work: LinkWork,
+    work: GpuLinkWork,
 ) -> Result<LinkLimit, BackendError> {
-    let LinkWork { bytes, both_ways, gpus } = work;
+    let GpuLinkWork { bytes, both_ways, gpus } = work;
     let copies = PeerCopies::new(devices, bytes as usize, both_ways)?;
     let mut time_ns = f64::INFINITY;
     for kind in copies.kinds() {

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cache, plausibility};
 use crate::stats;
-use crate::workload::{LinkWork, Work};
+use crate::workload::{GpuLinkWork, Work};
 
-/// Measured ceilings of a device.
+/// Measured ceilings of a device: memory, matmuls and links.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// Memory ceilings by traffic.
@@ -29,7 +29,7 @@ pub struct Limits {
     pub links: Vec<LinkLimit>,
     /// Operations a second, by unit and dtype ("matmul f32").
     pub flops_per_s: BTreeMap<String, f64>,
-    /// Cost of a launch on a GPU.
+    /// Measured costs of a launch on a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overhead: Option<Overhead>,
     /// SM clock while the ceilings were measured, MHz, by the kind of limit ("memory", "matmul
@@ -43,11 +43,11 @@ pub struct Limits {
 pub struct CaseWork {
     /// Work of a launch.
     pub work: Work,
-    /// Caches when the launch begins.
+    /// State of the caches when a launch begins: hot or cold.
     pub cache: Cache,
 }
 
-/// Bytes that a launch moves, and the state of the caches before it.
+/// Bytes that a launch reads and writes, with the state of the caches before the launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Traffic {
     /// Bytes read.
@@ -69,21 +69,22 @@ impl Traffic {
         self.read_bytes + self.write_bytes
     }
 
-    /// Each traffic of the works once, smallest first; works that move nothing have none.
+    /// Each distinct traffic of these works once, smallest first; a work that moves no bytes has no
+    /// traffic.
     fn distinct(works: &[CaseWork]) -> BTreeSet<Self> {
         let all = works.iter().map(|of| Self::new(&of.work, of.cache));
         all.filter(|traffic| traffic.total_bytes() > 0).collect()
     }
 }
 
-/// Memory ceiling for one traffic.
+/// Measured memory ceiling for one traffic: bytes and cache state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemoryLimit {
     /// Bytes moved.
     pub traffic: Traffic,
-    /// Time of the fastest pass, nanoseconds.
+    /// Time of the fastest memory pass, nanoseconds.
     pub time_ns: f64,
-    /// The fastest pass, in words.
+    /// Description of the fastest memory pass.
     pub pass: String,
 }
 
@@ -94,17 +95,17 @@ impl MemoryLimit {
     }
 }
 
-/// Ceiling of the links for one number of bytes: every GPU copies to the next one, the last to the
-/// first, or only the first one copies.
+/// Measured ceiling of the links between GPUs for one number of bytes: every GPU copies to the next
+/// one and the last to the first, or only the first GPU copies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LinkLimit {
     /// Bytes of each copy.
     pub bytes: u64,
-    /// Whether every GPU copies at once.
+    /// Whether every GPU copies at once, in both directions of a link.
     pub both_ways: bool,
     /// Number of GPUs.
     pub gpus: usize,
-    /// Time of the copies, nanoseconds.
+    /// Time of the copies between GPUs, nanoseconds.
     pub time_ns: f64,
 }
 
@@ -114,7 +115,7 @@ impl LinkLimit {
         self.bytes as f64 / self.time_ns * 1e9
     }
 
-    const fn bounds(&self, work: LinkWork) -> bool {
+    const fn bounds(&self, work: GpuLinkWork) -> bool {
         self.bytes == work.bytes && self.both_ways == work.both_ways && self.gpus == work.gpus
     }
 }
@@ -122,13 +123,13 @@ impl LinkLimit {
 /// Cost of launching and timing on a GPU, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Overhead {
-    /// Time between two events with no work between them.
+    /// Time between two CUDA events with no work between them, nanoseconds.
     pub event_pair_ns: f64,
     /// An empty kernel between its neighbours in a stream.
     pub launch_ns: f64,
     /// An empty kernel between its neighbours in a graph.
     pub graph_node_ns: f64,
-    /// The host's part of a launch.
+    /// Host time of a launch, nanoseconds.
     pub host_launch_ns: f64,
     /// Time that a pair of events adds to a launch between them; subtracted from every such
     /// interval.
@@ -138,17 +139,17 @@ pub struct Overhead {
     pub around_graph_ns: f64,
 }
 
-/// Name of the memory ceiling in [`TimeLimit::by`].
+/// Name that [`TimeLimit::by`] has for the memory ceiling.
 const MEMORY: &str = "memory";
-/// Name of the ceiling of links.
+/// Name that [`TimeLimit::by`] has for the ceiling of links between GPUs.
 const LINK: &str = "link";
 
-/// The time that the ceilings allow, and which ceiling sets it.
+/// The least time that the measured ceilings allow, and the ceiling that sets it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TimeLimit {
     /// Nanoseconds a launch.
     pub time_ns: f64,
-    /// "memory", "link", or the unit: "matmul f32".
+    /// Name of the deciding ceiling: "memory", "link", or unit and dtype: "matmul f32".
     pub by: String,
 }
 
@@ -156,7 +157,7 @@ impl TimeLimit {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_launch_ns("a limit", self.time_ns)
     }
@@ -188,7 +189,7 @@ impl Overhead {
     /// Checks the times.
     ///
     /// # Errors
-    /// A fragment of a message that names the impossible time.
+    /// The error is a fragment of a message that names the impossible time.
     pub fn validate(&self) -> Result<(), String> {
         self.all_ns().into_iter().try_for_each(plausibility::check_cost_ns)
     }
@@ -204,7 +205,7 @@ impl Limits {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         for limit in &self.memory {
             plausibility::check_launch_ns("a memory limit", limit.time_ns)?;
@@ -261,12 +262,12 @@ impl Limits {
         bounds
     }
 
-    /// The memory ceiling of the largest traffic.
+    /// The memory ceiling that was measured for the most bytes.
     pub fn largest_memory(&self) -> Option<&MemoryLimit> {
         self.memory.iter().max_by_key(|limit| limit.traffic.total_bytes())
     }
 
-    /// The ceilings in one line; of memory, that of the largest traffic.
+    /// Text of all ceilings in one line; of the memory ceilings, the one for the most bytes.
     pub fn summary(&self) -> String {
         let mut parts = Vec::new();
         if let Some(largest) = self.largest_memory() {
@@ -336,7 +337,7 @@ mod tests {
         let link = LinkLimit { bytes: 64, both_ways: true, gpus: 2, time_ns: 200.0 };
         let limits = Limits { links: vec![link], ..limits() };
         let bound = |bytes, both_ways, gpus| {
-            let link = LinkWork { bytes, both_ways, gpus };
+            let link = GpuLinkWork { bytes, both_ways, gpus };
             limits.bound(&Work::bytes(500, 0).with_link(link), Cache::Hot)
         };
         let by_link = TimeLimit { time_ns: 200.0, by: "link".to_owned() };

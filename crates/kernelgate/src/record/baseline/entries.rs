@@ -9,7 +9,7 @@ use crate::record::case_run::CaseRun;
 use crate::record::environment::Environment;
 use crate::record::files::columns;
 use crate::record::numerics::CaseNumerics;
-use crate::record::package::Package;
+use crate::record::package::CargoPackage;
 use crate::record::provenance::Provenance;
 use crate::record::verification::Verification;
 use crate::record::work::WorkRecord;
@@ -19,25 +19,25 @@ use crate::workload::SampleUnit;
 /// Environment and provenance of one process run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BaselineRun {
-    /// Start time, RFC 3339, UTC.
+    /// Start time of the run, RFC 3339, UTC.
     pub started: String,
     /// Environment of the process.
     pub environment: Environment,
     /// Package of the bench; absent if the record has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub package: Option<Package>,
+    pub package: Option<CargoPackage>,
     /// Code that was measured.
     pub provenance: Provenance,
-    /// Whether `KERNELGATE_COMMIT` stated the commit.
+    /// Whether the variable `KERNELGATE_COMMIT` stated the commit.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stated_commit: bool,
     /// Seed of the inputs.
-    #[serde(default = "first_seed")]
+    #[serde(default = "default_first_seed")]
     pub seed: u64,
     /// Content hash of the executable; absent if it cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
-    /// The device's ceilings as that process measured them.
+    /// The device's ceilings, as that bench process measured them.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
     /// Wall time of each problem with all of its cases, seconds.
@@ -46,24 +46,24 @@ pub struct BaselineRun {
 }
 
 /// Seed of runs whose record has no seed field.
-const fn first_seed() -> u64 {
+const fn default_first_seed() -> u64 {
     1
 }
 
-/// One case of a baseline.
+/// One case of a baseline file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BaselineCase {
     /// `family/operation`.
     pub workload: String,
-    /// Revision of the workload's definition.
+    /// Revision of the workload's definition when the case was measured.
     pub revision: u32,
-    /// Declared work of one launch.
+    /// Declared work of one launch of the case.
     pub work: WorkRecord,
     /// Samples that a launch computes, for a rate; absent where its workload names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub computed_samples: Option<u64>,
-    /// Unit of the computed samples.
-    #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
+    /// Unit of the samples in which throughput is stated.
+    #[serde(default, skip_serializing_if = "SampleUnit::is_default_unit")]
     pub sample_unit: SampleUnit,
     /// Measurements of the case by run key; at least one run. In a file, an object with `keys`,
     /// `same` (facts of all runs) and `each` (lists with an entry a run).
@@ -84,7 +84,7 @@ pub struct BaselineCase {
 /// present time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EarlierRuns {
-    /// The code that they measured, as [`Provenance::short`] has it.
+    /// Commit of the code that the earlier runs measured, as [`Provenance::short`] writes it.
     pub commit: String,
     /// Median of each run, nanoseconds a launch; at least two.
     pub medians_ns: Vec<f64>,

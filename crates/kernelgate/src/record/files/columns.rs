@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 /// Most values of a file that its columns may stand for: a small file must not need much memory.
 const MOST_VALUES: usize = 1 << 22;
 
-/// Columns as the file has them.
+/// Objects in the column format of the file.
 #[derive(Serialize, Deserialize)]
 struct Columns {
     keys: Vec<String>,
@@ -28,7 +28,7 @@ struct Columns {
 /// Writes objects as columns.
 ///
 /// # Errors
-/// When an object cannot be written as JSON.
+/// Fails if an object cannot be written as JSON.
 pub fn serialize<T: Serialize, S: Serializer>(
     objects: &BTreeMap<String, T>,
     output: S,
@@ -69,11 +69,11 @@ fn collect(name: &str, value: Value, facts: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// Reads objects from their columns.
+/// Reads objects from their column format.
 ///
 /// # Errors
-/// When a column is not as long as the list of keys, a key occurs twice, or an object is not one of
-/// the type.
+/// Fails if a column is not as long as the list of keys, a key occurs twice, or an object is not
+/// one of the type.
 pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     input: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {

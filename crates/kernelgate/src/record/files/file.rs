@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use pretty::pretty;
-use scan::ScanResult;
+use pretty::write_pretty_json;
+use scan::ScannedFile;
 
 use super::text;
 
@@ -20,18 +20,18 @@ mod pretty;
 mod scan;
 
 /// A type with a file format of its own.
-pub trait Record: Serialize + DeserializeOwned {
-    /// Names the format inside the file.
+pub trait RecordType: Serialize + DeserializeOwned {
+    /// Name of the record format that the file states.
     const SCHEMA: &'static str;
     /// Version that this build writes, and the newest that it reads.
     const VERSION: u64;
-    /// Oldest version that this build reads.
+    /// Oldest version of the format that this build reads.
     const OLDEST: u64 = 1;
     /// Name of a file of this format in messages: "baseline".
     const KIND: &'static str;
     /// Whether the file carries a checksum of its content, so that an edit by hand is noticed.
-    /// Files without a checksum are read too.
-    const SEALED: bool = false;
+    /// Whether files must have a checksum; by default files without one are read too.
+    const HAS_CHECKSUM: bool = false;
     /// Fields whose values are messages, commands or paths, which may hold any character. Every
     /// other string, and every name of a field, is refused if it holds a control character.
     const FREE_TEXT: &'static [&'static str] = &[];
@@ -42,22 +42,22 @@ pub trait Record: Serialize + DeserializeOwned {
     /// Checks the facts that the types alone do not enforce. The error is a fragment of a sentence.
     ///
     /// # Errors
-    /// When the content contradicts itself.
+    /// Fails if the content contradicts itself.
     fn validate(&self) -> Result<(), String>;
 }
 
 /// Growth of a file beyond which a folder counts as full, bytes.
-const MORE_BYTES: u64 = 1 << 16;
-/// First characters of temporary files.
-const TEMPORARY: &str = ".kernelgate-";
+const MIN_FREE_BYTES: u64 = 1 << 16;
+/// First characters of the names of temporary files.
+const TEMPORARY_PREFIX: &str = ".kernelgate-";
 /// Age after which an unlocked temporary file counts as abandoned by its writer.
-const ABANDONED_AFTER: Duration = Duration::from_secs(1);
+const ABANDONED_FILE_AGE: Duration = Duration::from_secs(1);
 /// Age of an abandoned temporary file on a file system without locks.
-const ABANDONED_WITHOUT_LOCKS_AFTER: Duration = Duration::from_secs(3600);
+const ABANDONED_FILE_AGE_WITHOUT_LOCKS: Duration = Duration::from_secs(3600);
 
 /// Why a record file could not be read or written.
 #[derive(Debug, thiserror::Error)]
-pub enum FileError {
+pub enum RecordFileError {
     /// An operation of the file system failed.
     #[error("{action} {path}: {cause}")]
     Io {
@@ -65,7 +65,7 @@ pub enum FileError {
         action: &'static str,
         /// Which file.
         path: PathBuf,
-        /// Error of the operating system.
+        /// Error that the operating system returned.
         cause: std::io::Error,
     },
     /// The file is not JSON, or is truncated.
@@ -73,7 +73,7 @@ pub enum FileError {
     Json {
         /// Which file.
         path: PathBuf,
-        /// Position and reason of the syntax error.
+        /// Position and reason of the JSON syntax error.
         cause: serde_json::Error,
     },
     /// The file is JSON, but not a record of this kind.
@@ -109,7 +109,7 @@ pub enum FileError {
         /// Oldest version read here.
         oldest: u64,
     },
-    /// Other processes held the lock all the time.
+    /// Another process held the lock for the whole waiting time.
     #[error(
         "lock {path}: another process has held {lock} for {waited_s} s: wait for it, or end it"
     )]
@@ -137,16 +137,16 @@ pub enum FileError {
         action: &'static str,
         /// Which file.
         path: PathBuf,
-        /// Name of the kind of file, as messages use it.
+        /// Name of the kind of record in messages.
         kind: &'static str,
         /// Fragment of a sentence that names the problem.
         problem: String,
     },
 }
 
-impl FileError {
+impl RecordFileError {
     /// Whether a new file could not be created because the file exists.
-    pub fn is_there_already(&self) -> bool {
+    pub fn is_already_there(&self) -> bool {
         matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::AlreadyExists)
     }
 
@@ -156,28 +156,28 @@ impl FileError {
     }
 }
 
-/// Reads and validates a record.
+/// Reads a record from a file and validates it.
 ///
 /// # Errors
-/// When the file is missing, broken, foreign, newer than this program, edited although it is
+/// Fails if the file is missing, broken, foreign, newer than this program, edited although it is
 /// sealed, or contradicts itself.
-pub fn read<T: Record>(path: &Path) -> Result<T, FileError> {
+pub fn read<T: RecordType>(path: &Path) -> Result<T, RecordFileError> {
     read_checked(path, true)
 }
 
 /// Reads a record without checking its checksum.
 ///
 /// # Errors
-/// The errors of [`read()`], except an edit by hand.
-pub fn read_unsealed<T: Record>(path: &Path) -> Result<T, FileError> {
+/// Fails with the errors of [`read()`], except an edit by hand.
+pub fn read_unsealed<T: RecordType>(path: &Path) -> Result<T, RecordFileError> {
     read_checked(path, false)
 }
 
-/// The text of a file that others may have put there.
+/// Reads the text of a file that other programs may have written.
 ///
 /// # Errors
-/// When it cannot be opened, is a device or a pipe, is longer than `most` bytes, or no UTF-8.
-pub fn text_of(path: &Path, most: u64) -> std::io::Result<String> {
+/// Fails if it cannot be opened, is a device or a pipe, is longer than `most` bytes, or no UTF-8.
+pub fn read_untrusted_text(path: &Path, most: u64) -> std::io::Result<String> {
     let mut text = String::new();
     let read = open(path)?.take(most + 1).read_to_string(&mut text)?;
     if read as u64 > most {
@@ -188,18 +188,19 @@ pub fn text_of(path: &Path, most: u64) -> std::io::Result<String> {
 
 /// Reads the file twice, so that memory holds no more than the record: the first pass checks the
 /// envelope, the checksum and the text.
-fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
-    let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
+fn read_checked<T: RecordType>(path: &Path, check: bool) -> Result<T, RecordFileError> {
+    let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
     let broken = |cause: serde_json::Error| match cause.is_io() {
         true => io(cause.into()),
-        false => FileError::Json { path: path.to_owned(), cause },
+        false => RecordFileError::Json { path: path.to_owned(), cause },
     };
-    let foreign = || FileError::Foreign { path: path.to_owned(), kind: T::KIND };
+    let foreign = || RecordFileError::Foreign { path: path.to_owned(), kind: T::KIND };
     let mut file = open(path).map_err(io)?;
     let scanned = {
-        let mut json = serde_json::Deserializer::from_reader(buffered(&file));
-        let sealed = T::SEALED && check;
-        let scanned = ScanResult::read(&mut json, T::KIND, T::FREE_TEXT, sealed).map_err(broken)?;
+        let mut json = serde_json::Deserializer::from_reader(buffered_reader(&file));
+        let sealed = T::HAS_CHECKSUM && check;
+        let scanned =
+            ScannedFile::read(&mut json, T::KIND, T::FREE_TEXT, sealed).map_err(broken)?;
         json.end().map_err(broken)?;
         scanned
     };
@@ -208,36 +209,37 @@ fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
     }
     let found = scanned.version.filter(|&found| found > 0).ok_or_else(foreign)?;
     if found > T::VERSION {
-        return Err(FileError::Newer { path: path.to_owned(), found, known: T::VERSION });
+        return Err(RecordFileError::Newer { path: path.to_owned(), found, known: T::VERSION });
     }
     if found < T::OLDEST {
-        return Err(FileError::Older { path: path.to_owned(), found, oldest: T::OLDEST });
+        return Err(RecordFileError::Older { path: path.to_owned(), found, oldest: T::OLDEST });
     }
-    if let Some(checksum) = scanned.checksum.as_ref().filter(|_| T::SEALED && check) {
+    if let Some(checksum) = scanned.checksum.as_ref().filter(|_| T::HAS_CHECKSUM && check) {
         let hash = match scanned.hash() {
             Some(hash) => hash,
             // Written by another program, or merged: the names have to be put in order.
             None => {
                 file.rewind().map_err(io)?;
-                let mut value: Value = serde_json::from_reader(buffered(&file)).map_err(broken)?;
+                let mut value: Value =
+                    serde_json::from_reader(buffered_reader(&file)).map_err(broken)?;
                 value.as_object_mut().ok_or_else(foreign)?.remove("checksum");
                 checksum_of(&value)
             }
         };
         if checksum.as_str() != Some(&hash) {
-            return Err(FileError::Edited { path: path.to_owned() });
+            return Err(RecordFileError::Edited { path: path.to_owned() });
         }
     }
     let invalid = |problem: String| {
-        let problem = text::shortened(problem);
+        let problem = text::shortened_message(problem);
         let (action, path) = ("read", path.to_owned());
-        FileError::Invalid { action, path, kind: T::KIND, problem }
+        RecordFileError::Invalid { action, path, kind: T::KIND, problem }
     };
     if let Some(problem) = scanned.refused {
         return Err(invalid(problem));
     }
     file.rewind().map_err(io)?;
-    let mut json = serde_json::Deserializer::from_reader(buffered(&file));
+    let mut json = serde_json::Deserializer::from_reader(buffered_reader(&file));
     let record = T::deserialize(&mut json).map_err(|error| match error.is_io() {
         true => io(error.into()),
         false => invalid(error.to_string()),
@@ -246,71 +248,71 @@ fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
     Ok(record)
 }
 
-fn buffered(file: &File) -> BufReader<&File> {
+fn buffered_reader(file: &File) -> BufReader<&File> {
     BufReader::with_capacity(1 << 16, file)
 }
 
-/// Start time in a record, read without holding the rest of the record.
-pub(in crate::record) fn started(path: &Path) -> Option<String> {
+/// Start time that a record states, read without holding the rest of the record in memory.
+pub(in crate::record) fn start_time_of_record(path: &Path) -> Option<String> {
     #[derive(serde::Deserialize)]
-    struct Started {
+    struct StartTimeField {
         started: String,
     }
     let file = BufReader::new(open(path).ok()?);
-    serde_json::from_reader(file).ok().map(|Started { started }| started)
+    serde_json::from_reader(file).ok().map(|StartTimeField { started }| started)
 }
 
-/// The package in a run's file, read without the rest of the run; an error if the file cannot be
-/// read as a run.
+/// Package that a run's file names, read without the rest of the run; an error if the file cannot
+/// be read as a run.
 pub(in crate::record) fn package<P: DeserializeOwned>(path: &Path) -> std::io::Result<Option<P>> {
     #[derive(serde::Deserialize)]
-    struct PackageTable<P> {
+    struct PackageField<P> {
         package: Option<P>,
     }
     let file = open(path)?;
-    let of_package: PackageTable<P> = serde_json::from_reader(buffered(&file))?;
+    let of_package: PackageField<P> = serde_json::from_reader(buffered_reader(&file))?;
     Ok(of_package.package)
 }
 
 /// Name of the format of a record file; absent in JSON of something else.
 ///
 /// # Errors
-/// When the file cannot be read, or is not JSON.
-pub fn schema(path: &Path) -> Result<Option<String>, FileError> {
+/// Fails if the file cannot be read, or is not JSON.
+pub fn schema_of_file(path: &Path) -> Result<Option<String>, RecordFileError> {
     #[derive(serde::Deserialize)]
-    struct Envelope {
+    struct RecordEnvelope {
         #[serde(default)]
         schema: Option<String>,
     }
-    let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
+    let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
     let file = open(path).map_err(io)?;
-    let envelope = serde_json::from_reader::<_, Envelope>(buffered(&file));
+    let envelope = serde_json::from_reader::<_, RecordEnvelope>(buffered_reader(&file));
     match envelope {
         Ok(envelope) => Ok(envelope.schema),
         // The JSON has another shape, such as a list.
         Err(cause) if cause.is_data() => Ok(None),
         Err(cause) if cause.is_io() => Err(io(cause.into())),
-        Err(cause) => Err(FileError::Json { path: path.to_owned(), cause }),
+        Err(cause) => Err(RecordFileError::Json { path: path.to_owned(), cause }),
     }
 }
 
-/// Whether a file carries a checksum.
+/// Whether a record file contains a checksum.
 pub fn has_checksum(path: &Path) -> bool {
     #[derive(serde::Deserialize)]
     struct Sealed {
         checksum: Option<String>,
     }
     let file = open(path).ok();
-    let sealed = file.and_then(|file| serde_json::from_reader(buffered(&file)).ok());
+    let sealed = file.and_then(|file| serde_json::from_reader(buffered_reader(&file)).ok());
     sealed.is_some_and(|Sealed { checksum }| checksum.is_some())
 }
 
-/// Writes a record: the old file or the new one is there at any time, never half of one.
+/// Writes a record atomically: at any time the old file or the new one exists, never half of one.
 ///
 /// # Errors
-/// When the record is one that [`read()`] refuses, the folder cannot be made or written, or the disk
-/// is full; the old file is then untouched.
-pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
+/// Fails if the record is one that [`read()`] refuses, the folder cannot be made or written, or the
+/// disk is full; the old file is then untouched.
+pub fn write<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFileError> {
     write_text(path, &readable_text(path, record)?)
 }
 
@@ -318,9 +320,9 @@ pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
 /// be lost.
 ///
 /// # Errors
-/// The errors of [`write()`].
-pub fn write_unsynced<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
-    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+/// Fails with the errors of [`write()`].
+pub fn write_unsynced<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFileError> {
+    let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
     let text = readable_text(path, record)?;
     let mut file = temporary_beside(path).map_err(io)?;
     file.write_all(text.as_bytes()).map_err(io)?;
@@ -328,35 +330,35 @@ pub fn write_unsynced<T: Record>(path: &Path, record: &T) -> Result<(), FileErro
 }
 
 /// The text of a record that can be read again.
-fn readable_text<T: Record>(path: &Path, record: &T) -> Result<String, FileError> {
+fn readable_text<T: RecordType>(path: &Path, record: &T) -> Result<String, RecordFileError> {
     let text = || {
         record.validate()?;
         // A path of the system may be no text.
-        let value = try_value(record).map_err(|cause| cause.to_string())?;
-        let scanned = ScanResult::read(&value, T::KIND, T::FREE_TEXT, false);
+        let value = record_to_json(record).map_err(|cause| cause.to_string())?;
+        let scanned = ScannedFile::read(&value, T::KIND, T::FREE_TEXT, false);
         let refused = scanned.map_err(|cause| cause.to_string())?.refused;
-        refused.map_or_else(|| Ok(text_of_value::<T>(&value)), Err)
+        refused.map_or_else(|| Ok(text_of_json::<T>(&value)), Err)
     };
-    text().map_err(|problem: String| FileError::Invalid {
+    text().map_err(|problem: String| RecordFileError::Invalid {
         action: "write",
         path: path.to_owned(),
         kind: T::KIND,
-        problem: text::shortened(problem),
+        problem: text::shortened_message(problem),
     })
 }
 
-/// The text of a record without paths, as [`write()`] writes it.
-pub fn to_text<T: Record>(record: &T) -> String {
-    text_of_value::<T>(&try_value(record).expect("records have string keys and finite numbers"))
+/// Text of a record without paths, as [`write()`] writes it.
+pub fn record_text<T: RecordType>(record: &T) -> String {
+    text_of_json::<T>(&record_to_json(record).expect("records have string keys and finite numbers"))
 }
 
-fn try_value<T: Record>(record: &T) -> Result<Value, serde_json::Error> {
+fn record_to_json<T: RecordType>(record: &T) -> Result<Value, serde_json::Error> {
     let mut value = serde_json::to_value(record)?;
-    shorten(&mut value);
+    shorten_whole_numbers(&mut value);
     let envelope = value.as_object_mut().expect("records are structs");
     envelope.insert("schema".to_owned(), T::SCHEMA.into());
     envelope.insert("schema_version".to_owned(), T::VERSION.into());
-    if T::SEALED {
+    if T::HAS_CHECKSUM {
         let checksum = checksum_of(&value);
         value
             .as_object_mut()
@@ -367,10 +369,10 @@ fn try_value<T: Record>(record: &T) -> Result<Value, serde_json::Error> {
 }
 
 /// Replaces whole floating-point numbers by integers, which are written without ".0".
-fn shorten(value: &mut Value) {
+fn shorten_whole_numbers(value: &mut Value) {
     match value {
-        Value::Array(items) => items.iter_mut().for_each(shorten),
-        Value::Object(fields) => fields.values_mut().for_each(shorten),
+        Value::Array(items) => items.iter_mut().for_each(shorten_whole_numbers),
+        Value::Object(fields) => fields.values_mut().for_each(shorten_whole_numbers),
         Value::Number(number) if number.is_f64() => {
             let exact = number.as_f64().filter(|it| it.fract() == 0.0 && it.abs() < 1e15);
             *value = exact.map_or_else(|| value.clone(), |it| (it as i64).into());
@@ -379,9 +381,9 @@ fn shorten(value: &mut Value) {
     }
 }
 
-fn text_of_value<T: Record>(value: &Value) -> String {
+fn text_of_json<T: RecordType>(value: &Value) -> String {
     let mut text = String::new();
-    pretty(value, 0, T::LINES, &mut text);
+    write_pretty_json(value, 0, T::LINES, &mut text);
     text.push('\n');
     text
 }
@@ -389,21 +391,23 @@ fn text_of_value<T: Record>(value: &Value) -> String {
 /// Replaces a file atomically: a temporary file in the same folder, synced, then renamed.
 ///
 /// # Errors
-/// The errors of [`write()`].
-pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
-    write_texts([(path, text)])
+/// Fails with the errors of [`write()`].
+pub fn write_text(path: &Path, text: &str) -> Result<(), RecordFileError> {
+    replace_files([(path, text)])
 }
 
-/// Replaces files of any folders: all of them are on the disk before the first is renamed.
+/// Replaces several files: the new content of all files is on the disk before the first file is
+/// renamed.
 ///
 /// # Errors
-/// When a file cannot be written; if one does not fit on the disk, none is replaced.
-pub fn write_texts<'a>(
+/// Fails if a file cannot be written; if one does not fit on the disk, none is replaced.
+pub fn replace_files<'a>(
     files: impl IntoIterator<Item = (&'a Path, &'a str)>,
-) -> Result<(), FileError> {
-    let io = |path: &Path, cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+) -> Result<(), RecordFileError> {
+    let io =
+        |path: &Path, cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
     let prepared = files.into_iter().map(|(path, text)| {
-        let file = prepared(path, text)?;
+        let file = prepared_temporary_file(path, text)?;
         match path.is_dir() {
             true => Err(io(path, std::io::ErrorKind::IsADirectory.into())),
             false => Ok((path, file)),
@@ -416,8 +420,11 @@ pub fn write_texts<'a>(
 }
 
 /// A temporary file in the folder of a path, with its content on the disk.
-fn prepared(path: &Path, content: impl AsRef<[u8]>) -> Result<tempfile::NamedTempFile, FileError> {
-    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+fn prepared_temporary_file(
+    path: &Path,
+    content: impl AsRef<[u8]>,
+) -> Result<tempfile::NamedTempFile, RecordFileError> {
+    let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
     let file = temporary_beside(path).map_err(io)?;
     write_synced(file.as_file(), content).map_err(io)?;
     Ok(file)
@@ -432,12 +439,13 @@ pub(super) fn write_synced(mut file: &File, content: impl AsRef<[u8]>) -> std::i
 /// Creates a record atomically: of two processes that create the same file, one succeeds.
 ///
 /// # Errors
-/// The errors of [`write()`], and when a file of that name exists, which stays unchanged.
-pub fn write_new<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
-    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
-    match prepared(path, readable_text(path, record)?)?.persist_noclobber(path) {
+/// Fails with the errors of [`write()`], and when a file of that name exists, which stays
+/// unchanged.
+pub fn write_new<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFileError> {
+    let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
+    match prepared_temporary_file(path, readable_text(path, record)?)?.persist_noclobber(path) {
         Ok(_) => Ok(()),
-        // The file system cannot create a file exclusively; it can only replace one.
+        // Some file systems cannot create a file exclusively and can only replace one.
         Err(error) if !path.exists() => {
             error.file.persist(path).map_err(|error| io(error.error)).map(drop)
         }
@@ -447,7 +455,7 @@ pub fn write_new<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
 
 /// Follows a link to the file that it names, and returns any other path unchanged, so that a file
 /// under the name of a link is read, changed and written in place.
-pub fn followed(path: &Path) -> PathBuf {
+pub fn follow_link(path: &Path) -> PathBuf {
     let is_link = std::fs::symlink_metadata(path).is_ok_and(|facts| facts.is_symlink());
     let led = is_link.then(|| std::fs::canonicalize(path).ok()).flatten();
     led.unwrap_or_else(|| path.to_owned())
@@ -458,17 +466,17 @@ fn checksum_of(value: &Value) -> String {
     text_hash(&value.to_string())
 }
 
-/// Hash of a text: 32 hexadecimal digits.
+/// Hash of a text, as 32 hexadecimal digits.
 pub fn text_hash(text: &str) -> String {
     format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes()))
 }
 
-/// Content hash of a file: 32 hexadecimal digits.
+/// Hash of a file's content, as 32 hexadecimal digits.
 ///
 /// # Errors
-/// When the file cannot be read.
-pub fn content_hash(path: &Path) -> Result<String, FileError> {
-    let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
+/// Fails if the file cannot be read.
+pub fn content_hash_of_file(path: &Path) -> Result<String, RecordFileError> {
+    let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
     let mut file = open(path).map_err(io)?;
     let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
     let mut buffer = vec![0; 1 << 20];
@@ -491,10 +499,10 @@ pub fn hash_of_all<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
 }
 
 /// A temporary file in the folder of `path`, which is created if it is missing. The caller fills
-/// and renames it.
+/// and renames the temporary file.
 ///
 /// # Errors
-/// When the folder cannot be made or written.
+/// Fails if the folder cannot be made or written.
 pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     let folder =
         path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -508,7 +516,7 @@ pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile>
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    let file = builder.prefix(TEMPORARY).tempfile_in(folder)?;
+    let file = builder.prefix(TEMPORARY_PREFIX).tempfile_in(folder)?;
     // The system gives back the lock of a writer that is killed.
     let _ = file.as_file().try_lock();
     Ok(file)
@@ -518,10 +526,10 @@ pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile>
 /// in use.
 ///
 /// # Errors
-/// When it cannot be made.
-pub fn temporary_folder_in(folder: &Path) -> std::io::Result<(tempfile::TempDir, Option<File>)> {
+/// Fails if it cannot be made.
+pub fn temporary_folder(folder: &Path) -> std::io::Result<(tempfile::TempDir, Option<File>)> {
     remove_abandoned(folder);
-    let temporary = tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(folder)?;
+    let temporary = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempdir_in(folder)?;
     let held = File::open(temporary.path()).ok().filter(|held| held.try_lock().is_ok());
     Ok((temporary, held))
 }
@@ -532,25 +540,25 @@ pub(super) fn remove_abandoned(folder: &Path) {
     for entry in entries {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if !(is_temporary(&name) || is_lock(&name)) {
+        if !(is_temporary_file_name(&name) || is_lock_file_name(&name)) {
             continue;
         }
         let Ok(facts) = entry.metadata() else { continue };
         let age = facts.modified().ok().and_then(|modified| modified.elapsed().ok());
         let path = entry.path();
-        if !(facts.is_file() || facts.is_dir() && is_temporary(&name)) {
+        if !(facts.is_file() || facts.is_dir() && is_temporary_file_name(&name)) {
             continue;
         }
         // Locked while it is removed, so a process that waits for this lock sees that its file is
         // gone.
         let opened = open(&path);
         let least = match opened.as_ref().map(File::try_lock) {
-            Ok(Ok(())) => Some(ABANDONED_AFTER),
+            Ok(Ok(())) => Some(ABANDONED_FILE_AGE),
             Ok(Err(TryLockError::WouldBlock)) => None,
-            Ok(Err(TryLockError::Error(_))) | Err(_) => Some(ABANDONED_WITHOUT_LOCKS_AFTER),
+            Ok(Err(TryLockError::Error(_))) | Err(_) => Some(ABANDONED_FILE_AGE_WITHOUT_LOCKS),
         };
         if least.is_some_and(|least| age > Some(least)) {
-            // Another writer may remove the temporary file first.
+            // Another writer may remove the temporary file before this process does.
             let _ = match facts.is_dir() {
                 true => std::fs::remove_dir_all(path),
                 false => std::fs::remove_file(path),
@@ -559,15 +567,16 @@ pub(super) fn remove_abandoned(folder: &Path) {
     }
 }
 
-/// Whether a file name is that of a record's lock; locks notice that their file was removed.
-fn is_lock(name: &str) -> bool {
+/// Whether a file name is that of a record's lock; a process that waits for a lock notices that its
+/// file was removed.
+fn is_lock_file_name(name: &str) -> bool {
     cfg!(unix) && name.starts_with('.') && name.ends_with(".json.lock")
 }
 
-/// True for names that [`temporary_beside`] and [`temporary_folder_in`] give.
-fn is_temporary(name: &str) -> bool {
+/// True for names that [`temporary_beside`] and [`temporary_folder`] give.
+fn is_temporary_file_name(name: &str) -> bool {
     const RANDOM_CHARACTERS: usize = 6;
-    name.strip_prefix(TEMPORARY).is_some_and(|drawn| {
+    name.strip_prefix(TEMPORARY_PREFIX).is_some_and(|drawn| {
         drawn.len() == RANDOM_CHARACTERS && drawn.bytes().all(|byte| byte.is_ascii_alphanumeric())
     })
 }
@@ -576,13 +585,13 @@ fn is_temporary(name: &str) -> bool {
 /// and a little more.
 ///
 /// # Errors
-/// When it could not.
-pub fn check_writable(path: &Path) -> Result<(), FileError> {
-    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+/// Fails if it could not.
+pub fn check_writable(path: &Path) -> Result<(), RecordFileError> {
+    let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
     if path.is_dir() {
         return Err(io(std::io::ErrorKind::IsADirectory.into()));
     }
-    let room = std::fs::metadata(path).map_or(0, |facts| facts.len()) + MORE_BYTES;
+    let room = std::fs::metadata(path).map_or(0, |facts| facts.len()) + MIN_FREE_BYTES;
     let mut probe = temporary_beside(path).map_err(io)?;
     std::io::copy(&mut std::io::repeat(0).take(room), &mut probe).map_err(io)?;
     probe.as_file().sync_all().map_err(io)

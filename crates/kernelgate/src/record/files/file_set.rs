@@ -1,38 +1,39 @@
-//! Files that belong together, and replace those of an earlier set together.
+//! Writes a set of files that belong together and replace the files of an earlier set together.
 //!
-//! The set is written into a temporary folder. If the folder of the earlier set has files only, both
-//! folders are exchanged in one step: a process that is killed leaves the old set or the new one.
-//! Otherwise the files are renamed one after the other, once all are on the disk.
+//! The set is written into a temporary folder. If the folder of the earlier set contains only
+//! files, both folders are exchanged in one step: a process that is killed leaves the old set or
+//! the new one, never a mixture. Otherwise the files are renamed one after the other, once all of
+//! them are on the disk.
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use super::file::{FileError, remove_abandoned, temporary_folder_in, write_synced};
+use super::file::{RecordFileError, remove_abandoned, temporary_folder, write_synced};
 
-/// A set that is being written.
+/// A set of files that is being written.
 #[derive(Debug)]
-pub struct FileSet {
+pub struct PreparedFileSet {
     folder: PathBuf,
     fresh: tempfile::TempDir,
     /// Shows other writers that the temporary folder is in use.
     _held: Option<File>,
 }
 
-impl FileSet {
+impl PreparedFileSet {
     /// Starts a set for a folder, which is created if it is missing.
     ///
     /// # Errors
-    /// When the folder cannot be made or written.
-    pub fn new(folder: &Path) -> Result<Self, FileError> {
-        let io = |cause| FileError::Io { action: "write", path: folder.to_owned(), cause };
+    /// Fails if the folder cannot be made or written.
+    pub fn new(folder: &Path) -> Result<Self, RecordFileError> {
+        let io = |cause| RecordFileError::Io { action: "write", path: folder.to_owned(), cause };
         std::fs::create_dir_all(folder).map_err(io)?;
         let folder = folder.canonicalize().map_err(io)?;
         remove_abandoned(&folder);
-        let beside = folder.parent().map(temporary_folder_in);
+        let beside = folder.parent().map(temporary_folder);
         let (fresh, held) = match beside {
             Some(Ok(fresh)) => fresh,
-            _ => temporary_folder_in(&folder).map_err(io)?,
+            _ => temporary_folder(&folder).map_err(io)?,
         };
         Ok(Self { folder, fresh, _held: held })
     }
@@ -45,11 +46,11 @@ impl FileSet {
     /// Adds a file, synced to the disk.
     ///
     /// # Errors
-    /// When it cannot be written. The earlier set is unchanged after such an error.
-    pub fn add(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), FileError> {
+    /// Fails if it cannot be written. The earlier set is unchanged after such an error.
+    pub fn add(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), RecordFileError> {
         let file = File::create(self.path().join(name));
         let path = self.folder.join(name);
-        file.and_then(|file| write_synced(&file, content)).map_err(|cause| FileError::Io {
+        file.and_then(|file| write_synced(&file, content)).map_err(|cause| RecordFileError::Io {
             action: "write",
             path,
             cause,
@@ -60,10 +61,13 @@ impl FileSet {
     /// not; other files of the folder stay.
     ///
     /// # Errors
-    /// When a file cannot be replaced.
-    pub fn replace(self, absent: &[&str]) -> Result<(), FileError> {
-        let io =
-            |path: &Path, cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+    /// Fails if a file cannot be replaced.
+    pub fn replace_file_set(self, absent: &[&str]) -> Result<(), RecordFileError> {
+        let io = |path: &Path, cause| RecordFileError::Io {
+            action: "write",
+            path: path.to_owned(),
+            cause,
+        };
         let fresh = names(self.path()).map_err(|cause| io(self.path(), cause))?;
         for name in &fresh {
             let path = self.folder.join(name);
@@ -97,7 +101,7 @@ impl FileSet {
             let facts = std::fs::metadata(&self.folder)?;
             let own = std::fs::metadata(self.path())?;
             let same_owner = (facts.uid(), facts.gid()) == (own.uid(), own.gid());
-            // A shell whose folder is exchanged would stay in the old one.
+            // Folders are not exchanged here, because a shell in the old folder would stay in it.
             let in_use =
                 Path::new(".").canonicalize().is_ok_and(|here| here.starts_with(&self.folder));
             if !same_owner || in_use || self.path().starts_with(&self.folder) {
@@ -115,7 +119,7 @@ impl FileSet {
             }
             std::fs::set_permissions(self.path(), facts.permissions())?;
             renameat_with(CWD, self.path(), CWD, &self.folder, RenameFlags::EXCHANGE)?;
-            // Another process may have created a file in the folder.
+            // Another process may have created a file in the new folder.
             for name in names(self.path()).into_iter().flatten().filter(is_other) {
                 let to = self.folder.join(&name);
                 if !to.exists() {
@@ -141,11 +145,11 @@ fn names(folder: &Path) -> std::io::Result<Vec<OsString>> {
 mod tests {
     use super::*;
 
-    fn write(folder: &Path, content: &str, absent: &[&str]) -> Result<(), FileError> {
-        let set = FileSet::new(folder)?;
+    fn write(folder: &Path, content: &str, absent: &[&str]) -> Result<(), RecordFileError> {
+        let set = PreparedFileSet::new(folder)?;
         set.add("a", content)?;
         set.add("b", content)?;
-        set.replace(absent)
+        set.replace_file_set(absent)
     }
 
     fn text(path: PathBuf) -> String {
@@ -176,14 +180,14 @@ mod tests {
         let folder = parent.path().join("out");
         write(&folder, "one", &[]).unwrap();
         std::fs::create_dir(folder.join("c")).unwrap();
-        let set = FileSet::new(&folder).unwrap();
+        let set = PreparedFileSet::new(&folder).unwrap();
         set.add("a", "two").unwrap();
         set.add("c", "two").unwrap();
-        let why = set.replace(&["b"]).unwrap_err().to_string();
+        let why = set.replace_file_set(&["b"]).unwrap_err().to_string();
         assert!(why.contains("/c: is a directory"), "{why}");
         assert_eq!([text(folder.join("a")), text(folder.join("b"))], ["one", "one"]);
         std::fs::write(parent.path().join("file"), "x").unwrap();
-        assert!(FileSet::new(&parent.path().join("file")).is_err());
+        assert!(PreparedFileSet::new(&parent.path().join("file")).is_err());
     }
 
     #[cfg(unix)]

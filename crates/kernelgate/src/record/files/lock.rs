@@ -1,30 +1,30 @@
-//! One writer of a file at a time, for those that read it, change it and write it.
+//! Lets one process at a time read, change and write a file.
 //!
-//! A single write is atomic (`file::write`). But if two processes read before either writes, one of
-//! them loses the changes of the other. Readers need no lock.
+//! A single write of a record is atomic (`file::write`). But if two processes read a file before
+//! either writes it, one of them loses the changes of the other. Readers need no lock.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::file::FileError;
+use super::file::RecordFileError;
 use super::text::printable_path;
 
 /// How long a writer waits for others, whose turns are milliseconds.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two tries.
-const PAUSE: Duration = Duration::from_millis(10);
+const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// The right to change a file, until it is dropped. A thread that holds the lock must not request
 /// it again.
 #[derive(Debug)]
-pub struct Lock {
+pub struct FileLock {
     path: PathBuf,
     /// `None` if the file system has no locks.
     held: Option<File>,
 }
 
-impl Lock {
+impl FileLock {
     /// Waits until no other process or thread changes the file, which need not be there yet.
     ///
     /// The lock is a file beside the locked one, so that all writers find it, whichever checkout
@@ -33,13 +33,13 @@ impl Lock {
     /// folder removes its file.
     ///
     /// # Errors
-    /// When others keep it for a minute, or the lock's file cannot be made.
-    pub fn acquire(path: &Path) -> Result<Self, FileError> {
-        Self::within(path, TIMEOUT)
+    /// Fails if others keep it for a minute, or the lock's file cannot be made.
+    pub fn acquire_lock(path: &Path) -> Result<Self, RecordFileError> {
+        Self::acquire_within(path, LOCK_TIMEOUT)
     }
 
-    fn within(path: &Path, timeout: Duration) -> Result<Self, FileError> {
-        let io = |cause| FileError::Io { action: "lock", path: path.to_owned(), cause };
+    fn acquire_within(path: &Path, timeout: Duration) -> Result<Self, RecordFileError> {
+        let io = |cause| RecordFileError::Io { action: "lock", path: path.to_owned(), cause };
         let mut name = std::ffi::OsString::from(".");
         name.push(path.file_name().unwrap_or_default());
         name.push(".lock");
@@ -51,8 +51,11 @@ impl Lock {
         loop {
             let file = open(&at).map_err(io)?;
             match file.try_lock() {
-                Ok(()) if is_at(&file, &at) => return Ok(Self { path: at, held: Some(file) }),
-                // The last owner has removed the file; other processes would lock a new one.
+                Ok(()) if is_same_open_file(&file, &at) => {
+                    return Ok(Self { path: at, held: Some(file) });
+                }
+                // The last owner of the lock has removed its file; other processes would lock a new
+                // file.
                 Ok(()) | Err(TryLockError::WouldBlock) => {}
                 // On such file systems cargo writes without a lock too; to refuse would be worse.
                 Err(TryLockError::Error(cause))
@@ -64,9 +67,9 @@ impl Lock {
             }
             if started.elapsed() > timeout {
                 let (path, lock) = (path.to_owned(), at);
-                return Err(FileError::Locked { path, lock, waited_s: timeout.as_secs() });
+                return Err(RecordFileError::Locked { path, lock, waited_s: timeout.as_secs() });
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(LOCK_RETRY_PAUSE);
         }
     }
 }
@@ -75,7 +78,7 @@ impl Lock {
 /// something else there; a symbolic link is not followed and a pipe is not waited for.
 ///
 /// # Errors
-/// When the path is not a regular file, or the file cannot be created.
+/// Fails if the path is not a regular file, or the file cannot be created.
 pub fn open(path: &Path) -> std::io::Result<File> {
     let other = |what: &str| {
         std::io::Error::other(format!(
@@ -94,7 +97,7 @@ pub fn open(path: &Path) -> std::io::Result<File> {
     }
     let mut options = File::options();
     options.create(true).append(true);
-    // Another process may have put the link there just now.
+    // Another process may have put a link at that path just now.
     #[cfg(unix)]
     {
         use rustix::fs::OFlags;
@@ -105,7 +108,7 @@ pub fn open(path: &Path) -> std::io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(other("something else")) }
 }
 
-impl Drop for Lock {
+impl Drop for FileLock {
     fn drop(&mut self) {
         // The file is removed while it is still locked, so that the lock of another process is
         // never removed. Outside of Unix a removed file cannot be distinguished from a new one, so
@@ -116,9 +119,9 @@ impl Drop for Lock {
     }
 }
 
-/// Whether the open file is the one at that path.
+/// Whether an open file is the file at a path.
 #[cfg(unix)]
-fn is_at(file: &File, path: &Path) -> bool {
+fn is_same_open_file(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let id = |facts: std::fs::Metadata| (facts.dev(), facts.ino());
     file.metadata()
@@ -128,7 +131,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 }
 
 #[cfg(not(unix))]
-fn is_at(_: &File, _: &Path) -> bool {
+fn is_same_open_file(_: &File, _: &Path) -> bool {
     true
 }
 
@@ -142,7 +145,7 @@ mod tests {
         let path = folder.path().join("deep/count.json");
         let add = || {
             for _ in 0..20 {
-                let _lock = Lock::acquire(&path).unwrap();
+                let _lock = FileLock::acquire_lock(&path).unwrap();
                 let count: u32 =
                     std::fs::read_to_string(&path).map_or(0, |text| text.parse().unwrap());
                 std::thread::yield_now();
@@ -163,17 +166,18 @@ mod tests {
     fn one_that_is_held_is_waited_for_and_then_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
-        let first = Lock::acquire(&path).unwrap();
-        let message = Lock::within(&path, Duration::from_millis(30)).unwrap_err().to_string();
+        let first = FileLock::acquire_lock(&path).unwrap();
+        let message =
+            FileLock::acquire_within(&path, Duration::from_millis(30)).unwrap_err().to_string();
         assert!(
             message.starts_with("lock ") && message.contains("a.json: another process"),
             "{message}"
         );
         assert!(message.contains(".a.json.lock"), "{message}");
         drop(first);
-        // The lock file of a killed process does not block the next one.
+        // The lock file that a killed process left does not block the next process.
         std::fs::write(folder.path().join(".a.json.lock"), "").unwrap();
-        drop(Lock::within(&path, Duration::ZERO).unwrap());
+        drop(FileLock::acquire_within(&path, Duration::ZERO).unwrap());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

@@ -10,21 +10,21 @@ use crate::workload::{Dtype, Tensor, Tensors};
 use kernelgate_cuda::regular_file;
 
 /// Begins the first line.
-const MARK: &str = "kernelgate inputs 1";
+const FIRST_LINE_MARK: &str = "kernelgate inputs 1";
 
-/// Longest first line that is read.
-const MAX_LINE: u64 = 1 << 20;
+/// Longest first line of a tensor file that is read, bytes.
+const MAX_FIRST_LINE_BYTES: u64 = 1 << 20;
 
-/// Reads the tensors in a file; `None` if the content is not usable. Another process may have
+/// Reads the tensors in a file; `None` if the content is not usable. Another program may have
 /// written the file, so no allocation is larger than the file.
 pub fn read(path: &Path) -> Option<Tensors> {
     let file = regular_file::open(path).ok()?;
     let mut left = usize::try_from(file.metadata().ok()?.len()).ok()?;
     let mut file = BufReader::new(file);
     let mut line = String::new();
-    file.by_ref().take(MAX_LINE).read_line(&mut line).ok()?;
+    file.by_ref().take(MAX_FIRST_LINE_BYTES).read_line(&mut line).ok()?;
     let mut tensors = Tensors::new();
-    for entry in line.trim_end().strip_prefix(MARK)?.split('|').skip(1) {
+    for entry in line.trim_end().strip_prefix(FIRST_LINE_MARK)?.split('|').skip(1) {
         let [name, dtype, shape] = entry.split(' ').collect::<Vec<_>>().try_into().ok()?;
         let shape =
             shape.split(',').map(|extent| extent.parse().ok()).collect::<Option<Vec<usize>>>()?;
@@ -39,12 +39,12 @@ pub fn read(path: &Path) -> Option<Tensors> {
     file.read(&mut [0]).is_ok_and(|more| more == 0).then_some(tensors)
 }
 
-/// Writes a file, whole or not at all. Names hold neither spaces nor `|`.
+/// Writes a file, whole or not at all. Names of tensors hold neither spaces nor `|`.
 ///
 /// # Errors
-/// When it cannot be written.
+/// Fails if it cannot be written.
 pub fn write(path: &Path, tensors: &Tensors) -> std::io::Result<()> {
-    let mut line = MARK.to_owned();
+    let mut line = FIRST_LINE_MARK.to_owned();
     for (name, tensor) in tensors.iter() {
         let shape: Vec<String> = tensor.shape().iter().map(ToString::to_string).collect();
         line += &format!("|{name} {} {}", tensor.dtype().name(), shape.join(","));
@@ -77,7 +77,7 @@ mod tests {
         // Shapes with more elements than fit in memory or in an integer.
         let huge = ["1099511627776", "4294967296,4294967296", "3,3,6148914691236517205"];
         for shape in huge {
-            std::fs::write(&path, format!("{MARK}|x f64 {shape}\n12345678")).unwrap();
+            std::fs::write(&path, format!("{FIRST_LINE_MARK}|x f64 {shape}\n12345678")).unwrap();
             assert_eq!(read(&path), None, "{shape}");
         }
     }

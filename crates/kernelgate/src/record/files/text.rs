@@ -1,25 +1,25 @@
-//! Text that others wrote: names that must be plain, and messages that are cleaned before a
-//! terminal sees them.
+//! Handles text that others wrote: names that must be plain, and messages that are cleaned before a
+//! terminal shows them.
 //!
-//! Names in a file are checked when it is read (`file::read`), and declared names when a bench
-//! starts (`harness::names`), so that other code need not check them. Messages may hold any
+//! Names in a record are checked when the file is read (`file::read`), and declared names when a
+//! bench starts (`harness::names`), so that other code need not check them. Messages may hold any
 //! character; they are cleaned when they are printed.
 
 use std::borrow::Cow;
 use std::path::Path;
 
 /// Characters of a foreign text that a message quotes.
-const MAX_QUOTED: usize = 200;
+const MAX_QUOTED_CHARACTERS: usize = 200;
 /// Characters that are kept at the end of a message that is cut.
-const MESSAGE_END: usize = 80;
-/// Longest id of a case.
-const MAX_ID_BYTES: usize = 1000;
+const KEPT_MESSAGE_END_CHARACTERS: usize = 80;
+/// Longest id of a case, bytes.
+const MAX_CASE_ID_BYTES: usize = 1000;
 /// Longest name of a file, without its ending.
-pub(in crate::record) const MAX_FILE_NAME: usize = 64;
+pub(in crate::record) const MAX_FILE_NAME_CHARACTERS: usize = 64;
 
 /// Whether a character controls a terminal or reorders the text around it instead of being shown,
 /// or is not allowed in XML.
-fn acts(c: char) -> bool {
+fn is_control_character(c: char) -> bool {
     let line_separator = ('\u{2028}'..='\u{2029}').contains(&c);
     let mark = matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}');
     let direction = mark || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -28,32 +28,34 @@ fn acts(c: char) -> bool {
 
 /// A text with every character that acts written as its escape: `a\u{1b}[2J`.
 fn visible(text: &str) -> String {
-    let each = |c: char| if acts(c) { c.escape_default().to_string() } else { c.to_string() };
+    let each = |c: char| {
+        if is_control_character(c) { c.escape_default().to_string() } else { c.to_string() }
+    };
     text.chars().map(each).collect()
 }
 
 /// Start of a text, with "…" if it is longer than the limit for quotations in messages.
-pub fn quoted(text: &str) -> Cow<'_, str> {
-    match text.char_indices().nth(MAX_QUOTED) {
+pub fn start_of_quotation(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(MAX_QUOTED_CHARACTERS) {
         Some((at, _)) => Cow::Owned(format!("{}…", &text[..at])),
         None => Cow::Borrowed(text),
     }
 }
 
 /// Cuts the middle of a long message, which may quote much text.
-pub fn shortened(message: String) -> String {
+pub fn shortened_message(message: String) -> String {
     let count = message.chars().count();
-    if count <= MAX_QUOTED + 2 * MESSAGE_END {
+    if count <= MAX_QUOTED_CHARACTERS + 2 * KEPT_MESSAGE_END_CHARACTERS {
         return message;
     }
-    let end: String = message.chars().skip(count - MESSAGE_END).collect();
-    format!("{} {end}", quoted(&message))
+    let end: String = message.chars().skip(count - KEPT_MESSAGE_END_CHARACTERS).collect();
+    format!("{} {end}", start_of_quotation(&message))
 }
 
 /// Whether a name is one plain component of a path, on any system.
-pub fn is_file_name(name: &str) -> bool {
+pub fn is_plain_file_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
-    name.len() <= MAX_FILE_NAME
+    name.len() <= MAX_FILE_NAME_CHARACTERS
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(plain)
 }
@@ -61,10 +63,10 @@ pub fn is_file_name(name: &str) -> bool {
 /// Accepts text that a terminal shows unchanged, on one line.
 ///
 /// # Errors
-/// A fragment of a message with the text, in which control characters are visible.
-pub fn check_plain(text: &str) -> Result<(), String> {
-    if text.chars().any(acts) {
-        Err(format!("`{}` holds a control character", quoted(&visible(text))))
+/// The error is a fragment of a message with the text, in which control characters are visible.
+pub fn check_plain_text(text: &str) -> Result<(), String> {
+    if text.chars().any(is_control_character) {
+        Err(format!("`{}` holds a control character", start_of_quotation(&visible(text))))
     } else {
         Ok(())
     }
@@ -73,27 +75,28 @@ pub fn check_plain(text: &str) -> Result<(), String> {
 /// Accepts one part of an id: plain, not empty, without `/`.
 ///
 /// # Errors
-/// A fragment of a message with the name, in which control characters are visible.
+/// The error is a fragment of a message with the name, in which control characters are visible.
 pub fn check_name(name: &str) -> Result<(), String> {
-    check_plain(name)?;
+    check_plain_text(name)?;
     let problem = match name {
         _ if name.trim().is_empty() => "is empty",
         "." | ".." => "names a folder",
         _ if name.contains('/') => "holds `/`, which separates the parts of an id",
         _ => return Ok(()),
     };
-    Err(format!("`{}` {problem}", quoted(name)))
+    Err(format!("`{}` {problem}", start_of_quotation(name)))
 }
 
 /// Accepts parts of an id, separated by `/`: none empty, all plain.
 ///
 /// # Errors
-/// A fragment of a message with the name, in which control characters are visible.
-pub fn check_names(names: &str) -> Result<(), String> {
+/// The error is a fragment of a message with the name, in which control characters are visible.
+pub fn check_id_parts(names: &str) -> Result<(), String> {
     if !names.contains('/') {
         return check_name(names);
     }
-    let of_part = |problem: String| format!("`{}`: its part {problem}", quoted(&visible(names)));
+    let of_part =
+        |problem: String| format!("`{}`: its part {problem}", start_of_quotation(&visible(names)));
     names.split('/').try_for_each(|part| check_name(part).map_err(of_part))
 }
 
@@ -101,13 +104,14 @@ pub fn check_names(names: &str) -> Result<(), String> {
 /// line.
 ///
 /// # Errors
-/// A fragment of a message with the id.
-pub fn check_id(id: &str) -> Result<(), String> {
+/// The error is a fragment of a message with the id.
+pub fn check_case_id(id: &str) -> Result<(), String> {
     match id {
         _ if id.trim().is_empty() => Err("a case without an id".to_owned()),
-        _ if id.len() > MAX_ID_BYTES => {
-            Err(format!("the id `{}` has more than {MAX_ID_BYTES} bytes", quoted(id)))
-        }
+        _ if id.len() > MAX_CASE_ID_BYTES => Err(format!(
+            "the id `{}` has more than {MAX_CASE_ID_BYTES} bytes",
+            start_of_quotation(id)
+        )),
         _ => Ok(()),
     }
 }
@@ -115,16 +119,16 @@ pub fn check_id(id: &str) -> Result<(), String> {
 /// Accepts a time as records have it, RFC 3339.
 ///
 /// # Errors
-/// A fragment of a message with the text.
-pub fn check_time(text: &str) -> Result<(), String> {
+/// The error is a fragment of a message with the text.
+pub fn check_rfc3339_time(text: &str) -> Result<(), String> {
     let parsed = text.parse::<jiff::Timestamp>();
-    parsed.map(drop).map_err(|_| format!("`{}` is no time", quoted(text)))
+    parsed.map(drop).map_err(|_| format!("`{}` is no time", start_of_quotation(text)))
 }
 
 /// Makes a message safe for a terminal. Lines and tabs stay, colours are removed, and other control
 /// characters are escaped.
-pub fn printable(text: &str) -> Cow<'_, str> {
-    let kept = |c: char| c == '\n' || c == '\t' || !acts(c);
+pub fn printable_on_terminal(text: &str) -> Cow<'_, str> {
+    let kept = |c: char| c == '\n' || c == '\t' || !is_control_character(c);
     if text.chars().all(kept) {
         return Cow::Borrowed(text);
     }
@@ -137,7 +141,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
                 out.push(c);
                 after
             }
-            // The end of a line as Windows writes it.
+            // The end of a line in Windows' format is kept.
             None if c == '\r' && after.starts_with('\n') => after,
             None => {
                 out.extend(c.escape_default());
@@ -150,32 +154,32 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 
 /// Indents every line of a text, so that no line of it can be taken for a line of the surrounding
 /// output.
-pub fn indented(text: &str) -> String {
-    let text = printable(text);
+pub fn indent_lines(text: &str) -> String {
+    let text = printable_on_terminal(text);
     let lines = text.split('\n').map(str::trim_end).filter(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join("\n    ")
 }
 
-/// JSON that means the same, in which every character that acts is written as its escape. Outside of
-/// its strings it holds none but line breaks.
-pub fn escaped_json(json: String) -> String {
-    let kept = |c: char| c == '\n' || !acts(c);
+/// Returns equivalent JSON in which control characters are written as escapes. Outside of its
+/// strings it holds none but line breaks.
+pub fn json_with_escapes(json: String) -> String {
+    let kept = |c: char| c == '\n' || !is_control_character(c);
     if json.chars().all(kept) {
         return json;
     }
-    // None of them is above U+FFFF, so that one escape does.
+    // No such character is above U+FFFF, so that one escape is enough.
     let escape = |c: char| if kept(c) { c.to_string() } else { format!("\\u{:04x}", u32::from(c)) };
     json.chars().map(escape).collect()
 }
 
-/// A path as a terminal may show it.
+/// A file path with control characters escaped, for a terminal.
 pub fn printable_path(path: &Path) -> String {
-    printable(&path.display().to_string()).into_owned()
+    printable_on_terminal(&path.display().to_string()).into_owned()
 }
 
 /// A message on one line, words separated by one space.
-pub fn one_line(text: &str) -> String {
-    printable(text).split_whitespace().collect::<Vec<_>>().join(" ")
+pub fn on_one_line(text: &str) -> String {
+    printable_on_terminal(text).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Rest of the text after a whole control sequence at its start (ECMA-48, 5.4), such as colours and
@@ -195,7 +199,7 @@ mod tests {
     fn names_are_plain_and_in_their_place() {
         for good in ["st_bif", "pi0.5", "größe", "a b", "=1"] {
             assert_eq!(check_name(good), Ok(()));
-            assert_eq!(check_names(&format!("{good}/{good}")), Ok(()));
+            assert_eq!(check_id_parts(&format!("{good}/{good}")), Ok(()));
         }
         for (bad, wanted) in [
             ("", "`` is empty"),
@@ -213,29 +217,29 @@ mod tests {
         ] {
             assert_eq!(check_name(bad).unwrap_err(), wanted);
         }
-        assert_eq!(check_id("a//b"), Ok(()), "Criterion has such ids");
-        assert_eq!(check_id(" ").unwrap_err(), "a case without an id");
-        let long = check_id(&"x".repeat(1001)).unwrap_err();
+        assert_eq!(check_case_id("a//b"), Ok(()), "Criterion has such ids");
+        assert_eq!(check_case_id(" ").unwrap_err(), "a case without an id");
+        let long = check_case_id(&"x".repeat(1001)).unwrap_err();
         assert!(long.ends_with("…` has more than 1000 bytes"), "{long}");
         for bad in ["", "/a", "a/", "a//b", "a/../b", "a/\tb"] {
-            assert!(check_names(bad).is_err(), "{bad}");
+            assert!(check_id_parts(bad).is_err(), "{bad}");
         }
-        assert_eq!(check_names("a//b").unwrap_err(), "`a//b`: its part `` is empty");
+        assert_eq!(check_id_parts("a//b").unwrap_err(), "`a//b`: its part `` is empty");
         assert_eq!(
-            check_names("a/\u{1b}").unwrap_err(),
+            check_id_parts("a/\u{1b}").unwrap_err(),
             "`a/\\u{1b}`: its part `\\u{1b}` holds a control character"
         );
     }
 
     #[test]
     fn quoted_text_is_cut_to_a_maximum_length() {
-        assert_eq!(quoted(&"ü".repeat(200)), "ü".repeat(200));
-        assert_eq!(quoted(&"ü".repeat(201)), format!("{}…", "ü".repeat(200)));
+        assert_eq!(start_of_quotation(&"ü".repeat(200)), "ü".repeat(200));
+        assert_eq!(start_of_quotation(&"ü".repeat(201)), format!("{}…", "ü".repeat(200)));
         let long = format!("a number is `{}`, wanted text at line 3", "9".repeat(100_000));
-        let short = shortened(long);
+        let short = shortened_message(long);
         assert!(short.starts_with("a number is `999") && short.len() < 300, "{short}");
         assert!(short.contains("9… 9") && short.ends_with("9`, wanted text at line 3"), "{short}");
-        assert_eq!(shortened("all of it".to_owned()), "all of it");
+        assert_eq!(shortened_message("all of it".to_owned()), "all of it");
         let name = check_name(&format!("{}/", "x".repeat(100_000))).unwrap_err();
         assert!(
             name.len() < 300
@@ -246,7 +250,7 @@ mod tests {
     #[test]
     fn messages_lose_what_acts_on_a_terminal_and_keep_their_lines() {
         for plain in ["", "two\nlines\tand a tab", "größe … ≤ 5 µs"] {
-            assert!(matches!(printable(plain), Cow::Borrowed(same) if same == plain));
+            assert!(matches!(printable_on_terminal(plain), Cow::Borrowed(same) if same == plain));
         }
         for (text, wanted) in [
             ("\u{1b}[1;31merror\u{1b}[0m: x", "error: x"),
@@ -260,20 +264,20 @@ mod tests {
             ("a\u{202e}b", "a\\u{202e}b"),
             ("\u{1b}\u{1b}[0m[31mx", "\\u{1b}[31mx"),
         ] {
-            let cleaned = printable(text);
+            let cleaned = printable_on_terminal(text);
             assert_eq!(cleaned, wanted);
-            assert!(!cleaned.chars().any(acts) || cleaned.contains('\n'));
+            assert!(!cleaned.chars().any(is_control_character) || cleaned.contains('\n'));
         }
-        assert_eq!(one_line(" a\n\tb\u{1b}[0m  c "), "a b c");
-        assert_eq!(indented("boom\r\n\n0 regressed\n  x\n"), "boom\n    0 regressed\n      x");
+        assert_eq!(on_one_line(" a\n\tb\u{1b}[0m  c "), "a b c");
+        assert_eq!(indent_lines("boom\r\n\n0 regressed\n  x\n"), "boom\n    0 regressed\n      x");
     }
 
     #[test]
     fn json_says_the_same_without_what_acts() {
         let plain = "{\n  \"a\": \"größe\"\n}".to_owned();
-        assert_eq!(escaped_json(plain.clone()), plain);
+        assert_eq!(json_with_escapes(plain.clone()), plain);
         let bad = "\u{9b}31m\u{202e}\u{2028}\u{7f}\u{ffff}\u{1b}\n";
-        let escaped = escaped_json(serde_json::to_string_pretty(bad).unwrap());
+        let escaped = json_with_escapes(serde_json::to_string_pretty(bad).unwrap());
         assert_eq!(escaped, r#""\u009b31m\u202e\u2028\u007f\uffff\u001b\n""#);
         assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), bad);
     }

@@ -12,44 +12,44 @@ use serde::Serialize;
 
 use super::shard::Shard;
 use crate::measure::anchors::AnchorRecord;
-use crate::record::origin::environment::{Environment, Mismatch};
+use crate::record::origin::environment::{Environment, EnvironmentMismatch};
 use crate::record::run::{CaseRecord, ProcessRun};
 
-/// Process runs that belong together.
+/// A measurement: process runs that may be judged together.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Measurement {
     runs: Vec<ProcessRun>,
 }
 
-/// One process run of a case.
+/// A case as one process run of the measurement has it.
 #[derive(Debug, Clone, Copy)]
-pub struct CaseOfRun<'a> {
+pub struct CaseInRun<'a> {
     /// The process run.
     pub run: &'a ProcessRun,
-    /// The case as that process measured it.
+    /// The case as that process run measured it.
     pub case: &'a CaseRecord,
 }
 
 /// A fact in which two runs of a bench differ, so that they are not one measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct DifferingFact {
-    /// Name of the fact: "commit", "effort", "gpu.driver", "revision".
+pub struct DifferingRunFact {
+    /// Name of the differing fact: "commit", "effort", "gpu.driver", "revision".
     pub field: &'static str,
     /// The case, if the fact is about its definition.
     pub case: Option<String>,
-    /// Value in the first run.
+    /// Value of the fact in the first run.
     pub left: String,
-    /// Value in the second run.
+    /// Value of the fact in the second run.
     pub right: String,
-    /// Keys of both runs, `<session>/<process>`.
+    /// Keys of both process runs, `<session>/<process>`.
     pub runs: [String; 2],
-    /// Whether the runs are shards.
+    /// Whether the two runs are shards.
     pub sharded: bool,
 }
 
-impl std::error::Error for DifferingFact {}
+impl std::error::Error for DifferingRunFact {}
 
-impl fmt::Display for DifferingFact {
+impl fmt::Display for DifferingRunFact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { field, case, left, right, runs: [first, second], sharded } = self;
         let of_case = case.as_ref().map(|id| format!(" of {id}")).unwrap_or_default();
@@ -66,29 +66,29 @@ impl fmt::Display for DifferingFact {
 }
 
 impl Measurement {
-    /// The measurement that these runs are.
+    /// Makes one measurement of process runs that belong together.
     ///
     /// # Errors
     /// The first fact in which a run differs from an earlier run of its bench.
-    pub fn from_runs(runs: Vec<ProcessRun>) -> Result<Self, Box<DifferingFact>> {
+    pub fn from_runs(runs: Vec<ProcessRun>) -> Result<Self, Box<DifferingRunFact>> {
         Self::check(&runs)?;
         Ok(Self { runs })
     }
 
-    /// Checks that runs are one measurement.
+    /// Checks that process runs belong to one measurement.
     ///
     /// # Errors
     /// The first fact in which a run differs from an earlier run of its bench.
     pub fn check<'a>(
         runs: impl IntoIterator<Item = &'a ProcessRun>,
-    ) -> Result<(), Box<DifferingFact>> {
+    ) -> Result<(), Box<DifferingRunFact>> {
         let mut together = JoinedRuns::default();
         runs.into_iter().try_for_each(|run| together.add(run))
     }
 
     /// Groups runs into as few measurements as possible: each run joins the first one that it
     /// belongs to.
-    pub fn split(runs: impl IntoIterator<Item = ProcessRun>) -> Vec<Self> {
+    pub fn group_into_measurements(runs: impl IntoIterator<Item = ProcessRun>) -> Vec<Self> {
         let runs: Vec<ProcessRun> = runs.into_iter().collect();
         let mut groups: Vec<JoinedRuns<'_>> = Vec::new();
         let mut places = Vec::new();
@@ -108,25 +108,25 @@ impl Measurement {
         measurements
     }
 
-    /// All runs of several measurements as one.
+    /// Joins the runs of several measurements into one measurement.
     ///
     /// # Errors
     /// The first fact in which the runs differ.
-    pub fn joined(measurements: Vec<Self>) -> Result<Self, Box<DifferingFact>> {
+    pub fn join_measurements(measurements: Vec<Self>) -> Result<Self, Box<DifferingRunFact>> {
         Self::from_runs(measurements.into_iter().flat_map(|it| it.runs).collect())
     }
 
     /// Process runs of the measurement, in the order in which they were given.
-    pub fn runs(&self) -> &[ProcessRun] {
+    pub fn process_runs(&self) -> &[ProcessRun] {
         &self.runs
     }
 
-    /// Cases of the measurement by id, each with the process runs that measured it.
-    pub fn cases(&self) -> BTreeMap<&str, Vec<CaseOfRun<'_>>> {
-        let mut cases: BTreeMap<&str, Vec<CaseOfRun<'_>>> = BTreeMap::new();
+    /// The cases of the measurement by id, each with the process runs that measured it.
+    pub fn runs_by_case(&self) -> BTreeMap<&str, Vec<CaseInRun<'_>>> {
+        let mut cases: BTreeMap<&str, Vec<CaseInRun<'_>>> = BTreeMap::new();
         for run in &self.runs {
             for (id, case) in &run.cases {
-                cases.entry(id).or_default().push(CaseOfRun { run, case });
+                cases.entry(id).or_default().push(CaseInRun { run, case });
             }
         }
         cases
@@ -137,9 +137,9 @@ impl Measurement {
         self.runs.first().map(|run| &run.environment)
     }
 
-    /// Folder of the device among baselines.
+    /// Name of the device's folder among the baselines.
     pub fn device_folder(&self) -> String {
-        self.environment().map(Environment::slug).unwrap_or_default()
+        self.environment().map(Environment::baseline_folder_name).unwrap_or_default()
     }
 
     /// Shards that are missing among several others: "attention, shard 3/4". A single shard is
@@ -174,7 +174,7 @@ impl<'a> JoinedRuns<'a> {
     ///
     /// # Errors
     /// The first fact that keeps it out.
-    fn add(&mut self, run: &'a ProcessRun) -> Result<(), Box<DifferingFact>> {
+    fn add(&mut self, run: &'a ProcessRun) -> Result<(), Box<DifferingRunFact>> {
         match self.differing(run) {
             Some(differing) => Err(Box::new(differing)),
             None => {
@@ -192,40 +192,47 @@ impl<'a> JoinedRuns<'a> {
         }
     }
 
-    fn differing(&self, run: &ProcessRun) -> Option<DifferingFact> {
+    fn differing(&self, run: &ProcessRun) -> Option<DifferingRunFact> {
         let named = self.benches.get(&*run.bench)?;
-        let Some(first) = named.iter().find(|other| other_package(other, run).is_none()) else {
-            // One invocation in a workspace runs benches of several packages, which may have one
-            // name.
+        let Some(first) = named.iter().find(|other| differing_package(other, run).is_none()) else {
+            // One invocation in a workspace runs benches of several packages, and two of these
+            // benches may have the same name.
             let together = named.iter().any(|other| other.session == run.session);
-            return named.first().filter(|_| !together).and_then(|other| other_run(other, run));
+            return named
+                .first()
+                .filter(|_| !together)
+                .and_then(|other| differing_fact_of_runs(other, run));
         };
         let of_workload = || {
             run.cases.iter().find_map(|(id, case)| {
                 let &(other, known) = self.workloads.get(&[&*run.bench, &*case.workload])?;
-                let same_package = other_package(other, run).is_none();
+                let same_package = differing_package(other, run).is_none();
                 let [base, head] = [known, case].map(|case| case.revision.to_string());
                 (same_package && base != head).then(|| {
-                    let mismatch = Mismatch { field: "revision", base, head };
-                    DifferingFact { case: Some(id.clone()), ..between(other, run, mismatch) }
+                    let mismatch = EnvironmentMismatch { field: "revision", base, head };
+                    DifferingRunFact { case: Some(id.clone()), ..between(other, run, mismatch) }
                 })
             })
         };
-        other_run(first, run).or_else(of_workload).or_else(|| {
+        differing_fact_of_runs(first, run).or_else(of_workload).or_else(|| {
             run.cases.iter().find_map(|(id, case)| {
                 let of_bench = |other: &&&ProcessRun| {
-                    other.bench == run.bench && other_package(other, run).is_none()
+                    other.bench == run.bench && differing_package(other, run).is_none()
                 };
                 let other = self.cases.get(&**id)?.iter().find(of_bench)?;
-                let mismatch = other_definition(&other.cases[id], case)?;
-                Some(DifferingFact { case: Some(id.clone()), ..between(other, run, mismatch) })
+                let mismatch = differing_definition(&other.cases[id], case)?;
+                Some(DifferingRunFact { case: Some(id.clone()), ..between(other, run, mismatch) })
             })
         })
     }
 }
 
-fn between(left: &ProcessRun, right: &ProcessRun, mismatch: Mismatch) -> DifferingFact {
-    DifferingFact {
+fn between(
+    left: &ProcessRun,
+    right: &ProcessRun,
+    mismatch: EnvironmentMismatch,
+) -> DifferingRunFact {
+    DifferingRunFact {
         field: mismatch.field,
         case: None,
         left: mismatch.base,
@@ -236,7 +243,7 @@ fn between(left: &ProcessRun, right: &ProcessRun, mismatch: Mismatch) -> Differi
 }
 
 /// The first fact in which two runs of a bench differ, besides their cases.
-fn other_run(left: &ProcessRun, right: &ProcessRun) -> Option<DifferingFact> {
+fn differing_fact_of_runs(left: &ProcessRun, right: &ProcessRun) -> Option<DifferingRunFact> {
     let shards = |run: &ProcessRun| run.shard.map_or(1, |shard| shard.count).to_string();
     let sharded = left.shard.is_some() || right.shard.is_some();
     // Without a recorded digest the other facts decide.
@@ -244,55 +251,60 @@ fn other_run(left: &ProcessRun, right: &ProcessRun) -> Option<DifferingFact> {
     let [base, head] = plans.map_or_else(Default::default, |(left, right)| {
         [left, right].map(|plan| plan.digest.clone())
     });
-    let other_plan = (base != head).then_some(Mismatch { field: "plan", base, head });
-    let facts: [Fact<ProcessRun>; 4] = [
+    let other_plan = (base != head).then_some(EnvironmentMismatch { field: "plan", base, head });
+    let facts: [ComparedFact<ProcessRun>; 4] = [
         ("number of shards", shards),
-        ("commit", |run| run.provenance.short()),
+        ("commit", |run| run.provenance.short_commit()),
         ("effort", |run| run.effort.clone()),
         ("seed", |run| run.seed.to_string()),
     ];
-    let mismatch = other_package(left, right)
-        .or_else(|| first_mismatch(&facts, left, right))
+    let mismatch = differing_package(left, right)
+        .or_else(|| first_mismatching_fact(&facts, left, right))
         .or(other_plan)
-        .or_else(|| other_power(left, right))
-        .or_else(|| left.origin().other_build(right.origin(), sharded))
+        .or_else(|| differing_power_state(left, right))
+        .or_else(|| left.origin().differing_build(right.origin(), sharded))
         .or_else(|| right.environment.mismatches(&left.environment).into_iter().next());
     Some(between(left, right, mismatch?))
 }
 
 /// Power states of shards that do not compare: a card in the burst state is faster.
-fn other_power(left: &ProcessRun, right: &ProcessRun) -> Option<Mismatch> {
+fn differing_power_state(left: &ProcessRun, right: &ProcessRun) -> Option<EnvironmentMismatch> {
     let [left, right] = [left, right].map(|run| match &run.anchors {
         Some(AnchorRecord::Measured(anchors)) => Some(anchors.power),
         _ => None,
     });
     let (base, head) = left.zip(right).filter(|(left, right)| left != right)?;
     let [base, head] = [base, head].map(|power| power.name().to_owned());
-    Some(Mismatch { field: "power state", base, head })
+    Some(EnvironmentMismatch { field: "power state", base, head })
 }
 
-/// The packages, where both runs record one. Benches of two packages may have one name.
-fn other_package(left: &ProcessRun, right: &ProcessRun) -> Option<Mismatch> {
+/// Compares the packages of two runs, if both runs record a package. Benches of two packages may
+/// have one name.
+fn differing_package(left: &ProcessRun, right: &ProcessRun) -> Option<EnvironmentMismatch> {
     let (left, right) = left.package.as_ref().zip(right.package.as_ref())?;
     let mismatch = || {
         let [base, head] = [left, right].map(ToString::to_string);
-        Mismatch { field: "package", base, head }
+        EnvironmentMismatch { field: "package", base, head }
     };
     (left != right).then(mismatch)
 }
 
 /// The first fact of a case's definition that differs.
-fn other_definition(left: &CaseRecord, right: &CaseRecord) -> Option<Mismatch> {
-    let facts: [Fact<CaseRecord>; 2] =
+fn differing_definition(left: &CaseRecord, right: &CaseRecord) -> Option<EnvironmentMismatch> {
+    let facts: [ComparedFact<CaseRecord>; 2] =
         [("revision", |case| case.revision.to_string()), ("work", |case| case.work.to_string())];
-    first_mismatch(&facts, left, right)
+    first_mismatching_fact(&facts, left, right)
 }
 
 /// A fact's name, and its value as text.
-type Fact<T> = (&'static str, fn(&T) -> String);
+type ComparedFact<T> = (&'static str, fn(&T) -> String);
 
-fn first_mismatch<T>(facts: &[Fact<T>], left: &T, right: &T) -> Option<Mismatch> {
-    let values = facts.iter().map(|(field, value)| Mismatch {
+fn first_mismatching_fact<T>(
+    facts: &[ComparedFact<T>],
+    left: &T,
+    right: &T,
+) -> Option<EnvironmentMismatch> {
+    let values = facts.iter().map(|(field, value)| EnvironmentMismatch {
         field,
         base: value(left),
         head: value(right),

@@ -1,5 +1,5 @@
-//! Runs that belong together: sessions, measurements, shards, the trials of a comparison, and the
-//! folders that hold them.
+//! Groups of process runs that belong together: sessions, measurements, shards, the trials of a
+//! comparison, and the folders that hold them.
 
 pub mod measurement;
 pub mod partition;

@@ -1,4 +1,4 @@
-//! A part of the work, so that several processes, or machines, share it.
+//! A shard: one part of the work that several processes or machines share.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ pub struct Shard {
 
 impl Shard {
     /// Items of the shard in a list that every shard has in the same order: each `count`-th.
-    pub fn deal<T>(self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    pub fn deal_to_shard<T>(self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
         let (skipped, step) = (self.index.saturating_sub(1) as usize, self.count.max(1) as usize);
         items.into_iter().skip(skipped).step_by(step)
     }
@@ -27,7 +27,7 @@ impl Shard {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment of a sentence that names the problem.
+    /// The error is a fragment of a sentence that names the problem.
     pub fn validate(self) -> Result<(), String> {
         if (1..=self.count).contains(&self.index) && self.count <= MAX {
             return Ok(());
@@ -35,8 +35,8 @@ impl Shard {
         Err(format!("shard {self}"))
     }
 
-    /// "2-of-4", for names of files.
-    pub fn label(self) -> String {
+    /// Text of the shard for file names: "2-of-4".
+    pub fn shard_file_label(self) -> String {
         format!("{}-of-{}", self.index, self.count)
     }
 }
@@ -52,7 +52,7 @@ pub enum ShardError {
     Count {
         /// The text.
         text: String,
-        /// Number of shards in the text.
+        /// Number of shards that the text states.
         count: u32,
     },
     /// The index is outside of the shards.
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn shards_deal_out_each_item_of_a_list_once() {
-        let dealt = |index| Shard { index, count: 3 }.deal(0..7).collect::<Vec<_>>();
+        let dealt = |index| Shard { index, count: 3 }.deal_to_shard(0..7).collect::<Vec<_>>();
         assert_eq!([1, 2, 3].map(dealt), [vec![0, 3, 6], vec![1, 4], vec![2, 5]]);
     }
 }

@@ -4,36 +4,38 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::record::baseline::Baseline;
-use crate::record::files::file::{self, FileError};
-use crate::record::files::text::{MAX_FILE_NAME, is_file_name, quoted};
+use crate::record::files::file::{self, RecordFileError};
+use crate::record::files::text::{
+    MAX_FILE_NAME_CHARACTERS, is_plain_file_name, start_of_quotation,
+};
 use crate::record::numerics::Numerics;
-use crate::record::origin::package::Package;
+use crate::record::origin::package::CargoPackage;
 use crate::record::origin::process;
 use crate::record::run::ProcessRun;
 
 /// Names that Windows reserves for devices, with any extension.
-const DEVICES: [&str; 22] = [
+const RESERVED_WINDOWS_NAMES: [&str; 22] = [
     "con", "prn", "aux", "nul", "com1", "com2", "com3", "com4", "com5", "com6", "com7", "com8",
     "com9", "lpt1", "lpt2", "lpt3", "lpt4", "lpt5", "lpt6", "lpt7", "lpt8", "lpt9",
 ];
 /// Name of a device's calibration, next to its baselines.
-const CALIBRATION: &str = "calibration";
+const CALIBRATION_NAME: &str = "calibration";
 
-/// The folders of one package.
+/// The folders in which a package keeps its runs and baselines.
 #[derive(Debug, Clone)]
 pub struct Store {
     /// Root of the package.
     pub root: PathBuf,
     /// The package; absent at the root of a workspace that has none, and outside of packages.
-    pub package: Option<Package>,
+    pub package: Option<CargoPackage>,
     /// Committed baselines: `<device>/<name>.json`.
     pub baselines: PathBuf,
-    /// Runs: `<session>/<bench>.json`; outside the target folder where `KERNELGATE_HISTORY` names
-    /// a folder that keeps them.
+    /// Runs: Folder of runs, `<session>/<bench>.json`; outside the target folder if
+    /// `KERNELGATE_HISTORY` names a folder that keeps them.
     pub runs: PathBuf,
     /// Folder of derived files that may be deleted: comparisons, calibrations.
     pub work: PathBuf,
-    /// Errors of cases for several seeds: `<bench>.json`.
+    /// Folder of output errors that were recorded for several seeds: `<bench>.json`.
     pub numerics: PathBuf,
     /// References of problems, kept between processes; safe to delete.
     pub references: PathBuf,
@@ -44,23 +46,24 @@ pub struct Store {
 /// The reason why a run or baseline cannot be found.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A file is unreadable or broken.
+    /// A record file is unreadable or broken.
     #[error("failed to {0}")]
-    File(FileError),
+    File(RecordFileError),
     /// The text is not valid as a file name.
     #[error(
         "baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or \
-         digit, at most {MAX_FILE_NAME} of them"
+         digit, at most {MAX_FILE_NAME_CHARACTERS} of them"
     )]
     Name(String),
-    /// The name is that of a device on Windows, where a clone could not create the file.
+    /// The name is that of a device on Windows (such as `con`), where a clone could not create the
+    /// file.
     #[error("baseline name `{0}`: Windows has a device of that name, so that it is no file there")]
     Device(String),
     /// The name is reserved for another file.
-    #[error("baseline name `{CALIBRATION}`: that file is the calibration of the device")]
+    #[error("baseline name `{CALIBRATION_NAME}`: that file is the calibration of the device")]
     Reserved,
     /// The device has no baseline of this name.
-    #[error("no baseline `{name}` for {device} in {folder}{}", list_others(.others))]
+    #[error("no baseline `{name}` for {device} in {folder}{}", found_others_text(.others))]
     NoBaseline {
         /// The name asked for.
         name: String,
@@ -68,24 +71,24 @@ pub enum StoreError {
         device: String,
         /// Folder of the baselines.
         folder: PathBuf,
-        /// Baselines that exist instead, as `<device>/<name>`.
+        /// Baselines that exist instead of the requested one, as `<device>/<name>`.
         others: Vec<String>,
     },
     /// The folder of runs has no run yet.
     #[error("no run in {0}: run `cargo bench` first")]
     NoRun(PathBuf),
-    /// All runs are of other packages.
+    /// All recorded runs are of other packages.
     #[error(
         "no run of package {package} in {}, only of {}: run `cargo bench` in the package first, or \
          call the program where the other package lies", .folder.display(), list(.others)
     )]
     OtherPackages {
         /// Package in whose folder the program was called.
-        package: Package,
+        package: CargoPackage,
         /// Folder of the runs.
         folder: PathBuf,
         /// The packages that the runs belong to.
-        others: BTreeSet<Package>,
+        others: BTreeSet<CargoPackage>,
     },
     /// There are fewer recorded invocations than requested.
     #[error("{found} sessions in {folder}, not {wanted}: run `cargo bench` again")]
@@ -97,15 +100,15 @@ pub enum StoreError {
         /// Folder of the runs.
         folder: PathBuf,
     },
-    /// Two files hold the same run.
+    /// Two record files hold the same run.
     #[error("{first} and {second} hold the same run, which counts once: remove one")]
     Twice {
-        /// The file that was read first.
+        /// The record file that was read first.
         first: PathBuf,
-        /// The file that was read later.
+        /// The record file that was read later.
         second: PathBuf,
     },
-    /// The last session cannot be determined.
+    /// The most recent session cannot be determined.
     #[error(
         "the last session, {folder}, starts in the future ({started}): the clock was changed; \
          name the one that is meant with --session, or remove it"
@@ -113,16 +116,16 @@ pub enum StoreError {
     Future {
         /// The session.
         folder: PathBuf,
-        /// Recorded start of the session.
+        /// Start of the session, as it was recorded.
         started: jiff::Timestamp,
     },
 }
 
-fn list(packages: &BTreeSet<Package>) -> String {
+fn list(packages: &BTreeSet<CargoPackage>) -> String {
     packages.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn list_others(others: &[String]) -> String {
+fn found_others_text(others: &[String]) -> String {
     if others.is_empty() {
         " (found none)".to_owned()
     } else {
@@ -130,8 +133,8 @@ fn list_others(others: &[String]) -> String {
     }
 }
 
-impl From<FileError> for StoreError {
-    fn from(error: FileError) -> Self {
+impl From<RecordFileError> for StoreError {
+    fn from(error: RecordFileError) -> Self {
         Self::File(error)
     }
 }
@@ -139,17 +142,18 @@ impl From<FileError> for StoreError {
 impl Store {
     /// The store of the package whose bench binary runs: `CARGO_MANIFEST_DIR`, as cargo sets it,
     /// else as [`Self::around`] the working folder.
-    pub fn discover() -> Self {
-        let package = process::variable("CARGO_MANIFEST_DIR").map(PathBuf::from);
-        package
-            .filter(|folder| folder.is_dir())
-            .map_or_else(|| Self::around(&process::working_folder()), Self::for_package)
+    pub fn discover_store() -> Self {
+        let package = process::nonempty_variable("CARGO_MANIFEST_DIR").map(PathBuf::from);
+        package.filter(|folder| folder.is_dir()).map_or_else(
+            || Self::store_around_folder(&process::working_folder()),
+            Self::store_for_package,
+        )
     }
 
     /// The store of the package that a folder belongs to: the nearest folder upwards with a
     /// `Cargo.toml`, else the folder itself.
-    pub fn around(folder: &Path) -> Self {
-        Self::for_package(
+    pub fn store_around_folder(folder: &Path) -> Self {
+        Self::store_for_package(
             folder
                 .ancestors()
                 .find(|folder| folder.join("Cargo.toml").is_file())
@@ -158,46 +162,46 @@ impl Store {
         )
     }
 
-    fn for_package(root: PathBuf) -> Self {
-        Self::at(&root, &target_folder(&root))
+    fn store_for_package(root: PathBuf) -> Self {
+        Self::at(&root, &cargo_target_folder(&root))
     }
 
     /// The store of a package in that folder, with that target folder.
     pub fn at(root: &Path, target: &Path) -> Self {
         let work = target.join("kernelgate");
-        let history = process::variable("KERNELGATE_HISTORY");
+        let history = process::nonempty_variable("KERNELGATE_HISTORY");
         Self {
             baselines: root.join("baselines"),
             runs: history.map_or_else(|| work.clone(), |folder| root.join(folder)).join("runs"),
             numerics: work.join("numerics"),
             references: work.join("references"),
             work,
-            criterion: process::variable("CRITERION_HOME")
+            criterion: process::nonempty_variable("CRITERION_HOME")
                 .map_or_else(|| target.join("criterion"), PathBuf::from),
-            package: Package::at(root),
+            package: CargoPackage::at(root),
             root: root.to_owned(),
         }
     }
 
     /// The page that `kernelgate report` writes by default.
-    pub fn page(&self) -> PathBuf {
+    pub fn report_page(&self) -> PathBuf {
         self.work.join("report").join("index.html")
     }
 
     /// File of a baseline; for a link, the file that it leads to.
     ///
     /// # Errors
-    /// When the name is not a plain file name.
+    /// Fails if the name is not a plain file name.
     pub fn baseline_path(&self, device: &str, name: &str) -> Result<PathBuf, StoreError> {
-        check_name(name)?;
-        Ok(file::followed(&self.baselines.join(device).join(format!("{name}.json"))))
+        check_path_component(name)?;
+        Ok(file::follow_link(&self.baselines.join(device).join(format!("{name}.json"))))
     }
 
-    /// Reads a baseline of a device.
+    /// Reads a baseline of a device by its name.
     ///
     /// # Errors
-    /// When the name is invalid, or the file is missing (the error lists the existing baselines) or
-    /// invalid.
+    /// Fails if the name is invalid, or the file is missing (the error lists the existing
+    /// baselines) or invalid.
     pub fn baseline(&self, device: &str, name: &str) -> Result<Baseline, StoreError> {
         let path = self.baseline_path(device, name)?;
         match file::read(&path) {
@@ -219,11 +223,11 @@ impl Store {
     /// Every baseline file as (device, name, path), sorted; empty if the folder does not exist.
     ///
     /// # Errors
-    /// When the folder, or a subfolder that may belong to a device, cannot be read: a circle of
+    /// Fails if the folder, or a subfolder that may belong to a device, cannot be read: a circle of
     /// links, for example.
     pub fn baseline_files(&self) -> Result<Vec<(String, String, PathBuf)>, StoreError> {
         let mut found = Vec::new();
-        let unreadable = |path: &Path, cause: std::io::Error| FileError::Io {
+        let unreadable = |path: &Path, cause: std::io::Error| RecordFileError::Io {
             action: "read",
             path: path.to_owned(),
             cause,
@@ -234,51 +238,56 @@ impl Store {
             }
             _ => {}
         }
-        for entry in entries(&self.baselines) {
+        for entry in folder_entries(&self.baselines) {
             std::fs::metadata(&entry).map_err(|cause| unreadable(&entry, cause))?;
         }
-        for device in entries(&self.baselines)
+        for device in folder_entries(&self.baselines)
             .into_iter()
-            .filter(|path| path.is_dir() && file_name(path) != "resources")
+            .filter(|path| path.is_dir() && file_name_text(path) != "resources")
         {
-            for path in json_files(&device) {
+            for path in json_files_in(&device) {
                 let name = path
                     .file_stem()
                     .map(|stem| stem.to_string_lossy().into_owned())
                     .unwrap_or_default();
-                if check_name(&name).is_ok() {
-                    found.push((file_name(&device), name, path));
+                if check_path_component(&name).is_ok() {
+                    found.push((file_name_text(&device), name, path));
                 }
             }
         }
         Ok(found)
     }
 
-    /// The file of a device's calibration.
+    /// Path of the calibration file of a device.
     pub fn calibration_path(&self, device: &str) -> PathBuf {
-        self.baselines.join(device).join(format!("{CALIBRATION}.json"))
+        self.baselines.join(device).join(format!("{CALIBRATION_NAME}.json"))
     }
 
-    /// The calibrations of all devices, sorted.
-    pub fn calibrations(&self) -> Vec<PathBuf> {
-        let file_of = |device: PathBuf| device.join(format!("{CALIBRATION}.json"));
-        entries(&self.baselines).into_iter().map(file_of).filter(|path| path.is_file()).collect()
+    /// Paths of the calibration files of all devices, sorted.
+    pub fn calibration_files(&self) -> Vec<PathBuf> {
+        let file_of = |device: PathBuf| device.join(format!("{CALIBRATION_NAME}.json"));
+        folder_entries(&self.baselines)
+            .into_iter()
+            .map(file_of)
+            .filter(|path| path.is_file())
+            .collect()
     }
 
     /// The file of a bench binary's errors.
-    pub fn numerics_path(&self, bench: &str) -> PathBuf {
+    pub fn seed_errors_path(&self, bench: &str) -> PathBuf {
         self.numerics.join(format!("{bench}.json"))
     }
 
-    /// Recorded errors of the executables in these runs; those of other executables do not apply.
+    /// Output errors recorded for the executables in these runs; errors of other executables do not
+    /// apply.
     ///
     /// # Errors
-    /// When a record is broken.
+    /// Fails if a record is broken.
     pub fn numerics(&self, runs: &[ProcessRun]) -> Result<Vec<Numerics>, StoreError> {
         let benches: BTreeSet<&str> = runs.iter().map(|run| run.bench.as_str()).collect();
         let mut found = Vec::new();
         for bench in benches {
-            match file::read::<Numerics>(&self.numerics_path(bench)) {
+            match file::read::<Numerics>(&self.seed_errors_path(bench)) {
                 Err(error) if error.is_not_found() => {}
                 read => found.push(read?),
             }
@@ -292,7 +301,7 @@ impl Store {
     }
 
     /// The file of a bench process' run.
-    pub fn run_path(&self, session: &str, bench: &str) -> PathBuf {
+    pub fn run_record_path(&self, session: &str, bench: &str) -> PathBuf {
         self.runs.join(session).join(format!("{bench}.json"))
     }
 }
@@ -300,28 +309,32 @@ impl Store {
 /// Accepts names that are one plain path component.
 ///
 /// # Errors
-/// When the name could leave its folder, hide, or trip a shell, or is that of the calibration.
-pub fn check_name(name: &str) -> Result<(), StoreError> {
-    if name == CALIBRATION {
+/// Fails if the name could leave its folder, hide, or trip a shell, or is that of the calibration.
+pub fn check_path_component(name: &str) -> Result<(), StoreError> {
+    if name == CALIBRATION_NAME {
         return Err(StoreError::Reserved);
     }
     let stem = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
-    if DEVICES.contains(&stem.as_str()) {
+    if RESERVED_WINDOWS_NAMES.contains(&stem.as_str()) {
         return Err(StoreError::Device(name.to_owned()));
     }
-    if is_file_name(name) { Ok(()) } else { Err(StoreError::Name(quoted(name).into_owned())) }
+    if is_plain_file_name(name) {
+        Ok(())
+    } else {
+        Err(StoreError::Name(start_of_quotation(name).into_owned()))
+    }
 }
 
 /// The target folder: `CARGO_TARGET_DIR`, else the one this program was built into, else
 /// `<root>/target`.
-fn target_folder(root: &Path) -> PathBuf {
-    if let Some(folder) = process::variable("CARGO_TARGET_DIR") {
+fn cargo_target_folder(root: &Path) -> PathBuf {
+    if let Some(folder) = process::nonempty_variable("CARGO_TARGET_DIR") {
         return root.join(folder);
     }
-    process::target_of_program().unwrap_or_else(|| root.join("target"))
+    process::target_folder_of_program().unwrap_or_else(|| root.join("target"))
 }
 
-pub(in crate::record) fn entries(folder: &Path) -> Vec<PathBuf> {
+pub(in crate::record) fn folder_entries(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
         .into_iter()
         .flatten()
@@ -332,14 +345,14 @@ pub(in crate::record) fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-pub(in crate::record) fn json_files(folder: &Path) -> Vec<PathBuf> {
-    entries(folder)
+pub(in crate::record) fn json_files_in(folder: &Path) -> Vec<PathBuf> {
+    folder_entries(folder)
         .into_iter()
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
         .collect()
 }
 
-pub(in crate::record) fn file_name(path: &Path) -> String {
+pub(in crate::record) fn file_name_text(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
@@ -350,18 +363,18 @@ mod tests {
     #[test]
     fn names_cannot_leave_their_folder() {
         for bad in ["CON", "nul", "aux.txt", "Lpt1.x.y"] {
-            assert!(matches!(check_name(bad), Err(StoreError::Device(_))), "{bad}");
+            assert!(matches!(check_path_component(bad), Err(StoreError::Device(_))), "{bad}");
         }
-        let message = check_name(&"x".repeat(65)).unwrap_err().to_string();
+        let message = check_path_component(&"x".repeat(65)).unwrap_err().to_string();
         assert!(message.contains("at most 64"), "{message}");
         for good in ["main", "a", "v1.2-rc_3", "2026-11-21", "console", "a.con"] {
-            assert!(check_name(good).is_ok(), "{good}");
+            assert!(check_path_component(good).is_ok(), "{good}");
         }
-        assert!(matches!(check_name(CALIBRATION), Err(StoreError::Reserved)));
+        assert!(matches!(check_path_component(CALIBRATION_NAME), Err(StoreError::Reserved)));
         let long = "x".repeat(65);
         for bad in ["", "..", ".hidden", "../x", "a/b", "a\\b", "-flag", "a b", "ä", "a\0", &long]
         {
-            assert!(check_name(bad).is_err(), "{bad}");
+            assert!(check_path_component(bad).is_err(), "{bad}");
         }
     }
 }

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// One trial: its cases, its duration, and the path of its run record.
+/// A request for one trial: its cases, its duration, and the path of its run record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrialRequest {
     /// Name of the comparison, which is the session of the run.
     pub session: String,
-    /// Path of the run record.
+    /// Path of the trial's run record.
     pub record: PathBuf,
     /// Cases to run, all of which the flags select; absent if only the flags select cases.
     pub cases: Option<BTreeSet<String>>,
@@ -27,11 +27,12 @@ pub struct TrialRequest {
     /// with; in the base's first process of an executable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_outputs: Option<PathBuf>,
-    /// Whether outputs of verified cases are left there too, for a head that cannot verify them.
+    /// Whether outputs of verified cases stay in that folder too, for a head build that cannot
+    /// verify them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_verified: bool,
-    /// Folder of the base's outputs. The head's first process compares outputs that have no
-    /// reference with them.
+    /// Folder that holds the base build's outputs. The head's first process compares its outputs
+    /// with the base's outputs if they have no reference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_outputs: Option<PathBuf>,
     /// Whether to measure the anchors: rates of fixed work, which compare cards.
@@ -74,10 +75,10 @@ pub struct TrialSampling {
 }
 
 impl TrialSampling {
-    /// Checks the times and the counts.
+    /// Checks that the times and counts of the request are plausible.
     ///
     /// # Errors
-    /// A fragment of a message that names them.
+    /// The error is a fragment of a message that names them.
     pub fn validate(&self) -> Result<(), String> {
         let Self { warm_up_s, measurement_s, fewest, most } = *self;
         if ![warm_up_s, measurement_s].iter().all(|seconds| (0.0..1e6).contains(seconds)) {
@@ -89,25 +90,27 @@ impl TrialSampling {
         Ok(())
     }
 
-    /// This plan on a GPU, where samples have a fixed length: as many as its measurement holds.
-    pub fn on_gpu(self) -> Self {
-        let usual = Self::MEASURED_ON_GPU;
+    /// Converts the sampling plan for a GPU, where samples have a fixed length: as many samples as
+    /// the measurement time holds.
+    pub fn sampling_on_gpu(self) -> Self {
+        let usual = Self::GPU_SAMPLING;
         let most = usual.most as f64 * self.measurement_s / usual.measurement_s;
         Self { fewest: usual.fewest, most: usual.most.max(most.ceil() as usize), ..self }
     }
 
     /// The verification pass of a process: one sample, so that every case is seen to run.
-    pub const VERIFICATION_PASS: Self =
+    pub const VERIFICATION_SAMPLING: Self =
         Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
-    /// Sampling plan of a process whose median counts, on a GPU: samples of one process vary less
+    /// Sampling plan on a GPU for a process whose median counts: samples of one process vary less
     /// there than processes do.
-    pub const MEASURED_ON_GPU: Self =
+    pub const GPU_SAMPLING: Self =
         Self { warm_up_s: 0.05, measurement_s: 0.2, fewest: 2, most: 50 };
     /// Sampling plan of a process that keeps the device busy until it is ended.
-    pub const ENDLESS: Self =
+    pub const ENDLESS_SAMPLING: Self =
         Self { warm_up_s: 0.0, measurement_s: 600.0, fewest: 1, most: 1_000_000 };
     /// Sampling plan of a process whose median counts, on the host.
-    pub const MEASURED: Self = Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 };
+    pub const HOST_SAMPLING: Self =
+        Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 };
 }
 
 #[cfg(test)]
@@ -117,7 +120,7 @@ mod tests {
     #[test]
     fn a_longer_time_on_a_gpu_has_more_samples() {
         let samples = |measurement_s| {
-            TrialSampling { measurement_s, ..TrialSampling::MEASURED }.on_gpu().most
+            TrialSampling { measurement_s, ..TrialSampling::HOST_SAMPLING }.sampling_on_gpu().most
         };
         assert_eq!([0.03, 0.2, 1.0].map(samples), [50, 50, 250]);
     }

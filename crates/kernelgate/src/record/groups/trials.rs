@@ -1,4 +1,4 @@
-//! The trials of a comparison so far, saved after each, so that an interrupted comparison loses
+//! The trials of a comparison, saved after each trial, so that an interrupted comparison loses
 //! none.
 
 use std::collections::BTreeMap;
@@ -6,20 +6,20 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::measure::plausibility;
-use crate::record::files::file::Record;
+use crate::record::files::file::RecordType;
 use crate::record::files::text;
 use kernelgate_cuda::CaseFailure;
 
 /// The trials of a comparison, saved after each block.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Trials {
+pub struct ComparisonTrials {
     /// Executables and settings, by name, that must be unchanged to resume the comparison.
     pub identity: BTreeMap<String, String>,
-    /// Every trial, in time order.
+    /// All trials of the comparison, in time order.
     pub trials: Vec<TrialRecord>,
 }
 
-/// One process of a comparison.
+/// One trial: one process of a comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrialRecord {
     /// Round of the comparison: 1, or 2 for the confirmation.
@@ -28,14 +28,14 @@ pub struct TrialRecord {
     pub bench: String,
     /// Block of the round, from 0; counted for each bench binary.
     pub block: usize,
-    /// Place in the block, 0 to 3.
+    /// Position of the trial in its block, 0 to 3.
     pub place: usize,
-    /// Whether the trial ran the head.
+    /// Whether the trial ran the head build.
     pub head: bool,
-    /// Wall time of the process, seconds.
+    /// Wall time of the trial's process, seconds.
     pub wall_s: f64,
     /// Times by case.
-    pub cases: BTreeMap<String, Timing>,
+    pub cases: BTreeMap<String, CaseTiming>,
     /// Cases that failed in this process, with the error.
     pub failed: BTreeMap<String, CaseFailure>,
     /// Cases that it was asked for and neither timed nor failed, with the reason.
@@ -47,7 +47,7 @@ pub struct TrialRecord {
 
 /// Timing of one case in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct Timing {
+pub struct CaseTiming {
     /// Median over the samples, nanoseconds a launch or an iteration. Positive and finite, or the
     /// gate leaves its block out.
     pub time_ns: f64,
@@ -56,21 +56,21 @@ pub struct Timing {
     /// Share of the host's CPU time that co-running processes took, 0 to 1; on a GPU 1 if another
     /// process computed on it, else 0. None where unknown.
     pub contention: Option<f64>,
-    /// Whether the power cap held the clock down. Cycles then decide nothing: a kernel that draws
-    /// more power is slower although its cycles are equal.
+    /// Whether the power cap held the SM clock down. Cycles then decide nothing: a kernel that
+    /// draws more power is slower although its cycles are equal.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
-    /// Whether heat or a slow-down of the hardware held the clock down. The gate leaves the block
-    /// out.
+    /// Whether heat or a slow-down of the hardware held the clock down. The gate ignores a block
+    /// with a throttled trial.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub throttled: bool,
     /// Whether the time is a mean over many iterations, as Criterion's are, and not of one launch.
-    /// A smallest relevant change in nanoseconds per launch does not apply to it.
+    /// A smallest relevant change in nanoseconds per launch does not apply to an averaged time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub averaged: bool,
 }
 
-impl Record for Trials {
+impl RecordType for ComparisonTrials {
     const SCHEMA: &'static str = "kernelgate-trials";
     const VERSION: u64 = 2;
     const OLDEST: u64 = 2;
@@ -86,7 +86,7 @@ impl TrialRecord {
     /// Checks the place and the numbers of a trial.
     ///
     /// # Errors
-    /// A fragment of a message that names the trial or the case, and the number.
+    /// The error is a fragment of a message that names the trial or the case, and the number.
     fn validate(&self) -> Result<(), String> {
         if self.place > 3 || !(1..=2).contains(&self.round) {
             return Err(format!("a trial at place {} of round {}", self.place, self.round));
@@ -95,19 +95,19 @@ impl TrialRecord {
         plausibility::check_count("block", self.block as u64)?;
         let named = |why| format!("bench {}, block {}: {why}", self.bench, self.block);
         plausibility::check_seconds("wall_s", self.wall_s).map_err(named)?;
-        let case = |(id, timing): (&String, &Timing)| {
-            text::check_id(id)?;
+        let case = |(id, timing): (&String, &CaseTiming)| {
+            text::check_case_id(id)?;
             timing.validate().map_err(|why| format!("case {id}: {why}"))
         };
         self.cases.iter().try_for_each(case)
     }
 }
 
-impl Timing {
-    /// Checks the numbers of a case.
+impl CaseTiming {
+    /// Checks that the numbers of a case are plausible.
     ///
     /// # Errors
-    /// A fragment of a message that names the number.
+    /// The error is a fragment of a message that names the number.
     fn validate(&self) -> Result<(), String> {
         plausibility::check_launch_ns("a time", self.time_ns)?;
         self.cycles.map_or(Ok(()), plausibility::check_cycles)?;
@@ -128,7 +128,7 @@ mod tests {
             place: 0,
             head: false,
             wall_s: 1.0,
-            cases: [("x".to_owned(), Timing { time_ns: 5.0, ..Timing::default() })].into(),
+            cases: [("x".to_owned(), CaseTiming { time_ns: 5.0, ..CaseTiming::default() })].into(),
             failed: BTreeMap::new(),
             skipped: BTreeMap::new(),
             broke: None,
@@ -138,15 +138,18 @@ mod tests {
             let why = TrialRecord { wall_s, ..trial.clone() }.validate().unwrap_err();
             assert!(why.starts_with("bench b, block 0: wall_s of "), "{why}");
         }
-        let timed = |timing: Timing| {
+        let timed = |timing: CaseTiming| {
             let cases = [("x".to_owned(), timing)].into();
             TrialRecord { cases, ..trial.clone() }.validate().unwrap_err()
         };
         let timing = trial.cases["x"];
-        assert_eq!(timed(Timing { time_ns: -1.0, ..timing }), "case x: a time of -1 ns a launch");
+        assert_eq!(
+            timed(CaseTiming { time_ns: -1.0, ..timing }),
+            "case x: a time of -1 ns a launch"
+        );
         let cycles = Some(-5.0);
-        assert_eq!(timed(Timing { cycles, ..timing }), "case x: -5 cycles a launch");
+        assert_eq!(timed(CaseTiming { cycles, ..timing }), "case x: -5 cycles a launch");
         let contention = Some(1.5);
-        assert_eq!(timed(Timing { contention, ..timing }), "case x: contention of 1.5");
+        assert_eq!(timed(CaseTiming { contention, ..timing }), "case x: contention of 1.5");
     }
 }

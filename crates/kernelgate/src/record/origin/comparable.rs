@@ -1,34 +1,39 @@
-//! Which environments can be compared, and what names those that can.
+//! Decides which environments can be compared, and names groups of comparable environments.
 
-use super::environment::{Environment, Mismatch};
+use super::environment::{Environment, EnvironmentMismatch};
 use super::gpus::Gpu;
 use crate::record::files::file::hash_of_all;
 use kernelgate_cuda::driver::peers::Link;
 
 /// Facts of which only the first number of a version counts.
-const BY_MAJOR: [&str; 2] = ["gpu.driver", "gpu.driver_cuda"];
+const FACTS_BY_MAJOR_VERSION: [&str; 2] = ["gpu.driver", "gpu.driver_cuda"];
 /// Digits of a hash in a fingerprint.
-const DIGITS: usize = 8;
+const FINGERPRINT_HASH_DIGITS: usize = 8;
 
 impl Environment {
-    /// The fields in which a baseline's environment makes it incomparable with this one.
-    pub fn mismatches(&self, base: &Self) -> Vec<Mismatch> {
+    /// The facts in which a baseline's environment makes it incomparable with this environment.
+    pub fn mismatches(&self, base: &Self) -> Vec<EnvironmentMismatch> {
         let on_gpu = !self.gpus.is_empty() && !base.gpus.is_empty();
         let counted = self.gpus.len() > 1 || base.gpus.len() > 1;
         let both = base.facts(on_gpu, counted).into_iter().zip(self.facts(on_gpu, counted));
         both.filter(|((field, base), (_, head))| {
-            deciding_part(field, base) != deciding_part(field, head)
+            comparable_part_of_fact(field, base) != comparable_part_of_fact(field, head)
         })
-        .map(|((field, base), (_, head))| Mismatch { field, base, head })
+        .map(|((field, base), (_, head))| EnvironmentMismatch { field, base, head })
         .collect()
     }
 
-    /// Names the environments that are comparable with this one: the device's name as a folder,
-    /// and a hash of the rest.
-    pub fn fingerprint(&self) -> String {
+    /// Names the group of environments that are comparable with this one: a folder for the device,
+    /// and a hash of the other facts.
+    pub fn environment_fingerprint(&self) -> String {
         let facts = self.facts(!self.gpus.is_empty(), self.gpus.len() > 1);
-        let texts = facts.iter().flat_map(|(field, value)| [*field, deciding_part(field, value)]);
-        format!("{}-{}", self.slug(), &hash_of_all(texts)[..DIGITS])
+        let texts =
+            facts.iter().flat_map(|(field, value)| [*field, comparable_part_of_fact(field, value)]);
+        format!(
+            "{}-{}",
+            self.baseline_folder_name(),
+            &hash_of_all(texts)[..FINGERPRINT_HASH_DIGITS]
+        )
     }
 
     /// The facts, of GPUs or of the host, that decide whether times can be compared. The number of
@@ -66,8 +71,12 @@ impl Environment {
 }
 
 /// The part of a fact that decides whether runs are comparable.
-fn deciding_part<'a>(field: &str, value: &'a str) -> &'a str {
-    if BY_MAJOR.contains(&field) { value.split('.').next().unwrap_or_default() } else { value }
+fn comparable_part_of_fact<'a>(field: &str, value: &'a str) -> &'a str {
+    if FACTS_BY_MAJOR_VERSION.contains(&field) {
+        value.split('.').next().unwrap_or_default()
+    } else {
+        value
+    }
 }
 
 #[cfg(test)]
@@ -79,9 +88,9 @@ mod tests {
         let host = Environment { cores: 2, ..Environment::cpu() };
         let same = Environment { memory_bytes: 1, machine: None, ..host.clone() };
         let other = Environment { cores: 4, ..host.clone() };
-        assert_eq!(host.fingerprint(), same.fingerprint());
+        assert_eq!(host.environment_fingerprint(), same.environment_fingerprint());
         assert!(host.mismatches(&same).is_empty());
-        assert_ne!(host.fingerprint(), other.fingerprint());
+        assert_ne!(host.environment_fingerprint(), other.environment_fingerprint());
         assert_eq!(host.mismatches(&other)[0].field, "cores");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::gpus::{Gpu, Gpus};
-use crate::record::files::text::one_line;
+use crate::record::files::text::on_one_line;
 
 use serde::{Deserialize, Serialize};
 use sysinfo::System;
@@ -20,19 +20,19 @@ use kernelgate_cuda::observe::telemetry::CardTelemetry;
 pub struct Environment {
     /// "cpu" or "cuda".
     pub device_kind: String,
-    /// Name that the device reports.
+    /// Name of the GPU or processor, as the system reports it.
     pub device_name: String,
-    /// Instruction set of the host: "x86_64".
+    /// Instruction set of the host, such as "x86_64".
     pub arch: String,
-    /// Logical cores of the host.
+    /// Number of logical cores of the host.
     pub cores: usize,
-    /// Threads that the CPU backend used.
+    /// Number of threads that the CPU backend used.
     pub threads: usize,
     /// SIMD features found at run time, widest last.
     pub simd: Vec<String>,
-    /// Memory of the host, bytes.
+    /// Main memory of the host, bytes.
     pub memory_bytes: u64,
-    /// Operating system and kernel version.
+    /// Operating system of the host, with its kernel version.
     pub os: String,
     /// Whether the library was built with optimisation.
     pub optimised: bool,
@@ -52,7 +52,7 @@ pub struct Environment {
 
 /// A field in which two environments are not comparable.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mismatch {
+pub struct EnvironmentMismatch {
     /// Name of the field, as in the file.
     pub field: &'static str,
     /// Value of the baseline.
@@ -62,10 +62,10 @@ pub struct Mismatch {
 }
 
 impl Environment {
-    /// Checks the sizes of an environment.
+    /// Checks that the numbers of an environment are plausible.
     ///
     /// # Errors
-    /// A fragment of a message that names the size.
+    /// The error is a fragment of a message that names the size.
     pub fn validate(&self) -> Result<(), String> {
         for (field, count) in [("cores", self.cores), ("threads", self.threads)] {
             plausibility::check_count(field, count as u64)?;
@@ -86,15 +86,15 @@ impl Environment {
             Target::Cpu => Self::cpu(),
             Target::Cuda(devices) => Self {
                 link: devices.link(),
-                ..Self::on_gpus(devices.iter().map(|device| device.facts()))
+                ..Self::environment_on_gpus(devices.iter().map(|device| device.facts()))
             },
         }
     }
 
-    /// Environment of this process on these GPUs, whether or not this library opened them.
-    pub fn on_gpus<'a>(facts: impl IntoIterator<Item = &'a DeviceFacts>) -> Self {
+    /// Environment of this process on these GPUs, whether or not this library opened the GPUs.
+    pub fn environment_on_gpus<'a>(facts: impl IntoIterator<Item = &'a DeviceFacts>) -> Self {
         let facts: Vec<&DeviceFacts> = facts.into_iter().collect();
-        let mut names: Vec<String> = facts.iter().map(|facts| one_line(&facts.name)).collect();
+        let mut names: Vec<String> = facts.iter().map(|facts| on_one_line(&facts.name)).collect();
         names.sort();
         names.dedup();
         Self {
@@ -113,7 +113,8 @@ impl Environment {
             system
         });
         let first_core = system.as_ref().and_then(|system| system.cpus().first());
-        let brand = first_core.map(|cpu| one_line(cpu.brand())).filter(|brand| !brand.is_empty());
+        let brand =
+            first_core.map(|cpu| on_one_line(cpu.brand())).filter(|brand| !brand.is_empty());
         Self {
             device_kind: BackendKind::Cpu.name().to_owned(),
             device_name: brand
@@ -121,9 +122,9 @@ impl Environment {
             arch: std::env::consts::ARCH.to_owned(),
             cores: std::thread::available_parallelism().map_or(1, Into::into),
             threads: crate::backend::cpu::threads(),
-            simd: simd_features(),
+            simd: cpu_simd_features(),
             memory_bytes: system.as_ref().map_or(0, System::total_memory),
-            os: one_line(&format!(
+            os: on_one_line(&format!(
                 "{} {}",
                 std::env::consts::OS,
                 System::kernel_version().unwrap_or_default()
@@ -137,37 +138,37 @@ impl Environment {
     }
 
     /// Whether the host's own cores were measured.
-    pub fn on_host(&self) -> bool {
+    pub fn is_on_host(&self) -> bool {
         self.device_kind == BackendKind::Cpu.name()
     }
 
     /// Whether the card (on the CPU, the host) is distinguishable from others of its model.
-    pub const fn is_identified(&self) -> bool {
+    pub const fn is_device_identified(&self) -> bool {
         !self.gpus.is_empty() || self.machine.is_some()
     }
 
     /// Whether this and a baseline's environment, which are comparable, are known to be the same
     /// cards, on the CPU the same host. Two of the same model need not run alike.
-    pub fn same_device(&self, base: &Self) -> bool {
+    pub fn is_same_device(&self, base: &Self) -> bool {
         match self.gpus.is_empty() || base.gpus.is_empty() {
             true => self.machine.is_some() && self.machine == base.machine,
-            false => self.gpus.same_cards(&base.gpus),
+            false => self.gpus.are_same_cards(&base.gpus),
         }
     }
 
     /// Whether a process here can reuse the results of the other environment. Libraries are
     /// ignored: the list of a process is complete only at its end, and their effect shows in its
     /// outputs.
-    pub fn same_place(&self, other: &Self) -> bool {
+    pub fn can_reuse_results_of(&self, other: &Self) -> bool {
         let without_libraries = |environment: &Self| Self {
-            gpus: environment.gpus.without_libraries(),
+            gpus: environment.gpus.without_opened_libraries(),
             ..environment.clone()
         };
         without_libraries(self) == without_libraries(other)
     }
 
     /// Identifies the device among others of its model: "GPU-1a2b…" or the host's hash.
-    pub fn device_id(&self) -> String {
+    pub fn device_identifier(&self) -> String {
         match &self.machine {
             _ if !self.gpus.is_empty() => self.gpus.values(|gpu| gpu.uuid.clone()),
             Some(hash) => format!("host {hash}"),
@@ -177,7 +178,7 @@ impl Environment {
 
     /// "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz", or the processor with
     /// its threads.
-    pub fn describe(&self) -> String {
+    pub fn device_description(&self) -> String {
         if self.gpus.is_empty() {
             return format!("{}, {} cores, {} threads", self.device_name, self.cores, self.threads);
         }
@@ -196,8 +197,8 @@ impl Environment {
 
     /// Folder of the device's baselines: its name in lower case, words joined by `-`, followed by
     /// the number of GPUs if there are several.
-    pub fn slug(&self) -> String {
-        let name = slug(&self.device_name);
+    pub fn baseline_folder_name(&self) -> String {
+        let name = baseline_folder_name(&self.device_name);
         if self.gpus.len() > 1 { format!("{name}-x{}", self.gpus.len()) } else { name }
     }
 }
@@ -235,8 +236,9 @@ fn machine() -> Option<String> {
     Some(crate::record::files::file::text_hash(&text)[..16].to_owned())
 }
 
-/// "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz" to "intel-xeon-platinum-8481c".
-fn slug(name: &str) -> String {
+/// Turns a processor name into a folder name: "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"
+/// becomes "intel-xeon-platinum-8481c".
+fn baseline_folder_name(name: &str) -> String {
     let mut text = name.to_lowercase();
     for mark in ["(r)", "(tm)", "(c)"] {
         text = text.replace(mark, " ");
@@ -250,7 +252,7 @@ fn slug(name: &str) -> String {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn simd_features() -> Vec<String> {
+fn cpu_simd_features() -> Vec<String> {
     let features = [
         ("avx2", std::arch::is_x86_feature_detected!("avx2")),
         ("fma", std::arch::is_x86_feature_detected!("fma")),
@@ -261,13 +263,14 @@ fn simd_features() -> Vec<String> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn simd_features() -> Vec<String> {
+fn cpu_simd_features() -> Vec<String> {
     Vec::new()
 }
 
-/// Free memory for a case, bytes: the amount that the system reports as available, within the
-/// container's limit if there is one. The maximum number if the system does not report it.
-pub fn available_memory() -> u64 {
+/// Host memory that a case may use, bytes: what the system reports as available, within the
+/// container's limit if there is one. Returns the largest number if the system does not report its
+/// free memory.
+pub fn available_host_memory() -> u64 {
     let Ok(mut system) = System::new() else { return u64::MAX };
     system.refresh_memory();
     let limit = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
@@ -282,13 +285,16 @@ mod tests {
     #[test]
     fn slugs_are_folder_names() {
         assert_eq!(
-            slug("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"),
+            baseline_folder_name("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"),
             "intel-xeon-platinum-8481c"
         );
-        assert_eq!(slug("AMD EPYC 9554 64-Core Processor"), "amd-epyc-9554-64-core");
-        assert_eq!(slug("NVIDIA H200"), "nvidia-h200");
-        assert_eq!(slug("../../etc"), "etc");
-        assert_eq!(slug("(R)"), "unknown");
+        assert_eq!(
+            baseline_folder_name("AMD EPYC 9554 64-Core Processor"),
+            "amd-epyc-9554-64-core"
+        );
+        assert_eq!(baseline_folder_name("NVIDIA H200"), "nvidia-h200");
+        assert_eq!(baseline_folder_name("../../etc"), "etc");
+        assert_eq!(baseline_folder_name("(R)"), "unknown");
     }
 
     #[test]
@@ -311,7 +317,7 @@ mod tests {
         assert_eq!(fields, ["device_name", "threads"]);
     }
 
-    fn with_gpus<const N: usize>(gpus: [Gpu; N]) -> Environment {
+    fn environment_with_gpus<const N: usize>(gpus: [Gpu; N]) -> Environment {
         Environment {
             device_kind: "cuda".to_owned(),
             device_name: "NVIDIA H200".to_owned(),
@@ -322,32 +328,38 @@ mod tests {
 
     #[test]
     fn several_gpus_are_another_device_than_one_of_them() {
-        let gpu = |uuid: &str| Gpu::h200(uuid, "580.82");
-        let pair = with_gpus([gpu("GPU-2"), gpu("GPU-1")]);
-        let one = with_gpus([gpu("GPU-1")]);
-        assert!(pair.same_device(&with_gpus([gpu("GPU-1"), gpu("GPU-2")])));
-        assert!(!pair.same_device(&one));
-        let counts = |it: Vec<Mismatch>| it.into_iter().map(|it| (it.field, it.base, it.head));
+        let gpu = |uuid: &str| Gpu::h200_with_driver(uuid, "580.82");
+        let pair = environment_with_gpus([gpu("GPU-2"), gpu("GPU-1")]);
+        let one = environment_with_gpus([gpu("GPU-1")]);
+        assert!(pair.is_same_device(&environment_with_gpus([gpu("GPU-1"), gpu("GPU-2")])));
+        assert!(!pair.is_same_device(&one));
+        let counts =
+            |it: Vec<EnvironmentMismatch>| it.into_iter().map(|it| (it.field, it.base, it.head));
         let found: Vec<_> = counts(pair.mismatches(&one)).collect();
         assert_eq!(found, [("gpu.count", "1".to_owned(), "2".to_owned())]);
-        assert_ne!(pair.fingerprint(), one.fingerprint());
+        assert_ne!(pair.environment_fingerprint(), one.environment_fingerprint());
         let over = |link| Environment { link: Some(link), ..pair.clone() };
         let (nvlink, pcie) = (over(Link::PeerAtomic), over(Link::Peer));
         let found: Vec<_> = counts(pcie.mismatches(&nvlink)).collect();
         assert_eq!(found, [("gpu.link", "peer_atomic".to_owned(), "peer".to_owned())]);
-        assert_ne!(nvlink.fingerprint(), pcie.fingerprint());
-        assert_eq!((pair.slug(), one.slug()), ("nvidia-h200-x2".into(), "nvidia-h200".into()));
-        assert_eq!(pair.device_id(), "GPU-1, GPU-2");
-        assert!(pair.describe().starts_with("2 × NVIDIA H200, driver 580.82, CUDA 13.0, "));
+        assert_ne!(nvlink.environment_fingerprint(), pcie.environment_fingerprint());
+        assert_eq!(
+            (pair.baseline_folder_name(), one.baseline_folder_name()),
+            ("nvidia-h200-x2".into(), "nvidia-h200".into())
+        );
+        assert_eq!(pair.device_identifier(), "GPU-1, GPU-2");
+        assert!(
+            pair.device_description().starts_with("2 × NVIDIA H200, driver 580.82, CUDA 13.0, ")
+        );
     }
 
     #[test]
     fn a_file_has_gpu_for_one_and_gpus_for_several() {
         use crate::record::file;
-        let gpu = |uuid: &str| Gpu::h200(uuid, "580.82");
+        let gpu = |uuid: &str| Gpu::h200_with_driver(uuid, "580.82");
         let text = |environment: Environment| {
             let run = ProcessRun::start("b", "s", environment, Provenance::default());
-            file::to_text(&run)
+            file::record_text(&run)
         };
         let written_and_read = |environment: Environment| {
             let folder = tempfile::tempdir().unwrap();
@@ -355,14 +367,16 @@ mod tests {
             std::fs::write(&path, text(environment)).unwrap();
             file::read::<ProcessRun>(&path).map(|run| run.environment)
         };
-        for gpus in
-            [with_gpus([]), with_gpus([gpu("GPU-1")]), with_gpus([gpu("GPU-1"), gpu("GPU-2")])]
-        {
+        for gpus in [
+            environment_with_gpus([]),
+            environment_with_gpus([gpu("GPU-1")]),
+            environment_with_gpus([gpu("GPU-1"), gpu("GPU-2")]),
+        ] {
             assert_eq!(written_and_read(gpus.clone()).unwrap(), gpus);
         }
-        assert!(text(with_gpus([gpu("GPU-1")])).contains("\"gpus\": ["));
-        assert!(!text(with_gpus([])).contains("\"gpu"));
-        let pair = text(with_gpus([gpu("GPU-1"), gpu("GPU-2")]));
+        assert!(text(environment_with_gpus([gpu("GPU-1")])).contains("\"gpus\": ["));
+        assert!(!text(environment_with_gpus([])).contains("\"gpu"));
+        let pair = text(environment_with_gpus([gpu("GPU-1"), gpu("GPU-2")]));
         assert!(pair.contains("\"gpus\": ["), "{pair}");
         let twice = pair.replace("GPU-2", "GPU-1");
         let folder = tempfile::tempdir().unwrap();
@@ -374,30 +388,37 @@ mod tests {
 
     #[test]
     fn a_card_a_model_and_a_driver_are_distinguished() {
-        let on = |uuid: &str, driver: &str| with_gpus([Gpu::h200(uuid, driver)]);
+        let on =
+            |uuid: &str, driver: &str| environment_with_gpus([Gpu::h200_with_driver(uuid, driver)]);
         let base = on("GPU-1", "580.82.07");
         let other = on("GPU-2", "580.159.04");
-        assert!(base.same_device(&base) && !other.same_device(&base));
+        assert!(base.is_same_device(&base) && !other.is_same_device(&base));
         // A process that verified has opened CUPTI by its end.
         let mut verified = base.clone();
         let mut gpu = verified.gpus.one().unwrap().clone();
         gpu.libraries.insert("cupti".to_owned(), "API 26".to_owned());
         verified.gpus = gpu.into();
-        assert!(base != verified && base.same_place(&verified) && verified.same_place(&base));
-        assert!(!other.same_place(&base) && !on("GPU-1", "590.1").same_place(&base));
+        assert!(
+            base != verified
+                && base.can_reuse_results_of(&verified)
+                && verified.can_reuse_results_of(&base)
+        );
+        assert!(
+            !other.can_reuse_results_of(&base) && !on("GPU-1", "590.1").can_reuse_results_of(&base)
+        );
         assert_eq!(other.mismatches(&base), []);
         let newer = on("GPU-1", "590.1");
-        let mismatch = Mismatch {
+        let mismatch = EnvironmentMismatch {
             field: "gpu.driver",
             base: "580.82.07".to_owned(),
             head: "590.1".to_owned(),
         };
         assert_eq!(newer.mismatches(&base), [mismatch]);
         assert_eq!(
-            other.describe(),
+            other.device_description(),
             "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz"
         );
         let nameless = Environment { machine: None, ..Environment::cpu() };
-        assert!(!nameless.same_device(&nameless));
+        assert!(!nameless.is_same_device(&nameless));
     }
 }

@@ -10,13 +10,13 @@ use kernelgate_cuda::observe::telemetry;
 /// A GPU: the facts that give a time its meaning.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// Identifier of the card: "GPU-…".
+    /// UUID of the card: "GPU-…".
     pub uuid: String,
-    /// Architecture that kernels are compiled for: "sm_90a".
+    /// GPU architecture for which kernels are compiled: "sm_90a".
     pub arch: String,
-    /// Version of the driver: "580.82.07"; "unknown" without NVML.
+    /// Version of the NVIDIA driver: "580.82.07"; "unknown" without NVML.
     pub driver: String,
-    /// Latest CUDA that the driver supports: "13.0".
+    /// Latest CUDA version that the driver supports: "13.0".
     pub driver_cuda: String,
     /// Version of NVRTC: "13.0".
     pub nvrtc: String,
@@ -50,7 +50,7 @@ impl Gpu {
 pub struct Gpus(Vec<Gpu>);
 
 impl Gpus {
-    /// The GPU of an environment that has exactly one, for code that can use only one.
+    /// The only GPU of an environment, for code that can use exactly one.
     pub fn one(&self) -> Option<&Gpu> {
         match &self.0[..] {
             [only] => Some(only),
@@ -63,7 +63,7 @@ impl Gpus {
         self.0.len()
     }
 
-    /// Whether the environment is a CPU's.
+    /// Whether the environment has no GPU.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -85,12 +85,12 @@ impl Gpus {
     }
 
     /// Whether both are the same cards; empty sets are not known to be.
-    pub fn same_cards(&self, other: &Self) -> bool {
+    pub fn are_same_cards(&self, other: &Self) -> bool {
         !self.is_empty() && self.iter().map(|gpu| &gpu.uuid).eq(other.iter().map(|gpu| &gpu.uuid))
     }
 
     /// UUID of a GPU that NVML does not list on this machine.
-    pub fn unlisted(&self) -> Option<&str> {
+    pub fn unlisted_gpu_uuid(&self) -> Option<&str> {
         self.iter()
             .map(|gpu| &*gpu.uuid)
             .find(|uuid| telemetry::is_card_listed(uuid) == Some(false))
@@ -102,7 +102,7 @@ impl Gpus {
     }
 
     /// Copy without the libraries that a process had opened.
-    pub fn without_libraries(&self) -> Self {
+    pub fn without_opened_libraries(&self) -> Self {
         self.iter().map(|gpu| Gpu { libraries: BTreeMap::new(), ..gpu.clone() }).collect()
     }
 }
@@ -140,8 +140,8 @@ impl From<Gpu> for Gpus {
 
 #[cfg(test)]
 impl Gpu {
-    /// An H200 with that id and driver.
-    pub(crate) fn h200(uuid: &str, driver: &str) -> Self {
+    /// A test GPU: an H200 with this UUID and driver.
+    pub(crate) fn h200_with_driver(uuid: &str, driver: &str) -> Self {
         Self {
             uuid: uuid.to_owned(),
             arch: "sm_90a".to_owned(),
@@ -162,15 +162,15 @@ mod tests {
     use super::*;
 
     fn set(uuids: &[&str]) -> Gpus {
-        uuids.iter().map(|uuid| Gpu::h200(uuid, "580.82")).collect()
+        uuids.iter().map(|uuid| Gpu::h200_with_driver(uuid, "580.82")).collect()
     }
 
     #[test]
     fn a_set_has_each_card_once_in_one_order() {
         assert_eq!(set(&["GPU-2", "GPU-1", "GPU-2"]), set(&["GPU-1", "GPU-2"]));
-        assert!(set(&["GPU-2", "GPU-1"]).same_cards(&set(&["GPU-1", "GPU-2"])));
-        assert!(!set(&["GPU-1", "GPU-2"]).same_cards(&set(&["GPU-1"])));
-        assert!(!set(&[]).same_cards(&set(&[])));
+        assert!(set(&["GPU-2", "GPU-1"]).are_same_cards(&set(&["GPU-1", "GPU-2"])));
+        assert!(!set(&["GPU-1", "GPU-2"]).are_same_cards(&set(&["GPU-1"])));
+        assert!(!set(&[]).are_same_cards(&set(&[])));
     }
 
     #[test]
@@ -182,7 +182,9 @@ mod tests {
     #[test]
     fn a_value_that_cards_share_appears_once() {
         let mixed: Gpus =
-            [Gpu::h200("GPU-1", "580"), Gpu::h200("GPU-2", "590")].into_iter().collect();
+            [Gpu::h200_with_driver("GPU-1", "580"), Gpu::h200_with_driver("GPU-2", "590")]
+                .into_iter()
+                .collect();
         assert_eq!(mixed.values(|gpu| gpu.arch.clone()), "sm_90a");
         assert_eq!(mixed.values(|gpu| gpu.driver.clone()), "580, 590");
     }

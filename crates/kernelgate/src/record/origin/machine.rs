@@ -7,33 +7,33 @@ use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
 use crate::measure::plausibility;
-use crate::record::files::file::{Record, hash_of_all};
+use crate::record::files::file::{RecordType, hash_of_all};
 use kernelgate_cuda::observe::telemetry::{Card, list_cards};
 
 /// Bytes to which memory is rounded: the system keeps a varying part for itself.
 const GIB: u64 = 1 << 30;
-/// Most GPUs of one machine.
-const MAX_GPUS: usize = 1024;
+/// Maximum number of GPUs of one machine in a record.
+const MAX_GPUS_PER_MACHINE: usize = 1024;
 
 /// A machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineFacts {
     /// Model of the processor.
     pub processor: String,
-    /// Number of processors; absent if the system does not report it.
+    /// Number of processor sockets; absent if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sockets: Option<usize>,
     /// Logical cores.
     pub cores: usize,
     /// Memory, GiB.
     pub memory_gib: u64,
-    /// The GPUs that NVML lists.
+    /// The GPUs that NVML lists on the machine.
     pub gpus: Vec<Card>,
 }
 
 /// A fact in which a machine is not as expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OtherMachine {
+pub struct DifferentMachineFact {
     /// Name of the fact: `gpus[0].driver`.
     pub field: String,
     /// Value in the file.
@@ -42,14 +42,16 @@ pub struct OtherMachine {
     pub found: String,
 }
 
-impl Machine {
+impl MachineFacts {
     /// Describes the machine on which the process runs.
     #[expect(clippy::disallowed_methods, reason = "a file of the system")]
-    pub fn here() -> Self {
+    pub fn machine_of_process() -> Self {
         let host = Environment::cpu();
         Self {
             processor: host.device_name,
-            sockets: sockets(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
+            sockets: processor_sockets(
+                &std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default(),
+            ),
             cores: host.cores,
             memory_gib: (host.memory_bytes + GIB / 2) / GIB,
             gpus: list_cards(),
@@ -58,13 +60,13 @@ impl Machine {
 
     /// Hash of all facts.
     pub fn digest(&self) -> String {
-        let facts = self.facts();
+        let facts = self.machine_facts();
         hash_of_all(facts.iter().flat_map(|(field, value)| [&**field, &**value]))
     }
 
-    /// The facts in which this machine differs from an expected one.
-    pub fn mismatches(&self, expected: &Self) -> Vec<OtherMachine> {
-        let (found, expected) = (self.facts(), expected.facts());
+    /// Facts in which this machine differs from an expected machine.
+    pub fn mismatches(&self, expected: &Self) -> Vec<DifferentMachineFact> {
+        let (found, expected) = (self.machine_facts(), expected.machine_facts());
         let absent = || "absent".to_owned();
         let value = |of: &[(String, String)], field: &str| {
             of.iter()
@@ -74,17 +76,17 @@ impl Machine {
         let mut fields: Vec<&String> =
             expected.iter().chain(&found).map(|(field, _)| field).collect();
         fields.dedup();
-        let mut mismatches: Vec<OtherMachine> = Vec::new();
+        let mut mismatches: Vec<DifferentMachineFact> = Vec::new();
         for field in fields {
             let (expected, found) = (value(&expected, field), value(&found, field));
             if expected != found && mismatches.iter().all(|it| it.field != *field) {
-                mismatches.push(OtherMachine { field: field.clone(), expected, found });
+                mismatches.push(DifferentMachineFact { field: field.clone(), expected, found });
             }
         }
         mismatches
     }
 
-    fn facts(&self) -> Vec<(String, String)> {
+    fn machine_facts(&self) -> Vec<(String, String)> {
         let Self { processor, sockets, cores, memory_gib, gpus } = self;
         let unknown = || "unknown".to_owned();
         let sockets = sockets.map_or_else(unknown, |sockets| sockets.to_string());
@@ -120,14 +122,14 @@ impl Machine {
 }
 
 /// Processors that /proc/cpuinfo lists.
-fn sockets(cpuinfo: &str) -> Option<usize> {
+fn processor_sockets(cpuinfo: &str) -> Option<usize> {
     let ids = cpuinfo.lines().filter(|line| line.starts_with("physical id"));
     let ids: std::collections::BTreeSet<&str> =
         ids.filter_map(|line| line.split(':').nth(1)).collect();
     (!ids.is_empty()).then_some(ids.len())
 }
 
-impl Record for Machine {
+impl RecordType for MachineFacts {
     const SCHEMA: &'static str = "kernelgate-machine";
     const VERSION: u64 = 1;
     const KIND: &'static str = "machine";
@@ -136,8 +138,8 @@ impl Record for Machine {
         plausibility::check_count("cores", self.cores as u64)?;
         plausibility::check_count("sockets", self.sockets.unwrap_or(1) as u64)?;
         plausibility::check_bytes("memory_gib", self.memory_gib.saturating_mul(GIB))?;
-        if self.gpus.len() > MAX_GPUS {
-            return Err(format!("{} GPUs, more than {MAX_GPUS}", self.gpus.len()));
+        if self.gpus.len() > MAX_GPUS_PER_MACHINE {
+            return Err(format!("{} GPUs, more than {MAX_GPUS_PER_MACHINE}", self.gpus.len()));
         }
         let mut bytes = self.gpus.iter().filter_map(|card| card.memory_bytes);
         bytes.try_for_each(|bytes| plausibility::check_bytes("memory_bytes of a GPU", bytes))?;
@@ -149,7 +151,7 @@ impl Record for Machine {
 mod tests {
     use super::*;
 
-    fn card(driver: &str) -> Card {
+    fn h200_card(driver: &str) -> Card {
         Card {
             model: "NVIDIA H200".to_owned(),
             memory_bytes: Some(150_754_820_096),
@@ -165,16 +167,16 @@ mod tests {
         }
     }
 
-    fn machine(gpus: Vec<Card>) -> Machine {
+    fn machine(gpus: Vec<Card>) -> MachineFacts {
         let processor = "Intel Xeon".to_owned();
-        Machine { processor, sockets: Some(2), cores: 64, memory_gib: 512, gpus }
+        MachineFacts { processor, sockets: Some(2), cores: 64, memory_gib: 512, gpus }
     }
 
     #[test]
     fn each_fact_that_differs_is_named() {
-        let expected = machine(vec![card("580.82")]);
+        let expected = machine(vec![h200_card("580.82")]);
         assert_eq!(expected.mismatches(&expected), []);
-        let capped = Card { power_limit_mw: Some(500_000), ..card("590.1") };
+        let capped = Card { power_limit_mw: Some(500_000), ..h200_card("590.1") };
         let found = machine(vec![capped]).mismatches(&expected);
         let fields: Vec<&str> = found.iter().map(|it| &*it.field).collect();
         assert_eq!(fields, ["gpus[0].driver", "gpus[0].power_limit_mw"]);
@@ -182,7 +184,7 @@ mod tests {
         let without = machine(Vec::new());
         assert!(without.mismatches(&expected).iter().any(|it| it.found == "absent"));
         assert_ne!(without.digest(), expected.digest());
-        let many = machine(vec![card("580.82"); MAX_GPUS + 1]);
+        let many = machine(vec![h200_card("580.82"); MAX_GPUS_PER_MACHINE + 1]);
         assert_eq!(many.validate().unwrap_err(), "1025 GPUs, more than 1024");
     }
 
@@ -190,7 +192,7 @@ mod tests {
     fn sockets_are_counted_by_their_physical_ids() {
         let cpuinfo = "processor : 0\nphysical id\t: 0\nprocessor : 1\nphysical id\t: 1\n\
                        processor : 2\nphysical id\t: 0\n";
-        assert_eq!((sockets(cpuinfo), sockets("")), (Some(2), None));
-        assert_eq!(Machine::here(), Machine::here());
+        assert_eq!((processor_sockets(cpuinfo), processor_sockets("")), (Some(2), None));
+        assert_eq!(MachineFacts::machine_of_process(), MachineFacts::machine_of_process());
     }
 }

@@ -9,15 +9,15 @@ pub mod package;
 pub mod process;
 pub mod provenance;
 
-use self::environment::{Environment, Mismatch};
+use self::environment::{Environment, EnvironmentMismatch};
 use self::provenance::Provenance;
 
-/// Facts of a process run, whether its record or a baseline holds it.
+/// Code, build and environment of a process run, whether a run record or a baseline holds them.
 #[derive(Debug, Clone, Copy)]
-pub struct Origin<'a> {
+pub struct RunOrigin<'a> {
     /// Code that was measured.
     pub provenance: &'a Provenance,
-    /// Content hash of the executable.
+    /// Hash of the executable's content.
     pub executable: Option<&'a str>,
     /// Seed of the inputs.
     pub seed: u64,
@@ -25,14 +25,14 @@ pub struct Origin<'a> {
     pub environment: &'a Environment,
 }
 
-impl Origin<'_> {
+impl RunOrigin<'_> {
     /// Whether the commit alone identifies the code.
     pub const fn is_clean_commit(self) -> bool {
         self.provenance.commit.is_some() && !self.provenance.dirty
     }
 
-    /// Whether both ran one executable of one clean commit.
-    pub fn same_build(self, other: Self) -> bool {
+    /// Whether both runs used the same executable, built from the same clean commit.
+    pub fn is_same_build(self, other: Self) -> bool {
         self.is_clean_commit()
             && self.provenance == other.provenance
             && self.executable.is_some()
@@ -40,16 +40,21 @@ impl Origin<'_> {
     }
 
     /// Whether two runs had equal inputs in comparable environments.
-    pub fn same_setting(self, other: Self) -> bool {
+    pub fn has_same_inputs_and_environment(self, other: Self) -> bool {
         self.seed == other.seed && other.environment.mismatches(self.environment).is_empty()
     }
 
     /// The fact that shows the other run to be of other code: the commit, or the executable where
     /// the commit does not identify the code.
-    pub fn other_code(self, other: Self) -> Option<Mismatch> {
-        let mismatch = |field, base: String, head: String| Some(Mismatch { field, base, head });
+    pub fn differing_code(self, other: Self) -> Option<EnvironmentMismatch> {
+        let mismatch =
+            |field, base: String, head: String| Some(EnvironmentMismatch { field, base, head });
         if self.provenance != other.provenance {
-            return mismatch("commit", self.provenance.short(), other.provenance.short());
+            return mismatch(
+                "commit",
+                self.provenance.short_commit(),
+                other.provenance.short_commit(),
+            );
         }
         match (self.executable, other.executable) {
             (Some(base), Some(head)) if !self.is_clean_commit() && base != head => {
@@ -62,12 +67,12 @@ impl Origin<'_> {
     /// The executables, if they differ although they should be identical. Two machines may each
     /// build a clean commit, as machines that share the cases do (`sharded`). If the machines
     /// cannot be distinguished, another executable is other code.
-    pub fn other_build(self, other: Self, sharded: bool) -> Option<Mismatch> {
+    pub fn differing_build(self, other: Self, sharded: bool) -> Option<EnvironmentMismatch> {
         let clean = self.is_clean_commit();
-        let is_identified = |it: &Self| it.environment.is_identified();
+        let is_identified = |it: &Self| it.environment.is_device_identified();
         let two_machines = is_identified(&self)
             && is_identified(&other)
-            && !other.environment.same_device(self.environment);
+            && !other.environment.is_same_device(self.environment);
         if clean && (sharded || two_machines) {
             return None;
         }
@@ -75,6 +80,6 @@ impl Origin<'_> {
             return None;
         }
         let [base, head] = [self, other].map(|it| it.executable.unwrap_or("unknown").to_owned());
-        (base != head).then_some(Mismatch { field: "executable", base, head })
+        (base != head).then_some(EnvironmentMismatch { field: "executable", base, head })
     }
 }

@@ -1,5 +1,5 @@
-//! The package that a run measured. Packages may share a target folder, and with it the folder of
-//! runs.
+//! The Cargo package whose benches a run measured. Packages may share a target folder, and with it
+//! the folder of runs.
 
 use std::fmt;
 use std::io::Read as _;
@@ -7,16 +7,16 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::files::text::one_line;
+use crate::record::files::text::on_one_line;
 use kernelgate_cuda::regular_file;
 
-const MANIFEST: &str = "Cargo.toml";
-/// Longest manifest that is read, bytes.
-const MAX_MANIFEST: u64 = 1 << 20;
+const MANIFEST_FILE: &str = "Cargo.toml";
+/// Longest `Cargo.toml` that is read, bytes.
+const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
 /// A Cargo package. Checkouts of one package are the same package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Package {
+pub struct CargoPackage {
     /// Name of the package.
     pub name: String,
     /// Manifest of the package, relative to the root of the workspace:
@@ -24,22 +24,23 @@ pub struct Package {
     pub manifest: String,
 }
 
-impl Package {
+impl CargoPackage {
     /// The package whose manifest lies in a folder; `None` without a manifest, or if the manifest
     /// has no package, as at the root of a workspace.
     pub fn at(root: &Path) -> Option<Self> {
         let root = std::path::absolute(root).ok()?;
         let name = package_name(&manifest_text(&root)?)?;
-        let is_workspace = |folder: &&Path| manifest_text(folder).is_some_and(|it| workspace(&it));
+        let is_workspace =
+            |folder: &&Path| manifest_text(folder).is_some_and(|it| has_workspace_table(&it));
         let workspace = root.ancestors().find(is_workspace).unwrap_or(&root);
         let folder = root.strip_prefix(workspace).unwrap_or(Path::new(""));
-        let manifest = folder.join(MANIFEST).to_string_lossy().replace('\\', "/");
-        Some(Self { name: one_line(&name), manifest: one_line(&manifest) })
+        let manifest = folder.join(MANIFEST_FILE).to_string_lossy().replace('\\', "/");
+        Some(Self { name: on_one_line(&name), manifest: on_one_line(&manifest) })
     }
 }
 
 /// "layernorm (crates/layernorm/Cargo.toml)".
-impl fmt::Display for Package {
+impl fmt::Display for CargoPackage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.name, self.manifest)
     }
@@ -47,8 +48,8 @@ impl fmt::Display for Package {
 
 fn manifest_text(folder: &Path) -> Option<String> {
     let mut text = String::new();
-    let file = regular_file::open(&folder.join(MANIFEST)).ok()?;
-    file.take(MAX_MANIFEST).read_to_string(&mut text).ok()?;
+    let file = regular_file::open(&folder.join(MANIFEST_FILE)).ok()?;
+    file.take(MAX_MANIFEST_BYTES).read_to_string(&mut text).ok()?;
     Some(text)
 }
 
@@ -63,7 +64,7 @@ fn lines(manifest: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Value of `name` in the table `package`, as `cargo new` writes it.
+/// Value of `name` in the manifest's table `package`, as `cargo new` writes it.
 fn package_name(manifest: &str) -> Option<String> {
     let of_package = lines(manifest).filter(|(table, _)| *table == "package");
     let mut values = of_package.filter_map(|(_, line)| {
@@ -74,7 +75,7 @@ fn package_name(manifest: &str) -> Option<String> {
     Some(quoted.split(['"', '\'']).next()?.to_owned())
 }
 
-fn workspace(manifest: &str) -> bool {
+fn has_workspace_table(manifest: &str) -> bool {
     lines(manifest).any(|(table, _)| table == "workspace" || table.starts_with("workspace."))
 }
 
@@ -84,7 +85,7 @@ mod tests {
 
     fn write(folder: &Path, manifest: &str) {
         std::fs::create_dir_all(folder).unwrap();
-        std::fs::write(folder.join(MANIFEST), manifest).unwrap();
+        std::fs::write(folder.join(MANIFEST_FILE), manifest).unwrap();
     }
 
     #[test]
@@ -96,20 +97,23 @@ mod tests {
             &member,
             "# name = \"no\"\n[package]\nname = \"member\" # ours\n[lib]\nname = \"x\"\n",
         );
-        assert_eq!(Package::at(folder.path()), None);
-        assert_eq!(Package::at(&member).unwrap().to_string(), "member (crates/member/Cargo.toml)");
+        assert_eq!(CargoPackage::at(folder.path()), None);
+        assert_eq!(
+            CargoPackage::at(&member).unwrap().to_string(),
+            "member (crates/member/Cargo.toml)"
+        );
         write(folder.path(), "[package]\nname='root'\n\n[workspace.dependencies]\n");
-        assert_eq!(Package::at(folder.path()).unwrap().to_string(), "root (Cargo.toml)");
-        assert_eq!(Package::at(&member).unwrap().manifest, "crates/member/Cargo.toml");
+        assert_eq!(CargoPackage::at(folder.path()).unwrap().to_string(), "root (Cargo.toml)");
+        assert_eq!(CargoPackage::at(&member).unwrap().manifest, "crates/member/Cargo.toml");
     }
 
     #[test]
     fn a_package_without_a_workspace_is_its_own_root() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(Package::at(folder.path()), None);
+        assert_eq!(CargoPackage::at(folder.path()), None);
         write(folder.path(), "[ package ]\nversion = \"1\"\nname = \"alone\"\n");
-        assert_eq!(Package::at(folder.path()).unwrap().to_string(), "alone (Cargo.toml)");
+        assert_eq!(CargoPackage::at(folder.path()).unwrap().to_string(), "alone (Cargo.toml)");
         write(folder.path(), "[package]\nname.workspace = true\n");
-        assert_eq!(Package::at(folder.path()), None);
+        assert_eq!(CargoPackage::at(folder.path()), None);
     }
 }

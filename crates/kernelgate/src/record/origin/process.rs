@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// A variable that is set and not empty.
-pub(in crate::record) fn variable(name: &str) -> Option<OsString> {
+pub(in crate::record) fn nonempty_variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
@@ -19,8 +19,9 @@ pub(in crate::record) fn working_folder() -> PathBuf {
 }
 
 /// Target folder that this program lies in; `None` if it was built elsewhere.
-pub(in crate::record) fn target_of_program() -> Option<PathBuf> {
-    // target/<profile>/program or target/<profile>/deps/program: cargo marks the target folder.
+pub(in crate::record) fn target_folder_of_program() -> Option<PathBuf> {
+    // The program is target/<profile>/program or target/<profile>/deps/program: cargo marks the
+    // target folder.
     let program = std::env::current_exe().ok()?;
     let mut folders = program.ancestors().skip(1).take(4);
     folders.find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)

@@ -1,12 +1,12 @@
-//! Which code was measured: its commit, and whether tracked files differed from it.
+//! Identity of the measured code: its commit, and whether tracked files differed from the commit.
 
 use std::path::Path;
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use super::process::{target_of_program, variable};
-use crate::record::files::text::one_line;
+use super::process::{nonempty_variable, target_folder_of_program};
+use crate::record::files::text::on_one_line;
 
 /// Which code was measured.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -19,32 +19,36 @@ pub struct Provenance {
 }
 
 /// Arguments of git that list changed files.
-const STATUS: [&str; 6] = ["status", "--porcelain", "--untracked-files=no", "--", ":/", BASELINES];
+const GIT_STATUS_ARGUMENTS: [&str; 6] =
+    ["status", "--porcelain", "--untracked-files=no", "--", ":/", BASELINES_PATHSPEC];
 /// Path of committed baselines of every package of the workspace: a change of theirs is not a
 /// change of the code.
-const BASELINES: &str = ":(top,exclude,glob)**/baselines/*/*.json";
+const BASELINES_PATHSPEC: &str = ":(top,exclude,glob)**/baselines/*/*.json";
 
-/// `KERNELGATE_COMMIT` is not a commit id.
+/// The variable `KERNELGATE_COMMIT` is not a commit id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "KERNELGATE_COMMIT=`{commit}` is no commit: 7 to 64 hexadecimal digits, and +changes where \
      tracked files differed from it"
 )]
 pub struct InvalidCommit {
-    /// Value of the variable, in one line.
+    /// Value of the variable, on one line.
     pub commit: String,
 }
 
 impl Provenance {
-    /// Asks git about a folder. `KERNELGATE_COMMIT` replaces the answer for a binary that runs away
-    /// from its repository (`COMMIT`, or `COMMIT+changes` when tracked files differed).
-    pub fn detect(root: &Path) -> Self {
-        if let Some(given) = variable("KERNELGATE_COMMIT").and_then(|it| it.into_string().ok()) {
-            return Self::parse(&given);
+    /// Asks git for the commit of a folder, and whether tracked files were changed.
+    /// `KERNELGATE_COMMIT` replaces the answer for a binary that runs away from its repository
+    /// (`COMMIT`, or `COMMIT+changes` when tracked files differed).
+    pub fn detect_from_git(root: &Path) -> Self {
+        if let Some(given) =
+            nonempty_variable("KERNELGATE_COMMIT").and_then(|it| it.into_string().ok())
+        {
+            return Self::parse_provenance(&given);
         }
         Self {
             commit: git(root, &["rev-parse", "HEAD"]),
-            dirty: git(root, &STATUS).is_some_and(|changes| !changes.is_empty()),
+            dirty: git(root, &GIT_STATUS_ARGUMENTS).is_some_and(|changes| !changes.is_empty()),
         }
     }
 
@@ -57,28 +61,28 @@ impl Provenance {
         git(root, &["rev-list", "--count", "--end-of-options", &range, "--"])?.parse().ok()
     }
 
-    /// Provenance of a process that a person or a script started, and whether `KERNELGATE_COMMIT`
-    /// states it. A stated commit must be a commit id. A repository is asked only about an
-    /// executable that cargo started, or that lies where cargo built it.
+    /// Code of a process that a person or a script started, and whether `KERNELGATE_COMMIT` states
+    /// the commit. A stated commit must be a commit id. Git is asked only about an executable that
+    /// cargo started, or that lies where cargo built it.
     ///
     /// # Errors
-    /// When `KERNELGATE_COMMIT` is not a commit id.
+    /// Fails if `KERNELGATE_COMMIT` is not a commit id.
     pub fn detect_for_process(root: &Path) -> Result<(Self, bool), InvalidCommit> {
-        let Some(given) = variable("KERNELGATE_COMMIT") else {
-            let by_cargo = variable("CARGO_MANIFEST_DIR").is_some();
-            let here = by_cargo || target_of_program().is_some();
-            return Ok((if here { Self::detect(root) } else { Self::default() }, false));
+        let Some(given) = nonempty_variable("KERNELGATE_COMMIT") else {
+            let by_cargo = nonempty_variable("CARGO_MANIFEST_DIR").is_some();
+            let here = by_cargo || target_folder_of_program().is_some();
+            return Ok((if here { Self::detect_from_git(root) } else { Self::default() }, false));
         };
         let given = given.to_string_lossy();
         if !is_commit(given.strip_suffix("+changes").unwrap_or(&given)) {
-            return Err(InvalidCommit { commit: one_line(&given) });
+            return Err(InvalidCommit { commit: on_one_line(&given) });
         }
-        Ok((Self::parse(&given), true))
+        Ok((Self::parse_provenance(&given), true))
     }
 
-    fn parse(given: &str) -> Self {
+    fn parse_provenance(given: &str) -> Self {
         // Cleaned to one line, because a record that cannot be read again would be lost.
-        let given = one_line(given);
+        let given = on_one_line(given);
         let commit = given.strip_suffix("+changes");
         Self { commit: Some(commit.unwrap_or(&given).to_owned()), dirty: commit.is_some() }
     }
@@ -90,8 +94,9 @@ impl Provenance {
         is_commit(first_digits) && commit.is_some_and(|commit| commit.starts_with(first_digits))
     }
 
-    /// "1a2b3c4d" or "1a2b3c4d+changes", for tables.
-    pub fn short(&self) -> String {
+    /// Short text of the commit for tables: "1a2b3c4d", or "1a2b3c4d+changes" if files were
+    /// changed.
+    pub fn short_commit(&self) -> String {
         match &self.commit {
             Some(commit) => format!(
                 "{}{}",
@@ -133,7 +138,12 @@ mod tests {
 
     #[test]
     fn a_commit_may_be_given() {
-        let given = |text| (Provenance::parse(text).short(), Provenance::parse(text).dirty);
+        let given = |text| {
+            (
+                Provenance::parse_provenance(text).short_commit(),
+                Provenance::parse_provenance(text).dirty,
+            )
+        };
         assert_eq!(given("1a2b3c4d5e"), ("1a2b3c4d".to_owned(), false));
         assert_eq!(given("1a2b3c4d5e+changes"), ("1a2b3c4d+changes".to_owned(), true));
         assert_eq!(given("1a2b\u{1b}[2J+changes\n"), ("1a2b+changes".to_owned(), true));
@@ -141,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_commit_is_named_by_its_first_digits_and_by_no_others() {
-        let is_of = |commit: &str, digits: &str| Provenance::parse(commit).is_of(digits);
+        let is_of = |commit: &str, digits: &str| Provenance::parse_provenance(commit).is_of(digits);
         let whole = "951c29400d11223344556677889900aabbccddee";
         assert!(is_of(whole, "951c294") && is_of(whole, whole) && is_of("951c2940", "951c294"));
         for commit in ["9", "", "951c29", "951c294zz; rm -rf", "2af5b7400", "951c294+changes"] {
@@ -170,13 +180,13 @@ mod tests {
         at(&["add", "."]);
         at(&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "first"]);
         saved.iter().chain([&of_the_top]).for_each(|file| write(file, "2"));
-        assert!(!Provenance::detect(&package).dirty);
+        assert!(!Provenance::detect_from_git(&package).dirty);
         for file in code {
             write(file, "2");
-            assert!(Provenance::detect(&package).dirty, "{file}");
+            assert!(Provenance::detect_from_git(&package).dirty, "{file}");
             write(file, "1");
         }
-        assert!(!Provenance::detect(&package).dirty);
+        assert!(!Provenance::detect_from_git(&package).dirty);
     }
 
     #[test]
@@ -188,7 +198,8 @@ mod tests {
             let who = ["-c", "user.name=a", "-c", "user.email=a@b"];
             at(&[&who[..], &["commit", "--quiet", "--allow-empty", "-m", message]].concat());
         }
-        let behind = |commit: &str| Provenance::parse(commit).commits_behind(folder.path());
+        let behind =
+            |commit: &str| Provenance::parse_provenance(commit).commits_behind(folder.path());
         let first = at(&["rev-parse", "HEAD~1"]);
         assert_eq!((behind(&first), behind(&first[..10])), (Some(1), Some(1)));
         let victim = folder.path().join("victim..HEAD");

@@ -18,7 +18,7 @@ fn rejects_names_with_separators_and_invalid_errors() {
         assert!(problem.starts_with(wanted), "{problem}");
     }
     for bad in [-1.0, f64::INFINITY, f64::NAN] {
-        let after = AfterTiming { relative_l2: bad, ..AfterTiming::SAME_BITS };
+        let after = AfterTiming { relative_l2: bad, ..AfterTiming::SAME_BITS_VERIFICATION };
         let validate_with = |verification| {
             let case = CaseRecord { verification, ..CaseRecord::from_samples(vec![1.0]) };
             ProcessRun { cases: [("a".to_owned(), case)].into(), ..run.clone() }.validate()
@@ -52,7 +52,7 @@ fn impossible_samples_are_invalid() {
         let problem = samples(launches, elapsed_ns).validate().unwrap_err();
         assert!(problem.ends_with(wanted), "{problem}");
     }
-    let conditions = Conditions { contention: Some(1.5), ..Conditions::default() };
+    let conditions = SampleConditions { contention: Some(1.5), ..SampleConditions::default() };
     assert!(Samples { conditions, ..samples(&[1], &[1.0]) }.validate().is_err());
 }
 

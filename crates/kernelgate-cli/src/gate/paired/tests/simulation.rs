@@ -103,7 +103,7 @@ impl World {
     }
 
     /// Simulates one process: an observation for each case.
-    fn process(&self, arm: Arm, level: f64, random: &mut ChaCha8Rng) -> Vec<Timing> {
+    fn process(&self, arm: Arm, level: f64, random: &mut ChaCha8Rng) -> Vec<CaseTiming> {
         let side = usize::from(arm == Arm::Head);
         let load = self.load.filter(|load| random.random_bool(load.beside[side]));
         let clock = if arm == Arm::Head { self.clock } else { 1.0 };
@@ -118,7 +118,7 @@ impl World {
                 + load.map_or(0.0, |load| load.share * random.random_range(0.8..1.2));
             let own = self.noise.draw(half, random);
             let cycles = 1e6 * (common + own + effect + slowed).exp();
-            Timing {
+            CaseTiming {
                 time_ns: cycles / clock,
                 cycles: (self.clock != 1.0).then_some(cycles),
                 contention: self.host.then_some(contention),

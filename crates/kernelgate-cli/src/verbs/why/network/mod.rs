@@ -25,12 +25,12 @@ pub struct RecordedNetwork {
     pub case: String,
     /// Family, operation and axes in the id.
     problem: String,
-    /// Implementation and caches in the id.
+    /// Implementation and cache state in the case id.
     row: String,
     network: Network,
     /// Time by the host's timer, with a wait at the end of all launches.
     wall_ns: f64,
-    /// Time by the host's timer around the launch alone.
+    /// Host time of the launch call alone, nanoseconds.
     launching_ns: f64,
     /// Time from the first start to the last end on the device, over all launches, divided by their
     /// number.
@@ -99,8 +99,8 @@ impl RecordedNetwork {
         self.network.phase(phase).map(|of| of.busy_ns / all.max(1.0))
     }
 
-    /// Kernels of inference: those of the same row's recorded forward pass, or else of the forward
-    /// pass within the step.
+    /// Kernels of inference: those of the same row's recorded forward pass, or of the forward pass
+    /// within the training step.
     fn inference<'a>(&'a self, all: &'a [Self]) -> &'a [KernelUsePerPass] {
         if !self.network.trains() {
             return self.forward();

@@ -11,7 +11,7 @@ use kernelgate_trace::stats::shorten;
 
 use super::RecordedNetwork;
 
-/// Columns of a kernel's name.
+/// Longest name of a kernel in a table, columns.
 const MAX_NAME: usize = 40;
 /// Largest number of kernels of a case that are listed.
 const MAX_KERNELS: usize = 6;
@@ -30,7 +30,7 @@ fn number(count: f64) -> String {
     if count.fract() == 0.0 { format!("{count:.0}") } else { format!("{count:.1}") }
 }
 
-/// All tables, with sentences that explain their columns.
+/// Text of all tables, with sentences that explain their columns.
 pub fn text(cases: &[RecordedNetwork], shown: &dyn Fn(&Table) -> String) -> String {
     let sections = [
         ("utilization of the matrix units", utilization(cases), published_peaks_note(cases)),
@@ -72,7 +72,7 @@ fn add_rows_by_problem(
     for of_problem in cases.chunk_by(|a, b| a.problem == b.problem) {
         let rows: Vec<Vec<String>> = of_problem.iter().flat_map(&rows).collect();
         if !rows.is_empty() {
-            table.heading(of_problem[0].problem.clone());
+            table.add_heading(of_problem[0].problem.clone());
             rows.into_iter().for_each(|row| table.row(row));
         }
     }
@@ -183,7 +183,7 @@ fn others(cases: &[RecordedNetwork]) -> Table {
         if listed.is_empty() || case.network.trains() {
             continue;
         }
-        table.heading(case.case.clone());
+        table.add_heading(case.case.clone());
         for of in listed {
             table.row(vec![
                 shorten(&short_name(&of.name), MAX_NAME),

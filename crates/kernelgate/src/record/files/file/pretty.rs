@@ -1,19 +1,19 @@
-//! JSON as record files have it.
+//! Writes JSON in the layout of record files.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
 /// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on
-/// one line, so that a diff shows one line a list of samples. Entries of the fields in `lines` are
-/// on one line too, and so are short objects inside others.
-pub(super) fn pretty(value: &Value, depth: usize, lines: &[&str], out: &mut String) {
+/// one line, so that a diff shows one line a list of samples. Entries of the fields named in
+/// `lines` take one line each, and so do short objects inside other objects.
+pub(super) fn write_pretty_json(value: &Value, depth: usize, lines: &[&str], out: &mut String) {
     let is_nested = |value: &Value| value.is_array() || value.is_object();
     match value {
-        Value::Object(map) if depth > 0 && is_short(map, lines) => {
+        Value::Object(map) if depth > 0 && fits_one_line(map, lines) => {
             let fields = map.iter().map(|(key, value)| {
                 let mut text = String::new();
-                pretty(value, depth + 1, lines, &mut text);
+                write_pretty_json(value, depth + 1, lines, &mut text);
                 format!("{}: {text}", Value::from(key.as_str()))
             });
             let _ = write!(out, "{{{}}}", fields.collect::<Vec<_>>().join(", "));
@@ -30,9 +30,9 @@ pub(super) fn pretty(value: &Value, depth: usize, lines: &[&str], out: &mut Stri
                 );
                 match value {
                     Value::Object(entries) if lines.contains(&key.as_str()) => {
-                        line_each(entries, depth + 1, out)
+                        write_entry_lines(entries, depth + 1, out)
                     }
-                    value => pretty(value, depth + 1, lines, out),
+                    value => write_pretty_json(value, depth + 1, lines, out),
                 }
                 out.push_str(if i + 1 < map.len() { ",\n" } else { "\n" });
             }
@@ -42,7 +42,7 @@ pub(super) fn pretty(value: &Value, depth: usize, lines: &[&str], out: &mut Stri
             out.push_str("[\n");
             for (i, item) in items.iter().enumerate() {
                 let _ = write!(out, "{:indent$}", "", indent = 2 * (depth + 1));
-                pretty(item, depth + 1, lines, out);
+                write_pretty_json(item, depth + 1, lines, out);
                 out.push_str(if i + 1 < items.len() { ",\n" } else { "\n" });
             }
             let _ = write!(out, "{:indent$}]", "", indent = 2 * depth);
@@ -59,7 +59,7 @@ pub(super) fn pretty(value: &Value, depth: usize, lines: &[&str], out: &mut Stri
 const MAX_LINE_CHARACTERS: usize = 100;
 
 /// Whether an object stands on one line.
-fn is_short(map: &serde_json::Map<String, Value>, lines: &[&str]) -> bool {
+fn fits_one_line(map: &serde_json::Map<String, Value>, lines: &[&str]) -> bool {
     let has_lines = map.iter().any(|(key, value)| value.is_object() && lines.contains(&&**key));
     map.len() < MAX_LINE_CHARACTERS
         && !has_lines
@@ -67,7 +67,7 @@ fn is_short(map: &serde_json::Map<String, Value>, lines: &[&str]) -> bool {
 }
 
 /// The entries of an object, a line each.
-fn line_each(entries: &serde_json::Map<String, Value>, depth: usize, out: &mut String) {
+fn write_entry_lines(entries: &serde_json::Map<String, Value>, depth: usize, out: &mut String) {
     out.push_str("{\n");
     for (i, (key, value)) in entries.iter().enumerate() {
         let comma = if i + 1 < entries.len() { "," } else { "" };

@@ -1,4 +1,4 @@
-//! One pass over a record file before it is read: its envelope, a hash of its values, and the first
+//! Scans a record file once before it is read: its envelope, a hash of its values, and the first
 //! refused text or name. The pass keeps no values in memory, whatever the file's size.
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -9,12 +9,12 @@ use crate::record::text;
 
 /// Result of the pass over a file.
 #[derive(Default)]
-pub(super) struct ScanResult {
+pub(super) struct ScannedFile {
     /// Value of `schema`, if that is a string.
     pub schema: Option<String>,
     /// Value of `schema_version`, if that is a number from 0.
     pub version: Option<u64>,
-    /// Value of `checksum`, if there is one.
+    /// Value of the field `checksum`, if the file has one.
     pub checksum: Option<Value>,
     /// Whether the names of every object are in this library's order: only then does the hash cover
     /// the values.
@@ -27,12 +27,12 @@ pub(super) struct ScanResult {
     text: Vec<u8>,
 }
 
-impl ScanResult {
-    /// Reads a value to its end. `kind` names it in errors, `free` lists the fields that may hold
-    /// any text, and `sealed` requests the hash.
+impl ScannedFile {
+    /// Reads one JSON value to its end and scans it. `kind` names it in errors, `free` lists the
+    /// fields that may hold any text, and `sealed` requests the hash.
     ///
     /// # Errors
-    /// When the input is not JSON.
+    /// Fails if the input is not JSON.
     pub fn read<'de, D: Deserializer<'de>>(
         input: D,
         kind: &str,
@@ -58,8 +58,8 @@ impl ScanResult {
         }
     }
 
-    /// Appends a value in the form in which `Value` prints it.
-    fn put_json(&mut self, value: &impl serde::Serialize) {
+    /// Appends a JSON value in the form in which `Value` prints it.
+    fn append_json(&mut self, value: &impl serde::Serialize) {
         if let Some(hasher) = &mut self.hasher {
             self.text.clear();
             // Writing to memory does not fail, and numbers that were read are finite.
@@ -70,7 +70,7 @@ impl ScanResult {
 
     fn check(&mut self, string: &str, what: impl FnOnce() -> String) {
         if self.refused.is_none()
-            && let Err(problem) = text::check_plain(string)
+            && let Err(problem) = text::check_plain_text(string)
         {
             self.refused = Some(format!("{} {problem}", what()));
         }
@@ -79,7 +79,7 @@ impl ScanResult {
 
 /// A value of the file on the path that is read.
 struct Node<'a> {
-    scanned: &'a mut ScanResult,
+    scanned: &'a mut ScannedFile,
     /// Name of the field whose value this is; `None` if the field may hold any text.
     field: Option<&'a str>,
     free: &'a [&'a str],
@@ -108,17 +108,17 @@ impl<'de> Visitor<'de> for Node<'_> {
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<(), E> {
-        self.scanned.put_json(&value);
+        self.scanned.append_json(&value);
         Ok(())
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<(), E> {
-        self.scanned.put_json(&value);
+        self.scanned.append_json(&value);
         Ok(())
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<(), E> {
-        self.scanned.put_json(&value);
+        self.scanned.append_json(&value);
         Ok(())
     }
 
@@ -131,7 +131,7 @@ impl<'de> Visitor<'de> for Node<'_> {
         if let Some(field) = self.field {
             self.scanned.check(value, || format!("{field}:"));
         }
-        self.scanned.put_json(&value);
+        self.scanned.append_json(&value);
         Ok(())
     }
 
@@ -139,8 +139,8 @@ impl<'de> Visitor<'de> for Node<'_> {
         let Self { scanned, field, free, .. } = self;
         let mut before = "[";
         loop {
-            // Known only once the next item is there or not.
-            let node = Item { before, node: Node { scanned, field, free, top: false } };
+            // Whether a comma is needed is known only once the next item was read.
+            let node = ScannedItem { before, node: Node { scanned, field, free, top: false } };
             if items.next_element_seed(node)?.is_none() {
                 break;
             }
@@ -166,11 +166,11 @@ impl<'de> Visitor<'de> for Node<'_> {
             }
             scanned.put(comma);
             comma = ",";
-            scanned.put_json(&name);
+            scanned.append_json(&name);
             scanned.put(":");
             if top && (name == "schema" || name == "schema_version") {
                 let value: Value = fields.next_value()?;
-                scanned.put_json(&value);
+                scanned.append_json(&value);
                 match name.as_str() {
                     "schema" => scanned.schema = value.as_str().map(str::to_owned),
                     _ => scanned.version = value.as_u64(),
@@ -194,13 +194,13 @@ impl<'de> Visitor<'de> for Node<'_> {
     }
 }
 
-/// An item of a list, with what stands before it.
-struct Item<'a> {
+/// An item of a JSON list, with the text before it.
+struct ScannedItem<'a> {
     before: &'static str,
     node: Node<'a>,
 }
 
-impl<'de> DeserializeSeed<'de> for Item<'_> {
+impl<'de> DeserializeSeed<'de> for ScannedItem<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<(), D::Error> {

@@ -7,7 +7,7 @@ struct TestRecord {
     values: Vec<f64>,
 }
 
-impl Record for TestRecord {
+impl RecordType for TestRecord {
     const SCHEMA: &'static str = "kernelgate.sample";
     const VERSION: u64 = 2;
     const KIND: &'static str = "sample";
@@ -17,7 +17,7 @@ impl Record for TestRecord {
     }
 }
 
-/// Strings wherever a record may have them.
+/// A test record with text in every place where a record may have text.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct FreeTextRecord {
     id: String,
@@ -26,7 +26,7 @@ struct FreeTextRecord {
     messages: std::collections::BTreeMap<String, Vec<String>>,
 }
 
-impl Record for FreeTextRecord {
+impl RecordType for FreeTextRecord {
     const SCHEMA: &'static str = "kernelgate.free_text";
     const VERSION: u64 = 1;
     const KIND: &'static str = "free text";
@@ -49,7 +49,7 @@ fn control_characters_are_refused_but_in_messages() {
         messages: map(case, message),
     };
     let read_back = |record: &FreeTextRecord| {
-        std::fs::write(&path, to_text(record)).unwrap();
+        std::fs::write(&path, record_text(record)).unwrap();
         let read = read::<FreeTextRecord>(&path).map_err(|error| error.to_string());
         // A record that cannot be read is not written either.
         let written = write(&path, record).map_err(|error| error.to_string());
@@ -74,15 +74,15 @@ fn control_characters_are_refused_but_in_messages() {
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Sealed {
+struct RecordWithChecksum {
     values: Vec<f64>,
 }
 
-impl Record for Sealed {
+impl RecordType for RecordWithChecksum {
     const SCHEMA: &'static str = "kernelgate.sealed";
     const VERSION: u64 = 1;
     const KIND: &'static str = "sealed";
-    const SEALED: bool = true;
+    const HAS_CHECKSUM: bool = true;
 
     fn validate(&self) -> Result<(), String> {
         Ok(())
@@ -93,23 +93,23 @@ impl Record for Sealed {
 fn an_edit_is_noticed_and_spaces_are_none() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.json");
-    let record = Sealed { values: vec![0.1, 1.0, 1e-300] };
+    let record = RecordWithChecksum { values: vec![0.1, 1.0, 1e-300] };
     write(&path, &record).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
-    assert_eq!(read::<Sealed>(&path).unwrap(), record);
+    assert_eq!(read::<RecordWithChecksum>(&path).unwrap(), record);
     std::fs::write(&path, text.replace("  ", "\t")).unwrap();
-    assert_eq!(read::<Sealed>(&path).unwrap(), record);
+    assert_eq!(read::<RecordWithChecksum>(&path).unwrap(), record);
     std::fs::write(&path, text.replace("0.1", "0.2")).unwrap();
-    let error = read::<Sealed>(&path).unwrap_err().to_string();
+    let error = read::<RecordWithChecksum>(&path).unwrap_err().to_string();
     assert!(
         error.contains("edited") && error.contains(&format!("baseline seal {}", path.display())),
         "{error}"
     );
-    assert_eq!(read_unsealed::<Sealed>(&path).unwrap().values[0], 0.2);
-    // As written before there were checksums.
+    assert_eq!(read_unsealed::<RecordWithChecksum>(&path).unwrap().values[0], 0.2);
+    // This is the text of a record from before there were checksums.
     let old: Vec<&str> = text.lines().filter(|line| !line.contains("checksum")).collect();
     std::fs::write(&path, old.join("\n")).unwrap();
-    assert_eq!(read::<Sealed>(&path).unwrap(), record);
+    assert_eq!(read::<RecordWithChecksum>(&path).unwrap(), record);
 }
 
 fn sample() -> TestRecord {
@@ -146,7 +146,7 @@ fn every_number_survives_reading_and_writing() {
 fn broken_files_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.json");
-    let whole = to_text(&sample());
+    let whole = record_text(&sample());
     let cases = [
         (whole[..whole.len() / 2].to_owned(), "broken or cut short"),
         ("[1, 2]".to_owned(), "not a kernelgate sample"),
@@ -198,19 +198,19 @@ fn a_failed_write_leaves_the_old_file() {
 fn the_order_of_names_is_no_edit_and_a_changed_value_is_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.json");
-    write(&path, &Sealed { values: vec![-0.0, 1e300, 0.1, 3.0] }).unwrap();
+    write(&path, &RecordWithChecksum { values: vec![-0.0, 1e300, 0.1, 3.0] }).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
-    // The last line first, as another program may write it.
+    // The fields are in another order, as another program may write them.
     let (head, last) = text.trim_end_matches("\n}\n").rsplit_once(",\n").unwrap();
     let turned = format!("{{\n{last},\n{}\n}}", head.trim_start_matches("{\n"));
     assert_ne!(turned, text);
     std::fs::write(&path, &turned).unwrap();
-    assert_eq!(read::<Sealed>(&path).unwrap().values, [-0.0, 1e300, 0.1, 3.0]);
+    assert_eq!(read::<RecordWithChecksum>(&path).unwrap().values, [-0.0, 1e300, 0.1, 3.0]);
     std::fs::write(&path, turned.replace("0.1", "0.2")).unwrap();
-    assert!(matches!(read::<Sealed>(&path), Err(FileError::Edited { .. })));
+    assert!(matches!(read::<RecordWithChecksum>(&path), Err(RecordFileError::Edited { .. })));
     // A name that is there twice has the last value in the first pass and none in the second.
     std::fs::write(&path, text.replace("\"values\"", "\"values\": [],\n  \"values\"")).unwrap();
-    assert!(read::<Sealed>(&path).is_err());
+    assert!(read::<RecordWithChecksum>(&path).is_err());
 }
 
 /// A commit may hold a link to a device, and a bench may leave a pipe where its response belongs.
@@ -220,24 +220,24 @@ fn rejects_paths_that_are_not_regular_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.json");
     std::os::unix::fs::symlink("/dev/null", &path).unwrap();
-    let why = read::<Sealed>(&path).unwrap_err().to_string();
+    let why = read::<RecordWithChecksum>(&path).unwrap_err().to_string();
     assert!(why.ends_with("a.json: it is no file but a device, a pipe or a socket"), "{why}");
-    assert!(content_hash(&path).is_err());
+    assert!(content_hash_of_file(&path).is_err());
     std::fs::remove_file(&path).unwrap();
     let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    assert!(text_of(&path, 10).unwrap_err().to_string().contains("no file"));
+    assert!(read_untrusted_text(&path, 10).unwrap_err().to_string().contains("no file"));
     drop(socket);
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "ten bytes.").unwrap();
-    assert_eq!(text_of(&path, 10).unwrap(), "ten bytes.");
-    assert!(text_of(&path, 9).unwrap_err().to_string().contains("larger than 9 bytes"));
+    assert_eq!(read_untrusted_text(&path, 10).unwrap(), "ten bytes.");
+    assert!(read_untrusted_text(&path, 9).unwrap_err().to_string().contains("larger than 9 bytes"));
 }
 
 #[test]
 fn a_writer_removes_abandoned_temporary_files() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let old = std::time::SystemTime::now() - 2 * ABANDONED_AFTER;
+    let old = std::time::SystemTime::now() - 2 * ABANDONED_FILE_AGE;
     let aged = |name: &str| {
         let file = File::create(at(name)).unwrap();
         file.set_modified(old).unwrap();
@@ -271,7 +271,7 @@ fn a_name_that_an_object_has_twice_is_refused() {
         crate::record::Environment::cpu(),
         crate::record::Provenance::default(),
     );
-    let text = to_text(&run);
+    let text = record_text(&run);
     let read_with = |from: &str, to: &str| {
         std::fs::write(&path, text.replacen(from, to, 1)).unwrap();
         read::<crate::record::ProcessRun>(&path)

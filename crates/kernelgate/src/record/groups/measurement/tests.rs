@@ -1,7 +1,7 @@
 use super::*;
-use crate::record::{Gpu, Package, Provenance};
+use crate::record::{CargoPackage, Gpu, Provenance};
 
-fn commit(hash: &str) -> Provenance {
+fn provenance_of_commit(hash: &str) -> Provenance {
     Provenance { commit: Some(hash.to_owned()), dirty: false }
 }
 
@@ -12,7 +12,7 @@ fn whole() -> ProcessRun {
     ProcessRun {
         executable: Some("build 1".to_owned()),
         cases: [("w/f/n1/cpu/hot".to_owned(), case)].into(),
-        ..ProcessRun::start("b", "s", host, commit("aaaa"))
+        ..ProcessRun::start("b", "s", host, provenance_of_commit("aaaa"))
     }
 }
 
@@ -26,7 +26,7 @@ fn shard(index: u32, count: u32) -> ProcessRun {
 }
 
 /// Reason why a run of session `t` cannot join the measurement that another run begins.
-fn refusal(first: ProcessRun, second: ProcessRun) -> Option<DifferingFact> {
+fn refusal_to_join(first: ProcessRun, second: ProcessRun) -> Option<DifferingRunFact> {
     let second = ProcessRun { session: "t".to_owned(), ..second };
     Measurement::from_runs(vec![first, second]).err().map(|differing| *differing)
 }
@@ -35,7 +35,7 @@ fn on_gpu(driver: &str, uuid: &str) -> Environment {
     Environment {
         device_kind: "cuda".to_owned(),
         device_name: "NVIDIA H200".to_owned(),
-        gpus: Gpu::h200(uuid, driver).into(),
+        gpus: Gpu::h200_with_driver(uuid, driver).into(),
         ..whole().environment
     }
 }
@@ -53,18 +53,23 @@ fn each_fact_that_differs_is_named_with_both_values() {
         run
     };
     let two_shards = ProcessRun { cases: BTreeMap::new(), ..shard(1, 2) };
-    let changed = Provenance { dirty: true, ..commit("aaaa") };
+    let changed = Provenance { dirty: true, ..provenance_of_commit("aaaa") };
     let package = |name: &str| {
-        let package = Package { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
+        let package = CargoPackage { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
         ProcessRun { package: Some(package), ..whole() }
     };
-    let differing = refusal(package("one"), package("two")).unwrap();
+    let differing = refusal_to_join(package("one"), package("two")).unwrap();
     assert_eq!(differing.field, "package");
     assert_eq!((&*differing.left, &*differing.right), ("one (Cargo.toml)", "two (Cargo.toml)"));
-    assert_eq!(refusal(package("one"), whole()), None);
+    assert_eq!(refusal_to_join(package("one"), whole()), None);
     for (second, field, left, right) in [
         (two_shards, "number of shards", "1", "2"),
-        (ProcessRun { provenance: commit("bbbb"), ..whole() }, "commit", "aaaa", "bbbb"),
+        (
+            ProcessRun { provenance: provenance_of_commit("bbbb"), ..whole() },
+            "commit",
+            "aaaa",
+            "bbbb",
+        ),
         (ProcessRun { provenance: changed, ..whole() }, "commit", "aaaa", "aaaa+changes"),
         (ProcessRun { effort: "quick".to_owned(), ..whole() }, "effort", "default", "quick"),
         (ProcessRun { seed: 2, ..whole() }, "seed", "1", "2"),
@@ -83,12 +88,12 @@ fn each_fact_that_differs_is_named_with_both_values() {
         ),
         (of_case(|case| case.revision = 2), "revision", "1", "2"),
     ] {
-        let differing = refusal(whole(), second).expect(field);
+        let differing = refusal_to_join(whole(), second).expect(field);
         assert_eq!((differing.field, &*differing.runs[0]), (field, "s/b"));
         assert!(differing.runs[1].starts_with("t/b"), "{:?}", differing.runs);
         assert_eq!((&*differing.left, &*differing.right), (left, right), "{field}");
     }
-    let differing = refusal(whole(), of_case(|case| case.work.read_bytes = 16)).unwrap();
+    let differing = refusal_to_join(whole(), of_case(|case| case.work.read_bytes = 16)).unwrap();
     assert_eq!((differing.field, &*differing.case.unwrap()), ("work", "w/f/n1/cpu/hot"));
 }
 
@@ -96,41 +101,42 @@ fn each_fact_that_differs_is_named_with_both_values() {
 fn another_driver_or_gpu_model_is_refused_and_another_card_is_not() {
     let on = |environment| ProcessRun { environment, ..whole() };
     let first = || on(on_gpu("580.82", "GPU-1"));
-    let field = |second| refusal(first(), on(second)).map(|it| it.field);
+    let field = |second| refusal_to_join(first(), on(second)).map(|it| it.field);
     assert_eq!(field(on_gpu("590.1", "GPU-1")), Some("gpu.driver"));
     let mut other_model = on_gpu("580.82", "GPU-2");
-    other_model.gpus = Gpu { multiprocessors: 114, ..Gpu::h200("GPU-2", "580.82") }.into();
+    other_model.gpus =
+        Gpu { multiprocessors: 114, ..Gpu::h200_with_driver("GPU-2", "580.82") }.into();
     assert_eq!(field(other_model), Some("gpu.multiprocessors"));
     assert_eq!(field(on_gpu("580.99", "GPU-2")), None);
 }
 
 #[test]
 fn a_refusal_is_a_sentence_with_the_runs_and_their_values() {
-    let other = ProcessRun { provenance: commit("bbbb"), ..whole() };
+    let other = ProcessRun { provenance: provenance_of_commit("bbbb"), ..whole() };
     assert_eq!(
-        refusal(whole(), other).unwrap().to_string(),
+        refusal_to_join(whole(), other).unwrap().to_string(),
         "commit is `aaaa` in the run s/b and `bbbb` in the run t/b: these are no process runs of \
          the same code"
     );
     assert_eq!(
-        refusal(shard(1, 2), shard(2, 3)).unwrap().to_string(),
+        refusal_to_join(shard(1, 2), shard(2, 3)).unwrap().to_string(),
         "number of shards is `2` in the run s/b-1-of-2 and `3` in the run t/b-2-of-3: these are \
          no shards of one measurement"
     );
     let mut redefined = whole();
     redefined.cases.values_mut().for_each(|case| case.revision = 2);
-    let text = refusal(whole(), redefined).unwrap().to_string();
+    let text = refusal_to_join(whole(), redefined).unwrap().to_string();
     assert!(text.starts_with("revision of w/f/n1/cpu/hot is `1` in the run s/b"), "{text}");
 }
 
 #[test]
 fn shards_of_one_commit_belong_together_whoever_built_them() {
-    assert_eq!(refusal(shard(1, 2), shard(2, 2)), None);
+    assert_eq!(refusal_to_join(shard(1, 2), shard(2, 2)), None);
     let changed = |index| ProcessRun {
-        provenance: Provenance { dirty: true, ..commit("aaaa") },
+        provenance: Provenance { dirty: true, ..provenance_of_commit("aaaa") },
         ..shard(index, 2)
     };
-    assert_eq!(refusal(changed(1), changed(2)).unwrap().field, "executable");
+    assert_eq!(refusal_to_join(changed(1), changed(2)).unwrap().field, "executable");
 }
 
 #[test]
@@ -157,36 +163,40 @@ fn shards_without_a_common_case_have_one_definition_of_a_workload() {
         case.revision = revision;
         ProcessRun { cases: [(id.to_owned(), case)].into(), ..shard(index, 2) }
     };
-    assert_eq!(refusal(with_case(1, "a", 1), with_case(2, "b", 1)), None);
-    let differing = refusal(with_case(1, "a", 1), with_case(2, "b", 2)).unwrap();
+    assert_eq!(refusal_to_join(with_case(1, "a", 1), with_case(2, "b", 1)), None);
+    let differing = refusal_to_join(with_case(1, "a", 1), with_case(2, "b", 2)).unwrap();
     assert_eq!((differing.field, differing.case), ("revision", Some("b".to_owned())));
 }
 
 #[test]
 fn another_bench_or_another_machine_may_have_its_own_build() {
-    let other = || ProcessRun { provenance: commit("bbbb"), ..whole() };
-    assert_eq!(refusal(whole(), ProcessRun { bench: "c".to_owned(), ..other() }), None);
-    assert_eq!(refusal(whole(), whole()), None);
-    assert_eq!(refusal(whole(), ProcessRun { executable: None, ..whole() }), None);
+    let other = || ProcessRun { provenance: provenance_of_commit("bbbb"), ..whole() };
+    assert_eq!(refusal_to_join(whole(), ProcessRun { bench: "c".to_owned(), ..other() }), None);
+    assert_eq!(refusal_to_join(whole(), whole()), None);
+    assert_eq!(refusal_to_join(whole(), ProcessRun { executable: None, ..whole() }), None);
     let on = |machine: Option<&str>| ProcessRun {
         executable: Some("build 2".to_owned()),
         environment: Environment { machine: machine.map(str::to_owned), ..whole().environment },
         ..whole()
     };
-    assert_eq!(refusal(whole(), on(Some("another host"))), None);
-    assert_eq!(refusal(whole(), on(None)).unwrap().field, "executable");
+    assert_eq!(refusal_to_join(whole(), on(Some("another host"))), None);
+    assert_eq!(refusal_to_join(whole(), on(None)).unwrap().field, "executable");
 }
 
 #[test]
 fn runs_of_one_build_are_split_into_one_measurement() {
     let run_of = |session: &str, hash: &str| ProcessRun {
         session: session.to_owned(),
-        provenance: commit(hash),
+        provenance: provenance_of_commit(hash),
         ..whole()
     };
-    let split = Measurement::split([run_of("1", "aaaa"), run_of("2", "bbbb"), run_of("3", "aaaa")]);
+    let split = Measurement::group_into_measurements([
+        run_of("1", "aaaa"),
+        run_of("2", "bbbb"),
+        run_of("3", "aaaa"),
+    ]);
     let sessions = |it: &Measurement| -> Vec<String> {
-        it.runs().iter().map(|run| run.session.clone()).collect()
+        it.process_runs().iter().map(|run| run.session.clone()).collect()
     };
     assert_eq!(split.iter().map(sessions).collect::<Vec<_>>(), [vec!["1", "3"], vec!["2"]]);
 }
@@ -196,7 +206,7 @@ fn a_case_has_every_process_run_that_measured_it() {
     let second = ProcessRun { session: "t".to_owned(), ..whole() };
     let other = ProcessRun { bench: "c".to_owned(), cases: BTreeMap::new(), ..whole() };
     let measurement = Measurement::from_runs(vec![whole(), other, second]).unwrap();
-    let cases = measurement.cases();
+    let cases = measurement.runs_by_case();
     let keys: Vec<String> = cases["w/f/n1/cpu/hot"].iter().map(|it| it.run.key()).collect();
     assert_eq!((cases.len(), keys), (1, vec!["s/b".to_owned(), "t/b".to_owned()]));
 }
