@@ -45,8 +45,8 @@
 #include "attention/warpgroup/gemm.cuh"
 #include "common/math.cuh"
 #include "common/memory.cuh"
-#include "common/ring.cuh"
 #include "common/tensor_copy.cuh"
+#include "common/wgmma/ring.cuh"
 
 constexpr int kGroups = 2, kGroupThreads = 128, kThreads = THREADS;
 constexpr bool kDeterministic = DETERMINISTIC != 0;

@@ -39,8 +39,8 @@
 #include "attention/warpgroup/gemm_e4m3.cuh"
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
-#include "common/ring.cuh"
 #include "common/tensor_copy.cuh"
+#include "common/wgmma/ring.cuh"
 
 constexpr bool kFp8 = FP8 != 0;
 using Gemm = Choose<kFp8, GemmE4m3, Gemm16>::Type;

@@ -15,8 +15,8 @@
 #include "common/element.cuh"
 #include "common/math.cuh"
 #include "common/memory.cuh"
-#include "common/ring.cuh"
 #include "common/tensor_copy.cuh"
+#include "common/wgmma/ring.cuh"
 #include "common/wgmma/wide_tile.cuh"
 
 constexpr int kRows = TILE_ROWS, kColumns = TILE_COLUMNS, kStages = STAGES;

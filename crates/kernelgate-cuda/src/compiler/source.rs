@@ -30,12 +30,12 @@ pub const COMMON_HEADERS: &[Header] = headers!(
     "common/memory.cuh",
     "common/peers.cuh",
     "common/reduce.cuh",
-    "common/ring.cuh",
     "common/stages.cuh",
     "common/streaming.cuh",
     "common/tensor_copy.cuh",
     "common/types.cuh",
     "common/warp_gemm.cuh",
+    "common/wgmma/ring.cuh",
     "common/wgmma/tile.cuh",
     "common/wgmma/wide_tile.cuh",
 );
