@@ -23,6 +23,9 @@ type TimeSpans = Vec<(i64, i64)>;
 /// push/pop range holds what its own thread did; a start/end range, which belongs to no thread, what any
 /// thread of its process did. A range that was open while a graph was captured holds the kernels of
 /// those nodes, and the launches of the graph.
+///
+/// Long because each kind of record is filtered by its own columns.
+#[expect(clippy::too_many_lines)]
 pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     let expression = parse_range_expression(pattern);
     let nodes = graph_nodes_that_match(trace, &expression);

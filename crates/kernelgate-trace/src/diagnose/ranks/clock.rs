@@ -39,7 +39,7 @@ impl RankClock {
     }
 
     /// A time of the rank in the job's time.
-    pub(super) fn to_job_time(&self, time: i64) -> i64 {
+    pub(super) fn job_time(&self, time: i64) -> i64 {
         time - self.line.value(time)
     }
 }

@@ -170,8 +170,7 @@ impl RankTrace {
         let own = devices.iter().find(|(owner, _)| *owner == self.owner);
         own.map_or_else(RankTimeParts::default, |(_, operations)| {
             let inside = |start: i64, end: i64| {
-                let [start, end] =
-                    [start, end].map(|time| clock.to_job_time(time).clamp(first, last));
+                let [start, end] = [start, end].map(|time| clock.job_time(time).clamp(first, last));
                 end - start
             };
             RankTimeParts::measure(trace, &OperationClasses::new(trace), operations, inside)

@@ -563,7 +563,7 @@ fn collective_meetings(
                     .iter()
                     .map(|&(rank, Entry { start, end, operation, .. })| {
                         let clock = &clocks[rank];
-                        let (start, end) = (clock.to_job_time(start), clock.to_job_time(end));
+                        let (start, end) = (clock.job_time(start), clock.job_time(end));
                         RankArrival { rank, operation, start, end }
                     })
                     .collect(),
@@ -629,7 +629,7 @@ fn sums(
     let (mut last_count, mut delayed) = (vec![0usize; count], vec![0i64; count]);
     // Nobody recorded what a rank did before its recording began.
     let begun: Vec<i64> =
-        parts.iter().zip(clocks).map(|(part, clock)| clock.to_job_time(part.span.0)).collect();
+        parts.iter().zip(clocks).map(|(part, clock)| clock.job_time(part.span.0)).collect();
     for meeting in meetings {
         let (ready, last) = meeting.last_arrival();
         let begun = begun[last].min(ready);
@@ -664,7 +664,7 @@ fn sums(
     let end = times().map(|of| of.end).max().unwrap_or(0);
     // From this time on, all ranks are recorded.
     let all_begun = begun.iter().copied().max().unwrap_or(0).min(end);
-    let ended = parts.iter().zip(clocks).map(|(part, clock)| clock.to_job_time(part.span.1));
+    let ended = parts.iter().zip(clocks).map(|(part, clock)| clock.job_time(part.span.1));
     let all_ended = ended.max().unwrap_or(0).max(all_begun);
     let first = times().map(|of| of.start).min().unwrap_or(0).max(all_begun);
     let between = between(count, meetings);

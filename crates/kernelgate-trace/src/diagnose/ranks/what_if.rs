@@ -139,7 +139,7 @@ pub(super) fn replay(
         .map(|number| traces.of_part.iter().position(|&of| of == number))
         .map(|part| &clocks[part.expect("a trace has a part")])
         .collect();
-    let common = |number: usize, time: i64| clock_of[number].to_job_time(time);
+    let common = |number: usize, time: i64| clock_of[number].job_time(time);
     let members = |meeting: &Meeting| {
         let member = |of: &super::meeting::RankArrival| Member {
             trace: traces.of_part[of.rank],

@@ -139,7 +139,7 @@ struct Shapes<'a> {
 struct CommunicationTimes(HashMap<(i64, u32), UnitedSpans>);
 
 impl CommunicationTimes {
-    fn communication_times(context: &DiagnosisContext<'_>) -> Self {
+    fn new(context: &DiagnosisContext<'_>) -> Self {
         let mut spans: HashMap<(i64, u32), Vec<(i64, i64)>> = HashMap::new();
         let all = &context.all;
         let is =
@@ -179,7 +179,7 @@ impl<'a> Shapes<'a> {
         }
         let mut groups: HashMap<LaunchShapeKey, (Option<LaunchShapeGroup<'a>>, i64)> =
             HashMap::new();
-        let communication = CommunicationTimes::communication_times(context);
+        let communication = CommunicationTimes::new(context);
         for row in 0..kernels.on_gpu.len() {
             let length = kernels.on_gpu.length(row);
             let id = u32::try_from(row).unwrap_or(u32::MAX);

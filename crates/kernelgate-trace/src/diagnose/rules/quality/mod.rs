@@ -27,7 +27,8 @@ pub(super) fn finds() -> String {
     )
 }
 
-/// Doubts about the trace itself.
+/// Doubts about the trace itself. Long because it has a sentence for each of them.
+#[expect(clippy::too_many_lines)]
 pub(super) fn data_quality_rule(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],
