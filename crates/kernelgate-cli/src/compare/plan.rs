@@ -61,7 +61,7 @@ impl PlanRequest {
             &store.calibration_path(&environment.baseline_folder_name()),
         ) {
             Ok(calibration) => {
-                let (resolved, note) = self.from_calibration_plan(&calibration);
+                let (resolved, note) = self.calibrated_plan(&calibration);
                 let note = note + &elsewhere(&calibration, environment, head, sampling);
                 Ok(ResolvedPlan { note: Some(note), ..resolved })
             }
@@ -81,7 +81,7 @@ impl PlanRequest {
         }
     }
 
-    fn from_calibration_plan(&self, calibration: &Calibration) -> (ResolvedPlan, String) {
+    fn calibrated_plan(&self, calibration: &Calibration) -> (ResolvedPlan, String) {
         let null = || calibration.comparisons_of(ComparisonKind::Null);
         let fired = null().filter(|comparison| comparison.has_regressed_case()).count();
         let source = format!(

@@ -85,6 +85,8 @@ pub fn run(
     outcome
 }
 
+/// Makes the comparisons. Long because each kind of comparison has its own settings.
+#[expect(clippy::too_many_lines)]
 fn measure(
     request: &ComparisonRequest,
     settings: &CalibrationRequest,
