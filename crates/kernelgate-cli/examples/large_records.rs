@@ -50,7 +50,7 @@ fn main() {
     }
 }
 
-/// A run whose times differ a little from those of every other.
+/// A run record whose times differ a little from those of every other run.
 fn run(session: usize, cases: usize, samples: usize) -> ProcessRun {
     let case = |index: usize| {
         let time = |sample: usize| {
@@ -106,7 +106,7 @@ fn make(folder: &Path, cases: usize, runs: usize, samples: usize) {
 fn make_shards(folder: &Path, shards: usize, cases: usize, samples: usize) {
     for index in 1..=shards {
         let mut run = run(index, cases, samples);
-        // Other problems in every shard.
+        // Every shard gets other problems.
         run.cases = std::mem::take(&mut run.cases)
             .into_iter()
             .map(|(id, case)| (id.replacen("/s", &format!("/shard{index}_s"), 1), case))
@@ -118,7 +118,7 @@ fn make_shards(folder: &Path, shards: usize, cases: usize, samples: usize) {
     }
 }
 
-/// Size of a generated comparison.
+/// Numbers of cases and blocks of a generated comparison.
 struct Size {
     shards: usize,
     cases: usize,

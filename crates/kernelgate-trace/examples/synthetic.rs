@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p kernelgate-trace --example synthetic -- OUT [KERNELS] [unique]`
 //!
-//! With `unique`, every third range has a text of its own, as PyTorch's `emit_nvtx` writes them.
+//! With `unique`, every third range has its own text, as ranges of PyTorch's `emit_nvtx` do.
 
 use std::process::ExitCode;
 

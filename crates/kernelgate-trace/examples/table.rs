@@ -1,4 +1,4 @@
-//! One table of one trace, and nothing else: what a benchmark of reading and summing runs.
+//! Prints one table of one trace and nothing else, for a benchmark of reading and summing.
 //!
 //! `cargo run --release -p kernelgate-trace --example table -- TRACE REPORT [streamed]`
 //!

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// The reason why a trace cannot be read. Each message names the file and fits "failed to …".
+/// The reason why a trace file cannot be read. Each error message names the file and continues the
+/// words "failed to …".
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
@@ -14,7 +15,7 @@ pub enum TraceError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The content has no known format.
+    /// The content of the file has no known trace format.
     #[error("recognise {}: {reason}", path.display())]
     Unknown {
         /// The file.
@@ -30,12 +31,12 @@ pub enum TraceError {
         /// The reason.
         reason: String,
     },
-    /// Another program has to convert the file first.
+    /// Another program must convert the trace file first.
     #[error("convert {}: {reason}", path.display())]
     Convert {
         /// The file.
         path: PathBuf,
-        /// Why it was not converted, and the command that does it.
+        /// Reason why the file was not converted, and the command that converts it.
         reason: String,
     },
     /// A limit that protects the reader, of size or of depth, was exceeded.

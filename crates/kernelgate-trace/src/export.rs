@@ -2,8 +2,8 @@
 //! stream, arrows from each launch to its operations. Viewers drop spans of a track that overlap
 //! without nesting, so operations of one stream that overlap get tracks of their own.
 //!
-//! The file can be read again: the tables of a trace stay the same. Absent: waits, calls of
-//! the operating system, allocations and counters.
+//! The exported file can be read again, and gives the same tables. Absent: waits, calls of the
+//! operating system, allocations and counters.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -48,14 +48,14 @@ struct JsonEventWriter<'a, W> {
 }
 
 impl<W: Write> JsonEventWriter<'_, W> {
-    /// An event without its brackets.
+    /// Writes an event, given its text without brackets.
     fn add(&mut self, event: &str) -> io::Result<()> {
         let comma = if std::mem::take(&mut self.first) { "" } else { "," };
         write!(self.out, "{comma}\n{{{event}}}")
     }
 }
 
-/// A text as a JSON string.
+/// Formats a text as a JSON string.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
@@ -124,14 +124,14 @@ struct Lanes {
     of_operation: Vec<u32>,
     /// Tracks of each place.
     counts: Vec<u32>,
-    /// Tracks of all places before each.
+    /// Number of tracks of all places before each place.
     before: Vec<u32>,
 }
 
 /// Tracks of a stream; what overlaps more than that shares the last to be free.
 const MAX_TRACKS_PER_STREAM: usize = 64;
 
-/// Tracks of a stream besides its first are numbered from here.
+/// Number from which the additional tracks of a stream are counted.
 const FIRST_ADDITIONAL_TRACK: i64 = 1_000_000;
 
 impl Lanes {
@@ -164,7 +164,7 @@ impl Lanes {
         Self { before: before.collect(), of_operation, counts }
     }
 
-    /// The number of a track in the viewer.
+    /// Number of a track in the Perfetto viewer.
     fn track_number(&self, place: u32, lane: u32) -> i64 {
         match lane {
             0 => i64::from(place),

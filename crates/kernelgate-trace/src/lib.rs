@@ -1,12 +1,13 @@
-//! Traces of GPU work: read, summed up, diagnosed.
+//! Reads, sums and diagnoses traces of GPU work.
 //!
-//! - [`model`]: one model of what a GPU and its host did, whoever recorded it.
-//! - [`read`]: files into the model: Nsight Systems, Nsight Compute, PyTorch's profiler.
+//! - [`model`]: one data model of what a GPU and its host did, for all recorders.
+//! - [`read`]: reads trace files into the model: of Nsight Systems, Nsight Compute and PyTorch's
+//!   profiler.
 //! - [`analyze`]: launches joined with what they launched, ranges with what was launched in them,
 //!   idle time.
-//! - [`stats`]: the tables of `nsys stats`.
-//! - [`diagnose`]: what is wrong, with evidence.
-//! - [`export`]: a timeline for Perfetto.
+//! - [`stats`]: computes the tables of `nsys stats`.
+//! - [`diagnose`]: finds what wastes time, with evidence.
+//! - [`export`]: writes a timeline for Perfetto.
 //!
 //! ```no_run
 //! use kernelgate_trace::read::{self, WantedTraceParts};

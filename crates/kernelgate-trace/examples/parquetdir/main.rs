@@ -10,7 +10,7 @@ mod tables;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Number of rows in a row group of a parquet file: that of Arrow's writer.
+/// Number of rows of a row group in a parquet file, as Arrow's writer has it.
 const GROUP: usize = 1 << 20;
 
 fn main() -> ExitCode {

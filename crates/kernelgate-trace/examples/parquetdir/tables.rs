@@ -13,7 +13,7 @@ use parquet::schema::parser::parse_message_type;
 use rusqlite::Connection;
 use rusqlite::types::ValueRef;
 
-/// The values of a column in a row group, and for each row 1 where it has one.
+/// Values of a column in a row group, and for each row 1 if it has a value.
 enum Column {
     Integers(Vec<i64>, Vec<i16>),
     Reals(Vec<f64>, Vec<i16>),
@@ -70,7 +70,7 @@ impl Column {
         levels.len()
     }
 
-    /// Writes the values as the next column of a row group, and drops them.
+    /// Writes the values as the next column of a row group, and frees them.
     fn write(
         &mut self,
         group: &mut SerializedRowGroupWriter<'_, File>,
@@ -102,13 +102,13 @@ fn add<T>(values: &mut Vec<T>, levels: &mut Vec<i16>, value: Option<T>) {
 
 /// Size of row groups and other settings of the parquet files.
 pub struct Layout {
-    /// Rows of a row group.
+    /// Number of rows of a row group.
     pub group_rows: usize,
     /// Whether columns are written without dictionaries and compression.
     pub plain: bool,
 }
 
-/// Writes every table of an export.
+/// Writes every table of an Nsight Systems export as a parquet file.
 pub fn write(export: &Path, folder: &Path, layout: &Layout) -> Result<(), Box<dyn Error>> {
     let connection = Connection::open(export)?;
     let mut tables = connection.prepare(

@@ -1,14 +1,14 @@
 //! The class of each operation: compute, communication, copy, page migration, set or whole graph.
 //!
 //! Kernels are classified by the name of their function alone: template arguments and parameters
-//! name types. Absent: the computation of a compute kernel (`kernel_kinds`).
+//! name types. This module does not classify what a compute kernel computes (`kernel_kinds` does).
 
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::model::Trace;
 pub use crate::model::collective::CollectiveKind;
 use crate::model::names::NameId;
 
-/// The class of an operation.
+/// Class of a GPU operation: compute, communication, copy, memset or migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OperationClass {
     /// A kernel that computes.
@@ -19,9 +19,9 @@ pub enum OperationClass {
     Communication,
     /// Pages of managed memory that the driver moves on demand.
     Migration,
-    /// A copy that the program requested.
+    /// A copy of memory that the program requested.
     Copy,
-    /// Memory set to a value.
+    /// A memset: memory is filled with one value.
     Set,
 }
 
@@ -43,18 +43,18 @@ impl OperationClass {
     }
 }
 
-/// A library that communicates, as far as names distinguish them.
+/// A library that moves data between GPUs, as far as kernel names distinguish them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CommunicationLibrary {
     /// NCCL and RCCL, whose kernels have the same names.
     Nccl,
     /// NVSHMEM and its users.
     Nvshmem,
-    /// All-reduce and exchange kernels of frameworks.
+    /// All-reduce and exchange kernels that frameworks bring along.
     Custom,
     /// Communication by MPI, whose copies lie inside MPI's ranges.
     Mpi,
-    /// Copies from the memory of one GPU to that of another.
+    /// Copies from the memory of one GPU to the memory of another GPU.
     Peer,
 }
 
@@ -71,7 +71,7 @@ impl CommunicationLibrary {
     }
 }
 
-/// Which library communicates, and how.
+/// The library and the collective operation of a communicating kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommunicationKind {
     /// The library.
@@ -132,7 +132,7 @@ impl CommunicationKind {
     }
 }
 
-/// Brackets of a name that are open; `<` and `>` may compare numbers inside others.
+/// Brackets of a kernel name that are open; `<` and `>` inside others may compare numbers.
 #[derive(Debug, Default)]
 pub struct OpenBrackets {
     open: Vec<char>,
@@ -171,7 +171,7 @@ pub fn short_function_name(name: &str) -> String {
     let mut brackets = OpenBrackets::default();
     let mut rest = name;
     while let Some(character) = rest.chars().next() {
-        // Anonymous namespaces look like arguments.
+        // Anonymous namespaces look like arguments, so they are removed.
         let anonymous =
             ["(anonymous namespace)::", "<unnamed>::"].iter().find(|word| rest.starts_with(**word));
         if let Some(word) = anonymous {
@@ -288,7 +288,7 @@ impl<'a> OperationClasses<'a> {
         self.kernels[function as usize]
     }
 
-    /// How many operations are page migrations.
+    /// Number of operations that are page migrations.
     pub fn migrations(&self) -> usize {
         let kinds = &self.trace.copies.kind;
         match self.migrations.is_empty() {

@@ -3,7 +3,7 @@
 use crate::model::Trace;
 use crate::model::gpu::{Operations, PlaceId};
 
-/// The kind of an operation.
+/// Kind of a GPU operation: kernel, copy, memset or graph launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// A kernel.
@@ -19,7 +19,7 @@ pub enum Kind {
 /// An operation by its number: kernels first, then copies, sets and graph launches.
 pub type OperationId = u32;
 
-/// All operations of a trace.
+/// All GPU operations of a trace under one numbering.
 #[derive(Debug, Clone, Copy)]
 pub struct AllOperations<'a> {
     trace: &'a Trace,
@@ -28,7 +28,7 @@ pub struct AllOperations<'a> {
 }
 
 impl<'a> AllOperations<'a> {
-    /// The operations of a trace.
+    /// Numbers the GPU operations of a trace.
     pub fn new(trace: &'a Trace) -> Self {
         let mut next = 0;
         let mut bound = |operations: &Operations| {
@@ -49,7 +49,7 @@ impl<'a> AllOperations<'a> {
         self.bounds[3] as usize
     }
 
-    /// Whether the trace has no operation.
+    /// Whether the trace has no GPU operation.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -96,7 +96,7 @@ impl<'a> AllOperations<'a> {
         columns.end(index)
     }
 
-    /// Duration of the operation, in nanoseconds.
+    /// Duration of a GPU operation, nanoseconds.
     #[inline]
     pub fn length(&self, id: OperationId) -> i64 {
         let (columns, index) = self.columns(id);
@@ -135,7 +135,7 @@ impl<'a> AllOperations<'a> {
     }
 }
 
-/// The name of sets in tables.
+/// Name of memsets in tables.
 pub const MEMSET_NAME: &str = "[CUDA memset]";
 
 /// The name of copies of a direction in tables.

@@ -1,5 +1,5 @@
-//! Operations in an order of time. Recorders mostly write them in that order, and then nothing is
-//! listed.
+//! Lists of operations in an order of time. Recorders mostly write them in that order, and then
+//! nothing is listed.
 
 use crate::analyze::operations::OperationId;
 use crate::model::packed::{PackedColumn, partition_point};
@@ -9,7 +9,7 @@ use crate::model::packed::{PackedColumn, partition_point};
 pub enum Order {
     /// All operations with smaller numbers than this one, in the order of their numbers.
     Numbers(u32),
-    /// The operations of a list.
+    /// The operations of a list, in the order of the list.
     Listed(PackedColumn<OperationId>),
 }
 
@@ -46,12 +46,12 @@ impl Order {
         }
     }
 
-    /// Whether there is no operation.
+    /// Whether the order contains no operation.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The operation at a position.
+    /// The operation at a position of the order.
     pub fn get(&self, position: usize) -> Option<OperationId> {
         match self {
             Self::Numbers(count) => u32::try_from(position).ok().filter(|number| number < count),

@@ -8,7 +8,7 @@ use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::names::NameId;
 use crate::stats::{Samples, ValueSummary};
 
-/// Kernels and components that are listed.
+/// Maximum number of kernels and components that are listed.
 const TOP: usize = 10;
 
 /// A kernel and its part of the time of all kernels.
@@ -32,13 +32,13 @@ pub(super) const HEADS: [u32; 2] = [64, 128];
 pub struct Component {
     /// Path of the component.
     pub path: String,
-    /// Number of ranges around the component.
+    /// Number of ranges that enclose the component's range.
     pub depth: usize,
-    /// Host time of the component's ranges.
+    /// Host time of the component's ranges, summarised.
     pub host: ValueSummary,
     /// Number of kernels that were launched in the component.
     pub kernels: usize,
-    /// Time of the component's kernels, nanoseconds.
+    /// Total time of the component's kernels, nanoseconds.
     pub kernel_ns: i64,
     /// The component's part of the time of all kernels, 0 to 1.
     pub share: f64,
@@ -52,21 +52,21 @@ impl Component {
     }
 }
 
-/// The time by kernel, kind and component.
+/// Answers about a trace: its time by kernel, kind of work and component.
 #[derive(Debug, Clone, Default)]
 pub struct TraceAnswers {
     /// The time of all kernels, in nanoseconds.
     pub kernel_ns: i64,
-    /// The kernels with most time.
+    /// The kernels that take the most time.
     pub top_kernels: Vec<KernelTimeShare>,
     /// Kernel time by kind of work: nanoseconds and launches, the most expensive first.
     pub classes: Vec<(KernelClass, i64, usize)>,
-    /// The outer ranges, those with most kernel time.
+    /// Components (outer ranges) that take the most kernel time.
     pub components: Vec<Component>,
 }
 
 impl TraceAnswers {
-    /// Time of softmax over that of matmul, where both have kernels of their own.
+    /// Time of softmax kernels over that of matmul kernels, if both are separate kernels.
     #[allow(clippy::cast_precision_loss)]
     pub fn softmax_over_matmul_time(&self) -> Option<f64> {
         let time = |class| self.classes.iter().find(|(of, ..)| *of == class).map(|(_, ns, _)| *ns);
@@ -74,8 +74,9 @@ impl TraceAnswers {
         (matmul > 0).then(|| softmax as f64 / matmul as f64)
     }
 
-    /// FLOPs of softmax over those of matmul in attention with heads of so many values: of each
-    /// score 5 (largest, difference, exponential, sum, division) over 2 a value in either product.
+    /// FLOPs of softmax over those of matmul in attention with heads of `head` values: for each
+    /// score 5 (largest, difference, exponential, sum, division), over 2 for each value in both
+    /// products.
     pub fn softmax_to_matmul_flops(head: u32) -> f64 {
         5.0 / (4.0 * f64::from(head))
     }
@@ -120,7 +121,7 @@ impl TraceAnswers {
     }
 }
 
-/// The outermost ranges and those directly in them.
+/// The outermost ranges and the ranges directly inside them.
 fn components(context: &DiagnosisContext<'_>, share: &dyn Fn(i64) -> f64) -> Vec<Component> {
     let paths = &context.host.paths;
     // Kernels count for every path around their launch.

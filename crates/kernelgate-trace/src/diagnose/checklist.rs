@@ -1,5 +1,5 @@
-//! The checklist of the attention guide, filled in: each line ticked or crossed by a rule, or not
-//! measured, with what would measure it.
+//! Fills in the checklist of the attention guide: a rule ticks or crosses each line, or the line is
+//! not measured and states what would measure it.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ pub enum ChecklistMark {
     Holds,
     /// The line does not hold: a rule found something.
     Fails,
-    /// The trace lacks the data.
+    /// The trace lacks the data for this line.
     NotMeasured,
 }
 
@@ -47,7 +47,7 @@ pub struct ChecklistLine {
     pub text: &'static str,
     /// Whether the condition holds.
     pub tick: ChecklistMark,
-    /// The finding, or the command that measures it.
+    /// The finding that decides the line, or the command that measures it.
     pub why: String,
 }
 
@@ -55,13 +55,13 @@ pub struct ChecklistLine {
 enum By {
     /// Any of these rules.
     Rules(&'static [&'static str]),
-    /// All of these rules, but for those that have nothing to inspect.
+    /// All of these rules decide the line, except rules that have nothing to inspect.
     All(&'static [&'static str]),
     /// No trace can decide the line; the text names what can.
     Other(&'static str),
 }
 
-/// Heading, line, and what decides it.
+/// Checklist lines: heading, text, and the rules that decide it.
 const LINES: &[(&str, &str, By)] = &[
     ("Memory", "Memory accesses are coalesced", By::Rules(&["coalescing"])),
     (
@@ -101,7 +101,7 @@ const LINES: &[(&str, &str, By)] = &[
     ),
 ];
 
-/// The checklist of a diagnosis.
+/// Fills in the checklist from a diagnosis.
 pub fn checklist(diagnosis: &TraceDiagnosis) -> Vec<ChecklistLine> {
     LINES
         .iter()
@@ -116,8 +116,8 @@ pub fn checklist(diagnosis: &TraceDiagnosis) -> Vec<ChecklistLine> {
         .collect()
 }
 
-/// A finding fails a line. It holds where a rule that decides it inspected enough and found nothing,
-/// or, of several that all decide it, no other lacks data.
+/// A finding of a deciding rule fails the line. A line holds if a deciding rule inspected enough
+/// and found nothing, or, if several rules must all decide it, no other rule lacks data.
 fn decide(diagnosis: &TraceDiagnosis, rules: &[&str], all: bool) -> (ChecklistMark, String) {
     let found: Vec<&str> = diagnosis
         .findings

@@ -19,13 +19,13 @@ pub struct DiagnosisContext<'a> {
     pub trace: &'a Trace,
     /// Operations of the trace.
     pub all: AllOperations<'a>,
-    /// The class of each operation.
+    /// The class of each GPU operation.
     pub classes: OperationClasses<'a>,
     /// The activity of each process on each device.
     pub activities: Vec<Activity>,
     /// The host's part.
     pub host: HostActivitySummary,
-    /// Vendor and recorder of the trace.
+    /// GPU vendor and recorder of the trace.
     pub platform: TracePlatform,
     /// Start of the first operation of each place whose launch was recorded. The host launched what
     /// ran before it on that stream before the recording began.
@@ -55,14 +55,14 @@ impl<'a> DiagnosisContext<'a> {
         Self { trace, all, classes, activities, host, platform, first_launched }
     }
 
-    /// The path of an operation: of the innermost range around its launch, then of the ranges in
-    /// which the node of a graph was created that launched it.
+    /// The range path of an operation: the innermost range around its launch, then the ranges in
+    /// which its graph node was created.
     pub fn path_id_of_operation(&self, operation: OperationId) -> RangePathId {
         let inside = self.host.inside_graph.get(operation as usize);
         inside.unwrap_or_else(|| self.host.launched_in.at(operation as usize))
     }
 
-    /// The call that launched an operation, where the trace holds it.
+    /// The call that launched an operation, if it was recorded.
     pub fn launch(&self, operation: OperationId) -> Option<LaunchCall> {
         self.host.launches.get(&self.all, operation)
     }
@@ -72,7 +72,7 @@ impl<'a> DiagnosisContext<'a> {
         self.range(self.path_id_of_operation(operation))
     }
 
-    /// A path as text, if it is that of a range.
+    /// Text of a range path; `None` for the root.
     pub fn range(&self, path: RangePathId) -> Option<String> {
         (path != ROOT_PATH).then(|| self.host.paths.text(self.trace, path))
     }
@@ -97,8 +97,8 @@ impl<'a> DiagnosisContext<'a> {
         parts.chain(unlaunched)
     }
 
-    /// Whether the operation behind a gap was launched before the recording began, and followed as
-    /// soon as queued work does.
+    /// Whether the operation after a gap was launched before the recording began, and started as
+    /// quickly as queued work does.
     fn was_queued_before_recording(&self, gap: &Gap) -> bool {
         let first = self.first_launched[self.all.place(gap.after).0 as usize];
         first < i64::MAX && self.all.start(gap.after) < first && gap.length() < MAX_START_LATENCY_NS
@@ -133,7 +133,7 @@ impl<'a> DiagnosisContext<'a> {
 fn classify_operations<'a>(trace: &'a Trace, host: &HostActivitySummary) -> OperationClasses<'a> {
     let classes = OperationClasses::new(trace);
     let paths = &host.paths;
-    // A path is numbered behind the one around it.
+    // A path has a larger number than its parent path.
     let mut by_path: Vec<Option<CommunicationKind>> = Vec::with_capacity(paths.len());
     for path in (0..).take(paths.len()) {
         let own = || CommunicationKind::in_range(trace.names.text(paths.name(path)));

@@ -11,7 +11,7 @@ use crate::model::names::without_numbers_in_name;
 /// Device memory of a process on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// The system's id of the process.
+    /// Process id in the operating system.
     pub pid: i64,
     /// The device.
     pub device: u32,
@@ -21,11 +21,12 @@ pub struct MemoryUse {
     pub peak: (i64, u64),
     /// Allocations.
     pub taken: usize,
-    /// Allocations that were given back.
+    /// Number of allocations that were freed.
     pub given_back: usize,
     /// Freed memory whose allocation is not in the trace; it does not count.
     pub unknown: usize,
-    /// The outermost ranges in the order of their first start; what came before is the first.
+    /// The outermost ranges in the order of their first start; the first entry is the time before
+    /// them.
     pub phases: Vec<OutermostRangeMemory>,
 }
 
@@ -36,25 +37,25 @@ pub struct OutermostRangeMemory {
     pub name: String,
     /// How many there are.
     pub times: usize,
-    /// The most bytes that were held in one of them.
+    /// The most bytes that were held during one of these ranges.
     pub peak_bytes: u64,
     /// Bytes taken less those given back in the phase.
     pub change_bytes: i64,
 }
 
 impl OutermostRangeMemory {
-    /// Name of the time before the first range.
+    /// Label of the time before the first range.
     pub const BEFORE_FIRST_RANGE_LABEL: &str = "before the first range";
 }
 
 impl MemoryUse {
-    /// Bytes held at the end.
+    /// Bytes held at the end of the trace.
     pub fn bytes_at_end(&self) -> u64 {
         self.held.last().map_or(0, |&(_, bytes)| bytes)
     }
 
-    /// Times and bytes held, at most so many of them: of neighbours the one with most bytes. The
-    /// last one stays.
+    /// Returns at most `most` pairs of time and bytes held; of neighbouring pairs the one with the
+    /// most bytes is kept. The last one stays.
     pub fn bytes_over_time(&self, most: usize) -> Vec<(i64, u64)> {
         let together = self.held.len().div_ceil(most.max(2) - 1).max(1);
         let fullest = |part: &[(i64, u64)]| part.iter().copied().max_by_key(|&(_, bytes)| bytes);
@@ -64,7 +65,7 @@ impl MemoryUse {
         kept
     }
 
-    /// Bytes held at a time.
+    /// Bytes that were held at a time.
     fn at(&self, time: i64) -> u64 {
         let after = self.held.partition_point(|&(at, _)| at <= time);
         after.checked_sub(1).map_or(0, |last| self.held[last].1)
@@ -134,7 +135,7 @@ impl HeldDeviceMemory {
         self.changed(time);
     }
 
-    /// Some recorders do not record the size of a release, which follows from its address.
+    /// Some recorders do not record the size of a freed allocation, which follows from its address.
     fn release_bytes(&mut self, time: i64, address: u64) {
         let Some(bytes) = self.live.remove(&address) else {
             self.of.unknown += 1;

@@ -84,7 +84,7 @@ pub struct NumberWithUnit {
 /// A place in the trace that shows a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FindingEvidence {
-    /// Name of the kernel, call or copy.
+    /// Name of the kernel, API call or copy.
     pub what: String,
     /// How often.
     pub count: usize,
@@ -98,7 +98,7 @@ pub struct FindingEvidence {
     pub place: Option<(i64, u32)>,
 }
 
-/// Kernels that could be shorter.
+/// Kernels that could be shorter, with the possible factor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShortenedKernels {
     /// Index into [`crate::model::Trace::functions`].
@@ -133,7 +133,7 @@ pub enum FindingRemedy {
     NoWaits,
     /// Operations of a class take no time.
     Without(OperationClass),
-    /// Single operations take no time.
+    /// These single operations take no time.
     WithoutOperations(Vec<OperationId>),
     /// Kernels are shorter.
     Shorter(Vec<ShortenedKernels>),
@@ -144,14 +144,14 @@ pub enum FindingRemedy {
 /// The gain of mending a finding, by the replay of the recorded dependencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplayedGain {
-    /// Nanoseconds that the trace is shorter.
+    /// Nanoseconds by which the remedy alone shortens the trace.
     pub alone_ns: i64,
     /// Nanoseconds that it is shorter still once all findings before this one are mended: these add
     /// up to the gain of all.
     pub further_ns: i64,
 }
 
-/// A possible improvement that a rule found.
+/// A finding: a possible improvement that a rule found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DiagnosisFinding {
     /// The rule.
@@ -164,7 +164,7 @@ pub struct DiagnosisFinding {
     pub title: String,
     /// The measured value.
     pub measured: NumberWithUnit,
-    /// The threshold of the rule.
+    /// The threshold with which the rule compares.
     pub threshold: NumberWithUnit,
     /// Nanoseconds that mending it could save at most, where known: no more than its replay gains.
     pub recoverable_ns: Option<i64>,
@@ -176,17 +176,18 @@ pub struct DiagnosisFinding {
     pub evidence: Vec<FindingEvidence>,
     /// The advice.
     pub advice: String,
-    /// Circumstances in which the program is right to do this.
+    /// Circumstances in which the finding is a false positive.
     pub false_positive: &'static str,
 }
 
 impl DiagnosisFinding {
-    /// Sorts by savings, then by severity.
+    /// Sorts findings by their savings, then by severity.
     pub(super) fn sort(findings: &mut [Self]) {
         findings.sort_by_key(|of| std::cmp::Reverse((of.recoverable_ns.unwrap_or(0), of.severity)));
     }
 
-    /// Limits the savings to the gain of the replay, and the severity to what is left of them.
+    /// Limits the savings of a finding to the replayed gain, and its severity to the remaining
+    /// savings.
     pub(super) fn limit_savings_to_gain(&mut self, gain_ns: i64, span_ns: i64) {
         let gain_ns = gain_ns.max(0);
         if self.recoverable_ns.is_none_or(|claimed| claimed > gain_ns) {
@@ -197,12 +198,12 @@ impl DiagnosisFinding {
     }
 }
 
-/// The records that a rule inspects.
+/// Kind of records that a rule inspects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Nanoseconds of kernels.
     KernelTime,
-    /// Kernels, copies, sets and graph launches.
+    /// Kernels, copies, memsets and graph launches.
     Operations,
     /// Copies.
     Copies,
@@ -210,7 +211,7 @@ pub enum Unit {
     Sets,
     /// Calls of the host.
     Calls,
-    /// Launches that Nsight Compute measured.
+    /// Kernel launches that Nsight Compute profiled.
     ProfiledLaunches,
     /// Samples of counters.
     Samples,
@@ -259,11 +260,11 @@ pub struct InspectedShare {
     pub whole: i64,
     /// The unit of both.
     pub unit: Unit,
-    /// Why not all of it, and how to record the rest.
+    /// Reason why not all records could be inspected, and how to record the rest.
     pub missing: Option<String>,
 }
 
-/// Part of the whole that a rule has to inspect to answer "no".
+/// Share of all records that a rule must inspect before it may answer "no".
 const MIN_INSPECTED_SHARE_FOR_NO: f64 = 0.9;
 
 impl InspectedShare {
@@ -279,7 +280,7 @@ impl InspectedShare {
     }
 }
 
-/// The answer to a question.
+/// The answer of a diagnosis to a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QuestionAnswer {
     /// Findings say so.
@@ -305,7 +306,7 @@ pub enum QuestionAnswer {
     },
 }
 
-/// A question and its answer.
+/// A question of the diagnosis, with its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiagnosisQuestion {
     /// The rule that answers it, which is also the id of its findings.
@@ -330,28 +331,28 @@ impl DiagnosisQuestion {
 /// The work of a process on a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProcessDeviceUse {
-    /// The system's id of the process.
+    /// Process id in the operating system.
     pub pid: i64,
     /// The device.
     pub device: u32,
-    /// Name of the device, where the trace has it.
+    /// Name of the device, if the trace contains it.
     pub name: Option<String>,
-    /// First and last time of an operation.
+    /// Start of the first operation and end of the last one.
     pub span: (i64, i64),
     /// Nanoseconds in which at least one operation ran.
     pub busy_ns: i64,
     /// Operations.
     pub operations: usize,
-    /// Time by line of the device.
+    /// Time account of the device.
     pub account: DeviceTimeAccount,
     /// Times without an operation.
     pub gaps: IdleGapReport,
 }
 
-/// The diagnosis of a trace.
+/// The complete diagnosis of a trace.
 #[derive(Debug, Clone)]
 pub struct TraceDiagnosis {
-    /// Recorder of the trace, with the version where known.
+    /// Name of the trace's recorder, with its version if known.
     pub recorder: String,
     /// The time from which the text counts: the first activity of traces whose clock counts from
     /// 1970, else 0.
@@ -362,24 +363,24 @@ pub struct TraceDiagnosis {
     pub devices: Vec<ProcessDeviceUse>,
     /// The critical path, and what changes would gain.
     pub critical_path: CriticalPath,
-    /// Device memory, where allocations were recorded.
+    /// Device memory over time, if allocations were recorded.
     pub memory: Vec<MemoryUse>,
     /// How far the trace can be believed, worst first.
     pub quality: Vec<DiagnosisFinding>,
     /// Possible improvements, by what they could save.
     pub findings: Vec<DiagnosisFinding>,
-    /// Every rule as a question.
+    /// The questions of all rules, with their answers.
     pub questions: Vec<DiagnosisQuestion>,
-    /// The time by kernel, kind and range.
+    /// Time by kernel, kind of work and range.
     pub answers: TraceAnswers,
     /// Which share of the device's peaks is used.
     pub utilization: DeviceUtilization,
-    /// The phases of a network, where its ranges name them.
+    /// The phases of a network, if its ranges name them.
     pub network: Option<Network>,
 }
 
 impl TraceDiagnosis {
-    /// The question of a rule.
+    /// The question that a rule answers, by the rule's id.
     pub fn question(&self, id: &str) -> Option<&DiagnosisQuestion> {
         self.questions.iter().find(|question| question.id == id)
     }

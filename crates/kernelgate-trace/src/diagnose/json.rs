@@ -1,4 +1,4 @@
-//! A diagnosis as JSON, for programs. Times are nanoseconds of the trace's clock.
+//! Formats a diagnosis as JSON, for programs. Times are nanoseconds of the trace's clock.
 
 use hashbrown::HashMap;
 use serde_json::{Value, json};
@@ -15,13 +15,13 @@ use super::network::Network;
 use super::tree::RangeTreeNode;
 use crate::stats::ValueSummary;
 
-/// The version of the format; a field that changes its meaning raises it. The schema of the format
-/// is `schema/diagnosis.json` of this crate. Version 2: a list for doubts about the data, questions
-/// with their answers, gaps split at the launch.
+/// Version of the JSON format; it is raised when a field changes its meaning. The schema of the
+/// format is `schema/diagnosis.json` of this crate. Version 2: a list for doubts about the data,
+/// questions with their answers, gaps split at the launch.
 pub const SCHEMA: u32 = 2;
 
 impl TraceDiagnosis {
-    /// Converts to JSON, with `schema_version`.
+    /// Converts the diagnosis to JSON, with `schema_version`.
     pub fn to_json(&self) -> Value {
         let records: serde_json::Map<String, Value> = self
             .records

@@ -2,9 +2,9 @@
 
 use crate::analyze::classes::OpenBrackets;
 
-/// A name for people. `void at::native::vectorized_elementwise_kernel<(int)4,
-/// at::native::CUDAFunctor_add<float>>(int, T2)` reads
-/// `vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>`.
+/// A name for people. For example, `void at::native::vectorized_elementwise_kernel<(int)4,
+/// at::native::CUDAFunctor_add<float>>(int, T2)` becomes `vectorized_elementwise_kernel<4,
+/// CUDAFunctor_add<float>>`.
 pub fn short_name(name: &str) -> String {
     let name = without_return_type(without_parameters(name));
     let mut short = String::with_capacity(name.len());

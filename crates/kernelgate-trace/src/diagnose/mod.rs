@@ -1,9 +1,9 @@
 //! Faults of the program that a trace shows, with evidence; doubts about the trace come first.
 //!
-//! A rule answers a question: it compares a value with a threshold and names the kernels, the range
-//! and the time that show it. A rule says how much it could inspect; where that is too little it
-//! cannot answer, and says how to record the rest. `difference` compares two traces. Absent: the
-//! meaning of ranges and rules for a workload.
+//! Each rule answers a question: it compares a value with a threshold, and names the kernels, the
+//! range and the time as evidence. A rule states how many records it could inspect; if these are
+//! too few it gives no answer, and states how to record the rest. `difference` compares two traces.
+//! Absent: the meaning of ranges and rules for a workload.
 
 mod account;
 mod answers;
@@ -63,8 +63,8 @@ impl<'a> JoinedTrace<'a> {
         Self(DiagnosisContext::new(trace, true))
     }
 
-    /// The device's work in each range, outer ranges before those inside. Ranges that differ in
-    /// numbers only are one, but for those of these names.
+    /// The device's work in each range, outer ranges before those inside. Ranges whose names differ
+    /// only in numbers are merged, except those with the names in `apart`.
     pub fn range_tree(&self, apart: &[&str]) -> Vec<RangeTreeNode> {
         tree::build_range_tree(&self.0, apart)
     }

@@ -2,7 +2,7 @@
 
 use crate::model::{Recorder, Trace, TracedDevice};
 
-/// The maker of the devices.
+/// The vendor of the trace's GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuVendor {
     /// CUDA.
@@ -11,18 +11,18 @@ pub enum GpuVendor {
     Amd,
 }
 
-/// The vendor and the recorder of a trace.
+/// GPU vendor and recorder of a trace, which decide about words and advice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TracePlatform {
     /// The maker of the devices.
     pub vendor: GpuVendor,
-    /// The recorder of the trace.
+    /// Recorder that wrote the trace.
     pub recorder: Recorder,
 }
 
 /// Parts of the names of AMD's devices.
 const AMD: &[&str] = &["AMD", "Instinct", "Radeon", "gfx"];
-/// Functions that only HIP has, as far as a trace of it calls one.
+/// Names of functions that only AMD's HIP has.
 const HIP: &[&str] = &[
     "hipLaunchKernel",
     "hipModuleLaunchKernel",
@@ -34,7 +34,7 @@ const HIP: &[&str] = &[
     "hipStreamSynchronize",
 ];
 
-/// Whether AMD made a device.
+/// Whether the device is a GPU of AMD.
 pub(super) fn is_amd_device(device: &TracedDevice) -> bool {
     AMD.iter().any(|part| device.name.contains(part))
 }
@@ -71,7 +71,7 @@ impl TracePlatform {
         self.pick("multiprocessors", "compute units")
     }
 
-    /// How to get page-locked memory.
+    /// Advice on how to allocate page-locked memory.
     pub fn pinned_memory_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (Recorder::Chrome, _) => "pin_memory=True and non_blocking=True",
@@ -85,7 +85,7 @@ impl TracePlatform {
         self.pick("cudaMemPrefetchAsync, cudaMemAdvise", "hipMemPrefetchAsync, hipMemAdvise")
     }
 
-    /// How to record operations of the GPU and the calls that launch them.
+    /// Advice on how to record GPU operations and the calls that launch them.
     pub fn record_launches_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (Recorder::NsightSystems, _) => "record with nsys profile --trace=cuda,nvtx",
@@ -124,14 +124,14 @@ impl TracePlatform {
         }
     }
 
-    /// How to record migrations and faults of managed pages; empty where no recorder has them.
+    /// Advice on how to record migrations and faults of managed pages; empty if no recorder does.
     pub fn record_migrations_advice(self) -> &'static str {
         let nsys = "record with nsys profile --cuda-um-gpu-page-faults=true \
                     --cuda-um-cpu-page-faults=true";
         self.pick(nsys, "")
     }
 
-    /// How to sample counters over time.
+    /// Advice on how to sample hardware counters over time.
     pub fn sample_counters_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (_, GpuVendor::Amd) => "sample with rocprofv3 --pmc, or rocprof-compute profile",
@@ -140,7 +140,7 @@ impl TracePlatform {
         }
     }
 
-    /// How to measure single launches.
+    /// Advice on how to profile single kernel launches.
     pub fn profile_single_launches_advice(self) -> &'static str {
         self.pick(
             "measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL \

@@ -8,7 +8,7 @@ use crate::model::Trace;
 use crate::model::kernel_metrics::ProfiledLaunch;
 use crate::stats::shorten;
 
-/// A metric of a launch; none where the report lacks it.
+/// Value of a launch's metric; `None` if the report lacks it.
 pub(super) fn launch_metric(trace: &Trace, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
     let name = trace.names.find(name)?;
     launch.metrics.get(&name).map(|metric| metric.value)
@@ -51,8 +51,7 @@ pub(super) fn evidence(
 /// Launches of a finding that are listed.
 const MAX_LISTED_LAUNCHES: usize = 5;
 
-/// Findings about launches: those with one title are one, with the value of the launch that took
-/// longest.
+/// Joins findings about launches that have the same title, with the value of the longest launch.
 pub(super) fn group_by_title(mut found: Vec<DiagnosisFinding>) -> Vec<DiagnosisFinding> {
     found.sort_by_key(|of| Reverse(of.evidence.first().and_then(|launch| launch.total_ns)));
     let mut groups: Vec<(DiagnosisFinding, usize)> = Vec::new();

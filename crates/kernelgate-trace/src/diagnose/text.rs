@@ -79,7 +79,7 @@ impl TraceDiagnosis {
         }
     }
 
-    /// Doubts about the trace stand before everything that rests on it.
+    /// Doubts about the trace are printed before everything that depends on it.
     fn quality(&self, text: &mut String) {
         if self.quality.is_empty() {
             return;
@@ -293,7 +293,7 @@ impl TraceDiagnosis {
         }
     }
 
-    /// Softmax against matmul, where the ratio is that of an attention.
+    /// Prints softmax time against matmul time, if their ratio is plausible for attention.
     fn softmax(&self, text: &mut String) {
         let Some(ratio) = self
             .answers
@@ -364,7 +364,7 @@ impl TraceDiagnosis {
     }
 
     fn rest(&self, text: &mut String) {
-        // Several rules inspected, or lack, the same.
+        // Several rules inspected, or lack, the same data, so they share one line.
         let mut passed: Vec<(String, Vec<&str>)> = Vec::new();
         let mut lacking: Vec<(String, Vec<&str>)> = Vec::new();
         let add = |lines: &mut Vec<(String, Vec<&str>)>, line: String, id| match lines
@@ -420,13 +420,13 @@ impl fmt::Display for InspectedShare {
 }
 
 impl DiagnosisFinding {
-    /// One line of a doubt about the trace.
+    /// Prints one line for a doubt about the trace.
     fn write_data_quality_doubt(&self, text: &mut String) {
         let severity = self.severity.label().to_uppercase();
         wrap_line(text, &format!("{severity}: {}", self.title), "  ", "     ");
     }
 
-    /// The findings and their measurements.
+    /// Prints a finding with its measurements.
     fn head(&self, text: &mut String, number: usize) {
         let head = format!(
             "{number}. {} {}: {}",
@@ -510,7 +510,7 @@ pub(super) fn percent(part: i64, whole: i64) -> f64 {
     part as f64 / whole.max(1) as f64 * 100.0
 }
 
-/// Nanoseconds with a unit that suits.
+/// Formats nanoseconds in a suitable unit.
 #[allow(clippy::cast_precision_loss)]
 pub(super) fn time(ns: i64) -> String {
     let value = ns as f64;
@@ -522,7 +522,7 @@ pub(super) fn time(ns: i64) -> String {
     }
 }
 
-/// Bytes with a unit that suits.
+/// Formats bytes in a suitable unit.
 #[allow(clippy::cast_precision_loss)]
 pub(super) fn bytes(bytes: u64) -> String {
     let value = bytes as f64;

@@ -12,25 +12,26 @@ use crate::model::names::without_numbers_in_name;
 
 /// Part of the time of a range in which the device must be busy for launches not to matter.
 const BUSY: f64 = 0.7;
-/// Part of a limit from which that limit bounds. Declared work is what the mathematics needs; what
-/// an implementation does besides (exponentials, addresses, reading again) is not in it, so that a
+/// Part of a limit from which that limit bounds. Declared work is what the mathematics needs; other
+/// work of an implementation (exponentials, addresses, repeated reads) is not included, so that a
 /// kernel at its unit's limit reaches less than the whole.
 pub(super) const MIN_BOUNDING_LIMIT_SHARE: f64 = 0.4;
 /// Between two limits, a difference of this part decides which.
 const DECISIVE_LIMIT_DIFFERENCE: f64 = 0.1;
 
-/// The bound of a range.
+/// The bound of a range's time: memory, compute, both, latency or launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
     /// The device waits for the host to launch.
     Launch,
     /// The memory's bandwidth.
     Memory,
-    /// A unit's operations a second.
+    /// The operation rate of a compute unit bounds the range.
     Compute,
-    /// Neither memory nor compute limits the range: dependencies, or too little parallel work.
+    /// Neither memory nor compute bounds the range: it has dependencies, or too little parallel
+    /// work.
     Latency,
-    /// Memory and a compute unit limit the range equally.
+    /// Memory and a compute unit bound the range equally.
     Mixed,
     /// The device is busy; no limit of the work is known.
     Busy,
@@ -50,18 +51,17 @@ impl Bound {
     }
 }
 
-/// The ranges of a path, and what was launched in them.
+/// A node of the range tree: the ranges of one path, and what was launched in them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RangeTreeNode {
     /// Path of the range; `#` where ranges differ in a number only.
     pub path: String,
-    /// The last name of the path.
+    /// Last name of the node's path.
     pub name: String,
-    /// Number of ranges around the range.
+    /// Number of ranges that enclose the range.
     pub depth: usize,
-    /// How often the range was opened; of a range inside a graph, how often the graph was launched
-    /// with
-    /// it.
+    /// Number of times that the range was opened; inside a graph, number of times that the graph
+    /// was launched.
     pub times: usize,
     /// Host time in the range, nanoseconds; `None` of a range that was open while a graph was
     /// captured.
@@ -75,7 +75,7 @@ pub struct RangeTreeNode {
     pub span_ns: i64,
     /// The range's part of the time in which the device was busy, 0 to 1.
     pub share: f64,
-    /// Kernels, copies, sets and graphs.
+    /// Number of kernels, copies, memsets and graph launches.
     pub operations: usize,
     /// Bound of the range.
     pub bound: Bound,
@@ -94,7 +94,8 @@ struct Node {
     operations: usize,
     own_ns: i64,
     spans: Vec<(i64, i64)>,
-    /// First start and last end by instance: a range, or a path and a graph's launch above it.
+    /// First start and last end of each instance: a range, or a path together with the graph launch
+    /// above it.
     instances: HashMap<u64, (i64, i64)>,
     host_ns: Option<i64>,
     idle_ns: i64,
@@ -161,7 +162,7 @@ impl RangeTree<'_> {
         let KeptRanges { ranges, of_operation } = &context.host.kept;
         let (mut range, call) = of_operation[id as usize];
         let launched_in = context.host.launched_in.at(id as usize);
-        // Ranges of the graph's capture are inside those of its launch.
+        // Ranges of a graph's capture count as inside the ranges of its launch.
         let (mut path, mut chain) = (context.path_id_of_operation(id), Vec::new());
         while path != launched_in {
             let node = self.node(context, path);
@@ -184,7 +185,7 @@ impl RangeTree<'_> {
         chain
     }
 
-    /// The node of a path; paths whose names differ in numbers only share one.
+    /// The tree node of a path; paths whose names differ only in numbers share a node.
     fn node(&mut self, context: &DiagnosisContext<'_>, path: RangePathId) -> usize {
         if let Some(&known) = self.of_path.get(&path) {
             return known;

@@ -1,5 +1,6 @@
-//! Which share of the device's peaks operators and ranges use: kernels joined with the operators
-//! that launched them, and those with their work. Absent: text and JSON of the utilization.
+//! Share of the device's peaks that operators and ranges use: kernels are joined with the operators
+//! that launched them and with the declared work. Text and JSON output of the utilization are in
+//! other modules.
 
 use std::fmt::Write as _;
 use std::hash::Hash;
@@ -22,12 +23,12 @@ use crate::model::gpu::DeclaredWorkCount;
 use crate::model::names::NameId;
 use crate::stats::{shorten, with_thousands_separators};
 
-/// Operators and ranges that are listed.
+/// Maximum number of operators and ranges that are listed.
 const TOP: usize = 10;
 /// Ranges deeper than this are not listed.
 const DEPTH: usize = 2;
 /// Work above this multiple of the tensor peak has wrong shapes. Clocks above the data sheet's and
-/// convolutions by Winograd's algorithm reach more than the peak, but not this much.
+/// Winograd convolutions reach more than the peak, but not this multiple.
 const MAX_POSSIBLE_PEAK_RATIO: f64 = 3.0;
 
 /// Executions of an operator.
@@ -55,15 +56,15 @@ impl Call<'_> {
     }
 }
 
-/// Calls whose work is known.
+/// Operator calls whose work is known.
 struct Calls<'a> {
-    /// Calls that are listed by operator.
+    /// Calls that are listed under the name of their operator.
     operators: Vec<Call<'a>>,
     /// Calls from which ranges and the total are summed, where these are not `operators`.
     whole: Option<Vec<Call<'a>>>,
 }
 
-/// The utilization of a trace.
+/// Computes how much of the devices' peaks a trace uses.
 pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtilization {
     let trace = context.trace;
     let on_gpu = &trace.kernels.on_gpu;
@@ -147,7 +148,7 @@ fn calls<'a>(context: &DiagnosisContext<'a>) -> Calls<'a> {
     Calls { operators, whole: None }
 }
 
-/// The work of each launch of a case.
+/// The declared work of each launch of a case.
 fn declared_work_of_launches<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>> {
     let declared = context.trace.work.iter().filter_map(|of| {
         let whole = DeclaredPaths {
@@ -160,7 +161,7 @@ fn declared_work_of_launches<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>
     declared.collect()
 }
 
-/// The work of the parts of a case, whose ranges may be those of a graph's capture.
+/// The declared work of a case's parts, whose ranges may be those of a graph's capture.
 fn declared_work_of_parts<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>> {
     let declared = context.trace.parts.iter().filter_map(|of| {
         let part = DeclaredPaths {
@@ -176,7 +177,7 @@ fn declared_work_of_parts<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>> {
     declared.collect()
 }
 
-/// How often the case was launched.
+/// Number of times that the case was launched.
 fn steps(context: &DiagnosisContext<'_>) -> usize {
     let Some(work) = context.trace.work.first() else { return 0 };
     let paths = &context.host.paths;
@@ -197,7 +198,7 @@ impl<'a> DeclaredPaths<'a> {
     /// Adds the time of the kernels in these paths; `None` if no path has a kernel.
     fn call(self, context: &DiagnosisContext<'_>, is: impl Fn(&str) -> bool) -> Option<Call<'a>> {
         let (trace, paths) = (context.trace, &context.host.paths);
-        // A path is numbered behind the one around it.
+        // A path has a larger number than its parent path.
         let mut inside: Vec<Option<RangePathId>> = vec![None; paths.len()];
         for path in (1..).take(paths.len() - 1) {
             let around = inside[paths.parent_path(path) as usize];
@@ -288,7 +289,8 @@ fn operators_by_input_shape<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>>
     let trace = context.trace;
     let kept = &context.host.kept;
     let on_gpu = &trace.kernels.on_gpu;
-    // For each range, the innermost range with known work: itself, or one around it.
+    // For each range, the innermost range with known work: the range itself, or one that encloses
+    // it.
     let mut with_work: HashMap<u32, Option<u32>> = HashMap::new();
     let mut works: HashMap<(u32, NameId), Option<Work>> = HashMap::new();
     let mut by_range: HashMap<u32, Call<'a>> = HashMap::new();
@@ -359,8 +361,8 @@ fn operators_by_input_shape<'a>(context: &DiagnosisContext<'a>) -> Vec<Call<'a>>
     calls
 }
 
-/// Calls of ranges without those whose work a range inside of them counts: `aten::matmul` may launch
-/// a kernel besides those of its `aten::mm`.
+/// Calls of ranges without those whose work a range inside of them counts: For example,
+/// `aten::matmul` may launch a kernel besides the kernels of its `aten::mm`.
 fn without_enclosing_ranges<'a, K: Copy + Eq + Hash>(
     mut calls: HashMap<K, Call<'a>>,
     around: impl Fn(K) -> Option<K>,
@@ -377,7 +379,7 @@ fn without_enclosing_ranges<'a, K: Copy + Eq + Hash>(
     calls.into_values()
 }
 
-/// Factors of 32 bits are rounded where the kernel's name says so.
+/// Fp32 factors count as rounded to tf32 if the kernel's name shows it.
 fn tensor_core_precision(
     precision: Option<MatrixPrecision>,
     kernel: &str,
@@ -392,7 +394,7 @@ fn tensor_core_precision(
     }
 }
 
-/// Peaks by device, and what is not known about them.
+/// Peaks of each device, and notes on missing ones.
 fn peaks_by_device(
     trace: &Trace,
     calls: &[Call<'_>],
@@ -430,7 +432,7 @@ fn peaks_by_device(
     peaks
 }
 
-/// Ranges with at most one around them.
+/// Ranges that at most one other range encloses.
 fn outer_two_range_levels(
     context: &DiagnosisContext<'_>,
     sums: HashMap<RangePathId, WorkAndTimeSum>,

@@ -1,9 +1,10 @@
-//! Collective operations and their names. Absent: which kernels run one (`analyze::classes`).
+//! Collective operations (such as all-reduce) and the words of their names. Which kernels belong to
+//! a collective is decided elsewhere (`analyze::classes`).
 
 /// A collective operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CollectiveKind {
-    /// Every rank gets the sum.
+    /// All-reduce: every rank gets the sum.
     AllReduce,
     /// Every rank gets the parts of all.
     AllGather,
@@ -11,13 +12,13 @@ pub enum CollectiveKind {
     ReduceScatter,
     /// Every rank sends a part to each other.
     AllToAll,
-    /// One rank sends to all.
+    /// Broadcast: one rank sends its data to all ranks.
     Broadcast,
-    /// One rank gets the sum.
+    /// Reduce: one rank gets the sum.
     Reduce,
-    /// Ranks send to and receive from single others.
+    /// Send and receive between single ranks.
     SendRecv,
-    /// Ranks wait for each other.
+    /// Barrier: the ranks wait for each other.
     Barrier,
     /// The name does not show the collective.
     Unknown,

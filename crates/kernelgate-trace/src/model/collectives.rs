@@ -1,4 +1,4 @@
-//! Collectives as the framework that called them describes them.
+//! Collectives as described by the framework that called them.
 
 use super::names::NameId;
 
@@ -7,15 +7,15 @@ use super::names::NameId;
 pub struct CollectiveTable {
     /// Row in [`super::Trace::kernels`].
     pub kernel: Vec<u32>,
-    /// The collective, as the framework calls it.
+    /// Name of the collective that the framework uses.
     pub name: Vec<NameId>,
     /// The communicator: its name and its ranks, as written.
     pub group: Vec<NameId>,
     /// Ranks of the communicator; 0 where it is not recorded.
     pub ranks: Vec<u32>,
-    /// Bytes that a rank gives.
+    /// Bytes that each rank contributes.
     pub bytes_in: Vec<u64>,
-    /// Bytes that a rank gets.
+    /// Bytes that each rank receives.
     pub bytes_out: Vec<u64>,
 }
 
@@ -35,7 +35,7 @@ pub struct CollectiveKernelCall {
 }
 
 impl CollectiveTable {
-    /// Adds that of a kernel, whose row is larger than those before.
+    /// Adds the description of a kernel, whose row number is larger than earlier ones.
     pub fn push(&mut self, kernel: u32, call: CollectiveKernelCall) {
         self.kernel.push(kernel);
         self.name.push(call.name);

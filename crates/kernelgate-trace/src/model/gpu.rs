@@ -17,12 +17,12 @@ impl Cell for PlaceId {
     }
 }
 
-/// A process, device, context and stream.
+/// The place where an operation ran: process, device, context and stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     /// Index into [`super::Trace::processes`].
     pub process: u32,
-    /// The device as the process counts them.
+    /// Number of the device within its process.
     pub device: u32,
     /// The CUDA context.
     pub context: u32,
@@ -37,7 +37,7 @@ pub struct Operations {
     pub start: PackedColumn<i64>,
     /// Length, nanoseconds.
     length: PackedColumn<i64>,
-    /// Process, device, context and stream.
+    /// Process, device, context and stream of each operation.
     pub place: PackedColumn<PlaceId>,
     /// The id that joins it with its launch call, within its process; 0: not recorded. Empty once
     /// operations and calls are joined.
@@ -50,7 +50,7 @@ impl Operations {
         self.start.len()
     }
 
-    /// Whether there is no operation.
+    /// Whether the table has no operation.
     pub fn is_empty(&self) -> bool {
         self.start.is_empty()
     }
@@ -63,7 +63,7 @@ impl Operations {
         self.correlation.push(correlation);
     }
 
-    /// Duration of an operation, in nanoseconds.
+    /// Duration of an operation, nanoseconds.
     #[inline]
     pub fn length(&self, row: usize) -> i64 {
         self.length.at(row)
@@ -80,7 +80,7 @@ impl Operations {
         self.length.iter().sum()
     }
 
-    /// The operations of these indices.
+    /// Returns a table of the operations with these indices.
     pub(crate) fn pick(&self, rows: &[u32]) -> Self {
         Self {
             start: self.start.pick_rows(rows),
@@ -104,14 +104,14 @@ pub(crate) fn pick<T: Copy>(column: &[T], rows: &[u32]) -> Vec<T> {
 pub struct KernelFunction {
     /// Name of the function with its namespaces and template arguments.
     pub demangled: NameId,
-    /// Name of the function alone.
+    /// Name of the function without its namespaces and arguments.
     pub short: NameId,
 }
 
 /// How a kernel was launched, and what it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LaunchShape {
-    /// Blocks in x, y and z.
+    /// Number of blocks in x, y and z.
     pub grid: [u32; 3],
     /// Threads of a block in x, y and z.
     pub block: [u32; 3],
@@ -177,10 +177,10 @@ pub struct CopyTable {
     pub target: Vec<MemoryKind>,
 }
 
-/// A kind of memory, as far as findings need it.
+/// Kind of memory: pageable, pinned, device or managed, as far as findings need it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum MemoryKind {
-    /// The kind was not recorded, or is another one.
+    /// The memory kind was not recorded, or is another one.
     #[default]
     Unknown,
     /// Host memory that may be swapped out: a copy goes through a staging buffer.
@@ -209,7 +209,7 @@ impl MemoryKind {
     }
 }
 
-/// Memory set to a value.
+/// Table of memsets, which fill memory with one value.
 #[derive(Debug, Clone, Default)]
 pub struct MemsetTable {
     /// When and where.
@@ -227,12 +227,13 @@ pub struct GraphLaunchTable {
     pub executable: Vec<u32>,
 }
 
-/// A node of a CUDA graph. Filled by recorders that see the capture.
+/// A node of a CUDA graph, with the ranges in which it was created. Filled by recorders that see
+/// the capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CudaGraphNode {
     /// Index into [`super::Trace::processes`]: ids are unique in one only.
     pub process: u32,
-    /// Id of the graph node, as in [`Kernels::graph_node`].
+    /// Id of the graph node, which [`Kernels::graph_node`] refers to.
     pub id: u64,
     /// The ranges that were open when it, or the node that it was cloned from, was created; the
     /// outermost first.
@@ -257,7 +258,7 @@ pub struct GraphNodeEvents {
 pub struct DeclaredWorkCount {
     /// Operations by unit and type, such as `matmul bf16`.
     pub flops: Vec<(String, f64)>,
-    /// The least bytes that memory moves.
+    /// The fewest bytes that memory must move for the declared work.
     pub bytes: f64,
 }
 
@@ -275,16 +276,16 @@ pub struct DeclaredProblemPart {
 /// The work of each range of a path, and its least times: declared work over measured ceilings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeclaredRangeWork {
-    /// The path, names with `/` between them.
+    /// Path of the range: names with `/` between them.
     pub path: String,
-    /// The limits in nanoseconds, each with [`Self::MEMORY`] or the unit that sets it.
+    /// Time limits in nanoseconds, each with the ceiling that sets it: [`Self::MEMORY`] or a unit.
     pub limits: Vec<(String, f64)>,
     /// The work.
     pub work: DeclaredWorkCount,
 }
 
 impl DeclaredRangeWork {
-    /// The limit that memory sets.
+    /// Name of the time limit that memory sets.
     pub const MEMORY: &str = "memory";
 }
 
@@ -300,10 +301,10 @@ pub struct SynchronisationTable {
 /// The object that a synchronisation waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum SynchronisationKind {
-    /// The object was not recorded.
+    /// The object that the synchronisation waits for was not recorded.
     #[default]
     Unknown,
-    /// An event, by the host.
+    /// The host waits for an event.
     Event,
     /// An event, by a stream: the host does not wait.
     StreamWaitsEvent,
@@ -313,7 +314,7 @@ pub enum SynchronisationKind {
     Context,
 }
 
-/// Device memory taken or given back.
+/// Table of allocations and frees of device memory.
 #[derive(Debug, Clone, Default)]
 pub struct AllocationTable {
     /// When.
@@ -324,7 +325,7 @@ pub struct AllocationTable {
     pub address: Vec<u64>,
     /// Bytes; 0 of freed memory whose size was not recorded.
     pub bytes: Vec<u64>,
-    /// Whether the allocation is given back.
+    /// Whether the row is a free instead of an allocation.
     pub given_back: Vec<bool>,
 }
 
@@ -342,7 +343,7 @@ impl AllocationTable {
 /// Streams, by process and number, that differ from others in what they wait for.
 #[derive(Debug, Clone, Default)]
 pub struct StreamKindTable {
-    /// Legacy default streams: their work waits for that of all others, and the other way around.
+    /// Legacy default streams: their work waits for work in all other streams, and vice versa.
     pub null: Vec<(u32, u64)>,
     /// Streams that do not wait for the default stream.
     pub non_blocking: Vec<(u32, u64)>,
@@ -357,7 +358,7 @@ impl StreamKindTable {
     }
 }
 
-/// Page faults of managed memory.
+/// Table of page faults of managed memory.
 #[derive(Debug, Clone, Default)]
 pub struct PageFaultTable {
     /// When.
@@ -366,14 +367,14 @@ pub struct PageFaultTable {
     pub end: Vec<i64>,
     /// Index into [`super::Trace::processes`].
     pub process: Vec<u32>,
-    /// The device that faulted, or [`Self::HOST_PLACE`].
+    /// The device that had the page fault, or [`Self::HOST_PLACE`].
     pub device: Vec<u32>,
     /// How many.
     pub count: Vec<u64>,
 }
 
 impl PageFaultTable {
-    /// The host, in place of a device.
+    /// Number that stands for the host in place of a device.
     pub const HOST_PLACE: u32 = u32::MAX;
 }
 
@@ -384,7 +385,7 @@ pub struct CounterSamples {
     pub time: Vec<i64>,
     /// The GPU.
     pub gpu: Vec<u32>,
-    /// The counter. Ids differ between versions, names do not.
+    /// The counter. Metric names are used instead of ids, because ids differ between versions.
     pub metric: Vec<NameId>,
     /// Value of the counter.
     pub value: Vec<f64>,

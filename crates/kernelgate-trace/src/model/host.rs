@@ -1,29 +1,29 @@
-//! The host's work as columns.
+//! The host's work as tables with columns.
 
 use super::gpu::pick;
 use super::names::NameId;
 
-/// A thread of a process.
+/// A thread of a host process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HostThread {
     /// Index into [`super::Trace::processes`].
     pub process: u32,
-    /// The operating system's id of the thread.
+    /// Thread id in the operating system.
     pub tid: i64,
-    /// Name of the thread, where recorded.
+    /// Name of the thread, if it was recorded.
     pub name: Option<NameId>,
 }
 
 /// Calls of the CUDA runtime and driver. Times are nanoseconds of the trace's clock.
 #[derive(Debug, Clone, Default)]
 pub struct ApiCallTable {
-    /// When the call was entered.
+    /// Time at which each call was entered, nanoseconds.
     pub start: Vec<i64>,
     /// When the call returned.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
-    /// The function, with the suffix of its version if it has one.
+    /// Name of the called function, with its version suffix if it has one.
     pub name: Vec<NameId>,
     /// The id that joins it with its operations, within its process; 0: it launched nothing.
     pub correlation: Vec<u32>,
@@ -35,7 +35,7 @@ impl ApiCallTable {
         self.start.len()
     }
 
-    /// Whether there is no call.
+    /// Whether the table has no call.
     pub fn is_empty(&self) -> bool {
         self.start.is_empty()
     }
@@ -68,7 +68,7 @@ impl ApiCallTable {
     }
 }
 
-/// How a range was opened.
+/// The way in which a range was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RangeStyle {
     /// The range is on the stack of its thread, so ranges of a thread nest.
@@ -78,7 +78,7 @@ pub enum RangeStyle {
 }
 
 impl RangeStyle {
-    /// The style as Nsight Systems names it.
+    /// Name of the style in Nsight Systems.
     pub fn label(self) -> &'static str {
         match self {
             Self::PushPop => "PushPop",
@@ -87,18 +87,18 @@ impl RangeStyle {
     }
 }
 
-/// Named spans of host time: NVTX ranges, annotations of PyTorch.
+/// Table of named spans of host time: NVTX ranges and annotations of PyTorch.
 #[derive(Debug, Clone, Default)]
 pub struct HostRangeTable {
-    /// When the range was opened.
+    /// Time at which each range was opened, nanoseconds.
     pub start: Vec<i64>,
     /// When the range was closed; the last time of the trace for one that was never closed.
     pub end: Vec<i64>,
-    /// Index into [`super::Trace::threads`]: the thread that opened it.
+    /// The thread that opened each range: an index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
     /// Text of the range, behind `domain:` where it is in a named domain.
     pub name: Vec<NameId>,
-    /// How the range was opened.
+    /// The way in which each range was opened.
     pub style: Vec<RangeStyle>,
     /// The inputs of the operator that it is: 1 + index into [`super::Trace::inputs`], 0 where they
     /// are not known; empty where none are.
@@ -108,9 +108,9 @@ pub struct HostRangeTable {
 /// Inputs of an operator, as the recorder wrote them: JSON lists with an element an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OperatorInputs {
-    /// Sizes of tensors by axis.
+    /// Sizes of the operator's tensors along each axis.
     pub dims: NameId,
-    /// Types of the inputs' values.
+    /// Data types of the operator's inputs.
     pub types: NameId,
     /// Values of arguments that are not tensors.
     pub values: NameId,
@@ -122,7 +122,7 @@ impl HostRangeTable {
         self.start.len()
     }
 
-    /// Whether there is no range.
+    /// Whether the table has no range.
     pub fn is_empty(&self) -> bool {
         self.start.is_empty()
     }
@@ -175,7 +175,7 @@ impl HostRangeTable {
     }
 }
 
-/// Named moments of host time: NVTX marks.
+/// Table of named moments of host time: NVTX marks.
 #[derive(Debug, Clone, Default)]
 pub struct HostMarkTable {
     /// When.
@@ -199,7 +199,7 @@ pub struct OsCallTable {
     pub name: Vec<NameId>,
 }
 
-/// Threads that the scheduler put on a CPU or took off it.
+/// Table of the times at which the scheduler put threads on a CPU or took them off.
 #[derive(Debug, Clone, Default)]
 pub struct ThreadSwitchTable {
     /// When.

@@ -5,23 +5,23 @@ use std::collections::BTreeMap;
 use super::gpu::LaunchShape;
 use super::names::NameId;
 
-/// One profiled launch of a kernel.
+/// One kernel launch that Nsight Compute profiled.
 #[derive(Debug, Clone)]
 pub struct ProfiledLaunch {
-    /// The id in the report.
+    /// Id of the launch in the report.
     pub id: String,
     /// The kernel.
     pub kernel: NameId,
-    /// Grid and block, as far as the report has them.
+    /// Grid and block of the launch, as far as the report contains them.
     pub shape: LaunchShape,
-    /// Device and compute capability, as written.
+    /// Device and compute capability, as written in the report.
     pub device: String,
-    /// Metric by name, with its unit. A metric without a number is skipped.
+    /// Metrics of the launch by name, with units. A metric without a number is skipped.
     pub metrics: BTreeMap<NameId, KernelMetric>,
     /// Results of the tool's own rules: name and text.
     pub rules: Vec<(NameId, NameId)>,
-    /// Source lines at which warps waited, those with most samples first; empty where the report
-    /// has no samples or the kernel no line table.
+    /// Source lines at which warps waited, the most sampled first; empty if the report has no
+    /// samples or the kernel no line table.
     pub lines: Vec<SourceStalls>,
 }
 
@@ -30,7 +30,7 @@ pub struct ProfiledLaunch {
 pub struct SourceStalls {
     /// The source file.
     pub file: NameId,
-    /// The line, counted from 1.
+    /// Number of the source line, counted from 1.
     pub line: u32,
     /// Number of samples in which a warp waited at this line.
     pub samples: u64,
@@ -38,7 +38,7 @@ pub struct SourceStalls {
     pub reason: NameId,
 }
 
-/// A number with its unit.
+/// Value of a metric with its unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KernelMetric {
     /// The number.

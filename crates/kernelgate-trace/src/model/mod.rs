@@ -1,8 +1,8 @@
-//! The activity model: what a GPU and its host did, whoever recorded it.
+//! The activity model: data types for what a GPU and its host did, for all recorders.
 //!
 //! Columns, one vector a field, because a trace has millions of rows and most questions need few of
 //! their fields. Texts, places, functions and launch shapes are tables of their own that rows refer
-//! to. A column that was not recorded is empty. Absent: the interpretation of the numbers.
+//! to. A column that was not recorded is empty. The model does not interpret its numbers.
 
 pub mod collective;
 pub mod collectives;
@@ -39,11 +39,11 @@ pub struct TracedProcess {
     pub key: u64,
     /// The system's id.
     pub pid: i64,
-    /// Name of the process, where recorded.
+    /// Name of the process, if it was recorded.
     pub name: Option<NameId>,
 }
 
-/// A GPU, as far as the trace describes it.
+/// A GPU with the properties that the trace states.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TracedDevice {
     /// Number of the device.
@@ -52,7 +52,7 @@ pub struct TracedDevice {
     pub name: String,
     /// Streaming multiprocessors.
     pub multiprocessors: Option<u32>,
-    /// Compute capability, major and minor.
+    /// Compute capability of the device: major and minor number.
     pub compute: Option<(u32, u32)>,
     /// Threads, registers and bytes of shared memory of a multiprocessor.
     pub threads_per_sm: Option<u32>,
@@ -60,13 +60,13 @@ pub struct TracedDevice {
     pub registers_per_sm: Option<u32>,
     /// Bytes of shared memory of a multiprocessor.
     pub shared_per_sm: Option<u32>,
-    /// Blocks that a multiprocessor holds.
+    /// Maximum number of blocks that a multiprocessor holds.
     pub blocks_per_sm: Option<u32>,
     /// Threads that run in lockstep: 32 in a warp, 64 in a wavefront.
     pub warp: Option<u32>,
 }
 
-/// The recorder of a trace.
+/// The program that recorded a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Recorder {
     /// Nsight Systems.
@@ -76,7 +76,7 @@ pub enum Recorder {
     NsightCompute,
     /// PyTorch's profiler, or another that writes Chrome's format.
     Chrome,
-    /// The profiler of JAX and XLA.
+    /// The profiler of JAX and XLA recorded the trace.
     Xla,
     /// AMD's `rocprofv3`.
     Rocprof,
@@ -109,7 +109,7 @@ pub struct Trace {
     pub processes: Vec<TracedProcess>,
     /// Threads.
     pub threads: Vec<HostThread>,
-    /// Processes with device, context and stream.
+    /// Table of places: process, device, context and stream.
     pub places: Vec<Place>,
     /// GPUs.
     pub devices: Vec<TracedDevice>,
@@ -119,7 +119,7 @@ pub struct Trace {
     pub shapes: Vec<LaunchShape>,
     /// Executions of kernels.
     pub kernels: Kernels,
-    /// Descriptions of kernels that communicate.
+    /// Descriptions of the kernels that communicate.
     pub collectives: CollectiveTable,
     /// Copies.
     pub copies: CopyTable,
@@ -141,13 +141,13 @@ pub struct Trace {
     pub syncs: SynchronisationTable,
     /// Calls of CUDA.
     pub calls: ApiCallTable,
-    /// Named spans of host time.
+    /// Named spans of host time, such as NVTX ranges.
     pub ranges: HostRangeTable,
     /// Inputs of operators, which [`HostRangeTable::inputs`] refers to.
     pub inputs: Vec<OperatorInputs>,
-    /// Named moments of host time.
+    /// Named moments of host time, such as NVTX marks.
     pub marks: HostMarkTable,
-    /// Calls of the operating system.
+    /// Calls of the operating system that took long.
     pub os_calls: OsCallTable,
     /// The scheduler's decisions.
     pub switches: ThreadSwitchTable,
@@ -157,9 +157,9 @@ pub struct Trace {
     pub page_faults: PageFaultTable,
     /// Hardware counters over time.
     pub counters: CounterSamples,
-    /// Single launches, measured by Nsight Compute.
+    /// Kernel launches that Nsight Compute profiled one by one.
     pub profiled: Vec<ProfiledLaunch>,
-    /// The file's own description: versions, options, host.
+    /// The file's description of itself: versions, options, host.
     pub metadata: BTreeMap<String, String>,
     /// Missing and implausible parts of the trace.
     pub quality: TraceQuality,
@@ -228,7 +228,7 @@ impl<T> Default for Table<T> {
 }
 
 impl<T: Copy + Eq + Hash> Table<T> {
-    /// The index of a value.
+    /// Returns the index of a value, which is added if it is new.
     pub fn intern(&mut self, value: T) -> u32 {
         // Rows of the same thread, place or kernel follow each other.
         if let Some((known, index)) = self.last

@@ -1,4 +1,4 @@
-//! Interned texts: one text in memory however many rows have it.
+//! Interned texts: each text is stored once, however many rows use it.
 
 use std::hash::BuildHasher;
 
@@ -8,11 +8,11 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct NameId(pub(crate) u32);
 
-/// All texts of a trace, one behind the other in one buffer.
+/// All texts of a trace, stored one after the other in one buffer.
 #[derive(Debug, Clone, Default)]
 pub struct Names {
     text: String,
-    /// The end of each text.
+    /// End position of each text in the buffer.
     ends: Vec<usize>,
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
@@ -53,17 +53,17 @@ impl Names {
             .map(|&known| NameId(known))
     }
 
-    /// The text of a name.
+    /// The text that a name refers to.
     pub fn text(&self, name: NameId) -> &str {
         slice_by_ends(&self.text, &self.ends, name.0)
     }
 
-    /// How many texts there are.
+    /// Number of interned texts.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is no text.
+    /// Whether no text is stored.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }

@@ -1,5 +1,5 @@
-//! Columns of numbers that take as many bits a row as the rows near by need: rows lie in blocks, and
-//! a block keeps its least value and the distance of each row from it. Any row is read, and replaced,
+//! Columns of numbers that take only as many bits per row as neighbouring rows need: each block of
+//! rows stores its least value and the distance of each row from it. Any row is read, and replaced,
 //! in constant time.
 
 use std::collections::VecDeque;
@@ -12,9 +12,9 @@ const READ_WORD_BYTES: usize = 8;
 /// Blocks that are stored uncompressed while their rows change.
 const UNPACKED_BLOCKS: usize = 8;
 
-/// A value of a column.
+/// A value that a packed column can store.
 pub trait Cell: Copy {
-    /// The cell as a number.
+    /// Converts the value to a number.
     fn number(self) -> i64;
     /// Cell from its number.
     fn from_number(number: i64) -> Self;
@@ -55,13 +55,13 @@ impl Cell for u32 {
 #[derive(Debug, Clone)]
 pub struct PackedColumn<T> {
     blocks: Vec<Block>,
-    /// Blocks that are as wide as any value, those that have been so for longest first.
+    /// Blocks stored with full width, those that have been so for longest first.
     wide: VecDeque<usize>,
     rows: usize,
     cell: PhantomData<T>,
 }
 
-/// The rows of a block.
+/// A block of packed rows.
 #[derive(Debug, Clone)]
 struct Block {
     /// The least value, or 0 in a block that is as wide as any value.
@@ -135,7 +135,7 @@ impl Block {
     }
 }
 
-/// The byte in which a distance begins, and its first bit there.
+/// Byte and bit at which the distance of a row begins.
 #[inline]
 fn place(index: usize, bits: u32) -> (usize, u32) {
     let bit = index * bits as usize;
@@ -149,35 +149,35 @@ impl<T> Default for PackedColumn<T> {
 }
 
 impl<T> PackedColumn<T> {
-    /// How many rows there are.
+    /// Number of rows of the column.
     pub fn len(&self) -> usize {
         self.rows
     }
 
-    /// Whether there is no row.
+    /// Whether the column has no row.
     pub fn is_empty(&self) -> bool {
         self.rows == 0
     }
 }
 
 impl<T: Cell> PackedColumn<T> {
-    /// `rows` rows of one value.
+    /// A column of `rows` rows with one value.
     pub fn filled_with(rows: usize, value: T) -> Self {
         let blocks = vec![Block::constant_block(value.number()); rows.div_ceil(ROWS)];
         Self { blocks, rows, ..Self::default() }
     }
 
-    /// The value of a row.
+    /// The value of a row, which must exist.
     ///
     /// # Panics
-    /// There is no such row.
+    /// Panics if the row does not exist.
     #[inline]
     pub fn at(&self, row: usize) -> T {
         debug_assert!(row < self.rows, "row {row} of {}", self.rows);
         T::from_number(self.blocks[row / ROWS].at(row % ROWS))
     }
 
-    /// The value of a row, if there is one.
+    /// The value of a row, if the row exists.
     pub fn get(&self, row: usize) -> Option<T> {
         (row < self.rows).then(|| self.at(row))
     }
@@ -239,7 +239,7 @@ impl<T: Cell> PackedColumn<T> {
     }
 }
 
-/// The first of so many numbers from which on a condition no longer holds.
+/// The first of `count` numbers from which on a condition no longer holds.
 pub(crate) fn partition_point(count: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut first, mut end) = (0, count);
     while first < end {

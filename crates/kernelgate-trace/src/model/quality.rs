@@ -1,10 +1,10 @@
 //! Missing and implausible parts of a trace.
 
-/// Longest plausible span: 26 days.
+/// Longest plausible span of a range or operation: 26 days.
 const MAX_SPAN_NS: i64 = 1 << 51;
 
-/// Times in nanoseconds are nearer to zero (146 years), so that the difference of any two is a
-/// number too.
+/// Times must be nearer to zero than this (146 years), so that the difference of any two is a valid
+/// number.
 pub(crate) const TIME_LIMIT_NS: i64 = 1 << 62;
 
 /// Whether it is a time, in nanoseconds.
@@ -33,7 +33,7 @@ pub struct TraceQuality {
     pub without_times: u64,
     /// Events that are not valid JSON; skipped.
     pub broken_events: u64,
-    /// Texts that were not valid UTF-8.
+    /// Number of texts that were not valid UTF-8.
     pub invalid_texts: u64,
     /// Values that do not fit the format, such as a correlation id beyond 32 bits or a time beyond 146
     /// years; the end of a span of more than 26 days, which is taken as its start.
@@ -66,8 +66,8 @@ impl TraceQuality {
         time
     }
 
-    /// The end of a span: never before its start, and not so long after it that no profile can have
-    /// recorded it.
+    /// Corrects the end of a span: not before its start, and not later than any profile can have
+    /// recorded.
     pub(crate) fn plausible_span_end(&mut self, start: i64, end: i64) -> i64 {
         if end < start {
             self.backwards += 1;

@@ -8,7 +8,7 @@ use crate::model::host::{HostThread, OperatorInputs};
 use crate::model::names::NameId;
 use crate::model::{Table, Trace, TracedProcess};
 
-/// Directions of copies, by the number that CUPTI and Nsight Systems give them.
+/// Names of copy directions, by the number that CUPTI and Nsight Systems use.
 pub(super) const COPY_DIRECTIONS: &[&str] = &[
     "Unknown",
     "Host-to-Device",
@@ -91,7 +91,7 @@ impl TraceBuilder {
         self.trace.inputs.clone_from(&self.inputs.values);
     }
 
-    /// The trace, with its tables.
+    /// Returns the finished trace with its tables.
     pub fn finish(mut self) -> Trace {
         self.share();
         self.trace

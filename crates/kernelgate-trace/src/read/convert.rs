@@ -1,4 +1,4 @@
-//! Reports of Nsight Systems, through the program that writes them.
+//! Converts reports of Nsight Systems by running `nsys export`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

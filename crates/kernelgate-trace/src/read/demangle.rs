@@ -1,4 +1,4 @@
-//! Mangled C++ names as a person reads them.
+//! Demangles C++ names and makes them readable.
 
 use std::borrow::Cow;
 

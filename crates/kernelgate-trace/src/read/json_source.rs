@@ -6,10 +6,10 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-/// Bytes without a quotation mark, after which this is not a trace: no name or number is so long, and
-/// nothing nests so deeply.
+/// Number of bytes without a quotation mark after which the file is not a trace: no name or number
+/// is that long, and nothing nests that deeply.
 const MAX_BYTES_WITHOUT_QUOTE: usize = 16 << 20;
-/// Unpacked bytes that are always allowed.
+/// Number of unpacked bytes that are allowed at any compression ratio.
 const ALWAYS_ALLOWED_BYTES: u64 = 1 << 30;
 /// Largest number of unpacked bytes for a packed byte, beyond the bytes that are always allowed.
 /// Traces unpack to 10 to 40 times their size.
@@ -43,7 +43,7 @@ pub(super) struct LimitedReader {
     inner: Box<dyn Read>,
     limit: u64,
     read: u64,
-    /// Bytes since the last quotation mark.
+    /// Number of bytes since the last quotation mark.
     token: usize,
 }
 

@@ -48,9 +48,9 @@ pub fn open(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, TraceError>
 }
 
 /// Reads what is wanted of a trace but its ranges and calls, and hands these out in order of time;
-/// `None` for a file of another format than Nsight Systems. Rows are not kept, so that an
-/// export of any length takes no more memory than its kernels do. Calls without a correlation id
-/// are handed out only where the rest is wanted.
+/// `None` for a file of another format than Nsight Systems. Rows are not kept in memory, so that an
+/// export of any length takes no more memory than its kernels. Calls without a correlation id are
+/// passed on only if other columns are requested.
 ///
 /// # Errors
 /// Same errors as [`open`].
@@ -69,7 +69,7 @@ pub fn stream(
     }
 }
 
-/// A folder with a parquet file a table.
+/// Recognises a folder that has a parquet file for each table.
 fn recognise_folder(path: &Path) -> Result<TraceFormat, TraceError> {
     let mut files = std::fs::read_dir(path).map_err(TraceError::io(path))?.flatten();
     let is_table = |file: std::fs::DirEntry| {

@@ -1,8 +1,8 @@
 //! CSV of Nsight Compute (`ncu --csv`), the details page or the raw page.
 //!
 //! Program output and `==PROF==` lines may stand before, behind and between the records. Columns
-//! are found by the header: versions write 12, 15 or 20 of them. Absent: the timeline, which
-//! Nsight Compute does not record.
+//! are found by their header: versions of `ncu` write 12, 15 or 20 columns. Absent: the timeline,
+//! which Nsight Compute does not record.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -23,7 +23,7 @@ const MAX_CSV_BYTES: u64 = 1 << 30;
 /// Lines of other output in front of the header that are looked through at most.
 const NOISE: usize = 1_000_000;
 
-/// Metrics by the names of old versions, and those of today.
+/// Metric names of old versions of Nsight Compute, with their present names.
 const RENAMED: &[(&str, &str)] = &[
     ("SM [%]", "Compute (SM) Throughput"),
     ("SOL SM", "Compute (SM) Throughput"),
@@ -76,7 +76,7 @@ pub(super) fn looks_like(path: &Path) -> std::io::Result<bool> {
     Ok(false)
 }
 
-/// Reads the launches of a file.
+/// Reads the profiled launches of a CSV file.
 ///
 /// # Errors
 /// The file cannot be read, is too large, or holds no launch.
@@ -127,7 +127,7 @@ struct NcuCsvSection {
     records: Vec<csv::StringRecord>,
     /// The units of the raw page, which stand in a record without an id.
     units: csv::StringRecord,
-    /// Records that cannot be read.
+    /// Number of records that cannot be read.
     broken: u64,
 }
 
@@ -253,7 +253,7 @@ pub(super) fn add_launch_metric(
         return;
     }
     let name = RENAMED.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| *new);
-    // The same name stands for a share of the peak and for a rate.
+    // The name "Throughput" stands both for a share of the peak and for a rate.
     let key = if name.ends_with("Throughput") && unit != "%" {
         names.intern_text(&format!("{name} [{unit}]"))
     } else {
@@ -263,7 +263,7 @@ pub(super) fn add_launch_metric(
     launch.metrics.entry(key).or_insert(KernelMetric { value, unit });
 }
 
-/// `(9, 32, 1)` or `9x32x1`.
+/// Parses dimensions such as `(9, 32, 1)` or `9x32x1`.
 fn parse_dimensions(text: &str) -> [u32; 3] {
     let mut numbers = text
         .split(|c: char| !c.is_ascii_digit())

@@ -30,7 +30,7 @@ const WHOLE_NUMBER_UNITS: &[&str] = &[
 ];
 
 impl DecimalFormat {
-    /// The format of values with their units: of most of those that fit one format only.
+    /// Detects the number format of values with units: the format of most values that fit only one.
     pub fn detect<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
         let (mut point, mut comma) = (0usize, 0usize);
         for (value, unit) in values {
@@ -50,11 +50,12 @@ impl DecimalFormat {
         match (point, comma) {
             (Some(_), None) => Some(Self::Point),
             (None, Some(_)) => Some(Self::Comma),
-            // `152.192`: of nanoseconds there are no thousandths.
+            // For example, `152.192` nanoseconds is a whole number with a separator, because no
+            // nanosecond has thousandths.
             (Some(point), Some(comma)) if point != comma && WHOLE_NUMBER_UNITS.contains(&unit) => {
                 Some(if point.fract() == 0.0 { Self::Point } else { Self::Comma })
             }
-            // `0,123`: nobody groups a thousand of zero.
+            // For example, `0,123` is a fraction, because nobody groups a thousand of zero.
             (Some(point), Some(comma)) if point != comma => {
                 let leading = value.trim_start_matches('-').strip_prefix('0')?;
                 let format = if leading.starts_with('.') { Self::Point } else { Self::Comma };
@@ -100,7 +101,7 @@ pub(super) fn looks_numeric(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_digit() || "+-.,eE".contains(c))
 }
 
-/// Removes spaces and apostrophes between the digits of a number, and around it.
+/// Removes spaces and apostrophes inside and around a number.
 fn plain(text: &str) -> String {
     let text = text.trim();
     let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());

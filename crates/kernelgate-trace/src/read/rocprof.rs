@@ -1,6 +1,6 @@
 //! JSON of AMD's `rocprofv3 --output-format json`: kernels, copies, HIP and HSA calls, markers.
 //!
-//! Absent: counters and samples of instructions.
+//! Counters and instruction samples of rocprof are not read.
 
 use std::io::BufReader;
 use std::path::Path;
@@ -54,7 +54,7 @@ struct RocprofHandle {
 #[serde(default)]
 struct RocprofAgent {
     id: RocprofHandle,
-    /// 1: a CPU, 2: a GPU.
+    /// Kind of the agent: 1 is a CPU, 2 a GPU.
     r#type: u32,
     name: String,
     product_name: String,
@@ -137,7 +137,7 @@ struct RocprofDispatch {
     group_segment_size: u32,
     private_segment_size: u32,
     workgroup_size: RocprofSize,
-    /// Work items, not work groups.
+    /// Size of the grid in work items, not in work groups.
     grid_size: RocprofSize,
 }
 

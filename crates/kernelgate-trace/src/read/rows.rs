@@ -9,15 +9,15 @@ use crate::model::names::NameId;
 /// A named range.
 #[derive(Debug, Clone, Copy)]
 pub struct RangeRow {
-    /// When the range was opened.
+    /// Time at which the range was opened, nanoseconds.
     pub start: i64,
-    /// When the range was closed, or [`Self::UNCLOSED_RANGE_END`].
+    /// Time at which the range was closed, or [`Self::UNCLOSED_RANGE_END`].
     pub end: i64,
     /// Index into [`Trace::threads`].
     pub thread: u32,
     /// Index into [`Streamed::names`]; of a trace in memory the number of its name.
     pub label: u32,
-    /// How the range was opened.
+    /// The way in which the range was opened.
     pub style: RangeStyle,
     /// The inputs of the operator that it is, as in [`crate::model::host::HostRangeTable::inputs`].
     pub inputs: u32,
@@ -31,7 +31,7 @@ impl RangeRow {
 /// A call of CUDA.
 #[derive(Debug, Clone, Copy)]
 pub struct CallRow {
-    /// When the call was entered.
+    /// Time at which the call was entered, nanoseconds.
     pub start: i64,
     /// When the call returned.
     pub end: i64,
@@ -45,7 +45,7 @@ pub struct CallRow {
     pub correlation: u32,
 }
 
-/// A row of a stream.
+/// A row of a streamed export: a range or a call.
 #[derive(Debug, Clone, Copy)]
 pub enum Row {
     /// The stream begins, maybe anew: earlier rows are discarded.
@@ -59,9 +59,9 @@ pub enum Row {
 /// Results once all rows were handed out.
 #[derive(Debug)]
 pub struct Streamed {
-    /// The trace, without ranges and calls.
+    /// The trace without its ranges and calls.
     pub trace: Trace,
-    /// The names that [`RangeRow::label`] means. Several labels may mean one.
+    /// The names that [`RangeRow::label`] refers to. Several labels may refer to one name.
     pub names: Vec<NameId>,
     /// End time that is assumed for ranges that were never closed.
     pub last: i64,
@@ -91,7 +91,7 @@ impl OrderedByTime for CallRow {
     }
 }
 
-/// The ranges and calls of a trace in memory as rows in order of time, a range before a call that
+/// Visits the ranges and calls of a trace in memory in order of time, a range before a call that
 /// starts with it. The labels of the ranges are names of the trace.
 pub fn rows_of(trace: &Trace, mut each: impl FnMut(Row)) {
     let (ranges, calls) = (&trace.ranges, &trace.calls);

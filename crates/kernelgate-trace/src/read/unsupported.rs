@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Why a file is not read, by its name and first bytes, and what to do.
+/// Reason why a file is not supported, by its name and first bytes, and what to do.
 pub(super) fn recognise_unsupported(path: &Path, head: &[u8]) -> Option<String> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let json = || {
@@ -137,7 +137,7 @@ fn describe_text(text: &str) -> Option<String> {
     None
 }
 
-/// The program that wrote a database, by the names of its tables, and what to do.
+/// The program that wrote a database, recognised by the names of its tables, and what to do.
 pub(super) fn recognise_database<'a>(mut tables: impl Iterator<Item = &'a str>) -> Option<String> {
     tables.find_map(|table| {
         if table.starts_with("rocpd_") {

@@ -1,10 +1,10 @@
-//! Parts of a file to read.
+//! The parts of a trace file that are read.
 
-/// The parts of a trace that a question needs. Other parts are not read, as far as the format
-/// allows that.
+/// The parts of a trace that a question needs. Parts that are not requested are skipped, as far as
+/// the format allows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WantedTraceParts {
-    /// Kernels, copies, sets and graph launches.
+    /// Whether to read kernels, copies, memsets and graph launches.
     pub operations: bool,
     /// Grids, blocks, registers and shared memory of launches.
     pub shapes: bool,

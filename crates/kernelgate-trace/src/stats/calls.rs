@@ -1,4 +1,4 @@
-//! Tables of calls of CUDA.
+//! Makes tables of CUDA API calls.
 
 use super::cells::{count, groups_by_total, summary_table};
 use super::summary::{Samples, ValueSummary};
@@ -36,7 +36,7 @@ pub(super) fn calls(trace: &Trace) -> Table {
     })
 }
 
-/// Columns of the launches of kernels.
+/// Columns of the table of kernel launches.
 const KERNEL_EXECUTION_COLUMNS: [&str; 27] = [
     "PID",
     "TID",

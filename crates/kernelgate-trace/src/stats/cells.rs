@@ -1,9 +1,9 @@
-//! Parts that several tables share.
+//! Cells that several tables share.
 
 use super::summary::ValueSummary;
 use super::table::{Table, TableCell};
 
-/// Share of a total in percent.
+/// Share of a total, per cent.
 #[allow(clippy::cast_precision_loss)]
 fn percent(part: i64, total: i64) -> TableCell {
     TableCell::Decimal(if total == 0 { 0.0 } else { part as f64 / total as f64 * 100.0 }, 1)
@@ -29,9 +29,9 @@ pub(super) fn total_cells_without_share(summary: &ValueSummary) -> Vec<TableCell
     ]
 }
 
-/// A table of groups: the columns of [`summary_cells`], `counted` being what the third is called,
-/// then those that say which group, from its label by `cells`. The last cell holds the name of the
-/// row.
+/// Makes a table of groups: the columns of [`summary_cells`], of which `counted` names the third,
+/// then columns that identify the group, which `cells` makes from its label. The last cell holds
+/// the name of the row.
 pub(super) fn summary_table<T>(
     report: &'static str,
     counted: &'static str,

@@ -1,4 +1,4 @@
-//! Tables of what the GPU did.
+//! Makes tables of GPU operations.
 
 use super::cells::{count, groups_by_total, summary_table};
 use super::summary::{Samples, ValueSummary};
@@ -6,7 +6,7 @@ use super::table::{Table, TableCell};
 use crate::analyze::operations::{MEMSET_NAME, memcpy_name};
 use crate::model::{Table as Interner, Trace};
 
-/// Megabytes, as this table counts them.
+/// Number of bytes in a megabyte, as `nsys stats` counts them.
 const BYTES_PER_MEGABYTE: f64 = 1e6;
 
 /// Kernels by name.

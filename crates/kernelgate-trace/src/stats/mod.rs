@@ -1,6 +1,7 @@
 //! The tables of `nsys stats`, with its columns and values.
 //!
-//! Percentages are shares of the table's own total. Absent: tables of single events (`_trace`).
+//! Percentages are shares of the table's own total. Tables of single events (`_trace`) are not
+//! supported.
 
 mod calls;
 mod cells;
@@ -31,11 +32,11 @@ use crate::read::{self, WantedTraceParts};
 pub enum StatsReport {
     /// Kernels by name.
     GpuKernels,
-    /// Kernels by name, grid and block.
+    /// Table of kernels by name, grid and block.
     GpuKernelShapes,
-    /// Calls of CUDA by name.
+    /// Table of CUDA API calls by name.
     ApiCalls,
-    /// Ranges by name and style.
+    /// Table of ranges by name and style.
     Ranges,
     /// Push/pop ranges by name.
     PushPopRanges,
@@ -43,13 +44,13 @@ pub enum StatsReport {
     RangeKernels,
     /// Ranges by the GPU time between their first and last operation.
     RangeProjections,
-    /// Launches: call, wait in the queue, kernel.
+    /// Table of launches: call, time in the queue, kernel.
     KernelExecution,
-    /// Copies and sets by time.
+    /// Table of copies and memsets by time.
     MemoryTimes,
-    /// Copies and sets by bytes.
+    /// Table of copies and memsets by bytes.
     MemorySizes,
-    /// Kernels, copies and sets by time.
+    /// Table of kernels, copies and memsets by time.
     GpuOperations,
 }
 
@@ -105,7 +106,7 @@ impl StatsReport {
         }
     }
 
-    /// The table of a name.
+    /// The report whose table has this name.
     pub fn report_from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|report| report.name() == name)
     }
@@ -128,7 +129,7 @@ impl StatsReport {
     }
 }
 
-/// A table of a trace.
+/// Makes one table of a trace.
 pub fn table(trace: &Trace, report: StatsReport) -> Table {
     match report {
         StatsReport::GpuKernels => gpu::kernels(trace),

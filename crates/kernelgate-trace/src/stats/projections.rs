@@ -11,12 +11,12 @@ use crate::model::names::NameId;
 use crate::model::{Table as Interner, Trace};
 use crate::read::{CallRow, Row};
 
-/// The projection of a range onto the GPU.
+/// The time span of the GPU operations that were launched in a range.
 struct RangeProjection {
     start: i64,
     end: i64,
     operations: u32,
-    /// Number of ranges around the range.
+    /// Number of ranges that enclose the range.
     level: u32,
     /// Number of ranges directly inside that have a projection.
     children: u32,
@@ -30,7 +30,7 @@ pub(super) struct ProjectionSums {
     closed: EndedProjections,
 }
 
-/// Projections of ranges that are over.
+/// Projections of ranges that have ended.
 #[derive(Default)]
 struct EndedProjections {
     groups: Interner<(u32, RangeStyle)>,
@@ -77,7 +77,7 @@ impl ProjectionSums {
                 continue;
             }
             if range.state.is_none() {
-                // A range around this one is around the call, too.
+                // A range that encloses this range also encloses the call.
                 let mut level = 0;
                 let mut around = None;
                 for outer in outer.iter_mut().filter(|outer| outer.row.end >= last) {

@@ -24,7 +24,7 @@ pub(super) struct KernelSumsByRange {
     open: OpenRangesByThread<Vec<u32>>,
     groups: Interner<KernelGroupKey>,
     samples: Samples,
-    /// For each group, the number of ranges with kernels in it.
+    /// For each group, the number of ranges that contain kernels.
     instances: Vec<usize>,
 }
 
@@ -119,7 +119,7 @@ impl Sums for KernelSumsByRange {
                 count(summaries[index].count),
             ];
             let mut summary = total_cells_without_share(&summaries[index]);
-            // The count stands before the total here.
+            // In this table the count comes before the total.
             summary.remove(1);
             cells.extend(summary);
             cells.push(TableCell::Text(text(kernel).to_owned()));

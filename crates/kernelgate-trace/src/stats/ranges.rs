@@ -1,4 +1,4 @@
-//! Tables of named ranges, from rows in order of time: those of a trace in memory, or of an export
+//! Makes tables of named ranges from rows in order of time: of a trace in memory, or of an export
 //! that is read once and not kept.
 
 use std::hash::Hash;
@@ -11,7 +11,7 @@ use crate::model::names::NameId;
 use crate::model::{Table as Interner, Trace};
 use crate::read::{RangeRow, Row};
 
-/// Results once all rows were read.
+/// Results that are known once all rows were read.
 pub(super) struct End<'a, N: Fn(u32) -> NameId> {
     pub trace: &'a Trace,
     /// Names of the ranges, by the labels that rows hold.
@@ -41,7 +41,7 @@ pub(super) fn regroup<K: Copy, L: Copy + Eq + Hash>(
     (meanings.values, group_of)
 }
 
-/// Ranges by name and style.
+/// Sums of ranges by name and style.
 #[derive(Default)]
 pub(super) struct RangeSumsByName {
     push_pop_only: bool,

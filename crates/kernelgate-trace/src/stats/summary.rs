@@ -1,4 +1,4 @@
-//! Sums of groups of durations.
+//! Summaries of groups of durations.
 
 /// Summary of a group of values, in nanoseconds or bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -40,7 +40,7 @@ impl ValueSummary {
         let squares: f64 =
             values().map(|(value, times)| (value as f64 - mean).powi(2) * f64::from(times)).sum();
         let deviation = if count > 1 { (squares / (count - 1) as f64).sqrt() } else { 0.0 };
-        // The values at or behind the middle, and before or at it.
+        // The values at or after the middle, and at or before the middle.
         let (mut lower, mut upper, mut before) = (min, min, 0usize);
         for (value, times) in values() {
             let end = before + times as usize;
@@ -64,7 +64,7 @@ impl ValueSummary {
 pub struct Samples {
     /// Group and value, in the order in which they were added.
     recent: Vec<(u32, i64)>,
-    /// Group, value and how often, in order.
+    /// Entries of group, value and number of occurrences, in order.
     counted: Vec<(u32, i64, u32)>,
 }
 
@@ -77,7 +77,7 @@ impl Samples {
         Self { recent: Vec::with_capacity(count.min(Self::MIN_COUNTED_AT_ONCE)), ..Self::default() }
     }
 
-    /// A value of a group. Groups are numbered from 0.
+    /// Adds a value to a group. Groups are numbered from 0.
     pub fn push(&mut self, group: u32, value: i64) {
         // The larger of both, so that counting stays linear in the values.
         if self.recent.len() >= self.counted.len().max(Self::MIN_COUNTED_AT_ONCE) {
@@ -125,7 +125,7 @@ impl Samples {
     }
 }
 
-/// Values of many groups, counted.
+/// Values of many groups with their numbers of occurrences.
 #[derive(Debug, Default)]
 pub struct CountedGroupValues {
     /// Group, value and how often, in order.
@@ -138,7 +138,7 @@ impl CountedGroupValues {
         self.rows.chunk_by(|a, b| a.0 == b.0).map(|rows| rows[0].0)
     }
 
-    /// The summary of a group.
+    /// The summary of one group.
     pub fn summary(&self, group: u32) -> ValueSummary {
         let first = self.rows.partition_point(|row| row.0 < group);
         let own = &self.rows[first..];
@@ -183,7 +183,7 @@ mod tests {
             samples.count();
         }
         assert_eq!(samples.counted.len(), 7, "{:?}", samples.counted);
-        // Group 2 becomes group 0.
+        // Group 2 becomes group 0 in this test.
         samples.merge_groups(&[0, 1, 0]);
         let groups = samples.group_summaries(2);
         assert_eq!(groups[0], ValueSummary::new(&mut [7, 7, 9, 8, 1, 3]));

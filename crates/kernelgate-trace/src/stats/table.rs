@@ -2,16 +2,16 @@
 
 use std::fmt::Write as _;
 
-/// A value of a table.
+/// A value in a table: text, number or empty.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TableCell {
     /// A text.
     Text(String),
     /// A whole number.
     Integer(i64),
-    /// A number with this many decimals.
+    /// A number printed with this many decimals.
     Decimal(f64, usize),
-    /// An empty cell: the value is unknown.
+    /// An empty cell, because the value is unknown.
     Empty,
 }
 
@@ -52,7 +52,7 @@ pub struct Table {
     pub columns: Vec<&'static str>,
     /// Rows of the table; each has one cell a column.
     pub rows: Vec<Vec<TableCell>>,
-    /// The column that `--filter` searches.
+    /// Index of the column that `--filter` searches.
     pub named_by: usize,
 }
 
@@ -163,7 +163,7 @@ pub fn with_thousands_separators(number: &str) -> String {
     text
 }
 
-/// A text of at most this many characters: what is too long loses its middle.
+/// Shortens a text to at most `width` characters by removing its middle.
 pub fn shorten(text: &str, width: usize) -> String {
     let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let length = clean.chars().count();

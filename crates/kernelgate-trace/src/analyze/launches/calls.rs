@@ -1,12 +1,12 @@
-//! The calls that launched operations.
+//! The host calls that launched GPU operations.
 
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::model::packed::PackedColumn;
 
-/// The call that launched an operation.
+/// The host call that launched an operation, with its times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchCall {
-    /// When the call was entered.
+    /// Time at which the host entered the call, nanoseconds.
     pub start: i64,
     /// When the call returned.
     pub end: i64,
@@ -35,7 +35,7 @@ impl LaunchCalls {
         }
     }
 
-    /// Sets the launch of an operation.
+    /// Sets the launch call of an operation.
     pub fn set(&mut self, all: &AllOperations<'_>, id: OperationId, call: LaunchCall) {
         let index = id as usize;
         self.lead.set(index, all.start(id).wrapping_sub(call.start));
@@ -43,7 +43,7 @@ impl LaunchCalls {
         self.thread.set(index, call.thread + 1);
     }
 
-    /// The launch of an operation.
+    /// The launch call of an operation, if it was recorded.
     pub fn get(&self, all: &AllOperations<'_>, id: OperationId) -> Option<LaunchCall> {
         self.before(all.start(id), id)
     }
@@ -62,7 +62,7 @@ impl LaunchCalls {
         self.thread.get(id as usize).is_some_and(|thread| thread != 0)
     }
 
-    /// Whether any launch is recorded.
+    /// Whether the launch call of any operation was recorded.
     pub fn any(&self) -> bool {
         self.thread.iter().any(|thread| thread != 0)
     }

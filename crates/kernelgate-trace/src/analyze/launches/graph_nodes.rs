@@ -11,8 +11,8 @@ use crate::model::gpu::CudaGraphNode;
 use crate::model::names::NameId;
 use crate::model::packed::PackedColumn;
 
-/// The nodes of a trace in memory that were created inside ranges: those that the recorder resolved,
-/// and those whose creation was recorded.
+/// CUDA graph nodes of a trace in memory that were created inside ranges: nodes that the recorder
+/// resolved, and nodes whose creation was recorded.
 pub fn nodes(trace: &Trace) -> Vec<CudaGraphNode> {
     let events = &trace.node_events;
     let time = |event: u32| events.time[event as usize];
@@ -58,8 +58,8 @@ pub(crate) fn graph_nodes_in_ranges(
     nodes
 }
 
-/// The path of each kernel, from that of its launch: inside it, the ranges in which its node was
-/// created. Empty where no kernel has a node that was created in a range.
+/// The range path of each kernel: the path of its launch, followed by the ranges in which its graph
+/// node was created. Empty where no kernel has a node that was created in a range.
 pub(crate) fn kernel_paths_inside(
     trace: &Trace,
     nodes: &[CudaGraphNode],
@@ -72,7 +72,7 @@ pub(crate) fn kernel_paths_inside(
     let ranges: HashMap<(u32, u64), &[NameId]> =
         nodes.iter().map(|node| ((node.process, node.id), &node.ranges[..])).collect();
     let kernels = trace.kernels.graph_node.iter().zip(trace.kernels.on_gpu.place.iter());
-    // Kernels are the first operations.
+    // Kernels are the operations with the smallest numbers.
     let inside = kernels.zip(launched_in.iter()).map(|((node, place), launched_in)| {
         let ranges =
             ranges.get(&(trace.process_of_place(place), node)).copied().unwrap_or_default();

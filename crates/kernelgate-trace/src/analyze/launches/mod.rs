@@ -11,10 +11,10 @@ use crate::model::{Trace, launch_correlation_key};
 /// No call is known.
 pub const NONE: u32 = u32::MAX;
 
-/// Which call launched which operation.
+/// Records which host call launched which operation.
 #[derive(Debug, Clone)]
 pub struct Launches {
-    /// The call of each operation, or [`NONE`].
+    /// Index of the launch call of each operation, or [`NONE`].
     pub call_of: Vec<u32>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn launches_by_correlation(trace: &Trace) -> Order {
     Order::operations_by_key(all.ids().filter(|&id| all.correlation(id) != 0), key)
 }
 
-/// The key of an operation.
+/// The key that joins an operation with its launch call.
 pub(crate) fn correlation_key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
     launch_correlation_key(trace.process_of_place(all.place(id)), all.correlation(id))
 }

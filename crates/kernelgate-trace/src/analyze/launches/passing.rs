@@ -10,7 +10,7 @@ use crate::model::Trace;
 use crate::model::launch_correlation_key;
 use crate::read::{CallRow, RangeRow};
 
-/// An open range, with the facts collected so far.
+/// An open range with the facts collected about it so far.
 #[derive(Debug)]
 pub(crate) struct Open<S> {
     pub row: RangeRow,
@@ -78,7 +78,7 @@ pub(crate) struct LaunchedOperations {
     /// Whether the call of each operation was read, 64 operations a word.
     found: Vec<u64>,
     count: u32,
-    /// Operations of the last call.
+    /// Operations that the last call launched.
     by_call: Vec<OperationId>,
     /// The search starts after the last call that was found, because calls come almost in the order
     /// of their ids.
@@ -98,7 +98,8 @@ impl LaunchedOperations {
         }
     }
 
-    /// Operations of a call. With several calls of one id, the first that is read has them.
+    /// Operations of a call. If several calls have one correlation id, the first call that is read
+    /// gets the operations.
     pub fn by(&mut self, trace: &Trace, call: &CallRow) -> &[OperationId] {
         if call.correlation == 0 {
             return &[];
@@ -123,7 +124,7 @@ impl LaunchedOperations {
         &self.by_call
     }
 
-    /// Operations whose call was not read.
+    /// Operations whose launch call was not read.
     pub fn operations_without_call(&self) -> impl Iterator<Item = OperationId> {
         let found = |id: &OperationId| self.found[*id as usize / 64] >> (id % 64) & 1 == 1;
         (0..self.count).filter(move |id| !found(id))

@@ -1,5 +1,5 @@
-//! A trace restricted to named ranges while it is read, so that of an export of any length no more
-//! ranges and calls are held than are asked for.
+//! Restricts a trace to named ranges while it is read, so that of an export of any length only the
+//! requested ranges and calls are held in memory.
 
 use std::path::Path;
 
@@ -78,7 +78,7 @@ impl RangePaths {
         }
     }
 
-    /// The path of the next range.
+    /// Returns the path of the next range in the order of time.
     fn path(&mut self, range: &RangeRow) -> RangePathId {
         let around = self.open.around(range.thread, (range.start, range.end));
         let parent = around.map_or(ROOT_PATH, |around| around.state.path);

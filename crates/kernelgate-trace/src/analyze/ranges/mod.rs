@@ -1,4 +1,4 @@
-//! Ranges around calls and operations. Absent: times of ranges.
+//! Finds the ranges around calls and operations. Absent: times of ranges.
 
 pub mod inside;
 pub mod paths;

@@ -15,7 +15,7 @@ pub const ROOT_PATH: RangePathId = 0;
 /// Paths of ranges. Ranges of the same name at the same place share a path.
 #[derive(Debug, Clone)]
 pub struct RangePathTree {
-    /// The parent and the last name of each path; the first is [`ROOT_PATH`], without a name.
+    /// Parent and last name of each path; the first path is [`ROOT_PATH`], which has no name.
     nodes: Vec<(RangePathId, NameId)>,
     known: HashMap<(RangePathId, NameId), RangePathId>,
 }
@@ -62,7 +62,7 @@ impl PathOfEachRange {
 }
 
 impl RangePathTree {
-    /// The path of a name inside a path.
+    /// The path of a range name inside a parent path.
     pub fn inside(&mut self, parent: RangePathId, name: NameId) -> RangePathId {
         let new = u32::try_from(self.nodes.len()).expect("fewer than 2^32 paths");
         *self.known.entry((parent, name)).or_insert_with(|| {
@@ -71,20 +71,20 @@ impl RangePathTree {
         })
     }
 
-    /// Number of paths, [`ROOT_PATH`] among them.
+    /// Number of paths, including [`ROOT_PATH`].
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether there is no range.
+    /// Whether there is no path besides the root.
     pub fn is_empty(&self) -> bool {
         self.nodes.len() == 1
     }
 
-    /// Replaces the names in the paths; returns the new paths and the new number of each old one.
+    /// Replaces the names in the paths; returns the new paths and the new number of each old path.
     pub(crate) fn renamed(&self, name_of: impl Fn(NameId) -> NameId) -> (Self, Vec<RangePathId>) {
         let (mut renamed, mut now) = (Self::default(), vec![ROOT_PATH]);
-        // A path is numbered behind the one around it.
+        // A path has a larger number than its parent path.
         for &(parent, name) in &self.nodes[1..] {
             now.push(renamed.inside(now[parent as usize], name_of(name)));
         }
@@ -101,7 +101,7 @@ impl RangePathTree {
         a
     }
 
-    /// The path around a path.
+    /// The parent of a path.
     pub fn parent_path(&self, path: RangePathId) -> RangePathId {
         self.nodes[path as usize].0
     }

@@ -51,7 +51,8 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
         work: trace.work.clone(),
         profiled: trace.profiled.clone(),
         streams: trace.streams.clone(),
-        // Memory that was allocated before a range is still held inside it.
+        // All allocations are kept: memory that was allocated before a range is still held inside
+        // it.
         allocations: trace.allocations.clone(),
         metadata: trace.metadata.clone(),
         quality: trace.quality.clone(),
@@ -111,8 +112,8 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     Some(inner)
 }
 
-/// The rows of kernels, copies, sets and graphs that a kept call launched or that lie in `nodes`. The
-/// launch of such a node is kept too.
+/// The rows of kernels, copies, sets and graphs that a kept call launched or that lie in `nodes`.
+/// The launch of the graph that contains such a node is kept too.
 fn operations(trace: &Trace, nodes: &HashSet<(u32, u64)>, kept_call: &mut [bool]) -> [Vec<u32>; 4] {
     let launches = Launches::join(trace);
     let all = AllOperations::new(trace);
@@ -149,12 +150,13 @@ fn rows(count: usize, keep: impl Fn(usize) -> bool) -> Vec<u32> {
 pub(in crate::analyze) struct Selection {
     by_thread: Vec<TimeSpans>,
     by_process: Vec<TimeSpans>,
-    /// Spans of all threads: an event without a thread is inside if it lies in one of these.
+    /// Time spans of matching ranges of all threads: an event without a thread is inside if it lies
+    /// in one of them.
     any: Vec<TimeSpans>,
 }
 
 impl Selection {
-    /// The matching ranges of a trace, and whether there is one.
+    /// The ranges of a trace that match an expression, and whether any matches.
     fn new(trace: &Trace, expression: &Regex) -> (Self, bool) {
         let PathOfEachRange { paths, of_range, .. } = PathOfEachRange::new(trace);
         let matching = paths_that_match(trace, &paths, expression);
@@ -223,7 +225,7 @@ impl Selection {
     }
 }
 
-/// Whether an expression matches each path.
+/// For each range path, whether the expression matches it.
 pub(in crate::analyze) fn paths_that_match(
     trace: &Trace,
     paths: &RangePathTree,
@@ -235,7 +237,7 @@ pub(in crate::analyze) fn paths_that_match(
         .collect()
 }
 
-/// The paths that a pattern matches.
+/// Compiles a pattern for range paths.
 pub(in crate::analyze) fn parse_range_expression(pattern: &str) -> Regex {
     let parts: Vec<String> = pattern.split('*').map(regex::escape).collect();
     Regex::new(&format!("(?s)(^|/){}$", parts.join(".*")))

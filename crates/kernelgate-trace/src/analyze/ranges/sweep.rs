@@ -8,7 +8,7 @@ use crate::model::Trace;
 #[derive(Debug, Default)]
 pub(crate) struct RowsByThread {
     rows: Vec<u32>,
-    /// The start of each thread's rows, and the end of the last.
+    /// Index of the first row of each thread, and the end of the last thread's rows.
     bounds: Vec<usize>,
 }
 

@@ -1,10 +1,10 @@
 //! The dependencies of all ranks of a job, replayed together: a collective ends, on every rank, its
 //! transfer after its last rank has arrived.
 //!
-//! Ranks go on in the order of their recorded starts in the job's time, so that all ranks have arrived
-//! at a collective before anything behind it is replayed. If the clocks are not aligned well
-//! enough for that, operations behind it move with the arrival of their own rank. Absent: which operations
-//! belong to one collective.
+//! Ranks go on in the order of their recorded starts in the job's time, so that all ranks have
+//! arrived at a collective before anything behind it is replayed. If the clocks are not aligned
+//! well enough for that, operations behind it move with the arrival of their own rank. This module
+//! does not decide which operations belong to one collective.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,7 +16,7 @@ use crate::analyze::replay::{
     Change, CriticalPathSegment, CriticalPathWalk, OperationDependencies, Replay, Walk,
 };
 
-/// A rank's part in a collective.
+/// The operation of one rank in a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
     /// Index into the traces of the job.
@@ -29,10 +29,10 @@ pub struct Member {
     pub end: i64,
 }
 
-/// The ranks of a collective.
+/// The operations of all ranks in one collective.
 pub type CollectiveMembers = Vec<Member>;
 
-/// The dependencies of a job.
+/// Dependencies among the operations of all ranks of a job, for replays.
 pub struct JobReplay<'a> {
     traces: Vec<OperationDependencies<'a>>,
     /// Converts a time of a trace's clock to the job's time.
@@ -46,12 +46,12 @@ pub struct JobReplay<'a> {
 #[derive(Clone, Copy)]
 struct PendingArrivals {
     missing: usize,
-    /// The replayed arrival of the last one so far.
+    /// Replayed arrival time of the last rank that arrived so far.
     ready: i64,
 }
 
 impl<'a> JobReplay<'a> {
-    /// Joins traces by their collectives.
+    /// Joins the traces of a job by their collectives.
     pub fn new(
         traces: Vec<OperationDependencies<'a>>,
         collectives: Vec<CollectiveMembers>,
@@ -66,7 +66,7 @@ impl<'a> JobReplay<'a> {
         Self { traces, common, collectives, of_operation }
     }
 
-    /// The span of each trace, in the job's time.
+    /// First and last time of each trace, in the job's time.
     fn trace_spans(&self) -> impl Iterator<Item = (i64, i64)> {
         self.traces.iter().enumerate().map(|(trace, of)| {
             let (start, end) = of.span();
@@ -134,7 +134,8 @@ impl<'a> JobReplay<'a> {
         (end - start) - (last - first)
     }
 
-    /// Sets the ends of a collective at which all ranks have arrived; returns the last of them.
+    /// Sets the ends of a collective at which all ranks have arrived; returns the rank that arrived
+    /// last.
     fn end_collective(
         &self,
         number: usize,

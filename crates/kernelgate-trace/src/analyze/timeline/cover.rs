@@ -1,4 +1,4 @@
-//! Spans of time as unions.
+//! Unions of time spans.
 
 use crate::model::packed::{PackedColumn, partition_point};
 
@@ -20,7 +20,7 @@ impl UnitedSpans {
         union
     }
 
-    /// Joins a span that starts no earlier than those before it.
+    /// Adds a time span that starts no earlier than the spans before it.
     pub fn add(&mut self, (start, end): (i64, i64)) {
         match self.start.len().checked_sub(1).map(|last| (last, self.span(last))) {
             Some((last, (first, until))) if start <= until => {
@@ -52,7 +52,7 @@ impl UnitedSpans {
         inside.map(move |(from, to)| (from.max(start), to.min(end)))
     }
 
-    /// Nanoseconds inside of one span.
+    /// Nanoseconds that the union covers inside one span.
     pub fn within(&self, span: (i64, i64)) -> i64 {
         self.parts_inside(span).map(|(from, to)| to - from).sum()
     }

@@ -16,23 +16,24 @@ pub struct Gap {
     pub before: OperationId,
     /// The operation that started after the gap.
     pub after: OperationId,
-    /// How many operations of the activity had started before it.
+    /// Number of operations of the activity that had started before the gap.
     pub started: u32,
 }
 
 impl Gap {
-    /// Length of the gap, nanoseconds.
+    /// Length of the idle gap, nanoseconds.
     pub fn length(&self) -> i64 {
         self.end - self.start
     }
 }
 
-/// The gaps of an activity in order of time: their times are those of operations.
+/// The idle gaps of an activity in order of time; their times are those of the operations around
+/// them.
 #[derive(Debug, Clone, Default)]
 pub struct IdleGaps {
     /// The operation after each.
     after: PackedColumn<OperationId>,
-    /// Number of the operation after the gap minus that of the operation before it.
+    /// Difference of the numbers of the operations after and before the gap.
     step: PackedColumn<i64>,
     /// Number of the operation after the gap minus the number of operations that had started before
     /// the gap.
@@ -45,7 +46,7 @@ impl IdleGaps {
         self.after.len()
     }
 
-    /// Whether there is no gap.
+    /// Whether the activity has no idle gap.
     pub fn is_empty(&self) -> bool {
         self.after.is_empty()
     }
@@ -59,7 +60,7 @@ impl IdleGaps {
         Some(Gap { start, end: all.start(after), before, after, started })
     }
 
-    /// All gaps from an index on.
+    /// All idle gaps from an index on.
     pub fn from<'a>(
         &'a self,
         all: &'a AllOperations<'_>,
@@ -93,7 +94,7 @@ pub struct Activity {
     pub process: u32,
     /// The device.
     pub device: u32,
-    /// First and last time of an operation.
+    /// Start of the first operation and end of the last one.
     pub span: (i64, i64),
     /// Nanoseconds in which at least one operation ran.
     pub busy_ns: i64,
@@ -137,7 +138,7 @@ pub fn exclusive_busy_times(trace: &Trace) -> PackedColumn<i64> {
     own
 }
 
-/// A process and a device.
+/// Indices of a process and of a device.
 pub type ProcessAndDevice = (u32, u32);
 
 /// Processes and devices in order, each with its operations in the order of their start.
@@ -161,7 +162,7 @@ pub fn operations_by_device(
     if let (Some(only), None) = (used.next(), used.next()) {
         return vec![(owners[only], Order::operations_by_key(ids(), start))];
     }
-    // One pass over the operations, however many owners there are.
+    // All operations are sorted in one pass, however many processes and devices there are.
     let mut lists: Vec<Vec<OperationId>> = counts.into_iter().map(Vec::with_capacity).collect();
     ids().for_each(|id| lists[owner(id)].push(id));
     let used = owners.into_iter().zip(lists).filter(|(_, list)| !list.is_empty());

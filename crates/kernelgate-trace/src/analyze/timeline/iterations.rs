@@ -1,5 +1,6 @@
 //! Iterations of a run: found by ranges, by marks, or by kernels that repeat, and cut on the device
-//! where their first operation starts. Absent: how long an iteration should take.
+//! where their first operation starts. This module does not judge how long an iteration should
+//! take.
 
 use hashbrown::HashMap;
 
@@ -12,8 +13,8 @@ use crate::model::packed::PackedColumn;
 const MIN_ITERATIONS: usize = 3;
 /// Words in names of ranges that are iterations.
 const WORDS: &[&str] = &["profilerstep", "step", "iter", "batch"];
-/// Part of the time between the first and the last iteration that ranges without such a word must
-/// fill, and part of the launches that they must hold.
+/// Share of the time between the first and the last iteration that ranges without a telling name
+/// must fill, and share of the launches that they must contain.
 const MIN_COVERED_SHARE: f64 = 0.5;
 /// Part of the iterations whose number of operations is near the median.
 const MIN_REGULAR_SHARE: f64 = 0.7;
@@ -46,27 +47,27 @@ impl IterationEvidence {
     }
 }
 
-/// A range or the time from one mark to the next, as a candidate for an iteration.
+/// A candidate for an iteration: a range, or the time from one mark to the next.
 #[derive(Debug, Clone, Copy)]
 pub struct IterationCandidate<K> {
-    /// Candidates of one key belong together.
+    /// Candidates with equal keys belong together.
     pub key: K,
     /// Ranges around the candidate.
     pub depth: u32,
-    /// First nanosecond of the host's time.
+    /// Start of the iteration in host time, nanoseconds.
     pub start: i64,
     /// Nanosecond after the last.
     pub end: i64,
 }
 
-/// Starts of iterations in time of the host, and the end of the last one.
+/// Start times of iterations on the host, and the end of the last iteration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostIterations<K> {
     /// The key of the ranges or marks.
     pub key: K,
     /// When each one starts.
     pub starts: Vec<i64>,
-    /// End of the last iteration.
+    /// End of the last iteration in host time.
     pub end: i64,
 }
 
@@ -89,7 +90,7 @@ pub fn find_iteration_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
             candidates.sort_by_key(|of| (of.start, of.end));
             let name = name(key).to_ascii_lowercase();
             let named = WORDS.iter().any(|word| name.contains(word));
-            // Operators of frameworks have namespaces.
+            // Names with namespaces are operators of frameworks, and a framework operator is not an iteration.
             (named || !name.contains("::")).then(|| Group {
                 key,
                 named,
@@ -141,7 +142,7 @@ fn launches_regularly(starts: &[i64], end: i64, launches: &PackedColumn<i64>) ->
     median > 0 && share >= MIN_REGULAR_SHARE
 }
 
-/// Starts of the host's iterations on a device: `operations` with the time of their launch, in
+/// Start times of the host's iterations on a device: `operations` with the time of their launch, in
 /// any order. The last cut is the end of the last iteration; an iteration without an operation is
 /// empty.
 pub fn device_iteration_starts(
@@ -195,7 +196,8 @@ pub fn repeated(
     let names = numbers.len();
     let mut count = vec![0usize; names];
     sequence.iter().for_each(|name| count[name as usize] += 1);
-    // One name for each number of occurrences, the rarest first: the longest period first.
+    // One name is tried for each number of occurrences, the rarest first, so that the longest
+    // period is found first.
     let mut anchors: Vec<(usize, u32)> = (0u32..)
         .zip(&count)
         .filter(|&(_, &count)| count >= MIN_ITERATIONS && count * 2 <= operations.len())
@@ -216,8 +218,8 @@ pub fn repeated(
     Some(named.filter(|&(name, _)| name == anchor).map(|(_, id)| id).collect())
 }
 
-/// The part of the operations between occurrences of a name that come again between the next two,
-/// over the whole of the trace that the occurrences span.
+/// Share of the operations between two occurrences of a name that are repeated before the next
+/// occurrence, over all of the trace that the occurrences span.
 #[allow(clippy::cast_precision_loss)]
 fn repetition_score(sequence: &PackedColumn<u32>, names: usize, anchor: u32) -> f64 {
     let mut at = (0..sequence.len()).filter(|&index| sequence.at(index) == anchor);

@@ -1,5 +1,5 @@
-//! Concurrent work on a device: its time cut where an operation starts or ends, each piece with the
-//! classes of work in it.
+//! Concurrent work on a device: its time is cut where an operation starts or ends, and each piece
+//! has the classes of work in it.
 
 pub mod cover;
 pub mod idle;
@@ -18,19 +18,19 @@ use crate::analyze::timeline::idle::Gap;
 pub enum Line {
     /// Compute while no communication, copy or migration runs.
     Compute,
-    /// Compute and communication in parallel: hidden communication.
+    /// Compute and communication run in parallel: the communication is hidden.
     ComputeAndCommunication,
-    /// Compute and page migrations in parallel.
+    /// Compute and page migrations run in parallel.
     ComputeAndMigration,
-    /// Compute and copies in parallel: hidden copies.
+    /// Compute and copies run in parallel: the copies are hidden.
     ComputeAndCopy,
     /// A graph whose kernels were not recorded.
     Graph,
     /// Communication without compute: exposed.
     Communication,
-    /// Page migrations without compute or communication.
+    /// Page migrations run without compute or communication.
     Migration,
-    /// Copies without compute or communication: exposed.
+    /// Copies run without compute or communication: they are exposed.
     Copy,
     /// Memory is set, and nothing else runs.
     Set,
@@ -99,7 +99,7 @@ impl Line {
 
 const CLASSES: usize = OperationClass::ALL.len();
 
-/// A piece of a device's time.
+/// A piece of a device's time between two starts or ends of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
     /// Operations run.
@@ -110,14 +110,15 @@ pub enum Piece {
         end: i64,
         /// Line of the piece.
         line: Line,
-        /// The operation that gives the line: of its class the one that started first.
+        /// The operation that determines the class of the piece: the earliest started one of that
+        /// class.
         owner: OperationId,
     },
-    /// No operation runs on the device.
+    /// An idle piece, in which no operation runs on the device.
     Idle(Gap),
 }
 
-/// An operation while it runs.
+/// A running operation: its end, its class and its number.
 type RunningOperation = (i64, OperationClass, OperationId);
 
 /// Cuts the time of a device, whose operations are in order of their start. The pieces come in
@@ -152,7 +153,7 @@ pub fn pieces(
 
 struct TimelineSweep {
     time: i64,
-    /// The operation that ended last.
+    /// The operation that ended last, if any.
     last: Option<OperationId>,
     running: BinaryHeap<Reverse<RunningOperation>>,
     count: [usize; CLASSES],

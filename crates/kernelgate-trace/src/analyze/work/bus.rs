@@ -23,12 +23,13 @@ pub fn bytes_across_link(
 }
 
 /// Part of a device's name, the bytes a second in GB that its link moves each way, and how the link
-/// is called. NVIDIA's sheets give both ways together.
+/// is called. The data sheets state the bandwidth of both directions together, so the values are
+/// halved.
 const LINK_SPEEDS: &[(&str, f64, &str)] = &[
     // NVIDIA HGX B200 and GB200 NVL72 datasheets: 1.8 TB/s.
     ("B200", 900.0, "NVLink 5"),
     ("B300", 900.0, "NVLink 5"),
-    // NVIDIA H200 datasheet: 900 GB/s, by the bridge of H200 NVL, too.
+    // The NVIDIA H200 data sheet states 900 GB/s, also for the bridge of the H200 NVL.
     ("H200", 450.0, "NVLink 4"),
     // NVIDIA H100 datasheet: PCIe 128 GB/s, bridge of H100 NVL 600 GB/s, SXM 900 GB/s.
     ("H100 PCIe", 64.0, "PCIe 5"),
@@ -37,11 +38,11 @@ const LINK_SPEEDS: &[(&str, f64, &str)] = &[
     // No public sheet: 900 GB/s and 400 GB/s by NVIDIA's partners.
     ("H20", 450.0, "NVLink 4"),
     ("H800", 200.0, "NVLink 4"),
-    // NVIDIA A100 datasheet: PCIe 64 GB/s, SXM 600 GB/s; A800: 400 GB/s.
+    // NVIDIA A100 datasheet: The data sheets state PCIe 64 GB/s and SXM 600 GB/s; A800: 400 GB/s.
     ("A100-PCI", 32.0, "PCIe 4"),
     ("A100", 300.0, "NVLink 3"),
     ("A800", 200.0, "NVLink 3"),
-    // NVIDIA V100 datasheet: SXM2 300 GB/s, PCIe 32 GB/s.
+    // NVIDIA V100 datasheet: The data sheet states SXM2 300 GB/s and PCIe 32 GB/s.
     ("V100-SXM", 150.0, "NVLink 2"),
     ("V100-PCI", 16.0, "PCIe 3"),
     // AMD Instinct MI300X and MI325X data sheets: seven links of 128 GB/s; MI355X: of 153.6 GB/s.
@@ -50,7 +51,8 @@ const LINK_SPEEDS: &[(&str, f64, &str)] = &[
     ("MI355X", 537.6, "Infinity Fabric"),
 ];
 
-/// The link of a device within one host, by the device's name: GB/s each way and its name.
+/// The link of a device within one host, by the device's name: GB/s in each direction, and the name
+/// of the link.
 pub fn link_of_device(device: &str) -> Option<(f64, &'static str)> {
     let found = LINK_SPEEDS.iter().find(|(part, ..)| device.contains(part));
     found.map(|&(_, speed, name)| (speed, name))

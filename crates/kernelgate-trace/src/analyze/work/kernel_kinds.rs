@@ -1,13 +1,13 @@
 //! The kind of work of a kernel, by the name of its function: matrix products, attention, normalisation.
 //!
-//! Names are those of NVIDIA's and AMD's libraries, PyTorch, Triton, TensorRT-LLM and XLA. The types
-//! of parameters and template arguments decide nothing, except where a library's launcher has the
-//! kernel itself as an argument (`cutlass::Kernel<…>`). Absent: whether a kernel communicates and
-//! how (`classes`).
+//! The kernel names are those of NVIDIA's and AMD's libraries, PyTorch, Triton, TensorRT-LLM and
+//! XLA. The types of parameters and template arguments decide nothing, except where a library's
+//! launcher has the kernel itself as an argument (`cutlass::Kernel<…>`). Whether a kernel
+//! communicates, and how, is decided elsewhere (`classes`).
 
 use crate::analyze::classes::{CommunicationKind, short_function_name};
 
-/// The kind of work of a kernel, as far as its name shows it.
+/// Kind of work of a kernel, as far as its name shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KernelClass {
     /// Attention in one kernel.
@@ -26,13 +26,13 @@ pub enum KernelClass {
     Movement,
     /// Optimizer steps.
     Optimizer,
-    /// A function of each element.
+    /// A kernel that computes a function of each element.
     Elementwise,
     /// Pooling.
     Pooling,
     /// Sorting, scans and selection.
     Sorting,
-    /// Another kind, or one that the name does not show.
+    /// A kernel of another kind, or whose name does not show its kind.
     Other,
 }
 

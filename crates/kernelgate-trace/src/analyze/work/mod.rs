@@ -1,4 +1,4 @@
-//! The work of kernels and collectives, and the peaks that bound it. Absent: judgement.
+//! Work of kernels and collectives, and the hardware peaks that bound it. Absent: judgement.
 
 pub mod bus;
 pub mod kernel_kinds;

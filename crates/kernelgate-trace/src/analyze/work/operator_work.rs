@@ -1,5 +1,5 @@
-//! FLOPs and bytes of operators by the shapes of their inputs, and of matrix products by the sizes in
-//! their names. Bytes are the least that memory must move: every input once, every output once.
+//! FLOPs and bytes of operators by the shapes of their inputs, and of matrix products by the sizes
+//! in their names. Bytes are the least that memory must move: each input and each output once.
 //! Absent: what caches and other kernels save or add.
 
 use serde_json::Value;
@@ -9,18 +9,18 @@ use crate::model::gpu::DeclaredWorkCount;
 use crate::model::host::OperatorInputs;
 use crate::model::names::Names;
 
-/// Operations and bytes of an operator.
+/// Floating-point operations and bytes of an operator.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Work {
     /// Floating-point operations of the operator's matrix products; 0 of operators that only move.
     pub flops: f64,
-    /// The least bytes that memory moves.
+    /// The fewest bytes that memory must move for the operator.
     pub bytes: f64,
-    /// The precision of the operator's factors.
+    /// Precision in which the operator multiplies.
     pub precision: Option<MatrixPrecision>,
 }
 
-/// A tensor that an operator gets.
+/// A tensor that an operator takes as input.
 #[derive(Debug, Clone, PartialEq)]
 struct OperatorTensor {
     axes: Vec<f64>,
@@ -37,14 +37,14 @@ impl OperatorTensor {
         self.values() * self.size
     }
 
-    /// An axis counted from the last one.
+    /// Size of a tensor's axis, counted from the last axis.
     fn axis_from_last(&self, index: usize) -> Option<f64> {
         let at = self.axes.len().checked_sub(index + 1)?;
         self.axes.get(at).copied()
     }
 }
 
-/// The inputs of an operator.
+/// Recorded inputs of an operator: tensors and values.
 struct Inputs {
     /// Tensors by argument; `None` for an argument that is not a tensor.
     tensors: Vec<Option<OperatorTensor>>,
@@ -341,10 +341,10 @@ fn precision_by_name(word: &str) -> Option<(MatrixPrecision, f64)> {
     }
 }
 
-/// Declared work: its matrix products, and the least bytes. The precision is that of nearly all of
-/// them, `None` where several share them.
+/// Declared work: its matrix products, and the least bytes. The precision is that of nearly all
+/// operations; `None` if several precisions share them.
 pub fn declared(count: &DeclaredWorkCount) -> Option<Work> {
-    /// Part of the products from which their precision is that of all.
+    /// Share of the multiplications from which their precision counts as that of all.
     const MIN_SHARE_FOR_ONE_PRECISION: f64 = 0.95;
     let products = || {
         let product = |(unit, flops): &(String, f64)| {

@@ -1,7 +1,8 @@
-//! Peaks of devices: dense tensor throughput by precision and memory bandwidth, from the
-//! data sheets of their vendors, without sparsity. Absent: clocks below the boost clock, power limits.
+//! Peaks of devices: dense tensor throughput by precision and memory bandwidth, from the data
+//! sheets of their vendors, without sparsity. The peaks do not consider clocks below the boost
+//! clock, or power limits.
 
-/// Number format that matrix units multiply.
+/// Number format in which matrix units multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MatrixPrecision {
     /// 64 bits.
@@ -10,9 +11,9 @@ pub enum MatrixPrecision {
     Fp32,
     /// 32 bits that matrix units round to 19.
     Tf32,
-    /// 16 bits: half or bfloat16.
+    /// 16-bit formats: half or bfloat16.
     Fp16,
-    /// 8 bits with an exponent.
+    /// 8-bit floating-point formats.
     Fp8,
     /// Integers of 8 bits.
     Int8,
@@ -44,7 +45,7 @@ pub struct DevicePeaks {
 }
 
 impl DevicePeaks {
-    /// Operations a nanosecond of a precision.
+    /// Peak operations per nanosecond in a precision.
     pub fn peak_flops_per_ns(&self, precision: MatrixPrecision) -> Option<f64> {
         let index = match precision {
             MatrixPrecision::Fp64 => 0,
@@ -74,12 +75,13 @@ impl DevicePeaks {
 /// Words of a name, peaks by precision, GB/s.
 struct Row(&'static [&'static str], [f64; 6], f64);
 
-/// Narrow names come before those that they contain. The comment above each group names the data
-/// sheet of its numbers; rates with sparsity are halved.
+/// Longer device names come before shorter ones that they contain. The comment above each group
+/// names the data sheet of its numbers; rates with sparsity are halved.
 const DEVICES: &[Row] = &[
-    // NVIDIA GB200 NVL72 datasheet, a 72nd of the rack.
+    // These values are from the NVIDIA GB200 NVL72 data sheet, divided by the 72 GPUs of the rack.
     Row(&["gb200"], [40.0, 80.0, 1250.0, 2500.0, 5000.0, 5000.0], 8000.0),
-    // NVIDIA HGX B200 and HGX B300 datasheet, an eighth of the board. INT8 of B300: sources differ.
+    // NVIDIA HGX B200 and HGX B300 datasheet, an eighth of the board. The INT8 peak of B300 is
+    // missing, because sources differ.
     Row(&["b200"], [37.0, 75.0, 1100.0, 2250.0, 4500.0, 4500.0], 7700.0),
     Row(&["b300"], [1.25, 75.0, 1125.0, 2250.0, 4500.0, 0.0], 8000.0),
     // NVIDIA RTX Blackwell GPU architecture white paper; FP16 and FP8 with FP32 accumulation.
@@ -93,9 +95,10 @@ const DEVICES: &[Row] = &[
     Row(&["h100", "pcie"], [51.2, 51.2, 378.0, 756.0, 1513.0, 1513.0], 2000.0),
     Row(&["h100", "nvl"], [60.0, 60.0, 417.5, 835.5, 1670.5, 1670.5], 3900.0),
     Row(&["h100"], [66.9, 66.9, 494.7, 989.4, 1978.9, 1978.9], 3350.0),
-    // No public sheet of NVIDIA's: resellers' pages for H20. H800 is left without peaks.
+    // No public sheet of NVIDIA's: resellers' pages for H20. H800 has no entry in the table of
+    // peaks.
     Row(&["h20"], [1.0, 44.0, 74.0, 148.0, 296.0, 296.0], 4000.0),
-    // NVIDIA L40S, L40 and L4 datasheets.
+    // These values are from the data sheets of NVIDIA L40S, L40 and L4.
     Row(&["l40s"], [1.4, 91.6, 183.0, 362.0, 733.0, 733.0], 864.0),
     Row(&["l40"], [1.4, 90.5, 90.5, 181.0, 362.0, 362.0], 864.0),
     Row(&["l4"], [0.5, 30.3, 60.0, 121.0, 242.0, 242.0], 300.0),
@@ -110,7 +113,7 @@ const DEVICES: &[Row] = &[
     Row(&["a100", "40gb"], [19.5, 19.5, 156.0, 312.0, 0.0, 624.0], 1555.0),
     Row(&["a100"], [19.5, 19.5, 156.0, 312.0, 0.0, 624.0], 0.0),
     Row(&["a800"], [19.5, 19.5, 156.0, 312.0, 0.0, 624.0], 0.0),
-    // NVIDIA A30, A40 and A10 datasheets.
+    // These values are from the data sheets of NVIDIA A30, A40 and A10.
     Row(&["a30"], [10.3, 10.3, 82.0, 165.0, 0.0, 330.0], 933.0),
     Row(&["a40"], [0.6, 37.4, 74.8, 149.7, 0.0, 299.3], 696.0),
     Row(&["a10"], [1.0, 31.2, 62.5, 125.0, 0.0, 250.0], 600.0),
@@ -119,7 +122,7 @@ const DEVICES: &[Row] = &[
     Row(&["rtx", "3090"], [0.6, 35.6, 35.6, 71.0, 0.0, 284.0], 936.0),
     Row(&["rtx", "3080"], [0.5, 29.8, 29.8, 59.5, 0.0, 238.0], 760.0),
     Row(&["rtx", "3070", "ti"], [0.3, 21.7, 21.7, 43.5, 0.0, 174.0], 608.0),
-    // NVIDIA T4 datasheet; NVIDIA V100 Tensor Core GPU datasheet.
+    // These values are from the data sheets of NVIDIA T4 and V100 Tensor Core GPU.
     Row(&["t4"], [0.3, 8.1, 0.0, 65.0, 0.0, 130.0], 320.0),
     Row(&["v100", "pcie"], [7.0, 14.0, 0.0, 112.0, 0.0, 0.0], 900.0),
     Row(&["v100"], [7.8, 15.7, 0.0, 125.0, 0.0, 0.0], 900.0),

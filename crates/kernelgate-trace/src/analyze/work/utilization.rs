@@ -1,19 +1,19 @@
-//! How much of a device's peaks operators and ranges use. Absent: where their work comes from
-//! (`operator_work`), which kernels belong to them.
+//! How much of a device's peaks operators and ranges use. Other modules decide
+//! the source of the work (`operator_work`) and the kernels that belong to it.
 
 use crate::analyze::work::operator_work::Work;
 use crate::analyze::work::peaks::{DevicePeaks, MatrixPrecision};
 
-/// Work and kernel time, summed.
+/// Sum of declared work and measured kernel time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct WorkAndTimeSum {
     /// How many operators.
     pub count: usize,
-    /// Time of the kernels, in nanoseconds.
+    /// Total time of the kernels, nanoseconds.
     pub kernel_ns: i64,
-    /// Floating-point operations of matrix products.
+    /// Floating-point operations of matrix products, in all.
     pub flops: f64,
-    /// The least bytes that memory moves.
+    /// The fewest bytes that memory must move, in all.
     pub bytes: f64,
     /// Time that the matrix products take at the peaks of their precisions, in nanoseconds.
     pub tensor_ns: f64,
@@ -31,7 +31,7 @@ impl WorkAndTimeSum {
         self.add_operator_calls(1, work, kernel_ns, peaks);
     }
 
-    /// Adds so many calls of an operator, with the work of one and the time of all their kernels.
+    /// Adds `times` calls of an operator, given the work of one call and the time of all kernels.
     #[allow(clippy::cast_precision_loss)]
     pub fn add_operator_calls(
         &mut self,
@@ -106,7 +106,7 @@ impl WorkAndTimeSum {
         self.share(self.roofline_ns, self.kernel_ns).filter(|_| self.memory_ns > 0.0)
     }
 
-    /// Which peak limits the work.
+    /// The peak that limits the work: memory or compute.
     pub fn limit(&self) -> Option<Limit> {
         let any = self.without_peak == 0 && self.memory_ns > 0.0;
         let limit = if self.tensor_ns > self.memory_ns { Limit::Compute } else { Limit::Memory };
@@ -117,7 +117,7 @@ impl WorkAndTimeSum {
 /// The part of the roofline that limits work: memory or compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
-    /// The intensity is above that of the ridge: the matrix units limit.
+    /// The work has more operations per byte than the roofline's ridge: matrix units limit it.
     Compute,
     /// The intensity is below the ridge of the roofline: memory limits the work.
     Memory,
@@ -138,13 +138,13 @@ impl Limit {
 pub struct OperatorUtilization {
     /// Name of the operator.
     pub name: String,
-    /// The precision of the operator's factors.
+    /// Precision in which the operator multiplies.
     pub precision: Option<MatrixPrecision>,
     /// Sums of the operator.
     pub sum: WorkAndTimeSum,
 }
 
-/// A range with the sums of the operators in it.
+/// A range with the summed work of the operators inside it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RangeUtilization {
     /// Path of the range.
@@ -162,13 +162,13 @@ pub struct RangeUtilization {
 pub struct DeviceUtilization {
     /// The device and its peaks, where they are published.
     pub device: Option<(String, DevicePeaks)>,
-    /// Time of all kernels, in nanoseconds.
+    /// Total time of all kernels, nanoseconds.
     pub kernel_ns: i64,
     /// Sums of all operators with known work.
     pub all: WorkAndTimeSum,
-    /// Operators, those with most kernel time first.
+    /// Operators in the order of their kernel time, the longest first.
     pub operators: Vec<OperatorUtilization>,
-    /// Outer ranges, those with most kernel time first.
+    /// Outer ranges in the order of their kernel time, the longest first.
     pub ranges: Vec<RangeUtilization>,
     /// Questions without an answer, each with the data that it needs.
     pub unknown: Vec<String>,

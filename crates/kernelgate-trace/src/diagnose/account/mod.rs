@@ -23,14 +23,14 @@ use crate::model::names::without_numbers_in_name;
 
 /// Ranges that are listed.
 const MAX_LISTED_RANGES: usize = 10;
-/// An iteration this many times as long as the median is unusual.
+/// An iteration that takes at least this multiple of the median is unusual.
 const UNUSUAL_LENGTH_RATIO: i64 = 2;
 
-/// Time of a span, divided into lines that add up to it.
+/// The time of a span, divided into lines that add up to the whole span.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TimeAccount {
     busy: [i64; Line::ALL.len()],
-    /// Idle time by cause, nanoseconds.
+    /// Idle time by its cause, nanoseconds.
     pub idle: BTreeMap<IdleCauseKind, i64>,
 }
 
@@ -40,17 +40,17 @@ impl TimeAccount {
         self.busy[line as usize]
     }
 
-    /// All lines of busy time that are not empty.
+    /// All lines of busy time that are not zero.
     pub fn nonzero_busy_lines(&self) -> impl Iterator<Item = (Line, i64)> {
         Line::ALL.into_iter().zip(self.busy).filter(|&(_, ns)| ns != 0)
     }
 
-    /// Nanoseconds in which something ran.
+    /// Nanoseconds in which at least one operation ran.
     pub fn busy_ns(&self) -> i64 {
         self.busy.iter().sum()
     }
 
-    /// Nanoseconds in which nothing ran.
+    /// Nanoseconds in which no operation ran.
     pub fn total_idle_ns(&self) -> i64 {
         self.idle.values().sum()
     }
@@ -84,7 +84,7 @@ enum Part {
     Idle(IdleCauseKind, i64),
 }
 
-/// An iteration on a device.
+/// One iteration of a program on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceIteration {
     /// Span of the iteration: from the start of its first operation to the start of the next
@@ -94,25 +94,25 @@ pub struct DeviceIteration {
     pub account: TimeAccount,
 }
 
-/// The iterations of a device.
+/// The iterations of a program on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceIterations {
     /// The sign by which iterations were found: a range or a mark.
     pub sign: IterationEvidence,
-    /// Time before the first iteration.
+    /// Time account before the first iteration.
     pub before: TimeAccount,
-    /// The first [`Self::LISTED`] ones, without those that ran nothing on this device.
+    /// The first [`Self::LISTED`] iterations, without those that ran nothing on this device.
     pub each: Vec<DeviceIteration>,
     /// Length of every one in order of time, nanoseconds.
     pub lengths: Vec<i64>,
-    /// Time of all iterations after the first.
+    /// Time account of all iterations after the first one.
     pub steady: TimeAccount,
-    /// Time after the last iteration.
+    /// Time account after the last iteration.
     pub after: TimeAccount,
 }
 
 impl DeviceIterations {
-    /// Iterations whose time is kept one by one.
+    /// Number of iterations whose times are kept individually.
     pub const LISTED: usize = 1000;
 
     /// Lengths of the steady state, which is all but the first one, in order of their length.
@@ -131,7 +131,7 @@ impl DeviceIterations {
     }
 }
 
-/// The time of a range's operations, and of the idle time before them.
+/// Time of the operations in a range, and of the idle time before them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RangeTimeAccount {
     /// Path of the range; `#` stands for numbers.
@@ -145,15 +145,15 @@ pub struct RangeTimeAccount {
 /// The time of a process on a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceTimeAccount {
-    /// The system's id of the process.
+    /// Process id in the operating system.
     pub pid: i64,
     /// The device.
     pub device: u32,
-    /// All time of the device.
+    /// Time account of the whole trace on the device.
     pub total: TimeAccount,
     /// Iterations of the device, where some were found.
     pub iterations: Option<DeviceIterations>,
-    /// Communication, copies and page migrations by kind, those with most exposed time first.
+    /// Communication, copies and page migrations by kind, those with the most exposed time first.
     pub transfers: Vec<TransferSum>,
     /// The outer two levels of ranges, the most expensive first.
     pub ranges: Vec<RangeTimeAccount>,
@@ -220,7 +220,7 @@ fn device(
 /// A device's time while it is cut into iterations.
 #[derive(Default)]
 struct Cut<'a> {
-    /// Starts of the iterations, and the end of the last one.
+    /// Start times of the iterations, and the end of the last one.
     cuts: &'a [i64],
     /// Cuts that are over.
     over: usize,
@@ -234,7 +234,7 @@ struct Cut<'a> {
 }
 
 impl Cut<'_> {
-    /// Ends what ends by a time.
+    /// Ends all ranges and iterations that end by a time.
     fn end_ranges_until(&mut self, time: i64) {
         while let Some(&end) = self.cuts.get(self.over).filter(|&&cut| cut <= time) {
             let account = std::mem::take(&mut self.now);
@@ -301,7 +301,8 @@ fn iterations(
     let firsts = iterations::repeated(context.trace, &context.all, operations)?;
     let sign = IterationEvidence::Repetition(short_name(&context.all.name(*firsts.first()?)));
     let mut cuts: Vec<i64> = firsts.iter().map(|&id| context.all.start(id)).collect();
-    // The last iteration is as long as the one before it, as far as an operation starts there.
+    // The last iteration is taken to be as long as the one before it, if an operation starts in
+    // that time.
     if let [.., before, last] = cuts[..] {
         let after = operations.partition_point(|id| context.all.start(id) < 2 * last - before);
         cuts.push(operations.get(after).map_or(activity.span.1, |id| context.all.start(id)));
@@ -311,11 +312,11 @@ fn iterations(
 
 const NO_PATH_GROUP: u32 = u32::MAX;
 
-/// Paths of the outer two levels, those that differ in numbers only together.
+/// Groups of range paths of the outer two levels; paths that differ only in numbers form one group.
 struct RangePathGroups {
     /// Text and depth.
     names: Vec<(String, usize)>,
-    /// Groups of the outermost range of each path and of the range inside it.
+    /// Group of the outermost range of each path, and of the range directly inside it.
     of_path: Vec<[u32; 2]>,
 }
 
@@ -330,7 +331,7 @@ impl RangePathGroups {
                 of_path.push([NO_PATH_GROUP; 2]);
                 continue;
             }
-            // A path is numbered behind the one around it.
+            // A path has a larger number than its parent path.
             let around = of_path[paths.parent_path(path) as usize];
             if around[1] != NO_PATH_GROUP {
                 of_path.push(around);

@@ -13,7 +13,7 @@ use crate::model::names::NameId;
 /// Operations of one kind that move data.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransferSum {
-    /// Communication, copy or page migration.
+    /// Class of the transfer: communication, copy or page migration.
     pub class: OperationClass,
     /// The collective and its library, or the direction.
     pub label: String,
@@ -56,7 +56,7 @@ struct Sum {
 pub(super) struct DeviceTransfers<'a> {
     context: &'a DiagnosisContext<'a>,
     sums: HashMap<Key, Sum>,
-    /// Whether kernels compute at each place.
+    /// For each process and device, whether kernels compute at the moment.
     computes: Vec<bool>,
 }
 
@@ -117,7 +117,7 @@ impl<'a> DeviceTransfers<'a> {
         }
     }
 
-    /// All transfers, those with most exposed time first.
+    /// All kinds of transfers, those with the most exposed time first.
     pub fn finish(self) -> Vec<TransferSum> {
         let names = &self.context.trace.names;
         let mut all: Vec<TransferSum> = self

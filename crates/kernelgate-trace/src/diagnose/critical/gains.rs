@@ -1,12 +1,12 @@
-//! The critical path of a trace and the gains of changes, as a diagnosis holds them. Absent: the
-//! replay that computes gains (`critical`).
+//! The critical path of a trace, and the gains of hypothetical changes, as stored in a diagnosis.
+//! The replay that computes the gains is in another module (`critical`).
 
-/// A change of a run.
+/// A hypothetical change of the program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Faster {
-    /// A kernel takes half as long.
+    /// The named kernel takes half as long.
     Kernel(String),
-    /// Launch calls take no time.
+    /// Launch calls of the host take no time.
     Launches,
     /// The host does not wait for the GPU.
     Waits,
@@ -14,7 +14,7 @@ pub enum Faster {
     Communication,
     /// Copies take no time.
     Copies,
-    /// Page migrations take no time, nor the part of kernels beside them.
+    /// Page migrations take no time, nor do kernels while migrations run beside them.
     Migrations,
 }
 
@@ -32,14 +32,14 @@ impl Faster {
     }
 }
 
-/// The gain of a change.
+/// The time that a hypothetical change would save.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangeGain {
     /// The change.
     pub change: Faster,
     /// The recorded time that the change removes, nanoseconds; `None` where it has no sum.
     pub removed_ns: Option<i64>,
-    /// Nanoseconds that the trace is shorter.
+    /// Nanoseconds by which the change shortens the trace.
     pub gain_ns: i64,
 }
 
@@ -50,6 +50,6 @@ pub struct CriticalPath {
     pub total_ns: i64,
     /// Segments of the critical path by kind, the longest first; they add up to the total.
     pub segments: Vec<(String, i64)>,
-    /// Gains of changes, the largest first.
+    /// Gains of hypothetical changes, the largest first.
     pub gains: Vec<ChangeGain>,
 }

@@ -18,11 +18,11 @@ use crate::diagnose::critical::gains::{ChangeGain, CriticalPath, Faster};
 use crate::diagnose::finding::{DiagnosisFinding, FindingRemedy, FusibleKernel, ReplayedGain};
 use crate::diagnose::labels::short_name;
 
-/// Kernels that are replayed and listed.
+/// Maximum number of kernels that are replayed and listed.
 const KERNELS: usize = 3;
 
 /// The critical path of a trace, empty without operations, and what mending each finding gains.
-/// Findings are sorted by their savings.
+/// Findings must be sorted by their savings.
 pub(in crate::diagnose) fn critical_path(
     context: &DiagnosisContext<'_>,
     findings: &mut [DiagnosisFinding],
@@ -58,7 +58,7 @@ pub(in crate::diagnose) fn critical_path(
     CriticalPath { total_ns, segments, gains: run.gains() }
 }
 
-/// A run that is replayed.
+/// A trace that is prepared for replays.
 struct Run<'a> {
     context: &'a DiagnosisContext<'a>,
     of: OperationDependencies<'a>,
@@ -101,7 +101,8 @@ fn time_with_migrations(context: &DiagnosisContext<'_>) -> HashMap<OperationId, 
 }
 
 impl Run<'_> {
-    /// Replays the remedy of each finding alone, and together with those of all findings before it.
+    /// Replays the remedy of each finding alone, and together with the remedies of all earlier
+    /// findings.
     fn replay_finding_remedies(&self, findings: &mut [DiagnosisFinding], span_ns: i64) {
         let mut alone: Vec<(FindingRemedy, i64)> = Vec::new();
         for finding in findings.iter_mut().filter(|of| of.remedy != FindingRemedy::NotReplayed) {
@@ -207,15 +208,15 @@ struct CombinedChanges {
     functions: HashMap<u32, f64>,
     /// Part of the time that is left of kernels of a function and launch shape.
     shapes: HashMap<(u32, u32), f64>,
-    /// Classes whose operations take no time.
+    /// Operation classes that take no time in the replay.
     without: Vec<OperationClass>,
-    /// Operations that take no time.
+    /// Operations that take no time in the replay.
     operations: HashSet<OperationId>,
     no_launches: bool,
     no_waits: bool,
     /// Chains of kernels that are one kernel, by function.
     fused: HashMap<u32, FusibleKernel>,
-    /// Times in which the host paused, and does not.
+    /// Times in which the host paused, which the replay removes.
     pauses: Vec<(i64, i64)>,
     /// The host takes no time between its launch calls.
     no_host: bool,
@@ -246,7 +247,7 @@ impl CombinedChanges {
         }
     }
 
-    /// Adds a pause; those that overlap are one.
+    /// Adds a host pause to remove; overlapping pauses are joined.
     fn add_removed_pause(&mut self, mut start: i64, mut end: i64) {
         self.pauses.retain(|&(from, to)| {
             let apart = to < start || end < from;
@@ -290,7 +291,7 @@ impl CombinedChanges {
         let left = self.functions.get(&kernels.function.at(row)).or_else(shape);
         let ns = left.map_or(ns, |left| (ns as f64 * left).round() as i64);
         let Some(fused) = self.fused.get(&kernels.function.at(row)) else { return ns };
-        // If an operation is removed, the gap before it is removed too.
+        // If a fused operation is removed, the idle gap before it is removed too.
         let before = if fused.follows { run.of.gap_before(id) } else { 0 };
         if fused.stays { ns - before } else { -before }
     }

@@ -1,4 +1,5 @@
-//! A difference as JSON, for programs. Lists of two are the first and the second trace.
+//! Formats a difference of two traces as JSON, for programs. Lists with two entries contain the
+//! values of the first and the second trace.
 
 use serde_json::{Value, json};
 
@@ -6,12 +7,12 @@ use super::{
     FunctionCallChange, RangePathChange, SetupPropertyChange, TraceDifference, TracePartChange,
 };
 
-/// The version of the format; a field that changes its meaning raises it. The schema of the format
-/// is `schema/difference.json` of this crate.
+/// Version of the JSON format; it is raised when a field changes its meaning. The schema of the
+/// format is `schema/difference.json` of this crate.
 pub const SCHEMA: u32 = 2;
 
 impl TraceDifference {
-    /// Converts to JSON, with `schema_version`.
+    /// Converts the difference to JSON, with `schema_version`.
     pub fn to_json(&self) -> Value {
         let [base, head] = &self.wholes;
         let findings = |found: &[(&str, String)]| -> Vec<Value> {

@@ -1,10 +1,10 @@
 //! The changes between two traces, and the part of the whole difference that each explains.
 //!
-//! The whole is the time from the first operation to the last. It is divided in two ways: by
-//! operation with the idle time by its cause, and by the range that it was launched in. Either way
-//! the changes of the parts add up to that of the whole; idle time whose cause is not in the traces
-//! is a part of its own, "unexplained". Absent: whether two recordings of one program would differ
-//! as much, which one trace of each does not show.
+//! The whole is the time from the first GPU operation to the last. The whole is divided in two
+//! ways: by operation, with idle time by its cause; and by the range in which the operation was
+//! launched. In both ways the changes of the parts add up to the change of the whole; idle time
+//! whose cause the traces do not contain is a separate part, "unexplained". Absent: whether two
+//! recordings of one program would differ as much, which one trace of each does not show.
 
 mod json;
 mod setup;
@@ -22,9 +22,9 @@ pub use sums::{CallSite, Calls, CountAndTimes, Part, Place, Sums, TracePartKind}
 /// Two traces side by side, each list the largest change first.
 #[derive(Debug, Clone)]
 pub struct TraceDifference {
-    /// Differences of machine, profiler and options.
+    /// Differences of machine, profiler and recording options.
     pub setup: Vec<SetupPropertyChange>,
-    /// Totals of the first and of the second trace.
+    /// Total times of the first and of the second trace.
     pub wholes: [TraceTotals; 2],
     /// Changes of each operation and of each cause of idle time, also where the change is zero.
     pub parts: Vec<TracePartChange>,
@@ -32,13 +32,13 @@ pub struct TraceDifference {
     pub places: Vec<RangePathChange>,
     /// Calls of CUDA.
     pub calls: Vec<FunctionCallChange>,
-    /// Findings in one trace only: rule and title.
+    /// Findings that only one trace has: rule and title.
     pub findings: [Vec<(&'static str, String)>; 2],
     /// Reasons why the traces are hard to compare, in sentences.
     pub notes: Vec<String>,
 }
 
-/// The totals of a trace.
+/// Total times of one trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceTotals {
     /// Recorder of the trace.
@@ -51,7 +51,7 @@ pub struct TraceTotals {
     pub kernels: usize,
 }
 
-/// The change of a part.
+/// The change of a part from the first trace to the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AmountChange {
     /// Only the second trace has the part.
@@ -66,7 +66,7 @@ pub enum AmountChange {
     Longer,
     /// Most of the change comes from shorter operations.
     Shorter,
-    /// Neither number nor length changed.
+    /// Neither the number of operations nor their length changed.
     Same,
 }
 
@@ -85,7 +85,7 @@ impl AmountChange {
     }
 }
 
-/// A part in both traces.
+/// A part of the whole in both traces, with its change.
 #[derive(Debug, Clone)]
 pub struct TracePartChange {
     /// Kind of the part.
@@ -181,8 +181,8 @@ fn describe_shape_changes(base: &LaunchShape, head: &LaunchShape, words: &mut Ve
     }
 }
 
-/// Describes a change of local memory. A kernel that had no local memory spills now, or has an
-/// array that does not fit into registers.
+/// Describes how the local memory of a kernel changed. A kernel that had no local memory spills
+/// now, or has an array that does not fit into registers.
 fn describe_local_memory_change(base: &LaunchShape, head: &LaunchShape) -> &'static str {
     match (base.local, head.local) {
         (0, 1..) => "spill to local memory",
@@ -217,13 +217,13 @@ pub struct FunctionCallChange {
 }
 
 impl FunctionCallChange {
-    /// The change of host time, in nanoseconds; the difference of the whole does not contain it.
+    /// Change of a host call's time, nanoseconds; it is not part of the whole's difference.
     pub fn total_change_ns(&self) -> i64 {
         self.calls[1].total_ns - self.calls[0].total_ns
     }
 }
 
-/// Compares the totals of two traces.
+/// Compares the summed times of two traces.
 pub fn difference(base: Sums, head: Sums) -> TraceDifference {
     let setup = setup::changes(&base.setup, &head.setup);
     let notes = comparison_notes(&base, &head);
@@ -268,7 +268,7 @@ impl TraceDifference {
         self.setup.iter().any(|change| machine.contains(&change.property))
     }
 
-    /// Total time of the second trace minus that of the first, in nanoseconds.
+    /// Total time of the second trace minus that of the first, nanoseconds.
     pub fn total_change_ns(&self) -> i64 {
         self.wholes[1].whole_ns - self.wholes[0].whole_ns
     }
@@ -294,7 +294,7 @@ impl TraceDifference {
     }
 }
 
-/// The values of two maps by key; what one lacks is nothing there.
+/// Joins two maps by key; a key that one map lacks has the default value there.
 fn joined<K: Ord, V: Default>(base: BTreeMap<K, V>, head: BTreeMap<K, V>) -> Vec<(K, [V; 2])> {
     let mut all: BTreeMap<K, [V; 2]> =
         base.into_iter().map(|(key, value)| (key, [value, V::default()])).collect();

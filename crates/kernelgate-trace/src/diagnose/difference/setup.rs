@@ -1,10 +1,10 @@
-//! The machine, the recorder and the options of a trace, and how those of two differ.
+//! Machine, recorder and options of a trace, and how those of two traces differ.
 
 use std::collections::BTreeSet;
 
 use crate::model::Trace;
 
-/// A property of the setup.
+/// A property of a trace's setup, such as its driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetupProperty {
     /// Names of the devices.
@@ -19,7 +19,7 @@ pub enum SetupProperty {
     Driver,
     /// Recorder and its version.
     Recorder,
-    /// An option of the recorder.
+    /// An option with which the recorder ran.
     Option,
 }
 
@@ -43,13 +43,13 @@ impl SetupProperty {
 pub struct SetupPropertyChange {
     /// Which.
     pub property: SetupProperty,
-    /// The name of an option; empty of others.
+    /// Name of the recorder option; empty for other properties.
     pub name: String,
     /// Values of both traces; `None` if a trace does not record the property.
     pub values: [Option<String>; 2],
 }
 
-/// The setup of a trace, as far as the trace holds it.
+/// Machine, recorder and options of a trace, as far as the trace contains them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TraceSetup {
     values: Vec<(SetupProperty, String, Option<String>)>,
@@ -66,7 +66,7 @@ const RECORDING_OPTIONS: &[&str] = &[
     "with_modules",
     "with_stack",
 ];
-/// Versions of the driver, by the name that the recorder gives them.
+/// Names under which recorders store the driver's version.
 const DRIVER_VERSION_NAMES: &[&str] =
     &["NvDriverVersion", "CudaDriverVersion", "cuda_driver_version", "hip_driver_version"];
 
@@ -122,7 +122,7 @@ fn ranks(trace: &Trace) -> Option<String> {
     world.or_else(|| (!processes.is_empty()).then(|| processes.len().to_string()))
 }
 
-/// How two setups differ. An option counts if both traces hold it.
+/// How two setups differ. A recorder option is compared only if both traces contain it.
 pub(super) fn changes(base: &TraceSetup, head: &TraceSetup) -> Vec<SetupPropertyChange> {
     let both = base.values.iter().zip(&head.values);
     let differs = both.filter(|((property, _, base), (_, _, head))| {

@@ -20,7 +20,7 @@ use crate::model::Trace;
 use crate::model::gpu::{LaunchShape, MemoryKind};
 use crate::model::names::without_numbers_in_name;
 
-/// The kind of a part of the whole.
+/// Kind of a part of the whole: operation or idle time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TracePartKind {
     /// Launches of a kernel.
@@ -31,7 +31,7 @@ pub enum TracePartKind {
     Set,
     /// Launches of graphs that were recorded whole.
     Graph,
-    /// Idle time of a cause.
+    /// Idle time with a certain cause.
     Idle,
     /// Idle time whose cause is not in the trace.
     Unexplained,
@@ -51,7 +51,7 @@ impl TracePartKind {
     }
 }
 
-/// A part of the whole, by a key that is equal in both traces.
+/// A part of the whole, identified by a key that is equal in both traces.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Part {
     /// Kind of the part.
@@ -67,7 +67,7 @@ pub struct CountAndTimes {
     pub count: usize,
     /// How long in all, in nanoseconds; operations that run at once count each in full.
     pub total_ns: i64,
-    /// How much of the whole is its own, in nanoseconds: the time in which it ran and nothing that
+    /// Nanoseconds of the whole that belong to this part alone: it ran, and no operation that
     /// started earlier did. The own times of all parts add up to the whole.
     pub own_ns: i64,
     /// Launch shapes of a kernel, with how often each was launched.
@@ -90,37 +90,37 @@ impl CountAndTimes {
     }
 }
 
-/// Ranges of a path without the numbers in it, and what was launched directly in them.
+/// Ranges of one path, ignoring numbers in names, and what was launched directly in them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Place {
     /// How many ranges.
     pub ranges: usize,
     /// Host time of all calls of the part, in nanoseconds.
     pub host_ns: i64,
-    /// Operations that were launched in them and in no inner range, and the idle time before these.
+    /// Operations launched in these ranges and in no inner range, with the idle time before them.
     pub launched: CountAndTimes,
 }
 
 /// A function, and the range that it was called in, of calls that launch or wait.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallSite {
-    /// The function, without its version.
+    /// Name of the called function, without its version.
     pub function: String,
     /// The path of the innermost range around it, without numbers.
     pub range: Option<String>,
 }
 
-/// The totals of a trace.
+/// Summed times of one trace, for a comparison.
 #[derive(Debug, Clone)]
 pub struct Sums {
     /// Recorder of the trace.
     pub recorder: String,
-    /// The machine and the options.
+    /// Machine and options of the trace.
     pub setup: TraceSetup,
     /// Time from the first operation to the last, over all processes and devices; for Nsight
     /// Compute, the sum of all launches. Nanoseconds.
     pub whole_ns: i64,
-    /// The part with at least one operation running.
+    /// The time in which at least one operation ran, nanoseconds.
     pub busy_ns: i64,
     /// Processes on devices.
     pub activities: usize,
@@ -233,7 +233,7 @@ impl Sums {
                 _ => TracePartKind::Idle,
             };
             let name = format!("{}{function}", kind.label());
-            // Versions of one function, such as `cudaMalloc_v3020`, count as one.
+            // Versions of one function, such as `cudaMalloc_v3020`, are summed together.
             let sum = self.parts.entry(Part { kind: part, name }).or_default();
             sum.count += amount.count;
             sum.total_ns += amount.total_ns;
@@ -251,7 +251,7 @@ impl Sums {
         }
     }
 
-    /// Launches that were measured one by one have no timeline: the whole is their sum.
+    /// Kernel launches that were profiled one by one have no timeline: their sum is the whole.
     fn add_profiled_launches(&mut self, trace: &Trace) {
         for launch in &trace.profiled {
             let name = trace.names.text(launch.kernel).to_owned();
@@ -270,7 +270,7 @@ impl Sums {
     }
 }
 
-/// The key of an operation within a trace.
+/// Key of an operation's name within one trace.
 #[derive(PartialEq, Eq, Hash)]
 enum OperationNameKey {
     Kernel(u32),
@@ -291,7 +291,7 @@ impl OperationNameKey {
                 Self::Copy(copies.kind[row].0, copies.source[row], copies.target[row])
             }
             (Kind::Set, _) => Self::Set,
-            // Ids of graphs are those of a process: another process has others.
+            // Graph ids are valid in one process only, so all graphs share one key.
             (Kind::Graph, _) => Self::Graph,
         }
     }
@@ -313,7 +313,7 @@ impl OperationNameKey {
     }
 }
 
-/// Sums by the path of ranges, without the numbers in it.
+/// Sums of times by range path, ignoring numbers in names.
 struct Places {
     /// The place of each path; 0 is outside of all ranges.
     of_path: Vec<u32>,

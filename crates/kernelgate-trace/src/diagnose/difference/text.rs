@@ -18,7 +18,7 @@ const MAX_NAMED_SMALL_PARTS: usize = 6;
 const LINE_INDENT: &str = "                         ";
 /// Columns for the words after the name.
 const WORDS: usize = 75;
-/// Columns for a name among others.
+/// Width of a name in a table of several columns.
 const NAME: usize = 60;
 
 impl TraceDifference {
@@ -172,7 +172,7 @@ impl TraceDifference {
             .iter()
             .filter(|change| counted(change) || (waits(change) && change.total_change_ns() != 0))
             .collect();
-        // The largest first, waits before others.
+        // The largest changes come first, and waits before other calls.
         shown.sort_by_key(|change| !waits(change));
         if shown.is_empty() {
             return;

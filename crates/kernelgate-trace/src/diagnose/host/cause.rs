@@ -18,15 +18,15 @@ use crate::stats::without_interface_version;
 pub const MAX_START_LATENCY_NS: i64 = 20_000;
 /// Launching a kernel takes less, also from Python: the host did something else in longer gaps.
 pub const MIN_GAP_WITH_OTHER_HOST_WORK_NS: i64 = 1_000_000;
-/// A recorder's two clocks, of the host and of the device, agree to this.
+/// Largest disagreement of a recorder's clocks for host and device, nanoseconds.
 pub const HOST_DEVICE_CLOCK_ERROR_NS: i64 = 1_000;
-/// A first launch that takes this long loads the kernel's code. In public traces of five programs all
-/// 72 launch calls above 300 µs were first launches.
+/// A first launch call that takes at least this long loads the kernel's code. In public traces of
+/// five programs all 72 launch calls above 300 µs were first launches.
 const MIN_CODE_LOADING_NS: i64 = 100_000;
 /// Launched operations that have not started from which a queue counts as full: CUDA's holds 1024.
 const FULL_QUEUE_OPERATIONS: usize = 1000;
 
-/// Why the GPU had nothing to do.
+/// Cause for which the GPU was idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IdleCauseKind {
     /// Before the launch the host ran code outside of CUDA calls.
@@ -39,17 +39,18 @@ pub enum IdleCauseKind {
     Call,
     /// Before the launch the host waited for the GPU.
     Wait,
-    /// The call that launched the work.
+    /// The host call that launches the work was still running.
     LaunchCall,
     /// A long call that launched a kernel for the first time, and loaded its code.
     FirstLaunch,
     /// The usual time from the end of the launch call, in the gap, to the start of the operation.
     LaunchLatency,
-    /// Launched before the gap, and started as soon as queued work usually does.
+    /// The work was launched before the gap, and started as quickly as queued work usually does.
     BackToBack,
     /// Launched, not started: an event that the stream waits for.
     EventWait,
-    /// Launched, not started: the legacy default stream waits for another one, or that for it.
+    /// The work was launched but not started: the legacy default stream waits for another stream,
+    /// or another stream for it.
     DefaultStream,
     /// Launched, not started: a function of the host in the stream.
     HostFunction,
@@ -59,14 +60,14 @@ pub enum IdleCauseKind {
     Elsewhere,
     /// Launched, not started, behind as many operations as a queue holds.
     FullQueue,
-    /// Launched, not started: the driver of Windows (WDDM) collects launches, and moves memory before
-    /// it submits them.
+    /// The work was launched but not started: the Windows driver (WDDM) collects launches, and
+    /// moves memory before it submits them.
     WindowsDriver,
     /// Launched, not started; the reason is not in the trace.
     NotStarted,
     /// The gap ends with a migration of managed pages, which no call launches.
     Migration,
-    /// The operation starts before its launch.
+    /// The operation starts before its launch, so the clocks disagree.
     Clocks,
     /// The launch is not in the trace.
     Unknown,
@@ -166,7 +167,7 @@ impl IdleCauseKind {
         )
     }
 
-    /// Whether the trace holds the reason.
+    /// Whether the trace contains the reason for the idle time.
     pub fn is_explained(self) -> bool {
         !matches!(self, Self::NotStarted | Self::Clocks | Self::Unknown)
     }
@@ -175,18 +176,19 @@ impl IdleCauseKind {
 /// A cause with the function that is to blame, or the range around most of the host code.
 pub type Why = (IdleCauseKind, Option<NameId>);
 
-/// Parts of a gap whose lengths have columns; those of a gap with more are listed.
+/// Number of parts of a gap whose lengths are stored in columns; gaps with more parts are stored in
+/// a list.
 const PARTS: usize = 4;
 
-/// The parts of all gaps.
+/// The parts of all idle gaps, by cause.
 #[derive(Debug, Default)]
 pub struct IdlePartsByCause {
     causes: Vec<Vec<Why>>,
     numbers: HashMap<Vec<Why>, u32>,
     /// For the operation after each gap, 1 + index into `causes`; 0: its launch was not read.
     of_gap: PackedColumn<u32>,
-    /// For the operation after each gap, the length of each part but the last one, which has the
-    /// rest.
+    /// For the operation after each gap, the length of each part except the last part, which has
+    /// the remainder.
     lengths: [PackedColumn<i64>; PARTS - 1],
     /// Durations of the parts of gaps that have several.
     long: HashMap<OperationId, Vec<i64>>,
@@ -232,8 +234,8 @@ impl IdlePartsByCause {
         }
     }
 
-    /// The causes of a gap and the time of each, in order of time; they add up to its length. None
-    /// where the launch of the operation behind it is not in the trace.
+    /// The causes of a gap and the time of each, in order of time; they add up to its length. No
+    /// part is returned if the launch of the operation after the gap is not in the trace.
     pub fn parts(&self, gap: &Gap) -> impl Iterator<Item = (Why, i64)> {
         let id = gap.after as usize;
         let number = self.of_gap.at(id).checked_sub(1);
@@ -255,7 +257,7 @@ impl IdlePartsByCause {
 /// Functions that can delay a later launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HoldingFunction {
-    /// A stream, until an event.
+    /// The call holds up a stream until an event.
     Event,
     /// A stream, until a function of the host has run.
     HostFunction,
@@ -278,12 +280,12 @@ fn holding_kind_of_function(function: &str) -> Option<HoldingFunction> {
     HOST_FUNCTION_CALLS.contains(&function).then_some(HoldingFunction::HostFunction)
 }
 
-/// A call that holds up a stream, until the next launch into it.
+/// A call that holds up a stream, until the next launch into that stream.
 #[derive(Debug, Clone, Copy)]
 struct StreamHoldingCall {
     by: HoldingFunction,
     name: NameId,
-    /// Stream of the call; `None` if the trace does not record it.
+    /// Stream that the call holds up; `None` if the trace does not record it.
     stream: Option<u64>,
 }
 
@@ -308,9 +310,9 @@ const MAX_CALLS_ENDED_BEFORE_GAP: usize = 8;
 pub(in crate::diagnose) struct LateLaunchAndGap<'a> {
     pub launch: &'a CallRow,
     pub gap: &'a Gap,
-    /// The activity of the gap.
+    /// Index of the activity in which the gap lies.
     pub activity: usize,
-    /// The stream of the operation.
+    /// Stream of the operation after the gap.
     pub stream: u64,
     /// Whether the operation before the gap has the same launch.
     pub same_launch: bool,
@@ -318,7 +320,7 @@ pub(in crate::diagnose) struct LateLaunchAndGap<'a> {
     pub pending: usize,
 }
 
-/// The parts of a gap.
+/// An idle gap that is being divided into parts by cause.
 #[derive(Debug, Default)]
 pub(in crate::diagnose) struct Split {
     /// The parts in order of time, each cause once.
@@ -353,7 +355,7 @@ struct PastRange {
     label: NameId,
 }
 
-/// Host code of this length is named by the range around most of it.
+/// Host code that takes at least this long is named by the range around most of it.
 const MIN_NAMED_HOST_CODE_NS: i64 = MIN_GAP_WITH_OTHER_HOST_WORK_NS / 2;
 
 /// The first kernel of each function in each process.
@@ -395,7 +397,7 @@ pub(in crate::diagnose) struct RecentCallsByThread {
     switches: RowsByThread,
     /// The first kernel of each function in each process.
     first: HashSet<OperationId>,
-    /// Whether the driver is that of Windows.
+    /// Whether the trace was recorded with the Windows driver.
     windows: bool,
     /// The first gap of each activity that is not over.
     gap: Vec<usize>,
@@ -405,7 +407,7 @@ pub(in crate::diagnose) struct RecentCallsByThread {
 }
 
 impl RecentCallsByThread {
-    /// State before the first call of a trace.
+    /// State before the first call of a trace is read.
     pub fn new(trace: &Trace, activities: &[Activity]) -> Self {
         let threads = trace.threads.len();
         let (os, switches) = (&trace.os_calls, &trace.switches);
@@ -510,7 +512,7 @@ impl RecentCallsByThread {
         around.min_by_key(|of| of.end.saturating_sub(of.start)).map(|of| of.label)
     }
 
-    /// A launch was read: events and host functions before it hold up nothing behind it.
+    /// After a launch, earlier events and host functions no longer hold up the stream.
     pub fn launched(&mut self, thread: u32, streams: impl Iterator<Item = u64>) {
         let Some(held) = self.held.get_mut(thread as usize).filter(|held| !held.is_empty()) else {
             return;
@@ -561,8 +563,8 @@ impl RecentCallsByThread {
         let after = (returned, gap.end);
         let why = self.split_launched_but_not_started(trace, activities, late, after);
         split.add(why, after.1 - after.0);
-        // Without its waits the host launches that much earlier; several save one gap at most, and
-        // nothing of a time in which something else holds up the operation.
+        // Without its waits the host would launch that much earlier; several waits save at most one
+        // gap, and nothing of a time in which something else delays the operation.
         let latency = matches!(why.0, IdleCauseKind::LaunchLatency | IdleCauseKind::BackToBack);
         let mut left = if latency { gap.length() } else { returned - gap.start };
         for (_, ns) in split.waits.iter_mut().rev() {
@@ -600,7 +602,7 @@ impl RecentCallsByThread {
         self.split_without_cuda_calls(trace, thread, (at, span.1), split);
     }
 
-    /// A span without a call of CUDA.
+    /// Divides a time span in which the host made no CUDA call.
     fn split_without_cuda_calls(
         &self,
         trace: &Trace,
@@ -615,7 +617,7 @@ impl RecentCallsByThread {
         let own = self.os_calls.rows(thread);
         let until = own.partition_point(|&call| os.start[call as usize] < span.1);
         let mut first = own[..until].partition_point(|&call| os.start[call as usize] < span.0);
-        // The last few are those that can reach into the span.
+        // Only the last few calls can reach into the time span.
         first = first.saturating_sub(MAX_CALLS_ENDED_BEFORE_GAP);
         let mut at = span.0;
         for &call in &own[first..until] {
@@ -631,7 +633,7 @@ impl RecentCallsByThread {
         self.split_without_calls(trace, thread, (at, span.1), split);
     }
 
-    /// A span without any call.
+    /// Divides a time span in which the host made no call at all.
     fn split_without_calls(
         &self,
         trace: &Trace,

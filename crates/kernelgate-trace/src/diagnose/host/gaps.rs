@@ -25,7 +25,7 @@ pub struct GapLengthClass {
     pub total_ns: i64,
 }
 
-/// The idle time of one cause.
+/// The total idle time with one cause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdleCause {
     /// Why.
@@ -48,7 +48,7 @@ pub struct IdleCause {
 const SINGLE_GAP_TIME_SHARE: f64 = 0.8;
 
 impl IdleCause {
-    /// The cause with its function.
+    /// Text of the cause, with its function.
     pub fn label(&self) -> String {
         match &self.function {
             Some(function) => format!("{}: {function}", self.kind.label()),
@@ -57,14 +57,14 @@ impl IdleCause {
     }
 }
 
-/// The operations before gaps and after them.
+/// The operations before and after idle gaps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OperationsAroundGap {
     /// The operation that ended.
     pub before: String,
     /// The operation that started.
     pub after: String,
-    /// The innermost range that all of them were launched in, where there is one.
+    /// The innermost range in which all these operations were launched, if there is one.
     pub range: Option<String>,
     /// How many gaps.
     pub count: usize,
@@ -77,9 +77,9 @@ pub struct OperationsAroundGap {
 /// The gaps of a process on a device.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct IdleGapReport {
-    /// Below 20 µs: launches follow each other.
+    /// Gaps below 20 µs: launches follow each other.
     pub normal: GapLengthClass,
-    /// 20 to 50 µs: the host interferes.
+    /// Gaps of 20 to 50 µs: the host interferes.
     pub warning: GapLengthClass,
     /// Above 50 µs: the GPU waits for the host.
     pub severe: GapLengthClass,
@@ -89,7 +89,7 @@ pub struct IdleGapReport {
     pub launching_ns: i64,
     /// Idle time of longer gaps, in nanoseconds.
     pub long_ns: i64,
-    /// Causes, the most expensive first.
+    /// Causes of idle time, the most expensive first.
     pub causes: Vec<IdleCause>,
     /// Operations before and after, the most expensive first.
     pub transitions: Vec<OperationsAroundGap>,
@@ -148,8 +148,8 @@ impl Sum {
     }
 }
 
-/// Causes with their functions and ranges as text. Ranges whose names differ only in numbers count
-/// as one.
+/// Causes with their functions and ranges as text. Ranges whose names differ only in numbers are
+/// counted as one.
 #[derive(Default)]
 struct IdleCausesWithNames {
     blamed: Vec<(IdleCauseKind, Option<String>)>,
@@ -189,7 +189,7 @@ impl IdleCausesWithNames {
     }
 }
 
-/// The operations before and after gaps.
+/// Pairs of the operations before and after gaps.
 #[derive(Default)]
 struct OperationPairsAroundGaps {
     sums: HashMap<(u64, u64), Sum>,
@@ -229,8 +229,8 @@ pub(in crate::diagnose) struct GapsWithCauses {
     pub transitions: Vec<OperationsAroundGap>,
 }
 
-/// Explains the gaps of some lengths. Whether a cause happened once follows from the `causes` of all
-/// gaps.
+/// Explains the idle gaps of a length class. Whether a cause happened once follows from the
+/// `causes` of all gaps.
 pub(in crate::diagnose) fn explain(
     context: &DiagnosisContext<'_>,
     activity: &Activity,
@@ -251,7 +251,7 @@ pub(in crate::diagnose) fn explain(
     }
 }
 
-/// The gaps of an activity.
+/// Reports the idle gaps of an activity by length and cause.
 pub(in crate::diagnose) fn report_gaps(
     context: &DiagnosisContext<'_>,
     activity: &Activity,

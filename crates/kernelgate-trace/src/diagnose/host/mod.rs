@@ -1,6 +1,6 @@
-//! The host's work around the operations of a GPU, from one pass over its ranges and calls in
-//! order of time. None of them is kept, so that a trace of any length takes no more memory than its
-//! operations do. Absent: judgement.
+//! The host's work around the operations of a GPU, from one pass over its ranges and calls in order
+//! of time. Ranges and calls are not kept, so that a trace of any length takes no more memory than
+//! its operations. Absent: judgement.
 
 pub mod cause;
 pub mod gaps;
@@ -51,7 +51,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Adds other calls to the sum.
+    /// Adds another sum of calls to this one.
     pub fn add(&mut self, other: Self) {
         self.count += other.count;
         self.total_ns += other.total_ns;
@@ -64,9 +64,9 @@ impl Calls {
 pub struct OutermostRange {
     /// Index into [`Trace::processes`].
     pub process: u32,
-    /// When the range was opened.
+    /// Time at which the range was opened, nanoseconds.
     pub start: i64,
-    /// When the range was closed.
+    /// Time at which the range was closed, nanoseconds.
     pub end: i64,
     /// Name of the range.
     pub name: NameId,
@@ -98,15 +98,15 @@ pub struct KeptRanges {
 /// The host's work.
 #[derive(Debug, Default)]
 pub struct HostActivitySummary {
-    /// How many calls there are.
+    /// Number of host calls in the trace.
     pub calls: usize,
-    /// How many ranges there are.
+    /// Number of ranges in the trace.
     pub ranges: usize,
     /// Paths of ranges.
     pub paths: RangePathTree,
-    /// The ranges of each path.
+    /// Sum of the ranges of each path.
     pub of_path: Vec<RangePathSum>,
-    /// Host times of ranges by path, of paths with at most one range around them.
+    /// Host times of ranges by path, for paths with at most one enclosing range.
     pub lengths: CountedGroupValues,
     /// Ranges without one around them, in order of their start; where allocations were recorded.
     pub outermost: Vec<OutermostRange>,
@@ -116,9 +116,9 @@ pub struct HostActivitySummary {
     pub inside_graph: PackedColumn<RangePathId>,
     /// The function that launched each operation behind the kernels.
     launched_by: Vec<Option<NameId>>,
-    /// The call of each operation.
+    /// The launch call of each operation.
     pub launches: LaunchCalls,
-    /// Calls that wait for the GPU.
+    /// Host calls that wait for the GPU.
     pub wait_calls: Vec<GpuWaitCall>,
     /// Iterations of each process, by its ranges or marks.
     pub iterations: Vec<Option<HostIterations>>,
@@ -130,13 +130,14 @@ pub struct HostActivitySummary {
     pub launched_kernels: Vec<usize>,
     /// Waits for the GPU.
     pub waits: Waits,
-    /// Calls by function and, of those that launch or wait, the path of the range around them.
+    /// Calls by function; for calls that launch or wait, also by the range path around them.
     pub sites: HashMap<(NameId, Option<RangePathId>), Calls>,
     /// Empty where nobody asks.
     pub kept: KeptRanges,
     /// Why the GPU was idle in each gap.
     pub idle: IdlePartsByCause,
-    /// Operations that start before the call that launched them, and the most in nanoseconds.
+    /// Number of operations that start before their launch call, and the largest difference in
+    /// nanoseconds.
     pub before_launch: (usize, i64),
 }
 
@@ -164,11 +165,11 @@ impl HostActivitySummary {
     }
 }
 
-/// The place of an open range.
+/// Path and number of an open range.
 #[derive(Debug, Clone, Copy)]
 struct OpenRangePlace {
     path: RangePathId,
-    /// How many ranges were opened before.
+    /// Number of ranges that were opened before this one.
     number: u32,
     depth: u32,
 }
@@ -181,9 +182,9 @@ pub struct HostPassState {
     keep_ranges: bool,
     host: HostActivitySummary,
     activities: Vec<Activity>,
-    /// The activity of each place.
+    /// Index of the activity of each process and device.
     activity_of: Vec<usize>,
-    /// For each activity, the gap after the one that was found last.
+    /// For each activity, the index of the gap after the one that was found last.
     next_gap: Vec<usize>,
     /// For each activity, the number of operations whose launch was read.
     launched_so_far: Vec<usize>,
@@ -230,7 +231,7 @@ impl HostPassState {
             launched_by: vec![None; all.len() - trace.kernels.on_gpu.len()],
             launches: LaunchCalls::new(all.len()),
             launched_kernels: vec![0; activities.len()],
-            // No call launches a page migration.
+            // Page migrations do not count, because no call launches them.
             operations_without_call: all.len() - OperationClasses::new(trace).migrations(),
             idle: IdlePartsByCause::new(all.len()),
             of_path: vec![RangePathSum::default()],
@@ -428,8 +429,8 @@ impl HostPassState {
     }
 }
 
-/// The gap that an operation ended, of gaps in order of time; `next` is behind the last that was
-/// found, since operations are launched almost in the order in which they run.
+/// The idle gap that an operation ended; `next` is the index after the gap found last, since
+/// operations are launched almost in the order in which they run.
 fn gap_before_operation(
     all: &AllOperations<'_>,
     gaps: &IdleGaps,
@@ -444,7 +445,7 @@ fn gap_before_operation(
     Some(gap)
 }
 
-/// Rows are numbered by 32 bits.
+/// Row numbers have 32 bits.
 fn number(index: usize) -> u32 {
     u32::try_from(index).expect("fewer than 2^32 rows")
 }

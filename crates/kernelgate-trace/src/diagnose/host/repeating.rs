@@ -22,7 +22,7 @@ pub struct HostIterations {
     pub sign: IterationEvidence,
     /// When each one starts.
     pub starts: Vec<i64>,
-    /// End of the last iteration.
+    /// End of the last iteration in host time.
     pub end: i64,
 }
 
@@ -57,8 +57,8 @@ impl LongestRanges {
         self.0.push(LongRange { path, thread, depth, start, end });
     }
 
-    /// The iterations of each process. `launch_times` gives the times at which a process launched,
-    /// in order.
+    /// Finds the iterations of each process in host time. `launch_times` gives the times at which a
+    /// process launched, in order.
     pub fn host_iterations(
         &self,
         trace: &Trace,

@@ -1,5 +1,5 @@
 //! Waits of the host for the GPU, summed while calls are read: by the range around them, and by the
-//! launches between them.
+//! number of launches between them.
 
 use std::cmp::Reverse;
 
@@ -43,12 +43,12 @@ pub struct HostWaitSum {
     pub count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
-    /// The longest wait; of several equal ones the first.
+    /// Start and end of the longest wait; of equally long waits the first.
     pub longest: Option<(i64, i64)>,
     /// Idle time of devices behind them that they could save, in nanoseconds: of each wait at most
     /// the time that it took.
     pub saved_ns: i64,
-    /// How often each function was called.
+    /// Number of calls of each waiting function.
     pub functions: HashMap<NameId, usize>,
 }
 
@@ -56,7 +56,7 @@ pub struct HostWaitSum {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitSiteId(u32);
 
-/// The key of waits: the path of their range, and the launches before them.
+/// Key of waits that belong together: the path of their range, and the launches before them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct WaitSite {
     path: Option<RangePathId>,
@@ -73,7 +73,7 @@ impl HostWaitSum {
         *self.functions.entry(call.name).or_default() += 1;
     }
 
-    /// Adds other waits to the sum.
+    /// Adds another sum of waits to this one.
     pub fn merge(&mut self, other: &Self) {
         self.count += other.count;
         self.total_ns += other.total_ns;
@@ -94,9 +94,9 @@ fn longer_span(a: Option<(i64, i64)>, b: Option<(i64, i64)>) -> Option<(i64, i64
 pub struct WaitsInRanges {
     /// The waits.
     pub sum: HostWaitSum,
-    /// The number of the first range that holds one.
+    /// Number of the first range that contains such a wait.
     first: u32,
-    /// Whether other ranges contain waits too.
+    /// Whether further ranges contain such waits too.
     pub several: bool,
 }
 
@@ -107,16 +107,16 @@ pub struct RegularWaits {
     pub sum: HostWaitSum,
     /// Number of waits before the first one of these ranges.
     pub before: usize,
-    /// Path of the range around the first wait.
+    /// Range path around the first wait.
     pub path: RangePathId,
 }
 
-/// All waits of a trace.
+/// All waits of the host for the GPU in a trace.
 #[derive(Debug, Default)]
 pub struct Waits {
     /// Waits by the path of the innermost range around them.
     pub in_ranges: HashMap<RangePathId, WaitsInRanges>,
-    /// Waits by their thread and by the launches since the wait before, at least one.
+    /// Waits by thread and by the number of launches since the previous wait, at least one.
     pub at_intervals: HashMap<(u32, usize), RegularWaits>,
     /// For each thread, the launches since its last wait, and its waits.
     threads: Vec<(usize, usize)>,
@@ -125,12 +125,12 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// A launch of a thread.
+    /// Counts a launch that a thread made.
     pub(in crate::diagnose) fn launch(&mut self, thread: u32) {
         self.thread(thread).0 += 1;
     }
 
-    /// A wait, with the path and the number of the innermost range around it.
+    /// Adds a wait, with the path and the number of the innermost range around it.
     pub(in crate::diagnose) fn add(
         &mut self,
         call: &CallRow,
@@ -155,7 +155,7 @@ impl Waits {
         WaitSiteId(self.sites.intern(WaitSite { path, thread: call.thread, launches }))
     }
 
-    /// Idle time that a wait could save.
+    /// Adds idle time that could be saved without a wait.
     pub(in crate::diagnose) fn save(&mut self, wait: WaitSiteId, ns: i64) {
         let WaitSite { path, thread, launches } = self.sites.values[wait.0 as usize];
         if let Some(of) = path.and_then(|path| self.in_ranges.get_mut(&path)) {
@@ -166,7 +166,7 @@ impl Waits {
         }
     }
 
-    /// How many waits a thread has.
+    /// Number of waits of a thread.
     pub fn waits_of_thread(&self, thread: u32) -> usize {
         self.threads.get(thread as usize).map_or(0, |&(_, waits)| waits)
     }
@@ -179,7 +179,7 @@ impl Waits {
         &mut self.threads[thread]
     }
 
-    /// Renumbers the paths; two numbers may become one.
+    /// Renumbers the range paths; two old numbers may become one.
     pub(in crate::diagnose) fn renumber_paths(
         &mut self,
         now_is: impl Fn(RangePathId) -> RangePathId,

@@ -15,7 +15,7 @@ const SOFTMAX_FLOPS_PER_SCORE: f64 = 5.0;
 pub struct AttentionOperationUse {
     /// Number of kernels.
     pub kernels: usize,
-    /// Time of the kernels, nanoseconds.
+    /// Total time of the operation's kernels, nanoseconds.
     pub kernel_ns: i64,
     /// Floating-point operations that the mathematics needs; absent where neither shapes nor work
     /// were recorded.
@@ -44,7 +44,7 @@ impl Attention {
         self.operations.iter().map(|of| of.kernel_ns).sum()
     }
 
-    /// Time of softmax over that of both products.
+    /// Time of softmax over the time of both matrix products.
     #[allow(clippy::cast_precision_loss)]
     pub fn softmax_over_products_time(&self) -> Option<f64> {
         let products: i64 = self.products().iter().map(|of| of.kernel_ns).sum();
@@ -52,7 +52,7 @@ impl Attention {
         (products > 0).then(|| softmax as f64 / products as f64)
     }
 
-    /// Operations of both products over those of softmax.
+    /// FLOPs of both matrix products over those of softmax.
     pub fn matmul_over_softmax_flops(&self) -> Option<f64> {
         let [scores, values] = self.products().map(|of| of.flops);
         let softmax = self.operation(AttentionOperation::Softmax).flops?;

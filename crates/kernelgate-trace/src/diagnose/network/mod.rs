@@ -53,11 +53,11 @@ pub struct PhaseUsePerPass {
     pub idle_ns: f64,
     /// The idle time by its cause, the longest first.
     pub idle: Vec<(IdleCauseKind, f64)>,
-    /// Kernels of the phase, those with most time first.
+    /// Kernels of the phase in the order of their time, the longest first.
     pub kernels: Vec<KernelUsePerPass>,
 }
 
-/// The phases of a trace.
+/// The phases of a network in a trace, such as forward and backward.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
     /// Phases that occur, in the order of a training step.
@@ -81,7 +81,7 @@ impl Network {
         self.phase(TrainingPhase::Backward).is_some()
     }
 
-    /// Kernels of a whole step, those with most time first.
+    /// Kernels of a whole training step in the order of their time, the longest first.
     pub fn step(&self) -> Vec<KernelUsePerPass> {
         let mut kernels: Vec<KernelUsePerPass> = Vec::new();
         for kernel in self.phases.iter().flat_map(|phase| &phase.kernels) {
@@ -98,7 +98,7 @@ impl Network {
     }
 }
 
-/// Time of kernels, in nanoseconds.
+/// Total time of these kernels, nanoseconds.
 pub fn total_kernel_ns(kernels: &[KernelUsePerPass]) -> f64 {
     kernels.iter().map(|kernel| kernel.kernel_ns).sum()
 }
@@ -192,7 +192,7 @@ impl PhasesOfPaths {
         let paths = &context.host.paths;
         let (mut phases, mut attention) = (vec![None; paths.len()], vec![None; paths.len()]);
         let (mut opened, mut host_ns, mut found) = ([0; 3], [0; 3], [false; 3]);
-        // A path is numbered behind the one around it.
+        // A path has a larger number than its parent path.
         for path in (1..).take(paths.len() - 1) {
             let name = context.trace.names.text(paths.name(path));
             let around = paths.parent_path(path) as usize;
@@ -211,7 +211,7 @@ impl PhasesOfPaths {
             }
         }
         let [forward, rest @ ..] = found;
-        // The parts of a recorded network are those of its forward pass, unless ranges differ.
+        // The parts of a recorded network are those of its forward pass, unless the ranges differ.
         let others = rest.contains(&true) || !context.trace.parts.is_empty();
         let outside = (!forward && others).then_some(TrainingPhase::Forward);
         Self { phases, attention, outside, opened, host_ns }
@@ -236,7 +236,7 @@ impl PhasesOfPaths {
     }
 }
 
-/// A phase in all passes.
+/// Sums over all passes of one phase of a network.
 #[derive(Default)]
 struct TrainingPhaseSum {
     busy_ns: i64,

@@ -1,5 +1,5 @@
-//! The phases of a training by the names of ranges: those that programs open, and those of PyTorch's
-//! autograd and optimizers.
+//! The phases of training, found by the names of ranges: those that programs open, and those of
+//! PyTorch's autograd and optimizers.
 
 /// A phase of a training step; a forward pass alone is inference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -12,17 +12,17 @@ pub enum TrainingPhase {
     Optimizer,
 }
 
-/// The extent of a range of a phase.
+/// Whether a range encloses a whole phase, or a part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PhaseExtent {
-    /// A range of the program around the whole phase.
+    /// A range of the program that encloses the whole phase.
     AroundPhase,
-    /// The framework's, or the program's around a part of it.
+    /// A range of the framework, or a range of the program around a part of the phase.
     AroundPart,
 }
 
 impl TrainingPhase {
-    /// All phases, in the order of a training step.
+    /// All phases in the order of a training step.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
 
     /// Label in printed output.

@@ -13,7 +13,7 @@ use crate::stats::shorten;
 
 /// Kernels that are listed.
 const LISTED: usize = 8;
-/// Columns of a kernel's name.
+/// Width of a kernel's name in the table.
 const NAME: usize = 56;
 
 #[allow(clippy::cast_possible_truncation)]
@@ -215,7 +215,7 @@ impl Attention {
         }
     }
 
-    /// Softmax beside the two products.
+    /// Sentence that compares softmax with the two matrix products.
     pub fn attention_sentence(&self) -> Option<String> {
         let time = self.softmax_over_products_time()?;
         let flops = self.matmul_over_softmax_flops().map_or(String::new(), |ratio| {

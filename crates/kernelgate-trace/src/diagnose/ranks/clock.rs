@@ -1,5 +1,5 @@
-//! Clocks of ranks: lines that may drift, in the time of the job. Absent: the search for
-//! differences of clocks (`join`).
+//! Clocks of ranks: lines that may drift, in the time of the job. The search for clock differences
+//! is in another module (`join`).
 
 /// A difference of clocks that may drift.
 #[derive(Debug, Clone, Copy, Default)]
@@ -16,7 +16,7 @@ impl Line {
     }
 }
 
-/// A clock: how far it is ahead of that of the job.
+/// The clock of a rank: how far it is ahead of the job's clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct RankClock {
     line: Line,
@@ -38,13 +38,14 @@ impl RankClock {
         self.line.value(time)
     }
 
-    /// A time of the rank in the job's time.
+    /// Converts a time of the rank's clock to the job's time.
     pub(super) fn job_time(&self, time: i64) -> i64 {
         time - self.line.value(time)
     }
 }
 
-/// The value of the median rank; of two ranks the smaller one, so that one is compared with the other.
+/// The value of the median rank; of two ranks the smaller value, so that one rank is compared with
+/// the other.
 pub(super) fn median_rank_value(values: impl Iterator<Item = i64>) -> i64 {
     let mut values: Vec<i64> = values.collect();
     values.sort_unstable();

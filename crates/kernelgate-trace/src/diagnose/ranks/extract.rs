@@ -14,7 +14,7 @@ use crate::analyze::timeline::{self, Line, Piece};
 use crate::analyze::work::bus;
 use crate::model::Trace;
 
-/// A collective of a rank.
+/// A collective operation as one rank recorded it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Entry {
     /// Which one.
@@ -25,13 +25,13 @@ pub struct Entry {
     pub bus_bytes: f64,
     /// The operation.
     pub operation: OperationId,
-    /// First nanosecond, by the rank's clock.
+    /// Start time by the rank's own clock, nanoseconds.
     pub start: i64,
     /// Nanosecond after the last.
     pub end: i64,
 }
 
-/// A communicator as a rank sees it.
+/// A communicator with the collectives that one rank recorded in it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankCommunicator {
     /// Name and ranks of the communicator where recorded, else the number of its stream.
@@ -47,13 +47,13 @@ pub struct RankCommunicator {
 pub struct RankTimeParts {
     /// Kernels compute.
     pub compute_ns: i64,
-    /// Time of compute with communication in parallel.
+    /// Time in which compute and communication ran in parallel, nanoseconds.
     pub hidden_ns: i64,
     /// Communication without compute.
     pub exposed_ns: i64,
-    /// Copies, page migrations and sets with nothing else beside them.
+    /// Time of copies, page migrations and memsets with nothing else beside them, nanoseconds.
     pub copies_ns: i64,
-    /// Time without any operation, nanoseconds.
+    /// Time without any operation of the rank, nanoseconds.
     pub idle_ns: i64,
 }
 
@@ -99,19 +99,19 @@ impl RankTimeParts {
 pub struct RankTrace {
     /// The trace, and the process and device where it holds several.
     pub name: String,
-    /// Name of the rank in a report.
+    /// Name of the rank in reports.
     pub label: String,
-    /// The rank that the trace declares.
+    /// Rank number that the trace declares, if it does.
     pub rank: Option<u32>,
     /// The number of ranks that the trace declares.
     pub world: Option<u32>,
     /// The host, where recorded.
     pub host: Option<String>,
-    /// The device's name, where recorded.
+    /// Name of the rank's device, if recorded.
     pub device: Option<String>,
     /// First and last time of an operation, by the rank's clock.
     pub span: (i64, i64),
-    /// Time of the rank, from the first operation to the end of the last one.
+    /// Times of the rank from the start of its first operation to the end of its last one.
     pub times: RankTimeParts,
     /// Communicators of the rank.
     pub communicators: Vec<RankCommunicator>,
@@ -122,8 +122,8 @@ pub struct RankTrace {
 }
 
 impl RankTrace {
-    /// The ranks that a trace holds: every process on every device that communicates. One part
-    /// without communicators stands for a trace without communication.
+    /// The ranks that a trace holds: every process on every device that communicates. A trace
+    /// without communication gives one part without communicators.
     pub fn extract(name: &str, trace: Trace) -> Vec<Self> {
         let recorded = Arc::new(RecordedOperations::new(trace));
         let trace = &recorded.trace;
@@ -224,7 +224,7 @@ fn part(
             });
             communicators.len() - 1
         });
-        // The framework's name is more exact than that of a generic kernel.
+        // The framework's name of a collective is more exact than that of a generic kernel.
         let collective =
             call.map(|call| CollectiveKind::collective_in_name(trace.names.text(call.name)));
         let collective = collective
@@ -257,7 +257,8 @@ fn part(
     }
 }
 
-/// Labels parts by their declared ranks, or by what of their names is not that of all.
+/// Labels the parts by their declared ranks, or by the piece of their names that is not common to
+/// all.
 pub(super) fn label(parts: &mut [RankTrace]) {
     let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
     let first = names.first().copied().unwrap_or_default();
@@ -274,7 +275,7 @@ pub(super) fn label(parts: &mut [RankTrace]) {
     }
 }
 
-/// Rank and number of ranks, as PyTorch writes them.
+/// Rank and number of ranks, as PyTorch declares them.
 #[derive(Default)]
 struct Declared {
     rank: Option<u32>,

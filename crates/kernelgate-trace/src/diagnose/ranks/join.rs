@@ -20,7 +20,7 @@ const MAX_COMPARED_COLLECTIVES: usize = 512;
 const MIN_AGREEING_SHARE: f64 = 0.98;
 /// Part of the collectives of a rank that must have a partner.
 const MIN_PARTNERED_SHARE: f64 = 0.5;
-/// Clocks that differ by less are taken for one.
+/// Clocks that differ by less than this count as one clock.
 const MAX_SAME_CLOCK_DIFFERENCE_NS: i64 = 1_000_000;
 
 /// Something that limits what can be concluded from the traces of a job.
@@ -30,7 +30,7 @@ pub enum Problem {
     Cut {
         /// The trace.
         trace: String,
-        /// Place and reason of the file's end.
+        /// Place and reason where the file ends too early.
         why: String,
     },
     /// A trace without communication.
@@ -38,7 +38,7 @@ pub enum Problem {
         /// The trace.
         trace: String,
     },
-    /// A trace whose collectives are those of another job.
+    /// A trace whose collectives belong to another job.
     OtherJob {
         /// The trace.
         trace: String,
@@ -59,7 +59,7 @@ pub enum Problem {
         /// How many.
         count: u32,
     },
-    /// A clock that differs from that of the first rank.
+    /// A rank's clock differs from that of the first rank.
     Clock {
         /// The trace.
         trace: String,
@@ -77,7 +77,7 @@ pub enum Problem {
         /// Collectives of this rank.
         own: usize,
     },
-    /// A communicator whose ranks did not do the same.
+    /// The ranks of a communicator recorded different collectives.
     NotJoined {
         /// The communicator.
         communicator: String,
@@ -87,7 +87,7 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// The reason as a sentence.
+    /// Text of the problem as a sentence.
     pub fn message(&self) -> String {
         match self {
             Self::Cut { trace, why } => format!("{trace}: read in part only: {why}"),
@@ -153,12 +153,12 @@ pub struct RankCollectiveSum {
     pub delayed_ns: i64,
     /// Nanoseconds between the collectives of the rank.
     pub between_ns: i64,
-    /// Nanoseconds that the job would be shorter if the rank computed, and its host worked, as fast as
-    /// those of the median rank, replayed over the operations of all ranks.
+    /// Nanoseconds by which the job would be shorter if this rank and its host worked as fast as
+    /// the median rank, replayed over the operations of all ranks.
     pub gain_ns: i64,
 }
 
-/// Collectives of one kind and size.
+/// Sum over the collectives of one kind and size.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CollectiveKindSum {
     /// Which.
@@ -171,14 +171,14 @@ pub struct CollectiveKindSum {
     pub count: usize,
     /// Time from the arrival of the last rank to the end, nanoseconds in all.
     pub transfer_ns: i64,
-    /// Time from the arrival of each rank to that of the last, mean over the ranks, nanoseconds in
-    /// all.
+    /// Time from the arrival of each rank to the arrival of the last one: mean over the ranks,
+    /// summed over collectives, nanoseconds.
     pub skew_ns: i64,
     /// Bus bandwidth of the transfer in GB/s.
     pub bus: Option<f64>,
 }
 
-/// Several ranks of one job.
+/// A job: the joined traces of several ranks.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// Ranks of the job, in the order of their numbers or traces.
@@ -193,7 +193,8 @@ pub struct Job {
     pub span_ns: i64,
     /// How exactly clocks are aligned, nanoseconds: the median difference of the ends.
     pub precision_ns: i64,
-    /// The link within a host, where the devices are known: GB/s each way and its name.
+    /// The link within a host, where the devices are known: GB/s in each direction of the link, and
+    /// its name.
     pub link: Option<(f64, &'static str)>,
     /// The critical path through the ranks, and what changes would gain.
     pub path: JobCriticalPath,
@@ -244,7 +245,8 @@ impl Job {
     }
 }
 
-/// Joins the ranks of a job. Traces that do not belong to it are reported and not used.
+/// Joins the traces of several ranks to one job. Traces that do not belong to it are reported and
+/// not used.
 pub fn join(parts: Vec<RankTrace>) -> Job {
     let mut problems: Vec<Problem> = parts.iter().filter_map(cut).collect();
     let mut parts = parts_of_one_job(parts, &mut problems);
@@ -290,7 +292,7 @@ fn parts_of_one_job(parts: Vec<RankTrace>, problems: &mut Vec<Problem>) -> Vec<R
     kept
 }
 
-/// How the collectives of a rank follow those of another in a communicator.
+/// Correspondence between a rank's collectives and another rank's in one communicator.
 #[derive(Debug, Clone, Copy)]
 struct Link {
     communicator: usize,
@@ -298,7 +300,7 @@ struct Link {
     reference: usize,
     /// Number that the rank's first collective has on the reference rank.
     shift: i64,
-    /// Time of the rank's clock minus that of the reference clock.
+    /// Time of the rank's clock minus the time of the reference clock.
     ahead: Line,
     matched: usize,
     spread_ns: i64,
@@ -342,8 +344,8 @@ impl CommunicatorLinks {
         Self { links }
     }
 
-    /// The clock of each rank less that of the first, through the communicators that join them.
-    /// Ranks that no communicator joins with the largest part are reported and dropped.
+    /// Difference of each rank's clock from that of the first rank, through the communicators that
+    /// join them. Ranks that no communicator joins with the largest part are reported and dropped.
     fn rank_clocks(
         &self,
         parts: Vec<RankTrace>,
@@ -413,7 +415,7 @@ impl CommunicatorLinks {
     }
 }
 
-/// The ranks that have each communicator.
+/// The ranks that belong to each communicator.
 fn ranks_by_communicator(parts: &[RankTrace]) -> BTreeMap<String, Vec<(usize, &RankCommunicator)>> {
     let mut members: BTreeMap<String, Vec<(usize, &RankCommunicator)>> = BTreeMap::new();
     for (rank, part) in parts.iter().enumerate() {
@@ -428,8 +430,8 @@ fn key(entry: &Entry) -> (CollectiveKind, u64) {
     (entry.collective, entry.bytes)
 }
 
-/// Finds the shift by which a rank's collectives follow those of a longer list: of those at which
-/// kinds and sizes agree the smallest at which the ends differ least.
+/// Finds the shift by which a rank's collectives correspond to those of a longer list: kinds and
+/// sizes must agree, and the ends must differ least; of several such shifts the smallest.
 fn find_collective_shift(own: &[Entry], longest: &[Entry]) -> Option<(i64, Line, usize, i64)> {
     let length = |entries: &[Entry]| i64::try_from(entries.len()).unwrap_or(i64::MAX);
     let extra = length(longest) - length(own);
@@ -454,7 +456,7 @@ fn find_collective_shift(own: &[Entry], longest: &[Entry]) -> Option<(i64, Line,
     Some((shift, line(&offsets), matched, spread))
 }
 
-/// Times and the differences of the clocks at them.
+/// Pairs of a time and the difference of two clocks at it.
 type ClockOffsets = Vec<(i64, i64)>;
 
 type Pair<'a> = (&'a Entry, &'a Entry);
@@ -492,7 +494,7 @@ fn spread(offsets: &[(i64, i64)]) -> i64 {
     median(offsets.iter().map(|&(time, offset)| (offset - line.value(time)).abs()))
 }
 
-/// A line through the medians of the first and the last third.
+/// Fits a line through the medians of the first and the last third of the offsets.
 #[allow(clippy::cast_precision_loss)]
 fn line(offsets: &[(i64, i64)]) -> Line {
     let third = offsets.len() / 3;
@@ -597,7 +599,7 @@ fn between(ranks: usize, meetings: &[Meeting]) -> Vec<i64> {
     between
 }
 
-/// The collectives with their bus bandwidth, those with the most time first.
+/// Collectives with their bus bandwidth, those with the most time first.
 fn collectives_by_time(
     by_kind: HashMap<(CollectiveKind, u64), CollectiveKindSum>,
     bus: &HashMap<(CollectiveKind, u64), f64>,

@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 use super::join::{CollectiveKindSum, Job, RankCollectiveSum};
 use super::what_if::JobChangeGain;
 
-/// The version of the format, which `schema/job.json` of this crate describes. Version 2: times of
-/// ranks are those of the time in which all are recorded.
+/// The version of the format, which `schema/job.json` of this crate describes. In version 2 the
+/// times of ranks cover only the time in which all ranks were recorded.
 const SCHEMA: u32 = 2;
 
 impl Job {
-    /// Converts to JSON, with `schema_version`.
+    /// Converts the job's diagnosis to JSON, with `schema_version`.
     pub fn to_json(&self) -> Value {
         let rank = |of: &RankCollectiveSum| {
             let key = match of.part.rank {

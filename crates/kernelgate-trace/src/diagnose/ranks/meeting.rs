@@ -1,9 +1,9 @@
-//! A collective with the ranks that joined it.
+//! One collective operation with the ranks that joined it.
 
 use crate::analyze::classes::CollectiveKind;
 use crate::analyze::operations::OperationId;
 
-/// A rank in a collective, in the job's time.
+/// A rank's start and end in a collective, in the job's time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RankArrival {
     pub rank: usize,
@@ -23,7 +23,7 @@ pub(super) struct Meeting {
 }
 
 impl Meeting {
-    /// The arrival of the last rank, and that rank.
+    /// Time at which the last rank arrived, and that rank.
     pub fn last_arrival(&self) -> (i64, usize) {
         let last = self.ranks.iter().map(|of| (of.start, of.rank)).max();
         last.expect("a meeting has ranks")

@@ -42,7 +42,7 @@ pub fn within(name: &str, path: &Path) -> Result<Option<Job>, TraceError> {
     Ok((parts.len() > 1).then(|| join(parts)))
 }
 
-/// Reads the traces of a job, several at once, and keeps what joins them.
+/// Reads the traces of a job, several at a time, and keeps only what joins them.
 ///
 /// # Errors
 /// Fails with the errors of [`read::open`], for the first trace that cannot be read.

@@ -1,4 +1,5 @@
-//! A trace of a job with what a replay needs of it: its operations, and the calls that launched them.
+//! A trace of a job, reduced to what a replay needs: its operations, and the calls that launched
+//! them.
 
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::launches::{Launches, NONE};
@@ -7,7 +8,7 @@ use crate::analyze::replay::{GpuWaitCall, OperationDependencies};
 use crate::diagnose::host::waiting::names_that_wait;
 use crate::model::Trace;
 
-/// A trace without its calls.
+/// A trace whose calls were joined with operations and then dropped.
 #[derive(Debug)]
 pub(super) struct RecordedOperations {
     pub trace: Trace,
@@ -16,7 +17,7 @@ pub(super) struct RecordedOperations {
 }
 
 impl RecordedOperations {
-    /// Joins the calls of a trace with its operations, and drops them.
+    /// Joins the calls of a trace with its operations, and drops the calls.
     pub fn new(mut trace: Trace) -> Self {
         let launches = Launches::join(&trace);
         let waiting = names_that_wait(&trace);
@@ -43,7 +44,7 @@ impl RecordedOperations {
         self.launches.any()
     }
 
-    /// The dependencies of the recorded operations.
+    /// Builds the dependencies among the recorded operations.
     pub fn recorded_dependencies(&self) -> Option<OperationDependencies<'_>> {
         OperationDependencies::new(&self.trace, &self.launches, &self.waits)
     }

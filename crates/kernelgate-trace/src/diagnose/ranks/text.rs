@@ -7,13 +7,13 @@ use super::join::{Job, Problem, RankCollectiveSum};
 use crate::diagnose::text::{bytes, percent, time, wrap_line};
 use crate::stats::{shorten, with_thousands_separators};
 
-/// Kinds of collectives that are listed.
+/// Maximum number of kinds of collectives that are listed.
 const MAX_LISTED_COLLECTIVE_KINDS: usize = 12;
 /// Segments of the critical path that are listed.
 const SEGMENTS: usize = 8;
 /// Clocks that have lines of their own.
 const MAX_LISTED_CLOCKS: usize = 4;
-/// Pairs of ranks that are listed.
+/// Maximum number of pairs of ranks that are listed.
 const PAIRS: usize = 8;
 
 impl Job {
@@ -101,7 +101,7 @@ impl Job {
         )
     }
 
-    /// The part of a straggler's time that exceeds that of the other ranks most.
+    /// The kind of time in which a straggler exceeds the other ranks most.
     fn cause_of_lateness(&self, rank: &RankCollectiveSum) -> String {
         let excess = |verb: &str, value: fn(&RankCollectiveSum) -> i64| {
             let (own, others) = (value(rank), median_rank_value(self.ranks.iter().map(value)));

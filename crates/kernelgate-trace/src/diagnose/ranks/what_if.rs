@@ -19,16 +19,16 @@ use crate::model::Trace;
 /// Kernels that are replayed.
 const KERNELS: usize = 3;
 
-/// The gain of a change of the job.
+/// The time that a hypothetical change of the job would save.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobChangeGain {
     /// The change.
     pub change: String,
-    /// Nanoseconds that the job is shorter.
+    /// Nanoseconds by which the change shortens the job.
     pub gain_ns: i64,
 }
 
-/// The critical path of a job.
+/// The critical path through the ranks of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobCriticalPath {
     /// Time from when all ranks are recorded to the last end on any of them, nanoseconds.
@@ -98,7 +98,7 @@ enum SpeedUpChange {
     Kernel(String),
     /// Operations of a class take no time: of collectives their transfer, not the waiting.
     Class(OperationClass),
-    /// Launch calls take no time.
+    /// Launch calls take no time on any rank.
     Launches,
     /// No host waits for its GPU.
     Waits,
@@ -262,7 +262,7 @@ fn gain(
     job.gain(&changes)
 }
 
-/// The critical path by rank and kind of work.
+/// The time on the critical path by rank and kind of work.
 fn critical_path_by_rank(
     job: &JobReplay<'_>,
     traces: &DistinctTraces<'_>,

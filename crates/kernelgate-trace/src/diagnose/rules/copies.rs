@@ -18,7 +18,7 @@ use crate::model::gpu::MemoryKind;
 /// Synchronous copies to the device up to this size return at once: the data goes with the command.
 const MAX_IMMEDIATE_COPY_BYTES: u64 = 64 << 10;
 
-/// Operations that are a fault.
+/// A group of operations with one fault, such as pageable copies.
 #[derive(Default)]
 struct Group {
     evidence: Vec<FindingEvidence>,
@@ -28,7 +28,7 @@ struct Group {
     ids: Vec<OperationId>,
 }
 
-/// One copy of a group.
+/// One copy that belongs to a group.
 struct CopyOfGroup {
     id: u32,
     bytes: u64,
@@ -107,7 +107,7 @@ fn operations_with_calls<'a>(
     Ok((called, inspected))
 }
 
-/// Severity by the copies' part of all spans, which is an upper bound: the replay limits it.
+/// Severity by the copies' share of all spans, which is an upper bound: the replay limits it.
 fn severity(context: &DiagnosisContext<'_>, ns: i64) -> FindingSeverity {
     let span = context.activities.iter().map(Activity::span_of_gaps_ns).sum();
     FindingSeverity::severity_of_saving(ns, span)

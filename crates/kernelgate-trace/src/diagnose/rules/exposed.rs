@@ -104,7 +104,7 @@ pub(super) fn exposed_communication_rule_text() -> String {
     )
 }
 
-/// Copies beside which no kernel runs.
+/// Finds copies during which no kernel runs.
 pub(super) fn copies(context: &DiagnosisContext<'_>, used: &[ProcessDeviceUse]) -> RuleOutcome {
     if context.all.is_empty() {
         return missing_gpu_work(context).into();
@@ -150,7 +150,7 @@ pub(super) fn copies(context: &DiagnosisContext<'_>, used: &[ProcessDeviceUse]) 
     RuleOutcome::Checked(found.collect(), inspected_all(count, Unit::Copies))
 }
 
-/// Communication beside which nothing computes.
+/// Finds communication during which nothing computes.
 pub(super) fn communication(
     context: &DiagnosisContext<'_>,
     used: &[ProcessDeviceUse],

@@ -33,9 +33,9 @@ struct Sum {
 /// A pair of neighbours.
 struct Pair {
     count: usize,
-    /// Duration of both kernels, without the gap between them.
+    /// Duration of both kernels of the pair, without the gap between them, nanoseconds.
     kernels_ns: i64,
-    /// Idle time between the kernels.
+    /// Idle time between the two kernels, nanoseconds.
     gap_ns: i64,
     first: u32,
     /// Path of the range around all kernels of the chain.
@@ -49,7 +49,8 @@ struct KernelChains {
     fused_ns: i64,
     /// Part of the time that goes, with the idle time.
     saved_ns: i64,
-    /// Names, whether a kernel stays, and whether it follows another one.
+    /// For each kernel name, whether the kernel stays, and whether it follows another one of the
+    /// chain.
     kernels: HashMap<u32, (bool, bool)>,
 }
 
@@ -77,7 +78,7 @@ fn chains_of_pairs(
 }
 
 impl KernelChains {
-    /// The change that fuses them.
+    /// The hypothetical change that fuses the kernels of the chain.
     fn fusion_remedy(&self, trace: &Trace) -> FindingRemedy {
         let functions = (0u32..).zip(&trace.functions).filter_map(|(function, of)| {
             let &(stays, follows) = self.kernels.get(&of.demangled.0)?;
@@ -144,7 +145,8 @@ pub(super) fn fusion(context: &DiagnosisContext<'_>, _: &[ProcessDeviceUse]) -> 
                 KernelClass::Matmul | KernelClass::Attention | KernelClass::Communication
             )
     };
-    // Each runs only with the other: what one writes, nobody else between them reads.
+    // Both kernels always run together, so that no other kernel between them reads what the first
+    // one writes.
     pairs.retain(|&(a, b), pair| {
         let alone = [a, b].iter().all(|name| sums[name].count == pair.count);
         a != b && alone && pair.count >= REPEATS && fusible(a) && fusible(b)

@@ -1,4 +1,4 @@
-//! Launch shapes that leave multiprocessors idle.
+//! Rules about launch shapes that leave multiprocessors idle.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ const TAIL: f64 = 20.0;
 pub(crate) const LOW_OCCUPANCY_PERCENT: f64 = 50.0;
 /// Threads of a warp on all devices of NVIDIA.
 const NVIDIA_WARP_SIZE: u32 = 32;
-/// Registers are given to warps in pieces of this many.
+/// Number of registers that are allocated to a warp at a time.
 const REGISTER_ALLOCATION_UNIT: u32 = 256;
 
 /// How many blocks of a launch a multiprocessor holds at once, and what limits that.
@@ -81,7 +81,7 @@ struct LaunchShapeGroup<'a> {
     shape: LaunchShape,
     /// Function and shape of the kernels in the trace.
     key: (u32, u32),
-    /// The number of the device, and the description where the trace has one.
+    /// Number of the device, with its description if the trace has one.
     device_id: u32,
     device: Option<&'a TracedDevice>,
     count: usize,
@@ -94,7 +94,8 @@ struct LaunchShapeGroup<'a> {
 }
 
 impl LaunchShapeGroup<'_> {
-    /// Whether the kernels leave multiprocessors to communication that runs beside most of them.
+    /// Whether the kernels leave multiprocessors free for communication that runs beside most of
+    /// them.
     fn shares_device_with_communication(&self) -> bool {
         self.beside_ns * 2 > self.total_ns
     }
@@ -107,7 +108,7 @@ impl LaunchShapeGroup<'_> {
         multiprocessor_residency(self.device?, &self.shape)
     }
 
-    /// Threads that run in lockstep.
+    /// Number of threads that run in lockstep.
     fn warp_size(&self, vendor: GpuVendor) -> Option<u32> {
         match (self.device, vendor) {
             (Some(device), _) => Some(warp_size(device)),
@@ -131,7 +132,7 @@ struct Shapes<'a> {
     groups: Vec<LaunchShapeGroup<'a>>,
     /// Nanoseconds of all of them, with graphs that were recorded whole.
     whole_ns: i64,
-    /// Nanoseconds by what is missing.
+    /// Nanoseconds of kernels that could not be inspected, by what is missing.
     missing: BTreeMap<String, i64>,
 }
 
@@ -153,7 +154,7 @@ impl CommunicationTimes {
         Self(spans.into_iter().map(|(place, spans)| (place, UnitedSpans::new(spans))).collect())
     }
 
-    /// Nanoseconds of an operation in which communication runs beside it.
+    /// Nanoseconds of an operation during which communication runs.
     fn ns(&self, context: &DiagnosisContext<'_>, id: u32) -> i64 {
         if self.0.is_empty() {
             return 0;
@@ -235,7 +236,7 @@ impl<'a> Shapes<'a> {
         })
     }
 
-    /// Keeps only launches whose limits are known too.
+    /// Keeps only groups of launches whose device limits are known.
     fn groups_with_device_limits(context: &DiagnosisContext<'a>) -> Result<Self, MissingData> {
         Self::groups_with_multiprocessors(context)?.without_launches_that_lack(context, |of| {
             match of.multiprocessor_residency() {
@@ -323,7 +324,7 @@ struct ShapeTimeLoss {
     lost: Option<f64>,
 }
 
-/// Checks every shape; those that lose something make a finding if they take enough time.
+/// Checks every launch shape; shapes that lose time make a finding if they take enough time.
 fn check(
     context: &DiagnosisContext<'_>,
     shapes: Result<Shapes<'_>, MissingData>,
@@ -387,7 +388,7 @@ pub(super) fn block_sizes_rule_text() -> String {
     )
 }
 
-/// ShapeWords in names of matrix products in fp32 on CUDA cores, and of those on tensor cores.
+/// Words in the names of fp32 matrix products: those on CUDA cores, and those on tensor cores.
 const CUDA_CORE_GEMM_WORDS: &[&str] = &["sgemm", "scudnn", "simt_", "ffma"];
 const TENSOR_CORE_GEMM_WORDS: &[&str] = &["tensorop", "tf32", "s1688", "s16816", "xf32"];
 /// The first compute capability with tensor cores.

@@ -1,4 +1,4 @@
-//! Whether the GPU waits for launches.
+//! Rules about whether the GPU waits for launches.
 
 use super::super::context::DiagnosisContext;
 use super::super::finding::{
@@ -25,9 +25,9 @@ const SHORT_NS: f64 = 10_000.0;
 const FEW: usize = 30;
 /// Characters of the name of an operation before or behind a gap.
 const NAME: usize = 38;
-/// One part in so many of the idle time that a change has to mend.
+/// A change must save at least one part in this many of the idle time to be a remedy.
 const MIN_MENDED_IDLE_DIVISOR: i64 = 4;
-/// Transitions that show a finding.
+/// Maximum number of gap transitions that are shown as evidence.
 const MAX_SHOWN_TRANSITIONS: usize = 3;
 /// Part of the span that a class of gaps may take.
 const MIN_GAP_CLASS_PERCENT: f64 = 5.0;

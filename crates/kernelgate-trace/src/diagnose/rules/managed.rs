@@ -15,7 +15,7 @@ use crate::analyze::timeline::cover::UnitedSpans;
 use crate::model::gpu::PageFaultTable;
 use crate::model::{Recorder, Trace};
 
-/// Migrations of a device, during its kernels or between them.
+/// Page migrations of a device, during its kernels or between them.
 #[derive(Default)]
 struct PageMigrations {
     count: usize,
@@ -49,7 +49,7 @@ impl PageMigrations {
     }
 }
 
-/// Page faults of a process on a device, and those of its host.
+/// Page faults of a process on one device, and those of its host.
 #[derive(Default)]
 struct PageFaultSum {
     on_device: u64,

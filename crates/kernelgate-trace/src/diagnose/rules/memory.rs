@@ -15,7 +15,7 @@ use crate::model::kernel_metrics::ProfiledLaunch;
 const SECTOR_BYTES: f64 = 32.0;
 /// Used bytes of a sector below which accesses are not coalesced.
 const MIN_COALESCED_SECTOR_BYTES: f64 = 0.75 * SECTOR_BYTES;
-/// Part of the sectors below which loads, or stores, do not count beside the others.
+/// Share of the sectors below which loads, or stores, are ignored beside the other kind.
 const PART: f64 = 0.1;
 /// Sectors of a request that no coalesced access needs: 16 bytes a thread are 16 sectors a warp.
 const MAX_COALESCED_SECTORS: f64 = 16.0;
@@ -157,7 +157,7 @@ pub(super) fn coalescing_rule(
             let (fault, held) = efficiency(launch, access)?;
             Some((fault && counts(launch, access), held))
         });
-        // The worse of loads and stores.
+        // The worse value of loads and stores decides.
         both.max_by_key(|(fault, _)| *fault)
     })
 }

@@ -12,18 +12,18 @@ use super::outcome::{MAX_EVIDENCE_LINES, MissingData, RuleOutcome, inspected_all
 use crate::model::Trace;
 use crate::model::kernel_metrics::ProfiledLaunch;
 
-/// A unit that is used this much is the bound.
+/// A unit that is used at least this much bounds the kernel, per cent.
 const MIN_BOUND_UTILIZATION_PERCENT: f64 = 80.0;
 /// Units that are used less than this do not bound.
 const LOW: f64 = 60.0;
-/// Between these thresholds, a difference of this many percentage points decides between memory and
-/// compute.
+/// Between the two thresholds, a difference of this many percentage points decides between memory
+/// and compute.
 const DECISIVE_PERCENTAGE_POINTS: f64 = 10.0;
 /// Warps that a scheduler issues a cycle from which stalls are hidden.
 const STALLS_HIDDEN_ISSUE_RATE: f64 = 0.8;
 /// Part of the stalls from which one reason stands out, in percent.
 const DOMINANT_STALL_PERCENT: f64 = 30.0;
-/// Samples below which nothing is concluded.
+/// Number of warp samples below which nothing is concluded.
 const SAMPLES: usize = 100;
 
 /// Why rules about single launches cannot answer.
@@ -46,7 +46,7 @@ pub(super) fn launches(
     }
 }
 
-/// The bound of a kernel.
+/// Name of what bounds a kernel: memory, compute or latency.
 fn bound(compute: f64, memory: f64) -> &'static str {
     match (compute, memory) {
         _ if compute >= MIN_BOUND_UTILIZATION_PERCENT && compute >= memory => "compute-bound",

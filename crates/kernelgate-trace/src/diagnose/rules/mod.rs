@@ -251,7 +251,7 @@ pub fn rule_entries() -> Vec<RuleEntry> {
     RULES_WITH_QUESTIONS.iter().map(entry).collect()
 }
 
-/// The answer of a rule; its findings join the others.
+/// Turns the result of a rule into an answer; its findings are added to the list.
 fn answer(outcome: RuleOutcome, findings: &mut Vec<DiagnosisFinding>) -> QuestionAnswer {
     match outcome {
         RuleOutcome::Checked(found, inspected) if found.is_empty() => {

@@ -5,20 +5,20 @@ use super::super::finding::{
     FindingSeverity, InspectedShare, NumberWithUnit, Unit,
 };
 
-/// The result of a rule.
+/// The result of applying a rule: its findings, or the data that it lacks.
 pub(super) enum RuleOutcome {
     /// The findings, and how much the rule could inspect.
     Checked(Vec<DiagnosisFinding>, InspectedShare),
-    /// The rule could inspect nothing.
+    /// The rule could not inspect any record.
     Lacks(MissingData),
 }
 
-/// Data that a rule lacks.
+/// Data that a rule needs and the trace lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MissingData {
     /// The missing data.
     pub reason: String,
-    /// How to get the missing data.
+    /// Advice on how to record the missing data.
     pub record: String,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn inspected_some(seen: usize, whole: usize, unit: Unit) -> Inspected
     InspectedShare { seen: number(seen), whole: number(whole), unit, missing: None }
 }
 
-/// A finding about the trace itself.
+/// Makes a finding that doubts the trace itself.
 pub(super) fn doubt(
     severity: FindingSeverity,
     title: String,
@@ -74,7 +74,7 @@ pub(super) fn doubt(
     }
 }
 
-/// A part of a whole in percent.
+/// A part in per cent of a whole.
 #[allow(clippy::cast_precision_loss)]
 pub(super) fn percent(part: i64, whole: i64) -> f64 {
     if whole <= 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
@@ -96,7 +96,7 @@ pub(super) fn in_milliseconds(ns: i64) -> NumberWithUnit {
     NumberWithUnit { value: ns as f64 / 1e6, unit: "ms" }
 }
 
-/// Evidence of operations that share a name, the most expensive first, at most this many.
+/// Maximum number of lines of evidence, the most expensive operations first.
 pub(super) const MAX_EVIDENCE_LINES: usize = 5;
 
 pub(super) fn most_expensive_evidence(mut evidence: Vec<FindingEvidence>) -> Vec<FindingEvidence> {

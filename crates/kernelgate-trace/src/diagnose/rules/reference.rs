@@ -9,7 +9,7 @@ use crate::model::Recorder;
 pub(super) enum Records {
     /// Any trace.
     Anything,
-    /// Operations of the GPU and the calls that launch them.
+    /// The rule needs GPU operations and the calls that launch them.
     Launches,
     /// Launch shapes and the description of the device.
     Shapes,
@@ -24,7 +24,7 @@ pub(super) enum Records {
 }
 
 impl Records {
-    /// The commands on NVIDIA's devices.
+    /// The command that records the data on NVIDIA GPUs.
     pub(super) fn command(self) -> String {
         let nsys = TracePlatform { vendor: GpuVendor::Nvidia, recorder: Recorder::NsightSystems };
         match self {
@@ -39,12 +39,12 @@ impl Records {
     }
 }
 
-/// A rule for the reference.
+/// An entry of the reference page about a diagnosis rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleEntry {
-    /// The id of the rule's findings.
+    /// Id of the findings that the rule makes.
     pub id: &'static str,
-    /// The question that it answers.
+    /// The question that the rule answers.
     pub question: &'static str,
     /// When the rule finds something, with its thresholds.
     pub finds: String,

@@ -1,4 +1,4 @@
-//! Waits for the GPU that repeat.
+//! Rules about repeated waits of the host for the GPU.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use super::outcome::{
 use crate::analyze::timeline::idle::Activity;
 use crate::model::names::without_numbers_in_name;
 
-/// Waits that make a loop, where no range says so.
+/// Number of waits that count as a loop if no range shows one.
 const REPEATS: usize = 5;
 
 /// Waits of one loop.
@@ -31,7 +31,7 @@ struct WaitingLoop {
 }
 
 impl WaitingLoop {
-    /// The functions, those that are called most often first.
+    /// Names of the waiting functions, the most frequently called first.
     fn functions_by_calls(&self, context: &DiagnosisContext<'_>) -> String {
         let named = self
             .sum
@@ -129,7 +129,7 @@ fn loops_by_ranges(context: &DiagnosisContext<'_>) -> Vec<WaitingLoop> {
     loops
 }
 
-/// Waits of a thread with the same number of launches between them.
+/// Finds waits of a thread with equal numbers of launches between them.
 fn loops_by_launch_count(context: &DiagnosisContext<'_>) -> Vec<WaitingLoop> {
     let waits = &context.host.waits;
     let mut most: BTreeMap<u32, &RegularWaits> = BTreeMap::new();

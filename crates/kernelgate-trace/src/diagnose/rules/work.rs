@@ -1,5 +1,5 @@
-//! The bound of a range whose work is declared, by the times that the device's measured ceilings
-//! allow for it. No hardware counter is needed.
+//! Finds what bounds a range with declared work, by the times that the device's measured ceilings
+//! allow. This rule needs no hardware counter.
 
 use super::super::context::DiagnosisContext;
 use super::super::finding::{

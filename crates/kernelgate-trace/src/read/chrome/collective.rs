@@ -24,7 +24,7 @@ const ELEMENTS: &[(&str, u64)] = &[
     ("ComplexDouble", 16),
 ];
 
-/// The collective of a kernel, where its arguments describe one.
+/// Reads the collective that a kernel's arguments describe, if they do.
 pub(super) fn read(arguments: &Arguments<'_>, names: &mut Names) -> Option<CollectiveKernelCall> {
     let name = text(arguments.collective?);
     let written = |value: Option<&RawValue>| value.map(|value| text(value).into_owned());

@@ -1,7 +1,7 @@
 //! The events of a JSON file one by one, also where some of them are not JSON.
 //!
 //! PyTorch writes the source lines of stack frames as they are, with raw control characters and
-//! quotation marks. Such an event is skipped, and reading goes on with the next one.
+//! quotation marks. A broken event is skipped, and reading continues with the next event.
 
 use std::borrow::Cow;
 use std::io::Read;
@@ -10,7 +10,7 @@ use serde::de::IgnoredAny;
 
 use super::event::Event;
 
-/// Bytes that are read at once.
+/// Number of bytes that are read at a time.
 const CHUNK: usize = 1 << 18;
 /// Bytes of the longest event or field.
 const MAX_EVENT_BYTES: usize = 64 << 20;
@@ -32,13 +32,13 @@ const DESCRIBING_FIELDS: &[&str] = &[
     "with_modules",
     "with_stack",
 ];
-/// Keys with which an event begins.
+/// JSON keys with which an event may begin.
 const KEYS: &[&[u8]] = &[
     b"ph", b"cat", b"name", b"pid", b"tid", b"ts", b"dur", b"id", b"args", b"s", b"bp", b"cname",
     b"tts",
 ];
 
-/// A part of a file.
+/// A part of a Chrome trace file: an event or a field.
 pub(super) enum Part<'a> {
     /// A field beside the events, with its value as written.
     Field(&'a str, &'a str),
@@ -55,7 +55,7 @@ pub(super) struct Contents {
     pub has_events: bool,
     /// Events with texts that are not UTF-8.
     pub invalid: u64,
-    /// Events that are not JSON.
+    /// Number of events that are not valid JSON.
     pub broken: u64,
     /// Why reading ended before the end of the file.
     pub error: Option<String>,
@@ -74,10 +74,10 @@ pub(super) fn read(source: impl Read, each: impl FnMut(Part<'_>)) -> Contents {
 struct Window<R> {
     source: R,
     bytes: Vec<u8>,
-    /// Index of the next byte to parse.
+    /// Index of the next byte that is parsed.
     at: usize,
     ended: bool,
-    /// The reason why the rest of the file cannot be read.
+    /// Reason why the rest of the file cannot be read.
     failed: Option<String>,
 }
 
@@ -114,7 +114,7 @@ impl<R: Read> Window<R> {
         }
     }
 
-    /// Returns the next byte that is not white space, without taking it.
+    /// Returns the next byte that is not white space, without consuming it.
     fn peek_byte(&mut self) -> Result<Option<u8>, String> {
         loop {
             let spaces = leading_spaces(self.rest_of_buffer());
@@ -211,9 +211,9 @@ fn length(bytes: &[u8]) -> serde_json::Result<usize> {
     }
 }
 
-/// The end of a broken event.
+/// Position where a broken event ends.
 struct EventBoundary {
-    /// Index after the closing bracket of the event.
+    /// Index after the closing bracket of the broken event.
     end: usize,
     /// At the next event, or at the bracket that closes the array.
     next: usize,
@@ -256,13 +256,13 @@ fn begins_event(bytes: &[u8]) -> bool {
     })
 }
 
-/// Outcome of parsing an event.
+/// Result of parsing one event.
 enum Step {
-    /// The event was handed out, and is this long.
+    /// The event was passed on, and has this length in bytes.
     Read(usize),
     /// The end of the event is not in memory.
     CutOff,
-    /// The event is not JSON.
+    /// The event is not valid JSON.
     Broken,
 }
 
@@ -349,7 +349,7 @@ impl<R: Read, F: FnMut(Part<'_>)> ChromeDocument<R, F> {
         }
     }
 
-    /// The events behind the bracket that opens their array, and the bracket that closes it.
+    /// Reads the events after the opening bracket of their array, and the closing bracket.
     fn events(&mut self) -> Result<(), String> {
         self.contents.has_events = true;
         loop {
@@ -400,7 +400,7 @@ impl<R: Read, F: FnMut(Part<'_>)> ChromeDocument<R, F> {
         match serde_json::from_str::<Event<'_>>(&text) {
             Ok(event) => {
                 (self.each)(Part::Event(&event));
-                // A word that the end of what was read cuts looks broken, too.
+                // A character that is cut by the end of the buffer also looks broken.
                 self.contents.invalid += u64::from(matches!(text, Cow::Owned(_)));
             }
             Err(_) => self.contents.broken += 1,

@@ -1,4 +1,4 @@
-//! One event of a trace, as it is written.
+//! One event of a Chrome trace, with its fields as they are written.
 
 use std::borrow::Cow;
 
@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 
 use crate::model::quality::is_plausible_time;
 
-/// The fields of an event that this reader uses. Times are microseconds, with decimals, as text: a
-/// 64-bit float holds microseconds since 1970 only to a quarter of one.
+/// The fields of an event that this reader uses. Times are read as text of microseconds with
+/// decimals: a 64-bit float holds microseconds since 1970 only to a quarter of a microsecond.
 #[derive(Debug, Deserialize)]
 pub(super) struct Event<'a> {
     #[serde(borrow, default)]
@@ -34,7 +34,7 @@ pub(super) struct Event<'a> {
 /// The arguments of an event that are used, each as written.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Arguments<'a> {
-    /// The process that launched; only files of [`crate::export`] have it.
+    /// Process that launched the operation; only files of [`crate::export`] have this field.
     #[serde(borrow)]
     pub process: Option<&'a RawValue>,
     /// The graph, likewise.
@@ -42,7 +42,7 @@ pub(super) struct Arguments<'a> {
     pub graph: Option<&'a RawValue>,
     #[serde(borrow)]
     correlation: Option<&'a RawValue>,
-    /// Correlation id in events of XLA.
+    /// Correlation id in events that XLA writes.
     #[serde(borrow)]
     correlation_id: Option<&'a RawValue>,
     /// Correlation id of PyTorch for ROCm, in calls and in the operations that they launched.
@@ -74,14 +74,14 @@ pub(super) struct Arguments<'a> {
     pub graph_node: Option<&'a RawValue>,
     #[serde(borrow)]
     pub name: Option<&'a RawValue>,
-    /// Sizes of an operator's tensors.
+    /// Sizes of an operator's input tensors.
     #[serde(borrow, rename = "Input Dims")]
     pub dims: Option<&'a RawValue>,
     #[serde(borrow, rename = "Input type")]
     pub types: Option<&'a RawValue>,
     #[serde(borrow, rename = "Concrete Inputs")]
     pub values: Option<&'a RawValue>,
-    /// Collectives as PyTorch describes them.
+    /// Name of the collective, as PyTorch writes it.
     #[serde(borrow, rename = "Collective name")]
     pub collective: Option<&'a RawValue>,
     #[serde(borrow, rename = "In msg nelems")]
@@ -103,7 +103,7 @@ pub(super) struct Arguments<'a> {
     pub memory_device: Option<&'a RawValue>,
     #[serde(borrow, rename = "Addr")]
     pub address: Option<&'a RawValue>,
-    /// Negative where memory is given back.
+    /// Number of allocated bytes; negative if memory is freed.
     #[serde(borrow, rename = "Bytes")]
     pub memory_bytes: Option<&'a RawValue>,
 }

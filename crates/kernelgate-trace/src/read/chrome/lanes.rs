@@ -17,8 +17,8 @@ type Fit = (usize, i64);
 /// Calls of one id that are compared.
 const MAX_CALLS_WITH_ONE_ID: usize = 64;
 
-/// The process of each lane: the one whose calls launched most of its operations, and of several the
-/// one whose calls are much nearer than those of the others.
+/// The process of each lane: the one whose calls launched most of its operations; of several, the
+/// one whose calls are much closer in time.
 pub(super) fn process_of_each_lane(trace: &Trace, lanes: usize, busiest: u32) -> Vec<u32> {
     let calls = &trace.calls;
     let process_of = |call: usize| trace.threads[calls.thread[call] as usize].process;

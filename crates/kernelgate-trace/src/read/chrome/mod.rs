@@ -1,4 +1,4 @@
-//! Chrome's trace format, as PyTorch's profiler (Kineto) writes it; packed by gzip or not.
+//! Reads Chrome's trace format, as PyTorch's profiler (Kineto) writes it, also compressed by gzip.
 //!
 //! Events are read one by one, so that the file need not fit into memory. An event of another shape
 //! than expected is counted and skipped. Absent: Python functions, flow arrows (operations and
@@ -66,9 +66,10 @@ struct Reader {
     open: HashMap<u32, Vec<(i64, String)>>,
     /// Open `b` events, which end anywhere, by id: range start, thread and name.
     open_by_id: HashMap<(String, i64), (i64, u32, String)>,
-    /// The `pid` of operations, which is that of a device.
+    /// The process id field of GPU operations, which is the number of a device.
     lanes: Table<i64>,
-    /// CUDA calls by process: GPU work without launches belongs to the one that has most.
+    /// CUDA calls by process: GPU work without launch calls is attributed to the process with the
+    /// most launches.
     calls: HashMap<u32, u64>,
     /// Devices and streams, where XLA wrote the trace.
     xla: xla::Lines,
@@ -82,7 +83,7 @@ impl Reader {
                 let text = serde_json::from_str(value).unwrap_or_else(|_| (*value).to_owned());
                 self.builder.trace.metadata.insert((*key).to_owned(), text);
             }
-            // Any object reads as an event, but one of a trace has a phase.
+            // Any JSON object can be read as an event, but events of a trace have a phase.
             Part::Event(event) if event.ph.is_empty() => {
                 self.others += 1;
                 self.builder.trace.quality.odd_values += 1;
@@ -113,7 +114,7 @@ impl Reader {
                 compute: number("computeMajor").zip(number("computeMinor")),
                 threads_per_sm: number("maxThreadsPerMultiprocessor"),
                 registers_per_sm: number("regsPerMultiprocessor"),
-                // The second name of the field is the one that ROCm uses.
+                // The second field name is used by ROCm.
                 shared_per_sm: number("sharedMemPerMultiprocessor")
                     .or_else(|| number("maxSharedMemoryPerMultiProcessor")),
                 blocks_per_sm: None,
@@ -385,7 +386,7 @@ impl Reader {
         }
     }
 
-    /// Adds an operation; `false`: it has no times.
+    /// Adds a GPU operation; returns `false` if the event has no times.
     fn add_operation(
         &mut self,
         operations: &mut Operations,

@@ -5,12 +5,12 @@ use hashbrown::HashMap;
 
 use crate::model::gpu::{LaunchShape, MemoryKind};
 
-/// A line of a device.
+/// A line of a device in XLA's trace: a stream or derived spans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum XlaDeviceLine {
-    /// A stream, by its number.
+    /// A CUDA stream with its number.
     Stream(u64),
-    /// Spans that XLA derives from those of streams: modules, operations, steps.
+    /// Spans that XLA derives from streams: modules, operations, steps.
     Derived,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Notes a process by its name.
+    /// Notes a process by the name that the trace gives it.
     pub fn process(&mut self, pid: i64, name: &str) {
         if let Some(number) = name.strip_prefix("/device:GPU:") {
             let digits = number.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
@@ -46,7 +46,7 @@ impl Lines {
         self.lines.insert((pid, tid), line);
     }
 
-    /// Whether the trace has a device.
+    /// Whether the trace has an XLA device.
     pub fn has_xla_devices(&self) -> bool {
         !self.devices.is_empty()
     }
@@ -59,7 +59,7 @@ impl Lines {
     }
 }
 
-/// The value of a key in `regs:32 grid:4,1,1`.
+/// The value of a key in text such as `regs:32 grid:4,1,1`.
 fn value_of_detail<'a>(details: &'a str, key: &str) -> Option<&'a str> {
     details.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix(':'))
 }
@@ -68,7 +68,7 @@ fn number<T: std::str::FromStr + Default>(details: &str, key: &str) -> T {
     value_of_detail(details, key).and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
-/// The launch shape in `kernel_details`.
+/// The launch shape that `kernel_details` states.
 pub(super) fn shape(details: &str) -> LaunchShape {
     let dimensions = |key| {
         let mut numbers = value_of_detail(details, key).unwrap_or_default().split(',');
@@ -84,7 +84,7 @@ pub(super) fn shape(details: &str) -> LaunchShape {
     }
 }
 
-/// Bytes in `memcpy_details` or `memset_details`.
+/// The number of bytes that `memcpy_details` or `memset_details` states.
 pub(super) fn bytes(details: &str) -> u64 {
     number(details, "size")
 }

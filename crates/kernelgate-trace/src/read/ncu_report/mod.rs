@@ -1,10 +1,10 @@
-//! Reports of Nsight Compute (`.ncu-rep`), without the program that wrote them.
+//! Reads reports of Nsight Compute (`.ncu-rep`) without running that program.
 //!
 //! A report is a header and blocks. A block holds compiled kernels, then results; each part is a
 //! protobuf message behind its length. NVIDIA documents the messages in `extras/FileFormat` of an
 //! installation; the numbers below are theirs, up to Nsight Compute 2026.3. Fields that are not
-//! known are skipped, so that newer reports are read as far as they agree. Absent: instructions as
-//! text, charts, sampled time lines.
+//! known are skipped, so that newer reports are read as far as they agree. Disassembled
+//! instructions, charts and sampled time lines of the report are not read.
 
 mod lines;
 mod wire;
@@ -29,7 +29,7 @@ use crate::model::{Recorder, Trace, TracedDevice};
 pub(super) const REPORT_MAGIC: &[u8] = b"NVR\0";
 /// The newest release whose messages are known.
 const NEWEST_KNOWN_RELEASE: (u32, u32) = (2026, 3);
-/// Bytes of the longest message.
+/// Longest message that is read, bytes.
 const MAX_MESSAGE_BYTES: u32 = 1 << 30;
 /// Bytes of compiled kernels that are kept to find source lines.
 const MAX_KEPT_BINARY_BYTES: usize = 256 << 20;
@@ -55,7 +55,7 @@ struct ResultFieldNumbers {
     rules: u64,
 }
 
-/// Message types in the order of [`block::RESULT_KINDS`].
+/// Kinds of results in the order of [`block::RESULT_KINDS`].
 const RESULT_KINDS: [ResultFieldNumbers; 4] = [
     ResultFieldNumbers { name: "kernel", metrics: 13, sections: 17, rules: 19 },
     ResultFieldNumbers { name: "range", metrics: 4, sections: 7, rules: 20 },
@@ -99,10 +99,10 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     Ok(report.builder.finish())
 }
 
-/// A file of which messages are read one by one.
+/// A report file whose messages are read one by one.
 struct File {
     source: BufReader<std::fs::File>,
-    /// Bytes that were not read.
+    /// Number of bytes that were not read yet.
     left: u64,
 }
 
@@ -136,7 +136,8 @@ impl File {
 #[derive(Default)]
 struct Report {
     builder: TraceBuilder,
-    /// Texts that metrics refer to. A block without its own has those of the block before.
+    /// Texts that metrics of the report refer to. A block without texts of its own uses those of
+    /// the previous block.
     strings: Vec<String>,
     /// Compiled kernels by the reference that results have, with their lines once asked for.
     binaries: HashMap<u64, CubinOrLines>,
@@ -176,7 +177,7 @@ impl Report {
         Ok(())
     }
 
-    /// Which version wrote the report, and on which machine.
+    /// Reads the version that wrote the report, and the machine.
     fn session(&mut self, session: ProtobufMessage<'_>) {
         let trace = &mut self.builder.trace;
         for version in session.repeated_field(8) {
@@ -344,7 +345,7 @@ fn texts_of_ncu_rules(
     rules
 }
 
-/// The value of a metric.
+/// The value of a metric: integer, float or text.
 #[derive(Debug, Clone, PartialEq)]
 enum MetricScalar {
     Number(f64),
@@ -442,14 +443,15 @@ impl DeviceAttributes {
 /// Samples of warps that waited, by instruction and reason.
 #[derive(Default)]
 struct WarpStallSamples {
-    /// The address of the kernel's first instruction, as far as metrics show it.
+    /// Address of the kernel's first instruction, if metrics show it.
     first: Option<u64>,
     samples: HashMap<(u64, String), u64>,
 }
 
 impl WarpStallSamples {
     fn add(&mut self, name: &str, metric: ProtobufMessage<'_>) {
-        // Instructions that were executed include the first one; samples may not.
+        // The list of executed instructions includes the first one; the list of sampled
+        // instructions may not.
         let executed = name == "inst_executed" || name == "smsp__inst_executed";
         let reason = name.strip_prefix("smsp__pcsamp_warps_issue_stalled_");
         // A reason is counted once more for samples in which nothing was issued.

@@ -7,25 +7,24 @@ pub(super) struct ProtobufMessage<'a>(pub &'a [u8]);
 /// The value of a field, as far as the encoding says what it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Value<'a> {
-    /// Whole numbers, enumerations and truth values.
+    /// A varint field: whole number, enumeration or truth value.
     Number(u64),
     /// A number of 32 bits, such as a float.
     Bits32(u32),
     /// A number of 64 bits, such as a double.
     Bits64(u64),
-    /// A text, bytes or a message.
+    /// A length-delimited field: text, bytes or a message.
     Bytes(&'a [u8]),
 }
 
 impl<'a> ProtobufMessage<'a> {
-    /// Fields with their numbers in the order in which they are written, up to the first that is
-    /// broken.
+    /// All fields with their numbers in written order, up to the first broken field.
     pub fn all_fields(self) -> impl Iterator<Item = (u64, Value<'a>)> {
         let mut rest = self.0;
         std::iter::from_fn(move || read_field(&mut rest))
     }
 
-    /// The last value of a field.
+    /// The last value of the field with a number.
     fn last(self, number: u64) -> Option<Value<'a>> {
         self.all_fields().filter(|(of, _)| *of == number).map(|(_, value)| value).last()
     }

@@ -17,7 +17,7 @@ const OPERATION_COLUMNS: [&str; 7] =
     ["start", "end", "globalPid", "deviceId", "contextId", "streamId", "correlationId"];
 const SYNCHRONIZATION_TABLE: &str = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION";
 
-/// The columns of every operation, then others.
+/// The columns that every operation table has, followed by further ones.
 fn columns<const N: usize>(others: [&'static str; N]) -> Vec<&'static str> {
     OPERATION_COLUMNS.into_iter().chain(others).collect()
 }
@@ -155,7 +155,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Streams that were created in a way that matters to others.
+    /// Reads streams whose creation flags affect other streams.
     pub(super) fn read_streams(&mut self) -> Result<(), TraceError> {
         let mut streams = std::mem::take(&mut self.builder.trace.streams);
         for table in ["TARGET_INFO_CUDA_STREAM", "TARGET_INFO_CUDA_NULL_STREAM"] {
@@ -216,7 +216,7 @@ impl Reader {
             "memKind",
         ];
         self.scan("CUDA_GPU_MEMORY_USAGE_EVENTS", &names, |builder, _, row| {
-            // Memory of the host is in this table too.
+            // This table also contains memory of the host.
             let of_host =
                 row.integer_cell(9).and_then(|kind| memories.get(&kind)).is_some_and(|&name| {
                     let kind = memory_kind_of_label(builder.trace.names.text(name));
@@ -256,7 +256,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The labels of an enumeration: those of the file, before those that are known.
+    /// Reads the labels of an enumeration: labels in the file, else known ones.
     fn read_enum_labels(
         &mut self,
         table: &str,

@@ -13,7 +13,7 @@ const KEPT_SYSTEM_FACTS: [&str; 4] =
 
 impl Reader {
     pub(super) fn information(&mut self) -> Result<(), TraceError> {
-        // The second name of the table is the one in schemas before 3.
+        // The second table name is used by schemas before version 3.
         for table in ["META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE"] {
             self.scan(table, &["name", "value"], |builder, _, row| {
                 builder.trace.metadata.insert(row.display(0), row.display(1));
@@ -101,7 +101,7 @@ impl Reader {
     pub(super) fn read_diagnostics(&mut self) -> Result<(), TraceError> {
         let columns = ["severity", "text"];
         self.scan("DIAGNOSTIC_EVENT", &columns, |builder, _, row| {
-            // 2 warns, 3 is an error; lost records are reported as information, too.
+            // Severity 2 is a warning, 3 an error; lost records are reported as information too.
             let text = row.display(1);
             if matches!(row.integer_cell(0), Some(2 | 3)) || text.contains("might be missing") {
                 if let Some(text) = row.text(1) {

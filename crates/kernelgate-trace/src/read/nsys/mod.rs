@@ -1,8 +1,8 @@
 //! Nsight Systems exports (`nsys export --type sqlite`), schemas 2.9 to 3.25.
 //!
-//! Every table and column is optional. Texts need not be UTF-8. Processes are distinguished by the
-//! upper bits of their global id, so that correlation ids of two of them never meet. Absent: CPU
-//! samples and call chains, network and graphics tables.
+//! Every table and every column of an export is optional. Texts in an export need not be valid
+//! UTF-8. Processes are distinguished by the upper bits of their global id, so that correlation ids
+//! of two of them never meet. Absent: CPU samples and call chains, network and graphics tables.
 
 mod activity;
 mod database;
@@ -32,7 +32,7 @@ use crate::model::names::NameId;
 /// The file is locked, or not an SQLite database of an export.
 pub(super) fn read(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, TraceError> {
     let mut reader = open(path)?;
-    // Ranges are the longest table: they are read while the others are.
+    // Ranges form the longest table, so they are read in parallel with the other tables.
     let strings = reader.strings.clone();
     let (ranges, rest) = std::thread::scope(|scope| {
         let strings = &strings;
@@ -95,7 +95,7 @@ fn absent_columns(database: &NsysDatabase, table: &str, columns: &[&str]) -> Vec
     columns.map(|column| format!("{table}.{column}")).collect()
 }
 
-/// An export while it is read.
+/// State of an Nsight Systems export while it is read.
 struct Reader {
     database: NsysDatabase,
     builder: TraceBuilder,
@@ -127,7 +127,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Every row of a table. A table that is missing or ends early is noted.
+    /// Visits every row of a table of the export. A table that is missing or ends early is noted.
     fn scan(
         &mut self,
         table: &str,

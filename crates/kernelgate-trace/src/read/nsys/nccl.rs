@@ -27,7 +27,7 @@ struct NcclPayload {
     ranks: Option<u32>,
 }
 
-/// A field of a payload.
+/// A known field of an NCCL payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NcclPayloadField {
     Communicator,
@@ -271,7 +271,8 @@ fn around(calls: &[NcclCall], thread: i64, time: i64) -> Option<Vec<&NcclCall>> 
     (!found.is_empty()).then_some(found)
 }
 
-/// Bytes that a rank gives and gets, from the size that NCCL writes: that of the smaller buffer.
+/// Bytes that each rank contributes and receives, computed from the size that NCCL records, which
+/// is that of the smaller buffer.
 fn bytes_given_and_received(name: &str, bytes: u64, ranks: u64) -> (u64, u64) {
     let all = bytes.saturating_mul(ranks.max(1));
     match CollectiveKind::collective_in_name(name) {

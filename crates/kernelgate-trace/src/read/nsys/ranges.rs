@@ -24,9 +24,9 @@ const MAX_TEXTS_WITH_NUMBERS: usize = 1 << 16;
 /// The text of a range before it has a name in the trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum RangeText {
-    /// One of the export's texts.
+    /// The text is one of the export's string table.
     Shared(NameId),
-    /// One of the texts of [`ThreadAndTextLabels`].
+    /// The text is one of those in [`ThreadAndTextLabels`].
     Own(NameId),
     None,
 }
@@ -38,7 +38,7 @@ enum Event {
     Mark(i64),
 }
 
-/// Threads and texts of ranges before they are those of a trace.
+/// Threads and texts of ranges, before they are added to a trace.
 #[derive(Default)]
 struct ThreadAndTextLabels {
     /// Global thread ids.
@@ -167,7 +167,7 @@ impl ThreadAndTextLabels {
         })
     }
 
-    /// The name of each number.
+    /// The trace name of each text number.
     fn names(&self, builder: &mut TraceBuilder) -> Vec<NameId> {
         self.keys
             .values
@@ -205,14 +205,14 @@ impl Part {
         names
     }
 
-    /// The end of ranges that were never closed: the last of the trace, whatever is read of it.
-    /// `None` if all ranges were closed.
+    /// Returns the end time given to ranges that were never closed: the last time of the whole
+    /// trace. Returns `None` if all ranges were closed.
     pub fn last(&self, database: &NsysDatabase) -> Option<i64> {
         let tables = [NVTX_EVENT_TABLE, KERNEL, COPY, SET, GRAPH_TABLE, RUNTIME_CALL_TABLE];
         (self.labels.quality.unclosed_ranges > 0).then(|| database.last_end(&tables)).flatten()
     }
 
-    /// Puts the ranges into a trace, those that were never closed with this end.
+    /// Adds the ranges to a trace; ranges that were never closed get the end `last`.
     pub fn add_ranges_to_trace(self, builder: &mut TraceBuilder, last: Option<i64>) {
         let Self { mut ranges, mut marks, unclosed, labels } = self;
         let threads: Vec<u32> = labels

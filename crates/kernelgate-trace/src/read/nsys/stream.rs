@@ -52,7 +52,7 @@ pub fn read(
 struct Pass {
     in_order: bool,
     ranges: Part,
-    /// Oddities of the table of calls.
+    /// Quality problems of the table of calls.
     calls: TraceQuality,
 }
 
@@ -115,14 +115,14 @@ fn read_ranges(
     Ok(part)
 }
 
-/// The reader of the calls, and which of them.
+/// Reader of the call table, with the selection of calls.
 struct CallTableReader<'a> {
     path: &'a Path,
     order: Order,
     strings: &'a HashMap<i64, NameId>,
     /// Name of calls without a recorded name.
     unknown: NameId,
-    /// Whether calls without a correlation id are read too.
+    /// Whether calls without a correlation id are read as well.
     all: bool,
 }
 

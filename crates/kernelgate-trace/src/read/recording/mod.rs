@@ -23,7 +23,7 @@ use crate::model::quality::TraceQuality;
 use crate::model::{Recorder, Trace, TracedDevice};
 
 const SCHEMA: &str = "kernelgate-recording";
-/// The newest version that is read.
+/// Newest version of recordings that this reader knows.
 const VERSION: u64 = 1;
 
 /// Whether a text begins as a recording: its format's name comes before its records.
@@ -54,7 +54,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     Ok(Reader::new(&recording).all(&recording))
 }
 
-/// A recording while it is read.
+/// State of a kernelgate recording while it is read.
 struct Reader {
     builder: TraceBuilder,
     process: u32,
@@ -115,7 +115,7 @@ impl Reader {
         let work = count(&recording.work);
         if !recording.limits.is_empty() || work != DeclaredWorkCount::default() {
             let limits = recording.limits.iter().map(|limit| (limit.by.clone(), limit.time_ns));
-            // The range around each launch.
+            // Path of the range around each launch.
             let path = format!("{}/step", recording.case);
             trace.work.push(DeclaredRangeWork { path, limits: limits.collect(), work });
         }
@@ -139,7 +139,7 @@ impl Reader {
         self.builder.place(Place { process, device, context, stream: u64::from(stream) })
     }
 
-    /// Adds an operation; `false`: it has no times.
+    /// Adds a GPU operation; returns `false` if it has no times.
     fn push(
         &mut self,
         operations: &mut Operations,
@@ -178,7 +178,7 @@ impl Reader {
         self.builder.trace.kernels = kernels;
     }
 
-    /// Copies, sets, allocations and page faults.
+    /// Adds copies, memsets, allocations and page faults.
     fn memory(&mut self, activity: &Activity) {
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         for row in &activity.copies {
@@ -283,7 +283,7 @@ fn plausible_span(quality: &mut TraceQuality, start: u64, end: u64) -> (i64, i64
     (start, quality.plausible_span_end(start, end))
 }
 
-/// A memory, as CUPTI numbers them.
+/// Converts CUPTI's number of a memory kind.
 fn memory(kind: u8) -> MemoryKind {
     match kind {
         1 => MemoryKind::Pageable,

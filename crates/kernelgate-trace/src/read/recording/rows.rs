@@ -1,4 +1,4 @@
-//! The fields of a recording's file. A list or a field that is missing reads as empty or 0.
+//! The JSON fields of a recording's file. A list or a field that is missing reads as empty or 0.
 
 use std::collections::BTreeMap;
 

@@ -15,15 +15,16 @@ pub(super) const MAX_HARMLESS_OVERLAP_NS: i64 = 20_000;
 /// Part of the busy time from which overlaps make all sums doubtful, in percent.
 const DOUBTFUL_OVERLAP_PERCENT: f64 = 5.0;
 
-/// An operation that runs beside those that follow it on its stream.
+/// An operation that overlaps the operations after it on its own stream.
 struct OverlappingOperation {
     id: OperationId,
     followers: usize,
-    /// Time from the start of the first of them to its own end, nanoseconds.
+    /// Time from the start of the first overlapped operation to the end of the overlapping one,
+    /// nanoseconds.
     ns: i64,
 }
 
-/// Operations of one stream run one after the other, but for nodes of a graph.
+/// Finds overlaps: operations of one stream must run one after the other, except nodes of a graph.
 pub(super) fn find_stream_overlaps(
     context: &DiagnosisContext<'_>,
     found: &mut Vec<DiagnosisFinding>,

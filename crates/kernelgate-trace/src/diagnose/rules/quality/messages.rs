@@ -11,7 +11,7 @@ pub(super) struct MissingRecordsReason {
     pub advice: String,
 }
 
-/// Parts of messages, the reason behind them, and what to do.
+/// Texts that profiler messages contain, the reason behind the message, and what to do.
 const MESSAGE_REASONS: &[(&[&str], &str, &str)] = &[
     (
         &["ERR_NVGPUCTRPERM", "INSUFFICIENT_PRIVILEGES", "privilege", "permission"],
@@ -40,7 +40,8 @@ const MESSAGE_REASONS: &[(&[&str], &str, &str)] = &[
     ),
 ];
 
-/// Reasons that count only where nothing was recorded: processes without CUDA have them, too.
+/// Message reasons that count only if nothing was recorded: processes without CUDA have such
+/// messages too.
 const NOTHING_RECORDED_REASONS: &[(&[&str], &str, &str)] = &[
     (
         &["driver version is insufficient", "requires a newer driver", "INSUFFICIENT_DRIVER"],
@@ -88,7 +89,7 @@ fn driver_too_new_reason(message: &str) -> Option<MissingRecordsReason> {
     })
 }
 
-/// The messages, those that concern every rule first.
+/// Profiler messages as evidence, those that concern every rule first.
 pub(super) fn messages_as_evidence(messages: &[String]) -> Vec<FindingEvidence> {
     let mut texts: Vec<String> =
         messages.iter().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" ")).collect();

@@ -15,7 +15,7 @@ use impossible::MAX_HARMLESS_OVERLAP_NS;
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_PROFILER_OVERHEAD_PERCENT: f64 = 5.0;
-/// A gap that is this many times as long as everything else is a clock that jumped, or a pause.
+/// A gap this many times as long as everything else is taken for a jump of the clock, or a pause.
 const CLOCK_JUMP_LENGTH_RATIO: i64 = 100;
 
 pub(super) fn finds() -> String {
@@ -27,7 +27,7 @@ pub(super) fn finds() -> String {
     )
 }
 
-/// Doubts about the trace itself. Long because it has a sentence for each of them.
+/// Rule that finds reasons to doubt the trace itself. Long because it has a sentence for each reason.
 #[expect(clippy::too_many_lines)]
 pub(super) fn data_quality_rule(
     context: &DiagnosisContext<'_>,

@@ -1,6 +1,6 @@
 //! Exports as a folder of parquet files, one a table (`nsys export --type parquetdir`). Row groups
-//! are read one after the other in batches of rows, so that a table of any length takes the memory
-//! of a few pages.
+//! are read one after the other in batches, so that a table of any length takes the memory of a few
+//! pages.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use super::sorted::{RUN, Sorter};
 use crate::error::TraceError;
 use crate::model::quality::is_time;
 
-/// Rows that are decoded at once.
+/// Number of rows that are decoded at a time.
 const BATCH: usize = 8192;
 
 /// A folder of tables.
@@ -26,10 +26,10 @@ pub(crate) struct Folder {
 
 struct Table {
     path: PathBuf,
-    /// Names of columns by their number.
+    /// Names of the columns by their number.
     columns: Vec<String>,
     rows: usize,
-    /// Reason why the table cannot be read.
+    /// Reason why the table cannot be read to its end.
     broken: Option<String>,
 }
 
@@ -75,7 +75,7 @@ impl Folder {
         last
     }
 
-    /// Every row of a table; the reason why it ends early, if it does.
+    /// Visits every row of a table; returns the reason if it ends early.
     pub fn scan_in(
         &self,
         order: Order,
@@ -141,7 +141,7 @@ impl Table {
         (read, outcome.err())
     }
 
-    /// Hands out rows by their start.
+    /// Visits the rows of a table in the order of their start.
     fn sorted(
         &self,
         columns: &[&str],
@@ -236,7 +236,7 @@ fn values(reader: &mut ColumnReader, optional: bool, count: usize) -> Result<Col
     })
 }
 
-/// Exactly so many values of a column, which may be missing.
+/// Reads exactly `count` values of a column, which may be missing.
 fn read<T: DataType, V>(
     reader: &mut ColumnReaderImpl<T>,
     optional: bool,

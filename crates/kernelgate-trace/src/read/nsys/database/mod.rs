@@ -18,7 +18,7 @@ use sqlite::SqliteDatabase;
 
 use crate::error::TraceError;
 
-/// An export, opened for reading.
+/// An Nsight Systems export that is open for reading.
 pub(super) enum NsysDatabase {
     Sqlite(SqliteDatabase),
     #[cfg(feature = "parquet")]
@@ -47,7 +47,7 @@ impl NsysDatabase {
         })
     }
 
-    /// The names of all tables.
+    /// Names of all tables of the export.
     pub fn tables(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match self {
             Self::Sqlite(file) => Box::new(file.table_names()),
@@ -91,7 +91,7 @@ impl NsysDatabase {
     }
 
     /// Every row of a table, with these columns in this order; a column that the table lacks reads
-    /// as NULL. `Ok(Some(reason))`: the table ends early.
+    /// as NULL. The result `Ok(Some(reason))` means that the table ends early.
     ///
     /// # Errors
     /// The database is locked.

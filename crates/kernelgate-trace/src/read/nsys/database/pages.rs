@@ -1,9 +1,9 @@
 //! The rows of an SQLite table straight from its pages: three times as fast as through SQLite, which
 //! copies every cell through its virtual machine.
 //!
-//! The form is <https://www.sqlite.org/fileformat2.html>. SQLite holds the file's lock meanwhile. A
-//! page that is not as expected ends the scan, and SQLite goes on behind the last row. Absent:
-//! indices, tables without row ids, write-ahead logs.
+//! The form is <https://www.sqlite.org/fileformat2.html>. SQLite holds the file's lock while pages
+//! are read. A page that is not as expected ends the scan, and SQLite goes on behind the last row.
+//! Indices, tables without row ids and write-ahead logs are not supported.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -13,7 +13,7 @@ use rusqlite::types::ValueRef;
 
 /// Deepest tree: each level has two pages for each of the level above.
 const DEPTH: usize = 32;
-/// Longest payload of a row.
+/// Longest payload of a row that is read, bytes.
 const MAX_ROW_PAYLOAD: u64 = 1 << 28;
 
 /// Pages of a file.
@@ -34,7 +34,7 @@ pub(super) struct UnexpectedFormat;
 
 type Expected<T> = Result<T, UnexpectedFormat>;
 
-/// A row: the columns that were asked for.
+/// A row of an SQLite page, with the requested columns.
 pub(super) struct SqlitePageRow<'a> {
     payload: &'a [u8],
     /// For each column, the serial type of its value and the offset of the value.
@@ -42,7 +42,7 @@ pub(super) struct SqlitePageRow<'a> {
 }
 
 impl SqlitePageRow<'_> {
-    /// The value of a column.
+    /// The value of a requested column.
     #[inline]
     pub fn cell(&self, column: usize) -> ValueRef<'_> {
         let (kind, at) = self.cells[column];
@@ -89,7 +89,7 @@ fn length(kind: u64) -> usize {
     }
 }
 
-/// A number of up to nine bytes, and what is behind it.
+/// Parses a number of up to nine bytes, and returns it with the remaining bytes.
 #[inline]
 fn parse_varint(bytes: &[u8]) -> Expected<(u64, &[u8])> {
     let mut value = 0;
@@ -205,9 +205,9 @@ struct Payload<'a> {
 
 /// Decodes rows.
 struct PageRowReader {
-    /// For each column of the table, up to the last that is read, its position in the result.
+    /// For each column of the table, up to the last one that is read, its position in the result.
     wanted: Vec<Option<usize>>,
-    /// Columns that are asked for again, and the first of their kind.
+    /// Columns that are requested repeatedly, with the index of their first request.
     again: Vec<(usize, usize)>,
     cells: Vec<(u64, usize)>,
     /// Payloads that do not fit on a page.
@@ -277,7 +277,7 @@ impl PageRowReader {
         Ok(())
     }
 
-    /// The place of each column.
+    /// Finds the position of each column in the payload.
     #[inline]
     fn decode(&mut self, payload: &[u8]) -> Expected<()> {
         let (header, _) = parse_varint(payload)?;

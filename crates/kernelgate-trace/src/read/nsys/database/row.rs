@@ -6,19 +6,19 @@ use rusqlite::types::ValueRef;
 
 use super::pages::SqlitePageRow;
 
-/// Order in which rows are read.
+/// The order in which rows are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Rows as they are stored.
+    /// Rows are read in the order in which they are stored.
     Stored,
     /// Rows are sorted by their start, on disk if they are many.
     Start,
 }
 
-/// A row of a table.
+/// A row of a table, from any kind of export.
 pub(crate) struct Row<'a, 'b>(pub(super) RowCells<'a, 'b>);
 
-/// The cells of a row.
+/// The cells of a row, by the kind of export.
 pub(super) enum RowCells<'a, 'b> {
     Sqlite(&'a rusqlite::Row<'b>),
     Page(&'a SqlitePageRow<'b>),
@@ -41,7 +41,7 @@ impl Row<'_, '_> {
         }
     }
 
-    /// A number; numbers that were written as text are numbers too.
+    /// Value of an integer cell; numbers that were stored as text count too.
     #[inline]
     pub fn integer_cell(&self, column: usize) -> Option<i64> {
         // Most cells by far are integers of a page.
@@ -59,7 +59,7 @@ impl Row<'_, '_> {
         }
     }
 
-    /// A number with a fraction.
+    /// Value of a cell with a fractional number.
     pub fn real_cell(&self, column: usize) -> Option<f64> {
         match self.cell_in_row(column) {
             #[allow(clippy::cast_precision_loss)]
@@ -92,7 +92,7 @@ impl Row<'_, '_> {
 #[cfg(feature = "parquet")]
 pub(super) const CELL: usize = 9;
 
-/// A cell of a sorted row.
+/// Value of a cell in a sorted row.
 #[cfg(feature = "parquet")]
 fn sorted_cell(row: &[u8], column: usize) -> ValueRef<'_> {
     let Some([kind, value @ ..]) = row.get(column * CELL..).and_then(<[u8]>::first_chunk::<CELL>)
@@ -119,7 +119,7 @@ pub(super) struct Rows {
     pub columns: Vec<Column>,
 }
 
-/// A column of a batch.
+/// A column of a batch of rows.
 #[cfg(feature = "parquet")]
 pub(super) enum Column {
     /// The table lacks the column, or has it with an unexpected type.

@@ -15,7 +15,7 @@ pub(super) const RUN: usize = 1 << 26;
 /// Bytes of a run that are read at once.
 const BUFFER: usize = 1 << 16;
 
-/// Rows that wait for their order.
+/// Sorts rows by their start, on disk if they are many.
 #[derive(Default)]
 pub(super) struct Sorter {
     columns: usize,
@@ -28,12 +28,12 @@ pub(super) struct Sorter {
 }
 
 impl Sorter {
-    /// No rows of so many columns, in runs of so many bytes.
+    /// Creates an empty sorter for rows with `columns` columns, in runs of `run` bytes.
     pub fn new(columns: usize, run: usize) -> Self {
         Self { columns, run, ..Self::default() }
     }
 
-    /// Adds a row with its start.
+    /// Adds a row, given its start time.
     pub fn push(&mut self, start: i64, row: &Row<'_, '_>) -> io::Result<()> {
         let first = self.bytes.len();
         self.bytes.resize(first + self.columns * CELL, 0);
@@ -118,7 +118,7 @@ impl Run {
         Self { file: BufReader::with_capacity(BUFFER, file), row: Vec::new() }
     }
 
-    /// Reads the next row; its start.
+    /// Reads the next row in order, and returns its start time.
     fn next(&mut self) -> io::Result<Option<i64>> {
         let mut head = [0; 12];
         match self.file.read_exact(&mut head) {

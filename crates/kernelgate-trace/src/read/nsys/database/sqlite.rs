@@ -1,4 +1,4 @@
-//! Exports as an SQLite file.
+//! Reads Nsight Systems exports in the form of an SQLite file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const MIN_QUERY_STEPS: u64 = 1 << 12;
 /// Bytes of a file that a step takes at least to read through.
 const FILE_BYTES_PER_STEP: u64 = 1 << 14;
 
-/// An export, opened for reading.
+/// An SQLite export that is open for reading.
 pub(crate) struct SqliteDatabase {
     path: PathBuf,
     connection: Connection,
@@ -38,12 +38,12 @@ pub(crate) struct SqliteDatabase {
     tables: HashMap<String, Table>,
 }
 
-/// A table of the schema.
+/// A table of the database schema.
 #[derive(Default)]
 struct Table {
-    /// The place of each column in a row.
+    /// Position of each column in a row.
     columns: HashMap<String, usize>,
-    /// First page of the table.
+    /// Number of the table's first page.
     root: u32,
     /// Whether its rows hold every column as it is read: no key that stands for the row's id, and no
     /// value for rows that were written before the column.
@@ -86,7 +86,7 @@ impl SqliteDatabase {
         Ok(Self { path: path.to_owned(), tables: tables.map_err(failed)?, connection, steps, size })
     }
 
-    /// The names of all tables.
+    /// Names of all tables of the database.
     pub fn table_names(&self) -> impl Iterator<Item = &str> {
         self.tables.keys().map(String::as_str)
     }
@@ -130,8 +130,8 @@ impl SqliteDatabase {
         tables.iter().filter(|table| self.has_column(table, "end")).filter_map(last).max()
     }
 
-    /// Hands out the rows of a table straight from its pages; `false`: SQLite has to go on behind the
-    /// last one.
+    /// Hands out the rows of a table straight from its pages; `false`: If it returns `false`,
+    /// SQLite must continue after the last row.
     fn scan_table_pages(
         &self,
         table: &Table,
@@ -216,7 +216,7 @@ fn is_over(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err()
 }
 
-/// The tables of a schema.
+/// The tables of a database schema, by name.
 fn table_names(connection: &Connection) -> rusqlite::Result<HashMap<String, Table>> {
     let mut tables: HashMap<String, Table> = HashMap::new();
     let mut query = connection.prepare(
@@ -242,7 +242,7 @@ fn is_database_locked(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
-/// SQLite's error in words that say what to do.
+/// Translates an SQLite error into text that states what to do.
 fn explain(error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase) => "it is not an SQLite database".to_owned(),
