@@ -1,8 +1,9 @@
 //! Limits of an architecture by its name alone, so that kernels can be judged for it without such a
 //! card.
 //!
-//! The limits are those of the "Technical Specifications per Compute Capability" table of NVIDIA's
-//! CUDA C++ Programming Guide. Deliberately absent: attributes that a present card reports.
+//! The resource limits of each architecture are those of the table "Technical Specifications per
+//! Compute Capability" in NVIDIA's CUDA C++ Programming Guide. This module does not have attributes
+//! that the driver reports for a present card.
 
 /// Variable that names an architecture to run as, instead of the card's own.
 pub const VARIABLE: &str = "KERNELGATE_ARCH";

@@ -1,4 +1,4 @@
-//! Errors of devices: compiling, loading, launching, memory.
+//! Errors of GPUs: in compilation, loading, launches and memory.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use crate::case_failure::CaseFailure;
 /// The reason why a backend could not prepare or launch a case.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BackendError {
-    /// A call of the driver failed.
+    /// A function of the CUDA driver failed.
     #[error("launch failed: failed to {action}: {status}")]
     Driver {
-        /// The action: "make a stream".
+        /// The action that failed, for example "make a stream".
         action: String,
         /// Answer of the driver.
         status: DriverStatusCode,
@@ -77,7 +77,7 @@ impl From<&BackendError> for CaseFailure {
 /// Status with which a call of the driver failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverStatusCode {
-    /// Name of the status: "CUDA_ERROR_OUT_OF_MEMORY".
+    /// Name of the driver's error code, for example "CUDA_ERROR_OUT_OF_MEMORY".
     pub name: String,
     /// Text of the driver; a driver that is shutting down, as while its process ends, has none.
     pub text: Option<String>,

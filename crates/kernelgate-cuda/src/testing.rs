@@ -33,8 +33,8 @@ pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
     }
 }
 
-/// Opens a second GPU, beside that of [`gpu`]. Without one it prints a message, or fails if
-/// `KERNELGATE_REQUIRE_GPUS=2`.
+/// Opens a second GPU for tests, besides the GPU of [`gpu`]. Without one it prints a message, or
+/// fails if `KERNELGATE_REQUIRE_GPUS=2`.
 ///
 /// # Panics
 /// Panics if there is one GPU and `KERNELGATE_REQUIRE_GPUS` is set.
@@ -56,7 +56,7 @@ pub fn second_gpu_for_test() -> Option<Arc<Device>> {
 /// or fails, like [`gpu`] and [`second_gpu_for_test`].
 ///
 /// # Panics
-/// Panics if `gpu` or `second_gpu` panics, or when the set does not open.
+/// Panics if `gpu` or `second_gpu_for_test` panics, or when the set does not open.
 pub fn two_gpus_for_test() -> Option<(Devices, MutexGuard<'static, ()>)> {
     let (_first, alone) = gpu()?;
     second_gpu_for_test()?;

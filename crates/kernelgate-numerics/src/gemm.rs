@@ -1,6 +1,7 @@
 //! GEMMs on the host, in f32 and f64, over row-major views of `faer`.
 //!
-//! `faer`'s kernels leave AVX state behind ([`clear_upper_avx`]); these functions clear it.
+//! The kernels of `faer` leave AVX state behind ([`clear_upper_avx`]); these functions clear the
+//! state.
 
 use faer::Par;
 use faer::linalg::matmul::matmul;

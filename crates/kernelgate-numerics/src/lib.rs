@@ -1,8 +1,8 @@
 //! Computations of kernelgate on the host: plain functions on slices.
 //!
-//! It is a crate of its own so that debug builds optimise it and nothing else. A function that a
+//! This crate is separate so that debug builds optimise it, and no other crate. A function that a
 //! loop calls therefore has no type parameter, because generic functions are compiled in the
-//! calling crate. Deliberately absent: cases, devices, files.
+//! calling crate. This crate does not know cases, devices and files.
 
 #[cfg(feature = "gemm")]
 pub mod gemm;

@@ -7,8 +7,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 use rayon::prelude::*;
 
-/// Elements that share one random stream. Part of the definition of the inputs: changing it changes
-/// every input.
+/// Number of elements that share one random stream. Part of the definition of the inputs: changing
+/// it changes every input.
 const CHUNK: usize = 1 << 16;
 
 /// `len` values of N(0, 1) in f32, from the seed and the tensor's name.
@@ -36,7 +36,7 @@ pub fn map_normal_values<T: Copy + Zeroable + Send>(
     values
 }
 
-/// Values drawn at a time.
+/// Number of values drawn from a random stream at a time.
 const VALUES_PER_DRAW: usize = 1024;
 
 /// Draws each value from the normal distribution N(0, 1).

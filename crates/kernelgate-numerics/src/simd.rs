@@ -1,4 +1,4 @@
-//! Leaving AVX code behind: after every GEMM of `faer`.
+//! Clears the processor's AVX state after every GEMM of `faer`.
 
 use std::hint::black_box;
 
@@ -11,7 +11,7 @@ use pulp::Arch;
 /// takes 130 ns instead of 4 (`libm` and all scalar code is SSE at the baseline target). The
 /// compiler ends every AVX function with a `vzeroupper`, and a `pulp` dispatch is one; on other
 /// machines this is a few additions. GEMMs with `Par::Seq` leave only their own thread dirty,
-/// others all of rayon's: `rayon::broadcast(|_| leave_avx())` cleans those.
+/// others all of rayon's: `rayon::broadcast(|_| clear_upper_avx())` cleans those.
 #[inline]
 pub fn clear_upper_avx() {
     let mut values = black_box([1.0f32; 32]);

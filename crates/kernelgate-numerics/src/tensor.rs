@@ -76,7 +76,7 @@ impl Dtype {
     }
 }
 
-/// Elements of one dtype, row-major.
+/// Elements of a tensor, of one dtype, in row-major order.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub enum TensorData {
@@ -99,13 +99,13 @@ impl TensorData {
         }
     }
 
-    /// Whether there is no element.
+    /// Whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A dense row-major tensor in host memory.
+/// A dense row-major tensor in host memory, with its shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
     shape: Vec<usize>,
@@ -113,7 +113,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Wraps elements in a shape.
+    /// Makes a tensor from its shape and its elements.
     ///
     /// # Panics
     /// Panics if the shape does not hold exactly the elements: a fault of the calling code, not of
@@ -129,8 +129,8 @@ impl Tensor {
         tensor
     }
 
-    /// A tensor full of poison: NaN, or -128 for integers, so that an element that was not written
-    /// is seen: saturation gives 127.
+    /// A tensor whose elements are all the poison value: NaN, or -128 for integers, so that an
+    /// element that was not written is seen: saturation gives 127.
     pub fn poisoned(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
         let shape = shape.into();
         let len = shape.iter().product();
@@ -151,8 +151,8 @@ impl Tensor {
         let data = match dtype {
             Dtype::F64 => TensorData::F64(vec![0.0; len]),
             Dtype::F32 => TensorData::F32(vec![0.0; len]),
-            // Integer zeros are pages that the system provides when they are first accessed: by the
-            // thread that overwrites them.
+            // Pages of integer zeros are provided by the system at the first access: by the thread
+            // that overwrites them.
             Dtype::F16 => TensorData::F16(vec![0_u16; len].reinterpret_into()),
             Dtype::Bf16 => TensorData::Bf16(vec![0_u16; len].reinterpret_into()),
             Dtype::Fp8 | Dtype::I8 => TensorData::I8(vec![0; len]),
@@ -160,7 +160,7 @@ impl Tensor {
         Self { shape, data }
     }
 
-    /// Overwrites every element with the poison of [`Tensor::poisoned`].
+    /// Overwrites every element of the tensor with the poison of [`Tensor::poisoned`].
     pub fn poison(&mut self) {
         match &mut self.data {
             TensorData::F64(values) => values.fill(f64::NAN),
@@ -171,7 +171,7 @@ impl Tensor {
         }
     }
 
-    /// Extent of each axis, outermost first.
+    /// Extent of each axis of the tensor, outermost first.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -186,7 +186,7 @@ impl Tensor {
         &mut self.data
     }
 
-    /// The elements, without their shape.
+    /// Returns the elements of the tensor without its shape.
     pub fn into_tensor_data(self) -> TensorData {
         self.data
     }
@@ -229,8 +229,9 @@ impl Tensor {
         }
     }
 
-    /// Calls `f` with the elements `from..from + len` as f64, some at a time and in order, and where
-    /// these begin, counted from `from`. As [`Self::to_f64`], without an allocation of that size.
+    /// Calls `f` with the elements `from..from + len` as f64, some at a time and in order, and
+    /// where these begin, counted from `from`. Converts elements to f64 as [`Self::to_f64`] does,
+    /// but in blocks, without an allocation for the whole tensor.
     pub fn for_each_f64_block(&self, from: usize, len: usize, f: &mut dyn FnMut(usize, &[f64])) {
         /// Elements converted at a time: few enough for the nearest cache.
         const BLOCK: usize = 1024;
@@ -320,7 +321,8 @@ impl From<Vec<i8>> for TensorData {
     }
 }
 
-/// Named tensors in name order. A clone shares the elements until one of the two is written.
+/// Tensors by name, in the order of the names. A clone shares the elements until one of the two is
+/// written.
 ///
 /// ```
 /// use kernelgate_numerics::tensor::{Dtype, Tensors};
@@ -379,17 +381,18 @@ impl Tensors {
         Self(named.map(|(name, tensor)| (name.clone(), Arc::clone(tensor))).collect())
     }
 
-    /// The tensors with `others` in place of those of the same names; shared, not copied.
+    /// Returns these tensors with those of `others` in place of tensors with the same names; data
+    /// is shared, not copied.
     pub fn replaced_by(&self, others: &Self) -> Self {
         Self(self.0.clone().into_iter().chain(others.0.clone()).collect())
     }
 
-    /// The tensor of that name, if there is one.
+    /// The tensor with the given name, if it exists.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.0.get(name).map(Arc::as_ref)
     }
 
-    /// The tensor of that name.
+    /// The tensor with the given name; panics if it does not exist.
     ///
     /// # Panics
     /// Panics if it does not exist: the caller and the workload disagree about their own tensors.
@@ -397,13 +400,14 @@ impl Tensors {
         self.get(name).unwrap_or_else(|| panic!("tensor `{name}` is part of the workload"))
     }
 
-    /// The tensor of that name, to write. Panics as [`Tensors::tensor`].
+    /// The tensor with the given name for writing; panics if it does not exist. Panics as
+    /// [`Tensors::tensor`].
     pub fn tensor_mut(&mut self, name: &str) -> &mut Tensor {
         let tensor = self.0.get_mut(name);
         Arc::make_mut(tensor.unwrap_or_else(|| panic!("tensor `{name}` is part of the workload")))
     }
 
-    /// The f32 elements of a tensor.
+    /// The f32 elements of the tensor with the given name.
     ///
     /// # Panics
     /// Panics if the tensor does not exist, or is not f32.
@@ -422,7 +426,7 @@ impl Tensors {
         }
     }
 
-    /// Names and tensors in name order.
+    /// Iterates over names and tensors, in the order of the names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.0.iter().map(|(name, tensor)| (name.as_str(), tensor.as_ref()))
     }
@@ -438,10 +442,11 @@ impl Tensors {
     }
 }
 
-/// Splits a row-major `[rows, row_len]` slice into column blocks of `width`: for each block, its
+/// Splits a row-major `[rows, row_elements]` slice into column blocks of `width`: for each block, its
 /// piece of every row.
 ///
-/// Lets tasks own disjoint columns. `row_len` and `width` are at least 1.
+/// Divides a matrix into columns, so that tasks own disjoint columns. `row_elements` and `width` are at
+/// least 1.
 pub fn split_columns<T>(values: &mut [T], row_len: usize, width: usize) -> Vec<Vec<&mut [T]>> {
     let mut blocks: Vec<Vec<&mut [T]>> = (0..row_len.div_ceil(width)).map(|_| Vec::new()).collect();
     for row in values.chunks_mut(row_len) {

@@ -57,7 +57,7 @@ fn main() -> ExitCode { Harness::new("BENCH", vec![suite(&DOUBLE, ROWS)]).main()
 /// A bench that looks like one of this harness, and behaves as the variable HOSTILE says.
 const HOSTILE: &str = r#"
 fn main() {
-    kernelgate::protocol::leave_mark();
+    kernelgate::protocol::keep_executable_mark();
     let ask = std::env::var("KERNELGATE_REQUEST").unwrap_or_default();
     let how = std::env::var("HOSTILE").unwrap_or_default();
     if ask == "protocol" {

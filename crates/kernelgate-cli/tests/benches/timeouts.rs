@@ -14,7 +14,7 @@ const HOSTILE: &str = r#"
 use std::io::Write;
 
 fn main() {
-    kernelgate::protocol::leave_mark();
+    kernelgate::protocol::keep_executable_mark();
     let how = std::env::var("HOSTILE").unwrap_or_default();
     let in_head = std::env::args().next().unwrap().contains("/head/")
         || std::env::current_exe().unwrap().to_string_lossy().contains("/head/");

@@ -6,8 +6,8 @@ use crate::package::scratch::{BENCH, CASE, Scratch};
 
 const WORK: &str = "    fn work(&self)";
 /// A reference without outputs.
-const NO_REFERENCE: &str = "    fn reference_from(&self) -> kernelgate::workload::ReferenceFrom {
-        kernelgate::workload::ReferenceFrom::Nothing
+const NO_REFERENCE: &str = "    fn reference_from(&self) -> kernelgate::workload::ReferenceSource {
+        kernelgate::workload::ReferenceSource::Nothing
     }
     fn work(&self)";
 const ALL: &str = "Expected::all(\"y\", [1, self.n], y)";

@@ -18,8 +18,8 @@ use super::source::KernelBuild;
 /// Fails with the errors of [`nvrtc::compile`].
 pub fn compile(build: &KernelBuild, arch: &str) -> Result<Vec<u8>, CompileError> {
     let path = path(build, arch)?;
-    // An ELF file that was cut short by a full disk would not load: the magic and a length at the
-    // end guard against it.
+    // A cubin file in the cache that was cut short by a full disk would not load: its ELF magic and
+    // a stored length at its end are checked against that.
     if let Some(cubin) =
         path.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(remove_seal)
     {
@@ -85,7 +85,7 @@ fn folder() -> Option<PathBuf> {
     Some(base.join("kernels"))
 }
 
-/// Whether a folder belongs to this user and no other user may write to it.
+/// Whether a cache folder belongs to this user and no other user may write to it.
 #[cfg(unix)]
 fn is_private_folder(folder: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -119,8 +119,8 @@ fn remove_seal(mut file: Vec<u8>) -> Option<Vec<u8>> {
     Some(file)
 }
 
-/// Written to a temporary file next to its place and renamed: another process never reads half of
-/// it.
+/// The cubin is written to a temporary file in the cache folder and then renamed, so that another
+/// process never reads half a file.
 fn store(path: &Path, cubin: &[u8]) {
     let Some(folder) = path.parent() else { return };
     let write = || -> std::io::Result<()> {

@@ -19,8 +19,8 @@ use super::cubin::{self, CompiledKernelFacts, CubinError};
 pub struct KernelMachineCode {
     /// Hexadecimal hash of the machine code, or of the PTX for an architecture without a cubin.
     pub hash: String,
-    /// Facts in the machine code, without those that only the assembler reports (spills, static
-    /// shared memory); absent for PTX.
+    /// Facts read from the machine code (registers, stack), without the facts that only the
+    /// assembler reports (spills, static shared memory); absent for PTX.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub facts: Option<CompiledKernelFacts>,
 }
@@ -67,7 +67,8 @@ pub fn machine_code_hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, Cub
     for kernel in &kernels {
         let mut hasher = Xxh3Default::new();
         for (name, section) in &sections {
-            // Sections without an owner are those of the module, which any kernel may read.
+            // ELF sections without an owning kernel belong to the module, and any kernel may read
+            // them.
             if owner(name).is_some_and(|owner| owner != *kernel) {
                 continue;
             }

@@ -6,18 +6,18 @@ use std::collections::BTreeMap;
 use object::{Object, ObjectSection, ObjectSymbol};
 use serde::{Deserialize, Serialize};
 
-/// Static facts of one kernel.
+/// Static facts of one compiled kernel: registers, stack, spills, shared memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompiledKernelFacts {
     /// Registers a thread.
     pub registers: u32,
-    /// Bytes of local stack a thread.
+    /// Local stack of a thread, bytes.
     pub stack_bytes: u32,
     /// Bytes a thread writes when registers run out.
     pub spill_store_bytes: u32,
-    /// Bytes a thread reads back.
+    /// Spilled registers that a thread reads back, bytes.
     pub spill_load_bytes: u32,
-    /// Static shared memory, bytes a block.
+    /// Static shared memory of a block, bytes.
     pub shared_bytes: u32,
     /// Instructions, padding not counted.
     pub instructions: u32,
@@ -29,7 +29,7 @@ pub struct CompiledKernelFacts {
     pub performance_loss: Option<String>,
 }
 
-/// The reason why a cubin cannot be read.
+/// Reason why a cubin cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CubinError {
     /// The bytes are not an ELF file of the expected kind.
@@ -38,7 +38,7 @@ pub enum CubinError {
     /// The cubin lacks the machine code or the register count of a kernel.
     #[error("cubin holds no {what} of kernel {kernel}")]
     Missing {
-        /// Name of the missing part.
+        /// Name of the part that the cubin lacks.
         what: &'static str,
         /// The kernel.
         kernel: String,
@@ -50,7 +50,7 @@ const REGISTER_COUNT_ATTRIBUTE: u8 = 0x2f;
 const FRAME_SIZE_ATTRIBUTE: u8 = 0x11;
 /// Format of attributes that carry a sized payload.
 const SIZED_ATTRIBUTE_FORMAT: u8 = 0x04;
-/// Bytes of an instruction since Volta.
+/// Size of a machine instruction since Volta, bytes.
 const INSTRUCTION_BYTES: usize = 16;
 
 /// Facts of every kernel in a cubin, by symbol. `log` is the compiler's, with the assembler's

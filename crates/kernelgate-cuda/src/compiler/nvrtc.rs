@@ -34,16 +34,16 @@ pub enum CompileError {
     },
 }
 
-/// Machine code and the compiler's log.
+/// Machine code that NVRTC compiled, with the compiler's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompiledCubin {
     /// ELF image for the architecture; for a virtual one PTX, with a zero at its end.
     pub cubin: Vec<u8>,
-    /// Warnings and the assembler's report.
+    /// Warnings of NVRTC and the report of the assembler.
     pub log: String,
 }
 
-/// NVRTC's version as (major, minor).
+/// Version of the NVRTC library as (major, minor).
 ///
 /// # Errors
 /// Fails if NVRTC is missing.
@@ -60,7 +60,7 @@ pub fn version() -> Result<(i32, i32), CompileError> {
 pub fn supports(arch: &str) -> Result<bool, CompileError> {
     let api = api()?;
     let mut count = 0;
-    // SAFETY: the pointer is valid.
+    // SAFETY: the call gets pointers to local variables, which are valid during the call.
     if unsafe { (api.count_archs)(&raw mut count) } != NVRTC_SUCCESS {
         return Ok(true);
     }
@@ -109,7 +109,7 @@ pub fn compile(build: &KernelBuild, arch: &str) -> Result<CompiledCubin, Compile
     )
 }
 
-/// Compiles source text; it can include these headers and no others.
+/// Compiles source text with NVRTC; the text can include the given headers and no other headers.
 ///
 /// # Errors
 /// Fails with the errors of [`compile`].
@@ -133,8 +133,8 @@ pub fn compile_source_text(
     let options: Vec<CString> = options.iter().map(|option| text(option)).collect();
     let option_pointers = pointers(&options);
     let mut handle = ptr::null_mut();
-    // SAFETY: every string is NUL-terminated and outlives the program; the counts are those of the
-    // arrays.
+    // SAFETY: every string is NUL-terminated and outlives the NVRTC program; the counts are the
+    // lengths of the arrays.
     let created = unsafe {
         (api.create)(
             &raw mut handle,
@@ -147,8 +147,8 @@ pub fn compile_source_text(
     };
     api.check(created, kernel)?;
     let program = Program { handle, api };
-    // SAFETY: the program is alive, and the options are an array of that many NUL-terminated
-    // strings.
+    // SAFETY: the NVRTC program is alive, and the options are an array of NUL-terminated strings
+    // with the passed length.
     let compiled = unsafe {
         (api.compile)(program.handle, option_pointers.len() as i32, option_pointers.as_ptr())
     };
@@ -175,7 +175,7 @@ pub fn compile_source_text(
         (api.cubin_size, api.cubin)
     };
     let mut size = 0;
-    // SAFETY: the program is alive and compiled.
+    // SAFETY: the NVRTC program is alive and compiled.
     api.check(unsafe { tell_size(program.handle, &raw mut size) }, kernel)?;
     let mut cubin = vec![0u8; size];
     // SAFETY: the buffer has the size that NVRTC asked for.
@@ -192,7 +192,7 @@ struct Program {
 impl Program {
     fn log(&self) -> String {
         let mut size = 0;
-        // SAFETY: the program is alive.
+        // SAFETY: the NVRTC program is alive.
         if unsafe { (self.api.log_size)(self.handle, &raw mut size) } != NVRTC_SUCCESS {
             return String::new();
         }
@@ -213,14 +213,14 @@ impl Drop for Program {
 }
 
 type Handle = *mut c_void;
-/// NVRTC's result; their numbers are the same in every version.
+/// Result code of an NVRTC function; the codes have the same numbers in every NVRTC version.
 type NvrtcStatus = c_int;
 const NVRTC_SUCCESS: NvrtcStatus = 0;
 const NVRTC_INVALID_OPTION: NvrtcStatus = 5;
 const NVRTC_COMPILATION_ERROR: NvrtcStatus = 6;
 /// Reads the size of an object of a program, bytes.
 type NvrtcSizeFunction = unsafe extern "C" fn(Handle, *mut usize) -> NvrtcStatus;
-/// Copies an object of a program.
+/// NVRTC function that copies an output of a program (machine code, log) to memory.
 type Get = unsafe extern "C" fn(Handle, *mut c_char) -> NvrtcStatus;
 
 /// NVRTC's functions, of the library that was opened.
@@ -253,8 +253,8 @@ fn api() -> Result<&'static Api, CompileError> {
 
 fn load() -> Option<Api> {
     let library = Library::Nvrtc;
-    // SAFETY: the types are those of `nvrtc.h`, the same from CUDA 12 to 13, where results are
-    // enumerations of the size of an int and programs are pointers.
+    // SAFETY: the function types are those of `nvrtc.h`, which are the same from CUDA 12 to 13:
+    // results are enumerations with the size of an int, and programs are pointers.
     unsafe {
         Some(Api {
             create: library::typed_function(library, c"nvrtcCreateProgram")?,

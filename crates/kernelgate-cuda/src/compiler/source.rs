@@ -41,8 +41,8 @@ pub const COMMON_HEADERS: &[Header] = headers!(
 );
 
 /// Headers of [`COMMON_HEADERS`] and of `package` that a text includes, directly or through other
-/// headers. A header counts when its name occurs in the text, also in a comment or a macro; NVRTC
-/// gets these headers and no others.
+/// headers. A header counts as included if its name occurs anywhere in the source text, even in a
+/// comment or a macro; NVRTC gets these headers and no others.
 pub fn included_headers(text: &str, package: &[Header]) -> Vec<Header> {
     let (mut found, mut rest): (Vec<Header>, Vec<Header>) =
         COMMON_HEADERS.iter().chain(package).copied().partition(|(name, _)| text.contains(name));
@@ -59,7 +59,8 @@ pub fn included_headers(text: &str, package: &[Header]) -> Vec<Header> {
 /// A kernel file and the headers that it may include.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Source {
-    /// Name of the file in messages and records: `family/implementation`, without `.cu`.
+    /// Name of the kernel source file in messages and records: `family/implementation`, without
+    /// `.cu`.
     pub file: &'static str,
     /// Text of the source.
     pub text: &'static str,
@@ -68,7 +69,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// A file without headers of its own: `Source::new("saxpy", include_str!("saxpy.cu"))`.
+    /// A kernel source file without headers of its own: `Source::new("saxpy",
+    /// include_str!("saxpy.cu"))`.
     pub const fn new(file: &'static str, text: &'static str) -> Self {
         Self { file, text, headers: &[] }
     }
@@ -93,28 +95,29 @@ impl Source {
 /// A variant of the same code: another layout, or line numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelVariant {
-    /// Number of a layout ([`layout`]).
+    /// Number of the code and memory layout ([`layout`]).
     pub layout: Option<u32>,
     /// Whether machine code names its source lines, for profilers and compute-sanitizer; without,
     /// an edit of a comment changes no machine code.
     pub line_info: bool,
 }
 
-/// A kernel file with its macros.
+/// A kernel source file with the macros to compile it with.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelBuild {
     /// The file.
     pub source: Source,
-    /// Macros that are part of the build's name: `NAME` or `NAME=VALUE`.
+    /// Macros that are part of the name of the build: `NAME` or `NAME=VALUE`.
     pub defines: Vec<String>,
     /// Macros that are not, because they follow from those: name and value.
     pub constants: Vec<(&'static str, usize)>,
-    /// Form of the code; the name does not include it.
+    /// Variant in which the code is compiled; the name of the build does not include the variant.
     pub variant: KernelVariant,
 }
 
 impl KernelBuild {
-    /// File and macros, for messages and records: `st_bif/backward_replay ELEMENT_F32 STEPS=8`.
+    /// Name of the build in messages and records, from source file and macros:
+    /// `st_bif/backward_replay ELEMENT_F32 STEPS=8`.
     pub fn name(&self) -> String {
         std::iter::once(self.source.file)
             .chain(self.defines.iter().map(String::as_str))

@@ -14,7 +14,7 @@ use crate::library::{self, CudaVersion, Library, OLDEST_SUPPORTED_DRIVER};
 /// The reason why no GPU can be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// A library was not found.
+    /// A library of NVIDIA was not found.
     #[error("{} is missing: {}", .0.name(), .0.advice())]
     Missing(Library),
     /// The driver is installed and returns an error.
@@ -38,7 +38,7 @@ pub enum DeviceError {
         .found.display(), .driver.display()
     )]
     Stub {
-        /// File that the loader finds.
+        /// The library file that the dynamic loader finds instead.
         found: PathBuf,
         /// The driver.
         driver: PathBuf,
@@ -56,7 +56,7 @@ pub enum DeviceError {
         /// The latest CUDA version that the driver supports.
         driver: CudaVersion,
     },
-    /// NVRTC does not know the card.
+    /// NVRTC does not know the architecture of the GPU.
     #[error(
         "NVRTC {nvrtc} does not generate code for {arch}: a newer one does, or KERNELGATE_ARCH=sm_80 \
          runs what older cards run"
@@ -67,7 +67,7 @@ pub enum DeviceError {
         /// The card's architecture.
         arch: String,
     },
-    /// The card is older than Ampere.
+    /// The GPU is older than Ampere.
     #[error("the GPU is {0}, sm_80 (Ampere) or later is needed")]
     OldDevice(String),
     /// `KERNELGATE_ARCH` cannot be followed.
@@ -97,7 +97,7 @@ pub enum DeviceError {
         first.0, first.1, other.0, other.1
     )]
     OtherModel {
-        /// Ordinal and name of the first GPU.
+        /// Ordinal and name of the first of the GPUs.
         first: (usize, String),
         /// Ordinal and name of the GPU that differs.
         other: (usize, String),
@@ -143,7 +143,7 @@ fn visible() -> Option<String> {
 /// Checks that GPUs, by ordinal and name, are of one model.
 ///
 /// # Errors
-/// The first one that is of another than the first.
+/// Fails with the first GPU that is of another model than the first GPU.
 pub(super) fn require_one_gpu_model<'a>(
     gpus: impl IntoIterator<Item = (usize, &'a str)>,
 ) -> Result<(), DeviceError> {
@@ -155,9 +155,9 @@ pub(super) fn require_one_gpu_model<'a>(
     }
 }
 
-/// The architecture of a GPU, without opening it.
+/// Architecture of a GPU, read without opening the GPU.
 pub(super) fn device_architecture(device: sys::CUdevice) -> Result<String, DriverError> {
-    // SAFETY: the driver gave that device.
+    // SAFETY: the device handle came from the driver.
     let capability = |attribute| unsafe { result::device::get_attribute(device, attribute) };
     Ok(architecture_name(
         capability(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -188,7 +188,7 @@ pub fn l2_cache_bytes(ordinal: usize) -> u64 {
 /// nothing.
 ///
 /// # Errors
-/// The first thing that is missing.
+/// The first requirement that this machine does not meet.
 pub fn check(ordinal: usize, architecture: Option<&str>) -> Result<(), DeviceError> {
     let failed =
         |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
@@ -255,8 +255,8 @@ pub fn older_nvrtc_hint(driver: CudaVersion) -> String {
     format!("pip install '{package}=={version}.*', or name its folder in KERNELGATE_CUDA_LIBS")
 }
 
-/// The file that cudarc took for the driver: it looks by names of its own, and the loader may find
-/// another file by them.
+/// The driver's file that the cudarc crate opened: cudarc tries file names of its own, and the
+/// dynamic loader may find another file by them.
 fn driver_file_of_cudarc() -> PathBuf {
     // SAFETY: the driver is loaded, so that there is one to be found; only an address is taken.
     let address = unsafe {
@@ -269,9 +269,9 @@ fn driver_file_of_cudarc() -> PathBuf {
 pub(super) struct Code {
     /// The architecture: "sm_80".
     pub arch: String,
-    /// Target of the compiler: the same, or "compute_80".
+    /// Compilation target of NVRTC: the GPU's architecture, or "compute_80" (PTX).
     pub code: String,
-    /// Whether the user named the architecture.
+    /// Whether the user set the architecture by `KERNELGATE_ARCH`.
     pub named: bool,
 }
 
@@ -281,7 +281,8 @@ impl Code {
         Self { code: own.clone(), arch: own, named: false }
     }
 
-    /// Code for a card of an architecture, or for the one that the user named.
+    /// Returns the compilation target for a GPU's architecture, or for the architecture that the
+    /// user set.
     pub fn code_for_architecture(own: &str, named: Option<&str>) -> Result<Self, DeviceError> {
         let number = architecture::number;
         if number(own).is_none_or(|own| own < architecture::MIN_ARCHITECTURE) {

@@ -11,8 +11,8 @@ use cudarc::driver::{CudaContext, DriverError};
 use super::status::failed;
 use crate::BackendError;
 
-/// Limits that are restored, with their names. Limits of dynamic parallelism are included if the
-/// driver still has them.
+/// Limits that are restored, with their names. The limits of dynamic parallelism are included if
+/// the installed driver still has them.
 const CONTEXT_LIMITS: [(CUlimit, &str); 5] = [
     (Limit::CU_LIMIT_STACK_SIZE, "stack of a thread"),
     (Limit::CU_LIMIT_MALLOC_HEAP_SIZE, "heap of kernels"),
@@ -21,7 +21,7 @@ const CONTEXT_LIMITS: [(CUlimit, &str); 5] = [
     (Limit::CU_LIMIT_MAX_L2_FETCH_GRANULARITY, "L2 fetch granularity"),
 ];
 
-/// The settings of a context.
+/// Settings of a CUDA context, such as its stack size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextSettings {
     /// Limits in the order of [`LIMITS`]; absent if the driver lacks a limit.
@@ -38,7 +38,7 @@ impl ContextSettings {
         }
     }
 
-    /// Sets those that are otherwise now.
+    /// Restores the context settings that differ now from the saved ones.
     ///
     /// # Errors
     /// Fails if the driver refuses, as it does once kernels have used their heap: later cases would

@@ -41,11 +41,12 @@ pub struct DeviceFacts {
     /// Name that the device reports; "NVIDIA H200 as sm_80" if `KERNELGATE_ARCH` limits it, so that
     /// nothing compares it with the full card.
     pub name: String,
-    /// Identifier of the card: "GPU-…".
+    /// Identifier of the GPU in the form "GPU-…".
     pub uuid: String,
-    /// Architecture to compile for: "sm_90a"; the one that `KERNELGATE_ARCH` names, if it does.
+    /// Architecture to compile for, such as "sm_90a"; the value of `KERNELGATE_ARCH` if that
+    /// variable is set.
     pub arch: String,
-    /// Target that kernels are compiled to: `arch`, or PTX of a named one, "compute_80".
+    /// NVRTC target to which kernels are compiled: `arch`, or PTX of a named one, "compute_80".
     pub code: String,
     /// Latest CUDA that the driver supports: 13000 is 13.0.
     pub driver_cuda: i32,
@@ -59,7 +60,7 @@ pub struct DeviceFacts {
     pub max_clock_mhz: u32,
     /// Whether the Multi-Process Service runs contexts of several processes at once.
     pub mps: bool,
-    /// Ordinal among the machine's GPUs.
+    /// Ordinal of the GPU among the machine's GPUs.
     pub ordinal: usize,
 }
 
@@ -72,8 +73,8 @@ struct LoadedKernelBuild {
 }
 
 impl LoadedKernelBuild {
-    /// Returns the use counter that a kernel of that symbol holds, and whether the kernel is the
-    /// only one.
+    /// Returns the counter of uses held by each loaded kernel with the given symbol, and whether
+    /// that kernel is the only holder.
     fn take(&mut self, symbol: &str) -> (Arc<()>, bool) {
         if let Some(other) = self.in_use.get(symbol).and_then(Weak::upgrade) {
             return (other, false);
@@ -84,8 +85,8 @@ impl LoadedKernelBuild {
     }
 }
 
-/// An open GPU with a stream, or a view of one: views share everything but the kernels that are
-/// loaded through them.
+/// An open GPU with a stream, or a view of an open GPU: views share everything except the kernels
+/// that were loaded through them.
 pub struct Device {
     facts: DeviceFacts,
     context: Arc<CudaContext>,
@@ -196,7 +197,7 @@ impl Device {
         &self.facts
     }
 
-    /// The context, for events and graphs.
+    /// The CUDA context of the GPU, for events and graphs.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
@@ -206,7 +207,7 @@ impl Device {
         &self.settings
     }
 
-    /// Current settings of the whole context.
+    /// Current settings of the GPU's whole context.
     pub fn current_settings(&self) -> ContextSettings {
         ContextSettings::read(&self.context)
     }
@@ -246,7 +247,7 @@ impl Device {
         bound.map_err(|error| failed("make the context current", &error))
     }
 
-    /// Another stream, for work that may run concurrently.
+    /// Creates another stream on the GPU, for work that may run concurrently.
     ///
     /// # Errors
     /// Fails if the driver fails.
@@ -254,7 +255,7 @@ impl Device {
         self.context.new_stream().map_err(|error| failed("make a stream", &error))
     }
 
-    /// Free and total device memory, bytes.
+    /// Free and total memory of the GPU, bytes.
     ///
     /// # Errors
     /// Fails if the driver fails.
@@ -288,7 +289,7 @@ impl Device {
         Ok(clusters && architecture::supports_programmatic_launch(&self.facts.arch))
     }
 
-    /// Waits for everything that was launched.
+    /// Waits until all launched work of the GPU has finished.
     ///
     /// # Errors
     /// Fails if something that was launched failed or hangs.
@@ -327,7 +328,8 @@ impl Device {
 
     /// Allocates device memory, which is freed with the buffer. Every byte is 0xff, which is NaN in
     /// every float format, so that a kernel that reads unwritten memory never finds results of an
-    /// earlier case. [`DeviceOptions::fills_memory`] decides whether it is filled.
+    /// earlier case. [`DeviceOptions::fills_memory`] decides whether new memory is filled with a
+    /// pattern.
     ///
     /// # Errors
     /// Fails if there is not enough.
@@ -339,7 +341,7 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Device memory that the caller writes before anything reads it.
+    /// Allocates device memory that the caller writes before anything reads it.
     fn allocate_uninitialised(&self, bytes: usize) -> Result<DeviceBuffer, BackendError> {
         let short = || out_of_memory(bytes as u64, self.memory().ok().map(|(free, _)| free));
         // The driver takes minutes to refuse what no card has.
@@ -355,7 +357,7 @@ impl Device {
         Ok(DeviceBuffer::new(slice, Arc::clone(&self.staging)))
     }
 
-    /// Device memory with these bytes.
+    /// Allocates device memory and copies the given bytes there.
     ///
     /// # Errors
     /// Fails if there is not enough, or the copy fails.
@@ -463,8 +465,8 @@ impl Device {
 }
 
 impl Device {
-    /// Loads the module of a build. If the driver does not load the cached code, it is compiled
-    /// anew.
+    /// Loads the compiled module of a kernel build. If the driver does not load the cached code, it
+    /// is compiled anew.
     fn load(&self, build: &KernelBuild) -> Result<LoadedKernelBuild, BackendError> {
         let failed_to_compile = |error: CompileError| BackendError::Compile(error.to_string());
         let load = |cubin: Vec<u8>| {
@@ -485,7 +487,7 @@ impl Device {
 /// The facts of a device, which need no context, with the code that kernels are compiled to.
 pub(super) fn facts_of(device: sys::CUdevice, code: Code) -> Result<DeviceFacts, DriverError> {
     let number = |attribute| {
-        // SAFETY: the driver gave that device.
+        // SAFETY: the device handle came from the driver.
         unsafe { result::device::get_attribute(device, attribute) }
     };
     let attribute = |attribute| number(attribute).map(|value| value.max(0) as u64);
@@ -518,7 +520,7 @@ pub(super) fn facts_of(device: sys::CUdevice, code: Code) -> Result<DeviceFacts,
         // Drivers that do not know the attribute have no answer.
         mps: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED)
             .is_ok_and(|enabled| enabled != 0),
-        // The driver's devices are their ordinals.
+        // The driver's device handles are equal to the ordinals.
         ordinal: device.max(0) as usize,
     })
 }

@@ -1,4 +1,4 @@
-//! The GPUs on which a case runs. Deliberately absent: the work over several of them.
+//! The GPUs on which a case runs. This module does not distribute work over several GPUs.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::peers::{self, Link};
 use crate::BackendError;
 
 /// GPUs in a fixed order, at least one: open ones, or the ordinals of those to open. Code that runs
-/// on one GPU takes [`Self::one`].
+/// on a single GPU takes the first GPU ([`Self::one`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices<D = Arc<Device>> {
     first: D,
@@ -18,7 +18,7 @@ pub struct Devices<D = Arc<Device>> {
 }
 
 impl<D> Devices<D> {
-    /// The first GPU, for code that runs on one.
+    /// The first GPU of the set, for code that runs on one GPU.
     pub const fn one(&self) -> &D {
         &self.first
     }
@@ -56,8 +56,8 @@ impl<D> Devices<D> {
 }
 
 impl Devices<usize> {
-    /// Opens the GPUs of these ordinals, lets those that can access each other's memory do so, and
-    /// makes the first one current.
+    /// Opens the GPUs with the given ordinals, enables access to each other's memory where
+    /// possible, and makes the context of the first GPU current.
     ///
     /// # Errors
     /// Fails with the errors of [`Device::open`]; [`DeviceError::OtherModel`], or if the driver
@@ -91,7 +91,7 @@ impl Devices {
         Link::within(&self.all())
     }
 
-    /// Checks that each GPU can access the memory of the others.
+    /// Checks that each GPU of the set can access the memory of the other GPUs.
     ///
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if one cannot.

@@ -20,7 +20,7 @@ pub struct ExecutableGraph {
     stream: Arc<CudaStream>,
     nodes: usize,
     commands: usize,
-    /// Nodes between launches, which do nothing.
+    /// Number of empty graph nodes between launches.
     pub(super) separators: usize,
 }
 
@@ -64,9 +64,10 @@ impl ExecutableGraph {
     /// Captures several launches of the same work. No launch begins before the one before it has
     /// ended.
     ///
-    /// On a stream, a kernel that is launched with programmatic dependent launch (PDL) may overlap
-    /// the kernel before it. If a launch has such kernels, an empty node between two launches keeps
-    /// the first kernel of one from overlapping the last kernel of the other.
+    /// On a stream, a kernel launched with programmatic dependent launch (PDL) may overlap the
+    /// preceding kernel. If a launch has kernels with programmatic dependent launch, an empty node
+    /// between two launches keeps the next launch's first kernel from overlapping the previous
+    /// launch's last kernel.
     ///
     /// # Errors
     /// Fails with the errors of [`Self::capture`].
@@ -118,7 +119,8 @@ impl ExecutableGraph {
         unsafe { sys::cuGraphUpload(self.executable, self.stream.cu_stream()) }.result()
     }
 
-    /// Nodes that launches made: their commands, and those that only order commands.
+    /// Number of graph nodes that the launches created: their commands, and nodes that only order
+    /// commands.
     pub const fn nodes(&self) -> usize {
         self.nodes - self.separators
     }
@@ -142,7 +144,7 @@ impl ExecutableGraph {
         Ok(count)
     }
 
-    /// Whether memory is allocated in it, which a launch should not do.
+    /// Whether the graph allocates memory, which a launch should not do.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -150,7 +152,7 @@ impl ExecutableGraph {
         allocates(self.graph)
     }
 
-    /// Edges over which a kernel may begin before the one that it depends on has ended.
+    /// Number of graph edges over which a kernel may begin before the preceding kernel has ended.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -390,7 +392,7 @@ mod tests {
         let spin = SpinKernel::new(&device).unwrap();
         let stream = device.stream().cu_stream();
         let graph = ExecutableGraph::capture(&device, || {
-            // SAFETY: the stream is alive; memory that is allocated in the capture is freed in it.
+            // SAFETY: the stream is alive; memory allocated in the capture is freed in the capture.
             unsafe {
                 let address = result::malloc_async(stream, 64).unwrap();
                 result::free_async(address, stream).unwrap();

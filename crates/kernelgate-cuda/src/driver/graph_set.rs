@@ -1,4 +1,4 @@
-//! Launches over several GPUs, captured once: a graph a GPU, without edges between them.
+//! Launches over several GPUs, captured once: one graph for each GPU, without edges between graphs.
 
 use super::devices::Devices;
 use super::graph::{Capture, ExecutableGraph, add_full_dependency};
@@ -107,7 +107,7 @@ impl GraphSet {
         self.graphs.iter().any(|graph| graph.nodes() > graph.commands())
     }
 
-    /// The first GPU of the set without a command.
+    /// The first GPU of the set that got no command.
     pub fn idle(&self) -> Option<usize> {
         self.graphs.iter().position(|graph| graph.commands() == 0)
     }
@@ -122,7 +122,7 @@ impl GraphSet {
         Ok(roots.into_iter().max().unwrap_or(0))
     }
 
-    /// Whether memory is allocated in one of them.
+    /// Whether a graph of the set allocates memory.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -170,7 +170,7 @@ mod tests {
         one.launch().unwrap();
         devices.for_each_device(|_, device| device.synchronize()).unwrap();
         assert!(spins.iter().all(|spin| spin.spent_time_ns().unwrap() >= 1_000));
-        // The capture of the first GPU ends although that of the second fails.
+        // The capture on the first GPU ends although the capture on the second GPU fails.
         let failed =
             GraphSet::capture_on_devices(&devices, || Err(BackendError::Launch("no".to_owned())));
         assert!(failed.is_err());

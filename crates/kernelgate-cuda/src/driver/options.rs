@@ -16,10 +16,10 @@ pub struct DeviceOptions {
     pub timeout: Duration,
     /// Architecture to run as, instead of the card's own.
     pub architecture: Option<String>,
-    /// Layout of code and memory, line information of code.
+    /// Variant of compiled kernels: layout of code and memory, line information.
     pub variant: KernelVariant,
-    /// Whether allocated memory is filled. Only unfilled memory lets compute-sanitizer's initcheck
-    /// find bytes that were never written.
+    /// Whether newly allocated device memory is filled with a pattern. Only unfilled memory lets
+    /// compute-sanitizer's initcheck find bytes that were never written.
     pub fills_memory: bool,
     /// Treatment of GEMMs under compute-sanitizer: empty, `seen` or `none`.
     pub gemms: String,
@@ -38,7 +38,7 @@ impl Default for DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Options by the variables of the process: `KERNELGATE_ARCH`, `KERNELGATE_LAYOUT`,
+    /// Reads the device options from environment variables: `KERNELGATE_ARCH`, `KERNELGATE_LAYOUT`,
     /// `KERNELGATE_LINE_INFO`, `KERNELGATE_UNFILLED` and `KERNELGATE_GEMMS`.
     pub fn options_from_environment() -> Self {
         let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());

@@ -1,4 +1,5 @@
-//! Access of GPUs to each other's memory. Deliberately absent: copies and kernels that use it.
+//! Access of GPUs to each other's memory. This module does not have the copies and kernels that use
+//! peer access.
 
 use cudarc::driver::sys::{
     self, CUdevice_P2PAttribute_enum as Attribute, CUmemAccess_flags_enum as Access,
@@ -16,14 +17,14 @@ use crate::BackendError;
 pub enum Link {
     /// The GPUs exchange data only through the memory of the host.
     Host,
-    /// Loads and stores of kernels, without atomic operations: PCIe.
+    /// Kernels can load and store in the peer's memory, without atomic operations: PCIe.
     Peer,
-    /// Loads, stores and atomic operations of kernels: NVLink.
+    /// Kernels can load, store and use atomic operations in the peer's memory: NVLink.
     PeerAtomic,
 }
 
 impl Link {
-    /// The link of a set; `None` for one GPU.
+    /// The weakest link between the GPUs of a set; `None` for one GPU.
     pub(super) fn within(devices: &[&Device]) -> Option<Self> {
         let between = |one: &Device, other: &Device| {
             if !peer_attribute(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
@@ -52,7 +53,7 @@ impl Link {
         }
     }
 
-    /// The name in messages and records.
+    /// Name of the link kind in messages and records.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -62,7 +63,7 @@ impl Link {
     }
 }
 
-/// Ordered pairs of different GPUs.
+/// All ordered pairs of two different GPUs.
 fn pairs<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
     let mut pairs = Vec::new();
     for &one in devices {
@@ -83,7 +84,8 @@ fn peer_attribute(one: &Device, other: &Device, attribute: Attribute) -> bool {
 }
 
 /// Lets every GPU access the memory of every other one, as far as the hardware can: memory that is
-/// allocated directly, and from the pools. Makes the first GPU current.
+/// allocated directly, and from the pools. Enables access between all pairs of GPUs, and makes the
+/// context of the first GPU current.
 ///
 /// # Errors
 /// Fails if the driver refuses the access that it offers.
@@ -97,7 +99,8 @@ pub(super) fn enable_peer_access(devices: &[&Device]) -> Result<(), DeviceError>
             continue;
         }
         one.context().bind_to_thread().map_err(failed)?;
-        // SAFETY: the context of `one` is current, that of `other` lives as long as its device.
+        // SAFETY: the context of `one` is current, and the context of `other` lives as long as its
+        // device.
         match unsafe { sys::cuCtxEnablePeerAccess(other.context().cu_ctx(), 0) }.result() {
             Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) => {}
             Err(error) => return Err(failed(error)),
@@ -107,9 +110,9 @@ pub(super) fn enable_peer_access(devices: &[&Device]) -> Result<(), DeviceError>
     devices.first().map_or(Ok(()), |first| first.context().bind_to_thread().map_err(failed))
 }
 
-/// Lets `one` access the pool that buffers of `other` come from, if it has one.
+/// Gives device `one` access to the memory pool of device `other`, if `other` has a pool.
 fn share_memory_pool(one: &Device, other: &Device) -> Result<(), DriverError> {
-    // SAFETY: the device of an open context.
+    // SAFETY: the device handle belongs to an open context.
     let Ok(pool) = (unsafe { result::device::get_mem_pool(other.context().cu_device()) }) else {
         return Ok(());
     };
@@ -120,7 +123,7 @@ fn share_memory_pool(one: &Device, other: &Device) -> Result<(), DriverError> {
         },
         flags: Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
-    // SAFETY: the device's own pool, and one description.
+    // SAFETY: the pool belongs to the device, and one access description is passed.
     unsafe { sys::cuMemPoolSetAccess(pool, &raw const access, 1) }.result()
 }
 

@@ -49,8 +49,8 @@ pub struct Passes {
 const PACKET: u64 = 16;
 
 impl Passes {
-    /// Compiles the kernels and fills a buffer of that many bytes with `pattern` over and over
-    /// (random numbers: zeros are faster).
+    /// Compiles the bandwidth kernels and fills a buffer of the given size with repetitions of
+    /// `pattern` (random numbers, because zeros are copied faster).
     ///
     /// # Errors
     /// Fails if a kernel does not compile or memory is short.
@@ -80,7 +80,7 @@ impl Passes {
         self.read.kernel().launch(READ_KERNEL.shape(&packets)?, &arguments)
     }
 
-    /// Reads the first half of that many bytes and writes them to the second.
+    /// Enqueues a copy of the first half of `bytes` bytes to the second half.
     ///
     /// # Errors
     /// Fails with the errors of [`Self::read`].
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use crate::testing::gpu;
 
-    /// Packets that fill no block.
+    /// Number of packets that does not fill whole blocks.
     const PACKETS: usize = 2 * 1021;
 
     #[test]

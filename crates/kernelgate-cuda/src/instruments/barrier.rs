@@ -41,7 +41,8 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// Compiles and allocates; `None` if the GPUs cannot access each other's memory, or for one.
+    /// Compiles the barrier kernel and allocates its memory; `None` for one GPU, or if the GPUs
+    /// cannot access each other's memory.
     ///
     /// # Errors
     /// Fails if the kernel does not compile, memory is short or there are too many GPUs.

@@ -1,5 +1,6 @@
 //! The ceiling of the tensor cores of sm_90a: warpgroup MMAs whose operands stay in shared memory.
-//! Deliberately absent: other architectures, whose ceiling is that of a library's GEMMs.
+//! This module supports only one architecture; the ceiling of other architectures is that of a
+//! library's GEMMs.
 
 use crate::{
     BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel,
@@ -33,7 +34,7 @@ pub enum Operand {
     Bf16,
     /// IEEE half precision.
     F16,
-    /// f32 rounded to 10 mantissa bits.
+    /// Matrix elements are f32 rounded to 10 mantissa bits.
     Tf32,
 }
 

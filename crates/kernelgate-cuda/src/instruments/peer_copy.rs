@@ -28,13 +28,13 @@ const COPY: KernelSpec<usize> = KernelSpec {
 /// How bytes are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerCopyKind {
-    /// A copy engine copies the data.
+    /// A copy engine of the GPU copies the data.
     Engine,
     /// A kernel on the multiprocessors of one GPU copies the data.
     Kernel,
 }
 
-/// A GPU that copies to another one.
+/// A GPU that copies data to another GPU.
 struct Copy {
     from: DeviceBuffer,
     to: DeviceBuffer,
@@ -50,8 +50,9 @@ pub struct PeerCopies {
 }
 
 impl PeerCopies {
-    /// Memory and kernels for copies of `bytes` bytes, at least one: from every GPU to the next
-    /// one, and from the last to the first, or from the first to the second alone.
+    /// Allocates memory and compiles kernels for copies of `bytes` bytes, at least one: from every
+    /// GPU to the next GPU, and from the last to the first; or only from the first GPU to the
+    /// second.
     ///
     /// # Errors
     /// Fails if memory is short or a kernel does not compile.
@@ -83,7 +84,7 @@ impl PeerCopies {
         Ok(Self { devices: devices.clone(), copies, bytes, kinds })
     }
 
-    /// The kinds of copies that these GPUs do.
+    /// The kinds of peer copies that these GPUs can do.
     pub fn kinds(&self) -> Vec<PeerCopyKind> {
         self.kinds.clone()
     }

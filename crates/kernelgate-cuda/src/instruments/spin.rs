@@ -25,7 +25,7 @@ const SPIN: KernelSpec<()> = KernelSpec {
     )
 };
 
-/// A kernel that does nothing.
+/// A kernel that does nothing, to measure the cost of a launch.
 pub struct EmptyKernel {
     kernel: LoadedKernel,
 }
@@ -69,7 +69,7 @@ impl SpinKernel {
         })
     }
 
-    /// Enqueues a spin of `duration_ns` nanoseconds.
+    /// Enqueues a kernel that spins for `duration_ns` nanoseconds.
     ///
     /// # Errors
     /// Fails if the launch is refused.

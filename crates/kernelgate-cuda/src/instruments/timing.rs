@@ -1,5 +1,5 @@
-//! The kernels that timing needs on the stream: a blocker, clock probes, an L2 flush. Deliberately
-//! absent: their order (`measure`).
+//! The kernels that timing needs on the stream: a blocker, clock probes, an L2 flush. This module
+//! does not decide the order of timing commands (`measure` does).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -41,7 +41,7 @@ const FLUSH: KernelSpec<usize> = KernelSpec {
     )
 };
 
-/// Holds the stream of a device by a kernel that spins until the host releases it.
+/// Holds the stream of a GPU by a kernel that spins until the host releases it.
 pub struct StreamBlocker {
     kernel: LoadedKernel,
     mailbox: HostDeviceMailbox,
@@ -56,16 +56,16 @@ pub struct Instruments {
     flushed: DeviceBuffer,
 }
 
-/// Three 64-bit words: nanoseconds, cycles, multiprocessor.
+/// Size of a clock reading, bytes: three 64-bit words with nanoseconds, cycles and multiprocessor.
 const CLOCK_PROBE_BYTES: usize = 24;
-/// Value that the blocker writes when the host releases it.
+/// Value that the blocking kernel writes after the host released it.
 const RELEASED_WORD: u32 = 1;
 
 impl StreamBlocker {
-    /// The symbol of the blocking kernel.
+    /// Symbol of the kernel that blocks a stream.
     pub const BLOCKING_KERNEL_SYMBOL: &str = "measure_blocker";
 
-    /// Compiles the kernel and allocates the memory through which the host releases it.
+    /// Compiles the blocking kernel and allocates the memory through which the host releases it.
     ///
     /// # Errors
     /// Fails if the kernel does not compile or memory is short.
@@ -130,7 +130,7 @@ impl Instruments {
         self.probe.launch(&[KernelArgument::from(&self.probes[which])])
     }
 
-    /// Enqueues replacing the contents of L2.
+    /// Enqueues a kernel that replaces the contents of L2.
     ///
     /// # Errors
     /// Fails if the launch is refused.

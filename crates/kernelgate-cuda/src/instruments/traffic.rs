@@ -1,5 +1,5 @@
-//! Passes that move as many bytes as a case declares: the memory ceiling of that case. Deliberately
-//! absent: the choice of the fastest pass.
+//! Passes that move as many bytes as a case declares: the memory ceiling of that case. This module
+//! does not choose the fastest memory pass.
 
 use std::fmt;
 
@@ -41,11 +41,11 @@ const PACKET: u64 = 16;
 /// Threads that a multiprocessor has room for.
 const RESIDENT_THREADS: usize = 2048;
 
-/// One way to move bytes.
+/// A memory pass: one way to read and write bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
     threads: usize,
-    /// Packets that a thread reads before it uses the first.
+    /// Number of 16-byte packets that a thread reads before it uses the first packet.
     packets: usize,
     load: Load,
     store: Store,
@@ -61,7 +61,7 @@ enum Load {
     L2,
 }
 
-/// Treatment of a written line in L2.
+/// How L2 treats a written line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Store {
     Kept,
@@ -71,7 +71,7 @@ enum Store {
 /// Division of reading and writing among blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// Each block reads a share, then writes one.
+    /// Each thread block reads its share of the data and then writes a share.
     Together,
     /// The first blocks read, the others write.
     ReadersFirst,
@@ -80,7 +80,8 @@ enum Order {
 /// Number of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blocks {
-    /// One for each round of packets: no block loops over its reads.
+    /// The grid covers one round of packets for each thread: thread blocks do not loop over their
+    /// reads.
     Covering,
     /// The launch has as many blocks as fit on the multiprocessors.
     Resident,
@@ -91,7 +92,8 @@ enum Blocks {
 enum ThreadPacketDistance {
     /// A block.
     Block,
-    /// One plane with one packet per packet of a thread; for passes that cover the range.
+    /// Packets of a thread are one plane apart, with one plane for each packet of a thread; for
+    /// memory passes whose grid covers the range.
     Plane,
 }
 
@@ -193,7 +195,7 @@ impl ReaderAndWriterBlocks {
     }
 }
 
-/// Two buffers, and the kernels that read bytes of one and write bytes of the other.
+/// Two device buffers, and the kernels that read the first buffer and write the second.
 pub struct TrafficPasses {
     kernels: Vec<(Pass, LoadedKernel)>,
     source: DeviceBuffer,
@@ -215,9 +217,9 @@ pub struct TrafficBytes {
 }
 
 impl TrafficPasses {
-    /// Compiles the kernels, fills a source with repetitions of `pattern` (random numbers, because
-    /// zeros are faster), and allocates a target, for passes of at most this many bytes each,
-    /// including the offset.
+    /// Compiles the memory-pass kernels, fills the source buffer with repetitions of `pattern`
+    /// (random numbers, because zeros are faster), and allocates the target buffer, for passes of
+    /// at most the given number of bytes each, including the offset.
     ///
     /// # Errors
     /// Fails if a kernel does not compile or memory is short.

@@ -18,7 +18,7 @@ pub enum Operands {
     F16,
     /// f32 rounded to 10 mantissa bits by the tensor cores.
     Tf32,
-    /// f32 on the CUDA cores.
+    /// Arithmetic in f32 on the CUDA cores.
     F32,
 }
 
@@ -26,7 +26,7 @@ impl Operands {
     /// All algorithms, fastest first.
     pub const ALL: [Self; 5] = [Self::Fp8, Self::Bf16, Self::F16, Self::Tf32, Self::F32];
 
-    /// The name used in files.
+    /// Name of the matrix precision in files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fp8 => "fp8",
@@ -64,7 +64,8 @@ impl Operands {
     }
 }
 
-/// B·Aᵀ of square matrices on a device, and the algorithms that the library proposes for it.
+/// The product B·Aᵀ of square matrices on a GPU, and the algorithms that the library proposes for
+/// it.
 pub struct SquareGemm {
     gemm: Gemm,
     a: DeviceBuffer,
@@ -101,18 +102,18 @@ impl SquareGemm {
         let blas = CublasLtLanes::with_workspace(device, 1, WORKSPACE_BYTES)?;
         match Gemm::new(&blas, spec) {
             Ok(gemm) => Ok(Some(Self { gemm, a, b, d })),
-            // fp8 before sm_89: no ceiling, and no work that has one.
+            // Before sm_89, fp8 is unsupported: fp8 has no ceiling, and no work uses it.
             Err(error) if error.is_unsupported() => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// How many algorithms there are.
+    /// Number of algorithms that the library proposes.
     pub fn algorithms(&self) -> usize {
         self.gemm.proposed_algorithm_count()
     }
 
-    /// Enqueues the GEMM by one of them.
+    /// Enqueues the GEMM with the algorithm of the given index.
     ///
     /// # Errors
     /// Fails if the library refuses.

@@ -1,5 +1,5 @@
 //! The functions of cuBLASLt that are called here, of the library that was opened; CUDA 12 and 13
-//! have them alike. Types of arguments are those of cuBLASLt's header.
+//! have them alike. The argument types of functions are those of cuBLASLt's header.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -18,8 +18,8 @@ use crate::library::{self, Library};
 /// Object that the library creates and destroys: a handle, a description, a layout, a preference.
 pub type CublasLtHandle = *mut c_void;
 
-/// An error of cuBLASLt, by its status. The numbers of these values are the same in every version
-/// of the library.
+/// An error of cuBLASLt, by its status. These enumeration values have the same numbers in every
+/// version of cuBLASLt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LtError(c_int);
 
@@ -115,8 +115,8 @@ fn api() -> Result<&'static Api, LtError> {
 
 fn load() -> Option<Api> {
     let library = Library::CublasLt;
-    // SAFETY: the types are those of `cublasLt.h`, the same from CUDA 12 to 13, where objects are
-    // pointers and results are enumerations of the size of an int.
+    // SAFETY: the function types are those of `cublasLt.h`, which are the same from CUDA 12 to 13:
+    // objects are pointers, and results are enumerations with the size of an int.
     unsafe {
         Some(Api {
             create: library::typed_function(library, c"cublasLtCreate")?,
@@ -160,7 +160,7 @@ fn create_object(
 /// Fails if it is missing or fails.
 pub fn create_handle() -> Result<CublasLtHandle, LtError> {
     let api = api()?;
-    // SAFETY: the address is valid.
+    // SAFETY: the address of the new handle is valid.
     create_object(|handle| unsafe { (api.create)(handle) })
 }
 
@@ -179,7 +179,8 @@ pub fn layout(
     create_object(|layout| unsafe { (api.create_layout)(layout, dtype, rows, columns, stride) })
 }
 
-/// Makes a layout that of `count` matrices, the first elements of which are `stride` apart.
+/// Makes a matrix layout the layout of a batch of `count` matrices, whose first elements are
+/// `stride` apart.
 ///
 /// # Safety
 /// The layout is alive.
@@ -219,7 +220,7 @@ pub fn describe_gemm(compute: Compute, scalars: DataType) -> Result<CublasLtHand
     create_object(|description| unsafe { (api.create_description)(description, compute, scalars) })
 }
 
-/// Sets an attribute of a description.
+/// Sets an attribute of a GEMM description.
 ///
 /// # Safety
 /// The description is alive, and the library's attribute is of type `T`.
@@ -232,7 +233,7 @@ pub unsafe fn set<T: Copy>(
     value: T,
 ) -> Result<(), LtError> {
     let api = api()?;
-    // SAFETY: the caller's promise; the value is copied.
+    // SAFETY: the caller promises valid objects; cuBLASLt copies the value.
     check_status(unsafe {
         (api.set_description)(description, attribute, (&raw const value).cast(), size_of::<T>())
     })
@@ -252,7 +253,7 @@ pub enum Kind {
 /// Destroys an object, if it was made.
 ///
 /// # Safety
-/// It is null, or of that kind, alive, and not used again.
+/// The object is null; or it is alive, of the given kind, and not used again.
 pub unsafe fn destroy(kind: Kind, object: CublasLtHandle) {
     let (false, Ok(api)) = (object.is_null(), api()) else { return };
     let destroy = match kind {
@@ -285,8 +286,8 @@ pub struct ProposedAlgorithm {
     pub workspace_bytes: usize,
 }
 
-/// The algorithms that the library proposes for matrices of these layouts (a, b, c, d), the most
-/// promising first; at least one.
+/// The algorithms that cuBLASLt proposes for matrices of these layouts (a, b, c, d), the most
+/// promising first; at least one algorithm.
 ///
 /// # Safety
 /// The handle, the description and the layouts are alive.
@@ -365,7 +366,7 @@ pub enum AlphaAndBeta {
 }
 
 impl AlphaAndBeta {
-    /// Data type of alpha and beta.
+    /// Data type of the GEMM's scalars alpha and beta.
     pub const fn data_type(&self) -> DataType {
         match self {
             Self::F32(_) => DataType::CUDA_R_32F,

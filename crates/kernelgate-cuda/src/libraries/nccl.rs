@@ -1,7 +1,8 @@
 //! Collectives by NCCL: one communicator a GPU of the set, all in this process.
 //!
-//! The first exchange of a kind connects the GPUs, and the host waits in it for all of them. A
-//! watchdog aborts such a wait. Deliberately absent: several processes, and registered memory.
+//! The first exchange of each kind connects the GPUs, and the host waits for all GPUs during it. A
+//! watchdog aborts NCCL's wait if it takes too long. This module does not support several processes
+//! and registered memory.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use crate::driver::CudaStream;
 use crate::library::{self, Library};
 use crate::{BackendError, Devices};
 
-/// Oldest version that is used.
+/// Oldest NCCL version that is used.
 const OLDEST: c_int = 21_800;
 /// NCCL's sum.
 const SUM: c_int = 0;
@@ -115,7 +116,7 @@ fn load() -> Result<Api, String> {
     let library = Library::Nccl;
     library::load(library)
         .ok_or_else(|| format!("needs {}: {}", library.name(), library.advice()))?;
-    // SAFETY: the types are those of NCCL 2's header, where enumerations are ints.
+    // SAFETY: the function types are those of NCCL 2's header, where enumerations are ints.
     unsafe {
         let version: unsafe extern "C" fn(*mut c_int) -> c_int = function(c"ncclGetVersion")?;
         let mut number = 0;
@@ -148,10 +149,10 @@ fn check_nccl_version(status: c_int, number: c_int) -> Result<(), String> {
     Err(format!("needs NCCL {} or later, here is {}", show(OLDEST), show(number)))
 }
 
-/// A function of the library.
+/// Looks up a function of the NCCL library.
 ///
 /// # Safety
-/// `F` is the function's type.
+/// The caller chooses `F` as the type of the function with that name.
 unsafe fn function<F: Copy>(name: &CStr) -> Result<F, String> {
     // SAFETY: the caller's promise.
     unsafe { library::typed_function(Library::Nccl, name) }
@@ -169,16 +170,17 @@ impl Api {
     }
 }
 
-/// A communicator, which another thread made.
+/// An NCCL communicator that was created on another thread.
 #[derive(Clone, Copy)]
 struct Communicator(Raw);
 
-// SAFETY: NCCL allows a communicator to be used by one thread after another, and to be aborted by
-// another one.
+// SAFETY: NCCL allows different threads to use a communicator one after another, and another thread
+// to abort it.
 unsafe impl Send for Communicator {}
 
-/// A thread that aborts the first communicator if a call does not return in time. NCCL then ends the
-/// calls of the others in the group, and frees nothing before the last communicator is aborted.
+/// A thread that aborts the first communicator if a call does not return in time. After an abort,
+/// NCCL ends the calls of the other communicators in the group, and frees memory only when the last
+/// communicator is aborted.
 struct NcclWatchdog {
     /// A message when a call begins, and one when it has returned.
     calls: Option<mpsc::Sender<()>>,
@@ -193,7 +195,8 @@ impl NcclWatchdog {
         let thread = std::thread::spawn({
             let aborted = Arc::clone(&aborted);
             move || {
-                // The whole value: it may be sent, its pointer may not.
+                // The thread must capture the whole communicator value, which can be sent; its raw
+                // pointer cannot be sent.
                 let communicator: Communicator = first;
                 while received.recv().is_ok() {
                     if received.recv_timeout(timeout) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -210,7 +213,7 @@ impl NcclWatchdog {
 
     /// Watches a call.
     fn watch_call<T>(&self, call: impl FnOnce() -> T) -> T {
-        // Nobody listens after an abort.
+        // After an abort nobody receives messages, so that errors are ignored.
         let send_message = || self.calls.as_ref().map(|calls| calls.send(()));
         send_message();
         let returned = call();
@@ -250,7 +253,7 @@ impl NcclCommunicators {
         let api = api()?;
         disable_multicast();
         let mut id = NcclUniqueId { bytes: [0; 128] };
-        // SAFETY: the pointer is valid.
+        // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
         api.check(unsafe { (api.unique_id)(&raw mut id) }, "make an identity")?;
         let count = devices.count();
         let (done, results) = mpsc::channel();
@@ -342,7 +345,7 @@ impl NcclCommunicators {
         ))
     }
 
-    /// The call of one GPU, inside a group.
+    /// Enqueues the call of one GPU inside an NCCL group.
     fn one(
         &self,
         rank: usize,
@@ -390,12 +393,13 @@ impl Drop for NcclCommunicators {
         let end = if idle { self.api.destroy } else { self.api.abort };
         let left = self.raw.split_off(usize::from(aborted));
         let (done, ended) = mpsc::channel();
-        // A thread, because NCCL waits without a limit for its kernels, and for graphs that were
-        // captured with it. After the timeout its memory is not freed.
+        // Aborts run on a thread of their own, because NCCL waits without a time limit for its
+        // kernels and for graphs that were captured with it. After the timeout its memory is not
+        // freed.
         std::thread::spawn(move || {
             for communicator in left {
-                // SAFETY: made by ncclCommInitRank, ended once. While a GPU works, or has failed,
-                // NCCL would wait for it: it aborts instead.
+                // SAFETY: the communicator was made by ncclCommInitRank and is ended once. While a
+                // GPU works, or has failed, NCCL would wait for it: it aborts instead.
                 let _ = unsafe { end(communicator.0) };
             }
             let _ = done.send(());

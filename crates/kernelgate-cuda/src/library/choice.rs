@@ -1,4 +1,4 @@
-//! Chooses one of several NVRTC libraries.
+//! Chooses one of several installed NVRTC libraries.
 //!
 //! Machine code runs on a driver of its compiler's major version or a later one (NVIDIA's minor
 //! version compatibility); PTX only on a driver that is as new as the compiler.
@@ -11,8 +11,8 @@ pub fn fits(nvrtc: CudaVersion, driver: Option<CudaVersion>, as_ptx: bool) -> bo
     driver.is_none_or(|driver| if as_ptx { nvrtc <= driver } else { nvrtc.major <= driver.major })
 }
 
-/// Index of the best candidate: one that the user names, then one that fits the driver, then the
-/// newest; the first of equals.
+/// Index of the best candidate library: first one that the user names, then one that fits the
+/// driver, then the newest; the first of equal candidates.
 pub fn best(
     offered: &[(Origin, CudaVersion)],
     fits: impl Fn(CudaVersion) -> bool,
@@ -26,8 +26,8 @@ pub fn best(
     (0..offered.len()).max_by_key(|&index| rank(index))
 }
 
-/// The installed candidates, followed by those of `others` if no installed one is good enough.
-/// Otherwise `others`, which may start a process, is not called.
+/// The installed candidate libraries, followed by the candidates of `others` if no installed
+/// library is good enough. Otherwise `others`, which may start a process, is not called.
 pub fn with_others_unless_enough<T, O: Iterator<Item = T>>(
     installed: impl Iterator<Item = T>,
     enough: impl Fn(&T) -> bool,

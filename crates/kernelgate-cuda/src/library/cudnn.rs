@@ -1,10 +1,10 @@
 //! CUDA version that a cuDNN was built for, which its file name does not contain.
 //!
-//! `cudnnGetCudartVersion` returns it, but must not be called on a library that may not be used:
-//! each function opens a part of the library (`libcudnn_graph.so.9`) by its name alone, and the
-//! part of the first one that is called stays in the process and serves every later one. So this
-//! module searches the part with kernels for the text that NVIDIA's compiler leaves there. Without
-//! the text, the version is unknown.
+//! The function `cudnnGetCudartVersion` returns the CUDA version of cuDNN, but must not be called
+//! on a library that may not be used: each function opens a component file (`libcudnn_graph.so.9`)
+//! by its name alone, and the first opened component stays in the process and serves every later
+//! cuDNN. This module therefore searches the component file with kernels for the version text that
+//! NVIDIA's compiler leaves there. Without the text, the version is unknown.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,7 +14,7 @@ use std::path::Path;
 const MARK: &[u8] = b"Cuda compilation tools, release ";
 /// Part of the library with kernels, beside the main file; the text lies near its start.
 const PART: &str = "libcudnn_ops.so.9";
-/// Bytes that are searched at once.
+/// Number of bytes of the library file that are searched at once.
 const CHUNK: usize = 1 << 20;
 /// Bytes that are searched in all: the part has 107 MB for CUDA 12.
 const MAX_SEARCHED_BYTES: u64 = 1 << 30;
@@ -31,7 +31,8 @@ pub fn cuda_major_of_file(file: &Path) -> Option<u32> {
 }
 
 fn cuda_major_in_text(mut text: impl Read) -> Option<u32> {
-    // The mark and two digits may begin in one chunk and end in the next.
+    // The mark text and its two digits may begin in one chunk of the file and end in the next
+    // chunk.
     let overlap = MARK.len() + 2;
     let mut searched = Vec::with_capacity(CHUNK + overlap);
     loop {

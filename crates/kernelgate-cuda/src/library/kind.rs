@@ -1,23 +1,24 @@
-//! NVIDIA's libraries: their names and the features that need them.
+//! NVIDIA's libraries that this crate opens: their names and the features that need them.
 
 use std::ffi::CStr;
 
 /// A library that parts of kernelgate need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Library {
-    /// `libcuda`: the driver. Comes with the driver only.
+    /// `libcuda`: the driver. The library comes with the driver only.
     Driver,
-    /// `libnvrtc`: compiles kernels; needs no GPU.
+    /// `libnvrtc`, which compiles kernels and does not need a GPU.
     Nvrtc,
     /// `libcublasLt`: GEMMs.
     CublasLt,
-    /// `libcupti`: the hardware's own record of kernels.
+    /// `libcupti`, which records kernels as the hardware ran them.
     Cupti,
-    /// `libnvidia-ml`: clocks, power, temperature, other processes. Comes with the driver only.
+    /// `libnvidia-ml`, which reports clocks, power, temperature and other processes. Comes with the
+    /// driver only.
     Nvml,
     /// `libcudnn`: operation graphs.
     Cudnn,
-    /// `libnccl`: collectives over several GPUs.
+    /// `libnccl`, which provides collectives over several GPUs.
     Nccl,
 }
 
@@ -86,8 +87,8 @@ impl Library {
         }
     }
 
-    /// Whether it comes with the driver and must match the kernel module, so that no wheel carries
-    /// it.
+    /// Whether the library comes with the driver and must match the kernel module, so that no
+    /// Python wheel contains it.
     pub(super) const fn comes_with_driver(self) -> bool {
         matches!(self, Self::Driver | Self::Nvml)
     }

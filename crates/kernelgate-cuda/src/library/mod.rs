@@ -1,8 +1,8 @@
-//! NVIDIA's libraries: the choice among those on this machine, and advice for missing ones.
+//! Finds NVIDIA's libraries on this machine, chooses among several, and advises on missing ones.
 //!
 //! A library is opened once, by its own path, for the life of the process, and every function comes
 //! from that handle; all libraries have one major version of CUDA, which the driver supports.
-//! Relative paths are never loaded. Deliberately absent: the CUDA runtime, `nvcc`.
+//! Libraries at relative paths are never loaded. The CUDA runtime and `nvcc` are not used.
 
 mod choice;
 mod cudnn;

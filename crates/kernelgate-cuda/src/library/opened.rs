@@ -1,4 +1,4 @@
-//! A library in this process.
+//! A shared library that is open in this process.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -46,14 +46,14 @@ impl OpenedLibrary {
         &self.file
     }
 
-    /// The address of a function.
+    /// Looks up the address of a function in the library.
     pub fn function(&self, name: &CStr) -> Option<*const c_void> {
         // SAFETY: only the address is taken; its type is the caller's business.
         let symbol = unsafe { self.library.get::<*const c_void>(name.to_bytes_with_nul()) };
         symbol.map(|symbol| *symbol).ok()
     }
 
-    /// The version of an NVRTC.
+    /// Version of an opened NVRTC library.
     pub fn nvrtc_version(&self) -> Option<CudaVersion> {
         let address = self.function(c"nvrtcVersion")?;
         let (mut major, mut minor) = (0, 0);
@@ -66,13 +66,13 @@ impl OpenedLibrary {
     }
 }
 
-/// A function pointer of an address.
+/// Converts an address to a function pointer of type `F`.
 ///
 /// # Safety
 /// `F` is the type of the function at that address.
 pub unsafe fn cast<F: Copy>(address: *const c_void) -> F {
     const { assert!(size_of::<F>() == size_of::<*const c_void>(), "F is a function pointer") };
-    // SAFETY: the sizes agree; the rest is the caller's promise.
+    // SAFETY: address and function pointer have the same size; the caller promises the type.
     unsafe { std::mem::transmute_copy(&address) }
 }
 

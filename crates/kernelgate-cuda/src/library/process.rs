@@ -1,4 +1,4 @@
-//! Libraries that this process has opened.
+//! The libraries that this process has opened.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ fn opened_library(library: Library) -> Option<&'static (OpenedLibrary, LoadedLib
 /// Opens a library, once, for the life of the process; `None` if it is not found.
 ///
 /// The folders of `KERNELGATE_CUDA_LIBS` come first, then the loader's path, toolkits, wheels. All
-/// but the driver's own are of one major version of CUDA ([`nvrtc`]).
+/// libraries except those of the driver are of one major version of CUDA ([`nvrtc`]).
 pub fn load(library: Library) -> Option<&'static LoadedLibrary> {
     opened_library(library).map(|(_, loaded)| loaded)
 }
@@ -75,14 +75,14 @@ pub fn function(library: Library, name: &CStr) -> Option<*const c_void> {
 /// A function of a library; `None` where either is missing.
 ///
 /// # Safety
-/// `F` is the function's type.
+/// The caller chooses `F` as the type of the function with that name.
 pub unsafe fn typed_function<F: Copy>(library: Library, name: &CStr) -> Option<F> {
     let address = function(library, name)?;
     // SAFETY: the caller's promise.
     Some(unsafe { opened::cast(address) })
 }
 
-/// The libraries that this process has opened so far, by their names in records, with versions.
+/// Names (as in records) and versions of the libraries that this process has opened so far.
 pub fn loaded_library_versions() -> impl Iterator<Item = (&'static str, String)> {
     let loaded_version = |library: Library| {
         let (_, loaded) = library_slot(library).get()?.as_ref()?;
@@ -91,8 +91,8 @@ pub fn loaded_library_versions() -> impl Iterator<Item = (&'static str, String)>
     Library::ALL.into_iter().filter_map(loaded_version)
 }
 
-/// Files of a library that were found but are not used: another one is newer, or precedes them, or
-/// the driver does not support them. Opens all of them.
+/// Files of a library that were found but not used: another file is newer or precedes them, or the
+/// driver does not support them. Opens all of them.
 pub fn unused_library_files(library: Library) -> Vec<LoadedLibrary> {
     if library.comes_with_driver() {
         return Vec::new();
@@ -107,7 +107,7 @@ pub fn unused_library_files(library: Library) -> Vec<LoadedLibrary> {
         let Some(opened) = OpenedLibrary::open(library, &candidate.file) else { continue };
         let file = opened.file().to_owned();
         if !seen.iter().any(|seen| search::same_file(seen, &file)) {
-            // The loaded cuDNN would answer for the other one.
+            // The loaded cuDNN would report its own version instead of the other file's version.
             let version = match library {
                 Library::Cudnn => {
                     cudnn::cuda_major_of_file(&file).map(|of| format!("for CUDA {of}"))
@@ -123,7 +123,7 @@ pub fn unused_library_files(library: Library) -> Vec<LoadedLibrary> {
     others
 }
 
-/// Version that a library reports.
+/// Version that an opened library reports.
 fn reported_library_version(library: Library, opened: &OpenedLibrary) -> Option<String> {
     let address = opened.function(library.function_in_every_version())?;
     // SAFETY: each is the function's type in every version of the library; they need nothing to be
@@ -158,7 +158,7 @@ fn reported_library_version(library: Library, opened: &OpenedLibrary) -> Option<
     }
 }
 
-/// The NVRTC that is used.
+/// The NVRTC library that is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NvrtcChoice {
     /// Version of NVRTC.
@@ -172,9 +172,9 @@ pub fn driver_cuda_version() -> Option<CudaVersion> {
     CudaVersion::parse(load(Library::Driver)?.version.as_ref()?)
 }
 
-/// Selects NVRTC: the one that the user names, else the newest installed one that fits the driver,
-/// else the newest fitting one in wheels. If none fits, selects the newest one: its code compiles
-/// but does not run. `None` if no NVRTC was found.
+/// Selects an NVRTC library: the library that the user names, else the newest installed one that
+/// fits the driver, else the newest fitting one in Python wheels. If none fits, selects the newest
+/// one: its code compiles but does not run. Returns `None` if no NVRTC library was found.
 pub fn choose_nvrtc() -> Option<NvrtcChoice> {
     let version = CudaVersion::parse(load(Library::Nvrtc)?.version.as_ref()?)?;
     Some(NvrtcChoice { version, fits: driver_accepts_code_of(version) })
@@ -213,7 +213,8 @@ fn open_nvrtc() -> Option<OpenedLibrary> {
         found.into_iter().unzip();
     let best = choice::best(&offered, driver_accepts_code_of)?;
     let opened = found.swap_remove(best);
-    // Some builds of NVRTC open it by name, which then finds the library that is already open.
+    // Some NVRTC builds open their built-ins library by name, so that the loader finds the library
+    // that is already open.
     let builtins = format!("libnvrtc-builtins.so.{}", offered[best].1);
     if let Some(folder) = opened.file().parent().filter(|folder| folder.is_absolute()) {
         opened::keep(&folder.join(builtins));
@@ -222,7 +223,7 @@ fn open_nvrtc() -> Option<OpenedLibrary> {
 }
 
 impl Library {
-    /// How to get it, for the CUDA that is used here.
+    /// Advice how to install the library for the CUDA version in use.
     pub fn advice(self) -> String {
         let get = |name: &str| {
             let major = cuda_major_to_use();

@@ -81,7 +81,7 @@ fn candidates_in_folders(
     files.filter(|file| file.is_file()).map(|file| Candidate { file, origin }).collect()
 }
 
-/// Files with one of these names in all searched folders, usable or not.
+/// Files with one of the given names in all searched folders, usable or not.
 pub fn places(names: &[String]) -> Vec<PathBuf> {
     let folders = named()
         .into_iter()

@@ -8,7 +8,8 @@ use super::search;
 use super::version::SUPPORTED_CUDA_MAJORS;
 
 /// Files of the library's names that were found in folders and cannot be loaded, each with the
-/// reason, a fragment. Opens those that can be.
+/// reason, a fragment. Tries to open the library files, and returns those that cannot be opened
+/// with the reason.
 pub fn unusable_library_files(library: Library) -> Vec<(PathBuf, String)> {
     if library.comes_with_driver() {
         return Vec::new();
@@ -29,12 +30,12 @@ pub fn unusable_library_files(library: Library) -> Vec<(PathBuf, String)> {
 }
 
 fn try_library_file(library: Library, path: &Path) -> Result<(), String> {
-    // The metadata of a link's target.
+    // These are the metadata of the symbolic link's target.
     match std::fs::metadata(path) {
         Err(_) => return Err("it is a link that leads nowhere".to_owned()),
         Ok(facts) if facts.is_dir() => return Err("it is a folder".to_owned()),
         Ok(_) => {}
     }
-    // Some libraries cannot be closed again, so this one stays open.
+    // Some libraries cannot be closed again, so an opened library stays open.
     OpenedLibrary::try_open_library(library, path).map(std::mem::forget)
 }

@@ -12,7 +12,7 @@ pub struct CudaVersion {
 }
 
 impl CudaVersion {
-    /// Converts the driver's number: 12040 is 12.4.
+    /// Converts the driver's version number, in which 12040 means 12.4.
     pub const fn from_driver_number(number: i32) -> Self {
         let number = number.unsigned_abs();
         Self { major: number / 1000, minor: number % 1000 / 10 }
@@ -35,5 +35,5 @@ impl fmt::Display for CudaVersion {
 pub const SUPPORTED_CUDA_MAJORS: [u32; 2] = [NEWEST_CUDA_MAJOR, 12];
 /// The newest major version.
 pub const NEWEST_CUDA_MAJOR: u32 = 13;
-/// The oldest driver that has every function that is called here without asking for it.
+/// The oldest driver version that has every driver function called here without a check.
 pub const OLDEST_SUPPORTED_DRIVER: CudaVersion = CudaVersion { major: 12, minor: 4 };

@@ -17,11 +17,11 @@ pub struct Activity {
     pub pid: u32,
     /// Texts; every `name` is an index into this list.
     pub names: Vec<String>,
-    /// Kernels, in order of their start.
+    /// Records of kernels, in order of their start.
     pub kernels: Vec<KernelRecord>,
     /// Copies between memories.
     pub copies: Vec<CopyRecord>,
-    /// Memory set to a value.
+    /// Records of memory sets.
     pub sets: Vec<MemsetRecord>,
     /// Calls of the driver and of the runtime.
     pub calls: Vec<CallRecord>,
@@ -31,9 +31,10 @@ pub struct Activity {
     pub ranges: Vec<RangeRecord>,
     /// Graph nodes that launched operations, if CUPTI recorded the creation of the node.
     pub graph_nodes: Vec<GraphNodeRecord>,
-    /// Device memory taken and given back.
+    /// Records of device memory that was allocated or freed.
     pub allocations: Vec<AllocationRecord>,
-    /// Spans in which CUPTI worked itself: first nanosecond and the one after the last.
+    /// Spans in which CUPTI itself was working: first nanosecond, and the nanosecond after the
+    /// last.
     pub overhead: Vec<[u64; 2]>,
     /// Records that CUPTI lost.
     pub dropped: u64,
@@ -42,7 +43,7 @@ pub struct Activity {
 /// Place of an operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamId {
-    /// The device as the process counts them.
+    /// Ordinal of the GPU in this process.
     pub device: u32,
     /// The CUDA context.
     pub context: u32,
@@ -50,20 +51,20 @@ pub struct StreamId {
     pub stream: u32,
 }
 
-/// A kernel as the hardware saw it.
+/// Record of one run of a kernel, with the hardware's times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelRecord {
     /// Symbol of the kernel: an index into [`Activity::names`].
     pub name: u32,
-    /// When the kernel began; 0 with `end`: CUPTI does not know.
+    /// Time at which the kernel began, nanoseconds; 0 with `end`: CUPTI does not know.
     pub start: u64,
-    /// When the kernel had finished.
+    /// Time at which the kernel had finished, nanoseconds.
     pub end: u64,
     /// Device, context and stream.
     pub on: StreamId,
-    /// Joins the kernel with the call that launched it.
+    /// Number that joins the kernel record with the call that launched the kernel.
     pub correlation: u32,
-    /// Blocks in x, y, z.
+    /// Grid size of the kernel in blocks in x, y, z.
     pub grid: [u32; 3],
     /// Threads of a block in x, y, z.
     pub block: [u32; 3],
@@ -80,7 +81,7 @@ pub struct KernelRecord {
 }
 
 impl KernelRecord {
-    /// How long the kernel ran, nanoseconds.
+    /// Duration of the kernel, nanoseconds.
     pub const fn elapsed_ns(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
@@ -91,11 +92,11 @@ impl KernelRecord {
 pub struct CopyRecord {
     /// When the copy began.
     pub start: u64,
-    /// When the copy had finished.
+    /// Time at which the copy had finished, nanoseconds.
     pub end: u64,
     /// Device, context and stream.
     pub on: StreamId,
-    /// Joins the copy with its call.
+    /// Number that joins the copy record with its host call.
     pub correlation: u32,
     /// Bytes.
     pub bytes: u64,
@@ -105,7 +106,7 @@ pub struct CopyRecord {
     /// The memory that is read, as CUPTI numbers them: 1 pageable, 2 pinned, 3 device, 4 array, 5
     /// managed.
     pub source: u8,
-    /// The memory that is written.
+    /// Kind of the memory that is written.
     pub target: u8,
     /// The node of the graph that launched it; 0: none.
     pub graph_node: u64,
@@ -116,11 +117,11 @@ pub struct CopyRecord {
 pub struct MemsetRecord {
     /// When the set began.
     pub start: u64,
-    /// When the set had finished.
+    /// Time at which the memory set had finished, nanoseconds.
     pub end: u64,
     /// Device, context and stream.
     pub on: StreamId,
-    /// Joins the set with its call.
+    /// Number that joins the memory-set record with its host call.
     pub correlation: u32,
     /// Bytes.
     pub bytes: u64,
@@ -128,16 +129,16 @@ pub struct MemsetRecord {
     pub graph_node: u64,
 }
 
-/// A call of the driver or of the runtime.
+/// Record of a host call of a driver or runtime function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallRecord {
-    /// The function: an index into [`Activity::names`].
+    /// Name of the called function: an index into [`Activity::names`].
     pub name: u32,
-    /// When the call was entered.
+    /// Time at which the host entered the call, nanoseconds.
     pub start: u64,
     /// When the call returned.
     pub end: u64,
-    /// The operating system's id of the calling thread.
+    /// Operating-system id of the thread that made the call.
     pub thread: u32,
     /// Id that joins the call with the operations that it launched.
     pub correlation: u32,
@@ -152,26 +153,26 @@ pub struct WaitRecord {
     pub end: u64,
     /// The context and, if the wait is for a stream, the stream.
     pub on: StreamId,
-    /// Joins the wait with its call.
+    /// Number that joins the wait with its host call.
     pub correlation: u32,
     /// CUPTI's number: 1 for an event, 2 of a stream for an event, 3 for a stream, 4 for a context.
     pub kind: u32,
 }
 
-/// A named range of the host ([`super::range::RangeGuard`]).
+/// Record of a named range of the host ([`super::range::RangeGuard`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RangeRecord {
-    /// Text of the range: an index into [`Activity::names`].
+    /// Name of the range: an index into [`Activity::names`].
     pub name: u32,
-    /// When the range was opened.
+    /// Time at which the range was opened, nanoseconds.
     pub start: u64,
-    /// When the range was closed.
+    /// Time at which the range was closed, nanoseconds.
     pub end: u64,
     /// The operating system's id of the calling thread.
     pub thread: u32,
 }
 
-/// Origin of a node of a graph.
+/// Record of the origin of a CUDA-graph node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphNodeRecord {
     /// Id of the node, as in [`KernelRecord::graph_node`]; clones of it have theirs.
@@ -180,7 +181,7 @@ pub struct GraphNodeRecord {
     pub ranges: Vec<u32>,
 }
 
-/// Device memory taken or given back.
+/// Record of device memory that was allocated or freed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocationRecord {
     /// When.
@@ -198,24 +199,24 @@ pub struct AllocationRecord {
 pub struct RecordedDevice {
     /// The device as the process counts them.
     pub id: u32,
-    /// Name that the device reports.
+    /// Name of the GPU model that the device reports.
     pub name: String,
-    /// Compute capability, major and minor.
+    /// Compute capability of the GPU: major and minor number.
     pub compute: [u32; 2],
     /// Multiprocessors.
     pub multiprocessors: u32,
-    /// Threads that a multiprocessor holds.
+    /// Largest number of threads that a multiprocessor holds.
     pub threads_per_sm: u32,
     /// Registers of a multiprocessor.
     pub registers_per_sm: u32,
     /// Bytes of shared memory of a multiprocessor.
     pub shared_per_sm: u32,
-    /// Blocks that a multiprocessor holds.
+    /// Largest number of blocks that a multiprocessor holds.
     pub blocks_per_sm: u32,
 }
 
 impl RecordedDevice {
-    /// Reads the limits of a device.
+    /// Reads the resource limits of a GPU.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -255,8 +256,8 @@ impl Activity {
         kernels.chain(copies).chain(sets).filter(|&node| node != 0)
     }
 
-    /// Removes records that began before a time, and allocations before another. Operations without
-    /// times stay, because readers count them.
+    /// Removes records that began before a time, and allocations before another. Records of
+    /// operations without times are kept, because readers count them.
     pub(super) fn forget_records_before(&mut self, time: u64, allocations: u64) {
         let is_kept = |start, end| start >= time || (start, end) == (0, 0);
         self.kernels.retain(|record| is_kept(record.start, record.end));

@@ -1,4 +1,5 @@
-//! Observation of the process and the card: CUPTI's activity records, NVML's readings, NVTX ranges.
+//! Observation of this process and of the GPU: CUPTI's activity records, NVML's readings, NVTX
+//! ranges.
 
 pub mod activity;
 pub mod cupti;

@@ -39,7 +39,7 @@ pub struct RangeGuard {
 }
 
 impl RangeGuard {
-    /// Begins a range on this thread.
+    /// Opens a named range on this thread.
     pub fn new(name: &str) -> Self {
         nvtx::range_push!("{name}");
         let recorded = RANGES_ARE_RECORDED.load(Ordering::Relaxed);
@@ -63,7 +63,7 @@ impl Drop for RangeGuard {
     }
 }
 
-/// Runs a closure inside a range.
+/// Runs a closure inside a named range.
 pub fn within<T>(name: &str, work: impl FnOnce() -> T) -> T {
     let _range = RangeGuard::new(name);
     work()

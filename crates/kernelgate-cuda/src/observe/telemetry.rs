@@ -11,7 +11,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
 
-/// One reading of a card. A quantity that the card does not report is absent.
+/// One reading of a GPU's sensors and settings. A quantity that the card does not report is absent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CardReading {
     /// SM clock, MHz.
@@ -26,7 +26,7 @@ pub struct CardReading {
     pub temperature_c: Option<u32>,
     /// Reasons that hold the clock down, by NVML's names: "sw_power_cap".
     pub throttle: Vec<String>,
-    /// Other processes that compute on the card.
+    /// Number of other processes that compute on the GPU.
     pub other_processes: Option<u32>,
 }
 
@@ -43,14 +43,14 @@ pub fn names_slowdown(throttle: &[String]) -> bool {
     throttle.iter().any(|reason| slowing.contains(reason))
 }
 
-/// A card's hardware and settings. A quantity that the card does not report is absent.
+/// Hardware and settings of a GPU card. A quantity that the card does not report is absent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
     /// Model: "NVIDIA H200".
     pub model: String,
     /// Device memory, bytes.
     pub memory_bytes: Option<u64>,
-    /// Version of the driver: "580.82.07".
+    /// Version of the NVIDIA driver, such as "580.82.07".
     pub driver: Option<String>,
     /// Highest SM clock, MHz.
     pub max_sm_clock_mhz: Option<u32>,
@@ -58,13 +58,13 @@ pub struct Card {
     pub max_memory_clock_mhz: Option<u32>,
     /// Power that the card may draw, milliwatts.
     pub power_limit_mw: Option<u32>,
-    /// Highest PCIe generation of card and slot together.
+    /// Highest PCIe generation that the card and its slot support together.
     pub pcie_generation: Option<u32>,
     /// PCIe lanes in use.
     pub pcie_width: Option<u32>,
     /// NVLinks that are up.
     pub nvlinks: u32,
-    /// Whether memory errors are corrected.
+    /// Whether the GPU corrects memory errors (ECC).
     pub ecc: Option<bool>,
     /// Whether the card is divided into instances.
     pub mig: Option<bool>,
@@ -73,7 +73,8 @@ pub struct Card {
 /// NVLinks that a card can have at most.
 const MAX_NVLINKS_PER_GPU: u32 = 18;
 
-/// Every card that NVML lists, in its order; none without NVML. Takes some milliseconds a card.
+/// Every card that NVML lists, in its order; none without NVML. Lists the GPU cards, which takes
+/// some milliseconds for each card.
 pub fn list_cards() -> Vec<Card> {
     let Some(nvml) = nvml_library() else { return Vec::new() };
     let devices = (0..nvml.device_count().unwrap_or(0)).map(|index| nvml.device_by_index(index));
@@ -124,7 +125,7 @@ fn nvml_library() -> Option<&'static Nvml> {
 }
 
 impl CardTelemetry {
-    /// Opens the card of that UUID; `None` if NVML is missing or does not list it.
+    /// Opens the GPU card with the given UUID; `None` if NVML is missing or does not list the card.
     pub fn open(uuid: &str) -> Option<Self> {
         let telemetry = Self { nvml: nvml_library()?, uuid: uuid.to_owned() };
         telemetry.device().ok()?;
@@ -158,7 +159,7 @@ impl CardTelemetry {
     }
 
     /// Whether the power cap holds the clock down now; `None` if the card does not report reasons.
-    /// This makes one call instead of the many of [`Self::read`].
+    /// This function makes one NVML call, while [`Self::read`] makes many.
     pub fn is_power_capped(&self) -> Option<bool> {
         let reasons = self.device().and_then(|device| device.current_throttle_reasons());
         reasons.ok().map(|reasons| reasons.contains(ThrottleReasons::SW_POWER_CAP))
@@ -175,7 +176,8 @@ impl CardTelemetry {
         mode.is_ok_and(|mode| mode == GpuVirtualizationMode::Vgpu)
     }
 
-    /// Whether only root may set clocks; `None` if the card does not report it, as a virtual one.
+    /// Whether only root may set clocks; `None` if the card does not report it, for example a
+    /// virtual GPU.
     pub fn clocks_need_root(&self) -> Option<bool> {
         self.device().and_then(|device| device.is_api_restricted(Api::ApplicationClocks)).ok()
     }
@@ -193,7 +195,7 @@ impl CardTelemetry {
         self.device().and_then(|device| device.total_energy_consumption()).ok()
     }
 
-    /// Number of other processes that compute on the card, if it reports them.
+    /// Number of other processes that compute on the GPU, if the card reports them.
     pub fn other_computing_processes(&self) -> Option<u32> {
         Some(computing_processes(&self.device().ok()?)?.others)
     }
@@ -228,13 +230,13 @@ fn other_count(computed: BTreeSet<u32>, own: u32) -> Option<u32> {
 
 /// Processes with a context on a card.
 struct ComputingProcesses {
-    /// Whether this process is listed.
+    /// Whether NVML lists this process.
     own: bool,
     /// Number of other processes.
     others: u32,
 }
 
-/// Lists the processes with a context on a card; `None` if the card does not report them.
+/// Lists the processes with a context on a GPU; `None` if the card does not report them.
 fn computing_processes(device: &Device<'_>) -> Option<ComputingProcesses> {
     let processes = device.running_compute_processes().ok()?;
     let others = processes.iter().filter(|process| process.pid != std::process::id()).count();
@@ -247,7 +249,7 @@ fn names(reasons: ThrottleReasons) -> Vec<String> {
     slowing.iter_names().map(|(name, _)| name.to_lowercase()).collect()
 }
 
-/// Heat, or a slow-down of the hardware.
+/// Throttle reasons that are heat or a hardware slow-down.
 const SLOWDOWN_REASONS: ThrottleReasons = ThrottleReasons::HW_SLOWDOWN
     .union(ThrottleReasons::SW_THERMAL_SLOWDOWN)
     .union(ThrottleReasons::HW_THERMAL_SLOWDOWN)

@@ -11,11 +11,11 @@ use crate::compiler::source::KernelBuild;
 pub struct ListedKernel {
     /// The build, which the kernels of a file share.
     pub build: KernelBuild,
-    /// The `extern "C"` name of the kernel.
+    /// The `extern "C"` symbol of the kernel.
     pub symbol: &'static str,
     /// Threads a block.
     pub threads: u32,
-    /// Dynamic shared memory a block, bytes.
+    /// Dynamic shared memory of a block, bytes.
     pub shared_bytes: u32,
     /// Blocks of a cluster.
     pub cluster: Option<u32>,

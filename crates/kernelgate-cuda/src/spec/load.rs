@@ -69,7 +69,8 @@ impl LoadedKernel {
         self.kernel.launch(self.launch, arguments)
     }
 
-    /// Prepares a launch. If the device decides the number of blocks, `blocks` are those in x.
+    /// Prepares a launch. If the device decides the number of blocks, `blocks` is the number of
+    /// blocks in x.
     ///
     /// # Errors
     /// Fails with the errors of [`PreparedLaunch::new`].
@@ -84,7 +85,7 @@ impl LoadedKernel {
         PreparedLaunch::new(device, self.kernel, launch, arguments)
     }
 
-    /// The kernel, for launches of other shapes ([`KernelSpec::shape`]).
+    /// The loaded kernel, for launches of other shapes ([`KernelSpec::shape`]).
     pub const fn kernel(&self) -> &Kernel {
         &self.kernel
     }

@@ -3,7 +3,8 @@
 //!
 //! Launchers load and launch a row ([`KernelSpec::load`]), `kernelgate resources` and the tests
 //! list it ([`list()`]); all facts about a kernel that they use are in its row. Deliberately
-//! absent: a registry. Each family has its rows as constants and one slice of them.
+//! absent: a registry. Each kernel family has its specifications as constants, and one slice with
+//! all of them.
 
 mod list;
 mod load;

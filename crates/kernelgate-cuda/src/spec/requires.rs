@@ -12,12 +12,13 @@ pub enum RequiredArchitecture {
     /// The first compute capability and later ones below the second, from which on another build is
     /// used.
     Between(u32, u32),
-    /// One architecture only, for instructions that no other has: "sm_90a" has `wgmma`.
+    /// The kernel runs on one architecture only, because of instructions that no other has:
+    /// "sm_90a" has `wgmma`.
     Exactly(&'static str),
 }
 
 impl RequiredArchitecture {
-    /// Whether a GPU of that architecture ("sm_90a") runs it.
+    /// Whether a GPU of the given architecture ("sm_90a") can run the kernel.
     pub fn is_met_by(self, arch: &str) -> bool {
         let matches = |holds: &dyn Fn(u32) -> bool| number(arch).is_some_and(holds);
         match self {

@@ -7,29 +7,31 @@ use crate::BackendError;
 use crate::compiler::source::{KernelBuild, Source};
 use crate::driver::launch::shape::Launch;
 
-/// A kernel: all that its launches, its record of resources and its tests need to know of it.
+/// Specification of a kernel: all facts that its launches, its record of resources and its tests
+/// need.
 ///
 /// `P` is what variants and grids depend on: the problem, or the part of it that a family's kernels
-/// share. Rows of one file, or of one family, differ in few fields: write one constant with what
-/// they have in common and `..COMMON` in the others. [`KernelSpec::new`] is a row with nothing
-/// special.
+/// share. Specifications of one source file, or of one kernel family, differ in few fields: write
+/// one constant with the common fields and `..COMMON` in the others. [`KernelSpec::new`] is a
+/// specification with default fields.
 pub struct KernelSpec<P: 'static> {
     /// The file that holds it; a file may hold several kernels.
     pub source: Source,
-    /// The `extern "C"` name of the kernel.
+    /// The `extern "C"` symbol of the kernel.
     pub symbol: &'static str,
     /// Macros that select the variant, `NAME` or `NAME=VALUE`: part of the build's name. The value
     /// is the same for all kernels of a file.
     pub defines: fn(&P) -> Vec<String>,
     /// Numbers that the source gets as macros, so that they are written on this side only: block
-    /// sizes, tiles, capacities, shared bytes to assert. All kernels of a file share them.
-    /// Constants are not in the build's name but must follow from it.
+    /// sizes, tiles, capacities, shared bytes to assert. All kernels of a source file share these
+    /// constants. The values of constants are not in the build's name, but must follow from the
+    /// build's name.
     pub constants: fn(&P) -> Vec<(&'static str, usize)>,
     /// Threads a block.
     pub threads: usize,
-    /// Blocks in x, y and z.
+    /// Grid size in blocks in x, y and z.
     pub blocks: fn(&P) -> [usize; 3],
-    /// Dynamic shared memory a block, bytes.
+    /// Dynamic shared memory of a block, bytes.
     pub shared_bytes: fn(&P) -> usize,
     /// Whether the multiprocessors keep the whole shared memory while it runs (a carve-out of 100
     /// %). Concurrent kernels need the same carve-out: a kernel with another one waits until the
@@ -43,10 +45,12 @@ pub struct KernelSpec<P: 'static> {
     pub co_resident: bool,
     /// The least architecture.
     pub requires: RequiredArchitecture,
-    /// One `P` for each build that is recorded and tested; its grid does not matter.
+    /// One parameter value `P` for each build that is recorded and tested; the grid of `P` does not
+    /// matter.
     pub variants: fn() -> Vec<P>,
-    /// Stages of the kernel, in order, if one launch is too large to understand as a whole: those
-    /// that the source ends with `stage_ends` of `common/stages.cuh`, by their numbers there.
+    /// Names of the kernel's stages, in order, if one launch is too large to understand as a whole:
+    /// the stages that the source ends with `stage_ends` of `common/stages.cuh`, by their numbers
+    /// there.
     pub stages: &'static [&'static str],
 }
 
@@ -102,7 +106,7 @@ impl<P> KernelSpec<P> {
         }
     }
 
-    /// The build with clocks of its stages, for a grid of this many blocks.
+    /// The build whose kernel clocks its stages, for a grid of the given number of blocks.
     pub(super) fn build_with_stage_clocks(&self, p: &P, blocks: u64) -> KernelBuild {
         let build = self.build_for_parameters(p);
         let clocks = [format!("STAGES={}", self.stages.len()), format!("STAGE_BLOCKS={blocks}")];
@@ -118,8 +122,8 @@ impl<P> KernelSpec<P> {
         Ok(Launch { shared_bytes: (self.shared_bytes)(p) as u32, ..launch })
     }
 
-    /// Reason why a GPU of that architecture, with this much shared memory per block, cannot run it
-    /// for `p`: a fragment.
+    /// Reason why a GPU of the given architecture and shared memory per block cannot run the kernel
+    /// for `p`: a phrase for a message.
     pub fn unmet_requirement_for(&self, p: &P, arch: &str, shared_bytes: u32) -> Option<String> {
         unmet_requirement(self.requires, (self.shared_bytes)(p) as u32, arch, Some(shared_bytes))
     }

@@ -1,5 +1,5 @@
-//! A shared library in C that launches by the driver API on streams of its own, as other people's
-//! code in a row may do.
+//! A shared library in C that launches with the driver API on streams of its own, as foreign code
+//! in a row may do.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::process::Command;

@@ -55,12 +55,12 @@ pub fn begin_capture(stream: RawStream) -> Result<(), BackendError> {
         .map_err(|error| failed_driver_call("begin a capture", &error))
 }
 
-/// Ends a capture of that stream, if there is one.
+/// Ends the capture of a stream, if the stream is in capture.
 pub fn end_capture(stream: RawStream) {
     thread_state::abandon_capture(stream_handle(stream));
 }
 
-/// Whether that stream is in capture.
+/// Whether the given stream is in capture.
 ///
 /// # Errors
 /// Fails if the query fails.
@@ -81,7 +81,7 @@ pub fn is_stream_done(stream: RawStream) -> Result<bool, BackendError> {
     }
 }
 
-/// An event that captures record and wait for as nodes of their own, as NCCL does.
+/// A CUDA event whose record and wait become graph nodes in a capture, as those of NCCL do.
 pub struct ExternalEvent(sys::CUevent);
 
 impl ExternalEvent {
@@ -92,7 +92,7 @@ impl ExternalEvent {
     pub fn new() -> Result<Self, BackendError> {
         let mut event = ptr::null_mut();
         let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: the pointer is valid.
+        // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
         unsafe { sys::cuEventCreate(&raw mut event, untimed) }
             .result()
             .map_err(|error| failed_driver_call("make an event", &error))?;
@@ -105,7 +105,7 @@ impl ExternalEvent {
     /// Fails if the driver refuses.
     pub fn record(&self, stream: RawStream) -> Result<(), BackendError> {
         let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
-        // SAFETY: event and stream live.
+        // SAFETY: the event and the stream are alive.
         unsafe { sys::cuEventRecordWithFlags(self.0, stream_handle(stream), external) }
             .result()
             .map_err(|error| failed_driver_call("record an event", &error))
@@ -124,7 +124,8 @@ impl ExternalEvent {
     }
 }
 
-/// Allocates in the order of that stream, enqueues work that uses the memory, and frees it there.
+/// Allocates memory in the order of a stream, enqueues work that uses the memory, and frees the
+/// memory in the same order.
 ///
 /// # Errors
 /// Fails with the error of `between`, and when the driver refuses.
@@ -176,7 +177,7 @@ pub fn copy(stream: RawStream, to: u64, from: u64, bytes: usize) -> Result<(), B
         .map_err(|error| failed_driver_call("copy on the GPU", &error))
 }
 
-/// Pinned memory of the host, which lives as long as the process because queued work may use it.
+/// Pinned host memory that lives as long as the process, because queued work may use it.
 #[derive(Clone, Copy)]
 pub struct PinnedFloats {
     floats: *mut f32,
@@ -188,7 +189,7 @@ unsafe impl Send for PinnedFloats {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedFloats {}
 
-/// Argument of a host function.
+/// Argument of a host function that triples floats.
 struct TripledArgument(PinnedFloats);
 
 impl PinnedFloats {
@@ -212,7 +213,7 @@ impl PinnedFloats {
 
     /// Copies all floats.
     pub fn read(&self) -> Vec<f32> {
-        // SAFETY: `count` floats were allocated, and written.
+        // SAFETY: SAFETY: `count` floats were allocated and written.
         unsafe { std::slice::from_raw_parts(self.floats, self.count) }.to_vec()
     }
 
@@ -247,16 +248,16 @@ impl PinnedFloats {
             .map_err(|error| failed_driver_call("copy to the GPU", &error))
     }
 
-    /// Argument of the function that [`Self::triple`] enqueues. It is leaked, because it has to
-    /// live until the function has run.
+    /// Argument of the host function that [`Self::triple`] enqueues. The argument is leaked,
+    /// because it has to live until the host function has run.
     fn leaked_triple_argument(self) -> *mut c_void {
         Box::into_raw(Box::new(TripledArgument(self))).cast()
     }
 
-    /// A function that enqueues a function of the host, which triples all of them.
+    /// Returns a function that enqueues a host function, which triples all the pinned floats.
     pub fn triple_on_host(self) -> impl Fn(RawStream) -> Result<(), BackendError> {
         unsafe extern "C" fn triple_on_host(data: *mut c_void) {
-            // SAFETY: what `tripled` made, which is never freed.
+            // SAFETY: the data came from `tripled` and is never freed.
             let TripledArgument(pinned) = unsafe { &*data.cast::<TripledArgument>() };
             for i in 0..pinned.count {
                 // SAFETY: `count` floats were allocated.

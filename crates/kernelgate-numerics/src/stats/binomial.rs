@@ -10,7 +10,7 @@ pub fn upper_confidence_bound(hits: usize, trials: usize, error: f64) -> f64 {
     if hits >= trials {
         return 1.0;
     }
-    // The probability of at most `hits` falls as p rises, so bisection finds it.
+    // The probability of at most `hits` hits falls as p rises, so bisection finds the bound.
     largest_holding_argument(|p| at_most(hits, trials, p) > error)
 }
 

@@ -2,14 +2,14 @@
 //! commits.
 //!
 //! The sequence is cut so that the sum over its segments of |value − the segment's median|, in
-//! units of the noise, plus [`MIN_CUT_GAIN`] a cut is least: the objective of PELT with the cost of a
-//! Laplace distribution, minimised exactly. It uses medians and absolute deviations because process
-//! medians have outliers, and a mean or a square would follow each of them. This rule needs no
-//! threshold in per cent and no assumption about the place of a change. A permutation test
+//! units of the noise, plus [`MIN_CUT_GAIN`] a cut is least: the objective of PELT with the cost of
+//! a Laplace distribution, minimised exactly. The detection uses medians and absolute deviations,
+//! because process medians have outliers, which a mean or a square would follow. The rule needs no
+//! threshold in per cent, and no assumption about the place of a change. A permutation test
 //! (E-divisive) needs twenty values before its smallest p value is small enough to be tested after
 //! every run, and histories stay shorter than that for a long time.
 //!
-//! Deliberately absent: commits and times. Callers pass logarithms if changes are relative.
+//! This module does not know commits and times. Callers pass logarithms if changes are relative.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -31,12 +31,12 @@ const MEDIAN_NORMAL_DIFFERENCE: f64 = 0.953_872_552_417_893;
 /// Values of a segment that the size of a change is estimated from.
 const MAX_VALUES_FOR_CHANGE_SIZE: usize = 200;
 
-/// A change of the level.
+/// A detected change of the level of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChangePoint {
-    /// Index of the first value after the change.
+    /// Index of the first value after the change of the level.
     pub at: usize,
-    /// Level after less level before: the Hodges-Lehmann estimate.
+    /// Level after the change minus the level before: the Hodges-Lehmann estimate.
     pub shift: f64,
     /// Lower end of the 95 % interval of the shift.
     pub low: f64,
@@ -44,9 +44,9 @@ pub struct ChangePoint {
     pub high: f64,
     /// Gain of the cut, in standard deviations of the noise; at least [`MIN_CUT_GAIN`].
     pub gain: f64,
-    /// 1 less the probability that values in random order are divided as clearly anywhere between
-    /// the neighbouring changes: a rank-sum test (normal approximation, which is on the safe side
-    /// this far out), times the number of places.
+    /// 1 minus the probability that values in random order are divided as clearly anywhere between
+    /// the neighbouring changes: a rank-sum test (its normal approximation is conservative this far
+    /// in the tail), times the number of places.
     pub confidence: f64,
 }
 
@@ -84,7 +84,7 @@ pub fn noise_deviation(values: &[f64]) -> f64 {
     lags.map(of_lag).fold(0.0, f64::max) / MEDIAN_NORMAL_DIFFERENCE
 }
 
-/// Describes each change by the segments before and after it.
+/// Describes each change by the segments of the sequence before and after it.
 fn describe_changes(
     ranked: &RankedSequence,
     values: &[f64],
@@ -116,8 +116,8 @@ fn describe_changes(
     each.collect()
 }
 
-/// All differences between a value after and a value before, sorted, and the standard deviation of
-/// the number of positive ones if nothing changed (Mann and Whitney).
+/// All differences between a value after and a value before the change, sorted, and the standard
+/// deviation of the number of positive differences if nothing changed (Mann and Whitney).
 fn all_pair_differences(before: &[f64], after: &[f64]) -> (Vec<f64>, f64) {
     let mut differences: Vec<f64> =
         after.iter().flat_map(|after| before.iter().map(move |before| after - before)).collect();
@@ -146,7 +146,7 @@ impl RankedSequence {
         self.segment_costs_from(from).nth(to - from - 1).unwrap_or(0.0)
     }
 
-    /// Costs of the segments of 1, 2, … values that begin there.
+    /// Costs of the segments of 1, 2, … values that begin at index `from`.
     fn segment_costs_from(&self, from: usize) -> impl Iterator<Item = f64> {
         let mut halves = RankHalves::default();
         self.ranks[from..].iter().map(move |rank| halves.add(*rank, &self.sorted))
@@ -190,7 +190,7 @@ struct RankHalves {
 }
 
 impl RankHalves {
-    /// Adds a value; the sum of |value − median| of all so far.
+    /// Adds a value to the segment; returns the sum of |value − median| of all its values so far.
     fn add(&mut self, rank: usize, sorted: &[f64]) -> f64 {
         self.low.push(rank);
         let highest = self.low.pop().expect("one was just added");

@@ -1,4 +1,5 @@
-//! Pure statistics on slices of numbers. No files, no cases, no judgement.
+//! Pure functions of statistics on slices of numbers. This module does not know files, cases and
+//! judgements.
 
 pub mod binomial;
 pub mod change_points;

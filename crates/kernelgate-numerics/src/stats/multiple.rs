@@ -1,11 +1,11 @@
 //! Many tests at once.
 
-/// Adjusted p values of Benjamini and Hochberg (1995), in the order given: those at most q are
-/// rejected when the step-up procedure is run at q. The expected share of false ones among the
-/// rejected is then at most q (independent or positively dependent tests); where no effect is real,
-/// so is the probability to reject any.
+/// Adjusted p values of Benjamini and Hochberg (1995), in the order of the given p values: adjusted
+/// values of at most q are rejected when the step-up procedure is run at q. The expected share of
+/// false ones among the rejected is then at most q (independent or positively dependent tests);
+/// where no effect is real, so is the probability to reject any.
 ///
-/// A NaN counts as 1.
+/// A p value of NaN counts as 1.
 pub fn benjamini_hochberg_adjusted(p: &[f64]) -> Vec<f64> {
     let valid = |index: usize| if p[index].is_nan() { 1.0 } else { p[index].clamp(0.0, 1.0) };
     let mut order: Vec<usize> = (0..p.len()).collect();

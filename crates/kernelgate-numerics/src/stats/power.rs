@@ -7,8 +7,9 @@ use super::{WalshAverages, normal};
 ///
 /// A sample of this shape is rejected at the shift that lifts the lower end of its exact one-sided
 /// interval to zero: half of all samples at the distance between estimate and end. The rest of the
-/// power adds standard errors. This holds for few pairs and strict levels too, where the end is the
-/// smallest difference and the usual (z + z)·σ/√n promises far too much.
+/// power adds standard errors. The result is valid for few pairs and strict levels too, where the
+/// smallest difference limits the interval and the usual formula (z + z)·σ/√n promises far too
+/// much.
 ///
 /// `None` if no outcome of so few differences reaches the level.
 pub fn detectable_shift(walsh: &WalshAverages, level: f64, power: f64) -> Option<f64> {

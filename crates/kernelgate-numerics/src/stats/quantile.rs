@@ -40,8 +40,8 @@ pub fn weighted_median(values: &[f64], weights: &[f64]) -> f64 {
     sorted[sorted.len() - 1].0
 }
 
-/// Half the range of the values, relative to their median. All values must be positive, and at
-/// least one is needed.
+/// Half the range of the values, relative to their median. The function needs at least one value,
+/// and all values must be positive.
 pub fn relative_half_range(values: &[f64]) -> f64 {
     let highest = values.iter().copied().fold(0.0, f64::max);
     let lowest = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -65,7 +65,7 @@ impl QuartileSpread {
         Self { q1: quantile(values, 0.25), median: median(values), q3: quantile(values, 0.75) }
     }
 
-    /// Half the interquartile range over the median.
+    /// Half the interquartile range, relative to the median.
     pub fn relative_half_iqr(&self) -> f64 {
         (self.q3 - self.q1) / (2.0 * self.median)
     }

@@ -10,19 +10,22 @@ use super::normal;
 /// Differences up to which the distribution is counted out; beyond, the normal approximation.
 pub const MAX_EXACT_PAIRS: usize = 128;
 
-/// One-sided p value of "symmetric about at most zero" against "shifted upwards": the probability,
-/// over all signs, of rank sums of the positive differences at least as large as seen.
+/// One-sided p value of the hypothesis "symmetric about at most zero" against "shifted upwards":
+/// the probability, over all signs, of rank sums of positive differences at least as large as the
+/// observed sum.
 ///
-/// Zeros are dropped, as Wilcoxon did; equal sizes share the mean of their ranks, and the
-/// distribution is that of these ranks. More than [`MAX_EXACT_PAIRS`] differences use the normal
-/// approximation with continuity and tie correction. A NaN, or no difference at all, gives 1.
+/// Zero differences are dropped, as Wilcoxon did; differences of equal size share the mean of their
+/// ranks, and the distribution is that of these ranks. More than [`MAX_EXACT_PAIRS`] differences
+/// use the normal approximation with continuity and tie correction. A NaN, or no difference at all,
+/// gives 1.
 pub fn signed_rank_p_greater(differences: &[f64]) -> f64 {
     if differences.iter().any(|difference| difference.is_nan()) {
         return 1.0;
     }
     let ranks = doubled_signed_ranks(differences);
     let total: usize = ranks.iter().map(|(rank, _)| rank).sum();
-    // Both sums have the same distribution, and large positive sums are small negative ones.
+    // Both rank sums have the same distribution, and a large positive sum means a small negative
+    // sum.
     let negative: usize =
         ranks.iter().filter(|(_, positive)| !positive).map(|(rank, _)| rank).sum();
     if ranks.is_empty() {
@@ -31,7 +34,7 @@ pub fn signed_rank_p_greater(differences: &[f64]) -> f64 {
         rank_sum_lower_tail(&ranks.into_iter().map(|(rank, _)| rank).collect::<Vec<_>>(), negative)
     } else {
         let squares: f64 = ranks.iter().map(|(rank, _)| (*rank as f64).powi(2)).sum();
-        // One rank apart is two in doubled ranks, half of it is one.
+        // A step of one rank is two in doubled ranks, so half a step is one.
         normal::cdf((negative as f64 - 0.5 * total as f64 + 1.0) / (0.25 * squares).sqrt()).min(1.0)
     }
 }
@@ -57,7 +60,7 @@ pub fn critical(pairs: usize, tail: f64) -> Option<usize> {
 /// most `sum`, counted from the nearer end.
 fn rank_sum_lower_tail(doubled: &[usize], sum: usize) -> f64 {
     let untied = doubled.iter().enumerate().all(|(index, rank)| *rank == 2 * (index + 1));
-    // Without ties only even sums occur.
+    // Without ties only even values of the doubled rank sum occur.
     let unit = if untied { 2 } else { 1 };
     let (sum, total) = (sum / unit, doubled.iter().sum::<usize>() / unit);
     if sum >= total {
@@ -186,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_approximation_takes_over_smoothly() {
-        // One more large positive difference lowers p by a factor of about 0.6.
+        // One more large positive difference multiplies p by about 0.6.
         let shifted = |n: i32| -> Vec<f64> {
             (1..=n).map(|i| f64::from(if i % 3 == 1 { -i } else { i })).collect()
         };

@@ -53,15 +53,15 @@ impl WalshAverages {
     /// Standard error of the estimate, from the width of the exact interval nearest to 90 % (five
     /// differences at least).
     pub fn standard_error(&self) -> Option<f64> {
-        // Five differences: 2⁻⁵ each side.
+        // With five differences, the smallest tail probability on each side is 2⁻⁵.
         let (low, high) = self.interval_with_tail(0.05)?;
         // The tail in fact, which the discrete distribution keeps somewhat below.
         let tail = self.rank_sum_tail(critical(self.pairs, 0.05)?);
         Some((high - low) / (-2.0 * normal::quantile(tail)))
     }
 
-    /// P(rank sum <= `sum`) of this many pairs: normal with continuity correction, exact at the
-    /// very end.
+    /// Probability of a rank sum of at most `sum` for this number of pairs: a normal approximation
+    /// with continuity correction, exact in the far tail.
     fn rank_sum_tail(&self, sum: usize) -> f64 {
         let n = self.pairs as f64;
         if sum == 0 {
@@ -129,7 +129,7 @@ mod tests {
                 signed_rank_p_greater(&values.iter().map(|v| sign * (v - at)).collect::<Vec<_>>())
             };
             let step = 1e-9;
-            // Just outside is rejected, just inside is not.
+            // A shift just outside the interval is rejected, and a shift just inside is not.
             prop_assert!(p(low - step, 1.0) <= tail && p(high + step, -1.0) <= tail);
             prop_assert!(p(low + step, 1.0) > tail && p(high - step, -1.0) > tail);
         }

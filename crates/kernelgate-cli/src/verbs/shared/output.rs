@@ -20,7 +20,7 @@ pub enum OutputFormat {
     Text,
     /// JSON for programs.
     Json,
-    /// Print Markdown for a pull request or a page.
+    /// Markdown for a pull request or a page.
     Markdown,
 }
 

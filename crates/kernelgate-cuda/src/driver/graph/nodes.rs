@@ -21,7 +21,7 @@ pub fn list_graph_nodes(
     Ok(nodes)
 }
 
-/// The type of a node.
+/// The type of a graph node.
 ///
 /// # Errors
 /// Fails if the driver refuses.
@@ -32,7 +32,7 @@ pub fn kind(node: sys::CUgraphNode) -> Result<sys::CUgraphNodeType, DriverError>
     Ok(kind)
 }
 
-/// Whether a node of this type works. Empty nodes and those of events only order other nodes.
+/// Whether a node of this type works. Empty nodes and event nodes only order other graph nodes.
 pub const fn works(kind: sys::CUgraphNodeType) -> bool {
     use sys::CUgraphNodeType as Type;
     !matches!(
@@ -82,7 +82,7 @@ pub fn add_clearing_node(
         if bytes.start < range.start || bytes.end > range.end {
             continue;
         }
-        // SAFETY: a node of the graph.
+        // SAFETY: the node belongs to the graph.
         let before = list_graph_nodes(|nodes, count| unsafe {
             sys::cuGraphNodeGetDependencies(node, nodes, count)
         })?;
@@ -90,10 +90,10 @@ pub fn add_clearing_node(
         let after = list_graph_nodes(|nodes, count| unsafe {
             sys::cuGraphNodeGetDependentNodes(node, nodes, count)
         })?;
-        // SAFETY: the node is not used again.
+        // SAFETY: the graph node is not used after its destruction.
         unsafe { sys::cuGraphDestroyNode(node) }.result()?;
         for (from, to) in before.iter().flat_map(|from| after.iter().map(move |to| (from, to))) {
-            // SAFETY: both are nodes of the graph.
+            // SAFETY: both nodes belong to the graph.
             unsafe { sys::cuGraphAddDependencies(graph, from, to, 1) }.result()?;
         }
         cleared = cleared.start.min(bytes.start)..cleared.end.max(bytes.end);

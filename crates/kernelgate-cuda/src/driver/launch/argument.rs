@@ -1,4 +1,4 @@
-//! Arguments of kernels, by value.
+//! Kernel arguments, which are passed by value.
 
 use std::ffi::c_void;
 use std::ops::Deref;
@@ -17,7 +17,7 @@ pub struct StructArgumentBytes {
     size: usize,
 }
 
-/// An argument of a kernel, by value.
+/// A kernel argument, passed by value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KernelArgument {
     /// Device address, or 0 for a null pointer.
@@ -55,7 +55,7 @@ impl KernelArgument {
         }
     }
 
-    /// Address of the argument's bytes.
+    /// Pointer to the bytes of the argument.
     pub(crate) fn pointer(&self) -> *mut c_void {
         match self {
             Self::Address(value) | Self::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
@@ -71,7 +71,7 @@ impl KernelArgument {
 /// Checks that there is an argument of the right size, bytes, for each parameter of a kernel.
 ///
 /// # Errors
-/// The first difference, a fragment.
+/// Compares given and expected sizes of arguments; returns a phrase about the first difference.
 pub(crate) fn check(given: &[KernelArgument], expected: &[usize]) -> Result<(), String> {
     if given.len() != expected.len() {
         let (given, takes) = (given.len(), expected.len());
@@ -120,7 +120,7 @@ impl Arguments {
         Self(Vec::new())
     }
 
-    /// Adds an address on the device.
+    /// Appends a device address to the arguments.
     pub fn address(self, address: u64) -> Self {
         self.with(KernelArgument::Address(address))
     }

@@ -1,4 +1,4 @@
-//! Attributes of a launch as the driver takes them.
+//! Attributes of a kernel launch in the driver's form.
 
 use cudarc::driver::sys::{CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue};
 
@@ -11,7 +11,7 @@ pub(crate) const fn programmatic() -> CUlaunchAttribute {
     }
 }
 
-/// Cooperative launch: all blocks are resident at once.
+/// Launch attribute of a cooperative launch: all blocks are resident at once.
 pub(crate) const fn cooperative_attribute() -> CUlaunchAttribute {
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,

@@ -1,5 +1,5 @@
-//! Clusters of blocks: how many a GPU runs at once, and what large ones need. Deliberately absent:
-//! the launches themselves (`kernel`).
+//! Clusters of blocks: how many a GPU runs at once, and what large ones need. This module does not
+//! launch kernels (`kernel` does).
 
 use cudarc::driver::{DriverError, result, sys};
 
@@ -64,8 +64,8 @@ impl Kernel {
         Ok((!cluster.contains(&0)).then_some(cluster))
     }
 
-    /// Blocks of a cluster in x, y, z: those of the launch, else those that the kernel was compiled
-    /// for. For a GPU with clusters.
+    /// Cluster size in blocks in x, y, z: that of the launch if set, else the size that the kernel
+    /// was compiled for. For a GPU with clusters.
     ///
     /// # Errors
     /// Fails if the kernel was compiled for clusters of another size.

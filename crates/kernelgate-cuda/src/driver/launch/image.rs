@@ -1,8 +1,8 @@
 //! Machine code and PTX that other tools made: cubin, fatbin, PTX, from a file or from memory.
 //!
-//! The driver decides which images it loads. This module reads only the facts that messages need:
-//! the kind of an image and its architectures. Deliberately absent: source ([`crate::compiler`] has
-//! it).
+//! The driver decides which images it loads. This module reads only the facts of a kernel image
+//! that messages need: its kind and its architectures. This module does not have source code
+//! ([`crate::compiler`] has).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::regular_file;
 /// Reasons why bytes are not an image.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelImageError {
-    /// The file cannot be read.
+    /// The image file cannot be read.
     #[error("failed to read {path}: {cause}")]
     Io {
         /// Which.
@@ -34,7 +34,7 @@ pub enum KernelImageError {
     Unknown {
         /// Name of the image.
         name: String,
-        /// The kind of content, or the defect.
+        /// The kind of content found instead of an image, or the defect of the image.
         problem: &'static str,
     },
     /// The image is shorter than its headers declare, so the driver would read beyond its end.
@@ -44,7 +44,7 @@ pub enum KernelImageError {
         name: String,
         /// Bytes that are there.
         bytes: usize,
-        /// Bytes that the image's headers declare.
+        /// Image size that the headers declare, bytes.
         declared: u64,
     },
 }
@@ -79,7 +79,7 @@ impl fmt::Display for KernelImageKind {
     }
 }
 
-/// A cubin, a fatbin or PTX.
+/// A loadable kernel image: a cubin, a fatbin or PTX.
 #[derive(Debug, Clone)]
 pub struct KernelImage {
     name: String,
@@ -99,7 +99,7 @@ impl KernelImage {
         Self::from_bytes(path.display().to_string(), bytes)
     }
 
-    /// Takes an image from bytes: `include_bytes!`, or the output of another compiler.
+    /// Makes an image from bytes in memory: `include_bytes!`, or the output of another compiler.
     ///
     /// # Errors
     /// Fails if they are not an image.
@@ -134,7 +134,7 @@ impl KernelImage {
     }
 }
 
-/// An image that is loaded.
+/// A kernel image that is loaded into a context.
 pub struct LoadedModule {
     module: Arc<CudaModule>,
     stream: Arc<CudaStream>,
@@ -161,7 +161,7 @@ impl Device {
     ///
     /// # Errors
     /// [`BackendError::Unsupported`], which skips the case, if it holds no code for this GPU;
-    /// others when it is invalid. Both errors name the image and its kind.
+    /// others when it is invalid. Both kinds of errors name the image and its kind.
     pub fn load_module(&self, image: &KernelImage) -> Result<LoadedModule, BackendError> {
         let ptx = match image.kind {
             KernelImageKind::Ptx(_) => {
@@ -251,8 +251,8 @@ fn elf(bytes: &[u8]) -> Option<KernelImageKind> {
 /// their contents. The driver gets no length of the image, so its headers are checked first.
 fn declared_cubin_bytes(bytes: &[u8]) -> u64 {
     const HEADER: u64 = 64;
-    /// Section types of the ELF standard with content in the file. NVIDIA's own types may have
-    /// none.
+    /// Section types of the ELF standard with content in the file. ELF section types of NVIDIA,
+    /// which may have no content, are not in this range.
     const SECTION_TYPES_WITH_CONTENT: std::ops::Range<u32> = 1..8;
     let at = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
     // Start of a table, size of its entries, and their number.
@@ -277,7 +277,7 @@ fn declared_cubin_bytes(bytes: &[u8]) -> u64 {
     [HEADER, end(sections), end(segments), sections_end, segments_end].into_iter().fold(0, u64::max)
 }
 
-/// Number of bytes that the header of a fatbin declares: itself, and the data behind it.
+/// Size that the header of a fatbin declares, bytes: the header and the data behind it.
 fn declared_fatbin_bytes(bytes: &[u8]) -> u64 {
     match (read_half_word(bytes, 6), long(bytes, 8)) {
         (Some(header), Some(payload)) => payload.saturating_add(header),
@@ -332,7 +332,7 @@ mod tests {
         image.map(|image| image.kind().to_string()).map_err(|error| error.to_string())
     }
 
-    /// A fatbin with headers alone.
+    /// A test fatbin that consists of headers alone.
     fn fake_fatbin(entries: &[(u16, u32)]) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(FATBIN_MAGIC.to_le_bytes());
@@ -458,7 +458,7 @@ mod tests {
         device.load_module(&own).unwrap().kernel("mine").unwrap();
         let missing = device.load_module(&own).unwrap().kernel("yours").err().unwrap();
         assert!(missing.to_string().contains("find yours in own"), "{missing}");
-        // sm_75 runs on Turing alone, which is older than anything here.
+        // Code for sm_75 runs on Turing GPUs only, which are older than all supported GPUs.
         let other = KernelImage::from_bytes("turing.cubin", compile("sm_75")).unwrap();
         match device.load_module(&other).err().unwrap() {
             BackendError::Unsupported(why) => {

@@ -66,8 +66,8 @@ impl Kernel {
         self.function.cu_function()
     }
 
-    /// Allows launches with this amount of dynamic shared memory. A larger allowance stays, because
-    /// other launches of the same function may rely on it.
+    /// Allows launches with this amount of dynamic shared memory. A larger limit set earlier stays,
+    /// because other launches of the same function may rely on it.
     ///
     /// # Errors
     /// Fails if the device has less.
@@ -93,9 +93,8 @@ impl Kernel {
         })
     }
 
-    /// Sets the shared-memory carve-out to 100 %, so that the kernel can be co-resident with
-    /// kernels that do the same: a kernel with another carve-out waits until a multiprocessor is
-    /// empty.
+    /// Sets the kernel's shared-memory carve-out to 100 %, so that it can be co-resident with other
+    /// kernels set to 100 %: a kernel with another carve-out waits until a multiprocessor is empty.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -148,7 +147,7 @@ impl Kernel {
         self.attribute(SHARED, "shared memory")
     }
 
-    /// An attribute of the function.
+    /// Reads an attribute of the kernel function.
     pub(crate) fn attribute(
         &self,
         attribute: sys::CUfunction_attribute,
@@ -181,7 +180,7 @@ impl Kernel {
         Ok(blocks.max(0) as usize)
     }
 
-    /// Checks number and sizes of arguments.
+    /// Checks the number and the sizes of the kernel's arguments.
     pub(crate) fn check(&self, arguments: &[KernelArgument]) -> Result<(), BackendError> {
         argument::check(arguments, &self.parameter_bytes)
             .map_err(|problem| BackendError::Launch(format!("{}: {problem}", self.name)))
@@ -192,10 +191,10 @@ impl Kernel {
     /// A kernel launched with PDL must wait for earlier work on the stream before it accesses
     /// anything that this work writes.
     ///
-    /// Number and sizes of the arguments are checked against the compiled kernel. Their order and
-    /// meaning, and that the addresses are alive until the launch has finished, are for the
-    /// caller to get right: what goes wrong then is wrong on the device, where verification or
-    /// the driver finds it.
+    /// Number and sizes of the arguments are checked against the compiled kernel. The caller must
+    /// pass arguments in the right order and meaning, and keep device addresses alive until the
+    /// launch has finished: mistakes are errors on the device, which verification or the driver
+    /// finds.
     ///
     /// # Errors
     /// Fails if the arguments are not the kernel's, or the launch is refused; the error names the
@@ -219,7 +218,7 @@ impl Kernel {
         let config = launch.driver_launch_config(&self.stream, &mut attributes);
         // SAFETY: the pointers are to values that outlive the call, which copies them; the check
         // found one of the right size for each parameter; accesses through the kernel's pointers
-        // happen on the device. The attributes outlive the call too.
+        // happen on the device. The launch attributes outlive the driver call too.
         unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
@@ -239,7 +238,7 @@ const CARVE_OUT_CHOSEN_BY_DRIVER: i32 = -1;
 /// Parameters whose addresses are put together without an allocation.
 const MAX_INLINE_PARAMETERS: usize = 64;
 
-/// Size of each parameter of a kernel, as the driver reports it.
+/// Size of each kernel parameter in bytes, as the driver reports it.
 fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, BackendError> {
     let mut sizes = Vec::new();
     loop {

@@ -1,5 +1,5 @@
-//! Grid, block, cluster, shared memory and attributes of a launch. Deliberately absent: whether a GPU
-//! runs it (`admission`).
+//! Grid, block, cluster, shared memory and attributes of a launch. This module does not decide
+//! whether a GPU can run the launch (`admission` does).
 
 use cudarc::driver::{CudaStream, sys};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -12,12 +12,12 @@ use crate::driver::memory::window::Window;
 /// and the shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Launch {
-    /// Blocks in x, y, z.
+    /// Grid size in blocks in x, y, z.
     pub grid: [u32; 3],
     /// Threads of a block in x, y, z.
     #[serde(serialize_with = "threads_in_x", deserialize_with = "block_of_threads")]
     pub block: [u32; 3],
-    /// Dynamic shared memory a block, bytes.
+    /// Dynamic shared memory of each block, bytes.
     pub shared_bytes: u32,
     /// Blocks of a cluster in x, y, z, if the launch sets them and not `__cluster_dims__`.
     #[serde(skip)]
@@ -86,7 +86,7 @@ impl Launch {
         Self::with_blocks([items.div_ceil(threads as usize * per_thread), 1, 1], threads)
     }
 
-    /// Number of blocks of the launch.
+    /// Number of blocks of the whole launch.
     pub fn blocks(&self) -> u64 {
         count(self.grid)
     }
@@ -114,7 +114,8 @@ impl Launch {
         Ok(())
     }
 
-    /// Reason why a GPU cannot run a kernel with this much static shared memory: a fragment.
+    /// Reason why a GPU cannot run a kernel with the given static shared memory in this launch: a
+    /// phrase for a message.
     pub(super) fn unmet(&self, static_shared: u32, offered: BlockResourceUse) -> Option<String> {
         if self.cluster.is_some() && !offered.clusters {
             return Some("needs clusters, which this GPU has not".to_owned());
@@ -125,7 +126,7 @@ impl Launch {
             .then(|| format!("needs {needed} bytes of shared memory a block, this GPU has {has}"))
     }
 
-    /// Attributes of the launch as the driver takes them.
+    /// Attributes of the launch in the driver's form.
     pub(crate) fn attributes(&self) -> Vec<sys::CUlaunchAttribute> {
         let cluster = self.cluster.map(attributes::cluster);
         let cooperative = self.cooperative.then(attributes::cooperative_attribute);
@@ -156,7 +157,7 @@ impl Launch {
     }
 }
 
-/// Blocks, or threads, of three extents.
+/// Product of the extents in three dimensions: a number of blocks or threads.
 pub(crate) fn count(extents: [u32; 3]) -> u64 {
     extents.into_iter().map(u64::from).product()
 }

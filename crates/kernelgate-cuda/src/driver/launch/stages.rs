@@ -8,7 +8,7 @@ use cudarc::driver::{CudaModule, CudaStream, DevicePtr, DeviceSlice, DriverError
 use crate::BackendError;
 use crate::driver::status::failed;
 
-/// The counters' name in a module.
+/// Symbol of the stage counters in a compiled module.
 const STAGE_COUNTERS_SYMBOL: &str = "kernelgate_stages";
 
 /// A loaded kernel whose row names stages.
@@ -27,7 +27,7 @@ impl StageClockedKernel {
         Self { symbol, stages, counters }
     }
 
-    /// Name of the kernel in the source.
+    /// Name of the kernel in its source.
     pub const fn kernel_symbol(&self) -> &'static str {
         self.symbol
     }

@@ -1,6 +1,6 @@
 //! Tensor maps: how a copy engine finds boxes of a tensor (`common/tensor_copy.cuh`).
 //!
-//! Deliberately absent: swizzles other than the one that `wgmma` reads, other ranks.
+//! This module supports only the swizzle that `wgmma` reads, and one rank of tensors.
 
 use std::ffi::c_void;
 
@@ -31,12 +31,12 @@ impl TensorMapElement {
 
 /// Bytes of a box's row, which are swizzled.
 const MAX_BOX_ROW_BYTES: u64 = 128;
-/// Most rows of a box.
+/// Largest number of rows of a tensor-copy box.
 const MAX_BOX_ROWS: u32 = 256;
 
 /// Alignment of addresses and strides that a copy engine reads, bytes.
 pub const COPY_ALIGNMENT: u64 = 16;
-/// Bytes below which strides must lie.
+/// Exclusive upper limit of strides in a tensor map, bytes.
 const STRIDE_LIMIT: u64 = 1 << 40;
 
 /// A tensor `[batches][matrices][rows][columns]` with contiguous columns, of which boxes of 128
@@ -54,8 +54,8 @@ pub struct TensorBoxes {
     pub box_rows: u32,
 }
 
-/// Arguments of the driver's encoder: the innermost dimension first, strides in bytes without that
-/// of columns.
+/// Arguments of the driver's tensor-map encoder: innermost dimension first, strides in bytes
+/// without that of the columns.
 #[derive(Debug, PartialEq, Eq)]
 struct TensorMapEncoding {
     extents: [u64; 4],
@@ -123,7 +123,7 @@ impl TensorBoxes {
         let mut strides = [(rows, row), (matrices, matrix), (batches, batch)];
         for (extent, stride) in &mut strides {
             if *extent == 1 {
-                // No copy uses it, but the encoder checks it.
+                // The copies do not use this stride, but the encoder checks it.
                 *stride = columns * self.element.bytes();
             }
             if !stride.is_multiple_of(COPY_ALIGNMENT) || *stride >= STRIDE_LIMIT {
@@ -146,7 +146,8 @@ mod tests {
     use crate::testing::gpu;
     use crate::{Arguments, Launch, PreparedLaunch, Source};
 
-    /// One batch of two matrices, whose rows alternate: `[rows][matrices][columns]`.
+    /// Tensor boxes of one batch with two matrices whose rows alternate:
+    /// `[rows][matrices][columns]`.
     const TEST_TENSOR_BOXES: TensorBoxes = TensorBoxes {
         element: TensorMapElement::Bf16,
         extents: [1, 2, 5, 64],
@@ -165,7 +166,7 @@ mod tests {
                 box_extents: [64, 8, 1, 1]
             })
         );
-        // Nothing steps from the only batch to a next one.
+        // The batch is the only one, so its stride to a next batch is unused.
         let only = TensorBoxes { strides: [7, 64, 128], ..TEST_TENSOR_BOXES };
         assert_eq!(only.tensor_map_encoding(0x1000).unwrap().strides, [256, 128, 128]);
     }

@@ -11,17 +11,17 @@ use super::shape::Launch;
 use super::stages::StageClockedKernel;
 use crate::compiler::code::{self, KernelMachineCode};
 
-/// A kernel that was loaded.
+/// A kernel that was loaded for a case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UsedKernel {
-    /// Machine code; absent if it cannot be read.
+    /// Machine code of the used kernel; absent if it cannot be read.
     pub code: Option<KernelMachineCode>,
     /// The shapes that it was loaded for, each once; empty where its launcher chooses them later.
     #[serde(default)]
     pub shapes: Vec<Launch>,
 }
 
-/// Kernels by build and symbol.
+/// The used kernels by kernel build and symbol.
 pub type UsedKernels = BTreeMap<String, UsedKernel>;
 
 /// Kernels that were loaded through one view of a device ([`Device::recording`]). The view adds to
@@ -74,7 +74,7 @@ impl LoadedKernels {
         }
     }
 
-    /// Kernels whose rows name stages.
+    /// The loaded kernels whose specification names stages.
     pub fn stage_clocked_kernels(&self) -> Vec<Arc<StageClockedKernel>> {
         self.lock().staged.clone()
     }
@@ -87,7 +87,7 @@ impl LoadedKernels {
         launched.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Reads the kernels' code: milliseconds a kernel.
+    /// Reads the machine code of the used kernels, which takes milliseconds for each kernel.
     pub fn describe(&self) -> UsedKernels {
         let described = |kernel: &LoadedKernelCode| UsedKernel {
             code: code::machine_code_in_image(&kernel.image, &kernel.symbol),

@@ -1,4 +1,4 @@
-//! Device memory, and the error if there is too little of it.
+//! Buffers in device memory, and the error if device memory is too small.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl DeviceBuffer {
         self.slice.stream().context().ordinal()
     }
 
-    /// Size of the buffer, bytes.
+    /// Size of the device buffer, bytes.
     pub fn bytes(&self) -> usize {
         self.slice.num_bytes()
     }
@@ -65,7 +65,7 @@ impl DeviceBuffer {
     }
 
     /// Copies a range of another buffer over its own bytes from `offset` on, in the order of a
-    /// stream. The two do not overlap.
+    /// stream. The source and target ranges do not overlap.
     ///
     /// # Errors
     /// Fails if a range is not in its buffer, or the driver fails.
@@ -170,7 +170,7 @@ impl DeviceBuffer {
         stream.synchronize().map_err(failed)
     }
 
-    /// Copies its first bytes to the host and waits for them.
+    /// Copies the first bytes of the device buffer to the host and waits for the copy.
     ///
     /// # Errors
     /// Fails if the copy, or anything launched before it, failed.
@@ -192,7 +192,7 @@ fn bind(context: &CudaContext) -> Result<(), BackendError> {
     context.bind_to_thread().map_err(|error| failed("make the context current", &error))
 }
 
-/// Error for too little memory; `available` if the driver reports it.
+/// Error for too little device memory; `available` is set if the driver reports it.
 pub fn short(bytes: u64, available: Option<u64>) -> BackendError {
     BackendError::OutOfMemory { needed: bytes, available }
 }

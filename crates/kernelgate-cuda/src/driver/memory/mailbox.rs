@@ -13,8 +13,8 @@ pub struct HostDeviceMailbox {
     words: NonNull<AtomicU32>,
 }
 
-/// Words between the two.
-const MAILBOX_WORD_DISTANCE_BYTES: usize = 64;
+/// Distance between the two words of a mailbox, in words of 4 bytes.
+const MAILBOX_WORD_DISTANCE: usize = 64;
 
 impl HostDeviceMailbox {
     /// Allocates the mailbox.
@@ -22,10 +22,9 @@ impl HostDeviceMailbox {
     /// # Errors
     /// Fails if the driver fails.
     pub fn new() -> Result<Self, BackendError> {
-        let bytes = 2 * MAILBOX_WORD_DISTANCE_BYTES * size_of::<AtomicU32>();
+        let bytes = 2 * MAILBOX_WORD_DISTANCE * size_of::<AtomicU32>();
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: a context is current on this thread: the device that the mailbox is for was
-        // opened here.
+        // SAFETY: a context is current on this thread: the mailbox's device was opened here.
         let memory = unsafe { result::malloc_host(bytes, flags) }
             .map_err(|error| failed("pin host memory", &error))?;
         let words = NonNull::new(memory.cast::<AtomicU32>()).ok_or_else(|| {
@@ -37,30 +36,30 @@ impl HostDeviceMailbox {
         Ok(mailbox)
     }
 
-    /// The word that the device reads.
+    /// The mailbox word that the device reads.
     pub fn word_to_device(&self) -> &AtomicU32 {
-        // SAFETY: the allocation holds 2 * WORD_DISTANCE words, lives as long as `self`, and is only ever
+        // SAFETY: the allocation holds 2 * MAILBOX_WORD_DISTANCE words, lives as long as `self`, and is only ever
         // accessed atomically.
         unsafe { self.words.as_ref() }
     }
 
-    /// The word that the device writes.
+    /// The mailbox word that the device writes.
     pub fn word_from_device(&self) -> &AtomicU32 {
         // SAFETY: as above.
-        unsafe { self.words.add(MAILBOX_WORD_DISTANCE_BYTES).as_ref() }
+        unsafe { self.words.add(MAILBOX_WORD_DISTANCE).as_ref() }
     }
 
     /// Addresses of the words to the device and from it; they are the same on the device.
     pub fn addresses(&self) -> (u64, u64) {
         let base = self.words.as_ptr() as u64;
-        (base, base + (MAILBOX_WORD_DISTANCE_BYTES * size_of::<AtomicU32>()) as u64)
+        (base, base + (MAILBOX_WORD_DISTANCE * size_of::<AtomicU32>()) as u64)
     }
 }
 
 impl Drop for HostDeviceMailbox {
     fn drop(&mut self) {
-        // SAFETY: allocated by `malloc_host` and not used again. A broken context cannot free it,
-        // and the process then ends anyway.
+        // SAFETY: the memory was allocated by `malloc_host` and is not used again. A broken context
+        // cannot free it, and the process then ends anyway.
         let _ = unsafe { result::free_host(self.words.as_ptr().cast()) };
     }
 }

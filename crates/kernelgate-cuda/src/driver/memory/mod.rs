@@ -17,7 +17,7 @@ use buffer::short;
 /// Memory of the device that a case leaves to the driver and to the harness' own buffers, bytes.
 const RESERVED_DEVICE_BYTES: u64 = 512 << 20;
 
-/// Checks that this many bytes can be allocated.
+/// Checks that the given number of bytes of device memory can be allocated.
 ///
 /// # Errors
 /// Fails if they cannot, or the driver fails.
@@ -37,7 +37,7 @@ pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
     device.synchronize()?;
     device.stream().synchronize().map_err(|error| failed("wait for the GPU", &error))?;
     // SAFETY: the device of an open context; the pool releases only unused memory. A device without
-    // pools retains nothing.
+    // memory pools retains no freed memory.
     unsafe {
         if let Ok(pool) = result::device::get_mem_pool(device.context().cu_device()) {
             result::mem_pool::trim_to(pool, 0)
@@ -47,16 +47,16 @@ pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
     device.memory()
 }
 
-/// Use of the device's memory, bytes.
+/// Use of a GPU's memory, bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceMemoryUsage {
     /// Allocated from the device's pool, as every [`DeviceBuffer`](crate::DeviceBuffer) is: the requested
     /// bytes, without the unused part of the pool's pieces of 32 MiB. 0 if there is no pool.
     pub pool: u64,
-    /// Maximum of `pool` since [`reset_peak_usage`].
+    /// Largest value of `pool` since [`reset_peak_usage`], bytes.
     pub pool_peak: u64,
-    /// All other memory that is not free, in pages of 2 MiB: other allocations, modules, memory of
-    /// the context and of libraries, other processes.
+    /// Device memory in use outside the pool, in pages of 2 MiB: other allocations, modules, memory
+    /// of the context and of libraries, other processes.
     pub outside: u64,
 }
 
@@ -82,18 +82,18 @@ fn memory_pool_attribute(
     device: &Device,
     attribute: CUmemPool_attribute,
 ) -> Result<u64, DriverError> {
-    // SAFETY: the device of an open context.
+    // SAFETY: the device handle belongs to an open context.
     let Ok(pool) = (unsafe { result::device::get_mem_pool(device.context().cu_device()) }) else {
         return Ok(0);
     };
     let mut bytes = 0u64;
-    // SAFETY: the pool of a device lives as long as that; these attributes are 64-bit numbers, and
-    // the pointer is to one.
+    // SAFETY: the memory pool of a device lives as long as the device; these attributes are 64-bit
+    // numbers, and the pointer is to a 64-bit number.
     unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) }.result()?;
     Ok(bytes)
 }
 
-/// Begins a new maximum for [`MemoryUsage::pool_peak`].
+/// Resets the maximum of memory use ([`MemoryUsage::pool_peak`]).
 ///
 /// # Errors
 /// Fails if the driver fails.
@@ -133,7 +133,7 @@ mod tests {
         settled(&device).unwrap();
         let now = usage(&device).unwrap();
         eprintln!("{before:?} {now:?}");
-        // An allocation is rounded up to half a kilobyte or so.
+        // The driver rounds an allocation up to a multiple of about 512 bytes.
         let is_about = |bytes: u64, expected: u64| (expected..expected + MIB).contains(&bytes);
         assert!(is_about(now.pool - before.pool, 96 * MIB));
         assert!(is_about(now.pool_peak - before.pool, 160 * MIB));

@@ -1,5 +1,5 @@
-//! Settings that one case could leave to the next in the context and on the stream, and a range of
-//! memory kept in L2 between kernels: the set-aside.
+//! L2 settings that one case could leave to the next case in the context and on the stream, and a
+//! range of memory kept in L2 between kernels: the set-aside.
 //!
 //! The set-aside belongs to the whole context, so a value owns it and frees it when dropped.
 //! Deliberately absent: windows on the stream, which would outlast the launches that they are for.
@@ -27,7 +27,7 @@ pub struct PersistingL2 {
 }
 
 impl PersistingL2 {
-    /// Sets aside this many bytes, or the maximum of the device.
+    /// Sets aside the given bytes of L2 for persistent data, or the device's maximum if less.
     ///
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if the device allows no set-aside: before compute
@@ -78,9 +78,8 @@ pub fn persisting_l2_bytes(device: &Device) -> Result<usize, BackendError> {
     device.context().get_limit(LIMIT).map_err(|error| failed("query the set-aside of L2", &error))
 }
 
-/// Restores the settings of the whole context and of the stream that an earlier case changed,
-/// including the set-aside of L2 and a window that fills it. Every case then begins with the same
-/// settings.
+/// Restores the L2 settings of context and stream that an earlier case changed, including the
+/// set-aside and a window that fills it. Every case then begins with the same settings.
 ///
 /// # Errors
 /// Fails if the driver refuses.
@@ -107,7 +106,7 @@ pub fn settings(device: &Device) -> Settings {
     }
 }
 
-/// Restores the settings of the case that is alive, after another row was prepared beside it.
+/// Restores the L2 settings of the measured case after another row was prepared beside it.
 ///
 /// # Errors
 /// Fails if the driver refuses.

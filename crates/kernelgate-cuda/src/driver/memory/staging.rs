@@ -1,7 +1,7 @@
 //! Large copies between host and device by way of pinned memory.
 //!
-//! The driver copies ordinary host memory on one core, by way of a pinned block of its own. Here all
-//! cores fill or empty one block while the device copies the other.
+//! The driver copies ordinary host memory on one core, by way of a pinned block of its own. All CPU
+//! cores fill or empty one pinned block while the device copies the other block.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +32,7 @@ impl PinnedStagingBuffer {
         Self { blocks: Mutex::new(None), context }
     }
 
-    /// Copies from the host to that address, in the order of the stream, and waits for it.
+    /// Copies host memory to a device address, in the order of the stream, and waits for the copy.
     ///
     /// # Errors
     /// Fails if the driver fails.
@@ -48,7 +48,8 @@ impl PinnedStagingBuffer {
         self.with_blocks(|blocks| {
             for (i, from) in bytes.chunks(BLOCK).enumerate() {
                 let block = &mut blocks[i % 2].staged_bytes_mut()[..from.len()];
-                // The device is still copying the other block, and has finished this one.
+                // At this point the device still copies the other block and has finished this
+                // block.
                 copy(from, block);
                 stream.synchronize().map_err(|error| failed("copy to the GPU", &error))?;
                 let to = address + (i * BLOCK) as u64;
@@ -62,7 +63,8 @@ impl PinnedStagingBuffer {
         })
     }
 
-    /// Copies from that address to the host, in the order of the stream, and waits for it.
+    /// Copies from a device address to host memory, in the order of the stream, and waits for the
+    /// copy.
     ///
     /// # Errors
     /// Fails if the driver, or anything launched before it, failed.
@@ -125,14 +127,14 @@ fn copy(from: &[u8], to: &mut [u8]) {
     });
 }
 
-/// A block of pinned memory.
+/// A block of pinned host memory for copies.
 struct Block(NonNull<u8>);
 
 // SAFETY: plain memory of the process, which any thread may read, write and free.
 unsafe impl Send for Block {}
 
 impl Block {
-    /// Allocates in the current context.
+    /// Allocates a pinned block in the current context.
     fn new() -> Result<Self, BackendError> {
         // SAFETY: the caller has bound a context to this thread.
         let memory = unsafe { result::malloc_host(BLOCK, sys::CU_MEMHOSTALLOC_PORTABLE) }
@@ -146,20 +148,22 @@ impl Block {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the allocation is that long, initialised, and lives as long as `self`.
+        // SAFETY: the pinned allocation has this length, is initialised, and lives as long as
+        // `self`.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), BLOCK) }
     }
 
     fn staged_bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed alone.
+        // SAFETY: the pinned allocation has this length and is initialised, and `self` is borrowed
+        // exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BLOCK) }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated by `malloc_host` and not used again. A broken context cannot free it,
-        // and the process then ends anyway.
+        // SAFETY: the memory was allocated by `malloc_host` and is not used again. A broken context
+        // cannot free it, and the process then ends anyway.
         let _ = unsafe { result::free_host(self.0.as_ptr().cast()) };
     }
 }

@@ -5,7 +5,8 @@ use cudarc::driver::sys;
 /// How L2 treats the lines that a launch touches in a window of addresses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Lines {
-    /// L2 keeps this share of the lines (at most 1), the same lines each time, before all others.
+    /// L2 keeps this share of the window's lines (at most 1), each time the same lines, in
+    /// preference to other lines.
     Keep(f32),
     /// Lines get normal priority again, whichever priority an earlier launch set.
     Release,
@@ -28,7 +29,7 @@ impl Window {
         Self { lines: Lines::Release, ..self }
     }
 
-    /// The window as a launch attribute.
+    /// The L2 access window as a launch attribute.
     pub(crate) fn launch_attribute(self) -> sys::CUlaunchAttribute {
         use sys::CUaccessProperty_enum::{
             CU_ACCESS_PROPERTY_NORMAL as NORMAL, CU_ACCESS_PROPERTY_PERSISTING as PERSISTING,
@@ -66,7 +67,7 @@ mod tests {
                 attribute.id,
                 sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
             );
-            // SAFETY: the id determines which field was written.
+            // SAFETY: the attribute's id determines which field of the union was written.
             let value = unsafe { attribute.value.accessPolicyWindow };
             (value.base_ptr as u64, value.num_bytes, value.hitRatio, value.hitProp, value.missProp)
         };

@@ -16,7 +16,7 @@ pub struct EventPool {
 }
 
 impl EventPool {
-    /// Makes `count` events that keep time.
+    /// Creates a pool of `count` CUDA events that record time.
     ///
     /// # Errors
     /// Fails if the driver fails.
@@ -41,12 +41,12 @@ impl EventPool {
         self.events.len()
     }
 
-    /// Whether the pool is empty.
+    /// Whether the event pool is empty.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// Enqueues event `index`: its time is that of the work before it.
+    /// Enqueues event `index` of the pool, which gets the time when the preceding work ends.
     ///
     /// # Errors
     /// Fails if the driver fails.
@@ -102,7 +102,7 @@ impl CrossingEvent {
             .map_err(|error| failed("make an event", &error))
     }
 
-    /// Marks the work that is in the stream so far.
+    /// Records an event after the work that is enqueued in the stream so far.
     ///
     /// # Errors
     /// Fails if the driver refuses.

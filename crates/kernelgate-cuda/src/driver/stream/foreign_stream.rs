@@ -1,8 +1,8 @@
 //! Timing of a stream that other code made, around the work that this code enqueues.
 //!
 //! The [`StreamTimer`] of such a stream has two events and is held by a function of the host. The
-//! other code's context is current during a call only. Deliberately absent: the meaning of an
-//! interval.
+//! other code's context is current during a call only. This module does not interpret the measured
+//! intervals.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ pub enum StreamError {
          handle of its own"
     )]
     Null,
-    /// A default stream, and no context to have it.
+    /// The stream is a default stream, and no context is current.
     #[error("no CUDA context is current on this thread, whose default stream would be meant")]
     NoContext,
     /// The driver does not know the handle.
@@ -46,22 +46,23 @@ pub enum StreamError {
     Backend(#[from] BackendError),
 }
 
-/// Intervals around little or nothing, nanoseconds. Other intervals are compared with them; they are
-/// never subtracted.
+/// Durations of intervals around little or no work, nanoseconds. Measured intervals are compared
+/// with these empty intervals, which are never subtracted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmptyIntervalReadings {
     /// Upper quartile of intervals without work between the events, with the stream held.
     pub nothing_ns: f64,
-    /// One with the least command between them, a fill of one byte; held too. The lower quartile.
+    /// Duration of a held interval around the smallest command, a fill of one byte. The lower
+    /// quartile.
     pub least_ns: f64,
-    /// One with nothing but a wait of the host between them: the upper quartile.
+    /// Duration of an interval around nothing but a wait of the host: the upper quartile.
     pub waited_ns: f64,
 }
 
-/// An interval between two events.
+/// A measured interval between two CUDA events.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TimedInterval {
-    /// Time from the first event to the last, nanoseconds.
+    /// Time from the first event of the interval to the last event, nanoseconds.
     pub elapsed_ns: f64,
     /// Whether the GPU had done everything before the last event was enqueued: it then waited for
     /// the host, whose time is in the interval.
@@ -71,14 +72,14 @@ pub struct TimedInterval {
     pub held: Option<bool>,
 }
 
-/// Repetitions of each empty reading.
+/// Number of repetitions for each kind of empty interval.
 const READINGS: usize = 15;
 /// How long the stream is held for an empty reading; enqueueing takes microseconds.
 const READING_HOLD_TIME: Duration = Duration::from_millis(20);
 /// How long the stream is held for a reading whose hold times out.
 const WAITED_HOLD_TIME: Duration = Duration::from_millis(1);
 
-/// The first and the last event of an interval.
+/// Indices of the first and the last event of an interval.
 const FIRST_READING: usize = 0;
 const LAST: usize = 1;
 
@@ -187,7 +188,7 @@ impl ForeignStream {
         })
     }
 
-    /// Intervals around the same work, ascending.
+    /// Durations of repeated intervals around the same work, ascending.
     fn interval_readings(
         &mut self,
         hold: Duration,
@@ -205,8 +206,8 @@ impl ForeignStream {
         Ok(readings)
     }
 
-    /// Enqueues the first event, behind a hold of the stream if `hold` is a time. The hold lasts
-    /// until [`Self::end`], and at most for so long.
+    /// Enqueues the first event, behind a hold of the stream if `hold` is a time. The stream is
+    /// held until [`Self::end`], and at most for the given time.
     ///
     /// # Errors
     /// Fails if the driver refuses; [`BackendError::NotTimed`] if the stream is in capture.
@@ -216,7 +217,7 @@ impl ForeignStream {
         self.timer.record(FIRST_READING)
     }
 
-    /// Enqueues the last event, releases the stream, and waits for it.
+    /// Enqueues the last event of the interval, releases the stream, and waits for the event.
     ///
     /// # Errors
     /// Fails if something on the stream failed; [`BackendError::Lost`] if it does not end in time;
@@ -252,7 +253,7 @@ impl ForeignStream {
     pub fn context_busy_time(&self) -> Result<Duration, BackendError> {
         let _entered = self.enter()?;
         let started = Instant::now();
-        // SAFETY: a context is current.
+        // SAFETY: a CUDA context is current on this thread.
         unsafe { sys::cuCtxSynchronize() }
             .result()
             .map_err(|error| failed("finish what is in the context", &error))?;
@@ -277,7 +278,7 @@ impl ForeignStream {
     }
 }
 
-/// The context of a stream; that of a default stream is the current one.
+/// The context of a stream; for a default stream, the current context.
 fn context_of(stream: RawStream) -> Result<sys::CUcontext, StreamError> {
     if stream.depends_on_current_context() {
         let context = thread_state::current_context().ok().filter(|context| !context.is_null());

@@ -16,22 +16,23 @@ use super::raw_stream::RawStream;
 use crate::BackendError;
 use crate::driver::status::failed;
 
-/// A way to hold a stream. One hold at a time.
+/// A way to hold a stream, so that enqueued work waits. A stream can have one hold at a time.
 pub trait StreamHold {
-    /// Enqueues the hold, which ends after `at_most` in any case. The stream's context is current.
+    /// Enqueues the hold, which ends after `at_most` in any case. The caller made the context of
+    /// the stream current.
     ///
     /// # Errors
     /// Fails if the driver refuses.
     fn hold(&mut self, at_most: Duration) -> Result<(), BackendError>;
 
-    /// Releases the stream, whether it is held or not.
+    /// Lets the work of the stream run, whether the stream is held or not.
     fn release(&mut self);
 
     /// Whether the last hold, which has ended, was released. Otherwise it timed out.
     fn was_released(&self) -> bool;
 }
 
-/// Holds a stream by a function of the host, which the driver calls when the stream gets to it.
+/// Holds a stream by a host function that the driver calls when the stream reaches it.
 pub struct HostStreamHold {
     stream: RawStream,
     last: Arc<State>,
@@ -109,10 +110,11 @@ impl Drop for HostStreamHold {
 mod tests {
     use super::*;
 
-    /// Runs the driver's call of a hold. Returns whether the hold timed out.
+    /// Runs the driver's call of a hold. Runs the holding host function; returns whether the hold
+    /// timed out.
     fn call(hold: &Arc<State>) -> bool {
         let data = Arc::into_raw(Arc::clone(hold)).cast_mut().cast::<c_void>();
-        // SAFETY: an `Arc<State>` made by `Arc::into_raw`.
+        // SAFETY: the data is an `Arc<State>` that came from `Arc::into_raw`.
         unsafe { block_stream_on_host(data) };
         assert_eq!(Arc::strong_count(hold), 1, "the call gives its count back");
         hold.expired.load(Ordering::Acquire)

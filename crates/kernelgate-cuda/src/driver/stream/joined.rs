@@ -59,8 +59,8 @@ impl JoinedStreams {
         self.theirs
     }
 
-    /// Enqueues on the joined stream, between the work already on the device's stream and the work
-    /// that follows there.
+    /// Enqueues work on the joined stream, between the work that is already on the device's stream
+    /// and the work that follows on the device's stream.
     ///
     /// # Errors
     /// Fails with the error of `enqueue`, or when the driver refuses.
@@ -71,7 +71,7 @@ impl JoinedStreams {
         let failed = |action: &'static str| move |error| failed(action, &error);
         let theirs = self.theirs.cu();
         self.there.record(&self.ours).map_err(failed("record an event"))?;
-        // SAFETY: stream and event live.
+        // SAFETY: the stream and the event are alive.
         unsafe { sys::cuStreamWaitEvent(theirs, self.there.cu_event(), 0) }
             .result()
             .map_err(failed("let the joined stream wait"))?;

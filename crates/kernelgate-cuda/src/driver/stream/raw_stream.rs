@@ -7,21 +7,21 @@ use cudarc::driver::sys;
 
 /// Handle of a stream, as the driver knows it: `CUstream`, `cudaStream_t`.
 ///
-/// A handle is trusted, as the addresses that a kernel gets are: it must be that of a stream that
-/// outlives its use here. The driver recognizes many invalid handles, but not all.
+/// A stream handle is trusted, as the addresses that a kernel gets are: it must be the handle of a
+/// stream that outlives its use here. The driver recognizes many invalid handles, but not all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RawStream(usize);
 
 impl RawStream {
     /// The legacy default stream of the current context, by its explicit handle
-    /// (`CU_STREAM_LEGACY`). The null handle means the same to the driver, but is refused here,
-    /// because a handle that was never set looks like it.
+    /// (`CU_STREAM_LEGACY`). The null handle means the default stream to the driver, but is refused
+    /// here, because a handle that was never set is null too.
     pub const LEGACY_DEFAULT: Self = Self(1);
     /// The default stream of the calling thread in the context that is current
     /// (`CU_STREAM_PER_THREAD`).
     pub const PER_THREAD_DEFAULT: Self = Self(2);
 
-    /// The handle as a number, for code that passes handles so.
+    /// The stream handle as an integer, for interfaces that pass handles as integers.
     pub const fn address(self) -> usize {
         self.0
     }
@@ -31,7 +31,7 @@ impl RawStream {
         self.0 as *mut T
     }
 
-    /// Whether the stream is null.
+    /// Whether the stream handle is null.
     pub const fn is_null(self) -> bool {
         self.0 == 0
     }
@@ -61,7 +61,7 @@ impl RawContext {
         Self(context as usize)
     }
 
-    /// The handle as a number.
+    /// The stream handle as an integer.
     pub const fn address(self) -> usize {
         self.0
     }

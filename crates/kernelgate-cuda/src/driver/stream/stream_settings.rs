@@ -2,7 +2,7 @@
 //! launches would inherit: a window of memory that L2 keeps, how the host waits, the priority, the
 //! memory synchronisation domain. Each case begins with the settings that the stream was made with.
 //!
-//! Deliberately absent: streams that other code made.
+//! This module does not change streams that foreign code created.
 
 use std::ffi::c_char;
 
@@ -24,10 +24,11 @@ const NAMED_SETTINGS: [(CUstreamAttrID, &str); 4] = [
 /// A setting of a stream as raw bytes.
 type AttributeBytes = [c_char; 64];
 
-/// The settings of a stream.
+/// The saved settings of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamSettings {
-    /// Values in the order of [`NAMED_SETTINGS`]; absent if the driver does not report them.
+    /// Values of the stream settings, in the order of [`NAMED_SETTINGS`]; absent if the driver does
+    /// not report them.
     others: [Option<AttributeBytes>; NAMED_SETTINGS.len()],
     /// The window; absent if no window is set, as on a new stream.
     window: Option<AttributeBytes>,
@@ -42,7 +43,8 @@ impl StreamSettings {
         Self { others: NAMED_SETTINGS.map(read), window: window.map(bytes) }
     }
 
-    /// Sets the values that differ from now, and removes a window that was not there.
+    /// Restores the stream settings that differ now, and removes an L2 window that was not set
+    /// before.
     ///
     /// # Errors
     /// Fails if the driver refuses: later cases would be measured under other conditions than
@@ -80,7 +82,7 @@ impl StreamSettings {
 /// Converts a setting to a value that the driver accepts: it reports the wait policy of a stream
 /// without one as -1, which cannot be set.
 fn to_settable_attribute(id: CUstreamAttrID, value: AttributeBytes) -> AttributeBytes {
-    // Characters are unsigned on some processors.
+    // The type `c_char` is unsigned on some processors.
     let policy = i32::from_ne_bytes(std::array::from_fn(|index| value[index] as u8));
     if id != NAMED_SETTINGS[0].0 || policy != -1 {
         return value;

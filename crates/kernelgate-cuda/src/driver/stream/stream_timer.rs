@@ -1,8 +1,9 @@
-//! The event timer: events on a stream, and a way to hold it.
+//! The event timer of a stream: its CUDA events, and a way to hold the stream.
 //!
-//! All objects are created in advance, none between two events. An interval is: hold the stream,
-//! enqueue events and work, release the stream, wait for it. Deliberately absent: the meaning of an
-//! interval, and the order of events, work, probes and flushes in it.
+//! All events are created in advance, so that no object is created between two events. An interval
+//! is measured in this order: hold the stream, enqueue events and work, release the stream, wait
+//! for it. This module does not interpret an interval, and does not order events, work, probes and
+//! flushes in it.
 
 use std::time::Duration;
 
@@ -46,8 +47,8 @@ impl<H: StreamHold> StreamTimer<H> {
         Ok(Self { hold, holds: false, stream, events, timeout })
     }
 
-    /// Begins an interval: holds the stream until [`Self::release`], at most for so long; without a
-    /// time the stream is not held.
+    /// Begins a measured interval: holds the stream until [`Self::release`], at most for the given
+    /// time; without a time the stream is not held.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -60,7 +61,7 @@ impl<H: StreamHold> StreamTimer<H> {
         Ok(())
     }
 
-    /// Enqueues an event: its time is that of the work before it.
+    /// Enqueues an event of the interval, which gets the time when the preceding work ends.
     ///
     /// # Errors
     /// Fails if the driver fails.
@@ -68,7 +69,7 @@ impl<H: StreamHold> StreamTimer<H> {
         self.events.record(event)
     }
 
-    /// Releases the stream, whether it is held or not.
+    /// Lets the work of the stream run, whether the stream is held or not.
     pub fn release(&mut self) {
         if self.holds {
             self.hold.release();

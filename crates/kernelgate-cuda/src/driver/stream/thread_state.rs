@@ -23,7 +23,7 @@ pub fn checked(
         (current_context()?, is_capturing_stream(device.stream().cu_stream())?);
     let launched = launch();
     let after = current_context()?;
-    // SAFETY: the context was current before.
+    // SAFETY: the context was current before on this thread.
     unsafe { sys::cuCtxSetCurrent(before) }
         .result()
         .map_err(|error| failed("put the current context back", &error))?;
@@ -47,7 +47,7 @@ pub(crate) fn bind(context: &CudaContext) -> Result<(), BackendError> {
 
 pub(crate) fn current_context() -> Result<sys::CUcontext, BackendError> {
     let mut context = ptr::null_mut();
-    // SAFETY: the pointer is valid.
+    // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
     unsafe { sys::cuCtxGetCurrent(&raw mut context) }
         .result()
         .map_err(|error| failed("query the current context", &error))?;

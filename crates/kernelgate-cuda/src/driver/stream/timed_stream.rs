@@ -9,7 +9,7 @@ use super::thread_state::bind;
 use crate::BackendError;
 use crate::driver::status::failed;
 
-/// A stream and its context.
+/// A stream to time, with its context.
 #[derive(Clone)]
 pub(crate) enum TimedStream {
     /// Stream of an open device: its context stays current on the thread.
@@ -19,7 +19,7 @@ pub(crate) enum TimedStream {
 }
 
 impl TimedStream {
-    /// The stream as the driver knows it.
+    /// The stream handle in the driver's type.
     pub fn cu(&self) -> sys::CUstream {
         match self {
             Self::Ours(stream) => stream.cu_stream(),
@@ -27,7 +27,7 @@ impl TimedStream {
         }
     }
 
-    /// The ordinal of the stream's GPU.
+    /// Ordinal of the GPU that the stream belongs to.
     ///
     /// # Errors
     /// Fails if the driver refuses.
@@ -52,7 +52,7 @@ impl TimedStream {
                 Ok(CurrentContext { pushed: false })
             }
             Self::Theirs { context, .. } => {
-                // SAFETY: the context of a stream that lives.
+                // SAFETY: the context belongs to a stream that is alive.
                 unsafe { sys::cuCtxPushCurrent_v2(*context) }
                     .result()
                     .map_err(|error| failed("make the stream's context current", &error))?;
@@ -62,8 +62,8 @@ impl TimedStream {
     }
 }
 
-/// The context of a stream that is not a default stream. The handle is trusted as far as the driver
-/// does not know it.
+/// The context of a stream that is not a default stream. The stream handle is trusted if the driver
+/// cannot check it.
 pub(crate) fn context_of_stream(stream: RawStream) -> Result<sys::CUcontext, DriverError> {
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is valid; the handle is trusted.
@@ -81,7 +81,7 @@ impl Drop for CurrentContext {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: the pointer is valid.
+            // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) };
         }
     }

@@ -1,4 +1,4 @@
-//! Waiting for the device with a timeout.
+//! Waits of the host for the GPU, with a timeout.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
 use crate::BackendError;
 use crate::driver::status::failed;
 
-/// Waits for everything on the stream, at most so long.
+/// Waits for all work of the stream, at most for the given time.
 ///
 /// # Errors
 /// Fails if something on the stream failed, or has not finished by then: [`BackendError::Lost`].
@@ -20,14 +20,14 @@ pub fn finish(
     wait_until_passed(marker.cu_event(), timeout)
 }
 
-/// Waits for an event that lives, at most so long.
+/// Waits until an event has passed, at most for the given time; the event must be alive.
 ///
 /// # Errors
 /// Fails if something before it failed, or has not finished by then: [`BackendError::Lost`].
 pub fn wait_until_passed(event: sys::CUevent, timeout: Duration) -> Result<(), BackendError> {
     let start = Instant::now();
     loop {
-        // SAFETY: the event is alive.
+        // SAFETY: the CUDA event is alive.
         match unsafe { result::event::query(event) } {
             Ok(()) => return Ok(()),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => {}

@@ -1,5 +1,5 @@
-//! cuDNN's back-end interface: opaque descriptors with numbered attributes. The numbers are those
-//! of `cudnn_graph.h`, version 9.
+//! Functions of cuDNN's back-end interface, which has opaque descriptors with numbered attributes.
+//! The numbers of descriptors and attributes are those of `cudnn_graph.h`, version 9.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, OnceLock};
@@ -29,19 +29,19 @@ impl From<CudnnRefusal> for BackendError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CudnnDescriptorKind {
-    /// Mode and precision of a pointwise operation.
+    /// Descriptor of a pointwise operation's mode and precision.
     Pointwise = 0,
-    /// An engine with its choices.
+    /// Descriptor of an engine with its settings.
     EngineConfig = 3,
     /// A query for engines that can compute a graph.
     Heuristics = 4,
-    /// Something that can be executed.
+    /// Descriptor of an executable plan.
     ExecutionPlan = 5,
-    /// A pointwise operation on tensors.
+    /// Descriptor of a pointwise operation on tensors.
     PointwiseOperation = 13,
     /// A graph of operations.
     OperationGraph = 15,
-    /// Addresses of a plan's tensors.
+    /// Descriptor of the addresses of a plan's tensors.
     VariantPack = 16,
     /// A tensor.
     Tensor = 17,
@@ -49,15 +49,15 @@ pub enum CudnnDescriptorKind {
     Matmul = 18,
     /// A GEMM of tensors.
     MatmulOperation = 19,
-    /// Operator and precision of a reduction.
+    /// Descriptor of a reduction's operator and precision.
     Reduction = 21,
-    /// A reduction of a tensor.
+    /// Descriptor of a reduction of a tensor.
     ReductionOperation = 22,
-    /// A tensor seen in another shape or order.
+    /// Descriptor of an operation that shows a tensor in another shape or order.
     ReshapeOperation = 31,
 }
 
-/// An attribute of a descriptor.
+/// An attribute of a cuDNN descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "cuDNN's own names")]
@@ -138,7 +138,7 @@ pub enum CudnnPointwiseMode {
     GreaterOrEqual = 303,
     /// The element's index along an axis of x.
     Index = 501,
-    /// x where t holds, else b.
+    /// Pointwise mode: element of x where t is true, else element of b.
     Select = 601,
 }
 
@@ -151,7 +151,7 @@ pub enum OperationDescriptor {
     Maximum = 3,
 }
 
-/// The heuristic that cuDNN recommends.
+/// Number of the heuristic that cuDNN recommends.
 const CUDNN_HEURISTIC_MODE_A: u32 = 3;
 
 /// A value of an attribute, with its type.
@@ -182,7 +182,7 @@ pub enum CudnnAttributeValue<'a> {
 const CUDNN_TYPE_INT64: u32 = 3;
 const CUDNN_TYPE_DESCRIPTOR: u32 = 15;
 
-/// cuDNN's functions. A status of 0 is success.
+/// cuDNN's functions. A status code of 0 is success.
 struct Api {
     create: unsafe extern "C" fn(*mut Raw) -> c_int,
     destroy: unsafe extern "C" fn(Raw) -> c_int,
@@ -198,7 +198,7 @@ struct Api {
     version: usize,
 }
 
-/// Version of the library: 91400 is 9.14.0.
+/// Version of the cuDNN library as a number: 91400 is 9.14.0.
 ///
 /// # Errors
 /// Fails if it is missing or too old.
@@ -217,8 +217,8 @@ fn load() -> Result<Api, CudnnRefusal> {
             CudnnRefusal(format!("needs {}: {}", library.name(), library.advice()))
         })?;
     }
-    // SAFETY: the types are those of cuDNN 9's headers, where enumerations are unsigned and a
-    // status is an int.
+    // SAFETY: the function types are those of cuDNN 9's headers, where enumerations are unsigned
+    // and a status is an int.
     unsafe {
         let version: unsafe extern "C" fn() -> usize = function(c"cudnnGetVersion")?;
         let runtime: unsafe extern "C" fn() -> usize = function(c"cudnnGetCudartVersion")?;
@@ -257,10 +257,10 @@ fn load() -> Result<Api, CudnnRefusal> {
     }
 }
 
-/// A function of the library.
+/// Looks up a function of the cuDNN library.
 ///
 /// # Safety
-/// `F` is the function's type.
+/// The caller chooses `F` as the type of the function with that name.
 unsafe fn function<F: Copy>(name: &CStr) -> Result<F, CudnnRefusal> {
     // SAFETY: the caller's promise.
     unsafe { library::typed_function(Library::Cudnn, name) }
@@ -292,7 +292,7 @@ impl Api {
 pub struct Handle {
     raw: Raw,
     api: &'static Api,
-    /// The stream must outlive the handle.
+    /// The CUDA stream must outlive the cuDNN handle.
     _device: Arc<Device>,
 }
 
@@ -321,7 +321,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: made by cudnnCreate, destroyed once.
+        // SAFETY: the handle was made by cudnnCreate and is destroyed once.
         unsafe { (self.api.destroy)(self.raw) };
     }
 }
@@ -341,7 +341,7 @@ impl CudnnDescriptor {
     pub fn new(kind: CudnnDescriptorKind) -> Result<Self, CudnnRefusal> {
         let api = api()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the pointer is valid.
+        // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
         api.check(unsafe { (api.create_descriptor)(kind as u32, &raw mut raw) }, || {
             format!("make a descriptor of {kind:?}")
         })?;
@@ -360,7 +360,7 @@ impl CudnnDescriptor {
         for (attribute, value) in attributes {
             descriptor.set(*attribute, *value)?;
         }
-        // SAFETY: the descriptor is alive.
+        // SAFETY: the cuDNN descriptor is alive.
         descriptor.api.check(unsafe { (descriptor.api.finalize)(descriptor.raw) }, || {
             format!("take the {kind:?}")
         })?;
@@ -403,7 +403,7 @@ impl CudnnDescriptor {
         }
     }
 
-    /// An integer that cuDNN worked out.
+    /// Reads an integer attribute that cuDNN computed.
     ///
     /// # Errors
     /// Fails if it has none.
@@ -459,7 +459,7 @@ impl CudnnDescriptor {
 
 impl Drop for CudnnDescriptor {
     fn drop(&mut self) {
-        // SAFETY: made by cudnnBackendCreateDescriptor, destroyed once.
+        // SAFETY: the descriptor was made by cudnnBackendCreateDescriptor and is destroyed once.
         unsafe { (self.api.destroy_descriptor)(self.raw) };
     }
 }
@@ -476,7 +476,7 @@ pub unsafe fn execute_plan(
     plan: &CudnnDescriptor,
     pack: &CudnnDescriptor,
 ) -> Result<(), BackendError> {
-    // SAFETY: the three are alive; the rest is the caller's promise.
+    // SAFETY: handle, plan and pack are alive; the caller promises the validity of the addresses.
     let status = unsafe { (handle.api.execute)(handle.raw, plan.raw, pack.raw) };
     handle
         .api

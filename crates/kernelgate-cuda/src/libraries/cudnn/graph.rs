@@ -17,7 +17,7 @@ const TENSOR_ALIGNMENT_BYTES: i64 = 16;
 pub struct TensorLayout {
     /// Extents.
     pub extents: [i64; 4],
-    /// Elements from one index to the next.
+    /// Distance in elements between consecutive indices of each axis.
     pub strides: [i64; 4],
 }
 
@@ -35,7 +35,7 @@ impl TensorLayout {
     }
 }
 
-/// A tensor of a graph.
+/// A tensor of a cuDNN graph, by its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GraphTensor(usize);
 
@@ -50,7 +50,7 @@ impl GraphTensor {
 /// other.
 #[derive(Default)]
 pub struct CudnnOperationGraph {
-    // Dropped in this order: operations refer to tensors.
+    // The fields are dropped in this order, because operations refer to tensors.
     operations: Vec<CudnnDescriptor>,
     parts: Vec<CudnnDescriptor>,
     tensors: Vec<CudnnDescriptor>,
@@ -58,7 +58,7 @@ pub struct CudnnOperationGraph {
 }
 
 impl CudnnOperationGraph {
-    /// A tensor in device memory.
+    /// Adds a tensor in device memory to the graph.
     ///
     /// # Errors
     /// Fails if cuDNN refuses; so for all of these.
@@ -174,7 +174,7 @@ impl CudnnOperationGraph {
         )
     }
 
-    /// y = x >= b, a truth value.
+    /// Adds the operation y = (x >= b), whose result is a truth value.
     ///
     /// # Errors
     /// Fails if cuDNN refuses.
@@ -292,8 +292,8 @@ impl CudnnOperationGraph {
         CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::OperationGraph, &attributes)
     }
 
-    /// The plan that cuDNN's heuristic puts first among those that it can build, on these addresses
-    /// of the tensors in memory.
+    /// Builds the plan that cuDNN's heuristic ranks first among the plans that it can build, for
+    /// the given addresses of tensors in memory.
     ///
     /// # Errors
     /// Fails if cuDNN has none, or memory is short.
@@ -360,7 +360,8 @@ impl CudnnOperationGraph {
     }
 }
 
-/// The first plan that cuDNN can build, and the engine it is of; or why not the first.
+/// The first plan that cuDNN can build with its engine, or the reason why the first plan cannot be
+/// built.
 fn first_buildable_plan(
     handle: &Handle,
     configs: Vec<CudnnDescriptor>,
@@ -382,7 +383,7 @@ fn first_buildable_plan(
 
 /// A graph made executable, with the addresses that it works on.
 pub struct CudnnExecutionPlan {
-    // Dropped in this order: each refers to those after it.
+    // The fields are dropped in this order, because each refers to the fields after it.
     pack: CudnnDescriptor,
     plan: CudnnDescriptor,
     _made_of: Vec<CudnnDescriptor>,
@@ -439,7 +440,7 @@ mod tests {
         let factor = graph.add_scalar_tensor(2.0).unwrap();
         graph.pointwise(CudnnPointwiseMode::Multiply, &[x, factor], y).unwrap();
         assert!(graph.whole(None).is_ok());
-        // cuDNN stores the addresses and does not read from them.
+        // The pack stores the tensor addresses, and cuDNN does not read memory there.
         assert!(graph.pack(&[(x, 0x1000), (y, 0x2000)], &[2.0], 0x3000).is_ok());
     }
 }

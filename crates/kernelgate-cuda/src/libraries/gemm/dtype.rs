@@ -2,7 +2,7 @@
 
 use crate::libraries::lt;
 
-/// Element type of a matrix.
+/// Element type of a GEMM's matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MatrixDtype {
     /// Brain floats.
@@ -17,7 +17,7 @@ pub enum MatrixDtype {
     E5m2,
     /// Signed bytes.
     I8,
-    /// 32-bit integers: sums of bytes.
+    /// Elements are 32-bit integers: sums of products of bytes.
     I32,
 }
 

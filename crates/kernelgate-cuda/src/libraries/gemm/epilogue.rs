@@ -2,7 +2,7 @@
 
 use crate::libraries::lt;
 
-/// An activation function of an epilogue.
+/// An activation function in the epilogue of a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// max(x, 0). The aux matrix is a mask of one bit for each element.
@@ -14,7 +14,7 @@ pub enum Activation {
 /// Work on the result before it is stored. A bias has one element a column of D.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GemmEpilogue {
-    /// D = alpha·A·B + beta·C.
+    /// The GEMM without an epilogue: D = alpha·A·B + beta·C.
     #[default]
     None,
     /// Adds the bias.
@@ -23,9 +23,10 @@ pub enum GemmEpilogue {
     Activation {
         /// The function.
         function: Activation,
-        /// Whether a bias is added first.
+        /// Whether the epilogue adds a bias before the activation.
         bias: bool,
-        /// Whether aux is written, for [`Self::ActivationGradient`].
+        /// Whether the epilogue writes the auxiliary matrix that [`Self::ActivationGradient`]
+        /// needs.
         aux: bool,
     },
     /// Multiplies the result by the derivative of a function, for the aux of its forward pass.

@@ -23,21 +23,21 @@ pub enum GemmError {
     /// A leading dimension is shorter than a row.
     #[error("matrix {matrix} has rows of {row} elements and a leading dimension of {ld}")]
     LeadingDimension {
-        /// `A`, `B`, `C` or `D`.
+        /// Name of the matrix: `A`, `B`, `C` or `D`.
         matrix: char,
-        /// Leading dimension of the matrix, elements.
+        /// Leading dimension of the matrix in elements.
         ld: usize,
         /// Elements of a row.
         row: usize,
     },
-    /// The results of a batch overlap.
+    /// The result matrices of a batched GEMM overlap.
     #[error(
         "results of {m} x {n} overlap: one is {stride} elements behind the other, rows are {ld} apart"
     )]
     OverlappingResults {
-        /// Elements from one result to the next.
+        /// Distance from one result matrix of the batch to the next, elements.
         stride: usize,
-        /// Elements from one row to the next.
+        /// Distance from one row of the matrix to the next, elements.
         ld: usize,
         /// Rows of D.
         m: usize,
@@ -80,7 +80,7 @@ pub enum GemmError {
         /// Factor of C.
         beta: f32,
     },
-    /// The library's heuristic proposes nothing.
+    /// The heuristic of cuBLASLt proposes no algorithm.
     #[error("cuBLASLt has no algorithm for a GEMM of {m} x {n}, k = {k}: {status}")]
     NoAlgorithm {
         /// Rows of D.
@@ -103,7 +103,7 @@ pub enum GemmError {
     /// A launch lacks an address that the description asks for.
     #[error("a launch of this GEMM needs the address of {0}")]
     MissingOperand(&'static str),
-    /// `KERNELGATE_GEMMS` is set to another word.
+    /// The variable `KERNELGATE_GEMMS` is set to an unknown word.
     #[error("KERNELGATE_GEMMS takes `seen` or `none`, not `{0}`")]
     Variable(String),
 }

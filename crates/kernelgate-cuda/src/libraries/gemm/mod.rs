@@ -42,7 +42,8 @@ const WORKSPACE_PIECE_ALIGNMENT: usize = 256;
 /// Largest piece, bytes.
 const MAX_WORKSPACE_PIECE_BYTES: usize = 64 << 10;
 
-/// The library on one device, with lanes: GEMMs in different lanes may run concurrently.
+/// The cuBLASLt library on one GPU, with lanes (streams that run GEMMs concurrently): GEMMs in
+/// different lanes may run concurrently.
 pub struct CublasLtLanes {
     device: Arc<Device>,
     handle: lt::CublasLtHandle,
@@ -52,14 +53,14 @@ pub struct CublasLtLanes {
     used_bytes: Cell<usize>,
 }
 
-/// A stream with a workspace; the first is the device's stream.
+/// A stream with a cuBLASLt workspace; the first lane has the GPU's own stream.
 struct Lane {
     stream: Arc<CudaStream>,
     workspace: DeviceBuffer,
 }
 
 impl CublasLtLanes {
-    /// Opens the library with `lanes` lanes, at least one.
+    /// Opens cuBLASLt with `lanes` lanes (streams with workspaces), at least one lane.
     ///
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if it is missing, or if it fails or memory is
@@ -90,8 +91,8 @@ impl CublasLtLanes {
         Ok(Rc::new(Self { device, handle, lanes, workspace_bytes, used_bytes }))
     }
 
-    /// Device memory that is divided into workspaces of one launch each. Some algorithms clear their
-    /// workspace first, and these clears may come before all launches.
+    /// Device memory that is divided into workspaces of one launch each. Some GEMM algorithms clear
+    /// their workspace first, and these clears may be enqueued before all launches.
     pub fn pieces(&self) -> Range<u64> {
         let end = self.lanes[0].workspace.address() + self.workspace_bytes as u64;
         end - self.workspace_bytes_for_pieces() as u64..end
@@ -110,7 +111,7 @@ impl CublasLtLanes {
         self.workspace_bytes - self.workspace_bytes_for_pieces()
     }
 
-    /// A piece of the workspace of this many bytes, if there is room.
+    /// Takes a piece of the workspace with the given size, if the workspace has room.
     fn take_workspace_piece(&self, bytes: usize) -> Option<u64> {
         let used_bytes = self.used_bytes.get();
         let end = used_bytes + bytes.next_multiple_of(WORKSPACE_PIECE_ALIGNMENT);
@@ -122,13 +123,13 @@ impl CublasLtLanes {
         })
     }
 
-    /// The stream of a lane.
+    /// The CUDA stream of a lane.
     pub fn stream(&self, lane: usize) -> &Arc<CudaStream> {
         &self.lanes[lane].stream
     }
 }
 
-/// Whether the library is there.
+/// Checks that the cuBLASLt library is installed.
 ///
 /// # Errors
 /// How to get it.
@@ -157,9 +158,9 @@ pub struct Gemm {
     tool: Option<SanitizerTreatment>,
 }
 
-/// Treatment for compute-sanitizer, from `KERNELGATE_GEMMS`. The sanitizer does not see stores of
-/// cuBLASLt's kernels by bulk copies and would report every read of D, so D is filled with NaN
-/// first.
+/// How GEMMs are treated under compute-sanitizer, from `KERNELGATE_GEMMS`. The sanitizer does not
+/// see stores of cuBLASLt's kernels by bulk copies and would report every read of D, so D is filled
+/// with NaN first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SanitizerTreatment {
     /// `seen`: filled, then computed.
@@ -215,7 +216,7 @@ impl Gemm {
         &self.spec
     }
 
-    /// How many algorithms the library proposes.
+    /// Number of algorithms that cuBLASLt proposes for the GEMM.
     pub fn proposed_algorithm_count(&self) -> usize {
         self.algorithms.len()
     }
@@ -296,7 +297,7 @@ impl Gemm {
         Ok(())
     }
 
-    /// Layouts of all four matrices.
+    /// Layout handles of the four matrices A, B, C and D.
     const fn all_layout_handles(&self) -> [lt::CublasLtHandle; 4] {
         let [a, b, c, d] = self.layouts;
         [a, b, if c.is_null() { d } else { c }, d]
@@ -308,7 +309,7 @@ impl Gemm {
             workspace_bytes: self.blas.shared_bytes(),
             alignment: (alignment != spec::DEFAULT_MATRIX_ALIGNMENT).then_some(alignment),
         };
-        // SAFETY: handle, description and layouts are alive as long as this.
+        // SAFETY: the handle, the description and the layouts are alive as long as this object.
         let proposed = unsafe {
             lt::propose_algorithms(
                 self.blas.handle,

@@ -12,23 +12,23 @@ pub struct GemmOperands<A = u64> {
     pub a: A,
     /// B.
     pub b: A,
-    /// C, if it differs from D.
+    /// Address of matrix C, if it differs from D.
     pub c: Option<A>,
     /// D; overlaps neither A nor B, and C only where both are one matrix.
     pub d: A,
-    /// The bias, or its gradient.
+    /// Address of the bias, or of the bias gradient.
     pub bias: Option<A>,
     /// Aux of the epilogue: [`GemmSpec::aux_bytes`].
     pub aux: Option<A>,
-    /// Factor of A, an f32.
+    /// Address of the f32 factor of matrix A.
     pub scale_a: Option<A>,
-    /// Factor of B, an f32.
+    /// Address of the f32 factor of matrix B.
     pub scale_b: Option<A>,
-    /// Factor of D, an f32.
+    /// Address of the f32 factor of matrix D.
     pub scale_d: Option<A>,
     /// Largest magnitude of D before its factor, an f32.
     pub amax_d: Option<A>,
-    /// Workspace of this launch alone; else launches of a lane share one.
+    /// Workspace for this GEMM launch alone; if absent, the launches of a lane share a workspace.
     pub workspace: Option<A>,
 }
 
@@ -50,7 +50,7 @@ impl<A: Copy> GemmOperands<A> {
         }
     }
 
-    /// Converts the addresses of the operands.
+    /// Converts the address of each operand of the GEMM with a function.
     pub fn map<B>(self, mut address: impl FnMut(A) -> B) -> GemmOperands<B> {
         GemmOperands {
             a: address(self.a),
@@ -80,7 +80,7 @@ impl GemmOperands {
     /// and B are exchanged for the library.
     ///
     /// # Errors
-    /// The name of the first that the launch lacks.
+    /// The error is the name of the first operand that the launch lacks.
     pub(super) fn pointer_attributes(
         &self,
         spec: &GemmSpec,

@@ -1,4 +1,4 @@
-//! Description of a GEMM of row-major matrices, and its layout as cuBLASLt sees it.
+//! Description of a GEMM of row-major matrices, and its column-major layout for cuBLASLt.
 
 use super::dtype::MatrixDtype;
 use super::epilogue::{Activation, GemmEpilogue};
@@ -22,9 +22,9 @@ pub struct Scales {
 /// D `[m, n]` = epilogue(alpha · op(A) `[m, k]` · op(B) `[k, n]` + beta · C `[m, n]`), a batch of
 /// them; matrices are row-major.
 ///
-/// Write the fields that differ: `GemmSpec { b_transposed: true, ..GemmSpec::new(m, n, k, Bf16, F32)
-/// }`. Leading dimensions and strides are in elements; `None` means that rows and matrices follow
-/// each other without a gap.
+/// Callers write only the fields that differ from the defaults: `GemmSpec { b_transposed: true,
+/// ..GemmSpec::new(m, n, k, Bf16, F32) }`. Leading dimensions and strides are in elements; `None`
+/// means that rows and matrices follow each other without a gap.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GemmSpec {
     /// Rows of D.
@@ -45,23 +45,25 @@ pub struct GemmSpec {
     pub a_transposed: bool,
     /// Whether B lies as `[n, k]`, else as `[k, n]`.
     pub b_transposed: bool,
-    /// Elements from one row of A, as it lies, to the next.
+    /// Distance from one stored row of A to the next, elements.
     pub lda: Option<usize>,
-    /// Elements from one row of B, as it lies, to the next.
+    /// Distance from one stored row of B to the next, elements.
     pub ldb: Option<usize>,
-    /// Elements from one row of C to the next; `None` is `ldd`.
+    /// Distance from one row of C to the next, elements; `None` means `ldd`.
     pub ldc: Option<usize>,
-    /// Elements from one row of D to the next.
+    /// Distance from one row of D to the next, elements.
     pub ldd: Option<usize>,
     /// GEMMs in the batch.
     pub batch_count: usize,
-    /// Elements from one A of the batch to the next; 0 if all share one.
+    /// Distance from one matrix A of the batch to the next, elements; 0 if all products share one
+    /// A.
     pub stride_a: Option<usize>,
-    /// Elements from one B of the batch to the next; 0 if all share one.
+    /// Distance from one matrix B of the batch to the next, elements; 0 if all products share one
+    /// B.
     pub stride_b: Option<usize>,
-    /// Elements from one C of the batch to the next; `None` is `stride_d`.
+    /// Distance from one matrix C of the batch to the next, elements; `None` means `stride_d`.
     pub stride_c: Option<usize>,
-    /// Elements from one D of the batch to the next.
+    /// Distance from one matrix D of the batch to the next, elements.
     pub stride_d: Option<usize>,
     /// Factor of the product.
     pub alpha: f32,
@@ -79,15 +81,15 @@ pub struct GemmSpec {
 /// Alignment that the library expects of matrices.
 pub(super) const DEFAULT_MATRIX_ALIGNMENT: u32 = 256;
 
-/// A matrix as the library sees it: column-major.
+/// Layout of a matrix as cuBLASLt sees it: column-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     pub dtype: MatrixDtype,
     pub rows: usize,
     pub columns: usize,
-    /// Elements from one column to the next.
+    /// Distance from one column of the matrix to the next, elements.
     pub ld: usize,
-    /// Elements from one matrix of a batch to the next.
+    /// Distance from one matrix of the batch to the next, elements.
     pub batch_stride: usize,
 }
 
@@ -130,12 +132,12 @@ impl GemmSpec {
         }
     }
 
-    /// Dtype of C: that of D, and bf16 for D in fp8.
+    /// Dtype of C: the dtype of D, but bf16 if D is fp8.
     pub const fn c(&self) -> MatrixDtype {
         if self.d.is_fp8() { MatrixDtype::Bf16 } else { self.d }
     }
 
-    /// Dtype of the bias and of its gradient: that of D, and a 16-bit one for fp8 matrices.
+    /// Dtype of the bias and of its gradient: the dtype of D, but a 16-bit dtype for fp8 matrices.
     pub const fn bias(&self) -> MatrixDtype {
         match self.d {
             d if !self.a.is_fp8() => d,
@@ -144,7 +146,7 @@ impl GemmSpec {
         }
     }
 
-    /// Elements of the bias or of its gradient; `None` for an epilogue without one.
+    /// Number of elements of the bias or of its gradient; `None` for an epilogue without a bias.
     pub const fn bias_element_count(&self) -> Option<usize> {
         match self.epilogue {
             GemmEpilogue::BiasGradientA => Some(self.m),
@@ -153,7 +155,8 @@ impl GemmSpec {
         }
     }
 
-    /// Elements from one row of aux to the next, bits for ReLU; `None` for an epilogue without aux.
+    /// Distance from one row of the auxiliary matrix to the next, elements (bits for ReLU); `None`
+    /// for an epilogue without an auxiliary matrix.
     pub const fn aux_leading_dimension(&self) -> Option<usize> {
         match self.epilogue.function_with_aux() {
             Some(Activation::Relu) => Some(self.n.next_multiple_of(128)),
@@ -176,7 +179,7 @@ impl GemmSpec {
     /// Whether the dtypes go together and the extents and strides describe matrices.
     ///
     /// # Errors
-    /// The first that does not.
+    /// The error is the first operand whose layout is invalid.
     pub fn check(&self) -> Result<(), GemmError> {
         let &Self { m, n, k, batch_count, a, b, d, tf32, epilogue, alpha, beta, .. } = self;
         if m == 0 || n == 0 || k == 0 || batch_count == 0 {
@@ -212,7 +215,8 @@ impl GemmSpec {
                 });
             }
         }
-        // One result behind the other, or all of them within the rows of one leading dimension.
+        // The result matrices of a batch lie one behind the other, or all within the rows of one
+        // leading dimension.
         let (ld, stride) = (layouts.d.ld, layouts.d.batch_stride);
         let behind = stride >= (m - 1) * ld + n;
         let interleaved = stride >= n && (batch_count - 1) * stride + n <= ld;
@@ -327,7 +331,8 @@ mod tests {
             refused(overlapping),
             GemmError::OverlappingResults { stride: 23, ld: 4, m: 6, n: 4 }
         );
-        // The next result begins in the gap behind the last row, or in that behind the first.
+        // The next result matrix begins in the gap behind the last row, or in the gap behind the
+        // first row.
         let behind = GemmSpec { ldd: Some(8), stride_d: Some(44), ..overlapping };
         let interleaved = GemmSpec { stride_d: Some(4), ..behind };
         assert_eq!([behind, interleaved].map(|spec| spec.check()), [Ok(()), Ok(())]);

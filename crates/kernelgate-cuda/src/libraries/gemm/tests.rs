@@ -1,5 +1,5 @@
-//! GEMMs against fp64, with operands whose products and sums every dtype holds exactly. They need a
-//! GPU and cuBLASLt, and skip combinations that the library has not on this GPU.
+//! GEMMs against fp64, with operands whose products and sums every dtype holds exactly. The tests
+//! need a GPU and cuBLASLt, and skip combinations that cuBLASLt does not support on this GPU.
 
 use super::*;
 use crate::testing::gpu;
@@ -35,7 +35,7 @@ fn a_launch_names_the_operand_that_it_lacks() {
         [
             (At::CUBLASLT_MATMUL_DESC_BIAS_POINTER, 4),
             (At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 5),
-            // The library's B is this A.
+            // cuBLASLt's matrix B is this crate's matrix A.
             (At::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, 6),
         ]
     );
@@ -189,8 +189,8 @@ impl GemmFixture {
         }
     }
 
-    /// Launches the GEMM by every algorithm. Returns false if the library has no algorithm on
-    /// this GPU.
+    /// Launches the GEMM with each proposed algorithm. Returns false if the library has no
+    /// algorithm on this GPU.
     fn launch(&self, operands: &GemmOperands) -> bool {
         let mut gemm = match Gemm::new(&self.blas, self.spec) {
             Err(error) if error.is_unsupported() => {
@@ -215,7 +215,7 @@ impl GemmFixture {
         Place { transposed, ld: layout.ld, stride: layout.batch_stride }
     }
 
-    /// alpha·A·B + beta·C of one element.
+    /// Expected value of alpha·A·B + beta·C for one element.
     fn product(&self, batch: usize, row: usize, column: usize) -> f64 {
         let (at_a, at_b, at_c) = (self.place('A'), self.place('B'), self.place('C'));
         let [a, b, c] = &self.host;
@@ -371,7 +371,7 @@ fn fp8_scales_are_applied_and_amax_is_written() {
     assert_eq!(fixture.download_as_f64(&amax, F32), [largest]);
 }
 
-/// GELU by tanh, and its derivative.
+/// The tanh form of GELU, and its derivative.
 fn gelu_and_derivative(x: f64) -> (f64, f64) {
     let c = (2.0 / std::f64::consts::PI).sqrt();
     let tanh = (c * (x + 0.044715 * x.powi(3))).tanh();
@@ -422,7 +422,7 @@ fn activations_and_their_gradients_agree_with_fp64() {
                 let bias = if bias { forward.bias[column] } else { 0.0 };
                 forward.product(batch, row, column) + bias
             };
-            // A bf16 result, of an argument in f32.
+            // The result is bf16, and the argument of the function f32.
             forward.check(1.0 / 128.0, |batch, row, column| exact(argument(batch, row, column)).0);
             if aux {
                 for bias_gradient in [false, true] {

@@ -8,11 +8,11 @@ use cudarc::cupti::sys;
 use crate::BackendError;
 use crate::library::{self, Library};
 
-/// Gives CUPTI a buffer: its address, its size, the most records for it.
+/// Callback with which CUPTI requests a buffer: its address, its size, and the most records for it.
 pub type GiveBufferFunction = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 /// Takes a buffer back: context, stream, address, size, bytes that hold records.
 pub type TakeBufferFunction = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
-/// Receives an event: domain, event, its data.
+/// Callback with which CUPTI reports an event: domain, event, and the event's data.
 pub type CuptiCallbackFunction = extern "C" fn(*mut c_void, u32, u32, *const c_void);
 
 /// The functions; a result of 0 is success. Enumerations are passed as integers: a later CUPTI may
@@ -39,7 +39,7 @@ pub struct Api {
     error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
 }
 
-/// Functions of the library; `None` if it is missing, or lacks one.
+/// Functions of the CUPTI library; `None` if the library is missing or lacks one of them.
 pub fn api() -> Option<&'static Api> {
     static API: OnceLock<Option<Api>> = OnceLock::new();
     API.get_or_init(load).as_ref()
@@ -47,8 +47,8 @@ pub fn api() -> Option<&'static Api> {
 
 fn load() -> Option<Api> {
     let library = Library::Cupti;
-    // SAFETY: the types are those of `cupti_activity.h` and `cupti_callbacks.h`, the same from CUDA
-    // 12 to 13, where results and other enumerations have the size of an int.
+    // SAFETY: the function types are those of `cupti_activity.h` and `cupti_callbacks.h`, which are
+    // the same from CUDA 12 to 13: results and other enumerations have the size of an int.
     unsafe {
         Some(Api {
             register: library::typed_function(library, c"cuptiActivityRegisterCallbacks")?,
@@ -75,7 +75,7 @@ const ANOTHER_CLIENT_STATUS: c_int =
     sys::CUptiResult::CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED as c_int;
 
 impl Api {
-    /// The error of a result, if it is one.
+    /// Converts a CUPTI status code to an error, unless it is success.
     pub fn check(&self, status: c_int, action: &str) -> Result<(), BackendError> {
         if status == 0 {
             return Ok(());
@@ -92,7 +92,7 @@ impl Api {
     /// Nanoseconds of the clock that records have.
     pub fn now(&self) -> u64 {
         let mut time = 0;
-        // SAFETY: the address is valid.
+        // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
         let has_time = unsafe { (self.timestamp)(&raw mut time) } == 0;
         if has_time { time } else { 0 }
     }
@@ -114,7 +114,7 @@ fn refusal(status: c_int, action: &str, text: &str) -> BackendError {
 /// A text from CUPTI; empty if the address is null.
 ///
 /// # Safety
-/// The address is null or that of a string.
+/// The address is null or the address of a C string.
 pub unsafe fn text_of(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();

@@ -50,7 +50,8 @@ pub fn collected() -> MutexGuard<'static, CollectedCuptiRecords> {
     COLLECTED_RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The record of a copy on one GPU or between two: the layouts differ, the names of the fields do not.
+/// Converts a CUPTI record of a copy on one GPU or between two: the two record layouts differ, but
+/// their field names agree.
 macro_rules! copy_record {
     ($raw:expr) => {
         CopyRecord {
@@ -68,7 +69,7 @@ macro_rules! copy_record {
 }
 
 impl CollectedCuptiRecords {
-    /// The number of a name.
+    /// Number of a name in the table of names, which is added if new.
     pub fn name(&mut self, text: &str) -> u32 {
         if let Some(&known) = self.names.get(text) {
             return known;
@@ -82,7 +83,7 @@ impl CollectedCuptiRecords {
     /// Adds a record and ignores records of unknown kinds.
     ///
     /// # Safety
-    /// The address is that of a whole record of CUPTI's, which begins with its kind.
+    /// The address points to a whole CUPTI record, which begins with its kind.
     pub unsafe fn add(&mut self, record: *const u32) {
         // SAFETY: a record of that kind has that layout (`layout`), and is whole.
         unsafe {
@@ -164,7 +165,7 @@ impl CollectedCuptiRecords {
         self.activity.waits.push(WaitRecord {
             start: raw.start,
             end: raw.end,
-            // Waits name no device; that of the context is that of its kernels.
+            // CUPTI's wait records name no GPU; the GPU of the context is known from its kernels.
             on: StreamId { device: 0, context: raw.context, stream: raw.stream },
             correlation: raw.correlation,
             kind: raw.waits_for,
@@ -218,8 +219,9 @@ pub extern "C" fn give_cupti_buffer(
     size: *mut usize,
     most_records: *mut usize,
 ) {
-    // SAFETY: CUPTI passes three valid addresses. A null buffer is its documented response to a
-    // lack of memory; lost records are counted as dropped. The buffer is freed in `take_buffer`.
+    // SAFETY: CUPTI calls this function with three valid addresses. A null buffer is its documented
+    // response to a lack of memory; lost records are counted as dropped. The CUPTI buffer is freed
+    // in `take_buffer`.
     unsafe {
         *buffer = alloc(layout());
         *size = if (*buffer).is_null() { 0 } else { CUPTI_BUFFER_BYTES };
@@ -259,14 +261,14 @@ mod tests {
 
     /// A structure with all bytes 0, which is valid for each of its fields.
     fn zeroed<T>() -> T {
-        // SAFETY: integers and pointers may be 0.
+        // SAFETY: integers and pointers may be all zero bits.
         unsafe { std::mem::zeroed() }
     }
 
     fn added<T>(records: &[T]) -> Activity {
         let mut collected = CollectedCuptiRecords::default();
         for record in records {
-            // SAFETY: whole records that begin with their kind.
+            // SAFETY: the buffer holds whole records that begin with their kind.
             unsafe { collected.add(std::ptr::from_ref(record).cast()) };
         }
         collected.activity

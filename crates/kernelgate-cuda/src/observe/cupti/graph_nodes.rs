@@ -25,10 +25,10 @@ static OPEN_RANGES_BY_NODE: LazyLock<Mutex<HashMap<u64, OpenRanges>>> =
 /// Subscription to CUPTI's events of nodes, until this value is dropped.
 pub struct CuptiSubscription(sys::CUpti_SubscriberHandle);
 
-// SAFETY: the handle is used to unsubscribe only, which any thread may do.
+// SAFETY: the CUPTI handle is used only to unsubscribe, which any thread may do.
 unsafe impl Send for CuptiSubscription {}
 
-/// Begins. CUPTI has one subscriber a process.
+/// Begins. CUPTI allows one subscriber in a process.
 ///
 /// # Errors
 /// Fails if there is one already, or CUPTI refuses.
@@ -40,7 +40,7 @@ pub fn subscribe_to_cupti(api: &Api) -> Result<CuptiSubscription, BackendError> 
     api.check(status, "begin")?;
     let subscription = CuptiSubscription(handle);
     for event in [GRAPH_NODE_CREATED, GRAPH_NODE_CLONED] {
-        // SAFETY: the handle is that of the subscription.
+        // SAFETY: the handle belongs to this subscription.
         let status = unsafe { (api.enable_callback)(1, handle, RESOURCE_CALLBACK_DOMAIN, event) };
         api.check(status, "subscribe to events of graphs")?;
     }
@@ -49,13 +49,14 @@ pub fn subscribe_to_cupti(api: &Api) -> Result<CuptiSubscription, BackendError> 
 
 impl Drop for CuptiSubscription {
     fn drop(&mut self) {
-        // SAFETY: the handle is that of a subscription that has not ended.
+        // SAFETY: the handle belongs to a subscription that has not ended.
         let _ = api().map(|api| unsafe { (api.unsubscribe)(self.0) });
         nodes(|nodes| nodes.clear());
     }
 }
 
-/// The ranges that were open when a node, or the one that it was cloned from, was created.
+/// The named ranges that were open when a graph node was created, or when the node that it was
+/// cloned from was.
 pub fn ranges_of(node: u64) -> Option<OpenRanges> {
     nodes(|nodes| nodes.get(&node).cloned())
 }

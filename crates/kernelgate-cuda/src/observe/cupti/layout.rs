@@ -1,9 +1,10 @@
 //! The records as they lie in CUPTI's buffers: the part of each that is read, with integers for
-//! enumerations, because a later CUPTI may know more values. Later versions append fields only.
+//! enumerations, because a later CUPTI may know more values. Later CUPTI versions only append
+//! fields to these records.
 
 use std::ffi::{c_char, c_void};
 
-/// `CUpti_ActivityKernel9` up to the graph's node.
+/// The record `CUpti_ActivityKernel9` up to its graph-node field.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
 pub struct RawKernelRecord {
@@ -36,7 +37,7 @@ pub struct RawKernelRecord {
     pub graph_node: u64,
 }
 
-/// `CUpti_ActivityMemcpy5` up to the graph's node.
+/// The record `CUpti_ActivityMemcpy5` up to its graph-node field.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
 pub struct RawCopyRecord {
@@ -58,7 +59,7 @@ pub struct RawCopyRecord {
     pub graph_node: u64,
 }
 
-/// `CUpti_ActivityMemcpyPtoP4` up to the graph's node.
+/// The record `CUpti_ActivityMemcpyPtoP4` up to its graph-node field.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
 pub struct RawPeerCopyRecord {
@@ -73,14 +74,14 @@ pub struct RawPeerCopyRecord {
     pub device: u32,
     pub context: u32,
     pub stream: u32,
-    /// Device and context that are read, and those that are written.
+    /// Device and context that the copy reads from, and device and context that it writes to.
     pub ends: [u32; 4],
     pub correlation: u32,
     pub reserved: *mut c_void,
     pub graph_node: u64,
 }
 
-/// `CUpti_ActivityMemset4` up to the graph's node.
+/// The record `CUpti_ActivityMemset4` up to its graph-node field.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
 pub struct RawMemsetRecord {
@@ -140,7 +141,7 @@ pub struct RawOverheadRecord {
     pub end: u64,
 }
 
-/// `CUpti_ActivityMemory3` up to the stream.
+/// The record `CUpti_ActivityMemory3` up to its stream field.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
 pub struct RawAllocationRecord {

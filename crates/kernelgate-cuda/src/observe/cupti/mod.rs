@@ -23,7 +23,7 @@ use crate::BackendError;
 pub enum Recorded {
     /// Kernels.
     Kernels,
-    /// Operations on a GPU: kernels, copies, sets.
+    /// Operations on a GPU: kernels, copies and memory sets.
     Operations,
     /// Operations, and the calls of the driver and of the runtime.
     Calls,
@@ -68,7 +68,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins; `None` where CUPTI is missing.
+    /// Starts recording with CUPTI; `None` if CUPTI is missing.
     ///
     /// # Errors
     /// Fails if CUPTI refuses, for example because another profiler has the process.
@@ -106,11 +106,11 @@ impl Recorder {
         self.take_records_since(0, 0)
     }
 
-    /// Returns the records without those that began before a time of CUPTI's clock ([`Self::now`]),
-    /// and without allocations before another time, because earlier allocations are still held.
-    /// After a call CUPTI allocates new buffers for the first records, which takes a third of a
-    /// millisecond; so a measurement that must not be disturbed begins at a time, not behind a
-    /// call.
+    /// Returns the collected records except those that began before a given time of CUPTI's clock
+    /// ([`Self::now`]), and allocations before another given time, because earlier allocations are
+    /// still held. After a call CUPTI allocates new buffers for the first records, which takes a
+    /// third of a millisecond; so a measurement that must not be disturbed begins at a time, not
+    /// behind a call.
     ///
     /// # Errors
     /// Fails if CUPTI fails.
@@ -120,7 +120,7 @@ impl Recorder {
         allocations: u64,
     ) -> Result<Activity, BackendError> {
         if let Some(api) = api() {
-            // SAFETY: the callbacks were registered.
+            // SAFETY: the CUPTI callbacks were registered.
             api.check(unsafe { (api.flush)(FLUSH_EVERY_BUFFER) }, "hand over its records")?;
             count_dropped_records(api);
         }
@@ -158,7 +158,7 @@ impl Recorder {
         api.check(unsafe { (api.finalize)() }, "leave the process")
     }
 
-    /// The time of CUPTI's clock, nanoseconds.
+    /// Current time of CUPTI's clock, nanoseconds.
     pub fn now(&self) -> u64 {
         now()
     }

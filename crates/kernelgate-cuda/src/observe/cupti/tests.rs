@@ -1,4 +1,4 @@
-//! Tests of recordings on a GPU.
+//! Tests of CUPTI recordings on a GPU.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ fn recorder() -> Option<Recorder> {
     recorder
 }
 
-/// The names at some indices.
+/// Names of the activity's records with the given name indices.
 fn names(activity: &Activity, of: impl IntoIterator<Item = u32>) -> Vec<&str> {
     of.into_iter().map(|name| activity.names[name as usize].as_str()).collect()
 }

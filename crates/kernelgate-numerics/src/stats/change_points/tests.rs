@@ -28,7 +28,7 @@ fn detect_all_changes(values: &[f64]) -> Vec<ChangePoint> {
     change_points(values, 0.01, 0.001)
 }
 
-/// Whether a step is detected at its place with at most five values after it.
+/// Whether a step is detected at its place with at most five values after the step.
 fn detects_step(mut values: Vec<f64>, at: usize) -> bool {
     values[at..].iter_mut().for_each(|value| *value += STEP);
     (MIN_SEGMENT_VALUES..=5).any(|after| {
@@ -74,8 +74,8 @@ fn outliers_and_what_is_too_small_are_no_change() {
     assert_eq!(detect_all_changes(&[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), [], "too few");
 }
 
-/// The rates that the documentation states; `KERNELGATE_SIMULATIONS` sets how many sequences show
-/// them (docs/concepts/evidence-decision.md has those of 4,000).
+/// The test shows the detection rates that the documentation states; `KERNELGATE_SIMULATIONS` sets
+/// the number of simulated sequences (docs/concepts/evidence-decision.md has the rates of 4,000).
 #[test]
 fn a_step_of_five_deviations_is_found_in_five_values_and_false_alarms_are_rare() {
     #[allow(clippy::disallowed_methods, reason = "a variable of this test alone")]
@@ -118,7 +118,7 @@ proptest! {
         prop_assert_eq!(&places(&negated), &expected);
     }
 
-    /// The heaps against the definition.
+    /// The costs computed with heaps are compared with their definition.
     #[test]
     fn costs_are_sums_of_absolute_deviations(values in prop::collection::vec(-9.0f64..9.0, 1..30)) {
         let ranked = RankedSequence::new(&values);

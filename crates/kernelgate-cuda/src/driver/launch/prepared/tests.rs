@@ -140,7 +140,7 @@ fn reports_launches_beyond_the_gpu_as_unsupported() {
     }
     let out = device.allocate(4 * 1024).unwrap();
     let clustered = || Arguments::new().address(out.address());
-    // No GPU has clusters of 64.
+    // GPUs do not support clusters of 64 blocks.
     unsupported(prepare("clustered", in_clusters(64, 64), clustered()), "runs no clusters of 64");
     if device.facts().arch != "sm_90a" {
         return;
